@@ -1,0 +1,1 @@
+"""softbench's Triton softmax kernels. Nothing here imports the benchmarking side."""

@@ -1,0 +1,10 @@
+"""softbench: compare softmax strategies on the GPU - checked, isolated, interleaved, in GB/s.
+
+What a plugin needs stands here: `Case`, `Direction` and the `Backend` protocol.
+"""
+
+from softbench.backends import Backend
+from softbench.model import Case, Direction
+
+__version__ = "0.1.0"
+__all__ = ["Backend", "Case", "Direction", "__version__"]

@@ -1,0 +1,51 @@
+"""What a backend is, and what the built-in ones share.
+
+Built-ins come through the same door as anyone's: an entry point of the group `softbench.backends`, or a file given by `--plugin`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol, runtime_checkable
+
+from softbench.model import Case, Direction
+
+
+@runtime_checkable
+class Backend(Protocol):
+    """One softmax strategy. Its first docstring line is what `softbench list` shows."""
+
+    name: str
+    """Letters, digits and `. _ : + -`; unique among all backends."""
+
+    def available(self) -> str | None:
+        """None when it can run on this machine, else why not and how to mend it. Never raises."""
+
+    def supports(self, case: Case) -> str | None:
+        """None when it can do this case, else why not."""
+
+    def prepare(self, case: Case) -> Callable[..., Any]:
+        """Everything slow happens here; one call of what is returned is what is timed.
+
+        The callable gets contiguous (M, N) tensors of the case's dtype on its device, and must not change them:
+
+        - forward: `call(x) -> y`
+        - backward: `call(dy, y) -> dx`, the gradient of y = softmax(x) with respect to x
+        - both: `call(x, dy) -> (y, dx)`, where x requires grad
+        """
+
+
+def by_direction(case: Case, forward: Callable[..., Any], backward: Callable[..., Any]) -> Callable[..., Any]:
+    """A case's callable, from a differentiable `forward(x) -> y` and a `backward(dy, y) -> dx`; `both` goes through autograd."""
+    if case.direction is Direction.FORWARD:
+        return forward
+    if case.direction is Direction.BACKWARD:
+        return backward
+    import torch
+
+    def both(x: torch.Tensor, dy: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = forward(x)
+        (dx,) = torch.autograd.grad(y, x, dy)
+        return y.detach(), dx
+
+    return both

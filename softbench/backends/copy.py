@@ -1,0 +1,53 @@
+"""The yardstick: what moving the same bytes costs, without any softmax."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from softbench.model import Case, Direction
+
+
+class Copy:
+    """The yardstick: a same-bytes device copy (forward) or two-read-one-write add (backward)."""
+
+    name = "copy"
+    computes = "copy"
+    """Not a softmax: `softbench.correctness` compares it bit by bit with what it should have moved."""
+
+    def available(self) -> str | None:
+        return None
+
+    def supports(self, case: Case) -> str | None:
+        return None
+
+    def prepare(self, case: Case) -> Callable[..., Any]:
+        """Outputs are allocated beforehand, so that no allocator is timed.
+
+        forward: `x -> x`; backward: `(dy, y) -> dy + y`; both: `(x, dy) -> (x, dy + x)`.
+        """
+        first: list[torch.Tensor] = []
+        second: list[torch.Tensor] = []
+
+        def forward(x: torch.Tensor) -> torch.Tensor:
+            if not first:
+                first.append(torch.empty_like(x))
+            return first[0].copy_(x)
+
+        def backward(dy: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            if not second:
+                second.append(torch.empty_like(y))
+            return torch.add(dy, y, out=second[0])
+
+        def both(x: torch.Tensor, dy: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            x = x.detach()
+            return forward(x), backward(dy, x)
+
+        calls: dict[Direction, Callable[..., Any]]
+        calls = {Direction.FORWARD: forward, Direction.BACKWARD: backward, Direction.BOTH: both}
+        return calls[case.direction]
+
+
+backend = Copy()

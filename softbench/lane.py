@@ -1,0 +1,93 @@
+"""One backend's place in a run: its worker over all the worker's lives, and when to give up on it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from softbench.model import Failed, Outcome, Skipped, Status
+from softbench.pool import Lost, Pool, Reply, Worker
+from softbench.protocol import Message
+from softbench.registry import Offer, Origin, offer_from_json
+
+MAX_DEATHS = 3  # cases in a row that end a worker: the next ones would only cost their deadlines
+
+
+@dataclass(slots=True, eq=False)
+class Lane:
+    """A backend and, while it is alive, its worker."""
+
+    offer: Offer
+    worker: Worker | None = None
+    deaths: int = 0
+    """Cases in a row in which its worker was lost."""
+
+    @property
+    def name(self) -> str:
+        return self.offer.name
+
+    def barred(self, last: Failed | None) -> Outcome | None:
+        """Why this lane need not be asked at all, or None. `last` is how it ended the latest case it failed."""
+        if self.offer.broken:
+            return Failed(Status(self.offer.broken_status), "import", self.offer.broken)
+        if self.offer.unavailable:
+            return Skipped(self.offer.unavailable, unavailable=True)
+        if self.deaths >= MAX_DEATHS and last is not None:
+            return Failed(last.status, last.stage, f"not tried: {MAX_DEATHS} cases in a row ended its worker; the last {last.reason}")
+        return None
+
+    def drop(self, pool: Pool) -> None:
+        """End the worker, if there is one."""
+        if self.worker is not None:
+            pool.discard(self.worker)
+            self.worker = None
+
+
+def load_message(door: Origin, device: str, name: str | None = None) -> Message:
+    """The request that makes a worker a backend's."""
+    return {"op": "load", "origin": asdict(door), "device": device, "name": name}
+
+
+def discover(pool: Pool, doors: Sequence[Origin], device: str, env: dict[str, str], deadline: float, *, together: bool) -> list[Lane]:
+    """Open every door in a worker of its own and see what stands behind it.
+
+    A door that raises, crashes or hangs is one broken offer under its own label. `together`: all at once; otherwise one after
+    the other, each worker ended before the next starts (a GPU that takes one process at a time).
+    """
+    lanes: list[Lane] = []
+    for batch in [doors] if together else [[door] for door in doors]:
+        workers = [pool.spawn(door.label, env) for door in batch]
+        requests = {i: (worker, load_message(door, device)) for i, (worker, door) in enumerate(zip(workers, batch, strict=True))}
+        replies = pool.gather(requests, deadline, "import")
+        for i, (worker, door) in enumerate(zip(workers, batch, strict=True)):
+            offers = offers_of(door, replies[i])
+            found = [Lane(offer) for offer in offers]
+            if together and not offers[0].broken:
+                found[0].worker = worker
+            else:
+                pool.discard(worker)
+            lanes += found
+    return lanes
+
+
+def offers_of(door: Origin, reply: Reply) -> list[Offer]:
+    """What a `load` was answered with, as offers."""
+    if isinstance(reply, Lost):
+        return [Offer(door.label, door, broken=reply.reason, broken_status=reply.status)]
+    if failed := reply.get("failed"):
+        return [Offer(door.label, door, broken=f"import: {failed['reason']}")]
+    return [offer_from_json(data) for data in reply["offers"]]
+
+
+def revive(pool: Pool, lane: Lane, device: str, env: dict[str, str], deadline: float) -> Failed | None:
+    """Give a lane without a worker a fresh one; a Failed when its plugin does not load this time."""
+    if lane.worker is not None:
+        return None
+    worker = pool.spawn(lane.name, env)
+    [offer, *_] = offers_of(lane.offer.origin, pool.ask(worker, load_message(lane.offer.origin, device, lane.name), deadline, "import"))
+    if offer.broken:
+        pool.discard(worker)
+        lane.deaths += 1
+        return Failed(Status(offer.broken_status), "import", offer.broken)
+    lane.worker = worker
+    return None

@@ -1,0 +1,213 @@
+"""The types that travel between planning, workers, results and views.
+
+All are frozen. Raw samples are kept; statistics are derived from them (`softbench.stats`) and never stored instead.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+DTYPES = {"fp32": 4, "fp16": 2, "bf16": 2}
+"""The dtypes of a sweep and their bytes an element."""
+
+
+class Direction(StrEnum):
+    """What one timed call computes."""
+
+    FORWARD = "forward"
+    """y = softmax(x)."""
+    BACKWARD = "backward"
+    """dx from (dy, y): nobody is charged for autograd's bookkeeping."""
+    BOTH = "both"
+    """y and dx through autograd, as a training step pays for them."""
+
+
+class Grade(StrEnum):
+    """What the check against float64 says (`softbench.correctness`)."""
+
+    PASS = "pass"
+    LOW_PRECISION = "low-precision"
+    """Honest, but intermediates were rounded to 16 bits."""
+    YARDSTICK = "yardstick"
+    """Not a softmax: a copy or an add, compared bit by bit with what it should have moved."""
+    WRONG = "wrong"
+    UNVERIFIED = "unverified"
+    """The reference could not be computed; nothing is published."""
+
+
+class Status(StrEnum):
+    """How a cell ended; the CSV's `status`."""
+
+    OK = "ok"
+    WRONG = "wrong"
+    FAILED = "failed"
+    TIMEOUT = "timeout"
+    OOM = "oom"
+    UNVERIFIED = "unverified"
+    SKIPPED = "skipped"
+    UNAVAILABLE = "unavailable"
+
+
+FAILURES = frozenset({Status.WRONG, Status.FAILED, Status.TIMEOUT, Status.OOM})
+"""The statuses that make a run's exit code 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One shape to measure: softmax over the last axis of an (M, N) tensor."""
+
+    M: int
+    """Rows."""
+    N: int
+    """Columns: the reduced axis."""
+    dtype: str
+    """A key of DTYPES."""
+    direction: Direction
+    device: str = "cuda"
+    """`cuda` or `cpu`."""
+
+    @property
+    def key(self) -> str:
+        """The case's stable name, unique in a run."""
+        return f"{self.direction}-{self.dtype}-{self.M}x{self.N}"
+
+    @property
+    def tensor_bytes(self) -> int:
+        """Bytes of one (M, N) tensor."""
+        return self.M * self.N * DTYPES[self.dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """Everything before the second call: prepare, first call, synchronize."""
+
+    seconds: float
+    cache: str
+    """`cold` (a compiler ran), `cached` (its earlier output was found), or empty (nothing is compiled)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Accuracy:
+    """The verdict on the very tensor that is timed."""
+
+    grade: Grade
+    worst: float
+    """max(|out - ref| / bound) over all elements; at most 1 passes. inf where NaN or infinities differ."""
+    detail: str
+    """Why it is not a pass, in words; empty for a pass."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The samples of one backend in one round."""
+
+    process: int
+    """Which set of workers, from 0."""
+    round: int
+    """Which round of that set, from 0."""
+    position: int
+    """The backend's place in the round's order, from 0."""
+    samples_us: tuple[float, ...]
+    """Latencies of single calls (CPU: of blocks, per call), microseconds, in the order taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """All batches of a cell."""
+
+    batches: tuple[Batch, ...]
+    kind: str
+    """The timer: `do_bench` or `torch.utils.benchmark`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Built, checked and timed."""
+
+    build: Build
+    accuracy: Accuracy
+    timing: Timing
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """Not tried, for a reason that is nobody's fault."""
+
+    reason: str
+    unavailable: bool = False
+    """True when the backend as a whole cannot run here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """Tried, and no figure may be published."""
+
+    status: Status
+    stage: str
+    """`import`, `build`, `check` or `time`."""
+    reason: str
+    """In one line, the stage in it."""
+    build: Build | None = None
+    accuracy: Accuracy | None = None
+
+
+Outcome = Measured | Skipped | Failed
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One cell: one backend on one case."""
+
+    backend: str
+    case: Case
+    outcome: Outcome
+    source: str = ""
+    """Hash of the backend's source files: a resumed run keeps the cell only while it is unchanged."""
+
+    @property
+    def status(self) -> Status:
+        match self.outcome:
+            case Measured():
+                return Status.OK
+            case Skipped(unavailable=True):
+                return Status.UNAVAILABLE
+            case Skipped():
+                return Status.SKIPPED
+            case Failed(status=status):
+                return status
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One CUDA device as torch numbers it."""
+
+    name: str
+    uuid: str
+    """As CUDA_VISIBLE_DEVICES takes it; never stored in results."""
+    total_bytes: int
+    free_bytes: int
+    compute_mode: str
+    """`default`, `exclusive_process`, `prohibited`, or empty where NVML does not say."""
+    facts: dict[str, object]
+    """What is stored of it beside the figures."""
+
+    @property
+    def exclusive(self) -> bool:
+        """True when it takes one process at a time."""
+        return self.compute_mode.startswith("exclusive")
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """What a probe worker reports of the machine: the parent process never imports torch."""
+
+    torch: str
+    """Version."""
+    no_gpu: str
+    """Why torch has no CUDA GPU here; empty when it has one."""
+    gpus: tuple[Gpu, ...]
+    cpu: str
+    cpu_free_bytes: int
+    software: dict[str, object]
+    """Versions and the CPU, stored beside the figures."""

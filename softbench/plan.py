@@ -1,0 +1,204 @@
+"""From settings and a look at the machine to a plan: cases, backends, and who may be alive with whom."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from softbench import config, registry, store, sweep
+from softbench.config import Settings
+from softbench.errors import UsageError, WorkersError
+from softbench.lane import Lane, discover
+from softbench.model import Case, Gpu, Probe
+from softbench.pool import Lost, Pool
+from softbench.registry import YARDSTICK, Offer, Origin
+
+CONTEXT_BYTES = {"cuda": 800 * 2**20, "cpu": 400 * 2**20}
+"""What a worker holds before any case: a CUDA context and do_bench's 256 MiB flush buffer; on the CPU, torch and Inductor."""
+WORKING_TENSORS = 9
+"""(M, N) tensors that building and checking a case hold at most: inputs, their copies, outputs, a naive backend's temporaries."""
+CHECK_BYTES = 640 * 2**20
+"""The float64 temporaries of the check (`softbench.inputs.CHUNK_BYTES`), with a margin."""
+
+DEFAULT_CONFIG = {"cuda": "tutorial", "cpu": "cpu"}
+CALL_OVERHEAD = 1.4  # a batch takes this times its samples: warm-up estimate, L2 flushes, synchronizing
+BUILD_SECONDS = {"compile": 1.5}  # of one shape, roughly; what is not named builds in no time
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a run does, before it does it."""
+
+    settings: Settings
+    cases: tuple[Case, ...]
+    offers: tuple[Offer, ...]
+    device: str
+    """`cuda` or `cpu`."""
+    device_name: str
+    env: dict[str, str]
+    """Added to every worker's environment: it sees its device as the only one."""
+    free_bytes: int
+    groups: tuple[tuple[str, ...], ...]
+    """Backends that are alive together; one group is an interleaved run."""
+    facts: dict[str, object]
+    """Of the machine, stored beside the figures."""
+    notes: tuple[str, ...]
+    """What the user should know before it starts."""
+
+    @property
+    def interleaved(self) -> bool:
+        return len(self.groups) == 1
+
+    def takes_turns(self, case: Case, workers: int) -> bool:
+        """True when so many workers cannot all hold the case's buffers at once."""
+        each = CONTEXT_BYTES[self.device] + WORKING_TENSORS * case.tensor_bytes + CHECK_BYTES
+        return workers * each > self.settings.memory_share * self.free_bytes
+
+    def estimate_seconds(self) -> float:
+        """Rough wall time: batches, checks and known builds."""
+        settings, able = self.settings, [offer for offer in self.offers if not (offer.broken or offer.unavailable)]
+        batch = settings.rounds * (settings.warmup_ms + settings.batch_ms) / 1e3 * CALL_OVERHEAD
+        cell = sum(batch + 0.05 + BUILD_SECONDS.get(offer.name, 0.0) for offer in able)
+        return settings.processes * (5 + len(self.cases) * cell)
+
+
+def make(pool: Pool, file: config.Layer, flags: config.Layer, *, quick: bool) -> tuple[Plan, list[Lane]]:
+    """Look at the machine and the plugins, and plan the run that the layers describe (see `config.resolve`).
+
+    Returns the plan and a lane for each of its offers; where all may be alive together, with its worker.
+
+    Raises:
+        UsageError: a device, a backend or a reference that is not there.
+        WorkersError: the machine cannot even be probed.
+    """
+    settings = config.resolve(file, flags, quick=quick)
+    doors = registry.needed(registry.origins(settings.plugins), settings.backends)
+    look = probe(pool, settings.timeout["import"])
+    device, gpu = choose_device(settings.device, look)
+    notes = []
+    if not settings.sweep:
+        settings = config.resolve({**config.load(DEFAULT_CONFIG[device]), **file}, flags, quick=quick)
+        if device == "cpu" and settings.device == "auto":
+            notes.append(f"no GPU ({look.no_gpu}): a short sweep on the CPU instead")
+    cases = sweep.cases(settings.sweep, device)
+    lanes = open_doors(pool, doors, device, gpu, look, settings.timeout["import"])
+    offers = registry.select([lane.offer for lane in lanes], settings.backends)
+    chosen = [lane for offer in offers for lane in lanes if lane.offer is offer]
+    for lane in lanes:
+        if lane not in chosen:
+            lane.drop(pool)
+    settings = _with_reference(settings, offers, asked="relative_to" in {**file, **flags})
+    free = gpu.free_bytes if gpu else look.cpu_free_bytes
+    alone = gpu is not None and gpu.exclusive
+    most = 1 if alone else most_alive(cases, device, settings.memory_share * free)
+    groups = grouped([offer.name for offer in offers], most)
+    if len(groups) > 1:
+        why = "the GPU is in an exclusive compute mode" if alone else "memory holds no more workers"
+        notes.append(f"not interleaved: {why}, so {most} of {len(offers)} backends are alive at a time")
+        for lane in chosen:
+            lane.drop(pool)
+    facts = {**look.software, **(gpu.facts if gpu else {}), "device": device, "interleaved": len(groups) == 1}
+    name = gpu.name if gpu else look.cpu
+    return Plan(settings, cases, offers, device, name, _environment(gpu, look), free, groups, facts, tuple(notes)), chosen
+
+
+def open_doors(pool: Pool, doors: Sequence[Origin], device: str, gpu: Gpu | None, look: Probe, deadline: float) -> list[Lane]:
+    """`discover` on the chosen device, all doors at once unless the GPU takes one process at a time."""
+    return discover(pool, doors, device, _environment(gpu, look), deadline, together=not (gpu and gpu.exclusive))
+
+
+def header(plan: Plan, command: str, version: str) -> dict[str, Any]:
+    """What is stored of a run beside its cells: how it was made, where, of what."""
+    settings = plan.settings
+    return {
+        "command": command,
+        "softbench": version,
+        "git_commit": _git_commit(),
+        "device_name": plan.device_name,
+        "backends": [offer.name for offer in plan.offers],
+        "origins": {offer.name: offer.origin.shown for offer in plan.offers},
+        "sources": {offer.name: offer.source for offer in plan.offers},
+        "yardstick": YARDSTICK,
+        "relative_to": settings.relative_to,
+        "settings": {**settings.measuring(), "timeout": settings.timeout, "memory_share": settings.memory_share},
+        "environment": plan.facts,
+        "fingerprint": store.fingerprint(settings.measuring(), plan.facts, version),
+    }
+
+
+def _git_commit() -> str | None:
+    """The commit of the checkout that softbench runs from, `+` behind it when files differ; None outside a checkout."""
+    here = Path(__file__).resolve().parent
+    if not (here.parent / ".git").exists():
+        return None
+    with suppress(OSError, subprocess.SubprocessError):
+        git = ["git", "-C", str(here.parent), "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=+"]
+        return subprocess.run(git, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+    return None
+
+
+def _environment(gpu: Gpu | None, look: Probe) -> dict[str, str]:
+    """A worker sees its device as the only one, whatever order others number them in."""
+    if gpu is None:
+        return {"CUDA_VISIBLE_DEVICES": ""}
+    return {"CUDA_VISIBLE_DEVICES": gpu.uuid} if len(look.gpus) > 1 else {}
+
+
+def probe(pool: Pool, deadline: float) -> Probe:
+    """Ask a probe worker what the machine is.
+
+    Raises:
+        WorkersError: it died or did not answer.
+    """
+    worker = pool.spawn("probe")
+    reply = pool.ask(worker, {"op": "probe"}, deadline, "probe")
+    if isinstance(reply, Lost) or "failed" in reply:
+        reason = reply.reason if isinstance(reply, Lost) else reply["failed"]["reason"]
+        raise WorkersError(
+            f"the machine could not be probed: {reason}; try: softbench doctor, or --device cpu with CUDA_VISIBLE_DEVICES=''"
+        )
+    pool.discard(worker)
+    data: dict[str, Any] = reply["probe"]
+    return Probe(**{**data, "gpus": tuple(Gpu(**gpu) for gpu in data["gpus"])})
+
+
+def choose_device(wanted: str, look: Probe) -> tuple[str, Gpu | None]:
+    """`cuda` and its GPU, or `cpu` and None.
+
+    Raises:
+        UsageError: a GPU was asked for that is not there.
+    """
+    if wanted == "cpu" or (wanted == "auto" and not look.gpus):
+        return "cpu", None
+    if not look.gpus:
+        raise UsageError(f"--device {wanted}: {look.no_gpu}; use --device cpu, or see: softbench doctor")
+    index = int(wanted.partition(":")[2] or 0)
+    if index >= len(look.gpus):
+        there = ", ".join(f"cuda:{i} {gpu.name}" for i, gpu in enumerate(look.gpus))
+        raise UsageError(f"--device {wanted}: no such GPU; there are {there}")
+    return "cuda", look.gpus[index]
+
+
+def most_alive(cases: Sequence[Case], device: str, budget: float) -> int:
+    """How many workers fit beside each other when only one of them holds a case's buffers at a time."""
+    largest = max((case.tensor_bytes for case in cases), default=0)
+    rest = budget - WORKING_TENSORS * largest - CHECK_BYTES
+    return max(1, int(rest // CONTEXT_BYTES[device]))
+
+
+def grouped(names: Sequence[str], most: int) -> tuple[tuple[str, ...], ...]:
+    """The names in groups of at most `most`, in order."""
+    return tuple(tuple(names[i : i + most]) for i in range(0, len(names), most))
+
+
+def _with_reference(settings: Settings, offers: Sequence[Offer], *, asked: bool) -> Settings:
+    names = [offer.name for offer in offers]
+    if settings.relative_to in names:
+        return settings
+    if asked:
+        raise UsageError(f"--relative-to: {config.unknown(settings.relative_to, names, 'backend')}")
+    return replace(settings, relative_to="")

@@ -1,0 +1,171 @@
+"""Where backends come from, how one is loaded (in a worker), and which ones a run takes (in the parent)."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from softbench.config import unknown
+from softbench.errors import UsageError
+
+GROUP = "softbench.backends"
+YARDSTICK = "copy"
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:+-]{0,63}")
+SOURCES = {".py", ".cu", ".cuh", ".cpp", ".h"}
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """A door that backends come through."""
+
+    kind: str
+    """`entry point` or `file`."""
+    label: str
+    """The entry point's name, or the file's stem: what a backend is called until it could be loaded."""
+    target: str
+    """`module:attribute`, or the file's absolute path."""
+    shown: str
+    """For people: the distribution, or the file as the user wrote it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A backend as its worker describes it."""
+
+    name: str
+    origin: Origin
+    unavailable: str = ""
+    """Why it cannot run here, and how to mend it."""
+    broken: str = ""
+    """Why its plugin could not be loaded at all."""
+    broken_status: str = "failed"
+    """`failed` or `timeout`."""
+    summary: str = ""
+    source: str = ""
+    """Hash of its source files."""
+
+
+def origins(plugins: Iterable[Path]) -> tuple[Origin, ...]:
+    """Every door: entry points of all installed distributions (not imported here), then the files.
+
+    Raises:
+        UsageError: a file that is not there, or no entry point at all (softbench is not installed).
+    """
+    found = []
+    for point in metadata.entry_points(group=GROUP):
+        shown = f"{point.dist.name} {point.dist.version}" if point.dist else point.value
+        found.append(Origin("entry point", point.name, point.value, shown))
+    if not found:
+        raise UsageError("softbench is not installed, so its backends are not registered; run: pip install -e .")
+    for path in plugins:
+        if not path.is_file():
+            raise UsageError(f"--plugin {path}: no such file")
+        found.append(Origin("file", path.stem, str(path.resolve()), str(path)))
+    return tuple(found)
+
+
+def needed(doors: Sequence[Origin], names: Sequence[str] | None) -> tuple[Origin, ...]:
+    """The doors that must be opened to find these backends: all of them, unless every name is an entry point's own."""
+    labels = {door.label for door in doors if door.kind == "entry point"}
+    if names is None or not labels.issuperset(names):
+        return tuple(doors)
+    return tuple(door for door in doors if door.kind == "file" or door.label in (*names, YARDSTICK))
+
+
+def select(offers: Sequence[Offer], names: Sequence[str] | None) -> tuple[Offer, ...]:
+    """What a run takes: all offers, or those named, in that order; the yardstick always, and first.
+
+    Raises:
+        UsageError: a name that two origins claim, that nobody offers, or that was asked for and cannot run here.
+    """
+    by_name: dict[str, Offer] = {}
+    for offer in offers:
+        other = by_name.setdefault(offer.name, offer)
+        if other is not offer:
+            raise UsageError(
+                f"two backends are called '{offer.name}': one of {other.origin.shown}, one of {offer.origin.shown}; rename one"
+            )
+    if names is None:
+        chosen = list(by_name.values())
+    else:
+        chosen = []
+        for name in names:
+            if name not in by_name:
+                raise UsageError(f"--backends: {unknown(name, by_name, 'backend')}")
+            offer = by_name[name]
+            if offer.broken or offer.unavailable:
+                raise UsageError(f"--backends {name}: {offer.broken or 'unavailable: ' + offer.unavailable}")
+            chosen.append(offer)
+    yardstick = [by_name[YARDSTICK]] if YARDSTICK in by_name else []
+    return tuple(dict.fromkeys(yardstick + chosen))
+
+
+def load(origin: Origin) -> tuple[Any, ...]:
+    """Import an origin's backends. Runs the plugin's code: called in a worker only.
+
+    An entry point names, and a file holds under the name `backend` or `backends`, one Backend or a list of them.
+
+    Raises:
+        UsageError: what it offers is not a backend. Whatever the plugin's own import raises passes through.
+    """
+    if origin.kind == "file":
+        module = _import_file(Path(origin.target))
+        offered = getattr(module, "backends", None) or getattr(module, "backend", None)
+        if offered is None:
+            raise UsageError("defines neither `backend` nor `backends`")
+    else:
+        offered = metadata.EntryPoint(origin.label, origin.target, GROUP).load()
+    found = tuple(offered) if isinstance(offered, list | tuple) else (offered,)
+    for backend in found:
+        for method in ("available", "supports", "prepare"):
+            if not callable(getattr(backend, method, None)) or isinstance(backend, type):
+                raise UsageError(f"{backend!r} is not a backend: it needs a name and the methods available, supports and prepare")
+        if not isinstance(getattr(backend, "name", None), str) or not NAME.fullmatch(backend.name):
+            raise UsageError(f"{getattr(backend, 'name', None)!r} is no name for a backend; use letters, digits and . _ : + -")
+    return found
+
+
+def _import_file(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"softbench_plugin_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise UsageError("is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    sys.path.append(str(path.parent))  # a plugin may come with helpers beside it
+    spec.loader.exec_module(module)
+    return module
+
+
+def source_hash(backend: Any, origin: Origin) -> str:
+    """A hash of the source files a backend is made of: the plugin file, or the folders of its package's loaded modules."""
+    digest = hashlib.sha256()
+    if origin.kind == "file":
+        files = [Path(origin.target)]
+    else:
+        package = origin.target.partition(":")[0].partition(".")[0]
+        loaded = [m for name, m in list(sys.modules.items()) if name == package or name.startswith(package + ".")]
+        folders = {Path(folder) for module in loaded for folder in getattr(module, "__path__", ())}
+        lone = {Path(file) for module in loaded if (file := getattr(module, "__file__", None))}
+        files = sorted({f for folder in folders if folder.is_dir() for f in folder.iterdir() if f.suffix in SOURCES} | lone)
+    for file in files:
+        if file.is_file():
+            digest.update(file.name.encode() + b"\0" + file.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def offer_to_json(offer: Offer) -> dict[str, Any]:
+    """For the pipe between worker and parent."""
+    return asdict(offer)
+
+
+def offer_from_json(data: dict[str, Any]) -> Offer:
+    """The inverse of `offer_to_json`."""
+    return Offer(**{**data, "origin": Origin(**data["origin"])})

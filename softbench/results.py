@@ -1,0 +1,194 @@
+"""The tidy CSV: one row a cell, every column documented, nothing lost on the way in or out."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from softbench import roofline, stats
+from softbench.errors import ResultsError
+from softbench.model import Build, Direction, Failed, Measured, Record, Skipped, Status
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A cell as the CSV has it. Fields that do not apply are None (numbers) or empty (texts)."""
+
+    backend: str
+    direction: str
+    M: int
+    N: int
+    dtype: str
+    status: str
+    """`ok`, `wrong`, `failed`, `timeout`, `oom`, `unverified`, `skipped` or `unavailable`; only `ok` has figures."""
+    grade: str
+    """CSV column `class`: `pass`, `low-precision`, `yardstick`, `wrong` or `unverified`; empty where nothing was checked."""
+    reason: str
+    """Why the status is not `ok`, or the class not `pass`."""
+    median_us: float | None
+    """The median of the round medians, microseconds a call."""
+    p20_us: float | None
+    p80_us: float | None
+    """20th and 80th percentile over all samples."""
+    n: int | None
+    """Samples."""
+    rounds: int | None
+    """Rounds over all processes."""
+    processes: int | None
+    """Fresh sets of workers."""
+    gbps: float | None
+    """Decimal GB/s: algorithmic bytes over median_us."""
+    of_copy: float | None
+    """Bandwidth over that of the same-bytes yardstick: the median over shared rounds."""
+    speedup: float | None
+    """Over `relative_to`: the median over shared rounds of its time / this time."""
+    relative_to: str
+    build_s: float | None
+    """Prepare, first call and synchronize, seconds."""
+    build_cache: str
+    """`cold`, `cached`, or empty where nothing is compiled."""
+    error_over_bound: float | None
+    """The worst elementwise error over its bound; `inf` where NaN or infinities are misplaced."""
+    timer: str
+    device: str
+    """The GPU's or CPU's name."""
+    run: str
+    """Name of the run; its JSON holds the raw samples and the environment."""
+
+    @property
+    def case(self) -> tuple[str, str, int, int]:
+        return self.direction, self.dtype, self.M, self.N
+
+
+COLUMNS = tuple("class" if field.name == "grade" else field.name for field in fields(Row))
+TYPES = {field.name: field.type for field in fields(Row)}
+ONE_OF = {"status": {status.value for status in Status}, "direction": {direction.value for direction in Direction}}
+
+
+def row(record: Record, yardstick: Record | None, reference: Record | None, *, device: str, run: str) -> Row:
+    """A record as a row; `yardstick` and `reference` are the same case's records of copy and of the backend speed-ups are over."""
+    case, outcome = record.case, record.outcome
+    timing = outcome.timing if isinstance(outcome, Measured) else None
+    accuracy = outcome.accuracy if isinstance(outcome, Measured | Failed) else None
+    build: Build | None = outcome.build if isinstance(outcome, Measured | Failed) else None
+    median = stats.median_us(timing) if timing else None
+    p20, p80 = stats.p20_p80_us(timing) if timing else (None, None)
+    return Row(
+        backend=record.backend,
+        direction=case.direction.value,
+        M=case.M,
+        N=case.N,
+        dtype=case.dtype,
+        status=record.status.value,
+        grade=accuracy.grade.value if accuracy else "",
+        reason=_reason(record),
+        median_us=median,
+        p20_us=p20,
+        p80_us=p80,
+        n=stats.samples(timing) if timing else None,
+        rounds=len(timing.batches) if timing else None,
+        processes=len({batch.process for batch in timing.batches}) if timing else None,
+        gbps=roofline.gbps(case, median) if median else None,
+        of_copy=_times_faster(record, yardstick),
+        speedup=_times_faster(record, reference),
+        relative_to=reference.backend if reference else "",
+        build_s=build.seconds if build else None,
+        build_cache=build.cache if build else "",
+        error_over_bound=accuracy.worst if accuracy and not math.isnan(accuracy.worst) else None,
+        timer=timing.kind if timing else "",
+        device=device,
+        run=run,
+    )
+
+
+def _reason(record: Record) -> str:
+    match record.outcome:
+        case Skipped(reason=reason):
+            return reason
+        case Failed(reason=reason):
+            return reason
+        case Measured(accuracy=accuracy):
+            return accuracy.detail
+
+
+def _times_faster(record: Record, other: Record | None) -> float | None:
+    if other is None or not isinstance(record.outcome, Measured) or not isinstance(other.outcome, Measured):
+        return None
+    return stats.times_faster(record.outcome.timing, other.outcome.timing)
+
+
+def to_csv(rows: Iterable[Row]) -> str:
+    """The whole file as text. Numbers have six significant digits."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for item in rows:
+        writer.writerow([_cell(getattr(item, name)) for name in TYPES])
+    return out.getvalue()
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return ""
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def read_csv(path: Path) -> tuple[list[Row], list[str]]:
+    """Rows of a results file, and warnings (a torn last line is dropped with one; nothing else is).
+
+    Raises:
+        ResultsError: not there, not text, not a results file, or a damaged line; with file, line and reason.
+    """
+    try:
+        text = path.read_bytes().decode("utf-8")
+    except OSError as error:
+        raise ResultsError(f"{path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ResultsError(f"{path}: is not text; give the .csv that softbench run wrote") from None
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    rows: list[Row] = []
+    try:
+        header = next(reader, [])
+        missing = [column for column in COLUMNS if column not in header]
+        if missing:
+            raise ResultsError(f"{path}: line 1: not a softbench results file: column {', '.join(missing[:3])} is missing")
+        for values in reader:
+            rows.append(_row_of(dict(zip(header, values, strict=True))))
+    except (ValueError, csv.Error) as error:
+        if not text.endswith("\n") and reader.line_num >= len(text.splitlines()):
+            return rows, [f"{path}: the last line is torn and was dropped; the run that wrote it may have been interrupted"]
+        reason = "has another number of values than the header" if "zip()" in str(error) else str(error)
+        raise ResultsError(f"{path}: line {reader.line_num}: {reason}") from None
+    if not rows:
+        raise ResultsError(f"{path}: holds no cells")
+    return rows, []
+
+
+def _row_of(values: dict[str, str]) -> Row:
+    found: dict[str, Any] = {}
+    for name, kind in TYPES.items():
+        column = "class" if name == "grade" else name
+        text = values[column]
+        if name in ONE_OF and text not in ONE_OF[name]:
+            raise ValueError(f"{column}: unknown '{text[:40]}'")
+        try:
+            found[name] = _value(text, str(kind))
+        except ValueError:
+            raise ValueError(f"{column}: '{text[:40]}' is not a number") from None
+    row = Row(**found)
+    if row.status == Status.OK and not (row.gbps and row.median_us and 0 < row.gbps < math.inf and 0 < row.median_us < math.inf):
+        raise ValueError("status is ok, but there is no figure")
+    return row
+
+
+def _value(text: str, kind: str) -> str | int | float | None:
+    if kind == "str":
+        return text
+    if not text and "None" in kind:
+        return None
+    return int(text) if kind.startswith("int") else float(text)

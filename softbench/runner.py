@@ -1,0 +1,259 @@
+"""The conductor: the only place that knows the order of things. It never imports torch; a probe worker tells it what there is.
+
+    probe the machine -> open the plugins' doors -> for each set of processes, for each case:
+        build (all backends at once), check, then rounds: every backend in turn, a short batch each
+
+Backends are isolated (a worker process each) and interleaved (the rounds' order rotates and reverses) at once. Where their
+buffers do not fit on the device together, they take turns holding them; where the device takes only so many processes, the
+sweep is run group by group, and the result says that it was not interleaved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from softbench import config, registry, store
+from softbench import lane as lanes_of
+from softbench import plan as planning
+from softbench.lane import Lane
+from softbench.model import FAILURES, Accuracy, Batch, Build, Case, Failed, Grade, Measured, Outcome, Record, Skipped, Status, Timing
+from softbench.plan import Plan
+from softbench.pool import Lost, Pool
+from softbench.protocol import Message
+from softbench.registry import YARDSTICK, Offer
+
+
+class Observer(Protocol):
+    """Who watches a run (`softbench.progress`)."""
+
+    def begin(self, plan: Plan, cells: int, name: str) -> None:
+        """Measuring starts: so many cells, over all sets of processes."""
+
+    def advance(self, case: Case, cells: int) -> None:
+        """So many cells of a case are done."""
+
+    def note(self, text: str) -> None:
+        """Something the user should know."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the user asked for: a run, or only the plan of one."""
+
+    file: config.Layer
+    flags: config.Layer
+    quick: bool
+    output: Path
+    resume: bool
+    command: str
+    """The command line, stored beside the figures."""
+    version: str
+
+
+def dry_run(request: Request) -> Plan:
+    """The plan that `run` would carry out; plugins are loaded, nothing is measured or written."""
+    with Pool() as pool:
+        return planning.make(pool, request.file, request.flags, quick=request.quick)[0]
+
+
+def offers(settings: config.Settings) -> list[Offer]:
+    """Every backend there is, available or not, broken ones too."""
+    with Pool() as pool:
+        look = planning.probe(pool, settings.timeout["import"])
+        device, gpu = planning.choose_device(settings.device, look)
+        lanes = planning.open_doors(pool, registry.origins(settings.plugins), device, gpu, look, settings.timeout["import"])
+        return [lane.offer for lane in lanes]
+
+
+def run(request: Request, observer: Observer, on_start: Callable[[store.Run], None]) -> store.Run:
+    """Plan, measure and store a run. `on_start` gets it before the first measurement, so that an interruption can name its files.
+
+    Raises:
+        SoftbenchError: something asked for is not there, or cannot be written.
+        Interrupted: SIGINT or SIGTERM; every worker is gone, and what was measured is on disk.
+    """
+    store.writable(request.output)  # before any work
+    with Pool() as pool:
+        plan, lanes = planning.make(pool, request.file, request.flags, quick=request.quick)
+        for text in plan.notes:
+            observer.note(text)
+        header = planning.header(plan, request.command, request.version)
+        found = None
+        if request.resume:
+            found, told = store.resume(request.output, header)
+            observer.note(told if found else f"{told}; measuring everything")
+        kept = found or store.start(request.output, header)
+        on_start(kept)
+        observer.begin(plan, plan.settings.processes * len(plan.cases) * len(plan.offers), kept.name)
+        execute(plan, kept, observer, pool, lanes)
+    kept.finish(publish=any(record.status is Status.OK for record in kept.records()))
+    return kept
+
+
+def exit_code(records: Sequence[Record]) -> int:
+    """0 when something that was asked for was measured and nothing is wrong or failed, else 1. The yardstick alone counts only alone."""
+    if any(record.status in FAILURES for record in records):
+        return 1
+    names = {record.backend for record in records} - {YARDSTICK} or {YARDSTICK}
+    return 0 if any(record.status is Status.OK for record in records if record.backend in names) else 1
+
+
+def execute(plan: Plan, kept: store.Run, observer: Observer, pool: Pool, first: list[Lane]) -> None:
+    """Measure all that is not stored yet. `first` are the lanes that planning left open in `pool`, for the first set of processes."""
+    for process in range(plan.settings.processes):
+        if process == 0:
+            _one_set(plan, kept, observer, pool, first, process)
+        else:
+            with Pool() as fresh:  # a nursery of its own too: addresses and start-up history differ, as between two runs
+                _one_set(plan, kept, observer, fresh, [Lane(offer) for offer in plan.offers], process)
+
+
+def _one_set(plan: Plan, kept: store.Run, observer: Observer, pool: Pool, lanes: list[Lane], process: int) -> None:
+    by_name = {lane.name: lane for lane in lanes}
+    for names in plan.groups:
+        ensemble = Ensemble(plan, pool, [by_name[name] for name in names], process)
+        for case in plan.cases:
+            if not kept.has(process, names, case):
+                kept.add(process, ensemble.measure(case))
+            observer.advance(case, len(names))
+        ensemble.close()
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far one lane is with the current case."""
+
+    build: Build | None = None
+    accuracy: Accuracy | None = None
+    batches: list[Batch] = field(default_factory=list)
+    kind: str = ""
+    outcome: Outcome | None = None
+    retried: bool = False
+
+
+class Ensemble:
+    """The lanes that are measured together, one case after the other."""
+
+    def __init__(self, plan: Plan, pool: Pool, lanes: list[Lane], process: int) -> None:
+        self.plan, self.pool, self.lanes, self.process = plan, pool, lanes, process
+        self.deadlines = plan.settings.timeout
+        self.last_failure: dict[Lane, Failed] = {}
+        self.state: dict[Lane, Progress] = {}
+
+    def measure(self, case: Case) -> list[Record]:
+        """Build, check and time one case; a record for every lane, whatever happened to it."""
+        self.state = {lane: Progress(outcome=lane.barred(self.last_failure.get(lane))) for lane in self.lanes}
+        turns = self.plan.takes_turns(case, len(self.lanes))
+        for lane in self._going():
+            if failed := lanes_of.revive(self.pool, lane, case.device, self.plan.env, self.deadlines["import"]):
+                self._end(lane, failed)
+        for together in [[lane] for lane in self._going()] if turns else [self._going()]:
+            self._build_and_check(together, case, turns)
+        if any(state.retried for state in self.state.values()) and not turns:
+            turns = True
+            self._release(self._going())
+        for turn in range(self.plan.settings.rounds):
+            for position, lane in enumerate(round_order(self._going(), turn)):
+                self._time(lane, turn, position)
+                if turns:
+                    self._release([lane])
+        return [self._record(lane, case) for lane in self.lanes]
+
+    def close(self) -> None:
+        """End the workers of all lanes."""
+        for lane in self.lanes:
+            lane.drop(self.pool)
+
+    def _going(self) -> list[Lane]:
+        return [lane for lane in self.lanes if self.state[lane].outcome is None]
+
+    def _build_and_check(self, lanes: list[Lane], case: Case, turns: bool) -> None:
+        build = {"op": "build", "case": asdict(case), "seed": self.plan.settings.seed}
+        for lane, reply in self._ask(lanes, build, "build").items():
+            if reason := reply.get("skip"):
+                self.state[lane].outcome = Skipped(reason)
+            else:
+                self.state[lane].build = Build(**reply["build"])
+        for lane, reply in self._ask([lane for lane in lanes if lane in self._going()], {"op": "check"}, "check").items():
+            self._judge(lane, Accuracy(**{**reply["accuracy"], "grade": Grade(reply["accuracy"]["grade"])}))
+        self._retry_out_of_memory(lanes, case, turns)
+        if turns:
+            self._release([lane for lane in lanes if lane in self._going()])
+
+    def _judge(self, lane: Lane, accuracy: Accuracy) -> None:
+        self.state[lane].accuracy = accuracy
+        if accuracy.grade is Grade.WRONG:
+            self._end(lane, Failed(Status.WRONG, "check", accuracy.detail))
+        elif accuracy.grade is Grade.UNVERIFIED:
+            self._end(lane, Failed(Status.UNVERIFIED, "check", accuracy.detail))
+
+    def _retry_out_of_memory(self, lanes: list[Lane], case: Case, turns: bool) -> None:
+        """Once, in a fresh worker, with everyone else's buffers given back."""
+        short = [lane for lane in lanes if isinstance(o := self.state[lane].outcome, Failed) and o.status is Status.OOM]
+        short = [lane for lane in short if not self.state[lane].retried]
+        if not short:
+            return
+        self._release(self._going())
+        for lane in short:
+            lane.drop(self.pool)
+            self.state[lane] = Progress(retried=True)
+            if failed := lanes_of.revive(self.pool, lane, case.device, self.plan.env, self.deadlines["import"]):
+                self._end(lane, failed)
+            else:
+                self._build_and_check([lane], case, turns=True)
+
+    def _time(self, lane: Lane, turn: int, position: int) -> None:
+        settings = self.plan.settings
+        message = {"op": "time", "warmup_ms": settings.warmup_ms, "batch_ms": settings.batch_ms}
+        for reply in self._ask([lane], message, "time").values():
+            batch = Batch(self.process, turn, position, tuple(reply["samples_us"]))
+            self.state[lane].batches.append(batch)
+            self.state[lane].kind = reply["kind"]
+
+    def _release(self, lanes: Sequence[Lane]) -> None:
+        self._ask(list(lanes), {"op": "release"}, "time")
+
+    def _ask(self, lanes: list[Lane], message: Message, phase: str) -> dict[Lane, dict[str, Any]]:
+        """The answers of those that answered; whoever failed has got its outcome, and no worker any more if that was lost."""
+        workers = {i: (lane.worker, message) for i, lane in enumerate(lanes) if lane.worker is not None}
+        answers: dict[Lane, dict[str, Any]] = {}
+        for i, reply in self.pool.gather(workers, self.deadlines[phase], phase).items():
+            lane = lanes[i]
+            if isinstance(reply, Lost):
+                lane.worker = None
+                self._end(lane, Failed(reply.status, phase, reply.reason), lost=True)
+            elif failed := reply.get("failed"):
+                if poisoned := bool(reply.get("poisoned")):
+                    lane.drop(self.pool)
+                self._end(lane, Failed(Status(failed["status"]), phase, f"{phase}: {failed['reason']}"), lost=poisoned)
+            else:
+                answers[lane] = reply
+        return answers
+
+    def _end(self, lane: Lane, failed: Failed, *, lost: bool = False) -> None:
+        state = self.state[lane]
+        state.outcome = replace(failed, build=state.build, accuracy=state.accuracy)
+        self.last_failure[lane] = failed
+        lane.deaths += lost
+
+    def _record(self, lane: Lane, case: Case) -> Record:
+        state = self.state[lane]
+        outcome = state.outcome
+        if outcome is None:
+            if state.build is None or state.accuracy is None or not state.batches:
+                raise AssertionError(f"{lane.name} on {case.key} was neither measured nor ended")
+            outcome = Measured(state.build, state.accuracy, Timing(tuple(state.batches), state.kind))
+            lane.deaths = 0
+        return Record(lane.name, case, outcome, lane.offer.source)
+
+
+def round_order(lanes: Sequence[Lane], turn: int) -> list[Lane]:
+    """A round's order: rotated by one every second round and reversed in every odd one, so two lanes go AB BA BA AB."""
+    if not lanes:
+        return []
+    start = (turn // 2) % len(lanes)
+    order = [*lanes[start:], *lanes[:start]]
+    return order[::-1] if turn % 2 else order

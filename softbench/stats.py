@@ -1,0 +1,41 @@
+"""Statistics derived from raw samples. Medians and quantiles; never a mean."""
+
+from __future__ import annotations
+
+from statistics import median, quantiles
+
+from softbench.model import Timing
+
+
+def median_us(timing: Timing) -> float:
+    """A cell's figure: the median of its round medians, microseconds. A round that was disturbed as a whole weighs one vote."""
+    return median(median(batch.samples_us) for batch in timing.batches)
+
+
+def p20_p80_us(timing: Timing) -> tuple[float, float]:
+    """The 20th and 80th percentile over the samples of all rounds, microseconds."""
+    pooled = [sample for batch in timing.batches for sample in batch.samples_us]
+    if len(pooled) == 1:
+        return pooled[0], pooled[0]
+    cuts = quantiles(pooled, n=5, method="inclusive")
+    return cuts[0], cuts[3]
+
+
+def samples(timing: Timing) -> int:
+    """How many raw samples there are."""
+    return sum(len(batch.samples_us) for batch in timing.batches)
+
+
+def times_faster(timing: Timing, reference: Timing) -> float:
+    """Median over the shared rounds of reference time / time: above 1 is faster than the reference.
+
+    Rounds are paired because drift hits both backends of a round alike. Where no round is shared (workers that could not be
+    interleaved) it is the ratio of the two figures.
+    """
+    by_round = {(batch.process, batch.round): median(batch.samples_us) for batch in reference.batches}
+    ratios = [
+        by_round[batch.process, batch.round] / median(batch.samples_us)
+        for batch in timing.batches
+        if (batch.process, batch.round) in by_round
+    ]
+    return median(ratios) if ratios else median_us(reference) / median_us(timing)

@@ -1,0 +1,137 @@
+"""Tables for a terminal or a log: renderables from rows, nothing printed here.
+
+Signs are ASCII, so that no log's encoding spoils them: `*` the fastest of a row, `~` low-precision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console, Group, RenderableType
+from rich.measure import Measurement
+from rich.table import Table
+from rich.text import Text
+
+from softbench import units
+from softbench.model import FAILURES, Grade, Status
+from softbench.results import Row
+
+CAPTIONS = ("GB/s, % of copy, speed-up over {0}", "GB/s, % of copy", "GB/s")
+"""What a cell shows, the fullest first: a narrow terminal gets less."""
+LARGE = 10_000  # columns, more than any table needs: asks rich for a natural width
+
+
+def results(rows: Sequence[Row], console: Console) -> RenderableType:
+    """A table for each (direction, dtype, M): N down, backends across; under them every reason, once."""
+    sections: dict[tuple[str, str, int], list[Row]] = {}
+    for row in rows:
+        sections.setdefault((row.direction, row.dtype, row.M), []).append(row)
+    parts: list[RenderableType] = []
+    for section in sections.values():
+        parts += [*_fitting(section, console), Text()]
+    parts += notes(rows)
+    return Group(*parts)
+
+
+def _fitting(section: Sequence[Row], console: Console) -> list[RenderableType]:
+    """The section's table in the fullest detail that the console's width takes; failing that, backends in several tables."""
+    names = list(dict.fromkeys(row.backend for row in section))
+    for detail in range(len(CAPTIONS)):
+        table = _matrix(section, names, detail)
+        if _width(table, console) <= console.width:
+            return [_title(section, detail), table]
+    for across in range(len(names) - 1, 0, -1):
+        tables = [_matrix(section, names[i : i + across], len(CAPTIONS) - 1) for i in range(0, len(names), across)]
+        if all(_width(table, console) <= console.width for table in tables) or across == 1:
+            return [_title(section, len(CAPTIONS) - 1), *tables]
+    return []
+
+
+def _width(table: Table, console: Console) -> int:
+    return Measurement.get(console, console.options.update(width=LARGE), table).maximum
+
+
+def _title(section: Sequence[Row], detail: int) -> Text:
+    first = section[0]
+    relative = next((row.relative_to for row in section if row.relative_to), "")
+    caption = CAPTIONS[detail if relative else max(detail, 1)].format(relative)
+    return Text(f"{first.direction} {first.dtype}, M={first.M}, {first.device}: {caption}", style="bold")
+
+
+def _matrix(section: Sequence[Row], names: Sequence[str], detail: int) -> Table:
+    table = Table(show_edge=False, pad_edge=False)
+    table.add_column("N", justify="right", no_wrap=True)
+    for name in names:
+        table.add_column(name, justify="right", no_wrap=True)
+    cells = {(row.N, row.backend): row for row in section}
+    for N in dict.fromkeys(row.N for row in section):
+        contenders = [row for row in section if row.N == N and row.gbps and row.grade != Grade.YARDSTICK]
+        best = min(contenders, key=lambda row: row.median_us or 0, default=None)
+        table.add_row(str(N), *(_cell(cells.get((N, name)), detail, best) for name in names))
+    return table
+
+
+def _cell(row: Row | None, detail: int, best: Row | None) -> Text:
+    if row is None:
+        return Text("-", style="dim")
+    if row.status != Status.OK:
+        return Text(row.status + "  ", style="red" if row.status in FAILURES else "dim")
+    text = units.bandwidth(row.gbps or 0).rjust(5)
+    if row.grade == Grade.YARDSTICK:
+        return Text(text + "  ", style="dim")
+    if detail <= 1 and row.of_copy:
+        text += f"{row.of_copy:5.0%}"
+    if detail == 0 and row.speedup:
+        text += f"{row.speedup:6.2f}x"
+    signs = ("~" if row.grade == Grade.LOW_PRECISION else " ") + ("*" if row is best else " ")
+    return Text(text + signs, style="bold green" if row is best else "")
+
+
+def notes(rows: Sequence[Row]) -> list[Text]:
+    """A line for each backend, status and reason, with the cells it holds for; and what the signs mean."""
+    legend = ["* fastest"]
+    if any(row.grade == Grade.LOW_PRECISION and row.gbps for row in rows):
+        legend.append("~ low-precision: rounds intermediates to 16 bits")
+    lines = [Text("; ".join(legend), style="dim")] if any(row.gbps for row in rows) else []
+    grouped: dict[tuple[str, str, str], list[Row]] = {}
+    for row in rows:
+        if row.status != Status.OK:
+            grouped.setdefault((row.backend, row.status, row.reason), []).append(row)
+    for (name, status, reason), some in grouped.items():
+        first, last = some[0], some[-1]
+        where = f"{first.direction} {first.dtype} {first.M}x{first.N}"
+        cells = where if len(some) == 1 else f"{units.count(len(some), 'cell')}, {where} to {last.M}x{last.N}"
+        style = "red" if status in FAILURES else "yellow"
+        lines.append(Text.assemble((f"{name}: {status}", style), f" ({cells}): {reason}"))
+    return lines
+
+
+def cells(rows: Sequence[Row]) -> Table:
+    """Every cell on a line of its own, with its latency, spread, build and check."""
+    table = Table(show_edge=False, pad_edge=False)
+    for name in ("backend", "direction", "dtype", "M", "N", "status", "class", "median", "p20..p80", "n", "GB/s", "build", "error/bound"):
+        table.add_column(name, justify="left" if name in ("backend", "direction", "dtype", "status", "class") else "right", no_wrap=True)
+    for row in rows:
+        spread = f"{units.micros(row.p20_us)}..{units.micros(row.p80_us)}" if row.p20_us and row.p80_us else ""
+        table.add_row(
+            *(row.backend, row.direction, row.dtype, str(row.M), str(row.N), row.status, row.grade),
+            units.micros(row.median_us) if row.median_us else "",
+            spread,
+            str(row.n or ""),
+            units.bandwidth(row.gbps) if row.gbps else "",
+            f"{row.build_s:.3g} s {row.build_cache}".strip() if row.build_s is not None else "",
+            f"{row.error_over_bound:.3g}" if row.error_over_bound is not None else "",
+        )
+    return table
+
+
+def facts(pairs: Sequence[tuple[str, str, str]]) -> Table:
+    """Three columns: a name, its state, and what to know or do about it."""
+    table = Table(show_header=False, show_edge=False, pad_edge=False, box=None, padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True, style="bold")
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, state, text in pairs:
+        style = {"ok": "green", "available": "green", "missing": "red", "broken": "red"}.get(state, "yellow")
+        table.add_row(Text(name), Text(state, style=style), Text(text))
+    return table

@@ -1,0 +1,54 @@
+"""Numbers and text for people: us, GB/s, percent, seconds, bytes, one safe line."""
+
+from __future__ import annotations
+
+import re
+
+_CONTROL = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b[@-_]|[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
+
+
+def bandwidth(gbps: float) -> str:
+    """Decimal GB/s with three significant digits at least: `0.482`, `9.31`, `4122`."""
+    if gbps >= 100:
+        return f"{gbps:.0f}"
+    return f"{gbps:.3g}" if gbps >= 1 else f"{gbps:.3f}"
+
+
+def micros(us: float) -> str:
+    """A latency: `5.12 us`, `131 us`, `12.4 ms`, `2.1 s`."""
+    if us < 1e3:
+        return f"{us:.3g} us"
+    if us < 1e6:
+        return f"{us / 1e3:.3g} ms"
+    return f"{us / 1e6:.3g} s"
+
+
+def duration(seconds: float) -> str:
+    """Wall time: `8 s`, `2 min 5 s`, `1 h 12 min`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def size(count: int) -> str:
+    """Bytes in binary units: `256 MiB`."""
+    value = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{value:.4g} {unit}"
+        value /= 1024
+    return f"{value:.4g} TiB"
+
+
+def count(number: int, noun: str) -> str:
+    """`1 cell`, `12 cells`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def one_line(text: str, limit: int = 300) -> str:
+    """Text from outside as one line: control and escape sequences become spaces, and it is cut at `limit` characters."""
+    line = " ".join(_CONTROL.sub(" ", text).split())
+    return line if len(line) <= limit else line[: limit - 3] + "..."

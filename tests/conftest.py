@@ -1,0 +1,96 @@
+"""What the tests share: the command line as a user calls it, records made by hand, and the GPU marker."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from softbench.model import Accuracy, Batch, Build, Case, Direction, Grade, Measured, Record, Timing
+
+PLUGINS = Path(__file__).parent / "plugins"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    marked = [item for item in items if "gpu" in item.keywords]
+    if not marked:
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        for item in marked:
+            item.add_marker(pytest.mark.skip(reason=f"needs a CUDA GPU; torch {torch.__version__} sees none"))
+
+
+class Cli:
+    """Runs `python -m softbench` in a folder of its own; every process it leaves can be found by a mark in its environment."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.mark = uuid.uuid4().hex
+        self.env = {**os.environ, "SOFTBENCH_TEST_MARK": self.mark, "COLUMNS": "80"}
+
+    def command(self, *arguments: object) -> list[str]:
+        return [sys.executable, "-m", "softbench", *map(str, arguments)]
+
+    def __call__(self, *arguments: object, timeout: float = 240) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            self.command(*arguments), cwd=self.folder, env=self.env, capture_output=True, text=True, timeout=timeout, check=False
+        )
+
+    def start(self, *arguments: object) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            self.command(*arguments),
+            cwd=self.folder,
+            env=self.env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def left_behind(self) -> list[str]:
+        """Command lines of live processes that this one started, directly or not."""
+        found = []
+        for entry in Path("/proc").iterdir():
+            try:
+                if entry.name.isdigit() and self.mark.encode() in (entry / "environ").read_bytes():
+                    found.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+            except OSError:
+                continue
+        return found
+
+    def document(self) -> dict:
+        return json.loads((self.folder / "results" / "latest.json").read_text())
+
+
+@pytest.fixture
+def cli(tmp_path: Path) -> Iterator[Cli]:
+    runner = Cli(tmp_path)
+    yield runner
+    assert runner.left_behind() == []
+
+
+@pytest.fixture
+def plugins() -> Path:
+    return PLUGINS
+
+
+@pytest.fixture
+def make_record() -> Callable[..., Record]:
+    """A measured record: `medians` are its rounds' latencies in microseconds."""
+
+    def make(
+        backend: str, medians: list[float], *, N: int = 256, grade: Grade = Grade.PASS, direction: Direction = Direction.FORWARD
+    ) -> Record:
+        batches = tuple(Batch(0, turn, 0, (us * 0.9, us, us * 1.1)) for turn, us in enumerate(medians))
+        outcome = Measured(Build(0.5, "cold"), Accuracy(grade, 0.25, ""), Timing(batches, "do_bench"))
+        return Record(backend, Case(4096, N, "fp32", direction), outcome, "source")
+
+    return make

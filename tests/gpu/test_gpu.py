@@ -1,0 +1,94 @@
+"""What only a GPU can show: the same run there, its own faults, and workers that take turns."""
+
+import csv
+import json
+
+import pytest
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
+
+
+def rows(cli):
+    with (cli.folder / "results" / "latest.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_every_backend_is_right_and_measured_in_every_direction_and_dtype(cli):
+    done = cli(
+        "run",
+        "--M",
+        "512",
+        "--N",
+        "256,781,4096",
+        "--dtype",
+        "fp32,fp16,bf16",
+        "--direction",
+        "forward,backward,both",
+        "--quick",
+        timeout=500,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = rows(cli)
+    assert {row["status"] for row in found} == {"ok"}
+    assert {row["timer"] for row in found} == {"do_bench"}
+    classes = {(row["backend"], row["dtype"] == "fp32", row["direction"]): row["class"] for row in found}
+    assert all(grade == "pass" for (name, wide, _), grade in classes.items() if wide and name != "copy")
+    assert classes["torch", False, "forward"] == classes["compile", True, "forward"] == "pass"
+    assert classes["naive", False, "forward"] == "low-precision"
+
+
+def test_the_environment_of_the_gpu_is_recorded(cli):
+    assert cli("run", "--backends", "torch", "--M", "64", "--N", "64", "--quick").returncode == 0
+    environment = cli.document()["environment"]
+    for key in ("gpu", "gpu_memory_bytes", "driver", "power_limit_w", "sm_clock_max_mhz", "cuda", "torch", "triton"):
+        assert environment.get(key), key
+    assert "GPU-" not in json.dumps(cli.document())
+
+
+def test_faults_of_the_gpu_cost_their_own_cells_only(cli, plugins):
+    file = plugins / "faulty" / "gpu_faults.py"
+    names = "torch,poisons,spins,out-of-memory"
+    done = cli(
+        "run",
+        "--plugin",
+        file,
+        "--backends",
+        names,
+        "--M",
+        "64",
+        "--N",
+        "64,128",
+        "--quick",
+        "--timeout",
+        "import=60,build=10,check=60,time=60",
+    )
+    assert done.returncode == 1, done.stderr
+    found = {(row["backend"], row["N"]): row for row in rows(cli)}
+    for N in ("64", "128"):
+        assert found["copy", N]["status"] == found["torch", N]["status"] == "ok"
+        assert found["poisons", N]["status"] == "failed"
+        assert "assert" in found["poisons", N]["reason"] or "CUDA error" in found["poisons", N]["reason"]
+        assert found["spins", N]["status"] == "timeout"
+        assert found["out-of-memory", N]["status"] == "oom"
+        assert "Tried to allocate" in found["out-of-memory", N]["reason"]
+
+
+def test_where_the_card_does_not_hold_all_buffers_workers_take_turns_and_stay_interleaved(cli):
+    import torch
+
+    share = 20 * 2**30 / torch.cuda.mem_get_info()[0]
+    (cli.folder / "tight.toml").write_text(f"memory_share = {share:.4f}\nrounds = 2\n[[sweep]]\nM = 16384\nN = 16384\n")
+    plan = cli("run", "--config", "tight.toml", "--dry-run")
+    assert "takes turns" in plan.stdout
+    done = cli("run", "--config", "tight.toml")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "not interleaved" not in done.stderr
+    assert {row["rounds"] for row in rows(cli)} == {"2"}
+
+
+def test_doctor_and_list_know_the_gpu(cli):
+    assert "cuda:0" in cli("doctor").stdout
+    assert cli("list").returncode == 0
+    done = cli("run", "--device", "cuda:64", "--M", "8", "--N", "8")
+    assert done.returncode == 2
+    assert "no such GPU; there are cuda:0" in done.stderr

@@ -1,0 +1,5 @@
+"""A plugin whose import never ends."""
+
+import time
+
+time.sleep(3600)

@@ -1,0 +1,39 @@
+"""Right values, wrong contract: each of these must be rejected for what it returns or does, not for its numbers."""
+
+import torch
+
+
+class Broken:
+    """A softmax that breaks the contract in one way."""
+
+    def __init__(self, name, function):
+        self.name, self.function = name, function
+
+    def available(self):
+        return None
+
+    def supports(self, case):
+        return None
+
+    def prepare(self, case):
+        return self.function
+
+
+class Wrapped(torch.Tensor):
+    pass
+
+
+def in_place(x):
+    y = torch.softmax(x, dim=-1)
+    x.copy_(y)
+    return y
+
+
+backends = [
+    Broken("returns-none", lambda x: None),
+    Broken("returns-float64", lambda x: torch.softmax(x.double(), dim=-1)),
+    Broken("returns-a-row-less", lambda x: torch.softmax(x, dim=-1)[1:]),
+    Broken("returns-a-subclass", lambda x: torch.softmax(x, dim=-1).as_subclass(Wrapped)),
+    Broken("returns-its-input", lambda x: x.copy_(torch.softmax(x, dim=-1))),
+    Broken("changes-its-input", in_place),
+]

@@ -1,0 +1,115 @@
+"""Plugins that break, for real: each costs its own cells and nobody else anything."""
+
+import csv
+import time
+
+
+def table(cli):
+    with (cli.folder / "results" / "latest.csv").open() as file:
+        return {(row["backend"], row["N"]): row for row in csv.DictReader(file)}
+
+
+def test_every_fault_is_a_row_with_a_reason_while_every_other_cell_is_measured(cli, plugins):
+    files = [
+        plugins / "correct" / "logsumexp.py",
+        plugins / "wrong" / "zeros.py",
+        plugins / "faulty" / "raises_at_import.py",
+        plugins / "faulty" / "hangs_at_import.py",
+        plugins / "faulty" / "faults.py",
+    ]
+    cli.env["PATH"] = "/nonexistent"  # no compiler: the deadlines can be shorter than a cold compilation
+    given = [part for file in files for part in ("--plugin", file)]
+    start = time.monotonic()
+    done = cli(
+        "run",
+        *given,
+        "--device",
+        "cpu",
+        "--M",
+        "8",
+        "--N",
+        "16,32",
+        "--quick",
+        "--timeout",
+        "import=4,build=4,check=40,time=40",
+        timeout=500,
+    )
+    assert time.monotonic() - start < 60
+    assert done.returncode == 1, done.stderr
+    found = table(cli)
+    healthy = ["copy", "naive", "torch", "logsumexp", "prints"]
+    expected = {
+        "zeros": ("wrong", "x the bound"),
+        "raises_at_import": ("failed", "import: ImportError: no module named the_missing_library; pip install the-missing-library"),
+        "hangs_at_import": ("timeout", "import took longer than 4 s (in <module>, hangs_at_import.py:5)"),
+        "raises-in-prepare": ("failed", "build: RuntimeError: this kernel does not build"),
+        "dies-by-sigsegv": ("failed", "crashed (SIGSEGV) in build: in string_at"),
+        "sleeps-for-ever": ("timeout", "build took longer than 4 s (in <lambda>, faults.py:"),
+        "exits": ("failed", "exited with code 7 in build"),
+    }
+    assert {name for name, _ in found} == {*healthy, *expected, "compile"}
+    assert found["compile", "16"]["status"] == "unavailable"
+    for N in ("16", "32"):
+        for name in healthy:
+            assert found[name, N]["status"] == "ok", (name, found[name, N]["reason"])
+            assert float(found[name, N]["gbps"]) > 0
+        for name, (status, part) in expected.items():
+            row = found[name, N]
+            assert row["status"] == status, (name, row)
+            assert part in row["reason"], (name, row["reason"])
+            assert row["gbps"] == row["median_us"] == ""
+            assert f"{name}: {status}" in done.stdout
+    assert found["zeros", "16"]["class"] == "wrong"
+    assert "Traceback" not in done.stderr
+
+
+def test_right_values_with_a_broken_contract_are_wrong_and_say_why(cli, plugins):
+    done = cli(
+        "run", "--plugin", plugins / "wrong" / "contract.py", "--backends", CONTRACT, "--device", "cpu", "--M", "8", "--N", "16", "--quick"
+    )
+    assert done.returncode == 1, done.stderr
+    found = {name: row["reason"] for (name, _), row in table(cli).items() if row["status"] == "wrong"}
+    assert found == {
+        "returns-none": "returned NoneType, not a torch.Tensor",
+        "returns-float64": "returned dtype torch.float64, not torch.float32",
+        "returns-a-row-less": "returned shape (7, 16), not (8, 16)",
+        "returns-a-subclass": "returned Wrapped, not a torch.Tensor",
+        "returns-its-input": "returned its input's memory",
+        "changes-its-input": "changed its input",
+    }
+
+
+CONTRACT = "returns-none,returns-float64,returns-a-row-less,returns-a-subclass,returns-its-input,changes-its-input"
+
+
+def test_the_readmes_plugin_is_the_tested_one_and_short(plugins):
+    code = (plugins / "correct" / "logsumexp.py").read_text()
+    assert len(code.splitlines()) < 70
+    assert code in (plugins.parents[1] / "README.md").read_text()
+
+
+def test_an_asked_for_plugin_that_cannot_be_loaded_is_an_error_that_says_why(cli, plugins):
+    file = plugins / "faulty" / "raises_at_import.py"
+    done = cli("run", "--plugin", file, "--backends", "raises_at_import", "--device", "cpu", "--M", "8", "--N", "16")
+    assert done.returncode == 2
+    assert "no module named the_missing_library" in done.stderr
+
+
+def test_nothing_measured_is_never_success(cli, plugins):
+    done = cli(
+        "run",
+        "--plugin",
+        plugins / "correct" / "logsumexp.py",
+        "--backends",
+        "logsumexp",
+        "--direction",
+        "both",
+        "--device",
+        "cpu",
+        "--M",
+        "8",
+        "--N",
+        "8",
+    )
+    assert done.returncode == 1
+    assert "logsumexp: skipped (both fp32 8x8): autograd is not wired up" in done.stdout

@@ -1,0 +1,108 @@
+"""Ctrl-C, SIGTERM and worse: what was measured is kept, nothing runs on, and --resume measures only the rest."""
+
+import csv
+import json
+import os
+import signal
+import time
+
+import pytest
+
+ARGUMENTS = ("run", "--config", "sweep.toml", "--device", "cpu")
+SWEEP = """
+backends = "naive,torch"
+rounds = 4
+warmup_ms = 1
+batch_ms = 5
+[[sweep]]
+M = 64
+N = "8:256:8"
+"""
+CASES, BACKENDS = 32, 3
+
+
+@pytest.fixture(autouse=True)
+def sweep(cli):
+    (cli.folder / "sweep.toml").write_text(SWEEP)
+
+
+def measured(folder):
+    found = list((folder / "results").glob("run-*.csv"))
+    if not found:
+        return []
+    with found[0].open() as file:
+        return list(csv.DictReader(file))
+
+
+def wait_for(condition, seconds=60.0):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_run_keeps_what_it_has_and_is_resumed(cli, signum, code):
+    process = cli.start(*ARGUMENTS)
+    wait_for(lambda: len(measured(cli.folder)) >= 3 * BACKENDS)
+    start = time.monotonic()
+    if signum == signal.SIGINT:
+        os.killpg(process.pid, signum)  # as a terminal does
+    else:
+        process.send_signal(signum)
+    _, stderr = process.communicate(timeout=20)
+    assert time.monotonic() - start < 5
+    assert process.returncode == code
+    assert "interrupted; what was measured is in" in stderr
+    assert "--resume" in stderr
+    assert "Traceback" not in stderr
+    assert cli.left_behind() == []
+    before = measured(cli.folder)
+    assert 3 * BACKENDS <= len(before) < CASES * BACKENDS
+    assert len(before) % BACKENDS == 0
+    assert not (cli.folder / "results" / "latest.csv").exists()
+
+    done = cli(*ARGUMENTS, "--resume")
+    assert done.returncode == 0, done.stderr
+    assert f"{len(before)} cells are there already" in done.stderr
+    after = measured(cli.folder)
+    assert len(after) == CASES * BACKENDS
+    assert after[: len(before)] == before
+    assert len(json.loads((cli.folder / "results" / "latest.json").read_text())["cells"]) == CASES * BACKENDS
+    assert not list((cli.folder / "results").glob("*.jsonl"))
+
+
+def test_interrupting_while_workers_start_leaves_nothing_behind(cli):
+    process = cli.start(*ARGUMENTS)
+    wait_for(lambda: len(cli.left_behind()) >= 2)
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert "Traceback" not in stderr
+
+
+def test_a_second_interrupt_ends_at_once(cli):
+    process = cli.start(*ARGUMENTS)
+    wait_for(lambda: len(measured(cli.folder)) >= BACKENDS)
+    for _ in range(3):
+        process.send_signal(signal.SIGINT)
+    process.communicate(timeout=20)
+    assert process.returncode == 130
+    wait_for(lambda: cli.left_behind() == [], 10)
+
+
+def test_even_a_killed_parent_leaves_no_worker_and_can_be_resumed(cli):
+    process = cli.start(*ARGUMENTS)
+    wait_for(lambda: len(measured(cli.folder)) >= 2 * BACKENDS)
+    process.kill()
+    process.communicate(timeout=20)
+    wait_for(lambda: cli.left_behind() == [], 10)
+    done = cli(*ARGUMENTS, "--resume")
+    assert done.returncode == 0, done.stderr
+    assert "cells are there already" in done.stderr
+
+
+def test_resuming_with_nothing_to_resume_measures_everything_and_says_so(cli):
+    done = cli("run", "--backends", "torch", "--device", "cpu", "--M", "8", "--N", "16", "--quick", "--resume")
+    assert done.returncode == 0
+    assert "nothing to resume in results: no interrupted run there; measuring everything" in done.stderr

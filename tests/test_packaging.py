@@ -1,0 +1,111 @@
+"""Wheel, sdist and editable installs, used from outside the checkout: configurations, kernel folders and entry points are found."""
+
+import os
+import shutil
+import site
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+FIND = """
+import json, softbench
+from importlib import resources
+from softbench import config, registry
+print(json.dumps({
+    "where": softbench.__file__,
+    "configs": sorted(config.shipped()),
+    "kernels": sorted(p for p in ("triton", "cuda") if (resources.files(f"softbench.kernels.{p}") / "__init__.py").is_file()),
+    "doors": sorted(door.label for door in registry.origins([])),
+}))
+"""
+
+
+def run(*command, cwd, **env):
+    done = subprocess.run(
+        [str(part) for part in command], cwd=cwd, env={**os.environ, **env}, capture_output=True, text=True, timeout=240, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    """A copy of the checkout: building leaves its litter there."""
+    copy = tmp_path_factory.mktemp("source") / "softbench"
+    shutil.copytree(
+        ROOT, copy, ignore=shutil.ignore_patterns(".git", ".venv", "*.egg-info", "build", "dist", "results", ".*_cache", "__pycache__")
+    )
+    return copy
+
+
+@pytest.fixture(scope="module")
+def wheel(source, tmp_path_factory):
+    out = tmp_path_factory.mktemp("wheel")
+    run(sys.executable, "-c", f"from setuptools import build_meta; build_meta.build_wheel({str(out)!r})", cwd=source)
+    (found,) = out.glob("*.whl")
+    return found
+
+
+@pytest.fixture
+def environment(tmp_path):
+    """A fresh environment that sees the dependencies of this one, but not its editable softbench."""
+    run(sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv", cwd=tmp_path)
+    packages = next((tmp_path / "venv" / "lib").glob("python*")) / "site-packages"
+    (packages / "dependencies.pth").write_text("\n".join(site.getsitepackages()))
+    return tmp_path / "venv" / "bin" / "python"
+
+
+def install(environment, *what, cwd):
+    run(sys.executable, "-m", "pip", "--python", environment, "install", "-q", "--no-deps", "--no-build-isolation", *what, cwd=cwd)
+
+
+def check(environment, folder, expected_in):
+    import json
+
+    outside = folder / "elsewhere"
+    outside.mkdir()
+    found = json.loads(run(environment, "-c", FIND, cwd=outside))
+    assert expected_in in found["where"]
+    assert {"cpu", "powers", "tutorial"} <= set(found["configs"])
+    assert found["kernels"] == ["cuda", "triton"]
+    assert {"copy", "naive", "torch", "compile"} <= set(found["doors"])
+    script = environment.parent / "softbench"
+    run(script, "run", "--backends", "torch", "--device", "cpu", "--M", "4", "--N", "8", "--quick", cwd=outside)
+    assert (outside / "results" / "latest.csv").is_file()
+
+
+def test_the_wheel_works_outside_the_checkout(wheel, environment, tmp_path):
+    install(environment, wheel, cwd=tmp_path)
+    check(environment, tmp_path, "site-packages")
+
+
+def test_the_wheel_claims_no_name_but_its_own_and_ships_no_tests(wheel):
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {name.split("/")[0].split("-")[0] for name in names} == {"softbench"}
+    assert "softbench/configs/tutorial.toml" in names
+    assert "softbench/py.typed" in names
+    assert not any("test" in name for name in names)
+
+
+def test_the_sdist_builds_the_same_wheel(source, wheel, tmp_path):
+    run(sys.executable, "-c", f"from setuptools import build_meta; build_meta.build_sdist({str(tmp_path)!r})", cwd=source)
+    (archive,) = tmp_path.glob("*.tar.gz")
+    shutil.unpack_archive(archive, tmp_path / "unpacked")
+    (tree,) = (tmp_path / "unpacked").iterdir()
+    run(sys.executable, "-c", f"from setuptools import build_meta; build_meta.build_wheel({str(tmp_path)!r})", cwd=tree)
+    (rebuilt,) = tmp_path.glob("*.whl")
+    assert sorted(zipfile.ZipFile(rebuilt).namelist()) == sorted(zipfile.ZipFile(wheel).namelist())
+
+
+def test_an_editable_install_works_outside_the_checkout(source, environment, tmp_path):
+    install(environment, "-e", source, cwd=tmp_path)
+    check(environment, tmp_path, str(source))
+
+
+def test_a_bare_checkout_finds_its_own_kernels(source, tmp_path):
+    code = "import softbench.kernels.triton, softbench.kernels.cuda; print(softbench.kernels.cuda.__file__)"
+    assert str(source) in run(sys.executable, "-S", "-c", f"import sys; sys.path.insert(0, {str(source)!r}); {code}", cwd=tmp_path)

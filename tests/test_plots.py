@@ -1,0 +1,39 @@
+"""Figures: written, of the format asked for, one for each group."""
+
+import pytest
+
+from softbench import plots, results
+from softbench.errors import ResultsError, UsageError
+from softbench.model import Direction, Grade
+
+
+@pytest.fixture
+def rows(make_record):
+    def cell(N, direction):
+        copy = make_record("copy", [10], N=N, grade=Grade.YARDSTICK, direction=direction)
+        ours = make_record("ours", [20], N=N, direction=direction)
+        return [results.row(record, copy, None, device="H200", run="r") for record in (copy, ours)]
+
+    return [row for direction in (Direction.FORWARD, Direction.BACKWARD) for N in (256, 512) for row in cell(N, direction)]
+
+
+def test_one_file_for_each_direction_dtype_and_m(tmp_path, rows):
+    files = plots.write(rows, tmp_path / "out.png")
+    assert [file.name for file in files] == ["out-forward-fp32-M4096.png", "out-backward-fp32-M4096.png"]
+    assert all(file.read_bytes().startswith(b"\x89PNG") for file in files)
+
+
+@pytest.mark.parametrize(("suffix", "magic"), [(".svg", b"<?xml"), (".pdf", b"%PDF")])
+def test_a_single_group_has_the_very_name_and_format(tmp_path, rows, suffix, magic):
+    (file,) = plots.write(rows[:4], tmp_path / f"out{suffix}")
+    assert file == tmp_path / f"out{suffix}"
+    assert file.read_bytes().startswith(magic)
+
+
+def test_what_cannot_be_drawn_or_written_is_one_line(tmp_path, rows):
+    with pytest.raises(UsageError, match=r"must end in .png, .svg, .pdf"):
+        plots.write(rows, tmp_path / "out.jpeg")
+    with pytest.raises(ResultsError, match="cannot be written: No such file"):
+        plots.write(rows[:4], tmp_path / "none" / "out.png")
+    with pytest.raises(ResultsError, match="nothing to draw"):
+        plots.write([], tmp_path / "out.png")

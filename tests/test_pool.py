@@ -1,0 +1,136 @@
+"""Real worker processes: they start, die, hang and are gone."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from softbench.errors import WorkersError
+from softbench.lane import load_message
+from softbench.model import Status
+from softbench.pool import Lost, Pool
+from softbench.registry import Origin
+
+
+@pytest.fixture(scope="module")
+def pool():
+    with Pool() as pool:
+        yield pool
+
+
+def gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+def plugin(tmp_path: Path, code: str) -> dict:
+    path = tmp_path / "plug.py"
+    path.write_text(code)
+    return load_message(Origin("file", "plug", str(path), "plug.py"), "cpu")
+
+
+def test_a_worker_reports_the_machine(pool):
+    reply = pool.ask(pool.spawn("probe"), {"op": "probe"}, 60, "probe")
+    assert reply["probe"]["software"]["torch"] == reply["probe"]["torch"]
+
+
+def test_workers_are_processes_of_their_own_group_with_their_own_environment(pool, tmp_path):
+    worker = pool.spawn("x", {"SOFTBENCH_X": "7"})
+    code = "import os\nraise RuntimeError(f\"{os.environ['SOFTBENCH_X']} {os.getpid()} {os.getpgrp()} {os.getsid(0)}\")"
+    reply = pool.ask(worker, plugin(tmp_path, code), 60, "import")
+    assert reply["failed"]["reason"] == f"RuntimeError: 7 {worker.pid} {worker.pid} {worker.pid}"
+
+
+def test_a_crash_is_told_with_its_signal_and_place(pool, tmp_path):
+    worker = pool.spawn("x")
+    reply = pool.ask(worker, plugin(tmp_path, "import ctypes\ndef deref():\n    ctypes.string_at(0)\nderef()"), 60, "import")
+    assert isinstance(reply, Lost)
+    assert reply.status is Status.FAILED
+    assert reply.reason.startswith("crashed (SIGSEGV) in import: in string_at")
+    assert gone(worker.pid)
+
+
+def test_an_exit_is_told_with_its_code_and_last_words(pool, tmp_path):
+    reply = pool.ask(pool.spawn("x"), plugin(tmp_path, "import os\nos.write(2, b'giving up\\n')\nos._exit(5)"), 60, "import")
+    assert reply == Lost(Status.FAILED, "exited with code 5 in import: giving up")
+
+
+def test_a_hang_ends_at_its_deadline_with_the_place_and_takes_its_children_along(pool, tmp_path):
+    code = f"""
+import subprocess, time
+child = subprocess.Popen(["sleep", "3600"])
+open({str(tmp_path / "child")!r}, "w").write(str(child.pid))
+time.sleep(3600)
+"""
+    worker = pool.spawn("x")
+    start = time.monotonic()
+    reply = pool.ask(worker, plugin(tmp_path, code), 1.0, "import")
+    assert time.monotonic() - start < 5
+    assert reply.status is Status.TIMEOUT
+    assert reply.reason == "import took longer than 1 s (in <module>, plug.py:5)"
+    assert gone(worker.pid)
+    child = int((tmp_path / "child").read_text())
+    for _ in range(50):  # it is init's to reap
+        if gone(child) or "Z" in Path(f"/proc/{child}/stat").read_text().split()[2]:
+            break
+        time.sleep(0.1)
+    else:
+        pytest.fail("the hung plugin's child lives on")
+
+
+def test_what_a_plugin_prints_is_not_taken_for_an_answer(pool, tmp_path):
+    code = "import os\nprint('{\"offers\": []}', flush=True)\nos.write(1, b'{}\\n')\nraise ValueError('loud')"
+    assert pool.ask(pool.spawn("x"), plugin(tmp_path, code), 60, "import")["failed"]["reason"] == "ValueError: loud"
+
+
+def test_noise_in_the_pipe_is_a_failure_and_not_a_traceback(pool, tmp_path):
+    code = """
+import os, stat
+for fd in range(3, 64):
+    try:
+        if stat.S_ISSOCK(os.fstat(fd).st_mode):
+            os.write(fd, b"noise\\n")
+    except OSError:
+        pass
+"""
+    reply = pool.ask(pool.spawn("x"), plugin(tmp_path, code), 60, "import")
+    assert isinstance(reply, Lost)
+    assert "no answer" in reply.reason
+
+
+def test_requests_to_several_workers_run_at_once(pool, tmp_path):
+    workers = [pool.spawn(str(i)) for i in range(4)]
+    message = plugin(tmp_path, "import time\ntime.sleep(1)\nraise ValueError('x')")
+    start = time.monotonic()
+    replies = pool.gather({i: (worker, message) for i, worker in enumerate(workers)}, 60, "import")
+    assert time.monotonic() - start < 3
+    assert len(replies) == 4
+
+
+def test_leaving_the_pool_ends_every_process_even_in_a_hang(tmp_path):
+    with Pool() as pool:
+        workers = [pool.spawn(str(i)) for i in range(2)]
+        workers[0].channel.send(plugin(tmp_path, "import time\ntime.sleep(3600)"))
+        nursery = pool._nursery.pid
+    assert all(gone(worker.pid) for worker in workers)
+    assert gone(nursery)
+
+
+def test_a_torch_that_cannot_be_imported_is_one_line(tmp_path, monkeypatch):
+    (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so.13: cannot open shared object file')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with Pool() as pool, pytest.raises(WorkersError, match=r"torch cannot be imported: ImportError: libcudart.so.13"):
+        pool.spawn("x")
+
+
+def test_a_torch_whose_import_hangs_is_ended_at_the_deadline(tmp_path, monkeypatch):
+    (tmp_path / "torch.py").write_text("import time\ntime.sleep(3600)")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    start = time.monotonic()
+    with Pool(start_seconds=1) as pool, pytest.raises(WorkersError, match="did not start within 1 s"):
+        pool.spawn("x")
+    assert time.monotonic() - start < 6

@@ -1,0 +1,96 @@
+"""Where backends come from, and which ones a run takes."""
+
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from softbench import registry
+from softbench.errors import UsageError
+from softbench.registry import Offer, Origin
+
+CLASS = """
+class B:
+    name = "{}"
+    def available(self): pass
+    def supports(self, case): pass
+    def prepare(self, case): pass
+"""
+
+
+def offer(name, **fields):
+    return Offer(name, Origin("file", name, f"/x/{name}.py", f"{name}.py"), **fields)
+
+
+def test_built_ins_come_through_the_entry_points():
+    doors = registry.origins([])
+    assert {"copy", "naive", "torch", "compile"} <= {door.label for door in doors}
+    assert {point.name for point in metadata.entry_points(group=registry.GROUP)} == {door.label for door in doors}
+
+
+def test_a_missing_plugin_file_is_an_error_before_anything_starts():
+    with pytest.raises(UsageError, match=r"--plugin none.py: no such file"):
+        registry.origins([Path("none.py")])
+
+
+def test_the_yardstick_is_always_taken_and_first():
+    offers = [offer("torch"), offer("copy"), offer("naive")]
+    assert [o.name for o in registry.select(offers, ["torch"])] == ["copy", "torch"]
+    assert [o.name for o in registry.select(offers, None)] == ["copy", "torch", "naive"]
+
+
+def test_unknown_names_get_a_did_you_mean():
+    with pytest.raises(UsageError, match=r"unknown backend 'troch'; did you mean 'torch'\? known are copy, torch"):
+        registry.select([offer("torch"), offer("copy")], ["troch"])
+
+
+def test_two_backends_of_one_name_are_an_error_that_names_both_origins():
+    first, second = offer("mine"), Offer("mine", Origin("file", "b", "/x/b.py", "b.py"))
+    with pytest.raises(UsageError, match=r"two backends are called 'mine': one of mine.py, one of b.py"):
+        registry.select([first, second], None)
+
+
+def test_what_was_asked_for_by_name_and_cannot_run_is_an_error_and_under_all_it_is_kept():
+    offers = [offer("copy"), offer("cuda", unavailable="no nvcc; install the CUDA toolkit"), offer("x", broken="ImportError: y")]
+    for name, part in (("cuda", "unavailable: no nvcc; install"), ("x", "ImportError: y")):
+        with pytest.raises(UsageError, match=part):
+            registry.select(offers, [name])
+    assert len(registry.select(offers, None)) == 3
+
+
+def test_only_the_doors_that_are_needed_are_opened():
+    doors = [Origin("entry point", name, f"{name}:b", "x") for name in ("copy", "torch", "naive")]
+    assert [door.label for door in registry.needed(doors, ["torch"])] == ["copy", "torch"]
+    assert registry.needed(doors, None) == tuple(doors)
+    assert registry.needed(doors, ["a-variant"]) == tuple(doors)
+
+
+@pytest.mark.parametrize(
+    ("code", "part"),
+    [
+        ("x = 1", "defines neither `backend` nor `backends`"),
+        ("backend = 3", "3 is not a backend"),
+        (CLASS.format("b") + "backend = B", "is not a backend"),
+        (CLASS.format("a b") + "backend = B()", "no name for a backend"),
+        (CLASS.format("../b") + "backends = [B()]", "no name for a backend"),
+    ],
+)
+def test_what_is_no_backend_is_refused(tmp_path, code, part):
+    path = tmp_path / "plug.py"
+    path.write_text(code)
+    with pytest.raises(UsageError, match=part):
+        registry.load(Origin("file", "plug", str(path), "plug.py"))
+
+
+def test_a_source_hash_changes_with_the_source(tmp_path):
+    path = tmp_path / "plug.py"
+    path.write_text("a = 1")
+    origin = Origin("file", "plug", str(path), "plug.py")
+    before = registry.source_hash(None, origin)
+    assert before == registry.source_hash(None, origin)
+    path.write_text("a = 2")
+    assert before != registry.source_hash(None, origin)
+
+
+def test_offers_survive_json():
+    assert registry.offer_from_json(registry.offer_to_json(offer("torch", summary="s"))) == offer("torch", summary="s")

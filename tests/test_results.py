@@ -1,0 +1,94 @@
+"""The CSV, in and out."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from softbench import results
+from softbench.errors import ResultsError, UsageError
+from softbench.model import Failed, Grade, Record, Skipped, Status
+
+
+def write(tmp_path, text, name="x.csv"):
+    path = tmp_path / name
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
+@pytest.fixture
+def rows(make_record):
+    copy, ours = make_record("copy", [10, 10, 40], grade=Grade.YARDSTICK), make_record("ours", [20, 20, 80])
+    failed = Record("bad", ours.case, Failed(Status.FAILED, "build", 'no, "quoted"\tand = odd'))
+    skipped = Record("other", ours.case, Skipped("no GPU", unavailable=True))
+    return [results.row(record, copy, ours, device="H200", run="r") for record in (copy, ours, failed, skipped)]
+
+
+def test_a_row_has_the_figures_of_its_record(rows):
+    copy, ours, failed, skipped = rows
+    assert (ours.median_us, ours.n, ours.rounds, ours.processes) == (20, 9, 3, 1)
+    assert ours.gbps == pytest.approx(2 * 4096 * 256 * 4 / 20e-6 / 1e9)
+    assert (ours.of_copy, copy.of_copy, ours.speedup, copy.speedup) == (0.5, 1, 1, 2)
+    assert (failed.status, failed.gbps, failed.reason) == ("failed", None, 'no, "quoted"\tand = odd')
+    assert (skipped.status, skipped.reason) == ("unavailable", "no GPU")
+
+
+def test_what_was_written_is_read_back(tmp_path, rows):
+    read, warnings = results.read_csv(write(tmp_path, results.to_csv(rows)))
+    assert warnings == []
+    assert [row.reason for row in read] == [row.reason for row in rows]
+    assert [row.gbps for row in read[:2]] == pytest.approx([row.gbps for row in rows[:2]], rel=1e-5)
+    assert [row.gbps for row in read[2:]] == [None, None]
+
+
+def test_only_a_torn_last_line_is_dropped_and_said(tmp_path, rows):
+    text = results.to_csv(rows)
+    read, (warning,) = results.read_csv(write(tmp_path, text[:-20]))
+    assert len(read) == 3
+    assert "torn" in warning
+    lines = text.splitlines()
+    with pytest.raises(ResultsError, match=r"line 3: has another number of values"):
+        results.read_csv(write(tmp_path, "\n".join([*lines[:2], lines[2][:30], *lines[3:]]) + "\n"))
+
+
+@pytest.mark.parametrize(
+    ("content", "part"),
+    [
+        (b"\x89PNG\r\n\x1a\n\xff\xfe", "is not text"),
+        ("", "line 1: not a softbench results file"),
+        ("a,b\n1,2\n", "line 1: not a softbench results file"),
+        (",".join(results.COLUMNS) + "\n", "holds no cells"),
+    ],
+)
+def test_what_is_no_results_file_is_refused_with_line_and_reason(tmp_path, content, part):
+    with pytest.raises(ResultsError, match=r"x\.csv") as raised:
+        results.read_csv(write(tmp_path, content))
+    assert part in str(raised.value)
+
+
+@pytest.mark.parametrize(("column", "value", "part"), [("N", "many", "N: 'many' is not a number"), ("status", "good", "unknown 'good'")])
+def test_a_damaged_value_is_named(tmp_path, rows, column, value, part):
+    lines = results.to_csv(rows).splitlines()
+    values = lines[2].split(",")
+    values[results.COLUMNS.index(column)] = value
+    with pytest.raises(ResultsError) as raised:
+        results.read_csv(write(tmp_path, "\n".join([*lines[:2], ",".join(values), *lines[3:]]) + "\n"))
+    assert "line 3" in str(raised.value)
+    assert part in str(raised.value)
+
+
+def test_an_ok_row_without_a_figure_is_damaged(tmp_path, rows):
+    lines = results.to_csv(rows).splitlines()
+    values = lines[2].split(",")
+    values[results.COLUMNS.index("gbps")] = ""
+    with pytest.raises(ResultsError, match="no figure"):
+        results.read_csv(write(tmp_path, "\n".join([*lines[:2], ",".join(values), *lines[3:]]) + "\n"))
+
+
+@given(st.binary(max_size=200))
+def test_no_bytes_raise_anything_but_a_usage_error(tmp_path_factory, data):
+    path = tmp_path_factory.mktemp("fuzz") / "x.csv"
+    path.write_bytes(",".join(results.COLUMNS).encode() + b"\n" + data)
+    try:
+        results.read_csv(path)
+    except UsageError as error:
+        assert error.exit_code == 2

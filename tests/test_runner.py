@@ -1,0 +1,212 @@
+"""The order of things, with workers that only pretend."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from softbench import plan as planning
+from softbench import runner
+from softbench.config import Settings
+from softbench.lane import MAX_DEATHS, Lane
+from softbench.model import Case, Direction, Failed, Gpu, Measured, Probe, Record, Skipped, Status
+from softbench.plan import Plan
+from softbench.pool import Lost, Worker
+from softbench.registry import Offer, Origin, offer_to_json
+
+GOOD = {
+    "build": {"build": {"seconds": 0.1, "cache": ""}},
+    "check": {"accuracy": {"grade": "pass", "worst": 0.5, "detail": ""}},
+    "time": {"samples_us": [1.0, 2.0, 3.0], "kind": "fake"},
+    "release": {"released": True},
+}
+
+
+def offer(name, **fields):
+    return Offer(name, Origin("file", name, f"/x/{name}.py", name), **fields)
+
+
+@dataclass
+class FakePool:
+    """Answers from a script: {(backend, op): answer or list of answers}; what is not in it goes well."""
+
+    script: dict = field(default_factory=dict)
+    log: list = field(default_factory=list)
+    spawned: int = 0
+
+    def spawn(self, label, env=None):
+        self.spawned += 1
+        return Worker(self.spawned, None, Path(), label)
+
+    def discard(self, worker):
+        self.log.append((worker.label, "discard"))
+
+    def ask(self, worker, message, seconds, phase):
+        return self.gather({0: (worker, message)}, seconds, phase)[0]
+
+    def gather(self, requests, seconds, phase):
+        replies = {}
+        for key, (worker, message) in requests.items():
+            op = message["op"]
+            self.log.append((worker.label, op))
+            answer = self.script.get((worker.label, op))
+            if isinstance(answer, list):
+                answer = answer.pop(0) if answer else None
+            replies[key] = answer or (GOOD[op] if op != "load" else {"offers": [offer_to_json(offer(worker.label))]})
+        return replies
+
+
+def make(names=("copy", "a", "b"), cases=1, free=2**40, **settings):
+    offers = tuple(name if isinstance(name, Offer) else offer(name) for name in names)
+    found = tuple(Case(8, 2**i, "fp32", Direction.FORWARD, "cuda") for i in range(cases))
+    groups = (tuple(o.name for o in offers),)
+    return Plan(Settings(**{"rounds": 4, **settings}), found, offers, "cuda", "fake", {}, free, groups, {}, ())
+
+
+def measure(plan, pool, case=0):
+    ensemble = runner.Ensemble(plan, pool, [Lane(o) for o in plan.offers], 0)
+    return {record.backend: record for record in ensemble.measure(plan.cases[case])}
+
+
+def test_a_cell_is_built_then_checked_then_timed_in_rounds_of_rotating_order():
+    pool = FakePool()
+    records = measure(make(), pool)
+    ops = [op for _, op in pool.log]
+    assert ops == ["load"] * 3 + ["build"] * 3 + ["check"] * 3 + ["time"] * 12
+    timed = "".join(name[0] for name, op in pool.log if op == "time")
+    assert [timed[i : i + 3] for i in range(0, 12, 3)] == ["cab", "bac", "abc", "cba"]
+    assert [batch.position for batch in records["a"].outcome.timing.batches] == [1, 1, 0, 2]
+
+
+def test_two_backends_alternate_ab_ba_ba_ab():
+    lanes = [Lane(offer("A")), Lane(offer("B"))]
+    assert ["".join(lane.name for lane in runner.round_order(lanes, turn)) for turn in range(4)] == ["AB", "BA", "BA", "AB"]
+
+
+def test_what_is_wrong_is_never_timed():
+    wrong = {"accuracy": {"grade": "wrong", "worst": 99.0, "detail": "y[0, 0] is off"}}
+    pool = FakePool({("a", "check"): wrong})
+    records = measure(make(), pool)
+    assert records["a"].status is Status.WRONG
+    assert ("a", "time") not in pool.log
+    assert isinstance(records["b"].outcome, Measured)
+
+
+def test_a_lost_worker_costs_its_cell_only_and_is_replaced():
+    pool = FakePool({("a", "time"): [Lost(Status.FAILED, "crashed (SIGSEGV) in time")]})
+    plan = make(cases=2)
+    ensemble = runner.Ensemble(plan, pool, [Lane(o) for o in plan.offers], 0)
+    first, second = ({r.backend: r for r in ensemble.measure(case)} for case in plan.cases)
+    assert first["a"].outcome.reason == "crashed (SIGSEGV) in time"
+    assert first["a"].outcome.build is not None
+    assert isinstance(first["b"].outcome, Measured)
+    assert isinstance(second["a"].outcome, Measured)
+    assert pool.spawned == 4
+
+
+def test_a_poisoned_worker_is_not_used_again():
+    failed = {"failed": {"status": "failed", "stage": "check", "reason": "CUDA error"}, "poisoned": True}
+    pool = FakePool({("a", "check"): [failed]})
+    measure(make(), pool)
+    assert ("a", "discard") in pool.log
+
+
+def test_a_backend_whose_workers_keep_dying_is_given_up_with_the_reason():
+    pool = FakePool({("a", "build"): Lost(Status.TIMEOUT, "build took longer than 1 s")})
+    plan = make(cases=MAX_DEATHS + 2)
+    ensemble = runner.Ensemble(plan, pool, [Lane(o) for o in plan.offers], 0)
+    outcomes = [next(r for r in ensemble.measure(case) if r.backend == "a").outcome for case in plan.cases]
+    assert [outcome.status for outcome in outcomes] == [Status.TIMEOUT] * (MAX_DEATHS + 2)
+    assert outcomes[-1].reason == "not tried: 3 cases in a row ended its worker; the last build took longer than 1 s"
+    assert pool.log.count(("a", "build")) == MAX_DEATHS
+
+
+def test_out_of_memory_is_tried_once_more_in_a_fresh_worker_with_the_others_buffers_released():
+    oom = {"failed": {"status": "oom", "stage": "build", "reason": "OutOfMemoryError: tried to allocate 9 GiB"}}
+    pool = FakePool({("a", "build"): [oom]})
+    records = measure(make(), pool)
+    assert isinstance(records["a"].outcome, Measured)
+    assert pool.log.index(("copy", "release")) < len(pool.log) - pool.log[::-1].index(("a", "build"))
+    again = measure(make(), FakePool({("a", "build"): oom}))
+    assert again["a"].status is Status.OOM
+    assert isinstance(again["b"].outcome, Measured)
+
+
+def test_where_buffers_do_not_fit_together_workers_take_turns_holding_them():
+    pool = FakePool()
+    plan = make(free=2 * 2**30, rounds=2)
+    assert plan.takes_turns(plan.cases[0], 3)
+    assert not make().takes_turns(plan.cases[0], 3)
+    measure(plan, pool)
+    holding: set[str] = set()
+    for name, op in pool.log:
+        if op in ("build", "time"):
+            holding.add(name)
+        elif op == "release":
+            holding.discard(name)
+        assert len(holding) <= 1
+    assert not holding
+
+
+def test_unavailable_and_broken_backends_are_rows_with_their_reasons():
+    pool = FakePool()
+    plan = make(("copy", offer("gone", unavailable="no nvcc"), offer("bad", broken="import took longer than 3 s", broken_status="timeout")))
+    records = measure(plan, pool)
+    assert records["gone"].outcome == Skipped("no nvcc", unavailable=True)
+    assert records["bad"].outcome == Failed(Status.TIMEOUT, "import", "import took longer than 3 s")
+    assert isinstance(records["copy"].outcome, Measured)
+    assert pool.spawned == 1
+
+
+def test_a_skip_carries_its_reason():
+    records = measure(make(), FakePool({("a", "build"): {"skip": "only aligned N"}}))
+    assert records["a"].outcome == Skipped("only aligned N")
+
+
+CASE = Case(8, 8, "fp32", Direction.FORWARD)
+
+
+@pytest.mark.parametrize(
+    ("statuses", "code"),
+    [
+        ({"copy": "ok", "a": "ok"}, 0),
+        ({"copy": "ok", "a": "ok", "b": "unavailable"}, 0),
+        ({"copy": "ok", "a": "ok", "b": "wrong"}, 1),
+        ({"copy": "ok", "a": "ok", "b": "timeout"}, 1),
+        ({"copy": "ok", "a": "skipped"}, 1),
+        ({"copy": "ok"}, 0),
+        ({}, 1),
+    ],
+)
+def test_the_exit_code_says_whether_something_was_measured_and_nothing_failed(make_record, statuses, code):
+    def record(name, status):
+        if status == "ok":
+            return make_record(name, [1.0])
+        if status in ("skipped", "unavailable"):
+            return Record(name, CASE, Skipped("why", unavailable=status == "unavailable"))
+        return Record(name, CASE, Failed(Status(status), "check", "why"))
+
+    assert runner.exit_code([record(name, status) for name, status in statuses.items()]) == code
+
+
+def gpu(name="H200", mode="default", free=2**37):
+    return Gpu(name, "GPU-" + name, free, free, mode, {})
+
+
+def test_the_device_is_chosen_by_what_the_probe_saw():
+    nothing = Probe("2.13", "torch is built without CUDA", (), "EPYC", 2**34, {})
+    two = Probe("2.13", "", (gpu("A"), gpu("B")), "EPYC", 2**34, {})
+    assert planning.choose_device("auto", nothing) == ("cpu", None)
+    assert planning.choose_device("cuda:1", two) == ("cuda", gpu("B"))
+    assert planning.choose_device("cpu", two) == ("cpu", None)
+    with pytest.raises(planning.UsageError, match="built without CUDA; use --device cpu"):
+        planning.choose_device("cuda", nothing)
+    with pytest.raises(planning.UsageError, match="there are cuda:0 A, cuda:1 B"):
+        planning.choose_device("cuda:2", two)
+
+
+def test_workers_that_cannot_be_alive_together_are_grouped():
+    assert planning.grouped(["a", "b", "c"], 2) == (("a", "b"), ("c",))
+    big = [Case(2**15, 2**15, "fp32", Direction.FORWARD)]
+    assert planning.most_alive(big, "cuda", 40 * 2**30) == 4
+    assert planning.most_alive(big, "cuda", 2**30) == 1
