@@ -57,7 +57,7 @@ def test_a_narrow_terminal_gets_less_detail_but_no_broken_line(rows, width):
 def test_markup_in_a_reason_is_shown_as_text(make_record):
     case = make_record("x", [1]).case
     row = results.row(Record("[red]x", case, Failed(Status.FAILED, "build", "[bold]no[/bold]")), None, None, device="d", run="r")
-    assert "[red]x: failed (forward fp32 4096x256): build: [bold]no[/bold]" in text(tables.results([row], Console(width=200)))
+    assert "[red]x: failed (forward fp32 4096x256): [bold]no[/bold]" in text(tables.results([row], Console(width=200)))
 
 
 def test_every_cell_can_be_had_on_a_line_of_its_own(rows):
