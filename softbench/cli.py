@@ -7,13 +7,9 @@ from __future__ import annotations
 
 import os
 import shlex
-import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -21,11 +17,7 @@ from softbench import __version__
 from softbench.errors import Interrupted, SoftbenchError, UsageError
 from softbench.units import one_line
 
-if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
-
 EPILOG = "Exit codes: 0 fine; 1 a backend is wrong or failed, or nothing was measured; 2 usage; 130 interrupted (143 by SIGTERM)."
-LOG_WIDTH = 400  # where nobody's terminal sets a width, tables keep their own
 
 app = typer.Typer(
     help="Compare softmax strategies on the GPU: checked, isolated, interleaved, in GB/s.",
@@ -37,6 +29,15 @@ app = typer.Typer(
 )
 
 
+BackendsOption = Annotated[str | None, typer.Option(help="all, or names: torch,compile. The yardstick, copy, is always added.")]
+DeviceOption = Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:K.")]
+PluginOption = Annotated[list[Path] | None, typer.Option(help="A Python file that defines backends; it is code that you run. Repeatable.")]
+TimeoutOption = Annotated[
+    str | None, typer.Option(help="Deadline in seconds: 60 for every phase, or import=10,build=600,check=60,time=60.")
+]
+FileArgument = Annotated[Path, typer.Argument(help="A results CSV, such as results/latest.csv.")]
+
+
 @app.callback(invoke_without_command=True)
 def _version(version: Annotated[bool, typer.Option("--version", help="Print the version and end.")] = False) -> None:
     if version:
@@ -46,7 +47,7 @@ def _version(version: Annotated[bool, typer.Option("--version", help="Print the 
 
 @app.command(epilog=EPILOG)
 def run(
-    backends: Annotated[str | None, typer.Option(help="all, or names: torch,compile. The yardstick, copy, is always added.")] = None,
+    backends: BackendsOption = None,
     M: Annotated[str | None, typer.Option("--M", help="Rows: 4096, or 256,1024, or 256:8192:256, or 256:65536:*2.")] = None,
     N: Annotated[str | None, typer.Option("--N", help="Columns, the reduced axis; written like --M.")] = None,
     dtype: Annotated[str | None, typer.Option(help="fp32, fp16, bf16, or several: fp32,bf16.")] = None,
@@ -54,21 +55,17 @@ def run(
     config: Annotated[
         str | None, typer.Option(metavar="NAME|FILE", help="tutorial, powers, cpu, or a TOML file; flags override it.")
     ] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:K.")] = None,
+    device: DeviceOption = None,
     rounds: Annotated[int | None, typer.Option(help="Rounds: passes over the backends of a case. [5]")] = None,
     processes: Annotated[int | None, typer.Option(help="Fresh sets of worker processes, each measuring everything. [1]")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the inputs. [0]")] = None,
     relative_to: Annotated[str | None, typer.Option(help="The backend that speed-ups are over. [torch]")] = None,
-    timeout: Annotated[
-        str | None, typer.Option(help="Deadline in seconds: 60 for every phase, or import=10,build=600,check=60,time=60.")
-    ] = None,
-    plugin: Annotated[
-        list[Path] | None, typer.Option(help="A Python file that defines backends; it is code that you run. Repeatable.")
-    ] = None,
+    timeout: TimeoutOption = None,
+    plugin: PluginOption = None,
     output: Annotated[Path, typer.Option(help="Folder of the results.")] = Path("results"),
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the newest interrupted run of these settings here.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the cells and an estimate of the time; measure nothing.")] = False,
-    quick: Annotated[bool, typer.Option("--quick", help="Two short rounds and at most six N of each sweep: a first look.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Three short rounds and, without --N, six N at most: a first look.")] = False,
     json: Annotated[
         Path | None, typer.Option(metavar="FILE|-", help="Write the whole result as JSON there; - is stdout, without the table.")
     ] = None,
@@ -85,7 +82,8 @@ def run(
         | {"rounds": rounds, "processes": processes, "seed": seed, "relative_to": relative_to, "timeout": timeout}
     )
     command = shlex.join(["softbench", *sys.argv[1:]])
-    request = runner.Request(configs.load(config) if config else {}, flags, quick, output, resume, command, __version__)
+    request = runner.Request(configs.load(config) if config is not None else {}, flags, quick, output, resume, command, __version__)
+    _try_json(json, dry_run)
     if dry_run:
         _show_plan(runner.dry_run(request))
         return
@@ -94,108 +92,135 @@ def run(
     raise typer.Exit(runner.exit_code(kept.records()))
 
 
+@app.command(epilog=EPILOG)
+def check(
+    backends: BackendsOption = None,
+    case: Annotated[str, typer.Option(metavar="PATTERN", help="Only cases whose name matches, as a shell's pattern: 'layout *'.")] = "*",
+    dtype: Annotated[str, typer.Option(help="fp32, fp16, bf16, or several.")] = "fp32,fp16,bf16",
+    direction: Annotated[str, typer.Option(help="forward, backward, or both of them.")] = "forward,backward",
+    device: DeviceOption = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the inputs. [0]")] = None,
+    timeout: TimeoutOption = None,
+    plugin: PluginOption = None,
+    json: Annotated[
+        Path | None, typer.Option(metavar="FILE|-", help="Write the findings as JSON there; - is stdout, without the table.")
+    ] = None,
+) -> None:
+    """Check every backend on the catalogue of cases: shapes, layouts, values, gradients, contract. Nothing is timed.
+
+    A sign for each dtype: . pass, ~ low-precision, X wrong, ! failed, ? unverified, - skipped.
+    """
+    from softbench import checking, sweep, terminal
+    from softbench import config as configs
+
+    flags = configs.from_flags({"backends": backends, "device": device, "seed": seed, "timeout": timeout, "plugins": plugin})
+    directions = sweep.parse_choices(direction, "--direction", ["forward", "backward"])
+    _try_json(json)
+    wanted = checking.Examination(configs.resolve({}, flags), case, sweep.parse_dtypes(dtype, "--dtype"), directions)
+    with terminal.ending():
+        found = checking.examine(wanted, terminal.counter("cases"))
+    _report_checks(found, json, [str(path) for path in plugin or ()])
+    raise typer.Exit(found.exit_code)
+
+
 @app.command()
 def show(
-    file: Annotated[Path, typer.Argument(help="A results CSV, such as results/latest.csv.")],
+    file: FileArgument,
     long: Annotated[bool, typer.Option("--long", help="A line for every cell: latency, spread, samples, build, error over bound.")] = False,
 ) -> None:
     """Show the table of a results file."""
-    from softbench import tables
+    from softbench import tables, terminal
 
-    console = _console()
-    rows = _read(file)
-    _print(console, tables.cells(rows) if long else tables.results(rows, console))
+    rows, console = _read(file), terminal.console()
+    terminal.show(tables.cells(rows) if long else tables.results(rows, console), console)
 
 
 @app.command()
 def plot(
-    file: Annotated[Path, typer.Argument(help="A results CSV, such as results/latest.csv.")],
-    out: Annotated[Path | None, typer.Option("-o", "--out", help="out.png, .svg or .pdf; by default FILE with .png.")] = None,
+    files: Annotated[list[Path], typer.Argument(help="One or several results CSVs; several are overlaid.")],
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="out.png, .svg or .pdf; by default the first FILE with .png.")] = None,
 ) -> None:
-    """Plot bandwidth over N, with copy drawn; one figure for each direction, dtype and M."""
-    rows = _read(file)
+    """Plot bandwidth over N, with copy drawn, and the fraction of copy; one figure for each direction, dtype and M."""
+    runs = [(file, _read(file)) for file in files]
     from softbench import plots
 
-    for written in plots.write(rows, out or file.with_suffix(".png")):
+    for written in plots.write(runs, out or files[0].with_suffix(".png")):
         typer.echo(written)
 
 
+@app.command()
+def compare(a: FileArgument, b: FileArgument) -> None:
+    """Compare two results files cell by cell: the ratio of their bandwidths, marked only where it is beyond the noise of both."""
+    from softbench import compare as comparing
+    from softbench import tables, terminal
+
+    found = comparing.pairs(_read(a), _read(b))
+    if not found:
+        raise UsageError(f"{a} and {b}: no cell of either has a figure")
+    terminal.show(tables.comparison(found, (str(a), str(b))), terminal.console())
+    typer.echo(comparing.summary(found))
+
+
 @app.command(name="list")
-def list_backends(
-    plugin: Annotated[
-        list[Path] | None, typer.Option(help="A Python file that defines backends; it is code that you run. Repeatable.")
-    ] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:K.")] = None,
-) -> None:
+def list_backends(plugin: PluginOption = None, device: DeviceOption = None) -> None:
     """List the backends: where they come from, and whether they can run here."""
     from softbench import config as configs
-    from softbench import runner, tables
+    from softbench import runner, tables, terminal
 
     flags = configs.from_flags({"plugins": plugin, "device": device})
-    with _ending():
+    with terminal.ending():
         offers = runner.offers(configs.resolve({}, flags))
-    states = [
-        ("broken", o.broken) if o.broken else ("unavailable", o.unavailable) if o.unavailable else ("available", o.summary) for o in offers
-    ]
-    pairs = [(o.name, state, f"{text} [{o.origin.shown}]") for o, (state, text) in zip(offers, states, strict=True)]
-    _print(_console(), tables.facts(pairs))
+    terminal.show(tables.facts([tables.offer(offer) for offer in offers]), terminal.console())
 
 
 @app.command()
 def doctor() -> None:
     """Look at what a run needs: GPU, driver, torch, triton, compilers; say what to install. Exit code 1 when something is missing."""
     from softbench import doctor as doctors
-    from softbench import tables
+    from softbench import tables, terminal
 
-    with _ending():
+    with terminal.ending():
         findings = doctors.examine(deadline=120)
-    _print(_console(), tables.facts(findings))
+    terminal.show(tables.facts(findings), terminal.console())
     raise typer.Exit(0 if doctors.healthy(findings) else 1)
 
 
 def _measure(request: Any) -> Any:
     """Run with progress on stderr; an interruption says what is kept."""
-    from softbench import runner
+    from softbench import runner, terminal
     from softbench.progress import Progress
 
     started: list[Any] = []
-    console = _console(stderr=True)
     try:
-        with _ending(), Progress(console) as progress:
+        with terminal.ending(), Progress(terminal.console(stderr=True)) as progress:
             return runner.run(request, progress, started.append)
     except Interrupted as stop:
         if started:
             again = request.command + ("" if request.resume else " --resume")
-            typer.echo(f"softbench: interrupted; what was measured is in {started[0].csv}; go on with: {again}", err=True)
+            kept = f"what was measured is in {started[0].csv}" if started[0].cells else "nothing was measured yet"
+            typer.echo(f"softbench: interrupted; {kept}; go on with: {again}", err=True)
         raise typer.Exit(stop.exit_code) from None  # Typer would make 130 of every KeyboardInterrupt
 
 
 def _report(kept: Any, json: Path | None) -> None:
     """The table on stdout (or the JSON), and where the files are on stderr."""
-    import json as encoder
+    from softbench import tables, terminal
 
-    from softbench import tables
-
-    if json is not None:
-        text = encoder.dumps(kept.document(), allow_nan=False)
-        if str(json) == "-":
-            typer.echo(text)
-        else:
-            _write(json, text + "\n")
-    if json is None or str(json) != "-":
-        console = _console()
-        _print(console, tables.results(kept.rows(), console))
+    if not _wrote_to_stdout(kept.document(), json):
+        console = terminal.console()
+        terminal.show(tables.results(kept.rows(), console), console)
     typer.echo(f"softbench: wrote {kept.csv} and {kept.json}", err=True)
 
 
 def _show_plan(plan: Any) -> None:
-    from softbench import tables, units
+    from softbench import tables, terminal, units
 
     able = [offer.name for offer in plan.offers if not (offer.broken or offer.unavailable)]
     for text in plan.notes:
         typer.echo(f"softbench: {text}", err=True)
     pairs = [(case.key, units.size(case.tensor_bytes), "takes turns" if plan.takes_turns(case, len(able)) else "") for case in plan.cases]
-    _print(_console(), tables.facts(pairs))
+    pairs += [tables.offer(offer) for offer in plan.offers if offer.broken or offer.unavailable]
+    terminal.show(tables.facts(pairs), terminal.console())
     settings = plan.settings
     typer.echo(
         f"{units.count(len(plan.cases), 'case')} x {units.count(len(able), 'backend')} ({', '.join(able)}) = "
@@ -213,52 +238,67 @@ def _read(file: Path) -> Any:
     return rows
 
 
-def _write(path: Path, text: str) -> None:
+def _report_checks(found: Any, json: Path | None, plugins: list[str]) -> None:
+    from softbench import tables, terminal
+
+    if not _wrote_to_stdout(found.document(), json):
+        console = terminal.console()
+        terminal.show(tables.checks(found.findings), console)
+    for text in found.notes:
+        typer.echo(f"softbench: {text}", err=True)
+    for finding, again in found.to_repeat(plugins):
+        typer.echo(f"softbench: {finding.backend} is {finding.verdict}: {finding.reason}\n  {again}", err=True)
+
+
+def _try_json(where: Path | None, dry_run: bool = False) -> None:
+    """Before any work: the file that is asked for can be written."""
+    if where is None or str(where) == "-":
+        return
+    if dry_run:
+        raise UsageError("--json: a dry run has nothing to write; leave out one of the two")
     try:
-        path.write_text(text)
+        with where.open("a"):
+            pass
     except OSError as error:
-        raise UsageError(f"--json {path}: cannot be written: {error.strerror}") from None
+        raise UsageError(f"--json {where}: cannot be written: {error.strerror}") from None
 
 
-def _console(*, stderr: bool = False) -> Console:
-    """A console that keeps a terminal's width, and in a log lets tables be as wide as they are. NO_COLOR is rich's own affair."""
-    from rich.console import Console
+def _wrote_to_stdout(document: Any, where: Path | None) -> bool:
+    """Write a document as JSON where it was asked for; True when that was stdout, which then belongs to it alone."""
+    import json as encoder
 
-    stream = sys.stderr if stderr else sys.stdout
-    return Console(stderr=stderr) if stream.isatty() else Console(stderr=stderr, width=LOG_WIDTH)
-
-
-def _print(console: Console, what: RenderableType) -> None:
-    console.print(what, markup=False, highlight=False)
-
-
-@contextmanager
-def _ending() -> Iterator[None]:
-    """SIGINT, SIGTERM and SIGHUP unwind as Interrupted, so that workers are ended; a second one ends this process at once."""
-
-    def first(signum: int, frame: FrameType | None) -> NoReturn:
-        for other in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(other, lambda number, _: os._exit(128 + number))  # workers are killed with their nursery
-        raise Interrupted(signum)
-
-    before = {signum: signal.signal(signum, first) for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    if where is None:
+        return False
+    text = encoder.dumps(document, allow_nan=False)
+    if str(where) == "-":
+        typer.echo(text)
+        return True
     try:
-        yield
-    finally:
-        for signum, handler in before.items():
-            signal.signal(signum, handler)
+        where.write_text(text + "\n")
+    except OSError as error:
+        raise UsageError(f"--json {where}: cannot be written: {error.strerror}") from None
+    return False
 
 
 def main() -> NoReturn:
     """The console script: every expected error is one line on stderr."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by the caller
+            setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115 - it lives as long as the process
+        getattr(sys, name).reconfigure(errors="replace")  # a locale without some character must not end a run
     try:
         app(standalone_mode=True)
+        sys.stdout.flush()
     except SoftbenchError as error:
         typer.echo(f"softbench: {one_line(str(error), 2000)}", err=True)
         sys.exit(error.exit_code)
     except BrokenPipeError:  # `softbench show | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
+    except OSError as error:  # of a stream; everything else has been caught where it happened
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        typer.echo(f"softbench: the output cannot be written: {error.strerror}", err=True)
+        sys.exit(2)
     sys.exit(0)
 
 

@@ -28,7 +28,7 @@ from softbench.sweep import Sweep, parse_axis, parse_directions, parse_dtypes, t
 PHASES = {"import": 60.0, "build": 300.0, "check": 120.0, "time": 120.0}
 """The phases of a cell and their default deadlines, seconds."""
 
-QUICK = {"rounds": 2, "warmup_ms": 2.0, "batch_ms": 5.0}
+QUICK = {"rounds": 3, "warmup_ms": 2.0, "batch_ms": 5.0}
 QUICK_SHAPES = 6
 
 Layer = dict[str, Any]
@@ -98,7 +98,7 @@ def load(name_or_file: str) -> Layer:
         raise ConfigError(f"--config: {unknown(name_or_file, shipped(), 'configuration')}; or give the path of a .toml file")
     try:
         table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # TOMLDecodeError is a ValueError, as is a number of thousands of digits
         raise ConfigError(f"{name_or_file}: not valid TOML: {error}") from None
     return _layer(table, name_or_file, base=path.parent)
 
@@ -117,6 +117,8 @@ def _layer(table: dict[str, Any], where: str, base: Path) -> Layer:
         at = f"{where}: {key}"
         if key == "sweep":
             sweeps = value if isinstance(value, list) else [value]
+            if not sweeps:
+                raise ConfigError(f"{at}: is empty; write [[sweep]] and then M = ..., N = ...")
             layer[key] = tuple(_sweep(sweep, f"{where}: [[sweep]] {i + 1}") for i, sweep in enumerate(sweeps))
         elif key == "timeout":
             layer[key] = _timeouts(value, at)

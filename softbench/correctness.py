@@ -9,8 +9,11 @@ c(N) = 16 + 2 log2 N + N / (4 L), where a sum is kept in L lanes (16 on the CPU,
 exp's relative error grows with |x - max|; sums and dots lose with their depth; dx cancels, so its scale is S and not dx; eta covers
 flush-to-zero. `low-precision` is a second class for backends that honestly round intermediates to 16 bits:
 
-    forward   B_i + u_o y_i (4 + 2 (d_i + D))
+    forward   B_i + u_o y_i (4 + 2 (d_i + D)) + eta
     backward  B_i + u_o (2 S_i + |dx_i|) + 2 eta
+
+(The further eta of the forward is the numerator's: in fp16 exp(x - max) may itself be subnormal, and is rounded before the division
+rounds again. Eager naive on randn of scale 10 needs it.)
 
 `both` is checked against float64 all the way from x, whatever a backend keeps for its backward: dx = y (dy - s), s = sum_j y_j dy_j,
 so an error of y within its own forward bound F moves dx by at most F_i (|dy_i| + |s|) + |y_i| sum_j F_j |dy_j|, which is added to the
@@ -63,7 +66,7 @@ def bound_forward(x: torch.Tensor, case: Case) -> Bounded:
     mean = spread.sum(dim=-1, keepdim=True)
     travelled = spread + y * mean  # y * (d + D)
     tight = u_out * y + U * (y * depth(case.N, case.device) + 4 * travelled) + eta
-    return Bounded(y, tight, tight + u_out * (4 * y + 2 * travelled))
+    return Bounded(y, tight, tight + (u_out * (4 * y + 2 * travelled) + eta if u_out else 0.0))
 
 
 def bound_backward(dy: torch.Tensor, y: torch.Tensor, case: Case) -> Bounded:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
 from softbench.model import Failed, Outcome, Skipped, Status
 from softbench.pool import Lost, Pool, Reply, Worker
@@ -67,6 +68,10 @@ def discover(pool: Pool, doors: Sequence[Origin], device: str, env: dict[str, st
             else:
                 pool.discard(worker)
             lanes += found
+    names = [lane.name for lane in lanes]
+    for lane in lanes:
+        if lane.offer.broken and names.count(lane.name) > 1:  # what did not load goes by its file's stem, which another may own
+            lane.offer = replace(lane.offer, name=Path(lane.offer.origin.target).name)
     return lanes
 
 
@@ -76,7 +81,10 @@ def offers_of(door: Origin, reply: Reply) -> list[Offer]:
         return [Offer(door.label, door, broken=reply.reason, broken_status=reply.status)]
     if failed := reply.get("failed"):
         return [Offer(door.label, door, broken=f"import: {failed['reason']}")]
-    return [offer_from_json(data) for data in reply["offers"]]
+    try:
+        return [offer_from_json(data) for data in reply["offers"]] or [Offer(door.label, door, broken="import: it offers no backend")]
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return [Offer(door.label, door, broken="import: its process gave an answer that is none")]
 
 
 def revive(pool: Pool, lane: Lane, device: str, env: dict[str, str], deadline: float) -> Failed | None:

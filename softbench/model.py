@@ -45,6 +45,8 @@ class Status(StrEnum):
     TIMEOUT = "timeout"
     OOM = "oom"
     UNVERIFIED = "unverified"
+    CHECKED = "checked"
+    """Right, and not timed: only an interpreter runs it here."""
     SKIPPED = "skipped"
     UNAVAILABLE = "unavailable"
 
@@ -152,7 +154,16 @@ class Failed:
     accuracy: Accuracy | None = None
 
 
-Outcome = Measured | Skipped | Failed
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """Built and found right, but not to be timed here."""
+
+    build: Build
+    accuracy: Accuracy
+    reason: str
+
+
+Outcome = Measured | Checked | Skipped | Failed
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +181,8 @@ class Record:
         match self.outcome:
             case Measured():
                 return Status.OK
+            case Checked():
+                return Status.CHECKED
             case Skipped(unavailable=True):
                 return Status.UNAVAILABLE
             case Skipped():

@@ -22,9 +22,12 @@ import select
 import signal
 import socket
 import sys
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
 MESSAGE_BYTES = 1 << 16
 
 
@@ -36,6 +39,7 @@ def main(descriptor: int) -> None:
     except BaseException as error:  # a broken torch may raise anything at import; all of it is the answer
         _send(control, {"ready": False, "error": f"{type(error).__name__}: {error}"})
         return
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)  # what a plugin starts in a session of its own becomes ours when its worker ends
     _send(control, {"ready": True})
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_write, False)
@@ -49,7 +53,8 @@ def main(descriptor: int) -> None:
         if control.fileno() in readable:
             data, descriptors, _, _ = socket.recv_fds(control, MESSAGE_BYTES, 2)
             if not data:
-                return  # the kernel ends the workers as this process ends
+                _end_children()
+                return
             _fork(control, json.loads(data), descriptors, wake_read, wake_write)
 
 
@@ -93,6 +98,29 @@ def _become_worker(control: socket.socket, order: dict[str, Any], pipe: int, log
     from softbench.worker import serve
 
     serve(Channel(socket.socket(fileno=pipe)))
+
+
+def _end_children() -> None:
+    """Kill every child, and what becomes our child by that, until none is left."""
+    for _ in range(100):
+        children = [pid for pid in _processes() if _parent(pid) == os.getpid()]
+        if not children:
+            return
+        for pid in children:
+            with suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+            with suppress(OSError):
+                os.waitpid(pid, 0)
+
+
+def _processes() -> list[int]:
+    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+
+
+def _parent(pid: int) -> int:
+    with suppress(OSError, ValueError):
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return 0
 
 
 def _reap(control: socket.socket) -> None:

@@ -103,12 +103,12 @@ def make(pool: Pool, file: config.Layer, flags: config.Layer, *, quick: bool) ->
             lane.drop(pool)
     facts = {**look.software, **(gpu.facts if gpu else {}), "device": device, "interleaved": len(groups) == 1}
     name = gpu.name if gpu else look.cpu
-    return Plan(settings, cases, offers, device, name, _environment(gpu, look), free, groups, facts, tuple(notes)), chosen
+    return Plan(settings, cases, offers, device, name, environment(gpu, look), free, groups, facts, tuple(notes)), chosen
 
 
 def open_doors(pool: Pool, doors: Sequence[Origin], device: str, gpu: Gpu | None, look: Probe, deadline: float) -> list[Lane]:
     """`discover` on the chosen device, all doors at once unless the GPU takes one process at a time."""
-    return discover(pool, doors, device, _environment(gpu, look), deadline, together=not (gpu and gpu.exclusive))
+    return discover(pool, doors, device, environment(gpu, look), deadline, together=not (gpu and gpu.exclusive))
 
 
 def header(plan: Plan, command: str, version: str) -> dict[str, Any]:
@@ -126,7 +126,7 @@ def header(plan: Plan, command: str, version: str) -> dict[str, Any]:
         "relative_to": settings.relative_to,
         "settings": {**settings.measuring(), "timeout": settings.timeout, "memory_share": settings.memory_share},
         "environment": plan.facts,
-        "fingerprint": store.fingerprint(settings.measuring(), plan.facts, version),
+        "fingerprint": store.fingerprint(settings.measuring(), plan.facts, version, plan.cases, [offer.name for offer in plan.offers]),
     }
 
 
@@ -141,7 +141,7 @@ def _git_commit() -> str | None:
     return None
 
 
-def _environment(gpu: Gpu | None, look: Probe) -> dict[str, str]:
+def environment(gpu: Gpu | None, look: Probe) -> dict[str, str]:
     """A worker sees its device as the only one, whatever order others number them in."""
     if gpu is None:
         return {"CUDA_VISIBLE_DEVICES": ""}

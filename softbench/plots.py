@@ -17,13 +17,15 @@ if TYPE_CHECKING:
 FORMATS = (".png", ".svg", ".pdf")
 # Okabe and Ito's palette, which colour-blind readers can tell apart; markers repeat the distinction in print.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6D31", "#F0E442")
+LINES = ("-", "--", ":", "-.")  # of the first file, the second ...
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
 
 
-def write(rows: Sequence[Row], out: Path) -> list[Path]:
+def write(runs: Sequence[tuple[Path, Sequence[Row]]], out: Path) -> list[Path]:
     """One figure for each (direction, dtype, M): GB/s over N, and the fraction of copy below. Returns the files.
 
-    With several figures, each file's name says which it is: `out-forward-bf16-M4096.png`.
+    Several runs are overlaid: the first solid, the next dashed, dotted. With several figures, each file's name says which it
+    is: `out-forward-bf16-M4096.png`.
 
     Raises:
         UsageError: a format that is not png, svg or pdf.
@@ -33,48 +35,52 @@ def write(rows: Sequence[Row], out: Path) -> list[Path]:
 
     if out.suffix not in FORMATS:
         raise UsageError(f"-o {out}: the file must end in {', '.join(FORMATS)}")
-    frame = pandas.DataFrame([{name: getattr(row, name) for name in Row.__slots__} for row in rows if row.gbps])
+    rows = [
+        {"source": place, **{name: getattr(row, name) for name in Row.__slots__}}
+        for place, (_, some) in enumerate(runs)
+        for row in some
+        if row.gbps
+    ]
+    frame = pandas.DataFrame(rows)
     if frame.empty:
         raise ResultsError("no cell has a figure, so there is nothing to draw")
+    labels = _source_labels(runs)
     groups = list(frame.groupby(["direction", "dtype", "M"], sort=False))
     files = []
     for (direction, dtype, M), group in groups:
         file = out if len(groups) == 1 else out.with_name(f"{out.stem}-{direction}-{dtype}-M{M}{out.suffix}")
-        _figure(group, f"softmax {direction}, {dtype}, M = {M}, {group['device'].iloc[0]}", file)
+        _figure(group, _plain(f"softmax {direction}, {dtype}, M = {M}, {' and '.join(group['device'].unique())}"), labels, file)
         files.append(file)
     return files
 
 
-def _figure(group: pandas.DataFrame, title: str, file: Path) -> None:
+def _source_labels(runs: Sequence[tuple[Path, Sequence[Row]]]) -> list[str]:
+    """What tells the runs apart in a legend: the devices where they differ, else the files."""
+    if len(runs) == 1:
+        return [""]
+    devices = [rows[0].device for _, rows in runs]
+    return [f", {_plain(name)}" for name in (devices if len(set(devices)) == len(runs) else [str(path) for path, _ in runs])]
+
+
+def _plain(text: str) -> str:
+    """Text that matplotlib takes as it is: a dollar sign starts no formula."""
+    return text.replace("$", r"\$")
+
+
+def _figure(group: pandas.DataFrame, title: str, labels: Sequence[str], file: Path) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    fractions = group["of_copy"].notna().any()
-    figure, axes = pyplot.subplots(
-        2 if fractions else 1, 1, figsize=(9, 7 if fractions else 5), sharex=True, squeeze=False, layout="constrained"
-    )
+    fractions = bool(group.loc[group["grade"] != Grade.YARDSTICK, "of_copy"].notna().any())
+    size = (9, 7 if fractions else 5)
+    figure, axes = pyplot.subplots(2 if fractions else 1, 1, figsize=size, sharex=True, squeeze=False, layout="constrained")
     panels: list[Any] = list(axes[:, 0])
-    names = [name for name in group["backend"].unique() if (group.loc[group["backend"] == name, "grade"] != Grade.YARDSTICK).all()]
-    for name in group["backend"].unique():
-        lines = group[group["backend"] == name].sort_values("N")
-        if name in names:
-            place = names.index(name)
-            style = {"color": COLOURS[place % len(COLOURS)], "marker": MARKERS[place % len(MARKERS)], "markersize": 4, "linewidth": 1.5}
-        else:
-            style = {"color": "0.35", "linestyle": "--", "linewidth": 1.2}
-        label = f"{name} (yardstick)" if name not in names else name
-        if (lines["grade"] == Grade.LOW_PRECISION).any():
-            label += " (low-precision)"
-        panels[0].plot(lines["N"], lines["gbps"], label=label, **style)
-        bytes_over_us = lines["gbps"] * lines["median_us"]
-        panels[0].fill_between(
-            lines["N"], bytes_over_us / lines["p80_us"], bytes_over_us / lines["p20_us"], color=style["color"], alpha=0.15, linewidth=0
-        )
-        if fractions and name in names:
-            panels[1].plot(lines["N"], lines["of_copy"], **style)
-    _label(panels, group, title, bool(fractions))
+    names = list(group.loc[group["grade"] != Grade.YARDSTICK, "backend"].unique())
+    for (source, name), lines in group.groupby(["source", "backend"], sort=False):
+        _curve(panels, lines.sort_values("N"), name, names, LINES[source % len(LINES)], labels[source])
+    _label(panels, group, title)
     try:
         figure.savefig(file, dpi=150)
     except OSError as error:
@@ -83,18 +89,37 @@ def _figure(group: pandas.DataFrame, title: str, file: Path) -> None:
         pyplot.close(figure)
 
 
-def _label(panels: Sequence[Axes], group: pandas.DataFrame, title: str, fractions: bool) -> None:
+def _curve(panels: Sequence[Axes], lines: pandas.DataFrame, name: str, names: Sequence[str], line: str, source: str) -> None:
+    """One backend of one run: its bandwidth with the p20..p80 band, and below its fraction of copy."""
+    yardstick = name not in names
+    if yardstick:
+        style: dict[str, Any] = {"color": "0.35", "linestyle": line, "linewidth": 1}
+    else:
+        place = names.index(name)
+        style = {"color": COLOURS[place % len(COLOURS)], "linestyle": line, "linewidth": 1.5, "markersize": 4}
+        style["marker"] = MARKERS[place % len(MARKERS)]
+    label = _plain(name) + (" (yardstick)" if yardstick else "") + source
+    if (lines["grade"] == Grade.LOW_PRECISION).any():
+        label += " (low-precision)"
+    panels[0].plot(lines["N"], lines["gbps"], label=label, **style)
+    bytes_moved = lines["gbps"] * lines["median_us"]
+    low, high = bytes_moved / lines["p80_us"], bytes_moved / lines["p20_us"]
+    panels[0].fill_between(lines["N"], low, high, color=style["color"], alpha=0.15, linewidth=0)
+    if len(panels) > 1 and not yardstick:
+        panels[1].plot(lines["N"], lines["of_copy"], **style)
+
+
+def _label(panels: Sequence[Axes], group: pandas.DataFrame, title: str) -> None:
     panels[0].set_title(title)
     panels[0].set_ylabel("bandwidth (GB/s, higher is better)\nmedian, band p20-p80")
-    panels[0].set_ylim(bottom=0)
-    panels[0].legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
-    if fractions:
+    panels[0].legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)  # outside: it hides no data
+    if len(panels) > 1:
         panels[1].set_ylabel("fraction of the same-bytes copy")
-        panels[1].axhline(1, color="0.35", linestyle="--", linewidth=1.2)
-        panels[1].set_ylim(bottom=0)
-    low, high = group["N"].min(), group["N"].max()
+        panels[1].axhline(1, color="0.35", linewidth=1)
+    wide = group["N"].max() >= 32 * group["N"].min()
     for panel in panels:
+        panel.set_ylim(bottom=0)
         panel.grid(alpha=0.3)
-        if high >= 32 * low:
+        if wide:
             panel.set_xscale("log", base=2)
     panels[-1].set_xlabel("N, columns of a row")

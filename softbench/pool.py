@@ -68,7 +68,7 @@ class Pool:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs, (Path(self._folder.name) / "nursery.log").open("wb") as log:
             self._nursery = subprocess.Popen(
-                [sys.executable, "-X", "faulthandler", "-c", _BOOT, json.dumps(sys.path), str(theirs.fileno())],
+                [sys.executable, "-P", "-X", "faulthandler", "-c", _BOOT, json.dumps(sys.path), str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -133,25 +133,35 @@ class Pool:
                 selector.register(worker.channel, selectors.EVENT_READ, key)
                 with suppress(OSError):  # its death is read below
                     worker.channel.send(message)
+            selector.register(self._control, selectors.EVENT_READ, None)  # a process that its own child holds open is seen to end here
             end = time.monotonic() + seconds
-            while selector.get_map():
+            while len(replies) < len(requests):
                 events = selector.select(max(0.0, end - time.monotonic()))
                 if not events and time.monotonic() >= end:
-                    for registered in list(selector.get_map().values()):
-                        replies[registered.data] = self._timed_out(requests[registered.data][0], seconds, phase)
-                    break
-                for event, _ in events:
-                    worker = requests[event.data][0]
+                    late = [key for key in requests if key not in replies]
+                    return replies | {key: self._timed_out(requests[key][0], seconds, phase) for key in late}
+                ready = {event.data for event, _ in events}
+                if None in ready:
+                    self._take_report(seconds)
+                    ready |= {key for key, (worker, _) in requests.items() if worker.pid in self._exits}
+                for key in ready - {None} - replies.keys():
+                    worker = requests[key][0]
                     if (reply := self._read(worker, phase)) is not None:
-                        replies[event.data] = reply
-                        selector.unregister(event.fileobj)
+                        replies[key] = reply
+                        with suppress(KeyError, ValueError):
+                            selector.unregister(worker.channel)
         return replies
 
     def _read(self, worker: Worker, phase: str) -> Reply | None:
         try:
+            if worker.pid in self._exits:
+                worker.channel.socket.setblocking(False)  # its last words, if it left any; another process may hold the pipe open
             if not worker.channel.fill():
                 return self._died(worker, phase)
-            return worker.channel.take()
+            reply = worker.channel.take()
+            return reply if reply is not None or worker.pid not in self._exits else self._died(worker, phase)
+        except BlockingIOError:
+            return self._died(worker, phase)
         except ValueError:
             self.discard(worker)
             return Lost(Status.FAILED, f"its process wrote something that is no answer into the worker's pipe in {phase}")
@@ -198,26 +208,33 @@ class Pool:
             WorkersError: the nursery is gone, or time ran out.
         """
         end = time.monotonic() + seconds
-        while not done():
-            self._control.settimeout(max(0.001, end - time.monotonic()))
-            try:
-                data = self._control.recv(1 << 16)
-            except TimeoutError:
-                raise WorkersError(f"worker processes did not start within {seconds:g} s") from None
-            except OSError:
-                data = b""
-            if not data:
-                raise self._nursery_lost()
-            report = json.loads(data)
-            if "code" in report:
-                self._exits[report["pid"]] = report["code"]
-            elif "id" in report:
-                self._pids[report["id"]] = report["pid"]
-                self._exits.pop(report["pid"], None)  # the kernel uses process numbers again
-            elif report["ready"]:
-                self._ready = True
-            else:
-                raise WorkersError(f"torch cannot be imported: {one_line(report['error'])}; try: python -c 'import torch'")
+        try:
+            while not done():
+                self._take_report(end - time.monotonic())
+        except TimeoutError:
+            raise WorkersError(f"worker processes did not start within {seconds:g} s") from None
+
+    def _take_report(self, seconds: float) -> None:
+        """Take in one report of the nursery. Raises TimeoutError; WorkersError when the nursery is gone."""
+        self._control.settimeout(max(0.001, seconds))
+        try:
+            data = self._control.recv(1 << 16)
+        except TimeoutError:
+            raise
+        except OSError:
+            data = b""
+        if not data:
+            raise self._nursery_lost()
+        report = json.loads(data)
+        if "code" in report:
+            self._exits[report["pid"]] = report["code"]
+        elif "id" in report:
+            self._pids[report["id"]] = report["pid"]
+            self._exits.pop(report["pid"], None)  # the kernel uses process numbers again
+        elif report["ready"]:
+            self._ready = True
+        else:
+            raise WorkersError(f"torch cannot be imported: {one_line(report['error'])}; try: python -c 'import torch'")
 
     def _nursery_lost(self) -> WorkersError:
         last = _useful_line(Path(self._folder.name) / "nursery.log")

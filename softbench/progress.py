@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from types import TracebackType
 
 from rich.console import Console
@@ -53,4 +54,5 @@ class Progress:
             self.note(f"{self._done} of {self._cells} cells, about {units.duration(left)} left")
 
     def note(self, text: str) -> None:
-        self.console.print(f"softbench: {text}", markup=False, highlight=False, soft_wrap=True)
+        with suppress(OSError):  # nobody may be reading any more; the measurement goes on
+            self.console.print(f"softbench: {text}", markup=False, highlight=False, soft_wrap=True)

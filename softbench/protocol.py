@@ -51,7 +51,10 @@ class Channel:
             return None
         line = bytes(self._buffer[:end])
         del self._buffer[: end + 1]
-        message = json.loads(line)
+        try:
+            message = json.loads(line)
+        except RecursionError:
+            raise ValueError("nested too deeply") from None
         if not isinstance(message, dict):
             raise ValueError("not an object")
         return message

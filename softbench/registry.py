@@ -66,7 +66,11 @@ def origins(plugins: Iterable[Path]) -> tuple[Origin, ...]:
     if not found:
         raise UsageError("softbench is not installed, so its backends are not registered; run: pip install -e .")
     for path in plugins:
-        if not path.is_file():
+        try:
+            there = path.is_file()
+        except OSError as error:
+            raise UsageError(f"--plugin {path}: {error.strerror}") from None
+        if not there:
             raise UsageError(f"--plugin {path}: no such file")
         found.append(Origin("file", path.stem, str(path.resolve()), str(path)))
     return tuple(found)
@@ -99,7 +103,8 @@ def select(offers: Sequence[Offer], names: Sequence[str] | None) -> tuple[Offer,
         chosen = []
         for name in names:
             if name not in by_name:
-                raise UsageError(f"--backends: {unknown(name, by_name, 'backend')}")
+                lost = "".join(f"; {offer.origin.shown} could not be loaded: {offer.broken}" for offer in offers if offer.broken)
+                raise UsageError(f"--backends: {unknown(name, by_name, 'backend')}{lost}")
             offer = by_name[name]
             if offer.broken or offer.unavailable:
                 raise UsageError(f"--backends {name}: {offer.broken or 'unavailable: ' + offer.unavailable}")
@@ -145,17 +150,20 @@ def _import_file(path: Path) -> ModuleType:
 
 
 def source_hash(backend: Any, origin: Origin) -> str:
-    """A hash of the source files a backend is made of: the plugin file, or the folders of its package's loaded modules."""
+    """A hash of a backend's source files: the plugin file, or the folders of its package's loaded modules; and its own `sources()`."""
     digest = hashlib.sha256()
     if origin.kind == "file":
-        files = [Path(origin.target)]
+        folder = Path(origin.target).parent  # what it imported from beside it belongs to it
+        loaded = [Path(file) for module in list(sys.modules.values()) if (file := getattr(module, "__file__", None))]
+        files = sorted({Path(origin.target), *(file for file in loaded if file.parent == folder)})
     else:
         package = origin.target.partition(":")[0].partition(".")[0]
-        loaded = [m for name, m in list(sys.modules.items()) if name == package or name.startswith(package + ".")]
-        folders = {Path(folder) for module in loaded for folder in getattr(module, "__path__", ())}
-        lone = {Path(file) for module in loaded if (file := getattr(module, "__file__", None))}
+        modules = [m for name, m in list(sys.modules.items()) if name == package or name.startswith(package + ".")]
+        folders = {Path(folder) for module in modules for folder in getattr(module, "__path__", ())}
+        lone = {Path(file) for module in modules if (file := getattr(module, "__file__", None))}
         files = sorted({f for folder in folders if folder.is_dir() for f in folder.iterdir() if f.suffix in SOURCES} | lone)
-    for file in files:
+    own = getattr(backend, "sources", None)
+    for file in [*files, *(own() if callable(own) else ())]:
         if file.is_file():
             digest.update(file.name.encode() + b"\0" + file.read_bytes())
     return digest.hexdigest()[:16]

@@ -12,7 +12,8 @@ from typing import Any
 
 from softbench import roofline, stats
 from softbench.errors import ResultsError
-from softbench.model import Build, Direction, Failed, Measured, Record, Skipped, Status
+from softbench.model import DTYPES, Build, Checked, Direction, Failed, Grade, Measured, Record, Skipped, Status
+from softbench.units import one_line
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +26,7 @@ class Row:
     N: int
     dtype: str
     status: str
-    """`ok`, `wrong`, `failed`, `timeout`, `oom`, `unverified`, `skipped` or `unavailable`; only `ok` has figures."""
+    """`ok`, `wrong`, `failed`, `timeout`, `oom`, `unverified`, `checked` (not timed), `skipped` or `unavailable`; only `ok` has figures."""
     grade: str
     """CSV column `class`: `pass`, `low-precision`, `yardstick`, `wrong` or `unverified`; empty where nothing was checked."""
     reason: str
@@ -67,15 +68,20 @@ class Row:
 
 COLUMNS = tuple("class" if field.name == "grade" else field.name for field in fields(Row))
 TYPES = {field.name: field.type for field in fields(Row)}
-ONE_OF = {"status": {status.value for status in Status}, "direction": {direction.value for direction in Direction}}
+ONE_OF = {
+    "dtype": set(DTYPES),
+    "grade": {grade.value for grade in Grade} | {""},
+    "status": {status.value for status in Status},
+    "direction": {direction.value for direction in Direction},
+}
 
 
 def row(record: Record, yardstick: Record | None, reference: Record | None, *, device: str, run: str) -> Row:
     """A record as a row; `yardstick` and `reference` are the same case's records of copy and of the backend speed-ups are over."""
     case, outcome = record.case, record.outcome
     timing = outcome.timing if isinstance(outcome, Measured) else None
-    accuracy = outcome.accuracy if isinstance(outcome, Measured | Failed) else None
-    build: Build | None = outcome.build if isinstance(outcome, Measured | Failed) else None
+    accuracy = outcome.accuracy if isinstance(outcome, Measured | Checked | Failed) else None
+    build: Build | None = outcome.build if isinstance(outcome, Measured | Checked | Failed) else None
     median = stats.median_us(timing) if timing else None
     p20, p80 = stats.p20_p80_us(timing) if timing else (None, None)
     return Row(
@@ -108,9 +114,7 @@ def row(record: Record, yardstick: Record | None, reference: Record | None, *, d
 
 def _reason(record: Record) -> str:
     match record.outcome:
-        case Skipped(reason=reason):
-            return reason
-        case Failed(reason=reason):
+        case Skipped(reason=reason) | Failed(reason=reason) | Checked(reason=reason):
             return reason
         case Measured(accuracy=accuracy):
             return accuracy.detail
@@ -144,8 +148,10 @@ def read_csv(path: Path) -> tuple[list[Row], list[str]]:
     Raises:
         ResultsError: not there, not text, not a results file, or a damaged line; with file, line and reason.
     """
+    if path.exists() and not path.is_file():
+        raise ResultsError(f"{path}: is not a file")
     try:
-        text = path.read_bytes().decode("utf-8")
+        text = path.read_bytes().decode("utf-8-sig")
     except OSError as error:
         raise ResultsError(f"{path}: {error.strerror}") from None
     except UnicodeDecodeError:
@@ -157,8 +163,13 @@ def read_csv(path: Path) -> tuple[list[Row], list[str]]:
         missing = [column for column in COLUMNS if column not in header]
         if missing:
             raise ResultsError(f"{path}: line 1: not a softbench results file: column {', '.join(missing[:3])} is missing")
+        seen = set()
         for values in reader:
-            rows.append(_row_of(dict(zip(header, values, strict=True))))
+            row = _row_of(dict(zip(header, values, strict=True)))
+            if (row.backend, row.case) in seen:
+                raise ValueError(f"{row.backend} has this case twice")
+            seen.add((row.backend, row.case))
+            rows.append(row)
     except (ValueError, csv.Error) as error:
         if not text.endswith("\n") and reader.line_num >= len(text.splitlines()):
             return rows, [f"{path}: the last line is torn and was dropped; the run that wrote it may have been interrupted"]
@@ -181,14 +192,19 @@ def _row_of(values: dict[str, str]) -> Row:
         except ValueError:
             raise ValueError(f"{column}: '{text[:40]}' is not a number") from None
     row = Row(**found)
-    if row.status == Status.OK and not (row.gbps and row.median_us and 0 < row.gbps < math.inf and 0 < row.median_us < math.inf):
-        raise ValueError("status is ok, but there is no figure")
+    if not (0 < row.M < 2**63 and 0 < row.N < 2**63):
+        raise ValueError("M and N must be positive")
+    figures = (row.median_us, row.p20_us, row.p80_us, row.gbps)
+    if row.status == Status.OK and (row.grade in (Grade.WRONG, Grade.UNVERIFIED) or not all(f and 0 < f < math.inf for f in figures)):
+        raise ValueError("status is ok, but there is no figure, or a class that has none")
+    if not all(ratio is None or 0 < ratio < math.inf for ratio in (row.of_copy, row.speedup)):
+        raise ValueError("of_copy and speedup must be positive numbers")
     return row
 
 
 def _value(text: str, kind: str) -> str | int | float | None:
     if kind == "str":
-        return text
+        return one_line(text)  # a file from elsewhere may hold escape sequences
     if not text and "None" in kind:
         return None
     return int(text) if kind.startswith("int") else float(text)

@@ -10,8 +10,10 @@ sweep is run group by group, and the result says that it was not interleaved.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,7 +21,22 @@ from softbench import config, registry, store
 from softbench import lane as lanes_of
 from softbench import plan as planning
 from softbench.lane import Lane
-from softbench.model import FAILURES, Accuracy, Batch, Build, Case, Failed, Grade, Measured, Outcome, Record, Skipped, Status, Timing
+from softbench.model import (
+    FAILURES,
+    Accuracy,
+    Batch,
+    Build,
+    Case,
+    Checked,
+    Failed,
+    Grade,
+    Measured,
+    Outcome,
+    Record,
+    Skipped,
+    Status,
+    Timing,
+)
 from softbench.plan import Plan
 from softbench.pool import Lost, Pool
 from softbench.protocol import Message
@@ -173,22 +190,29 @@ class Ensemble:
     def _build_and_check(self, lanes: list[Lane], case: Case, turns: bool) -> None:
         build = {"op": "build", "case": asdict(case), "seed": self.plan.settings.seed}
         for lane, reply in self._ask(lanes, build, "build").items():
-            if reason := reply.get("skip"):
-                self.state[lane].outcome = Skipped(reason)
-            else:
-                self.state[lane].build = Build(**reply["build"])
+            self._take(lane, reply, partial(self._built, lane), "build")
         for lane, reply in self._ask([lane for lane in lanes if lane in self._going()], {"op": "check"}, "check").items():
-            self._judge(lane, Accuracy(**{**reply["accuracy"], "grade": Grade(reply["accuracy"]["grade"])}))
+            self._take(lane, reply, partial(self._judge, lane), "check")
         self._retry_out_of_memory(lanes, case, turns)
         if turns:
             self._release([lane for lane in lanes if lane in self._going()])
 
-    def _judge(self, lane: Lane, accuracy: Accuracy) -> None:
-        self.state[lane].accuracy = accuracy
+    def _built(self, lane: Lane, reply: dict[str, Any]) -> None:
+        if reason := reply.get("skip"):
+            self.state[lane].outcome = Skipped(str(reason))
+        else:
+            self.state[lane].build = Build(**reply["build"])
+
+    def _judge(self, lane: Lane, reply: dict[str, Any]) -> None:
+        state = self.state[lane]
+        untimed = str(reply.get("untimed", ""))
+        state.accuracy = accuracy = Accuracy(**{**reply["accuracy"], "grade": Grade(reply["accuracy"]["grade"])})
         if accuracy.grade is Grade.WRONG:
             self._end(lane, Failed(Status.WRONG, "check", accuracy.detail))
         elif accuracy.grade is Grade.UNVERIFIED:
             self._end(lane, Failed(Status.UNVERIFIED, "check", accuracy.detail))
+        elif untimed and state.build is not None:
+            state.outcome = Checked(state.build, accuracy, untimed)
 
     def _retry_out_of_memory(self, lanes: list[Lane], case: Case, turns: bool) -> None:
         """Once, in a fresh worker, with everyone else's buffers given back."""
@@ -209,9 +233,14 @@ class Ensemble:
         settings = self.plan.settings
         message = {"op": "time", "warmup_ms": settings.warmup_ms, "batch_ms": settings.batch_ms}
         for reply in self._ask([lane], message, "time").values():
-            batch = Batch(self.process, turn, position, tuple(reply["samples_us"]))
-            self.state[lane].batches.append(batch)
-            self.state[lane].kind = reply["kind"]
+            self._take(lane, reply, partial(self._timed, lane, turn, position), "time")
+
+    def _timed(self, lane: Lane, turn: int, position: int, reply: dict[str, Any]) -> None:
+        samples = tuple(float(sample) for sample in reply["samples_us"])
+        if not samples or not all(0 < sample < math.inf for sample in samples):
+            raise ValueError("no samples")
+        self.state[lane].batches.append(Batch(self.process, turn, position, samples))
+        self.state[lane].kind = str(reply["kind"])
 
     def _release(self, lanes: Sequence[Lane]) -> None:
         self._ask(list(lanes), {"op": "release"}, "time")
@@ -233,6 +262,14 @@ class Ensemble:
                 answers[lane] = reply
         return answers
 
+    def _take(self, lane: Lane, reply: dict[str, Any], take: Callable[[dict[str, Any]], None], phase: str) -> None:
+        """Read an answer; one that is not what was asked for ends the worker: something else writes into its pipe."""
+        try:
+            take(reply)
+        except (KeyError, TypeError, ValueError, AttributeError):
+            lane.drop(self.pool)
+            self._end(lane, Failed(Status.FAILED, phase, f"{phase}: its process gave an answer that is none"), lost=True)
+
     def _end(self, lane: Lane, failed: Failed, *, lost: bool = False) -> None:
         state = self.state[lane]
         state.outcome = replace(failed, build=state.build, accuracy=state.accuracy)
@@ -246,7 +283,8 @@ class Ensemble:
             if state.build is None or state.accuracy is None or not state.batches:
                 raise AssertionError(f"{lane.name} on {case.key} was neither measured nor ended")
             outcome = Measured(state.build, state.accuracy, Timing(tuple(state.batches), state.kind))
-            lane.deaths = 0
+        if lane.worker is not None:
+            lane.deaths = 0  # whatever became of the case, its worker outlived it
         return Record(lane.name, case, outcome, lane.offer.source)
 
 

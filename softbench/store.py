@@ -8,6 +8,7 @@ left over is an interrupted run: `--resume` goes on with it.
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import math
 import tempfile
@@ -19,17 +20,24 @@ from pathlib import Path
 from typing import IO, Any
 
 from softbench.errors import ResultsError
-from softbench.model import Accuracy, Batch, Build, Case, Direction, Failed, Grade, Measured, Record, Skipped, Status, Timing
+from softbench.model import Accuracy, Batch, Build, Case, Checked, Direction, Failed, Grade, Measured, Record, Skipped, Status, Timing
 from softbench.results import Row, row, to_csv
 
 SCHEMA = 1
-KEYED = ("device", "gpu", "gpu_memory_bytes", "driver", "power_limit_w", "cpu", "cuda", "torch", "triton", "python", "interleaved")
+KEYED = (
+    *("device", "gpu", "gpu_memory_bytes", "driver", "power_limit_w", "cpu", "torch_threads"),
+    *("cuda", "torch", "triton", "python", "interleaved"),
+)
 """Facts of the environment that a resumed run must share with its beginning."""
 
 
-def fingerprint(measuring: dict[str, object], facts: dict[str, object], version: str) -> dict[str, object]:
+def fingerprint(
+    measuring: dict[str, object], facts: dict[str, object], version: str, cases: Sequence[Case], backends: Sequence[str]
+) -> dict[str, object]:
     """What two parts of one run must have in common, by name, so that a difference can be named too."""
-    return {"softbench": version, **measuring, **{key: facts.get(key) for key in KEYED}}
+    sweep = hashlib.sha256(" ".join(case.key for case in cases).encode()).hexdigest()[:8]
+    what = {"softbench": version, "cases": f"{len(cases)} (hash {sweep})", "backends": ", ".join(backends)}
+    return {**what, **measuring, **{key: facts.get(key) for key in KEYED}}
 
 
 @dataclass(slots=True)
@@ -42,7 +50,8 @@ class Run:
     journal: IO[bytes]
     cells: dict[tuple[int, str, Case], Record] = field(default_factory=dict)
     """By set of processes, backend and case."""
-    _rows: dict[tuple[str, Case], tuple[tuple[int, ...], Row]] = field(default_factory=dict)
+    _rows: dict[Case, list[Row]] = field(default_factory=dict)
+    """Of the cases whose records have not changed since."""
 
     @property
     def csv(self) -> Path:
@@ -67,6 +76,7 @@ class Run:
         with _writing(self.folder):
             for record in records:
                 self.cells[process, record.backend, record.case] = record
+                self._rows.pop(record.case, None)
                 self.journal.write(_line({"process": process, **record_to_json(record)}))
             self.journal.flush()
             _replace(self.csv, to_csv(self.rows()))
@@ -84,20 +94,15 @@ class Run:
         return [merge(merged[key]) for key in keys if key[1] in order]
 
     def rows(self) -> list[Row]:
-        """The CSV's rows; only those whose record, yardstick or reference is new are computed again."""
-        records = self.records()
-        by_cell = {(record.backend, record.case): record for record in records}
-        found = []
-        for record in records:
-            key = (record.backend, record.case)
-            beside = [by_cell.get((name, record.case)) for name in (self.header["yardstick"], self.header["relative_to"])]
-            stamp = tuple(_weight(item) for item in (record, *beside))
-            kept = self._rows.get(key)
-            if kept is None or kept[0] != stamp:
-                kept = stamp, row(record, beside[0], beside[1], device=self.header["device_name"], run=self.name)
-                self._rows[key] = kept
-            found.append(kept[1])
-        return found
+        """The CSV's rows; only those of cases that have changed are computed again."""
+        by_case: dict[Case, dict[str, Record]] = {}
+        for record in self.records():
+            by_case.setdefault(record.case, {})[record.backend] = record
+        for case, of in by_case.items():
+            if case not in self._rows:
+                beside = of.get(self.header["yardstick"]), of.get(self.header["relative_to"])
+                self._rows[case] = [row(record, *beside, device=self.header["device_name"], run=self.name) for record in of.values()]
+        return [found for case in by_case for found in self._rows[case]]
 
     def document(self) -> dict[str, Any]:
         """The run as one JSON document: header, and every cell with its raw samples."""
@@ -111,12 +116,13 @@ class Run:
         """
         with _writing(self.folder):
             self.header["finished"] = datetime.now(UTC).isoformat(timespec="seconds")
+            _replace(self.csv, to_csv(self.rows()))  # a resumed run may have had nothing left to measure
             document = json.dumps(self.document(), separators=(",", ":"), allow_nan=False) + "\n"
             _replace(self.json, document)
             if publish:
                 with (self.folder / ".lock").open("w") as lock:
                     fcntl.flock(lock, fcntl.LOCK_EX)  # two runs that end together: latest.csv and latest.json are of one of them
-                    _replace(self.folder / "latest.csv", self.csv.read_text())
+                    _replace(self.folder / "latest.csv", self.csv.read_text(encoding="utf-8"))
                     _replace(self.folder / "latest.json", document)
             Path(self.journal.name).unlink()
             self.journal.close()
@@ -155,42 +161,54 @@ def start(folder: Path, header: dict[str, Any]) -> Run:
 
 
 def resume(folder: Path, header: dict[str, Any]) -> tuple[Run | None, str]:
-    """The newest interrupted run in `folder` that was made with the same settings in the same environment, and what to tell the user."""
-    told = f"nothing to resume in {folder}: no interrupted run there"
-    for path in sorted(folder.glob("run-*.jsonl"), key=lambda path: path.stat().st_mtime, reverse=True):
-        with suppress(OSError, ValueError, KeyError, TypeError):
+    """The newest interrupted run in `folder` of the same settings in the same environment, and what to tell the user.
+
+    A run that cannot be resumed stays as it is.
+    """
+    told = ""
+    for path in sorted(folder.glob("run-*.jsonl"), key=lambda path: path.name, reverse=True):
+        try:
             journal = path.open("r+b")
-            try:
-                fcntl.flock(journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                journal.close()
-                told = f"nothing to resume in {folder}: {path.stem} is still running"
-                continue
-            run, difference = _reopen(folder, path, journal, header)
-            if run is not None:
-                return run, f"resuming {run.name}: {len(run.cells)} cells are there already"
-            journal.close()
-            told = f"{path.stem} cannot be resumed: {difference}"
-    return None, told
+        except OSError as error:
+            told = told or f"{path} cannot be resumed: {error.strerror}"
+            continue
+        try:
+            fcntl.flock(journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            run = _reopen(folder, path, journal, header)
+        except BlockingIOError:
+            told = told or f"{path.stem} is still running"
+        except ValueError as error:
+            told = told or f"{path.stem} cannot be resumed: {error}"
+        else:
+            return run, f"resuming {run.name}: {len(run.cells)} cells are there already"
+        journal.close()
+    return None, told or f"nothing to resume in {folder}: no interrupted run there"
 
 
-def _reopen(folder: Path, path: Path, journal: IO[bytes], header: dict[str, Any]) -> tuple[Run | None, str]:
-    lines = journal.read().split(b"\n")
-    first = json.loads(lines[0])
-    then, now = first["fingerprint"], json.loads(json.dumps(header["fingerprint"]))
-    for key in {**then, **now}:
-        if then.get(key) != now.get(key):
-            return None, f"{key} was {then.get(key)}, now it is {now.get(key)}"
-    run = Run(folder, path.stem, {**header, **{key: first[key] for key in ("schema", "run", "started")}}, journal)
-    whole = len(lines[0]) + 1
-    for line in lines[1:-1]:  # what follows the last newline was torn when the run ended
-        entry = json.loads(line)
-        process, record = entry.pop("process"), record_from_json(entry)
-        run.cells[process, record.backend, record.case] = record
-        whole += len(line) + 1
-    journal.seek(whole)
+def _reopen(folder: Path, path: Path, journal: IO[bytes], header: dict[str, Any]) -> Run:
+    """The run of a journal; raises ValueError, saying why, when it is of another kind or damaged. Its torn last line is dropped."""
+    lines = journal.read().split(b"\n")[:-1]  # what follows the last newline was torn when the run ended
+    if not lines:
+        raise ValueError("its journal is empty")
+    number = 1
+    try:
+        first = json.loads(lines[0])
+        then, now = first["fingerprint"], json.loads(json.dumps(header["fingerprint"]))
+        kept = {key: first[key] for key in ("schema", "run", "started")}
+        difference = next((key for key in {**then, **now} if then.get(key) != now.get(key)), None)
+        run = Run(folder, path.stem, {**header, **kept}, journal)
+        for line in lines[1:]:
+            number += 1
+            entry = json.loads(line)
+            process, record = entry.pop("process"), record_from_json(entry)
+            run.cells[process, record.backend, record.case] = record
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"{path.name}, line {number} is damaged ({type(error).__name__}: {error})") from None
+    if difference is not None:
+        raise ValueError(f"{difference} was {then.get(difference)}, now it is {now.get(difference)}")
+    journal.seek(sum(len(line) + 1 for line in lines))
     journal.truncate()
-    return run, ""
+    return run
 
 
 def merge(records: Sequence[Record]) -> Record:
@@ -236,15 +254,11 @@ def record_from_json(data: dict[str, Any]) -> Record:
         ended = Failed(Status(outcome["status"]), outcome["stage"], outcome["reason"], build, accuracy)
         return Record(data["backend"], case, ended, data["source"])
     if build is None or accuracy is None:
-        raise ValueError("a measured cell without build or accuracy")
+        raise ValueError("a cell without build or accuracy")
+    if kind == "checked":
+        return Record(data["backend"], case, Checked(build, accuracy, outcome["reason"]), data["source"])
     batches = tuple(Batch(**{**batch, "samples_us": tuple(batch["samples_us"])}) for batch in outcome["timing"]["batches"])
     return Record(data["backend"], case, Measured(build, accuracy, Timing(batches, outcome["timing"]["kind"])), data["source"])
-
-
-def _weight(record: Record | None) -> int:
-    if record is None:
-        return -1
-    return len(record.outcome.timing.batches) if isinstance(record.outcome, Measured) else 0
 
 
 def _line(data: dict[str, Any]) -> bytes:
@@ -253,7 +267,7 @@ def _line(data: dict[str, Any]) -> bytes:
 
 def _replace(path: Path, text: str) -> None:
     """Write a file so that it is the old one or the new one, whole, at any moment."""
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+    with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
         try:
             file.write(text)
             file.flush()

@@ -5,16 +5,23 @@ A worker binds its timer before it imports a plugin, so that a plugin which patc
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 
 import torch
 
-Timer = Callable[[Callable[[], object], float, float], list[float]]
-"""`timer(call, warmup_ms, batch_ms)` -> latencies of single calls, microseconds, to the nanosecond (event times tick in 32)."""
+Timer = Callable[[Callable[[], object], float, float, int], tuple[list[float], int]]
+"""`timer(call, warmup_ms, batch_ms, block)` -> latencies of single calls in microseconds, to the nanosecond, and the block.
+
+A block is how many calls a CPU sample spans; 0 lets the timer choose, and the cell's later batches are given its choice again, so that
+samples of all rounds are of one kind. On a GPU every sample is one call.
+"""
 
 GPU_KIND = "do_bench"
 CPU_KIND = "torch.utils.benchmark"
+BLOCK_SECONDS = 2e-4  # of a CPU sample at least: beside it, reading the clock is nothing
+LEAST_SAMPLES = 3
 
 
 def bind(device: str) -> tuple[str, Timer]:
@@ -25,25 +32,31 @@ def bind(device: str) -> tuple[str, Timer]:
 def _gpu() -> Timer:
     from triton.testing import do_bench
 
-    def timer(call: Callable[[], object], warmup_ms: float, batch_ms: float) -> list[float]:
+    def timer(call: Callable[[], object], warmup_ms: float, batch_ms: float, block: int) -> tuple[list[float], int]:
         # do_bench flushes L2 before every call and takes each with a pair of events: cold L2, 2-3 us of overhead a launch.
-        return [round(ms * 1e3, 3) for ms in do_bench(call, warmup=warmup_ms, rep=batch_ms, return_mode="all")]
+        return [round(ms * 1e3, 3) for ms in do_bench(call, warmup=warmup_ms, rep=batch_ms, return_mode="all")], 1
 
     return timer
 
 
 def _cpu() -> Timer:
-    from torch.utils.benchmark import Timer as BlockedTimer
+    from torch.utils.benchmark import Timer as BlockTimer
 
     clock = time.perf_counter
 
-    def timer(call: Callable[[], object], warmup_ms: float, batch_ms: float) -> list[float]:
+    def timer(call: Callable[[], object], warmup_ms: float, batch_ms: float, block: int) -> tuple[list[float], int]:
         end = clock() + warmup_ms / 1e3
         while clock() < end:
             call()
         # Left alone, this Timer would measure on one thread; a user's call runs on as many as torch takes.
-        blocked = BlockedTimer("call()", globals={"call": call}, num_threads=torch.get_num_threads())
-        return [round(seconds * 1e6, 3) for seconds in blocked.blocked_autorange(min_run_time=batch_ms / 1e3).times]
+        blocks = BlockTimer("call()", globals={"call": call}, num_threads=torch.get_num_threads())
+        if not block:
+            block = max(1, math.ceil(BLOCK_SECONDS / min(blocks.timeit(1).median for _ in range(LEAST_SAMPLES))))
+        samples: list[float] = []
+        end = clock() + batch_ms / 1e3
+        while len(samples) < LEAST_SAMPLES or clock() < end:
+            samples.append(round(blocks.timeit(block).median * 1e6, 3))
+        return samples, block
 
     return timer
 

@@ -30,6 +30,12 @@ def nvcc() -> str | None:
     return _first("nvcc", str(Path(home) / "bin" / "nvcc"))
 
 
+def our_cache() -> Path:
+    """The folder in which softbench's CUDA kernels keep what nvcc compiled (`kernels/cuda/build.py` has the same rule)."""
+    chosen = os.environ.get("SOFTBENCH_CACHE")
+    return Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "softbench"
+
+
 def missing_compiler(*, cuda: bool) -> str | None:
     """What torch.compile lacks here and how to get it; None when nothing is missing."""
     if cuda and c_compiler() is None:

@@ -50,5 +50,6 @@ def count(number: int, noun: str) -> str:
 
 def one_line(text: str, limit: int = 300) -> str:
     """Text from outside as one line: control and escape sequences become spaces, and it is cut at `limit` characters."""
-    line = " ".join(_CONTROL.sub(" ", text).split())
+    printable = text.encode("utf-8", "replace").decode("utf-8")  # lone surrogates can be neither printed nor stored
+    line = " ".join(_CONTROL.sub(" ", printable).split())
     return line if len(line) <= limit else line[: limit - 3] + "..."

@@ -5,7 +5,9 @@ Each request is one message, each answer one message:
     probe                                   -> the machine (`softbench.environment.probe`)
     load    origin, device, name?           -> offers: what the origin holds; the named (else the first) is this worker's backend
     build   case, seed                      -> build | skip
-    check                                   -> accuracy
+    check                                   -> accuracy; untimed: why it is not to be timed, or empty
+    catalogue                               -> items: name, direction and whether it is faced alone, of each
+    examine item, direction, dtype, seed    -> accuracy | skip
     time    warmup_ms, batch_ms             -> samples_us, kind
     release                                 -> gives the case's device memory back; `time` takes it again
 
@@ -14,19 +16,19 @@ or `failed`: status, stage, reason; `poisoned` with it when the CUDA context is 
 
 from __future__ import annotations
 
-import os
-import sys
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import asdict
-from pathlib import Path
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
 
-from softbench import correctness, inputs, registry, timing
+from softbench import contract, correctness, inputs, registry, timing, units
+from softbench.catalogue import items
+from softbench.compilations import Compilations
 from softbench.environment import probe
+from softbench.examine import Examiner
 from softbench.model import Accuracy, Build, Case, Direction, Grade, Status
 from softbench.protocol import Channel, Message
 from softbench.units import one_line
@@ -45,12 +47,17 @@ def serve(channel: Channel) -> None:
 
 
 def _failure(stage: str, error: Exception) -> Message:
-    status = Status.OOM if isinstance(error, torch.OutOfMemoryError | MemoryError) else Status.FAILED
+    status = Status.OOM if _out_of_memory(error) else Status.FAILED
     text = str(error).strip()
     # A compiler's log or a CUDA hint may follow; the first line says what happened, the log keeps the rest.
     reason = f"{type(error).__name__}: {text.splitlines()[0]}" if text else type(error).__name__
     traceback.print_exception(error)
     return {"status": status, "stage": "import" if stage == "load" else stage, "reason": one_line(reason)}
+
+
+def _out_of_memory(error: Exception) -> bool:
+    """torch's own error on the GPU; on the CPU its allocator raises a bare RuntimeError."""
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "DefaultCPUAllocator" in str(error)
 
 
 def _poisoned() -> bool:
@@ -74,11 +81,17 @@ class Seat:
         self.timer: timing.Timer | None = None
         self.case: Case | None = None
         self.seed = 0
+        self.block = 0
+        """Calls a CPU sample of this case spans; see `softbench.timing.Timer`."""
         self.call: Callable[..., Any] | None = None
         self.inputs: tuple[torch.Tensor, ...] | None = None
+        self.examiner: Examiner | None = None
 
     def do_probe(self) -> Message:
         return {"probe": asdict(probe())}
+
+    def do_catalogue(self) -> Message:
+        return {"items": [[item.name, item.direction, item.free_bytes > 0] for item in items()]}
 
     def do_load(self, origin: Message, device: str, name: str | None = None) -> Message:
         """Bind the timer, then import the plugin: what it patches, it patches too late."""
@@ -104,13 +117,16 @@ class Seat:
         self.case, self.seed = Case(**{**case, "direction": Direction(case["direction"])}), seed
         if reason := self.backend.supports(self.case):
             return {"skip": one_line(str(reason))}
+        if only := contract.interpreted(self.backend):
+            self.case = replace(self.case, M=min(self.case.M, only[1]))
         self.inputs = inputs.make(self.case, seed, torch.device(self.device))
         timing.synchronize(self.device)
-        before = _compilations()
+        compilations = Compilations() if getattr(self.backend, "compiles", False) else None
         start = time.perf_counter()
         self._prepare()
         seconds = time.perf_counter() - start
-        return {"build": asdict(Build(seconds, _cache_state(before, _compilations())))}
+        state = compilations.state() if compilations else ""
+        return {"build": asdict(Build(seconds, state))}
 
     def do_check(self) -> Message:
         """Run into memory poisoned with NaN, and compare before the reference is computed anywhere near it."""
@@ -118,19 +134,29 @@ class Seat:
         if self.call is None:
             raise RuntimeError("asked to check before a case was built")
         kept = tuple(tensor.detach().clone() for tensor in given)
-        _poison(given, self.device)
+        contract.poison(given, self.device)
         outputs = self.call(*given)
         timing.synchronize(self.device)
         results = outputs if case.direction is Direction.BOTH else (outputs,)
-        if reason := _breach(case, given, kept, results):
+        if reason := contract.breach(given, kept, results, expected=2 if case.direction is Direction.BOTH else 1):
             return {"accuracy": asdict(Accuracy(Grade.WRONG, float("inf"), reason))}
         del kept
         judge = correctness.check_yardstick if getattr(self.backend, "computes", "softmax") == "copy" else correctness.check
         try:
             accuracy = judge(case, given, results)
-        except (torch.OutOfMemoryError, MemoryError) as error:
+        except (RuntimeError, MemoryError) as error:
+            if not _out_of_memory(error):
+                raise
             accuracy = Accuracy(Grade.UNVERIFIED, float("nan"), f"the float64 reference needs more memory: {one_line(str(error), 120)}")
-        return {"accuracy": asdict(accuracy)}
+        return {"accuracy": asdict(accuracy), "untimed": self._untimed()}
+
+    def do_examine(self, item: str, direction: str, dtype: str, seed: int) -> Message:
+        """One item of the catalogue (`softbench.catalogue`)."""
+        if self.examiner is None:
+            self.examiner = Examiner(self.backend, self.device)
+        found = self.examiner.examine(item, Direction(direction), dtype, seed)
+        self._empty()
+        return {"skip": one_line(found)} if isinstance(found, str) else {"accuracy": asdict(found)}
 
     def do_time(self, warmup_ms: float, batch_ms: float) -> Message:
         if self.inputs is None:
@@ -140,7 +166,8 @@ class Seat:
         call, given = self.call, self._inputs()
         if call is None or self.timer is None:
             raise RuntimeError("asked to time before a case was built")
-        return {"samples_us": self.timer(lambda: call(*given), warmup_ms, batch_ms), "kind": self.kind}
+        samples, self.block = self.timer(lambda: call(*given), warmup_ms, batch_ms, self.block)
+        return {"samples_us": samples, "kind": self.kind}
 
     def do_release(self) -> Message:
         """Keep the callable if all it cost was host memory: preparing it anew may mean compiling anew."""
@@ -152,6 +179,7 @@ class Seat:
 
     def _forget(self) -> None:
         self.inputs = self.call = self.case = None
+        self.block = 0
         self._empty()
 
     def _empty(self) -> None:
@@ -166,6 +194,11 @@ class Seat:
         call(*self._inputs())
         timing.synchronize(self.device)
 
+    def _untimed(self) -> str:
+        """Why the case is not to be timed here; empty where it is."""
+        only = contract.interpreted(self.backend)
+        return f"checked on {units.count(self._case().M, 'row')} under {only[0]}; not timed" if only else ""
+
     def _case(self) -> Case:
         if self.case is None:
             raise RuntimeError("asked to measure before a case was built")
@@ -175,54 +208,3 @@ class Seat:
         if self.inputs is None:
             raise RuntimeError("asked to use inputs that were released")
         return self.inputs
-
-
-def _poison(given: tuple[torch.Tensor, ...], device: str) -> None:
-    """Leave NaN in the memory that the next allocations of the inputs' size will get, so that stale results cannot pass for new."""
-    for _ in range(2):
-        spare = [torch.full_like(tensor, float("nan"), requires_grad=False) for tensor in given]
-        del spare
-    timing.synchronize(device)
-
-
-def _breach(case: Case, given: tuple[torch.Tensor, ...], kept: tuple[torch.Tensor, ...], results: Any) -> str:
-    """How a call broke its contract (see `softbench.backends.Backend`), or an empty text."""
-    if not isinstance(results, tuple | list) or (case.direction is Direction.BOTH and len(results) != 2):
-        return "must return (y, dx)"
-    for out in results:
-        if type(out) is not torch.Tensor:
-            return f"returned {type(out).__name__}, not a torch.Tensor"
-        for what, got, want in (
-            ("shape", tuple(out.shape), (case.M, case.N)),
-            ("dtype", out.dtype, given[0].dtype),
-            ("device", out.device, given[0].device),
-            ("layout", out.layout, torch.strided),
-        ):
-            if got != want:
-                return f"returned {what} {got}, not {want}"
-        if any(out.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr() for tensor in given):
-            return "returned its input's memory"
-    if any(not torch.equal(tensor.detach(), copy) for tensor, copy in zip(given, kept, strict=True)):
-        return "changed its input"
-    return ""
-
-
-def _compilations() -> tuple[int, int, int]:
-    """(cache hits, cache misses, kernels in Triton's cache folder): how a build is told cold from cached."""
-    hits = misses = 0
-    if dynamo := sys.modules.get("torch._dynamo.utils"):
-        counts = dynamo.counters["inductor"]
-        hits, misses = counts["fxgraph_cache_hit"], counts["fxgraph_cache_miss"] + counts["fxgraph_cache_bypass"]
-    return hits, misses, _triton_entries()
-
-
-def _triton_entries() -> int:
-    folder = Path(os.environ.get("TRITON_CACHE_DIR") or Path.home() / ".triton" / "cache")
-    return sum(1 for _ in folder.iterdir()) if folder.is_dir() else 0
-
-
-def _cache_state(before: tuple[int, int, int], after: tuple[int, int, int]) -> str:
-    hits, misses, entries = (now - then for now, then in zip(after, before, strict=True))
-    if misses or entries:
-        return "cold"
-    return "cached" if hits else ""

@@ -15,11 +15,24 @@ PACKAGE = ROOT / "softbench"
 
 ROOMS = [
     {"model", "errors", "units", "toolchain"},  # vocabulary
-    {"sweep", "config", "roofline", "stats", "results", "store", "registry", "protocol"},  # pure core
-    {"backends", "inputs", "reference", "correctness", "timing", "environment", "worker", "nursery"},  # torch side
-    {"pool", "lane", "plan", "runner", "doctor"},  # conductor
+    {"sweep", "config", "roofline", "stats", "results", "compare", "store", "registry", "protocol"},  # pure core
+    {
+        "backends",
+        "inputs",
+        "reference",
+        "correctness",
+        "timing",
+        "environment",
+        "catalogue",
+        "compilations",
+        "contract",
+        "examine",
+        "worker",
+        "nursery",
+    },  # torch side
+    {"pool", "lane", "plan", "runner", "checking", "doctor"},  # conductor
     {"tables", "plots", "progress"},  # views
-    {"cli", "__main__"},  # door
+    {"terminal", "cli", "__main__"},  # door
 ]
 """A room may import from itself and from the rooms above it."""
 HEAVY = {"torch", "triton", "numpy", "pandas", "matplotlib", "pynvml", "scipy"}

@@ -3,6 +3,10 @@
 import csv
 import json
 import os
+import resource
+import signal
+import subprocess
+import time
 
 import pytest
 import torch
@@ -24,14 +28,14 @@ def test_a_run_ends_with_a_table_a_csv_and_exit_0(cli):
     assert len(found) == 3 * 2 * 2 * 3
     assert {row["backend"] for row in found} == {"copy", "naive", "torch"}
     assert {row["class"] for row in found if row["backend"] == "naive" and row["dtype"] == "bf16"} == {"low-precision"}
-    assert all(float(row["gbps"]) > 0 and float(row["of_copy"]) > 0 and int(row["n"]) >= 2 for row in found)
+    assert all(float(row["gbps"]) > 0 and float(row["of_copy"]) > 0 and int(row["n"]) >= 9 for row in found)
     assert all(float(row["speedup"]) == 1 for row in found if row["backend"] == "torch")
     document = cli.document()
     assert document["environment"]["torch"]
     assert document["command"].startswith("softbench run --backends naive,torch")
-    assert document["fingerprint"]["rounds"] == 2
+    assert document["fingerprint"]["rounds"] == 3
     batches = document["cells"][0]["outcome"]["timing"]["batches"]
-    assert [batch["round"] for batch in batches] == [0, 1]
+    assert [batch["round"] for batch in batches] == [0, 1, 2]
 
 
 def test_torch_compile_is_built_checked_and_timed_and_the_second_time_cached(cli, tmp_path):
@@ -55,7 +59,7 @@ def test_process_sets_are_fresh_and_all_recorded(cli):
     done = cli("run", "--backends", "torch", *SMALL, "--N", "16", "--processes", "2")
     assert done.returncode == 0, done.stderr
     row = rows(cli)[1]
-    assert (row["processes"], row["rounds"]) == ("2", "4")
+    assert (row["processes"], row["rounds"]) == ("2", "6")
     assert {batch["process"] for batch in cli.document()["cells"][1]["outcome"]["timing"]["batches"]} == {0, 1}
 
 
@@ -138,6 +142,59 @@ def test_a_backend_that_lacks_a_compiler_is_a_row_under_all_and_an_error_by_name
     assert "--backends compile: unavailable: no C++ compiler" in done.stderr
 
 
+def test_a_cpu_that_runs_out_of_memory_says_so(cli):
+    done = cli("run", "--backends", "torch", "--device", "cpu", "--M", "1", "--N", "1000000000000", "--quick")
+    assert done.returncode == 1
+    assert rows_or_empty(cli) == []
+    assert "torch: oom" in done.stdout
+
+
+def rows_or_empty(cli):
+    return rows(cli) if (cli.folder / "results" / "latest.csv").exists() else []
+
+
+def test_a_home_that_is_not_there_fails_nothing(cli):
+    cli.env = {**cli.env, "HOME": "/nonexistent"}
+    assert cli("run", "--backends", "torch", *SMALL, "--N", "16").returncode == 0
+
+
+def test_odd_characters_of_a_plugin_reach_the_files_in_any_locale(cli):
+    (cli.folder / "odd.py").write_text(ODD, encoding="utf-8")
+    cli.env = {**cli.env, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = cli("run", "--backends", "torch,odd", "--plugin", "odd.py", *SMALL, "--N", "16")
+    assert done.returncode == 1, done.stderr
+    assert "Traceback" not in done.stderr
+    (cell,) = [row for row in rows(cli) if row["backend"] == "odd"]
+    assert cell["reason"] == "build: ValueError: ? caf\u00e9 [31m red"
+
+
+ODD = """
+class Odd:
+    name = "odd"
+    def available(self): return None
+    def supports(self, case): return None
+    def prepare(self, case): raise ValueError("\\udcff caf\u00e9 \\x07[31m\\tred")
+backend = Odd()
+"""
+
+
+def test_closed_and_full_streams_are_no_tracebacks(cli):
+    assert cli("run", "--backends", "torch", *SMALL, "--N", "16,32").returncode == 0
+    show = " ".join(cli.command("show", "results/latest.csv"))
+    for shell, code in ((f"{show} | true; exit ${{PIPESTATUS[0]}}", (0, 141)), (f"{show} >&-", (0,)), (f"{show} > /dev/full", (2,))):
+        done = subprocess.run(["bash", "-c", shell], cwd=cli.folder, env=cli.env, capture_output=True, text=True, check=False)
+        assert done.returncode in code, (shell, done.stderr)
+        assert "Traceback" not in done.stderr
+
+
+def test_nohup_is_respected(cli):
+    command = ["nohup", *cli.command("run", "--backends", "torch", *SMALL, "--N", "16:128:16")]
+    process = subprocess.Popen(command, cwd=cli.folder, env=cli.env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    time.sleep(1.5)
+    process.send_signal(signal.SIGHUP)
+    assert process.wait(120) == 0
+
+
 BAD = {
     "an unknown backend": (("run", "--backends", "troch", *SMALL, "--N", "8"), "did you mean 'torch'?"),
     "N of zero": (("run", "--N", "0"), "--N: 0 is out of range"),
@@ -159,6 +216,9 @@ BAD = {
     "a torn results file": (("plot", "torn.csv"), "torn.csv: line 1: not a softbench results file"),
     "a torn configuration": (("run", "--config", "torn.toml"), "torn.toml: not valid TOML"),
     "an unknown key": (("run", "--config", "unknown.toml"), "unknown key 'rouns'; did you mean 'rounds'?"),
+    "a JSON file that cannot be written": (("run", *SMALL, "--N", "8", "--json", "none/x.json"), "--json none/x.json: cannot be written"),
+    "a plugin path that is too long": (("run", "--plugin", "x" * 300), "File name too long"),
+    "a folder for a results file": (("show", "."), ".: is not a file"),
     "an output that is a file": (("run", *SMALL, "--N", "8", "--output", "torn.csv"), "--output torn.csv: cannot be written"),
     "an output that cannot be made": (("run", *SMALL, "--N", "8", "--output", "/proc/none"), "--output /proc/none: cannot be written"),
 }
@@ -187,9 +247,6 @@ def test_a_full_disk_is_one_line_and_nothing_is_half_written(cli):
     results = cli.folder / "results"
     results.mkdir()
     (results / "latest.csv").write_text("an earlier run")
-    import resource
-    import subprocess
-
     limit = 2000  # bytes a file may have: the journal's header fits, the first cells do not
     done = subprocess.run(
         cli.command("run", "--backends", "torch", "--device", "cpu", "--M", "8", "--N", "16,32,64", "--rounds", "5"),

@@ -51,6 +51,14 @@ def test_rounding_intermediates_to_16_bits_is_low_precision_and_not_wrong(dtype)
     assert grade(Case(8, 1024, dtype, Direction.BACKWARD, "cpu"), naive_backward).grade is Grade.LOW_PRECISION
 
 
+@pytest.mark.parametrize("scale", [0.1, 1, 10, 100])
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+def test_eager_operations_are_low_precision_at_every_scale(scale, dtype):
+    case = Case(64, 1023, dtype, Direction.FORWARD, "cpu")
+    x = (torch.randn(64, 1023, generator=torch.Generator().manual_seed(3)) * scale).to(inputs.DTYPES[dtype])
+    assert grade(case, naive_forward, (x,)).grade in (Grade.PASS, Grade.LOW_PRECISION)
+
+
 MUTANTS_FORWARD = {
     "zeros": torch.zeros_like,
     "the constant 1/N": lambda x: torch.full_like(x, 1 / x.shape[-1]),

@@ -83,11 +83,23 @@ def test_the_wheel_works_outside_the_checkout(wheel, environment, tmp_path):
     check(environment, tmp_path, "site-packages")
 
 
+@pytest.mark.gpu
+def test_the_wheel_finds_and_builds_the_cuda_source_outside_the_checkout(wheel, environment, tmp_path):
+    install(environment, wheel, cwd=tmp_path)
+    outside = tmp_path / "elsewhere"
+    outside.mkdir()
+    command = [environment.parent / "softbench", "run", "--backends", "cuda,triton", "--M", "64", "--N", "781", "--quick"]
+    shown = run(*command, cwd=outside, SOFTBENCH_CACHE=str(tmp_path / "cache"))
+    assert "failed" not in shown
+    assert len(list((tmp_path / "cache").glob("*/softmax.so"))) == 1
+
+
 def test_the_wheel_claims_no_name_but_its_own_and_ships_no_tests(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.split("/")[0].split("-")[0] for name in names} == {"softbench"}
     assert "softbench/configs/tutorial.toml" in names
     assert "softbench/py.typed" in names
+    assert "softbench/kernels/cuda/softmax.cu" in names
     assert not any("test" in name for name in names)
 
 
@@ -107,5 +119,6 @@ def test_an_editable_install_works_outside_the_checkout(source, environment, tmp
 
 
 def test_a_bare_checkout_finds_its_own_kernels(source, tmp_path):
-    code = "import softbench.kernels.triton, softbench.kernels.cuda; print(softbench.kernels.cuda.__file__)"
-    assert str(source) in run(sys.executable, "-S", "-c", f"import sys; sys.path.insert(0, {str(source)!r}); {code}", cwd=tmp_path)
+    code = "from importlib.util import find_spec; print(*[find_spec(f'softbench.kernels.{name}').origin for name in ('triton', 'cuda')])"
+    found = run(sys.executable, "-S", "-c", f"import sys; sys.path.insert(0, {str(source)!r}); {code}", cwd=tmp_path)
+    assert all(str(source / "kernels" / name) in found for name in ("triton", "cuda"))

@@ -1,5 +1,7 @@
 """Figures: written, of the format asked for, one for each group."""
 
+from pathlib import Path
+
 import pytest
 
 from softbench import plots, results
@@ -18,22 +20,22 @@ def rows(make_record):
 
 
 def test_one_file_for_each_direction_dtype_and_m(tmp_path, rows):
-    files = plots.write(rows, tmp_path / "out.png")
+    files = plots.write([(Path("a.csv"), rows)], tmp_path / "out.png")
     assert [file.name for file in files] == ["out-forward-fp32-M4096.png", "out-backward-fp32-M4096.png"]
     assert all(file.read_bytes().startswith(b"\x89PNG") for file in files)
 
 
 @pytest.mark.parametrize(("suffix", "magic"), [(".svg", b"<?xml"), (".pdf", b"%PDF")])
 def test_a_single_group_has_the_very_name_and_format(tmp_path, rows, suffix, magic):
-    (file,) = plots.write(rows[:4], tmp_path / f"out{suffix}")
+    (file,) = plots.write([(Path("a.csv"), rows[:4])], tmp_path / f"out{suffix}")
     assert file == tmp_path / f"out{suffix}"
     assert file.read_bytes().startswith(magic)
 
 
 def test_what_cannot_be_drawn_or_written_is_one_line(tmp_path, rows):
     with pytest.raises(UsageError, match=r"must end in .png, .svg, .pdf"):
-        plots.write(rows, tmp_path / "out.jpeg")
+        plots.write([(Path("a.csv"), rows)], tmp_path / "out.jpeg")
     with pytest.raises(ResultsError, match="cannot be written: No such file"):
-        plots.write(rows[:4], tmp_path / "none" / "out.png")
+        plots.write([(Path("a.csv"), rows[:4])], tmp_path / "none" / "out.png")
     with pytest.raises(ResultsError, match="nothing to draw"):
         plots.write([], tmp_path / "out.png")

@@ -82,6 +82,33 @@ time.sleep(3600)
         pytest.fail("the hung plugin's child lives on")
 
 
+def test_a_crash_is_seen_at_once_even_when_a_child_holds_the_pipe_open(pool, tmp_path):
+    code = "import ctypes, os, time\nif os.fork() == 0:\n    time.sleep(60)\n    os._exit(0)\nctypes.string_at(0)"
+    start = time.monotonic()
+    reply = pool.ask(pool.spawn("x"), plugin(tmp_path, code), 30, "import")
+    assert time.monotonic() - start < 10
+    assert reply.reason.startswith("crashed (SIGSEGV)")
+
+
+def test_what_a_plugin_started_in_a_session_of_its_own_ends_with_the_pool(tmp_path):
+    code = f"""
+import subprocess
+child = subprocess.Popen(["sleep", "3600"], start_new_session=True)
+open({str(tmp_path / "child")!r}, "w").write(str(child.pid))
+raise ValueError("x")
+"""
+    with Pool() as pool:
+        pool.ask(pool.spawn("x"), plugin(tmp_path, code), 60, "import")
+    assert gone(int((tmp_path / "child").read_text()))
+
+
+def test_files_of_the_working_directory_are_not_imported(tmp_path, monkeypatch):
+    (tmp_path / "json.py").write_text("raise ImportError('the wrong json')")
+    monkeypatch.chdir(tmp_path)
+    with Pool() as pool:
+        assert pool.ask(pool.spawn("probe"), {"op": "probe"}, 60, "probe")["probe"]
+
+
 def test_what_a_plugin_prints_is_not_taken_for_an_answer(pool, tmp_path):
     code = "import os\nprint('{\"offers\": []}', flush=True)\nos.write(1, b'{}\\n')\nraise ValueError('loud')"
     assert pool.ask(pool.spawn("x"), plugin(tmp_path, code), 60, "import")["failed"]["reason"] == "ValueError: loud"

@@ -92,5 +92,15 @@ def test_a_source_hash_changes_with_the_source(tmp_path):
     assert before != registry.source_hash(None, origin)
 
 
+def test_the_hash_of_our_own_kernels_covers_their_files(monkeypatch):
+    from softbench.backends import kernels
+
+    names = {file.name for file in kernels.cuda.sources()}
+    assert {"softmax.cu", "build.py"} <= names
+    door = Origin("entry point", "cuda", "softbench.backends.kernels:cuda", "softbench")
+    before = registry.source_hash(kernels.cuda, door)
+    assert before != registry.source_hash(kernels.own, door)
+
+
 def test_offers_survive_json():
     assert registry.offer_from_json(registry.offer_to_json(offer("torch", summary="s"))) == offer("torch", summary="s")

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from softbench import results
 from softbench.errors import ResultsError, UsageError
 from softbench.model import Failed, Grade, Record, Skipped, Status
+from softbench.units import one_line
 
 
 def write(tmp_path, text, name="x.csv"):
@@ -35,7 +36,7 @@ def test_a_row_has_the_figures_of_its_record(rows):
 def test_what_was_written_is_read_back(tmp_path, rows):
     read, warnings = results.read_csv(write(tmp_path, results.to_csv(rows)))
     assert warnings == []
-    assert [row.reason for row in read] == [row.reason for row in rows]
+    assert [row.reason for row in read] == [one_line(row.reason) for row in rows]
     assert [row.gbps for row in read[:2]] == pytest.approx([row.gbps for row in rows[:2]], rel=1e-5)
     assert [row.gbps for row in read[2:]] == [None, None]
 
@@ -74,6 +75,27 @@ def test_a_damaged_value_is_named(tmp_path, rows, column, value, part):
         results.read_csv(write(tmp_path, "\n".join([*lines[:2], ",".join(values), *lines[3:]]) + "\n"))
     assert "line 3" in str(raised.value)
     assert part in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("column", "value"), [("N", "-4"), ("of_copy", "nan"), ("speedup", "inf"), ("gbps", "nan"), ("class", "wrong"), ("dtype", "../../x")]
+)
+def test_figures_that_cannot_be_are_damage(tmp_path, rows, column, value):
+    lines = results.to_csv(rows).splitlines()
+    values = lines[2].split(",")
+    values[results.COLUMNS.index(column)] = value
+    with pytest.raises(ResultsError, match="line 3"):
+        results.read_csv(write(tmp_path, "\n".join([*lines[:2], ",".join(values), *lines[3:]]) + "\n"))
+
+
+def test_a_case_that_stands_twice_is_damage(tmp_path, rows):
+    text = results.to_csv([*rows, rows[0]])
+    with pytest.raises(ResultsError, match="line 6: copy has this case twice"):
+        results.read_csv(write(tmp_path, text))
+
+
+def test_a_byte_order_mark_is_no_damage(tmp_path, rows):
+    assert len(results.read_csv(write(tmp_path, "\ufeff" + results.to_csv(rows)))[0]) == 4
 
 
 def test_an_ok_row_without_a_figure_is_damaged(tmp_path, rows):

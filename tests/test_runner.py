@@ -121,6 +121,34 @@ def test_a_backend_whose_workers_keep_dying_is_given_up_with_the_reason():
     assert pool.log.count(("a", "build")) == MAX_DEATHS
 
 
+def test_only_cases_in_a_row_count(make_record):
+    lost, wrong = Lost(Status.FAILED, "crashed"), {"accuracy": {"grade": "wrong", "worst": 9.0, "detail": "off"}}
+    pool = FakePool({("a", "build"): [lost, None, lost, None, lost, None], ("a", "check"): [wrong] * 3})
+    plan = make(cases=6)
+    ensemble = runner.Ensemble(plan, pool, [Lane(o) for o in plan.offers], 0)
+    statuses = [next(r for r in ensemble.measure(case) if r.backend == "a").status for case in plan.cases]
+    assert statuses == [Status.FAILED, Status.WRONG] * 3
+
+
+@pytest.mark.parametrize(
+    ("op", "answer"),
+    [
+        ("build", {"built": True}),
+        ("build", {"build": 3}),
+        ("check", {"accuracy": {"grade": "excellent", "worst": 0, "detail": ""}}),
+        ("time", {"samples_us": [], "kind": "x"}),
+        ("time", {"samples_us": [-1.0], "kind": "x"}),
+        ("time", {"samples_us": "fast", "kind": "x"}),
+    ],
+)
+def test_an_answer_that_is_none_fails_its_cell_only(op, answer):
+    records = measure(make(), FakePool({("a", op): answer}))
+    outcome = records["a"].outcome
+    assert (outcome.status, outcome.stage) == (Status.FAILED, op)
+    assert outcome.reason == f"{op}: its process gave an answer that is none"
+    assert isinstance(records["b"].outcome, Measured)
+
+
 def test_out_of_memory_is_tried_once_more_in_a_fresh_worker_with_the_others_buffers_released():
     oom = {"failed": {"status": "oom", "stage": "build", "reason": "OutOfMemoryError: tried to allocate 9 GiB"}}
     pool = FakePool({("a", "build"): [oom]})

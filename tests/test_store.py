@@ -7,17 +7,19 @@ import pytest
 
 from softbench import results, store
 from softbench.errors import ResultsError
-from softbench.model import Accuracy, Build, Failed, Grade, Record, Skipped, Status
+from softbench.model import Accuracy, Build, Case, Direction, Failed, Grade, Record, Skipped, Status
+
+CASES = [Case(4096, N, "fp32", Direction.FORWARD) for N in (256, 512)]
 
 
-def header(**measuring):
+def header(cases=CASES, **measuring):
     return {
         "device_name": "H200",
         "backends": ["copy", "ours"],
         "sources": {"copy": "source", "ours": "source"},
         "yardstick": "copy",
         "relative_to": "copy",
-        "fingerprint": store.fingerprint({"rounds": 3, **measuring}, {"torch": "2.13"}, "0.1.0"),
+        "fingerprint": store.fingerprint({"rounds": 3, **measuring}, {"torch": "2.13"}, "0.1.0", cases, ["copy", "ours"]),
     }
 
 
@@ -107,10 +109,39 @@ def test_a_run_that_is_still_going_is_not_taken_over(tmp_path, make_record):
     assert store.resume(tmp_path / "empty", header())[0] is None
 
 
-def test_damaged_journals_are_passed_over(tmp_path, make_record):
-    (tmp_path / "run-1.jsonl").write_text("not json\n")
-    (tmp_path / "run-2.jsonl").write_bytes(b"")
-    assert store.resume(tmp_path, header())[0] is None
+def test_another_sweep_is_another_run_and_its_journal_stays(tmp_path, make_record):
+    before = interrupted(tmp_path, make_record)
+    run, told = store.resume(tmp_path, header(CASES[:1]))
+    assert run is None
+    assert told.startswith(f"{before.name} cannot be resumed: cases was 2 (hash ")
+    assert (tmp_path / f"{before.name}.jsonl").exists()
+
+
+@pytest.mark.parametrize("line", [b"garbage", b"5", b"[]", b'{"process": 0}', b"[" * 50000])
+def test_a_damaged_journal_is_named_with_its_line_and_left_alone(tmp_path, make_record, line):
+    before = interrupted(tmp_path, make_record)
+    path = tmp_path / f"{before.name}.jsonl"
+    path.write_bytes(path.read_bytes() + line + b"\n")
+    run, told = store.resume(tmp_path, header())
+    assert run is None
+    assert f"cannot be resumed: {path.name}, line 4 is damaged" in told
+    assert path.exists()
+
+
+def test_cells_that_are_measured_again_replace_their_rows(tmp_path, make_record):
+    interrupted(tmp_path, make_record)
+    run, _ = store.resume(tmp_path, header())
+    assert [row.median_us for row in run.rows()] == [10, 20]
+    run.add(0, [make_record("copy", [30.0]), make_record("ours", [40.0])])
+    assert [row.median_us for row in results.read_csv(run.csv)[0]] == [30, 40]
+
+
+def test_a_run_that_had_nothing_left_to_measure_still_writes_its_csv(tmp_path, make_record):
+    before = interrupted(tmp_path, make_record)
+    before.csv.unlink()
+    run, _ = store.resume(tmp_path, {**header(), "relative_to": "ours"})
+    run.finish(publish=True)
+    assert {row.relative_to for row in results.read_csv(tmp_path / "latest.csv")[0]} == {"ours"}
 
 
 def test_an_unwritable_folder_is_one_line(tmp_path):

@@ -1,6 +1,7 @@
 """Tables: what a reader sees, in a terminal and in a log."""
 
 from io import StringIO
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -34,7 +35,7 @@ def test_the_best_is_marked_and_every_reason_is_given_once(rows):
     assert shown.count("1.00x *") == 2
     assert shown.count("0.50x~") == 2
     assert shown.count("no nvcc; install it") == 1
-    assert "gone: unavailable (2 cells, forward fp32 4096x256 to 4096x512): no nvcc; install it" in shown
+    assert "gone: unavailable (2 cells, forward fp32 4096x256 to forward fp32 4096x512): no nvcc; install it" in shown
     assert "bad: wrong (2 cells" in shown
     assert "~ low-precision" in shown
 
@@ -62,5 +63,18 @@ def test_markup_in_a_reason_is_shown_as_text(make_record):
 
 def test_every_cell_can_be_had_on_a_line_of_its_own(rows):
     shown = text(tables.cells(rows))
-    assert len([line for line in shown.splitlines() if "forward" in line]) == len(rows)
+    assert len([line for line in shown.splitlines() if "│ forward" in line]) == len(rows)
+    assert "gone: unavailable (2 cells" in shown
     assert "37.6 us..42.4 us" in shown
+
+
+def test_the_readmes_table_is_what_show_prints_of_the_committed_file():
+    root = Path(__file__).parents[1]
+    rows, warnings = results.read_csv(root / "results" / "h200" / "powers.csv")
+    assert warnings == []
+    shown = text(tables.results(rows, Console(width=400)), 400)
+    readme = (root / "README.md").read_text()
+    assert "\n".join(line.rstrip() for line in shown.splitlines()).strip() in readme
+    for name in ("tutorial.csv", "tutorial.json", "tutorial.png", "powers.csv", "powers.json"):
+        assert f"results/h200/{name}" in readme
+        assert (root / "results" / "h200" / name).is_file()

@@ -34,6 +34,12 @@ class Backend(Protocol):
         - both: `call(x, dy) -> (y, dx)`, where x requires grad
         """
 
+    # A backend may also have
+    #   compiles = True                            its first call compiles: builds are told cold from cached
+    #   interpreted() -> (reason, rows) | None     here it is only checked, on so many rows, and never timed
+    #   sources() -> files                         beside its own module: a resumed run measures it anew when one changes
+    #   over_dim(direction) -> f(x, dim) or f(dy, y, dim)   on any shape and strides: `softbench check` tries those too
+
 
 def by_direction(case: Case, forward: Callable[..., Any], backward: Callable[..., Any]) -> Callable[..., Any]:
     """A case's callable, from a differentiable `forward(x) -> y` and a `backward(dy, y) -> dx`; `both` goes through autograd."""

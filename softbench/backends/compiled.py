@@ -21,6 +21,7 @@ class Compiled:
     """torch.compile of the naive function (Inductor, dynamic=False), compiled anew for each shape."""
 
     name = "compile"
+    compiles = True
 
     def available(self) -> str | None:
         return missing_compiler(cuda=torch.cuda.is_available())

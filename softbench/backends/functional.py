@@ -8,15 +8,15 @@ from typing import Any
 import torch
 
 from softbench.backends import by_direction
-from softbench.model import Case
+from softbench.model import Case, Direction
 
 
-def _forward(x: torch.Tensor) -> torch.Tensor:
-    return torch.nn.functional.softmax(x, dim=-1)
+def _forward(x: torch.Tensor, dim: int = -1) -> torch.Tensor:
+    return torch.nn.functional.softmax(x, dim=dim)
 
 
-def _backward(dy: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    return torch.ops.aten._softmax_backward_data(dy, y, -1, y.dtype)
+def _backward(dy: torch.Tensor, y: torch.Tensor, dim: int = -1) -> torch.Tensor:
+    return torch.ops.aten._softmax_backward_data(dy, y, dim, y.dtype)
 
 
 class Functional:
@@ -32,6 +32,9 @@ class Functional:
 
     def prepare(self, case: Case) -> Callable[..., Any]:
         return by_direction(case, _forward, _backward)
+
+    def over_dim(self, direction: Direction) -> Callable[..., torch.Tensor]:
+        return _forward if direction is Direction.FORWARD else _backward
 
 
 backend = Functional()

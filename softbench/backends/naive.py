@@ -8,25 +8,27 @@ from typing import Any
 import torch
 
 from softbench.backends import by_direction
-from softbench.model import Case
+from softbench.model import Case, Direction
 
 
-def naive_forward(x: torch.Tensor) -> torch.Tensor:
-    """Numerically stable softmax over the last axis; moves about 8MN + 4M elements where 2MN would do.
+def naive_forward(x: torch.Tensor, dim: int = -1) -> torch.Tensor:
+    """Numerically stable softmax over `dim`; moves about 8MN + 4M elements where 2MN would do.
 
     The maximum is detached: softmax does not change under a shift, so its gradient is exactly zero, and letting autograd
     compute that zero would add rounding noise to the largest element. (Source of the five steps: Triton's fused-softmax tutorial.)
     """
-    row_max = x.amax(dim=-1, keepdim=True).detach()
+    if x.numel() == 0:
+        return torch.empty_like(x)  # no maximum to take
+    row_max = x.amax(dim=dim, keepdim=True).detach()
     shifted = x - row_max
     numerator = torch.exp(shifted)
-    denominator = numerator.sum(dim=-1, keepdim=True)
+    denominator = numerator.sum(dim=dim, keepdim=True)
     return numerator / denominator
 
 
-def naive_backward(dy: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """dx = y * (dy - sum(dy * y)) over the last axis."""
-    dot = (dy * y).sum(dim=-1, keepdim=True)
+def naive_backward(dy: torch.Tensor, y: torch.Tensor, dim: int = -1) -> torch.Tensor:
+    """dx = y * (dy - sum(dy * y)) over `dim`."""
+    dot = (dy * y).sum(dim=dim, keepdim=True)
     return y * (dy - dot)
 
 
@@ -43,6 +45,9 @@ class Naive:
 
     def prepare(self, case: Case) -> Callable[..., Any]:
         return by_direction(case, naive_forward, naive_backward)
+
+    def over_dim(self, direction: Direction) -> Callable[..., torch.Tensor]:
+        return naive_forward if direction is Direction.FORWARD else naive_backward
 
 
 backend = Naive()

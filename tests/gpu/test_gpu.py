@@ -29,12 +29,37 @@ def test_every_backend_is_right_and_measured_in_every_direction_and_dtype(cli):
     )
     assert done.returncode == 0, done.stdout + done.stderr
     found = rows(cli)
+    assert {"cuda", "triton", "triton-row", "triton-tile", "compile", "torch", "naive", "copy"} == {row["backend"] for row in found}
     assert {row["status"] for row in found} == {"ok"}
     assert {row["timer"] for row in found} == {"do_bench"}
     classes = {(row["backend"], row["dtype"] == "fp32", row["direction"]): row["class"] for row in found}
     assert all(grade == "pass" for (name, wide, _), grade in classes.items() if wide and name != "copy")
     assert classes["torch", False, "forward"] == classes["compile", True, "forward"] == "pass"
-    assert classes["naive", False, "forward"] == "low-precision"
+    assert classes["naive", False, "forward"] == classes["torch", False, "backward"] == "low-precision"
+    for name in ("cuda", "triton", "triton-row", "triton-tile"):
+        assert {grade for (backend, _, direction), grade in classes.items() if backend == name and direction != "both"} == {"pass"}
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_our_kernels_pass_the_whole_catalogue(cli, direction):
+    done = cli("check", "--backends", "cuda,triton,triton-row,triton-tile", "--direction", direction, "--json", "-")
+    found = json.loads(done.stdout)["findings"]
+    assert done.returncode == 0, done.stderr
+    assert {finding["verdict"] for finding in found} == {"pass", "skipped"}
+    assert {finding["item"] for finding in found if finding["verdict"] == "skipped"} == {"shape 3x262145"}
+    assert all(finding["worst"] <= 1 for finding in found if finding["verdict"] == "pass")
+
+
+def test_two_processes_build_the_cuda_kernels_at_once(cli):
+    cli.env["SOFTBENCH_CACHE"] = str(cli.folder / "cache")
+    arguments = ("run", "--backends", "cuda", "--M", "64", "--N", "64", "--quick", "--output")
+    both = [cli.start(*arguments, name) for name in ("one", "two")]
+    for process in both:
+        _, stderr = process.communicate(timeout=200)
+        assert process.returncode == 0, stderr
+    assert len(list((cli.folder / "cache").glob("*/softmax.so"))) == 1
+    with (cli.folder / "one" / "latest.csv").open() as file:
+        assert next(row for row in csv.DictReader(file) if row["backend"] == "cuda")["build_cache"] == "cold"
 
 
 def test_the_environment_of_the_gpu_is_recorded(cli):

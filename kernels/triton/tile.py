@@ -1,0 +1,97 @@
+"""Softmax by tiles: several rows a program, the tile moved by tensor descriptors (Hopper's bulk copies) where the strides allow.
+
+- Descriptors need a base and row strides that are multiples of 16 bytes: fp32 rows of 781 or 50257 elements are not, and take masked
+  pointers instead. (Block pointers, which the older tutorials use here, are gone in Triton 3.9.)
+- The tile's shape follows from N by heuristics, which are evaluated before the autotuner's key is looked up (in this order torch.compile
+  takes such a kernel, too); only the number of warps is tuned, once for each power of two of N.
+- Rows longer than a tile take `softmax.py`'s loop.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from .softmax import INTERPRETED, TILE_COLUMNS, backward_tile, block_m, block_n, forward_tile, softmax_of
+from .softmax import launch_backward as backward_by_rule
+from .softmax import launch_forward as forward_by_rule
+
+ALIGNMENT = 16  # bytes, of a descriptor's base and strides
+WARPS = (1, 2, 4, 8, 16)
+
+
+@triton.jit
+def forward_descriptor(x, y, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    first = tl.program_id(0) * BLOCK_M
+    columns = tl.arange(0, BLOCK_N)
+    tile = x.load([first, 0]).to(tl.float32)  # beyond the tensor it reads zeros, which are no identity of max
+    tile = tl.where((columns < N)[None, :], tile, -float("inf"))
+    numerator = tl.exp(tile - tl.max(tile, 1)[:, None])
+    y.store([first, 0], (numerator / tl.sum(numerator, 1)[:, None]).to(y.dtype))
+
+
+@triton.jit
+def backward_descriptor(dy, y, dx, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    first = tl.program_id(0) * BLOCK_M
+    dy_tile = dy.load([first, 0]).to(tl.float32)
+    y_tile = y.load([first, 0]).to(tl.float32)  # beyond the tensor both read zeros, and add nothing to the dot
+    dx.store([first, 0], (y_tile * (dy_tile - tl.sum(dy_tile * y_tile, 1)[:, None])).to(dx.dtype))
+
+
+def tuned(kernel: triton.JITFunction, tiles: int) -> triton.JITFunction:
+    """`kernel` with its tile by heuristics and its warps by autotuning; `tiles` is how many it holds at once."""
+    configs = [triton.Config({}, num_warps=warps, num_stages=1) for warps in WARPS]
+    tuner = triton.autotune(configs=configs, key=["BLOCK_N"])(kernel)
+    heuristics = {"BLOCK_M": lambda args: block_m(tiles * args["N"]), "BLOCK_N": lambda args: block_n(args["N"])}
+    return triton.heuristics(heuristics)(tuner)
+
+
+if INTERPRETED:  # the autotuner fails under the interpreter: the plain kernels, with their heuristics' tile
+    KERNELS = (forward_tile, backward_tile, forward_descriptor, backward_descriptor)
+else:
+    KERNELS = tuned(forward_tile, 1), tuned(backward_tile, 2), tuned(forward_descriptor, 1), tuned(backward_descriptor, 2)
+FORWARD_TILE, BACKWARD_TILE, FORWARD_DESCRIPTOR, BACKWARD_DESCRIPTOR = KERNELS
+
+
+def describable(tensor: torch.Tensor) -> bool:
+    """True when a tensor descriptor can move tiles of these (M, N) rows."""
+    size = tensor.element_size()
+    aligned = tensor.data_ptr() % ALIGNMENT == 0 and tensor.stride(0) * size % ALIGNMENT == 0
+    return aligned and tensor.stride(0) >= tensor.shape[1] and block_n(tensor.shape[1]) * size >= ALIGNMENT and tensor.stride(1) == 1
+
+
+def launch(tensors: tuple[torch.Tensor, ...], with_pointers: triton.JITFunction, with_descriptors: triton.JITFunction) -> None:
+    """Run one of the two kernels over the tensors' rows; the last tensor is written."""
+    M, N = tensors[0].shape
+    BM, BN = block_m(N * (len(tensors) - 1)), block_n(N)
+    grid = (triton.cdiv(M, BM),)
+    given = {"BLOCK_M": BM, "BLOCK_N": BN} if INTERPRETED else {}
+    if all(describable(tensor) for tensor in tensors):
+        if not INTERPRETED:
+            # Any runtime call: encoding a descriptor needs a current context, and autograd's thread may have none yet.
+            torch.cuda.is_current_stream_capturing()
+        with_descriptors[grid](*[TensorDescriptor.from_tensor(tensor, [BM, BN]) for tensor in tensors], N, **given)
+    else:
+        with_pointers[grid](*tensors, *[tensor.stride(0) for tensor in tensors], M, N, **given)
+
+
+def launch_forward(x: torch.Tensor, y: torch.Tensor) -> None:
+    """y = softmax(x) by tiles of rows; see `softbench.kernels.triton.rows.Launch`."""
+    if x.shape[1] > TILE_COLUMNS:
+        forward_by_rule(x, y)
+    else:
+        launch((x, y), FORWARD_TILE, FORWARD_DESCRIPTOR)
+
+
+def launch_backward(dy: torch.Tensor, y: torch.Tensor, dx: torch.Tensor) -> None:
+    """dx by tiles of rows; see `softbench.kernels.triton.rows.Launch`."""
+    if y.shape[1] > TILE_COLUMNS // 2:
+        backward_by_rule(dy, y, dx)
+    else:
+        launch((dy, y, dx), BACKWARD_TILE, BACKWARD_DESCRIPTOR)
+
+
+softmax = softmax_of(launch_forward, launch_backward)
+"""softmax(x, dim=-1), any shape and strides; see `softbench.kernels.triton.rows.Softmax`."""

@@ -1,0 +1,126 @@
+"""softbench's own kernels as backends: `triton-row`, `triton-tile`, `triton` and `cuda`.
+
+Without a GPU the Triton ones run under Triton's interpreter: they are checked there, on a few rows, and never timed.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from softbench.backends import by_direction
+from softbench.model import Case, Direction
+from softbench.toolchain import missing_compiler, nvcc
+from softbench.units import one_line
+
+INTERPRETED_ROWS = 32  # the interpreter takes about a millisecond a program
+
+
+class Kernels:
+    """What the four have in common: a module of `softbench.kernels` that holds a `softmax`."""
+
+    name: str
+    module: str
+    compiles = True
+
+    def available(self) -> str | None:
+        raise NotImplementedError
+
+    def supports(self, case: Case) -> str | None:
+        return None
+
+    def softmax(self) -> Any:
+        """The module's `softbench.kernels.triton.rows.Softmax`."""
+        return importlib.import_module(f"softbench.kernels.{self.module}").softmax
+
+    def sources(self) -> list[Path]:
+        """The kernels' files; they are imported only when a case is prepared."""
+        folder = resources.files(f"softbench.kernels.{self.module.partition('.')[0]}")
+        return sorted(Path(str(entry)) for entry in folder.iterdir() if entry.name.endswith((".py", ".cu", ".cuh")))
+
+    def prepare(self, case: Case) -> Callable[..., Any]:
+        softmax = self.softmax()
+        if case.M == 0 or case.N == 0:
+            return by_direction(case, softmax.forward, softmax.backward)
+        return by_direction(case, softmax if case.direction is Direction.BOTH else softmax.forward_rows, softmax.backward_rows)
+
+    def over_dim(self, direction: Direction) -> Callable[..., torch.Tensor]:
+        """`f(x, dim)` or `f(dy, y, dim)` on tensors of any shape and strides."""
+        softmax = self.softmax()
+        return softmax.forward if direction is Direction.FORWARD else softmax.backward
+
+
+class Triton(Kernels):
+    """What the Triton ones have in common."""
+
+    def available(self) -> str | None:
+        try:
+            if not torch.cuda.is_available():
+                os.environ["TRITON_INTERPRET"] = "1"  # before triton is imported, or never
+            import triton  # noqa: F401
+        except ImportError as error:
+            return f"triton cannot be imported ({error}); pip install triton"
+        return missing_compiler(cuda=True) if torch.cuda.is_available() else _interpreter_trouble()
+
+    def interpreted(self) -> tuple[str, int] | None:
+        """Why it is not timed here, and how many rows are checked; None where it runs for real."""
+        if torch.cuda.is_available():
+            return None
+        return "Triton's interpreter, as there is no GPU", INTERPRETED_ROWS
+
+
+def _interpreter_trouble() -> str | None:
+    """Why Triton's interpreter does not run a loop here, found by running one; None when it does."""
+    from softbench.kernels.triton.softmax import forward_loop
+
+    x = torch.zeros(1, 32)
+    try:
+        forward_loop[(1,)](x, torch.empty_like(x), 32, 32, 1, 32, 16)
+    except Exception as error:  # whatever the interpreter makes of it
+        return f"Triton's interpreter fails here ({one_line(str(error), 120)}); Triton 3.6's needs: pip install 'numpy<2.5'"
+    return None
+
+
+class TritonRow(Triton):
+    """The way of Triton's fused-softmax tutorial: a row per program, persistent grid."""
+
+    name, module = "triton-row", "triton.row"
+
+    def supports(self, case: Case) -> str | None:
+        from softbench.kernels.triton.row import MAX_COLUMNS
+
+        return f"a row must fit one program: N is at most {MAX_COLUMNS}" if case.N > MAX_COLUMNS else None
+
+
+class TritonTile(Triton):
+    """Several rows a program, by tensor descriptors where strides allow, warps autotuned."""
+
+    name, module = "triton-tile", "triton.tile"
+
+
+class TritonOwn(Triton):
+    """softbench's own Triton softmax: tiers by N, configurations by rule."""
+
+    name, module = "triton", "triton.softmax"
+
+
+class Cuda(Kernels):
+    """softbench's own CUDA C++ softmax, compiled by nvcc on first use."""
+
+    name, module = "cuda", "cuda"
+
+    def available(self) -> str | None:
+        if not torch.cuda.is_available():
+            return "no CUDA GPU here"
+        if nvcc() is None:
+            return "no nvcc on PATH or under CUDA_HOME; install the CUDA toolkit"
+        return None
+
+
+row, tile, own, cuda = TritonRow(), TritonTile(), TritonOwn(), Cuda()

@@ -1,0 +1,46 @@
+"""Whether a build ran a compiler or found its earlier output: counted in this process, so that builds beside it do not matter."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import suppress
+from typing import Any
+
+from softbench.toolchain import our_cache
+
+
+class Compilations:
+    """Counts from its making on: Inductor's graphs, Triton's kernels, and softbench's own CUDA libraries."""
+
+    def __init__(self) -> None:
+        self.triton_hits = self.triton_misses = 0
+        self._inductor = _inductor()
+        self._libraries = _libraries()
+        with suppress(ImportError, AttributeError):  # an older Triton has no listener, and is then never said to be cold
+            from triton import knobs
+
+            knobs.compilation.listener = self._listen
+
+    def _listen(self, *, cache_hit: bool, **_: Any) -> None:
+        self.triton_hits += cache_hit
+        self.triton_misses += not cache_hit
+
+    def state(self) -> str:
+        """`cold` when something was compiled, else `cached`. Inductor's Triton kernels count as its own."""
+        hits, misses = (now - then for now, then in zip(_inductor(), self._inductor, strict=True))
+        if hits or misses:
+            return "cold" if misses else "cached"
+        return "cold" if self.triton_misses or _libraries() > self._libraries else "cached"
+
+
+def _inductor() -> tuple[int, int]:
+    if dynamo := sys.modules.get("torch._dynamo.utils"):
+        counts = dynamo.counters["inductor"]
+        return counts["fxgraph_cache_hit"], counts["fxgraph_cache_miss"] + counts["fxgraph_cache_bypass"]
+    return 0, 0
+
+
+def _libraries() -> int:
+    with suppress(OSError, RuntimeError):  # no home, or not ours to read
+        return sum(1 for _ in our_cache().glob("*/*.so"))
+    return 0

@@ -1,0 +1,89 @@
+"""One catalogue item on one backend, inside its worker."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from softbench import correctness
+from softbench.catalogue import Draw, Item, items
+from softbench.contract import breach, interpreted, poison
+from softbench.model import Accuracy, Case, Direction, Grade
+from softbench.units import size
+
+Call = Callable[..., Any]
+
+
+class Examiner:
+    """A backend under examination; keeps the callable of the latest shape, as many items share one."""
+
+    def __init__(self, backend: Any, device: str) -> None:
+        self.backend, self.device = backend, torch.device(device)
+        self.items = {(item.name, item.direction): item for item in items()}
+        self.most_rows = rows[1] if (rows := interpreted(backend)) else None
+        self._case: Case | None = None
+        self._call: Call | None = None
+
+    def examine(self, name: str, direction: Direction, dtype: str, seed: int) -> Accuracy | str:
+        """The verdict, or why the item was skipped.
+
+        Raises:
+            KeyError: no such item. Whatever the backend raises passes through.
+        """
+        item = self.items[name, direction]
+        if item.gpu_only and self.device.type == "cpu":
+            return f"needs a GPU: {item.gpu_only}"
+        if item.free_bytes and item.free_bytes > (free := torch.cuda.mem_get_info()[0]):
+            return f"needs {size(item.free_bytes)} of device memory; {size(free)} are free"
+        generator = torch.Generator(self.device)
+        generator.manual_seed(zlib.crc32(f"{seed} {direction} {dtype} {name}".encode()))
+        given = item.make(Draw(generator, dtype, self.device, self.most_rows))
+        dim = -1 if item.dim is None else item.dim
+        shape = given[0].movedim(dim, -1).shape
+        case = Case(max(1, given[0].numel()) // max(1, shape[-1]), shape[-1], dtype, direction, self.device.type)
+        if item.dim is None:
+            if reason := self.backend.supports(case):
+                return str(reason)
+            call = self._prepared(case)
+        elif (over_dim := getattr(self.backend, "over_dim", None)) is None:
+            return "it takes (M, N) rows only"
+        else:
+            call = lambda *tensors: over_dim(direction)(*tensors, dim)  # noqa: E731
+        return self._judge(item, case, call, given, dim)
+
+    def _prepared(self, case: Case) -> Call:
+        if self._call is None or self._case != case:
+            self._case, self._call = None, None
+            call: Call = self.backend.prepare(case)
+            self._case, self._call = case, call
+        assert self._call is not None
+        return self._call
+
+    def _judge(self, item: Item, case: Case, call: Call, given: tuple[torch.Tensor, ...], dim: int) -> Accuracy:
+        kept = tuple(tensor.clone() for tensor in given)
+        poison(given, self.device.type)
+        out = self._on_stream(call, given) if item.repeat == "stream" else call(*given)
+        if reason := breach(given, kept, (out,)):
+            return Accuracy(Grade.WRONG, float("inf"), reason)
+        if item.repeat == "twice":
+            again = call(*given)
+            if again.data_ptr() == out.data_ptr():
+                return Accuracy(Grade.WRONG, float("inf"), "two outputs that are both alive share their memory")
+            if not torch.equal(again, out):
+                return Accuracy(Grade.WRONG, float("inf"), "gives another result the second time")
+        if out.numel() == 0:
+            return Accuracy(Grade.PASS, 0.0, "")
+        rows = [tensor.movedim(dim, -1).reshape(case.M, case.N) if tensor.dim() else tensor.reshape(1, 1) for tensor in (*given, out)]
+        return correctness.check(case, tuple(rows[:-1]), (rows[-1],))
+
+    def _on_stream(self, call: Call, given: tuple[torch.Tensor, ...]) -> Any:
+        """The call on another stream than the default, which it has to wait for nobody but that stream."""
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            out = call(*given)
+        torch.cuda.current_stream().wait_stream(stream)
+        return out

@@ -1,0 +1,90 @@
+"""`softbench check`: the catalogue on real backends, and a finding that can be had again by the line that is printed."""
+
+import json
+import shlex
+from importlib import metadata
+
+import pytest
+
+NUMPY, TRITON = (tuple(int(part) for part in metadata.version(name).split(".")[:2]) for name in ("numpy", "triton"))
+
+
+def findings(done):
+    return json.loads(done.stdout)["findings"]
+
+
+@pytest.mark.skipif(
+    NUMPY >= (2, 5) and TRITON < (3, 9), reason=f"the interpreter of Triton {metadata.version('triton')} does not run with this numpy"
+)
+def test_our_triton_kernels_pass_the_whole_catalogue_under_the_interpreter(cli):
+    done = cli("check", "--backends", "triton,triton-row,triton-tile", "--dtype", "fp32,bf16", "--device", "cpu", "--json", "-")
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr
+    found = findings(done)
+    assert {finding["verdict"] for finding in found} == {"pass", "skipped"}
+    assert {finding["reason"] for finding in found if finding["verdict"] == "skipped"} == {
+        "needs a GPU: it is a matter of its memory",
+        "needs a GPU: streams",
+        "a row must fit one program: N is at most 131072",
+    }
+    assert len([finding for finding in found if finding["verdict"] == "pass"]) > 500
+    names = {finding["item"] for finding in found}
+    assert {"shape 1823x781", "shape 0x16", "a row of -inf", "layout channels-last", "dy = 1"} <= names
+
+
+def test_eager_backends_land_in_the_classes_that_are_predicted(cli):
+    done = cli("check", "--backends", "torch,naive", "--dtype", "fp32,fp16", "--case", "shape *", "--device", "cpu", "--json", "-")
+    assert done.returncode == 0, done.stderr
+    classes = {(f["backend"], f["dtype"]): set() for f in findings(done)}
+    for finding in findings(done):
+        classes[finding["backend"], finding["dtype"]].add(finding["verdict"])
+    assert classes["torch", "fp32"] == classes["naive", "fp32"] == classes["torch", "fp16"] == {"pass", "skipped"}
+    assert classes["naive", "fp16"] == {"pass", "low-precision", "skipped"}
+
+
+def test_torch_compile_is_examined_on_rows_and_says_what_it_does_not_take(cli):
+    done = cli("check", "--backends", "compile", "--dtype", "fp32", "--case", "*1*D*", "--device", "cpu", "--json", "-")
+    assert {finding["reason"] for finding in findings(done)} == {"it takes (M, N) rows only"}
+    assert done.returncode == 1  # nothing was compared
+    done = cli("check", "--backends", "compile", "--dtype", "fp32", "--case", "one NaN", "--device", "cpu", "--json", "-")
+    assert [finding["verdict"] for finding in findings(done)] == ["pass"]
+    assert done.returncode == 0
+
+
+def test_a_wrong_backend_is_caught_and_the_printed_line_shows_it_again(cli, plugins):
+    given = ("--plugin", plugins / "wrong" / "zeros.py", "--device", "cpu", "--dtype", "fp32", "--direction", "forward")
+    done = cli("check", "--backends", "zeros", "--case", "shape 37x2*", *given)
+    assert done.returncode == 1
+    assert "X" in done.stdout
+    lines = [line.strip() for line in done.stderr.splitlines() if line.startswith("  softbench check")]
+    assert len(lines) == 4  # 37x2, 37x255, 37x256, 37x257
+    again = cli(*shlex.split(lines[0])[1:])
+    assert again.returncode == 1
+    assert "zeros is wrong" in again.stderr
+
+
+def test_what_dies_in_the_catalogue_is_a_finding_and_the_rest_goes_on(cli, plugins):
+    done = cli(
+        *("check", "--plugin", plugins / "faulty" / "faults.py", "--backends", "dies-by-sigsegv,torch", "--dtype", "fp32"),
+        *("--case", "scale*", "--device", "cpu", "--json", "-"),
+    )
+    assert done.returncode == 1
+    found = {(f["backend"], f["item"]): (f["verdict"], f["reason"]) for f in findings(done)}
+    assert found["dies-by-sigsegv", "scale 10"][0] == "failed"
+    assert "SIGSEGV" in found["dies-by-sigsegv", "scale 10"][1]
+    assert found["torch", "scale 100"] == ("pass", "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (("--case", "no such*"), "--case no such*: no such case; known are shape 37x1"),
+        (("--dtype", "fp8"), "known are fp32, fp16, bf16"),
+        (("--direction", "both"), "known are forward, backward"),
+        (("--backends", "troch"), "did you mean 'torch'?"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_2(cli, arguments, part):
+    done = cli("check", "--device", "cpu", *arguments)
+    assert done.returncode == 2
+    assert part in done.stderr
+    assert len(done.stderr.splitlines()) == 1
