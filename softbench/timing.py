@@ -44,19 +44,28 @@ def _cpu() -> Timer:
 
     clock = time.perf_counter
 
+    class FixedBlocks(BlockTimer):
+        """torch's blocked timer, with the block that it is given: left alone, it would choose another in every batch."""
+
+        block = 0
+
+        def _estimate_block_size(self, min_run_time: float) -> int:
+            if not self.block:
+                once = min(self.timeit(1).median for _ in range(LEAST_SAMPLES))
+                self.block = max(1, math.ceil(BLOCK_SECONDS / once))
+            return self.block
+
     def timer(call: Callable[[], object], warmup_ms: float, batch_ms: float, block: int) -> tuple[list[float], int]:
         end = clock() + warmup_ms / 1e3
         while clock() < end:
             call()
-        # Left alone, this Timer would measure on one thread; a user's call runs on as many as torch takes.
-        blocks = BlockTimer("call()", globals={"call": call}, num_threads=torch.get_num_threads())
-        if not block:
-            block = max(1, math.ceil(BLOCK_SECONDS / min(blocks.timeit(1).median for _ in range(LEAST_SAMPLES))))
+        # Left alone, the timer would measure on one thread; a user's call runs on as many as torch takes.
+        blocks = FixedBlocks("call()", globals={"call": call}, num_threads=torch.get_num_threads())
+        blocks.block = block
         samples: list[float] = []
-        end = clock() + batch_ms / 1e3
-        while len(samples) < LEAST_SAMPLES or clock() < end:
-            samples.append(round(blocks.timeit(block).median * 1e6, 3))
-        return samples, block
+        while len(samples) < LEAST_SAMPLES:
+            samples += blocks.blocked_autorange(min_run_time=batch_ms / 1e3).times
+        return [round(seconds * 1e6, 3) for seconds in samples], blocks.block
 
     return timer
 
