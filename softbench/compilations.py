@@ -13,7 +13,7 @@ class Compilations:
     """Counts from its making on: Inductor's graphs, Triton's kernels, and softbench's own CUDA libraries."""
 
     def __init__(self) -> None:
-        self.triton_hits = self.triton_misses = 0
+        self.triton_misses = 0
         self._inductor = _inductor()
         self._libraries = _libraries()
         with suppress(ImportError, AttributeError):  # an older Triton has no listener, and is then never said to be cold
@@ -22,7 +22,6 @@ class Compilations:
             knobs.compilation.listener = self._listen
 
     def _listen(self, *, cache_hit: bool, **_: Any) -> None:
-        self.triton_hits += cache_hit
         self.triton_misses += not cache_hit
 
     def state(self) -> str:

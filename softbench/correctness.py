@@ -20,7 +20,7 @@ so an error of y within its own forward bound F moves dx by at most F_i (|dy_i| 
 backward bound.
 
 NaN and infinities must be exactly where the reference has them, and every comparison is written so that a NaN fails it.
-Common tolerances are vacuous here: with atol = 1e-2 a bf16 output of zeros passes from N = 192.
+Common tolerances are vacuous here: with rtol = atol = 1e-2 a bf16 output of zeros passes on normal rows of N = 16384.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 CHUNK_BYTES = {"cuda": 512 * 2**20, "cpu": 32 * 2**20}
 """What float64 temporaries of one chunk of rows may hold together. On the CPU they are kept below malloc's mmap threshold: larger
-ones fault their pages in anew each time, and made the check of a 4096 x 4096 case twelve times slower."""
+ones fault their pages in anew each time, and the check of a 4096 x 4096 case was many times slower."""
 FLOAT64_TEMPORARIES = 12
 """How many (rows, N) float64 tensors the check holds at once, at most."""
 

@@ -49,10 +49,6 @@ class Plan:
     notes: tuple[str, ...]
     """What the user should know before it starts."""
 
-    @property
-    def interleaved(self) -> bool:
-        return len(self.groups) == 1
-
     def takes_turns(self, case: Case, workers: int) -> bool:
         """True when so many workers cannot all hold the case's buffers at once."""
         each = CONTEXT_BYTES[self.device] + WORKING_TENSORS * case.tensor_bytes + CHECK_BYTES

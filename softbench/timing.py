@@ -33,7 +33,7 @@ def _gpu() -> Timer:
     from triton.testing import do_bench
 
     def timer(call: Callable[[], object], warmup_ms: float, batch_ms: float, block: int) -> tuple[list[float], int]:
-        # do_bench flushes L2 before every call and takes each with a pair of events: cold L2, 2-3 us of overhead a launch.
+        # do_bench flushes L2 before every call and takes each with a pair of events: cold L2, with the events' own cost in every sample.
         return [round(ms * 1e3, 3) for ms in do_bench(call, warmup=warmup_ms, rep=batch_ms, return_mode="all")], 1
 
     return timer

@@ -82,7 +82,7 @@ def test_memory_that_does_not_hold_all_makes_workers_take_turns_or_go_group_by_g
 def test_a_dry_run_shows_cells_and_time_and_writes_nothing(cli):
     done = cli("run", "--backends", "torch", "--device", "cpu", "--M", "8", "--N", "16:64:*2", "--dry-run")
     assert done.returncode == 0, done.stderr
-    assert "3 cases x 2 backends (copy, torch) = 6 cells, 3 rounds" in done.stdout.replace("5 rounds", "3 rounds")
+    assert "3 cases x 2 backends (copy, torch) = 6 cells, 3 rounds" in done.stdout
     assert "forward-fp32-8x64" in done.stdout
     assert not (cli.folder / "results").exists()
 

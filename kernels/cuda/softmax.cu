@@ -15,8 +15,8 @@ namespace {
 
 constexpr int WARP = 32;
 constexpr int WARPS = 4;            // rows of a block in the warp tier
-constexpr int WARP_COLUMNS = 1024;  // 32 elements a lane: more would spill
-constexpr int BLOCK = 512;          // threads of the block tier: four blocks fill an SM of 2048 threads
+constexpr int WARP_COLUMNS = 1024;  // 32 elements a lane, in registers
+constexpr int BLOCK = 512;          // threads of the block tier
 constexpr int VECTOR_BYTES = 16;
 constexpr float MINUS_INFINITY = -__builtin_huge_valf();
 

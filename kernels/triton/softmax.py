@@ -21,7 +21,7 @@ import triton.language as tl
 
 from .rows import Launch, Softmax
 
-TILE_COLUMNS = 16384  # 64 KiB of float32 in a program's registers: the longest row that does not spill at 32 warps
+TILE_COLUMNS = 16384  # 64 KiB of float32, 16 elements a thread at 32 warps: a quarter of an SM's registers
 TILE_ELEMENTS = 2048  # of a tile of short rows: 16 a thread at 4 warps
 LOOP_COLUMNS = 8192
 ELEMENTS_PER_THREAD = 16
