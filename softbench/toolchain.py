@@ -30,6 +30,14 @@ def nvcc() -> str | None:
     return _first("nvcc", str(Path(home) / "bin" / "nvcc"))
 
 
+def cuda_home() -> Path | None:
+    """The CUDA toolkit's folder, known by its headers, or None: an `nvcc` on PATH may be a script that calls one elsewhere."""
+    compiler = nvcc()
+    beside_nvcc = str(Path(compiler).resolve().parents[1]) if compiler else None
+    guesses = (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), beside_nvcc, "/usr/local/cuda")
+    return next((Path(guess) for guess in guesses if guess and (Path(guess) / "include" / "cuda_runtime.h").is_file()), None)
+
+
 def our_cache() -> Path:
     """The folder in which softbench's CUDA kernels keep what nvcc compiled (`kernels/cuda/build.py` has the same rule)."""
     chosen = os.environ.get("SOFTBENCH_CACHE")

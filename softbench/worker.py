@@ -121,11 +121,12 @@ class Seat:
             self.case = replace(self.case, M=min(self.case.M, only[1]))
         self.inputs = inputs.make(self.case, seed, torch.device(self.device))
         timing.synchronize(self.device)
-        compilations = Compilations() if getattr(self.backend, "compiles", False) else None
+        compiles = getattr(self.backend, "compiles", False)
+        compilations = Compilations() if compiles else None
         start = time.perf_counter()
         self._prepare()
         seconds = time.perf_counter() - start
-        state = compilations.state() if compilations else ""
+        state = "cold" if compiles == "always" else compilations.state() if compilations else ""
         return {"build": asdict(Build(seconds, state))}
 
     def do_check(self) -> Message:

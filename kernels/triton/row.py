@@ -13,7 +13,8 @@ import torch
 import triton
 import triton.language as tl
 
-from .softmax import INTERPRETED, softmax_of
+from .plain import INTERPRETED
+from .tiers import softmax_of
 
 MAX_COLUMNS = 131072  # beyond, a row no longer fits a program in any useful way
 STAGED_BYTES = 128 * 1024  # of a row of every input: what the next row may take of an SM's 227 KiB shared memory while this one is computed

@@ -4,7 +4,7 @@
   pointers instead. (Block pointers, which the older tutorials use here, are gone in Triton 3.9.)
 - The tile's shape follows from N by heuristics, which are evaluated before the autotuner's key is looked up (in this order torch.compile
   takes such a kernel, too); only the number of warps is tuned, once for each power of two of N.
-- Rows longer than a tile take `softmax.py`'s loop.
+- Rows longer than a tile take `tiers.py`'s loop.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from .softmax import INTERPRETED, TILE_COLUMNS, backward_tile, block_m, block_n, forward_tile, softmax_of
-from .softmax import launch_backward as backward_by_rule
-from .softmax import launch_forward as forward_by_rule
+from .plain import INTERPRETED, TILE_COLUMNS, backward_tile, block_m, block_n, forward_tile
+from .tiers import launch_backward as backward_by_rule
+from .tiers import launch_forward as forward_by_rule
+from .tiers import softmax_of
 
 ALIGNMENT = 16  # bytes, of a descriptor's base and strides
 WARPS = (1, 2, 4, 8, 16)

@@ -35,7 +35,7 @@ class Backend(Protocol):
         """
 
     # A backend may also have
-    #   compiles = True                            its first call compiles: builds are told cold from cached
+    #   compiles = True                            its first call compiles: builds are told cold from cached ("always": none is cached)
     #   interpreted() -> (reason, rows) | None     here it is only checked, on so many rows, and never timed
     #   sources() -> files                         beside its own module: a resumed run measures it anew when one changes
     #   over_dim(direction) -> f(x, dim) or f(dy, y, dim)   on any shape and strides: `softbench check` tries those too

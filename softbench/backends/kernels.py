@@ -42,7 +42,10 @@ class Kernels:
     def sources(self) -> list[Path]:
         """The kernels' files; they are imported only when a case is prepared."""
         folder = resources.files(f"softbench.kernels.{self.module.partition('.')[0]}")
-        return sorted(Path(str(entry)) for entry in folder.iterdir() if entry.name.endswith((".py", ".cu", ".cuh")))
+        suffixes = (".py", ".cu", ".cuh", ".json")
+        return sorted(
+            path for entry in folder.iterdir() for path in (Path(str(entry)), *Path(str(entry)).glob("*.json")) if path.suffix in suffixes
+        )
 
     def prepare(self, case: Case) -> Callable[..., Any]:
         softmax = self.softmax()
@@ -77,7 +80,7 @@ class Triton(Kernels):
 
 def _interpreter_trouble() -> str | None:
     """Why Triton's interpreter does not run a loop here, found by running one; None when it does."""
-    from softbench.kernels.triton.softmax import forward_loop
+    from softbench.kernels.triton.plain import forward_loop
 
     x = torch.zeros(1, 32)
     try:
@@ -107,7 +110,7 @@ class TritonTile(Triton):
 class TritonOwn(Triton):
     """softbench's own Triton softmax: tiers by N, configurations by rule."""
 
-    name, module = "triton", "triton.softmax"
+    name, module = "triton", "triton.tiers"
 
 
 class Cuda(Kernels):

@@ -7,6 +7,8 @@ import pytest
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 
+PLAIN = "cuda,triton,triton-row,triton-tile,compile,torch,naive"
+
 
 def rows(cli):
     with (cli.folder / "results" / "latest.csv").open() as file:
@@ -16,6 +18,8 @@ def rows(cli):
 def test_every_backend_is_right_and_measured_in_every_direction_and_dtype(cli):
     done = cli(
         "run",
+        "--backends",
+        PLAIN,  # those that go through the compiler have a test of their own
         "--M",
         "512",
         "--N",
@@ -29,7 +33,7 @@ def test_every_backend_is_right_and_measured_in_every_direction_and_dtype(cli):
     )
     assert done.returncode == 0, done.stdout + done.stderr
     found = rows(cli)
-    assert {"cuda", "triton", "triton-row", "triton-tile", "compile", "torch", "naive", "copy"} == {row["backend"] for row in found}
+    assert {row["backend"] for row in found} == {*PLAIN.split(","), "copy"}
     assert {row["status"] for row in found} == {"ok"}
     assert {row["timer"] for row in found} == {"do_bench"}
     classes = {(row["backend"], row["dtype"] == "fp32", row["direction"]): row["class"] for row in found}

@@ -1,0 +1,201 @@
+"""The fast tiers of the forward: one read of x, one write of y. `rules.py` chooses among them, and has the measurements.
+
+- rows: a program has BM whole rows in registers. Up to about 128 KiB a row. Not persistent: the hardware's order of programs keeps
+  the addresses in flight close together, which a static loop over rows does not.
+- cluster: the CTAs of a cluster share a row, each with a chunk in registers. Longer rows, and a few rows of a card's fill.
+- group: G CTAs share a row through global memory (`groups.py`), each with a chunk in registers and shared memory. The longest rows, few
+  rows of any length above; with G = 1, rows that registers alone do not hold well.
+
+What each was predicted to give and gave stands in `rules.py`.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from .groups import arrive, exchange, joined, leave, meet, slot, tag_of, warm
+from .held import hold, measure_held, store_held
+from .words import (
+    MINUS_INFINITY,
+    after,
+    base_of,
+    edges_of,
+    element,
+    exp_of,
+    join,
+    load,
+    measure,
+    measure_edges,
+    measure_lanes,
+    measure_short,
+    nothing,
+    now,
+    over_threads,
+    store_softmax,
+    top_of,
+    total_of,
+    vectors_of,
+    words_at,
+)
+
+
+@triton.jit(do_not_specialize=["x_stride", "y_stride", "M", "N"])
+def forward_rows(
+    x_ptr, y_ptr, x_stride, y_stride, M, N,
+    BM: tl.constexpr, P: tl.constexpr, T: tl.constexpr, W: tl.constexpr, V: tl.constexpr, ALIGN: tl.constexpr,
+):  # fmt: skip
+    """BM rows a program, each P tiles of T vectors of W words (V elements). ALIGN = 0: strides and N in vectors, else in elements."""
+    D: tl.constexpr = x_ptr.dtype.element_ty
+    UNIT: tl.constexpr = 1 if ALIGN > 0 else V
+    row = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
+    x_row = x_ptr + row * x_stride * UNIT
+    y_row = y_ptr + row * y_stride * UNIT
+    shift, first, end = vectors_of(x_row, N, V, ALIGN)
+    if BM > 1:
+        end = tl.where(row < M, end, 0)
+    start = shift * 0
+    if ALIGN > 0:
+        columns, inside = edges_of(N, shift, first, end, V)
+        if BM > 1:
+            inside = inside & (row < M)[:, None]
+        edge = tl.load(x_row[:, None] + columns, mask=inside, other=MINUS_INFINITY).to(tl.float32)
+    x = load(words_at(x_row, shift, W), first, end, start, nothing(D), P, T, W)
+    if T <= 32:
+        m, s = measure_short(x, D)
+    elif P > 8:
+        m, s = measure_lanes(after(x, now(N)), D)
+        m, s = over_threads(m, s)
+    else:
+        m, s = measure(x, D)
+    if ALIGN > 0:
+        m_edge, s_edge = measure_edges(edge)
+        m, s = join(m, s, m_edge, s_edge)
+    scale = 1.0 / s
+    if P * W > 8:
+        x = after(x, tl.where(s < 0, -1, 0)[:, None, None])  # s is never negative
+    store_softmax(words_at(y_row, shift, W), x, m, scale, first, end, start, T, W, D)
+    if ALIGN > 0:
+        tl.store(y_row[:, None] + columns, element(exp_of(edge - m[:, None]) * scale[:, None], D), mask=inside)
+
+
+@triton.jit(do_not_specialize=["x_stride", "y_stride", "N", "CHUNK"])
+def forward_cluster(
+    x_ptr, y_ptr, x_stride, y_stride, N, CHUNK,
+    P: tl.constexpr, C: tl.constexpr, T: tl.constexpr, V: tl.constexpr, ALIGN: tl.constexpr,
+):  # fmt: skip
+    """A row a cluster of C CTAs, CHUNK <= P * T vectors each; strides and N as in `forward_rows`."""
+    D: tl.constexpr = x_ptr.dtype.element_ty
+    UNIT: tl.constexpr = 1 if ALIGN > 0 else V
+    rank = tl.arange(0, C)
+    arrive(rank)
+    row = tl.program_id(0).to(tl.int64) + rank * 0
+    x_row = x_ptr + row * x_stride * UNIT
+    y_row = y_ptr + row * y_stride * UNIT
+    shift, first, end = vectors_of(x_row, N, V, ALIGN)
+    if ALIGN > 0:
+        columns, inside = edges_of(N, shift, first, end, V)
+        inside = inside & (rank == 0)[:, None]
+        edge = tl.load(x_row[:, None] + columns, mask=inside, other=MINUS_INFINITY).to(tl.float32)
+    start = rank * CHUNK
+    end = tl.minimum(start + CHUNK, end)
+    x = load(words_at(x_row, shift, 4), first, end, start, nothing(D), P, T, 4)
+    if P > 2:
+        m, s = measure_lanes(after(x, now(N)), D)
+        m, s = over_threads(m, s)
+    else:
+        m, s = measure(x, D)
+    if ALIGN > 0:
+        m_edge, s_edge = measure_edges(edge)
+        m, s = join(m, s, m_edge, s_edge)
+    m, s = exchange(m, s, C)
+    scale = 1.0 / s
+    x = after(x, tl.where(s < 0, -1, 0)[:, None, None])
+    store_softmax(words_at(y_row, shift, 4), x, m, scale, first, end, start, T, 4, D)
+    if ALIGN > 0:
+        tl.store(y_row[:, None] + columns, element(exp_of(edge - m[:, None]) * scale[:, None], D), mask=inside)
+
+
+@triton.jit(do_not_specialize=["x_stride", "y_stride", "N", "G", "CHUNK", "programs", "EXTRA"])
+def forward_group(
+    x_ptr, y_ptr, counter, slots, x_stride, y_stride, N, G, CHUNK, programs, EXTRA,
+    P: tl.constexpr, H: tl.constexpr, T: tl.constexpr, V: tl.constexpr, ALIGN: tl.constexpr, PEERS: tl.constexpr, STREAM: tl.constexpr,
+):  # fmt: skip
+    """A row G programs, CHUNK vectors each: P tiles in registers, H in shared memory. PEERS = 1: G is 1.
+
+    STREAM: CHUNK is longer than that, and EXTRA tiles more of it are read twice, the second time from L2 where it holds them.
+    counter: an int64 that only these kernels write; slots: 2 * PEERS int64 a row, whatever is in them but never this launch's tag.
+    """
+    D: tl.constexpr = x_ptr.dtype.element_ty
+    UNIT: tl.constexpr = 1 if ALIGN > 0 else V
+    number = tl.program_id(0) // G
+    rank = tl.program_id(0) % G
+    row = number.to(tl.int64) + tl.arange(0, 1)
+    x_row = x_ptr + row * x_stride * UNIT
+    y_row = y_ptr + row * y_stride * UNIT
+    shift, first, row_end = vectors_of(x_row, N, V, ALIGN)
+    start = rank * CHUNK + tl.arange(0, 1)
+    end = tl.minimum(start + CHUNK, row_end)
+    words = words_at(x_row, shift, 4)
+    if H > 0:
+        place = hold(words, first, end, start + P * T, H, T)
+    x = load(words, first, end, start, nothing(D), P, T, 4)
+    if ALIGN > 0:
+        columns, row_edges = edges_of(N, shift, first, row_end, V)
+        inside = row_edges & (start == 0)[:, None]
+        edge = tl.load(x_row[:, None] + columns, mask=inside, other=MINUS_INFINITY).to(tl.float32)
+    if PEERS > 1:
+        tag = tag_of(counter)
+        row_slots = slots + number.to(tl.int64) * (2 * PEERS)
+        warm(row_slots, G, PEERS, True)
+    m, s = measure_lanes(after(x, now(N)), D)
+    if H > 0:
+        m, s = measure_held(m, s, place, first, end, start + P * T, H, T, D)
+    if STREAM:
+        for i in range(EXTRA):
+            tile = load(words, first, end, start + (P + H + i) * T, nothing(D), 1, T, 4)
+            n = tl.maximum(m, top_of(tile[0], D))
+            b = base_of(n)
+            s = s * exp_of(m - b) + total_of(tile[0], b[:, :, None], D)
+            m = n
+    m, s = over_threads(m, s)
+    if ALIGN > 0:
+        m_edge, s_edge = measure_edges(edge)
+        m, s = join(m, s, m_edge, s_edge)
+    if PEERS > 1:
+        mine = slots + row * (2 * PEERS) + rank
+        tl.store(mine, slot(tag, m))
+        tl.store(mine + PEERS, slot(tag, s))
+        leave(counter, tag, programs)
+        if meet(row_slots, tag, G, PEERS, True) == 0:
+            m_row, s_row = joined(row_slots, G, PEERS)
+        else:  # alone: the whole row again, from x
+            m_all = tl.full((1, T), MINUS_INFINITY, tl.float32)
+            s_all = tl.zeros((1, T), tl.float32)
+            for at in range(0, G * CHUNK, T):
+                tile = load(words, first, row_end, at + tl.arange(0, 1), nothing(D), 1, T, 4)
+                n = tl.maximum(m_all, top_of(tile[0], D))
+                b = base_of(n)
+                s_all = s_all * exp_of(m_all - b) + total_of(tile[0], b[:, :, None], D)
+                m_all = n
+            m_one, s_one = over_threads(m_all, s_all)
+            if ALIGN > 0:
+                whole = tl.load(x_row[:, None] + columns, mask=row_edges, other=MINUS_INFINITY).to(tl.float32)
+                m_edge, s_edge = measure_edges(whole)
+                m_one, s_one = join(m_one, s_one, m_edge, s_edge)
+            m_row, s_row = tl.max(m_one, 0), tl.sum(s_one, 0)
+        m = m_row + tl.zeros((1,), tl.float32)
+        s = s_row + tl.zeros((1,), tl.float32)
+    scale = 1.0 / s
+    x = after(x, tl.where(s < 0, -1, 0)[:, None, None])
+    y_words = words_at(y_row, shift, 4)
+    store_softmax(y_words, x, m, scale, first, end, start, T, 4, D)
+    if H > 0:
+        store_held(y_words, place, m, scale, first, end, start + P * T, H, T, D)
+    if STREAM:
+        for i in range(EXTRA):
+            at = start + (P + H + i) * T
+            again = load(words, first, end, at, nothing(D), 1, T, 4)
+            store_softmax(y_words, again, m, scale, first, end, at, T, 4, D)
+    if ALIGN > 0:
+        tl.store(y_row[:, None] + columns, element(exp_of(edge - m[:, None]) * scale[:, None], D), mask=inside)

@@ -1,0 +1,64 @@
+"""What a launch's choice depends on, what is chosen, and the tables in which choices were measured."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+from dataclasses import asdict, dataclass
+from importlib import resources
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a choice depends on. `alignment`: the largest power of two, up to 16, that divides every operand's address, row stride and row
+    length in bytes; `congruent`: all operands are of one dtype, and their rows start equally far above a 16-byte boundary."""
+
+    backward: bool
+    M: int
+    N: int
+    size: int  # bytes an element
+    alignment: int
+    congruent: bool
+    sms: int
+    clusters: bool  # Hopper or later, not interpreted
+
+    @property
+    def tensors(self) -> int:
+        return 2 if self.backward else 1
+
+
+@dataclass(frozen=True)
+class Plan:
+    tier: str  # tile, loop, rows, cluster, group
+    P: int = 1
+    T: int = 32
+    W: int = 4
+    V: int = 1
+    ALIGN: int = 0
+    warps: int = 1
+    registers: int | None = None
+    BM: int = 1
+    C: int = 1
+    G: int = 1
+    H: int = 0
+
+
+@functools.cache
+def measured(device: str) -> dict[str, list[tuple[int, int, Plan]]]:
+    """The table for a device, by kind; empty where there is none."""
+    chosen = os.environ.get("SOFTBENCH_TRITON_TABLE")
+    source = Path(chosen) if chosen else resources.files(__package__).joinpath("tables", f"{device.replace(' ', '-')}.json")
+    if not source.is_file():
+        return {}
+    table: dict[str, list[tuple[int, int, Plan]]] = {}
+    for kind, step, rows, numbers in json.loads(source.read_text()):
+        table.setdefault(kind, []).append((step, rows, Plan(**numbers)))
+    return table
+
+
+def as_numbers(plan: Plan) -> dict[str, object]:
+    """What a table's file holds of a plan: what is not a default."""
+    plain = asdict(Plan(plan.tier))
+    return {"tier": plan.tier, **{key: value for key, value in asdict(plan).items() if value != plain[key]}}

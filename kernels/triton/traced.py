@@ -1,0 +1,49 @@
+"""The launches that a compiler traces: `torch.compile`, `torch.export` and AOTInductor see the kernels themselves.
+
+Nothing here needs a workspace, a cooperative launch or a look at the card, as the eager launchers may. Sizes may be symbols: tiers and
+blocks are chosen by comparisons only, so that a compiled graph is guarded by a range of N, never by its value, and by none of M.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.library import wrap_triton
+
+from .plain import LOOP_COLUMNS, TILE_COLUMNS, TILE_ELEMENTS, backward_loop, backward_tile, forward_loop, forward_tile, warps
+
+RUNGS = (128, 512, 2048, 8192, TILE_COLUMNS)
+"""Blocks for an N that is a symbol. With the loop beyond they make six graphs for all N there are, fewer than the eight that
+`torch.compile` allows a function by default; a block four times the row costs idle lanes, but no traffic."""
+
+
+def block(N: int | torch.SymInt) -> int:
+    """Columns of a tile that holds a row of N <= TILE_COLUMNS: the next power of two, or the next of RUNGS when N is a symbol."""
+    if isinstance(N, int):
+        return 1 << (N - 1).bit_length()
+    return next(rung for rung in RUNGS if rung >= N)
+
+
+def traced_forward(x: torch.Tensor, y: torch.Tensor) -> None:
+    """y = softmax(x) by rows; see `softbench.kernels.triton.rows.Launch`."""
+    M, N = x.shape
+    if N > TILE_COLUMNS:
+        wrap_triton(forward_loop)[(M,)](x, y, x.stride(0), y.stride(0), M, N, LOOP_COLUMNS, num_warps=warps(LOOP_COLUMNS))
+        return
+    BN = block(N)
+    BM = max(1, TILE_ELEMENTS // BN)
+    grid = ((M + BM - 1) // BM,)
+    wrap_triton(forward_tile)[grid](x, y, x.stride(0), y.stride(0), M, N, BM, BN, num_warps=warps(BM * BN))
+
+
+def traced_backward(dy: torch.Tensor, y: torch.Tensor, dx: torch.Tensor) -> None:
+    """dx by rows; see `softbench.kernels.triton.rows.Launch`."""
+    M, N = y.shape
+    strides = dy.stride(0), y.stride(0), dx.stride(0)
+    if N > TILE_COLUMNS // 2:
+        BLOCK = LOOP_COLUMNS // 2
+        wrap_triton(backward_loop)[(M,)](dy, y, dx, *strides, M, N, BLOCK, num_warps=warps(LOOP_COLUMNS))
+        return
+    BN = block(N)
+    BM = max(1, TILE_ELEMENTS // (2 * BN))
+    grid = ((M + BM - 1) // BM,)
+    wrap_triton(backward_tile)[grid](dy, y, dx, *strides, M, N, BM, BN, num_warps=warps(2 * BM * BN))

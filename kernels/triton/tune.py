@@ -1,0 +1,163 @@
+"""Measure the table of plans for the GPU at hand: python -m softbench.kernels.triton.tune [--output FILE]
+
+Over a grid of shapes, times every plan of `rules.candidates` by `triton.testing.do_bench` (median) and keeps the fastest; one that is not
+1 % faster than the rule's own choice is not worth a departure from it. A plan whose result is not that of torch's float64 softmax is
+named and dropped. Kernels are compiled beforehand by several processes, as most of the time would go there. Minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from . import rules, tiers
+from .plans import Plan, Shape, as_numbers
+
+LONG = (262144, 196608, 131072, 98304, 65536, 49152, 32768, 24576, 16384, 12288, 8192, 6144, 4096, 3072, 2048, 1536)
+MIDDLE = (1024, 768, 512, 384)
+SHORT = (16, 24, 32, 48, 64, 100, 128, 130, 200, 256)
+ODD_SHORT = (17, 33, 65, 131, 197, 333)
+FEW = ((1, 32768), (16, 32768), (64, 32768), (1, 131072), (8, 131072), (64, 131072), (128, 65536), (1, 524288), (8, 524288), (128, 262144),
+       (1, 1 << 20), (4, 1 << 20), (16, 1 << 20), (64, 1 << 20), (512, 1 << 20), (1, 1 << 22), (4, 1 << 22), (16, 1 << 22))  # fmt: skip
+GAIN = 1.01
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
+ELEMENTS = 1 << 30  # most of a tensor: the card's memory is another's, too
+
+
+def cells() -> Iterator[tuple[bool, torch.dtype, int, int]]:
+    """(backward, dtype, M, N); float16 rows go the way of bfloat16."""
+    for backward in (False, True):
+        for dtype in (torch.bfloat16, torch.float32):
+            for number, N in enumerate((*LONG, *MIDDLE)):
+                yield backward, dtype, 4096, N
+                if number % 2 == 0:
+                    yield backward, dtype, 4096, N + 1
+            for N in (*SHORT, *ODD_SHORT):
+                yield backward, dtype, (1 << 26) // N, N
+            for M, N in FEW:
+                yield backward, dtype, M, N
+                if N in (32768, 131072, 1 << 20) and M < 64:
+                    yield backward, dtype, M, N + 1
+
+
+def operands(backward: bool, dtype: torch.dtype, M: int, N: int) -> tuple[torch.Tensor, ...]:
+    """A forward's (x, y) or a backward's (dy, y, dx)."""
+    generator = torch.Generator("cuda").manual_seed(0)
+    x = torch.randn(M, N, dtype=dtype, device="cuda", generator=generator)
+    if not backward:
+        return x, torch.empty_like(x)
+    y = torch.empty_like(x)
+    for part in range(0, M, 256):
+        y[part : part + 256] = torch.softmax(torch.randn(min(256, M - part), N, dtype=dtype, device="cuda", generator=generator), -1)
+    return x, y, torch.empty_like(x)
+
+
+def right(backward: bool, tensors: tuple[torch.Tensor, ...]) -> bool:
+    """True when the first and last rows are what torch makes of them in float64."""
+    for rows in (slice(0, 4), slice(-4, None)):
+        given = [tensor[rows].double() for tensor in tensors]
+        expected = given[1] * (given[0] - (given[0] * given[1]).sum(-1, keepdim=True)) if backward else torch.softmax(given[0], -1)
+        if not float((given[-1] - expected).abs().max() / expected.abs().max()) <= TOLERANCE[tensors[0].dtype]:
+            return False
+    return True
+
+
+def compile_part(part: int, parts: int) -> None:
+    """Launch this part of all plans once on a few rows: what they compile to is kept on disk."""
+    seen = set()
+    for number, (backward, dtype, M, N) in enumerate(cells()):
+        if number % parts != part or M * N > ELEMENTS:
+            continue
+        few = operands(backward, dtype, min(M, 2), N)
+        for plan in rules.candidates(_shape(backward, dtype, M, N)):
+            if (plan, dtype, backward) not in seen:
+                seen.add((plan, dtype, backward))
+                _try(few, plan)
+
+
+def _shape(backward: bool, dtype: torch.dtype, M: int, N: int) -> Shape:
+    sample = torch.empty(2, N, dtype=dtype, device="cuda")
+    found = tiers.shape_of((sample,) * (3 if backward else 2))
+    return replace(found, M=M)
+
+
+def _try(tensors: tuple[torch.Tensor, ...], plan: Plan) -> str | None:
+    try:
+        tiers.run(tiers.shape_of(tensors), plan, tensors)
+        return None
+    except Exception as error:  # a plan that this GPU or compiler does not take
+        return str(error).strip().splitlines()[0][:120] if str(error).strip() else type(error).__name__
+
+
+def measure() -> list[tuple[str, int, int, dict[str, object]]]:
+    """The table's lines; prints one a cell."""
+    return [measured_cell(*cell) for cell in cells() if cell[2] * cell[3] <= ELEMENTS]
+
+
+def measured_cell(backward: bool, dtype: torch.dtype, M: int, N: int) -> tuple[str, int, int, dict[str, object]]:
+    """One line of the table: the bucket and the fastest plan's numbers."""
+    tensors = operands(backward, dtype, M, N)
+    shape = tiers.shape_of(tensors)
+    copy = timed(
+        functools.partial(torch.add, *tensors[:2], out=tensors[-1]) if backward else functools.partial(tensors[1].copy_, tensors[0])
+    )
+    times: list[tuple[float, Plan]] = []
+    for plan in rules.candidates(shape):
+        tensors[-1].fill_(float("nan"))
+        trouble = _try(tensors, plan)
+        if trouble is None and not right(backward, tensors):
+            trouble = "a wrong result"
+        if trouble is not None:
+            print(f"{M}x{N} {dtype} {as_numbers(plan)}: {trouble}", file=sys.stderr, flush=True)
+            continue
+        times.append((timed(functools.partial(tiers.run, shape, plan, tensors)), plan))
+    rule, best = times[0], min(times, key=lambda pair: pair[0])
+    if rule[0] <= best[0] * GAIN:
+        best = rule
+    name = f"{'backward' if backward else 'forward'} {str(dtype).removeprefix('torch.')} {M}x{N}"
+    numbers = as_numbers(best[1])
+    print(f"{name}: {copy / best[0]:.3f} of copy, the rule's {copy / rule[0]:.3f}, of {len(times)}: {numbers}", flush=True)
+    return (*rules.bucket(shape), numbers)
+
+
+def timed(call: Callable[[], object]) -> float:
+    """do_bench's median, ms; short, as there are thousands of them."""
+    from triton.testing import do_bench
+
+    return float(do_bench(call, warmup=2, rep=10, return_mode="median"))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m softbench.kernels.triton.tune", description=__doc__.split("\n\n")[0])
+    parser.add_argument("--output", type=Path, help="the table's file; by default tables/<device>.json beside this module")
+    parser.add_argument("--part", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--parts", type=int, default=max(1, (os.cpu_count() or 2) - 2), help="processes that compile")
+    given = parser.parse_args()
+    if not torch.cuda.is_available():
+        sys.exit("tune needs a CUDA GPU; without one there is nothing to measure")
+    if given.part is not None:
+        compile_part(given.part, given.parts)
+        return
+    os.environ["SOFTBENCH_TRITON_TABLE"] = os.devnull  # the rules' own choice is what a table departs from
+    again = [sys.executable, "-m", __spec__.name, "--parts", str(given.parts), "--part"]
+    compilers = [subprocess.Popen([*again, str(part)], stderr=subprocess.DEVNULL) for part in range(given.parts)]
+    for compiler in compilers:
+        compiler.wait()
+    output = given.output or Path(__file__).with_name("tables") / f"{torch.cuda.get_device_name().replace(' ', '-')}.json"
+    lines = [json.dumps(line) for line in measure()]
+    output.parent.mkdir(exist_ok=True)
+    output.write_text("[\n" + ",\n".join(lines) + "\n]\n")
+    print(f"{len(lines)} plans in {output}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,157 @@
+"""The fast Triton tiers: the rules that choose among them hold what they choose for, and what they launch is right (interpreted)."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from softbench.kernels.triton import plans, rules
+from softbench.kernels.triton.plans import Plan, Shape
+
+shapes = st.builds(
+    Shape,
+    backward=st.booleans(),
+    M=st.one_of(st.integers(1, 200), st.sampled_from([4096, 65537, 1 << 20])),
+    N=st.one_of(st.integers(1, 3000), st.integers(1, 1 << 23)),
+    size=st.sampled_from([2, 4, 8]),
+    alignment=st.sampled_from([1, 2, 4, 8, 16]),
+    congruent=st.booleans(),
+    sms=st.sampled_from([4, 20, 108, 132]),
+    clusters=st.booleans(),
+).map(
+    lambda shape: rules.replace(
+        shape,
+        alignment=max(shape.size if shape.size < 8 else 8, min(16, (shape.N * shape.size) & -(shape.N * shape.size), shape.alignment)),
+    )
+)
+
+
+def holds(shape: Shape, plan: Plan) -> bool:
+    if plan.tier in ("tile", "loop"):
+        return True
+    vectors = rules._vectors(shape, plan.V, plan.ALIGN)
+    if plan.tier == "rows":
+        return vectors <= plan.P * plan.T
+    each = rules.chunk(shape, plan)
+    whole = each * max(plan.C, plan.G) >= vectors
+    return whole and (plan.tier == "group" or each <= plan.P * plan.T)
+
+
+@given(shapes)
+@settings(max_examples=400, deadline=None)
+def test_every_shape_has_plans_and_each_holds_its_row(shape):
+    found = list(rules.candidates(shape))
+    assert found
+    for plan in found:
+        assert holds(shape, plan), plan
+        assert plan.tier in ("tile", "loop") or (shape.congruent and shape.size < 8)
+        assert plan.tier != "cluster" or shape.clusters
+        assert plan.H * plan.T * rules.VECTOR <= rules.HELD
+        assert plan.registers is None or plan.registers * plan.T <= rules.SM_REGISTERS
+        if plan.tier in ("rows", "cluster", "group"):
+            assert plan.V * shape.size == 4 * plan.W  # a vector is W words
+            assert plan.ALIGN or (shape.N * shape.size) % (4 * plan.W) == 0  # no element of a row is left out
+            assert plan.ALIGN or shape.alignment % (4 * plan.W) == 0
+
+
+@given(shapes)
+@settings(max_examples=400, deadline=None)
+def test_what_the_table_says_of_a_neighbour_is_made_to_fit(shape):
+    plan = rules.plan(shape, "NVIDIA H200")
+    assert holds(shape, plan), plan
+    assert plan.ALIGN or plan.tier in ("tile", "loop") or shape.alignment % (4 * plan.W) == 0
+    assert shape.congruent or plan.tier in ("tile", "loop")
+
+
+def test_a_row_just_above_a_power_of_two_does_not_pay_for_the_next():
+    for N in (8193, 12289, 16385, 65537):
+        shape = Shape(False, 4096, N, 2, 2, True, 132, True)
+        plan = rules.by_rule(shape)
+        held = plan.P * plan.T * max(plan.C, plan.G) * 8 + plan.H * plan.T * plan.G * 8
+        assert held < 1.3 * N, plan
+
+
+def test_tables_are_read_where_a_device_has_one(monkeypatch, tmp_path):
+    plans.measured.cache_clear()
+    assert plans.measured("NVIDIA H200") and not plans.measured("a device of another name")
+    table = tmp_path / "mine.json"
+    table.write_text('[["forward 4 16", 80, 6, {"tier": "rows", "P": 2, "T": 128, "V": 4, "warps": 4}]]')
+    monkeypatch.setenv("SOFTBENCH_TRITON_TABLE", str(table))
+    plans.measured.cache_clear()
+    assert rules.plan(Shape(False, 4096, 1024, 4, 16, True, 132, True), "any") == Plan("rows", P=2, T=128, V=4, warps=4)
+    plans.measured.cache_clear()
+
+
+RIGHT = """
+import itertools, torch
+from softbench.kernels.triton import rules, tiers
+from softbench.kernels.triton.plans import Plan
+torch.manual_seed(0)
+UNIT = {torch.float32: 1e-6, torch.float16: 2**-11, torch.bfloat16: 2**-8}
+tiers_seen = set()
+
+def strided(M, N, pad, offset, dtype, fill=None):
+    size = offset + M * (N + pad) + 64
+    memory = (torch.randn(size) if fill is None else torch.full((size,), fill)).to(dtype)
+    return memory, memory[offset : offset + M * (N + pad)].view(M, N + pad)[:, :N]
+
+def close(got, expected, scale, unit):
+    return bool(((got.double() - expected).abs() <= unit * 1.01 * expected.abs() + 2e-6 * scale + 1e-7).all())
+
+def both_ways(M, N, pad, offset, dtype, plans=None):
+    _, x = strided(M, N, pad, offset, dtype)
+    x[0, : N // 2] = -float("inf")
+    memory, y = strided(M, N, pad, offset, dtype, float("nan"))
+    expected = torch.softmax(x.double(), -1)
+    shape = tiers.shape_of((x, y))
+    for plan in plans or list(rules.candidates(shape))[:3]:
+        memory.fill_(float("nan"))
+        tiers.run(shape, plan, (x, y))
+        tiers_seen.add(plan.tier)
+        assert close(y, expected, expected, UNIT[dtype]), (plan, M, N, pad, offset, dtype)
+        assert int(torch.isnan(memory).sum()) == memory.numel() - M * N, ("wrote beside its rows", plan)
+    y.copy_(expected)
+    _, dy = strided(M, N, pad, offset, dtype)
+    memory, dx = strided(M, N, pad, offset, dtype, float("nan"))
+    a, b = y.double(), dy.double()
+    expected = a * (b - (a * b).sum(-1, keepdim=True))
+    scale = a * (b.abs() + (a * b).abs().sum(-1, keepdim=True))
+    shape = tiers.shape_of((dy, y, dx))
+    for plan in plans or list(rules.candidates(shape))[:3]:
+        memory.fill_(float("nan"))
+        tiers.run(shape, plan, (dy, y, dx))
+        assert close(dx, expected, scale, UNIT[dtype]), ("backward", plan, M, N, pad, offset, dtype)
+        assert int(torch.isnan(memory).sum()) == memory.numel() - M * N, ("wrote beside its rows", plan)
+
+for dtype in UNIT:
+    short = (3, 1, 0, 0), (5, 7, 0, 0), (9, 17, 0, 0), (7, 100, 0, 0), (5, 197, 0, 1)
+    for M, N, pad, offset in (*short, (3, 333, 3, 0), (2, 1000, 8, 0), (2, 5003, 0, 3)):
+        both_ways(M, N, pad, offset, dtype)
+    V = 16 // dtype.itemsize
+    for N, ALIGN in ((4096, 0), (5003, 128)):  # groups: peers that never come, rows that are streamed
+        both_ways(2, N, 0, 0, dtype, [Plan("group", P, 128, 4, V, ALIGN, 4, G=G) for P, G in ((6, 2), (4, 3), (1, 2))])
+# operands that share no alignment, or no dtype, take the plain way
+x = torch.randn(4, 300)
+y = torch.empty(4 * 300 + 1)[1:].view(4, 300)
+assert tiers._chosen(False, (x, y))[1].tier == "tile"
+wide = torch.empty(4, 300)
+tiers.launch_forward(x.bfloat16(), wide)
+assert torch.allclose(wide, torch.softmax(x.bfloat16().float(), -1), atol=1e-6)
+assert {"rows", "group"} <= tiers_seen, tiers_seen
+print("fine")
+"""
+
+
+@pytest.mark.timeout(280)
+def test_interpreted_tiers_are_right_and_write_nothing_beside_their_rows():
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", RIGHT],
+        env={**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        timeout=270,
+        check=False,
+    )
+    assert done.stdout.strip() == "fine", done.stderr[-2000:]
