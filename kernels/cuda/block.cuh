@@ -17,7 +17,7 @@ __global__ void __launch_bounds__(BLOCK_THREADS, K * Op::READS <= 4 ? 2 : 1) blo
     int start = 0;
 #if SOFTBENCH_CLUSTERS
     __shared__ Message box[MAX_CLUSTER];
-    __shared__ alignas(8) uint64_t news;
+    __shared__ uint64_t news;
     int rank = 0;
     if constexpr (CLUSTERS) {
         rank = cluster_rank();

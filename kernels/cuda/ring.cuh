@@ -26,7 +26,7 @@ __global__ void __launch_bounds__(RING_THREADS, 1)
 #if SOFTBENCH_CLUSTERS
     constexpr int R = Op::READS;
     extern __shared__ __align__(16) unsigned char dynamic[];
-    __shared__ alignas(8) uint64_t full[MAX_STAGES], news[2];
+    __shared__ uint64_t full[MAX_STAGES], news[2];
     __shared__ Message box[2][MAX_CLUSTER];
     __shared__ Part parts[2][MAX_WARPS];
     const int T = blockDim.x, thread = threadIdx.x, lane = thread % WARP, size = 1 << log2_cluster, rank = cluster_rank();

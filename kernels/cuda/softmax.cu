@@ -323,7 +323,7 @@ template <typename Op> bool holds(const Tensors<Op>& t, int64_t N, const Plan& p
         case BLOCK: return p.threads <= BLOCK_THREADS && vectors <= int64_t(p.threads) * p.vectors;
         case CLUSTER: return clusters && p.group > 1 && p.threads <= BLOCK_THREADS && vectors <= int64_t(p.group) * p.threads * p.vectors;
         case RING:
-            return clusters && p.threads <= RING_THREADS && (p.depth == 2 || p.depth == 3) && round_up<int64_t>(share, 8) <= int64_t(p.threads) * p.vectors &&
+            return clusters && p.group > 1 && p.threads <= RING_THREADS && (p.depth == 2 || p.depth == 3) && round_up<int64_t>(share, 8) <= int64_t(p.threads) * p.vectors &&
                    p.depth * R * round_up<int64_t>(share, 8) * VECTOR_BYTES <= device().shared_block - 2048;
         case SPLIT:
             return p.threads <= SPLIT_THREADS && (p.group == 1 || p.threads >= 2 * WARP) && p.depth >= 0 && p.floor == FLOOR_LONG &&

@@ -56,9 +56,7 @@ __global__ void __launch_bounds__(SPLIT_THREADS, 2)
 
     uint32_t tag = 0;
     if (G > 1) {
-        unsigned long long launches;
-        asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(launches) : "l"(&workspace->launches) : "memory");
-        tag = uint32_t(launches >> 32) * 2 + 1;  // odd: not the zeros of a fresh workspace
+        tag = uint32_t(load_relaxed(&workspace->launches) >> 32) * 2 + 1;  // odd: not the zeros of a fresh workspace
         if (thread == 0) missed = 0;
     }
     const Row<Op> row(tensors, index, floor_bytes);
