@@ -67,8 +67,9 @@ def _launch(call: Callable[..., int], arguments: tuple[int, ...], index: int, pl
     by_reference = None if plan is None else ctypes.addressof(plan)
     code = call(*arguments, *given, stream, by_reference)
     if code < 0:  # nothing was launched: so many bytes of workspace are missing
-        fresh = torch.zeros(max(-code, _WORKSPACE_BYTES) if not torch.cuda.is_current_stream_capturing() else -code, dtype=torch.uint8, device=f"cuda:{index}")
-        if not torch.cuda.is_current_stream_capturing():
+        capturing = torch.cuda.is_current_stream_capturing()
+        fresh = torch.zeros(-code if capturing else max(-code, _WORKSPACE_BYTES), dtype=torch.uint8, device=f"cuda:{index}")
+        if not capturing:
             _workspaces[index, stream] = fresh
         code = call(*arguments, fresh.data_ptr(), fresh.numel(), stream, by_reference)
     if code != 0:

@@ -11,8 +11,11 @@ namespace softbench {
 
 constexpr int BLOCK_THREADS = 1024;
 
+// Most threads of a CTA. A cluster's chunk is at most 64 KB and a little, so its largest kernel can have more registers.
+constexpr int block_threads(int words, bool clusters) { return words == 8 && clusters ? 640 : BLOCK_THREADS; }
+
 template <typename Op, int K, bool CLUSTERS>
-__global__ void __launch_bounds__(BLOCK_THREADS, K * Op::READS <= 4 ? 2 : 1) block(Tensors<Op> tensors, int log2_cluster, int floor_bytes) {
+__global__ void __launch_bounds__(block_threads(K * Op::READS, CLUSTERS), K * Op::READS <= 4 ? 2 : 1) block(Tensors<Op> tensors, int log2_cluster, int floor_bytes) {
     __shared__ Part parts[MAX_WARPS];
     int start = 0;
 #if SOFTBENCH_CLUSTERS

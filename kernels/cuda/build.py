@@ -31,7 +31,7 @@ class BuildError(RuntimeError):
 
 
 def nvcc() -> str | None:
-    """Path of CUDA's compiler: on PATH, under CUDA_HOME, CUDA_PATH or /usr/local/cuda, or among Python's packages; None where there is none."""
+    """Path of CUDA's compiler: on PATH, under CUDA_HOME, CUDA_PATH or /usr/local/cuda, or among Python's packages; or None."""
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or "/usr/local/cuda"
     places = ["nvcc", str(Path(home) / "bin" / "nvcc"), *(str(folder / "bin" / "nvcc") for folder in _packaged_toolkits())]
     return next((path for place in places if (path := shutil.which(place))), None)

@@ -321,7 +321,7 @@ template <typename Op> bool holds(const Tensors<Op>& t, int64_t N, const Plan& p
             return l.contiguous && reinterpret_cast<uintptr_t>(t.source[0]) % VECTOR_BYTES == 0 && power && p.group <= WARP && p.threads <= LANES_THREADS &&
                    N <= p.group * p.vectors && p.depth > 0 && p.depth % V == 0 && p.depth * N * R * int64_t(sizeof(typename Op::Element)) <= device().shared_block - 2048;
         case BLOCK: return p.threads <= BLOCK_THREADS && vectors <= int64_t(p.threads) * p.vectors;
-        case CLUSTER: return clusters && p.group > 1 && p.threads <= BLOCK_THREADS && vectors <= int64_t(p.group) * p.threads * p.vectors;
+        case CLUSTER: return clusters && p.group > 1 && p.threads <= block_threads(p.vectors * R, true) && vectors <= int64_t(p.group) * p.threads * p.vectors;
         case RING:
             return clusters && p.group > 1 && p.threads <= RING_THREADS && (p.depth == 2 || p.depth == 3) && round_up<int64_t>(share, 8) <= int64_t(p.threads) * p.vectors &&
                    p.depth * R * round_up<int64_t>(share, 8) * VECTOR_BYTES <= device().shared_block - 2048;
