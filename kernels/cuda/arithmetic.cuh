@@ -143,7 +143,7 @@ template <typename In, typename Output> struct Forward {
     static __device__ __forceinline__ float distance(float x, float base) { return (x - base) * LOG2_E; }
 
     template <int K> static __device__ __forceinline__ Part take(Item<1> (&item)[K], const uint32_t (&odd)[1]) {
-        uint32_t running = odd[0];
+        uint32_t running = E == 2 ? (odd[0] & 0xffffu) * 0x10001u : odd[0];
 #pragma unroll
         for (int k = 0; k < K; ++k)
 #pragma unroll
@@ -164,8 +164,15 @@ template <typename In, typename Output> struct Forward {
                 }
         return {top, sum};
     }
-    template <int K> static __device__ __forceinline__ void absorb(Part& part, const Item<1> (&item)[K]) {
-        uint32_t running = item[0].word[0][0];
+    // The part of an odd element, or of none.
+    static __device__ __forceinline__ Part alone(const uint32_t (&odd)[1]) {
+        const float x = Word<In>::element(odd[0], 0);
+        return {x, exp2_fast(distance(x, measured_from(x)))};
+    }
+    // The new elements are summed by themselves: a sum of many is then as deep as its number of calls, not of elements. `zero` is where a
+    // barrier's result may come in, so that nothing is computed before it.
+    template <int K> static __device__ __forceinline__ void absorb(Part& part, const Item<1> (&item)[K], uint32_t zero = 0) {
+        uint32_t running = blank() | zero;
 #pragma unroll
         for (int k = 0; k < K; ++k)
 #pragma unroll
@@ -173,14 +180,14 @@ template <typename In, typename Output> struct Forward {
         float top = fmaxf(part.top, Word<In>::element(running, 0));
         if constexpr (E == 2) top = fmaxf(top, Word<In>::element(running, 1));
         const float base = measured_from(top);
-        float sum = part.sum * exp2_fast(distance(part.top, base));
+        float sum = 0.0f;
 #pragma unroll
         for (int k = 0; k < K; ++k)
 #pragma unroll
             for (int w = 0; w < 4; ++w)
 #pragma unroll
                 for (int e = 0; e < E; ++e) sum += exp2_fast(distance(Word<In>::element(item[k].word[0][w], e), base));
-        part = {top, sum};
+        part = {top, part.sum * exp2_fast(distance(part.top, base)) + sum};
     }
     static __device__ __forceinline__ void absorb(Part& part, const float (&x)[1]) {
         float top = fmaxf(part.top, x[0]), base = measured_from(top);
@@ -232,17 +239,20 @@ template <typename T> struct Backward {
     static __device__ __forceinline__ uint32_t blank() { return 0; }
 
     template <int K> static __device__ __forceinline__ Part take(Item<2> (&item)[K], const uint32_t (&odd)[2]) {
-        Part part = {0.0f, Word<T>::element(odd[0], 0) * Word<T>::element(odd[1], 0)};
+        Part part = alone(odd);
         absorb(part, item);
         return part;
     }
-    template <int K> static __device__ __forceinline__ void absorb(Part& part, const Item<2> (&item)[K]) {
+    static __device__ __forceinline__ Part alone(const uint32_t (&odd)[2]) { return {0.0f, Word<T>::element(odd[0], 0) * Word<T>::element(odd[1], 0)}; }
+    template <int K> static __device__ __forceinline__ void absorb(Part& part, const Item<2> (&item)[K], uint32_t zero = 0) {
+        float sum = __uint_as_float(zero);
 #pragma unroll
         for (int k = 0; k < K; ++k)
 #pragma unroll
             for (int w = 0; w < 4; ++w)
 #pragma unroll
-                for (int e = 0; e < E; ++e) part.sum += Word<T>::element(item[k].word[0][w], e) * Word<T>::element(item[k].word[1][w], e);
+                for (int e = 0; e < E; ++e) sum += Word<T>::element(item[k].word[0][w], e) * Word<T>::element(item[k].word[1][w], e);
+        part.sum += sum;
     }
     static __device__ __forceinline__ void absorb(Part& part, const float (&v)[2]) { part.sum += v[0] * v[1]; }
     static __device__ __forceinline__ Part joined(Part a, Part b) { return {0.0f, a.sum + b.sum}; }

@@ -58,14 +58,14 @@ template <typename Op> struct Row {
         int at = last * V + (thread - TAIL_THREAD);
         return at < end && thread < 2 * TAIL_THREAD ? at : -1;
     }
-    // As a word, in both halves where it is a 16-bit element.
+    // As a word, whose lower half is the element where it has 16 bits. Nothing is done to what was read: that would wait for it.
     __device__ __forceinline__ void read_odd(int at, uint32_t (&word)[Op::READS]) const {
 #pragma unroll
         for (int r = 0; r < Op::READS; ++r) {
             word[r] = Op::blank();
             if (at >= 0) {
                 if constexpr (sizeof(Element) == 4) word[r] = reinterpret_cast<const uint32_t*>(source[r])[at];
-                else word[r] = reinterpret_cast<const uint16_t*>(source[r])[at] * 0x10001u;
+                else word[r] = reinterpret_cast<const uint16_t*>(source[r])[at];
             }
         }
     }
@@ -193,6 +193,7 @@ __device__ __forceinline__ unsigned long long load_relaxed(const unsigned long l
     asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
     return v;
 }
+__device__ __forceinline__ void fetch_line(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }  // to the L2
 __device__ __forceinline__ uint4 load_slot(const uint4* slot) {
     uint4 v;
     asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(slot) : "memory");

@@ -19,6 +19,7 @@
 namespace softbench {
 
 constexpr int SPLIT_THREADS = 512;
+constexpr int AT_ONCE = 2;  // vectors of all tensors taken from shared memory at once
 constexpr int REREAD = 4;  // vectors in flight a thread where a chunk is read twice
 
 template <typename Op>
@@ -57,7 +58,10 @@ __global__ void __launch_bounds__(SPLIT_THREADS, 2)
     uint32_t tag = 0;
     if (G > 1) {
         tag = uint32_t(load_relaxed(&workspace->launches) >> 32) * 2 + 1;  // odd: not the zeros of a fresh workspace
-        if (thread == 0) missed = 0;
+        if (thread == 0) {
+            missed = 0;
+            fetch_line(workspace->slots + int64_t(index) * G + number);  // a poll would else wait for the memory, not for the part
+        }
     }
     const Row<Op> row(tensors, index, floor_bytes);
     const int start = int(number) * chunk + thread;
@@ -87,12 +91,21 @@ __global__ void __launch_bounds__(SPLIT_THREADS, 2)
     part = Op::joined(part, own);
     forget_unpacked<Op>(item, floor_bytes == 0);
     copy_async_wait();
-    for (int s = 0; s < kept; ++s) {
-        if (from_shared + s * T >= end) break;
-        Item<R> one[1];
+    const int stored = min(kept, max(0, (end - from_shared + T - 1) / T));  // of this thread
+    auto fetch = [&](Item<R>(&some)[AT_ONCE / R], int s) {
 #pragma unroll
-        for (int r = 0; r < R; ++r) put(one[0].word[r], mine[(s * R + r) * T]);
-        Op::absorb(part, one);
+        for (int u = 0; u < AT_ONCE / R; ++u)
+#pragma unroll
+            for (int r = 0; r < R; ++r) {
+                const uint32_t none = Op::blank();
+                put(some[u].word[r], s + u < stored ? mine[((s + u) * R + r) * T] : make_uint4(none, none, none, none));
+            }
+    };
+#pragma unroll 1
+    for (int s = 0; s < stored; s += AT_ONCE / R) {
+        Item<R> some[AT_ONCE / R];
+        fetch(some, s);
+        Op::absorb(part, some);
     }
 
     part = join_block<Op>(part, parts[0]);
@@ -126,13 +139,13 @@ __global__ void __launch_bounds__(SPLIT_THREADS, 2)
             int i = start + k * T;
             if (i >= row.first && i < end) row.give(i, item[k], whole, own);
         }
-        for (int s = 0; s < kept; ++s) {
-            int i = from_shared + s * T;
-            if (i >= end) break;
-            Item<R> one;
+#pragma unroll 1
+        for (int s = 0; s < stored; s += AT_ONCE / R) {
+            Item<R> some[AT_ONCE / R];
+            fetch(some, s);
 #pragma unroll
-            for (int r = 0; r < R; ++r) put(one.word[r], mine[(s * R + r) * T]);
-            row.store(i, one, whole);
+            for (int u = 0; u < AT_ONCE / R; ++u)
+                if (s + u < stored) row.store(from_shared + (s + u) * T, some[u], whole);
         }
     } else {
         whole = Op::finish(whole_row(row, parts[0]));
