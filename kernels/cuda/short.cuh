@@ -1,6 +1,6 @@
 // Short rows: many to a CTA.
 //
-// - lanes: a row on 1 to 32 neighbouring lanes, K vectors a lane, straight from and to global memory. Nothing but shuffles between them.
+// - lanes: a row on 1 to 32 neighbouring lanes, any number, K vectors a lane, straight from and to global memory. Nothing but shuffles between them.
 // - staged: rows that lie back to back in memory but start at odd addresses, or fill their lanes badly. A block of them is one contiguous
 //   aligned piece: it comes into shared memory by whole vectors, is worked on there element by element, and leaves by whole vectors.
 #pragma once
@@ -11,24 +11,53 @@ namespace softbench {
 
 constexpr int LANES_THREADS = 256;
 
+// Neighbouring lanes that share a row; any number up to 32. Groups of a power of two are reduced by a butterfly, others by a tree whose
+// result the first lane gives out.
+struct Group {
+    int lanes, lane, first;  // of the group; this lane within it; the group's first lane within the warp
+    bool power;
+
+    template <typename F> __device__ __forceinline__ float over(float value, F combine) const {
+        if (power) {
+#pragma unroll
+            for (int other = WARP / 2; other > 0; other /= 2)
+                if (other < lanes) value = combine(value, __shfl_xor_sync(~0u, value, other));
+            return value;
+        }
+#pragma unroll
+        for (int other = WARP / 2; other > 0; other /= 2)
+            if (other < lanes) {
+                const float theirs = __shfl_down_sync(~0u, value, other);
+                if (lane + other < lanes) value = combine(value, theirs);
+            }
+        return __shfl_sync(~0u, value, first);
+    }
+    __device__ __forceinline__ float largest(float top) const {
+        return over(top, [](float a, float b) { return fmaxf(a, b); });
+    }
+    __device__ __forceinline__ float total(float sum) const {
+        return over(sum, [](float a, float b) { return a + b; });
+    }
+};
+
 // Values of a row, spread over a group of lanes, to results in value[][0]. Unpacked values are few enough here to compute each exponential
 // once, from the row's own maximum.
-template <typename Op, int COUNT> __device__ __forceinline__ void settle(float (&value)[COUNT][Op::READS], int lanes) {
+template <typename Op, int COUNT> __device__ __forceinline__ void settle(float (&value)[COUNT][Op::READS], const Group& group) {
     float sum = 0.0f;
     if constexpr (Op::READS == 1) {
         float top = value[0][0];
 #pragma unroll
         for (int c = 1; c < COUNT; ++c) top = fmaxf(top, value[c][0]);
-        const float base = measured_from(largest_of_lanes(top, lanes));
+        const float base = measured_from(group.largest(top));
 #pragma unroll
         for (int c = 0; c < COUNT; ++c) sum += value[c][0] = exp2_fast(Op::distance(value[c][0], base));
-        const float scale = reciprocal(sum_of_lanes(sum, lanes));
+        const float scale = reciprocal(group.total(sum));
 #pragma unroll
         for (int c = 0; c < COUNT; ++c) value[c][0] *= scale;
     } else {
 #pragma unroll
         for (int c = 0; c < COUNT; ++c) sum += value[c][0] * value[c][1];
-        const float dot = sum_of_lanes(sum, lanes);
+        const float dot = group.total(sum);
 #pragma unroll
         for (int c = 0; c < COUNT; ++c) value[c][0] = value[c][1] * (value[c][0] - dot);
     }
@@ -37,11 +66,12 @@ template <typename Op, int COUNT> __device__ __forceinline__ void settle(float (
 // Rows of whole vectors, all of them aligned.
 template <typename Op, int K>
 __global__ void __launch_bounds__(LANES_THREADS, K * Op::V * Op::READS <= 8 ? 8 : K * Op::V * Op::READS <= 16 ? 5 : 3)
-    lanes_whole(Tensors<Op> tensors, int log2_lanes) {
+    lanes_whole(Tensors<Op> tensors, int lanes, int rows, int inverse) {  // of a warp; ceil(2048 / lanes)
     constexpr int R = Op::READS, V = Op::V, E = Op::E;
-    const int lanes = 1 << log2_lanes, lane = threadIdx.x & (lanes - 1), vectors = tensors.N / V;
-    const int64_t index = (int64_t(blockIdx.x) * blockDim.x + threadIdx.x) >> log2_lanes;
-    const int to = index < tensors.M ? vectors : 0;  // the last CTA's spare lanes go along, for the shuffles
+    const int place = threadIdx.x % WARP, number = (place * inverse) >> 11, lane = place - number * lanes;
+    const Group group = {lanes, lane, number * lanes, rows * lanes == WARP};
+    const int64_t index = (int64_t(blockIdx.x) * (blockDim.x / WARP) + threadIdx.x / WARP) * rows + number;
+    const int to = number < rows && index < tensors.M ? tensors.N / V : 0;  // spare lanes go along, for the shuffles
     Item<R> item[K];
 #pragma unroll
     for (int k = 0; k < K; ++k) {
@@ -58,7 +88,7 @@ __global__ void __launch_bounds__(LANES_THREADS, K * Op::V * Op::READS <= 8 ? 8 
     for (int c = 0; c < K * V; ++c)
 #pragma unroll
         for (int r = 0; r < R; ++r) value[c][r] = Word<typename Op::Element>::element(item[c / V].word[r][c % V / E], c % E);
-    settle<Op>(value, lanes);
+    settle<Op>(value, group);
 #pragma unroll
     for (int k = 0; k < K; ++k) {
         const int i = k * lanes + lane;
@@ -71,7 +101,7 @@ __global__ void __launch_bounds__(LANES_THREADS, K * Op::V * Op::READS <= 8 ? 8 
 
 // Rows that start and end anywhere, on 16 or 32 lanes.
 template <typename Op, int K>
-__global__ void __launch_bounds__(LANES_THREADS, Op::READS * K >= 4 ? 5 : 8) lanes_odd(Tensors<Op> tensors, int log2_lanes, int floor_bytes) {
+__global__ void __launch_bounds__(LANES_THREADS, Op::READS * K >= 3 ? 5 : 8) lanes_odd(Tensors<Op> tensors, int log2_lanes, int floor_bytes) {
     const int lanes = 1 << log2_lanes, lane = threadIdx.x & (lanes - 1);
     const int64_t index = (int64_t(blockIdx.x) * blockDim.x + threadIdx.x) >> log2_lanes;
     const bool mine = index < tensors.M;  // the last CTA's spare lanes go along with the last row, for the shuffles, and write nothing
@@ -131,7 +161,7 @@ __global__ void __launch_bounds__(LANES_THREADS, K * Op::READS > 8 ? 4 : 8) stag
                 value[k][r] = inside ? widen(buffer[r][offset + k * lanes]) : none;
             }
         }
-        settle<Op>(value, lanes);
+        settle<Op>(value, Group{lanes, lane, 0, true});
 #pragma unroll
         for (int k = 0; k < K; ++k)
             if (mine && lane + k * lanes < N) buffer[0][offset + k * lanes] = narrow<Element>(value[k][0]);

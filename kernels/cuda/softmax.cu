@@ -8,6 +8,7 @@
 //   block    (block.cuh)  <= 128 KB   a CTA a row in registers; several CTAs an SM overlap each other's exchange
 //   cluster  (block.cuh)  few rows    the same on a cluster a row: 16 SMs are faster than one
 //   ring     (ring.cuh)   <= 1 MB     persistent clusters fed by the copy engine: rows that leave no room for a second CTA an SM
+//   wide     (wide.cuh)   <= 3 MB     the same with 128 KB and more of a row an SM, in registers and shared memory
 //   split    (split.cuh)  any         CTAs all over the card share a row, in registers and shared memory; or one CTA a row of 64 to 128 KB
 //   plain    (plain.cuh)  any         operands whose alignments differ
 //
@@ -22,6 +23,7 @@
 #include "ring.cuh"
 #include "short.cuh"
 #include "split.cuh"
+#include "wide.cuh"
 
 #include <algorithm>
 #include <map>
@@ -31,7 +33,7 @@
 
 namespace softbench {
 
-enum Tier { AUTO = -1, LANES, STAGED, BLOCK, CLUSTER, RING, SPLIT, PLAIN };
+enum Tier { AUTO = -1, LANES, STAGED, BLOCK, CLUSTER, RING, SPLIT, PLAIN, WIDE };
 
 }  // namespace softbench
 
@@ -50,6 +52,7 @@ using Plan = SoftbenchPlan;
 constexpr int FLOOR_LONG = 128;
 constexpr int PATIENCE = 1 << 16;  // some tens of milliseconds
 constexpr int SHORT_BYTES = 1024;
+constexpr int WIDE_VECTORS = 12288;  // of a CTA of `wide`, two to an SM: half in registers, half in shared memory
 constexpr int64_t MAX_N = (int64_t(1) << 31) - 4096;  // indices within a row are 32-bit, beyond this `plain` takes over
 
 struct Device {
@@ -121,22 +124,25 @@ template <typename Op> Plan plan(const Tensors<Op>& t, int64_t N) {
     const bool whole = l.aligned && N % V == 0;
     if (bytes <= SHORT_BYTES / R) {
         const int vectors = int(l.aligned ? N / V : (N + V - 1) / V);
-        int best_k = 0, best_log = 0;
+        int best_k = 0, best_lanes = 0;
         double best = 0;
-        for (int k = 1; k <= 2; ++k) {
-            int log = log2_ceil(ceil_div(std::max(vectors, 1), k));
-            if (!whole) log = std::max(log, 4);
-            double use = double(vectors) / (k << log);
-            if (log <= 5 && use > best + 0.01) best = use, best_k = k, best_log = log;
+        for (int k = 1; k <= 3; ++k) {
+            int lanes = std::max(ceil_div(vectors, k), 1);
+            if (!whole) lanes = std::max(1 << log2_ceil(lanes), 2 * TAIL_THREAD);
+            if (lanes > WARP) continue;
+            // Of the places that a warp's instruction has, how many do something; two vectors a lane keep more bytes in flight. A single
+            // lane's vectors would be apart in memory.
+            double worth = double(vectors) * (WARP / lanes) / (k * WARP) + (k == 2 && lanes >= 4 ? 0.05 : 0) - (k > 1 && lanes < 2 ? 0.3 : 0);
+            if (worth > best) best = worth, best_k = k, best_lanes = lanes;
         }
         const bool piece = SAME && R == 1 && l.contiguous && reinterpret_cast<uintptr_t>(t.source[0]) % VECTOR_BYTES == 0;
-        if (piece && N <= 512 && (!whole || best < 0.7)) {
+        if (piece && !whole && vectors < (V == 4 ? 24 : 11)) {
             int log = std::min(log2_ceil(ceil_div(N, int64_t(8))), 5);
             int rows = int(std::min<int64_t>(64, std::max<int64_t>(V, M / (8 * d.sms) / V * V)));
             int threads = std::min(LANES_THREADS, std::max(64, round_up(rows << log, 32) / 8));
             return {STAGED, N > (8 << log) ? 16 : 8, round_up(threads, 64), 1 << log, rows, 16, 0};
         }
-        if (best > 0 && (whole || vectors >= 8)) return {LANES, best_k, LANES_THREADS, 1 << best_log, !whole, 16, 0};
+        if (best > 0 && (whole || vectors >= 8)) return {LANES, best_k, LANES_THREADS / 2, best_lanes, !whole, 16, 0};
         if (!whole) return {PLAIN, 0, 128, 1, 0, 16, 0};
     }
 
@@ -144,15 +150,16 @@ template <typename Op> Plan plan(const Tensors<Op>& t, int64_t N) {
     auto threads_for = [&](int64_t n, int k, int most) { return int(std::min<int64_t>(most, std::max<int64_t>(32, round_up<int64_t>(ceil_div<int64_t>(n, k), 32)))); };
     const bool few = M <= 128 && bytes >= (16 << 10);
 
-    if (few && d.major >= 9 && bytes <= (1 << 20) / R) {
-        const int K = vectors > 16 * 2048 / R ? KMAX : 2 / R;
-        const int log = std::min(4, log2_ceil(ceil_div<int64_t>(vectors, 512 * K)));
-        const int64_t share = round_up<int64_t>(ceil_div<int64_t>(vectors, 1 << std::max(log, 3)), 8);
-        return {CLUSTER, K, threads_for(share, K, BLOCK_THREADS), 1 << std::max(log, 3), 0, FLOOR_LONG, 0};
+    if (few && d.major >= 9 && bytes <= (1 << 20) / R && (bytes * R <= (640 << 10) || M * vectors <= 1 << 19)) {
+        const int log = bytes * R >= 128 << 10 ? 4 : 3;
+        const int64_t share = round_up<int64_t>(ceil_div<int64_t>(vectors, 1 << log), 8);
+        const int K = share * R >= 1536 || (share * R >= 1024 && M > 32) ? KMAX : 2 / R;
+        if (share <= K * block_threads(K * R, true)) return {CLUSTER, K, threads_for(share, K, BLOCK_THREADS), 1 << log, 0, FLOOR_LONG, 0};
     }
     const bool hybrid = vectors > 4096 / R && !whole;
     if (!few && !hybrid && vectors <= BLOCK_THREADS * KMAX) {
-        const int K = vectors <= BLOCK_THREADS * KMAX / 2 ? KMAX / 2 : KMAX;
+        // More vectors a thread as rows grow: fewer warps join, and longer runs of loads.
+        int K = R == 1 ? (vectors <= 128 && whole ? 2 : vectors < 1024 ? 4 : 8) : (vectors <= 256 ? 1 : vectors < 2048 ? 2 : 4);
         return {BLOCK, K, threads_for(vectors, K, BLOCK_THREADS), 1, 0, FLOOR_LONG, 0};
     }
     const int per_kept = SPLIT_THREADS * R * VECTOR_BYTES;  // bytes of shared memory for one more vector a thread
@@ -162,10 +169,8 @@ template <typename Op> Plan plan(const Tensors<Op>& t, int64_t N) {
         const int kept = int(std::max<int64_t>(0, ceil_div<int64_t>(vectors, SPLIT_THREADS) - KMAX));
         return {SPLIT, KMAX, SPLIT_THREADS, 1, kept, FLOOR_LONG, 0};
     }
-    if (SAME && M > 128 && d.major >= 9 && bytes <= (1 << 20) / R) {
-        const int log = std::max(1, log2_ceil(ceil_div<int64_t>(vectors, RING_THREADS * KMAX)));
-        if (log <= 4) return {RING, KMAX, RING_THREADS, 1 << log, 3, FLOOR_LONG, 0};
-    }
+    if (M > 128 && d.major >= 9 && vectors * R <= 16 * WIDE_VECTORS)
+        return {WIDE, 24 / R, 256, 1 << log2_ceil(ceil_div<int64_t>(vectors * R, WIDE_VECTORS)), 0, FLOOR_LONG, 0};
     // As many CTAs a row as fill the card where rows are few; else 128 KB a CTA, two CTAs an SM. Never more than the card holds at once.
     int64_t G = std::max<int64_t>(ceil_div<int64_t>(vectors, 8192 / R), M < 2 * d.sms ? (M <= 4 ? d.sms - 4 : 2 * d.sms) / M : 1);
     G = std::min<int64_t>(std::min<int64_t>(G, 2 * d.sms), ceil_div<int64_t>(vectors, 64));
@@ -207,6 +212,7 @@ struct Launch {
         if (error == cudaSuccess)
             error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, device().shared_block - int(attributes.sharedSizeBytes));
         if (error == cudaSuccess && device().major >= 9) error = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+        if (error == cudaSuccess) error = cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
         ready = error == cudaSuccess;
         return ready;
     }
@@ -253,6 +259,16 @@ template <int... K, typename F> bool with_vectors(int vectors, F f) {
     return ((vectors == K ? (f(std::integral_constant<int, K>()), true) : false) || ...);
 }
 
+// Calls f with the words and threads of the plan's shape, if there is such a kernel.
+template <typename Op, typename F> bool with_shape(const Plan& p, F f) {
+    const int words = p.vectors * Op::READS;
+    auto is = [&](auto w, auto t) { return words == w.value && p.threads == t.value && (f(w, t), true); };
+    using std::integral_constant;
+    return is(integral_constant<int, 8>(), integral_constant<int, 512>()) || is(integral_constant<int, 8>(), integral_constant<int, 1024>()) ||
+           is(integral_constant<int, 16>(), integral_constant<int, 256>()) || is(integral_constant<int, 24>(), integral_constant<int, 256>()) ||
+           is(integral_constant<int, 24>(), integral_constant<int, 512>());
+}
+
 template <typename Op> bool launch(const Tensors<Op>& t, int64_t N, const Plan& p, Launch& go) {
     constexpr int R = Op::READS;
     constexpr bool SAME = sizeof(typename Op::Element) == sizeof(typename Op::Out);
@@ -264,10 +280,10 @@ template <typename Op> bool launch(const Tensors<Op>& t, int64_t N, const Plan& 
     };
     switch (p.tier) {
         case LANES:
-            return with_vectors<1, 2>(p.vectors, [&](auto k) {
-                const int64_t grid = ceil_div(M << log, int64_t(p.threads));
-                if (p.depth) go(lanes_odd<Op, k.value>, grid, p.threads, 0, 1, t, log, p.floor);
-                else go(lanes_whole<Op, k.value>, grid, p.threads, 0, 1, t, log);
+            return with_vectors<1, 2, 3>(p.vectors, [&](auto k) {
+                const int rows = WARP / p.group;
+                if (p.depth) go(lanes_odd<Op, k.value>, ceil_div(M << log, int64_t(p.threads)), p.threads, 0, 1, t, log, p.floor);
+                else go(lanes_whole<Op, k.value>, ceil_div(M, int64_t(p.threads / WARP * rows)), p.threads, 0, 1, t, p.group, rows, ceil_div(2048, p.group));
             });
         case STAGED:
             if constexpr (SAME)
@@ -297,6 +313,11 @@ template <typename Op> bool launch(const Tensors<Op>& t, int64_t N, const Plan& 
                 go(split<Op, k.value>, M * p.group, p.threads, size_t(p.depth) * R * p.threads * VECTOR_BYTES, 1, t, p.group, chunk, p.depth, p.floor,
                    p.patience, go.workspace);
             });
+        case WIDE: {
+            const int chunk = int(round_up<int64_t>(ceil_div<int64_t>(vectors, p.group), 8));
+            const size_t shared = size_t(std::max(0, chunk - p.vectors * p.threads)) * R * VECTOR_BYTES;
+            return with_shape<Op>(p, [&](auto words, auto threads) { go(wide<Op, words.value, threads.value>, M * p.group, p.threads, shared, p.group, t, p.group, chunk, p.floor); });
+        }
         case PLAIN:
             if (p.group == 1) go(plain<Op, true>, ceil_div(M, int64_t(p.threads / WARP)), p.threads, 0, 1, t, N);
             else go(plain<Op, false>, M, p.threads, 0, 1, t, N);
@@ -316,7 +337,7 @@ template <typename Op> bool holds(const Tensors<Op>& t, int64_t N, const Plan& p
     const int64_t share = ceil_div<int64_t>(vectors, p.group);
     const bool clusters = device().major >= 9 && power && p.group <= MAX_CLUSTER && p.floor == FLOOR_LONG;
     switch (p.tier) {
-        case LANES: return power && p.group <= WARP && p.threads <= LANES_THREADS && vectors <= p.group * p.vectors && (p.depth ? p.group >= 2 * TAIL_THREAD : whole);
+        case LANES: return p.group <= WARP && p.threads <= LANES_THREADS && vectors <= p.group * p.vectors && (p.depth ? power && p.group >= 2 * TAIL_THREAD : whole);
         case STAGED:
             return l.contiguous && reinterpret_cast<uintptr_t>(t.source[0]) % VECTOR_BYTES == 0 && power && p.group <= WARP && p.threads <= LANES_THREADS &&
                    N <= p.group * p.vectors && p.depth > 0 && p.depth % V == 0 && p.depth * N * R * int64_t(sizeof(typename Op::Element)) <= device().shared_block - 2048;
@@ -325,6 +346,9 @@ template <typename Op> bool holds(const Tensors<Op>& t, int64_t N, const Plan& p
         case RING:
             return clusters && p.group > 1 && p.threads <= RING_THREADS && (p.depth == 2 || p.depth == 3) && round_up<int64_t>(share, 8) <= int64_t(p.threads) * p.vectors &&
                    p.depth * R * round_up<int64_t>(share, 8) * VECTOR_BYTES <= device().shared_block - 2048;
+        case WIDE:
+            return device().major >= 9 && p.floor == FLOOR_LONG && p.group <= MAX_CLUSTER && with_shape<Op>(p, [](auto, auto) {}) &&
+                   R * (round_up<int64_t>(share, 8) - p.vectors * p.threads) * VECTOR_BYTES <= device().shared_block - 2048;
         case SPLIT:
             return p.threads <= SPLIT_THREADS && (p.group == 1 || p.threads >= 2 * WARP) && p.depth >= 0 && p.floor == FLOOR_LONG &&
                    int64_t(p.depth) * R * p.threads * VECTOR_BYTES <= device().shared_block - 2048;
