@@ -1,7 +1,8 @@
 """Build softmax.cu into a shared library on first use, and load it.
 
 nvcc compiles for the very architecture of the device, without torch's headers: seconds, not a minute. The library is cached under a hash
-of the source, the flags, the compiler's version and the architecture; a lock lets two processes build at once without harm.
+of the sources, the flags, the architecture and the versions of nvcc, torch and its CUDA; a lock lets two processes build at once without
+harm. nvcc comes from a toolkit or from pip (`nvidia-cuda-nvcc`, `nvidia-cuda-cccl` and `nvidia-cuda-runtime`, version 13 or later).
 """
 
 from __future__ import annotations
@@ -10,12 +11,16 @@ import ctypes
 import fcntl
 import functools
 import hashlib
+import importlib.util
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
+
+import torch
 
 SOURCE = Path(__file__).with_name("softmax.cu")
 FLAGS = ("-O3", "-std=c++17", "-shared", "-Xcompiler", "-fPIC")
@@ -26,9 +31,17 @@ class BuildError(RuntimeError):
 
 
 def nvcc() -> str | None:
-    """Path of CUDA's compiler: on PATH, else under CUDA_HOME, CUDA_PATH or /usr/local/cuda; None where there is none."""
+    """Path of CUDA's compiler: on PATH, under CUDA_HOME, CUDA_PATH or /usr/local/cuda, or among Python's packages; or None."""
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or "/usr/local/cuda"
-    return shutil.which("nvcc") or shutil.which(str(Path(home) / "bin" / "nvcc"))
+    places = ["nvcc", str(Path(home) / "bin" / "nvcc"), *(str(folder / "bin" / "nvcc") for folder in _packaged_toolkits())]
+    return next((path for place in places if (path := shutil.which(place))), None)
+
+
+def _packaged_toolkits() -> list[Path]:
+    """Where NVIDIA's wheels put a toolkit, newest first: site-packages/nvidia/cu13 and so on."""
+    found = importlib.util.find_spec("nvidia")
+    folders = [Path(place) for place in (found.submodule_search_locations or [])] if found else []
+    return sorted((kit for folder in folders for kit in folder.glob("cu[0-9]*")), reverse=True)
 
 
 def cache_folder() -> Path:
@@ -44,7 +57,14 @@ def cache_folder() -> Path:
 def command(compiler: str, architecture: str, out: Path) -> list[str]:
     """The compiler's command line; `architecture` is as in `sm_90a`."""
     number = architecture.removeprefix("sm_")
-    return [compiler, *FLAGS, f"-gencode=arch=compute_{number},code=sm_{number}", "-o", str(out), str(SOURCE)]
+    libraries = Path(compiler).resolve().parents[1] / "lib"  # the wheels' place; nvcc looks in lib64 only
+    paths = [f"-L{libraries}"] if (libraries / "libcudart_static.a").is_file() else []
+    return [compiler, *FLAGS, *paths, f"-gencode=arch=compute_{number},code=sm_{number}", "-o", str(out), str(SOURCE)]
+
+
+def sources() -> list[Path]:
+    """softmax.cu and what it includes."""
+    return [SOURCE, *sorted(SOURCE.parent.glob("*.cuh"))]
 
 
 def architecture_of(capability: tuple[int, int]) -> str:
@@ -70,6 +90,7 @@ def build(architecture: str) -> Path:
         if library.is_file():
             return library
         print(f"building {SOURCE.name} for {architecture} with {compiler}", file=sys.stderr, flush=True)
+        began = time.monotonic()
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
             fresh = Path(scratch) / "softmax.so"
             done = subprocess.run(command(compiler, architecture, fresh), capture_output=True, text=True, check=False)
@@ -79,13 +100,24 @@ def build(architecture: str) -> Path:
                 lines = [line for line in log.read_text().splitlines() if "error" in line.lower()] or [f"exit code {done.returncode}"]
                 raise BuildError(f"nvcc failed: {lines[0].strip()} (log: {log})")
             fresh.replace(library)
+        print(f"built {SOURCE.name} in {time.monotonic() - began:.0f} s: {library}", file=sys.stderr, flush=True)
     return library
 
 
 def _key(compiler: str, architecture: str) -> str:
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
-    digest = hashlib.sha256("\0".join([SOURCE.read_text(), *FLAGS, version, architecture]).encode())
+    texts = [path.read_text() for path in sources()]
+    digest = hashlib.sha256("\0".join([*texts, *FLAGS, version, torch.__version__, str(torch.version.cuda), architecture]).encode())
     return f"cuda-{architecture}-{digest.hexdigest()[:16]}"
+
+
+class Plan(ctypes.Structure):
+    """SoftbenchPlan of softmax.cu: how a launch is done. `Plan(-1)` is filled in with the rules' choice."""
+
+    _fields_ = [(name, ctypes.c_int) for name in ("tier", "vectors", "threads", "group", "depth", "floor", "patience")]
+
+
+TIERS = ("lanes", "staged", "block", "cluster", "ring", "split", "plain", "wide")
 
 
 @functools.cache
@@ -93,8 +125,10 @@ def load(capability: tuple[int, int]) -> ctypes.CDLL:
     """The library for a device of this compute capability, loaded once. Raises BuildError as `build`."""
     library = ctypes.CDLL(str(build(architecture_of(capability))))
     pointer, number = ctypes.c_void_p, ctypes.c_int64
-    library.softbench_forward.argtypes = [pointer] * 2 + [number] * 4 + [ctypes.c_int, pointer]
-    library.softbench_backward.argtypes = [pointer] * 3 + [number] * 5 + [ctypes.c_int, pointer]
+    library.softbench_forward.argtypes = [pointer] * 2 + [number] * 4 + [ctypes.c_int] * 2 + [pointer, number, pointer, pointer]
+    library.softbench_backward.argtypes = [pointer] * 3 + [number] * 5 + [ctypes.c_int] + [pointer, number, pointer, pointer]
+    for launch in (library.softbench_forward, library.softbench_backward):
+        launch.restype = number
     library.softbench_error.argtypes = [ctypes.c_int]
     library.softbench_error.restype = ctypes.c_char_p
     return library

@@ -1,237 +1,413 @@
-// Softmax and its gradient over rows, CUDA C++: our own, simple tiers. No torch headers: it builds in seconds and is called through C.
+// Softmax and its gradient over rows, CUDA C++. No torch headers: it builds in seconds and is called through C.
 //
-// - warp, N <= 1024: a warp a row, 1 to 32 elements a lane in registers, one read. A block is WARPS rows, so that short rows fill the SM.
-// - block, beyond: a block a row, two reads, the second of which finds much of the row in L2. Each thread keeps its own running
-//   (max, sum); one exchange joins them. 16-byte vectors where base and stride allow them, else single elements.
+// Every tier reads a row once and writes it once, with one exchange of (max, sum) in between; they differ in where a row waits for its
+// exchange. One choice for each, from what was measured on an H200 (bytes are of one row of one tensor read; backward has two of them):
 //
-// Arithmetic is float32; N and the thread count are run-time values, so no row length compiles anew. Offsets are 64-bit.
+//   lanes    (short.cuh)  <= 1 KB     a row on 1 to 32 lanes: many rows must be in flight to fill the memory's pipe
+//   staged   (short.cuh)  <= 1 KB     the same, of rows that start anywhere: a block of rows is one aligned piece of memory
+//   block    (block.cuh)  <= 128 KB   a CTA a row in registers; several CTAs an SM overlap each other's exchange
+//   cluster  (block.cuh)  few rows    the same on a cluster a row: 16 SMs are faster than one
+//   ring     (ring.cuh)   <= 1 MB     persistent clusters fed by the copy engine: rows that leave no room for a second CTA an SM
+//   wide     (wide.cuh)   <= 3 MB     the same with 128 KB and more of a row an SM, in registers and shared memory
+//   split    (split.cuh)  any         CTAs all over the card share a row, in registers and shared memory; or one CTA a row of 64 to 128 KB
+//   plain    (plain.cuh)  any         operands whose alignments differ
+//
+// sm_80 has no clusters: split takes their place.
+//
+// Tried, predicted, measured (H200; of copy):
+// - cache hints (no_allocate, .cs): .91 where plain accesses have .97.
+// - a static persistent loop over rows: .92-.955; drawn rows .97-.98; one CTA a row .96-1.0.
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-#include <cstdint>
+#include "block.cuh"
+#include "plain.cuh"
+#include "ring.cuh"
+#include "short.cuh"
+#include "split.cuh"
+#include "wide.cuh"
+
+#include <algorithm>
+#include <map>
+#include <mutex>
+#include <tuple>
 #include <type_traits>
 
-namespace {
+namespace softbench {
 
-constexpr int WARP = 32;
-constexpr int WARPS = 4;            // rows of a block in the warp tier
-constexpr int WARP_COLUMNS = 1024;  // 32 elements a lane, in registers
-constexpr int BLOCK = 512;          // threads of the block tier
-constexpr int VECTOR_BYTES = 16;
-constexpr float MINUS_INFINITY = -__builtin_huge_valf();
+enum Tier { AUTO = -1, LANES, STAGED, BLOCK, CLUSTER, RING, SPLIT, PLAIN, WIDE };
 
-__device__ float widen(float v) { return v; }
-__device__ float widen(__half v) { return __half2float(v); }
-__device__ float widen(__nv_bfloat16 v) { return __bfloat162float(v); }
-template <typename T> __device__ T narrow(float v);
-template <> __device__ float narrow<float>(float v) { return v; }
-template <> __device__ __half narrow<__half>(float v) { return __float2half_rn(v); }
-template <> __device__ __nv_bfloat16 narrow<__nv_bfloat16>(float v) { return __float2bfloat16_rn(v); }
+}  // namespace softbench
 
-template <typename T, int V> struct alignas(sizeof(T) * V) Vector { T value[V]; };
-
-// A running maximum and the sum of exp(x - maximum). A part that has seen only -inf is measured from 0, so that -inf - -inf makes no NaN
-// of it; a NaN stays in the sum, and a row of nothing but -inf ends as 0 / 0 = NaN, as torch has it.
-struct Part {
-    float top = MINUS_INFINITY, sum = 0.0f;
-    __device__ void add(float x) {
-        float top_now = fmaxf(top, x);
-        float base = top_now == MINUS_INFINITY ? 0.0f : top_now;
-        sum = sum * __expf(top - base) + __expf(x - base);
-        top = top_now;
-    }
-    __device__ void join(float other_top, float other_sum) {
-        float top_now = fmaxf(top, other_top);
-        float base = top_now == MINUS_INFINITY ? 0.0f : top_now;
-        sum = sum * __expf(top - base) + other_sum * __expf(other_top - base);
-        top = top_now;
-    }
-    __device__ float scale(float x) const { return __expf(x - top) / sum; }
+// What a launch does; also what a test or a sweep may ask for. `group`: lanes of a row (lanes, staged), CTAs of a row (cluster, ring,
+// split). `depth`: whether rows may be
+// unaligned (lanes), rows of a CTA (staged), stages (ring), vectors a thread in shared memory (split). `patience`: polls before a CTA of
+// split helps itself; negative: it always does.
+extern "C" struct SoftbenchPlan {
+    int tier, vectors, threads, group, depth, floor, patience;
 };
 
-__device__ Part join_warp(Part part) {
-#pragma unroll
-    for (int lane = WARP / 2; lane > 0; lane /= 2)
-        part.join(__shfl_xor_sync(~0u, part.top, lane), __shfl_xor_sync(~0u, part.sum, lane));
-    return part;
+namespace softbench {
+
+using Plan = SoftbenchPlan;
+
+constexpr int FLOOR_LONG = 128;
+constexpr int PATIENCE = 1 << 16;  // some tens of milliseconds
+constexpr int SHORT_BYTES = 1024;
+constexpr int WIDE_VECTORS = 12288;  // of a CTA of `wide`, two to an SM: half in registers, half in shared memory
+constexpr int64_t MAX_N = (int64_t(1) << 31) - 4096;  // indices within a row are 32-bit, beyond this `plain` takes over
+
+struct Device {
+    int sms, shared_block, shared_sm, major;
+};
+
+const Device& device() {
+    static Device known[64];
+    static std::once_flag once[64];
+    int current = 0;
+    cudaGetDevice(&current);
+    current &= 63;
+    std::call_once(once[current], [&] {
+        Device& d = known[current];
+        cudaDeviceGetAttribute(&d.sms, cudaDevAttrMultiProcessorCount, current);
+        cudaDeviceGetAttribute(&d.shared_block, cudaDevAttrMaxSharedMemoryPerBlockOptin, current);
+        cudaDeviceGetAttribute(&d.shared_sm, cudaDevAttrMaxSharedMemoryPerMultiprocessor, current);
+        cudaDeviceGetAttribute(&d.major, cudaDevAttrComputeCapabilityMajor, current);
+    });
+    return known[current];
 }
 
-__device__ float sum_warp(float sum) {
-#pragma unroll
-    for (int lane = WARP / 2; lane > 0; lane /= 2) sum += __shfl_xor_sync(~0u, sum, lane);
-    return sum;
+template <typename I> I ceil_div(I a, I b) { return (a + b - 1) / b; }
+template <typename I> I round_up(I a, I b) { return ceil_div(a, b) * b; }
+int log2_ceil(int64_t n) {
+    int log = 0;
+    while ((int64_t(1) << log) < n) ++log;
+    return log;
 }
 
-__device__ Part join_block(Part part) {
-    __shared__ Part parts[WARP];
-    part = join_warp(part);
-    if (threadIdx.x % WARP == 0) parts[threadIdx.x / WARP] = part;
-    __syncthreads();
-    Part mine;
-    if (threadIdx.x % WARP < blockDim.x / WARP) mine = parts[threadIdx.x % WARP];
-    return join_warp(mine);
+// How the tensors of a launch lie.
+struct Layout {
+    bool congruent;   // each row begins at the same distance from a 16-byte boundary in every tensor
+    bool aligned;     // ... which is 0
+    bool contiguous;  // row after row without a gap
+    int lead;         // most elements between a 128-byte boundary and a row's start, in the first tensor
+};
+
+template <typename Op> Layout layout(const Tensors<Op>& t, int64_t N) {
+    constexpr int V = Op::V;
+    Layout l = {true, true, true, 0};
+    auto look = [&](const void* base, int64_t stride, size_t size) {
+        int64_t phase = int64_t(reinterpret_cast<uintptr_t>(base) / size % V), step = t.M > 1 ? (stride % V + V) % V : 0;
+        int64_t phase0 = int64_t(reinterpret_cast<uintptr_t>(t.source[0]) / sizeof(typename Op::Element) % V);
+        int64_t step0 = t.M > 1 ? (t.source_stride[0] % V + V) % V : 0;
+        l.congruent &= phase == phase0 && step == step0;
+        l.aligned &= phase == 0 && step == 0;
+        l.contiguous &= t.M == 1 || stride == N;
+    };
+    for (int r = 0; r < Op::READS; ++r) look(t.source[r], t.source_stride[r], sizeof(typename Op::Element));
+    look(t.target, t.target_stride, sizeof(typename Op::Out));
+    constexpr int line = FLOOR_LONG / sizeof(typename Op::Element);
+    int64_t phase = int64_t(reinterpret_cast<uintptr_t>(t.source[0]) / sizeof(typename Op::Element) % line);
+    int64_t step = t.M > 1 ? t.source_stride[0] % line : 0, grain = line;
+    while (grain > 1 && (step % grain != 0)) grain /= 2;  // a row's start is phase + a multiple of this power of two
+    l.lead = int(line - grain + phase % grain);
+    return l;
 }
 
-__device__ float sum_block(float sum) {
-    __shared__ float sums[WARP];
-    sum = sum_warp(sum);
-    if (threadIdx.x % WARP == 0) sums[threadIdx.x / WARP] = sum;
-    __syncthreads();
-    return sum_warp(threadIdx.x % WARP < blockDim.x / WARP ? sums[threadIdx.x % WARP] : 0.0f);
-}
+// The rules. Numbers are of an H200 unless a device's attribute stands there.
+template <typename Op> Plan plan(const Tensors<Op>& t, int64_t N) {
+    constexpr int V = Op::V, R = Op::READS, KMAX = 8 / R;
+    constexpr bool SAME = sizeof(typename Op::Element) == sizeof(typename Op::Out);
+    const Device& d = device();
+    const Layout l = layout(t, N);
+    const int64_t M = t.M, bytes = N * int64_t(sizeof(typename Op::Element));
+    if (!l.congruent || N > MAX_N) return {PLAIN, 0, N <= 2048 ? 128 : PLAIN_THREADS, N <= 2048, 0, 16, 0};
 
-template <typename T, int K>
-__global__ void __launch_bounds__(WARP * WARPS) forward_warp(const T* x, T* y, int64_t x_stride, int64_t y_stride, int64_t M, int N) {
-    int64_t row = int64_t(blockIdx.x) * WARPS + threadIdx.x / WARP;
-    int lane = threadIdx.x % WARP;
-    if (row >= M) return;
-    x += row * x_stride;
-    y += row * y_stride;
-    float value[K];
-    float top = MINUS_INFINITY, sum = 0.0f;
-#pragma unroll
-    for (int k = 0; k < K; ++k) {
-        int column = k * WARP + lane;
-        value[k] = column < N ? widen(x[column]) : MINUS_INFINITY;
-        top = fmaxf(top, value[k]);
+    const bool whole = l.aligned && N % V == 0;
+    if (bytes <= SHORT_BYTES / R) {
+        const int vectors = int(l.aligned ? N / V : (N + V - 1) / V);
+        int best_k = 0, best_lanes = 0;
+        double best = 0;
+        for (int k = 1; k <= 3; ++k) {
+            int lanes = std::max(ceil_div(vectors, k), 1);
+            if (!whole) lanes = std::max(1 << log2_ceil(lanes), 2 * TAIL_THREAD);
+            if (lanes > WARP) continue;
+            // Of the places that a warp's instruction has, how many do something; two vectors a lane keep more bytes in flight. A single
+            // lane's vectors would be apart in memory.
+            double worth = double(vectors) * (WARP / lanes) / (k * WARP) + (k == 2 && lanes >= 4 ? 0.05 : 0) - (k > 1 && lanes < 2 ? 0.3 : 0);
+            if (worth > best) best = worth, best_k = k, best_lanes = lanes;
+        }
+        const bool piece = SAME && R == 1 && l.contiguous && reinterpret_cast<uintptr_t>(t.source[0]) % VECTOR_BYTES == 0;
+        if (piece && !whole && vectors < (V == 4 ? 24 : 11)) {
+            int log = std::min(log2_ceil(ceil_div(N, int64_t(8))), 5);
+            int rows = int(std::min<int64_t>(64, std::max<int64_t>(V, M / (8 * d.sms) / V * V)));
+            int threads = std::min(LANES_THREADS, std::max(64, round_up(rows << log, 32) / 8));
+            return {STAGED, N > (8 << log) ? 16 : 8, round_up(threads, 64), 1 << log, rows, 16, 0};
+        }
+        if (best > 0 && (whole || vectors >= 8)) return {LANES, best_k, LANES_THREADS / 2, best_lanes, !whole, 16, 0};
+        if (!whole) return {PLAIN, 0, 128, 1, 0, 16, 0};
     }
-#pragma unroll
-    for (int other = WARP / 2; other > 0; other /= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, other));
-#pragma unroll
-    for (int k = 0; k < K; ++k) {
-        value[k] = __expf(value[k] - top);
-        sum += value[k];
+
+    const int64_t vectors = (l.lead + N) / V;  // places a row needs, counted from its 128-byte floor
+    auto threads_for = [&](int64_t n, int k, int most) { return int(std::min<int64_t>(most, std::max<int64_t>(32, round_up<int64_t>(ceil_div<int64_t>(n, k), 32)))); };
+    const bool few = M <= 128 && bytes >= (16 << 10);
+
+    if (few && d.major >= 9 && bytes <= (1 << 20) / R && (bytes * R <= (640 << 10) || M * vectors <= 1 << 19)) {
+        const int log = bytes * R >= 128 << 10 ? 4 : 3;
+        const int64_t share = round_up<int64_t>(ceil_div<int64_t>(vectors, 1 << log), 8);
+        const int K = share * R >= 1536 || (share * R >= 1024 && M > 32) ? KMAX : 2 / R;
+        if (share <= K * block_threads(K * R, true)) return {CLUSTER, K, threads_for(share, K, BLOCK_THREADS), 1 << log, 0, FLOOR_LONG, 0};
     }
-    sum = sum_warp(sum);
-#pragma unroll
-    for (int k = 0; k < K; ++k)
-        if (k * WARP + lane < N) y[k * WARP + lane] = narrow<T>(value[k] / sum);
+    const bool hybrid = vectors > 4096 / R && !whole;
+    if (!few && !hybrid && vectors <= BLOCK_THREADS * KMAX) {
+        // More vectors a thread as rows grow: fewer warps join, and longer runs of loads.
+        int K = R == 1 ? (vectors <= 128 && whole ? 2 : vectors < 1024 ? 4 : 8) : (vectors <= 256 ? 1 : vectors < 2048 ? 2 : 4);
+        return {BLOCK, K, threads_for(vectors, K, BLOCK_THREADS), 1, 0, FLOOR_LONG, 0};
+    }
+    const int per_kept = SPLIT_THREADS * R * VECTOR_BYTES;  // bytes of shared memory for one more vector a thread
+    const int most_kept = (d.shared_sm / 2 - 2048) / per_kept;
+    const int most = SPLIT_THREADS * (KMAX + most_kept);
+    if (!few && vectors <= most && bytes <= (128 << 10) + 4096) {
+        const int kept = int(std::max<int64_t>(0, ceil_div<int64_t>(vectors, SPLIT_THREADS) - KMAX));
+        return {SPLIT, KMAX, SPLIT_THREADS, 1, kept, FLOOR_LONG, 0};
+    }
+    if (M > 128 && d.major >= 9 && vectors * R <= 16 * WIDE_VECTORS)
+        return {WIDE, 24 / R, 256, 1 << log2_ceil(ceil_div<int64_t>(vectors * R, WIDE_VECTORS)), 0, FLOOR_LONG, 0};
+    // As many CTAs a row as fill the card where rows are few; else 128 KB a CTA, two CTAs an SM. Never more than the card holds at once.
+    int64_t G = std::max<int64_t>(ceil_div<int64_t>(vectors, 8192 / R), M < 2 * d.sms ? (M <= 4 ? d.sms - 4 : 2 * d.sms) / M : 1);
+    G = std::min<int64_t>(std::min<int64_t>(G, 2 * d.sms), ceil_div<int64_t>(vectors, 64));
+    G = std::max<int64_t>(G, 1);
+    const int64_t share = ceil_div<int64_t>(vectors, G);
+    const int K = share <= 2 * SPLIT_THREADS / R ? 2 / R : KMAX;
+    const int threads = std::max(64, threads_for(share, K, SPLIT_THREADS));
+    const int kept = int(std::min<int64_t>(most_kept, std::max<int64_t>(0, ceil_div<int64_t>(share, threads) - K)));
+    return {SPLIT, K, threads, int(G), kept, FLOOR_LONG, PATIENCE};
 }
 
-template <typename T, int K>
-__global__ void __launch_bounds__(WARP * WARPS)
-    backward_warp(const T* dy, const T* y, T* dx, int64_t dy_stride, int64_t y_stride, int64_t dx_stride, int64_t M, int N) {
-    int64_t row = int64_t(blockIdx.x) * WARPS + threadIdx.x / WARP;
-    int lane = threadIdx.x % WARP;
-    if (row >= M) return;
-    dy += row * dy_stride;
-    y += row * y_stride;
-    dx += row * dx_stride;
-    float slope[K], value[K], dot = 0.0f;
-#pragma unroll
-    for (int k = 0; k < K; ++k) {
-        int column = k * WARP + lane;
-        slope[k] = column < N ? widen(dy[column]) : 0.0f;
-        value[k] = column < N ? widen(y[column]) : 0.0f;
-        dot += slope[k] * value[k];
+// ---- launching ----------------------------------------------------------------------------------------------------------------------
+
+// 0: launched (or a CUDA error waits in cudaGetLastError); negative: so many bytes of zeroed workspace are missing.
+struct Launch {
+    cudaStream_t stream;
+    Workspace* workspace;
+    int64_t workspace_bytes;
+    int64_t missing = 0;
+    cudaError_t error = cudaSuccess;
+
+    bool has_workspace(int64_t slots) {
+        int64_t bytes = int64_t(sizeof(Workspace)) + slots * int64_t(sizeof(uint4));
+        if (workspace_bytes < bytes) missing = bytes;
+        return missing == 0;
     }
-    dot = sum_warp(dot);
-#pragma unroll
-    for (int k = 0; k < K; ++k)
-        if (k * WARP + lane < N) dx[k * WARP + lane] = narrow<T>(value[k] * (slope[k] - dot));
+    // Attributes are set once, to the most the device allows: a launch in between with less must not take them away from another.
+    template <typename... P> bool prepare(void (*kernel)(P...), size_t shared, bool big_cluster) {
+        if (shared <= (48 << 10) - 4096 && !big_cluster) return true;
+        static std::mutex mutex;
+        static std::map<std::pair<const void*, int>, bool> done;
+        int current = 0;
+        cudaGetDevice(&current);
+        std::lock_guard<std::mutex> guard(mutex);
+        bool& ready = done[{reinterpret_cast<const void*>(kernel), current}];
+        if (ready) return true;
+        cudaFuncAttributes attributes;
+        error = cudaFuncGetAttributes(&attributes, kernel);
+        if (error == cudaSuccess)
+            error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, device().shared_block - int(attributes.sharedSizeBytes));
+        if (error == cudaSuccess && device().major >= 9) error = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+        if (error == cudaSuccess) error = cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
+        ready = error == cudaSuccess;
+        return ready;
+    }
+    template <typename... P, typename... A>
+    void operator()(void (*kernel)(P...), int64_t grid, int threads, size_t shared, int cluster, A... arguments) {
+        if (!prepare(kernel, shared, cluster > 8)) return;
+        cudaLaunchAttribute attribute;
+        cudaLaunchConfig_t config = configuration(grid, threads, shared, cluster, &attribute);
+        error = cudaLaunchKernelEx(&config, kernel, P(arguments)...);
+    }
+    cudaLaunchConfig_t configuration(int64_t grid, int threads, size_t shared, int cluster, cudaLaunchAttribute* attribute) {
+        cudaLaunchConfig_t config = {};
+        config.gridDim = dim3(unsigned(grid));
+        config.blockDim = dim3(threads);
+        config.dynamicSmemBytes = shared;
+        config.stream = stream;
+        config.attrs = attribute;
+        config.numAttrs = cluster > 1;
+        attribute->id = cudaLaunchAttributeClusterDimension;
+        attribute->val.clusterDim.x = cluster;
+        attribute->val.clusterDim.y = attribute->val.clusterDim.z = 1;
+        return config;
+    }
+    // Clusters that the device holds at once.
+    template <typename... P> int clusters(void (*kernel)(P...), int threads, size_t shared, int cluster) {
+        static std::mutex mutex;
+        static std::map<std::tuple<const void*, int, int, size_t, int>, int> known;
+        if (!prepare(kernel, shared, cluster > 8)) return 0;
+        int current = 0;
+        cudaGetDevice(&current);
+        std::lock_guard<std::mutex> guard(mutex);
+        int& count = known[{reinterpret_cast<const void*>(kernel), current, threads, shared, cluster}];
+        if (count == 0) {
+            cudaLaunchAttribute attribute;
+            cudaLaunchConfig_t config = configuration(cluster, threads, shared, cluster, &attribute);
+            error = cudaOccupancyMaxActiveClusters(&count, kernel, &config);
+        }
+        return count;
+    }
+};
+
+// Calls f with the K of the list, largest first, that the plan asks for.
+template <int... K, typename F> bool with_vectors(int vectors, F f) {
+    return ((vectors == K ? (f(std::integral_constant<int, K>()), true) : false) || ...);
 }
 
-template <typename T, int V>
-__global__ void __launch_bounds__(BLOCK) forward_block(const T* x, T* y, int64_t x_stride, int64_t y_stride, int64_t N) {
-    auto source = reinterpret_cast<const Vector<T, V>*>(x + blockIdx.x * x_stride);
-    auto target = reinterpret_cast<Vector<T, V>*>(y + blockIdx.x * y_stride);
-    Part part;
-    for (int64_t i = threadIdx.x; i < N / V; i += BLOCK) {
-        Vector<T, V> read = source[i];
-#pragma unroll
-        for (int v = 0; v < V; ++v) part.add(widen(read.value[v]));
-    }
-    part = join_block(part);
-    for (int64_t i = threadIdx.x; i < N / V; i += BLOCK) {
-        Vector<T, V> read = source[i];
-#pragma unroll
-        for (int v = 0; v < V; ++v) read.value[v] = narrow<T>(part.scale(widen(read.value[v])));
-        target[i] = read;
-    }
+// Calls f with the words and threads of the plan's shape, if there is such a kernel.
+template <typename Op, typename F> bool with_shape(const Plan& p, F f) {
+    const int words = p.vectors * Op::READS;
+    auto is = [&](auto w, auto t) { return words == w.value && p.threads == t.value && (f(w, t), true); };
+    using std::integral_constant;
+    return is(integral_constant<int, 8>(), integral_constant<int, 512>()) || is(integral_constant<int, 8>(), integral_constant<int, 1024>()) ||
+           is(integral_constant<int, 16>(), integral_constant<int, 256>()) || is(integral_constant<int, 24>(), integral_constant<int, 256>()) ||
+           is(integral_constant<int, 24>(), integral_constant<int, 512>());
 }
 
-template <typename T, int V>
-__global__ void __launch_bounds__(BLOCK)
-    backward_block(const T* dy, const T* y, T* dx, int64_t dy_stride, int64_t y_stride, int64_t dx_stride, int64_t N) {
-    auto slopes = reinterpret_cast<const Vector<T, V>*>(dy + blockIdx.x * dy_stride);
-    auto values = reinterpret_cast<const Vector<T, V>*>(y + blockIdx.x * y_stride);
-    auto target = reinterpret_cast<Vector<T, V>*>(dx + blockIdx.x * dx_stride);
-    float dot = 0.0f;
-    for (int64_t i = threadIdx.x; i < N / V; i += BLOCK) {
-        Vector<T, V> slope = slopes[i], value = values[i];
-#pragma unroll
-        for (int v = 0; v < V; ++v) dot += widen(slope.value[v]) * widen(value.value[v]);
+template <typename Op> bool launch(const Tensors<Op>& t, int64_t N, const Plan& p, Launch& go) {
+    constexpr int R = Op::READS;
+    constexpr bool SAME = sizeof(typename Op::Element) == sizeof(typename Op::Out);
+    const int64_t M = t.M, vectors = (layout(t, N).lead + N) / Op::V;
+    const int log = log2_ceil(p.group);
+    auto each = [&](auto f) {
+        if constexpr (R == 1) return with_vectors<8, 4, 2, 1>(p.vectors, f);
+        else return with_vectors<4, 2, 1>(p.vectors, f);
+    };
+    switch (p.tier) {
+        case LANES:
+            return with_vectors<1, 2, 3>(p.vectors, [&](auto k) {
+                const int rows = WARP / p.group;
+                if (p.depth) go(lanes_odd<Op, k.value>, ceil_div(M << log, int64_t(p.threads)), p.threads, 0, 1, t, log, p.floor);
+                else go(lanes_whole<Op, k.value>, ceil_div(M, int64_t(p.threads / WARP * rows)), p.threads, 0, 1, t, p.group, rows, ceil_div(2048, p.group));
+            });
+        case STAGED:
+            if constexpr (SAME)
+                return with_vectors<8, 16>(p.vectors, [&](auto k) {
+                    go(staged<Op, k.value>, ceil_div(M, int64_t(p.depth)), p.threads, size_t(p.depth) * N * R * sizeof(typename Op::Element), 1, t, log, p.depth);
+                });
+            return false;
+        case BLOCK: return each([&](auto k) { go(block<Op, k.value, false>, M, p.threads, 0, 1, t, 0, p.floor); });
+        case CLUSTER:
+            return with_vectors<2 / R, 8 / R>(p.vectors, [&](auto k) { go(block<Op, k.value, true>, M << log, p.threads, 0, p.group, t, log, p.floor); });
+        case RING:
+            if constexpr (SAME)
+                return with_vectors<4 / R, 8 / R>(p.vectors, [&](auto k) {
+                    const int chunk = int(round_up<int64_t>(ceil_div<int64_t>(vectors, p.group), 8));
+                    const size_t shared = size_t(p.depth) * R * chunk * VECTOR_BYTES;
+                    if (!go.has_workspace(0)) return;
+                    int64_t clusters = std::min<int64_t>(M, go.clusters(ring<Op, k.value>, p.threads, shared, p.group));
+                    if (go.error != cudaSuccess) return;
+                    if (clusters == 0) return void(go.error = cudaErrorInvalidConfiguration);
+                    go(ring<Op, k.value>, clusters << log, p.threads, shared, p.group, t, log, chunk, p.depth, p.floor, go.workspace);
+                });
+            return false;
+        case SPLIT:
+            return with_vectors<2 / R, 4 / R, 8 / R>(p.vectors, [&](auto k) {
+                const int chunk = int(round_up<int64_t>(ceil_div<int64_t>(vectors, p.group), 8));
+                if (p.group > 1 && !go.has_workspace(M * p.group)) return;
+                go(split<Op, k.value>, M * p.group, p.threads, size_t(p.depth) * R * p.threads * VECTOR_BYTES, 1, t, p.group, chunk, p.depth, p.floor,
+                   p.patience, go.workspace);
+            });
+        case WIDE: {
+            const int chunk = int(round_up<int64_t>(ceil_div<int64_t>(vectors, p.group), 8));
+            const size_t shared = size_t(std::max(0, chunk - p.vectors * p.threads)) * R * VECTOR_BYTES;
+            return with_shape<Op>(p, [&](auto words, auto threads) { go(wide<Op, words.value, threads.value>, M * p.group, p.threads, shared, p.group, t, p.group, chunk, p.floor); });
+        }
+        case PLAIN:
+            if (p.group == 1) go(plain<Op, true>, ceil_div(M, int64_t(p.threads / WARP)), p.threads, 0, 1, t, N);
+            else go(plain<Op, false>, M, p.threads, 0, 1, t, N);
+            return true;
     }
-    dot = sum_block(dot);
-    for (int64_t i = threadIdx.x; i < N / V; i += BLOCK) {
-        Vector<T, V> slope = slopes[i], value = values[i];
-#pragma unroll
-        for (int v = 0; v < V; ++v) slope.value[v] = narrow<T>(widen(value.value[v]) * (widen(slope.value[v]) - dot));
-        target[i] = slope;
-    }
+    return false;
 }
 
-bool aligned(const void* pointer, int64_t stride_bytes) {
-    return reinterpret_cast<uintptr_t>(pointer) % VECTOR_BYTES == 0 && stride_bytes % VECTOR_BYTES == 0;
-}
-
-// Calls launch with the smallest K in {1, 2, 4, 8, 16, 32} that holds N in a warp's lanes.
-template <typename Launch> void by_lane_elements(int64_t N, Launch launch) {
-    if (N <= 1 * WARP) launch(std::integral_constant<int, 1>());
-    else if (N <= 2 * WARP) launch(std::integral_constant<int, 2>());
-    else if (N <= 4 * WARP) launch(std::integral_constant<int, 4>());
-    else if (N <= 8 * WARP) launch(std::integral_constant<int, 8>());
-    else if (N <= 16 * WARP) launch(std::integral_constant<int, 16>());
-    else launch(std::integral_constant<int, 32>());
-}
-
-template <typename T> void forward(const T* x, T* y, int64_t x_stride, int64_t y_stride, int64_t M, int64_t N, cudaStream_t stream) {
-    constexpr int V = VECTOR_BYTES / sizeof(T);
-    if (N <= WARP_COLUMNS) {
-        by_lane_elements(N, [&](auto k) {
-            forward_warp<T, k.value><<<(M + WARPS - 1) / WARPS, WARP * WARPS, 0, stream>>>(x, y, x_stride, y_stride, M, int(N));
-        });
-    } else if (N % V == 0 && aligned(x, x_stride * sizeof(T)) && aligned(y, y_stride * sizeof(T))) {
-        forward_block<T, V><<<M, BLOCK, 0, stream>>>(x, y, x_stride, y_stride, N);
-    } else {
-        forward_block<T, 1><<<M, BLOCK, 0, stream>>>(x, y, x_stride, y_stride, N);
+// A plan given by hand must hold a row; the rules' own always do.
+template <typename Op> bool holds(const Tensors<Op>& t, int64_t N, const Plan& p) {
+    constexpr int R = Op::READS, V = Op::V;
+    const Layout l = layout(t, N);
+    if (p.tier == PLAIN) return true;
+    if (!l.congruent || N > MAX_N || p.threads < 32 || p.threads % 32 || p.group < 1 || p.vectors < 1) return false;
+    const bool whole = l.aligned && N % V == 0, power = (p.group & (p.group - 1)) == 0;
+    const int64_t vectors = p.floor == FLOOR_LONG ? (l.lead + N) / V : ((l.aligned ? 0 : V - 1) + N) / V;
+    const int64_t share = ceil_div<int64_t>(vectors, p.group);
+    const bool clusters = device().major >= 9 && power && p.group <= MAX_CLUSTER && p.floor == FLOOR_LONG;
+    switch (p.tier) {
+        case LANES: return p.group <= WARP && p.threads <= LANES_THREADS && vectors <= p.group * p.vectors && (p.depth ? power && p.group >= 2 * TAIL_THREAD : whole);
+        case STAGED:
+            return l.contiguous && reinterpret_cast<uintptr_t>(t.source[0]) % VECTOR_BYTES == 0 && power && p.group <= WARP && p.threads <= LANES_THREADS &&
+                   N <= p.group * p.vectors && p.depth > 0 && p.depth % V == 0 && p.depth * N * R * int64_t(sizeof(typename Op::Element)) <= device().shared_block - 2048;
+        case BLOCK: return p.threads <= BLOCK_THREADS && vectors <= int64_t(p.threads) * p.vectors;
+        case CLUSTER: return clusters && p.group > 1 && p.threads <= block_threads(p.vectors * R, true) && vectors <= int64_t(p.group) * p.threads * p.vectors;
+        case RING:
+            return clusters && p.group > 1 && p.threads <= RING_THREADS && (p.depth == 2 || p.depth == 3) && round_up<int64_t>(share, 8) <= int64_t(p.threads) * p.vectors &&
+                   p.depth * R * round_up<int64_t>(share, 8) * VECTOR_BYTES <= device().shared_block - 2048;
+        case WIDE:
+            return device().major >= 9 && p.floor == FLOOR_LONG && p.group <= MAX_CLUSTER && with_shape<Op>(p, [](auto, auto) {}) &&
+                   R * (round_up<int64_t>(share, 8) - p.vectors * p.threads) * VECTOR_BYTES <= device().shared_block - 2048;
+        case SPLIT:
+            return p.threads <= SPLIT_THREADS && (p.group == 1 || p.threads >= 2 * WARP) && p.depth >= 0 && p.floor == FLOOR_LONG &&
+                   int64_t(p.depth) * R * p.threads * VECTOR_BYTES <= device().shared_block - 2048;
     }
+    return false;
+}
+
+template <typename Op> int64_t run(Tensors<Op> t, int64_t N, Plan* p, void* workspace, int64_t workspace_bytes, cudaStream_t stream) {
+    t.N = int(std::min<int64_t>(N, MAX_N));
+    Plan chosen = p && p->tier != AUTO ? *p : plan(t, N);
+    if (p && p->tier == AUTO) *p = chosen;
+    else if (p && !holds(t, N, chosen)) return cudaErrorInvalidValue;
+    Launch go = {stream, static_cast<Workspace*>(workspace), workspace_bytes};
+    if (!launch(t, N, chosen, go)) return cudaErrorInvalidValue;
+    if (go.missing) return -go.missing;
+    cudaError_t left = cudaGetLastError();
+    return go.error != cudaSuccess ? go.error : left;
+}
+
+template <typename In, typename Out>
+int64_t forward(const void* x, void* y, int64_t x_stride, int64_t y_stride, int64_t M, int64_t N, Plan* p, void* w, int64_t bytes, cudaStream_t stream) {
+    return run(Tensors<Forward<In, Out>>{{static_cast<const In*>(x)}, static_cast<Out*>(y), {x_stride}, y_stride, M, 0}, N, p, w, bytes, stream);
 }
 
 template <typename T>
-void backward(const T* dy, const T* y, T* dx, int64_t dy_stride, int64_t y_stride, int64_t dx_stride, int64_t M, int64_t N, cudaStream_t stream) {
-    constexpr int V = VECTOR_BYTES / sizeof(T);
-    bool vectors = aligned(dy, dy_stride * sizeof(T)) && aligned(y, y_stride * sizeof(T)) && aligned(dx, dx_stride * sizeof(T));
-    if (N <= WARP_COLUMNS) {
-        by_lane_elements(N, [&](auto k) {
-            backward_warp<T, k.value>
-                <<<(M + WARPS - 1) / WARPS, WARP * WARPS, 0, stream>>>(dy, y, dx, dy_stride, y_stride, dx_stride, M, int(N));
-        });
-    } else if (N % V == 0 && vectors) {
-        backward_block<T, V><<<M, BLOCK, 0, stream>>>(dy, y, dx, dy_stride, y_stride, dx_stride, N);
-    } else {
-        backward_block<T, 1><<<M, BLOCK, 0, stream>>>(dy, y, dx, dy_stride, y_stride, dx_stride, N);
+int64_t backward(const void* dy, const void* y, void* dx, int64_t dy_stride, int64_t y_stride, int64_t dx_stride, int64_t M, int64_t N, Plan* p, void* w,
+                 int64_t bytes, cudaStream_t stream) {
+    return run(Tensors<Backward<T>>{{static_cast<const T*>(dy), static_cast<const T*>(y)}, static_cast<T*>(dx), {dy_stride, y_stride}, dx_stride, M, 0}, N,
+               p, w, bytes, stream);
+}
+
+}  // namespace softbench
+
+// Both launch on `stream` of the current device. They return 0; or a cudaError_t; or, negative, how many bytes of workspace are missing:
+// nothing was launched then, and the call is to be made again with at least so many, zeroed once and not shared by two launches that may
+// run at the same time. Strides are in elements; dtypes are 0 float32, 1 float16, 2 bfloat16, and y's is x's or float32; 1 <= M < 2^31,
+// N >= 1. `p` may be null; a plan of tier -1 is filled in with the rules' choice, any other is obeyed or refused (cudaErrorInvalidValue).
+extern "C" int64_t softbench_forward(const void* x, void* y, int64_t x_stride, int64_t y_stride, int64_t M, int64_t N, int dtype, int out_dtype,
+                                     void* workspace, int64_t workspace_bytes, cudaStream_t stream, SoftbenchPlan* p) {
+    using namespace softbench;
+    switch (dtype * 3 + out_dtype) {
+        case 0: return forward<float, float>(x, y, x_stride, y_stride, M, N, p, workspace, workspace_bytes, stream);
+        case 3: return forward<__half, float>(x, y, x_stride, y_stride, M, N, p, workspace, workspace_bytes, stream);
+        case 4: return forward<__half, __half>(x, y, x_stride, y_stride, M, N, p, workspace, workspace_bytes, stream);
+        case 6: return forward<__nv_bfloat16, float>(x, y, x_stride, y_stride, M, N, p, workspace, workspace_bytes, stream);
+        case 8: return forward<__nv_bfloat16, __nv_bfloat16>(x, y, x_stride, y_stride, M, N, p, workspace, workspace_bytes, stream);
     }
+    return cudaErrorInvalidValue;
 }
 
-}  // namespace
-
-// Both launch on `stream` of the current device and return the launch's cudaError_t as an int, 0 for success. Strides are in elements;
-// dtype is 0 float32, 1 float16, 2 bfloat16; 1 <= M < 2^31, N >= 1.
-extern "C" int softbench_forward(const void* x, void* y, int64_t x_stride, int64_t y_stride, int64_t M, int64_t N, int dtype, cudaStream_t stream) {
-    if (dtype == 0) forward((const float*)x, (float*)y, x_stride, y_stride, M, N, stream);
-    if (dtype == 1) forward((const __half*)x, (__half*)y, x_stride, y_stride, M, N, stream);
-    if (dtype == 2) forward((const __nv_bfloat16*)x, (__nv_bfloat16*)y, x_stride, y_stride, M, N, stream);
-    return int(cudaGetLastError());
-}
-
-extern "C" int softbench_backward(const void* dy, const void* y, void* dx, int64_t dy_stride, int64_t y_stride, int64_t dx_stride, int64_t M,
-                                  int64_t N, int dtype, cudaStream_t stream) {
-    if (dtype == 0) backward((const float*)dy, (const float*)y, (float*)dx, dy_stride, y_stride, dx_stride, M, N, stream);
-    if (dtype == 1) backward((const __half*)dy, (const __half*)y, (__half*)dx, dy_stride, y_stride, dx_stride, M, N, stream);
-    if (dtype == 2)
-        backward((const __nv_bfloat16*)dy, (const __nv_bfloat16*)y, (__nv_bfloat16*)dx, dy_stride, y_stride, dx_stride, M, N, stream);
-    return int(cudaGetLastError());
+extern "C" int64_t softbench_backward(const void* dy, const void* y, void* dx, int64_t dy_stride, int64_t y_stride, int64_t dx_stride, int64_t M,
+                                      int64_t N, int dtype, void* workspace, int64_t workspace_bytes, cudaStream_t stream, SoftbenchPlan* p) {
+    using namespace softbench;
+    switch (dtype) {
+        case 0: return backward<float>(dy, y, dx, dy_stride, y_stride, dx_stride, M, N, p, workspace, workspace_bytes, stream);
+        case 1: return backward<__half>(dy, y, dx, dy_stride, y_stride, dx_stride, M, N, p, workspace, workspace_bytes, stream);
+        case 2: return backward<__nv_bfloat16>(dy, y, dx, dy_stride, y_stride, dx_stride, M, N, p, workspace, workspace_bytes, stream);
+    }
+    return cudaErrorInvalidValue;
 }
 
 extern "C" const char* softbench_error(int code) { return cudaGetErrorString(cudaError_t(code)); }

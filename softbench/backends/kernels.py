@@ -16,7 +16,7 @@ import torch
 
 from softbench.backends import by_direction
 from softbench.model import Case, Direction
-from softbench.toolchain import missing_compiler, nvcc
+from softbench.toolchain import missing_compiler
 from softbench.units import one_line
 
 INTERPRETED_ROWS = 32  # the interpreter takes about a millisecond a program
@@ -121,8 +121,10 @@ class Cuda(Kernels):
     def available(self) -> str | None:
         if not torch.cuda.is_available():
             return "no CUDA GPU here"
-        if nvcc() is None:
-            return "no nvcc on PATH or under CUDA_HOME; install the CUDA toolkit"
+        from softbench.kernels.cuda import build
+
+        if build.nvcc() is None:
+            return "no nvcc on PATH, under CUDA_HOME or in pip's packages; install the CUDA toolkit or: pip install 'softbench[cuda]'"
         return None
 
 

@@ -1,0 +1,208 @@
+// Where a row lies, how its vectors and its few odd elements are reached, and how threads, CTAs of a cluster and CTAs of a grid tell each
+// other their parts.
+//
+// A row begins anywhere. Its 16-byte vectors are counted from an aligned floor at or before its first element (128 bytes for long rows:
+// from a 16-byte floor every warp's access would straddle one more cache line, .93 of copy instead of .96). Whole vectors are
+// [first, last); the `head` elements before and the `tail` elements after them, fewer than a vector each, are read and written one by
+// one by as many threads. So nothing outside the row is ever touched, and no vector needs a mask within.
+#pragma once
+
+#include "arithmetic.cuh"
+
+namespace softbench {
+
+constexpr int TAIL_THREAD = 8;  // threads 0..6 take the head's elements, 8..14 the tail's
+constexpr int MAX_WARPS = 32;
+constexpr int MAX_CLUSTER = 16;
+
+// The operands of a launch: R tensors read, one written; strides in elements.
+template <typename Op> struct Tensors {
+    const typename Op::Element* source[Op::READS];
+    typename Op::Out* target;
+    int64_t source_stride[Op::READS], target_stride;
+    int64_t M;
+    int N;
+};
+
+template <typename Op> struct Row {
+    static constexpr int V = Op::V;
+    using Element = typename Op::Element;
+    using Out = typename Op::Out;
+
+    const Element* source[Op::READS];  // at the floor: before the row, unless it is aligned
+    Out* target;
+    int lead;         // elements from the floor to the row
+    int first, last;  // whole vectors
+    int N;
+
+    // `floor_bytes` is 16 or 128. Every tensor's row has the same distance from its own 16-byte floor; the plan has seen to that.
+    __device__ __forceinline__ Row(const Tensors<Op>& tensors, int64_t row, int floor_bytes) : N(tensors.N) {
+#pragma unroll
+        for (int r = 0; r < Op::READS; ++r) source[r] = tensors.source[r] + row * tensors.source_stride[r];
+        target = tensors.target + row * tensors.target_stride;
+        lead = int(reinterpret_cast<uintptr_t>(source[0]) & (floor_bytes - 1)) / int(sizeof(Element));
+#pragma unroll
+        for (int r = 0; r < Op::READS; ++r) source[r] -= lead;
+        target -= lead;
+        first = (lead + V - 1) / V;
+        last = (lead + N) / V;
+        if (last < first) last = first;  // the row lies within a vector: it is all head
+    }
+    // The odd element of a thread, counted from the floor, or -1.
+    __device__ __forceinline__ int odd(int thread) const {
+        int end = lead + N;
+        if (thread < TAIL_THREAD) {
+            int at = lead + thread;
+            return at < first * V && at < end ? at : -1;
+        }
+        int at = last * V + (thread - TAIL_THREAD);
+        return at < end && thread < 2 * TAIL_THREAD ? at : -1;
+    }
+    // As a word, whose lower half is the element where it has 16 bits. Nothing is done to what was read: that would wait for it.
+    __device__ __forceinline__ void read_odd(int at, uint32_t (&word)[Op::READS]) const {
+#pragma unroll
+        for (int r = 0; r < Op::READS; ++r) {
+            word[r] = Op::blank();
+            if (at >= 0) {
+                if constexpr (sizeof(Element) == 4) word[r] = reinterpret_cast<const uint32_t*>(source[r])[at];
+                else word[r] = reinterpret_cast<const uint16_t*>(source[r])[at];
+            }
+        }
+    }
+    __device__ __forceinline__ void write_odd(int at, const uint32_t (&word)[Op::READS], Part whole) const {
+        if (at < 0) return;
+        float value[Op::READS];
+#pragma unroll
+        for (int r = 0; r < Op::READS; ++r) value[r] = Word<Element>::element(word[r], 0);
+        target[at] = narrow<Out>(Op::result(value, whole));
+    }
+    __device__ __forceinline__ const uint4* vector(int r, int i) const { return reinterpret_cast<const uint4*>(source[r]) + i; }
+    __device__ __forceinline__ void store(int i, const Item<Op::READS>& item, Part whole) const { Op::store(target + int64_t(i) * V, item, whole); }
+    __device__ __forceinline__ void give(int i, const Item<Op::READS>& item, Part whole, Part own) const { Op::give(target + int64_t(i) * V, item, whole, own); }
+};
+
+__device__ __forceinline__ void put(uint32_t (&word)[4], uint4 v) {
+    word[0] = v.x;
+    word[1] = v.y;
+    word[2] = v.z;
+    word[3] = v.w;
+}
+
+// Vector i of a row where `inside`, else blanks, which change neither maximum, sum nor dot.
+template <typename Op> __device__ __forceinline__ void read(Item<Op::READS>& item, const Row<Op>& row, int i, bool inside) {
+#pragma unroll
+    for (int r = 0; r < Op::READS; ++r) {
+        uint32_t none = Op::blank();
+        put(item.word[r], inside ? *row.vector(r, i) : make_uint4(none, none, none, none));
+    }
+}
+
+// The join over a CTA, given to every thread; one barrier. `parts` is not written again before another barrier.
+template <typename Op> __device__ __forceinline__ Part join_block(Part part, Part* parts) {
+    part = Op::join_lanes(part, WARP);
+    int warps = blockDim.x / WARP, lane = threadIdx.x % WARP;
+    if (warps == 1) return part;
+    if (lane == 0) parts[threadIdx.x / WARP] = part;
+    __syncthreads();
+    return Op::join_lanes(lane < warps ? parts[lane] : Op::empty(), WARP);
+}
+
+// ---- copies past the registers ------------------------------------------------------------------------------------------------------
+
+__device__ __forceinline__ uint32_t shared_address(const void* p) { return uint32_t(__cvta_generic_to_shared(p)); }
+
+__device__ __forceinline__ void copy_async(void* shared, const void* global) {  // 16 bytes; seen by this thread after copy_async_wait
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(shared)), "l"(global) : "memory");
+}
+__device__ __forceinline__ void copy_async_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+#define SOFTBENCH_CLUSTERS 1
+
+// ---- clusters: sm_90 and later ------------------------------------------------------------------------------------------------------
+
+__device__ __forceinline__ int cluster_rank() {
+    uint32_t r;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
+    return int(r);
+}
+__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+
+__device__ __forceinline__ uint32_t peer_address(const void* shared, int rank) {
+    uint32_t address;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared_address(shared)), "r"(rank));
+    return address;
+}
+
+__device__ __forceinline__ void barrier_init(uint64_t* barrier) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(barrier)) : "memory");
+}
+__device__ __forceinline__ void barrier_inits_done() {  // for the cluster's other CTAs, and for the copy engine
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+// The one arrival of a phase, which also says how many bytes the phase has to see.
+__device__ __forceinline__ void barrier_expect(uint64_t* barrier, uint32_t bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void barrier_wait(uint64_t* barrier, uint32_t parity) {
+    uint32_t done = 0;
+    while (!done)
+        asm volatile(
+            "{\n.reg .pred p;\n"
+            "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
+            "selp.u32 %0, 1, 0, p;\n}"
+            : "=r"(done)
+            : "r"(shared_address(barrier)), "r"(parity)
+            : "memory");
+}
+// Bulk copy by one thread: global to this CTA's shared memory, both 16-byte aligned, bytes a multiple of 16 and not 0.
+__device__ __forceinline__ void copy_bulk(void* shared, const void* global, uint32_t bytes, uint64_t* barrier) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared_address(shared)),
+                 "l"(global), "r"(bytes), "r"(shared_address(barrier))
+                 : "memory");
+}
+
+// The mailbox of a CTA: each CTA of the cluster, itself included, writes its part there, and the barrier's phase ends when all have.
+struct alignas(16) Message {
+    float top, sum;
+    uint32_t next_row, unused;
+};
+// Sent by one lane a receiver. The bytes travel in registers: nothing of the sender's is read later, so it may exit.
+__device__ __forceinline__ void send(Message* box, uint64_t* barrier, int to, Part part, uint32_t next_row) {
+    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(peer_address(box, to)),
+                 "r"(__float_as_uint(part.top)), "r"(__float_as_uint(part.sum)), "r"(next_row), "r"(0), "r"(peer_address(barrier, to))
+                 : "memory");
+}
+#endif
+
+// ---- between the CTAs of a grid -----------------------------------------------------------------------------------------------------
+
+// What launches on one stream share; zeroed once. See split.cuh and ring.cuh.
+struct Workspace {
+    unsigned long long launches;  // high word: launches done; low word: CTAs of the running one that are through
+    unsigned long long reserved[7];
+    unsigned rows;  // the next row to hand out
+    unsigned reserved_too[15];
+    uint4 slots[1];  // {top, tag, sum, tag} of each part of each row
+};
+
+__device__ __forceinline__ unsigned long long load_relaxed(const unsigned long long* p) {
+    unsigned long long v;
+    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
+    return v;
+}
+__device__ __forceinline__ void fetch_line(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }  // to the L2
+__device__ __forceinline__ uint4 load_slot(const uint4* slot) {
+    uint4 v;
+    asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(slot) : "memory");
+    return v;
+}
+__device__ __forceinline__ void store_slot(uint4* slot, Part part, uint32_t tag) {
+    asm volatile("st.relaxed.gpu.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(slot), "r"(__float_as_uint(part.top)), "r"(tag),
+                 "r"(__float_as_uint(part.sum)), "r"(tag)
+                 : "memory");
+}
+
+}  // namespace softbench

@@ -1,0 +1,175 @@
+// Short rows: many to a CTA.
+//
+// - lanes: a row on 1 to 32 neighbouring lanes, any number, K vectors a lane, straight from and to global memory. Nothing but shuffles between them.
+// - staged: rows that lie back to back in memory but start at odd addresses, or fill their lanes badly. A block of them is one contiguous
+//   aligned piece: it comes into shared memory by whole vectors, is worked on there element by element, and leaves by whole vectors.
+#pragma once
+
+#include "memory.cuh"
+
+namespace softbench {
+
+constexpr int LANES_THREADS = 256;
+
+// Neighbouring lanes that share a row; any number up to 32. Groups of a power of two are reduced by a butterfly, others by a tree whose
+// result the first lane gives out.
+struct Group {
+    int lanes, lane, first;  // of the group; this lane within it; the group's first lane within the warp
+    bool power;
+
+    template <typename F> __device__ __forceinline__ float over(float value, F combine) const {
+        if (power) {
+#pragma unroll
+            for (int other = WARP / 2; other > 0; other /= 2)
+                if (other < lanes) value = combine(value, __shfl_xor_sync(~0u, value, other));
+            return value;
+        }
+#pragma unroll
+        for (int other = WARP / 2; other > 0; other /= 2)
+            if (other < lanes) {
+                const float theirs = __shfl_down_sync(~0u, value, other);
+                if (lane + other < lanes) value = combine(value, theirs);
+            }
+        return __shfl_sync(~0u, value, first);
+    }
+    __device__ __forceinline__ float largest(float top) const {
+        return over(top, [](float a, float b) { return fmaxf(a, b); });
+    }
+    __device__ __forceinline__ float total(float sum) const {
+        return over(sum, [](float a, float b) { return a + b; });
+    }
+};
+
+// Values of a row, spread over a group of lanes, to results in value[][0]. Unpacked values are few enough here to compute each exponential
+// once, from the row's own maximum.
+template <typename Op, int COUNT> __device__ __forceinline__ void settle(float (&value)[COUNT][Op::READS], const Group& group) {
+    float sum = 0.0f;
+    if constexpr (Op::READS == 1) {
+        float top = value[0][0];
+#pragma unroll
+        for (int c = 1; c < COUNT; ++c) top = fmaxf(top, value[c][0]);
+        const float base = measured_from(group.largest(top));
+#pragma unroll
+        for (int c = 0; c < COUNT; ++c) sum += value[c][0] = exp2_fast(Op::distance(value[c][0], base));
+        const float scale = reciprocal(group.total(sum));
+#pragma unroll
+        for (int c = 0; c < COUNT; ++c) value[c][0] *= scale;
+    } else {
+#pragma unroll
+        for (int c = 0; c < COUNT; ++c) sum += value[c][0] * value[c][1];
+        const float dot = group.total(sum);
+#pragma unroll
+        for (int c = 0; c < COUNT; ++c) value[c][0] = value[c][1] * (value[c][0] - dot);
+    }
+}
+
+// Rows of whole vectors, all of them aligned.
+template <typename Op, int K>
+__global__ void __launch_bounds__(LANES_THREADS, K * Op::V * Op::READS <= 8 ? 8 : K * Op::V * Op::READS <= 16 ? 5 : 3)
+    lanes_whole(Tensors<Op> tensors, int lanes, int rows, int inverse) {  // of a warp; ceil(2048 / lanes)
+    constexpr int R = Op::READS, V = Op::V, E = Op::E;
+    const int place = threadIdx.x % WARP, number = (place * inverse) >> 11, lane = place - number * lanes;
+    const Group group = {lanes, lane, number * lanes, rows * lanes == WARP};
+    const int64_t index = (int64_t(blockIdx.x) * (blockDim.x / WARP) + threadIdx.x / WARP) * rows + number;
+    const int to = number < rows && index < tensors.M ? tensors.N / V : 0;  // spare lanes go along, for the shuffles
+    Item<R> item[K];
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+        const int i = k * lanes + lane;
+#pragma unroll
+        for (int r = 0; r < R; ++r) {
+            const uint32_t none = Op::blank();
+            const uint4* from = reinterpret_cast<const uint4*>(tensors.source[r] + index * tensors.source_stride[r]) + i;
+            put(item[k].word[r], i < to ? *from : make_uint4(none, none, none, none));
+        }
+    }
+    float value[K * V][R];
+#pragma unroll
+    for (int c = 0; c < K * V; ++c)
+#pragma unroll
+        for (int r = 0; r < R; ++r) value[c][r] = Word<typename Op::Element>::element(item[c / V].word[r][c % V / E], c % E);
+    settle<Op>(value, group);
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+        const int i = k * lanes + lane;
+        float result[V];
+#pragma unroll
+        for (int v = 0; v < V; ++v) result[v] = value[k * V + v][0];
+        if (i < to) write<typename Op::Out, V>(tensors.target + index * tensors.target_stride + i * V, result);
+    }
+}
+
+// Rows that start and end anywhere, on 16 or 32 lanes.
+template <typename Op, int K>
+__global__ void __launch_bounds__(LANES_THREADS, Op::READS * K >= 3 ? 5 : 8) lanes_odd(Tensors<Op> tensors, int log2_lanes, int floor_bytes) {
+    const int lanes = 1 << log2_lanes, lane = threadIdx.x & (lanes - 1);
+    const int64_t index = (int64_t(blockIdx.x) * blockDim.x + threadIdx.x) >> log2_lanes;
+    const bool mine = index < tensors.M;  // the last CTA's spare lanes go along with the last row, for the shuffles, and write nothing
+    const Row<Op> row(tensors, mine ? index : tensors.M - 1, floor_bytes);
+    const int at = row.odd(lane);
+    uint32_t odd[Op::READS];
+    row.read_odd(at, odd);
+    Item<Op::READS> item[K];
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+        int i = k * lanes + lane;
+        read(item[k], row, i, i >= row.first && i < row.last);
+    }
+    const Part own = Op::take(item, odd);
+    const Part whole = Op::finish(Op::join_lanes(own, lanes));
+    if (!mine) return;
+    forget_unpacked<Op>(item, floor_bytes == 0);
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+        int i = k * lanes + lane;
+        if (i >= row.first && i < row.last) row.give(i, item[k], whole, own);
+    }
+    row.write_odd(at, odd, whole);
+}
+
+// Rows are contiguous and the tensors' starts aligned; `rows` of them (a multiple of V) make a CTA's piece. K elements a lane.
+template <typename Op, int K>
+__global__ void __launch_bounds__(LANES_THREADS, K * Op::READS > 8 ? 4 : 8) staged(Tensors<Op> tensors, int log2_lanes, int rows) {
+    using Element = typename Op::Element;
+    static_assert(sizeof(Element) == sizeof(typename Op::Out), "results replace their operands");
+    constexpr int R = Op::READS, V = Op::V;
+    extern __shared__ __align__(16) unsigned char dynamic[];
+    int64_t start = int64_t(blockIdx.x) * rows, rest = tensors.M - start;
+    int here = rest < rows ? int(rest) : rows, N = tensors.N, elements = here * N, vectors = elements / V;
+    Element* buffer[R];
+#pragma unroll
+    for (int r = 0; r < R; ++r) {
+        buffer[r] = reinterpret_cast<Element*>(dynamic) + r * rows * N;
+        const Element* piece = tensors.source[r] + start * N;
+        for (int i = threadIdx.x; i < vectors; i += blockDim.x) copy_async(buffer[r] + i * V, piece + i * V);
+        for (int e = vectors * V + threadIdx.x; e < elements; e += blockDim.x) buffer[r][e] = piece[e];
+    }
+    copy_async_wait();
+    __syncthreads();
+    int lanes = 1 << log2_lanes, lane = threadIdx.x & (lanes - 1), groups = blockDim.x >> log2_lanes;
+    for (int first = 0; first < here; first += groups) {  // a uniform count, for the shuffles
+        int row = first + (threadIdx.x >> log2_lanes);
+        bool mine = row < here;
+        int offset = row * N + lane;
+        float value[K][R];
+#pragma unroll
+        for (int k = 0; k < K; ++k) {
+            const bool inside = mine && lane + k * lanes < N;
+#pragma unroll
+            for (int r = 0; r < R; ++r) {
+                const float none = R == 1 ? MINUS_INFINITY : 0.0f;
+                value[k][r] = inside ? widen(buffer[r][offset + k * lanes]) : none;
+            }
+        }
+        settle<Op>(value, Group{lanes, lane, 0, true});
+#pragma unroll
+        for (int k = 0; k < K; ++k)
+            if (mine && lane + k * lanes < N) buffer[0][offset + k * lanes] = narrow<Element>(value[k][0]);
+    }
+    __syncthreads();
+    Element* piece = tensors.target + start * N;
+    for (int i = threadIdx.x; i < vectors; i += blockDim.x) reinterpret_cast<uint4*>(piece)[i] = reinterpret_cast<uint4*>(buffer[0])[i];
+    for (int e = vectors * V + threadIdx.x; e < elements; e += blockDim.x) piece[e] = buffer[0][e];
+}
+
+}  // namespace softbench

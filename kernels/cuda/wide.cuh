@@ -1,0 +1,129 @@
+// Long rows: a CTA a row, or a cluster of CTAs a row that meet in distributed shared memory, with as much of the row on the SM as it holds:
+// W vectors a thread in registers and the rest of the CTA's chunk in shared memory, where the copy engine puts it. One read, one exchange,
+// one write; not persistent, so that rows follow each other in memory as CTAs come and go.
+//
+// Every load is issued before anything is computed (ptxas would mix them, to need fewer registers; what is computed depends on a barrier
+// after the loads), and the first pass takes pieces in
+// the order of their arrival, each measured from the maximum so far: its exponentials are done while later pieces are still on their way.
+// Threads are a constant here: addresses are then one register and immediate offsets, and the vectors have the other registers.
+//
+// A CTA may exit when its exchange is over: all messages to it have come, and its own travel in registers.
+#pragma once
+
+#include "memory.cuh"
+
+namespace softbench {
+
+constexpr int MAX_PIECES = 32;
+
+// CTAs an SM of a shape: what registers allow. {vectors of all tensors a thread, threads}
+constexpr int wide_ctas(int words, int threads) { return words * threads <= 4096 ? (words == 16 ? 3 : 2) : words * threads <= 6144 ? 2 : 1; }
+
+template <typename Op, int W, int T>
+__global__ void __launch_bounds__(T, wide_ctas(W, T)) wide(Tensors<Op> tensors, int size, int chunk, int floor_bytes) {
+#if SOFTBENCH_CLUSTERS
+    constexpr int R = Op::READS, K = W / R, PIECE = (W == 16 ? 2 : 4) / R;
+    static_assert(K % PIECE == 0);
+    extern __shared__ __align__(16) unsigned char dynamic[];
+    __shared__ Part parts[MAX_WARPS];
+    __shared__ Message box[MAX_CLUSTER];
+    __shared__ uint64_t news, full[MAX_PIECES];
+    // What the second pass needs waits here, so that registers are the row's: where it goes, and the odd elements.
+    __shared__ typename Op::Out* target;
+    __shared__ int first, own_rank, own_begin, own_end, odd_at[2 * TAIL_THREAD];
+    __shared__ uint32_t odd_kept[2 * TAIL_THREAD][R];
+    const int thread = threadIdx.x, lane = thread % WARP, rank = size > 1 ? cluster_rank() : 0;
+    const Row<Op> row(tensors, blockIdx.x / unsigned(size), floor_bytes);
+    const int begin = rank * chunk, end = min(row.last, begin + chunk);
+    const int spare = max(chunk - K * T, 0), kept = max(end - begin - K * T, 0);  // vectors of a tensor in shared memory: room, and here
+
+    if (thread == 0) {
+        target = row.target;
+        first = row.first;
+        own_rank = rank;
+        own_begin = begin;
+        own_end = end;
+        barrier_init(&news);
+        for (int p = 0; p * PIECE * T < kept; ++p) barrier_init(&full[p]);
+        barrier_inits_done();
+        if (size > 1) barrier_expect(&news, sizeof(Message) * size);
+        for (int p = 0; p * PIECE * T < kept; ++p) {
+            const int from = p * PIECE * T, bytes = min(PIECE * T, kept - from) * VECTOR_BYTES;
+            barrier_expect(&full[p], R * bytes);
+#pragma unroll
+            for (int r = 0; r < R; ++r) copy_bulk(dynamic + size_t(r * spare + from) * VECTOR_BYTES, row.vector(r, begin + K * T + from), bytes, &full[p]);
+        }
+    }
+    if (size > 1) cluster_arrive();  // "my barrier is ready"; the wait comes after the loads
+    const int start = begin + thread;
+    uint32_t odd[R];
+    {
+        const int at = rank == 0 ? row.odd(thread) : -1;
+        row.read_odd(at, odd);
+        if (thread < 2 * TAIL_THREAD) odd_at[thread] = at;
+    }
+    Item<R> item[K];
+#pragma unroll
+    for (int k = 0; k < K; ++k) read(item[k], row, start + k * T, (k > 0 || start >= row.first) && start + k * T < end);
+    const uint32_t zero = uint32_t(__syncthreads_or(floor_bytes == 0));
+
+    Part part = Op::alone(odd);
+    if (thread < 2 * TAIL_THREAD)
+#pragma unroll
+        for (int r = 0; r < R; ++r) odd_kept[thread][r] = odd[r];
+#pragma unroll
+    for (int k = 0; k < K; k += PIECE) Op::absorb(part, reinterpret_cast<const Item<R>(&)[PIECE]>(item[k]), zero);
+    auto fetch = [&](Item<R>(&some)[PIECE], int from, int kept) {
+        const int spare = max(chunk - K * T, 0);
+        const uint4* stored = reinterpret_cast<const uint4*>(dynamic) + thread;
+#pragma unroll
+        for (int u = 0; u < PIECE; ++u)
+#pragma unroll
+            for (int r = 0; r < R; ++r) {
+                const uint32_t none = Op::blank();
+                put(some[u].word[r], from + u * T + thread < kept ? stored[r * spare + from + u * T] : make_uint4(none, none, none, none));
+            }
+    };
+#pragma unroll 1
+    for (int p = 0; p * PIECE * T < kept; ++p) {
+        barrier_wait(&full[p], 0);
+        Item<R> some[PIECE];
+        fetch(some, p * PIECE * T, kept);
+        Op::absorb(part, some);
+    }
+    part = join_block<Op>(part, parts);
+    if (size > 1) {
+        cluster_wait();
+        if (thread < size) send(&box[own_rank], &news, thread, part, 0);
+        barrier_wait(&news, 0);
+        const int other = lane % MAX_CLUSTER;
+        part = other < size ? Part{box[other].top, box[other].sum} : Op::empty();
+        part = Op::join_lanes(part, MAX_CLUSTER);
+    }
+
+    const Part whole = Op::finish(part);
+    forget_unpacked<Op>(item, floor_bytes == 0);
+    const int from_here = own_begin + thread, limit = own_end - from_here;
+    typename Op::Out* const out = target + int64_t(from_here) * Op::V;
+    if (from_here >= first && limit > 0) Op::store(out, item[0], whole);
+#pragma unroll
+    for (int k = 1; k < K; ++k)
+        if (k * T < limit) Op::store(out + k * T * Op::V, item[k], whole);
+#pragma unroll 1
+    for (int from = 0; K * T + from < limit + thread; from += PIECE * T) {
+        Item<R> some[PIECE];
+        fetch(some, from, limit + thread - K * T);
+#pragma unroll
+        for (int u = 0; u < PIECE; ++u)
+            if (K * T + from + u * T < limit) Op::store(out + int64_t(K * T + from + u * T) * Op::V, some[u], whole);
+    }
+    if (thread < 2 * TAIL_THREAD && odd_at[thread] >= 0) {
+        float value[R];
+#pragma unroll
+        for (int r = 0; r < R; ++r) value[r] = Word<typename Op::Element>::element(odd_kept[thread][r], 0);
+        target[odd_at[thread]] = narrow<typename Op::Out>(Op::result(value, whole));
+    }
+#endif
+}
+
+}  // namespace softbench
