@@ -78,3 +78,14 @@ def test_the_readmes_table_is_what_show_prints_of_the_committed_file():
     for name in ("tutorial.csv", "tutorial.json", "tutorial.png", "powers.csv", "powers.json"):
         assert f"results/h200/{name}" in readme
         assert (root / "results" / "h200" / name).is_file()
+
+
+def test_the_readmes_excerpt_is_of_what_show_prints_of_the_frontier():
+    root = Path(__file__).parents[1]
+    rows, warnings = results.read_csv(root / "results" / "h200" / "frontier.csv")
+    assert warnings == []
+    shown = "\n".join(line.rstrip() for line in text(tables.results(rows, Console(width=400)), 400).splitlines())
+    readme = (root / "README.md").read_text()
+    excerpt = readme.split("prints:\n\n```text\n", 1)[1].split("\n\n* fastest", 1)[0]
+    for table in excerpt.split("\n\n"):
+        assert table in shown, table

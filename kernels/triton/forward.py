@@ -6,7 +6,27 @@
 - group: G CTAs share a row through global memory (`groups.py`), each with a chunk in registers and shared memory. The longest rows, few
   rows of any length above; with G = 1, rows that registers alone do not hold well.
 
-What each was predicted to give and gave stands in `rules.py`.
+What was tried on one H200 (do_bench medians as fractions of a same-bytes copy, M = 4096; development runs, the committed ones are in
+results/h200/frontier.csv), with what was expected of it:
+
+- Elements as tensors of their dtype: bf16 rows of 32768 at .77, as the compiler keeps float32 copies through the exchange (59 registers).
+  Packed words and `after`, expected to halve them: 32 registers, no spills, .97. An empty inline assembly did not do it: ptxas sees
+through.
+- First pass tile by tile, expected to hide its exponentials under the loads: worse everywhere (65536: .93 to .79), as ptxas sank the
+  loads into it. With `now`, which keeps all loads before: .95.
+- Bytes resident an SM decide: clusters of 2 at bf16 65536 with 96 registers (128 KiB) .86, with 80 (192 KiB) .93.
+- Two tiles' maxima and sums as two reductions or one packed: one, by 1 %.
+- A row of more than 128 KiB: groups with tickets .80 at bf16 131072; clusters, expected to exchange faster, .90. But each doubling of CTAs
+  a row costs 4 to 8 % (2 at .95, 4 at .90, 8 at .81): all wait for the slowest. Hence the hybrid of `held.py` for 262144: .81 to .88.
+  Clusters and `held.py` together do not compile: Triton 3.6's PlanCTA gives up after so many operations.
+- Tickets by an atomic before the first load, or program ids: ids are simpler and no slower; what made tickets necessary was only
+  deadlock, which a program that measures its row alone rules out.
+- A persistent cluster that prefetches the next row: does not compile either (loops in PlanCTA).
+- Short odd 16-bit rows through tl.gather from one flat tile, expected at .9: .24 at 17. As 4- and 8-byte words with edges: .85 at 197,
+  .47 at 17.
+- Few rows: load, exchange and store follow each other strictly; .55 to .90, and beyond 4 MiB a row no better than .6.
+
+Not reached: 262144 columns and unaligned rows beyond 65536 at .90, few rows at .80 on average, odd 16-bit rows below 130 columns.
 """
 
 from __future__ import annotations
