@@ -14,9 +14,22 @@
 //
 // sm_80 has no clusters: split takes their place.
 //
-// Tried, predicted, measured (H200; of copy):
-// - cache hints (no_allocate, .cs): .91 where plain accesses have .97.
-// - a static persistent loop over rows: .92-.955; drawn rows .97-.98; one CTA a row .96-1.0.
+// Tried, predicted, measured. Fractions of the speed of a copy of the same bytes: do_bench medians of two short development sweeps on one
+// H200, good to .01 or .02 for long rows, worse for the few microseconds of few rows. The rules below are not yet refitted to them.
+// - ring (persistent clusters, rows drawn from a counter, the copy engine two or three rows ahead) was to hide the exchange best. It had
+//   .85-.88 on 4096 aligned rows of 256 KB and more, .53-.87 on unaligned ones, where the same sweep gave split .93 and .89-.92: its SM has
+//   one row in registers at a time, and nobody stores while it waits. No rule picks it now.
+// - wide with 24 vectors a thread was to need fewer CTAs a row. As two CTAs or more a row it had .72-.84, where 8 vectors x 512 threads,
+//   well filled, had .875-.94. As one CTA a row of 200 KB it is the best there is: .93, backward .965.
+// - Clusters of any number of CTAs beat powers of two, as CTAs are then full: 3 CTAs .94, 4 CTAs .90 (float32, 512 KB a row). Beyond six a
+//   cluster loses (12: .78-.87, split .83-.89): a row waits for its last CTA.
+// - block with 8 vectors and more than 512 threads is alone on its SM: .97 with all 1024 threads, but 16-bit unaligned rows of 67 and
+//   100 KB .77 and .88, where split, 4 vectors in registers and the rest in shared memory, has .90 and .935.
+// - split with all of a row in registers: .78-.86, where half the row in shared memory had .93 (first sweep; .88-.925 in the second, whose
+//   sums of streamed vectors are as accurate as the registers').
+// - Cache hints (no_allocate, .cs): .91 where plain accesses have .97. A static persistent loop over rows .92-.955, drawn rows .97-.98, one
+//   CTA a row .96-1.0.
+// Few rows end at .59-.83: all load, then all exchange, then all store, and a copy has no such phases.
 
 #include "block.cuh"
 #include "plain.cuh"
