@@ -106,7 +106,7 @@ def both_ways(M, N, pad, offset, dtype, plans=None):
     memory, y = strided(M, N, pad, offset, dtype, float("nan"))
     expected = torch.softmax(x.double(), -1)
     shape = tiers.shape_of((x, y))
-    for plan in plans or list(rules.candidates(shape))[:3]:
+    for plan in plans or list(rules.candidates(shape))[:2]:
         memory.fill_(float("nan"))
         tiers.run(shape, plan, (x, y))
         tiers_seen.add(plan.tier)
@@ -119,7 +119,7 @@ def both_ways(M, N, pad, offset, dtype, plans=None):
     expected = a * (b - (a * b).sum(-1, keepdim=True))
     scale = a * (b.abs() + (a * b).abs().sum(-1, keepdim=True))
     shape = tiers.shape_of((dy, y, dx))
-    for plan in plans or list(rules.candidates(shape))[:3]:
+    for plan in plans or list(rules.candidates(shape))[:2]:
         memory.fill_(float("nan"))
         tiers.run(shape, plan, (dy, y, dx))
         assert close(dx, expected, scale, UNIT[dtype]), ("backward", plan, M, N, pad, offset, dtype)
