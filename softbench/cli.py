@@ -6,7 +6,6 @@ Only this module prints: data on stdout, progress and warnings on stderr.
 from __future__ import annotations
 
 import os
-import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -75,13 +74,13 @@ def run(
     Without shapes: on a GPU the sweep of Triton's fused-softmax tutorial (M=4096, N=256:6272:128, fp32), else a short one.
     """
     from softbench import config as configs
-    from softbench import runner
+    from softbench import runner, terminal
 
     flags = configs.from_flags(
         {"backends": backends, "M": M, "N": N, "dtype": dtype, "direction": direction, "device": device, "plugins": plugin}
         | {"rounds": rounds, "processes": processes, "seed": seed, "relative_to": relative_to, "timeout": timeout}
     )
-    command = shlex.join(["softbench", *sys.argv[1:]])
+    command = terminal.command_line(sys.argv[1:])
     request = runner.Request(configs.load(config) if config is not None else {}, flags, quick, output, resume, command, __version__)
     _try_json(json, dry_run)
     if dry_run:

@@ -37,7 +37,14 @@ def examine(deadline: float) -> list[Finding]:
     found.append(
         _tool("Python.h", str(headers) if headers else None, "missing", "Triton and torch.compile need it: apt install python3-dev")
     )
-    found.append(_tool("nvcc", toolchain.nvcc(), "absent", "only CUDA C++ extensions need it: install the CUDA toolkit"))
+    found.append(
+        _tool(
+            "nvcc",
+            toolchain.nvcc(),
+            "absent",
+            "only CUDA C++ extensions need it: install the CUDA toolkit, or pip install 'softbench[cuda]'",
+        )
+    )
     return found
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
@@ -15,6 +17,16 @@ from rich.console import Console, RenderableType
 from softbench.errors import Interrupted
 
 LOG_WIDTH = 400  # where nobody's terminal sets a width, tables keep their own
+
+
+def command_line(arguments: list[str]) -> str:
+    """The command as a results file keeps it, which is for others to read: of an absolute path only the last part."""
+
+    def without_folders(argument: str) -> str:
+        option, equals, value = argument.rpartition("=")
+        return f"{option}{equals}{Path(value).name}" if value.startswith("/") else argument
+
+    return shlex.join(["softbench", *map(without_folders, arguments)])
 
 
 def console(*, stderr: bool = False) -> Console:

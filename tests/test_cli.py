@@ -11,6 +11,8 @@ import time
 import pytest
 import torch
 
+from softbench import terminal
+
 SMALL = ("--device", "cpu", "--M", "8", "--quick")
 
 
@@ -261,3 +263,9 @@ def test_a_full_disk_is_one_line_and_nothing_is_half_written(cli):
     assert done.returncode == 2, done.stderr
     assert "cannot be written: File too large" in done.stderr.splitlines()[-1]
     assert (results / "latest.csv").read_text() == "an earlier run"
+
+
+def test_a_results_file_keeps_the_command_but_no_folder_of_this_machine():
+    given = ["run", "--output", "/root/a b.csv", "--plugin=/home/me/mine.py", "--config", "configs/own.toml", "--M", "1,2"]
+    expected = "softbench run --output 'a b.csv' --plugin=mine.py --config configs/own.toml --M 1,2"
+    assert terminal.command_line(given) == expected

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -21,7 +22,7 @@ shapes = st.builds(
     sms=st.sampled_from([4, 20, 108, 132]),
     clusters=st.booleans(),
 ).map(
-    lambda shape: rules.replace(
+    lambda shape: replace(
         shape,
         alignment=max(shape.size if shape.size < 8 else 8, min(16, (shape.N * shape.size) & -(shape.N * shape.size), shape.alignment)),
     )

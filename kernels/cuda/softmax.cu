@@ -27,8 +27,8 @@
 //   100 KB .77 and .88, where split, 4 vectors in registers and the rest in shared memory, has .90 and .935.
 // - split with all of a row in registers: .78-.86, where half the row in shared memory had .93 (first sweep; .88-.925 in the second, whose
 //   sums of streamed vectors are as accurate as the registers').
-// - Cache hints (no_allocate, .cs): .91 where plain accesses have .97. A static persistent loop over rows .92-.955, drawn rows .97-.98, one
-//   CTA a row .96-1.0.
+// - Prototypes before these kernels, on the same kind of card: cache hints (no_allocate, .cs) .91 where plain accesses have .97; a static
+//   persistent loop over rows .92-.955, drawn rows .97-.98, one CTA a row .96-1.0.
 // Few rows end at .59-.83: all load, then all exchange, then all store, and a copy has no such phases.
 
 #include "block.cuh"

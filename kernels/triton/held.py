@@ -11,8 +11,6 @@ import triton.language as tl
 
 from .words import base_of, exp_of, high, low, nothing, softmax_words
 
-ROOM = 44 * 1024  # bytes a CTA: static shared memory ends at 48 KiB
-
 
 def _room(kib: int) -> tl.constexpr:
     return tl.constexpr(f"{{ .shared .align 16 .b8 held[{kib * 1024}]; mov.u32 $0, held; }}")

@@ -41,11 +41,7 @@ class Kernels:
 
     def sources(self) -> list[Path]:
         """The kernels' files; they are imported only when a case is prepared."""
-        folder = resources.files(f"softbench.kernels.{self.module.partition('.')[0]}")
-        suffixes = (".py", ".cu", ".cuh", ".json")
-        return sorted(
-            path for entry in folder.iterdir() for path in (Path(str(entry)), *Path(str(entry)).glob("*.json")) if path.suffix in suffixes
-        )
+        return sources_of(self.module.partition(".")[0])
 
     def prepare(self, case: Case) -> Callable[..., Any]:
         softmax = self.softmax()
@@ -57,6 +53,13 @@ class Kernels:
         """`f(x, dim)` or `f(dy, y, dim)` on tensors of any shape and strides."""
         softmax = self.softmax()
         return softmax.forward if direction is Direction.FORWARD else softmax.backward
+
+
+def sources_of(package: str) -> list[Path]:
+    """The files of a package of `softbench.kernels`, and the tables under it that decide what is launched."""
+    files = [Path(str(entry)) for entry in resources.files(f"softbench.kernels.{package}").iterdir()]
+    tables = [table for folder in files for table in folder.glob("*.json")]
+    return sorted([file for file in files if file.suffix in (".py", ".cu", ".cuh")] + tables)
 
 
 class Triton(Kernels):

@@ -10,7 +10,6 @@ import importlib
 import os
 import tempfile
 from collections.abc import Callable
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ import torch
 
 import softbench.backends.compiled  # noqa: F401  # no pool of compile processes in a worker
 from softbench.backends import by_direction
+from softbench.backends.kernels import sources_of
 from softbench.inputs import DTYPES
 from softbench.model import Case, Direction
 from softbench.toolchain import cuda_home, cxx_compiler, missing_compiler
@@ -46,8 +46,7 @@ class Doors:
 
     def sources(self) -> list[Path]:
         """The kernels' files; they are imported only when a case is prepared."""
-        folder = resources.files("softbench.kernels.triton")
-        return sorted(Path(str(entry)) for entry in folder.iterdir() if entry.name.endswith(".py"))
+        return sources_of("triton")
 
     def _module(self) -> Any:
         return importlib.import_module(f"softbench.kernels.triton.{self.module}")
