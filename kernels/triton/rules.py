@@ -254,8 +254,8 @@ def bucket(shape: Shape) -> tuple[str, int, int]:
 
 def _fitted(shape: Shape, found: Plan) -> Plan | None:
     """A table's plan with the numbers of this very row: those of its bucket differ by a few percent. None where it does not fit."""
-    if found.tier in ("tile", "loop"):
-        return found
+    if found.tier in ("tile", "loop"):  # Triton moves such a row in whole vectors only where it sees that 16 divides N
+        return found if shape.alignment < VECTOR or shape.N % 16 == 0 else None
     vectors = _vectors(shape, found.V, found.ALIGN)
     if found.tier == "group":
         need = math.ceil(_chunk(vectors, found.G) / found.T)

@@ -1,13 +1,16 @@
 """softbench's Triton softmax over rows: launches of the tier that `rules.py` chooses.
 
 Any M and N, row strides without a copy, 64-bit offsets; float32, float16, bfloat16 in float32 arithmetic, float64 in its own.
+
+A launch is worked out once for operands that lie alike (`_key`) and kept with its compiled kernel: on few rows the GPU would otherwise
+wait for Triton's binder and for the choice of a plan, which take several times what the kernel takes.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -28,58 +31,90 @@ from .plain import (
 )
 from .plans import Plan, Shape
 from .rows import Launch, Softmax
-from .rules import VECTOR, chunk, plan
+from .rules import LINE, VECTOR, chunk, plan
 from .workspace import workspace
 
 HOPPER = 9
 INTERPRETED_SMS = 4
+MOST_KEPT = 4096  # launches
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A launch on operands that lie alike: of `programs` programs, with `slots` int64 of workspace if any."""
+
+    kernel: Any
+    programs: int
+    numbers: tuple[int, ...]  # behind the operands: strides, sizes, tile
+    options: dict[str, Any] = field(default_factory=dict)
+    slots: int = 0
+
+    def __call__(self, tensors: tuple[torch.Tensor, ...]) -> Any:
+        """Through Triton's own door, which compiles; returns the compiled kernel."""
+        return self.kernel[(self.programs,)](*self.operands(tensors), *self.numbers, **self.options)
+
+    def operands(self, tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        return (*tensors, *workspace(tensors[0].device, self.slots)) if self.slots else tensors
 
 
 def launch_forward(x: torch.Tensor, y: torch.Tensor) -> None:
     """y = softmax(x) by rows; see `softbench.kernels.triton.rows.Launch`."""
-    run(*_chosen(False, (x, y)), (x, y))
+    _launch((x, y))
 
 
 def launch_backward(dy: torch.Tensor, y: torch.Tensor, dx: torch.Tensor) -> None:
     """dx of rows, likewise."""
-    run(*_chosen(True, (dy, y, dx)), (dy, y, dx))
+    _launch((dy, y, dx))
+
+
+_kept: dict[tuple[Any, ...], tuple[Any, Call]] = {}
+
+
+def _launch(tensors: tuple[torch.Tensor, ...]) -> None:
+    key = _key(tensors)
+    found = _kept.get(key)
+    if found is not None:
+        ready, call = found
+        ready(*call.operands(tensors), *call.numbers)
+        return
+    shape, plan = _chosen(tensors)
+    compiled = run(shape, plan, tensors)
+    if hasattr(compiled, "function"):  # not under the interpreter, nor where Triton compiles in the background
+        call = call_of(shape, plan, tensors)
+        if len(_kept) >= MOST_KEPT:
+            _kept.clear()
+        _kept[key] = compiled[(call.programs, 1, 1)], call
+
+
+def _key(tensors: tuple[torch.Tensor, ...]) -> tuple[Any, ...]:
+    """All that a launch depends on: what the plan and what Triton's specialization look at."""
+    first = tensors[0]
+    key: list[Any] = [first.shape, first.device]
+    for tensor in tensors:
+        key += (tensor.dtype, tensor.stride(0), tensor.data_ptr() % LINE)
+    return tuple(key)
 
 
 def shape_of(tensors: tuple[torch.Tensor, ...]) -> Shape:
     """What the choice of a launch depends on; the last tensor is written, two tensors are a forward, three a backward."""
-    return _shape(len(tensors) == 3, *_key(tensors))
-
-
-def _chosen(backward: bool, tensors: tuple[torch.Tensor, ...]) -> tuple[Shape, Plan]:
-    return _plan(backward, *_key(tensors))
-
-
-def _key(tensors: tuple[torch.Tensor, ...]) -> tuple[Any, ...]:
     first = tensors[0]
     M, N = first.shape
     size = first.element_size()
-    strides = tuple(tensor.stride(0) * size % 128 for tensor in tensors) if M > 1 else (0,) * len(tensors)
+    addresses = [tensor.data_ptr() % LINE for tensor in tensors]
+    strides = [tensor.stride(0) * size % LINE if M > 1 else 0 for tensor in tensors]
     alike = all(tensor.dtype == first.dtype for tensor in tensors)  # the plain kernels convert, the others move words
-    return M, N, size, tuple(tensor.data_ptr() % 128 for tensor in tensors), strides, first.device, alike
-
-
-@functools.lru_cache(4096)
-def _shape(
-    backward: bool, M: int, N: int, size: int, addresses: tuple[int, ...], strides: tuple[int, ...], device: torch.device, alike: bool
-) -> Shape:
-    spread = N * size % 128
+    spread = N * size % LINE
     for number in (*addresses, *strides):
         spread |= number
     alignment = min(VECTOR, spread & -spread) if spread else VECTOR
     apart = [(number - addresses[0]) % VECTOR for number in addresses] + [(number - strides[0]) % VECTOR for number in strides]
-    sms, hopper = _device(device)[1:]
-    return Shape(backward, M, N, size, alignment, alike and not any(apart), sms, hopper)
+    sms, hopper = _device(first.device)[1:]
+    return Shape(len(tensors) == 3, M, N, size, alignment, alike and not any(apart), sms, hopper)
 
 
-@functools.lru_cache(4096)
-def _plan(backward: bool, *key: Any) -> tuple[Shape, Plan]:
-    shape = _shape(backward, *key)
-    return shape, plan(shape, _device(key[-2])[0])
+def _chosen(tensors: tuple[torch.Tensor, ...]) -> tuple[Shape, Plan]:
+    shape = shape_of(tensors)
+    return shape, plan(shape, _device(tensors[0].device)[0])
 
 
 @functools.cache
@@ -92,12 +127,36 @@ def _device(device: torch.device) -> tuple[str, int, bool]:
 
 
 def run(shape: Shape, plan: Plan, tensors: tuple[torch.Tensor, ...]) -> Any:
-    """Launch a plan on a forward's (x, y) or a backward's (dy, y, dx)."""
-    return LAUNCHERS[plan.tier](shape, plan, tensors, tuple(tensor.stride(0) for tensor in tensors))
+    """Launch a plan on a forward's (x, y) or a backward's (dy, y, dx); returns the compiled kernel."""
+    if INTERPRETED and plan.tier in ("tile", "loop"):
+        return rounded(lambda *operands: call_of(shape, plan, operands)(operands), *tensors)
+    return call_of(shape, plan, tensors)(tensors)
 
 
-def _options(plan: Plan) -> dict[str, Any]:
-    options: dict[str, Any] = {"num_warps": plan.warps}
+def prepared(shape: Shape, plan: Plan, tensors: tuple[torch.Tensor, ...]) -> Callable[[], object]:
+    """`run` as a call that takes no more of the host's time than a launch that is kept."""
+    call = call_of(shape, plan, tensors)
+    ready = call(tensors)[(call.programs, 1, 1)]
+    return lambda: ready(*call.operands(tensors), *call.numbers)
+
+
+def call_of(shape: Shape, plan: Plan, tensors: tuple[torch.Tensor, ...]) -> Call:
+    """The launch of a plan on operands."""
+    return CALLS[plan.tier](shape, plan, tuple(tensor.stride(0) for tensor in tensors))
+
+
+def rounded(launch: Callable[..., Any], *tensors: torch.Tensor) -> Any:
+    """`launch` with a float32 tensor for a bfloat16 one that it writes: Triton's interpreter truncates where hardware rounds to nearest."""
+    if not INTERPRETED or tensors[-1].dtype != torch.bfloat16:
+        return launch(*tensors)
+    wide = torch.empty(tensors[-1].shape, dtype=torch.float32, device=tensors[-1].device)
+    result = launch(*tensors[:-1], wide)
+    tensors[-1].copy_(wide)
+    return result
+
+
+def _options(plan: Plan, **more: Any) -> dict[str, Any]:
+    options: dict[str, Any] = {"num_warps": plan.warps, **more}
     if plan.registers is not None and not INTERPRETED:
         options["maxnreg"] = plan.registers
     return options
@@ -111,83 +170,60 @@ def _units(shape: Shape, plan: Plan, strides: tuple[int, ...]) -> tuple[int, ...
     return *(stride // plan.V if shape.M > 1 else 0 for stride in strides), shape.N // plan.V
 
 
-def _run_tile(shape: Shape, plan: Plan, tensors: tuple[torch.Tensor, ...], strides: tuple[int, ...]) -> Any:
+def _tile(shape: Shape, plan: Plan, strides: tuple[int, ...]) -> Call:
     M, N = shape.M, shape.N
-    held = len(tensors) - 1
-    BM, BN = block_m(held * N), block_n(N)
-    kernel = backward_tile if shape.backward else forward_tile
+    BM, BN = block_m(shape.tensors * N), block_n(N)
     if plan.V > 1:  # short aligned rows: a vector a thread, 4 warps
         BM = max(1, 128 * plan.V // BN)
         count = max(1, min(4, BM * BN // (32 * plan.V)))
     else:
-        count = warps(held * BM * BN)
-    with _rounded(tensors) as operands:
-        return kernel[(triton.cdiv(M, BM),)](*operands, *strides[:held], operands[-1].stride(0), M, N, BM, BN, num_warps=count)
+        count = warps(shape.tensors * BM * BN)
+    kernel = backward_tile if shape.backward else forward_tile
+    return Call(kernel, triton.cdiv(M, BM), (*strides, M, N, BM, BN), {"num_warps": count})
 
 
-def _run_loop(shape: Shape, plan: Plan, tensors: tuple[torch.Tensor, ...], strides: tuple[int, ...]) -> Any:
+def _loop(shape: Shape, plan: Plan, strides: tuple[int, ...]) -> Call:
     kernel = backward_loop if shape.backward else forward_loop
-    BLOCK = LOOP_COLUMNS // (len(tensors) - 1) // (2 if shape.size == 8 else 1)
-    with _rounded(tensors) as operands:
-        units = *strides[:-1], operands[-1].stride(0)
-        return kernel[(shape.M,)](*operands, *units, shape.M, shape.N, BLOCK, num_warps=warps(LOOP_COLUMNS))
+    BLOCK = LOOP_COLUMNS // shape.tensors // (2 if shape.size == 8 else 1)
+    return Call(kernel, shape.M, (*strides, shape.M, shape.N, BLOCK), {"num_warps": warps(LOOP_COLUMNS)})
 
 
-@contextlib.contextmanager
-def _rounded(tensors: tuple[torch.Tensor, ...]) -> Iterator[tuple[torch.Tensor, ...]]:
-    """The operands, of which Triton's interpreter writes the last in float32: it truncates to bfloat16 where hardware rounds to nearest."""
-    if not INTERPRETED or tensors[-1].dtype != torch.bfloat16:
-        yield tensors
-        return
-    wide = torch.empty(tensors[-1].shape, dtype=torch.float32, device=tensors[-1].device)
-    yield (*tensors[:-1], wide)
-    tensors[-1].copy_(wide)
-
-
-def _run_rows(shape: Shape, plan: Plan, tensors: tuple[torch.Tensor, ...], strides: tuple[int, ...]) -> Any:
+def _rows(shape: Shape, plan: Plan, strides: tuple[int, ...]) -> Call:
     kernel = backward_rows if shape.backward else forward_rows
     *units, N = _units(shape, plan, strides)
     tile = plan.BM, plan.P, plan.T, plan.W, plan.V, plan.ALIGN
-    return kernel[(triton.cdiv(shape.M, plan.BM),)](*tensors, *units, shape.M, N, *tile, **_options(plan))
+    return Call(kernel, triton.cdiv(shape.M, plan.BM), (*units, shape.M, N, *tile), _options(plan))
 
 
-def _run_cluster(shape: Shape, plan: Plan, tensors: tuple[torch.Tensor, ...], strides: tuple[int, ...]) -> Any:
+def _cluster(shape: Shape, plan: Plan, strides: tuple[int, ...]) -> Call:
     kernel = backward_cluster if shape.backward else forward_cluster
     tile = plan.P, plan.C, plan.T, plan.V, plan.ALIGN
-    units = _units(shape, plan, strides)
-    return kernel[(shape.M,)](*tensors, *units, chunk(shape, plan), *tile, num_ctas=plan.C, **_options(plan))
+    return Call(kernel, shape.M, (*_units(shape, plan, strides), chunk(shape, plan), *tile), _options(plan, num_ctas=plan.C))
 
 
-def _run_group(shape: Shape, plan: Plan, tensors: tuple[torch.Tensor, ...], strides: tuple[int, ...]) -> Any:
+def _group(shape: Shape, plan: Plan, strides: tuple[int, ...]) -> Call:
     peers = triton.next_power_of_2(plan.G)
     programs = shape.M * plan.G
-    counter, slots = workspace(tensors[0].device, shape.M * peers * (1 if shape.backward else 2))
     each = chunk(shape, plan)
     extra = max(0, triton.cdiv(each, plan.T) - plan.P - plan.H)
-    sizes = *_units(shape, plan, strides), plan.G, each, programs, extra
-    if shape.backward:
-        tile: tuple[Any, ...] = (plan.P, plan.T, plan.V, plan.ALIGN, peers, extra > 0)
-        return backward_group[(programs,)](*tensors, counter, slots, *sizes, *tile, **_options(plan))
-    tile = plan.P, plan.H, plan.T, plan.V, plan.ALIGN, peers, extra > 0
-    return forward_group[(programs,)](*tensors, counter, slots, *sizes, *tile, **_options(plan))
+    held = () if shape.backward else (plan.H,)
+    tile = plan.P, *held, plan.T, plan.V, plan.ALIGN, peers, extra > 0
+    numbers = *_units(shape, plan, strides), plan.G, each, programs, extra, *tile
+    kernel = backward_group if shape.backward else forward_group
+    return Call(kernel, programs, numbers, _options(plan), slots=shape.M * peers * (1 if shape.backward else 2))
 
 
-LAUNCHERS: dict[str, Callable[..., Any]] = {
-    "tile": _run_tile,
-    "loop": _run_loop,
-    "rows": _run_rows,
-    "cluster": _run_cluster,
-    "group": _run_group,
+CALLS: dict[str, Callable[[Shape, Plan, tuple[int, ...]], Call]] = {
+    "tile": _tile,
+    "loop": _loop,
+    "rows": _rows,
+    "cluster": _cluster,
+    "group": _group,
 }
 
 
 def softmax_of(forward: Launch, backward: Launch) -> Softmax:
     """A `Softmax` of two Triton launchers that write float32 results of bfloat16 rows as float32 where that is asked of them."""
-
-    def rounded(launch: Launch, *tensors: torch.Tensor) -> None:
-        with _rounded(tensors) as operands:
-            launch(*operands)
-
     if not INTERPRETED:
         return Softmax(forward, backward)
     return Softmax(functools.partial(rounded, forward), functools.partial(rounded, backward), ("cuda", "cpu"))

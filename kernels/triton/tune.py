@@ -119,7 +119,7 @@ def measured_cell(backward: bool, dtype: torch.dtype, M: int, N: int) -> tuple[s
         if trouble is not None:
             print(f"{M}x{N} {dtype} {as_numbers(plan)}: {trouble}", file=sys.stderr, flush=True)
             continue
-        times.append((timed(functools.partial(tiers.run, shape, plan, tensors)), plan))
+        times.append((timed(tiers.prepared(shape, plan, tensors)), plan))
     rule, best = times[0], min(times, key=lambda pair: pair[0])
     if rule[0] <= best[0] * GAIN:
         best = rule

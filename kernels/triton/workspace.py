@@ -15,7 +15,7 @@ def workspace(device: torch.device, words: int) -> tuple[torch.Tensor, torch.Ten
     others, so it gets its own, from the graph's pool, zeroed in the graph.
     """
     size = COUNTER_WORDS + words
-    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         fresh = torch.zeros(size, dtype=torch.int64, device=device)
         return fresh[:1], fresh[COUNTER_WORDS:]
     key = (device.index or 0, torch.cuda.current_stream(device).cuda_stream) if device.type == "cuda" else (-1, 0)
