@@ -68,7 +68,7 @@ def software() -> dict[str, object]:
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
     }
-    for package in ("triton", "numpy"):
+    for package in ("triton", "numpy", "quack-kernels", "nvidia-cutlass-dsl", "liger-kernel"):
         with suppress(metadata.PackageNotFoundError):
             found[package] = metadata.version(package)
     return found

@@ -48,8 +48,9 @@ def test_every_fault_is_a_row_with_a_reason_while_every_other_cell_is_measured(c
         "exits": ("failed", "exited with code 7 in build"),
     }
     doors = ["triton-compiled", "triton-op", "triton-custom-op", "triton-aoti"]
-    assert {name for name, _ in found} == {*healthy, *expected, *doors, "compile", "cuda", "triton", "triton-row", "triton-tile"}
-    assert {found[name, "16"]["status"] for name in ("compile", "cuda", *doors)} == {"unavailable"}
+    peers = ["quack", "liger"]
+    assert {name for name, _ in found} == {*healthy, *expected, *doors, *peers, "compile", "cuda", "triton", "triton-row", "triton-tile"}
+    assert {found[name, "16"]["status"] for name in ("compile", "cuda", *doors, *peers)} == {"unavailable"}
     assert found["triton", "16"]["status"] in ("checked", "unavailable")  # the interpreter of an older Triton fails with a newer numpy
     for N in ("16", "32"):
         for name in healthy:
