@@ -7,12 +7,14 @@ The pair is `forward(x, dim, ...) -> y` and `backward(dy, y, dim, ...) -> dx`; w
 from __future__ import annotations
 
 import functools
+import importlib.util
+import sys
 from collections.abc import Callable
+from importlib.machinery import ModuleSpec
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import register_flop_formula
 
 from .rows import from_0
 
@@ -66,7 +68,7 @@ def register_vmap_and_flops(forward: Any, backward: Any, lib: torch.library.Libr
     """For a pair of operator packets; `lib` is where they were defined, if not by decorators."""
     for packet, tensors, flops in ((forward, 1, FORWARD_FLOPS), (backward, 2, BACKWARD_FLOPS)):
         torch.library.register_vmap(packet.default, functools.partial(_batched, packet.default, tensors), lib=lib)
-        register_flop_formula(packet)(_flops(flops))
+        _when_imported("torch.utils.flop_counter", functools.partial(_register_flops, packet, flops))
 
 
 def _batched(operator: Callable[..., Tensor], tensors: int, info: Any, in_dims: tuple[int | None, ...], *given: Any) -> tuple[Tensor, int]:
@@ -83,10 +85,44 @@ def _batched(operator: Callable[..., Tensor], tensors: int, info: Any, in_dims: 
     return operator(*stacked, axis + 1, *others), 0
 
 
-def _flops(each: int) -> Callable[..., int]:
+def _register_flops(packet: Any, each: int) -> None:
     """A formula of so many floating-point operations an element, where an exponential or a comparison counts as one."""
+    from torch.utils.flop_counter import register_flop_formula
 
+    @register_flop_formula(packet)
     def formula(shape: torch.Size, *_: Any, **__: Any) -> int:
         return each * shape.numel()
 
-    return formula
+
+def _when_imported(name: str, act: Callable[[], None]) -> None:
+    """`act()` as soon as the module `name` is imported.
+
+    torch's flop counter imports Triton, which the CUDA kernels do without: whoever counts has imported it, nobody else need.
+    """
+    if name in sys.modules:
+        act()
+    else:
+        sys.meta_path.insert(0, _Watch(name, act))
+
+
+class _Watch:
+    """A finder that finds nothing, but sees what is looked for."""
+
+    def __init__(self, name: str, act: Callable[[], None]) -> None:
+        self.name, self.act = name, act
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        if name != self.name:
+            return None
+        sys.meta_path.remove(self)  # type: ignore[arg-type]
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.loader is None:
+            return spec
+        execute = spec.loader.exec_module
+
+        def exec_module(module: Any) -> None:
+            execute(module)
+            self.act()
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
