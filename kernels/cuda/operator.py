@@ -37,8 +37,8 @@ def softmax(x: Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> Tenso
       16-bit rows unrounded, as torch.softmax's `dtype` does, and casts nothing in memory. Autocast changes nothing.
     - Strides: any. Rows whose elements are adjacent are read where they are, others are copied first. The result is contiguous and never
       shares x's memory, as torch.softmax has it; a `dim` that is not the last costs a copy to get there.
-    - Gradients: twice through kernels and beyond, by autograd; those of x have x's dtype. torch.vmap is supported; forward mode and
-      torch.func's gradients are not.
+    - Gradients: twice through kernels and beyond, by autograd; those of x have x's dtype, and where the result is wider they are converted
+      to it, in a pass of its own. torch.vmap is supported; forward mode and torch.func's gradients are not.
     - Tracing: torch.compile (static and dynamic shapes, CUDA graphs) and torch.export see one call, whatever the shape.
     - Devices: CUDA; the kernels are built by nvcc at the first call there (`build.py`). On any other it is `torch.softmax`, and takes
       float64, too.

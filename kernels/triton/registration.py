@@ -106,22 +106,26 @@ def _when_imported(name: str, act: Callable[[], None]) -> None:
 
 
 class _Watch:
-    """A finder that finds nothing, but sees what is looked for."""
+    """A finder that leaves the finding to the others, and acts when the module that they found has been executed."""
 
     def __init__(self, name: str, act: Callable[[], None]) -> None:
-        self.name, self.act = name, act
+        self.name, self.act, self.asking = name, act, False
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        if name != self.name:
+        if name != self.name or self.asking:
             return None
-        sys.meta_path.remove(self)  # type: ignore[arg-type]
-        spec = importlib.util.find_spec(name)
+        self.asking = True
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self.asking = False
         if spec is None or spec.loader is None:
             return spec
         execute = spec.loader.exec_module
 
         def exec_module(module: Any) -> None:
             execute(module)
+            sys.meta_path.remove(self)  # type: ignore[arg-type]
             self.act()
 
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]
