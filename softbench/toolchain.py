@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import sysconfig
@@ -25,14 +26,30 @@ def python_headers() -> Path | None:
 
 
 def nvcc() -> str | None:
-    """Path of CUDA's compiler, on PATH or under CUDA_HOME, or None."""
+    """Path of the compiler of softbench's CUDA kernels (`kernels/cuda/build.py` has the same rule), or None: a toolkit's, else pip's."""
+    packaged = (shutil.which(str(folder / "bin" / "nvcc")) for folder in _packaged_toolkits())
+    return _toolkit_nvcc() or next((path for path in packaged if path), None)
+
+
+def _toolkit_nvcc() -> str | None:
+    """On PATH or under CUDA_HOME."""
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or "/usr/local/cuda"
-    return _first("nvcc", str(Path(home) / "bin" / "nvcc"))
+    return shutil.which("nvcc") or shutil.which(str(Path(home) / "bin" / "nvcc"))
+
+
+def _packaged_toolkits() -> list[Path]:
+    """Where NVIDIA's wheels put a toolkit, newest first: site-packages/nvidia/cu13 and so on."""
+    found = importlib.util.find_spec("nvidia")
+    folders = [Path(place) for place in (found.submodule_search_locations or [])] if found else []
+    return sorted((kit for folder in folders for kit in folder.glob("cu[0-9]*")), reverse=True)
 
 
 def cuda_home() -> Path | None:
-    """The CUDA toolkit's folder, known by its headers, or None: an `nvcc` on PATH may be a script that calls one elsewhere."""
-    compiler = nvcc()
+    """The CUDA toolkit's folder, known by its headers, or None: an `nvcc` on PATH may be a script that calls one elsewhere.
+
+    Pip's packages do not count: AOTInductor links with the driver's stub library, too, which only a toolkit is known to have.
+    """
+    compiler = _toolkit_nvcc()
     beside_nvcc = str(Path(compiler).resolve().parents[1]) if compiler else None
     guesses = (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), beside_nvcc, "/usr/local/cuda")
     return next((Path(guess) for guess in guesses if guess and (Path(guess) / "include" / "cuda_runtime.h").is_file()), None)

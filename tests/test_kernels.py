@@ -4,11 +4,15 @@ import os
 import shutil
 import subprocess
 import sys
+from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 import torch
 from softbench.kernels.cuda import build
 from softbench.kernels.triton import rows
+
+from softbench import toolchain
 
 INTERPRETED = """
 import torch
@@ -121,9 +125,41 @@ def test_a_compiler_from_pips_packages_is_found_where_there_is_no_toolkit(tmp_pa
     assert f"-L{kit / 'lib'}" in build.command(str(compiler), "sm_90a", tmp_path / "out.so")
 
 
+def test_doctor_finds_the_compiler_that_the_build_finds(tmp_path, monkeypatch):
+    def compiler(*parts):
+        path = tmp_path.joinpath(*parts)
+        path.parent.mkdir(parents=True)
+        path.write_text("#!/bin/sh\n")
+        path.chmod(0o755)
+        return path
+
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "none"))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "nvidia", raising=False)
+    older, newer = compiler("nvidia", "cu12", "bin", "nvcc"), compiler("nvidia", "cu13", "bin", "nvcc")
+    assert build.nvcc() is not None
+    assert build.nvcc() == toolchain.nvcc()
+    if list(find_spec("nvidia").submodule_search_locations) == [str(tmp_path / "nvidia")]:  # else there are NVIDIA's own packages, too
+        assert build.nvcc() == toolchain.nvcc() == str(newer)
+        newer.unlink()
+        assert build.nvcc() == toolchain.nvcc() == str(older)
+        assert toolchain.cuda_home() in (None, Path("/usr/local/cuda"))
+    home = compiler("a toolkit", "bin", "nvcc").parents[1]
+    monkeypatch.delenv("CUDA_HOME")
+    monkeypatch.setenv("CUDA_PATH", str(home))
+    assert build.nvcc() == toolchain.nvcc() == str(home / "bin" / "nvcc")
+    monkeypatch.setenv("CUDA_HOME", str(compiler("another", "bin", "nvcc").parents[1]))
+    assert build.nvcc() == toolchain.nvcc() == str(tmp_path / "another" / "bin" / "nvcc")
+    monkeypatch.setenv("PATH", str(compiler("on path", "nvcc").parent))
+    assert build.nvcc() == toolchain.nvcc() == str(tmp_path / "on path" / "nvcc")
+
+
 def test_without_a_compiler_the_reason_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    with pytest.raises(build.BuildError, match="no nvcc on PATH or under CUDA_HOME; install the CUDA toolkit"):
+    with pytest.raises(
+        build.BuildError, match="no nvcc on PATH, under CUDA_HOME or in pip's packages; install the CUDA toolkit or: pip install"
+    ):
         build.build("sm_90a")
 
 

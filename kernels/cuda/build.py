@@ -23,6 +23,7 @@ from pathlib import Path
 import torch
 
 SOURCE = Path(__file__).with_name("softmax.cu")
+MISSING = "no nvcc on PATH, under CUDA_HOME or in pip's packages; install the CUDA toolkit or: pip install 'softbench[cuda]'"
 FLAGS = ("-O3", "-std=c++17", "-shared", "-Xcompiler", "-fPIC")
 
 
@@ -31,7 +32,10 @@ class BuildError(RuntimeError):
 
 
 def nvcc() -> str | None:
-    """Path of CUDA's compiler: on PATH, under CUDA_HOME, CUDA_PATH or /usr/local/cuda, or among Python's packages; or None."""
+    """Path of CUDA's compiler: on PATH, under CUDA_HOME, CUDA_PATH or /usr/local/cuda, or among Python's packages; or None.
+
+    `softbench/toolchain.py` has the same rule for `softbench doctor`, which must not import torch.
+    """
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or "/usr/local/cuda"
     places = ["nvcc", str(Path(home) / "bin" / "nvcc"), *(str(folder / "bin" / "nvcc") for folder in _packaged_toolkits())]
     return next((path for place in places if (path := shutil.which(place))), None)
@@ -81,7 +85,7 @@ def build(architecture: str) -> Path:
     """
     compiler = nvcc()
     if compiler is None:
-        raise BuildError("no nvcc on PATH or under CUDA_HOME; install the CUDA toolkit")
+        raise BuildError(MISSING)
     folder = cache_folder() / _key(compiler, architecture)
     library = folder / "softmax.so"
     folder.mkdir(parents=True, exist_ok=True)

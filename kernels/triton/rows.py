@@ -32,6 +32,48 @@ def from_rows(rows: torch.Tensor, like: torch.Tensor, dim: int) -> torch.Tensor:
     return rows.view(like.movedim(dim, -1).shape).movedim(-1, dim)
 
 
+def over_rows(launch: Launch, inputs: tuple[torch.Tensor, ...], axis: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """What `launch` makes of the inputs' rows along `axis`: fresh, contiguous, of the shape they share, of their dtype or `dtype`."""
+    like = inputs[-1]
+    if like.numel() == 0:
+        return like.new_empty(like.shape, dtype=dtype)
+    given = [tensor if _is_rows(tensor, axis) else as_rows(tensor, axis) for tensor in inputs]
+    out = given[-1].new_empty(given[-1].shape, dtype=dtype)
+    launch(*given, out)
+    if given[-1] is like:
+        return out
+    if axis == max(1, like.dim()) - 1:
+        return out.view(like.shape)
+    result = from_rows(out, like, axis)
+    # A tensor of which all but one dimension are 1 is contiguous in any order of them, but not with contiguous strides.
+    return out.view(like.shape) if result.is_contiguous() else result.clone(memory_format=torch.contiguous_format)
+
+
+def _is_rows(x: torch.Tensor, axis: int) -> bool:
+    """True for what `as_rows` would only look at, which is most of what comes."""
+    return x.dim() == 2 and axis == 1 and x.stride(1) == 1
+
+
+def from_0(dim: int, dimensions: int) -> int:
+    """`dim` counted from 0 up, of a tensor of so many dimensions.
+
+    Raises:
+        IndexError: there is no such dimension.
+    """
+    most = max(1, dimensions)  # a scalar counts as a row of one, as torch has it
+    if not -most <= dim < most:
+        raise IndexError(f"Dimension out of range (expected to be in range of [{-most}, {most - 1}], but got {dim})")
+    return dim % most
+
+
+def agree(dy: torch.Tensor, y: torch.Tensor) -> None:
+    """Raises TypeError unless the two are of one shape, dtype and device."""
+    if dy.shape != y.shape or dy.dtype != y.dtype or dy.device != y.device:
+        raise TypeError(
+            f"dy is {tuple(dy.shape)} {dy.dtype} on {dy.device}, y is {tuple(y.shape)} {y.dtype} on {y.device}; they must agree"
+        )
+
+
 class Softmax:
     """A differentiable softmax over any dimension, made of two launchers."""
 
@@ -70,10 +112,7 @@ class Softmax:
     def backward(self, dy: torch.Tensor, y: torch.Tensor, dim: int = -1) -> torch.Tensor:
         """dx = y * (dy - sum(dy * y)) over `dim`; `dy` and `y` are of one shape, dtype and device. Raises as `forward`."""
         self._check(y)
-        if dy.shape != y.shape or dy.dtype != y.dtype or dy.device != y.device:
-            raise TypeError(
-                f"dy is {tuple(dy.shape)} {dy.dtype} on {dy.device}, y is {tuple(y.shape)} {y.dtype} on {y.device}; they must agree"
-            )
+        agree(dy, y)
         if y.numel() == 0:
             return torch.empty_like(y)
         dy_rows, y_rows = as_rows(dy, dim), as_rows(y, dim)

@@ -119,16 +119,14 @@ class TritonOwn(Triton):
 class Cuda(Kernels):
     """softbench's own CUDA C++ softmax, compiled by nvcc on first use."""
 
-    name, module = "cuda", "cuda"
+    name, module = "cuda", "cuda.launch"
 
     def available(self) -> str | None:
         if not torch.cuda.is_available():
             return "no CUDA GPU here"
         from softbench.kernels.cuda import build
 
-        if build.nvcc() is None:
-            return "no nvcc on PATH, under CUDA_HOME or in pip's packages; install the CUDA toolkit or: pip install 'softbench[cuda]'"
-        return None
+        return build.MISSING if build.nvcc() is None else None
 
 
 row, tile, own, cuda = TritonRow(), TritonTile(), TritonOwn(), Cuda()

@@ -1,7 +1,7 @@
-"""softbench's Triton kernels through PyTorch's compiler: `triton-compiled`, `triton-op`, `triton-custom-op` and `triton-aoti`.
+"""softbench's kernels through PyTorch's compiler: `triton-compiled`, `triton-op`, `triton-custom-op`, `triton-aoti` and `cuda-op`.
 
-One kernel, four doors: what each costs beside the plain launch (`triton`) is what the rows tell. None runs without a GPU: there the
-operators are torch's own softmax, and a row of that under our name would be a lie.
+The same kernels, other doors: what each costs beside the plain launch (`triton`, `cuda`) is what the rows tell. None runs without a GPU:
+there the operators are torch's own softmax, and a row of that under our name would be a lie.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ Call = Callable[..., torch.Tensor]
 
 
 class Doors:
-    """What the four have in common."""
+    """What all have in common."""
 
     name: str
-    module = "operator"
+    package, module = "triton", "operator"
     compiles: bool | str = True
 
     def available(self) -> str | None:
@@ -46,10 +46,10 @@ class Doors:
 
     def sources(self) -> list[Path]:
         """The kernels' files; they are imported only when a case is prepared."""
-        return sources_of("triton")
+        return sources_of(self.package)
 
     def _module(self) -> Any:
-        return importlib.import_module(f"softbench.kernels.triton.{self.module}")
+        return importlib.import_module(f"softbench.kernels.{self.package}.{self.module}")
 
 
 class TritonCompiled(Doors):
@@ -117,6 +117,19 @@ class TritonCustomOp(TritonOp):
     name, operator = "triton-custom-op", "triton_softmax_opaque"
 
 
+class CudaOp(TritonOp):
+    """The CUDA C++ kernels behind an operator of torch.library, opaque to torch.compile(fullgraph=True)."""
+
+    name, package, operator = "cuda-op", "cuda", "cuda_softmax"
+
+    def available(self) -> str | None:
+        if reason := super().available():
+            return reason
+        from softbench.kernels.cuda import build
+
+        return build.MISSING if build.nvcc() is None else None
+
+
 class TritonAoti(Doors):
     """The Triton operator exported, packaged by AOTInductor and loaded again, one shape a package."""
 
@@ -163,4 +176,4 @@ class _Gradient(torch.nn.Module):
         return result
 
 
-compiled, op, custom_op, aoti = TritonCompiled(), TritonOp(), TritonCustomOp(), TritonAoti()
+compiled, op, custom_op, aoti, cuda_op = TritonCompiled(), TritonOp(), TritonCustomOp(), TritonAoti(), CudaOp()

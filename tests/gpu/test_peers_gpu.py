@@ -71,5 +71,5 @@ def test_a_run_measures_what_they_take_and_says_what_they_do_not(cli):
         for row in found:
             beyond = row["N"] == ("781" if row["backend"] == "quack" else "131072")
             assert row["status"] == ("skipped" if beyond else "ok"), row
-        first = {(row["backend"], row["N"]): row["build_cache"] for row in found if row["direction"] == "forward" and row["status"] == "ok"}
-        assert set(first.values()) == {cache}, first
+        first = {row["backend"]: row["build_cache"] for row in reversed(found) if row["direction"] == "forward" and row["status"] == "ok"}
+        assert set(first.values()) == {cache}, first  # of a sweep's first shape: liger's kernel of one N may serve the next

@@ -1,0 +1,295 @@
+"""The CUDA softmax operator where its kernels run: eager, differentiated, compiled, captured, on other streams."""
+
+import csv
+import itertools
+import json
+
+import pytest
+import torch
+from softbench.kernels.cuda import build, launch, operator, softmax
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.library import opcheck
+from torch.utils.flop_counter import FlopCounterMode
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(build.nvcc() is None, reason="no nvcc on this machine"),
+]
+
+OPS = torch.ops.softbench
+FORWARD, BACKWARD = OPS.cuda_softmax.default, OPS.cuda_softmax_backward.default
+EVERY_TEST = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_static", "test_aot_dispatch_dynamic")
+LONG = 20_000
+SHARED = (2, 1 << 20)  # a row that CTAs all over the card share: a launch with a workspace
+SHAPES = [((5, 7), -1), ((5, 7), 0), ((2, 3, 4), 1), ((2, 3, 4), -3), ((6,), 0), ((), -1), ((1, 5), 0), ((4, 1, 1), 0), ((0, 3), 1)]
+SHAPES += [((3, 0), 1), ((37, 781), 1), ((3, 10_000), 1), ((3, LONG), 1), ((LONG, 3), 0), (SHARED, 1)]
+LAYOUTS = {
+    "transposed": lambda dtype: randn(7, 5, dtype=dtype).t(),
+    "every second column": lambda dtype: randn(5, 14, dtype=dtype)[:, ::2],
+    "expanded columns": lambda dtype: randn(5, 1, dtype=dtype).expand(5, 7),
+    "expanded rows": lambda dtype: randn(1, 7, dtype=dtype).expand(5, 7),
+    "row stride over N": lambda dtype: randn(12, 128, dtype=dtype)[:, :100],
+    "offset by one element": lambda dtype: randn(12 * 128 + 1, dtype=dtype)[1:].view(12, 128),
+    "channels-last": lambda dtype: randn(2, 3, 4, 5, dtype=dtype).to(memory_format=torch.channels_last),
+}
+NARROW = (torch.float16, torch.bfloat16)
+RESULTS = [(torch.float32, None), *((dtype, result) for dtype in NARROW for result in (None, torch.float32))]
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
+
+typed = pytest.mark.parametrize(("dtype", "result"), RESULTS)
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler():
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+
+
+def randn(*shape, dtype=torch.float32):
+    return torch.randn(shape, device="cuda", dtype=dtype)
+
+
+def close(got, expected, dtype=torch.float32):
+    torch.testing.assert_close(got.double(), expected.double(), rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype] * 1e-2)
+
+
+def close_gradient(dx, dy, y, dim=-1):
+    """Within the rounding of dx's dtype and of float32 sums: a gradient is a difference, and small where its terms are not."""
+    wide_dy, wide_y = dy.double(), y.double()
+    expected = wide_y * (wide_dy - (wide_dy * wide_y).sum(dim, keepdim=True))
+    scale = wide_y * (wide_dy.abs() + (wide_dy * wide_y).abs().sum(dim, keepdim=True))
+    step = torch.finfo(dx.dtype).smallest_normal * torch.finfo(dx.dtype).eps  # between subnormals
+    assert ((dx.double() - expected).abs() <= TOLERANCE[dx.dtype] * scale + step).all()
+
+
+@pytest.mark.parametrize(("shape", "dim"), SHAPES)
+def test_opcheck_passes_with_all_its_tests(shape, dim):
+    x, dy, y = (randn(*shape).requires_grad_() for _ in range(3))
+    opcheck(FORWARD, (x, dim), test_utils=EVERY_TEST)
+    opcheck(BACKWARD, (dy, torch.softmax(y.detach(), dim).requires_grad_(), dim), test_utils=EVERY_TEST)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", NARROW)
+def test_opcheck_passes_on_any_strides_and_where_the_result_is_wider(layout, dtype):
+    x = LAYOUTS[layout](dtype)
+    y = torch.softmax(x, 1, dtype=torch.float32)
+    opcheck(FORWARD, (x, 1), test_utils=EVERY_TEST)
+    opcheck(FORWARD, (x, 1, torch.float32), test_utils=EVERY_TEST)
+    opcheck(BACKWARD, (x, y.to(dtype), 1), test_utils=EVERY_TEST)
+    opcheck(BACKWARD, (x.float(), y, 1, dtype), test_utils=EVERY_TEST)
+
+
+@typed
+def test_the_kernels_run_and_are_right_in_contiguous_memory_of_their_own(dtype, result, monkeypatch):
+    launches = []
+    for name in ("launch_forward", "launch_backward"):
+        call = getattr(operator, name)
+        monkeypatch.setattr(operator, name, lambda *given, call=call: (launches.append(given), call(*given)))
+    cases = [(randn(*shape, dtype=dtype), dim) for shape, dim in SHAPES]
+    cases += [(make(dtype), dim) for make in LAYOUTS.values() for dim in (0, 1, -1)]
+    for x, dim in cases:
+        launches.clear()
+        y = softmax(x, dim, result)
+        dy = torch.randn_like(y)
+        dx = BACKWARD(dy, y, dim, dtype)
+        assert len(launches) == (2 if x.numel() else 0)
+        close(y, torch.softmax(x.double(), dim), result or dtype)
+        close_gradient(dx, dy, y, dim)
+        strides = torch.softmax(x, dim).stride()
+        assert (y.dtype, y.shape, y.stride()) == (result or dtype, x.shape, strides)
+        assert (dx.dtype, dx.shape, dx.stride()) == (dtype, x.shape, strides)
+        assert not x.numel() or len({tensor.untyped_storage().data_ptr() for tensor in (x, dy, y, dx)}) == 4
+
+
+def test_a_wider_result_makes_no_pass_of_its_own():
+    x = randn(4096, 4096, dtype=torch.bfloat16)
+    softmax(x, dtype=torch.float32)
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    y = softmax(x, dtype=torch.float32)
+    torch.cuda.synchronize()
+    assert torch.cuda.max_memory_allocated() - before <= y.nbytes + (1 << 20)
+
+
+@typed
+@pytest.mark.parametrize(("shape", "dim"), [((37, 781), -1), ((3, 40, 50), 1), ((3, LONG), -1)])
+def test_gradients_agree_with_torchs_in_float64(dtype, result, shape, dim):
+    x = randn(*shape, dtype=dtype).requires_grad_()
+    y = softmax(x, dim, result)
+    dy = torch.randn_like(y)
+    (dx,) = torch.autograd.grad(y, x, dy)
+    assert dx.dtype == dtype
+    close_gradient(dx, dy, y.detach(), dim)
+
+
+@pytest.mark.parametrize(("shape", "dim"), [((5, 7), -1), ((37, 781), -1), ((3, 40, 50), 1), ((3, LONG), -1)])
+def test_second_derivatives_are_those_of_torchs_softmax(shape, dim):
+    x, dy, g = randn(*shape), randn(*shape), randn(*shape)
+
+    def twice(function, dtype):
+        given = [tensor.to(dtype).requires_grad_() for tensor in (x, dy)]
+        (dx,) = torch.autograd.grad(function(given[0], dim), given[0], given[1], create_graph=True)
+        return dx.detach(), *torch.autograd.grad(dx, given, g.to(dtype))
+
+    exact, torchs = twice(torch.softmax, torch.float64), twice(torch.softmax, torch.float32)
+    for got, like, want in zip(twice(softmax, torch.float32), torchs, exact, strict=True):
+        allowed = 4 * (like.double() - want).abs().max() + 1e-6 * want.abs().max()
+        assert (got.double() - want).abs().max() <= allowed
+
+
+def run_and_differentiate(function, x, dy):
+    x = x.detach().requires_grad_()
+    y = function(x)
+    return y.detach(), *torch.autograd.grad(y, x, dy)
+
+
+def agree(function, x, result=None):
+    dy = torch.randn(x.shape, device="cuda", dtype=result or x.dtype)
+    y, dx = run_and_differentiate(function, x, dy)
+    assert (y.dtype, dx.dtype) == (result or x.dtype, x.dtype)
+    close(y, torch.softmax(x.double(), -1), y.dtype)
+    close_gradient(dx, dy, y)
+
+
+@typed
+@pytest.mark.parametrize("shape", [(37, 1), (37, 300), (37, 4096), (37, LONG), SHARED])
+def test_it_compiles_whole_with_its_gradient_for_a_static_shape(dtype, result, shape):
+    agree(torch.compile(lambda x: softmax(x, -1, result), fullgraph=True, dynamic=False), randn(*shape, dtype=dtype), result)
+
+
+def test_dynamic_shapes_are_compiled_once():
+    counter = CompileCounterWithBackend("inductor")
+    compiled = torch.compile(lambda x: softmax(x), fullgraph=True, dynamic=True, backend=counter)
+    for M, N in itertools.product((3, 64, 4097), (5, 128, 300, 4096, LONG)):
+        agree(compiled, randn(M, N))
+    assert counter.frame_count == 1
+
+
+def needs_a_workspace(x):
+    plan = build.Plan(-1)
+    launch.launch_forward(x, torch.empty_like(x), plan)
+    return build.TIERS[plan.tier] in ("ring", "split") and plan.group > 1
+
+
+@pytest.mark.parametrize("shape", [(64, 300), (64, LONG), SHARED])
+def test_a_cuda_graph_replays_it_on_fresh_input(shape):
+    x, dy = randn(*shape), randn(*shape)
+    assert needs_a_workspace(x) or shape != SHARED
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        BACKWARD(dy, softmax(x), -1)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = softmax(x)
+        dx = BACKWARD(dy, y, -1)
+    for _ in range(3):
+        x.copy_(torch.randn_like(x))
+        dy.copy_(torch.randn_like(dy))
+        graph.replay()
+        softmax(torch.randn_like(x))  # what is kept for this stream and what the graph has do not meet
+        close(y, torch.softmax(x.double(), -1))
+        close_gradient(dx, dy, y)
+
+
+@pytest.mark.parametrize("shape", [(64, 300), (64, LONG), SHARED])
+def test_it_runs_under_inductors_cuda_graphs(shape):
+    launch._workspaces.clear()  # so that a first one is made while a graph is warmed up
+    compiled = torch.compile(lambda x: softmax(x, -1), fullgraph=True, mode="reduce-overhead")
+    for _ in range(4):
+        torch.compiler.cudagraph_mark_step_begin()
+        agree(lambda x: compiled(x).clone(), randn(*shape))  # the next step overwrites what a graph gave
+
+
+@pytest.mark.parametrize("shape", [(512, 4096), SHARED])
+def test_it_runs_on_the_current_stream(shape):
+    side = torch.cuda.Stream()
+    x = torch.zeros(shape, device="cuda")
+    fresh, dy = torch.randn_like(x), torch.randn_like(x)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(50_000_000)
+        x.copy_(fresh)
+        y = softmax(x)
+        dx = BACKWARD(dy, y, -1)
+    side.synchronize()
+    close(y, torch.softmax(fresh.double(), -1))
+    close_gradient(dx, dy, y)
+
+
+def test_streams_that_work_at_the_same_time_keep_workspaces_of_their_own():
+    streams = [torch.cuda.Stream() for _ in range(4)]
+    given = [randn(*SHARED) for _ in streams]
+    torch.cuda.synchronize()
+    for _ in range(5):
+        results = []
+        for stream, x in zip(streams, given, strict=True):
+            with torch.cuda.stream(stream):
+                results.append(softmax(x))
+        torch.cuda.synchronize()
+        for x, y in zip(given, results, strict=True):
+            close(y, torch.softmax(x.double(), -1))
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_it_runs_on_its_tensors_device():
+    assert torch.cuda.current_device() == 0
+    for shape in ((37, 300), SHARED):
+        x = torch.randn(shape, device="cuda:1")
+        for function in (softmax, torch.compile(softmax, fullgraph=True)):
+            torch.testing.assert_close(function(x), torch.softmax(x, -1))
+
+
+def test_float64_is_refused_and_other_devices_take_it():
+    with pytest.raises(TypeError, match=r"softmax of torch\.float64 on cuda:0: the kernels take float32, float16 and bfloat16"):
+        softmax(randn(3, dtype=torch.float64))
+    assert softmax(torch.zeros(2, dtype=torch.float64))[0] == 0.5
+
+
+def test_flops_are_counted_and_fake_tensors_launch_nothing():
+    x = randn(3, 5, 7).requires_grad_()
+    with FlopCounterMode(display=False) as counter:
+        softmax(x, 1).sum().backward()
+    assert counter.get_flop_counts()["Global"] == {OPS.cuda_softmax: 5 * 105, OPS.cuda_softmax_backward: 4 * 105}
+    with FakeTensorMode():
+        fake = torch.empty(2**20, 2**20, device="cuda")  # 4 TiB
+        assert softmax(fake).shape == fake.shape
+
+
+def test_vmap_takes_it():
+    x, dy = randn(3, 40, 50), randn(3, 40, 50)
+    for at, dim in itertools.product((0, 1, 2), (0, 1, -1)):
+        y = torch.vmap(lambda x, dim=dim: softmax(x, dim), at)(x)
+        close(y, torch.vmap(lambda x, dim=dim: torch.softmax(x, dim), at)(x))
+    dx = torch.vmap(lambda dy, y: BACKWARD(dy, y, -1))(dy, torch.softmax(x, -1))
+    close_gradient(dx, dy, torch.softmax(x, -1))
+
+
+def test_autocast_changes_nothing():
+    x = randn(4, 50, dtype=torch.bfloat16)
+    with torch.autocast("cuda"):
+        assert softmax(x).dtype is torch.bfloat16
+
+
+def test_the_backend_on_it_is_right_and_measured_in_every_direction(cli):
+    arguments = ("--M", "512", "--N", "781,20000", "--dtype", "bf16", "--direction", "forward,backward,both", "--timeout", "build=300")
+    done = cli("run", "--backends", "cuda,cuda-op", *arguments, "--quick", timeout=580)
+    assert done.returncode == 0, done.stdout + done.stderr
+    with (cli.folder / "results" / "latest.csv").open() as file:
+        rows = [row for row in csv.DictReader(file) if row["backend"] != "copy"]
+    assert {row["backend"] for row in rows} == {"cuda", "cuda-op"}
+    assert {(row["status"], row["timer"]) for row in rows} == {("ok", "do_bench")}
+    assert {row["class"] for row in rows if row["direction"] != "both"} == {"pass"}
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_the_backend_on_it_passes_the_catalogue(cli, direction):
+    done = cli("check", "--backends", "cuda-op", "--direction", direction, "--dtype", "fp32", "--json", "-", timeout=580)
+    findings = json.loads(done.stdout)["findings"]
+    assert done.returncode == 0, [finding for finding in findings if finding["verdict"] not in ("pass", "skipped")] or done.stderr
+    assert {finding["verdict"] for finding in findings} <= {"pass", "skipped"}

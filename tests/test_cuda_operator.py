@@ -1,0 +1,284 @@
+"""The CUDA softmax operator beside its kernels: what PyTorch's machinery asks of it. Real tensors are the CPU's here, where torch's softmax
+stands in; what is around the kernels is tried with launches that torch's softmax plays."""
+
+import itertools
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from softbench.kernels.cuda import build, launch, operator, softmax
+from subclass import Wrapped
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.library import opcheck
+from torch.utils.flop_counter import FlopCounterMode
+
+from softbench.backends import kernels, operators
+
+OPS = torch.ops.softbench
+FORWARD, BACKWARD = OPS.cuda_softmax.default, OPS.cuda_softmax_backward.default
+EVERY_TEST = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_static", "test_aot_dispatch_dynamic")
+SHAPES = [((5, 7), -1), ((5, 7), 0), ((2, 3, 4), -2), ((6,), 0), ((), -1), ((1, 5), 0), ((4, 1, 1), 0), ((0, 3), 1), ((3, 0), 1)]
+LAYOUTS = [
+    torch.randn(7, 5).t(),
+    torch.randn(5, 14)[:, ::2],
+    torch.randn(5, 1).expand(5, 7),
+    torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
+    torch.randn(36)[1:].view(5, 7),
+]
+INPUTS = [*((torch.randn(shape), dim) for shape, dim in SHAPES), *itertools.product(LAYOUTS, (0, 1, -1))]
+NARROW = [torch.float16, torch.bfloat16]
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler():
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize(("shape", "dim"), SHAPES)
+def test_opcheck_passes_with_all_its_tests(shape, dim):
+    x, dy, y = (torch.randn(shape, dtype=torch.float64, requires_grad=True) for _ in range(3))
+    opcheck(FORWARD, (x, dim), test_utils=EVERY_TEST)
+    opcheck(BACKWARD, (dy, y, dim), test_utils=EVERY_TEST)
+
+
+@pytest.mark.parametrize("layout", range(len(LAYOUTS)))
+def test_opcheck_passes_on_any_strides(layout):
+    x = LAYOUTS[layout]
+    opcheck(FORWARD, (x, 1), test_utils=EVERY_TEST)
+    opcheck(BACKWARD, (x, torch.softmax(x, 1), 1), test_utils=EVERY_TEST)
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+def test_opcheck_passes_where_the_result_is_wider_than_the_input(dtype):
+    x, dy, y = (torch.randn(5, 7) for _ in range(3))
+    opcheck(FORWARD, (x.to(dtype).requires_grad_(), -1, torch.float32), test_utils=EVERY_TEST)
+    opcheck(BACKWARD, (dy.requires_grad_(), y.requires_grad_(), -1, dtype), test_utils=EVERY_TEST, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize(("shape", "dim"), [((3, 5), -1), ((2, 3, 2), 1), ((), 0)])
+def test_gradients_of_both_orders_are_those_of_finite_differences(shape, dim):
+    x, dy, y = (torch.randn(shape, dtype=torch.float64, requires_grad=True) for _ in range(3))
+    for check in (torch.autograd.gradcheck, torch.autograd.gradgradcheck):
+        assert check(lambda x: softmax(x, dim), (x,), check_batched_grad=True)
+        assert check(lambda dy, y: BACKWARD(dy, y, dim), (dy, y), check_batched_grad=True)
+    assert torch.autograd.gradcheck(lambda y: BACKWARD(dy.detach(), y, dim), (y,))
+    assert torch.autograd.gradcheck(lambda dy: BACKWARD(dy, y.detach(), dim), (dy,))
+
+
+def results_of(dtype):
+    return [None, dtype, torch.float32] if dtype in NARROW else [None, dtype]
+
+
+def near(got, expected, dtype):
+    tolerance = {torch.float16: 2e-3, torch.bfloat16: 2e-2}.get(dtype, 1e-6)
+    assert torch.allclose(got.double(), expected.double(), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", operator.DTYPES)
+def test_elsewhere_it_is_torchs_softmax_in_values_strides_and_memory_of_its_own(dtype):
+    for (x, dim), result in itertools.product(INPUTS, results_of(dtype)):
+        x = x.to(dtype)
+        y, expected = softmax(x, dim, result), torch.softmax(x, dim, dtype=result)
+        assert torch.equal(y, expected)
+        assert (y.dtype, y.stride()) == (result or dtype, expected.stride())
+        dx = BACKWARD(y, y, dim, dtype)
+        assert (dx.dtype, dx.shape, dx.stride()) == (dtype, x.shape, expected.stride())
+        assert len({tensor.untyped_storage().data_ptr() for tensor in (x, y, dx)}) == 3 or x.numel() == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, *NARROW])
+def test_launches_get_rows_and_fill_what_becomes_the_result(dtype, monkeypatch):
+    launched = []
+
+    def forward(x, y):
+        launched.append((x, y))
+        y.copy_(torch.softmax(x.double(), 1))
+
+    def backward(dy, y, dx):
+        launched.append((dy, y, dx))
+        assert len({tensor.dtype for tensor in (dy, y, dx)}) == 1
+        dx.copy_(y.double() * (dy.double() - (dy.double() * y.double()).sum(1, keepdim=True)))
+
+    monkeypatch.setattr(operator, "launch_forward", forward)
+    monkeypatch.setattr(operator, "launch_backward", backward)
+    for (x, dim), result in itertools.product(INPUTS, results_of(dtype)):
+        x = x.to(dtype)
+        launched.clear()
+        y = operator._forward(x, dim, result)
+        dy = torch.randn(x.shape).to(y.dtype)
+        dx = operator._backward(dy, y, dim, dtype)
+        assert len(launched) == (2 if x.numel() else 0)
+        assert all(tensor.dim() == 2 and tensor.stride(1) == 1 for given in launched for tensor in given if tensor.shape[1] > 1)
+        expected = torch.softmax(x, dim)
+        assert (y.dtype, y.shape, y.stride()) == (result or dtype, x.shape, expected.stride())
+        assert (dx.dtype, dx.shape, dx.stride()) == (dtype, x.shape, expected.stride())
+        near(y, torch.softmax(x.double(), dim), dtype if result is None else result)
+        near(dx, torch.ops.aten._softmax_backward_data(dy.double(), y.double(), dim, torch.float64), dtype)
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+def test_a_float32_result_of_16_bits_has_gradients_of_both_orders_in_the_inputs_dtype(dtype):
+    x, dy, g = (torch.randn(4, 50) for _ in range(3))
+    x = x.to(dtype).requires_grad_()
+    y = softmax(x, dtype=torch.float32)
+    dy.requires_grad_()
+    (dx,) = torch.autograd.grad(y, x, dy, create_graph=True)
+    of_x, of_dy = torch.autograd.grad(dx, (x, dy), g.to(dtype))
+    assert (y.dtype, dx.dtype, of_x.dtype, of_dy.dtype) == (torch.float32, dtype, dtype, torch.float32)
+    wide, slope = x.detach().double().requires_grad_(), dy.detach().double().requires_grad_()
+    (expected,) = torch.autograd.grad(torch.softmax(wide, -1), wide, slope, create_graph=True)
+    near(dx, expected, dtype)
+    for got, want in zip((of_x, of_dy), torch.autograd.grad(expected, (wide, slope), g.to(dtype).double()), strict=True):
+        near(got, want, dtype)
+
+
+def test_what_it_does_not_take_is_said_in_one_line():
+    wrong = [
+        (TypeError, "the kernels take float32, float16 and bfloat16", lambda: softmax(torch.ones(3, dtype=torch.int32))),
+        (TypeError, "the kernels take float32, float16 and bfloat16", lambda: softmax(torch.ones(3, dtype=torch.bool))),
+        (TypeError, "layout", lambda: softmax(torch.eye(3).to_sparse())),
+        (IndexError, "Dimension out of range", lambda: softmax(torch.ones(3, 4), -3)),
+        (IndexError, "Dimension out of range", lambda: softmax(torch.ones(()), 1)),
+        (TypeError, "they must agree", lambda: BACKWARD(torch.ones(3, 2), torch.ones(2, 3), -1)),
+        (TypeError, "they must agree", lambda: BACKWARD(torch.ones(3).half(), torch.ones(3), -1)),
+        (TypeError, "dx as torch.float64 of y as torch.float32", lambda: BACKWARD(torch.ones(3), torch.ones(3), -1, torch.float64)),
+        (TypeError, "dx as torch.float16 of y as", lambda: BACKWARD(torch.ones(3).bfloat16(), torch.ones(3).bfloat16(), -1, torch.float16)),
+        (NotImplementedError, "forward mode AD", forward_mode),
+    ]
+    refused = [
+        (torch.float32, torch.float16),
+        (torch.float32, torch.float64),
+        (torch.float16, torch.bfloat16),
+        (torch.float16, torch.int32),
+    ]
+    for dtype, result in refused:
+        wrong.append((TypeError, f"softmax of {dtype} as {result}", lambda d=dtype, r=result: softmax(torch.ones(3, dtype=d), dtype=r)))
+    for error, part, call in wrong:
+        with pytest.raises(error, match=part) as raised:
+            call()
+        assert "\n" not in str(raised.value)
+
+
+def forward_mode():
+    with torch.autograd.forward_ad.dual_level():
+        softmax(torch.autograd.forward_ad.make_dual(torch.ones(3), torch.ones(3)))
+
+
+def test_fake_tensors_have_torchs_strides_and_the_right_dtype_on_cuda_and_float64_is_refused_there():
+    with FakeTensorMode():
+        for (shape, dim), dtype in itertools.product(SHAPES, (torch.float32, *NARROW)):
+            x = torch.empty(shape, dtype=dtype, device="cuda")
+            for result in results_of(dtype):
+                y = softmax(x, dim, result)
+                expected = torch.softmax(torch.empty(shape), dim)
+                assert (y.shape, y.stride(), y.dtype, y.device) == (x.shape, expected.stride(), result or dtype, x.device)
+                dx = BACKWARD(y, y, dim, dtype)
+                assert (dx.shape, dx.stride(), dx.dtype, dx.device) == (x.shape, expected.stride(), dtype, x.device)
+        x = torch.empty(3, dtype=torch.float64, device="cuda")
+        for call in (lambda: softmax(x), lambda: BACKWARD(x, x, -1)):
+            with pytest.raises(TypeError, match=r"softmax of torch\.float64 on cuda"):
+                call()
+
+
+def run_and_differentiate(function, x, dy):
+    x = x.detach().requires_grad_()
+    y = function(x)
+    return y.detach(), *torch.autograd.grad(y, x, dy)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_it_compiles_whole_with_its_gradient(dynamic, dtype):
+    graphs = []
+
+    def backend(graph, example):
+        graphs.append(graph)
+        return torch._dynamo.lookup_backend("aot_eager")(graph, example)
+
+    compiled = torch.compile(lambda x: softmax(x * 2, -1, torch.float32) + 1, fullgraph=True, dynamic=dynamic, backend=backend)
+    for M, N in ((3, 5), (4, 6), (5, 700)):
+        x, dy = torch.randn(M, N).to(dtype), torch.randn(M, N)
+        expected = run_and_differentiate(lambda x: torch.softmax(x * 2, -1, dtype=torch.float32) + 1, x, dy)
+        for got, want in zip(run_and_differentiate(compiled, x, dy), expected, strict=True):
+            assert got.dtype == want.dtype
+            near(got, want, dtype)
+    assert len(graphs) == (1 if dynamic else 3)
+
+
+def test_inductor_compiles_it():
+    compiled = torch.compile(softmax, fullgraph=True, dynamic=True)
+    for M, N in ((3, 5), (4, 60)):
+        x = torch.randn(M, N)
+        assert torch.allclose(compiled(x), torch.softmax(x, -1), atol=1e-6)
+
+
+def test_export_keeps_one_call():
+    class Module(torch.nn.Module):
+        def forward(self, x):
+            return softmax(x)
+
+    exported = torch.export.export(Module(), (torch.randn(3, 5),))
+    assert [node.target for node in exported.graph.nodes if node.op == "call_function"] == [FORWARD]
+
+
+def test_flops_are_counted_forward_and_backward():
+    x = torch.randn(3, 5, 7, requires_grad=True)
+    with FlopCounterMode(display=False) as counter:
+        softmax(x, 1).sum().backward()
+    assert counter.get_flop_counts()["Global"] == {OPS.cuda_softmax: 5 * 3 * 5 * 7, OPS.cuda_softmax_backward: 4 * 3 * 5 * 7}
+
+
+def test_tensor_subclasses_see_the_operators():
+    x, dy = torch.randn(2, 4, 6).unbind()
+    Wrapped.calls.clear()
+    wrapped = Wrapped(x).requires_grad_()
+    y = softmax(wrapped)
+    (dx,) = torch.autograd.grad(y, wrapped, Wrapped(dy))
+    assert {FORWARD, BACKWARD} <= set(Wrapped.calls)
+    for got, want in zip((y.inner, dx.inner), run_and_differentiate(lambda x: torch.softmax(x, -1), x, dy), strict=True):
+        assert torch.allclose(got, want, atol=1e-6)
+
+
+def test_vmap_takes_any_batched_dimension():
+    for shape, dims in (((3, 4, 5), (0, 1, -1)), ((4, 5), (0, -1)), ((5,), (0, -1))):
+        for at, dim in itertools.product(range(len(shape)), dims):
+            x, dy = torch.randn(2, *shape).bfloat16().unbind()
+            y = torch.vmap(lambda x, dim=dim: torch.softmax(x, dim, dtype=torch.float32), at)(x)
+            assert torch.equal(torch.vmap(lambda x, dim=dim: softmax(x, dim, torch.float32), at)(x), y)
+            one = dy.select(at, 0).float()
+            got = torch.vmap(lambda dy, y, dim=dim: BACKWARD(dy, y, dim, torch.bfloat16), (None, 0))(one, y)
+            assert torch.equal(got, torch.stack([BACKWARD(one, sample, dim, torch.bfloat16) for sample in y]))
+    with pytest.raises(IndexError):
+        torch.vmap(lambda x: softmax(x, 1))(torch.ones(3, 4))
+
+
+def test_importing_it_needs_no_triton_builds_nothing_and_counts_flops_whenever_the_counter_comes(tmp_path):
+    code = (
+        "import sys, torch, softbench.kernels.cuda as cuda;"
+        "assert cuda.softmax(torch.zeros(2, 4), -1)[0, 0] == 0.25; assert 'triton' not in sys.modules;"
+        "import importlib.util; assert importlib.util.find_spec('torch.utils.flop_counter');"  # to look for it is not to import it
+        "from torch.utils.flop_counter import FlopCounterMode;"
+        "counter = FlopCounterMode(display=False); counter.__enter__(); cuda.softmax(torch.zeros(2, 4));"
+        "assert counter.get_total_flops() == 40; assert not any('registration' in type(f).__module__ for f in sys.meta_path)"
+    )
+    cache = tmp_path / "cache"
+    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "PATH": "/nonexistent", "SOFTBENCH_CACHE": str(cache)})
+    assert not cache.exists()
+
+
+def test_the_row_of_the_bare_kernels_is_not_the_operator():
+    assert kernels.cuda.softmax() is launch.softmax
+    assert launch.softmax is not softmax
+    assert {"softmax.cu", "operator.py", "launch.py"} <= {file.name for file in operators.cuda_op.sources()}
+
+
+def test_the_backend_on_it_says_why_it_is_not_run(monkeypatch):
+    if not torch.cuda.is_available():
+        assert "no CUDA GPU" in operators.cuda_op.available()
+    monkeypatch.setattr(operators.Doors, "available", lambda self: None)
+    monkeypatch.setattr(build, "nvcc", lambda: None)
+    assert operators.cuda_op.available() == build.MISSING
+    monkeypatch.setattr(build, "nvcc", lambda: "/somewhere/nvcc")
+    assert operators.cuda_op.available() is None
