@@ -11,30 +11,48 @@ namespace softbench {
 
 constexpr int BLOCK_THREADS = 1024;
 
-// Most threads of a CTA. A cluster's chunk is at most 64 KB and a little, so its largest kernel can have more registers.
-constexpr int block_threads(int words, bool clusters) { return words == 8 && clusters ? 640 : BLOCK_THREADS; }
-
-template <typename Op, int K, bool CLUSTERS>
-__global__ void __launch_bounds__(block_threads(K * Op::READS, CLUSTERS), K * Op::READS <= 4 ? 2 : 1) block(Tensors<Op> tensors, int log2_cluster, int floor_bytes) {
+template <typename Op, int K>
+__global__ void __launch_bounds__(BLOCK_THREADS, K * Op::READS <= 4 ? 2 : 1) block(Tensors<Op> tensors, int floor_bytes) {
     __shared__ Part parts[MAX_WARPS];
-    int start = 0;
+    const int thread = threadIdx.x;
+    const Row<Op> row(tensors, blockIdx.x, floor_bytes);
+    const int at = row.odd(thread);
+    uint32_t odd[Op::READS];
+    row.read_odd(at, odd);
+    Item<Op::READS> item[K];
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+        int i = thread + k * int(blockDim.x);
+        read(item[k], row, i, i >= row.first && i < row.last);
+    }
+    const Part own = Op::take(item, odd);
+    const Part whole = Op::finish(join_block<Op>(own, parts));
+    forget_unpacked<Op>(item, floor_bytes == 0);
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+        int i = thread + k * int(blockDim.x);
+        if (i >= row.first && i < row.last) row.give(i, item[k], whole, own);
+    }
+    row.write_odd(at, odd, whole);
+}
+
+// CTAs of a cluster an SM, so that all rows are on their way at once: {vectors of all tensors a thread, most threads}
+constexpr int cluster_ctas(int words, int threads) { return words == 2 ? 2048 / threads : words == 4 ? 3 * 512 / threads : words * threads <= 2048 ? 4 : 1; }
+
+template <typename Op, int K, int T>
+__global__ void __launch_bounds__(T, cluster_ctas(K * Op::READS, T)) cluster(Tensors<Op> tensors, int size, int floor_bytes) {
 #if SOFTBENCH_CLUSTERS
+    __shared__ Part parts[MAX_WARPS];
     __shared__ Message box[MAX_CLUSTER];
     __shared__ uint64_t news;
-    int rank = 0;
-    if constexpr (CLUSTERS) {
-        rank = cluster_rank();
-        start = rank * K * blockDim.x;
-        if (threadIdx.x == 0) {
-            barrier_init(&news);
-            barrier_inits_done();
-            barrier_expect(&news, sizeof(Message) << log2_cluster);
-        }
-        cluster_arrive();  // "my barrier is ready"; the wait comes after the loads
+    const int thread = threadIdx.x, lane = thread % WARP, rank = cluster_rank(), start = rank * K * int(blockDim.x) + thread;
+    if (thread == 0) {
+        barrier_init(&news);
+        barrier_inits_done();
+        barrier_expect(&news, sizeof(Message) * size);
     }
-#endif
-    Row<Op> row(tensors, blockIdx.x >> (CLUSTERS ? log2_cluster : 0), floor_bytes);
-    start += threadIdx.x;
+    cluster_arrive();  // "my barrier is ready"; the wait comes after the loads
+    const Row<Op> row(tensors, blockIdx.x / unsigned(size), floor_bytes);
     const int at = row.odd(start);
     uint32_t odd[Op::READS];
     row.read_odd(at, odd);
@@ -46,17 +64,12 @@ __global__ void __launch_bounds__(block_threads(K * Op::READS, CLUSTERS), K * Op
     }
     const Part own = Op::take(item, odd);
     Part part = join_block<Op>(own, parts);
-#if SOFTBENCH_CLUSTERS
-    if constexpr (CLUSTERS) {
-        int size = 1 << log2_cluster;
-        cluster_wait();
-        if (threadIdx.x < size) send(&box[rank], &news, threadIdx.x, part, 0);
-        barrier_wait(&news, 0);  // all messages are in: no one writes here any more, and this CTA may exit
-        Message message = box[threadIdx.x & (size - 1)];
-        part = Op::join_lanes({message.top, message.sum}, size);
-    }
-#endif
-    const Part whole = Op::finish(part);
+    cluster_wait();
+    if (thread < size) send(&box[rank], &news, thread, part, 0);
+    barrier_wait(&news, 0);  // all messages are in: no one writes here any more, and this CTA may exit
+    const int other = lane % MAX_CLUSTER;
+    part = other < size ? Part{box[other].top, box[other].sum} : Op::empty();
+    const Part whole = Op::finish(Op::join_lanes(part, MAX_CLUSTER));
     forget_unpacked<Op>(item, floor_bytes == 0);
 #pragma unroll
     for (int k = 0; k < K; ++k) {
@@ -64,6 +77,7 @@ __global__ void __launch_bounds__(block_threads(K * Op::READS, CLUSTERS), K * Op
         if (i >= row.first && i < row.last) row.give(i, item[k], whole, own);
     }
     row.write_odd(at, odd, whole);
+#endif
 }
 
 }  // namespace softbench

@@ -21,7 +21,7 @@ constexpr int RING_THREADS = 512;
 constexpr int MAX_STAGES = 3;
 
 template <typename Op, int K>
-__global__ void __launch_bounds__(RING_THREADS, 1)
+__global__ void __launch_bounds__(RING_THREADS, K * Op::READS <= 4 ? 2 : 1)
     ring(Tensors<Op> tensors, int log2_cluster, int chunk, int stages, int floor_bytes, Workspace* workspace) {
 #if SOFTBENCH_CLUSTERS
     constexpr int R = Op::READS;
@@ -65,11 +65,10 @@ __global__ void __launch_bounds__(RING_THREADS, 1)
     cluster_wait();
 
     int stage = 0;
-    unsigned lap = 0;
+    unsigned lap = 0, drawn = 0;
+    if (rank == 0 && thread == 0) drawn = atomicAdd(&workspace->rows, 1);
     for (unsigned turn = 0; now < M; ++turn) {
         const unsigned parity = turn & 1;
-        unsigned drawn = 0;
-        if (rank == 0 && thread == 0) drawn = atomicAdd(&workspace->rows, 1);
         const Row<Op> row(tensors, now, floor_bytes);
         const int from = row.first - int(begin), to = row.last - int(begin);
         const int at_now = at;
@@ -99,18 +98,18 @@ __global__ void __launch_bounds__(RING_THREADS, 1)
             part = Op::join_lanes(lane < T / WARP ? parts[parity][lane] : Op::empty(), WARP);
             if (thread == 0) {
                 barrier_expect(&news[parity], sizeof(Message) << log2_cluster);
-                if (rank == 0) {
-                    if (drawn == M - 1) atomicExch(&workspace->rows, 0);  // M draws in all, one a turn: the next launch starts anew
-                    drawn += unsigned(stages) * clusters;
-                }
+                if (rank == 0 && drawn == M - 1) atomicExch(&workspace->rows, 0);  // M draws in all, one a turn: the next launch starts anew
             }
-            drawn = __shfl_sync(~0u, drawn, 0);
-            if (lane < size) send(&box[parity][rank], &news[parity], lane, part, drawn);
+            const unsigned fresh = __shfl_sync(~0u, drawn, 0) + unsigned(stages) * clusters;
+            if (lane < size) send(&box[parity][rank], &news[parity], lane, part, fresh);
         }
         barrier_wait(&news[parity], (turn >> 1) & 1);
         Message message = box[parity][lane & (size - 1)];
         const unsigned fresh = box[parity][0].next_row;
-        if (thread == 0 && fresh < M) fill(stage, fresh);
+        if (thread == 0) {
+            if (rank == 0 && next < M) drawn = atomicAdd(&workspace->rows, 1);  // a turn ahead: the answer takes as long as a row does
+            if (fresh < M) fill(stage, fresh);
+        }
         Part whole = Op::finish(Op::join_lanes({message.top, message.sum}, size));
         forget_unpacked<Op>(item, floor_bytes == 0);
 #pragma unroll

@@ -63,31 +63,55 @@ template <typename Op, int COUNT> __device__ __forceinline__ void settle(float (
     }
 }
 
-// Rows of whole vectors, all of them aligned.
-template <typename Op, int K>
-__global__ void __launch_bounds__(LANES_THREADS, K * Op::V * Op::READS <= 8 ? 8 : K * Op::V * Op::READS <= 16 ? 5 : 3)
+// W words, 4, 8 or 16 bytes, to where they are aligned.
+template <int W> __device__ __forceinline__ void read_words(uint32_t (&word)[W], const void* from) {
+    if constexpr (W == 4) {
+        put(word, *static_cast<const uint4*>(from));
+    } else if constexpr (W == 2) {
+        const uint2 v = *static_cast<const uint2*>(from);
+        word[0] = v.x;
+        word[1] = v.y;
+    } else {
+        word[0] = *static_cast<const uint32_t*>(from);
+    }
+}
+template <typename Out, int V> __device__ __forceinline__ void write_few(Out* target, const float (&value)[V]) {
+    if constexpr (V * sizeof(Out) >= VECTOR_BYTES) {
+        write<Out, V>(target, value);
+    } else if constexpr (sizeof(Out) == 4) {
+        if constexpr (V == 2) *reinterpret_cast<float2*>(target) = make_float2(value[0], value[1]);
+        else *reinterpret_cast<float*>(target) = value[0];
+    } else {
+        if constexpr (V == 4) *reinterpret_cast<uint2*>(target) = make_uint2(pack<Out>(value[0], value[1]), pack<Out>(value[2], value[3]));
+        else *reinterpret_cast<uint32_t*>(target) = pack<Out>(value[0], value[1]);
+    }
+}
+
+// Rows that start at a boundary of W words and are so many or a multiple of it long.
+template <typename Op, int K, int W>
+__global__ void __launch_bounds__(LANES_THREADS, K * W * Op::E * Op::READS <= 8 && K < 4 ? 8 : K * W * Op::E * Op::READS <= 16 ? 5 : 3)
     lanes_whole(Tensors<Op> tensors, int lanes, int rows, int inverse) {  // of a warp; ceil(2048 / lanes)
-    constexpr int R = Op::READS, V = Op::V, E = Op::E;
+    constexpr int R = Op::READS, E = Op::E, V = W * E;
     const int place = threadIdx.x % WARP, number = (place * inverse) >> 11, lane = place - number * lanes;
     const Group group = {lanes, lane, number * lanes, rows * lanes == WARP};
     const int64_t index = (int64_t(blockIdx.x) * (blockDim.x / WARP) + threadIdx.x / WARP) * rows + number;
     const int to = number < rows && index < tensors.M ? tensors.N / V : 0;  // spare lanes go along, for the shuffles
-    Item<R> item[K];
+    uint32_t word[K][R][W];
 #pragma unroll
     for (int k = 0; k < K; ++k) {
         const int i = k * lanes + lane;
 #pragma unroll
         for (int r = 0; r < R; ++r) {
-            const uint32_t none = Op::blank();
-            const uint4* from = reinterpret_cast<const uint4*>(tensors.source[r] + index * tensors.source_stride[r]) + i;
-            put(item[k].word[r], i < to ? *from : make_uint4(none, none, none, none));
+#pragma unroll
+            for (int w = 0; w < W; ++w) word[k][r][w] = Op::blank();
+            if (i < to) read_words<W>(word[k][r], tensors.source[r] + index * tensors.source_stride[r] + i * V);
         }
     }
     float value[K * V][R];
 #pragma unroll
     for (int c = 0; c < K * V; ++c)
 #pragma unroll
-        for (int r = 0; r < R; ++r) value[c][r] = Word<typename Op::Element>::element(item[c / V].word[r][c % V / E], c % E);
+        for (int r = 0; r < R; ++r) value[c][r] = Word<typename Op::Element>::element(word[c / V][r][c % V / E], c % E);
     settle<Op>(value, group);
 #pragma unroll
     for (int k = 0; k < K; ++k) {
@@ -95,7 +119,7 @@ __global__ void __launch_bounds__(LANES_THREADS, K * Op::V * Op::READS <= 8 ? 8 
         float result[V];
 #pragma unroll
         for (int v = 0; v < V; ++v) result[v] = value[k * V + v][0];
-        if (i < to) write<typename Op::Out, V>(tensors.target + index * tensors.target_stride + i * V, result);
+        if (i < to) write_few<typename Op::Out, V>(tensors.target + index * tensors.target_stride + i * V, result);
     }
 }
 

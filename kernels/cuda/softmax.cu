@@ -101,12 +101,14 @@ struct Layout {
     bool congruent;   // each row begins at the same distance from a 16-byte boundary in every tensor
     bool aligned;     // ... which is 0
     bool contiguous;  // row after row without a gap
+    int grain;        // elements, up to a vector of them: every row starts at a multiple of that many and is a multiple long
     int lead;         // most elements between a 128-byte boundary and a row's start, in the first tensor
 };
 
 template <typename Op> Layout layout(const Tensors<Op>& t, int64_t N) {
     constexpr int V = Op::V;
-    Layout l = {true, true, true, 0};
+    Layout l = {true, true, true, V, 0};
+    while (N % l.grain) l.grain /= 2;
     auto look = [&](const void* base, int64_t stride, size_t size) {
         int64_t phase = int64_t(reinterpret_cast<uintptr_t>(base) / size % V), step = t.M > 1 ? (stride % V + V) % V : 0;
         int64_t phase0 = int64_t(reinterpret_cast<uintptr_t>(t.source[0]) / sizeof(typename Op::Element) % V);
@@ -114,6 +116,7 @@ template <typename Op> Layout layout(const Tensors<Op>& t, int64_t N) {
         l.congruent &= phase == phase0 && step == step0;
         l.aligned &= phase == 0 && step == 0;
         l.contiguous &= t.M == 1 || stride == N;
+        while (phase % l.grain || step % l.grain) l.grain /= 2;
     };
     for (int r = 0; r < Op::READS; ++r) look(t.source[r], t.source_stride[r], sizeof(typename Op::Element));
     look(t.target, t.target_stride, sizeof(typename Op::Out));
@@ -167,7 +170,7 @@ template <typename Op> Plan plan(const Tensors<Op>& t, int64_t N) {
         const int log = bytes * R >= 128 << 10 ? 4 : 3;
         const int64_t share = round_up<int64_t>(ceil_div<int64_t>(vectors, 1 << log), 8);
         const int K = share * R >= 1536 || (share * R >= 1024 && M > 32) ? KMAX : 2 / R;
-        if (share <= K * block_threads(K * R, true)) return {CLUSTER, K, threads_for(share, K, BLOCK_THREADS), 1 << log, 0, FLOOR_LONG, 0};
+        if (share <= K * (K * R == 8 ? 640 : BLOCK_THREADS)) return {CLUSTER, K, threads_for(share, K, BLOCK_THREADS), 1 << log, 0, FLOOR_LONG, 0};
     }
     const bool hybrid = vectors > 4096 / R && !whole;
     if (!few && !hybrid && vectors <= BLOCK_THREADS * KMAX) {
@@ -232,21 +235,24 @@ struct Launch {
     template <typename... P, typename... A>
     void operator()(void (*kernel)(P...), int64_t grid, int threads, size_t shared, int cluster, A... arguments) {
         if (!prepare(kernel, shared, cluster > 8)) return;
-        cudaLaunchAttribute attribute;
-        cudaLaunchConfig_t config = configuration(grid, threads, shared, cluster, &attribute);
+        cudaLaunchAttribute attributes[2];
+        cudaLaunchConfig_t config = configuration(grid, threads, shared, cluster, attributes);
         error = cudaLaunchKernelEx(&config, kernel, P(arguments)...);
     }
-    cudaLaunchConfig_t configuration(int64_t grid, int threads, size_t shared, int cluster, cudaLaunchAttribute* attribute) {
+    // A cluster's CTAs go to as many SMs: two on one SM would wait for the same exchange, where CTAs of two clusters overlap theirs.
+    cudaLaunchConfig_t configuration(int64_t grid, int threads, size_t shared, int cluster, cudaLaunchAttribute (&attributes)[2]) {
         cudaLaunchConfig_t config = {};
         config.gridDim = dim3(unsigned(grid));
         config.blockDim = dim3(threads);
         config.dynamicSmemBytes = shared;
         config.stream = stream;
-        config.attrs = attribute;
-        config.numAttrs = cluster > 1;
-        attribute->id = cudaLaunchAttributeClusterDimension;
-        attribute->val.clusterDim.x = cluster;
-        attribute->val.clusterDim.y = attribute->val.clusterDim.z = 1;
+        config.attrs = attributes;
+        config.numAttrs = cluster > 1 ? 2 : 0;
+        attributes[0].id = cudaLaunchAttributeClusterDimension;
+        attributes[0].val.clusterDim.x = cluster;
+        attributes[0].val.clusterDim.y = attributes[0].val.clusterDim.z = 1;
+        attributes[1].id = cudaLaunchAttributeClusterSchedulingPolicyPreference;
+        attributes[1].val.clusterSchedulingPolicyPreference = cudaClusterSchedulingPolicySpread;
         return config;
     }
     // Clusters that the device holds at once.
@@ -259,8 +265,8 @@ struct Launch {
         std::lock_guard<std::mutex> guard(mutex);
         int& count = known[{reinterpret_cast<const void*>(kernel), current, threads, shared, cluster}];
         if (count == 0) {
-            cudaLaunchAttribute attribute;
-            cudaLaunchConfig_t config = configuration(cluster, threads, shared, cluster, &attribute);
+            cudaLaunchAttribute attributes[2];
+            cudaLaunchConfig_t config = configuration(cluster, threads, shared, cluster, attributes);
             error = cudaOccupancyMaxActiveClusters(&count, kernel, &config);
         }
         return count;
@@ -278,8 +284,18 @@ template <typename Op, typename F> bool with_shape(const Plan& p, F f) {
     auto is = [&](auto w, auto t) { return words == w.value && p.threads == t.value && (f(w, t), true); };
     using std::integral_constant;
     return is(integral_constant<int, 8>(), integral_constant<int, 512>()) || is(integral_constant<int, 8>(), integral_constant<int, 1024>()) ||
-           is(integral_constant<int, 16>(), integral_constant<int, 256>()) || is(integral_constant<int, 24>(), integral_constant<int, 256>()) ||
+           is(integral_constant<int, 8>(), integral_constant<int, 256>()) || is(integral_constant<int, 16>(), integral_constant<int, 256>()) || is(integral_constant<int, 24>(), integral_constant<int, 256>()) ||
            is(integral_constant<int, 24>(), integral_constant<int, 512>());
+}
+
+// Calls f with the K and the most threads of the clusters' kernel that holds a plan's.
+template <typename Op, typename F> bool with_cluster(const Plan& p, F f) {
+    const int words = p.vectors * Op::READS;
+    auto is = [&](auto w, auto most) { return words == w.value && p.threads <= most.value && (f(std::integral_constant<int, w.value / Op::READS>(), most), true); };
+    using std::integral_constant;
+    return is(integral_constant<int, 2>(), integral_constant<int, 512>()) || is(integral_constant<int, 2>(), integral_constant<int, 1024>()) ||
+           is(integral_constant<int, 4>(), integral_constant<int, 512>()) || is(integral_constant<int, 8>(), integral_constant<int, 256>()) ||
+           is(integral_constant<int, 8>(), integral_constant<int, 640>());
 }
 
 template <typename Op> bool launch(const Tensors<Op>& t, int64_t N, const Plan& p, Launch& go) {
@@ -293,10 +309,16 @@ template <typename Op> bool launch(const Tensors<Op>& t, int64_t N, const Plan& 
     };
     switch (p.tier) {
         case LANES:
-            return with_vectors<1, 2, 3>(p.vectors, [&](auto k) {
+            if (p.depth)
+                return with_vectors<1, 2, 3>(p.vectors, [&](auto k) {
+                    go(lanes_odd<Op, k.value>, ceil_div(M << log, int64_t(p.threads)), p.threads, 0, 1, t, log, p.floor);
+                });
+            return with_vectors<1, 2, 3, 4>(p.vectors, [&](auto k) {
                 const int rows = WARP / p.group;
-                if (p.depth) go(lanes_odd<Op, k.value>, ceil_div(M << log, int64_t(p.threads)), p.threads, 0, 1, t, log, p.floor);
-                else go(lanes_whole<Op, k.value>, ceil_div(M, int64_t(p.threads / WARP * rows)), p.threads, 0, 1, t, p.group, rows, ceil_div(2048, p.group));
+                const int64_t grid = ceil_div(M, int64_t(p.threads / WARP * rows));
+                with_vectors<4, 2, 1>(p.floor / 4, [&](auto w) {
+                    if constexpr (k.value * w.value <= 12) go(lanes_whole<Op, k.value, w.value>, grid, p.threads, 0, 1, t, p.group, rows, ceil_div(2048, p.group));
+                });
             });
         case STAGED:
             if constexpr (SAME)
@@ -304,9 +326,9 @@ template <typename Op> bool launch(const Tensors<Op>& t, int64_t N, const Plan& 
                     go(staged<Op, k.value>, ceil_div(M, int64_t(p.depth)), p.threads, size_t(p.depth) * N * R * sizeof(typename Op::Element), 1, t, log, p.depth);
                 });
             return false;
-        case BLOCK: return each([&](auto k) { go(block<Op, k.value, false>, M, p.threads, 0, 1, t, 0, p.floor); });
+        case BLOCK: return each([&](auto k) { go(block<Op, k.value>, M, p.threads, 0, 1, t, p.floor); });
         case CLUSTER:
-            return with_vectors<2 / R, 8 / R>(p.vectors, [&](auto k) { go(block<Op, k.value, true>, M << log, p.threads, 0, p.group, t, log, p.floor); });
+            return with_cluster<Op>(p, [&](auto k, auto most) { go(cluster<Op, k.value, most.value>, M * p.group, p.threads, size_t(p.depth) << 10, p.group, t, p.group, p.floor); });
         case RING:
             if constexpr (SAME)
                 return with_vectors<4 / R, 8 / R>(p.vectors, [&](auto k) {
@@ -328,7 +350,7 @@ template <typename Op> bool launch(const Tensors<Op>& t, int64_t N, const Plan& 
             });
         case WIDE: {
             const int chunk = int(round_up<int64_t>(ceil_div<int64_t>(vectors, p.group), 8));
-            const size_t shared = size_t(std::max(0, chunk - p.vectors * p.threads)) * R * VECTOR_BYTES;
+            const size_t shared = size_t(std::max(0, chunk - p.vectors * p.threads)) * R * VECTOR_BYTES + (size_t(p.depth) << 10);
             return with_shape<Op>(p, [&](auto words, auto threads) { go(wide<Op, words.value, threads.value>, M * p.group, p.threads, shared, p.group, t, p.group, chunk, p.floor); });
         }
         case PLAIN:
@@ -345,17 +367,24 @@ template <typename Op> bool holds(const Tensors<Op>& t, int64_t N, const Plan& p
     const Layout l = layout(t, N);
     if (p.tier == PLAIN) return true;
     if (!l.congruent || N > MAX_N || p.threads < 32 || p.threads % 32 || p.group < 1 || p.vectors < 1) return false;
-    const bool whole = l.aligned && N % V == 0, power = (p.group & (p.group - 1)) == 0;
+    const bool power = (p.group & (p.group - 1)) == 0;
     const int64_t vectors = p.floor == FLOOR_LONG ? (l.lead + N) / V : ((l.aligned ? 0 : V - 1) + N) / V;
     const int64_t share = ceil_div<int64_t>(vectors, p.group);
     const bool clusters = device().major >= 9 && power && p.group <= MAX_CLUSTER && p.floor == FLOOR_LONG;
     switch (p.tier) {
-        case LANES: return p.group <= WARP && p.threads <= LANES_THREADS && vectors <= p.group * p.vectors && (p.depth ? power && p.group >= 2 * TAIL_THREAD : whole);
+        case LANES: {
+            if (p.group > WARP || p.threads > LANES_THREADS) return false;
+            if (p.depth) return vectors <= p.group * p.vectors && power && p.group >= 2 * TAIL_THREAD;
+            const int each = p.floor / 4 * Op::E;
+            return (p.floor == 4 || p.floor == 8 || p.floor == 16) && p.vectors * p.floor <= 48 && l.grain % each == 0 && N / each <= p.group * p.vectors;
+        }
         case STAGED:
             return l.contiguous && reinterpret_cast<uintptr_t>(t.source[0]) % VECTOR_BYTES == 0 && power && p.group <= WARP && p.threads <= LANES_THREADS &&
                    N <= p.group * p.vectors && p.depth > 0 && p.depth % V == 0 && p.depth * N * R * int64_t(sizeof(typename Op::Element)) <= device().shared_block - 2048;
         case BLOCK: return p.threads <= BLOCK_THREADS && vectors <= int64_t(p.threads) * p.vectors;
-        case CLUSTER: return clusters && p.group > 1 && p.threads <= block_threads(p.vectors * R, true) && vectors <= int64_t(p.group) * p.threads * p.vectors;
+        case CLUSTER:
+            return device().major >= 9 && p.group > 1 && p.group <= MAX_CLUSTER && p.floor == FLOOR_LONG && with_cluster<Op>(p, [](auto, auto) {}) &&
+                   vectors <= int64_t(p.group) * p.threads * p.vectors;
         case RING:
             return clusters && p.group > 1 && p.threads <= RING_THREADS && (p.depth == 2 || p.depth == 3) && round_up<int64_t>(share, 8) <= int64_t(p.threads) * p.vectors &&
                    p.depth * R * round_up<int64_t>(share, 8) * VECTOR_BYTES <= device().shared_block - 2048;

@@ -17,7 +17,9 @@ namespace softbench {
 constexpr int MAX_PIECES = 32;
 
 // CTAs an SM of a shape: what registers allow. {vectors of all tensors a thread, threads}
-constexpr int wide_ctas(int words, int threads) { return words * threads <= 4096 ? (words == 16 ? 3 : 2) : words * threads <= 6144 ? 2 : 1; }
+constexpr int wide_ctas(int words, int threads) {
+    return words * threads <= 2048 ? 4 : words * threads <= 4096 ? (words == 16 ? 3 : 2) : words * threads <= 6144 ? 2 : 1;
+}
 
 template <typename Op, int W, int T>
 __global__ void __launch_bounds__(T, wide_ctas(W, T)) wide(Tensors<Op> tensors, int size, int chunk, int floor_bytes) {

@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .groups import arrive, exchange_sum, leave, meet, slot, summed, tag_of, warm
+from .groups import arrive, exchange_sum, leave, meet_sum, slot, tag_of, warm
 from .words import after, dot_lanes, dot_of, edges_of, element, load, store_slopes, vectors_of, words_at
 
 
@@ -124,9 +124,8 @@ def backward_group(
         s += tl.sum(dy_edge * y_edge, 1)
     tl.store(slots + row * PEERS + rank, slot(tag, s))
     leave(counter, tag, programs)
-    if meet(row_slots, tag, G, PEERS, False) == 0:
-        dot = summed(row_slots, G, PEERS)
-    else:
+    late, dot = meet_sum(row_slots, tag, G, PEERS)
+    if late != 0:
         all_lanes = tl.zeros((1, T), tl.float32)
         for at in range(0, G * CHUNK, T):
             place = at + tl.arange(0, 1)

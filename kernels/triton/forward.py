@@ -34,7 +34,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .groups import arrive, exchange, joined, leave, meet, slot, tag_of, warm
+from .groups import arrive, exchange, leave, meet, slot, tag_of, warm
 from .held import hold, measure_held, store_held
 from .words import (
     MINUS_INFINITY,
@@ -183,13 +183,12 @@ def forward_group(
         m_edge, s_edge = measure_edges(edge)
         m, s = join(m, s, m_edge, s_edge)
     if PEERS > 1:
-        mine = slots + row * (2 * PEERS) + rank
+        mine = slots + row * (2 * PEERS) + rank * 2
         tl.store(mine, slot(tag, m))
-        tl.store(mine + PEERS, slot(tag, s))
+        tl.store(mine + 1, slot(tag, s))
         leave(counter, tag, programs)
-        if meet(row_slots, tag, G, PEERS, True) == 0:
-            m_row, s_row = joined(row_slots, G, PEERS)
-        else:  # alone: the whole row again, from x
+        late, m_row, s_row = meet(row_slots, tag, G, PEERS)
+        if late != 0:  # alone: the whole row again, from x
             m_all = tl.full((1, T), MINUS_INFINITY, tl.float32)
             s_all = tl.zeros((1, T), tl.float32)
             for at in range(0, G * CHUNK, T):

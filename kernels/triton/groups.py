@@ -106,65 +106,72 @@ def value_of(word):
 def warm(slots, G, PEERS: tl.constexpr, PAIRS: tl.constexpr):
     """Fetch the row's slots into L2 while other loads are under way: the first poll would else wait for memory."""
     L: tl.constexpr = PEERS if PEERS < LANES else LANES
+    EACH: tl.constexpr = 2 if PAIRS else 1
     lane = tl.arange(0, L)
     for u in tl.static_range(PEERS // L):
-        tl.load(slots + lane + u * L, mask=lane + u * L < G, other=0, volatile=True)
-        if PAIRS:
-            tl.load(slots + PEERS + lane + u * L, mask=lane + u * L < G, other=0, volatile=True)
+        tl.load(slots + (lane + u * L) * EACH, mask=lane + u * L < G, other=0, volatile=True)
 
 
 @triton.jit
-def meet(slots, tag, G, PEERS: tl.constexpr, PAIRS: tl.constexpr):
-    """1 when polling was in vain, else 0. `slots`: the row's 2 * PEERS words (PEERS without PAIRS), PEERS >= G a power of two."""
+def meet(slots, tag, G, PEERS: tl.constexpr):
+    """(late, top, total): 1 when polling was in vain, else 0 and the (max, sum) of all that met, scalars.
+
+    `slots`: the row's PEERS pairs of words, PEERS >= G a power of two. What a poll has read is what is joined: another look at the slots
+    would cost as much as a poll.
+    """
+    L: tl.constexpr = PEERS if PEERS < LANES else LANES
+    lane = tl.arange(0, L)
+    half = tl.arange(0, 2)
+    late = 1
+    tries = 0
+    m = tl.full((L,), MINUS_INFINITY, tl.float32)
+    s = tl.zeros((L,), tl.float32)
+    while (late != 0) & (tries < POLLS):
+        m = tl.full((L,), MINUS_INFINITY, tl.float32)
+        s = tl.zeros((L,), tl.float32)
+        missing = tl.zeros((L,), tl.int32)
+        for u in tl.static_range(PEERS // L):
+            peer = lane + u * L
+            there = peer < G
+            pairs = tl.load(slots + peer[:, None] * 2 + half[None, :], mask=there[:, None], other=0, volatile=True)
+            top, total = tl.split(pairs)
+            missing = missing | (there & (((top >> 32) != tag) | ((total >> 32) != tag))).to(tl.int32)
+            m, s = join(m, s, tl.where(there, value_of(top), MINUS_INFINITY), tl.where(there, value_of(total), 0.0))
+        late = tl.max(missing, 0)
+        tries += 1
+    if INTERPRETED:
+        top_all = tl.max(m, 0)
+        return late, top_all, tl.sum(s * exp_of(m - base_of(top_all)), 0)
+    else:
+        top_all, total_all = tl.reduce((m, s), 0, join)
+        return agreed(late), top_all, total_all
+
+
+@triton.jit
+def meet_sum(slots, tag, G, PEERS: tl.constexpr):
+    """(late, sum), likewise; one word a peer."""
     L: tl.constexpr = PEERS if PEERS < LANES else LANES
     lane = tl.arange(0, L)
     late = 1
     tries = 0
+    s = tl.zeros((L,), tl.float32)
     while (late != 0) & (tries < POLLS):
+        s = tl.zeros((L,), tl.float32)
         missing = tl.zeros((L,), tl.int32)
         for u in tl.static_range(PEERS // L):
             peer = lane + u * L
             word = tl.load(slots + peer, mask=peer < G, other=0, volatile=True)
             missing = missing | ((peer < G) & ((word >> 32) != tag)).to(tl.int32)
-            if PAIRS:
-                word = tl.load(slots + PEERS + peer, mask=peer < G, other=0, volatile=True)
-                missing = missing | ((peer < G) & ((word >> 32) != tag)).to(tl.int32)
+            s += tl.where(peer < G, value_of(word), 0.0)
         late = tl.max(missing, 0)
         tries += 1
-    # Each warp polls for itself, and one may have seen what another has not: what follows must be the same for all.
     if INTERPRETED:
-        return late
+        return late, tl.sum(s, 0)
     else:
-        return tl.inline_asm_elementwise(ANY, "=r,r", [late], dtype=tl.int32, is_pure=False, pack=1)
+        return agreed(late), tl.sum(s, 0)
 
 
 @triton.jit
-def joined(slots, G, PEERS: tl.constexpr):
-    """The (max, sum) of all that met: scalars."""
-    L: tl.constexpr = PEERS if PEERS < LANES else LANES
-    lane = tl.arange(0, L)
-    m = tl.full((L,), MINUS_INFINITY, tl.float32)
-    s = tl.zeros((L,), tl.float32)
-    for u in tl.static_range(PEERS // L):
-        peer = lane + u * L
-        there = peer < G
-        top = value_of(tl.load(slots + peer, mask=there, other=0, volatile=True))
-        total = value_of(tl.load(slots + PEERS + peer, mask=there, other=0, volatile=True))
-        m, s = join(m, s, tl.where(there, top, MINUS_INFINITY), tl.where(there, total, 0.0))
-    if INTERPRETED:
-        top = tl.max(m, 0)
-        return top, tl.sum(s * exp_of(m - base_of(top)), 0)
-    else:
-        return tl.reduce((m, s), 0, join)
-
-
-@triton.jit
-def summed(slots, G, PEERS: tl.constexpr):
-    """The sum of all that met: a scalar."""
-    L: tl.constexpr = PEERS if PEERS < LANES else LANES
-    lane = tl.arange(0, L)
-    s = tl.zeros((L,), tl.float32)
-    for u in tl.static_range(PEERS // L):
-        peer = lane + u * L
-        s += tl.where(peer < G, value_of(tl.load(slots + peer, mask=peer < G, other=0, volatile=True)), 0.0)
-    return tl.sum(s, 0)
+def agreed(late):
+    """1 when any warp's `late` is: each polls for itself, one may have seen what another has not, and all must go on alike."""
+    return tl.inline_asm_elementwise(ANY, "=r,r", [late], dtype=tl.int32, is_pure=False, pack=1)

@@ -1,8 +1,9 @@
-"""Measure the table of plans for the GPU at hand: python -m softbench.kernels.triton.tune [--output FILE]
+"""Measure the table of plans for the GPU at hand: python -m softbench.kernels.triton.tune [--output FILE] [--only WORDS]
 
 Over a grid of shapes, times every plan of `rules.candidates` by `triton.testing.do_bench` (median) and keeps the fastest; one that is not
 1 % faster than the rule's own choice is not worth a departure from it. A plan whose result is not that of torch's float64 softmax is
-named and dropped. Kernels are compiled beforehand by several processes, as most of the time would go there. Minutes.
+named and dropped. Kernels are compiled beforehand by several processes, as most of the time would go there. Minutes; with --only, which
+measures a part of the grid and leaves the table's other lines as they are, less.
 """
 
 from __future__ import annotations
@@ -33,8 +34,24 @@ TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 ELEMENTS = 1 << 30  # most of a tensor: the card's memory is another's, too
 
 
-def cells() -> Iterator[tuple[bool, torch.dtype, int, int]]:
-    """(backward, dtype, M, N); float16 rows go the way of bfloat16."""
+Cell = tuple[bool, torch.dtype, int, int]
+
+
+def named(cell: Cell) -> str:
+    """As in `forward bfloat16 few 16x32768`; a cell of 128 rows at most is of few."""
+    backward, dtype, M, N = cell
+    return f"{'backward' if backward else 'forward'} {str(dtype).removeprefix('torch.')} {'few ' if M <= 128 else ''}{M}x{N}"
+
+
+def cells(only: str = "") -> Iterator[Cell]:
+    """The grid's cells that have each of these words in their names and fit the card; float16 rows go the way of bfloat16."""
+    for cell in _grid():
+        if all(word in named(cell) for word in only.split()) and cell[2] * cell[3] <= ELEMENTS:
+            yield cell
+
+
+def _grid() -> Iterator[Cell]:
+    """(backward, dtype, M, N)."""
     for backward in (False, True):
         for dtype in (torch.bfloat16, torch.float32):
             for number, N in enumerate((*LONG, *MIDDLE)):
@@ -71,11 +88,11 @@ def right(backward: bool, tensors: tuple[torch.Tensor, ...]) -> bool:
     return True
 
 
-def compile_part(part: int, parts: int) -> None:
+def compile_part(part: int, parts: int, only: str) -> None:
     """Launch this part of all plans once on a few rows: what they compile to is kept on disk."""
     seen = set()
-    for number, (backward, dtype, M, N) in enumerate(cells()):
-        if number % parts != part or M * N > ELEMENTS:
+    for number, (backward, dtype, M, N) in enumerate(cells(only)):
+        if number % parts != part:
             continue
         few = operands(backward, dtype, min(M, 2), N)
         for plan in rules.candidates(_shape(backward, dtype, M, N)):
@@ -98,9 +115,9 @@ def _try(tensors: tuple[torch.Tensor, ...], plan: Plan) -> str | None:
         return str(error).strip().splitlines()[0][:120] if str(error).strip() else type(error).__name__
 
 
-def measure() -> list[tuple[str, int, int, dict[str, object]]]:
-    """The table's lines; prints one a cell."""
-    return [measured_cell(*cell) for cell in cells() if cell[2] * cell[3] <= ELEMENTS]
+def measure(only: str = "") -> list[tuple[str, int, int, dict[str, object]]]:
+    """The table's lines of these cells; prints one a cell."""
+    return [measured_cell(*cell) for cell in cells(only)]
 
 
 def measured_cell(backward: bool, dtype: torch.dtype, M: int, N: int) -> tuple[str, int, int, dict[str, object]]:
@@ -123,9 +140,8 @@ def measured_cell(backward: bool, dtype: torch.dtype, M: int, N: int) -> tuple[s
     rule, best = times[0], min(times, key=lambda pair: pair[0])
     if rule[0] <= best[0] * GAIN:
         best = rule
-    name = f"{'backward' if backward else 'forward'} {str(dtype).removeprefix('torch.')} {M}x{N}"
     numbers = as_numbers(best[1])
-    print(f"{name}: {copy / best[0]:.3f} of copy, the rule's {copy / rule[0]:.3f}, of {len(times)}: {numbers}", flush=True)
+    print(f"{named((backward, dtype, M, N))}: {copy / best[0]:.3f} of copy, the rule's {copy / rule[0]:.3f}, of {len(times)}: {numbers}", flush=True)
     return (*rules.bucket(shape), numbers)
 
 
@@ -139,24 +155,28 @@ def timed(call: Callable[[], object]) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m softbench.kernels.triton.tune", description=__doc__.split("\n\n")[0])
     parser.add_argument("--output", type=Path, help="the table's file; by default tables/<device>.json beside this module")
+    parser.add_argument("--only", default="", metavar="WORDS", help="cells with these words in their names, as in 'forward few'; others stay")
     parser.add_argument("--part", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--parts", type=int, default=max(1, (os.cpu_count() or 2) - 2), help="processes that compile")
     given = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("tune needs a CUDA GPU; without one there is nothing to measure")
     if given.part is not None:
-        compile_part(given.part, given.parts)
+        compile_part(given.part, given.parts, given.only)
         return
     os.environ["SOFTBENCH_TRITON_TABLE"] = os.devnull  # the rules' own choice is what a table departs from
-    again = [sys.executable, "-m", __spec__.name, "--parts", str(given.parts), "--part"]
+    again = [sys.executable, "-m", __spec__.name, "--parts", str(given.parts), "--only", given.only, "--part"]
     compilers = [subprocess.Popen([*again, str(part)], stderr=subprocess.DEVNULL) for part in range(given.parts)]
     for compiler in compilers:
         compiler.wait()
     output = given.output or Path(__file__).with_name("tables") / f"{torch.cuda.get_device_name().replace(' ', '-')}.json"
-    lines = [json.dumps(line) for line in measure()]
+    table = {tuple(line[:3]): line for line in (json.loads(output.read_text()) if given.only and output.is_file() else [])}
+    fresh = measure(given.only)
+    table.update({line[:3]: line for line in fresh})
+    lines = [json.dumps(table[key]) for key in sorted(table)]
     output.parent.mkdir(exist_ok=True)
     output.write_text("[\n" + ",\n".join(lines) + "\n]\n")
-    print(f"{len(lines)} plans in {output}")
+    print(f"{len(fresh)} cells measured, {len(lines)} plans in {output}")
 
 
 if __name__ == "__main__":
