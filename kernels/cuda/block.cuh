@@ -37,7 +37,9 @@ __global__ void __launch_bounds__(BLOCK_THREADS, K * Op::READS <= 4 ? 2 : 1) blo
 }
 
 // CTAs of a cluster an SM, so that all rows are on their way at once: {vectors of all tensors a thread, most threads}
-constexpr int cluster_ctas(int words, int threads) { return words == 2 ? 2048 / threads : words == 4 ? 3 * 512 / threads : words * threads <= 2048 ? 4 : 1; }
+constexpr int cluster_ctas(int words, int threads) {
+    return words == 2 ? 2048 / threads : words == 4 ? 3 * 512 / threads : words * threads <= 2048 ? 4 : words * threads <= 4096 ? 2 : 1;
+}
 
 template <typename Op, int K, int T>
 __global__ void __launch_bounds__(T, cluster_ctas(K * Op::READS, T)) cluster(Tensors<Op> tensors, int size, int floor_bytes) {
@@ -65,7 +67,7 @@ __global__ void __launch_bounds__(T, cluster_ctas(K * Op::READS, T)) cluster(Ten
     const Part own = Op::take(item, odd);
     Part part = join_block<Op>(own, parts);
     cluster_wait();
-    if (thread < size) send(&box[rank], &news, thread, part, 0);
+    if (thread < size) send(&box[rank], &news, thread, part);
     barrier_wait(&news, 0);  // all messages are in: no one writes here any more, and this CTA may exit
     const int other = lane % MAX_CLUSTER;
     part = other < size ? Part{box[other].top, box[other].sum} : Op::empty();

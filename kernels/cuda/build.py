@@ -121,7 +121,7 @@ class Plan(ctypes.Structure):
     _fields_ = [(name, ctypes.c_int) for name in ("tier", "vectors", "threads", "group", "depth", "floor", "patience")]
 
 
-TIERS = ("lanes", "staged", "block", "cluster", "ring", "split", "plain", "wide")
+TIERS = ("lanes", "staged", "block", "cluster", "split", "plain", "wide")
 
 
 @functools.cache

@@ -165,26 +165,23 @@ __device__ __forceinline__ void copy_bulk(void* shared, const void* global, uint
 }
 
 // The mailbox of a CTA: each CTA of the cluster, itself included, writes its part there, and the barrier's phase ends when all have.
-struct alignas(16) Message {
+struct alignas(8) Message {
     float top, sum;
-    uint32_t next_row, unused;
 };
 // Sent by one lane a receiver. The bytes travel in registers: nothing of the sender's is read later, so it may exit.
-__device__ __forceinline__ void send(Message* box, uint64_t* barrier, int to, Part part, uint32_t next_row) {
-    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(peer_address(box, to)),
-                 "r"(__float_as_uint(part.top)), "r"(__float_as_uint(part.sum)), "r"(next_row), "r"(0), "r"(peer_address(barrier, to))
+__device__ __forceinline__ void send(Message* box, uint64_t* barrier, int to, Part part) {
+    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1, %2}, [%3];" ::"r"(peer_address(box, to)),
+                 "r"(__float_as_uint(part.top)), "r"(__float_as_uint(part.sum)), "r"(peer_address(barrier, to))
                  : "memory");
 }
 #endif
 
 // ---- between the CTAs of a grid -----------------------------------------------------------------------------------------------------
 
-// What launches on one stream share; zeroed once. See split.cuh and ring.cuh.
+// What launches on one stream share; zeroed once. See split.cuh.
 struct Workspace {
     unsigned long long launches;  // high word: launches done; low word: CTAs of the running one that are through
-    unsigned long long reserved[7];
-    unsigned rows;  // the next row to hand out
-    unsigned reserved_too[15];
+    unsigned long long reserved[15];  // a line of its own
     uint4 slots[1];  // {top, tag, sum, tag} of each part of each row
 };
 

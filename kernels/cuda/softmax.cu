@@ -31,172 +31,13 @@
 //   persistent loop over rows .92-.955, drawn rows .97-.98, one CTA a row .96-1.0.
 // Few rows end at .59-.83: all load, then all exchange, then all store, and a copy has no such phases.
 
-#include "block.cuh"
-#include "plain.cuh"
-#include "ring.cuh"
-#include "short.cuh"
-#include "split.cuh"
-#include "wide.cuh"
+#include "rules.cuh"
 
-#include <algorithm>
 #include <map>
-#include <mutex>
 #include <tuple>
 #include <type_traits>
 
 namespace softbench {
-
-enum Tier { AUTO = -1, LANES, STAGED, BLOCK, CLUSTER, RING, SPLIT, PLAIN, WIDE };
-
-}  // namespace softbench
-
-// What a launch does; also what a test or a sweep may ask for. `group`: lanes of a row (lanes, staged), CTAs of a row (cluster, ring,
-// split). `depth`: whether rows may be
-// unaligned (lanes), rows of a CTA (staged), stages (ring), vectors a thread in shared memory (split). `patience`: polls before a CTA of
-// split helps itself; negative: it always does.
-extern "C" struct SoftbenchPlan {
-    int tier, vectors, threads, group, depth, floor, patience;
-};
-
-namespace softbench {
-
-using Plan = SoftbenchPlan;
-
-constexpr int FLOOR_LONG = 128;
-constexpr int PATIENCE = 1 << 16;  // some tens of milliseconds
-constexpr int SHORT_BYTES = 1024;
-constexpr int WIDE_VECTORS = 12288;  // of a CTA of `wide`, two to an SM: half in registers, half in shared memory
-constexpr int64_t MAX_N = (int64_t(1) << 31) - 4096;  // indices within a row are 32-bit, beyond this `plain` takes over
-
-struct Device {
-    int sms, shared_block, shared_sm, major;
-};
-
-const Device& device() {
-    static Device known[64];
-    static std::once_flag once[64];
-    int current = 0;
-    cudaGetDevice(&current);
-    current &= 63;
-    std::call_once(once[current], [&] {
-        Device& d = known[current];
-        cudaDeviceGetAttribute(&d.sms, cudaDevAttrMultiProcessorCount, current);
-        cudaDeviceGetAttribute(&d.shared_block, cudaDevAttrMaxSharedMemoryPerBlockOptin, current);
-        cudaDeviceGetAttribute(&d.shared_sm, cudaDevAttrMaxSharedMemoryPerMultiprocessor, current);
-        cudaDeviceGetAttribute(&d.major, cudaDevAttrComputeCapabilityMajor, current);
-    });
-    return known[current];
-}
-
-template <typename I> I ceil_div(I a, I b) { return (a + b - 1) / b; }
-template <typename I> I round_up(I a, I b) { return ceil_div(a, b) * b; }
-int log2_ceil(int64_t n) {
-    int log = 0;
-    while ((int64_t(1) << log) < n) ++log;
-    return log;
-}
-
-// How the tensors of a launch lie.
-struct Layout {
-    bool congruent;   // each row begins at the same distance from a 16-byte boundary in every tensor
-    bool aligned;     // ... which is 0
-    bool contiguous;  // row after row without a gap
-    int grain;        // elements, up to a vector of them: every row starts at a multiple of that many and is a multiple long
-    int lead;         // most elements between a 128-byte boundary and a row's start, in the first tensor
-};
-
-template <typename Op> Layout layout(const Tensors<Op>& t, int64_t N) {
-    constexpr int V = Op::V;
-    Layout l = {true, true, true, V, 0};
-    while (N % l.grain) l.grain /= 2;
-    auto look = [&](const void* base, int64_t stride, size_t size) {
-        int64_t phase = int64_t(reinterpret_cast<uintptr_t>(base) / size % V), step = t.M > 1 ? (stride % V + V) % V : 0;
-        int64_t phase0 = int64_t(reinterpret_cast<uintptr_t>(t.source[0]) / sizeof(typename Op::Element) % V);
-        int64_t step0 = t.M > 1 ? (t.source_stride[0] % V + V) % V : 0;
-        l.congruent &= phase == phase0 && step == step0;
-        l.aligned &= phase == 0 && step == 0;
-        l.contiguous &= t.M == 1 || stride == N;
-        while (phase % l.grain || step % l.grain) l.grain /= 2;
-    };
-    for (int r = 0; r < Op::READS; ++r) look(t.source[r], t.source_stride[r], sizeof(typename Op::Element));
-    look(t.target, t.target_stride, sizeof(typename Op::Out));
-    constexpr int line = FLOOR_LONG / sizeof(typename Op::Element);
-    int64_t phase = int64_t(reinterpret_cast<uintptr_t>(t.source[0]) / sizeof(typename Op::Element) % line);
-    int64_t step = t.M > 1 ? t.source_stride[0] % line : 0, grain = line;
-    while (grain > 1 && (step % grain != 0)) grain /= 2;  // a row's start is phase + a multiple of this power of two
-    l.lead = int(line - grain + phase % grain);
-    return l;
-}
-
-// The rules. Numbers are of an H200 unless a device's attribute stands there.
-template <typename Op> Plan plan(const Tensors<Op>& t, int64_t N) {
-    constexpr int V = Op::V, R = Op::READS, KMAX = 8 / R;
-    constexpr bool SAME = sizeof(typename Op::Element) == sizeof(typename Op::Out);
-    const Device& d = device();
-    const Layout l = layout(t, N);
-    const int64_t M = t.M, bytes = N * int64_t(sizeof(typename Op::Element));
-    if (!l.congruent || N > MAX_N) return {PLAIN, 0, N <= 2048 ? 128 : PLAIN_THREADS, N <= 2048, 0, 16, 0};
-
-    const bool whole = l.aligned && N % V == 0;
-    if (bytes <= SHORT_BYTES / R) {
-        const int vectors = int(l.aligned ? N / V : (N + V - 1) / V);
-        int best_k = 0, best_lanes = 0;
-        double best = 0;
-        for (int k = 1; k <= 3; ++k) {
-            int lanes = std::max(ceil_div(vectors, k), 1);
-            if (!whole) lanes = std::max(1 << log2_ceil(lanes), 2 * TAIL_THREAD);
-            if (lanes > WARP) continue;
-            // Of the places that a warp's instruction has, how many do something; two vectors a lane keep more bytes in flight. A single
-            // lane's vectors would be apart in memory.
-            double worth = double(vectors) * (WARP / lanes) / (k * WARP) + (k == 2 && lanes >= 4 ? 0.05 : 0) - (k > 1 && lanes < 2 ? 0.3 : 0);
-            if (worth > best) best = worth, best_k = k, best_lanes = lanes;
-        }
-        const bool piece = SAME && R == 1 && l.contiguous && reinterpret_cast<uintptr_t>(t.source[0]) % VECTOR_BYTES == 0;
-        if (piece && !whole && vectors < (V == 4 ? 24 : 11)) {
-            int log = std::min(log2_ceil(ceil_div(N, int64_t(8))), 5);
-            int rows = int(std::min<int64_t>(64, std::max<int64_t>(V, M / (8 * d.sms) / V * V)));
-            int threads = std::min(LANES_THREADS, std::max(64, round_up(rows << log, 32) / 8));
-            return {STAGED, N > (8 << log) ? 16 : 8, round_up(threads, 64), 1 << log, rows, 16, 0};
-        }
-        if (best > 0 && (whole || vectors >= 8)) return {LANES, best_k, LANES_THREADS / 2, best_lanes, !whole, 16, 0};
-        if (!whole) return {PLAIN, 0, 128, 1, 0, 16, 0};
-    }
-
-    const int64_t vectors = (l.lead + N) / V;  // places a row needs, counted from its 128-byte floor
-    auto threads_for = [&](int64_t n, int k, int most) { return int(std::min<int64_t>(most, std::max<int64_t>(32, round_up<int64_t>(ceil_div<int64_t>(n, k), 32)))); };
-    const bool few = M <= 128 && bytes >= (16 << 10);
-
-    if (few && d.major >= 9 && bytes <= (1 << 20) / R && (bytes * R <= (640 << 10) || M * vectors <= 1 << 19)) {
-        const int log = bytes * R >= 128 << 10 ? 4 : 3;
-        const int64_t share = round_up<int64_t>(ceil_div<int64_t>(vectors, 1 << log), 8);
-        const int K = share * R >= 1536 || (share * R >= 1024 && M > 32) ? KMAX : 2 / R;
-        if (share <= K * (K * R == 8 ? 640 : BLOCK_THREADS)) return {CLUSTER, K, threads_for(share, K, BLOCK_THREADS), 1 << log, 0, FLOOR_LONG, 0};
-    }
-    const bool hybrid = vectors > 4096 / R && !whole;
-    if (!few && !hybrid && vectors <= BLOCK_THREADS * KMAX) {
-        // More vectors a thread as rows grow: fewer warps join, and longer runs of loads.
-        int K = R == 1 ? (vectors <= 128 && whole ? 2 : vectors < 1024 ? 4 : 8) : (vectors <= 256 ? 1 : vectors < 2048 ? 2 : 4);
-        return {BLOCK, K, threads_for(vectors, K, BLOCK_THREADS), 1, 0, FLOOR_LONG, 0};
-    }
-    const int per_kept = SPLIT_THREADS * R * VECTOR_BYTES;  // bytes of shared memory for one more vector a thread
-    const int most_kept = (d.shared_sm / 2 - 2048) / per_kept;
-    const int most = SPLIT_THREADS * (KMAX + most_kept);
-    if (!few && vectors <= most && bytes <= (128 << 10) + 4096) {
-        const int kept = int(std::max<int64_t>(0, ceil_div<int64_t>(vectors, SPLIT_THREADS) - KMAX));
-        return {SPLIT, KMAX, SPLIT_THREADS, 1, kept, FLOOR_LONG, 0};
-    }
-    if (M > 128 && d.major >= 9 && vectors * R <= 16 * WIDE_VECTORS)
-        return {WIDE, 24 / R, 256, 1 << log2_ceil(ceil_div<int64_t>(vectors * R, WIDE_VECTORS)), 0, FLOOR_LONG, 0};
-    // As many CTAs a row as fill the card where rows are few; else 128 KB a CTA, two CTAs an SM. Never more than the card holds at once.
-    int64_t G = std::max<int64_t>(ceil_div<int64_t>(vectors, 8192 / R), M < 2 * d.sms ? (M <= 4 ? d.sms - 4 : 2 * d.sms) / M : 1);
-    G = std::min<int64_t>(std::min<int64_t>(G, 2 * d.sms), ceil_div<int64_t>(vectors, 64));
-    G = std::max<int64_t>(G, 1);
-    const int64_t share = ceil_div<int64_t>(vectors, G);
-    const int K = share <= 2 * SPLIT_THREADS / R ? 2 / R : KMAX;
-    const int threads = std::max(64, threads_for(share, K, SPLIT_THREADS));
-    const int kept = int(std::min<int64_t>(most_kept, std::max<int64_t>(0, ceil_div<int64_t>(share, threads) - K)));
-    return {SPLIT, K, threads, int(G), kept, FLOOR_LONG, PATIENCE};
-}
 
 // ---- launching ----------------------------------------------------------------------------------------------------------------------
 
@@ -228,48 +69,58 @@ struct Launch {
         if (error == cudaSuccess)
             error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, device().shared_block - int(attributes.sharedSizeBytes));
         if (error == cudaSuccess && device().major >= 9) error = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
-        if (error == cudaSuccess) error = cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
         ready = error == cudaSuccess;
         return ready;
+    }
+    // How much of an SM's memory is to be shared memory, in percent: what the CTAs that it can hold need, and no more. The rest is L1, where
+    // loads land that are under way: with all of it shared, loads to registers are too few at a time. Left alone, the driver takes what it
+    // finds, and a kernel's speed depends on what ran before it.
+    template <typename... P> int carveout(void (*kernel)(P...), int threads, size_t shared) {
+        static std::mutex mutex;
+        static std::map<std::tuple<const void*, int, int, size_t>, int> known;
+        int current = 0;
+        cudaGetDevice(&current);
+        std::lock_guard<std::mutex> guard(mutex);
+        auto [found, fresh] = known.try_emplace({reinterpret_cast<const void*>(kernel), current, threads, shared}, 0);
+        if (fresh) {
+            cudaFuncAttributes attributes;
+            int ctas = 1;
+            error = cudaFuncGetAttributes(&attributes, kernel);
+            if (error == cudaSuccess) error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&ctas, kernel, threads, shared);
+            const int64_t need = int64_t(ctas) * (int64_t(shared) + int64_t(attributes.sharedSizeBytes) + 1024);
+            found->second = int(std::min<int64_t>(100, ceil_div<int64_t>(100 * need, device().shared_sm)));
+        }
+        return found->second;
     }
     template <typename... P, typename... A>
     void operator()(void (*kernel)(P...), int64_t grid, int threads, size_t shared, int cluster, A... arguments) {
         if (!prepare(kernel, shared, cluster > 8)) return;
-        cudaLaunchAttribute attributes[2];
+        cudaLaunchAttribute attributes[3];
         cudaLaunchConfig_t config = configuration(grid, threads, shared, cluster, attributes);
+#if CUDART_VERSION >= 13000
+        attributes[config.numAttrs].id = cudaLaunchAttributePreferredSharedMemoryCarveout;
+        attributes[config.numAttrs++].val.sharedMemCarveout = carveout(kernel, threads, shared);
+        if (error != cudaSuccess) return;
+#endif
         error = cudaLaunchKernelEx(&config, kernel, P(arguments)...);
     }
-    // A cluster's CTAs go to as many SMs: two on one SM would wait for the same exchange, where CTAs of two clusters overlap theirs.
-    cudaLaunchConfig_t configuration(int64_t grid, int threads, size_t shared, int cluster, cudaLaunchAttribute (&attributes)[2]) {
+    cudaLaunchConfig_t configuration(int64_t grid, int threads, size_t shared, int cluster, cudaLaunchAttribute (&attributes)[3]) {
         cudaLaunchConfig_t config = {};
         config.gridDim = dim3(unsigned(grid));
         config.blockDim = dim3(threads);
         config.dynamicSmemBytes = shared;
         config.stream = stream;
         config.attrs = attributes;
-        config.numAttrs = cluster > 1 ? 2 : 0;
+        config.numAttrs = cluster > 1;
         attributes[0].id = cudaLaunchAttributeClusterDimension;
         attributes[0].val.clusterDim.x = cluster;
         attributes[0].val.clusterDim.y = attributes[0].val.clusterDim.z = 1;
-        attributes[1].id = cudaLaunchAttributeClusterSchedulingPolicyPreference;
-        attributes[1].val.clusterSchedulingPolicyPreference = cudaClusterSchedulingPolicySpread;
-        return config;
-    }
-    // Clusters that the device holds at once.
-    template <typename... P> int clusters(void (*kernel)(P...), int threads, size_t shared, int cluster) {
-        static std::mutex mutex;
-        static std::map<std::tuple<const void*, int, int, size_t, int>, int> known;
-        if (!prepare(kernel, shared, cluster > 8)) return 0;
-        int current = 0;
-        cudaGetDevice(&current);
-        std::lock_guard<std::mutex> guard(mutex);
-        int& count = known[{reinterpret_cast<const void*>(kernel), current, threads, shared, cluster}];
-        if (count == 0) {
-            cudaLaunchAttribute attributes[2];
-            cudaLaunchConfig_t config = configuration(cluster, threads, shared, cluster, attributes);
-            error = cudaOccupancyMaxActiveClusters(&count, kernel, &config);
+        if (cluster > 1 && grid <= device().sms) {  // few rows: an SM a CTA
+            config.numAttrs = 2;
+            attributes[1].id = cudaLaunchAttributeClusterSchedulingPolicyPreference;
+            attributes[1].val.clusterSchedulingPolicyPreference = cudaClusterSchedulingPolicySpread;
         }
-        return count;
+        return config;
     }
 };
 
@@ -295,7 +146,8 @@ template <typename Op, typename F> bool with_cluster(const Plan& p, F f) {
     using std::integral_constant;
     return is(integral_constant<int, 2>(), integral_constant<int, 512>()) || is(integral_constant<int, 2>(), integral_constant<int, 1024>()) ||
            is(integral_constant<int, 4>(), integral_constant<int, 512>()) || is(integral_constant<int, 8>(), integral_constant<int, 256>()) ||
-           is(integral_constant<int, 8>(), integral_constant<int, 640>());
+           is(integral_constant<int, 8>(), integral_constant<int, 512>()) || is(integral_constant<int, 8>(), integral_constant<int, 640>()) ||
+           is(integral_constant<int, 16>(), integral_constant<int, 256>());
 }
 
 template <typename Op> bool launch(const Tensors<Op>& t, int64_t N, const Plan& p, Launch& go) {
@@ -328,19 +180,7 @@ template <typename Op> bool launch(const Tensors<Op>& t, int64_t N, const Plan& 
             return false;
         case BLOCK: return each([&](auto k) { go(block<Op, k.value>, M, p.threads, 0, 1, t, p.floor); });
         case CLUSTER:
-            return with_cluster<Op>(p, [&](auto k, auto most) { go(cluster<Op, k.value, most.value>, M * p.group, p.threads, size_t(p.depth) << 10, p.group, t, p.group, p.floor); });
-        case RING:
-            if constexpr (SAME)
-                return with_vectors<4 / R, 8 / R>(p.vectors, [&](auto k) {
-                    const int chunk = int(round_up<int64_t>(ceil_div<int64_t>(vectors, p.group), 8));
-                    const size_t shared = size_t(p.depth) * R * chunk * VECTOR_BYTES;
-                    if (!go.has_workspace(0)) return;
-                    int64_t clusters = std::min<int64_t>(M, go.clusters(ring<Op, k.value>, p.threads, shared, p.group));
-                    if (go.error != cudaSuccess) return;
-                    if (clusters == 0) return void(go.error = cudaErrorInvalidConfiguration);
-                    go(ring<Op, k.value>, clusters << log, p.threads, shared, p.group, t, log, chunk, p.depth, p.floor, go.workspace);
-                });
-            return false;
+            return with_cluster<Op>(p, [&](auto k, auto most) { go(cluster<Op, k.value, most.value>, M * p.group, p.threads, 0, p.group, t, p.group, p.floor); });
         case SPLIT:
             return with_vectors<2 / R, 4 / R, 8 / R>(p.vectors, [&](auto k) {
                 const int chunk = int(round_up<int64_t>(ceil_div<int64_t>(vectors, p.group), 8));
@@ -350,7 +190,7 @@ template <typename Op> bool launch(const Tensors<Op>& t, int64_t N, const Plan& 
             });
         case WIDE: {
             const int chunk = int(round_up<int64_t>(ceil_div<int64_t>(vectors, p.group), 8));
-            const size_t shared = size_t(std::max(0, chunk - p.vectors * p.threads)) * R * VECTOR_BYTES + (size_t(p.depth) << 10);
+            const size_t shared = size_t(std::max(0, chunk - p.vectors * p.threads)) * R * VECTOR_BYTES;
             return with_shape<Op>(p, [&](auto words, auto threads) { go(wide<Op, words.value, threads.value>, M * p.group, p.threads, shared, p.group, t, p.group, chunk, p.floor); });
         }
         case PLAIN:
@@ -370,7 +210,6 @@ template <typename Op> bool holds(const Tensors<Op>& t, int64_t N, const Plan& p
     const bool power = (p.group & (p.group - 1)) == 0;
     const int64_t vectors = p.floor == FLOOR_LONG ? (l.lead + N) / V : ((l.aligned ? 0 : V - 1) + N) / V;
     const int64_t share = ceil_div<int64_t>(vectors, p.group);
-    const bool clusters = device().major >= 9 && power && p.group <= MAX_CLUSTER && p.floor == FLOOR_LONG;
     switch (p.tier) {
         case LANES: {
             if (p.group > WARP || p.threads > LANES_THREADS) return false;
@@ -385,9 +224,6 @@ template <typename Op> bool holds(const Tensors<Op>& t, int64_t N, const Plan& p
         case CLUSTER:
             return device().major >= 9 && p.group > 1 && p.group <= MAX_CLUSTER && p.floor == FLOOR_LONG && with_cluster<Op>(p, [](auto, auto) {}) &&
                    vectors <= int64_t(p.group) * p.threads * p.vectors;
-        case RING:
-            return clusters && p.group > 1 && p.threads <= RING_THREADS && (p.depth == 2 || p.depth == 3) && round_up<int64_t>(share, 8) <= int64_t(p.threads) * p.vectors &&
-                   p.depth * R * round_up<int64_t>(share, 8) * VECTOR_BYTES <= device().shared_block - 2048;
         case WIDE:
             return device().major >= 9 && p.floor == FLOOR_LONG && p.group <= MAX_CLUSTER && with_shape<Op>(p, [](auto, auto) {}) &&
                    R * (round_up<int64_t>(share, 8) - p.vectors * p.threads) * VECTOR_BYTES <= device().shared_block - 2048;

@@ -96,7 +96,7 @@ __global__ void __launch_bounds__(T, wide_ctas(W, T)) wide(Tensors<Op> tensors, 
     part = join_block<Op>(part, parts);
     if (size > 1) {
         cluster_wait();
-        if (thread < size) send(&box[own_rank], &news, thread, part, 0);
+        if (thread < size) send(&box[own_rank], &news, thread, part);
         barrier_wait(&news, 0);
         const int other = lane % MAX_CLUSTER;
         part = other < size ? Part{box[other].top, box[other].sum} : Op::empty();

@@ -184,7 +184,7 @@ def _clusters(shape: Shape) -> Iterator[Plan]:
         for T in (128, 256, 512):
             P = math.ceil(chunk / T)
             a_thread = P * shape.tensors
-            if a_thread > 16 or chunk * VECTOR < 2048:
+            if a_thread > (24 if T == 256 else 16) or chunk * VECTOR < 2048:
                 continue
             busy = min(1.0, shape.M * C / shape.sms)  # a card whose SMs have nothing to do loses most
             score = C / 16 + 4 * (1 - busy) + _away(a_thread, 16 if busy == 1.0 else 6) / 4 + (T == 512) * 0.3
@@ -230,7 +230,17 @@ def _programs_of_groups(shape: Shape) -> list[tuple[int, int, int, int]]:
         return [(1024, 8 if shape.backward else 16, 0, 64)]
     if shape.backward:
         return [(256, 8, 0, 96), (512, 4, 0, 64), (256, 4, 0, 64), (512, 2, 0, 40), (512, 1, 0, 32)]
-    long = [(128, 16, 14, 96), (256, 8, 11, 64), (256, 8, 8, 64), (256, 16, 11, 80), (256, 12, 10, 80), (512, 8, 5, 64), (256, 16, 0, 80)]
+    long = [
+        (512, 24, 5, 128),
+        (256, 24, 11, 128),
+        (128, 16, 14, 96),
+        (256, 8, 11, 64),
+        (256, 8, 8, 64),
+        (256, 16, 11, 80),
+        (256, 12, 10, 80),
+        (512, 8, 5, 64),
+        (256, 16, 0, 80),
+    ]
     return [*long, (256, 8, 0, 56), (512, 4, 0, 40), (512, 2, 0, 32), (1024, 4, 0, 32), (1024, 2, 0, 32), (256, 4, 0, 40), (512, 8, 0, 64)]
 
 

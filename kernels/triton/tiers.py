@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import triton
 
+from . import carveout
 from .backward import backward_cluster, backward_group, backward_rows
 from .forward import forward_cluster, forward_group, forward_rows
 from .plain import (
@@ -80,10 +81,9 @@ def _launch(tensors: tuple[torch.Tensor, ...]) -> None:
     shape, plan = _chosen(tensors)
     compiled = run(shape, plan, tensors)
     if hasattr(compiled, "function"):  # not under the interpreter, nor where Triton compiles in the background
-        call = call_of(shape, plan, tensors)
         if len(_kept) >= MOST_KEPT:
             _kept.clear()
-        _kept[key] = compiled[(call.programs, 1, 1)], call
+        _kept[key] = _ready(compiled, call := call_of(shape, plan, tensors), tensors), call
 
 
 def _key(tensors: tuple[torch.Tensor, ...]) -> tuple[Any, ...]:
@@ -136,8 +136,14 @@ def run(shape: Shape, plan: Plan, tensors: tuple[torch.Tensor, ...]) -> Any:
 def prepared(shape: Shape, plan: Plan, tensors: tuple[torch.Tensor, ...]) -> Callable[[], object]:
     """`run` as a call that takes no more of the host's time than a launch that is kept."""
     call = call_of(shape, plan, tensors)
-    ready = call(tensors)[(call.programs, 1, 1)]
+    ready = _ready(call(tensors), call, tensors)
     return lambda: ready(*call.operands(tensors), *call.numbers)
+
+
+def _ready(compiled: Any, call: Call, tensors: tuple[torch.Tensor, ...]) -> Any:
+    if call.kernel is forward_group:  # holds part of a row in shared memory
+        carveout.prefer(compiled, tensors[0].device)
+    return compiled[(call.programs, 1, 1)]
 
 
 def call_of(shape: Shape, plan: Plan, tensors: tuple[torch.Tensor, ...]) -> Call:

@@ -141,7 +141,10 @@ def measured_cell(backward: bool, dtype: torch.dtype, M: int, N: int) -> tuple[s
     if rule[0] <= best[0] * GAIN:
         best = rule
     numbers = as_numbers(best[1])
-    print(f"{named((backward, dtype, M, N))}: {copy / best[0]:.3f} of copy, the rule's {copy / rule[0]:.3f}, of {len(times)}: {numbers}", flush=True)
+    print(
+        f"{named((backward, dtype, M, N))}: {copy / best[0]:.3f} of copy, the rule's {copy / rule[0]:.3f}, of {len(times)}: {numbers}",
+        flush=True,
+    )
     return (*rules.bucket(shape), numbers)
 
 
@@ -155,7 +158,9 @@ def timed(call: Callable[[], object]) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m softbench.kernels.triton.tune", description=__doc__.split("\n\n")[0])
     parser.add_argument("--output", type=Path, help="the table's file; by default tables/<device>.json beside this module")
-    parser.add_argument("--only", default="", metavar="WORDS", help="cells with these words in their names, as in 'forward few'; others stay")
+    parser.add_argument(
+        "--only", default="", metavar="WORDS", help="cells with these words in their names, as in 'forward few'; others stay"
+    )
     parser.add_argument("--part", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--parts", type=int, default=max(1, (os.cpu_count() or 2) - 2), help="processes that compile")
     given = parser.parse_args()

@@ -1,0 +1,206 @@
+// Which tier a launch takes and with what numbers: arithmetic on the rows' length, their number and where they lie, fitted to sweeps on an
+// H200 (softmax.cu has what they taught). Nothing is timed or compiled to find it.
+#pragma once
+
+#include "block.cuh"
+#include "plain.cuh"
+#include "short.cuh"
+#include "split.cuh"
+#include "wide.cuh"
+
+#include <algorithm>
+#include <mutex>
+
+namespace softbench {
+
+enum Tier { AUTO = -1, LANES, STAGED, BLOCK, CLUSTER, SPLIT, PLAIN, WIDE };
+
+}  // namespace softbench
+
+// What a launch does; also what a test or a sweep may ask for. `vectors` of a tensor a thread has in registers (staged: elements). `group`:
+// lanes of a row (lanes, staged), CTAs of a row (cluster, wide, split). `depth`: whether rows may be unaligned (lanes), rows of a CTA
+// (staged), vectors a thread in shared memory (split). `floor`: the boundary in bytes that a row's vectors are counted from; of aligned rows
+// on lanes, the size of a piece. `patience`: polls before a CTA of split helps itself; negative: it always does.
+extern "C" struct SoftbenchPlan {
+    int tier, vectors, threads, group, depth, floor, patience;
+};
+
+namespace softbench {
+
+using Plan = SoftbenchPlan;
+
+constexpr int FLOOR_LONG = 128;
+constexpr int PATIENCE = 1 << 16;  // some tens of milliseconds
+constexpr int SHORT_BYTES = 1024;
+constexpr int SHORT_ODD_BYTES = 1520;  // three vectors a lane
+constexpr int CTA_WORDS = 8208;  // vectors of a CTA, two to an SM: 128 KB and the places before an unaligned row
+constexpr int FEW_ROWS = 128, FEW_BYTES = 16 << 10;
+constexpr int64_t MAX_N = (int64_t(1) << 31) - 4096;  // indices within a row are 32-bit, beyond this `plain` takes over
+
+struct Device {
+    int sms, shared_block, shared_sm, major;
+};
+
+const Device& device() {
+    static Device known[64];
+    static std::once_flag once[64];
+    int current = 0;
+    cudaGetDevice(&current);
+    current &= 63;
+    std::call_once(once[current], [&] {
+        Device& d = known[current];
+        cudaDeviceGetAttribute(&d.sms, cudaDevAttrMultiProcessorCount, current);
+        cudaDeviceGetAttribute(&d.shared_block, cudaDevAttrMaxSharedMemoryPerBlockOptin, current);
+        cudaDeviceGetAttribute(&d.shared_sm, cudaDevAttrMaxSharedMemoryPerMultiprocessor, current);
+        cudaDeviceGetAttribute(&d.major, cudaDevAttrComputeCapabilityMajor, current);
+    });
+    return known[current];
+}
+
+template <typename I> I ceil_div(I a, I b) { return (a + b - 1) / b; }
+template <typename I> I round_up(I a, I b) { return ceil_div(a, b) * b; }
+int log2_ceil(int64_t n) {
+    int log = 0;
+    while ((int64_t(1) << log) < n) ++log;
+    return log;
+}
+
+// How the tensors of a launch lie.
+struct Layout {
+    bool congruent;   // each row begins at the same distance from a 16-byte boundary in every tensor
+    bool aligned;     // ... which is 0
+    bool contiguous;  // row after row without a gap
+    int grain;        // elements, up to a vector of them: every row starts at a multiple of that many and is a multiple long
+    int lead;         // most elements between a 128-byte boundary and a row's start, in the first tensor
+};
+
+template <typename Op> Layout layout(const Tensors<Op>& t, int64_t N) {
+    constexpr int V = Op::V;
+    Layout l = {true, true, true, V, 0};
+    while (N % l.grain) l.grain /= 2;
+    auto look = [&](const void* base, int64_t stride, size_t size) {
+        int64_t phase = int64_t(reinterpret_cast<uintptr_t>(base) / size % V), step = t.M > 1 ? (stride % V + V) % V : 0;
+        int64_t phase0 = int64_t(reinterpret_cast<uintptr_t>(t.source[0]) / sizeof(typename Op::Element) % V);
+        int64_t step0 = t.M > 1 ? (t.source_stride[0] % V + V) % V : 0;
+        l.congruent &= phase == phase0 && step == step0;
+        l.aligned &= phase == 0 && step == 0;
+        l.contiguous &= t.M == 1 || stride == N;
+        while (phase % l.grain || step % l.grain) l.grain /= 2;
+    };
+    for (int r = 0; r < Op::READS; ++r) look(t.source[r], t.source_stride[r], sizeof(typename Op::Element));
+    look(t.target, t.target_stride, sizeof(typename Op::Out));
+    constexpr int line = FLOOR_LONG / sizeof(typename Op::Element);
+    int64_t phase = int64_t(reinterpret_cast<uintptr_t>(t.source[0]) / sizeof(typename Op::Element) % line);
+    int64_t step = t.M > 1 ? t.source_stride[0] % line : 0, grain = line;
+    while (grain > 1 && (step % grain != 0)) grain /= 2;  // a row's start is phase + a multiple of this power of two
+    l.lead = int(line - grain + phase % grain);
+    return l;
+}
+
+template <typename Op> Plan short_plan(const Tensors<Op>& t, int N, const Layout& l) {
+    constexpr int V = Op::V, R = Op::READS, E = Op::E;
+    constexpr bool SAME = sizeof(typename Op::Element) == sizeof(typename Op::Out);
+    const bool whole = l.grain == V;
+    const int vectors = l.aligned ? N / V : (N + V - 1) / V;
+    // Rows of pieces of 8 or 4 bytes, as long as 8 lanes hold one: longer ones do better by vectors with odd ends.
+    if (const int pieces = N / l.grain; !whole && l.grain > 1 && pieces <= 32 && (R == 1 || vectors < 8))
+        return {LANES, pieces <= 8 ? 1 : 4, LANES_THREADS / 2, 1 << log2_ceil(ceil_div(pieces, pieces <= 8 ? 1 : 4)), 0, l.grain / E * 4, 0};
+    const bool piece = SAME && R == 1 && l.contiguous && reinterpret_cast<uintptr_t>(t.source[0]) % VECTOR_BYTES == 0;
+    if (piece && !whole && vectors < (V == 4 ? 12 : 8)) {
+        const int log = std::min(log2_ceil(ceil_div(N, 8)), 5);
+        const int rows = int(std::min<int64_t>(64, std::max<int64_t>(V, t.M / (8 * device().sms) / V * V)));
+        const int threads = std::min(LANES_THREADS, std::max(64, round_up(rows << log, 32) / 4));
+        return {STAGED, N > (8 << log) ? 16 : 8, round_up(threads, 64), 1 << log, rows, 16, 0};
+    }
+    int best_k = 0, best_lanes = 0;
+    double best = 0;
+    for (int k = 1; k <= 3; ++k) {
+        int lanes = std::max(ceil_div(vectors, k), 1);
+        if (!whole) lanes = std::max(1 << log2_ceil(lanes), 2 * TAIL_THREAD);
+        if (lanes > WARP) continue;
+        // Of the places that a warp's instruction has, how many do something; two vectors a lane keep more bytes in flight. A single
+        // lane's vectors would be apart in memory.
+        double worth = double(vectors) * (WARP / lanes) / (k * WARP) + (k == 2 && lanes >= 4 ? 0.05 : 0) - (k > 1 && lanes < 2 ? 0.3 : 0);
+        if (worth > best) best = worth, best_k = k, best_lanes = lanes;
+    }
+    if (best > 0 && (whole || vectors >= 8)) return {LANES, best_k, LANES_THREADS / 2, best_lanes, !whole, 16, 0};
+    if (!whole) return {PLAIN, 0, 128, 1, 0, 16, 0};
+    return {AUTO};
+}
+
+inline int threads_for(int64_t vectors, int k, int most) {
+    return int(std::min<int64_t>(most, std::max<int64_t>(WARP, round_up<int64_t>(ceil_div<int64_t>(vectors, k), WARP))));
+}
+
+// G CTAs a row all over the card. `words`: vectors of all tensors a thread has in registers. The rest of a CTA's chunk is in shared memory.
+inline Plan split_plan(int64_t vectors, int R, int words, int threads, int64_t G) {
+    const Device& d = device();
+    const int most_kept = (d.shared_sm * threads / (2 * SPLIT_THREADS) - 2048) / (threads * R * VECTOR_BYTES), K = words / R;
+    const int64_t share = ceil_div<int64_t>(vectors, G);
+    const int kept = int(std::min<int64_t>(most_kept, std::max<int64_t>(0, ceil_div<int64_t>(share, threads) - K)));
+    return {SPLIT, K, threads, int(G), kept, FLOOR_LONG, G > 1 ? PATIENCE : 0};
+}
+
+// Few rows: what they need is the whole card, at once, and to be short. A cluster up to 512 KB a row, else CTAs all over the card.
+inline Plan few_plan(int64_t M, int64_t vectors, int R) {
+    const Device& d = device();
+    const int64_t words = vectors * R;  // vectors of all tensors
+    if (d.major >= 9 && words <= 33000) {
+        const int C = words <= 4200 || (words <= 8400 && M > 32) || (words <= 16800 && M > 64) ? 8 : 16;
+        const int64_t share = ceil_div<int64_t>(words, C);
+        const int W = share <= 544 ? 2 : share <= 1088 && M * C <= d.sms ? 4 : 8;
+        return {CLUSTER, W / R, threads_for(vectors, C * W / R, BLOCK_THREADS / 2), C, 0, FLOOR_LONG, 0};
+    }
+    // One wave with the rows in registers, with as few CTAs to meet as are not too slow alone.
+    const int64_t short_ctas = ceil_div<int64_t>(words, 1024), ctas = ceil_div<int64_t>(words, 2048), long_ctas = ceil_div<int64_t>(words, 4096);
+    if (M * short_ctas <= d.sms) return split_plan(vectors, R, 4, SPLIT_THREADS / 2, short_ctas);
+    if (M * ctas <= d.sms) return split_plan(vectors, R, 8, SPLIT_THREADS / 2, ctas);
+    if (M <= 2 && words <= 1 << 19) return split_plan(vectors, R, 4, SPLIT_THREADS, d.sms / M);
+    if (M <= 2 && M * long_ctas <= 2 * d.sms) return split_plan(vectors, R, 8, SPLIT_THREADS, long_ctas);
+    if (M * short_ctas <= 4 * d.sms) return split_plan(vectors, R, 4, SPLIT_THREADS / 2, short_ctas);
+    if (M * ctas <= 4 * d.sms) return split_plan(vectors, R, 8, SPLIT_THREADS / 2, ctas);
+    // More than a wave: half in registers, half in shared memory.
+    if (M * words <= 4300000) return split_plan(vectors, R, 8, SPLIT_THREADS / 2, std::min<int64_t>(4 * d.sms, long_ctas));
+    return split_plan(vectors, R, 8, SPLIT_THREADS, std::min<int64_t>(2 * d.sms, ceil_div<int64_t>(words, CTA_WORDS)));
+}
+
+// Many rows: as many bytes under way on an SM as it has room for, and as few CTAs a row as that takes.
+inline Plan many_plan(int64_t vectors, int R, bool whole) {
+    const Device& d = device();
+    const int64_t words = vectors * R;
+    const bool wide = d.major >= 9;
+    if (R == 1) {
+        const int K = vectors <= 136 ? 2 : vectors < 1024 ? 4 : 8;
+        if (vectors <= 4096 || (whole && vectors <= 8192)) return {BLOCK, K, threads_for(vectors, K, BLOCK_THREADS), 1, 0, FLOOR_LONG, 0};
+        if (wide && vectors >= 7300 && vectors <= 8704) return {WIDE, 8, 1024, 1, 0, FLOOR_LONG, 0};
+        if (vectors < 7300 || (!wide && vectors <= 8704)) return split_plan(vectors, R, 8, SPLIT_THREADS, 1);
+        if (wide && vectors <= 19000) return {WIDE, 24, 512, 1, 0, FLOOR_LONG, 0};
+        if (wide && words <= 60000) {
+            const int64_t in_registers = ceil_div<int64_t>(words, 6144);
+            const bool full = in_registers * 6144 - words < 200 && in_registers <= 4;
+            return {WIDE, 24, 256, int(full ? in_registers : ceil_div<int64_t>(words, CTA_WORDS)), 0, FLOOR_LONG, 0};
+        }
+    } else {
+        const int K = vectors <= 256 ? 1 : vectors < 2048 ? 2 : 4;
+        if (vectors <= 2048 || (whole && vectors <= 4096)) return {BLOCK, K, threads_for(vectors, K, BLOCK_THREADS), 1, 0, FLOOR_LONG, 0};
+        if (wide && vectors <= 4600) return {WIDE, 12, 256, 1, 0, FLOOR_LONG, 0};
+        if (wide && vectors <= 7000) return {WIDE, 12, 512, 1, 0, FLOOR_LONG, 0};
+        if (wide && vectors <= 69000) return {WIDE, 12, 256, int(vectors <= 9216 ? 3 : ceil_div<int64_t>(vectors, 4920)), 0, FLOOR_LONG, 0};
+    }
+    return split_plan(vectors, R, 8, SPLIT_THREADS, std::min<int64_t>(2 * d.sms, ceil_div<int64_t>(words, CTA_WORDS)));
+}
+
+// The rules: which tier and how, from the rows' length, number and place. Numbers are of an H200 unless a device's attribute stands there.
+template <typename Op> Plan plan(const Tensors<Op>& t, int64_t N) {
+    constexpr int V = Op::V, R = Op::READS;
+    const Layout l = layout(t, N);
+    const int64_t M = t.M, bytes = N * int64_t(sizeof(typename Op::Element));
+    if (!l.congruent || N > MAX_N) return {PLAIN, 0, N <= 2048 ? 128 : PLAIN_THREADS, N <= 2048, 0, 16, 0};
+    const bool whole = l.grain == V;
+    if (bytes <= (whole ? SHORT_BYTES : SHORT_ODD_BYTES) / R)
+        if (const Plan found = short_plan(t, int(N), l); found.tier != AUTO) return found;
+    const int64_t vectors = (l.lead + N) / V;  // places a row needs, counted from its 128-byte floor
+    return M <= FEW_ROWS && bytes >= FEW_BYTES ? few_plan(M, vectors, R) : many_plan(vectors, R, whole);
+}
+
+}  // namespace softbench
