@@ -28,7 +28,7 @@ MIDDLE = (1024, 768, 512, 384)
 SHORT = (16, 24, 32, 48, 64, 100, 128, 130, 200, 256)
 ODD_SHORT = (17, 33, 65, 131, 197, 333)
 FEW = ((1, 32768), (16, 32768), (64, 32768), (1, 131072), (8, 131072), (64, 131072), (128, 65536), (1, 524288), (8, 524288), (128, 262144),
-       (1, 1 << 20), (4, 1 << 20), (16, 1 << 20), (64, 1 << 20), (512, 1 << 20), (1, 1 << 22), (4, 1 << 22), (16, 1 << 22))  # fmt: skip
+       (1, 1 << 20), (4, 1 << 20), (16, 1 << 20), (64, 1 << 20), (512, 1 << 20), (1024, 1 << 18), (1024, 1 << 19), (1, 1 << 22), (4, 1 << 22), (16, 1 << 22))  # fmt: skip
 GAIN = 1.01
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 ELEMENTS = 1 << 30  # most of a tensor: the card's memory is another's, too
@@ -44,9 +44,10 @@ def named(cell: Cell) -> str:
 
 
 def cells(only: str = "") -> Iterator[Cell]:
-    """The grid's cells that have each of these words in their names and fit the card; float16 rows go the way of bfloat16."""
+    """The grid's cells that fit the card and, by `only`, have in their names each of the words before a comma, or between commas; float16
+    rows go the way of bfloat16."""
     for cell in _grid():
-        if all(word in named(cell) for word in only.split()) and cell[2] * cell[3] <= ELEMENTS:
+        if cell[2] * cell[3] <= ELEMENTS and any(all(word in named(cell) for word in words.split()) for words in only.split(",")):
             yield cell
 
 
