@@ -34,6 +34,7 @@ constexpr int PATIENCE = 1 << 16;  // some tens of milliseconds
 constexpr int SHORT_BYTES = 1024;
 constexpr int SHORT_ODD_BYTES = 1520;  // three vectors a lane
 constexpr int CTA_WORDS = 8208;  // vectors of a CTA, two to an SM: 128 KB and the places before an unaligned row
+constexpr int64_t LARGE_BYTES = 64 << 20;  // of a tensor: some ten microseconds
 constexpr int FEW_ROWS = 128, FEW_BYTES = 16 << 10;
 constexpr int64_t MAX_N = (int64_t(1) << 31) - 4096;  // indices within a row are 32-bit, beyond this `plain` takes over
 

@@ -3,33 +3,36 @@
 // Every tier reads a row once and writes it once, with one exchange of (max, sum) in between; they differ in where a row waits for its
 // exchange. One choice for each, from what was measured on an H200 (bytes are of one row of one tensor read; backward has two of them):
 //
-//   lanes    (short.cuh)  <= 1 KB     a row on 1 to 32 lanes: many rows must be in flight to fill the memory's pipe
-//   staged   (short.cuh)  <= 1 KB     the same, of rows that start anywhere: a block of rows is one aligned piece of memory
+//   lanes    (short.cuh)  <= 1.5 KB   a row on 1 to 32 lanes: many rows must be in flight to fill the memory's pipe
+//   staged   (short.cuh)  <= 128 B    rows that start anywhere: a block of rows is one aligned piece of memory
 //   block    (block.cuh)  <= 128 KB   a CTA a row in registers; several CTAs an SM overlap each other's exchange
 //   cluster  (block.cuh)  few rows    the same on a cluster a row: 16 SMs are faster than one
-//   ring     (ring.cuh)   <= 1 MB     persistent clusters fed by the copy engine: rows that leave no room for a second CTA an SM
-//   wide     (wide.cuh)   <= 3 MB     the same with 128 KB and more of a row an SM, in registers and shared memory
+//   wide     (wide.cuh)   <= 1 MB     a CTA or a cluster a row, 128 KB of it and more an SM, in registers and shared memory
 //   split    (split.cuh)  any         CTAs all over the card share a row, in registers and shared memory; or one CTA a row of 64 to 128 KB
 //   plain    (plain.cuh)  any         operands whose alignments differ
 //
-// sm_80 has no clusters: split takes their place.
+// sm_80 has no clusters: split takes their place. rules.cuh chooses.
 //
-// Tried, predicted, measured. Fractions of the speed of a copy of the same bytes: do_bench medians of two short development sweeps on one
-// H200, good to .01 or .02 for long rows, worse for the few microseconds of few rows. The rules below are not yet refitted to them.
-// - ring (persistent clusters, rows drawn from a counter, the copy engine two or three rows ahead) was to hide the exchange best. It had
-//   .85-.88 on 4096 aligned rows of 256 KB and more, .53-.87 on unaligned ones, where the same sweep gave split .93 and .89-.92: its SM has
-//   one row in registers at a time, and nobody stores while it waits. No rule picks it now.
-// - wide with 24 vectors a thread was to need fewer CTAs a row. As two CTAs or more a row it had .72-.84, where 8 vectors x 512 threads,
-//   well filled, had .875-.94. As one CTA a row of 200 KB it is the best there is: .93, backward .965.
-// - Clusters of any number of CTAs beat powers of two, as CTAs are then full: 3 CTAs .94, 4 CTAs .90 (float32, 512 KB a row). Beyond six a
-//   cluster loses (12: .78-.87, split .83-.89): a row waits for its last CTA.
-// - block with 8 vectors and more than 512 threads is alone on its SM: .97 with all 1024 threads, but 16-bit unaligned rows of 67 and
-//   100 KB .77 and .88, where split, 4 vectors in registers and the rest in shared memory, has .90 and .935.
-// - split with all of a row in registers: .78-.86, where half the row in shared memory had .93 (first sweep; .88-.925 in the second, whose
-//   sums of streamed vectors are as accurate as the registers').
+// Tried, predicted, measured: fractions of the speed of a copy of the same bytes, medians of short development sweeps on one H200, good to
+// .01 for long rows, worse for the few microseconds of few rows. What `softbench run` measures is in results/h200.
+// - L1 is where loads land that are under way. With an SM's memory preferred as shared, as is usual for kernels of much shared memory, it
+//   has 28 KB of it, and kernels that load to registers were slow by what had been launched before them: wide .83 and .94, backward clusters
+//   .81 and .98, for one and the same launch. Asking for what the resident CTAs need (Launch::carveout): always the better of the two, few rows
+//   (64 x 32768 float32 .76 to .95) and 1024 rows of 1 MB (.79 to .92) too. It was found by a process that had not yet run another kernel.
+// - A ring (persistent clusters, rows drawn from a counter, the copy engine two or three rows ahead, after prototypes that had .98) was to
+//   hide the exchange best: .86-.87 in every shape, one or two CTAs an SM, two or three stages. Not the exchange (without it, and without
+//   arithmetic: .80 in static order), nor the size of copies (4 KB: the same), nor the stores (by the copy engine: .84); with cp.async .73-.86. So
+//   it is the order of its accesses, which nothing tried here mended; it is gone.
+// - A cluster's CTAs spread over SMs, so that two on one SM do not wait for the same exchange: 8 rows .75 to .79; many rows no different.
+// - 24 vectors a thread need the fewest CTAs a row: with 512 threads one CTA a row up to 300 KB (.95), with 256 clusters of up to 8 (.94); backward
+//   the same (.97-.99). All of a chunk in registers is better still (196608 bf16 on four CTAs: .95 where three with shared memory have .93).
+// - block with 8 vectors and more than 512 threads is alone on its SM: .97 with all 1024 threads, .88 with 800: too little is under way. Then
+//   split, 8 vectors in registers and the rest in shared memory, two CTAs an SM, is better.
+// - Few rows: all load, then all exchange, then all store, and a copy has no such phases: .61-.90. A slot polled per thread, CTAs enough that
+//   each has 16 KB; more CTAs meet later, fewer load longer.
+// - Short rows of 8-byte pieces (bf16, N = 100): as pieces on lanes .89, as vectors with odd ends .74. Of 4-byte pieces only to N = 64.
 // - Prototypes before these kernels, on the same kind of card: cache hints (no_allocate, .cs) .91 where plain accesses have .97; a static
 //   persistent loop over rows .92-.955, drawn rows .97-.98, one CTA a row .96-1.0.
-// Few rows end at .59-.83: all load, then all exchange, then all store, and a copy has no such phases.
 
 #include "rules.cuh"
 
@@ -46,6 +49,7 @@ struct Launch {
     cudaStream_t stream;
     Workspace* workspace;
     int64_t workspace_bytes;
+    int64_t bytes;  // of a tensor
     int64_t missing = 0;
     cudaError_t error = cudaSuccess;
 
@@ -74,7 +78,8 @@ struct Launch {
     }
     // How much of an SM's memory is to be shared memory, in percent: what the CTAs that it can hold need, and no more. The rest is L1, where
     // loads land that are under way: with all of it shared, loads to registers are too few at a time. Left alone, the driver takes what it
-    // finds, and a kernel's speed depends on what ran before it.
+    // finds, and a kernel's speed depends on what ran before it. Parting anew takes an SM a moment: not for a launch of some microseconds
+    // that needs next to no shared memory.
     template <typename... P> int carveout(void (*kernel)(P...), int threads, size_t shared) {
         static std::mutex mutex;
         static std::map<std::tuple<const void*, int, int, size_t>, int> known;
@@ -98,6 +103,7 @@ struct Launch {
         cudaLaunchAttribute attributes[3];
         cudaLaunchConfig_t config = configuration(grid, threads, shared, cluster, attributes);
 #if CUDART_VERSION >= 13000
+        if (shared == 0 && bytes < LARGE_BYTES) return void(error = cudaLaunchKernelEx(&config, kernel, P(arguments)...));
         attributes[config.numAttrs].id = cudaLaunchAttributePreferredSharedMemoryCarveout;
         attributes[config.numAttrs++].val.sharedMemCarveout = carveout(kernel, threads, shared);
         if (error != cudaSuccess) return;
@@ -239,7 +245,7 @@ template <typename Op> int64_t run(Tensors<Op> t, int64_t N, Plan* p, void* work
     Plan chosen = p && p->tier != AUTO ? *p : plan(t, N);
     if (p && p->tier == AUTO) *p = chosen;
     else if (p && !holds(t, N, chosen)) return cudaErrorInvalidValue;
-    Launch go = {stream, static_cast<Workspace*>(workspace), workspace_bytes};
+    Launch go = {stream, static_cast<Workspace*>(workspace), workspace_bytes, t.M * N * int64_t(sizeof(typename Op::Element))};
     if (!launch(t, N, chosen, go)) return cudaErrorInvalidValue;
     if (go.missing) return -go.missing;
     cudaError_t left = cudaGetLastError();

@@ -111,7 +111,7 @@ def backward_group(
         y_edge = tl.load(y_row[:, None] + columns, mask=inside, other=0.0).to(tl.float32)
     tag = tag_of(counter)
     row_slots = slots + number.to(tl.int64) * PEERS
-    warm(row_slots, G, PEERS, False)
+    warm(row_slots, G, PEERS, False, T)
     s = dot_of(dy, y, D)
     if STREAM:
         lanes = tl.zeros((1, T), tl.float32)
@@ -124,7 +124,7 @@ def backward_group(
         s += tl.sum(dy_edge * y_edge, 1)
     tl.store(slots + row * PEERS + rank, slot(tag, s))
     leave(counter, tag, programs)
-    late, dot = meet_sum(row_slots, tag, G, PEERS)
+    late, dot = meet_sum(row_slots, tag, G, PEERS, T)
     if late != 0:
         all_lanes = tl.zeros((1, T), tl.float32)
         for at in range(0, G * CHUNK, T):

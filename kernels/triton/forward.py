@@ -24,9 +24,16 @@ through.
 - A persistent cluster that prefetches the next row: does not compile either (loops in PlanCTA).
 - Short odd 16-bit rows through tl.gather from one flat tile, expected at .9: .24 at 17. As 4- and 8-byte words with edges: .85 at 197,
   .47 at 17.
-- Few rows: load, exchange and store follow each other strictly; .55 to .90, and beyond 4 MiB a row no better than .6.
+- Few rows: load, exchange and store follow each other strictly; .55 to .90, and beyond 4 MiB a row no better than .6. Half of what they
+  lost was the host's: Triton's binder and the choice of a plan take several times what such a kernel takes (a quick run over 24 cells: .60
+  to .71 on average, as launches are kept). In groups, all warps polled all slots: 132 programs of 8 warps keep a few lines busy. Now each
+  thread polls one slot of its own; predicted to save microseconds of 1 x 1048576, not measured yet.
+- 24 tiles a thread (128 registers, two programs of 256 threads an SM), after the CUDA kernels had found them best: fewer CTAs share a row.
+  Expected .94; clusters of 2 and 4 have .95 and .93 (98304 and 196608 bf16), groups .90 at 262144, .95 at 131072 float32.
+- How an SM's memory is parted (`carveout.py`), after the CUDA kernels, where it decides between .83 and .94: asked for of groups only, as the
+  others need next to no shared memory; by itself not measured.
 
-Not reached: 262144 columns and unaligned rows beyond 65536 at .90, few rows at .80 on average, odd 16-bit rows below 130 columns.
+Not reached: unaligned rows of 131073 bf16 at .90 (.87), few rows at .80 on average, odd 16-bit rows below 130 columns.
 """
 
 from __future__ import annotations
@@ -167,7 +174,7 @@ def forward_group(
     if PEERS > 1:
         tag = tag_of(counter)
         row_slots = slots + number.to(tl.int64) * (2 * PEERS)
-        warm(row_slots, G, PEERS, True)
+        warm(row_slots, G, PEERS, True, T)
     m, s = measure_lanes(after(x, now(N)), D)
     if H > 0:
         m, s = measure_held(m, s, place, first, end, start + P * T, H, T, D)
@@ -187,7 +194,7 @@ def forward_group(
         tl.store(mine, slot(tag, m))
         tl.store(mine + 1, slot(tag, s))
         leave(counter, tag, programs)
-        late, m_row, s_row = meet(row_slots, tag, G, PEERS)
+        late, m_row, s_row = meet(row_slots, tag, G, PEERS, T)
         if late != 0:  # alone: the whole row again, from x
             m_all = tl.full((1, T), MINUS_INFINITY, tl.float32)
             s_all = tl.zeros((1, T), tl.float32)

@@ -16,9 +16,25 @@ import triton.language as tl
 from .words import INTERPRETED, MINUS_INFINITY, base_of, exp_of, join
 
 POLLS = tl.constexpr(1 if INTERPRETED.value else 1 << 15)
-LANES = tl.constexpr(32)
-
-ANY = tl.constexpr("{ .reg .pred p, q; setp.ne.s32 q, $1, 0; bar.red.or.pred p, 0, q; selp.b32 $0, 1, 0, p; }")
+# One thread, one slot: polls it until it has the tag, at most so many times. In: address, tag, whether there is such a slot.
+POLL_PAIR = tl.constexpr(
+    "{ .reg .u32 a, b, ta, tb, tries; .reg .pred p;"
+    " mov.u32 tries, 0; mov.b32 $0, 0fFF800000; mov.b32 $1, 0f00000000; mov.u32 $2, 0;"
+    " setp.eq.s32 p, $5, 0; @p bra DONE;"
+    " POLL: ld.relaxed.gpu.global.v4.u32 {a, ta, b, tb}, [$3];"
+    " setp.eq.u32 p, ta, $4; setp.eq.and.u32 p, tb, $4, p; @p bra GOT;"
+    f" add.u32 tries, tries, 1; setp.lt.u32 p, tries, {POLLS.value}; @p bra POLL; mov.u32 $2, 1; bra DONE;"
+    " GOT: mov.b32 $0, a; mov.b32 $1, b; DONE: }"
+)
+POLL_SUM = tl.constexpr(
+    "{ .reg .u32 a, ta, tries; .reg .pred p;"
+    " mov.u32 tries, 0; mov.b32 $0, 0f00000000; mov.u32 $1, 0;"
+    " setp.eq.s32 p, $4, 0; @p bra DONE;"
+    " POLL: ld.relaxed.gpu.global.v2.u32 {a, ta}, [$2];"
+    " setp.eq.u32 p, ta, $3; @p bra GOT;"
+    f" add.u32 tries, tries, 1; setp.lt.u32 p, tries, {POLLS.value}; @p bra POLL; mov.u32 $1, 1; bra DONE;"
+    " GOT: mov.b32 $0, a; DONE: }"
+)
 ARRIVE = tl.constexpr("barrier.cluster.arrive.relaxed.aligned; mov.b32 $0, $1;")
 
 
@@ -103,75 +119,78 @@ def value_of(word):
 
 
 @triton.jit
-def warm(slots, G, PEERS: tl.constexpr, PAIRS: tl.constexpr):
+def warm(slots, G, PEERS: tl.constexpr, PAIRS: tl.constexpr, T: tl.constexpr):
     """Fetch the row's slots into L2 while other loads are under way: the first poll would else wait for memory."""
-    L: tl.constexpr = PEERS if PEERS < LANES else LANES
     EACH: tl.constexpr = 2 if PAIRS else 1
-    lane = tl.arange(0, L)
-    for u in tl.static_range(PEERS // L):
-        tl.load(slots + (lane + u * L) * EACH, mask=lane + u * L < G, other=0, volatile=True)
+    for u in tl.static_range((PEERS + T - 1) // T):
+        peer = tl.arange(0, T) + u * T
+        tl.load(slots + peer * EACH, mask=peer < G, other=0, volatile=True)
 
 
 @triton.jit
-def meet(slots, tag, G, PEERS: tl.constexpr):
+def meet(slots, tag, G, PEERS: tl.constexpr, T: tl.constexpr):
     """(late, top, total): 1 when polling was in vain, else 0 and the (max, sum) of all that met, scalars.
 
-    `slots`: the row's PEERS pairs of words, PEERS >= G a power of two. What a poll has read is what is joined: another look at the slots
-    would cost as much as a poll.
+    `slots`: the row's pairs of words, G <= PEERS of them; T: threads. Each thread polls slots of its own: where all warps polled all of
+    them, many programs of one row kept the few lines that hold them busy. What a poll has read is what is joined.
     """
-    L: tl.constexpr = PEERS if PEERS < LANES else LANES
-    lane = tl.arange(0, L)
-    half = tl.arange(0, 2)
-    late = 1
-    tries = 0
-    m = tl.full((L,), MINUS_INFINITY, tl.float32)
-    s = tl.zeros((L,), tl.float32)
-    while (late != 0) & (tries < POLLS):
-        m = tl.full((L,), MINUS_INFINITY, tl.float32)
-        s = tl.zeros((L,), tl.float32)
-        missing = tl.zeros((L,), tl.int32)
-        for u in tl.static_range(PEERS // L):
-            peer = lane + u * L
-            there = peer < G
-            pairs = tl.load(slots + peer[:, None] * 2 + half[None, :], mask=there[:, None], other=0, volatile=True)
-            top, total = tl.split(pairs)
-            missing = missing | (there & (((top >> 32) != tag) | ((total >> 32) != tag))).to(tl.int32)
-            m, s = join(m, s, tl.where(there, value_of(top), MINUS_INFINITY), tl.where(there, value_of(total), 0.0))
-        late = tl.max(missing, 0)
-        tries += 1
+    m = tl.full((T,), MINUS_INFINITY, tl.float32)
+    s = tl.zeros((T,), tl.float32)
+    late = tl.zeros((T,), tl.int32)
+    for u in tl.static_range((PEERS + T - 1) // T):
+        peer = tl.arange(0, T) + u * T
+        place = slots + peer * 2
+        if INTERPRETED:  # programs run one after the other there: one look tells
+            first = tl.load(place, mask=peer < G, other=0)
+            second = tl.load(place + 1, mask=peer < G, other=0)
+            missing = (peer < G) & (((first >> 32) != tag) | ((second >> 32) != tag))
+            top = tl.where(peer < G, value_of(first), MINUS_INFINITY)
+            total = tl.where(peer < G, value_of(second), 0.0)
+            late = late | missing.to(tl.int32)
+        else:
+            given = [place.to(tl.int64), tag.to(tl.int32) + peer * 0, (peer < G).to(tl.int32)]
+            top, total, missed = tl.inline_asm_elementwise(
+                POLL_PAIR, "=&f,=&f,=&r,l,r,r", given, dtype=(tl.float32, tl.float32, tl.int32), is_pure=False, pack=1
+            )
+            late = late | missed
+        m, s = join(m, s, top, total)
     if INTERPRETED:
         top_all = tl.max(m, 0)
-        return late, top_all, tl.sum(s * exp_of(m - base_of(top_all)), 0)
+        return tl.max(late, 0), top_all, tl.sum(s * exp_of(m - base_of(top_all)), 0)
     else:
-        top_all, total_all = tl.reduce((m, s), 0, join)
-        return agreed(late), top_all, total_all
+        return tl.reduce((late, m, s), 0, join_met)
 
 
 @triton.jit
-def meet_sum(slots, tag, G, PEERS: tl.constexpr):
+def meet_sum(slots, tag, G, PEERS: tl.constexpr, T: tl.constexpr):
     """(late, sum), likewise; one word a peer."""
-    L: tl.constexpr = PEERS if PEERS < LANES else LANES
-    lane = tl.arange(0, L)
-    late = 1
-    tries = 0
-    s = tl.zeros((L,), tl.float32)
-    while (late != 0) & (tries < POLLS):
-        s = tl.zeros((L,), tl.float32)
-        missing = tl.zeros((L,), tl.int32)
-        for u in tl.static_range(PEERS // L):
-            peer = lane + u * L
-            word = tl.load(slots + peer, mask=peer < G, other=0, volatile=True)
-            missing = missing | ((peer < G) & ((word >> 32) != tag)).to(tl.int32)
+    s = tl.zeros((T,), tl.float32)
+    late = tl.zeros((T,), tl.int32)
+    for u in tl.static_range((PEERS + T - 1) // T):
+        peer = tl.arange(0, T) + u * T
+        place = slots + peer
+        if INTERPRETED:
+            word = tl.load(place, mask=peer < G, other=0)
+            late = late | ((peer < G) & ((word >> 32) != tag)).to(tl.int32)
             s += tl.where(peer < G, value_of(word), 0.0)
-        late = tl.max(missing, 0)
-        tries += 1
+        else:
+            given = [place.to(tl.int64), tag.to(tl.int32) + peer * 0, (peer < G).to(tl.int32)]
+            part, missed = tl.inline_asm_elementwise(POLL_SUM, "=&f,=&r,l,r,r", given, dtype=(tl.float32, tl.int32), is_pure=False, pack=1)
+            late = late | missed
+            s += part
     if INTERPRETED:
-        return late, tl.sum(s, 0)
+        return tl.max(late, 0), tl.sum(s, 0)
     else:
-        return agreed(late), tl.sum(s, 0)
+        return tl.reduce((late, s), 0, add_met)
 
 
 @triton.jit
-def agreed(late):
-    """1 when any warp's `late` is: each polls for itself, one may have seen what another has not, and all must go on alike."""
-    return tl.inline_asm_elementwise(ANY, "=r,r", [late], dtype=tl.int32, is_pure=False, pack=1)
+def join_met(late, top, total, other_late, other_top, other_total):
+    """`late` goes along with the parts, as all threads must go on alike."""
+    m, s = join(top, total, other_top, other_total)
+    return late | other_late, m, s
+
+
+@triton.jit
+def add_met(late, total, other_late, other_total):
+    return late | other_late, total + other_total

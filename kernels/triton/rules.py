@@ -187,7 +187,7 @@ def _clusters(shape: Shape) -> Iterator[Plan]:
             if a_thread > (24 if T == 256 else 16) or chunk * VECTOR < 2048:
                 continue
             busy = min(1.0, shape.M * C / shape.sms)  # a card whose SMs have nothing to do loses most
-            score = C / 16 + 4 * (1 - busy) + _away(a_thread, 16 if busy == 1.0 else 6) / 4 + (T == 512) * 0.3
+            score = C / (16 if busy == 1.0 else 64) + 4 * (1 - busy) + _away(a_thread, 16 if busy == 1.0 else 6) / 4 + (T == 512) * 0.3
             score += P * T / chunk - 1
             for number, registers in enumerate(_registers(shape, P, T)):
                 found.append((score + 0.1 * number, Plan("cluster", P, T, 4, V, ALIGN, T // 32, registers, C=C)))
