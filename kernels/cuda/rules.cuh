@@ -172,7 +172,8 @@ inline Plan many_plan(int64_t vectors, int R, bool whole) {
     const bool wide = d.major >= 9;
     if (R == 1) {
         const int K = vectors <= 136 ? 2 : vectors < 1024 ? 4 : 8;
-        if (vectors <= 4096 || (whole && vectors <= 8192)) return {BLOCK, K, threads_for(vectors, K, BLOCK_THREADS), 1, 0, FLOOR_LONG, 0};
+        // Beyond 512 threads a CTA is alone on its SM: only when it is nearly as large as can be.
+        if (vectors <= 4096 || (whole && vectors >= 7300 && vectors <= 8192)) return {BLOCK, K, threads_for(vectors, K, BLOCK_THREADS), 1, 0, FLOOR_LONG, 0};
         if (wide && vectors >= 7300 && vectors <= 8704) return {WIDE, 8, 1024, 1, 0, FLOOR_LONG, 0};
         if (vectors < 7300 || (!wide && vectors <= 8704)) return split_plan(vectors, R, 8, SPLIT_THREADS, 1);
         if (wide && vectors <= 19000) return {WIDE, 24, 512, 1, 0, FLOOR_LONG, 0};
@@ -183,7 +184,7 @@ inline Plan many_plan(int64_t vectors, int R, bool whole) {
         }
     } else {
         const int K = vectors <= 256 ? 1 : vectors < 2048 ? 2 : 4;
-        if (vectors <= 2048 || (whole && vectors <= 4096)) return {BLOCK, K, threads_for(vectors, K, BLOCK_THREADS), 1, 0, FLOOR_LONG, 0};
+        if (vectors <= 2048 || (whole && vectors >= 3600 && vectors <= 4096)) return {BLOCK, K, threads_for(vectors, K, BLOCK_THREADS), 1, 0, FLOOR_LONG, 0};
         if (wide && vectors <= 4600) return {WIDE, 12, 256, 1, 0, FLOOR_LONG, 0};
         if (wide && vectors <= 7000) return {WIDE, 12, 512, 1, 0, FLOOR_LONG, 0};
         if (wide && vectors <= 69000) return {WIDE, 12, 256, int(vectors <= 9216 ? 3 : ceil_div<int64_t>(vectors, 4920)), 0, FLOOR_LONG, 0};

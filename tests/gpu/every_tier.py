@@ -1,0 +1,127 @@
+"""Small launches of every tier of our kernels, for compute-sanitizer: python tests/gpu/every_tier.py cuda|triton
+
+Allocations are to be exact (PYTORCH_NO_CUDA_MEMORY_CACHING=1), so that one byte beside a tensor is seen. Prints the tiers that ran as JSON;
+exits with 1 when a result is wrong.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+HALF, BRAIN, FULL = torch.float16, torch.bfloat16, torch.float32
+TOLERANCE = {HALF: 1e-2, BRAIN: 1e-2, FULL: 1e-5}
+Run = Callable[[tuple[torch.Tensor, ...]], str]
+
+
+def operands(backward: bool, dtype: torch.dtype, M: int, N: int, pad: int = 0, offset: int = 0, out: torch.dtype | None = None) -> Any:
+    """A forward's (x, y) or a backward's (dy, y, dx): rows `N + pad` apart, the first `offset` elements into its allocation."""
+
+    def rows(dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty((M - 1) * (N + pad) + N + offset, dtype=dtype, device="cuda").as_strided((M, N), (N + pad, 1), offset)
+
+    x = rows(dtype).copy_(torch.randn(M, N, device="cuda"))
+    if not backward:
+        return x, rows(out or dtype)
+    return x, rows(dtype).copy_(torch.softmax(torch.randn(M, N, device="cuda"), -1)), rows(dtype)
+
+
+def right(tensors: tuple[torch.Tensor, ...]) -> bool:
+    given = [tensor.double() for tensor in tensors]
+    slope = given[1] * (given[0] - (given[0] * given[1]).sum(-1, keepdim=True))
+    expected = slope if len(tensors) == 3 else torch.softmax(given[0], -1)
+    worst = (given[-1] - expected).abs().max()
+    return bool(worst <= TOLERANCE[tensors[-1].dtype] * expected.abs().max() + 1e-6)
+
+
+def cuda_launches() -> Iterator[tuple[Run, tuple[torch.Tensor, ...]]]:
+    from softbench.kernels.cuda import build, launch
+
+    def by(*numbers: int) -> Run:
+        def run(tensors: tuple[torch.Tensor, ...]) -> str:
+            plan = build.Plan(*(numbers or (-1,)))
+            (launch.launch_backward if len(tensors) == 3 else launch.launch_forward)(*tensors, plan)
+            return build.TIERS[plan.tier]
+
+        return run
+
+    tier = {name: number for number, name in enumerate(build.TIERS)}
+    for backward, dtype in itertools.product((False, True), (BRAIN, FULL, HALF)):
+        R = 2 if backward else 1
+        for N in (1, 2, 7, 8, 16, 24, 33, 50, 64, 100, 197, 256, 333, 513, 781, 1000, 1024, 5003):
+            yield by(), operands(backward, dtype, 5, N)
+        yield by(), operands(backward, dtype, 5, 300, pad=4, offset=1)
+        yield by(), operands(backward, dtype, 3, 4097, offset=3)
+        if dtype == HALF:
+            continue
+        for N in (16384, 16389):
+            for (words, threads), C in itertools.product(((4, 512), (8, 256), (8, 512), (16, 256)), (2, 3, 16)):
+                if C * threads * words // R * 16 // dtype.itemsize >= N + 128:
+                    yield by(tier["cluster"], words // R, threads, C, 0, 128, 0), operands(backward, dtype, 3, N)
+            for (words, threads), C in itertools.product(((8, 256), (8, 1024), (16, 256), (24, 256), (24, 512)), (1, 3)):
+                yield by(tier["wide"], words // R, threads, C, 0, 128, 0), operands(backward, dtype, 3, N)
+            for words, threads, G, kept, patience in (
+                (8, 512, 4, 0, 1 << 16),
+                (4, 256, 3, 2, 1 << 16),
+                (8, 256, 4, 1, -1),
+                (8, 512, 1, 4, 0),
+            ):
+                yield by(tier["split"], words // R, threads, G, kept, 128, patience), operands(backward, dtype, 3, N)
+        yield by(), operands(backward, dtype, 2, 60000)
+        yield by(), operands(backward, dtype, 140, 40000)
+    for dtype, N in itertools.product((BRAIN, HALF), (64, 100, 1000, 20001)):
+        yield by(), operands(False, dtype, 3, N, out=FULL)
+    x, y = operands(False, FULL, 3, 300, offset=1)[0], operands(False, FULL, 3, 300, offset=2)[1]
+    yield by(), (x, y)
+
+
+def triton_launches() -> Iterator[tuple[Run, tuple[torch.Tensor, ...]]]:
+    from softbench.kernels.triton import tiers
+    from softbench.kernels.triton.plans import Plan
+
+    def by(plan: Plan | None = None) -> Run:
+        def run(tensors: tuple[torch.Tensor, ...]) -> str:
+            shape, chosen = tiers._chosen(tensors)
+            tiers.run(shape, plan or chosen, tensors)
+            return (plan or chosen).tier
+
+        return run
+
+    for backward, dtype in itertools.product((False, True), (BRAIN, FULL)):
+        V = 16 // dtype.itemsize
+        for N in (1, 7, 16, 100, 197, 1000, 5003):
+            yield by(), operands(backward, dtype, 5, N)
+        for N, ALIGN in ((8192, 0), (8189, 128)):
+            held = {} if backward else {"H": 2}
+            for plan in (
+                Plan("rows", 8, 256, 4, V, ALIGN, 8),
+                Plan("cluster", 4, 128, 4, V, ALIGN, 4, C=4),
+                Plan("cluster", 3, 128, 4, V, ALIGN, 4, C=8),
+                Plan("group", 4, 128, 4, V, ALIGN, 4, G=3, **held),
+                Plan("group", 2, 128, 4, V, ALIGN, 4, G=2),  # longer than it holds: read twice
+                Plan("loop"),
+            ):
+                yield by(plan), operands(backward, dtype, 3, N, offset=0 if ALIGN == 0 else 1)
+
+
+def main(which: str) -> int:
+    torch.manual_seed(0)
+    seen: dict[str, int] = {}
+    wrong = []
+    for run, tensors in {"cuda": cuda_launches, "triton": triton_launches}[which]():
+        tier = run(tensors)
+        torch.cuda.synchronize()
+        seen[tier] = seen.get(tier, 0) + 1
+        if not right(tensors):
+            wrong.append(f"{tier} {tuple(tensors[0].shape)} {tensors[0].dtype}")
+    print(json.dumps({"launches": seen, "wrong": wrong}))
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,43 @@
+"""One launch of a tier on gigabytes, between cudaProfilerStart and Stop, for ncu: python tests/gpu/one_launch.py TIER
+
+Prints the bytes that the algorithm moves, as JSON, before it launches.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import torch
+from softbench.kernels.cuda import build, launch
+
+TIERS = {name: number for number, name in enumerate(build.TIERS)}
+# dtype, M, N, plan; every tier that claims one read. {} plans are the rules' own.
+CELLS = {
+    "lanes": (torch.bfloat16, 1 << 25, 64, ()),
+    "staged": (torch.bfloat16, 1 << 26, 33, ()),
+    "block": (torch.float32, 32768, 32768, ()),
+    "cluster": (torch.bfloat16, 16384, 131072, (TIERS["cluster"], 8, 256, 8, 0, 128, 0)),
+    "wide": (torch.bfloat16, 8192, 262144, (TIERS["wide"], 24, 256, 4, 0, 128, 0)),
+    "split": (torch.float32, 2048, 524288, (TIERS["split"], 8, 512, 16, 8, 128, 1 << 16)),
+    "backward wide": (torch.float32, 8192, 131072, (TIERS["wide"], 12, 256, 7, 0, 128, 0)),
+}
+
+
+def main(name: str) -> None:
+    dtype, M, N, numbers = CELLS[name]
+    x = torch.empty(M, N, dtype=dtype, device="cuda").normal_()
+    tensors = (x, torch.rand_like(x), torch.empty_like(x)) if name.startswith("backward") else (x, torch.empty_like(x))
+    run = launch.launch_backward if len(tensors) == 3 else launch.launch_forward
+    plan = build.Plan(*(numbers or (-1,)))
+    run(*tensors, plan)
+    torch.cuda.synchronize()
+    print(json.dumps({"tier": build.TIERS[plan.tier], "bytes": len(tensors) * M * N * dtype.itemsize}), flush=True)
+    torch.cuda.cudart().cudaProfilerStart()
+    run(*tensors, plan)
+    torch.cuda.synchronize()
+    torch.cuda.cudart().cudaProfilerStop()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

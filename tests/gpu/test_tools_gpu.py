@@ -1,0 +1,68 @@
+"""NVIDIA's tools on our kernels: compute-sanitizer on small launches of every tier, ncu's count of the bytes that a large one moves."""
+
+import csv
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+WITHIN = 0.03  # of the algorithm's bytes; some 60 MB of the result stay in L2
+ALL_TIERS = {
+    "cuda": {"lanes", "staged", "block", "cluster", "split", "plain", "wide"},
+    "triton": {"rows", "cluster", "group", "tile", "loop"},
+}
+LARGE = ("lanes", "staged", "block", "cluster", "wide", "split", "backward wide")
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]
+
+
+@pytest.mark.skipif(shutil.which("compute-sanitizer") is None, reason="no compute-sanitizer on PATH; it comes with the CUDA toolkit")
+@pytest.mark.parametrize(
+    ("kernels", "tool"), [("cuda", "memcheck"), ("cuda", "racecheck"), ("cuda", "initcheck"), ("cuda", "synccheck"), ("triton", "memcheck")]
+)
+def test_the_sanitizers_find_nothing_in_any_tier(kernels, tool):
+    done = subprocess.run(
+        ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9", sys.executable, str(HERE / "every_tier.py"), kernels],
+        env={**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"},
+        capture_output=True,
+        text=True,
+        timeout=850,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
+    found = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
+    assert found["wrong"] == []
+    assert set(found["launches"]) == ALL_TIERS[kernels]
+
+
+@pytest.mark.skipif(shutil.which("ncu") is None, reason="no ncu on PATH; it comes with the CUDA toolkit")
+@pytest.mark.parametrize("cell", LARGE)
+def test_a_tier_that_claims_one_read_moves_the_bytes_of_one(cell):
+    metrics = ("dram__bytes_read.sum", "dram__bytes_write.sum")
+    command = [
+        "ncu",
+        "--clock-control",
+        "none",
+        "--profile-from-start",
+        "off",
+        "--metrics",
+        ",".join(metrics),
+        "--csv",
+        "--print-units",
+        "base",
+    ]
+    done = subprocess.run(
+        [*command, sys.executable, str(HERE / "one_launch.py"), cell], capture_output=True, text=True, timeout=600, check=False
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-1000:]
+    lines = done.stdout.splitlines()
+    said = json.loads(next(line for line in lines if line.startswith("{")))
+    assert said["tier"] == cell.split()[-1]
+    table = list(csv.DictReader(line for line in lines if line.startswith('"')))
+    moved = sum(float(row["Metric Value"].replace(",", "")) for row in table if row["Metric Name"] in metrics)
+    assert moved == pytest.approx(said["bytes"], rel=WITHIN), (cell, moved / said["bytes"])
