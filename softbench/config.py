@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from softbench.errors import ConfigError, UsageError
+from softbench.model import TIMERS
 from softbench.sweep import Sweep, parse_axis, parse_directions, parse_dtypes, thinned
 
 PHASES = {"import": 60.0, "build": 300.0, "check": 120.0, "time": 120.0}
@@ -58,6 +59,10 @@ class Settings:
     """Untimed calls before each batch, milliseconds."""
     batch_ms: float = 20.0
     """Timed calls of one backend in one round, milliseconds."""
+    timer: str = "do_bench"
+    """What makes the headline figure on a GPU: one of `softbench.model.TIMERS`."""
+    l2: str = "cold"
+    """`cold`: the GPU's L2 is flushed before every timed call; `warm`: it is not."""
     memory_share: float = 0.9
     """The share of the device's free memory that all workers may hold together."""
     timeout: dict[str, float] = field(default_factory=lambda: dict(PHASES))
@@ -65,7 +70,7 @@ class Settings:
 
     def measuring(self) -> dict[str, object]:
         """The settings that bear on a figure: with the environment, what a resumed run must share with its beginning."""
-        keys = ("rounds", "processes", "seed", "warmup_ms", "batch_ms")
+        keys = ("rounds", "processes", "seed", "warmup_ms", "batch_ms", "timer", "l2")
         return {key: value for key, value in asdict(self).items() if key in keys}
 
 
@@ -196,6 +201,16 @@ def _word(value: Any, at: str) -> str:
     return value.strip()
 
 
+def _one_of(*known: str) -> Callable[[Any, str], str]:
+    def read(value: Any, at: str) -> str:
+        word = _word(value, at)
+        if word not in known:
+            raise ConfigError(f"{at}: unknown '{word}'; known are {', '.join(known)}")
+        return word
+
+    return read
+
+
 def _device(value: Any, at: str) -> str:
     word = _word(value, at)
     if word not in ("auto", "cpu", "cuda") and not (word.startswith("cuda:") and word[5:].isdecimal()):
@@ -211,6 +226,8 @@ READERS: dict[str, Callable[[Any, str], Any]] = {
     "relative_to": _word,
     "warmup_ms": _number(0, 1e5),
     "batch_ms": _number(0.01, 1e5),
+    "timer": _one_of(*TIMERS),
+    "l2": _one_of("cold", "warm"),
     "memory_share": _number(1e-6, 1),
 }
 SWEEP_READERS: dict[str, Callable[[str, str], Any]] = {

@@ -12,6 +12,11 @@ DTYPES = {"fp32": 4, "fp16": 2, "bf16": 2}
 """The dtypes of a sweep and their bytes an element."""
 
 
+CPU_TIMER = "torch.utils.benchmark"
+TIMERS = ("do_bench", "device", "graph", "host")
+"""What can be the headline on a GPU: events around a call, its kernels, a CUDA graph's replay, issuing it."""
+
+
 class Direction(StrEnum):
     """What one timed call computes."""
 
@@ -120,7 +125,23 @@ class Timing:
 
     batches: tuple[Batch, ...]
     kind: str
-    """The timer: `do_bench` or `torch.utils.benchmark`."""
+    """The timer: one of TIMERS, or CPU_TIMER."""
+    l2: str = ""
+    """`cold` (flushed before every call), `warm`, or empty: on the CPU, and in results of earlier versions."""
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """What a call costs apart; all empty on the CPU."""
+
+    device_us: tuple[float, ...] = ()
+    """Of single calls: the sum of their kernels' times, microseconds."""
+    host_us: tuple[float, ...] = ()
+    """Of single calls: the time it took to issue them, microseconds."""
+    kernels: tuple[str, ...] = ()
+    """What a call runs on the device, by name, in order; copies and fills too."""
+    note: str = ""
+    """Why there is no device time, where there should be one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +151,7 @@ class Measured:
     build: Build
     accuracy: Accuracy
     timing: Timing
+    profile: Profile = Profile()
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import csv
 import io
 import math
+import statistics
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from softbench import roofline, stats
 from softbench.errors import ResultsError
-from softbench.model import DTYPES, Build, Checked, Direction, Failed, Grade, Measured, Record, Skipped, Status
+from softbench.model import DTYPES, Build, Checked, Direction, Failed, Grade, Measured, Profile, Record, Skipped, Status
 from softbench.units import one_line
 
 
@@ -43,7 +44,7 @@ class Row:
     processes: int | None
     """Fresh sets of workers."""
     gbps: float | None
-    """Decimal GB/s: algorithmic bytes over median_us."""
+    """Decimal GB/s: algorithmic bytes over median_us; none of `host` times, in which nothing is moved."""
     of_copy: float | None
     """Bandwidth over that of the same-bytes yardstick: the median over shared rounds."""
     speedup: float | None
@@ -56,10 +57,20 @@ class Row:
     error_over_bound: float | None
     """The worst elementwise error over its bound; `inf` where NaN or infinities are misplaced."""
     timer: str
+    """`do_bench`, `device`, `graph` or `host`; on the CPU `torch.utils.benchmark`."""
     device: str
     """The GPU's or CPU's name."""
     run: str
     """Name of the run; its JSON holds the raw samples and the environment."""
+    # What follows came later: files of earlier versions lack it.
+    l2: str = ""
+    """`cold` or `warm`; empty on the CPU."""
+    device_us: float | None = None
+    """Median time of a call's kernels on the device, microseconds."""
+    host_us: float | None = None
+    """Median time of issuing a call, microseconds."""
+    kernels: int | None = None
+    """Kernels, copies and fills that a call runs; their names are in the JSON."""
 
     @property
     def case(self) -> tuple[str, str, int, int]:
@@ -68,6 +79,8 @@ class Row:
 
 COLUMNS = tuple("class" if field.name == "grade" else field.name for field in fields(Row))
 TYPES = {field.name: field.type for field in fields(Row)}
+LATER = {field.name: field.default for field in fields(Row) if field.default is not MISSING}
+"""Columns that files of earlier versions lack, and what they then hold."""
 ONE_OF = {
     "dtype": set(DTYPES),
     "grade": {grade.value for grade in Grade} | {""},
@@ -80,6 +93,7 @@ def row(record: Record, yardstick: Record | None, reference: Record | None, *, d
     """A record as a row; `yardstick` and `reference` are the same case's records of copy and of the backend speed-ups are over."""
     case, outcome = record.case, record.outcome
     timing = outcome.timing if isinstance(outcome, Measured) else None
+    profile = outcome.profile if isinstance(outcome, Measured) else Profile()
     accuracy = outcome.accuracy if isinstance(outcome, Measured | Checked | Failed) else None
     build: Build | None = outcome.build if isinstance(outcome, Measured | Checked | Failed) else None
     median = stats.median_us(timing) if timing else None
@@ -99,7 +113,7 @@ def row(record: Record, yardstick: Record | None, reference: Record | None, *, d
         n=stats.samples(timing) if timing else None,
         rounds=len(timing.batches) if timing else None,
         processes=len({batch.process for batch in timing.batches}) if timing else None,
-        gbps=roofline.gbps(case, median) if median else None,
+        gbps=roofline.gbps(case, median) if timing and median and timing.kind != "host" else None,
         of_copy=_times_faster(record, yardstick),
         speedup=_times_faster(record, reference),
         relative_to=reference.backend if reference else "",
@@ -109,6 +123,10 @@ def row(record: Record, yardstick: Record | None, reference: Record | None, *, d
         timer=timing.kind if timing else "",
         device=device,
         run=run,
+        l2=timing.l2 if timing else "",
+        device_us=statistics.median(profile.device_us) if profile.device_us else None,
+        host_us=statistics.median(profile.host_us) if profile.host_us else None,
+        kernels=len(profile.kernels) or None,
     )
 
 
@@ -160,7 +178,7 @@ def read_csv(path: Path) -> tuple[list[Row], list[str]]:
     rows: list[Row] = []
     try:
         header = next(reader, [])
-        missing = [column for column in COLUMNS if column not in header]
+        missing = [column for column in COLUMNS if column not in header and column not in LATER]
         if missing:
             raise ResultsError(f"{path}: line 1: not a softbench results file: column {', '.join(missing[:3])} is missing")
         seen = set()
@@ -184,6 +202,8 @@ def _row_of(values: dict[str, str]) -> Row:
     found: dict[str, Any] = {}
     for name, kind in TYPES.items():
         column = "class" if name == "grade" else name
+        if name in LATER and column not in values:
+            continue
         text = values[column]
         if name in ONE_OF and text not in ONE_OF[name]:
             raise ValueError(f"{column}: unknown '{text[:40]}'")
@@ -194,7 +214,7 @@ def _row_of(values: dict[str, str]) -> Row:
     row = Row(**found)
     if not (0 < row.M < 2**63 and 0 < row.N < 2**63):
         raise ValueError("M and N must be positive")
-    figures = (row.median_us, row.p20_us, row.p80_us, row.gbps)
+    figures = (row.median_us, row.p20_us, row.p80_us, *(() if row.timer == "host" else (row.gbps,)))
     if row.status == Status.OK and (row.grade in (Grade.WRONG, Grade.UNVERIFIED) or not all(f and 0 < f < math.inf for f in figures)):
         raise ValueError("status is ok, but there is no figure, or a class that has none")
     if not all(ratio is None or 0 < ratio < math.inf for ratio in (row.of_copy, row.speedup)):

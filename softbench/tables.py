@@ -15,12 +15,17 @@ from rich.text import Text
 from softbench import units
 from softbench.checking import Finding
 from softbench.compare import Pair
-from softbench.model import FAILURES, Grade, Status
+from softbench.model import FAILURES, TIMERS, Grade, Status
 from softbench.registry import Offer
 from softbench.results import Row
 
 CAPTIONS = ("GB/s, % of copy, speed-up over {0}", "GB/s, % of copy", "GB/s")
 """What a cell shows, the fullest first: a narrow terminal gets less."""
+CELL = (
+    *("backend", "direction", "dtype", "M", "N", "status", "class"),
+    *("median", "p20..p80", "n", "GB/s", "device", "host", "kernels", "build", "error/bound"),
+)
+"""The columns of a cell on a line of its own."""
 LARGE = 10_000  # columns, more than any table needs: asks rich for a natural width
 
 
@@ -56,9 +61,10 @@ def _width(table: Table, console: Console) -> int:
 
 def _title(section: Sequence[Row], detail: int) -> Text:
     first = section[0]
+    clock = next((f" ({row.timer}, {row.l2} L2)" for row in section if row.l2 and (row.timer, row.l2) != (TIMERS[0], "cold")), "")
     relative = next((row.relative_to for row in section if row.relative_to), "")
     caption = CAPTIONS[detail if relative else max(detail, 1)].format(relative)
-    return Text(f"{first.direction} {first.dtype}, M={first.M}, {first.device}: {caption}", style="bold")
+    return Text(f"{first.direction} {first.dtype}, M={first.M}, {first.device}{clock}: {caption}", style="bold")
 
 
 def _matrix(section: Sequence[Row], names: Sequence[str], detail: int) -> Table:
@@ -68,7 +74,7 @@ def _matrix(section: Sequence[Row], names: Sequence[str], detail: int) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     cells = {(row.N, row.backend): row for row in section}
     for N in dict.fromkeys(row.N for row in section):
-        contenders = [row for row in section if row.N == N and row.gbps and row.grade != Grade.YARDSTICK]
+        contenders = [row for row in section if row.N == N and row.status == Status.OK and row.grade != Grade.YARDSTICK]
         best = min(contenders, key=lambda row: row.median_us or 0, default=None)
         table.add_row(str(N), *(_cell(cells.get((N, name)), detail, best) for name in names))
     return table
@@ -79,7 +85,7 @@ def _cell(row: Row | None, detail: int, best: Row | None) -> Text:
         return Text("-", style="dim")
     if row.status != Status.OK:
         return Text(row.status + "  ", style="red" if row.status in FAILURES else "dim")
-    text = units.bandwidth(row.gbps or 0).rjust(5)
+    text = units.bandwidth(row.gbps).rjust(5) if row.gbps else units.micros(row.median_us or 0)
     if row.grade == Grade.YARDSTICK:
         return Text(text + "  ", style="dim")
     if detail <= 1 and row.of_copy:
@@ -111,8 +117,8 @@ def notes(rows: Sequence[Row]) -> list[Text]:
 def cells(rows: Sequence[Row]) -> RenderableType:
     """Every cell on a line of its own, with its latency, spread, build and check."""
     table = Table(show_edge=False, pad_edge=False)
-    for name in ("backend", "direction", "dtype", "M", "N", "status", "class", "median", "p20..p80", "n", "GB/s", "build", "error/bound"):
-        table.add_column(name, justify="left" if name in ("backend", "direction", "dtype", "status", "class") else "right", no_wrap=True)
+    for name in CELL:
+        table.add_column(name, justify="right" if name in CELL[7:] or name in ("M", "N") else "left", no_wrap=True)
     for row in rows:
         spread = f"{units.micros(row.p20_us)}..{units.micros(row.p80_us)}" if row.p20_us and row.p80_us else ""
         table.add_row(
@@ -121,6 +127,8 @@ def cells(rows: Sequence[Row]) -> RenderableType:
             spread,
             str(row.n or ""),
             units.bandwidth(row.gbps) if row.gbps else "",
+            *(units.micros(us) if us else "" for us in (row.device_us, row.host_us)),
+            str(row.kernels or ""),
             f"{row.build_s:.3g} s {row.build_cache}".strip() if row.build_s is not None else "",
             f"{row.error_over_bound:.3g}" if row.error_over_bound is not None else "",
         )

@@ -8,7 +8,8 @@ Each request is one message, each answer one message:
     check                                   -> accuracy; untimed: why it is not to be timed, or empty
     catalogue                               -> items: name, direction and whether it is faced alone, of each
     examine item, direction, dtype, seed    -> accuracy | skip
-    time    warmup_ms, batch_ms             -> samples_us, kind
+    time    warmup_ms, batch_ms, timer, l2  -> samples_us, kind
+    profile batch_ms, l2                    -> profile: device and host time of a call, its kernels
     release                                 -> gives the case's device memory back; `time` takes it again
 
 or `failed`: status, stage, reason; `poisoned` with it when the CUDA context is lost and the worker must not be used again.
@@ -29,7 +30,7 @@ from softbench.catalogue import items
 from softbench.compilations import Compilations
 from softbench.environment import probe
 from softbench.examine import Examiner
-from softbench.model import Accuracy, Build, Case, Direction, Grade, Status
+from softbench.model import Accuracy, Build, Case, Direction, Grade, Profile, Status
 from softbench.protocol import Channel, Message
 from softbench.units import one_line
 
@@ -77,8 +78,7 @@ class Seat:
     def __init__(self) -> None:
         self.backend: Any = None
         self.device = "cpu"
-        self.kind = ""
-        self.timer: timing.Timer | None = None
+        self.timers: timing.Timers | None = None
         self.case: Case | None = None
         self.seed = 0
         self.block = 0
@@ -94,9 +94,9 @@ class Seat:
         return {"items": [[item.name, item.direction, item.free_bytes > 0] for item in items()]}
 
     def do_load(self, origin: Message, device: str, name: str | None = None) -> Message:
-        """Bind the timer, then import the plugin: what it patches, it patches too late."""
+        """Bind the timers, then import the plugin: what it patches, it patches too late."""
         self.device = device
-        self.kind, self.timer = timing.bind(device)
+        self.timers = timing.bind(device)
         door = registry.Origin(**origin)
         backends = registry.load(door)
         self.backend = next((backend for backend in backends if backend.name == name), backends[0])
@@ -159,16 +159,36 @@ class Seat:
         self._empty()
         return {"skip": one_line(found)} if isinstance(found, str) else {"accuracy": asdict(found)}
 
-    def do_time(self, warmup_ms: float, batch_ms: float) -> Message:
+    def do_time(self, warmup_ms: float, batch_ms: float, timer: str, l2: str) -> Message:
+        timers, call = self._ready()
+        samples, self.block = timers.by_name[timer, l2](call, warmup_ms, batch_ms, self.block)
+        return {"samples_us": samples, "kind": timer}
+
+    def do_profile(self, batch_ms: float, l2: str) -> Message:
+        """A profiler that cannot be had costs its figures only: the note says why, and the cell keeps the others."""
+        timers, call = self._ready()
+        if timers.meter is None:
+            return {"profile": asdict(Profile())}
+        host_us = timers.meter.host(call, batch_ms)  # first: once CUPTI has been started, issuing a call may cost more
+        try:
+            device_us, kernels = timers.meter.device(call, batch_ms, l2)
+        except Exception as error:
+            if _poisoned():
+                raise
+            traceback.print_exception(error)
+            return {"profile": asdict(Profile(host_us=tuple(host_us), note=one_line(str(error) or type(error).__name__)))}
+        return {"profile": asdict(Profile(tuple(device_us), tuple(host_us), tuple(one_line(name) for name in kernels)))}
+
+    def _ready(self) -> tuple[timing.Timers, Callable[[], Any]]:
+        """The timers and the call they time, with buffers that were released taken again."""
         if self.inputs is None:
             self.inputs = inputs.make(self._case(), self.seed, torch.device(self.device))
         if self.call is None:
             self._prepare()
         call, given = self.call, self._inputs()
-        if call is None or self.timer is None:
+        if call is None or self.timers is None:
             raise RuntimeError("asked to time before a case was built")
-        samples, self.block = self.timer(lambda: call(*given), warmup_ms, batch_ms, self.block)
-        return {"samples_us": samples, "kind": self.kind}
+        return self.timers, lambda: call(*given)
 
     def do_release(self) -> Message:
         """Keep the callable if all it cost was host memory: preparing it anew may mean compiling anew."""

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from softbench import ensemble, runner
 from softbench import plan as planning
-from softbench import runner
 from softbench.config import Settings
 from softbench.lane import MAX_DEATHS, Lane
 from softbench.model import Case, Direction, Failed, Gpu, Measured, Probe, Record, Skipped, Status
@@ -18,6 +18,7 @@ GOOD = {
     "build": {"build": {"seconds": 0.1, "cache": ""}},
     "check": {"accuracy": {"grade": "pass", "worst": 0.5, "detail": ""}},
     "time": {"samples_us": [1.0, 2.0, 3.0], "kind": "fake"},
+    "profile": {"profile": {"device_us": [0.5, 0.6], "host_us": [9.0], "kernels": ["softmax_kernel"], "note": ""}},
     "release": {"released": True},
 }
 
@@ -64,23 +65,28 @@ def make(names=("copy", "a", "b"), cases=1, free=2**40, **settings):
 
 
 def measure(plan, pool, case=0):
-    ensemble = runner.Ensemble(plan, pool, [Lane(o) for o in plan.offers], 0)
-    return {record.backend: record for record in ensemble.measure(plan.cases[case])}
+    group = ensemble.Ensemble(plan, pool, [Lane(o) for o in plan.offers], 0)
+    return {record.backend: record for record in group.measure(plan.cases[case])}
 
 
 def test_a_cell_is_built_then_checked_then_timed_in_rounds_of_rotating_order():
     pool = FakePool()
     records = measure(make(), pool)
     ops = [op for _, op in pool.log]
-    assert ops == ["load"] * 3 + ["build"] * 3 + ["check"] * 3 + ["time"] * 12
+    assert ops == ["load"] * 3 + ["build"] * 3 + ["check"] * 3 + ["time"] * 12 + ["profile"] * 3
     timed = "".join(name[0] for name, op in pool.log if op == "time")
     assert [timed[i : i + 3] for i in range(0, 12, 3)] == ["cab", "bac", "abc", "cba"]
     assert [batch.position for batch in records["a"].outcome.timing.batches] == [1, 1, 0, 2]
 
 
+def test_each_cell_has_the_device_and_host_time_of_its_call():
+    profile = measure(make(), FakePool())["a"].outcome.profile
+    assert (profile.device_us, profile.host_us, profile.kernels) == ((0.5, 0.6), (9.0,), ("softmax_kernel",))
+
+
 def test_two_backends_alternate_ab_ba_ba_ab():
     lanes = [Lane(offer("A")), Lane(offer("B"))]
-    assert ["".join(lane.name for lane in runner.round_order(lanes, turn)) for turn in range(4)] == ["AB", "BA", "BA", "AB"]
+    assert ["".join(lane.name for lane in ensemble.round_order(lanes, turn)) for turn in range(4)] == ["AB", "BA", "BA", "AB"]
 
 
 def test_what_is_wrong_is_never_timed():
@@ -95,8 +101,8 @@ def test_what_is_wrong_is_never_timed():
 def test_a_lost_worker_costs_its_cell_only_and_is_replaced():
     pool = FakePool({("a", "time"): [Lost(Status.FAILED, "crashed (SIGSEGV) in time")]})
     plan = make(cases=2)
-    ensemble = runner.Ensemble(plan, pool, [Lane(o) for o in plan.offers], 0)
-    first, second = ({r.backend: r for r in ensemble.measure(case)} for case in plan.cases)
+    group = ensemble.Ensemble(plan, pool, [Lane(o) for o in plan.offers], 0)
+    first, second = ({r.backend: r for r in group.measure(case)} for case in plan.cases)
     assert first["a"].outcome.reason == "crashed (SIGSEGV) in time"
     assert first["a"].outcome.build is not None
     assert isinstance(first["b"].outcome, Measured)
@@ -114,8 +120,8 @@ def test_a_poisoned_worker_is_not_used_again():
 def test_a_backend_whose_workers_keep_dying_is_given_up_with_the_reason():
     pool = FakePool({("a", "build"): Lost(Status.TIMEOUT, "build took longer than 1 s")})
     plan = make(cases=MAX_DEATHS + 2)
-    ensemble = runner.Ensemble(plan, pool, [Lane(o) for o in plan.offers], 0)
-    outcomes = [next(r for r in ensemble.measure(case) if r.backend == "a").outcome for case in plan.cases]
+    group = ensemble.Ensemble(plan, pool, [Lane(o) for o in plan.offers], 0)
+    outcomes = [next(r for r in group.measure(case) if r.backend == "a").outcome for case in plan.cases]
     assert [outcome.status for outcome in outcomes] == [Status.TIMEOUT] * (MAX_DEATHS + 2)
     assert outcomes[-1].reason == "not tried: 3 cases in a row ended its worker; the last build took longer than 1 s"
     assert pool.log.count(("a", "build")) == MAX_DEATHS
@@ -125,8 +131,8 @@ def test_only_cases_in_a_row_count(make_record):
     lost, wrong = Lost(Status.FAILED, "crashed"), {"accuracy": {"grade": "wrong", "worst": 9.0, "detail": "off"}}
     pool = FakePool({("a", "build"): [lost, None, lost, None, lost, None], ("a", "check"): [wrong] * 3})
     plan = make(cases=6)
-    ensemble = runner.Ensemble(plan, pool, [Lane(o) for o in plan.offers], 0)
-    statuses = [next(r for r in ensemble.measure(case) if r.backend == "a").status for case in plan.cases]
+    group = ensemble.Ensemble(plan, pool, [Lane(o) for o in plan.offers], 0)
+    statuses = [next(r for r in group.measure(case) if r.backend == "a").status for case in plan.cases]
     assert statuses == [Status.FAILED, Status.WRONG] * 3
 
 
@@ -139,13 +145,16 @@ def test_only_cases_in_a_row_count(make_record):
         ("time", {"samples_us": [], "kind": "x"}),
         ("time", {"samples_us": [-1.0], "kind": "x"}),
         ("time", {"samples_us": "fast", "kind": "x"}),
+        ("profile", {"profile": {"device_us": [-1.0]}}),
+        ("profile", {"profile": {"speed": 1}}),
     ],
 )
 def test_an_answer_that_is_none_fails_its_cell_only(op, answer):
     records = measure(make(), FakePool({("a", op): answer}))
     outcome = records["a"].outcome
-    assert (outcome.status, outcome.stage) == (Status.FAILED, op)
-    assert outcome.reason == f"{op}: its process gave an answer that is none"
+    stage = "time" if op == "profile" else op
+    assert (outcome.status, outcome.stage) == (Status.FAILED, stage)
+    assert outcome.reason == f"{stage}: its process gave an answer that is none"
     assert isinstance(records["b"].outcome, Measured)
 
 
