@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from softbench.model import Gpu, Probe
+from softbench.roofline import peak_gbps
 
 COMPUTE_MODES = {0: "default", 1: "exclusive_thread", 2: "prohibited", 3: "exclusive_process"}
 
@@ -29,7 +30,7 @@ def probe() -> Probe:
 
 
 def describe_gpu(index: int) -> dict[str, object]:
-    """What is stored of GPU `index`: memory, driver, clocks, power limit, ECC, MIG. Fields that NVML does not give are absent."""
+    """What is stored of GPU `index`: memory, driver, clocks, limits, peak, ECC, MIG. Fields that NVML does not give are absent."""
     properties = torch.cuda.get_device_properties(index)
     found: dict[str, object] = {
         "gpu": properties.name,
@@ -54,6 +55,10 @@ def describe_gpu(index: int) -> dict[str, object]:
         }.items():
             with suppress(Exception):  # NVML says NotSupported for some fields on some cards
                 found[key] = read()
+    clock, bus = found.get("memory_clock_max_mhz"), found.get("memory_bus_bits")
+    if isinstance(clock, int) and isinstance(bus, int) and clock and bus:
+        found["peak_gbps"] = peak_gbps(clock, bus)
+        found["peak_source"] = f"NVML: {clock} MHz x 2 x {bus} bits"
     return found
 
 

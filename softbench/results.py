@@ -6,12 +6,13 @@ import csv
 import io
 import math
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
-from softbench import roofline, stats
+from softbench import labels, roofline, stats
 from softbench.errors import ResultsError
 from softbench.model import DTYPES, Build, Checked, Direction, Failed, Grade, Measured, Profile, Record, Skipped, Status
 from softbench.units import one_line
@@ -44,7 +45,7 @@ class Row:
     processes: int | None
     """Fresh sets of workers."""
     gbps: float | None
-    """Decimal GB/s: algorithmic bytes over median_us; none of `host` times, in which nothing is moved."""
+    """Decimal GB/s: algorithmic bytes over median_us; none of `host` times, in which nothing is moved, nor of `implausible` ones."""
     of_copy: float | None
     """Bandwidth over that of the same-bytes yardstick: the median over shared rounds."""
     speedup: float | None
@@ -71,12 +72,18 @@ class Row:
     """Median time of issuing a call, microseconds."""
     kernels: int | None = None
     """Kernels, copies and fills that a call runs; their names are in the JSON."""
+    labels: str = ""
+    """What to know before believing the figure, words of `softbench.labels`, a blank between them."""
+    of_peak: float | None = None
+    """Bandwidth over the datasheet's."""
 
     @property
     def case(self) -> tuple[str, str, int, int]:
         return self.direction, self.dtype, self.M, self.N
 
 
+IMPLAUSIBLE = "implausible"
+"""The label under which no bandwidth is published."""
 COLUMNS = tuple("class" if field.name == "grade" else field.name for field in fields(Row))
 TYPES = {field.name: field.type for field in fields(Row)}
 LATER = {field.name: field.default for field in fields(Row) if field.default is not MISSING}
@@ -89,8 +96,19 @@ ONE_OF = {
 }
 
 
-def row(record: Record, yardstick: Record | None, reference: Record | None, *, device: str, run: str) -> Row:
-    """A record as a row; `yardstick` and `reference` are the same case's records of copy and of the backend speed-ups are over."""
+def row(
+    record: Record,
+    yardstick: Record | None,
+    reference: Record | None,
+    *,
+    device: str,
+    run: str,
+    facts: Mapping[str, object] = MappingProxyType({}),
+) -> Row:
+    """A record as a row; `yardstick` and `reference` are the same case's records of copy and of the backend speed-ups are over.
+
+    `facts` of the machine: its L2 and its peak bandwidth bear on labels and fractions.
+    """
     case, outcome = record.case, record.outcome
     timing = outcome.timing if isinstance(outcome, Measured) else None
     profile = outcome.profile if isinstance(outcome, Measured) else Profile()
@@ -98,6 +116,11 @@ def row(record: Record, yardstick: Record | None, reference: Record | None, *, d
     build: Build | None = outcome.build if isinstance(outcome, Measured | Checked | Failed) else None
     median = stats.median_us(timing) if timing else None
     p20, p80 = stats.p20_p80_us(timing) if timing else (None, None)
+    marks = labels.of(record, facts)
+    gbps = None
+    if timing and median and timing.kind != "host" and IMPLAUSIBLE not in marks:
+        gbps = roofline.gbps(case, median)
+    peak = facts.get("peak_gbps")
     return Row(
         backend=record.backend,
         direction=case.direction.value,
@@ -113,9 +136,9 @@ def row(record: Record, yardstick: Record | None, reference: Record | None, *, d
         n=stats.samples(timing) if timing else None,
         rounds=len(timing.batches) if timing else None,
         processes=len({batch.process for batch in timing.batches}) if timing else None,
-        gbps=roofline.gbps(case, median) if timing and median and timing.kind != "host" else None,
-        of_copy=_times_faster(record, yardstick),
-        speedup=_times_faster(record, reference),
+        gbps=gbps,
+        of_copy=_times_faster(record, yardstick, facts),
+        speedup=_times_faster(record, reference, facts),
         relative_to=reference.backend if reference else "",
         build_s=build.seconds if build else None,
         build_cache=build.cache if build else "",
@@ -127,6 +150,8 @@ def row(record: Record, yardstick: Record | None, reference: Record | None, *, d
         device_us=statistics.median(profile.device_us) if profile.device_us else None,
         host_us=statistics.median(profile.host_us) if profile.host_us else None,
         kernels=len(profile.kernels) or None,
+        labels=" ".join(marks),
+        of_peak=gbps / peak if gbps and isinstance(peak, float) else None,
     )
 
 
@@ -138,8 +163,10 @@ def _reason(record: Record) -> str:
             return accuracy.detail
 
 
-def _times_faster(record: Record, other: Record | None) -> float | None:
+def _times_faster(record: Record, other: Record | None, facts: Mapping[str, object]) -> float | None:
     if other is None or not isinstance(record.outcome, Measured) or not isinstance(other.outcome, Measured):
+        return None
+    if any(IMPLAUSIBLE in labels.of(one, facts) for one in (record, other)):
         return None
     return stats.times_faster(record.outcome.timing, other.outcome.timing)
 
@@ -214,11 +241,11 @@ def _row_of(values: dict[str, str]) -> Row:
     row = Row(**found)
     if not (0 < row.M < 2**63 and 0 < row.N < 2**63):
         raise ValueError("M and N must be positive")
-    figures = (row.median_us, row.p20_us, row.p80_us, *(() if row.timer == "host" else (row.gbps,)))
+    figures = (row.median_us, row.p20_us, row.p80_us, *(() if row.timer == "host" or IMPLAUSIBLE in row.labels else (row.gbps,)))
     if row.status == Status.OK and (row.grade in (Grade.WRONG, Grade.UNVERIFIED) or not all(f and 0 < f < math.inf for f in figures)):
         raise ValueError("status is ok, but there is no figure, or a class that has none")
-    if not all(ratio is None or 0 < ratio < math.inf for ratio in (row.of_copy, row.speedup)):
-        raise ValueError("of_copy and speedup must be positive numbers")
+    if not all(ratio is None or 0 < ratio < math.inf for ratio in (row.of_copy, row.speedup, row.of_peak)):
+        raise ValueError("of_copy, speedup and of_peak must be positive numbers")
     return row
 
 

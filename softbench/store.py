@@ -101,7 +101,8 @@ class Run:
         for case, of in by_case.items():
             if case not in self._rows:
                 beside = of.get(self.header["yardstick"]), of.get(self.header["relative_to"])
-                self._rows[case] = [row(record, *beside, device=self.header["device_name"], run=self.name) for record in of.values()]
+                about = {"device": self.header["device_name"], "run": self.name, "facts": self.header.get("environment", {})}
+                self._rows[case] = [row(record, *beside, **about) for record in of.values()]
         return [found for case in by_case for found in self._rows[case]]
 
     def document(self) -> dict[str, Any]:

@@ -15,7 +15,7 @@ PACKAGE = ROOT / "softbench"
 
 ROOMS = [
     {"model", "errors", "units", "toolchain"},  # vocabulary
-    {"sweep", "config", "roofline", "stats", "results", "compare", "store", "records", "registry", "protocol"},  # pure core
+    {"sweep", "config", "roofline", "labels", "stats", "results", "compare", "store", "records", "registry", "protocol"},  # pure core
     {
         "backends",
         "inputs",
