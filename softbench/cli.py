@@ -56,7 +56,9 @@ def run(
         str | None, typer.Option(metavar="NAME|FILE", help="tutorial, powers, cpu, or a TOML file; flags override it.")
     ] = None,
     device: DeviceOption = None,
-    rounds: Annotated[int | None, typer.Option(help="Rounds: passes over the backends of a case. [5]")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Rounds: passes over the backends of a case. [3 to 10, until it is known]")] = None,
+    max_rounds: Annotated[int | None, typer.Option(help="Go on to so many rounds where the figure is not known before.")] = None,
+    precision: Annotated[float | None, typer.Option(help="Known: the 95 % interval of the median is within this fraction. [0.005]")] = None,
     processes: Annotated[int | None, typer.Option(help="Fresh sets of worker processes, each measuring everything. [1]")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the inputs. [0]")] = None,
     relative_to: Annotated[str | None, typer.Option(help="The backend that speed-ups are over. [torch]")] = None,
@@ -82,7 +84,7 @@ def run(
     flags = configs.from_flags(
         {"backends": backends, "M": M, "N": N, "dtype": dtype, "direction": direction, "device": device, "plugins": plugin}
         | {"rounds": rounds, "processes": processes, "seed": seed, "relative_to": relative_to, "timeout": timeout}
-        | {"timer": timer, "l2": l2}
+        | {"timer": timer, "l2": l2, "max_rounds": max_rounds, "precision": precision}
     )
     command = terminal.command_line(sys.argv[1:])
     request = runner.Request(configs.load(config) if config is not None else {}, flags, quick, output, resume, command, __version__)
@@ -225,9 +227,11 @@ def _show_plan(plan: Any) -> None:
     pairs += [tables.offer(offer) for offer in plan.offers if offer.broken or offer.unavailable]
     terminal.show(tables.facts(pairs), terminal.console())
     settings = plan.settings
+    adaptive = settings.rounds < settings.max_rounds
+    rounds = f"{settings.rounds} to {settings.max_rounds} rounds" if adaptive else units.count(settings.rounds, "round")
     typer.echo(
         f"{units.count(len(plan.cases), 'case')} x {units.count(len(able), 'backend')} ({', '.join(able)}) = "
-        f"{units.count(len(plan.cases) * len(able), 'cell')}, {units.count(settings.rounds, 'round')}, "
+        f"{units.count(len(plan.cases) * len(able), 'cell')}, {rounds}, "
         f"{settings.processes} set(s) of processes, on {plan.device_name}: about {units.duration(plan.estimate_seconds())}"
     )
 

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from softbench import lane as lanes_of
-from softbench import records
+from softbench import records, sampling
 from softbench.lane import Lane
 from softbench.model import (
     Accuracy,
@@ -30,6 +30,7 @@ from softbench.model import (
 from softbench.plan import Plan
 from softbench.pool import Lost, Pool
 from softbench.protocol import Message
+from softbench.registry import YARDSTICK
 
 
 @dataclass(slots=True)
@@ -65,8 +66,8 @@ class Ensemble:
         if any(state.retried for state in self.state.values()) and not turns:
             turns = True
             self._release(self._going())
-        for turn in range(self.plan.settings.rounds):
-            for position, lane in enumerate(round_order(self._going(), turn)):
+        for turn in range(self.plan.settings.max_rounds):
+            for position, lane in enumerate(round_order(self._wanting(turn), turn)):
                 self._time(lane, turn, position)
                 if turns:
                     self._release([lane])
@@ -83,6 +84,24 @@ class Ensemble:
 
     def _going(self) -> list[Lane]:
         return [lane for lane in self.lanes if self.state[lane].outcome is None]
+
+    def _wanting(self, turn: int) -> list[Lane]:
+        """Who takes part in this round: all until the floor, then those whose figure is not known, and whom they are compared with."""
+        going = self._going()
+        if turn < self.plan.settings.rounds:
+            return going
+        unknown = [lane for lane in going if not self._known(lane)]
+        partners = (YARDSTICK, self.plan.settings.relative_to) if unknown else ()
+        return [lane for lane in going if lane in unknown or lane.name in partners]
+
+    def _known(self, lane: Lane) -> bool:
+        settings = self.plan.settings
+        return sampling.settled([batch.samples_us for batch in self.state[lane].batches], settings.precision, settings.tick_us)
+
+    def _stopped(self, lane: Lane) -> str:
+        if self.plan.settings.rounds == self.plan.settings.max_rounds:
+            return sampling.FIXED
+        return sampling.PRECISE if self._known(lane) else sampling.LIMIT
 
     def _build_and_check(self, lanes: list[Lane], case: Case, turns: bool) -> None:
         build = {"op": "build", "case": asdict(case), "seed": self.plan.settings.seed}
@@ -188,7 +207,8 @@ class Ensemble:
         if outcome is None:
             if state.build is None or state.accuracy is None or not state.batches:
                 raise AssertionError(f"{lane.name} on {case.key} was neither measured nor ended")
-            outcome = Measured(state.build, state.accuracy, Timing(tuple(state.batches), self.plan.timer, self.plan.l2), state.profile)
+            timing = Timing(tuple(state.batches), self.plan.timer, self.plan.l2, self._stopped(lane))
+            outcome = Measured(state.build, state.accuracy, timing, state.profile)
         if lane.worker is not None:
             lane.deaths = 0  # whatever became of the case, its worker outlived it
         return Record(lane.name, case, outcome, lane.offer.source)

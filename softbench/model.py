@@ -128,6 +128,8 @@ class Timing:
     """The timer: one of TIMERS, or CPU_TIMER."""
     l2: str = ""
     """`cold` (flushed before every call), `warm`, or empty: on the CPU, and in results of earlier versions."""
+    stopped: str = ""
+    """Why it was not sampled further: `precise`, `limit` or `fixed` (`softbench.sampling`)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,7 +67,7 @@ class Plan:
     def estimate_seconds(self) -> float:
         """Rough wall time: batches, checks and known builds."""
         settings, able = self.settings, [offer for offer in self.offers if not (offer.broken or offer.unavailable)]
-        batch = settings.rounds * (settings.warmup_ms + settings.batch_ms) / 1e3 * CALL_OVERHEAD
+        batch = (settings.rounds + settings.max_rounds) / 2 * (settings.warmup_ms + settings.batch_ms) / 1e3 * CALL_OVERHEAD
         cell = sum(batch + 0.05 + BUILD_SECONDS.get(offer.name, 0.0) for offer in able)
         return settings.processes * (5 + len(self.cases) * cell)
 

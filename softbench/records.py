@@ -23,6 +23,7 @@ from softbench.model import (
     Status,
     Timing,
 )
+from softbench.sampling import LIMIT
 
 
 def merge(records: Sequence[Record]) -> Record:
@@ -36,7 +37,9 @@ def merge(records: Sequence[Record]) -> Record:
     if len(records) == 1:
         return first
     worst = max((outcome.accuracy for outcome in measured), key=lambda accuracy: accuracy.worst)
-    timing = replace(measured[0].timing, batches=tuple(batch for outcome in measured for batch in outcome.timing.batches))
+    batches = tuple(batch for outcome in measured for batch in outcome.timing.batches)
+    limited = next((outcome.timing for outcome in measured if outcome.timing.stopped == LIMIT), measured[0].timing)
+    timing = replace(limited, batches=batches)
     profile = _merged([outcome.profile for outcome in measured])
     return Record(first.backend, first.case, Measured(measured[0].build, worst, timing, profile), first.source)
 

@@ -76,6 +76,11 @@ class Row:
     """What to know before believing the figure, words of `softbench.labels`, a blank between them."""
     of_peak: float | None = None
     """Bandwidth over the datasheet's."""
+    low_us: float | None = None
+    high_us: float | None = None
+    """95 % interval of the median over all samples, without an assumption on their distribution."""
+    stopped: str = ""
+    """Why no more was sampled: `precise` (known), `limit` (of rounds) or `fixed` (the number was given)."""
 
     @property
     def case(self) -> tuple[str, str, int, int]:
@@ -116,6 +121,7 @@ def row(
     build: Build | None = outcome.build if isinstance(outcome, Measured | Checked | Failed) else None
     median = stats.median_us(timing) if timing else None
     p20, p80 = stats.p20_p80_us(timing) if timing else (None, None)
+    low, high = (stats.interval_us(timing) if timing else None) or (None, None)
     marks = labels.of(record, facts)
     gbps = None
     if timing and median and timing.kind != "host" and IMPLAUSIBLE not in marks:
@@ -151,6 +157,9 @@ def row(
         host_us=statistics.median(profile.host_us) if profile.host_us else None,
         kernels=len(profile.kernels) or None,
         labels=" ".join(marks),
+        low_us=low,
+        high_us=high,
+        stopped=timing.stopped if timing else "",
         of_peak=gbps / peak if gbps and isinstance(peak, float) else None,
     )
 

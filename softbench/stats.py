@@ -5,6 +5,7 @@ from __future__ import annotations
 from statistics import median, quantiles
 
 from softbench.model import Timing
+from softbench.sampling import median_interval
 
 
 def median_us(timing: Timing) -> float:
@@ -19,6 +20,11 @@ def p20_p80_us(timing: Timing) -> tuple[float, float]:
         return pooled[0], pooled[0]
     cuts = quantiles(pooled, n=5, method="inclusive")
     return cuts[0], cuts[3]
+
+
+def interval_us(timing: Timing) -> tuple[float, float] | None:
+    """The 95 % interval of the median over the samples of all rounds, microseconds; None where they are too few."""
+    return median_interval([sample for batch in timing.batches for sample in batch.samples_us])
 
 
 def samples(timing: Timing) -> int:

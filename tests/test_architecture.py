@@ -15,7 +15,20 @@ PACKAGE = ROOT / "softbench"
 
 ROOMS = [
     {"model", "errors", "units", "toolchain"},  # vocabulary
-    {"sweep", "config", "roofline", "labels", "stats", "results", "compare", "store", "records", "registry", "protocol"},  # pure core
+    {
+        "sweep",
+        "config",
+        "roofline",
+        "labels",
+        "sampling",
+        "stats",
+        "results",
+        "compare",
+        "store",
+        "records",
+        "registry",
+        "protocol",
+    },  # pure core
     {
         "backends",
         "inputs",

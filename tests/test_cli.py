@@ -84,7 +84,7 @@ def test_memory_that_does_not_hold_all_makes_workers_take_turns_or_go_group_by_g
 def test_a_dry_run_shows_cells_and_time_and_writes_nothing(cli):
     done = cli("run", "--backends", "torch", "--device", "cpu", "--M", "8", "--N", "16:64:*2", "--dry-run")
     assert done.returncode == 0, done.stderr
-    assert "3 cases x 2 backends (copy, torch) = 6 cells, 3 rounds" in done.stdout
+    assert "3 cases x 2 backends (copy, torch) = 6 cells, 3 to 6 rounds" in done.stdout
     assert "forward-fp32-8x64" in done.stdout
     assert not (cli.folder / "results").exists()
 
@@ -209,6 +209,8 @@ BAD = {
     "an unknown timer": (("run", "--timer", "stopwatch"), "--timer: unknown 'stopwatch'; known are do_bench, device, graph, host"),
     "an unknown L2": (("run", "--l2", "hot"), "--l2: unknown 'hot'; known are cold, warm"),
     "a GPU's timer on the CPU": (("run", *SMALL, "--N", "8", "--timer", "device"), "--timer and --l2 need a GPU"),
+    "a limit below the floor": (("run", "--max-rounds", "2"), "max_rounds: 2 is less than the 3 that are always taken"),
+    "a negative precision": (("run", "--precision", "-1"), "--precision: must be a number from 0 to 1"),
     "no rounds": (("run", "--rounds", "0"), "--rounds: must be a whole number from 1"),
     "an unknown phase": (("run", "--timeout", "biuld=3"), "did you mean 'build'?"),
     "a time-out that is no number": (("run", "--timeout", "soon"), "--timeout soon: write seconds"),

@@ -138,6 +138,13 @@ def test_device_and_host_time_stand_beside_the_headline(make_record):
     assert (found.median_us, found.device_us, found.host_us, found.kernels) == (20, 6, 40, 2)
 
 
+def test_the_interval_of_the_median_and_the_reason_for_stopping_are_columns(make_record):
+    record = make_record("ours", [10.0, 20.0, 30.0])
+    timing = replace(record.outcome.timing, stopped="limit")
+    found = results.row(replace(record, outcome=replace(record.outcome, timing=timing)), None, None, device="H200", run="r")
+    assert (found.low_us, found.high_us, found.stopped) == (10, 30, "limit")
+
+
 def test_issuing_moves_no_bytes_so_a_host_time_has_no_bandwidth(tmp_path, make_record):
     record = make_record("ours", [20.0])
     timing = replace(record.outcome.timing, kind="host", l2="cold")

@@ -61,7 +61,8 @@ def make(names=("copy", "a", "b"), cases=1, free=2**40, **settings):
     offers = tuple(name if isinstance(name, Offer) else offer(name) for name in names)
     found = tuple(Case(8, 2**i, "fp32", Direction.FORWARD, "cuda") for i in range(cases))
     groups = (tuple(o.name for o in offers),)
-    return Plan(Settings(**{"rounds": 4, **settings}), found, offers, "cuda", "fake", {}, free, groups, {}, ())
+    settings = Settings(**{"rounds": 4, "max_rounds": settings.get("rounds", 4), **settings})
+    return Plan(settings, found, offers, "cuda", "fake", {}, free, groups, {}, ())
 
 
 def measure(plan, pool, case=0):
@@ -77,6 +78,27 @@ def test_a_cell_is_built_then_checked_then_timed_in_rounds_of_rotating_order():
     timed = "".join(name[0] for name, op in pool.log if op == "time")
     assert [timed[i : i + 3] for i in range(0, 12, 3)] == ["cab", "bac", "abc", "cba"]
     assert [batch.position for batch in records["a"].outcome.timing.batches] == [1, 1, 0, 2]
+
+
+STEADY, WILD = ({"samples_us": samples, "kind": "fake"} for samples in ([10.0] * 20, [5.0, 15.0] * 10))
+
+
+def test_a_backend_whose_figure_is_known_sits_out_and_the_reason_for_stopping_is_recorded():
+    pool = FakePool({("copy", "time"): STEADY, ("a", "time"): STEADY, ("b", "time"): WILD, ("torch", "time"): STEADY})
+    records = measure(make(("copy", "a", "b", "torch"), rounds=2, max_rounds=5), pool)
+    timings = {name: record.outcome.timing for name, record in records.items()}
+    assert {name: len(timing.batches) for name, timing in timings.items()} == {"copy": 5, "a": 2, "b": 5, "torch": 5}
+    assert {name: timing.stopped for name, timing in timings.items()} == {
+        **dict.fromkeys(("copy", "a", "torch"), "precise"),
+        "b": "limit",
+    }
+
+
+def test_when_all_is_known_nobody_is_asked_again():
+    pool = FakePool({(name, "time"): STEADY for name in ("copy", "a", "b")})
+    records = measure(make(rounds=3, max_rounds=10), pool)
+    assert {len(record.outcome.timing.batches) for record in records.values()} == {3}
+    assert {record.outcome.timing.stopped for record in measure(make(), FakePool()).values()} == {"fixed"}
 
 
 def test_each_cell_has_the_device_and_host_time_of_its_call():
