@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from softbench import lane as lanes_of
-from softbench import records, sampling
+from softbench import records, sampling, stats
 from softbench.lane import Lane
 from softbench.model import (
     Accuracy,
@@ -32,6 +33,9 @@ from softbench.pool import Lost, Pool
 from softbench.protocol import Message
 from softbench.registry import YARDSTICK
 
+PAUSES_SECONDS = (0.5, 2.0, 5.0)  # before a batch of a throttled GPU is taken again, once each
+PATIENCE_SECONDS = 120.0  # of such pauses over a whole sweep: a card that is always too hot is measured as it is, and labelled
+
 
 @dataclass(slots=True)
 class Progress:
@@ -48,9 +52,12 @@ class Progress:
 class Ensemble:
     """The lanes that are measured together, one case after the other."""
 
+    pause = staticmethod(time.sleep)
+
     def __init__(self, plan: Plan, pool: Pool, lanes: list[Lane], process: int) -> None:
         self.plan, self.pool, self.lanes, self.process = plan, pool, lanes, process
         self.deadlines = plan.settings.timeout
+        self.patience_seconds = PATIENCE_SECONDS
         self.last_failure: dict[Lane, Failed] = {}
         self.state: dict[Lane, Progress] = {}
 
@@ -96,7 +103,8 @@ class Ensemble:
 
     def _known(self, lane: Lane) -> bool:
         settings = self.plan.settings
-        return sampling.settled([batch.samples_us for batch in self.state[lane].batches], settings.precision, settings.tick_us)
+        rounds = [batch.samples_us for batch in stats.counted(self.state[lane].batches)]
+        return sampling.settled(rounds, settings.precision, settings.tick_us)
 
     def _stopped(self, lane: Lane) -> str:
         if self.plan.settings.rounds == self.plan.settings.max_rounds:
@@ -146,6 +154,17 @@ class Ensemble:
                 self._build_and_check([lane], case, turns=True)
 
     def _time(self, lane: Lane, turn: int, position: int) -> None:
+        """One batch; of a throttled GPU again after a pause, as long as there is patience. What was throttled is kept, and marked."""
+        self._batch(lane, turn, position)
+        for seconds in PAUSES_SECONDS:
+            batches = self.state[lane].batches
+            if self.state[lane].outcome is not None or not batches[-1].throttled or seconds > self.patience_seconds:
+                return
+            self.patience_seconds -= seconds
+            self.pause(seconds)
+            self._batch(lane, turn, position)
+
+    def _batch(self, lane: Lane, turn: int, position: int) -> None:
         settings = self.plan.settings
         how = {"timer": self.plan.timer, "l2": self.plan.l2}
         message = {"op": "time", "warmup_ms": settings.warmup_ms, "batch_ms": settings.batch_ms, **how}
@@ -156,7 +175,8 @@ class Ensemble:
         samples = tuple(float(sample) for sample in reply["samples_us"])
         if not samples or not all(0 < sample < math.inf for sample in samples):
             raise ValueError("no samples")
-        self.state[lane].batches.append(Batch(self.process, turn, position, samples))
+        telemetry = records.telemetry_from_json(reply.get("telemetry"))
+        self.state[lane].batches.append(Batch(self.process, turn, position, samples, telemetry))
 
     def _profile(self, lane: Lane) -> None:
         """After the rounds, so that what the profiler leaves behind in the process is in none of the case's samples."""

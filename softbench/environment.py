@@ -82,7 +82,7 @@ def software() -> dict[str, object]:
 def _gpu(index: int) -> Gpu:
     free, total = torch.cuda.mem_get_info(index)
     facts = describe_gpu(index)
-    return Gpu(str(facts["gpu"]), _uuid(index), total, free, str(facts.get("compute_mode", "")), facts)
+    return Gpu(str(facts["gpu"]), gpu_uuid(index), total, free, str(facts.get("compute_mode", "")), facts)
 
 
 @contextmanager
@@ -98,13 +98,14 @@ def _nvml(index: int) -> Iterator[tuple[Any, Any]]:
     try:
         handle = None
         with suppress(pynvml.NVMLError):
-            handle = pynvml.nvmlDeviceGetHandleByUUID(_uuid(index))
+            handle = pynvml.nvmlDeviceGetHandleByUUID(gpu_uuid(index))
         yield pynvml, handle
     finally:
         pynvml.nvmlShutdown()
 
 
-def _uuid(index: int) -> str:
+def gpu_uuid(index: int) -> str:
+    """As NVML and CUDA_VISIBLE_DEVICES take it."""
     return f"GPU-{torch.cuda.get_device_properties(index).uuid}"
 
 

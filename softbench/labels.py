@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from statistics import median
 
 from softbench import roofline, stats
-from softbench.model import TIMERS, Case, Direction, Measured, Record
+from softbench.model import TIMERS, Batch, Case, Direction, Measured, Record
 
 MEANING = {
     "launch-bound": "do_bench read the host; the kernels take less: see device_us",
     "L2-resident": "the tensors fit the GPU's L2: no figure of its memory",
+    "throttled": "the GPU was slowed in every round, and waiting did not help",
     "noisy": "the middle 60 % of the samples lie further apart than 10 %",
     "implausible": "faster than the memory can be: no bandwidth is published",
 }
@@ -35,6 +36,11 @@ def launch_bound(do_bench_us: float, device_us: float, host_us: float, kernels: 
 def l2_resident(case: Case, l2_bytes: int) -> bool:
     """True when all tensors of a case fit L2 together. Flushed or not, what is written then need not reach memory."""
     return TENSORS[case.direction] * case.tensor_bytes <= l2_bytes
+
+
+def throttled(batches: Sequence[Batch]) -> bool:
+    """True when no batch is of an unthrottled GPU, so that throttled ones make the figure."""
+    return any(batch.throttled for batch in stats.counted(batches))
 
 
 def noisy(median_us: float, p20_us: float, p80_us: float) -> bool:
@@ -66,6 +72,7 @@ def of(record: Record, facts: Mapping[str, object]) -> tuple[str, ...]:
         found += ["launch-bound"] * launch_bound(us, device, host, len(profile.kernels))
     if isinstance(l2_bytes, int):
         found += ["L2-resident"] * l2_resident(case, l2_bytes)
+    found += ["throttled"] * throttled(timing.batches)
     found += ["noisy"] * noisy(us, p20, p80)
     if isinstance(l2_bytes, int) and isinstance(peak, float) and timing.kind != "host":
         found += ["implausible"] * implausible(case, us, peak, l2_bytes, timing.l2)

@@ -106,6 +106,20 @@ class Accuracy:
 
 
 @dataclass(frozen=True, slots=True)
+class Telemetry:
+    """The GPU right after a batch, as NVML has it; what a card does not tell is None."""
+
+    sm_clock_mhz: float | None = None
+    memory_clock_mhz: float | None = None
+    power_w: float | None = None
+    temperature_c: float | None = None
+    reasons: int | None = None
+    """NVML's clocks-event reasons, a bit mask."""
+    throttled: str = ""
+    """How the GPU was slowed, in words (`softbench.telemetry`); empty where it was not."""
+
+
+@dataclass(frozen=True, slots=True)
 class Batch:
     """The samples of one backend in one round."""
 
@@ -117,6 +131,13 @@ class Batch:
     """The backend's place in the round's order, from 0."""
     samples_us: tuple[float, ...]
     """Latencies of single calls (CPU: of blocks, per call), microseconds, in the order taken."""
+    telemetry: Telemetry | None = None
+    """None on the CPU and where there is no NVML."""
+
+    @property
+    def throttled(self) -> bool:
+        """True when the GPU was slowed: its samples count only where there are no others."""
+        return self.telemetry is not None and bool(self.telemetry.throttled)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from softbench.model import (
     Record,
     Skipped,
     Status,
+    Telemetry,
     Timing,
 )
 from softbench.sampling import LIMIT
@@ -82,9 +83,27 @@ def record_from_json(data: dict[str, Any]) -> Record:
         raise ValueError("a cell without build or accuracy")
     if kind == "checked":
         return Record(data["backend"], case, Checked(build, accuracy, outcome["reason"]), data["source"])
-    batches = tuple(Batch(**{**batch, "samples_us": tuple(batch["samples_us"])}) for batch in outcome["timing"]["batches"])
+    batches = tuple(
+        Batch(**{**batch, "samples_us": tuple(batch["samples_us"]), "telemetry": telemetry_from_json(batch.get("telemetry"))})
+        for batch in outcome["timing"]["batches"]
+    )
     timing = Timing(**{**outcome["timing"], "batches": batches})
     return Record(data["backend"], case, Measured(build, accuracy, timing, profile_from_json(outcome.get("profile", {}))), data["source"])
+
+
+def telemetry_from_json(data: dict[str, Any] | None) -> Telemetry | None:
+    """The inverse of what JSON makes of a reading.
+
+    Raises:
+        TypeError, ValueError: it is none.
+    """
+    if data is None:
+        return None
+    telemetry = Telemetry(**data)
+    numbers = (value for name, value in data.items() if name != "throttled")
+    if not isinstance(telemetry.throttled, str) or not all(value is None or math.isfinite(value) for value in numbers):
+        raise ValueError("a reading that is none")
+    return telemetry
 
 
 def profile_from_json(data: dict[str, Any]) -> Profile:

@@ -14,7 +14,7 @@ from typing import Any
 
 from softbench import labels, roofline, stats
 from softbench.errors import ResultsError
-from softbench.model import DTYPES, Build, Checked, Direction, Failed, Grade, Measured, Profile, Record, Skipped, Status
+from softbench.model import DTYPES, Build, Checked, Direction, Failed, Grade, Measured, Profile, Record, Skipped, Status, Timing
 from softbench.units import one_line
 
 
@@ -81,6 +81,13 @@ class Row:
     """95 % interval of the median over all samples, without an assumption on their distribution."""
     stopped: str = ""
     """Why no more was sampled: `precise` (known), `limit` (of rounds) or `fixed` (the number was given)."""
+    sm_clock_mhz: float | None = None
+    memory_clock_mhz: float | None = None
+    power_w: float | None = None
+    temperature_c: float | None = None
+    """Medians of NVML's readings after the batches that make the figure."""
+    throttled_batches: int | None = None
+    """Batches of a slowed GPU, which count only where there are no others."""
 
     @property
     def case(self) -> tuple[str, str, int, int]:
@@ -140,7 +147,7 @@ def row(
         p20_us=p20,
         p80_us=p80,
         n=stats.samples(timing) if timing else None,
-        rounds=len(timing.batches) if timing else None,
+        rounds=stats.rounds(timing) if timing else None,
         processes=len({batch.process for batch in timing.batches}) if timing else None,
         gbps=gbps,
         of_copy=_times_faster(record, yardstick, facts),
@@ -157,11 +164,24 @@ def row(
         host_us=statistics.median(profile.host_us) if profile.host_us else None,
         kernels=len(profile.kernels) or None,
         labels=" ".join(marks),
+        **_telemetry(timing),
         low_us=low,
         high_us=high,
         stopped=timing.stopped if timing else "",
         of_peak=gbps / peak if gbps and isinstance(peak, float) else None,
     )
+
+
+def _telemetry(timing: Timing | None) -> dict[str, Any]:
+    batches = stats.counted(timing.batches) if timing else []
+    readings = [batch.telemetry for batch in batches if batch.telemetry is not None]
+    if timing is None or not readings:
+        return {}
+    found: dict[str, Any] = {"throttled_batches": sum(batch.throttled for batch in timing.batches)}
+    for name in ("sm_clock_mhz", "memory_clock_mhz", "power_w", "temperature_c"):
+        values = [value for reading in readings if (value := getattr(reading, name)) is not None]
+        found[name] = float(statistics.median(values)) if values else None
+    return found
 
 
 def _reason(record: Record) -> str:

@@ -8,7 +8,7 @@ Each request is one message, each answer one message:
     check                                   -> accuracy; untimed: why it is not to be timed, or empty
     catalogue                               -> items: name, direction and whether it is faced alone, of each
     examine item, direction, dtype, seed    -> accuracy | skip
-    time    warmup_ms, batch_ms, timer, l2  -> samples_us, kind
+    time    warmup_ms, batch_ms, timer, l2  -> samples_us, kind, telemetry: the GPU right after
     profile batch_ms, l2                    -> profile: device and host time of a call, its kernels
     release                                 -> gives the case's device memory back; `time` takes it again
 
@@ -25,12 +25,12 @@ from typing import Any
 
 import torch
 
-from softbench import contract, correctness, inputs, registry, timing, units
+from softbench import contract, correctness, inputs, registry, telemetry, timing, units
 from softbench.catalogue import items
 from softbench.compilations import Compilations
 from softbench.environment import probe
 from softbench.examine import Examiner
-from softbench.model import Accuracy, Build, Case, Direction, Grade, Profile, Status
+from softbench.model import Accuracy, Build, Case, Direction, Grade, Profile, Status, Telemetry
 from softbench.protocol import Channel, Message
 from softbench.units import one_line
 
@@ -79,6 +79,7 @@ class Seat:
         self.backend: Any = None
         self.device = "cpu"
         self.timers: timing.Timers | None = None
+        self.telemetry: Callable[[], Telemetry | None] | None = None
         self.case: Case | None = None
         self.seed = 0
         self.block = 0
@@ -161,8 +162,11 @@ class Seat:
 
     def do_time(self, warmup_ms: float, batch_ms: float, timer: str, l2: str) -> Message:
         timers, call = self._ready()
+        if self.telemetry is None:
+            self.telemetry = telemetry.reader(self.device)
         samples, self.block = timers.by_name[timer, l2](call, warmup_ms, batch_ms, self.block)
-        return {"samples_us": samples, "kind": timer}
+        reading = self.telemetry()
+        return {"samples_us": samples, "kind": timer, "telemetry": asdict(reading) if reading else None}
 
     def do_profile(self, batch_ms: float, l2: str) -> Message:
         """A profiler that cannot be had costs its figures only: the note says why, and the cell keeps the others."""

@@ -35,6 +35,7 @@ ROOMS = [
         "reference",
         "correctness",
         "device_time",
+        "telemetry",
         "timing",
         "environment",
         "catalogue",

@@ -101,6 +101,35 @@ def test_when_all_is_known_nobody_is_asked_again():
     assert {record.outcome.timing.stopped for record in measure(make(), FakePool()).values()} == {"fixed"}
 
 
+def reading(throttled=""):
+    fields = {"sm_clock_mhz": 1980, "memory_clock_mhz": 3201, "power_w": 500.0, "temperature_c": 60, "reasons": 0}
+    return {"samples_us": [1.0, 2.0, 3.0], "kind": "fake", "telemetry": {**fields, "throttled": throttled}}
+
+
+def patient(pool, rounds=2):
+    plan = make(("a",), rounds=rounds)
+    group = ensemble.Ensemble(plan, pool, [Lane(o) for o in plan.offers], 0)
+    pauses = []
+    group.pause = pauses.append
+    (record,) = group.measure(plan.cases[0])
+    return record, pauses, group
+
+
+def test_a_throttled_batch_is_marked_kept_and_taken_again_after_a_pause():
+    record, pauses, _ = patient(FakePool({("a", "time"): [reading("too hot"), reading("too hot"), reading(), reading()]}))
+    batches = record.outcome.timing.batches
+    assert [(batch.round, batch.throttled) for batch in batches] == [(0, True), (0, True), (0, False), (1, False)]
+    assert pauses == list(ensemble.PAUSES_SECONDS[:2])
+
+
+def test_a_card_that_is_always_too_hot_is_measured_as_it_is_and_not_waited_for_for_ever():
+    record, pauses, group = patient(FakePool({("a", "time"): reading("too hot")}), rounds=40)
+    assert isinstance(record.outcome, Measured)
+    assert {batch.round for batch in record.outcome.timing.batches} == set(range(40))
+    assert sum(pauses) <= ensemble.PATIENCE_SECONDS
+    assert group.patience_seconds < ensemble.PAUSES_SECONDS[0]
+
+
 def test_each_cell_has_the_device_and_host_time_of_its_call():
     profile = measure(make(), FakePool())["a"].outcome.profile
     assert (profile.device_us, profile.host_us, profile.kernels) == ((0.5, 0.6), (9.0,), ("softmax_kernel",))
@@ -169,6 +198,8 @@ def test_only_cases_in_a_row_count(make_record):
         ("time", {"samples_us": "fast", "kind": "x"}),
         ("profile", {"profile": {"device_us": [-1.0]}}),
         ("profile", {"profile": {"speed": 1}}),
+        ("time", {"samples_us": [1.0], "telemetry": {"sm_clock_mhz": "fast"}}),
+        ("time", {"samples_us": [1.0], "telemetry": [3]}),
     ],
 )
 def test_an_answer_that_is_none_fails_its_cell_only(op, answer):

@@ -8,7 +8,7 @@ import pytest
 
 from softbench import results, store
 from softbench.errors import ResultsError
-from softbench.model import Accuracy, Build, Case, Direction, Failed, Grade, Profile, Record, Skipped, Status
+from softbench.model import Accuracy, Build, Case, Direction, Failed, Grade, Profile, Record, Skipped, Status, Telemetry
 
 CASES = [Case(4096, N, "fp32", Direction.FORWARD) for N in (256, 512)]
 
@@ -170,6 +170,13 @@ def test_profiles_survive_json_and_those_of_several_process_sets_are_one(make_re
     profiled = replace(record, outcome=replace(record.outcome, profile=profile))
     assert store.record_from_json(json.loads(json.dumps(store.record_to_json(profiled), allow_nan=False))) == profiled
     assert store.merge([profiled, profiled]).outcome.profile == Profile((5.0, 5.0), (30.0, 30.0), ("softmax",))
+
+
+def test_telemetry_survives_json(make_record):
+    record = make_record("ours", [1.0])
+    batch = replace(record.outcome.timing.batches[0], telemetry=Telemetry(1980, None, 500.5, 60, 4, "too hot"))
+    told = replace(record, outcome=replace(record.outcome, timing=replace(record.outcome.timing, batches=(batch,))))
+    assert store.record_from_json(json.loads(json.dumps(store.record_to_json(told), allow_nan=False))) == told
 
 
 def test_a_cell_of_several_process_sets_has_all_their_batches_and_the_worst_verdict(make_record):
