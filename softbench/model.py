@@ -92,6 +92,8 @@ class Build:
     seconds: float
     cache: str
     """`cold` (a compiler ran), `cached` (its earlier output was found), or empty (nothing is compiled)."""
+    compile_s: float | None = None
+    """Of `seconds`, those in torch.compile; None where it compiled nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +157,7 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """What a call costs apart; all empty on the CPU."""
+    """What a call costs apart, and beside time. Times, kernels and memory are those of a GPU."""
 
     device_us: tuple[float, ...] = ()
     """Of single calls: the sum of their kernels' times, microseconds."""
@@ -165,6 +167,10 @@ class Profile:
     """What a call runs on the device, by name, in order; copies and fills too."""
     note: str = ""
     """Why there is no device time, where there should be one."""
+    peak_bytes: int | None = None
+    """Device memory that a call takes at its peak from torch's allocator, outputs included, inputs not."""
+    recompiles: int | None = None
+    """Graphs that torch.compile made after the build, when there was nothing left to compile; None where it made none at all."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,7 +49,10 @@ def _merged(profiles: Sequence[Profile]) -> Profile:
     device_us = tuple(us for profile in profiles for us in profile.device_us)
     host_us = tuple(us for profile in profiles for us in profile.host_us)
     kernels = next((profile.kernels for profile in profiles if profile.kernels), ())
-    return Profile(device_us, host_us, kernels, next((profile.note for profile in profiles if profile.note), ""))
+    note = next((profile.note for profile in profiles if profile.note), "")
+    peaks = [profile.peak_bytes for profile in profiles if profile.peak_bytes is not None]
+    again = [profile.recompiles for profile in profiles if profile.recompiles is not None]
+    return Profile(device_us, host_us, kernels, note, max(peaks, default=None), sum(again) if again else None)
 
 
 def record_to_json(record: Record) -> dict[str, Any]:
@@ -112,8 +115,10 @@ def profile_from_json(data: dict[str, Any]) -> Profile:
     Raises:
         TypeError, ValueError: it is not a profile.
     """
-    fields: dict[str, Any] = {key: value if key == "note" else tuple(value) for key, value in data.items()}
+    fields: dict[str, Any] = {key: tuple(value) if isinstance(value, list | tuple) else value for key, value in data.items()}
     profile = Profile(**fields)
     if not all(0 < us < math.inf for us in (*profile.device_us, *profile.host_us)):
         raise ValueError("a time that is none")
+    if not all(count is None or (isinstance(count, int) and count >= 0) for count in (profile.peak_bytes, profile.recompiles)):
+        raise ValueError("a count that is none")
     return profile

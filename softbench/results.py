@@ -81,6 +81,12 @@ class Row:
     """95 % interval of the median over all samples, without an assumption on their distribution."""
     stopped: str = ""
     """Why no more was sampled: `precise` (known), `limit` (of rounds) or `fixed` (the number was given)."""
+    compile_s: float | None = None
+    """Of build_s, the seconds in torch.compile."""
+    recompiles: int | None = None
+    """Graphs that torch.compile made after the build; empty where it compiled nothing."""
+    peak_bytes: int | None = None
+    """Device memory that a call takes at its peak, outputs included, inputs not."""
     sm_clock_mhz: float | None = None
     memory_clock_mhz: float | None = None
     power_w: float | None = None
@@ -165,6 +171,9 @@ def row(
         kernels=len(profile.kernels) or None,
         labels=" ".join(marks),
         **_telemetry(timing),
+        compile_s=build.compile_s if build else None,
+        recompiles=profile.recompiles,
+        peak_bytes=profile.peak_bytes,
         low_us=low,
         high_us=high,
         stopped=timing.stopped if timing else "",

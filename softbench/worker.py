@@ -27,7 +27,7 @@ import torch
 
 from softbench import contract, correctness, inputs, registry, telemetry, timing, units
 from softbench.catalogue import items
-from softbench.compilations import Compilations
+from softbench.compilations import Compilations, Graphs
 from softbench.environment import probe
 from softbench.examine import Examiner
 from softbench.model import Accuracy, Build, Case, Direction, Grade, Profile, Status, Telemetry
@@ -79,6 +79,10 @@ class Seat:
         self.backend: Any = None
         self.device = "cpu"
         self.timers: timing.Timers | None = None
+        self.graphs = Graphs()
+        self.graphs_built = 0
+        """Graphs that belong to builds of this case: what comes on top is a recompilation."""
+        self.peak_bytes: int | None = None
         self.telemetry: Callable[[], Telemetry | None] | None = None
         self.case: Case | None = None
         self.seed = 0
@@ -124,11 +128,13 @@ class Seat:
         timing.synchronize(self.device)
         compiles = getattr(self.backend, "compiles", False)
         compilations = Compilations() if compiles else None
+        self.graphs = Graphs()
         start = time.perf_counter()
         self._prepare()
         seconds = time.perf_counter() - start
         state = "cold" if compiles == "always" else compilations.state() if compilations else ""
-        return {"build": asdict(Build(seconds, state))}
+        self.graphs_built = self.graphs.count()
+        return {"build": asdict(Build(seconds, state, self.graphs.seconds()))}
 
     def do_check(self) -> Message:
         """Run into memory poisoned with NaN, and compare before the reference is computed anywhere near it."""
@@ -137,8 +143,11 @@ class Seat:
             raise RuntimeError("asked to check before a case was built")
         kept = tuple(tensor.detach().clone() for tensor in given)
         contract.poison(given, self.device)
+        held_bytes = self._reset_peak()
         outputs = self.call(*given)
         timing.synchronize(self.device)
+        if held_bytes is not None:
+            self.peak_bytes = torch.cuda.max_memory_allocated() - held_bytes
         results = outputs if case.direction is Direction.BOTH else (outputs,)
         if reason := contract.breach(given, kept, results, expected=2 if case.direction is Direction.BOTH else 1):
             return {"accuracy": asdict(Accuracy(Grade.WRONG, float("inf"), reason))}
@@ -172,7 +181,7 @@ class Seat:
         """A profiler that cannot be had costs its figures only: the note says why, and the cell keeps the others."""
         timers, call = self._ready()
         if timers.meter is None:
-            return {"profile": asdict(Profile())}
+            return self._profiled(Profile())
         host_us = timers.meter.host(call, batch_ms)  # first: once CUPTI has been started, issuing a call may cost more
         try:
             device_us, kernels = timers.meter.device(call, batch_ms, l2)
@@ -180,15 +189,22 @@ class Seat:
             if _poisoned():
                 raise
             traceback.print_exception(error)
-            return {"profile": asdict(Profile(host_us=tuple(host_us), note=one_line(str(error) or type(error).__name__)))}
-        return {"profile": asdict(Profile(tuple(device_us), tuple(host_us), tuple(one_line(name) for name in kernels)))}
+            return self._profiled(Profile(host_us=tuple(host_us), note=one_line(str(error) or type(error).__name__)))
+        return self._profiled(Profile(tuple(device_us), tuple(host_us), tuple(one_line(name) for name in kernels)))
+
+    def _profiled(self, profile: Profile) -> Message:
+        made = self.graphs.count()
+        recompiles = made - self.graphs_built if made else None
+        return {"profile": asdict(replace(profile, peak_bytes=self.peak_bytes, recompiles=recompiles))}
 
     def _ready(self) -> tuple[timing.Timers, Callable[[], Any]]:
         """The timers and the call they time, with buffers that were released taken again."""
         if self.inputs is None:
             self.inputs = inputs.make(self._case(), self.seed, torch.device(self.device))
         if self.call is None:
+            before = self.graphs.count()
             self._prepare()
+            self.graphs_built += self.graphs.count() - before
         call, given = self.call, self._inputs()
         if call is None or self.timers is None:
             raise RuntimeError("asked to time before a case was built")
@@ -205,7 +221,15 @@ class Seat:
     def _forget(self) -> None:
         self.inputs = self.call = self.case = None
         self.block = 0
+        self.peak_bytes = None
         self._empty()
+
+    def _reset_peak(self) -> int | None:
+        """Bytes that are allocated now, the peak from here on; None on the CPU."""
+        if self.device != "cuda":
+            return None
+        torch.cuda.reset_peak_memory_stats()
+        return torch.cuda.memory_allocated()
 
     def _empty(self) -> None:
         if self.device == "cuda":

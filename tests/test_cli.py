@@ -48,7 +48,33 @@ def test_torch_compile_is_built_checked_and_timed_and_the_second_time_cached(cli
         compiled = [row for row in rows(cli) if row["backend"] == "compile"]
         assert [(row["status"], row["class"]) for row in compiled] == [("ok", "pass")] * 2
         assert [row["build_cache"] for row in compiled] == [expected] * 2
-        assert all(float(row["build_s"]) > 0 for row in compiled)
+        assert all(float(row["build_s"]) >= float(row["compile_s"]) > 0 for row in compiled)
+        assert [row["recompiles"] for row in compiled] == ["0"] * 2
+        assert {row["compile_s"] + row["recompiles"] for row in rows(cli) if row["backend"] == "torch"} == {""}
+
+
+RECOMPILES = """
+import torch
+class Recompiles:
+    name = "recompiles"
+    calls = 0
+    def available(self): return None
+    def supports(self, case): return None
+    def prepare(self, case):
+        compiled = torch.compile(lambda x, scale: torch.softmax(x * scale, -1), dynamic=False, backend="eager")
+        def call(x):
+            self.calls += 1
+            return compiled(x, 1 if self.calls < 20 else True)
+        return call
+backend = Recompiles()
+"""
+
+
+def test_a_graph_that_is_made_while_it_is_timed_is_counted(cli):
+    (cli.folder / "recompiles.py").write_text(RECOMPILES)
+    done = cli("run", "--backends", "recompiles", "--plugin", "recompiles.py", *SMALL, "--N", "16")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [row["recompiles"] for row in rows(cli)] == ["", "1"]
 
 
 def test_json_to_stdout_can_be_piped(cli):

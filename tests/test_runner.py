@@ -198,6 +198,7 @@ def test_only_cases_in_a_row_count(make_record):
         ("time", {"samples_us": "fast", "kind": "x"}),
         ("profile", {"profile": {"device_us": [-1.0]}}),
         ("profile", {"profile": {"speed": 1}}),
+        ("profile", {"profile": {"peak_bytes": "much"}}),
         ("time", {"samples_us": [1.0], "telemetry": {"sm_clock_mhz": "fast"}}),
         ("time", {"samples_us": [1.0], "telemetry": [3]}),
     ],

@@ -166,10 +166,10 @@ def test_records_survive_json(make_record, outcome):
 
 def test_profiles_survive_json_and_those_of_several_process_sets_are_one(make_record):
     record = make_record("ours", [1.0])
-    profile = Profile((5.0,), (30.0,), ("softmax",))
+    profile = Profile((5.0,), (30.0,), ("softmax",), peak_bytes=1024, recompiles=1)
     profiled = replace(record, outcome=replace(record.outcome, profile=profile))
     assert store.record_from_json(json.loads(json.dumps(store.record_to_json(profiled), allow_nan=False))) == profiled
-    assert store.merge([profiled, profiled]).outcome.profile == Profile((5.0, 5.0), (30.0, 30.0), ("softmax",))
+    assert store.merge([profiled, profiled]).outcome.profile == Profile((5.0, 5.0), (30.0, 30.0), ("softmax",), "", 1024, 2)
 
 
 def test_telemetry_survives_json(make_record):

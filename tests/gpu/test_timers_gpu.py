@@ -80,4 +80,5 @@ def test_a_run_by_every_timer_has_device_and_host_time_beside_it(cli, timer):
     assert {(row["timer"], row["l2"]) for row in rows} == {(timer, "warm")}
     assert all(float(row["device_us"]) > 0 and float(row["host_us"]) > 0 and int(row["kernels"]) == 1 for row in rows)
     assert all(float(row["sm_clock_mhz"]) > 0 and float(row["power_w"]) > 0 and row["throttled_batches"] for row in rows)
+    assert {int(row["peak_bytes"]) for row in rows if row["backend"] == "torch"} == {512 * 1024 * 4}
     assert all(json.loads(json.dumps(cell["outcome"]["profile"]["kernels"])) for cell in cli.document()["cells"])
