@@ -55,6 +55,9 @@ def describe_gpu(index: int) -> dict[str, object]:
         }.items():
             with suppress(Exception):  # NVML says NotSupported for some fields on some cards
                 found[key] = read()
+        with suppress(Exception):
+            # One is this process, whose context was made before. In a container NVML may show none, or numbers that are not ours.
+            found["gpu_other_processes"] = max(0, len(nvml.nvmlDeviceGetComputeRunningProcesses(handle)) - 1)
     clock, bus = found.get("memory_clock_max_mhz"), found.get("memory_bus_bits")
     if isinstance(clock, int) and isinstance(bus, int) and clock and bus:
         found["peak_gbps"] = peak_gbps(clock, bus)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from softbench import config, registry, store, sweep
+from softbench import config, registry, store, sweep, units
 from softbench.config import Settings
 from softbench.errors import UsageError, WorkersError
 from softbench.lane import Lane, discover
@@ -109,6 +109,8 @@ def make(pool: Pool, file: config.Layer, flags: config.Layer, *, quick: bool) ->
         notes.append(f"not interleaved: {why}, so {most} of {len(offers)} backends are alive at a time")
         for lane in chosen:
             lane.drop(pool)
+    if others := gpu.facts.get("gpu_other_processes") if gpu else 0:
+        notes.append(f"others use the GPU ({units.count(int(str(others)), 'process')}): what they do disturbs the figures")
     facts = {**look.software, **(gpu.facts if gpu else {}), "device": device, "interleaved": len(groups) == 1}
     name = gpu.name if gpu else look.cpu
     return Plan(settings, cases, offers, device, name, environment(gpu, look), free, groups, facts, tuple(notes)), chosen

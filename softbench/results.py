@@ -32,7 +32,7 @@ class Row:
     grade: str
     """CSV column `class`: `pass`, `low-precision`, `yardstick`, `wrong` or `unverified`; empty where nothing was checked."""
     reason: str
-    """Why the status is not `ok`, or the class not `pass`."""
+    """Why the status is not `ok`, or the class not `pass`, or why there is no device time."""
     median_us: float | None
     """The median of the round medians, microseconds a call."""
     p20_us: float | None
@@ -197,8 +197,8 @@ def _reason(record: Record) -> str:
     match record.outcome:
         case Skipped(reason=reason) | Failed(reason=reason) | Checked(reason=reason):
             return reason
-        case Measured(accuracy=accuracy):
-            return accuracy.detail
+        case Measured(accuracy=accuracy, profile=profile):
+            return accuracy.detail or (f"no device time: {profile.note}" if profile.note else "")
 
 
 def _times_faster(record: Record, other: Record | None, facts: Mapping[str, object]) -> float | None:

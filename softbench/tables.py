@@ -118,15 +118,15 @@ def notes(rows: Sequence[Row]) -> list[Text]:
         legend.append("~ low-precision: rounds intermediates to 16 bits")
     if any(_doubtful(row) for row in rows):
         legend.append("! doubtful, for the reason below")
-    lines = [Text("; ".join(legend), style="dim")] if any(row.gbps for row in rows) else []
+    lines = [Text("; ".join(legend), style="dim")] if any(row.median_us for row in rows) else []
     grouped: dict[tuple[str, str, str], list[Row]] = {}
     for row in rows:
-        if row.status != Status.OK:
+        if row.status != Status.OK or row.reason.startswith("no device time"):
             grouped.setdefault((row.backend, row.status, row.reason), []).append(row)
     for (name, status, reason), some in grouped.items():
         first, last = (f"{row.direction} {row.dtype} {row.M}x{row.N}" for row in (some[0], some[-1]))
         cells = first if len(some) == 1 else f"{units.count(len(some), 'cell')}, {first} to {last}"
-        style = "red" if status in FAILURES else "yellow"
+        style = "red" if status in FAILURES else "" if status == Status.OK else "yellow"
         lines.append(Text.assemble((f"{name}: {status}", style), f" ({cells}): {reason}"))
     for label, meaning in labels.MEANING.items():
         found = Counter(row.backend for row in rows if label in row.labels.split())

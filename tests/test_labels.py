@@ -76,6 +76,7 @@ def test_the_peak_is_the_datasheets_and_says_where_it_is_from(monkeypatch):
 
         def __getattr__(self, name):
             known = {"nvmlDeviceGetMaxClockInfo": lambda *_: 3201, "nvmlDeviceGetMemoryBusWidth": lambda *_: 6144}
+            known["nvmlDeviceGetComputeRunningProcesses"] = lambda _: ["ours", "another's"]
             if name not in known:
                 raise RuntimeError("NotSupported")
             return known[name]
@@ -85,6 +86,7 @@ def test_the_peak_is_the_datasheets_and_says_where_it_is_from(monkeypatch):
     monkeypatch.setattr(environment, "_nvml", lambda index: environment.contextmanager(lambda: iter([(Nvml(), 0)]))())
     found = environment.describe_gpu(0)
     assert found["peak_gbps"] == PEAK
+    assert found["gpu_other_processes"] == 1
     assert found["peak_source"] == "NVML: 3201 MHz x 2 x 6144 bits"
     monkeypatch.setattr(environment, "_nvml", lambda index: environment.contextmanager(lambda: iter([(None, None)]))())
     assert "peak_gbps" not in environment.describe_gpu(0)

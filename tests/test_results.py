@@ -2,13 +2,15 @@
 
 import json
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
-from softbench import records, results
+from softbench import records, results, tables
 from softbench.errors import ResultsError, UsageError
 from softbench.model import Failed, Grade, Measured, Profile, Record, Skipped, Status
 from softbench.units import one_line
@@ -143,6 +145,17 @@ def test_the_interval_of_the_median_and_the_reason_for_stopping_are_columns(make
     timing = replace(record.outcome.timing, stopped="limit")
     found = results.row(replace(record, outcome=replace(record.outcome, timing=timing)), None, None, device="H200", run="r")
     assert (found.low_us, found.high_us, found.stopped) == (10, 30, "limit")
+
+
+def test_why_there_is_no_device_time_is_told(make_record):
+    record = make_record("ours", [20.0])
+    profiled = replace(record, outcome=replace(record.outcome, profile=Profile(host_us=(9.0,), note="CUPTI is taken")))
+    found = results.row(profiled, None, None, device="H200", run="r")
+    assert (found.status, found.device_us, found.reason) == ("ok", None, "no device time: CUPTI is taken")
+    shown = StringIO()
+    console = Console(file=shown, width=200)
+    console.print(tables.results([found], console))
+    assert "ours: ok (forward fp32 4096x256): no device time: CUPTI is taken" in shown.getvalue()
 
 
 def test_issuing_moves_no_bytes_so_a_host_time_has_no_bandwidth(tmp_path, make_record):

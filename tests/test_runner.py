@@ -1,6 +1,6 @@
 """The order of things, with workers that only pretend."""
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -294,6 +294,14 @@ def test_the_device_is_chosen_by_what_the_probe_saw():
         planning.choose_device("cuda", nothing)
     with pytest.raises(planning.UsageError, match="there are cuda:0 A, cuda:1 B"):
         planning.choose_device("cuda:2", two)
+
+
+def test_other_processes_on_the_gpu_are_told_of():
+    busy = replace(gpu(), facts={"gpu_other_processes": 2})
+    look = Probe("2.13", "", (busy,), "EPYC", 2**34, {})
+    pool = FakePool({("probe", "probe"): {"probe": asdict(look)}})
+    plan, _ = planning.make(pool, {}, {"backends": ("copy",), "relative_to": "copy"}, quick=True)
+    assert plan.notes == ("others use the GPU (2 processes): what they do disturbs the figures",)
 
 
 def test_workers_that_cannot_be_alive_together_are_grouped():
