@@ -12,7 +12,7 @@ MEANING = {
     "launch-bound": "do_bench read the host; the kernels take less: see device_us",
     "L2-resident": "the tensors fit the GPU's L2: no figure of its memory",
     "throttled": "the GPU was slowed in every round, and waiting did not help",
-    "noisy": "the middle 60 % of the samples lie further apart than 10 %",
+    "noisy": "the middle 60 % of the samples lie further apart than 10 %, or rounds disagree",
     "implausible": "faster than the memory can be: no bandwidth is published",
 }
 """The labels and, in a phrase, what each says."""
@@ -44,8 +44,12 @@ def throttled(batches: Sequence[Batch]) -> bool:
 
 
 def noisy(median_us: float, p20_us: float, p80_us: float) -> bool:
-    """True when the p20..p80 band is wide, beyond what events themselves scatter. Rounds that disagree widen it too."""
-    return p80_us - p20_us > max(NOISE * median_us, NOISE_US)
+    """True when the p20..p80 band is wide, beyond what events themselves scatter, or does not hold the figure.
+
+    The figure is the median of the round medians: where slow rounds have few samples, the band over all samples does not see them.
+    """
+    wide = p80_us - p20_us > max(NOISE * median_us, NOISE_US)
+    return wide or max(p20_us - median_us, median_us - p80_us) > NOISE_US
 
 
 def implausible(case: Case, us: float, peak_gbps: float, l2_bytes: int, l2: str) -> bool:

@@ -51,7 +51,8 @@ def test_l2_resident_counts_all_tensors_of_the_case():
 
 
 @pytest.mark.parametrize(
-    ("median_us", "p20_us", "p80_us", "expected"), [(5.4, 5.3, 5.75, False), (5, 4.6, 6, True), (100, 96, 105, False), (100, 90, 101, True)]
+    ("median_us", "p20_us", "p80_us", "expected"),
+    [(5.4, 5.3, 5.75, False), (5, 4.6, 6, True), (100, 96, 105, False), (100, 90, 101, True), (5194, 13.4, 14.2, True)],
 )
 def test_noisy_is_a_band_wider_than_a_tenth_and_than_the_events_own(median_us, p20_us, p80_us, expected):
     assert labels.noisy(median_us, p20_us, p80_us) is expected
