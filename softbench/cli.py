@@ -34,6 +34,7 @@ PluginOption = Annotated[list[Path] | None, typer.Option(help="A Python file tha
 TimeoutOption = Annotated[
     str | None, typer.Option(help="Deadline in seconds: 60 for every phase, or import=10,build=600,check=60,time=60.")
 ]
+TimerOption = Annotated[str | None, typer.Option(help="Of the headline on a GPU: do_bench, device, graph or host. [do_bench]")]
 FileArgument = Annotated[Path, typer.Argument(help="A results CSV, such as results/latest.csv.")]
 
 
@@ -55,10 +56,14 @@ def run(
         str | None, typer.Option(metavar="NAME|FILE", help="tutorial, powers, cpu, or a TOML file; flags override it.")
     ] = None,
     device: DeviceOption = None,
-    rounds: Annotated[int | None, typer.Option(help="Rounds: passes over the backends of a case. [5]")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Rounds: passes over the backends of a case. [3 to 10, until it is known]")] = None,
+    max_rounds: Annotated[int | None, typer.Option(help="Go on to so many rounds where the figure is not known before.")] = None,
+    precision: Annotated[float | None, typer.Option(help="Known: the 95 % interval of the median is within this fraction. [0.005]")] = None,
     processes: Annotated[int | None, typer.Option(help="Fresh sets of worker processes, each measuring everything. [1]")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the inputs. [0]")] = None,
     relative_to: Annotated[str | None, typer.Option(help="The backend that speed-ups are over. [torch]")] = None,
+    timer: TimerOption = None,
+    l2: Annotated[str | None, typer.Option(help="cold: flush L2 before every timed call; warm: do not. [cold]")] = None,
     timeout: TimeoutOption = None,
     plugin: PluginOption = None,
     output: Annotated[Path, typer.Option(help="Folder of the results.")] = Path("results"),
@@ -79,10 +84,11 @@ def run(
     flags = configs.from_flags(
         {"backends": backends, "M": M, "N": N, "dtype": dtype, "direction": direction, "device": device, "plugins": plugin}
         | {"rounds": rounds, "processes": processes, "seed": seed, "relative_to": relative_to, "timeout": timeout}
+        | {"timer": timer, "l2": l2, "max_rounds": max_rounds, "precision": precision}
     )
     command = terminal.command_line(sys.argv[1:])
     request = runner.Request(configs.load(config) if config is not None else {}, flags, quick, output, resume, command, __version__)
-    _try_json(json, dry_run)
+    terminal.try_json(json, dry_run)
     if dry_run:
         _show_plan(runner.dry_run(request))
         return
@@ -114,7 +120,7 @@ def check(
 
     flags = configs.from_flags({"backends": backends, "device": device, "seed": seed, "timeout": timeout, "plugins": plugin})
     directions = sweep.parse_choices(direction, "--direction", ["forward", "backward"])
-    _try_json(json)
+    terminal.try_json(json)
     wanted = checking.Examination(configs.resolve({}, flags), case, sweep.parse_dtypes(dtype, "--dtype"), directions)
     with terminal.ending():
         found = checking.examine(wanted, terminal.counter("cases"))
@@ -205,7 +211,7 @@ def _report(kept: Any, json: Path | None) -> None:
     """The table on stdout (or the JSON), and where the files are on stderr."""
     from softbench import tables, terminal
 
-    if not _wrote_to_stdout(kept.document(), json):
+    if not terminal.wrote_to_stdout(kept.document(), json):
         console = terminal.console()
         terminal.show(tables.results(kept.rows(), console), console)
     typer.echo(f"softbench: wrote {kept.csv} and {kept.json}", err=True)
@@ -221,9 +227,11 @@ def _show_plan(plan: Any) -> None:
     pairs += [tables.offer(offer) for offer in plan.offers if offer.broken or offer.unavailable]
     terminal.show(tables.facts(pairs), terminal.console())
     settings = plan.settings
+    adaptive = settings.rounds < settings.max_rounds
+    rounds = f"{settings.rounds} to {settings.max_rounds} rounds" if adaptive else units.count(settings.rounds, "round")
     typer.echo(
         f"{units.count(len(plan.cases), 'case')} x {units.count(len(able), 'backend')} ({', '.join(able)}) = "
-        f"{units.count(len(plan.cases) * len(able), 'cell')}, {units.count(settings.rounds, 'round')}, "
+        f"{units.count(len(plan.cases) * len(able), 'cell')}, {rounds}, "
         f"{settings.processes} set(s) of processes, on {plan.device_name}: about {units.duration(plan.estimate_seconds())}"
     )
 
@@ -240,43 +248,13 @@ def _read(file: Path) -> Any:
 def _report_checks(found: Any, json: Path | None, plugins: list[str]) -> None:
     from softbench import tables, terminal
 
-    if not _wrote_to_stdout(found.document(), json):
+    if not terminal.wrote_to_stdout(found.document(), json):
         console = terminal.console()
         terminal.show(tables.checks(found.findings), console)
     for text in found.notes:
         typer.echo(f"softbench: {text}", err=True)
     for finding, again in found.to_repeat(plugins):
         typer.echo(f"softbench: {finding.backend} is {finding.verdict}: {finding.reason}\n  {again}", err=True)
-
-
-def _try_json(where: Path | None, dry_run: bool = False) -> None:
-    """Before any work: the file that is asked for can be written."""
-    if where is None or str(where) == "-":
-        return
-    if dry_run:
-        raise UsageError("--json: a dry run has nothing to write; leave out one of the two")
-    try:
-        with where.open("a"):
-            pass
-    except OSError as error:
-        raise UsageError(f"--json {where}: cannot be written: {error.strerror}") from None
-
-
-def _wrote_to_stdout(document: Any, where: Path | None) -> bool:
-    """Write a document as JSON where it was asked for; True when that was stdout, which then belongs to it alone."""
-    import json as encoder
-
-    if where is None:
-        return False
-    text = encoder.dumps(document, allow_nan=False)
-    if str(where) == "-":
-        typer.echo(text)
-        return True
-    try:
-        where.write_text(text + "\n")
-    except OSError as error:
-        raise UsageError(f"--json {where}: cannot be written: {error.strerror}") from None
-    return False
 
 
 def main() -> NoReturn:

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import geometric_mean
 
-from softbench.results import Row
+from softbench.model import Status
+from softbench.results import IMPLAUSIBLE, Row
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +43,18 @@ def _pair(key: tuple[str, tuple[str, str, int, int]], a: Row | None, b: Row | No
     if a is None or b is None or not a_gbps or not b_gbps:
         lacking = "A" if not a_gbps else "B"
         row = a if lacking == "A" else b
-        return Pair(backend, case, a_gbps, b_gbps, None, f"{lacking}: {row.status if row else 'missing'}")
+        return Pair(backend, case, a_gbps, b_gbps, None, f"{lacking}: {_without(row)}")
     verdict = "~"
     if a.p20_us and a.p80_us and b.p20_us and b.p80_us:
         verdict = "faster" if b.p80_us < a.p20_us else "slower" if b.p20_us > a.p80_us else "~"
     return Pair(backend, case, a_gbps, b_gbps, b_gbps / a_gbps, verdict)
+
+
+def _without(row: Row | None) -> str:
+    """Why a cell has no bandwidth."""
+    if row is None:
+        return "missing"
+    return row.status if row.status != Status.OK else IMPLAUSIBLE if IMPLAUSIBLE in row.labels else f"{row.timer} time"
 
 
 def summary(found: Sequence[Pair]) -> str:

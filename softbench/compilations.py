@@ -1,4 +1,4 @@
-"""Whether a build ran a compiler or found its earlier output: counted in this process, so that builds beside it do not matter."""
+"""What compilers do in this process, so that builds beside it do not matter: whether they ran, how often, and for how long."""
 
 from __future__ import annotations
 
@@ -30,6 +30,28 @@ class Compilations:
         if hits or misses:
             return "cold" if misses else "cached"
         return "cold" if self.triton_misses or _libraries() > self._libraries or _quack() > self._quack else "cached"
+
+
+class Graphs:
+    """What torch.compile makes in this process from now on, as Dynamo itself keeps account of it."""
+
+    def __init__(self) -> None:
+        if dynamo := sys.modules.get("torch._dynamo.utils"):
+            dynamo.clear_compilation_metrics()  # it keeps the latest 64 only, so a count over many cases would stand still
+
+    def count(self) -> int:
+        """Graphs made, forward and backward ones."""
+        return len(_compilation_metrics())
+
+    def seconds(self) -> float | None:
+        """The time that they took together; None where there are none."""
+        made = _compilation_metrics()
+        return sum((metric.duration_us or 0) / 1e6 for metric in made) if made else None
+
+
+def _compilation_metrics() -> list[Any]:
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return list(dynamo.get_compilation_metrics()) if dynamo else []
 
 
 def _inductor() -> tuple[int, int]:

@@ -23,12 +23,13 @@ from pathlib import Path
 from typing import Any
 
 from softbench.errors import ConfigError, UsageError
+from softbench.model import TIMERS
 from softbench.sweep import Sweep, parse_axis, parse_directions, parse_dtypes, thinned
 
 PHASES = {"import": 60.0, "build": 300.0, "check": 120.0, "time": 120.0}
 """The phases of a cell and their default deadlines, seconds."""
 
-QUICK = {"rounds": 3, "warmup_ms": 2.0, "batch_ms": 5.0}
+QUICK = {"rounds": 3, "max_rounds": 3, "warmup_ms": 2.0, "batch_ms": 5.0}
 QUICK_SHAPES = 6
 
 Layer = dict[str, Any]
@@ -46,8 +47,14 @@ class Settings:
     """Python files that define backends."""
     device: str = "auto"
     """`auto`, `cpu`, `cuda` or `cuda:K`."""
-    rounds: int = 5
-    """Passes over the backends of a case."""
+    rounds: int = 3
+    """Passes over the backends of a case, at least."""
+    max_rounds: int = 10
+    """Passes at most: a backend whose figure is known before sits out the rest. Where only `rounds` is given, it is that."""
+    precision: float = 0.005
+    """A figure is known when the 95 % interval of its median is within this fraction of it; 0 is never."""
+    tick_us: float = 0.032
+    """... or within this: CUDA events tick in 32 ns."""
     processes: int = 1
     """Fresh sets of workers, each measuring the whole sweep."""
     seed: int = 0
@@ -56,8 +63,12 @@ class Settings:
     """The backend that speed-ups are over."""
     warmup_ms: float = 5.0
     """Untimed calls before each batch, milliseconds."""
-    batch_ms: float = 20.0
+    batch_ms: float = 10.0
     """Timed calls of one backend in one round, milliseconds."""
+    timer: str = "do_bench"
+    """What makes the headline figure on a GPU: one of `softbench.model.TIMERS`."""
+    l2: str = "cold"
+    """`cold`: the GPU's L2 is flushed before every timed call; `warm`: it is not."""
     memory_share: float = 0.9
     """The share of the device's free memory that all workers may hold together."""
     timeout: dict[str, float] = field(default_factory=lambda: dict(PHASES))
@@ -65,7 +76,7 @@ class Settings:
 
     def measuring(self) -> dict[str, object]:
         """The settings that bear on a figure: with the environment, what a resumed run must share with its beginning."""
-        keys = ("rounds", "processes", "seed", "warmup_ms", "batch_ms")
+        keys = ("rounds", "max_rounds", "precision", "tick_us", "processes", "seed", "warmup_ms", "batch_ms", "timer", "l2")
         return {key: value for key, value in asdict(self).items() if key in keys}
 
 
@@ -130,7 +141,12 @@ def _layer(table: dict[str, Any], where: str, base: Path) -> Layer:
             layer[key] = READERS[key](value, at)
         else:
             raise ConfigError(f"{where}: {unknown(key, [f.name for f in fields(Settings)], 'key')}")
-    return layer
+    return _with_fixed_rounds(layer)
+
+
+def _with_fixed_rounds(layer: Layer) -> Layer:
+    """Who gives a number of rounds and no limit beside it means that number."""
+    return {"max_rounds": layer["rounds"], **layer} if "rounds" in layer else layer
 
 
 def _sweep(table: Any, at: str) -> Sweep:
@@ -196,6 +212,16 @@ def _word(value: Any, at: str) -> str:
     return value.strip()
 
 
+def _one_of(*known: str) -> Callable[[Any, str], str]:
+    def read(value: Any, at: str) -> str:
+        word = _word(value, at)
+        if word not in known:
+            raise ConfigError(f"{at}: unknown '{word}'; known are {', '.join(known)}")
+        return word
+
+    return read
+
+
 def _device(value: Any, at: str) -> str:
     word = _word(value, at)
     if word not in ("auto", "cpu", "cuda") and not (word.startswith("cuda:") and word[5:].isdecimal()):
@@ -206,11 +232,16 @@ def _device(value: Any, at: str) -> str:
 READERS: dict[str, Callable[[Any, str], Any]] = {
     "device": _device,
     "rounds": _whole(1, 10_000),
+    "max_rounds": _whole(1, 10_000),
+    "precision": _number(0, 1),
+    "tick_us": _number(0, 1e6),
     "processes": _whole(1, 1_000),
     "seed": _whole(0, 2**31 - 1),
     "relative_to": _word,
     "warmup_ms": _number(0, 1e5),
     "batch_ms": _number(0.01, 1e5),
+    "timer": _one_of(*TIMERS),
+    "l2": _one_of("cold", "warm"),
     "memory_share": _number(1e-6, 1),
 }
 SWEEP_READERS: dict[str, Callable[[str, str], Any]] = {
@@ -241,7 +272,7 @@ def from_flags(flags: dict[str, Any]) -> Layer:
             layer[key] = None if value.strip() == "all" else _strings(value, flag)
         else:
             layer[key] = READERS[key](value, flag)
-    return layer
+    return _with_fixed_rounds(layer)
 
 
 def parse_timeout(text: str) -> dict[str, float]:
@@ -256,7 +287,11 @@ def parse_timeout(text: str) -> dict[str, float]:
 
 
 def resolve(file: Layer, flags: Layer, *, quick: bool = False) -> Settings:
-    """One Settings from a configuration's layer and the flags'. M, N, dtype and direction given as flags replace those of every sweep."""
+    """One Settings from a configuration's layer and the flags'. M, N, dtype and direction given as flags replace those of every sweep.
+
+    Raises:
+        UsageError: settings that contradict each other.
+    """
     merged = {**file, **(QUICK if quick else {}), **{key: value for key, value in flags.items() if key not in SWEEP_READERS}}
     timeout = {**PHASES, **file.get("timeout", {}), **flags.get("timeout", {})}
     plugins = tuple(dict.fromkeys((*file.get("plugins", ()), *flags.get("plugins", ()))))
@@ -264,4 +299,7 @@ def resolve(file: Layer, flags: Layer, *, quick: bool = False) -> Settings:
     sweeps = [replace(sweep, **axes) for sweep in file.get("sweep", ())]
     if quick and "N" not in axes:
         sweeps = [replace(sweep, N=thinned(sweep.N, QUICK_SHAPES)) for sweep in sweeps]
-    return Settings(**{**merged, "sweep": tuple(sweeps), "timeout": timeout, "plugins": plugins})
+    settings = Settings(**{**merged, "sweep": tuple(sweeps), "timeout": timeout, "plugins": plugins})
+    if settings.max_rounds < settings.rounds:
+        raise UsageError(f"max_rounds: {settings.max_rounds} is less than the {settings.rounds} that are always taken; lower rounds too")
+    return settings

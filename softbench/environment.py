@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from softbench.model import Gpu, Probe
+from softbench.roofline import peak_gbps
 
 COMPUTE_MODES = {0: "default", 1: "exclusive_thread", 2: "prohibited", 3: "exclusive_process"}
 
@@ -29,7 +30,7 @@ def probe() -> Probe:
 
 
 def describe_gpu(index: int) -> dict[str, object]:
-    """What is stored of GPU `index`: memory, driver, clocks, power limit, ECC, MIG. Fields that NVML does not give are absent."""
+    """What is stored of GPU `index`: memory, driver, clocks, limits, peak, ECC, MIG. Fields that NVML does not give are absent."""
     properties = torch.cuda.get_device_properties(index)
     found: dict[str, object] = {
         "gpu": properties.name,
@@ -54,6 +55,13 @@ def describe_gpu(index: int) -> dict[str, object]:
         }.items():
             with suppress(Exception):  # NVML says NotSupported for some fields on some cards
                 found[key] = read()
+        with suppress(Exception):
+            # One is this process, whose context was made before. In a container NVML may show none, or numbers that are not ours.
+            found["gpu_other_processes"] = max(0, len(nvml.nvmlDeviceGetComputeRunningProcesses(handle)) - 1)
+    clock, bus = found.get("memory_clock_max_mhz"), found.get("memory_bus_bits")
+    if isinstance(clock, int) and isinstance(bus, int) and clock and bus:
+        found["peak_gbps"] = peak_gbps(clock, bus)
+        found["peak_source"] = f"NVML: {clock} MHz x 2 x {bus} bits"
     return found
 
 
@@ -77,7 +85,7 @@ def software() -> dict[str, object]:
 def _gpu(index: int) -> Gpu:
     free, total = torch.cuda.mem_get_info(index)
     facts = describe_gpu(index)
-    return Gpu(str(facts["gpu"]), _uuid(index), total, free, str(facts.get("compute_mode", "")), facts)
+    return Gpu(str(facts["gpu"]), gpu_uuid(index), total, free, str(facts.get("compute_mode", "")), facts)
 
 
 @contextmanager
@@ -93,13 +101,14 @@ def _nvml(index: int) -> Iterator[tuple[Any, Any]]:
     try:
         handle = None
         with suppress(pynvml.NVMLError):
-            handle = pynvml.nvmlDeviceGetHandleByUUID(_uuid(index))
+            handle = pynvml.nvmlDeviceGetHandleByUUID(gpu_uuid(index))
         yield pynvml, handle
     finally:
         pynvml.nvmlShutdown()
 
 
-def _uuid(index: int) -> str:
+def gpu_uuid(index: int) -> str:
+    """As NVML and CUDA_VISIBLE_DEVICES take it."""
     return f"GPU-{torch.cuda.get_device_properties(index).uuid}"
 
 

@@ -12,6 +12,11 @@ DTYPES = {"fp32": 4, "fp16": 2, "bf16": 2}
 """The dtypes of a sweep and their bytes an element."""
 
 
+CPU_TIMER = "torch.utils.benchmark"
+TIMERS = ("do_bench", "device", "graph", "host")
+"""What can be the headline on a GPU: events around a call, its kernels, a CUDA graph's replay, issuing it."""
+
+
 class Direction(StrEnum):
     """What one timed call computes."""
 
@@ -87,6 +92,8 @@ class Build:
     seconds: float
     cache: str
     """`cold` (a compiler ran), `cached` (its earlier output was found), or empty (nothing is compiled)."""
+    compile_s: float | None = None
+    """Of `seconds`, those in torch.compile; None where it compiled nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +108,20 @@ class Accuracy:
 
 
 @dataclass(frozen=True, slots=True)
+class Telemetry:
+    """The GPU right after a batch, as NVML has it; what a card does not tell is None."""
+
+    sm_clock_mhz: float | None = None
+    memory_clock_mhz: float | None = None
+    power_w: float | None = None
+    temperature_c: float | None = None
+    reasons: int | None = None
+    """NVML's clocks-event reasons, a bit mask."""
+    throttled: str = ""
+    """How the GPU was slowed, in words (`softbench.telemetry`); empty where it was not."""
+
+
+@dataclass(frozen=True, slots=True)
 class Batch:
     """The samples of one backend in one round."""
 
@@ -112,6 +133,13 @@ class Batch:
     """The backend's place in the round's order, from 0."""
     samples_us: tuple[float, ...]
     """Latencies of single calls (CPU: of blocks, per call), microseconds, in the order taken."""
+    telemetry: Telemetry | None = None
+    """None on the CPU and where there is no NVML."""
+
+    @property
+    def throttled(self) -> bool:
+        """True when the GPU was slowed: its samples count only where there are no others."""
+        return self.telemetry is not None and bool(self.telemetry.throttled)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +148,29 @@ class Timing:
 
     batches: tuple[Batch, ...]
     kind: str
-    """The timer: `do_bench` or `torch.utils.benchmark`."""
+    """The timer: one of TIMERS, or CPU_TIMER."""
+    l2: str = ""
+    """`cold` (flushed before every call), `warm`, or empty: on the CPU, and in results of earlier versions."""
+    stopped: str = ""
+    """Why it was not sampled further: `precise`, `limit` or `fixed` (`softbench.sampling`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """What a call costs apart, and beside time. Times, kernels and memory are those of a GPU."""
+
+    device_us: tuple[float, ...] = ()
+    """Of single calls: the sum of their kernels' times, microseconds."""
+    host_us: tuple[float, ...] = ()
+    """Of single calls: the time it took to issue them, microseconds."""
+    kernels: tuple[str, ...] = ()
+    """What a call runs on the device, by name, in order; copies and fills too."""
+    note: str = ""
+    """Why there is no device time, where there should be one."""
+    peak_bytes: int | None = None
+    """Device memory that a call takes at its peak from torch's allocator, outputs included, inputs not."""
+    recompiles: int | None = None
+    """Graphs that torch.compile made after the build, when there was nothing left to compile; None where it made none at all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +180,7 @@ class Measured:
     build: Build
     accuracy: Accuracy
     timing: Timing
+    profile: Profile = Profile()
 
 
 @dataclass(frozen=True, slots=True)

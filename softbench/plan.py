@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from softbench import config, registry, store, sweep
+from softbench import config, registry, store, sweep, units
 from softbench.config import Settings
 from softbench.errors import UsageError, WorkersError
 from softbench.lane import Lane, discover
-from softbench.model import Case, Gpu, Probe
+from softbench.model import CPU_TIMER, TIMERS, Case, Gpu, Probe
 from softbench.pool import Lost, Pool
 from softbench.registry import YARDSTICK, Offer, Origin
 
@@ -49,6 +49,16 @@ class Plan:
     notes: tuple[str, ...]
     """What the user should know before it starts."""
 
+    @property
+    def timer(self) -> str:
+        """What makes the headline figure."""
+        return self.settings.timer if self.device == "cuda" else CPU_TIMER
+
+    @property
+    def l2(self) -> str:
+        """`cold` or `warm`; empty on the CPU, where nothing is flushed."""
+        return self.settings.l2 if self.device == "cuda" else ""
+
     def takes_turns(self, case: Case, workers: int) -> bool:
         """True when so many workers cannot all hold the case's buffers at once."""
         each = CONTEXT_BYTES[self.device] + WORKING_TENSORS * case.tensor_bytes + CHECK_BYTES
@@ -57,7 +67,7 @@ class Plan:
     def estimate_seconds(self) -> float:
         """Rough wall time: batches, checks and known builds."""
         settings, able = self.settings, [offer for offer in self.offers if not (offer.broken or offer.unavailable)]
-        batch = settings.rounds * (settings.warmup_ms + settings.batch_ms) / 1e3 * CALL_OVERHEAD
+        batch = (settings.rounds + settings.max_rounds) / 2 * (settings.warmup_ms + settings.batch_ms) / 1e3 * CALL_OVERHEAD
         cell = sum(batch + 0.05 + BUILD_SECONDS.get(offer.name, 0.0) for offer in able)
         return settings.processes * (5 + len(self.cases) * cell)
 
@@ -68,7 +78,7 @@ def make(pool: Pool, file: config.Layer, flags: config.Layer, *, quick: bool) ->
     Returns the plan and a lane for each of its offers; where all may be alive together, with its worker.
 
     Raises:
-        UsageError: a device, a backend or a reference that is not there.
+        UsageError: a device, a backend or a reference that is not there, or a timer that this device has not.
         WorkersError: the machine cannot even be probed.
     """
     settings = config.resolve(file, flags, quick=quick)
@@ -80,6 +90,8 @@ def make(pool: Pool, file: config.Layer, flags: config.Layer, *, quick: bool) ->
         settings = config.resolve({**config.load(DEFAULT_CONFIG[device]), **file}, flags, quick=quick)
         if device == "cpu" and settings.device == "auto":
             notes.append(f"no GPU ({look.no_gpu}): a short sweep on the CPU instead")
+    if device == "cpu" and (settings.timer, settings.l2) != (TIMERS[0], "cold"):
+        raise UsageError(f"--timer and --l2 need a GPU; on the CPU the timer is {CPU_TIMER}")
     cases = sweep.cases(settings.sweep, device)
     lanes = open_doors(pool, doors, device, gpu, look, settings.timeout["import"])
     offers = registry.select([lane.offer for lane in lanes], settings.backends)
@@ -97,6 +109,8 @@ def make(pool: Pool, file: config.Layer, flags: config.Layer, *, quick: bool) ->
         notes.append(f"not interleaved: {why}, so {most} of {len(offers)} backends are alive at a time")
         for lane in chosen:
             lane.drop(pool)
+    if others := gpu.facts.get("gpu_other_processes") if gpu else 0:
+        notes.append(f"others use the GPU ({units.count(int(str(others)), 'process')}): what they do disturbs the figures")
     facts = {**look.software, **(gpu.facts if gpu else {}), "device": device, "interleaved": len(groups) == 1}
     name = gpu.name if gpu else look.cpu
     return Plan(settings, cases, offers, device, name, environment(gpu, look), free, groups, facts, tuple(notes)), chosen

@@ -111,6 +111,9 @@ def _curve(panels: Sequence[Axes], lines: pandas.DataFrame, name: str, names: Se
 
 def _label(panels: Sequence[Axes], group: pandas.DataFrame, title: str) -> None:
     panels[0].set_title(title)
+    peaks = {round(float(peak)) for peak in (group["gbps"] / group["of_peak"]).dropna()}
+    if len(peaks) == 1:  # runs of several devices have no one peak
+        panels[0].axhline(*peaks, color="0.6", linewidth=1, linestyle="--", label="datasheet peak")
     panels[0].set_ylabel("bandwidth (GB/s, higher is better)\nmedian, band p20-p80")
     panels[0].legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)  # outside: it hides no data
     if len(panels) > 1:

@@ -20,3 +20,11 @@ def bytes_moved(case: Case) -> int:
 def gbps(case: Case, us: float) -> float:
     """Decimal GB/s of a call that takes `us` microseconds."""
     return bytes_moved(case) / us / 1e3
+
+
+def peak_gbps(memory_clock_mhz: float, bus_bits: int) -> float:
+    """The datasheet's bandwidth, decimal GB/s: two transfers a clock, as NVML counts the clocks of HBM and GDDR alike.
+
+    H200: 3201 MHz x 2 x 6144 bits = 4917 GB/s, where the datasheet rounds to 4.8 TB/s.
+    """
+    return memory_clock_mhz * 2 * bus_bits / 8 / 1e3

@@ -1,7 +1,7 @@
 """The conductor: the only place that knows the order of things. It never imports torch; a probe worker tells it what there is.
 
     probe the machine -> open the plugins' doors -> for each set of processes, for each case:
-        build (all backends at once), check, then rounds: every backend in turn, a short batch each
+        build (all backends at once), check, then rounds: every backend in turn, a short batch each; last, each one's profile
 
 Backends are isolated (a worker process each) and interleaved (the rounds' order rotates and reverses) at once. Where their
 buffers do not fit on the device together, they take turns holding them; where the device takes only so many processes, the
@@ -10,36 +10,18 @@ sweep is run group by group, and the result says that it was not interleaved.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from softbench import config, registry, store
-from softbench import lane as lanes_of
 from softbench import plan as planning
+from softbench.ensemble import Ensemble
 from softbench.lane import Lane
-from softbench.model import (
-    FAILURES,
-    Accuracy,
-    Batch,
-    Build,
-    Case,
-    Checked,
-    Failed,
-    Grade,
-    Measured,
-    Outcome,
-    Record,
-    Skipped,
-    Status,
-    Timing,
-)
+from softbench.model import FAILURES, Case, Record, Status
 from softbench.plan import Plan
-from softbench.pool import Lost, Pool
-from softbench.protocol import Message
+from softbench.pool import Pool
 from softbench.registry import YARDSTICK, Offer
 
 
@@ -137,161 +119,3 @@ def _one_set(plan: Plan, kept: store.Run, observer: Observer, pool: Pool, lanes:
                 kept.add(process, ensemble.measure(case))
             observer.advance(case, len(names))
         ensemble.close()
-
-
-@dataclass(slots=True)
-class Progress:
-    """How far one lane is with the current case."""
-
-    build: Build | None = None
-    accuracy: Accuracy | None = None
-    batches: list[Batch] = field(default_factory=list)
-    kind: str = ""
-    outcome: Outcome | None = None
-    retried: bool = False
-
-
-class Ensemble:
-    """The lanes that are measured together, one case after the other."""
-
-    def __init__(self, plan: Plan, pool: Pool, lanes: list[Lane], process: int) -> None:
-        self.plan, self.pool, self.lanes, self.process = plan, pool, lanes, process
-        self.deadlines = plan.settings.timeout
-        self.last_failure: dict[Lane, Failed] = {}
-        self.state: dict[Lane, Progress] = {}
-
-    def measure(self, case: Case) -> list[Record]:
-        """Build, check and time one case; a record for every lane, whatever happened to it."""
-        self.state = {lane: Progress(outcome=lane.barred(self.last_failure.get(lane))) for lane in self.lanes}
-        turns = self.plan.takes_turns(case, len(self.lanes))
-        for lane in self._going():
-            if failed := lanes_of.revive(self.pool, lane, case.device, self.plan.env, self.deadlines["import"]):
-                self._end(lane, failed)
-        for together in [[lane] for lane in self._going()] if turns else [self._going()]:
-            self._build_and_check(together, case, turns)
-        if any(state.retried for state in self.state.values()) and not turns:
-            turns = True
-            self._release(self._going())
-        for turn in range(self.plan.settings.rounds):
-            for position, lane in enumerate(round_order(self._going(), turn)):
-                self._time(lane, turn, position)
-                if turns:
-                    self._release([lane])
-        return [self._record(lane, case) for lane in self.lanes]
-
-    def close(self) -> None:
-        """End the workers of all lanes."""
-        for lane in self.lanes:
-            lane.drop(self.pool)
-
-    def _going(self) -> list[Lane]:
-        return [lane for lane in self.lanes if self.state[lane].outcome is None]
-
-    def _build_and_check(self, lanes: list[Lane], case: Case, turns: bool) -> None:
-        build = {"op": "build", "case": asdict(case), "seed": self.plan.settings.seed}
-        for lane, reply in self._ask(lanes, build, "build").items():
-            self._take(lane, reply, partial(self._built, lane), "build")
-        for lane, reply in self._ask([lane for lane in lanes if lane in self._going()], {"op": "check"}, "check").items():
-            self._take(lane, reply, partial(self._judge, lane), "check")
-        self._retry_out_of_memory(lanes, case, turns)
-        if turns:
-            self._release([lane for lane in lanes if lane in self._going()])
-
-    def _built(self, lane: Lane, reply: dict[str, Any]) -> None:
-        if reason := reply.get("skip"):
-            self.state[lane].outcome = Skipped(str(reason))
-        else:
-            self.state[lane].build = Build(**reply["build"])
-
-    def _judge(self, lane: Lane, reply: dict[str, Any]) -> None:
-        state = self.state[lane]
-        untimed = str(reply.get("untimed", ""))
-        state.accuracy = accuracy = Accuracy(**{**reply["accuracy"], "grade": Grade(reply["accuracy"]["grade"])})
-        if accuracy.grade is Grade.WRONG:
-            self._end(lane, Failed(Status.WRONG, "check", accuracy.detail))
-        elif accuracy.grade is Grade.UNVERIFIED:
-            self._end(lane, Failed(Status.UNVERIFIED, "check", accuracy.detail))
-        elif untimed and state.build is not None:
-            state.outcome = Checked(state.build, accuracy, untimed)
-
-    def _retry_out_of_memory(self, lanes: list[Lane], case: Case, turns: bool) -> None:
-        """Once, in a fresh worker, with everyone else's buffers given back."""
-        short = [lane for lane in lanes if isinstance(o := self.state[lane].outcome, Failed) and o.status is Status.OOM]
-        short = [lane for lane in short if not self.state[lane].retried]
-        if not short:
-            return
-        self._release(self._going())
-        for lane in short:
-            lane.drop(self.pool)
-            self.state[lane] = Progress(retried=True)
-            if failed := lanes_of.revive(self.pool, lane, case.device, self.plan.env, self.deadlines["import"]):
-                self._end(lane, failed)
-            else:
-                self._build_and_check([lane], case, turns=True)
-
-    def _time(self, lane: Lane, turn: int, position: int) -> None:
-        settings = self.plan.settings
-        message = {"op": "time", "warmup_ms": settings.warmup_ms, "batch_ms": settings.batch_ms}
-        for reply in self._ask([lane], message, "time").values():
-            self._take(lane, reply, partial(self._timed, lane, turn, position), "time")
-
-    def _timed(self, lane: Lane, turn: int, position: int, reply: dict[str, Any]) -> None:
-        samples = tuple(float(sample) for sample in reply["samples_us"])
-        if not samples or not all(0 < sample < math.inf for sample in samples):
-            raise ValueError("no samples")
-        self.state[lane].batches.append(Batch(self.process, turn, position, samples))
-        self.state[lane].kind = str(reply["kind"])
-
-    def _release(self, lanes: Sequence[Lane]) -> None:
-        self._ask(list(lanes), {"op": "release"}, "time")
-
-    def _ask(self, lanes: list[Lane], message: Message, phase: str) -> dict[Lane, dict[str, Any]]:
-        """The answers of those that answered; whoever failed has got its outcome, and no worker any more if that was lost."""
-        workers = {i: (lane.worker, message) for i, lane in enumerate(lanes) if lane.worker is not None}
-        answers: dict[Lane, dict[str, Any]] = {}
-        for i, reply in self.pool.gather(workers, self.deadlines[phase], phase).items():
-            lane = lanes[i]
-            if isinstance(reply, Lost):
-                lane.worker = None
-                self._end(lane, Failed(reply.status, phase, reply.reason), lost=True)
-            elif failed := reply.get("failed"):
-                if poisoned := bool(reply.get("poisoned")):
-                    lane.drop(self.pool)
-                self._end(lane, Failed(Status(failed["status"]), phase, f"{phase}: {failed['reason']}"), lost=poisoned)
-            else:
-                answers[lane] = reply
-        return answers
-
-    def _take(self, lane: Lane, reply: dict[str, Any], take: Callable[[dict[str, Any]], None], phase: str) -> None:
-        """Read an answer; one that is not what was asked for ends the worker: something else writes into its pipe."""
-        try:
-            take(reply)
-        except (KeyError, TypeError, ValueError, AttributeError):
-            lane.drop(self.pool)
-            self._end(lane, Failed(Status.FAILED, phase, f"{phase}: its process gave an answer that is none"), lost=True)
-
-    def _end(self, lane: Lane, failed: Failed, *, lost: bool = False) -> None:
-        state = self.state[lane]
-        state.outcome = replace(failed, build=state.build, accuracy=state.accuracy)
-        self.last_failure[lane] = failed
-        lane.deaths += lost
-
-    def _record(self, lane: Lane, case: Case) -> Record:
-        state = self.state[lane]
-        outcome = state.outcome
-        if outcome is None:
-            if state.build is None or state.accuracy is None or not state.batches:
-                raise AssertionError(f"{lane.name} on {case.key} was neither measured nor ended")
-            outcome = Measured(state.build, state.accuracy, Timing(tuple(state.batches), state.kind))
-        if lane.worker is not None:
-            lane.deaths = 0  # whatever became of the case, its worker outlived it
-        return Record(lane.name, case, outcome, lane.offer.source)
-
-
-def round_order(lanes: Sequence[Lane], turn: int) -> list[Lane]:
-    """A round's order: rotated by one every second round and reversed in every odd one, so two lanes go AB BA BA AB."""
-    if not lanes:
-        return []
-    start = (turn // 2) % len(lanes)
-    order = [*lanes[start:], *lanes[:start]]
-    return order[::-1] if turn % 2 else order

@@ -10,17 +10,17 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
-import math
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
 
 from softbench.errors import ResultsError
-from softbench.model import Accuracy, Batch, Build, Case, Checked, Direction, Failed, Grade, Measured, Record, Skipped, Status, Timing
+from softbench.model import Case, Record
+from softbench.records import merge, record_from_json, record_to_json
 from softbench.results import Row, row, to_csv
 
 SCHEMA = 1
@@ -101,7 +101,8 @@ class Run:
         for case, of in by_case.items():
             if case not in self._rows:
                 beside = of.get(self.header["yardstick"]), of.get(self.header["relative_to"])
-                self._rows[case] = [row(record, *beside, device=self.header["device_name"], run=self.name) for record in of.values()]
+                about = {"device": self.header["device_name"], "run": self.name, "facts": self.header.get("environment", {})}
+                self._rows[case] = [row(record, *beside, **about) for record in of.values()]
         return [found for case in by_case for found in self._rows[case]]
 
     def document(self) -> dict[str, Any]:
@@ -209,56 +210,6 @@ def _reopen(folder: Path, path: Path, journal: IO[bytes], header: dict[str, Any]
     journal.seek(sum(len(line) + 1 for line in lines))
     journal.truncate()
     return run
-
-
-def merge(records: Sequence[Record]) -> Record:
-    """One cell's records from several sets of processes as one: the first that is not measured, else all batches together."""
-    first = records[0]
-    measured: list[Measured] = []
-    for record in records:
-        if not isinstance(record.outcome, Measured):
-            return record
-        measured.append(record.outcome)
-    if len(records) == 1:
-        return first
-    worst = max((outcome.accuracy for outcome in measured), key=lambda accuracy: accuracy.worst)
-    batches = tuple(batch for outcome in measured for batch in outcome.timing.batches)
-    return Record(first.backend, first.case, Measured(measured[0].build, worst, Timing(batches, measured[0].timing.kind)), first.source)
-
-
-def record_to_json(record: Record) -> dict[str, Any]:
-    """A record as JSON has it: numbers that JSON lacks (inf, nan) as texts."""
-    data = asdict(record)
-    data["outcome"] = {"kind": type(record.outcome).__name__.lower(), **data["outcome"]}
-    if accuracy := data["outcome"].get("accuracy"):
-        accuracy["worst"] = accuracy["worst"] if math.isfinite(accuracy["worst"]) else str(accuracy["worst"])
-    return data
-
-
-def record_from_json(data: dict[str, Any]) -> Record:
-    """The inverse of `record_to_json`.
-
-    Raises:
-        KeyError, TypeError, ValueError: it is not a record.
-    """
-    case = Case(**{**data["case"], "direction": Direction(data["case"]["direction"])})
-    outcome = dict(data["outcome"])
-    kind = outcome.pop("kind")
-    if kind == "skipped":
-        return Record(data["backend"], case, Skipped(**outcome), data["source"])
-    build = Build(**outcome["build"]) if outcome["build"] else None
-    accuracy = None
-    if found := outcome["accuracy"]:
-        accuracy = Accuracy(Grade(found["grade"]), float(found["worst"]), found["detail"])
-    if kind == "failed":
-        ended = Failed(Status(outcome["status"]), outcome["stage"], outcome["reason"], build, accuracy)
-        return Record(data["backend"], case, ended, data["source"])
-    if build is None or accuracy is None:
-        raise ValueError("a cell without build or accuracy")
-    if kind == "checked":
-        return Record(data["backend"], case, Checked(build, accuracy, outcome["reason"]), data["source"])
-    batches = tuple(Batch(**{**batch, "samples_us": tuple(batch["samples_us"])}) for batch in outcome["timing"]["batches"])
-    return Record(data["backend"], case, Measured(build, accuracy, Timing(batches, outcome["timing"]["kind"])), data["source"])
 
 
 def _line(data: dict[str, Any]) -> bytes:

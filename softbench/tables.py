@@ -1,10 +1,11 @@
 """Tables for a terminal or a log: renderables from rows, nothing printed here.
 
-Signs are ASCII, so that no log's encoding spoils them: `*` the fastest of a row, `~` low-precision.
+Signs are ASCII, so that no log's encoding spoils them: `*` the fastest of a row, `~` low-precision, `!` doubtful.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from rich.console import Console, Group, RenderableType
@@ -12,15 +13,20 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from softbench import units
+from softbench import labels, units
 from softbench.checking import Finding
 from softbench.compare import Pair
-from softbench.model import FAILURES, Grade, Status
+from softbench.model import FAILURES, TIMERS, Grade, Status
 from softbench.registry import Offer
-from softbench.results import Row
+from softbench.results import IMPLAUSIBLE, Row
 
 CAPTIONS = ("GB/s, % of copy, speed-up over {0}", "GB/s, % of copy", "GB/s")
 """What a cell shows, the fullest first: a narrow terminal gets less."""
+CELL = (
+    *("backend", "direction", "dtype", "M", "N", "status", "class"),
+    *("median", "p20..p80", "n", "GB/s", "device", "host", "kernels", "build", "error/bound", "labels"),
+)
+"""The columns of a cell on a line of its own."""
 LARGE = 10_000  # columns, more than any table needs: asks rich for a natural width
 
 
@@ -56,9 +62,10 @@ def _width(table: Table, console: Console) -> int:
 
 def _title(section: Sequence[Row], detail: int) -> Text:
     first = section[0]
+    clock = next((f" ({row.timer}, {row.l2} L2)" for row in section if row.l2 and (row.timer, row.l2) != (TIMERS[0], "cold")), "")
     relative = next((row.relative_to for row in section if row.relative_to), "")
     caption = CAPTIONS[detail if relative else max(detail, 1)].format(relative)
-    return Text(f"{first.direction} {first.dtype}, M={first.M}, {first.device}: {caption}", style="bold")
+    return Text(f"{first.direction} {first.dtype}, M={first.M}, {first.device}{clock}: {caption}", style="bold")
 
 
 def _matrix(section: Sequence[Row], names: Sequence[str], detail: int) -> Table:
@@ -67,26 +74,40 @@ def _matrix(section: Sequence[Row], names: Sequence[str], detail: int) -> Table:
     for name in names:
         table.add_column(name, justify="right", no_wrap=True)
     cells = {(row.N, row.backend): row for row in section}
+    marked = any(_doubtful(row) for row in section)
     for N in dict.fromkeys(row.N for row in section):
-        contenders = [row for row in section if row.N == N and row.gbps and row.grade != Grade.YARDSTICK]
+        contenders = [
+            row
+            for row in section
+            if row.N == N and row.status == Status.OK and IMPLAUSIBLE not in row.labels and row.grade != Grade.YARDSTICK
+        ]
+        contenders = [row for row in contenders if IMPLAUSIBLE not in row.labels]
         best = min(contenders, key=lambda row: row.median_us or 0, default=None)
-        table.add_row(str(N), *(_cell(cells.get((N, name)), detail, best) for name in names))
+        table.add_row(str(N), *(_cell(cells.get((N, name)), detail, best, marked=marked) for name in names))
     return table
 
 
-def _cell(row: Row | None, detail: int, best: Row | None) -> Text:
+def _doubtful(row: Row) -> bool:
+    """True when a label speaks against the figure; that it is of L2 is no fault of it."""
+    return bool(set(row.labels.split()) - {"L2-resident"})
+
+
+def _cell(row: Row | None, detail: int, best: Row | None, *, marked: bool) -> Text:
     if row is None:
         return Text("-", style="dim")
     if row.status != Status.OK:
         return Text(row.status + "  ", style="red" if row.status in FAILURES else "dim")
-    text = units.bandwidth(row.gbps or 0).rjust(5)
+    doubt = ("!" if _doubtful(row) else " ") * marked
+    if IMPLAUSIBLE in row.labels:
+        return Text(IMPLAUSIBLE + "  " + doubt, style="red")
+    text = units.bandwidth(row.gbps).rjust(5) if row.gbps else units.micros(row.median_us or 0)
     if row.grade == Grade.YARDSTICK:
-        return Text(text + "  ", style="dim")
+        return Text(text + "  " + doubt, style="dim")
     if detail <= 1 and row.of_copy:
         text += f"{row.of_copy:5.0%}"
     if detail == 0 and row.speedup:
         text += f"{row.speedup:6.2f}x"
-    signs = ("~" if row.grade == Grade.LOW_PRECISION else " ") + ("*" if row is best else " ")
+    signs = ("~" if row.grade == Grade.LOW_PRECISION else " ") + ("*" if row is best else " ") + doubt
     return Text(text + signs, style="bold green" if row is best else "")
 
 
@@ -95,24 +116,31 @@ def notes(rows: Sequence[Row]) -> list[Text]:
     legend = ["* fastest"]
     if any(row.grade == Grade.LOW_PRECISION and row.gbps for row in rows):
         legend.append("~ low-precision: rounds intermediates to 16 bits")
-    lines = [Text("; ".join(legend), style="dim")] if any(row.gbps for row in rows) else []
+    if any(_doubtful(row) for row in rows):
+        legend.append("! doubtful, for the reason below")
+    lines = [Text("; ".join(legend), style="dim")] if any(row.median_us for row in rows) else []
     grouped: dict[tuple[str, str, str], list[Row]] = {}
     for row in rows:
-        if row.status != Status.OK:
+        if row.status != Status.OK or row.reason.startswith("no device time"):
             grouped.setdefault((row.backend, row.status, row.reason), []).append(row)
     for (name, status, reason), some in grouped.items():
         first, last = (f"{row.direction} {row.dtype} {row.M}x{row.N}" for row in (some[0], some[-1]))
         cells = first if len(some) == 1 else f"{units.count(len(some), 'cell')}, {first} to {last}"
-        style = "red" if status in FAILURES else "yellow"
+        style = "red" if status in FAILURES else "" if status == Status.OK else "yellow"
         lines.append(Text.assemble((f"{name}: {status}", style), f" ({cells}): {reason}"))
+    for label, meaning in labels.MEANING.items():
+        found = Counter(row.backend for row in rows if label in row.labels.split())
+        if found:
+            where = ", ".join(f"{units.count(count, 'cell')} of {name}" for name, count in found.items())
+            lines.append(Text.assemble((label, "yellow" if label != "L2-resident" else "dim"), f" ({where}): {meaning}"))
     return lines
 
 
 def cells(rows: Sequence[Row]) -> RenderableType:
     """Every cell on a line of its own, with its latency, spread, build and check."""
     table = Table(show_edge=False, pad_edge=False)
-    for name in ("backend", "direction", "dtype", "M", "N", "status", "class", "median", "p20..p80", "n", "GB/s", "build", "error/bound"):
-        table.add_column(name, justify="left" if name in ("backend", "direction", "dtype", "status", "class") else "right", no_wrap=True)
+    for name in CELL:
+        table.add_column(name, justify="right" if name in CELL[7:-1] or name in ("M", "N") else "left", no_wrap=True)
     for row in rows:
         spread = f"{units.micros(row.p20_us)}..{units.micros(row.p80_us)}" if row.p20_us and row.p80_us else ""
         table.add_row(
@@ -121,8 +149,11 @@ def cells(rows: Sequence[Row]) -> RenderableType:
             spread,
             str(row.n or ""),
             units.bandwidth(row.gbps) if row.gbps else "",
+            *(units.micros(us) if us else "" for us in (row.device_us, row.host_us)),
+            str(row.kernels or ""),
             f"{row.build_s:.3g} s {row.build_cache}".strip() if row.build_s is not None else "",
             f"{row.error_over_bound:.3g}" if row.error_over_bound is not None else "",
+            row.labels,
         )
     return Group(table, Text(), *notes(rows))
 

@@ -45,7 +45,7 @@ def size(count: int) -> str:
 
 def count(number: int, noun: str) -> str:
     """`1 cell`, `12 cells`."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}{'es' if noun.endswith('s') else 's'}"
 
 
 def one_line(text: str, limit: int = 300) -> str:

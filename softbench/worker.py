@@ -8,7 +8,8 @@ Each request is one message, each answer one message:
     check                                   -> accuracy; untimed: why it is not to be timed, or empty
     catalogue                               -> items: name, direction and whether it is faced alone, of each
     examine item, direction, dtype, seed    -> accuracy | skip
-    time    warmup_ms, batch_ms             -> samples_us, kind
+    time    warmup_ms, batch_ms, timer, l2  -> samples_us, kind, telemetry: the GPU right after
+    profile batch_ms, l2                    -> profile: device and host time of a call, its kernels
     release                                 -> gives the case's device memory back; `time` takes it again
 
 or `failed`: status, stage, reason; `poisoned` with it when the CUDA context is lost and the worker must not be used again.
@@ -24,14 +25,17 @@ from typing import Any
 
 import torch
 
-from softbench import contract, correctness, inputs, registry, timing, units
+from softbench import contract, correctness, inputs, registry, telemetry, timing, units
 from softbench.catalogue import items
-from softbench.compilations import Compilations
+from softbench.compilations import Compilations, Graphs
 from softbench.environment import probe
 from softbench.examine import Examiner
-from softbench.model import Accuracy, Build, Case, Direction, Grade, Status
+from softbench.model import Accuracy, Build, Case, Direction, Grade, Profile, Status, Telemetry
 from softbench.protocol import Channel, Message
 from softbench.units import one_line
+
+REFILL = 2**31
+"""Added to the seed of what a case is checked and timed on, so that no user's seed is met."""
 
 
 def serve(channel: Channel) -> None:
@@ -77,8 +81,12 @@ class Seat:
     def __init__(self) -> None:
         self.backend: Any = None
         self.device = "cpu"
-        self.kind = ""
-        self.timer: timing.Timer | None = None
+        self.timers: timing.Timers | None = None
+        self.graphs = Graphs()
+        self.graphs_built = 0
+        """Graphs that belong to builds of this case: what comes on top is a recompilation."""
+        self.peak_bytes: int | None = None
+        self.telemetry: Callable[[], Telemetry | None] | None = None
         self.case: Case | None = None
         self.seed = 0
         self.block = 0
@@ -94,9 +102,9 @@ class Seat:
         return {"items": [[item.name, item.direction, item.free_bytes > 0] for item in items()]}
 
     def do_load(self, origin: Message, device: str, name: str | None = None) -> Message:
-        """Bind the timer, then import the plugin: what it patches, it patches too late."""
+        """Bind the timers, then import the plugin: what it patches, it patches too late."""
         self.device = device
-        self.kind, self.timer = timing.bind(device)
+        self.timers = timing.bind(device)
         door = registry.Origin(**origin)
         backends = registry.load(door)
         self.backend = next((backend for backend in backends if backend.name == name), backends[0])
@@ -123,21 +131,28 @@ class Seat:
         timing.synchronize(self.device)
         compiles = getattr(self.backend, "compiles", False)
         compilations = Compilations() if compiles else None
+        self.graphs = Graphs()
         start = time.perf_counter()
         self._prepare()
         seconds = time.perf_counter() - start
         state = "cold" if compiles == "always" else compilations.state() if compilations else ""
-        return {"build": asdict(Build(seconds, state))}
+        self.graphs_built = self.graphs.count()
+        return {"build": asdict(Build(seconds, state, self.graphs.seconds()))}
 
     def do_check(self) -> Message:
-        """Run into memory poisoned with NaN, and compare before the reference is computed anywhere near it."""
+        """Run on new values in the old memory, into memory poisoned with NaN, and compare before the reference is computed near it."""
         case, given = self._case(), self._inputs()
         if self.call is None:
             raise RuntimeError("asked to check before a case was built")
+        self.seed += REFILL  # buffers that are given back and made again have the checked values too
+        inputs.refill(given, case, self.seed)
         kept = tuple(tensor.detach().clone() for tensor in given)
         contract.poison(given, self.device)
+        held_bytes = self._reset_peak()
         outputs = self.call(*given)
         timing.synchronize(self.device)
+        if held_bytes is not None:
+            self.peak_bytes = torch.cuda.max_memory_allocated() - held_bytes
         results = outputs if case.direction is Direction.BOTH else (outputs,)
         if reason := contract.breach(given, kept, results, expected=2 if case.direction is Direction.BOTH else 1):
             return {"accuracy": asdict(Accuracy(Grade.WRONG, float("inf"), reason))}
@@ -159,16 +174,46 @@ class Seat:
         self._empty()
         return {"skip": one_line(found)} if isinstance(found, str) else {"accuracy": asdict(found)}
 
-    def do_time(self, warmup_ms: float, batch_ms: float) -> Message:
+    def do_time(self, warmup_ms: float, batch_ms: float, timer: str, l2: str) -> Message:
+        timers, call = self._ready()
+        if self.telemetry is None:
+            self.telemetry = telemetry.reader(self.device)
+        samples, self.block = timers.by_name[timer, l2](call, warmup_ms, batch_ms, self.block)
+        reading = self.telemetry()
+        return {"samples_us": samples, "kind": timer, "telemetry": asdict(reading) if reading else None}
+
+    def do_profile(self, batch_ms: float, l2: str) -> Message:
+        """A profiler that cannot be had costs its figures only: the note says why, and the cell keeps the others."""
+        timers, call = self._ready()
+        if timers.meter is None:
+            return self._profiled(Profile())
+        host_us = timers.meter.host(call, batch_ms)  # first: once CUPTI has been started, issuing a call may cost more
+        try:
+            device_us, kernels = timers.meter.device(call, batch_ms, l2)
+        except Exception as error:
+            if _poisoned():
+                raise
+            traceback.print_exception(error)
+            return self._profiled(Profile(host_us=tuple(host_us), note=one_line(str(error) or type(error).__name__)))
+        return self._profiled(Profile(tuple(device_us), tuple(host_us), tuple(one_line(name) for name in kernels)))
+
+    def _profiled(self, profile: Profile) -> Message:
+        made = self.graphs.count()
+        recompiles = made - self.graphs_built if made else None
+        return {"profile": asdict(replace(profile, peak_bytes=self.peak_bytes, recompiles=recompiles))}
+
+    def _ready(self) -> tuple[timing.Timers, Callable[[], Any]]:
+        """The timers and the call they time, with buffers that were released taken again."""
         if self.inputs is None:
             self.inputs = inputs.make(self._case(), self.seed, torch.device(self.device))
         if self.call is None:
+            before = self.graphs.count()
             self._prepare()
+            self.graphs_built += self.graphs.count() - before
         call, given = self.call, self._inputs()
-        if call is None or self.timer is None:
+        if call is None or self.timers is None:
             raise RuntimeError("asked to time before a case was built")
-        samples, self.block = self.timer(lambda: call(*given), warmup_ms, batch_ms, self.block)
-        return {"samples_us": samples, "kind": self.kind}
+        return self.timers, lambda: call(*given)
 
     def do_release(self) -> Message:
         """Keep the callable if all it cost was host memory: preparing it anew may mean compiling anew."""
@@ -181,7 +226,15 @@ class Seat:
     def _forget(self) -> None:
         self.inputs = self.call = self.case = None
         self.block = 0
+        self.peak_bytes = None
         self._empty()
+
+    def _reset_peak(self) -> int | None:
+        """Bytes that are allocated now, the peak from here on; None on the CPU."""
+        if self.device != "cuda":
+            return None
+        torch.cuda.reset_peak_memory_stats()
+        return torch.cuda.memory_allocated()
 
     def _empty(self) -> None:
         if self.device == "cuda":

@@ -15,12 +15,27 @@ PACKAGE = ROOT / "softbench"
 
 ROOMS = [
     {"model", "errors", "units", "toolchain"},  # vocabulary
-    {"sweep", "config", "roofline", "stats", "results", "compare", "store", "registry", "protocol"},  # pure core
+    {
+        "sweep",
+        "config",
+        "roofline",
+        "labels",
+        "sampling",
+        "stats",
+        "results",
+        "compare",
+        "store",
+        "records",
+        "registry",
+        "protocol",
+    },  # pure core
     {
         "backends",
         "inputs",
         "reference",
         "correctness",
+        "device_time",
+        "telemetry",
         "timing",
         "environment",
         "catalogue",
@@ -30,7 +45,7 @@ ROOMS = [
         "worker",
         "nursery",
     },  # torch side
-    {"pool", "lane", "plan", "runner", "checking", "doctor"},  # conductor
+    {"pool", "lane", "plan", "ensemble", "runner", "checking", "doctor"},  # conductor
     {"tables", "plots", "progress"},  # views
     {"terminal", "cli", "__main__"},  # door
 ]

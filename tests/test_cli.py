@@ -48,7 +48,33 @@ def test_torch_compile_is_built_checked_and_timed_and_the_second_time_cached(cli
         compiled = [row for row in rows(cli) if row["backend"] == "compile"]
         assert [(row["status"], row["class"]) for row in compiled] == [("ok", "pass")] * 2
         assert [row["build_cache"] for row in compiled] == [expected] * 2
-        assert all(float(row["build_s"]) > 0 for row in compiled)
+        assert all(float(row["build_s"]) >= float(row["compile_s"]) > 0 for row in compiled)
+        assert [row["recompiles"] for row in compiled] == ["0"] * 2
+        assert {row["compile_s"] + row["recompiles"] for row in rows(cli) if row["backend"] == "torch"} == {""}
+
+
+RECOMPILES = """
+import torch
+class Recompiles:
+    name = "recompiles"
+    calls = 0
+    def available(self): return None
+    def supports(self, case): return None
+    def prepare(self, case):
+        compiled = torch.compile(lambda x, scale: torch.softmax(x * scale, -1), dynamic=False, backend="eager")
+        def call(x):
+            self.calls += 1
+            return compiled(x, 1 if self.calls < 20 else True)
+        return call
+backend = Recompiles()
+"""
+
+
+def test_a_graph_that_is_made_while_it_is_timed_is_counted(cli):
+    (cli.folder / "recompiles.py").write_text(RECOMPILES)
+    done = cli("run", "--backends", "recompiles", "--plugin", "recompiles.py", *SMALL, "--N", "16")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [row["recompiles"] for row in rows(cli)] == ["", "1"]
 
 
 def test_json_to_stdout_can_be_piped(cli):
@@ -84,7 +110,7 @@ def test_memory_that_does_not_hold_all_makes_workers_take_turns_or_go_group_by_g
 def test_a_dry_run_shows_cells_and_time_and_writes_nothing(cli):
     done = cli("run", "--backends", "torch", "--device", "cpu", "--M", "8", "--N", "16:64:*2", "--dry-run")
     assert done.returncode == 0, done.stderr
-    assert "3 cases x 2 backends (copy, torch) = 6 cells, 3 rounds" in done.stdout
+    assert "3 cases x 2 backends (copy, torch) = 6 cells, 3 to 6 rounds" in done.stdout
     assert "forward-fp32-8x64" in done.stdout
     assert not (cli.folder / "results").exists()
 
@@ -206,6 +232,11 @@ BAD = {
     "an unknown dtype": (("run", "--dtype", "fp8"), "known are fp32, fp16, bf16"),
     "an unknown direction": (("run", "--direction", "up"), "known are forward, backward, both"),
     "an unknown device": (("run", "--device", "tpu"), "known are auto, cpu, cuda, cuda:K"),
+    "an unknown timer": (("run", "--timer", "stopwatch"), "--timer: unknown 'stopwatch'; known are do_bench, device, graph, host"),
+    "an unknown L2": (("run", "--l2", "hot"), "--l2: unknown 'hot'; known are cold, warm"),
+    "a GPU's timer on the CPU": (("run", *SMALL, "--N", "8", "--timer", "device"), "--timer and --l2 need a GPU"),
+    "a limit below the floor": (("run", "--max-rounds", "2"), "max_rounds: 2 is less than the 3 that are always taken"),
+    "a negative precision": (("run", "--precision", "-1"), "--precision: must be a number from 0 to 1"),
     "no rounds": (("run", "--rounds", "0"), "--rounds: must be a whole number from 1"),
     "an unknown phase": (("run", "--timeout", "biuld=3"), "did you mean 'build'?"),
     "a time-out that is no number": (("run", "--timeout", "soon"), "--timeout soon: write seconds"),

@@ -44,6 +44,21 @@ def test_timeouts_of_file_and_flag_are_merged_phase_by_phase(tmp_path):
     assert config.parse_timeout("3") == dict.fromkeys(config.PHASES, 3.0)
 
 
+def test_a_number_of_rounds_is_that_number_unless_a_limit_stands_beside_it(tmp_path):
+    def rounds(file, flags, **more):
+        settings = config.resolve(config.load(write(tmp_path, file)), config.from_flags(flags), **more)
+        return settings.rounds, settings.max_rounds
+
+    assert rounds("", {}) == (3, 10)
+    assert rounds("rounds = 7", {}) == (7, 7)
+    assert rounds("rounds = 2\nmax_rounds = 9", {}) == (2, 9)
+    assert rounds("rounds = 2\nmax_rounds = 9", {"rounds": 4}) == (4, 4)
+    assert rounds("rounds = 2\nmax_rounds = 9", {"max_rounds": 5}) == (2, 5)
+    assert rounds("rounds = 2\nmax_rounds = 9", {}, quick=True) == (3, 3)
+    with pytest.raises(UsageError, match="max_rounds: 2 is less than the 3 that are always taken"):
+        rounds("", {"max_rounds": 2})
+
+
 def test_quick_thins_the_sweep_unless_its_shapes_were_given(tmp_path):
     file = config.load("tutorial")
     assert len(config.resolve(file, {}, quick=True).sweep[0].N) == config.QUICK_SHAPES

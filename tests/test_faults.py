@@ -72,6 +72,7 @@ def test_right_values_with_a_broken_contract_are_wrong_and_say_why(cli, plugins)
     )
     assert done.returncode == 1, done.stderr
     found = {name: row["reason"] for (name, _), row in table(cli).items() if row["status"] == "wrong"}
+    assert found.pop("keeps-its-output").startswith("y[")
     assert found == {
         "returns-none": "returned NoneType, not a torch.Tensor",
         "returns-float64": "returned dtype torch.float64, not torch.float32",
@@ -82,7 +83,7 @@ def test_right_values_with_a_broken_contract_are_wrong_and_say_why(cli, plugins)
     }
 
 
-CONTRACT = "returns-none,returns-float64,returns-a-row-less,returns-a-subclass,returns-its-input,changes-its-input"
+CONTRACT = "returns-none,returns-float64,returns-a-row-less,returns-a-subclass,returns-its-input,changes-its-input,keeps-its-output"
 
 
 def test_the_readmes_plugin_is_the_tested_one_and_short(plugins):

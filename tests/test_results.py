@@ -1,12 +1,18 @@
 """The CSV, in and out."""
 
+import json
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
-from softbench import results
+from softbench import records, results, tables
 from softbench.errors import ResultsError, UsageError
-from softbench.model import Failed, Grade, Record, Skipped, Status
+from softbench.model import Failed, Grade, Measured, Profile, Record, Skipped, Status
 from softbench.units import one_line
 
 
@@ -114,3 +120,47 @@ def test_no_bytes_raise_anything_but_a_usage_error(tmp_path_factory, data):
         results.read_csv(path)
     except UsageError as error:
         assert error.exit_code == 2
+
+
+def test_files_of_earlier_versions_are_read_and_what_they_lack_is_empty():
+    folder = Path(__file__).parents[1] / "results" / "h200"
+    for file in sorted(folder.glob("*.csv")):
+        rows, warnings = results.read_csv(file)
+        assert warnings == []
+        assert {(row.l2, row.device_us, row.kernels) for row in rows} == {("", None, None)}
+        for cell in json.loads(file.with_suffix(".json").read_text())["cells"][:50]:
+            record = records.record_from_json(cell)
+            assert not isinstance(record.outcome, Measured) or record.outcome.profile == Profile()
+
+
+def test_device_and_host_time_stand_beside_the_headline(make_record):
+    record = make_record("ours", [20.0])
+    profile = Profile((5.0, 6.0, 7.0), (30.0, 40.0, 50.0), ("max", "sum"))
+    found = results.row(replace(record, outcome=replace(record.outcome, profile=profile)), None, None, device="H200", run="r")
+    assert (found.median_us, found.device_us, found.host_us, found.kernels) == (20, 6, 40, 2)
+
+
+def test_the_interval_of_the_median_and_the_reason_for_stopping_are_columns(make_record):
+    record = make_record("ours", [10.0, 20.0, 30.0])
+    timing = replace(record.outcome.timing, stopped="limit")
+    found = results.row(replace(record, outcome=replace(record.outcome, timing=timing)), None, None, device="H200", run="r")
+    assert (found.low_us, found.high_us, found.stopped) == (10, 30, "limit")
+
+
+def test_why_there_is_no_device_time_is_told(make_record):
+    record = make_record("ours", [20.0])
+    profiled = replace(record, outcome=replace(record.outcome, profile=Profile(host_us=(9.0,), note="CUPTI is taken")))
+    found = results.row(profiled, None, None, device="H200", run="r")
+    assert (found.status, found.device_us, found.reason) == ("ok", None, "no device time: CUPTI is taken")
+    shown = StringIO()
+    console = Console(file=shown, width=200)
+    console.print(tables.results([found], console))
+    assert "ours: ok (forward fp32 4096x256): no device time: CUPTI is taken" in shown.getvalue()
+
+
+def test_issuing_moves_no_bytes_so_a_host_time_has_no_bandwidth(tmp_path, make_record):
+    record = make_record("ours", [20.0])
+    timing = replace(record.outcome.timing, kind="host", l2="cold")
+    found = results.row(replace(record, outcome=replace(record.outcome, timing=timing)), None, None, device="H200", run="r")
+    assert (found.median_us, found.gbps) == (20, None)
+    assert results.read_csv(write(tmp_path, results.to_csv([found])))[0][0].gbps is None

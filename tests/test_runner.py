@@ -1,12 +1,12 @@
 """The order of things, with workers that only pretend."""
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import pytest
 
+from softbench import ensemble, runner
 from softbench import plan as planning
-from softbench import runner
 from softbench.config import Settings
 from softbench.lane import MAX_DEATHS, Lane
 from softbench.model import Case, Direction, Failed, Gpu, Measured, Probe, Record, Skipped, Status
@@ -18,6 +18,7 @@ GOOD = {
     "build": {"build": {"seconds": 0.1, "cache": ""}},
     "check": {"accuracy": {"grade": "pass", "worst": 0.5, "detail": ""}},
     "time": {"samples_us": [1.0, 2.0, 3.0], "kind": "fake"},
+    "profile": {"profile": {"device_us": [0.5, 0.6], "host_us": [9.0], "kernels": ["softmax_kernel"], "note": ""}},
     "release": {"released": True},
 }
 
@@ -60,27 +61,83 @@ def make(names=("copy", "a", "b"), cases=1, free=2**40, **settings):
     offers = tuple(name if isinstance(name, Offer) else offer(name) for name in names)
     found = tuple(Case(8, 2**i, "fp32", Direction.FORWARD, "cuda") for i in range(cases))
     groups = (tuple(o.name for o in offers),)
-    return Plan(Settings(**{"rounds": 4, **settings}), found, offers, "cuda", "fake", {}, free, groups, {}, ())
+    settings = Settings(**{"rounds": 4, "max_rounds": settings.get("rounds", 4), **settings})
+    return Plan(settings, found, offers, "cuda", "fake", {}, free, groups, {}, ())
 
 
 def measure(plan, pool, case=0):
-    ensemble = runner.Ensemble(plan, pool, [Lane(o) for o in plan.offers], 0)
-    return {record.backend: record for record in ensemble.measure(plan.cases[case])}
+    group = ensemble.Ensemble(plan, pool, [Lane(o) for o in plan.offers], 0)
+    return {record.backend: record for record in group.measure(plan.cases[case])}
 
 
 def test_a_cell_is_built_then_checked_then_timed_in_rounds_of_rotating_order():
     pool = FakePool()
     records = measure(make(), pool)
     ops = [op for _, op in pool.log]
-    assert ops == ["load"] * 3 + ["build"] * 3 + ["check"] * 3 + ["time"] * 12
+    assert ops == ["load"] * 3 + ["build"] * 3 + ["check"] * 3 + ["time"] * 12 + ["profile"] * 3
     timed = "".join(name[0] for name, op in pool.log if op == "time")
     assert [timed[i : i + 3] for i in range(0, 12, 3)] == ["cab", "bac", "abc", "cba"]
     assert [batch.position for batch in records["a"].outcome.timing.batches] == [1, 1, 0, 2]
 
 
+STEADY, WILD = ({"samples_us": samples, "kind": "fake"} for samples in ([10.0] * 20, [5.0, 15.0] * 10))
+
+
+def test_a_backend_whose_figure_is_known_sits_out_and_the_reason_for_stopping_is_recorded():
+    pool = FakePool({("copy", "time"): STEADY, ("a", "time"): STEADY, ("b", "time"): WILD, ("torch", "time"): STEADY})
+    records = measure(make(("copy", "a", "b", "torch"), rounds=2, max_rounds=5), pool)
+    timings = {name: record.outcome.timing for name, record in records.items()}
+    assert {name: len(timing.batches) for name, timing in timings.items()} == {"copy": 5, "a": 2, "b": 5, "torch": 5}
+    assert {name: timing.stopped for name, timing in timings.items()} == {
+        **dict.fromkeys(("copy", "a", "torch"), "precise"),
+        "b": "limit",
+    }
+
+
+def test_when_all_is_known_nobody_is_asked_again():
+    pool = FakePool({(name, "time"): STEADY for name in ("copy", "a", "b")})
+    records = measure(make(rounds=3, max_rounds=10), pool)
+    assert {len(record.outcome.timing.batches) for record in records.values()} == {3}
+    assert {record.outcome.timing.stopped for record in measure(make(), FakePool()).values()} == {"fixed"}
+
+
+def reading(throttled=""):
+    fields = {"sm_clock_mhz": 1980, "memory_clock_mhz": 3201, "power_w": 500.0, "temperature_c": 60, "reasons": 0}
+    return {"samples_us": [1.0, 2.0, 3.0], "kind": "fake", "telemetry": {**fields, "throttled": throttled}}
+
+
+def patient(pool, rounds=2):
+    plan = make(("a",), rounds=rounds)
+    group = ensemble.Ensemble(plan, pool, [Lane(o) for o in plan.offers], 0)
+    pauses = []
+    group.pause = pauses.append
+    (record,) = group.measure(plan.cases[0])
+    return record, pauses, group
+
+
+def test_a_throttled_batch_is_marked_kept_and_taken_again_after_a_pause():
+    record, pauses, _ = patient(FakePool({("a", "time"): [reading("too hot"), reading("too hot"), reading(), reading()]}))
+    batches = record.outcome.timing.batches
+    assert [(batch.round, batch.throttled) for batch in batches] == [(0, True), (0, True), (0, False), (1, False)]
+    assert pauses == list(ensemble.PAUSES_SECONDS[:2])
+
+
+def test_a_card_that_is_always_too_hot_is_measured_as_it_is_and_not_waited_for_for_ever():
+    record, pauses, group = patient(FakePool({("a", "time"): reading("too hot")}), rounds=40)
+    assert isinstance(record.outcome, Measured)
+    assert {batch.round for batch in record.outcome.timing.batches} == set(range(40))
+    assert sum(pauses) <= ensemble.PATIENCE_SECONDS
+    assert group.patience_seconds < ensemble.PAUSES_SECONDS[0]
+
+
+def test_each_cell_has_the_device_and_host_time_of_its_call():
+    profile = measure(make(), FakePool())["a"].outcome.profile
+    assert (profile.device_us, profile.host_us, profile.kernels) == ((0.5, 0.6), (9.0,), ("softmax_kernel",))
+
+
 def test_two_backends_alternate_ab_ba_ba_ab():
     lanes = [Lane(offer("A")), Lane(offer("B"))]
-    assert ["".join(lane.name for lane in runner.round_order(lanes, turn)) for turn in range(4)] == ["AB", "BA", "BA", "AB"]
+    assert ["".join(lane.name for lane in ensemble.round_order(lanes, turn)) for turn in range(4)] == ["AB", "BA", "BA", "AB"]
 
 
 def test_what_is_wrong_is_never_timed():
@@ -95,8 +152,8 @@ def test_what_is_wrong_is_never_timed():
 def test_a_lost_worker_costs_its_cell_only_and_is_replaced():
     pool = FakePool({("a", "time"): [Lost(Status.FAILED, "crashed (SIGSEGV) in time")]})
     plan = make(cases=2)
-    ensemble = runner.Ensemble(plan, pool, [Lane(o) for o in plan.offers], 0)
-    first, second = ({r.backend: r for r in ensemble.measure(case)} for case in plan.cases)
+    group = ensemble.Ensemble(plan, pool, [Lane(o) for o in plan.offers], 0)
+    first, second = ({r.backend: r for r in group.measure(case)} for case in plan.cases)
     assert first["a"].outcome.reason == "crashed (SIGSEGV) in time"
     assert first["a"].outcome.build is not None
     assert isinstance(first["b"].outcome, Measured)
@@ -114,8 +171,8 @@ def test_a_poisoned_worker_is_not_used_again():
 def test_a_backend_whose_workers_keep_dying_is_given_up_with_the_reason():
     pool = FakePool({("a", "build"): Lost(Status.TIMEOUT, "build took longer than 1 s")})
     plan = make(cases=MAX_DEATHS + 2)
-    ensemble = runner.Ensemble(plan, pool, [Lane(o) for o in plan.offers], 0)
-    outcomes = [next(r for r in ensemble.measure(case) if r.backend == "a").outcome for case in plan.cases]
+    group = ensemble.Ensemble(plan, pool, [Lane(o) for o in plan.offers], 0)
+    outcomes = [next(r for r in group.measure(case) if r.backend == "a").outcome for case in plan.cases]
     assert [outcome.status for outcome in outcomes] == [Status.TIMEOUT] * (MAX_DEATHS + 2)
     assert outcomes[-1].reason == "not tried: 3 cases in a row ended its worker; the last build took longer than 1 s"
     assert pool.log.count(("a", "build")) == MAX_DEATHS
@@ -125,8 +182,8 @@ def test_only_cases_in_a_row_count(make_record):
     lost, wrong = Lost(Status.FAILED, "crashed"), {"accuracy": {"grade": "wrong", "worst": 9.0, "detail": "off"}}
     pool = FakePool({("a", "build"): [lost, None, lost, None, lost, None], ("a", "check"): [wrong] * 3})
     plan = make(cases=6)
-    ensemble = runner.Ensemble(plan, pool, [Lane(o) for o in plan.offers], 0)
-    statuses = [next(r for r in ensemble.measure(case) if r.backend == "a").status for case in plan.cases]
+    group = ensemble.Ensemble(plan, pool, [Lane(o) for o in plan.offers], 0)
+    statuses = [next(r for r in group.measure(case) if r.backend == "a").status for case in plan.cases]
     assert statuses == [Status.FAILED, Status.WRONG] * 3
 
 
@@ -139,13 +196,19 @@ def test_only_cases_in_a_row_count(make_record):
         ("time", {"samples_us": [], "kind": "x"}),
         ("time", {"samples_us": [-1.0], "kind": "x"}),
         ("time", {"samples_us": "fast", "kind": "x"}),
+        ("profile", {"profile": {"device_us": [-1.0]}}),
+        ("profile", {"profile": {"speed": 1}}),
+        ("profile", {"profile": {"peak_bytes": "much"}}),
+        ("time", {"samples_us": [1.0], "telemetry": {"sm_clock_mhz": "fast"}}),
+        ("time", {"samples_us": [1.0], "telemetry": [3]}),
     ],
 )
 def test_an_answer_that_is_none_fails_its_cell_only(op, answer):
     records = measure(make(), FakePool({("a", op): answer}))
     outcome = records["a"].outcome
-    assert (outcome.status, outcome.stage) == (Status.FAILED, op)
-    assert outcome.reason == f"{op}: its process gave an answer that is none"
+    stage = "time" if op == "profile" else op
+    assert (outcome.status, outcome.stage) == (Status.FAILED, stage)
+    assert outcome.reason == f"{stage}: its process gave an answer that is none"
     assert isinstance(records["b"].outcome, Measured)
 
 
@@ -231,6 +294,14 @@ def test_the_device_is_chosen_by_what_the_probe_saw():
         planning.choose_device("cuda", nothing)
     with pytest.raises(planning.UsageError, match="there are cuda:0 A, cuda:1 B"):
         planning.choose_device("cuda:2", two)
+
+
+def test_other_processes_on_the_gpu_are_told_of():
+    busy = replace(gpu(), facts={"gpu_other_processes": 2})
+    look = Probe("2.13", "", (busy,), "EPYC", 2**34, {})
+    pool = FakePool({("probe", "probe"): {"probe": asdict(look)}})
+    plan, _ = planning.make(pool, {}, {"backends": ("copy",), "relative_to": "copy"}, quick=True)
+    assert plan.notes == ("others use the GPU (2 processes): what they do disturbs the figures",)
 
 
 def test_workers_that_cannot_be_alive_together_are_grouped():

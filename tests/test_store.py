@@ -2,12 +2,13 @@
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 
 from softbench import results, store
 from softbench.errors import ResultsError
-from softbench.model import Accuracy, Build, Case, Direction, Failed, Grade, Record, Skipped, Status
+from softbench.model import Accuracy, Build, Case, Direction, Failed, Grade, Profile, Record, Skipped, Status, Telemetry
 
 CASES = [Case(4096, N, "fp32", Direction.FORWARD) for N in (256, 512)]
 
@@ -161,6 +162,21 @@ def test_an_unwritable_folder_is_one_line(tmp_path):
 def test_records_survive_json(make_record, outcome):
     record = Record("ours", make_record("ours", [1.0]).case, outcome, "s")
     assert store.record_from_json(json.loads(json.dumps(store.record_to_json(record), allow_nan=False))) == record
+
+
+def test_profiles_survive_json_and_those_of_several_process_sets_are_one(make_record):
+    record = make_record("ours", [1.0])
+    profile = Profile((5.0,), (30.0,), ("softmax",), peak_bytes=1024, recompiles=1)
+    profiled = replace(record, outcome=replace(record.outcome, profile=profile))
+    assert store.record_from_json(json.loads(json.dumps(store.record_to_json(profiled), allow_nan=False))) == profiled
+    assert store.merge([profiled, profiled]).outcome.profile == Profile((5.0, 5.0), (30.0, 30.0), ("softmax",), "", 1024, 2)
+
+
+def test_telemetry_survives_json(make_record):
+    record = make_record("ours", [1.0])
+    batch = replace(record.outcome.timing.batches[0], telemetry=Telemetry(1980, None, 500.5, 60, 4, "too hot"))
+    told = replace(record, outcome=replace(record.outcome, timing=replace(record.outcome.timing, batches=(batch,))))
+    assert store.record_from_json(json.loads(json.dumps(store.record_to_json(told), allow_nan=False))) == told
 
 
 def test_a_cell_of_several_process_sets_has_all_their_batches_and_the_worst_verdict(make_record):

@@ -1,5 +1,6 @@
 """Tables: what a reader sees, in a terminal and in a log."""
 
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
@@ -66,6 +67,13 @@ def test_every_cell_can_be_had_on_a_line_of_its_own(rows):
     assert len([line for line in shown.splitlines() if "│ forward" in line]) == len(rows)
     assert "gone: unavailable (2 cells" in shown
     assert "37.6 us..42.4 us" in shown
+
+
+def test_another_timer_or_a_warm_l2_is_said_above_the_table(rows):
+    shown = text(tables.results([replace(row, timer="device", l2="warm") for row in rows], Console(width=200)))
+    assert "NVIDIA H200 (device, warm L2): GB/s" in shown
+    shown = text(tables.results([replace(row, timer="host", l2="cold", gbps=None) for row in rows], Console(width=200)))
+    assert "80 us" in shown
 
 
 def test_the_readmes_table_is_what_show_prints_of_the_committed_file():

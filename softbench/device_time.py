@@ -1,0 +1,155 @@
+"""What a call costs apart: its kernels on the device, and its host.
+
+Device time comes from CUPTI by way of torch's profiler: the durations of a call's kernels, copies and fills, summed. Between two calls a
+fill runs, of a buffer larger than any L2 (cold) or of a few bytes (warm); it tells the calls apart and is not counted. Kernels of one
+call that overlap are counted in full. Host time is that of issuing a call, without waiting for it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+FLUSH_BYTES = 256 * 2**20  # as do_bench flushes
+MARK_BYTES = 256
+LEAST_CALLS = 5
+MOST_CALLS = 100  # of a traced window: a call costs the profiler tens of microseconds, and medians of more are no better
+MOST_ISSUED = 50  # calls without waiting: with 20 kernels each still below the 1024 launches that the driver queues before it blocks
+ON_DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
+
+Call = Callable[[], object]
+
+
+class UntracedError(Exception):
+    """The profiler did not see what a call runs on the device; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """Something that ran on the device: a kernel, a copy or a fill."""
+
+    name: str
+    start_ns: int
+    duration_ns: int
+
+
+def split(activities: Sequence[Activity], calls: int, marks: frozenset[str]) -> list[list[Activity]]:
+    """What each of so many calls ran, in its order; before every call ran one activity with a name in `marks`.
+
+    Raises:
+        UntracedError: the calls cannot be told apart.
+    """
+    ordered = sorted(activities, key=lambda activity: activity.start_ns)
+    names = [activity.name for activity in ordered]
+    starts = [i for i, name in enumerate(names) if name in marks]
+    if len(starts) != calls:  # a call may run a fill of the same name: then calls are told apart by being alike
+        period = len(ordered) // calls
+        if period < 2 or names[0] not in marks or names != names[:period] * calls:
+            raise UntracedError(f"the profiler saw {len(ordered)} kernels and fills, which {calls} calls do not explain")
+        starts = list(range(0, len(ordered), period))
+    ends = [*starts[1:], len(ordered)]
+    return [ordered[start + 1 : end] for start, end in zip(starts, ends, strict=True)]
+
+
+@dataclass(slots=True)
+class Meter:
+    """Device and host time of calls. What it works with can be replaced, so that tests need no GPU."""
+
+    trace: Callable[[Call], list[Activity]]
+    """Runs a body and returns what the device did for it, all of it done."""
+    fill: Callable[[int], Call]
+    """A call that fills a buffer of so many bytes, by one kernel."""
+    synchronize: Call
+    clock_ns: Callable[[], int] = time.perf_counter_ns
+
+    def device(self, call: Call, batch_ms: float, l2: str) -> tuple[list[float], list[str]]:
+        """Microseconds of each call's kernels, and the kernels' names in the order of a call. `l2`: `cold` or `warm`.
+
+        Raises:
+            UntracedError: the profiler cannot be used here, or does not see the kernels.
+        """
+        separate = self.fill(FLUSH_BYTES if l2 == "cold" else MARK_BYTES)
+
+        def apart() -> None:
+            separate()
+            call()
+
+        calls = self._calls(apart, batch_ms, MOST_CALLS) + 1
+        marks = frozenset(activity.name for activity in self.trace(separate))  # tracing starts here: CUPTI's set-up is not in the window
+        groups = split(self.trace(_repeated(apart, calls)), calls, marks)[1:]  # a window's first call carries the start of tracing
+        if not all(groups):
+            raise UntracedError("the profiler saw no kernel of a call")
+        kernels, _ = Counter(tuple(activity.name for activity in group) for group in groups).most_common(1)[0]
+        return [round(sum(activity.duration_ns for activity in group) / 1e3, 3) for group in groups], list(kernels)
+
+    def host(self, call: Call, batch_ms: float) -> list[float]:
+        """Microseconds of issuing each call. A call that itself waits for the device has that wait in it."""
+        samples = []
+        calls = self._calls(call, batch_ms, MOST_ISSUED)
+        for _ in range(calls):
+            begin = self.clock_ns()
+            call()
+            samples.append(round((self.clock_ns() - begin) / 1e3, 3))
+        self.synchronize()
+        return samples
+
+    def _calls(self, call: Call, batch_ms: float, most: int) -> int:
+        """How many fit into a batch; they warm up what is called, and the device is idle after them."""
+        self.synchronize()
+        begin = self.clock_ns()
+        _repeated(call, LEAST_CALLS)()
+        self.synchronize()
+        each_ns = (self.clock_ns() - begin) / LEAST_CALLS
+        return max(LEAST_CALLS, min(most, int(batch_ms * 1e6 / max(each_ns, 1))))
+
+
+def _repeated(call: Call, times: int) -> Call:
+    def body() -> None:
+        for _ in range(times):
+            call()
+
+    return body
+
+
+def cuda_meter() -> Meter:
+    """The meter of the GPU, its parts resolved now."""
+    synchronize = torch.cuda.synchronize
+
+    def fill(size: int) -> Call:
+        return torch.empty(size // 4, dtype=torch.int32, device="cuda").zero_
+
+    return Meter(_tracer(), fill, synchronize)
+
+
+def _tracer() -> Callable[[Call], list[Activity]]:
+    from torch.profiler import ProfilerActivity, profile
+
+    synchronize = torch.cuda.synchronize
+
+    def trace(body: Call) -> list[Activity]:
+        synchronize()
+        with profile(activities=[ProfilerActivity.CUDA]) as session:  # without CPU activities a call's host side stays as it is
+            body()
+            synchronize()
+        results = session.profiler.kineto_results if session.profiler else None
+        if results is None:
+            raise UntracedError("torch's profiler gave no results")
+        found = [Activity(event.name(), event.start_ns(), event.duration_ns()) for event in results.events() if _on_device(event)]
+        if not found:
+            raise UntracedError("torch's profiler saw nothing on the device; does another profiler hold CUPTI?")
+        return found
+
+    return trace
+
+
+def _on_device(event: Any) -> bool:
+    """A kernel, a copy or a fill, and no range that somebody annotated."""
+    if hasattr(event, "activity_type"):
+        return str(event.activity_type()) in ON_DEVICE
+    # An older torch does not say what an event is; waits and annotations are then known by what they are called.
+    return event.device_type() == torch.profiler.DeviceType.CUDA and not event.is_user_annotation() and " Sync" not in event.name()

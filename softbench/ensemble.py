@@ -1,0 +1,243 @@
+"""The backends that are measured together, one case after the other: built and checked at once, timed in turns, profiled last."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from softbench import lane as lanes_of
+from softbench import records, sampling, stats
+from softbench.lane import Lane
+from softbench.model import (
+    Accuracy,
+    Batch,
+    Build,
+    Case,
+    Checked,
+    Failed,
+    Grade,
+    Measured,
+    Outcome,
+    Profile,
+    Record,
+    Skipped,
+    Status,
+    Timing,
+)
+from softbench.plan import Plan
+from softbench.pool import Lost, Pool
+from softbench.protocol import Message
+from softbench.registry import YARDSTICK
+
+PAUSES_SECONDS = (0.5, 2.0, 5.0)  # before a batch of a throttled GPU is taken again, once each
+PATIENCE_SECONDS = 120.0  # of such pauses over a whole sweep: a card that is always too hot is measured as it is, and labelled
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far one lane is with the current case."""
+
+    build: Build | None = None
+    accuracy: Accuracy | None = None
+    batches: list[Batch] = field(default_factory=list)
+    profile: Profile = field(default_factory=Profile)
+    outcome: Outcome | None = None
+    retried: bool = False
+
+
+class Ensemble:
+    """The lanes that are measured together, one case after the other."""
+
+    pause = staticmethod(time.sleep)
+
+    def __init__(self, plan: Plan, pool: Pool, lanes: list[Lane], process: int) -> None:
+        self.plan, self.pool, self.lanes, self.process = plan, pool, lanes, process
+        self.deadlines = plan.settings.timeout
+        self.patience_seconds = PATIENCE_SECONDS
+        self.last_failure: dict[Lane, Failed] = {}
+        self.state: dict[Lane, Progress] = {}
+
+    def measure(self, case: Case) -> list[Record]:
+        """Build, check and time one case; a record for every lane, whatever happened to it."""
+        self.state = {lane: Progress(outcome=lane.barred(self.last_failure.get(lane))) for lane in self.lanes}
+        turns = self.plan.takes_turns(case, len(self.lanes))
+        for lane in self._going():
+            if failed := lanes_of.revive(self.pool, lane, case.device, self.plan.env, self.deadlines["import"]):
+                self._end(lane, failed)
+        for together in [[lane] for lane in self._going()] if turns else [self._going()]:
+            self._build_and_check(together, case, turns)
+        if any(state.retried for state in self.state.values()) and not turns:
+            turns = True
+            self._release(self._going())
+        for turn in range(self.plan.settings.max_rounds):
+            for position, lane in enumerate(round_order(self._wanting(turn), turn)):
+                self._time(lane, turn, position)
+                if turns:
+                    self._release([lane])
+        for lane in self._going():
+            self._profile(lane)
+            if turns:
+                self._release([lane])
+        return [self._record(lane, case) for lane in self.lanes]
+
+    def close(self) -> None:
+        """End the workers of all lanes."""
+        for lane in self.lanes:
+            lane.drop(self.pool)
+
+    def _going(self) -> list[Lane]:
+        return [lane for lane in self.lanes if self.state[lane].outcome is None]
+
+    def _wanting(self, turn: int) -> list[Lane]:
+        """Who takes part in this round: all until the floor, then those whose figure is not known, and whom they are compared with."""
+        going = self._going()
+        if turn < self.plan.settings.rounds:
+            return going
+        unknown = [lane for lane in going if not self._known(lane)]
+        partners = (YARDSTICK, self.plan.settings.relative_to) if unknown else ()
+        return [lane for lane in going if lane in unknown or lane.name in partners]
+
+    def _known(self, lane: Lane) -> bool:
+        settings = self.plan.settings
+        rounds = [batch.samples_us for batch in stats.counted(self.state[lane].batches)]
+        return sampling.settled(rounds, settings.precision, settings.tick_us)
+
+    def _stopped(self, lane: Lane) -> str:
+        if self.plan.settings.rounds == self.plan.settings.max_rounds:
+            return sampling.FIXED
+        return sampling.PRECISE if self._known(lane) else sampling.LIMIT
+
+    def _build_and_check(self, lanes: list[Lane], case: Case, turns: bool) -> None:
+        build = {"op": "build", "case": asdict(case), "seed": self.plan.settings.seed}
+        for lane, reply in self._ask(lanes, build, "build").items():
+            self._take(lane, reply, partial(self._built, lane), "build")
+        for lane, reply in self._ask([lane for lane in lanes if lane in self._going()], {"op": "check"}, "check").items():
+            self._take(lane, reply, partial(self._judge, lane), "check")
+        self._retry_out_of_memory(lanes, case, turns)
+        if turns:
+            self._release([lane for lane in lanes if lane in self._going()])
+
+    def _built(self, lane: Lane, reply: dict[str, Any]) -> None:
+        if reason := reply.get("skip"):
+            self.state[lane].outcome = Skipped(str(reason))
+        else:
+            self.state[lane].build = Build(**reply["build"])
+
+    def _judge(self, lane: Lane, reply: dict[str, Any]) -> None:
+        state = self.state[lane]
+        untimed = str(reply.get("untimed", ""))
+        state.accuracy = accuracy = Accuracy(**{**reply["accuracy"], "grade": Grade(reply["accuracy"]["grade"])})
+        if accuracy.grade is Grade.WRONG:
+            self._end(lane, Failed(Status.WRONG, "check", accuracy.detail))
+        elif accuracy.grade is Grade.UNVERIFIED:
+            self._end(lane, Failed(Status.UNVERIFIED, "check", accuracy.detail))
+        elif untimed and state.build is not None:
+            state.outcome = Checked(state.build, accuracy, untimed)
+
+    def _retry_out_of_memory(self, lanes: list[Lane], case: Case, turns: bool) -> None:
+        """Once, in a fresh worker, with everyone else's buffers given back."""
+        short = [lane for lane in lanes if isinstance(o := self.state[lane].outcome, Failed) and o.status is Status.OOM]
+        short = [lane for lane in short if not self.state[lane].retried]
+        if not short:
+            return
+        self._release(self._going())
+        for lane in short:
+            lane.drop(self.pool)
+            self.state[lane] = Progress(retried=True)
+            if failed := lanes_of.revive(self.pool, lane, case.device, self.plan.env, self.deadlines["import"]):
+                self._end(lane, failed)
+            else:
+                self._build_and_check([lane], case, turns=True)
+
+    def _time(self, lane: Lane, turn: int, position: int) -> None:
+        """One batch; of a throttled GPU again after a pause, as long as there is patience. What was throttled is kept, and marked."""
+        self._batch(lane, turn, position)
+        for seconds in PAUSES_SECONDS:
+            batches = self.state[lane].batches
+            if self.state[lane].outcome is not None or not batches[-1].throttled or seconds > self.patience_seconds:
+                return
+            self.patience_seconds -= seconds
+            self.pause(seconds)
+            self._batch(lane, turn, position)
+
+    def _batch(self, lane: Lane, turn: int, position: int) -> None:
+        settings = self.plan.settings
+        how = {"timer": self.plan.timer, "l2": self.plan.l2}
+        message = {"op": "time", "warmup_ms": settings.warmup_ms, "batch_ms": settings.batch_ms, **how}
+        for reply in self._ask([lane], message, "time").values():
+            self._take(lane, reply, partial(self._timed, lane, turn, position), "time")
+
+    def _timed(self, lane: Lane, turn: int, position: int, reply: dict[str, Any]) -> None:
+        samples = tuple(float(sample) for sample in reply["samples_us"])
+        if not samples or not all(0 < sample < math.inf for sample in samples):
+            raise ValueError("no samples")
+        telemetry = records.telemetry_from_json(reply.get("telemetry"))
+        self.state[lane].batches.append(Batch(self.process, turn, position, samples, telemetry))
+
+    def _profile(self, lane: Lane) -> None:
+        """After the rounds, so that what the profiler leaves behind in the process is in none of the case's samples."""
+        message = {"op": "profile", "batch_ms": self.plan.settings.batch_ms, "l2": self.plan.l2}
+        for reply in self._ask([lane], message, "time").values():
+            self._take(lane, reply, partial(self._profiled, lane), "time")
+
+    def _profiled(self, lane: Lane, reply: dict[str, Any]) -> None:
+        self.state[lane].profile = records.profile_from_json(reply["profile"])
+
+    def _release(self, lanes: Sequence[Lane]) -> None:
+        self._ask(list(lanes), {"op": "release"}, "time")
+
+    def _ask(self, lanes: list[Lane], message: Message, phase: str) -> dict[Lane, dict[str, Any]]:
+        """The answers of those that answered; whoever failed has got its outcome, and no worker any more if that was lost."""
+        workers = {i: (lane.worker, message) for i, lane in enumerate(lanes) if lane.worker is not None}
+        answers: dict[Lane, dict[str, Any]] = {}
+        for i, reply in self.pool.gather(workers, self.deadlines[phase], phase).items():
+            lane = lanes[i]
+            if isinstance(reply, Lost):
+                lane.worker = None
+                self._end(lane, Failed(reply.status, phase, reply.reason), lost=True)
+            elif failed := reply.get("failed"):
+                if poisoned := bool(reply.get("poisoned")):
+                    lane.drop(self.pool)
+                self._end(lane, Failed(Status(failed["status"]), phase, f"{phase}: {failed['reason']}"), lost=poisoned)
+            else:
+                answers[lane] = reply
+        return answers
+
+    def _take(self, lane: Lane, reply: dict[str, Any], take: Callable[[dict[str, Any]], None], phase: str) -> None:
+        """Read an answer; one that is not what was asked for ends the worker: something else writes into its pipe."""
+        try:
+            take(reply)
+        except (KeyError, TypeError, ValueError, AttributeError):
+            lane.drop(self.pool)
+            self._end(lane, Failed(Status.FAILED, phase, f"{phase}: its process gave an answer that is none"), lost=True)
+
+    def _end(self, lane: Lane, failed: Failed, *, lost: bool = False) -> None:
+        state = self.state[lane]
+        state.outcome = replace(failed, build=state.build, accuracy=state.accuracy)
+        self.last_failure[lane] = failed
+        lane.deaths += lost
+
+    def _record(self, lane: Lane, case: Case) -> Record:
+        state = self.state[lane]
+        outcome = state.outcome
+        if outcome is None:
+            if state.build is None or state.accuracy is None or not state.batches:
+                raise AssertionError(f"{lane.name} on {case.key} was neither measured nor ended")
+            timing = Timing(tuple(state.batches), self.plan.timer, self.plan.l2, self._stopped(lane))
+            outcome = Measured(state.build, state.accuracy, timing, state.profile)
+        if lane.worker is not None:
+            lane.deaths = 0  # whatever became of the case, its worker outlived it
+        return Record(lane.name, case, outcome, lane.offer.source)
+
+
+def round_order(lanes: Sequence[Lane], turn: int) -> list[Lane]:
+    """A round's order: rotated by one every second round and reversed in every odd one, so two lanes go AB BA BA AB."""
+    if not lanes:
+        return []
+    start = (turn // 2) % len(lanes)
+    order = [*lanes[start:], *lanes[:start]]
+    return order[::-1] if turn % 2 else order

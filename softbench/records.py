@@ -1,0 +1,124 @@
+"""Records as JSON has them, and the records of one cell from several sets of processes as one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+from softbench.model import (
+    Accuracy,
+    Batch,
+    Build,
+    Case,
+    Checked,
+    Direction,
+    Failed,
+    Grade,
+    Measured,
+    Profile,
+    Record,
+    Skipped,
+    Status,
+    Telemetry,
+    Timing,
+)
+from softbench.sampling import LIMIT
+
+
+def merge(records: Sequence[Record]) -> Record:
+    """One cell's records from several sets of processes as one: the first that is not measured, else all batches together."""
+    first = records[0]
+    measured: list[Measured] = []
+    for record in records:
+        if not isinstance(record.outcome, Measured):
+            return record
+        measured.append(record.outcome)
+    if len(records) == 1:
+        return first
+    worst = max((outcome.accuracy for outcome in measured), key=lambda accuracy: accuracy.worst)
+    batches = tuple(batch for outcome in measured for batch in outcome.timing.batches)
+    limited = next((outcome.timing for outcome in measured if outcome.timing.stopped == LIMIT), measured[0].timing)
+    timing = replace(limited, batches=batches)
+    profile = _merged([outcome.profile for outcome in measured])
+    return Record(first.backend, first.case, Measured(measured[0].build, worst, timing, profile), first.source)
+
+
+def _merged(profiles: Sequence[Profile]) -> Profile:
+    device_us = tuple(us for profile in profiles for us in profile.device_us)
+    host_us = tuple(us for profile in profiles for us in profile.host_us)
+    kernels = next((profile.kernels for profile in profiles if profile.kernels), ())
+    note = next((profile.note for profile in profiles if profile.note), "")
+    peaks = [profile.peak_bytes for profile in profiles if profile.peak_bytes is not None]
+    again = [profile.recompiles for profile in profiles if profile.recompiles is not None]
+    return Profile(device_us, host_us, kernels, note, max(peaks, default=None), sum(again) if again else None)
+
+
+def record_to_json(record: Record) -> dict[str, Any]:
+    """A record as JSON has it: numbers that JSON lacks (inf, nan) as texts."""
+    data = asdict(record)
+    data["outcome"] = {"kind": type(record.outcome).__name__.lower(), **data["outcome"]}
+    if accuracy := data["outcome"].get("accuracy"):
+        accuracy["worst"] = accuracy["worst"] if math.isfinite(accuracy["worst"]) else str(accuracy["worst"])
+    return data
+
+
+def record_from_json(data: dict[str, Any]) -> Record:
+    """The inverse of `record_to_json`.
+
+    Raises:
+        KeyError, TypeError, ValueError: it is not a record.
+    """
+    case = Case(**{**data["case"], "direction": Direction(data["case"]["direction"])})
+    outcome = dict(data["outcome"])
+    kind = outcome.pop("kind")
+    if kind == "skipped":
+        return Record(data["backend"], case, Skipped(**outcome), data["source"])
+    build = Build(**outcome["build"]) if outcome["build"] else None
+    accuracy = None
+    if found := outcome["accuracy"]:
+        accuracy = Accuracy(Grade(found["grade"]), float(found["worst"]), found["detail"])
+    if kind == "failed":
+        ended = Failed(Status(outcome["status"]), outcome["stage"], outcome["reason"], build, accuracy)
+        return Record(data["backend"], case, ended, data["source"])
+    if build is None or accuracy is None:
+        raise ValueError("a cell without build or accuracy")
+    if kind == "checked":
+        return Record(data["backend"], case, Checked(build, accuracy, outcome["reason"]), data["source"])
+    batches = tuple(
+        Batch(**{**batch, "samples_us": tuple(batch["samples_us"]), "telemetry": telemetry_from_json(batch.get("telemetry"))})
+        for batch in outcome["timing"]["batches"]
+    )
+    timing = Timing(**{**outcome["timing"], "batches": batches})
+    return Record(data["backend"], case, Measured(build, accuracy, timing, profile_from_json(outcome.get("profile", {}))), data["source"])
+
+
+def telemetry_from_json(data: dict[str, Any] | None) -> Telemetry | None:
+    """The inverse of what JSON makes of a reading.
+
+    Raises:
+        TypeError, ValueError: it is none.
+    """
+    if data is None:
+        return None
+    telemetry = Telemetry(**data)
+    numbers = (value for name, value in data.items() if name != "throttled")
+    if not isinstance(telemetry.throttled, str) or not all(value is None or math.isfinite(value) for value in numbers):
+        raise ValueError("a reading that is none")
+    return telemetry
+
+
+def profile_from_json(data: dict[str, Any]) -> Profile:
+    """The inverse of what JSON makes of a profile.
+
+    Raises:
+        TypeError, ValueError: it is not a profile.
+    """
+    fields: dict[str, Any] = {key: tuple(value) if isinstance(value, list | tuple) else value for key, value in data.items()}
+    profile = Profile(**fields)
+    if not all(0 < us < math.inf for us in (*profile.device_us, *profile.host_us)):
+        raise ValueError("a time that is none")
+    if not all(count is None or (isinstance(count, int) and count >= 0) for count in (profile.peak_bytes, profile.recompiles)):
+        raise ValueError("a count that is none")
+    return profile

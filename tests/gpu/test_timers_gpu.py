@@ -1,0 +1,84 @@
+"""Timers against each other, on a real GPU."""
+
+import csv
+import json
+from statistics import median
+
+import pytest
+import torch
+
+from softbench import timing
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="module")
+def timers():
+    return timing.bind("cuda")
+
+
+@pytest.fixture
+def call():
+    x = torch.randn(4096, 16384, device="cuda", dtype=torch.bfloat16)
+    return lambda: torch.softmax(x, -1)
+
+
+def test_having_profiled_leaves_do_bench_as_it_was(timers):
+    """Stands first: what CUPTI leaves behind in a process is seen only while it has not been started."""
+    x = torch.randn(4096, 256, device="cuda", dtype=torch.bfloat16)
+
+    def call():
+        return torch.softmax(x, -1)
+
+    bench = timers.by_name["do_bench", "cold"]
+    fresh = median(bench(call, 20, 50, 0)[0])
+    timers.meter.device(call, 20, "cold")
+    assert median(bench(call, 20, 50, 0)[0]) == pytest.approx(fresh, abs=0.5)
+
+
+def test_device_time_of_a_long_kernel_is_what_do_bench_says_less_the_events(timers, call):
+    device_us, kernels = timers.meter.device(call, 20, "cold")
+    bench_us, _ = timers.by_name["do_bench", "cold"](call, 5, 20, 0)
+    assert len(kernels) == 1
+    assert "softmax" in kernels[0].lower()
+    assert median(device_us) == pytest.approx(median(bench_us), rel=0.05)
+
+
+def test_a_copy_of_a_few_bytes_is_warm_or_cold(timers):
+    x = torch.randn(4 * 2**20, device="cuda")
+    y = torch.empty_like(x)
+    cold, kernels = timers.meter.device(lambda: y.copy_(x), 10, "cold")
+    warm, _ = timers.meter.device(lambda: y.copy_(x), 10, "warm")
+    assert len(kernels) == 1
+    assert median(warm) < median(cold)
+
+
+def test_a_fill_that_is_the_calls_own_is_counted(timers):
+    x = torch.empty(2**20, dtype=torch.int32, device="cuda")
+    device_us, kernels = timers.meter.device(x.zero_, 10, "cold")
+    assert len(kernels) == 1
+    assert min(device_us) > 0
+
+
+def test_a_graph_and_its_kernels_take_as_long(timers, call):
+    graph_us, _ = timers.by_name["graph", "warm"](call, 5, 20, 0)
+    device_us, _ = timers.by_name["device", "warm"](call, 5, 20, 0)
+    assert median(graph_us) == pytest.approx(median(device_us), rel=0.1)
+    assert median(timers.by_name["graph", "cold"](call, 5, 20, 0)[0]) == pytest.approx(median(graph_us), rel=0.2)
+
+
+def test_issuing_a_call_does_not_wait_for_it(timers, call):
+    assert median(timers.meter.host(call, 20)) < median(timers.meter.device(call, 20, "cold")[0])
+
+
+@pytest.mark.parametrize("timer", ["do_bench", "device", "graph", "host"])
+def test_a_run_by_every_timer_has_device_and_host_time_beside_it(cli, timer):
+    done = cli("run", "--backends", "torch", "--M", "512", "--N", "1024", "--quick", "--timer", timer, "--l2", "warm")
+    assert done.returncode == 0, done.stderr
+    with (cli.folder / "results" / "latest.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert {(row["timer"], row["l2"]) for row in rows} == {(timer, "warm")}
+    assert all(float(row["device_us"]) > 0 and float(row["host_us"]) > 0 and int(row["kernels"]) == 1 for row in rows)
+    assert all(float(row["sm_clock_mhz"]) > 0 and float(row["power_w"]) > 0 and row["throttled_batches"] for row in rows)
+    assert {int(row["peak_bytes"]) for row in rows if row["backend"] == "torch"} == {512 * 1024 * 4}
+    assert all(json.loads(json.dumps(cell["outcome"]["profile"]["kernels"])) for cell in cli.document()["cells"])

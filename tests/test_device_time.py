@@ -1,0 +1,148 @@
+"""Device and host time of a call, with a device that only pretends."""
+
+import math
+
+import pytest
+
+from softbench import timing, worker
+from softbench.device_time import FLUSH_BYTES, LEAST_CALLS, MARK_BYTES, MOST_CALLS, MOST_ISSUED, Activity, Meter, UntracedError, split
+from softbench.model import CPU_TIMER
+
+FILL = "fill_kernel"
+MARKS = frozenset({FILL})
+
+
+class Device:
+    """A clock that only calls move, and a record of what ran."""
+
+    def __init__(self):
+        self.now_ns, self.ran, self.filled, self.traced = 0, [], [], 0
+
+    def run(self, name, us):
+        self.ran.append(Activity(name, self.now_ns, round(us * 1e3)))
+        self.now_ns += round(us * 1e3)
+
+    def meter(self):
+        return Meter(self.trace, self.fill, lambda: None, lambda: self.now_ns)
+
+    def fill(self, size):
+        self.filled.append(size)
+        return lambda: self.run(FILL, 70 if size == FLUSH_BYTES else 1)
+
+    def trace(self, body):
+        self.ran, self.traced = [], self.traced + 1
+        body()
+        return list(self.ran)
+
+
+def test_device_time_is_the_sum_of_a_calls_kernels_without_the_flush():
+    device = Device()
+
+    def call():
+        device.run("max", 3)
+        device.run("divide", 4.5)
+
+    samples, kernels = device.meter().device(call, batch_ms=10, l2="cold")
+    assert set(samples) == {7.5}
+    assert kernels == ["max", "divide"]
+    assert device.filled == [FLUSH_BYTES]
+    assert device.traced == 2  # the flush alone, then one window
+    assert device.meter().device(call, batch_ms=10, l2="warm")[0] == [7.5] * MOST_CALLS
+    assert device.filled[-1] == MARK_BYTES
+
+
+@pytest.mark.parametrize(("batch_ms", "us", "calls"), [(1000, 1, MOST_CALLS), (0.01, 1e6, LEAST_CALLS), (10, 430, 20)])
+def test_a_window_holds_what_fits_a_batch(batch_ms, us, calls):
+    device = Device()
+    samples, _ = device.meter().device(lambda: device.run("softmax", us), batch_ms, "cold")
+    assert len(samples) == calls
+
+
+def test_the_first_call_of_a_window_does_not_count():
+    device = Device()
+    meter = device.meter()
+    calls = iter(range(1000))
+
+    def call():
+        device.run("softmax", 50 if next(calls) == LEAST_CALLS else 5)  # the first after those that only estimate
+
+    assert set(meter.device(call, 1, "cold")[0]) == {5}
+
+
+def test_a_call_that_fills_by_the_same_kernel_is_still_told_apart():
+    device = Device()
+
+    def call():
+        device.run(FILL, 2)
+        device.run("softmax", 5)
+
+    samples, kernels = device.meter().device(call, 1, "cold")
+    assert set(samples) == {7}
+    assert kernels == [FILL, "softmax"]
+
+
+def test_calls_that_differ_are_counted_each_and_the_usual_kernels_are_named():
+    device = Device()
+    calls = iter(range(1000))
+
+    def call():
+        device.run("softmax", 5)
+        if next(calls) % 4 == 0:
+            device.run("now and then", 1)
+
+    samples, kernels = device.meter().device(call, 10, "cold")
+    assert set(samples) == {5, 6}
+    assert kernels == ["softmax"]
+
+
+def test_what_the_profiler_lost_is_no_figure():
+    fills = [Activity(FILL, 10 * i, 1) for i in range(3)]
+    work = [Activity("softmax", 10 * i + 5, 1) for i in range(3)]
+    assert [len(group) for group in split([*work, *fills], 3, MARKS)] == [1, 1, 1]
+    with pytest.raises(UntracedError, match="5 kernels and fills, which 3 calls do not explain"):
+        split([*fills[1:], *work], 3, MARKS)
+    device = Device()
+    with pytest.raises(UntracedError, match="no kernel of a call"):
+        device.meter().device(lambda: None, 1, "cold")
+
+
+def test_host_time_is_of_issuing_alone_and_bounded_in_number():
+    device = Device()
+    samples = device.meter().host(lambda: device.run("host", 12), 1000)
+    assert samples == [12] * MOST_ISSUED
+
+
+def ready(monkeypatch, meter, call=lambda: None):
+    seat = worker.Seat()
+    monkeypatch.setattr(seat, "_ready", lambda: (timing.Timers({}, meter), call))
+    return seat
+
+
+def test_the_worker_answers_with_device_and_host_time_and_kernels(monkeypatch):
+    device = Device()
+    seat = ready(monkeypatch, device.meter(), lambda: device.run("softmax\n<4>", 5))
+    profile = seat.do_profile(1, "cold")["profile"]
+    assert set(profile["device_us"]) == {5}
+    assert profile["kernels"] == ("softmax <4>",)
+    assert set(profile["host_us"]) == {5}
+
+
+def test_without_a_profiler_the_host_time_stays_and_the_note_says_why(monkeypatch):
+    def trace(body):
+        raise RuntimeError("CUPTI_ERROR_INSUFFICIENT_PRIVILEGES")
+
+    device = Device()
+    meter = Meter(trace, device.fill, lambda: None, lambda: device.now_ns)
+    profile = ready(monkeypatch, meter, lambda: device.run("x", 5)).do_profile(1, "cold")["profile"]
+    assert profile["device_us"] == ()
+    assert profile["host_us"]
+    assert profile["note"] == "CUPTI_ERROR_INSUFFICIENT_PRIVILEGES"
+
+
+def test_the_cpu_has_one_timer_and_an_empty_profile(monkeypatch):
+    timers = timing.bind("cpu")
+    assert list(timers.by_name) == [(CPU_TIMER, "")]
+    assert not any(ready(monkeypatch, None).do_profile(1, "")["profile"].values())
+    samples, block = timers.by_name[CPU_TIMER, ""](lambda: math.sqrt(2), 0, 1, 0)
+    assert len(samples) >= timing.LEAST_SAMPLES
+    assert block > 1
