@@ -15,7 +15,8 @@ PACKAGE = ROOT / "softbench"
 
 ROOMS = [
     {"model", "errors", "units", "toolchain"},  # vocabulary
-    {"sweep", "config", "roofline", "stats", "results", "compare", "store", "registry", "protocol"},  # pure core
+    {"sweep", "config", "roofline", "stats", "results", "compare", "store", "registry", "protocol"}
+    | {"inference", "evidence", "comparable", "gate", "against_baseline", "same_run"},  # pure core
     {
         "backends",
         "inputs",

@@ -1,0 +1,69 @@
+"""Evidence made by hand and by dice, for the tests of the gate."""
+
+import math
+import random
+
+from softbench.evidence import CellKey, Evidence, Round, Series
+
+GPU = {
+    **{"device": "cuda", "gpu": "NVIDIA H200", "gpu_memory_bytes": 150109880320, "ecc": True, "mig": False, "power_limit_w": 700.0},
+    **{"driver": "580", "cuda": "13.0", "torch": "2.11", "triton": "3.6", "python": "3.12", "interleaved": True},
+}
+
+
+def evidence(cells, *, source="latest.csv", environment=GPU, processes=None, command="softbench run --M 4096"):
+    processes = processes or max((len(series.processes) for series in cells.values()), default=0)
+    return Evidence(source, (source,), 1, str(environment.get("gpu", "CPU")), dict(environment), {"rounds": 5}, command, cells, processes)
+
+
+def key(backend, N=1024):
+    return CellKey(backend, "forward", "bf16", 4096, N)
+
+
+def series(*processes, status="ok", reason="", positions=None):
+    """One tuple of round medians (microseconds) a process; `positions` are the backend's place in each round."""
+    found = {
+        i: tuple(Round(j, (positions or [0] * len(rounds))[j], us) for j, us in enumerate(rounds)) for i, rounds in enumerate(processes)
+    }
+    return Series(status, reason, "pass" if status == "ok" else "", found)
+
+
+def stored(rng, processes, cells=40, *, tau=0.003, slowdown=lambda i: 0.0, source="latest.csv", outliers=0.03, copy=lambda process: 1.0):
+    """A run of `cells` cells and their copies, one round median a process (its rounds' median is all that counts)."""
+    found = {}
+    for i in range(cells):
+        us = 20.0 + i
+        found[key("copy", i + 1)] = series(*[(us * copy(k) * math.exp(rng.gauss(0, tau / 3)),) for k in range(processes)])
+        values = []
+        for k in range(processes):
+            noise = rng.gauss(0, tau) + (5 * tau if rng.random() < outliers else 0)
+            values.append((us * 1.2 * copy(k) * (1 + slowdown(i)) * math.exp(noise),))
+        found[key("ours", i + 1)] = series(*values)
+    return evidence(found, source=source)
+
+
+ORDERS = ((0, 1), (1, 0))  # candidate's and reference's place: AB BA BA AB
+
+
+def interleaved(rng, cells, *, processes=1, rounds=20, tau=0.002, sigma=0.003, slowdown=lambda i: 0.0, outliers=0.03, drift=0.0):
+    """A candidate and a reference in one run; tau is that of one backend's process."""
+    found = {}
+    for i in range(cells):
+        mine, others = [], []
+        for _ in range(processes):
+            ours, theirs = rng.gauss(0, tau), rng.gauss(0, tau)
+            pairs = []
+            for turn in range(rounds):
+                common = drift * turn / rounds
+                a, b = (common + rng.gauss(0, sigma) + (0.1 if rng.random() < outliers else 0) for _ in range(2))
+                pairs.append((50 * (1 + slowdown(i)) * math.exp(ours + a), 50 * math.exp(theirs + b)))
+            mine.append(tuple(a for a, _ in pairs))
+            others.append(tuple(b for _, b in pairs))
+        order = [(turn + turn // 2) % 2 for turn in range(rounds)]
+        found[key("new", i + 1)] = series(*mine, positions=order)
+        found[key("old", i + 1)] = series(*others, positions=[1 - place for place in order])
+    return evidence(found)
+
+
+def dice(seed):
+    return random.Random(seed)
