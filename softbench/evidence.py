@@ -78,6 +78,8 @@ class Evidence:
     command: str
     cells: dict[CellKey, Series]
     processes: int
+    versions: dict[str, str] = field(default_factory=dict)
+    """What measured it: `softbench` and `git_commit`, where known."""
 
     def more_processes(self, count: int) -> str:
         """The command that measures the same with so many processes."""
@@ -168,7 +170,8 @@ def from_document(document: dict[str, Any], source: str) -> Evidence:
         raise ResultsError(f"{source}: holds no cells")
     processes = len({process for series in cells.values() for process in series.processes})
     texts = [one_line(str(document.get(name) or ""), 2000) for name in ("run", "device_name", "command")]
-    return Evidence(source, (texts[0],), SCHEMA, texts[1], environment, settings, texts[2], cells, processes)
+    versions = {name: one_line(str(document[name])) for name in ("softbench", "git_commit") if document.get(name)}
+    return Evidence(source, (texts[0],), SCHEMA, texts[1], environment, settings, texts[2], cells, processes, versions)
 
 
 def cell_key(backend: Any, direction: Any, dtype: Any, M: Any, N: Any) -> CellKey:

@@ -3,7 +3,9 @@
 import math
 import random
 
+from softbench import store
 from softbench.evidence import CellKey, Evidence, Round, Series
+from softbench.model import Accuracy, Batch, Build, Case, Direction, Failed, Grade, Measured, Record, Status, Timing
 
 GPU = {
     **{"device": "cuda", "gpu": "NVIDIA H200", "gpu_memory_bytes": 150109880320, "ecc": True, "mig": False, "power_limit_w": 700.0},
@@ -67,3 +69,28 @@ def interleaved(rng, cells, *, processes=1, rounds=20, tau=0.002, sigma=0.003, s
 
 def dice(seed):
     return random.Random(seed)
+
+
+def write_run(folder, measured, *, environment=GPU, name="latest", device="cuda"):
+    """The CSV and JSON that `softbench run` would have written of this evidence; returns the CSV."""
+    header = {
+        **{"device_name": "NVIDIA H200", "softbench": "0.1.0", "git_commit": "abc", "command": measured.command},
+        **{"backends": list({k.backend: 0 for k in measured.cells}), "sources": {}, "yardstick": "copy", "relative_to": "copy"},
+        **{"settings": measured.settings, "environment": environment},
+    }
+    header["fingerprint"] = {}
+    run = store.start(folder, header)
+    for k, s in measured.cells.items():
+        case = Case(k.M, k.N, k.dtype, Direction(k.direction), device)
+        grade = Grade.YARDSTICK if k.backend == "copy" else Grade.PASS
+        if s.status != "ok":
+            run.add(0, [Record(k.backend, case, Failed(Status(s.status), "time", s.reason))])
+        for process, rounds in s.processes.items():
+            batches = tuple(Batch(process, turn.number, turn.position, (turn.median_us,)) for turn in rounds)
+            outcome = Measured(Build(0.1, ""), Accuracy(grade, 0.1, ""), Timing(batches, "do_bench"))
+            run.cells[process, k.backend, case] = Record(k.backend, case, outcome)
+    run.finish(publish=False)
+    (folder / f"{run.name}.jsonl").touch()  # the next one in this second gets another name
+    run.csv.rename(folder / f"{name}.csv")
+    run.json.rename(folder / f"{name}.json")
+    return folder / f"{name}.csv"

@@ -16,7 +16,7 @@ PACKAGE = ROOT / "softbench"
 ROOMS = [
     {"model", "errors", "units", "toolchain"},  # vocabulary
     {"sweep", "config", "roofline", "stats", "results", "compare", "store", "registry", "protocol"}
-    | {"inference", "evidence", "comparable", "gate", "against_baseline", "same_run"},  # pure core
+    | {"inference", "evidence", "comparable", "gate", "against_baseline", "same_run", "baseline"},  # pure core
     {
         "backends",
         "inputs",
@@ -32,8 +32,8 @@ ROOMS = [
         "nursery",
     },  # torch side
     {"pool", "lane", "plan", "runner", "checking", "doctor"},  # conductor
-    {"tables", "plots", "progress"},  # views
-    {"terminal", "cli", "__main__"},  # door
+    {"tables", "plots", "progress", "verdicts", "forest"},  # views
+    {"terminal", "commands", "cli", "cli_gate", "__main__"},  # door
 ]
 """A room may import from itself and from the rooms above it."""
 HEAVY = {"torch", "triton", "numpy", "pandas", "matplotlib", "pynvml", "scipy"}
