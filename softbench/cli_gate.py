@@ -8,7 +8,20 @@ from typing import Annotated, Any
 
 import typer
 
-from softbench.commands import try_json, wrote_to_stdout
+from softbench.commands import (
+    ConfigOption,
+    DeviceOption,
+    DirectionOption,
+    DtypeOption,
+    MOption,
+    NOption,
+    PluginOption,
+    SeedOption,
+    TimeoutOption,
+    measure,
+    try_json,
+    wrote_to_stdout,
+)
 from softbench.errors import SoftbenchError, UsageError
 
 EPILOG = (
@@ -40,7 +53,9 @@ def gate(
     baseline: Annotated[
         str | None, typer.Option(metavar="NAME|FILE", help="A saved baseline, or a file: the runs are judged against it.")
     ] = None,
-    margin: Annotated[float | None, typer.Option(metavar="PERCENT", help="A slowdown that is let pass. [5]")] = None,
+    candidate: Annotated[str | None, typer.Option(metavar="NAME", help="A backend to measure now, against --reference.")] = None,
+    reference: Annotated[str | None, typer.Option(metavar="NAME", help="The backend that --candidate is held against.")] = None,
+    margin: Annotated[float | None, typer.Option(metavar="PERCENT", help="A slowdown that is let pass. [5; with --candidate 3]")] = None,
     max_ambiguous: Annotated[float, typer.Option(metavar="PERCENT", help="More ambiguous cells than this: exit code 3.")] = 10.0,
     allow_env_mismatch: MismatchOption = None,
     folder: FolderOption = FOLDER,
@@ -49,15 +64,40 @@ def gate(
     markdown: Annotated[Path | None, typer.Option(help="Write the report as Markdown there.")] = None,
     junit: Annotated[Path | None, typer.Option(help="Write JUnit XML there: a test case a cell.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the ratios with the margin as a forest plot: .png, .svg or .pdf.")] = None,
+    M: MOption = None,
+    N: NOption = None,
+    dtype: DtypeOption = None,
+    direction: DirectionOption = None,
+    config: ConfigOption = None,
+    device: DeviceOption = None,
+    rounds: Annotated[int | None, typer.Option(help="Rounds of a process pair. [20]")] = None,
+    processes: Annotated[int | None, typer.Option(help="Fresh pairs of processes to screen with; all must agree. [1]")] = None,
+    seed: SeedOption = None,
+    timeout: TimeoutOption = None,
+    plugin: PluginOption = None,
+    output: Annotated[Path, typer.Option(help="Folder of what is measured.")] = Path("results") / "gate",
 ) -> None:
     """Judge whether anything became slower: 0 pass, 1 regression, 3 inconclusive.
 
     With --baseline, stored runs (3 processes at least) are judged against a baseline (5 at least) of the same GPU model:
-    a moderated t test on each cell's process medians, Holm's correction over all cells. Where $GITHUB_STEP_SUMMARY is set,
-    the report is appended there.
+    a moderated t test on each cell's process medians, Holm's correction over all cells.
+
+    With --candidate and --reference, both are measured now, interleaved, over the sweep that the other flags describe: a
+    signed-rank test on the ratios of the rounds; what is flagged is measured again in two fresh pairs of processes, and
+    only if all agree is it a regression.
+
+    Where $GITHUB_STEP_SUMMARY is set, the report is appended there.
     """
     outputs = _Outputs(json, markdown, junit, plot, long)
     outputs.check()
+    sweep: dict[str, Any] = {"M": M, "N": N, "dtype": dtype, "direction": direction, "device": device, "plugins": plugin}
+    sweep |= {"rounds": rounds, "processes": processes, "seed": seed, "timeout": timeout}
+    if candidate is not None or reference is not None:
+        if candidate is None or reference is None or files or baseline:
+            raise UsageError("gate: --candidate and --reference go together, and without results files or --baseline")
+        outputs.render(_contest(candidate, reference, _request(sweep, config, output), margin, max_ambiguous))
+    if given := [name for name, value in sweep.items() if value] + (["config"] if config else []):
+        raise UsageError(f"gate: --{given[0].removesuffix('s')} says what to measure, which needs --candidate and --reference")
     if not files or baseline is None:
         raise UsageError("gate: give results and what to hold them against: softbench gate results/latest.csv --baseline NAME|FILE")
     outputs.render(_against_baseline(files, baseline, folder, margin, max_ambiguous, allow_env_mismatch or []))
@@ -73,6 +113,27 @@ def _against_baseline(files: list[Path], name: str, folder: Path, margin: float 
     notes += comparable.one_machine(runs, allowed)
     rules = _rules(margin, ambiguous, against_baseline.MARGIN)
     return against_baseline.judge(evidence.join(runs), base, rules, tuple(dict.fromkeys(notes)))
+
+
+def _request(sweep: dict[str, Any], config: str | None, output: Path) -> Any:
+    import sys
+
+    from softbench import __version__, runner, terminal
+    from softbench import config as configs
+
+    command = terminal.command_line(sys.argv[1:])
+    file = configs.load(config) if config is not None else {}
+    return runner.Request(file, configs.from_flags(sweep), False, output, False, command, __version__)
+
+
+def _contest(candidate: str, reference: str, request: Any, margin: float | None, ambiguous: float) -> Any:
+    from functools import partial
+
+    from softbench import contest, same_run
+
+    rules = _rules(margin, ambiguous, same_run.MARGIN)
+    asked = contest.ask(request, candidate, reference)
+    return contest.judge(partial(measure, resumable=False), asked, candidate, reference, rules)
 
 
 def _rules(margin: float | None, ambiguous: float, default: float) -> Any:

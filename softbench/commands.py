@@ -18,15 +18,20 @@ ConfigOption = Annotated[str | None, typer.Option(metavar="NAME|FILE", help="tut
 DeviceOption = Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:K.")]
 RoundsOption = Annotated[int | None, typer.Option(help="Rounds: passes over the backends of a case. [5]")]
 SeedOption = Annotated[int | None, typer.Option(help="Seed of the inputs. [0]")]
-PluginOption = Annotated[list[Path] | None, typer.Option(help="A Python file that defines backends; it is code that you run. Repeatable.")]
+PluginOption = Annotated[
+    list[Path] | None,
+    typer.Option(
+        metavar="[NAME=]FILE", help="A Python file that defines backends; it is code that you run. NAME= renames its backend. Repeatable."
+    ),
+]
 TimeoutOption = Annotated[
     str | None, typer.Option(help="Deadline in seconds: 60 for every phase, or import=10,build=600,check=60,time=60.")
 ]
 FileArgument = Annotated[Path, typer.Argument(help="A results CSV, such as results/latest.csv.")]
 
 
-def measure(request: Any) -> Any:
-    """Run with progress on stderr; an interruption says what is kept."""
+def measure(request: Any, *, resumable: bool = True) -> Any:
+    """Run with progress on stderr; an interruption says what is kept, and how to go on where the command can."""
     from softbench import runner, terminal
     from softbench.progress import Progress
 
@@ -38,7 +43,7 @@ def measure(request: Any) -> Any:
         if started:
             again = request.command + ("" if request.resume else " --resume")
             kept = f"what was measured is in {started[0].csv}" if started[0].cells else "nothing was measured yet"
-            typer.echo(f"softbench: interrupted; {kept}; go on with: {again}", err=True)
+            typer.echo(f"softbench: interrupted; {kept}" + (f"; go on with: {again}" if resumable else ""), err=True)
         raise typer.Exit(stop.exit_code) from None  # Typer would make 130 of every KeyboardInterrupt
 
 

@@ -71,14 +71,13 @@ def dice(seed):
     return random.Random(seed)
 
 
-def write_run(folder, measured, *, environment=GPU, name="latest", device="cuda"):
-    """The CSV and JSON that `softbench run` would have written of this evidence; returns the CSV."""
+def stored_run(folder, measured, *, environment=GPU, device="cuda"):
+    """The run that `softbench run` would have stored of this evidence."""
     header = {
         **{"device_name": "NVIDIA H200", "softbench": "0.1.0", "git_commit": "abc", "command": measured.command},
         **{"backends": list({k.backend: 0 for k in measured.cells}), "sources": {}, "yardstick": "copy", "relative_to": "copy"},
-        **{"settings": measured.settings, "environment": environment},
+        **{"settings": measured.settings, "environment": environment, "fingerprint": {}},
     }
-    header["fingerprint"] = {}
     run = store.start(folder, header)
     for k, s in measured.cells.items():
         case = Case(k.M, k.N, k.dtype, Direction(k.direction), device)
@@ -91,6 +90,12 @@ def write_run(folder, measured, *, environment=GPU, name="latest", device="cuda"
             run.cells[process, k.backend, case] = Record(k.backend, case, outcome)
     run.finish(publish=False)
     (folder / f"{run.name}.jsonl").touch()  # the next one in this second gets another name
+    return run
+
+
+def write_run(folder, measured, *, environment=GPU, name="latest"):
+    """The CSV, with its JSON beside it, of `stored_run`."""
+    run = stored_run(folder, measured, environment=environment)
     run.csv.rename(folder / f"{name}.csv")
     run.json.rename(folder / f"{name}.json")
     return folder / f"{name}.csv"

@@ -31,7 +31,7 @@ ROOMS = [
         "worker",
         "nursery",
     },  # torch side
-    {"pool", "lane", "plan", "runner", "checking", "doctor"},  # conductor
+    {"pool", "lane", "plan", "runner", "checking", "doctor", "contest"},  # conductor
     {"tables", "plots", "progress", "verdicts", "forest"},  # views
     {"terminal", "commands", "cli", "cli_gate", "__main__"},  # door
 ]
