@@ -1,6 +1,6 @@
 """The command line. Each command parses, makes one call, renders, and ends with an exit code.
 
-Only the door prints (this module, `cli_gate`, and `commands`, which they share): data on stdout, progress and warnings on stderr.
+Only the door prints (this module, `cli_gate`, `cli_baseline`, and `commands`, which they share): data on stdout, progress on stderr.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from softbench import __version__, cli_gate
+from softbench import __version__, cli_baseline, cli_gate
 from softbench.commands import (
     BackendsOption,
     ConfigOption,
@@ -47,6 +47,7 @@ app = typer.Typer(
 
 
 cli_gate.register(app)
+cli_baseline.register(app)
 
 
 @app.callback(invoke_without_command=True)

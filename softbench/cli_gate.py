@@ -1,18 +1,26 @@
-"""The command line of the gate and its baselines; `softbench.cli` has the other commands."""
+"""The command line of the gate; `softbench.cli` has the other commands."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 
+from softbench.commands import (
+    BASELINES as FOLDER,
+)
+from softbench.commands import (
+    GATE_EPILOG as EPILOG,
+)
 from softbench.commands import (
     ConfigOption,
     DeviceOption,
     DirectionOption,
     DtypeOption,
+    FolderOption,
+    MismatchOption,
     MOption,
     NOption,
     PluginOption,
@@ -20,32 +28,15 @@ from softbench.commands import (
     TimeoutOption,
     measure,
     try_json,
+    warn,
     wrote_to_stdout,
 )
 from softbench.errors import SoftbenchError, UsageError
-
-EPILOG = (
-    "Exit codes: 0 pass; 1 a regression, or cells missing or wrong; 2 usage or unreadable input; "
-    "3 inconclusive or not comparable; 130 interrupted (143 by SIGTERM)."
-)
-RunsArgument = Annotated[list[Path], typer.Argument(help="Results CSVs of runs on one machine; their processes add up.")]
-MismatchOption = Annotated[
-    list[str] | None, typer.Option(metavar="FIELD", help="Compare although this field of the environment differs. Repeatable.")
-]
-FolderOption = Annotated[Path, typer.Option(help="Folder of the baselines.")]
-FOLDER = Path("results") / "baselines"
-
-baselines = typer.Typer(
-    help="Baselines of the gate: what several processes measured on one machine, in a readable file.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this module to the program."""
     app.command(epilog=EPILOG)(gate)
-    app.add_typer(baselines, name="baseline")
 
 
 def gate(
@@ -55,6 +46,10 @@ def gate(
     ] = None,
     candidate: Annotated[str | None, typer.Option(metavar="NAME", help="A backend to measure now, against --reference.")] = None,
     reference: Annotated[str | None, typer.Option(metavar="NAME", help="The backend that --candidate is held against.")] = None,
+    self_test: Annotated[
+        bool, typer.Option("--self-test", help="Measure the gate's own false alarms and power; with FILES, add up earlier self-tests.")
+    ] = False,
+    families: Annotated[int | None, typer.Option(help="Families of the self-test: sets of fresh processes. [59]")] = None,
     margin: Annotated[float | None, typer.Option(metavar="PERCENT", help="A slowdown that is let pass. [5; with --candidate 3]")] = None,
     max_ambiguous: Annotated[float, typer.Option(metavar="PERCENT", help="More ambiguous cells than this: exit code 3.")] = 10.0,
     allow_env_mismatch: MismatchOption = None,
@@ -86,12 +81,21 @@ def gate(
     signed-rank test on the ratios of the rounds; what is flagged is measured again in two fresh pairs of processes, and
     only if all agree is it a regression.
 
+    With --self-test, --reference (torch) is measured beside its own twin and with slowdowns planted, in fresh processes each
+    time: false alarms with their upper bound, power with its lower bounds. Exit code 1 when it alarmed at nothing.
+
     Where $GITHUB_STEP_SUMMARY is set, the report is appended there.
     """
     outputs = _Outputs(json, markdown, junit, plot, long)
     outputs.check()
     sweep: dict[str, Any] = {"M": M, "N": N, "dtype": dtype, "direction": direction, "device": device, "plugins": plugin}
     sweep |= {"rounds": rounds, "processes": processes, "seed": seed, "timeout": timeout}
+    if self_test:
+        if candidate or baseline or processes or markdown or junit:
+            raise UsageError("gate: --self-test goes with --reference, --families, --json, --plot and the sweep; leave out the others")
+        _self_test(files or [], reference or "torch", families, _request(sweep, config, output), margin, outputs)
+    if families is not None:
+        raise UsageError("gate: --families goes with --self-test")
     if candidate is not None or reference is not None:
         if candidate is None or reference is None or files or baseline:
             raise UsageError("gate: --candidate and --reference go together, and without results files or --baseline")
@@ -134,6 +138,38 @@ def _contest(candidate: str, reference: str, request: Any, margin: float | None,
     rules = _rules(margin, ambiguous, same_run.MARGIN)
     asked = contest.ask(request, candidate, reference)
     return contest.judge(partial(measure, resumable=False), asked, candidate, reference, rules)
+
+
+def _self_test(files: list[Path], base: str, families: int | None, request: Any, margin: float | None, outputs: _Outputs) -> NoReturn:
+    from functools import partial
+
+    from softbench import calibration, evidence, power, same_run, terminal
+    from softbench.comparable import one_machine
+
+    rules = _rules(margin, 10.0, same_run.MARGIN)
+    if files:
+        if families:
+            raise UsageError("gate: --families says how many to measure; with FILES nothing is measured")
+        runs = [evidence.read(file) for file in files]
+        warn(one_machine(runs))
+        run = evidence.join(runs)
+    else:
+        from softbench import selftest
+
+        count = selftest.FAMILIES if families is None else families
+        if not calibration.LEAST_FAMILIES <= count <= 1000:
+            raise UsageError(f"--families {count}: must be from {calibration.LEAST_FAMILIES} to 1000")
+
+        def announce(plan: str) -> None:
+            typer.echo(f"softbench: {plan}", err=True)
+
+        run = selftest.measure(partial(measure, resumable=False), request, base, count, announce)
+    found = calibration.analyse(run, base, rules)
+    if not wrote_to_stdout(found.document(), outputs.json):
+        terminal.show(power.table(found), terminal.console())
+    if outputs.plot is not None:
+        typer.echo(f"softbench: wrote {power.plot(found, outputs.plot)}", err=True)
+    raise typer.Exit(found.exit_code)
 
 
 def _rules(margin: float | None, ambiguous: float, default: float) -> Any:
@@ -204,64 +240,3 @@ class _Outputs:
                     file.write(words)
             except OSError as error:
                 typer.echo(f"softbench: $GITHUB_STEP_SUMMARY cannot be written: {error.strerror}", err=True)
-
-
-@baselines.command(epilog=EPILOG)
-def save(
-    files: RunsArgument,
-    name: Annotated[str, typer.Option(help="What to call it; the file is FOLDER/NAME.json.")],
-    folder: FolderOption = FOLDER,
-    force: Annotated[bool, typer.Option("--force", help="Replace a baseline of that name.")] = False,
-) -> None:
-    """Save runs (5 processes at least, 10 recommended) as a baseline: softbench baseline save results/latest.csv --name h200."""
-    from softbench import baseline, evidence
-
-    file, warnings = baseline.save([evidence.read(path) for path in files], name, folder, force=force)
-    _told(warnings)
-    typer.echo(file)
-
-
-@baselines.command(name="list")
-def list_baselines(folder: FolderOption = FOLDER) -> None:
-    """List the baselines, and which of them cannot be read."""
-    from softbench import baseline, tables, terminal, verdicts
-
-    found: list[Any] = []
-    for file in baseline.saved(folder):
-        try:
-            found.append((file.stem, baseline.open_baseline(str(file), folder)))
-        except SoftbenchError as error:
-            found.append((file.stem, str(error)))
-    if not found:
-        raise UsageError(f"{folder}: no baselines; save one with: softbench baseline save results/latest.csv --name NAME")
-    terminal.show(tables.facts(verdicts.baselines(found)), terminal.console())
-
-
-@baselines.command()
-def show(
-    name: Annotated[str, typer.Argument(metavar="NAME|FILE", help="A saved baseline, or a file.")], folder: FolderOption = FOLDER
-) -> None:
-    """Show a baseline: where it was measured, and each cell's figure with its spread between processes."""
-    from softbench import baseline, terminal, verdicts
-
-    terminal.show(verdicts.baseline(baseline.open_baseline(name, folder)), terminal.console())
-
-
-@baselines.command(epilog=EPILOG)
-def promote(
-    candidate: Annotated[str, typer.Argument(metavar="NAME|FILE", help="The baseline that becomes the one to hold runs against.")],
-    name: Annotated[str, typer.Argument(help="The name it takes; what had it is kept as NAME.previous.")],
-    allow_env_mismatch: MismatchOption = None,
-    folder: FolderOption = FOLDER,
-) -> None:
-    """Make a saved baseline the one of a name, after a change that is meant to stay; the old one is kept as NAME.previous."""
-    from softbench import baseline
-
-    file, previous, warnings = baseline.promote(candidate, name, folder, allow_env_mismatch or [])
-    _told(warnings + ([f"the former one is {previous}"] if previous else []))
-    typer.echo(file)
-
-
-def _told(warnings: list[str]) -> None:
-    for text in dict.fromkeys(warnings):
-        typer.echo(f"softbench: {text}", err=True)

@@ -27,6 +27,15 @@ PluginOption = Annotated[
 TimeoutOption = Annotated[
     str | None, typer.Option(help="Deadline in seconds: 60 for every phase, or import=10,build=600,check=60,time=60.")
 ]
+MismatchOption = Annotated[
+    list[str] | None, typer.Option(metavar="FIELD", help="Compare although this field of the environment differs. Repeatable.")
+]
+FolderOption = Annotated[Path, typer.Option(help="Folder of the baselines.")]
+BASELINES = Path("results") / "baselines"
+GATE_EPILOG = (
+    "Exit codes: 0 pass; 1 a regression, or cells missing or wrong; 2 usage or unreadable input; "
+    "3 inconclusive or not comparable; 130 interrupted (143 by SIGTERM)."
+)
 FileArgument = Annotated[Path, typer.Argument(help="A results CSV, such as results/latest.csv.")]
 
 
@@ -84,3 +93,9 @@ def wrote_to_stdout(document: Any, where: Path | None) -> bool:
     except OSError as error:
         raise UsageError(f"--json {where}: cannot be written: {error.strerror}") from None
     return False
+
+
+def warn(warnings: list[str]) -> None:
+    """Each warning once, on stderr."""
+    for text in dict.fromkeys(warnings):
+        typer.echo(f"softbench: {text}", err=True)

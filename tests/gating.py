@@ -99,3 +99,21 @@ def write_run(folder, measured, *, environment=GPU, name="latest"):
     run.csv.rename(folder / f"{name}.csv")
     run.json.rename(folder / f"{name}.json")
     return folder / f"{name}.csv"
+
+
+def self_test_run(rng, families, cells, *, base="torch", realised=None, alarm=frozenset(), tau=0.002, sigma=0.003):
+    """A self-test's run; `realised` maps what was planted to what it became, `alarm` holds the families whose twins are slower."""
+    realised = realised if realised is not None else {0.03: 0.03, 0.05: 0.05, 0.08: 0.08}
+    found = {}
+    for i in range(cells):
+        rounds = {name: [] for name in (base, f"{base}+0", *(f"{base}+{planted:g}" for planted in realised))}
+        factor = {f"{base}+{planted:g}": 1 + slowdown for planted, slowdown in realised.items()}
+        for family in range(families):
+            for name, processes in rounds.items():
+                process = rng.gauss(0, tau)
+                slow = factor.get(name, 1.2 if name == f"{base}+0" and family in alarm else 1)
+                processes.append(tuple(100 * slow * math.exp(process + rng.gauss(0, sigma)) for _ in range(20)))
+        order = [(turn + turn // 2) % 2 for turn in range(20)]
+        for name, processes in rounds.items():
+            found[key(name, i + 1)] = series(*processes, positions=[1 - p for p in order] if name == base else order)
+    return evidence(found)

@@ -16,7 +16,7 @@ PACKAGE = ROOT / "softbench"
 ROOMS = [
     {"model", "errors", "units", "toolchain"},  # vocabulary
     {"sweep", "config", "roofline", "stats", "results", "compare", "store", "registry", "protocol"}
-    | {"inference", "evidence", "comparable", "gate", "against_baseline", "same_run", "baseline"},  # pure core
+    | {"inference", "evidence", "comparable", "gate", "against_baseline", "same_run", "baseline", "calibration"},  # pure core
     {
         "backends",
         "inputs",
@@ -31,9 +31,9 @@ ROOMS = [
         "worker",
         "nursery",
     },  # torch side
-    {"pool", "lane", "plan", "runner", "checking", "doctor", "contest"},  # conductor
-    {"tables", "plots", "progress", "verdicts", "forest"},  # views
-    {"terminal", "commands", "cli", "cli_gate", "__main__"},  # door
+    {"pool", "lane", "plan", "runner", "checking", "doctor", "contest", "selftest"},  # conductor
+    {"tables", "plots", "progress", "verdicts", "forest", "power"},  # views
+    {"terminal", "commands", "cli", "cli_gate", "cli_baseline", "__main__"},  # door
 ]
 """A room may import from itself and from the rooms above it."""
 HEAVY = {"torch", "triton", "numpy", "pandas", "matplotlib", "pynvml", "scipy"}
