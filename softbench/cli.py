@@ -38,7 +38,7 @@ EPILOG = "Exit codes: 0 fine; 1 a backend is wrong or failed, or nothing was mea
 
 app = typer.Typer(
     help="Compare softmax strategies on the GPU: checked, isolated, interleaved, in GB/s.",
-    epilog=EPILOG,
+    epilog=f"{EPILOG} gate and baseline: 3 inconclusive or not comparable.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,  # plain help comes up in half the time

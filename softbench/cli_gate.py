@@ -42,7 +42,8 @@ def register(app: typer.Typer) -> None:
 def gate(
     files: Annotated[list[Path] | None, typer.Argument(help="Results CSVs to judge; their processes add up.")] = None,
     baseline: Annotated[
-        str | None, typer.Option(metavar="NAME|FILE", help="A saved baseline, or a file: the runs are judged against it.")
+        str | None,
+        typer.Option(metavar="NAME|FILE", help="A saved baseline, or a file, to judge runs against; with --candidate it tells the noise."),
     ] = None,
     candidate: Annotated[str | None, typer.Option(metavar="NAME", help="A backend to measure now, against --reference.")] = None,
     reference: Annotated[str | None, typer.Option(metavar="NAME", help="The backend that --candidate is held against.")] = None,
@@ -79,7 +80,7 @@ def gate(
 
     With --candidate and --reference, both are measured now, interleaved, over the sweep that the other flags describe: a
     signed-rank test on the ratios of the rounds; what is flagged is measured again in two fresh pairs of processes, and
-    only if all agree is it a regression.
+    only if all agree is it a regression. Where processes differ (--processes K or --baseline tell), the margin is raised.
 
     With --self-test, --reference (torch) is measured beside its own twin and with slowdowns planted, in fresh processes each
     time: false alarms with their upper bound, power with its lower bounds. Exit code 1 when it alarmed at nothing.
@@ -97,9 +98,10 @@ def gate(
     if families is not None:
         raise UsageError("gate: --families goes with --self-test")
     if candidate is not None or reference is not None:
-        if candidate is None or reference is None or files or baseline:
-            raise UsageError("gate: --candidate and --reference go together, and without results files or --baseline")
-        outputs.render(_contest(candidate, reference, _request(sweep, config, output), margin, max_ambiguous))
+        if candidate is None or reference is None or files:
+            raise UsageError("gate: --candidate and --reference go together, and without results files")
+        stored = (baseline, folder, allow_env_mismatch or [])
+        outputs.render(_contest(candidate, reference, _request(sweep, config, output), margin, max_ambiguous, *stored))
     if given := [name for name, value in sweep.items() if value] + (["config"] if config else []):
         raise UsageError(f"gate: --{given[0].removesuffix('s')} says what to measure, which needs --candidate and --reference")
     if not files or baseline is None:
@@ -130,14 +132,25 @@ def _request(sweep: dict[str, Any], config: str | None, output: Path) -> Any:
     return runner.Request(file, configs.from_flags(sweep), False, output, False, command, __version__)
 
 
-def _contest(candidate: str, reference: str, request: Any, margin: float | None, ambiguous: float) -> Any:
+def _contest(
+    candidate: str,
+    reference: str,
+    request: Any,
+    margin: float | None,
+    ambiguous: float,
+    baseline: str | None,
+    folder: Path,
+    allowed: list[str],
+) -> Any:
     from functools import partial
 
     from softbench import contest, same_run
+    from softbench.baseline import open_baseline
 
     rules = _rules(margin, ambiguous, same_run.MARGIN)
+    base = open_baseline(baseline, folder) if baseline else None
     asked = contest.ask(request, candidate, reference)
-    return contest.judge(partial(measure, resumable=False), asked, candidate, reference, rules)
+    return contest.judge(partial(measure, resumable=False), asked, candidate, reference, rules, base, allowed)
 
 
 def _self_test(files: list[Path], base: str, families: int | None, request: Any, margin: float | None, outputs: _Outputs) -> NoReturn:

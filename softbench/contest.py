@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from softbench import same_run, store
+from softbench import comparable, same_run, store
 from softbench.errors import UsageError
 from softbench.evidence import Evidence, from_document
 from softbench.gate import Report, Rules, Verdict
@@ -32,18 +32,31 @@ def ask(request: Request, candidate: str, reference: str) -> Request:
     return replace(request, file={**DEFAULTS, **request.file}, flags=flags)
 
 
-def judge(measure: Measure, request: Request, candidate: str, reference: str, rules: Rules) -> Report:
+def judge(
+    measure: Measure,
+    request: Request,
+    candidate: str,
+    reference: str,
+    rules: Rules,
+    base: Evidence | None = None,
+    allowed: Sequence[str] = (),
+) -> Report:
     """Measure, screen, and measure again in fresh process pairs what is flagged.
+
+    `base`: a baseline that tells the reference's spread between processes, which raises the margins of noisy cells.
 
     Raises:
         UsageError: a backend that is not there. What `softbench.runner.run` raises passes through.
+        InconclusiveError: `base` is of another machine.
     """
     try:
         run = measure(request)
     except UsageError as error:
         raise UsageError(str(error).replace("--backends", "--candidate, --reference", 1)) from None
-    report = same_run.screen(found(run), candidate, reference, rules)
-    notes = [f"measured: {run.csv}"]
+    screened = found(run)
+    notes = [f"measured: {run.csv}"] + (comparable.check(screened, base, allowed) if base else [])
+    tau = same_run.spreads(base, reference, candidate) if base else None
+    report = same_run.screen(screened, candidate, reference, rules, tau)
     if flagged := same_run.flagged(report):
         again = measure(confirmation(request, flagged))
         notes.append(f"{len(flagged)} flagged, measured again in {same_run.CONFIRMATIONS} fresh process pairs: {again.csv}")

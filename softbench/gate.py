@@ -161,7 +161,7 @@ class Report:
         }
 
 
-ORDER = (State.BROKEN, State.SLOWER, State.MISSING, State.AMBIGUOUS, State.FASTER, State.NEW, State.SAME)
+ORDER = (State.SLOWER, State.BROKEN, State.MISSING, State.AMBIGUOUS, State.FASTER, State.NEW, State.SAME)
 
 
 def ranked(verdicts: Iterable[Verdict]) -> tuple[Verdict, ...]:

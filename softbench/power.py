@@ -51,7 +51,7 @@ def plot(found: SelfTest, out: Path) -> Path:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(figsize=(8, 5), layout="constrained")
+    figure, axes = pyplot.subplots(figsize=(9, 5), layout="constrained")
     axes.axvspan(0, 100 * found.margin, color="0.92", label="the margin")
     xs, ys = zip(*[(100 * x, y) for x, y in found.points], strict=True)
     axes.plot(xs, ys, "o", color=COLOURS[5], markersize=3, alpha=0.5, label="a cell")
@@ -63,7 +63,7 @@ def plot(found: SelfTest, out: Path) -> Path:
     axes.set_title(
         f"softbench gate on {found.base}, {found.device_name}: {found.alarms} false alarms in {found.families} families", fontsize=9
     )
-    axes.legend(loc="lower right", frameon=False)
+    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)  # outside: it hides no data
     axes.grid(alpha=0.3)
     try:
         figure.savefig(out, dpi=150)

@@ -76,6 +76,13 @@ def screen(run: Evidence, candidate: str, reference: str, rules: Rules, tau: Map
     return Report(what, gate.ranked([*verdicts, *gate.family(trials, rules)]), rules)
 
 
+def spreads(base: Evidence, reference: str, candidate: str) -> dict[CellKey, float]:
+    """What a stored baseline tells of the reference's spread between processes, for the candidate's cells."""
+    keys = [key for key, series in base.cells.items() if key.backend == reference and len(series.processes) > 1]
+    values = [[[math.log(us) for us in base.cells[key].medians_us().values()]] for key in keys]
+    return {key.of(candidate): spread.tau for key, spread in zip(keys, moderate(values), strict=True)}
+
+
 def _spreads(cells: Mapping[CellKey, Mapping[int, Pairs]]) -> dict[CellKey, float]:
     """The between-process standard deviation of one backend, where several process pairs tell it: that of the pairs over sqrt(2)."""
     several = {key: [[median(pairs.logs) for pairs in found.values()]] for key, found in cells.items() if len(found) > 1}

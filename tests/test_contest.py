@@ -7,7 +7,7 @@ import pytest
 from gating import dice, interleaved, stored_run
 
 from softbench import contest, registry, same_run
-from softbench.errors import UsageError
+from softbench.errors import InconclusiveError, UsageError
 from softbench.evidence import CellKey
 from softbench.gate import Rules, State, Verdict
 from softbench.registry import Origin
@@ -64,7 +64,7 @@ def test_two_versions_of_one_file_are_measured_side_by_side(cli, versions):
     assert (cli.folder / "results" / "gate" / "latest.csv").exists()
 
 
-def judge(tmp_path, *runs):
+def judge(tmp_path, *runs, base=None):
     """The contest over runs made by hand, and what it asked to be measured."""
     asked, answers = [], iter(runs)
 
@@ -73,7 +73,7 @@ def judge(tmp_path, *runs):
         return stored_run(tmp_path, next(answers))
 
     request = contest.ask(Request({}, {"M": (4096,), "rounds": 20}, False, tmp_path, False, "", ""), "new", "old")
-    return contest.judge(measure, request, "new", "old", Rules(margin=same_run.MARGIN)), asked
+    return contest.judge(measure, request, "new", "old", Rules(margin=same_run.MARGIN), base), asked
 
 
 def slow(i):
@@ -89,6 +89,14 @@ def test_a_regression_is_measured_again_and_stands_where_fresh_processes_agree(t
     assert [v.cell.N for v in report.verdicts if v.fails] == [3]
     assert sorted(sweep.N for sweep in asked[1].file["sweep"]) == [(3,), (6,)]
     assert "2 flagged, measured again in 2 fresh process pairs" in report.notes[1]
+
+
+def test_a_baseline_tells_how_much_the_references_processes_differ(tmp_path):
+    base = interleaved(dice(4), 10, processes=10, tau=0.012)
+    report, _ = judge(tmp_path, interleaved(dice(3), 10), base=base)
+    assert all(verdict.margin > 0.04 for verdict in report.verdicts)
+    with pytest.raises(InconclusiveError, match="gpu was"):
+        judge(tmp_path, interleaved(dice(3), 10), base=replace(base, environment={**base.environment, "gpu": "another"}))
 
 
 def test_nothing_flagged_is_measured_once(tmp_path):
