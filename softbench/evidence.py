@@ -18,6 +18,8 @@ from softbench.results import read_csv
 from softbench.store import SCHEMA, record_to_json
 from softbench.units import one_line
 
+LATENCIES_US = (1e-6, 1e12)
+"""Beyond these nothing was measured; within them every ratio is a number to calculate with."""
 MAX_BYTES = 2**30  # a document of more is not one of ours, and would only fill the memory
 
 
@@ -202,9 +204,10 @@ def _series(outcome: dict[str, Any]) -> Series:
 
 
 def positive(value: Any) -> float:
-    """A latency; ValueError where it is none (NaN, zero, infinite, a text)."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise ValueError("a latency is no positive number")
+    """A latency; ValueError where it is none (NaN, zero, infinite, a text, eleven days)."""
+    low, high = LATENCIES_US
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+        raise ValueError(f"a latency is no number from {low:g} to {high:g} us")
     return float(value)
 
 

@@ -5,10 +5,19 @@ import os
 import subprocess
 import sys
 import time
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from xml.etree import ElementTree
 
 import pytest
 from gating import GPU, dice, key, series, stored, write_run
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from softbench import against_baseline, comparable, evidence, verdicts
+from softbench.errors import SoftbenchError
+from softbench.gate import Rules
 
 
 @pytest.fixture
@@ -154,6 +163,37 @@ def test_bad_input_is_one_clear_line_and_exit_2(main, tmp_path, what):
     assert out == ""
     assert told in err
     assert len(err.splitlines()) == 1
+
+
+@settings(max_examples=80, deadline=None)
+@given(data=st.data())
+def test_no_change_of_a_runs_values_is_ever_a_traceback(data):
+    """Any one value of a run's JSON replaced by anything: it is judged, or refused in words."""
+    document = json.loads(run_text())
+    place, at = document, []
+    while isinstance(place, dict | list) and place and (not at or data.draw(st.integers(0, 4))):
+        step = data.draw(st.sampled_from(list(place) if isinstance(place, dict) else range(len(place))))
+        at.append((place, step))
+        place = place[step]
+    holder, step = at[-1]
+    holder[step] = data.draw(st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=3), st.just([]), st.just({})))
+    base = stored(dice(2), 10, cells=3)
+    try:
+        new = evidence.from_document(document, "hostile.json")
+        comparable.check(new, base, comparable.strict_fields())
+        report = against_baseline.judge(new, base, Rules(margin=0.05))
+    except SoftbenchError as error:
+        assert "\n" not in str(error)
+    else:
+        json.dumps(report.document(), allow_nan=False)
+        ElementTree.fromstring(verdicts.junit(report))
+        verdicts.markdown(report)
+
+
+@cache
+def run_text():
+    with TemporaryDirectory() as folder:
+        return write_run(Path(folder), stored(dice(1), 3, cells=3)).with_suffix(".json").read_text()
 
 
 def test_the_gate_on_stored_files_is_quick_and_light(main, tmp_path):
