@@ -101,7 +101,7 @@ def gate(
         if candidate is None or reference is None or files:
             raise UsageError("gate: --candidate and --reference go together, and without results files")
         stored = (baseline, folder, allow_env_mismatch or [])
-        outputs.render(_contest(candidate, reference, _request(sweep, config, output), margin, max_ambiguous, *stored))
+        outputs.render(_versus(candidate, reference, _request(sweep, config, output), margin, max_ambiguous, *stored))
     if given := [name for name, value in sweep.items() if value] + (["config"] if config else []):
         raise UsageError(f"gate: --{given[0].removesuffix('s')} says what to measure, which needs --candidate and --reference")
     if not files or baseline is None:
@@ -132,7 +132,7 @@ def _request(sweep: dict[str, Any], config: str | None, output: Path) -> Any:
     return runner.Request(file, configs.from_flags(sweep), False, output, False, command, __version__)
 
 
-def _contest(
+def _versus(
     candidate: str,
     reference: str,
     request: Any,
@@ -144,13 +144,13 @@ def _contest(
 ) -> Any:
     from functools import partial
 
-    from softbench import contest, same_run
+    from softbench import same_run, versus
     from softbench.baseline import open_baseline
 
     rules = _rules(margin, ambiguous, same_run.MARGIN)
     base = open_baseline(baseline, folder) if baseline else None
-    asked = contest.ask(request, candidate, reference)
-    return contest.judge(partial(measure, resumable=False), asked, candidate, reference, rules, base, allowed)
+    asked = versus.ask(request, candidate, reference)
+    return versus.judge(partial(measure, resumable=False), asked, candidate, reference, rules, base, allowed)
 
 
 def _self_test(files: list[Path], base: str, families: int | None, request: Any, margin: float | None, outputs: _Outputs) -> NoReturn:
@@ -167,16 +167,16 @@ def _self_test(files: list[Path], base: str, families: int | None, request: Any,
         warn(one_machine(runs))
         run = evidence.join(runs)
     else:
-        from softbench import selftest
+        from softbench.families import FAMILIES, measure_families
 
-        count = selftest.FAMILIES if families is None else families
+        count = FAMILIES if families is None else families
         if not calibration.LEAST_FAMILIES <= count <= 1000:
             raise UsageError(f"--families {count}: must be from {calibration.LEAST_FAMILIES} to 1000")
 
         def announce(plan: str) -> None:
             typer.echo(f"softbench: {plan}", err=True)
 
-        run = selftest.measure(partial(measure, resumable=False), request, base, count, announce)
+        run = measure_families(partial(measure, resumable=False), request, base, count, announce)
     found = calibration.analyse(run, base, rules)
     if not wrote_to_stdout(found.document(), outputs.json):
         terminal.show(power.table(found), terminal.console())

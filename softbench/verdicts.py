@@ -136,4 +136,4 @@ def baseline(found: Evidence) -> RenderableType:
         middle = medians[len(medians) // 2] if medians else 0.0
         spread = f"{(medians[-1] - medians[0]) / middle:.1%}" if medians else ""
         table.add_row(cell.backend, cell.case, series.status, units.micros(middle) if medians else "", spread, str(len(medians) or ""))
-    return Group(facts, Text(), table, Text("spread: the slowest process over the fastest, of their median", style="dim"))
+    return Group(facts, Text(), table, Text("spread: the slowest process less the fastest, over the median", style="dim"))

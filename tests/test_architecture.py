@@ -31,7 +31,7 @@ ROOMS = [
         "worker",
         "nursery",
     },  # torch side
-    {"pool", "lane", "plan", "runner", "checking", "doctor", "contest", "selftest"},  # conductor
+    {"pool", "lane", "plan", "runner", "checking", "doctor", "versus", "families"},  # conductor
     {"tables", "plots", "progress", "verdicts", "forest", "power"},  # views
     {"terminal", "commands", "cli", "cli_gate", "cli_baseline", "__main__"},  # door
 ]

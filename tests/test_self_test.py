@@ -7,7 +7,7 @@ import pytest
 import torch
 from gating import dice, evidence, key, self_test_run, series, stored_run, write_run
 
-from softbench import calibration, registry, runner, same_run, selftest
+from softbench import calibration, families, registry, runner, same_run
 from softbench.backends import planted
 from softbench.errors import UsageError
 from softbench.gate import Rules
@@ -110,7 +110,7 @@ def test_the_plan_is_told_before_anything_is_measured(tmp_path, monkeypatch):
         return stored_run(tmp_path, self_test_run(dice(8), 3, 4))
 
     monkeypatch.setattr(runner, "dry_run", dry_run)
-    run = selftest.measure(measure, Request({}, {}, False, tmp_path / "out", False, "", ""), "torch", 3, log.append)
+    run = families.measure_families(measure, Request({}, {}, False, tmp_path / "out", False, "", ""), "torch", 3, log.append)
     told, asked = log
     assert "3 families of 20 cases, each in fresh processes" in told
     assert "about " in told

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from softbench import calibration, runner, store, sweep, units
-from softbench.contest import AXES, DEFAULTS, Measure, found
 from softbench.errors import ResultsError
 from softbench.evidence import Evidence
 from softbench.model import Direction
@@ -15,6 +14,7 @@ from softbench.plan import Plan
 from softbench.runner import Request
 from softbench.same_run import ROUNDS
 from softbench.sweep import Sweep
+from softbench.versus import AXES, DEFAULTS, Measure, found
 
 FAMILIES = 59
 """No alarm in so many is a false-alarm rate below 5 %, with 95 % confidence."""
@@ -32,7 +32,7 @@ backends = plant({base!r}, {slowdowns!r}, {plugins!r})
 '''
 
 
-def measure(measure: Measure, request: Request, base: str, families: int, announce: Callable[[str], None]) -> Evidence:
+def measure_families(measure: Measure, request: Request, base: str, families: int, announce: Callable[[str], None]) -> Evidence:
     """Measure `families` sets of processes; `announce` is told the plan and its time before the first starts.
 
     Raises:

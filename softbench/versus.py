@@ -21,7 +21,7 @@ Measure = Callable[[Request], store.Run]
 
 
 def ask(request: Request, candidate: str, reference: str) -> Request:
-    """The request with what a contest needs: the two backends, and rounds enough.
+    """The request with what the comparison needs: the two backends, and rounds enough.
 
     Raises:
         UsageError: the two are one.

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from gating import dice, interleaved, stored_run
 
-from softbench import contest, registry, same_run
+from softbench import registry, same_run, versus
 from softbench.errors import InconclusiveError, UsageError
 from softbench.evidence import CellKey
 from softbench.gate import Rules, State, Verdict
@@ -65,15 +65,15 @@ def test_two_versions_of_one_file_are_measured_side_by_side(cli, versions):
 
 
 def judge(tmp_path, *runs, base=None):
-    """The contest over runs made by hand, and what it asked to be measured."""
+    """The comparison over runs made by hand, and what it asked to be measured."""
     asked, answers = [], iter(runs)
 
     def measure(request):
         asked.append(request)
         return stored_run(tmp_path, next(answers))
 
-    request = contest.ask(Request({}, {"M": (4096,), "rounds": 20}, False, tmp_path, False, "", ""), "new", "old")
-    return contest.judge(measure, request, "new", "old", Rules(margin=same_run.MARGIN), base), asked
+    request = versus.ask(Request({}, {"M": (4096,), "rounds": 20}, False, tmp_path, False, "", ""), "new", "old")
+    return versus.judge(measure, request, "new", "old", Rules(margin=same_run.MARGIN), base), asked
 
 
 def slow(i):
@@ -125,14 +125,14 @@ def test_bad_flags_are_one_line_and_exit_2(main, what):
 
 def test_what_is_flagged_is_measured_again_alone_in_fresh_processes():
     flags = {"M": (4,), "N": (8, 16), "processes": 1, "rounds": 12, "device": "cpu"}
-    asked = contest.ask(Request({}, flags, False, None, False, "", ""), "new", "old")
+    asked = versus.ask(Request({}, flags, False, None, False, "", ""), "new", "old")
     assert asked.flags["backends"] == ("new", "old")
-    assert asked.file["batch_ms"] == contest.DEFAULTS["batch_ms"]
-    again = contest.confirmation(asked, [Verdict(CellKey("new", "forward", "fp32", 4, 16), State.SLOWER, "")])
+    assert asked.file["batch_ms"] == versus.DEFAULTS["batch_ms"]
+    again = versus.confirmation(asked, [Verdict(CellKey("new", "forward", "fp32", 4, 16), State.SLOWER, "")])
     assert [(sweep.M, sweep.N) for sweep in again.file["sweep"]] == [((4,), (16,))]
     assert again.flags == {**{k: v for k, v in asked.flags.items() if k not in "MN"}, "processes": 2}
     with pytest.raises(UsageError, match="self-test"):
-        contest.ask(asked, "a", "a")
+        versus.ask(asked, "a", "a")
 
 
 def test_an_alias_renames_a_files_backend_and_a_file_with_an_equals_sign_keeps_its_name(tmp_path):
