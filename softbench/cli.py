@@ -1,6 +1,6 @@
 """The command line. Each command parses, makes one call, renders, and ends with an exit code.
 
-Only this module prints: data on stdout, progress and warnings on stderr.
+Only the door prints (this module, `cli_gate`, `cli_baseline`, and `commands`, which they share): data on stdout, progress on stderr.
 """
 
 from __future__ import annotations
@@ -12,15 +12,33 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from softbench import __version__
-from softbench.errors import Interrupted, SoftbenchError, UsageError
+from softbench import __version__, cli_baseline, cli_gate
+from softbench.commands import (
+    BackendsOption,
+    ConfigOption,
+    DeviceOption,
+    DirectionOption,
+    DtypeOption,
+    FileArgument,
+    MOption,
+    NOption,
+    PluginOption,
+    RoundsOption,
+    SeedOption,
+    TimeoutOption,
+    measure,
+    read,
+    try_json,
+    wrote_to_stdout,
+)
+from softbench.errors import SoftbenchError, UsageError
 from softbench.units import one_line
 
 EPILOG = "Exit codes: 0 fine; 1 a backend is wrong or failed, or nothing was measured; 2 usage; 130 interrupted (143 by SIGTERM)."
 
 app = typer.Typer(
     help="Compare softmax strategies on the GPU: checked, isolated, interleaved, in GB/s.",
-    epilog=EPILOG,
+    epilog=f"{EPILOG} gate and baseline: 3 inconclusive or not comparable.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,  # plain help comes up in half the time
@@ -28,14 +46,9 @@ app = typer.Typer(
 )
 
 
-BackendsOption = Annotated[str | None, typer.Option(help="all, or names: torch,compile. The yardstick, copy, is always added.")]
-DeviceOption = Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:K.")]
-PluginOption = Annotated[list[Path] | None, typer.Option(help="A Python file that defines backends; it is code that you run. Repeatable.")]
-TimeoutOption = Annotated[
-    str | None, typer.Option(help="Deadline in seconds: 60 for every phase, or import=10,build=600,check=60,time=60.")
-]
 TimerOption = Annotated[str | None, typer.Option(help="Of the headline on a GPU: do_bench, device, graph or host. [do_bench]")]
-FileArgument = Annotated[Path, typer.Argument(help="A results CSV, such as results/latest.csv.")]
+cli_gate.register(app)
+cli_baseline.register(app)
 
 
 @app.callback(invoke_without_command=True)
@@ -48,19 +61,17 @@ def _version(version: Annotated[bool, typer.Option("--version", help="Print the 
 @app.command(epilog=EPILOG)
 def run(
     backends: BackendsOption = None,
-    M: Annotated[str | None, typer.Option("--M", help="Rows: 4096, or 256,1024, or 256:8192:256, or 256:65536:*2.")] = None,
-    N: Annotated[str | None, typer.Option("--N", help="Columns, the reduced axis; written like --M.")] = None,
-    dtype: Annotated[str | None, typer.Option(help="fp32, fp16, bf16, or several: fp32,bf16.")] = None,
-    direction: Annotated[str | None, typer.Option(help="forward, backward, both (through autograd), or several.")] = None,
-    config: Annotated[
-        str | None, typer.Option(metavar="NAME|FILE", help="tutorial, powers, cpu, or a TOML file; flags override it.")
-    ] = None,
+    M: MOption = None,
+    N: NOption = None,
+    dtype: DtypeOption = None,
+    direction: DirectionOption = None,
+    config: ConfigOption = None,
     device: DeviceOption = None,
-    rounds: Annotated[int | None, typer.Option(help="Rounds: passes over the backends of a case. [3 to 10, until it is known]")] = None,
+    rounds: RoundsOption = None,
     max_rounds: Annotated[int | None, typer.Option(help="Go on to so many rounds where the figure is not known before.")] = None,
     precision: Annotated[float | None, typer.Option(help="Known: the 95 % interval of the median is within this fraction. [0.005]")] = None,
     processes: Annotated[int | None, typer.Option(help="Fresh sets of worker processes, each measuring everything. [1]")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of the inputs. [0]")] = None,
+    seed: SeedOption = None,
     relative_to: Annotated[str | None, typer.Option(help="The backend that speed-ups are over. [torch]")] = None,
     timer: TimerOption = None,
     l2: Annotated[str | None, typer.Option(help="cold: flush L2 before every timed call; warm: do not. [cold]")] = None,
@@ -88,11 +99,11 @@ def run(
     )
     command = terminal.command_line(sys.argv[1:])
     request = runner.Request(configs.load(config) if config is not None else {}, flags, quick, output, resume, command, __version__)
-    terminal.try_json(json, dry_run)
+    try_json(json, dry_run)
     if dry_run:
         _show_plan(runner.dry_run(request))
         return
-    kept = _measure(request)
+    kept = measure(request)
     _report(kept, json)
     raise typer.Exit(runner.exit_code(kept.records()))
 
@@ -104,7 +115,7 @@ def check(
     dtype: Annotated[str, typer.Option(help="fp32, fp16, bf16, or several.")] = "fp32,fp16,bf16",
     direction: Annotated[str, typer.Option(help="forward, backward, or both of them.")] = "forward,backward",
     device: DeviceOption = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of the inputs. [0]")] = None,
+    seed: SeedOption = None,
     timeout: TimeoutOption = None,
     plugin: PluginOption = None,
     json: Annotated[
@@ -120,7 +131,7 @@ def check(
 
     flags = configs.from_flags({"backends": backends, "device": device, "seed": seed, "timeout": timeout, "plugins": plugin})
     directions = sweep.parse_choices(direction, "--direction", ["forward", "backward"])
-    terminal.try_json(json)
+    try_json(json)
     wanted = checking.Examination(configs.resolve({}, flags), case, sweep.parse_dtypes(dtype, "--dtype"), directions)
     with terminal.ending():
         found = checking.examine(wanted, terminal.counter("cases"))
@@ -136,7 +147,7 @@ def show(
     """Show the table of a results file."""
     from softbench import tables, terminal
 
-    rows, console = _read(file), terminal.console()
+    rows, console = read(file), terminal.console()
     terminal.show(tables.cells(rows) if long else tables.results(rows, console), console)
 
 
@@ -146,7 +157,7 @@ def plot(
     out: Annotated[Path | None, typer.Option("-o", "--out", help="out.png, .svg or .pdf; by default the first FILE with .png.")] = None,
 ) -> None:
     """Plot bandwidth over N, with copy drawn, and the fraction of copy; one figure for each direction, dtype and M."""
-    runs = [(file, _read(file)) for file in files]
+    runs = [(file, read(file)) for file in files]
     from softbench import plots
 
     for written in plots.write(runs, out or files[0].with_suffix(".png")):
@@ -159,7 +170,7 @@ def compare(a: FileArgument, b: FileArgument) -> None:
     from softbench import compare as comparing
     from softbench import tables, terminal
 
-    found = comparing.pairs(_read(a), _read(b))
+    found = comparing.pairs(read(a), read(b))
     if not found:
         raise UsageError(f"{a} and {b}: no cell of either has a figure")
     terminal.show(tables.comparison(found, (str(a), str(b))), terminal.console())
@@ -190,28 +201,11 @@ def doctor() -> None:
     raise typer.Exit(0 if doctors.healthy(findings) else 1)
 
 
-def _measure(request: Any) -> Any:
-    """Run with progress on stderr; an interruption says what is kept."""
-    from softbench import runner, terminal
-    from softbench.progress import Progress
-
-    started: list[Any] = []
-    try:
-        with terminal.ending(), Progress(terminal.console(stderr=True)) as progress:
-            return runner.run(request, progress, started.append)
-    except Interrupted as stop:
-        if started:
-            again = request.command + ("" if request.resume else " --resume")
-            kept = f"what was measured is in {started[0].csv}" if started[0].cells else "nothing was measured yet"
-            typer.echo(f"softbench: interrupted; {kept}; go on with: {again}", err=True)
-        raise typer.Exit(stop.exit_code) from None  # Typer would make 130 of every KeyboardInterrupt
-
-
 def _report(kept: Any, json: Path | None) -> None:
     """The table on stdout (or the JSON), and where the files are on stderr."""
     from softbench import tables, terminal
 
-    if not terminal.wrote_to_stdout(kept.document(), json):
+    if not wrote_to_stdout(kept.document(), json):
         console = terminal.console()
         terminal.show(tables.results(kept.rows(), console), console)
     typer.echo(f"softbench: wrote {kept.csv} and {kept.json}", err=True)
@@ -236,19 +230,10 @@ def _show_plan(plan: Any) -> None:
     )
 
 
-def _read(file: Path) -> Any:
-    from softbench.results import read_csv
-
-    rows, warnings = read_csv(file)
-    for text in warnings:
-        typer.echo(f"softbench: {text}", err=True)
-    return rows
-
-
 def _report_checks(found: Any, json: Path | None, plugins: list[str]) -> None:
     from softbench import tables, terminal
 
-    if not terminal.wrote_to_stdout(found.document(), json):
+    if not wrote_to_stdout(found.document(), json):
         console = terminal.console()
         terminal.show(tables.checks(found.findings), console)
     for text in found.notes:

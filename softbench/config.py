@@ -134,7 +134,7 @@ def _layer(table: dict[str, Any], where: str, base: Path) -> Layer:
         elif key == "timeout":
             layer[key] = _timeouts(value, at)
         elif key == "plugins":
-            layer[key] = tuple(base / file for file in _strings(value, at))
+            layer[key] = tuple(_beside(base, file) for file in _strings(value, at))
         elif key == "backends":
             layer[key] = None if value == "all" else _strings(value, at)
         elif key in READERS:
@@ -177,6 +177,12 @@ def _strings(value: Any, at: str) -> tuple[str, ...]:
     if not isinstance(items, list) or not items or not all(isinstance(item, str) and item.strip() for item in items):
         raise ConfigError(f"{at}: must be a text or a list of texts, not {value!r}")
     return tuple(dict.fromkeys(item.strip() for item in items))
+
+
+def _beside(base: Path, file: str) -> Path:
+    """A plugin's file beside the configuration; `name=file` keeps its name in front."""
+    alias, equals, rest = file.rpartition("=")
+    return Path(f"{alias}{equals}{base / rest}")
 
 
 def _timeouts(value: Any, at: str) -> dict[str, float]:

@@ -4,7 +4,8 @@
     ├── UsageError                 a flag, a value or a name is off; exit code 2
     │   ├── ConfigError            ... in a configuration file
     │   └── ResultsError           a results file cannot be read, or a folder not be written
-    └── WorkersError               workers could not be started at all
+    ├── WorkersError               workers could not be started at all
+    └── InconclusiveError          measurements that cannot be judged: another machine, too few processes; exit code 3
     Interrupted (KeyboardInterrupt)  SIGINT or SIGTERM; exit code 128 + signal
 
 Messages say what, where, and what to do next. They are caught at the boundaries only: the loading of a plugin, one cell, `cli.main`.
@@ -35,6 +36,12 @@ class ResultsError(UsageError):
 
 class WorkersError(SoftbenchError):
     """Worker processes could not be started."""
+
+
+class InconclusiveError(SoftbenchError):
+    """Measurements that nothing can be concluded from: of another machine, or too few."""
+
+    exit_code = 3
 
 
 class Interrupted(KeyboardInterrupt):

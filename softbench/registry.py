@@ -34,6 +34,8 @@ class Origin:
     """`module:attribute`, or the file's absolute path."""
     shown: str
     """For people: the distribution, or the file as the user wrote it."""
+    alias: str = ""
+    """What the user wants its backend to be called: two versions of one file may stand side by side."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,15 +67,26 @@ def origins(plugins: Iterable[Path]) -> tuple[Origin, ...]:
         found.append(Origin("entry point", point.name, point.value, shown))
     if not found:
         raise UsageError("softbench is not installed, so its backends are not registered; run: pip install -e .")
-    for path in plugins:
+    for given in plugins:
+        alias, path = _aliased(given)
         try:
             there = path.is_file()
         except OSError as error:
             raise UsageError(f"--plugin {path}: {error.strerror}") from None
         if not there:
             raise UsageError(f"--plugin {path}: no such file")
-        found.append(Origin("file", path.stem, str(path.resolve()), str(path)))
+        found.append(Origin("file", alias or path.stem, str(path.resolve()), str(given), alias))
     return tuple(found)
+
+
+def _aliased(given: Path) -> tuple[str, Path]:
+    """`new=my/softmax.py` as `new` and the file; a file whose very name has a `=` keeps it."""
+    alias, equals, rest = str(given).partition("=")
+    try:
+        whole = given.is_file()
+    except OSError:
+        whole = False
+    return (alias, Path(rest)) if equals and NAME.fullmatch(alias) and not whole else ("", given)
 
 
 def needed(doors: Sequence[Origin], names: Sequence[str] | None) -> tuple[Origin, ...]:
@@ -135,7 +148,23 @@ def load(origin: Origin) -> tuple[Any, ...]:
                 raise UsageError(f"{backend!r} is not a backend: it needs a name and the methods available, supports and prepare")
         if not isinstance(getattr(backend, "name", None), str) or not NAME.fullmatch(backend.name):
             raise UsageError(f"{getattr(backend, 'name', None)!r} is no name for a backend; use letters, digits and . _ : + -")
-    return found
+    if not origin.alias:
+        return found
+    return tuple(_renamed(backend, origin.alias if len(found) == 1 else f"{origin.alias}.{backend.name}") for backend in found)
+
+
+def _renamed(backend: Any, name: str) -> Any:
+    """The backend under another name. It is wrapped, not changed: its own methods may rely on its name."""
+
+    class Renamed:
+        __doc__ = type(backend).__doc__
+
+        def __getattr__(self, attribute: str) -> Any:
+            return getattr(backend, attribute)
+
+    renamed: Any = Renamed()
+    renamed.name = name
+    return renamed
 
 
 def _import_file(path: Path) -> ModuleType:

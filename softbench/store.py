@@ -79,7 +79,7 @@ class Run:
                 self._rows.pop(record.case, None)
                 self.journal.write(_line({"process": process, **record_to_json(record)}))
             self.journal.flush()
-            _replace(self.csv, to_csv(self.rows()))
+            replace_file(self.csv, to_csv(self.rows()))
 
     def records(self) -> list[Record]:
         """One record a cell: those of all sets of processes merged, in the order of the cases."""
@@ -117,14 +117,14 @@ class Run:
         """
         with _writing(self.folder):
             self.header["finished"] = datetime.now(UTC).isoformat(timespec="seconds")
-            _replace(self.csv, to_csv(self.rows()))  # a resumed run may have had nothing left to measure
+            replace_file(self.csv, to_csv(self.rows()))  # a resumed run may have had nothing left to measure
             document = json.dumps(self.document(), separators=(",", ":"), allow_nan=False) + "\n"
-            _replace(self.json, document)
+            replace_file(self.json, document)
             if publish:
                 with (self.folder / ".lock").open("w") as lock:
                     fcntl.flock(lock, fcntl.LOCK_EX)  # two runs that end together: latest.csv and latest.json are of one of them
-                    _replace(self.folder / "latest.csv", self.csv.read_text(encoding="utf-8"))
-                    _replace(self.folder / "latest.json", document)
+                    replace_file(self.folder / "latest.csv", self.csv.read_text(encoding="utf-8"))
+                    replace_file(self.folder / "latest.json", document)
             Path(self.journal.name).unlink()
             self.journal.close()
 
@@ -216,7 +216,7 @@ def _line(data: dict[str, Any]) -> bytes:
     return json.dumps(data, separators=(",", ":"), allow_nan=False).encode() + b"\n"
 
 
-def _replace(path: Path, text: str) -> None:
+def replace_file(path: Path, text: str) -> None:
     """Write a file so that it is the old one or the new one, whole, at any moment."""
     with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import signal
@@ -11,11 +10,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from rich.console import Console, RenderableType
 
-from softbench.errors import Interrupted, UsageError
+from softbench.errors import Interrupted
 
 LOG_WIDTH = 400  # where nobody's terminal sets a width, tables keep their own
 
@@ -76,31 +75,3 @@ def ending() -> Iterator[None]:
     finally:
         for signum, handler in before.items():
             signal.signal(signum, handler)
-
-
-def try_json(where: Path | None, dry_run: bool = False) -> None:
-    """Before any work: the file that is asked for can be written."""
-    if where is None or str(where) == "-":
-        return
-    if dry_run:
-        raise UsageError("--json: a dry run has nothing to write; leave out one of the two")
-    try:
-        with where.open("a"):
-            pass
-    except OSError as error:
-        raise UsageError(f"--json {where}: cannot be written: {error.strerror}") from None
-
-
-def wrote_to_stdout(document: Any, where: Path | None) -> bool:
-    """Write a document as JSON where it was asked for; True when that was stdout, which then belongs to it alone."""
-    if where is None:
-        return False
-    text = json.dumps(document, allow_nan=False)
-    if str(where) == "-":
-        sys.stdout.write(text + "\n")
-        return True
-    try:
-        where.write_text(text + "\n")
-    except OSError as error:
-        raise UsageError(f"--json {where}: cannot be written: {error.strerror}") from None
-    return False

@@ -78,6 +78,23 @@ def cli(tmp_path: Path) -> Iterator[Cli]:
 
 
 @pytest.fixture
+def main(tmp_path, monkeypatch, capsys) -> Callable[..., tuple[int, str, str]]:
+    """The command line within this process, in a folder of its own: exit code, stdout, stderr."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
+
+    def call(*arguments: object) -> tuple[int, str, str]:
+        from softbench import cli
+
+        monkeypatch.setattr(sys, "argv", ["softbench", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        return (int(ended.value.code or 0), *capsys.readouterr())
+
+    return call
+
+
+@pytest.fixture
 def plugins() -> Path:
     return PLUGINS
 

@@ -28,7 +28,8 @@ ROOMS = [
         "records",
         "registry",
         "protocol",
-    },  # pure core
+    }
+    | {"inference", "evidence", "comparable", "gate", "against_baseline", "same_run", "baseline", "calibration"},  # pure core
     {
         "backends",
         "inputs",
@@ -45,9 +46,9 @@ ROOMS = [
         "worker",
         "nursery",
     },  # torch side
-    {"pool", "lane", "plan", "ensemble", "runner", "checking", "doctor"},  # conductor
-    {"tables", "plots", "progress"},  # views
-    {"terminal", "cli", "__main__"},  # door
+    {"pool", "lane", "plan", "ensemble", "runner", "checking", "doctor", "versus", "families"},  # conductor
+    {"tables", "plots", "progress", "verdicts", "forest", "power"},  # views
+    {"terminal", "commands", "cli", "cli_gate", "cli_baseline", "__main__"},  # door
 ]
 """A room may import from itself and from the rooms above it."""
 HEAVY = {"torch", "triton", "numpy", "pandas", "matplotlib", "pynvml", "scipy"}

@@ -1,22 +1,19 @@
 """Launches of the CUDA C++ softmax kernels on rows, by ctypes: `softmax.cu` is compiled by nvcc on first use (`build.py`).
 
-Launches that need a workspace (CTAs all over the card that share a row, or draw rows from a counter) get one for their device and stream:
+Launches that need a workspace (CTAs all over the card that share a row) get one for their device and stream:
 launches on one stream follow each other, so they can share it. Under CUDA-graph capture each launch gets its own, zeroed by the graph: a
 graph may be replayed on another stream than the one it was captured on, while that one works on.
-
-A workspace that is kept is allocated by a thread of its own. PyTorch can send a thread's allocations to a pool that others own: Inductor
-does so as it warms a CUDA graph up, and refuses a graph in whose pool something outlives the call.
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
 from ..triton.rows import DTYPES, Softmax
+from ..triton.workspace import zeros_to_keep
 from . import build
 
 _NUMBER = {dtype: index for index, dtype in enumerate(DTYPES)}
@@ -66,32 +63,15 @@ def _launch(call: Callable[..., int], arguments: tuple[int, ...], index: int, pl
     by_reference = None if plan is None else ctypes.addressof(plan)
     code = call(*arguments, *given, stream, by_reference)
     if code < 0:  # nothing was launched: so many bytes of workspace are missing
-        fresh = _zeros(index, -code) if torch.cuda.is_current_stream_capturing() else _keep(index, stream, -code)
+        if torch.cuda.is_current_stream_capturing():
+            fresh = torch.zeros(-code, dtype=torch.uint8, device=f"cuda:{index}")
+        else:
+            fresh = _workspaces[index, stream] = zeros_to_keep(index, max(-code, _WORKSPACE_BYTES), torch.uint8)
         code = call(*arguments, fresh.data_ptr(), fresh.numel(), stream, by_reference)
     if code != 0:
         shape = arguments[-4:-2] if call.__name__ == "softbench_forward" else arguments[-3:-1]
         raise RuntimeError(f"{call.__name__} on {shape}: {_library(index).softbench_error(int(code)).decode()}")
     return None
-
-
-def _zeros(index: int, size: int) -> torch.Tensor:
-    return torch.zeros(size, dtype=torch.uint8, device=f"cuda:{index}")
-
-
-def _keep(index: int, stream: int, size: int) -> torch.Tensor:
-    """A workspace of at least so many bytes, for this launch on the current stream and those after it."""
-
-    def allocate() -> tuple[torch.Tensor, torch.cuda.Event]:
-        with torch.cuda.device(index):  # and on the default stream, as a thread starts there
-            return _zeros(index, max(size, _WORKSPACE_BYTES)), torch.cuda.current_stream(index).record_event()
-
-    with ThreadPoolExecutor(1) as thread:
-        fresh, zeroed = thread.submit(allocate).result()
-    here = torch.cuda.current_stream(index)
-    here.wait_event(zeroed)
-    fresh.record_stream(here)  # a larger one may replace it while launches on this stream still use it
-    _workspaces[index, stream] = fresh
-    return fresh
 
 
 softmax = Softmax(launch_forward, launch_backward)

@@ -40,6 +40,8 @@ constexpr int64_t MAX_N = (int64_t(1) << 31) - 4096;  // indices within a row ar
 
 struct Device {
     int sms, shared_block, shared_sm, major;
+    // Hopper's and later data center cards: clusters of 16, and 200 KB and more of shared memory a CTA. Others go as sm_80 does.
+    bool clusters() const { return major >= 9 && shared_block >= 200 << 10; }
 };
 
 const Device& device() {
@@ -146,7 +148,7 @@ inline Plan split_plan(int64_t vectors, int R, int words, int threads, int64_t G
 inline Plan few_plan(int64_t M, int64_t vectors, int R) {
     const Device& d = device();
     const int64_t words = vectors * R;  // vectors of all tensors
-    if (d.major >= 9 && words <= 33000) {
+    if (d.clusters() && words <= 33000) {
         const int C = words <= 4200 || (words <= 8400 && M > 32) || (words <= 16800 && M > 64) ? 8 : 16;
         const int64_t share = ceil_div<int64_t>(words, C);
         const int W = share <= 544 ? 2 : share <= 1088 && M * C <= d.sms ? 4 : 8;
@@ -156,7 +158,7 @@ inline Plan few_plan(int64_t M, int64_t vectors, int R) {
     const int64_t short_ctas = ceil_div<int64_t>(words, 1024), ctas = ceil_div<int64_t>(words, 2048), long_ctas = ceil_div<int64_t>(words, 4096);
     if (M * short_ctas <= d.sms) return split_plan(vectors, R, 4, SPLIT_THREADS / 2, short_ctas);
     if (M * ctas <= d.sms) return split_plan(vectors, R, 8, SPLIT_THREADS / 2, ctas);
-    if (M <= 2 && words <= 1 << 19) return split_plan(vectors, R, 4, SPLIT_THREADS, d.sms / M);
+    if (M <= 2 && words <= 1 << 19) return split_plan(vectors, R, 4, SPLIT_THREADS, std::max<int64_t>(1, d.sms / M));
     if (M <= 2 && M * long_ctas <= 2 * d.sms) return split_plan(vectors, R, 8, SPLIT_THREADS, long_ctas);
     if (M * short_ctas <= 4 * d.sms) return split_plan(vectors, R, 4, SPLIT_THREADS / 2, short_ctas);
     if (M * ctas <= 4 * d.sms) return split_plan(vectors, R, 8, SPLIT_THREADS / 2, ctas);
@@ -169,7 +171,7 @@ inline Plan few_plan(int64_t M, int64_t vectors, int R) {
 inline Plan many_plan(int64_t vectors, int R, bool whole) {
     const Device& d = device();
     const int64_t words = vectors * R;
-    const bool wide = d.major >= 9;
+    const bool wide = d.clusters();
     if (R == 1) {
         const int K = vectors <= 136 ? 2 : vectors < 1024 ? 4 : 8;
         // Beyond 512 threads a CTA is alone on its SM: only when it is nearly as large as can be.

@@ -17,8 +17,8 @@
 // .01 for long rows, worse for the few microseconds of few rows. What `softbench run` measures is in results/h200.
 // - L1 is where loads land that are under way. With an SM's memory preferred as shared, as is usual for kernels of much shared memory, it
 //   has 28 KB of it, and kernels that load to registers were slow by what had been launched before them: wide .83 and .94, backward clusters
-//   .81 and .98, for one and the same launch. Asking for what the resident CTAs need (Launch::carveout): always the better of the two, few rows
-//   (64 x 32768 float32 .76 to .95) and 1024 rows of 1 MB (.79 to .92) too. It was found by a process that had not yet run another kernel.
+//   .81 and .98, for one and the same launch. Asking for what the resident CTAs need (Launch::carveout): always the better of the two; 1024 rows of
+//   1 MB .79 to .92. It was found by a process that had not yet run another kernel. CUDA promises it of launches, not of graph nodes.
 // - A ring (persistent clusters, rows drawn from a counter, the copy engine two or three rows ahead, after prototypes that had .98) was to
 //   hide the exchange best: .86-.87 in every shape, one or two CTAs an SM, two or three stages. Not the exchange (without it, and without
 //   arithmetic: .80 in static order), nor the size of copies (4 KB: the same), nor the stores (by the copy engine: .84); with cp.async .73-.86. So
@@ -88,10 +88,11 @@ struct Launch {
         std::lock_guard<std::mutex> guard(mutex);
         auto [found, fresh] = known.try_emplace({reinterpret_cast<const void*>(kernel), current, threads, shared}, 0);
         if (fresh) {
-            cudaFuncAttributes attributes;
+            cudaFuncAttributes attributes = {};
             int ctas = 1;
             error = cudaFuncGetAttributes(&attributes, kernel);
             if (error == cudaSuccess) error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&ctas, kernel, threads, shared);
+            if (error != cudaSuccess) return void(known.erase(found)), cudaSharedmemCarveoutDefault;
             const int64_t need = int64_t(ctas) * (int64_t(shared) + int64_t(attributes.sharedSizeBytes) + 1024);
             found->second = int(std::min<int64_t>(100, ceil_div<int64_t>(100 * need, device().shared_sm)));
         }
@@ -214,6 +215,7 @@ template <typename Op> bool holds(const Tensors<Op>& t, int64_t N, const Plan& p
     if (p.tier == PLAIN) return true;
     if (!l.congruent || N > MAX_N || p.threads < 32 || p.threads % 32 || p.group < 1 || p.vectors < 1) return false;
     const bool power = (p.group & (p.group - 1)) == 0;
+    if (p.floor != 16 && p.floor != FLOOR_LONG && !(p.tier == LANES && !p.depth)) return false;
     const int64_t vectors = p.floor == FLOOR_LONG ? (l.lead + N) / V : ((l.aligned ? 0 : V - 1) + N) / V;
     const int64_t share = ceil_div<int64_t>(vectors, p.group);
     switch (p.tier) {

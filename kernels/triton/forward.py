@@ -30,8 +30,8 @@ through.
   thread polls one slot of its own; predicted to save microseconds of 1 x 1048576, not measured yet.
 - 24 tiles a thread (128 registers, two programs of 256 threads an SM), after the CUDA kernels had found them best: fewer CTAs share a row.
   Expected .94; clusters of 2 and 4 have .95 and .93 (98304 and 196608 bf16), groups .90 at 262144, .95 at 131072 float32.
-- How an SM's memory is parted (`carveout.py`), after the CUDA kernels, where it decides between .83 and .94: asked for of groups only, as the
-  others need next to none; by itself not measured.
+- How an SM's memory is parted (`carveout.py`), after the CUDA kernels, where it decides between .83 and .94: asked for of groups only, as
+  the others need next to none; by itself not measured.
 
 Not reached: unaligned rows of 131073 bf16 at .90 (.87), few rows at .80 on average, odd 16-bit rows below 130 columns.
 """

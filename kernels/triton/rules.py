@@ -25,6 +25,7 @@ HELD = 44 * 1024  # bytes a program, of `held.py`: static shared memory ends at 
 SM_REGISTERS = 65536
 CLUSTERS = (2, 4, 8, 16)
 MOST_PEERS = 512
+TILE_IDLE = 1.3  # columns of a tile to columns of a row
 NEAR = 6  # of a table: three quarters of an octave of row length, or half of one and a step of rows
 
 
@@ -265,7 +266,9 @@ def bucket(shape: Shape) -> tuple[str, int, int]:
 def _fitted(shape: Shape, found: Plan) -> Plan | None:
     """A table's plan with the numbers of this very row: those of its bucket differ by a few percent. None where it does not fit."""
     if found.tier in ("tile", "loop"):  # Triton moves such a row in whole vectors only where it sees that 16 divides N
-        return found if shape.alignment < VECTOR or shape.N % 16 == 0 else None
+        # ... and pays for the next power of two.
+        vectors_seen = shape.alignment < VECTOR or shape.N % 16 == 0
+        return found if found.tier == "loop" or (vectors_seen and 1 << (shape.N - 1).bit_length() <= TILE_IDLE * shape.N) else None
     vectors = _vectors(shape, found.V, found.ALIGN)
     if found.tier == "group":
         need = math.ceil(_chunk(vectors, found.G) / found.T)

@@ -36,6 +36,7 @@ from .rules import LINE, VECTOR, chunk, plan
 from .workspace import workspace
 
 HOPPER = 9
+LARGE_SHARED = 200 * 1024  # bytes a program: what tells the large cards of a generation, with clusters of 16, from the small, with 8
 INTERPRETED_SMS = 4
 MOST_KEPT = 4096  # launches
 
@@ -72,18 +73,23 @@ _kept: dict[tuple[Any, ...], tuple[Any, Call]] = {}
 
 
 def _launch(tensors: tuple[torch.Tensor, ...]) -> None:
+    device = tensors[0].device
+    if device.type == "cuda" and device.index != torch.cuda.current_device():  # Triton launches there, wherever the tensors are
+        with torch.cuda.device(device):
+            return _launch(tensors)
     key = _key(tensors)
     found = _kept.get(key)
     if found is not None:
         ready, call = found
         ready(*call.operands(tensors), *call.numbers)
-        return
+        return None
     shape, plan = _chosen(tensors)
     compiled = run(shape, plan, tensors)
     if hasattr(compiled, "function"):  # not under the interpreter, nor where Triton compiles in the background
         if len(_kept) >= MOST_KEPT:
             _kept.clear()
         _kept[key] = _ready(compiled, call := call_of(shape, plan, tensors), tensors), call
+    return None
 
 
 def _key(tensors: tuple[torch.Tensor, ...]) -> tuple[Any, ...]:
@@ -123,7 +129,7 @@ def _device(device: torch.device) -> tuple[str, int, bool]:
     if INTERPRETED or device.type != "cuda":
         return "", INTERPRETED_SMS, False
     found = torch.cuda.get_device_properties(device)
-    return found.name, found.multi_processor_count, found.major >= HOPPER
+    return found.name, found.multi_processor_count, found.major >= HOPPER and found.shared_memory_per_block_optin >= LARGE_SHARED
 
 
 def run(shape: Shape, plan: Plan, tensors: tuple[torch.Tensor, ...]) -> Any:

@@ -48,7 +48,9 @@ def cells(only: str = "") -> Iterator[Cell]:
     """The grid's cells that fit the card and, by `only`, have in their names each of the words before a comma, or between commas; float16
     rows go the way of bfloat16."""
     for cell in _grid():
-        if cell[2] * cell[3] <= ELEMENTS and any(all(word in named(cell) for word in words.split()) for words in only.split(",")):
+        if cell[2] * cell[3] <= ELEMENTS and any(
+            all(word in named(cell) for word in words.split()) for words in only.rstrip(", ").split(",")
+        ):
             yield cell
 
 

@@ -1,11 +1,18 @@
-"""Where programs that share a row meet: an int64 counter and slots for each device and stream, zero at first, never cleared."""
+"""Where programs that share a row meet: an int64 counter and slots for each device and stream, zero at first, never cleared.
+
+What is kept is allocated by a thread of its own. PyTorch can send a thread's allocations to a pool that others own: Inductor does so as it
+warms a CUDA graph up, and refuses a graph in whose pool something outlives the call. Nothing here needs Triton: the CUDA kernels share it.
+"""
 
 from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
 _kept: dict[tuple[int, int], torch.Tensor] = {}
 COUNTER_WORDS = 16  # the counter has a line of its own
+LEAST_WORDS = 1 << 14
 
 
 def workspace(device: torch.device, words: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -15,12 +22,27 @@ def workspace(device: torch.device, words: int) -> tuple[torch.Tensor, torch.Ten
     others, so it gets its own, from the graph's pool, zeroed in the graph.
     """
     size = COUNTER_WORDS + words
-    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+    if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
         fresh = torch.zeros(size, dtype=torch.int64, device=device)
         return fresh[:1], fresh[COUNTER_WORDS:]
-    key = (device.index or 0, torch.cuda.current_stream(device).cuda_stream) if device.type == "cuda" else (-1, 0)
+    index = torch.cuda.current_device() if device.index is None else device.index
+    key = index, torch.cuda.current_stream(index).cuda_stream
     kept = _kept.get(key)
     if kept is None or kept.numel() < size:
-        # The old one may go: what a launch under way still reads of it is not handed out again before that launch ends.
-        kept = _kept[key] = torch.zeros(max(size, 1 << 14), dtype=torch.int64, device=device)
+        kept = _kept[key] = zeros_to_keep(index, max(size, LEAST_WORDS), torch.int64)
     return kept[:1], kept[COUNTER_WORDS:]
+
+
+def zeros_to_keep(index: int, size: int, dtype: torch.dtype) -> torch.Tensor:
+    """Zeros on device `index`, for this launch on the current stream and those after it."""
+
+    def allocate() -> tuple[torch.Tensor, torch.cuda.Event]:
+        with torch.cuda.device(index):  # and on the default stream, as a thread starts there
+            return torch.zeros(size, dtype=dtype, device=f"cuda:{index}"), torch.cuda.current_stream(index).record_event()
+
+    with ThreadPoolExecutor(1) as thread:
+        fresh, zeroed = thread.submit(allocate).result()
+    here = torch.cuda.current_stream(index)
+    here.wait_event(zeroed)
+    fresh.record_stream(here)  # a larger one may replace it while launches on this stream still use it
+    return fresh

@@ -1,0 +1,122 @@
+"""New processes against the stored ones of a baseline, cell by cell: a one-sided, moderated t on log process medians.
+
+A process counts as one value: rounds of one process share its addresses, its clocks and its warm-up, so more of them say nothing
+about the next process. A rank test cannot do this: with 10 and 3 values its smallest p is 0.0035, and 300 cells ask for 1.7e-4.
+Values are normalised by the copy of the same process and case, never by the suite's own median, which would hide a slowdown of all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from statistics import fmean, median
+
+from softbench import gate
+from softbench.errors import InconclusiveError
+from softbench.evidence import CellKey, Evidence, Series, yardstick
+from softbench.gate import Report, Rules, Trial, Verdict
+from softbench.inference import Moderated, moderate, t_quantile, t_upper
+from softbench.registry import YARDSTICK
+
+LEAST_BASE = 5
+RECOMMENDED_BASE = 10
+LEAST_NEW = 3
+MARGIN = 0.05
+
+
+def judge(new: Evidence, base: Evidence, rules: Rules, notes: tuple[str, ...] = ()) -> Report:
+    """Every cell of either side. Whether the two may be compared is `softbench.comparable`'s question.
+
+    Raises:
+        InconclusiveError: too few processes on one side (the message has the command that measures what is missing), or values
+            that show no spread at all.
+    """
+    _enough(new, base)
+    verdicts, cells = [], {}
+    for key in dict.fromkeys([*base.cells, *new.cells]):
+        if found := gate.unmeasured(key, new.cells.get(key), base.cells.get(key), "the baseline"):
+            verdicts.append(found)
+        elif key.backend != YARDSTICK and all((some := side.cells.get(key)) and some.status == "ok" for side in (new, base)):
+            cells[key] = _Cell(key, new, base)
+    able = [cell for cell in cells.values() if not cell.doubt]
+    if able and all(not cell.spread for cell in able):
+        raise InconclusiveError(
+            f"{base.source} and {new.source}: no spread between processes is recorded in any cell, so no noise is known; "
+            f"measure again with: {base.more_processes(RECOMMENDED_BASE)}"
+        )
+    spreads = moderate([(cell.old, cell.now) for cell in able])
+    trials = [cell.trial(spread, rules, new.environment.get("device")) for cell, spread in zip(able, spreads, strict=True)]
+    trials += [cell.trial(None, rules, new.environment.get("device")) for cell in cells.values() if cell.doubt]
+    return Report(f"{new.source} against {base.source}", gate.ranked([*verdicts, *gate.family(trials, rules)]), rules, notes)
+
+
+def _enough(new: Evidence, base: Evidence) -> None:
+    if base.processes < LEAST_BASE:
+        raise InconclusiveError(
+            f"{base.source}: a baseline needs {LEAST_BASE} processes ({RECOMMENDED_BASE} recommended), it has {base.processes}; "
+            f"measure it with: {base.more_processes(RECOMMENDED_BASE)}"
+        )
+    if new.processes < LEAST_NEW:
+        raise InconclusiveError(
+            f"{new.source}: {LEAST_NEW} processes are the least to compare with a baseline, it has {new.processes}; "
+            f"measure with: {new.more_processes(LEAST_NEW)}"
+        )
+
+
+class _Cell:
+    """One cell's values on both sides, or why it cannot be judged."""
+
+    def __init__(self, key: CellKey, new: Evidence, base: Evidence) -> None:
+        self.key = key
+        copies = [side.cells.get(yardstick(key)) for side in (new, base)]
+        sides = [side.cells[key] for side in (new, base)]
+        self.now, self.old = (_normalised(side, copy) for side, copy in zip(sides, copies, strict=True))
+        raw = [list(side.medians_us().values()) for side in sides]
+        self.us = median(raw[1])
+        self.raw_ratio = median(raw[0]) / median(raw[1])
+        self.moved = _moved(copies[0], copies[1])
+        self.doubt = self._doubt()
+
+    def _doubt(self) -> str:
+        if self.moved is None:
+            return "copy was not measured beside it in both, so it cannot be normalised"
+        if len(self.old) < LEAST_BASE or len(self.now) < LEAST_NEW:
+            return f"only {len(self.old)} processes of the baseline and {len(self.now)} new ones have it"
+        return "" if gate.finite([*self.old, *self.now, self.moved]) else "its values are no numbers"
+
+    @property
+    def spread(self) -> bool:
+        return len(set(self.old)) > 1 or len(set(self.now)) > 1
+
+    def trial(self, spread: Moderated | None, rules: Rules, device: object) -> Trial:
+        counted = f"{len(self.old)}+{len(self.now)} processes"
+        advisory = gate.launch_bound(self.us, device)
+        verdict = Verdict(self.key, gate.State.AMBIGUOUS, advisory, n=counted, raw_ratio=self.raw_ratio, gated=not advisory)
+        if spread is None or self.moved is None:
+            return Trial(verdict, doubt=self.doubt)
+        shift = fmean(self.now) - fmean(self.old)
+        error = spread.tau * math.sqrt(1 / len(self.now) + 1 / len(self.old))
+        reach = t_quantile(0.975, spread.df) * error
+        limit = math.log1p(rules.margin)
+        verdict = Verdict(
+            **{name: getattr(verdict, name) for name in ("cell", "state", "reason", "n", "raw_ratio", "gated")},
+            ratio=math.exp(shift),
+            interval=(math.exp(shift - reach), math.exp(shift + reach)),
+            covers="differences between processes",
+            margin=rules.margin,
+        )
+        doubt = "" if abs(self.moved) <= math.log1p(rules.reference_moves) else f"copy itself moved by {math.expm1(self.moved):+.1%}"
+        return Trial(verdict, t_upper((shift - limit) / error, spread.df), t_upper((-shift - limit) / error, spread.df), doubt)
+
+
+def _normalised(series: Series, copy: Series | None) -> list[float]:
+    """log(median) - log(copy's median) of each process that has both."""
+    yard: Mapping[int, float] = copy.medians_us() if copy and copy.status == "ok" else {}
+    return [math.log(us / yard[process]) for process, us in series.medians_us().items() if process in yard]
+
+
+def _moved(new: Series | None, base: Series | None) -> float | None:
+    """The log of copy's latency now over that of the baseline; None where one lacks it."""
+    if not (new and base and new.status == "ok" and base.status == "ok"):
+        return None
+    return math.log(median(new.medians_us().values()) / median(base.medians_us().values()))

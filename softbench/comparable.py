@@ -1,0 +1,77 @@
+"""Whether two measurements may be compared at all. What decides a bandwidth must be the same; what may move it is warned of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from softbench.config import unknown
+from softbench.errors import InconclusiveError, UsageError
+from softbench.evidence import Evidence
+from softbench.units import one_line
+
+STRICT = {
+    "cuda": ("device", "gpu", "gpu_memory_bytes", "ecc", "mig", "power_limit_w"),
+    "cpu": ("device", "cpu", "cpu_count", "torch_threads"),
+}
+"""Facts that must be the same, by device. One that is absent counts as different: it may be."""
+WARNED = (
+    *("driver", "cuda", "torch", "triton", "python", "gpu_count", "interleaved"),
+    *("sm_clock_max_mhz", "memory_clock_max_mhz"),  # the clock policy, as far as NVML tells it
+)
+MEASURED = ("rounds", "warmup_ms", "batch_ms", "seed")
+"""Settings that bear on a figure."""
+
+
+def strict_fields() -> list[str]:
+    """Every field that `--allow-env-mismatch` can name."""
+    return list(dict.fromkeys(field for fields in STRICT.values() for field in fields))
+
+
+def check(new: Evidence, base: Evidence, allowed: Sequence[str] = ()) -> list[str]:
+    """Warnings, when the two may be compared.
+
+    Raises:
+        InconclusiveError: a strict field differs, or is absent; the message names the fields, both values and the way on.
+        UsageError: `allowed` names a field that there is not.
+    """
+    for name in allowed:
+        if name not in strict_fields():
+            raise UsageError(f"--allow-env-mismatch: {unknown(name, strict_fields(), 'field')}")
+    fields = STRICT.get(str(base.environment.get("device")), STRICT["cuda"])
+    different = [name for name in fields if _differ(new.environment.get(name), base.environment.get(name))]
+    refused = [name for name in different if name not in allowed]
+    if refused:
+        raise InconclusiveError(
+            f"{new.source} cannot be compared with {base.source}: {'; '.join(_told(name, new, base) for name in refused)}; "
+            f"measure both on one machine, or: {' '.join(f'--allow-env-mismatch {name}' for name in refused)}"
+        )
+    warnings = [f"compared all the same: {_told(name, new, base)}" for name in different]
+    for name in WARNED:
+        if new.environment.get(name) != base.environment.get(name):
+            warnings.append(f"differs: {_told(name, new, base)}")
+    for name in MEASURED:
+        if new.settings.get(name) != base.settings.get(name):
+            warnings.append(f"differs: {name} was {_shown(base.settings.get(name))}, now it is {_shown(new.settings.get(name))}")
+    return warnings
+
+
+def one_machine(parts: Sequence[Evidence], allowed: Sequence[str] = ()) -> list[str]:
+    """Warnings, when several runs may count as one.
+
+    Raises:
+        InconclusiveError: see `check`.
+    """
+    return [text for part in parts[1:] for text in check(part, parts[0], allowed)]
+
+
+def _differ(new: Any, base: Any) -> bool:
+    return new is None or base is None or new != base
+
+
+def _told(name: str, new: Evidence, base: Evidence) -> str:
+    return f"{name} was {_shown(base.environment.get(name))}, now it is {_shown(new.environment.get(name))}"
+
+
+def _shown(value: Any) -> str:
+    return "not recorded" if value is None else one_line(str(value), 60)

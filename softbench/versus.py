@@ -1,0 +1,78 @@
+"""A candidate against a reference: measured interleaved, and what is flagged measured again in fresh processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from softbench import comparable, same_run, store
+from softbench.errors import UsageError
+from softbench.evidence import Evidence, from_document
+from softbench.gate import Report, Rules, Verdict
+from softbench.model import Direction
+from softbench.runner import Request
+from softbench.sweep import Sweep
+
+DEFAULTS = {**same_run.FIXED_ROUNDS, "warmup_ms": 2.0, "batch_ms": 5.0}
+"""More and shorter batches than a run's: a round is one value of the test, however long its batches are."""
+AXES = ("M", "N", "dtype", "direction")
+
+Measure = Callable[[Request], store.Run]
+
+
+def ask(request: Request, candidate: str, reference: str) -> Request:
+    """The request with what the comparison needs: the two backends, and rounds enough.
+
+    Raises:
+        UsageError: the two are one.
+    """
+    if candidate == reference:
+        raise UsageError(f"--candidate {candidate}: is the reference too; to measure the gate's own noise use --self-test")
+    flags = {**same_run.FIXED_ROUNDS, **request.flags, "backends": (candidate, reference), "relative_to": reference}
+    return replace(request, file={**DEFAULTS, **request.file}, flags=flags)
+
+
+def judge(
+    measure: Measure,
+    request: Request,
+    candidate: str,
+    reference: str,
+    rules: Rules,
+    base: Evidence | None = None,
+    allowed: Sequence[str] = (),
+) -> Report:
+    """Measure, screen, and measure again in fresh process pairs what is flagged.
+
+    `base`: a baseline that tells the reference's spread between processes, which raises the margins of noisy cells.
+
+    Raises:
+        UsageError: a backend that is not there. What `softbench.runner.run` raises passes through.
+        InconclusiveError: `base` is of another machine.
+    """
+    try:
+        run = measure(request)
+    except UsageError as error:
+        raise UsageError(str(error).replace("--backends", "--candidate, --reference", 1)) from None
+    screened = found(run)
+    notes = [f"measured: {run.csv}"] + (comparable.check(screened, base, allowed) if base else [])
+    tau = same_run.spreads(base, reference, candidate) if base else None
+    report = same_run.screen(screened, candidate, reference, rules, tau)
+    if flagged := same_run.flagged(report):
+        again = measure(confirmation(request, flagged))
+        notes.append(f"{len(flagged)} flagged, measured again in {same_run.CONFIRMATIONS} fresh process pairs: {again.csv}")
+        report = same_run.confirmed(report, found(again), reference)
+    return replace(report, notes=tuple(notes))
+
+
+def found(run: store.Run) -> Evidence:
+    """A run's evidence, from memory."""
+    return from_document(run.document(), str(run.json))
+
+
+def confirmation(request: Request, flagged: Sequence[Verdict]) -> Request:
+    """The same measurement of the flagged cases only, in fresh processes."""
+    cells = [verdict.cell for verdict in flagged]
+    sweeps = tuple(Sweep((cell.M,), (cell.N,), (cell.dtype,), (Direction(cell.direction),)) for cell in cells)
+    flags = {key: value for key, value in request.flags.items() if key not in AXES}
+    flags["processes"] = same_run.CONFIRMATIONS
+    return replace(request, file={**request.file, "sweep": sweeps}, flags=flags, resume=False)

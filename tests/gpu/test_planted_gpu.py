@@ -1,0 +1,27 @@
+"""Planted slowdowns on the device: what is planted is about what the timer sees."""
+
+from statistics import median
+
+import pytest
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize("slowdown", [0.05, 0.08])
+def test_a_planted_slowdown_is_about_what_the_timer_sees(slowdown):
+    import torch
+
+    from softbench import timing
+    from softbench.backends import planted
+    from softbench.model import Case, Direction
+
+    case, x = Case(4096, 16384, "fp32", Direction.FORWARD, "cuda"), torch.randn(4096, 16384, device="cuda")
+    _, timer = timing.bind("cuda")
+    twin, slow = (backend.prepare(case) for backend in planted.plant("torch", (0.0, slowdown)))
+    for _ in range(planted.ALONE_FROM):
+        slow(x)
+    ratios = []
+    for _ in range(10):
+        a, b = (median(timer(lambda call=call: call(x), 2, 5, 0)[0]) for call in (twin, slow))
+        ratios.append(b / a)
+    assert median(ratios) == pytest.approx(1 + slowdown, abs=0.01)

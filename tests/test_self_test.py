@@ -1,0 +1,139 @@
+"""The gate's measurement of itself: what it counts, what it concludes, and the slowdowns it plants."""
+
+import json
+import time
+
+import pytest
+import torch
+from gating import dice, evidence, key, self_test_run, series, stored_run, write_run
+
+from softbench import calibration, families, registry, runner, same_run
+from softbench.backends import planted
+from softbench.errors import UsageError
+from softbench.gate import Rules
+from softbench.model import Case, Direction
+from softbench.runner import Request
+
+RULES = Rules(margin=same_run.MARGIN)
+
+
+@pytest.fixture(scope="module")
+def quiet():
+    return calibration.analyse(self_test_run(dice(1), 12, 20), "torch", RULES)
+
+
+def test_quiet_twins_raise_no_alarm_and_every_family_passes(quiet):
+    assert (quiet.families, quiet.cells) == (12, 20)
+    assert (quiet.alarms, quiet.passed, quiet.beside, quiet.exit_code) == (0, 12, 0, 0)
+    assert quiet.document()["false_alarm_rate_at_most"] == pytest.approx(1 - 0.05 ** (1 / 12))
+
+
+def test_power_is_counted_by_planted_cell_against_what_was_realised(quiet):
+    assert [level.planted for level in quiet.power] == list(calibration.SLOWDOWNS)
+    assert [level.trials for level in quiet.power] == [240] * 3
+    margin, five, eight = quiet.power
+    assert margin.realised == pytest.approx(0.03, abs=0.002)
+    assert margin.share <= 0.05
+    assert five.share >= 0.8
+    assert eight.share >= 0.95
+    assert eight.bounds[0] < eight.share
+    assert len(quiet.points) == 60
+
+
+def test_a_slowdown_that_came_out_larger_is_told_as_what_it_was():
+    found = calibration.analyse(self_test_run(dice(2), 3, 4, realised={0.05: 0.12}), "torch", RULES)
+    (level,) = found.power
+    assert (level.planted, level.share) == (0.05, 1)
+    assert level.realised == pytest.approx(0.12, abs=0.01)
+
+
+def test_a_twin_that_is_slower_in_all_processes_is_an_alarm_and_in_one_only_a_flag():
+    once = calibration.analyse(self_test_run(dice(3), 6, 8, realised={}, alarm={2}), "torch", RULES)
+    assert (once.flagged, once.alarms) == (1, 0)
+    always = calibration.analyse(self_test_run(dice(3), 6, 8, realised={}, alarm=set(range(6))), "torch", RULES)
+    assert (always.alarms, always.passed, always.exit_code) == (6, 0, 1)
+
+
+def test_a_gate_that_is_always_inconclusive_fails_its_own_test():
+    noisy = calibration.analyse(self_test_run(dice(4), 3, 8, realised={}, sigma=0.3), "torch", RULES)
+    assert (noisy.alarms, noisy.exit_code) == (0, 1)
+
+
+def test_what_is_no_self_test_is_refused():
+    with pytest.raises(UsageError, match="2 families are too few"):
+        calibration.analyse(self_test_run(dice(5), 2, 1), "torch", RULES)
+    with pytest.raises(UsageError, match="is no self-test of torch"):
+        calibration.analyse(evidence({key("torch"): series((1.0,))}), "torch", RULES)
+
+
+def test_stored_self_tests_add_up_and_are_shown_as_table_json_and_plot(main, tmp_path):
+    files = [write_run(tmp_path, self_test_run(dice(i), 3, 4), name=f"s{i}") for i in (6, 7)]
+    code, out, err = main("gate", "--self-test", *files, "--plot", "power.png")
+    assert code == 0, err
+    assert "0 of 6 families (at most 39.30% of families" in out
+    assert "8%" in out
+    assert (tmp_path / "power.png").read_bytes().startswith(b"\x89PNG")
+    code, out, _ = main("gate", "--self-test", *files, "--json", "-")
+    assert json.loads(out)["families"] == 6
+
+
+BAD = {
+    "families without a self-test": (("--families", "5"), "--families goes with --self-test"),
+    "too few families": (("--self-test", "--families", "2"), "--families 2: must be from 3"),
+    "a candidate": (("--self-test", "--candidate", "torch"), "leave out the others"),
+    "an unknown backend": (("--self-test", "--reference", "troch", "--device", "cpu", "--N", "8", "--M", "4"), "troch"),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_bad_flags_are_one_line_and_exit_2(main, what):
+    arguments, told = BAD[what]
+    code, out, err = main("gate", *arguments)
+    assert (code, out) == (2, "")
+    assert told in err
+    assert len(err.splitlines()) == 1
+
+
+def test_the_plan_is_told_before_anything_is_measured(tmp_path, monkeypatch):
+    """With a fake runner: the families are sets of processes, the sweep is the device's, and the twins come from a written plugin."""
+    from softbench.config import Settings
+    from softbench.plan import Plan
+
+    log = []
+
+    def dry_run(request):
+        settings = Settings(rounds=request.flags["rounds"], processes=request.flags["processes"])
+        return Plan(settings, (), (), "cpu", "a CPU", {}, 0, (), {}, ())
+
+    def measure(request):
+        log.append(request)
+        return stored_run(tmp_path, self_test_run(dice(8), 3, 4))
+
+    monkeypatch.setattr(runner, "dry_run", dry_run)
+    run = families.measure_families(measure, Request({}, {}, False, tmp_path / "out", False, "", ""), "torch", 3, log.append)
+    told, asked = log
+    assert "3 families of 20 cases, each in fresh processes" in told
+    assert "about " in told
+    assert asked.flags["backends"] == ("torch", "torch+0", "torch+0.03", "torch+0.05", "torch+0.08")
+    assert calibration.analyse(run, "torch", RULES).families == 3
+    (door,) = [door for door in registry.origins(asked.flags["plugins"]) if door.kind == "file"]
+    assert [backend.name for backend in registry.load(door)] == list(asked.flags["backends"][1:])
+
+
+def test_planted_slowdowns_are_real_and_the_twin_is_the_very_callable(tmp_path):
+    twin, slow = planted.plant("torch", (0.0, 3.0))
+    case, x = Case(512, 2048, "fp32", Direction.FORWARD, "cpu"), torch.randn(512, 2048)
+    assert (twin.name, slow.name, slow.available(), slow.supports(case)) == ("torch+0", "torch+3", None, None)
+    assert torch.equal(twin.prepare(case)(x), slow.prepare(case)(x))
+
+    def best(call):
+        times = []
+        for _ in range(9):
+            start = time.perf_counter()
+            call(x)
+            times.append(time.perf_counter() - start)
+        return min(times)
+
+    assert best(slow.prepare(case)) > 2 * best(twin.prepare(case))
+    with pytest.raises(UsageError, match="no backend 'troch'"):
+        planted.plant("troch", (0.0,))
