@@ -295,8 +295,7 @@ def parse_timeout(text: str) -> dict[str, float]:
 def resolve(file: Layer, flags: Layer, *, quick: bool = False) -> Settings:
     """One Settings from a configuration's layer and the flags'. M, N, dtype and direction given as flags replace those of every sweep.
 
-    Raises:
-        UsageError: settings that contradict each other.
+    Raises UsageError where settings contradict each other.
     """
     merged = {**file, **(QUICK if quick else {}), **{key: value for key, value in flags.items() if key not in SWEEP_READERS}}
     timeout = {**PHASES, **file.get("timeout", {}), **flags.get("timeout", {})}
