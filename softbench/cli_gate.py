@@ -31,7 +31,7 @@ from softbench.commands import (
     warn,
     wrote_to_stdout,
 )
-from softbench.errors import SoftbenchError, UsageError
+from softbench.errors import InconclusiveError, SoftbenchError, UsageError
 
 
 def register(app: typer.Typer) -> None:
@@ -118,6 +118,10 @@ def _against_baseline(files: list[Path], name: str, folder: Path, margin: float 
     notes = [note for run in runs for note in comparable.check(run, base, allowed)]
     notes += comparable.one_machine(runs, allowed)
     rules = _rules(margin, ambiguous, against_baseline.MARGIN)
+    for run in runs:
+        if again := sorted(set(run.runs) & set(base.runs)):
+            told = f"{again[0]} is part of the baseline {name}"
+            raise InconclusiveError(f"{run.source}: {told}; a run cannot be judged by itself: measure anew")
     return against_baseline.judge(evidence.join(runs), base, rules, tuple(dict.fromkeys(notes)))
 
 

@@ -19,8 +19,10 @@ WARNED = (
     *("driver", "cuda", "torch", "triton", "python", "gpu_count", "interleaved"),
     *("sm_clock_max_mhz", "memory_clock_max_mhz"),  # the clock policy, as far as NVML tells it
 )
-MEASURED = ("rounds", "warmup_ms", "batch_ms", "seed")
+MEASURED = ("rounds", "max_rounds", "precision", "warmup_ms", "batch_ms", "seed")
 """Settings that bear on a figure."""
+MADE_BY = {"timer": "do_bench", "l2": "cold"}
+"""Settings that make another figure of it; runs that do not name them were made with these."""
 
 
 def strict_fields() -> list[str]:
@@ -46,6 +48,12 @@ def check(new: Evidence, base: Evidence, allowed: Sequence[str] = ()) -> list[st
             f"{new.source} cannot be compared with {base.source}: {'; '.join(_told(name, new, base) for name in refused)}; "
             f"measure both on one machine, or: {' '.join(f'--allow-env-mismatch {name}' for name in refused)}"
         )
+    for name, usual in MADE_BY.items():
+        then, now = base.settings.get(name, usual), new.settings.get(name, usual)
+        if then != now:
+            raise InconclusiveError(
+                f"{new.source} cannot be compared with {base.source}: {name} was {then}, now it is {now}; measure again"
+            )
     warnings = [f"compared all the same: {_told(name, new, base)}" for name in different]
     for name in WARNED:
         if new.environment.get(name) != base.environment.get(name):

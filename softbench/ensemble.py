@@ -181,7 +181,10 @@ class Ensemble:
     def _profile(self, lane: Lane) -> None:
         """After the rounds, so that what the profiler leaves behind in the process is in none of the case's samples."""
         message = {"op": "profile", "batch_ms": self.plan.settings.batch_ms, "l2": self.plan.l2}
-        for reply in self._ask([lane], message, "time").values():
+        answers, state = self._ask([lane], message, "time"), self.state[lane]
+        if isinstance(state.outcome, Failed):  # the cell was measured before: what is lost is its profile, and perhaps the worker
+            state.profile, state.outcome = Profile(note=state.outcome.reason), None
+        for reply in answers.values():
             self._take(lane, reply, partial(self._profiled, lane), "time")
 
     def _profiled(self, lane: Lane, reply: dict[str, Any]) -> None:

@@ -191,16 +191,21 @@ def _series(outcome: dict[str, Any]) -> Series:
     if kind != "measured":
         status = {"skipped": Status.UNAVAILABLE if outcome.get("unavailable") else Status.SKIPPED, "checked": Status.CHECKED}.get(kind)
         return Series((status or Status(outcome["status"])).value, one_line(str(outcome["reason"])), grade)
-    processes: dict[int, list[Round]] = {}
+    turns: dict[int, dict[int, tuple[bool, Round]]] = {}
     for batch in outcome["timing"]["batches"]:
         samples = batch["samples_us"]
         if not samples or not (min(samples) > 0 and max(samples) < math.inf):
             raise ValueError("a sample is no positive number")
         turn = Round(int(batch["round"]), int(batch["position"]), positive(median(samples)))
-        processes.setdefault(int(batch["process"]), []).append(turn)
-    if not processes:
+        throttled = bool((batch.get("telemetry") or {}).get("throttled"))
+        turns.setdefault(int(batch["process"]), {})[turn.number] = throttled, turn  # a round that was taken again counts as it ended
+    if not turns:
         raise ValueError("it is measured, but holds no samples")
-    return Series("ok", "", grade, {process: tuple(rounds) for process, rounds in processes.items()})
+    processes = {}
+    for process, rounds in turns.items():
+        cool = tuple(turn for throttled, turn in rounds.values() if not throttled)
+        processes[process] = cool or tuple(turn for _, turn in rounds.values())
+    return Series("ok", "", grade, processes)
 
 
 def positive(value: Any) -> float:

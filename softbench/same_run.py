@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean, median
 
 from softbench import gate
+from softbench.errors import InconclusiveError
 from softbench.evidence import CellKey, Evidence, Series
 from softbench.gate import Report, Rules, State, Trial, Verdict
 from softbench.inference import median_interval, moderate, robust_sd, signed_rank_p
@@ -61,6 +62,11 @@ def screen(run: Evidence, candidate: str, reference: str, rules: Rules, tau: Map
     `tau`: the between-process standard deviation of a cell where it is known from elsewhere (a stored baseline); where the run has
     several process pairs it is estimated from them.
     """
+    if run.environment.get("interleaved") is False:
+        raise InconclusiveError(
+            f"{run.source}: {candidate} and {reference} were not alive at a time, so they share no round; free the device's memory, "
+            "or compare with a stored baseline (--baseline)"
+        )
     verdicts, cells = [], {}
     was = f"the reference {reference}"
     for key in (
