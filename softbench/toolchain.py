@@ -19,6 +19,14 @@ def cxx_compiler() -> str | None:
     return _first(os.environ.get("CXX"), "g++", "clang++", "c++")
 
 
+def packaging_compiler() -> str | None:
+    """Path of the C++ compiler for AOTInductor's packages, or None: g++ before $CXX, as torch is linked with GNU's C++ library.
+
+    Some compilers (`zig c++`) link none or another, and loading such a package ends the process.
+    """
+    return _first("g++", os.environ.get("CXX"), "clang++", "c++")
+
+
 def python_headers() -> Path | None:
     """The folder of Python.h, or None: Triton and Inductor compile small extension modules."""
     folder = Path(sysconfig.get_path("include"))

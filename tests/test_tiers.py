@@ -78,7 +78,7 @@ def test_tables_are_read_where_a_device_has_one(monkeypatch, tmp_path):
     plans.measured.cache_clear()
     assert plans.measured("NVIDIA H200") and not plans.measured("a device of another name")
     table = tmp_path / "mine.json"
-    table.write_text('[["forward 4 16", 80, 6, {"tier": "rows", "P": 2, "T": 128, "V": 4, "warps": 4}]]')
+    table.write_text('[["forward 4 16", 80, 12, {"tier": "rows", "P": 2, "T": 128, "V": 4, "warps": 4}]]')
     monkeypatch.setenv("SOFTBENCH_TRITON_TABLE", str(table))
     plans.measured.cache_clear()
     assert rules.plan(Shape(False, 4096, 1024, 4, 16, True, 132, True), "any") == Plan("rows", P=2, T=128, V=4, warps=4)

@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(T, cluster_ctas(K * Op::READS, T)) cluster(Ten
         read(item[k], row, i, i >= row.first && i < row.last);
     }
     const Part own = Op::take(item, odd);
-    Part part = join_block<Op>(own, parts);
+    Part part = join_block<Op, T>(own, parts);
     cluster_wait();
     if (thread < size) send(&box[rank], &news, thread, part);
     barrier_wait(&news, 0);  // all messages are in: no one writes here any more, and this CTA may exit

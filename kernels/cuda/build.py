@@ -1,8 +1,8 @@
 """Build softmax.cu into a shared library on first use, and load it.
 
-nvcc compiles for the very architecture of the device, without torch's headers: seconds, not a minute. The library is cached under a hash
-of the sources, the flags, the architecture and the versions of nvcc, torch and its CUDA; a lock lets two processes build at once without
-harm. nvcc comes from a toolkit or from pip (`nvidia-cuda-nvcc`, `nvidia-cuda-cccl` and `nvidia-cuda-runtime`, version 13 or later).
+nvcc compiles for the very architecture of the device, without torch's headers, and an operation a process: seconds, not a minute. The
+library is cached under a hash of the sources, the flags, the architecture and the versions of nvcc, torch and its CUDA; a lock lets two
+processes build at once without harm. nvcc comes from a toolkit or from pip (`nvidia-cuda-nvcc`, `nvidia-cuda-cccl` and `nvidia-cuda-runtime`, version 13 or later).
 """
 
 from __future__ import annotations
@@ -13,17 +13,20 @@ import functools
 import hashlib
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
 
 SOURCE = Path(__file__).with_name("softmax.cu")
 MISSING = "no nvcc on PATH, under CUDA_HOME or in pip's packages; install the CUDA toolkit or: pip install 'softbench[cuda]'"
+FEW_CORES = 4  # fewer, and reading the source once is faster than several compilers at a time
 FLAGS = ("-O3", "-std=c++17", "-shared", "-Xcompiler", "-fPIC")
 
 
@@ -59,11 +62,42 @@ def cache_folder() -> Path:
 
 
 def command(compiler: str, architecture: str, out: Path) -> list[str]:
-    """The compiler's command line; `architecture` is as in `sm_90a`."""
+    """The command line that makes a library of the whole source; `architecture` is as in `sm_90a`."""
     number = architecture.removeprefix("sm_")
     libraries = Path(compiler).resolve().parents[1] / "lib"  # the wheels' place; nvcc looks in lib64 only
     paths = [f"-L{libraries}"] if (libraries / "libcudart_static.a").is_file() else []
     return [compiler, *FLAGS, *paths, f"-gencode=arch=compute_{number},code=sm_{number}", "-o", str(out), str(SOURCE)]
+
+
+def parts() -> int:
+    """How many parts the source can be compiled in, by the numbers that it compares SOFTBENCH_PART with; 1 is the whole."""
+    return len(set(re.findall(r"^#(?:el)?if SOFTBENCH_PART == (\d+)$", SOURCE.read_text(), re.MULTILINE))) or 1
+
+
+def _compile(compiler: str, architecture: str, out: Path) -> str:
+    """Make the library; on a machine of a few cores in one piece. What the compilers printed; raises _CompilerError with it."""
+    whole, number = command(compiler, architecture, out), parts()
+    if number == 1 or (os.cpu_count() or 1) < FEW_CORES:
+        return _run(whole)
+    objects = [out.with_suffix(f".{part}.o") for part in range(number)]
+    pieces = [
+        [*(word for word in whole if word not in ("-shared", "-o", str(out))), f"-DSOFTBENCH_PART={part}", "-c", "-o", str(made)]
+        for part, made in enumerate(objects)
+    ]
+    with ThreadPoolExecutor(number) as pool:
+        texts = list(pool.map(_run, pieces))
+    return "".join([*texts, _run([*(word for word in whole if word != str(SOURCE)), *map(str, objects)])])
+
+
+class _CompilerError(Exception):
+    """A compiler ended with an error; args: what it printed, its exit code."""
+
+
+def _run(line: list[str]) -> str:
+    done = subprocess.run(line, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise _CompilerError(done.stdout + done.stderr, done.returncode)
+    return done.stdout + done.stderr
 
 
 def sources() -> list[Path]:
@@ -97,12 +131,14 @@ def build(architecture: str) -> Path:
         began = time.monotonic()
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
             fresh = Path(scratch) / "softmax.so"
-            done = subprocess.run(command(compiler, architecture, fresh), capture_output=True, text=True, check=False)
             log = folder / "build.log"
-            log.write_text(done.stdout + done.stderr)
-            if done.returncode != 0:
-                lines = [line for line in log.read_text().splitlines() if "error" in line.lower()] or [f"exit code {done.returncode}"]
-                raise BuildError(f"nvcc failed: {lines[0].strip()} (log: {log})")
+            try:
+                log.write_text(_compile(compiler, architecture, fresh))
+            except _CompilerError as failed:
+                text, code = failed.args
+                log.write_text(text)
+                lines = [line for line in text.splitlines() if "error" in line.lower()] or [f"exit code {code}"]
+                raise BuildError(f"nvcc failed: {lines[0].strip()} (log: {log})") from None
             fresh.replace(library)
         print(f"built {SOURCE.name} in {time.monotonic() - began:.0f} s: {library}", file=sys.stderr, flush=True)
     return library
@@ -121,7 +157,7 @@ class Plan(ctypes.Structure):
     _fields_ = [(name, ctypes.c_int) for name in ("tier", "vectors", "threads", "group", "depth", "floor", "patience")]
 
 
-TIERS = ("lanes", "staged", "block", "cluster", "split", "plain", "wide")
+TIERS = ("lanes", "staged", "block", "cluster", "split", "plain", "wide", "spread")
 
 
 @functools.cache

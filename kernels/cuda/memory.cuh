@@ -97,14 +97,15 @@ template <typename Op> __device__ __forceinline__ void read(Item<Op::READS>& ite
     }
 }
 
-// The join over a CTA, given to every thread; one barrier. `parts` is not written again before another barrier.
-template <typename Op> __device__ __forceinline__ Part join_block(Part part, Part* parts) {
+// The join over a CTA of at most MOST threads, given to every thread; one barrier. `parts` is not written again before another barrier.
+template <typename Op, int MOST = MAX_WARPS * WARP> __device__ __forceinline__ Part join_block(Part part, Part* parts) {
+    constexpr int WARPS = MOST <= 8 * WARP ? 8 : MOST <= 16 * WARP ? 16 : 32;  // each step of a join is a wait for a shuffle
     part = Op::join_lanes(part, WARP);
-    int warps = blockDim.x / WARP, lane = threadIdx.x % WARP;
+    const int warps = blockDim.x / WARP, warp = threadIdx.x % WARPS;
     if (warps == 1) return part;
-    if (lane == 0) parts[threadIdx.x / WARP] = part;
+    if (threadIdx.x % WARP == 0) parts[threadIdx.x / WARP] = part;
     __syncthreads();
-    return Op::join_lanes(lane < warps ? parts[lane] : Op::empty(), WARP);
+    return Op::join_lanes(warp < warps ? parts[warp] : Op::empty(), WARPS);
 }
 
 // ---- copies past the registers ------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@
 
 namespace softbench {
 
-enum Tier { AUTO = -1, LANES, STAGED, BLOCK, CLUSTER, SPLIT, PLAIN, WIDE };
+enum Tier { AUTO = -1, LANES, STAGED, BLOCK, CLUSTER, SPLIT, PLAIN, WIDE, SPREAD };
 
 }  // namespace softbench
 
@@ -34,6 +34,7 @@ constexpr int PATIENCE = 1 << 16;  // some tens of milliseconds
 constexpr int SHORT_BYTES = 1024;
 constexpr int SHORT_ODD_BYTES = 1520;  // three vectors a lane
 constexpr int CTA_WORDS = 8208;  // vectors of a CTA, two to an SM: 128 KB and the places before an unaligned row
+constexpr int THIRD_WORDS = 4700;  // ... three to an SM, 32 KB of them in registers: what is left of the SM's memory is L1
 constexpr int64_t LARGE_BYTES = 64 << 20;  // of a tensor: some ten microseconds
 constexpr int FEW_ROWS = 128, FEW_BYTES = 16 << 10;
 constexpr int64_t MAX_N = (int64_t(1) << 31) - 4096;  // indices within a row are 32-bit, beyond this `plain` takes over
@@ -44,7 +45,7 @@ struct Device {
     bool clusters() const { return major >= 9 && shared_block >= 200 << 10; }
 };
 
-const Device& device() {
+inline const Device& device() {
     static Device known[64];
     static std::once_flag once[64];
     int current = 0;
@@ -62,7 +63,7 @@ const Device& device() {
 
 template <typename I> I ceil_div(I a, I b) { return (a + b - 1) / b; }
 template <typename I> I round_up(I a, I b) { return ceil_div(a, b) * b; }
-int log2_ceil(int64_t n) {
+inline int log2_ceil(int64_t n) {
     int log = 0;
     while ((int64_t(1) << log) < n) ++log;
     return log;
@@ -144,6 +145,17 @@ inline Plan split_plan(int64_t vectors, int R, int words, int threads, int64_t G
     return {SPLIT, K, threads, int(G), kept, FLOOR_LONG, G > 1 ? PATIENCE : 0};
 }
 
+inline Plan spread_plan(int R, int words, int threads, int64_t G) { return {SPREAD, words / R, threads, int(G), 0, FLOOR_LONG, PATIENCE}; }
+
+// Rows of CTAs all over the card, more of them than it holds: three to an SM wait for their rows at different times.
+inline Plan across_plan(int64_t vectors, int R) {
+    const Device& d = device();
+    const int64_t words = vectors * R;
+    // As many as run at once, or they could not meet.
+    if (d.clusters() && ceil_div<int64_t>(words, THIRD_WORDS) <= 3 * d.sms) return spread_plan(R, 8, SPLIT_THREADS / 2, ceil_div<int64_t>(words, THIRD_WORDS));
+    return split_plan(vectors, R, 8, SPLIT_THREADS, std::min<int64_t>(2 * d.sms, ceil_div<int64_t>(words, CTA_WORDS)));
+}
+
 // Few rows: what they need is the whole card, at once, and to be short. A cluster up to 512 KB a row, else CTAs all over the card.
 inline Plan few_plan(int64_t M, int64_t vectors, int R) {
     const Device& d = device();
@@ -154,21 +166,21 @@ inline Plan few_plan(int64_t M, int64_t vectors, int R) {
         const int W = share <= 544 ? 2 : share <= 1088 && M * C <= d.sms ? 4 : 8;
         return {CLUSTER, W / R, threads_for(vectors, C * W / R, BLOCK_THREADS / 2), C, 0, FLOOR_LONG, 0};
     }
-    // One wave with the rows in registers, with as few CTAs to meet as are not too slow alone.
-    const int64_t short_ctas = ceil_div<int64_t>(words, 1024), ctas = ceil_div<int64_t>(words, 2048), long_ctas = ceil_div<int64_t>(words, 4096);
-    if (M * short_ctas <= d.sms) return split_plan(vectors, R, 4, SPLIT_THREADS / 2, short_ctas);
-    if (M * ctas <= d.sms) return split_plan(vectors, R, 8, SPLIT_THREADS / 2, ctas);
-    if (M <= 2 && words <= 1 << 19) return split_plan(vectors, R, 4, SPLIT_THREADS, std::max<int64_t>(1, d.sms / M));
-    if (M <= 2 && M * long_ctas <= 2 * d.sms) return split_plan(vectors, R, 8, SPLIT_THREADS, long_ctas);
-    if (M * short_ctas <= 4 * d.sms) return split_plan(vectors, R, 4, SPLIT_THREADS / 2, short_ctas);
-    if (M * ctas <= 4 * d.sms) return split_plan(vectors, R, 8, SPLIT_THREADS / 2, ctas);
-    // More than a wave: half in registers, half in shared memory.
-    if (M * words <= 4300000) return split_plan(vectors, R, 8, SPLIT_THREADS / 2, std::min<int64_t>(4 * d.sms, long_ctas));
-    return split_plan(vectors, R, 8, SPLIT_THREADS, std::min<int64_t>(2 * d.sms, ceil_div<int64_t>(words, CTA_WORDS)));
+    auto ctas = [&](int64_t each) { return ceil_div<int64_t>(words, each); };
+    // One wave, with the rows in registers: short CTAs while not too many have to meet.
+    if (M * ctas(1024) <= 4 * d.sms && ctas(1024) <= d.sms) return split_plan(vectors, R, 4, SPLIT_THREADS / 2, ctas(1024));
+    if (M * ctas(2048) <= 4 * d.sms) {
+        const int T = ctas(2048) <= 2 * d.sms ? SPLIT_THREADS / 2 : SPLIT_THREADS;
+        const int64_t G = ctas(8 * T);
+        return d.clusters() ? spread_plan(R, 8, T, G) : split_plan(vectors, R, 8, T, G);
+    }
+    // One wave, half in registers, half in shared memory.
+    if (M * ctas(4096) <= 4 * d.sms && M * ctas(THIRD_WORDS) > 3 * d.sms) return split_plan(vectors, R, 8, SPLIT_THREADS / 2, ctas(4096));
+    return across_plan(vectors, R);
 }
 
 // Many rows: as many bytes under way on an SM as it has room for, and as few CTAs a row as that takes.
-inline Plan many_plan(int64_t vectors, int R, bool whole) {
+inline Plan many_plan(int64_t vectors, int R, bool whole, bool half) {
     const Device& d = device();
     const int64_t words = vectors * R;
     const bool wide = d.clusters();
@@ -179,11 +191,7 @@ inline Plan many_plan(int64_t vectors, int R, bool whole) {
         if (wide && vectors >= 7300 && vectors <= 8704) return {WIDE, 8, 1024, 1, 0, FLOOR_LONG, 0};
         if (vectors < 7300 || (!wide && vectors <= 8704)) return split_plan(vectors, R, 8, SPLIT_THREADS, 1);
         if (wide && vectors <= 19000) return {WIDE, 24, 512, 1, 0, FLOOR_LONG, 0};
-        if (wide && words <= 60000) {
-            const int64_t in_registers = ceil_div<int64_t>(words, 6144);
-            const bool full = in_registers * 6144 - words < 200 && in_registers <= 4;
-            return {WIDE, 24, 256, int(full ? in_registers : ceil_div<int64_t>(words, CTA_WORDS)), 0, FLOOR_LONG, 0};
-        }
+        if (wide && !half && vectors <= 60000) return spread_plan(R, 24, 256, ceil_div<int64_t>(words, 7100));
     } else {
         const int K = vectors <= 256 ? 1 : vectors < 2048 ? 2 : 4;
         if (vectors <= 2048 || (whole && vectors >= 3600 && vectors <= 4096)) return {BLOCK, K, threads_for(vectors, K, BLOCK_THREADS), 1, 0, FLOOR_LONG, 0};
@@ -191,7 +199,7 @@ inline Plan many_plan(int64_t vectors, int R, bool whole) {
         if (wide && vectors <= 7000) return {WIDE, 12, 512, 1, 0, FLOOR_LONG, 0};
         if (wide && vectors <= 69000) return {WIDE, 12, 256, int(vectors <= 9216 ? 3 : ceil_div<int64_t>(vectors, 4920)), 0, FLOOR_LONG, 0};
     }
-    return split_plan(vectors, R, 8, SPLIT_THREADS, std::min<int64_t>(2 * d.sms, ceil_div<int64_t>(words, CTA_WORDS)));
+    return across_plan(vectors, R);
 }
 
 // The rules: which tier and how, from the rows' length, number and place. Numbers are of an H200 unless a device's attribute stands there.
@@ -204,7 +212,7 @@ template <typename Op> Plan plan(const Tensors<Op>& t, int64_t N) {
     if (bytes <= (whole ? SHORT_BYTES : SHORT_ODD_BYTES) / R)
         if (const Plan found = short_plan(t, int(N), l); found.tier != AUTO) return found;
     const int64_t vectors = (l.lead + N) / V;  // places a row needs, counted from its 128-byte floor
-    return M <= FEW_ROWS && bytes >= FEW_BYTES ? few_plan(M, vectors, R) : many_plan(vectors, R, whole);
+    return M <= FEW_ROWS && bytes >= FEW_BYTES ? few_plan(M, vectors, R) : many_plan(vectors, R, whole, Op::E == 2);
 }
 
 }  // namespace softbench

@@ -7,11 +7,12 @@
 //   staged   (short.cuh)  <= 128 B    rows that start anywhere: a block of rows is one aligned piece of memory
 //   block    (block.cuh)  <= 128 KB   a CTA a row in registers; several CTAs an SM overlap each other's exchange
 //   cluster  (block.cuh)  few rows    the same on a cluster a row: 16 SMs are faster than one
-//   wide     (wide.cuh)   <= 1 MB     a CTA or a cluster a row, 128 KB of it and more an SM, in registers and shared memory
-//   split    (split.cuh)  any         CTAs all over the card share a row, in registers and shared memory; or one CTA a row of 64 to 128 KB
+//   wide     (wide.cuh)   <= 300 KB   a CTA a row, most of it in registers, the rest in shared memory; of backward a cluster, to 1 MB
+//   spread   (wide.cuh)   any         the same chunks, but the row's CTAs are anywhere on the card and meet in global memory
+//   split    (split.cuh)  the rest    less shared memory or other counts of CTAs: few rows, rows longer than the card holds, 64 to 128 KB
 //   plain    (plain.cuh)  any         operands whose alignments differ
 //
-// sm_80 has no clusters: split takes their place. rules.cuh chooses.
+// sm_80 has neither clusters nor the copy engine: split takes the place of cluster, wide and spread. rules.cuh chooses.
 //
 // Tried, predicted, measured: fractions of the speed of a copy of the same bytes, medians of short development sweeps on one H200, good to
 // .01 for long rows, worse for the few microseconds of few rows. What `softbench run` measures is in results/h200.
@@ -28,8 +29,16 @@
 //   the same (.97-.99). All of a chunk in registers is better still (196608 bf16 on four CTAs: .95 where three with shared memory have .93).
 // - block with 8 vectors and more than 512 threads is alone on its SM: .97 with all 1024 threads, .88 with 800: too little is under way. Then
 //   split, 8 vectors in registers and the rest in shared memory, two CTAs an SM, is better.
+// - Three CTAs an SM with 76 KB each, anywhere on the card: predicted to lose to clusters, as global memory is the slower place to meet; won, as
+//   any number of CTAs can share a row, all SMs take part (clusters of 16 leave 20 of 132 idle) and three wait at different times: 1024 rows of
+//   4 MB .83 to .90, of 2 MB .91 to .94, 64 of 4 MB .82 to .87, 4096 of 1 MB .94 to .95. Four with 56 KB or two with 115 KB: .02 less. Backward of many rows
+//   is faster on clusters (.98 and .97).
 // - Few rows: all load, then all exchange, then all store, and a copy has no such phases: .61-.90. A slot polled per thread, CTAs enough that
-//   each has 16 KB; more CTAs meet later, fewer load longer.
+//   each has 16 KB; more CTAs meet later, fewer load longer. Clocks in the kernel for one row of 4 MB on 128 CTAs (10.0 us by events, a copy 6.7): loads
+//   2.0, a CTA's own part 0.9, its slot 0.7, the slowest's slot and the join 1.2, stores 0.4. Without any exchange 8.0; all warps polling all slots
+//   11.3; one warp polling four slots a lane 10.2.
+// - The launch's tag read by every warp is a thousand reads of one line: read by one thread a CTA, and joins no deeper than the CTA has warps:
+//   8 rows of 2 MB .79 to .84, 4 rows .70 to .78.
 // - Short rows of 8-byte pieces (bf16, N = 100): as pieces on lanes .89, as vectors with odd ends .74. Of 4-byte pieces only to N = 64.
 // - Prototypes before these kernels, on the same kind of card: cache hints (no_allocate, .cs) .91 where plain accesses have .97; a static
 //   persistent loop over rows .92-.955, drawn rows .97-.98, one CTA a row .96-1.0.
@@ -136,14 +145,17 @@ template <int... K, typename F> bool with_vectors(int vectors, F f) {
     return ((vectors == K ? (f(std::integral_constant<int, K>()), true) : false) || ...);
 }
 
-// Calls f with the words and threads of the plan's shape, if there is such a kernel.
-template <typename Op, typename F> bool with_shape(const Plan& p, F f) {
+// Calls f with the words and threads of the plan's shape, if there is such a kernel; each costs a second of compiling.
+template <typename Op, bool SPREAD, typename F> bool with_shape(const Plan& p, F f) {
     const int words = p.vectors * Op::READS;
     auto is = [&](auto w, auto t) { return words == w.value && p.threads == t.value && (f(w, t), true); };
     using std::integral_constant;
-    return is(integral_constant<int, 8>(), integral_constant<int, 512>()) || is(integral_constant<int, 8>(), integral_constant<int, 1024>()) ||
-           is(integral_constant<int, 8>(), integral_constant<int, 256>()) || is(integral_constant<int, 16>(), integral_constant<int, 256>()) || is(integral_constant<int, 24>(), integral_constant<int, 256>()) ||
-           is(integral_constant<int, 24>(), integral_constant<int, 512>());
+    if constexpr (SPREAD)
+        return is(integral_constant<int, 8>(), integral_constant<int, 256>()) || is(integral_constant<int, 8>(), integral_constant<int, 512>()) ||
+               is(integral_constant<int, 24>(), integral_constant<int, 256>());
+    else
+        return is(integral_constant<int, 8>(), integral_constant<int, 1024>()) || is(integral_constant<int, 24>(), integral_constant<int, 256>()) ||
+               is(integral_constant<int, 24>(), integral_constant<int, 512>());
 }
 
 // Calls f with the K and the most threads of the clusters' kernel that holds a plan's.
@@ -151,10 +163,8 @@ template <typename Op, typename F> bool with_cluster(const Plan& p, F f) {
     const int words = p.vectors * Op::READS;
     auto is = [&](auto w, auto most) { return words == w.value && p.threads <= most.value && (f(std::integral_constant<int, w.value / Op::READS>(), most), true); };
     using std::integral_constant;
-    return is(integral_constant<int, 2>(), integral_constant<int, 512>()) || is(integral_constant<int, 2>(), integral_constant<int, 1024>()) ||
-           is(integral_constant<int, 4>(), integral_constant<int, 512>()) || is(integral_constant<int, 8>(), integral_constant<int, 256>()) ||
-           is(integral_constant<int, 8>(), integral_constant<int, 512>()) || is(integral_constant<int, 8>(), integral_constant<int, 640>()) ||
-           is(integral_constant<int, 16>(), integral_constant<int, 256>());
+    return is(integral_constant<int, 2>(), integral_constant<int, 512>()) || is(integral_constant<int, 4>(), integral_constant<int, 512>()) ||
+           is(integral_constant<int, 8>(), integral_constant<int, 256>()) || is(integral_constant<int, 8>(), integral_constant<int, 512>());
 }
 
 template <typename Op> bool launch(const Tensors<Op>& t, int64_t N, const Plan& p, Launch& go) {
@@ -195,10 +205,14 @@ template <typename Op> bool launch(const Tensors<Op>& t, int64_t N, const Plan& 
                 go(split<Op, k.value>, M * p.group, p.threads, size_t(p.depth) * R * p.threads * VECTOR_BYTES, 1, t, p.group, chunk, p.depth, p.floor,
                    p.patience, go.workspace);
             });
-        case WIDE: {
+        case WIDE:
+        case SPREAD: {
             const int chunk = int(round_up<int64_t>(ceil_div<int64_t>(vectors, p.group), 8));
             const size_t shared = size_t(std::max(0, chunk - p.vectors * p.threads)) * R * VECTOR_BYTES;
-            return with_shape<Op>(p, [&](auto words, auto threads) { go(wide<Op, words.value, threads.value>, M * p.group, p.threads, shared, p.group, t, p.group, chunk, p.floor); });
+            if (p.tier == SPREAD && !go.has_workspace(M * p.group)) return true;
+            auto across = [&](auto words, auto threads) { go(wide<Op, words.value, threads.value, true>, M * p.group, p.threads, shared, 1, t, p.group, chunk, p.floor, p.patience, go.workspace); };
+            auto cluster = [&](auto words, auto threads) { go(wide<Op, words.value, threads.value, false>, M * p.group, p.threads, shared, p.group, t, p.group, chunk, p.floor, 0, nullptr); };
+            return p.tier == SPREAD ? with_shape<Op, true>(p, across) : with_shape<Op, false>(p, cluster);
         }
         case PLAIN:
             if (p.group == 1) go(plain<Op, true>, ceil_div(M, int64_t(p.threads / WARP)), p.threads, 0, 1, t, N);
@@ -233,7 +247,9 @@ template <typename Op> bool holds(const Tensors<Op>& t, int64_t N, const Plan& p
             return device().major >= 9 && p.group > 1 && p.group <= MAX_CLUSTER && p.floor == FLOOR_LONG && with_cluster<Op>(p, [](auto, auto) {}) &&
                    vectors <= int64_t(p.group) * p.threads * p.vectors;
         case WIDE:
-            return device().major >= 9 && p.floor == FLOOR_LONG && p.group <= MAX_CLUSTER && with_shape<Op>(p, [](auto, auto) {}) &&
+        case SPREAD:
+            return device().major >= 9 && p.floor == FLOOR_LONG && (p.tier == SPREAD || p.group <= MAX_CLUSTER) &&
+                   (p.tier == SPREAD ? with_shape<Op, true>(p, [](auto, auto) {}) : with_shape<Op, false>(p, [](auto, auto) {})) &&
                    R * (round_up<int64_t>(share, 8) - p.vectors * p.threads) * VECTOR_BYTES <= device().shared_block - 2048;
         case SPLIT:
             return p.threads <= SPLIT_THREADS && (p.group == 1 || p.threads >= 2 * WARP) && p.depth >= 0 && p.floor == FLOOR_LONG &&
@@ -253,6 +269,44 @@ template <typename Op> int64_t run(Tensors<Op> t, int64_t N, Plan* p, void* work
     cudaError_t left = cudaGetLastError();
     return go.error != cudaSuccess ? go.error : left;
 }
+
+// One compiler works on one core. build.py runs one for each part, an operation each, at the same time, and links what they make; without
+// SOFTBENCH_PART this file is whole. Part 0 also has the functions that are called from outside.
+#ifdef SOFTBENCH_PART
+#define SOFTBENCH_RUN(...) template int64_t run(Tensors<__VA_ARGS__>, int64_t, Plan*, void*, int64_t, cudaStream_t)
+#define SOFTBENCH_HERE(...) SOFTBENCH_RUN(__VA_ARGS__)
+#define SOFTBENCH_ELSEWHERE(...) extern SOFTBENCH_RUN(__VA_ARGS__)
+#if SOFTBENCH_PART == 0
+SOFTBENCH_HERE(Forward<float, float>);
+SOFTBENCH_ELSEWHERE(Forward<__half, __half>);
+SOFTBENCH_ELSEWHERE(Forward<__half, float>);
+SOFTBENCH_ELSEWHERE(Forward<__nv_bfloat16, __nv_bfloat16>);
+SOFTBENCH_ELSEWHERE(Forward<__nv_bfloat16, float>);
+SOFTBENCH_ELSEWHERE(Backward<float>);
+SOFTBENCH_ELSEWHERE(Backward<__half>);
+SOFTBENCH_ELSEWHERE(Backward<__nv_bfloat16>);
+#elif SOFTBENCH_PART == 1
+SOFTBENCH_HERE(Forward<__half, __half>);
+#elif SOFTBENCH_PART == 2
+SOFTBENCH_HERE(Forward<__half, float>);
+#elif SOFTBENCH_PART == 3
+SOFTBENCH_HERE(Forward<__nv_bfloat16, __nv_bfloat16>);
+#elif SOFTBENCH_PART == 4
+SOFTBENCH_HERE(Forward<__nv_bfloat16, float>);
+#elif SOFTBENCH_PART == 5
+SOFTBENCH_HERE(Backward<float>);
+#elif SOFTBENCH_PART == 6
+SOFTBENCH_HERE(Backward<__half>);
+#elif SOFTBENCH_PART == 7
+SOFTBENCH_HERE(Backward<__nv_bfloat16>);
+#endif
+#endif
+
+}  // namespace softbench
+
+#if !defined(SOFTBENCH_PART) || SOFTBENCH_PART == 0
+
+namespace softbench {
 
 template <typename In, typename Out>
 int64_t forward(const void* x, void* y, int64_t x_stride, int64_t y_stride, int64_t M, int64_t N, Plan* p, void* w, int64_t bytes, cudaStream_t stream) {
@@ -297,3 +351,5 @@ extern "C" int64_t softbench_backward(const void* dy, const void* y, void* dx, i
 }
 
 extern "C" const char* softbench_error(int code) { return cudaGetErrorString(cudaError_t(code)); }
+
+#endif

@@ -4,46 +4,15 @@
 // Shared memory is thread-private here: a thread's own cp.async, no barrier. Two to four CTAs share an SM, so that one loads while another
 // waits for its row's other parts; waiting on global memory with nothing else to do costs a quarter of the bandwidth.
 //
-// The parts meet in slots of global memory. A slot's two 8-byte halves each carry a tag beside their value and are written whole, so a
-// reader that sees both tags has the values: no fence. The tag is the number of launches that this workspace has seen: slots are never
-// cleared, and a CUDA graph can be replayed. It is kept on the device: each CTA adds 1 to a counter, and CTA 0 adds what makes the launch
-// add up to 2^32 exactly, so the high word steps when the last CTA is through, and not before.
-//
-// A waiting CTA relies on its row's other CTAs to run, which follows from CTAs being started in the order of their index, and G not being
-// more than the card holds. Nothing promises the first, and other streams may hold SMs. So a CTA that has waited very long computes the
-// row's part by itself, from the input: slow, never wrong, never stuck.
+// How the CTAs of a row meet is in meet.cuh.
 #pragma once
 
-#include "memory.cuh"
+#include "meet.cuh"
 
 namespace softbench {
 
 constexpr int SPLIT_THREADS = 512;
 constexpr int AT_ONCE = 2;  // vectors of all tensors taken from shared memory at once
-constexpr int REREAD = 4;  // vectors in flight a thread where a chunk is read twice
-
-template <typename Op>
-__device__ __forceinline__ void absorb_stream(Part& part, const Row<Op>& row, int from, int to) {
-    for (int i = from; i < to; i += REREAD * int(blockDim.x)) {
-        Item<Op::READS> item[REREAD];
-#pragma unroll
-        for (int u = 0; u < REREAD; ++u) read(item[u], row, i + u * int(blockDim.x), i + u * int(blockDim.x) < to);
-        Op::absorb(part, item);
-    }
-}
-
-// The whole row's part, by one CTA.
-template <typename Op> __device__ __forceinline__ Part whole_row(const Row<Op>& row, Part* parts) {
-    Part part = Op::empty();
-    absorb_stream<Op>(part, row, row.first + int(threadIdx.x), row.last);
-    int at = row.odd(threadIdx.x);
-    uint32_t odd[Op::READS];
-    row.read_odd(at, odd);
-    Item<Op::READS> none[1];
-    read(none[0], row, 0, false);
-    part = Op::joined(part, Op::take(none, odd));
-    return join_block<Op>(part, parts);
-}
 
 template <typename Op, int K>
 __global__ void __launch_bounds__(SPLIT_THREADS, 2)
@@ -52,16 +21,15 @@ __global__ void __launch_bounds__(SPLIT_THREADS, 2)
     extern __shared__ __align__(16) unsigned char dynamic[];
     __shared__ Part parts[2][MAX_WARPS];
     __shared__ int missed;
+    __shared__ uint32_t tag;
     const int T = blockDim.x, thread = threadIdx.x;
     const unsigned index = blockIdx.x / unsigned(G), number = blockIdx.x - index * unsigned(G);
 
-    uint32_t tag = 0;
-    if (G > 1) {
-        tag = uint32_t(load_relaxed(&workspace->launches) >> 32) * 2 + 1;  // odd: not the zeros of a fresh workspace
-        if (thread == 0) {
-            missed = 0;
-            fetch_line(workspace->slots + int64_t(index) * G + number);  // a poll would else wait for the memory, not for the part
-        }
+    uint32_t seen = 0;
+    if (G > 1 && thread == 0) {  // one of them: a thousand warps that read one line wait for each other
+        missed = 0;
+        seen = tag_of(workspace);
+        fetch_line(workspace->slots + int64_t(index) * G + number);  // a poll would else wait for the memory, not for the part
     }
     const Row<Op> row(tensors, index, floor_bytes);
     const int start = int(number) * chunk + thread;
@@ -108,26 +76,15 @@ __global__ void __launch_bounds__(SPLIT_THREADS, 2)
         Op::absorb(part, some);
     }
 
-    part = join_block<Op>(part, parts[0]);
     bool alone = false;
     if (G > 1) {
-        // The join's barrier (the plan gives two warps or more) lies between reading the tag and counting, and after clearing the flag.
+        if (thread == 0) tag = seen;
+        part = join_block<Op, SPLIT_THREADS>(part, parts[0]);
         uint4* slots = workspace->slots + int64_t(index) * G;
-        if (thread == 0) {
-            store_slot(slots + number, part, tag);
-            atomicAdd(&workspace->launches, blockIdx.x == 0 ? (1ull << 32) - (gridDim.x - 1) : 1ull);
-        }
-        part = Op::empty();
-        for (int other = thread; other < G; other += T) {
-            uint4 news = load_slot(slots + other);
-            for (int tries = 0; (news.y != tag || news.w != tag) && tries < patience; ++tries) news = load_slot(slots + other);
-            if (news.y != tag || news.w != tag || patience < 0) missed = 1;
-            Part theirs = {__uint_as_float(news.x), __uint_as_float(news.z)};
-            part = other == thread ? theirs : Op::joined(part, theirs);
-        }
-        part = join_block<Op>(part, parts[1]);
+        if (thread == 0) publish(slots + number, part, tag, workspace);
+        part = join_block<Op, SPLIT_THREADS>(gather<Op>(slots, G, tag, patience, missed), parts[1]);
         alone = missed;
-    }
+    } else part = join_block<Op, SPLIT_THREADS>(part, parts[0]);
 
     int rest = again;  // what is read now, for the first or the second time
     Part whole;

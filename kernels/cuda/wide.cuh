@@ -1,16 +1,16 @@
-// Long rows: a CTA a row, or a cluster of CTAs a row that meet in distributed shared memory, with as much of the row on the SM as it holds:
-// W vectors a thread in registers and the rest of the CTA's chunk in shared memory, where the copy engine puts it. One read, one exchange,
-// one write; not persistent, so that rows follow each other in memory as CTAs come and go.
+// Long rows: a CTA a row; or a cluster of CTAs that meet in distributed shared memory; or CTAs anywhere on the card that meet in global memory
+// (spread): W vectors a thread in registers and the rest of the CTA's chunk in shared memory, where the copy engine puts it. One read, one
+// exchange, one write; not persistent, so that rows follow each other in memory as CTAs come and go.
 //
 // Every load is issued before anything is computed (ptxas would mix them, to need fewer registers; what is computed depends on a barrier
-// after the loads), and the first pass takes pieces in
-// the order of their arrival, each measured from the maximum so far: its exponentials are done while later pieces are still on their way.
+// after the loads), and the first pass takes pieces in the order of their arrival, each measured from the maximum so far: its exponentials
+// are done while later pieces are still on their way.
 // Threads are a constant here: addresses are then one register and immediate offsets, and the vectors have the other registers.
 //
 // A CTA may exit when its exchange is over: all messages to it have come, and its own travel in registers.
 #pragma once
 
-#include "memory.cuh"
+#include "meet.cuh"
 
 namespace softbench {
 
@@ -18,24 +18,34 @@ constexpr int MAX_PIECES = 32;
 
 // CTAs an SM of a shape: what registers allow. {vectors of all tensors a thread, threads}
 constexpr int wide_ctas(int words, int threads) {
-    return words * threads <= 2048 ? 4 : words * threads <= 4096 ? (words == 16 ? 3 : 2) : words * threads <= 6144 ? 2 : 1;
+    return words * threads <= 2048 ? 4 : words * threads <= 6144 ? 2 : 1;
 }
 
-template <typename Op, int W, int T>
-__global__ void __launch_bounds__(T, wide_ctas(W, T)) wide(Tensors<Op> tensors, int size, int chunk, int floor_bytes) {
+// SPREAD: the row's CTAs are no cluster, and meet in slots (meet.cuh).
+template <typename Op, int W, int T, bool SPREAD>
+__global__ void __launch_bounds__(T, wide_ctas(W, T)) wide(Tensors<Op> tensors, int size, int chunk, int floor_bytes, int patience, Workspace* workspace) {
 #if SOFTBENCH_CLUSTERS
-    constexpr int R = Op::READS, K = W / R, PIECE = (W == 16 ? 2 : 4) / R;
+    constexpr int R = Op::READS, K = W / R, PIECE = 4 / R;
     static_assert(K % PIECE == 0);
     extern __shared__ __align__(16) unsigned char dynamic[];
-    __shared__ Part parts[MAX_WARPS];
+    __shared__ Part parts[2][MAX_WARPS];
     __shared__ Message box[MAX_CLUSTER];
     __shared__ uint64_t news, full[MAX_PIECES];
     // What the second pass needs waits here, so that registers are the row's: where it goes, and the odd elements.
     __shared__ typename Op::Out* target;
     __shared__ int first, own_rank, own_begin, own_end, odd_at[2 * TAIL_THREAD];
     __shared__ uint32_t odd_kept[2 * TAIL_THREAD][R];
-    const int thread = threadIdx.x, lane = thread % WARP, rank = size > 1 ? cluster_rank() : 0;
-    const Row<Op> row(tensors, blockIdx.x / unsigned(size), floor_bytes);
+    __shared__ int missed;
+    __shared__ uint32_t own_tag;
+    const int thread = threadIdx.x, lane = thread % WARP;
+    const int index = int(blockIdx.x / unsigned(size)), rank = SPREAD ? int(blockIdx.x) - index * size : size > 1 ? cluster_rank() : 0;
+    uint32_t tag = 0;
+    if (SPREAD && thread == 0) {  // one of them: a thousand warps that read one line wait for each other
+        missed = 0;
+        tag = tag_of(workspace);
+        fetch_line(workspace->slots + int64_t(index) * size + rank);  // a poll would else wait for the memory, not for the part
+    }
+    const Row<Op> row(tensors, index, floor_bytes);
     const int begin = rank * chunk, end = min(row.last, begin + chunk);
     const int spare = max(chunk - K * T, 0), kept = max(end - begin - K * T, 0);  // vectors of a tensor in shared memory: room, and here
 
@@ -45,10 +55,10 @@ __global__ void __launch_bounds__(T, wide_ctas(W, T)) wide(Tensors<Op> tensors, 
         own_rank = rank;
         own_begin = begin;
         own_end = end;
-        barrier_init(&news);
+        if (!SPREAD) barrier_init(&news);
         for (int p = 0; p * PIECE * T < kept; ++p) barrier_init(&full[p]);
         barrier_inits_done();
-        if (size > 1) barrier_expect(&news, sizeof(Message) * size);
+        if (!SPREAD && size > 1) barrier_expect(&news, sizeof(Message) * size);
         for (int p = 0; p * PIECE * T < kept; ++p) {
             const int from = p * PIECE * T, bytes = min(PIECE * T, kept - from) * VECTOR_BYTES;
             barrier_expect(&full[p], R * bytes);
@@ -56,7 +66,7 @@ __global__ void __launch_bounds__(T, wide_ctas(W, T)) wide(Tensors<Op> tensors, 
             for (int r = 0; r < R; ++r) copy_bulk(dynamic + size_t(r * spare + from) * VECTOR_BYTES, row.vector(r, begin + K * T + from), bytes, &full[p]);
         }
     }
-    if (size > 1) cluster_arrive();  // "my barrier is ready"; the wait comes after the loads
+    if (!SPREAD && size > 1) cluster_arrive();  // "my barrier is ready"; the wait comes after the loads
     const int start = begin + thread;
     uint32_t odd[R];
     {
@@ -93,8 +103,32 @@ __global__ void __launch_bounds__(T, wide_ctas(W, T)) wide(Tensors<Op> tensors, 
         fetch(some, p * PIECE * T, kept);
         Op::absorb(part, some);
     }
-    part = join_block<Op>(part, parts);
-    if (size > 1) {
+    auto finish_odd = [&](Part whole) {
+        if (thread >= 2 * TAIL_THREAD || odd_at[thread] < 0) return;
+        float value[R];
+#pragma unroll
+        for (int r = 0; r < R; ++r) value[r] = Word<typename Op::Element>::element(odd_kept[thread][r], 0);
+        target[odd_at[thread]] = narrow<typename Op::Out>(Op::result(value, whole));
+    };
+    if (SPREAD && thread == 0) own_tag = tag;
+    part = join_block<Op, T>(part, parts[0]);
+    if (SPREAD) {
+        uint4* slots = workspace->slots + int64_t(blockIdx.x / unsigned(size)) * size;
+        if (thread == 0) publish(slots + own_rank, part, tag, workspace);
+        part = join_block<Op, T>(gather<Op>(slots, size, own_tag, patience, missed), parts[1]);
+        if (missed) {  // nothing that is held is used: the chunk is read again
+            const Row<Op> again(tensors, blockIdx.x / unsigned(size), floor_bytes);
+            const Part whole = Op::finish(whole_row(again, parts[0]));
+            const int end = own_end;
+            for (int i = max(own_begin, again.first) + thread; i < end; i += T) {
+                Item<R> one;
+                read(one, again, i, true);
+                again.store(i, one, whole);
+            }
+            finish_odd(whole);
+            return;
+        }
+    } else if (size > 1) {
         cluster_wait();
         if (thread < size) send(&box[own_rank], &news, thread, part);
         barrier_wait(&news, 0);
@@ -119,12 +153,7 @@ __global__ void __launch_bounds__(T, wide_ctas(W, T)) wide(Tensors<Op> tensors, 
         for (int u = 0; u < PIECE; ++u)
             if (K * T + from + u * T < limit) Op::store(out + int64_t(K * T + from + u * T) * Op::V, some[u], whole);
     }
-    if (thread < 2 * TAIL_THREAD && odd_at[thread] >= 0) {
-        float value[R];
-#pragma unroll
-        for (int r = 0; r < R; ++r) value[r] = Word<typename Op::Element>::element(odd_kept[thread][r], 0);
-        target[odd_at[thread]] = narrow<typename Op::Out>(Op::result(value, whole));
-    }
+    finish_odd(whole);
 #endif
 }
 

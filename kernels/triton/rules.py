@@ -26,14 +26,14 @@ SM_REGISTERS = 65536
 CLUSTERS = (2, 4, 8, 16)
 MOST_PEERS = 512
 TILE_IDLE = 1.3  # columns of a tile to columns of a row
-NEAR = 6  # of a table: three quarters of an octave of row length, or half of one and a step of rows
+NEAR = 6  # of a table: three quarters of an octave of row length, or half of one and twice the rows
 
 
 def plan(shape: Shape, device: str = "") -> Plan:
     """The choice for a shape on a device of that name."""
     if shape.size != 8 and shape.congruent:
         kind, step, rows = bucket(shape)
-        near = ((abs(step - at) + 4 * abs(rows - many), found) for at, many, found in measured(device).get(kind, ()))
+        near = ((abs(step - at) + 2 * abs(rows - many), found) for at, many, found in measured(device).get(kind, ()))
         for distance, found in sorted(near, key=lambda pair: pair[0]):
             if distance > NEAR:
                 break
@@ -222,7 +222,7 @@ def _groups(shape: Shape) -> Iterator[Plan]:
             score = 4 * (1 - busy) + 4 * streamed + 0.2 * (G / 16) - resident * min(chunk, T * (P + H)) * VECTOR / (1 << 20)
             score += (P + H) / 8 if waves <= 1 else 0
             found.append((score, Plan("group", p, T, 4, V, ALIGN, T // 32, registers, G=G, H=min(H, need - p))))
-    yield from (one for _, one in sorted(found, key=lambda pair: pair[0])[:10])
+    yield from (one for _, one in sorted(found, key=lambda pair: pair[0])[:12])
 
 
 def _programs_of_groups(shape: Shape) -> list[tuple[int, int, int, int]]:
@@ -256,11 +256,11 @@ def chunk(shape: Shape, plan: Plan) -> int:
 
 
 def bucket(shape: Shape) -> tuple[str, int, int]:
-    """(direction, element size and alignment; the row's words in eighths of an octave; rows in powers of four up to 4096)."""
+    """(direction, element size and alignment; the row's words in eighths of an octave; rows in powers of two up to 4096)."""
     aligned = shape.alignment if shape.N * shape.size <= SHORT_ROW else VECTOR if shape.alignment == VECTOR else 0
     words = max(1, shape.N * shape.size // 4)
     kind = f"{'backward' if shape.backward else 'forward'} {shape.size} {aligned}"
-    return kind, round(8 * math.log2(words)), min(6, round(math.log2(shape.M) / 2))
+    return kind, round(8 * math.log2(words)), min(12, round(math.log2(shape.M)))
 
 
 def _fitted(shape: Shape, found: Plan) -> Plan | None:

@@ -20,7 +20,7 @@ from softbench.backends import by_direction
 from softbench.backends.kernels import sources_of
 from softbench.inputs import DTYPES
 from softbench.model import Case, Direction
-from softbench.toolchain import cuda_home, cxx_compiler, missing_compiler
+from softbench.toolchain import cuda_home, missing_compiler, packaging_compiler
 
 Call = Callable[..., torch.Tensor]
 
@@ -139,7 +139,7 @@ class TritonAoti(Doors):
     def available(self) -> str | None:
         if reason := super().available():
             return reason
-        if cxx_compiler() is None:
+        if packaging_compiler() is None:
             return "no C++ compiler for AOTInductor; install g++ (Debian: apt install g++)"
         if cuda_home() is None:
             return "no CUDA toolkit whose headers AOTInductor's C++ could include; install it, or set CUDA_HOME to its folder"
@@ -159,7 +159,8 @@ class TritonAoti(Doors):
         exported = torch.export.export(_Softmax() if forward else _Gradient(), (example,) if forward else (example, example.clone()))
         with tempfile.TemporaryDirectory(prefix="softbench-") as folder:
             inductor = importlib.import_module("torch._inductor")
-            package = inductor.aoti_compile_and_package(exported, package_path=str(Path(folder) / "softmax.pt2"))
+            with inductor.config.patch({"cpp.cxx": (None, packaging_compiler())}):
+                package = inductor.aoti_compile_and_package(exported, package_path=str(Path(folder) / "softmax.pt2"))
             call: Callable[..., Any] = inductor.aoti_load_package(package)
         return call
 

@@ -19,6 +19,7 @@ CELLS = {
     "block": (torch.float32, 32768, 32768, ()),
     "cluster": (torch.bfloat16, 16384, 131072, (TIERS["cluster"], 8, 256, 8, 0, 128, 0)),
     "wide": (torch.bfloat16, 8192, 262144, (TIERS["wide"], 24, 256, 4, 0, 128, 0)),
+    "spread": (torch.float32, 2048, 524288, ()),
     "split": (torch.float32, 2048, 524288, (TIERS["split"], 8, 512, 16, 8, 128, 1 << 16)),
     "backward wide": (torch.float32, 8192, 131072, (TIERS["wide"], 12, 256, 7, 0, 128, 0)),
 }

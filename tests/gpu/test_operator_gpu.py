@@ -14,7 +14,7 @@ from torch._inductor.utils import run_and_get_code
 from torch.library import opcheck
 from torch.utils.flop_counter import FlopCounterMode
 
-from softbench.toolchain import cuda_home
+from softbench.toolchain import cuda_home, packaging_compiler
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 
@@ -220,6 +220,8 @@ def toolkit(monkeypatch):
         pytest.skip("no CUDA toolkit")
     monkeypatch.setenv("CUDA_HOME", str(home))
     monkeypatch.setattr(torch.utils.cpp_extension, "CUDA_HOME", str(home))
+    with torch._inductor.config.patch({"cpp.cxx": (None, packaging_compiler())}):
+        yield
 
 
 def packaged(module, given, folder, shapes=None):

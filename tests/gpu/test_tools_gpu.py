@@ -13,10 +13,10 @@ import pytest
 HERE = Path(__file__).parent
 WITHIN = 0.03  # of the algorithm's bytes; some 60 MB of the result stay in L2
 ALL_TIERS = {
-    "cuda": {"lanes", "staged", "block", "cluster", "split", "plain", "wide"},
+    "cuda": {"lanes", "staged", "block", "cluster", "split", "plain", "wide", "spread"},
     "triton": {"rows", "cluster", "group", "tile", "loop"},
 }
-LARGE = ("lanes", "staged", "block", "cluster", "wide", "split", "backward wide")
+LARGE = ("lanes", "staged", "block", "cluster", "wide", "spread", "split", "backward wide")
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]
 
