@@ -2,7 +2,8 @@
 
 nvcc compiles for the very architecture of the device, without torch's headers, and an operation a process: seconds, not a minute. The
 library is cached under a hash of the sources, the flags, the architecture and the versions of nvcc, torch and its CUDA; a lock lets two
-processes build at once without harm. nvcc comes from a toolkit or from pip (`nvidia-cuda-nvcc`, `nvidia-cuda-cccl` and `nvidia-cuda-runtime`, version 13 or later).
+processes build at once without harm. nvcc comes from a toolkit or from pip (`nvidia-cuda-nvcc`, `nvidia-cuda-cccl` and
+`nvidia-cuda-runtime`, version 13 or later).
 """
 
 from __future__ import annotations
