@@ -33,6 +33,7 @@ constexpr int FLOOR_LONG = 128;
 constexpr int PATIENCE = 1 << 16;  // some tens of milliseconds
 constexpr int SHORT_BYTES = 1024;
 constexpr int SHORT_ODD_BYTES = 1520;  // three vectors a lane
+constexpr int SMALL_BYTES = 4096;
 constexpr int CTA_WORDS = 8208;  // vectors of a CTA, two to an SM: 128 KB and the places before an unaligned row
 constexpr int THIRD_WORDS = 4700;  // ... three to an SM, 32 KB of them in registers: what is left of the SM's memory is L1
 constexpr int64_t LARGE_BYTES = 64 << 20;  // of a tensor: some ten microseconds
@@ -179,13 +180,20 @@ inline Plan few_plan(int64_t M, int64_t vectors, int R) {
     return across_plan(vectors, R);
 }
 
+// Rows of a few KB: as few warps as hold one, best a single one, which joins without a barrier. `vectors` from a 16-byte floor: a line's would
+// make a warp too few for rows of a warp.
+inline Plan small_plan(int64_t vectors, int R, bool whole, bool half) {
+    const int K = R == 2 ? (whole || !half ? 4 : 1) : half ? 4 : 8;
+    return {BLOCK, K, threads_for(vectors, K, BLOCK_THREADS), 1, 0, 16, 0};
+}
+
 // Many rows: as many bytes under way on an SM as it has room for, and as few CTAs a row as that takes.
 inline Plan many_plan(int64_t vectors, int R, bool whole, bool half) {
     const Device& d = device();
     const int64_t words = vectors * R;
     const bool wide = d.clusters();
     if (R == 1) {
-        const int K = vectors <= 136 ? 2 : vectors < 1024 ? 4 : 8;
+        const int K = vectors < 1024 && (half || vectors > 520) ? 4 : 8;
         // Beyond 512 threads a CTA is alone on its SM: only when it is nearly as large as can be.
         if (vectors <= 4096 || (whole && vectors >= 7300 && vectors <= 8192)) return {BLOCK, K, threads_for(vectors, K, BLOCK_THREADS), 1, 0, FLOOR_LONG, 0};
         if (wide && vectors >= 7300 && vectors <= 8704) return {WIDE, 8, 1024, 1, 0, FLOOR_LONG, 0};
@@ -193,7 +201,7 @@ inline Plan many_plan(int64_t vectors, int R, bool whole, bool half) {
         if (wide && vectors <= 19000) return {WIDE, 24, 512, 1, 0, FLOOR_LONG, 0};
         if (wide && !half && vectors <= 60000) return spread_plan(R, 24, 256, ceil_div<int64_t>(words, 7100));
     } else {
-        const int K = vectors <= 256 ? 1 : vectors < 2048 ? 2 : 4;
+        const int K = vectors > 520 && vectors < 2048 ? 2 : 4;
         if (vectors <= 2048 || (whole && vectors >= 3600 && vectors <= 4096)) return {BLOCK, K, threads_for(vectors, K, BLOCK_THREADS), 1, 0, FLOOR_LONG, 0};
         if (wide && vectors <= 4600) return {WIDE, 12, 256, 1, 0, FLOOR_LONG, 0};
         if (wide && vectors <= 7000) return {WIDE, 12, 512, 1, 0, FLOOR_LONG, 0};
@@ -211,6 +219,7 @@ template <typename Op> Plan plan(const Tensors<Op>& t, int64_t N) {
     const bool whole = l.grain == V;
     if (bytes <= (whole ? SHORT_BYTES : SHORT_ODD_BYTES) / R)
         if (const Plan found = short_plan(t, int(N), l); found.tier != AUTO) return found;
+    if (bytes <= SMALL_BYTES) return small_plan((l.aligned ? N : N + V - 1) / V, R, whole, Op::E == 2);
     const int64_t vectors = (l.lead + N) / V;  // places a row needs, counted from its 128-byte floor
     return M <= FEW_ROWS && bytes >= FEW_BYTES ? few_plan(M, vectors, R) : many_plan(vectors, R, whole, Op::E == 2);
 }

@@ -109,7 +109,7 @@ def backward_group(
         inside = row_edges & (start == 0)[:, None]
         dy_edge = tl.load(dy_row[:, None] + columns, mask=inside, other=0.0).to(tl.float32)
         y_edge = tl.load(y_row[:, None] + columns, mask=inside, other=0.0).to(tl.float32)
-    tag = tag_of(counter)
+    tag = tag_of(counter, T)
     row_slots = slots + number.to(tl.int64) * PEERS
     warm(row_slots, G, PEERS, False, T)
     s = dot_of(dy, y, D)

@@ -172,7 +172,7 @@ def forward_group(
         inside = row_edges & (start == 0)[:, None]
         edge = tl.load(x_row[:, None] + columns, mask=inside, other=MINUS_INFINITY).to(tl.float32)
     if PEERS > 1:
-        tag = tag_of(counter)
+        tag = tag_of(counter, T)
         row_slots = slots + number.to(tl.int64) * (2 * PEERS)
         warm(row_slots, G, PEERS, True, T)
     m, s = measure_lanes(after(x, now(N)), D)

@@ -35,6 +35,8 @@ POLL_SUM = tl.constexpr(
     f" add.u32 tries, tries, 1; setp.lt.u32 p, tries, {POLLS.value}; @p bra POLL; mov.u32 $1, 1; bra DONE;"
     " GOT: mov.b32 $0, a; DONE: }"
 )
+# The counter's high word, by the thread that is to read it; 0 by the others.
+EPOCH = tl.constexpr("{ .reg .pred p; setp.ne.s32 p, $2, 0; mov.u32 $0, 0; @p ld.relaxed.gpu.global.u32 $0, [$1+4]; }")
 ARRIVE = tl.constexpr("barrier.cluster.arrive.relaxed.aligned; mov.b32 $0, $1;")
 
 
@@ -94,9 +96,18 @@ def exchange_sum(dot, C: tl.constexpr):
 
 
 @triton.jit
-def tag_of(counter):
-    """The launch's tag, 1 to 2^30; read it before `leave`, which steps the counter."""
-    return ((tl.load(counter, volatile=True) >> 32) & 0x3FFFFFFF) + 1
+def tag_of(counter, T: tl.constexpr):
+    """The launch's tag, 1 to 2^30, of int64; read it before `leave`, which steps the counter. T: threads.
+
+    One thread reads it for all: a thousand warps that read one line wait for each other.
+    """
+    if INTERPRETED:
+        return ((tl.load(counter, volatile=True) >> 32) & 0x3FFFFFFF) + 1
+    else:
+        thread = tl.arange(0, T)
+        given = [(counter + thread * 0).to(tl.int64), (thread == 0).to(tl.int32)]
+        seen = tl.inline_asm_elementwise(EPOCH, "=&r,l,r", given, dtype=tl.int32, is_pure=False, pack=1)
+        return (tl.max(seen & 0x3FFFFFFF, 0) + 1).to(tl.int64)
 
 
 @triton.jit
