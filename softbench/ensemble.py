@@ -65,9 +65,7 @@ class Ensemble:
         """Build, check and time one case; a record for every lane, whatever happened to it."""
         self.state = {lane: Progress(outcome=lane.barred(self.last_failure.get(lane))) for lane in self.lanes}
         turns = self.plan.takes_turns(case, len(self.lanes))
-        for lane in self._going():
-            if failed := lanes_of.revive(self.pool, lane, case.device, self.plan.env, self.deadlines["import"]):
-                self._end(lane, failed)
+        self._revive(self._going(), case)
         for together in [[lane] for lane in self._going()] if turns else [self._going()]:
             self._build_and_check(together, case, turns)
         if any(state.retried for state in self.state.values()) and not turns:
@@ -78,7 +76,7 @@ class Ensemble:
                 self._time(lane, turn, position)
                 if turns:
                     self._release([lane])
-        for lane in self._going():
+        for lane in self._going() if self.process == 0 else []:  # what a call costs apart is no matter of processes
             self._profile(lane)
             if turns:
                 self._release([lane])
@@ -88,6 +86,10 @@ class Ensemble:
         """End the workers of all lanes."""
         for lane in self.lanes:
             lane.drop(self.pool)
+
+    def _revive(self, lanes: list[Lane], case: Case) -> None:
+        for lane, failed in lanes_of.revive(self.pool, lanes, case.device, self.plan.env, self.deadlines["import"]).items():
+            self._end(lane, failed)
 
     def _going(self) -> list[Lane]:
         return [lane for lane in self.lanes if self.state[lane].outcome is None]
@@ -148,9 +150,8 @@ class Ensemble:
         for lane in short:
             lane.drop(self.pool)
             self.state[lane] = Progress(retried=True)
-            if failed := lanes_of.revive(self.pool, lane, case.device, self.plan.env, self.deadlines["import"]):
-                self._end(lane, failed)
-            else:
+            self._revive([lane], case)
+            if self.state[lane].outcome is None:
                 self._build_and_check([lane], case, turns=True)
 
     def _time(self, lane: Lane, turn: int, position: int) -> None:

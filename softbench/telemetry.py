@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from softbench.environment import gpu_uuid
@@ -36,11 +37,18 @@ def reader(device: str) -> Callable[[], Telemetry | None]:
 
             pynvml.nvmlInit()
             handle = pynvml.nvmlDeviceGetHandleByUUID(gpu_uuid(0))  # a worker sees its GPU as the first
-            return lambda: read(pynvml, handle)
+            return partial(read, pynvml, handle, most_mhz(pynvml, handle))
     return lambda: None
 
 
-def read(nvml: Any, handle: Any) -> Telemetry:
+def most_mhz(nvml: Any, handle: Any) -> float | None:
+    """The SM clock's maximum, which stays; None where the card does not tell."""
+    with suppress(Exception):
+        return float(nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM))
+    return None
+
+
+def read(nvml: Any, handle: Any, max_mhz: float | None) -> Telemetry:
     """One reading; what the card does not support is None. Right after a batch it still tells of it."""
 
     def ask(query: Callable[[], Any]) -> Any:
@@ -61,5 +69,5 @@ def read(nvml: Any, handle: Any) -> Telemetry:
         power_w=None if milliwatts is None else milliwatts / 1000,
         temperature_c=ask(lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)),
         reasons=reasons,
-        throttled=throttled(reasons or 0, sm_clock, ask(lambda: nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM))),
+        throttled=throttled(reasons or 0, sm_clock, max_mhz),
     )
