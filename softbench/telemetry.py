@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -18,6 +19,7 @@ SLOWDOWNS = {
 }
 """NVML's clocks-event reasons that slow whatever runs."""
 SETTINGS = 0x001 | 0x002 | 0x100  # idle, application clocks, display clocks: somebody's choice, and the clock is where it was put
+FRESH_SECONDS = 0.02  # below what a batch of a run takes with its warm-up and its neighbours: there every batch has a reading of its own
 CLOCK_SHARE = 0.75  # of the maximum, as nvbench has it. A power cap alone is not counted: many hold the clock just below the maximum
 
 
@@ -37,8 +39,21 @@ def reader(device: str) -> Callable[[], Telemetry | None]:
 
             pynvml.nvmlInit()
             handle = pynvml.nvmlDeviceGetHandleByUUID(gpu_uuid(0))  # a worker sees its GPU as the first
-            return partial(read, pynvml, handle, most_mhz(pynvml, handle))
+            return lately(partial(read, pynvml, handle, most_mhz(pynvml, handle)))
     return lambda: None
+
+
+def lately(reading: Callable[[], Telemetry], clock: Callable[[], float] = time.monotonic) -> Callable[[], Telemetry]:
+    """A reading costs some milliseconds, as long as a short batch: one of a moment ago is good enough."""
+    last: list[tuple[float, Telemetry]] = []
+
+    def read_or_recall() -> Telemetry:
+        if not last or clock() - last[0][0] >= FRESH_SECONDS:
+            found = reading()
+            last[:] = [(clock(), found)]
+        return last[0][1]
+
+    return read_or_recall
 
 
 def most_mhz(nvml: Any, handle: Any) -> float | None:

@@ -1,6 +1,7 @@
 """The gate's measurement of itself: what it counts, what it concludes, and the slowdowns it plants."""
 
 import json
+import sys
 import time
 from dataclasses import replace
 
@@ -8,7 +9,7 @@ import pytest
 import torch
 from gating import GPU, dice, evidence, key, self_test_run, series, stored_run, write_run
 
-from softbench import calibration, families, registry, runner, same_run, versus
+from softbench import calibration, config, families, registry, roofline, runner, same_run, sweep, versus
 from softbench.backends import planted
 from softbench.errors import UsageError
 from softbench.gate import Rules
@@ -142,16 +143,29 @@ def test_a_configurations_sweep_and_rounds_are_taken_and_a_limit_of_rounds_is_no
         log.append(request)
         return stored_run(tmp_path, self_test_run(dice(8), 3, 4))
 
-    sweep = (Sweep((4096,), (256, 512, 1024, 2048)),)
-    for file in ({"sweep": sweep, "rounds": 13, "max_rounds": 13}, {"sweep": sweep, "rounds": 3, "max_rounds": 6}):
+    shapes = (Sweep((4096,), (256, 512, 1024, 2048)),)
+    for file in ({"sweep": shapes, "rounds": 13, "max_rounds": 13}, {"sweep": shapes, "rounds": 3, "max_rounds": 6}):
         request = Request(file, {}, False, tmp_path / "out", True, "", "")
         families.measure_families(measure, request, "torch", 3, log.append)
     assert [asked.file["rounds"] for asked in log[1::2]] == [13, 20]
-    assert all(asked.resume and asked.file["sweep"] == sweep for asked in log[1::2])
+    assert all(asked.resume and asked.file["sweep"] == shapes for asked in log[1::2])
     (told,) = versus.rounds_told(request)
     assert told.startswith("20 rounds, which all backends share, instead of the configuration's 3 to 6")
     assert versus.rounds_told(replace(request, flags={"rounds": 30, "max_rounds": 30})) == []
     assert versus.rounds_told(replace(request, file={})) == []
+
+
+def test_the_shipped_sweep_of_the_gate_plants_in_its_largest_calls(plugins):
+    settings = config.resolve(config.load("gate"), {})
+    cases = sweep.cases(settings.sweep, "cuda")
+    able = families.planted(cases)
+    assert (len(cases), len(able), settings.rounds, settings.max_rounds) == (20, 5, 20, 20)
+    assert min(roofline.bytes_moved(case) for case in able) > 2e8 > 1.4e8 > max(roofline.bytes_moved(c) for c in cases if c not in able)
+    (door,) = [door for door in registry.origins([plugins.parent / "gpu" / "guarded_slower.py"]) if door.kind == "file"]
+    (changed,) = registry.load(door)
+    assert set(sys.modules[type(changed).__module__].SLOWER) <= {case.key for case in cases}
+    x = torch.randn(4, 8)
+    assert torch.equal(changed.prepare(Case(4, 8, "fp32", Direction.FORWARD, "cpu"))(x), torch.softmax(x, -1))
 
 
 def test_calibrations_are_remembered_and_a_damaged_memory_is_none(tmp_path):
@@ -171,14 +185,13 @@ def test_planted_slowdowns_are_real_and_the_twin_is_the_very_callable(tmp_path):
     assert (twin.name, slow.name, slow.available(), slow.supports(case)) == ("torch+0", "torch+3", None, None)
     assert torch.equal(twin.prepare(case)(x), slow.prepare(case)(x))
 
-    def best(call):
-        times = []
-        for _ in range(9):
-            start = time.perf_counter()
-            call(x)
-            times.append(time.perf_counter() - start)
-        return min(times)
+    def spin(x):
+        end = time.perf_counter() + 2e-4
+        while time.perf_counter() < end:
+            pass
 
-    assert best(slow.prepare(case)) > 2 * best(twin.prepare(case))
+    begin = time.perf_counter()
+    planted._spinning(spin, 3.0)(x)
+    assert time.perf_counter() - begin >= 8e-4
     with pytest.raises(UsageError, match="no backend 'troch'"):
         planted.plant("troch", (0.0,))
