@@ -7,6 +7,7 @@ call that overlap are counted in full. Host time is that of issuing a call, with
 
 from __future__ import annotations
 
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -133,6 +134,9 @@ def cuda_meter() -> Meter:
 def _tracer() -> Callable[[Call], list[Activity]]:
     from torch.profiler import ProfilerActivity, profile
 
+    # Kineto may take CUPTI down after a session, in a later CUDA call: then a session that follows at once can lose its kernels, and each
+    # pays for setting CUPTI up again. Ours follow each other, so it stays; an environment that says otherwise is left alone.
+    os.environ.setdefault("TEARDOWN_CUPTI", "0")
     synchronize = torch.cuda.synchronize
 
     def trace(body: Call) -> list[Activity]:
