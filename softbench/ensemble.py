@@ -33,6 +33,7 @@ from softbench.pool import Lost, Pool
 from softbench.protocol import Message
 from softbench.registry import YARDSTICK
 
+PROFILE_MS = 3.0  # some thirty calls where the flush of L2 is most of it: kernels alone scatter little, and every cell pays for it
 PAUSES_SECONDS = (0.5, 2.0, 5.0)  # before a batch of a throttled GPU is taken again, once each
 PATIENCE_SECONDS = 120.0  # of such pauses over a whole sweep: a card that is always too hot is measured as it is, and labelled
 
@@ -84,8 +85,9 @@ class Ensemble:
 
     def close(self) -> None:
         """End the workers of all lanes."""
+        self.pool.discard(*[lane.worker for lane in self.lanes if lane.worker is not None])
         for lane in self.lanes:
-            lane.drop(self.pool)
+            lane.worker = None
 
     def _revive(self, lanes: list[Lane], case: Case) -> None:
         for lane, failed in lanes_of.revive(self.pool, lanes, case.device, self.plan.env, self.deadlines["import"]).items():
@@ -181,7 +183,7 @@ class Ensemble:
 
     def _profile(self, lane: Lane) -> None:
         """After the rounds, so that what the profiler leaves behind in the process is in none of the case's samples."""
-        message = {"op": "profile", "batch_ms": self.plan.settings.batch_ms, "l2": self.plan.l2}
+        message = {"op": "profile", "batch_ms": min(PROFILE_MS, self.plan.settings.batch_ms), "l2": self.plan.l2}
         answers, state = self._ask([lane], message, "time"), self.state[lane]
         if isinstance(state.outcome, Failed):  # the cell was measured before: what is lost is its profile, and perhaps the worker
             state.profile, state.outcome = Profile(note=state.outcome.reason), None

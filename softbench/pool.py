@@ -92,11 +92,7 @@ class Pool:
                 worker.channel.close()
             with suppress(WorkersError):
                 self._pump(lambda: all(worker.pid in self._exits for worker in self.workers), 2.0)
-        for worker in list(self.workers):
-            with suppress(OSError):
-                os.killpg(worker.pid, signal.SIGKILL)  # all at once; each is waited for below
-        for worker in list(self.workers):
-            self.discard(worker)
+        self.discard(*self.workers)
         self._control.close()  # the nursery ends at this
         if not self._ready:
             self._nursery.kill()  # it may hang in importing torch
@@ -204,19 +200,19 @@ class Pool:
         self.discard(worker)
         return Lost(Status.TIMEOUT, one_line(f"{phase} took longer than {seconds:g} s{' (' + where + ')' if where else ''}"))
 
-    def discard(self, worker: Worker) -> None:
-        """End a worker and all it started, now; returns when it is gone."""
-        if worker not in self.workers:
-            return
-        self.workers.remove(worker)
-        worker.channel.close()
-        with suppress(OSError):  # also when it is gone itself: what it started may not be
-            os.killpg(worker.pid, signal.SIGKILL)
-        if worker.pid not in self._exits:
-            with suppress(OSError):  # it may not have made its group yet
-                os.kill(worker.pid, signal.SIGKILL)
+    def discard(self, *workers: Worker) -> None:
+        """End workers and all they started, now; returns when they are gone. Several at once: their CUDA contexts take a while to end."""
+        ending = [worker for worker in workers if worker in self.workers]
+        for worker in ending:
+            self.workers.remove(worker)
+            worker.channel.close()
+            with suppress(OSError):  # also when it is gone itself: what it started may not be
+                os.killpg(worker.pid, signal.SIGKILL)
+            if worker.pid not in self._exits:
+                with suppress(OSError):  # it may not have made its group yet
+                    os.kill(worker.pid, signal.SIGKILL)
         # The exit is reported only after the kernel has closed the process's files, and with them its CUDA context.
-        self._pump_quietly(lambda: worker.pid in self._exits, EXIT_SECONDS)
+        self._pump_quietly(lambda: all(worker.pid in self._exits for worker in ending), EXIT_SECONDS)
 
     def _pump_quietly(self, done: Callable[[], bool], seconds: float) -> None:
         with suppress(WorkersError):

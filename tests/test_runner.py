@@ -40,8 +40,8 @@ class FakePool:
         self.spawned += 1
         return Worker(self.spawned, None, Path(), label)
 
-    def discard(self, worker):
-        self.log.append((worker.label, "discard"))
+    def discard(self, *workers):
+        self.log += [(worker.label, "discard") for worker in workers]
 
     def ask(self, worker, message, seconds, phase):
         return self.gather({0: (worker, message)}, seconds, phase)[0]
