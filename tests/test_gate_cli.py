@@ -2,9 +2,9 @@
 
 import json
 import os
+import resource
 import subprocess
 import sys
-import time
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -242,9 +242,10 @@ def test_the_gate_on_stored_files_is_quick_and_light(main, tmp_path):
     )
     seconds = []
     for _ in range(3):
-        start = time.perf_counter()
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
-        seconds.append(time.perf_counter() - start)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)  # its own time: what else the machine does is not the gate's
+        seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
         assert done.returncode == 0, done.stdout + done.stderr
         assert "HEAVY []" in done.stdout
     assert min(seconds) < 1
