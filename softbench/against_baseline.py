@@ -45,8 +45,8 @@ def judge(new: Evidence, base: Evidence, rules: Rules, notes: tuple[str, ...] = 
             f"measure again with: {base.more_processes(RECOMMENDED_BASE)}"
         )
     spreads = moderate([(cell.old, cell.now) for cell in able])
-    trials = [cell.trial(spread, rules, new.environment.get("device")) for cell, spread in zip(able, spreads, strict=True)]
-    trials += [cell.trial(None, rules, new.environment.get("device")) for cell in cells.values() if cell.doubt]
+    trials = [cell.trial(spread, rules) for cell, spread in zip(able, spreads, strict=True)]
+    trials += [cell.trial(None, rules) for cell in cells.values() if cell.doubt]
     return Report(f"{new.source} against {base.source}", gate.ranked([*verdicts, *gate.family(trials, rules)]), rules, notes)
 
 
@@ -76,6 +76,7 @@ class _Cell:
         self.raw_ratio = median(raw[0]) / median(raw[1])
         self.moved = _moved(copies[0], copies[1])
         self.doubt = self._doubt()
+        self.advisory = gate.launch_bound(self.us, new.environment.get("device"), sides)
 
     def _doubt(self) -> str:
         if self.moved is None:
@@ -88,10 +89,9 @@ class _Cell:
     def spread(self) -> bool:
         return len(set(self.old)) > 1 or len(set(self.now)) > 1
 
-    def trial(self, spread: Moderated | None, rules: Rules, device: object) -> Trial:
+    def trial(self, spread: Moderated | None, rules: Rules) -> Trial:
         counted = f"{len(self.old)}+{len(self.now)} processes"
-        advisory = gate.launch_bound(self.us, device)
-        verdict = Verdict(self.key, gate.State.AMBIGUOUS, advisory, n=counted, raw_ratio=self.raw_ratio, gated=not advisory)
+        verdict = Verdict(self.key, gate.State.AMBIGUOUS, self.advisory, n=counted, raw_ratio=self.raw_ratio, gated=not self.advisory)
         if spread is None or self.moved is None:
             return Trial(verdict, doubt=self.doubt)
         shift = fmean(self.now) - fmean(self.old)

@@ -33,14 +33,14 @@ def save(parts: Sequence[Evidence], name: str, folder: Path = FOLDER, *, force: 
     Raises:
         UsageError: a name that is none, or is taken and not to be forced.
         ResultsError: one run given twice, or the folder cannot be written.
-        InconclusiveError: too few processes (the message has the command that measures more), or runs of different machines.
+        InconclusiveError: too few processes (the message has the command that measures more), or runs of different machines or sweeps.
     """
     file = path_of(name, folder)
     if file.exists() and not force:
         raise UsageError(f"{file} is there already; take another name, or --force, or: softbench baseline promote NEW {name}")
     warnings = comparable.one_machine(parts)
     whole = join(parts)
-    warnings += _enough(whole)
+    warnings += _enough(whole) + _everywhere(whole)
     return _write(whole, name, file), warnings
 
 
@@ -108,6 +108,20 @@ def _enough(found: Evidence) -> list[str]:
     return []
 
 
+def _everywhere(found: Evidence) -> list[str]:
+    """Runs that add up must be of one sweep: a cell that few of them have could never be judged."""
+    held = {key: len(series.processes) for key, series in found.cells.items() if series.status == "ok"}
+    few = [key for key, count in held.items() if count < LEAST_BASE]
+    if few:
+        example = f"{few[0].backend} {few[0].case} has {held[few[0]]}"
+        raise InconclusiveError(
+            f"{found.source}: {len(few)} of {len(held)} cells have fewer than {LEAST_BASE} processes ({example}); "
+            f"a baseline takes runs of one sweep: measure with: {found.more_processes(RECOMMENDED_BASE)}"
+        )
+    fewer = sum(count < found.processes for count in held.values())
+    return [f"{fewer} of {len(held)} cells were not measured in all {found.processes} processes"] if fewer else []
+
+
 def _write(found: Evidence, name: str, file: Path) -> Path:
     header: dict[str, Any] = {
         **{"format": FORMAT, "version": VERSION, "name": name, "saved": datetime.now(UTC).isoformat(timespec="seconds")},
@@ -129,6 +143,8 @@ def _cell(key: CellKey, series: Series) -> dict[str, Any]:
     cell: dict[str, Any] = {**key._asdict(), "status": series.status, "class": series.grade}
     if series.status != "ok":
         return {**cell, "reason": series.reason}
+    if series.host_bound:
+        cell["host_bound"] = series.host_bound
     return {**cell, "round_medians_us": {str(k): [round(turn.median_us, 4) for turn in turns] for k, turns in series.processes.items()}}
 
 
@@ -169,4 +185,4 @@ def _series(cell: dict[str, Any]) -> Series:
         processes[int(process)] = tuple(Round(number, 0, positive(us)) for number, us in enumerate(medians))
     if not processes:
         raise ValueError("it is measured, but holds no processes")
-    return Series("ok", "", grade, processes)
+    return Series("ok", "", grade, processes, one_line(str(cell.get("host_bound") or "")))

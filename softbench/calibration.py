@@ -22,7 +22,9 @@ from softbench.inference import proportion_bounds
 SLOWDOWNS = (0.03, 0.05, 0.08)
 """What is planted: the margin itself, which is to be let pass, and two that are to be found."""
 EVERY = 4
-"""In a family with planted slowdowns every fourth case has one: a family slower as a whole would be easier for Holm's procedure."""
+"""In a family with planted slowdowns one case in four has one: a family slower as a whole would be easier for Holm's procedure."""
+ALIKE = 0.01
+"""What the A/A ratios are counted against."""
 LEAST_FAMILIES = 1 + same_run.CONFIRMATIONS
 EXIT_0_SHARE = 0.95
 CANDIDATE = "candidate"
@@ -68,6 +70,12 @@ class SelfTest:
     """A/A families that ended with exit 1."""
     passed: int
     """A/A families that ended with exit 0."""
+    ratios: int
+    """A/A ratios of calls over 10 us: a cell in a family each."""
+    alike: int
+    """Those within 1 %."""
+    furthest: float
+    """The A/A ratio that is furthest from 1."""
     beside: int
     """Cells beside planted ones that ended as regressions, over all planted families."""
     power: tuple[Power, ...]
@@ -109,6 +117,7 @@ def analyse(run: Evidence, base: str, rules: Rules) -> SelfTest:
         raise UsageError(f"{run.source}: {len(sets)} families are too few: {LEAST_FAMILIES} at least, 59 for a bound of 5 %")
     levels = [s for s in SLOWDOWNS if any(key.backend == name(base, s) and c.status == "ok" for key, c in run.cells.items())]
     aa = [_family(run, cases, base, [twin] * len(cases), sets, i, rules) for i in range(len(sets))]
+    twins = [verdict.ratio for _, report in aa for verdict in report.verdicts if verdict.gated and verdict.ratio]
     power, points, beside = [], [], 0
     for slowdown in levels:
         found, others, realised = _planted(run, cases, base, slowdown, sets, rules)
@@ -125,6 +134,9 @@ def analyse(run: Evidence, base: str, rules: Rules) -> SelfTest:
         flagged=sum(flagged for flagged, _ in aa),
         alarms=sum(report.exit_code == 1 for _, report in aa),
         passed=sum(report.exit_code == 0 for _, report in aa),
+        ratios=len(twins),
+        alike=sum(abs(ratio - 1) <= ALIKE for ratio in twins),
+        furthest=max(twins, key=lambda ratio: abs(math.log(ratio)), default=1.0),
         beside=beside,
         power=tuple(power),
         points=tuple(points),
@@ -139,9 +151,10 @@ def _planted(
     able = [key for key in cases if (series := run.cells.get(key.of(slow))) and series.status == "ok"]
     found: dict[CellKey, list[bool]] = {key: [] for key in able}
     others = 0
+    most = max(1, len(cases) // EVERY)
+    groups = [set(able[start : start + most]) for start in range(0, len(able), most)]
     for i in range(len(sets)):
-        for turn in range(EVERY):
-            chosen = {key for place, key in enumerate(cases) if place % EVERY == turn and key in able}
+        for chosen in groups:
             _, report = _family(run, cases, base, [slow if key in chosen else name(base, 0) for key in cases], sets, i, rules)
             for verdict in report.verdicts:
                 key = verdict.cell.of(base)

@@ -94,12 +94,12 @@ def examine(wanted: Examination, advance: Callable[[int, int], None]) -> Report:
         UsageError: a backend, a device or a case that is not there.
     """
     settings = wanted.settings
-    doors = registry.needed(registry.origins(settings.plugins), settings.backends)
+    doors = registry.origins(settings.plugins)
     with Pool() as pool:
         look = planning.probe(pool, settings.timeout["import"])
         device, gpu = planning.choose_device(settings.device, look)
         items = _items(pool, wanted)
-        lanes = planning.open_doors(pool, doors, device, gpu, look, settings.timeout["import"])
+        lanes = planning.open_needed(pool, settings, doors, device, gpu, look)
         offers = registry.select([lane.offer for lane in lanes], settings.backends)
         chosen = [lane for lane in lanes if lane.offer in offers and lane.name != registry.YARDSTICK]
         able = [lane for lane in chosen if not (lane.offer.broken or lane.offer.unavailable)]
@@ -161,7 +161,7 @@ class _Desk:
     def _unready(self, lane: Lane) -> str:
         if lane.deaths >= MAX_DEATHS:
             return f"not tried: {MAX_DEATHS} cases in a row ended its worker"
-        failed = lanes_of.revive(self.pool, lane, self.device, self.env, self.settings.timeout["import"])
+        failed = lanes_of.revive(self.pool, [lane], self.device, self.env, self.settings.timeout["import"]).get(lane)
         return failed.reason if failed else ""
 
     def _finding(self, lane: Lane, reply: Reply, item: str, direction: str, dtype: str) -> Finding:

@@ -72,6 +72,7 @@ def gate(
     timeout: TimeoutOption = None,
     plugin: PluginOption = None,
     output: Annotated[Path, typer.Option(help="Folder of what is measured.")] = Path("results") / "gate",
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted self-test of these settings in that folder.")] = False,
 ) -> None:
     """Judge whether anything became slower: 0 pass, 1 regression, 3 inconclusive.
 
@@ -87,26 +88,32 @@ def gate(
 
     Where $GITHUB_STEP_SUMMARY is set, the report is appended there.
     """
+    from softbench.comparable import validate
+    from softbench.same_run import MARGIN
+
     outputs = _Outputs(json, markdown, junit, plot, long)
     outputs.check()
     sweep: dict[str, Any] = {"M": M, "N": N, "dtype": dtype, "direction": direction, "device": device, "plugins": plugin}
     sweep |= {"rounds": rounds, "processes": processes, "seed": seed, "timeout": timeout}
+    validate(allowed := allow_env_mismatch or [])
     if self_test:
-        if candidate or baseline or processes or markdown or junit:
+        if any(one is not None for one in (candidate, baseline, processes, markdown, junit)):
             raise UsageError("gate: --self-test goes with --reference, --families, --json, --plot and the sweep; leave out the others")
-        _self_test(files or [], reference or "torch", families, _request(sweep, config, output), margin, outputs)
-    if families is not None:
-        raise UsageError("gate: --families goes with --self-test")
+        rules = _rules(margin, max_ambiguous, MARGIN)
+        _self_test(files or [], reference or "torch", families, _request(sweep, config, output, resume), rules, allowed, outputs)
+    if families is not None or resume:
+        raise UsageError(f"gate: --{'resume' if resume else 'families'} goes with --self-test")
     if candidate is not None or reference is not None:
         if candidate is None or reference is None or files:
             raise UsageError("gate: --candidate and --reference go together, and without results files")
-        stored = (baseline, folder, allow_env_mismatch or [])
+        stored = (baseline, folder, allowed)
         outputs.render(_versus(candidate, reference, _request(sweep, config, output), margin, max_ambiguous, *stored))
-    if given := [name for name, value in sweep.items() if value] + (["config"] if config else []):
-        raise UsageError(f"gate: --{given[0].removesuffix('s')} says what to measure, which needs --candidate and --reference")
+    if given := [name for name, value in {**sweep, "config": config}.items() if value not in (None, [])]:
+        flag = "plugin" if given[0] == "plugins" else given[0]
+        raise UsageError(f"gate: --{flag} says what to measure, which needs --candidate and --reference")
     if not files or baseline is None:
         raise UsageError("gate: give results and what to hold them against: softbench gate results/latest.csv --baseline NAME|FILE")
-    outputs.render(_against_baseline(files, baseline, folder, margin, max_ambiguous, allow_env_mismatch or []))
+    outputs.render(_against_baseline(files, baseline, folder, margin, max_ambiguous, allowed))
 
 
 def _against_baseline(files: list[Path], name: str, folder: Path, margin: float | None, ambiguous: float, allowed: list[str]) -> Any:
@@ -125,7 +132,7 @@ def _against_baseline(files: list[Path], name: str, folder: Path, margin: float 
     return against_baseline.judge(evidence.join(runs), base, rules, tuple(dict.fromkeys(notes)))
 
 
-def _request(sweep: dict[str, Any], config: str | None, output: Path) -> Any:
+def _request(sweep: dict[str, Any], config: str | None, output: Path, resume: bool = False) -> Any:
     import sys
 
     from softbench import __version__, runner, terminal
@@ -133,7 +140,7 @@ def _request(sweep: dict[str, Any], config: str | None, output: Path) -> Any:
 
     command = terminal.command_line(sys.argv[1:])
     file = configs.load(config) if config is not None else {}
-    return runner.Request(file, configs.from_flags(sweep), False, output, False, command, __version__)
+    return runner.Request(file, configs.from_flags(sweep), False, output, resume, command, __version__)
 
 
 def _versus(
@@ -153,34 +160,37 @@ def _versus(
 
     rules = _rules(margin, ambiguous, same_run.MARGIN)
     base = open_baseline(baseline, folder) if baseline else None
+    warn(versus.rounds_told(request))
     asked = versus.ask(request, candidate, reference)
     return versus.judge(partial(measure, resumable=False), asked, candidate, reference, rules, base, allowed)
 
 
-def _self_test(files: list[Path], base: str, families: int | None, request: Any, margin: float | None, outputs: _Outputs) -> NoReturn:
+def _self_test(
+    files: list[Path], base: str, families: int | None, request: Any, rules: Any, allowed: list[str], outputs: _Outputs
+) -> NoReturn:
     from functools import partial
 
-    from softbench import calibration, evidence, power, same_run, terminal
+    from softbench import calibration, evidence, power, terminal
     from softbench.comparable import one_machine
 
-    rules = _rules(margin, 10.0, same_run.MARGIN)
     if files:
-        if families:
-            raise UsageError("gate: --families says how many to measure; with FILES nothing is measured")
+        if families is not None or request.resume:
+            raise UsageError("gate: --families and --resume are of a measurement; with FILES nothing is measured")
         runs = [evidence.read(file) for file in files]
-        warn(one_machine(runs))
+        warn(one_machine(runs, allowed))
         run = evidence.join(runs)
     else:
         from softbench.families import FAMILIES, measure_families
+        from softbench.versus import rounds_told
 
         count = FAMILIES if families is None else families
         if not calibration.LEAST_FAMILIES <= count <= 1000:
             raise UsageError(f"--families {count}: must be from {calibration.LEAST_FAMILIES} to 1000")
 
         def announce(plan: str) -> None:
-            typer.echo(f"softbench: {plan}", err=True)
+            warn([*rounds_told(request), plan])
 
-        run = measure_families(partial(measure, resumable=False), request, base, count, announce)
+        run = measure_families(partial(measure, resumable=True), request, base, count, announce)
     found = calibration.analyse(run, base, rules)
     if not wrote_to_stdout(found.document(), outputs.json):
         terminal.show(power.table(found), terminal.console())

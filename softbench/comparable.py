@@ -15,6 +15,8 @@ STRICT = {
     "cpu": ("device", "cpu", "cpu_count", "torch_threads"),
 }
 """Facts that must be the same, by device. One that is absent counts as different: it may be."""
+LACKED = ("ecc", "mig")
+"""Many cards have neither: what both sides lack on GPUs of one name is the same."""
 WARNED = (
     *("driver", "cuda", "torch", "triton", "python", "gpu_count", "interleaved"),
     *("sm_clock_max_mhz", "memory_clock_max_mhz"),  # the clock policy, as far as NVML tells it
@@ -30,6 +32,13 @@ def strict_fields() -> list[str]:
     return list(dict.fromkeys(field for fields in STRICT.values() for field in fields))
 
 
+def validate(allowed: Sequence[str]) -> None:
+    """UsageError where a name is no field that may differ."""
+    for name in allowed:
+        if name not in strict_fields():
+            raise UsageError(f"--allow-env-mismatch: {unknown(name, strict_fields(), 'field')}")
+
+
 def check(new: Evidence, base: Evidence, allowed: Sequence[str] = ()) -> list[str]:
     """Warnings, when the two may be compared.
 
@@ -37,11 +46,10 @@ def check(new: Evidence, base: Evidence, allowed: Sequence[str] = ()) -> list[st
         InconclusiveError: a strict field differs, or is absent; the message names the fields, both values and the way on.
         UsageError: `allowed` names a field that there is not.
     """
-    for name in allowed:
-        if name not in strict_fields():
-            raise UsageError(f"--allow-env-mismatch: {unknown(name, strict_fields(), 'field')}")
+    validate(allowed)
     fields = STRICT.get(str(base.environment.get("device")), STRICT["cuda"])
-    different = [name for name in fields if _differ(new.environment.get(name), base.environment.get(name))]
+    sides = [(name, new.environment.get(name), base.environment.get(name)) for name in fields]
+    different = [name for name, now, then in sides if now != then or (now is None and name not in LACKED)]
     refused = [name for name in different if name not in allowed]
     if refused:
         raise InconclusiveError(
@@ -71,10 +79,6 @@ def one_machine(parts: Sequence[Evidence], allowed: Sequence[str] = ()) -> list[
         InconclusiveError: see `check`.
     """
     return [text for part in parts[1:] for text in check(part, parts[0], allowed)]
-
-
-def _differ(new: Any, base: Any) -> bool:
-    return new is None or base is None or new != base
 
 
 def _told(name: str, new: Evidence, base: Evidence) -> str:

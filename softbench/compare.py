@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import geometric_mean
+from statistics import geometric_mean, median
 
 from softbench.model import Status
 from softbench.results import IMPLAUSIBLE, Row
@@ -57,11 +58,20 @@ def _without(row: Row | None) -> str:
     return row.status if row.status != Status.OK else IMPLAUSIBLE if IMPLAUSIBLE in row.labels else f"{row.timer} time"
 
 
+def differences(found: Sequence[Pair]) -> list[float]:
+    """How far the two are apart in each cell, as fractions, from least to most: what two runs of the same should have little of."""
+    return sorted(abs(pair.ratio - 1) for pair in found if pair.ratio)
+
+
 def summary(found: Sequence[Pair]) -> str:
-    """One line: how many are faster, slower, within noise, and the geometric mean of the ratios."""
+    """One line: how many are faster, slower, within noise, the geometric mean of the ratios, and how far apart the two are."""
     ratios = [pair.ratio for pair in found if pair.ratio]
     counts = {verdict: sum(pair.verdict == verdict for pair in found) for verdict in ("faster", "slower", "~")}
     one_sided = len(found) - len(ratios)
     mean = f"; geometric mean of B/A {geometric_mean(ratios):.3f}" if ratios else ""
+    apart = differences(found)
+    if apart:
+        high = apart[math.ceil(0.9 * len(apart)) - 1]
+        mean += f"; they differ by a median of {median(apart):.2%}, 90 % of the cells by at most {high:.2%}"
     lacking = f", {one_sided} in one file only" if one_sided else ""
     return f"{counts['faster']} faster, {counts['slower']} slower, {counts['~']} within noise{lacking}{mean}"

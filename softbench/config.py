@@ -69,6 +69,8 @@ class Settings:
     """What makes the headline figure on a GPU: one of `softbench.model.TIMERS`."""
     l2: str = "cold"
     """`cold`: the GPU's L2 is flushed before every timed call; `warm`: it is not."""
+    yardstick: bool = True
+    """Measure copy beside them, as a run always does; the ratio of two backends needs none."""
     memory_share: float = 0.9
     """The share of the device's free memory that all workers may hold together."""
     timeout: dict[str, float] = field(default_factory=lambda: dict(PHASES))
@@ -82,10 +84,8 @@ class Settings:
 
 def shipped() -> dict[str, str]:
     """Names of the configurations that come with softbench, each with its first comment line."""
-    found = {}
-    for entry in resources.files("softbench.configs").iterdir():
-        if entry.name.endswith(".toml"):
-            found[entry.name.removesuffix(".toml")] = entry.read_text().partition("\n")[0].lstrip("# ")
+    entries = [entry for entry in resources.files("softbench.configs").iterdir() if entry.name.endswith(".toml")]
+    found = {entry.name.removesuffix(".toml"): entry.read_text().partition("\n")[0].lstrip("# ") for entry in entries}
     return dict(sorted(found.items()))
 
 

@@ -7,10 +7,11 @@ call that overlap are counted in full. Host time is that of issuing a call, with
 
 from __future__ import annotations
 
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -66,6 +67,8 @@ class Meter:
     """A call that fills a buffer of so many bytes, by one kernel."""
     synchronize: Call
     clock_ns: Callable[[], int] = time.perf_counter_ns
+    marks: dict[str, frozenset[str]] = field(default_factory=dict)
+    """Names of what fills, by L2: the same in every window."""
 
     def device(self, call: Call, batch_ms: float, l2: str) -> tuple[list[float], list[str]]:
         """Microseconds of each call's kernels, and the kernels' names in the order of a call. `l2`: `cold` or `warm`.
@@ -80,7 +83,9 @@ class Meter:
             call()
 
         calls = self._calls(apart, batch_ms, MOST_CALLS) + 1
-        marks = frozenset(activity.name for activity in self.trace(separate))  # tracing starts here: CUPTI's set-up is not in the window
+        if l2 not in self.marks:  # tracing starts here, too: CUPTI's set-up is in no window
+            self.marks[l2] = frozenset(activity.name for activity in self.trace(separate))
+        marks = self.marks[l2]
         groups = split(self.trace(_repeated(apart, calls)), calls, marks)[1:]  # a window's first call carries the start of tracing
         if not all(groups):
             raise UntracedError("the profiler saw no kernel of a call")
@@ -129,6 +134,9 @@ def cuda_meter() -> Meter:
 def _tracer() -> Callable[[Call], list[Activity]]:
     from torch.profiler import ProfilerActivity, profile
 
+    # Kineto may take CUPTI down after a session, in a later CUDA call: then a session that follows at once can lose its kernels, and each
+    # pays for setting CUPTI up again. Ours follow each other, so it stays; an environment that says otherwise is left alone.
+    os.environ.setdefault("TEARDOWN_CUPTI", "0")
     synchronize = torch.cuda.synchronize
 
     def trace(body: Call) -> list[Activity]:

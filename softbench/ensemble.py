@@ -33,6 +33,7 @@ from softbench.pool import Lost, Pool
 from softbench.protocol import Message
 from softbench.registry import YARDSTICK
 
+PROFILE_MS = 3.0  # some thirty calls where the flush of L2 is most of it: kernels alone scatter little, and every cell pays for it
 PAUSES_SECONDS = (0.5, 2.0, 5.0)  # before a batch of a throttled GPU is taken again, once each
 PATIENCE_SECONDS = 120.0  # of such pauses over a whole sweep: a card that is always too hot is measured as it is, and labelled
 
@@ -65,9 +66,7 @@ class Ensemble:
         """Build, check and time one case; a record for every lane, whatever happened to it."""
         self.state = {lane: Progress(outcome=lane.barred(self.last_failure.get(lane))) for lane in self.lanes}
         turns = self.plan.takes_turns(case, len(self.lanes))
-        for lane in self._going():
-            if failed := lanes_of.revive(self.pool, lane, case.device, self.plan.env, self.deadlines["import"]):
-                self._end(lane, failed)
+        self._revive(self._going(), case)
         for together in [[lane] for lane in self._going()] if turns else [self._going()]:
             self._build_and_check(together, case, turns)
         if any(state.retried for state in self.state.values()) and not turns:
@@ -78,7 +77,7 @@ class Ensemble:
                 self._time(lane, turn, position)
                 if turns:
                     self._release([lane])
-        for lane in self._going():
+        for lane in self._going() if self.process == 0 else []:  # what a call costs apart is no matter of processes
             self._profile(lane)
             if turns:
                 self._release([lane])
@@ -86,8 +85,13 @@ class Ensemble:
 
     def close(self) -> None:
         """End the workers of all lanes."""
+        self.pool.discard(*[lane.worker for lane in self.lanes if lane.worker is not None])
         for lane in self.lanes:
-            lane.drop(self.pool)
+            lane.worker = None
+
+    def _revive(self, lanes: list[Lane], case: Case) -> None:
+        for lane, failed in lanes_of.revive(self.pool, lanes, case.device, self.plan.env, self.deadlines["import"]).items():
+            self._end(lane, failed)
 
     def _going(self) -> list[Lane]:
         return [lane for lane in self.lanes if self.state[lane].outcome is None]
@@ -148,9 +152,8 @@ class Ensemble:
         for lane in short:
             lane.drop(self.pool)
             self.state[lane] = Progress(retried=True)
-            if failed := lanes_of.revive(self.pool, lane, case.device, self.plan.env, self.deadlines["import"]):
-                self._end(lane, failed)
-            else:
+            self._revive([lane], case)
+            if self.state[lane].outcome is None:
                 self._build_and_check([lane], case, turns=True)
 
     def _time(self, lane: Lane, turn: int, position: int) -> None:
@@ -180,7 +183,7 @@ class Ensemble:
 
     def _profile(self, lane: Lane) -> None:
         """After the rounds, so that what the profiler leaves behind in the process is in none of the case's samples."""
-        message = {"op": "profile", "batch_ms": self.plan.settings.batch_ms, "l2": self.plan.l2}
+        message = {"op": "profile", "batch_ms": min(PROFILE_MS, self.plan.settings.batch_ms), "l2": self.plan.l2}
         answers, state = self._ask([lane], message, "time"), self.state[lane]
         if isinstance(state.outcome, Failed):  # the cell was measured before: what is lost is its profile, and perhaps the worker
             state.profile, state.outcome = Profile(note=state.outcome.reason), None

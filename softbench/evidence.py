@@ -11,8 +11,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple, NoReturn
 
+from softbench import labels, units
 from softbench.errors import ResultsError
-from softbench.model import DTYPES, Direction, Grade, Record, Status
+from softbench.model import DTYPES, TIMERS, Direction, Grade, Record, Status
+from softbench.records import profile_from_json
 from softbench.registry import NAME, YARDSTICK
 from softbench.results import read_csv
 from softbench.store import SCHEMA, record_to_json
@@ -60,6 +62,8 @@ class Series:
     reason: str
     grade: str
     processes: dict[int, tuple[Round, ...]] = field(default_factory=dict)
+    host_bound: str = ""
+    """Where do_bench read the host: in words, with the kernels' own time. Empty where it did not, or nobody looked."""
 
     def medians_us(self) -> dict[int, float]:
         """Each process's figure: the median of its round medians, microseconds."""
@@ -165,7 +169,7 @@ def from_document(document: dict[str, Any], source: str) -> Evidence:
             at = f"{key.backend} {key.case}"
             if key in cells:
                 raise ValueError("is there twice")
-            cells[key] = _series(cell["outcome"])
+            cells[key] = _series(cell["outcome"], str(settings.get("timer", TIMERS[0])))
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise ResultsError(f"{source}: {at} is damaged: {type(error).__name__}: {one_line(str(error), 120)}") from None
     if not cells:
@@ -185,7 +189,7 @@ def cell_key(backend: Any, direction: Any, dtype: Any, M: Any, N: Any) -> CellKe
     return CellKey(backend, Direction(direction).value, dtype, M, N)
 
 
-def _series(outcome: dict[str, Any]) -> Series:
+def _series(outcome: dict[str, Any], timer: str) -> Series:
     kind = outcome["kind"]
     grade = Grade(outcome["accuracy"]["grade"]).value if outcome.get("accuracy") else ""
     if kind != "measured":
@@ -205,7 +209,15 @@ def _series(outcome: dict[str, Any]) -> Series:
     for process, rounds in turns.items():
         cool = tuple(turn for throttled, turn in rounds.values() if not throttled)
         processes[process] = cool or tuple(turn for _, turn in rounds.values())
-    return Series("ok", "", grade, processes)
+    series = Series("ok", "", grade, processes)
+    profile = profile_from_json(outcome.get("profile") or {})
+    if timer != TIMERS[0] or not (profile.device_us and profile.host_us):
+        return series
+    us, device, host = (median(values) for values in (series.medians_us().values(), profile.device_us, profile.host_us))
+    if not labels.launch_bound(us, device, host, len(profile.kernels)):
+        return series
+    told = f"do_bench read {units.micros(us)}, the kernels take {units.micros(device)}, issuing them {units.micros(host)}"
+    return replace(series, host_bound=told)
 
 
 def positive(value: Any) -> float:
@@ -237,7 +249,7 @@ def join(parts: Sequence[Evidence]) -> Evidence:
             if before is None or (before.status == "ok" and series.status != "ok"):
                 cells[key] = replace(series, processes=moved)
             elif before.status == "ok":
-                cells[key] = replace(before, processes={**before.processes, **moved})
+                cells[key] = replace(before, processes={**before.processes, **moved}, host_bound=before.host_bound or series.host_bound)
         offset += 1 + max((process for series in part.cells.values() for process in series.processes), default=0)
     return replace(
         parts[0],

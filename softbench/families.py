@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from softbench import calibration, runner, store, sweep, units
+from softbench import calibration, config, roofline, runner, store, sweep, units
 from softbench.errors import ResultsError
 from softbench.evidence import Evidence
-from softbench.model import Direction
-from softbench.plan import Plan
+from softbench.model import Case, Direction
 from softbench.runner import Request
-from softbench.same_run import FIXED_ROUNDS
 from softbench.sweep import Sweep
-from softbench.versus import AXES, DEFAULTS, Measure, found
+from softbench.versus import AXES, Measure, fixed, found
 
 FAMILIES = 59
 """No alarm in so many is a false-alarm rate below 5 %, with 95 % confidence."""
@@ -24,11 +22,14 @@ SHAPES = {
     "cpu": ((256,), "256:1206:50"),
 }
 """Twenty cases, by device."""
+START_SECONDS = 3.0  # of a set of processes on a GPU: forks, CUDA contexts, a kernel's first launch; torch is imported meanwhile
+CASE_SECONDS = 0.05  # building and checking a case
+ROUND_SECONDS = 0.002  # what a batch costs beside its calls: do_bench's estimate, the pipe, NVML
 PLUGIN = '''"""{base} beside itself with planted slowdowns; written by softbench gate --self-test, and read by its workers."""
 
 from softbench.backends.planted import plant
 
-backends = plant({base!r}, {slowdowns!r}, {plugins!r})
+backends = plant({base!r}, {slowdowns!r}, {plugins!r}, cases={cases!r}, memory={memory!r})
 '''
 
 
@@ -38,44 +39,56 @@ def measure_families(measure: Measure, request: Request, base: str, families: in
     Raises:
         UsageError: a backend or a device that is not there. What `softbench.runner.run` raises passes through.
     """
-    asked = _request(request, base, families)
-    plan = runner.dry_run(asked)
-    if "sweep" not in asked.file and "N" not in asked.flags:
+    store.writable(request.output)
+    asked = fixed(request)
+    cases = sweep.cases(config.resolve(asked.file, asked.flags).sweep, "cuda")
+    if not cases:
+        plan = runner.dry_run(replace(asked, flags={**asked.flags, "backends": (base,)}))
         M, N = SHAPES[plan.device]
         shapes = Sweep(M, sweep.parse_axis(N, "N"), ("fp32",), (Direction.FORWARD,))
-        asked = replace(asked, file={**asked.file, "sweep": (shapes,)})
         given = {key: value for key, value in asked.flags.items() if key in AXES}
-        plan = replace(plan, cases=sweep.cases([replace(shapes, **given)], plan.device))
-    announce(told(plan, base, families))
-    run = measure(asked)
-    return found(run)
+        asked = replace(asked, file={**asked.file, "sweep": (shapes,)})
+        cases = sweep.cases([replace(shapes, **given)], plan.device)
+    able = planted(cases)
+    asked = _with_twins(asked, base, families, able)
+    announce(told(config.resolve(asked.file, asked.flags), len(cases), len(able), base))
+    return found(measure(asked))
 
 
-def told(plan: Plan, base: str, families: int) -> str:
+def planted(cases: Sequence[Case]) -> tuple[Case, ...]:
+    """The quarter of the cases in which slowdowns are planted: those that move most, for what is planted costs a launch at least."""
+    count = max(1, len(cases) // calibration.EVERY)
+    most = sorted(cases, key=roofline.bytes_moved, reverse=True)[:count]
+    return tuple(case for case in cases if case in most)
+
+
+def told(settings: config.Settings, cases: int, able: int, base: str) -> str:
     """The plan in words."""
-    planted = ", ".join(f"{slowdown:.0%}" for slowdown in calibration.SLOWDOWNS)
+    levels = ", ".join(f"{slowdown:.0%}" for slowdown in calibration.SLOWDOWNS)
+    batch = (settings.warmup_ms + settings.batch_ms) / 1e3 + ROUND_SECONDS
+    each = START_SECONDS + cases * CASE_SECONDS + (2 * cases + len(calibration.SLOWDOWNS) * able) * settings.rounds * batch
     return (
-        f"self-test of the gate with {base} on {plan.device_name}: {units.count(families, 'family').replace('familys', 'families')} of "
-        f"{units.count(len(plan.cases), 'case')}, each in fresh processes: {base} beside its twin and beside {planted} planted, "
-        f"{units.count(plan.settings.rounds, 'round')}; about {units.duration(plan.estimate_seconds())}"
+        f"self-test of the gate with {base}: {units.count(settings.processes, 'family').replace('familys', 'families')} of "
+        f"{units.count(cases, 'case')}, each in fresh processes: {base} beside its twin, and in the {able} that move most beside {levels} "
+        f"planted, {units.count(settings.rounds, 'round')}; about {units.duration(settings.processes * each)}"
     )
 
 
-def _request(request: Request, base: str, families: int) -> Request:
+def _with_twins(request: Request, base: str, families: int, able: Sequence[Case]) -> Request:
     """The run of a self-test: all families are its sets of processes, and the twins come from a plugin written for it."""
-    store.writable(request.output)
     plugins = tuple(str(path) for path in (*request.file.get("plugins", ()), *request.flags.get("plugins", ())))
     slowdowns = (0.0, *calibration.SLOWDOWNS)
-    file = request.output / "planted.py"
-    resolved = [_absolute(plugin) for plugin in plugins]
+    file = (request.output / "planted.py").resolve()
+    memory = str(file.with_suffix(".json"))
+    about = {"slowdowns": slowdowns, "plugins": [_absolute(plugin) for plugin in plugins], "cases": [case.key for case in able]}
     try:
-        file.write_text(PLUGIN.format(base=base, slowdowns=slowdowns, plugins=resolved), encoding="utf-8")
+        file.write_text(PLUGIN.format(base=base, memory=memory, **about), encoding="utf-8")
     except OSError as error:
         raise ResultsError(f"{file}: cannot be written: {error.strerror}") from None
     names = (base, *(calibration.name(base, slowdown) for slowdown in slowdowns))
-    flags = {**FIXED_ROUNDS, **request.flags, "processes": families, "backends": names, "relative_to": base}
+    flags = {**request.flags, "processes": families, "backends": names, "relative_to": base}
     flags["plugins"] = (*request.flags.get("plugins", ()), file)
-    return replace(request, file={**DEFAULTS, **request.file}, flags=flags)
+    return replace(request, flags=flags)
 
 
 def _absolute(plugin: str) -> str:

@@ -36,6 +36,7 @@ class State(StrEnum):
 
 
 TESTED = (State.SLOWER, State.FASTER, State.SAME, State.AMBIGUOUS)
+RIGHT = (Status.OK, Status.CHECKED)
 FAILING = (State.SLOWER, State.MISSING, State.BROKEN)
 LAUNCH_BOUND_US = 10.0
 """On a GPU a call shorter than this is mostly its launch, whose time the host and the driver set: such cells are advisory."""
@@ -211,32 +212,27 @@ def _reach(interval: tuple[float, float]) -> str:
 
 
 def unmeasured(cell: CellKey, new: Series | None, old: Series | None, was: str) -> Verdict | None:
-    """The verdict on a cell that has figures on one side only; None where it has them on both, or never had.
+    """The verdict on a cell that has figures on one side only, or broke; None where it has them on both, or there is nothing to say.
 
     `was` names the old side: `the baseline`, `the reference torch`.
     """
-    here, there = new is not None and new.status == "ok", old is not None and old.status == "ok"
-    if here == there:
-        if here or new is None or old is not None or not _bad(new.status):
-            return None
-        return Verdict(cell, State.BROKEN, f"{new.status}, and not in {was}: {new.reason}")
-    if here:
-        return Verdict(cell, State.NEW, f"not in {was}" if old is None else f"{old.status} in {was}: {old.reason}")
-    if new is None:
-        return Verdict(cell, State.MISSING, f"is in {was} and was not measured")
-    if _bad(new.status):
-        return Verdict(cell, State.BROKEN, f"was right in {was}, is {new.status}: {new.reason}")
-    return Verdict(cell, State.MISSING, f"is in {was}, is {new.status} now: {new.reason}")
+    now, then = (side.status if side else "" for side in (new, old))
+    if new is not None and ((now in FAILURES and then not in FAILURES) or (now == Status.UNVERIFIED and then in (*RIGHT, ""))):
+        before = "was right" if then in RIGHT else f"was {then}" if then else "was not"
+        return Verdict(cell, State.BROKEN, f"{before} in {was}, is {now}: {new.reason}")
+    if now == Status.OK and then != Status.OK:
+        return Verdict(cell, State.NEW, f"{then} in {was}: {old.reason}" if old else f"not in {was}")
+    if then == Status.OK != now or (then == Status.CHECKED and now not in RIGHT):
+        return Verdict(cell, State.MISSING, f"is in {was}, is {now} now: {new.reason}" if new else f"is in {was} and was not measured")
+    return None
 
 
-def _bad(status: str) -> bool:
-    return status in FAILURES or status == Status.UNVERIFIED
-
-
-def launch_bound(us: float, device: object) -> str:
-    """Why a cell of this latency is advisory; empty where it is not."""
+def launch_bound(us: float, device: object, sides: Sequence[Series]) -> str:
+    """Why a cell of this latency is advisory; empty where it is not. `sides`: it and what it is held against."""
     if device == "cuda" and us < LAUNCH_BOUND_US:
         return f"advisory: launch-bound, {units.micros(us)} is under {LAUNCH_BOUND_US:g} us"
+    if told := next((side.host_bound for side in sides if side.host_bound), ""):
+        return f"advisory: launch-bound, no figure of the device's bandwidth: {told}"
     return ""
 
 

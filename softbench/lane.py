@@ -68,9 +68,14 @@ def discover(pool: Pool, doors: Sequence[Origin], device: str, env: dict[str, st
             else:
                 pool.discard(worker)
             lanes += found
+    return distinct(lanes)
+
+
+def distinct(lanes: list[Lane]) -> list[Lane]:
+    """What did not load goes by its file's stem; where another owns that name, it takes the file's whole name."""
     names = [lane.name for lane in lanes]
     for lane in lanes:
-        if lane.offer.broken and names.count(lane.name) > 1:  # what did not load goes by its file's stem, which another may own
+        if lane.offer.broken and names.count(lane.name) > 1:
             lane.offer = replace(lane.offer, name=Path(lane.offer.origin.target).name)
     return lanes
 
@@ -87,15 +92,21 @@ def offers_of(door: Origin, reply: Reply) -> list[Offer]:
         return [Offer(door.label, door, broken="import: its process gave an answer that is none")]
 
 
-def revive(pool: Pool, lane: Lane, device: str, env: dict[str, str], deadline: float) -> Failed | None:
-    """Give a lane without a worker a fresh one; a Failed when its plugin does not load this time."""
-    if lane.worker is not None:
-        return None
-    worker = pool.spawn(lane.name, env)
-    [offer, *_] = offers_of(lane.offer.origin, pool.ask(worker, load_message(lane.offer.origin, device, lane.name), deadline, "import"))
-    if offer.broken:
-        pool.discard(worker)
-        lane.deaths += 1
-        return Failed(Status(offer.broken_status), "import", offer.broken)
-    lane.worker = worker
-    return None
+def revive(pool: Pool, lanes: Sequence[Lane], device: str, env: dict[str, str], deadline: float) -> dict[Lane, Failed]:
+    """Give lanes without a worker fresh ones, all at once; a Failed of each whose plugin does not load this time."""
+    fresh = {i: (pool.spawn(lane.name, env), load_message(lane.offer.origin, device, lane.name)) for i, lane in _idle(lanes)}
+    lost: dict[Lane, Failed] = {}
+    for i, reply in (pool.gather(fresh, deadline, "import") if fresh else {}).items():
+        lane, (worker, _) = lanes[i], fresh[i]
+        [offer, *_] = offers_of(lane.offer.origin, reply)
+        if offer.broken:
+            pool.discard(worker)
+            lane.deaths += 1
+            lost[lane] = Failed(Status(offer.broken_status), "import", offer.broken)
+        else:
+            lane.worker = worker
+    return lost
+
+
+def _idle(lanes: Sequence[Lane]) -> list[tuple[int, Lane]]:
+    return [(i, lane) for i, lane in enumerate(lanes) if lane.worker is None]

@@ -12,7 +12,7 @@ from typing import Any
 from softbench import config, registry, store, sweep, units
 from softbench.config import Settings
 from softbench.errors import UsageError, WorkersError
-from softbench.lane import Lane, discover
+from softbench.lane import Lane, discover, distinct
 from softbench.model import CPU_TIMER, TIMERS, Case, Gpu, Probe
 from softbench.pool import Lost, Pool
 from softbench.registry import YARDSTICK, Offer, Origin
@@ -82,7 +82,7 @@ def make(pool: Pool, file: config.Layer, flags: config.Layer, *, quick: bool) ->
         WorkersError: the machine cannot even be probed.
     """
     settings = config.resolve(file, flags, quick=quick)
-    doors = registry.needed(registry.origins(settings.plugins), settings.backends)
+    doors = registry.origins(settings.plugins)  # a file that is not there is said before any work
     look = probe(pool, settings.timeout["import"])
     device, gpu = choose_device(settings.device, look)
     notes = []
@@ -93,8 +93,8 @@ def make(pool: Pool, file: config.Layer, flags: config.Layer, *, quick: bool) ->
     if device == "cpu" and (settings.timer, settings.l2) != (TIMERS[0], "cold"):
         raise UsageError(f"--timer and --l2 need a GPU; on the CPU the timer is {CPU_TIMER}")
     cases = sweep.cases(settings.sweep, device)
-    lanes = open_doors(pool, doors, device, gpu, look, settings.timeout["import"])
-    offers = registry.select([lane.offer for lane in lanes], settings.backends)
+    lanes = open_needed(pool, settings, doors, device, gpu, look)
+    offers = registry.select([lane.offer for lane in lanes], settings.backends, yardstick=settings.yardstick)
     chosen = [lane for offer in offers for lane in lanes if lane.offer is offer]
     for lane in lanes:
         if lane not in chosen:
@@ -114,6 +114,16 @@ def make(pool: Pool, file: config.Layer, flags: config.Layer, *, quick: bool) ->
     facts = {**look.software, **(gpu.facts if gpu else {}), "device": device, "interleaved": len(groups) == 1}
     name = gpu.name if gpu else look.cpu
     return Plan(settings, cases, offers, device, name, environment(gpu, look), free, groups, facts, tuple(notes)), chosen
+
+
+def open_needed(pool: Pool, settings: Settings, doors: Sequence[Origin], device: str, gpu: Gpu | None, look: Probe) -> list[Lane]:
+    """`open_doors` of those that the settings' backends are behind, and of the others only where a name is still not there."""
+    deadline = settings.timeout["import"]
+    first = registry.needed(doors, settings.backends)
+    lanes = open_doors(pool, first, device, gpu, look, deadline)
+    if {lane.name for lane in lanes}.issuperset(settings.backends or ()):
+        return lanes
+    return distinct(lanes + open_doors(pool, [door for door in doors if door not in first], device, gpu, look, deadline))
 
 
 def open_doors(pool: Pool, doors: Sequence[Origin], device: str, gpu: Gpu | None, look: Probe, deadline: float) -> list[Lane]:

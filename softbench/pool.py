@@ -53,7 +53,7 @@ Reply = Message | Lost
 class Pool:
     """A nursery and its workers. Leaving the context ends them all, however it is left."""
 
-    def __init__(self, start_seconds: float = START_SECONDS) -> None:
+    def __init__(self, start_seconds: float = START_SECONDS, spent: dict[str, float] | None = None) -> None:
         self.start_seconds = start_seconds
         self.workers: list[Worker] = []
         self._exits: dict[int, int] = {}
@@ -61,7 +61,9 @@ class Pool:
         self._pids: dict[int, int] = {}
         """Process numbers by order, of workers that were forked and not yet claimed."""
         self._orders = 0
-        self._ready = False
+        self._ready = self._closed = False
+        self.spent = {} if spent is None else spent
+        """Seconds of waiting for workers, by what they were asked: where a run's time went. Several pools may add to one."""
 
     def __enter__(self) -> Pool:
         self._folder = tempfile.TemporaryDirectory(prefix="softbench-")
@@ -78,16 +80,19 @@ class Pool:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
-        if kind is None:
+        self.close(gently=kind is None)
+
+    def close(self, *, gently: bool = True) -> None:
+        """End all workers and the nursery. `gently`: workers may end by themselves first. A second time it does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        if gently:
             for worker in self.workers:
                 worker.channel.close()
             with suppress(WorkersError):
                 self._pump(lambda: all(worker.pid in self._exits for worker in self.workers), 2.0)
-        for worker in list(self.workers):
-            with suppress(OSError):
-                os.killpg(worker.pid, signal.SIGKILL)  # all at once; each is waited for below
-        for worker in list(self.workers):
-            self.discard(worker)
+        self.discard(*self.workers)
         self._control.close()  # the nursery ends at this
         if not self._ready:
             self._nursery.kill()  # it may hang in importing torch
@@ -104,6 +109,7 @@ class Pool:
         Raises:
             WorkersError: torch could not be imported, or the nursery died or did not answer.
         """
+        begin = time.monotonic()
         if not self._ready:
             self._pump(lambda: self._ready, self.start_seconds)
         self._orders += 1
@@ -119,6 +125,7 @@ class Pool:
         self._pump(lambda: order in self._pids, self.start_seconds)
         worker = Worker(self._pids.pop(order), Channel(ours), path, label)
         self.workers.append(worker)
+        self._spent("start", begin)
         return worker
 
     def ask(self, worker: Worker, message: Message, seconds: float, phase: str) -> Reply:
@@ -127,6 +134,16 @@ class Pool:
 
     def gather(self, requests: Mapping[int, tuple[Worker, Message]], seconds: float, phase: str) -> dict[int, Reply]:
         """Send each request and wait for all answers, at most `seconds`. Whoever died, or did not answer in time, is `Lost` and ended."""
+        begin = time.monotonic()
+        try:
+            return self._gather(requests, seconds, phase)
+        finally:
+            self._spent(next((str(message["op"]) for _, message in requests.values()), phase), begin)
+
+    def _spent(self, what: str, begin: float) -> None:
+        self.spent[what] = self.spent.get(what, 0.0) + time.monotonic() - begin
+
+    def _gather(self, requests: Mapping[int, tuple[Worker, Message]], seconds: float, phase: str) -> dict[int, Reply]:
         replies: dict[int, Reply] = {}
         with selectors.DefaultSelector() as selector:
             for key, (worker, message) in requests.items():
@@ -183,19 +200,19 @@ class Pool:
         self.discard(worker)
         return Lost(Status.TIMEOUT, one_line(f"{phase} took longer than {seconds:g} s{' (' + where + ')' if where else ''}"))
 
-    def discard(self, worker: Worker) -> None:
-        """End a worker and all it started, now; returns when it is gone."""
-        if worker not in self.workers:
-            return
-        self.workers.remove(worker)
-        worker.channel.close()
-        with suppress(OSError):  # also when it is gone itself: what it started may not be
-            os.killpg(worker.pid, signal.SIGKILL)
-        if worker.pid not in self._exits:
-            with suppress(OSError):  # it may not have made its group yet
-                os.kill(worker.pid, signal.SIGKILL)
+    def discard(self, *workers: Worker) -> None:
+        """End workers and all they started, now; returns when they are gone. Several at once: their CUDA contexts take a while to end."""
+        ending = [worker for worker in workers if worker in self.workers]
+        for worker in ending:
+            self.workers.remove(worker)
+            worker.channel.close()
+            with suppress(OSError):  # also when it is gone itself: what it started may not be
+                os.killpg(worker.pid, signal.SIGKILL)
+            if worker.pid not in self._exits:
+                with suppress(OSError):  # it may not have made its group yet
+                    os.kill(worker.pid, signal.SIGKILL)
         # The exit is reported only after the kernel has closed the process's files, and with them its CUDA context.
-        self._pump_quietly(lambda: worker.pid in self._exits, EXIT_SECONDS)
+        self._pump_quietly(lambda: all(worker.pid in self._exits for worker in ending), EXIT_SECONDS)
 
     def _pump_quietly(self, done: Callable[[], bool], seconds: float) -> None:
         with suppress(WorkersError):

@@ -24,6 +24,7 @@ def table(found: SelfTest) -> RenderableType:
         f"false alarms: {found.alarms} of {found.families} families (at most {bound:.2%} of families, with 95 % confidence); "
         f"before confirmation {found.flagged} (at most {alone:.2%})",
         f"ended with exit 0: {found.passed} of {found.families} (at least {passed:.1%})",
+        f"A/A ratios within 1 %: {found.alike} of {found.ratios} (calls over 10 us, each family's), the furthest {found.furthest:.4f}",
         f"cells beside planted ones called slower: {found.beside}",
     ]
     power = Table(show_edge=False, pad_edge=False)

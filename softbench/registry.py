@@ -90,15 +90,14 @@ def _aliased(given: Path) -> tuple[str, Path]:
 
 
 def needed(doors: Sequence[Origin], names: Sequence[str] | None) -> tuple[Origin, ...]:
-    """The doors that must be opened to find these backends: all of them, unless every name is an entry point's own."""
-    labels = {door.label for door in doors if door.kind == "entry point"}
-    if names is None or not labels.issuperset(names):
+    """The doors to open first for these backends: every file, and the entry points of these names; who is not there is behind another."""
+    if names is None:
         return tuple(doors)
     return tuple(door for door in doors if door.kind == "file" or door.label in (*names, YARDSTICK))
 
 
-def select(offers: Sequence[Offer], names: Sequence[str] | None) -> tuple[Offer, ...]:
-    """What a run takes: all offers, or those named, in that order; the yardstick always, and first.
+def select(offers: Sequence[Offer], names: Sequence[str] | None, *, yardstick: bool = True) -> tuple[Offer, ...]:
+    """What a run takes: all offers, or those named, in that order; first the yardstick, unless nobody needs it.
 
     Raises:
         UsageError: a name that two origins claim, that nobody offers, or that was asked for and cannot run here.
@@ -122,8 +121,8 @@ def select(offers: Sequence[Offer], names: Sequence[str] | None) -> tuple[Offer,
             if offer.broken or offer.unavailable:
                 raise UsageError(f"--backends {name}: {offer.broken or 'unavailable: ' + offer.unavailable}")
             chosen.append(offer)
-    yardstick = [by_name[YARDSTICK]] if YARDSTICK in by_name else []
-    return tuple(dict.fromkeys(yardstick + chosen))
+    first = [by_name[YARDSTICK]] if yardstick and YARDSTICK in by_name else []
+    return tuple(dict.fromkeys(first + chosen))
 
 
 def load(origin: Origin) -> tuple[Any, ...]:

@@ -10,7 +10,9 @@ sweep is run group by group, and the result says that it was not interleaved.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -18,6 +20,7 @@ from typing import Protocol
 from softbench import config, registry, store
 from softbench import plan as planning
 from softbench.ensemble import Ensemble
+from softbench.errors import ResultsError
 from softbench.lane import Lane
 from softbench.model import FAILURES, Case, Record, Status
 from softbench.plan import Plan
@@ -75,6 +78,7 @@ def run(request: Request, observer: Observer, on_start: Callable[[store.Run], No
         Interrupted: SIGINT or SIGTERM; every worker is gone, and what was measured is on disk.
     """
     store.writable(request.output)  # before any work
+    begin = time.monotonic()
     with Pool() as pool:
         plan, lanes = planning.make(pool, request.file, request.flags, quick=request.quick)
         for text in plan.notes:
@@ -87,7 +91,13 @@ def run(request: Request, observer: Observer, on_start: Callable[[store.Run], No
         kept = found or store.start(request.output, header)
         on_start(kept)
         observer.begin(plan, plan.settings.processes * len(plan.cases) * len(plan.offers), kept.name)
-        execute(plan, kept, observer, pool, lanes)
+        try:
+            execute(plan, kept, observer, pool, lanes)
+        except BaseException:
+            with suppress(ResultsError):
+                kept.write_rows()
+            raise
+        kept.header["seconds"] = {key: round(value, 3) for key, value in {**pool.spent, "wall": time.monotonic() - begin}.items()}
     kept.finish(publish=any(record.status is Status.OK for record in kept.records()))
     return kept
 
@@ -101,13 +111,25 @@ def exit_code(records: Sequence[Record]) -> int:
 
 
 def execute(plan: Plan, kept: store.Run, observer: Observer, pool: Pool, first: list[Lane]) -> None:
-    """Measure all that is not stored yet. `first` are the lanes that planning left open in `pool`, for the first set of processes."""
-    for process in range(plan.settings.processes):
-        if process == 0:
-            _one_set(plan, kept, observer, pool, first, process)
-        else:
-            with Pool() as fresh:  # a nursery of its own too: addresses and start-up history differ, as between two runs
-                _one_set(plan, kept, observer, fresh, [Lane(offer) for offer in plan.offers], process)
+    """Measure all that is not stored yet. `first` are the lanes that planning left open in `pool`, for the first set of processes.
+
+    Every further set has a nursery of its own too: addresses and start-up history differ, as between two runs. Beside a GPU it imports
+    torch while the set before is measured; on a CPU that would take from what is measured.
+    """
+    left = [process for process in range(plan.settings.processes) if process == 0 or not _complete(plan, kept, process)]
+    observer.advance(plan.cases[-1], (plan.settings.processes - len(left)) * len(plan.cases) * len(plan.offers))
+    ahead: Pool | None = pool
+    with ExitStack() as end:  # of every pool, however this is left
+        for process, more in zip(left, [*left[1:], None], strict=True):
+            current = ahead or end.enter_context(Pool(spent=pool.spent))
+            ahead = end.enter_context(Pool(spent=pool.spent)) if more is not None and plan.device == "cuda" else None
+            _one_set(plan, kept, observer, current, [Lane(offer) for offer in plan.offers] if process else first, process)
+            if process:
+                current.close()
+
+
+def _complete(plan: Plan, kept: store.Run, process: int) -> bool:
+    return all(kept.has(process, names, case) for names in plan.groups for case in plan.cases)
 
 
 def _one_set(plan: Plan, kept: store.Run, observer: Observer, pool: Pool, lanes: list[Lane], process: int) -> None:

@@ -67,7 +67,7 @@ def screen(run: Evidence, candidate: str, reference: str, rules: Rules, tau: Map
             f"{run.source}: {candidate} and {reference} were not alive at a time, so they share no round; free the device's memory, "
             "or compare with a stored baseline (--baseline)"
         )
-    verdicts, cells = [], {}
+    verdicts, cells, sides = [], {}, {}
     was = f"the reference {reference}"
     for key in (
         key.of(candidate) for key in dict.fromkeys(key.of(reference) for key in run.cells if key.backend in (candidate, reference))
@@ -76,10 +76,13 @@ def screen(run: Evidence, candidate: str, reference: str, rules: Rules, tau: Map
         if found := gate.unmeasured(key, new, old, was):
             verdicts.append(found)
         elif new and old and new.status == old.status == "ok":
-            cells[key] = pair(new, old)
+            cells[key], sides[key] = pair(new, old), (new, old)
     spreads = {**_spreads(cells), **(tau or {})}
     device = run.environment.get("device")
-    trials = [_trial(key, pairs, rules, spreads.get(key), device, len(cells)) for key, pairs in cells.items()]
+    trials = []
+    for key, pairs in cells.items():
+        us = median([us for found in pairs.values() for us in found.reference_us] or [math.inf])
+        trials.append(_trial(key, pairs, rules, spreads.get(key), gate.launch_bound(us, device, sides[key]), len(cells)))
     what = f"{candidate} against {reference}, interleaved in one run"
     return Report(what, gate.ranked([*verdicts, *gate.family(trials, rules)]), rules)
 
@@ -99,21 +102,25 @@ def _spreads(cells: Mapping[CellKey, Mapping[int, Pairs]]) -> dict[CellKey, floa
     return {key: spread.tau / math.sqrt(2) for key, spread in zip(several, moderate(list(several.values())), strict=True)}
 
 
-def _trial(key: CellKey, found: Mapping[int, Pairs], rules: Rules, tau: float | None, device: object, family: int) -> Trial:
+def _trial(key: CellKey, found: Mapping[int, Pairs], rules: Rules, tau: float | None, advisory: str, family: int) -> Trial:
     logs = [value for pairs in found.values() for value in pairs.logs]
     if not logs or not gate.finite(logs):
         return Trial(Verdict(key, State.AMBIGUOUS, ""), doubt="the two share no round" if not logs else "its values are no numbers")
     margin = max(rules.margin, MARGIN_TAUS * tau) if tau is not None else rules.margin
-    advisory = gate.launch_bound(median(us for pairs in found.values() for us in pairs.reference_us), device)
-    if margin > rules.most_margin:
-        advisory = f"not gated: its processes differ so much that the margin would be {margin:.1%}, more than {rules.most_margin:.0%}"
+    ratio, doubt = math.exp(median(logs)), _doubt(found, rules, family)
+    if not advisory and margin > rules.most_margin:
+        told = f"its processes differ so much that the margin would be {margin:.1%}, more than {rules.most_margin:.0%}"
+        if ratio <= 1 + rules.most_margin:
+            advisory = f"not gated: {told}"
+        elif ratio <= 1 + margin:  # too large to be let pass, too uncertain to be called: and beyond the raised margin it is judged
+            doubt = doubt or f"{ratio - 1:+.1%}, and {told}: measure more processes"
     interval = _interval(logs, tau)
     pairs_told = f"{len(found)} process pairs" if len(found) > 1 else "1 process pair"
     verdict = Verdict(
         key,
         State.AMBIGUOUS,
         advisory,
-        ratio=math.exp(median(logs)),
+        ratio=ratio,
         interval=interval and (math.exp(interval[0]), math.exp(interval[1])),
         covers="rounds, widened by the differences between processes" if tau is not None else "rounds within this process pair",
         n=f"{len(logs)} rounds, {pairs_told}",
@@ -124,7 +131,7 @@ def _trial(key: CellKey, found: Mapping[int, Pairs], rules: Rules, tau: float | 
     # Rounds of several process pairs are no independent evidence when pooled: each pair must show it.
     slower = max(_beyond(pairs.logs, limit) for pairs in found.values())
     faster = max(_beyond([-value for value in pairs.logs], limit) for pairs in found.values())
-    return Trial(verdict, slower, faster, _doubt(found, rules, family))
+    return Trial(verdict, slower, faster, doubt)
 
 
 def _beyond(logs: Sequence[float], limit: float) -> float:

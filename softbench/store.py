@@ -11,6 +11,7 @@ import fcntl
 import hashlib
 import json
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ from softbench.records import merge, record_from_json, record_to_json
 from softbench.results import Row, row, to_csv
 
 SCHEMA = 1
+CHEAP_SECONDS, LAG = 0.02, 20  # a CSV that takes longer to write (of many processes) is written in a twentieth of the time at most
 KEYED = (
     *("device", "gpu", "gpu_memory_bytes", "driver", "power_limit_w", "cpu", "torch_threads"),
     *("cuda", "torch", "triton", "python", "interleaved"),
@@ -52,6 +54,8 @@ class Run:
     """By set of processes, backend and case."""
     _rows: dict[Case, list[Row]] = field(default_factory=dict)
     """Of the cases whose records have not changed since."""
+    _due: float = 0.0
+    """When the CSV is written again."""
 
     @property
     def csv(self) -> Path:
@@ -68,7 +72,7 @@ class Run:
         return all(record is not None and record.source == sources.get(record.backend) for record in found)
 
     def add(self, process: int, records: Sequence[Record]) -> None:
-        """Keep the records of one case: in the journal first, then in the CSV.
+        """Keep the records of one case: in the journal at once, then in the CSV, which may lag by some times what writing it takes.
 
         Raises:
             ResultsError: the folder cannot be written any more.
@@ -79,6 +83,18 @@ class Run:
                 self._rows.pop(record.case, None)
                 self.journal.write(_line({"process": process, **record_to_json(record)}))
             self.journal.flush()
+        begin = time.monotonic()
+        if begin >= self._due:
+            self.write_rows()
+            self._due = time.monotonic() + LAG * (time.monotonic() - begin - CHEAP_SECONDS)
+
+    def write_rows(self) -> None:
+        """Bring the CSV up to date.
+
+        Raises:
+            ResultsError: the folder cannot be written any more.
+        """
+        with _writing(self.folder):
             replace_file(self.csv, to_csv(self.rows()))
 
     def records(self) -> list[Record]:

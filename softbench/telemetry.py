@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from softbench.environment import gpu_uuid
@@ -17,6 +19,7 @@ SLOWDOWNS = {
 }
 """NVML's clocks-event reasons that slow whatever runs."""
 SETTINGS = 0x001 | 0x002 | 0x100  # idle, application clocks, display clocks: somebody's choice, and the clock is where it was put
+FRESH_SECONDS = 0.02  # below what a batch of a run takes with its warm-up and its neighbours: there every batch has a reading of its own
 CLOCK_SHARE = 0.75  # of the maximum, as nvbench has it. A power cap alone is not counted: many hold the clock just below the maximum
 
 
@@ -36,11 +39,31 @@ def reader(device: str) -> Callable[[], Telemetry | None]:
 
             pynvml.nvmlInit()
             handle = pynvml.nvmlDeviceGetHandleByUUID(gpu_uuid(0))  # a worker sees its GPU as the first
-            return lambda: read(pynvml, handle)
+            return lately(partial(read, pynvml, handle, most_mhz(pynvml, handle)))
     return lambda: None
 
 
-def read(nvml: Any, handle: Any) -> Telemetry:
+def lately(reading: Callable[[], Telemetry], clock: Callable[[], float] = time.monotonic) -> Callable[[], Telemetry]:
+    """A reading costs some milliseconds, as long as a short batch: one of a moment ago is good enough."""
+    last: list[tuple[float, Telemetry]] = []
+
+    def read_or_recall() -> Telemetry:
+        if not last or clock() - last[0][0] >= FRESH_SECONDS:
+            found = reading()
+            last[:] = [(clock(), found)]
+        return last[0][1]
+
+    return read_or_recall
+
+
+def most_mhz(nvml: Any, handle: Any) -> float | None:
+    """The SM clock's maximum, which stays; None where the card does not tell."""
+    with suppress(Exception):
+        return float(nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM))
+    return None
+
+
+def read(nvml: Any, handle: Any, max_mhz: float | None) -> Telemetry:
     """One reading; what the card does not support is None. Right after a batch it still tells of it."""
 
     def ask(query: Callable[[], Any]) -> Any:
@@ -61,5 +84,5 @@ def read(nvml: Any, handle: Any) -> Telemetry:
         power_w=None if milliwatts is None else milliwatts / 1000,
         temperature_c=ask(lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)),
         reasons=reasons,
-        throttled=throttled(reasons or 0, sm_clock, ask(lambda: nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM))),
+        throttled=throttled(reasons or 0, sm_clock, max_mhz),
     )

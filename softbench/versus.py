@@ -13,7 +13,7 @@ from softbench.model import Direction
 from softbench.runner import Request
 from softbench.sweep import Sweep
 
-DEFAULTS = {**same_run.FIXED_ROUNDS, "warmup_ms": 2.0, "batch_ms": 5.0}
+DEFAULTS = {**same_run.FIXED_ROUNDS, "warmup_ms": 2.0, "batch_ms": 5.0, "yardstick": False}
 """More and shorter batches than a run's: a round is one value of the test, however long its batches are."""
 AXES = ("M", "N", "dtype", "direction")
 
@@ -28,8 +28,23 @@ def ask(request: Request, candidate: str, reference: str) -> Request:
     """
     if candidate == reference:
         raise UsageError(f"--candidate {candidate}: is the reference too; to measure the gate's own noise use --self-test")
-    flags = {**same_run.FIXED_ROUNDS, **request.flags, "backends": (candidate, reference), "relative_to": reference}
-    return replace(request, file={**DEFAULTS, **request.file}, flags=flags)
+    return replace(fixed(request), flags={**request.flags, "backends": (candidate, reference), "relative_to": reference})
+
+
+def fixed(request: Request) -> Request:
+    """The request with the defaults of a comparison, whose backends share all rounds: a configuration's number counts where it is one."""
+    file = {**DEFAULTS, **request.file}
+    if file["rounds"] != file["max_rounds"]:  # until it is known: written for a run
+        file |= same_run.FIXED_ROUNDS
+    return replace(request, file=file)
+
+
+def rounds_told(request: Request) -> list[str]:
+    """What to say where the configuration's rounds are not those that are taken."""
+    rounds, most = ({**DEFAULTS, **request.file}[key] for key in ("rounds", "max_rounds"))
+    if rounds == most or "rounds" in request.flags:
+        return []
+    return [f"{same_run.ROUNDS} rounds, which all backends share, instead of the configuration's {rounds} to {most}; --rounds takes others"]
 
 
 def judge(

@@ -114,6 +114,49 @@ def test_a_cell_that_never_was_right_is_nobodys_regression():
     assert judge(new, base).exit_code == 0
 
 
+@pytest.mark.parametrize(
+    ("then", "now", "state"),
+    [
+        ("skipped", "failed", State.BROKEN),
+        ("unavailable", "wrong", State.BROKEN),
+        ("checked", "wrong", State.BROKEN),
+        ("unverified", "wrong", State.BROKEN),
+        ("checked", "unverified", State.BROKEN),
+        ("", "unverified", State.BROKEN),
+        ("failed", "wrong", None),
+        ("checked", "", State.MISSING),
+        ("checked", "skipped", State.MISSING),
+        ("ok", "checked", State.MISSING),
+        ("checked", "checked", None),
+        ("skipped", "", None),
+        ("failed", "skipped", None),
+        ("checked", "ok", State.NEW),
+    ],
+)
+def test_what_broke_or_went_is_told_whatever_it_was_before(then, now, state):
+    def side(status):
+        return series((1.0,)) if status == "ok" else series(status=status, reason="so") if status else None
+
+    found = gate.unmeasured(key("ours"), side(now), side(then), "the baseline")
+    assert (found and found.state) == state
+    assert found is None or found.fails == (state is not State.NEW)
+
+
+def host_bound(side, backend, told="do_bench read 70 us, the kernels take 3 us, issuing them 71 us"):
+    cells = {k: replace(s, host_bound=told) if k.backend == backend else s for k, s in side.cells.items()}
+    return replace(side, cells=cells)
+
+
+def test_cells_in_which_do_bench_read_the_host_are_advisory_and_say_so():
+    new, base = stored(dice(21), 3, slowdown=lambda i: 0.2), stored(dice(22), 10)
+    for sides in ((host_bound(new, "ours"), base), (new, host_bound(base, "ours"))):
+        report = judge(*sides)
+        assert report.exit_code == 3
+        assert (report.verdicts[0].state, report.verdicts[0].gated) == (State.SLOWER, False)
+        assert "no figure of the device's bandwidth: do_bench read 70 us" in report.verdicts[0].reason
+    assert judge(new, host_bound(base, "copy")).exit_code == 1  # copy's own launches do not hide a slowdown
+
+
 def test_cells_without_their_copy_cannot_be_judged():
     base, new = stored(dice(19), 10, cells=2), stored(dice(20), 3, cells=2)
     new.cells[key("copy", 1)] = new.cells[key("copy", 2)] = series(status="failed", reason="crashed")

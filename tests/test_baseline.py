@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from gating import GPU, dice, stored, write_run
+from gating import GPU, dice, series, stored, write_run
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -31,8 +31,8 @@ def test_a_saved_baseline_holds_what_the_runs_measured_and_can_be_read_by_people
     found, first, second = baseline.open_baseline("h200"), evidence.read(a), evidence.read(b)
     assert found.processes == 11
     assert found.environment == GPU
-    for key, series in found.cells.items():
-        assert list(series.medians_us().values()) == pytest.approx(
+    for key, cell in found.cells.items():
+        assert list(cell.medians_us().values()) == pytest.approx(
             [*first.cells[key].medians_us().values(), *second.cells[key].medians_us().values()], rel=1e-4
         )
     code, out, _ = main("baseline", "list")
@@ -58,6 +58,27 @@ def test_runs_of_two_machines_and_one_run_twice_are_refused(main, run):
     assert code == 3
     assert "gpu was NVIDIA H200, now it is NVIDIA B200" in err
     assert main("baseline", "save", a, a, "--name", "both")[0] == 2
+
+
+def test_runs_of_two_sweeps_do_not_make_a_baseline(main, run, tmp_path):
+    a = run(1, 6, name="a")
+    other = stored(dice(2), 6, cells=4, source="b")
+    moved = {k._replace(M=1): s for k, s in other.cells.items()}
+    b = write_run(tmp_path, replace(other, cells={**moved, **{k: s for k, s in other.cells.items() if k.N == 1}}), name="b")
+    code, out, err = main("baseline", "save", a, b, "--name", "two")
+    assert (code, err) == (0, f"softbench: {14} of 16 cells were not measured in all 12 processes\n")
+    c = write_run(tmp_path, replace(other, cells={k: series(*[(9.0,)] * 3) for k in moved}), name="c")
+    code, out, err = main("baseline", "save", a, c, "--name", "three")
+    assert (code, out) == (3, "")
+    assert "8 of 16 cells have fewer than 5 processes (copy forward-bf16-1x1 has 3); a baseline takes runs of one sweep" in err
+
+
+def test_a_host_bound_cell_is_remembered(run, main):
+    found = evidence.read(run(1, 10))
+    ours = next(k for k in found.cells if k.backend == "ours")
+    found.cells[ours] = replace(found.cells[ours], host_bound="do_bench read 70 us")
+    baseline.save([found], "h200")
+    assert baseline.open_baseline("h200").cells[ours].host_bound == "do_bench read 70 us"
 
 
 def test_names_are_not_taken_twice_and_promoting_keeps_the_former_one(main, run):

@@ -21,6 +21,7 @@ def test_only_what_is_beyond_the_noise_of_both_is_marked(base):
     assert [pair.verdict for pair in found] == ["~", "slower", "faster"]
     assert [pair.ratio for pair in found] == pytest.approx([1 / 1.02, 0.5, 2])
     assert compare.summary(found).startswith("1 faster, 1 slower, 1 within noise; geometric mean of B/A 0.993")
+    assert compare.summary(found).endswith("they differ by a median of 50.00%, 90 % of the cells by at most 100.00%")
 
 
 def test_cells_of_one_file_only_say_which_lacks_them(base):

@@ -34,19 +34,21 @@ class FakePool:
     script: dict = field(default_factory=dict)
     log: list = field(default_factory=list)
     spawned: int = 0
+    gathered: list = field(default_factory=list)
 
     def spawn(self, label, env=None):
         self.spawned += 1
         return Worker(self.spawned, None, Path(), label)
 
-    def discard(self, worker):
-        self.log.append((worker.label, "discard"))
+    def discard(self, *workers):
+        self.log += [(worker.label, "discard") for worker in workers]
 
     def ask(self, worker, message, seconds, phase):
         return self.gather({0: (worker, message)}, seconds, phase)[0]
 
     def gather(self, requests, seconds, phase):
         replies = {}
+        self.gathered.append([message["op"] for _, message in requests.values()])
         for key, (worker, message) in requests.items():
             op = message["op"]
             self.log.append((worker.label, op))
@@ -99,6 +101,68 @@ def test_when_all_is_known_nobody_is_asked_again():
     records = measure(make(rounds=3, max_rounds=10), pool)
     assert {len(record.outcome.timing.batches) for record in records.values()} == {3}
     assert {record.outcome.timing.stopped for record in measure(make(), FakePool()).values()} == {"fixed"}
+
+
+def test_workers_start_all_at_once_and_only_the_first_set_is_profiled():
+    pool = FakePool()
+    plan = make()
+    group = ensemble.Ensemble(plan, pool, [Lane(o) for o in plan.offers], 1)
+    group.measure(plan.cases[0])
+    assert pool.gathered[:3] == [["load"] * 3, ["build"] * 3, ["check"] * 3]
+    assert "profile" not in [op for _, op in pool.log]
+
+
+class Kept:
+    """A run that has the cells of some sets of processes."""
+
+    def __init__(self, sets):
+        self.sets, self.added = sets, []
+
+    def has(self, process, names, case):
+        return process in self.sets
+
+    def add(self, process, records):
+        self.added.append(process)
+
+
+class Watching:
+    def __init__(self):
+        self.cells = 0
+
+    def advance(self, case, cells):
+        self.cells += cells
+
+
+@pytest.mark.parametrize(("device", "order"), [("cuda", ["open 1", "open 2", "close 1", "close 2"]), ("cpu", ["open 1", "close 1"] * 2)])
+def test_beside_a_gpu_the_next_sets_nursery_starts_while_one_measures(monkeypatch, device, order):
+    """Sets 0, 1 and 3 of four are left; the pool of the first is the caller's. The CPU's next pool opens after the one before has ended."""
+    log = []
+
+    class Opened(FakePool):
+        def __init__(self, spent=None):
+            super().__init__()
+            self.number, self.closed = len([line for line in log if line.startswith("open")]) + 1, False
+
+        def __enter__(self):
+            log.append(f"open {self.number}")
+            return self
+
+        def close(self):
+            if not self.closed:
+                log.append(f"close {self.number}")
+            self.closed = True
+
+        def __exit__(self, *_):
+            self.close()
+
+    monkeypatch.setattr(runner, "Pool", Opened)
+    plan, kept, watching = replace(make(processes=4), device=device), Kept({2}), Watching()
+    caller = FakePool()
+    caller.spent = {}
+    runner.execute(plan, kept, watching, caller, [Lane(o) for o in plan.offers])
+    assert kept.added == [0, 1, 3]
+    assert watching.cells == 4 * 3
+    assert [line.split()[0] for line in log] == [line.split()[0] for line in order]
 
 
 def reading(throttled=""):

@@ -103,6 +103,25 @@ def test_known_differences_between_processes_raise_the_margin_and_widen_the_inte
     assert all(v.margin > 0.03 for v in several.verdicts)
 
 
+@pytest.mark.parametrize(("slowdown", "code", "told"), [(0.5, 1, "beyond"), (0.15, 3, "measure more processes"), (0.05, 3, "not gated")])
+def test_a_large_slowdown_does_not_pass_because_its_processes_differ(slowdown, code, told):
+    """tau of 4 % makes a margin of 17 %: 50 % is beyond even that, 15 % is in doubt, 5 % is reported."""
+    run = interleaved(dice(7), 1, slowdown=lambda i: slowdown)
+    report = screen(run, tau={key("new", 1): 0.04})
+    (verdict,) = report.verdicts
+    assert report.exit_code == code
+    assert verdict.gated == (slowdown > 0.1)
+    assert told in verdict.reason.replace("slower by more than", "beyond")
+
+
+def test_a_candidate_that_waits_for_its_host_is_advisory():
+    run = interleaved(dice(1), 3, slowdown=lambda i: 0.2)
+    run.cells[key("new", 1)] = replace(run.cells[key("new", 1)], host_bound="do_bench read 70 us")
+    found = {verdict.cell.N: verdict for verdict in screen(run).verdicts}
+    assert (found[1].state, found[1].gated, found[2].gated) == (State.SLOWER, False, True)
+    assert "do_bench read 70 us" in found[1].reason
+
+
 def again(run, cells):
     return replace(run, cells={k: s for k, s in run.cells.items() if k.N in cells})
 

@@ -39,13 +39,19 @@ class Nvml:
 
 @pytest.mark.parametrize("older", [False, True])
 def test_a_reading_has_clocks_power_temperature_and_reasons(older):
-    assert telemetry.read(Nvml(older=older), 0) == Telemetry(1980, 3201, 512.345, 61, 0, "")
-    assert telemetry.read(Nvml(reasons=0x60, older=older), 0).throttled == "software thermal slowdown, hardware thermal slowdown"
+    assert telemetry.read(Nvml(older=older), 0, MAX_MHZ) == Telemetry(1980, 3201, 512.345, 61, 0, "")
+    assert telemetry.read(Nvml(reasons=0x60, older=older), 0, MAX_MHZ).throttled == "software thermal slowdown, hardware thermal slowdown"
 
 
 def test_what_a_card_does_not_support_is_none_and_accuses_nobody():
     silent = ("nvmlDeviceGetClockInfo", "nvmlDeviceGetPowerUsage", "nvmlDeviceGetCurrentClocksEventReasons")
-    assert telemetry.read(Nvml(silent=silent), 0) == Telemetry(None, None, None, 61, None, "")
+    assert telemetry.read(Nvml(silent=silent), 0, MAX_MHZ) == Telemetry(None, None, None, 61, None, "")
+
+
+def test_batches_of_a_moment_share_a_reading():
+    seconds, readings = iter([0.0, 0.01, 0.03, 0.04]), iter([COOL, HOT])
+    read = telemetry.lately(lambda: next(readings), lambda: next(seconds))
+    assert [read(), read(), read()] == [COOL, COOL, HOT]
 
 
 @pytest.mark.parametrize(

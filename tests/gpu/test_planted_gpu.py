@@ -16,7 +16,7 @@ def test_a_planted_slowdown_is_about_what_the_timer_sees(slowdown):
     from softbench.model import Case, Direction
 
     case, x = Case(4096, 16384, "fp32", Direction.FORWARD, "cuda"), torch.randn(4096, 16384, device="cuda")
-    _, timer = timing.bind("cuda")
+    timer = timing.bind("cuda").by_name["do_bench", "cold"]
     twin, slow = (backend.prepare(case) for backend in planted.plant("torch", (0.0, slowdown)))
     for _ in range(planted.ALONE_FROM):
         slow(x)
@@ -25,3 +25,23 @@ def test_a_planted_slowdown_is_about_what_the_timer_sees(slowdown):
         a, b = (median(timer(lambda call=call: call(x), 2, 5, 0)[0]) for call in (twin, slow))
         ratios.append(b / a)
     assert median(ratios) == pytest.approx(1 + slowdown, abs=0.01)
+
+
+def test_a_calibration_is_remembered_by_the_next_process(tmp_path):
+    import torch
+
+    from softbench.backends import planted
+    from softbench.model import Case, Direction
+
+    case, x = Case(262144, 197, "fp32", Direction.FORWARD, "cuda"), torch.randn(262144, 197, device="cuda")
+    file = str(tmp_path / "planted.json")
+
+    def slowed():
+        (backend,) = planted.plant("torch", (0.05,), cases=[case.key], memory=file)
+        return backend.prepare(case)
+
+    first = slowed()
+    for _ in range(planted.ALONE_FROM):
+        first(x)
+    assert first.cycles > 1000
+    assert slowed().cycles == first.cycles

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import time
 from statistics import median
 
 import pytest
@@ -34,6 +35,25 @@ def test_having_profiled_leaves_do_bench_as_it_was(timers):
     fresh = median(bench(call, 20, 50, 0)[0])
     timers.meter.device(call, 20, "cold")
     assert median(bench(call, 20, 50, 0)[0]) == pytest.approx(fresh, abs=0.5)
+
+
+def test_sessions_in_quick_succession_each_see_their_kernels(timers):
+    x = torch.randn(512, 1024, device="cuda")
+    for _ in range(20):
+        samples, kernels = timers.meter.device(lambda: torch.softmax(x, -1), 1, "warm")
+        assert len(kernels) == 1
+        assert min(samples) > 0
+
+
+def test_a_profile_is_quick_once_cupti_is_there(timers):
+    """It is taken of every cell: beside some 100 ms of a cell it must not count."""
+    x = torch.randn(4096, 1024, device="cuda")
+    seconds = []
+    for _ in range(5):
+        begin = time.perf_counter()
+        timers.meter.device(lambda: torch.softmax(x, -1), 10, "cold")
+        seconds.append(time.perf_counter() - begin)
+    assert median(seconds) < 0.1, seconds
 
 
 def test_device_time_of_a_long_kernel_is_what_do_bench_says_less_the_events(timers, call):

@@ -1,0 +1,148 @@
+"""Device time against ncu's gpu__time_duration, over a mixed grid: python tests/gpu/against_ncu.py
+
+Prints a line a cell and exits with 1 when one differs by more than 3 % and 0.3 us, with 2 when there is nothing to compare. ncu is run so
+that it measures what softbench measures: clocks left alone, caches neither emptied nor restored by it (it would invalidate L2, where a
+flush leaves it dirty) but flushed by the program as do_bench does, and only the timed kernels within its range, one call at a time.
+A copy between tensors is the driver's own and no kernel that ncu lists: the yardstick is compared in its backward form, an add.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+CALLS = 9  # of each cell under ncu, each on a flushed L2
+WARM_CALLS = 3
+RELATIVE, ABSOLUTE_US = 0.03, 0.3
+METRIC = "gpu__time_duration.sum"
+NCU = ["ncu", "--clock-control", "none", "--cache-control", "none", "--profile-from-start", "off", "--target-processes", "application-only"]
+MICROSECONDS = {"ns": 1e-3, "nsecond": 1e-3, "us": 1.0, "usecond": 1.0, "ms": 1e3, "msecond": 1e3}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--backends", default="torch,compile,triton")
+    parser.add_argument("--M", default="4096")
+    parser.add_argument("--N", default="256:65536:*4")
+    parser.add_argument("--dtype", default="bf16")
+    parser.add_argument("--direction", default="forward,backward")
+    parser.add_argument("--under-ncu", type=Path, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.under_ncu:
+        call_each(json.loads(given.under_ncu.read_text()))
+        return 0
+    if shutil.which("ncu") is None:
+        print("no ncu on PATH; it comes with the CUDA toolkit")
+        return 2
+    with tempfile.TemporaryDirectory() as folder:
+        cells = measured(given, Path(folder))
+        seen = [cell for cell in cells if not unseen(cell)]
+        print(f"{len(seen)} of {len(cells)} cells run kernels that ncu lists", flush=True)
+        (Path(folder) / "cells.json").write_text(json.dumps(seen))
+        command = [*NCU, "--metrics", METRIC, "--csv", "--print-units", "base"]
+        command += [sys.executable, __file__, "--under-ncu", str(Path(folder) / "cells.json")]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    try:
+        return report(seen, grouped(durations_us(done.stdout), seen))
+    except ValueError as error:
+        print(f"{error}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+        return 2
+
+
+def measured(given: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
+    """What softbench says: of each cell its case, its device time and the names of its kernels."""
+    command = [sys.executable, "-m", "softbench", "run", "--timer", "device", "--rounds", "3", "--output", str(folder)]
+    for flag in ("backends", "M", "N", "dtype", "direction"):
+        command += [f"--{flag}", getattr(given, flag)]
+    subprocess.run(command, check=False)  # 1: a backend failed somewhere; the others are compared
+    cells = []
+    for cell in json.loads((folder / "latest.json").read_text())["cells"]:
+        outcome = cell["outcome"]
+        if outcome["kind"] == "measured" and outcome["profile"]["kernels"]:
+            rounds = [median(batch["samples_us"]) for batch in outcome["timing"]["batches"]]
+            case = {key: cell["case"][key] for key in ("M", "N", "dtype", "direction")}
+            cells.append({"backend": cell["backend"], **case, "us": median(rounds), "kernels": outcome["profile"]["kernels"]})
+    return cells
+
+
+def unseen(cell: dict[str, Any]) -> bool:
+    """True where the driver copies or fills by itself."""
+    return any(name.startswith(("Memcpy", "Memset")) for name in cell["kernels"])
+
+
+def call_each(cells: Sequence[dict[str, Any]]) -> None:
+    """Under ncu: every cell built and warm, then so many calls, each on a flushed L2 and each a range of its own."""
+    import torch
+
+    from softbench import inputs, registry
+    from softbench.device_time import FLUSH_BYTES
+    from softbench.model import Case, Direction
+
+    doors = {door.label: door for door in registry.origins(()) if door.kind == "entry point"}
+    flush = torch.empty(FLUSH_BYTES // 4, dtype=torch.int32, device="cuda")
+    cuda = torch.cuda.cudart()
+    for cell in cells:
+        (backend,) = (one for one in registry.load(doors[cell["backend"]]) if one.name == cell["backend"])
+        case = Case(cell["M"], cell["N"], cell["dtype"], Direction(cell["direction"]))
+        given = inputs.make(case, 0, torch.device("cuda"))
+        call = backend.prepare(case)
+        for _ in range(WARM_CALLS):
+            call(*given)
+        for _ in range(CALLS):
+            flush.zero_()
+            torch.cuda.synchronize()
+            cuda.cudaProfilerStart()
+            call(*given)
+            torch.cuda.synchronize()
+            cuda.cudaProfilerStop()
+
+
+def durations_us(text: str) -> list[float]:
+    """Each kernel's microseconds, in ncu's order; ValueError where ncu measured nothing."""
+    rows = list(csv.DictReader(line for line in text.splitlines() if line.startswith('"')))
+    found = [row for row in rows if row.get("Metric Name") == METRIC]
+    if not found:
+        raise ValueError("ncu measured no kernel")
+    return [float(row["Metric Value"].replace(",", "")) * MICROSECONDS[row["Metric Unit"]] for row in found]
+
+
+def grouped(durations: Sequence[float], cells: Sequence[dict[str, Any]]) -> list[float]:
+    """ncu's figure of each cell: the median over its calls of their kernels' sums; ValueError where the kernels are not those calls'."""
+    expected = sum(CALLS * len(cell["kernels"]) for cell in cells)
+    if len(durations) != expected:
+        raise ValueError(f"ncu saw {len(durations)} kernels, the calls have {expected}: it saw others, or a call runs others than it did")
+    found, place = [], 0
+    for cell in cells:
+        each = len(cell["kernels"])
+        calls = [sum(durations[start : start + each]) for start in range(place, place + CALLS * each, each)]
+        found.append(median(calls))
+        place += CALLS * each
+    return found
+
+
+def report(cells: Sequence[dict[str, Any]], ncu_us: Sequence[float]) -> int:
+    """A line a cell, and the exit code."""
+    beyond = 0
+    print(f"{'backend':10} {'case':28} {'kernels':>7} {'softbench us':>12} {'ncu us':>10} {'difference':>22}")
+    for cell, other in zip(cells, ncu_us, strict=True):
+        apart = cell["us"] - other
+        wrong = abs(apart) > max(RELATIVE * other, ABSOLUTE_US)
+        beyond += wrong
+        case = f"{cell['direction']}-{cell['dtype']}-{cell['M']}x{cell['N']}"
+        told = f"{apart:+.2f} us {apart / other:+.1%}" + (" !" if wrong else "  ")
+        print(f"{cell['backend']:10} {case:28} {len(cell['kernels']):7} {cell['us']:12.2f} {other:10.2f} {told:>22}")
+    print(f"{len(cells) - beyond} of {len(cells)} cells within max(3 %, 0.3 us) of ncu's gpu__time_duration")
+    return 1 if beyond or not cells else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,67 @@
+"""The scripts of tests/gpu that compare with ncu and with a bare loop: what they conclude, without a GPU."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def script(name):
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).parent / "gpu" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+ncu, cost = script("against_ncu"), script("harness_cost")
+CELLS = [
+    {"backend": "torch", "M": 4096, "N": 256, "dtype": "bf16", "direction": "forward", "us": 3.2, "kernels": ["softmax"]},
+    {"backend": "naive", "M": 4096, "N": 256, "dtype": "bf16", "direction": "forward", "us": 50.0, "kernels": ["max", "sub"]},
+]
+
+
+def listing(*nanoseconds, unit="ns"):
+    head = '"ID","Process ID","Kernel Name","Metric Name","Metric Unit","Metric Value"'
+    rows = [f'"{i}","7","k","{ncu.METRIC}","{unit}","{ns:,}"' for i, ns in enumerate(nanoseconds)]
+    return "\n".join(["==PROF== Connected to process 7", head, *rows, "==PROF== Disconnected"])
+
+
+def test_ncus_kernels_are_summed_by_call_and_compared_with_each_cell(capsys):
+    durations = ncu.durations_us(listing(*[3_100] * ncu.CALLS, *[20_000, 29_000] * ncu.CALLS))
+    assert ncu.grouped(durations, CELLS) == pytest.approx([3.1, 49.0])
+    assert ncu.report(CELLS, [3.1, 49.0]) == 0
+    assert ncu.report(CELLS, [2.85, 49.0]) == 1
+    assert ncu.report(CELLS, [3.1, 48.0]) == 1
+    assert "1 of 2 cells within" in capsys.readouterr().out
+    assert ncu.report([], []) == 1
+    assert ncu.durations_us(listing(3.5, unit="us")) == [3.5]
+
+
+def test_kernels_that_are_not_the_calls_are_no_comparison():
+    with pytest.raises(ValueError, match="ncu saw 2 kernels, the calls have 27"):
+        ncu.grouped([1.0, 2.0], CELLS)
+    with pytest.raises(ValueError, match="no kernel"):
+        ncu.durations_us("==ERROR== ERR_NVGPUCTRPERM")
+    assert [ncu.unseen(cell) for cell in (*CELLS, {**CELLS[0], "kernels": ["Memcpy DtoD (Device -> Device)"]})] == [False, False, True]
+
+
+def test_a_loop_that_took_more_samples_is_counted_as_if_it_had_not():
+    assert cost.compared(65, 50, 100, {"samples": 100, "bench_s": 20}) == 1.3
+    assert cost.compared(65, 60, 100, {"samples": 200, "bench_s": 20}) == 1.3
+
+
+def test_adaptive_sampling_is_counted_on_the_rounds_that_were_taken():
+    quiet, never = [[10.0] * 50] * 10, [[5.0, 15.0] * 25] * 10
+    told = cost.spared([quiet, quiet, never], 10.0)
+    assert "53 ms a cell (median 30), 2 of 3 cells known to 0.5%" in told
+    assert "a fixed 100 ms a cell: 2 known; 0.53 of its time" in told
+
+
+def test_what_a_sweep_took_is_read_from_its_document():
+    case = {"M": 8, "N": 16, "dtype": "fp32", "direction": "forward", "device": "cuda"}
+    outcome = {"kind": "measured", "timing": {"batches": [{"samples_us": [1.0, 2.0]}, {"samples_us": [3.0]}]}}
+    document = {"settings": {"batch_ms": 10.0}, "cells": [{"backend": "a", "case": case, "outcome": outcome}]}
+    document["cells"].append({"backend": "b", "case": case, "outcome": {"kind": "skipped"}})
+    assert cost.taken(document) == [{"backend": "a", "case": case, "samples": 3, "ms": 20.0}]
