@@ -9,7 +9,7 @@ import typer
 
 from softbench.errors import Interrupted, UsageError
 
-BackendsOption = Annotated[str | None, typer.Option(help="all, or names: torch,compile. The yardstick, copy, is always added.")]
+BackendsOption = Annotated[str | None, typer.Option(help="all (but extras), names, or patterns: torch,compile:*. copy is always added.")]
 MOption = Annotated[str | None, typer.Option("--M", help="Rows: 4096, or 256,1024, or 256:8192:256, or 256:65536:*2.")]
 NOption = Annotated[str | None, typer.Option("--N", help="Columns, the reduced axis; written like --M.")]
 DtypeOption = Annotated[str | None, typer.Option(help="fp32, fp16, bf16, or several: fp32,bf16.")]

@@ -65,9 +65,8 @@ class Ensemble:
         """Build, check and time one case; a record for every lane, whatever happened to it."""
         self.state = {lane: Progress(outcome=lane.barred(self.last_failure.get(lane))) for lane in self.lanes}
         turns = self.plan.takes_turns(case, len(self.lanes))
-        for lane in self._going():
-            if failed := lanes_of.revive(self.pool, lane, case.device, self.plan.env, self.deadlines["import"]):
-                self._end(lane, failed)
+        for lane, failed in lanes_of.revive_all(self.pool, self._going(), case.device, self.plan.env, self.deadlines["import"]).items():
+            self._end(lane, failed)
         for together in [[lane] for lane in self._going()] if turns else [self._going()]:
             self._build_and_check(together, case, turns)
         if any(state.retried for state in self.state.values()) and not turns:

@@ -89,13 +89,21 @@ def offers_of(door: Origin, reply: Reply) -> list[Offer]:
 
 def revive(pool: Pool, lane: Lane, device: str, env: dict[str, str], deadline: float) -> Failed | None:
     """Give a lane without a worker a fresh one; a Failed when its plugin does not load this time."""
-    if lane.worker is not None:
-        return None
-    worker = pool.spawn(lane.name, env)
-    [offer, *_] = offers_of(lane.offer.origin, pool.ask(worker, load_message(lane.offer.origin, device, lane.name), deadline, "import"))
-    if offer.broken:
-        pool.discard(worker)
-        lane.deaths += 1
-        return Failed(Status(offer.broken_status), "import", offer.broken)
-    lane.worker = worker
-    return None
+    return revive_all(pool, [lane], device, env, deadline).get(lane)
+
+
+def revive_all(pool: Pool, lanes: Sequence[Lane], device: str, env: dict[str, str], deadline: float) -> dict[Lane, Failed]:
+    """Give all lanes without a worker fresh ones, at once: a plugin's import takes seconds. Those that do not load this time, with why."""
+    workers = {i: pool.spawn(lane.name, env) for i, lane in enumerate(lanes) if lane.worker is None}
+    requests = {i: (worker, load_message(lanes[i].offer.origin, device, lanes[i].name)) for i, worker in workers.items()}
+    failed: dict[Lane, Failed] = {}
+    for i, reply in pool.gather(requests, deadline, "import").items():
+        lane = lanes[i]
+        [offer, *_] = offers_of(lane.offer.origin, reply)
+        if offer.broken:
+            pool.discard(workers[i])
+            lane.deaths += 1
+            failed[lane] = Failed(Status(offer.broken_status), "import", offer.broken)
+        else:
+            lane.worker = workers[i]
+    return failed

@@ -26,7 +26,7 @@ CHECK_BYTES = 640 * 2**20
 
 DEFAULT_CONFIG = {"cuda": "tutorial", "cpu": "cpu"}
 CALL_OVERHEAD = 1.4  # a batch takes this times its samples: warm-up estimate, L2 flushes, synchronizing
-BUILD_SECONDS = {"compile": 1.5}  # of one shape, roughly; what is not named builds in no time
+BUILD_SECONDS = {"compile": 1.5}  # of one shape, roughly, of a backend and its variants; what is not named builds in no time
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class Plan:
         """Rough wall time: batches, checks and known builds."""
         settings, able = self.settings, [offer for offer in self.offers if not (offer.broken or offer.unavailable)]
         batch = (settings.rounds + settings.max_rounds) / 2 * (settings.warmup_ms + settings.batch_ms) / 1e3 * CALL_OVERHEAD
-        cell = sum(batch + 0.05 + BUILD_SECONDS.get(offer.name, 0.0) for offer in able)
+        cell = sum(batch + 0.05 + BUILD_SECONDS.get(offer.name.partition(":")[0], 0.0) for offer in able)
         return settings.processes * (5 + len(self.cases) * cell)
 
 

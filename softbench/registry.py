@@ -8,6 +8,8 @@ import re
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
@@ -18,6 +20,8 @@ from softbench.errors import UsageError
 
 GROUP = "softbench.backends"
 YARDSTICK = "copy"
+ALL = "all"
+WILDCARDS = frozenset("*?[")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:+-]{0,63}")
 SOURCES = {".py", ".cu", ".cuh", ".cpp", ".h"}
 
@@ -53,6 +57,12 @@ class Offer:
     summary: str = ""
     source: str = ""
     """Hash of its source files."""
+    advice: str = ""
+    """When to pick it."""
+    extra: bool = False
+    """True when `all` leaves it out: it is taken by name or pattern."""
+    reuses_output: bool = False
+    """True when its next call overwrites what a call returned."""
 
 
 def origins(plugins: Iterable[Path]) -> tuple[Origin, ...]:
@@ -98,10 +108,13 @@ def needed(doors: Sequence[Origin], names: Sequence[str] | None) -> tuple[Origin
 
 
 def select(offers: Sequence[Offer], names: Sequence[str] | None) -> tuple[Offer, ...]:
-    """What a run takes: all offers, or those named, in that order; the yardstick always, and first.
+    """What a run takes: those named, in that order; the yardstick always, and first.
+
+    Beside names there are `all` (as None: every offer but the extras) and patterns as a shell's (`compile:*`). What these take may be
+    unavailable: it becomes rows with the reason.
 
     Raises:
-        UsageError: a name that two origins claim, that nobody offers, or that was asked for and cannot run here.
+        UsageError: a name that two origins claim, a name or pattern that nobody offers, or a name that was asked for and cannot run here.
     """
     by_name: dict[str, Offer] = {}
     for offer in offers:
@@ -110,20 +123,31 @@ def select(offers: Sequence[Offer], names: Sequence[str] | None) -> tuple[Offer,
             raise UsageError(
                 f"two backends are called '{offer.name}': one of {other.origin.shown}, one of {offer.origin.shown}; rename one"
             )
-    if names is None:
-        chosen = list(by_name.values())
-    else:
-        chosen = []
-        for name in names:
-            if name not in by_name:
-                lost = "".join(f"; {offer.origin.shown} could not be loaded: {offer.broken}" for offer in offers if offer.broken)
-                raise UsageError(f"--backends: {unknown(name, by_name, 'backend')}{lost}")
-            offer = by_name[name]
-            if offer.broken or offer.unavailable:
-                raise UsageError(f"--backends {name}: {offer.broken or 'unavailable: ' + offer.unavailable}")
-            chosen.append(offer)
+    chosen: list[Offer] = []
+    for name in (ALL,) if names is None else names:
+        if name == ALL:
+            chosen += [offer for offer in by_name.values() if not offer.extra]
+        elif WILDCARDS & set(name):
+            matching = [offer for offer in by_name.values() if fnmatchcase(offer.name, name)]
+            if not matching:
+                raise UsageError(f"--backends: no backend matches '{name}'; known are {', '.join(sorted(by_name))}")
+            chosen += matching
+        else:
+            chosen.append(_named(name, by_name, offers))
     yardstick = [by_name[YARDSTICK]] if YARDSTICK in by_name else []
     return tuple(dict.fromkeys(yardstick + chosen))
+
+
+def _named(name: str, by_name: dict[str, Offer], offers: Sequence[Offer]) -> Offer:
+    if name not in by_name:
+        lost = "".join(f"; {offer.origin.shown} could not be loaded: {offer.broken}" for offer in offers if offer.broken)
+        extras = [offer.name for offer in by_name.values() if offer.extra]
+        shown = [name for name in by_name if name not in extras] + get_close_matches(name, extras, n=1)  # all would be a page
+        raise UsageError(f"--backends: {unknown(name, shown, 'backend')}{lost}")
+    offer = by_name[name]
+    if offer.broken or offer.unavailable:
+        raise UsageError(f"--backends {name}: {offer.broken or 'unavailable: ' + offer.unavailable}")
+    return offer
 
 
 def load(origin: Origin) -> tuple[Any, ...]:

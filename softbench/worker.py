@@ -107,17 +107,9 @@ class Seat:
         self.timers = timing.bind(device)
         door = registry.Origin(**origin)
         backends = registry.load(door)
-        self.backend = next((backend for backend in backends if backend.name == name), backends[0])
-        offers = [
-            registry.Offer(
-                name=backend.name,
-                origin=door,
-                unavailable=one_line(backend.available() or ""),
-                summary=one_line((type(backend).__doc__ or "").strip().partition("\n")[0]),
-                source=registry.source_hash(backend, door),
-            )
-            for backend in backends
-        ]
+        named = [backend for backend in backends if backend.name == name] or list(backends)
+        self.backend = named[0]
+        offers = [contract.offer(backend, door) for backend in named]
         return {"offers": [registry.offer_to_json(offer) for offer in offers]}
 
     def do_build(self, case: Message, seed: int) -> Message:
@@ -137,7 +129,7 @@ class Seat:
         seconds = time.perf_counter() - start
         state = "cold" if compiles == "always" else compilations.state() if compilations else ""
         self.graphs_built = self.graphs.count()
-        return {"build": asdict(Build(seconds, state, self.graphs.seconds()))}
+        return {"build": asdict(Build(seconds, state, self.graphs.seconds(), self.graphs.breaks(), contract.reuses_output(self.backend)))}
 
     def do_check(self) -> Message:
         """Run on new values in the old memory, into memory poisoned with NaN, and compare before the reference is computed near it."""

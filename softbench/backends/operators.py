@@ -17,6 +17,7 @@ import torch
 
 import softbench.backends.compiled  # noqa: F401  # no pool of compile processes in a worker
 from softbench.backends import by_direction
+from softbench.backends.joined import differentiable
 from softbench.backends.kernels import sources_of
 from softbench.inputs import DTYPES
 from softbench.model import Case, Direction
@@ -64,21 +65,7 @@ class TritonCompiled(Doors):
         forward, backward = (torch.compile(function, dynamic=False, fullgraph=True) for function in (recipe.forward, recipe.backward))
         if case.direction is not Direction.BOTH:
             return by_direction(case, forward, backward)
-        return by_direction(case, lambda x: _Joined.apply(x, forward, backward), backward)
-
-
-class _Joined(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, forward: Call, backward: Call) -> torch.Tensor:
-        y = forward(x)
-        ctx.save_for_backward(y)
-        ctx.gradient = backward
-        return y
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        return ctx.gradient(dy, *ctx.saved_tensors), None, None
+        return by_direction(case, differentiable(forward, backward), backward)
 
 
 class TritonOp(Doors):
