@@ -125,17 +125,26 @@ def select(offers: Sequence[Offer], names: Sequence[str] | None) -> tuple[Offer,
             )
     chosen: list[Offer] = []
     for name in (ALL,) if names is None else names:
-        if name == ALL:
-            chosen += [offer for offer in by_name.values() if not offer.extra]
-        elif WILDCARDS & set(name):
-            matching = [offer for offer in by_name.values() if fnmatchcase(offer.name, name)]
-            if not matching:
-                raise UsageError(f"--backends: no backend matches '{name}'; known are {', '.join(sorted(by_name))}")
-            chosen += matching
+        if name == ALL or WILDCARDS & set(name):
+            chosen += matching(by_name.values(), name)
         else:
             chosen.append(_named(name, by_name, offers))
     yardstick = [by_name[YARDSTICK]] if YARDSTICK in by_name else []
     return tuple(dict.fromkeys(yardstick + chosen))
+
+
+def matching(offers: Iterable[Offer], pattern: str) -> list[Offer]:
+    """The offers that `all`, a name or a pattern takes.
+
+    Raises:
+        UsageError: none.
+    """
+    offers = list(offers)
+    if pattern == ALL:
+        return [offer for offer in offers if not offer.extra]
+    if not (found := [offer for offer in offers if fnmatchcase(offer.name, pattern)]):
+        raise UsageError(f"no backend matches '{pattern}'; known are {', '.join(sorted(offer.name for offer in offers))}")
+    return found
 
 
 def _named(name: str, by_name: dict[str, Offer], offers: Sequence[Offer]) -> Offer:

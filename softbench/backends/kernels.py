@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from softbench.backends import by_direction
+from softbench.generated import NAME_CHARACTERS
 from softbench.model import Case, Direction
 from softbench.toolchain import missing_compiler
 from softbench.units import one_line
@@ -127,6 +128,36 @@ class Cuda(Kernels):
         from softbench.kernels.cuda import build
 
         return build.MISSING if build.nvcc() is None else None
+
+    def generated(self, case: Case, launched: Sequence[str]) -> tuple[list[Piece], dict[str, int]]:
+        """See `of_the_library`."""
+        return of_the_library(case, launched)
+
+
+Piece = tuple[str, str, str, str]
+
+
+def of_the_library(case: Case, launched: Sequence[str]) -> tuple[list[Piece], dict[str, int]]:
+    """PTX, SASS and the assembler's report of the CUDA kernels among those launched, and the bytes that each spills.
+
+    `launched` are names as the profiler demangles them; what cannot be had is a report that says why.
+    """
+    from softbench.kernels.cuda import build, disassemble
+
+    architecture = build.architecture_of(torch.cuda.get_device_capability())
+    try:
+        library = build.build(architecture)
+        taken = disassemble.resources(library)
+        names = {name: demangled for name in taken if (demangled := one_line(torch._C._demangle(name), NAME_CHARACTERS)) in launched}
+        if not names:
+            return [("softmax.txt", "report", "text", "none of the library's kernels was launched\n")], {}
+        lines = [f"{names[name]}\n    {', '.join(f'{key} {value}' for key, value in taken[name].items())}" for name in names]
+        pieces = [("softmax.txt", "report", "text", "\n".join(lines) + "\n")]
+        pieces += [("softmax.sass", "sass", "gas", disassemble.sass(library, names))]
+        pieces += [("softmax.ptx", "ptx", "gas", disassemble.ptx(architecture, names))]
+        return pieces, {names[name]: taken[name].get("LOCAL", 0) for name in names}
+    except build.BuildError as error:
+        return [("softmax.txt", "report", "text", f"{error}\n")], {}
 
 
 row, tile, own, cuda = TritonRow(), TritonTile(), TritonOwn(), Cuda()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ import torch
 import softbench.backends.compiled  # noqa: F401  # no pool of compile processes in a worker
 from softbench.backends import by_direction
 from softbench.backends.joined import differentiable
-from softbench.backends.kernels import sources_of
+from softbench.backends.kernels import Piece, of_the_library, sources_of
 from softbench.inputs import DTYPES
 from softbench.model import Case, Direction
 from softbench.toolchain import cuda_home, cxx_compiler, missing_compiler
@@ -115,6 +115,10 @@ class CudaOp(TritonOp):
         from softbench.kernels.cuda import build
 
         return build.MISSING if build.nvcc() is None else None
+
+    def generated(self, case: Case, launched: Sequence[str]) -> tuple[list[Piece], dict[str, int]]:
+        """PTX, SASS and the assembler's report of the CUDA kernel behind the operator."""
+        return of_the_library(case, launched)
 
 
 class TritonAoti(Doors):
