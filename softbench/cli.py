@@ -165,12 +165,16 @@ def show(
 def plot(
     files: Annotated[list[Path], typer.Argument(help="One or several results CSVs; several are overlaid.")],
     out: Annotated[Path | None, typer.Option("-o", "--out", help="out.png, .svg or .pdf; by default the first FILE with .png.")] = None,
+    costs: Annotated[bool, typer.Option("--costs", help="Instead: a bar for every backend, its mean fraction of copy.")] = False,
 ) -> None:
     """Plot bandwidth over N, with copy drawn, and the fraction of copy; one figure for each direction, dtype and M."""
+    if costs and len(files) > 1:
+        raise UsageError("plot --costs: draws one file at a time")
     runs = [(file, read(file)) for file in files]
     from softbench import plots
 
-    for written in plots.write(runs, out or files[0].with_suffix(".png")):
+    target = out or files[0].with_suffix(".png")
+    for written in [plots.backends(runs[0][1], target)] if costs else plots.write(runs, target):
         typer.echo(written)
 
 

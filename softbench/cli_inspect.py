@@ -33,7 +33,7 @@ def inspect(
 ) -> None:
     """Show the code generated for one case and its facts: sources, Triton's stages, PTX, SASS, registers, spills, grids, bytes.
 
-    Compiled anew, caches off. Of a call's kernels on a GPU it tells grid, block, registers, spills, shared memory and bytes moved.
+    Of a call's kernels on a GPU it tells grid, block, registers, spills, shared memory and bytes moved.
     """
     from softbench import config as configs
     from softbench import inspecting, listing, sweep, terminal

@@ -1,7 +1,7 @@
 """Looking at what is generated for one case of a backend, inside its worker: Inductor's code, Triton's stages, what is launched.
 
 Compilers are watched, not asked: what Inductor writes passes its own hook for tests (`GraphLowering.save_output_code`), and every Triton
-kernel, whoever wrote it, becomes a `CompiledKernel`. Caches are off, as what comes out of them passes neither.
+kernel, whoever wrote it, becomes a `CompiledKernel`. Caches of whole graphs are off, as what comes out of them passes neither.
 """
 
 from __future__ import annotations
@@ -71,6 +71,7 @@ def inspect(backend: Any, case: Case, seed: int) -> Inspection:
 @contextmanager
 def watched() -> Iterator[Seen]:
     """Record what Inductor and Triton make."""
+    import torch._functorch.config as functorch
     import torch._inductor.config as config
     from torch._inductor.graph import GraphLowering
 
@@ -86,7 +87,8 @@ def watched() -> Iterator[Seen]:
     # The static launcher runs a cubin without Triton's own object; without it a launch is what Triton's runtime would do.
     options: dict[str, Any] = {name: False for name in ("use_static_cuda_launcher",) if hasattr(config, name)}
     with (
-        config.patch({"force_disable_caches": True, **options}),
+        config.patch({"fx_graph_cache": False, "fx_graph_remote_cache": False, **options}),
+        functorch.patch({"enable_autograd_cache": False}),
         mock.patch.object(GraphLowering, "save_output_code", seen.modules.append),
         mock.patch.object(GraphLowering, "compile_to_module", counting),
         _triton_watched(seen.kernels),

@@ -103,10 +103,11 @@ def make(pool: Pool, file: config.Layer, flags: config.Layer, *, quick: bool) ->
     free = gpu.free_bytes if gpu else look.cpu_free_bytes
     alone = gpu is not None and gpu.exclusive
     most = 1 if alone else most_alive(cases, device, settings.memory_share * free)
-    groups = grouped([offer.name for offer in offers], most)
+    able = [offer.name for offer in offers if not (offer.broken or offer.unavailable)]
+    groups = grouped(able, most, [offer.name for offer in offers if offer.name not in able])
     if len(groups) > 1:
         why = "the GPU is in an exclusive compute mode" if alone else "memory holds no more workers"
-        notes.append(f"not interleaved: {why}, so {most} of {len(offers)} backends are alive at a time")
+        notes.append(f"not interleaved: {why}, so {most} of {len(able)} backends are alive at a time")
         for lane in chosen:
             lane.drop(pool)
     if others := gpu.facts.get("gpu_other_processes") if gpu else 0:
@@ -200,9 +201,10 @@ def most_alive(cases: Sequence[Case], device: str, budget: float) -> int:
     return max(1, int(rest // CONTEXT_BYTES[device]))
 
 
-def grouped(names: Sequence[str], most: int) -> tuple[tuple[str, ...], ...]:
-    """The names in groups of at most `most`, in order."""
-    return tuple(tuple(names[i : i + most]) for i in range(0, len(names), most))
+def grouped(names: Sequence[str], most: int, idle: Sequence[str] = ()) -> tuple[tuple[str, ...], ...]:
+    """The names in groups of at most `most`, in order; `idle` ones, which never have a worker, are in the last group beside them."""
+    groups = [tuple(names[i : i + most]) for i in range(0, len(names), most)] or [()]
+    return (*groups[:-1], (*groups[-1], *idle))
 
 
 def _with_reference(settings: Settings, offers: Sequence[Offer], *, asked: bool) -> Settings:
