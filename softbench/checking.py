@@ -94,12 +94,12 @@ def examine(wanted: Examination, advance: Callable[[int, int], None]) -> Report:
         UsageError: a backend, a device or a case that is not there.
     """
     settings = wanted.settings
-    doors = registry.needed(registry.origins(settings.plugins), settings.backends)
+    doors = registry.origins(settings.plugins)
     with Pool() as pool:
         look = planning.probe(pool, settings.timeout["import"])
         device, gpu = planning.choose_device(settings.device, look)
         items = _items(pool, wanted)
-        lanes = planning.open_doors(pool, doors, device, gpu, look, settings.timeout["import"])
+        lanes = planning.open_for(pool, doors, settings.backends, device, gpu, look, settings.timeout["import"])
         offers = registry.select([lane.offer for lane in lanes], settings.backends)
         chosen = [lane for lane in lanes if lane.offer in offers and lane.name != registry.YARDSTICK]
         able = [lane for lane in chosen if not (lane.offer.broken or lane.offer.unavailable)]

@@ -24,11 +24,11 @@ def inspect(settings: Settings, name: str, case: Case) -> Inspection:
         UsageError: no such backend or device, it cannot run here, or cannot do the case.
         SoftbenchError: it failed, crashed or hung; in one line.
     """
+    doors = registry.origins(settings.plugins)
     with Pool() as pool:
         look = planning.probe(pool, settings.timeout["import"])
         device, gpu = planning.choose_device(settings.device, look)
-        doors = registry.needed(registry.origins(settings.plugins), [name])
-        lanes = planning.open_doors(pool, doors, device, gpu, look, settings.timeout["import"])
+        lanes = planning.open_for(pool, doors, [name], device, gpu, look, settings.timeout["import"])
         offers = registry.select([lane.offer for lane in lanes], [name])
         lane = next(lane for lane in lanes if lane.offer is offers[-1])
         for other in lanes:  # the worker itself too: what it loaded at first may be another of its door's backends

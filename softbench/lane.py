@@ -68,11 +68,16 @@ def discover(pool: Pool, doors: Sequence[Origin], device: str, env: dict[str, st
             else:
                 pool.discard(worker)
             lanes += found
+    tell_apart(lanes)
+    return lanes
+
+
+def tell_apart(lanes: Sequence[Lane]) -> None:
+    """What did not load goes by its file's stem, which another may own: then by the file's whole name."""
     names = [lane.name for lane in lanes]
     for lane in lanes:
-        if lane.offer.broken and names.count(lane.name) > 1:  # what did not load goes by its file's stem, which another may own
+        if lane.offer.broken and names.count(lane.name) > 1:
             lane.offer = replace(lane.offer, name=Path(lane.offer.origin.target).name)
-    return lanes
 
 
 def offers_of(door: Origin, reply: Reply) -> list[Offer]:

@@ -12,7 +12,7 @@ from typing import Any
 from softbench import config, registry, store, sweep, units
 from softbench.config import Settings
 from softbench.errors import UsageError, WorkersError
-from softbench.lane import Lane, discover
+from softbench.lane import Lane, discover, tell_apart
 from softbench.model import CPU_TIMER, TIMERS, Case, Gpu, Probe
 from softbench.pool import Lost, Pool
 from softbench.registry import YARDSTICK, Offer, Origin
@@ -82,7 +82,7 @@ def make(pool: Pool, file: config.Layer, flags: config.Layer, *, quick: bool) ->
         WorkersError: the machine cannot even be probed.
     """
     settings = config.resolve(file, flags, quick=quick)
-    doors = registry.needed(registry.origins(settings.plugins), settings.backends)
+    doors = registry.origins(settings.plugins)
     look = probe(pool, settings.timeout["import"])
     device, gpu = choose_device(settings.device, look)
     notes = []
@@ -93,7 +93,7 @@ def make(pool: Pool, file: config.Layer, flags: config.Layer, *, quick: bool) ->
     if device == "cpu" and (settings.timer, settings.l2) != (TIMERS[0], "cold"):
         raise UsageError(f"--timer and --l2 need a GPU; on the CPU the timer is {CPU_TIMER}")
     cases = sweep.cases(settings.sweep, device)
-    lanes = open_doors(pool, doors, device, gpu, look, settings.timeout["import"])
+    lanes = open_for(pool, doors, settings.backends, device, gpu, look, settings.timeout["import"])
     offers = registry.select([lane.offer for lane in lanes], settings.backends)
     chosen = [lane for offer in offers for lane in lanes if lane.offer is offer]
     for lane in lanes:
@@ -120,6 +120,19 @@ def make(pool: Pool, file: config.Layer, flags: config.Layer, *, quick: bool) ->
 def open_doors(pool: Pool, doors: Sequence[Origin], device: str, gpu: Gpu | None, look: Probe, deadline: float) -> list[Lane]:
     """`discover` on the chosen device, all doors at once unless the GPU takes one process at a time."""
     return discover(pool, doors, device, environment(gpu, look), deadline, together=not (gpu and gpu.exclusive))
+
+
+def open_for(
+    pool: Pool, doors: Sequence[Origin], names: Sequence[str] | None, device: str, gpu: Gpu | None, look: Probe, deadline: float
+) -> list[Lane]:
+    """`open_doors`, but only those that these backends (None: all) may be behind: some import for seconds."""
+    first = registry.needed(doors, names)
+    lanes = open_doors(pool, first, device, gpu, look, deadline)
+    rest = [door for door in doors if door not in first]
+    if rest and registry.missing([lane.offer for lane in lanes], names):
+        lanes += open_doors(pool, rest, device, gpu, look, deadline)
+        tell_apart(lanes)
+    return lanes
 
 
 def header(plan: Plan, command: str, version: str) -> dict[str, Any]:

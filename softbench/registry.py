@@ -100,11 +100,19 @@ def _aliased(given: Path) -> tuple[str, Path]:
 
 
 def needed(doors: Sequence[Origin], names: Sequence[str] | None) -> tuple[Origin, ...]:
-    """The doors that must be opened to find these backends: all of them, unless every name is an entry point's own."""
-    labels = {door.label for door in doors if door.kind == "entry point"}
-    if names is None or not labels.issuperset(names):
+    """The doors to open first for these backends: files, and entry points of a name or of what stands before its colon.
+
+    All of them for `all` and patterns. What is `missing` behind these may be behind any other.
+    """
+    if names is None or any(name == ALL or WILDCARDS & set(name) for name in names):
         return tuple(doors)
-    return tuple(door for door in doors if door.kind == "file" or door.label in (*names, YARDSTICK))
+    labels = {YARDSTICK, *names, *(name.partition(":")[0] for name in names)}
+    return tuple(door for door in doors if door.kind == "file" or door.label in labels)
+
+
+def missing(offers: Iterable[Offer], names: Sequence[str] | None) -> bool:
+    """True when a name is none of these offers'."""
+    return not {offer.name for offer in offers}.issuperset(names or ())
 
 
 def select(offers: Sequence[Offer], names: Sequence[str] | None) -> tuple[Offer, ...]:
