@@ -83,7 +83,7 @@ def guide(offers: Sequence[Offer], costs: Mapping[str, Cost]) -> RenderableType:
         if offer.reuses_output:
             lines.append(("output", "reused: the next call overwrites what a call returned"))
         lines.append(("from", offer.origin.shown))
-        table = Table(show_header=False, show_edge=False, pad_edge=False, box=None, padding=(0, 2, 0, 2))
+        table = Table(show_header=False, show_edge=False, box=None, padding=(0, 0, 0, 2))
         table.add_column(no_wrap=True, style="dim")
         table.add_column(overflow="fold")
         for label, value in lines:

