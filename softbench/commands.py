@@ -14,9 +14,7 @@ MOption = Annotated[str | None, typer.Option("--M", help="Rows: 4096, or 256,102
 NOption = Annotated[str | None, typer.Option("--N", help="Columns, the reduced axis; written like --M.")]
 DtypeOption = Annotated[str | None, typer.Option(help="fp32, fp16, bf16, or several: fp32,bf16.")]
 DirectionOption = Annotated[str | None, typer.Option(help="forward, backward, both (through autograd), or several.")]
-ConfigOption = Annotated[
-    str | None, typer.Option(metavar="NAME|FILE", help="tutorial, powers, strategies, cpu, or a TOML file; flags override it.")
-]
+ConfigOption = Annotated[str | None, typer.Option(metavar="NAME|FILE", help="tutorial, powers, strategies, cpu or a TOML file.")]
 DeviceOption = Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:K.")]
 RoundsOption = Annotated[int | None, typer.Option(help="Rounds: passes over the backends of a case. [3 to 10, until it is known]")]
 SeedOption = Annotated[int | None, typer.Option(help="Seed of the inputs. [0]")]

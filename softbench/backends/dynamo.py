@@ -21,7 +21,7 @@ from softbench.units import one_line
 KNOWN = {
     "eager": ("Dynamo alone: the graph is captured and run eagerly", "to see what capturing itself costs a call"),
     "aot_eager": ("Dynamo and AOTAutograd, then eager", "to tell Inductor's part from AOTAutograd's"),
-    "inductor": ("Inductor by its name, with automatic dynamic shapes", "never by this name: it is what compile:plain is"),
+    "inductor": ("Inductor by its name, each shape compiled anew", "never by this name: it is torch.compile's default"),
     "cudagraphs": ("the eager kernels, recorded as a CUDA graph", "when the host is the limit and nothing is to be compiled"),
     "ts": ("TorchScript, frozen and optimized for inference", "where TorchScript's fuser is wanted behind torch.compile"),
     "aot_ts": ("AOTAutograd, then TorchScript", "where TorchScript's fuser is wanted for the backward too"),
