@@ -99,7 +99,7 @@ def examine(wanted: Examination, advance: Callable[[int, int], None]) -> Report:
         look = planning.probe(pool, settings.timeout["import"])
         device, gpu = planning.choose_device(settings.device, look)
         items = _items(pool, wanted)
-        lanes = planning.open_needed(pool, settings, doors, device, gpu, look)
+        lanes = planning.open_for(pool, doors, settings.backends, device, gpu, look, settings.timeout["import"])
         offers = registry.select([lane.offer for lane in lanes], settings.backends)
         chosen = [lane for lane in lanes if lane.offer in offers and lane.name != registry.YARDSTICK]
         able = [lane for lane in chosen if not (lane.offer.broken or lane.offer.unavailable)]

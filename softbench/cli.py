@@ -1,6 +1,7 @@
 """The command line. Each command parses, makes one call, renders, and ends with an exit code.
 
-Only the door prints (this module, `cli_gate`, `cli_baseline`, and `commands`, which they share): data on stdout, progress on stderr.
+Only the door prints (this module, `cli_gate`, `cli_baseline`, `cli_inspect`, and `commands`, which they share): data on stdout, progress
+on stderr.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from softbench import __version__, cli_baseline, cli_gate
+from softbench import __version__, cli_baseline, cli_gate, cli_inspect
 from softbench.commands import (
     BackendsOption,
     ConfigOption,
@@ -49,6 +50,7 @@ app = typer.Typer(
 TimerOption = Annotated[str | None, typer.Option(help="Of the headline on a GPU: do_bench, device, graph or host. [do_bench]")]
 cli_gate.register(app)
 cli_baseline.register(app)
+cli_inspect.register(app)
 
 
 @app.callback(invoke_without_command=True)
@@ -143,24 +145,36 @@ def check(
 def show(
     file: FileArgument,
     long: Annotated[bool, typer.Option("--long", help="A line for every cell: latency, spread, samples, build, error over bound.")] = False,
+    costs: Annotated[bool, typer.Option("--costs", help="A line for every backend: build, host time, mean fraction of copy.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="With --costs: as a Markdown table.")] = False,
 ) -> None:
     """Show the table of a results file."""
-    from softbench import tables, terminal
+    from softbench import costs as costing
+    from softbench import listing, tables, terminal
 
     rows, console = read(file), terminal.console()
-    terminal.show(tables.cells(rows) if long else tables.results(rows, console), console)
+    if markdown:
+        typer.echo(listing.markdown(listing.cost_rows(costing.by_backend(rows))))
+    elif costs:
+        terminal.show(listing.costs(costing.by_backend(rows)), console)
+    else:
+        terminal.show(tables.cells(rows) if long else tables.results(rows, console), console)
 
 
 @app.command()
 def plot(
     files: Annotated[list[Path], typer.Argument(help="One or several results CSVs; several are overlaid.")],
     out: Annotated[Path | None, typer.Option("-o", "--out", help="out.png, .svg or .pdf; by default the first FILE with .png.")] = None,
+    costs: Annotated[bool, typer.Option("--costs", help="Instead: a bar for every backend, its mean fraction of copy.")] = False,
 ) -> None:
     """Plot bandwidth over N, with copy drawn, and the fraction of copy; one figure for each direction, dtype and M."""
+    if costs and len(files) > 1:
+        raise UsageError("plot --costs: draws one file at a time")
     runs = [(file, read(file)) for file in files]
     from softbench import plots
 
-    for written in plots.write(runs, out or files[0].with_suffix(".png")):
+    target = out or files[0].with_suffix(".png")
+    for written in [plots.backends(runs[0][1], target)] if costs else plots.write(runs, target):
         typer.echo(written)
 
 
@@ -175,18 +189,6 @@ def compare(a: FileArgument, b: FileArgument) -> None:
         raise UsageError(f"{a} and {b}: no cell of either has a figure")
     terminal.show(tables.comparison(found, (str(a), str(b))), terminal.console())
     typer.echo(comparing.summary(found))
-
-
-@app.command(name="list")
-def list_backends(plugin: PluginOption = None, device: DeviceOption = None) -> None:
-    """List the backends: where they come from, and whether they can run here."""
-    from softbench import config as configs
-    from softbench import runner, tables, terminal
-
-    flags = configs.from_flags({"plugins": plugin, "device": device})
-    with terminal.ending():
-        offers = runner.offers(configs.resolve({}, flags))
-    terminal.show(tables.facts([tables.offer(offer) for offer in offers]), terminal.console())
 
 
 @app.command()

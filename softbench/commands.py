@@ -9,13 +9,13 @@ import typer
 
 from softbench.errors import Interrupted, UsageError
 
-BackendsOption = Annotated[str | None, typer.Option(help="all, or names: torch,compile. The yardstick, copy, is always added.")]
+BackendsOption = Annotated[str | None, typer.Option(help="all (but extras), names, or patterns: torch,compile:*. copy is always added.")]
 MOption = Annotated[str | None, typer.Option("--M", help="Rows: 4096, or 256,1024, or 256:8192:256, or 256:65536:*2.")]
 NOption = Annotated[str | None, typer.Option("--N", help="Columns, the reduced axis; written like --M.")]
 DtypeOption = Annotated[str | None, typer.Option(help="fp32, fp16, bf16, or several: fp32,bf16.")]
 DirectionOption = Annotated[str | None, typer.Option(help="forward, backward, both (through autograd), or several.")]
 ConfigOption = Annotated[
-    str | None, typer.Option(metavar="NAME|FILE", help="tutorial, powers, frontier, gate, cpu, or a file; flags override it.")
+    str | None, typer.Option(metavar="NAME|FILE", help="tutorial, powers, frontier, strategies, gate, cpu, or a file; flags override it.")
 ]
 DeviceOption = Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:K.")]
 RoundsOption = Annotated[int | None, typer.Option(help="Rounds: passes over the backends of a case. [3 to 10, until it is known]")]

@@ -38,6 +38,7 @@ class Graphs:
     def __init__(self) -> None:
         if dynamo := sys.modules.get("torch._dynamo.utils"):
             dynamo.clear_compilation_metrics()  # it keeps the latest 64 only, so a count over many cases would stand still
+        self._breaks = _graph_breaks()
 
     def count(self) -> int:
         """Graphs made, forward and backward ones."""
@@ -48,10 +49,19 @@ class Graphs:
         made = _compilation_metrics()
         return sum((metric.duration_us or 0) / 1e6 for metric in made) if made else None
 
+    def breaks(self) -> int | None:
+        """Graph breaks: places at which a part of the function was left to Python; None where nothing was compiled."""
+        return max(0, _graph_breaks() - self._breaks) if self.count() else None
+
 
 def _compilation_metrics() -> list[Any]:
     dynamo = sys.modules.get("torch._dynamo.utils")
     return list(dynamo.get_compilation_metrics()) if dynamo else []
+
+
+def _graph_breaks() -> int:
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return sum(dynamo.counters["graph_break"].values()) if dynamo else 0
 
 
 def _inductor() -> tuple[int, int]:

@@ -6,6 +6,29 @@ from typing import Any
 
 import torch
 
+from softbench import registry
+from softbench.units import one_line
+
+
+def offer(backend: Any, door: registry.Origin) -> registry.Offer:
+    """A backend as its worker describes it to the parent."""
+    summary = getattr(backend, "summary", None) or (type(backend).__doc__ or "").strip().partition("\n")[0]
+    return registry.Offer(
+        name=backend.name,
+        origin=door,
+        unavailable=one_line(backend.available() or ""),
+        summary=one_line(str(summary)),
+        source=registry.source_hash(backend, door),
+        advice=one_line(str(getattr(backend, "advice", None) or "")),
+        extra=bool(getattr(backend, "extra", False)),
+        reuses_output=reuses_output(backend),
+    )
+
+
+def reuses_output(backend: Any) -> bool:
+    """True when a backend says that its next call overwrites what a call returned, as CUDA graphs do."""
+    return bool(getattr(backend, "reuses_output", False))
+
 
 def poison(given: tuple[torch.Tensor, ...], device: str) -> None:
     """Leave NaN in the memory that the next allocations of the inputs' size will get, so that stale results cannot pass for new."""

@@ -65,7 +65,7 @@ class Ensemble:
     def measure(self, case: Case) -> list[Record]:
         """Build, check and time one case; a record for every lane, whatever happened to it."""
         self.state = {lane: Progress(outcome=lane.barred(self.last_failure.get(lane))) for lane in self.lanes}
-        turns = self.plan.takes_turns(case, len(self.lanes))
+        turns = self.plan.takes_turns(case, len(self._going()))
         self._revive(self._going(), case)
         for together in [[lane] for lane in self._going()] if turns else [self._going()]:
             self._build_and_check(together, case, turns)

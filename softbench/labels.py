@@ -14,8 +14,13 @@ MEANING = {
     "throttled": "the GPU was slowed in every round, and waiting did not help",
     "noisy": "the middle 60 % of the samples lie further apart than 10 %, or rounds disagree",
     "implausible": "faster than the memory can be: no bandwidth is published",
+    "recompiled": "torch.compile compiled again after the build",
+    "graph-breaks": "torch.compile left parts of the function to Python",
+    "reuses-output": "the next call overwrites what a call returned: who keeps it must copy it",
 }
 """The labels and, in a phrase, what each says."""
+HARMLESS = frozenset({"L2-resident", "graph-breaks", "reuses-output"})
+"""Labels that say what a figure is of, and nothing against it."""
 
 EVENTS_US = 4.0  # what a pair of events adds to a launch: 2 to 3 us on an H200, with a margin
 GAP_US = 1.0  # between two kernels of one call, which do_bench counts and device time does not
@@ -80,4 +85,7 @@ def of(record: Record, facts: Mapping[str, object]) -> tuple[str, ...]:
     found += ["noisy"] * noisy(us, p20, p80)
     if isinstance(l2_bytes, int) and isinstance(peak, float) and timing.kind != "host":
         found += ["implausible"] * implausible(case, us, peak, l2_bytes, timing.l2)
+    found += ["recompiled"] * bool(profile.recompiles)
+    found += ["graph-breaks"] * bool(outcome.build.graph_breaks)
+    found += ["reuses-output"] * outcome.build.reuses_output
     return tuple(found)

@@ -94,6 +94,10 @@ class Build:
     """`cold` (a compiler ran), `cached` (its earlier output was found), or empty (nothing is compiled)."""
     compile_s: float | None = None
     """Of `seconds`, those in torch.compile; None where it compiled nothing."""
+    graph_breaks: int | None = None
+    """Where torch.compile left a part of the function to Python; None where it compiled nothing."""
+    reuses_output: bool = False
+    """True when the backend's next call overwrites what a call returned."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ CHECK_BYTES = 640 * 2**20
 
 DEFAULT_CONFIG = {"cuda": "tutorial", "cpu": "cpu"}
 CALL_OVERHEAD = 1.4  # a batch takes this times its samples: warm-up estimate, L2 flushes, synchronizing
-BUILD_SECONDS = {"compile": 1.5}  # of one shape, roughly; what is not named builds in no time
+BUILD_SECONDS = {"compile": 1.5}  # of one shape, roughly, of a backend and its variants; what is not named builds in no time
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class Plan:
         """Rough wall time: batches, checks and known builds."""
         settings, able = self.settings, [offer for offer in self.offers if not (offer.broken or offer.unavailable)]
         batch = (settings.rounds + settings.max_rounds) / 2 * (settings.warmup_ms + settings.batch_ms) / 1e3 * CALL_OVERHEAD
-        cell = sum(batch + 0.05 + BUILD_SECONDS.get(offer.name, 0.0) for offer in able)
+        cell = sum(batch + 0.05 + BUILD_SECONDS.get(offer.name.partition(":")[0], 0.0) for offer in able)
         return settings.processes * (5 + len(self.cases) * cell)
 
 
@@ -82,7 +82,7 @@ def make(pool: Pool, file: config.Layer, flags: config.Layer, *, quick: bool) ->
         WorkersError: the machine cannot even be probed.
     """
     settings = config.resolve(file, flags, quick=quick)
-    doors = registry.origins(settings.plugins)  # a file that is not there is said before any work
+    doors = registry.origins(settings.plugins)
     look = probe(pool, settings.timeout["import"])
     device, gpu = choose_device(settings.device, look)
     notes = []
@@ -93,7 +93,7 @@ def make(pool: Pool, file: config.Layer, flags: config.Layer, *, quick: bool) ->
     if device == "cpu" and (settings.timer, settings.l2) != (TIMERS[0], "cold"):
         raise UsageError(f"--timer and --l2 need a GPU; on the CPU the timer is {CPU_TIMER}")
     cases = sweep.cases(settings.sweep, device)
-    lanes = open_needed(pool, settings, doors, device, gpu, look)
+    lanes = open_for(pool, doors, settings.backends, device, gpu, look, settings.timeout["import"])
     offers = registry.select([lane.offer for lane in lanes], settings.backends, yardstick=settings.yardstick)
     chosen = [lane for offer in offers for lane in lanes if lane.offer is offer]
     for lane in lanes:
@@ -103,10 +103,11 @@ def make(pool: Pool, file: config.Layer, flags: config.Layer, *, quick: bool) ->
     free = gpu.free_bytes if gpu else look.cpu_free_bytes
     alone = gpu is not None and gpu.exclusive
     most = 1 if alone else most_alive(cases, device, settings.memory_share * free)
-    groups = grouped([offer.name for offer in offers], most)
+    able = [offer.name for offer in offers if not (offer.broken or offer.unavailable)]
+    groups = grouped(able, most, [offer.name for offer in offers if offer.name not in able])
     if len(groups) > 1:
         why = "the GPU is in an exclusive compute mode" if alone else "memory holds no more workers"
-        notes.append(f"not interleaved: {why}, so {most} of {len(offers)} backends are alive at a time")
+        notes.append(f"not interleaved: {why}, so {most} of {len(able)} backends are alive at a time")
         for lane in chosen:
             lane.drop(pool)
     if others := gpu.facts.get("gpu_other_processes") if gpu else 0:
@@ -116,19 +117,21 @@ def make(pool: Pool, file: config.Layer, flags: config.Layer, *, quick: bool) ->
     return Plan(settings, cases, offers, device, name, environment(gpu, look), free, groups, facts, tuple(notes)), chosen
 
 
-def open_needed(pool: Pool, settings: Settings, doors: Sequence[Origin], device: str, gpu: Gpu | None, look: Probe) -> list[Lane]:
-    """`open_doors` of those that the settings' backends are behind, and of the others only where a name is still not there."""
-    deadline = settings.timeout["import"]
-    first = registry.needed(doors, settings.backends)
-    lanes = open_doors(pool, first, device, gpu, look, deadline)
-    if {lane.name for lane in lanes}.issuperset(settings.backends or ()):
-        return lanes
-    return distinct(lanes + open_doors(pool, [door for door in doors if door not in first], device, gpu, look, deadline))
-
-
 def open_doors(pool: Pool, doors: Sequence[Origin], device: str, gpu: Gpu | None, look: Probe, deadline: float) -> list[Lane]:
     """`discover` on the chosen device, all doors at once unless the GPU takes one process at a time."""
     return discover(pool, doors, device, environment(gpu, look), deadline, together=not (gpu and gpu.exclusive))
+
+
+def open_for(
+    pool: Pool, doors: Sequence[Origin], names: Sequence[str] | None, device: str, gpu: Gpu | None, look: Probe, deadline: float
+) -> list[Lane]:
+    """`open_doors`, but only those that these backends (None: all) may be behind: some import for seconds."""
+    first = registry.needed(doors, names)
+    lanes = open_doors(pool, first, device, gpu, look, deadline)
+    rest = [door for door in doors if door not in first]
+    if rest and registry.missing([lane.offer for lane in lanes], names):
+        return distinct(lanes + open_doors(pool, rest, device, gpu, look, deadline))
+    return lanes
 
 
 def header(plan: Plan, command: str, version: str) -> dict[str, Any]:
@@ -210,9 +213,10 @@ def most_alive(cases: Sequence[Case], device: str, budget: float) -> int:
     return max(1, int(rest // CONTEXT_BYTES[device]))
 
 
-def grouped(names: Sequence[str], most: int) -> tuple[tuple[str, ...], ...]:
-    """The names in groups of at most `most`, in order."""
-    return tuple(tuple(names[i : i + most]) for i in range(0, len(names), most))
+def grouped(names: Sequence[str], most: int, idle: Sequence[str] = ()) -> tuple[tuple[str, ...], ...]:
+    """The names in groups of at most `most`, in order; `idle` ones, which never have a worker, are in the last group beside them."""
+    groups = [tuple(names[i : i + most]) for i in range(0, len(names), most)] or [()]
+    return (*groups[:-1], (*groups[-1], *idle))
 
 
 def _with_reference(settings: Settings, offers: Sequence[Offer], *, asked: bool) -> Settings:

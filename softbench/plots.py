@@ -1,4 +1,4 @@
-"""Bandwidth over N as a figure. Takes rows, writes a file."""
+"""Bandwidth over N, or all backends side by side, as a figure. Takes rows, writes a file."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from softbench import costs
 from softbench.errors import ResultsError, UsageError
 from softbench.model import Grade
 from softbench.results import Row
@@ -13,6 +14,7 @@ from softbench.results import Row
 if TYPE_CHECKING:
     import pandas
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 FORMATS = (".png", ".svg", ".pdf")
 # Okabe and Ito's palette, which colour-blind readers can tell apart; markers repeat the distinction in print.
@@ -54,6 +56,38 @@ def write(runs: Sequence[tuple[Path, Sequence[Row]]], out: Path) -> list[Path]:
     return files
 
 
+def backends(run: Sequence[Row], out: Path) -> Path:
+    """One figure of all backends: a bar each, the mean fraction of copy over a direction's cells (`softbench.costs`), best on top.
+
+    Raises:
+        UsageError, ResultsError: as `write`.
+    """
+    if out.suffix not in FORMATS:
+        raise UsageError(f"-o {out}: the file must end in {', '.join(FORMATS)}")
+    found = {name: cost for name, cost in costs.by_backend(run).items() if cost.of_copy}
+    directions = list(dict.fromkeys(direction for cost in found.values() for direction in cost.of_copy))
+    if not directions:
+        raise ResultsError("no cell has a fraction of copy, so there is nothing to draw")
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    size = (7 * len(directions), 1.5 + 0.22 * len(found))
+    figure, axes = pyplot.subplots(1, len(directions), figsize=size, squeeze=False, layout="constrained")
+    for panel, direction, colour in zip(axes[0], directions, COLOURS, strict=False):
+        bars = sorted((cost.of_copy[direction], name) for name, cost in found.items() if direction in cost.of_copy)
+        drawn = panel.barh([_plain(name) for _, name in bars], [fraction for fraction, _ in bars], color=colour)
+        panel.bar_label(drawn, fmt="{:.0%}", padding=2, fontsize=7)
+        panel.tick_params(axis="y", labelsize=7)
+        panel.set_xlim(0, 1.1)
+        panel.margins(y=0.01)
+        panel.grid(axis="x", alpha=0.3)
+        panel.set_title(_plain(f"softmax {direction}, {run[0].device}"))
+        panel.set_xlabel("fraction of the same-bytes copy, higher is better\ngeometric mean over the cells that it can do, each at most 1")
+    return _saved(figure, out)
+
+
 def _source_labels(runs: Sequence[tuple[Path, Sequence[Row]]]) -> list[str]:
     """What tells the runs apart in a legend: the devices where they differ, else the files."""
     if len(runs) == 1:
@@ -81,12 +115,19 @@ def _figure(group: pandas.DataFrame, title: str, labels: Sequence[str], file: Pa
     for (source, name), lines in group.groupby(["source", "backend"], sort=False):
         _curve(panels, lines.sort_values("N"), name, names, LINES[source % len(LINES)], labels[source])
     _label(panels, group, title)
+    _saved(figure, file)
+
+
+def _saved(figure: Figure, file: Path) -> Path:
+    from matplotlib import pyplot
+
     try:
         figure.savefig(file, dpi=150)
     except OSError as error:
         raise ResultsError(f"-o {file}: cannot be written: {error.strerror}") from None
     finally:
         pyplot.close(figure)
+    return file
 
 
 def _curve(panels: Sequence[Axes], lines: pandas.DataFrame, name: str, names: Sequence[str], line: str, source: str) -> None:

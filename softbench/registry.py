@@ -8,6 +8,8 @@ import re
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
@@ -18,6 +20,8 @@ from softbench.errors import UsageError
 
 GROUP = "softbench.backends"
 YARDSTICK = "copy"
+ALL = "all"
+WILDCARDS = frozenset("*?[")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:+-]{0,63}")
 SOURCES = {".py", ".cu", ".cuh", ".cpp", ".h"}
 
@@ -53,6 +57,12 @@ class Offer:
     summary: str = ""
     source: str = ""
     """Hash of its source files."""
+    advice: str = ""
+    """When to pick it."""
+    extra: bool = False
+    """True when `all` leaves it out: it is taken by name or pattern."""
+    reuses_output: bool = False
+    """True when its next call overwrites what a call returned."""
 
 
 def origins(plugins: Iterable[Path]) -> tuple[Origin, ...]:
@@ -90,17 +100,29 @@ def _aliased(given: Path) -> tuple[str, Path]:
 
 
 def needed(doors: Sequence[Origin], names: Sequence[str] | None) -> tuple[Origin, ...]:
-    """The doors to open first for these backends: every file, and the entry points of these names; who is not there is behind another."""
-    if names is None:
+    """The doors to open first for these backends: files, and entry points of a name or of what stands before its colon.
+
+    All of them for `all` and patterns. What is `missing` behind these may be behind any other.
+    """
+    if names is None or any(name == ALL or WILDCARDS & set(name) for name in names):
         return tuple(doors)
-    return tuple(door for door in doors if door.kind == "file" or door.label in (*names, YARDSTICK))
+    labels = {YARDSTICK, *names, *(name.partition(":")[0] for name in names)}
+    return tuple(door for door in doors if door.kind == "file" or door.label in labels)
+
+
+def missing(offers: Iterable[Offer], names: Sequence[str] | None) -> bool:
+    """True when a name is none of these offers'."""
+    return not {offer.name for offer in offers}.issuperset(names or ())
 
 
 def select(offers: Sequence[Offer], names: Sequence[str] | None, *, yardstick: bool = True) -> tuple[Offer, ...]:
-    """What a run takes: all offers, or those named, in that order; first the yardstick, unless nobody needs it.
+    """What a run takes: those named, in that order; first the yardstick, unless nobody needs it.
+
+    Beside names there are `all` (as None: every offer but the extras) and patterns as a shell's (`compile:*`). What these take may be
+    unavailable: it becomes rows with the reason.
 
     Raises:
-        UsageError: a name that two origins claim, that nobody offers, or that was asked for and cannot run here.
+        UsageError: a name that two origins claim, a name or pattern that nobody offers, or a name that was asked for and cannot run here.
     """
     by_name: dict[str, Offer] = {}
     for offer in offers:
@@ -109,20 +131,40 @@ def select(offers: Sequence[Offer], names: Sequence[str] | None, *, yardstick: b
             raise UsageError(
                 f"two backends are called '{offer.name}': one of {other.origin.shown}, one of {offer.origin.shown}; rename one"
             )
-    if names is None:
-        chosen = list(by_name.values())
-    else:
-        chosen = []
-        for name in names:
-            if name not in by_name:
-                lost = "".join(f"; {offer.origin.shown} could not be loaded: {offer.broken}" for offer in offers if offer.broken)
-                raise UsageError(f"--backends: {unknown(name, by_name, 'backend')}{lost}")
-            offer = by_name[name]
-            if offer.broken or offer.unavailable:
-                raise UsageError(f"--backends {name}: {offer.broken or 'unavailable: ' + offer.unavailable}")
-            chosen.append(offer)
+    chosen: list[Offer] = []
+    for name in (ALL,) if names is None else names:
+        if name == ALL or WILDCARDS & set(name):
+            chosen += matching(by_name.values(), name)
+        else:
+            chosen.append(_named(name, by_name, offers))
     first = [by_name[YARDSTICK]] if yardstick and YARDSTICK in by_name else []
     return tuple(dict.fromkeys(first + chosen))
+
+
+def matching(offers: Iterable[Offer], pattern: str) -> list[Offer]:
+    """The offers that `all`, a name or a pattern takes.
+
+    Raises:
+        UsageError: none.
+    """
+    offers = list(offers)
+    if pattern == ALL:
+        return [offer for offer in offers if not offer.extra]
+    if not (found := [offer for offer in offers if fnmatchcase(offer.name, pattern)]):
+        raise UsageError(f"no backend matches '{pattern}'; known are {', '.join(sorted(offer.name for offer in offers))}")
+    return found
+
+
+def _named(name: str, by_name: dict[str, Offer], offers: Sequence[Offer]) -> Offer:
+    if name not in by_name:
+        lost = "".join(f"; {offer.origin.shown} could not be loaded: {offer.broken}" for offer in offers if offer.broken)
+        extras = [offer.name for offer in by_name.values() if offer.extra]
+        shown = [name for name in by_name if name not in extras] + get_close_matches(name, extras, n=1)  # all would be a page
+        raise UsageError(f"--backends: {unknown(name, shown, 'backend')}{lost}")
+    offer = by_name[name]
+    if offer.broken or offer.unavailable:
+        raise UsageError(f"--backends {name}: {offer.broken or 'unavailable: ' + offer.unavailable}")
+    return offer
 
 
 def load(origin: Origin) -> tuple[Any, ...]:

@@ -94,6 +94,8 @@ class Row:
     """Medians of NVML's readings after the batches that make the figure."""
     throttled_batches: int | None = None
     """Batches of a slowed GPU, which count only where there are no others."""
+    graph_breaks: int | None = None
+    """Where torch.compile left a part of the function to Python; empty where it compiled nothing."""
 
     @property
     def case(self) -> tuple[str, str, int, int]:
@@ -174,6 +176,7 @@ def row(
         compile_s=build.compile_s if build else None,
         recompiles=profile.recompiles,
         peak_bytes=profile.peak_bytes,
+        graph_breaks=build.graph_breaks if build else None,
         low_us=low,
         high_us=high,
         stopped=timing.stopped if timing else "",

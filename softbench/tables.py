@@ -88,8 +88,8 @@ def _matrix(section: Sequence[Row], names: Sequence[str], detail: int) -> Table:
 
 
 def _doubtful(row: Row) -> bool:
-    """True when a label speaks against the figure; that it is of L2 is no fault of it."""
-    return bool(set(row.labels.split()) - {"L2-resident"})
+    """True when a label speaks against the figure; that it is of L2, say, is no fault of it."""
+    return bool(set(row.labels.split()) - labels.HARMLESS)
 
 
 def _cell(row: Row | None, detail: int, best: Row | None, *, marked: bool) -> Text:
@@ -132,7 +132,7 @@ def notes(rows: Sequence[Row]) -> list[Text]:
         found = Counter(row.backend for row in rows if label in row.labels.split())
         if found:
             where = ", ".join(f"{units.count(count, 'cell')} of {name}" for name, count in found.items())
-            lines.append(Text.assemble((label, "yellow" if label != "L2-resident" else "dim"), f" ({where}): {meaning}"))
+            lines.append(Text.assemble((label, "dim" if label in labels.HARMLESS else "yellow"), f" ({where}): {meaning}"))
     return lines
 
 
@@ -236,7 +236,8 @@ def offer(found: Offer) -> tuple[str, str, str]:
         if found.unavailable
         else ("available", found.summary)
     )
-    return found.name, state, f"{text} [{found.origin.shown}]"
+    reuse = "; reuses its output" if found.reuses_output else ""
+    return found.name, state, f"{text}{reuse} [{found.origin.shown}]"
 
 
 def facts(pairs: Sequence[tuple[str, str, str]]) -> Table:

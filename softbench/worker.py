@@ -8,6 +8,7 @@ Each request is one message, each answer one message:
     check                                   -> accuracy; untimed: why it is not to be timed, or empty
     catalogue                               -> items: name, direction and whether it is faced alone, of each
     examine item, direction, dtype, seed    -> accuracy | skip
+    inspect case, seed                      -> inspection (`softbench.generated`) | skip
     time    warmup_ms, batch_ms, timer, l2  -> samples_us, kind, telemetry: the GPU right after
     profile batch_ms, l2                    -> profile: device and host time of a call, its kernels
     release                                 -> gives the case's device memory back; `time` takes it again
@@ -107,17 +108,9 @@ class Seat:
         self.timers = timing.bind(device)
         door = registry.Origin(**origin)
         backends = registry.load(door)
-        self.backend = next((backend for backend in backends if backend.name == name), backends[0])
-        offers = [
-            registry.Offer(
-                name=backend.name,
-                origin=door,
-                unavailable=one_line(backend.available() or ""),
-                summary=one_line((type(backend).__doc__ or "").strip().partition("\n")[0]),
-                source=registry.source_hash(backend, door),
-            )
-            for backend in backends
-        ]
+        named = [backend for backend in backends if backend.name == name] or list(backends)
+        self.backend = named[0]
+        offers = [contract.offer(backend, door) for backend in named]
         return {"offers": [registry.offer_to_json(offer) for offer in offers]}
 
     def do_build(self, case: Message, seed: int) -> Message:
@@ -137,7 +130,7 @@ class Seat:
         seconds = time.perf_counter() - start
         state = "cold" if compiles == "always" else compilations.state() if compilations else ""
         self.graphs_built = self.graphs.count()
-        return {"build": asdict(Build(seconds, state, self.graphs.seconds()))}
+        return {"build": asdict(Build(seconds, state, self.graphs.seconds(), self.graphs.breaks(), contract.reuses_output(self.backend)))}
 
     def do_check(self) -> Message:
         """Run on new values in the old memory, into memory poisoned with NaN, and compare before the reference is computed near it."""
@@ -173,6 +166,17 @@ class Seat:
         found = self.examiner.examine(item, Direction(direction), dtype, seed)
         self._empty()
         return {"skip": one_line(found)} if isinstance(found, str) else {"accuracy": asdict(found)}
+
+    def do_inspect(self, case: Message, seed: int) -> Message:
+        """Look at what is generated for a case (`softbench.inspection`)."""
+        from softbench import inspection
+
+        wanted = Case(**{**case, "direction": Direction(case["direction"])})
+        if reason := self.backend.supports(wanted):
+            return {"skip": one_line(str(reason))}
+        if only := contract.interpreted(self.backend):
+            return {"skip": f"nothing is compiled here: {only[0]}"}
+        return {"inspection": inspection.inspect(self.backend, wanted, seed).document()}
 
     def do_time(self, warmup_ms: float, batch_ms: float, timer: str, l2: str) -> Message:
         timers, call = self._ready()

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "softbench"
 
 ROOMS = [
-    {"model", "errors", "units", "toolchain"},  # vocabulary
+    {"model", "errors", "units", "toolchain", "generated"},  # vocabulary
     {
         "sweep",
         "config",
@@ -24,6 +24,7 @@ ROOMS = [
         "stats",
         "results",
         "compare",
+        "costs",
         "store",
         "records",
         "registry",
@@ -43,12 +44,13 @@ ROOMS = [
         "compilations",
         "contract",
         "examine",
+        "inspection",
         "worker",
         "nursery",
     },  # torch side
-    {"pool", "lane", "plan", "ensemble", "runner", "checking", "doctor", "versus", "families"},  # conductor
-    {"tables", "plots", "progress", "verdicts", "forest", "power"},  # views
-    {"terminal", "commands", "cli", "cli_gate", "cli_baseline", "__main__"},  # door
+    {"pool", "lane", "plan", "ensemble", "runner", "checking", "doctor", "versus", "families", "inspecting"},  # conductor
+    {"tables", "listing", "plots", "progress", "verdicts", "forest", "power"},  # views
+    {"terminal", "commands", "cli", "cli_gate", "cli_baseline", "cli_inspect", "__main__"},  # door
 ]
 """A room may import from itself and from the rooms above it."""
 HEAVY = {"torch", "triton", "numpy", "pandas", "matplotlib", "pynvml", "scipy"}

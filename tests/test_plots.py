@@ -39,3 +39,10 @@ def test_what_cannot_be_drawn_or_written_is_one_line(tmp_path, rows):
         plots.write([(Path("a.csv"), rows[:4])], tmp_path / "none" / "out.png")
     with pytest.raises(ResultsError, match="nothing to draw"):
         plots.write([], tmp_path / "out.png")
+
+
+def test_all_backends_side_by_side_are_one_figure_for_all_directions(tmp_path, rows):
+    file = plots.backends(rows, tmp_path / "backends.png")
+    assert file.read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(ResultsError, match="no cell has a fraction of copy"):
+        plots.backends([row for row in rows if row.backend == "copy"], tmp_path / "none.png")

@@ -62,7 +62,12 @@ def test_only_the_doors_that_are_needed_are_opened():
     doors = [Origin("entry point", name, f"{name}:b", "x") for name in ("copy", "torch", "naive")]
     assert [door.label for door in registry.needed(doors, ["torch"])] == ["copy", "torch"]
     assert registry.needed(doors, None) == tuple(doors)
-    assert [door.label for door in registry.needed(doors, ["a-variant"])] == ["copy"]  # the others follow where it is not found
+    assert registry.needed(doors, ["all", "torch"]) == registry.needed(doors, ["t*"]) == tuple(doors)
+    assert [door.label for door in registry.needed(doors, ["torch:variant", "mine"])] == ["copy", "torch"]
+    plugin = Origin("file", "x", "/x.py", "x.py")
+    assert registry.needed([*doors, plugin], ["mine"])[1] is plugin
+    assert registry.missing([offer("copy")], ["mine"])
+    assert not registry.missing([offer("copy"), offer("mine")], ["mine"])
 
 
 @pytest.mark.parametrize(

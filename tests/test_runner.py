@@ -303,6 +303,21 @@ def test_where_buffers_do_not_fit_together_workers_take_turns_holding_them():
     assert not holding
 
 
+def test_who_has_no_worker_makes_nobody_take_turns():
+    idle = [offer(f"idle-{i}", unavailable="no package") for i in range(8)]
+    plan, pool = make(("copy", "a", *idle), free=5 * 2**30), FakePool()
+    assert plan.takes_turns(plan.cases[0], 10)
+    assert not plan.takes_turns(plan.cases[0], 2)
+    measure(plan, pool)
+    assert "release" not in {op for _, op in pool.log}
+
+
+def test_workers_that_are_needed_are_started_at_once():
+    pool = FakePool()
+    measure(make(), pool)
+    assert [op for _, op in pool.log[:4]] == ["load", "load", "load", "build"]
+
+
 def test_unavailable_and_broken_backends_are_rows_with_their_reasons():
     pool = FakePool()
     plan = make(("copy", offer("gone", unavailable="no nvcc"), offer("bad", broken="import took longer than 3 s", broken_status="timeout")))
@@ -370,6 +385,8 @@ def test_other_processes_on_the_gpu_are_told_of():
 
 def test_workers_that_cannot_be_alive_together_are_grouped():
     assert planning.grouped(["a", "b", "c"], 2) == (("a", "b"), ("c",))
+    assert planning.grouped(["a", "b"], 2, ["has-no-worker"]) == (("a", "b", "has-no-worker"),)
+    assert planning.grouped([], 2, ["has-no-worker"]) == (("has-no-worker",),)
     big = [Case(2**15, 2**15, "fp32", Direction.FORWARD)]
     assert planning.most_alive(big, "cuda", 40 * 2**30) == 4
     assert planning.most_alive(big, "cuda", 2**30) == 1

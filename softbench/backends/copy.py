@@ -14,6 +14,7 @@ class Copy:
     """The yardstick: a same-bytes device copy (forward) or two-read-one-write add (backward)."""
 
     name = "copy"
+    advice = "never for softmax: it is what the others are measured by"
     computes = "copy"
     """Not a softmax: `softbench.correctness` compares it bit by bit with what it should have moved."""
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from softbench.backends import by_direction
+from softbench.generated import NAME_CHARACTERS
 from softbench.model import Case, Direction
 from softbench.toolchain import missing_compiler
 from softbench.units import one_line
@@ -97,6 +98,7 @@ class TritonRow(Triton):
     """The way of Triton's fused-softmax tutorial: a row per program, persistent grid."""
 
     name, module = "triton-row", "triton.row"
+    advice = "to learn from, and where the tutorial's own figures are to be met"
 
     def supports(self, case: Case) -> str | None:
         from softbench.kernels.triton.row import MAX_COLUMNS
@@ -108,18 +110,21 @@ class TritonTile(Triton):
     """Several rows a program, by tensor descriptors where strides allow, warps autotuned."""
 
     name, module = "triton-tile", "triton.tile"
+    advice = "for many short rows, where an autotuner's first call does not hurt"
 
 
 class TritonOwn(Triton):
     """softbench's own Triton softmax: tiers by N, configurations by rule."""
 
     name, module = "triton", "triton.tiers"
+    advice = "for any shape without nvcc: nothing is tuned at run time, and no N is compiled for itself"
 
 
 class Cuda(Kernels):
     """softbench's own CUDA C++ softmax, compiled by nvcc on first use."""
 
     name, module = "cuda", "cuda.launch"
+    advice = "for any shape where nvcc is at hand once: one build of half a minute serves them all"
 
     def available(self) -> str | None:
         if not torch.cuda.is_available():
@@ -127,6 +132,38 @@ class Cuda(Kernels):
         from softbench.kernels.cuda import build
 
         return build.MISSING if build.nvcc() is None else None
+
+    def generated(self, case: Case, launched: Sequence[str]) -> tuple[list[Piece], dict[str, int]]:
+        """See `of_the_library`."""
+        return of_the_library(case, launched)
+
+
+Piece = tuple[str, str, str, str]
+
+
+def of_the_library(case: Case, launched: Sequence[str]) -> tuple[list[Piece], dict[str, int]]:
+    """PTX, SASS and the assembler's report of the CUDA kernels among those launched, and the bytes that each spills.
+
+    `launched` are names as the profiler demangles them; what cannot be had is a report that says why.
+    """
+    from softbench.kernels.cuda import build, disassemble
+
+    architecture = build.architecture_of(torch.cuda.get_device_capability())
+    try:
+        library = build.build(architecture)
+        taken = disassemble.resources(library)
+        by_letters = {"".join(name.split()): name for name in launched}  # demanglers differ in their blanks
+        spelt = {name: one_line(torch._C._demangle(name), NAME_CHARACTERS) for name in taken}
+        names = {name: by_letters[letters] for name, text in spelt.items() if (letters := "".join(text.split())) in by_letters}
+        if not names:
+            return [("softmax.txt", "report", "text", "none of the library's kernels was launched\n")], {}
+        lines = [f"{names[name]}\n    {', '.join(f'{key} {value}' for key, value in taken[name].items())}" for name in names]
+        pieces = [("softmax.txt", "report", "text", "\n".join(lines) + "\n")]
+        pieces += [("softmax.sass", "sass", "gas", disassemble.sass(library, names))]
+        pieces += [("softmax.ptx", "ptx", "gas", disassemble.ptx(architecture, names))]
+        return pieces, {names[name]: taken[name].get("LOCAL", 0) for name in names}
+    except build.BuildError as error:
+        return [("softmax.txt", "report", "text", f"{error}\n")], {}
 
 
 row, tile, own, cuda = TritonRow(), TritonTile(), TritonOwn(), Cuda()

@@ -36,6 +36,7 @@ class Naive:
     """Five eager operations, numerically stable; 16-bit inputs are rounded between them."""
 
     name = "naive"
+    advice = "never in earnest: it is what compilers get to fuse"
 
     def available(self) -> str | None:
         return None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,8 @@ import torch
 
 import softbench.backends.compiled  # noqa: F401  # no pool of compile processes in a worker
 from softbench.backends import by_direction
-from softbench.backends.kernels import sources_of
+from softbench.backends.joined import differentiable
+from softbench.backends.kernels import Piece, of_the_library, sources_of
 from softbench.inputs import DTYPES
 from softbench.model import Case, Direction
 from softbench.toolchain import cuda_home, missing_compiler, packaging_compiler
@@ -56,6 +57,7 @@ class TritonCompiled(Doors):
     """The raw Triton kernels, autotuned, called inside torch.compile(fullgraph=True)."""
 
     name, module = "triton-compiled", "recipe"
+    advice = "to see what torch.compile makes of raw Triton kernels; in a model, triton-op"
 
     def prepare(self, case: Case) -> Callable[..., Any]:
         """`both` joins two compiled functions by an autograd.Function: the raw kernels have no gradient of their own."""
@@ -64,27 +66,14 @@ class TritonCompiled(Doors):
         forward, backward = (torch.compile(function, dynamic=False, fullgraph=True) for function in (recipe.forward, recipe.backward))
         if case.direction is not Direction.BOTH:
             return by_direction(case, forward, backward)
-        return by_direction(case, lambda x: _Joined.apply(x, forward, backward), backward)
-
-
-class _Joined(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, forward: Call, backward: Call) -> torch.Tensor:
-        y = forward(x)
-        ctx.save_for_backward(y)
-        ctx.gradient = backward
-        return y
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        return ctx.gradient(dy, *ctx.saved_tensors), None, None
+        return by_direction(case, differentiable(forward, backward), backward)
 
 
 class TritonOp(Doors):
     """The Triton kernels behind torch.library.triton_op, through torch.compile(fullgraph=True)."""
 
     name, operator = "triton-op", "triton_softmax"
+    advice = "in a model that is compiled: the compiler sees the kernel"
 
     def prepare(self, case: Case) -> Callable[..., Any]:
         return by_direction(case, *self._compiled())
@@ -115,12 +104,14 @@ class TritonCustomOp(TritonOp):
     """The Triton kernels behind torch.library.custom_op, opaque to torch.compile(fullgraph=True)."""
 
     name, operator = "triton-custom-op", "triton_softmax_opaque"
+    advice = "in a model that is compiled, where the kernel must stay as it is"
 
 
 class CudaOp(TritonOp):
     """The CUDA C++ kernels behind an operator of torch.library, opaque to torch.compile(fullgraph=True)."""
 
     name, package, operator = "cuda-op", "cuda", "cuda_softmax"
+    advice = "the CUDA kernels in a model that is compiled or differentiated"
 
     def available(self) -> str | None:
         if reason := super().available():
@@ -129,11 +120,16 @@ class CudaOp(TritonOp):
 
         return build.MISSING if build.nvcc() is None else None
 
+    def generated(self, case: Case, launched: Sequence[str]) -> tuple[list[Piece], dict[str, int]]:
+        """PTX, SASS and the assembler's report of the CUDA kernel behind the operator."""
+        return of_the_library(case, launched)
+
 
 class TritonAoti(Doors):
     """The Triton operator exported, packaged by AOTInductor and loaded again, one shape a package."""
 
     name = "triton-aoti"
+    advice = "where no Python compiles at run time: a package for each shape, built beforehand"
     compiles = "always"
 
     def available(self) -> str | None:

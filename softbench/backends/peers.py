@@ -1,4 +1,4 @@
-"""Other projects' softmax kernels as backends: `quack` (CuTe DSL) and `liger` (Triton), each where its package is installed.
+"""Other projects' softmax kernels as backends, each where its package is installed: `quack` (CuTe DSL), `liger` and `flaggems` (Triton).
 
 What is timed is their own entry point: its allocation of the output and its look-ups count, as they would for their users.
 """
@@ -15,30 +15,35 @@ from typing import Any
 import torch
 
 from softbench.backends import by_direction
+from softbench.backends.joined import differentiable
 from softbench.model import DTYPES, Case, Direction
 from softbench.toolchain import missing_compiler
 from softbench.units import one_line
 
 
 class Peer:
-    """What the two have in common: a module of a package that may be missing."""
+    """What they have in common: a module of a package that may be missing."""
 
     name: str
     package: str
     """As pip calls it."""
     module: str
+    """What is called, or what calls it."""
+    needs = ""
+    """What must be installed, where the module is ours."""
+    install: str
     advice: str
-    compiles = True
+    compiles: bool | str = True
 
     def available(self) -> str | None:
         try:
-            if importlib.util.find_spec(self.module.partition(".")[0]) is None:
-                return f"{self.package} is not installed; where there is a CUDA GPU: {self.advice}"
+            if importlib.util.find_spec(self.needs or self.module.partition(".")[0]) is None:
+                return f"{self.package} is not installed; where there is a CUDA GPU: {self.install}"
             if not torch.cuda.is_available():
                 return "no CUDA GPU here"
             self._module()
         except Exception as error:  # beside ImportError: what a DSL raises that does not find its libraries
-            return f"{self.module} cannot be imported ({one_line(f'{type(error).__name__}: {error}', 150)}); {self.advice}"
+            return f"{self.module} cannot be imported ({one_line(f'{type(error).__name__}: {error}', 150)}); {self.install}"
         return None
 
     def sources(self) -> list[Path]:
@@ -59,7 +64,8 @@ class Quack(Peer):
     """Dao-AILab's quack: CuTe DSL, one read, a row in shared memory of up to 16 CTAs; compiled anew for each N."""
 
     name, package, module = "quack", "quack-kernels", "quack.softmax"
-    advice = "pip install quack-kernels (for CUDA 13: 'quack-kernels[cu13]')"
+    install = "pip install quack-kernels (for CUDA 13: 'quack-kernels[cu13]')"
+    advice = "for few, aligned N on Hopper or newer, where a build for each N does not hurt"
 
     def supports(self, case: Case) -> str | None:
         vector = 16 // DTYPES[case.dtype]
@@ -94,7 +100,8 @@ class Liger(Peer):
     """LinkedIn's Liger-Kernel: Triton, a row a program in one block; its 16-bit backward multiplies in 16 bits."""
 
     name, package, module = "liger", "liger-kernel", "liger_kernel.ops.softmax"
-    advice = "pip install liger-kernel"
+    install = "pip install liger-kernel"
+    advice = "where Liger's other kernels are in use already; N up to 65536"
 
     def available(self) -> str | None:
         return super().available() or missing_compiler(cuda=True)
@@ -123,4 +130,31 @@ class Liger(Peer):
         return by_direction(case, liger.LigerSoftmaxFunction.apply if case.direction is Direction.BOTH else forward, backward)
 
 
-quack, liger = Quack(), Liger()
+class FlagGems(Peer):
+    """BAAI's FlagGems: Triton, a row a program, online or in one block by N; configurations by rule, its backward's autotuned."""
+
+    name, package, module = "flaggems", "flag-gems", "flag_gems.ops.softmax"
+    install = "pip install flag-gems, of a version that fits this torch and Triton"
+    advice = "where all of a model's operators come from FlagGems"
+
+    def available(self) -> str | None:
+        return super().available() or missing_compiler(cuda=True)
+
+    def supports(self, case: Case) -> str | None:
+        return "it takes no rows without elements" if case.M * case.N == 0 else None
+
+    def prepare(self, case: Case) -> Callable[..., Any]:
+        gems = self._module()
+
+        def forward(x: torch.Tensor) -> torch.Tensor:
+            y: torch.Tensor = gems.softmax(x, -1)
+            return y
+
+        def backward(dy: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            dx: torch.Tensor = gems.softmax_backward(dy, y, -1, y.dtype)
+            return dx
+
+        return by_direction(case, differentiable(forward, backward) if case.direction is Direction.BOTH else forward, backward)
+
+
+quack, liger, flaggems = Quack(), Liger(), FlagGems()

@@ -1,0 +1,104 @@
+"""A plain CUDA C++ softmax through CuPy's RawModule: NVRTC compiles it for each N, in tenths of a second. Needs `cupy`.
+
+A CTA a row: one pass for the running (maximum, sum), one that writes. It reads a row twice, by elements: what a first CUDA kernel does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import cupy
+import torch
+
+THREADS = 512
+KINDS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
+# 16-bit numbers are converted by PTX: NVRTC then needs no CUDA headers, which pip's CuPy does not bring along.
+SOURCE = r"""
+#if KIND == 0
+typedef float Number;
+__device__ float widened(Number bits) { return bits; }
+__device__ Number narrowed(float value) { return value; }
+#elif KIND == 1
+typedef unsigned short Number;
+__device__ float widened(Number bits) { float value; asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits)); return value; }
+__device__ Number narrowed(float value) { Number bits; asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value)); return bits; }
+#else
+typedef unsigned short Number;
+__device__ float widened(Number bits) { return __uint_as_float((unsigned)bits << 16); }
+__device__ Number narrowed(float value) { Number bits; asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(value)); return bits; }
+#endif
+#define NOTHING __int_as_float(0xff800000)
+
+// A sum relative to `top` as one relative to `higher`; one that has met nothing, or NaN alone, is relative to anything.
+__device__ float moved(float sum, float top, float higher) { return top == NOTHING ? sum : sum * expf(top - higher); }
+
+extern "C" __global__ void softmax_forward(const Number* x, Number* y) {
+    __shared__ float tops[THREADS], sums[THREADS];
+    const long long row = (long long)blockIdx.x * COLUMNS;
+    float top = NOTHING, sum = 0;
+    for (int i = threadIdx.x; i < COLUMNS; i += THREADS) {
+        const float value = widened(x[row + i]);
+        if (value == NOTHING) continue;
+        const float higher = value > top ? value : top;
+        sum = moved(sum, top, higher) + expf(value - higher);
+        top = higher;
+    }
+    tops[threadIdx.x] = top;
+    sums[threadIdx.x] = sum;
+    for (int half = THREADS / 2; half > 0; half /= 2) {
+        __syncthreads();
+        if (threadIdx.x < half) {
+            const float other = tops[threadIdx.x + half], mine = tops[threadIdx.x], higher = other > mine ? other : mine;
+            sums[threadIdx.x] = moved(sums[threadIdx.x], mine, higher) + moved(sums[threadIdx.x + half], other, higher);
+            tops[threadIdx.x] = higher;
+        }
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < COLUMNS; i += THREADS) y[row + i] = narrowed(expf(widened(x[row + i]) - tops[0]) / sums[0]);
+}
+
+extern "C" __global__ void softmax_backward(const Number* dy, const Number* y, Number* dx) {
+    __shared__ float sums[THREADS];
+    const long long row = (long long)blockIdx.x * COLUMNS;
+    float sum = 0;
+    for (int i = threadIdx.x; i < COLUMNS; i += THREADS) sum = fmaf(widened(dy[row + i]), widened(y[row + i]), sum);
+    sums[threadIdx.x] = sum;
+    for (int half = THREADS / 2; half > 0; half /= 2) {
+        __syncthreads();
+        if (threadIdx.x < half) sums[threadIdx.x] += sums[threadIdx.x + half];
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < COLUMNS; i += THREADS) dx[row + i] = narrowed(widened(y[row + i]) * (widened(dy[row + i]) - sums[0]));
+}
+"""
+
+
+def options(N: int, dtype: torch.dtype) -> tuple[str, ...]:
+    """NVRTC's: the length of a row and the numbers' format are constants."""
+    return "-std=c++17", f"-DKIND={KINDS[dtype]}", f"-DCOLUMNS={N}", f"-DTHREADS={THREADS}"
+
+
+def kernels(N: int, dtype: torch.dtype) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Forward and backward for rows of N columns, on torch's current stream."""
+    module = cupy.RawModule(code=SOURCE, options=options(N, dtype))
+    launch_forward, launch_backward = module.get_function("softmax_forward"), module.get_function("softmax_backward")
+    streams: dict[int, Any] = {}
+
+    def launch(function: Any, M: int, *tensors: torch.Tensor) -> None:
+        number = torch.cuda.current_stream().cuda_stream
+        stream = streams.get(number) or streams.setdefault(number, cupy.cuda.ExternalStream(number))
+        with stream:
+            function((M,), (THREADS,), tuple(tensor.data_ptr() for tensor in tensors))
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        y = torch.empty_like(x, requires_grad=False)
+        launch(launch_forward, len(x), x, y)
+        return y
+
+    def backward(dy: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        dy, dx = dy.contiguous(), torch.empty_like(y)
+        launch(launch_backward, len(y), dy, y, dx)
+        return dx
+
+    return forward, backward

@@ -1,0 +1,34 @@
+"""A forward and a backward that know nothing of autograd, joined into one differentiable function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+Call = Callable[..., torch.Tensor]
+
+
+def differentiable(forward: Call, backward: Call) -> Call:
+    """`f(x) -> y` with a gradient, from `forward(x) -> y` and `backward(dy, y) -> dx`; differentiable once."""
+
+    def joined(x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = _Joined.apply(x, forward, backward)
+        return y
+
+    return joined
+
+
+class _Joined(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, forward: Call, backward: Call) -> torch.Tensor:
+        y = forward(x)
+        ctx.save_for_backward(y)
+        ctx.gradient = backward
+        return y
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        return ctx.gradient(dy, *ctx.saved_tensors), None, None

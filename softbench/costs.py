@@ -1,0 +1,71 @@
+"""What each backend of a results file costs and reaches: build, host time of a call, fraction of copy."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from softbench.model import Grade, Status
+from softbench.results import Row, read_csv
+
+COMMITTED = Path("results") / "h200" / "strategies.csv"
+"""The run that `softbench list --long` quotes, below the working folder or beside the package."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """One backend over the cells of a run."""
+
+    build_s: float | None = None
+    """Median; of cold builds where there are any."""
+    build_cache: str = ""
+    """`cold` or `cached`; empty where nothing is compiled."""
+    host_us: float | None = None
+    """Median."""
+    of_copy: dict[str, float] = field(default_factory=dict)
+    """By direction the geometric mean, a cell counting as 1 at most."""
+    cells: int = 0
+    """That have a figure."""
+    others: dict[str, int] = field(default_factory=dict)
+    """The rest, by their status."""
+    where: str = ""
+    """The device."""
+
+
+def by_backend(rows: Iterable[Row]) -> dict[str, Cost]:
+    """The costs of every backend in the file, in its order."""
+    grouped: dict[str, list[Row]] = {}
+    for row in rows:
+        grouped.setdefault(row.backend, []).append(row)
+    return {name: _cost(some) for name, some in grouped.items()}
+
+
+def _cost(rows: Sequence[Row]) -> Cost:
+    ok = [row for row in rows if row.status == Status.OK]
+    cold = [row for row in ok if row.build_cache == "cold"]
+    builds = [row.build_s for row in cold or ok if row.build_s is not None]
+    hosts = [row.host_us for row in ok if row.host_us is not None]
+    fractions: dict[str, list[float]] = {}
+    for row in ok:
+        if row.of_copy and row.grade != Grade.YARDSTICK:
+            fractions.setdefault(row.direction, []).append(min(1.0, row.of_copy))
+    return Cost(
+        build_s=statistics.median(builds) if builds else None,
+        build_cache="cold" if cold else next((row.build_cache for row in ok), ""),
+        host_us=statistics.median(hosts) if hosts else None,
+        of_copy={direction: statistics.geometric_mean(some) for direction, some in fractions.items()},
+        cells=len(ok),
+        others=dict(Counter(row.status for row in rows if row.status != Status.OK)),
+        where=rows[0].device,
+    )
+
+
+def committed() -> Mapping[str, Cost]:
+    """Of the committed run, where it is at hand; else empty: then nothing is measured."""
+    for folder in (Path(), Path(__file__).resolve().parents[1]):
+        if (folder / COMMITTED).is_file():
+            return by_backend(read_csv(folder / COMMITTED)[0])
+    return {}

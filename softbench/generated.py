@@ -1,0 +1,73 @@
+"""What `softbench inspect` finds: the code that was generated for a backend's call, and its facts. Plain records, for the pipe too."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+KINDS = ("source", "wrapper", "ttir", "ttgir", "llir", "ptx", "sass", "report")
+"""Of code, from what a compiler was given or wrote to what the device runs; `wrapper` is Inductor's
+Python around its kernels, `report` what the assembler says."""
+NAME_CHARACTERS = 1000
+"""At most so many of a kernel's name are kept: C++ templates make long ones."""
+LANGUAGES = {"ttir": "llvm", "ttgir": "llvm", "llir": "llvm", "ptx": "gas", "sass": "gas", "report": "text"}
+"""What a highlighter takes each kind for; `source` says its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Artifact:
+    """A piece of generated code."""
+
+    name: str
+    """A file's name."""
+    kind: str
+    """One of KINDS."""
+    language: str
+    """For a highlighter: `python`, `cpp`, `llvm`, ..."""
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A kernel that a call runs. What is not known is None."""
+
+    name: str
+    grid: tuple[int, ...] = ()
+    block: tuple[int, ...] = ()
+    registers: int | None = None
+    """Of a thread."""
+    spilled_bytes: int | None = None
+    """Of a thread, to local memory."""
+    shared_bytes: int | None = None
+    """Of a block."""
+    moved_bytes: int | None = None
+    """What it reads and writes, by its compiler's count or, where it is a call's only kernel, the algorithmic bytes."""
+    counted_by: str = ""
+    """Who says how much it moves."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """All of it."""
+
+    facts: tuple[tuple[str, str], ...]
+    launches: tuple[Launch, ...]
+    artifacts: tuple[Artifact, ...]
+
+    def document(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return asdict(self)
+
+
+def from_json(data: dict[str, Any]) -> Inspection:
+    """The inverse of `Inspection.document`.
+
+    Raises:
+        KeyError, TypeError, ValueError: it is none.
+    """
+    facts = tuple((str(name), str(value)) for name, value in data["facts"])
+    launches = tuple(Launch(**{**launch, "grid": tuple(launch["grid"]), "block": tuple(launch["block"])}) for launch in data["launches"])
+    artifacts = tuple(Artifact(**artifact) for artifact in data["artifacts"])
+    if not all(artifact.kind in KINDS and "/" not in artifact.name and artifact.name.strip(".") for artifact in artifacts):
+        raise ValueError("a piece of code without a kind or a name")
+    return Inspection(facts, launches, artifacts)

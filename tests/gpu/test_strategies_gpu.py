@@ -1,0 +1,108 @@
+"""Every strategy on a GPU, where its package is: right within the bounds, within the limits that are stated."""
+
+import csv
+
+import pytest
+import torch
+
+from softbench import correctness, inputs
+from softbench.backends import compiled, cudnn, dsls, elders
+from softbench.backends.peers import flaggems
+from softbench.contract import breach
+from softbench.model import Case, Direction, Grade
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
+
+WAYS = {backend.name: backend for backend in compiled.inductor}
+NARROW = (Grade.PASS, Grade.LOW_PRECISION)
+
+
+def graded(backend, M, N, dtype, direction):
+    """The grade against float64, of the second of two calls; the inputs are compared with copies of them."""
+    if reason := backend.available():
+        pytest.skip(reason)
+    case = Case(M, N, dtype, direction)
+    if reason := backend.supports(case):
+        pytest.skip(reason)
+    given = inputs.make(case, 0, torch.device("cuda"))
+    kept = tuple(tensor.detach().clone() for tensor in given)
+    call = backend.prepare(case)
+    call(*given)
+    out = call(*given)
+    torch.cuda.synchronize()
+    results = out if direction is Direction.BOTH else (out,)
+    assert breach(given, kept, results, expected=len(results)) == ""
+    accuracy = correctness.check(case, given, results)
+    return accuracy.grade, accuracy.detail
+
+
+@pytest.mark.parametrize("direction", list(Direction))
+@pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
+@pytest.mark.parametrize(("M", "N"), [(37, 8), (512, 781), (37, 4096), (5, 50257)])
+def test_cudnn_is_right(M, N, dtype, direction):
+    grade, detail = graded(cudnn.backend, M, N, dtype, direction)
+    assert grade in (NARROW if dtype != "fp32" else (Grade.PASS,)), detail
+
+
+def test_cudnn_follows_torchs_stream_and_a_large_case_is_skipped_with_a_reason():
+    if reason := cudnn.backend.available():
+        pytest.skip(reason)
+    case, stream = Case(64, 1000, "fp32", Direction.FORWARD), torch.cuda.Stream()
+    call, x = cudnn.backend.prepare(case), torch.randn(64, 1000, device="cuda")
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(10**8)  # what follows on this stream must wait for it
+        x.fill_(1.0)
+        y = call(x)
+    stream.synchronize()
+    torch.testing.assert_close(y, torch.full_like(y, 1 / 1000))
+    torch.testing.assert_close(call(x), torch.softmax(x, -1))  # and back on the default stream
+    assert "2^31 elements" in cudnn.backend.supports(Case(2**16, 2**15, "bf16", Direction.FORWARD))
+
+
+@pytest.mark.parametrize("direction", list(Direction))
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize(("M", "N"), [(37, 1), (64, 781), (16, 16384), (5, 50257)])
+@pytest.mark.parametrize("language", [dsls.helion, dsls.cupy, dsls.numba, flaggems], ids=lambda language: language.name)
+def test_other_languages_are_right(language, M, N, dtype, direction):
+    grade, detail = graded(language, M, N, dtype, direction)
+    assert grade in (NARROW if language is flaggems and dtype != "fp32" else (Grade.PASS,)), detail
+
+
+@pytest.mark.parametrize("direction", list(Direction))
+@pytest.mark.parametrize("name", sorted(WAYS))
+def test_every_way_to_compile_is_right(name, direction):
+    grade, detail = graded(WAYS[name], 64, 1000, "bf16", direction)
+    assert grade in NARROW, detail
+
+
+@pytest.mark.parametrize("name", ["compile:max-autotune", "compile:reduce-overhead", "compile-torch:reduce-overhead"])
+def test_what_is_said_to_reuse_its_output_does(name):
+    backend = WAYS[name]
+    if reason := backend.available():
+        pytest.skip(reason)
+    call, x = backend.prepare(Case(64, 1000, "fp32", Direction.FORWARD)), torch.randn(64, 1000, device="cuda")
+    first = call(x).data_ptr()
+    assert call(x).data_ptr() == first
+
+
+@pytest.mark.parametrize("direction", list(Direction))
+@pytest.mark.parametrize("elder", [elders.trace, elders.script, elders.fx], ids=lambda elder: elder.name)
+def test_the_elders_are_right(elder, direction):
+    grade, detail = graded(elder, 64, 1000, "fp32", direction)
+    assert grade is Grade.PASS, detail
+
+
+def test_dynamos_other_backends_are_measured_or_say_why_not(cli):
+    arguments = ("--M", "64", "--N", "1000", "--direction", "forward,backward", "--quick")
+    done = cli("run", "--backends", "compile:*", *arguments, timeout=500)
+    assert done.returncode in (0, 1), done.stdout + done.stderr  # a backend for debugging may fail in some torch
+    with (cli.folder / "results" / "latest.csv").open() as file:
+        found = list(csv.DictReader(file))
+    by_name = {row["backend"]: row for row in found if row["direction"] == "forward"}
+    for name in ("compile:plain", "compile:max-autotune", "compile:cudagraphs", "compile:eager", "compile:aot_eager"):
+        assert by_name[name]["status"] == "ok", by_name[name]
+    assert "reuses-output" in by_name["compile:cudagraphs"]["labels"]
+    assert "gone from PyTorch since 2.1" in by_name["compile:nvprims_nvfuser"]["reason"]
+    for row in found:
+        assert row["status"] == "ok" or row["reason"], row
