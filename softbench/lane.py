@@ -9,7 +9,7 @@ from pathlib import Path
 from softbench.model import Failed, Outcome, Skipped, Status
 from softbench.pool import Lost, Pool, Reply, Worker
 from softbench.protocol import Message
-from softbench.registry import Offer, Origin, offer_from_json
+from softbench.registry import Offer, Origin, offer_from_json, safe_name
 
 MAX_DEATHS = 3  # cases in a row that end a worker: the next ones would only cost their deadlines
 
@@ -71,7 +71,7 @@ def discover(pool: Pool, doors: Sequence[Origin], device: str, env: dict[str, st
     names = [lane.name for lane in lanes]
     for lane in lanes:
         if lane.offer.broken and names.count(lane.name) > 1:  # what did not load goes by its file's stem, which another may own
-            lane.offer = replace(lane.offer, name=Path(lane.offer.origin.target).name)
+            lane.offer = replace(lane.offer, name=safe_name(Path(lane.offer.origin.target).name))
     return lanes
 
 
@@ -79,10 +79,10 @@ def offers_of(door: Origin, reply: Reply) -> list[Offer]:
     """What a `load` was answered with, as offers."""
     if isinstance(reply, Lost):
         return [Offer(door.label, door, broken=reply.reason, broken_status=reply.status)]
-    if failed := reply.get("failed"):
-        return [Offer(door.label, door, broken=f"import: {failed['reason']}")]
     try:
-        return [offer_from_json(data) for data in reply["offers"]] or [Offer(door.label, door, broken="import: it offers no backend")]
+        if "failed" in reply:
+            return [Offer(door.label, door, broken=f"import: {reply['failed']['reason']}")]
+        return [offer_from_json(data, door) for data in reply["offers"]] or [Offer(door.label, door, broken="import: it offers no backend")]
     except (KeyError, TypeError, ValueError, AttributeError):
         return [Offer(door.label, door, broken="import: its process gave an answer that is none")]
 

@@ -6,8 +6,24 @@ import json
 import socket
 from typing import Any
 
+from softbench.units import one_line
+
 Message = dict[str, Any]
 CHUNK = 1 << 16
+LONGEST = 2000  # of a text that a worker sends
+
+
+def harmless(value: Any) -> Any:
+    """What a plugin's process sent, its texts (keys too) cut to one line without control characters.
+
+    Raises:
+        RecursionError: it is nested too deeply.
+    """
+    if isinstance(value, str):
+        return one_line(value, LONGEST)
+    if isinstance(value, dict):
+        return {one_line(key, LONGEST): harmless(item) for key, item in value.items()}
+    return [harmless(item) for item in value] if isinstance(value, list) else value
 
 
 class Channel:

@@ -75,10 +75,8 @@ def record_from_json(data: dict[str, Any]) -> Record:
     kind = outcome.pop("kind")
     if kind == "skipped":
         return Record(data["backend"], case, Skipped(**outcome), data["source"])
-    build = Build(**outcome["build"]) if outcome["build"] else None
-    accuracy = None
-    if found := outcome["accuracy"]:
-        accuracy = Accuracy(Grade(found["grade"]), float(found["worst"]), found["detail"])
+    build = build_from_json(outcome["build"]) if outcome["build"] else None
+    accuracy = accuracy_from_json(outcome["accuracy"]) if outcome["accuracy"] else None
     if kind == "failed":
         ended = Failed(Status(outcome["status"]), outcome["stage"], outcome["reason"], build, accuracy)
         return Record(data["backend"], case, ended, data["source"])
@@ -92,6 +90,28 @@ def record_from_json(data: dict[str, Any]) -> Record:
     )
     timing = Timing(**{**outcome["timing"], "batches": batches})
     return Record(data["backend"], case, Measured(build, accuracy, timing, profile_from_json(outcome.get("profile", {}))), data["source"])
+
+
+def accuracy_from_json(data: dict[str, Any]) -> Accuracy:
+    """A verdict as JSON has it, also from a worker, whose word is only data.
+
+    Raises:
+        KeyError, TypeError, ValueError: it is none.
+    """
+    return Accuracy(Grade(data["grade"]), float(data["worst"]), str(data["detail"]))
+
+
+def failure_from_json(data: dict[str, Any]) -> tuple[Status, str]:
+    """As `accuracy_from_json`, of a worker's failure: status and reason."""
+    return Status(data["status"]), str(data["reason"])
+
+
+def build_from_json(data: dict[str, Any]) -> Build:
+    """As `accuracy_from_json`, of a build."""
+    seconds, compiling = float(data["seconds"]), data.get("compile_s")
+    if not 0 <= seconds < math.inf:
+        raise ValueError("a build that took no time")
+    return Build(seconds, str(data["cache"]), None if compiling is None else float(compiling))
 
 
 def telemetry_from_json(data: dict[str, Any] | None) -> Telemetry | None:

@@ -27,6 +27,7 @@ ROOMS = [
         "store",
         "records",
         "registry",
+        "glance",
         "protocol",
     }
     | {"inference", "evidence", "comparable", "gate", "against_baseline", "same_run", "baseline", "calibration"},  # pure core
@@ -35,6 +36,10 @@ ROOMS = [
         "inputs",
         "reference",
         "correctness",
+        "diagnostics",
+        "guard",
+        "rotation",
+        "trial",
         "device_time",
         "telemetry",
         "timing",
@@ -47,7 +52,7 @@ ROOMS = [
         "nursery",
     },  # torch side
     {"pool", "lane", "plan", "ensemble", "runner", "checking", "doctor", "versus", "families"},  # conductor
-    {"tables", "plots", "progress", "verdicts", "forest", "power"},  # views
+    {"tables", "checks", "plots", "progress", "verdicts", "forest", "power"},  # views
     {"terminal", "commands", "cli", "cli_gate", "cli_baseline", "__main__"},  # door
 ]
 """A room may import from itself and from the rooms above it."""

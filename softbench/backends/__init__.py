@@ -38,6 +38,7 @@ class Backend(Protocol):
     #   compiles = True                            its first call compiles: builds are told cold from cached ("always": none is cached)
     #   interpreted() -> (reason, rows) | None     here it is only checked, on so many rows, and never timed
     #   sources() -> files                         beside its own module: a resumed run measures it anew when one changes
+    #   reuses_output = True                       the next call overwrites what the last returned (CUDA graphs): shown, and no fault
     #   over_dim(direction) -> f(x, dim) or f(dy, y, dim)   on any shape and strides: `softbench check` tries those too
 
 
