@@ -211,9 +211,9 @@ def _reopen(folder: Path, path: Path, journal: IO[bytes], header: dict[str, Any]
         for line in lines[1:]:
             number += 1
             entry = json.loads(line)
-            process, record = entry.pop("process"), record_from_json(entry)
+            process, record = int(entry.pop("process")), record_from_json(entry)
             run.cells[process, record.backend, record.case] = record
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise ValueError(f"{path.name}, line {number} is damaged ({type(error).__name__}: {error})") from None
     if difference is not None:
         raise ValueError(f"{difference} was {then.get(difference)}, now it is {now.get(difference)}")
