@@ -56,10 +56,10 @@ class Trial:
         held_bytes = self._reset_peak()
         watch = Watch(device)
         outputs = self.call(*self.given)
+        if held_bytes is not None and self.peak_bytes is None:  # what follows allocates too
+            self.peak_bytes = torch.cuda.max_memory_allocated() - held_bytes
         late = watch.unfinished(outputs)
         timing.synchronize(device)
-        if held_bytes is not None and self.peak_bytes is None:
-            self.peak_bytes = torch.cuda.max_memory_allocated() - held_bytes
         both = self.case.direction is Direction.BOTH
         results = outputs if both else (outputs,)
         reason = contract.breach(self.given, kept, results, expected=2 if both else 1, written=written) or late

@@ -16,7 +16,7 @@ def test_a_planted_slowdown_is_about_what_the_timer_sees(slowdown):
     from softbench.model import Case, Direction
 
     case, x = Case(4096, 16384, "fp32", Direction.FORWARD, "cuda"), torch.randn(4096, 16384, device="cuda")
-    _, timer = timing.bind("cuda")
+    timer = timing.bind("cuda").by_name["do_bench", "cold"]
     twin, slow = (backend.prepare(case) for backend in planted.plant("torch", (0.0, slowdown)))
     for _ in range(planted.ALONE_FROM):
         slow(x)
