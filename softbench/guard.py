@@ -22,7 +22,7 @@ from softbench.units import count
 Call = Callable[[], object]
 
 SETTLE_SECONDS = 0.03  # for a thread to go on writing in, where one was left behind: beside a plugin's build it is nothing
-HIDDEN_US = 150.0  # of device work after the caller's stream has finished; an idle device answers a synchronize in some 10 us
+HIDDEN_US = 150.0  # of device work after the caller's stream has finished: an idle device answers at once
 MOST_HIDDEN_CALLS = 50  # as `softbench.device_time.MOST_ISSUED`: never so many that the driver's queue blocks
 HIDDEN_CALLS_US = 3000.0  # so much work is issued at once, where so few calls can make it
 AHEAD_CYCLES = 2_000_000  # about 1 ms on the caller's stream, so that work which waits for that stream starts when the caller's is over
