@@ -74,5 +74,6 @@ def opchecked(forward, backward, device, dtype):
 def gradchecked(softmax, device):
     """Gradients of both orders against finite differences in float64, on every sample and its twin."""
     for x, (dim,), _ in twins(INFO[""], device, torch.float64, requires_grad=True):
-        for check in (torch.autograd.gradcheck, torch.autograd.gradgradcheck):
-            assert check(lambda x, dim=dim: softmax(x, dim), (x,), check_batched_grad=True, fast_mode=x.numel() > 30)
+        fast = x.numel() > 30
+        assert torch.autograd.gradcheck(lambda x, dim=dim: softmax(x, dim), (x,), check_batched_grad=not fast, fast_mode=fast)
+        assert torch.autograd.gradgradcheck(lambda x, dim=dim: softmax(x, dim), (x,), check_batched_grad=not fast, fast_mode=fast)

@@ -101,10 +101,10 @@ def test_findings_have_diagnostics_a_junit_file_and_a_line_that_can_be_pasted(cl
     shutil.copy(plugins / "wrong" / "bugs.py", cli.folder / "own bugs.py")
     names = "leading-tile-of-inf,online-without-rescaling"
     given = ("--plugin", "own bugs.py", "--device", "cpu", "--dtype", "fp32", "--direction", "forward", "--seed", "7")
-    done = cli("check", "--backends", f"torch,{names}", "--case", "*in*", *given, "--junit", "out.xml", "--json", "out.json")
+    done = cli("check", "--backends", f"torch,{names}", "--case", "long, [r-]*", *given, "--junit", "out.xml", "--json", "out.json")
     assert done.returncode == 1, done.stderr
     found = {(f["backend"], f["item"]): f for f in json.loads((cli.folder / "out.json").read_text())["findings"]}
-    right = found["torch", "-inf first"]
+    right = found["torch", "long, -inf first"]
     assert (right["verdict"], right["reason"]) == ("pass", "")
     assert 0 < right["worst"] <= 1
     assert 0 < right["ulp"] < 100
@@ -118,7 +118,7 @@ def test_findings_have_diagnostics_a_junit_file_and_a_line_that_can_be_pasted(cl
     wrong = [f for f in found.values() if f["verdict"] == "wrong"]
     assert suite.get("tests") == str(len(found))
     assert suite.get("failures") == str(len(wrong)) == str(len(suite.findall("testcase/failure")))
-    case = suite.find("testcase[@classname='softbench.torch'][@name='forward fp32 -inf first']")
+    case = suite.find("testcase[@classname='softbench.torch'][@name='forward fp32 long, -inf first']")
     assert "ULP" in case.find("system-out").text
 
     lines = [line.strip() for line in done.stderr.splitlines() if line.startswith("  softbench check")]

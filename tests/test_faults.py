@@ -78,14 +78,14 @@ plugins = "{plugins / "faulty" / "late_faults.py"}"
 backends = "torch,{",".join(LATE)}"
 rounds = 2
 [timeout]
-check = 8
+check = 6
 time = 60
 [[sweep]]
 M = 1
 N = 1048576
 """)
     start = time.monotonic()
-    done = cli("run", "--config", "late.toml", "--device", "cpu", "--quick", "--timeout", "time=4", timeout=200)
+    done = cli("run", "--config", "late.toml", "--device", "cpu", "--quick", "--timeout", "time=3", timeout=200)
     assert time.monotonic() - start < 60
     assert done.returncode == 1, done.stderr
     assert "Traceback" not in done.stderr
@@ -99,8 +99,8 @@ N = 1048576
 
 LATE = {
     "aborts-in-check": ("failed", "crashed (SIGABRT) in check"),
-    "hangs-in-check": ("timeout", "check took longer than 8 s (in "),
-    "hangs-in-time": ("timeout", "time took longer than 4 s (in "),
+    "hangs-in-check": ("timeout", "check took longer than 6 s (in "),
+    "hangs-in-time": ("timeout", "time took longer than 3 s (in "),
     "dies-in-time": ("failed", "crashed (SIGSEGV) in time: in string_at"),
     "raises-in-time": ("failed", "time: RuntimeError: shape '[-1, 7]' is invalid"),
     "asks-for-too-much": ("oom", "allocate 1125899906842624 bytes"),

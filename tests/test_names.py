@@ -35,6 +35,7 @@ def test_a_hostile_plugins_texts_reach_csv_table_log_and_json_as_plain_text(cli)
     name = "=1+1 \x1b[31m..%2F evil.py"
     (cli.folder / name).write_text(PLUGIN)
     (cli.folder / "-broken\x1b[1m.py").write_text("raise ImportError('@SUM(1)\\x1b[2J')")
+    cli.env |= {"PATH": "/nonexistent", "CC": "", "CXX": ""}  # nothing compiles: it would only take time
     done = cli(
         *("run", "--plugin", name, f"--plugin={cli.folder}/-broken\x1b[1m.py", "--device", "cpu", "--M", "8", "--N", "16", "--quick"),
         *("--timeout", "build=30"),
@@ -48,9 +49,7 @@ def test_a_hostile_plugins_texts_reach_csv_table_log_and_json_as_plain_text(cli)
         found = {row["backend"]: row for row in csv.DictReader(file)}
     assert all(registry.NAME.fullmatch(backend) for backend in found)
     assert found["skips"]["reason"] == "'=1+1 |<b>"
-    assert found["raises"]["reason"] == "build: ValueError: =cmd ]0;title 31m" or found["raises"]["reason"].startswith(
-        "build: ValueError: =cmd"
-    )
+    assert found["raises"]["reason"] == "build: ValueError: =cmd 0;title 31m"
     assert found["broken-1m"]["status"] == "failed"
     rows, _ = results.read_csv(cli.folder / "results" / "latest.csv")
     assert next(row for row in rows if row.backend == "skips").reason == "=1+1 |<b>"

@@ -43,7 +43,7 @@ def test_a_trick_is_caught_where_and_as_it_is_meant_to_be(pool, trick):
     stage, verdict, reason = tried(pool, trick.name, "cuda", LARGE if trick.cuda else None)
     assert verdict == "wrong", reason
     assert stage == trick.stage or trick.stage == "either"
-    assert trick.rule in reason
+    assert any(rule in reason for rule in ([trick.rule] if isinstance(trick.rule, str) else trick.rule)), reason
 
 
 @pytest.mark.parametrize("name", [honest.name for honest in HONEST])

@@ -1,4 +1,4 @@
-"""Ways to look fast without being it, one a backend. `rule` is a part of what is said when it is caught, `stage` where: in the case's own
+"""Ways to look fast without being it, one a backend. `rule` is a part of what is said when it is caught (or some), `stage` where: in the case's own
 check, or only by what its timed calls returned, as it is honest for as long as it is looked at."""
 
 import concurrent.futures
@@ -188,6 +188,7 @@ def plain(call):
 
 
 VALUES = "where float64 gives"
+LATE = ("wrote its output after its call had returned", VALUES)  # on a busy machine so late that the judge was there first
 TIMED = "in a timed call, on values it had not seen: y["
 backends = [
     Trick("cached-by-address", lambda: cached(lambda x: x.data_ptr()), VALUES),
@@ -201,7 +202,7 @@ backends = [
     Trick("skips-when-unwatched", lambda: later(torch.empty_like), "in a timed call", stage="time"),
     Trick("normal-rows-only", plain(without_maximum), "(structured rows)"),
     Trick("by-thread", plain(by_thread), "left 1 thread running"),
-    Trick("by-a-pool-of-threads", by_pool, "wrote its output after its call had returned"),
+    Trick("by-a-pool-of-threads", by_pool, LATE),
     Trick("by-thread-when-unwatched", lambda: later(by_thread), "left", stage="time"),
     Trick("side-stream", on_a_side_stream, "stream", stage="either", cuda=True),
     Trick("lazy", plain(Lazy), "returned Lazy, not a torch.Tensor"),
