@@ -1,5 +1,5 @@
-"""Ways to look fast without being it, one a backend. `rule` is a part of what is said when it is caught (or some), `stage` where: in the case's own
-check, or only by what its timed calls returned, as it is honest for as long as it is looked at."""
+"""Ways to look fast without being it, one a backend. `rule` is a part (or some) of what is said when it is caught, `stage` where: in the
+case's own check, or only by what its timed calls returned, as it is honest for as long as it is looked at."""
 
 import concurrent.futures
 import threading
