@@ -25,6 +25,7 @@ from softbench.model import (
     Telemetry,
     Timing,
 )
+from softbench.protocol import typed
 from softbench.sampling import LIMIT
 
 
@@ -138,10 +139,10 @@ def failure_from_json(data: dict[str, Any]) -> tuple[Status, str]:
 
 def build_from_json(data: dict[str, Any]) -> Build:
     """As `accuracy_from_json`, of a build."""
-    seconds, compiling = float(data["seconds"]), data.get("compile_s")
-    if not 0 <= seconds < math.inf:
-        raise ValueError("a build that took no time")
-    return Build(seconds, str(data["cache"]), None if compiling is None else float(compiling))
+    build = typed(Build, data)
+    if build.seconds < 0:
+        raise ValueError("a build that took less than no time")
+    return build
 
 
 def telemetry_from_json(data: dict[str, Any] | None) -> Telemetry | None:

@@ -15,6 +15,7 @@ from typing import Any
 
 from softbench.config import unknown
 from softbench.errors import UsageError
+from softbench.protocol import typed
 from softbench.units import one_line
 
 GROUP = "softbench.backends"
@@ -222,7 +223,7 @@ def offer_from_json(data: dict[str, Any], door: Origin) -> Offer:
     Raises:
         KeyError, TypeError, ValueError: it is no offer.
     """
-    texts = {key: value for key, value in data.items() if key not in ("origin", "loaded")}
-    if not all(isinstance(value, str) for value in texts.values()) or not NAME.fullmatch(texts["name"]):
-        raise ValueError("an offer that is none")
-    return Offer(**texts, origin=door)
+    offer = typed(Offer, {**data, "origin": door, "loaded": True})
+    if not NAME.fullmatch(offer.name):
+        raise ValueError("an offer without a name")
+    return offer
