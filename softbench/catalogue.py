@@ -23,6 +23,7 @@ SHIFT = {"fp32": 1e7, "fp16": 1.5e3, "bf16": 1e3}
 OVER_INT32 = "over-2^31-elements"
 MOST_TENSORS = 8  # that an item holds at once: inputs, their copies, poison, output, a backend's own
 
+MOST_INTERPRETED = 2**16  # elements of a tensor, but for a row that is longer: an interpreter's seconds
 COLUMNS = 1023  # of the value items: no multiple of any vector, just below a tier of most kernels
 ROWS = 16
 LONG = 20011  # of the value items that a kernel sees in several tiles: no multiple of anything
@@ -56,8 +57,9 @@ class Draw:
     most_rows: int | None
     """A backend that only an interpreter runs gets no more rows than these."""
 
-    def rows(self, M: int) -> int:
-        return M if self.most_rows is None else min(M, self.most_rows)
+    def rows(self, M: int, N: int) -> int:
+        """M rows of N columns, or as many of them as an interpreter gets through."""
+        return M if self.most_rows is None else min(M, self.most_rows, max(1, MOST_INTERPRETED // max(1, N)))
 
     def normal(self, *shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=self.generator, dtype=DTYPES[self.dtype], device=self.device)
@@ -86,7 +88,7 @@ def _shapes(direction: Direction) -> Iterable[Item]:
 
 def _shape(name: str, direction: Direction, M: int, N: int) -> Item:
     def make(draw: Draw) -> Tensors:
-        x = draw.normal(draw.rows(M), N)
+        x = draw.normal(draw.rows(M, N), N)
         return (x,) if direction is Direction.FORWARD else (draw.normal(*x.shape), draw.softmaxed(x))
 
     return Item(f"shape {name}", direction, make)
@@ -101,7 +103,7 @@ def _values() -> Iterable[Item]:
         shape: tuple[int, int] = (ROWS, COLUMNS),
     ) -> Item:
         def make(draw: Draw) -> Tensors:
-            return (change(draw.normal(draw.rows(shape[0]), shape[1]), draw).to(DTYPES[draw.dtype]),)
+            return (change(draw.normal(draw.rows(*shape), shape[1]), draw).to(DTYPES[draw.dtype]),)
 
         return Item(name, Direction.FORWARD, make, repeat=repeat, gpu_only=gpu_only)
 
