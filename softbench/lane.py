@@ -65,6 +65,7 @@ def discover(pool: Pool, doors: Sequence[Origin], device: str, env: dict[str, st
             found = [Lane(offer) for offer in offers]
             if together and not offers[0].broken:
                 found[0].worker = worker
+                worker.label = found[0].name  # it is this backend's from now on, and so is what it writes
             else:
                 pool.discard(worker)
             lanes += found
