@@ -21,7 +21,7 @@ HUGE = {"fp32": 3.4e38, "fp16": 65504.0, "bf16": 3.38e38}
 SHIFT = {"fp32": 1e7, "fp16": 1.5e3, "bf16": 1e3}
 
 OVER_INT32 = "over-2^31-elements"
-MOST_TENSORS = 8  # that an item holds at once: inputs, their copies, poison, output, a backend's own
+MOST_TENSORS = 10  # that an item holds at once: inputs, their copies, poison, output and its first look, a backend's own
 
 MOST_INTERPRETED = 2**16  # elements of a tensor, but for a row that is longer: an interpreter's seconds
 COLUMNS = 1023  # of the value items: no multiple of any vector, just below a tier of most kernels

@@ -100,7 +100,8 @@ class Watch:
 
         On a GPU the first look is on the caller's stream, the second when the whole device is idle.
         """
-        outputs = [out for out in (results if isinstance(results, tuple | list) else (results,)) if type(out) is torch.Tensor]
+        found = results if isinstance(results, tuple | list) else (results,)
+        outputs = [out for out in found if type(out) is torch.Tensor and out.layout is torch.strided and out.device.type == self.device]
         left = self.left()
         at_once = [out.detach().clone() for out in outputs]
         if _thread._count():

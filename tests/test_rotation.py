@@ -147,3 +147,5 @@ def test_outputs_are_formed_rightly_or_it_is_said_what_is_off():
     assert "lazy" in contract.misformed((x,), (torch._neg_view(y),))
     assert contract.misformed((x, x), (y, y), expected=2) == "returned outputs that share their memory"
     assert math.isinf(Trial(FORWARD, lambda x: None, inputs.make(FORWARD, 0, CPU), object(), None).run(0).worst)
+    for odd, part in ((lambda x: softmax(x).to_sparse(), "layout torch.sparse_coo"), (lambda x: softmax(x).to("meta"), "device meta")):
+        assert part in Trial(FORWARD, odd, inputs.make(FORWARD, 0, CPU), object(), None).run(0).detail
