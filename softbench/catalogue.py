@@ -21,10 +21,12 @@ HUGE = {"fp32": 3.4e38, "fp16": 65504.0, "bf16": 3.38e38}
 SHIFT = {"fp32": 1e7, "fp16": 1.5e3, "bf16": 1e3}
 
 OVER_INT32 = "over-2^31-elements"
-MOST_TENSORS = 8  # that an item holds at once: inputs, their copies, poison, output, a backend's own
+MOST_TENSORS = 10  # that an item holds at once: inputs, their copies, poison, output and its first look, a backend's own
 
+MOST_INTERPRETED = 2**16  # elements of a tensor, but for a row that is longer: an interpreter's seconds
 COLUMNS = 1023  # of the value items: no multiple of any vector, just below a tier of most kernels
 ROWS = 16
+LONG = 20011  # of the value items that a kernel sees in several tiles: no multiple of anything
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +57,9 @@ class Draw:
     most_rows: int | None
     """A backend that only an interpreter runs gets no more rows than these."""
 
-    def rows(self, M: int) -> int:
-        return M if self.most_rows is None else min(M, self.most_rows)
+    def rows(self, M: int, N: int) -> int:
+        """M rows of N columns, or as many of them as an interpreter gets through."""
+        return M if self.most_rows is None else min(M, self.most_rows, max(1, MOST_INTERPRETED // max(1, N)))
 
     def normal(self, *shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=self.generator, dtype=DTYPES[self.dtype], device=self.device)
@@ -72,45 +75,54 @@ def items() -> list[Item]:
 
 def _shapes(direction: Direction) -> Iterable[Item]:
     small = [(37, N) for N in (1, 2, 31, 32, 33, 255, 256, 257, 1024, 1025)]
-    tiers = [(5, N) for N in (4095, 8192, 8193, 16384, 16385, 50257)]
+    tiers = [(5, N) for N in (2049, 4095, 8192, 8193, 16384, 16385, 32769, 50257, 65535)]
     for M, N in (*small, (1823, 781), *tiers, (1, 1000), (1, 131072), (3, 262145)):
         yield _shape(f"{M}x{N}", direction, M, N)
-    for M in (65535, 65537):
-        yield _shape(f"{M}x33", direction, M, 33)
+    for M in (65535, 65536, 65537):
+        yield _shape(f"{M}x9", direction, M, 9)
     for M, N in ((0, 16), (16, 0)):
         yield _shape(f"{M}x{N}", direction, M, N)
-    if direction is Direction.FORWARD:
-        M, N = 2**15 + 1, 2**16
-        yield replace(_shape(OVER_INT32, direction, M, N), gpu_only="it is a matter of its memory", free_bytes=MOST_TENSORS * 4 * M * N)
+    M, N = 2**15 + 1, 2**16
+    yield replace(_shape(OVER_INT32, direction, M, N), gpu_only="it is a matter of its memory", free_bytes=MOST_TENSORS * 4 * M * N)
 
 
 def _shape(name: str, direction: Direction, M: int, N: int) -> Item:
     def make(draw: Draw) -> Tensors:
-        x = draw.normal(draw.rows(M), N)
+        x = draw.normal(draw.rows(M, N), N)
         return (x,) if direction is Direction.FORWARD else (draw.normal(*x.shape), draw.softmaxed(x))
 
     return Item(f"shape {name}", direction, make)
 
 
 def _values() -> Iterable[Item]:
-    def item(name: str, change: Callable[[torch.Tensor, Draw], torch.Tensor], repeat: str = "", gpu_only: str = "") -> Item:
+    def item(
+        name: str,
+        change: Callable[[torch.Tensor, Draw], torch.Tensor],
+        repeat: str = "",
+        gpu_only: str = "",
+        shape: tuple[int, int] = (ROWS, COLUMNS),
+    ) -> Item:
         def make(draw: Draw) -> Tensors:
-            return (change(draw.normal(ROWS, COLUMNS), draw).to(DTYPES[draw.dtype]),)
+            return (change(draw.normal(draw.rows(*shape), shape[1]), draw).to(DTYPES[draw.dtype]),)
 
         return Item(name, Direction.FORWARD, make, repeat=repeat, gpu_only=gpu_only)
+
+    def long(name: str, change: Callable[[torch.Tensor, Draw], torch.Tensor]) -> Item:
+        return item(f"long, {name}", change, shape=(2, LONG))
 
     def put(x: torch.Tensor, where: tuple[int | slice, ...], value: float) -> torch.Tensor:
         x[where] = value
         return x
 
     def ramp(x: torch.Tensor, sign: int) -> torch.Tensor:
-        return torch.linspace(0, sign * 60.0, COLUMNS, device=x.device).expand(ROWS, -1).clone()
+        return torch.linspace(0, sign * 60.0, x.shape[1], device=x.device).expand(x.shape[0], -1).clone()
 
     def scaled(scale: float) -> Callable[[torch.Tensor, Draw], torch.Tensor]:
         return lambda x, draw: x * scale
 
     yield from (item(f"scale {scale:g}", scaled(scale)) for scale in (0.1, 10.0, 100.0))
     yield item("shifted", lambda x, draw: x + SHIFT[draw.dtype])
+    yield item("rows far apart", lambda x, draw: x + 60.0 * torch.arange(x.shape[0], device=x.device)[:, None])
     yield item("constant rows", lambda x, draw: torch.full_like(x, 3.25))
     yield item("one-hot", lambda x, draw: put(torch.full_like(x, -50.0), (slice(None), 777), 50.0))
     yield item("rising", lambda x, draw: ramp(x, 1))
@@ -126,6 +138,12 @@ def _values() -> Iterable[Item]:
     yield item("one NaN", lambda x, draw: put(x, (3, 1000), math.nan))
     yield item("twice the same", lambda x, draw: x, repeat="twice")
     yield item("another stream", lambda x, draw: x, repeat="stream", gpu_only="streams")
+    yield long("rising", lambda x, draw: ramp(x, 1))
+    yield long("falling", lambda x, draw: ramp(x, -1))
+    yield long("constant rows", lambda x, draw: torch.full_like(x, 3.25))
+    yield long("mass in the last column", lambda x, draw: put(x, (slice(None), LONG - 1), 30.0))
+    yield long("-inf first", lambda x, draw: put(x, (slice(None), slice(0, LONG - 100)), -math.inf))
+    yield long("one NaN", lambda x, draw: put(x, (0, LONG - 1), math.nan))
 
 
 LAYOUTS: dict[str, tuple[Callable[[Draw], torch.Tensor], int]] = {

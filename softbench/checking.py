@@ -18,6 +18,7 @@ from softbench.errors import UsageError, WorkersError
 from softbench.lane import MAX_DEATHS, Lane
 from softbench.model import Direction, Gpu, Grade, Probe
 from softbench.pool import Lost, Pool, Reply
+from softbench.records import accuracy_from_json, failure_from_json
 
 FAILED = "failed"
 SKIPPED = "skipped"
@@ -37,7 +38,14 @@ class Finding:
     worst: float | None
     """The worst error over its bound; None where nothing was compared."""
     reason: str
-    """Why it is not a pass; empty for a pass."""
+    """Why it is not a pass; of a pass, a trait that is to be known, or empty."""
+    ulp: float | None = None
+    row_sum: float | None = None
+    frobenius: float | None = None
+    """Error as others state it (`softbench.diagnostics`): shown, and no part of the verdict."""
+
+
+DIAGNOSTICS = ("ulp", "row_sum", "frobenius")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,15 +74,16 @@ class Report:
     @property
     def exit_code(self) -> int:
         """0 when something was compared and nothing is wrong, failed or broken, else 1."""
-        compared = any(finding.worst is not None for finding in self.findings)
+        compared = any(finding.worst is not None and finding.verdict != Grade.UNVERIFIED for finding in self.findings)
         return 1 if self.broken or not compared or any(finding.verdict in BAD for finding in self.findings) else 0
 
     def document(self) -> dict[str, Any]:
-        """As JSON; an infinite error is the text `inf`."""
+        """As JSON; what JSON lacks is the text `inf` or `nan`."""
         cells = [asdict(finding) for finding in self.findings]
         for cell in cells:
-            if cell["worst"] is not None and not math.isfinite(cell["worst"]):
-                cell["worst"] = str(cell["worst"])
+            for key in ("worst", *DIAGNOSTICS):
+                if cell[key] is not None and not math.isfinite(cell[key]):
+                    cell[key] = str(cell[key])
         return {"device": self.device, "seed": self.seed, "notes": self.notes, "findings": cells}
 
     def to_repeat(self, plugins: Sequence[str]) -> list[tuple[Finding, str]]:
@@ -82,7 +91,7 @@ class Report:
         return [(finding, self._command(finding, plugins)) for finding in self.findings if finding.verdict in BAD]
 
     def _command(self, finding: Finding, plugins: Sequence[str]) -> str:
-        words = ["softbench", "check", "--backends", finding.backend, "--case", escape(finding.item), "--direction", finding.direction]
+        words = ["softbench", "check", "--backends", finding.backend, f"--case={escape(finding.item)}", "--direction", finding.direction]
         words += ["--dtype", finding.dtype, "--device", self.device, "--seed", str(self.seed)]
         return shlex.join(words + [part for file in plugins for part in ("--plugin", file)])
 
@@ -172,17 +181,24 @@ class _Desk:
             lane.worker = None
             lane.deaths += 1
             return finding(FAILED, None, reply.reason)
-        if failed := reply.get("failed"):
+        if "failed" in reply:
             if reply.get("poisoned"):
                 lane.drop(self.pool)
                 lane.deaths += 1
-            return finding(FAILED, None, failed["reason"])
+            try:
+                return finding(FAILED, None, failure_from_json(reply["failed"])[1])
+            except (KeyError, TypeError, ValueError):
+                return self._nonsense(lane, finding)
         lane.deaths = 0
         if reason := reply.get("skip"):
-            return finding(SKIPPED, None, reason)
+            return finding(SKIPPED, None, str(reason))
         try:
-            accuracy = reply["accuracy"]
-            return finding(Grade(accuracy["grade"]).value, float(accuracy["worst"]), str(accuracy["detail"]))
+            accuracy = accuracy_from_json(reply["accuracy"])
+            beside = [float(reply["diagnostics"][key]) for key in DIAGNOSTICS] if "diagnostics" in reply else [None] * len(DIAGNOSTICS)
+            return Finding(lane.name, item, direction, dtype, accuracy.grade.value, accuracy.worst, accuracy.detail, *beside)
         except (KeyError, TypeError, ValueError):
-            lane.drop(self.pool)
-            return finding(FAILED, None, "its process gave an answer that is none")
+            return self._nonsense(lane, finding)
+
+    def _nonsense(self, lane: Lane, finding: Callable[[str, float | None, str], Finding]) -> Finding:
+        lane.drop(self.pool)
+        return finding(FAILED, None, "its process gave an answer that is none")

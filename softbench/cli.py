@@ -30,6 +30,8 @@ from softbench.commands import (
     measure,
     read,
     try_json,
+    working,
+    write_text,
     wrote_to_stdout,
 )
 from softbench.errors import SoftbenchError, UsageError
@@ -123,6 +125,8 @@ def check(
     json: Annotated[
         Path | None, typer.Option(metavar="FILE|-", help="Write the findings as JSON there; - is stdout, without the table.")
     ] = None,
+    junit: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the findings as JUnit XML there.")] = None,
+    long: Annotated[bool, typer.Option("--long", help="A line a case: error over bound, ULP, row sum, Frobenius, reason.")] = False,
 ) -> None:
     """Check every backend on the catalogue of cases: shapes, layouts, values, gradients, contract. Nothing is timed.
 
@@ -134,10 +138,16 @@ def check(
     flags = configs.from_flags({"backends": backends, "device": device, "seed": seed, "timeout": timeout, "plugins": plugin})
     directions = sweep.parse_choices(direction, "--direction", ["forward", "backward"])
     try_json(json)
+    try_json(junit, flag="--junit")
     wanted = checking.Examination(configs.resolve({}, flags), case, sweep.parse_dtypes(dtype, "--dtype"), directions)
-    with terminal.ending():
+    with working():
         found = checking.examine(wanted, terminal.counter("cases"))
-    _report_checks(found, json, [str(path) for path in plugin or ()])
+    files = [str(path) for path in plugin or ()]
+    if junit is not None:
+        from softbench import checks
+
+        write_text(junit, checks.junit(found, files), "--junit")
+    _report_checks(found, json, files, long=long)
     raise typer.Exit(found.exit_code)
 
 
@@ -197,7 +207,7 @@ def doctor() -> None:
     from softbench import doctor as doctors
     from softbench import tables, terminal
 
-    with terminal.ending():
+    with working():
         findings = doctors.examine(deadline=120)
     terminal.show(tables.facts(findings), terminal.console())
     raise typer.Exit(0 if doctors.healthy(findings) else 1)
@@ -210,7 +220,8 @@ def _report(kept: Any, json: Path | None) -> None:
     if not wrote_to_stdout(kept.document(), json):
         console = terminal.console()
         terminal.show(tables.results(kept.rows(), console), console)
-    typer.echo(f"softbench: wrote {kept.csv} and {kept.json}", err=True)
+    logs = f"; what failed wrote to {kept.log}" if kept.log.exists() else ""
+    typer.echo(f"softbench: wrote {kept.csv} and {kept.json}{logs}", err=True)
 
 
 def _show_plan(plan: Any) -> None:
@@ -232,12 +243,12 @@ def _show_plan(plan: Any) -> None:
     )
 
 
-def _report_checks(found: Any, json: Path | None, plugins: list[str]) -> None:
-    from softbench import tables, terminal
+def _report_checks(found: Any, json: Path | None, plugins: list[str], *, long: bool) -> None:
+    from softbench import checks, terminal
 
     if not wrote_to_stdout(found.document(), json):
         console = terminal.console()
-        terminal.show(tables.checks(found.findings), console)
+        terminal.show(checks.lines(found.findings) if long else checks.table(found.findings), console)
     for text in found.notes:
         typer.echo(f"softbench: {text}", err=True)
     for finding, again in found.to_repeat(plugins):

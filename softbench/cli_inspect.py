@@ -63,8 +63,9 @@ def list_backends(
     costs: Annotated[Path | None, typer.Option(metavar="FILE", help="A results CSV for --long. [results/h200/strategies.csv]")] = None,
     plugin: PluginOption = None,
     device: DeviceOption = None,
+    load: Annotated[bool, typer.Option("--load", help="Import plugins too, each in a process of its own: this runs their code.")] = False,
 ) -> None:
-    """List the backends: where they come from, and whether they can run here."""
+    """List the backends: where they come from, and whether they can run here. Plugins are read, not run, unless --load."""
     from softbench import config as configs
     from softbench import costs as costing
     from softbench import listing, registry, runner, terminal
@@ -72,7 +73,7 @@ def list_backends(
     known = costing.by_backend(read(costs)) if costs else costing.committed() if long else {}
     flags = configs.from_flags({"plugins": plugin, "device": device})
     with terminal.ending():
-        offers = runner.offers(configs.resolve({}, flags))
+        offers = runner.offers(configs.resolve({}, flags), load=load)
     found = registry.matching(offers, pattern)
     terminal.show(listing.guide(found, known) if long else listing.backends(found), terminal.console())
     if pattern == registry.ALL and (extras := [offer for offer in offers if offer.extra]):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -58,6 +60,19 @@ def measure(request: Any, *, resumable: bool = True) -> Any:
         raise typer.Exit(stop.exit_code) from None  # Typer would make 130 of every KeyboardInterrupt
 
 
+@contextmanager
+def working() -> Iterator[None]:
+    """A command that keeps nothing: an interruption ends its workers, and it with 130 or 143."""
+    from softbench import terminal
+
+    try:
+        with terminal.ending():
+            yield
+    except Interrupted as stop:
+        typer.echo("softbench: interrupted", err=True)
+        raise typer.Exit(stop.exit_code) from None
+
+
 def read(file: Path) -> Any:
     from softbench.results import read_csv
 
@@ -67,17 +82,25 @@ def read(file: Path) -> Any:
     return rows
 
 
-def try_json(where: Path | None, dry_run: bool = False) -> None:
+def try_json(where: Path | None, dry_run: bool = False, *, flag: str = "--json") -> None:
     """Before any work: the file that is asked for can be written."""
     if where is None or str(where) == "-":
         return
     if dry_run:
-        raise UsageError("--json: a dry run has nothing to write; leave out one of the two")
+        raise UsageError(f"{flag}: a dry run has nothing to write; leave out one of the two")
     try:
         with where.open("a"):
             pass
     except OSError as error:
-        raise UsageError(f"--json {where}: cannot be written: {error.strerror}") from None
+        raise UsageError(f"{flag} {where}: cannot be written: {error.strerror}") from None
+
+
+def write_text(where: Path, text: str, flag: str) -> None:
+    """A report into the file that was asked for."""
+    try:
+        where.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{flag} {where}: cannot be written: {error.strerror}") from None
 
 
 def wrote_to_stdout(document: Any, where: Path | None) -> bool:
@@ -90,10 +113,7 @@ def wrote_to_stdout(document: Any, where: Path | None) -> bool:
     if str(where) == "-":
         typer.echo(text)
         return True
-    try:
-        where.write_text(text + "\n")
-    except OSError as error:
-        raise UsageError(f"--json {where}: cannot be written: {error.strerror}") from None
+    write_text(where, text + "\n", "--json")
     return False
 
 

@@ -26,7 +26,7 @@ Common tolerances are vacuous here: with rtol = atol = 1e-2 a bf16 output of zer
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -39,6 +39,9 @@ U = 2.0**-24
 U_OUT = {"fp32": 0.0, "fp16": 2.0**-11, "bf16": 2.0**-8}
 ETA = {"fp32": 2.0**-126, "fp16": 2.0**-25, "bf16": 2.0**-126}
 LANES = {"cpu": 16, "cuda": 1024}
+
+
+See = Callable[[torch.Tensor, torch.Tensor], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,11 +103,16 @@ def excess(out: torch.Tensor, expected: torch.Tensor, bound: torch.Tensor) -> to
     return torch.where(expected.isfinite(), ratio, torch.where(same, 0.0, math.inf))
 
 
-def check(case: Case, inputs: tuple[torch.Tensor, ...], outputs: tuple[torch.Tensor, ...]) -> Accuracy:
-    """The verdict on what a backend made of `inputs` (see `softbench.inputs.make`): `outputs` is (y,), (dx,) or (y, dx)."""
+def check(case: Case, inputs: tuple[torch.Tensor, ...], outputs: tuple[torch.Tensor, ...], see: See | None = None) -> Accuracy:
+    """The verdict on what a backend made of `inputs` (see `softbench.inputs.make`): `outputs` is (y,), (dx,) or (y, dx).
+
+    `see` is shown some rows of an output after the other, and the reference's; what it makes of them is no part of the verdict.
+    """
     worst, loosest, where = 0.0, 0.0, ""
     for rows in row_chunks(case):
         for name, got, bounded in _rows(case, inputs, outputs, rows):
+            if see is not None:
+                see(got, bounded.expected)
             over = excess(got, bounded.expected, bounded.tight)
             loosest = max(loosest, excess(got, bounded.expected, bounded.loose).max().item())
             if (peak := over.max().item()) > worst:

@@ -129,12 +129,12 @@ class Ensemble:
         if reason := reply.get("skip"):
             self.state[lane].outcome = Skipped(str(reason))
         else:
-            self.state[lane].build = Build(**reply["build"])
+            self.state[lane].build = records.build_from_json(reply["build"])
 
     def _judge(self, lane: Lane, reply: dict[str, Any]) -> None:
         state = self.state[lane]
         untimed = str(reply.get("untimed", ""))
-        state.accuracy = accuracy = Accuracy(**{**reply["accuracy"], "grade": Grade(reply["accuracy"]["grade"])})
+        state.accuracy = accuracy = records.accuracy_from_json(reply["accuracy"])
         if accuracy.grade is Grade.WRONG:
             self._end(lane, Failed(Status.WRONG, "check", accuracy.detail))
         elif accuracy.grade is Grade.UNVERIFIED:
@@ -180,6 +180,18 @@ class Ensemble:
             raise ValueError("no samples")
         telemetry = records.telemetry_from_json(reply.get("telemetry"))
         self.state[lane].batches.append(Batch(self.process, turn, position, samples, telemetry))
+        if found := reply.get("accuracy"):  # of calls that were timed
+            self._judged_again(lane, records.accuracy_from_json(found))
+
+    def _judged_again(self, lane: Lane, accuracy: Accuracy) -> None:
+        """What a timed call returned is judged too: it ends what is wrong; where it is worse than the check was, it stands."""
+        state = self.state[lane]
+        if accuracy.grade in (Grade.WRONG, Grade.UNVERIFIED):
+            status = Status.WRONG if accuracy.grade is Grade.WRONG else Status.UNVERIFIED
+            state.accuracy = accuracy
+            self._end(lane, Failed(status, "time", accuracy.detail))
+        elif state.accuracy is None or accuracy.worst > state.accuracy.worst:
+            state.accuracy = accuracy
 
     def _profile(self, lane: Lane) -> None:
         """After the rounds, so that what the profiler leaves behind in the process is in none of the case's samples."""
@@ -205,13 +217,17 @@ class Ensemble:
             if isinstance(reply, Lost):
                 lane.worker = None
                 self._end(lane, Failed(reply.status, phase, reply.reason), lost=True)
-            elif failed := reply.get("failed"):
+            elif "failed" in reply:
                 if poisoned := bool(reply.get("poisoned")):
                     lane.drop(self.pool)
-                self._end(lane, Failed(Status(failed["status"]), phase, f"{phase}: {failed['reason']}"), lost=poisoned)
+                self._take(lane, reply["failed"], partial(self._failed, lane, phase, poisoned), phase)
             else:
                 answers[lane] = reply
         return answers
+
+    def _failed(self, lane: Lane, phase: str, poisoned: bool, answer: dict[str, Any]) -> None:
+        status, reason = records.failure_from_json(answer)
+        self._end(lane, Failed(status, phase, f"{phase}: {reason}"), lost=poisoned)
 
     def _take(self, lane: Lane, reply: dict[str, Any], take: Callable[[dict[str, Any]], None], phase: str) -> None:
         """Read an answer; one that is not what was asked for ends the worker: something else writes into its pipe."""

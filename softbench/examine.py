@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from softbench import correctness
 from softbench.catalogue import Draw, Item, items
-from softbench.contract import breach, interpreted, poison, reuses_output
+from softbench.contract import SHARED, breach, interpreted, poison, reuses_output, shared, versions
+from softbench.diagnostics import Gauge
+from softbench.guard import Guard, Watch
 from softbench.model import Accuracy, Case, Direction, Grade
+from softbench.trial import judged
 from softbench.units import size
+
+REUSES = "the next call overwrites its output, as it declares"
 
 Call = Callable[..., Any]
 
@@ -20,7 +25,8 @@ Call = Callable[..., Any]
 class Examiner:
     """A backend under examination; keeps the callable of the latest shape, as many items share one."""
 
-    def __init__(self, backend: Any, device: str) -> None:
+    def __init__(self, backend: Any, device: str, guard: Guard | None = None) -> None:
+        self.guard, self.gauge = guard, Gauge()
         self.backend, self.device = backend, torch.device(device)
         self.items = {(item.name, item.direction): item for item in items()}
         self.most_rows = rows[1] if (rows := interpreted(backend)) else None
@@ -33,7 +39,7 @@ class Examiner:
         Raises:
             KeyError: no such item. Whatever the backend raises passes through.
         """
-        item = self.items[name, direction]
+        item, self.gauge = self.items[name, direction], Gauge()
         if item.gpu_only and self.device.type == "cpu":
             return f"needs a GPU: {item.gpu_only}"
         if item.free_bytes and item.free_bytes > (free := torch.cuda.mem_get_info()[0]):
@@ -62,24 +68,34 @@ class Examiner:
         assert self._call is not None
         return self._call
 
+    def diagnostics(self) -> dict[str, dict[str, str]]:
+        """Of the latest item, as an answer carries them: numbers that JSON lacks as texts; empty where nothing was compared."""
+        return {"diagnostics": {key: f"{value:.6g}" for key, value in self.gauge.found().items()}} if self.gauge.rows else {}
+
     def _judge(self, item: Item, case: Case, call: Call, given: tuple[torch.Tensor, ...], dim: int) -> Accuracy:
-        kept = tuple(tensor.clone() for tensor in given)
+        kept, written = tuple(tensor.clone() for tensor in given), versions(given)
         poison(given, self.device.type)
+        watch = Watch(self.device.type)
         out = self._on_stream(call, given) if item.repeat == "stream" else call(*given)
-        if reason := breach(given, kept, (out,)):
+        late = watch.unfinished(out)
+        reason = breach(given, kept, (out,), written=written) or late
+        if reason := reason or (self.guard.replaced() if self.guard else ""):
             return Accuracy(Grade.WRONG, float("inf"), reason)
+        note = ""
         if item.repeat == "twice":
-            reuses = reuses_output(self.backend)
-            out = out.clone() if reuses else out
+            first = out.clone()
             again = call(*given)
-            if again.data_ptr() == out.data_ptr() and not reuses:
-                return Accuracy(Grade.WRONG, float("inf"), "two outputs that are both alive share their memory")
-            if not torch.equal(again, out):
+            if shared((again, out)):
+                if not reuses_output(self.backend):
+                    return Accuracy(Grade.WRONG, float("inf"), SHARED)
+                note = REUSES
+            if not torch.equal(again, first):
                 return Accuracy(Grade.WRONG, float("inf"), "gives another result the second time")
         if out.numel() == 0:
             return Accuracy(Grade.PASS, 0.0, "")
         rows = [tensor.movedim(dim, -1).reshape(case.M, case.N) if tensor.dim() else tensor.reshape(1, 1) for tensor in (*given, out)]
-        return correctness.check(case, tuple(rows[:-1]), (rows[-1],))
+        found = judged(self.backend, case, tuple(rows[:-1]), (rows[-1],), self.gauge)
+        return replace(found, detail=note) if note and found.grade is Grade.PASS else found
 
     def _on_stream(self, call: Call, given: tuple[torch.Tensor, ...]) -> Any:
         """The call on another stream than the default, which it has to wait for nobody but that stream."""

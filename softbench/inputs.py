@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 
@@ -53,3 +54,57 @@ def refill(given: tuple[torch.Tensor, ...], case: Case, seed: int) -> None:
     with torch.no_grad():
         for tensor, values in zip(given, fresh, strict=True):
             tensor.copy_(values)
+
+
+HARD_SHIFT = {"fp32": 1e7, "fp16": 1.5e3, "bf16": 1e3}
+"""As far as a row may be shifted and still differ within itself."""
+
+
+def harden(given: tuple[torch.Tensor, ...], case: Case, seed: int) -> None:
+    """Structured rows in place of normal ones, in the same memory: what is right on normal rows alone is then wrong.
+
+    forward: wide, shifted, constant, one-hot, rising, falling, with their mass at the end, all negative. backward: dy of ones, one-hot,
+    with a mean, and y saturated. Rows of a kind are one in so many; a case of few rows has few kinds, which the seed chooses.
+    `both` keeps its normal rows.
+    """
+    if case.direction is Direction.BOTH:
+        return
+    kinds = _hard_rows if case.direction is Direction.FORWARD else _hard_gradients
+    made = kinds(given, case, seed)
+    for kind, change in enumerate(made):
+        change(slice((kind + seed) % len(made), None, len(made)))
+
+
+def _hard_rows(given: tuple[torch.Tensor, ...], case: Case, seed: int) -> list[Callable[[slice], object]]:
+    (x,) = given
+    ramp = torch.linspace(0, 60, case.N, dtype=x.dtype, device=x.device)
+
+    def one_hot(rows: slice) -> None:
+        x[rows] = -50
+        x[rows, seed % case.N] = 50
+
+    return [
+        lambda rows: x[rows].mul_(30),
+        lambda rows: x[rows].add_(HARD_SHIFT[case.dtype]),
+        lambda rows: x[rows].fill_(3.25),
+        one_hot,
+        lambda rows: x[rows].copy_(ramp),
+        lambda rows: x[rows].copy_(ramp.flip(0)),
+        lambda rows: x[rows, -1:].fill_(30),
+        lambda rows: x[rows].abs_().neg_().sub_(100),
+    ]
+
+
+def _hard_gradients(given: tuple[torch.Tensor, ...], case: Case, seed: int) -> list[Callable[[slice], object]]:
+    dy, y = given
+
+    def one_hot(tensor: torch.Tensor, rows: slice) -> None:
+        tensor[rows] = 0
+        tensor[rows, seed % case.N] = 1
+
+    return [
+        lambda rows: dy[rows].fill_(1),
+        partial(one_hot, dy),
+        lambda rows: dy[rows].add_(5),
+        partial(one_hot, y),
+    ]

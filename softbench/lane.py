@@ -9,7 +9,7 @@ from pathlib import Path
 from softbench.model import Failed, Outcome, Skipped, Status
 from softbench.pool import Lost, Pool, Reply, Worker
 from softbench.protocol import Message
-from softbench.registry import Offer, Origin, offer_from_json
+from softbench.registry import Offer, Origin, offer_from_json, safe_name
 
 MAX_DEATHS = 3  # cases in a row that end a worker: the next ones would only cost their deadlines
 
@@ -65,6 +65,7 @@ def discover(pool: Pool, doors: Sequence[Origin], device: str, env: dict[str, st
             found = [Lane(offer) for offer in offers]
             if together and not offers[0].broken:
                 found[0].worker = worker
+                worker.label = found[0].name  # it is this backend's from now on, and so is what it writes
             else:
                 pool.discard(worker)
             lanes += found
@@ -75,8 +76,8 @@ def distinct(lanes: list[Lane]) -> list[Lane]:
     """What did not load goes by its file's stem; where another owns that name, it takes the file's whole name."""
     names = [lane.name for lane in lanes]
     for lane in lanes:
-        if lane.offer.broken and names.count(lane.name) > 1:
-            lane.offer = replace(lane.offer, name=Path(lane.offer.origin.target).name)
+        if lane.offer.broken and names.count(lane.name) > 1:  # what did not load goes by its file's stem, which another may own
+            lane.offer = replace(lane.offer, name=safe_name(Path(lane.offer.origin.target).name))
     return lanes
 
 
@@ -84,10 +85,10 @@ def offers_of(door: Origin, reply: Reply) -> list[Offer]:
     """What a `load` was answered with, as offers."""
     if isinstance(reply, Lost):
         return [Offer(door.label, door, broken=reply.reason, broken_status=reply.status)]
-    if failed := reply.get("failed"):
-        return [Offer(door.label, door, broken=f"import: {failed['reason']}")]
     try:
-        return [offer_from_json(data) for data in reply["offers"]] or [Offer(door.label, door, broken="import: it offers no backend")]
+        if "failed" in reply:
+            return [Offer(door.label, door, broken=f"import: {reply['failed']['reason']}")]
+        return [offer_from_json(data, door) for data in reply["offers"]] or [Offer(door.label, door, broken="import: it offers no backend")]
     except (KeyError, TypeError, ValueError, AttributeError):
         return [Offer(door.label, door, broken="import: its process gave an answer that is none")]
 

@@ -19,8 +19,9 @@ from softbench.registry import YARDSTICK, Offer, Origin
 
 CONTEXT_BYTES = {"cuda": 800 * 2**20, "cpu": 400 * 2**20}
 """What a worker holds before any case: a CUDA context and do_bench's 256 MiB flush buffer; on the CPU, torch and Inductor."""
-WORKING_TENSORS = 9
-"""(M, N) tensors that building and checking a case hold at most: inputs, their copies, outputs, a naive backend's temporaries."""
+WORKING_TENSORS = 10
+"""(M, N) tensors that building, checking and timing a case hold at most: inputs twice (copies, or the second set), outputs of up to
+three calls, a naive backend's temporaries."""
 CHECK_BYTES = 640 * 2**20
 """The float64 temporaries of the check (`softbench.inputs.CHUNK_BYTES`), with a margin."""
 

@@ -20,12 +20,13 @@ from types import TracebackType
 
 from softbench.errors import WorkersError
 from softbench.model import Status
-from softbench.protocol import Channel, Message
+from softbench.protocol import Channel, Message, harmless
 from softbench.units import one_line
 
 START_SECONDS = 120.0  # importing torch from a cold disk takes tens of seconds
 EXIT_SECONDS = 10.0  # a killed process that held a GPU is gone only when the driver has torn its context down
 STACK_SECONDS = 0.3
+KEPT_BYTES = 1 << 18  # of a worker's log: a compiler's last words are in it
 FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+),? in (?P<name>\S+)')
 
 
@@ -37,6 +38,8 @@ class Worker:
     channel: Channel
     log: Path
     label: str
+    troubled: bool = False
+    """True once it failed at something: its log is kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +67,9 @@ class Pool:
         self._ready = self._closed = False
         self.spent = {} if spent is None else spent
         """Seconds of waiting for workers, by what they were asked: where a run's time went. Several pools may add to one."""
+        self._logs: list[tuple[str, str]] = []
+        """Labels and logs of workers in trouble that nobody was told of yet."""
+        self._listener: Callable[[str, str], object] | None = None
 
     def __enter__(self) -> Pool:
         self._folder = tempfile.TemporaryDirectory(prefix="softbench-")
@@ -175,11 +181,13 @@ class Pool:
                 worker.channel.socket.setblocking(False)  # its last words, if it left any; another process may hold the pipe open
             if not worker.channel.fill():
                 return self._died(worker, phase)
-            reply = worker.channel.take()
+            reply = harmless(worker.channel.take())
+            worker.troubled |= reply is not None and "failed" in reply
             return reply if reply is not None or worker.pid not in self._exits else self._died(worker, phase)
         except BlockingIOError:
             return self._died(worker, phase)
-        except ValueError:
+        except (ValueError, RecursionError):
+            worker.troubled = True
             self.discard(worker)
             return Lost(Status.FAILED, f"its process wrote something that is no answer into the worker's pipe in {phase}")
 
@@ -188,6 +196,7 @@ class Pool:
         code = self._exits.get(worker.pid)
         how = "crashed" if code is None else f"crashed ({_signal_name(-code)})" if code < 0 else f"exited with code {code}"
         where = _useful_line(worker.log)
+        worker.troubled = True
         self.discard(worker)
         return Lost(Status.FAILED, one_line(f"{how} in {phase}{': ' + where if where else ''}"))
 
@@ -197,6 +206,7 @@ class Pool:
             os.kill(worker.pid, signal.SIGUSR1)  # its fault handler writes the stack, even from inside C code
         time.sleep(STACK_SECONDS)
         where = _top_frame(worker.log.read_bytes()[before:].decode(errors="replace"))
+        worker.troubled = True
         self.discard(worker)
         return Lost(Status.TIMEOUT, one_line(f"{phase} took longer than {seconds:g} s{' (' + where + ')' if where else ''}"))
 
@@ -213,6 +223,20 @@ class Pool:
                     os.kill(worker.pid, signal.SIGKILL)
         # The exit is reported only after the kernel has closed the process's files, and with them its CUDA context.
         self._pump_quietly(lambda: all(worker.pid in self._exits for worker in ending), EXIT_SECONDS)
+        for worker in ending:
+            if worker.troubled:
+                with suppress(OSError):
+                    self._logs.append((worker.label, worker.log.read_bytes()[-KEPT_BYTES:].decode(errors="replace")))
+        self._tell()
+
+    def tell(self, listener: Callable[[str, str], object]) -> None:
+        """`listener(label, log)` gets what every worker wrote that failed at something, now or when it ends."""
+        self._listener = listener
+        self._tell()
+
+    def _tell(self) -> None:
+        while self._logs and self._listener is not None:
+            self._listener(*self._logs.pop(0))
 
     def _pump_quietly(self, done: Callable[[], bool], seconds: float) -> None:
         with suppress(WorkersError):

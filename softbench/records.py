@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from softbench.model import (
+    DTYPES,
     Accuracy,
     Batch,
     Build,
@@ -24,6 +25,7 @@ from softbench.model import (
     Telemetry,
     Timing,
 )
+from softbench.protocol import typed
 from softbench.sampling import LIMIT
 
 
@@ -70,28 +72,77 @@ def record_from_json(data: dict[str, Any]) -> Record:
     Raises:
         KeyError, TypeError, ValueError: it is not a record.
     """
-    case = Case(**{**data["case"], "direction": Direction(data["case"]["direction"])})
+    case = _case(data["case"])
+    backend, source = _text(data["backend"]), _text(data["source"])
     outcome = dict(data["outcome"])
     kind = outcome.pop("kind")
     if kind == "skipped":
-        return Record(data["backend"], case, Skipped(**outcome), data["source"])
-    build = Build(**outcome["build"]) if outcome["build"] else None
-    accuracy = None
-    if found := outcome["accuracy"]:
-        accuracy = Accuracy(Grade(found["grade"]), float(found["worst"]), found["detail"])
+        return Record(backend, case, Skipped(_text(outcome["reason"]), bool(outcome["unavailable"])), source)
+    build = build_from_json(outcome["build"]) if outcome["build"] else None
+    accuracy = accuracy_from_json(outcome["accuracy"]) if outcome["accuracy"] else None
     if kind == "failed":
-        ended = Failed(Status(outcome["status"]), outcome["stage"], outcome["reason"], build, accuracy)
-        return Record(data["backend"], case, ended, data["source"])
+        ended = Failed(Status(outcome["status"]), _text(outcome["stage"]), _text(outcome["reason"]), build, accuracy)
+        return Record(backend, case, ended, source)
     if build is None or accuracy is None:
         raise ValueError("a cell without build or accuracy")
     if kind == "checked":
-        return Record(data["backend"], case, Checked(build, accuracy, outcome["reason"]), data["source"])
-    batches = tuple(
-        Batch(**{**batch, "samples_us": tuple(batch["samples_us"]), "telemetry": telemetry_from_json(batch.get("telemetry"))})
-        for batch in outcome["timing"]["batches"]
-    )
-    timing = Timing(**{**outcome["timing"], "batches": batches})
-    return Record(data["backend"], case, Measured(build, accuracy, timing, profile_from_json(outcome.get("profile", {}))), data["source"])
+        return Record(backend, case, Checked(build, accuracy, _text(outcome["reason"])), source)
+    timing = dict(outcome["timing"])
+    batches = tuple(_batch(batch) for batch in timing["batches"])
+    if not batches:
+        raise ValueError("a cell without samples")
+    words = (_text(timing.get(name, "")) for name in ("kind", "l2", "stopped"))
+    measured = Measured(build, accuracy, Timing(batches, *words), profile_from_json(outcome.get("profile", {})))
+    return Record(backend, case, measured, source)
+
+
+def _case(data: dict[str, Any]) -> Case:
+    case = Case(**{**data, "direction": Direction(data["direction"])})
+    if case.dtype not in DTYPES or case.device not in ("cpu", "cuda") or not all(0 < _count(size) < 2**63 for size in (case.M, case.N)):
+        raise ValueError("a case that is none")
+    return case
+
+
+def _batch(data: dict[str, Any]) -> Batch:
+    samples = tuple(float(us) for us in data["samples_us"])
+    if not samples or not all(0 < us < math.inf for us in samples):
+        raise ValueError("samples that are none")
+    process, turn, position = (_count(data[name]) for name in ("process", "round", "position"))
+    return Batch(process, turn, position, samples, telemetry_from_json(data.get("telemetry")))
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError("a text that is none")
+    return value
+
+
+def _count(value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise TypeError("a count that is none")
+    return value
+
+
+def accuracy_from_json(data: dict[str, Any]) -> Accuracy:
+    """A verdict as JSON has it, also from a worker, whose word is only data.
+
+    Raises:
+        KeyError, TypeError, ValueError: it is none.
+    """
+    return Accuracy(Grade(data["grade"]), float(data["worst"]), str(data["detail"]))
+
+
+def failure_from_json(data: dict[str, Any]) -> tuple[Status, str]:
+    """As `accuracy_from_json`, of a worker's failure: status and reason."""
+    return Status(data["status"]), str(data["reason"])
+
+
+def build_from_json(data: dict[str, Any]) -> Build:
+    """As `accuracy_from_json`, of a build."""
+    build = typed(Build, data)
+    if build.seconds < 0:
+        raise ValueError("a build that took less than no time")
+    return build
 
 
 def telemetry_from_json(data: dict[str, Any] | None) -> Telemetry | None:
@@ -117,6 +168,8 @@ def profile_from_json(data: dict[str, Any]) -> Profile:
     """
     fields: dict[str, Any] = {key: tuple(value) if isinstance(value, list | tuple) else value for key, value in data.items()}
     profile = Profile(**fields)
+    if not all(isinstance(word, str) for word in (*profile.kernels, profile.note)):
+        raise ValueError("a name that is none")
     if not all(0 < us < math.inf for us in (*profile.device_us, *profile.host_us)):
         raise ValueError("a time that is none")
     if not all(count is None or (isinstance(count, int) and count >= 0) for count in (profile.peak_bytes, profile.recompiles)):

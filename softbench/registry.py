@@ -17,6 +17,8 @@ from typing import Any
 
 from softbench.config import unknown
 from softbench.errors import UsageError
+from softbench.protocol import typed
+from softbench.units import one_line
 
 GROUP = "softbench.backends"
 YARDSTICK = "copy"
@@ -41,6 +43,11 @@ class Origin:
     alias: str = ""
     """What the user wants its backend to be called: two versions of one file may stand side by side."""
 
+    @property
+    def own(self) -> bool:
+        """True of softbench's own backends, false of a plugin."""
+        return self.kind != "file" and self.target.startswith("softbench.")
+
 
 @dataclass(frozen=True, slots=True)
 class Offer:
@@ -63,6 +70,8 @@ class Offer:
     """True when `all` leaves it out: it is taken by name or pattern."""
     reuses_output: bool = False
     """True when its next call overwrites what a call returned."""
+    loaded: bool = True
+    """False where the plugin was only looked at (`softbench.glance`), not run."""
 
 
 def origins(plugins: Iterable[Path]) -> tuple[Origin, ...]:
@@ -74,7 +83,7 @@ def origins(plugins: Iterable[Path]) -> tuple[Origin, ...]:
     found = []
     for point in metadata.entry_points(group=GROUP):
         shown = f"{point.dist.name} {point.dist.version}" if point.dist else point.value
-        found.append(Origin("entry point", point.name, point.value, shown))
+        found.append(Origin("entry point", safe_name(point.name), point.value, one_line(shown)))
     if not found:
         raise UsageError("softbench is not installed, so its backends are not registered; run: pip install -e .")
     for given in plugins:
@@ -85,8 +94,13 @@ def origins(plugins: Iterable[Path]) -> tuple[Origin, ...]:
             raise UsageError(f"--plugin {path}: {error.strerror}") from None
         if not there:
             raise UsageError(f"--plugin {path}: no such file")
-        found.append(Origin("file", alias or path.stem, str(path.resolve()), str(given), alias))
+        found.append(Origin("file", alias or safe_name(path.stem), str(path.resolve()), one_line(str(given)), alias))
     return tuple(found)
+
+
+def safe_name(text: str) -> str:
+    """A file's name as one that a backend could have: it goes into tables and files."""
+    return text if NAME.fullmatch(text) else re.sub(r"[^A-Za-z0-9.]+", "-", text).strip("-.")[:64] or "plugin"
 
 
 def _aliased(given: Path) -> tuple[str, Path]:
@@ -244,6 +258,13 @@ def offer_to_json(offer: Offer) -> dict[str, Any]:
     return asdict(offer)
 
 
-def offer_from_json(data: dict[str, Any]) -> Offer:
-    """The inverse of `offer_to_json`."""
-    return Offer(**{**data, "origin": Origin(**data["origin"])})
+def offer_from_json(data: dict[str, Any], door: Origin) -> Offer:
+    """The inverse of `offer_to_json`, for what came through `door`: a worker's word is only data.
+
+    Raises:
+        KeyError, TypeError, ValueError: it is no offer.
+    """
+    offer = typed(Offer, {**data, "origin": door, "loaded": True})
+    if not NAME.fullmatch(offer.name):
+        raise ValueError("an offer without a name")
+    return offer

@@ -15,6 +15,7 @@ from typing import Any
 from softbench import labels, roofline, stats
 from softbench.errors import ResultsError
 from softbench.model import DTYPES, Build, Checked, Direction, Failed, Grade, Measured, Profile, Record, Skipped, Status, Timing
+from softbench.registry import NAME
 from softbench.units import one_line
 
 
@@ -104,6 +105,8 @@ class Row:
 
 IMPLAUSIBLE = "implausible"
 """The label under which no bandwidth is published."""
+FORMULA = ("=", "+", "-", "@")
+"""How a text must not begin that a spreadsheet opens: it gets an apostrophe in front, as spreadsheets do it, which reading takes off."""
 COLUMNS = tuple("class" if field.name == "grade" else field.name for field in fields(Row))
 TYPES = {field.name: field.type for field in fields(Row)}
 LATER = {field.name: field.default for field in fields(Row) if field.default is not MISSING}
@@ -225,6 +228,9 @@ def to_csv(rows: Iterable[Row]) -> str:
 def _cell(value: object) -> str:
     if value is None:
         return ""
+    if isinstance(value, str):
+        text = one_line(value)
+        return f"'{text}" if text.startswith(FORMULA) else text
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
@@ -280,6 +286,8 @@ def _row_of(values: dict[str, str]) -> Row:
         except ValueError:
             raise ValueError(f"{column}: '{text[:40]}' is not a number") from None
     row = Row(**found)
+    if not NAME.fullmatch(row.backend):
+        raise ValueError(f"backend: '{row.backend[:40]}' is no name of one")
     if not (0 < row.M < 2**63 and 0 < row.N < 2**63):
         raise ValueError("M and N must be positive")
     figures = (row.median_us, row.p20_us, row.p80_us, *(() if row.timer == "host" or IMPLAUSIBLE in row.labels else (row.gbps,)))
@@ -292,7 +300,8 @@ def _row_of(values: dict[str, str]) -> Row:
 
 def _value(text: str, kind: str) -> str | int | float | None:
     if kind == "str":
-        return one_line(text)  # a file from elsewhere may hold escape sequences
+        unquoted = text[1:] if text.startswith("'") and text[1:].startswith(FORMULA) else text
+        return one_line(unquoted)  # a file from elsewhere may hold escape sequences
     if not text and "None" in kind:
         return None
     return int(text) if kind.startswith("int") else float(text)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from softbench import config, registry, store
+from softbench import config, glance, registry, store
 from softbench import plan as planning
 from softbench.ensemble import Ensemble
 from softbench.errors import ResultsError
@@ -61,13 +61,16 @@ def dry_run(request: Request) -> Plan:
         return planning.make(pool, request.file, request.flags, quick=request.quick)[0]
 
 
-def offers(settings: config.Settings) -> list[Offer]:
-    """Every backend there is, available or not, broken ones too."""
+def offers(settings: config.Settings, *, load: bool) -> list[Offer]:
+    """Every backend there is, available or not. Only softbench's own code is run, unless `load`: then plugins are, and broken ones told."""
+    doors = registry.origins(settings.plugins)
+    foreign = () if load else tuple(door for door in doors if not door.own)
     with Pool() as pool:
         look = planning.probe(pool, settings.timeout["import"])
         device, gpu = planning.choose_device(settings.device, look)
-        lanes = planning.open_doors(pool, registry.origins(settings.plugins), device, gpu, look, settings.timeout["import"])
-        return [lane.offer for lane in lanes]
+        opened = [door for door in doors if door not in foreign]
+        lanes = planning.open_doors(pool, opened, device, gpu, look, settings.timeout["import"])
+    return [lane.offer for lane in lanes] + [offer for door in foreign for offer in glance.at(door)]
 
 
 def run(request: Request, observer: Observer, on_start: Callable[[store.Run], None]) -> store.Run:
@@ -90,6 +93,7 @@ def run(request: Request, observer: Observer, on_start: Callable[[store.Run], No
             observer.note(told if found else f"{told}; measuring everything")
         kept = found or store.start(request.output, header)
         on_start(kept)
+        pool.tell(kept.keep_log)
         observer.begin(plan, plan.settings.processes * len(plan.cases) * len(plan.offers), kept.name)
         try:
             execute(plan, kept, observer, pool, lanes)
@@ -123,6 +127,7 @@ def execute(plan: Plan, kept: store.Run, observer: Observer, pool: Pool, first: 
         for process, more in zip(left, [*left[1:], None], strict=True):
             current = ahead or end.enter_context(Pool(spent=pool.spent))
             ahead = end.enter_context(Pool(spent=pool.spent)) if more is not None and plan.device == "cuda" else None
+            current.tell(kept.keep_log)
             _one_set(plan, kept, observer, current, [Lane(offer) for offer in plan.offers] if process else first, process)
             if process:
                 current.close()

@@ -2,7 +2,7 @@
 
 While it runs, DIR/<run>.jsonl is its journal (a header, then a line a cell, raw samples in it) and DIR/<run>.csv is rewritten whole.
 When it is done the journal becomes DIR/<run>.json, and both files are published as latest.csv and latest.json. A journal that is
-left over is an interrupted run: `--resume` goes on with it.
+left over is an interrupted run: `--resume` goes on with it. What workers wrote that failed at something is in DIR/<run>.log.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from softbench.errors import ResultsError
 from softbench.model import Case, Record
 from softbench.records import merge, record_from_json, record_to_json
 from softbench.results import Row, row, to_csv
+from softbench.units import one_line, printable
 
 SCHEMA = 1
 CHEAP_SECONDS, LAG = 0.02, 20  # a CSV that takes longer to write (of many processes) is written in a twentieth of the time at most
@@ -64,6 +65,15 @@ class Run:
     @property
     def json(self) -> Path:
         return self.folder / f"{self.name}.json"
+
+    @property
+    def log(self) -> Path:
+        return self.folder / f"{self.name}.log"
+
+    def keep_log(self, label: str, text: str) -> None:
+        """What a backend's worker wrote that failed at something. Raises nothing: a log that cannot be written is no reason to stop."""
+        with suppress(OSError), self.log.open("a", encoding="utf-8", errors="replace") as file:
+            file.write(f"== {one_line(label, 100)} ==\n{printable(text).rstrip()}\n")
 
     def has(self, process: int, names: Sequence[str], case: Case) -> bool:
         """True when the records of all these backends are there, from the very sources that would be measured now."""
@@ -217,9 +227,9 @@ def _reopen(folder: Path, path: Path, journal: IO[bytes], header: dict[str, Any]
         for line in lines[1:]:
             number += 1
             entry = json.loads(line)
-            process, record = entry.pop("process"), record_from_json(entry)
+            process, record = int(entry.pop("process")), record_from_json(entry)
             run.cells[process, record.backend, record.case] = record
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise ValueError(f"{path.name}, line {number} is damaged ({type(error).__name__}: {error})") from None
     if difference is not None:
         raise ValueError(f"{difference} was {then.get(difference)}, now it is {now.get(difference)}")

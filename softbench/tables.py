@@ -14,7 +14,6 @@ from rich.table import Table
 from rich.text import Text
 
 from softbench import labels, units
-from softbench.checking import Finding
 from softbench.compare import Pair
 from softbench.model import FAILURES, TIMERS, Grade, Status
 from softbench.registry import Offer
@@ -158,61 +157,6 @@ def cells(rows: Sequence[Row]) -> RenderableType:
     return Group(table, Text(), *notes(rows))
 
 
-VERDICTS = {"pass": ".", "low-precision": "~", "wrong": "X", "failed": "!", "unverified": "?", "skipped": "-"}
-VERDICT_STYLES = {"low-precision": "yellow", "wrong": "bold red", "failed": "bold red", "skipped": "dim"}
-
-
-def checks(findings: Sequence[Finding]) -> RenderableType:
-    """A table for each direction: cases down, backends across, a sign for each dtype; under it the counts and every reason."""
-    parts: list[RenderableType] = []
-    names = list(dict.fromkeys(finding.backend for finding in findings))
-    dtypes = list(dict.fromkeys(finding.dtype for finding in findings))
-    for direction in dict.fromkeys(finding.direction for finding in findings):
-        section = [finding for finding in findings if finding.direction == direction]
-        by_cell = {(finding.item, finding.backend, finding.dtype): finding for finding in section}
-        table = Table(show_edge=False, pad_edge=False)
-        table.add_column("case", no_wrap=True)
-        for name in names:
-            table.add_column(name, justify="center", no_wrap=True)
-        for item in dict.fromkeys(finding.item for finding in section):
-            table.add_row(item, *(_signs([by_cell.get((item, name, dtype)) for dtype in dtypes]) for name in names))
-        parts += [Text(f"{direction}: {', '.join(dtypes)}", style="bold"), table, Text()]
-    legend = "; ".join(f"{sign} {verdict}" for verdict, sign in VERDICTS.items())
-    return Group(*parts, Text(legend, style="dim"), *_counts(findings, names), *_skips(findings))
-
-
-def _signs(findings: Sequence[Finding | None]) -> Text:
-    text = Text()
-    for finding in findings:
-        verdict = finding.verdict if finding else ""
-        text.append(VERDICTS.get(verdict, " "), style=VERDICT_STYLES.get(verdict, ""))
-    return text
-
-
-def _counts(findings: Sequence[Finding], names: Sequence[str]) -> list[Text]:
-    """A line for each backend: how many of each verdict, and the largest error over its bound among the passes."""
-    lines = []
-    for name in names:
-        own = [finding for finding in findings if finding.backend == name]
-        tally = ", ".join(
-            f"{sum(f.verdict == verdict for f in own)} {verdict}" for verdict in VERDICTS if any(f.verdict == verdict for f in own)
-        )
-        worst = max((f.worst for f in own if f.worst is not None and f.verdict == Grade.PASS), default=None)
-        tight = "" if worst is None else f"; at most {worst:.2f} of the bound where it passes"
-        lines.append(Text(f"{name}: {tally}{tight}"))
-    return lines
-
-
-def _skips(findings: Sequence[Finding]) -> list[Text]:
-    """A line for each reason of a skip: which backends, and how many cases."""
-    grouped: dict[str, list[Finding]] = {}
-    for finding in findings:
-        if finding.verdict == "skipped":
-            grouped.setdefault(finding.reason, []).append(finding)
-    names = {reason: ", ".join(dict.fromkeys(finding.backend for finding in some)) for reason, some in grouped.items()}
-    return [Text(f"skipped: {reason} ({units.count(len(some), 'cell')} of {names[reason]})") for reason, some in grouped.items()]
-
-
 def comparison(pairs: Sequence[Pair], names: tuple[str, str]) -> RenderableType:
     """Cell by cell: both figures, their ratio, and a sign only where it is beyond the noise of both."""
     table = Table(show_edge=False, pad_edge=False)
@@ -235,6 +179,8 @@ def offer(found: Offer) -> tuple[str, str, str]:
         else ("unavailable", found.unavailable)
         if found.unavailable
         else ("available", found.summary)
+        if found.loaded
+        else ("not loaded", found.summary)
     )
     reuse = "; reuses its output" if found.reuses_output else ""
     return found.name, state, f"{text}{reuse} [{found.origin.shown}]"

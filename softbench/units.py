@@ -53,3 +53,9 @@ def one_line(text: str, limit: int = 300) -> str:
     printable = text.encode("utf-8", "replace").decode("utf-8")  # lone surrogates can be neither printed nor stored
     line = " ".join(_CONTROL.sub(" ", printable).split())
     return line if len(line) <= limit else line[: limit - 3] + "..."
+
+
+def printable(text: str) -> str:
+    """Text of several lines without what a terminal would obey: only its line breaks and tabs stay."""
+    lines = text.encode("utf-8", "replace").decode("utf-8").replace("\r\n", "\n").split("\n")
+    return "\n".join("\t".join(_CONTROL.sub(" ", part) for part in line.split("\t")) for line in lines)

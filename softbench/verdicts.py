@@ -94,9 +94,9 @@ def junit(report: Report) -> str:
         case = ElementTree.SubElement(suite, "testcase", {"classname": f"softbench.{verdict.cell.backend}", "name": verdict.cell.case})
         told = " ".join(part for part in _row(verdict)[3:] if part)
         if verdict in failing:
-            ElementTree.SubElement(case, "failure", {"type": verdict.state.value, "message": _xml(told)})
+            ElementTree.SubElement(case, "failure", {"type": verdict.state.value, "message": xml_text(told)})
         elif verdict in skipped:
-            ElementTree.SubElement(case, "skipped", {"message": _xml(told)})
+            ElementTree.SubElement(case, "skipped", {"message": xml_text(told)})
     whole = ElementTree.SubElement(suite, "testcase", {"classname": "softbench", "name": "gate"})
     if report.exit_code == 3:  # no cell fails, and yet it is no success
         ElementTree.SubElement(whole, "error", {"type": "inconclusive", "message": report.summary})
@@ -104,7 +104,7 @@ def junit(report: Report) -> str:
     return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
 
 
-def _xml(words: str) -> str:
+def xml_text(words: str) -> str:
     """Text without the characters that XML cannot hold at all."""
     return units.one_line(words, 1000).replace("\ufffe", "?").replace("\uffff", "?")
 

@@ -7,9 +7,9 @@ Each request is one message, each answer one message:
     build   case, seed                      -> build | skip
     check                                   -> accuracy; untimed: why it is not to be timed, or empty
     catalogue                               -> items: name, direction and whether it is faced alone, of each
-    examine item, direction, dtype, seed    -> accuracy | skip
+    examine item, direction, dtype, seed    -> accuracy, diagnostics | skip
     inspect case, seed                      -> inspection (`softbench.generated`) | skip
-    time    warmup_ms, batch_ms, timer, l2  -> samples_us, kind, telemetry: the GPU right after
+    time    warmup_ms, batch_ms, timer, l2  -> samples_us, kind, telemetry: the GPU right after; accuracy: of calls that were timed
     profile batch_ms, l2                    -> profile: device and host time of a call, its kernels
     release                                 -> gives the case's device memory back; `time` takes it again
 
@@ -18,23 +18,29 @@ or `failed`: status, stage, reason; `poisoned` with it when the CUDA context is 
 
 from __future__ import annotations
 
+import statistics
 import time
 import traceback
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any
 
 import torch
 
-from softbench import contract, correctness, inputs, registry, telemetry, timing, units
+from softbench import contract, guard, inputs, registry, telemetry, timing, units
 from softbench.catalogue import items
 from softbench.compilations import Compilations, Graphs
 from softbench.environment import probe
 from softbench.examine import Examiner
+from softbench.guard import HIDDEN_US, Guard, Watch, hidden_us
 from softbench.model import Accuracy, Build, Case, Direction, Grade, Profile, Status, Telemetry
 from softbench.protocol import Channel, Message
+from softbench.rotation import Rotation
+from softbench.trial import Trial, judged, out_of_memory
 from softbench.units import one_line
 
+CLOCK = time.perf_counter  # bound before a plugin can patch it
 REFILL = 2**31
 """Added to the seed of what a case is checked and timed on, so that no user's seed is met."""
 
@@ -52,17 +58,12 @@ def serve(channel: Channel) -> None:
 
 
 def _failure(stage: str, error: Exception) -> Message:
-    status = Status.OOM if _out_of_memory(error) else Status.FAILED
+    status = Status.OOM if out_of_memory(error) else Status.FAILED
     text = str(error).strip()
     # A compiler's log or a CUDA hint may follow; the first line says what happened, the log keeps the rest.
     reason = f"{type(error).__name__}: {text.splitlines()[0]}" if text else type(error).__name__
     traceback.print_exception(error)
     return {"status": status, "stage": "import" if stage == "load" else stage, "reason": one_line(reason)}
-
-
-def _out_of_memory(error: Exception) -> bool:
-    """torch's own error on the GPU; on the CPU its allocator raises a bare RuntimeError."""
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "DefaultCPUAllocator" in str(error)
 
 
 def _poisoned() -> bool:
@@ -94,6 +95,10 @@ class Seat:
         """Calls a CPU sample of this case spans; see `softbench.timing.Timer`."""
         self.call: Callable[..., Any] | None = None
         self.inputs: tuple[torch.Tensor, ...] | None = None
+        self.rotation: Rotation | None = None
+        self.looked_behind = False
+        """True once this case's calls have been looked behind (`softbench.guard.hidden_us`)."""
+        self.guard: Guard | None = None
         self.examiner: Examiner | None = None
 
     def do_probe(self) -> Message:
@@ -103,9 +108,10 @@ class Seat:
         return {"items": [[item.name, item.direction, item.free_bytes > 0] for item in items()]}
 
     def do_load(self, origin: Message, device: str, name: str | None = None) -> Message:
-        """Bind the timers, then import the plugin: what it patches, it patches too late."""
+        """Bind the timers, and note what else could be patched; then import the plugin."""
         self.device = device
         self.timers = timing.bind(device)
+        self.guard = guard.bind(device)
         door = registry.Origin(**origin)
         backends = registry.load(door)
         named = [backend for backend in backends if backend.name == name] or list(backends)
@@ -125,47 +131,31 @@ class Seat:
         compiles = getattr(self.backend, "compiles", False)
         compilations = Compilations() if compiles else None
         self.graphs = Graphs()
-        start = time.perf_counter()
+        start = CLOCK()
         self._prepare()
-        seconds = time.perf_counter() - start
+        seconds = CLOCK() - start
         state = "cold" if compiles == "always" else compilations.state() if compilations else ""
         self.graphs_built = self.graphs.count()
-        return {"build": asdict(Build(seconds, state, self.graphs.seconds(), self.graphs.breaks(), contract.reuses_output(self.backend)))}
+        reuses = bool(getattr(self.backend, "reuses_output", False))
+        return {"build": asdict(Build(seconds, state, self.graphs.seconds(), self.graphs.breaks(), reuses))}
 
     def do_check(self) -> Message:
-        """Run on new values in the old memory, into memory poisoned with NaN, and compare before the reference is computed near it."""
-        case, given = self._case(), self._inputs()
+        """Structured values, then normal ones, in the old memory (`softbench.trial`)."""
         if self.call is None:
             raise RuntimeError("asked to check before a case was built")
         self.seed += REFILL  # buffers that are given back and made again have the checked values too
-        inputs.refill(given, case, self.seed)
-        kept = tuple(tensor.detach().clone() for tensor in given)
-        contract.poison(given, self.device)
-        held_bytes = self._reset_peak()
-        outputs = self.call(*given)
-        timing.synchronize(self.device)
-        if held_bytes is not None:
-            self.peak_bytes = torch.cuda.max_memory_allocated() - held_bytes
-        results = outputs if case.direction is Direction.BOTH else (outputs,)
-        if reason := contract.breach(given, kept, results, expected=2 if case.direction is Direction.BOTH else 1):
-            return {"accuracy": asdict(Accuracy(Grade.WRONG, float("inf"), reason))}
-        del kept
-        judge = correctness.check_yardstick if getattr(self.backend, "computes", "softmax") == "copy" else correctness.check
-        try:
-            accuracy = judge(case, given, results)
-        except (RuntimeError, MemoryError) as error:
-            if not _out_of_memory(error):
-                raise
-            accuracy = Accuracy(Grade.UNVERIFIED, float("nan"), f"the float64 reference needs more memory: {one_line(str(error), 120)}")
+        trial = Trial(self._case(), self.call, self._inputs(), self.backend, self.guard)
+        accuracy = trial.run(self.seed)
+        self.peak_bytes = trial.peak_bytes
         return {"accuracy": asdict(accuracy), "untimed": self._untimed()}
 
     def do_examine(self, item: str, direction: str, dtype: str, seed: int) -> Message:
         """One item of the catalogue (`softbench.catalogue`)."""
         if self.examiner is None:
-            self.examiner = Examiner(self.backend, self.device)
+            self.examiner = Examiner(self.backend, self.device, self.guard)
         found = self.examiner.examine(item, Direction(direction), dtype, seed)
         self._empty()
-        return {"skip": one_line(found)} if isinstance(found, str) else {"accuracy": asdict(found)}
+        return {"skip": one_line(found)} if isinstance(found, str) else {"accuracy": asdict(found), **self.examiner.diagnostics()}
 
     def do_inspect(self, case: Message, seed: int) -> Message:
         """Look at what is generated for a case (`softbench.inspection`)."""
@@ -179,18 +169,37 @@ class Seat:
         return {"inspection": inspection.inspect(self.backend, wanted, seed).document()}
 
     def do_time(self, warmup_ms: float, batch_ms: float, timer: str, l2: str) -> Message:
-        timers, call = self._ready()
+        timers, rotation = self._ready(l2)
         if self.telemetry is None:
             self.telemetry = telemetry.reader(self.device)
+        call, watch = rotation.renew(), Watch(self.device)
         samples, self.block = timers.by_name[timer, l2](call, warmup_ms, batch_ms, self.block)
         reading = self.telemetry()
-        return {"samples_us": samples, "kind": timer, "telemetry": asdict(reading) if reading else None}
+        found = self._verified(rotation, watch, call, samples)
+        timed = {"samples_us": samples, "kind": timer, "telemetry": asdict(reading) if reading else None}
+        return timed | ({"accuracy": asdict(found)} if found else {})
+
+    def _verified(self, rotation: Rotation, watch: Watch, call: Callable[[], Any], samples: list[float]) -> Accuracy | None:
+        """Of calls that were timed: whether they were done when they returned, and two of their outputs."""
+        reason = self.guard.replaced() if self.guard else ""
+        reason = reason or watch.left()
+        if not reason and self.device == "cuda" and not self.looked_behind:
+            self.looked_behind = True
+            hidden = hidden_us(call, statistics.median(samples))
+            if hidden > HIDDEN_US:
+                reason = (
+                    f"the GPU still works {hidden:.0f} us after the caller's stream has finished: on another stream, where no event sees it"
+                )
+        if reason:
+            return Accuracy(Grade.WRONG, float("inf"), reason)
+        return rotation.verify(partial(judged, self.backend))
 
     def do_profile(self, batch_ms: float, l2: str) -> Message:
         """A profiler that cannot be had costs its figures only: the note says why, and the cell keeps the others."""
-        timers, call = self._ready()
+        timers, rotation = self._ready(l2)
         if timers.meter is None:
             return self._profiled(Profile())
+        call = rotation.renew()
         host_us = timers.meter.host(call, batch_ms)  # first: once CUPTI has been started, issuing a call may cost more
         try:
             device_us, kernels = timers.meter.device(call, batch_ms, l2)
@@ -206,39 +215,36 @@ class Seat:
         recompiles = made - self.graphs_built if made else None
         return {"profile": asdict(replace(profile, peak_bytes=self.peak_bytes, recompiles=recompiles))}
 
-    def _ready(self) -> tuple[timing.Timers, Callable[[], Any]]:
-        """The timers and the call they time, with buffers that were released taken again."""
+    def _ready(self, l2: str) -> tuple[timing.Timers, Rotation]:
+        """The timers, and the inputs they time a call on, with buffers that were released taken again."""
         if self.inputs is None:
             self.inputs = inputs.make(self._case(), self.seed, torch.device(self.device))
         if self.call is None:
             before = self.graphs.count()
             self._prepare()
             self.graphs_built += self.graphs.count() - before
-        call, given = self.call, self._inputs()
-        if call is None or self.timers is None:
+        if self.call is None or self.timers is None:
             raise RuntimeError("asked to time before a case was built")
-        return self.timers, lambda: call(*given)
+        if self.rotation is None:
+            self.rotation = Rotation(self._case(), self._inputs(), self.call, overwrites=contract.reuses_output(self.backend))
+        if l2 != "warm":
+            self.rotation.widen()
+        return self.timers, self.rotation
 
     def do_release(self) -> Message:
         """Keep the callable if all it cost was host memory: preparing it anew may mean compiling anew."""
-        self.inputs = None
+        self.inputs = self.rotation = None
         if self.device != "cuda" or torch.cuda.memory_allocated() > 0:
             self.call = None
         self._empty()
         return {"released": True}
 
     def _forget(self) -> None:
-        self.inputs = self.call = self.case = None
+        self.inputs = self.call = self.case = self.rotation = None
         self.block = 0
+        self.looked_behind = False
         self.peak_bytes = None
         self._empty()
-
-    def _reset_peak(self) -> int | None:
-        """Bytes that are allocated now, the peak from here on; None on the CPU."""
-        if self.device != "cuda":
-            return None
-        torch.cuda.reset_peak_memory_stats()
-        return torch.cuda.memory_allocated()
 
     def _empty(self) -> None:
         if self.device == "cuda":

@@ -28,6 +28,7 @@ ROOMS = [
         "store",
         "records",
         "registry",
+        "glance",
         "protocol",
     }
     | {"inference", "evidence", "comparable", "gate", "against_baseline", "same_run", "baseline", "calibration"},  # pure core
@@ -36,6 +37,10 @@ ROOMS = [
         "inputs",
         "reference",
         "correctness",
+        "diagnostics",
+        "guard",
+        "rotation",
+        "trial",
         "device_time",
         "telemetry",
         "timing",
@@ -49,7 +54,7 @@ ROOMS = [
         "nursery",
     },  # torch side
     {"pool", "lane", "plan", "ensemble", "runner", "checking", "doctor", "versus", "families", "inspecting"},  # conductor
-    {"tables", "listing", "plots", "progress", "verdicts", "forest", "power"},  # views
+    {"tables", "listing", "checks", "plots", "progress", "verdicts", "forest", "power"},  # views
     {"terminal", "commands", "cli", "cli_gate", "cli_baseline", "cli_inspect", "__main__"},  # door
 ]
 """A room may import from itself and from the rooms above it."""

@@ -2,7 +2,14 @@
 
 import json
 import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
 from importlib import metadata
+from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -88,3 +95,93 @@ def test_bad_input_is_one_line_and_exit_2(cli, arguments, part):
     assert done.returncode == 2
     assert part in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_findings_have_diagnostics_a_junit_file_and_a_line_that_can_be_pasted(cli, plugins):
+    shutil.copy(plugins / "wrong" / "bugs.py", cli.folder / "own bugs.py")
+    names = "leading-tile-of-inf,online-without-rescaling"
+    given = ("--plugin", "own bugs.py", "--device", "cpu", "--dtype", "fp32", "--direction", "forward", "--seed", "7")
+    done = cli("check", "--backends", f"torch,{names}", "--case", "long, [r-]*", *given, "--junit", "out.xml", "--json", "out.json")
+    assert done.returncode == 1, done.stderr
+    found = {(f["backend"], f["item"]): f for f in json.loads((cli.folder / "out.json").read_text())["findings"]}
+    right = found["torch", "long, -inf first"]
+    assert (right["verdict"], right["reason"]) == ("pass", "")
+    assert 0 < right["worst"] <= 1
+    assert 0 < right["ulp"] < 100
+    assert 0 <= right["row_sum"] < 1e-5
+    assert 0 < right["frobenius"] < 1e-5
+    for name, item in (("leading-tile-of-inf", "long, -inf first"), ("online-without-rescaling", "long, rising")):
+        assert found[name, item]["verdict"] == "wrong"
+    assert found["leading-tile-of-inf", "long, -inf first"]["worst"] == "inf"
+
+    suite = ElementTree.parse(cli.folder / "out.xml").getroot()
+    wrong = [f for f in found.values() if f["verdict"] == "wrong"]
+    assert suite.get("tests") == str(len(found))
+    assert suite.get("failures") == str(len(wrong)) == str(len(suite.findall("testcase/failure")))
+    case = suite.find("testcase[@classname='softbench.torch'][@name='forward fp32 long, -inf first']")
+    assert "ULP" in case.find("system-out").text
+
+    lines = [line.strip() for line in done.stderr.splitlines() if line.startswith("  softbench check")]
+    assert sorted(lines) == sorted(failure.text for failure in suite.findall("testcase/failure"))
+    (line,) = [line for line in lines if "leading-tile-of-inf" in line and "long, -inf first" in line]
+    path = f"{Path(sys.executable).parent}:{cli.env['PATH']}"
+    again = subprocess.run(
+        ["bash", "-c", line], cwd=cli.folder, env={**cli.env, "PATH": path}, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert again.returncode == 1, again.stderr
+    told = next(text for text in done.stderr.splitlines() if text.startswith("softbench: leading-tile-of-inf is wrong"))
+    assert told in again.stderr.splitlines()  # the very element, value and error
+
+
+TRAITS = """
+import resource
+from pathlib import Path
+import torch
+
+class Reusing:
+    name = "reusing"
+    reuses_output = True
+    def __init__(self): self.buffer = None
+    def available(self): return None
+    def supports(self, case): return None
+    def prepare(self, case):
+        buffer = torch.empty(case.M, case.N)
+        return lambda x: buffer.copy_(torch.softmax(x, -1))
+
+class Starving(Reusing):
+    name = "starving"
+    def prepare(self, case):
+        def call(x):
+            y = torch.softmax(x, -1)
+            held = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+            resource.setrlimit(resource.RLIMIT_AS, (held + 2**20, resource.RLIM_INFINITY))
+            return y
+        return call
+
+backends = [Reusing(), Starving()]
+"""
+
+
+def test_a_declared_trait_is_shown_and_what_cannot_be_compared_is_unverified(cli):
+    (cli.folder / "traits.py").write_text(TRAITS)
+    given = ("--plugin", "traits.py", "--device", "cpu", "--dtype", "fp32", "--direction", "forward")
+    done = cli("check", "--backends", "reusing", "--case", "twice*", *given)
+    assert done.returncode == 0, done.stderr
+    assert "pass: the next call overwrites its output, as it declares (1 case of reusing)" in done.stdout
+    done = cli("check", "--backends", "starving", "--case", "shape 1x131072", *given, "--long", "--junit", "x.xml")
+    assert done.returncode == 1  # nothing was compared
+    assert "unverified" in done.stdout
+    assert "the float64 reference needs more memory" in done.stdout
+    assert ElementTree.parse(cli.folder / "x.xml").getroot().get("skipped") == "1"
+
+
+def test_an_interrupted_check_ends_its_workers_with_the_signals_code(cli, plugins):
+    process = cli.start("check", "--plugin", plugins / "faulty" / "faults.py", "--backends", "sleeps-for-ever", "--device", "cpu")
+    end = time.monotonic() + 60
+    while len(cli.left_behind()) < 3:
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    _, stderr = process.communicate(timeout=20)
+    assert process.returncode == 143
+    assert stderr == "softbench: interrupted\n"

@@ -139,7 +139,8 @@ def test_a_log_gets_no_colour_and_unbroken_tables(cli):
 
 
 def test_list_says_where_backends_come_from_and_keeps_broken_ones(cli, plugins):
-    done = cli("list", "--plugin", plugins / "correct" / "logsumexp.py", "--plugin", plugins / "faulty" / "raises_at_import.py")
+    files = ("--plugin", plugins / "correct" / "logsumexp.py", "--plugin", plugins / "faulty" / "raises_at_import.py")
+    done = cli("list", "--load", *files)
     assert done.returncode == 0
     lines = {line.split()[0]: line for line in done.stdout.splitlines()}
     assert "[softbench 0.1.0]" in lines["torch"]

@@ -125,9 +125,7 @@ def test_an_output_that_is_said_to_be_reused_may_be_and_another_may_not():
     honest = Reusing()
     assert Examiner(honest, "cpu").examine(name, Direction.FORWARD, "fp32", 0).grade is Grade.PASS
     honest.reuses_output = False
-    assert (
-        Examiner(honest, "cpu").examine(name, Direction.FORWARD, "fp32", 0).detail == "two outputs that are both alive share their memory"
-    )
+    assert Examiner(honest, "cpu").examine(name, Direction.FORWARD, "fp32", 0).detail.startswith("two outputs that are both alive share")
 
 
 BREAKS = """

@@ -1,6 +1,7 @@
 """Device and host time of a call, with a device that only pretends."""
 
 import math
+import types
 
 import pytest
 
@@ -114,7 +115,8 @@ def test_host_time_is_of_issuing_alone_and_bounded_in_number():
 
 def ready(monkeypatch, meter, call=lambda: None):
     seat = worker.Seat()
-    monkeypatch.setattr(seat, "_ready", lambda: (timing.Timers({}, meter), call))
+    inputs = types.SimpleNamespace(renew=lambda: call)  # stands in for `softbench.rotation.Rotation`
+    monkeypatch.setattr(seat, "_ready", lambda l2: (timing.Timers({}, meter), inputs))
     return seat
 
 

@@ -64,6 +64,48 @@ def test_every_fault_is_a_row_with_a_reason_while_every_other_cell_is_measured(c
             assert f"{name}: {status}" in done.stdout
     assert found["zeros", "16"]["class"] == "wrong"
     assert "Traceback" not in done.stderr
+    (log,) = (cli.folder / "results").glob("run-*.log")
+    kept = log.read_text()
+    assert "== raises-in-prepare ==" in kept
+    assert "second line: a long compiler log" in kept  # of which the table has the first line
+    assert "== torch ==" not in kept
+    assert log.name in done.stderr
+
+
+def test_each_phase_has_its_deadline_from_file_and_flag_and_what_fails_late_costs_its_own_cell(cli, plugins):
+    (cli.folder / "late.toml").write_text(f"""
+plugins = "{plugins / "faulty" / "late_faults.py"}"
+backends = "torch,{",".join(LATE)}"
+rounds = 2
+[timeout]
+check = 6
+time = 60
+[[sweep]]
+M = 1
+N = 1048576
+""")
+    start = time.monotonic()
+    done = cli("run", "--config", "late.toml", "--device", "cpu", "--quick", "--timeout", "time=3", timeout=200)
+    assert time.monotonic() - start < 60
+    assert done.returncode == 1, done.stderr
+    assert "Traceback" not in done.stderr
+    found = {name: row for (name, _), row in table(cli).items()}
+    assert found["torch"]["status"] == found["copy"]["status"] == "ok"
+    for name, (status, part) in LATE.items():
+        assert found[name]["status"] == status, (name, found[name])
+        assert part in found[name]["reason"], (name, found[name]["reason"])
+        assert found[name]["gbps"] == found[name]["median_us"] == ""
+
+
+LATE = {
+    "aborts-in-check": ("failed", "crashed (SIGABRT) in check"),
+    "hangs-in-check": ("timeout", "check took longer than 6 s (in "),
+    "hangs-in-time": ("timeout", "time took longer than 3 s (in "),
+    "dies-in-time": ("failed", "crashed (SIGSEGV) in time: in string_at"),
+    "raises-in-time": ("failed", "time: RuntimeError: shape '[-1, 7]' is invalid"),
+    "asks-for-too-much": ("oom", "allocate 1125899906842624 bytes"),
+    "starves-the-reference": ("unverified", "the float64 reference needs more memory"),
+}
 
 
 def test_right_values_with_a_broken_contract_are_wrong_and_say_why(cli, plugins):

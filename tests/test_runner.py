@@ -40,6 +40,9 @@ class FakePool:
         self.spawned += 1
         return Worker(self.spawned, None, Path(), label)
 
+    def tell(self, listener):
+        """Nothing fails here that has a log."""
+
     def discard(self, *workers):
         self.log += [(worker.label, "discard") for worker in workers]
 
@@ -117,6 +120,9 @@ class Kept:
 
     def __init__(self, sets):
         self.sets, self.added = sets, []
+
+    def keep_log(self, label, text):
+        """Nothing fails here that has a log."""
 
     def has(self, process, names, case):
         return process in self.sets
@@ -388,5 +394,5 @@ def test_workers_that_cannot_be_alive_together_are_grouped():
     assert planning.grouped(["a", "b"], 2, ["has-no-worker"]) == (("a", "b", "has-no-worker"),)
     assert planning.grouped([], 2, ["has-no-worker"]) == (("has-no-worker",),)
     big = [Case(2**15, 2**15, "fp32", Direction.FORWARD)]
-    assert planning.most_alive(big, "cuda", 40 * 2**30) == 4
+    assert planning.most_alive(big, "cuda", 44 * 2**30) == 4
     assert planning.most_alive(big, "cuda", 2**30) == 1

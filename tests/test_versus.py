@@ -141,7 +141,7 @@ def test_an_alias_renames_a_files_backend_and_a_file_with_an_equals_sign_keeps_i
     odd = tmp_path / "a=b.py"
     odd.write_text(file.read_text())
     named, plain, kept = registry.origins([tmp_path.joinpath(file).parent.relative_to(tmp_path) / f"new={file}", file, odd])[-3:]
-    assert (named.label, named.target, plain.label, kept.label) == ("new", str(file), "steady", "a=b")
+    assert (named.label, named.target, plain.label, kept.label) == ("new", str(file), "steady", "a-b")
     (backend,) = registry.load(named)
     assert (backend.name, type(backend).__doc__, backend.supports(None)) == ("new", "Spins 1 us.", None)
     file.write_text(file.read_text() + "\nother = Steady()\nother.name = 'other'\nbackends = [backend, other]\n")

@@ -43,6 +43,7 @@ class Backend(Protocol):
     #   reuses_output = True                       its next call overwrites what a call returned, as CUDA graphs do
     #   generated(case, launched) -> artifacts     code beside Triton's and Inductor's, for `softbench inspect` (`softbench.inspection`)
     #   sources() -> files                         beside its own module: a resumed run measures it anew when one changes
+    #   reuses_output = True                       the next call overwrites what the last returned (CUDA graphs): shown, and no fault
     #   over_dim(direction) -> f(x, dim) or f(dy, y, dim)   on any shape and strides: `softbench check` tries those too
 
 

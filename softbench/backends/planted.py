@@ -24,8 +24,8 @@ from softbench.errors import UsageError
 from softbench.model import Case
 from softbench.store import replace_file
 
-ALONE_FROM = 3
-"""The call that calibrates. The first two build and check, beside other backends; from then on a worker is timed alone."""
+ALONE_FROM = 4
+"""The call that calibrates. The first three build and check, beside other backends; from then on a worker is timed alone."""
 STEPS = 4  # of the calibration: the sleeping kernel's own launch is learnt in the first, the rest refine
 TAKES = 5  # of a step, alone and slowed in turns: drift hits both alike
 

@@ -2,7 +2,9 @@
 
 import ctypes
 import os
+import resource
 import time
+from pathlib import Path
 
 import torch
 
@@ -35,10 +37,41 @@ def chatty(x):
     return torch.softmax(x, dim=-1)
 
 
+def from_call(number, fault):
+    """Honest until its call of that number: the first builds, the next two check, what follows is timed."""
+    calls = [0]
+
+    def call(x):
+        calls[0] += 1
+        if calls[0] >= number:
+            fault(x)
+        return torch.softmax(x, dim=-1)
+
+    return call
+
+
+def starve(x):
+    """Leaves the process no more memory than a copy of its input needs, and the float64 reference needs more."""
+    held = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (held + 3 * x.nbytes, resource.RLIM_INFINITY))
+
+
+CHECKED, TIMED = 2, 4
+
 backends = [
     Faulty("raises-in-prepare", prepare=refuse),
     Faulty("dies-by-sigsegv", call=lambda x: ctypes.string_at(0)),
     Faulty("sleeps-for-ever", call=lambda x: time.sleep(3600)),
     Faulty("exits", call=lambda x: os._exit(7)),
     Faulty("prints", call=chatty),
+]
+
+late = [
+    Faulty("aborts-in-check", call=from_call(CHECKED, lambda x: os.abort())),
+    Faulty("hangs-in-check", call=from_call(CHECKED, lambda x: time.sleep(3600))),
+    Faulty("hangs-in-time", call=from_call(TIMED, lambda x: time.sleep(3600))),
+    Faulty("dies-in-time", call=from_call(TIMED, lambda x: ctypes.string_at(0))),
+    Faulty("raises-in-time", call=from_call(TIMED, lambda x: x.view(-1, 7))),
+    Faulty("asks-for-too-much", call=lambda x: torch.empty(2**50, dtype=torch.uint8)),
+    Faulty("starves-the-reference", call=from_call(CHECKED, starve)),
 ]

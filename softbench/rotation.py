@@ -1,0 +1,158 @@
+"""What the timed calls work on: several sets of inputs in turn, changed before every batch, and the outputs of some calls kept and checked.
+
+An output that a backend kept from before is right only while its input is. So before each batch one set gets other values and the other
+set has some of its rows exchanged among themselves (no sum over the tensor changes, nor most of its elements), both behind the back of
+torch's count of writes; the sets lie at different addresses; and after the batch the outputs of two calls, which nobody knew beforehand
+to be looked at, are compared with float64 on the rows that changed and on others.
+
+With a warm L2 there is one set: another would push it out. A call costs the host some 0.15 us more by that.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from softbench import contract, inputs
+from softbench.model import Accuracy, Case, Direction, Grade
+
+Tensors = tuple[torch.Tensor, ...]
+Judge = Callable[[Case, Tensors, Tensors], Accuracy]
+
+CHANGED_ELEMENTS = {"cpu": 2**16, "cuda": 2**24}
+"""Of a tensor, at most, before a batch; milliseconds either way."""
+CHECKED_ELEMENTS = {"cpu": 2**14, "cuda": 2**20}
+"""Of an output, about: of a kept call, so many."""
+MOST_ROWS = 512  # that are chosen one by one
+APART = 1.25  # each time an output is kept, the next is so much later at most: the last one lies in the last third of all calls
+
+
+class Rotation:
+    """The inputs of a case's timed calls."""
+
+    def __init__(self, case: Case, given: Tensors, call: Callable[..., Any], *, overwrites: bool) -> None:
+        """`given` is the first set; `overwrites`: a call's output is lost with the next call, so only the very last can be checked."""
+        self.case, self.function, self.overwrites = case, call, overwrites
+        self.sets = [given]
+        self.random = random.Random(os.urandom(16))  # nobody can foresee it, and it is quick
+        self.turns = 0
+        self.kept: dict[int, Any] = {}
+        """The latest output kept of each set."""
+        self.latest = 0
+        """The set of the last call."""
+        self._rows: list[torch.Tensor] = []
+        self._truth: list[Tensors] = []
+
+    def widen(self) -> None:
+        """Take a second set of inputs, if the memory is there."""
+        if len(self.sets) > 1:
+            return
+        try:
+            self.sets.append(tuple(tensor.detach().clone().requires_grad_(tensor.requires_grad) for tensor in self.sets[0]))
+        except (RuntimeError, MemoryError):  # an allocator that refuses; the timed calls go on with one set
+            return
+
+    def renew(self) -> Callable[[], Any]:
+        """Change all sets in place, and return the call to time."""
+        self.kept, self._rows, self._truth = {}, [], []
+        for index, tensors in enumerate(self.sets):
+            refilled = (self.turns + index) % 2 == 0
+            changed = self._refill(tensors) if refilled else self._exchange(tensors)
+            rows = self._to_check(changed)
+            self._rows.append(rows)
+            self._truth.append(tuple(tensor.detach()[rows].clone() for tensor in tensors))
+        self.turns += 1
+        return self._body()
+
+    def verify(self, judge: Judge) -> Accuracy | None:
+        """The worst verdict on the outputs that were kept; None where the batch made none."""
+        outputs = [
+            out for kept in self.kept.values() for out in (kept if isinstance(kept, tuple) else (kept,)) if type(out) is torch.Tensor
+        ]
+        if not self.overwrites and contract.shared(outputs):
+            return Accuracy(Grade.WRONG, float("inf"), contract.SHARED)
+        worst: Accuracy | None = None
+        for index in [self.latest] if self.overwrites else sorted(self.kept):
+            if index in self.kept:
+                found = self._verdict(index, judge)
+                if worst is None or found.grade is Grade.WRONG or found.worst > worst.worst:
+                    worst = found
+                if found.grade is Grade.WRONG:
+                    break
+        self.kept = {}
+        return worst
+
+    def _body(self) -> Callable[[], Any]:
+        """Calls the function on one set after the other; keeps the outputs of two neighbouring calls now and then."""
+        function, sets, kept, uniform = self.function, self.sets, self.kept, self.random.uniform
+        count, turn, due = len(sets), 0, 0
+        every = self.overwrites
+
+        def body() -> Any:
+            nonlocal turn, due
+            place = turn % count
+            out = function(*sets[place])
+            if turn >= due or every:
+                kept[place] = out
+                self.latest = place
+                if turn > due:
+                    due = turn + 1 + int(turn * uniform(0, APART - 1))
+            turn += 1
+            return out
+
+        return body
+
+    def _refill(self, tensors: Tensors) -> range:
+        """Fresh values in a block of rows; all of them where the tensor is not large."""
+        M = max(1, min(self.case.M, CHANGED_ELEMENTS[self.case.device] // self.case.N))
+        first = self.random.randrange(self.case.M - M + 1)
+        fresh = inputs.make(replace(self.case, M=M), self.random.getrandbits(31), tensors[0].device)
+        for tensor, values in zip(tensors, fresh, strict=True):
+            tensor.data[first : first + M] = values.detach()
+        return range(first, first + M)
+
+    def _exchange(self, tensors: Tensors) -> list[int]:
+        """Rows put into each other's places; of a single row, columns."""
+        M, N = self.case.M, self.case.N
+        if M == 1:
+            length = self.random.randint(1, N)
+            first = self.random.randrange(N - length + 1)
+            shift = self.random.randint(1, length)
+            for tensor in tensors:
+                tensor.data[:, first : first + length] = tensor.data[:, first : first + length].roll(shift, 1)
+            return [0]
+        rows = self.random.sample(range(M), max(2, min(M // 8, self._most_rows())))
+        places = torch.tensor(rows, device=tensors[0].device)
+        for tensor in tensors:
+            tensor.data[places] = tensor.data[places.roll(1)]
+        return rows
+
+    def _to_check(self, changed: range | list[int]) -> torch.Tensor:
+        """Some of the rows that changed, and some others."""
+        most = self._most_rows()
+        rows = set(self.random.sample(changed, min(len(changed), most)))
+        rows |= set(self.random.sample(range(self.case.M), min(self.case.M, 1 + most // 4)))
+        return torch.tensor(sorted(rows), device=self.sets[0][0].device)
+
+    def _most_rows(self) -> int:
+        return max(1, min(MOST_ROWS, CHECKED_ELEMENTS[self.case.device] // self.case.N))
+
+    def _verdict(self, index: int, judge: Judge) -> Accuracy:
+        case, rows, truth, given = self.case, self._rows[index], self._truth[index], self.sets[index]
+        outputs = self.kept[index] if case.direction is Direction.BOTH else (self.kept[index],)
+        wrong = contract.misformed(given, outputs, expected=2 if case.direction is Direction.BOTH else 1)
+        if not wrong and not all(contract.same(tensor.detach()[rows], was) for tensor, was in zip(given, truth, strict=True)):
+            wrong = "changed its input"
+        if wrong:
+            return Accuracy(Grade.WRONG, float("inf"), f"in a timed call: {wrong}")
+        found = judge(replace(case, M=len(rows)), truth, tuple(out.detach()[rows] for out in outputs))
+        return (
+            found
+            if found.grade is not Grade.WRONG
+            else replace(found, detail=f"in a timed call, on values it had not seen: {found.detail}")
+        )

@@ -1,0 +1,55 @@
+"""PyTorch's own suite on our operators where their kernels run."""
+
+import pytest
+import torch
+from softbench.kernels.cuda import build
+from softbench.kernels.cuda import softmax as cuda_softmax
+from softbench.kernels.triton import softmax as triton_softmax
+
+opinfos = pytest.importorskip("opinfos", reason="torch.testing._internal needs expecttest; pip install expecttest")
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
+needs_nvcc = pytest.mark.skipif(build.nvcc() is None, reason="no nvcc on this machine")
+
+OPS = torch.ops.softbench
+SOFTMAX = {"triton": triton_softmax, "opaque": OPS.triton_softmax_opaque, "cuda": cuda_softmax}
+PAIRS = {
+    "triton": (OPS.triton_softmax.default, OPS.triton_softmax_backward.default),
+    "opaque": (OPS.triton_softmax_opaque.default, OPS.triton_softmax_opaque_backward.default),
+    "cuda": (OPS.cuda_softmax.default, OPS.cuda_softmax_backward.default),
+}
+each = pytest.mark.parametrize("name", ["triton", "opaque", pytest.param("cuda", marks=needs_nvcc)])
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler():
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+
+
+@each
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_it_agrees_with_torch_on_torchs_samples_and_their_noncontiguous_twins(name, dtype):
+    opinfos.agree_with_torch(SOFTMAX[name], "cuda", dtype)
+    opinfos.backward_agrees_with_torch(lambda dy, y, dim: PAIRS[name][1](dy, y, dim), "cuda", dtype)
+
+
+def test_float64_agrees_with_torch_where_a_kernel_takes_it():
+    for name in ("triton", "opaque"):
+        opinfos.agree_with_torch(SOFTMAX[name], "cuda", torch.float64)
+
+
+@needs_nvcc
+def test_the_variant_with_a_dtype_agrees_with_torch():
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        opinfos.widened_as_torch(cuda_softmax, "cuda", dtype)
+
+
+@each
+def test_opcheck_passes_on_torchs_samples(name):
+    opinfos.opchecked(*PAIRS[name], "cuda", torch.float32)
+
+
+@pytest.mark.parametrize("name", ["triton", "opaque"])
+def test_gradients_of_both_orders_are_right_on_torchs_samples(name):
+    opinfos.gradchecked(SOFTMAX[name], "cuda")

@@ -1,0 +1,101 @@
+"""The judge judged on a GPU: the same tricks and bugs as on the CPU, and those that only a GPU has."""
+
+import csv
+
+import pytest
+import torch
+from wrongs import BUGS, HONEST, PLUGINS, TRICKS, grade, tried
+
+from softbench import guard
+from softbench.model import Case, Direction
+from softbench.pool import Pool
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
+
+LARGE = Case(4096, 8192, "fp32", Direction.FORWARD, "cuda")
+
+
+@pytest.fixture(scope="module")
+def pool():
+    with Pool() as pool:
+        yield pool
+
+
+@pytest.fixture(autouse=True)
+def memory():
+    yield
+    torch.cuda.empty_cache()
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
+def test_an_honest_bug_is_wrong_on_its_case_where_honest_implementations_pass(bug):
+    verdict, reason = grade(bug, bug.item, bug.direction, bug.dtype, "cuda")
+    assert verdict == "wrong", (verdict, reason)
+    assert bug.rule in reason or (bug.item == "twice the same" and "second time" in reason), reason
+    if bug.seems_right:
+        assert grade(bug, bug.seems_right, bug.direction, bug.dtype, "cuda") == ("pass", "")
+    for honest in HONEST:
+        assert grade(honest, bug.item, bug.direction, bug.dtype, "cuda") == ("pass", ""), honest.name
+
+
+@pytest.mark.parametrize("trick", TRICKS, ids=lambda trick: trick.name)
+def test_a_trick_is_caught_where_and_as_it_is_meant_to_be(pool, trick):
+    stage, verdict, reason = tried(pool, trick.name, "cuda", LARGE if trick.cuda else None)
+    assert verdict == "wrong", reason
+    assert stage == trick.stage or trick.stage == "either"
+    assert any(rule in reason for rule in ([trick.rule] if isinstance(trick.rule, str) else trick.rule)), reason
+
+
+@pytest.mark.parametrize("name", [honest.name for honest in HONEST])
+@pytest.mark.parametrize("direction", [Direction.FORWARD, Direction.BACKWARD])
+def test_honest_implementations_are_checked_and_timed_over_many_batches_and_pass(pool, name, direction):
+    cases = [
+        Case(64, 256, "fp32", direction),
+        Case(1, 4097, "bf16", direction),
+        Case(3, 1, "fp16", direction),
+        Case(4096, 8192, "bf16", direction),
+    ]
+    for case in cases:
+        assert tried(pool, name, "cuda", case, PLUGINS / "correct" / "variants.py")[:2] == ("time", "pass")
+
+
+def test_work_behind_the_callers_stream_is_seen_and_work_that_joins_it_is_not():
+    x, stream = torch.randn(4096, 8192, device="cuda"), torch.cuda.Stream()
+
+    def hidden():
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            torch.softmax(x, -1)
+
+    def waits_for_nobody():
+        with torch.cuda.stream(stream):
+            torch.softmax(x, -1)
+
+    def joined():
+        hidden()
+        torch.cuda.current_stream().wait_stream(stream)
+
+    assert guard.hidden_us(hidden, 60.0) > guard.HIDDEN_US
+    assert guard.hidden_us(waits_for_nobody, 60.0) > guard.HIDDEN_US
+    assert guard.hidden_us(joined, 60.0) <= guard.HIDDEN_US
+    for calls_us, M in ((5.0, 64), (60.0, 4096)):
+        small = x[:M]
+        assert guard.hidden_us(lambda small=small: torch.softmax(small, -1), calls_us) <= guard.HIDDEN_US
+
+
+def test_a_run_gives_tricks_no_bandwidth_and_names_the_kernels_that_ran(cli):
+    names = "cached-by-version,side-stream,patches-events"
+    files = [part for name in ("wrong/tricks.py", "correct/variants.py") for part in ("--plugin", PLUGINS / name)]
+    done = cli("run", *files, "--backends", f"torch,of-torch,{names}", "--M", "4096", "--N", "8192", timeout=300)
+    assert done.returncode == 1, done.stderr
+    with (cli.folder / "results" / "latest.csv").open() as file:
+        found = {row["backend"]: row for row in csv.DictReader(file)}
+    for name in names.split(","):
+        assert found[name]["status"] == "wrong", found[name]
+        assert found[name]["gbps"] == ""
+    assert found["torch"]["status"] == found["of-torch"]["status"] == "ok"
+    kernels = {
+        cell["backend"]: cell["outcome"]["profile"]["kernels"] for cell in cli.document()["cells"] if cell["outcome"]["kind"] == "measured"
+    }
+    assert kernels["of-torch"] == kernels["torch"]  # what falls back to torch is named by its kernels
+    assert any("softmax" in name.lower() for name in kernels["of-torch"])

@@ -1,0 +1,79 @@
+"""PyTorch's own samples of softmax (its OpInfo database), each with its noncontiguous twin, for our operators on either device."""
+
+import pytest
+import torch
+
+pytest.importorskip("expecttest", reason="torch.testing._internal needs it; pip install expecttest")
+from torch.testing._internal.common_methods_invocations import op_db
+
+INFO = {info.variant_test_name: info for info in op_db if info.name == "softmax"}
+BACKWARD = next(info for info in op_db if info.name == "_softmax_backward_data")
+FULL = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_static", "test_aot_dispatch_dynamic")
+
+
+def twins(info, device, dtype, *, requires_grad=False):
+    """Every sample as `(tensor, the other arguments, keywords)`, and the same values in memory that is not contiguous."""
+    found = []
+    for sample in info.sample_inputs(device, dtype, requires_grad=requires_grad):
+        for one in (sample, sample.noncontiguous()):
+            found.append((one.input, one.args, one.kwargs))
+    assert len(found) >= 6
+    assert any(not tensor.is_contiguous() for tensor, *_ in found)
+    return found
+
+
+def close(got, expected):
+    """torch's own tolerances for the dtype: our bound is softbench check's; this is the suite's view."""
+    torch.testing.assert_close(got, expected, equal_nan=True)
+
+
+def gradient(dy, y, dim):
+    dy, y = dy.double(), y.double()
+    return y * (dy - (dy * y).sum(dim, keepdim=True))
+
+
+def near(got, expected, roundings):
+    """Within some roundings of the result and of what it is the difference of, which is of the order of 1 to 10."""
+    u = torch.finfo(got.dtype).eps
+    torch.testing.assert_close(got.double(), expected, rtol=roundings * u, atol=10 * roundings * u, equal_nan=True)
+
+
+def agree_with_torch(softmax, device, dtype):
+    """Value, dtype, shape, strides and gradient are those of torch, on every sample and its twin."""
+    for x, (dim,), _ in twins(INFO[""], device, dtype, requires_grad=True):
+        y, expected = softmax(x, dim), torch.softmax(x, dim)
+        assert (y.dtype, y.shape, y.stride()) == (expected.dtype, expected.shape, expected.stride())
+        close(y, expected)
+        dy = torch.randn_like(expected)
+        (dx,) = torch.autograd.grad(y, x, dy)
+        # Not torch's own gradient: of 16-bit tensors it rounds in between, and ours does not.
+        near(dx, gradient(dy, torch.softmax(x.detach().double(), dim), dim), 8)
+
+
+def widened_as_torch(softmax, device, dtype):
+    """With `dtype=torch.float32`, as the suite's second variant asks for it."""
+    for x, (dim,), _ in twins(INFO["with_dtype"], device, dtype, requires_grad=True):
+        y, expected = softmax(x, dim, dtype=torch.float32), torch.softmax(x, dim, dtype=torch.float32)
+        assert (y.dtype, y.shape) == (expected.dtype, expected.shape)
+        close(y, expected)
+
+
+def backward_agrees_with_torch(backward, device, dtype):
+    for dy, (y, dim, _), _ in twins(BACKWARD, device, dtype):
+        near(backward(dy, y, dim), gradient(dy, y, dim), 2)
+
+
+def opchecked(forward, backward, device, dtype):
+    """torch.library.opcheck with all its tests, on every sample and its twin."""
+    for x, (dim,), _ in twins(INFO[""], device, dtype, requires_grad=True):
+        torch.library.opcheck(forward, (x, dim), test_utils=FULL)
+    for dy, (y, dim, _), _ in twins(BACKWARD, device, dtype, requires_grad=True):
+        torch.library.opcheck(backward, (dy.detach().requires_grad_(), y.detach().requires_grad_(), dim), test_utils=FULL)
+
+
+def gradchecked(softmax, device):
+    """Gradients of both orders against finite differences in float64, on every sample and its twin."""
+    for x, (dim,), _ in twins(INFO[""], device, torch.float64, requires_grad=True):
+        fast = x.numel() > 30
+        assert torch.autograd.gradcheck(lambda x, dim=dim: softmax(x, dim), (x,), check_batched_grad=not fast, fast_mode=fast)
+        assert torch.autograd.gradgradcheck(lambda x, dim=dim: softmax(x, dim), (x,), check_batched_grad=not fast, fast_mode=fast)

@@ -1,0 +1,222 @@
+"""Ways to look fast without being it, one a backend. `rule` is a part (or some) of what is said when it is caught, `stage` where: in the
+case's own check, or only by what its timed calls returned, as it is honest for as long as it is looked at."""
+
+import concurrent.futures
+import threading
+import time
+
+import torch
+
+from softbench import Direction
+
+LOOKED_AT = 3  # calls that build and check
+
+
+def honest(x):
+    return torch.softmax(x, dim=-1)
+
+
+def cached(key):
+    """An output kept by what `key` makes of the input."""
+    kept = {}
+
+    def call(x):
+        found = key(x)
+        if found not in kept:
+            kept[found] = honest(x)
+        return kept[found].clone()
+
+    return call
+
+
+def some_values(x):
+    return x.data_ptr(), x[0, 0].item(), x[-1, -1].item(), x[0, x.shape[1] // 2].item()
+
+
+def checksum(x):
+    return round(x.double().sum().item(), 6), round(x.double().square().sum().item(), 6)
+
+
+def later(trick):
+    """Honest until nobody seems to look."""
+    calls = [0]
+
+    def call(x):
+        calls[0] += 1
+        return honest(x) if calls[0] <= LOOKED_AT else trick(x)
+
+    return call
+
+
+def half(x):
+    y = torch.empty_like(x)
+    columns = x.shape[1] // 2
+    y[:, :columns] = torch.softmax(x[:, :columns], dim=-1)
+    y[:, columns:] = 0
+    return y
+
+
+def without_maximum(x):
+    """Standard normal inputs never overflow."""
+    e = torch.exp(x.float())
+    return (e / e.sum(-1, keepdim=True)).to(x.dtype)
+
+
+def damaging(x):
+    y = honest(x)
+    x.data.mul_(0)
+    return y
+
+
+def put_back(x):
+    y = honest(x)
+    before = x.clone()
+    x.copy_(y)
+    x.copy_(before)
+    return y
+
+
+class Lazy(torch.Tensor):
+    """Computes itself when somebody reads it."""
+
+    @staticmethod
+    def __new__(cls, x):
+        made = torch.Tensor._make_wrapper_subclass(cls, x.shape, dtype=x.dtype, device=x.device)
+        made.x = x
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        args = [honest(arg.x) if isinstance(arg, Lazy) else arg for arg in args]
+        return function(*args, **(kwargs or {}))
+
+
+def into(y, x):
+    time.sleep(0.01)
+    y.copy_(honest(x))
+
+
+def by_thread(x):
+    y = torch.empty_like(x)
+    threading.Thread(target=into, args=(y, x), daemon=True).start()
+    return y
+
+
+def by_pool():
+    pool = concurrent.futures.ThreadPoolExecutor(1)
+    pool.submit(int).result()  # its thread is there before anyone counts
+
+    def call(x):
+        y = torch.empty_like(x)
+        pool.submit(into, y, x)
+        return y
+
+    return call
+
+
+def on_a_side_stream():
+    """Work on a stream of its own, which the caller's stream is never told to wait for."""
+    stream = torch.cuda.Stream()
+
+    def call(x):
+        y = torch.empty_like(x)
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            y.copy_(honest(x))
+        return y
+
+    return call
+
+
+def one_buffer():
+    buffer = []
+
+    def call(x):
+        if not buffer:
+            buffer.append(torch.empty_like(x))
+        return buffer[0].copy_(honest(x))
+
+    return call
+
+
+class Fast:
+    """An event that finds everything fast."""
+
+    def __init__(self, *_, **__):
+        pass
+
+    def record(self, *_):
+        pass
+
+    def synchronize(self):
+        pass
+
+    def elapsed_time(self, _):
+        return 1e-3
+
+
+def patching(module, attribute, value):
+    """Patches what measures or judges, when it is prepared."""
+
+    def prepare():
+        import importlib
+
+        setattr(importlib.import_module(module), attribute, value)
+        return honest
+
+    return prepare
+
+
+class Trick:
+    """A softmax that only looks fast."""
+
+    def __init__(self, name, prepare, rule, *, stage="check", cuda=False):
+        self.name, self.make, self.rule, self.stage, self.cuda = name, prepare, rule, stage, cuda
+
+    def available(self):
+        return "no GPU" if self.cuda and not torch.cuda.is_available() else None
+
+    def supports(self, case):
+        return None if case.direction is Direction.FORWARD else "forward only"
+
+    def prepare(self, case):
+        return self.make()
+
+
+def plain(call):
+    return lambda: call
+
+
+VALUES = "where float64 gives"
+LATE = ("wrote its output after its call had returned", VALUES)  # on a busy machine so late that the judge was there first
+TIMED = "in a timed call, on values it had not seen: y["
+backends = [
+    Trick("cached-by-address", lambda: cached(lambda x: x.data_ptr()), VALUES),
+    Trick("cached-by-id", lambda: cached(id), VALUES),
+    Trick("cached-by-shape", lambda: cached(lambda x: x.shape), VALUES),
+    Trick("cached-by-version", lambda: cached(lambda x: (x.data_ptr(), x._version)), TIMED, stage="time"),
+    Trick("cached-by-some-values", lambda: cached(some_values), TIMED, stage="time"),
+    Trick("cached-by-checksum", lambda: cached(checksum), TIMED, stage="time"),
+    Trick("half-the-columns", plain(half), VALUES),
+    Trick("half-when-unwatched", lambda: later(half), TIMED, stage="time"),
+    Trick("skips-when-unwatched", lambda: later(torch.empty_like), "in a timed call", stage="time"),
+    Trick("normal-rows-only", plain(without_maximum), "(structured rows)"),
+    Trick("by-thread", plain(by_thread), "left 1 thread running"),
+    Trick("by-a-pool-of-threads", by_pool, LATE),
+    Trick("by-thread-when-unwatched", lambda: later(by_thread), "left", stage="time"),
+    Trick("side-stream", on_a_side_stream, "stream", stage="either", cuda=True),
+    Trick("lazy", plain(Lazy), "returned Lazy, not a torch.Tensor"),
+    Trick("lazy-negation", plain(lambda x: torch._neg_view(-honest(x))), "returned a lazy view"),
+    Trick("one-value-for-all", plain(lambda x: x.new_full((1, 1), 1 / x.shape[1]).expand(x.shape)), "returned an expanded tensor"),
+    Trick("stale-memory", plain(torch.empty_like), VALUES),
+    Trick("damages-its-input", plain(damaging), "changed its input"),
+    Trick("puts-its-input-back", plain(put_back), "wrote to its input"),
+    Trick("damages-when-unwatched", lambda: later(damaging), "in a timed call: changed its input", stage="time"),
+    Trick("one-buffer-undeclared", one_buffer, "share their memory; a backend that does so on purpose declares"),
+    Trick("patches-events", patching("torch.cuda", "Event", Fast), "replaced torch.cuda.Event, which measures"),
+    Trick("patches-the-clock", patching("time", "perf_counter", lambda: 0.0), "replaced time.perf_counter"),
+    Trick(
+        "patches-the-judge", patching("softbench.correctness", "excess", lambda out, *_: out * 0), "replaced softbench.correctness.excess"
+    ),
+    Trick("patches-the-reference", patching("torch", "softmax", lambda x, dim: x.clone()), "replaced torch.softmax"),
+]

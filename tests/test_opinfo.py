@@ -1,0 +1,43 @@
+"""PyTorch's own suite on our operators. Real tensors are the CPU's here, where torch's softmax stands in for the kernels."""
+
+import pytest
+import torch
+from softbench.kernels.triton import plain
+
+pytestmark = pytest.mark.skipif(plain.INTERPRETED, reason="fake tensors and TRITON_INTERPRET=1 do not go together")
+
+opinfos = pytest.importorskip("opinfos", reason="torch.testing._internal needs expecttest; pip install expecttest")
+
+from softbench.kernels.cuda import softmax as cuda_softmax  # noqa: E402
+from softbench.kernels.triton import softmax as triton_softmax  # noqa: E402
+
+OPS = torch.ops.softbench
+SOFTMAX = {"triton": triton_softmax, "opaque": OPS.triton_softmax_opaque, "cuda": cuda_softmax}
+PAIRS = {
+    "triton": (OPS.triton_softmax.default, OPS.triton_softmax_backward.default),
+    "opaque": (OPS.triton_softmax_opaque.default, OPS.triton_softmax_opaque_backward.default),
+    "cuda": (OPS.cuda_softmax.default, OPS.cuda_softmax_backward.default),
+}
+each = pytest.mark.parametrize("name", SOFTMAX)
+
+
+@each
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
+def test_it_agrees_with_torch_on_torchs_samples_and_their_noncontiguous_twins(name, dtype):
+    opinfos.agree_with_torch(SOFTMAX[name], "cpu", dtype)
+    opinfos.backward_agrees_with_torch(lambda dy, y, dim: PAIRS[name][1](dy, y, dim), "cpu", dtype)
+
+
+def test_the_variant_with_a_dtype_agrees_with_torch():
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        opinfos.widened_as_torch(cuda_softmax, "cpu", dtype)
+
+
+@each
+def test_opcheck_passes_on_torchs_samples(name):
+    opinfos.opchecked(*PAIRS[name], "cpu", torch.float32)
+
+
+@each
+def test_gradients_of_both_orders_are_right_on_torchs_samples(name):
+    opinfos.gradchecked(SOFTMAX[name], "cpu")

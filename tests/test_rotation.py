@@ -1,0 +1,151 @@
+"""What timed calls work on: inputs that alternate and change where nobody counts, outputs kept of calls that nobody can foresee."""
+
+import math
+from functools import partial
+
+import pytest
+import torch
+
+from softbench import contract, guard, inputs
+from softbench.model import Case, Direction, Grade
+from softbench.rotation import Rotation
+from softbench.trial import Trial, judged
+
+CPU = torch.device("cpu")
+FORWARD = Case(64, 256, "fp32", Direction.FORWARD, "cpu")
+verdict = partial(judged, object())
+
+
+def softmax(x):
+    return torch.softmax(x, dim=-1)
+
+
+def rotation(case=FORWARD, call=softmax, *, overwrites=False, wide=True):
+    made = Rotation(case, inputs.make(case, 0, CPU), call, overwrites=overwrites)
+    if wide:
+        made.widen()
+    return made
+
+
+def test_calls_take_two_sets_in_turn_and_with_a_warm_l2_one():
+    seen = []
+    for wide, addresses in ((True, 2), (False, 1)):
+        seen.clear()
+        body = rotation(call=lambda x: seen.append(x.data_ptr()), wide=wide).renew()
+        for _ in range(6):
+            body()
+        assert len(set(seen)) == addresses
+        assert seen[0] == seen[2] == seen[4]
+        assert seen[0] != seen[1] or not wide
+
+
+def test_every_batch_finds_other_values_at_the_same_place_under_the_same_version():
+    made = rotation()
+    for _ in range(4):
+        before = [(x.data_ptr(), x._version, x.clone()) for (x,) in made.sets]
+        made.renew()
+        sums_kept = []
+        for (x,), (address, version, values) in zip(made.sets, before, strict=True):
+            assert (x.data_ptr(), x._version) == (address, version)
+            changed = (x != values).any(1)
+            assert changed.any()
+            sums_kept.append(torch.equal(x.sort(0).values, values.sort(0).values))
+        assert sorted(sums_kept) == [False, True]  # one refilled, in the other rows have changed places
+
+
+@pytest.mark.parametrize("direction", list(Direction))
+@pytest.mark.parametrize(("M", "N"), [(1, 1), (1, 300), (3, 1), (2, 70_000), (9_000, 2)])
+def test_any_shape_and_direction_is_renewed_and_verified(M, N, direction):
+    def call(*given):
+        if direction is Direction.FORWARD:
+            return softmax(*given)
+        if direction is Direction.BACKWARD:
+            dy, y = given
+            return y * (dy - (dy * y).sum(-1, keepdim=True))
+        x, dy = given
+        y = softmax(x)
+        return y.detach(), torch.autograd.grad(y, x, dy)[0]
+
+    made = rotation(Case(M, N, "fp32", direction, "cpu"), call)
+    for _ in range(3):
+        body = made.renew()
+        for _ in range(5):
+            body()
+        assert made.verify(verdict).grade is Grade.PASS
+
+
+@pytest.mark.parametrize("calls", [1, 2, 7, 50, 1000])
+def test_outputs_are_kept_of_neighbouring_calls_late_in_the_batch(calls):
+    made, count = rotation(call=lambda x: count.append(0) or len(count) - 1), []
+    body = made.renew()
+    for _ in range(calls):
+        body()
+    kept = sorted(made.kept.values())
+    assert len(kept) == min(2, calls)
+    assert kept[-1] - kept[0] <= 1 or calls < 5
+    assert kept[-1] >= 0.6 * (calls - 1) - 1
+
+
+def test_of_a_backend_that_reuses_its_output_the_last_call_is_verified():
+    buffer = torch.empty(64, 256)
+    made = rotation(call=lambda x: buffer.copy_(softmax(x)), overwrites=True)
+    body = made.renew()
+    for _ in range(7):
+        body()
+    assert made.verify(verdict).grade is Grade.PASS
+    undeclared = rotation(call=lambda x: buffer.copy_(softmax(x)))
+    body = undeclared.renew()
+    for _ in range(7):
+        body()
+    assert undeclared.verify(verdict).detail == contract.SHARED
+
+
+def test_a_batch_without_a_call_has_no_verdict():
+    made = rotation()
+    made.renew()
+    assert made.verify(verdict) is None
+
+
+def test_hard_rows_are_finite_and_of_every_kind_and_what_is_timed_is_normal_again():
+    for dtype in ("fp32", "fp16", "bf16"):
+        case = Case(64, 255, dtype, Direction.FORWARD, "cpu")
+        (x,) = given = inputs.make(case, 0, CPU)
+        inputs.harden(given, case, 3)
+        assert x.isfinite().all()
+        spread = (x.float().amax(1) - x.float().amin(1)).tolist()
+        assert {0.0, 100.0} <= set(spread)
+        assert Trial(case, softmax, given, object(), None).run(5).grade is Grade.PASS
+        assert x.float().std().item() == pytest.approx(1, abs=0.1)
+
+
+def test_a_case_of_one_row_has_one_kind_of_hard_row_by_its_seed():
+    case, kinds = Case(1, 64, "fp32", Direction.FORWARD, "cpu"), set()
+    for seed in range(8):
+        given = inputs.make(case, 0, CPU)
+        inputs.harden(given, case, seed)
+        kinds.add(round((given[0] * torch.arange(64)).sum().item(), 3))
+    assert len(kinds) == 8
+
+
+def test_the_guard_names_what_was_replaced_even_when_only_the_code_was(monkeypatch):
+    bound = guard.bind("cpu")
+    assert bound.replaced() == ""
+    with monkeypatch.context() as patched:
+        patched.setattr(torch.cuda, "Event", object)
+        assert bound.replaced() == "replaced torch.cuda.Event, which measures or judges it"
+    with monkeypatch.context() as patched:
+        patched.setattr(contract.breach, "__code__", (lambda *_, **__: "").__code__)
+        assert bound.replaced() == "replaced softbench.contract.breach, which measures or judges it"
+    assert bound.replaced() == ""
+
+
+def test_outputs_are_formed_rightly_or_it_is_said_what_is_off():
+    x = torch.randn(4, 8)
+    y = softmax(x)
+    assert contract.misformed((x,), (y,)) == ""
+    assert "expanded" in contract.misformed((x,), (y[:1, :1].clone().expand(4, 8),))
+    assert "lazy" in contract.misformed((x,), (torch._neg_view(y),))
+    assert contract.misformed((x, x), (y, y), expected=2) == "returned outputs that share their memory"
+    assert math.isinf(Trial(FORWARD, lambda x: None, inputs.make(FORWARD, 0, CPU), object(), None).run(0).worst)
+    for odd, part in ((lambda x: softmax(x).to_sparse(), "layout torch.sparse_coo"), (lambda x: softmax(x).to("meta"), "device meta")):
+        assert part in Trial(FORWARD, odd, inputs.make(FORWARD, 0, CPU), object(), None).run(0).detail
