@@ -79,6 +79,7 @@ def run(
     relative_to: Annotated[str | None, typer.Option(help="The backend that speed-ups are over. [torch]")] = None,
     timer: TimerOption = None,
     l2: Annotated[str | None, typer.Option(help="cold: flush L2 before every timed call; warm: do not. [cold]")] = None,
+    profile: Annotated[str | None, typer.Option(help="off: no device and host time of a call, for shorter runs. [on]")] = None,
     timeout: TimeoutOption = None,
     plugin: PluginOption = None,
     output: Annotated[Path, typer.Option(help="Folder of the results.")] = Path("results"),
@@ -99,7 +100,7 @@ def run(
     flags = configs.from_flags(
         {"backends": backends, "M": M, "N": N, "dtype": dtype, "direction": direction, "device": device, "plugins": plugin}
         | {"rounds": rounds, "processes": processes, "seed": seed, "relative_to": relative_to, "timeout": timeout}
-        | {"timer": timer, "l2": l2, "max_rounds": max_rounds, "precision": precision}
+        | {"timer": timer, "l2": l2, "profile": profile, "max_rounds": max_rounds, "precision": precision}
     )
     command = terminal.command_line(sys.argv[1:])
     request = runner.Request(configs.load(config) if config is not None else {}, flags, quick, output, resume, command, __version__)

@@ -53,12 +53,10 @@ class Settings:
     """Passes at most: a backend whose figure is known before sits out the rest. Where only `rounds` is given, it is that."""
     precision: float = 0.005
     """A figure is known when the 95 % interval of its median is within this fraction of it; 0 is never."""
-    tick_us: float = 0.032
-    """... or within this: CUDA events tick in 32 ns."""
+    tick_us: float = 0.032  # or within this: CUDA events tick in 32 ns
     processes: int = 1
     """Fresh sets of workers, each measuring the whole sweep."""
-    seed: int = 0
-    """Of the inputs."""
+    seed: int = 0  # of the inputs
     relative_to: str = "torch"
     """The backend that speed-ups are over."""
     warmup_ms: float = 5.0
@@ -69,6 +67,8 @@ class Settings:
     """What makes the headline figure on a GPU: one of `softbench.model.TIMERS`."""
     l2: str = "cold"
     """`cold`: the GPU's L2 is flushed before every timed call; `warm`: it is not."""
+    profile: str = "on"
+    """`off`: no device and host time of a call, which cost a cell a quarter of a second on a GPU."""
     yardstick: bool = True
     """Measure copy beside them, as a run always does; the ratio of two backends needs none."""
     memory_share: float = 0.9
@@ -237,8 +237,7 @@ def _device(value: Any, at: str) -> str:
 
 READERS: dict[str, Callable[[Any, str], Any]] = {
     "device": _device,
-    "rounds": _whole(1, 10_000),
-    "max_rounds": _whole(1, 10_000),
+    **dict.fromkeys(("rounds", "max_rounds"), _whole(1, 10_000)),
     "precision": _number(0, 1),
     "tick_us": _number(0, 1e6),
     "processes": _whole(1, 1_000),
@@ -248,6 +247,7 @@ READERS: dict[str, Callable[[Any, str], Any]] = {
     "batch_ms": _number(0.01, 1e5),
     "timer": _one_of(*TIMERS),
     "l2": _one_of("cold", "warm"),
+    "profile": _one_of("on", "off"),
     "memory_share": _number(1e-6, 1),
 }
 SWEEP_READERS: dict[str, Callable[[str, str], Any]] = {

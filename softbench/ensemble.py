@@ -77,7 +77,7 @@ class Ensemble:
                 self._time(lane, turn, position)
                 if turns:
                     self._release([lane])
-        for lane in self._going() if self.process == 0 else []:  # what a call costs apart is no matter of processes
+        for lane in self._going() if self.process == 0 and self.plan.settings.profile == "on" else []:  # no matter of processes
             self._profile(lane)
             if turns:
                 self._release([lane])

@@ -115,6 +115,13 @@ def test_workers_start_all_at_once_and_only_the_first_set_is_profiled():
     assert "profile" not in [op for _, op in pool.log]
 
 
+@pytest.mark.parametrize(("profile", "asked"), [("on", 3), ("off", 0)])
+def test_cells_are_profiled_unless_that_is_off(profile, asked):
+    pool = FakePool()
+    measure(make(profile=profile), pool)
+    assert [op for _, op in pool.log].count("profile") == asked
+
+
 class Kept:
     """A run that has the cells of some sets of processes."""
 

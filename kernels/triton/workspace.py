@@ -10,7 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-_kept: dict[tuple[int, int], torch.Tensor] = {}
+_kept: dict[tuple[int, int], tuple[int, torch.Tensor, torch.Tensor]] = {}
+"""By device and stream: how many words, and the two views of them, as slicing costs a launch of some microseconds as much again."""
 COUNTER_WORDS = 16  # the counter has a line of its own
 LEAST_WORDS = 1 << 14
 
@@ -27,10 +28,11 @@ def workspace(device: torch.device, words: int) -> tuple[torch.Tensor, torch.Ten
         return fresh[:1], fresh[COUNTER_WORDS:]
     index = torch.cuda.current_device() if device.index is None else device.index
     key = index, torch.cuda.current_stream(index).cuda_stream
-    kept = _kept.get(key)
-    if kept is None or kept.numel() < size:
-        kept = _kept[key] = zeros_to_keep(index, max(size, LEAST_WORDS), torch.int64)
-    return kept[:1], kept[COUNTER_WORDS:]
+    found = _kept.get(key)
+    if found is None or found[0] < size:
+        fresh = zeros_to_keep(index, max(size, LEAST_WORDS), torch.int64)
+        found = _kept[key] = fresh.numel(), fresh[:1], fresh[COUNTER_WORDS:]
+    return found[1:]
 
 
 def zeros_to_keep(index: int, size: int, dtype: torch.dtype) -> torch.Tensor:
