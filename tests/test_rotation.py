@@ -108,6 +108,9 @@ def test_a_batch_without_a_call_has_no_verdict():
 
 def test_hard_rows_are_finite_and_of_every_kind_and_what_is_timed_is_normal_again():
     for dtype in ("fp32", "fp16", "bf16"):
+        long = Case(8, 70_000, dtype, Direction.FORWARD, "cpu")  # beyond float16's largest number
+        inputs.harden(rows := inputs.make(long, 0, CPU), long, 3)
+        assert rows[0].isfinite().all()
         case = Case(64, 255, dtype, Direction.FORWARD, "cpu")
         (x,) = given = inputs.make(case, 0, CPU)
         inputs.harden(given, case, 3)
