@@ -68,7 +68,7 @@ class Settings:
     l2: str = "cold"
     """`cold`: the GPU's L2 is flushed before every timed call; `warm`: it is not."""
     profile: str = "on"
-    """`off`: no device and host time of a call, which cost a cell a quarter of a second on a GPU."""
+    """`off`: no device and host time of a call, whose profiler takes a GPU's host a while."""
     yardstick: bool = True
     """Measure copy beside them, as a run always does; the ratio of two backends needs none."""
     memory_share: float = 0.9

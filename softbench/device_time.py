@@ -11,8 +11,9 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -57,18 +58,32 @@ def split(activities: Sequence[Activity], calls: int, marks: frozenset[str]) -> 
     return [ordered[start + 1 : end] for start, end in zip(starts, ends, strict=True)]
 
 
+class Session(Protocol):
+    """The profiler at work, from `start` to `stop`, which returns what the device did meanwhile; all of that is then done."""
+
+    def start(self) -> object: ...
+
+    def stop(self) -> list[Activity]: ...
+
+
 @dataclass(slots=True)
 class Meter:
-    """Device and host time of calls. What it works with can be replaced, so that tests need no GPU."""
+    """Device and host time of calls. What it works with can be replaced, so that tests need no GPU.
 
-    trace: Callable[[Call], list[Activity]]
-    """Runs a body and returns what the device did for it, all of it done."""
+    Device time is taken in three steps, as starting and stopping the profiler takes the host a hundred times as long as the calls take:
+    `begin` and `end` may run in several processes at once, `run` has the device for itself.
+    """
+
+    session: Callable[[], Session]
     fill: Callable[[int], Call]
     """A call that fills a buffer of so many bytes, by one kernel."""
     synchronize: Call
     clock_ns: Callable[[], int] = time.perf_counter_ns
     marks: dict[str, frozenset[str]] = field(default_factory=dict)
     """Names of what fills, by L2: the same in every window."""
+    running: Session | None = None
+    window: tuple[str, int] = ("", 0)
+    """L2 and number of the calls in the running session."""
 
     def device(self, call: Call, batch_ms: float, l2: str) -> tuple[list[float], list[str]]:
         """Microseconds of each call's kernels, and the kernels' names in the order of a call. `l2`: `cold` or `warm`.
@@ -76,21 +91,61 @@ class Meter:
         Raises:
             UntracedError: the profiler cannot be used here, or does not see the kernels.
         """
-        separate = self.fill(FLUSH_BYTES if l2 == "cold" else MARK_BYTES)
+        self.begin(l2)
+        self.run(call, batch_ms, l2)
+        return self.end()
+
+    def begin(self, l2: str) -> None:
+        """Start the profiler. Raises as `device`."""
+        self.abandon()
+        if l2 not in self.marks:  # by itself: a window that lost its first fill would take something else for one
+            self.running = self.session()
+            self.running.start()
+            self._separator(l2)()
+            self.marks[l2] = frozenset(activity.name for activity in self._stopped())
+        self.running = self.session()
+        self.running.start()
+
+    def run(self, call: Call, batch_ms: float, l2: str) -> None:
+        """The calls of a window. Raises what a call raises; the profiler is then stopped."""
+        separate = self._separator(l2)
 
         def apart() -> None:
             separate()
             call()
 
-        calls = self._calls(apart, batch_ms, MOST_CALLS) + 1
-        if l2 not in self.marks:  # tracing starts here, too: CUPTI's set-up is in no window
-            self.marks[l2] = frozenset(activity.name for activity in self.trace(separate))
-        marks = self.marks[l2]
-        groups = split(self.trace(_repeated(apart, calls)), calls, marks)[1:]  # a window's first call carries the start of tracing
+        try:
+            calls = self._calls(apart, batch_ms, MOST_CALLS) + 1
+            _repeated(apart, calls)()
+            self.window = l2, calls
+        except BaseException:
+            self.abandon()
+            raise
+
+    def end(self) -> tuple[list[float], list[str]]:
+        """Stop the profiler; as `device`."""
+        l2, calls = self.window
+        groups = split(self._stopped(), LEAST_CALLS + calls, self.marks[l2])
+        groups = groups[LEAST_CALLS + 1 :]  # without those that only told how many to make, and one more for the warmth that the wait took
         if not all(groups):
             raise UntracedError("the profiler saw no kernel of a call")
         kernels, _ = Counter(tuple(activity.name for activity in group) for group in groups).most_common(1)[0]
         return [round(sum(activity.duration_ns for activity in group) / 1e3, 3) for group in groups], list(kernels)
+
+    def abandon(self) -> None:
+        """Stop the profiler, if it runs, whatever it saw."""
+        if self.running is not None:
+            with suppress(UntracedError):
+                self._stopped()
+
+    def _stopped(self) -> list[Activity]:
+        if self.running is None:
+            raise UntracedError("the profiler was not started")
+        session, self.running = self.running, None
+        return session.stop()
+
+    def _separator(self, l2: str) -> Call:
+        return self.fill(FLUSH_BYTES if l2 == "cold" else MARK_BYTES)
 
     def host(self, call: Call, batch_ms: float) -> list[float]:
         """Microseconds of issuing each call. A call that itself waits for the device has that wait in it."""
@@ -123,15 +178,6 @@ def _repeated(call: Call, times: int) -> Call:
 
 def cuda_meter() -> Meter:
     """The meter of the GPU, its parts resolved now."""
-    synchronize = torch.cuda.synchronize
-
-    def fill(size: int) -> Call:
-        return torch.empty(size // 4, dtype=torch.int32, device="cuda").zero_
-
-    return Meter(_tracer(), fill, synchronize)
-
-
-def _tracer() -> Callable[[Call], list[Activity]]:
     from torch.profiler import ProfilerActivity, profile
 
     # Kineto may take CUPTI down after a session, in a later CUDA call: then a session that follows at once can lose its kernels, and each
@@ -139,20 +185,34 @@ def _tracer() -> Callable[[Call], list[Activity]]:
     os.environ.setdefault("TEARDOWN_CUPTI", "0")
     synchronize = torch.cuda.synchronize
 
-    def trace(body: Call) -> list[Activity]:
-        synchronize()
-        with profile(activities=[ProfilerActivity.CUDA]) as session:  # without CPU activities a call's host side stays as it is
-            body()
-            synchronize()
-        results = session.profiler.kineto_results if session.profiler else None
+    def fill(size: int) -> Call:
+        return torch.empty(size // 4, dtype=torch.int32, device="cuda").zero_
+
+    # Without CPU activities a call's host side stays as it is.
+    return Meter(lambda: _Kineto(profile(activities=[ProfilerActivity.CUDA]), synchronize), fill, synchronize)
+
+
+@dataclass(slots=True)
+class _Kineto:
+    """torch's profiler as a session."""
+
+    profiler: Any
+    synchronize: Call
+
+    def start(self) -> None:
+        self.synchronize()
+        self.profiler.start()
+
+    def stop(self) -> list[Activity]:
+        self.synchronize()
+        self.profiler.stop()
+        results = self.profiler.profiler.kineto_results if self.profiler.profiler else None
         if results is None:
             raise UntracedError("torch's profiler gave no results")
         found = [Activity(event.name(), event.start_ns(), event.duration_ns()) for event in results.events() if _on_device(event)]
         if not found:
             raise UntracedError("torch's profiler saw nothing on the device; does another profiler hold CUPTI?")
         return found
-
-    return trace
 
 
 def _on_device(event: Any) -> bool:

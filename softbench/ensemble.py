@@ -77,10 +77,11 @@ class Ensemble:
                 self._time(lane, turn, position)
                 if turns:
                     self._release([lane])
-        for lane in self._going() if self.process == 0 and self.plan.settings.profile == "on" else []:  # no matter of processes
-            self._profile(lane)
-            if turns:
-                self._release([lane])
+        if self.process == 0 and self.plan.settings.profile == "on":  # what a call costs apart is no matter of processes
+            for together in [[lane] for lane in self._going()] if turns else [self._going()]:
+                self._profile(together)
+                if turns:
+                    self._release(together)
         return [self._record(lane, case) for lane in self.lanes]
 
     def close(self) -> None:
@@ -193,14 +194,31 @@ class Ensemble:
         elif state.accuracy is None or accuracy.worst > state.accuracy.worst:
             state.accuracy = accuracy
 
-    def _profile(self, lane: Lane) -> None:
-        """After the rounds, so that what the profiler leaves behind in the process is in none of the case's samples."""
-        message = {"op": "profile", "batch_ms": min(PROFILE_MS, self.plan.settings.batch_ms), "l2": self.plan.l2}
-        answers, state = self._ask([lane], message, "time"), self.state[lane]
-        if isinstance(state.outcome, Failed):  # the cell was measured before: what is lost is its profile, and perhaps the worker
-            state.profile, state.outcome = Profile(note=state.outcome.reason), None
-        for reply in answers.values():
-            self._take(lane, reply, partial(self._profiled, lane), "time")
+    def _profile(self, lanes: list[Lane]) -> None:
+        """After the rounds, so that what the profiler leaves behind in the process is in none of the case's samples.
+
+        The profilers start and stop in all processes at once, which takes a tenth of a second and more; calls have the GPU for themselves.
+        """
+        how = {"batch_ms": min(PROFILE_MS, self.plan.settings.batch_ms), "l2": self.plan.l2}
+        if self.plan.device == "cuda":
+            lanes = self._spared([[lane] for lane in lanes], {"op": "host", **how})
+            lanes = self._spared([lanes], {"op": "trace", "l2": self.plan.l2})
+            lanes = self._spared([[lane] for lane in lanes], {"op": "calls", **how})
+        self._spared([lanes], {"op": "profile"})
+
+    def _spared(self, groups: list[list[Lane]], message: Message) -> list[Lane]:
+        """Ask one group after the other; returns who answered. The cells were measured before: lost are profiles, and perhaps workers."""
+        left: list[Lane] = []
+        for lanes in groups:
+            answers = self._ask(lanes, message, "time")
+            for lane in lanes:
+                if isinstance(failed := self.state[lane].outcome, Failed):
+                    self.state[lane].profile, self.state[lane].outcome = Profile(note=failed.reason), None
+            for lane, reply in answers.items():
+                if message["op"] == "profile":
+                    self._take(lane, reply, partial(self._profiled, lane), "time")
+            left += answers
+        return left
 
     def _profiled(self, lane: Lane, reply: dict[str, Any]) -> None:
         self.state[lane].profile = records.profile_from_json(reply["profile"])

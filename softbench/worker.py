@@ -10,7 +10,10 @@ Each request is one message, each answer one message:
     examine item, direction, dtype, seed    -> accuracy, diagnostics | skip
     inspect case, seed                      -> inspection (`softbench.generated`) | skip
     time    warmup_ms, batch_ms, timer, l2  -> samples_us, kind, telemetry: the GPU right after; accuracy: of calls that were timed
-    profile batch_ms, l2                    -> profile: device and host time of a call, its kernels
+    host    batch_ms, l2                    -> issued: calls whose host time was taken
+    trace   l2                              -> tracing: whether the profiler has started
+    calls   batch_ms, l2                    -> traced: whether it has something to see
+    profile                                 -> profile: device and host time of a call, its kernels, as far as was asked for
     release                                 -> gives the case's device memory back; `time` takes it again
 
 or `failed`: status, stage, reason; `poisoned` with it when the CUDA context is lost and the worker must not be used again.
@@ -31,6 +34,7 @@ import torch
 from softbench import contract, guard, inputs, registry, telemetry, timing, units
 from softbench.catalogue import items
 from softbench.compilations import Compilations, Graphs
+from softbench.device_time import Meter
 from softbench.environment import probe
 from softbench.examine import Examiner
 from softbench.guard import HIDDEN_US, Guard, Watch, hidden_us
@@ -88,6 +92,8 @@ class Seat:
         self.graphs_built = 0
         """Graphs that belong to builds of this case: what comes on top is a recompilation."""
         self.peak_bytes: int | None = None
+        self.profile = Profile()
+        """What is known so far of what the case's calls cost apart."""
         self.telemetry: Callable[[], Telemetry | None] | None = None
         self.case: Case | None = None
         self.seed = 0
@@ -194,21 +200,47 @@ class Seat:
             return Accuracy(Grade.WRONG, float("inf"), reason)
         return rotation.verify(partial(judged, self.backend))
 
-    def do_profile(self, batch_ms: float, l2: str) -> Message:
-        """A profiler that cannot be had costs its figures only: the note says why, and the cell keeps the others."""
+    def do_host(self, batch_ms: float, l2: str) -> Message:
+        """Issue calls; before the profiler starts, as issuing one may cost more then."""
         timers, rotation = self._ready(l2)
-        if timers.meter is None:
-            return self._profiled(Profile())
-        call = rotation.renew()
-        host_us = timers.meter.host(call, batch_ms)  # first: once CUPTI has been started, issuing a call may cost more
+        self.profile = Profile()
+        if timers.meter is not None:
+            self.profile = Profile(host_us=tuple(timers.meter.host(rotation.renew(), batch_ms)))
+        return {"issued": len(self.profile.host_us)}
+
+    def do_trace(self, l2: str) -> Message:
+        """Start the profiler."""
+        meter = self._ready(l2)[0].meter
+        return {"tracing": meter is not None and self._spared(lambda: meter.begin(l2))}
+
+    def do_calls(self, batch_ms: float, l2: str) -> Message:
+        """What the profiler is to see."""
+        timers, rotation = self._ready(l2)
+        meter = timers.meter
+        return {"traced": meter is not None and not self.profile.note and self._spared(lambda: meter.run(rotation.renew(), batch_ms, l2))}
+
+    def do_profile(self) -> Message:
+        """Stop the profiler; all that is known of a call."""
+        if self.timers and self.timers.meter and self.profile.host_us and not self.profile.note:
+            self._spared(partial(self._end_trace, self.timers.meter))
+        profile, self.profile = self.profile, Profile()
+        return self._profiled(profile)
+
+    def _end_trace(self, meter: Meter) -> None:
+        device_us, kernels = meter.end()
+        self.profile = replace(self.profile, device_us=tuple(device_us), kernels=tuple(one_line(name) for name in kernels))
+
+    def _spared(self, step: Callable[[], object]) -> bool:
+        """A profiler that cannot be had costs its figures only: the note says why, and the cell keeps the others."""
         try:
-            device_us, kernels = timers.meter.device(call, batch_ms, l2)
+            step()
         except Exception as error:
             if _poisoned():
                 raise
             traceback.print_exception(error)
-            return self._profiled(Profile(host_us=tuple(host_us), note=one_line(str(error) or type(error).__name__)))
-        return self._profiled(Profile(tuple(device_us), tuple(host_us), tuple(one_line(name) for name in kernels)))
+            self.profile = replace(self.profile, note=one_line(str(error) or type(error).__name__))
+            return False
+        return True
 
     def _profiled(self, profile: Profile) -> Message:
         made = self.graphs.count()

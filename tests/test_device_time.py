@@ -24,15 +24,16 @@ class Device:
         self.now_ns += round(us * 1e3)
 
     def meter(self):
-        return Meter(self.trace, self.fill, lambda: None, lambda: self.now_ns)
+        return Meter(lambda: self, self.fill, lambda: None, lambda: self.now_ns)
 
     def fill(self, size):
         self.filled.append(size)
         return lambda: self.run(FILL, 70 if size == FLUSH_BYTES else 1)
 
-    def trace(self, body):
+    def start(self):
         self.ran, self.traced = [], self.traced + 1
-        body()
+
+    def stop(self):
         return list(self.ran)
 
 
@@ -46,7 +47,7 @@ def test_device_time_is_the_sum_of_a_calls_kernels_without_the_flush():
     samples, kernels = device.meter().device(call, batch_ms=10, l2="cold")
     assert set(samples) == {7.5}
     assert kernels == ["max", "divide"]
-    assert device.filled == [FLUSH_BYTES]
+    assert set(device.filled) == {FLUSH_BYTES}
     assert device.traced == 2  # the flush alone, then one window
     assert device.meter().device(call, batch_ms=10, l2="warm")[0] == [7.5] * MOST_CALLS
     assert device.filled[-1] == MARK_BYTES
@@ -65,7 +66,7 @@ def test_the_first_call_of_a_window_does_not_count():
     calls = iter(range(1000))
 
     def call():
-        device.run("softmax", 50 if next(calls) == LEAST_CALLS else 5)  # the first after those that only estimate
+        device.run("softmax", 50 if next(calls) <= LEAST_CALLS else 5)  # those that only estimate, and the first after them
 
     assert set(meter.device(call, 1, "cold")[0]) == {5}
 
@@ -120,31 +121,61 @@ def ready(monkeypatch, meter, call=lambda: None):
     return seat
 
 
+def profiled(seat):
+    assert set(seat.do_host(1, "cold")) == {"issued"}
+    seat.timers = seat._ready("cold")[0]
+    seat.do_trace("cold")
+    seat.do_calls(1, "cold")
+    return seat.do_profile()["profile"]
+
+
 def test_the_worker_answers_with_device_and_host_time_and_kernels(monkeypatch):
     device = Device()
     seat = ready(monkeypatch, device.meter(), lambda: device.run("softmax\n<4>", 5))
-    profile = seat.do_profile(1, "cold")["profile"]
-    assert set(profile["device_us"]) == {5}
-    assert profile["kernels"] == ("softmax <4>",)
-    assert set(profile["host_us"]) == {5}
+    for _ in range(2):  # cells
+        profile = profiled(seat)
+        assert set(profile["device_us"]) == {5}
+        assert profile["kernels"] == ("softmax <4>",)
+        assert set(profile["host_us"]) == {5}
+    assert seat.do_profile()["profile"]["device_us"] == ()  # a profile is told once
 
 
-def test_without_a_profiler_the_host_time_stays_and_the_note_says_why(monkeypatch):
-    def trace(body):
+@pytest.mark.parametrize("when", ["start", "stop"])
+def test_without_a_profiler_the_host_time_stays_and_the_note_says_why(monkeypatch, when):
+    def fail():
         raise RuntimeError("CUPTI_ERROR_INSUFFICIENT_PRIVILEGES")
 
     device = Device()
-    meter = Meter(trace, device.fill, lambda: None, lambda: device.now_ns)
-    profile = ready(monkeypatch, meter, lambda: device.run("x", 5)).do_profile(1, "cold")["profile"]
+    meter = device.meter()
+    meter.marks["cold"] = MARKS
+    monkeypatch.setattr(device, when, fail)
+    profile = profiled(ready(monkeypatch, meter, lambda: device.run("x", 5)))
     assert profile["device_us"] == ()
     assert profile["host_us"]
     assert profile["note"] == "CUPTI_ERROR_INSUFFICIENT_PRIVILEGES"
 
 
+def test_a_call_that_fails_under_the_profiler_ends_the_session_and_the_next_cell_has_its_own(monkeypatch):
+    device, calls = Device(), iter(range(1000))
+
+    def call():
+        if next(calls) == MOST_ISSUED + 2 * LEAST_CALLS:
+            raise RuntimeError("now")
+        device.run("x", 5)
+
+    meter = device.meter()
+    seat = ready(monkeypatch, meter, call)
+    assert profiled(seat)["note"] == "now"
+    assert meter.running is None
+    assert set(profiled(seat)["device_us"]) == {5}
+    meter.begin("cold")  # and nobody ends it
+    assert set(profiled(seat)["device_us"]) == {5}
+
+
 def test_the_cpu_has_one_timer_and_an_empty_profile(monkeypatch):
     timers = timing.bind("cpu")
     assert list(timers.by_name) == [(CPU_TIMER, "")]
-    assert not any(ready(monkeypatch, None).do_profile(1, "")["profile"].values())
+    assert not any(ready(monkeypatch, None).do_profile()["profile"].values())
     samples, block = timers.by_name[CPU_TIMER, ""](lambda: math.sqrt(2), 0, 1, 0)
     assert len(samples) >= timing.LEAST_SAMPLES
     assert block > 1

@@ -18,6 +18,9 @@ GOOD = {
     "build": {"build": {"seconds": 0.1, "cache": ""}},
     "check": {"accuracy": {"grade": "pass", "worst": 0.5, "detail": ""}},
     "time": {"samples_us": [1.0, 2.0, 3.0], "kind": "fake"},
+    "host": {"issued": 1},
+    "trace": {"tracing": True},
+    "calls": {"traced": True},
     "profile": {"profile": {"device_us": [0.5, 0.6], "host_us": [9.0], "kernels": ["softmax_kernel"], "note": ""}},
     "release": {"released": True},
 }
@@ -79,7 +82,10 @@ def test_a_cell_is_built_then_checked_then_timed_in_rounds_of_rotating_order():
     pool = FakePool()
     records = measure(make(), pool)
     ops = [op for _, op in pool.log]
-    assert ops == ["load"] * 3 + ["build"] * 3 + ["check"] * 3 + ["time"] * 12 + ["profile"] * 3
+    each = {"load": 3, "build": 3, "check": 3, "time": 12, "host": 3, "trace": 3, "calls": 3, "profile": 3}
+    assert ops == [op for op, times in each.items() for _ in range(times)]
+    one_by_one = [asked for asked in pool.gathered if asked[0] in ("host", "trace", "calls", "profile")]
+    assert one_by_one == [*[["host"]] * 3, ["trace"] * 3, *[["calls"]] * 3, ["profile"] * 3]
     timed = "".join(name[0] for name, op in pool.log if op == "time")
     assert [timed[i : i + 3] for i in range(0, 12, 3)] == ["cab", "bac", "abc", "cba"]
     assert [batch.position for batch in records["a"].outcome.timing.batches] == [1, 1, 0, 2]
