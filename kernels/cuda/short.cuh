@@ -87,9 +87,14 @@ template <typename Out, int V> __device__ __forceinline__ void write_few(Out* ta
     }
 }
 
+// CTAs an SM of `lanes_whole`: all that fit, as long as registers do, since a lane has only a few bytes under way.
+constexpr int whole_ctas(int K, int elements, int READS) {
+    return (elements <= 8 && K < 4) || (elements >= 8 && elements <= 16 && READS == 1) ? 8 : elements <= 16 ? 5 : 3;
+}
+
 // Rows that start at a boundary of W words and are so many or a multiple of it long.
 template <typename Op, int K, int W>
-__global__ void __launch_bounds__(LANES_THREADS, K * W * Op::E * Op::READS <= 8 && K < 4 ? 8 : K * W * Op::E * Op::READS <= 16 ? 5 : 3)
+__global__ void __launch_bounds__(LANES_THREADS, whole_ctas(K, K * W * Op::E * Op::READS, Op::READS))
     lanes_whole(Tensors<Op> tensors, int lanes, int rows, int inverse) {  // of a warp; ceil(2048 / lanes)
     constexpr int R = Op::READS, E = Op::E, V = W * E;
     const int place = threadIdx.x % WARP, number = (place * inverse) >> 11, lane = place - number * lanes;

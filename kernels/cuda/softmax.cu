@@ -39,7 +39,8 @@
 //   11.3; one warp polling four slots a lane 10.2.
 // - The launch's tag read by every warp is a thousand reads of one line: read by one thread a CTA, and joins no deeper than the CTA has warps:
 //   8 rows of 2 MB .79 to .84, 4 rows .70 to .78.
-// - Short rows of 8-byte pieces (bf16, N = 100): as pieces on lanes .89, as vectors with odd ends .74. Of 4-byte pieces only to N = 64.
+// - Short rows of 8-byte pieces (bf16, N = 100): as pieces on lanes .89, as vectors with odd ends .74. Of 4-byte pieces only to N = 64. With 39
+//   registers a thread an SM has 1500 threads and too little under way; 32 are predicted to give what Triton has there, .95; not measured yet.
 // - Prototypes before these kernels, on the same kind of card: cache hints (no_allocate, .cs) .91 where plain accesses have .97; a static
 //   persistent loop over rows .92-.955, drawn rows .97-.98, one CTA a row .96-1.0.
 
