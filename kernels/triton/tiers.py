@@ -58,6 +58,10 @@ class Call:
     def operands(self, tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         return (*tensors, *workspace(tensors[0].device, self.slots)) if self.slots else tensors
 
+    def addresses(self, tensors: tuple[torch.Tensor, ...]) -> list[int]:
+        """The operands as a launch that is kept takes them: of a tensor Triton would ask the driver whether its address is one."""
+        return [operand.data_ptr() for operand in self.operands(tensors)]
+
 
 def launch_forward(x: torch.Tensor, y: torch.Tensor) -> None:
     """y = softmax(x) by rows; see `softbench.kernels.triton.rows.Launch`."""
@@ -81,7 +85,7 @@ def _launch(tensors: tuple[torch.Tensor, ...]) -> None:
     found = _kept.get(key)
     if found is not None:
         ready, call = found
-        ready(*call.operands(tensors), *call.numbers)
+        ready(*call.addresses(tensors), *call.numbers)
         return None
     shape, plan = _chosen(tensors)
     compiled = run(shape, plan, tensors)
@@ -143,7 +147,7 @@ def prepared(shape: Shape, plan: Plan, tensors: tuple[torch.Tensor, ...]) -> Cal
     """`run` as a call that takes no more of the host's time than a launch that is kept."""
     call = call_of(shape, plan, tensors)
     ready = _ready(call(tensors), call, tensors)
-    return lambda: ready(*call.operands(tensors), *call.numbers)
+    return lambda: ready(*call.addresses(tensors), *call.numbers)
 
 
 def _ready(compiled: Any, call: Call, tensors: tuple[torch.Tensor, ...]) -> Any:
