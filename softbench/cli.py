@@ -115,7 +115,7 @@ def run(
 
 @app.command(epilog=EPILOG)
 def check(
-    backends: BackendsOption = None,
+    backends: Annotated[str | None, typer.Option(help="all (but extras), names, or patterns: torch,compile:*.")] = None,
     case: Annotated[str, typer.Option(metavar="PATTERN", help="Only cases whose name matches, as a shell's pattern: 'layout *'.")] = "*",
     dtype: Annotated[str, typer.Option(help="fp32, fp16, bf16, or several.")] = "fp32,fp16,bf16",
     direction: Annotated[str, typer.Option(help="forward, backward, or both of them.")] = "forward,backward",

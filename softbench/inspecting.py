@@ -29,7 +29,7 @@ def inspect(settings: Settings, name: str, case: Case) -> Inspection:
         look = planning.probe(pool, settings.timeout["import"])
         device, gpu = planning.choose_device(settings.device, look)
         lanes = planning.open_for(pool, doors, [name], device, gpu, look, settings.timeout["import"])
-        offers = registry.select([lane.offer for lane in lanes], [name])
+        offers = registry.select([lane.offer for lane in lanes], [name], flag="inspect")
         lane = next(lane for lane in lanes if lane.offer is offers[-1])
         for other in lanes:  # the worker itself too: what it loaded at first may be another of its door's backends
             other.drop(pool)

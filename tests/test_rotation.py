@@ -160,6 +160,14 @@ def test_the_guard_names_what_was_replaced_even_when_only_the_code_was(monkeypat
     assert bound.replaced() == ""
 
 
+def test_an_answer_that_is_no_reason_is_refused_rather_than_guessed_at():
+    assert contract.why_not(None, "supports") == contract.why_not("", "supports") == ""
+    assert contract.why_not("no\nGPU", "available") == "no GPU"
+    for answer in (True, False, 5, ["no"]):
+        with pytest.raises(TypeError, match=r"supports\(\) returned .*; it must return None for yes, or a text that says why not"):
+            contract.why_not(answer, "supports")
+
+
 def test_outputs_are_formed_rightly_or_it_is_said_what_is_off():
     x = torch.randn(4, 8)
     y = softmax(x)
