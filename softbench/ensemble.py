@@ -77,7 +77,7 @@ class Ensemble:
                 self._time(lane, turn, position)
                 if turns:
                     self._release([lane])
-        for lane in self._going() if self.process == 0 and self.plan.settings.profile == "on" else []:  # no matter of processes
+        for lane in self._going() if self.process == 0 else []:  # no matter of processes
             self._profile(lane)
             if turns:
                 self._release([lane])
@@ -195,7 +195,8 @@ class Ensemble:
 
     def _profile(self, lane: Lane) -> None:
         """After the rounds, so that what the profiler leaves behind in the process is in none of the case's samples."""
-        message = {"op": "profile", "batch_ms": min(PROFILE_MS, self.plan.settings.batch_ms), "l2": self.plan.l2}
+        timed_ms = min(PROFILE_MS, self.plan.settings.batch_ms) if self.plan.settings.profile == "on" else 0.0
+        message = {"op": "profile", "batch_ms": timed_ms, "l2": self.plan.l2}
         answers, state = self._ask([lane], message, "time"), self.state[lane]
         if isinstance(state.outcome, Failed):  # the cell was measured before: what is lost is its profile, and perhaps the worker
             state.profile, state.outcome = Profile(note=state.outcome.reason), None

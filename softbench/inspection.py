@@ -76,7 +76,7 @@ def _pieces(answer: Any) -> tuple[list[Artifact], dict[str, int]]:
     """
     try:
         pieces, spills = answer
-        return [Artifact(*map(str, piece)) for piece in pieces], dict(spills)
+        return [Artifact(*map(str, piece)) for piece in pieces], {str(name): int(spilled) for name, spilled in dict(spills).items()}
     except (TypeError, ValueError):
         told = units.one_line(repr(answer), 40)
         raise TypeError(f"generated() returned {told}, not ([(name, kind, language, text), ...], {{kernel: bytes spilled}})") from None

@@ -10,7 +10,7 @@ Each request is one message, each answer one message:
     examine item, direction, dtype, seed    -> accuracy, diagnostics | skip
     inspect case, seed                      -> inspection (`softbench.generated`) | skip
     time    warmup_ms, batch_ms, timer, l2  -> samples_us, kind, telemetry: the GPU right after; accuracy: of calls that were timed
-    profile batch_ms, l2                    -> profile: device and host time of a call, its kernels
+    profile batch_ms, l2                    -> profile: device and host time of a call, its kernels; memory, recompilations
     release                                 -> gives the case's device memory back; `time` takes it again
 
 or `failed`: status, stage, reason; `poisoned` with it when the CUDA context is lost and the worker must not be used again.
@@ -197,7 +197,12 @@ class Seat:
         return rotation.verify(partial(judged, self.backend))
 
     def do_profile(self, batch_ms: float, l2: str) -> Message:
-        """A profiler that cannot be had costs its figures only: the note says why, and the cell keeps the others."""
+        """A profiler that cannot be had costs its figures only: the note says why, and the cell keeps the others.
+
+        Without a batch (0 ms) nothing is called: what was noted before, memory and recompilations, is all there is.
+        """
+        if not batch_ms:
+            return self._profiled(Profile())
         timers, rotation = self._ready(l2)
         if timers.meter is None:
             return self._profiled(Profile())

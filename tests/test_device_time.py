@@ -129,6 +129,18 @@ def test_the_worker_answers_with_device_and_host_time_and_kernels(monkeypatch):
     assert set(profile["host_us"]) == {5}
 
 
+def test_without_a_batch_nothing_is_called_and_what_was_noted_before_is_told(monkeypatch):
+    def fail(*_):
+        raise AssertionError("called")
+
+    seat = ready(monkeypatch, Device().meter(), fail)
+    seat.peak_bytes, seat.graphs_built, seat.graphs = 4096, 1, types.SimpleNamespace(count=lambda: 3)
+    monkeypatch.setattr(seat, "_ready", fail)
+    profile = seat.do_profile(0, "cold")["profile"]
+    assert (profile["peak_bytes"], profile["recompiles"]) == (4096, 2)
+    assert not (profile["device_us"] or profile["host_us"] or profile["kernels"])
+
+
 def test_without_a_profiler_the_host_time_stays_and_the_note_says_why(monkeypatch):
     def trace(body):
         raise RuntimeError("CUPTI_ERROR_INSUFFICIENT_PRIVILEGES")

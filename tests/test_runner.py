@@ -115,11 +115,16 @@ def test_workers_start_all_at_once_and_only_the_first_set_is_profiled():
     assert "profile" not in [op for _, op in pool.log]
 
 
-@pytest.mark.parametrize(("profile", "asked"), [("on", 3), ("off", 0)])
-def test_cells_are_profiled_unless_that_is_off(profile, asked):
-    pool = FakePool()
-    measure(make(profile=profile), pool)
-    assert [op for _, op in pool.log].count("profile") == asked
+@pytest.mark.parametrize(("profile", "milliseconds"), [("on", ensemble.PROFILE_MS), ("off", 0)])
+def test_without_profiles_nothing_is_called_but_memory_and_recompilations_are_still_told(profile, milliseconds):
+    class Pool(FakePool):
+        def gather(self, requests, seconds, phase):
+            asked.extend(message["batch_ms"] for _, message in requests.values() if message["op"] == "profile")
+            return super().gather(requests, seconds, phase)
+
+    asked = []
+    measure(make(profile=profile), Pool())
+    assert asked == [milliseconds] * 3
 
 
 class Kept:
