@@ -245,7 +245,7 @@ def _show_plan(plan: Any) -> None:
 
 
 def _report_checks(found: Any, json: Path | None, plugins: list[str], *, long: bool) -> None:
-    from softbench import checks, terminal
+    from softbench import checking, checks, terminal
 
     if not wrote_to_stdout(found.document(), json):
         console = terminal.console()
@@ -253,7 +253,8 @@ def _report_checks(found: Any, json: Path | None, plugins: list[str], *, long: b
     for text in found.notes:
         typer.echo(f"softbench: {text}", err=True)
     for finding, again in found.to_repeat(plugins):
-        typer.echo(f"softbench: {finding.backend} is {finding.verdict}: {finding.reason}\n  {again}", err=True)
+        verdict = "failed" if finding.verdict == checking.FAILED else f"is {finding.verdict}"
+        typer.echo(f"softbench: {finding.backend} {verdict}: {finding.reason}\n  {again}", err=True)
 
 
 def main() -> NoReturn:
