@@ -151,7 +151,12 @@ def test_where_nothing_is_generated_that_is_said():
 
 @pytest.mark.parametrize(
     ("arguments", "part"),
-    [(("--dtype", "fp32,bf16"), "one case"), (("--show", "asm"), "unknown 'asm'"), (("--dtype", "fp8"), "unknown 'fp8'")],
+    [
+        (("--out", "/proc/x"), "--out /proc/x: cannot be written"),
+        (("--dtype", "fp32,bf16"), "one case"),
+        (("--show", "asm"), "unknown 'asm'"),
+        (("--dtype", "fp8"), "unknown 'fp8'"),
+    ],
 )
 def test_what_is_asked_wrongly_is_said_before_anything_starts(main, arguments, part):
     code, out, err = main("inspect", "torch", *arguments)
