@@ -113,6 +113,8 @@ def examine(wanted: Examination, advance: Callable[[int, int], None]) -> Report:
         chosen = [lane for lane in lanes if lane.offer in offers and lane.name != registry.YARDSTICK]
         able = [lane for lane in chosen if not (lane.offer.broken or lane.offer.unavailable)]
         notes = [f"{lane.name}: {lane.offer.broken or 'unavailable: ' + lane.offer.unavailable}" for lane in chosen if lane not in able]
+        if not chosen:
+            raise UsageError(f"--backends {registry.YARDSTICK}: the yardstick is no softmax; name what is to be checked")
         for lane in lanes:
             if lane not in able:
                 lane.drop(pool)

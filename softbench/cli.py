@@ -115,7 +115,7 @@ def run(
 
 @app.command(epilog=EPILOG)
 def check(
-    backends: BackendsOption = None,
+    backends: Annotated[str | None, typer.Option(help="all (but extras), names, or patterns: torch,compile:*.")] = None,
     case: Annotated[str, typer.Option(metavar="PATTERN", help="Only cases whose name matches, as a shell's pattern: 'layout *'.")] = "*",
     dtype: Annotated[str, typer.Option(help="fp32, fp16, bf16, or several.")] = "fp32,fp16,bf16",
     direction: Annotated[str, typer.Option(help="forward, backward, or both of them.")] = "forward,backward",
@@ -245,7 +245,7 @@ def _show_plan(plan: Any) -> None:
 
 
 def _report_checks(found: Any, json: Path | None, plugins: list[str], *, long: bool) -> None:
-    from softbench import checks, terminal
+    from softbench import checking, checks, terminal
 
     if not wrote_to_stdout(found.document(), json):
         console = terminal.console()
@@ -253,7 +253,8 @@ def _report_checks(found: Any, json: Path | None, plugins: list[str], *, long: b
     for text in found.notes:
         typer.echo(f"softbench: {text}", err=True)
     for finding, again in found.to_repeat(plugins):
-        typer.echo(f"softbench: {finding.backend} is {finding.verdict}: {finding.reason}\n  {again}", err=True)
+        verdict = "failed" if finding.verdict == checking.FAILED else f"is {finding.verdict}"
+        typer.echo(f"softbench: {finding.backend} {verdict}: {finding.reason}\n  {again}", err=True)
 
 
 def main() -> NoReturn:

@@ -45,6 +45,8 @@ def inspect(
         raise UsageError("softbench inspect looks at one case: give one --dtype and one --direction")
     kinds = inspecting.kinds(show)
     try_json(json)
+    if out is not None:
+        inspecting.make_folder(out)  # before any work
     with terminal.ending():
         found = inspecting.inspect(configs.resolve({}, flags), backend, Case(M, N, dtypes[0], directions[0]))
     if not wrote_to_stdout(found.document(), json):

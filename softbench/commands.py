@@ -29,7 +29,7 @@ PluginOption = Annotated[
     ),
 ]
 TimeoutOption = Annotated[
-    str | None, typer.Option(help="Deadline in seconds: 60 for every phase, or import=10,build=600,check=60,time=60.")
+    str | None, typer.Option(help="Deadlines in seconds: one for all phases, or some. [import=60,build=300,check=120,time=120]")
 ]
 MismatchOption = Annotated[
     list[str] | None, typer.Option(metavar="FIELD", help="Compare although this field of the environment differs. Repeatable.")

@@ -78,7 +78,7 @@ class Settings:
 
     def measuring(self) -> dict[str, object]:
         """The settings that bear on a figure: with the environment, what a resumed run must share with its beginning."""
-        keys = ("rounds", "max_rounds", "precision", "tick_us", "processes", "seed", "warmup_ms", "batch_ms", "timer", "l2")
+        keys = ("rounds", "max_rounds", "precision", "tick_us", "processes", "seed", "warmup_ms", "batch_ms", "timer", "l2", "profile")
         return {key: value for key, value in asdict(self).items() if key in keys}
 
 
@@ -175,7 +175,7 @@ def _text(value: Any, at: str) -> str:
 def _strings(value: Any, at: str) -> tuple[str, ...]:
     items = value.split(",") if isinstance(value, str) else value
     if not isinstance(items, list) or not items or not all(isinstance(item, str) and item.strip() for item in items):
-        raise ConfigError(f"{at}: must be a text or a list of texts, not {value!r}")
+        raise ConfigError(f"{at}: must be a text or a list of texts, none of them empty, not {value!r}")
     return tuple(dict.fromkeys(item.strip() for item in items))
 
 

@@ -19,13 +19,24 @@ def offer(backend: Any, door: registry.Origin) -> registry.Offer:
     return registry.Offer(
         name=backend.name,
         origin=door,
-        unavailable=one_line(backend.available() or ""),
+        unavailable=why_not(backend.available(), "available"),
         summary=one_line(str(summary)),
         source=registry.source_hash(backend, door),
         advice=one_line(str(getattr(backend, "advice", None) or "")),
         extra=bool(getattr(backend, "extra", False)),
         reuses_output=bool(getattr(backend, "reuses_output", False)),
     )
+
+
+def why_not(answer: Any, method: str) -> str:
+    """The reason that `available` or `supports` gives, in a line; empty where it gives none.
+
+    Raises:
+        TypeError: it answered otherwise: True, say, of which nobody can tell what it means.
+    """
+    if answer is None or isinstance(answer, str):
+        return one_line(answer or "")
+    raise TypeError(f"{method}() returned {one_line(repr(answer), 40)}; it must return None for yes, or a text that says why not")
 
 
 def poison(given: tuple[torch.Tensor, ...], device: str) -> None:

@@ -26,7 +26,7 @@ Common tolerances are vacuous here: with rtol = atol = 1e-2 a bf16 output of zer
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -42,6 +42,7 @@ LANES = {"cpu": 16, "cuda": 1024}
 
 
 See = Callable[[torch.Tensor, torch.Tensor], object]
+"""Is shown some rows of an output after the other, and the reference's; what it makes of them is no part of the verdict."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,18 +104,25 @@ def excess(out: torch.Tensor, expected: torch.Tensor, bound: torch.Tensor) -> to
     return torch.where(expected.isfinite(), ratio, torch.where(same, 0.0, math.inf))
 
 
-def check(case: Case, inputs: tuple[torch.Tensor, ...], outputs: tuple[torch.Tensor, ...], see: See | None = None) -> Accuracy:
+def check(
+    case: Case, inputs: tuple[torch.Tensor, ...], outputs: tuple[torch.Tensor, ...], see: See | None = None, kinds: Sequence[str] = ()
+) -> Accuracy:
     """The verdict on what a backend made of `inputs` (see `softbench.inputs.make`): `outputs` is (y,), (dx,) or (y, dx).
 
-    `see` is shown some rows of an output after the other, and the reference's; what it makes of them is no part of the verdict.
+    `kinds` are the names that `softbench.inputs.harden` gave to rows; what is wrong says which of them are.
     """
     worst, loosest, where = 0.0, 0.0, ""
+    wrong_kinds: set[int] = set()
     for rows in row_chunks(case):
         for name, got, bounded in _rows(case, inputs, outputs, rows):
             if see is not None:
                 see(got, bounded.expected)
             over = excess(got, bounded.expected, bounded.tight)
-            loosest = max(loosest, excess(got, bounded.expected, bounded.loose).max().item())
+            loose = excess(got, bounded.expected, bounded.loose)
+            loosest = max(loosest, loose.max().item())
+            if kinds:
+                bad = (loose > 1).any(dim=-1).nonzero()[:, 0] + rows.start
+                wrong_kinds.update((bad % len(kinds)).unique().tolist())
             if (peak := over.max().item()) > worst:
                 worst = peak
                 row, column = divmod(int(over.argmax().item()), case.N)
@@ -124,7 +132,18 @@ def check(case: Case, inputs: tuple[torch.Tensor, ...], outputs: tuple[torch.Ten
         return Accuracy(Grade.PASS, worst, "")
     if loosest <= 1 and U_OUT[case.dtype]:
         return Accuracy(Grade.LOW_PRECISION, worst, f"rounds intermediates to 16 bits: {where}")
-    return Accuracy(Grade.WRONG, worst, where)
+    return Accuracy(Grade.WRONG, worst, where + _told(kinds, wrong_kinds, case.M))
+
+
+def _told(kinds: Sequence[str], wrong: set[int], M: int) -> str:
+    """Which of the kinds of rows that a case of M rows has are wrong, in words."""
+    if not kinds:
+        return ""
+    there = min(M, len(kinds))
+    if there > 1 and len(wrong) == there:
+        return f" (structured rows: all {there} kinds)"
+    named = ", ".join(kinds[kind] for kind in sorted(wrong))
+    return f" (structured rows: those {named}" + ("; the others are right)" if there > 1 else ")")
 
 
 def _rows(

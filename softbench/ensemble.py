@@ -77,7 +77,7 @@ class Ensemble:
                 self._time(lane, turn, position)
                 if turns:
                     self._release([lane])
-        if self.process == 0 and self.plan.settings.profile == "on":  # what a call costs apart is no matter of processes
+        if self.process == 0:  # what a call costs apart is no matter of processes
             for together in [[lane] for lane in self._going()] if turns else [self._going()]:
                 self._profile(together)
                 if turns:
@@ -200,7 +200,7 @@ class Ensemble:
         The profilers start and stop in all processes at once, which takes a tenth of a second and more; calls have the GPU for themselves.
         """
         how = {"batch_ms": min(PROFILE_MS, self.plan.settings.batch_ms), "l2": self.plan.l2}
-        if self.plan.device == "cuda":
+        if self.plan.device == "cuda" and self.plan.settings.profile == "on":
             lanes = self._spared([[lane] for lane in lanes], {"op": "host", **how})
             lanes = self._spared([lanes], {"op": "trace", "l2": self.plan.l2})
             lanes = self._spared([[lane] for lane in lanes], {"op": "calls", **how})

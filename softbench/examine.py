@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from softbench.catalogue import Draw, Item, items
-from softbench.contract import SHARED, breach, interpreted, poison, reuses_output, shared, versions
+from softbench.contract import SHARED, breach, interpreted, poison, reuses_output, shared, versions, why_not
 from softbench.diagnostics import Gauge
 from softbench.guard import Guard, Watch
 from softbench.model import Accuracy, Case, Direction, Grade
@@ -51,8 +51,8 @@ class Examiner:
         shape = given[0].movedim(dim, -1).shape
         case = Case(max(1, given[0].numel()) // max(1, shape[-1]), shape[-1], dtype, direction, self.device.type)
         if item.dim is None:
-            if reason := self.backend.supports(case):
-                return str(reason)
+            if reason := why_not(self.backend.supports(case), "supports"):
+                return reason
             call = self._prepared(case)
         elif (over_dim := getattr(self.backend, "over_dim", None)) is None:
             return "it takes (M, N) rows only"

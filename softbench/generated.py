@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from softbench.units import one_line, printable
+
 KINDS = ("source", "wrapper", "ttir", "ttgir", "llir", "ptx", "sass", "report")
 """Of code, from what a compiler was given or wrote to what the device runs; `wrapper` is Inductor's
 Python around its kernels, `report` what the assembler says."""
@@ -65,9 +67,19 @@ def from_json(data: dict[str, Any]) -> Inspection:
     Raises:
         KeyError, TypeError, ValueError: it is none.
     """
-    facts = tuple((str(name), str(value)) for name, value in data["facts"])
-    launches = tuple(Launch(**{**launch, "grid": tuple(launch["grid"]), "block": tuple(launch["block"])}) for launch in data["launches"])
-    artifacts = tuple(Artifact(**artifact) for artifact in data["artifacts"])
+    facts = tuple((one_line(str(name)), one_line(str(value), NAME_CHARACTERS)) for name, value in data["facts"])
+    launches = tuple(_launch(launch) for launch in data["launches"])
+    artifacts = tuple(
+        Artifact(one_line(piece["name"]), str(piece["kind"]), one_line(piece["language"]), printable(piece["text"]))
+        for piece in data["artifacts"]
+    )
     if not all(artifact.kind in KINDS and "/" not in artifact.name and artifact.name.strip(".") for artifact in artifacts):
         raise ValueError("a piece of code without a kind or a name")
     return Inspection(facts, launches, artifacts)
+
+
+def _launch(data: dict[str, Any]) -> Launch:
+    grid, block = (tuple(int(extent) for extent in data[key]) for key in ("grid", "block"))
+    counts = ("registers", "spilled_bytes", "shared_bytes", "moved_bytes")
+    registers, spilled, shared, moved = (None if data[key] is None else int(data[key]) for key in counts)
+    return Launch(one_line(data["name"], NAME_CHARACTERS), grid, block, registers, spilled, shared, moved, one_line(data["counted_by"]))

@@ -72,7 +72,7 @@ def bind(device: str) -> Guard:
         *((correctness, name, "softbench.correctness") for name in ("check", "excess", "bound_forward", "bound_backward", "bound_both")),
         *((reference, name, "softbench.reference") for name in ("forward", "backward")),
         *((contract, name, "softbench.contract") for name in ("breach", "poison")),
-        *((inputs, name, "softbench.inputs") for name in ("make", "refill")),
+        *((inputs, name, "softbench.inputs") for name in ("make", "refill", "harden")),
     ]
     if device == "cuda":
         from torch import profiler

@@ -60,22 +60,26 @@ HARD_SHIFT = {"fp32": 1e7, "fp16": 1.5e3, "bf16": 1e3}
 """As far as a row may be shifted and still differ within itself."""
 
 
-def harden(given: tuple[torch.Tensor, ...], case: Case, seed: int) -> None:
+def harden(given: tuple[torch.Tensor, ...], case: Case, seed: int) -> list[str]:
     """Structured rows in place of normal ones, in the same memory: what is right on normal rows alone is then wrong.
 
     forward: wide, shifted, constant, one-hot, rising, falling, with their mass at the end, all negative. backward: dy of ones, one-hot,
     with a mean, and y saturated. Rows of a kind are one in so many; a case of few rows has few kinds, which the seed chooses.
-    `both` keeps its normal rows.
+    `both` keeps its normal rows. Returns the names of the kinds: that of a row is at its number modulo their number.
     """
     if case.direction is Direction.BOTH:
-        return
+        return []
     kinds = _hard_rows if case.direction is Direction.FORWARD else _hard_gradients
     made = kinds(given, case, seed)
-    for kind, change in enumerate(made):
-        change(slice((kind + seed) % len(made), None, len(made)))
+    first = [""] * len(made)
+    for kind, (name, change) in enumerate(made.items()):
+        place = (kind + seed) % len(made)
+        change(slice(place, None, len(made)))
+        first[place] = name
+    return first
 
 
-def _hard_rows(given: tuple[torch.Tensor, ...], case: Case, seed: int) -> list[Callable[[slice], object]]:
+def _hard_rows(given: tuple[torch.Tensor, ...], case: Case, seed: int) -> dict[str, Callable[[slice], object]]:
     (x,) = given
     ramp = torch.linspace(0, 60, case.N, device=x.device).to(x.dtype)  # in float16 itself, its 65520th step is inf
 
@@ -83,28 +87,28 @@ def _hard_rows(given: tuple[torch.Tensor, ...], case: Case, seed: int) -> list[C
         x[rows] = -50
         x[rows, seed % case.N] = 50
 
-    return [
-        lambda rows: x[rows].mul_(30),
-        lambda rows: x[rows].add_(HARD_SHIFT[case.dtype]),
-        lambda rows: x[rows].fill_(3.25),
-        one_hot,
-        lambda rows: x[rows].copy_(ramp),
-        lambda rows: x[rows].copy_(ramp.flip(0)),
-        lambda rows: x[rows, -1:].fill_(30),
-        lambda rows: x[rows].abs_().neg_().sub_(100),
-    ]
+    return {
+        "30 times as wide": lambda rows: x[rows].mul_(30),
+        f"shifted by {HARD_SHIFT[case.dtype]:g}": lambda rows: x[rows].add_(HARD_SHIFT[case.dtype]),
+        "constant": lambda rows: x[rows].fill_(3.25),
+        "one-hot": one_hot,
+        "rising to 60": lambda rows: x[rows].copy_(ramp),
+        "falling from 60": lambda rows: x[rows].copy_(ramp.flip(0)),
+        "with their mass at the end": lambda rows: x[rows, -1:].fill_(30),
+        "all below -100": lambda rows: x[rows].abs_().neg_().sub_(100),
+    }
 
 
-def _hard_gradients(given: tuple[torch.Tensor, ...], case: Case, seed: int) -> list[Callable[[slice], object]]:
+def _hard_gradients(given: tuple[torch.Tensor, ...], case: Case, seed: int) -> dict[str, Callable[[slice], object]]:
     dy, y = given
 
     def one_hot(tensor: torch.Tensor, rows: slice) -> None:
         tensor[rows] = 0
         tensor[rows, seed % case.N] = 1
 
-    return [
-        lambda rows: dy[rows].fill_(1),
-        partial(one_hot, dy),
-        lambda rows: dy[rows].add_(5),
-        partial(one_hot, y),
-    ]
+    return {
+        "with a dy of ones": lambda rows: dy[rows].fill_(1),
+        "with a one-hot dy": partial(one_hot, dy),
+        "with a dy of mean 5": lambda rows: dy[rows].add_(5),
+        "with a one-hot y": partial(one_hot, y),
+    }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -29,7 +30,7 @@ def inspect(settings: Settings, name: str, case: Case) -> Inspection:
         look = planning.probe(pool, settings.timeout["import"])
         device, gpu = planning.choose_device(settings.device, look)
         lanes = planning.open_for(pool, doors, [name], device, gpu, look, settings.timeout["import"])
-        offers = registry.select([lane.offer for lane in lanes], [name])
+        offers = registry.select([lane.offer for lane in lanes], [name], flag="inspect")
         lane = next(lane for lane in lanes if lane.offer is offers[-1])
         for other in lanes:  # the worker itself too: what it loaded at first may be another of its door's backends
             other.drop(pool)
@@ -66,6 +67,20 @@ def kinds(text: str) -> tuple[str, ...]:
     return wanted
 
 
+def make_folder(folder: Path) -> None:
+    """The folder for the files, which can be written to.
+
+    Raises:
+        UsageError: it cannot.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise UsageError(f"--out {folder}: cannot be written: {error.strerror}") from None
+
+
 def write(found: Inspection, folder: Path) -> list[Path]:
     """Every piece of code as a file of the folder.
 
@@ -74,7 +89,6 @@ def write(found: Inspection, folder: Path) -> list[Path]:
     """
     written = []
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         for artifact in found.artifacts:
             file = folder / artifact.name
             file.write_text(artifact.text)

@@ -61,11 +61,25 @@ def inspect(backend: Any, case: Case, seed: int) -> Inspection:
     artifacts += [artifact for artifact in triton if artifact.name not in named]
     generated = getattr(backend, "generated", None)
     if callable(generated):
-        more, spills = generated(case, [launch.name for launch in launches])
-        artifacts += [Artifact(*piece) for piece in more]
+        more, spills = _pieces(generated(case, [launch.name for launch in launches]))
+        artifacts += more
         launches = [replace(launch, spilled_bytes=spills.get(launch.name, launch.spilled_bytes)) for launch in launches]
     launches = _with_bytes(launches, seen, case)
     return Inspection(tuple(_facts(backend, case, seen, graphs, launches, artifacts)), tuple(launches), tuple(artifacts))
+
+
+def _pieces(answer: Any) -> tuple[list[Artifact], dict[str, int]]:
+    """What a backend's own `generated` tells: pieces of code, and bytes spilled by kernel.
+
+    Raises:
+        TypeError: it is neither.
+    """
+    try:
+        pieces, spills = answer
+        return [Artifact(*map(str, piece)) for piece in pieces], {str(name): int(spilled) for name, spilled in dict(spills).items()}
+    except (TypeError, ValueError):
+        told = units.one_line(repr(answer), 40)
+        raise TypeError(f"generated() returned {told}, not ([(name, kind, language, text), ...], {{kernel: bytes spilled}})") from None
 
 
 @contextmanager

@@ -27,7 +27,10 @@ CHECK_BYTES = 640 * 2**20
 
 DEFAULT_CONFIG = {"cuda": "tutorial", "cpu": "cpu"}
 CALL_OVERHEAD = 1.4  # a batch takes this times its samples: warm-up estimate, L2 flushes, synchronizing
-BUILD_SECONDS = {"compile": 1.5}  # of one shape, roughly, of a backend and its variants; what is not named builds in no time
+BUILD_SECONDS = {
+    "compile": 1.5,
+    "compile-torch": 1.5,
+}  # of one shape, roughly, with variants; what is not named builds in no time
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +93,8 @@ def make(pool: Pool, file: config.Layer, flags: config.Layer, *, quick: bool) ->
     if not settings.sweep:
         settings = config.resolve({**config.load(DEFAULT_CONFIG[device]), **file}, flags, quick=quick)
         if device == "cpu" and settings.device == "auto":
-            notes.append(f"no GPU ({look.no_gpu}): a short sweep on the CPU instead")
+            own = {"M", "N"} <= {**file, **flags}.keys()  # the user's own shapes are not shortened
+            notes.append(f"no GPU ({look.no_gpu}): {'measuring' if own else 'a short sweep'} on the CPU instead")
     if device == "cpu" and (settings.timer, settings.l2) != (TIMERS[0], "cold"):
         raise UsageError(f"--timer and --l2 need a GPU; on the CPU the timer is {CPU_TIMER}")
     cases = sweep.cases(settings.sweep, device)

@@ -24,6 +24,7 @@ GROUP = "softbench.backends"
 YARDSTICK = "copy"
 ALL = "all"
 WILDCARDS = frozenset("*?[")
+METHODS = ("available", "supports", "prepare")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:+-]{0,63}")
 SOURCES = {".py", ".cu", ".cuh", ".cpp", ".h"}
 
@@ -110,6 +111,8 @@ def _aliased(given: Path) -> tuple[str, Path]:
         whole = given.is_file()
     except OSError:
         whole = False
+    if equals and not whole and alias == ALL:
+        raise UsageError(f"--plugin {given}: '{ALL}' names every backend; give this one another name")
     return (alias, Path(rest)) if equals and NAME.fullmatch(alias) and not whole else ("", given)
 
 
@@ -129,8 +132,8 @@ def missing(offers: Iterable[Offer], names: Sequence[str] | None) -> bool:
     return not {offer.name for offer in offers}.issuperset(names or ())
 
 
-def select(offers: Sequence[Offer], names: Sequence[str] | None, *, yardstick: bool = True) -> tuple[Offer, ...]:
-    """What a run takes: those named, in that order; first the yardstick, unless nobody needs it.
+def select(offers: Sequence[Offer], names: Sequence[str] | None, *, yardstick: bool = True, flag: str = "--backends") -> tuple[Offer, ...]:
+    """What a run takes: those named, in that order; first the yardstick, unless nobody needs it. `flag` is where the names come from.
 
     Beside names there are `all` (as None: every offer but the extras) and patterns as a shell's (`compile:*`). What these take may be
     unavailable: it becomes rows with the reason.
@@ -150,7 +153,7 @@ def select(offers: Sequence[Offer], names: Sequence[str] | None, *, yardstick: b
         if name == ALL or WILDCARDS & set(name):
             chosen += matching(by_name.values(), name)
         else:
-            chosen.append(_named(name, by_name, offers))
+            chosen.append(_named(name, by_name, offers, flag))
     first = [by_name[YARDSTICK]] if yardstick and YARDSTICK in by_name else []
     return tuple(dict.fromkeys(first + chosen))
 
@@ -159,25 +162,30 @@ def matching(offers: Iterable[Offer], pattern: str) -> list[Offer]:
     """The offers that `all`, a name or a pattern takes.
 
     Raises:
-        UsageError: none.
+        UsageError: there is none.
     """
     offers = list(offers)
     if pattern == ALL:
         return [offer for offer in offers if not offer.extra]
     if not (found := [offer for offer in offers if fnmatchcase(offer.name, pattern)]):
-        raise UsageError(f"no backend matches '{pattern}'; known are {', '.join(sorted(offer.name for offer in offers))}")
+        known = _known(pattern, offers)
+        raise UsageError(f"no backend matches '{pattern}'; known are {', '.join(sorted(known))}; softbench list '*' tells of extras too")
     return found
 
 
-def _named(name: str, by_name: dict[str, Offer], offers: Sequence[Offer]) -> Offer:
+def _known(name: str, offers: Iterable[Offer]) -> list[str]:
+    """The names to tell where one is not known: an extra only if it is close, as all of them would be a page."""
+    extras = {offer.name for offer in offers if offer.extra}
+    return [offer.name for offer in offers if offer.name not in extras] + get_close_matches(name, sorted(extras), n=1)
+
+
+def _named(name: str, by_name: dict[str, Offer], offers: Sequence[Offer], flag: str) -> Offer:
     if name not in by_name:
         lost = "".join(f"; {offer.origin.shown} could not be loaded: {offer.broken}" for offer in offers if offer.broken)
-        extras = [offer.name for offer in by_name.values() if offer.extra]
-        shown = [name for name in by_name if name not in extras] + get_close_matches(name, extras, n=1)  # all would be a page
-        raise UsageError(f"--backends: {unknown(name, shown, 'backend')}{lost}")
+        raise UsageError(f"{flag}: {unknown(name, _known(name, by_name.values()), 'backend')}{lost}")
     offer = by_name[name]
     if offer.broken or offer.unavailable:
-        raise UsageError(f"--backends {name}: {offer.broken or 'unavailable: ' + offer.unavailable}")
+        raise UsageError(f"{flag} {name}: {offer.broken or 'unavailable: ' + offer.unavailable}")
     return offer
 
 
@@ -193,19 +201,28 @@ def load(origin: Origin) -> tuple[Any, ...]:
         module = _import_file(Path(origin.target))
         offered = getattr(module, "backends", None) or getattr(module, "backend", None)
         if offered is None:
-            raise UsageError("defines neither `backend` nor `backends`")
+            raise UsageError("defines neither `backend` nor `backends`, or nothing in them")
     else:
         offered = metadata.EntryPoint(origin.label, origin.target, GROUP).load()
     found = tuple(offered) if isinstance(offered, list | tuple) else (offered,)
     for backend in found:
-        for method in ("available", "supports", "prepare"):
-            if not callable(getattr(backend, method, None)) or isinstance(backend, type):
-                raise UsageError(f"{backend!r} is not a backend: it needs a name and the methods available, supports and prepare")
-        if not isinstance(getattr(backend, "name", None), str) or not NAME.fullmatch(backend.name):
-            raise UsageError(f"{getattr(backend, 'name', None)!r} is no name for a backend; use letters, digits and . _ : + -")
+        if isinstance(backend, type):
+            raise UsageError(f"{backend.__name__} is a class and not a backend: write {backend.__name__}()")
+        lacking = [method for method in METHODS if not callable(getattr(backend, method, None))]
+        if lacking:
+            raise UsageError(f"{_shown(backend)} is not a backend: it lacks the methods {', '.join(lacking)}")
+        name = getattr(backend, "name", None)
+        if not isinstance(name, str) or not NAME.fullmatch(name) or name == ALL:
+            raise UsageError(f"{_shown(name)} is no name for a backend; use 1 to 64 letters, digits and . _ : + -, and not '{ALL}'")
     if not origin.alias:
         return found
     return tuple(_renamed(backend, origin.alias if len(found) == 1 else f"{origin.alias}.{backend.name}") for backend in found)
+
+
+def _shown(thing: Any) -> str:
+    """A thing in a message, without the address that an object without a text of its own shows."""
+    text = repr(thing)
+    return f"an object of {type(thing).__name__}" if " object at 0x" in text else one_line(text, 80)
 
 
 def _renamed(backend: Any, name: str) -> Any:

@@ -12,11 +12,14 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
+from rich.measure import Measurement
+from rich.table import Table
 
 from softbench.errors import Interrupted
 
 LOG_WIDTH = 400  # where nobody's terminal sets a width, tables keep their own
+LEAST_FOLDED = 30  # characters of a column that may be wrapped: fewer are a ladder of syllables
 
 
 def command_line(arguments: list[str]) -> str:
@@ -43,8 +46,22 @@ class _Console(Console):
 
 
 def show(what: RenderableType, on: Console) -> None:
-    """Print a renderable as it is: no markup, no highlighting."""
+    """Print a renderable as it is: no markup, no highlighting; nothing is cut off, the terminal breaks what is too long."""
+    on.width = max(on.width, _least_width(what, on))
     on.print(what, markup=False, highlight=False)
+
+
+def _least_width(what: RenderableType, on: Console) -> int:
+    """Of a table, with its columns that are not to be wrapped whole; rich would cut them, until nobody can read a wide one."""
+    if isinstance(what, Group):
+        return max((_least_width(part, on) for part in what.renderables), default=0)
+    if not isinstance(what, Table):
+        return 0
+    unlimited = on.options.update(width=LOG_WIDTH)
+    for column in what.columns:
+        width = max((Measurement.get(on, unlimited, cell).maximum for cell in (column.header, *column.cells)), default=0)
+        column.min_width = width if column.no_wrap else min(width, LEAST_FOLDED)
+    return Measurement.get(on, unlimited, what).minimum
 
 
 def counter(what: str) -> Callable[[int, int], None]:

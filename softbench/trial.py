@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -37,19 +37,17 @@ class Trial:
         The inputs hold normal values afterwards.
         """
         inputs.refill(self.given, self.case, seed + 1)
-        inputs.harden(self.given, self.case, seed)
-        first, hard = self._once()
+        first, hard = self._once(inputs.harden(self.given, self.case, seed))
         if hard.grade in (Grade.WRONG, Grade.UNVERIFIED):
-            structured = first and self.case.direction is not Direction.BOTH
-            return replace(hard, detail=f"{hard.detail} (structured rows)") if structured else hard
+            return hard
         inputs.refill(self.given, self.case, seed)
         second, normal = self._once()
         if normal.grade is not Grade.WRONG and not contract.reuses_output(self.backend) and contract.shared((*first, *second)):
             return Accuracy(Grade.WRONG, float("inf"), contract.SHARED)
         return normal if normal.grade in (Grade.WRONG, Grade.UNVERIFIED) else max(hard, normal, key=lambda found: found.worst)
 
-    def _once(self) -> tuple[tuple[torch.Tensor, ...], Accuracy]:
-        """One call into memory poisoned with NaN, compared before the reference is computed near it."""
+    def _once(self, kinds: Sequence[str] = ()) -> tuple[tuple[torch.Tensor, ...], Accuracy]:
+        """One call into memory poisoned with NaN, compared before the reference is computed near it. `kinds`: as in `correctness.check`."""
         device = self.case.device
         kept, written = tuple(tensor.detach().clone() for tensor in self.given), contract.versions(self.given)
         contract.poison(self.given, device)
@@ -66,7 +64,7 @@ class Trial:
         if reason := reason or (self.guard.replaced() if self.guard else ""):
             return (), Accuracy(Grade.WRONG, float("inf"), reason)
         del kept
-        return results, judged(self.backend, self.case, self.given, results)
+        return results, judged(self.backend, self.case, self.given, results, kinds=kinds)
 
     def _reset_peak(self) -> int | None:
         """Bytes that are allocated now, the peak from here on; None on the CPU."""
@@ -77,13 +75,18 @@ class Trial:
 
 
 def judged(
-    backend: Any, case: Case, given: tuple[torch.Tensor, ...], results: tuple[torch.Tensor, ...], see: correctness.See | None = None
+    backend: Any,
+    case: Case,
+    given: tuple[torch.Tensor, ...],
+    results: tuple[torch.Tensor, ...],
+    see: correctness.See | None = None,
+    kinds: Sequence[str] = (),
 ) -> Accuracy:
-    """The verdict on outputs of a right form; `unverified` where the reference finds no memory. `see`: as in `correctness.check`."""
+    """The verdict on outputs of a right form; `unverified` where the reference finds no memory. For the rest see `correctness.check`."""
     try:
         if getattr(backend, "computes", "softmax") == "copy":
             return correctness.check_yardstick(case, given, results)
-        return correctness.check(case, given, results, see)
+        return correctness.check(case, given, results, see, kinds)
     except (RuntimeError, MemoryError) as error:
         if not out_of_memory(error):
             raise

@@ -36,6 +36,7 @@ from softbench.catalogue import items
 from softbench.compilations import Compilations, Graphs
 from softbench.device_time import Meter
 from softbench.environment import probe
+from softbench.errors import SoftbenchError
 from softbench.examine import Examiner
 from softbench.guard import HIDDEN_US, Guard, Watch, hidden_us
 from softbench.model import Accuracy, Build, Case, Direction, Grade, Profile, Status, Telemetry
@@ -66,6 +67,7 @@ def _failure(stage: str, error: Exception) -> Message:
     text = str(error).strip()
     # A compiler's log or a CUDA hint may follow; the first line says what happened, the log keeps the rest.
     reason = f"{type(error).__name__}: {text.splitlines()[0]}" if text else type(error).__name__
+    reason = text if isinstance(error, SoftbenchError) else reason
     traceback.print_exception(error)
     return {"status": status, "stage": "import" if stage == "load" else stage, "reason": one_line(reason)}
 
@@ -128,8 +130,8 @@ class Seat:
     def do_build(self, case: Message, seed: int) -> Message:
         self._forget()
         self.case, self.seed = Case(**{**case, "direction": Direction(case["direction"])}), seed
-        if reason := self.backend.supports(self.case):
-            return {"skip": one_line(str(reason))}
+        if reason := contract.why_not(self.backend.supports(self.case), "supports"):
+            return {"skip": reason}
         if only := contract.interpreted(self.backend):
             self.case = replace(self.case, M=min(self.case.M, only[1]))
         self.inputs = inputs.make(self.case, seed, torch.device(self.device))
@@ -168,8 +170,8 @@ class Seat:
         from softbench import inspection
 
         wanted = Case(**{**case, "direction": Direction(case["direction"])})
-        if reason := self.backend.supports(wanted):
-            return {"skip": one_line(str(reason))}
+        if reason := contract.why_not(self.backend.supports(wanted), "supports"):
+            return {"skip": reason}
         if only := contract.interpreted(self.backend):
             return {"skip": f"nothing is compiled here: {only[0]}"}
         return {"inspection": inspection.inspect(self.backend, wanted, seed).document()}

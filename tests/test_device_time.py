@@ -140,6 +140,18 @@ def test_the_worker_answers_with_device_and_host_time_and_kernels(monkeypatch):
     assert seat.do_profile()["profile"]["device_us"] == ()  # a profile is told once
 
 
+def test_what_was_noted_before_is_told_without_a_call(monkeypatch):
+    def fail(*_):
+        raise AssertionError("called")
+
+    seat = ready(monkeypatch, Device().meter(), fail)
+    seat.peak_bytes, seat.graphs_built, seat.graphs = 4096, 1, types.SimpleNamespace(count=lambda: 3)
+    monkeypatch.setattr(seat, "_ready", fail)
+    profile = seat.do_profile()["profile"]
+    assert (profile["peak_bytes"], profile["recompiles"]) == (4096, 2)
+    assert not (profile["device_us"] or profile["host_us"] or profile["kernels"])
+
+
 @pytest.mark.parametrize("when", ["start", "stop"])
 def test_without_a_profiler_the_host_time_stays_and_the_note_says_why(monkeypatch, when):
     def fail():

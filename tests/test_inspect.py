@@ -88,6 +88,21 @@ def test_an_inspection_survives_json_and_a_hostile_one_is_refused():
             from_json(Inspection((), (), (Artifact(name, kind, "gas", ""),)).document())
 
 
+def test_what_a_backend_says_of_its_own_code_is_data_and_what_is_none_is_refused():
+    def inspected(answer):
+        backend = SimpleNamespace(name="b", prepare=lambda case: torch.relu, generated=lambda *_: answer)
+        return inspection.inspect(backend, FORWARD, 0)
+
+    found = from_json(inspected(([("a\x1b[2J.ptx", "ptx", "gas", "one\x1b[31m\n\ttwo")], {})).document())
+    assert found.artifacts == (Artifact("a .ptx", "ptx", "gas", "one \n\ttwo"),)
+    for odd in (5, None, [1, 2], ([("a.ptx", "ptx")], {}), ([], {"kernel": "many"})):
+        with pytest.raises(TypeError, match=r"generated\(\) returned .*, not \(\[\(name, kind, language, text\)"):
+            inspected(odd)
+    wrong = Inspection((), (Launch("k", moved_bytes="much"),), ()).document()
+    with pytest.raises((TypeError, ValueError)):
+        from_json(wrong)
+
+
 def test_the_kinds_that_are_shown_are_those_asked_for(capsys):
     from rich.console import Console
 
@@ -136,7 +151,12 @@ def test_where_nothing_is_generated_that_is_said():
 
 @pytest.mark.parametrize(
     ("arguments", "part"),
-    [(("--dtype", "fp32,bf16"), "one case"), (("--show", "asm"), "unknown 'asm'"), (("--dtype", "fp8"), "unknown 'fp8'")],
+    [
+        (("--out", "/proc/x"), "--out /proc/x: cannot be written"),
+        (("--dtype", "fp32,bf16"), "one case"),
+        (("--show", "asm"), "unknown 'asm'"),
+        (("--dtype", "fp8"), "unknown 'fp8'"),
+    ],
 )
 def test_what_is_asked_wrongly_is_said_before_anything_starts(main, arguments, part):
     code, out, err = main("inspect", "torch", *arguments)

@@ -51,7 +51,7 @@ def test_an_interrupted_run_keeps_what_it_has_and_is_resumed(cli, signum, code):
     else:
         process.send_signal(signum)
     _, stderr = process.communicate(timeout=20)
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 15
     assert process.returncode == code
     assert "interrupted; what was measured is in" in stderr
     assert "--resume" in stderr

@@ -69,7 +69,7 @@ time.sleep(3600)
     worker = pool.spawn("x")
     start = time.monotonic()
     reply = pool.ask(worker, plugin(tmp_path, code), 1.0, "import")
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 30  # and not 3600
     assert reply.status is Status.TIMEOUT
     assert reply.reason == "import took longer than 1 s (in <module>, plug.py:5)"
     assert gone(worker.pid)
@@ -86,7 +86,7 @@ def test_a_crash_is_seen_at_once_even_when_a_child_holds_the_pipe_open(pool, tmp
     code = "import ctypes, os, time\nif os.fork() == 0:\n    time.sleep(60)\n    os._exit(0)\nctypes.string_at(0)"
     start = time.monotonic()
     reply = pool.ask(pool.spawn("x"), plugin(tmp_path, code), 30, "import")
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < 25  # and not its deadline of 30
     assert reply.reason.startswith("crashed (SIGSEGV)")
 
 
@@ -131,11 +131,16 @@ for fd in range(3, 64):
 
 def test_requests_to_several_workers_run_at_once(pool, tmp_path):
     workers = [pool.spawn(str(i)) for i in range(4)]
-    message = plugin(tmp_path, "import time\ntime.sleep(1)\nraise ValueError('x')")
-    start = time.monotonic()
-    replies = pool.gather({i: (worker, message) for i, worker in enumerate(workers)}, 60, "import")
-    assert time.monotonic() - start < 3
-    assert len(replies) == 4
+    code = f"""
+import os, pathlib, time
+here = pathlib.Path({str(tmp_path)!r})
+(here / f"{{os.getpid()}}.here").touch()
+while len(list(here.glob("*.here"))) < 4:  # one after the other they would never meet
+    time.sleep(0.01)
+raise ValueError("met")
+"""
+    replies = pool.gather({i: (worker, plugin(tmp_path, code)) for i, worker in enumerate(workers)}, 60, "import")
+    assert [reply["failed"]["reason"] for reply in replies.values()] == ["ValueError: met"] * 4
 
 
 def test_leaving_the_pool_ends_every_process_even_in_a_hang(tmp_path):
@@ -160,4 +165,4 @@ def test_a_torch_whose_import_hangs_is_ended_at_the_deadline(tmp_path, monkeypat
     start = time.monotonic()
     with Pool(start_seconds=1) as pool, pytest.raises(WorkersError, match="did not start within 1 s"):
         pool.spawn("x")
-    assert time.monotonic() - start < 6
+    assert time.monotonic() - start < 30  # and not 3600

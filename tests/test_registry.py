@@ -75,7 +75,11 @@ def test_only_the_doors_that_are_needed_are_opened():
     [
         ("x = 1", "defines neither `backend` nor `backends`"),
         ("backend = 3", "3 is not a backend"),
-        (CLASS.format("b") + "backend = B", "is not a backend"),
+        (CLASS.format("b") + "backend = B", r"B is a class and not a backend: write B\(\)"),
+        (CLASS.format("b") + "del B.supports\nbackend = B()", "an object of B is not a backend: it lacks the methods supports"),
+        (CLASS.format("b") + "del B.name\nbackend = B()", "None is no name"),
+        (CLASS.format("all") + "backend = B()", "'all' is no name"),
+        ("backends = []", "nothing in them"),
         (CLASS.format("a b") + "backend = B()", "no name for a backend"),
         (CLASS.format("../b") + "backends = [B()]", "no name for a backend"),
     ],

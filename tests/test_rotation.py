@@ -130,6 +130,24 @@ def test_a_case_of_one_row_has_one_kind_of_hard_row_by_its_seed():
     assert len(kinds) == 8
 
 
+def test_of_structured_rows_it_is_said_which_kinds_are_wrong():
+    def told(call, M=64, direction=Direction.FORWARD):
+        case = Case(M, 255, "fp32", direction, "cpu")
+        found = Trial(case, call, inputs.make(case, 0, CPU), object(), None).run(5)
+        assert found.grade is Grade.WRONG
+        return found.detail.partition(" (")[2]
+
+    assert told(lambda x: torch.where(x.abs() > 1e6, 0, softmax(x))) == "structured rows: those shifted by 1e+07; the others are right)"
+    assert told(torch.zeros_like) == "structured rows: all 8 kinds)"
+    assert told(torch.zeros_like, M=3) == "structured rows: all 3 kinds)"
+    assert told(torch.zeros_like, M=1) == "structured rows: those one-hot)"
+
+    def bad_for_ones(dy, y):
+        return torch.where((dy == 1).all(1, keepdim=True), y, y * (dy - (y * dy).sum(1, keepdim=True)))
+
+    assert told(bad_for_ones, direction=Direction.BACKWARD) == "structured rows: those with a dy of ones; the others are right)"
+
+
 def test_the_guard_names_what_was_replaced_even_when_only_the_code_was(monkeypatch):
     bound = guard.bind("cpu")
     assert bound.replaced() == ""
@@ -140,6 +158,14 @@ def test_the_guard_names_what_was_replaced_even_when_only_the_code_was(monkeypat
         patched.setattr(contract.breach, "__code__", (lambda *_, **__: "").__code__)
         assert bound.replaced() == "replaced softbench.contract.breach, which measures or judges it"
     assert bound.replaced() == ""
+
+
+def test_an_answer_that_is_no_reason_is_refused_rather_than_guessed_at():
+    assert contract.why_not(None, "supports") == contract.why_not("", "supports") == ""
+    assert contract.why_not("no\nGPU", "available") == "no GPU"
+    for answer in (True, False, 5, ["no"]):
+        with pytest.raises(TypeError, match=r"supports\(\) returned .*; it must return None for yes, or a text that says why not"):
+            contract.why_not(answer, "supports")
 
 
 def test_outputs_are_formed_rightly_or_it_is_said_what_is_off():

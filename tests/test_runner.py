@@ -121,11 +121,12 @@ def test_workers_start_all_at_once_and_only_the_first_set_is_profiled():
     assert "profile" not in [op for _, op in pool.log]
 
 
-@pytest.mark.parametrize(("profile", "asked"), [("on", 3), ("off", 0)])
-def test_cells_are_profiled_unless_that_is_off(profile, asked):
+@pytest.mark.parametrize(("profile", "asked"), [("on", ["host", "trace", "calls", "profile"]), ("off", ["profile"])])
+def test_without_profiles_nothing_is_called_but_memory_and_recompilations_are_still_told(profile, asked):
     pool = FakePool()
     measure(make(profile=profile), pool)
-    assert [op for _, op in pool.log].count("profile") == asked
+    ops = [op for name, op in pool.log if name == "a"]
+    assert ops[ops.index("check") + 1 :] == ["time"] * 4 + asked
 
 
 class Kept:

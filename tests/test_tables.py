@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from softbench import results, tables
+from softbench import results, tables, terminal
 from softbench.model import Failed, Grade, Record, Skipped, Status
 
 
@@ -97,3 +97,15 @@ def test_the_readmes_excerpt_is_of_what_show_prints_of_the_frontier():
     excerpt = readme.split("prints:\n\n```text\n", 1)[1].split("\n\n* fastest", 1)[0]
     for table in excerpt.split("\n\n"):
         assert table in shown, table
+
+
+@pytest.mark.parametrize("width", [40, 80])
+def test_on_a_narrow_terminal_no_column_of_a_wide_table_is_cut(rows, width):
+    """The terminal breaks the lines; without that, M and N were not to be seen on one of 80 characters."""
+    out = StringIO()
+    terminal.show(tables.cells(rows), Console(file=out, width=width, color_system=None))
+    head, _, first, *_ = out.getvalue().splitlines()
+    assert [word.strip() for word in head.split("┃")] == list(tables.CELL)
+    assert [word.strip() for word in first.split("│")][:6] == ["copy", "forward", "fp32", "4096", "256", "ok"]
+    assert "…" not in out.getvalue()
+    assert "\n* fastest" in out.getvalue() or "no nvcc; install it" in out.getvalue()

@@ -40,10 +40,9 @@ class Backend(Protocol):
     #   summary = "..."                            in a line, where the docstring's first will not do
     #   advice = "..."                             when to pick it: `softbench list --long` shows that
     #   extra = True                               `--backends all` leaves it out; it is taken by name, or by a pattern such as 'compile:*'
-    #   reuses_output = True                       its next call overwrites what a call returned, as CUDA graphs do
-    #   generated(case, launched) -> artifacts     code beside Triton's and Inductor's, for `softbench inspect` (`softbench.inspection`)
+    #   reuses_output = True                       its next call overwrites what a call returned (CUDA graphs): shown, and no fault
+    #   generated(case, launched) -> (pieces, spills)   code beside Triton's and Inductor's, for `softbench inspect` (`inspection`)
     #   sources() -> files                         beside its own module: a resumed run measures it anew when one changes
-    #   reuses_output = True                       the next call overwrites what the last returned (CUDA graphs): shown, and no fault
     #   over_dim(direction) -> f(x, dim) or f(dy, y, dim)   on any shape and strides: `softbench check` tries those too
 
 

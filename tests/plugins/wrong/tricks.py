@@ -200,7 +200,7 @@ backends = [
     Trick("half-the-columns", plain(half), VALUES),
     Trick("half-when-unwatched", lambda: later(half), TIMED, stage="time"),
     Trick("skips-when-unwatched", lambda: later(torch.empty_like), "in a timed call", stage="time"),
-    Trick("normal-rows-only", plain(without_maximum), "(structured rows)"),
+    Trick("normal-rows-only", plain(without_maximum), "(structured rows: "),
     Trick("by-thread", plain(by_thread), "left 1 thread running"),
     Trick("by-a-pool-of-threads", by_pool, LATE),
     Trick("by-thread-when-unwatched", lambda: later(by_thread), "left", stage="time"),
