@@ -82,7 +82,7 @@ def test_outputs_are_kept_of_neighbouring_calls_late_in_the_batch(calls):
         body()
     kept = sorted(made.kept.values())
     assert len(kept) == min(2, calls)
-    assert kept[-1] - kept[0] <= 1 or calls < 5
+    assert kept[-1] - kept[0] <= 1 or kept[-1] == calls - 1 or calls < 5  # the batch may end between the two
     assert kept[-1] >= 0.6 * (calls - 1) - 1
 
 
