@@ -68,7 +68,8 @@ def opchecked(forward, backward, device, dtype):
     for x, (dim,), _ in twins(INFO[""], device, dtype, requires_grad=True):
         torch.library.opcheck(forward, (x, dim), test_utils=FULL)
     for dy, (y, dim, _), _ in twins(BACKWARD, device, dtype, requires_grad=True):
-        torch.library.opcheck(backward, (dy.detach().requires_grad_(), y.detach().requires_grad_(), dim), test_utils=FULL)
+        nearly = (0.9 * y.detach()).requires_grad_()  # of a softmax itself dx sums to 0: see gpu/test_operator_gpu.py
+        torch.library.opcheck(backward, (dy.detach().requires_grad_(), nearly, dim), test_utils=FULL)
 
 
 def gradchecked(softmax, device):
