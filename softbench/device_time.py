@@ -70,7 +70,7 @@ class Session(Protocol):
 class Meter:
     """Device and host time of calls. What it works with can be replaced, so that tests need no GPU.
 
-    Device time is taken in three steps, as starting and stopping the profiler takes the host a hundred times as long as the calls take:
+    Device time is taken in three steps, as starting and stopping the profiler takes the host far longer than the calls take:
     `begin` and `end` may run in several processes at once, `run` has the device for itself.
     """
 

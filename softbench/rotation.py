@@ -5,7 +5,7 @@ set has some of its rows exchanged among themselves (no sum over the tensor chan
 torch's count of writes; the sets lie at different addresses; and after the batch the outputs of two calls, which nobody knew beforehand
 to be looked at, are compared with float64 on the rows that changed and on others.
 
-With a warm L2 there is one set: another would push it out. A call costs the host some 0.15 us more by that.
+With a warm L2 there is one set: another would push it out.
 """
 
 from __future__ import annotations

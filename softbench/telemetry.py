@@ -58,7 +58,7 @@ def lately(reading: Callable[[], Telemetry], clock: Callable[[], float] = time.m
 
 def most_mhz(nvml: Any, handle: Any) -> float | None:
     """The SM clock's maximum, which stays; None where the card does not tell."""
-    with suppress(Exception):
+    with suppress(Exception):  # a card that does not tell is one whose clock cannot be judged
         return float(nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM))
     return None
 

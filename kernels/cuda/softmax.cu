@@ -200,7 +200,7 @@ template <typename Op> bool launch(const Tensors<Op>& t, int64_t N, const Plan& 
         case CLUSTER:
             return with_cluster<Op>(p, [&](auto k, auto most) { go(cluster<Op, k.value, most.value>, M * p.group, p.threads, 0, p.group, t, p.group, p.floor); });
         case SPLIT:
-            return with_vectors<2 / R, 4 / R, 8 / R>(p.vectors, [&](auto k) {
+            return with_vectors<4 / R, 8 / R>(p.vectors, [&](auto k) {
                 const int chunk = int(round_up<int64_t>(ceil_div<int64_t>(vectors, p.group), 8));
                 if (p.group > 1 && !go.has_workspace(M * p.group)) return;
                 go(split<Op, k.value>, M * p.group, p.threads, size_t(p.depth) * R * p.threads * VECTOR_BYTES, 1, t, p.group, chunk, p.depth, p.floor,

@@ -42,7 +42,7 @@ class Helion(Language):
 
     name, package, needs, module = "helion", "helion", "helion", "softbench.backends.helion_softmax"
     install = "pip install helion"
-    advice = "when a kernel is to be written in PyTorch's words; its autotuner, which is off here, would take minutes a shape"
+    advice = "when a kernel is to be written in PyTorch's words; its autotuner is off here"
 
     def available(self) -> str | None:
         return super().available() or missing_compiler(cuda=True)
@@ -70,7 +70,7 @@ class Numba(Language):
 
     name, package, needs, module = "numba", "numba-cuda", "numba", "softbench.backends.numba_softmax"
     install = "pip install 'numba-cuda[cu13]' (for CUDA 12: 'numba-cuda[cu12]')"
-    advice = "for a first kernel in Python; a call costs its host more than most kernels take"
+    advice = "for a first kernel in Python, in fp32"
     compiles = "always"
 
     def supports(self, case: Case) -> str | None:

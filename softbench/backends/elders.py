@@ -60,7 +60,7 @@ class Traced(Elder):
     """torch.jit.trace of the naive function: recorded from one call, for one shape; deprecated by PyTorch."""
 
     name = "jit-trace"
-    advice = "only where TorchScript is a must: its fuser makes fewer kernels than eager, its heirs are torch.compile and torch.export"
+    advice = "only where TorchScript is a must: its heirs are torch.compile and torch.export"
 
     def convert(self, function: Callable[..., Any], given: tuple[torch.Tensor, ...]) -> Callable[..., Any]:
         traced: Callable[..., Any] = torch.jit.trace(function, given, check_trace=False)

@@ -124,7 +124,7 @@ class Cuda(Kernels):
     """softbench's own CUDA C++ softmax, compiled by nvcc on first use."""
 
     name, module = "cuda", "cuda.launch"
-    advice = "for any shape where nvcc is at hand once: one build of half a minute serves them all"
+    advice = "for any shape where nvcc is at hand once: one build serves them all"
 
     def available(self) -> str | None:
         if not torch.cuda.is_available():
