@@ -43,7 +43,8 @@ def results(rows: Sequence[Row], console: Console) -> RenderableType:
 
 def _fitting(section: Sequence[Row], console: Console) -> list[RenderableType]:
     """The section's table in the fullest detail that the console's width takes; failing that, backends in several tables."""
-    names = list(dict.fromkeys(row.backend for row in section))
+    names = list(dict.fromkeys(row.backend for row in section if row.status != Status.UNAVAILABLE))  # that has its line below the tables
+    names = names or list(dict.fromkeys(row.backend for row in section))
     for detail in range(len(CAPTIONS)):
         table = _matrix(section, names, detail)
         if _width(table, console) <= console.width:
@@ -80,7 +81,6 @@ def _matrix(section: Sequence[Row], names: Sequence[str], detail: int) -> Table:
             for row in section
             if row.N == N and row.status == Status.OK and IMPLAUSIBLE not in row.labels and row.grade != Grade.YARDSTICK
         ]
-        contenders = [row for row in contenders if IMPLAUSIBLE not in row.labels]
         best = min(contenders, key=lambda row: row.median_us or 0, default=None)
         table.add_row(str(N), *(_cell(cells.get((N, name)), detail, best, marked=marked) for name in names))
     return table

@@ -36,6 +36,8 @@ def test_the_best_is_marked_and_every_reason_is_given_once(rows):
     assert shown.count("1.00x *") == 2
     assert shown.count("0.50x~") == 2
     assert shown.count("no nvcc; install it") == 1
+    assert "gone" not in shown.partition("━")[0]  # no column of nothing
+    assert "gone" in text(tables.results([row for row in rows if row.backend == "gone"], Console(width=200))).partition("━")[0]
     assert "gone: unavailable (2 cells, forward fp32 4096x256 to forward fp32 4096x512): no nvcc; install it" in shown
     assert "bad: wrong (2 cells" in shown
     assert "~ low-precision" in shown
