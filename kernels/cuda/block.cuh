@@ -2,7 +2,7 @@
 //
 // K vectors a thread at a run-time thread count cover every N without compiling anew. Not persistent: a grid of one CTA a row keeps the
 // addresses in flight close together (a static loop over rows costs 4-8 %), and the next CTA's loads overlap this one's exchange as long as
-// two or more share an SM. Hence 32 registers a thread for up to 4 vectors (2048 threads an SM), 64 for 8.
+// two or more share an SM. Hence 32 registers a thread for up to 4 vectors (2048 threads an SM), 64 for 8, 72 and 96 for 12 and 16.
 #pragma once
 
 #include "memory.cuh"
@@ -11,8 +11,16 @@ namespace softbench {
 
 constexpr int BLOCK_THREADS = 1024;
 
-template <typename Op, int K>
-__global__ void __launch_bounds__(BLOCK_THREADS, K * Op::READS <= 4 ? 2 : 1) block(Tensors<Op> tensors, int floor_bytes) {
+// CTAs of a block an SM, so that all it can hold is on its way: {vectors of all tensors a thread, most threads}
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+constexpr int SIXTEEN = 4;  // ptxas needs some registers more there
+#else
+constexpr int SIXTEEN = 5;
+#endif
+constexpr int block_ctas(int words, int threads) { return words <= 4 ? 2 : threads == BLOCK_THREADS ? 1 : words <= 12 ? 7 : SIXTEEN; }
+
+template <typename Op, int K, int T>
+__global__ void __launch_bounds__(T, block_ctas(K * Op::READS, T)) block(Tensors<Op> tensors, int floor_bytes) {
     __shared__ Part parts[MAX_WARPS];
     const int thread = threadIdx.x;
     const Row<Op> row(tensors, blockIdx.x, floor_bytes);
@@ -26,7 +34,7 @@ __global__ void __launch_bounds__(BLOCK_THREADS, K * Op::READS <= 4 ? 2 : 1) blo
         read(item[k], row, i, i >= row.first && i < row.last);
     }
     const Part own = Op::take(item, odd);
-    const Part whole = Op::finish(join_block<Op>(own, parts));
+    const Part whole = Op::finish(join_block<Op, T>(own, parts));
     forget_unpacked<Op>(item, floor_bytes == 0);
 #pragma unroll
     for (int k = 0; k < K; ++k) {

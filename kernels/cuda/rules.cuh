@@ -107,9 +107,11 @@ template <typename Op> Plan short_plan(const Tensors<Op>& t, int N, const Layout
     constexpr bool SAME = sizeof(typename Op::Element) == sizeof(typename Op::Out);
     const bool whole = l.grain == V;
     const int vectors = l.aligned ? N / V : (N + V - 1) / V;
-    // Rows of pieces of 8 or 4 bytes, as long as 8 lanes hold one: longer ones do better by vectors with odd ends.
-    if (const int pieces = N / l.grain; !whole && l.grain > 1 && pieces <= 32 && (R == 1 || vectors < 8))
-        return {LANES, pieces <= 8 ? 1 : 4, LANES_THREADS / 2, 1 << log2_ceil(ceil_div(pieces, pieces <= 8 ? 1 : 4)), 0, l.grain / E * 4, 0};
+    // Rows of pieces of 8 or 4 bytes, while few lanes hold one: longer ones do better by vectors with odd ends.
+    if (const int pieces = N / l.grain; !whole && l.grain > 1 && pieces <= 36 && (R == 1 || vectors < 12)) {
+        const int k = pieces <= 4 ? 1 : pieces <= 8 ? 2 : pieces <= 12 ? 3 : pieces > 16 ? 4 : E == 2 ? 2 : 3, lanes = ceil_div(pieces, k);
+        return {LANES, k, LANES_THREADS / 2, lanes > 3 && lanes <= 8 ? 1 << log2_ceil(lanes) : lanes, 0, l.grain / E * 4, 0};
+    }
     const bool piece = SAME && R == 1 && l.contiguous && reinterpret_cast<uintptr_t>(t.source[0]) % VECTOR_BYTES == 0;
     if (piece && !whole && vectors < (V == 4 ? 12 : 8)) {
         const int log = std::min(log2_ceil(ceil_div(N, 8)), 5);
@@ -180,11 +182,12 @@ inline Plan few_plan(int64_t M, int64_t vectors, int R) {
     return across_plan(vectors, R);
 }
 
-// Rows of a few KB: as few warps as hold one, best a single one, which joins without a barrier. `vectors` from a 16-byte floor: a line's would
-// make a warp too few for rows of a warp.
-inline Plan small_plan(int64_t vectors, int R, bool whole, bool half) {
-    const int K = R == 2 ? (whole || !half ? 4 : 1) : half ? 4 : 8;
-    return {BLOCK, K, threads_for(vectors, K, BLOCK_THREADS), 1, 0, 16, 0};
+// Rows of a few KB: few warps, as they join faster; a single one needs no barrier, but of 16-bit rows two are faster. Vectors are counted from
+// a 16-byte floor where a line's would take another warp: `vectors` from either.
+inline Plan small_plan(int64_t vectors, int64_t vectors_of_lines, int R, bool half) {
+    const int K = R == 2 ? (half && vectors <= 128 ? 2 : 4) : !half ? 8 : vectors <= 128 ? 2 : 4;
+    const int threads = threads_for(vectors, K, BLOCK_THREADS);
+    return {BLOCK, K, threads, 1, 0, vectors_of_lines <= int64_t(K) * threads ? FLOOR_LONG : 16, 0};
 }
 
 // Many rows: as many bytes under way on an SM as it has room for, and as few CTAs a row as that takes.
@@ -193,15 +196,15 @@ inline Plan many_plan(int64_t vectors, int R, bool whole, bool half) {
     const int64_t words = vectors * R;
     const bool wide = d.clusters();
     if (R == 1) {
-        const int K = vectors < 1024 && (half || vectors > 520) ? 4 : 8;
+        const int K = half ? (vectors < 1024 ? 4 : 8) : vectors > 520 && vectors < 700 ? 4 : vectors > 1600 && vectors <= 2048 ? 16 : 8;
         // Beyond 512 threads a CTA is alone on its SM: only when it is nearly as large as can be.
         if (vectors <= 4096 || (whole && vectors >= 7300 && vectors <= 8192)) return {BLOCK, K, threads_for(vectors, K, BLOCK_THREADS), 1, 0, FLOOR_LONG, 0};
         if (wide && vectors >= 7300 && vectors <= 8704) return {WIDE, 8, 1024, 1, 0, FLOOR_LONG, 0};
         if (vectors < 7300 || (!wide && vectors <= 8704)) return split_plan(vectors, R, 8, SPLIT_THREADS, 1);
-        if (wide && vectors <= 19000) return {WIDE, 24, 512, 1, 0, FLOOR_LONG, 0};
+        if (wide && vectors <= 14200) return {WIDE, 24, 512, 1, 0, FLOOR_LONG, 0};
         if (wide && !half && vectors <= 60000) return spread_plan(R, 24, 256, ceil_div<int64_t>(words, 7100));
     } else {
-        const int K = vectors > 520 && vectors < 2048 ? 2 : 4;
+        const int K = vectors <= (half ? 520 : 260) ? 4 : vectors <= 512 ? 8 : vectors <= 768 ? 6 : vectors <= 1024 ? 8 : vectors < 2048 ? 2 : 4;
         if (vectors <= 2048 || (whole && vectors >= 3600 && vectors <= 4096)) return {BLOCK, K, threads_for(vectors, K, BLOCK_THREADS), 1, 0, FLOOR_LONG, 0};
         if (wide && vectors <= 4600) return {WIDE, 12, 256, 1, 0, FLOOR_LONG, 0};
         if (wide && vectors <= 7000) return {WIDE, 12, 512, 1, 0, FLOOR_LONG, 0};
@@ -219,8 +222,8 @@ template <typename Op> Plan plan(const Tensors<Op>& t, int64_t N) {
     const bool whole = l.grain == V;
     if (bytes <= (whole ? SHORT_BYTES : SHORT_ODD_BYTES) / R)
         if (const Plan found = short_plan(t, int(N), l); found.tier != AUTO) return found;
-    if (bytes <= SMALL_BYTES) return small_plan((l.aligned ? N : N + V - 1) / V, R, whole, Op::E == 2);
     const int64_t vectors = (l.lead + N) / V;  // places a row needs, counted from its 128-byte floor
+    if (bytes <= SMALL_BYTES) return small_plan((l.aligned ? N : N + V - 1) / V, vectors, R, Op::E == 2);
     return M <= FEW_ROWS && bytes >= FEW_BYTES ? few_plan(M, vectors, R) : many_plan(vectors, R, whole, Op::E == 2);
 }
 

@@ -88,28 +88,30 @@ template <typename Out, int V> __device__ __forceinline__ void write_few(Out* ta
 }
 
 // CTAs an SM of `lanes_whole`: all that fit, as long as registers do, since a lane has only a few bytes under way.
-constexpr int whole_ctas(int K, int elements, int READS) {
+constexpr int whole_ctas(int K, int elements, int READS, bool widens) {
+    if (widens && elements == 16) return 6;
     return (elements <= 8 && K < 4) || (elements >= 8 && elements <= 16 && READS == 1) ? 8 : elements <= 16 ? 5 : 3;
 }
 
 // Rows that start at a boundary of W words and are so many or a multiple of it long.
 template <typename Op, int K, int W>
-__global__ void __launch_bounds__(LANES_THREADS, whole_ctas(K, K * W * Op::E * Op::READS, Op::READS))
+__global__ void __launch_bounds__(LANES_THREADS, whole_ctas(K, K * W * Op::E * Op::READS, Op::READS, sizeof(typename Op::Out) > sizeof(typename Op::Element)))
     lanes_whole(Tensors<Op> tensors, int lanes, int rows, int inverse) {  // of a warp; ceil(2048 / lanes)
     constexpr int R = Op::READS, E = Op::E, V = W * E;
     const int place = threadIdx.x % WARP, number = (place * inverse) >> 11, lane = place - number * lanes;
     const Group group = {lanes, lane, number * lanes, rows * lanes == WARP};
-    const int64_t index = (int64_t(blockIdx.x) * (blockDim.x / WARP) + threadIdx.x / WARP) * rows + number;
-    const int to = number < rows && index < tensors.M ? tensors.N / V : 0;  // spare lanes go along, for the shuffles
+    const unsigned index = (blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP) * rows + number;  // below 2^31 and a CTA's rows
+    const bool mine = number < rows && index < tensors.M;
+    const int last = mine ? tensors.N / V - lane : 0;  // spare lanes go along, for the shuffles
     uint32_t word[K][R][W];
 #pragma unroll
-    for (int k = 0; k < K; ++k) {
-        const int i = k * lanes + lane;
+    for (int r = 0; r < R; ++r) {
+        const typename Op::Element* from = tensors.source[r] + int64_t(index) * tensors.source_stride[r] + lane * V;
 #pragma unroll
-        for (int r = 0; r < R; ++r) {
+        for (int k = 0; k < K; ++k) {
 #pragma unroll
             for (int w = 0; w < W; ++w) word[k][r][w] = Op::blank();
-            if (i < to) read_words<W>(word[k][r], tensors.source[r] + index * tensors.source_stride[r] + i * V);
+            if (k * lanes < last) read_words<W>(word[k][r], from + k * lanes * V);
         }
     }
     float value[K * V][R];
@@ -118,19 +120,22 @@ __global__ void __launch_bounds__(LANES_THREADS, whole_ctas(K, K * W * Op::E * O
 #pragma unroll
         for (int r = 0; r < R; ++r) value[c][r] = Word<typename Op::Element>::element(word[c / V][r][c % V / E], c % E);
     settle<Op>(value, group);
+    typename Op::Out* to = tensors.target + int64_t(index) * tensors.target_stride + lane * V;
 #pragma unroll
     for (int k = 0; k < K; ++k) {
-        const int i = k * lanes + lane;
         float result[V];
 #pragma unroll
         for (int v = 0; v < V; ++v) result[v] = value[k * V + v][0];
-        if (i < to) write_few<typename Op::Out, V>(tensors.target + index * tensors.target_stride + i * V, result);
+        if (k * lanes < last) write_few<typename Op::Out, V>(to + k * lanes * V, result);
     }
 }
 
+// CTAs an SM of `lanes_odd`.
+constexpr int odd_ctas(int K, int READS, int E) { return READS * K >= 3 ? 5 : READS == 1 && E == 2 && K == 2 ? 6 : 8; }
+
 // Rows that start and end anywhere, on 16 or 32 lanes.
 template <typename Op, int K>
-__global__ void __launch_bounds__(LANES_THREADS, Op::READS * K >= 3 ? 5 : 8) lanes_odd(Tensors<Op> tensors, int log2_lanes, int floor_bytes) {
+__global__ void __launch_bounds__(LANES_THREADS, odd_ctas(K, Op::READS, Op::E)) lanes_odd(Tensors<Op> tensors, int log2_lanes, int floor_bytes) {
     const int lanes = 1 << log2_lanes, lane = threadIdx.x & (lanes - 1);
     const int64_t index = (int64_t(blockIdx.x) * blockDim.x + threadIdx.x) >> log2_lanes;
     const bool mine = index < tensors.M;  // the last CTA's spare lanes go along with the last row, for the shuffles, and write nothing
@@ -143,6 +148,25 @@ __global__ void __launch_bounds__(LANES_THREADS, Op::READS * K >= 3 ? 5 : 8) lan
     for (int k = 0; k < K; ++k) {
         int i = k * lanes + lane;
         read(item[k], row, i, i >= row.first && i < row.last);
+    }
+    if constexpr (Op::READS == 1 && Op::E == 2) {  // a second exponential an element would be a fifth of all instructions
+        constexpr int V = Op::V, E = Op::E;
+        float value[K * V + 1][1];
+        value[K * V][0] = Word<typename Op::Element>::element(odd[0], 0);
+#pragma unroll
+        for (int c = 0; c < K * V; ++c) value[c][0] = Word<typename Op::Element>::element(item[c / V].word[0][c % V / E], c % E);
+        settle<Op>(value, Group{lanes, lane, 0, true});
+        if (!mine) return;
+#pragma unroll
+        for (int k = 0; k < K; ++k) {
+            float result[V];
+#pragma unroll
+            for (int v = 0; v < V; ++v) result[v] = value[k * V + v][0];
+            const int i = k * lanes + lane;
+            if (i >= row.first && i < row.last) write<typename Op::Out, V>(row.target + i * V, result);
+        }
+        if (at >= 0) row.target[at] = narrow<typename Op::Out>(value[K * V][0]);
+        return;
     }
     const Part own = Op::take(item, odd);
     const Part whole = Op::finish(Op::join_lanes(own, lanes));

@@ -7,7 +7,7 @@
 //   staged   (short.cuh)  <= 128 B    rows that start anywhere: a block of rows is one aligned piece of memory
 //   block    (block.cuh)  <= 128 KB   a CTA a row in registers; several CTAs an SM overlap each other's exchange
 //   cluster  (block.cuh)  few rows    the same on a cluster a row: 16 SMs are faster than one
-//   wide     (wide.cuh)   <= 300 KB   a CTA a row, most of it in registers, the rest in shared memory; of backward a cluster, to 1 MB
+//   wide     (wide.cuh)   <= 227 KB   a CTA a row, most of it in registers, the rest in shared memory; of backward a cluster, to 1 MB
 //   spread   (wide.cuh)   any         the same chunks, but the row's CTAs are anywhere on the card and meet in global memory
 //   split    (split.cuh)  the rest    less shared memory or other counts of CTAs: few rows, rows longer than the card holds, 64 to 128 KB
 //   plain    (plain.cuh)  any         operands whose alignments differ
@@ -25,8 +25,9 @@
 //   arithmetic: .80 in static order), nor the size of copies (4 KB: the same), nor the stores (by the copy engine: .84); with cp.async .73-.86. So
 //   it is the order of its accesses, which nothing tried here mended; it is gone.
 // - A cluster's CTAs spread over SMs, so that two on one SM do not wait for the same exchange: 8 rows .75 to .79; many rows no different.
-// - 24 vectors a thread need the fewest CTAs a row: with 512 threads one CTA a row up to 300 KB (.95), with 256 clusters of up to 8 (.94); backward
-//   the same (.97-.99). All of a chunk in registers is better still (196608 bf16 on four CTAs: .95 where three with shared memory have .93).
+// - 24 vectors a thread need the fewest CTAs a row: with 512 threads one CTA a row up to 227 KB (.95; at 256 KB three or four CTAs anywhere are
+//   .005 better), with 256 clusters of up to 8 (.94); backward the same (.97-.99). All of a chunk in registers is better still (196608 bf16 on
+//   four CTAs: .95 where three with shared memory have .93).
 // - block with 8 vectors and more than 512 threads is alone on its SM: .97 with all 1024 threads, .88 with 800: too little is under way. Then
 //   split, 8 vectors in registers and the rest in shared memory, two CTAs an SM, is better.
 // - Three CTAs an SM with 76 KB each, anywhere on the card: predicted to lose to clusters, as global memory is the slower place to meet; won, as
@@ -39,8 +40,19 @@
 //   11.3; one warp polling four slots a lane 10.2.
 // - The launch's tag read by every warp is a thousand reads of one line: read by one thread a CTA, and joins no deeper than the CTA has warps:
 //   8 rows of 2 MB .79 to .84, 4 rows .70 to .78.
-// - Short rows of 8-byte pieces (bf16, N = 100): as pieces on lanes .89, as vectors with odd ends .74. Of 4-byte pieces only to N = 64. With 39
-//   registers a thread an SM has 1500 threads and too little under way; 32 are predicted to give what Triton has there, .95; not measured yet.
+// - Short rows of 8-byte pieces (bf16, N = 100): as pieces on lanes .86, as vectors with odd ends .82. 32 registers a thread in place of 39 were
+//   predicted to give what Triton has there, .95: no change. Fewer instructions (addresses once, not each): no change. Triton has a row on all
+//   32 lanes, a piece each, and four rows a thread: each access of a warp is one stretch of memory. For whole vectors that is .02 to .09 worse
+//   here than several vectors a lane; of pieces not measured yet. Of 15 pieces two a lane (.74 to .89), of 5 to 8 two a lane (.54 to .74).
+// - Unaligned 16-bit rows of up to 1.5 KB are bound by instructions, some 300 a thread of 16 elements. Exponentials kept, not computed twice:
+//   predicted .95 at N = 197, .90 to .92.
+// - Rows of up to 2 KB in 16 bits on two warps in place of one: .93 to .97 at N = 1000, .96 to .99 at 1024. 16 vectors a thread (96 registers, as
+//   Triton's best there): float32 of 32 KB .975 to .985, backward of 16 KB .98 to .99; 16-bit forward the same or worse.
+// - quack leads where its clusters of eight hold 32 KB each (131072 bf16: .98 to .95 here); clusters of ours of that very shape have .91. Each of these
+//   was predicted to close that and did not: loads by cp.async (.90) or the copy engine (.91) and the row in shared memory alone, seven CTAs an
+//   SM; two or three CTAs an SM only (the same); every warp sends its part to all CTAs, without a barrier before (the same); exponentials kept
+//   as float32, 99 registers, as quack does (.85); one fma an exponential (.003 better, at the price of a case for 2e38). Both move the same
+//   bytes by ncu, 1.07 and 1.05 GB, with as many sectors through L2. Not explained.
 // - Prototypes before these kernels, on the same kind of card: cache hints (no_allocate, .cs) .91 where plain accesses have .97; a static
 //   persistent loop over rows .92-.955, drawn rows .97-.98, one CTA a row .96-1.0.
 
@@ -168,15 +180,29 @@ template <typename Op, typename F> bool with_cluster(const Plan& p, F f) {
            is(integral_constant<int, 8>(), integral_constant<int, 256>()) || is(integral_constant<int, 8>(), integral_constant<int, 512>());
 }
 
+// Calls f with the K and the most threads of the blocks' kernel that holds a plan's.
+template <typename Op, typename F> bool with_block(const Plan& p, F f) {
+    using std::integral_constant;
+    constexpr int R = Op::READS;
+    auto is = [&](auto k, auto most) { return p.vectors == k.value && p.threads <= most.value && (f(k, most), true); };
+    constexpr integral_constant<int, BLOCK_THREADS> any;
+    constexpr integral_constant<int, BLOCK_THREADS / 8> few;
+    if constexpr (R == 1) {
+        if (is(integral_constant<int, 8>(), any)) return true;
+    } else {
+        if (is(integral_constant<int, 12 / R>(), few)) return true;
+    }
+    if constexpr (R == 2 || Op::E == 1) {
+        if (is(integral_constant<int, 16 / R>(), few)) return true;
+    }
+    return is(integral_constant<int, 4>(), any) || is(integral_constant<int, 2>(), any) || is(integral_constant<int, 1>(), any);
+}
+
 template <typename Op> bool launch(const Tensors<Op>& t, int64_t N, const Plan& p, Launch& go) {
     constexpr int R = Op::READS;
     constexpr bool SAME = sizeof(typename Op::Element) == sizeof(typename Op::Out);
     const int64_t M = t.M, vectors = (layout(t, N).lead + N) / Op::V;
     const int log = log2_ceil(p.group);
-    auto each = [&](auto f) {
-        if constexpr (R == 1) return with_vectors<8, 4, 2, 1>(p.vectors, f);
-        else return with_vectors<4, 2, 1>(p.vectors, f);
-    };
     switch (p.tier) {
         case LANES:
             if (p.depth)
@@ -196,7 +222,7 @@ template <typename Op> bool launch(const Tensors<Op>& t, int64_t N, const Plan& 
                     go(staged<Op, k.value>, ceil_div(M, int64_t(p.depth)), p.threads, size_t(p.depth) * N * R * sizeof(typename Op::Element), 1, t, log, p.depth);
                 });
             return false;
-        case BLOCK: return each([&](auto k) { go(block<Op, k.value>, M, p.threads, 0, 1, t, p.floor); });
+        case BLOCK: return with_block<Op>(p, [&](auto k, auto most) { go(block<Op, k.value, most.value>, M, p.threads, 0, 1, t, p.floor); });
         case CLUSTER:
             return with_cluster<Op>(p, [&](auto k, auto most) { go(cluster<Op, k.value, most.value>, M * p.group, p.threads, 0, p.group, t, p.group, p.floor); });
         case SPLIT:
@@ -243,7 +269,7 @@ template <typename Op> bool holds(const Tensors<Op>& t, int64_t N, const Plan& p
         case STAGED:
             return l.contiguous && reinterpret_cast<uintptr_t>(t.source[0]) % VECTOR_BYTES == 0 && power && p.group <= WARP && p.threads <= LANES_THREADS &&
                    N <= p.group * p.vectors && p.depth > 0 && p.depth % V == 0 && p.depth * N * R * int64_t(sizeof(typename Op::Element)) <= device().shared_block - 2048;
-        case BLOCK: return p.threads <= BLOCK_THREADS && vectors <= int64_t(p.threads) * p.vectors;
+        case BLOCK: return with_block<Op>(p, [](auto, auto) {}) && vectors <= int64_t(p.threads) * p.vectors;
         case CLUSTER:
             return device().major >= 9 && p.group > 1 && p.group <= MAX_CLUSTER && p.floor == FLOOR_LONG && with_cluster<Op>(p, [](auto, auto) {}) &&
                    vectors <= int64_t(p.group) * p.threads * p.vectors;

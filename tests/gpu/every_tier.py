@@ -53,7 +53,7 @@ def cuda_launches() -> Iterator[tuple[Run, tuple[torch.Tensor, ...]]]:
     tier = {name: number for number, name in enumerate(build.TIERS)}
     for backward, dtype in itertools.product((False, True), (BRAIN, FULL, HALF)):
         R = 2 if backward else 1
-        for N in (1, 2, 7, 8, 16, 24, 33, 50, 64, 100, 197, 256, 333, 513, 781, 1000, 1024, 5003):
+        for N in (1, 2, 7, 8, 16, 24, 33, 50, 64, 100, 197, 256, 333, 513, 781, 1000, 1024, 2048, 5003, 8190):
             yield by(), operands(backward, dtype, 5, N)
         yield by(), operands(backward, dtype, 5, 300, pad=4, offset=1)
         yield by(), operands(backward, dtype, 3, 4097, offset=3)
