@@ -107,7 +107,7 @@ def _trial(key: CellKey, found: Mapping[int, Pairs], rules: Rules, tau: float | 
     if not logs or not gate.finite(logs):
         return Trial(Verdict(key, State.AMBIGUOUS, ""), doubt="the two share no round" if not logs else "its values are no numbers")
     margin = max(rules.margin, MARGIN_TAUS * tau) if tau is not None else rules.margin
-    ratio, doubt = math.exp(median(logs)), _doubt(found, rules, family)
+    ratio, doubt = math.exp(median(logs)), _doubt(found, rules, family, math.log1p(margin))
     if not advisory and margin > rules.most_margin:
         told = f"its processes differ so much that the margin would be {margin:.1%}, more than {rules.most_margin:.0%}"
         if ratio <= 1 + rules.most_margin:
@@ -148,7 +148,7 @@ def _interval(logs: list[float], tau: float | None) -> tuple[float, float] | Non
     return centre - math.hypot(centre - found[0], between), centre + math.hypot(found[1] - centre, between)
 
 
-def _doubt(found: Mapping[int, Pairs], rules: Rules, family: int) -> str:
+def _doubt(found: Mapping[int, Pairs], rules: Rules, family: int, margin: float) -> str:
     least = min(len(pairs.logs) for pairs in found.values())
     if 0.5**least > rules.alpha / family:
         needed = math.ceil(math.log2(family / rules.alpha))
@@ -164,6 +164,8 @@ def _doubt(found: Mapping[int, Pairs], rules: Rules, family: int) -> str:
             continue
         sigma = robust_sd([value - median(ab) for value in ab] + [value - median(ba) for value in ba])
         limit = max(ORDER_FLOOR, ORDER_SDS * MEDIAN_SD * sigma * math.sqrt(1 / len(ab) + 1 / len(ba)))
+        if min(median(ab), median(ba)) > margin or max(median(ab), median(ba)) < -margin:
+            continue  # whichever comes first, it is beyond the margin
         if (differ := abs(median(ab) - median(ba))) > limit:
             return f"it depends on the order: AB and BA differ by {differ:.1%}, more than the noise explains ({limit:.1%})"
     return ""

@@ -61,6 +61,17 @@ def test_a_cell_that_depends_on_the_order_is_in_doubt():
     assert "AB and BA differ by 8." in verdict.reason
 
 
+def test_an_order_that_cannot_change_the_verdict_is_no_doubt():
+    rng = dice(4)
+    verdict = one([0.08 + (0.006 if place else -0.006) + rng.gauss(0, 0.001) for place in ORDER])
+    assert verdict.state is State.SLOWER
+    verdict = one([-0.08 + (0.006 if place else -0.006) + rng.gauss(0, 0.001) for place in ORDER])
+    assert verdict.state is State.FASTER
+    verdict = one([0.033 + (0.006 if place else -0.006) + rng.gauss(0, 0.001) for place in ORDER])  # one order is within the margin
+    assert verdict.state is State.AMBIGUOUS
+    assert "AB and BA differ by 1." in verdict.reason
+
+
 def test_nan_is_never_a_success():
     assert one([math.nan] * 20).state is State.AMBIGUOUS
 
