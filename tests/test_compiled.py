@@ -105,6 +105,40 @@ def test_a_reused_output_is_shown_in_list_and_table():
     assert "1 extra, which all leaves out" in listing.extras([offer])
 
 
+def test_a_compilers_own_thread_is_started_once_and_a_thread_a_call_is_one_that_works_on():
+    import threading
+
+    from softbench.examine import Examiner
+
+    class Compiling:
+        once, started = True, 0
+
+        def available(self):
+            return None
+
+        def supports(self, wanted):
+            return None
+
+        def prepare(self, wanted):
+            return self.call
+
+        def call(self, x):
+            if not (self.once and self.started):
+                self.started += 1
+                threading.Thread(target=done.wait, daemon=True).start()
+            return torch.softmax(x, -1)
+
+    name = next(name for (name, direction), item in Examiner(Compiling(), "cpu").items.items() if direction is Direction.FORWARD)
+    compiling, done = Compiling(), threading.Event()
+    try:
+        assert Examiner(compiling, "cpu").examine(name, Direction.FORWARD, "fp32", 0).grade is Grade.PASS
+        compiling.once = False
+        found = Examiner(compiling, "cpu").examine(name, Direction.FORWARD, "fp32", 0)
+        assert (found.grade, found.detail[:21]) == (Grade.WRONG, "left 1 thread running")
+    finally:
+        done.set()
+
+
 def test_an_output_that_is_said_to_be_reused_may_be_and_another_may_not():
     from softbench.examine import Examiner
 

@@ -291,5 +291,9 @@ def test_the_backend_on_it_is_right_and_measured_in_every_direction(cli):
 def test_the_backend_on_it_passes_the_catalogue(cli, direction):
     done = cli("check", "--backends", "cuda-op", "--direction", direction, "--dtype", "fp32", "--json", "-", timeout=580)
     findings = json.loads(done.stdout)["findings"]
-    assert done.returncode == 0, [finding for finding in findings if finding["verdict"] not in ("pass", "skipped")] or done.stderr
+    assert done.returncode == 0, [
+        (finding["backend"], finding["item"], finding["verdict"], finding["reason"])
+        for finding in findings
+        if finding["verdict"] not in ("pass", "skipped")
+    ] or done.stderr
     assert {finding["verdict"] for finding in findings} <= {"pass", "skipped"}
