@@ -58,8 +58,15 @@ def widened_as_torch(softmax, device, dtype):
         close(y, expected)
 
 
+def gradients(device, dtype, **options):
+    """Samples of the backward; those of torch's own widening softmax, dy in float32 and y in float16, are not for ours."""
+    found = [(dy, y, dim) for dy, (y, dim, _), _ in twins(BACKWARD, device, dtype, **options) if dy.dtype == y.dtype]
+    assert len(found) >= 4
+    return found
+
+
 def backward_agrees_with_torch(backward, device, dtype):
-    for dy, (y, dim, _), _ in twins(BACKWARD, device, dtype):
+    for dy, y, dim in gradients(device, dtype):
         near(backward(dy, y, dim), gradient(dy, y, dim), 2)
 
 
@@ -67,7 +74,7 @@ def opchecked(forward, backward, device, dtype):
     """torch.library.opcheck with all its tests, on every sample and its twin."""
     for x, (dim,), _ in twins(INFO[""], device, dtype, requires_grad=True):
         torch.library.opcheck(forward, (x, dim), test_utils=FULL)
-    for dy, (y, dim, _), _ in twins(BACKWARD, device, dtype, requires_grad=True):
+    for dy, y, dim in gradients(device, dtype, requires_grad=True):
         nearly = (0.9 * y.detach()).requires_grad_()  # of a softmax itself dx sums to 0: see gpu/test_operator_gpu.py
         torch.library.opcheck(backward, (dy.detach().requires_grad_(), nearly, dim), test_utils=FULL)
 

@@ -73,6 +73,19 @@ def test_numba_takes_fp32_only():
     assert "written for fp32" in dsls.numba.supports(case(dtype="bf16"))
 
 
+def test_a_numba_cuda_made_for_an_older_numpy_is_unavailable_with_its_own_words(monkeypatch):
+    def load(name):
+        assert name == "numba.cuda.cudaimpl"
+        raise AttributeError("module 'numpy' has no attribute 'row_stack'")
+
+    monkeypatch.setattr(dsls.Peer, "available", lambda self: None)
+    monkeypatch.setattr(dsls.importlib, "import_module", load)
+    assert dsls.numba.available() == (
+        "numba-cuda does not load (module 'numpy' has no attribute 'row_stack'): install one that fits the other packages: "
+        "pip install 'numba-cuda[cu13]' (for CUDA 12: 'numba-cuda[cu12]')"
+    )
+
+
 HELION = """
 import torch
 from softbench.backends import helion_softmax as h

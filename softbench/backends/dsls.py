@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ from softbench.backends.peers import Peer
 from softbench.inputs import DTYPES
 from softbench.model import Case, Direction
 from softbench.toolchain import missing_compiler
+from softbench.units import one_line
 
 Pair = tuple[Callable[..., Any], Callable[..., Any]]
 
@@ -72,6 +74,19 @@ class Numba(Language):
     install = "pip install 'numba-cuda[cu13]' (for CUDA 12: 'numba-cuda[cu12]')"
     advice = "for a first kernel in Python, in fp32"
     compiles = "always"
+
+    def available(self) -> str | None:
+        return super().available() or self._unfit()
+
+    def _unfit(self) -> str | None:
+        """Why what numba-cuda imports when it first compiles does not load here: a release made for an older NumPy says so only then."""
+        try:
+            importlib.import_module("numba.cuda.cudaimpl")
+        except ModuleNotFoundError:  # a release that keeps it elsewhere
+            return None
+        except Exception as error:
+            return f"numba-cuda does not load ({one_line(str(error))}): install one that fits the other packages: {self.install}"
+        return None
 
     def supports(self, case: Case) -> str | None:
         if case.dtype != "fp32":
