@@ -31,11 +31,19 @@ def listing(*nanoseconds, unit="ns"):
 def test_ncus_kernels_are_summed_by_call_and_compared_with_each_cell(capsys):
     durations = ncu.durations_us(listing(*[3_100] * ncu.CALLS, *[20_000, 29_000] * ncu.CALLS))
     assert ncu.grouped(durations, CELLS) == pytest.approx([3.1, 49.0])
-    assert ncu.report(CELLS, [3.1, 49.0]) == 0
-    assert ncu.report(CELLS, [2.85, 49.0]) == 1
-    assert ncu.report(CELLS, [3.1, 48.0]) == 1
+    assert ncu.report(CELLS, [3.1, 49.0], 1.1, 1.1) == 0
+    assert ncu.report(CELLS, [2.85, 49.0], 1.1, 1.1) == 1
+    assert ncu.report(CELLS, [3.1, 48.0], 1.1, 1.1) == 1
     assert "1 of 2 cells within" in capsys.readouterr().out
-    assert ncu.report([], []) == 1
+    assert ncu.report([], [], 1.1, 1.1) == 1
+
+
+def test_what_ncu_counts_of_an_empty_kernel_is_taken_off_each_kernel(capsys):
+    assert ncu.report(CELLS, [4.1, 52.0], 1.1, 2.0) == 0  # 3.2 and 50.2 without the launches
+    told = capsys.readouterr().out
+    assert "an empty kernel: 1.10 us, by ncu 2.00 us: 0.90 us are taken off each kernel" in told
+    assert "2 of 2 cells within max(3 %, 0.3 us) of ncu's gpu__time_duration less its launches; as it is, 0" in told
+    assert ncu.report(CELLS, [4.1, 54.0], 1.1, 2.0) == 1
     assert ncu.durations_us(listing(3.5, unit="us")) == [3.5]
 
 
