@@ -175,9 +175,8 @@ def report(cells: Sequence[dict[str, Any]], ncu_us: Sequence[float], empty_us: f
         case = f"{cell['direction']}-{cell['dtype']}-{cell['M']}x{cell['N']}"
         print(f"{cell['backend']:10} {case:28} {len(cell['kernels']):7} {cell['us']:12.2f} {other:10.2f} {told[0]:>18} {told[1]:>18}")
     count = len(cells)
-    print(
-        f"{count - beyond} of {count} cells within max(3 %, 0.3 us) of ncu's gpu__time_duration less its launches; as it is, {count - as_is}"
-    )
+    within = f"{count - beyond} of {count} cells within max(3 %, 0.3 us) of ncu's gpu__time_duration less its launches"
+    print(f"{within}; as it is, {count - as_is}")
     return 1 if beyond or not cells else 0
 
 
