@@ -78,7 +78,7 @@ _kept: dict[tuple[Any, ...], tuple[Any, Call]] = {}
 
 def _launch(tensors: tuple[torch.Tensor, ...]) -> None:
     device = tensors[0].device
-    if device.type == "cuda" and device.index != torch.cuda.current_device():  # Triton launches there, wherever the tensors are
+    if device.type == "cuda" and device.index != torch._C._cuda_getDevice():  # Triton launches there, wherever the tensors are
         with torch.cuda.device(device):
             return _launch(tensors)
     key = _key(tensors)
