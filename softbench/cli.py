@@ -165,7 +165,7 @@ def show(
 
     rows, console = read(file), terminal.console()
     if markdown:
-        typer.echo(listing.markdown(listing.cost_rows(costing.by_backend(rows))))
+        typer.echo(listing.markdown(costing.by_backend(rows)))
     elif costs:
         terminal.show(listing.costs(costing.by_backend(rows)), console)
     else:

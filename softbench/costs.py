@@ -1,4 +1,8 @@
-"""What each backend of a results file costs and reaches: build, host time of a call, fraction of copy."""
+"""What each backend of a results file costs and reaches: build, host time of a call, fraction of copy.
+
+Where the run has profiles, fractions are those of device times: a call that takes the host longer than the GPU would else be told twice,
+as host time and as bandwidth, and on another host be another figure.
+"""
 
 from __future__ import annotations
 
@@ -27,6 +31,8 @@ class Cost:
     """Median."""
     of_copy: dict[str, float] = field(default_factory=dict)
     """By direction the geometric mean, a cell counting as 1 at most."""
+    by_device: bool = False
+    """Whether `of_copy` is of the kernels' own times, and not of what the run's timer gave."""
     cells: int = 0
     """That have a figure."""
     others: dict[str, int] = field(default_factory=dict)
@@ -40,23 +46,33 @@ def by_backend(rows: Iterable[Row]) -> dict[str, Cost]:
     grouped: dict[str, list[Row]] = {}
     for row in rows:
         grouped.setdefault(row.backend, []).append(row)
-    return {name: _cost(some) for name, some in grouped.items()}
+    ok = [row for some in grouped.values() for row in some if row.status == Status.OK]
+    copies = {_cell(row): row.device_us for row in ok if row.grade == Grade.YARDSTICK}
+    by_device = all(row.device_us and copies.get(_cell(row)) for row in ok)
+    return {name: _cost(some, copies if by_device else None) for name, some in grouped.items()}
 
 
-def _cost(rows: Sequence[Row]) -> Cost:
+def _cell(row: Row) -> tuple[object, ...]:
+    return row.direction, row.M, row.N, row.dtype
+
+
+def _cost(rows: Sequence[Row], copies: Mapping[tuple[object, ...], float | None] | None) -> Cost:
     ok = [row for row in rows if row.status == Status.OK]
     cold = [row for row in ok if row.build_cache == "cold"]
     builds = [row.build_s for row in cold or ok if row.build_s is not None]
     hosts = [row.host_us for row in ok if row.host_us is not None]
     fractions: dict[str, list[float]] = {}
     for row in ok:
-        if row.of_copy and row.grade != Grade.YARDSTICK:
-            fractions.setdefault(row.direction, []).append(min(1.0, row.of_copy))
+        copy_us = copies.get(_cell(row)) if copies else None
+        of_copy = copy_us / row.device_us if copy_us and row.device_us else row.of_copy
+        if of_copy and row.grade != Grade.YARDSTICK:
+            fractions.setdefault(row.direction, []).append(min(1.0, of_copy))
     return Cost(
         build_s=statistics.median(builds) if builds else None,
         build_cache="cold" if cold else next((row.build_cache for row in ok), ""),
         host_us=statistics.median(hosts) if hosts else None,
         of_copy={direction: statistics.geometric_mean(some) for direction, some in fractions.items()},
+        by_device=copies is not None,
         cells=len(ok),
         others=dict(Counter(row.status for row in rows if row.status != Status.OK)),
         where=rows[0].device,

@@ -97,7 +97,8 @@ def _cost(cost: Cost | None) -> str:
         return "unmeasured"
     said = [f"build {_seconds(cost)}"] if cost.build_s is not None else []
     said += [f"host {units.micros(cost.host_us)} a call"] if cost.host_us is not None else []
-    said += [f"{direction} {fraction:.0%} of copy" for direction, fraction in cost.of_copy.items()]
+    kernels = " kernels" if cost.by_device else ""
+    said += [f"{direction}{kernels} {fraction:.0%} of copy" for direction, fraction in cost.of_copy.items()]
     return f"{'; '.join(said)} (medians, and a mean, of {units.count(cost.cells, 'cell')}; {cost.where})"
 
 
@@ -106,21 +107,33 @@ def _seconds(cost: Cost) -> str:
 
 
 def costs(found: Mapping[str, Cost]) -> RenderableType:
-    """A line for each backend of a results file: what it costs, and what it reaches."""
+    """A line for each backend of a results file that has a figure: what it costs, and what it reaches; the others below."""
     rows = cost_rows(found)
     table = Table(show_edge=False, pad_edge=False)
     for i, name in enumerate(rows[0]):
         table.add_column(name, justify="left" if i == 0 else "right", no_wrap=True)
     for row in rows[1:]:
         table.add_row(*map(Text, row))
-    return table
+    return Group(table, Text(told)) if (told := without_figures(found)) else table
+
+
+def without_figures(found: Mapping[str, Cost]) -> str:
+    """The backends that no cell has a figure of, by what became of them; empty where there are none."""
+    grouped: dict[str, list[str]] = {}
+    for name, cost in found.items():
+        if not cost.cells:
+            grouped.setdefault(" and ".join(cost.others), []).append(name)
+    return "\n".join(f"{status}: {', '.join(names)}" for status, names in grouped.items())
 
 
 def cost_rows(found: Mapping[str, Cost]) -> list[tuple[str, ...]]:
     """The table of `costs`, its head first; for Markdown too."""
     directions = list(dict.fromkeys(direction for cost in found.values() for direction in cost.of_copy))
-    rows = [("backend", "build", "host", *(f"{direction}, of copy" for direction in directions), "cells", "without a figure")]
+    kernels = " kernels" if any(cost.by_device for cost in found.values()) else ""
+    rows = [("backend", "build", "host", *(f"{direction}{kernels}, of copy" for direction in directions), "cells", "without a figure")]
     for name, cost in found.items():
+        if not cost.cells:
+            continue
         rows.append(
             (
                 name,
@@ -134,8 +147,14 @@ def cost_rows(found: Mapping[str, Cost]) -> list[tuple[str, ...]]:
     return rows
 
 
-def markdown(rows: Sequence[tuple[str, ...]]) -> str:
-    """A table for a README."""
-    head, *body = rows
+def markdown(found: Mapping[str, Cost]) -> str:
+    """The same for a README."""
+    head, *body = cost_rows(found)
     lines = [head, ("---", *("---:" for _ in head[1:-1]), "---"), *(("`" + row[0] + "`", *row[1:]) for row in body)]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    others = [f"{status}: {_quoted(names)}" for status, names in (line.split(": ", 1) for line in without_figures(found).splitlines())]
+    return "\n\n".join([table, *others])
+
+
+def _quoted(names: str) -> str:
+    return ", ".join(f"`{name}`" for name in names.split(", "))

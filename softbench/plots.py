@@ -84,7 +84,9 @@ def backends(run: Sequence[Row], out: Path) -> Path:
         panel.margins(y=0.01)
         panel.grid(axis="x", alpha=0.3)
         panel.set_title(_plain(f"softmax {direction}, {run[0].device}"))
-        panel.set_xlabel("fraction of the same-bytes copy, higher is better\ngeometric mean over the cells that it can do, each at most 1")
+        times = " by device times" if any(cost.by_device for cost in found.values()) else ""
+        means = "geometric mean over the cells that it can do, each at most 1"
+        panel.set_xlabel(f"fraction of the same-bytes copy{times}, higher is better\n{means}")
     return _saved(figure, out)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+_INSTALLED = re.compile(r"(?<![\w.])/[^\s'\"()]*?/(?:site|dist)-packages/")
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b[@-_]|[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
 
 
@@ -49,9 +50,12 @@ def count(number: int, noun: str) -> str:
 
 
 def one_line(text: str, limit: int = 300) -> str:
-    """Text from outside as one line: control and escape sequences become spaces, and it is cut at `limit` characters."""
+    """Text from outside as one line: control and escape sequences become spaces, and it is cut at `limit` characters.
+
+    Files of installed packages are named from there on: where a machine keeps its packages is nobody's to read in a results file.
+    """
     printable = text.encode("utf-8", "replace").decode("utf-8")  # lone surrogates can be neither printed nor stored
-    line = " ".join(_CONTROL.sub(" ", printable).split())
+    line = _INSTALLED.sub("", " ".join(_CONTROL.sub(" ", printable).split()))
     return line if len(line) <= limit else line[: limit - 3] + "..."
 
 

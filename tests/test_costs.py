@@ -1,5 +1,6 @@
 """What a strategy costs, from a results file: medians, a mean of fractions, and how it is shown; and what the README says of it."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -46,17 +47,30 @@ def test_builds_are_the_cold_ones_and_a_cell_faster_than_copy_counts_as_one():
     assert (found["numba"].cells, found["numba"].build_s) == (0, None)
 
 
+def test_where_all_have_device_times_the_fractions_are_theirs():
+    copies = [replace(row("copy", N, host=9.0, of_copy=1.0, grade="yardstick"), device_us=2.0) for N in (256, 512)]
+    ours = [replace(row("compile", 256, host=70.0, of_copy=0.1), device_us=4.0), replace(row("compile", 512, of_copy=0.1), device_us=1.0)]
+    found = costs.by_backend([*copies, *ours])["compile"]
+    assert found.of_copy == pytest.approx({"forward": 0.5**0.5})  # the host's 70 us are no bandwidth; faster than copy counts as 1
+    assert found.by_device
+    assert "forward kernels, of copy" in listing.cost_rows({"compile": found})[0]
+    found = costs.by_backend([*copies, *ours, row("cudnn", 256)])["compile"]  # one without: what the timer gave, of all
+    assert (found.by_device, found.of_copy) == (False, pytest.approx({"forward": 0.1}))
+
+
 def test_they_are_a_table_for_a_terminal_and_one_for_a_readme(tmp_path, main):
     (tmp_path / "r.csv").write_text(to_csv(ROWS))
     code, out, err = main("show", "r.csv", "--costs")
     assert (code, err) == (0, "")
     assert "2 s cold" in out
-    assert "1 unavailable" in out
+    assert "unavailable: numba" in out
+    assert "numba" not in out.split("unavailable:")[0]
     _, text, _ = main("show", "r.csv", "--costs", "--markdown")
     head, rule, first, *_ = text.splitlines()
     assert head == "| backend | build | host | forward, of copy | backward, of copy | cells | without a figure |"
     assert rule.count("|") == head.count("|")
     assert first == "| `compile` | 2 s cold | 75 us | 71% | 25% | 4 |  |"
+    assert text.endswith("\n\nunavailable: `numba`\n")
 
 
 def test_the_guide_says_what_each_is_what_it_costs_and_when_to_pick_it(capsys):
@@ -88,7 +102,7 @@ def test_the_committed_run_is_found_from_anywhere_and_its_absence_is_no_error(tm
 def test_the_readmes_table_is_what_the_committed_run_gives():
     rows, warnings = read_csv(COMMITTED)
     assert warnings == []
-    assert listing.markdown(listing.cost_rows(costs.by_backend(rows))) in (ROOT / "README.md").read_text()
+    assert listing.markdown(costs.by_backend(rows)) in (ROOT / "README.md").read_text()
 
 
 def test_the_strategies_configuration_takes_every_backend_and_few_cells():

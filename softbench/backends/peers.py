@@ -43,7 +43,8 @@ class Peer:
                 return "no CUDA GPU here"
             self._module()
         except Exception as error:  # beside ImportError: what a DSL raises that does not find its libraries
-            return f"{self.module} cannot be imported ({one_line(f'{type(error).__name__}: {error}', 150)}); {self.install}"
+            told = one_line(f"{type(error).__name__}: {error}", 150)
+            return f"{self.module} cannot be imported ({told}); a version that fits is wanted: {self.install}"
         return None
 
     def sources(self) -> list[Path]:
