@@ -248,3 +248,19 @@ def test_the_elders_are_right_and_silent_about_their_deprecation(elder, directio
         assert grade(elder, case(direction=direction)) == (Grade.PASS, "")
     assert elder.extra
     assert elder.supports(case(0)) == "it takes no rows without elements"
+
+
+def test_a_registered_backend_that_compiles_nothing_says_so_once_and_what_to_use_instead(monkeypatch):
+    def compiled(function, backend):
+        tried.append(backend)
+        raise TypeError("it is not\nwhat it was")
+
+    tried = []
+    monkeypatch.setattr(torch, "compile", compiled)
+    backend = dynamo.Other("ts", registered=True)
+    for _ in range(2):
+        assert backend.supports(case()) == (
+            f"it fails in torch {torch.__version__} on any function; instead: jit-script, jit-trace or compile (it is not what it was)"
+        )
+    assert tried == ["ts"]
+    assert "; instead: compile (" in dynamo.Other("aot_other", registered=True).supports(case())

@@ -23,7 +23,10 @@ KNOWN = {
     "aot_eager": ("Dynamo and AOTAutograd, then eager", "to tell Inductor's part from AOTAutograd's"),
     "inductor": ("Inductor by its name, each shape compiled anew", "never by this name: it is torch.compile's default"),
     "cudagraphs": ("the eager kernels, recorded as a CUDA graph", "when the host is the limit and nothing is to be compiled"),
-    "ts": ("TorchScript, frozen and optimized for inference", "where TorchScript's fuser is wanted behind torch.compile"),
+    "ts": (
+        "TorchScript, frozen and optimized for inference",
+        "behind torch.compile it fails in torch 2.11 and 2.13; jit-script and jit-trace work",
+    ),
     "aot_ts": ("AOTAutograd, then TorchScript", "where TorchScript's fuser is wanted for the backward too"),
     "tvm": ("Apache TVM", "when the model goes to TVM's targets"),
     "openxla": ("XLA, by torch_xla", "on TPUs; its tensors live on XLA's device"),
@@ -67,8 +70,8 @@ GONE = {
     "aot_ts_nvfuser": ("2.1", NVFUSER),
     "nvprims_nvfuser": ("2.1", NVFUSER),
     "nvprims_aten": ("2.1", "aot_eager runs AOTAutograd's graph eagerly"),
-    "ofi": ("2.0", "ts freezes and optimizes for inference; for speed: compile"),
-    "nnc": ("2.0", "ts, whose fuser NNC is; for speed: compile"),
+    "ofi": ("2.0", "torch.jit.optimize_for_inference of a scripted function; for speed: compile"),
+    "nnc": ("2.0", "jit-script, whose fuser NNC is; for speed: compile"),
     "fx2trt": ("2.0", "torch-tensorrt: compile:tensorrt"),
     "onnx2tensorrt": ("2.0", "torch-tensorrt: compile:tensorrt"),
     "torch2trt": ("2.0", "torch-tensorrt: compile:tensorrt"),
@@ -86,6 +89,7 @@ GONE = {
 }
 """Backends that PyTorch has removed: the release since which they are gone, and what to use instead."""
 
+TORCHSCRIPT = ("ts", "aot_ts")
 PLANTED = ("TESTING_ONLY", "minifier")  # in the names of backends that make errors, or hunt for them
 
 
@@ -142,7 +146,8 @@ def _trouble(backend: str) -> str:
     try:
         torch.compile(_sum, backend=backend)(torch.ones(2))
     except Exception as error:  # whatever that backend makes of it
-        return f"it fails in torch {torch.__version__} on any function: {one_line(str(error), 160)}"
+        instead = "jit-script, jit-trace or compile" if backend in TORCHSCRIPT else "compile"
+        return f"it fails in torch {torch.__version__} on any function; instead: {instead} ({one_line(str(error), 160)})"
     finally:
         torch._dynamo.reset()
     return ""
