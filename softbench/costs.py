@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from softbench.model import Grade, Status
-from softbench.results import Row, read_csv
+from softbench.results import IMPLAUSIBLE, Row, read_csv
 
 COMMITTED = Path("results") / "h200" / "strategies.csv"
 """The run that `softbench list --long` quotes, below the working folder or beside the package."""
@@ -46,9 +46,9 @@ def by_backend(rows: Iterable[Row]) -> dict[str, Cost]:
     grouped: dict[str, list[Row]] = {}
     for row in rows:
         grouped.setdefault(row.backend, []).append(row)
-    ok = [row for some in grouped.values() for row in some if row.status == Status.OK]
+    ok = [row for some in grouped.values() for row in some if row.status == Status.OK and IMPLAUSIBLE not in row.labels]
     copies = {_cell(row): row.device_us for row in ok if row.grade == Grade.YARDSTICK}
-    by_device = all(row.device_us and copies.get(_cell(row)) for row in ok)
+    by_device = bool(ok) and all(row.device_us and copies.get(_cell(row)) for row in ok)
     return {name: _cost(some, copies if by_device else None) for name, some in grouped.items()}
 
 
@@ -63,6 +63,8 @@ def _cost(rows: Sequence[Row], copies: Mapping[tuple[object, ...], float | None]
     hosts = [row.host_us for row in ok if row.host_us is not None]
     fractions: dict[str, list[float]] = {}
     for row in ok:
+        if IMPLAUSIBLE in row.labels:  # it publishes no bandwidth, so no fraction either
+            continue
         copy_us = copies.get(_cell(row)) if copies else None
         of_copy = copy_us / row.device_us if copy_us and row.device_us else row.of_copy
         if of_copy and row.grade != Grade.YARDSTICK:

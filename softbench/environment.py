@@ -69,7 +69,7 @@ def software() -> dict[str, object]:
     """Versions, the CPU, and the switches that change what torch does."""
     found: dict[str, object] = {
         "python": platform.python_version(),
-        "os": f"{platform.system()} {platform.release()}",
+        "os": f"{platform.system()} {platform.release().partition('-')[0]}",  # what follows names a distribution, or a host's own build
         "cpu": _cpu_name(),
         "cpu_count": os.cpu_count(),
         "torch_threads": torch.get_num_threads(),

@@ -89,6 +89,8 @@ class Watch:
     def __init__(self, device: str) -> None:
         self.device = device
         self.threads = _thread._count()
+        self.lingers = False
+        """By `unfinished`: a thread was left running, and the output did not change after the call. A compiler's own may be such a one."""
 
     def left(self) -> str:
         """Python threads that the call started and that live on, in words; those it found running are its process's own."""
@@ -108,10 +110,9 @@ class Watch:
             time.sleep(SETTLE_SECONDS)
         if self.device == "cuda":
             torch.cuda.synchronize()
-        for early, out in zip(at_once, outputs, strict=True):
-            if not left and not contract.same(out.detach(), early):
-                return "wrote its output after its call had returned: on another thread or stream, or later"
-        return left
+        changed = not all(contract.same(out.detach(), early) for early, out in zip(at_once, outputs, strict=True))
+        self.lingers = left != "" and not changed
+        return "wrote its output after its call had returned: on another thread or stream, or later" if changed and not left else left
 
 
 def hidden_us(call: Call, each_us: float) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-_INSTALLED = re.compile(r"(?<![\w.])/[^\s'\"()]*?/(?:site|dist)-packages/")
+_INSTALLED = re.compile(r"(?<![\w.~])~?/[^\s'\"()]{0,200}?/(?:site|dist)-packages/")
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b[@-_]|[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
 
 
@@ -55,7 +55,8 @@ def one_line(text: str, limit: int = 300) -> str:
     Files of installed packages are named from there on: where a machine keeps its packages is nobody's to read in a results file.
     """
     printable = text.encode("utf-8", "replace").decode("utf-8")  # lone surrogates can be neither printed nor stored
-    line = _INSTALLED.sub("", " ".join(_CONTROL.sub(" ", printable).split()))
+    line = " ".join(_CONTROL.sub(" ", printable).split())
+    line = _INSTALLED.sub("", line[: limit + 2000])
     return line if len(line) <= limit else line[: limit - 3] + "..."
 
 

@@ -111,7 +111,7 @@ def test_a_compilers_own_thread_is_started_once_and_a_thread_a_call_is_one_that_
     from softbench.examine import Examiner
 
     class Compiling:
-        once, started = True, 0
+        once, started, first, seconds = True, 0, torch.softmax, 60.0
 
         def available(self):
             return None
@@ -125,13 +125,19 @@ def test_a_compilers_own_thread_is_started_once_and_a_thread_a_call_is_one_that_
         def call(self, x):
             if not (self.once and self.started):
                 self.started += 1
-                threading.Thread(target=done.wait, daemon=True).start()
+                threading.Thread(target=done.wait, args=(self.seconds,), daemon=True).start()
+                return type(self).first(x, -1)
             return torch.softmax(x, -1)
 
     name = next(name for (name, direction), item in Examiner(Compiling(), "cpu").items.items() if direction is Direction.FORWARD)
     compiling, done = Compiling(), threading.Event()
     try:
         assert Examiner(compiling, "cpu").examine(name, Direction.FORWARD, "fp32", 0).grade is Grade.PASS
+        compiling.started, compiling.seconds = 0, 0.01  # that ends while the judge waits to see whether the output changes
+        assert Examiner(compiling, "cpu").examine(name, Direction.FORWARD, "fp32", 0).grade is Grade.PASS
+        compiling.started, Compiling.first = 0, staticmethod(lambda x, dim: torch.zeros_like(x))  # the first output counts
+        assert Examiner(compiling, "cpu").examine(name, Direction.FORWARD, "fp32", 0).grade is Grade.WRONG
+        Compiling.first, compiling.seconds = torch.softmax, 60.0
         compiling.once = False
         found = Examiner(compiling, "cpu").examine(name, Direction.FORWARD, "fp32", 0)
         assert (found.grade, found.detail[:21]) == (Grade.WRONG, "left 1 thread running")

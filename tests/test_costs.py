@@ -58,6 +58,14 @@ def test_where_all_have_device_times_the_fractions_are_theirs():
     assert (found.by_device, found.of_copy) == (False, pytest.approx({"forward": 0.1}))
 
 
+def test_an_implausible_cell_has_no_fraction_and_a_file_without_figures_no_basis():
+    copies = [replace(row("copy", N, host=9.0, of_copy=1.0, grade="yardstick"), device_us=2.0) for N in (256, 512)]
+    fast = replace(row("compile", 256, of_copy=None), device_us=0.5, labels="implausible noisy")
+    found = costs.by_backend([*copies, fast, replace(row("compile", 512), device_us=4.0)])["compile"]
+    assert (found.by_device, found.of_copy) == (True, pytest.approx({"forward": 0.5}))
+    assert not costs.by_backend([row("numba", status="unavailable")])["numba"].by_device
+
+
 def test_they_are_a_table_for_a_terminal_and_one_for_a_readme(tmp_path, main):
     (tmp_path / "r.csv").write_text(to_csv(ROWS))
     code, out, err = main("show", "r.csv", "--costs")

@@ -76,14 +76,19 @@ def test_numba_takes_fp32_only():
 def test_a_numba_cuda_made_for_an_older_numpy_is_unavailable_with_its_own_words(monkeypatch):
     def load(name):
         assert name == "numba.cuda.cudaimpl"
-        raise AttributeError("module 'numpy' has no attribute 'row_stack'")
+        raise trouble
 
+    trouble = AttributeError("module 'numpy' has no attribute 'row_stack'")
     monkeypatch.setattr(dsls.Peer, "available", lambda self: None)
     monkeypatch.setattr(dsls.importlib, "import_module", load)
     assert dsls.numba.available() == (
-        "numba-cuda does not load (module 'numpy' has no attribute 'row_stack'): install one that fits the other packages: "
+        "numba-cuda does not load (AttributeError: module 'numpy' has no attribute 'row_stack'): install one that fits the other packages: "
         "pip install 'numba-cuda[cu13]' (for CUDA 12: 'numba-cuda[cu12]')"
     )
+    trouble = ModuleNotFoundError("No module named 'llvmlite'", name="llvmlite")
+    assert "does not load (ModuleNotFoundError: No module named 'llvmlite')" in dsls.numba.available()
+    trouble = ModuleNotFoundError("No module named 'numba.cuda.cudaimpl'", name="numba.cuda.cudaimpl")
+    assert dsls.numba.available() is None
 
 
 HELION = """

@@ -3,6 +3,7 @@
 import ast
 import csv
 import json
+import time
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -152,4 +153,8 @@ def test_where_a_machine_keeps_its_packages_is_in_no_reason():
     said = "cannot import name 'x' from 'torch._inductor' (/opt/some/.venv/lib/python3.12/site-packages/torch/_inductor/a.py)"
     assert units.one_line(said) == "cannot import name 'x' from 'torch._inductor' (torch/_inductor/a.py)"
     assert units.one_line('File "/usr/lib/python3/dist-packages/torch/fx/b.py", line 5') == 'File "torch/fx/b.py", line 5'
+    assert units.one_line("~/.local/lib/python3.12/site-packages/x.py") == "x.py"
+    begin = time.monotonic()
+    assert len(units.one_line("-/" * 100_000)) == 300
+    assert time.monotonic() - begin < 1  # a plugin's reason must not keep its judge busy
     assert units.one_line("my/site-packages/x and /home/me/kernel.py") == "my/site-packages/x and /home/me/kernel.py"  # a plugin's own file

@@ -90,8 +90,9 @@ def test_an_import_that_fails_is_one_line_with_the_fix(peer, monkeypatch, tmp_pa
     (tmp_path / package / "__init__.py").write_text("raise RuntimeError('libcute is not\\nwhere it was')")
     monkeypatch.syspath_prepend(tmp_path)
     assert (
-        peer.available() == f"{peer.module} cannot be imported (RuntimeError: libcute is not where it was); a version that fits is wanted: "
-        f"pip install {peer.package}" + (" (for CUDA 13: 'quack-kernels[cu13]')" if peer is quack else "")
+        peer.available()
+        == f"{peer.module} cannot be imported (RuntimeError: libcute is not where it was); it may not fit the packages beside it: "
+        f"pip install -U {peer.package}" + (" (for CUDA 13: 'quack-kernels[cu13]')" if peer is quack else "")
     )
 
 

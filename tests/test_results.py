@@ -123,14 +123,24 @@ def test_no_bytes_raise_anything_but_a_usage_error(tmp_path_factory, data):
 
 
 def test_files_of_earlier_versions_are_read_and_what_they_lack_is_empty():
-    folder = Path(__file__).parents[1] / "results" / "h200"
-    for file in sorted(folder.glob("*.csv")):
+    folder = Path(__file__).parent / "earlier"  # from a run of an earlier version, with fewer samples
+    rows, warnings = results.read_csv(folder / "schema-1.csv")
+    assert (len(rows), warnings) == (4, [])
+    assert {(row.l2, row.device_us, row.kernels) for row in rows} == {("", None, None)}
+    cells = json.loads((folder / "schema-1.json").read_text())["cells"]
+    assert len(cells) == 4
+    for cell in cells:
+        record = records.record_from_json(cell)
+        assert isinstance(record.outcome, Measured)
+        assert record.outcome.profile == Profile()
+
+
+def test_the_committed_results_are_read_without_a_warning():
+    for file in sorted((Path(__file__).parents[1] / "results" / "h200").glob("*.csv")):
         rows, warnings = results.read_csv(file)
-        assert warnings == []
-        assert {(row.l2, row.device_us, row.kernels) for row in rows} == {("", None, None)}
+        assert (len(rows) > 0, warnings) == (True, [])
         for cell in json.loads(file.with_suffix(".json").read_text())["cells"][:50]:
-            record = records.record_from_json(cell)
-            assert not isinstance(record.outcome, Measured) or record.outcome.profile == Profile()
+            records.record_from_json(cell)
 
 
 def test_device_and_host_time_stand_beside_the_headline(make_record):

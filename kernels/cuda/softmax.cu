@@ -4,10 +4,10 @@
 // exchange. One choice for each, from what was measured on an H200 (bytes are of one row of one tensor read; backward has two of them):
 //
 //   lanes    (short.cuh)  <= 1.5 KB   a row on 1 to 32 lanes: many rows must be in flight to fill the memory's pipe
-//   staged   (short.cuh)  <= 128 B    rows that start anywhere: a block of rows is one aligned piece of memory
+//   staged   (short.cuh)  <= 176 B    rows that start anywhere: a block of rows is one aligned piece of memory
 //   block    (block.cuh)  <= 128 KB   a CTA a row in registers; several CTAs an SM overlap each other's exchange
 //   cluster  (block.cuh)  few rows    the same on a cluster a row: 16 SMs are faster than one
-//   wide     (wide.cuh)   <= 227 KB   a CTA a row, most of it in registers, the rest in shared memory; of backward a cluster, to 1 MB
+//   wide     (wide.cuh)   <= 222 KB   a CTA a row, most of it in registers, the rest in shared memory; of backward a cluster, to 1 MB
 //   spread   (wide.cuh)   any         the same chunks, but the row's CTAs are anywhere on the card and meet in global memory
 //   split    (split.cuh)  the rest    less shared memory or other counts of CTAs: few rows, rows longer than the card holds, 64 to 128 KB
 //   plain    (plain.cuh)  any         operands whose alignments differ
@@ -25,7 +25,7 @@
 //   arithmetic: .80 in static order), nor the size of copies (4 KB: the same), nor the stores (by the copy engine: .84); with cp.async .73-.86. So
 //   it is the order of its accesses, which nothing tried here mended; it is gone.
 // - A cluster's CTAs spread over SMs, so that two on one SM do not wait for the same exchange: 8 rows .75 to .79; many rows no different.
-// - 24 vectors a thread need the fewest CTAs a row: with 512 threads one CTA a row up to 227 KB (.95; at 256 KB three or four CTAs anywhere are
+// - 24 vectors a thread need the fewest CTAs a row: with 512 threads one CTA a row up to 222 KB (.95; at 256 KB three or four CTAs anywhere are
 //   .005 better), with 256 clusters of up to 8 (.94); backward the same (.97-.99). All of a chunk in registers is better still (196608 bf16 on
 //   four CTAs: .95 where three with shared memory have .93).
 // - block with 8 vectors and more than 512 threads is alone on its SM: .97 with all 1024 threads, .88 with 800: too little is under way. Then

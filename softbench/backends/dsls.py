@@ -82,10 +82,11 @@ class Numba(Language):
         """Why what numba-cuda imports when it first compiles does not load here: a release made for an older NumPy says so only then."""
         try:
             importlib.import_module("numba.cuda.cudaimpl")
-        except ModuleNotFoundError:  # a release that keeps it elsewhere
-            return None
         except Exception as error:
-            return f"numba-cuda does not load ({one_line(str(error))}): install one that fits the other packages: {self.install}"
+            if isinstance(error, ModuleNotFoundError) and error.name == "numba.cuda.cudaimpl":  # a release that keeps it elsewhere
+                return None
+            told = one_line(f"{type(error).__name__}: {error}", 150)
+            return f"numba-cuda does not load ({told}): install one that fits the other packages: {self.install}"
         return None
 
     def supports(self, case: Case) -> str | None:

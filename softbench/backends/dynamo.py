@@ -27,7 +27,7 @@ KNOWN = {
         "TorchScript, frozen and optimized for inference",
         "behind torch.compile it fails in torch 2.11 and 2.13; jit-script and jit-trace work",
     ),
-    "aot_ts": ("AOTAutograd, then TorchScript", "where TorchScript's fuser is wanted for the backward too"),
+    "aot_ts": ("AOTAutograd, then TorchScript", "behind torch.compile it fails in torch 2.11 and 2.13; jit-script and jit-trace work"),
     "tvm": ("Apache TVM", "when the model goes to TVM's targets"),
     "openxla": ("XLA, by torch_xla", "on TPUs; its tensors live on XLA's device"),
     "openxla_eval": ("XLA, by torch_xla, without AOTAutograd", "as openxla, for inference"),

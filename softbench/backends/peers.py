@@ -44,7 +44,8 @@ class Peer:
             self._module()
         except Exception as error:  # beside ImportError: what a DSL raises that does not find its libraries
             told = one_line(f"{type(error).__name__}: {error}", 150)
-            return f"{self.module} cannot be imported ({told}); a version that fits is wanted: {self.install}"
+            newer = self.install.replace("install", "install -U", 1)
+            return f"{self.module} cannot be imported ({told}); it may not fit the packages beside it: {newer}"
         return None
 
     def sources(self) -> list[Path]:

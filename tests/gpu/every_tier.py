@@ -55,6 +55,10 @@ def cuda_launches() -> Iterator[tuple[Run, tuple[torch.Tensor, ...]]]:
         R = 2 if backward else 1
         for N in (1, 2, 7, 8, 16, 24, 33, 50, 64, 100, 197, 256, 333, 513, 781, 1000, 1024, 2048, 5003, 8190):
             yield by(), operands(backward, dtype, 5, N)
+        for words, offset in itertools.product((12 * (R - 1), 16), (0, 1)):  # as many rows as the rules want for it need not be
+            if words and dtype != HALF and (backward or dtype == FULL):
+                N = 32 * words // R * 16 // dtype.itemsize * 2 - 70
+                yield by(tier["block"], words // R, 64, 1, 0, 128, 0), operands(backward, dtype, 5, N, offset=offset)
         yield by(), operands(backward, dtype, 5, 300, pad=4, offset=1)
         yield by(), operands(backward, dtype, 3, 4097, offset=3)
         if dtype == HALF:
