@@ -47,6 +47,7 @@ import triton.language as tl
 
 from .groups import arrive, exchange, leave, meet, slot, tag_of, warm
 from .held import hold, measure_held, store_held
+from .short import exponentials, store_scaled, top_of_tiles, total_of_exponentials
 from .words import (
     MINUS_INFINITY,
     after,
@@ -54,7 +55,6 @@ from .words import (
     edges_of,
     element,
     exp_of,
-    exponentials,
     join,
     load,
     measure,
@@ -63,12 +63,9 @@ from .words import (
     nothing,
     now,
     over_threads,
-    store_scaled,
     store_softmax,
     top_of,
-    top_of_tiles,
     total_of,
-    total_of_exponentials,
     vectors_of,
     words_at,
 )

@@ -1,0 +1,58 @@
+"""Rows that a warp's lanes hold: their exponentials are computed once and kept, as tuples of tiles like those of `words.py`."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from .words import exp_of, high, low, packed, top_of
+
+
+@triton.jit
+def top_of_tiles(tiles, D: tl.constexpr):
+    """Maxima of rows (R) that a warp's lanes hold."""
+    m = top_of(tiles[0], D)
+    for p in tl.static_range(1, len(tiles)):
+        m = tl.maximum(m, top_of(tiles[p], D))
+    return tl.max(m, 1)
+
+
+@triton.jit
+def exponentials(tiles, base, D: tl.constexpr):
+    """exp(x - base) of the tiles, float32, those of words' lower and of their higher elements (of float32 the same): short rows keep them,
+    as computing them twice is a third of what such a row takes."""
+    b = base[:, None, None]
+    lower = ()
+    upper = ()
+    for p in tl.static_range(len(tiles)):
+        lower = lower + (exp_of(low(tiles[p], D) - b),)
+        if D == tl.float32:
+            upper = upper + (lower[p],)
+        else:
+            upper = upper + (exp_of(high(tiles[p], D) - b),)
+    return lower, upper
+
+
+@triton.jit
+def total_of_exponentials(lower, upper, D: tl.constexpr):
+    """Their sums by row (R)."""
+    s = tl.sum(lower[0], 2) if D == tl.float32 else tl.sum(lower[0] + upper[0], 2)
+    for p in tl.static_range(1, len(lower)):
+        s += tl.sum(lower[p], 2) if D == tl.float32 else tl.sum(lower[p] + upper[p], 2)
+    return tl.sum(s, 1)
+
+
+@triton.jit
+def store_scaled(words, lower, upper, scale, first, end, start, T: tl.constexpr, W: tl.constexpr, D: tl.constexpr):
+    """Exponentials times scale (R), to where `load` with the same bounds would read them."""
+    t = tl.arange(0, T)[None, :, None]
+    v = start[:, None, None] + t + tl.zeros((1, 1, W), tl.int32)
+    o = start[:, None, None] * W + t * W + tl.arange(0, W)[None, None, :]
+    c = scale[:, None, None]
+    for p in tl.static_range(len(lower)):
+        inside = (v + p * T >= first[:, None, None]) & (v + p * T < end[:, None, None])
+        if D == tl.float32:
+            y = (lower[p] * c).to(tl.int32, bitcast=True)
+        else:
+            y = packed(lower[p] * c, upper[p] * c, D)
+        tl.store(words[:, None, None] + o + p * T * W, y, mask=inside)
