@@ -23,17 +23,19 @@ def findings(done):
 @pytest.mark.skipif(
     NUMPY >= (2, 5) and TRITON < (3, 9), reason=f"the interpreter of Triton {metadata.version('triton')} does not run with this numpy"
 )
-def test_our_triton_kernels_pass_the_whole_catalogue_under_the_interpreter(cli):
-    done = cli("check", "--backends", "triton,triton-row,triton-tile", "--dtype", "fp32,bf16", "--device", "cpu", "--json", "-")
+@pytest.mark.parametrize(("backends", "passes"), [("triton", 95), ("triton-row,triton-tile", 190)])
+def test_our_triton_kernels_pass_the_whole_catalogue_under_the_interpreter(cli, backends, passes):
+    # bf16 is the longer way; fp32 is examined whole on a GPU, where it takes seconds, and here by test_tiers.py
+    done = cli("check", "--backends", backends, "--dtype", "bf16", "--device", "cpu", "--json", "-")
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr
     found = findings(done)
     assert {finding["verdict"] for finding in found} == {"pass", "skipped"}
     assert {finding["reason"] for finding in found if finding["verdict"] == "skipped"} == {
         "needs a GPU: it is a matter of its memory",
         "needs a GPU: streams",
-        "a row must fit one program: N is at most 131072",
+        *(["a row must fit one program: N is at most 131072"] if "triton-row" in backends else []),
     }
-    assert len([finding for finding in found if finding["verdict"] == "pass"]) > 500
+    assert len([finding for finding in found if finding["verdict"] == "pass"]) > passes
     names = {finding["item"] for finding in found}
     assert {"shape 1823x781", "shape 0x16", "a row of -inf", "layout channels-last", "dy = 1"} <= names
 
