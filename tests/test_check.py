@@ -41,12 +41,12 @@ def test_our_triton_kernels_pass_the_whole_catalogue_under_the_interpreter(cli, 
 
 
 def test_eager_backends_land_in_the_classes_that_are_predicted(cli):
-    done = cli("check", "--backends", "torch,naive", "--dtype", "fp32,fp16", "--case", "shape *", "--device", "cpu", "--json", "-")
+    done = cli("check", "--backends", "torch,naive", "--dtype", "fp16", "--case", "shape *", "--device", "cpu", "--json", "-")
     assert done.returncode == 0, done.stderr
     classes = {(f["backend"], f["dtype"]): set() for f in findings(done)}
     for finding in findings(done):
         classes[finding["backend"], finding["dtype"]].add(finding["verdict"])
-    assert classes["torch", "fp32"] == classes["naive", "fp32"] == classes["torch", "fp16"] == {"pass", "skipped"}
+    assert classes["torch", "fp16"] == {"pass", "skipped"}
     assert classes["naive", "fp16"] == {"pass", "low-precision", "skipped"}
 
 

@@ -67,21 +67,22 @@ needs_nvcc = pytest.mark.skipif(build.nvcc() is None, reason="no nvcc on this ma
 
 
 @needs_nvcc
-def test_the_cuda_source_compiles_without_spilling_a_register(tmp_path):
-    architectures = ("sm_80", "sm_90a", "sm_100a")
-    command = build.command(build.nvcc(), "sm_80", tmp_path / "x.fatbin")
-    command = [word for word in command if word not in ("-shared", "-Xcompiler", "-fPIC") and "gencode" not in word]
-    generate = [f"-gencode=arch=compute_{name[3:]},code={name}" for name in architectures]
-    done = subprocess.run([*command, *generate, "--threads", "0", "-fatbin", "-Xptxas", "-v"], capture_output=True, text=True, check=False)
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90a", "sm_100a"])
+def test_the_cuda_source_compiles_without_spilling_a_register(tmp_path, architecture):
+    command = build.command(build.nvcc(), architecture, tmp_path / "x.fatbin")
+    command = [word for word in command if word not in ("-shared", "-Xcompiler", "-fPIC")]
+    whole = architecture == "sm_90a" or (os.cpu_count() or 1) >= build.FEW_CORES
+    if not whole:  # half a minute each: of the others the part that needs most registers, 16-bit rows to float32
+        command.append("-DSOFTBENCH_PART=4")
+    done = subprocess.run([*command, "-fatbin", "-Xptxas", "-v"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    for architecture in architectures:
-        assert f"for '{architecture}'" in done.stderr, architecture
+    assert f"for '{architecture}'" in done.stderr
     kernels = done.stderr.count("Compiling entry function")
     spills = [line for line in done.stderr.splitlines() if "spill stores" in line]
-    assert kernels == len(spills) > 250  # each tier x its vector counts x (5 pairs of types forward + 3 backward), three times
+    assert kernels == len(spills) > (160 if whole else 20)  # each tier x its vector counts x (5 pairs of types forward + 3 backward)
     assert all("0 bytes spill stores, 0 bytes spill loads" in line for line in spills)
-    for tier in ("lanes_whole", "lanes_odd", "staged", "block", "cluster", "split", "wide", "plain"):
-        assert done.stderr.count(f"_ZN9softbench{len(tier)}{tier}I") >= 3, tier
+    for tier in ("lanes_whole", "lanes_odd", "block", "cluster", "split", "wide", "plain"):
+        assert done.stderr.count(f"_ZN9softbench{len(tier)}{tier}I") >= 1, tier
 
 
 @needs_nvcc
