@@ -47,6 +47,9 @@ def test_eager_backends_land_in_the_classes_that_are_predicted(cli):
     for finding in findings(done):
         classes[finding["backend"], finding["dtype"]].add(finding["verdict"])
     assert classes["torch", "fp16"] == {"pass", "skipped"}
+    done = cli("check", "--backends", "torch,naive", "--dtype", "fp32", "--case", "shape 37x*", "--device", "cpu", "--json", "-")
+    assert done.returncode == 0, done.stderr
+    assert {(f["backend"], f["verdict"]) for f in findings(done)} == {("torch", "pass"), ("naive", "pass")}
     assert classes["naive", "fp16"] == {"pass", "low-precision", "skipped"}
 
 

@@ -81,7 +81,7 @@ def test_the_cuda_source_compiles_without_spilling_a_register(tmp_path, architec
     spills = [line for line in done.stderr.splitlines() if "spill stores" in line]
     assert kernels == len(spills) > (160 if whole else 20)  # each tier x its vector counts x (5 pairs of types forward + 3 backward)
     assert all("0 bytes spill stores, 0 bytes spill loads" in line for line in spills)
-    for tier in ("lanes_whole", "lanes_odd", "block", "cluster", "split", "wide", "plain"):
+    for tier in ("lanes_whole", "lanes_odd", "block", "cluster", "split", "wide", "plain", *(("staged",) if whole else ())):
         assert done.stderr.count(f"_ZN9softbench{len(tier)}{tier}I") >= 1, tier
 
 

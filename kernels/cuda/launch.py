@@ -53,7 +53,7 @@ def _library(index: int) -> ctypes.CDLL:
 
 
 def _launch(call: Callable[..., int], arguments: tuple[int, ...], index: int, plan: build.Plan | None) -> None:
-    if index != torch._C._cuda_getDevice():  # torch.cuda.current_device, and below current_stream, without a microsecond of Python each
+    if index != torch._C._cuda_getDevice():  # what torch.cuda's functions ask, without their Python
         with torch.cuda.device(index):
             return _launch(call, arguments, index, plan)
     stream = torch._C._cuda_getCurrentRawStream(index)

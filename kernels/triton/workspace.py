@@ -27,7 +27,7 @@ def workspace(device: torch.device, words: int) -> tuple[torch.Tensor, torch.Ten
         fresh = torch.zeros(size, dtype=torch.int64, device=device)
         return fresh[:1], fresh[COUNTER_WORDS:]
     index = torch.cuda.current_device() if device.index is None else device.index
-    key = index, torch._C._cuda_getCurrentRawStream(index)  # as Triton's launcher asks: a Stream object costs a microsecond
+    key = index, torch._C._cuda_getCurrentRawStream(index)  # as Triton's launcher asks, without a Stream object
     found = _kept.get(key)
     if found is None or found[0] < size:
         fresh = zeros_to_keep(index, max(size, LEAST_WORDS), torch.int64)
