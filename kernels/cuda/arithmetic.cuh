@@ -14,6 +14,8 @@ namespace softbench {
 
 constexpr int WARP = 32;
 constexpr int VECTOR_BYTES = 16;
+constexpr int LINE_BYTES = 128;
+constexpr int LINE_VECTORS = LINE_BYTES / VECTOR_BYTES;
 constexpr float MINUS_INFINITY = -__builtin_huge_valf();
 constexpr float LOG2_E = 1.4426950408889634f;
 

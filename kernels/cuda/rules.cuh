@@ -29,7 +29,8 @@ namespace softbench {
 
 using Plan = SoftbenchPlan;
 
-constexpr int FLOOR_LONG = 128;
+constexpr int FLOOR_LONG = LINE_BYTES;
+constexpr int WIDE_THREADS = 256;
 constexpr int PATIENCE = 1 << 16;  // some tens of milliseconds
 constexpr int SHORT_BYTES = 1024;
 constexpr int SHORT_ODD_BYTES = 1520;  // three vectors a lane
@@ -159,15 +160,26 @@ inline Plan across_plan(int64_t vectors, int R) {
     return split_plan(vectors, R, 8, SPLIT_THREADS, std::min<int64_t>(2 * d.sms, ceil_div<int64_t>(words, CTA_WORDS)));
 }
 
-// Few rows: what they need is the whole card, at once, and to be short. A cluster up to 512 KB a row, else CTAs all over the card.
-inline Plan few_plan(int64_t M, int64_t vectors, int R) {
+// A cluster a row, in registers: the fewest CTAs of `threads` with `words` vectors a thread.
+inline Plan cluster_plan(int64_t vectors, int R, int words, int threads) {
+    const int K = words / R, C = int(std::max<int64_t>(2, ceil_div<int64_t>(vectors, int64_t(K) * threads)));
+    return {CLUSTER, K, threads_for(vectors, K * C, threads), C, 0, FLOOR_LONG, 0};
+}
+
+// Few rows: what they need is the whole card, at once, and to be short. A cluster as long as it holds a row, else CTAs all over the card.
+inline Plan few_plan(int64_t M, int64_t vectors, int R, bool half) {
     const Device& d = device();
-    const int64_t words = vectors * R;  // vectors of all tensors
-    if (d.clusters() && words <= 33000) {
-        const int C = words <= 4200 || (words <= 8400 && M > 32) || (words <= 16800 && M > 64) ? 8 : 16;
-        const int64_t share = ceil_div<int64_t>(words, C);
-        const int W = share <= 544 ? 2 : share <= 1088 && M * C <= d.sms ? 4 : 8;
-        return {CLUSTER, W / R, threads_for(vectors, C * W / R, BLOCK_THREADS / 2), C, 0, FLOOR_LONG, 0};
+    const int64_t words = vectors * R, all = M * words;  // vectors of all tensors: a row's, and the launch's
+    if (d.clusters()) {
+        // The fewest vectors a thread with which all rows run at once; threads for 16 CTAs, or for as many as leave each of them 128.
+        const int64_t sixteenth = ceil_div<int64_t>(words, MAX_CLUSTER), quarters = ceil_div<int64_t>(words, 512);
+        if (words <= 2200 && all <= 140000) return cluster_plan(vectors, R, 2, 128);
+        if (words <= 4400 && all <= 70000) return cluster_plan(vectors, R, 2, 256);
+        if (R == 1 ? all <= 800000 && (words <= 25000 || (words <= 32768 && M <= 2)) : all <= 140000 && words <= 32768)
+            return cluster_plan(vectors, R, 4, quarters > MAX_CLUSTER || M * quarters > 700 ? std::max(256, threads_for(sixteenth, 4, 512)) : 128);
+        if (all > 2000000 && words > 1280 * MAX_CLUSTER && words <= 1536 * MAX_CLUSTER) return cluster_plan(vectors, R, 12, 128);
+        if (words > 32768 && words <= 49152 && (M >= 32 || (R == 2 && words > 40960))) return cluster_plan(vectors, R, 12, std::max(192, threads_for(sixteenth, 12, 256)));
+        if (words <= 40960 || (words <= 65536 && (R == 2 || M >= (half ? 64 : 24)))) return cluster_plan(vectors, R, 8, std::max(128, threads_for(sixteenth, 8, 512)));
     }
     auto ctas = [&](int64_t each) { return ceil_div<int64_t>(words, each); };
     // One wave, with the rows in registers: short CTAs while not too many have to meet.
@@ -190,25 +202,52 @@ inline Plan small_plan(int64_t vectors, int64_t vectors_of_lines, int R, bool ha
     return {BLOCK, K, threads, 1, 0, vectors_of_lines <= int64_t(K) * threads ? FLOOR_LONG : 16, 0};
 }
 
-// Many rows: as many bytes under way on an SM as it has room for, and as few CTAs a row as that takes.
+// Many rows: as many bytes under way on an SM as it has room for. Where there are clusters, rows beyond some 30 KB are a cluster's: their CTAs
+// wait for each other at different times, and registers are enough. How many vectors a thread and threads a CTA, by a row's vectors of all
+// tensors: what was best on average over some hundred lengths. Just as many CTAs as fill most of an SM (six of 160 threads, five of 192)
+// are better than all it can hold, and 16-bit rows, which compute the most, want more rows at once.
 inline Plan many_plan(int64_t vectors, int R, bool whole, bool half) {
     const Device& d = device();
     const int64_t words = vectors * R;
-    const bool wide = d.clusters();
     if (R == 1) {
         const int K = half ? (vectors < 1024 ? 4 : 8) : vectors > 520 && vectors < 700 ? 4 : vectors > 1600 && vectors <= 2048 ? 16 : 8;
-        // Beyond 512 threads a CTA is alone on its SM: only when it is nearly as large as can be.
-        if (vectors <= 4096 || (whole && vectors >= 7300 && vectors <= 8192)) return {BLOCK, K, threads_for(vectors, K, BLOCK_THREADS), 1, 0, FLOOR_LONG, 0};
-        if (wide && vectors >= 7300 && vectors <= 8704) return {WIDE, 8, 1024, 1, 0, FLOOR_LONG, 0};
-        if (vectors < 7300 || (!wide && vectors <= 8704)) return split_plan(vectors, R, 8, SPLIT_THREADS, 1);
-        if (wide && vectors <= 14200) return {WIDE, 24, 512, 1, 0, FLOOR_LONG, 0};
-        if (wide && !half && vectors <= 60000) return spread_plan(R, 24, 256, ceil_div<int64_t>(words, 7100));
+        const Plan block = {BLOCK, K, threads_for(vectors, K, BLOCK_THREADS), 1, 0, FLOOR_LONG, 0};
+        if (d.clusters()) {
+            if (words <= (half ? 2300 : 2048)) return block;
+            if (half) {
+                if (words <= 5600) return cluster_plan(vectors, R, 8, 224);
+                if (words <= 7200) return cluster_plan(vectors, R, 8, 192);
+                if (words <= 9300) return cluster_plan(vectors, R, 8, 160);
+                if (words <= 13000) return cluster_plan(vectors, R, 12, 96);
+                if (words <= 17000) return cluster_plan(vectors, R, 8, 256);
+                if (words <= 21000) return cluster_plan(vectors, R, 12, 128);
+                if (words <= 32768) return cluster_plan(vectors, R, 16, 128);
+                if (words <= 57344) return {WIDE, 24, WIDE_THREADS, 8, 0, FLOOR_LONG, 0};
+            } else {
+                if (words <= 9300) return cluster_plan(vectors, R, 8, 96);
+                if (words <= 24576) return cluster_plan(vectors, R, 8, 192);
+                if (words <= 36864) return cluster_plan(vectors, R, 12, 192);
+                if (words <= 43008) return cluster_plan(vectors, R, 12, 224);
+                if (words <= 60000) return {WIDE, 24, WIDE_THREADS, int(ceil_div<int64_t>(words, 5800)), 0, FLOOR_LONG, 0};
+            }
+            if (words <= 70000) return spread_plan(R, 8, SPLIT_THREADS, ceil_div<int64_t>(words, 8192 + 512));
+        } else {
+            // Beyond 512 threads a CTA is alone on its SM: only when it is nearly as large as can be.
+            if (vectors <= 4096 || (whole && vectors >= 7300 && vectors <= 8192)) return block;
+            if (vectors <= 8704) return split_plan(vectors, R, 8, SPLIT_THREADS, 1);
+        }
     } else {
         const int K = vectors <= (half ? 520 : 260) ? 4 : vectors <= 512 ? 8 : vectors <= 768 ? 6 : vectors <= 1024 ? 8 : vectors < 2048 ? 2 : 4;
-        if (vectors <= 2048 || (whole && vectors >= 3600 && vectors <= 4096)) return {BLOCK, K, threads_for(vectors, K, BLOCK_THREADS), 1, 0, FLOOR_LONG, 0};
-        if (wide && vectors <= 4600) return {WIDE, 12, 256, 1, 0, FLOOR_LONG, 0};
-        if (wide && vectors <= 7000) return {WIDE, 12, 512, 1, 0, FLOOR_LONG, 0};
-        if (wide && vectors <= 69000) return {WIDE, 12, 256, int(vectors <= 9216 ? 3 : ceil_div<int64_t>(vectors, 4920)), 0, FLOOR_LONG, 0};
+        const Plan block = {BLOCK, K, threads_for(vectors, K, BLOCK_THREADS), 1, 0, FLOOR_LONG, 0};
+        if (d.clusters()) {
+            if (words <= 1850) return block;
+            if (words <= 3700) return cluster_plan(vectors, R, 8, 128);
+            if (words <= 25100) return cluster_plan(vectors, R, 8, 224);
+            if (words <= 34000) return cluster_plan(vectors, R, 8, 512);
+            if (words <= 49152) return cluster_plan(vectors, R, 12, 256);
+            if (words <= 115000) return {WIDE, 12, WIDE_THREADS, int(std::min<int64_t>(MAX_CLUSTER, ceil_div<int64_t>(words, 5800))), 0, FLOOR_LONG, 0};
+            if (words <= 140000) return spread_plan(R, 24, SPLIT_THREADS / 2, ceil_div<int64_t>(words, 9300));
+        } else if (vectors <= 2048 || (whole && vectors >= 3600 && vectors <= 4096)) return block;
     }
     return across_plan(vectors, R);
 }
@@ -224,7 +263,7 @@ template <typename Op> Plan plan(const Tensors<Op>& t, int64_t N) {
         if (const Plan found = short_plan(t, int(N), l); found.tier != AUTO) return found;
     const int64_t vectors = (l.lead + N) / V;  // places a row needs, counted from its 128-byte floor
     if (bytes <= SMALL_BYTES) return small_plan((l.aligned ? N : N + V - 1) / V, vectors, R, Op::E == 2);
-    return M <= FEW_ROWS && bytes >= FEW_BYTES ? few_plan(M, vectors, R) : many_plan(vectors, R, whole, Op::E == 2);
+    return M <= FEW_ROWS && bytes >= FEW_BYTES ? few_plan(M, vectors, R, Op::E == 2) : many_plan(vectors, R, whole, Op::E == 2);
 }
 
 }  // namespace softbench

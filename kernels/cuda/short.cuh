@@ -186,7 +186,7 @@ __global__ void __launch_bounds__(LANES_THREADS, K * Op::READS > 8 ? 4 : 8) stag
     using Element = typename Op::Element;
     static_assert(sizeof(Element) == sizeof(typename Op::Out), "results replace their operands");
     constexpr int R = Op::READS, V = Op::V;
-    extern __shared__ __align__(16) unsigned char dynamic[];
+    extern __shared__ __align__(LINE_BYTES) unsigned char dynamic[];
     int64_t start = int64_t(blockIdx.x) * rows, rest = tensors.M - start;
     int here = rest < rows ? int(rest) : rows, N = tensors.N, elements = here * N, vectors = elements / V;
     Element* buffer[R];

@@ -5,11 +5,11 @@
 //
 //   lanes    (short.cuh)  <= 1.5 KB   a row on 1 to 32 lanes: many rows must be in flight to fill the memory's pipe
 //   staged   (short.cuh)  <= 176 B    rows that start anywhere: a block of rows is one aligned piece of memory
-//   block    (block.cuh)  <= 128 KB   a CTA a row in registers; several CTAs an SM overlap each other's exchange
-//   cluster  (block.cuh)  few rows    the same on a cluster a row: 16 SMs are faster than one
-//   wide     (wide.cuh)   <= 222 KB   a CTA a row, most of it in registers, the rest in shared memory; of backward a cluster, to 1 MB
+//   block    (block.cuh)  <= 36 KB    a CTA a row in registers; several CTAs an SM overlap each other's exchange
+//   cluster  (block.cuh)  <= 768 KB   the same on a cluster a row: as many rows wait for their exchange, and each waits shorter
+//   wide     (wide.cuh)   <= 1.8 MB   a cluster a row, more of it in registers, the rest in shared memory
 //   spread   (wide.cuh)   any         the same chunks, but the row's CTAs are anywhere on the card and meet in global memory
-//   split    (split.cuh)  the rest    less shared memory or other counts of CTAs: few rows, rows longer than the card holds, 64 to 128 KB
+//   split    (split.cuh)  the rest    less shared memory or other counts of CTAs: few rows, rows longer than the card holds
 //   plain    (plain.cuh)  any         operands whose alignments differ
 //
 // sm_80 has neither clusters nor the copy engine: split takes the place of cluster, wide and spread. rules.cuh chooses.
@@ -25,11 +25,16 @@
 //   arithmetic: .80 in static order), nor the size of copies (4 KB: the same), nor the stores (by the copy engine: .84); with cp.async .73-.86. So
 //   it is the order of its accesses, which nothing tried here mended; it is gone.
 // - A cluster's CTAs spread over SMs, so that two on one SM do not wait for the same exchange: 8 rows .75 to .79; many rows no different.
-// - 24 vectors a thread need the fewest CTAs a row: with 512 threads one CTA a row up to 222 KB (.95; at 256 KB three or four CTAs anywhere are
-//   .005 better), with 256 clusters of up to 8 (.94); backward the same (.97-.99). All of a chunk in registers is better still (196608 bf16 on
-//   four CTAs: .95 where three with shared memory have .93).
-// - block with 8 vectors and more than 512 threads is alone on its SM: .97 with all 1024 threads, .88 with 800: too little is under way. Then
-//   split, 8 vectors in registers and the rest in shared memory, two CTAs an SM, is better.
+// - One word made clusters slow, and with it most choices here: barrier.cluster.arrive is a release unless it says .relaxed, and a release
+//   waits for all the card's memory (MEMBAR.ALL.GPU before the first load). Found by launching quack's kernel, .035 faster at 131072 bf16, from
+//   its cubin beside ours: another grid and another kind of cp.async made no difference to it, and a copy of it in C++ was as fast only
+//   while its arrive was relaxed. Predicted to close the .035; 131072 bf16 .957 to .998, 50257 .948 to .990, 65536 .983 to 1.00, 128256 .950 to
+//   .994; float32 65536 .969 to 1.00, 131072 .966 to .99; 128 rows of 256 KB .86 to .94. cp.async in front of the registers then gives nothing
+//   (.993 for .990), nor does a wait that is no acquire.
+// - How a cluster's row is cut matters by .01 to .03: 96 to 224 threads of 8 vectors (64 registers) and as many CTAs as fill 85-95 % of an SM's
+//   threads are better than all of them; 16-bit rows beyond 272 KB want 12 or 16 vectors a thread, as fewer CTAs wait for each other. A model (rows
+//   that a GPC of 18 SMs can hold) chose no better than the table in rules.cuh: both .005 below the best of some 40 plans, on average.
+// - Memory that copies go to begins at a line: at any 16 bytes it was .003 to .01 slower (spread, 1024 rows of 1 MB .946 to .954).
 // - Three CTAs an SM with 76 KB each, anywhere on the card: predicted to lose to clusters, as global memory is the slower place to meet; won, as
 //   any number of CTAs can share a row, all SMs take part (clusters of 16 leave 20 of 132 idle) and three wait at different times: 1024 rows of
 //   4 MB .83 to .90, of 2 MB .91 to .94, 64 of 4 MB .82 to .87, 4096 of 1 MB .94 to .95. Four with 56 KB or two with 115 KB: .02 less. Backward of many rows
@@ -42,17 +47,12 @@
 //   8 rows of 2 MB .79 to .84, 4 rows .70 to .78.
 // - Short rows of 8-byte pieces (bf16, N = 100): as pieces on lanes .86, as vectors with odd ends .82. 32 registers a thread in place of 39 were
 //   predicted to give what Triton has there, .95: no change. Fewer instructions (addresses once, not each): no change. Triton has a row on all
-//   32 lanes, a piece each, and four rows a thread: each access of a warp is one stretch of memory. For whole vectors that is .02 to .09 worse
-//   here than several vectors a lane; of pieces not measured yet. Of 15 pieces two a lane (.74 to .89), of 5 to 8 two a lane (.54 to .74).
+//   32 lanes, a piece each, and four rows a thread: each access of a warp is one stretch of memory. The same here is .02 to .09 worse for whole
+//   vectors, and .10 to .18 for pieces. Of 15 pieces two a lane (.74 to .89), of 5 to 8 two a lane (.54 to .74).
 // - Unaligned 16-bit rows of up to 1.5 KB are bound by instructions, some 300 a thread of 16 elements. Exponentials kept, not computed twice:
 //   predicted .95 at N = 197, .90 to .92.
 // - Rows of up to 2 KB in 16 bits on two warps in place of one: .93 to .97 at N = 1000, .96 to .99 at 1024. 16 vectors a thread (96 registers, as
 //   Triton's best there): float32 of 32 KB .975 to .985, backward of 16 KB .98 to .99; 16-bit forward the same or worse.
-// - quack leads where its clusters of eight hold 32 KB each (131072 bf16: .98 to .95 here); clusters of ours of that very shape have .91. Each of these
-//   was predicted to close that and did not: loads by cp.async (.90) or the copy engine (.91) and the row in shared memory alone, seven CTAs an
-//   SM; two or three CTAs an SM only (the same); every warp sends its part to all CTAs, without a barrier before (the same); exponentials kept
-//   as float32, 99 registers, as quack does (.85); one fma an exponential (.003 better, at the price of a case for 2e38). Both move the same
-//   bytes by ncu, 1.07 and 1.05 GB, with as many sectors through L2. Not explained.
 // - Prototypes before these kernels, on the same kind of card: cache hints (no_allocate, .cs) .91 where plain accesses have .97; a static
 //   persistent loop over rows .92-.955, drawn rows .97-.98, one CTA a row .96-1.0.
 
@@ -167,8 +167,7 @@ template <typename Op, bool SPREAD, typename F> bool with_shape(const Plan& p, F
         return is(integral_constant<int, 8>(), integral_constant<int, 256>()) || is(integral_constant<int, 8>(), integral_constant<int, 512>()) ||
                is(integral_constant<int, 24>(), integral_constant<int, 256>());
     else
-        return is(integral_constant<int, 8>(), integral_constant<int, 1024>()) || is(integral_constant<int, 24>(), integral_constant<int, 256>()) ||
-               is(integral_constant<int, 24>(), integral_constant<int, 512>());
+        return is(integral_constant<int, 24>(), integral_constant<int, 256>());
 }
 
 // Calls f with the K and the most threads of the clusters' kernel that holds a plan's.
@@ -176,8 +175,12 @@ template <typename Op, typename F> bool with_cluster(const Plan& p, F f) {
     const int words = p.vectors * Op::READS;
     auto is = [&](auto w, auto most) { return words == w.value && p.threads <= most.value && (f(std::integral_constant<int, w.value / Op::READS>(), most), true); };
     using std::integral_constant;
+    if constexpr (Op::READS == 1 && Op::E == 2) {
+        if (is(integral_constant<int, 16>(), integral_constant<int, 128>())) return true;
+    }
     return is(integral_constant<int, 2>(), integral_constant<int, 512>()) || is(integral_constant<int, 4>(), integral_constant<int, 512>()) ||
-           is(integral_constant<int, 8>(), integral_constant<int, 256>()) || is(integral_constant<int, 8>(), integral_constant<int, 512>());
+           is(integral_constant<int, 8>(), integral_constant<int, 256>()) || is(integral_constant<int, 8>(), integral_constant<int, 512>()) ||
+           is(integral_constant<int, 12>(), integral_constant<int, 256>());
 }
 
 // Calls f with the K and the most threads of the blocks' kernel that holds a plan's.
@@ -227,15 +230,15 @@ template <typename Op> bool launch(const Tensors<Op>& t, int64_t N, const Plan& 
             return with_cluster<Op>(p, [&](auto k, auto most) { go(cluster<Op, k.value, most.value>, M * p.group, p.threads, 0, p.group, t, p.group, p.floor); });
         case SPLIT:
             return with_vectors<4 / R, 8 / R>(p.vectors, [&](auto k) {
-                const int chunk = int(round_up<int64_t>(ceil_div<int64_t>(vectors, p.group), 8));
+                const int chunk = int(round_up<int64_t>(ceil_div<int64_t>(vectors, p.group), LINE_VECTORS));
                 if (p.group > 1 && !go.has_workspace(M * p.group)) return;
                 go(split<Op, k.value>, M * p.group, p.threads, size_t(p.depth) * R * p.threads * VECTOR_BYTES, 1, t, p.group, chunk, p.depth, p.floor,
                    p.patience, go.workspace);
             });
         case WIDE:
         case SPREAD: {
-            const int chunk = int(round_up<int64_t>(ceil_div<int64_t>(vectors, p.group), 8));
-            const size_t shared = size_t(std::max(0, chunk - p.vectors * p.threads)) * R * VECTOR_BYTES;
+            const int chunk = int(round_up<int64_t>(ceil_div<int64_t>(vectors, p.group), LINE_VECTORS));
+            const size_t shared = size_t(spare_of(chunk, p.vectors * p.threads)) * R * VECTOR_BYTES;
             if (p.tier == SPREAD && !go.has_workspace(M * p.group)) return true;
             auto across = [&](auto words, auto threads) { go(wide<Op, words.value, threads.value, true>, M * p.group, p.threads, shared, 1, t, p.group, chunk, p.floor, p.patience, go.workspace); };
             auto cluster = [&](auto words, auto threads) { go(wide<Op, words.value, threads.value, false>, M * p.group, p.threads, shared, p.group, t, p.group, chunk, p.floor, 0, nullptr); };
@@ -277,7 +280,7 @@ template <typename Op> bool holds(const Tensors<Op>& t, int64_t N, const Plan& p
         case SPREAD:
             return device().major >= 9 && p.floor == FLOOR_LONG && (p.tier == SPREAD || p.group <= MAX_CLUSTER) &&
                    (p.tier == SPREAD ? with_shape<Op, true>(p, [](auto, auto) {}) : with_shape<Op, false>(p, [](auto, auto) {})) &&
-                   R * (round_up<int64_t>(share, 8) - p.vectors * p.threads) * VECTOR_BYTES <= device().shared_block - 2048;
+                   R * (round_up<int64_t>(share, LINE_VECTORS) - p.vectors * p.threads + LINE_VECTORS) * VECTOR_BYTES <= device().shared_block - 2048;
         case SPLIT:
             return p.threads <= SPLIT_THREADS && (p.group == 1 || p.threads >= 2 * WARP) && p.depth >= 0 && p.floor == FLOOR_LONG &&
                    int64_t(p.depth) * R * p.threads * VECTOR_BYTES <= device().shared_block - 2048;

@@ -18,7 +18,7 @@ template <typename Op, int K>
 __global__ void __launch_bounds__(SPLIT_THREADS, 2)
     split(Tensors<Op> tensors, int G, int chunk, int kept, int floor_bytes, int patience, Workspace* workspace) {
     constexpr int R = Op::READS;
-    extern __shared__ __align__(16) unsigned char dynamic[];
+    extern __shared__ __align__(LINE_BYTES) unsigned char dynamic[];
     __shared__ Part parts[2][MAX_WARPS];
     __shared__ int missed;
     __shared__ uint32_t tag;

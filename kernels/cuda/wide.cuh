@@ -16,6 +16,9 @@ namespace softbench {
 
 constexpr int MAX_PIECES = 32;
 
+// Vectors of each tensor in shared memory, whole lines: a copy to a place within a line is slower.
+__host__ __device__ constexpr int spare_of(int chunk, int in_registers) { return chunk <= in_registers ? 0 : (chunk - in_registers + LINE_VECTORS - 1) / LINE_VECTORS * LINE_VECTORS; }
+
 // CTAs an SM of a shape: what registers allow. {vectors of all tensors a thread, threads}
 constexpr int wide_ctas(int words, int threads) {
     return words * threads <= 2048 ? 4 : words * threads <= 6144 ? 2 : 1;
@@ -27,7 +30,7 @@ __global__ void __launch_bounds__(T, wide_ctas(W, T)) wide(Tensors<Op> tensors, 
 #if SOFTBENCH_CLUSTERS
     constexpr int R = Op::READS, K = W / R, PIECE = 4 / R;
     static_assert(K % PIECE == 0);
-    extern __shared__ __align__(16) unsigned char dynamic[];
+    extern __shared__ __align__(LINE_BYTES) unsigned char dynamic[];
     __shared__ Part parts[2][MAX_WARPS];
     __shared__ Message box[MAX_CLUSTER];
     __shared__ uint64_t news, full[MAX_PIECES];
@@ -47,7 +50,7 @@ __global__ void __launch_bounds__(T, wide_ctas(W, T)) wide(Tensors<Op> tensors, 
     }
     const Row<Op> row(tensors, index, floor_bytes);
     const int begin = rank * chunk, end = min(row.last, begin + chunk);
-    const int spare = max(chunk - K * T, 0), kept = max(end - begin - K * T, 0);  // vectors of a tensor in shared memory: room, and here
+    const int spare = spare_of(chunk, K * T), kept = max(end - begin - K * T, 0);  // vectors of a tensor in shared memory: room, and here
 
     if (thread == 0) {
         target = row.target;
@@ -86,7 +89,7 @@ __global__ void __launch_bounds__(T, wide_ctas(W, T)) wide(Tensors<Op> tensors, 
 #pragma unroll
     for (int k = 0; k < K; k += PIECE) Op::absorb(part, reinterpret_cast<const Item<R>(&)[PIECE]>(item[k]), zero);
     auto fetch = [&](Item<R>(&some)[PIECE], int from, int kept) {
-        const int spare = max(chunk - K * T, 0);
+        const int spare = spare_of(chunk, K * T);
         const uint4* stored = reinterpret_cast<const uint4*>(dynamic) + thread;
 #pragma unroll
         for (int u = 0; u < PIECE; ++u)

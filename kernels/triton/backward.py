@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .groups import arrive, exchange_sum, leave, meet_sum, slot, tag_of, warm
+from .groups import arrive_for_sum, exchange_sum, leave, meet_sum, slot, tag_of, warm
 from .words import after, dot_lanes, dot_of, edges_of, element, load, store_slopes, vectors_of, words_at
 
 
@@ -57,7 +57,7 @@ def backward_cluster(
     D: tl.constexpr = y_ptr.dtype.element_ty
     UNIT: tl.constexpr = 1 if ALIGN > 0 else V
     rank = tl.arange(0, C)
-    arrive(rank)
+    arrive_for_sum(rank, C)
     row = tl.program_id(0).to(tl.int64) + rank * 0
     dy_row = dy_ptr + row * dy_stride * UNIT
     y_row = y_ptr + row * y_stride * UNIT

@@ -1,8 +1,8 @@
 """The fast tiers of the forward: one read of x, one write of y. `rules.py` chooses among them, and has the measurements.
 
-- rows: a program has BM whole rows in registers. Up to about 128 KiB a row. Not persistent: the hardware's order of programs keeps
+- rows: a program has BM whole rows in registers. Up to about 36 KiB a row. Not persistent: the hardware's order of programs keeps
   the addresses in flight close together, which a static loop over rows does not.
-- cluster: the CTAs of a cluster share a row, each with a chunk in registers. Longer rows, and a few rows of a card's fill.
+- cluster: the CTAs of a cluster share a row, each with a chunk in registers. Longer rows, to 1 MiB, and a few rows of a card's fill.
 - group: G CTAs share a row through global memory (`groups.py`), each with a chunk in registers and shared memory. The longest rows, few
   rows of any length above; with G = 1, rows that registers alone do not hold well.
 
@@ -16,14 +16,17 @@ through.
   loads into it. With `now`, which keeps all loads before: .95.
 - Bytes resident an SM decide: clusters of 2 at bf16 65536 with 96 registers (128 KiB) .86, with 80 (192 KiB) .93.
 - Two tiles' maxima and sums as two reductions or one packed: one, by 1 %.
-- A row of more than 128 KiB: groups with tickets .80 at bf16 131072; clusters, expected to exchange faster, .90. But each doubling of CTAs
-  a row costs 4 to 8 % (2 at .95, 4 at .90, 8 at .81): all wait for the slowest. Hence the hybrid of `held.py` for 262144: .81 to .88.
-  Clusters and `held.py` together do not compile: Triton 3.6's PlanCTA gives up after so many operations.
+- A row of more than 128 KiB: groups with tickets .80 at bf16 131072; clusters, expected to exchange faster, .90, and each doubling of CTAs
+  a row cost 4 to 8 % (2 at .95, 4 at .90, 8 at .81). What cost it was the second barrier of the cluster, whose release waits for the whole
+  card's memory (found in the CUDA kernels, where it stood before the loads). Parts that are sent with `st.async` and counted by an mbarrier
+  need none: expected .98; by tune, bf16 131072 .93 to .98, 262144 .90 to .97, float32 131072 .98. The hybrid of `held.py`, which was to
+  spare CTAs (262144: .81 to .88), is left to rows beyond 1 MiB. Clusters and `held.py` together do not compile: Triton 3.6's PlanCTA gives
+  up after so many operations.
 - Tickets by an atomic before the first load, or program ids: ids are simpler and no slower; what made tickets necessary was only
   deadlock, which a program that measures its row alone rules out.
 - A persistent cluster that prefetches the next row: does not compile either (loops in PlanCTA).
 - Exponentials of rows on a warp or less kept, after the CUDA kernels, where that took N = 197 in bf16 from .90 to .92: of a thread's 552
-  instructions there 408 are left, of 64 registers 56; not measured yet.
+  instructions there 408 are left, of 64 registers 56; .83 to .96.
 - Short odd 16-bit rows through tl.gather from one flat tile, expected at .9: .24 at 17. As 4- and 8-byte words with edges: .85 at 197,
   .47 at 17.
 - Few rows: load, exchange and store follow each other strictly; .55 to .90, and beyond 4 MiB a row no better than .6. Half of what they
@@ -132,7 +135,7 @@ def forward_cluster(
     D: tl.constexpr = x_ptr.dtype.element_ty
     UNIT: tl.constexpr = 1 if ALIGN > 0 else V
     rank = tl.arange(0, C)
-    arrive(rank)
+    arrive(rank, C)
     row = tl.program_id(0).to(tl.int64) + rank * 0
     x_row = x_ptr + row * x_stride * UNIT
     y_row = y_ptr + row * y_stride * UNIT

@@ -1,7 +1,7 @@
 """How programs that share a row come to one (max, sum) or one dot product: clusters of CTAs, and groups that meet in global memory.
 
 - Cluster (Hopper and later): the row is a (C, T, W) tile whose first axis Triton spreads over the CTAs (num_ctas = C). Triton 3.6 does not
-  reduce across them, so the last step is inline assembly: each CTA writes its part into every other's shared memory. One barrier.
+  reduce across them, so the last step is inline assembly: each CTA sends its part into every other's shared memory.
 - Group: any number of CTAs of a launch, found by program id. Each publishes its part with the launch's tag and polls the others' slots.
   The tag is the epoch, the high half of a counter in the workspace that steps once a launch, on the device: a CUDA graph may replay it.
   A program that has polled in vain POLLS times (its peers may not even run) measures the whole row itself: no co-residency is needed,
@@ -37,26 +37,44 @@ POLL_SUM = tl.constexpr(
 )
 # The counter's high word, by the thread that is to read it; 0 by the others.
 EPOCH = tl.constexpr("{ .reg .pred p; setp.ne.s32 p, $2, 0; mov.u32 $0, 0; @p ld.relaxed.gpu.global.u32 $0, [$1+4]; }")
-ARRIVE = tl.constexpr("barrier.cluster.arrive.relaxed.aligned; mov.b32 $0, $1;")
+
+
+def _arrive(C: int, pairs: bool) -> tl.constexpr:
+    """Assembly that readies this CTA's mailbox and says so. Its names are the function's: `exchange` uses them.
+
+    Relaxed: as a release, which is the default, it waits for the whole card's memory before anything is loaded.
+    """
+    lines = [
+        f".shared .align 8 .b8 softbench_box[{C * (8 if pairs else 4)}];",
+        ".shared .align 8 .b64 softbench_news;",
+        "{ .reg .u32 news, thread; .reg .pred p;",
+        "mov.u32 thread, %tid.x; setp.eq.u32 p, thread, 0; mov.u32 news, softbench_news;",
+        "@p mbarrier.init.shared::cta.b64 [news], 1;",
+        "@p fence.mbarrier_init.release.cluster;",
+        f"@p mbarrier.arrive.expect_tx.shared::cta.b64 _, [news], {C * (8 if pairs else 4)};",
+        "barrier.cluster.arrive.relaxed.aligned; mov.b32 $0, $1; }",
+    ]
+    return tl.constexpr("\n".join(lines))
 
 
 def _exchange(C: int, pairs: bool) -> tl.constexpr:
     """Assembly for one value (R = C of them, one a CTA) or a (max, sum) pair: in, what each CTA has; out, what they have together.
 
-    The first wait is for the peers to have started, as nobody may write into a CTA that has not; the second for their parts.
+    The first wait is for the peers' mailboxes to be ready, the second for their parts, which say themselves that they have come (a second
+    barrier of the cluster would order all memory of all its CTAs). Nobody writes to a CTA after that: it may exit.
     """
     size, slot, mine = (8, "v2.f32", "{$2, $3}") if pairs else (4, "f32", "$1")
     lines = [
-        f".shared .align 8 .b8 slots[{C * size}];",
-        ".reg .u32 base, there, rank, thread; .reg .pred p; .reg .f32 b, t, sum;",
+        ".reg .u32 base, news, there, bell, rank, thread; .reg .pred p; .reg .f32 b, t, sum;",
         f".reg .f32 m<{C}>, s<{C}>;",
-        "mov.u32 base, slots; mov.u32 rank, %cluster_ctarank; mov.u32 thread, %tid.x;",
+        "mov.u32 base, softbench_box; mov.u32 news, softbench_news; mov.u32 rank, %cluster_ctarank; mov.u32 thread, %tid.x;",
         "barrier.cluster.wait.acquire.aligned;",
         f"setp.lt.u32 p, thread, {C};",
         f"mad.lo.u32 there, rank, {size}, base;",
         "@p mapa.shared::cluster.u32 there, there, thread;",
-        f"@p st.shared::cluster.{slot} [there], {mine};",
-        "barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;",
+        "@p mapa.shared::cluster.u32 bell, news, thread;",
+        f"@p st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.{slot} [there], {mine}, [bell];",
+        "WAIT: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [news], 0; @!p bra WAIT;",
     ]
     if pairs:
         lines += [f"ld.shared.v2.f32 {{m{i}, s{i}}}, [base + {8 * i}];" for i in range(C)]
@@ -73,12 +91,22 @@ def _exchange(C: int, pairs: bool) -> tl.constexpr:
 
 PAIRS_2, PAIRS_4, PAIRS_8, PAIRS_16 = (_exchange(C, True) for C in (2, 4, 8, 16))
 SUMS_2, SUMS_4, SUMS_8, SUMS_16 = (_exchange(C, False) for C in (2, 4, 8, 16))
+READY_2, READY_4, READY_8, READY_16 = (_arrive(C, True) for C in (2, 4, 8, 16))
+HALF_READY_2, HALF_READY_4, HALF_READY_8, HALF_READY_16 = (_arrive(C, False) for C in (2, 4, 8, 16))
 
 
 @triton.jit
-def arrive(rank):
-    """Tell the cluster that this CTA has started; `exchange` waits for it, with loads under way meanwhile."""
-    tl.inline_asm_elementwise(ARRIVE, "=r,r", [rank], dtype=tl.int32, is_pure=False, pack=1)
+def arrive(rank, C: tl.constexpr):
+    """Tell the cluster that this CTA is ready for `exchange`, which waits for it, with loads under way meanwhile. Once a kernel."""
+    ASM: tl.constexpr = READY_2 if C == 2 else (READY_4 if C == 4 else (READY_8 if C == 8 else READY_16))
+    tl.inline_asm_elementwise(ASM, "=r,r", [rank], dtype=tl.int32, is_pure=False, pack=1)
+
+
+@triton.jit
+def arrive_for_sum(rank, C: tl.constexpr):
+    """The same for `exchange_sum`."""
+    ASM: tl.constexpr = HALF_READY_2 if C == 2 else (HALF_READY_4 if C == 4 else (HALF_READY_8 if C == 8 else HALF_READY_16))
+    tl.inline_asm_elementwise(ASM, "=r,r", [rank], dtype=tl.int32, is_pure=False, pack=1)
 
 
 @triton.jit

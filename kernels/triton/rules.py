@@ -22,8 +22,11 @@ SHORT_ROW = 4096  # bytes: up to here several rows share a program, or a row has
 ROW_VECTORS = {2: 4096, 4: 8192}  # 16-bit, float32: a program's registers hold no more of a row at full speed
 THREADS = (32, 64, 128, 256, 512, 1024)
 HELD = 44 * 1024  # bytes a program, of `held.py`: static shared memory ends at 48 KiB
+LONG_ROW = 36 * 1024  # bytes of all tensors: longer ones are better a cluster's
 SM_REGISTERS = 65536
 CLUSTERS = (2, 4, 8, 16)
+GPC_SMS = 18  # of Hopper, at most; a cluster is on one GPC
+UNDER_WAY = 104 * 1024  # bytes of rows that an SM wants to hold, waiting for a cluster's exchange
 MOST_PEERS = 512
 TILE_IDLE = 1.3  # columns of a tile to columns of a row
 NEAR = 6  # of a table: three quarters of an octave of row length, or half of one and twice the rows
@@ -66,7 +69,7 @@ def _ordered(shape: Shape) -> Iterator[Plan]:
     if row <= SHORT_ROW:
         yield from _short(shape)
         yield from _plain(shape)
-    elif row <= most and not (few and row * shape.tensors > 32 * 1024):
+    elif row <= most and row * shape.tensors <= (LONG_ROW if shape.clusters or few else most * shape.tensors):
         yield from _rows(shape)
         yield from _clusters(shape)
         yield from _groups(shape)
@@ -161,24 +164,30 @@ def _rows(shape: Shape) -> Iterator[Plan]:
     yield from (one for _, one in sorted(found, key=lambda pair: pair[0])[:6])
 
 
-def _registers(shape: Shape, P: int, T: int) -> list[int | None]:
+def _registers(shape: Shape, P: int, T: int, more: int = 0) -> list[int | None]:
     """Limits a thread: what the tiles take and some more. Beyond, another program would not fit an SM anyway."""
     held = 4 * P * shape.tensors
     least = (
-        held + (20 if 16 < held < 64 else 16) + (4 if shape.alignment < VECTOR else 0) + (8 if shape.backward and shape.size == 2 else 0)
+        held
+        + more
+        + (20 if 16 < held < 64 else 16)
+        + (4 if shape.alignment < VECTOR else 0)
+        + (8 if shape.backward and shape.size == 2 else 0)
     )
     steps = [step for step in (32, 40, 48, 56, 64, 72, 80, 96, 128) if step >= least and step * T <= SM_REGISTERS]
     return list(steps[:2]) or [None]
 
 
 def _clusters(shape: Shape) -> Iterator[Plan]:
-    """The fewest CTAs whose registers hold the row, as each waits for the slowest; more of them where rows are few."""
+    """Of many rows: enough bytes under way on an SM, in few and small CTAs, as each waits for the slowest. Of few: no idle SMs."""
     if not shape.clusters:
         return
     W, V, ALIGN = _layouts(shape)[0]
     if W != 4:
         return
     vectors = _vectors(shape, V, ALIGN)
+    row = vectors * VECTOR * shape.tensors
+    enough = min(UNDER_WAY, shape.M * row / shape.sms)
     found = []
     for C in CLUSTERS:
         chunk = _chunk(vectors, C)
@@ -188,10 +197,14 @@ def _clusters(shape: Shape) -> Iterator[Plan]:
             if a_thread > (24 if T == 256 else 16) or chunk * VECTOR < 2048:
                 continue
             busy = min(1.0, shape.M * C / shape.sms)  # a card whose SMs have nothing to do loses most
-            score = C / (16 if busy == 1.0 else 64) + 4 * (1 - busy) + _away(a_thread, 16 if busy == 1.0 else 6) / 4 + (T == 512) * 0.3
-            score += P * T / chunk - 1
-            for number, registers in enumerate(_registers(shape, P, T)):
-                found.append((score + 0.1 * number, Plan("cluster", P, T, 4, V, ALIGN, T // 32, registers, C=C)))
+            for number, registers in enumerate(_registers(shape, P, T, 12 if shape.size == 2 and a_thread >= 12 else 0)):
+                score = P * T / chunk - 1 + 0.1 * number + 0.02 * max(0, a_thread - 8)
+                if busy < 1.0:
+                    score += C / 64 + 4 * (1 - busy) + _away(a_thread, 6) / 4 + (T == 512) * 0.3
+                else:
+                    resident = min(SM_REGISTERS // ((registers or 168) * T), 2048 // T) * GPC_SMS // C  # clusters that a GPC holds
+                    score += C / 64 + T / 2048 + 4 * max(0.0, 1 - resident * row / GPC_SMS / enough)
+                found.append((score, Plan("cluster", P, T, 4, V, ALIGN, T // 32, registers, C=C)))
     yield from (one for _, one in sorted(found, key=lambda pair: pair[0])[:8])
 
 

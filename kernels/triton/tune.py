@@ -1,4 +1,4 @@
-"""Measure the table of plans for the GPU at hand: python -m softbench.kernels.triton.tune [--output FILE] [--only WORDS]
+"""Measure the table of plans for the GPU at hand: python -m softbench.kernels.triton.tune [--output FILE] [--only WORDS] [--most N]
 
 Over a grid of shapes, times every plan of `rules.candidates` by `triton.testing.do_bench` (median) and keeps the fastest; one that is not
 1 % faster than the rule's own choice is not worth a departure from it. A plan whose result is not that of torch's float64 softmax is
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 import json
 import os
 import subprocess
@@ -93,14 +94,14 @@ def right(backward: bool, tensors: tuple[torch.Tensor, ...]) -> bool:
     return True
 
 
-def compile_part(part: int, parts: int, only: str) -> None:
+def compile_part(part: int, parts: int, only: str, most: int | None = None) -> None:
     """Launch this part of all plans once on a few rows: what they compile to is kept on disk."""
     seen = set()
     for number, (backward, dtype, M, N) in enumerate(cells(only)):
         if number % parts != part:
             continue
         few = operands(backward, dtype, min(M, 2), N)
-        for plan in rules.candidates(_shape(backward, dtype, M, N)):
+        for plan in itertools.islice(rules.candidates(_shape(backward, dtype, M, N)), most):
             if (plan, dtype, backward) not in seen:
                 seen.add((plan, dtype, backward))
                 _try(few, plan)
@@ -120,12 +121,12 @@ def _try(tensors: tuple[torch.Tensor, ...], plan: Plan) -> str | None:
         return str(error).strip().splitlines()[0][:120] if str(error).strip() else type(error).__name__
 
 
-def measure(only: str = "") -> list[tuple[str, int, int, dict[str, object]]]:
-    """The table's lines of these cells; prints one a cell."""
-    return [measured_cell(*cell) for cell in cells(only)]
+def measure(only: str = "", most: int | None = None) -> list[tuple[str, int, int, dict[str, object]]]:
+    """The table's lines of these cells, of the rule's first `most` plans each; prints one a cell."""
+    return [measured_cell(*cell, most) for cell in cells(only)]
 
 
-def measured_cell(backward: bool, dtype: torch.dtype, M: int, N: int) -> tuple[str, int, int, dict[str, object]]:
+def measured_cell(backward: bool, dtype: torch.dtype, M: int, N: int, most: int | None = None) -> tuple[str, int, int, dict[str, object]]:
     """One line of the table: the bucket and the fastest plan's numbers."""
     tensors = operands(backward, dtype, M, N)
     shape = tiers.shape_of(tensors)
@@ -133,7 +134,7 @@ def measured_cell(backward: bool, dtype: torch.dtype, M: int, N: int) -> tuple[s
         functools.partial(torch.add, *tensors[:2], out=tensors[-1]) if backward else functools.partial(tensors[1].copy_, tensors[0])
     )
     times: list[tuple[float, Plan]] = []
-    for plan in rules.candidates(shape):
+    for plan in itertools.islice(rules.candidates(shape), most):
         tensors[-1].fill_(float("nan"))
         trouble = _try(tensors, plan)
         if trouble is None and not right(backward, tensors):
@@ -166,22 +167,24 @@ def main() -> None:
     parser.add_argument(
         "--only", default="", metavar="WORDS", help="cells with these words in their names, as in 'forward few'; others stay"
     )
+    parser.add_argument("--most", type=int, metavar="N", help="plans of a cell, in the rule's order; all without it")
     parser.add_argument("--part", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--parts", type=int, default=max(1, (os.cpu_count() or 2) - 2), help="processes that compile")
     given = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("tune needs a CUDA GPU; without one there is nothing to measure")
     if given.part is not None:
-        compile_part(given.part, given.parts, given.only)
+        compile_part(given.part, given.parts, given.only, given.most)
         return
     os.environ["SOFTBENCH_TRITON_TABLE"] = os.devnull  # the rules' own choice is what a table departs from
-    again = [sys.executable, "-m", __spec__.name, "--parts", str(given.parts), "--only", given.only, "--part"]
-    compilers = [subprocess.Popen([*again, str(part)], stderr=subprocess.DEVNULL) for part in range(given.parts)]
+    again = [sys.executable, "-m", __spec__.name, "--parts", str(given.parts), "--only", given.only]
+    again += ["--most", str(given.most)] if given.most else []
+    compilers = [subprocess.Popen([*again, "--part", str(part)], stderr=subprocess.DEVNULL) for part in range(given.parts)]
     for compiler in compilers:
         compiler.wait()
     output = given.output or Path(__file__).with_name("tables") / f"{torch.cuda.get_device_name().replace(' ', '-')}.json"
     table = {tuple(line[:3]): line for line in (json.loads(output.read_text()) if given.only and output.is_file() else [])}
-    fresh = measure(given.only)
+    fresh = measure(given.only, given.most)
     table.update({line[:3]: line for line in fresh})
     lines = [json.dumps(table[key]) for key in sorted(table)]
     output.parent.mkdir(exist_ok=True)

@@ -64,13 +64,15 @@ def cuda_launches() -> Iterator[tuple[Run, tuple[torch.Tensor, ...]]]:
         if dtype == HALF:
             continue
         for N in (16384, 16389):
-            for (words, threads), C in itertools.product(((2, 512), (4, 512), (8, 256), (8, 512)), (2, 3, 16)):
+            for (words, threads), C in itertools.product(((2, 512), (4, 512), (8, 256), (8, 512), (12, 256), (16, 128)), (2, 3, 16)):
+                if words == 16 and (backward or dtype == FULL):
+                    continue  # of 16-bit rows forward only
                 if C * threads * words // R * 16 // dtype.itemsize >= N + 128:
                     yield by(tier["cluster"], words // R, threads, C, 0, 128, 0), operands(backward, dtype, 3, N)
             for (words, threads), G, patience in itertools.product(((8, 256), (8, 512), (24, 256)), (1, 3, 5), (1 << 16, 0)):
                 yield by(tier["spread"], words // R, threads, G, 0, 128, patience), operands(backward, dtype, 3, N)
-            for (words, threads), C in itertools.product(((8, 1024), (24, 256), (24, 512)), (1, 3)):
-                yield by(tier["wide"], words // R, threads, C, 0, 128, 0), operands(backward, dtype, 3, N)
+            for C in (1, 3):
+                yield by(tier["wide"], 24 // R, 256, C, 0, 128, 0), operands(backward, dtype, 3, N)
             for words, threads, G, kept, patience in (
                 (8, 512, 4, 0, 1 << 16),
                 (4, 256, 3, 2, 1 << 16),
