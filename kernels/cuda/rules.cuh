@@ -33,7 +33,7 @@ constexpr int FLOOR_LONG = LINE_BYTES;
 constexpr int WIDE_THREADS = 256;
 constexpr int PATIENCE = 1 << 16;  // some tens of milliseconds
 constexpr int SHORT_BYTES = 1024;
-constexpr int SHORT_ODD_BYTES = 1520;  // three vectors a lane
+constexpr int SHORT_ODD_BYTES = 1520, SHORT_ODD_HALF_BYTES = 2032;  // three vectors a lane; four
 constexpr int SMALL_BYTES = 4096;
 constexpr int CTA_WORDS = 8208;  // vectors of a CTA, two to an SM: 128 KB and the places before an unaligned row
 constexpr int THIRD_WORDS = 4700;  // ... three to an SM, 32 KB of them in registers: what is left of the SM's memory is L1
@@ -122,7 +122,7 @@ template <typename Op> Plan short_plan(const Tensors<Op>& t, int N, const Layout
     }
     int best_k = 0, best_lanes = 0;
     double best = 0;
-    for (int k = 1; k <= 3; ++k) {
+    for (int k = 1; k <= (!whole && R == 1 && E == 2 ? 4 : 3); ++k) {
         int lanes = std::max(ceil_div(vectors, k), 1);
         if (!whole) lanes = std::max(1 << log2_ceil(lanes), 2 * TAIL_THREAD);
         if (lanes > WARP) continue;
@@ -131,7 +131,7 @@ template <typename Op> Plan short_plan(const Tensors<Op>& t, int N, const Layout
         double worth = double(vectors) * (WARP / lanes) / (k * WARP) + (k == 2 && lanes >= 4 ? 0.05 : 0) - (k > 1 && lanes < 2 ? 0.3 : 0);
         if (worth > best) best = worth, best_k = k, best_lanes = lanes;
     }
-    if (best > 0 && (whole || vectors >= 8)) return {LANES, best_k, LANES_THREADS / 2, best_lanes, !whole, 16, 0};
+    if (best > 0 && (whole || vectors >= 8)) return {LANES, best_k, best_k < 4 ? LANES_THREADS / 2 : LANES_THREADS / 4, best_lanes, !whole, 16, 0};
     if (!whole) return {PLAIN, 0, 128, 1, 0, 16, 0};
     return {AUTO};
 }
@@ -219,7 +219,7 @@ inline Plan many_plan(int64_t vectors, int R, bool whole, bool half) {
                 if (words <= 7200) return cluster_plan(vectors, R, 8, 192);
                 if (words <= 9300) return cluster_plan(vectors, R, 8, 160);
                 if (words <= 13000) return cluster_plan(vectors, R, 12, 96);
-                if (words <= 17000) return cluster_plan(vectors, R, 8, 256);
+                if (words <= 16384) return cluster_plan(vectors, R, 8, 256);
                 if (words <= 21000) return cluster_plan(vectors, R, 12, 128);
                 if (words <= 32768) return cluster_plan(vectors, R, 16, 128);
                 if (words <= 57344) return {WIDE, 24, WIDE_THREADS, 8, 0, FLOOR_LONG, 0};
@@ -259,7 +259,7 @@ template <typename Op> Plan plan(const Tensors<Op>& t, int64_t N) {
     const int64_t M = t.M, bytes = N * int64_t(sizeof(typename Op::Element));
     if (!l.congruent || N > MAX_N) return {PLAIN, 0, N <= 2048 ? 128 : PLAIN_THREADS, N <= 2048, 0, 16, 0};
     const bool whole = l.grain == V;
-    if (bytes <= (whole ? SHORT_BYTES : SHORT_ODD_BYTES) / R)
+    if (bytes <= (whole ? SHORT_BYTES : R == 1 && Op::E == 2 ? SHORT_ODD_HALF_BYTES : SHORT_ODD_BYTES) / R)
         if (const Plan found = short_plan(t, int(N), l); found.tier != AUTO) return found;
     const int64_t vectors = (l.lead + N) / V;  // places a row needs, counted from its 128-byte floor
     if (bytes <= SMALL_BYTES) return small_plan((l.aligned ? N : N + V - 1) / V, vectors, R, Op::E == 2);

@@ -12,12 +12,17 @@ namespace softbench {
 constexpr int LANES_THREADS = 256;
 
 // Neighbouring lanes that share a row; any number up to 32. Groups of a power of two are reduced by a butterfly, others by a tree whose
-// result the first lane gives out.
-struct Group {
+// result the first lane gives out. LANES: their number where it is known when compiling, a power of two, else 0.
+template <int LANES = 0> struct Group {
     int lanes, lane, first;  // of the group; this lane within it; the group's first lane within the warp
     bool power;
 
     template <typename F> __device__ __forceinline__ float over(float value, F combine) const {
+        if constexpr (LANES > 0) {
+#pragma unroll
+            for (int other = LANES / 2; other > 0; other /= 2) value = combine(value, __shfl_xor_sync(~0u, value, other));
+            return value;
+        }
         if (power) {
 #pragma unroll
             for (int other = WARP / 2; other > 0; other /= 2)
@@ -42,7 +47,7 @@ struct Group {
 
 // Values of a row, spread over a group of lanes, to results in value[][0]. Unpacked values are few enough here to compute each exponential
 // once, from the row's own maximum.
-template <typename Op, int COUNT> __device__ __forceinline__ void settle(float (&value)[COUNT][Op::READS], const Group& group) {
+template <typename Op, int COUNT, int LANES> __device__ __forceinline__ void settle(float (&value)[COUNT][Op::READS], const Group<LANES>& group) {
     float sum = 0.0f;
     if constexpr (Op::READS == 1) {
         float top = value[0][0];
@@ -93,13 +98,15 @@ constexpr int whole_ctas(int K, int elements, int READS, bool widens) {
     return (elements <= 8 && K < 4) || (elements >= 8 && elements <= 16 && READS == 1) ? 8 : elements <= 16 ? 5 : 3;
 }
 
-// Rows that start at a boundary of W words and are so many or a multiple of it long.
-template <typename Op, int K, int W>
+// Rows that start at a boundary of W words and are so many or a multiple of it long. LANES: as of a Group; what is computed with it when
+// compiling is a third of the instructions of a short row.
+template <typename Op, int K, int W, int LANES>
 __global__ void __launch_bounds__(LANES_THREADS, whole_ctas(K, K * W * Op::E * Op::READS, Op::READS, sizeof(typename Op::Out) > sizeof(typename Op::Element)))
-    lanes_whole(Tensors<Op> tensors, int lanes, int rows, int inverse) {  // of a warp; ceil(2048 / lanes)
+    lanes_whole(Tensors<Op> tensors, int any_lanes, int any_rows, int inverse) {  // of a warp; ceil(2048 / lanes)
     constexpr int R = Op::READS, E = Op::E, V = W * E;
-    const int place = threadIdx.x % WARP, number = (place * inverse) >> 11, lane = place - number * lanes;
-    const Group group = {lanes, lane, number * lanes, rows * lanes == WARP};
+    const int lanes = LANES ? LANES : any_lanes, rows = LANES ? WARP / LANES : any_rows;
+    const int place = threadIdx.x % WARP, number = LANES ? place / LANES : (place * inverse) >> 11, lane = place - number * lanes;
+    const Group<LANES> group = {lanes, lane, number * lanes, rows * lanes == WARP};
     const unsigned index = (blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP) * rows + number;  // below 2^31 and a CTA's rows
     const bool mine = number < rows && index < tensors.M;
     const int last = mine ? tensors.N / V - lane : 0;  // spare lanes go along, for the shuffles
@@ -131,7 +138,7 @@ __global__ void __launch_bounds__(LANES_THREADS, whole_ctas(K, K * W * Op::E * O
 }
 
 // CTAs an SM of `lanes_odd`.
-constexpr int odd_ctas(int K, int READS, int E) { return READS * K >= 3 ? 5 : READS == 1 && E == 2 && K == 2 ? 6 : 8; }
+constexpr int odd_ctas(int K, int READS, int E) { return READS * K >= 4 ? 4 : READS * K >= 3 ? 5 : READS == 1 && E == 2 && K == 2 ? 6 : 8; }
 
 // Rows that start and end anywhere, on 16 or 32 lanes.
 template <typename Op, int K>
@@ -155,7 +162,7 @@ __global__ void __launch_bounds__(LANES_THREADS, odd_ctas(K, Op::READS, Op::E)) 
         value[K * V][0] = Word<typename Op::Element>::element(odd[0], 0);
 #pragma unroll
         for (int c = 0; c < K * V; ++c) value[c][0] = Word<typename Op::Element>::element(item[c / V].word[0][c % V / E], c % E);
-        settle<Op>(value, Group{lanes, lane, 0, true});
+        settle<Op>(value, Group<>{lanes, lane, 0, true});
         if (!mine) return;
 #pragma unroll
         for (int k = 0; k < K; ++k) {
@@ -214,7 +221,7 @@ __global__ void __launch_bounds__(LANES_THREADS, K * Op::READS > 8 ? 4 : 8) stag
                 value[k][r] = inside ? widen(buffer[r][offset + k * lanes]) : none;
             }
         }
-        settle<Op>(value, Group{lanes, lane, 0, true});
+        settle<Op>(value, Group<>{lanes, lane, 0, true});
 #pragma unroll
         for (int k = 0; k < K; ++k)
             if (mine && lane + k * lanes < N) buffer[0][offset + k * lanes] = narrow<Element>(value[k][0]);

@@ -45,12 +45,13 @@
 //   11.3; one warp polling four slots a lane 10.2.
 // - The launch's tag read by every warp is a thousand reads of one line: read by one thread a CTA, and joins no deeper than the CTA has warps:
 //   8 rows of 2 MB .79 to .84, 4 rows .70 to .78.
-// - Short rows of 8-byte pieces (bf16, N = 100): as pieces on lanes .86, as vectors with odd ends .82. 32 registers a thread in place of 39 were
-//   predicted to give what Triton has there, .95: no change. Fewer instructions (addresses once, not each): no change. Triton has a row on all
-//   32 lanes, a piece each, and four rows a thread: each access of a warp is one stretch of memory. The same here is .02 to .09 worse for whole
-//   vectors, and .10 to .18 for pieces. Of 15 pieces two a lane (.74 to .89), of 5 to 8 two a lane (.54 to .74).
-// - Unaligned 16-bit rows of up to 1.5 KB are bound by instructions, some 300 a thread of 16 elements. Exponentials kept, not computed twice:
-//   predicted .95 at N = 197, .90 to .92.
+// - Short rows of 8- and 4-byte pieces (bf16, N = 100) at .86, where Triton has .95 with the very same layout, eight lanes of four pieces: 368
+//   instructions a thread here, 240 there, as the number of lanes was known only at run time (a branch for each shuffle). Before that was seen:
+//   other layouts, Triton's of a stretch of memory an access among them (.02 to .18 worse), 32 registers in place of 39 and addresses computed
+//   once (no change). Eight lanes known when compiling: N = 100 .86 to .93, 124 .87 to .96, 50 .78 to .91, 34 .70 to .88, backward 50 .93 to 1.02.
+// - Unaligned 16-bit rows are bound by instructions, some 300 a thread of 16 elements. Exponentials kept, not computed twice: predicted .95 at
+//   N = 197, .90 to .92. Four vectors a lane, so that rows of 1.5 to 2 KB have one warp, after Triton: N = 781 .92 to .98, of 65536 rows .86 to 1.00
+//   (64 threads a CTA; 128: .98).
 // - Rows of up to 2 KB in 16 bits on two warps in place of one: .93 to .97 at N = 1000, .96 to .99 at 1024. 16 vectors a thread (96 registers, as
 //   Triton's best there): float32 of 32 KB .975 to .985, backward of 16 KB .98 to .99; 16-bit forward the same or worse.
 // - Prototypes before these kernels, on the same kind of card: cache hints (no_allocate, .cs) .91 where plain accesses have .97; a static
@@ -209,14 +210,17 @@ template <typename Op> bool launch(const Tensors<Op>& t, int64_t N, const Plan& 
     switch (p.tier) {
         case LANES:
             if (p.depth)
-                return with_vectors<1, 2, 3>(p.vectors, [&](auto k) {
-                    go(lanes_odd<Op, k.value>, ceil_div(M << log, int64_t(p.threads)), p.threads, 0, 1, t, log, p.floor);
+                return with_vectors<1, 2, 3, 4>(p.vectors, [&](auto k) {
+                    if constexpr (k.value < 4 || (R == 1 && Op::E == 2)) go(lanes_odd<Op, k.value>, ceil_div(M << log, int64_t(p.threads)), p.threads, 0, 1, t, log, p.floor);
                 });
             return with_vectors<1, 2, 3, 4>(p.vectors, [&](auto k) {
                 const int rows = WARP / p.group;
                 const int64_t grid = ceil_div(M, int64_t(p.threads / WARP * rows));
                 with_vectors<4, 2, 1>(p.floor / 4, [&](auto w) {
-                    if constexpr (k.value * w.value <= 12) go(lanes_whole<Op, k.value, w.value>, grid, p.threads, 0, 1, t, p.group, rows, ceil_div(2048, p.group));
+                    if constexpr (k.value > 1 && w.value < 4) {
+                        if (p.group == 8) return go(lanes_whole<Op, k.value, w.value, 8>, grid, p.threads, 0, 1, t, p.group, rows, 0);
+                    }
+                    if constexpr (k.value * w.value <= 12) go(lanes_whole<Op, k.value, w.value, 0>, grid, p.threads, 0, 1, t, p.group, rows, ceil_div(2048, p.group));
                 });
             });
         case STAGED:
@@ -265,7 +269,7 @@ template <typename Op> bool holds(const Tensors<Op>& t, int64_t N, const Plan& p
     switch (p.tier) {
         case LANES: {
             if (p.group > WARP || p.threads > LANES_THREADS) return false;
-            if (p.depth) return vectors <= p.group * p.vectors && power && p.group >= 2 * TAIL_THREAD;
+            if (p.depth) return vectors <= p.group * p.vectors && p.vectors <= (R == 1 && Op::E == 2 ? 4 : 3) && power && p.group >= 2 * TAIL_THREAD;
             const int each = p.floor / 4 * Op::E;
             return (p.floor == 4 || p.floor == 8 || p.floor == 16) && p.vectors * p.floor <= 48 && l.grain % each == 0 && N / each <= p.group * p.vectors;
         }

@@ -26,8 +26,10 @@ pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]
     ("kernels", "tool"), [("cuda", "memcheck"), ("cuda", "racecheck"), ("cuda", "initcheck"), ("cuda", "synccheck"), ("triton", "memcheck")]
 )
 def test_the_sanitizers_find_nothing_in_any_tier(kernels, tool):
+    # Counting a launch's barriers by itself, synccheck has too little room for them and reports what is not there.
+    room = ["--num-cuda-barriers", "64"] if tool == "synccheck" else []
     done = subprocess.run(
-        ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9", sys.executable, str(HERE / "every_tier.py"), kernels],
+        ["compute-sanitizer", "--tool", tool, *room, "--error-exitcode", "9", sys.executable, str(HERE / "every_tier.py"), kernels],
         env={**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"},
         capture_output=True,
         text=True,
