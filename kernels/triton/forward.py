@@ -39,8 +39,8 @@ through.
 - How an SM's memory is parted (`carveout.py`), after the CUDA kernels, where it decides between .83 and .94: asked for of groups only, as
   the others need next to none; by itself not measured.
 
-Not reached, of the goals for an H200: 128256 bf16 at .90 (.895), odd 16-bit rows at .90 (197: .83), few rows at .80
-on average (.78 where do_bench did not read the host).
+Not reached, of the goals for an H200: few rows at .80 on average (.735 and .775 in the two runs of results/h200, over the cells in which
+do_bench did not read the host).
 """
 
 from __future__ import annotations
