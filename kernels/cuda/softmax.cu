@@ -3,7 +3,7 @@
 // Every tier reads a row once and writes it once, with one exchange of (max, sum) in between; they differ in where a row waits for its
 // exchange. One choice for each, from what was measured on an H200 (bytes are of one row of one tensor read; backward has two of them):
 //
-//   lanes    (short.cuh)  <= 1.5 KB   a row on 1 to 32 lanes: many rows must be in flight to fill the memory's pipe
+//   lanes    (short.cuh)  <= 2 KB     a row on 1 to 32 lanes: many rows must be in flight to fill the memory's pipe
 //   staged   (short.cuh)  <= 176 B    rows that start anywhere: a block of rows is one aligned piece of memory
 //   block    (block.cuh)  <= 36 KB    a CTA a row in registers; several CTAs an SM overlap each other's exchange
 //   cluster  (block.cuh)  <= 768 KB   the same on a cluster a row: as many rows wait for their exchange, and each waits shorter

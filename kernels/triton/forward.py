@@ -1,7 +1,7 @@
 """The fast tiers of the forward: one read of x, one write of y. `rules.py` chooses among them, and has the measurements.
 
-- rows: a program has BM whole rows in registers. Up to about 36 KiB a row. Not persistent: the hardware's order of programs keeps
-  the addresses in flight close together, which a static loop over rows does not.
+- rows: a program has BM whole rows in registers. Up to about 36 KiB a row, 128 without clusters. Not persistent: the hardware's order of
+  programs keeps the addresses in flight close together, which a static loop over rows does not.
 - cluster: the CTAs of a cluster share a row, each with a chunk in registers. Longer rows, to 1 MiB, and a few rows of a card's fill.
 - group: G CTAs share a row through global memory (`groups.py`), each with a chunk in registers and shared memory. The longest rows, few
   rows of any length above; with G = 1, rows that registers alone do not hold well.
@@ -19,9 +19,9 @@ through.
 - A row of more than 128 KiB: groups with tickets .80 at bf16 131072; clusters, expected to exchange faster, .90, and each doubling of CTAs
   a row cost 4 to 8 % (2 at .95, 4 at .90, 8 at .81). What cost it was the second barrier of the cluster, whose release waits for the whole
   card's memory (found in the CUDA kernels, where it stood before the loads). Parts that are sent with `st.async` and counted by an mbarrier
-  need none: expected .98; by tune, bf16 131072 .93 to .98, 262144 .90 to .97, float32 131072 .98. The hybrid of `held.py`, which was to
-  spare CTAs (262144: .81 to .88), is left to rows beyond 1 MiB. Clusters and `held.py` together do not compile: Triton 3.6's PlanCTA gives
-  up after so many operations.
+  need none (Triton 3.9 adds one of its own, at a kernel's end): expected .98; by tune, bf16 131072 .93 to .98, 262144 .90 to .97, float32
+  131072 .98. The hybrid of `held.py`, which was to spare CTAs (262144: .81 to .88), is left to rows beyond 1 MiB. Clusters and `held.py`
+  together do not compile: Triton 3.6's PlanCTA gives up after so many operations.
 - Tickets by an atomic before the first load, or program ids: ids are simpler and no slower; what made tickets necessary was only
   deadlock, which a program that measures its row alone rules out.
 - A persistent cluster that prefetches the next row: does not compile either (loops in PlanCTA).
@@ -39,8 +39,8 @@ through.
 - How an SM's memory is parted (`carveout.py`), after the CUDA kernels, where it decides between .83 and .94: asked for of groups only, as
   the others need next to none; by itself not measured.
 
-Not reached, of the goals for an H200: few rows at .80 on average (.735 and .775 in the two runs of results/h200, over the cells in which
-do_bench did not read the host).
+Not reached, of the goals for an H200: few rows at .80 on average (geometric means of .740 and .771 in the two runs of results/h200, M up to
+128, without the cells that are launch-bound).
 """
 
 from __future__ import annotations

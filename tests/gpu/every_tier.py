@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -73,6 +74,8 @@ def cuda_launches() -> Iterator[tuple[Run, tuple[torch.Tensor, ...]]]:
                 yield by(tier["spread"], words // R, threads, G, 0, 128, patience), operands(backward, dtype, 3, N)
             for C in (1, 3):
                 yield by(tier["wide"], 24 // R, 256, C, 0, 128, 0), operands(backward, dtype, 3, N)
+                long = C * 7000 // R * 16 // dtype.itemsize + N % 8  # more than registers hold: the rest is in shared memory
+                yield by(tier["wide"], 24 // R, 256, C, 0, 128, 0), operands(backward, dtype, 2, long)
             for words, threads, G, kept, patience in (
                 (8, 512, 4, 0, 1 << 16),
                 (4, 256, 3, 2, 1 << 16),
@@ -82,7 +85,7 @@ def cuda_launches() -> Iterator[tuple[Run, tuple[torch.Tensor, ...]]]:
                 yield by(tier["split"], words // R, threads, G, kept, 128, patience), operands(backward, dtype, 3, N)
         yield by(), operands(backward, dtype, 2, 60000)
         yield by(), operands(backward, dtype, 140, 40000)
-    for dtype, N in itertools.product((BRAIN, HALF), (64, 100, 1000, 20001)):
+    for dtype, N in itertools.product((BRAIN, HALF), (64, 100, 781, 1000, 20001)):
         yield by(), operands(False, dtype, 3, N, out=FULL)
     x, y = operands(False, FULL, 3, 300, offset=1)[0], operands(False, FULL, 3, 300, offset=2)[1]
     yield by(), (x, y)
@@ -108,6 +111,7 @@ def triton_launches() -> Iterator[tuple[Run, tuple[torch.Tensor, ...]]]:
             held = {} if backward else {"H": 2}
             for plan in (
                 Plan("rows", 8, 256, 4, V, ALIGN, 8),
+                *(Plan("cluster", math.ceil(N / V / C / 128) + 1, 128, 4, V, ALIGN, 4, C=C) for C in (2, 16)),
                 Plan("cluster", 4, 128, 4, V, ALIGN, 4, C=4),
                 Plan("cluster", 3, 128, 4, V, ALIGN, 4, C=8),
                 Plan("group", 4, 128, 4, V, ALIGN, 4, G=3, **held),
