@@ -261,6 +261,9 @@ template <typename Op> Plan plan(const Tensors<Op>& t, int64_t N) {
     const bool whole = l.grain == V;
     if (bytes <= (whole ? SHORT_BYTES : R == 1 && Op::E == 2 ? SHORT_ODD_HALF_BYTES : SHORT_ODD_BYTES) / R)
         if (const Plan found = short_plan(t, int(N), l); found.tier != AUTO) return found;
+    // Many aligned rows of 1 to 2 KB as odd ones, a warp each; few megabytes of them are faster on two warps.
+    if (whole && R == 1 && Op::E == 2 && sizeof(typename Op::Element) == sizeof(typename Op::Out) && bytes > SHORT_BYTES && bytes <= 2048 && M * bytes >= LARGE_BYTES)
+        return {LANES, 4, LANES_THREADS / 4, WARP, 1, 16, 0};
     const int64_t vectors = (l.lead + N) / V;  // places a row needs, counted from its 128-byte floor
     if (bytes <= SMALL_BYTES) return small_plan((l.aligned ? N : N + V - 1) / V, vectors, R, Op::E == 2);
     return M <= FEW_ROWS && bytes >= FEW_BYTES ? few_plan(M, vectors, R, Op::E == 2) : many_plan(vectors, R, whole, Op::E == 2);

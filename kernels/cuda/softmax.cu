@@ -51,7 +51,7 @@
 //   once (no change). Eight lanes known when compiling: N = 100 .86 to .93, 124 .87 to .96, 50 .78 to .91, 34 .70 to .88, backward 50 .93 to 1.02.
 // - Unaligned 16-bit rows are bound by instructions, some 300 a thread of 16 elements. Exponentials kept, not computed twice: predicted .95 at
 //   N = 197, .90 to .92. Four vectors a lane, so that rows of 1.5 to 2 KB have one warp, after Triton: N = 781 .92 to .98, of 65536 rows .86 to 1.00
-//   (64 threads a CTA; 128: .98).
+//   (64 threads a CTA; 128: .98). So many aligned rows of that length have the same plan (two warps: .90 at 65536 x 1000); by itself not measured.
 // - Rows of up to 2 KB in 16 bits on two warps in place of one: .93 to .97 at N = 1000, .96 to .99 at 1024. 16 vectors a thread (96 registers, as
 //   Triton's best there): float32 of 32 KB .975 to .985, backward of 16 KB .98 to .99; 16-bit forward the same or worse.
 // - Prototypes before these kernels, on the same kind of card: cache hints (no_allocate, .cs) .91 where plain accesses have .97; a static
