@@ -86,6 +86,18 @@ def test_the_cuda_source_compiles_without_spilling_a_register(tmp_path, architec
 
 
 @needs_nvcc
+def test_every_plan_of_the_cuda_rules_holds_its_rows_on_every_kind_of_device(tmp_path):
+    """No GPU is asked: `plans.cu` fakes the devices and asks `plan` and `holds`, whose answer to a launch would else be an error."""
+    program = tmp_path / "plans"
+    command = [build.nvcc(), "-std=c++17", "-O1", "-arch=sm_90a", "-I", str(build.SOURCE.parent), "-o", str(program)]
+    made = subprocess.run([*command, str(Path(__file__).with_name("plans.cu"))], capture_output=True, text=True, check=False)
+    assert made.returncode == 0, made.stderr
+    done = subprocess.run([str(program)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    assert int(done.stdout.split()[0]) > 1_000_000
+
+
+@needs_nvcc
 def test_a_library_of_parts_is_linked_of_all_of_them(tmp_path, monkeypatch):
     source = tmp_path / "softmax.cu"
     source.write_text(
