@@ -175,7 +175,7 @@ inline Plan few_plan(int64_t M, int64_t vectors, int R, bool half) {
         const int64_t sixteenth = ceil_div<int64_t>(words, MAX_CLUSTER), quarters = ceil_div<int64_t>(words, 512);
         if (words <= 2200 && all <= 140000) return cluster_plan(vectors, R, 2, 128);
         if (words <= 4400 && all <= 70000) return cluster_plan(vectors, R, 2, 256);
-        if (R == 1 ? all <= 800000 && (words <= 25000 || (words <= 32768 && M <= 2)) : all <= 140000 && words <= 32768)
+        if (R == 1 ? all <= 800000 && (words <= 25000 || (words <= 32768 && M <= 2)) : all <= 140000 && words <= 12288)
             return cluster_plan(vectors, R, 4, quarters > MAX_CLUSTER || M * quarters > 700 ? std::max(256, threads_for(sixteenth, 4, 512)) : 128);
         if (all > 2000000 && words > 1280 * MAX_CLUSTER && words <= 1536 * MAX_CLUSTER) return cluster_plan(vectors, R, 12, 128);
         if (words > 32768 && words <= 49152 && (M >= 32 || (R == 2 && words > 40960))) return cluster_plan(vectors, R, 12, std::max(192, threads_for(sixteenth, 12, 256)));
