@@ -6,9 +6,10 @@ import sys
 from dataclasses import replace
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from softbench.kernels.triton import plans, rules
+from softbench.kernels.triton import plans, rules, tune
 from softbench.kernels.triton.plans import Plan, Shape
 
 shapes = st.builds(
@@ -72,6 +73,24 @@ def test_a_row_just_above_a_power_of_two_does_not_pay_for_the_next():
         plan = rules.by_rule(shape)
         held = plan.P * plan.T * max(plan.C, plan.G) * 8 + plan.H * plan.T * plan.G * 8
         assert held < 1.3 * N, plan
+
+
+def test_a_tune_of_a_cells_first_plans_tries_the_one_its_line_has_too(monkeypatch):
+    """Or a line would be lost to the best of too few: a cluster's plan was, to groups of half its speed."""
+    shape = Shape(False, 4096, 65536, 4, 16, True, 132, True)
+    few = list(rules.candidates(shape))
+    known = next(plan for plan in few[3:] if plan.tier == "cluster")
+    monkeypatch.setattr(tune, "operands", lambda *_: (torch.randn(2, 8), torch.empty(2, 8)))
+    monkeypatch.setattr(tune, "_try", lambda *_: None)
+    monkeypatch.setattr(tune, "right", lambda *_: True)
+    monkeypatch.setattr(tune.tiers, "shape_of", lambda _: shape)
+    monkeypatch.setattr(tune.tiers, "prepared", lambda _shape, plan, _tensors: plan)
+    monkeypatch.setattr(tune, "timed", lambda call: 0.5 if call == known else 1.0)
+    line = (*rules.bucket(shape), plans.as_numbers(known))
+    cell = (False, torch.float32, 4096, 65536)
+    assert tune.measured_cell(*cell, 2)[3] == plans.as_numbers(few[0])
+    assert tune.measured_cell(*cell, 2, {line[:3]: line})[3] == plans.as_numbers(known)
+    assert tune.measured_cell(*cell)[3] == plans.as_numbers(known)
 
 
 def test_tables_are_read_where_a_device_has_one(monkeypatch, tmp_path):

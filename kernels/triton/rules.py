@@ -40,7 +40,7 @@ def plan(shape: Shape, device: str = "") -> Plan:
         for distance, found in sorted(near, key=lambda pair: pair[0]):
             if distance > NEAR:
                 break
-            if (fitted := _fitted(shape, found)) is not None:
+            if (fitted := fit(shape, found)) is not None:
                 return fitted
     return by_rule(shape)
 
@@ -73,7 +73,7 @@ def _ordered(shape: Shape) -> Iterator[Plan]:
         yield from _rows(shape)
         yield from _clusters(shape)
         yield from _groups(shape)
-    elif shape.clusters and row * shape.tensors <= (1 << 20):
+    elif shape.clusters and row <= (1 << 20) and (row * shape.tensors <= (1 << 20) or shape.M * CLUSTERS[-1] >= shape.sms):
         yield from _clusters(shape)
         yield from _groups(shape)
         yield from _rows(shape)
@@ -276,7 +276,7 @@ def bucket(shape: Shape) -> tuple[str, int, int]:
     return kind, round(8 * math.log2(words)), min(12, round(math.log2(shape.M)))
 
 
-def _fitted(shape: Shape, found: Plan) -> Plan | None:
+def fit(shape: Shape, found: Plan) -> Plan | None:
     """A table's plan with the numbers of this very row: those of its bucket differ by a few percent. None where it does not fit."""
     if found.tier in ("tile", "loop"):  # Triton moves such a row in whole vectors only where it sees that 16 divides N
         # ... and pays for the next power of two.

@@ -2,8 +2,9 @@
 
 Over a grid of shapes, times every plan of `rules.candidates` by `triton.testing.do_bench` (median) and keeps the fastest; one that is not
 1 % faster than the rule's own choice is not worth a departure from it. A plan whose result is not that of torch's float64 softmax is
-named and dropped. Kernels are compiled beforehand by several processes, as most of the time would go there. Minutes; with --only, which
-measures a part of the grid and leaves the table's other lines as they are, less.
+named and dropped. Kernels are compiled beforehand by several processes, as most of the time would go there. Minutes; less with --only,
+which measures a part of the grid and leaves the table's other lines as they are, and with --most, which tries a cell's first plans and the
+one that its line has.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -38,6 +40,8 @@ ELEMENTS = 1 << 30  # most of a tensor: the card's memory is another's, too
 
 
 Cell = tuple[bool, torch.dtype, int, int]
+Line = tuple[str, int, int, dict[str, Any]]  # bucket, and the plan's numbers
+Known = dict[tuple[str, int, int], Line]
 
 
 def named(cell: Cell) -> str:
@@ -121,12 +125,12 @@ def _try(tensors: tuple[torch.Tensor, ...], plan: Plan) -> str | None:
         return str(error).strip().splitlines()[0][:120] if str(error).strip() else type(error).__name__
 
 
-def measure(only: str = "", most: int | None = None) -> list[tuple[str, int, int, dict[str, object]]]:
-    """The table's lines of these cells, of the rule's first `most` plans each; prints one a cell."""
-    return [measured_cell(*cell, most) for cell in cells(only)]
+def measure(only: str = "", most: int | None = None, known: Known | None = None) -> list[Line]:
+    """The table's lines of these cells, of the rule's first `most` plans and the known one each; prints one a cell."""
+    return [measured_cell(*cell, most, known) for cell in cells(only)]
 
 
-def measured_cell(backward: bool, dtype: torch.dtype, M: int, N: int, most: int | None = None) -> tuple[str, int, int, dict[str, object]]:
+def measured_cell(backward: bool, dtype: torch.dtype, M: int, N: int, most: int | None = None, known: Known | None = None) -> Line:
     """One line of the table: the bucket and the fastest plan's numbers."""
     tensors = operands(backward, dtype, M, N)
     shape = tiers.shape_of(tensors)
@@ -134,7 +138,10 @@ def measured_cell(backward: bool, dtype: torch.dtype, M: int, N: int, most: int 
         functools.partial(torch.add, *tensors[:2], out=tensors[-1]) if backward else functools.partial(tensors[1].copy_, tensors[0])
     )
     times: list[tuple[float, Plan]] = []
-    for plan in itertools.islice(rules.candidates(shape), most):
+    plans = list(itertools.islice(rules.candidates(shape), most))
+    if (line := (known or {}).get(rules.bucket(shape))) and (fitted := rules.fit(shape, Plan(**line[3]))) not in (None, *plans):
+        plans.append(fitted)
+    for plan in plans:
         tensors[-1].fill_(float("nan"))
         trouble = _try(tensors, plan)
         if trouble is None and not right(backward, tensors):
@@ -183,8 +190,8 @@ def main() -> None:
     for compiler in compilers:
         compiler.wait()
     output = given.output or Path(__file__).with_name("tables") / f"{torch.cuda.get_device_name().replace(' ', '-')}.json"
-    table = {tuple(line[:3]): line for line in (json.loads(output.read_text()) if given.only and output.is_file() else [])}
-    fresh = measure(given.only, given.most)
+    table: Known = {tuple(line[:3]): line for line in (json.loads(output.read_text()) if given.only and output.is_file() else [])}
+    fresh = measure(given.only, given.most, table)
     table.update({line[:3]: line for line in fresh})
     lines = [json.dumps(table[key]) for key in sorted(table)]
     output.parent.mkdir(exist_ok=True)
