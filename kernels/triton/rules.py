@@ -188,6 +188,7 @@ def _clusters(shape: Shape) -> Iterator[Plan]:
     vectors = _vectors(shape, V, ALIGN)
     row = vectors * VECTOR * shape.tensors
     enough = min(UNDER_WAY, shape.M * row / shape.sms)
+    # Weights with which the plans that tunes found best stand nearest the front: third on average, second of many rows.
     found = []
     for C in CLUSTERS:
         chunk = _chunk(vectors, C)
@@ -198,12 +199,12 @@ def _clusters(shape: Shape) -> Iterator[Plan]:
                 continue
             busy = min(1.0, shape.M * C / shape.sms)  # a card whose SMs have nothing to do loses most
             for number, registers in enumerate(_registers(shape, P, T, 12 if shape.size == 2 and a_thread >= 12 else 0)):
-                score = P * T / chunk - 1 + 0.1 * number + 0.02 * max(0, a_thread - 8)
+                score = P * T / chunk - 1 + 0.1 * number + 0.01 * max(0, a_thread - 8) + 0.5 * (registers is None)
                 if busy < 1.0:
                     score += C / 64 + 4 * (1 - busy) + _away(a_thread, 6) / 4 + (T == 512) * 0.3
                 else:
                     resident = min(SM_REGISTERS // ((registers or 168) * T), 2048 // T) * GPC_SMS // C  # clusters that a GPC holds
-                    score += C / 64 + T / 2048 + 4 * max(0.0, 1 - resident * row / GPC_SMS / enough)
+                    score += C / 64 + T / (2048 if shape.M > shape.sms else 1024) + 4 * max(0.0, 1 - resident * row / GPC_SMS / enough)
                 found.append((score, Plan("cluster", P, T, 4, V, ALIGN, T // 32, registers, C=C)))
     yield from (one for _, one in sorted(found, key=lambda pair: pair[0])[:8])
 
