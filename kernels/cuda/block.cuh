@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(T, block_ctas(K * Op::READS, T)) block(Tensors
 
 // CTAs of a cluster an SM, so that all rows are on their way at once: {vectors of all tensors a thread, most threads}
 constexpr int cluster_ctas(int words, int threads) {
-    return words == 16 ? 5 : words == 12 ? 3 : words == 2 ? 2048 / threads : words == 4 ? 3 * 512 / threads : words * threads <= 2048 ? 4 : words * threads <= 4096 ? 2 : 1;
+    return words == 2 ? 2048 / threads : words == 4 ? 1536 / threads : words == 8 ? 1024 / threads : words == 12 ? 768 / threads : 640 / threads;
 }
 
 template <typename Op, int K, int T>

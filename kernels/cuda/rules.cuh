@@ -156,7 +156,8 @@ inline Plan across_plan(int64_t vectors, int R) {
     const Device& d = device();
     const int64_t words = vectors * R;
     // As many as run at once, or they could not meet.
-    if (d.clusters() && ceil_div<int64_t>(words, THIRD_WORDS) <= 3 * d.sms) return spread_plan(R, 8, SPLIT_THREADS / 2, ceil_div<int64_t>(words, THIRD_WORDS));
+    const int64_t thirds = ceil_div<int64_t>(words, THIRD_WORDS);
+    if (d.clusters() && thirds <= 3 * d.sms) return spread_plan(R, 8, SPLIT_THREADS / 2, thirds);
     return split_plan(vectors, R, 8, SPLIT_THREADS, std::min<int64_t>(2 * d.sms, ceil_div<int64_t>(words, CTA_WORDS)));
 }
 
@@ -171,15 +172,17 @@ inline Plan few_plan(int64_t M, int64_t vectors, int R, bool half) {
     const Device& d = device();
     const int64_t words = vectors * R, all = M * words;  // vectors of all tensors: a row's, and the launch's
     if (d.clusters()) {
-        // The fewest vectors a thread with which all rows run at once; threads for 16 CTAs, or for as many as leave each of them 128.
-        const int64_t sixteenth = ceil_div<int64_t>(words, MAX_CLUSTER), quarters = ceil_div<int64_t>(words, 512);
+        // The fewest vectors a thread with which all rows run at once; threads for 16 CTAs, or fewer CTAs that have 128 or 256.
+        const int64_t sixteenth = ceil_div<int64_t>(words, MAX_CLUSTER), of_128 = ceil_div<int64_t>(words, 4 * 128);  // CTAs
         if (words <= 2200 && all <= 140000) return cluster_plan(vectors, R, 2, 128);
         if (words <= 4400 && all <= 70000) return cluster_plan(vectors, R, 2, 256);
         if (R == 1 ? all <= 800000 && (words <= 25000 || (words <= 32768 && M <= 2)) : all <= 140000 && words <= 12288)
-            return cluster_plan(vectors, R, 4, quarters > MAX_CLUSTER || M * quarters > 700 ? std::max(256, threads_for(sixteenth, 4, 512)) : 128);
+            return cluster_plan(vectors, R, 4, of_128 > MAX_CLUSTER || M * of_128 > 700 ? std::max(256, threads_for(sixteenth, 4, 512)) : 128);
         if (all > 2000000 && words > 1280 * MAX_CLUSTER && words <= 1536 * MAX_CLUSTER) return cluster_plan(vectors, R, 12, 128);
-        if (words > 32768 && words <= 49152 && (M >= 32 || (R == 2 && words > 40960))) return cluster_plan(vectors, R, 12, std::max(192, threads_for(sixteenth, 12, 256)));
-        if (words <= 40960 || (words <= 65536 && (R == 2 || M >= (half ? 64 : 24)))) return cluster_plan(vectors, R, 8, std::max(128, threads_for(sixteenth, 8, 512)));
+        if (words > 32768 && words <= 49152 && (M >= 32 || (R == 2 && words > 40960)))
+            return cluster_plan(vectors, R, 12, std::max(192, threads_for(sixteenth, 12, 256)));
+        if (words <= 40960 || (words <= 65536 && (R == 2 || M >= (half ? 64 : 24))))
+            return cluster_plan(vectors, R, 8, std::max(128, threads_for(sixteenth, 8, 512)));
     }
     auto ctas = [&](int64_t each) { return ceil_div<int64_t>(words, each); };
     // One wave, with the rows in registers: short CTAs while not too many have to meet.
@@ -195,8 +198,9 @@ inline Plan few_plan(int64_t M, int64_t vectors, int R, bool half) {
 }
 
 // Rows of a few KB: few warps, as they join faster; a single one needs no barrier, but of 16-bit rows two are faster. Vectors are counted from
-// a 16-byte floor where a line's would take another warp: `vectors` from either.
-inline Plan small_plan(int64_t vectors, int64_t vectors_of_lines, int R, bool half) {
+// a 16-byte floor where a line's would take another warp: `vectors` from either. Many 16-bit rows of 1 to 2 KB are a warp's, without a barrier.
+inline Plan small_plan(int64_t vectors, int64_t vectors_of_lines, int R, bool half, bool many) {
+    if (many && half && R == 1 && vectors <= 4 * WARP) return {LANES, 4, LANES_THREADS / 4, WARP, 1, 16, 0};
     const int K = R == 2 ? (half && vectors <= 128 ? 2 : 4) : !half ? 8 : vectors <= 128 ? 2 : 4;
     const int threads = threads_for(vectors, K, BLOCK_THREADS);
     return {BLOCK, K, threads, 1, 0, vectors_of_lines <= int64_t(K) * threads ? FLOOR_LONG : 16, 0};
@@ -245,7 +249,8 @@ inline Plan many_plan(int64_t vectors, int R, bool whole, bool half) {
             if (words <= 25100) return cluster_plan(vectors, R, 8, 224);
             if (words <= 34000) return cluster_plan(vectors, R, 8, 512);
             if (words <= 49152) return cluster_plan(vectors, R, 12, 256);
-            if (words <= 115000) return {WIDE, 12, WIDE_THREADS, int(std::min<int64_t>(MAX_CLUSTER, ceil_div<int64_t>(words, 5800))), 0, FLOOR_LONG, 0};
+            const int C = int(std::min<int64_t>(MAX_CLUSTER, ceil_div<int64_t>(words, 5800)));
+            if (words <= 115000) return {WIDE, 12, WIDE_THREADS, C, 0, FLOOR_LONG, 0};
             if (words <= 140000) return spread_plan(R, 24, SPLIT_THREADS / 2, ceil_div<int64_t>(words, 9300));
         } else if (vectors <= 2048 || (whole && vectors >= 3600 && vectors <= 4096)) return block;
     }
@@ -261,11 +266,9 @@ template <typename Op> Plan plan(const Tensors<Op>& t, int64_t N) {
     const bool whole = l.grain == V;
     if (bytes <= (whole ? SHORT_BYTES : R == 1 && Op::E == 2 ? SHORT_ODD_HALF_BYTES : SHORT_ODD_BYTES) / R)
         if (const Plan found = short_plan(t, int(N), l); found.tier != AUTO) return found;
-    // Many aligned rows of 1 to 2 KB as odd ones, a warp each; few megabytes of them are faster on two warps.
-    if (whole && R == 1 && Op::E == 2 && sizeof(typename Op::Element) == sizeof(typename Op::Out) && bytes > SHORT_BYTES && bytes <= 2048 && M * bytes >= LARGE_BYTES)
-        return {LANES, 4, LANES_THREADS / 4, WARP, 1, 16, 0};
     const int64_t vectors = (l.lead + N) / V;  // places a row needs, counted from its 128-byte floor
-    if (bytes <= SMALL_BYTES) return small_plan((l.aligned ? N : N + V - 1) / V, vectors, R, Op::E == 2);
+    const bool widens = sizeof(typename Op::Out) > sizeof(typename Op::Element);
+    if (bytes <= SMALL_BYTES) return small_plan((l.aligned ? N : N + V - 1) / V, vectors, R, Op::E == 2, !widens && M * bytes >= LARGE_BYTES);
     return M <= FEW_ROWS && bytes >= FEW_BYTES ? few_plan(M, vectors, R, Op::E == 2) : many_plan(vectors, R, whole, Op::E == 2);
 }
 

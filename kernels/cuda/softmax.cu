@@ -211,7 +211,8 @@ template <typename Op> bool launch(const Tensors<Op>& t, int64_t N, const Plan& 
         case LANES:
             if (p.depth)
                 return with_vectors<1, 2, 3, 4>(p.vectors, [&](auto k) {
-                    if constexpr (k.value < 4 || (R == 1 && Op::E == 2)) go(lanes_odd<Op, k.value>, ceil_div(M << log, int64_t(p.threads)), p.threads, 0, 1, t, log, p.floor);
+                    if constexpr (k.value < 4 || (R == 1 && Op::E == 2))
+                        go(lanes_odd<Op, k.value>, ceil_div(M << log, int64_t(p.threads)), p.threads, 0, 1, t, log, p.floor);
                 });
             return with_vectors<1, 2, 3, 4>(p.vectors, [&](auto k) {
                 const int rows = WARP / p.group;
@@ -220,7 +221,8 @@ template <typename Op> bool launch(const Tensors<Op>& t, int64_t N, const Plan& 
                     if constexpr (k.value > 1 && w.value < 4) {
                         if (p.group == 8) return go(lanes_whole<Op, k.value, w.value, 8>, grid, p.threads, 0, 1, t, p.group, rows, 0);
                     }
-                    if constexpr (k.value * w.value <= 12) go(lanes_whole<Op, k.value, w.value, 0>, grid, p.threads, 0, 1, t, p.group, rows, ceil_div(2048, p.group));
+                    if constexpr (k.value * w.value <= 12)
+                        go(lanes_whole<Op, k.value, w.value, 0>, grid, p.threads, 0, 1, t, p.group, rows, ceil_div(2048, p.group));
                 });
             });
         case STAGED:
@@ -242,7 +244,7 @@ template <typename Op> bool launch(const Tensors<Op>& t, int64_t N, const Plan& 
         case WIDE:
         case SPREAD: {
             const int chunk = int(round_up<int64_t>(ceil_div<int64_t>(vectors, p.group), LINE_VECTORS));
-            const size_t shared = size_t(spare_of(chunk, p.vectors * p.threads)) * R * VECTOR_BYTES;
+            const size_t shared = size_t(std::max(0, chunk - p.vectors * p.threads)) * R * VECTOR_BYTES;  // whole lines, as both are
             if (p.tier == SPREAD && !go.has_workspace(M * p.group)) return true;
             auto across = [&](auto words, auto threads) { go(wide<Op, words.value, threads.value, true>, M * p.group, p.threads, shared, 1, t, p.group, chunk, p.floor, p.patience, go.workspace); };
             auto cluster = [&](auto words, auto threads) { go(wide<Op, words.value, threads.value, false>, M * p.group, p.threads, shared, p.group, t, p.group, chunk, p.floor, 0, nullptr); };
@@ -269,7 +271,8 @@ template <typename Op> bool holds(const Tensors<Op>& t, int64_t N, const Plan& p
     switch (p.tier) {
         case LANES: {
             if (p.group > WARP || p.threads > LANES_THREADS) return false;
-            if (p.depth) return vectors <= p.group * p.vectors && p.vectors <= (R == 1 && Op::E == 2 ? 4 : 3) && power && p.group >= 2 * TAIL_THREAD;
+            if (p.depth)
+                return vectors <= p.group * p.vectors && p.vectors <= (R == 1 && Op::E == 2 ? 4 : 3) && power && p.group >= 2 * TAIL_THREAD;
             const int each = p.floor / 4 * Op::E;
             return (p.floor == 4 || p.floor == 8 || p.floor == 16) && p.vectors * p.floor <= 48 && l.grain % each == 0 && N / each <= p.group * p.vectors;
         }
@@ -284,7 +287,7 @@ template <typename Op> bool holds(const Tensors<Op>& t, int64_t N, const Plan& p
         case SPREAD:
             return device().major >= 9 && p.floor == FLOOR_LONG && (p.tier == SPREAD || p.group <= MAX_CLUSTER) &&
                    (p.tier == SPREAD ? with_shape<Op, true>(p, [](auto, auto) {}) : with_shape<Op, false>(p, [](auto, auto) {})) &&
-                   R * (round_up<int64_t>(share, LINE_VECTORS) - p.vectors * p.threads + LINE_VECTORS) * VECTOR_BYTES <= device().shared_block - 2048;
+                   R * (round_up<int64_t>(share, LINE_VECTORS) - p.vectors * p.threads) * VECTOR_BYTES <= device().shared_block - 2048;
         case SPLIT:
             return p.threads <= SPLIT_THREADS && (p.group == 1 || p.threads >= 2 * WARP) && p.depth >= 0 && p.floor == FLOOR_LONG &&
                    int64_t(p.depth) * R * p.threads * VECTOR_BYTES <= device().shared_block - 2048;

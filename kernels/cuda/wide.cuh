@@ -1,4 +1,4 @@
-// Long rows: a CTA a row; or a cluster of CTAs that meet in distributed shared memory; or CTAs anywhere on the card that meet in global memory
+// Long rows: a cluster of CTAs that meet in distributed shared memory (of one CTA by hand only), or CTAs anywhere on the card that meet in global memory
 // (spread): W vectors a thread in registers and the rest of the CTA's chunk in shared memory, where the copy engine puts it. One read, one
 // exchange, one write; not persistent, so that rows follow each other in memory as CTAs come and go.
 //
@@ -15,9 +15,6 @@
 namespace softbench {
 
 constexpr int MAX_PIECES = 32;
-
-// Vectors of each tensor in shared memory, whole lines: a copy to a place within a line is slower.
-__host__ __device__ constexpr int spare_of(int chunk, int in_registers) { return chunk <= in_registers ? 0 : (chunk - in_registers + LINE_VECTORS - 1) / LINE_VECTORS * LINE_VECTORS; }
 
 // CTAs an SM of a shape: what registers allow. {vectors of all tensors a thread, threads}
 constexpr int wide_ctas(int words, int threads) {
@@ -50,7 +47,7 @@ __global__ void __launch_bounds__(T, wide_ctas(W, T)) wide(Tensors<Op> tensors, 
     }
     const Row<Op> row(tensors, index, floor_bytes);
     const int begin = rank * chunk, end = min(row.last, begin + chunk);
-    const int spare = spare_of(chunk, K * T), kept = max(end - begin - K * T, 0);  // vectors of a tensor in shared memory: room, and here
+    const int spare = max(chunk - K * T, 0), kept = max(end - begin - K * T, 0);  // vectors of a tensor in shared memory: room, and here
 
     if (thread == 0) {
         target = row.target;
@@ -89,7 +86,7 @@ __global__ void __launch_bounds__(T, wide_ctas(W, T)) wide(Tensors<Op> tensors, 
 #pragma unroll
     for (int k = 0; k < K; k += PIECE) Op::absorb(part, reinterpret_cast<const Item<R>(&)[PIECE]>(item[k]), zero);
     auto fetch = [&](Item<R>(&some)[PIECE], int from, int kept) {
-        const int spare = spare_of(chunk, K * T);
+        const int spare = max(chunk - K * T, 0);
         const uint4* stored = reinterpret_cast<const uint4*>(dynamic) + thread;
 #pragma unroll
         for (int u = 0; u < PIECE; ++u)

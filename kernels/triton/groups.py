@@ -92,7 +92,7 @@ def _exchange(C: int, pairs: bool) -> tl.constexpr:
 PAIRS_2, PAIRS_4, PAIRS_8, PAIRS_16 = (_exchange(C, True) for C in (2, 4, 8, 16))
 SUMS_2, SUMS_4, SUMS_8, SUMS_16 = (_exchange(C, False) for C in (2, 4, 8, 16))
 READY_2, READY_4, READY_8, READY_16 = (_arrive(C, True) for C in (2, 4, 8, 16))
-HALF_READY_2, HALF_READY_4, HALF_READY_8, HALF_READY_16 = (_arrive(C, False) for C in (2, 4, 8, 16))
+READY_SUM_2, READY_SUM_4, READY_SUM_8, READY_SUM_16 = (_arrive(C, False) for C in (2, 4, 8, 16))
 
 
 @triton.jit
@@ -105,7 +105,7 @@ def arrive(rank, C: tl.constexpr):
 @triton.jit
 def arrive_for_sum(rank, C: tl.constexpr):
     """The same for `exchange_sum`."""
-    ASM: tl.constexpr = HALF_READY_2 if C == 2 else (HALF_READY_4 if C == 4 else (HALF_READY_8 if C == 8 else HALF_READY_16))
+    ASM: tl.constexpr = READY_SUM_2 if C == 2 else (READY_SUM_4 if C == 4 else (READY_SUM_8 if C == 8 else READY_SUM_16))
     tl.inline_asm_elementwise(ASM, "=r,r", [rank], dtype=tl.int32, is_pure=False, pack=1)
 
 

@@ -69,7 +69,7 @@ def _ordered(shape: Shape) -> Iterator[Plan]:
     if row <= SHORT_ROW:
         yield from _short(shape)
         yield from _plain(shape)
-    elif row <= most and row * shape.tensors <= (LONG_ROW if shape.clusters or few else most * shape.tensors):
+    elif row <= most and (row * shape.tensors <= LONG_ROW or not (shape.clusters or few)):
         yield from _rows(shape)
         yield from _clusters(shape)
         yield from _groups(shape)
@@ -188,7 +188,7 @@ def _clusters(shape: Shape) -> Iterator[Plan]:
     vectors = _vectors(shape, V, ALIGN)
     row = vectors * VECTOR * shape.tensors
     enough = min(UNDER_WAY, shape.M * row / shape.sms)
-    # Weights with which the plans that tunes found best stand nearest the front: third on average, second of many rows.
+    # The weights of what follows bring the plans that tunes found best near the front; nothing else is known of them.
     found = []
     for C in CLUSTERS:
         chunk = _chunk(vectors, C)
