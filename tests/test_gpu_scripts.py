@@ -38,12 +38,13 @@ def test_ncus_kernels_are_summed_by_call_and_compared_with_each_cell(capsys):
     assert ncu.report([], [], 1.1, 1.1) == 1
 
 
-def test_what_ncu_counts_of_an_empty_kernel_is_taken_off_each_kernel(capsys):
-    assert ncu.report(CELLS, [4.1, 52.0], 1.1, 2.0) == 0  # 3.2 and 50.2 without the launches
+def test_what_ncu_counts_of_an_empty_kernel_explains_a_difference_and_excuses_none(capsys):
+    assert ncu.report(CELLS, [4.1, 52.0], 1.1, 2.0) == 1  # 3.2 and 50.2 without the launches
     told = capsys.readouterr().out
-    assert "an empty kernel: 1.10 us, by ncu 2.00 us: 0.90 us are taken off each kernel" in told
-    assert "2 of 2 cells within max(3 %, 0.3 us) of ncu's gpu__time_duration less its launches; as it is, 0" in told
+    assert "an empty kernel: 1.10 us, by ncu 2.00 us" in told
+    assert "0 of 2 cells within max(3 %, 0.3 us) of ncu's gpu__time_duration; less launches 2 more" in told
     assert ncu.report(CELLS, [4.1, 54.0], 1.1, 2.0) == 1
+    assert "; less launches 1 more" in capsys.readouterr().out
     assert ncu.durations_us(listing(3.5, unit="us")) == [3.5]
 
 
