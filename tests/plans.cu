@@ -1,18 +1,21 @@
 // Every plan that the rules of kernels/cuda choose holds its rows: asked of `plan` and `holds` themselves, on the host, of devices that
-// are only numbers. Prints how many plans were asked for and, a line each, those that do not hold.
+// are only numbers; and that the CTAs of a row which meet in global memory can all run at once, or each would wait in vain and read the whole
+// row. Prints how many plans were asked for and, a line each, those that do not hold.
 #include <cuda_runtime.h>
 
 namespace fake {
 struct Numbers {
     int sms, shared_block, shared_sm, major;
 };
-constexpr Numbers DEVICES[] = {{132, 232448, 233472, 9}, {78, 232448, 233472, 9}, {148, 232448, 233472, 10}, {108, 166912, 167936, 8}, {170, 101376, 102400, 12}};
+constexpr Numbers DEVICES[] = {{132, 232448, 233472, 9},  {78, 232448, 233472, 9},  {16, 232448, 233472, 9},  {148, 232448, 233472, 10}, {108, 166912, 167936, 8},
+                              {14, 166912, 167936, 8}, {24, 101376, 102400, 8}, {170, 101376, 102400, 12}};
 int current = 0;
 inline cudaError_t get(int* device) { return *device = current, cudaSuccess; }
 inline cudaError_t attribute(int* value, cudaDeviceAttr which, int device) {
     const Numbers& d = DEVICES[device];
     *value = which == cudaDevAttrMultiProcessorCount ? d.sms : which == cudaDevAttrMaxSharedMemoryPerBlockOptin ? d.shared_block
-           : which == cudaDevAttrMaxSharedMemoryPerMultiprocessor ? d.shared_sm : d.major;
+           : which == cudaDevAttrMaxSharedMemoryPerMultiprocessor ? d.shared_sm : which == cudaDevAttrComputeCapabilityMajor ? d.major
+           : which == cudaDevAttrClockRate ? 1980000 : which == cudaDevAttrMemoryClockRate ? 3201000 : 6144;
     return cudaSuccess;
 }
 }  // namespace fake
@@ -30,6 +33,18 @@ using namespace softbench;
 
 long asked = 0, bad = 0;
 
+// CTAs of a row that meet in global memory, as far as registers and shared memory tell, all at once.
+template <typename Op> bool meets(const Tensors<Op>& t, int64_t N, const Plan& p) {
+    if (p.group == 1 || (p.tier != SPREAD && p.tier != SPLIT)) return true;
+    constexpr int R = Op::READS, RESERVED = 1024, REGISTERS = 65536;
+    const int own = p.tier == SPLIT ? 640 : 1152;  // of shared memory, beside the row
+    const int64_t vectors = (layout(t, N).lead + N) / Op::V, chunk = round_up<int64_t>(ceil_div<int64_t>(vectors, p.group), LINE_VECTORS);
+    const int64_t kept = p.tier == SPLIT ? int64_t(p.depth) * p.threads : std::max<int64_t>(0, chunk - p.vectors * p.threads);
+    const int64_t by_shared = device().shared_sm / (kept * R * VECTOR_BYTES + own + RESERVED);
+    const int64_t by_registers = REGISTERS / (p.threads * (p.vectors * R == 24 ? 128 : 64));
+    return p.group <= std::min(by_shared, by_registers) * device().sms;
+}
+
 template <typename Op> void ask(const char* name, int64_t M, int64_t N, int64_t offset, int64_t pad) {
     Tensors<Op> t;
     for (int r = 0; r < Op::READS; ++r) {
@@ -43,7 +58,7 @@ template <typename Op> void ask(const char* name, int64_t M, int64_t N, int64_t 
     const Plan p = plan(t, N);
     const bool clustered = p.tier == CLUSTER || p.tier == WIDE || p.tier == SPREAD;
     ++asked;
-    if (p.tier == AUTO || !holds(t, N, p) || p.threads > 1024 || (clustered && !device().clusters()))
+    if (p.tier == AUTO || !holds(t, N, p) || p.threads > 1024 || p.turn < 0 || (M == 1 && p.turn) || !meets(t, N, p) || (clustered && !device().clusters()))
         if (++bad <= 20)
             std::printf("%s %lldx%lld + %lld, %lld apart, device %d: tier %d, %d vectors, %d threads, group %d, depth %d, floor %d\n", name, (long long)M,
                         (long long)N, (long long)offset, (long long)pad, fake::current, p.tier, p.vectors, p.threads, p.group, p.depth, p.floor);
@@ -55,6 +70,8 @@ template <typename Op> void sweep(const char* name, unsigned seed) {
     for (fake::current = 0; fake::current < int(sizeof(fake::DEVICES) / sizeof(fake::DEVICES[0])); ++fake::current) {
         for (int64_t N = 1; N <= 4200; ++N)
             for (int64_t M : {1, 33, 4096, 262144}) ask<Op>(name, M, N, 0, 0), ask<Op>(name, M, N, below(8), below(8));
+        for (int64_t M = 1; M <= 4; ++M)
+            for (int64_t bytes = 1 << 18; bytes < 48000000; bytes += 17776) ask<Op>(name, M, bytes / int64_t(sizeof(typename Op::Element)) / M, 0, 0);
         for (int i = 0; i < 40000; ++i) {
             int64_t N = int64_t(std::exp(below(1 << 20) * std::log(1e8) / (1 << 20)));
             if (below(2)) N = std::max<int64_t>(1, N / 64 * 64 + below(3) - 1);

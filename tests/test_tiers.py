@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from softbench.kernels.triton import plans, rules, tune
+from softbench.kernels.triton import plans, rules, tune, turns
 from softbench.kernels.triton.plans import Plan, Shape
 
 shapes = st.builds(
@@ -175,3 +175,25 @@ def test_interpreted_tiers_are_right_and_write_nothing_beside_their_rows():
         check=False,
     )
     assert done.stdout.strip() == "fine", done.stderr[-2000:]
+
+
+def test_rows_begin_in_turns_where_more_of_them_than_the_card_holds_would_wait_together():
+    card = Shape(False, 64, 1 << 20, 4, 16, True, 132, True, bytes_a_cycle=2500.0)
+    group = Plan("group", 8, 256, 4, 4, 0, 8, 64, G=56, H=11)
+    cluster = Plan("cluster", 8, 256, 4, 4, 0, 8, 64, C=16)
+    row = (1 << 20) * 4
+    assert turns.turns(card, group) == (4 * 132 // 56, int(row / 2500 * 4 / 3))
+    assert turns.turns(card, cluster) == (4 * 18 // 16 * 7, int(row / 2500))
+    assert turns.turns(replace(card, M=9), group) == (0, 0)  # all at once
+    assert turns.turns(replace(card, M=9), cluster)[0] > 0
+    for alone in (replace(card, M=1), replace(card, N=1024), replace(card, bytes_a_cycle=0.0)):
+        assert turns.turns(alone, group) == turns.turns(alone, cluster) == (0, 0)
+
+
+@given(shapes, st.floats(0, 1e5))
+@settings(max_examples=200, deadline=None)
+def test_turns_are_numbers_that_a_launch_takes(shape, rate):
+    for plan in rules.candidates(replace(shape, bytes_a_cycle=rate)):
+        if plan.tier in ("cluster", "group"):
+            rows, cycles = turns.turns(replace(shape, bytes_a_cycle=rate), plan)
+            assert 0 <= rows < 1 << 31 and 0 <= cycles < 1 << 31 and (rows > 0 or cycles == 0)

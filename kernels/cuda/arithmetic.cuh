@@ -1,8 +1,8 @@
 // The two operations, forward and backward, as the tiers see them: what a vector is, what is kept of a part of a row, how parts join,
 // and how an element is finished. A tier is written once and instantiated for each operation and pair of types.
 //
-// Arithmetic is float32. 16-bit inputs stay packed in registers and their exponentials are computed twice: once for the sum and once for
-// the result. Two exponentials an element are half of what the unit can do at full memory speed; unpacked copies would halve the
+// Arithmetic is float32. 16-bit inputs stay packed in registers and their exponentials are computed twice, but for threads of few: once for the
+// sum and once for the result. Two exponentials an element are half of what the unit can do at full memory speed; unpacked copies would halve the
 // occupancy. `exp2((x - top) * log2 e)`, with the subtraction first: folded into one fma, top * log2 e overflows beyond 2.4e38.
 #pragma once
 
@@ -122,12 +122,22 @@ __device__ __forceinline__ float sum_of_lanes(float sum, int lanes) {
     return sum;
 }
 
+// Over the whole warp, by the one instruction that does it, on integers in the floats' order: five shuffles wait for each other.
+__device__ __forceinline__ float largest_of_warp(float top) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+    const int bits = __float_as_int(top), largest = __reduce_max_sync(~0u, bits ^ ((bits >> 31) & 0x7fffffff));
+    return __int_as_float(largest ^ ((largest >> 31) & 0x7fffffff));
+#else
+    return largest_of_lanes(top, WARP);
+#endif
+}
+
 __device__ __forceinline__ float measured_from(float top) { return top == MINUS_INFINITY ? 0.0f : top; }
 
 // An operation has
 //   take      the part of what a thread holds in registers: K vectors and perhaps one odd element (blank if not)
 //   absorb    adds vectors to a part, leaving them as they are
-//   joined, join_lanes    parts of a row to one part
+//   joined, join_lanes, join_alike    parts of a row to one part
 //   finish    the row's part to what its elements need, {base, scale} or {-, dot}
 //   give      the results of vectors that `take` has seen; `own` is the part that it returned
 //   store     the results of other vectors
@@ -166,6 +176,30 @@ template <typename In, typename Output> struct Forward {
                 }
         return {top, sum};
     }
+    // The same, and 16-bit vectors' exponentials stay in `kept`: twice the registers, and half the exponentials of a thread that has few.
+    template <int K> static __device__ __forceinline__ Part take(Item<1> (&item)[K], const uint32_t (&odd)[1], float (&kept)[K * V]) {
+        uint32_t running = (odd[0] & 0xffffu) * 0x10001u;
+#pragma unroll
+        for (int k = 0; k < K; ++k)
+#pragma unroll
+            for (int w = 0; w < 4; ++w) running = Word<In>::larger(running, item[k].word[0][w]);
+        const float top = fmaxf(Word<In>::element(running, 0), Word<In>::element(running, 1)), base = measured_from(top);
+        float sum[2] = {exp2_fast(distance(Word<In>::element(odd[0], 0), base)), 0.0f};
+#pragma unroll
+        for (int i = 0; i < K * V; ++i) {
+            kept[i] = exp2_fast(distance(Word<In>::element(item[i / V].word[0][i % V / E], i % E), base));
+            sum[i % 2] += kept[i];
+        }
+        return {top, sum[0] + sum[1]};
+    }
+    // What they become: `own` is the part that `take` returned.
+    static __device__ __forceinline__ void give(Out* target, const float* kept, Part whole, Part own) {
+        const float factor = exp2_fast(distance(own.top, whole.top)) * whole.sum;
+        float value[V];
+#pragma unroll
+        for (int v = 0; v < V; ++v) value[v] = kept[v] * factor;
+        write<Out, V>(target, value);
+    }
     // The part of an odd element, or of none.
     static __device__ __forceinline__ Part alone(const uint32_t (&odd)[1]) {
         const float x = Word<In>::element(odd[0], 0);
@@ -202,6 +236,11 @@ template <typename In, typename Output> struct Forward {
     // The join over aligned groups of `lanes` lanes, a power of two; every lane of the warp takes part and gets its group's.
     static __device__ __forceinline__ Part join_lanes(Part part, int lanes) {
         float top = largest_of_lanes(part.top, lanes);
+        return {top, sum_of_lanes(part.sum * exp2_fast(distance(part.top, measured_from(top))), lanes)};
+    }
+    // The join of `lanes` parts, a power of two, of which each aligned group of so many lanes has them all.
+    static __device__ __forceinline__ Part join_alike(Part part, int lanes) {
+        float top = largest_of_warp(part.top);
         return {top, sum_of_lanes(part.sum * exp2_fast(distance(part.top, measured_from(top))), lanes)};
     }
     static __device__ __forceinline__ Part finish(Part part) { return {measured_from(part.top), reciprocal(part.sum)}; }
@@ -259,6 +298,7 @@ template <typename T> struct Backward {
     static __device__ __forceinline__ void absorb(Part& part, const float (&v)[2]) { part.sum += v[0] * v[1]; }
     static __device__ __forceinline__ Part joined(Part a, Part b) { return {0.0f, a.sum + b.sum}; }
     static __device__ __forceinline__ Part join_lanes(Part part, int lanes) { return {0.0f, sum_of_lanes(part.sum, lanes)}; }
+    static __device__ __forceinline__ Part join_alike(Part part, int lanes) { return join_lanes(part, lanes); }
     static __device__ __forceinline__ Part finish(Part part) { return part; }
     static __device__ __forceinline__ float result(const float (&v)[2], Part whole) { return v[1] * (v[0] - whole.sum); }
     static __device__ __forceinline__ void store(Out* target, const Item<2>& item, Part whole) {

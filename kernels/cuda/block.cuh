@@ -44,13 +44,15 @@ __global__ void __launch_bounds__(T, block_ctas(K * Op::READS, T)) block(Tensors
     row.write_odd(at, odd, whole);
 }
 
+// Whether a thread's exponentials of 16-bit vectors are kept over the exchange: of few rows, whose threads have two vectors.
+template <typename Op, int K> constexpr bool KEEPS = Op::READS == 1 && Op::E == 2 && K <= 2;
 // CTAs of a cluster an SM, so that all rows are on their way at once: {vectors of all tensors a thread, most threads}
-constexpr int cluster_ctas(int words, int threads) {
-    return words == 2 ? 2048 / threads : words == 4 ? 1536 / threads : words == 8 ? 1024 / threads : words == 12 ? 768 / threads : 640 / threads;
+constexpr int cluster_ctas(int words, int threads, bool keeps) {
+    return words == 2 ? (keeps ? 1536 : 2048) / threads : words == 4 ? 1536 / threads : words == 8 ? 1024 / threads : words == 12 ? 768 / threads : 640 / threads;
 }
 
 template <typename Op, int K, int T>
-__global__ void __launch_bounds__(T, cluster_ctas(K * Op::READS, T)) cluster(Tensors<Op> tensors, int size, int floor_bytes) {
+__global__ void __launch_bounds__(T, cluster_ctas(K * Op::READS, T, KEEPS<Op, K>)) cluster(Tensors<Op> tensors, int size, int floor_bytes, Turns turns) {
 #if SOFTBENCH_CLUSTERS
     __shared__ Part parts[MAX_WARPS];
     __shared__ Message box[MAX_CLUSTER];
@@ -62,7 +64,9 @@ __global__ void __launch_bounds__(T, cluster_ctas(K * Op::READS, T)) cluster(Ten
         barrier_expect(&news, sizeof(Message) * size);
     }
     cluster_arrive();  // "my barrier is ready"; the wait comes after the loads
-    const Row<Op> row(tensors, blockIdx.x / unsigned(size), floor_bytes);
+    const int index = int(blockIdx.x / unsigned(size));
+    await_turn(turns, index);
+    const Row<Op> row(tensors, index, floor_bytes);
     const int at = row.odd(start);
     uint32_t odd[Op::READS];
     row.read_odd(at, odd);
@@ -72,19 +76,25 @@ __global__ void __launch_bounds__(T, cluster_ctas(K * Op::READS, T)) cluster(Ten
         int i = start + k * int(blockDim.x);
         read(item[k], row, i, i >= row.first && i < row.last);
     }
-    const Part own = Op::take(item, odd);
+    constexpr bool KEEP = KEEPS<Op, K>;
+    float kept[KEEP ? K * Op::V : 1];
+    Part own;
+    if constexpr (KEEP) own = Op::take(item, odd, kept);
+    else own = Op::take(item, odd);
     Part part = join_block<Op, T>(own, parts);
     cluster_wait();
     if (thread < size) send(&box[rank], &news, thread, part);
     barrier_wait(&news, 0);  // all messages are in: no one writes here any more, and this CTA may exit
     const int other = lane % MAX_CLUSTER;
     part = other < size ? Part{box[other].top, box[other].sum} : Op::empty();
-    const Part whole = Op::finish(Op::join_lanes(part, MAX_CLUSTER));
-    forget_unpacked<Op>(item, floor_bytes == 0);
+    const Part whole = Op::finish(Op::join_alike(part, MAX_CLUSTER));
+    if (!KEEP) forget_unpacked<Op>(item, floor_bytes == 0);
 #pragma unroll
     for (int k = 0; k < K; ++k) {
         int i = start + k * int(blockDim.x);
-        if (i >= row.first && i < row.last) row.give(i, item[k], whole, own);
+        if (i < row.first || i >= row.last) continue;
+        if constexpr (KEEP) Op::give(row.target + int64_t(i) * Op::V, kept + k * Op::V, whole, own);
+        else row.give(i, item[k], whole, own);
     }
     row.write_odd(at, odd, whole);
 #endif

@@ -155,7 +155,7 @@ def _key(compiler: str, architecture: str) -> str:
 class Plan(ctypes.Structure):
     """SoftbenchPlan of softmax.cu: how a launch is done. `Plan(-1)` is filled in with the rules' choice."""
 
-    _fields_ = [(name, ctypes.c_int) for name in ("tier", "vectors", "threads", "group", "depth", "floor", "patience")]
+    _fields_ = [(name, ctypes.c_int) for name in ("tier", "vectors", "threads", "group", "depth", "floor", "patience", "turn")]
 
 
 TIERS = ("lanes", "staged", "block", "cluster", "split", "plain", "wide", "spread")

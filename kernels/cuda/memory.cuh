@@ -100,12 +100,27 @@ template <typename Op> __device__ __forceinline__ void read(Item<Op::READS>& ite
 // The join over a CTA of at most MOST threads, given to every thread; one barrier. `parts` is not written again before another barrier.
 template <typename Op, int MOST = MAX_WARPS * WARP> __device__ __forceinline__ Part join_block(Part part, Part* parts) {
     constexpr int WARPS = MOST <= 8 * WARP ? 8 : MOST <= 16 * WARP ? 16 : 32;  // each step of a join is a wait for a shuffle
-    part = Op::join_lanes(part, WARP);
+    part = MOST <= 16 * WARP ? Op::join_alike(part, WARP) : Op::join_lanes(part, WARP);
     const int warps = blockDim.x / WARP, warp = threadIdx.x % WARPS;
     if (warps == 1) return part;
     if (threadIdx.x % WARP == 0) parts[threadIdx.x / WARP] = part;
     __syncthreads();
-    return Op::join_lanes(warp < warps ? parts[warp] : Op::empty(), WARPS);
+    part = warp < warps ? parts[warp] : Op::empty();
+    return MOST <= 16 * WARP ? Op::join_alike(part, WARPS) : Op::join_lanes(part, WARPS);
+}
+
+// ---- turns ----------------------------------------------------------------------------------------------------------------------------
+
+// Rows that begin at once wait for their exchanges at once, and meanwhile nothing moves. So the first ones, as many as the card holds, begin
+// so many cycles after each other; later ones follow as these end. first = 0: no turns.
+struct Turns {
+    int first, cycles;
+};
+__device__ __forceinline__ void await_turn(Turns turns, int index) {
+    if (index >= turns.first) return;
+    const uint64_t begin = uint64_t(clock64()), wait = uint64_t(index) * uint64_t(turns.cycles);
+    while (uint64_t(clock64()) - begin < wait) {}
+    asm volatile("" ::: "memory");  // no load moves up
 }
 
 // ---- copies past the registers ------------------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ __global__ void __launch_bounds__(PLAIN_THREADS) plain(Tensors<Op> tensors, int6
         for (int r = 0; r < R; ++r) value[r] = widen(source[r][i]);
         Op::absorb(part, value);
     }
-    part = WARP_A_ROW ? Op::join_lanes(part, WARP) : join_block<Op>(part, parts);
+    part = WARP_A_ROW ? Op::join_alike(part, WARP) : join_block<Op>(part, parts);
     Part whole = Op::finish(part);
     for (int64_t i = thread; i < N; i += step) {
 #pragma unroll

@@ -20,9 +20,10 @@ enum Tier { AUTO = -1, LANES, STAGED, BLOCK, CLUSTER, SPLIT, PLAIN, WIDE, SPREAD
 // What a launch does; also what a test or a sweep may ask for. `vectors` of a tensor a thread has in registers (staged: elements). `group`:
 // lanes of a row (lanes, staged), CTAs of a row (cluster, wide, split). `depth`: whether rows may be unaligned (lanes), rows of a CTA
 // (staged), vectors a thread in shared memory (split). `floor`: the boundary in bytes that a row's vectors are counted from; of aligned rows
-// on lanes, the size of a piece. `patience`: polls before a CTA of split helps itself; negative: it always does.
+// on lanes, the size of a piece. `patience`: polls before a CTA of split helps itself; negative: it always does. `turn`: cycles from the
+// start of a row to that of the next, among those that the card holds at first (cluster, wide, spread); 0: all at once.
 extern "C" struct SoftbenchPlan {
-    int tier, vectors, threads, group, depth, floor, patience;
+    int tier, vectors, threads, group, depth, floor, patience, turn;
 };
 
 namespace softbench {
@@ -37,12 +38,16 @@ constexpr int SHORT_ODD_BYTES = 1520, SHORT_ODD_HALF_BYTES = 2032;  // three vec
 constexpr int SMALL_BYTES = 4096;
 constexpr int CTA_WORDS = 8208;  // vectors of a CTA, two to an SM: 128 KB and the places before an unaligned row
 constexpr int THIRD_WORDS = 4700;  // ... three to an SM, 32 KB of them in registers: what is left of the SM's memory is L1
+constexpr int HALF_WORDS = 10950;  // ... two to an SM, 96 KB of them in registers
 constexpr int64_t LARGE_BYTES = 64 << 20;  // of a tensor: some ten microseconds
+constexpr int64_t TURNS_BYTES = 8 << 20;  // of all that is read
+constexpr int MANY_ROWS = 16384;  // of several KB: dozens of times what the card holds
 constexpr int FEW_ROWS = 128, FEW_BYTES = 16 << 10;
 constexpr int64_t MAX_N = (int64_t(1) << 31) - 4096;  // indices within a row are 32-bit, beyond this `plain` takes over
 
 struct Device {
     int sms, shared_block, shared_sm, major;
+    int clock, memory_clock, bus;  // kHz, kHz, bits
     // Hopper's and later data center cards: clusters of 16, and 200 KB and more of shared memory a CTA. Others go as sm_80 does.
     bool clusters() const { return major >= 9 && shared_block >= 200 << 10; }
 };
@@ -59,6 +64,9 @@ inline const Device& device() {
         cudaDeviceGetAttribute(&d.shared_block, cudaDevAttrMaxSharedMemoryPerBlockOptin, current);
         cudaDeviceGetAttribute(&d.shared_sm, cudaDevAttrMaxSharedMemoryPerMultiprocessor, current);
         cudaDeviceGetAttribute(&d.major, cudaDevAttrComputeCapabilityMajor, current);
+        cudaDeviceGetAttribute(&d.clock, cudaDevAttrClockRate, current);
+        cudaDeviceGetAttribute(&d.memory_clock, cudaDevAttrMemoryClockRate, current);
+        cudaDeviceGetAttribute(&d.bus, cudaDevAttrGlobalMemoryBusWidth, current);
     });
     return known[current];
 }
@@ -151,13 +159,16 @@ inline Plan split_plan(int64_t vectors, int R, int words, int threads, int64_t G
 
 inline Plan spread_plan(int R, int words, int threads, int64_t G) { return {SPREAD, words / R, threads, int(G), 0, FLOOR_LONG, PATIENCE}; }
 
-// Rows of CTAs all over the card, more of them than it holds: three to an SM wait for their rows at different times.
-inline Plan across_plan(int64_t vectors, int R) {
+// Rows of CTAs all over the card, more of them than it holds, so that they wait for their rows at different times. Fewer CTAs of a row meet
+// faster: two to an SM, with more of the row in registers. Few or shorter rows want three, and those of 16 bits, which compute the most.
+inline Plan across_plan(int64_t M, int64_t vectors, int R, bool half) {
     const Device& d = device();
     const int64_t words = vectors * R;
     // As many as run at once, or they could not meet.
-    const int64_t thirds = ceil_div<int64_t>(words, THIRD_WORDS);
-    if (d.clusters() && thirds <= 3 * d.sms) return spread_plan(R, 8, SPLIT_THREADS / 2, thirds);
+    const int64_t third = ceil_div<int64_t>(words, words > 400000 ? 5300 : THIRD_WORDS), half_of = ceil_div<int64_t>(words, HALF_WORDS);
+    const bool thirds = R == 1 && (half || words <= 57344 || M * words <= 5000000);
+    if (d.clusters() && thirds && third <= 3 * d.sms) return spread_plan(R, 8, SPLIT_THREADS / 2, third);
+    if (d.clusters() && half_of <= 2 * d.sms) return spread_plan(R, 24, SPLIT_THREADS / 2, half_of);
     return split_plan(vectors, R, 8, SPLIT_THREADS, std::min<int64_t>(2 * d.sms, ceil_div<int64_t>(words, CTA_WORDS)));
 }
 
@@ -167,42 +178,76 @@ inline Plan cluster_plan(int64_t vectors, int R, int words, int threads) {
     return {CLUSTER, K, threads_for(vectors, K * C, threads), C, 0, FLOOR_LONG, 0};
 }
 
-// Few rows: what they need is the whole card, at once, and to be short. A cluster as long as it holds a row, else CTAs all over the card.
+// A cluster a row, where one holds it and nothing else is faster. K of the fewest vectors with which all rows run at once, and threads for 16
+// CTAs; or fewer CTAs that have 128 or 256. `words`, `all`: vectors of all tensors, of a row and of the launch. Else AUTO.
+inline Plan few_cluster_plan(int64_t M, int64_t vectors, int R, bool half) {
+    const int64_t words = vectors * R, all = M * words, sixteenth = ceil_div<int64_t>(words, MAX_CLUSTER);
+    const bool computes = half && R == 1;
+    auto of_16 = [&](int k, int least, int most) { return cluster_plan(vectors, R, k, std::max(least, threads_for(sixteenth, k, most))); };
+    if (words <= 2200 && all <= 140000) return cluster_plan(vectors, R, 2, 128);
+    if (words <= 4400 && all <= (computes ? 280000 : 70000)) return cluster_plan(vectors, R, 2, 256);
+    if (computes && words <= 16384 && all <= 200000) return of_16(2, 256, 512);
+    if (R == 1 ? (words <= 8800 && all <= 800000) || (words <= 16384 && all <= 400000) || (computes && words <= 25000 && all <= 220000) ||
+                     (computes && words <= 32768 && M <= 2)
+               : words <= 12288 && all <= 140000) {
+        const int64_t of_128 = ceil_div<int64_t>(words, 4 * 128);  // CTAs
+        return of_128 > MAX_CLUSTER || M * of_128 > 700 ? of_16(4, 256, 512) : cluster_plan(vectors, R, 4, 128);
+    }
+    if (words <= 32768) {
+        if (computes && words > 20480 && words <= 28000 && all <= 1000000) return {AUTO};
+        if (computes && words > 20480 && all > 2000000) return cluster_plan(vectors, R, 16, 128);
+        if (R == 1 && !half && words > 28000 && all > 3000000) return cluster_plan(vectors, R, 12, 192);
+        return of_16(8, 128, 512);
+    }
+    if (words > MAX_CLUSTER * 8 * 512) return {AUTO};
+    if (R == 2) return words > 40960 && words <= 49152 ? of_16(12, 192, 256) : of_16(8, 128, 512);
+    if (half ? words > 57344 && all > 1750000 : all > 1750000 && all <= 5000000) return of_16(8, 128, 512);
+    return {AUTO};
+}
+
+// Few rows: what they need is the whole card, at once, and to be short.
 inline Plan few_plan(int64_t M, int64_t vectors, int R, bool half) {
     const Device& d = device();
-    const int64_t words = vectors * R, all = M * words;  // vectors of all tensors: a row's, and the launch's
-    if (d.clusters()) {
-        // The fewest vectors a thread with which all rows run at once; threads for 16 CTAs, or fewer CTAs that have 128 or 256.
-        const int64_t sixteenth = ceil_div<int64_t>(words, MAX_CLUSTER), of_128 = ceil_div<int64_t>(words, 4 * 128);  // CTAs
-        if (words <= 2200 && all <= 140000) return cluster_plan(vectors, R, 2, 128);
-        if (words <= 4400 && all <= 70000) return cluster_plan(vectors, R, 2, 256);
-        if (R == 1 ? all <= 800000 && (words <= 25000 || (words <= 32768 && M <= 2)) : all <= 140000 && words <= 12288)
-            return cluster_plan(vectors, R, 4, of_128 > MAX_CLUSTER || M * of_128 > 700 ? std::max(256, threads_for(sixteenth, 4, 512)) : 128);
-        if (all > 2000000 && words > 1280 * MAX_CLUSTER && words <= 1536 * MAX_CLUSTER) return cluster_plan(vectors, R, 12, 128);
-        if (words > 32768 && words <= 49152 && (M >= 32 || (R == 2 && words > 40960)))
-            return cluster_plan(vectors, R, 12, std::max(192, threads_for(sixteenth, 12, 256)));
-        if (words <= 40960 || (words <= 65536 && (R == 2 || M >= (half ? 64 : 24))))
-            return cluster_plan(vectors, R, 8, std::max(128, threads_for(sixteenth, 8, 512)));
-    }
+    const int64_t words = vectors * R, all = M * words;
+    if (d.clusters())
+        if (const Plan found = few_cluster_plan(M, vectors, R, half); found.tier != AUTO) return found;
     auto ctas = [&](int64_t each) { return ceil_div<int64_t>(words, each); };
     // One wave, with the rows in registers: short CTAs while not too many have to meet.
     if (M * ctas(1024) <= 4 * d.sms && ctas(1024) <= d.sms) return split_plan(vectors, R, 4, SPLIT_THREADS / 2, ctas(1024));
-    if (M * ctas(2048) <= 4 * d.sms) {
-        const int T = ctas(2048) <= 2 * d.sms ? SPLIT_THREADS / 2 : SPLIT_THREADS;
+    if (M * ctas(2048) <= 4 * d.sms && (M <= 2 || !d.clusters())) {
+        const int T = (half ? 1 : M) * ctas(2048) <= 2 * d.sms ? SPLIT_THREADS / 2 : SPLIT_THREADS;
         const int64_t G = ctas(8 * T);
         return d.clusters() ? spread_plan(R, 8, T, G) : split_plan(vectors, R, 8, T, G);
     }
-    // One wave, half in registers, half in shared memory.
-    if (M * ctas(4096) <= 4 * d.sms && M * ctas(THIRD_WORDS) > 3 * d.sms) return split_plan(vectors, R, 8, SPLIT_THREADS / 2, ctas(4096));
-    return across_plan(vectors, R);
+    if (!d.clusters() || M > 2 * d.sms) {
+        // One wave, half in registers, half in shared memory.
+        if (M * ctas(4096) <= 4 * d.sms && M * ctas(THIRD_WORDS) > 3 * d.sms) return split_plan(vectors, R, 8, SPLIT_THREADS / 2, ctas(4096));
+        return across_plan(M, vectors, R, half);
+    }
+    // One wave of four CTAs an SM, some of each chunk in registers, the rest in shared memory: float32 rows, which compute the least, as the copy
+    // engine's pieces. Beyond that, all that an SM has.
+    const int64_t G = std::min<int64_t>(4 * d.sms / M, 2 * d.sms), each = all / d.sms;
+    if (each <= 13300 || (R == 2 && each <= 16300)) return R == 1 && !half ? spread_plan(R, 8, SPLIT_THREADS / 2, G) : split_plan(vectors, R, 4, SPLIT_THREADS / 2, G);
+    if (each <= (M == 1 ? 18300 : 18600) && R == 1) return half ? spread_plan(R, 8, SPLIT_THREADS / 2, G) : spread_plan(R, 8, SPLIT_THREADS, 2 * d.sms / M);
+    if (each <= 18400 && R == 2) return split_plan(vectors, R, 8, SPLIT_THREADS / 2, G);
+    return across_plan(M, vectors, R, half);
 }
 
 // Rows of a few KB: few warps, as they join faster; a single one needs no barrier, but of 16-bit rows two are faster. Vectors are counted from
-// a 16-byte floor where a line's would take another warp: `vectors` from either. Many 16-bit rows of 1 to 2 KB are a warp's, without a barrier.
-inline Plan small_plan(int64_t vectors, int64_t vectors_of_lines, int R, bool half, bool many) {
-    if (many && half && R == 1 && vectors <= 4 * WARP) return {LANES, 4, LANES_THREADS / 4, WARP, 1, 16, 0};
+// a 16-byte floor where a line's would take another warp: `vectors` from either.
+inline Plan small_plan(int64_t vectors, int64_t vectors_of_lines, int R, bool half) {
     const int K = R == 2 ? (half && vectors <= 128 ? 2 : 4) : !half ? 8 : vectors <= 128 ? 2 : 4;
     const int threads = threads_for(vectors, K, BLOCK_THREADS);
+    return {BLOCK, K, threads, 1, 0, vectors_of_lines <= int64_t(K) * threads ? FLOOR_LONG : 16, 0};
+}
+
+// So many of them that SMs take new ones all the time: an SM holds 32 CTAs, so that those of one or two warps leave it half empty. A warp a
+// row, with four and two of them in a CTA, while a lane has at most four vectors; then three warps and more.
+inline Plan small_many_plan(int64_t vectors, int64_t vectors_of_lines, int R, bool half) {
+    if (vectors <= 2 * WARP) return {LANES, 2, LANES_THREADS / 4, WARP, 1, 16, 0};
+    if (vectors <= 3 * WARP) return {LANES, 3, LANES_THREADS / 4, WARP, 1, 16, 0};
+    if (half && R == 1 && vectors <= 4 * WARP) return {LANES, 4, LANES_THREADS / 4, WARP, 1, 16, 0};
+    const int K = R == 2 && vectors > 6 * WARP ? 4 : 2, threads = std::max(3 * WARP, threads_for(vectors, K, BLOCK_THREADS));
     return {BLOCK, K, threads, 1, 0, vectors_of_lines <= int64_t(K) * threads ? FLOOR_LONG : 16, 0};
 }
 
@@ -210,23 +255,24 @@ inline Plan small_plan(int64_t vectors, int64_t vectors_of_lines, int R, bool ha
 // wait for each other at different times, and registers are enough. How many vectors a thread and threads a CTA, by a row's vectors of all
 // tensors: what was best on average over some hundred lengths. Just as many CTAs as fill most of an SM (six of 160 threads, five of 192)
 // are better than all it can hold, and 16-bit rows, which compute the most, want more rows at once.
-inline Plan many_plan(int64_t vectors, int R, bool whole, bool half) {
+inline Plan many_plan(int64_t M, int64_t vectors, int R, bool whole, bool half) {
     const Device& d = device();
-    const int64_t words = vectors * R;
+    const int64_t words = vectors * R, all = M * words;
     if (R == 1) {
-        const int K = half ? (vectors < 1024 ? 4 : 8) : vectors > 520 && vectors < 700 ? 4 : vectors > 1600 && vectors <= 2048 ? 16 : 8;
+        const int K = half ? (M >= MANY_ROWS && vectors > 320 && vectors <= 1024 ? 2 : vectors < 1024 ? 4 : 8) : vectors > 520 && vectors < 700 ? 4 : vectors > 1600 && vectors <= 2048 ? 16 : 8;
         const Plan block = {BLOCK, K, threads_for(vectors, K, BLOCK_THREADS), 1, 0, FLOOR_LONG, 0};
         if (d.clusters()) {
             if (words <= (half ? 2300 : 2048)) return block;
             if (half) {
                 if (words <= 5600) return cluster_plan(vectors, R, 8, 224);
                 if (words <= 7200) return cluster_plan(vectors, R, 8, 192);
-                if (words <= 9300) return cluster_plan(vectors, R, 8, 160);
+                if (words <= 9300) return cluster_plan(vectors, R, 8, all > 20000000 ? 160 : 128);
                 if (words <= 13000) return cluster_plan(vectors, R, 12, 96);
                 if (words <= 16384) return cluster_plan(vectors, R, 8, 256);
                 if (words <= 21000) return cluster_plan(vectors, R, 12, 128);
                 if (words <= 32768) return cluster_plan(vectors, R, 16, 128);
-                if (words <= 57344) return {WIDE, 24, WIDE_THREADS, 8, 0, FLOOR_LONG, 0};
+                if (words <= 57344) return all <= 12000000 ? across_plan(M, vectors, R, half) : Plan{WIDE, 24, WIDE_THREADS, 8, 0, FLOOR_LONG, 0};
+                if (words <= 65536) return cluster_plan(vectors, R, 8, 512);
             } else {
                 if (words <= 9300) return cluster_plan(vectors, R, 8, 96);
                 if (words <= 24576) return cluster_plan(vectors, R, 8, 192);
@@ -254,7 +300,16 @@ inline Plan many_plan(int64_t vectors, int R, bool whole, bool half) {
             if (words <= 140000) return spread_plan(R, 24, SPLIT_THREADS / 2, ceil_div<int64_t>(words, 9300));
         } else if (vectors <= 2048 || (whole && vectors >= 3600 && vectors <= 4096)) return block;
     }
-    return across_plan(vectors, R);
+    return across_plan(M, vectors, R, half);
+}
+
+// Cycles between the starts of rows of several CTAs, from how long the memory takes for one (`bytes`, of all tensors read) at its peak: so long
+// for clusters, a third longer where the CTAs are anywhere. What is over in a few microseconds all begins at once.
+inline int turn(const Plan& p, int64_t M, int64_t bytes) {
+    const Device& d = device();
+    if ((p.tier != CLUSTER && p.tier != WIDE && p.tier != SPREAD) || M == 1 || M * bytes < TURNS_BYTES || d.memory_clock <= 0 || d.bus <= 0) return 0;
+    const double cycles = double(bytes) * d.clock / (2.0 * d.memory_clock * d.bus / 8);
+    return int(std::min(p.tier == SPREAD ? 4 * cycles / 3 : cycles, 1e8));
 }
 
 // The rules: which tier and how, from the rows' length, number and place. Numbers are of an H200 unless a device's attribute stands there.
@@ -268,8 +323,10 @@ template <typename Op> Plan plan(const Tensors<Op>& t, int64_t N) {
         if (const Plan found = short_plan(t, int(N), l); found.tier != AUTO) return found;
     const int64_t vectors = (l.lead + N) / V;  // places a row needs, counted from its 128-byte floor
     const bool widens = sizeof(typename Op::Out) > sizeof(typename Op::Element);
-    if (bytes <= SMALL_BYTES) return small_plan((l.aligned ? N : N + V - 1) / V, vectors, R, Op::E == 2, !widens && M * bytes >= LARGE_BYTES);
-    return M <= FEW_ROWS && bytes >= FEW_BYTES ? few_plan(M, vectors, R, Op::E == 2) : many_plan(vectors, R, whole, Op::E == 2);
+    if (bytes <= SMALL_BYTES) return (!widens && M * bytes >= LARGE_BYTES ? small_many_plan : small_plan)((l.aligned ? N : N + V - 1) / V, vectors, R, Op::E == 2);
+    Plan found = M <= FEW_ROWS && bytes >= FEW_BYTES ? few_plan(M, vectors, R, Op::E == 2) : many_plan(M, vectors, R, whole, Op::E == 2);
+    found.turn = turn(found, M, bytes * R);
+    return found;
 }
 
 }  // namespace softbench

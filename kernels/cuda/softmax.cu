@@ -51,9 +51,21 @@
 //   once (no change). Eight lanes known when compiling: N = 100 .86 to .93, 124 .87 to .96, 50 .78 to .91, 34 .70 to .88, backward 50 .93 to 1.02.
 // - Unaligned 16-bit rows are bound by instructions, some 300 a thread of 16 elements. Exponentials kept, not computed twice: predicted .95 at
 //   N = 197, .90 to .92. Four vectors a lane, so that rows of 1.5 to 2 KB have one warp, after Triton: N = 781 .92 to .98, of 65536 rows .86 to 1.00
-//   (64 threads a CTA; 128: .98). So many aligned rows of that length have the same plan (two warps: .90 at 65536 x 1000); by itself not measured.
+//   (64 threads a CTA; 128: .98). Many aligned rows of that length have the same plan (65536 x 1000: two warps .89, this .975).
 // - Rows of up to 2 KB in 16 bits on two warps in place of one: .93 to .97 at N = 1000, .96 to .99 at 1024. 16 vectors a thread (96 registers, as
 //   Triton's best there): float32 of 32 KB .975 to .985, backward of 16 KB .98 to .99; 16-bit forward the same or worse.
+// - Rows that begin at once wait for their exchanges at once: with two to thirty rows on the card, all load, then nothing moves, then all store, and
+//   so wave after wave (16 rows of 16 MB .76). Predicted to be most of what they lack: rows that begin one after the other, as far apart as
+//   the memory takes to read one. 16 rows of 4 MB in float32 .81 to .90, 32 .85 to .93, 16 of 16 MB .76 to .84, 128 of 1 MB in 16 bits .88 to .92; 4096
+//   rows of 512 KB as before. The distance matters little from .7 to 1.3 of that time; twice as far loses all of it again. Turns by layers of
+//   CTAs in place of rows: less. Where the card holds all rows at once, spread's lose .03 to .09 by it, clusters win .01.
+// - With turns fewer CTAs a row are better where they are anywhere: two to an SM with 96 KB in registers (float32 and the backward; 128 backward rows of
+//   8 MB .76 to .86), three as before in 16 bits. 8 to 32 rows that the card holds at once, of 16 bits: four CTAs an SM of 256 threads, a quarter and more
+//   of their part in registers and the rest copied by each thread for itself: 24 rows of 1 MB .75 to .85, 32 of 800 KB .77 to .85.
+// - The join of a warp, predicted to cost a row of 2 MB .2 us of its 10 by ten shuffles one after the other: the maximum by redux.sync in their integer
+//   order, and exponentials of two vectors a thread kept: 1 row of 2 MB .67 to .72, 64 KB .82 to .86, 8 MB .74 to .78. Four vectors kept, too: no better.
+// - Many rows of 1 to 4 KB: an SM holds 32 CTAs, so that one or two warps a CTA, best for 4096 rows, leave it half empty. Predicted and measured for
+//   65536 rows: three warps or more, or rows on a warp four or two to a CTA: 2000 bf16 .92 to .995, 1000 float32 .93 to 1.00, backward 1000 bf16 .88 to .996.
 // - Prototypes before these kernels, on the same kind of card: cache hints (no_allocate, .cs) .91 where plain accesses have .97; a static
 //   persistent loop over rows .92-.955, drawn rows .97-.98, one CTA a row .96-1.0.
 
@@ -120,6 +132,34 @@ struct Launch {
             found->second = int(std::min<int64_t>(100, ceil_div<int64_t>(100 * need, device().shared_sm)));
         }
         return found->second;
+    }
+    // The turns of a plan's rows: of as many as the card holds. Where that is all of them, clusters still win by turns, CTAs anywhere do not.
+    // A hint, so that where the driver does not say how many there are, all begin at once.
+    template <typename... P> Turns turns(void (*kernel)(P...), int threads, size_t shared, bool cluster, int64_t M, const Plan& p) {
+        cluster = cluster && p.group > 1;
+        if (p.turn <= 0 || !prepare(kernel, shared, cluster && p.group > 8)) return {0, 0};
+        static std::mutex mutex;
+        static std::map<std::tuple<const void*, int, int, size_t, int>, int> known;
+        int current = 0;
+        cudaGetDevice(&current);
+        std::lock_guard<std::mutex> guard(mutex);
+        auto [found, fresh] = known.try_emplace({reinterpret_cast<const void*>(kernel), current, threads, shared, cluster ? p.group : 0}, 0);
+        if (fresh) {
+            int count = 0;
+            cudaError_t asked;
+            if (cluster) {
+                cudaLaunchAttribute attributes[3];
+                cudaLaunchConfig_t config = configuration(int64_t(p.group) * device().sms, threads, shared, p.group, attributes);
+                asked = cudaOccupancyMaxActiveClusters(&count, kernel, &config);
+            } else {
+                asked = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&count, kernel, threads, shared);
+                count *= device().sms;
+            }
+            if (asked == cudaSuccess) found->second = count;
+            else cudaGetLastError();
+        }
+        const int rows = cluster ? found->second : found->second / p.group;
+        return !cluster && M <= rows ? Turns{0, 0} : Turns{rows, p.turn};
     }
     template <typename... P, typename... A>
     void operator()(void (*kernel)(P...), int64_t grid, int threads, size_t shared, int cluster, A... arguments) {
@@ -233,7 +273,10 @@ template <typename Op> bool launch(const Tensors<Op>& t, int64_t N, const Plan& 
             return false;
         case BLOCK: return with_block<Op>(p, [&](auto k, auto most) { go(block<Op, k.value, most.value>, M, p.threads, 0, 1, t, p.floor); });
         case CLUSTER:
-            return with_cluster<Op>(p, [&](auto k, auto most) { go(cluster<Op, k.value, most.value>, M * p.group, p.threads, 0, p.group, t, p.group, p.floor); });
+            return with_cluster<Op>(p, [&](auto k, auto most) {
+                const auto kernel = cluster<Op, k.value, most.value>;
+                go(kernel, M * p.group, p.threads, 0, p.group, t, p.group, p.floor, go.turns(kernel, p.threads, 0, true, M, p));
+            });
         case SPLIT:
             return with_vectors<4 / R, 8 / R>(p.vectors, [&](auto k) {
                 const int chunk = int(round_up<int64_t>(ceil_div<int64_t>(vectors, p.group), LINE_VECTORS));
@@ -246,8 +289,14 @@ template <typename Op> bool launch(const Tensors<Op>& t, int64_t N, const Plan& 
             const int chunk = int(round_up<int64_t>(ceil_div<int64_t>(vectors, p.group), LINE_VECTORS));
             const size_t shared = size_t(std::max(0, chunk - p.vectors * p.threads)) * R * VECTOR_BYTES;  // whole lines, as both are
             if (p.tier == SPREAD && !go.has_workspace(M * p.group)) return true;
-            auto across = [&](auto words, auto threads) { go(wide<Op, words.value, threads.value, true>, M * p.group, p.threads, shared, 1, t, p.group, chunk, p.floor, p.patience, go.workspace); };
-            auto cluster = [&](auto words, auto threads) { go(wide<Op, words.value, threads.value, false>, M * p.group, p.threads, shared, p.group, t, p.group, chunk, p.floor, 0, nullptr); };
+            auto across = [&](auto words, auto threads) {
+                const auto kernel = wide<Op, words.value, threads.value, true>;
+                go(kernel, M * p.group, p.threads, shared, 1, t, p.group, chunk, p.floor, p.patience, go.workspace, go.turns(kernel, p.threads, shared, false, M, p));
+            };
+            auto cluster = [&](auto words, auto threads) {
+                const auto kernel = wide<Op, words.value, threads.value, false>;
+                go(kernel, M * p.group, p.threads, shared, p.group, t, p.group, chunk, p.floor, 0, nullptr, go.turns(kernel, p.threads, shared, true, M, p));
+            };
             return p.tier == SPREAD ? with_shape<Op, true>(p, across) : with_shape<Op, false>(p, cluster);
         }
         case PLAIN:

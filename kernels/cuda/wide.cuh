@@ -23,7 +23,7 @@ constexpr int wide_ctas(int words, int threads) {
 
 // SPREAD: the row's CTAs are no cluster, and meet in slots (meet.cuh).
 template <typename Op, int W, int T, bool SPREAD>
-__global__ void __launch_bounds__(T, wide_ctas(W, T)) wide(Tensors<Op> tensors, int size, int chunk, int floor_bytes, int patience, Workspace* workspace) {
+__global__ void __launch_bounds__(T, wide_ctas(W, T)) wide(Tensors<Op> tensors, int size, int chunk, int floor_bytes, int patience, Workspace* workspace, Turns turns) {
 #if SOFTBENCH_CLUSTERS
     constexpr int R = Op::READS, K = W / R, PIECE = 4 / R;
     static_assert(K % PIECE == 0);
@@ -45,6 +45,15 @@ __global__ void __launch_bounds__(T, wide_ctas(W, T)) wide(Tensors<Op> tensors, 
         tag = tag_of(workspace);
         fetch_line(workspace->slots + int64_t(index) * size + rank);  // a poll would else wait for the memory, not for the part
     }
+    if (!SPREAD && size > 1) {  // "my barrier is ready"; the wait comes after the loads
+        if (thread == 0) {
+            barrier_init(&news);
+            barrier_inits_done();
+            barrier_expect(&news, sizeof(Message) * size);
+        }
+        cluster_arrive();
+    }
+    await_turn(turns, index);
     const Row<Op> row(tensors, index, floor_bytes);
     const int begin = rank * chunk, end = min(row.last, begin + chunk);
     const int spare = max(chunk - K * T, 0), kept = max(end - begin - K * T, 0);  // vectors of a tensor in shared memory: room, and here
@@ -55,10 +64,8 @@ __global__ void __launch_bounds__(T, wide_ctas(W, T)) wide(Tensors<Op> tensors, 
         own_rank = rank;
         own_begin = begin;
         own_end = end;
-        if (!SPREAD) barrier_init(&news);
         for (int p = 0; p * PIECE * T < kept; ++p) barrier_init(&full[p]);
         barrier_inits_done();
-        if (!SPREAD && size > 1) barrier_expect(&news, sizeof(Message) * size);
         for (int p = 0; p * PIECE * T < kept; ++p) {
             const int from = p * PIECE * T, bytes = min(PIECE * T, kept - from) * VECTOR_BYTES;
             barrier_expect(&full[p], R * bytes);
@@ -66,7 +73,6 @@ __global__ void __launch_bounds__(T, wide_ctas(W, T)) wide(Tensors<Op> tensors, 
             for (int r = 0; r < R; ++r) copy_bulk(dynamic + size_t(r * spare + from) * VECTOR_BYTES, row.vector(r, begin + K * T + from), bytes, &full[p]);
         }
     }
-    if (!SPREAD && size > 1) cluster_arrive();  // "my barrier is ready"; the wait comes after the loads
     const int start = begin + thread;
     uint32_t odd[R];
     {
@@ -134,7 +140,7 @@ __global__ void __launch_bounds__(T, wide_ctas(W, T)) wide(Tensors<Op> tensors, 
         barrier_wait(&news, 0);
         const int other = lane % MAX_CLUSTER;
         part = other < size ? Part{box[other].top, box[other].sum} : Op::empty();
-        part = Op::join_lanes(part, MAX_CLUSTER);
+        part = Op::join_alike(part, MAX_CLUSTER);
     }
 
     const Part whole = Op::finish(part);

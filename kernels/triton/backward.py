@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .groups import arrive_for_sum, exchange_sum, leave, meet_sum, slot, tag_of, warm
+from .groups import arrive_for_sum, exchange_sum, in_turn, leave, meet_sum, slot, tag_of, warm
 from .words import after, dot_lanes, dot_of, edges_of, element, load, store_slopes, vectors_of, words_at
 
 
@@ -48,9 +48,9 @@ def backward_rows(
         tl.store(dx_row[:, None] + columns, element(y_edge * (dy_edge - s[:, None]), D), mask=inside)
 
 
-@triton.jit(do_not_specialize=["dy_stride", "y_stride", "dx_stride", "N", "CHUNK"])
+@triton.jit(do_not_specialize=["dy_stride", "y_stride", "dx_stride", "N", "CHUNK", "FIRST", "CYCLES"])
 def backward_cluster(
-    dy_ptr, y_ptr, dx_ptr, dy_stride, y_stride, dx_stride, N, CHUNK,
+    dy_ptr, y_ptr, dx_ptr, dy_stride, y_stride, dx_stride, N, CHUNK, FIRST, CYCLES,
     P: tl.constexpr, C: tl.constexpr, T: tl.constexpr, V: tl.constexpr, ALIGN: tl.constexpr,
 ):  # fmt: skip
     """See `softbench.kernels.triton.forward.forward_cluster`."""
@@ -58,7 +58,7 @@ def backward_cluster(
     UNIT: tl.constexpr = 1 if ALIGN > 0 else V
     rank = tl.arange(0, C)
     arrive_for_sum(rank, C)
-    row = tl.program_id(0).to(tl.int64) + rank * 0
+    row = in_turn(tl.program_id(0), FIRST, CYCLES).to(tl.int64) + rank * 0
     dy_row = dy_ptr + row * dy_stride * UNIT
     y_row = y_ptr + row * y_stride * UNIT
     dx_row = dx_ptr + row * dx_stride * UNIT
@@ -83,15 +83,15 @@ def backward_cluster(
         tl.store(dx_row[:, None] + columns, element(y_edge * (dy_edge - s[:, None]), D), mask=inside)
 
 
-@triton.jit(do_not_specialize=["dy_stride", "y_stride", "dx_stride", "N", "G", "CHUNK", "programs", "EXTRA"])
+@triton.jit(do_not_specialize=["dy_stride", "y_stride", "dx_stride", "N", "G", "CHUNK", "programs", "EXTRA", "FIRST", "CYCLES"])
 def backward_group(
-    dy_ptr, y_ptr, dx_ptr, counter, slots, dy_stride, y_stride, dx_stride, N, G, CHUNK, programs, EXTRA,
+    dy_ptr, y_ptr, dx_ptr, counter, slots, dy_stride, y_stride, dx_stride, N, G, CHUNK, programs, EXTRA, FIRST, CYCLES,
     P: tl.constexpr, T: tl.constexpr, V: tl.constexpr, ALIGN: tl.constexpr, PEERS: tl.constexpr, STREAM: tl.constexpr,
 ):  # fmt: skip
     """See `softbench.kernels.triton.forward.forward_group`; `slots` are PEERS a row, G > 1, and nothing is held in shared memory."""
     D: tl.constexpr = y_ptr.dtype.element_ty
     UNIT: tl.constexpr = 1 if ALIGN > 0 else V
-    number = tl.program_id(0) // G
+    number = in_turn(tl.program_id(0) // G, FIRST, CYCLES)
     rank = tl.program_id(0) % G
     row = number.to(tl.int64) + tl.arange(0, 1)
     dy_row = dy_ptr + row * dy_stride * UNIT

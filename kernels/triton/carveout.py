@@ -19,7 +19,8 @@ RESERVED = 1024  # bytes of shared memory a program, by the driver
 
 
 @functools.cache
-def _driver() -> ctypes.CDLL | None:
+def driver() -> ctypes.CDLL | None:
+    """CUDA's driver API, or None without one."""
     try:
         return ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -28,17 +29,17 @@ def _driver() -> ctypes.CDLL | None:
 
 def prefer(compiled: Any, device: torch.device) -> None:
     """Ask for shared memory as large as the programs of `compiled` that fit an SM; a hint, so that failing changes nothing but speed."""
-    driver = _driver()
-    if driver is None:
+    cuda = driver()
+    if cuda is None:
         return
     kernel = ctypes.c_void_p(compiled.function)
     own, programs = ctypes.c_int(), ctypes.c_int()
     dynamic = compiled.metadata.shared
     threads = 32 * compiled.metadata.num_warps
-    if driver.cuFuncGetAttribute(ctypes.byref(own), SHARED_BYTES, kernel):
+    if cuda.cuFuncGetAttribute(ctypes.byref(own), SHARED_BYTES, kernel):
         return
-    if driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(ctypes.byref(programs), kernel, threads, ctypes.c_size_t(dynamic)):
+    if cuda.cuOccupancyMaxActiveBlocksPerMultiprocessor(ctypes.byref(programs), kernel, threads, ctypes.c_size_t(dynamic)):
         return
     whole = torch.cuda.get_device_properties(device).shared_memory_per_multiprocessor
     need = programs.value * (own.value + dynamic + RESERVED)
-    driver.cuFuncSetAttribute(kernel, CARVEOUT, min(100, math.ceil(100 * need / whole)))
+    cuda.cuFuncSetAttribute(kernel, CARVEOUT, min(100, math.ceil(100 * need / whole)))

@@ -36,6 +36,7 @@ through.
   fitted anew. One thread reads the launch's tag for all, after the CUDA kernels, where that gave 5 %; by itself not measured.
 - 24 tiles a thread (128 registers, two programs of 256 threads an SM), after the CUDA kernels had found them best: fewer CTAs share a row.
   Expected .94; clusters of 2 and 4 have .95 and .93 (98304 and 196608 bf16), groups .90 at 262144, .95 at 131072 float32.
+- Rows that begin in turns (`turns.py`), after the CUDA kernels, where 16 to 128 long rows won .03 to .09 by it; by itself not measured.
 - How an SM's memory is parted (`carveout.py`), after the CUDA kernels, where it decides between .83 and .94: asked for of groups only, as
   the others need next to none; by itself not measured.
 
@@ -48,7 +49,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .groups import arrive, exchange, leave, meet, slot, tag_of, warm
+from .groups import arrive, exchange, in_turn, leave, meet, slot, tag_of, warm
 from .held import hold, measure_held, store_held
 from .short import exponentials, store_scaled, top_of_tiles, total_of_exponentials
 from .words import (
@@ -126,9 +127,9 @@ def forward_rows(
             tl.store(y_row[:, None] + columns, element(exp_of(edge - m[:, None]) * scale[:, None], D), mask=inside)
 
 
-@triton.jit(do_not_specialize=["x_stride", "y_stride", "N", "CHUNK"])
+@triton.jit(do_not_specialize=["x_stride", "y_stride", "N", "CHUNK", "FIRST", "CYCLES"])
 def forward_cluster(
-    x_ptr, y_ptr, x_stride, y_stride, N, CHUNK,
+    x_ptr, y_ptr, x_stride, y_stride, N, CHUNK, FIRST, CYCLES,
     P: tl.constexpr, C: tl.constexpr, T: tl.constexpr, V: tl.constexpr, ALIGN: tl.constexpr,
 ):  # fmt: skip
     """A row a cluster of C CTAs, CHUNK <= P * T vectors each; strides and N as in `forward_rows`."""
@@ -136,7 +137,7 @@ def forward_cluster(
     UNIT: tl.constexpr = 1 if ALIGN > 0 else V
     rank = tl.arange(0, C)
     arrive(rank, C)
-    row = tl.program_id(0).to(tl.int64) + rank * 0
+    row = in_turn(tl.program_id(0), FIRST, CYCLES).to(tl.int64) + rank * 0
     x_row = x_ptr + row * x_stride * UNIT
     y_row = y_ptr + row * y_stride * UNIT
     shift, first, end = vectors_of(x_row, N, V, ALIGN)
@@ -163,9 +164,9 @@ def forward_cluster(
         tl.store(y_row[:, None] + columns, element(exp_of(edge - m[:, None]) * scale[:, None], D), mask=inside)
 
 
-@triton.jit(do_not_specialize=["x_stride", "y_stride", "N", "G", "CHUNK", "programs", "EXTRA"])
+@triton.jit(do_not_specialize=["x_stride", "y_stride", "N", "G", "CHUNK", "programs", "EXTRA", "FIRST", "CYCLES"])
 def forward_group(
-    x_ptr, y_ptr, counter, slots, x_stride, y_stride, N, G, CHUNK, programs, EXTRA,
+    x_ptr, y_ptr, counter, slots, x_stride, y_stride, N, G, CHUNK, programs, EXTRA, FIRST, CYCLES,
     P: tl.constexpr, H: tl.constexpr, T: tl.constexpr, V: tl.constexpr, ALIGN: tl.constexpr, PEERS: tl.constexpr, STREAM: tl.constexpr,
 ):  # fmt: skip
     """A row G programs, CHUNK vectors each: P tiles in registers, H in shared memory. PEERS = 1: G is 1.
@@ -175,7 +176,7 @@ def forward_group(
     """
     D: tl.constexpr = x_ptr.dtype.element_ty
     UNIT: tl.constexpr = 1 if ALIGN > 0 else V
-    number = tl.program_id(0) // G
+    number = in_turn(tl.program_id(0) // G, FIRST, CYCLES)
     rank = tl.program_id(0) % G
     row = number.to(tl.int64) + tl.arange(0, 1)
     x_row = x_ptr + row * x_stride * UNIT

@@ -38,6 +38,13 @@ POLL_SUM = tl.constexpr(
 # The counter's high word, by the thread that is to read it; 0 by the others.
 EPOCH = tl.constexpr("{ .reg .pred p; setp.ne.s32 p, $2, 0; mov.u32 $0, 0; @p ld.relaxed.gpu.global.u32 $0, [$1+4]; }")
 
+# Until so many cycles are over.
+TURN = tl.constexpr(
+    "{ .reg .u64 begin, since; .reg .pred p; mov.u64 begin, %clock64;"
+    " AGAIN: mov.u64 since, %clock64; sub.u64 since, since, begin; setp.lt.u64 p, since, $1; @p bra AGAIN;"
+    " mov.u32 $0, 0; }"
+)
+
 
 def _arrive(C: int, pairs: bool) -> tl.constexpr:
     """Assembly that readies this CTA's mailbox and says so. Its names are the function's: `exchange` uses them.
@@ -121,6 +128,16 @@ def exchange_sum(dot, C: tl.constexpr):
     """(C) sums, one a CTA, as each CTA's (C) copies of their sum."""
     ASM: tl.constexpr = SUMS_2 if C == 2 else (SUMS_4 if C == 4 else (SUMS_8 if C == 8 else SUMS_16))
     return tl.inline_asm_elementwise(ASM, "=&f,f", [dot], dtype=tl.float32, is_pure=False, pack=1)
+
+
+@triton.jit
+def in_turn(number, FIRST, CYCLES):
+    """`number`, the program's row, once it is that row's turn: CYCLES after the row before it, of the FIRST ones."""
+    if INTERPRETED:
+        return number
+    else:
+        wait = tl.where(number < FIRST, number.to(tl.int64) * CYCLES, 0)
+        return number + tl.inline_asm_elementwise(TURN, "=r,l", [wait], dtype=tl.int32, is_pure=False, pack=1)
 
 
 @triton.jit

@@ -23,6 +23,7 @@ class Shape:
     congruent: bool
     sms: int
     clusters: bool  # Hopper or later, not interpreted
+    bytes_a_cycle: float = 0.0  # of the memory at its peak, a cycle of an SM; 0: unknown
 
     @property
     def tensors(self) -> int:

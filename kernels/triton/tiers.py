@@ -33,6 +33,7 @@ from .plain import (
 from .plans import Plan, Shape
 from .rows import Launch, Softmax
 from .rules import LINE, VECTOR, chunk, plan
+from .turns import bytes_a_cycle, turns
 from .workspace import workspace
 
 HOPPER = 9
@@ -118,8 +119,7 @@ def shape_of(tensors: tuple[torch.Tensor, ...]) -> Shape:
         spread |= number
     alignment = min(VECTOR, spread & -spread) if spread else VECTOR
     apart = [(number - addresses[0]) % VECTOR for number in addresses] + [(number - strides[0]) % VECTOR for number in strides]
-    sms, hopper = _device(first.device)[1:]
-    return Shape(len(tensors) == 3, M, N, size, alignment, alike and not any(apart), sms, hopper)
+    return Shape(len(tensors) == 3, M, N, size, alignment, alike and not any(apart), *_device(first.device)[1:])
 
 
 def _chosen(tensors: tuple[torch.Tensor, ...]) -> tuple[Shape, Plan]:
@@ -128,12 +128,13 @@ def _chosen(tensors: tuple[torch.Tensor, ...]) -> tuple[Shape, Plan]:
 
 
 @functools.cache
-def _device(device: torch.device) -> tuple[str, int, bool]:
-    """(name, SMs, whether it has clusters)."""
+def _device(device: torch.device) -> tuple[str, int, bool, float]:
+    """(name, SMs, whether it has clusters, its memory's bytes a cycle)."""
     if INTERPRETED or device.type != "cuda":
-        return "", INTERPRETED_SMS, False
+        return "", INTERPRETED_SMS, False, 0.0
     found = torch.cuda.get_device_properties(device)
-    return found.name, found.multi_processor_count, found.major >= HOPPER and found.shared_memory_per_block_optin >= LARGE_SHARED
+    clusters = found.major >= HOPPER and found.shared_memory_per_block_optin >= LARGE_SHARED
+    return found.name, found.multi_processor_count, clusters, bytes_a_cycle(device.index or 0)
 
 
 def run(shape: Shape, plan: Plan, tensors: tuple[torch.Tensor, ...]) -> Any:
@@ -214,7 +215,9 @@ def _rows(shape: Shape, plan: Plan, strides: tuple[int, ...]) -> Call:
 def _cluster(shape: Shape, plan: Plan, strides: tuple[int, ...]) -> Call:
     kernel = backward_cluster if shape.backward else forward_cluster
     tile = plan.P, plan.C, plan.T, plan.V, plan.ALIGN
-    return Call(kernel, shape.M, (*_units(shape, plan, strides), chunk(shape, plan), *tile), _options(plan, num_ctas=plan.C))
+    return Call(
+        kernel, shape.M, (*_units(shape, plan, strides), chunk(shape, plan), *turns(shape, plan), *tile), _options(plan, num_ctas=plan.C)
+    )
 
 
 def _group(shape: Shape, plan: Plan, strides: tuple[int, ...]) -> Call:
@@ -224,7 +227,7 @@ def _group(shape: Shape, plan: Plan, strides: tuple[int, ...]) -> Call:
     extra = max(0, triton.cdiv(each, plan.T) - plan.P - plan.H)
     held = () if shape.backward else (plan.H,)
     tile = plan.P, *held, plan.T, plan.V, plan.ALIGN, peers, extra > 0
-    numbers = *_units(shape, plan, strides), plan.G, each, programs, extra, *tile
+    numbers = *_units(shape, plan, strides), plan.G, each, programs, extra, *turns(shape, plan), *tile
     kernel = backward_group if shape.backward else forward_group
     return Call(kernel, programs, numbers, _options(plan), slots=shape.M * peers * (1 if shape.backward else 2))
 

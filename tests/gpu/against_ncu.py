@@ -1,10 +1,11 @@
 """Device time against ncu's gpu__time_duration, over a mixed grid: python tests/gpu/against_ncu.py
 
-Prints a line a cell and exits with 1 when one differs by more than 3 % and 0.3 us, with 2 when there is nothing to compare. An empty kernel
-is measured by both, too: what ncu has more there is taken off each kernel beside it, to tell a difference of launches from one of kernels;
-the exit code goes by ncu's figures as they are. ncu is run so that it measures what softbench measures: clocks left alone, caches neither
-emptied nor restored by it (it would invalidate L2, where a flush leaves it dirty) but flushed by the program as do_bench does, and only the
-timed kernels within its range, one call at a time.
+Prints a line a cell and exits with 1 when one differs by more than 3 % and 0.3 us, with 2 when there is nothing to compare. ncu has about a
+microsecond more for any kernel, one that does nothing included: it runs each by itself. So cells have as many rows as make 2^28 elements,
+where that is no matter; --M 4096 shows the short ones. What ncu has more for the empty kernel is taken off each kernel in the last column,
+which excuses nothing: the exit code goes by ncu's figures as they are. ncu is run so that it measures what softbench measures: clocks left
+alone, caches neither emptied nor restored by it (it would invalidate L2, where a flush leaves it dirty) but flushed by the program as
+do_bench does, and only the timed kernels within its range, one call at a time.
 A copy between tensors is the driver's own and no kernel that ncu lists: the yardstick is compared in its backward form, an add.
 """
 
@@ -23,6 +24,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+ELEMENTS = 1 << 28
+LENGTHS = tuple(256 << 2 * step for step in range(5))  # to 65536
 CALLS = 9  # of each cell under ncu, each on a flushed L2
 WARM_CALLS = 3
 RELATIVE, ABSOLUTE_US = 0.03, 0.3
@@ -34,8 +37,8 @@ MICROSECONDS = {"ns": 1e-3, "nsecond": 1e-3, "us": 1.0, "usecond": 1.0, "ms": 1e
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--backends", default="torch,compile,triton")
-    parser.add_argument("--M", default="4096")
-    parser.add_argument("--N", default="256:65536:*4")
+    parser.add_argument("--M", type=int, help=f"rows of every cell; by default as many as make {ELEMENTS} elements")
+    parser.add_argument("--N", default=",".join(map(str, LENGTHS)), help="of columns, separated by commas")
     parser.add_argument("--dtype", default="bf16")
     parser.add_argument("--direction", default="forward,backward")
     parser.add_argument("--under-ncu", type=Path, help=argparse.SUPPRESS)
@@ -59,7 +62,7 @@ def main() -> int:
         (Path(folder) / "cells.json").write_text(json.dumps(seen))
         command = [*NCU, "--metrics", METRIC, "--csv", "--print-units", "base"]
         command += [sys.executable, __file__, "--under-ncu", str(Path(folder) / "cells.json")]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
     try:
         empty, *others = grouped(durations_us(done.stdout), [{"kernels": ["an empty one"]}, *seen])
         return report(seen, others, ours_us, empty)
@@ -70,8 +73,12 @@ def main() -> int:
 
 def measured(given: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
     """What softbench says: of each cell its case, its device time and the names of its kernels."""
+    lengths = [int(N) for N in given.N.split(",")]
+    sweeps = [f"[[sweep]]\nM = {given.M or max(1, ELEMENTS // N)}\nN = {N}\n" for N in lengths]
+    (folder / "grid.toml").write_text("".join(sweeps))
     command = [sys.executable, "-m", "softbench", "run", "--timer", "device", "--rounds", "3", "--output", str(folder)]
-    for flag in ("backends", "M", "N", "dtype", "direction"):
+    command += ["--config", str(folder / "grid.toml")]
+    for flag in ("backends", "dtype", "direction"):
         command += [f"--{flag}", getattr(given, flag)]
     subprocess.run(command, check=False)  # 1: a backend failed somewhere; the others are compared
     cells = []

@@ -72,6 +72,9 @@ def cuda_launches() -> Iterator[tuple[Run, tuple[torch.Tensor, ...]]]:
                     yield by(tier["cluster"], words // R, threads, C, 0, 128, 0), operands(backward, dtype, 3, N)
             for (words, threads), G, patience in itertools.product(((8, 256), (8, 512), (24, 256)), (1, 3, 5), (1 << 16, 0)):
                 yield by(tier["spread"], words // R, threads, G, 0, 128, patience), operands(backward, dtype, 3, N)
+            # Rows that begin in turns: more of them than the card holds.
+            yield by(tier["cluster"], 8 // R, 256, 16, 0, 128, 0, 2000), operands(backward, dtype, 70, N)
+            yield by(tier["spread"], 8 // R, 256, 66, 0, 128, 1 << 16, 2000), operands(backward, dtype, 40, N)
             for C in (1, 3):
                 yield by(tier["wide"], 24 // R, 256, C, 0, 128, 0), operands(backward, dtype, 3, N)
                 long = C * 7000 // R * 16 // dtype.itemsize + N % 8  # more than registers hold: the rest is in shared memory

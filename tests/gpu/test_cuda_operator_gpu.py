@@ -297,3 +297,16 @@ def test_the_backend_on_it_passes_the_catalogue(cli, direction):
         if finding["verdict"] not in ("pass", "skipped")
     ] or done.stderr
     assert {finding["verdict"] for finding in findings} <= {"pass", "skipped"}
+
+
+@pytest.mark.parametrize("N", [32_768, 32_771, 200_001, 1 << 20])
+@typed
+def test_few_long_rows_with_values_that_are_no_numbers_are_torchs(dtype, result, N):
+    """Few rows' threads keep exponentials, and their maxima are found among integers."""
+    x = randn(8, N, dtype=dtype)
+    x[1, 5], x[2, N - 1], x[3, :4096], x[4], x[5, 7] = float("nan"), float("nan"), -float("inf"), -float("inf"), float("inf")
+    x[6], x[7] = -0.0, -1e4
+    expected = torch.softmax(x.double(), -1).to(result or dtype)
+    torch.testing.assert_close(
+        softmax(x, -1, result), expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype] * 1e-2 / N**0.5, equal_nan=True
+    )
