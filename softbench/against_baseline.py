@@ -2,13 +2,16 @@
 
 A process counts as one value: rounds of one process share its addresses, its clocks and its warm-up, so more of them say nothing
 about the next process. A rank test cannot do this: with 10 and 3 values its smallest p is 0.0035, and 300 cells ask for 1.7e-4.
-Values are normalised by the copy of the same process and case, never by the suite's own median, which would hide a slowdown of all.
+From each value is taken what copy moved in the same process, the median over copy's cases: what moved the whole machine. Never what the
+backends moved, which would hide a slowdown of all. A case's own copy is no measure for one process: of some lengths it has two speeds on an
+H200, by the process, so that dividing by it put steady cells in doubt (4096 columns in float32). It is a guard: where it moved by more
+than a few percent between the sides, nothing is decided.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from statistics import fmean, median
 
 from softbench import gate
@@ -33,11 +36,12 @@ def judge(new: Evidence, base: Evidence, rules: Rules, notes: tuple[str, ...] = 
     """
     _enough(new, base)
     verdicts, cells = [], {}
+    moves = [_moves(side, base) for side in (new, base)]
     for key in dict.fromkeys([*base.cells, *new.cells]):
         if found := gate.unmeasured(key, new.cells.get(key), base.cells.get(key), "the baseline"):
             verdicts.append(found)
         elif key.backend != YARDSTICK and all((some := side.cells.get(key)) and some.status == "ok" for side in (new, base)):
-            cells[key] = _Cell(key, new, base)
+            cells[key] = _Cell(key, (new, base), moves)
     able = [cell for cell in cells.values() if not cell.doubt]
     if able and all(not cell.spread for cell in able):
         raise InconclusiveError(
@@ -66,17 +70,18 @@ def _enough(new: Evidence, base: Evidence) -> None:
 class _Cell:
     """One cell's values on both sides, or why it cannot be judged."""
 
-    def __init__(self, key: CellKey, new: Evidence, base: Evidence) -> None:
+    def __init__(self, key: CellKey, both: tuple[Evidence, Evidence], moves: Sequence[Mapping[int, float]]) -> None:
+        """`both`: the new runs and the baseline; `moves`: of each, what copy moved in a process."""
         self.key = key
-        copies = [side.cells.get(yardstick(key)) for side in (new, base)]
-        sides = [side.cells[key] for side in (new, base)]
-        self.now, self.old = (_normalised(side, copy) for side, copy in zip(sides, copies, strict=True))
+        copies = [side.cells.get(yardstick(key)) for side in both]
+        sides = [side.cells[key] for side in both]
+        self.now, self.old = (_normalised(side, moved) for side, moved in zip(sides, moves, strict=True))
         raw = [list(side.medians_us().values()) for side in sides]
         self.us = median(raw[1])
         self.raw_ratio = median(raw[0]) / median(raw[1])
         self.moved = _moved(copies[0], copies[1])
         self.doubt = self._doubt()
-        self.advisory = gate.launch_bound(self.us, new.environment.get("device"), sides)
+        self.advisory = gate.launch_bound(self.us, both[0].environment.get("device"), sides)
 
     def _doubt(self) -> str:
         if self.moved is None:
@@ -109,10 +114,21 @@ class _Cell:
         return Trial(verdict, t_upper((shift - limit) / error, spread.df), t_upper((-shift - limit) / error, spread.df), doubt)
 
 
-def _normalised(series: Series, copy: Series | None) -> list[float]:
-    """log(median) - log(copy's median) of each process that has both."""
-    yard: Mapping[int, float] = copy.medians_us() if copy and copy.status == "ok" else {}
-    return [math.log(us / yard[process]) for process, us in series.medians_us().items() if process in yard]
+def _moves(side: Evidence, base: Evidence) -> dict[int, float]:
+    """By process, the median over copy's cells of the log of its latency over the baseline's, of those that both sides have."""
+    found: dict[int, list[float]] = {}
+    for key, series in side.cells.items():
+        then = base.cells.get(key)
+        if key.backend == YARDSTICK and series.status == "ok" and then is not None and then.status == "ok" and then.processes:
+            level = median(then.medians_us().values())
+            for process, us in series.medians_us().items():
+                found.setdefault(process, []).append(math.log(us / level))
+    return {process: median(values) for process, values in found.items()}
+
+
+def _normalised(series: Series, moves: Mapping[int, float]) -> list[float]:
+    """log(median) of each process, less what copy moved in it; without the processes in which copy has no figure."""
+    return [math.log(us) - moves[process] for process, us in series.medians_us().items() if process in moves]
 
 
 def _moved(new: Series | None, base: Series | None) -> float | None:

@@ -78,7 +78,7 @@ class Verdict:
     p: float | None = None
     """Adjusted by Holm over the family, one-sided, of H0: slowdown <= margin."""
     raw_ratio: float | None = None
-    """Before it was normalised by copy."""
+    """With what copy moved."""
     gated: bool = True
     """False: advisory, it fails nothing."""
     look: bool = False
