@@ -1,7 +1,10 @@
 """The scripts of tests/gpu that compare with ncu and with a bare loop: what they conclude, without a GPU."""
 
+import argparse
 import importlib.util
+import json
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -74,3 +77,22 @@ def test_what_a_sweep_took_is_read_from_its_document():
     document = {"settings": {"batch_ms": 10.0}, "cells": [{"backend": "a", "case": case, "outcome": outcome}]}
     document["cells"].append({"backend": "b", "case": case, "outcome": {"kind": "skipped"}})
     assert cost.taken(document) == [{"backend": "a", "case": case, "samples": 3, "ms": 20.0}]
+
+
+def test_softbenchs_figure_is_the_median_over_processes(tmp_path, monkeypatch):
+    batches = [{"process": process, "samples_us": [us, us]} for process, us in ((0, 10.0), (0, 11.0), (1, 20.0), (2, 12.0))]
+    outcome = {"kind": "measured", "profile": {"kernels": ["softmax"]}, "timing": {"batches": batches}}
+    case = {"M": 4096, "N": 16384, "dtype": "bf16", "direction": "forward"}
+    asked = []
+
+    def run(command, **_):
+        asked.append(command)
+        (tmp_path / "latest.json").write_text(json.dumps({"cells": [{"backend": "torch", "case": case, "outcome": outcome}]}))
+
+    monkeypatch.setattr(ncu.subprocess, "run", run)
+    given = argparse.Namespace(backends="torch", M=None, N="256,65536", dtype="bf16", direction="forward", processes=3)
+    (cell,) = ncu.measured(given, tmp_path)
+    assert cell["us"] == 12.0
+    assert asked[0][asked[0].index("--processes") + 1] == "3"
+    sweeps = tomllib.loads((tmp_path / "grid.toml").read_text())["sweep"]
+    assert [sweep["M"] * sweep["N"] for sweep in sweeps] == [ncu.ELEMENTS] * 2

@@ -5,7 +5,8 @@ microsecond more for any kernel, one that does nothing included: it runs each by
 where that is no matter; --M 4096 shows the short ones. What ncu has more for the empty kernel is taken off each kernel in the last column,
 which excuses nothing: the exit code goes by ncu's figures as they are. ncu is run so that it measures what softbench measures: clocks left
 alone, caches neither emptied nor restored by it (it would invalidate L2, where a flush leaves it dirty) but flushed by the program as
-do_bench does, and only the timed kernels within its range, one call at a time.
+do_bench does, and only the timed kernels within its range, one call at a time. Both are medians of several processes, as a kernel may
+have another speed in another.
 A copy between tensors is the driver's own and no kernel that ncu lists: the yardstick is compared in its backward form, an add.
 """
 
@@ -41,6 +42,7 @@ def main() -> int:
     parser.add_argument("--N", default=",".join(map(str, LENGTHS)), help="of columns, separated by commas")
     parser.add_argument("--dtype", default="bf16")
     parser.add_argument("--direction", default="forward,backward")
+    parser.add_argument("--processes", type=int, default=3, help="fresh processes of either side, whose medians are compared")
     parser.add_argument("--under-ncu", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--empty", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -62,13 +64,16 @@ def main() -> int:
         (Path(folder) / "cells.json").write_text(json.dumps(seen))
         command = [*NCU, "--metrics", METRIC, "--csv", "--print-units", "base"]
         command += [sys.executable, __file__, "--under-ncu", str(Path(folder) / "cells.json")]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
-    try:
-        empty, *others = grouped(durations_us(done.stdout), [{"kernels": ["an empty one"]}, *seen])
-        return report(seen, others, ours_us, empty)
-    except ValueError as error:
-        print(f"{error}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
-        return 2
+        processes = []
+        for _ in range(given.processes):
+            done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
+            try:
+                processes.append(grouped(durations_us(done.stdout), [{"kernels": ["an empty one"]}, *seen]))
+            except ValueError as error:
+                print(f"{error}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+                return 2
+    empty, *others = map(median, zip(*processes, strict=True))
+    return report(seen, others, ours_us, empty)
 
 
 def measured(given: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
@@ -77,6 +82,7 @@ def measured(given: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
     sweeps = [f"[[sweep]]\nM = {given.M or max(1, ELEMENTS // N)}\nN = {N}\n" for N in lengths]
     (folder / "grid.toml").write_text("".join(sweeps))
     command = [sys.executable, "-m", "softbench", "run", "--timer", "device", "--rounds", "3", "--output", str(folder)]
+    command += ["--processes", str(given.processes)]
     command += ["--config", str(folder / "grid.toml")]
     for flag in ("backends", "dtype", "direction"):
         command += [f"--{flag}", getattr(given, flag)]
@@ -85,9 +91,12 @@ def measured(given: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
     for cell in json.loads((folder / "latest.json").read_text())["cells"]:
         outcome = cell["outcome"]
         if outcome["kind"] == "measured" and outcome["profile"]["kernels"]:
-            rounds = [median(batch["samples_us"]) for batch in outcome["timing"]["batches"]]
+            rounds: dict[int, list[float]] = {}
+            for batch in outcome["timing"]["batches"]:
+                rounds.setdefault(batch["process"], []).append(median(batch["samples_us"]))
+            us = median(map(median, rounds.values()))
             case = {key: cell["case"][key] for key in ("M", "N", "dtype", "direction")}
-            cells.append({"backend": cell["backend"], **case, "us": median(rounds), "kernels": outcome["profile"]["kernels"]})
+            cells.append({"backend": cell["backend"], **case, "us": us, "kernels": outcome["profile"]["kernels"]})
     return cells
 
 
