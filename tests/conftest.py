@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +17,23 @@ import pytest
 from softbench.model import Accuracy, Batch, Build, Case, Direction, Grade, Measured, Record, Timing
 
 PLUGINS = Path(__file__).parent / "plugins"
+
+
+def gpu_of(worker: str, count: int) -> str:
+    """The GPU, of `count`, that a process of pytest-xdist (`gw0`, `gw1`, ...) sees."""
+    return str(int(worker.removeprefix("gw")) % count)
+
+
+def gpus() -> int:
+    """How many the driver lists; CUDA itself would keep the answer for the process."""
+    program = shutil.which("nvidia-smi")
+    done = subprocess.run([program, "-L"], capture_output=True, text=True, check=False) if program else None
+    return sum(line.startswith("GPU ") for line in done.stdout.splitlines()) if done else 0
+
+
+# Before anything imports torch.
+if (worker := os.environ.get("PYTEST_XDIST_WORKER")) and "CUDA_VISIBLE_DEVICES" not in os.environ and (count := gpus()) > 1:
+    os.environ["CUDA_VISIBLE_DEVICES"] = gpu_of(worker, count)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.gpu, pytest.mark.alone, pytest.mark.timeout(600)]
 
 HEALTHY = ("copy", "torch", "naive", "triton-row", "triton")
 COLUMNS = {"crashes": (128, 640), "hangs": (192, 704), "writes-far-away": (256, 768), "asserts": (320, 832), "takes-all-memory": (384, 896)}

@@ -4,7 +4,7 @@ from statistics import median
 
 import pytest
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.alone]
 
 
 @pytest.mark.parametrize("slowdown", [0.05, 0.08])
