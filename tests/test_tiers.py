@@ -1,5 +1,6 @@
 """The fast Triton tiers: the rules that choose among them hold what they choose for, and what they launch is right (interpreted)."""
 
+import json
 import os
 import subprocess
 import sys
@@ -91,6 +92,29 @@ def test_a_tune_of_a_cells_first_plans_tries_the_one_its_line_has_too(monkeypatc
     assert tune.measured_cell(*cell, 2)[3] == plans.as_numbers(few[0])
     assert tune.measured_cell(*cell, 2, {line[:3]: line})[3] == plans.as_numbers(known)
     assert tune.measured_cell(*cell)[3] == plans.as_numbers(known)
+
+
+def test_a_tune_that_is_cut_short_keeps_what_it_measured_and_what_it_did_not(monkeypatch, tmp_path):
+    file = tmp_path / "tables" / "mine.json"
+    old = [["forward 4 16", 80, 12, {"tier": "rows", "P": 2}], ["forward 4 16", 88, 12, {"tier": "rows", "P": 3}]]
+    new = ("forward 4 16", 88, 12, {"tier": "rows", "P": 4})
+
+    def measured_cell(cell, _most, known):
+        assert len(known) == 2
+        if cell == "broken":
+            raise KeyboardInterrupt
+        return new
+
+    monkeypatch.setattr(tune, "measured_cell", measured_cell)
+    monkeypatch.setattr(tune, "cells", lambda only: [("cell",), ("broken",)] if only == "cut" else [("cell",)])
+    file.parent.mkdir()
+    file.write_text(json.dumps(old))
+    with pytest.raises(KeyboardInterrupt):
+        tune.measure(file, "cut")
+    assert json.loads(file.read_text()) == [old[0], list(new)]
+    assert tune.measure(file, "some") == (1, 2)
+    assert tune.measure(file) == (1, 1)  # the whole grid: what it does not have goes
+    assert json.loads(file.read_text()) == [list(new)]
 
 
 def test_tables_are_read_where_a_device_has_one(monkeypatch, tmp_path):

@@ -3,8 +3,8 @@
 Over a grid of shapes, times every plan of `rules.candidates` by `triton.testing.do_bench` (median) and keeps the fastest; one that is not
 1 % faster than the rule's own choice is not worth a departure from it. A plan whose result is not that of torch's float64 softmax is
 named and dropped. Kernels are compiled beforehand by several processes, as most of the time would go there. Minutes; less with --only,
-which measures a part of the grid and leaves the table's other lines as they are, and with --most, which tries a cell's first plans and the
-one that its line has.
+which measures a part of the grid and leaves the table's other lines as they are, and with --most, which tries a cell's first plans. The one
+that a cell's line has is tried, too. Each line is written as it is known.
 """
 
 from __future__ import annotations
@@ -125,9 +125,26 @@ def _try(tensors: tuple[torch.Tensor, ...], plan: Plan) -> str | None:
         return str(error).strip().splitlines()[0][:120] if str(error).strip() else type(error).__name__
 
 
-def measure(only: str = "", most: int | None = None, known: Known | None = None) -> list[Line]:
-    """The table's lines of these cells, of the rule's first `most` plans and the known one each; prints one a cell."""
-    return [measured_cell(*cell, most, known) for cell in cells(only)]
+def measure(output: Path, only: str = "", most: int | None = None) -> tuple[int, int]:
+    """Put the lines of these cells into the table's file, each as it is known: what is cut short loses nothing. Returns how many were
+    measured and how many the file has; a whole grid's is rid of lines that it has not.
+    """
+    table: Known = {tuple(line[:3]): line for line in (json.loads(output.read_text()) if output.is_file() else [])}
+    fresh: Known = {}
+    for cell in cells(only):
+        line = measured_cell(*cell, most, table)
+        fresh[line[:3]] = table[line[:3]] = line
+        _write(output, table)
+    if not only:
+        _write(output, table := fresh)
+    return len(fresh), len(table)
+
+
+def _write(output: Path, table: Known) -> None:
+    output.parent.mkdir(exist_ok=True)
+    beside = output.with_suffix(".part")
+    beside.write_text("[\n" + ",\n".join(json.dumps(table[key]) for key in sorted(table)) + "\n]\n")
+    beside.replace(output)
 
 
 def measured_cell(backward: bool, dtype: torch.dtype, M: int, N: int, most: int | None = None, known: Known | None = None) -> Line:
@@ -190,13 +207,8 @@ def main() -> None:
     for compiler in compilers:
         compiler.wait()
     output = given.output or Path(__file__).with_name("tables") / f"{torch.cuda.get_device_name().replace(' ', '-')}.json"
-    table: Known = {tuple(line[:3]): line for line in (json.loads(output.read_text()) if given.only and output.is_file() else [])}
-    fresh = measure(given.only, given.most, table)
-    table.update({line[:3]: line for line in fresh})
-    lines = [json.dumps(table[key]) for key in sorted(table)]
-    output.parent.mkdir(exist_ok=True)
-    output.write_text("[\n" + ",\n".join(lines) + "\n]\n")
-    print(f"{len(fresh)} cells measured, {len(lines)} plans in {output}")
+    measured, lines = measure(output, given.only, given.most)
+    print(f"{measured} cells measured, {lines} plans in {output}")
 
 
 if __name__ == "__main__":
