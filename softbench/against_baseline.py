@@ -5,7 +5,7 @@ about the next process. A rank test cannot do this: with 10 and 3 values its sma
 From each value is taken what copy moved in the same process, the median over copy's cases: what moved the whole machine. Never what the
 backends moved, which would hide a slowdown of all. A case's own copy is no measure for one process: of some lengths it has two speeds on an
 H200, by the process, so that dividing by it put steady cells in doubt (4096 columns in float32). It is a guard: where it moved by more
-than a few percent between the sides, nothing is decided.
+than a few percent between the sides, or where with it the cell would be on the other side of the margin, nothing is decided.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ LEAST_BASE = 5
 RECOMMENDED_BASE = 10
 LEAST_NEW = 3
 MARGIN = 0.05
+SAME_MOVE = 0.01
+"""A case's own copy and all of them together are of one mind where they moved by no more than this apart, as a log."""
 
 
 def judge(new: Evidence, base: Evidence, rules: Rules, notes: tuple[str, ...] = ()) -> Report:
@@ -36,7 +38,7 @@ def judge(new: Evidence, base: Evidence, rules: Rules, notes: tuple[str, ...] = 
     """
     _enough(new, base)
     verdicts, cells = [], {}
-    moves = [_moves(side, base) for side in (new, base)]
+    moves = _moves(new, base)
     for key in dict.fromkeys([*base.cells, *new.cells]):
         if found := gate.unmeasured(key, new.cells.get(key), base.cells.get(key), "the baseline"):
             verdicts.append(found)
@@ -80,15 +82,26 @@ class _Cell:
         self.us = median(raw[1])
         self.raw_ratio = median(raw[0]) / median(raw[1])
         self.moved = _moved(copies[0], copies[1])
+        self.raw_shift = fmean(map(math.log, raw[0])) - fmean(map(math.log, raw[1])) if all(raw) else 0.0
         self.doubt = self._doubt()
         self.advisory = gate.launch_bound(self.us, both[0].environment.get("device"), sides)
 
     def _doubt(self) -> str:
         if self.moved is None:
-            return "copy was not measured beside it in both, so it cannot be normalised"
+            return "copy was not measured beside it in both: nothing tells whether the machine moved in this case"
         if len(self.old) < LEAST_BASE or len(self.now) < LEAST_NEW:
             return f"only {len(self.old)} processes of the baseline and {len(self.now)} new ones have it"
         return "" if gate.finite([*self.old, *self.now, self.moved]) else "its values are no numbers"
+
+    def _guarded(self, shift: float, moved: float, rules: Rules) -> str:
+        """Why its own copy, which moved by so much, forbids a decision on a shift; empty where it does not."""
+        if abs(moved) > math.log1p(rules.reference_moves):
+            return f"copy itself moved by {math.expm1(moved):+.1%}"
+        limit, alone = math.log1p(rules.margin), self.raw_shift - moved
+        if (shift > limit) != (alone > limit) and abs(shift - alone) > SAME_MOVE:
+            told = f"{math.expm1(moved):+.1%} in this case and {math.expm1(self.raw_shift - shift):+.1%} over all"
+            return f"copy moved by {told}: less the one it is {math.exp(alone):.3f}, less the other {math.exp(shift):.3f}"
+        return ""
 
     @property
     def spread(self) -> bool:
@@ -110,20 +123,27 @@ class _Cell:
             covers="differences between processes",
             margin=rules.margin,
         )
-        doubt = "" if abs(self.moved) <= math.log1p(rules.reference_moves) else f"copy itself moved by {math.expm1(self.moved):+.1%}"
+        doubt = self._guarded(shift, self.moved, rules)
         return Trial(verdict, t_upper((shift - limit) / error, spread.df), t_upper((-shift - limit) / error, spread.df), doubt)
 
 
-def _moves(side: Evidence, base: Evidence) -> dict[int, float]:
-    """By process, the median over copy's cells of the log of its latency over the baseline's, of those that both sides have."""
-    found: dict[int, list[float]] = {}
-    for key, series in side.cells.items():
-        then = base.cells.get(key)
-        if key.backend == YARDSTICK and series.status == "ok" and then is not None and then.status == "ok" and then.processes:
-            level = median(then.medians_us().values())
+def _moves(new: Evidence, base: Evidence) -> tuple[dict[int, float], dict[int, float]]:
+    """Of either side and by process, the median over copy's cells of the log of its latency over the baseline's.
+
+    Of the cells that both sides have; launch-bound ones, which move with the host, only where there are no others.
+    """
+    both = {key: (series, base.cells[key]) for key, series in new.cells.items() if key.backend == YARDSTICK and key in base.cells}
+    able = {key: sides for key, sides in both.items() if all(side.status == "ok" and side.processes for side in sides)}
+    levels = {key: median(sides[1].medians_us().values()) for key, sides in able.items()}
+    device = new.environment.get("device")
+    of_device = {key: sides for key, sides in able.items() if not gate.launch_bound(levels[key], device, sides)}
+    found: tuple[dict[int, list[float]], dict[int, list[float]]] = ({}, {})
+    for key, sides in (of_device or able).items():
+        for series, values in zip(sides, found, strict=True):
             for process, us in series.medians_us().items():
-                found.setdefault(process, []).append(math.log(us / level))
-    return {process: median(values) for process, values in found.items()}
+                values.setdefault(process, []).append(math.log(us / levels[key]))
+    one, other = ({process: median(values) for process, values in side.items()} for side in found)
+    return one, other
 
 
 def _normalised(series: Series, moves: Mapping[int, float]) -> list[float]:

@@ -78,7 +78,7 @@ class Verdict:
     p: float | None = None
     """Adjusted by Holm over the family, one-sided, of H0: slowdown <= margin."""
     raw_ratio: float | None = None
-    """With what copy moved."""
+    """Before what copy moved is taken off."""
     gated: bool = True
     """False: advisory, it fails nothing."""
     look: bool = False

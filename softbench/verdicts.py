@@ -44,7 +44,7 @@ def _row(verdict: Verdict) -> tuple[str, ...]:
     interval = f"{verdict.interval[0]:.3f}..{verdict.interval[1]:.3f}" if verdict.interval else ""
     reason = verdict.reason
     if verdict.raw_ratio is not None and verdict.ratio is not None and verdict.state is not State.SAME:
-        reason += f" ({verdict.raw_ratio:.3f} with what copy moved)"
+        reason += f" ({verdict.raw_ratio:.3f} before what copy moved is taken off)"
     state = SIGNS.get(verdict.state, verdict.state.value) + ("" if verdict.gated else " (advisory)")
     return state, verdict.cell.backend, verdict.cell.case, ratio, interval, verdict.n, reason
 

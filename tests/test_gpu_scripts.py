@@ -90,7 +90,7 @@ def test_softbenchs_figure_is_the_median_over_processes(tmp_path, monkeypatch):
         (tmp_path / "latest.json").write_text(json.dumps({"cells": [{"backend": "torch", "case": case, "outcome": outcome}]}))
 
     monkeypatch.setattr(ncu.subprocess, "run", run)
-    given = argparse.Namespace(backends="torch", M=None, N="256,65536", dtype="bf16", direction="forward", processes=3)
+    given = argparse.Namespace(backends="torch", M=None, N="256:65536:*256", dtype="bf16", direction="forward", processes=3)
     (cell,) = ncu.measured(given, tmp_path)
     assert cell["us"] == 12.0
     assert asked[0][asked[0].index("--processes") + 1] == "3"

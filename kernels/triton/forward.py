@@ -36,12 +36,15 @@ through.
   fitted anew. One thread reads the launch's tag for all, after the CUDA kernels, where that gave 5 %; by itself not measured.
 - 24 tiles a thread (128 registers, two programs of 256 threads an SM), after the CUDA kernels had found them best: fewer CTAs share a row.
   Expected .94; clusters of 2 and 4 have .95 and .93 (98304 and 196608 bf16), groups .90 at 262144, .95 at 131072 float32.
-- Rows that begin in turns (`turns.py`), after the CUDA kernels, where 16 to 128 long rows won .03 to .09 by it. With the same plans few
-  rows went from .740 and .771 on average to .804 and .800, by two runs of the frontier sweep before it and two after.
+- Rows that begin in turns (`turns.py`), after the CUDA kernels, where 16 to 128 long rows won .03 to .09 by it. Here, with the same plans
+  and by device times of the frontier sweep before and after: 128 rows of 262144 in float32 7 %, in bf16 4 %, of 524288 1 and 4 %, 16 of
+  1048576 and 4194304 in float32 4 and 2 %, in bf16 nothing; 64 of 128256 in bf16 lost 9 %, as nearly all of them run at once, and begin
+  so again.
 - How an SM's memory is parted (`carveout.py`), after the CUDA kernels, where it decides between .83 and .94: asked for of groups only, as
   the others need next to none; by itself not measured.
 
-Few rows, up to 128, are at .804 and .800 of copy on average in the two runs of results/h200, without the cells that are launch-bound.
+Few rows, up to 128, are at .804 and .800 of copy on average in the two runs of results/h200, without the cells that are launch-bound. The two
+runs before had .740 and .771, of which the kernels explain a part only: device times changed by less.
 """
 
 from __future__ import annotations

@@ -25,8 +25,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from softbench.sweep import parse_axis
+
 ELEMENTS = 1 << 28
-LENGTHS = tuple(256 << 2 * step for step in range(5))  # to 65536
+LENGTHS = "256:65536:*4"
 CALLS = 9  # of each cell under ncu, each on a flushed L2
 WARM_CALLS = 3
 RELATIVE, ABSOLUTE_US = 0.03, 0.3
@@ -39,7 +41,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--backends", default="torch,compile,triton")
     parser.add_argument("--M", type=int, help=f"rows of every cell; by default as many as make {ELEMENTS} elements")
-    parser.add_argument("--N", default=",".join(map(str, LENGTHS)), help="of columns, separated by commas")
+    parser.add_argument("--N", default=LENGTHS, help="columns, written as for `softbench run`")
     parser.add_argument("--dtype", default="bf16")
     parser.add_argument("--direction", default="forward,backward")
     parser.add_argument("--processes", type=int, default=3, help="fresh processes of either side, whose medians are compared")
@@ -64,22 +66,23 @@ def main() -> int:
         (Path(folder) / "cells.json").write_text(json.dumps(seen))
         command = [*NCU, "--metrics", METRIC, "--csv", "--print-units", "base"]
         command += [sys.executable, __file__, "--under-ncu", str(Path(folder) / "cells.json")]
-        processes = []
-        for _ in range(given.processes):
-            done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
+        processes: list[list[float]] = []
+        while seen and len(processes) < max(1, given.processes):
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
             try:
                 processes.append(grouped(durations_us(done.stdout), [{"kernels": ["an empty one"]}, *seen]))
             except ValueError as error:
                 print(f"{error}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
                 return 2
+    if not processes:
+        return 2
     empty, *others = map(median, zip(*processes, strict=True))
     return report(seen, others, ours_us, empty)
 
 
 def measured(given: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
     """What softbench says: of each cell its case, its device time and the names of its kernels."""
-    lengths = [int(N) for N in given.N.split(",")]
-    sweeps = [f"[[sweep]]\nM = {given.M or max(1, ELEMENTS // N)}\nN = {N}\n" for N in lengths]
+    sweeps = [f"[[sweep]]\nM = {given.M or max(1, ELEMENTS // N)}\nN = {N}\n" for N in parse_axis(given.N, "N")]
     (folder / "grid.toml").write_text("".join(sweeps))
     command = [sys.executable, "-m", "softbench", "run", "--timer", "device", "--rounds", "3", "--output", str(folder)]
     command += ["--processes", str(given.processes)]

@@ -43,6 +43,7 @@ def test_the_sanitizers_find_nothing_in_any_tier(kernels, tool):
     assert set(found["launches"]) == ALL_TIERS[kernels]
 
 
+@pytest.mark.alone  # ncu counts the whole device's bytes
 @pytest.mark.skipif(shutil.which("ncu") is None, reason="no ncu on PATH; it comes with the CUDA toolkit")
 @pytest.mark.parametrize("cell", LARGE)
 def test_a_tier_that_claims_one_read_moves_the_bytes_of_one(cell):
