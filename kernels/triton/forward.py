@@ -43,8 +43,8 @@ through.
 - How an SM's memory is parted (`carveout.py`), after the CUDA kernels, where it decides between .83 and .94: asked for of groups only, as
   the others need next to none; by itself not measured.
 
-Few rows, up to 128, are at .804 and .800 of copy on average in the two runs of results/h200, without the cells that are launch-bound. The two
-runs before had .740 and .771, of which the kernels explain a part only: device times changed by less.
+Few rows, up to 128, are at .804 and .800 of copy on average in the two runs of results/h200, without the cells that are launch-bound. The
+two runs before had .740 and .771, of which the kernels explain a part only: device times changed by less.
 """
 
 from __future__ import annotations
