@@ -64,8 +64,8 @@
 //   of their part in registers and the rest copied by each thread for itself: 24 rows of 1 MB .75 to .85, 32 of 800 KB .77 to .85.
 // - The join of a warp, predicted to cost a row of 2 MB .2 us of its 10 by ten shuffles one after the other: the maximum by redux.sync in their integer
 //   order, and exponentials of two vectors a thread kept: 1 row of 2 MB .67 to .72, 64 KB .82 to .86, 8 MB .74 to .78. Four vectors kept, too: no better.
-// - Many rows of 1 to 4 KB: an SM holds 32 CTAs, so that one or two warps a CTA, best for 4096 rows, leave it half empty. Predicted and measured for
-//   65536 rows: three warps or more, or rows on a warp four or two to a CTA: 2000 bf16 .92 to .995, 1000 float32 .93 to 1.00, backward 1000 bf16 .88 to .996.
+// - Many rows of 1 to 4 KB: an SM holds 32 CTAs, so that one warp a CTA, best for 4096 rows, leaves it half empty. Predicted to want two and more;
+//   measured for 65536 rows, three (why not two was not looked for), or rows on a warp, two to a CTA: 2000 bf16 .92 to .995, 1000 float32 .93 to 1.00, backward 1000 bf16 .88 to .996.
 // - Prototypes before these kernels, on the same kind of card: cache hints (no_allocate, .cs) .91 where plain accesses have .97; a static
 //   persistent loop over rows .92-.955, drawn rows .97-.98, one CTA a row .96-1.0.
 
