@@ -1,7 +1,7 @@
 """When the rows of a launch begin: the first ones, as many as the card holds, one after the other.
 
 Rows that begin at once wait for their exchanges at once, and meanwhile nothing moves; later rows follow as these end, and keep their
-distance. The CUDA kernels have the same (`rules.cuh`, where it was measured).
+distance. The CUDA kernels have the same; what was measured of it is in `softmax.cu`.
 """
 
 from __future__ import annotations
