@@ -31,9 +31,11 @@ def gpus() -> int:
     return sum(line.startswith("GPU ") for line in done.stdout.splitlines()) if done else 0
 
 
-# Before anything imports torch.
-if (worker := os.environ.get("PYTEST_XDIST_WORKER")) and "CUDA_VISIBLE_DEVICES" not in os.environ and (count := gpus()) > 1:
-    os.environ["CUDA_VISIBLE_DEVICES"] = gpu_of(worker, count)
+def pytest_configure() -> None:
+    """Before anything imports torch."""
+    worker = os.environ.get("PYTEST_XDIST_WORKER")
+    if worker and "CUDA_VISIBLE_DEVICES" not in os.environ and (count := gpus()) > 1:
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpu_of(worker, count)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

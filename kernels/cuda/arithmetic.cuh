@@ -1,9 +1,9 @@
 // The two operations, forward and backward, as the tiers see them: what a vector is, what is kept of a part of a row, how parts join,
 // and how an element is finished. A tier is written once and instantiated for each operation and pair of types.
 //
-// Arithmetic is float32. 16-bit inputs stay packed in registers and their exponentials are computed twice, but for threads of few: once for the
-// sum and once for the result. Two exponentials an element are half of what the unit can do at full memory speed; unpacked copies would halve the
-// occupancy. `exp2((x - top) * log2 e)`, with the subtraction first: folded into one fma, top * log2 e overflows beyond 2.4e38.
+// Arithmetic is float32. 16-bit inputs stay packed in registers and their exponentials are computed twice, but for threads of few: once for
+// the sum and once for the result. Two exponentials an element are half of what the unit can do at full memory speed; unpacked copies would
+// halve the occupancy. `exp2((x - top) * log2 e)`, with the subtraction first: folded into one fma, top * log2 e overflows beyond 2.4e38.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -124,12 +124,8 @@ __device__ __forceinline__ float sum_of_lanes(float sum, int lanes) {
 
 // Over the whole warp, by the one instruction that does it, on integers in the floats' order: five shuffles wait for each other.
 __device__ __forceinline__ float largest_of_warp(float top) {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
     const int bits = __float_as_int(top), largest = __reduce_max_sync(~0u, bits ^ ((bits >> 31) & 0x7fffffff));
     return __int_as_float(largest ^ ((largest >> 31) & 0x7fffffff));
-#else
-    return largest_of_lanes(top, WARP);
-#endif
 }
 
 __device__ __forceinline__ float measured_from(float top) { return top == MINUS_INFINITY ? 0.0f : top; }
@@ -154,15 +150,17 @@ template <typename In, typename Output> struct Forward {
     static __device__ __forceinline__ uint32_t blank() { return Word<In>::MINUS_INFINITY_BITS; }
     static __device__ __forceinline__ float distance(float x, float base) { return (x - base) * LOG2_E; }
 
-    template <int K> static __device__ __forceinline__ Part take(Item<1> (&item)[K], const uint32_t (&odd)[1]) {
+    template <int K> static __device__ __forceinline__ float largest(const Item<1> (&item)[K], const uint32_t (&odd)[1]) {
         uint32_t running = E == 2 ? (odd[0] & 0xffffu) * 0x10001u : odd[0];
 #pragma unroll
         for (int k = 0; k < K; ++k)
 #pragma unroll
             for (int w = 0; w < 4; ++w) running = Word<In>::larger(running, item[k].word[0][w]);
-        float top = Word<In>::element(running, 0);
-        if constexpr (E == 2) top = fmaxf(top, Word<In>::element(running, 1));
-        const float base = measured_from(top);
+        const float top = Word<In>::element(running, 0);
+        return E == 2 ? fmaxf(top, Word<In>::element(running, E - 1)) : top;
+    }
+    template <int K> static __device__ __forceinline__ Part take(Item<1> (&item)[K], const uint32_t (&odd)[1]) {
+        const float top = largest(item, odd), base = measured_from(top);
         float sum = exp2_fast(distance(Word<In>::element(odd[0], 0), base));
 #pragma unroll
         for (int k = 0; k < K; ++k)
@@ -178,12 +176,7 @@ template <typename In, typename Output> struct Forward {
     }
     // The same, and 16-bit vectors' exponentials stay in `kept`: twice the registers, and half the exponentials of a thread that has few.
     template <int K> static __device__ __forceinline__ Part take(Item<1> (&item)[K], const uint32_t (&odd)[1], float (&kept)[K * V]) {
-        uint32_t running = (odd[0] & 0xffffu) * 0x10001u;
-#pragma unroll
-        for (int k = 0; k < K; ++k)
-#pragma unroll
-            for (int w = 0; w < 4; ++w) running = Word<In>::larger(running, item[k].word[0][w]);
-        const float top = fmaxf(Word<In>::element(running, 0), Word<In>::element(running, 1)), base = measured_from(top);
+        const float top = largest(item, odd), base = measured_from(top);
         float sum[2] = {exp2_fast(distance(Word<In>::element(odd[0], 0), base)), 0.0f};
 #pragma unroll
         for (int i = 0; i < K * V; ++i) {
@@ -192,7 +185,8 @@ template <typename In, typename Output> struct Forward {
         }
         return {top, sum[0] + sum[1]};
     }
-    // What they become: `own` is the part that `take` returned.
+    // What they become: `own` is the part that `take` returned. From own.top itself: a thread of nothing but -inf has exponentials 0 and the
+    // factor 0, or NaN with its whole row.
     static __device__ __forceinline__ void give(Out* target, const float* kept, Part whole, Part own) {
         const float factor = exp2_fast(distance(own.top, whole.top)) * whole.sum;
         float value[V];
@@ -256,12 +250,10 @@ template <typename In, typename Output> struct Forward {
     }
     static __device__ __forceinline__ void give(Out* target, const Item<1>& item, Part whole, Part own) {
         if constexpr (KEEPS_EXPONENTIALS) {
-            // From own.top itself: a thread of nothing but -inf has exponentials 0 and the factor 0, or NaN with its whole row.
-            const float factor = exp2_fast(distance(own.top, whole.top)) * whole.sum;
-            float value[V];
+            float kept[V];
 #pragma unroll
-            for (int v = 0; v < V; ++v) value[v] = __uint_as_float(item.word[0][v]) * factor;
-            write<Out, V>(target, value);
+            for (int v = 0; v < V; ++v) kept[v] = __uint_as_float(item.word[0][v]);
+            give(target, kept, whole, own);
         } else {
             store(target, item, whole);
         }

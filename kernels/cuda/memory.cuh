@@ -100,13 +100,14 @@ template <typename Op> __device__ __forceinline__ void read(Item<Op::READS>& ite
 // The join over a CTA of at most MOST threads, given to every thread; one barrier. `parts` is not written again before another barrier.
 template <typename Op, int MOST = MAX_WARPS * WARP> __device__ __forceinline__ Part join_block(Part part, Part* parts) {
     constexpr int WARPS = MOST <= 8 * WARP ? 8 : MOST <= 16 * WARP ? 16 : 32;  // each step of a join is a wait for a shuffle
-    part = MOST <= 16 * WARP ? Op::join_alike(part, WARP) : Op::join_lanes(part, WARP);
+    constexpr bool ALIKE = MOST <= 16 * WARP;  // with 32 registers a thread, as 1024 threads have, it would spill two of them
+    part = ALIKE ? Op::join_alike(part, WARP) : Op::join_lanes(part, WARP);
     const int warps = blockDim.x / WARP, warp = threadIdx.x % WARPS;
     if (warps == 1) return part;
     if (threadIdx.x % WARP == 0) parts[threadIdx.x / WARP] = part;
     __syncthreads();
     part = warp < warps ? parts[warp] : Op::empty();
-    return MOST <= 16 * WARP ? Op::join_alike(part, WARPS) : Op::join_lanes(part, WARPS);
+    return ALIKE ? Op::join_alike(part, WARPS) : Op::join_lanes(part, WARPS);
 }
 
 // ---- turns ----------------------------------------------------------------------------------------------------------------------------

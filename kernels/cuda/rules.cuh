@@ -178,8 +178,9 @@ inline Plan cluster_plan(int64_t vectors, int R, int words, int threads) {
     return {CLUSTER, K, threads_for(vectors, K * C, threads), C, 0, FLOOR_LONG, 0};
 }
 
-// A cluster a row, where one holds it and nothing else is faster. K of the fewest vectors with which all rows run at once, and threads for 16
-// CTAs; or fewer CTAs that have 128 or 256. `words`, `all`: vectors of all tensors, of a row and of the launch. Else AUTO.
+// A cluster a row, where one holds it and nothing else is faster; else AUTO. K of the fewest vectors with which all rows run at once, and
+// threads for 16 CTAs, or fewer CTAs that have 128 or 256. `words`, `all`: vectors of all tensors, of a row and of the launch. Its limits are
+// where one plan became better than the next in sweeps over some hundred shapes; 16-bit rows compute the most and differ.
 inline Plan few_cluster_plan(int64_t M, int64_t vectors, int R, bool half) {
     const int64_t words = vectors * R, all = M * words, sixteenth = ceil_div<int64_t>(words, MAX_CLUSTER);
     const bool computes = half && R == 1;

@@ -46,6 +46,17 @@ class Plan:
     H: int = 0
 
 
+SM_REGISTERS, SM_THREADS, SM_SHARED = 65536, 2048, 227 * 1024
+OWN_SHARED = 2048  # bytes a program, of Triton's reductions and the driver
+GPC_SMS = 18  # of Hopper, at most; a cluster is on one GPC
+UNLIMITED = 168  # registers a thread where a plan has no limit
+
+
+def resident(T: int, registers: int | None, H: int = 0) -> int:
+    """Programs of T threads that an SM holds at once, each with H tiles of 16-byte vectors in shared memory; 0 where not even one."""
+    return min(SM_REGISTERS // ((registers or UNLIMITED) * T), SM_THREADS // T, SM_SHARED // (H * T * 16 + OWN_SHARED))
+
+
 @functools.cache
 def measured(device: str) -> dict[str, list[tuple[int, int, Plan]]]:
     """The table for a device, by kind; empty where there is none."""

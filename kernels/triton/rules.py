@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from .plans import Plan, Shape, measured
+from .plans import GPC_SMS, SM_REGISTERS, Plan, Shape, measured, resident
 
 VECTOR = 16  # bytes
 LINE = 128  # bytes: chunks end where lines do
@@ -23,9 +23,7 @@ ROW_VECTORS = {2: 4096, 4: 8192}  # 16-bit, float32: a program's registers hold 
 THREADS = (32, 64, 128, 256, 512, 1024)
 HELD = 44 * 1024  # bytes a program, of `held.py`: static shared memory ends at 48 KiB
 LONG_ROW = 36 * 1024  # bytes of all tensors: longer ones are better a cluster's
-SM_REGISTERS = 65536
 CLUSTERS = (2, 4, 8, 16)
-GPC_SMS = 18  # of Hopper, at most; a cluster is on one GPC
 UNDER_WAY = 104 * 1024  # bytes of rows that an SM wants to hold, waiting for a cluster's exchange
 MOST_PEERS = 512
 TILE_IDLE = 1.3  # columns of a tile to columns of a row
@@ -203,8 +201,8 @@ def _clusters(shape: Shape) -> Iterator[Plan]:
                 if busy < 1.0:
                     score += C / 64 + 4 * (1 - busy) + _away(a_thread, 6) / 4 + (T == 512) * 0.3
                 else:
-                    resident = min(SM_REGISTERS // ((registers or 168) * T), 2048 // T) * GPC_SMS // C  # clusters that a GPC holds
-                    score += C / 64 + T / (2048 if shape.M > shape.sms else 1024) + 4 * max(0.0, 1 - resident * row / GPC_SMS / enough)
+                    held = resident(T, registers) * GPC_SMS // C  # clusters of a GPC
+                    score += C / 64 + T / (2048 if shape.M > shape.sms else 1024) + 4 * max(0.0, 1 - held * row / GPC_SMS / enough)
                 found.append((score, Plan("cluster", P, T, 4, V, ALIGN, T // 32, registers, C=C)))
     yield from (one for _, one in sorted(found, key=lambda pair: pair[0])[:8])
 
@@ -218,9 +216,9 @@ def _groups(shape: Shape) -> Iterator[Plan]:
     vectors = _vectors(shape, V, ALIGN)
     found = []
     for T, P, H, registers in _programs_of_groups(shape):
-        resident = max(1, min(SM_REGISTERS // (registers * T), 2048 // T, 227 * 1024 // (H * T * VECTOR + 2048)))
-        most = min(MOST_PEERS, shape.sms * resident)
-        once = shape.sms * resident // shape.M
+        programs = max(1, resident(T, registers, H))
+        most = min(MOST_PEERS, shape.sms * programs)
+        once = shape.sms * programs // shape.M
         fewest = math.ceil(vectors / (T * (P + H)))
         for G in {min(fewest, most), min(fewest + 1, most), once, once // 2, shape.sms // shape.M}:
             if most < G or (2 if shape.backward else 1) > G or vectors // G < 64:
@@ -232,8 +230,8 @@ def _groups(shape: Shape) -> Iterator[Plan]:
                 continue
             p = min(P, need)
             busy = min(1.0, shape.M * G / shape.sms)
-            waves = shape.M * G / (shape.sms * resident)
-            score = 4 * (1 - busy) + 4 * streamed + 0.2 * (G / 16) - resident * min(chunk, T * (P + H)) * VECTOR / (1 << 20)
+            waves = shape.M * G / (shape.sms * programs)
+            score = 4 * (1 - busy) + 4 * streamed + 0.2 * (G / 16) - programs * min(chunk, T * (P + H)) * VECTOR / (1 << 20)
             score += (P + H) / 8 if waves <= 1 else 0
             found.append((score, Plan("group", p, T, 4, V, ALIGN, T // 32, registers, G=G, H=min(H, need - p))))
     yield from (one for _, one in sorted(found, key=lambda pair: pair[0])[:12])

@@ -10,15 +10,11 @@ import ctypes
 import functools
 
 from .carveout import driver
-from .plans import Plan, Shape
+from .plans import GPC_SMS, Plan, Shape, resident
 
 # CU_DEVICE_ATTRIBUTE_*: kHz, kHz, bits
 CLOCK_RATE, MEMORY_CLOCK_RATE, MEMORY_BUS_WIDTH = 13, 36, 37
 LEAST_BYTES = 8 << 20  # of all that is read: what is over in a few microseconds all begins at once
-SM_REGISTERS, SM_THREADS, SM_SHARED = 65536, 2048, 227 * 1024
-OWN_SHARED = 2048  # bytes a program, of Triton's reductions and the driver
-GPC_SMS = 18  # of Hopper, at most; a cluster is on one GPC
-UNLIMITED = 168  # registers a thread where a plan has no limit
 MOST_CYCLES = 100_000_000
 
 
@@ -46,14 +42,14 @@ def turns(shape: Shape, plan: Plan) -> tuple[int, int]:
     row = shape.N * shape.size * shape.tensors
     if shape.M == 1 or shape.M * row < LEAST_BYTES or shape.bytes_a_cycle <= 0 or max(plan.C, plan.G) == 1:
         return 0, 0
-    programs = max(1, min(SM_REGISTERS // ((plan.registers or UNLIMITED) * plan.T), SM_THREADS // plan.T))
+    programs = max(1, resident(plan.T, plan.registers, plan.H))
     cycles = row / shape.bytes_a_cycle
     if plan.tier == "cluster":
         rows = max(1, programs * GPC_SMS // plan.C) * (shape.sms // GPC_SMS)
         if 4 * shape.M <= 5 * rows:  # all or nearly all at once: 64 rows of 128256 in bf16 were 9 % slower in turns
             return 0, 0
     else:
-        rows = min(programs, SM_SHARED // (plan.H * plan.T * 16 + OWN_SHARED)) * shape.sms // plan.G
+        rows = programs * shape.sms // plan.G
         cycles *= 4 / 3
         if shape.M <= rows:  # each would end later than at once
             return 0, 0
