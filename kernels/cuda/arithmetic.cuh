@@ -96,6 +96,23 @@ template <typename Out, int V> __device__ __forceinline__ void write(Out* target
     }
 }
 
+// The same where `there`: no branch around what is computed.
+__device__ __forceinline__ void write16_where(bool there, void* target, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %0, 0;\n@p st.global.v4.b32 [%1], {%2, %3, %4, %5};\n}" ::"r"(unsigned(there)), "l"(target), "r"(a), "r"(b),
+                 "r"(c), "r"(d)
+                 : "memory");
+}
+template <typename Out, int V> __device__ __forceinline__ void write_where(bool there, Out* target, const float (&value)[V]) {
+    if constexpr (sizeof(Out) == 4) {
+#pragma unroll
+        for (int v = 0; v < V; v += 4)
+            write16_where(there, target + v, __float_as_uint(value[v]), __float_as_uint(value[v + 1]), __float_as_uint(value[v + 2]), __float_as_uint(value[v + 3]));
+    } else {
+        static_assert(V == 8);
+        write16_where(there, target, pack<Out>(value[0], value[1]), pack<Out>(value[2], value[3]), pack<Out>(value[4], value[5]), pack<Out>(value[6], value[7]));
+    }
+}
+
 // What is kept of a part of a row. Forward: the maximum, and the sum of exp(x - maximum); a part that has seen only -inf is measured from
 // 0, so that its sum stays 0 (or NaN, where it has seen one), and a row of nothing but -inf ends as 0 / 0 = NaN, as torch has it.
 // Backward: `sum` is the dot product of dy and y; `top` is not used.

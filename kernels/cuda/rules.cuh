@@ -128,20 +128,23 @@ template <typename Op> Plan short_plan(const Tensors<Op>& t, int N, const Layout
         const int threads = std::min(LANES_THREADS, std::max(64, round_up(rows << log, 32) / 4));
         return {STAGED, N > (8 << log) ? 16 : 8, round_up(threads, 64), 1 << log, rows, 16, 0};
     }
+    // Few vectors a lane, and lanes of a power of two, known when compiling, even where some of them have nothing to do.
+    if (whole) {
+        const bool halves = R == 1 && vectors == 8;  // half a vector at a time: what a warp reads at once lies together
+        const int k = halves || vectors > (R == 1 ? 4 : 16) ? 2 : 1;
+        return {LANES, k, LANES_THREADS / 2, halves ? 8 : 1 << log2_ceil(ceil_div(vectors, k)), 0, halves ? VECTOR_BYTES / 2 : VECTOR_BYTES, 0};
+    }
+    if (vectors < 8 || vectors > (R == 1 && E == 2 ? 4 : 3) * WARP) return {PLAIN, 0, 128, 1, 0, 16, 0};
     int best_k = 0, best_lanes = 0;
     double best = 0;
-    for (int k = 1; k <= (!whole && R == 1 && E == 2 ? 4 : 3); ++k) {
-        int lanes = std::max(ceil_div(vectors, k), 1);
-        if (!whole) lanes = std::max(1 << log2_ceil(lanes), 2 * TAIL_THREAD);
+    for (int k = 1; k <= (R == 1 && E == 2 ? 4 : 3); ++k) {
+        const int lanes = std::max(1 << log2_ceil(ceil_div(vectors, k)), 2 * TAIL_THREAD);
         if (lanes > WARP) continue;
-        // Of the places that a warp's instruction has, how many do something; two vectors a lane keep more bytes in flight. A single
-        // lane's vectors would be apart in memory.
-        double worth = double(vectors) * (WARP / lanes) / (k * WARP) + (k == 2 && lanes >= 4 ? 0.05 : 0) - (k > 1 && lanes < 2 ? 0.3 : 0);
+        // Of the places that a warp's instruction has, how many do something; two vectors a lane keep more bytes in flight.
+        const double worth = double(vectors) * (WARP / lanes) / (k * WARP) + (k == 2 ? 0.05 : 0);
         if (worth > best) best = worth, best_k = k, best_lanes = lanes;
     }
-    if (best > 0 && (whole || vectors >= 8)) return {LANES, best_k, best_k < 4 ? LANES_THREADS / 2 : LANES_THREADS / 4, best_lanes, !whole, 16, 0};
-    if (!whole) return {PLAIN, 0, 128, 1, 0, 16, 0};
-    return {AUTO};
+    return {LANES, best_k, best_k < 4 ? LANES_THREADS / 2 : LANES_THREADS / 4, best_lanes, 1, 16, 0};
 }
 
 inline int threads_for(int64_t vectors, int k, int most) {
@@ -234,9 +237,10 @@ inline Plan few_plan(int64_t M, int64_t vectors, int R, bool half) {
     return across_plan(M, vectors, R, half);
 }
 
-// Rows of a few KB: few warps, as they join faster; a single one needs no barrier, but of 16-bit rows two are faster. Vectors are counted from
-// a 16-byte floor where a line's would take another warp: `vectors` from either.
+// Rows of a few KB: few warps, as they join faster; a single one needs no barrier. 16-bit rows, which compute the most, are a warp's of those
+// that two share (lanes) or two warps'. Vectors are counted from a 16-byte floor where a line's would take another warp: `vectors` from either.
 inline Plan small_plan(int64_t vectors, int64_t vectors_of_lines, int R, bool half) {
+    if (half && R == 1 && vectors > 2 * WARP && vectors <= 4 * WARP) return {LANES, vectors <= 3 * WARP ? 3 : 4, LANES_THREADS / 4, WARP, 1, 16, 0};
     const int K = R == 2 ? (half && vectors <= 128 ? 2 : 4) : !half ? 8 : vectors <= 128 ? 2 : 4;
     const int threads = threads_for(vectors, K, BLOCK_THREADS);
     return {BLOCK, K, threads, 1, 0, vectors_of_lines <= int64_t(K) * threads ? FLOOR_LONG : 16, 0};
@@ -324,7 +328,10 @@ template <typename Op> Plan plan(const Tensors<Op>& t, int64_t N) {
         if (const Plan found = short_plan(t, int(N), l); found.tier != AUTO) return found;
     const int64_t vectors = (l.lead + N) / V;  // places a row needs, counted from its 128-byte floor
     const bool widens = sizeof(typename Op::Out) > sizeof(typename Op::Element);
-    if (bytes <= SMALL_BYTES) return (!widens && M * bytes >= LARGE_BYTES ? small_many_plan : small_plan)((l.aligned ? N : N + V - 1) / V, vectors, R, Op::E == 2);
+    if (bytes <= SMALL_BYTES) {
+        const int64_t least = (l.aligned ? N : N + V - 1) / V;
+        return !widens && M * bytes >= LARGE_BYTES ? small_many_plan(least, vectors, R, Op::E == 2) : small_plan(least, vectors, R, Op::E == 2);
+    }
     Plan found = M <= FEW_ROWS && bytes >= FEW_BYTES ? few_plan(M, vectors, R, Op::E == 2) : many_plan(M, vectors, R, whole, Op::E == 2);
     found.turn = turn(found, M, bytes * R);
     return found;

@@ -38,6 +38,7 @@ template <int LANES = 0> struct Group {
         return __shfl_sync(~0u, value, first);
     }
     __device__ __forceinline__ float largest(float top) const {
+        if constexpr (LANES == WARP) return largest_of_warp(top);
         return over(top, [](float a, float b) { return fmaxf(a, b); });
     }
     __device__ __forceinline__ float total(float sum) const {
@@ -45,14 +46,22 @@ template <int LANES = 0> struct Group {
     }
 };
 
-// Values of a row, spread over a group of lanes, to results in value[][0]. Unpacked values are few enough here to compute each exponential
-// once, from the row's own maximum.
-template <typename Op, int COUNT, int LANES> __device__ __forceinline__ void settle(float (&value)[COUNT][Op::READS], const Group<LANES>& group) {
+// The largest element of words, found among packed ones.
+template <typename Element, int COUNT> __device__ __forceinline__ float largest_of(const uint32_t (&word)[COUNT]) {
+    using W = Word<Element>;
+    uint32_t running = word[0];
+#pragma unroll
+    for (int c = 1; c < COUNT; ++c) running = W::larger(running, word[c]);
+    const float top = W::element(running, 0);
+    return W::ELEMENTS == 2 ? fmaxf(top, W::element(running, W::ELEMENTS - 1)) : top;
+}
+
+// Values of a row, spread over a group of lanes, to results in value[][0]. `top`: the largest of a lane's. Unpacked values are few enough here
+// to compute each exponential once, from the row's own maximum.
+template <typename Op, int COUNT, int LANES>
+__device__ __forceinline__ void settle(float (&value)[COUNT][Op::READS], float top, const Group<LANES>& group) {
     float sum = 0.0f;
     if constexpr (Op::READS == 1) {
-        float top = value[0][0];
-#pragma unroll
-        for (int c = 1; c < COUNT; ++c) top = fmaxf(top, value[c][0]);
         const float base = measured_from(group.largest(top));
 #pragma unroll
         for (int c = 0; c < COUNT; ++c) sum += value[c][0] = exp2_fast(Op::distance(value[c][0], base));
@@ -121,12 +130,13 @@ __global__ void __launch_bounds__(LANES_THREADS, whole_ctas(K, K * W * Op::E * O
             if (k * lanes < last) read_words<W>(word[k][r], from + k * lanes * V);
         }
     }
-    float value[K * V][R];
+    float value[K * V][R], top = 0.0f;
 #pragma unroll
     for (int c = 0; c < K * V; ++c)
 #pragma unroll
         for (int r = 0; r < R; ++r) value[c][r] = Word<typename Op::Element>::element(word[c / V][r][c % V / E], c % E);
-    settle<Op>(value, group);
+    if constexpr (R == 1) top = largest_of<typename Op::Element>(reinterpret_cast<const uint32_t(&)[K * W]>(word));
+    settle<Op>(value, top, group);
     typename Op::Out* to = tensors.target + int64_t(index) * tensors.target_stride + lane * V;
 #pragma unroll
     for (int k = 0; k < K; ++k) {
@@ -140,50 +150,50 @@ __global__ void __launch_bounds__(LANES_THREADS, whole_ctas(K, K * W * Op::E * O
 // CTAs an SM of `lanes_odd`.
 constexpr int odd_ctas(int K, int READS, int E) { return READS * K >= 4 ? 4 : READS * K >= 3 ? 5 : READS == 1 && E == 2 && K == 2 ? 6 : 8; }
 
-// Rows that start and end anywhere, on 16 or 32 lanes.
-template <typename Op, int K>
-__global__ void __launch_bounds__(LANES_THREADS, odd_ctas(K, Op::READS, Op::E)) lanes_odd(Tensors<Op> tensors, int log2_lanes, int floor_bytes) {
-    const int lanes = 1 << log2_lanes, lane = threadIdx.x & (lanes - 1);
-    const int64_t index = (int64_t(blockIdx.x) * blockDim.x + threadIdx.x) >> log2_lanes;
+// Rows that start and end anywhere, on 16 or 32 lanes. All warps of an SM begin at once, so that each instruction before the loads is paid by
+// all: they come first, the odd elements after them.
+template <typename Op, int K, int LANES>
+__global__ void __launch_bounds__(LANES_THREADS, odd_ctas(K, Op::READS, Op::E)) lanes_odd(Tensors<Op> tensors) {
+    const int lane = threadIdx.x % LANES;
+    const unsigned index = blockIdx.x * (blockDim.x / LANES) + threadIdx.x / LANES;  // below 2^31 and a CTA's rows
     const bool mine = index < tensors.M;  // the last CTA's spare lanes go along with the last row, for the shuffles, and write nothing
-    const Row<Op> row(tensors, mine ? index : tensors.M - 1, floor_bytes);
+    const Row<Op> row(tensors, mine ? index : tensors.M - 1, VECTOR_BYTES);
+    Item<Op::READS> item[K];
+    bool inside[K];
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+        const int i = k * LANES + lane;
+        inside[k] = i >= row.first && i < row.last;
+        read(item[k], row, i, inside[k]);
+    }
     const int at = row.odd(lane);
     uint32_t odd[Op::READS];
     row.read_odd(at, odd);
-    Item<Op::READS> item[K];
-#pragma unroll
-    for (int k = 0; k < K; ++k) {
-        int i = k * lanes + lane;
-        read(item[k], row, i, i >= row.first && i < row.last);
-    }
     if constexpr (Op::READS == 1 && Op::E == 2) {  // a second exponential an element would be a fifth of all instructions
         constexpr int V = Op::V, E = Op::E;
         float value[K * V + 1][1];
         value[K * V][0] = Word<typename Op::Element>::element(odd[0], 0);
 #pragma unroll
         for (int c = 0; c < K * V; ++c) value[c][0] = Word<typename Op::Element>::element(item[c / V].word[0][c % V / E], c % E);
-        settle<Op>(value, Group<>{lanes, lane, 0, true});
+        settle<Op>(value, Op::largest(item, odd), Group<LANES>{LANES, lane, 0, true});
         if (!mine) return;
 #pragma unroll
         for (int k = 0; k < K; ++k) {
             float result[V];
 #pragma unroll
             for (int v = 0; v < V; ++v) result[v] = value[k * V + v][0];
-            const int i = k * lanes + lane;
-            if (i >= row.first && i < row.last) write<typename Op::Out, V>(row.target + i * V, result);
+            write_where<typename Op::Out, V>(inside[k], row.target + (k * LANES + lane) * V, result);
         }
         if (at >= 0) row.target[at] = narrow<typename Op::Out>(value[K * V][0]);
         return;
     }
     const Part own = Op::take(item, odd);
-    const Part whole = Op::finish(Op::join_lanes(own, lanes));
+    const Part whole = Op::finish(LANES == WARP ? Op::join_alike(own, LANES) : Op::join_lanes(own, LANES));
     if (!mine) return;
-    forget_unpacked<Op>(item, floor_bytes == 0);
+    forget_unpacked<Op>(item, tensors.N == 0);
 #pragma unroll
-    for (int k = 0; k < K; ++k) {
-        int i = k * lanes + lane;
-        if (i >= row.first && i < row.last) row.give(i, item[k], whole, own);
-    }
+    for (int k = 0; k < K; ++k)
+        if (inside[k]) row.give(k * LANES + lane, item[k], whole, own);
     row.write_odd(at, odd, whole);
 }
 
@@ -221,7 +231,11 @@ __global__ void __launch_bounds__(LANES_THREADS, K * Op::READS > 8 ? 4 : 8) stag
                 value[k][r] = inside ? widen(buffer[r][offset + k * lanes]) : none;
             }
         }
-        settle<Op>(value, Group<>{lanes, lane, 0, true});
+        float top = value[0][0];
+        if constexpr (R == 1)
+#pragma unroll
+            for (int k = 1; k < K; ++k) top = fmaxf(top, value[k][0]);
+        settle<Op>(value, top, Group<>{lanes, lane, 0, true});
 #pragma unroll
         for (int k = 0; k < K; ++k)
             if (mine && lane + k * lanes < N) buffer[0][offset + k * lanes] = narrow<Element>(value[k][0]);

@@ -66,6 +66,11 @@
 //   order, and exponentials of two vectors a thread kept: 1 row of 2 MB .67 to .72, 64 KB .82 to .86, 8 MB .74 to .78. Four vectors kept, too: no better.
 // - Many rows of 1 to 4 KB: an SM holds 32 CTAs, so that one warp a CTA, best for 4096 rows, leaves it half empty. Predicted to want two and more;
 //   measured for 65536 rows, three (why not two was not looked for), or rows on a warp, two to a CTA: 2000 bf16 .92 to .995, 1000 float32 .93 to 1.00, backward 1000 bf16 .88 to .996.
+// - Short rows: all warps of an SM begin at once, so that what stands before the loads is paid by all. Lanes known when compiling (304 instructions a
+//   thread of 16 elements to 192), maxima among packed words, stores by predicate and not by branch, a row's number in 32 bits; the first two alone
+//   were predicted to give .01 at 4096 x 781 in bf16 and gave nothing (.958 to .957), all four .977, 600 columns .88 to .975 (on a warp, not two),
+//   901 .976 to .995. A million rows: lanes of a power of two even where some have nothing, 80 columns .971 to 1.000, 192 .983 to .995; half a vector
+//   a lane at a time, 64 columns .983 to 1.001; backward rows of 8 and 16 vectors with one a lane, float32 32 .924 to 1.000.
 // - Prototypes before these kernels, on the same kind of card: cache hints (no_allocate, .cs) .91 where plain accesses have .97; a static
 //   persistent loop over rows .92-.955, drawn rows .97-.98, one CTA a row .96-1.0.
 
@@ -251,15 +256,33 @@ template <typename Op> bool launch(const Tensors<Op>& t, int64_t N, const Plan& 
         case LANES:
             if (p.depth)
                 return with_vectors<1, 2, 3, 4>(p.vectors, [&](auto k) {
-                    if constexpr (k.value < 4 || (R == 1 && Op::E == 2))
-                        go(lanes_odd<Op, k.value>, ceil_div(M << log, int64_t(p.threads)), p.threads, 0, 1, t, log, p.floor);
+                    const int64_t grid = ceil_div(M << log, int64_t(p.threads));
+                    if constexpr (k.value < 4 || (R == 1 && Op::E == 2)) {
+                        if (p.group == WARP) return go(lanes_odd<Op, k.value, WARP>, grid, p.threads, 0, 1, t);
+                    }
+                    if constexpr (k.value < 4) go(lanes_odd<Op, k.value, WARP / 2>, grid, p.threads, 0, 1, t);
                 });
             return with_vectors<1, 2, 3, 4>(p.vectors, [&](auto k) {
                 const int rows = WARP / p.group;
                 const int64_t grid = ceil_div(M, int64_t(p.threads / WARP * rows));
                 with_vectors<4, 2, 1>(p.floor / 4, [&](auto w) {
+                    auto known = [&](auto lanes) {
+                        if (p.group == lanes.value) go(lanes_whole<Op, k.value, w.value, lanes.value>, grid, p.threads, 0, 1, t, p.group, rows, 0);
+                        return p.group == lanes.value;
+                    };
+                    using std::integral_constant;
                     if constexpr (k.value > 1 && w.value < 4) {
-                        if (p.group == 8) return go(lanes_whole<Op, k.value, w.value, 8>, grid, p.threads, 0, 1, t, p.group, rows, 0);
+                        if (known(integral_constant<int, 8>())) return;
+                    } else if constexpr (k.value == 1 && w.value == 4) {
+                        if (known(integral_constant<int, 2>()) || known(integral_constant<int, 4>())) return;
+                        if constexpr (R == 2) {
+                            if (known(integral_constant<int, 8>()) || known(integral_constant<int, 16>())) return;
+                        }
+                    } else if constexpr (k.value == 2 && w.value == 4) {
+                        if (known(integral_constant<int, 16>())) return;
+                        if constexpr (R == 1) {
+                            if (known(integral_constant<int, 4>()) || known(integral_constant<int, 8>()) || known(integral_constant<int, 32>())) return;
+                        }
                     }
                     if constexpr (k.value * w.value <= 12)
                         go(lanes_whole<Op, k.value, w.value, 0>, grid, p.threads, 0, 1, t, p.group, rows, ceil_div(2048, p.group));
@@ -321,7 +344,7 @@ template <typename Op> bool holds(const Tensors<Op>& t, int64_t N, const Plan& p
         case LANES: {
             if (p.group > WARP || p.threads > LANES_THREADS) return false;
             if (p.depth)
-                return vectors <= p.group * p.vectors && p.vectors <= (R == 1 && Op::E == 2 ? 4 : 3) && power && p.group >= 2 * TAIL_THREAD;
+                return p.floor == VECTOR_BYTES && vectors <= p.group * p.vectors && p.vectors <= (R == 1 && Op::E == 2 && p.group == WARP ? 4 : 3) && power && p.group >= 2 * TAIL_THREAD;
             const int each = p.floor / 4 * Op::E;
             return (p.floor == 4 || p.floor == 8 || p.floor == 16) && p.vectors * p.floor <= 48 && l.grain % each == 0 && N / each <= p.group * p.vectors;
         }
