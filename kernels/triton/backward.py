@@ -29,7 +29,7 @@ def backward_rows(
         end = tl.where(row < M, end, 0)
     start = shift * 0
     if ALIGN > 0:
-        columns, inside = edges_of(N, shift, first, end, V)
+        columns, inside = edges_of(N, shift, first, end, V, 2 * V)
         if BM > 1:
             inside = inside & (row < M)[:, None]
         dy_edge = tl.load(dy_row[:, None] + columns, mask=inside, other=0.0).to(tl.float32)
@@ -64,7 +64,7 @@ def backward_cluster(
     dx_row = dx_ptr + row * dx_stride * UNIT
     shift, first, end = vectors_of(y_row, N, V, ALIGN)
     if ALIGN > 0:
-        columns, inside = edges_of(N, shift, first, end, V)
+        columns, inside = edges_of(N, shift, first, end, V, 2 * V)
         inside = inside & (rank == 0)[:, None]
         dy_edge = tl.load(dy_row[:, None] + columns, mask=inside, other=0.0).to(tl.float32)
         y_edge = tl.load(y_row[:, None] + columns, mask=inside, other=0.0).to(tl.float32)
@@ -105,7 +105,7 @@ def backward_group(
     dy = load(dy_words, first, end, start, 0, P, T, 4)
     y = load(y_words, first, end, start, 0, P, T, 4)
     if ALIGN > 0:
-        columns, row_edges = edges_of(N, shift, first, row_end, V)
+        columns, row_edges = edges_of(N, shift, first, row_end, V, 2 * V)
         inside = row_edges & (start == 0)[:, None]
         dy_edge = tl.load(dy_row[:, None] + columns, mask=inside, other=0.0).to(tl.float32)
         y_edge = tl.load(y_row[:, None] + columns, mask=inside, other=0.0).to(tl.float32)

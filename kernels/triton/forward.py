@@ -38,13 +38,17 @@ through.
   Expected .94; clusters of 2 and 4 have .95 and .93 (98304 and 196608 bf16), groups .90 at 262144, .95 at 131072 float32.
 - Rows that begin in turns (`turns.py`), after the CUDA kernels, where 16 to 128 long rows won .03 to .09 by it. Here, with the same plans
   and by device times of the frontier sweep before and after: 128 rows of 262144 in float32 7 %, in bf16 4 %, of 524288 1 and 4 %, 16 of
-  1048576 and 4194304 in float32 4 and 2 %, in bf16 nothing; 64 of 128256 in bf16 lost 9 %, as nearly all of them run at once, and begin
-  so again.
+  1048576 and 4194304 in float32 4 and 2 %, in bf16 nothing; 64 of 128256 in bf16 lost 9 %, which with the next two lines they do not.
+- A CTA's parts joined as in the CUDA kernels (`joins.py`: redux, one exponential a lane, one barrier; a scalar's polling and joining in
+  one piece of assembly), predicted to save some 300 of the 6000 cycles of one row. As Triton's own ops on tiles reshaped to warps it made
+  the compiler carry that layout back to the loads (128 registers for 47); as assembly it takes fewer registers than before. Exponentials
+  of threads that have two tiles or fewer kept. With the plans as they were: few rows .80 to .83 on average, 1 x 1048576 in bf16 .72 to .77.
+- Plans fitted anew to that (two sweeps over 100 cells, some 45 plans each, finalists five times): one or two tiles a thread of 512 for one
+  to sixteen rows on clusters of 16; .83 to .86 on average over the same cells.
 - How an SM's memory is parted (`carveout.py`), after the CUDA kernels, where it decides between .83 and .94: asked for of groups only, as
   the others need next to none; by itself not measured.
 
-Few rows, up to 128, are at .804 and .800 of copy on average in the two runs of results/h200, without the cells that are launch-bound. The
-two runs before had .740 and .771, of which the kernels explain a part only: device times changed by less.
+What few rows, up to 128, reach against a copy is in the two runs of results/h200.
 """
 
 from __future__ import annotations
@@ -52,9 +56,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .groups import arrive, exchange, in_turn, leave, meet, slot, tag_of, warm
+from .groups import arrive, exchange, in_turn, leave, meet, publish, tag_of, warm
 from .held import hold, measure_held, store_held
-from .short import exponentials, store_scaled, top_of_tiles, total_of_exponentials
+from .joins import over_threads
+from .short import exponentials, measure_keeping, store_scaled, top_of_tiles, total_of_exponentials
 from .words import (
     MINUS_INFINITY,
     after,
@@ -65,11 +70,9 @@ from .words import (
     join,
     load,
     measure,
-    measure_edges,
     measure_lanes,
     nothing,
     now,
-    over_threads,
     store_softmax,
     top_of,
     total_of,
@@ -94,40 +97,46 @@ def forward_rows(
         end = tl.where(row < M, end, 0)
     start = shift * 0
     if ALIGN > 0:
-        columns, inside = edges_of(N, shift, first, end, V)
+        columns, inside = edges_of(N, shift, first, end, V, 2 * V if T <= 32 else T)
         if BM > 1:
             inside = inside & (row < M)[:, None]
         edge = tl.load(x_row[:, None] + columns, mask=inside, other=MINUS_INFINITY).to(tl.float32)
     x = load(words_at(x_row, shift, W), first, end, start, nothing(D), P, T, W)
+    y_words = words_at(y_row, shift, W)
     if T <= 32:
         m = top_of_tiles(x, D)
         if ALIGN > 0:
             m = tl.maximum(m, tl.max(edge, 1))
-        b = base_of(m)
+        b = base_of(m)[:, None]
         lower, upper = exponentials(x, b, D)
-        s = total_of_exponentials(lower, upper, D)
+        s = tl.sum(total_of_exponentials(lower, upper, D), 1)[:, None]
         if ALIGN > 0:
-            e = exp_of(edge - b[:, None])
-            s += tl.sum(e, 1)
+            e = exp_of(edge - b)
+            s += tl.sum(e, 1)[:, None]
         scale = 1.0 / s
-        store_scaled(words_at(y_row, shift, W), lower, upper, scale, first, end, start, T, W, D)
+        store_scaled(y_words, lower, upper, scale, first, end, start, T, W, D)
         if ALIGN > 0:
-            tl.store(y_row[:, None] + columns, element(e * scale[:, None], D), mask=inside)
+            tl.store(y_row[:, None] + columns, element(e * scale, D), mask=inside)
     else:
         if P > 8:
-            m, s = measure_lanes(after(x, now(N)), D)
-            m, s = over_threads(m, s)
+            own, part = measure_lanes(after(x, now(N)), D)
+        elif P > 2:
+            own, part = measure(x, D)
         else:
-            m, s = measure(x, D)
+            own, part, lower, upper = measure_keeping(x, D)
+        m, s = own, part
         if ALIGN > 0:
-            m_edge, s_edge = measure_edges(edge)
-            m, s = join(m, s, m_edge, s_edge)
+            m, s = join(own, part, edge, exp_of(edge - base_of(edge)))
+        m, s = over_threads(m, s)
         scale = 1.0 / s
-        if P * W > 8:
-            x = after(x, tl.where(s < 0, -1, 0)[:, None, None])  # s is never negative
-        store_softmax(words_at(y_row, shift, W), x, m, scale, first, end, start, T, W, D)
+        if P > 2:
+            if P * W > 8:
+                x = after(x, tl.where(s < 0, -1, 0)[:, :, None])  # s is never negative
+            store_softmax(y_words, x, m, scale, first, end, start, T, W, D)
+        else:  # own is -inf where all its exponentials are 0
+            store_scaled(y_words, lower, upper, exp_of(own - m) * scale, first, end, start, T, W, D)
         if ALIGN > 0:
-            tl.store(y_row[:, None] + columns, element(exp_of(edge - m[:, None]) * scale[:, None], D), mask=inside)
+            tl.store(y_row[:, None] + columns, element(exp_of(edge - m) * scale, D), mask=inside)
 
 
 @triton.jit(do_not_specialize=["x_stride", "y_stride", "N", "CHUNK", "FIRST", "CYCLES"])
@@ -145,26 +154,30 @@ def forward_cluster(
     y_row = y_ptr + row * y_stride * UNIT
     shift, first, end = vectors_of(x_row, N, V, ALIGN)
     if ALIGN > 0:
-        columns, inside = edges_of(N, shift, first, end, V)
+        columns, inside = edges_of(N, shift, first, end, V, T)
         inside = inside & (rank == 0)[:, None]
         edge = tl.load(x_row[:, None] + columns, mask=inside, other=MINUS_INFINITY).to(tl.float32)
     start = rank * CHUNK
     end = tl.minimum(start + CHUNK, end)
     x = load(words_at(x_row, shift, 4), first, end, start, nothing(D), P, T, 4)
     if P > 2:
-        m, s = measure_lanes(after(x, now(N)), D)
-        m, s = over_threads(m, s)
+        own, part = measure_lanes(after(x, now(N)), D)
     else:
-        m, s = measure(x, D)
+        own, part, lower, upper = measure_keeping(x, D)
+    m, s = own, part
     if ALIGN > 0:
-        m_edge, s_edge = measure_edges(edge)
-        m, s = join(m, s, m_edge, s_edge)
+        m, s = join(own, part, edge, exp_of(edge - base_of(edge)))
+    m, s = over_threads(m, s)
     m, s = exchange(m, s, C)
     scale = 1.0 / s
-    x = after(x, tl.where(s < 0, -1, 0)[:, None, None])
-    store_softmax(words_at(y_row, shift, 4), x, m, scale, first, end, start, T, 4, D)
+    y_words = words_at(y_row, shift, 4)
+    if P > 2:
+        x = after(x, tl.where(s < 0, -1, 0)[:, :, None])
+        store_softmax(y_words, x, m, scale, first, end, start, T, 4, D)
+    else:
+        store_scaled(y_words, lower, upper, exp_of(own - m) * scale, first, end, start, T, 4, D)
     if ALIGN > 0:
-        tl.store(y_row[:, None] + columns, element(exp_of(edge - m[:, None]) * scale[:, None], D), mask=inside)
+        tl.store(y_row[:, None] + columns, element(exp_of(edge - m) * scale, D), mask=inside)
 
 
 @triton.jit(do_not_specialize=["x_stride", "y_stride", "N", "G", "CHUNK", "programs", "EXTRA", "FIRST", "CYCLES"])
@@ -179,6 +192,7 @@ def forward_group(
     """
     D: tl.constexpr = x_ptr.dtype.element_ty
     UNIT: tl.constexpr = 1 if ALIGN > 0 else V
+    KEEPS: tl.constexpr = P <= 2
     number = in_turn(tl.program_id(0) // G, FIRST, CYCLES)
     rank = tl.program_id(0) % G
     row = number.to(tl.int64) + tl.arange(0, 1)
@@ -192,14 +206,18 @@ def forward_group(
         place = hold(words, first, end, start + P * T, H, T)
     x = load(words, first, end, start, nothing(D), P, T, 4)
     if ALIGN > 0:
-        columns, row_edges = edges_of(N, shift, first, row_end, V)
+        columns, row_edges = edges_of(N, shift, first, row_end, V, T)
         inside = row_edges & (start == 0)[:, None]
         edge = tl.load(x_row[:, None] + columns, mask=inside, other=MINUS_INFINITY).to(tl.float32)
     if PEERS > 1:
         tag = tag_of(counter, T)
         row_slots = slots + number.to(tl.int64) * (2 * PEERS)
         warm(row_slots, G, PEERS, True, T)
-    m, s = measure_lanes(after(x, now(N)), D)
+    if KEEPS:
+        own, part, lower, upper = measure_keeping(x, D)
+    else:
+        own, part = measure_lanes(after(x, now(N)), D)
+    m, s = own, part
     if H > 0:
         m, s = measure_held(m, s, place, first, end, start + P * T, H, T, D)
     if STREAM:
@@ -209,16 +227,15 @@ def forward_group(
             b = base_of(n)
             s = s * exp_of(m - b) + total_of(tile[0], b[:, :, None], D)
             m = n
-    m, s = over_threads(m, s)
     if ALIGN > 0:
-        m_edge, s_edge = measure_edges(edge)
-        m, s = join(m, s, m_edge, s_edge)
+        m, s = join(m, s, edge, exp_of(edge - base_of(edge)))
+    m, s = over_threads(m, s)
     if PEERS > 1:
-        mine = slots + row * (2 * PEERS) + rank * 2
-        tl.store(mine, slot(tag, m))
-        tl.store(mine + 1, slot(tag, s))
+        publish(slots + row * (2 * PEERS) + rank * 2, tag, m, s, T)
         leave(counter, tag, programs)
         late, m_row, s_row = meet(row_slots, tag, G, PEERS, T)
+        m = m_row + tl.zeros((1, T), tl.float32)
+        s = s_row + tl.zeros((1, T), tl.float32)
         if late != 0:  # alone: the whole row again, from x
             m_all = tl.full((1, T), MINUS_INFINITY, tl.float32)
             s_all = tl.zeros((1, T), tl.float32)
@@ -228,18 +245,17 @@ def forward_group(
                 b = base_of(n)
                 s_all = s_all * exp_of(m_all - b) + total_of(tile[0], b[:, :, None], D)
                 m_all = n
-            m_one, s_one = over_threads(m_all, s_all)
             if ALIGN > 0:
                 whole = tl.load(x_row[:, None] + columns, mask=row_edges, other=MINUS_INFINITY).to(tl.float32)
-                m_edge, s_edge = measure_edges(whole)
-                m_one, s_one = join(m_one, s_one, m_edge, s_edge)
-            m_row, s_row = tl.max(m_one, 0), tl.sum(s_one, 0)
-        m = m_row + tl.zeros((1,), tl.float32)
-        s = s_row + tl.zeros((1,), tl.float32)
+                m_all, s_all = join(m_all, s_all, whole, exp_of(whole - base_of(whole)))
+            m, s = over_threads(m_all, s_all)
     scale = 1.0 / s
-    x = after(x, tl.where(s < 0, -1, 0)[:, None, None])
     y_words = words_at(y_row, shift, 4)
-    store_softmax(y_words, x, m, scale, first, end, start, T, 4, D)
+    if KEEPS:
+        store_scaled(y_words, lower, upper, exp_of(own - m) * scale, first, end, start, T, 4, D)
+    else:
+        x = after(x, tl.where(s < 0, -1, 0)[:, :, None])
+        store_softmax(y_words, x, m, scale, first, end, start, T, 4, D)
     if H > 0:
         store_held(y_words, place, m, scale, first, end, start + P * T, H, T, D)
     if STREAM:
@@ -248,4 +264,4 @@ def forward_group(
             again = load(words, first, end, at, nothing(D), 1, T, 4)
             store_softmax(y_words, again, m, scale, first, end, at, T, 4, D)
     if ALIGN > 0:
-        tl.store(y_row[:, None] + columns, element(exp_of(edge - m[:, None]) * scale[:, None], D), mask=inside)
+        tl.store(y_row[:, None] + columns, element(exp_of(edge - m) * scale, D), mask=inside)

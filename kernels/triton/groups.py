@@ -13,19 +13,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .words import INTERPRETED, MINUS_INFINITY, base_of, exp_of, join
+from .joins import MEASURED_FROM, REGISTERS, over_lanes, over_warps, rescaled
+from .words import INTERPRETED, MINUS_INFINITY, base_of, exp_of
 
 POLLS = tl.constexpr(1 if INTERPRETED.value else 1 << 15)
 # One thread, one slot: polls it until it has the tag, at most so many times. In: address, tag, whether there is such a slot.
-POLL_PAIR = tl.constexpr(
-    "{ .reg .u32 a, b, ta, tb, tries; .reg .pred p;"
-    " mov.u32 tries, 0; mov.b32 $0, 0fFF800000; mov.b32 $1, 0f00000000; mov.u32 $2, 0;"
-    " setp.eq.s32 p, $5, 0; @p bra DONE;"
-    " POLL: ld.relaxed.gpu.global.v4.u32 {a, ta, b, tb}, [$3];"
-    " setp.eq.u32 p, ta, $4; setp.eq.and.u32 p, tb, $4, p; @p bra GOT;"
-    f" add.u32 tries, tries, 1; setp.lt.u32 p, tries, {POLLS.value}; @p bra POLL; mov.u32 $2, 1; bra DONE;"
-    " GOT: mov.b32 $0, a; mov.b32 $1, b; DONE: }"
-)
 POLL_SUM = tl.constexpr(
     "{ .reg .u32 a, ta, tries; .reg .pred p;"
     " mov.u32 tries, 0; mov.b32 $0, 0f00000000; mov.u32 $1, 0;"
@@ -34,6 +26,11 @@ POLL_SUM = tl.constexpr(
     " setp.eq.u32 p, ta, $3; @p bra GOT;"
     f" add.u32 tries, tries, 1; setp.lt.u32 p, tries, {POLLS.value}; @p bra POLL; mov.u32 $1, 1; bra DONE;"
     " GOT: mov.b32 $0, a; DONE: }"
+)
+# The CTA's part, by its first thread.
+PUBLISH = tl.constexpr(
+    "{ .reg .u32 thread; .reg .pred p; mov.u32 thread, %tid.x; setp.eq.u32 p, thread, 0;"
+    " @p st.relaxed.gpu.global.v4.b32 [$1], {$2, $3, $4, $3}; mov.u32 $0, 0; }"
 )
 # The counter's high word, by the thread that is to read it; 0 by the others.
 EPOCH = tl.constexpr("{ .reg .pred p; setp.ne.s32 p, $2, 0; mov.u32 $0, 0; @p ld.relaxed.gpu.global.u32 $0, [$1+4]; }")
@@ -72,8 +69,7 @@ def _exchange(C: int, pairs: bool) -> tl.constexpr:
     """
     size, slot, mine = (8, "v2.f32", "{$2, $3}") if pairs else (4, "f32", "$1")
     lines = [
-        ".reg .u32 base, news, there, bell, rank, thread; .reg .pred p; .reg .f32 b, t, sum;",
-        f".reg .f32 m<{C}>, s<{C}>;",
+        f"{REGISTERS} .reg .u32 news, there, bell, rank; .reg .f32 sum, s<{C}>;",
         "mov.u32 base, softbench_box; mov.u32 news, softbench_news; mov.u32 rank, %cluster_ctarank; mov.u32 thread, %tid.x;",
         "barrier.cluster.wait.acquire.aligned;",
         f"setp.lt.u32 p, thread, {C};",
@@ -84,12 +80,8 @@ def _exchange(C: int, pairs: bool) -> tl.constexpr:
         "WAIT: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [news], 0; @!p bra WAIT;",
     ]
     if pairs:
-        lines += [f"ld.shared.v2.f32 {{m{i}, s{i}}}, [base + {8 * i}];" for i in range(C)]
-        lines += ["mov.f32 t, m0;", *[f"max.f32 t, t, m{i};" for i in range(1, C)], "mov.f32 $0, t;"]
-        lines += ["setp.eq.f32 p, t, 0fFF800000; selp.f32 b, 0f00000000, t, p; mov.f32 sum, 0f00000000;"]
-        for i in range(C):
-            lines += [f"sub.f32 t, m{i}, b; mul.f32 t, t, 0f3FB8AA3B; ex2.approx.ftz.f32 t, t; fma.rn.f32 sum, s{i}, t, sum;"]
-        lines += ["mov.f32 $1, sum;"]
+        lines += [f"and.b32 at, thread, {C - 1}; mad.lo.u32 at, at, 8, base; ld.shared.v2.f32 {{m, s}}, [at];", *over_lanes(C)]
+        lines += ["mov.f32 $0, m; mov.f32 $1, s;"]
     else:
         lines += [f"ld.shared.f32 s{i}, [base + {4 * i}];" for i in range(C)]
         lines += ["mov.f32 sum, s0;", *[f"add.f32 sum, sum, s{i};" for i in range(1, C)], "mov.f32 $0, sum;"]
@@ -118,7 +110,7 @@ def arrive_for_sum(rank, C: tl.constexpr):
 
 @triton.jit
 def exchange(top, total, C: tl.constexpr):
-    """(C) parts, one a CTA, as each CTA's (C) copies of their join."""
+    """CTAs' parts, (C, T), of which each thread has its own CTA's, as each thread's copy of their join."""
     ASM: tl.constexpr = PAIRS_2 if C == 2 else (PAIRS_4 if C == 4 else (PAIRS_8 if C == 8 else PAIRS_16))
     return tl.inline_asm_elementwise(ASM, "=&f,=&f,f,f", [top, total], dtype=(tl.float32, tl.float32), is_pure=False, pack=1)
 
@@ -184,37 +176,73 @@ def warm(slots, G, PEERS: tl.constexpr, PAIRS: tl.constexpr, T: tl.constexpr):
 
 
 @triton.jit
+def publish(slots, tag, top, total, T: tl.constexpr):
+    """(max, sum) of this program, (1, T), of which each thread has a copy, to its slot, a pointer to a pair of words."""
+    first = tl.arange(0, T)[None, :] * 0
+    if INTERPRETED:
+        tl.store(slots, slot(tag, tl.max(top, 1)))
+        tl.store(slots + 1, slot(tag, tl.max(total, 1)))
+    else:
+        given = [(slots[:, None] + first).to(tl.int64), top, tag.to(tl.int32) + first, total]
+        tl.inline_asm_elementwise(PUBLISH, "=r,l,f,r,f", given, dtype=tl.int32, is_pure=False, pack=1)
+
+
+def _meeting(warps: int) -> tl.constexpr:
+    """Assembly: each thread polls its slots, then the CTA's threads join what they have seen. In: the slots' address, tag, how many.
+
+    Out: (max, sum), and whether anyone polled in vain, the same in all threads.
+    """
+    poll = (
+        "setp.ge.u32 p, peer, $5; @p bra DONE; mul.wide.u32 place, peer, 16; add.u64 place, place, $3; mov.u32 tries, 0;"
+        " {0}: ld.relaxed.gpu.global.v4.u32 {{bits, tag, sign, other}}, [place];"
+        " setp.eq.u32 p, tag, $4; setp.eq.and.u32 p, other, $4, p; @p bra GOT_{0};"
+        f" add.u32 tries, tries, 1; setp.lt.u32 p, tries, {POLLS.value}; @p bra {{0}};"
+        " setp.eq.u32 late, thread, thread; bra DONE; GOT_{0}:"
+    )
+    lines = [
+        f"{REGISTERS} .reg .u32 peer, tag, other, tries; .reg .u64 place; .reg .pred late; .reg .f32 u, x;",
+        "mov.u32 thread, %tid.x; mov.u32 peer, thread; setp.ne.u32 late, thread, thread; mov.b32 m, 0fFF800000; mov.b32 s, 0f00000000;",
+        poll.format("FIRST"),
+        "mov.b32 m, bits; mov.b32 s, sign;",
+        f"NEXT: add.u32 peer, peer, {32 * warps};",
+        poll.format("AGAIN"),
+        f"mov.b32 x, bits; mov.b32 u, sign; max.f32 top, m, x; {MEASURED_FROM}",
+        f"{rescaled('m', 's')} {rescaled('x', 'u')} add.f32 s, s, u; mov.f32 m, top; bra NEXT;",
+        "DONE: bar.warp.sync 0xffffffff;",
+        *over_lanes(32),
+        *over_warps(warps, "bar.red.or.pred late, 0, late;"),
+        "mov.f32 $0, m; mov.f32 $1, s; selp.u32 $2, 1, 0, late;",
+    ]
+    return tl.constexpr("{\n" + "\n".join(lines) + "\n}")
+
+
+MEETING_2, MEETING_4, MEETING_8, MEETING_16, MEETING_32 = (_meeting(warps) for warps in (2, 4, 8, 16, 32))
+
+
+@triton.jit
 def meet(slots, tag, G, PEERS: tl.constexpr, T: tl.constexpr):
     """(late, top, total): 1 when polling was in vain, else 0 and the (max, sum) of all that met, scalars.
 
     `slots`: the row's pairs of words, G <= PEERS of them; T: threads. Each thread polls slots of its own: where all warps polled all of
     them, many programs of one row kept the few lines that hold them busy. What a poll has read is what is joined.
     """
-    m = tl.full((T,), MINUS_INFINITY, tl.float32)
-    s = tl.zeros((T,), tl.float32)
-    late = tl.zeros((T,), tl.int32)
-    for u in tl.static_range((PEERS + T - 1) // T):
-        peer = tl.arange(0, T) + u * T
-        place = slots + peer * 2
-        if INTERPRETED:  # programs run one after the other there: one look tells
-            first = tl.load(place, mask=peer < G, other=0)
-            second = tl.load(place + 1, mask=peer < G, other=0)
-            missing = (peer < G) & (((first >> 32) != tag) | ((second >> 32) != tag))
-            top = tl.where(peer < G, value_of(first), MINUS_INFINITY)
-            total = tl.where(peer < G, value_of(second), 0.0)
-            late = late | missing.to(tl.int32)
-        else:
-            given = [place.to(tl.int64), tag.to(tl.int32) + peer * 0, (peer < G).to(tl.int32)]
-            top, total, missed = tl.inline_asm_elementwise(
-                POLL_PAIR, "=&f,=&f,=&r,l,r,r", given, dtype=(tl.float32, tl.float32, tl.int32), is_pure=False, pack=1
-            )
-            late = late | missed
-        m, s = join(m, s, top, total)
-    if INTERPRETED:
-        top_all = tl.max(m, 0)
-        return tl.max(late, 0), top_all, tl.sum(s * exp_of(m - base_of(top_all)), 0)
+    if INTERPRETED:  # programs run one after the other there: one look tells
+        peer = tl.arange(0, PEERS)
+        first = tl.load(slots + peer * 2, mask=peer < G, other=0)
+        second = tl.load(slots + peer * 2 + 1, mask=peer < G, other=0)
+        missing = (peer < G) & (((first >> 32) != tag) | ((second >> 32) != tag))
+        top = tl.where(peer < G, value_of(first), MINUS_INFINITY)
+        total = tl.where(peer < G, value_of(second), 0.0)
+        top_all = tl.max(top, 0)
+        return tl.max(missing.to(tl.int32), 0), top_all, tl.sum(total * exp_of(top - base_of(top_all)), 0)
     else:
-        return tl.reduce((late, m, s), 0, join_met)
+        FEW: tl.constexpr = MEETING_2 if T == 64 else (MEETING_4 if T == 128 else MEETING_8)
+        ASM: tl.constexpr = FEW if T <= 256 else (MEETING_16 if T == 512 else MEETING_32)
+        given = [slots.to(tl.int64), tag.to(tl.int32), G]
+        top, total, late = tl.inline_asm_elementwise(
+            ASM, "=&f,=&f,=&r,l,r,r", given, dtype=(tl.float32, tl.float32, tl.int32), is_pure=False, pack=1
+        )
+        return late, top, total
 
 
 @triton.jit
@@ -241,12 +269,6 @@ def meet_sum(slots, tag, G, PEERS: tl.constexpr, T: tl.constexpr):
 
 
 @triton.jit
-def join_met(late, top, total, other_late, other_top, other_total):
-    """`late` goes along with the parts, as all threads must go on alike."""
-    m, s = join(top, total, other_top, other_total)
-    return late | other_late, m, s
-
-
-@triton.jit
 def add_met(late, total, other_late, other_total):
+    """`late` goes along with the sums, as all threads must go on alike."""
     return late | other_late, total + other_total

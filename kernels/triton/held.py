@@ -89,13 +89,11 @@ def measure_held(top, total, place, first, end, start, H: tl.constexpr, T: tl.co
 
 @triton.jit
 def store_held(words, place, top, scale, first, end, start, H: tl.constexpr, T: tl.constexpr, D: tl.constexpr):
-    """exp(x - top) * scale of what is held; top and scale are (R)."""
-    m = top[:, None]
-    r = scale[:, None]
+    """exp(x - top) * scale of what is held; top and scale are (R, T)."""
     for h in tl.static_range(H):
         w0, w1, w2, w3, there, v = fetch(place, first, end, start, h, T, D)
         address = (words[:, None] + v * 4).to(tl.int64)
-        y0, y1 = softmax_words(w0, m, r, D), softmax_words(w1, m, r, D)
-        y2, y3 = softmax_words(w2, m, r, D), softmax_words(w3, m, r, D)
+        y0, y1 = softmax_words(w0, top, scale, D), softmax_words(w1, top, scale, D)
+        y2, y3 = softmax_words(w2, top, scale, D), softmax_words(w3, top, scale, D)
         put = [address, y0, y1, y2, y3, there.to(tl.int32)]
         tl.inline_asm_elementwise(PUT, "=r,l,r,r,r,r,r", put, dtype=tl.int32, is_pure=False, pack=1)

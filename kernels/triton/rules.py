@@ -25,6 +25,7 @@ HELD = 44 * 1024  # bytes a program, of `held.py`: static shared memory ends at 
 LONG_ROW = 36 * 1024  # bytes of all tensors: longer ones are better a cluster's
 CLUSTERS = (2, 4, 8, 16)
 UNDER_WAY = 104 * 1024  # bytes of rows that an SM wants to hold, waiting for a cluster's exchange
+IDLE_ROW = 400 * 1024  # bytes of all tensors: longer rows want more than a cluster's 16 SMs, while others have nothing to do
 MOST_PEERS = 512
 TILE_IDLE = 1.3  # columns of a tile to columns of a row
 NEAR = 6  # of a table: three quarters of an octave of row length, or half of one and twice the rows
@@ -71,7 +72,7 @@ def _ordered(shape: Shape) -> Iterator[Plan]:
         yield from _rows(shape)
         yield from _clusters(shape)
         yield from _groups(shape)
-    elif shape.clusters and row <= (1 << 20) and (row * shape.tensors <= (1 << 20) or shape.M * CLUSTERS[-1] >= shape.sms):
+    elif shape.clusters and row <= (1 << 20) and (row * shape.tensors <= IDLE_ROW or shape.M * CLUSTERS[-1] >= shape.sms):
         yield from _clusters(shape)
         yield from _groups(shape)
         yield from _rows(shape)
@@ -198,13 +199,16 @@ def _clusters(shape: Shape) -> Iterator[Plan]:
             busy = min(1.0, shape.M * C / shape.sms)  # a card whose SMs have nothing to do loses most
             for number, registers in enumerate(_registers(shape, P, T, 12 if shape.size == 2 and a_thread >= 12 else 0)):
                 score = P * T / chunk - 1 + 0.1 * number + 0.01 * max(0, a_thread - 8) + 0.5 * (registers is None)
+                held = resident(T, registers) * GPC_SMS // C  # clusters of a GPC
                 if busy < 1.0:
-                    score += C / 64 + 4 * (1 - busy) + _away(a_thread, 6) / 4 + (T == 512) * 0.3
-                else:
-                    held = resident(T, registers) * GPC_SMS // C  # clusters of a GPC
-                    score += C / 64 + T / (2048 if shape.M > shape.sms else 1024) + 4 * max(0.0, 1 - held * row / GPC_SMS / enough)
+                    score += C / 64 + 4 * (1 - busy) + _away(a_thread, 2) / 4
+                elif shape.M > shape.sms:
+                    score += C / 64 + T / 2048 + 4 * max(0.0, 1 - held * row / GPC_SMS / enough)
+                else:  # 16-bit rows, which compute the most, want more threads
+                    score += C / 256 + T / 4096 + 4 * max(0.0, 1 - held * row / GPC_SMS / enough)
+                    score += _away(a_thread, 2) / 10 if shape.size == 2 else 0
                 found.append((score, Plan("cluster", P, T, 4, V, ALIGN, T // 32, registers, C=C)))
-    yield from (one for _, one in sorted(found, key=lambda pair: pair[0])[:8])
+    yield from (one for _, one in sorted(found, key=lambda pair: pair[0])[:16])
 
 
 def _groups(shape: Shape) -> Iterator[Plan]:
@@ -214,13 +218,15 @@ def _groups(shape: Shape) -> Iterator[Plan]:
     if W != 4:
         return
     vectors = _vectors(shape, V, ALIGN)
+    if shape.clusters and not shape.backward:
+        yield _likely_group(shape, vectors, V, ALIGN)
     found = []
     for T, P, H, registers in _programs_of_groups(shape):
         programs = max(1, resident(T, registers, H))
         most = min(MOST_PEERS, shape.sms * programs)
         once = shape.sms * programs // shape.M
         fewest = math.ceil(vectors / (T * (P + H)))
-        for G in {min(fewest, most), min(fewest + 1, most), once, once // 2, shape.sms // shape.M}:
+        for G in {min(fewest, most), min(fewest + 1, most), once, once // 2, shape.sms // shape.M, shape.sms // (2 * shape.M)}:
             if most < G or (2 if shape.backward else 1) > G or vectors // G < 64:
                 continue
             chunk = _chunk(vectors, G)
@@ -230,11 +236,25 @@ def _groups(shape: Shape) -> Iterator[Plan]:
                 continue
             p = min(P, need)
             busy = min(1.0, shape.M * G / shape.sms)
-            waves = shape.M * G / (shape.sms * programs)
             score = 4 * (1 - busy) + 4 * streamed + 0.2 * (G / 16) - programs * min(chunk, T * (P + H)) * VECTOR / (1 << 20)
-            score += (P + H) / 8 if waves <= 1 else 0
+            score += (P + H) / 8 if shape.M * G <= shape.sms * programs else 0
             found.append((score, Plan("group", p, T, 4, V, ALIGN, T // 32, registers, G=G, H=min(H, need - p))))
-    yield from (one for _, one in sorted(found, key=lambda pair: pair[0])[:12])
+    yield from (one for _, one in sorted(found, key=lambda pair: pair[0])[:24])
+
+
+def _likely_group(shape: Shape, vectors: int, V: int, ALIGN: int) -> Plan:
+    """What tunes found best or nearly so: all in registers, in one to four programs an SM; else four, with half of it in shared memory."""
+    each = shape.M * vectors * VECTOR / shape.sms  # bytes an SM
+    if each > 128 * 1024:
+        G = min(math.ceil(vectors / (256 * 19)), MOST_PEERS, shape.sms * resident(256, 64, 11))
+        need = math.ceil(_chunk(vectors, G) / 256)
+        return Plan("group", min(8, need), 256, 4, V, ALIGN, 8, 64, G=G, H=max(0, min(11, need - 8)))
+    one, two = (32, 128) if shape.M == 1 else (16, 64) if shape.M < 8 else (16, 32)  # KiB an SM
+    programs = 1 if each <= one * 1024 else 2 if each <= two * 1024 else 4
+    G = max(2, min(programs * shape.sms // shape.M, vectors * VECTOR // 8192, MOST_PEERS))
+    T = 512 if programs <= 2 and vectors // G >= 1000 else 256
+    P = math.ceil(_chunk(vectors, G) / T)
+    return Plan("group", P, T, 4, V, ALIGN, T // 32, _registers(shape, P, T, 8)[0], G=G)
 
 
 def _programs_of_groups(shape: Shape) -> list[tuple[int, int, int, int]]:
@@ -243,18 +263,11 @@ def _programs_of_groups(shape: Shape) -> list[tuple[int, int, int, int]]:
         return [(1024, 8 if shape.backward else 16, 0, 64)]
     if shape.backward:
         return [(256, 8, 0, 96), (512, 4, 0, 64), (256, 4, 0, 64), (512, 2, 0, 40), (512, 1, 0, 32)]
-    long = [
-        (512, 24, 5, 128),
-        (256, 24, 11, 128),
-        (128, 16, 14, 96),
-        (256, 8, 11, 64),
-        (256, 8, 8, 64),
-        (256, 16, 11, 80),
-        (256, 12, 10, 80),
-        (512, 8, 5, 64),
-        (256, 16, 0, 80),
-    ]
-    return [*long, (256, 8, 0, 56), (512, 4, 0, 40), (512, 2, 0, 32), (1024, 4, 0, 32), (1024, 2, 0, 32), (256, 4, 0, 40), (512, 8, 0, 64)]
+    return [
+        (512, 24, 5, 128), (256, 24, 11, 128), (128, 16, 14, 96), (256, 8, 11, 64), (256, 8, 8, 64), (256, 16, 11, 80), (256, 12, 10, 80),
+        (512, 8, 5, 64), (256, 16, 0, 80), (256, 8, 0, 56), (512, 4, 0, 40), (512, 2, 0, 32), (1024, 4, 0, 32), (1024, 2, 0, 32),
+        (256, 4, 0, 40), (512, 8, 0, 64), (256, 2, 0, 40), (128, 16, 0, 96), (128, 12, 10, 80),
+    ]  # fmt: skip
 
 
 def _chunk(vectors: int, parts: int) -> int:

@@ -1,11 +1,11 @@
-"""Rows that a warp's lanes hold: their exponentials are computed once and kept, as tuples of tiles like those of `words.py`."""
+"""Exponentials computed once and kept, of rows that a warp's lanes hold and of threads that have few: tuples of tiles like `words.py`'s."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-from .words import exp_of, high, low, packed, top_of
+from .words import base_of, exp_of, high, low, packed, top_of
 
 
 @triton.jit
@@ -20,8 +20,8 @@ def top_of_tiles(tiles, D: tl.constexpr):
 @triton.jit
 def exponentials(tiles, base, D: tl.constexpr):
     """exp(x - base) of the tiles, float32, those of words' lower and of their higher elements (of float32 the same): short rows keep them,
-    which is a quarter fewer instructions at N = 197 in bf16."""
-    b = base[:, None, None]
+    which is a quarter fewer instructions at N = 197 in bf16. base: (R, 1), or a thread's own, (R, T)."""
+    b = base[:, :, None]
     lower = ()
     upper = ()
     for p in tl.static_range(len(tiles)):
@@ -35,20 +35,30 @@ def exponentials(tiles, base, D: tl.constexpr):
 
 @triton.jit
 def total_of_exponentials(lower, upper, D: tl.constexpr):
-    """Their sums by row (R)."""
+    """Their sums by thread (R, T)."""
     s = tl.sum(lower[0], 2) if D == tl.float32 else tl.sum(lower[0] + upper[0], 2)
     for p in tl.static_range(1, len(lower)):
         s += tl.sum(lower[p], 2) if D == tl.float32 else tl.sum(lower[p] + upper[p], 2)
-    return tl.sum(s, 1)
+    return s
+
+
+@triton.jit
+def measure_keeping(tiles, D: tl.constexpr):
+    """Each thread's (max, sum), (R, T), and its exponentials, measured from its own maximum."""
+    m = top_of(tiles[0], D)
+    for p in tl.static_range(1, len(tiles)):
+        m = tl.maximum(m, top_of(tiles[p], D))
+    lower, upper = exponentials(tiles, base_of(m), D)
+    return m, total_of_exponentials(lower, upper, D), lower, upper
 
 
 @triton.jit
 def store_scaled(words, lower, upper, scale, first, end, start, T: tl.constexpr, W: tl.constexpr, D: tl.constexpr):
-    """Exponentials times scale (R), to where `load` with the same bounds would read them."""
+    """Exponentials times scale, (R, 1) or (R, T), to where `load` with the same bounds would read them."""
     t = tl.arange(0, T)[None, :, None]
     v = start[:, None, None] + t + tl.zeros((1, 1, W), tl.int32)
     o = start[:, None, None] * W + t * W + tl.arange(0, W)[None, None, :]
-    c = scale[:, None, None]
+    c = scale[:, :, None]
     for p in tl.static_range(len(lower)):
         inside = (v + p * T >= first[:, None, None]) & (v + p * T < end[:, None, None])
         if D == tl.float32:

@@ -131,16 +131,6 @@ def join(top, total, other_top, other_total):
 
 
 @triton.jit
-def over_threads(top, total):
-    """Threads' (max, sum), (R, T), as the rows', (R): both in one exchange between warps."""
-    if INTERPRETED:  # which would take the pairs one by one
-        m = tl.max(top, 1)
-        return m, tl.sum(total * exp_of(top - base_of(m)[:, None]), 1)
-    else:
-        return tl.reduce((top, total), 1, join)
-
-
-@triton.jit
 def vectors_of(row, N, V: tl.constexpr, ALIGN: tl.constexpr):
     """(shift, first, end) of the rows at pointers `row` (R): they start `shift` elements above a boundary of ALIGN bytes; the whole
     vectors inside them are first..end-1, counted from there. ALIGN = 0: rows start at a vector, and N counts vectors."""
@@ -160,9 +150,9 @@ def words_at(row, shift, W: tl.constexpr):
 
 
 @triton.jit
-def edges_of(N, shift, first, end, V: tl.constexpr):
-    """(columns, mask), (R, 2V): the elements before the first whole vector and behind the last."""
-    e = tl.arange(0, 2 * V)[None, :]
+def edges_of(N, shift, first, end, V: tl.constexpr, T: tl.constexpr):
+    """(columns, mask), (R, T): the elements before the first whole vector and behind the last, to the first 2V of T threads."""
+    e = tl.arange(0, T)[None, :]
     head = tl.minimum(first * V - shift, N)[:, None]  # all of a row that ends within its first vector
     tail = (tl.maximum(end, first) * V - shift)[:, None]
     columns = tl.where(e < V, e, tail + e - V)
@@ -202,7 +192,7 @@ def total_of(tile, base, D: tl.constexpr):
 
 @triton.jit
 def measure(tiles, D: tl.constexpr):
-    """(max, sum) of chunks (R): first all threads' maxima, then all their sums."""
+    """(max, sum) of each thread, (R, T): first its maximum, then its sum."""
     m = top_of(tiles[0], D)
     for p in tl.static_range(1, len(tiles)):
         m = tl.maximum(m, top_of(tiles[p], D))
@@ -211,7 +201,7 @@ def measure(tiles, D: tl.constexpr):
     s = total_of(again[0], b[:, :, None], D)
     for p in tl.static_range(1, len(tiles)):
         s += total_of(again[p], b[:, :, None], D)
-    return over_threads(m, s)
+    return m, s
 
 
 @triton.jit
@@ -228,13 +218,6 @@ def measure_lanes(tiles, D: tl.constexpr):
 
 
 @triton.jit
-def measure_edges(x):
-    """(max, sum) of rows' edges (R, 2V), float32."""
-    m = tl.max(x, 1)
-    return m, tl.sum(exp_of(x - base_of(m)[:, None]), 1)
-
-
-@triton.jit
 def softmax_words(words, top, scale, D: tl.constexpr):
     e = exp_of(low(words, D) - top) * scale
     if D == tl.float32:
@@ -245,13 +228,13 @@ def softmax_words(words, top, scale, D: tl.constexpr):
 
 @triton.jit
 def store_softmax(words, tiles, top, scale, first, end, start, T: tl.constexpr, W: tl.constexpr, D: tl.constexpr):
-    """exp(x - top) * scale of the tiles, to where `load` with the same bounds would read them; top and scale are (R)."""
+    """exp(x - top) * scale of the tiles, to where `load` with the same bounds would read them; top and scale are (R, T)."""
     t = tl.arange(0, T)[None, :, None]
     v = start[:, None, None] + t + tl.zeros((1, 1, W), tl.int32)
     o = start[:, None, None] * W + t * W + tl.arange(0, W)[None, None, :]
     for p in tl.static_range(len(tiles)):
         inside = (v + p * T >= first[:, None, None]) & (v + p * T < end[:, None, None])
-        y = softmax_words(tiles[p], top[:, None, None], scale[:, None, None], D)
+        y = softmax_words(tiles[p], top[:, :, None], scale[:, :, None], D)
         tl.store(words[:, None, None] + o + p * T * W, y, mask=inside)
 
 
