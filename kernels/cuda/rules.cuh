@@ -237,11 +237,11 @@ inline Plan few_plan(int64_t M, int64_t vectors, int R, bool half) {
     return across_plan(M, vectors, R, half);
 }
 
-// Rows of a few KB: few warps, as they join faster; a single one needs no barrier. 16-bit rows, which compute the most, are a warp's of those
-// that two share (lanes) or two warps'. Vectors are counted from a 16-byte floor where a line's would take another warp: `vectors` from either.
+// Rows of a few KB: few warps, as they join faster; a single one needs no barrier. 16-bit rows of up to four vectors a lane are a warp's, as
+// short ones are. Vectors are counted from a 16-byte floor where a line's would take another warp: `vectors` from either.
 inline Plan small_plan(int64_t vectors, int64_t vectors_of_lines, int R, bool half) {
     if (half && R == 1 && vectors > 2 * WARP && vectors <= 4 * WARP) return {LANES, vectors <= 3 * WARP ? 3 : 4, LANES_THREADS / 4, WARP, 1, 16, 0};
-    const int K = R == 2 ? (half && vectors <= 128 ? 2 : 4) : !half ? 8 : vectors <= 128 ? 2 : 4;
+    const int K = R == 2 ? (half && vectors <= 128 ? 2 : 4) : !half ? 8 : vectors <= 6 * WARP ? 2 : 4;
     const int threads = threads_for(vectors, K, BLOCK_THREADS);
     return {BLOCK, K, threads, 1, 0, vectors_of_lines <= int64_t(K) * threads ? FLOOR_LONG : 16, 0};
 }
