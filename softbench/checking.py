@@ -136,7 +136,8 @@ def _items(pool: Pool, wanted: Examination) -> list[tuple[str, Direction, bool]]
     if isinstance(reply, Lost) or "failed" in reply:
         raise WorkersError(f"the catalogue cannot be read: {reply.reason if isinstance(reply, Lost) else reply['failed']['reason']}")
     found = [(name, Direction(direction), bool(alone)) for name, direction, alone in reply["items"]]
-    matching = [item for item in found if fnmatchcase(item[0], wanted.pattern)]
+    pattern = wanted.pattern.removeprefix("!")
+    matching = [item for item in found if fnmatchcase(item[0], pattern) != wanted.pattern.startswith("!")]
     if not matching:
         raise UsageError(f"--case {wanted.pattern}: no such case; known are {', '.join(dict.fromkeys(name for name, *_ in found))}")
     return matching

@@ -116,7 +116,12 @@ def run(
 @app.command(epilog=EPILOG)
 def check(
     backends: Annotated[str | None, typer.Option(help="all (but extras), names, or patterns: torch,compile:*.")] = None,
-    case: Annotated[str, typer.Option(metavar="PATTERN", help="Only cases whose name matches, as a shell's pattern: 'layout *'.")] = "*",
+    case: Annotated[
+        str,
+        typer.Option(
+            metavar="PATTERN", help="Only cases whose name matches, as a shell's pattern: 'layout *'; with ! before it, the others."
+        ),
+    ] = "*",
     dtype: Annotated[str, typer.Option(help="fp32, fp16, bf16, or several.")] = "fp32,fp16,bf16",
     direction: Annotated[str, typer.Option(help="forward, backward, or both of them.")] = "forward,backward",
     device: DeviceOption = None,

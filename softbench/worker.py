@@ -203,11 +203,13 @@ class Seat:
         return rotation.verify(partial(judged, self.backend))
 
     def do_host(self, batch_ms: float, l2: str) -> Message:
-        """Issue calls; before the profiler starts, as issuing one may cost more then."""
+        """Issue calls, and what the device takes for one; before the profiler starts, as either may cost more then."""
         timers, rotation = self._ready(l2)
         self.profile = Profile()
         if timers.meter is not None:
-            self.profile = Profile(host_us=tuple(timers.meter.host(rotation.renew(), batch_ms)))
+            call = rotation.renew()
+            self.profile = Profile(host_us=tuple(timers.meter.host(call, batch_ms)))
+            timers.meter.untraced(call, l2)
         return {"issued": len(self.profile.host_us)}
 
     def do_trace(self, l2: str) -> Message:

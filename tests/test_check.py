@@ -53,6 +53,14 @@ def test_eager_backends_land_in_the_classes_that_are_predicted(cli):
     assert classes["naive", "fp16"] == {"pass", "low-precision", "skipped"}
 
 
+def test_a_pattern_with_an_exclamation_mark_leaves_cases_out(cli):
+    asked = ("check", "--backends", "torch", "--dtype", "fp32", "--direction", "forward", "--device", "cpu", "--json", "-")
+    names = {finding["item"] for finding in findings(cli(*asked, "--case", "!shape*"))}
+    assert names
+    assert not any(name.startswith("shape") for name in names)
+    assert names < {finding["item"] for finding in findings(cli(*asked))}
+
+
 def test_torch_compile_is_examined_on_rows_and_says_what_it_does_not_take(cli):
     done = cli("check", "--backends", "compile", "--dtype", "fp32", "--case", "*1*D*", "--device", "cpu", "--json", "-")
     assert {finding["reason"] for finding in findings(done)} == {"it takes (M, N) rows only"}

@@ -53,6 +53,33 @@ def test_device_time_is_the_sum_of_a_calls_kernels_without_the_flush():
     assert device.filled[-1] == MARK_BYTES
 
 
+def test_a_kernel_that_tracing_slows_is_no_longer_than_between_two_events_without_it():
+    device = Device()
+
+    def call():
+        device.run("softmax", 100 + 30 * (device.traced > 0) + len(device.ran) % 2)
+
+    def between(call):
+        begin = device.now_ns
+        call()
+        return (device.now_ns - begin) / 1e3
+
+    meter = device.meter()
+    meter.between = between
+    samples, _ = meter.device(call, batch_ms=10, l2="cold")
+    assert sorted(samples)[len(samples) // 2] == pytest.approx(100, abs=1.1)
+    meter.begin("cold")  # a limit is of one window: this one has none
+    meter.run(call, 10, "cold")
+    assert min(meter.end()[0]) >= 130
+
+
+def test_what_events_add_to_a_short_kernel_is_no_limit():
+    device = Device()
+    meter = device.meter()
+    meter.between = lambda call: call() or 6.0
+    assert set(meter.device(lambda: device.run("softmax", 2.5), 10, "cold")[0]) == {2.5}
+
+
 @pytest.mark.parametrize(("batch_ms", "us", "calls"), [(1000, 1, MOST_CALLS), (0.01, 1e6, LEAST_CALLS), (10, 430, 20)])
 def test_a_window_holds_what_fits_a_batch(batch_ms, us, calls):
     device = Device()
