@@ -34,8 +34,8 @@ def backward_rows(
             inside = inside & (row < M)[:, None]
         dy_edge = tl.load(dy_row[:, None] + columns, mask=inside, other=0.0).to(tl.float32)
         y_edge = tl.load(y_row[:, None] + columns, mask=inside, other=0.0).to(tl.float32)
-    dy = load(words_at(dy_row, shift, W), first, end, start, 0, P, T, W)
-    y = load(words_at(y_row, shift, W), first, end, start, 0, P, T, W)
+    dy = load(words_at(dy_row, shift, W), first, end, start, 0, P, T, W, ALIGN)
+    y = load(words_at(y_row, shift, W), first, end, start, 0, P, T, W, ALIGN)
     s = dot_of(dy, y, D)
     if ALIGN > 0:
         s += tl.sum(dy_edge * y_edge, 1)
@@ -43,7 +43,7 @@ def backward_rows(
         zero = tl.where(s != s, -1, 0)[:, None, None]  # of a NaN, NaN is what comes anyway
         dy = after(dy, zero)
         y = after(y, zero)
-    store_slopes(words_at(dx_row, shift, W), dy, y, s, first, end, start, T, W, D)
+    store_slopes(words_at(dx_row, shift, W), dy, y, s, first, end, start, T, W, D, ALIGN)
     if ALIGN > 0:
         tl.store(dx_row[:, None] + columns, element(y_edge * (dy_edge - s[:, None]), D), mask=inside)
 
@@ -70,15 +70,15 @@ def backward_cluster(
         y_edge = tl.load(y_row[:, None] + columns, mask=inside, other=0.0).to(tl.float32)
     start = rank * CHUNK
     end = tl.minimum(start + CHUNK, end)
-    dy = load(words_at(dy_row, shift, 4), first, end, start, 0, P, T, 4)
-    y = load(words_at(y_row, shift, 4), first, end, start, 0, P, T, 4)
+    dy = load(words_at(dy_row, shift, 4), first, end, start, 0, P, T, 4, ALIGN)
+    y = load(words_at(y_row, shift, 4), first, end, start, 0, P, T, 4, ALIGN)
     s = dot_of(dy, y, D)
     if ALIGN > 0:
         s += tl.sum(dy_edge * y_edge, 1)
     s = exchange_sum(s, C)
     zero = tl.where(s != s, -1, 0)[:, None, None]
     dx_words = words_at(dx_row, shift, 4)
-    store_slopes(dx_words, after(dy, zero), after(y, zero), s, first, end, start, T, 4, D)
+    store_slopes(dx_words, after(dy, zero), after(y, zero), s, first, end, start, T, 4, D, ALIGN)
     if ALIGN > 0:
         tl.store(dx_row[:, None] + columns, element(y_edge * (dy_edge - s[:, None]), D), mask=inside)
 
@@ -102,8 +102,8 @@ def backward_group(
     end = tl.minimum(start + CHUNK, row_end)
     dy_words = words_at(dy_row, shift, 4)
     y_words = words_at(y_row, shift, 4)
-    dy = load(dy_words, first, end, start, 0, P, T, 4)
-    y = load(y_words, first, end, start, 0, P, T, 4)
+    dy = load(dy_words, first, end, start, 0, P, T, 4, ALIGN)
+    y = load(y_words, first, end, start, 0, P, T, 4, ALIGN)
     if ALIGN > 0:
         columns, row_edges = edges_of(N, shift, first, row_end, V, 2 * V)
         inside = row_edges & (start == 0)[:, None]
@@ -116,8 +116,8 @@ def backward_group(
     if STREAM:
         lanes = tl.zeros((1, T), tl.float32)
         for i in range(EXTRA):
-            d = load(dy_words, first, end, start + (P + i) * T, 0, 1, T, 4)
-            v = load(y_words, first, end, start + (P + i) * T, 0, 1, T, 4)
+            d = load(dy_words, first, end, start + (P + i) * T, 0, 1, T, 4, ALIGN)
+            v = load(y_words, first, end, start + (P + i) * T, 0, 1, T, 4, ALIGN)
             lanes += dot_lanes(d[0], v[0], D)
         s += tl.sum(lanes, 1)
     if ALIGN > 0:
@@ -129,8 +129,8 @@ def backward_group(
         all_lanes = tl.zeros((1, T), tl.float32)
         for at in range(0, G * CHUNK, T):
             place = at + tl.arange(0, 1)
-            d_one = load(dy_words, first, row_end, place, 0, 1, T, 4)
-            y_one = load(y_words, first, row_end, place, 0, 1, T, 4)
+            d_one = load(dy_words, first, row_end, place, 0, 1, T, 4, ALIGN)
+            y_one = load(y_words, first, row_end, place, 0, 1, T, 4, ALIGN)
             all_lanes += dot_lanes(d_one[0], y_one[0], D)
         whole = tl.sum(all_lanes, 1)
         if ALIGN > 0:
@@ -141,12 +141,12 @@ def backward_group(
     s = dot + tl.zeros((1,), tl.float32)
     zero = tl.where(s != s, -1, 0)[:, None, None]
     dx_words = words_at(dx_row, shift, 4)
-    store_slopes(dx_words, after(dy, zero), after(y, zero), s, first, end, start, T, 4, D)
+    store_slopes(dx_words, after(dy, zero), after(y, zero), s, first, end, start, T, 4, D, ALIGN)
     if STREAM:
         for i in range(EXTRA):
             at_one = start + (P + i) * T
-            d_again = load(dy_words, first, end, at_one, 0, 1, T, 4)
-            y_again = load(y_words, first, end, at_one, 0, 1, T, 4)
-            store_slopes(dx_words, d_again, y_again, s, first, end, at_one, T, 4, D)
+            d_again = load(dy_words, first, end, at_one, 0, 1, T, 4, ALIGN)
+            y_again = load(y_words, first, end, at_one, 0, 1, T, 4, ALIGN)
+            store_slopes(dx_words, d_again, y_again, s, first, end, at_one, T, 4, D, ALIGN)
     if ALIGN > 0:
         tl.store(dx_row[:, None] + columns, element(y_edge * (dy_edge - s[:, None]), D), mask=inside)

@@ -48,9 +48,10 @@ through.
 - How an SM's memory is parted (`carveout.py`), after the CUDA kernels, where it decides between .83 and .94: asked for of groups only, as
   the others need next to none; by itself not measured.
 
-- Not fitted anew: plans of many rows. Under their limits of 56 and 64 registers the kernels now spill an address among the stores, and 4096
-  rows of 32768 to 131072 are 1 to 3 % slower than they were, by device times; odd ones, whose edges are now in the threads' own join,
-  up to 4 % faster (50257 in bf16 .935 to .970 of copy).
+- With that, 4096 rows of 32768 to 131072 became 1 to 3 % slower, by device times (odd ones, whose edges are now in the threads' own join,
+  up to 4 % faster: 50257 in bf16 .935 to .970 of copy): under the limits of their plans, 56 and 64 registers, each tile's two comparisons
+  waited for the stores in a register, and one was spilled before the first load. Now a tile has one, asked anew for the stores: no spills,
+  and fewer instructions than before. Not measured yet, nor are plans of many rows fitted to it.
 
 Few rows, up to 128, are at .854 of copy on average in results/h200/frontier.csv, without one cell that is launch-bound.
 """
@@ -105,7 +106,7 @@ def forward_rows(
         if BM > 1:
             inside = inside & (row < M)[:, None]
         edge = tl.load(x_row[:, None] + columns, mask=inside, other=MINUS_INFINITY).to(tl.float32)
-    x = load(words_at(x_row, shift, W), first, end, start, nothing(D), P, T, W)
+    x = load(words_at(x_row, shift, W), first, end, start, nothing(D), P, T, W, ALIGN)
     y_words = words_at(y_row, shift, W)
     if T <= 32:
         m = top_of_tiles(x, D)
@@ -118,7 +119,7 @@ def forward_rows(
             e = exp_of(edge - b)
             s += tl.sum(e, 1)[:, None]
         scale = 1.0 / s
-        store_scaled(y_words, lower, upper, scale, first, end, start, T, W, D)
+        store_scaled(y_words, lower, upper, scale, first, end, start, T, W, D, ALIGN)
         if ALIGN > 0:
             tl.store(y_row[:, None] + columns, element(e * scale, D), mask=inside)
     else:
@@ -134,11 +135,12 @@ def forward_rows(
         m, s = over_threads(m, s)
         scale = 1.0 / s
         if P > 2:
+            zero = tl.where(s < 0, -1, 0)  # s is never negative
             if P * W > 8:
-                x = after(x, tl.where(s < 0, -1, 0)[:, :, None])  # s is never negative
-            store_softmax(y_words, x, m, scale, first, end, start, T, W, D)
+                x = after(x, zero[:, :, None])
+            store_softmax(y_words, x, m, scale, first, end[:, None] | zero, start, T, W, D, ALIGN)
         else:  # own is -inf where all its exponentials are 0
-            store_scaled(y_words, lower, upper, exp_of(own - m) * scale, first, end, start, T, W, D)
+            store_scaled(y_words, lower, upper, exp_of(own - m) * scale, first, end, start, T, W, D, ALIGN)
         if ALIGN > 0:
             tl.store(y_row[:, None] + columns, element(exp_of(edge - m) * scale, D), mask=inside)
 
@@ -163,7 +165,7 @@ def forward_cluster(
         edge = tl.load(x_row[:, None] + columns, mask=inside, other=MINUS_INFINITY).to(tl.float32)
     start = rank * CHUNK
     end = tl.minimum(start + CHUNK, end)
-    x = load(words_at(x_row, shift, 4), first, end, start, nothing(D), P, T, 4)
+    x = load(words_at(x_row, shift, 4), first, end, start, nothing(D), P, T, 4, ALIGN)
     if P > 2:
         own, part = measure_lanes(after(x, now(N)), D)
     else:
@@ -176,10 +178,11 @@ def forward_cluster(
     scale = 1.0 / s
     y_words = words_at(y_row, shift, 4)
     if P > 2:
-        x = after(x, tl.where(s < 0, -1, 0)[:, :, None])
-        store_softmax(y_words, x, m, scale, first, end, start, T, 4, D)
+        zero = tl.where(s < 0, -1, 0)
+        x = after(x, zero[:, :, None])
+        store_softmax(y_words, x, m, scale, first, end[:, None] | zero, start, T, 4, D, ALIGN)
     else:
-        store_scaled(y_words, lower, upper, exp_of(own - m) * scale, first, end, start, T, 4, D)
+        store_scaled(y_words, lower, upper, exp_of(own - m) * scale, first, end, start, T, 4, D, ALIGN)
     if ALIGN > 0:
         tl.store(y_row[:, None] + columns, element(exp_of(edge - m) * scale, D), mask=inside)
 
@@ -208,7 +211,7 @@ def forward_group(
     words = words_at(x_row, shift, 4)
     if H > 0:
         place = hold(words, first, end, start + P * T, H, T)
-    x = load(words, first, end, start, nothing(D), P, T, 4)
+    x = load(words, first, end, start, nothing(D), P, T, 4, ALIGN)
     if ALIGN > 0:
         columns, row_edges = edges_of(N, shift, first, row_end, V, T)
         inside = row_edges & (start == 0)[:, None]
@@ -226,7 +229,7 @@ def forward_group(
         m, s = measure_held(m, s, place, first, end, start + P * T, H, T, D)
     if STREAM:
         for i in range(EXTRA):
-            tile = load(words, first, end, start + (P + H + i) * T, nothing(D), 1, T, 4)
+            tile = load(words, first, end, start + (P + H + i) * T, nothing(D), 1, T, 4, ALIGN)
             n = tl.maximum(m, top_of(tile[0], D))
             b = base_of(n)
             s = s * exp_of(m - b) + total_of(tile[0], b[:, :, None], D)
@@ -244,7 +247,7 @@ def forward_group(
             m_all = tl.full((1, T), MINUS_INFINITY, tl.float32)
             s_all = tl.zeros((1, T), tl.float32)
             for at in range(0, G * CHUNK, T):
-                tile = load(words, first, row_end, at + tl.arange(0, 1), nothing(D), 1, T, 4)
+                tile = load(words, first, row_end, at + tl.arange(0, 1), nothing(D), 1, T, 4, ALIGN)
                 n = tl.maximum(m_all, top_of(tile[0], D))
                 b = base_of(n)
                 s_all = s_all * exp_of(m_all - b) + total_of(tile[0], b[:, :, None], D)
@@ -256,16 +259,17 @@ def forward_group(
     scale = 1.0 / s
     y_words = words_at(y_row, shift, 4)
     if KEEPS:
-        store_scaled(y_words, lower, upper, exp_of(own - m) * scale, first, end, start, T, 4, D)
+        store_scaled(y_words, lower, upper, exp_of(own - m) * scale, first, end, start, T, 4, D, ALIGN)
     else:
-        x = after(x, tl.where(s < 0, -1, 0)[:, :, None])
-        store_softmax(y_words, x, m, scale, first, end, start, T, 4, D)
+        zero = tl.where(s < 0, -1, 0)
+        x = after(x, zero[:, :, None])
+        store_softmax(y_words, x, m, scale, first, end[:, None] | zero, start, T, 4, D, ALIGN)
     if H > 0:
         store_held(y_words, place, m, scale, first, end, start + P * T, H, T, D)
     if STREAM:
         for i in range(EXTRA):
             at = start + (P + H + i) * T
-            again = load(words, first, end, at, nothing(D), 1, T, 4)
-            store_softmax(y_words, again, m, scale, first, end, at, T, 4, D)
+            again = load(words, first, end, at, nothing(D), 1, T, 4, ALIGN)
+            store_softmax(y_words, again, m, scale, first, end, at, T, 4, D, ALIGN)
     if ALIGN > 0:
         tl.store(y_row[:, None] + columns, element(exp_of(edge - m) * scale, D), mask=inside)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .words import base_of, exp_of, high, low, packed, top_of
+from .words import base_of, exp_of, high, inside_of, low, packed, top_of
 
 
 @triton.jit
@@ -53,14 +53,12 @@ def measure_keeping(tiles, D: tl.constexpr):
 
 
 @triton.jit
-def store_scaled(words, lower, upper, scale, first, end, start, T: tl.constexpr, W: tl.constexpr, D: tl.constexpr):
+def store_scaled(words, lower, upper, scale, first, end, start, T: tl.constexpr, W: tl.constexpr, D: tl.constexpr, ALIGN: tl.constexpr):
     """Exponentials times scale, (R, 1) or (R, T), to where `load` with the same bounds would read them."""
-    t = tl.arange(0, T)[None, :, None]
-    v = start[:, None, None] + t + tl.zeros((1, 1, W), tl.int32)
-    o = start[:, None, None] * W + t * W + tl.arange(0, W)[None, None, :]
+    o = start[:, None, None] * W + tl.arange(0, T)[None, :, None] * W + tl.arange(0, W)[None, None, :]
     c = scale[:, :, None]
     for p in tl.static_range(len(lower)):
-        inside = (v + p * T >= first[:, None, None]) & (v + p * T < end[:, None, None])
+        inside = inside_of(first, end, start, p, T, W, ALIGN)
         if D == tl.float32:
             y = (lower[p] * c).to(tl.int32, bitcast=True)
         else:

@@ -160,14 +160,27 @@ def edges_of(N, shift, first, end, V: tl.constexpr, T: tl.constexpr):
 
 
 @triton.jit
-def load(words, first, end, start, other, P: tl.constexpr, T: tl.constexpr, W: tl.constexpr):
+def inside_of(first, end, start, p: tl.constexpr, T: tl.constexpr, W: tl.constexpr, ALIGN: tl.constexpr):
+    """(R, T, W): which vectors of tile p from `start` on are first..end-1. Only rows that begin anywhere have any before `first`, and
+    those are less than ALIGN bytes from the boundary: later tiles are spared the comparison. `end`: (R), or (R, T) where each thread is
+    to compare anew what it has compared before, and not to keep a predicate a tile meanwhile."""
+    t = tl.arange(0, T)[None, :, None] + tl.zeros((1, 1, W), tl.int32)
+    if len(end.shape) == 1:
+        inside = (end - start)[:, None, None] - t > p * T
+    else:
+        inside = (end - start[:, None])[:, :, None] - t > p * T
+    if p * T * W * 4 < ALIGN:
+        inside = inside & (start[:, None, None] + t + p * T >= first[:, None, None])
+    return inside
+
+
+@triton.jit
+def load(words, first, end, start, other, P: tl.constexpr, T: tl.constexpr, W: tl.constexpr, ALIGN: tl.constexpr):
     """P tiles of the vectors from `start` on; those outside first..end-1 read as `other`."""
-    t = tl.arange(0, T)[None, :, None]
-    v = start[:, None, None] + t + tl.zeros((1, 1, W), tl.int32)
-    o = start[:, None, None] * W + t * W + tl.arange(0, W)[None, None, :]
+    o = start[:, None, None] * W + tl.arange(0, T)[None, :, None] * W + tl.arange(0, W)[None, None, :]
     out = ()
     for p in tl.static_range(P):
-        inside = (v + p * T >= first[:, None, None]) & (v + p * T < end[:, None, None])
+        inside = inside_of(first, end, start, p, T, W, ALIGN)
         out = out + (tl.load(words[:, None, None] + o + p * T * W, mask=inside, other=other),)
     return out
 
@@ -227,26 +240,22 @@ def softmax_words(words, top, scale, D: tl.constexpr):
 
 
 @triton.jit
-def store_softmax(words, tiles, top, scale, first, end, start, T: tl.constexpr, W: tl.constexpr, D: tl.constexpr):
+def store_softmax(words, tiles, top, scale, first, end, start, T: tl.constexpr, W: tl.constexpr, D: tl.constexpr, ALIGN: tl.constexpr):
     """exp(x - top) * scale of the tiles, to where `load` with the same bounds would read them; top and scale are (R, T)."""
-    t = tl.arange(0, T)[None, :, None]
-    v = start[:, None, None] + t + tl.zeros((1, 1, W), tl.int32)
-    o = start[:, None, None] * W + t * W + tl.arange(0, W)[None, None, :]
+    o = start[:, None, None] * W + tl.arange(0, T)[None, :, None] * W + tl.arange(0, W)[None, None, :]
     for p in tl.static_range(len(tiles)):
-        inside = (v + p * T >= first[:, None, None]) & (v + p * T < end[:, None, None])
+        inside = inside_of(first, end, start, p, T, W, ALIGN)
         y = softmax_words(tiles[p], top[:, :, None], scale[:, :, None], D)
         tl.store(words[:, None, None] + o + p * T * W, y, mask=inside)
 
 
 @triton.jit
-def store_slopes(words, dy, y, dot, first, end, start, T: tl.constexpr, W: tl.constexpr, D: tl.constexpr):
+def store_slopes(words, dy, y, dot, first, end, start, T: tl.constexpr, W: tl.constexpr, D: tl.constexpr, ALIGN: tl.constexpr):
     """y * (dy - dot) of the tiles, likewise."""
-    t = tl.arange(0, T)[None, :, None]
-    v = start[:, None, None] + t + tl.zeros((1, 1, W), tl.int32)
-    o = start[:, None, None] * W + t * W + tl.arange(0, W)[None, None, :]
+    o = start[:, None, None] * W + tl.arange(0, T)[None, :, None] * W + tl.arange(0, W)[None, None, :]
     d = dot[:, None, None]
     for p in tl.static_range(len(y)):
-        inside = (v + p * T >= first[:, None, None]) & (v + p * T < end[:, None, None])
+        inside = inside_of(first, end, start, p, T, W, ALIGN)
         dx = low(y[p], D) * (low(dy[p], D) - d)
         if D == tl.float32:
             out = dx.to(tl.int32, bitcast=True)
