@@ -2,11 +2,11 @@
 
 Device time comes from CUPTI by way of torch's profiler: the durations of a call's kernels, copies and fills, summed. Between two calls a
 fill runs, of a buffer larger than any L2 (cold) or of a few bytes (warm); it tells the calls apart and is not counted. Kernels of one
-call that overlap are counted in full. Host time is that of issuing a call, without waiting for it.
+call that overlap are counted in full, up to the limit below. Host time is that of issuing a call, without waiting for it.
 
 Tracing slows some kernels: torch 2.11's softmax of 16384 x 16384 in bfloat16 takes an H200 484 us by ncu and by the events around a call,
-and 514 with CUPTI watching. So what a call takes between two events without the profiler is a limit: where the traced one is beyond it,
-all samples are taken down to it in proportion.
+and 514 with CUPTI watching. So what a few calls, one after the other, take between events without the profiler is a limit: where the traced
+median is beyond theirs, all samples are taken down to it in proportion.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ class Meter:
     """A call that fills a buffer of so many bytes, by one kernel."""
     synchronize: Call
     clock_ns: Callable[[], int] = time.perf_counter_ns
-    between: Callable[[Call], float] = lambda call: float("inf")
-    """A call's microseconds from an event before it to one after it, on the device."""
+    between: Callable[[Call, Call, int], list[float]] = lambda separate, call, times: [math.inf]
+    """Microseconds of so many calls, from an event before each to one after it, the first function before each; none waits for another."""
     marks: dict[str, frozenset[str]] = field(default_factory=dict)
     """Names of what fills, by L2: the same in every window."""
     running: Session | None = None
@@ -108,11 +108,8 @@ class Meter:
 
     def untraced(self, call: Call, l2: str) -> None:
         """Find what a call takes at most, while nobody traces; of the next window only. Raises what the call raises."""
-        separate, found = self._separator(l2), []
-        for _ in range(LEAST_CALLS + 1):
-            separate()
-            found.append(self.between(call))
-        self.limit_us = statistics.median(found[1:])
+        found = self.between(self._separator(l2), call, 2 * LEAST_CALLS + 1)
+        self.limit_us = statistics.median(found[1:] or found)
 
     def begin(self, l2: str) -> None:
         """Start the profiler. Raises as `device`."""
@@ -150,7 +147,7 @@ class Meter:
             raise UntracedError("the profiler saw no kernel of a call")
         kernels, _ = Counter(tuple(activity.name for activity in group) for group in groups).most_common(1)[0]
         traced = [sum(activity.duration_ns for activity in group) / 1e3 for group in groups]
-        slowed, self.limit_us = max(1.0, statistics.median(traced) / self.limit_us), math.inf
+        slowed, self.limit_us = max(1.0, statistics.median(traced) / (self.limit_us or math.inf)), math.inf
         return [round(us / slowed, 3) for us in traced], list(kernels)
 
     def abandon(self) -> None:
@@ -209,13 +206,15 @@ def cuda_meter() -> Meter:
     def fill(size: int) -> Call:
         return torch.empty(size // 4, dtype=torch.int32, device="cuda").zero_
 
-    def between(call: Call) -> float:
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        call()
-        end.record()
-        end.synchronize()
-        return float(start.elapsed_time(end)) * 1e3
+    def between(separate: Call, call: Call, times: int) -> list[float]:
+        events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(times)]
+        for start, end in events:
+            separate()
+            start.record()
+            call()
+            end.record()
+        synchronize()
+        return [start.elapsed_time(end) * 1e3 for start, end in events]
 
     # Without CPU activities a call's host side stays as it is.
     return Meter(lambda: _Kineto(profile(activities=[ProfilerActivity.CUDA]), synchronize), fill, synchronize, between=between)

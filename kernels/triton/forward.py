@@ -48,10 +48,10 @@ through.
 - How an SM's memory is parted (`carveout.py`), after the CUDA kernels, where it decides between .83 and .94: asked for of groups only, as
   the others need next to none; by itself not measured.
 
-- With that, 4096 rows of 32768 to 131072 became 1 to 3 % slower, by device times (odd ones, whose edges are now in the threads' own join,
+- With that, 4096 rows of 12289 to 131072 became 1 to 3 % slower, by device times (odd ones, whose edges are now in the threads' own join,
   up to 4 % faster: 50257 in bf16 .935 to .970 of copy): under the limits of their plans, 56 and 64 registers, each tile's two comparisons
-  waited for the stores in a register, and one was spilled before the first load. Now a tile has one, asked anew for the stores: no spills,
-  and fewer instructions than before. Not measured yet, nor are plans of many rows fitted to it.
+  waited for the stores in a register, and one was spilled before the first load. Now a tile has one, asked anew for the stores: no spills
+  in the plans of 4096 rows, and fewer instructions than before. Not measured yet, nor are plans of many rows fitted to it.
 
 Few rows, up to 128, are at .854 of copy on average in results/h200/frontier.csv, without one cell that is launch-bound.
 """

@@ -177,7 +177,7 @@ def warm(slots, G, PEERS: tl.constexpr, PAIRS: tl.constexpr, T: tl.constexpr):
 
 @triton.jit
 def publish(slots, tag, top, total, T: tl.constexpr):
-    """(max, sum) of this program, (1, T), of which each thread has a copy, to its slot, a pointer to a pair of words."""
+    """(max, sum) of this program, (1, T), of which each thread has a copy, to its slot, a pair of words that each have the tag."""
     first = tl.arange(0, T)[None, :] * 0
     if INTERPRETED:
         tl.store(slots, slot(tag, tl.max(top, 1)))

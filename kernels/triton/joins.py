@@ -3,7 +3,7 @@
 Triton's own reduction of such pairs shuffles both at each of its steps and rescales both by exponentials, one step waiting for the other,
 and has two barriers between warps. Few rows wait for all of that. Here a warp's maximum is one instruction (redux.sync, on integers in the
 floats' order), each lane rescales once, and sums are added; a warp's part goes through shared memory, and each warp joins all of them for
-itself. That is what the CUDA kernels do (`memory.cuh`), in inline assembly, which Triton passes on as it is.
+itself. That is what the CUDA kernels do (`memory.cuh`), in inline assembly, which Triton passes on as it is (sm_80 and later).
 """
 
 from __future__ import annotations

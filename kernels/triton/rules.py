@@ -165,7 +165,7 @@ def _rows(shape: Shape) -> Iterator[Plan]:
 
 def _registers(shape: Shape, P: int, T: int, more: int = 0) -> list[int | None]:
     """Limits a thread: what the tiles take and some more. Beyond, another program would not fit an SM anyway."""
-    held = 4 * P * shape.tensors
+    held = 4 * P * shape.tensors * (2 if P <= 2 and shape.size == 2 and not shape.backward else 1)  # whose exponentials are kept
     least = (
         held
         + more

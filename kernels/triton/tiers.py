@@ -40,6 +40,7 @@ HOPPER = 9
 LARGE_SHARED = 200 * 1024  # bytes a program: what tells the large cards of a generation, with clusters of 16, from the small, with 8
 INTERPRETED_SMS = 4
 MOST_KEPT = 4096  # launches
+WARP = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +159,13 @@ def _ready(compiled: Any, call: Call, tensors: tuple[torch.Tensor, ...]) -> Any:
 
 
 def call_of(shape: Shape, plan: Plan, tensors: tuple[torch.Tensor, ...]) -> Call:
-    """The launch of a plan on operands."""
+    """The launch of a plan on operands.
+
+    Raises:
+        ValueError: the plan has threads that hold no vector of a tile, or more than one: a join would mix rows or leave some out.
+    """
+    if plan.T > WARP and plan.tier in ("rows", "cluster", "group") and (plan.BM > 1 or plan.T != WARP * plan.warps):
+        raise ValueError(f"{plan} is no plan: beyond a warp T is 32 * warps, and BM is 1")
     return CALLS[plan.tier](shape, plan, tuple(tensor.stride(0) for tensor in tensors))
 
 
