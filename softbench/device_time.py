@@ -4,9 +4,9 @@ Device time comes from CUPTI by way of torch's profiler: the durations of a call
 fill runs, of a buffer larger than any L2 (cold) or of a few bytes (warm); it tells the calls apart and is not counted. Kernels of one
 call that overlap are counted in full, up to the limit below. Host time is that of issuing a call, without waiting for it.
 
-Tracing slows some kernels: torch 2.11's softmax of 16384 x 16384 in bfloat16 takes an H200 484 us by ncu and by the events around a call,
-and 514 with CUPTI watching. So what a few calls, one after the other, take between events without the profiler is a limit: where the traced
-median is beyond theirs, all samples are taken down to it in proportion.
+Tracing slows some kernels: torch 2.11's softmax of 16384 x 16384 in bfloat16 takes an H200 484 us by ncu, and 515 with CUPTI watching
+(tests/gpu/against_ncu.py, before there was a limit). So what a few calls, one after the other, take between events without the profiler
+is a limit: where the traced median is beyond theirs, all samples are taken down to it in proportion.
 """
 
 from __future__ import annotations

@@ -209,13 +209,13 @@ class Seat:
         if timers.meter is not None:
             call = rotation.renew()
             self.profile = Profile(host_us=tuple(timers.meter.host(call, batch_ms)))
-            timers.meter.untraced(call, l2)
+            self._spared(partial(timers.meter.untraced, call, l2))
         return {"issued": len(self.profile.host_us)}
 
     def do_trace(self, l2: str) -> Message:
         """Start the profiler."""
         meter = self._ready(l2)[0].meter
-        return {"tracing": meter is not None and self._spared(lambda: meter.begin(l2))}
+        return {"tracing": meter is not None and not self.profile.note and self._spared(lambda: meter.begin(l2))}
 
     def do_calls(self, batch_ms: float, l2: str) -> Message:
         """What the profiler is to see."""

@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from softbench.kernels.triton import plans, rules, tune, turns
+from softbench.kernels.triton import plans, rules, tiers, tune, turns
 from softbench.kernels.triton.plans import Plan, Shape
 
 shapes = st.builds(
@@ -212,6 +212,15 @@ def test_rows_begin_in_turns_where_more_of_them_than_the_card_holds_would_wait_t
     assert turns.turns(replace(card, M=9), cluster) == turns.turns(card, cluster)
     for alone in (replace(card, M=1), replace(card, N=1024), replace(card, bytes_a_cycle=0.0)):
         assert turns.turns(alone, group) == turns.turns(alone, cluster) == (0, 0)
+
+
+@pytest.mark.parametrize("wrong", [{"T": 128}, {"T": 512}, {"BM": 2}])
+def test_a_plan_whose_threads_do_not_hold_a_vector_each_is_refused(wrong):
+    shape = Shape(False, 8, 4096, 4, 16, True, 132, True)
+    plan = Plan("rows", 4, 256, 4, 4, 0, 8)
+    assert tiers.CALLS["rows"](shape, plan, (4096, 4096)).programs == 8
+    with pytest.raises(ValueError, match="is no plan: beyond a warp T is 32"):
+        tiers.call_of(shape, replace(plan, **wrong), (torch.empty(8, 4096),) * 2)
 
 
 @given(shapes, st.floats(0, 1e5))
