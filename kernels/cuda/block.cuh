@@ -19,11 +19,11 @@ constexpr int SIXTEEN = 5;
 #endif
 constexpr int block_ctas(int words, int threads) { return words <= 4 ? 2 : threads == BLOCK_THREADS ? 1 : words <= 12 ? 7 : SIXTEEN; }
 
-template <typename Op, int K, int T>
+template <typename Op, int K, int T, bool LINES, bool STAY>
 __global__ void __launch_bounds__(T, block_ctas(K * Op::READS, T)) block(Tensors<Op> tensors, int floor_bytes) {
     __shared__ Part parts[MAX_WARPS];
     const int thread = threadIdx.x;
-    const Row<Op> row(tensors, blockIdx.x, floor_bytes);
+    const Row<Op, LINES, STAY> row(tensors, blockIdx.x, floor_bytes);
     const int at = row.odd(thread);
     uint32_t odd[Op::READS];
     row.read_odd(at, odd);
@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(T, block_ctas(K * Op::READS, T)) block(Tensors
 #pragma unroll
     for (int k = 0; k < K; ++k) {
         int i = thread + k * int(blockDim.x);
-        read(item[k], row, i, i >= row.first && i < row.last);
+        read(item[k], row, i, (LINES || i >= row.first) && i < row.last);
     }
     const Part own = Op::take(item, odd);
     const Part whole = Op::finish(join_block<Op, T>(own, parts));
@@ -39,19 +39,17 @@ __global__ void __launch_bounds__(T, block_ctas(K * Op::READS, T)) block(Tensors
 #pragma unroll
     for (int k = 0; k < K; ++k) {
         int i = thread + k * int(blockDim.x);
-        if (i >= row.first && i < row.last) row.give(i, item[k], whole, own);
+        if ((LINES || i >= row.first) && i < row.last) row.give(i, item[k], whole, own);
     }
     row.write_odd(at, odd, whole);
 }
 
-// Whether a thread's exponentials of 16-bit vectors are kept over the exchange: of few rows, whose threads have two vectors.
-template <typename Op, int K> constexpr bool KEEPS = Op::READS == 1 && Op::E == 2 && K <= 2;
 // CTAs of a cluster an SM, so that all rows are on their way at once: {vectors of all tensors a thread, most threads}
 constexpr int cluster_ctas(int words, int threads, bool keeps) {
     return words == 2 ? (keeps ? 1536 : 2048) / threads : words == 4 ? 1536 / threads : words == 8 ? 1024 / threads : words == 12 ? 768 / threads : 640 / threads;
 }
 
-template <typename Op, int K, int T>
+template <typename Op, int K, int T, bool LINES, bool STAY>
 __global__ void __launch_bounds__(T, cluster_ctas(K * Op::READS, T, KEEPS<Op, K>)) cluster(Tensors<Op> tensors, int size, int floor_bytes, Turns turns) {
 #if SOFTBENCH_CLUSTERS
     __shared__ Part parts[MAX_WARPS];
@@ -64,9 +62,9 @@ __global__ void __launch_bounds__(T, cluster_ctas(K * Op::READS, T, KEEPS<Op, K>
         barrier_expect(&news, sizeof(Message) * size);
     }
     cluster_arrive();  // "my barrier is ready"; the wait comes after the loads
-    const int index = int(blockIdx.x / unsigned(size));
+    const int index = cluster_index();
     await_turn(turns, index);
-    const Row<Op> row(tensors, index, floor_bytes);
+    const Row<Op, LINES, STAY> row(tensors, index, floor_bytes);
     const int at = row.odd(start);
     uint32_t odd[Op::READS];
     row.read_odd(at, odd);
@@ -74,7 +72,7 @@ __global__ void __launch_bounds__(T, cluster_ctas(K * Op::READS, T, KEEPS<Op, K>
 #pragma unroll
     for (int k = 0; k < K; ++k) {
         int i = start + k * int(blockDim.x);
-        read(item[k], row, i, i >= row.first && i < row.last);
+        read(item[k], row, i, (LINES || i >= row.first) && i < row.last);
     }
     constexpr bool KEEP = KEEPS<Op, K>;
     float kept[KEEP ? K * Op::V : 1];
@@ -92,7 +90,7 @@ __global__ void __launch_bounds__(T, cluster_ctas(K * Op::READS, T, KEEPS<Op, K>
 #pragma unroll
     for (int k = 0; k < K; ++k) {
         int i = start + k * int(blockDim.x);
-        if (i < row.first || i >= row.last) continue;
+        if (!((LINES || i >= row.first) && i < row.last)) continue;
         if constexpr (KEEP) Op::give(row.target + int64_t(i) * Op::V, kept + k * Op::V, whole, own);
         else row.give(i, item[k], whole, own);
     }

@@ -38,8 +38,8 @@ template <typename Op> __device__ __forceinline__ Part gather(const uint4* slots
     return part;
 }
 
-template <typename Op>
-__device__ __forceinline__ void absorb_stream(Part& part, const Row<Op>& row, int from, int to) {
+template <typename Op, bool LINES, bool STAY>
+__device__ __forceinline__ void absorb_stream(Part& part, const Row<Op, LINES, STAY>& row, int from, int to) {
     for (int i = from; i < to; i += REREAD * int(blockDim.x)) {
         Item<Op::READS> item[REREAD];
 #pragma unroll
@@ -49,7 +49,7 @@ __device__ __forceinline__ void absorb_stream(Part& part, const Row<Op>& row, in
 }
 
 // The whole row's part, by one CTA.
-template <typename Op> __device__ __forceinline__ Part whole_row(const Row<Op>& row, Part* parts) {
+template <typename Op, bool LINES, bool STAY> __device__ __forceinline__ Part whole_row(const Row<Op, LINES, STAY>& row, Part* parts) {
     Part part = Op::empty();
     absorb_stream<Op>(part, row, row.first + int(threadIdx.x), row.last);
     int at = row.odd(threadIdx.x);

@@ -24,7 +24,37 @@ template <typename Op> struct Tensors {
     int N;
 };
 
-template <typename Op> struct Row {
+// Reads that are to STAY: their lines leave L2 after those that are written, which then leave it soon after they were written, and so in
+// their order. Memory takes them the faster (softmax.cu has by how much). Of a launch that reads little, what it has read would still be
+// there for the next: not for those.
+//
+// To be made once: at each load it would be five instructions, whose registers wait for the load before.
+template <bool STAY> __device__ __forceinline__ uint64_t policy_of() {
+    uint64_t policy = 0;
+    if constexpr (STAY) asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+template <bool STAY> __device__ __forceinline__ uint4 load16(const void* from, uint64_t policy) {
+    if constexpr (!STAY) return *static_cast<const uint4*>(from);
+    uint4 v;
+    asm volatile("ld.global.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(from), "l"(policy));
+    return v;
+}
+template <bool STAY> __device__ __forceinline__ uint2 load8(const void* from, uint64_t policy) {
+    if constexpr (!STAY) return *static_cast<const uint2*>(from);
+    uint2 v;
+    asm volatile("ld.global.L2::cache_hint.v2.u32 {%0, %1}, [%2], %3;" : "=r"(v.x), "=r"(v.y) : "l"(from), "l"(policy));
+    return v;
+}
+template <bool STAY> __device__ __forceinline__ uint32_t load4(const void* from, uint64_t policy) {
+    if constexpr (!STAY) return *static_cast<const uint32_t*>(from);
+    uint32_t v;
+    asm volatile("ld.global.L2::cache_hint.u32 %0, [%1], %2;" : "=r"(v) : "l"(from), "l"(policy));
+    return v;
+}
+
+// LINES: known when compiling to begin and end with a line, which leaves nothing to find out before the first load. STAY: as of a load.
+template <typename Op, bool LINES, bool STAY> struct Row {
     static constexpr int V = Op::V;
     using Element = typename Op::Element;
     using Out = typename Op::Out;
@@ -34,12 +64,18 @@ template <typename Op> struct Row {
     int lead;         // elements from the floor to the row
     int first, last;  // whole vectors
     int N;
+    uint64_t policy;
 
     // `floor_bytes` is 16 or 128. Every tensor's row has the same distance from its own 16-byte floor; the plan has seen to that.
-    __device__ __forceinline__ Row(const Tensors<Op>& tensors, int64_t row, int floor_bytes) : N(tensors.N) {
+    __device__ __forceinline__ Row(const Tensors<Op>& tensors, int64_t row, int floor_bytes) : N(tensors.N), policy(policy_of<STAY>()) {
 #pragma unroll
         for (int r = 0; r < Op::READS; ++r) source[r] = tensors.source[r] + row * tensors.source_stride[r];
         target = tensors.target + row * tensors.target_stride;
+        if constexpr (LINES) {
+            lead = first = 0;
+            last = N / V;
+            return;
+        }
         lead = int(reinterpret_cast<uintptr_t>(source[0]) & (floor_bytes - 1)) / int(sizeof(Element));
 #pragma unroll
         for (int r = 0; r < Op::READS; ++r) source[r] -= lead;
@@ -50,6 +86,7 @@ template <typename Op> struct Row {
     }
     // The odd element of a thread, counted from the floor, or -1.
     __device__ __forceinline__ int odd(int thread) const {
+        if constexpr (LINES) return -1;
         int end = lead + N;
         if (thread < TAIL_THREAD) {
             int at = lead + thread;
@@ -89,13 +126,24 @@ __device__ __forceinline__ void put(uint32_t (&word)[4], uint4 v) {
 }
 
 // Vector i of a row where `inside`, else blanks, which change neither maximum, sum nor dot.
-template <typename Op> __device__ __forceinline__ void read(Item<Op::READS>& item, const Row<Op>& row, int i, bool inside) {
+template <typename Op, bool LINES, bool STAY> __device__ __forceinline__ void read(Item<Op::READS>& item, const Row<Op, LINES, STAY>& row, int i, bool inside) {
 #pragma unroll
     for (int r = 0; r < Op::READS; ++r) {
         uint32_t none = Op::blank();
-        put(item.word[r], inside ? *row.vector(r, i) : make_uint4(none, none, none, none));
+        if constexpr (STAY) {  // by predicate, into where the blanks are: as a branch it took more registers
+            uint32_t(&word)[4] = item.word[r];
+            put(word, make_uint4(none, none, none, none));
+            asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %4, 0;\n@p ld.global.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%5], %6;\n}"
+                         : "+r"(word[0]), "+r"(word[1]), "+r"(word[2]), "+r"(word[3])
+                         : "r"(unsigned(inside)), "l"(row.vector(r, i)), "l"(row.policy));
+        } else {
+            put(item.word[r], inside ? *row.vector(r, i) : make_uint4(none, none, none, none));
+        }
     }
 }
+
+// Whether a thread's exponentials of 16-bit vectors are kept over the exchange: of few rows, whose threads have two vectors.
+template <typename Op, int K> constexpr bool KEEPS = Op::READS == 1 && Op::E == 2 && K <= 2;
 
 // The join over a CTA of at most MOST threads, given to every thread; one barrier. `parts` is not written again before another barrier.
 template <typename Op, int MOST = MAX_WARPS * WARP> __device__ __forceinline__ Part join_block(Part part, Part* parts) {
@@ -128,8 +176,10 @@ __device__ __forceinline__ void await_turn(Turns turns, int index) {
 
 __device__ __forceinline__ uint32_t shared_address(const void* p) { return uint32_t(__cvta_generic_to_shared(p)); }
 
-__device__ __forceinline__ void copy_async(void* shared, const void* global) {  // 16 bytes; seen by this thread after copy_async_wait
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(shared)), "l"(global) : "memory");
+template <bool STAY> __device__ __forceinline__ void copy_async(void* shared, const void* global, uint64_t policy) {  // 16 bytes; seen by this thread after copy_async_wait
+    if constexpr (STAY)
+        asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(shared_address(shared)), "l"(global), "l"(policy) : "memory");
+    else asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(shared)), "l"(global) : "memory");
 }
 __device__ __forceinline__ void copy_async_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
@@ -142,6 +192,11 @@ __device__ __forceinline__ int cluster_rank() {
     uint32_t r;
     asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
     return int(r);
+}
+__device__ __forceinline__ int cluster_index() {  // of the grid's clusters: no division by their size
+    uint32_t i;
+    asm volatile("mov.u32 %0, %%clusterid.x;" : "=r"(i));
+    return int(i);
 }
 // Relaxed: as a release, which is the default, it waits for the whole card's memory (MEMBAR.GPU) before the first load is issued, .04 of a
 // copy's speed. What the others have to see before they write here is that the barrier is ready, and barrier_inits_done says that.
@@ -177,10 +232,15 @@ __device__ __forceinline__ void barrier_wait(uint64_t* barrier, uint32_t parity)
             : "memory");
 }
 // Bulk copy by one thread: global to this CTA's shared memory, both 16-byte aligned, bytes a multiple of 16 and not 0.
-__device__ __forceinline__ void copy_bulk(void* shared, const void* global, uint32_t bytes, uint64_t* barrier) {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared_address(shared)),
-                 "l"(global), "r"(bytes), "r"(shared_address(barrier))
-                 : "memory");
+template <bool STAY> __device__ __forceinline__ void copy_bulk(void* shared, const void* global, uint32_t bytes, uint64_t* barrier, uint64_t policy) {
+    if constexpr (STAY)
+        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(shared_address(shared)),
+                     "l"(global), "r"(bytes), "r"(shared_address(barrier)), "l"(policy)
+                     : "memory");
+    else
+        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared_address(shared)),
+                     "l"(global), "r"(bytes), "r"(shared_address(barrier))
+                     : "memory");
 }
 
 // The mailbox of a CTA: each CTA of the cluster, itself included, writes its part there, and the barrier's phase ends when all have.

@@ -41,6 +41,7 @@ constexpr int THIRD_WORDS = 4700;  // ... three to an SM, 32 KB of them in regis
 constexpr int HALF_WORDS = 10950;  // ... two to an SM, 96 KB of them in registers
 constexpr int64_t LARGE_BYTES = 64 << 20;  // of a tensor: some ten microseconds
 constexpr int64_t TURNS_BYTES = 8 << 20;  // of all that is read
+constexpr int64_t STAY_BYTES = 32 << 20;  // of all that is read: half of an H200's L2
 constexpr int MANY_ROWS = 16384;  // of several KB: dozens of times what the card holds
 constexpr int FEW_ROWS = 128, FEW_BYTES = 16 << 10;
 constexpr int64_t MAX_N = (int64_t(1) << 31) - 4096;  // indices within a row are 32-bit, beyond this `plain` takes over
@@ -188,6 +189,8 @@ inline Plan few_cluster_plan(int64_t M, int64_t vectors, int R, bool half) {
     const int64_t words = vectors * R, all = M * words, sixteenth = ceil_div<int64_t>(words, MAX_CLUSTER);
     const bool computes = half && R == 1;
     auto of_16 = [&](int k, int least, int most) { return cluster_plan(vectors, R, k, std::max(least, threads_for(sixteenth, k, most))); };
+    if (computes && words > 28000 && words <= 33000 && M <= 16) return {AUTO};  // CTAs that are anywhere: `few_plan`
+    if (R == 1 && !half && words > 4400 && words <= 8800 && all <= 10000) return cluster_plan(vectors, R, 2, 352);
     if (words <= 2200 && all <= 140000) return cluster_plan(vectors, R, 2, 128);
     if (words <= 4400 && all <= (computes ? 280000 : 70000)) return cluster_plan(vectors, R, 2, 256);
     if (computes && words <= 16384 && all <= 200000) return of_16(2, 256, 512);
@@ -217,7 +220,15 @@ inline Plan few_plan(int64_t M, int64_t vectors, int R, bool half) {
         if (const Plan found = few_cluster_plan(M, vectors, R, half); found.tier != AUTO) return found;
     auto ctas = [&](int64_t each) { return ceil_div<int64_t>(words, each); };
     // One wave, with the rows in registers: short CTAs while not too many have to meet.
+    if (R == 1 && half && d.clusters()) {
+        if (all <= 66000 && ctas(512) <= d.sms) return split_plan(vectors, R, 2, SPLIT_THREADS / 2, ctas(512));
+        if (all <= 265000 && ctas(1024) <= d.sms) return split_plan(vectors, R, 2, SPLIT_THREADS, ctas(1024));
+    }
     if (M * ctas(1024) <= 4 * d.sms && ctas(1024) <= d.sms) return split_plan(vectors, R, 4, SPLIT_THREADS / 2, ctas(1024));
+    if (R == 1 && d.clusters() && M <= 2 && M * ctas(2048) <= 2 * d.sms) {
+        const bool eight = ctas(2048) > d.sms || (M == 2 && !half);
+        return split_plan(vectors, R, eight ? 8 : 4, eight ? SPLIT_THREADS / 2 : SPLIT_THREADS, ctas(2048));
+    }
     if (M * ctas(2048) <= 4 * d.sms && (M <= 2 || !d.clusters())) {
         const int T = (half ? 1 : M) * ctas(2048) <= 2 * d.sms ? SPLIT_THREADS / 2 : SPLIT_THREADS;
         const int64_t G = ctas(8 * T);

@@ -78,15 +78,15 @@ __device__ __forceinline__ void settle(float (&value)[COUNT][Op::READS], float t
 }
 
 // W words, 4, 8 or 16 bytes, to where they are aligned.
-template <int W> __device__ __forceinline__ void read_words(uint32_t (&word)[W], const void* from) {
+template <bool STAY, int W> __device__ __forceinline__ void read_words(uint32_t (&word)[W], const void* from, uint64_t policy) {
     if constexpr (W == 4) {
-        put(word, *static_cast<const uint4*>(from));
+        put(word, load16<STAY>(from, policy));
     } else if constexpr (W == 2) {
-        const uint2 v = *static_cast<const uint2*>(from);
+        const uint2 v = load8<STAY>(from, policy);
         word[0] = v.x;
         word[1] = v.y;
     } else {
-        word[0] = *static_cast<const uint32_t*>(from);
+        word[0] = load4<STAY>(from, policy);
     }
 }
 template <typename Out, int V> __device__ __forceinline__ void write_few(Out* target, const float (&value)[V]) {
@@ -109,7 +109,7 @@ constexpr int whole_ctas(int K, int elements, int READS, bool widens) {
 
 // Rows that start at a boundary of W words and are so many or a multiple of it long. LANES: as of a Group; what is computed with it when
 // compiling is a third of the instructions of a short row.
-template <typename Op, int K, int W, int LANES>
+template <typename Op, int K, int W, int LANES, bool STAY>
 __global__ void __launch_bounds__(LANES_THREADS, whole_ctas(K, K * W * Op::E * Op::READS, Op::READS, sizeof(typename Op::Out) > sizeof(typename Op::Element)))
     lanes_whole(Tensors<Op> tensors, int any_lanes, int any_rows, int inverse) {  // of a warp; ceil(2048 / lanes)
     constexpr int R = Op::READS, E = Op::E, V = W * E;
@@ -119,6 +119,7 @@ __global__ void __launch_bounds__(LANES_THREADS, whole_ctas(K, K * W * Op::E * O
     const unsigned index = (blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP) * rows + number;  // below 2^31 and a CTA's rows
     const bool mine = number < rows && index < tensors.M;
     const int last = mine ? tensors.N / V - lane : 0;  // spare lanes go along, for the shuffles
+    const uint64_t policy = policy_of<STAY>();
     uint32_t word[K][R][W];
 #pragma unroll
     for (int r = 0; r < R; ++r) {
@@ -127,7 +128,7 @@ __global__ void __launch_bounds__(LANES_THREADS, whole_ctas(K, K * W * Op::E * O
         for (int k = 0; k < K; ++k) {
 #pragma unroll
             for (int w = 0; w < W; ++w) word[k][r][w] = Op::blank();
-            if (k * lanes < last) read_words<W>(word[k][r], from + k * lanes * V);
+            if (k * lanes < last) read_words<STAY, W>(word[k][r], from + k * lanes * V, policy);
         }
     }
     float value[K * V][R], top = 0.0f;
@@ -152,12 +153,12 @@ constexpr int odd_ctas(int K, int READS, int E) { return READS * K >= 4 ? 4 : RE
 
 // Rows that start and end anywhere, on 16 or 32 lanes. All warps of an SM begin at once, so that each instruction before the loads is paid by
 // all: they come first, the odd elements after them.
-template <typename Op, int K, int LANES>
+template <typename Op, int K, int LANES, bool STAY>
 __global__ void __launch_bounds__(LANES_THREADS, odd_ctas(K, Op::READS, Op::E)) lanes_odd(Tensors<Op> tensors) {
     const int lane = threadIdx.x % LANES;
     const unsigned index = blockIdx.x * (blockDim.x / LANES) + threadIdx.x / LANES;  // below 2^31 and a CTA's rows
     const bool mine = index < tensors.M;  // the last CTA's spare lanes go along with the last row, for the shuffles, and write nothing
-    const Row<Op> row(tensors, mine ? index : tensors.M - 1, VECTOR_BYTES);
+    const Row<Op, false, STAY> row(tensors, mine ? index : tensors.M - 1, VECTOR_BYTES);
     Item<Op::READS> item[K];
     bool inside[K];
 #pragma unroll
@@ -198,7 +199,7 @@ __global__ void __launch_bounds__(LANES_THREADS, odd_ctas(K, Op::READS, Op::E)) 
 }
 
 // Rows are contiguous and the tensors' starts aligned; `rows` of them (a multiple of V) make a CTA's piece. K elements a lane.
-template <typename Op, int K>
+template <typename Op, int K, bool STAY>
 __global__ void __launch_bounds__(LANES_THREADS, K * Op::READS > 8 ? 4 : 8) staged(Tensors<Op> tensors, int log2_lanes, int rows) {
     using Element = typename Op::Element;
     static_assert(sizeof(Element) == sizeof(typename Op::Out), "results replace their operands");
@@ -206,12 +207,13 @@ __global__ void __launch_bounds__(LANES_THREADS, K * Op::READS > 8 ? 4 : 8) stag
     extern __shared__ __align__(LINE_BYTES) unsigned char dynamic[];
     int64_t start = int64_t(blockIdx.x) * rows, rest = tensors.M - start;
     int here = rest < rows ? int(rest) : rows, N = tensors.N, elements = here * N, vectors = elements / V;
+    const uint64_t policy = policy_of<STAY>();
     Element* buffer[R];
 #pragma unroll
     for (int r = 0; r < R; ++r) {
         buffer[r] = reinterpret_cast<Element*>(dynamic) + r * rows * N;
         const Element* piece = tensors.source[r] + start * N;
-        for (int i = threadIdx.x; i < vectors; i += blockDim.x) copy_async(buffer[r] + i * V, piece + i * V);
+        for (int i = threadIdx.x; i < vectors; i += blockDim.x) copy_async<STAY>(buffer[r] + i * V, piece + i * V, policy);
         for (int e = vectors * V + threadIdx.x; e < elements; e += blockDim.x) buffer[r][e] = piece[e];
     }
     copy_async_wait();

@@ -71,6 +71,18 @@
 //   were predicted to give .01 at 4096 x 781 in bf16 and gave nothing (.958 to .957), all four .977, 600 columns .88 to .975 (on a warp, not two),
 //   901 .976 to .995. A million rows: lanes of a power of two even where some have nothing, 80 columns .971 to 1.000, 192 .983 to .995; half a vector
 //   a lane at a time, 64 columns .983 to 1.001; backward rows of 8 and 16 vectors with one a lane, float32 32 .924 to 1.000.
+// - What stands before the first load of few and small rows: an alignment that is known when compiling (LINES) and a cluster's number from
+//   %clusterid, not by a division: 67 instructions to 29 before the first load of `block`, 186 to 128 before the last of a cluster's eight. Predicted .01
+//   to .03: 1 row of 64 KB .84 to .87, 4096 x 1536 .985 to 1.00. Where a launch reads 32 MB and more nothing, or less: backward of 131072 columns 1.00 to
+//   .94, for no reason that was found. One vector a thread on clusters of 16 in place of two: no better.
+// - `split` whose chunks are known to fit registers (WHOLE), with two vectors a thread and their exponentials kept: predicted to save a third of
+//   a microsecond of 5 for 1 row of 1 MB: .69 to .74; 2 MB .74 to .78, 8 rows of 512 KB .77 to .81.
+// - What is read stays in L2 before what is written (evict_last; policy_of): what is written then leaves L2 in its order. forward.py of the
+//   Triton kernels tells how it was found, and that it is none of do_bench's doing; here, in sweeps of one library at a time, 4096 x 4096 in bf16 1.01
+//   to 1.03, 16384 .96 to 1.00, 131072 .975 to 1.015, float32 65536 .98 to 1.016, backward 4096 bf16 1.00 to 1.05, 65536 1.00 to 1.01, 1024 rows of 2 MB in
+//   float32 .96 to .995, 262144 x 333 .97 to 1.00. Loads by a policy made anew for each (five instructions, whose registers wait for the load
+//   before) lost 3 % with 12 and 16 vectors a thread; by a branch in place of a predicate up to 17 %. The hint that changes nothing (evict_normal) cost
+//   small launches 2 %: they have plain loads. L1's hints (no_allocate, evict_last) and L2 prefetches of 128 and 256 bytes: less or the same.
 // - Prototypes before these kernels, on the same kind of card: cache hints (no_allocate, .cs) .91 where plain accesses have .97; a static
 //   persistent loop over rows .92-.955, drawn rows .97-.98, one CTA a row .96-1.0.
 
@@ -247,10 +259,12 @@ template <typename Op, typename F> bool with_block(const Plan& p, F f) {
     return is(integral_constant<int, 4>(), any) || is(integral_constant<int, 2>(), any) || is(integral_constant<int, 1>(), any);
 }
 
-template <typename Op> bool launch(const Tensors<Op>& t, int64_t N, const Plan& p, Launch& go) {
+template <typename Op, bool STAY> bool launch(const Tensors<Op>& t, int64_t N, const Plan& p, Launch& go) {
     constexpr int R = Op::READS;
     constexpr bool SAME = sizeof(typename Op::Element) == sizeof(typename Op::Out);
-    const int64_t M = t.M, vectors = (layout(t, N).lead + N) / Op::V;
+    const Layout l = layout(t, N);
+    const int64_t M = t.M, vectors = (l.lead + N) / Op::V;
+    const bool lines = !STAY && l.grain == Op::V && l.aligned && (p.floor != FLOOR_LONG || l.lead == 0);
     const int log = log2_ceil(p.group);
     switch (p.tier) {
         case LANES:
@@ -258,16 +272,16 @@ template <typename Op> bool launch(const Tensors<Op>& t, int64_t N, const Plan& 
                 return with_vectors<1, 2, 3, 4>(p.vectors, [&](auto k) {
                     const int64_t grid = ceil_div(M << log, int64_t(p.threads));
                     if constexpr (k.value < 4 || (R == 1 && Op::E == 2)) {
-                        if (p.group == WARP) return go(lanes_odd<Op, k.value, WARP>, grid, p.threads, 0, 1, t);
+                        if (p.group == WARP) return go(lanes_odd<Op, k.value, WARP, STAY>, grid, p.threads, 0, 1, t);
                     }
-                    if constexpr (k.value < 4) go(lanes_odd<Op, k.value, WARP / 2>, grid, p.threads, 0, 1, t);
+                    if constexpr (k.value < 4) go(lanes_odd<Op, k.value, WARP / 2, STAY>, grid, p.threads, 0, 1, t);
                 });
             return with_vectors<1, 2, 3, 4>(p.vectors, [&](auto k) {
                 const int rows = WARP / p.group;
                 const int64_t grid = ceil_div(M, int64_t(p.threads / WARP * rows));
                 with_vectors<4, 2, 1>(p.floor / 4, [&](auto w) {
                     auto known = [&](auto lanes) {
-                        if (p.group == lanes.value) go(lanes_whole<Op, k.value, w.value, lanes.value>, grid, p.threads, 0, 1, t, p.group, rows, 0);
+                        if (p.group == lanes.value) go(lanes_whole<Op, k.value, w.value, lanes.value, STAY>, grid, p.threads, 0, 1, t, p.group, rows, 0);
                         return p.group == lanes.value;
                     };
                     using std::integral_constant;
@@ -285,39 +299,45 @@ template <typename Op> bool launch(const Tensors<Op>& t, int64_t N, const Plan& 
                         }
                     }
                     if constexpr (k.value * w.value <= 12)
-                        go(lanes_whole<Op, k.value, w.value, 0>, grid, p.threads, 0, 1, t, p.group, rows, ceil_div(2048, p.group));
+                        go(lanes_whole<Op, k.value, w.value, 0, STAY>, grid, p.threads, 0, 1, t, p.group, rows, ceil_div(2048, p.group));
                 });
             });
         case STAGED:
             if constexpr (SAME)
                 return with_vectors<8, 16>(p.vectors, [&](auto k) {
-                    go(staged<Op, k.value>, ceil_div(M, int64_t(p.depth)), p.threads, size_t(p.depth) * N * R * sizeof(typename Op::Element), 1, t, log, p.depth);
+                    go(staged<Op, k.value, STAY>, ceil_div(M, int64_t(p.depth)), p.threads, size_t(p.depth) * N * R * sizeof(typename Op::Element), 1, t, log, p.depth);
                 });
             return false;
-        case BLOCK: return with_block<Op>(p, [&](auto k, auto most) { go(block<Op, k.value, most.value>, M, p.threads, 0, 1, t, p.floor); });
+        case BLOCK:
+            return with_block<Op>(p, [&](auto k, auto most) {
+                go(lines ? block<Op, k.value, most.value, !STAY, STAY> : block<Op, k.value, most.value, false, STAY>, M, p.threads, 0, 1, t, p.floor);
+            });
         case CLUSTER:
             return with_cluster<Op>(p, [&](auto k, auto most) {
-                const auto kernel = cluster<Op, k.value, most.value>;
+                const auto kernel = lines ? cluster<Op, k.value, most.value, !STAY, STAY> : cluster<Op, k.value, most.value, false, STAY>;
                 go(kernel, M * p.group, p.threads, 0, p.group, t, p.group, p.floor, go.turns(kernel, p.threads, 0, true, M, p));
             });
-        case SPLIT:
-            return with_vectors<4 / R, 8 / R>(p.vectors, [&](auto k) {
-                const int chunk = int(round_up<int64_t>(ceil_div<int64_t>(vectors, p.group), LINE_VECTORS));
-                if (p.group > 1 && !go.has_workspace(M * p.group)) return;
-                go(split<Op, k.value>, M * p.group, p.threads, size_t(p.depth) * R * p.threads * VECTOR_BYTES, 1, t, p.group, chunk, p.depth, p.floor,
-                   p.patience, go.workspace);
-            });
+        case SPLIT: {
+            const int chunk = int(round_up<int64_t>(ceil_div<int64_t>(vectors, p.group), LINE_VECTORS));
+            if (p.group > 1 && !go.has_workspace(M * p.group)) return true;
+            auto with = [&](auto kernel) {
+                go(kernel, M * p.group, p.threads, size_t(p.depth) * R * p.threads * VECTOR_BYTES, 1, t, p.group, chunk, p.depth, p.floor, p.patience, go.workspace);
+            };
+            if (p.depth == 0 && chunk <= p.vectors * p.threads)
+                return with_vectors<2 / R, 4 / R, 8 / R>(p.vectors, [&](auto k) { with(lines ? split<Op, k.value, true, !STAY, STAY> : split<Op, k.value, true, false, STAY>); });
+            return with_vectors<4 / R, 8 / R>(p.vectors, [&](auto k) { with(split<Op, k.value, false, false, STAY>); });
+        }
         case WIDE:
         case SPREAD: {
             const int chunk = int(round_up<int64_t>(ceil_div<int64_t>(vectors, p.group), LINE_VECTORS));
             const size_t shared = size_t(std::max(0, chunk - p.vectors * p.threads)) * R * VECTOR_BYTES;  // whole lines, as both are
             if (p.tier == SPREAD && !go.has_workspace(M * p.group)) return true;
             auto across = [&](auto words, auto threads) {
-                const auto kernel = wide<Op, words.value, threads.value, true>;
+                const auto kernel = wide<Op, words.value, threads.value, true, STAY>;
                 go(kernel, M * p.group, p.threads, shared, 1, t, p.group, chunk, p.floor, p.patience, go.workspace, go.turns(kernel, p.threads, shared, false, M, p));
             };
             auto cluster = [&](auto words, auto threads) {
-                const auto kernel = wide<Op, words.value, threads.value, false>;
+                const auto kernel = wide<Op, words.value, threads.value, false, STAY>;
                 go(kernel, M * p.group, p.threads, shared, p.group, t, p.group, chunk, p.floor, 0, nullptr, go.turns(kernel, p.threads, shared, true, M, p));
             };
             return p.tier == SPREAD ? with_shape<Op, true>(p, across) : with_shape<Op, false>(p, cluster);
@@ -373,7 +393,10 @@ template <typename Op> int64_t run(Tensors<Op> t, int64_t N, Plan* p, void* work
     if (p && p->tier == AUTO) *p = chosen;
     else if (p && !holds(t, N, chosen)) return cudaErrorInvalidValue;
     Launch go = {stream, static_cast<Workspace*>(workspace), workspace_bytes, t.M * N * int64_t(sizeof(typename Op::Element))};
-    if (!launch(t, N, chosen, go)) return cudaErrorInvalidValue;
+    // Sixteen bits to float32 write twice what they read, and go without: it would be as many kernels again.
+    constexpr bool SAME = sizeof(typename Op::Element) == sizeof(typename Op::Out);
+    const bool stay = SAME && t.M * N * Op::READS * int64_t(sizeof(typename Op::Element)) >= STAY_BYTES;
+    if (!(stay ? launch<Op, SAME>(t, N, chosen, go) : launch<Op, false>(t, N, chosen, go))) return cudaErrorInvalidValue;
     if (go.missing) return -go.missing;
     cudaError_t left = cudaGetLastError();
     return go.error != cudaSuccess ? go.error : left;

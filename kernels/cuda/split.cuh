@@ -14,7 +14,8 @@ namespace softbench {
 constexpr int SPLIT_THREADS = 512;
 constexpr int AT_ONCE = 2;  // vectors of all tensors taken from shared memory at once
 
-template <typename Op, int K>
+// WHOLE: known when compiling that registers hold each chunk, as they do where few rows are over in a few microseconds. LINES: as of a Row.
+template <typename Op, int K, bool WHOLE, bool LINES, bool STAY>
 __global__ void __launch_bounds__(SPLIT_THREADS, 2)
     split(Tensors<Op> tensors, int G, int chunk, int kept, int floor_bytes, int patience, Workspace* workspace) {
     constexpr int R = Op::READS;
@@ -23,7 +24,7 @@ __global__ void __launch_bounds__(SPLIT_THREADS, 2)
     __shared__ int missed;
     __shared__ uint32_t tag;
     const int T = blockDim.x, thread = threadIdx.x;
-    const unsigned index = blockIdx.x / unsigned(G), number = blockIdx.x - index * unsigned(G);
+    const unsigned index = gridDim.x == unsigned(G) ? 0 : blockIdx.x / unsigned(G), number = blockIdx.x - index * unsigned(G);
 
     uint32_t seen = 0;
     if (G > 1 && thread == 0) {  // one of them: a thousand warps that read one line wait for each other
@@ -31,13 +32,13 @@ __global__ void __launch_bounds__(SPLIT_THREADS, 2)
         seen = tag_of(workspace);
         fetch_line(workspace->slots + int64_t(index) * G + number);  // a poll would else wait for the memory, not for the part
     }
-    const Row<Op> row(tensors, index, floor_bytes);
+    const Row<Op, LINES, STAY> row(tensors, index, floor_bytes);
     const int start = int(number) * chunk + thread;
-    const int end = min(row.last, int(min(int64_t(number + 1) * chunk, int64_t(row.last))));
-    const int from_shared = start + K * T, again = from_shared + kept * T;
+    const int end = int(min(int64_t(number + 1) * chunk, int64_t(row.last)));
+    const int from_shared = start + K * T, again = WHOLE ? end : from_shared + kept * T;
 
     Part part = Op::empty();
-    absorb_stream<Op>(part, row, again, end);  // first, while no register holds anything
+    if constexpr (!WHOLE) absorb_stream<Op>(part, row, again, end);  // first, while no register holds anything
     const int at = number == 0 ? row.odd(thread) : -1;
     uint32_t odd[R];
     row.read_odd(at, odd);
@@ -45,21 +46,27 @@ __global__ void __launch_bounds__(SPLIT_THREADS, 2)
 #pragma unroll
     for (int k = 0; k < K; ++k) {
         int i = start + k * T;
-        read(item[k], row, i, i >= row.first && i < end);
+        read(item[k], row, i, (LINES || i >= row.first) && i < end);
     }
     uint4* mine = reinterpret_cast<uint4*>(dynamic) + thread;
-    for (int s = 0; s < kept; ++s) {
+    for (int s = 0; !WHOLE && s < kept; ++s) {
         int i = from_shared + s * T;
         if (i >= end) break;
 #pragma unroll
-        for (int r = 0; r < R; ++r) copy_async(mine + (s * R + r) * T, row.vector(r, i));
+        for (int r = 0; r < R; ++r) copy_async<STAY>(mine + (s * R + r) * T, row.vector(r, i), row.policy);
     }
 
-    const Part own = Op::take(item, odd);
-    part = Op::joined(part, own);
-    forget_unpacked<Op>(item, floor_bytes == 0);
-    copy_async_wait();
-    const int stored = min(kept, max(0, (end - from_shared + T - 1) / T));  // of this thread
+    constexpr bool KEEP = WHOLE && KEEPS<Op, K>;
+    float kept_here[KEEP ? K * Op::V : 1];
+    Part own;
+    if constexpr (KEEP) own = Op::take(item, odd, kept_here);
+    else own = Op::take(item, odd);
+    part = WHOLE ? own : Op::joined(part, own);
+    if (!WHOLE) {
+        forget_unpacked<Op>(item, floor_bytes == 0);
+        copy_async_wait();
+    }
+    const int stored = WHOLE ? 0 : min(kept, max(0, (end - from_shared + T - 1) / T));  // of this thread
     auto fetch = [&](Item<R>(&some)[AT_ONCE / R], int s) {
 #pragma unroll
         for (int u = 0; u < AT_ONCE / R; ++u)
@@ -90,11 +97,13 @@ __global__ void __launch_bounds__(SPLIT_THREADS, 2)
     Part whole;
     if (!alone) {
         whole = Op::finish(part);
-        forget_unpacked<Op>(item, floor_bytes == 0);
+        if (!KEEP) forget_unpacked<Op>(item, floor_bytes == 0);
 #pragma unroll
         for (int k = 0; k < K; ++k) {
             int i = start + k * T;
-            if (i >= row.first && i < end) row.give(i, item[k], whole, own);
+            if (!((LINES || i >= row.first) && i < end)) continue;
+            if constexpr (KEEP) Op::give(row.target + int64_t(i) * Op::V, kept_here + k * Op::V, whole, own);
+            else row.give(i, item[k], whole, own);
         }
 #pragma unroll 1
         for (int s = 0; s < stored; s += AT_ONCE / R) {

@@ -22,7 +22,7 @@ constexpr int wide_ctas(int words, int threads) {
 }
 
 // SPREAD: the row's CTAs are no cluster, and meet in slots (meet.cuh).
-template <typename Op, int W, int T, bool SPREAD>
+template <typename Op, int W, int T, bool SPREAD, bool STAY>
 __global__ void __launch_bounds__(T, wide_ctas(W, T)) wide(Tensors<Op> tensors, int size, int chunk, int floor_bytes, int patience, Workspace* workspace, Turns turns) {
 #if SOFTBENCH_CLUSTERS
     constexpr int R = Op::READS, K = W / R, PIECE = 4 / R;
@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(T, wide_ctas(W, T)) wide(Tensors<Op> tensors, 
         cluster_arrive();
     }
     await_turn(turns, index);
-    const Row<Op> row(tensors, index, floor_bytes);
+    const Row<Op, false, STAY> row(tensors, index, floor_bytes);
     const int begin = rank * chunk, end = min(row.last, begin + chunk);
     const int spare = max(chunk - K * T, 0), kept = max(end - begin - K * T, 0);  // vectors of a tensor in shared memory: room, and here
 
@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(T, wide_ctas(W, T)) wide(Tensors<Op> tensors, 
             const int from = p * PIECE * T, bytes = min(PIECE * T, kept - from) * VECTOR_BYTES;
             barrier_expect(&full[p], R * bytes);
 #pragma unroll
-            for (int r = 0; r < R; ++r) copy_bulk(dynamic + size_t(r * spare + from) * VECTOR_BYTES, row.vector(r, begin + K * T + from), bytes, &full[p]);
+            for (int r = 0; r < R; ++r) copy_bulk<STAY>(dynamic + size_t(r * spare + from) * VECTOR_BYTES, row.vector(r, begin + K * T + from), bytes, &full[p], row.policy);
         }
     }
     const int start = begin + thread;
@@ -123,7 +123,7 @@ __global__ void __launch_bounds__(T, wide_ctas(W, T)) wide(Tensors<Op> tensors, 
         if (thread == 0) publish(slots + own_rank, part, tag, workspace);
         part = join_block<Op, T>(gather<Op>(slots, size, own_tag, patience, missed), parts[1]);
         if (missed) {  // nothing that is held is used: the chunk is read again
-            const Row<Op> again(tensors, blockIdx.x / unsigned(size), floor_bytes);
+            const Row<Op, false, STAY> again(tensors, blockIdx.x / unsigned(size), floor_bytes);
             const Part whole = Op::finish(whole_row(again, parts[0]));
             const int end = own_end;
             for (int i = max(own_begin, again.first) + thread; i < end; i += T) {

@@ -15,7 +15,7 @@ from .words import after, dot_lanes, dot_of, edges_of, element, load, store_slop
 @triton.jit(do_not_specialize=["dy_stride", "y_stride", "dx_stride", "M", "N"])
 def backward_rows(
     dy_ptr, y_ptr, dx_ptr, dy_stride, y_stride, dx_stride, M, N,
-    BM: tl.constexpr, P: tl.constexpr, T: tl.constexpr, W: tl.constexpr, V: tl.constexpr, ALIGN: tl.constexpr,
+    BM: tl.constexpr, P: tl.constexpr, T: tl.constexpr, W: tl.constexpr, V: tl.constexpr, ALIGN: tl.constexpr, STAYS: tl.constexpr,
 ):  # fmt: skip
     """See `softbench.kernels.triton.forward.forward_rows`."""
     D: tl.constexpr = y_ptr.dtype.element_ty
@@ -34,8 +34,8 @@ def backward_rows(
             inside = inside & (row < M)[:, None]
         dy_edge = tl.load(dy_row[:, None] + columns, mask=inside, other=0.0).to(tl.float32)
         y_edge = tl.load(y_row[:, None] + columns, mask=inside, other=0.0).to(tl.float32)
-    dy = load(words_at(dy_row, shift, W), first, end, start, 0, P, T, W, ALIGN)
-    y = load(words_at(y_row, shift, W), first, end, start, 0, P, T, W, ALIGN)
+    dy = load(words_at(dy_row, shift, W), first, end, start, 0, P, T, W, ALIGN, STAYS)
+    y = load(words_at(y_row, shift, W), first, end, start, 0, P, T, W, ALIGN, STAYS)
     s = dot_of(dy, y, D)
     if ALIGN > 0:
         s += tl.sum(dy_edge * y_edge, 1)
@@ -51,7 +51,7 @@ def backward_rows(
 @triton.jit(do_not_specialize=["dy_stride", "y_stride", "dx_stride", "N", "CHUNK", "FIRST", "CYCLES"])
 def backward_cluster(
     dy_ptr, y_ptr, dx_ptr, dy_stride, y_stride, dx_stride, N, CHUNK, FIRST, CYCLES,
-    P: tl.constexpr, C: tl.constexpr, T: tl.constexpr, V: tl.constexpr, ALIGN: tl.constexpr,
+    P: tl.constexpr, C: tl.constexpr, T: tl.constexpr, V: tl.constexpr, ALIGN: tl.constexpr, STAYS: tl.constexpr,
 ):  # fmt: skip
     """See `softbench.kernels.triton.forward.forward_cluster`."""
     D: tl.constexpr = y_ptr.dtype.element_ty
@@ -70,8 +70,8 @@ def backward_cluster(
         y_edge = tl.load(y_row[:, None] + columns, mask=inside, other=0.0).to(tl.float32)
     start = rank * CHUNK
     end = tl.minimum(start + CHUNK, end)
-    dy = load(words_at(dy_row, shift, 4), first, end, start, 0, P, T, 4, ALIGN)
-    y = load(words_at(y_row, shift, 4), first, end, start, 0, P, T, 4, ALIGN)
+    dy = load(words_at(dy_row, shift, 4), first, end, start, 0, P, T, 4, ALIGN, STAYS)
+    y = load(words_at(y_row, shift, 4), first, end, start, 0, P, T, 4, ALIGN, STAYS)
     s = dot_of(dy, y, D)
     if ALIGN > 0:
         s += tl.sum(dy_edge * y_edge, 1)
@@ -87,6 +87,7 @@ def backward_cluster(
 def backward_group(
     dy_ptr, y_ptr, dx_ptr, counter, slots, dy_stride, y_stride, dx_stride, N, G, CHUNK, programs, EXTRA, FIRST, CYCLES,
     P: tl.constexpr, T: tl.constexpr, V: tl.constexpr, ALIGN: tl.constexpr, PEERS: tl.constexpr, STREAM: tl.constexpr,
+    STAYS: tl.constexpr,
 ):  # fmt: skip
     """See `softbench.kernels.triton.forward.forward_group`; `slots` are PEERS a row, G > 1, and nothing is held in shared memory."""
     D: tl.constexpr = y_ptr.dtype.element_ty
@@ -102,8 +103,8 @@ def backward_group(
     end = tl.minimum(start + CHUNK, row_end)
     dy_words = words_at(dy_row, shift, 4)
     y_words = words_at(y_row, shift, 4)
-    dy = load(dy_words, first, end, start, 0, P, T, 4, ALIGN)
-    y = load(y_words, first, end, start, 0, P, T, 4, ALIGN)
+    dy = load(dy_words, first, end, start, 0, P, T, 4, ALIGN, STAYS)
+    y = load(y_words, first, end, start, 0, P, T, 4, ALIGN, STAYS)
     if ALIGN > 0:
         columns, row_edges = edges_of(N, shift, first, row_end, V, 2 * V)
         inside = row_edges & (start == 0)[:, None]
@@ -116,8 +117,8 @@ def backward_group(
     if STREAM:
         lanes = tl.zeros((1, T), tl.float32)
         for i in range(EXTRA):
-            d = load(dy_words, first, end, start + (P + i) * T, 0, 1, T, 4, ALIGN)
-            v = load(y_words, first, end, start + (P + i) * T, 0, 1, T, 4, ALIGN)
+            d = load(dy_words, first, end, start + (P + i) * T, 0, 1, T, 4, ALIGN, STAYS)
+            v = load(y_words, first, end, start + (P + i) * T, 0, 1, T, 4, ALIGN, STAYS)
             lanes += dot_lanes(d[0], v[0], D)
         s += tl.sum(lanes, 1)
     if ALIGN > 0:
@@ -129,8 +130,8 @@ def backward_group(
         all_lanes = tl.zeros((1, T), tl.float32)
         for at in range(0, G * CHUNK, T):
             place = at + tl.arange(0, 1)
-            d_one = load(dy_words, first, row_end, place, 0, 1, T, 4, ALIGN)
-            y_one = load(y_words, first, row_end, place, 0, 1, T, 4, ALIGN)
+            d_one = load(dy_words, first, row_end, place, 0, 1, T, 4, ALIGN, STAYS)
+            y_one = load(y_words, first, row_end, place, 0, 1, T, 4, ALIGN, STAYS)
             all_lanes += dot_lanes(d_one[0], y_one[0], D)
         whole = tl.sum(all_lanes, 1)
         if ALIGN > 0:
@@ -145,8 +146,8 @@ def backward_group(
     if STREAM:
         for i in range(EXTRA):
             at_one = start + (P + i) * T
-            d_again = load(dy_words, first, end, at_one, 0, 1, T, 4, ALIGN)
-            y_again = load(y_words, first, end, at_one, 0, 1, T, 4, ALIGN)
+            d_again = load(dy_words, first, end, at_one, 0, 1, T, 4, ALIGN, STAYS)
+            y_again = load(y_words, first, end, at_one, 0, 1, T, 4, ALIGN, STAYS)
             store_slopes(dx_words, d_again, y_again, s, first, end, at_one, T, 4, D, ALIGN)
     if ALIGN > 0:
         tl.store(dx_row[:, None] + columns, element(y_edge * (dy_edge - s[:, None]), D), mask=inside)

@@ -47,11 +47,17 @@ through.
   to sixteen rows on clusters of 16; .83 to .86 on average over the same cells.
 - How an SM's memory is parted (`carveout.py`), after the CUDA kernels, where it decides between .83 and .94: asked for of groups only, as
   the others need next to none; by itself not measured.
-
-- With that, 4096 rows of 12289 to 131072 became 1 to 3 % slower, by device times (odd ones, whose edges are now in the threads' own join,
-  up to 4 % faster: 50257 in bf16 .935 to .970 of copy): under the limits of their plans, 56 and 64 registers, each tile's two comparisons
-  waited for the stores in a register, and one was spilled before the first load. Now a tile has one, asked anew for the stores: no spills
-  in the plans of 4096 rows, and fewer instructions than before. Not measured yet, nor are plans of many rows fitted to it.
+- With that, 4096 rows of 12289 to 131072 became 1 to 3 % slower: under the limits of their plans, 56 and 64 registers, each tile's two
+  comparisons waited for the stores in a register, and one was spilled before the first load. Now a tile has one, asked anew for the stores:
+  no spills in those plans. Predicted to give it back: 65536 in bf16 .961 to .981, 131072 .970 to .984, 32768 .953 to .968.
+- What is read stays in L2 before what is written (`evict_last`; `plans.Shape.stays`), after torch.compile's backward of 4096 columns, which
+  has it and was 5 % faster than an add of the same bytes, reading all of it twice. Predicted to be a trick on do_bench, whose flush leaves
+  such lines where they are: so it is up to some 16 MB (a kernel of a row a program, 64 x 32768 in bf16: 9.6 us, 10.4 on buffers that
+  rotate or after cuCtxResetPersistingL2Cache). Beyond, it is as fast on rotating buffers (`tests/gpu/test_stays_gpu.py`): 4096 x 4096 22.6
+  to 21.4 us, 65536 x 4096 263 to 252; ncu counts the same bytes to and from memory, in 255 and 245 us. So it is the order in which what
+  is written leaves L2. Most launches that read 32 MB and more gain 2 to 5 % and pass the copy; smaller ones go without. Stores that are
+  to leave first give nothing, loads that are (`evict_first`) lose 3 to 8 %, lines released after their row (applypriority) 20 %. What it
+  costs others: some MB of L2 keep what was read until other such lines come; a copy of 8 MB after it took 2 % longer.
 
 Few rows, up to 128, are at .854 of copy on average in results/h200/frontier.csv, without one cell that is launch-bound.
 """
@@ -89,7 +95,7 @@ from .words import (
 @triton.jit(do_not_specialize=["x_stride", "y_stride", "M", "N"])
 def forward_rows(
     x_ptr, y_ptr, x_stride, y_stride, M, N,
-    BM: tl.constexpr, P: tl.constexpr, T: tl.constexpr, W: tl.constexpr, V: tl.constexpr, ALIGN: tl.constexpr,
+    BM: tl.constexpr, P: tl.constexpr, T: tl.constexpr, W: tl.constexpr, V: tl.constexpr, ALIGN: tl.constexpr, STAYS: tl.constexpr,
 ):  # fmt: skip
     """BM rows a program, each P tiles of T vectors of W words (V elements). ALIGN = 0: strides and N in vectors, else in elements."""
     D: tl.constexpr = x_ptr.dtype.element_ty
@@ -106,7 +112,7 @@ def forward_rows(
         if BM > 1:
             inside = inside & (row < M)[:, None]
         edge = tl.load(x_row[:, None] + columns, mask=inside, other=MINUS_INFINITY).to(tl.float32)
-    x = load(words_at(x_row, shift, W), first, end, start, nothing(D), P, T, W, ALIGN)
+    x = load(words_at(x_row, shift, W), first, end, start, nothing(D), P, T, W, ALIGN, STAYS)
     y_words = words_at(y_row, shift, W)
     if T <= 32:
         m = top_of_tiles(x, D)
@@ -148,7 +154,7 @@ def forward_rows(
 @triton.jit(do_not_specialize=["x_stride", "y_stride", "N", "CHUNK", "FIRST", "CYCLES"])
 def forward_cluster(
     x_ptr, y_ptr, x_stride, y_stride, N, CHUNK, FIRST, CYCLES,
-    P: tl.constexpr, C: tl.constexpr, T: tl.constexpr, V: tl.constexpr, ALIGN: tl.constexpr,
+    P: tl.constexpr, C: tl.constexpr, T: tl.constexpr, V: tl.constexpr, ALIGN: tl.constexpr, STAYS: tl.constexpr,
 ):  # fmt: skip
     """A row a cluster of C CTAs, CHUNK <= P * T vectors each; strides and N as in `forward_rows`."""
     D: tl.constexpr = x_ptr.dtype.element_ty
@@ -165,7 +171,7 @@ def forward_cluster(
         edge = tl.load(x_row[:, None] + columns, mask=inside, other=MINUS_INFINITY).to(tl.float32)
     start = rank * CHUNK
     end = tl.minimum(start + CHUNK, end)
-    x = load(words_at(x_row, shift, 4), first, end, start, nothing(D), P, T, 4, ALIGN)
+    x = load(words_at(x_row, shift, 4), first, end, start, nothing(D), P, T, 4, ALIGN, STAYS)
     if P > 2:
         own, part = measure_lanes(after(x, now(N)), D)
     else:
@@ -191,6 +197,7 @@ def forward_cluster(
 def forward_group(
     x_ptr, y_ptr, counter, slots, x_stride, y_stride, N, G, CHUNK, programs, EXTRA, FIRST, CYCLES,
     P: tl.constexpr, H: tl.constexpr, T: tl.constexpr, V: tl.constexpr, ALIGN: tl.constexpr, PEERS: tl.constexpr, STREAM: tl.constexpr,
+    STAYS: tl.constexpr,
 ):  # fmt: skip
     """A row G programs, CHUNK vectors each: P tiles in registers, H in shared memory. PEERS = 1: G is 1.
 
@@ -210,8 +217,8 @@ def forward_group(
     end = tl.minimum(start + CHUNK, row_end)
     words = words_at(x_row, shift, 4)
     if H > 0:
-        place = hold(words, first, end, start + P * T, H, T)
-    x = load(words, first, end, start, nothing(D), P, T, 4, ALIGN)
+        place = hold(words, first, end, start + P * T, H, T, STAYS)
+    x = load(words, first, end, start, nothing(D), P, T, 4, ALIGN, STAYS)
     if ALIGN > 0:
         columns, row_edges = edges_of(N, shift, first, row_end, V, T)
         inside = row_edges & (start == 0)[:, None]
@@ -229,7 +236,7 @@ def forward_group(
         m, s = measure_held(m, s, place, first, end, start + P * T, H, T, D)
     if STREAM:
         for i in range(EXTRA):
-            tile = load(words, first, end, start + (P + H + i) * T, nothing(D), 1, T, 4, ALIGN)
+            tile = load(words, first, end, start + (P + H + i) * T, nothing(D), 1, T, 4, ALIGN, STAYS)
             n = tl.maximum(m, top_of(tile[0], D))
             b = base_of(n)
             s = s * exp_of(m - b) + total_of(tile[0], b[:, :, None], D)
@@ -247,7 +254,7 @@ def forward_group(
             m_all = tl.full((1, T), MINUS_INFINITY, tl.float32)
             s_all = tl.zeros((1, T), tl.float32)
             for at in range(0, G * CHUNK, T):
-                tile = load(words, first, row_end, at + tl.arange(0, 1), nothing(D), 1, T, 4, ALIGN)
+                tile = load(words, first, row_end, at + tl.arange(0, 1), nothing(D), 1, T, 4, ALIGN, STAYS)
                 n = tl.maximum(m_all, top_of(tile[0], D))
                 b = base_of(n)
                 s_all = s_all * exp_of(m_all - b) + total_of(tile[0], b[:, :, None], D)
@@ -269,7 +276,7 @@ def forward_group(
     if STREAM:
         for i in range(EXTRA):
             at = start + (P + H + i) * T
-            again = load(words, first, end, at, nothing(D), 1, T, 4, ALIGN)
+            again = load(words, first, end, at, nothing(D), 1, T, 4, ALIGN, STAYS)
             store_softmax(y_words, again, m, scale, first, end, at, T, 4, D, ALIGN)
     if ALIGN > 0:
         tl.store(y_row[:, None] + columns, element(exp_of(edge - m) * scale, D), mask=inside)

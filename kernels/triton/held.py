@@ -18,6 +18,10 @@ def _room(kib: int) -> tl.constexpr:
 
 ROOM_4, ROOM_8, ROOM_16, ROOM_24, ROOM_32, ROOM_44 = (_room(kib) for kib in (4, 8, 16, 24, 32, 44))
 COPY = tl.constexpr("cp.async.cg.shared.global [$1], [$2], 16, $3; mov.b32 $0, 0;")  # of $3 = 0 bytes it reads nothing
+COPY_KEPT = tl.constexpr(
+    "{ .reg .b64 policy; createpolicy.fractional.L2::evict_last.b64 policy, 1.0;"
+    " cp.async.cg.shared.global.L2::cache_hint [$1], [$2], 16, $3, policy; mov.b32 $0, 0; }"
+)
 COMMIT = tl.constexpr("cp.async.commit_group; mov.b32 $0, $1;")
 WAIT = tl.constexpr("cp.async.wait_all; bar.sync 0; mov.b32 $0, $1;")
 FETCH = tl.constexpr("ld.shared.v4.b32 {$0, $1, $2, $3}, [$4];")
@@ -25,8 +29,9 @@ PUT = tl.constexpr("{ .reg .pred p; setp.ne.u32 p, $6, 0; @p st.global.v4.b32 [$
 
 
 @triton.jit
-def hold(words, first, end, start, H: tl.constexpr, T: tl.constexpr):
+def hold(words, first, end, start, H: tl.constexpr, T: tl.constexpr, STAYS: tl.constexpr):
     """Begin to copy H tiles of T vectors, from `start` on; returns their place."""
+    ASM: tl.constexpr = COPY_KEPT if STAYS else COPY
     BYTES: tl.constexpr = H * T * 16
     S: tl.constexpr = ROOM_4 if BYTES <= 4096 else (ROOM_8 if BYTES <= 8192 else (ROOM_16 if BYTES <= 16384 else ROOM_24))
     L: tl.constexpr = S if BYTES <= 24576 else (ROOM_32 if BYTES <= 32768 else ROOM_44)
@@ -37,7 +42,7 @@ def hold(words, first, end, start, H: tl.constexpr, T: tl.constexpr):
         size = tl.where((v >= first[:, None]) & (v < end[:, None]), 16, 0)
         address = (words[:, None] + v * 4).to(tl.int64)
         at = place + (t + h * T) * 16
-        tl.inline_asm_elementwise(COPY, "=r,r,l,r", [at, address, size], dtype=tl.int32, is_pure=False, pack=1)
+        tl.inline_asm_elementwise(ASM, "=r,r,l,r", [at, address, size], dtype=tl.int32, is_pure=False, pack=1)
     tl.inline_asm_elementwise(COMMIT, "=r,r", [place], dtype=tl.int32, is_pure=False, pack=1)
     return place
 

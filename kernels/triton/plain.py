@@ -36,14 +36,25 @@ def wide(x):
 
 
 @triton.jit
-def forward_tile(x_ptr, y_ptr, x_stride, y_stride, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+def softmax_tile(x_ptr, y_ptr, x_stride, y_stride, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, KEPT: tl.constexpr):
     rows = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = tl.arange(0, BLOCK_N)
     mask = (rows < M)[:, None] & (columns < N)[None, :]
-    x = wide(tl.load(x_ptr + rows[:, None] * x_stride + columns[None, :], mask=mask, other=-float("inf")))
+    x = wide(tl.load(x_ptr + rows[:, None] * x_stride + columns[None, :], mask=mask, other=-float("inf"), eviction_policy=KEPT))
     numerator = tl.exp(x - tl.max(x, 1)[:, None])  # a row of only -inf is NaN, as torch has it
     y = numerator / tl.sum(numerator, 1)[:, None]
     tl.store(y_ptr + rows[:, None] * y_stride + columns[None, :], y, mask=mask)
+
+
+@triton.jit
+def forward_tile(x_ptr, y_ptr, x_stride, y_stride, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    softmax_tile(x_ptr, y_ptr, x_stride, y_stride, M, N, BLOCK_M, BLOCK_N, "")
+
+
+@triton.jit
+def forward_tile_stays(x_ptr, y_ptr, x_stride, y_stride, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """For shapes with `plans.Shape.stays`."""
+    softmax_tile(x_ptr, y_ptr, x_stride, y_stride, M, N, BLOCK_M, BLOCK_N, "evict_last")
 
 
 @triton.jit
@@ -71,14 +82,26 @@ def forward_loop(x_ptr, y_ptr, x_stride, y_stride, M, N, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def backward_tile(dy_ptr, y_ptr, dx_ptr, dy_stride, y_stride, dx_stride, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+def slopes_tile(
+    dy_ptr, y_ptr, dx_ptr, dy_stride, y_stride, dx_stride, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, KEPT: tl.constexpr
+):  # fmt: skip
     rows = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = tl.arange(0, BLOCK_N)
     mask = (rows < M)[:, None] & (columns < N)[None, :]
-    dy = wide(tl.load(dy_ptr + rows[:, None] * dy_stride + columns[None, :], mask=mask, other=0.0))
-    y = wide(tl.load(y_ptr + rows[:, None] * y_stride + columns[None, :], mask=mask, other=0.0))
+    dy = wide(tl.load(dy_ptr + rows[:, None] * dy_stride + columns[None, :], mask=mask, other=0.0, eviction_policy=KEPT))
+    y = wide(tl.load(y_ptr + rows[:, None] * y_stride + columns[None, :], mask=mask, other=0.0, eviction_policy=KEPT))
     dx = y * (dy - tl.sum(dy * y, 1)[:, None])
     tl.store(dx_ptr + rows[:, None] * dx_stride + columns[None, :], dx, mask=mask)
+
+
+@triton.jit
+def backward_tile(dy_ptr, y_ptr, dx_ptr, dy_stride, y_stride, dx_stride, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    slopes_tile(dy_ptr, y_ptr, dx_ptr, dy_stride, y_stride, dx_stride, M, N, BLOCK_M, BLOCK_N, "")
+
+
+@triton.jit
+def backward_tile_stays(dy_ptr, y_ptr, dx_ptr, dy_stride, y_stride, dx_stride, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    slopes_tile(dy_ptr, y_ptr, dx_ptr, dy_stride, y_stride, dx_stride, M, N, BLOCK_M, BLOCK_N, "evict_last")
 
 
 @triton.jit

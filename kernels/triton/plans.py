@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass
 from importlib import resources
 from pathlib import Path
 
+STAYS_BYTES = 32 << 20  # of all that a launch reads: half of an H200's L2
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -28,6 +30,13 @@ class Shape:
     @property
     def tensors(self) -> int:
         return 2 if self.backward else 1
+
+    @property
+    def stays(self) -> bool:
+        """Whether lines that are read are to stay in L2 before those that are written: what is written then leaves L2 soon after it was
+        written, and so in its order, which memory takes the faster (`forward.py` has by how much). Of a launch that reads little, what it
+        has read would still be there for the next."""
+        return self.M * self.N * self.size * self.tensors >= STAYS_BYTES
 
 
 @dataclass(frozen=True)

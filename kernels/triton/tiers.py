@@ -24,10 +24,12 @@ from .plain import (
     LOOP_COLUMNS,
     backward_loop,
     backward_tile,
+    backward_tile_stays,
     block_m,
     block_n,
     forward_loop,
     forward_tile,
+    forward_tile_stays,
     warps,
 )
 from .plans import Plan, Shape
@@ -202,7 +204,7 @@ def _tile(shape: Shape, plan: Plan, strides: tuple[int, ...]) -> Call:
         count = max(1, min(4, BM * BN // (32 * plan.V)))
     else:
         count = warps(shape.tensors * BM * BN)
-    kernel = backward_tile if shape.backward else forward_tile
+    kernel = (forward_tile_stays, backward_tile_stays)[shape.backward] if shape.stays else (forward_tile, backward_tile)[shape.backward]
     return Call(kernel, triton.cdiv(M, BM), (*strides, M, N, BM, BN), {"num_warps": count})
 
 
@@ -215,13 +217,13 @@ def _loop(shape: Shape, plan: Plan, strides: tuple[int, ...]) -> Call:
 def _rows(shape: Shape, plan: Plan, strides: tuple[int, ...]) -> Call:
     kernel = backward_rows if shape.backward else forward_rows
     *units, N = _units(shape, plan, strides)
-    tile = plan.BM, plan.P, plan.T, plan.W, plan.V, plan.ALIGN
+    tile = plan.BM, plan.P, plan.T, plan.W, plan.V, plan.ALIGN, shape.stays
     return Call(kernel, triton.cdiv(shape.M, plan.BM), (*units, shape.M, N, *tile), _options(plan))
 
 
 def _cluster(shape: Shape, plan: Plan, strides: tuple[int, ...]) -> Call:
     kernel = backward_cluster if shape.backward else forward_cluster
-    tile = plan.P, plan.C, plan.T, plan.V, plan.ALIGN
+    tile = plan.P, plan.C, plan.T, plan.V, plan.ALIGN, shape.stays
     return Call(
         kernel, shape.M, (*_units(shape, plan, strides), chunk(shape, plan), *turns(shape, plan), *tile), _options(plan, num_ctas=plan.C)
     )
@@ -233,7 +235,7 @@ def _group(shape: Shape, plan: Plan, strides: tuple[int, ...]) -> Call:
     each = chunk(shape, plan)
     extra = max(0, triton.cdiv(each, plan.T) - plan.P - plan.H)
     held = () if shape.backward else (plan.H,)
-    tile = plan.P, *held, plan.T, plan.V, plan.ALIGN, peers, extra > 0
+    tile = plan.P, *held, plan.T, plan.V, plan.ALIGN, peers, extra > 0, shape.stays
     numbers = *_units(shape, plan, strides), plan.G, each, programs, extra, *turns(shape, plan), *tile
     kernel = backward_group if shape.backward else forward_group
     return Call(kernel, programs, numbers, _options(plan), slots=shape.M * peers * (1 if shape.backward else 2))

@@ -175,13 +175,14 @@ def inside_of(first, end, start, p: tl.constexpr, T: tl.constexpr, W: tl.constex
 
 
 @triton.jit
-def load(words, first, end, start, other, P: tl.constexpr, T: tl.constexpr, W: tl.constexpr, ALIGN: tl.constexpr):
-    """P tiles of the vectors from `start` on; those outside first..end-1 read as `other`."""
+def load(words, first, end, start, other, P: tl.constexpr, T: tl.constexpr, W: tl.constexpr, ALIGN: tl.constexpr, STAYS: tl.constexpr):
+    """P tiles of the vectors from `start` on; those outside first..end-1 read as `other`. STAYS: of `plans.Shape.stays`."""
+    KEPT: tl.constexpr = "evict_last" if STAYS else ""
     o = start[:, None, None] * W + tl.arange(0, T)[None, :, None] * W + tl.arange(0, W)[None, None, :]
     out = ()
     for p in tl.static_range(P):
         inside = inside_of(first, end, start, p, T, W, ALIGN)
-        out = out + (tl.load(words[:, None, None] + o + p * T * W, mask=inside, other=other),)
+        out = out + (tl.load(words[:, None, None] + o + p * T * W, mask=inside, other=other, eviction_policy=KEPT),)
     return out
 
 
