@@ -48,7 +48,7 @@ class Progress:
         self._done += cells
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, advance=cells, description=case.key)
-        elif (now := time.monotonic()) - self._last > LOG_SECONDS:
+        elif self._done and (now := time.monotonic()) - self._last > LOG_SECONDS:  # a resumed run begins with what it has: perhaps nothing
             self._last = now
             left = (now - self._start) / self._done * (self._cells - self._done)
             self.note(f"{self._done} of {self._cells} cells, about {units.duration(left)} left")

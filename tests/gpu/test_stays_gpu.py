@@ -11,6 +11,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.alone, pytest.mark.timeout(300)]
 
 ROTATED_BYTES = 400 << 20  # far more than an L2 holds
 SAMPLES = 40
+AHEAD_CYCLES = 1_000_000  # half a millisecond, in which the host issues what is timed
 
 
 def times_us(call, operands):
@@ -19,6 +20,7 @@ def times_us(call, operands):
     found = []
     for number in range(SAMPLES + 5):
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        torch.cuda._sleep(AHEAD_CYCLES)
         flush.zero_()
         begin.record()
         call(operands[number % len(operands)])
