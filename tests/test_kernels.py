@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from softbench.kernels.cuda import build
+from softbench.kernels.cuda import build, disassemble
 from softbench.kernels.triton import rows
 
 from softbench import toolchain
@@ -85,6 +86,33 @@ def test_the_cuda_source_compiles_without_spilling_a_register(tmp_path, architec
     assert all("0 bytes spill stores, 0 bytes spill loads" in line for line in spills)
     for tier in ("lanes_whole", "lanes_odd", "block", "cluster", "split", "wide", "plain", *(("staged",) if whole else ())):
         assert told.count(f"_ZN9softbench{len(tier)}{tier}I") >= 1, tier
+
+
+def undefined_descriptors(sass: str) -> list[str]:
+    """Copies to shared memory by a uniform register that their function never sets."""
+    found = []
+    for function in sass.split("Function : ")[1:]:
+        code = [line.split("*/", 1)[1].split(";")[0] for line in function.splitlines() if line.lstrip().startswith("/*") and ";" in line]
+        written = {int(number) for line in code for number in re.findall(r"^\s*(?:@!?U?P\d+ )?\S+ (?:UP\w+, )?UR(\d+)", line)}
+        written |= {number + 1 for number in written}  # of 64 bits
+        for line in code:
+            if "LDGSTS" in line and (lost := {int(number) for number in re.findall(r"UR(\d+)", line)} - written):
+                found.append(f"{function.splitlines()[0]}: {line.strip()}: {sorted(lost)}")
+    return found
+
+
+@needs_nvcc
+@pytest.mark.skipif(disassemble.cuobjdump() is None, reason="no cuobjdump on this machine")
+@pytest.mark.parametrize("architecture", ["sm_90a", "sm_100a"])
+def test_copies_to_shared_memory_have_a_policy_that_was_set(tmp_path, architecture):
+    """ptxas of CUDA 13.0 to 13.3 takes one that nobody set, for sm_100, where such a copy has a cache hint (memory.cuh)."""
+    cubin = tmp_path / "x.cubin"
+    words = [word for word in build.command(build.nvcc(), architecture, cubin) if word not in ("-shared", "-Xcompiler", "-fPIC")]
+    done = subprocess.run([*words, "-DSOFTBENCH_PART=7", "-cubin"], capture_output=True, text=True, check=False)  # 16-bit gradients
+    assert done.returncode == 0, done.stderr
+    sass = disassemble.sass(cubin, [name for name in disassemble.resources(cubin) if "5split" in name or "staged" in name])
+    assert sass.count("LDGSTS") >= 4
+    assert undefined_descriptors(sass) == []
 
 
 @needs_nvcc

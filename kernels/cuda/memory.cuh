@@ -24,11 +24,10 @@ template <typename Op> struct Tensors {
     int N;
 };
 
-// Reads that are to STAY: their lines leave L2 after those that are written, which then leave it soon after they were written, and so in
-// their order. Memory takes them the faster (softmax.cu has by how much). Of a launch that reads little, what it has read would still be
-// there for the next: not for those.
-//
-// To be made once: at each load it would be five instructions, whose registers wait for the load before.
+// Reads that are to STAY: their lines leave L2 after those that are written, which then leave it soon after they were written, presumably in
+// their order: memory takes them the faster (softmax.cu has by how much). Not for launches that read little: what those have read would survive
+// a flush such as do_bench's, and they would only seem fast. The policy is made once a kernel: made at each load it would be five instructions,
+// whose registers wait for the load before.
 template <bool STAY> __device__ __forceinline__ uint64_t policy_of() {
     uint64_t policy = 0;
     if constexpr (STAY) asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
@@ -53,7 +52,8 @@ template <bool STAY> __device__ __forceinline__ uint32_t load4(const void* from,
     return v;
 }
 
-// LINES: known when compiling to begin and end with a line, which leaves nothing to find out before the first load. STAY: as of a load.
+// LINES: known when compiling that each row begins at its floor and is whole vectors: no head, no tail, nothing to find out before the first
+// load. STAY: as of a load.
 template <typename Op, bool LINES, bool STAY> struct Row {
     static constexpr int V = Op::V;
     using Element = typename Op::Element;
@@ -176,8 +176,14 @@ __device__ __forceinline__ void await_turn(Turns turns, int index) {
 
 __device__ __forceinline__ uint32_t shared_address(const void* p) { return uint32_t(__cvta_generic_to_shared(p)); }
 
+// On sm_90 only: ptxas of CUDA 13.0 to 13.3 makes of such a copy, for sm_100, one with a policy that it never set.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
+constexpr bool COPIES_STAY = true;
+#else
+constexpr bool COPIES_STAY = false;
+#endif
 template <bool STAY> __device__ __forceinline__ void copy_async(void* shared, const void* global, uint64_t policy) {  // 16 bytes; seen by this thread after copy_async_wait
-    if constexpr (STAY)
+    if constexpr (STAY && COPIES_STAY)
         asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(shared_address(shared)), "l"(global), "l"(policy) : "memory");
     else asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(shared)), "l"(global) : "memory");
 }

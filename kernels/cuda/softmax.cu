@@ -77,7 +77,7 @@
 //   .94, for no reason that was found. One vector a thread on clusters of 16 in place of two: no better.
 // - `split` whose chunks are known to fit registers (WHOLE), with two vectors a thread and their exponentials kept: predicted to save a third of
 //   a microsecond of 5 for 1 row of 1 MB: .69 to .74; 2 MB .74 to .78, 8 rows of 512 KB .77 to .81.
-// - What is read stays in L2 before what is written (evict_last; policy_of): what is written then leaves L2 in its order. forward.py of the
+// - What is read stays in L2 before what is written (evict_last; policy_of): what is written then leaves L2 presumably in its order. forward.py of the
 //   Triton kernels tells how it was found, and that it is none of do_bench's doing; here, in sweeps of one library at a time, 4096 x 4096 in bf16 1.01
 //   to 1.03, 16384 .96 to 1.00, 131072 .975 to 1.015, float32 65536 .98 to 1.016, backward 4096 bf16 1.00 to 1.05, 65536 1.00 to 1.01, 1024 rows of 2 MB in
 //   float32 .96 to .995, 262144 x 333 .97 to 1.00. Loads by a policy made anew for each (five instructions, whose registers wait for the load
@@ -381,6 +381,7 @@ template <typename Op> bool holds(const Tensors<Op>& t, int64_t N, const Plan& p
                    (p.tier == SPREAD ? with_shape<Op, true>(p, [](auto, auto) {}) : with_shape<Op, false>(p, [](auto, auto) {})) &&
                    R * (round_up<int64_t>(share, LINE_VECTORS) - p.vectors * p.threads) * VECTOR_BYTES <= device().shared_block - 2048;
         case SPLIT:
+            if (p.vectors != 4 / R && p.vectors != 8 / R && !(p.vectors == 2 / R && p.depth == 0 && round_up<int64_t>(share, LINE_VECTORS) <= p.vectors * p.threads)) return false;
             return p.threads <= SPLIT_THREADS && (p.group == 1 || p.threads >= 2 * WARP) && p.depth >= 0 && p.floor == FLOOR_LONG &&
                    int64_t(p.depth) * R * p.threads * VECTOR_BYTES <= device().shared_block - 2048;
     }
@@ -395,7 +396,7 @@ template <typename Op> int64_t run(Tensors<Op> t, int64_t N, Plan* p, void* work
     Launch go = {stream, static_cast<Workspace*>(workspace), workspace_bytes, t.M * N * int64_t(sizeof(typename Op::Element))};
     // Sixteen bits to float32 write twice what they read, and go without: it would be as many kernels again.
     constexpr bool SAME = sizeof(typename Op::Element) == sizeof(typename Op::Out);
-    const bool stay = SAME && t.M * N * Op::READS * int64_t(sizeof(typename Op::Element)) >= STAY_BYTES;
+    const bool stay = SAME && device().clusters() && t.M * N * Op::READS * int64_t(sizeof(typename Op::Element)) >= STAY_BYTES;
     if (!(stay ? launch<Op, SAME>(t, N, chosen, go) : launch<Op, false>(t, N, chosen, go))) return cudaErrorInvalidValue;
     if (go.missing) return -go.missing;
     cudaError_t left = cudaGetLastError();

@@ -14,7 +14,7 @@ namespace softbench {
 constexpr int SPLIT_THREADS = 512;
 constexpr int AT_ONCE = 2;  // vectors of all tensors taken from shared memory at once
 
-// WHOLE: known when compiling that registers hold each chunk, as they do where few rows are over in a few microseconds. LINES: as of a Row.
+// WHOLE: known when compiling that registers hold each chunk. LINES, STAY: as of a Row.
 template <typename Op, int K, bool WHOLE, bool LINES, bool STAY>
 __global__ void __launch_bounds__(SPLIT_THREADS, 2)
     split(Tensors<Op> tensors, int G, int chunk, int kept, int floor_bytes, int patience, Workspace* workspace) {

@@ -50,16 +50,18 @@ through.
 - With that, 4096 rows of 12289 to 131072 became 1 to 3 % slower: under the limits of their plans, 56 and 64 registers, each tile's two
   comparisons waited for the stores in a register, and one was spilled before the first load. Now a tile has one, asked anew for the stores:
   no spills in those plans. Predicted to give it back: 65536 in bf16 .961 to .981, 131072 .970 to .984, 32768 .953 to .968.
-- What is read stays in L2 before what is written (`evict_last`; `plans.Shape.stays`), after torch.compile's backward of 4096 columns, which
-  has it and was 5 % faster than an add of the same bytes, reading all of it twice. Predicted to be a trick on do_bench, whose flush leaves
-  such lines where they are: so it is up to some 16 MB (a kernel of a row a program, 64 x 32768 in bf16: 9.6 us, 10.4 on buffers that
-  rotate or after cuCtxResetPersistingL2Cache). Beyond, it is as fast on rotating buffers (`tests/gpu/test_stays_gpu.py`): 4096 x 4096 22.6
-  to 21.4 us, 65536 x 4096 263 to 252; ncu counts the same bytes to and from memory, in 255 and 245 us. So it is the order in which what
-  is written leaves L2. Most launches that read 32 MB and more gain 2 to 5 % and pass the copy; smaller ones go without. Stores that are
-  to leave first give nothing, loads that are (`evict_first`) lose 3 to 8 %, lines released after their row (applypriority) 20 %. What it
-  costs others: some MB of L2 keep what was read until other such lines come; a copy of 8 MB after it took 2 % longer.
+- What is read stays in L2 before what is written (`evict_last`; `plans.Shape.stays`), after torch.compile's backward of 4096 columns,
+  which has it and was 5 % faster than an add of the same bytes, reading all of it twice. Predicted to be a trick on do_bench, whose flush
+  leaves such lines where they are: so it is up to some 16 MB (a kernel of a row a program, 64 x 32768 in bf16: 9.6 us, 10.4 on buffers
+  that rotate or after cuCtxResetPersistingL2Cache). Beyond, it is as fast on rotating buffers (`tests/gpu/test_stays_gpu.py`): 4096 x
+  4096 22.6 to 21.4 us, 65536 x 4096 263 to 252; ncu counts the same bytes to and from memory, in 255 and 245 us. So it is presumably the
+  order in which what is written leaves L2. Most launches that read 32 MB and more gain 2 to 5 % and pass the copy; smaller ones go
+  without. Stores that are to leave first give nothing, loads that are (`evict_first`) lose 3 to 8 %, lines released after their row
+  (applypriority) 20 %. What it costs others: some MB of L2 keep what was read until other such lines come; a copy of 8 MB after it took
+  2 % longer.
 
-Few rows, up to 128, are at .854 of copy on average in results/h200/frontier.csv, without one cell that is launch-bound.
+Few rows, up to 128, are at .857 of copy on average in results/h200/frontier-2.csv; frontier.csv, whose host was slower, has some of them as
+launch-bound.
 """
 
 from __future__ import annotations
@@ -197,7 +199,7 @@ def forward_cluster(
 def forward_group(
     x_ptr, y_ptr, counter, slots, x_stride, y_stride, N, G, CHUNK, programs, EXTRA, FIRST, CYCLES,
     P: tl.constexpr, H: tl.constexpr, T: tl.constexpr, V: tl.constexpr, ALIGN: tl.constexpr, PEERS: tl.constexpr, STREAM: tl.constexpr,
-    STAYS: tl.constexpr,
+    STAYS: tl.constexpr, COPIES_STAY: tl.constexpr,
 ):  # fmt: skip
     """A row G programs, CHUNK vectors each: P tiles in registers, H in shared memory. PEERS = 1: G is 1.
 
@@ -217,7 +219,7 @@ def forward_group(
     end = tl.minimum(start + CHUNK, row_end)
     words = words_at(x_row, shift, 4)
     if H > 0:
-        place = hold(words, first, end, start + P * T, H, T, STAYS)
+        place = hold(words, first, end, start + P * T, H, T, COPIES_STAY)
     x = load(words, first, end, start, nothing(D), P, T, 4, ALIGN, STAYS)
     if ALIGN > 0:
         columns, row_edges = edges_of(N, shift, first, row_end, V, T)

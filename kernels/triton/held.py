@@ -18,6 +18,7 @@ def _room(kib: int) -> tl.constexpr:
 
 ROOM_4, ROOM_8, ROOM_16, ROOM_24, ROOM_32, ROOM_44 = (_room(kib) for kib in (4, 8, 16, 24, 32, 44))
 COPY = tl.constexpr("cp.async.cg.shared.global [$1], [$2], 16, $3; mov.b32 $0, 0;")  # of $3 = 0 bytes it reads nothing
+# Of a shape with `copies_stay` only: for sm_100, ptxas of CUDA 13.0 to 13.3 makes of it a copy with a policy that it never set.
 COPY_KEPT = tl.constexpr(
     "{ .reg .b64 policy; createpolicy.fractional.L2::evict_last.b64 policy, 1.0;"
     " cp.async.cg.shared.global.L2::cache_hint [$1], [$2], 16, $3, policy; mov.b32 $0, 0; }"
@@ -29,9 +30,9 @@ PUT = tl.constexpr("{ .reg .pred p; setp.ne.u32 p, $6, 0; @p st.global.v4.b32 [$
 
 
 @triton.jit
-def hold(words, first, end, start, H: tl.constexpr, T: tl.constexpr, STAYS: tl.constexpr):
-    """Begin to copy H tiles of T vectors, from `start` on; returns their place."""
-    ASM: tl.constexpr = COPY_KEPT if STAYS else COPY
+def hold(words, first, end, start, H: tl.constexpr, T: tl.constexpr, STAY: tl.constexpr):
+    """Begin to copy H tiles of T vectors, from `start` on; returns their place. STAY: in L2."""
+    ASM: tl.constexpr = COPY_KEPT if STAY else COPY
     BYTES: tl.constexpr = H * T * 16
     S: tl.constexpr = ROOM_4 if BYTES <= 4096 else (ROOM_8 if BYTES <= 8192 else (ROOM_16 if BYTES <= 16384 else ROOM_24))
     L: tl.constexpr = S if BYTES <= 24576 else (ROOM_32 if BYTES <= 32768 else ROOM_44)

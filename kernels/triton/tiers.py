@@ -131,13 +131,13 @@ def _chosen(tensors: tuple[torch.Tensor, ...]) -> tuple[Shape, Plan]:
 
 
 @functools.cache
-def _device(device: torch.device) -> tuple[str, int, bool, float]:
-    """(name, SMs, whether it has clusters, its memory's bytes a cycle)."""
+def _device(device: torch.device) -> tuple[str, int, bool, float, bool]:
+    """(name, SMs, whether it has clusters, its memory's bytes a cycle, whether copies may stay)."""
     if INTERPRETED or device.type != "cuda":
-        return "", INTERPRETED_SMS, False, 0.0
+        return "", INTERPRETED_SMS, False, 0.0, False
     found = torch.cuda.get_device_properties(device)
     clusters = found.major >= HOPPER and found.shared_memory_per_block_optin >= LARGE_SHARED
-    return found.name, found.multi_processor_count, clusters, bytes_a_cycle(device.index or 0)
+    return found.name, found.multi_processor_count, clusters, bytes_a_cycle(device.index or 0), (found.major, found.minor) == (HOPPER, 0)
 
 
 def run(shape: Shape, plan: Plan, tensors: tuple[torch.Tensor, ...]) -> Any:
@@ -235,7 +235,8 @@ def _group(shape: Shape, plan: Plan, strides: tuple[int, ...]) -> Call:
     each = chunk(shape, plan)
     extra = max(0, triton.cdiv(each, plan.T) - plan.P - plan.H)
     held = () if shape.backward else (plan.H,)
-    tile = plan.P, *held, plan.T, plan.V, plan.ALIGN, peers, extra > 0, shape.stays
+    copies = () if shape.backward else (shape.stays and shape.copies_stay,)
+    tile = plan.P, *held, plan.T, plan.V, plan.ALIGN, peers, extra > 0, shape.stays, *copies
     numbers = *_units(shape, plan, strides), plan.G, each, programs, extra, *turns(shape, plan), *tile
     kernel = backward_group if shape.backward else forward_group
     return Call(kernel, programs, numbers, _options(plan), slots=shape.M * peers * (1 if shape.backward else 2))
