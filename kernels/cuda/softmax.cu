@@ -81,7 +81,7 @@
 //   Triton kernels tells how it was found, and that it is none of do_bench's doing; here, in sweeps of one library at a time, 4096 x 4096 in bf16 1.01
 //   to 1.03, 16384 .96 to 1.00, 131072 .975 to 1.015, float32 65536 .98 to 1.016, backward 4096 bf16 1.00 to 1.05, 65536 1.00 to 1.01, 1024 rows of 2 MB in
 //   float32 .96 to .995, 262144 x 333 .97 to 1.00. Loads by a policy made anew for each (five instructions, whose registers wait for the load
-//   before) lost 3 % with 12 and 16 vectors a thread; by a branch in place of a predicate up to 17 %. The hint that changes nothing (evict_normal) cost
+//   before) lost 3 to 6 % with 12 and 16 vectors a thread; by a branch in place of a predicate up to 17 %. The hint that changes nothing (evict_normal) cost
 //   small launches 2 %: they have plain loads. L1's hints (no_allocate, evict_last) and L2 prefetches of 128 and 256 bytes: less or the same.
 // - Prototypes before these kernels, on the same kind of card: cache hints (no_allocate, .cs) .91 where plain accesses have .97; a static
 //   persistent loop over rows .92-.955, drawn rows .97-.98, one CTA a row .96-1.0.
