@@ -88,29 +88,46 @@ def test_the_cuda_source_compiles_without_spilling_a_register(tmp_path, architec
         assert told.count(f"_ZN9softbench{len(tier)}{tier}I") >= 1, tier
 
 
+WRITES = re.compile(r"^\s*(?:@!?U?P\w+ )?(\S+) (?:U?P\w+, )*UR(\d+)")
+
+
 def undefined_descriptors(sass: str) -> list[str]:
     """Copies to shared memory by a uniform register that their function never sets."""
     found = []
     for function in sass.split("Function : ")[1:]:
         code = [line.split("*/", 1)[1].split(";")[0] for line in function.splitlines() if line.lstrip().startswith("/*") and ";" in line]
-        written = {int(number) for line in code for number in re.findall(r"^\s*(?:@!?U?P\d+ )?\S+ (?:UP\w+, )?UR(\d+)", line)}
-        written |= {number + 1 for number in written}  # of 64 bits
+        written: set[int] = set()
+        for operation, number in (match.groups() for match in map(WRITES.match, code) if match):
+            written |= set(range(int(number), int(number) + (4 if ".128" in operation else 2)))
         for line in code:
             if "LDGSTS" in line and (lost := {int(number) for number in re.findall(r"UR(\d+)", line)} - written):
                 found.append(f"{function.splitlines()[0]}: {line.strip()}: {sorted(lost)}")
     return found
 
 
+def test_a_policy_that_was_never_set_is_seen():
+    good = "/*0010*/ ULDC.64 UR4, c[0x0][0x208] ; /* 0x0 */\n/*0020*/ @P0 LDGSTS.E.BYPASS.128 [R33], desc[UR4][R26.64] ; /* 0x0 */\n"
+    bad = "/*0010*/ ULDC.64 UR4, c[0x0][0x208] ; /* 0x0 */\n/*0020*/ LDGSTS.E.BYPASS.128 [R33+UR0], desc[UR1][R26.64] ; /* 0x0 */\n"
+    assert undefined_descriptors(f"Function : good\n{good}Function : bad\n{bad}") == [
+        "bad: LDGSTS.E.BYPASS.128 [R33+UR0], desc[UR1][R26.64]: [0, 1]"
+    ]
+
+
 @needs_nvcc
-@pytest.mark.skipif(disassemble.cuobjdump() is None, reason="no cuobjdump on this machine")
 @pytest.mark.parametrize("architecture", ["sm_90a", "sm_100a"])
 def test_copies_to_shared_memory_have_a_policy_that_was_set(tmp_path, architecture):
-    """ptxas of CUDA 13.0 to 13.3 takes one that nobody set, for sm_100, where such a copy has a cache hint (memory.cuh)."""
+    """ptxas of CUDA 12.8 to 13.3 takes one that nobody set, for sm_100, where such a copy has a cache hint (memory.cuh)."""
+    known = subprocess.run([build.nvcc(), "--list-gpu-arch"], capture_output=True, text=True, check=True).stdout
+    if f"compute_{architecture[3:-1]}" not in known:
+        pytest.skip(f"this nvcc does not know {architecture}")
     cubin = tmp_path / "x.cubin"
     words = [word for word in build.command(build.nvcc(), architecture, cubin) if word not in ("-shared", "-Xcompiler", "-fPIC")]
     done = subprocess.run([*words, "-DSOFTBENCH_PART=7", "-cubin"], capture_output=True, text=True, check=False)  # 16-bit gradients
     assert done.returncode == 0, done.stderr
-    sass = disassemble.sass(cubin, [name for name in disassemble.resources(cubin) if "5split" in name or "staged" in name])
+    try:
+        sass = disassemble.sass(cubin, [name for name in disassemble.resources(cubin) if "5split" in name or "staged" in name])
+    except build.BuildError as error:
+        pytest.skip(str(error))
     assert sass.count("LDGSTS") >= 4
     assert undefined_descriptors(sass) == []
 

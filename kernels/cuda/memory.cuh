@@ -176,7 +176,7 @@ __device__ __forceinline__ void await_turn(Turns turns, int index) {
 
 __device__ __forceinline__ uint32_t shared_address(const void* p) { return uint32_t(__cvta_generic_to_shared(p)); }
 
-// On sm_90 only: ptxas of CUDA 13.0 to 13.3 makes of such a copy, for sm_100, one with a policy that it never set.
+// On sm_90 only: ptxas of CUDA 12.8 to 13.3 makes of such a copy, for sm_100, one with a policy that it never set.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
 constexpr bool COPIES_STAY = true;
 #else

@@ -396,7 +396,7 @@ template <typename Op> int64_t run(Tensors<Op> t, int64_t N, Plan* p, void* work
     Launch go = {stream, static_cast<Workspace*>(workspace), workspace_bytes, t.M * N * int64_t(sizeof(typename Op::Element))};
     // Sixteen bits to float32 write twice what they read, and go without: it would be as many kernels again.
     constexpr bool SAME = sizeof(typename Op::Element) == sizeof(typename Op::Out);
-    const bool stay = SAME && device().clusters() && t.M * N * Op::READS * int64_t(sizeof(typename Op::Element)) >= STAY_BYTES;
+    const bool stay = SAME && device().major == 9 && device().clusters() && t.M * N * Op::READS * int64_t(sizeof(typename Op::Element)) >= STAY_BYTES;
     if (!(stay ? launch<Op, SAME>(t, N, chosen, go) : launch<Op, false>(t, N, chosen, go))) return cudaErrorInvalidValue;
     if (go.missing) return -go.missing;
     cudaError_t left = cudaGetLastError();

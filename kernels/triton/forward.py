@@ -60,8 +60,8 @@ through.
   (applypriority) 20 %. What it costs others: some MB of L2 keep what was read until other such lines come; a copy of 8 MB after it took
   2 % longer.
 
-Few rows, up to 128, are at .857 of copy on average in results/h200/frontier-2.csv; frontier.csv, whose host was slower, has some of them as
-launch-bound.
+Few rows, up to 128, are at .857 of copy (geometric mean of 24) in results/h200/frontier-2.csv and at .804 in frontier.csv, where 4 of
+them are launch-bound, and the others at .845.
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ def forward_cluster(
 def forward_group(
     x_ptr, y_ptr, counter, slots, x_stride, y_stride, N, G, CHUNK, programs, EXTRA, FIRST, CYCLES,
     P: tl.constexpr, H: tl.constexpr, T: tl.constexpr, V: tl.constexpr, ALIGN: tl.constexpr, PEERS: tl.constexpr, STREAM: tl.constexpr,
-    STAYS: tl.constexpr, COPIES_STAY: tl.constexpr,
+    STAYS: tl.constexpr,
 ):  # fmt: skip
     """A row G programs, CHUNK vectors each: P tiles in registers, H in shared memory. PEERS = 1: G is 1.
 
@@ -219,7 +219,7 @@ def forward_group(
     end = tl.minimum(start + CHUNK, row_end)
     words = words_at(x_row, shift, 4)
     if H > 0:
-        place = hold(words, first, end, start + P * T, H, T, COPIES_STAY)
+        place = hold(words, first, end, start + P * T, H, T, STAYS)
     x = load(words, first, end, start, nothing(D), P, T, 4, ALIGN, STAYS)
     if ALIGN > 0:
         columns, row_edges = edges_of(N, shift, first, row_end, V, T)

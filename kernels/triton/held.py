@@ -18,7 +18,7 @@ def _room(kib: int) -> tl.constexpr:
 
 ROOM_4, ROOM_8, ROOM_16, ROOM_24, ROOM_32, ROOM_44 = (_room(kib) for kib in (4, 8, 16, 24, 32, 44))
 COPY = tl.constexpr("cp.async.cg.shared.global [$1], [$2], 16, $3; mov.b32 $0, 0;")  # of $3 = 0 bytes it reads nothing
-# Of a shape with `copies_stay` only: for sm_100, ptxas of CUDA 13.0 to 13.3 makes of it a copy with a policy that it never set.
+# For sm_90 only, as `stays` is: for sm_100, ptxas of CUDA 12.8 to 13.3 makes of it a copy with a policy that it never set.
 COPY_KEPT = tl.constexpr(
     "{ .reg .b64 policy; createpolicy.fractional.L2::evict_last.b64 policy, 1.0;"
     " cp.async.cg.shared.global.L2::cache_hint [$1], [$2], 16, $3, policy; mov.b32 $0, 0; }"

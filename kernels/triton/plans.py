@@ -26,7 +26,7 @@ class Shape:
     sms: int
     clusters: bool  # Hopper or later, not interpreted
     bytes_a_cycle: float = 0.0  # of the memory at its peak, a cycle of an SM; 0: unknown
-    copies_stay: bool = False  # whether ptxas is right about such copies to shared memory: for sm_100 those of CUDA 13.0 to 13.3 are not
+    hopper: bool = False  # compute capability 9.0
 
     @property
     def tensors(self) -> int:
@@ -35,9 +35,9 @@ class Shape:
     @property
     def stays(self) -> bool:
         """Whether lines that are read are to stay in L2 before those that are written: what is written then leaves L2 soon after it was
-        written, presumably in its order, and memory takes it the faster (`forward.py` has by how much; measured on Hopper only). Not for
-        launches that read little: what those have read would survive a flush such as do_bench's, and they would only seem fast."""
-        return self.clusters and self.M * self.N * self.size * self.tensors >= STAYS_BYTES
+        written, presumably in its order, and memory takes it the faster (`forward.py` has by how much; only Hopper has been measured).
+        Not for launches that read little: what those have read would survive a flush such as do_bench's, and they would only seem fast."""
+        return self.hopper and self.M * self.N * self.size * self.tensors >= STAYS_BYTES
 
 
 @dataclass(frozen=True)

@@ -132,7 +132,7 @@ def _chosen(tensors: tuple[torch.Tensor, ...]) -> tuple[Shape, Plan]:
 
 @functools.cache
 def _device(device: torch.device) -> tuple[str, int, bool, float, bool]:
-    """(name, SMs, whether it has clusters, its memory's bytes a cycle, whether copies may stay)."""
+    """(name, SMs, whether it has clusters, its memory's bytes a cycle, whether it is Hopper's)."""
     if INTERPRETED or device.type != "cuda":
         return "", INTERPRETED_SMS, False, 0.0, False
     found = torch.cuda.get_device_properties(device)
@@ -235,8 +235,7 @@ def _group(shape: Shape, plan: Plan, strides: tuple[int, ...]) -> Call:
     each = chunk(shape, plan)
     extra = max(0, triton.cdiv(each, plan.T) - plan.P - plan.H)
     held = () if shape.backward else (plan.H,)
-    copies = () if shape.backward else (shape.stays and shape.copies_stay,)
-    tile = plan.P, *held, plan.T, plan.V, plan.ALIGN, peers, extra > 0, shape.stays, *copies
+    tile = plan.P, *held, plan.T, plan.V, plan.ALIGN, peers, extra > 0, shape.stays
     numbers = *_units(shape, plan, strides), plan.G, each, programs, extra, *turns(shape, plan), *tile
     kernel = backward_group if shape.backward else forward_group
     return Call(kernel, programs, numbers, _options(plan), slots=shape.M * peers * (1 if shape.backward else 2))

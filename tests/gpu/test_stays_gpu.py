@@ -11,7 +11,8 @@ from softbench.kernels.triton.plain import forward_tile_stays
 pytestmark = [pytest.mark.gpu, pytest.mark.alone, pytest.mark.timeout(300)]
 
 ROTATED_BYTES = 400 << 20  # far more than an L2 holds
-SAMPLES = 40
+SAMPLES, FIRST = 40, 5
+MOST = SAMPLES + FIRST  # operands: a call each
 AHEAD_CYCLES = 1_000_000  # half a millisecond, in which the host issues what is timed
 
 
@@ -19,7 +20,7 @@ def times_us(call, operands):
     """Of calls on each operand in turn, after a flush as do_bench's."""
     flush = torch.empty(256 << 20, dtype=torch.int8, device="cuda")
     found = []
-    for number in range(SAMPLES + 5):
+    for number in range(MOST):
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         torch.cuda._sleep(AHEAD_CYCLES)
         flush.zero_()
@@ -28,7 +29,7 @@ def times_us(call, operands):
         end.record()
         torch.cuda.synchronize()
         found.append(begin.elapsed_time(end) * 1e3)
-    return found[5:]
+    return found[FIRST:]
 
 
 def excess(call, operands):
@@ -53,10 +54,11 @@ SHAPES = [(64, 32768), (4096, 1024), (4096, 2048), (4096, 4096), (4096, 8192)]
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_a_kernel_is_as_fast_on_buffers_that_rotate(softmax, dtype, shape):
     M, N = shape
-    many, one = excess(softmax, rows(M, N, dtype, max(2, ROTATED_BYTES // (dtype.itemsize * M * N))))
+    many, one = excess(softmax, rows(M, N, dtype, min(MOST, max(2, ROTATED_BYTES // (dtype.itemsize * M * N)))))
     assert many <= 1.03 * one + 0.2
 
 
+@pytest.mark.skipif(torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0), reason="seen on Hopper only")
 def test_a_kernel_whose_small_operand_stays_is_found_out():
     """What the test above would see, did small launches do as large ones do."""
     M, N = 64, 32768
@@ -65,5 +67,5 @@ def test_a_kernel_whose_small_operand_stays_is_found_out():
         forward_tile_stays[(M,)](x, y, N, N, M, N, 1, N, num_warps=16)
 
     y = torch.empty(M, N, device="cuda", dtype=torch.bfloat16)
-    many, one = excess(call, rows(M, N, torch.bfloat16, ROTATED_BYTES // (2 * M * N)))
-    assert many > 1.03 * one + 0.2
+    many, one = excess(call, rows(M, N, torch.bfloat16, MOST))
+    assert many > one + 0.3
