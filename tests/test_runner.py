@@ -1,13 +1,11 @@
 """The order of things, with workers that only pretend."""
 
-import io
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
-from softbench import ensemble, progress, runner
+from softbench import ensemble, runner
 from softbench import plan as planning
 from softbench.config import Settings
 from softbench.lane import MAX_DEATHS, Lane
@@ -412,16 +410,3 @@ def test_workers_that_cannot_be_alive_together_are_grouped():
     big = [Case(2**15, 2**15, "fp32", Direction.FORWARD)]
     assert planning.most_alive(big, "cuda", 44 * 2**30) == 4
     assert planning.most_alive(big, "cuda", 2**30) == 1
-
-
-def test_a_start_that_took_long_is_told_with_the_first_cell(monkeypatch):
-    """A run that resumes nothing begins with no cells done, however long its workers took to start: no rate to tell by then."""
-    monkeypatch.setattr(progress, "LOG_SECONDS", -1.0)
-    told = io.StringIO()
-    plan = make()
-    watching = progress.Progress(Console(file=told))
-    watching.begin(plan, 6, "run")
-    watching.advance(plan.cases[0], 0)
-    assert "of 6 cells" not in told.getvalue()
-    watching.advance(plan.cases[0], 2)
-    assert "2 of 6 cells, about" in told.getvalue()

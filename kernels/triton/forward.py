@@ -52,13 +52,13 @@ through.
   no spills in those plans. Predicted to give it back: 65536 in bf16 .961 to .981, 131072 .970 to .984, 32768 .953 to .968.
 - What is read stays in L2 before what is written (`evict_last`; `plans.Shape.stays`), after torch.compile's backward of 4096 columns,
   which has it and was 5 % faster than an add of the same bytes, reading all of it twice. Predicted to be a trick on do_bench, whose flush
-  leaves such lines where they are: so it is up to some 16 MB (a kernel of a row a program, 64 x 32768 in bf16: 9.6 us, 10.4 on buffers
-  that rotate or after cuCtxResetPersistingL2Cache). Beyond, it is as fast on rotating buffers (`tests/gpu/test_stays_gpu.py`): 4096 x
-  4096 22.6 to 21.4 us, 65536 x 4096 263 to 252; ncu counts the same bytes to and from memory, in 255 and 245 us. So it is presumably the
-  order in which what is written leaves L2. Most launches that read 32 MB and more gain 2 to 5 % and pass the copy; smaller ones go
+  leaves such lines where they are: so it is of 4 and of 8 MB (a kernel of a row a program, 64 x 32768 in bf16: 9.6 us, 10.4 on buffers
+  that rotate or after cuCtxResetPersistingL2Cache). From 32 MB on it is as fast on rotating buffers (`tests/gpu/test_stays_gpu.py`): 4096
+  x 4096 22.6 to 21.4 us, 65536 x 4096 263 to 252; ncu counts the same bytes to and from memory, in 255 and 245 us. So it is presumably
+  the order in which what is written leaves L2. Most launches that read 32 MB and more gain 2 to 5 % and pass the copy; smaller ones go
   without. Stores that are to leave first give nothing, loads that are (`evict_first`) lose 3 to 8 %, lines released after their row
-  (applypriority) 20 %. What it costs others: some MB of L2 keep what was read until other such lines come; a copy of 8 MB after it took
-  2 % longer.
+  (applypriority) 20 %. What it costs others: some MB of L2 keep what was read until other such lines come; a copy of 8 MB after it took 2
+  % longer.
 
 Few rows, up to 128, are at .857 of copy (geometric mean of 24) in results/h200/frontier-2.csv and at .804 in frontier.csv, where 4 of
 them are launch-bound, and the others at .845.

@@ -42,6 +42,10 @@ def excess(call, operands):
     return median(many), median(one)
 
 
+def as_fast(many, one):
+    return many <= max(1.03 * one, one + 0.2)
+
+
 def rows(M, N, dtype, count):
     return [torch.randn(M, N, device="cuda", dtype=dtype) for _ in range(count)]
 
@@ -55,7 +59,7 @@ SHAPES = [(64, 32768), (4096, 1024), (4096, 2048), (4096, 4096), (4096, 8192)]
 def test_a_kernel_is_as_fast_on_buffers_that_rotate(softmax, dtype, shape):
     M, N = shape
     many, one = excess(softmax, rows(M, N, dtype, min(MOST, max(2, ROTATED_BYTES // (dtype.itemsize * M * N)))))
-    assert many <= 1.03 * one + 0.2
+    assert as_fast(many, one), (many, one)
 
 
 @pytest.mark.skipif(torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0), reason="seen on Hopper only")
@@ -68,4 +72,4 @@ def test_a_kernel_whose_small_operand_stays_is_found_out():
 
     y = torch.empty(M, N, device="cuda", dtype=torch.bfloat16)
     many, one = excess(call, rows(M, N, torch.bfloat16, MOST))
-    assert many > one + 0.3
+    assert not as_fast(many, one), (many, one)
