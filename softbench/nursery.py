@@ -9,7 +9,8 @@ Protocol on the control socket (SOCK_SEQPACKET: a message is a datagram, and clo
     nursery -> {"id": 3, "pid": 4711}            and later {"pid": 4711, "code": -11}
     nursery -> {"ready": true} once torch is imported, or {"ready": false, "error": "..."} when it cannot be
 
-Closing the control socket ends the nursery, and with it every worker (each asks the kernel to be killed with its parent).
+Closing the control socket ends the nursery, also while it imports torch, and with it every worker (each asks the kernel to be killed with
+its parent).
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ import select
 import signal
 import socket
 import sys
-from contextlib import suppress
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +38,8 @@ def main(descriptor: int) -> None:
     """Serve the control socket until it closes."""
     control = socket.socket(fileno=descriptor)
     try:
-        import softbench.worker  # noqa: F401 - imports torch, which every worker then has
+        with _ending_with(control):
+            import softbench.worker  # noqa: F401 - imports torch, which every worker then has
     except BaseException as error:  # a broken torch may raise anything at import; all of it is the answer
         _send(control, {"ready": False, "error": f"{type(error).__name__}: {error}"})
         return
@@ -56,6 +60,29 @@ def main(descriptor: int) -> None:
                 _end_children()
                 return
             _fork(control, json.loads(data), descriptors, wake_read, wake_write)
+
+
+@contextmanager
+def _ending_with(control: socket.socket) -> Iterator[None]:
+    """Ends this process when the other side of `control` closes: an interrupt may end the parent before it knows of its nursery."""
+    over, end = os.pipe()
+
+    def watch() -> None:
+        poll = select.poll()
+        poll.register(control, 0)  # hanging up is told nevertheless
+        poll.register(over, select.POLLIN)
+        if any(descriptor == control.fileno() for descriptor, _ in poll.poll()):
+            os._exit(1)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        yield
+    finally:  # no thread is left when workers are forked
+        os.write(end, b".")  # closing it would be no news while a child of the import has it, too
+        watcher.join()
+        os.close(end)
+        os.close(over)
 
 
 def _fork(control: socket.socket, order: dict[str, Any], descriptors: list[int], *wake: int) -> None:

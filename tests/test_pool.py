@@ -166,3 +166,18 @@ def test_a_torch_whose_import_hangs_is_ended_at_the_deadline(tmp_path, monkeypat
     with Pool(start_seconds=1) as pool, pytest.raises(WorkersError, match="did not start within 1 s"):
         pool.spawn("x")
     assert time.monotonic() - start < 30  # and not 3600
+
+
+def test_a_nursery_ends_with_its_parent_also_while_it_imports_torch(tmp_path, monkeypatch):
+    (tmp_path / "torch.py").write_text("import pathlib, time\npathlib.Path(__file__).with_name('begun').touch()\ntime.sleep(3600)")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    pool = Pool().__enter__()
+    end = time.monotonic() + 60
+    while not (tmp_path / "begun").exists():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    pool._control.close()  # all that is left to do it, where an interrupt came before the nursery was known
+    try:
+        assert pool._nursery.wait(10) != 0
+    finally:
+        pool.close(gently=False)
