@@ -1,7 +1,8 @@
 """Small launches of every tier of our kernels, for compute-sanitizer: python tests/gpu/every_tier.py cuda|triton [--rows MOST]
 
-Allocations are to be exact (PYTORCH_NO_CUDA_MEMORY_CACHING=1), so that one byte beside a tensor is seen. Prints the tiers that ran as JSON;
-exits with 1 when a result is wrong.
+And launches just large enough that what they read is to stay in L2: those are kernels of their own. Allocations are to be exact
+(PYTORCH_NO_CUDA_MEMORY_CACHING=1), so that one byte beside a tensor is seen. Prints the tiers that ran as JSON, of all launches and of the
+large ones; exits with 1 when a result is wrong.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 import torch
 
 HALF, BRAIN, FULL = torch.float16, torch.bfloat16, torch.float32
+STAYS_BYTES = 32 << 20  # all that is read: as softmax.cu and plans.py have it
 TOLERANCE = {HALF: 1e-2, BRAIN: 1e-2, FULL: 1e-5}
 Run = Callable[[tuple[torch.Tensor, ...]], str]
 
@@ -31,6 +33,11 @@ def operands(backward: bool, dtype: torch.dtype, M: int, N: int, pad: int = 0, o
     if not backward:
         return x, rows(out or dtype)
     return x, rows(dtype).copy_(torch.softmax(torch.randn(M, N, device="cuda"), -1)), rows(dtype)
+
+
+def large(backward: bool, dtype: torch.dtype, N: int, offset: int = 0) -> Any:
+    """Operands of just enough rows."""
+    return operands(backward, dtype, math.ceil(STAYS_BYTES / ((2 if backward else 1) * N * dtype.itemsize)), N, offset=offset)
 
 
 def right(tensors: tuple[torch.Tensor, ...]) -> bool:
@@ -88,12 +95,30 @@ def cuda_launches() -> Iterator[tuple[Run, tuple[torch.Tensor, ...]]]:
                 (8, 512, 1, 4, 0),
             ):
                 yield by(tier["split"], words // R, threads, G, kept, 128, patience), operands(backward, dtype, 3, N)
+            for words, patience in itertools.product((2, 4, 8), (1 << 16, -1)):  # registers hold each chunk
+                G = math.ceil(N * dtype.itemsize / 16 * R / (words * 256)) + 1
+                yield by(tier["split"], words // R, 256, G, 0, 128, patience), operands(backward, dtype, 3, N)
         yield by(), operands(backward, dtype, 2, 60000)
         yield by(), operands(backward, dtype, 140, 40000)
     for dtype, N in itertools.product((BRAIN, HALF), (64, 100, 781, 1000, 20001)):
         yield by(), operands(False, dtype, 3, N, out=FULL)
     x, y = operands(False, FULL, 3, 300, offset=1)[0], operands(False, FULL, 3, 300, offset=2)[1]
     yield by(), (x, y)
+    for backward, dtype in ((False, BRAIN), (False, FULL), (True, BRAIN), (True, FULL)):
+        R = 2 if backward else 1
+        for N in (16, 33, 50, 64, 197, 781, 1024, 8190):
+            yield by(), large(backward, dtype, N)
+        for words, threads, C in ((8, 256, 5), (8, 512, 4), (12, 256, 16)):
+            yield by(tier["cluster"], words // R, threads, C, 0, 128, 0, 2000), large(backward, dtype, 16389)
+        long, each = 270000 // R, dtype.itemsize // 2  # more than registers hold: the rest is in shared memory, or read twice
+        yield by(tier["wide"], 24 // R, 256, 3 * each, 0, 128, 0, 2000), large(backward, dtype, long, offset=1)
+        yield by(tier["spread"], 8 // R, 256, 9 * each, 0, 128, 1 << 16, 2000), large(backward, dtype, long)
+        for words, threads, G, kept, patience in (
+            (8, 512, 4, 1, 1 << 16),
+            (4, 256, 3, 2, -1),
+            *((words, 256, 140 // words * each, 0, 1 << 16) for words in (2, 4, 8)),  # registers hold each chunk
+        ):
+            yield by(tier["split"], words // R, threads, G, kept, 128, patience), large(backward, dtype, long, offset=1)
 
 
 def triton_launches() -> Iterator[tuple[Run, tuple[torch.Tensor, ...]]]:
@@ -124,6 +149,10 @@ def triton_launches() -> Iterator[tuple[Run, tuple[torch.Tensor, ...]]]:
                 Plan("loop"),
             ):
                 yield by(plan), operands(backward, dtype, 3, N, offset=0 if ALIGN == 0 else 1)
+                if N % 2 and plan.tier != "loop":
+                    yield by(plan), large(backward, dtype, N, offset=1)
+        for N in (16, 100, 1000):
+            yield by(), large(backward, dtype, N)
 
 
 def main() -> int:
@@ -133,6 +162,7 @@ def main() -> int:
     asked = parser.parse_args()
     torch.manual_seed(0)
     seen: dict[str, int] = {}
+    staying: dict[str, int] = {}
     wrong = []
     for run, tensors in {"cuda": cuda_launches, "triton": triton_launches}[asked.kernels]():
         if asked.rows is not None and len(tensors[0]) > asked.rows:
@@ -140,9 +170,11 @@ def main() -> int:
         tier = run(tensors)
         torch.cuda.synchronize()
         seen[tier] = seen.get(tier, 0) + 1
+        if sum(tensor.nbytes for tensor in tensors[:-1]) >= STAYS_BYTES:
+            staying[tier] = staying.get(tier, 0) + 1
         if not right(tensors):
             wrong.append(f"{tier} {tuple(tensors[0].shape)} {tensors[0].dtype}")
-    print(json.dumps({"launches": seen, "wrong": wrong}))
+    print(json.dumps({"launches": seen, "large": staying, "wrong": wrong}))
     return 1 if wrong else 0
 
 
