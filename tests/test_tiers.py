@@ -107,6 +107,39 @@ def test_a_tune_of_a_cells_first_plans_tries_the_one_its_line_has_too(monkeypatc
     assert tune.measured_cell(*cell)[3] == plans.as_numbers(known)
 
 
+@pytest.mark.parametrize("only", ["some", ""])
+def test_a_cell_whose_plans_all_fail_costs_a_tune_nothing(monkeypatch, tmp_path, capsys, only):
+    shape = Shape(False, 4096, 65536, 4, 16, True, 132, True)
+    monkeypatch.setattr(tune, "operands", lambda *_: (torch.randn(2, 8), torch.empty(2, 8)))
+    monkeypatch.setattr(tune, "_try", lambda *_: "out of resources")
+    monkeypatch.setattr(tune.tiers, "shape_of", lambda _: shape)
+    monkeypatch.setattr(tune, "timed", lambda _: 1.0)
+    monkeypatch.setattr(tune, "cells", lambda _: [(False, torch.float32, 4096, 65536)])
+    file = tmp_path / "mine.json"
+    line = [*rules.bucket(shape), {"tier": "rows", "P": 4}]
+    file.write_text(json.dumps([line]))
+    assert tune.measure(file, only, 2) == (0, 1)
+    assert json.loads(file.read_text()) == [line]
+    assert "forward float32 4096x65536: no plan ran and was right" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_a_tune_compiles_on_few_rows_what_all_of_them_launch(backward):
+    many = Shape(backward, 4096, 65536, 4, 16, True, 132, True, hopper=True)
+    others = (
+        replace(many, N=781, size=2),
+        replace(many, hopper=False),
+        *(replace(many, M=M) for M in (1, 2, 64, 4097)),
+        replace(many, M=167773, N=100),
+    )
+    for shape in (many, *others):
+        few = replace(shape, M=tune.rows_to_compile(shape))
+        assert few.stays == shape.stays
+        assert (few.M % 16 == 0, few.M == 1) == (shape.M % 16 == 0, shape.M == 1)  # what Triton compiles anew for
+        assert 1 <= few.M <= shape.M
+        assert few.M * few.N * few.size < 40 << 20
+
+
 def test_a_tune_that_is_cut_short_keeps_what_it_measured_and_what_it_did_not(monkeypatch, tmp_path):
     file = tmp_path / "tables" / "mine.json"
     old = [["forward 4 16", 80, 12, {"tier": "rows", "P": 2}], ["forward 4 16", 88, 12, {"tier": "rows", "P": 3}]]

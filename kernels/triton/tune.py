@@ -13,6 +13,7 @@ import argparse
 import functools
 import itertools
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -25,7 +26,7 @@ from typing import Any
 import torch
 
 from . import rules, tiers
-from .plans import Plan, Shape, as_numbers
+from .plans import STAYS_BYTES, Plan, Shape, as_numbers
 
 LONG = (262144, 196608, 131072, 98304, 65536, 49152, 32768, 24576, 16384, 12288, 8192, 6144, 4096, 3072, 2048, 1536)
 MIDDLE = (1024, 768, 512, 384)
@@ -36,12 +37,21 @@ FEW = (*((M, 1 << log) for log in (15, 16, 17, 18, 19, 20, 22) for M in (1, 2, 4
 GAIN = 1.01
 FINALISTS, ROUNDS = 6, 4  # of a cell's plans, measured again so often, as one short measurement is good to a percent or two
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
+SPECIALIZED = 16  # Triton compiles anew for integers that this divides
 ELEMENTS = 1 << 30  # most of a tensor: the card's memory is another's, too
 
 
 Cell = tuple[bool, torch.dtype, int, int]
 Line = tuple[str, int, int, dict[str, Any]]  # bucket, and the plan's numbers
 Known = dict[tuple[str, int, int], Line]
+
+
+class NoPlanError(Exception):
+    """No plan of a cell ran and was right; `bucket` is the cell's."""
+
+    def __init__(self, what: str, bucket: tuple[str, int, int]) -> None:
+        super().__init__(f"{what}: no plan ran and was right; the table keeps what it had")
+        self.bucket = bucket
 
 
 def named(cell: Cell) -> str:
@@ -102,11 +112,22 @@ def compile_part(part: int, parts: int, only: str, most: int | None = None) -> N
     for number, (backward, dtype, M, N) in enumerate(cells(only)):
         if number % parts != part:
             continue
-        few = operands(backward, dtype, min(M, 2), N)
-        for plan in itertools.islice(rules.candidates(_shape(backward, dtype, M, N)), most):
-            if (plan, dtype, backward) not in seen:
-                seen.add((plan, dtype, backward))
+        shape = _shape(backward, dtype, M, N)
+        few = operands(backward, dtype, rows_to_compile(shape), N)
+        for plan in itertools.islice(rules.candidates(shape), most):
+            if (kernel := (plan, dtype, N, backward, shape.stays)) not in seen:
+                seen.add(kernel)
                 _try(few, plan)
+
+
+def rows_to_compile(shape: Shape) -> int:
+    """As few rows as compile what all of them do: lines that stay are another kernel's, and so is an M that 16 divides, or 1."""
+    least = math.ceil(STAYS_BYTES / (shape.N * shape.size * shape.tensors)) if shape.stays else 2
+    if shape.M % SPECIALIZED == 0:
+        least = math.ceil(least / SPECIALIZED) * SPECIALIZED
+    elif least % SPECIALIZED == 0:
+        least += 1
+    return min(shape.M, least)
 
 
 def _shape(backward: bool, dtype: torch.dtype, M: int, N: int) -> Shape:
@@ -125,16 +146,22 @@ def _try(tensors: tuple[torch.Tensor, ...], plan: Plan) -> str | None:
 
 def measure(output: Path, only: str = "", most: int | None = None) -> tuple[int, int]:
     """Put the lines of these cells into the table's file, each as it is known: what is cut short loses nothing. Returns how many were
-    measured and how many the file has; a whole grid's is rid of lines that it has not.
+    measured and how many the file has; a whole grid's is rid of lines that it has not. Of a cell without a plan the line stays.
     """
     table: Known = {tuple(line[:3]): line for line in (json.loads(output.read_text()) if output.is_file() else [])}
     fresh: Known = {}
+    kept: Known = {}
     for cell in cells(only):
-        line = measured_cell(*cell, most, table)
+        try:
+            line = measured_cell(*cell, most, table)
+        except NoPlanError as error:
+            print(error, file=sys.stderr, flush=True)
+            kept |= {error.bucket: table[error.bucket]} if error.bucket in table else {}
+            continue
         fresh[line[:3]] = table[line[:3]] = line
         _write(output, table)
     if not only:
-        _write(output, table := fresh)
+        _write(output, table := kept | fresh)
     return len(fresh), len(table)
 
 
@@ -146,7 +173,11 @@ def _write(output: Path, table: Known) -> None:
 
 
 def measured_cell(backward: bool, dtype: torch.dtype, M: int, N: int, most: int | None = None, known: Known | None = None) -> Line:
-    """One line of the table: the bucket and the fastest plan's numbers."""
+    """One line of the table: the bucket and the fastest plan's numbers.
+
+    Raises:
+        NoPlanError: there is none that runs and is right.
+    """
     tensors = operands(backward, dtype, M, N)
     shape = tiers.shape_of(tensors)
     copy = timed(
@@ -166,6 +197,8 @@ def measured_cell(backward: bool, dtype: torch.dtype, M: int, N: int, most: int 
             continue
         call = tiers.prepared(shape, plan, tensors)
         times.append(([timed(call)], call, plan))
+    if not times:
+        raise NoPlanError(named((backward, dtype, M, N)), rules.bucket(shape))
     again = sorted(times[1:], key=lambda one: one[0][0])[:FINALISTS]
     for _ in range(ROUNDS):
         for found, call, _plan in (times[0], *again):
@@ -211,6 +244,8 @@ def main() -> None:
     output = given.output or Path(__file__).with_name("tables") / f"{torch.cuda.get_device_name().replace(' ', '-')}.json"
     measured, lines = measure(output, given.only, given.most)
     print(f"{measured} cells measured, {lines} plans in {output}")
+    if not measured:
+        sys.exit(1)
 
 
 if __name__ == "__main__":
