@@ -24,7 +24,7 @@ class Progress:
         self.console = console
         self._bar: Bar | None = None
         self._task: TaskID | None = None
-        self._cells = self._done = 0
+        self._cells = self._done = self._measured = 0
         self._start = self._last = time.monotonic()
 
     def __enter__(self) -> Progress:
@@ -44,13 +44,17 @@ class Progress:
             self._task = self._bar.add_task("measuring", total=cells)
             self._bar.start()
 
-    def advance(self, case: Case, cells: int) -> None:
+    def advance(self, case: Case, cells: int, *, stored: bool = False) -> None:
         self._done += cells
+        self._measured += 0 if stored else cells
         if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, advance=cells, description=case.key)
-        elif self._done and (now := time.monotonic()) - self._last > LOG_SECONDS:  # a resumed run begins with what it has: perhaps nothing
+            if stored:  # or the time left would go by them, too
+                self._bar.reset(self._task, total=self._cells, completed=self._done)
+            else:
+                self._bar.update(self._task, advance=cells, description=case.key)
+        elif self._measured and (now := time.monotonic()) - self._last > LOG_SECONDS:  # what was stored took this run no time
             self._last = now
-            left = (now - self._start) / self._done * (self._cells - self._done)
+            left = (now - self._start) / self._measured * (self._cells - self._done)
             self.note(f"{self._done} of {self._cells} cells, about {units.duration(left)} left")
 
     def note(self, text: str) -> None:

@@ -34,8 +34,8 @@ class Observer(Protocol):
     def begin(self, plan: Plan, cells: int, name: str) -> None:
         """Measuring starts: so many cells, over all sets of processes."""
 
-    def advance(self, case: Case, cells: int) -> None:
-        """So many cells of a case are done."""
+    def advance(self, case: Case, cells: int, *, stored: bool = False) -> None:
+        """So many cells of a case are done; `stored`: before this run began."""
 
     def note(self, text: str) -> None:
         """Something the user should know."""
@@ -121,7 +121,7 @@ def execute(plan: Plan, kept: store.Run, observer: Observer, pool: Pool, first: 
     torch while the set before is measured; on a CPU that would take from what is measured.
     """
     left = [process for process in range(plan.settings.processes) if process == 0 or not _complete(plan, kept, process)]
-    observer.advance(plan.cases[-1], (plan.settings.processes - len(left)) * len(plan.cases) * len(plan.offers))
+    observer.advance(plan.cases[-1], (plan.settings.processes - len(left)) * len(plan.cases) * len(plan.offers), stored=True)
     ahead: Pool | None = pool
     with ExitStack() as end:  # of every pool, however this is left
         for process, more in zip(left, [*left[1:], None], strict=True):
@@ -142,7 +142,8 @@ def _one_set(plan: Plan, kept: store.Run, observer: Observer, pool: Pool, lanes:
     for names in plan.groups:
         ensemble = Ensemble(plan, pool, [by_name[name] for name in names], process)
         for case in plan.cases:
-            if not kept.has(process, names, case):
+            stored = kept.has(process, names, case)
+            if not stored:
                 kept.add(process, ensemble.measure(case))
-            observer.advance(case, len(names))
+            observer.advance(case, len(names), stored=stored)
         ensemble.close()

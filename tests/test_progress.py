@@ -1,21 +1,55 @@
 """What a log is told while a run goes on."""
 
 import io
+import time
 from types import SimpleNamespace
 
+import pytest
 from rich.console import Console
 
 from softbench import progress
 
+CASE = "a case"
+PLAN = SimpleNamespace(offers=[], cases=[CASE], device_name="CPU")
 
-def test_a_start_that_took_long_is_told_with_the_first_cell(monkeypatch):
-    """A run that resumes nothing begins with no cells done, however long its workers took to start: no rate to tell by then."""
+
+@pytest.fixture
+def told():
+    return io.StringIO()
+
+
+@pytest.fixture
+def watching(told, monkeypatch):
     monkeypatch.setattr(progress, "LOG_SECONDS", -1.0)
-    told = io.StringIO()
-    plan = SimpleNamespace(offers=[], cases=["a case"], device_name="CPU")
-    watching = progress.Progress(Console(file=told))
-    watching.begin(plan, 6, "run")
-    watching.advance(plan.cases[0], 0)
+    now = iter(range(90, 1000, 10))
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: next(now)))
+    return progress.Progress(Console(file=told))
+
+
+def test_a_start_that_took_long_is_told_with_the_first_cell(watching, told):
+    """A run that resumes nothing begins with no cells done, however long its workers took to start: no rate to tell by then."""
+    watching.begin(PLAN, 6, "run")
+    watching.advance(CASE, 0, stored=True)
     assert "of 6 cells" not in told.getvalue()
-    watching.advance(plan.cases[0], 2)
+    watching.advance(CASE, 2)
     assert "2 of 6 cells, about" in told.getvalue()
+
+
+def test_the_time_left_goes_by_what_this_run_measured(watching, told):
+    watching.begin(PLAN, 106, "run")
+    watching.advance(CASE, 100, stored=True)
+    assert "of 106 cells" not in told.getvalue()
+    watching.advance(CASE, 1)
+    assert "101 of 106 cells, about 50 s left" in told.getvalue()
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_the_bars_rate_is_that_of_what_this_run_measured(told, stored):
+    with progress.Progress(Console(file=told, force_terminal=True)) as watching:
+        watching.begin(PLAN, 106, "run")
+        for _ in range(4):
+            watching.advance(SimpleNamespace(key=CASE), 25, stored=stored)
+            time.sleep(0.01)
+        [task] = watching._bar.tasks
+        assert task.completed == 100
+        assert (task.speed is None) is stored

@@ -149,7 +149,7 @@ class Watching:
     def __init__(self):
         self.cells = 0
 
-    def advance(self, case, cells):
+    def advance(self, case, cells, *, stored=False):
         self.cells += cells
 
 
