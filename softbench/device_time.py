@@ -7,6 +7,10 @@ call that overlap are counted in full, up to the limit below. Host time is that 
 Tracing slows some kernels: torch 2.11's softmax of 16384 x 16384 in bfloat16 takes an H200 484 us by ncu, and 515 with CUPTI watching
 (tests/gpu/against_ncu.py, before there was a limit). So what a few calls, one after the other, take between events without the profiler
 is a limit: where the traced median is beyond theirs, all samples are taken down to it in proportion.
+
+CUPTI that stays in a process between sessions makes every CUDA call there dearer. So it leaves after each, and comes back for the next in
+some tens of milliseconds. It stays where a backend or a timer captures CUDA graphs: torch.profiler keeps it there before CUDA 12.6, as it
+would crash.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -28,6 +33,10 @@ MARK_BYTES = 256
 LEAST_CALLS = 5
 MOST_CALLS = 100  # of a traced window: a call costs the profiler tens of microseconds, and medians of more are no better
 MOST_ISSUED = 50  # calls without waiting: with 20 kernels each still below the 1024 launches that the driver queues before it blocks
+TEARDOWN = "TEARDOWN_CUPTI"
+"""Kineto's: by `1` CUPTI leaves the process when a session is over, in one of the CUDA calls that follow; else it stays."""
+TEARDOWN_GIVEN = TEARDOWN in os.environ  # whoever says how is left alone
+LEAVE_SECONDS = 0.2  # waited at most until it has left
 ON_DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 
 Call = Callable[[], object]
@@ -196,11 +205,10 @@ def _repeated(call: Call, times: int) -> Call:
 
 def cuda_meter() -> Meter:
     """The meter of the GPU, its parts resolved now."""
-    from torch.profiler import ProfilerActivity, profile
+    # Not torch.profiler's, which only wraps this one: its first session imports Inductor, for five seconds of every process.
+    from torch.autograd.profiler import profile
 
-    # Kineto may take CUPTI down after a session, in a later CUDA call: then a session that follows at once can lose its kernels, and each
-    # pays for setting CUPTI up again. Ours follow each other, so it stays; an environment that says otherwise is left alone.
-    os.environ.setdefault("TEARDOWN_CUPTI", "0")
+    os.environ.setdefault(TEARDOWN, "1")
     synchronize = torch.cuda.synchronize
 
     def fill(size: int) -> Call:
@@ -217,7 +225,32 @@ def cuda_meter() -> Meter:
         return [start.elapsed_time(end) * 1e3 for start, end in events]
 
     # Without CPU activities a call's host side stays as it is.
-    return Meter(lambda: _Kineto(profile(activities=[ProfilerActivity.CUDA]), synchronize), fill, synchronize, between=between)
+    return Meter(
+        lambda: _Kineto(profile(use_device="cuda", use_cpu=False, use_kineto=True), synchronize), fill, synchronize, between=between
+    )
+
+
+def stay() -> None:
+    """From now on CUPTI stays in this process between sessions: before CUDA graphs are captured, and where sessions follow at once."""
+    if not TEARDOWN_GIVEN:
+        os.environ[TEARDOWN] = "0"
+
+
+def threads() -> frozenset[str]:
+    """This process's, Python's and others; none where /proc does not tell."""
+    try:
+        return frozenset(entry.name for entry in Path("/proc/self/task").iterdir())
+    except OSError:
+        return frozenset()
+
+
+def wait_until_gone(before: frozenset[str], synchronize: Call, clock: Callable[[], float] = time.perf_counter) -> None:
+    """Give CUPTI the calls that it leaves in, until the thread has ended that Kineto starts for it: a session that began before would lose
+    its kernels. `before`: the threads there were when the session was still on."""
+    end, leaving = clock() + LEAVE_SECONDS, threads() - before
+    while os.environ.get(TEARDOWN) == "1" and leaving & threads() and clock() < end:
+        synchronize()
+        time.sleep(0.001)
 
 
 @dataclass(slots=True)
@@ -229,12 +262,14 @@ class _Kineto:
 
     def start(self) -> None:
         self.synchronize()
-        self.profiler.start()
+        self.profiler.__enter__()
 
     def stop(self) -> list[Activity]:
         self.synchronize()
-        self.profiler.stop()
-        results = self.profiler.profiler.kineto_results if self.profiler.profiler else None
+        before = threads()
+        self.profiler.__exit__(None, None, None)
+        wait_until_gone(before, self.synchronize)
+        results = self.profiler.kineto_results
         if results is None:
             raise UntracedError("torch's profiler gave no results")
         found = [Activity(event.name(), event.start_ns(), event.duration_ns()) for event in results.events() if _on_device(event)]

@@ -197,7 +197,7 @@ class Ensemble:
     def _profile(self, lanes: list[Lane]) -> None:
         """After the rounds, so that what the profiler leaves behind in the process is in none of the case's samples.
 
-        The profilers start and stop in all processes at once, which takes a tenth of a second and more; calls have the GPU for themselves.
+        The profilers start and stop in all processes at once, as that takes longer than the calls; these have the GPU for themselves.
         """
         how = {"batch_ms": min(PROFILE_MS, self.plan.settings.batch_ms), "l2": self.plan.l2}
         if self.plan.device == "cuda" and self.plan.settings.profile == "on":

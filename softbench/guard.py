@@ -75,10 +75,10 @@ def bind(device: str) -> Guard:
         *((inputs, name, "softbench.inputs") for name in ("make", "refill", "harden")),
     ]
     if device == "cuda":
-        from torch import profiler
+        from torch.autograd import profiler
         from triton import testing
 
-        named += [(testing, "do_bench", "triton.testing"), (profiler, "profile", "torch.profiler")]
+        named += [(testing, "do_bench", "triton.testing"), (profiler, "profile", "torch.autograd.profiler")]
     found = [(owner, name, f"{where}.{name}", getattr(owner, name)) for owner, name, where in named if hasattr(owner, name)]
     return Guard(tuple(Bound(owner, name, label, value, getattr(value, "__code__", None)) for owner, name, label, value in found))
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from softbench.device_time import Meter, cuda_meter
+from softbench.device_time import Meter, cuda_meter, stay
 from softbench.model import CPU_TIMER
 
 Timer = Callable[[Callable[[], object], float, float, int], tuple[list[float], int]]
@@ -98,6 +98,7 @@ def _graph(l2: str, meter: Meter) -> Timer:
     event, stream_of, use, synchronize = torch.cuda.Event, torch.cuda.Stream, torch.cuda.stream, torch.cuda.synchronize
 
     def captured(call: Callable[[], object], calls: int) -> torch.cuda.CUDAGraph:
+        stay()
         synchronize()
         with use(stream_of()):  # capturing needs what a first call sets up to be there
             call()

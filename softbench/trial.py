@@ -19,6 +19,17 @@ def out_of_memory(error: BaseException) -> bool:
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or "DefaultCPUAllocator" in str(error)
 
 
+def poisoned() -> bool:
+    """True when CUDA cannot be used any more in this process (illegal address, device assert)."""
+    if not torch.cuda.is_initialized():
+        return False
+    try:
+        torch.cuda.synchronize()
+    except Exception:
+        return True
+    return False
+
+
 @dataclass(slots=True)
 class Trial:
     """One backend's callable on one case's tensors."""

@@ -34,7 +34,7 @@ import torch
 from softbench import contract, guard, inputs, registry, telemetry, timing, units
 from softbench.catalogue import items
 from softbench.compilations import Compilations, Graphs
-from softbench.device_time import Meter
+from softbench.device_time import Meter, stay
 from softbench.environment import probe
 from softbench.errors import SoftbenchError
 from softbench.examine import Examiner
@@ -42,7 +42,7 @@ from softbench.guard import HIDDEN_US, Guard, Watch, hidden_us
 from softbench.model import Accuracy, Build, Case, Direction, Grade, Profile, Status, Telemetry
 from softbench.protocol import Channel, Message
 from softbench.rotation import Rotation
-from softbench.trial import Trial, judged, out_of_memory
+from softbench.trial import Trial, judged, out_of_memory, poisoned
 from softbench.units import one_line
 
 CLOCK = time.perf_counter  # bound before a plugin can patch it
@@ -58,7 +58,7 @@ def serve(channel: Channel) -> None:
         try:
             answer = getattr(seat, f"do_{stage}")(**message)
         except Exception as error:  # the boundary of one request: whatever a plugin raises becomes an answer
-            answer = {"failed": _failure(stage, error), "poisoned": _poisoned()}
+            answer = {"failed": _failure(stage, error), "poisoned": poisoned()}
         channel.send(answer)
 
 
@@ -70,17 +70,6 @@ def _failure(stage: str, error: Exception) -> Message:
     reason = text if isinstance(error, SoftbenchError) else reason
     traceback.print_exception(error)
     return {"status": status, "stage": "import" if stage == "load" else stage, "reason": one_line(reason)}
-
-
-def _poisoned() -> bool:
-    """True when CUDA cannot be used any more in this process (illegal address, device assert)."""
-    if not torch.cuda.is_initialized():
-        return False
-    try:
-        torch.cuda.synchronize()
-    except Exception:
-        return True
-    return False
 
 
 class Seat:
@@ -124,6 +113,8 @@ class Seat:
         backends = registry.load(door)
         named = [backend for backend in backends if backend.name == name] or list(backends)
         self.backend = named[0]
+        if getattr(self.backend, "reuses_output", False):  # by a CUDA graph
+            stay()
         offers = [contract.offer(backend, door) for backend in named]
         return {"offers": [registry.offer_to_json(offer) for offer in offers]}
 
@@ -174,6 +165,7 @@ class Seat:
             return {"skip": reason}
         if only := contract.interpreted(self.backend):
             return {"skip": f"nothing is compiled here: {only[0]}"}
+        stay()  # its sessions follow each other at once
         return {"inspection": inspection.inspect(self.backend, wanted, seed).document()}
 
     def do_time(self, warmup_ms: float, batch_ms: float, timer: str, l2: str) -> Message:
@@ -239,7 +231,7 @@ class Seat:
         try:
             step()
         except Exception as error:
-            if _poisoned():
+            if poisoned():
                 raise
             traceback.print_exception(error)
             self.profile = replace(self.profile, note=one_line(str(error) or type(error).__name__))

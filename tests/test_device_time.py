@@ -1,13 +1,16 @@
 """Device and host time of a call, with a device that only pretends."""
 
 import math
+import os
+import threading
 import types
 
 import pytest
 
-from softbench import timing, worker
+from softbench import device_time, lane, timing, worker
 from softbench.device_time import FLUSH_BYTES, LEAST_CALLS, MARK_BYTES, MOST_CALLS, MOST_ISSUED, Activity, Meter, UntracedError, split
 from softbench.model import CPU_TIMER
+from softbench.registry import Origin
 
 FILL = "fill_kernel"
 MARKS = frozenset({FILL})
@@ -222,3 +225,46 @@ def test_the_cpu_has_one_timer_and_an_empty_profile(monkeypatch):
     samples, block = timers.by_name[CPU_TIMER, ""](lambda: math.sqrt(2), 0, 1, 0)
     assert len(samples) >= timing.LEAST_SAMPLES
     assert block > 1
+
+
+@pytest.mark.parametrize(
+    ("teardown", "leaves_in_call", "calls"), [("1", 3, 3), ("1", None, 200), ("1", 0, 0), ("0", None, 0), (None, None, 0)]
+)
+def test_a_session_is_over_when_cupti_has_left_where_it_is_to(monkeypatch, teardown, leaves_in_call, calls):
+    monkeypatch.delenv(device_time.TEARDOWN, raising=False)
+    if teardown:
+        monkeypatch.setenv(device_time.TEARDOWN, teardown)
+    made = []
+    monkeypatch.setattr(device_time, "threads", lambda: frozenset({"main"} | ({"leaving"} if len(made) != leaves_in_call else set())))
+    monkeypatch.setattr(device_time.time, "sleep", lambda _: None)
+    device_time.wait_until_gone(frozenset({"main"}), lambda: made.append(1), lambda: len(made) / 1000)
+    assert len(made) == calls
+
+
+def test_threads_are_seen_while_they_run():
+    before, end = device_time.threads(), threading.Event()
+    thread = threading.Thread(target=end.wait)
+    thread.start()
+    assert device_time.threads() > before
+    end.set()
+    thread.join()
+    assert device_time.threads() == before
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+@pytest.mark.parametrize("given", [False, True])
+def test_cupti_stays_where_graphs_are_captured_unless_the_environment_says_otherwise(monkeypatch, tmp_path, graphs, given):
+    monkeypatch.setattr(device_time, "TEARDOWN_GIVEN", given)
+    monkeypatch.setenv(device_time.TEARDOWN, "1")  # as `cuda_meter` has it
+    file = tmp_path / "mine.py"
+    file.write_text(f"""
+class Backend:
+    name, reuses_output = "mine", {graphs}
+    def available(self): return None
+    def supports(self, case): return None
+    def prepare(self, case): return None
+backend = Backend()
+""")
+    message = lane.load_message(Origin("file", "mine", str(file), "mine.py"), "cpu")
+    worker.Seat().do_load(message["origin"], "cpu")
+    assert os.environ[device_time.TEARDOWN] == ("0" if graphs and not given else "1")
