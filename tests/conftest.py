@@ -19,23 +19,25 @@ from softbench.model import Accuracy, Batch, Build, Case, Direction, Grade, Meas
 PLUGINS = Path(__file__).parent / "plugins"
 
 
-def gpu_of(worker: str, count: int) -> str:
-    """The GPU, of `count`, that a process of pytest-xdist (`gw0`, `gw1`, ...) sees."""
-    return str(int(worker.removeprefix("gw")) % count)
+def gpu_of(worker: str, devices: list[str]) -> str:
+    """The GPU that a process of pytest-xdist (`gw0`, `gw1`, ...) sees."""
+    return devices[int(worker.removeprefix("gw")) % len(devices)]
 
 
-def gpus() -> int:
-    """How many the driver lists; CUDA itself would keep the answer for the process."""
+def gpus() -> list[str]:
+    """Those that CUDA_VISIBLE_DEVICES names, or the driver lists; CUDA itself would keep the answer for the process."""
+    if (named := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
+        return [device.strip() for device in named.split(",") if device.strip()]
     program = shutil.which("nvidia-smi")
     done = subprocess.run([program, "-L"], capture_output=True, text=True, check=False) if program else None
-    return sum(line.startswith("GPU ") for line in done.stdout.splitlines()) if done else 0
+    return [str(i) for i in range(sum(line.startswith("GPU ") for line in done.stdout.splitlines()))] if done else []
 
 
 def pytest_configure() -> None:
     """Before anything imports torch."""
     worker = os.environ.get("PYTEST_XDIST_WORKER")
-    if worker and "CUDA_VISIBLE_DEVICES" not in os.environ and (count := gpus()) > 1:
-        os.environ["CUDA_VISIBLE_DEVICES"] = gpu_of(worker, count)
+    if worker and len(devices := gpus()) > 1:
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpu_of(worker, devices)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
