@@ -36,6 +36,9 @@ def gpus() -> list[str]:
 def pytest_configure() -> None:
     """Before anything imports torch."""
     worker = os.environ.get("PYTEST_XDIST_WORKER")
+    if worker:  # each with as many threads as cores, they would only wait for each other
+        share = len(os.sched_getaffinity(0)) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, share)))
     if worker and len(devices := gpus()) > 1:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu_of(worker, devices)
 

@@ -148,9 +148,12 @@ def test_findings_have_diagnostics_a_junit_file_and_a_line_that_can_be_pasted(cl
 
 
 TRAITS = """
-import resource
+import ctypes, resource
 from pathlib import Path
 import torch
+
+M_MMAP_THRESHOLD = -3
+ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 2**16)  # what is freed from here on goes back to the system
 
 class Reusing:
     name = "reusing"
@@ -168,7 +171,14 @@ class Starving(Reusing):
         def call(x):
             y = torch.softmax(x, -1)
             held = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-            resource.setrlimit(resource.RLIMIT_AS, (held + 2**20, resource.RLIM_INFINITY))
+            resource.setrlimit(resource.RLIMIT_AS, (held, resource.RLIM_INFINITY))
+            self.holes = []  # that importing left in the heap, a tensor of float64 each
+            try:
+                while True:
+                    self.holes.append(torch.empty(2**17, dtype=torch.float64))
+            except RuntimeError:
+                pass
+            resource.setrlimit(resource.RLIMIT_AS, (held + 3 * 2**19, resource.RLIM_INFINITY))  # for one and a half more
             return y
         return call
 
