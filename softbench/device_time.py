@@ -246,9 +246,9 @@ def threads() -> frozenset[str]:
 
 def wait_until_gone(before: frozenset[str], synchronize: Call, clock: Callable[[], float] = time.perf_counter) -> None:
     """Give CUPTI the calls that it leaves in, until the thread has ended that Kineto starts for it: a session that began before would lose
-    its kernels. `before`: the threads there were when the session was still on."""
+    its kernels. `before`: the threads there were when the session was still on; where /proc does not tell, the whole time is waited."""
     end, leaving = clock() + LEAVE_SECONDS, threads() - before
-    while os.environ.get(TEARDOWN) == "1" and leaving & threads() and clock() < end:
+    while os.environ.get(TEARDOWN) == "1" and (leaving & threads() or not before) and clock() < end:
         synchronize()
         time.sleep(0.001)
 

@@ -242,6 +242,15 @@ def test_a_session_is_over_when_cupti_has_left_where_it_is_to(monkeypatch, teard
     assert len(made) == calls
 
 
+def test_where_nobody_tells_of_threads_all_the_time_is_waited(monkeypatch):
+    made = []
+    monkeypatch.setenv(device_time.TEARDOWN, "1")
+    monkeypatch.setattr(device_time, "threads", frozenset)
+    monkeypatch.setattr(device_time.time, "sleep", lambda _: None)
+    device_time.wait_until_gone(frozenset(), lambda: made.append(1), lambda: len(made) / 1000)
+    assert len(made) == device_time.LEAVE_SECONDS * 1000
+
+
 def test_threads_are_seen_while_they_run():
     before, end = device_time.threads(), threading.Event()
     thread = threading.Thread(target=end.wait)
