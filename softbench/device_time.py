@@ -8,9 +8,9 @@ Tracing slows some kernels: torch 2.11's softmax of 16384 x 16384 in bfloat16 ta
 (tests/gpu/against_ncu.py, before there was a limit). So what a few calls, one after the other, take between events without the profiler
 is a limit: where the traced median is beyond theirs, all samples are taken down to it in proportion.
 
-CUPTI that stays in a process between sessions makes every CUDA call there dearer. So it leaves after each, and comes back for the next in
-some tens of milliseconds. It stays where a backend or a timer captures CUDA graphs: torch.profiler keeps it there before CUDA 12.6, as it
-would crash.
+CUPTI that stays in a process between sessions makes every CUDA call there dearer. So it leaves after each, and comes back for the next:
+`tests/gpu/test_timers_gpu.py` holds a profile to a tenth of a second with that. It stays where a backend or a timer captures CUDA graphs,
+as leaving can crash: torch.profiler keeps it there before CUDA 12.6.
 """
 
 from __future__ import annotations
@@ -205,7 +205,7 @@ def _repeated(call: Call, times: int) -> Call:
 
 def cuda_meter() -> Meter:
     """The meter of the GPU, its parts resolved now."""
-    # Not torch.profiler's, which only wraps this one: its first session imports Inductor, for five seconds of every process.
+    # Not torch.profiler's, which only wraps this one: its first session imports Inductor, for seconds in every process.
     from torch.autograd.profiler import profile
 
     os.environ.setdefault(TEARDOWN, "1")

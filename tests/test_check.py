@@ -148,12 +148,9 @@ def test_findings_have_diagnostics_a_junit_file_and_a_line_that_can_be_pasted(cl
 
 
 TRAITS = """
-import ctypes, resource
+import resource
 from pathlib import Path
 import torch
-
-M_MMAP_THRESHOLD = -3
-ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 2**16)  # what is freed from here on goes back to the system
 
 class Reusing:
     name = "reusing"

@@ -156,7 +156,8 @@ def measure(output: Path, only: str = "", most: int | None = None) -> tuple[int,
             line = measured_cell(*cell, most, table)
         except NoPlanError as error:
             print(error, file=sys.stderr, flush=True)
-            kept |= {error.bucket: table[error.bucket]} if error.bucket in table else {}
+            if error.bucket in table:
+                kept[error.bucket] = table[error.bucket]
             continue
         fresh[line[:3]] = table[line[:3]] = line
         _write(output, table)

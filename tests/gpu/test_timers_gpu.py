@@ -38,7 +38,7 @@ def test_having_profiled_leaves_do_bench_as_it_was(timers):
     fresh, fresh_host = median(bench(call, 20, 50, 0)[0]), host()
     timers.meter.device(call, 20, "cold")
     assert median(bench(call, 20, 50, 0)[0]) == pytest.approx(fresh, abs=0.5)
-    assert host() < 1.25 * fresh_host  # a CUPTI that stays makes it half as much again
+    assert host() < 1.25 * fresh_host  # 1.5 times as long, in a development script, where CUPTI stays
 
 
 def test_sessions_in_quick_succession_each_see_their_kernels(timers):
