@@ -223,7 +223,7 @@ def _report(kept: Any, json: Path | None) -> None:
     """The table on stdout (or the JSON), and where the files are on stderr."""
     from softbench import tables, terminal
 
-    if not wrote_to_stdout(kept.document(), json):
+    if not wrote_to_stdout(kept.document, json):
         console = terminal.console()
         terminal.show(tables.results(kept.rows(), console), console)
     logs = f"; what failed wrote to {kept.log}" if kept.log.exists() else ""
@@ -252,7 +252,7 @@ def _show_plan(plan: Any) -> None:
 def _report_checks(found: Any, json: Path | None, plugins: list[str], *, long: bool) -> None:
     from softbench import checking, checks, terminal
 
-    if not wrote_to_stdout(found.document(), json):
+    if not wrote_to_stdout(found.document, json):
         console = terminal.console()
         terminal.show(checks.lines(found.findings) if long else checks.table(found.findings), console)
     for text in found.notes:

@@ -192,7 +192,7 @@ def _self_test(
 
         run = measure_families(partial(measure, resumable=True), request, base, count, announce)
     found = calibration.analyse(run, base, rules)
-    if not wrote_to_stdout(found.document(), outputs.json):
+    if not wrote_to_stdout(found.document, outputs.json):
         terminal.show(power.table(found), terminal.console())
     if outputs.plot is not None:
         typer.echo(f"softbench: wrote {power.plot(found, outputs.plot)}", err=True)
@@ -233,7 +233,7 @@ class _Outputs:
 
         for note in report.notes:
             typer.echo(f"softbench: {note}", err=True)
-        if not wrote_to_stdout(report.document(), self.json):
+        if not wrote_to_stdout(report.document, self.json):
             terminal.show(verdicts.text(report, long=self.long), terminal.console())
         for flag, file, make in (("--markdown", self.markdown, verdicts.markdown), ("--junit", self.junit, verdicts.junit)):
             if file is not None:

@@ -49,7 +49,7 @@ def inspect(
         inspecting.make_folder(out)  # before any work
     with terminal.ending():
         found = inspecting.inspect(configs.resolve({}, flags), backend, Case(M, N, dtypes[0], directions[0]))
-    if not wrote_to_stdout(found.document(), json):
+    if not wrote_to_stdout(found.document, json):
         console = terminal.console()
         terminal.show(listing.inspection(found, kinds, color=console.is_terminal), console)
     if out is not None:

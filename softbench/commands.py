@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -103,13 +103,13 @@ def write_text(where: Path, text: str, flag: str) -> None:
         raise UsageError(f"{flag} {where}: cannot be written: {error.strerror}") from None
 
 
-def wrote_to_stdout(document: Any, where: Path | None) -> bool:
-    """Write a document as JSON where it was asked for; True when that was stdout, which then belongs to it alone."""
+def wrote_to_stdout(document: Callable[[], Any], where: Path | None) -> bool:
+    """Make a document and write it as JSON where it was asked for; True when that was stdout, which then belongs to it alone."""
     import json as encoder
 
     if where is None:
         return False
-    text = encoder.dumps(document, allow_nan=False)
+    text = encoder.dumps(document(), allow_nan=False)
     if str(where) == "-":
         typer.echo(text)
         return True

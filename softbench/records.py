@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 from softbench.model import (
@@ -59,11 +59,20 @@ def _merged(profiles: Sequence[Profile]) -> Profile:
 
 def record_to_json(record: Record) -> dict[str, Any]:
     """A record as JSON has it: numbers that JSON lacks (inf, nan) as texts."""
-    data = asdict(record)
+    data: dict[str, Any] = _plain(record)
     data["outcome"] = {"kind": type(record.outcome).__name__.lower(), **data["outcome"]}
     if accuracy := data["outcome"].get("accuracy"):
         accuracy["worst"] = accuracy["worst"] if math.isfinite(accuracy["worst"]) else str(accuracy["worst"])
     return data
+
+
+def _plain(value: Any) -> Any:
+    """As dataclasses.asdict, which copies every single sample."""
+    if is_dataclass(value):
+        return {item.name: _plain(getattr(value, item.name)) for item in fields(value)}
+    if isinstance(value, tuple) and value and is_dataclass(value[0]):
+        return [_plain(item) for item in value]
+    return value
 
 
 def record_from_json(data: dict[str, Any]) -> Record:
