@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -73,10 +73,7 @@ class Ensemble:
             turns = True
             self._release(self._going())
         for turn in range(self.plan.settings.max_rounds):
-            for position, lane in enumerate(round_order(self._wanting(turn), turn)):
-                self._time(lane, turn, position)
-                if turns:
-                    self._release([lane])
+            self._round(round_order(self._wanting(turn), turn), turn, turns)
         if self.process == 0:  # what a call costs apart is no matter of processes
             for together in [[lane] for lane in self._going()] if turns else [self._going()]:
                 self._profile(together)
@@ -157,16 +154,32 @@ class Ensemble:
             if self.state[lane].outcome is None:
                 self._build_and_check([lane], case, turns=True)
 
-    def _time(self, lane: Lane, turn: int, position: int) -> None:
-        """One batch; of a throttled GPU again after a pause, as long as there is patience. What was throttled is kept, and marked."""
-        self._batch(lane, turn, position)
-        for seconds in PAUSES_SECONDS:
-            batches = self.state[lane].batches
-            if self.state[lane].outcome is not None or not batches[-1].throttled or seconds > self.patience_seconds:
-                return
-            self.patience_seconds -= seconds
-            self.pause(seconds)
-            self._batch(lane, turn, position)
+    def _round(self, lanes: list[Lane], turn: int, turns: bool) -> None:
+        """A batch of each, in this order; of a throttled GPU again after a pause, as long as there is patience. What was throttled is kept,
+        and marked."""
+        places = {lane: position for position, lane in enumerate(lanes)}
+        # Beside a GPU the hosts' work between batches is done at once; on a CPU its threads would still spin beside the first batch.
+        for together in [[lane] for lane in lanes] if turns or self.plan.device != "cuda" else [lanes]:
+            self._batches(together, turn, places)
+            for seconds in PAUSES_SECONDS:
+                hot = [lane for lane in together if lane in self._going() and self.state[lane].batches[-1].throttled]
+                if not hot or seconds > self.patience_seconds:
+                    break
+                self.patience_seconds -= seconds
+                self.pause(seconds)
+                self._batches(hot, turn, places)
+            if turns:
+                self._release(together)
+
+    def _batches(self, lanes: list[Lane], turn: int, places: Mapping[Lane, int]) -> None:
+        """Renew the inputs of all, time one after the other, verify what was timed of all."""
+        renewed = self._ask(lanes, {"op": "renew", "l2": self.plan.l2}, "time")
+        for lane in lanes:
+            if lane in renewed:
+                self._batch(lane, turn, places[lane])
+        timed = [lane for lane in lanes if lane in renewed and lane in self._going()]
+        for lane, reply in self._ask(timed, {"op": "verify"}, "time").items():
+            self._take(lane, reply, partial(self._verified, lane), "time")
 
     def _batch(self, lane: Lane, turn: int, position: int) -> None:
         settings = self.plan.settings
@@ -179,14 +192,15 @@ class Ensemble:
         samples = tuple(float(sample) for sample in reply["samples_us"])
         if not samples or not all(0 < sample < math.inf for sample in samples):
             raise ValueError("no samples")
-        telemetry = records.telemetry_from_json(reply.get("telemetry"))
-        self.state[lane].batches.append(Batch(self.process, turn, position, samples, telemetry))
-        if found := reply.get("accuracy"):  # of calls that were timed
-            self._judged_again(lane, records.accuracy_from_json(found))
+        self.state[lane].batches.append(Batch(self.process, turn, position, samples))
 
-    def _judged_again(self, lane: Lane, accuracy: Accuracy) -> None:
+    def _verified(self, lane: Lane, reply: dict[str, Any]) -> None:
         """What a timed call returned is judged too: it ends what is wrong; where it is worse than the check was, it stands."""
         state = self.state[lane]
+        state.batches[-1] = replace(state.batches[-1], telemetry=records.telemetry_from_json(reply.get("telemetry")))
+        if reply["accuracy"] is None:
+            return
+        accuracy = records.accuracy_from_json(reply["accuracy"])
         if accuracy.grade in (Grade.WRONG, Grade.UNVERIFIED):
             status = Status.WRONG if accuracy.grade is Grade.WRONG else Status.UNVERIFIED
             state.accuracy = accuracy

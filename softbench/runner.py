@@ -1,7 +1,8 @@
 """The conductor: the only place that knows the order of things. It never imports torch; a probe worker tells it what there is.
 
     probe the machine -> open the plugins' doors -> for each set of processes, for each case:
-        build (all backends at once), check, then rounds: every backend in turn, a short batch each; last, each one's profile
+        build (all backends at once), check, then rounds: other inputs (beside a GPU all at once), every backend in turn a short
+        batch, its outputs verified (beside a GPU all at once); last, each one's profile
 
 Backends are isolated (a worker process each) and interleaved (the rounds' order rotates and reverses) at once. Where their
 buffers do not fit on the device together, they take turns holding them; where the device takes only so many processes, the

@@ -9,19 +9,20 @@ Each request is one message, each answer one message:
     catalogue                               -> items: name, direction and whether it is faced alone, of each
     examine item, direction, dtype, seed    -> accuracy, diagnostics | skip
     inspect case, seed                      -> inspection (`softbench.generated`) | skip
-    time    warmup_ms, batch_ms, timer, l2  -> samples_us, kind, telemetry: the GPU right after; accuracy: of calls that were timed
+    renew   l2                              -> renewed: other values into the inputs of the batch that follows
+    time    warmup_ms, batch_ms, timer, l2  -> samples_us, kind
+    verify                                  -> accuracy: of calls that were timed, if any was kept; telemetry: the GPU right after them
     host    batch_ms, l2                    -> issued: calls whose host time was taken
     trace   l2                              -> tracing: whether the profiler has started
     calls   batch_ms, l2                    -> traced: whether it has something to see
     profile                                 -> profile: device and host time of a call, its kernels, as far as was asked for
-    release                                 -> gives the case's device memory back; `time` takes it again
+    release                                 -> gives the case's device memory back; `renew` takes it again
 
 or `failed`: status, stage, reason; `poisoned` with it when the CUDA context is lost and the worker must not be used again.
 """
 
 from __future__ import annotations
 
-import statistics
 import time
 import traceback
 from collections.abc import Callable
@@ -32,14 +33,15 @@ from typing import Any
 import torch
 
 from softbench import contract, guard, inputs, registry, telemetry, timing, units
+from softbench.batches import Batches
 from softbench.catalogue import items
 from softbench.compilations import Compilations, Graphs
 from softbench.device_time import Meter, stay
 from softbench.environment import probe
 from softbench.errors import SoftbenchError
 from softbench.examine import Examiner
-from softbench.guard import HIDDEN_US, Guard, Watch, hidden_us
-from softbench.model import Accuracy, Build, Case, Direction, Grade, Profile, Status, Telemetry
+from softbench.guard import Guard
+from softbench.model import Build, Case, Direction, Profile, Status, Telemetry
 from softbench.protocol import Channel, Message
 from softbench.rotation import Rotation
 from softbench.trial import Trial, judged, out_of_memory, poisoned
@@ -60,6 +62,7 @@ def serve(channel: Channel) -> None:
         except Exception as error:  # the boundary of one request: whatever a plugin raises becomes an answer
             answer = {"failed": _failure(stage, error), "poisoned": poisoned()}
         channel.send(answer)
+        seat.follow_up()
 
 
 def _failure(stage: str, error: Exception) -> Message:
@@ -86,15 +89,18 @@ class Seat:
         self.profile = Profile()
         """What is known so far of what the case's calls cost apart."""
         self.telemetry: Callable[[], Telemetry | None] | None = None
+        self.reading: Telemetry | None = None
+        self.unread = False
+        """True when a batch has been timed since the GPU was last read."""
         self.case: Case | None = None
         self.seed = 0
         self.block = 0
         """Calls a CPU sample of this case spans; see `softbench.timing.Timer`."""
         self.call: Callable[..., Any] | None = None
         self.inputs: tuple[torch.Tensor, ...] | None = None
-        self.rotation: Rotation | None = None
+        self.batches: Batches | None = None
         self.looked_behind = False
-        """True once this case's calls have been looked behind (`softbench.guard.hidden_us`)."""
+        """Of this case, as `softbench.batches.Batches`, which do not outlive a release."""
         self.guard: Guard | None = None
         self.examiner: Examiner | None = None
 
@@ -120,6 +126,7 @@ class Seat:
 
     def do_build(self, case: Message, seed: int) -> Message:
         self._forget()
+        self.telemetry = self.telemetry or telemetry.reader(self.device)  # slow the first time: here beside the others
         self.case, self.seed = Case(**{**case, "direction": Direction(case["direction"])}), seed
         if reason := contract.why_not(self.backend.supports(self.case), "supports"):
             return {"skip": reason}
@@ -168,38 +175,35 @@ class Seat:
         stay()  # its sessions follow each other at once
         return {"inspection": inspection.inspect(self.backend, wanted, seed).document()}
 
-    def do_time(self, warmup_ms: float, batch_ms: float, timer: str, l2: str) -> Message:
-        timers, rotation = self._ready(l2)
-        if self.telemetry is None:
-            self.telemetry = telemetry.reader(self.device)
-        call, watch = rotation.renew(), Watch(self.device)
-        samples, self.block = timers.by_name[timer, l2](call, warmup_ms, batch_ms, self.block)
-        reading = self.telemetry()
-        found = self._verified(rotation, watch, call, samples)
-        timed = {"samples_us": samples, "kind": timer, "telemetry": asdict(reading) if reading else None}
-        return timed | ({"accuracy": asdict(found)} if found else {})
+    def do_renew(self, l2: str) -> Message:
+        self._ready(l2)[1].renew()
+        return {"renewed": True}
 
-    def _verified(self, rotation: Rotation, watch: Watch, call: Callable[[], Any], samples: list[float]) -> Accuracy | None:
-        """Of calls that were timed: whether they were done when they returned, and two of their outputs."""
-        reason = self.guard.replaced() if self.guard else ""
-        reason = reason or watch.left()
-        if not reason and self.device == "cuda" and not self.looked_behind:
-            self.looked_behind = True
-            hidden = hidden_us(call, statistics.median(samples))
-            if hidden > HIDDEN_US:
-                reason = (
-                    f"the GPU still works {hidden:.0f} us after the caller's stream has finished: on another stream, where no event sees it"
-                )
-        if reason:
-            return Accuracy(Grade.WRONG, float("inf"), reason)
-        return rotation.verify(partial(judged, self.backend))
+    def do_time(self, warmup_ms: float, batch_ms: float, timer: str, l2: str) -> Message:
+        timers, batches = self._ready(l2)
+        samples, self.block = batches.time(timers.by_name[timer, l2], warmup_ms, batch_ms, self.block)
+        batches.look_behind(samples)
+        self.looked_behind = batches.looked_behind
+        self.reading, self.unread = None, True
+        return {"samples_us": samples, "kind": timer}
+
+    def follow_up(self) -> None:
+        """When `time` has been answered, ask the GPU how it is: beside the warm-up of whoever is timed next, and not before it."""
+        if self.unread and self.telemetry is not None:
+            self.reading, self.unread = self.telemetry(), False
+
+    def do_verify(self) -> Message:
+        if self.batches is None:
+            raise RuntimeError("asked to verify before a batch was timed")
+        found = self.batches.verify(partial(judged, self.backend))
+        return {"accuracy": asdict(found) if found else None, "telemetry": asdict(self.reading) if self.reading else None}
 
     def do_host(self, batch_ms: float, l2: str) -> Message:
         """Issue calls, and what the device takes for one; before the profiler starts, as either may cost more then."""
-        timers, rotation = self._ready(l2)
+        timers, batches = self._ready(l2)
         self.profile = Profile()
         if timers.meter is not None:
-            call = rotation.renew()
+            call = batches.rotation.unwatched()
             self.profile = Profile(host_us=tuple(timers.meter.host(call, batch_ms)))
             self._spared(partial(timers.meter.untraced, call, l2))
         return {"issued": len(self.profile.host_us)}
@@ -211,9 +215,9 @@ class Seat:
 
     def do_calls(self, batch_ms: float, l2: str) -> Message:
         """What the profiler is to see."""
-        timers, rotation = self._ready(l2)
-        meter = timers.meter
-        return {"traced": meter is not None and not self.profile.note and self._spared(lambda: meter.run(rotation.renew(), batch_ms, l2))}
+        timers, batches = self._ready(l2)
+        meter, call = timers.meter, batches.rotation.unwatched()
+        return {"traced": meter is not None and not self.profile.note and self._spared(lambda: meter.run(call, batch_ms, l2))}
 
     def do_profile(self) -> Message:
         """Stop the profiler; all that is known of a call."""
@@ -243,8 +247,8 @@ class Seat:
         recompiles = made - self.graphs_built if made else None
         return {"profile": asdict(replace(profile, peak_bytes=self.peak_bytes, recompiles=recompiles))}
 
-    def _ready(self, l2: str) -> tuple[timing.Timers, Rotation]:
-        """The timers, and the inputs they time a call on, with buffers that were released taken again."""
+    def _ready(self, l2: str) -> tuple[timing.Timers, Batches]:
+        """The timers, and the batches of the case that they time, with buffers that were released taken again."""
         if self.inputs is None:
             self.inputs = inputs.make(self._case(), self.seed, torch.device(self.device))
         if self.call is None:
@@ -253,22 +257,23 @@ class Seat:
             self.graphs_built += self.graphs.count() - before
         if self.call is None or self.timers is None:
             raise RuntimeError("asked to time before a case was built")
-        if self.rotation is None:
-            self.rotation = Rotation(self._case(), self._inputs(), self.call, overwrites=contract.reuses_output(self.backend))
+        if self.batches is None:
+            rotation = Rotation(self._case(), self._inputs(), self.call, overwrites=contract.reuses_output(self.backend))
+            self.batches = Batches(rotation, self.device, self.guard, self.looked_behind)
         if l2 != "warm":
-            self.rotation.widen()
-        return self.timers, self.rotation
+            self.batches.rotation.widen()
+        return self.timers, self.batches
 
     def do_release(self) -> Message:
         """Keep the callable if all it cost was host memory: preparing it anew may mean compiling anew."""
-        self.inputs = self.rotation = None
+        self.inputs = self.batches = None
         if self.device != "cuda" or torch.cuda.memory_allocated() > 0:
             self.call = None
         self._empty()
         return {"released": True}
 
     def _forget(self) -> None:
-        self.inputs = self.call = self.case = self.rotation = None
+        self.inputs = self.call = self.case = self.batches = None
         self.block = 0
         self.looked_behind = False
         self.peak_bytes = None

@@ -40,6 +40,7 @@ ROOMS = [
         "diagnostics",
         "guard",
         "rotation",
+        "batches",
         "trial",
         "device_time",
         "telemetry",

@@ -151,8 +151,8 @@ def test_host_time_is_of_issuing_alone_and_bounded_in_number():
 
 def ready(monkeypatch, meter, call=lambda: None):
     seat = worker.Seat()
-    inputs = types.SimpleNamespace(renew=lambda: call)  # stands in for `softbench.rotation.Rotation`
-    monkeypatch.setattr(seat, "_ready", lambda l2: (timing.Timers({}, meter), inputs))
+    rotation = types.SimpleNamespace(unwatched=lambda: call)  # stands in for `softbench.rotation.Rotation`
+    monkeypatch.setattr(seat, "_ready", lambda l2: (timing.Timers({}, meter), types.SimpleNamespace(rotation=rotation)))
     return seat
 
 

@@ -17,7 +17,9 @@ from softbench.registry import Offer, Origin, offer_to_json
 GOOD = {
     "build": {"build": {"seconds": 0.1, "cache": ""}},
     "check": {"accuracy": {"grade": "pass", "worst": 0.5, "detail": ""}},
+    "renew": {"renewed": True},
     "time": {"samples_us": [1.0, 2.0, 3.0], "kind": "fake"},
+    "verify": {"accuracy": {"grade": "pass", "worst": 0.5, "detail": ""}},
     "host": {"issued": 1},
     "trace": {"tracing": True},
     "calls": {"traced": True},
@@ -82,13 +84,37 @@ def test_a_cell_is_built_then_checked_then_timed_in_rounds_of_rotating_order():
     pool = FakePool()
     records = measure(make(), pool)
     ops = [op for _, op in pool.log]
-    each = {"load": 3, "build": 3, "check": 3, "time": 12, "host": 3, "trace": 3, "calls": 3, "profile": 3}
-    assert ops == [op for op, times in each.items() for _ in range(times)]
+    rounds = ["renew"] * 3 + ["time"] * 3 + ["verify"] * 3
+    assert ops == ["load"] * 3 + ["build"] * 3 + ["check"] * 3 + rounds * 4 + ["host"] * 3 + ["trace"] * 3 + ["calls"] * 3 + ["profile"] * 3
     one_by_one = [asked for asked in pool.gathered if asked[0] in ("host", "trace", "calls", "profile")]
     assert one_by_one == [*[["host"]] * 3, ["trace"] * 3, *[["calls"]] * 3, ["profile"] * 3]
     timed = "".join(name[0] for name, op in pool.log if op == "time")
     assert [timed[i : i + 3] for i in range(0, 12, 3)] == ["cab", "bac", "abc", "cba"]
     assert [batch.position for batch in records["a"].outcome.timing.batches] == [1, 1, 0, 2]
+
+
+def test_beside_a_gpu_hosts_work_at_once_between_batches_that_have_it_for_themselves_and_on_a_cpu_never():
+    beside = [["renew"] * 3, ["time"], ["time"], ["time"], ["verify"] * 3]
+    for device, free, one_round in (
+        ("cuda", 2**40, beside),
+        ("cpu", 2**40, [["renew"], ["time"], ["verify"]] * 3),
+        ("cuda", 0, [["renew"], ["time"], ["verify"], ["release"]] * 3),  # they take turns
+    ):
+        pool, plan = FakePool(), make(free=free, rounds=2)
+        measure(replace(plan, device=device), pool)
+        rounds = [asked for asked in pool.gathered if asked[0] in ("renew", "time", "verify", "release")]
+        first = rounds.index(one_round[0])
+        assert rounds[first : first + 2 * len(one_round)] == one_round * 2, device
+
+
+def test_of_a_round_only_who_was_renewed_is_timed_and_only_who_was_timed_is_verified():
+    lost = Lost(Status.FAILED, "crashed")
+    wrong = {"accuracy": {"grade": "wrong", "worst": 9.0, "detail": "in a timed call: off"}}
+    pool = FakePool({("copy", "renew"): [lost], ("a", "time"): [lost], ("b", "verify"): [None, wrong]})
+    records = measure(make(), pool)
+    assert pool.log.count(("copy", "time")) == pool.log.count(("a", "verify")) == 0
+    assert [records[name].outcome.reason for name in ("copy", "a", "b")] == ["crashed", "crashed", "in a timed call: off"]
+    assert (records["b"].outcome.status, records["b"].outcome.stage, pool.log.count(("b", "time"))) == (Status.WRONG, "time", 2)
 
 
 STEADY, WILD = ({"samples_us": samples, "kind": "fake"} for samples in ([10.0] * 20, [5.0, 15.0] * 10))
@@ -126,7 +152,7 @@ def test_without_profiles_nothing_is_called_but_memory_and_recompilations_are_st
     pool = FakePool()
     measure(make(profile=profile), pool)
     ops = [op for name, op in pool.log if name == "a"]
-    assert ops[ops.index("check") + 1 :] == ["time"] * 4 + asked
+    assert ops[ops.index("check") + 1 :] == ["renew", "time", "verify"] * 4 + asked
 
 
 class Kept:
@@ -187,7 +213,7 @@ def test_beside_a_gpu_the_next_sets_nursery_starts_while_one_measures(monkeypatc
 
 def reading(throttled=""):
     fields = {"sm_clock_mhz": 1980, "memory_clock_mhz": 3201, "power_w": 500.0, "temperature_c": 60, "reasons": 0}
-    return {"samples_us": [1.0, 2.0, 3.0], "kind": "fake", "telemetry": {**fields, "throttled": throttled}}
+    return {**GOOD["verify"], "telemetry": {**fields, "throttled": throttled}}
 
 
 def patient(pool, rounds=2):
@@ -200,14 +226,14 @@ def patient(pool, rounds=2):
 
 
 def test_a_throttled_batch_is_marked_kept_and_taken_again_after_a_pause():
-    record, pauses, _ = patient(FakePool({("a", "time"): [reading("too hot"), reading("too hot"), reading(), reading()]}))
+    record, pauses, _ = patient(FakePool({("a", "verify"): [reading("too hot"), reading("too hot"), reading(), reading()]}))
     batches = record.outcome.timing.batches
     assert [(batch.round, batch.throttled) for batch in batches] == [(0, True), (0, True), (0, False), (1, False)]
     assert pauses == list(ensemble.PAUSES_SECONDS[:2])
 
 
 def test_a_card_that_is_always_too_hot_is_measured_as_it_is_and_not_waited_for_for_ever():
-    record, pauses, group = patient(FakePool({("a", "time"): reading("too hot")}), rounds=40)
+    record, pauses, group = patient(FakePool({("a", "verify"): reading("too hot")}), rounds=40)
     assert isinstance(record.outcome, Measured)
     assert {batch.round for batch in record.outcome.timing.batches} == set(range(40))
     assert sum(pauses) <= ensemble.PATIENCE_SECONDS
@@ -280,17 +306,19 @@ def test_only_cases_in_a_row_count(make_record):
         ("time", {"samples_us": [], "kind": "x"}),
         ("time", {"samples_us": [-1.0], "kind": "x"}),
         ("time", {"samples_us": "fast", "kind": "x"}),
+        ("verify", {"accuracy": {"grade": "excellent", "worst": 0, "detail": ""}}),
+        ("verify", {"verified": True}),
         ("profile", {"profile": {"device_us": [-1.0]}}),
         ("profile", {"profile": {"speed": 1}}),
         ("profile", {"profile": {"peak_bytes": "much"}}),
-        ("time", {"samples_us": [1.0], "telemetry": {"sm_clock_mhz": "fast"}}),
-        ("time", {"samples_us": [1.0], "telemetry": [3]}),
+        ("verify", {**GOOD["verify"], "telemetry": {"sm_clock_mhz": "fast"}}),
+        ("verify", {**GOOD["verify"], "telemetry": [3]}),
     ],
 )
 def test_an_answer_that_is_none_fails_its_cell_only(op, answer):
     records = measure(make(), FakePool({("a", op): answer}))
     outcome = records["a"].outcome
-    stage = "time" if op == "profile" else op
+    stage = "time" if op in ("profile", "verify") else op
     assert (outcome.status, outcome.stage) == (Status.FAILED, stage)
     assert outcome.reason == f"{stage}: its process gave an answer that is none"
     assert isinstance(records["b"].outcome, Measured)

@@ -1,0 +1,68 @@
+"""A case's batches: the inputs renewed, the calls timed, and what they returned verified, each when it is asked for.
+
+Only the timing needs the device for itself. So a run renews and verifies in all workers at once.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from softbench.guard import HIDDEN_US, Guard, Watch, hidden_us
+from softbench.model import Accuracy, Grade
+from softbench.rotation import Judge, Rotation
+from softbench.timing import Timer
+
+
+@dataclass(slots=True)
+class Batches:
+    """The batches of one case in one worker."""
+
+    rotation: Rotation
+    device: str
+    guard: Guard | None
+    looked_behind: bool
+    """True once the case's calls have been looked behind (`softbench.guard.hidden_us`)."""
+    body: Callable[[], Any] | None = None
+    """What the next batch calls."""
+    timed: Callable[[], Any] | None = None
+    """What the last batch called."""
+    broken: str = ""
+    """How calls of the last batch were not done when they returned, or not timed at all, in words."""
+
+    def renew(self) -> None:
+        """Other values into the inputs of the batch that follows."""
+        self.body, self.timed, self.broken = self.rotation.renew(), None, ""
+
+    def time(self, timer: Timer, warmup_ms: float, batch_ms: float, block: int) -> tuple[list[float], int]:
+        """Samples and block, as `softbench.timing.Timer`.
+
+        Raises:
+            RuntimeError: the inputs were not renewed.
+        """
+        self.timed, self.body = self.body, None
+        if self.timed is None:
+            raise RuntimeError("asked to time calls whose inputs were not renewed")
+        watch = Watch(self.device)
+        found = timer(self.timed, warmup_ms, batch_ms, block)
+        self.broken = (self.guard.replaced() if self.guard else "") or watch.left()
+        return found
+
+    def look_behind(self, samples: list[float]) -> None:
+        """On a GPU, once a case: whether it still works when the caller's stream has finished. Nothing else may run on it."""
+        if self.broken or self.device != "cuda" or self.looked_behind or self.timed is None:
+            return
+        self.looked_behind = True
+        hidden = hidden_us(self.timed, statistics.median(samples))
+        if hidden > HIDDEN_US:
+            self.broken = (
+                f"the GPU still works {hidden:.0f} us after the caller's stream has finished: on another stream, where no event sees it"
+            )
+
+    def verify(self, judge: Judge) -> Accuracy | None:
+        """Of calls that were timed: whether they were done when they returned, and two of their outputs; None where none was made."""
+        if self.broken:
+            return Accuracy(Grade.WRONG, float("inf"), self.broken)
+        return self.rotation.verify(judge)
