@@ -59,7 +59,7 @@ class Settings:
     seed: int = 0  # of the inputs
     relative_to: str = "torch"
     """The backend that speed-ups are over."""
-    warmup_ms: float = 5.0
+    warmup_ms: float = 2.0
     """Untimed calls before each batch, milliseconds."""
     batch_ms: float = 10.0
     """Timed calls of one backend in one round, milliseconds."""
