@@ -27,35 +27,34 @@ class Batches:
     """True once the case's calls have been looked behind (`softbench.guard.hidden_us`)."""
     body: Callable[[], Any] | None = None
     """What the next batch calls."""
-    timed: Callable[[], Any] | None = None
-    """What the last batch called."""
     broken: str = ""
     """How calls of the last batch were not done when they returned, or not timed at all, in words."""
 
     def renew(self) -> None:
         """Other values into the inputs of the batch that follows."""
-        self.body, self.timed, self.broken = self.rotation.renew(), None, ""
+        self.body, self.broken = self.rotation.renew(), ""
 
     def time(self, timer: Timer, warmup_ms: float, batch_ms: float, block: int) -> tuple[list[float], int]:
-        """Samples and block, as `softbench.timing.Timer`.
+        """Samples and block, as `softbench.timing.Timer`; what is to be verified is copied at once.
 
         Raises:
             RuntimeError: the inputs were not renewed.
         """
-        self.timed, self.body = self.body, None
-        if self.timed is None:
+        body, self.body = self.body, None
+        if body is None:
             raise RuntimeError("asked to time calls whose inputs were not renewed")
         watch = Watch(self.device)
-        found = timer(self.timed, warmup_ms, batch_ms, block)
-        self.broken = (self.guard.replaced() if self.guard else "") or watch.left()
+        found = timer(body, warmup_ms, batch_ms, block)
+        self.rotation.collect()
+        self.broken = self._replaced() or watch.left()
         return found
 
     def look_behind(self, samples: list[float]) -> None:
         """On a GPU, once a case: whether it still works when the caller's stream has finished. Nothing else may run on it."""
-        if self.broken or self.device != "cuda" or self.looked_behind or self.timed is None:
+        if self.broken or self.device != "cuda" or self.looked_behind:
             return
         self.looked_behind = True
-        hidden = hidden_us(self.timed, statistics.median(samples))
+        hidden = hidden_us(self.rotation.unwatched(), statistics.median(samples))
         if hidden > HIDDEN_US:
             self.broken = (
                 f"the GPU still works {hidden:.0f} us after the caller's stream has finished: on another stream, where no event sees it"
@@ -63,6 +62,8 @@ class Batches:
 
     def verify(self, judge: Judge) -> Accuracy | None:
         """Of calls that were timed: whether they were done when they returned, and two of their outputs; None where none was made."""
-        if self.broken:
-            return Accuracy(Grade.WRONG, float("inf"), self.broken)
-        return self.rotation.verify(judge)
+        broken = self.broken or self._replaced()  # who waited for the batch's end to exchange the judge
+        return Accuracy(Grade.WRONG, float("inf"), broken) if broken else self.rotation.verify(judge)
+
+    def _replaced(self) -> str:
+        return self.guard.replaced() if self.guard else ""

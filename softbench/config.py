@@ -29,7 +29,7 @@ from softbench.sweep import Sweep, parse_axis, parse_directions, parse_dtypes, t
 PHASES = {"import": 60.0, "build": 300.0, "check": 120.0, "time": 120.0}
 """The phases of a cell and their default deadlines, seconds."""
 
-QUICK = {"rounds": 3, "max_rounds": 3, "warmup_ms": 2.0, "batch_ms": 5.0}
+QUICK = {"rounds": 3, "max_rounds": 3, "batch_ms": 5.0}
 QUICK_SHAPES = 6
 
 Layer = dict[str, Any]

@@ -24,7 +24,7 @@ SHAPES = {
 """Twenty cases, by device."""
 START_SECONDS = 3.0  # of a set of processes on a GPU: forks, CUDA contexts, a kernel's first launch; torch is imported meanwhile
 CASE_SECONDS = 0.05  # building and checking a case
-ROUND_SECONDS = 0.002  # what a batch costs beside its calls: do_bench's estimate, the pipe, NVML
+ROUND_SECONDS = 0.002  # what a batch costs beside its calls: do_bench's estimate, the pipe
 PLUGIN = '''"""{base} beside itself with planted slowdowns; written by softbench gate --self-test, and read by its workers."""
 
 from softbench.backends.planted import plant

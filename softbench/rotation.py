@@ -2,10 +2,10 @@
 
 An output that a backend kept from before is right only while its input is. So before each batch one set gets other values and the other
 set has some of its rows exchanged among themselves (no sum over the tensor changes, nor most of its elements), both behind the back of
-torch's count of writes; the sets lie at different addresses; and after the batch the outputs of two calls, which nobody knew beforehand
-to be looked at, are compared with float64 on the rows that changed and on others.
+torch's count of writes; the sets lie at different addresses; and of two calls, which nobody knew beforehand to be looked at, the rows
+that changed and others are copied when the batch is over, outputs and inputs, to be compared with float64 when there is time for it.
 
-With a warm L2 there is one set: another would push it out.
+With a warm L2 there is one set: another would push it out. Profiles take the sets as they are, and nobody looks at their outputs.
 """
 
 from __future__ import annotations
@@ -43,11 +43,14 @@ class Rotation:
         self.random = random.Random(os.urandom(16))  # nobody can foresee it, and it is quick
         self.turns = 0
         self.kept: dict[int, Any] = {}
-        """The latest output kept of each set."""
+        """The latest output kept of each set, until it is collected."""
         self.latest = 0
         """The set of the last call."""
         self._rows: list[torch.Tensor] = []
         self._truth: list[Tensors] = []
+        self._collected: dict[int, tuple[str, Tensors, Tensors]] = {}
+        """Of a set how its kept output is misformed, or else the output's rows; and its inputs' rows."""
+        self._shared = False
 
     def widen(self) -> None:
         """Take a second set of inputs, if the memory is there."""
@@ -60,7 +63,7 @@ class Rotation:
 
     def renew(self) -> Callable[[], Any]:
         """Change all sets in place, and return the call to time."""
-        self.kept, self._rows, self._truth = {}, [], []
+        self.kept, self._rows, self._truth, self._collected, self._shared = {}, [], [], {}, False
         for index, tensors in enumerate(self.sets):
             refilled = (self.turns + index) % 2 == 0
             changed = self._refill(tensors) if refilled else self._exchange(tensors)
@@ -75,22 +78,33 @@ class Rotation:
         function, turn = self.function, cycle(self.sets)
         return lambda: function(*next(turn))
 
-    def verify(self, judge: Judge) -> Accuracy | None:
-        """The worst verdict on the outputs that were kept; None where the batch made none."""
-        outputs = [
-            out for kept in self.kept.values() for out in (kept if isinstance(kept, tuple) else (kept,)) if type(out) is torch.Tensor
-        ]
-        if not self.overwrites and contract.shared(outputs):
-            return Accuracy(Grade.WRONG, float("inf"), contract.SHARED)
-        worst: Accuracy | None = None
+    def collect(self) -> None:
+        """Copy what is to be compared, right after the batch: nobody can finish it, or put it back, before it is looked at."""
+        both = self.case.direction is Direction.BOTH
+        alive = [out for kept in self.kept.values() for out in (kept if isinstance(kept, tuple) else (kept,)) if type(out) is torch.Tensor]
+        self._shared = not self.overwrites and contract.shared(alive)
         for index in [self.latest] if self.overwrites else sorted(self.kept):
             if index in self.kept:
-                found = self._verdict(index, judge)
-                if worst is None or found.grade is Grade.WRONG or found.worst > worst.worst:
-                    worst = found
-                if found.grade is Grade.WRONG:
-                    break
-        self.kept = {}
+                given, rows = self.sets[index], self._rows[index]
+                outputs = self.kept[index] if both else (self.kept[index],)
+                wrong = contract.misformed(given, outputs, expected=2 if both else 1)
+                taken = () if wrong else tuple(out.detach()[rows] for out in outputs)
+                self._collected[index] = wrong, taken, tuple(tensor.detach()[rows] for tensor in given)
+        self.kept.clear()  # the batch's calls have it, too
+
+    def verify(self, judge: Judge) -> Accuracy | None:
+        """The worst verdict on the outputs that were kept; None where the batch made none."""
+        if self.kept:
+            self.collect()
+        if self._shared:
+            return Accuracy(Grade.WRONG, float("inf"), contract.SHARED)
+        worst: Accuracy | None = None
+        for index in self._collected:
+            found = self._verdict(index, judge)
+            if worst is None or found.grade is Grade.WRONG or found.worst > worst.worst:
+                worst = found
+            if found.grade is Grade.WRONG:
+                break
         return worst
 
     def _body(self) -> Callable[[], Any]:
@@ -149,14 +163,12 @@ class Rotation:
         return max(1, min(MOST_ROWS, CHECKED_ELEMENTS[self.case.device] // self.case.N))
 
     def _verdict(self, index: int, judge: Judge) -> Accuracy:
-        case, rows, truth, given = self.case, self._rows[index], self._truth[index], self.sets[index]
-        outputs = self.kept[index] if case.direction is Direction.BOTH else (self.kept[index],)
-        wrong = contract.misformed(given, outputs, expected=2 if case.direction is Direction.BOTH else 1)
-        if not wrong and not all(contract.same(tensor.detach()[rows], was) for tensor, was in zip(given, truth, strict=True)):
+        truth, (wrong, outputs, given) = self._truth[index], self._collected[index]
+        if not wrong and not all(contract.same(now, was) for now, was in zip(given, truth, strict=True)):
             wrong = "changed its input"
         if wrong:
             return Accuracy(Grade.WRONG, float("inf"), f"in a timed call: {wrong}")
-        found = judge(replace(case, M=len(rows)), truth, tuple(out.detach()[rows] for out in outputs))
+        found = judge(replace(self.case, M=len(self._rows[index])), truth, outputs)
         return (
             found
             if found.grade is not Grade.WRONG

@@ -44,7 +44,7 @@ def reader(device: str) -> Callable[[], Telemetry | None]:
 
 
 def lately(reading: Callable[[], Telemetry], clock: Callable[[], float] = time.monotonic) -> Callable[[], Telemetry]:
-    """A reading costs some milliseconds, as long as a short batch: one of a moment ago is good enough."""
+    """A reading may cost some milliseconds, as long as a short batch: one of a moment ago is good enough."""
     last: list[tuple[float, Telemetry]] = []
 
     def read_or_recall() -> Telemetry:

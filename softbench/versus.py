@@ -13,7 +13,7 @@ from softbench.model import Direction
 from softbench.runner import Request
 from softbench.sweep import Sweep
 
-DEFAULTS = {**same_run.FIXED_ROUNDS, "warmup_ms": 2.0, "batch_ms": 5.0, "yardstick": False}
+DEFAULTS = {**same_run.FIXED_ROUNDS, "batch_ms": 5.0, "yardstick": False}
 """More and shorter batches than a run's: a round is one value of the test, however long its batches are."""
 AXES = ("M", "N", "dtype", "direction")
 

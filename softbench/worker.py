@@ -26,6 +26,7 @@ from __future__ import annotations
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
@@ -90,8 +91,7 @@ class Seat:
         """What is known so far of what the case's calls cost apart."""
         self.telemetry: Callable[[], Telemetry | None] | None = None
         self.reading: Telemetry | None = None
-        self.unread = False
-        """True when a batch has been timed since the GPU was last read."""
+        self.unread = False  # true when a batch has been timed since the GPU was last read
         self.case: Case | None = None
         self.seed = 0
         self.block = 0
@@ -126,12 +126,12 @@ class Seat:
 
     def do_build(self, case: Message, seed: int) -> Message:
         self._forget()
-        self.telemetry = self.telemetry or telemetry.reader(self.device)  # slow the first time: here beside the others
         self.case, self.seed = Case(**{**case, "direction": Direction(case["direction"])}), seed
         if reason := contract.why_not(self.backend.supports(self.case), "supports"):
             return {"skip": reason}
         if only := contract.interpreted(self.backend):
             self.case = replace(self.case, M=min(self.case.M, only[1]))
+        self.telemetry = self.telemetry or telemetry.reader(self.device)  # slow the first time: here beside the others
         self.inputs = inputs.make(self.case, seed, torch.device(self.device))
         timing.synchronize(self.device)
         compiles = getattr(self.backend, "compiles", False)
@@ -177,6 +177,7 @@ class Seat:
 
     def do_renew(self, l2: str) -> Message:
         self._ready(l2)[1].renew()
+        timing.synchronize(self.device)  # somebody else is timed next
         return {"renewed": True}
 
     def do_time(self, warmup_ms: float, batch_ms: float, timer: str, l2: str) -> Message:
@@ -188,9 +189,11 @@ class Seat:
         return {"samples_us": samples, "kind": timer}
 
     def follow_up(self) -> None:
-        """When `time` has been answered, ask the GPU how it is: beside the warm-up of whoever is timed next, and not before it."""
-        if self.unread and self.telemetry is not None:
-            self.reading, self.unread = self.telemetry(), False
+        """When `time` has been answered, ask the GPU how it is: nobody has to wait for that. No telemetry is worth a worker."""
+        unread, self.unread = self.unread, False
+        if unread and self.telemetry is not None:
+            with suppress(Exception):
+                self.reading = self.telemetry()
 
     def do_verify(self) -> Message:
         if self.batches is None:

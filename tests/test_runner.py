@@ -232,6 +232,20 @@ def test_a_throttled_batch_is_marked_kept_and_taken_again_after_a_pause():
     assert pauses == list(ensemble.PAUSES_SECONDS[:2])
 
 
+def test_of_a_round_only_whose_batches_were_throttled_are_taken_again_after_one_pause_for_all():
+    hot = [reading("too hot"), reading(), None]
+    pool, plan, pauses = FakePool({("a", "verify"): list(hot), ("b", "verify"): list(hot)}), make(rounds=2), []
+    group = ensemble.Ensemble(plan, pool, [Lane(o) for o in plan.offers], 0)
+    group.pause = pauses.append
+    records = {record.backend: record for record in group.measure(plan.cases[0])}
+    marks = {
+        name: [(b.round, b.position, b.throttled) for b in records[name].outcome.timing.batches if b.round == 0]
+        for name in ("copy", "a", "b")
+    }
+    assert marks == {"copy": [(0, 0, False)], "a": [(0, 1, True), (0, 1, False)], "b": [(0, 2, True), (0, 2, False)]}
+    assert pauses == [ensemble.PAUSES_SECONDS[0]]
+
+
 def test_a_card_that_is_always_too_hot_is_measured_as_it_is_and_not_waited_for_for_ever():
     record, pauses, group = patient(FakePool({("a", "verify"): reading("too hot")}), rounds=40)
     assert isinstance(record.outcome, Measured)

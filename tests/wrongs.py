@@ -1,6 +1,7 @@
 """How the wrong plugins are tried, on either device: bugs on their case of the catalogue, tricks by building, checking and timing them."""
 
 import importlib.util
+import time
 from dataclasses import asdict
 from pathlib import Path
 
@@ -30,8 +31,11 @@ def grade(backend, item, direction, dtype, device):
     return (found, "") if isinstance(found, str) else (found.grade.value, found.detail)
 
 
-def tried(pool, backend, device, case=None, path=PLUGINS / "wrong" / "tricks.py"):
-    """Stage and verdict that a backend of a plugin file ends with in a worker of its own: `("check" | "time", grade, reason)`."""
+def tried(pool, backend, device, case=None, path=PLUGINS / "wrong" / "tricks.py", pause=0.0):
+    """Stage and verdict that a backend of a plugin file ends with in a worker of its own: `("check" | "time", grade, reason)`.
+
+    `pause`: seconds that its outputs wait to be verified, as for other workers' batches.
+    """
     worker = pool.spawn(backend)
     case = case or Case(64, 256, "fp32", Direction.FORWARD, device)
     timer = ("do_bench", "cold") if device == "cuda" else ("torch.utils.benchmark", "")
@@ -51,6 +55,7 @@ def tried(pool, backend, device, case=None, path=PLUGINS / "wrong" / "tricks.py"
         for _ in range(BATCHES):
             ask("renew", l2=timer[1])
             ask("time", warmup_ms=0.2, batch_ms=0.5, timer=timer[0], l2=timer[1])
+            time.sleep(pause)
             found = ask("verify")["accuracy"]
             if found["grade"] != "pass":
                 return "time", found["grade"], found["detail"]

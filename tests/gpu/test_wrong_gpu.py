@@ -46,7 +46,7 @@ def test_an_honest_bug_is_wrong_on_its_case_where_honest_implementations_pass(bu
 
 @pytest.mark.parametrize("trick", TRICKS, ids=lambda trick: trick.name)
 def test_a_trick_is_caught_where_and_as_it_is_meant_to_be(pool, trick):
-    stage, verdict, reason = tried(pool, trick.name, "cuda", LARGE if trick.cuda else None)
+    stage, verdict, reason = tried(pool, trick.name, "cuda", LARGE if trick.cuda else None, pause=0.05)
     assert verdict == "wrong", reason
     assert stage == trick.stage or trick.stage == "either"
     assert any(rule in reason for rule in ([trick.rule] if isinstance(trick.rule, str) else trick.rule)), reason

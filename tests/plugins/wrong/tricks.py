@@ -91,8 +91,8 @@ class Lazy(torch.Tensor):
         return function(*args, **(kwargs or {}))
 
 
-def into(y, x):
-    time.sleep(0.01)
+def into(y, x, seconds=0.01):
+    time.sleep(seconds)
     y.copy_(honest(x))
 
 
@@ -112,6 +112,55 @@ def by_pool():
         return y
 
     return call
+
+
+def when_nobody_calls(work):
+    """`work()` on a thread that was there before anyone counted, once no call has come for a while; the call that tells of calls."""
+    last = []
+
+    def watch():
+        while True:
+            time.sleep(0.002)
+            if last and time.monotonic() - last[0] > 0.005:
+                last.clear()
+                work()
+
+    threading.Thread(target=watch, daemon=True).start()
+    return lambda: last.__setitem__(slice(None), [time.monotonic()])
+
+
+def by_and_by():
+    """Queues its work, for when its batch is over."""
+    jobs = []
+
+    def work():
+        while jobs:
+            into(*jobs.pop(), seconds=0)
+
+    called = when_nobody_calls(work)
+
+    def call(x):
+        jobs.append((torch.empty_like(x), x))
+        called()
+        return jobs[-1][0]
+
+    return later(call)
+
+
+def exchanging_the_judge():
+    """For as long as nobody calls."""
+    from softbench import correctness
+    from softbench.model import Accuracy, Grade
+
+    real = correctness.check
+    called = when_nobody_calls(lambda: setattr(correctness, "check", lambda *_: Accuracy(Grade.PASS, 0.0, "")))
+
+    def call(x):
+        correctness.check = real
+        called()
+        return x.clone()
+
+    return later(call)
 
 
 def on_a_side_stream():
@@ -203,6 +252,8 @@ backends = [
     Trick("normal-rows-only", plain(without_maximum), "(structured rows: "),
     Trick("by-thread", plain(by_thread), "left 1 thread running"),
     Trick("by-a-pool-of-threads", by_pool, LATE),
+    Trick("by-and-by", by_and_by, TIMED, stage="time"),
+    Trick("exchanges-the-judge-between-batches", exchanging_the_judge, ("replaced softbench.correctness.check", TIMED), stage="time"),
     Trick("by-thread-when-unwatched", lambda: later(by_thread), "left", stage="time"),
     Trick("side-stream", on_a_side_stream, "stream", stage="either", cuda=True),
     Trick("lazy", plain(Lazy), "returned Lazy, not a torch.Tensor"),

@@ -1,0 +1,166 @@
+"""Batches as a worker takes them: renewed, timed, collected at once, verified when there is time for it."""
+
+import weakref
+from dataclasses import asdict
+from functools import partial
+
+import pytest
+import torch
+
+from softbench import batches, inputs, registry, worker
+from softbench.batches import Batches
+from softbench.guard import HIDDEN_US, bind
+from softbench.model import Case, Direction, Grade, Telemetry
+from softbench.rotation import Rotation
+from softbench.trial import judged
+
+CASE = Case(16, 32, "fp32", Direction.FORWARD, "cpu")
+verdict = partial(judged, object())
+
+
+def five(call, warmup_ms, batch_ms, block):
+    """A timer."""
+    for _ in range(5):
+        call()
+    return [1.0] * 5, 1
+
+
+def made(call, *, device="cpu", guard=None, looked_behind=False):
+    rotation = Rotation(CASE, inputs.make(CASE, 0, torch.device("cpu")), call, overwrites=False)
+    rotation.widen()
+    return Batches(rotation, device, guard, looked_behind)
+
+
+def test_what_is_verified_is_what_the_batch_left_and_no_output_outlives_it():
+    outputs = []
+
+    def call(x):
+        outputs.append(weakref.ref(y := torch.zeros_like(x)))
+        late.append((x, y)) if keep else None
+        return y
+
+    for keep in (False, True):
+        outputs, late = [], []
+        found = made(call)
+        found.renew()
+        found.time(five, 0, 0, 0)
+        assert sum(output() is not None for output in outputs) == (5 if keep else 0)
+        for x, y in late:
+            y.copy_(torch.softmax(x, -1))
+        assert found.verify(verdict).detail.startswith("in a timed call, on values it had not seen: y[")
+
+
+def test_an_input_that_is_put_back_after_the_batch_was_changed_all_the_same():
+    before = []
+
+    def call(x):
+        before.append((x, x.clone()))
+        y = torch.softmax(x, -1)
+        x.data.zero_()
+        return y
+
+    found = made(call)
+    found.renew()
+    found.time(five, 0, 0, 0)
+    for x, values in reversed(before):
+        x.data.copy_(values)
+    assert found.verify(verdict).grade is Grade.WRONG
+
+
+def test_calls_whose_inputs_were_not_renewed_are_not_timed():
+    found = made(lambda x: torch.softmax(x, -1))
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="not renewed"):
+            found.time(five, 0, 0, 0)
+        found.renew()
+        found.time(five, 0, 0, 0)
+        assert found.verify(verdict).grade is Grade.PASS
+
+
+def test_who_exchanges_the_judge_after_the_batch_is_noticed(monkeypatch):
+    found = made(lambda x: x.clone(), guard=bind("cpu"))
+    found.renew()
+    found.time(five, 0, 0, 0)
+    monkeypatch.setattr("softbench.correctness.check", lambda *_: None)
+    assert found.verify(verdict).detail == "replaced softbench.correctness.check, which measures or judges it"
+
+
+def test_a_case_is_looked_behind_once(monkeypatch):
+    looks = []
+    monkeypatch.setattr(batches, "hidden_us", lambda call, each_us: looks.append(each_us) or 2 * HIDDEN_US)
+    honest = partial(torch.softmax, dim=-1)
+    for device, looked_behind, grade in (("cpu", False, Grade.PASS), ("cuda", True, Grade.PASS), ("cuda", False, Grade.WRONG)):
+        found = made(honest, device=device, looked_behind=looked_behind)
+        found.renew()
+        found.look_behind(found.time(five, 0, 0, 0)[0])
+        assert found.verify(verdict).grade is grade
+    assert looks == [1.0]
+    assert found.looked_behind
+    found.renew()
+    found.look_behind(found.time(five, 0, 0, 0)[0])
+    assert (found.verify(verdict).grade, looks) == (Grade.PASS, [1.0])
+
+
+@pytest.fixture
+def seat():
+    """A worker's, at a case of torch."""
+    (door,) = (door for door in registry.origins(()) if door.label == "torch")
+    seat = worker.Seat()
+    seat.do_load(asdict(door), "cpu", "torch")
+    seat.do_build(asdict(CASE), 0)
+    return seat
+
+
+def timed(seat, *, follow_up):
+    seat.do_renew("")
+    seat.do_time(0.1, 0.1, "torch.utils.benchmark", "")
+    if follow_up:
+        seat.follow_up()
+    return seat.do_verify()["telemetry"]
+
+
+def test_a_batch_has_the_reading_taken_after_it_and_never_an_earlier_one(seat):
+    readings = iter([Telemetry(mhz, None, None, None, None, "") for mhz in (1, 2)])
+    seat.telemetry = lambda: next(readings)
+    assert timed(seat, follow_up=True)["sm_clock_mhz"] == 1
+    seat.follow_up()  # of another request: nothing has been timed since
+    assert timed(seat, follow_up=False) is None
+    seat.follow_up()
+    assert timed(seat, follow_up=True) is None  # the readings are at their end, which costs nobody a worker
+
+
+def test_nobody_waits_for_what_follows_an_answer(monkeypatch):
+    order = []
+
+    class Fake:
+        def do_time(self):
+            order.append("timed")
+            return {}
+
+        def follow_up(self):
+            order.append("followed up")
+
+    class Channel:
+        messages = iter([{"op": "time"}, {"op": "time"}, None])
+
+        def receive(self):
+            return next(self.messages)
+
+        def send(self, answer):
+            order.append("answered")
+
+    monkeypatch.setattr(worker, "Seat", Fake)
+    worker.serve(Channel())
+    assert order == ["timed", "answered", "followed up"] * 2
+
+
+def test_a_release_does_not_make_a_case_be_looked_behind_again_and_another_case_does(seat):
+    timed(seat, follow_up=True)
+    seat.looked_behind = True
+    seat.do_release()
+    assert seat.batches is None
+    timed(seat, follow_up=True)
+    assert seat.batches.looked_behind
+    seat.do_build(asdict(CASE), 0)
+    timed(seat, follow_up=True)
+    assert not seat.batches.looked_behind
