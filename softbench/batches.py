@@ -43,10 +43,12 @@ class Batches:
         body, self.body = self.body, None
         if body is None:
             raise RuntimeError("asked to time calls whose inputs were not renewed")
+        self.rotation.stir()
         watch = Watch(self.device)
         found = timer(body, warmup_ms, batch_ms, block)
+        self.broken = watch.left()  # at once: a thread may end while outputs are copied
         self.rotation.collect()
-        self.broken = self._replaced() or watch.left()
+        self.broken = self._replaced() or self.broken
         return found
 
     def look_behind(self, samples: list[float]) -> None:

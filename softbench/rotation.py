@@ -3,7 +3,8 @@
 An output that a backend kept from before is right only while its input is. So before each batch one set gets other values and the other
 set has some of its rows exchanged among themselves (no sum over the tensor changes, nor most of its elements), both behind the back of
 torch's count of writes; the sets lie at different addresses; and of two calls, which nobody knew beforehand to be looked at, the rows
-that changed and others are copied when the batch is over, outputs and inputs, to be compared with float64 when there is time for it.
+that changed and others are copied when the batch is over, outputs and inputs, to be compared with float64 when there is time for it. What
+changed may lie there while other workers are timed: so the rows that will be looked at change places once more when the batch begins.
 
 With a warm L2 there is one set: another would push it out. Profiles take the sets as they are, and nobody looks at their outputs.
 """
@@ -30,6 +31,7 @@ CHANGED_ELEMENTS = {"cpu": 2**16, "cuda": 2**24}
 CHECKED_ELEMENTS = {"cpu": 2**14, "cuda": 2**20}
 """Of an output, about: of a kept call, so many."""
 MOST_ROWS = 512  # that are chosen one by one
+CHANGED = "changed its input"
 APART = 1.25  # each time an output is kept, the next is so much later at most: the last one lies in the last third of all calls
 
 
@@ -50,7 +52,7 @@ class Rotation:
         self._truth: list[Tensors] = []
         self._collected: dict[int, tuple[str, Tensors, Tensors]] = {}
         """Of a set how its kept output is misformed, or else the output's rows; and its inputs' rows."""
-        self._shared = False
+        self._shared = self._damaged = False
 
     def widen(self) -> None:
         """Take a second set of inputs, if the memory is there."""
@@ -63,13 +65,14 @@ class Rotation:
 
     def renew(self) -> Callable[[], Any]:
         """Change all sets in place, and return the call to time."""
-        self.kept, self._rows, self._truth, self._collected, self._shared = {}, [], [], {}, False
+        self.kept, self._rows, self._truth, self._collected = {}, [], [], {}
+        self._shared = self._damaged = False
         for index, tensors in enumerate(self.sets):
             refilled = (self.turns + index) % 2 == 0
             changed = self._refill(tensors) if refilled else self._exchange(tensors)
             rows = self._to_check(changed)
             self._rows.append(rows)
-            self._truth.append(tuple(tensor.detach()[rows].clone() for tensor in tensors))
+            self._truth.append(self._looked_at(index))
         self.turns += 1
         return self._body()
 
@@ -78,26 +81,38 @@ class Rotation:
         function, turn = self.function, cycle(self.sets)
         return lambda: function(*next(turn))
 
+    def stir(self) -> None:
+        """Let the rows that will be looked at change places, right before the batch: nobody has them ready who worked ahead."""
+        shift = self.random.randint(1, max(1, self.case.N - 1))
+        for index, tensors in enumerate(self.sets):
+            rows = self._rows[index]
+            if not self._as_renewed(index, self._looked_at(index)):
+                self._damaged = True  # by a thread, since they were renewed
+                return
+            for tensor in tensors:
+                found = tensor.data[rows]
+                tensor.data[rows] = found.roll(1, 0) if len(rows) > 1 else found.roll(shift, 1)
+            self._truth[index] = self._looked_at(index)
+
     def collect(self) -> None:
         """Copy what is to be compared, right after the batch: nobody can finish it, or put it back, before it is looked at."""
         both = self.case.direction is Direction.BOTH
-        alive = [out for kept in self.kept.values() for out in (kept if isinstance(kept, tuple) else (kept,)) if type(out) is torch.Tensor]
-        self._shared = not self.overwrites and contract.shared(alive)
+        alive: list[torch.Tensor] = []
         for index in [self.latest] if self.overwrites else sorted(self.kept):
             if index in self.kept:
-                given, rows = self.sets[index], self._rows[index]
-                outputs = self.kept[index] if both else (self.kept[index],)
-                wrong = contract.misformed(given, outputs, expected=2 if both else 1)
-                taken = () if wrong else tuple(out.detach()[rows] for out in outputs)
-                self._collected[index] = wrong, taken, tuple(tensor.detach()[rows] for tensor in given)
+                outputs, given = self.kept[index] if both else (self.kept[index],), self._looked_at(index)
+                wrong = contract.misformed(self.sets[index], outputs, expected=2 if both else 1) if given else CHANGED
+                alive += () if wrong else outputs
+                self._collected[index] = wrong, () if wrong else tuple(out.detach()[self._rows[index]] for out in outputs), given
+        self._shared = not self.overwrites and contract.shared(alive)
         self.kept.clear()  # the batch's calls have it, too
 
     def verify(self, judge: Judge) -> Accuracy | None:
         """The worst verdict on the outputs that were kept; None where the batch made none."""
         if self.kept:
             self.collect()
-        if self._shared:
-            return Accuracy(Grade.WRONG, float("inf"), contract.SHARED)
+        if self._shared or self._damaged:
+            return Accuracy(Grade.WRONG, float("inf"), contract.SHARED if self._shared else f"in a timed call: {CHANGED}")
         worst: Accuracy | None = None
         for index in self._collected:
             found = self._verdict(index, judge)
@@ -105,6 +120,7 @@ class Rotation:
                 worst = found
             if found.grade is Grade.WRONG:
                 break
+        self._collected = {}
         return worst
 
     def _body(self) -> Callable[[], Any]:
@@ -159,13 +175,22 @@ class Rotation:
         rows |= set(self.random.sample(range(self.case.M), min(self.case.M, 1 + most // 4)))
         return torch.tensor(sorted(rows), device=self.sets[0][0].device)
 
+    def _looked_at(self, index: int) -> Tensors:
+        """Copies of the rows to check of a set; none where it has not its shape any more."""
+        if any(tuple(tensor.shape) != (self.case.M, self.case.N) for tensor in self.sets[index]):
+            return ()
+        return tuple(tensor.detach()[self._rows[index]] for tensor in self.sets[index])
+
+    def _as_renewed(self, index: int, rows: Tensors) -> bool:
+        return bool(rows) and all(map(contract.same, rows, self._truth[index]))
+
     def _most_rows(self) -> int:
         return max(1, min(MOST_ROWS, CHECKED_ELEMENTS[self.case.device] // self.case.N))
 
     def _verdict(self, index: int, judge: Judge) -> Accuracy:
         truth, (wrong, outputs, given) = self._truth[index], self._collected[index]
-        if not wrong and not all(contract.same(now, was) for now, was in zip(given, truth, strict=True)):
-            wrong = "changed its input"
+        if not wrong and not (self._as_renewed(index, given) and self._as_renewed(index, self._looked_at(index))):  # then, and still
+            wrong = CHANGED
         if wrong:
             return Accuracy(Grade.WRONG, float("inf"), f"in a timed call: {wrong}")
         found = judge(replace(self.case, M=len(self._rows[index])), truth, outputs)

@@ -1,5 +1,6 @@
 """Batches as a worker takes them: renewed, timed, collected at once, verified when there is time for it."""
 
+import threading
 import weakref
 from dataclasses import asdict
 from functools import partial
@@ -25,8 +26,8 @@ def five(call, warmup_ms, batch_ms, block):
     return [1.0] * 5, 1
 
 
-def made(call, *, device="cpu", guard=None, looked_behind=False):
-    rotation = Rotation(CASE, inputs.make(CASE, 0, torch.device("cpu")), call, overwrites=False)
+def made(call, *, case=CASE, device="cpu", guard=None, looked_behind=False):
+    rotation = Rotation(case, inputs.make(case, 0, torch.device("cpu")), call, overwrites=False)
     rotation.widen()
     return Batches(rotation, device, guard, looked_behind)
 
@@ -56,7 +57,7 @@ def test_an_input_that_is_put_back_after_the_batch_was_changed_all_the_same():
     def call(x):
         before.append((x, x.clone()))
         y = torch.softmax(x, -1)
-        x.data.zero_()
+        x.data.mul_(1.0001)
         return y
 
     found = made(call)
@@ -64,7 +65,75 @@ def test_an_input_that_is_put_back_after_the_batch_was_changed_all_the_same():
     found.time(five, 0, 0, 0)
     for x, values in reversed(before):
         x.data.copy_(values)
-    assert found.verify(verdict).grade is Grade.WRONG
+    assert found.verify(verdict).detail == "in a timed call: changed its input"
+
+
+def test_what_was_ready_before_the_batch_began_is_wrong_of_the_rows_that_are_looked_at():
+    ready = {}
+    for M, N in ((16, 32), (1, 64), (2, 3)):
+        case = Case(M, N, "fp32", Direction.FORWARD, "cpu")
+        found = made(lambda x: ready[x.data_ptr()], case=case)
+        found.renew()
+        ready.update({x.data_ptr(): torch.softmax(x, -1) for (x,) in found.rotation.sets})
+        found.time(five, 0, 0, 0)
+        assert found.verify(verdict).detail.startswith("in a timed call, on values it had not seen: y["), case
+
+
+def test_an_input_that_is_damaged_after_the_batch_is_noticed_and_so_is_one_of_another_shape():
+    for damage in (lambda x: x.data.zero_(), lambda x: x.resize_(0)):
+        found = made(partial(torch.softmax, dim=-1))
+        found.renew()
+        found.time(five, 0, 0, 0)
+        for (x,) in found.rotation.sets:
+            damage(x)
+        assert found.verify(verdict).detail == "in a timed call: changed its input"
+
+
+def test_an_input_that_is_damaged_before_the_batch_is_noticed_and_so_is_one_of_another_shape():
+    for damage in (lambda x: x.data.zero_(), lambda x: x.resize_(0)):
+        found = made(partial(torch.softmax, dim=-1))
+        found.renew()
+        damage(found.rotation.sets[1][0])
+        found.time(five, 0, 0, 0)
+        assert found.verify(verdict).detail == "in a timed call: changed its input"
+        found.rotation.sets[1][0].resize_(CASE.M, CASE.N)
+        found.renew()
+        found.time(five, 0, 0, 0)
+        assert found.verify(verdict).grade is Grade.PASS
+
+
+def test_outputs_that_are_no_plain_tensors_are_wrong_and_no_failure():
+    for odd, part in ((lambda x: x.to_sparse(), "layout"), (lambda x: None, "NoneType"), (lambda x: x.resize_(0), "changed its input")):
+        found = made(odd)
+        found.renew()
+        found.time(five, 0, 0, 0)
+        assert part in found.verify(verdict).detail
+
+
+def test_threads_that_a_batch_leaves_and_a_clock_that_it_exchanged_are_told_whatever_is_done_until_it_is_verified(monkeypatch):
+    end = threading.Event()
+    for what, told in (
+        (lambda: threading.Thread(target=end.wait).start(), "left 5 threads running"),
+        (lambda: monkeypatch.setattr("time.monotonic", lambda: 0), "replaced time.monotonic"),
+    ):
+        found = made(lambda x, what=what: what() or torch.softmax(x, -1), guard=bind("cpu"))
+        found.renew()
+        found.time(five, 0, 0, 0)
+        end.set()
+        monkeypatch.undo()
+        assert found.verify(verdict).detail.startswith(told)
+
+
+def test_a_verdict_is_given_once():
+    found = made(partial(torch.softmax, dim=-1))
+    found.renew()
+    found.time(five, 0, 0, 0)
+    assert found.verify(verdict).grade is Grade.PASS
+    assert found.verify(verdict) is None
+    found.renew()
+    found.time(five, 0, 0, 0)
+    found.renew()
+    assert found.verify(verdict) is None
 
 
 def test_calls_whose_inputs_were_not_renewed_are_not_timed():
@@ -87,12 +156,13 @@ def test_who_exchanges_the_judge_after_the_batch_is_noticed(monkeypatch):
 
 def test_a_case_is_looked_behind_once(monkeypatch):
     looks = []
-    monkeypatch.setattr(batches, "hidden_us", lambda call, each_us: looks.append(each_us) or 2 * HIDDEN_US)
+    monkeypatch.setattr(batches, "hidden_us", lambda call, each_us: call() is None or looks.append(each_us) or 2 * HIDDEN_US)
     honest = partial(torch.softmax, dim=-1)
     for device, looked_behind, grade in (("cpu", False, Grade.PASS), ("cuda", True, Grade.PASS), ("cuda", False, Grade.WRONG)):
         found = made(honest, device=device, looked_behind=looked_behind)
         found.renew()
         found.look_behind(found.time(five, 0, 0, 0)[0])
+        assert found.rotation.kept == {}
         assert found.verify(verdict).grade is grade
     assert looks == [1.0]
     assert found.looked_behind
@@ -154,13 +224,18 @@ def test_nobody_waits_for_what_follows_an_answer(monkeypatch):
     assert order == ["timed", "answered", "followed up"] * 2
 
 
-def test_a_release_does_not_make_a_case_be_looked_behind_again_and_another_case_does(seat):
+def test_a_release_does_not_make_a_case_be_looked_behind_again_and_another_case_does(seat, monkeypatch):
+    seen = []
+
+    def look_behind(self, samples):
+        seen.append(self.looked_behind)
+        self.looked_behind = True
+
+    monkeypatch.setattr(Batches, "look_behind", look_behind)
     timed(seat, follow_up=True)
-    seat.looked_behind = True
     seat.do_release()
     assert seat.batches is None
     timed(seat, follow_up=True)
-    assert seat.batches.looked_behind
     seat.do_build(asdict(CASE), 0)
     timed(seat, follow_up=True)
-    assert not seat.batches.looked_behind
+    assert seen == [False, True, False]

@@ -34,7 +34,7 @@ def grade(backend, item, direction, dtype, device):
 def tried(pool, backend, device, case=None, path=PLUGINS / "wrong" / "tricks.py", pause=0.0):
     """Stage and verdict that a backend of a plugin file ends with in a worker of its own: `("check" | "time", grade, reason)`.
 
-    `pause`: seconds that its outputs wait to be verified, as for other workers' batches.
+    `pause`: seconds that its inputs wait to be used, and its outputs to be verified, as for other workers' batches.
     """
     worker = pool.spawn(backend)
     case = case or Case(64, 256, "fp32", Direction.FORWARD, device)
@@ -54,6 +54,7 @@ def tried(pool, backend, device, case=None, path=PLUGINS / "wrong" / "tricks.py"
             return "check", found["grade"], found["detail"]
         for _ in range(BATCHES):
             ask("renew", l2=timer[1])
+            time.sleep(pause)
             ask("time", warmup_ms=0.2, batch_ms=0.5, timer=timer[0], l2=timer[1])
             time.sleep(pause)
             found = ask("verify")["accuracy"]
