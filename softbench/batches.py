@@ -13,7 +13,7 @@ from typing import Any
 from softbench.guard import HIDDEN_US, Guard, Watch, hidden_us
 from softbench.model import Accuracy, Grade
 from softbench.rotation import Judge, Rotation
-from softbench.timing import Timer
+from softbench.timing import Timer, synchronize
 
 
 @dataclass(slots=True)
@@ -48,6 +48,7 @@ class Batches:
         found = timer(body, warmup_ms, batch_ms, block)
         self.broken = watch.left()  # at once: a thread may end while outputs are copied
         self.rotation.collect()
+        synchronize(self.device)  # before somebody else is timed
         self.broken = self._replaced() or self.broken
         return found
 

@@ -84,8 +84,7 @@ class Rotation:
     def stir(self) -> None:
         """Let the rows that will be looked at change places, right before the batch: nobody has them ready who worked ahead."""
         shift = self.random.randint(1, max(1, self.case.N - 1))
-        for index, tensors in enumerate(self.sets):
-            rows = self._rows[index]
+        for index, (tensors, rows) in enumerate(zip(self.sets, self._rows, strict=False)):  # a set may have come since they were renewed
             if not self._as_renewed(index, self._looked_at(index)):
                 self._damaged = True  # by a thread, since they were renewed
                 return
@@ -108,9 +107,7 @@ class Rotation:
         self.kept.clear()  # the batch's calls have it, too
 
     def verify(self, judge: Judge) -> Accuracy | None:
-        """The worst verdict on the outputs that were kept; None where the batch made none."""
-        if self.kept:
-            self.collect()
+        """The worst verdict on the outputs that were collected; None where the batch made none, or was verified before."""
         if self._shared or self._damaged:
             return Accuracy(Grade.WRONG, float("inf"), contract.SHARED if self._shared else f"in a timed call: {CHANGED}")
         worst: Accuracy | None = None

@@ -177,7 +177,7 @@ class Seat:
 
     def do_renew(self, l2: str) -> Message:
         self._ready(l2)[1].renew()
-        timing.synchronize(self.device)  # somebody else is timed next
+        timing.synchronize(self.device)  # somebody is timed next
         return {"renewed": True}
 
     def do_time(self, warmup_ms: float, batch_ms: float, timer: str, l2: str) -> Message:
@@ -263,7 +263,7 @@ class Seat:
         if self.batches is None:
             rotation = Rotation(self._case(), self._inputs(), self.call, overwrites=contract.reuses_output(self.backend))
             self.batches = Batches(rotation, self.device, self.guard, self.looked_behind)
-        if l2 != "warm":
+        if l2 != "warm" and self.batches.body is None:  # not between a renewal and its batch
             self.batches.rotation.widen()
         return self.timers, self.batches
 

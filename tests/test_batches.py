@@ -26,6 +26,12 @@ def five(call, warmup_ms, batch_ms, block):
     return [1.0] * 5, 1
 
 
+@pytest.fixture(autouse=True)
+def no_gpu(monkeypatch):
+    """Batches that are told of one have none to wait for."""
+    monkeypatch.setattr(batches, "synchronize", lambda device: None)
+
+
 def made(call, *, case=CASE, device="cpu", guard=None, looked_behind=False):
     rotation = Rotation(case, inputs.make(case, 0, torch.device("cpu")), call, overwrites=False)
     rotation.widen()
