@@ -44,9 +44,9 @@ class Batches:
         if body is None:
             raise RuntimeError("asked to time calls whose inputs were not renewed")
         self.rotation.stir()
-        watch = Watch(self.device)
+        watch = self.rotation.watch = Watch(self.device)
         found = timer(body, warmup_ms, batch_ms, block)
-        self.broken = watch.left()  # at once: a thread may end while outputs are copied
+        self.broken = self.rotation.left or watch.left()  # at once: a thread may end while outputs are copied
         self.rotation.collect()
         synchronize(self.device)  # before somebody else is timed
         self.broken = self._replaced() or self.broken

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from softbench import contract, inputs
+from softbench.guard import Watch
 from softbench.model import Accuracy, Case, Direction, Grade
 
 Tensors = tuple[torch.Tensor, ...]
@@ -48,6 +49,10 @@ class Rotation:
         """The latest output kept of each set, until it is collected."""
         self.latest = 0
         """The set of the last call."""
+        self.watch: Watch | None = None
+        """Over a batch; asked whenever an output is kept, as a quick thread has ended when the batch has."""
+        self.left = ""
+        """What it said, of the calls since the last renewal."""
         self._rows: list[torch.Tensor] = []
         self._truth: list[Tensors] = []
         self._collected: dict[int, tuple[str, Tensors, Tensors]] = {}
@@ -65,7 +70,7 @@ class Rotation:
 
     def renew(self) -> Callable[[], Any]:
         """Change all sets in place, and return the call to time."""
-        self.kept, self._rows, self._truth, self._collected = {}, [], [], {}
+        self.kept, self._rows, self._truth, self._collected, self.left = {}, [], [], {}, ""
         self._shared = self._damaged = False
         for index, tensors in enumerate(self.sets):
             refilled = (self.turns + index) % 2 == 0
@@ -130,6 +135,8 @@ class Rotation:
             nonlocal turn, due
             place = turn % count
             out = function(*sets[place])
+            if turn >= due and self.watch:
+                self.left = self.left or self.watch.left()
             if turn >= due or every:
                 kept[place] = out
                 self.latest = place

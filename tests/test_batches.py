@@ -1,6 +1,7 @@
 """Batches as a worker takes them: renewed, timed, collected at once, verified when there is time for it."""
 
 import threading
+import time
 import weakref
 from dataclasses import asdict
 from functools import partial
@@ -119,7 +120,7 @@ def test_outputs_that_are_no_plain_tensors_are_wrong_and_no_failure():
 def test_threads_that_a_batch_leaves_and_a_clock_that_it_exchanged_are_told_whatever_is_done_until_it_is_verified(monkeypatch):
     end = threading.Event()
     for what, told in (
-        (lambda: threading.Thread(target=end.wait).start(), "left 5 threads running"),
+        (lambda: threading.Thread(target=end.wait).start(), "left 1 thread running"),
         (lambda: monkeypatch.setattr("time.monotonic", lambda: 0), "replaced time.monotonic"),
     ):
         found = made(lambda x, what=what: what() or torch.softmax(x, -1), guard=bind("cpu"))
@@ -128,6 +129,26 @@ def test_threads_that_a_batch_leaves_and_a_clock_that_it_exchanged_are_told_what
         end.set()
         monkeypatch.undo()
         assert found.verify(verdict).detail.startswith(told)
+
+
+def test_a_thread_that_has_ended_when_its_batch_has_is_told_too():
+    def slowly(call, *settings):
+        found = five(call, *settings)
+        time.sleep(0.1)
+        return found
+
+    def call(x):
+        threading.Thread(target=time.sleep, args=(0.02,)).start()
+        return torch.softmax(x, -1)
+
+    found = made(call)
+    found.renew()
+    found.time(slowly, 0, 0, 0)
+    assert found.verify(verdict).detail.startswith("left")
+    found.rotation.function = partial(torch.softmax, dim=-1)
+    found.renew()
+    found.time(five, 0, 0, 0)
+    assert found.verify(verdict).grade is Grade.PASS
 
 
 def test_a_verdict_is_given_once():
