@@ -61,10 +61,11 @@ through.
   % longer.
 
 Few rows, up to 128, are at .857 and .845 of copy (geometric means of 24) in results/h200/frontier.csv and frontier-2.csv. quack, which
-compiles anew for each N, leads by more than .02 of its speed in both runs at 64 x 128256 in bf16 (.867 and .863 of copy for .811 and .809;
-13.2 us of device time for 12.2), 4096 x 1000 in bf16 (1.002 and .997 for .974 and .964) and 4096 x 1024 in fp16 (1.010 and 1.015 for
-.980 and .976; 6.0 us for 5.7), and by as much in 1048576 x 128 in bf16 (.998 and 1.000 for .977 and .978; 134 us for 129). The CUDA kernels
-have 10.4, 5.7, 5.7 and 126 us there, so it is no limit of the card's; what it is was not found.
+compiles anew for each N, leads by more than .02 of its speed in both runs at 64 x 128256 in bf16 (.867 and .863 of copy for .811 and
+.809; 13.2 us of device time for 12.2), 4096 x 1000 in bf16 (1.002 and .997 for .974 and .964) and 4096 x 1024 in fp16 (1.010 and 1.015
+for .980 and .976; 6.0 us for 5.7), and by as much in 1048576 x 128 in bf16 (.998 and 1.000 for .977 and .978; 134 us for 129); in the
+first run at 4096 x 1024 in bf16, too (1.020 for .993). The CUDA kernels have 10.4, 5.7, 5.7, 126 and 5.8 us there, so it is no limit of
+the card's; what it is was not found.
 """
 
 from __future__ import annotations
