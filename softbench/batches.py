@@ -23,8 +23,6 @@ class Batches:
     rotation: Rotation
     device: str
     guard: Guard | None
-    looked_behind: bool
-    """True once the case's calls have been looked behind (`softbench.guard.hidden_us`)."""
     body: Callable[[], Any] | None = None
     """What the next batch calls."""
     broken: str = ""
@@ -53,11 +51,8 @@ class Batches:
         return found
 
     def look_behind(self, samples: list[float]) -> None:
-        """On a GPU, once a case: whether it still works when the caller's stream has finished. Nothing else may run on it."""
-        if self.broken or self.device != "cuda" or self.looked_behind:
-            return
-        self.looked_behind = True
-        hidden = hidden_us(self.rotation.unwatched(), statistics.median(samples))
+        """Whether the GPU still works when the caller's stream has finished. Nothing else may run on it."""
+        hidden = 0.0 if self.broken else hidden_us(self.rotation.unwatched(), statistics.median(samples))
         if hidden > HIDDEN_US:
             self.broken = (
                 f"the GPU still works {hidden:.0f} us after the caller's stream has finished: on another stream, where no event sees it"

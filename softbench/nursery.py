@@ -58,7 +58,7 @@ def main(descriptor: int) -> None:
             data, descriptors, _, _ = socket.recv_fds(control, MESSAGE_BYTES, 2)
             if not data:
                 _end_children()
-                os._exit(0)  # torch's own ending takes a third of a second
+                os._exit(0)  # torch's own ending takes a while
             _fork(control, json.loads(data), descriptors, wake_read, wake_write)
 
 

@@ -57,7 +57,8 @@ class Rotation:
         self._truth: list[Tensors] = []
         self._collected: dict[int, tuple[str, Tensors, Tensors]] = {}
         """Of a set how its kept output is misformed, or else the output's rows; and its inputs' rows."""
-        self._shared = self._damaged = False
+        self._wrong = ""
+        """What is wrong whatever the outputs' values are, in words."""
 
     def widen(self) -> None:
         """Take a second set of inputs, if the memory is there."""
@@ -71,7 +72,7 @@ class Rotation:
     def renew(self) -> Callable[[], Any]:
         """Change all sets in place, and return the call to time."""
         self.kept, self._rows, self._truth, self._collected, self.left = {}, [], [], {}, ""
-        self._shared = self._damaged = False
+        self._wrong = ""
         for index, tensors in enumerate(self.sets):
             refilled = (self.turns + index) % 2 == 0
             changed = self._refill(tensors) if refilled else self._exchange(tensors)
@@ -91,7 +92,7 @@ class Rotation:
         shift = self.random.randint(1, max(1, self.case.N - 1))
         for index, (tensors, rows) in enumerate(zip(self.sets, self._rows, strict=False)):  # a set may have come since they were renewed
             if not self._as_renewed(index, self._looked_at(index)):
-                self._damaged = True  # by a thread, since they were renewed
+                self._wrong = f"in a timed call: {CHANGED}"  # by a thread, since they were renewed
                 return
             for tensor in tensors:
                 found = tensor.data[rows]
@@ -108,13 +109,14 @@ class Rotation:
                 wrong = contract.misformed(self.sets[index], outputs, expected=2 if both else 1) if given else CHANGED
                 alive += () if wrong else outputs
                 self._collected[index] = wrong, () if wrong else tuple(out.detach()[self._rows[index]] for out in outputs), given
-        self._shared = not self.overwrites and contract.shared(alive)
+        if not self.overwrites and contract.shared(alive):
+            self._wrong = contract.SHARED
         self.kept.clear()  # the batch's calls have it, too
 
     def verify(self, judge: Judge) -> Accuracy | None:
         """The worst verdict on the outputs that were collected; None where the batch made none, or was verified before."""
-        if self._shared or self._damaged:
-            return Accuracy(Grade.WRONG, float("inf"), contract.SHARED if self._shared else f"in a timed call: {CHANGED}")
+        if self._wrong:
+            return Accuracy(Grade.WRONG, float("inf"), self._wrong)
         worst: Accuracy | None = None
         for index in self._collected:
             found = self._verdict(index, judge)

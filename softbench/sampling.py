@@ -26,7 +26,7 @@ def rank(n: int, confidence: float = CONFIDENCE) -> int:
         return math.floor(n / 2 + 0.5 + NormalDist().inv_cdf(tail) * math.sqrt(n) / 2)
     total, limit, k, ways = 0, tail * 2**n, 0, 1
     while (total := total + ways) <= limit:
-        ways = ways * (n - k) // (k + 1)  # from `n over k` to the next: each by itself takes thirty times as long
+        ways = ways * (n - k) // (k + 1)  # from `n over k` to the next, as each by itself takes long
         k += 1
     return k
 

@@ -64,7 +64,7 @@ def most_mhz(nvml: Any, handle: Any) -> float | None:
 
 
 def read(nvml: Any, handle: Any, max_mhz: float | None) -> Telemetry:
-    """One reading; what the card does not support is None. Right after a batch it still tells of it."""
+    """One reading; what the card does not support, or tells as no number, is None. Right after a batch it still tells of it."""
 
     def ask(query: Callable[[], Any]) -> Any:
         with suppress(Exception):  # NVML raises NotSupported for single fields
@@ -76,13 +76,12 @@ def read(nvml: Any, handle: Any, max_mhz: float | None) -> Telemetry:
         return int(next(getattr(nvml, name) for name in names if hasattr(nvml, name))(handle))
 
     reasons = ask(reasons_now)
-    sm_clock = ask(lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM))
-    milliwatts = ask(lambda: nvml.nvmlDeviceGetPowerUsage(handle))
+    sm_clock = ask(lambda: int(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)))
     return Telemetry(
         sm_clock_mhz=sm_clock,
-        memory_clock_mhz=ask(lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM)),
-        power_w=None if milliwatts is None else milliwatts / 1000,
-        temperature_c=ask(lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)),
+        memory_clock_mhz=ask(lambda: int(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM))),
+        power_w=ask(lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1000),
+        temperature_c=ask(lambda: int(nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU))),
         reasons=reasons,
         throttled=throttled(reasons or 0, sm_clock, max_mhz),
     )

@@ -26,7 +26,6 @@ from __future__ import annotations
 import time
 import traceback
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
@@ -63,7 +62,8 @@ def serve(channel: Channel) -> None:
         except Exception as error:  # the boundary of one request: whatever a plugin raises becomes an answer
             answer = {"failed": _failure(stage, error), "poisoned": poisoned()}
         channel.send(answer)
-        seat.follow_up()
+        if stage == "time":
+            seat.read_gpu()
 
 
 def _failure(stage: str, error: Exception) -> Message:
@@ -91,7 +91,7 @@ class Seat:
         """What is known so far of what the case's calls cost apart."""
         self.telemetry: Callable[[], Telemetry | None] | None = None
         self.reading: Telemetry | None = None
-        self.unread = False  # true when a batch has been timed since the GPU was last read
+        """After the last batch."""
         self.case: Case | None = None
         self.seed = 0
         self.block = 0
@@ -100,7 +100,7 @@ class Seat:
         self.inputs: tuple[torch.Tensor, ...] | None = None
         self.batches: Batches | None = None
         self.looked_behind = False
-        """Of this case, as `softbench.batches.Batches`, which do not outlive a release."""
+        """True once this case's calls have been looked behind (`softbench.guard.hidden_us`)."""
         self.guard: Guard | None = None
         self.examiner: Examiner | None = None
 
@@ -183,17 +183,14 @@ class Seat:
     def do_time(self, warmup_ms: float, batch_ms: float, timer: str, l2: str) -> Message:
         timers, batches = self._ready(l2)
         samples, self.block = batches.time(timers.by_name[timer, l2], warmup_ms, batch_ms, self.block)
-        batches.look_behind(samples)
-        self.looked_behind = batches.looked_behind
-        self.reading, self.unread = None, True
+        if self.device == "cuda" and not self.looked_behind:
+            self.looked_behind = True
+            batches.look_behind(samples)
         return {"samples_us": samples, "kind": timer}
 
-    def follow_up(self) -> None:
-        """When `time` has been answered, ask the GPU how it is: nobody has to wait for that. No telemetry is worth a worker."""
-        unread, self.unread = self.unread, False
-        if unread and self.telemetry is not None:
-            with suppress(Exception):
-                self.reading = self.telemetry()
+    def read_gpu(self) -> None:
+        """When `time` has been answered, ask the GPU how it is: nobody has to wait for that."""
+        self.reading = self.telemetry() if self.telemetry else None
 
     def do_verify(self) -> Message:
         if self.batches is None:
@@ -262,7 +259,7 @@ class Seat:
             raise RuntimeError("asked to time before a case was built")
         if self.batches is None:
             rotation = Rotation(self._case(), self._inputs(), self.call, overwrites=contract.reuses_output(self.backend))
-            self.batches = Batches(rotation, self.device, self.guard, self.looked_behind)
+            self.batches = Batches(rotation, self.device, self.guard)
         if l2 != "warm" and self.batches.body is None:  # not between a renewal and its batch
             self.batches.rotation.widen()
         return self.timers, self.batches

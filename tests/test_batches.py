@@ -37,10 +37,10 @@ def no_gpu_and_no_thread_of_another_test(monkeypatch):
         thread.join(10)
 
 
-def made(call, *, case=CASE, device="cpu", guard=None, looked_behind=False):
+def made(call, *, case=CASE, device="cpu", guard=None):
     rotation = Rotation(case, inputs.make(case, 0, torch.device("cpu")), call, overwrites=False)
     rotation.widen()
-    return Batches(rotation, device, guard, looked_behind)
+    return Batches(rotation, device, guard)
 
 
 def test_what_is_verified_is_what_the_batch_left_and_no_output_outlives_it():
@@ -185,21 +185,14 @@ def test_who_exchanges_the_judge_after_the_batch_is_noticed(monkeypatch):
     assert found.verify(verdict).detail == "replaced softbench.correctness.check, which measures or judges it"
 
 
-def test_a_case_is_looked_behind_once(monkeypatch):
-    looks = []
-    monkeypatch.setattr(batches, "hidden_us", lambda call, each_us: call() is None or looks.append(each_us) or 2 * HIDDEN_US)
-    honest = partial(torch.softmax, dim=-1)
-    for device, looked_behind, grade in (("cpu", False, Grade.PASS), ("cuda", True, Grade.PASS), ("cuda", False, Grade.WRONG)):
-        found = made(honest, device=device, looked_behind=looked_behind)
+def test_work_that_is_not_over_with_its_stream_is_told_and_the_look_keeps_no_output(monkeypatch):
+    for hidden, grade in ((HIDDEN_US / 2, Grade.PASS), (2 * HIDDEN_US, Grade.WRONG)):
+        monkeypatch.setattr(batches, "hidden_us", lambda call, each_us, hidden=hidden: hidden if call() is not None else 0)
+        found = made(partial(torch.softmax, dim=-1), device="cuda")
         found.renew()
         found.look_behind(found.time(five, 0, 0, 0)[0])
         assert found.rotation.kept == {}
         assert found.verify(verdict).grade is grade
-    assert looks == [1.0]
-    assert found.looked_behind
-    found.renew()
-    found.look_behind(found.time(five, 0, 0, 0)[0])
-    assert (found.verify(verdict).grade, looks) == (Grade.PASS, [1.0])
 
 
 @pytest.fixture
@@ -212,37 +205,36 @@ def seat():
     return seat
 
 
-def timed(seat, *, follow_up):
+def timed(seat):
     seat.do_renew("")
     seat.do_time(0.1, 0.1, "torch.utils.benchmark", "")
-    if follow_up:
-        seat.follow_up()
+    seat.read_gpu()
     return seat.do_verify()["telemetry"]
 
 
-def test_a_batch_has_the_reading_taken_after_it_and_never_an_earlier_one(seat):
+def test_a_batch_has_the_reading_taken_after_it(seat):
     readings = iter([Telemetry(mhz, None, None, None, None, "") for mhz in (1, 2)])
     seat.telemetry = lambda: next(readings)
-    assert timed(seat, follow_up=True)["sm_clock_mhz"] == 1
-    seat.follow_up()  # of another request: nothing has been timed since
-    assert timed(seat, follow_up=False) is None
-    seat.follow_up()
-    assert timed(seat, follow_up=True) is None  # the readings are at their end, which costs nobody a worker
+    assert [timed(seat)["sm_clock_mhz"] for _ in range(2)] == [1, 2]
+    seat.telemetry = lambda: None
+    assert timed(seat) is None
 
 
-def test_nobody_waits_for_what_follows_an_answer(monkeypatch):
+def test_the_gpu_is_read_after_a_batch_was_answered_and_after_nothing_else(monkeypatch):
     order = []
 
     class Fake:
         def do_time(self):
-            order.append("timed")
             return {}
 
-        def follow_up(self):
-            order.append("followed up")
+        def do_verify(self):
+            return {}
+
+        def read_gpu(self):
+            order.append("read")
 
     class Channel:
-        messages = iter([{"op": "time"}, {"op": "time"}, None])
+        messages = iter([{"op": "time"}, {"op": "verify"}, None])
 
         def receive(self):
             return next(self.messages)
@@ -252,21 +244,27 @@ def test_nobody_waits_for_what_follows_an_answer(monkeypatch):
 
     monkeypatch.setattr(worker, "Seat", Fake)
     worker.serve(Channel())
-    assert order == ["timed", "answered", "followed up"] * 2
+    assert order == ["answered", "read", "answered"]
 
 
-def test_a_release_does_not_make_a_case_be_looked_behind_again_and_another_case_does(seat, monkeypatch):
-    seen = []
+def test_a_case_is_looked_behind_once_also_where_its_buffers_were_released(seat, monkeypatch):
+    looks = []
+    monkeypatch.setattr(Batches, "look_behind", lambda self, samples: looks.append(len(samples) > 0))
 
-    def look_behind(self, samples):
-        seen.append(self.looked_behind)
-        self.looked_behind = True
+    def on_a_gpu():
+        seat.do_renew("")
+        seat.device = "cuda"
+        seat.do_time(0.1, 0.1, "torch.utils.benchmark", "")
+        seat.device = "cpu"
 
-    monkeypatch.setattr(Batches, "look_behind", look_behind)
-    timed(seat, follow_up=True)
+    timed(seat)
+    assert looks == []
+    on_a_gpu()
+    on_a_gpu()
     seat.do_release()
     assert seat.batches is None
-    timed(seat, follow_up=True)
+    on_a_gpu()
+    assert looks == [True]
     seat.do_build(asdict(CASE), 0)
-    timed(seat, follow_up=True)
-    assert seen == [False, True, False]
+    on_a_gpu()
+    assert looks == [True, True]

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pretended import GOOD, FakePool, make, measure
 from rich.console import Console
-from test_runner import GOOD, FakePool, make, measure
 
 from softbench import checks, compare, config, evidence, records, results, store, sweep, tables
 from softbench.checking import Finding, _Desk

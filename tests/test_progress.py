@@ -26,21 +26,16 @@ def watching(told, monkeypatch):
     return progress.Progress(Console(file=told))
 
 
-def test_a_start_that_took_long_is_told_with_the_first_cell(watching, told):
+@pytest.mark.parametrize(
+    ("stored", "done", "line"), [(0, 2, "2 of 6 cells, about 20 s left"), (100, 1, "101 of 106 cells, about 50 s left")]
+)
+def test_the_time_left_goes_by_what_this_run_measured_and_is_told_from_its_first_cell_on(watching, told, stored, done, line):
     """A run that resumes nothing begins with no cells done, however long its workers took to start: no rate to tell by then."""
-    watching.begin(PLAN, 6, "run")
-    watching.advance(CASE, 0, stored=True)
-    assert "of 6 cells" not in told.getvalue()
-    watching.advance(CASE, 2)
-    assert "2 of 6 cells, about" in told.getvalue()
-
-
-def test_the_time_left_goes_by_what_this_run_measured(watching, told):
-    watching.begin(PLAN, 106, "run")
-    watching.advance(CASE, 100, stored=True)
-    assert "of 106 cells" not in told.getvalue()
-    watching.advance(CASE, 1)
-    assert "101 of 106 cells, about 50 s left" in told.getvalue()
+    watching.begin(PLAN, stored + 6, "run")
+    watching.advance(CASE, stored, stored=True)
+    assert " cells, about" not in told.getvalue()
+    watching.advance(CASE, done)
+    assert line in told.getvalue()
 
 
 @pytest.mark.parametrize("stored", [True, False])

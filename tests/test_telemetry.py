@@ -48,6 +48,12 @@ def test_what_a_card_does_not_support_is_none_and_accuses_nobody():
     assert telemetry.read(Nvml(silent=silent), 0, MAX_MHZ) == Telemetry(None, None, None, 61, None, "")
 
 
+def test_answers_that_are_no_numbers_are_none_and_raise_nothing():
+    odd = Nvml(sm="fast", power=None)
+    odd.answers["nvmlDeviceGetTemperature"] = lambda handle, kind: object()
+    assert telemetry.read(odd, 0, MAX_MHZ) == Telemetry(None, 3201, None, None, 0, "")
+
+
 def test_batches_of_a_moment_share_a_reading():
     seconds, readings = iter([0.0, 0.01, 0.03, 0.04]), iter([COOL, HOT])
     read = telemetry.lately(lambda: next(readings), lambda: next(seconds))
