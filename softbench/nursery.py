@@ -9,8 +9,8 @@ Protocol on the control socket (SOCK_SEQPACKET: a message is a datagram, and clo
     nursery -> {"id": 3, "pid": 4711}            and later {"pid": 4711, "code": -11}
     nursery -> {"ready": true} once torch is imported, or {"ready": false, "error": "..."} when it cannot be
 
-Closing the control socket ends the nursery, also while it imports torch, and with it every worker (each asks the kernel to be killed with
-its parent).
+Closing the control socket, or only the parent's writing half of it, ends the nursery, also while it imports torch, and with it every worker
+(each asks the kernel to be killed with its parent).
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ MESSAGE_BYTES = 1 << 16
 def main(descriptor: int) -> None:
     """Serve the control socket until it closes."""
     control = socket.socket(fileno=descriptor)
+    control.set_inheritable(False)  # that this process has closed it is to be seen, whatever it started
     try:
         with _ending_with(control):
             import softbench.worker  # noqa: F401 - imports torch, which every worker then has
@@ -69,7 +70,7 @@ def _ending_with(control: socket.socket) -> Iterator[None]:
 
     def watch() -> None:
         poll = select.poll()
-        poll.register(control, 0)  # hanging up is told nevertheless
+        poll.register(control, select.POLLRDHUP)
         poll.register(over, select.POLLIN)
         if any(descriptor == control.fileno() for descriptor, _ in poll.poll()):
             os._exit(1)

@@ -9,7 +9,6 @@ import selectors
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -18,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
+from softbench.boot import start_nursery
 from softbench.errors import WorkersError
 from softbench.model import Status
 from softbench.protocol import Channel, Message, harmless
@@ -73,16 +73,7 @@ class Pool:
 
     def __enter__(self) -> Pool:
         self._folder = tempfile.TemporaryDirectory(prefix="softbench-")
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs, (Path(self._folder.name) / "nursery.log").open("wb") as log:
-            self._nursery = subprocess.Popen(
-                [sys.executable, "-P", "-X", "faulthandler", "-c", _BOOT, json.dumps(sys.path), str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
+        self._nursery, self._control = start_nursery(Path(self._folder.name) / "nursery.log")
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
@@ -280,9 +271,6 @@ class Pool:
     def _nursery_lost(self) -> WorkersError:
         last = _useful_line(Path(self._folder.name) / "nursery.log")
         return WorkersError(f"the process that workers are forked from is gone{': ' + last if last else ''}; try: python -c 'import torch'")
-
-
-_BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from softbench.nursery import main; main(int(sys.argv[2]))"
 
 
 def _signal_name(number: int) -> str:

@@ -54,7 +54,7 @@ ROOMS = [
         "worker",
         "nursery",
     },  # torch side
-    {"pool", "lane", "plan", "ensemble", "runner", "checking", "doctor", "versus", "families", "inspecting"},  # conductor
+    {"boot", "pool", "lane", "plan", "ensemble", "runner", "checking", "doctor", "versus", "families", "inspecting"},  # conductor
     {"tables", "listing", "checks", "plots", "progress", "verdicts", "forest", "power"},  # views
     {"terminal", "commands", "cli", "cli_gate", "cli_baseline", "cli_inspect", "__main__"},  # door
 ]

@@ -1,11 +1,14 @@
 """Real worker processes: they start, die, hang and are gone."""
 
 import os
+import socket
+import subprocess
 import time
 from pathlib import Path
 
 import pytest
 
+from softbench.boot import END_SECONDS
 from softbench.errors import WorkersError
 from softbench.lane import load_message
 from softbench.model import Status
@@ -181,3 +184,34 @@ def test_a_nursery_ends_with_its_parent_also_while_it_imports_torch(tmp_path, mo
         assert pool._nursery.wait(10) != 0
     finally:
         pool.close(gently=False)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_an_interrupt_before_the_nursery_is_known_returns_when_it_has_ended(monkeypatch, cli, late):
+    """`late`: when the process is there and its number known, while descriptors are closed."""
+    monkeypatch.setenv("SOFTBENCH_TEST_MARK", cli.mark)
+    started = []
+
+    class Interrupting(subprocess.Popen):
+        def __init__(self, *arguments, **options):
+            super().__init__(*arguments, **options)
+            started.append(self)
+            if not late:
+                raise KeyboardInterrupt
+
+    closing = socket.socket.__exit__
+
+    def interrupted(theirs, *_):  # the parent's copy of the nursery's end stays open
+        monkeypatch.setattr(socket.socket, "__exit__", closing)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(subprocess, "Popen", Interrupting)
+    if late:
+        monkeypatch.setattr(socket.socket, "__exit__", interrupted)
+    begin = time.monotonic()
+    with pytest.raises(KeyboardInterrupt), Pool():
+        pytest.fail("a pool without a nursery was entered")
+    took = time.monotonic() - begin
+    assert cli.left_behind() == []
+    assert started[0].wait(10) == 1
+    assert took < END_SECONDS  # it was seen to end
