@@ -10,7 +10,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-END_SECONDS = 10.0  # importing torch holds the interpreter for a second or two at a time
+END_SECONDS = 10.0  # importing torch holds the interpreter: the nursery's watching thread may have to wait for it
 _CODE = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from softbench.nursery import main; main(int(sys.argv[2]))"
 
 
@@ -43,7 +43,7 @@ def start_nursery(log: Path) -> tuple[subprocess.Popen[bytes], socket.socket]:
 
 def _wait_for_its_end(control: socket.socket) -> None:
     end = time.monotonic() + END_SECONDS
-    with control, suppress(OSError):
+    with control, suppress(OSError):  # it takes too long, or there is none any more: what was raised before is what is told
         control.shutdown(socket.SHUT_WR)
         while (left := end - time.monotonic()) > 0:
             control.settimeout(left)

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 import torch
+from pairs import EVERY_TEST, run_and_differentiate
 from softbench.kernels.cuda import build, launch, operator, softmax
 from subclass import Wrapped
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -18,7 +19,6 @@ from softbench.backends import kernels, operators
 
 OPS = torch.ops.softbench
 FORWARD, BACKWARD = OPS.cuda_softmax.default, OPS.cuda_softmax_backward.default
-EVERY_TEST = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_static", "test_aot_dispatch_dynamic")
 SHAPES = [((5, 7), -1), ((5, 7), 0), ((2, 3, 4), -2), ((6,), 0), ((), -1), ((1, 5), 0), ((4, 1, 1), 0), ((0, 3), 1), ((3, 0), 1)]
 LAYOUTS = [
     torch.randn(7, 5).t(),
@@ -180,12 +180,6 @@ def test_fake_tensors_have_torchs_strides_and_the_right_dtype_on_cuda_and_float6
         for call in (lambda: softmax(x), lambda: BACKWARD(x, x, -1)):
             with pytest.raises(TypeError, match=r"softmax of torch\.float64 on cuda"):
                 call()
-
-
-def run_and_differentiate(function, x, dy):
-    x = x.detach().requires_grad_()
-    y = function(x)
-    return y.detach(), *torch.autograd.grad(y, x, dy)
 
 
 @pytest.mark.parametrize("dynamic", [False, True])

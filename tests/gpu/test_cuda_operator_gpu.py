@@ -6,6 +6,8 @@ import json
 
 import pytest
 import torch
+from operands import LAYOUTS, LONG, TOLERANCE, close, randn
+from pairs import EVERY_TEST, run_and_differentiate
 from softbench.kernels.cuda import build, launch, operator, softmax
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -20,23 +22,11 @@ pytestmark = [
 
 OPS = torch.ops.softbench
 FORWARD, BACKWARD = OPS.cuda_softmax.default, OPS.cuda_softmax_backward.default
-EVERY_TEST = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_static", "test_aot_dispatch_dynamic")
-LONG = 20_000
 SHARED = (2, 1 << 20)  # a row that CTAs all over the card share: a launch with a workspace
 SHAPES = [((5, 7), -1), ((5, 7), 0), ((2, 3, 4), 1), ((2, 3, 4), -3), ((6,), 0), ((), -1), ((1, 5), 0), ((4, 1, 1), 0), ((0, 3), 1)]
 SHAPES += [((3, 0), 1), ((37, 781), 1), ((3, 10_000), 1), ((3, LONG), 1), ((LONG, 3), 0), (SHARED, 1)]
-LAYOUTS = {
-    "transposed": lambda dtype: randn(7, 5, dtype=dtype).t(),
-    "every second column": lambda dtype: randn(5, 14, dtype=dtype)[:, ::2],
-    "expanded columns": lambda dtype: randn(5, 1, dtype=dtype).expand(5, 7),
-    "expanded rows": lambda dtype: randn(1, 7, dtype=dtype).expand(5, 7),
-    "row stride over N": lambda dtype: randn(12, 128, dtype=dtype)[:, :100],
-    "offset by one element": lambda dtype: randn(12 * 128 + 1, dtype=dtype)[1:].view(12, 128),
-    "channels-last": lambda dtype: randn(2, 3, 4, 5, dtype=dtype).to(memory_format=torch.channels_last),
-}
 NARROW = (torch.float16, torch.bfloat16)
 RESULTS = [(torch.float32, None), *((dtype, result) for dtype in NARROW for result in (None, torch.float32))]
-TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 
 typed = pytest.mark.parametrize(("dtype", "result"), RESULTS)
 
@@ -45,14 +35,6 @@ typed = pytest.mark.parametrize(("dtype", "result"), RESULTS)
 def fresh_compiler():
     torch._dynamo.reset()
     torch.manual_seed(0)
-
-
-def randn(*shape, dtype=torch.float32):
-    return torch.randn(shape, device="cuda", dtype=dtype)
-
-
-def close(got, expected, dtype=torch.float32):
-    torch.testing.assert_close(got.double(), expected.double(), rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype] * 1e-2)
 
 
 def close_gradient(dx, dy, y, dim=-1):
@@ -139,12 +121,6 @@ def test_second_derivatives_are_those_of_torchs_softmax(shape, dim):
     for got, like, want in zip(twice(softmax, torch.float32), torchs, exact, strict=True):
         allowed = 4 * (like.double() - want).abs().max() + 1e-6 * want.abs().max()
         assert (got.double() - want).abs().max() <= allowed
-
-
-def run_and_differentiate(function, x, dy):
-    x = x.detach().requires_grad_()
-    y = function(x)
-    return y.detach(), *torch.autograd.grad(y, x, dy)
 
 
 def agree(function, x, result=None):

@@ -1,0 +1,21 @@
+"""What the operators' tests share: the Triton ones, forward and backward, behind either door of torch.library; opcheck's tests."""
+
+import pytest
+import torch
+from softbench.kernels.triton import operator  # noqa: F401 - registers them
+
+OPS = torch.ops.softbench
+PAIRS = {
+    "triton_op": (OPS.triton_softmax.default, OPS.triton_softmax_backward.default),
+    "custom_op": (OPS.triton_softmax_opaque.default, OPS.triton_softmax_opaque_backward.default),
+}
+EVERY_TEST = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_static", "test_aot_dispatch_dynamic")
+
+both = pytest.mark.parametrize("pair", PAIRS.values(), ids=PAIRS.keys())
+
+
+def run_and_differentiate(function, x, dy):
+    """The result and the gradient of x."""
+    x = x.detach().requires_grad_()
+    y = function(x)
+    return y.detach(), *torch.autograd.grad(y, x, dy)

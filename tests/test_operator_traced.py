@@ -1,0 +1,189 @@
+"""The softmax operator as compilers see it: what they would see of the kernels is tried on fake CUDA tensors, which need no GPU; what they
+make runs on the CPU's."""
+
+import itertools
+import types
+import warnings
+
+import pytest
+import torch
+from pairs import PAIRS, both, run_and_differentiate
+from softbench.kernels.triton import operator, plain, tile, traced
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.functional_tensor import dispatch_functionalize
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.library import triton_op
+
+from softbench.kernels import triton as kernels
+
+pytestmark = pytest.mark.skipif(plain.INTERPRETED, reason="fake tensors and TRITON_INTERPRET=1 do not go together")
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler():
+    torch._dynamo.reset()
+
+
+def test_the_body_knows_when_it_is_traced():
+    seen = []
+
+    @triton_op("softbench_test::probe", mutates_args=())
+    def probe(x: torch.Tensor) -> torch.Tensor:
+        seen.append(operator._tracing())
+        return x + 1
+
+    x = torch.ones(3)
+    assert probe(x)[0] == 2
+    assert seen == [False]
+    compiled = torch.compile(lambda x: probe(x), fullgraph=True, backend="aot_eager")
+    assert compiled(x)[0] == 2
+    assert seen.count(False) == 1  # the compiled graph runs without the body
+    assert len(seen) > 1
+    seen.clear()
+    make_fx(lambda x: probe(x), tracing_mode="fake")(x)
+    assert seen == [True]
+
+
+def graph_of(function, *shapes, dtype=torch.float32):
+    """What a compiler sees of `function` on CUDA tensors, and the nodes that launch kernels."""
+    with FakeTensorMode():
+        given = [torch.empty(shape, dtype=dtype, device="cuda") for shape in shapes]
+    graph = make_fx(dispatch_functionalize(function), tracing_mode="fake")(*given).graph
+    return graph, [node for node in graph.nodes if "triton_kernel_wrapper" in str(node.target)]
+
+
+@pytest.fixture
+def hopper(monkeypatch):
+    """torch's analysis of a kernel compiles it for the card of Triton's driver: without a card, for an H200's."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+
+    if not torch.cuda.is_available():
+        monkeypatch.setattr(triton.runtime.driver, "_active", types.SimpleNamespace(get_current_target=lambda: GPUTarget("cuda", 90, 32)))
+
+
+@pytest.mark.parametrize("N", [1, 300, 4096, 20000])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_compiler_sees_one_kernel_that_writes_the_result_and_nothing_else(hopper, N, dtype):
+    forward, backward = PAIRS["triton_op"]
+    _, (launch,) = graph_of(lambda x: forward(x, -1), (37, N), dtype=dtype)
+    assert launch.kwargs["tensors_to_clone"] == ["y_ptr"]
+    _, (launch,) = graph_of(lambda dy, y: backward(dy, y, -1), (37, N), (37, N), dtype=dtype)
+    assert launch.kwargs["tensors_to_clone"] == ["dx_ptr"]
+
+
+def test_a_compiler_sees_the_opaque_operator_and_no_kernel():
+    forward, _ = PAIRS["custom_op"]
+    graph, launches = graph_of(lambda x: forward(x, -1), (37, 300))
+    assert not launches
+    assert [node.target for node in graph.nodes if node.op == "call_function"] == [forward]
+
+
+def test_cached_graphs_are_keyed_by_the_kernels():
+    from torch._library.triton import get_triton_kernels_for_op
+
+    assert set(get_triton_kernels_for_op("softbench::triton_softmax")) == {plain.forward_tile, plain.forward_loop}
+    assert set(get_triton_kernels_for_op("softbench::triton_softmax_backward")) == {plain.backward_tile, plain.backward_loop}
+
+
+def compilations(function, shapes, **options):
+    """How many graphs torch.compile makes of `function` for fake CUDA tensors of these shapes, one after the other."""
+    made = []
+
+    def backend(graph, _):
+        made.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(function, fullgraph=True, backend=backend, **options)
+    with FakeTensorMode():
+        for shape in shapes:
+            assert compiled(torch.empty(shape, device="cuda")).shape == shape
+    return len(made)
+
+
+def test_dynamic_shapes_are_compiled_once_a_range_of_columns_whatever_the_rows_are():
+    softmax = kernels.softmax
+    every_M = (2, 3, 37, 4096, 100_003)
+    assert compilations(softmax, itertools.product(every_M, (300, 257, 511, 512, 129)), dynamic=True) == 1
+    torch._dynamo.reset()
+    tiers_of_N = (3, 100, 128, 129, 513, 2048, 2049, 8192, 8193, 16384, 16385, 50257, 262_144)
+    assert compilations(softmax, itertools.product((2, 4096), tiers_of_N), dynamic=True) == len(traced.RUNGS) + 1
+    torch._dynamo.reset()
+    assert compilations(lambda x: softmax(x, 1), ((2, 300, 5), (7, 400, 9), (100, 511, 33)), dynamic=True) == 1
+    torch._dynamo.reset()
+    assert compilations(softmax, ((37, N) for N in (256, 300, 400, 511)), dynamic=None) == 2  # automatic: first static, then once dynamic
+
+
+def test_static_blocks_are_the_next_power_of_two_and_symbolic_ones_a_rung():
+    assert [traced.block(N) for N in (1, 2, 3, 128, 129, 4097, 16384)] == [1, 2, 4, 128, 256, 8192, 16384]
+    assert traced.RUNGS[-1] == plain.TILE_COLUMNS
+    assert plain.TILE_COLUMNS // 2 in traced.RUNGS  # the backward's tiles end there: no range of its own
+
+
+class Softmax(torch.nn.Module):
+    def forward(self, x):
+        return kernels.softmax(x, -1)
+
+
+def test_export_keeps_the_operator_and_refuses_a_range_that_takes_several_kernels():
+    with FakeTensorMode(shape_env=ShapeEnv()):
+        x = torch.empty(37, 300, device="cuda")
+    M, N, wide = (torch.export.Dim("M", max=1000), torch.export.Dim("N", min=129, max=512), torch.export.Dim("wide", max=4096))
+    exported = torch.export.export(Softmax(), (x,), dynamic_shapes={"x": {0: M, 1: N}})
+    assert [node.target for node in exported.graph.nodes if node.op == "call_function"] == [PAIRS["triton_op"][0]]
+    with pytest.raises(torch._dynamo.exc.UserError, match=r"129 <= .* <= 512"):
+        torch.export.export(Softmax(), (x,), dynamic_shapes={"x": {0: M, 1: wide}})
+
+
+@both
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_it_compiles_whole_with_its_gradient(pair, dynamic):
+    forward, _ = pair
+    compiled = torch.compile(lambda x: forward(x * 2, -1) + 1, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+    for M, N in ((3, 5), (4, 6), (5, 700)):
+        x, dy = torch.randn(2, M, N).unbind()
+        for got, expected in zip(
+            run_and_differentiate(compiled, x, dy), run_and_differentiate(lambda x: torch.softmax(x * 2, -1) + 1, x, dy), strict=True
+        ):
+            assert torch.allclose(got, expected, atol=1e-6)
+
+
+def test_inductor_compiles_it():
+    compiled = torch.compile(kernels.softmax, fullgraph=True, dynamic=True)
+    for M, N in ((3, 5), (4, 60)):
+        x = torch.randn(M, N)
+        assert torch.allclose(compiled(x), torch.softmax(x, -1), atol=1e-6)
+
+
+def test_aotinductor_packages_it_and_loads_it_with_the_same_result(tmp_path):
+    x = torch.randn(4, 30)
+    exported = torch.export.export(Softmax(), (x,), dynamic_shapes={"x": {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.STATIC}})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        package = torch._inductor.aoti_compile_and_package(exported, package_path=str(tmp_path / "softmax.pt2"))
+        loaded = torch._inductor.aoti_load_package(package)
+    for rows in (x, torch.randn(9, 30)):
+        assert torch.allclose(loaded(rows), torch.softmax(rows, -1), atol=1e-6)
+
+
+def test_dynamo_takes_the_raw_autotuned_kernels_whole(monkeypatch):
+    """Without a GPU Dynamo does not look for kernels: it is told that there is one, and stops short of running them."""
+    from softbench.kernels.triton import recipe
+
+    monkeypatch.setattr(torch.utils._triton, "has_triton", lambda: True)
+    launches = []
+
+    def backend(graph, _):
+        launches.extend(node.kwargs["grid"] for node in graph.graph.nodes if "triton_kernel_wrapper" in str(node.target))
+        return graph.forward
+
+    with FakeTensorMode():
+        for N in (300, 10_000, 20_000):
+            x = torch.empty(37, N, device="cuda")
+            torch.compile(recipe.forward, fullgraph=True, dynamic=False, backend=backend)(x)
+            torch.compile(recipe.backward, fullgraph=True, dynamic=False, backend=backend)(x, x)
+    assert all(len(set(grid)) == 1 for grid in launches)  # the warps are tuned, the tile is not
+    tiles, loops = len(tile.WARPS), len(recipe.LOOP_CONFIGS)
+    assert [len(grid) for grid in launches] == [tiles, tiles, tiles, loops, loops, loops]
+    assert [grid[0] for grid in launches[2:]] == [(37, 1, 1)] * 4
