@@ -86,7 +86,7 @@ def backends(run: Sequence[Row], out: Path) -> Path:
         panel.set_title(_plain(f"softmax {direction}, {run[0].device}"))
         times = " by device times" if any(cost.by_device for cost in found.values()) else ""
         means = "geometric mean over the cells that it can do, each at most 1"
-        panel.set_xlabel(f"fraction of the same-bytes copy{times}, higher is better\n{means}")
+        panel.set_xlabel(f"fraction of the same-bytes yardstick{times}\n{means}\nhigher is better")
     return _saved(figure, out)
 
 
@@ -160,7 +160,7 @@ def _label(panels: Sequence[Axes], group: pandas.DataFrame, title: str) -> None:
     panels[0].set_ylabel("bandwidth (GB/s, higher is better)\nmedian, band p20-p80")
     panels[0].legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)  # outside: it hides no data
     if len(panels) > 1:
-        panels[1].set_ylabel("fraction of the same-bytes copy")
+        panels[1].set_ylabel("fraction of the same-bytes yardstick")
         panels[1].axhline(1, color="0.35", linewidth=1)
     wide = group["N"].max() >= 32 * group["N"].min()
     for panel in panels:
