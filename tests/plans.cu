@@ -69,7 +69,7 @@ template <typename Op> void sweep(const char* name, unsigned seed) {
     auto below = [&](int64_t n) { return int64_t(random() % uint64_t(n)); };
     for (fake::current = 0; fake::current < int(sizeof(fake::DEVICES) / sizeof(fake::DEVICES[0])); ++fake::current) {
         for (int64_t N = 1; N <= 4200; ++N)
-            for (int64_t M : {1, 33, 4096, 262144}) ask<Op>(name, M, N, 0, 0), ask<Op>(name, M, N, below(8), below(8));
+            for (int64_t M : {1, 33, 4096, 8192, 262144}) ask<Op>(name, M, N, 0, 0), ask<Op>(name, M, N, below(8), below(8));
         for (int64_t M = 1; M <= 4; ++M)
             for (int64_t bytes = 1 << 18; bytes < 48000000; bytes += 17776) ask<Op>(name, M, bytes / int64_t(sizeof(typename Op::Element)) / M, 0, 0);
         for (int i = 0; i < 40000; ++i) {

@@ -158,7 +158,7 @@ class Plan(ctypes.Structure):
     _fields_ = [(name, ctypes.c_int) for name in ("tier", "vectors", "threads", "group", "depth", "floor", "patience", "turn")]
 
 
-TIERS = ("lanes", "staged", "block", "cluster", "split", "plain", "wide", "spread")
+TIERS = ("lanes", "staged", "block", "cluster", "split", "plain", "wide", "spread", "warp")
 
 
 @functools.cache

@@ -125,17 +125,29 @@ __device__ __forceinline__ void put(uint32_t (&word)[4], uint4 v) {
     word[3] = v.w;
 }
 
+// A load that may not be is one by predicate, not a branch, where a branch took more registers: with a policy, and before Hopper.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+constexpr bool BY_PREDICATE = true;
+#else
+constexpr bool BY_PREDICATE = false;
+#endif
+
 // Vector i of a row where `inside`, else blanks, which change neither maximum, sum nor dot.
 template <typename Op, bool LINES, bool STAY> __device__ __forceinline__ void read(Item<Op::READS>& item, const Row<Op, LINES, STAY>& row, int i, bool inside) {
 #pragma unroll
     for (int r = 0; r < Op::READS; ++r) {
         uint32_t none = Op::blank();
-        if constexpr (STAY) {  // by predicate, into where the blanks are: as a branch it took more registers
+        if constexpr (STAY || BY_PREDICATE) {  // into where the blanks are
             uint32_t(&word)[4] = item.word[r];
             put(word, make_uint4(none, none, none, none));
-            asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %4, 0;\n@p ld.global.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%5], %6;\n}"
-                         : "+r"(word[0]), "+r"(word[1]), "+r"(word[2]), "+r"(word[3])
-                         : "r"(unsigned(inside)), "l"(row.vector(r, i)), "l"(row.policy));
+            if constexpr (STAY)
+                asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %4, 0;\n@p ld.global.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%5], %6;\n}"
+                             : "+r"(word[0]), "+r"(word[1]), "+r"(word[2]), "+r"(word[3])
+                             : "r"(unsigned(inside)), "l"(row.vector(r, i)), "l"(row.policy));
+            else
+                asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %4, 0;\n@p ld.global.v4.u32 {%0, %1, %2, %3}, [%5];\n}"
+                             : "+r"(word[0]), "+r"(word[1]), "+r"(word[2]), "+r"(word[3])
+                             : "r"(unsigned(inside)), "l"(row.vector(r, i)));
         } else {
             put(item.word[r], inside ? *row.vector(r, i) : make_uint4(none, none, none, none));
         }
@@ -188,6 +200,8 @@ template <bool STAY> __device__ __forceinline__ void copy_async(void* shared, co
     else asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(shared)), "l"(global) : "memory");
 }
 __device__ __forceinline__ void copy_async_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+__device__ __forceinline__ void copy_async_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int LATER> __device__ __forceinline__ void copy_async_wait_but() { asm volatile("cp.async.wait_group %0;" ::"n"(LATER) : "memory"); }  // all groups but so many
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 #define SOFTBENCH_CLUSTERS 1

@@ -6,6 +6,7 @@
 #include "plain.cuh"
 #include "short.cuh"
 #include "split.cuh"
+#include "warp.cuh"
 #include "wide.cuh"
 
 #include <algorithm>
@@ -13,13 +14,13 @@
 
 namespace softbench {
 
-enum Tier { AUTO = -1, LANES, STAGED, BLOCK, CLUSTER, SPLIT, PLAIN, WIDE, SPREAD };
+enum Tier { AUTO = -1, LANES, STAGED, BLOCK, CLUSTER, SPLIT, PLAIN, WIDE, SPREAD, ONE_WARP };
 
 }  // namespace softbench
 
 // What a launch does; also what a test or a sweep may ask for. `vectors` of a tensor a thread has in registers (staged: elements). `group`:
 // lanes of a row (lanes, staged), CTAs of a row (cluster, wide, split). `depth`: whether rows may be unaligned (lanes), rows of a CTA
-// (staged), vectors a thread in shared memory (split). `floor`: the boundary in bytes that a row's vectors are counted from; of aligned rows
+// (staged), vectors a thread in shared memory (split), rows of a warp (warp). `floor`: the boundary in bytes that a row's vectors are counted from; of aligned rows
 // on lanes, the size of a piece. `patience`: polls before a CTA of split helps itself; negative: it always does. `turn`: cycles from the
 // start of a row to that of the next, among those that the card holds at first (cluster, wide, spread); 0: all at once.
 extern "C" struct SoftbenchPlan {
@@ -257,6 +258,21 @@ inline Plan small_plan(int64_t vectors, int64_t vectors_of_lines, int R, bool ha
     return {BLOCK, K, threads, 1, 0, vectors_of_lines <= int64_t(K) * threads ? FLOOR_LONG : 16, 0};
 }
 
+// Rows of 1 to 4 KB that begin and end at vectors, on a warp; AUTO where other plans do better. Where an SM's registers hold too few of them for all
+// rows at once, and shared memory has room for all, a warp has two. Up to 32 rows an SM, 16-bit rows of up to four vectors a lane were faster by
+// .03 as `lanes_odd` (why was not found), the longest float32 rows by .01 as CTAs of two warps.
+template <typename Op> Plan warp_plan(int64_t M, int64_t vectors) {
+    const Device& d = device();
+    const int K = std::max(3, int(ceil_div<int64_t>(vectors, WARP))), most = warp_ctas<Op>(K), rows = WARP_THREADS / WARP;
+    if (M <= 32 * d.sms) {
+        if (Op::E == 2 && K <= 4) return {AUTO, 0, 0, 0, 0, 0, 0};
+        if (K >= 7) return {BLOCK, 4, 2 * WARP, 1, 0, VECTOR_BYTES, 0};
+    }
+    const int64_t by_shared = d.shared_sm / (2 * rows * round_up<int64_t>(vectors, LINE_VECTORS) * VECTOR_BYTES + 1024);
+    if (M > most * rows * d.sms && M <= std::min<int64_t>(most, by_shared) * 2 * rows * d.sms) return {ONE_WARP, K, WARP_THREADS, 1, 2, VECTOR_BYTES, 0};
+    return {ONE_WARP, K, WARP_THREADS / 2, 1, 1, VECTOR_BYTES, 0};
+}
+
 // So many of them that SMs take new ones all the time: an SM holds 32 CTAs, so that those of one warp leave it half empty, and those of two were
 // .05 to .1 slower than of three. A warp a row, two of them in a CTA, while a lane has at most four vectors; then three warps and more.
 inline Plan small_many_plan(int64_t vectors, int64_t vectors_of_lines, int R, bool half) {
@@ -341,6 +357,10 @@ template <typename Op> Plan plan(const Tensors<Op>& t, int64_t N) {
     const bool widens = sizeof(typename Op::Out) > sizeof(typename Op::Element);
     if (bytes <= SMALL_BYTES) {
         const int64_t least = (l.aligned ? N : N + V - 1) / V;
+        if constexpr (ON_WARP<Op> > 0) {
+            if (whole && least <= ON_WARP<Op> * WARP)
+                if (const Plan found = warp_plan<Op>(M, least); found.tier != AUTO) return found;
+        }
         return !widens && M * bytes >= LARGE_BYTES ? small_many_plan(least, vectors, R, Op::E == 2) : small_plan(least, vectors, R, Op::E == 2);
     }
     Plan found = M <= FEW_ROWS && bytes >= FEW_BYTES ? few_plan(M, vectors, R, Op::E == 2) : many_plan(M, vectors, R, whole, Op::E == 2);

@@ -5,6 +5,7 @@
 //
 //   lanes    (short.cuh)  <= 2 KB     a row on 1 to 32 lanes: many rows must be in flight to fill the memory's pipe
 //   staged   (short.cuh)  <= 176 B    rows that start anywhere: a block of rows is one aligned piece of memory
+//   warp     (warp.cuh)   <= 4 KB     a warp a row, or two: rows of whole vectors, whose number a lane is known when compiling
 //   block    (block.cuh)  <= 36 KB    a CTA a row in registers; several CTAs an SM overlap each other's exchange
 //   cluster  (block.cuh)  <= 768 KB   the same on a cluster a row: as many rows wait for their exchange, and each waits shorter
 //   wide     (wide.cuh)   <= 1.8 MB   a cluster a row, more of it in registers, the rest in shared memory
@@ -83,6 +84,13 @@
 //   float32 .96 to .995, 262144 x 333 .97 to 1.00. Loads by a policy made anew for each (five instructions, whose registers wait for the load
 //   before) lost 3 to 6 % with 12 and 16 vectors a thread; by a branch in place of a predicate up to 17 %. The hint that changes nothing (evict_normal) cost
 //   small launches 2 %: they have plain loads. L1's hints (no_allocate, evict_last) and L2 prefetches of 128 and 256 bytes: less or the same.
+// - quack led by 2 to 5 % where 8192 and 15000 rows have 260 to 768 floats. Predicted: a warp a row with 4, 6 or 8 vectors a lane (336 instructions a
+//   thread in place of 480) gains .3 us of the 13 of 4096 x 1024. It gained nothing there, and the sweep that seemed to show gains and losses
+//   showed something else: one launch and the next differ by .5 us, by turns, of an empty kernel, too, so that plans are compared at
+//   launches of both kinds. What helped is that a lane has no vector too many, and few instructions (232 for five): 15000 x 640 23.1 to 22.2 us, 8192 x 512 13.6
+//   to 12.7, 30000 x 384 26.7 to 25.5, bf16 15000 x 1280 24.2 to 22.2; 4096 x 1024 the same. cp.async into shared memory first, as quack has it: no better;
+//   the copy engine: worse by .2. Then 8192 rows, of which an SM's registers hold 40 of 62: predicted to want all at once. Two rows a warp, in shared
+//   memory: 8192 x 640 15.1 to 14.7, bf16 8192 x 1024 13.4 to 12.7; where the rows do not all fit even so, worse: 15000 x 640 22.2 to 22.7.
 // - Prototypes before these kernels, on the same kind of card: cache hints (no_allocate, .cs) .91 where plain accesses have .97; a static
 //   persistent loop over rows .92-.955, drawn rows .97-.98, one CTA a row .96-1.0.
 
@@ -259,6 +267,15 @@ template <typename Op, typename F> bool with_block(const Plan& p, F f) {
     return is(integral_constant<int, 4>(), any) || is(integral_constant<int, 2>(), any) || is(integral_constant<int, 1>(), any);
 }
 
+// Calls f with the vectors a lane of the kernel for rows on a warp.
+template <typename Op, typename F> bool with_warp(const Plan& p, F f) {
+    if constexpr (ON_WARP<Op> == 8) {
+        if (with_vectors<7, 8>(p.vectors, f)) return true;
+    }
+    if constexpr (ON_WARP<Op> > 0) return with_vectors<3, 4, 5, 6>(p.vectors, f);
+    return false;
+}
+
 template <typename Op, bool STAY> bool launch(const Tensors<Op>& t, int64_t N, const Plan& p, Launch& go) {
     constexpr int R = Op::READS;
     constexpr bool SAME = sizeof(typename Op::Element) == sizeof(typename Op::Out);
@@ -302,6 +319,16 @@ template <typename Op, bool STAY> bool launch(const Tensors<Op>& t, int64_t N, c
                         go(lanes_whole<Op, k.value, w.value, 0, STAY>, grid, p.threads, 0, 1, t, p.group, rows, ceil_div(2048, p.group));
                 });
             });
+        case ONE_WARP: {
+            const int rows = p.threads / WARP * p.depth, stride = int(round_up<int64_t>(N / Op::V, LINE_VECTORS));
+            const int64_t grid = ceil_div(M, int64_t(rows));
+            return with_warp<Op>(p, [&](auto k) {
+                if constexpr (ON_WARP<Op> > 0) {
+                    if (p.depth == 2) go(warp_rows<Op, k.value>, grid, p.threads, size_t(rows) * stride * VECTOR_BYTES, 1, t, stride);
+                    else go(warp_row<Op, k.value, STAY>, grid, p.threads, 0, 1, t);
+                }
+            });
+        }
         case STAGED:
             if constexpr (SAME)
                 return with_vectors<8, 16>(p.vectors, [&](auto k) {
@@ -371,6 +398,9 @@ template <typename Op> bool holds(const Tensors<Op>& t, int64_t N, const Plan& p
         case STAGED:
             return l.contiguous && reinterpret_cast<uintptr_t>(t.source[0]) % VECTOR_BYTES == 0 && power && p.group <= WARP && p.threads <= LANES_THREADS &&
                    N <= p.group * p.vectors && p.depth > 0 && p.depth % V == 0 && p.depth * N * R * int64_t(sizeof(typename Op::Element)) <= device().shared_block - 2048;
+        case ONE_WARP:
+            return with_warp<Op>(p, [](auto) {}) && l.grain == V && p.group == 1 && p.floor == VECTOR_BYTES && p.threads <= WARP_THREADS && vectors <= WARP * p.vectors &&
+                   (p.depth == 1 || (p.depth == 2 && 2 * (p.threads / WARP) * round_up<int64_t>(vectors, LINE_VECTORS) * VECTOR_BYTES <= device().shared_block));
         case BLOCK: return with_block<Op>(p, [](auto, auto) {}) && vectors <= int64_t(p.threads) * p.vectors;
         case CLUSTER:
             return device().major >= 9 && p.group > 1 && p.group <= MAX_CLUSTER && p.floor == FLOOR_LONG && with_cluster<Op>(p, [](auto, auto) {}) &&

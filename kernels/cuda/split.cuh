@@ -14,11 +14,16 @@ namespace softbench {
 constexpr int SPLIT_THREADS = 512;
 constexpr int AT_ONCE = 2;  // vectors of all tensors taken from shared memory at once
 
-// WHOLE: known when compiling that registers hold each chunk. LINES, STAY: as of a Row.
-template <typename Op, int K, bool WHOLE, bool LINES, bool STAY>
+// WHOLE: known when compiling that registers hold each chunk. KNOWN_LINES: LINES of a Row, where there are registers for it; STAY: as of a Row.
+template <typename Op, int K, bool WHOLE, bool KNOWN_LINES, bool STAY>
 __global__ void __launch_bounds__(SPLIT_THREADS, 2)
     split(Tensors<Op> tensors, int G, int chunk, int kept, int floor_bytes, int patience, Workspace* workspace) {
     constexpr int R = Op::READS;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ > 900
+    constexpr bool LINES = KNOWN_LINES && K * R < 8;  // else ptxas spills sixteen words there
+#else
+    constexpr bool LINES = KNOWN_LINES;
+#endif
     extern __shared__ __align__(LINE_BYTES) unsigned char dynamic[];
     __shared__ Part parts[2][MAX_WARPS];
     __shared__ int missed;

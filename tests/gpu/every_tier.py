@@ -69,6 +69,11 @@ def cuda_launches() -> Iterator[tuple[Run, tuple[torch.Tensor, ...]]]:
             if words and dtype != HALF and (backward or dtype == FULL):
                 N = 32 * words // R * 16 // dtype.itemsize * 2 - 70
                 yield by(tier["block"], words // R, 64, 1, 0, 128, 0), operands(backward, dtype, 5, N, offset=offset)
+        held = () if backward else (3, 4, 5, 6, 7, 8) if dtype == FULL else (3, 4, 5, 6)  # vectors a lane
+        for each, (threads, rows) in itertools.product(held, ((64, 1), (128, 2), (32, 2))):
+            N = (32 * each - 3) * 16 // dtype.itemsize
+            yield by(tier["warp"], each, threads, 1, rows, 16, 0), operands(False, dtype, 5, N)
+            yield by(tier["warp"], each, threads, 1, rows, 16, 0), operands(False, dtype, 3, N + 48 // dtype.itemsize, pad=16)
         yield by(), operands(backward, dtype, 5, 300, pad=4, offset=1)
         yield by(), operands(backward, dtype, 3, 4097, offset=3)
         if dtype == HALF:
@@ -106,8 +111,10 @@ def cuda_launches() -> Iterator[tuple[Run, tuple[torch.Tensor, ...]]]:
     yield by(), (x, y)
     for backward, dtype in ((False, BRAIN), (False, FULL), (True, BRAIN), (True, FULL)):
         R = 2 if backward else 1
-        for N in (16, 33, 50, 64, 197, 781, 1024, 8190):
+        for N in (16, 33, 50, 64, 197, 640, 781, 1024, 1536, 8190):
             yield by(), large(backward, dtype, N)
+        for each in () if backward else (3, 4, 5, 6):
+            yield by(tier["warp"], each, 64, 1, 1, 16, 0), large(False, dtype, (32 * each - 3) * 16 // dtype.itemsize)
         for words, threads, C in ((8, 256, 5), (8, 512, 4), (12, 256, 16)):
             yield by(tier["cluster"], words // R, threads, C, 0, 128, 0, 2000), large(backward, dtype, 16389)
         long, each = 270000 // R, dtype.itemsize // 2  # more than registers hold: the rest is in shared memory, or read twice
