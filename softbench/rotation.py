@@ -4,7 +4,8 @@ An output that a backend kept from before is right only while its input is. So b
 set has some of its rows exchanged among themselves (no sum over the tensor changes, nor most of its elements), both behind the back of
 torch's count of writes; the sets lie at different addresses; and of two calls, which nobody knew beforehand to be looked at, the rows
 that changed and others are copied when the batch is over, outputs and inputs, to be compared with float64 when there is time for it. What
-changed may lie there while other workers are timed: so the rows that will be looked at change places once more when the batch begins.
+changed may lie there while other workers are timed: so of some rows that will be looked at columns change places when the batch begins. Of
+some: who looks up an output by a few of the input's elements is to find it.
 
 With a warm L2 there is one set: another would push it out. Profiles take the sets as they are, and nobody looks at their outputs.
 """
@@ -32,6 +33,7 @@ CHANGED_ELEMENTS = {"cpu": 2**16, "cuda": 2**24}
 CHECKED_ELEMENTS = {"cpu": 2**14, "cuda": 2**20}
 """Of an output, about: of a kept call, so many."""
 MOST_ROWS = 512  # that are chosen one by one
+FEW = 8  # one row in so many is changed, so that most of what a backend may go by stays
 CHANGED = "changed its input"
 APART = 1.25  # each time an output is kept, the next is so much later at most: the last one lies in the last third of all calls
 
@@ -88,15 +90,12 @@ class Rotation:
         return lambda: function(*next(turn))
 
     def stir(self) -> None:
-        """Let the rows that will be looked at change places, right before the batch: nobody has them ready who worked ahead."""
-        shift = self.random.randint(1, max(1, self.case.N - 1))
+        """Change some of the rows that will be looked at, right before the batch: nobody has them ready who worked ahead."""
         for index, (tensors, rows) in enumerate(zip(self.sets, self._rows, strict=False)):  # a set may have come since they were renewed
             if not self._as_renewed(index, self._looked_at(index)):
                 self._wrong = f"in a timed call: {CHANGED}"  # by a thread, since they were renewed
                 return
-            for tensor in tensors:
-                found = tensor.data[rows]
-                tensor.data[rows] = found.roll(1, 0) if len(rows) > 1 else found.roll(shift, 1)
+            self._turn(tensors, self.random.sample(rows.tolist(), max(1, len(rows) // FEW)))
             self._truth[index] = self._looked_at(index)
 
     def collect(self) -> None:
@@ -159,20 +158,25 @@ class Rotation:
         return range(first, first + M)
 
     def _exchange(self, tensors: Tensors) -> list[int]:
-        """Rows put into each other's places; of a single row, columns."""
-        M, N = self.case.M, self.case.N
-        if M == 1:
-            length = self.random.randint(1, N)
-            first = self.random.randrange(N - length + 1)
-            shift = self.random.randint(1, length)
-            for tensor in tensors:
-                tensor.data[:, first : first + length] = tensor.data[:, first : first + length].roll(shift, 1)
-            return [0]
-        rows = self.random.sample(range(M), max(2, min(M // 8, self._most_rows())))
+        """Rows put into each other's places; where they are few, columns of one."""
+        M = self.case.M
+        if M < 2 * FEW:
+            self._turn(tensors, rows := [self.random.randrange(M)])
+            return rows
+        rows = self.random.sample(range(M), min(M // FEW, self._most_rows()))
         places = torch.tensor(rows, device=tensors[0].device)
         for tensor in tensors:
             tensor.data[places] = tensor.data[places.roll(1)]
         return rows
+
+    def _turn(self, tensors: Tensors, rows: list[int]) -> None:
+        """Columns side by side put into each other's places: no sum over a row changes."""
+        length = self.random.randint(min(2, self.case.N), self.case.N)
+        first = self.random.randrange(self.case.N - length + 1)
+        shift = self.random.randint(1, max(1, length - 1))
+        places = torch.tensor(rows, device=tensors[0].device)
+        for tensor in tensors:
+            tensor.data[places, first : first + length] = tensor.data[places, first : first + length].roll(shift, 1)
 
     def _to_check(self, changed: range | list[int]) -> torch.Tensor:
         """Some of the rows that changed, and some others."""

@@ -8,7 +8,7 @@ import torch
 
 from softbench import contract, guard, inputs
 from softbench.model import Case, Direction, Grade
-from softbench.rotation import Rotation
+from softbench.rotation import CHECKED_ELEMENTS, Rotation
 from softbench.trial import Trial, judged
 
 CPU = torch.device("cpu")
@@ -115,6 +115,34 @@ def test_a_second_set_that_comes_between_a_renewal_and_its_batch_waits_for_the_n
     made.collect()
     assert made.verify(verdict).grade is Grade.PASS
     assert verified(made, 5).grade is Grade.PASS
+
+
+@pytest.mark.parametrize("M", [1, 2, 5, 64, 700])
+@pytest.mark.parametrize("looked_at", [2**10, 2**20])  # some rows, and all of them, as of most cases on a GPU
+def test_who_looks_up_its_output_by_a_few_elements_is_soon_found_out(M, looked_at, monkeypatch):
+    monkeypatch.setitem(CHECKED_ELEMENTS, "cpu", looked_at)
+    kept = {}
+
+    def cached(x):
+        key = x.data_ptr(), x[0, 0].item(), x[-1, -1].item(), x[0, 128].item()
+        return kept.setdefault(key, softmax(x)).clone()
+
+    made = rotation(Case(M, 256, "fp32", Direction.FORWARD, "cpu"), cached)
+    assert any(verified(made, 3).grade is Grade.WRONG for _ in range(200))  # one in 2 batches, of a single row in 10
+
+
+def test_rows_that_change_as_a_batch_begins_are_among_those_that_are_looked_at():
+    for M in (1, 3, 64):
+        made = rotation(Case(M, 256, "fp32", Direction.FORWARD, "cpu"))
+        for _ in range(20):
+            made.renew()
+            before = [x.clone() for (x,) in made.sets]
+            made.stir()
+            for (x,), values, rows in zip(made.sets, before, made._rows, strict=True):
+                changed = (x != values).any(1).nonzero().flatten().tolist()
+                assert 1 <= len(changed) <= max(1, len(rows) // 8)
+                assert set(changed) <= set(rows.tolist())
+                assert torch.equal(x.sort(1).values, values.sort(1).values)
 
 
 def test_hard_rows_are_finite_and_of_every_kind_and_what_is_timed_is_normal_again():
