@@ -260,7 +260,8 @@ inline Plan small_plan(int64_t vectors, int64_t vectors_of_lines, int R, bool ha
 
 // Rows of 1 to 4 KB that begin and end at vectors, on a warp; AUTO where other plans do better. Where an SM's registers hold too few of them for all
 // rows at once, and shared memory has room for all, a warp has two. Up to 32 rows an SM, 16-bit rows of up to four vectors a lane were faster by
-// .03 as `lanes_odd` (why was not found), the longest float32 rows by .01 as CTAs of two warps.
+// .03 as `lanes_odd` (why was not found), the longest float32 rows by .01 as CTAs of two warps. For tensors of less than LARGE_BYTES: 64 MB of them
+// took 85 us where copies take 37, for a reason that was not found.
 template <typename Op> Plan warp_plan(int64_t M, int64_t vectors) {
     const Device& d = device();
     const int K = std::max(3, int(ceil_div<int64_t>(vectors, WARP))), most = warp_ctas<Op>(K), rows = WARP_THREADS / WARP;
@@ -358,7 +359,7 @@ template <typename Op> Plan plan(const Tensors<Op>& t, int64_t N) {
     if (bytes <= SMALL_BYTES) {
         const int64_t least = (l.aligned ? N : N + V - 1) / V;
         if constexpr (ON_WARP<Op> > 0) {
-            if (whole && least <= ON_WARP<Op> * WARP)
+            if (whole && least <= ON_WARP<Op> * WARP && M * bytes < LARGE_BYTES)
                 if (const Plan found = warp_plan<Op>(M, least); found.tier != AUTO) return found;
         }
         return !widens && M * bytes >= LARGE_BYTES ? small_many_plan(least, vectors, R, Op::E == 2) : small_plan(least, vectors, R, Op::E == 2);

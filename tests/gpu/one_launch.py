@@ -16,7 +16,7 @@ TIERS = {name: number for number, name in enumerate(build.TIERS)}
 CELLS = {
     "lanes": (torch.bfloat16, 1 << 25, 64, ()),
     "staged": (torch.bfloat16, 1 << 26, 33, ()),
-    "warp": (torch.float32, 1 << 21, 640, ()),
+    "warp": (torch.float32, 1 << 21, 640, (TIERS["warp"], 5, 64, 1, 1, 16, 0)),
     "block": (torch.float32, 131072, 8192, ()),
     "cluster": (torch.bfloat16, 16384, 131072, (TIERS["cluster"], 8, 256, 8, 0, 128, 0)),
     "wide": (torch.bfloat16, 8192, 262144, (TIERS["wide"], 24, 256, 4, 0, 128, 0)),
