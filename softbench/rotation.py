@@ -1,20 +1,21 @@
 """What the timed calls work on: several sets of inputs in turn, changed before every batch, and the outputs of some calls kept and checked.
 
-An output that a backend kept from before is right only while its input is. So before each batch one set gets other values and the other
-set has some of its rows exchanged among themselves (no sum over the tensor changes, nor most of its elements), both behind the back of
-torch's count of writes; the sets lie at different addresses; and of two calls, which nobody knew beforehand to be looked at, the rows
+An output that a backend kept from before is right only while its input is. So before each batch one set gets other values, and in the
+other some rows, or columns of some rows, are put into each other's places (no sum over the tensor changes), both behind the back of torch's
+count of writes; the sets lie at different addresses; and of two calls, which nobody knew beforehand to be looked at, the rows
 that changed and others are copied when the batch is over, outputs and inputs, to be compared with float64 when there is time for it. What
-changed may lie there while other workers are timed: so of some rows that will be looked at columns change places when the batch begins. Of
-some: who looks up an output by a few of the input's elements is to find it.
+changed may lie there while other workers are timed: so some of the rows that will be looked at are changed once more when the batch begins.
+Which, and how much of them, is left to chance: who looks up an output by something of the input is to find one that is wrong by now.
 
 With a warm L2 there is one set: another would push it out. Profiles take the sets as they are, and nobody looks at their outputs.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import cycle
 from typing import Any
@@ -33,7 +34,7 @@ CHANGED_ELEMENTS = {"cpu": 2**16, "cuda": 2**24}
 CHECKED_ELEMENTS = {"cpu": 2**14, "cuda": 2**20}
 """Of an output, about: of a kept call, so many."""
 MOST_ROWS = 512  # that are chosen one by one
-FEW = 8  # one row in so many is changed, so that most of what a backend may go by stays
+FEW = 8  # of so many rows one is exchanged at most
 CHANGED = "changed its input"
 APART = 1.25  # each time an output is kept, the next is so much later at most: the last one lies in the last third of all calls
 
@@ -76,8 +77,10 @@ class Rotation:
         self.kept, self._rows, self._truth, self._collected, self.left = {}, [], [], {}, ""
         self._wrong = ""
         for index, tensors in enumerate(self.sets):
-            refilled = (self.turns + index) % 2 == 0
-            changed = self._refill(tensors) if refilled else self._exchange(tensors)
+            if (self.turns + index) % 2 == 0:
+                changed: Sequence[int] = self._refill(tensors)
+            else:
+                changed = self._exchange(tensors, range(self.case.M), min(self.case.M // FEW, self._most_rows()))
             rows = self._to_check(changed)
             self._rows.append(rows)
             self._truth.append(self._looked_at(index))
@@ -95,7 +98,7 @@ class Rotation:
             if not self._as_renewed(index, self._looked_at(index)):
                 self._wrong = f"in a timed call: {CHANGED}"  # by a thread, since they were renewed
                 return
-            self._turn(tensors, self.random.sample(rows.tolist(), max(1, len(rows) // FEW)))
+            self._exchange(tensors, rows.tolist(), len(rows) // FEW)
             self._truth[index] = self._looked_at(index)
 
     def collect(self) -> None:
@@ -157,28 +160,27 @@ class Rotation:
             tensor.data[first : first + M] = values.detach()
         return range(first, first + M)
 
-    def _exchange(self, tensors: Tensors) -> list[int]:
-        """Rows put into each other's places; where they are few, columns of one."""
-        M = self.case.M
-        if M < 2 * FEW:
-            self._turn(tensors, rows := [self.random.randrange(M)])
-            return rows
-        rows = self.random.sample(range(M), min(M // FEW, self._most_rows()))
-        places = torch.tensor(rows, device=tensors[0].device)
-        for tensor in tensors:
-            tensor.data[places] = tensor.data[places.roll(1)]
-        return rows
-
-    def _turn(self, tensors: Tensors, rows: list[int]) -> None:
-        """Columns side by side put into each other's places: no sum over a row changes."""
-        length = self.random.randint(min(2, self.case.N), self.case.N)
+    def _exchange(self, tensors: Tensors, among: Sequence[int], most: int) -> list[int]:
+        """Some of these rows put into each other's places, or neighbouring columns of them; as many as `most`, mostly fewer."""
+        whole = len(among) > 1 and self.random.random() < 0.5
+        least = 2 if whole else 1
+        rows = self.random.sample(among, self._small(least, max(least, most)))
+        length = self._small(min(2, self.case.N), self.case.N)
         first = self.random.randrange(self.case.N - length + 1)
         shift = self.random.randint(1, max(1, length - 1))
         places = torch.tensor(rows, device=tensors[0].device)
         for tensor in tensors:
-            tensor.data[places, first : first + length] = tensor.data[places, first : first + length].roll(shift, 1)
+            if whole:
+                tensor.data[places] = tensor.data[places.roll(1)]
+            else:
+                tensor.data[places, first : first + length] = tensor.data[places, first : first + length].roll(shift, 1)
+        return rows
 
-    def _to_check(self, changed: range | list[int]) -> torch.Tensor:
+    def _small(self, least: int, most: int) -> int:
+        """A number whose logarithm is uniform."""
+        return min(most, int(math.exp(self.random.uniform(math.log(least), math.log(most + 1)))))
+
+    def _to_check(self, changed: Sequence[int]) -> torch.Tensor:
         """Some of the rows that changed, and some others."""
         most = self._most_rows()
         rows = set(self.random.sample(changed, min(len(changed), most)))
