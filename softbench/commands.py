@@ -17,7 +17,8 @@ NOption = Annotated[str | None, typer.Option("--N", help="Columns, the reduced a
 DtypeOption = Annotated[str | None, typer.Option(help="fp32, fp16, bf16, or several: fp32,bf16.")]
 DirectionOption = Annotated[str | None, typer.Option(help="forward, backward, both (through autograd), or several.")]
 ConfigOption = Annotated[
-    str | None, typer.Option(metavar="NAME|FILE", help="tutorial, powers, frontier, strategies, gate, cpu, or a file; flags override it.")
+    str | None,
+    typer.Option(metavar="NAME|FILE", help="tutorial, powers, frontier, small, strategies, gate, cpu, or a file; flags override it."),
 ]
 DeviceOption = Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:K.")]
 RoundsOption = Annotated[int | None, typer.Option(help="Rounds: passes over the backends of a case. [3 to 10, until it is known]")]

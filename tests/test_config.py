@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from softbench import config
+from softbench import commands, config
 from softbench.errors import ConfigError, UsageError
 from softbench.model import Direction
 
@@ -126,3 +126,12 @@ def test_the_deadlines_that_help_names_are_the_ones_there_are():
 
     told = ",".join(f"{phase}={seconds:g}" for phase, seconds in config.PHASES.items())
     assert f"[{told}]" in TimeoutOption.__metadata__[0].help
+
+
+def test_help_and_readme_name_every_configuration_that_ships():
+    (option,) = commands.ConfigOption.__metadata__
+    readme = (Path(__file__).parents[1] / "README.md").read_text()
+    (told,) = (line for line in readme.splitlines() if line.startswith("`--config NAME` takes one that ships"))
+    for name in config.shipped():
+        assert f"{name}, " in option.help, name
+        assert f"`{name}`" in told, name
