@@ -20,9 +20,10 @@ enum Tier { AUTO = -1, LANES, STAGED, BLOCK, CLUSTER, SPLIT, PLAIN, WIDE, SPREAD
 
 // What a launch does; also what a test or a sweep may ask for. `vectors` of a tensor a thread has in registers (staged: elements). `group`:
 // lanes of a row (lanes, staged), CTAs of a row (cluster, wide, split). `depth`: whether rows may be unaligned (lanes), rows of a CTA
-// (staged), vectors a thread in shared memory (split), rows of a warp (warp). `floor`: the boundary in bytes that a row's vectors are counted from; of aligned rows
-// on lanes, the size of a piece. `patience`: polls before a CTA of split helps itself; negative: it always does. `turn`: cycles from the
-// start of a row to that of the next, among those that the card holds at first (cluster, wide, spread); 0: all at once.
+// (staged), vectors a thread in shared memory (split), rows of a warp (warp). `floor`: the boundary in bytes that a row's vectors are
+// counted from; of aligned rows on lanes, the size of a piece. `patience`: polls before a CTA of split helps itself; negative: it always
+// does. `turn`: cycles from the start of a row to that of the next, among those that the card holds at first (cluster, wide, spread); 0:
+// all at once.
 extern "C" struct SoftbenchPlan {
     int tier, vectors, threads, group, depth, floor, patience, turn;
 };

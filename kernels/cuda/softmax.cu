@@ -85,14 +85,15 @@
 //   before) lost 3 to 6 % with 12 and 16 vectors a thread; by a branch in place of a predicate up to 17 %. The hint that changes nothing (evict_normal) cost
 //   small launches 2 %: they have plain loads. L1's hints (no_allocate, evict_last) and L2 prefetches of 128 and 256 bytes: less or the same.
 // - quack led by 2 to 5 % where 8192 and 15000 rows have 260 to 768 floats. Predicted: a warp a row with 4, 6 or 8 vectors a lane (336 instructions a
-//   thread in place of 480) gains .3 us of the 13 of 4096 x 1024. It gained nothing there, and the sweep that seemed to show gains and losses
-//   showed something else: one launch and the next differ by .5 us, by turns, of an empty kernel, too, so that plans are compared at
-//   launches of both kinds. What helped is that a lane has no vector too many, and few instructions (232 for five): 15000 x 640 23.1 to 22.2 us, 8192 x 512 13.6
-//   to 12.7, 30000 x 384 26.7 to 25.5, bf16 15000 x 1280 24.2 to 22.2; 4096 x 1024 the same. cp.async into shared memory first, as quack has it: no better;
+//   thread in place of 480) gains .3 us of the 13 of 4096 x 1024. It gained nothing there, and the sweep that seemed to show gains and losses showed
+//   something else: one launch and the next differ by .5 us, by turns, of an empty kernel, too, so that plans are compared at launches of both kinds.
+//   What helped is that a lane has no vector too many, and few instructions (232 for five): 15000 x 640 23.1 to 22.2 us, 8192 x 512 13.6 to 12.7,
+//   30000 x 384 26.7 to 25.5, bf16 15000 x 1280 24.2 to 22.2; 4096 x 1024 the same. cp.async into shared memory first, as quack has it: no better;
 //   the copy engine: worse by .2. Then 8192 rows, of which an SM's registers hold 40 of 62: predicted to want all at once. Two rows a warp, in shared
-//   memory: 8192 x 640 15.1 to 14.7, bf16 8192 x 1024 13.4 to 12.7; where the rows do not all fit even so, worse: 15000 x 640 22.2 to 22.7. In a run of all of it (small.csv)
-//   16384 x 1024 floats, 64 MB, read 60 to 200 us a call, 36 at best; 58 MB are 32 us. Launches of 64 MB ask for a parting of L1 (Launch::carveout), smaller
-//   ones do not, which other kernels without shared memory do unharmed. Not explained: from 64 MB on the older plans are back (CTAs of three warps and more).
+//   memory: 8192 x 640 15.1 to 14.7, bf16 8192 x 1024 13.4 to 12.7; where the rows do not all fit even so, worse: 15000 x 640 22.2 to 22.7. In a run
+//   of all of it (small.csv) 16384 x 1024 floats, 64 MB, read 60 to 200 us a call, 36 at best; 58 MB are 32 us. Launches of 64 MB ask for a parting
+//   of L1 (Launch::carveout), smaller ones do not, which other kernels without shared memory do unharmed. Not explained: from 64 MB on the older
+//   plans are back.
 // - Prototypes before these kernels, on the same kind of card: cache hints (no_allocate, .cs) .91 where plain accesses have .97; a static
 //   persistent loop over rows .92-.955, drawn rows .97-.98, one CTA a row .96-1.0.
 

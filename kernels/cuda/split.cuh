@@ -20,7 +20,7 @@ __global__ void __launch_bounds__(SPLIT_THREADS, 2)
     split(Tensors<Op> tensors, int G, int chunk, int kept, int floor_bytes, int patience, Workspace* workspace) {
     constexpr int R = Op::READS;
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ > 900
-    constexpr bool LINES = KNOWN_LINES && K * R < 8;  // else ptxas spills sixteen words there
+    constexpr bool LINES = KNOWN_LINES && K * R < 8;  // else ptxas spills there
 #else
     constexpr bool LINES = KNOWN_LINES;
 #endif

@@ -13,7 +13,7 @@ namespace softbench {
 // Most vectors a lane of an operation's rows, 0 where it has no such kernels: of 16 bits eight would not fit registers.
 template <typename Op> constexpr int ON_WARP = Op::READS == 2 || sizeof(typename Op::Element) != sizeof(typename Op::Out) ? 0 : Op::E == 1 ? 8 : 6;
 
-constexpr int WARP_THREADS = 128;  // at most: few enough that an SM's last CTAs leave none of it idle
+constexpr int WARP_THREADS = 128;  // of a CTA, at most
 
 // CTAs of so many threads an SM: what registers allow.
 template <typename Op> constexpr int warp_ctas(int K) { return Op::E == 1 ? (K <= 4 ? 16 : K == 5 ? 12 : K == 6 ? 10 : K == 7 ? 9 : 8) : (K == 3 ? 12 : K == 4 ? 10 : K == 5 ? 9 : 8); }

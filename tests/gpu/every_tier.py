@@ -111,7 +111,7 @@ def cuda_launches() -> Iterator[tuple[Run, tuple[torch.Tensor, ...]]]:
     yield by(), (x, y)
     for backward, dtype in ((False, BRAIN), (False, FULL), (True, BRAIN), (True, FULL)):
         R = 2 if backward else 1
-        for N in (16, 33, 50, 64, 197, 640, 781, 1024, 1536, 8190):
+        for N in (16, 33, 50, 64, 197, 781, 1024, 8190):
             yield by(), large(backward, dtype, N)
         for each in () if backward else (3, 4, 5, 6):
             yield by(tier["warp"], each, 64, 1, 1, 16, 0), large(False, dtype, (32 * each - 3) * 16 // dtype.itemsize)
