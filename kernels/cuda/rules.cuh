@@ -38,6 +38,7 @@ constexpr int PATIENCE = 1 << 16;  // some tens of milliseconds
 constexpr int SHORT_BYTES = 1024;
 constexpr int SHORT_ODD_BYTES = 1520, SHORT_ODD_HALF_BYTES = 2032;  // three vectors a lane; four
 constexpr int SMALL_BYTES = 4096;
+constexpr int STAGED_BYTES = 8192;  // of a piece
 constexpr int CTA_WORDS = 8208;  // vectors of a CTA, two to an SM: 128 KB and the places before an unaligned row
 constexpr int THIRD_WORDS = 4700;  // ... three to an SM, 32 KB of them in registers: what is left of the SM's memory is L1
 constexpr int HALF_WORDS = 10950;  // ... two to an SM, 96 KB of them in registers
@@ -114,22 +115,55 @@ template <typename Op> Layout layout(const Tensors<Op>& t, int64_t N) {
     return l;
 }
 
+// How far apart (2 to which power) the rows of a piece lie that a warp works on at one time, so that their lanes, which read a word each or two half
+// of one, find banks of their own: so many times a row's length are multiples of its lanes then, all different. Rows of 63 halves on 8 lanes
+// were at .73 of copy next to each other. Less far where the piece would become too large.
+inline int rows_apart(int64_t M, int N, int lanes, int size, int R) {
+    int log = lanes == WARP ? 0 : log2_ceil(4 / size * lanes);
+    for (int n = N; n % 2 == 0 && log > 0; n /= 2) --log;
+    const int64_t most = std::min<int64_t>(2 * STAGED_BYTES, M * N * size * R / (8 * device().sms));
+    while (log > 0 && int64_t(WARP / lanes << log) * N * size * R > most) --log;
+    return log;
+}
+
+// A row on as few lanes as can have it; a piece as large as leaves every SM some.
+inline Plan staged_plan(int64_t M, int N, int R, int size) {
+    const int lanes = 1 << log2_ceil(ceil_div(N, STAGED_EACH)), groups = STAGED_THREADS / lanes;
+    const int64_t most = R == 1 ? STAGED_BYTES : 3 * STAGED_BYTES / 4, bytes = std::min(most, std::max<int64_t>(1024, M * N * size / (16 * device().sms)));
+    const int unit = std::max({VECTOR_BYTES / size, groups, WARP / lanes << rows_apart(M, N, lanes, size, R)});
+    const int rows = std::min(int(bytes / (N * size)), 16 * groups);
+    return {STAGED, ceil_div(N, lanes), STAGED_THREADS, lanes, std::max(unit, (rows + unit / 2) / unit * unit), VECTOR_BYTES, 0};
+}
+
+// Shared memory of a piece: its rows, and behind the last tensor's what lanes read that have none.
+inline int64_t staged_bytes(const Plan& p, int64_t M, int64_t N, int size, int R) {
+    const int span = staged_span(p.group, rows_apart(M, int(N), p.group, size, R), p.threads / WARP);
+    return (int64_t(R - 1) * p.depth + round_up(p.depth, span)) * N * size;
+}
+
+// Whether rows that lie back to back do better as pieces than by lanes, of `bytes` a tensor: sweeps of 120 lengths, at 4, 20 and 128 MB. Small
+// tensors want the one trip to memory that lanes make; float32 gains .05 to .1 at 20 MB even of rows that are whole vectors.
+inline bool staging_wins(int N, int grain, int R, int E, int64_t bytes) {
+    const bool whole = grain == (E == 1 ? 4 : 8), few = bytes < 8 << 20;
+    if (whole) return R == 1 && E == 1 && !few && (N & (N - 1)) != 0;  // of a power of two all lie on the same banks
+    if (few) return N <= (grain == 1 ? 60 : bytes < 2 << 20 ? 0 : 35);
+    if (R == 2) return N <= (E == 1 ? 60 : 92) && !(E == 2 && (N == 62 || (N > 60 && grain == 4)));
+    if (E == 1) return N <= 256;
+    return N <= (bytes < 32 << 20 ? 128 : 160) && N != 62 && !(N > 60 && grain == 4);
+}
+
 template <typename Op> Plan short_plan(const Tensors<Op>& t, int N, const Layout& l) {
     constexpr int V = Op::V, R = Op::READS, E = Op::E;
     constexpr bool SAME = sizeof(typename Op::Element) == sizeof(typename Op::Out);
     const bool whole = l.grain == V;
-    const int vectors = l.aligned ? N / V : (N + V - 1) / V;
+    const int vectors = std::max(1, l.aligned ? N / V : (N + V - 1) / V);
+    const bool piece = SAME && l.contiguous && reinterpret_cast<uintptr_t>(t.source[0]) % VECTOR_BYTES == 0;
+    constexpr int SIZE = sizeof(typename Op::Element);
+    if (piece && staging_wins(N, l.grain, R, E, t.M * N * SIZE)) return staged_plan(t.M, N, R, SIZE);
     // Rows of pieces of 8 or 4 bytes, while few lanes hold one: longer ones do better by vectors with odd ends.
-    if (const int pieces = N / l.grain; !whole && l.grain > 1 && pieces <= 36 && (R == 1 || vectors < 12)) {
-        const int k = pieces <= 4 ? 1 : pieces <= 8 ? 2 : pieces <= 12 ? 3 : pieces > 16 ? 4 : E == 2 ? 2 : 3, lanes = ceil_div(pieces, k);
+    if (const int pieces = N / l.grain; !whole && (l.grain > 1 || E == 1) && pieces <= 36 && (R == 1 || vectors < 12)) {
+        const int k = pieces <= 3 ? pieces : pieces == 5 ? 3 : pieces <= 8 ? 2 : pieces <= 12 ? 3 : pieces > 16 ? 4 : E == 2 ? 2 : 3, lanes = ceil_div(pieces, k);
         return {LANES, k, LANES_THREADS / 2, lanes > 3 && lanes <= 8 ? 1 << log2_ceil(lanes) : lanes, 0, l.grain / E * 4, 0};
-    }
-    const bool piece = SAME && R == 1 && l.contiguous && reinterpret_cast<uintptr_t>(t.source[0]) % VECTOR_BYTES == 0;
-    if (piece && !whole && vectors < (V == 4 ? 12 : 8)) {
-        const int log = std::min(log2_ceil(ceil_div(N, 8)), 5);
-        const int rows = int(std::min<int64_t>(64, std::max<int64_t>(V, t.M / (8 * device().sms) / V * V)));
-        const int threads = std::min(LANES_THREADS, std::max(64, round_up(rows << log, 32) / 4));
-        return {STAGED, N > (8 << log) ? 16 : 8, round_up(threads, 64), 1 << log, rows, 16, 0};
     }
     // Few vectors a lane, and lanes of a power of two, known when compiling, even where some of them have nothing to do.
     if (whole) {
@@ -137,7 +171,6 @@ template <typename Op> Plan short_plan(const Tensors<Op>& t, int N, const Layout
         const int k = halves || vectors > (R == 1 ? 4 : 16) ? 2 : 1;
         return {LANES, k, LANES_THREADS / 2, halves ? 8 : 1 << log2_ceil(ceil_div(vectors, k)), 0, halves ? VECTOR_BYTES / 2 : VECTOR_BYTES, 0};
     }
-    if (vectors < 8 || vectors > (R == 1 && E == 2 ? 4 : 3) * WARP) return {PLAIN, 0, 128, 1, 0, 16, 0};
     int best_k = 0, best_lanes = 0;
     double best = 0;
     for (int k = 1; k <= (R == 1 && E == 2 ? 4 : 3); ++k) {
@@ -250,10 +283,12 @@ inline Plan few_plan(int64_t M, int64_t vectors, int R, bool half) {
     return across_plan(M, vectors, R, half);
 }
 
-// Rows of a few KB: few warps, as they join faster; a single one needs no barrier. 16-bit rows of up to four vectors a lane are a warp's, as
-// short ones are. Vectors are counted from a 16-byte floor where a line's would take another warp: `vectors` from either.
-inline Plan small_plan(int64_t vectors, int64_t vectors_of_lines, int R, bool half) {
-    if (half && R == 1 && vectors > 2 * WARP && vectors <= 4 * WARP) return {LANES, vectors <= 3 * WARP ? 3 : 4, LANES_THREADS / 4, WARP, 1, 16, 0};
+// Rows of a few KB: few warps, as they join faster; a single one needs no barrier. Rows of up to `on_warp` vectors a lane, gradients of up to two,
+// are a warp's, as short ones are: CTAs of one warp, of which an SM holds 32, were at .65 of copy where a gradient's row is 33 vectors. Vectors are
+// counted from a 16-byte floor where a line's would take another warp: `vectors` from either.
+inline Plan small_plan(int64_t vectors, int64_t vectors_of_lines, int R, bool half, int on_warp) {
+    if (vectors <= (R == 1 ? on_warp : 2) * WARP)
+        return {LANES, int(ceil_div<int64_t>(vectors, WARP)), LANES_THREADS / 4, WARP, 1, 16, 0};
     const int K = R == 2 ? (half && vectors <= 128 ? 2 : 4) : !half ? 8 : vectors <= 6 * WARP ? 2 : 4;
     const int threads = threads_for(vectors, K, BLOCK_THREADS);
     return {BLOCK, K, threads, 1, 0, vectors_of_lines <= int64_t(K) * threads ? FLOOR_LONG : 16, 0};
@@ -261,11 +296,11 @@ inline Plan small_plan(int64_t vectors, int64_t vectors_of_lines, int R, bool ha
 
 // Rows of 1 to 4 KB that begin and end at vectors, on a warp; AUTO where other plans do better. Where an SM's registers hold too few of them for all
 // rows at once, and shared memory has room for all, a warp has two. Up to 32 rows an SM, 16-bit rows of up to four vectors a lane were faster by
-// .03 as `lanes_odd` (why was not found), the longest float32 rows by .01 as CTAs of two warps. For tensors of less than LARGE_BYTES: 64 MB of them
-// took 85 us where copies take 37, for a reason that was not found.
-template <typename Op> Plan warp_plan(int64_t M, int64_t vectors) {
+// .03 as `lanes_odd` (why was not found), the longest float32 rows by .01 as CTAs of two warps; those by .004 as CTAs of four where they are LARGE.
+template <typename Op> Plan warp_plan(int64_t M, int64_t vectors, bool large) {
     const Device& d = device();
     const int K = std::max(3, int(ceil_div<int64_t>(vectors, WARP))), most = warp_ctas<Op>(K), rows = WARP_THREADS / WARP;
+    if (large && K >= 7) return {AUTO, 0, 0, 0, 0, 0, 0};
     if (M <= 32 * d.sms) {
         if (Op::E == 2 && K <= 4) return {AUTO, 0, 0, 0, 0, 0, 0};
         if (K >= 7) return {BLOCK, 4, 2 * WARP, 1, 0, VECTOR_BYTES, 0};
@@ -276,11 +311,9 @@ template <typename Op> Plan warp_plan(int64_t M, int64_t vectors) {
 }
 
 // So many of them that SMs take new ones all the time: an SM holds 32 CTAs, so that those of one warp leave it half empty, and those of two were
-// .05 to .1 slower than of three. A warp a row, two of them in a CTA, while a lane has at most four vectors; then three warps and more.
-inline Plan small_many_plan(int64_t vectors, int64_t vectors_of_lines, int R, bool half) {
-    if (vectors <= 2 * WARP) return {LANES, 2, LANES_THREADS / 4, WARP, 1, 16, 0};
-    if (vectors <= 3 * WARP) return {LANES, 3, LANES_THREADS / 4, WARP, 1, 16, 0};
-    if (half && R == 1 && vectors <= 4 * WARP) return {LANES, 4, LANES_THREADS / 4, WARP, 1, 16, 0};
+// .05 to .1 slower than of three. A warp a row, two of them in a CTA, while a lane has at most `on_warp` vectors; then three warps and more.
+inline Plan small_many_plan(int64_t vectors, int64_t vectors_of_lines, int R, int on_warp) {
+    if (vectors <= on_warp * WARP) return {LANES, std::max(2, int(ceil_div<int64_t>(vectors, WARP))), LANES_THREADS / 4, WARP, 1, 16, 0};
     const int K = R == 2 && vectors > 6 * WARP ? 4 : 2, threads = std::max(3 * WARP, threads_for(vectors, K, BLOCK_THREADS));
     return {BLOCK, K, threads, 1, 0, vectors_of_lines <= int64_t(K) * threads ? FLOOR_LONG : 16, 0};
 }
@@ -359,11 +392,12 @@ template <typename Op> Plan plan(const Tensors<Op>& t, int64_t N) {
     const bool widens = sizeof(typename Op::Out) > sizeof(typename Op::Element);
     if (bytes <= SMALL_BYTES) {
         const int64_t least = (l.aligned ? N : N + V - 1) / V;
+        const bool large = M * bytes >= LARGE_BYTES;
         if constexpr (ON_WARP<Op> > 0) {
-            if (whole && least <= ON_WARP<Op> * WARP && M * bytes < LARGE_BYTES)
-                if (const Plan found = warp_plan<Op>(M, least); found.tier != AUTO) return found;
+            if (whole && least <= ON_WARP<Op> * WARP)
+                if (const Plan found = warp_plan<Op>(M, least, large); found.tier != AUTO) return found;
         }
-        return !widens && M * bytes >= LARGE_BYTES ? small_many_plan(least, vectors, R, Op::E == 2) : small_plan(least, vectors, R, Op::E == 2);
+        return large && !widens ? small_many_plan(least, vectors, R, ODD_VECTORS<Op>) : small_plan(least, vectors, R, Op::E == 2, ODD_VECTORS<Op>);
     }
     Plan found = M <= FEW_ROWS && bytes >= FEW_BYTES ? few_plan(M, vectors, R, Op::E == 2) : many_plan(M, vectors, R, whole, Op::E == 2);
     found.turn = turn(found, M, bytes * R);

@@ -2,7 +2,8 @@
 //
 // - lanes: a row on 1 to 32 neighbouring lanes, any number, K vectors a lane, straight from and to global memory. Nothing but shuffles between them.
 // - staged: rows that lie back to back in memory but start at odd addresses, or fill their lanes badly. A block of them is one contiguous
-//   aligned piece: it comes into shared memory by whole vectors, is worked on there element by element, and leaves by whole vectors.
+//   aligned piece: it comes into shared memory by whole vectors, is worked on there element by element, and leaves by whole vectors. Nothing
+//   of a row's length or place is left then but how its lanes share out the banks.
 #pragma once
 
 #include "memory.cuh"
@@ -148,6 +149,9 @@ __global__ void __launch_bounds__(LANES_THREADS, whole_ctas(K, K * W * Op::E * O
     }
 }
 
+// Most vectors a lane of `lanes_odd` on a whole warp; on half of one it is three.
+template <typename Op> constexpr int ODD_VECTORS = Op::READS == 2 ? 3 : Op::E == 1 || sizeof(typename Op::Element) != sizeof(typename Op::Out) ? 4 : 5;
+
 // CTAs an SM of `lanes_odd`.
 constexpr int odd_ctas(int K, int READS, int E) { return READS * K >= 4 ? 4 : READS * K >= 3 ? 5 : READS == 1 && E == 2 && K == 2 ? 6 : 8; }
 
@@ -198,15 +202,77 @@ __global__ void __launch_bounds__(LANES_THREADS, odd_ctas(K, Op::READS, Op::E)) 
     row.write_odd(at, odd, whole);
 }
 
-// Rows are contiguous and the tensors' starts aligned; `rows` of them (a multiple of V) make a CTA's piece. K elements a lane.
-template <typename Op, int K, bool STAY>
-__global__ void __launch_bounds__(LANES_THREADS, K * Op::READS > 8 ? 4 : 8) staged(Tensors<Op> tensors, int log2_lanes, int rows) {
+constexpr int STAGED_THREADS = 128, STAGED_EACH = 10;
+
+// An element of a piece by its address in shared memory: an address once and constants, where the compiler would make a pointer's address anew
+// for each.
+template <typename Element> __device__ __forceinline__ float load_shared(uint32_t from) {
+    if constexpr (sizeof(Element) == 4) {
+        float v;
+        asm volatile("ld.shared.f32 %0, [%1];" : "=f"(v) : "r"(from) : "memory");
+        return v;
+    } else {
+        uint16_t v;
+        asm volatile("ld.shared.u16 %0, [%1];" : "=h"(v) : "r"(from) : "memory");
+        return Word<Element>::element(v, 0);
+    }
+}
+template <typename Element> __device__ __forceinline__ void store_shared(uint32_t to, float value) {
+    if constexpr (sizeof(Element) == 4) asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(value) : "memory");
+    else asm volatile("st.shared.u16 [%0], %1;" ::"r"(to), "h"(uint16_t(pack<Element>(value, value))) : "memory");
+}
+
+// Rows of a piece that `warps` warps work on before they leap; shared memory has room for a multiple of them.
+__host__ __device__ inline int staged_span(int lanes, int apart, int warps) { return WARP / lanes * ((1 << apart) > warps ? 1 << apart : warps); }
+
+// The `here` rows of a piece, each on LANES lanes of K elements, the last of which some lanes lack. A warp's rows at one time are 2^`apart` rows from
+// each other, which is how they lie on banks of their own (rows_apart). So the warps share out the rows between, in `per` turns, and then go on
+// `span` rows later.
+template <typename Op, int K, int LANES> __device__ __forceinline__ void settle_piece(uint32_t piece, int here, int rows, int N, int apart) {
+    using Element = typename Op::Element;
+    constexpr int R = Op::READS, SIZE = sizeof(Element), GROUPS = WARP / LANES;
+    const int lane = threadIdx.x % LANES, group = threadIdx.x % WARP / LANES, warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
+    const bool full = LANES == 1 || (K - 1) * LANES + lane < N;
+    const uint32_t tail = full ? (K - 1) * LANES * SIZE : 0, plane = rows * N * SIZE;
+    const uint32_t last = piece + ((here - 1) * N + lane) * SIZE;
+    const int per = max(1, (1 << apart) / warps), span = staged_span(LANES, apart, warps);  // powers of two, as warps are
+    const uint32_t step = warps * N * SIZE, leap = span * N * SIZE - (per - 1) * step;
+    const int turns = ((here + span - 1) >> (31 - __clz(span))) * per;  // the same for all lanes, for the shuffles
+    uint32_t own = piece + (((((warp >> apart) * GROUPS + group) << apart) + (warp & ((1 << apart) - 1))) * N + lane) * SIZE;
+    for (int turn = 1; turn <= turns; ++turn) {
+        const bool mine = own <= last;  // spare lanes go along, with what lies behind the rows
+        const uint32_t at = own;
+        own += turn & (per - 1) ? step : leap;
+        float value[K][R];
+#pragma unroll
+        for (int r = 0; r < R; ++r) {
+#pragma unroll
+            for (int k = 0; k < K - 1; ++k) value[k][r] = load_shared<Element>(at + r * plane + k * LANES * SIZE);
+            const float x = load_shared<Element>(at + r * plane + tail);
+            value[K - 1][r] = full ? x : R == 1 ? MINUS_INFINITY : 0.0f;
+        }
+        float top = value[0][0];
+        if constexpr (R == 1)
+#pragma unroll
+            for (int k = 1; k < K; ++k) top = fmaxf(top, value[k][0]);
+        settle<Op>(value, top, Group<LANES>{LANES, lane, 0, true});
+        if (!mine) continue;
+#pragma unroll
+        for (int k = 0; k < K - 1; ++k) store_shared<Element>(at + k * LANES * SIZE, value[k][0]);
+        if (full) store_shared<Element>(at + tail, value[K - 1][0]);
+    }
+}
+
+// Rows are contiguous and the tensors' starts aligned; `rows` of them (a multiple of V) make a CTA's piece. `each`: elements a lane, 6 to
+// STAGED_EACH, or fewer of a row that one lane has.
+template <typename Op, int LANES, bool STAY>
+__global__ void __launch_bounds__(STAGED_THREADS, Op::READS == 1 ? 16 : 10) staged(Tensors<Op> tensors, int each, int rows, int apart) {
     using Element = typename Op::Element;
     static_assert(sizeof(Element) == sizeof(typename Op::Out), "results replace their operands");
     constexpr int R = Op::READS, V = Op::V;
     extern __shared__ __align__(LINE_BYTES) unsigned char dynamic[];
-    int64_t start = int64_t(blockIdx.x) * rows, rest = tensors.M - start;
-    int here = rest < rows ? int(rest) : rows, N = tensors.N, elements = here * N, vectors = elements / V;
+    const int64_t start = int64_t(blockIdx.x) * rows, rest = tensors.M - start;
+    const int here = rest < rows ? int(rest) : rows, N = tensors.N, elements = here * N, vectors = elements / V;
     const uint64_t policy = policy_of<STAY>();
     Element* buffer[R];
 #pragma unroll
@@ -218,30 +284,19 @@ __global__ void __launch_bounds__(LANES_THREADS, K * Op::READS > 8 ? 4 : 8) stag
     }
     copy_async_wait();
     __syncthreads();
-    int lanes = 1 << log2_lanes, lane = threadIdx.x & (lanes - 1), groups = blockDim.x >> log2_lanes;
-    for (int first = 0; first < here; first += groups) {  // a uniform count, for the shuffles
-        int row = first + (threadIdx.x >> log2_lanes);
-        bool mine = row < here;
-        int offset = row * N + lane;
-        float value[K][R];
-#pragma unroll
-        for (int k = 0; k < K; ++k) {
-            const bool inside = mine && lane + k * lanes < N;
-#pragma unroll
-            for (int r = 0; r < R; ++r) {
-                const float none = R == 1 ? MINUS_INFINITY : 0.0f;
-                value[k][r] = inside ? widen(buffer[r][offset + k * lanes]) : none;
-            }
-        }
-        float top = value[0][0];
-        if constexpr (R == 1)
-#pragma unroll
-            for (int k = 1; k < K; ++k) top = fmaxf(top, value[k][0]);
-        settle<Op>(value, top, Group<>{lanes, lane, 0, true});
-#pragma unroll
-        for (int k = 0; k < K; ++k)
-            if (mine && lane + k * lanes < N) buffer[0][offset + k * lanes] = narrow<Element>(value[k][0]);
+    const uint32_t at = shared_address(dynamic);
+    if constexpr (LANES == 1) {
+        if (each == 1) settle_piece<Op, 1, LANES>(at, here, rows, N, apart);
+        else if (each == 2) settle_piece<Op, 2, LANES>(at, here, rows, N, apart);
+        else if (each == 3) settle_piece<Op, 3, LANES>(at, here, rows, N, apart);
+        else if (each == 4) settle_piece<Op, 4, LANES>(at, here, rows, N, apart);
+        else if (each == 5) settle_piece<Op, 5, LANES>(at, here, rows, N, apart);
     }
+    if (each == 6) settle_piece<Op, 6, LANES>(at, here, rows, N, apart);
+    else if (each == 7) settle_piece<Op, 7, LANES>(at, here, rows, N, apart);
+    else if (each == 8) settle_piece<Op, 8, LANES>(at, here, rows, N, apart);
+    else if (each == 9) settle_piece<Op, 9, LANES>(at, here, rows, N, apart);
+    else if (each == STAGED_EACH) settle_piece<Op, STAGED_EACH, LANES>(at, here, rows, N, apart);
     __syncthreads();
     Element* piece = tensors.target + start * N;
     for (int i = threadIdx.x; i < vectors; i += blockDim.x) reinterpret_cast<uint4*>(piece)[i] = reinterpret_cast<uint4*>(buffer[0])[i];

@@ -3,8 +3,8 @@
 // Every tier reads a row once and writes it once, with one exchange of (max, sum) in between; they differ in where a row waits for its
 // exchange. One choice for each, from what was measured on an H200 (bytes are of one row of one tensor read; backward has two of them):
 //
-//   lanes    (short.cuh)  <= 2 KB     a row on 1 to 32 lanes: many rows must be in flight to fill the memory's pipe
-//   staged   (short.cuh)  <= 176 B    rows that start anywhere: a block of rows is one aligned piece of memory
+//   lanes    (short.cuh)  <= 2.5 KB   a row on 1 to 32 lanes: many rows must be in flight to fill the memory's pipe
+//   staged   (short.cuh)  <= 1 KB     rows that start anywhere: a block of rows is one aligned piece of memory
 //   warp     (warp.cuh)   <= 4 KB     a warp a row, or two: rows of whole vectors, whose number a lane is known when compiling
 //   block    (block.cuh)  <= 36 KB    a CTA a row in registers; several CTAs an SM overlap each other's exchange
 //   cluster  (block.cuh)  <= 768 KB   the same on a cluster a row: as many rows wait for their exchange, and each waits shorter
@@ -90,10 +90,19 @@
 //   What helped is that a lane has no vector too many, and few instructions (232 for five): 15000 x 640 23.1 to 22.2 us, 8192 x 512 13.6 to 12.7,
 //   30000 x 384 26.7 to 25.5, bf16 15000 x 1280 24.2 to 22.2; 4096 x 1024 the same. cp.async into shared memory first, as quack has it: no better;
 //   the copy engine: worse by .2. Then 8192 rows, of which an SM's registers hold 40 of 62: predicted to want all at once. Two rows a warp, in shared
-//   memory: 8192 x 640 15.1 to 14.7, bf16 8192 x 1024 13.4 to 12.7; where the rows do not all fit even so, worse: 15000 x 640 22.2 to 22.7. In a run
-//   of all of it (small.csv) 16384 x 1024 floats, 64 MB, read 60 to 200 us a call, 36 at best; 58 MB are 32 us. Launches of 64 MB ask for a parting
-//   of L1 (Launch::carveout), smaller ones do not, which other kernels without shared memory do unharmed. Not explained: from 64 MB on the older
-//   plans are back.
+//   memory: 8192 x 640 15.1 to 14.7, bf16 8192 x 1024 13.4 to 12.7; where the rows do not all fit even so, worse: 15000 x 640 22.2 to 22.7.
+// - A rule fitted to noise: in one run (small.csv) 16384 x 1024 floats, 64 MB, read 60 to 200 us a call, and so rows of 64 MB and more got the older
+//   plans back. Repeated: 36.0 us for 37.7 of the older plan and 35.8 of a copy; 189 cells from 64 to 512 MB: the warp's plan from .98 to 1.23 of the
+//   older one (392 floats .88 of copy to 1.02, 1032 halves .83 to 1.02), .996 of it only for float32 rows of seven and eight vectors a lane. The same
+//   holes where rows start anywhere: `lanes_odd` of four vectors of floats and five of halves, 385 floats .85 to 1.01, 1025 halves .82 to 1.02.
+// - Random shapes, 16 to 380 MB of them against a copy, found what no grid had, by the first 44: gradients of short rows that start anywhere were
+//   `plain` at .01 to .4 of it, `staged` rows of 16 bits at .1 to .7, gradients of 132 floats in CTAs of one warp at .67. After what follows: of
+//   1631 with 2 to 2048 columns none below .925, of 438 longer ones ten below .9, nine of them gradients of 10 to 39 rows: not looked into.
+// - `staged` took 38 instructions an element, and as many for a place that had none: shared memory's address was made anew for each (S2R, LEA), with
+//   a predicate each. Predicted: with one address, and lanes known when compiling, 12, and so the memory's speed: 33 halves .41 to .93, 31 .72 to
+//   .91, 3 .26 to 1.06, 57 (from `lanes_odd`) .54 to 1.01. What was left was banks: rows of 63 halves .73, of 9 .87, as a simulation of their
+//   conflicts told; with a warp's rows apart (rows_apart) 1.02 and 1.02. Then instructions again, as nearly half of the places can be empty: ten
+//   elements a lane at most in place of eight, 65 halves .87 to 1.03, 129 .82 to 1.02; one loop over a warp's rows in place of two, 44 .89 to 1.03.
 // - Prototypes before these kernels, on the same kind of card: cache hints (no_allocate, .cs) .91 where plain accesses have .97; a static
 //   persistent loop over rows .92-.955, drawn rows .97-.98, one CTA a row .96-1.0.
 
@@ -289,9 +298,9 @@ template <typename Op, bool STAY> bool launch(const Tensors<Op>& t, int64_t N, c
     switch (p.tier) {
         case LANES:
             if (p.depth)
-                return with_vectors<1, 2, 3, 4>(p.vectors, [&](auto k) {
+                return with_vectors<1, 2, 3, 4, 5>(p.vectors, [&](auto k) {
                     const int64_t grid = ceil_div(M << log, int64_t(p.threads));
-                    if constexpr (k.value < 4 || (R == 1 && Op::E == 2)) {
+                    if constexpr (k.value <= ODD_VECTORS<Op>) {
                         if (p.group == WARP) return go(lanes_odd<Op, k.value, WARP, STAY>, grid, p.threads, 0, 1, t);
                     }
                     if constexpr (k.value < 4) go(lanes_odd<Op, k.value, WARP / 2, STAY>, grid, p.threads, 0, 1, t);
@@ -334,8 +343,11 @@ template <typename Op, bool STAY> bool launch(const Tensors<Op>& t, int64_t N, c
         }
         case STAGED:
             if constexpr (SAME)
-                return with_vectors<8, 16>(p.vectors, [&](auto k) {
-                    go(staged<Op, k.value, STAY>, ceil_div(M, int64_t(p.depth)), p.threads, size_t(p.depth) * N * R * sizeof(typename Op::Element), 1, t, log, p.depth);
+                return with_vectors<1, 2, 4, 8, 16, 32>(p.group, [&](auto lanes) {
+                    constexpr int SIZE = sizeof(typename Op::Element);
+                    const int apart = rows_apart(M, int(N), p.group, SIZE, R);
+                    const size_t shared = staged_bytes(p, M, N, SIZE, R);
+                    go(staged<Op, lanes.value, STAY>, ceil_div(M, int64_t(p.depth)), p.threads, shared, 1, t, p.vectors, p.depth, apart);
                 });
             return false;
         case BLOCK:
@@ -394,13 +406,15 @@ template <typename Op> bool holds(const Tensors<Op>& t, int64_t N, const Plan& p
         case LANES: {
             if (p.group > WARP || p.threads > LANES_THREADS) return false;
             if (p.depth)
-                return p.floor == VECTOR_BYTES && vectors <= p.group * p.vectors && p.vectors <= (R == 1 && Op::E == 2 && p.group == WARP ? 4 : 3) && power && p.group >= 2 * TAIL_THREAD;
+                return p.floor == VECTOR_BYTES && vectors <= p.group * p.vectors && p.vectors <= (p.group == WARP ? ODD_VECTORS<Op> : 3) && power && p.group >= 2 * TAIL_THREAD;
             const int each = p.floor / 4 * Op::E;
-            return (p.floor == 4 || p.floor == 8 || p.floor == 16) && p.vectors * p.floor <= 48 && l.grain % each == 0 && N / each <= p.group * p.vectors;
+            return (p.floor == 4 || p.floor == 8 || p.floor == 16) && p.vectors <= 4 && p.vectors * p.floor <= 48 && l.grain % each == 0 && N / each <= p.group * p.vectors;
         }
         case STAGED:
-            return l.contiguous && reinterpret_cast<uintptr_t>(t.source[0]) % VECTOR_BYTES == 0 && power && p.group <= WARP && p.threads <= LANES_THREADS &&
-                   N <= p.group * p.vectors && p.depth > 0 && p.depth % V == 0 && p.depth * N * R * int64_t(sizeof(typename Op::Element)) <= device().shared_block - 2048;
+            return l.contiguous && reinterpret_cast<uintptr_t>(t.source[0]) % VECTOR_BYTES == 0 && power && p.group <= WARP && p.threads <= STAGED_THREADS &&
+                   (p.threads & (p.threads - 1)) == 0 && p.vectors == ceil_div<int64_t>(N, p.group) && p.vectors <= STAGED_EACH &&
+                   (p.group == 1 || p.vectors > STAGED_EACH / 2) && p.depth > 0 && p.depth % V == 0 &&
+                   staged_bytes(p, t.M, N, int(sizeof(typename Op::Element)), R) <= device().shared_block - 2048;
         case ONE_WARP:
             return with_warp<Op>(p, [](auto) {}) && l.grain == V && p.group == 1 && p.floor == VECTOR_BYTES && p.threads <= WARP_THREADS && vectors <= WARP * p.vectors &&
                    (p.depth == 1 || (p.depth == 2 && 2 * (p.threads / WARP) * round_up<int64_t>(vectors, LINE_VECTORS) * VECTOR_BYTES <= device().shared_block));

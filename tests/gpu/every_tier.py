@@ -74,6 +74,15 @@ def cuda_launches() -> Iterator[tuple[Run, tuple[torch.Tensor, ...]]]:
             N = (32 * each - 3) * 16 // dtype.itemsize
             yield by(tier["warp"], each, threads, 1, rows, 16, 0), operands(False, dtype, 5, N)
             yield by(tier["warp"], each, threads, 1, rows, 16, 0), operands(False, dtype, 3, N + 48 // dtype.itemsize, pad=16)
+        for lanes in (1, 2, 4, 8, 16, 32):  # a piece and part of one, by one warp or by several
+            for N in range(1, 11) if lanes == 1 else (5 * lanes + 1, 7 * lanes, 8 * lanes - 1, 9 * lanes - 1, 10 * lanes):
+                rows = 8 if N % 2 else 64
+                yield (
+                    by(tier["staged"], math.ceil(N / lanes), 32 if rows == 8 else 128, lanes, rows, 16, 0),
+                    operands(backward, dtype, rows + 3, N),
+                )
+        for threads in () if backward else (32, 64, 128):  # as many rows as it takes for a warp's to lie apart
+            yield by(tier["staged"], 8, threads, 8, 64, 16, 0), operands(backward, dtype, 16900, 63)
         yield by(), operands(backward, dtype, 5, 300, pad=4, offset=1)
         yield by(), operands(backward, dtype, 3, 4097, offset=3)
         if dtype == HALF:
@@ -111,7 +120,7 @@ def cuda_launches() -> Iterator[tuple[Run, tuple[torch.Tensor, ...]]]:
     yield by(), (x, y)
     for backward, dtype in ((False, BRAIN), (False, FULL), (True, BRAIN), (True, FULL)):
         R = 2 if backward else 1
-        for N in (16, 33, 50, 64, 197, 781, 1024, 8190):
+        for N in (16, 33, 50, 64, 197, 781, 1024, 1030, 8190):
             yield by(), large(backward, dtype, N)
         for each in () if backward else (3, 4, 5, 6):
             yield by(tier["warp"], each, 64, 1, 1, 16, 0), large(False, dtype, (32 * each - 3) * 16 // dtype.itemsize)
