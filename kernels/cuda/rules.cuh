@@ -142,13 +142,14 @@ inline int64_t staged_bytes(const Plan& p, int64_t M, int64_t N, int size, int R
 }
 
 // Whether rows that lie back to back do better as pieces than by lanes, of `bytes` a tensor: sweeps of 120 lengths, at 4, 20 and 128 MB. Small
-// tensors want the one trip to memory that lanes make; float32 gains .05 to .1 at 20 MB even of rows that are whole vectors.
+// tensors want the one trip to memory that lanes make; float32 gains .05 to .1 at 20 MB even of rows that are whole vectors, at 128 MB nothing
+// beyond 160 columns, where .01 to .03 is lost of those that are not.
 inline bool staging_wins(int N, int grain, int R, int E, int64_t bytes) {
-    const bool whole = grain == (E == 1 ? 4 : 8), few = bytes < 8 << 20;
-    if (whole) return R == 1 && E == 1 && !few && (N & (N - 1)) != 0;  // of a power of two all lie on the same banks
+    const bool whole = grain == (E == 1 ? 4 : 8), few = bytes < 8 << 20, large = bytes >= LARGE_BYTES;
+    if (whole && (R == 2 || E == 2 || few || (N & (N - 1)) == 0)) return false;  // rows of a power of two all lie on the same banks
     if (few) return N <= (grain == 1 ? 60 : bytes < 2 << 20 ? 0 : 35);
     if (R == 2) return N <= (E == 1 ? 60 : 92) && !(E == 2 && (N == 62 || (N > 60 && grain == 4)));
-    if (E == 1) return N <= 256;
+    if (E == 1) return N <= (large ? 160 : 256);
     return N <= (bytes < 32 << 20 ? 128 : 160) && N != 62 && !(N > 60 && grain == 4);
 }
 
