@@ -136,14 +136,13 @@ inline Plan staged_plan(int64_t M, int N, int R, int size) {
 }
 
 // Shared memory of a piece: its rows, and behind the last tensor's what lanes read that have none.
-inline int64_t staged_bytes(const Plan& p, int64_t M, int64_t N, int size, int R) {
-    const int span = staged_span(p.group, rows_apart(M, int(N), p.group, size, R), p.threads / WARP);
-    return (int64_t(R - 1) * p.depth + round_up(p.depth, span)) * N * size;
+inline int64_t staged_bytes(const Plan& p, int64_t N, int size, int R, int apart) {
+    return (int64_t(R - 1) * p.depth + round_up(p.depth, staged_span(p.group, apart, p.threads / WARP))) * N * size;
 }
 
-// Whether rows that lie back to back do better as pieces than by lanes, of `bytes` a tensor: sweeps of 120 lengths, at 4, 20 and 128 MB. Small
-// tensors want the one trip to memory that lanes make; float32 gains .05 to .1 at 20 MB even of rows that are whole vectors, at 128 MB nothing
-// beyond 160 columns, where .01 to .03 is lost of those that are not.
+// Whether rows that lie back to back do better as pieces than by lanes, of `bytes` a tensor: sweeps over some 140 lengths, at 4, 20 and
+// 128 MB. Small tensors want the one trip to memory that lanes make; float32 gains .05 to .1 at 20 MB even of rows that are whole vectors, at
+// 128 MB nothing beyond 160 columns, where .01 to .03 is lost of those that are not.
 inline bool staging_wins(int N, int grain, int R, int E, int64_t bytes) {
     const bool whole = grain == (E == 1 ? 4 : 8), few = bytes < 8 << 20, large = bytes >= LARGE_BYTES;
     if (whole && (R == 2 || E == 2 || few || (N & (N - 1)) == 0)) return false;  // rows of a power of two all lie on the same banks
@@ -154,12 +153,11 @@ inline bool staging_wins(int N, int grain, int R, int E, int64_t bytes) {
 }
 
 template <typename Op> Plan short_plan(const Tensors<Op>& t, int N, const Layout& l) {
-    constexpr int V = Op::V, R = Op::READS, E = Op::E;
-    constexpr bool SAME = sizeof(typename Op::Element) == sizeof(typename Op::Out);
+    constexpr int V = Op::V, R = Op::READS, E = Op::E, SIZE = sizeof(typename Op::Element);
+    constexpr bool SAME = SIZE == sizeof(typename Op::Out);
     const bool whole = l.grain == V;
     const int vectors = std::max(1, l.aligned ? N / V : (N + V - 1) / V);
     const bool piece = SAME && l.contiguous && reinterpret_cast<uintptr_t>(t.source[0]) % VECTOR_BYTES == 0;
-    constexpr int SIZE = sizeof(typename Op::Element);
     if (piece && staging_wins(N, l.grain, R, E, t.M * N * SIZE)) return staged_plan(t.M, N, R, SIZE);
     // Rows of pieces of 8 or 4 bytes, while few lanes hold one: longer ones do better by vectors with odd ends.
     if (const int pieces = N / l.grain; !whole && (l.grain > 1 || E == 1) && pieces <= 36 && (R == 1 || vectors < 12)) {

@@ -14,7 +14,7 @@ constexpr int LANES_THREADS = 256;
 
 // Neighbouring lanes that share a row; any number up to 32. Groups of a power of two are reduced by a butterfly, others by a tree whose
 // result the first lane gives out. LANES: their number where it is known when compiling, a power of two, else 0.
-template <int LANES = 0> struct Group {
+template <int LANES> struct Group {
     int lanes, lane, first;  // of the group; this lane within it; the group's first lane within the warp
     bool power;
 
@@ -222,7 +222,7 @@ template <typename Element> __device__ __forceinline__ void store_shared(uint32_
     else asm volatile("st.shared.u16 [%0], %1;" ::"r"(to), "h"(uint16_t(pack<Element>(value, value))) : "memory");
 }
 
-// Rows of a piece that `warps` warps work on before they leap; shared memory has room for a multiple of them.
+// Rows of a piece that so many warps work on before they leap; shared memory has room for a multiple of them.
 __host__ __device__ inline int staged_span(int lanes, int apart, int warps) { return WARP / lanes * ((1 << apart) > warps ? 1 << apart : warps); }
 
 // The `here` rows of a piece, each on LANES lanes of K elements, the last of which some lanes lack. A warp's rows at one time are 2^`apart` rows from

@@ -346,7 +346,7 @@ template <typename Op, bool STAY> bool launch(const Tensors<Op>& t, int64_t N, c
                 return with_vectors<1, 2, 4, 8, 16, 32>(p.group, [&](auto lanes) {
                     constexpr int SIZE = sizeof(typename Op::Element);
                     const int apart = rows_apart(M, int(N), p.group, SIZE, R);
-                    const size_t shared = staged_bytes(p, M, N, SIZE, R);
+                    const size_t shared = staged_bytes(p, N, SIZE, R, apart);
                     go(staged<Op, lanes.value, STAY>, ceil_div(M, int64_t(p.depth)), p.threads, shared, 1, t, p.vectors, p.depth, apart);
                 });
             return false;
@@ -410,11 +410,13 @@ template <typename Op> bool holds(const Tensors<Op>& t, int64_t N, const Plan& p
             const int each = p.floor / 4 * Op::E;
             return (p.floor == 4 || p.floor == 8 || p.floor == 16) && p.vectors <= 4 && p.vectors * p.floor <= 48 && l.grain % each == 0 && N / each <= p.group * p.vectors;
         }
-        case STAGED:
+        case STAGED: {
+            constexpr int SIZE = sizeof(typename Op::Element);
             return l.contiguous && reinterpret_cast<uintptr_t>(t.source[0]) % VECTOR_BYTES == 0 && power && p.group <= WARP && p.threads <= STAGED_THREADS &&
                    (p.threads & (p.threads - 1)) == 0 && p.vectors == ceil_div<int64_t>(N, p.group) && p.vectors <= STAGED_EACH &&
                    (p.group == 1 || p.vectors > STAGED_EACH / 2) && p.depth > 0 && p.depth % V == 0 &&
-                   staged_bytes(p, t.M, N, int(sizeof(typename Op::Element)), R) <= device().shared_block - 2048;
+                   staged_bytes(p, N, SIZE, R, rows_apart(t.M, int(N), p.group, SIZE, R)) <= device().shared_block - 2048;
+        }
         case ONE_WARP:
             return with_warp<Op>(p, [](auto) {}) && l.grain == V && p.group == 1 && p.floor == VECTOR_BYTES && p.threads <= WARP_THREADS && vectors <= WARP * p.vectors &&
                    (p.depth == 1 || (p.depth == 2 && 2 * (p.threads / WARP) * round_up<int64_t>(vectors, LINE_VECTORS) * VECTOR_BYTES <= device().shared_block));
