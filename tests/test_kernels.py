@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from softbench.kernels.common import rows
 from softbench.kernels.cuda import build, disassemble
-from softbench.kernels.triton import rows
 
 from softbench import toolchain
 

@@ -184,7 +184,7 @@ def test_vmap_takes_any_batched_dimension(pair):
 
 def test_the_rows_need_no_triton_and_the_operator_is_found_by_its_name():
     code = (
-        "import sys; from softbench.kernels.triton import rows; assert 'triton' not in sys.modules;"
+        "import sys; from softbench.kernels.common import rows; assert 'triton' not in sys.modules;"
         "from softbench.kernels.triton import softmax; import torch; assert callable(softmax);"
         "assert softmax(torch.zeros(2, 4))[0, 0] == 0.25; import softbench.kernels.triton as t; assert t.softmax is softmax;"
         "assert not hasattr(t, 'nothing')"

@@ -18,7 +18,7 @@ from softbench import config, registry
 print(json.dumps({
     "where": softbench.__file__,
     "configs": sorted(config.shipped()),
-    "kernels": sorted(p for p in ("triton", "cuda") if (resources.files(f"softbench.kernels.{p}") / "__init__.py").is_file()),
+    "kernels": sorted(p for p in ("common", "triton", "cuda") if (resources.files(f"softbench.kernels.{p}") / "__init__.py").is_file()),
     "doors": sorted(door.label for door in registry.origins([])),
 }))
 """
@@ -71,7 +71,7 @@ def check(environment, folder, expected_in):
     found = json.loads(run(environment, "-c", FIND, cwd=outside))
     assert expected_in in found["where"]
     assert {"cpu", "powers", "tutorial"} <= set(found["configs"])
-    assert found["kernels"] == ["cuda", "triton"]
+    assert found["kernels"] == ["common", "cuda", "triton"]
     assert {"copy", "naive", "torch", "compile"} <= set(found["doors"])
     script = environment.parent / "softbench"
     run(script, "run", "--backends", "torch", "--device", "cpu", "--M", "4", "--N", "8", "--quick", cwd=outside)
@@ -119,6 +119,7 @@ def test_an_editable_install_works_outside_the_checkout(source, environment, tmp
 
 
 def test_a_bare_checkout_finds_its_own_kernels(source, tmp_path):
-    code = "from importlib.util import find_spec; print(*[find_spec(f'softbench.kernels.{name}').origin for name in ('triton', 'cuda')])"
+    packages = ("common", "triton", "cuda")
+    code = f"from importlib.util import find_spec; print(*[find_spec(f'softbench.kernels.{{name}}').origin for name in {packages}])"
     found = run(sys.executable, "-S", "-c", f"import sys; sys.path.insert(0, {str(source)!r}); {code}", cwd=tmp_path)
-    assert all(str(source / "kernels" / name) in found for name in ("triton", "cuda"))
+    assert all(str(source / "kernels" / name) in found for name in packages)

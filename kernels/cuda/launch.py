@@ -12,8 +12,9 @@ from collections.abc import Callable
 
 import torch
 
-from ..triton.rows import DTYPES, Softmax
-from ..triton.workspace import zeros_to_keep
+from ..common.allocation import persistent_zeros
+from ..common.rows import DTYPES
+from ..common.softmax import Softmax
 from . import build
 
 _NUMBER = {dtype: index for index, dtype in enumerate(DTYPES)}
@@ -23,7 +24,7 @@ _libraries: dict[int, ctypes.CDLL] = {}
 
 
 def launch_forward(x: torch.Tensor, y: torch.Tensor, plan: build.Plan | None = None) -> None:
-    """y = softmax(x) by rows, on the current stream; see `softbench.kernels.triton.rows.Launch`. y is of x's dtype or float32.
+    """y = softmax(x) by rows, on the current stream; see `softbench.kernels.common.rows.Launch`. y is of x's dtype or float32.
 
     Raises:
         BuildError: the kernels cannot be compiled.
@@ -66,7 +67,7 @@ def _launch(call: Callable[..., int], arguments: tuple[int, ...], index: int, pl
         if torch.cuda.is_current_stream_capturing():
             fresh = torch.zeros(-code, dtype=torch.uint8, device=f"cuda:{index}")
         else:
-            fresh = _workspaces[index, stream] = zeros_to_keep(index, max(-code, _WORKSPACE_BYTES), torch.uint8)
+            fresh = _workspaces[index, stream] = persistent_zeros(index, max(-code, _WORKSPACE_BYTES), torch.uint8)
         code = call(*arguments, fresh.data_ptr(), fresh.numel(), stream, by_reference)
     if code != 0:
         shape = arguments[-4:-2] if call.__name__ == "softbench_forward" else arguments[-3:-1]
@@ -75,4 +76,4 @@ def _launch(call: Callable[..., int], arguments: tuple[int, ...], index: int, pl
 
 
 softmax = Softmax(launch_forward, launch_backward)
-"""softmax(x, dim=-1) without an operator, differentiable once; see `softbench.kernels.triton.rows.Softmax`."""
+"""softmax(x, dim=-1) without an operator, differentiable once; see `softbench.kernels.common.softmax.Softmax`."""

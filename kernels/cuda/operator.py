@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from ..triton import registration, rows
-from ..triton.rows import agree, from_0, over_rows
+from ..common import registration, rows
+from ..common.rows import apply_to_rows, canonical_dim, check_same
 from .launch import launch_backward, launch_forward
 
 NARROW = (torch.float16, torch.bfloat16)
@@ -61,12 +61,12 @@ _BACKWARD = torch.ops.softbench.cuda_softmax_backward.default
 
 
 def _forward(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
-    return over_rows(launch_forward, (x,), _forward_axis(x, dim, dtype), dtype)
+    return apply_to_rows(launch_forward, (x,), _forward_axis(x, dim, dtype), dtype)
 
 
 def _backward(dy: Tensor, y: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
     """dx = y * (dy - sum(dy * y)) over `dim`, contiguous, of y's dtype or, where y is the float32 softmax of 16 bits, of those."""
-    dx = over_rows(launch_backward, (dy, y), _backward_axis(dy, y, dim, dtype))
+    dx = apply_to_rows(launch_backward, (dy, y), _backward_axis(dy, y, dim, dtype))
     return dx if dtype is None else dx.to(dtype)
 
 
@@ -100,7 +100,7 @@ def _forward_axis(x: Tensor, dim: int, dtype: torch.dtype | None) -> int:
 
 
 def _backward_axis(dy: Tensor, y: Tensor, dim: int, dtype: torch.dtype | None) -> int:
-    agree(dy, y)
+    check_same(dy, y)
     if dtype is not None and dtype != y.dtype and not (y.dtype is torch.float32 and dtype in NARROW):
         raise TypeError(f"dx as {dtype} of y as {y.dtype}: dx has y's dtype, or is float16 or bfloat16 where that is float32")
     return _axis(y, dim)
@@ -111,7 +111,7 @@ def _axis(x: Tensor, dim: int) -> int:
         raise TypeError(f"softmax of {x.dtype} on {x.device}: the kernels take float32, float16 and bfloat16; float64 is torch's elsewhere")
     if x.layout is not torch.strided:
         raise TypeError(f"softmax of a tensor of layout {x.layout}: the kernels take strided ones")
-    return from_0(dim, x.dim())
+    return canonical_dim(dim, x.dim())
 
 
 def _recording(
@@ -154,11 +154,14 @@ for _name, _kernel, _elsewhere, _fake in (
     _library.impl(_name, _elsewhere, "CompositeExplicitAutograd")
     torch.library.register_fake(f"softbench::{_name}", _fake, lib=_library)
 _library.impl(
-    "cuda_softmax", _recording(_FORWARD, 1, registration.keep_result, registration.gradient(_BACKWARD)), "Autograd", with_keyset=True
+    "cuda_softmax",
+    _recording(_FORWARD, 1, registration.save_output, registration.gradient_of_forward(_BACKWARD)),
+    "Autograd",
+    with_keyset=True,
 )
 _library.impl(
     "cuda_softmax_backward",
-    _recording(_BACKWARD, 2, registration.keep_inputs, registration.second(_BACKWARD)),
+    _recording(_BACKWARD, 2, registration.save_inputs, registration.gradient_of_backward(_BACKWARD)),
     "Autograd",
     with_keyset=True,
 )

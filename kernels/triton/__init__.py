@@ -6,8 +6,6 @@
     recipe.py        the raw kernels, autotuned, as functions for torch.compile
     row.py           the way of Triton's fused-softmax tutorial: a row per program, a persistent grid
     tile.py          several rows per program, tensor descriptors where strides allow them, autotuned
-    rows.py          shapes and strides, which all of them share, and autograd without an operator
-    registration.py  what the operators register beside their kernels: gradients, vmap, flops
 
 `from softbench.kernels.triton import softmax` is the operator. `tiers`, `row` and `tile` have a `softmax` of their own, without an
 operator; under TRITON_INTERPRET=1 (set before triton is imported) those run on the CPU.
@@ -22,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    """`softmax`, imported on first use: the CUDA kernels import `rows` and `registration` from here and need no Triton."""
+    """`softmax`, imported on first use, so that an import of this package alone does not import Triton."""
     if name != "softmax":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from .operator import softmax

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.library import custom_op, triton_op, wrap_triton
 
-from . import registration, rows
+from ..common import registration, rows
+from ..common.rows import Launch, apply_to_rows, canonical_dim, check_same
 from .plain import INTERPRETED, forward_tile
-from .rows import Launch, agree, from_0, over_rows
 from .tiers import launch_backward, launch_forward
 from .traced import traced_backward, traced_forward
 
@@ -81,7 +81,7 @@ def _(x: Tensor, dim: int) -> Tensor:
 
 @triton_softmax_opaque_backward.register_fake
 def _(dy: Tensor, y: Tensor, dim: int) -> Tensor:
-    agree(dy, y)
+    check_same(dy, y)
     _axis(y, dim)
     return y.new_empty(y.shape)
 
@@ -117,16 +117,16 @@ def _forward(launch: Launch, x: Tensor, dim: int) -> Tensor:
     axis = _axis(x, dim)
     if x.device.type != "cuda":
         return torch.softmax(x, axis)
-    return over_rows(launch, (x,), axis)
+    return apply_to_rows(launch, (x,), axis)
 
 
 def _backward(launch: Launch, dy: Tensor, y: Tensor, dim: int) -> Tensor:
-    agree(dy, y)
+    check_same(dy, y)
     axis = _axis(y, dim)
     if y.device.type != "cuda":
         dx: Tensor = torch.ops.aten._softmax_backward_data(dy, y, axis, y.dtype)
         return dx
-    return over_rows(launch, (dy, y), axis)
+    return apply_to_rows(launch, (dy, y), axis)
 
 
 def _axis(x: Tensor, dim: int) -> int:
@@ -135,15 +135,15 @@ def _axis(x: Tensor, dim: int) -> int:
         raise TypeError(f"softmax of {x.dtype}: the kernels take float32, float16, bfloat16 and float64")
     if x.layout is not torch.strided:
         raise TypeError(f"softmax of a tensor of layout {x.layout}: the kernels take strided ones")
-    return from_0(dim, x.dim())
+    return canonical_dim(dim, x.dim())
 
 
 def _register(name: str) -> None:
     """Autograd, vmap and flops of the operator `name` and of its `name`_backward."""
     forward, backward = (getattr(torch.ops.softbench, which) for which in (name, f"{name}_backward"))
-    gradient, second = registration.gradient(backward.default), registration.second(backward.default)
-    torch.library.register_autograd(f"softbench::{name}", gradient, setup_context=registration.keep_result)
-    torch.library.register_autograd(f"softbench::{name}_backward", second, setup_context=registration.keep_inputs)
+    gradient, second = registration.gradient_of_forward(backward.default), registration.gradient_of_backward(backward.default)
+    torch.library.register_autograd(f"softbench::{name}", gradient, setup_context=registration.save_output)
+    torch.library.register_autograd(f"softbench::{name}_backward", second, setup_context=registration.save_inputs)
     registration.register_vmap_and_flops(forward, backward)
 
 

@@ -88,4 +88,4 @@ def launch_backward(dy: torch.Tensor, y: torch.Tensor, dx: torch.Tensor) -> None
 
 
 softmax = softmax_of(launch_forward, launch_backward)
-"""softmax(x, dim=-1), rows of at most MAX_COLUMNS; see `softbench.kernels.triton.rows.Softmax`."""
+"""softmax(x, dim=-1), rows of at most MAX_COLUMNS; see `softbench.kernels.common.softmax.Softmax`."""

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 import triton
 
+from ..common.rows import Launch
+from ..common.softmax import Softmax
 from . import carveout
 from .backward import backward_cluster, backward_group, backward_rows
 from .forward import forward_cluster, forward_group, forward_rows
@@ -33,7 +35,6 @@ from .plain import (
     warps,
 )
 from .plans import Plan, Shape
-from .rows import Launch, Softmax
 from .rules import LINE, VECTOR, chunk, plan
 from .turns import bytes_a_cycle, turns
 from .workspace import workspace
@@ -68,7 +69,7 @@ class Call:
 
 
 def launch_forward(x: torch.Tensor, y: torch.Tensor) -> None:
-    """y = softmax(x) by rows; see `softbench.kernels.triton.rows.Launch`."""
+    """y = softmax(x) by rows; see `softbench.kernels.common.rows.Launch`."""
     _launch((x, y))
 
 
@@ -258,4 +259,4 @@ def softmax_of(forward: Launch, backward: Launch) -> Softmax:
 
 
 softmax = Softmax(launch_forward, launch_backward, ("cuda", "cpu") if INTERPRETED else ("cuda",))
-"""softmax(x, dim=-1): differentiable, any shape and strides, float32, float16 and bfloat16; see `softbench.kernels.triton.rows.Softmax`."""
+"""softmax(x, dim=-1): differentiable, any shape and strides; see `softbench.kernels.common.softmax.Softmax`."""

@@ -79,7 +79,7 @@ def launch(tensors: tuple[torch.Tensor, ...], with_pointers: triton.JITFunction,
 
 
 def launch_forward(x: torch.Tensor, y: torch.Tensor) -> None:
-    """y = softmax(x) by tiles of rows; see `softbench.kernels.triton.rows.Launch`."""
+    """y = softmax(x) by tiles of rows; see `softbench.kernels.common.rows.Launch`."""
     if x.shape[1] > TILE_COLUMNS:
         forward_by_rule(x, y)
     else:
@@ -87,7 +87,7 @@ def launch_forward(x: torch.Tensor, y: torch.Tensor) -> None:
 
 
 def launch_backward(dy: torch.Tensor, y: torch.Tensor, dx: torch.Tensor) -> None:
-    """dx by tiles of rows; see `softbench.kernels.triton.rows.Launch`."""
+    """dx by tiles of rows; see `softbench.kernels.common.rows.Launch`."""
     if y.shape[1] > TILE_COLUMNS // 2:
         backward_by_rule(dy, y, dx)
     else:
@@ -95,4 +95,4 @@ def launch_backward(dy: torch.Tensor, y: torch.Tensor, dx: torch.Tensor) -> None
 
 
 softmax = softmax_of(launch_forward, launch_backward)
-"""softmax(x, dim=-1), any shape and strides; see `softbench.kernels.triton.rows.Softmax`."""
+"""softmax(x, dim=-1), any shape and strides; see `softbench.kernels.common.softmax.Softmax`."""

@@ -24,7 +24,7 @@ def block(N: int | torch.SymInt) -> int:
 
 
 def traced_forward(x: torch.Tensor, y: torch.Tensor) -> None:
-    """y = softmax(x) by rows; see `softbench.kernels.triton.rows.Launch`."""
+    """y = softmax(x) by rows; see `softbench.kernels.common.rows.Launch`."""
     M, N = x.shape
     if N > TILE_COLUMNS:
         wrap_triton(forward_loop)[(M,)](x, y, x.stride(0), y.stride(0), M, N, LOOP_COLUMNS, num_warps=warps(LOOP_COLUMNS))
@@ -36,7 +36,7 @@ def traced_forward(x: torch.Tensor, y: torch.Tensor) -> None:
 
 
 def traced_backward(dy: torch.Tensor, y: torch.Tensor, dx: torch.Tensor) -> None:
-    """dx by rows; see `softbench.kernels.triton.rows.Launch`."""
+    """dx by rows; see `softbench.kernels.common.rows.Launch`."""
     M, N = y.shape
     strides = dy.stride(0), y.stride(0), dx.stride(0)
     if N > TILE_COLUMNS // 2:

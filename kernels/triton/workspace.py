@@ -1,14 +1,10 @@
-"""Where programs that share a row meet: an int64 counter and slots for each device and stream, zero at first, never cleared.
-
-What is kept is allocated by a thread of its own. PyTorch can send a thread's allocations to a pool that others own: Inductor does so as it
-warms a CUDA graph up, and refuses a graph in whose pool something outlives the call. Nothing here needs Triton: the CUDA kernels share it.
-"""
+"""The workspace of programs that share a row: an int64 counter and slots for each device and stream, zero at first, never cleared."""
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-
 import torch
+
+from ..common.allocation import persistent_zeros
 
 _kept: dict[tuple[int, int], tuple[int, torch.Tensor, torch.Tensor]] = {}
 """By device and stream: how many words, and the two views of them, as slicing costs a launch of some microseconds as much again."""
@@ -30,21 +26,6 @@ def workspace(device: torch.device, words: int) -> tuple[torch.Tensor, torch.Ten
     key = index, torch._C._cuda_getCurrentRawStream(index)  # as Triton's launcher asks, without a Stream object
     found = _kept.get(key)
     if found is None or found[0] < size:
-        fresh = zeros_to_keep(index, max(size, LEAST_WORDS), torch.int64)
+        fresh = persistent_zeros(index, max(size, LEAST_WORDS), torch.int64)
         found = _kept[key] = fresh.numel(), fresh[:1], fresh[COUNTER_WORDS:]
     return found[1:]
-
-
-def zeros_to_keep(index: int, size: int, dtype: torch.dtype) -> torch.Tensor:
-    """Zeros on device `index`, for this launch on the current stream and those after it."""
-
-    def allocate() -> tuple[torch.Tensor, torch.cuda.Event]:
-        with torch.cuda.device(index):  # and on the default stream, as a thread starts there
-            return torch.zeros(size, dtype=dtype, device=f"cuda:{index}"), torch.cuda.current_stream(index).record_event()
-
-    with ThreadPoolExecutor(1) as thread:
-        fresh, zeroed = thread.submit(allocate).result()
-    here = torch.cuda.current_stream(index)
-    here.wait_event(zeroed)
-    fresh.record_stream(here)  # a larger one may replace it while launches on this stream still use it
-    return fresh

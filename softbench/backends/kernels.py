@@ -37,7 +37,7 @@ class Kernels:
         return None
 
     def softmax(self) -> Any:
-        """The module's `softbench.kernels.triton.rows.Softmax`."""
+        """The module's `softbench.kernels.common.softmax.Softmax`."""
         return importlib.import_module(f"softbench.kernels.{self.module}").softmax
 
     def sources(self) -> list[Path]:
@@ -57,8 +57,8 @@ class Kernels:
 
 
 def sources_of(package: str) -> list[Path]:
-    """The files of a package of `softbench.kernels`, and the tables under it that decide what is launched."""
-    files = [Path(str(entry)) for entry in resources.files(f"softbench.kernels.{package}").iterdir()]
+    """The files of a package of `softbench.kernels` and of the shared one, and the tables that decide what is launched."""
+    files = [Path(str(entry)) for name in (package, "common") for entry in resources.files(f"softbench.kernels.{name}").iterdir()]
     tables = [table for folder in files for table in folder.glob("*.json")]
     return sorted([file for file in files if file.suffix in (".py", ".cu", ".cuh")] + tables)
 

@@ -1,7 +1,7 @@
-"""The anchor of softbench's own kernels: `softbench.kernels.triton` and `softbench.kernels.cuda`.
+"""The anchor of softbench's own kernels: `softbench.kernels.common`, `softbench.kernels.triton` and `softbench.kernels.cuda`.
 
-Their sources stand in `kernels/` at the top of a checkout and are mapped here when softbench is installed. In a bare checkout,
-where nothing did the mapping, the folder is found beside the package.
+Their sources are in `kernels/` at the top of a checkout, and an installation maps them here. A bare checkout has no such mapping: there
+this module adds the folder beside the package to its own path.
 """
 
 from pathlib import Path

@@ -1,7 +1,7 @@
-"""What a pair of softmax operators registers with PyTorch beside its kernels: gradients of two orders, vmap, flops.
+"""What a pair of softmax operators registers with PyTorch beside its kernels: gradients of two orders, vmap and flops.
 
-The pair is `forward(x, dim, ...) -> y` and `backward(dy, y, dim, ...) -> dx`; where y is wider than x, the backward takes x's dtype after
-`dim`. Nothing here needs Triton: the CUDA operators share it.
+The pair is `forward(x, dim, ...) -> y` and `backward(dy, y, dim, ...) -> dx`. Where y is wider than x, the backward takes x's dtype after
+`dim`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .rows import from_0
+from .rows import canonical_dim
 
 FORWARD_FLOPS = 5  # an element: maximum, subtraction, exponential, sum, division
 BACKWARD_FLOPS = 4  # an element: product, sum, subtraction, product
@@ -24,7 +24,7 @@ BACKWARD_FLOPS = 4  # an element: product, sum, subtraction, product
 Gradients = tuple[Tensor | None, ...]
 
 
-def keep_result(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+def save_output(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     """The forward's `setup_context`."""
     x, ctx.dim, *others = inputs
     ctx.narrow = () if output.dtype == x.dtype else (x.dtype,)
@@ -32,7 +32,7 @@ def keep_result(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.save_for_backward(output)
 
 
-def gradient(backward: Callable[..., Tensor]) -> Callable[..., Gradients]:
+def gradient_of_forward(backward: Callable[..., Tensor]) -> Callable[..., Gradients]:
     """The forward's gradient, by the operator `backward`."""
 
     def dx(ctx: Any, dy: Tensor) -> Gradients:
@@ -42,15 +42,18 @@ def gradient(backward: Callable[..., Tensor]) -> Callable[..., Gradients]:
     return dx
 
 
-def keep_inputs(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+def save_inputs(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     """The backward's `setup_context`."""
     dy, y, ctx.dim, *others = inputs
     ctx.others = (None,) * len(others)
     ctx.save_for_backward(dy, y)
 
 
-def second(backward: Callable[..., Tensor]) -> Callable[..., Gradients]:
-    """The gradient of dx = y * (dy - sum(dy * y)): with respect to dy it is the same operator again, with respect to y a sum of terms."""
+def gradient_of_backward(backward: Callable[..., Tensor]) -> Callable[..., Gradients]:
+    """The gradient of dx = y * (dy - sum(dy * y)).
+
+    With respect to dy it is the operator `backward` again, with respect to y a sum of terms.
+    """
 
     def of_both(ctx: Any, g: Tensor) -> Gradients:
         dy, y = ctx.saved_tensors
@@ -58,67 +61,69 @@ def second(backward: Callable[..., Tensor]) -> Callable[..., Gradients]:
         if not ctx.needs_input_grad[1]:
             return of_dy, None, None, *ctx.others
         g, dy, y = (tensor.to(torch.promote_types(tensor.dtype, torch.float32)) for tensor in (g, dy, y))
-        dot, slope = ((tensor * y).sum(ctx.dim, keepdim=True) for tensor in (dy, g))
-        return of_dy, (g * (dy - dot) - dy * slope).to(ctx.saved_tensors[1].dtype), None, *ctx.others
+        dy_dot_y, g_dot_y = ((tensor * y).sum(ctx.dim, keepdim=True) for tensor in (dy, g))
+        return of_dy, (g * (dy - dy_dot_y) - dy * g_dot_y).to(ctx.saved_tensors[1].dtype), None, *ctx.others
 
     return of_both
 
 
 def register_vmap_and_flops(forward: Any, backward: Any, lib: torch.library.Library | None = None) -> None:
-    """For a pair of operator packets; `lib` is where they were defined, if not by decorators."""
+    """Registers both for a pair of operator packets. `lib` is the library that defines them, unless decorators did."""
     for packet, tensors, flops in ((forward, 1, FORWARD_FLOPS), (backward, 2, BACKWARD_FLOPS)):
-        torch.library.register_vmap(packet.default, functools.partial(_batched, packet.default, tensors), lib=lib)
-        _when_imported("torch.utils.flop_counter", functools.partial(_register_flops, packet, flops))
+        torch.library.register_vmap(packet.default, functools.partial(_call_batched, packet.default, tensors), lib=lib)
+        _on_import("torch.utils.flop_counter", functools.partial(_register_flops, packet, flops))
 
 
-def _batched(operator: Callable[..., Tensor], tensors: int, info: Any, in_dims: tuple[int | None, ...], *given: Any) -> tuple[Tensor, int]:
-    """One call over all samples: their dimension goes first, so that `dim` counts the same from the end."""
+def _call_batched(
+    operator: Callable[..., Tensor], tensors: int, info: Any, in_dims: tuple[int | None, ...], *given: Any
+) -> tuple[Tensor, int]:
+    """One call over all samples. The batch dimension goes first, so that a negative `dim` needs no change."""
     dim, *others = given[tensors:]
     stacked = [
         tensor.expand(info.batch_size, *tensor.shape) if at is None else tensor.movedim(at, 0)
         for tensor, at in zip(given[:tensors], in_dims[:tensors], strict=True)
     ]
     dimensions = stacked[0].dim() - 1
-    axis = from_0(dim, dimensions)
+    axis = canonical_dim(dim, dimensions)
     if dimensions == 0:
         return operator(*(tensor.unsqueeze(-1) for tensor in stacked), 1, *others).squeeze(-1), 0
     return operator(*stacked, axis + 1, *others), 0
 
 
-def _register_flops(packet: Any, each: int) -> None:
-    """A formula of so many floating-point operations an element, where an exponential or a comparison counts as one."""
+def _register_flops(packet: Any, flops_per_element: int) -> None:
+    """Registers a flop formula; an exponential and a comparison count as one operation each."""
     from torch.utils.flop_counter import register_flop_formula
 
     @register_flop_formula(packet)
     def formula(shape: torch.Size, *_: Any, **__: Any) -> int:
-        return each * shape.numel()
+        return flops_per_element * shape.numel()
 
 
-def _when_imported(name: str, act: Callable[[], None]) -> None:
-    """`act()` as soon as the module `name` is imported.
+def _on_import(name: str, act: Callable[[], None]) -> None:
+    """Calls `act()` as soon as the module `name` is imported.
 
-    torch's flop counter imports Triton, which the CUDA kernels do without: whoever counts has imported it, nobody else need.
+    torch's flop counter imports Triton, which the CUDA kernels do not need. Code that counts flops has imported it already.
     """
     if name in sys.modules:
         act()
     else:
-        sys.meta_path.insert(0, _Watch(name, act))
+        sys.meta_path.insert(0, _ImportHook(name, act))
 
 
-class _Watch:
-    """A finder that leaves the finding to the others, and acts when the module that they found has been executed."""
+class _ImportHook:
+    """A finder that delegates to the other finders, and calls `act()` once the module has been executed."""
 
     def __init__(self, name: str, act: Callable[[], None]) -> None:
-        self.name, self.act, self.asking = name, act, False
+        self.name, self.act, self.searching = name, act, False
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        if name != self.name or self.asking:
+        if name != self.name or self.searching:
             return None
-        self.asking = True
+        self.searching = True
         try:
             spec = importlib.util.find_spec(name)
         finally:
-            self.asking = False
+            self.searching = False
         if spec is None or spec.loader is None:
             return spec
         execute = spec.loader.exec_module

@@ -1,0 +1,73 @@
+"""Converts tensors of any shape, strides and `dim` to (M, N) rows for the kernels, and results back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+Launch = Callable[..., None]
+"""`forward(x, y)` or `backward(dy, y, dx)` on (M, N) tensors whose last stride is 1. The kernels write the last argument."""
+
+
+def as_rows(x: torch.Tensor, dim: int) -> torch.Tensor:
+    """`x` as (M, N) with `dim` last and stride 1 there: a view where the strides allow it, else a copy."""
+    if x.dim() == 0:
+        return x.reshape(1, 1)
+    moved = x.movedim(dim, -1)
+    rows = moved.reshape(-1, moved.shape[-1])  # a view where the leading dimensions collapse
+    return rows if rows.stride(-1) == 1 or rows.shape[-1] == 1 else rows.contiguous()
+
+
+def from_rows(rows: torch.Tensor, like: torch.Tensor, dim: int) -> torch.Tensor:
+    """A fresh (M, N) result in the shape of `like`: the inverse of `as_rows`."""
+    if like.dim() == 0:
+        return rows.reshape(())
+    return rows.view(like.movedim(dim, -1).shape).movedim(-1, dim)
+
+
+def apply_to_rows(launch: Launch, inputs: tuple[torch.Tensor, ...], axis: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """The result of `launch` on the inputs' rows along `axis`.
+
+    The inputs share one shape, which the result has. The result is fresh and contiguous, of the inputs' dtype or of `dtype`.
+    """
+    like = inputs[-1]
+    if like.numel() == 0:
+        return like.new_empty(like.shape, dtype=dtype)
+    given = [tensor if _has_row_layout(tensor, axis) else as_rows(tensor, axis) for tensor in inputs]
+    out = given[-1].new_empty(given[-1].shape, dtype=dtype)
+    launch(*given, out)
+    if given[-1] is like:
+        return out
+    if axis == max(1, like.dim()) - 1:
+        return out.view(like.shape)
+    result = from_rows(out, like, axis)
+    # With at most one dimension above 1, `is_contiguous` holds for any strides of the others: the view has the usual ones.
+    return out.view(like.shape) if result.is_contiguous() else result.clone(memory_format=torch.contiguous_format)
+
+
+def _has_row_layout(x: torch.Tensor, axis: int) -> bool:
+    """Whether `as_rows` would return `x` unchanged. This is the common case, so it is tested first."""
+    return x.dim() == 2 and axis == 1 and x.stride(1) == 1
+
+
+def canonical_dim(dim: int, dimensions: int) -> int:
+    """`dim` as a non-negative index into a tensor's `dimensions`.
+
+    Raises:
+        IndexError: there is no such dimension.
+    """
+    most = max(1, dimensions)  # a scalar counts as a row of one element, as in torch
+    if not -most <= dim < most:
+        raise IndexError(f"Dimension out of range (expected to be in range of [{-most}, {most - 1}], but got {dim})")
+    return dim % most
+
+
+def check_same(dy: torch.Tensor, y: torch.Tensor) -> None:
+    """Raises TypeError unless `dy` and `y` have one shape, dtype and device."""
+    if dy.shape != y.shape or dy.dtype != y.dtype or dy.device != y.device:
+        raise TypeError(
+            f"dy is {tuple(dy.shape)} {dy.dtype} on {dy.device}, y is {tuple(y.shape)} {y.dtype} on {y.device}; they must agree"
+        )
