@@ -3,8 +3,8 @@
 What a plugin needs stands here: `Case`, `Direction` and the `Backend` protocol.
 """
 
-from softbench.backends import Backend
-from softbench.model import Case, Direction
+from softbench.core.case import Case, Direction
+from softbench.plugins.backend import Backend
 
 __version__ = "0.1.0"
 __all__ = ["Backend", "Case", "Direction", "__version__"]

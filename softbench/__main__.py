@@ -1,6 +1,6 @@
 """`python -m softbench`."""
 
-from softbench.cli import main
+from softbench.cli.main import main
 
 if __name__ == "__main__":
     main()

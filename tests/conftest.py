@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from softbench.model import Accuracy, Batch, Build, Case, Direction, Grade, Measured, Record, Timing
+from softbench.core.case import Case, Direction
+from softbench.core.outcome import Accuracy, Batch, Build, Grade, Measured, Record, Timing
 
 PLUGINS = Path(__file__).parent / "plugins"
 
@@ -43,7 +44,7 @@ def pytest_configure() -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu_of(worker, devices)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items: list[pytest.CheckCase]) -> None:
     marked = [item for item in items if "gpu" in item.keywords]
     if not marked:
         return
@@ -113,7 +114,7 @@ def main(tmp_path, monkeypatch, capsys) -> Callable[..., tuple[int, str, str]]:
     monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
 
     def call(*arguments: object) -> tuple[int, str, str]:
-        from softbench import cli
+        from softbench.cli import main as cli
 
         monkeypatch.setattr(sys, "argv", ["softbench", *map(str, arguments)])
         with pytest.raises(SystemExit) as ended:

@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.library import opcheck
 from torch.utils.flop_counter import FlopCounterMode
 
-from softbench.backends import kernels, operators
+from softbench.backends import own_kernels as kernels, torch_library as operators
 
 OPS = torch.ops.softbench
 FORWARD, BACKWARD = OPS.cuda_softmax.default, OPS.cuda_softmax_backward.default
@@ -271,7 +271,7 @@ def test_the_row_of_the_bare_kernels_is_not_the_operator():
 def test_the_backend_on_it_says_why_it_is_not_run(monkeypatch):
     if not torch.cuda.is_available():
         assert "no CUDA GPU" in operators.cuda_op.available()
-    monkeypatch.setattr(operators.Doors, "available", lambda self: None)
+    monkeypatch.setattr(operators.OperatorBackend, "available", lambda self: None)
     monkeypatch.setattr(build, "nvcc", lambda: None)
     assert operators.cuda_op.available() == build.MISSING
     monkeypatch.setattr(build, "nvcc", lambda: "/somewhere/nvcc")

@@ -14,7 +14,7 @@ import torch
 from softbench.kernels.common import rows
 from softbench.kernels.cuda import build, disassemble
 
-from softbench import toolchain
+from softbench.core import toolchain
 
 INTERPRETED = """
 import torch

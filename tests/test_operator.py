@@ -15,9 +15,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.library import opcheck
 from torch.utils.flop_counter import FlopCounterMode
 
-from softbench.backends import operators
+from softbench.backends import torch_library as operators
+from softbench.core.case import Case, Direction
 from softbench.kernels import triton as kernels
-from softbench.model import Case, Direction
 
 pytestmark = pytest.mark.skipif(plain.INTERPRETED, reason="fake tensors and TRITON_INTERPRET=1 do not go together")
 

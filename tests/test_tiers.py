@@ -8,8 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from softbench.kernels.triton import plans, rules, tiers, tune, turns
 from softbench.kernels.triton.plans import Plan, Shape
 

@@ -15,9 +15,7 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from .plain import INTERPRETED, TILE_COLUMNS, backward_tile, block_m, block_n, forward_tile
-from .tiers import launch_backward as backward_by_rule
-from .tiers import launch_forward as forward_by_rule
-from .tiers import softmax_of
+from .tiers import launch_backward as backward_by_rule, launch_forward as forward_by_rule, softmax_of
 
 ALIGNMENT = 16  # bytes, of a descriptor's base and strides
 WARPS = (1, 2, 4, 8, 16)

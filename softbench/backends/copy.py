@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from softbench.model import Case, Direction
+from softbench.core.case import Case, Direction
 
 
 class Copy:
@@ -16,7 +16,7 @@ class Copy:
     name = "copy"
     advice = "never for softmax: it is what the others are measured by"
     computes = "copy"
-    """Not a softmax: `softbench.correctness` compares it bit by bit with what it should have moved."""
+    """Not a softmax: `softbench.ops.softmax.tolerance` compares it bit by bit with what it should have moved."""
 
     def available(self) -> str | None:
         return None

@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 
-from softbench.backends import by_direction
-from softbench.backends.joined import differentiable
-from softbench.model import Case, Direction
-from softbench.units import one_line
+from softbench.backends.autograd import differentiable
+from softbench.backends.directions import by_direction
+from softbench.core.case import Case, Direction
+from softbench.core.text import one_line
 
 ACCURATE, INSTANCE, NCHW = 1, 0, 0  # CUDNN_SOFTMAX_ACCURATE subtracts the maximum, FAST does not
 TYPES = {"fp32": 0, "fp16": 2, "bf16": 9}  # cudnnDataType_t
@@ -169,7 +169,7 @@ class Cudnn:
 @functools.cache
 def _refusal(dtype: str, direction: Direction) -> str | None:
     """What this version of cuDNN says to the dtype, found by a row of eight; None when it takes it."""
-    from softbench.inputs import DTYPES
+    from softbench.ops.dtypes import DTYPES
 
     row = torch.zeros(1, 8, dtype=DTYPES[dtype], device="cuda")
     try:

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from softbench.backends import by_direction
-from softbench.model import Case, Direction
+from softbench.backends.directions import by_direction
+from softbench.core.case import Case, Direction
 
 
 def naive_forward(x: torch.Tensor, dim: int = -1) -> torch.Tensor:

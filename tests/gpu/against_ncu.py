@@ -25,7 +25,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from softbench.sweep import parse_axis
+from softbench.plan.sweep import parse_axis
+from softbench.plugins.load import load
+from softbench.plugins.source import origins
 
 ELEMENTS = 1 << 28
 LENGTHS = "256:65536:*4"
@@ -112,7 +114,7 @@ def empty_us() -> float:
     """Device time of a kernel that does nothing, as softbench measures it."""
     import torch
 
-    from softbench import device_time
+    from softbench.worker import device_timer as device_time
 
     meter = device_time.cuda_meter()
     meter.begin("cold")
@@ -125,11 +127,11 @@ def call_each(cells: Sequence[dict[str, Any]]) -> None:
     """Under ncu: an empty kernel, then every cell built and warm; so many calls, each on a flushed L2 and each a range of its own."""
     import torch
 
-    from softbench import inputs, registry
-    from softbench.device_time import FLUSH_BYTES
-    from softbench.model import Case, Direction
+    from softbench.core.case import Case, Direction
+    from softbench.ops.softmax import inputs
+    from softbench.worker.device_timer import FLUSH_BYTES
 
-    doors = {door.label: door for door in registry.origins(()) if door.kind == "entry point"}
+    doors = {door.label: door for door in origins(()) if door.kind == "entry point"}
     flush = torch.empty(FLUSH_BYTES // 4, dtype=torch.int32, device="cuda")
     cuda = torch.cuda.cudart()
 
@@ -146,7 +148,7 @@ def call_each(cells: Sequence[dict[str, Any]]) -> None:
 
     each(lambda: torch.cuda._sleep(0))
     for cell in cells:
-        (backend,) = (one for one in registry.load(doors[cell["backend"]]) if one.name == cell["backend"])
+        (backend,) = (one for one in load(doors[cell["backend"]]) if one.name == cell["backend"])
         case = Case(cell["M"], cell["N"], cell["dtype"], Direction(cell["direction"]))
         given = inputs.make(case, 0, torch.device("cuda"))
         call = backend.prepare(case)

@@ -1,7 +1,7 @@
 """The kernel of `guarded.py` after a bad change: 10 % slower in some cases, by a sleeping kernel after each launch."""
 
-from softbench.backends.planted import plant
-from softbench.model import Case
+from softbench.backends.injected_slowdown import plant
+from softbench.core.case import Case
 
 SLOWER = ("forward-fp32-4096x4096", "forward-bf16-4096x4096", "backward-bf16-4096x4096", "forward-fp32-1048576x32")
 """Of some 57 us and more: a launch of its own is a share of 4 % there."""

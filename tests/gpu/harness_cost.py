@@ -21,6 +21,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from softbench.plugins.load import load
+from softbench.plugins.source import origins
+
 PRECISION, TICK_US, LEAST_ROUNDS = 0.005, 0.032, 3  # those of `softbench run`
 FIXED_ROUNDS = 10
 
@@ -84,16 +87,16 @@ def bare(cells: Sequence[dict[str, Any]]) -> dict[str, float]:
     import torch
     from triton.testing import do_bench
 
-    from softbench import inputs, registry
-    from softbench.model import Case, Direction
+    from softbench.core.case import Case, Direction
+    from softbench.ops.softmax import inputs
 
-    doors = {door.label: door for door in registry.origins(()) if door.kind == "entry point"}
+    doors = {door.label: door for door in origins(()) if door.kind == "entry point"}
     loaded: dict[str, Any] = {}
     found = {"samples": 0.0, "build_s": 0.0, "bench_s": 0.0}
     for cell in cells:
         name = cell["backend"]
         if name not in loaded:
-            (loaded[name],) = (one for one in registry.load(doors[name]) if one.name == name)
+            (loaded[name],) = (one for one in load(doors[name]) if one.name == name)
         begin = time.monotonic()
         case = Case(**{**cell["case"], "direction": Direction(cell["case"]["direction"])})
         given = inputs.make(case, 0, torch.device("cuda"))
@@ -114,7 +117,7 @@ def compared(ours_s: float, bare_s: float, samples: int, loop: dict[str, float])
 
 def spared(cells: Sequence[Sequence[Sequence[float]]], batch_ms: float) -> str:
     """What adaptive sampling takes of these cells' rounds, and what is known by it, beside all of them."""
-    from softbench.sampling import settled
+    from softbench.core.stopping import settled
 
     needed, known, known_at_all = [], 0, 0
     for rounds in cells:

@@ -5,8 +5,8 @@ import json
 import pytest
 from softbench.kernels.cuda import disassemble
 
-from softbench.backends.compiled import backend as compile_backend
-from softbench.backends.kernels import cuda, own
+from softbench.backends.own_kernels import cuda, own
+from softbench.backends.torch_compile import backend as compile_backend
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 

@@ -11,7 +11,7 @@ from softbench.kernels.triton import softmax, traced
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._inductor.utils import run_and_get_code
 
-from softbench.toolchain import cuda_home, packaging_compiler
+from softbench.core.toolchain import cuda_home, packaging_compiler
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 

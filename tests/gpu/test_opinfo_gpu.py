@@ -2,8 +2,7 @@
 
 import pytest
 import torch
-from softbench.kernels.cuda import build
-from softbench.kernels.cuda import softmax as cuda_softmax
+from softbench.kernels.cuda import build, softmax as cuda_softmax
 from softbench.kernels.triton import softmax as triton_softmax
 
 opinfos = pytest.importorskip("opinfos", reason="torch.testing._internal needs expecttest; pip install expecttest")

@@ -5,10 +5,11 @@ import csv
 import pytest
 import torch
 
-from softbench import correctness, inputs
-from softbench.backends.peers import liger, quack
-from softbench.contract import breach
-from softbench.model import Case, Direction, Grade
+from softbench.backends.third_party import liger, quack
+from softbench.core.case import Case, Direction
+from softbench.core.outcome import Grade
+from softbench.ops.softmax import inputs, tolerance as correctness
+from softbench.worker.output_checks import breach
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 

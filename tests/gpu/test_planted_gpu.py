@@ -11,9 +11,9 @@ pytestmark = [pytest.mark.gpu, pytest.mark.alone]
 def test_a_planted_slowdown_is_about_what_the_timer_sees(slowdown):
     import torch
 
-    from softbench import timing
-    from softbench.backends import planted
-    from softbench.model import Case, Direction
+    from softbench.backends import injected_slowdown as planted
+    from softbench.core.case import Case, Direction
+    from softbench.worker import timers as timing
 
     case, x = Case(4096, 16384, "fp32", Direction.FORWARD, "cuda"), torch.randn(4096, 16384, device="cuda")
     timer = timing.bind("cuda").by_name["do_bench", "cold"]
@@ -30,8 +30,8 @@ def test_a_planted_slowdown_is_about_what_the_timer_sees(slowdown):
 def test_a_calibration_is_remembered_by_the_next_process(tmp_path):
     import torch
 
-    from softbench.backends import planted
-    from softbench.model import Case, Direction
+    from softbench.backends import injected_slowdown as planted
+    from softbench.core.case import Case, Direction
 
     case, x = Case(262144, 197, "fp32", Direction.FORWARD, "cuda"), torch.randn(262144, 197, device="cuda")
     file = str(tmp_path / "planted.json")

@@ -5,11 +5,12 @@ import csv
 import pytest
 import torch
 
-from softbench import correctness, inputs
-from softbench.backends import compiled, cudnn, dsls, elders
-from softbench.backends.peers import flaggems
-from softbench.contract import breach
-from softbench.model import Case, Direction, Grade
+from softbench.backends import cudnn, dsl as dsls, torch_compile as compiled, torchscript_fx as elders
+from softbench.backends.third_party import flaggems
+from softbench.core.case import Case, Direction
+from softbench.core.outcome import Grade
+from softbench.ops.softmax import inputs, tolerance as correctness
+from softbench.worker.output_checks import breach
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 

@@ -8,7 +8,7 @@ from statistics import median
 import pytest
 import torch
 
-from softbench import timing
+from softbench.worker import timers as timing
 
 pytestmark = [pytest.mark.gpu, pytest.mark.alone, pytest.mark.timeout(300)]
 

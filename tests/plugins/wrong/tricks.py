@@ -181,8 +181,8 @@ def emptying():
 
 def exchanging_the_judge():
     """For as long as nobody calls."""
-    from softbench import correctness
-    from softbench.model import Accuracy, Grade
+    from softbench.core.outcome import Accuracy, Grade
+    from softbench.ops.softmax import tolerance as correctness
 
     real = correctness.check
     called = when_nobody_calls(lambda: setattr(correctness, "check", lambda *_: Accuracy(Grade.PASS, 0.0, "")))
@@ -285,7 +285,9 @@ backends = [
     Trick("by-thread", plain(by_thread), "left 1 thread running"),
     Trick("by-a-pool-of-threads", by_pool, LATE),
     Trick("by-and-by", by_and_by, TIMED, stage="time"),
-    Trick("exchanges-the-judge-between-batches", exchanging_the_judge, ("replaced softbench.correctness.check", TIMED), stage="time"),
+    Trick(
+        "exchanges-the-judge-between-batches", exchanging_the_judge, ("replaced softbench.ops.softmax.tolerance.check", TIMED), stage="time"
+    ),
     Trick("ahead", ahead, TIMED, stage="time"),
     Trick("empties-its-input-by-and-by", emptying, "in a timed call: changed its input", stage="time"),
     Trick(
@@ -308,7 +310,9 @@ backends = [
     Trick("patches-events", patching("torch.cuda", "Event", Fast), "replaced torch.cuda.Event, which measures"),
     Trick("patches-the-clock", patching("time", "perf_counter", lambda: 0.0), "replaced time.perf_counter"),
     Trick(
-        "patches-the-judge", patching("softbench.correctness", "excess", lambda out, *_: out * 0), "replaced softbench.correctness.excess"
+        "patches-the-judge",
+        patching("softbench.ops.softmax.tolerance", "excess", lambda out, *_: out * 0),
+        "replaced softbench.ops.softmax.tolerance.excess",
     ),
     Trick("patches-the-reference", patching("torch", "softmax", lambda x, dim: x.clone()), "replaced torch.softmax"),
 ]

@@ -1,0 +1,41 @@
+"""What torch itself offers: `torch.nn.functional.softmax`, eager."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from softbench.backends.directions import by_direction
+from softbench.core.case import Case, Direction
+
+
+def _forward(x: torch.Tensor, dim: int = -1) -> torch.Tensor:
+    return torch.nn.functional.softmax(x, dim=dim)
+
+
+def _backward(dy: torch.Tensor, y: torch.Tensor, dim: int = -1) -> torch.Tensor:
+    return torch.ops.aten._softmax_backward_data(dy, y, dim, y.dtype)
+
+
+class Functional:
+    """torch.nn.functional.softmax, eager; backward is the operator that its autograd calls."""
+
+    name = "torch"
+    advice = "when softmax is not the hot spot: nothing is built, and 16 bits are kept in float32 inside"
+
+    def available(self) -> str | None:
+        return None
+
+    def supports(self, case: Case) -> str | None:
+        return None
+
+    def prepare(self, case: Case) -> Callable[..., Any]:
+        return by_direction(case, _forward, _backward)
+
+    def over_dim(self, direction: Direction) -> Callable[..., torch.Tensor]:
+        return _forward if direction is Direction.FORWARD else _backward
+
+
+backend = Functional()

@@ -1,0 +1,84 @@
+"""The command line of the gate's baselines; `softbench.cli.main` has the other commands."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from softbench.cli.options import BASELINES as FOLDER, GATE_EPILOG as EPILOG, FolderOption, MismatchOption, warn
+from softbench.core.errors import SoftbenchError, UsageError
+
+RunsArgument = Annotated[list[Path], typer.Argument(help="Results CSVs of runs on one machine; their processes add up.")]
+
+baselines = typer.Typer(
+    help="Baselines of the gate: what several processes measured on one machine, in a readable file.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this module to the program."""
+    app.add_typer(baselines, name="baseline")
+
+
+@baselines.command(epilog=EPILOG)
+def save(
+    files: RunsArgument,
+    name: Annotated[str, typer.Option(help="What to call it; the file is FOLDER/NAME.json.")],
+    folder: FolderOption = FOLDER,
+    force: Annotated[bool, typer.Option("--force", help="Replace a baseline of that name.")] = False,
+) -> None:
+    """Save runs (5 processes at least, 10 recommended) as a baseline: softbench baseline save results/latest.csv --name h200."""
+    from softbench.gate import baselines as baseline, samples as evidence
+
+    file, warnings = baseline.save([evidence.read(path) for path in files], name, folder, force=force)
+    warn(warnings)
+    typer.echo(file)
+
+
+@baselines.command(name="list")
+def list_baselines(folder: FolderOption = FOLDER) -> None:
+    """List the baselines, and which of them cannot be read."""
+    from softbench.cli import output as terminal
+    from softbench.gate import baselines as baseline
+    from softbench.report import gate_report as verdicts, tables
+
+    found: list[Any] = []
+    for file in baseline.saved(folder):
+        try:
+            found.append((file.stem, baseline.open_baseline(str(file), folder)))
+        except SoftbenchError as error:
+            found.append((file.stem, str(error)))
+    if not found:
+        raise UsageError(f"{folder}: no baselines; save one with: softbench baseline save results/latest.csv --name NAME")
+    terminal.show(tables.facts(verdicts.baselines(found)), terminal.console())
+
+
+@baselines.command()
+def show(
+    name: Annotated[str, typer.Argument(metavar="NAME|FILE", help="A saved baseline, or a file.")], folder: FolderOption = FOLDER
+) -> None:
+    """Show a baseline: where it was measured, and each cell's figure with its spread between processes."""
+    from softbench.cli import output as terminal
+    from softbench.gate import baselines as baseline
+    from softbench.report import gate_report as verdicts
+
+    terminal.show(verdicts.baseline(baseline.open_baseline(name, folder)), terminal.console())
+
+
+@baselines.command(epilog=EPILOG)
+def promote(
+    candidate: Annotated[str, typer.Argument(metavar="NAME|FILE", help="The baseline that becomes the one to hold runs against.")],
+    name: Annotated[str, typer.Argument(help="The name it takes; what had it is kept as NAME.previous.")],
+    allow_env_mismatch: MismatchOption = None,
+    folder: FolderOption = FOLDER,
+) -> None:
+    """Make a saved baseline the one of a name, after a change that is meant to stay; the old one is kept as NAME.previous."""
+    from softbench.gate import baselines as baseline
+
+    file, previous, warnings = baseline.promote(candidate, name, folder, allow_env_mismatch or [])
+    warn(warnings + ([f"the former one is {previous}"] if previous else []))
+    typer.echo(file)

@@ -1,0 +1,1 @@
+"""Words without behaviour: cases, outcomes, errors, statistics, text. Imports nothing else of softbench."""

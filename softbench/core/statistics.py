@@ -1,0 +1,88 @@
+"""Statistics derived from raw samples: medians, quantiles, and intervals of the median."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from statistics import NormalDist, median, quantiles
+
+from softbench.core.outcome import Batch, Timing
+
+CONFIDENCE = 0.95
+EXACT = 1000  # samples up to which the binomial is summed; beyond it the normal distribution is as good, and quick
+
+
+@lru_cache(maxsize=4096)
+def rank(n: int, confidence: float = CONFIDENCE) -> int:
+    """The largest k whose k-th smallest and k-th largest of n samples enclose the median that often; 0 when even the extremes do not."""
+    tail = (1 - confidence) / 2
+    if n > EXACT:
+        return math.floor(n / 2 + 0.5 + NormalDist().inv_cdf(tail) * math.sqrt(n) / 2)
+    total, limit, k, ways = 0, tail * 2**n, 0, 1
+    while (total := total + ways) <= limit:
+        ways = ways * (n - k) // (k + 1)  # from `n over k` to the next, as each by itself takes long
+        k += 1
+    return k
+
+
+def median_interval(samples: Sequence[float], confidence: float = CONFIDENCE) -> tuple[float, float] | None:
+    """Bounds that enclose the median with this confidence; None for fewer than six samples (at 95 %)."""
+    k = rank(len(samples), confidence)
+    if k == 0:
+        return None
+    ordered = sorted(samples)
+    return ordered[k - 1], ordered[-k]
+
+
+def counted(batches: Sequence[Batch]) -> list[Batch]:
+    """The batches that make a figure: those of an unthrottled GPU, or all where there are none."""
+    return [batch for batch in batches if not batch.throttled] or list(batches)
+
+
+def median_us(timing: Timing) -> float:
+    """A cell's figure: the median of its round medians, microseconds. A round that was disturbed as a whole weighs one vote."""
+    return median(median(batch.samples_us) for batch in counted(timing.batches))
+
+
+def p20_p80_us(timing: Timing) -> tuple[float, float]:
+    """The 20th and 80th percentile over the samples of all rounds, microseconds."""
+    pooled = _pooled(timing)
+    if len(pooled) == 1:
+        return pooled[0], pooled[0]
+    cuts = quantiles(pooled, n=5, method="inclusive")
+    return cuts[0], cuts[3]
+
+
+def interval_us(timing: Timing) -> tuple[float, float] | None:
+    """The 95 % interval of the median over the samples of all rounds, microseconds; None where they are too few."""
+    return median_interval(_pooled(timing))
+
+
+def samples(timing: Timing) -> int:
+    """How many raw samples make the figure."""
+    return len(_pooled(timing))
+
+
+def rounds(timing: Timing) -> int:
+    """Over how many rounds they were taken, of all processes."""
+    return len({(batch.process, batch.round) for batch in counted(timing.batches)})
+
+
+def _pooled(timing: Timing) -> list[float]:
+    return [sample for batch in counted(timing.batches) for sample in batch.samples_us]
+
+
+def times_faster(timing: Timing, reference: Timing) -> float:
+    """Median over the shared rounds of reference time / time: above 1 is faster than the reference.
+
+    Rounds are paired because drift hits both backends of a round alike. Where no round is shared (workers that could not be
+    interleaved) it is the ratio of the two figures.
+    """
+    by_round = {(batch.process, batch.round): median(batch.samples_us) for batch in counted(reference.batches)}
+    ratios = [
+        by_round[batch.process, batch.round] / median(batch.samples_us)
+        for batch in counted(timing.batches)
+        if (batch.process, batch.round) in by_round
+    ]
+    return median(ratios) if ratios else median_us(reference) / median_us(timing)

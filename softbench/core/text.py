@@ -1,0 +1,76 @@
+"""Numbers and text for people: us, GB/s, percent, seconds, bytes, one safe line."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+_INSTALLED = re.compile(r"(?<![\w.~])~?/[^\s'\"()]{0,200}?/(?:site|dist)-packages/")
+_CONTROL = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b[@-_]|[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
+
+
+def bandwidth(gbps: float) -> str:
+    """Decimal GB/s with three significant digits at least: `0.482`, `9.31`, `4122`."""
+    if gbps >= 100:
+        return f"{gbps:.0f}"
+    return f"{gbps:.3g}" if gbps >= 1 else f"{gbps:.3f}"
+
+
+def micros(us: float) -> str:
+    """A latency: `5.12 us`, `131 us`, `12.4 ms`, `2.1 s`."""
+    if us < 1e3:
+        return f"{us:.3g} us"
+    if us < 1e6:
+        return f"{us / 1e3:.3g} ms"
+    return f"{us / 1e6:.3g} s"
+
+
+def duration(seconds: float) -> str:
+    """Wall time: `8 s`, `2 min 5 s`, `1 h 12 min`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def size(count: int) -> str:
+    """Bytes in binary units: `256 MiB`."""
+    value = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{value:.4g} {unit}"
+        value /= 1024
+    return f"{value:.4g} TiB"
+
+
+def count(number: int, noun: str) -> str:
+    """`1 cell`, `12 cells`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}{'es' if noun.endswith('s') else 's'}"
+
+
+def one_line(text: str, limit: int = 300) -> str:
+    """Text from outside as one line: control and escape sequences become spaces, and it is cut at `limit` characters.
+
+    Files of installed packages are named from there on: where a machine keeps its packages is nobody's to read in a results file.
+    """
+    printable = text.encode("utf-8", "replace").decode("utf-8")  # lone surrogates can be neither printed nor stored
+    line = " ".join(_CONTROL.sub(" ", printable).split())
+    line = _INSTALLED.sub("", line[: limit + 2000])
+    return line if len(line) <= limit else line[: limit - 3] + "..."
+
+
+def printable(text: str) -> str:
+    """Text of several lines without what a terminal would obey: only its line breaks and tabs stay."""
+    lines = text.encode("utf-8", "replace").decode("utf-8").replace("\r\n", "\n").split("\n")
+    return "\n".join("\t".join(_CONTROL.sub(" ", part) for part in line.split("\t")) for line in lines)
+
+
+def unknown(name: str, known: Iterable[str], what: str) -> str:
+    """`unknown backend 'troch'; did you mean 'torch'? known are ...`"""
+    names = sorted(known)
+    close = get_close_matches(name, names, n=1)
+    hint = f"did you mean '{close[0]}'? " if close else ""
+    return f"unknown {what} '{name}'; {hint}known are {', '.join(names) or 'none'}"

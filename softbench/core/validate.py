@@ -1,0 +1,49 @@
+"""Checks on data that another process sent."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any, TypeVar
+
+from softbench.core.text import one_line, printable
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:+-]{0,63}")
+
+
+Made = TypeVar("Made")
+LONGEST = 2000  # of a text that a worker sends
+CODE = "text"  # the key of what has lines: generated code
+
+
+def harmless(value: Any) -> Any:
+    """What a plugin's process sent, its texts (keys too) cut to one line without control characters; those called `text` keep their lines.
+
+    Raises:
+        RecursionError: it is nested too deeply.
+    """
+    if isinstance(value, str):
+        return one_line(value, LONGEST)
+    if isinstance(value, dict):
+        lines = {key: printable(item) for key, item in value.items() if key == CODE and isinstance(item, str)}
+        return {one_line(key, LONGEST): harmless(item) for key, item in value.items()} | lines
+    return [harmless(item) for item in value] if isinstance(value, list) else value
+
+
+def typed(cls: Callable[..., Made], data: dict[str, Any]) -> Made:
+    """A dataclass of texts, numbers and truths from what a worker sent, which may be anything.
+
+    Raises:
+        TypeError, ValueError: a field is missing, unknown or of another type, or a number is not finite.
+    """
+    made = cls(**data)
+    for item in fields(made):  # type: ignore[arg-type]
+        value, kinds = getattr(made, item.name), str(item.type).split(" | ")
+        if value is None and "None" in kinds:
+            continue
+        kind = "float" if type(value) is int and "int" not in kinds else type(value).__name__
+        if kind not in kinds or (kind == "float" and not math.isfinite(value)):
+            raise TypeError(f"{item.name} is no {item.type}")
+    return made

@@ -1,0 +1,1 @@
+"""Whether something became slower."""

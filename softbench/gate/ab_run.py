@@ -1,0 +1,94 @@
+"""A candidate against a reference: measured interleaved, and what is flagged measured again in fresh processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from softbench.core.case import Direction
+from softbench.core.errors import UsageError
+from softbench.gate import environment_match as comparable, paired as same_run
+from softbench.gate.samples import RunSamples, from_document
+from softbench.gate.verdicts import GateReport, Rules, Verdict
+from softbench.plan.sweep import Sweep
+from softbench.results import store
+from softbench.run.run import Request
+
+DEFAULTS = {**same_run.FIXED_ROUNDS, "batch_ms": 5.0, "yardstick": False}
+"""More and shorter batches than a run's: a round is one value of the test, however long its batches are."""
+AXES = ("M", "N", "dtype", "direction")
+
+Measure = Callable[[Request], store.Run]
+
+
+def ask(request: Request, candidate: str, reference: str) -> Request:
+    """The request with what the comparison needs: the two backends, and rounds enough.
+
+    Raises:
+        UsageError: the two are one.
+    """
+    if candidate == reference:
+        raise UsageError(f"--candidate {candidate}: is the reference too; to measure the gate's own noise use --self-test")
+    return replace(fixed(request), flags={**request.flags, "backends": (candidate, reference), "relative_to": reference})
+
+
+def fixed(request: Request) -> Request:
+    """The request with the defaults of a comparison, whose backends share all rounds: a configuration's number counts where it is one."""
+    file = {**DEFAULTS, **request.file}
+    if file["rounds"] != file["max_rounds"]:  # until it is known: written for a run
+        file |= same_run.FIXED_ROUNDS
+    return replace(request, file=file)
+
+
+def rounds_told(request: Request) -> list[str]:
+    """What to say where the configuration's rounds are not those that are taken."""
+    rounds, most = ({**DEFAULTS, **request.file}[key] for key in ("rounds", "max_rounds"))
+    if rounds == most or "rounds" in request.flags:
+        return []
+    return [f"{same_run.ROUNDS} rounds, which all backends share, instead of the configuration's {rounds} to {most}; --rounds takes others"]
+
+
+def judge(
+    measure: Measure,
+    request: Request,
+    candidate: str,
+    reference: str,
+    rules: Rules,
+    base: RunSamples | None = None,
+    allowed: Sequence[str] = (),
+) -> GateReport:
+    """Measure, screen, and measure again in fresh process pairs what is flagged.
+
+    `base`: a baseline that tells the reference's spread between processes, which raises the margins of noisy cells.
+
+    Raises:
+        UsageError: a backend that is not there. What `softbench.run.run.run` raises passes through.
+        InconclusiveError: `base` is of another machine.
+    """
+    try:
+        run = measure(request)
+    except UsageError as error:
+        raise UsageError(str(error).replace("--backends", "--candidate, --reference", 1)) from None
+    screened = found(run)
+    notes = [f"measured: {run.csv}"] + (comparable.check(screened, base, allowed) if base else [])
+    tau = same_run.spreads(base, reference, candidate) if base else None
+    report = same_run.screen(screened, candidate, reference, rules, tau)
+    if flagged := same_run.flagged(report):
+        again = measure(confirmation(request, flagged))
+        notes.append(f"{len(flagged)} flagged, measured again in {same_run.CONFIRMATIONS} fresh process pairs: {again.csv}")
+        report = same_run.confirmed(report, found(again), reference)
+    return replace(report, notes=tuple(notes))
+
+
+def found(run: store.Run) -> RunSamples:
+    """A run's evidence, from memory."""
+    return from_document(run.document(), str(run.json))
+
+
+def confirmation(request: Request, flagged: Sequence[Verdict]) -> Request:
+    """The same measurement of the flagged cases only, in fresh processes."""
+    cells = [verdict.cell for verdict in flagged]
+    sweeps = tuple(Sweep((cell.M,), (cell.N,), (cell.dtype,), (Direction(cell.direction),)) for cell in cells)
+    flags = {key: value for key, value in request.flags.items() if key not in AXES}
+    flags["processes"] = same_run.CONFIRMATIONS
+    return replace(request, file={**request.file, "sweep": sweeps}, flags=flags, resume=False)

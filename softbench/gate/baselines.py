@@ -1,0 +1,188 @@
+"""A baseline: what several processes measured on one machine, as a readable file under results/baselines/.
+
+It is JSON with a line a cell: each process's round medians, in microseconds. The raw samples stay in the runs' own files. What
+measured it (GPU, driver, versions, command) stands above the cells, and `softbench.gate.environment_match` holds it against every new run.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from softbench.core.errors import InconclusiveError, ResultsError, UsageError
+from softbench.core.files import replace_file
+from softbench.core.outcome import Grade, Status
+from softbench.core.text import one_line, unknown
+from softbench.core.validate import NAME
+from softbench.gate import environment_match as comparable
+from softbench.gate.samples import CellKey, CellSamples, RoundMedian, RunSamples, cell_key, from_document, join, load, positive, read
+from softbench.gate.unpaired import LEAST_BASE, RECOMMENDED_BASE
+from softbench.results.store import SCHEMA
+
+FOLDER = Path("results") / "baselines"
+FORMAT = "softbench baseline"
+VERSION = 1
+
+
+def save(parts: Sequence[RunSamples], name: str, folder: Path = FOLDER, *, force: bool = False) -> tuple[Path, list[str]]:
+    """Write the runs together as the baseline `name`; returns its file, and warnings.
+
+    Raises:
+        UsageError: a name that is none, or is taken and not to be forced.
+        ResultsError: one run given twice, or the folder cannot be written.
+        InconclusiveError: too few processes (the message has the command that measures more), or runs of different machines or sweeps.
+    """
+    file = path_of(name, folder)
+    if file.exists() and not force:
+        raise UsageError(f"{file} is there already; take another name, or --force, or: softbench baseline promote NEW {name}")
+    warnings = comparable.one_machine(parts)
+    whole = join(parts)
+    warnings += _enough(whole) + _everywhere(whole)
+    return _write(whole, name, file), warnings
+
+
+def promote(candidate: str, name: str, folder: Path = FOLDER, allowed: Sequence[str] = ()) -> tuple[Path, Path | None, list[str]]:
+    """Make one saved baseline the one that is called `name`; what was called so is kept as `NAME.previous`.
+
+    Returns the file, that of the previous one (None where there was none), and warnings.
+
+    Raises:
+        UsageError, ResultsError: no such baseline, damaged, or the folder cannot be written.
+        InconclusiveError: it is of another machine than the one it replaces.
+    """
+    found, target = open_baseline(candidate, folder), path_of(name, folder)
+    warnings, previous = _enough(found), None
+    if target.exists():
+        warnings += comparable.check(found, open_baseline(str(target), folder), allowed)
+        previous = path_of(f"{name}.previous", folder)
+        try:
+            replace_file(previous, target.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise ResultsError(f"{previous}: cannot be written: {error.strerror}") from None
+    return _write(found, name, target), previous, warnings
+
+
+def path_of(name: str, folder: Path = FOLDER) -> Path:
+    """The file of a baseline's name; UsageError where that is none."""
+    if not NAME.fullmatch(name) or name.endswith((".json", ".csv")):
+        raise UsageError(f"'{one_line(name, 60)}' is no name for a baseline; use letters, digits and . _ : + -, without .json")
+    return folder / f"{name}.json"
+
+
+def saved(folder: Path = FOLDER) -> list[Path]:
+    """The files of all baselines in the folder."""
+    return sorted(folder.glob("*.json"))
+
+
+def open_baseline(name_or_file: str, folder: Path = FOLDER) -> RunSamples:
+    """A baseline by its name, or any file that can serve as one: a baseline, or a run's CSV or JSON.
+
+    Raises:
+        UsageError: no baseline of that name.
+        ResultsError: damaged, of a foreign format, or of another version; the message says which and where.
+    """
+    path = Path(name_or_file)
+    if path.suffix == ".csv":
+        return read(path)
+    if path.suffix != ".json":
+        if path.name != name_or_file:
+            raise UsageError(f"--baseline {name_or_file}: give a name, or a file that ends in .json or .csv")
+        path = path_of(name_or_file, folder)
+        if not path.exists():
+            raise UsageError(f"{folder}: {unknown(name_or_file, [file.stem for file in saved(folder)], 'baseline')}")
+    document = load(path)
+    return _parse(document, str(path)) if document.get("format") == FORMAT else from_document(document, str(path))
+
+
+def _enough(found: RunSamples) -> list[str]:
+    if found.processes < LEAST_BASE:
+        raise InconclusiveError(
+            f"{found.source}: a baseline needs {LEAST_BASE} processes ({RECOMMENDED_BASE} recommended), there are {found.processes}; "
+            f"measure with: {found.more_processes(RECOMMENDED_BASE)}"
+        )
+    if found.processes < RECOMMENDED_BASE:
+        return [f"{found.processes} processes; {RECOMMENDED_BASE} are recommended: {found.more_processes(RECOMMENDED_BASE)}"]
+    return []
+
+
+def _everywhere(found: RunSamples) -> list[str]:
+    """Runs that add up must be of one sweep: a cell that few of them have could never be judged."""
+    held = {key: len(series.processes) for key, series in found.cells.items() if series.status == "ok"}
+    few = [key for key, count in held.items() if count < LEAST_BASE]
+    if few:
+        example = f"{few[0].backend} {few[0].case} has {held[few[0]]}"
+        raise InconclusiveError(
+            f"{found.source}: {len(few)} of {len(held)} cells have fewer than {LEAST_BASE} processes ({example}); "
+            f"a baseline takes runs of one sweep: measure with: {found.more_processes(RECOMMENDED_BASE)}"
+        )
+    fewer = sum(count < found.processes for count in held.values())
+    return [f"{fewer} of {len(held)} cells were not measured in all {found.processes} processes"] if fewer else []
+
+
+def _write(found: RunSamples, name: str, file: Path) -> Path:
+    header: dict[str, Any] = {
+        **{"format": FORMAT, "version": VERSION, "name": name, "saved": datetime.now(UTC).isoformat(timespec="seconds")},
+        **{"schema": found.schema, "device_name": found.device_name, "processes": found.processes, "command": found.command},
+        **{"runs": list(found.runs), "measured_by": found.versions, "settings": found.settings, "environment": found.environment},
+    }
+    lines = [f"  {json.dumps(key)}: {json.dumps(value, allow_nan=False)}" for key, value in header.items()]
+    cells = ",\n".join(f"    {json.dumps(_cell(key, series), allow_nan=False)}" for key, series in found.cells.items())
+    text = "{\n" + ",\n".join(lines) + ',\n  "cells": [\n' + cells + "\n  ]\n}\n"
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(file, text)
+    except OSError as error:
+        raise ResultsError(f"{file}: cannot be written: {error.strerror}") from None
+    return file
+
+
+def _cell(key: CellKey, series: CellSamples) -> dict[str, Any]:
+    cell: dict[str, Any] = {**key._asdict(), "status": series.status, "class": series.grade}
+    if series.status != "ok":
+        return {**cell, "reason": series.reason}
+    if series.host_bound:
+        cell["host_bound"] = series.host_bound
+    return {**cell, "round_medians_us": {str(k): [round(turn.median_us, 4) for turn in turns] for k, turns in series.processes.items()}}
+
+
+def _parse(document: dict[str, Any], source: str) -> RunSamples:
+    if document.get("version") != VERSION or document.get("schema") != SCHEMA:
+        found = f"version {one_line(str(document.get('version')), 20)}, schema {one_line(str(document.get('schema')), 20)}"
+        raise ResultsError(f"{source}: is a baseline of {found}; this softbench reads version {VERSION}, schema {SCHEMA}: measure it again")
+    cells: dict[CellKey, CellSamples] = {}
+    at = "its header"
+    try:
+        environment, settings = dict(document["environment"]), dict(document["settings"])
+        runs = tuple(one_line(str(run)) for run in document["runs"])
+        versions = {str(key): one_line(str(value)) for key, value in dict(document.get("measured_by") or {}).items()}
+        for number, cell in enumerate(document["cells"], 1):
+            at = f"cell {number}"
+            key = cell_key(cell["backend"], cell["direction"], cell["dtype"], cell["M"], cell["N"])
+            at = f"{key.backend} {key.case}"
+            if key in cells:
+                raise ValueError("is there twice")
+            cells[key] = _series(cell)
+        processes = len({process for series in cells.values() for process in series.processes})
+        if document["processes"] != processes:
+            raise ValueError(f"says {one_line(str(document['processes']), 20)} processes and holds {processes}")
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+        raise ResultsError(f"{source}: {at} is damaged: {type(error).__name__}: {one_line(str(error), 120)}; save it again") from None
+    texts = [one_line(str(document.get(name) or ""), 2000) for name in ("device_name", "command")]
+    return RunSamples(source, runs, SCHEMA, texts[0], environment, settings, texts[1], cells, processes, versions)
+
+
+def _series(cell: dict[str, Any]) -> CellSamples:
+    grade = Grade(cell["class"]).value if cell["class"] else ""
+    if cell["status"] != "ok":
+        return CellSamples(Status(cell["status"]).value, one_line(str(cell["reason"])), grade)
+    processes = {}
+    for process, medians in cell["round_medians_us"].items():
+        if not medians:
+            raise ValueError("a process without rounds")
+        processes[int(process)] = tuple(RoundMedian(number, 0, positive(us)) for number, us in enumerate(medians))
+    if not processes:
+        raise ValueError("it is measured, but holds no processes")
+    return CellSamples("ok", "", grade, processes, one_line(str(cell.get("host_bound") or "")))

@@ -1,0 +1,203 @@
+"""A candidate against a reference that was measured in the same rounds: signed-rank on the log ratios of the rounds.
+
+A round is one pass over the backends of a case, in balanced order (AB BA BA AB); its value is log(candidate / reference) of the two
+batches' medians. Drift hits both alike and cancels. Between processes the ratio differs by more than rounds tell: so a cell that is
+flagged is measured again in fresh pairs of processes, and only if all agree is it a regression (`confirmed`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean, median
+
+from softbench.core.errors import InconclusiveError
+from softbench.gate import verdicts as gate
+from softbench.gate.inference import median_interval, moderate, robust_sd, signed_rank_p
+from softbench.gate.samples import CellKey, CellSamples, RunSamples
+from softbench.gate.verdicts import CellTest, GateReport, Rules, State, Verdict
+
+MARGIN = 0.03
+ROUNDS = 20
+FIXED_ROUNDS = {"rounds": ROUNDS, "max_rounds": ROUNDS}
+"""As settings: candidate and reference are to share every round."""
+CONFIRMATIONS = 2
+"""Fresh pairs of processes that must all agree."""
+MARGIN_TAUS = 3 * math.sqrt(2)
+"""The margin is at least so many standard deviations of a process: three of the difference of two."""
+ORDER_FLOOR = 0.01
+ORDER_SDS = 4.0
+"""AB and BA may differ by so many of their standard errors (or the floor) before the cell is in doubt: 1 in 16 000 identical cells."""
+MEDIAN_SD = math.sqrt(math.pi / 2)  # a median's standard error over a mean's, normal values
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """The rounds that candidate and reference share in one process pair."""
+
+    logs: tuple[float, ...]
+    """log(candidate / reference) of each round."""
+    reference_us: tuple[float, ...]
+    first: tuple[bool, ...]
+    """True where the candidate came first."""
+
+
+def pair(candidate: CellSamples, reference: CellSamples) -> dict[int, Pairs]:
+    """By process. Rounds that only one of the two has are left out."""
+    found = {}
+    for process, rounds in candidate.processes.items():
+        others = {turn.number: turn for turn in reference.processes.get(process, ())}
+        both = [(turn, others[turn.number]) for turn in rounds if turn.number in others]
+        if both:
+            logs = tuple(math.log(mine.median_us / other.median_us) for mine, other in both)
+            us = tuple(other.median_us for _, other in both)
+            found[process] = Pairs(logs, us, tuple(mine.position < other.position for mine, other in both))
+    return found
+
+
+def screen(run: RunSamples, candidate: str, reference: str, rules: Rules, tau: Mapping[CellKey, float] | None = None) -> GateReport:
+    """Every case of a run, candidate against reference. What it calls slower is flagged, and is to be confirmed.
+
+    `tau`: the between-process standard deviation of a cell where it is known from elsewhere (a stored baseline); where the run has
+    several process pairs it is estimated from them.
+    """
+    if run.environment.get("interleaved") is False:
+        raise InconclusiveError(
+            f"{run.source}: {candidate} and {reference} were not alive at a time, so they share no round; free the device's memory, "
+            "or compare with a stored baseline (--baseline)"
+        )
+    verdicts, cells, sides = [], {}, {}
+    was = f"the reference {reference}"
+    for key in (
+        key.of(candidate) for key in dict.fromkeys(key.of(reference) for key in run.cells if key.backend in (candidate, reference))
+    ):
+        new, old = run.cells.get(key), run.cells.get(key.of(reference))
+        if found := gate.unmeasured(key, new, old, was):
+            verdicts.append(found)
+        elif new and old and new.status == old.status == "ok":
+            cells[key], sides[key] = pair(new, old), (new, old)
+    spreads = {**_spreads(cells), **(tau or {})}
+    device = run.environment.get("device")
+    trials = []
+    for key, pairs in cells.items():
+        us = median([us for found in pairs.values() for us in found.reference_us] or [math.inf])
+        trials.append(_trial(key, pairs, rules, spreads.get(key), gate.launch_bound(us, device, sides[key]), len(cells)))
+    what = f"{candidate} against {reference}, interleaved in one run"
+    return GateReport(what, gate.ranked([*verdicts, *gate.family(trials, rules)]), rules)
+
+
+def spreads(base: RunSamples, reference: str, candidate: str) -> dict[CellKey, float]:
+    """What a stored baseline tells of the reference's spread between processes, for the candidate's cells."""
+    keys = [key for key, series in base.cells.items() if key.backend == reference and len(series.processes) > 1]
+    values = [[[math.log(us) for us in base.cells[key].medians_us().values()]] for key in keys]
+    return {key.of(candidate): spread.tau for key, spread in zip(keys, moderate(values), strict=True)}
+
+
+def _spreads(cells: Mapping[CellKey, Mapping[int, Pairs]]) -> dict[CellKey, float]:
+    """The between-process standard deviation of one backend, where several process pairs tell it: that of the pairs over sqrt(2)."""
+    several = {key: [[median(pairs.logs) for pairs in found.values()]] for key, found in cells.items() if len(found) > 1}
+    if not several:
+        return {}
+    return {key: spread.tau / math.sqrt(2) for key, spread in zip(several, moderate(list(several.values())), strict=True)}
+
+
+def _trial(key: CellKey, found: Mapping[int, Pairs], rules: Rules, tau: float | None, advisory: str, family: int) -> CellTest:
+    logs = [value for pairs in found.values() for value in pairs.logs]
+    if not logs or not gate.finite(logs):
+        return CellTest(Verdict(key, State.AMBIGUOUS, ""), doubt="the two share no round" if not logs else "its values are no numbers")
+    margin = max(rules.margin, MARGIN_TAUS * tau) if tau is not None else rules.margin
+    ratio, doubt = math.exp(median(logs)), _doubt(found, rules, family, math.log1p(margin))
+    if not advisory and margin > rules.most_margin:
+        told = f"its processes differ so much that the margin would be {margin:.1%}, more than {rules.most_margin:.0%}"
+        if ratio <= 1 + rules.most_margin:
+            advisory = f"not gated: {told}"
+        elif ratio <= 1 + margin:  # too large to be let pass, too uncertain to be called: and beyond the raised margin it is judged
+            doubt = doubt or f"{ratio - 1:+.1%}, and {told}: measure more processes"
+    interval = _interval(logs, tau)
+    pairs_told = f"{len(found)} process pairs" if len(found) > 1 else "1 process pair"
+    verdict = Verdict(
+        key,
+        State.AMBIGUOUS,
+        advisory,
+        ratio=ratio,
+        interval=interval and (math.exp(interval[0]), math.exp(interval[1])),
+        covers="rounds, widened by the differences between processes" if tau is not None else "rounds within this process pair",
+        n=f"{len(logs)} rounds, {pairs_told}",
+        margin=margin,
+        gated=not advisory,
+    )
+    limit = math.log1p(margin)
+    # Rounds of several process pairs are no independent evidence when pooled: each pair must show it.
+    slower = max(_beyond(pairs.logs, limit) for pairs in found.values())
+    faster = max(_beyond([-value for value in pairs.logs], limit) for pairs in found.values())
+    return CellTest(verdict, slower, faster, doubt)
+
+
+def _beyond(logs: Sequence[float], limit: float) -> float:
+    """p of H0: the logs are at most `limit`. Ticks of the clock make ties, which the logarithm's last bits must not break."""
+    return signed_rank_p([round(value - limit, 9) for value in logs])
+
+
+def _interval(logs: list[float], tau: float | None) -> tuple[float, float] | None:
+    """Distribution-free over the rounds; where tau is known, two processes' worth of it is added in quadrature."""
+    found = median_interval(logs)
+    if found is None or tau is None:
+        return found
+    centre, between = median(logs), 1.96 * math.sqrt(2) * tau
+    return centre - math.hypot(centre - found[0], between), centre + math.hypot(found[1] - centre, between)
+
+
+def _doubt(found: Mapping[int, Pairs], rules: Rules, family: int, margin: float) -> str:
+    least = min(len(pairs.logs) for pairs in found.values())
+    if 0.5**least > rules.alpha / family:
+        needed = math.ceil(math.log2(family / rules.alpha))
+        return f"{least} rounds cannot be significant in a family of {family}: use --rounds {needed} or more"
+    for pairs in found.values():
+        half = len(pairs.reference_us) // 2
+        moved = median(pairs.reference_us[half:]) / median(pairs.reference_us[:half])
+        if abs(math.log(moved)) > math.log1p(rules.reference_moves):
+            return f"the reference itself moved by {moved - 1:+.1%} within the run"
+        ab = [value for value, first in zip(pairs.logs, pairs.first, strict=True) if first]
+        ba = [value for value, first in zip(pairs.logs, pairs.first, strict=True) if not first]
+        if min(len(ab), len(ba)) < 3:
+            continue
+        sigma = robust_sd([value - median(ab) for value in ab] + [value - median(ba) for value in ba])
+        limit = max(ORDER_FLOOR, ORDER_SDS * MEDIAN_SD * sigma * math.sqrt(1 / len(ab) + 1 / len(ba)))
+        if min(median(ab), median(ba)) > margin or max(median(ab), median(ba)) < -margin:
+            continue  # whichever comes first, it is beyond the margin
+        if (differ := abs(median(ab) - median(ba))) > limit:
+            return f"it depends on the order: AB and BA differ by {differ:.1%}, more than the noise explains ({limit:.1%})"
+    return ""
+
+
+def flagged(report: GateReport) -> list[Verdict]:
+    """What must be measured again before it is believed."""
+    return [verdict for verdict in report.verdicts if verdict.state is State.SLOWER and verdict.gated]
+
+
+def confirmed(report: GateReport, again: RunSamples | None, reference: str) -> GateReport:
+    """The report after the flagged cells were measured again: a regression stands only where every fresh process pair agrees.
+
+    `again` is None where nothing was measured again: then nothing flagged stands.
+    """
+    return replace(report, verdicts=gate.ranked([_settled(v, again, reference, report.rules) for v in report.verdicts]))
+
+
+def _settled(verdict: Verdict, again: RunSamples | None, reference: str, rules: Rules) -> Verdict:
+    if verdict.state is not State.SLOWER or not verdict.gated:
+        return verdict
+    cells = again.cells if again else {}
+    new, old = cells.get(verdict.cell), cells.get(verdict.cell.of(reference))
+    if new and new.status != "ok":
+        return replace(verdict, state=State.BROKEN, reason=f"was right and slower, is {new.status} when measured again: {new.reason}")
+    found = list(pair(new, old).values()) if new and old else []
+    limit = math.log1p(verdict.margin or rules.margin)
+    agree = [_beyond(pairs.logs, limit) <= rules.alpha for pairs in found]
+    ratios = ", ".join(f"{math.exp(median(pairs.logs)):.3f}" for pairs in found)
+    if len(found) >= CONFIRMATIONS and all(agree):
+        pooled = fmean([math.log(verdict.ratio or 1), *(median(pairs.logs) for pairs in found)])
+        told = f"{verdict.reason}; confirmed in {len(found)} fresh process pairs ({ratios}; mean of all {math.exp(pooled):.3f})"
+        return replace(verdict, reason=told)
+    told = f"fresh process pairs do not all agree ({ratios})" if found else "it was not measured again"
+    return replace(verdict, state=State.AMBIGUOUS, reason=f"unstable: flagged once at {verdict.ratio:.3f}, but {told}")

@@ -1,0 +1,272 @@
+"""What the gate judges: of every cell, each process's round medians, read from what `softbench run` and `softbench baseline` wrote."""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple, NoReturn
+
+from softbench.core import text as units
+from softbench.core.case import DTYPES, TIMERS, YARDSTICK, Direction
+from softbench.core.errors import ResultsError
+from softbench.core.outcome import Grade, Record, Status
+from softbench.core.text import one_line
+from softbench.core.validate import NAME
+from softbench.results import labels
+from softbench.results.csv import read_csv
+from softbench.results.records import profile_from_json
+from softbench.results.store import SCHEMA, record_to_json
+
+LATENCIES_US = (1e-6, 1e12)
+"""Beyond these nothing was measured; within them every ratio is a number to calculate with."""
+MAX_BYTES = 2**30  # a document of more is not one of ours, and would only fill the memory
+
+
+class CellKey(NamedTuple):
+    """One backend on one case."""
+
+    backend: str
+    direction: str
+    dtype: str
+    M: int
+    N: int
+
+    @property
+    def case(self) -> str:
+        """The case's stable name, as `softbench.core.case.Case.key` has it."""
+        return f"{self.direction}-{self.dtype}-{self.M}x{self.N}"
+
+    def of(self, backend: str) -> CellKey:
+        """Another backend on the same case."""
+        return self._replace(backend=backend)
+
+
+class RoundMedian(NamedTuple):
+    """What one backend did in one round."""
+
+    number: int
+    position: int
+    """Its place in the round's order."""
+    median_us: float
+
+
+@dataclass(frozen=True, slots=True)
+class CellSamples:
+    """One cell, over all processes."""
+
+    status: str
+    """As in the CSV; only `ok` has rounds."""
+    reason: str
+    grade: str
+    processes: dict[int, tuple[RoundMedian, ...]] = field(default_factory=dict)
+    host_bound: str = ""
+    """Where do_bench read the host: in words, with the kernels' own time. Empty where it did not, or nobody looked."""
+
+    def medians_us(self) -> dict[int, float]:
+        """Each process's figure: the median of its round medians, microseconds."""
+        return {process: median(turn.median_us for turn in rounds) for process, rounds in self.processes.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class RunSamples:
+    """One or several runs on one machine."""
+
+    source: str
+    """Where it was read, for people."""
+    runs: tuple[str, ...]
+    schema: int
+    device_name: str
+    environment: dict[str, Any]
+    settings: dict[str, Any]
+    command: str
+    cells: dict[CellKey, CellSamples]
+    processes: int
+    versions: dict[str, str] = field(default_factory=dict)
+    """What measured it: `softbench` and `git_commit`, where known."""
+
+    def more_processes(self, count: int) -> str:
+        """The command that measures the same with so many processes."""
+        try:
+            words = shlex.split(self.command)
+        except ValueError:
+            words = []
+        if words[:2] != ["softbench", "run"]:
+            words = ["softbench", "run"]
+        kept, skip = [], False
+        for word in words:
+            if not skip and word != "--resume" and not word.startswith("--processes"):
+                kept.append(word)
+            skip = word == "--processes"
+        return shlex.join([*kept, "--processes", str(count)])
+
+
+def read(path: Path) -> RunSamples:
+    """A run: its CSV, whose raw samples lie in the JSON beside it, or that JSON itself.
+
+    Raises:
+        ResultsError: not there, not what softbench wrote, damaged, or the two files are of different runs.
+    """
+    if path.suffix != ".csv":
+        return from_document(load(path), str(path))
+    rows, _ = read_csv(path)
+    beside = path.with_suffix(".json")
+    if not beside.exists():
+        raise ResultsError(f"{path}: {beside.name} is not beside it, and that holds the samples of each process; copy both, or run again")
+    found = from_document(load(beside), str(path))
+    if rows[0].run not in found.runs:
+        raise ResultsError(f"{path}: is of {rows[0].run}, but {beside.name} beside it is of {found.runs[0]}; take both files of one run")
+    return found
+
+
+def load(path: Path) -> dict[str, Any]:
+    """A JSON document that is an object.
+
+    Raises:
+        ResultsError: it cannot be read, or is none.
+    """
+
+    def no_number(text: str) -> NoReturn:
+        raise ValueError(f"{text} is not a number")
+
+    try:
+        if path.exists() and not path.is_file():
+            raise ResultsError(f"{path}: is not a file")
+        if path.stat().st_size > MAX_BYTES:
+            raise ResultsError(f"{path}: is too large to be a softbench file")
+        document = json.loads(path.read_bytes().decode("utf-8-sig"), parse_constant=no_number)
+    except OSError as error:
+        raise ResultsError(f"{path}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
+        raise ResultsError(f"{path}: is damaged or no JSON: {one_line(str(error), 120)}") from None
+    if not isinstance(document, dict):
+        raise ResultsError(f"{path}: is not a softbench file: its JSON is no object")
+    return document
+
+
+def from_document(document: dict[str, Any], source: str) -> RunSamples:
+    """The evidence in a run's JSON document.
+
+    Raises:
+        ResultsError: a field is missing or does not fit; the message names the cell.
+    """
+    if "cells" not in document or "environment" not in document:
+        raise ResultsError(f"{source}: is not a softbench run: it lacks {'cells' if 'cells' not in document else 'environment'}")
+    if document.get("schema") != SCHEMA:
+        raise ResultsError(
+            f"{source}: has schema {one_line(str(document.get('schema')), 20)}, this softbench reads {SCHEMA}; measure again"
+        )
+    cells: dict[CellKey, CellSamples] = {}
+    at = "header"
+    try:
+        environment, settings = dict(document["environment"]), dict(document.get("settings") or {})
+        for number, cell in enumerate(document["cells"], 1):
+            at = f"cell {number}"
+            case = cell["case"]
+            key = cell_key(cell["backend"], case["direction"], case["dtype"], case["M"], case["N"])
+            at = f"{key.backend} {key.case}"
+            if key in cells:
+                raise ValueError("is there twice")
+            cells[key] = _series(cell["outcome"], str(settings.get("timer", TIMERS[0])))
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        raise ResultsError(f"{source}: {at} is damaged: {type(error).__name__}: {one_line(str(error), 120)}") from None
+    if not cells:
+        raise ResultsError(f"{source}: holds no cells")
+    processes = len({process for series in cells.values() for process in series.processes})
+    texts = [one_line(str(document.get(name) or ""), 2000) for name in ("run", "device_name", "command")]
+    versions = {name: one_line(str(document[name])) for name in ("softbench", "git_commit") if document.get(name)}
+    return RunSamples(source, (texts[0],), SCHEMA, texts[1], environment, settings, texts[2], cells, processes, versions)
+
+
+def cell_key(backend: Any, direction: Any, dtype: Any, M: Any, N: Any) -> CellKey:
+    """A key whose parts have been looked at; ValueError or TypeError where one is off."""
+    if not isinstance(backend, str) or not NAME.fullmatch(backend):
+        raise ValueError("its backend has no valid name")
+    if dtype not in DTYPES or not all(isinstance(extent, int) and 0 < extent < 2**63 for extent in (M, N)):
+        raise ValueError("its case is none")
+    return CellKey(backend, Direction(direction).value, dtype, M, N)
+
+
+def _series(outcome: dict[str, Any], timer: str) -> CellSamples:
+    kind = outcome["kind"]
+    grade = Grade(outcome["accuracy"]["grade"]).value if outcome.get("accuracy") else ""
+    if kind != "measured":
+        status = {"skipped": Status.UNAVAILABLE if outcome.get("unavailable") else Status.SKIPPED, "checked": Status.CHECKED}.get(kind)
+        return CellSamples((status or Status(outcome["status"])).value, one_line(str(outcome["reason"])), grade)
+    turns: dict[int, dict[int, tuple[bool, RoundMedian]]] = {}
+    for batch in outcome["timing"]["batches"]:
+        samples = batch["samples_us"]
+        if not samples or not (min(samples) > 0 and max(samples) < math.inf):
+            raise ValueError("a sample is no positive number")
+        turn = RoundMedian(int(batch["round"]), int(batch["position"]), positive(median(samples)))
+        throttled = bool((batch.get("telemetry") or {}).get("throttled"))
+        turns.setdefault(int(batch["process"]), {})[turn.number] = throttled, turn  # a round that was taken again counts as it ended
+    if not turns:
+        raise ValueError("it is measured, but holds no samples")
+    processes = {}
+    for process, rounds in turns.items():
+        cool = tuple(turn for throttled, turn in rounds.values() if not throttled)
+        processes[process] = cool or tuple(turn for _, turn in rounds.values())
+    series = CellSamples("ok", "", grade, processes)
+    profile = profile_from_json(outcome.get("profile") or {})
+    if timer != TIMERS[0] or not (profile.device_us and profile.host_us):
+        return series
+    us, device, host = (median(values) for values in (series.medians_us().values(), profile.device_us, profile.host_us))
+    if not labels.launch_bound(us, device, host, len(profile.kernels)):
+        return series
+    told = f"do_bench read {units.micros(us)}, the kernels take {units.micros(device)}, issuing them {units.micros(host)}"
+    return replace(series, host_bound=told)
+
+
+def positive(value: Any) -> float:
+    """A latency; ValueError where it is none (NaN, zero, infinite, a text, eleven days)."""
+    low, high = LATENCIES_US
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+        raise ValueError(f"a latency is no number from {low:g} to {high:g} us")
+    return float(value)
+
+
+def join(parts: Sequence[RunSamples]) -> RunSamples:
+    """Runs of one machine as one: their processes add up. A cell that failed in one of them has failed.
+
+    Whether they are of one machine is `softbench.gate.environment_match`'s question. `parts` must not be empty.
+
+    Raises:
+        ResultsError: one run is given twice.
+    """
+    cells: dict[CellKey, CellSamples] = {}
+    runs: list[str] = []
+    offset = 0
+    for part in parts:
+        if again := [run for run in part.runs if run in runs]:
+            raise ResultsError(f"{part.source}: {again[0]} is given twice; every run counts once")
+        runs += part.runs
+        for key, series in part.cells.items():
+            moved = {process + offset: rounds for process, rounds in series.processes.items()}
+            before = cells.get(key)
+            if before is None or (before.status == "ok" and series.status != "ok"):
+                cells[key] = replace(series, processes=moved)
+            elif before.status == "ok":
+                cells[key] = replace(before, processes={**before.processes, **moved}, host_bound=before.host_bound or series.host_bound)
+        offset += 1 + max((process for series in part.cells.values() for process in series.processes), default=0)
+    return replace(
+        parts[0],
+        source=", ".join(part.source for part in parts),
+        runs=tuple(runs),
+        cells=cells,
+        processes=sum(part.processes for part in parts),
+    )
+
+
+def of_records(header: dict[str, Any], records: Iterable[Record], source: str) -> RunSamples:
+    """The evidence of a run that was just measured."""
+    return from_document({**header, "cells": [record_to_json(record) for record in records]}, source)
+
+
+def yardstick(key: CellKey) -> CellKey:
+    """The cell of copy on the same case."""
+    return key.of(YARDSTICK)

@@ -1,0 +1,194 @@
+"""What the gate's self-test concludes from its measurements: how often it alarms at nothing, and what it finds of what was planted.
+
+A set of processes is a family: a screening of every case in one process pair, as `softbench gate --candidate` does it. What a family
+flags is confirmed in the next two sets, which are fresh process pairs for it. Families thus share the sets that confirm them, so the
+alarms before confirmation are given as well: those are independent of each other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from statistics import median
+from typing import Any
+
+from softbench.core.errors import UsageError
+from softbench.gate import paired as same_run
+from softbench.gate.inference import proportion_bounds
+from softbench.gate.samples import CellKey, CellSamples, RunSamples
+from softbench.gate.verdicts import GateReport, Rules
+
+SLOWDOWNS = (0.03, 0.05, 0.08)
+"""What is planted: the margin itself, which is to be let pass, and two that are to be found."""
+EVERY = 4
+"""In a family with planted slowdowns one case in four has one: a family slower as a whole would be easier for Holm's procedure."""
+ALIKE = 0.01
+"""What the A/A ratios are counted against."""
+LEAST_FAMILIES = 1 + same_run.CONFIRMATIONS
+EXIT_0_SHARE = 0.95
+CANDIDATE = "candidate"
+
+
+@dataclass(frozen=True, slots=True)
+class Power:
+    """One planted slowdown."""
+
+    planted: float
+    realised: float
+    """The median over the cells of what was measured."""
+    least: float
+    most: float
+    trials: int
+    """Planted cells, over all families."""
+    found: int
+    """Those that ended as regressions."""
+
+    @property
+    def share(self) -> float:
+        return self.found / self.trials if self.trials else 0.0
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """One-sided 95 % bounds of the share, lower and upper."""
+        return proportion_bounds(self.found, self.trials)
+
+
+@dataclass(frozen=True, slots=True)
+class SelfTest:
+    """How the gate did."""
+
+    base: str
+    device_name: str
+    margin: float
+    families: int
+    cells: int
+    """Cases of a family."""
+    flagged: int
+    """A/A families with a false alarm before confirmation."""
+    alarms: int
+    """A/A families that ended with exit 1."""
+    passed: int
+    """A/A families that ended with exit 0."""
+    ratios: int
+    """A/A ratios of calls over 10 us: a cell in a family each."""
+    alike: int
+    """Those within 1 %."""
+    furthest: float
+    """The A/A ratio that is furthest from 1."""
+    beside: int
+    """Cells beside planted ones that ended as regressions, over all planted families."""
+    power: tuple[Power, ...]
+    points: tuple[tuple[float, float], ...]
+    """Realised slowdown and share found, of each planted cell."""
+
+    @property
+    def exit_code(self) -> int:
+        """0 when no family alarmed at nothing and enough of them passed, else 1."""
+        return 0 if not self.alarms and self.passed >= EXIT_0_SHARE * self.families else 1
+
+    def document(self) -> dict[str, Any]:
+        """As JSON, with the bounds."""
+        data = asdict(self)
+        data["power"] = [{**asdict(power), "share": power.share, "bounds": power.bounds} for power in self.power]
+        bound = proportion_bounds(self.alarms, self.families)[1]
+        return {**data, "exit_code": self.exit_code, "false_alarm_rate_at_most": bound}
+
+
+def name(base: str, slowdown: float) -> str:
+    """What the backend with a planted slowdown is called; 0 is the twin."""
+    return f"{base}+{slowdown:g}"
+
+
+def analyse(run: RunSamples, base: str, rules: Rules) -> SelfTest:
+    """Judge every family of a self-test's run, or of several that were joined.
+
+    Raises:
+        UsageError: it is no self-test of `base`, or has too few families.
+    """
+    cases = [key for key, series in run.cells.items() if key.backend == base and series.status == "ok"]
+    twin = name(base, 0)
+    if not cases or not all((series := run.cells.get(key.of(twin))) and series.status == "ok" for key in cases):
+        raise UsageError(
+            f"{run.source}: is no self-test of {base}: it needs {base} and {twin} in every case; see: softbench gate --self-test"
+        )
+    sets = sorted(set.intersection(*(set(run.cells[key].processes) for key in cases)))
+    if len(sets) < LEAST_FAMILIES:
+        raise UsageError(f"{run.source}: {len(sets)} families are too few: {LEAST_FAMILIES} at least, 59 for a bound of 5 %")
+    levels = [s for s in SLOWDOWNS if any(key.backend == name(base, s) and c.status == "ok" for key, c in run.cells.items())]
+    aa = [_family(run, cases, base, [twin] * len(cases), sets, i, rules) for i in range(len(sets))]
+    twins = [verdict.ratio for _, report in aa for verdict in report.verdicts if verdict.gated and verdict.ratio]
+    power, points, beside = [], [], 0
+    for slowdown in levels:
+        found, others, realised = _planted(run, cases, base, slowdown, sets, rules)
+        beside += others
+        trials = [hit for hits in found.values() for hit in hits]
+        power.append(Power(slowdown, median(realised.values()), min(realised.values()), max(realised.values()), len(trials), sum(trials)))
+        points += [(realised[key], sum(hits) / len(hits)) for key, hits in found.items() if hits]
+    return SelfTest(
+        base=base,
+        device_name=run.device_name,
+        margin=rules.margin,
+        families=len(sets),
+        cells=len(cases),
+        flagged=sum(flagged for flagged, _ in aa),
+        alarms=sum(report.exit_code == 1 for _, report in aa),
+        passed=sum(report.exit_code == 0 for _, report in aa),
+        ratios=len(twins),
+        alike=sum(abs(ratio - 1) <= ALIKE for ratio in twins),
+        furthest=max(twins, key=lambda ratio: abs(math.log(ratio)), default=1.0),
+        beside=beside,
+        power=tuple(power),
+        points=tuple(points),
+    )
+
+
+def _planted(
+    run: RunSamples, cases: Sequence[CellKey], base: str, slowdown: float, sets: Sequence[int], rules: Rules
+) -> tuple[dict[CellKey, list[bool]], int, dict[CellKey, float]]:
+    """Of each planted case: whether each family found it, and its realised slowdown; and how many others were called slower."""
+    slow = name(base, slowdown)
+    able = [key for key in cases if (series := run.cells.get(key.of(slow))) and series.status == "ok"]
+    found: dict[CellKey, list[bool]] = {key: [] for key in able}
+    others = 0
+    most = max(1, len(cases) // EVERY)
+    groups = [set(able[start : start + most]) for start in range(0, len(able), most)]
+    for i in range(len(sets)):
+        for chosen in groups:
+            _, report = _family(run, cases, base, [slow if key in chosen else name(base, 0) for key in cases], sets, i, rules)
+            for verdict in report.verdicts:
+                key = verdict.cell.of(base)
+                if key in chosen and verdict.gated:
+                    found[key].append(verdict.fails)
+                elif key not in chosen:
+                    others += verdict.fails
+    realised = {key: _realised(run.cells[key.of(slow)], run.cells[key]) for key in able}
+    return found, others, realised
+
+
+def _realised(slow: CellSamples, base: CellSamples) -> float:
+    return math.expm1(median(median(pairs.logs) for pairs in same_run.pair(slow, base).values()))
+
+
+def _family(
+    run: RunSamples, cases: Sequence[CellKey], base: str, candidates: Sequence[str], sets: Sequence[int], i: int, rules: Rules
+) -> tuple[bool, GateReport]:
+    """Screen family `i` with these candidates, case by case, and confirm what it flags in the next sets."""
+    chosen = dict(zip(cases, candidates, strict=True))
+    report = same_run.screen(_only(run, chosen, base, [sets[i]]), CANDIDATE, base, rules)
+    flagged = same_run.flagged(report)
+    if not flagged:
+        return False, report
+    fresh = [sets[(i + step) % len(sets)] for step in range(1, 1 + same_run.CONFIRMATIONS)]
+    again = _only(run, {verdict.cell.of(base): chosen[verdict.cell.of(base)] for verdict in flagged}, base, fresh)
+    return True, same_run.confirmed(report, again, base)
+
+
+def _only(run: RunSamples, chosen: Mapping[CellKey, str], base: str, sets: Sequence[int]) -> RunSamples:
+    """The evidence of some sets of processes, with one candidate a case."""
+    cells: dict[CellKey, CellSamples] = {}
+    for key, backend in chosen.items():
+        for to, series in ((CANDIDATE, run.cells[key.of(backend)]), (base, run.cells[key])):
+            kept = {place: series.processes[process] for place, process in enumerate(sets) if process in series.processes}
+            cells[key.of(to)] = replace(series, processes=kept)
+    return replace(run, cells=cells, processes=len(sets))

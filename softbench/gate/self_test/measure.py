@@ -1,0 +1,102 @@
+"""The gate measures itself: a backend beside its own twin, and beside itself with slowdowns planted, in fresh processes again and again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from softbench.core import text as units
+from softbench.core.case import Case, Direction
+from softbench.core.errors import ResultsError
+from softbench.gate.ab_run import AXES, Measure, fixed, found
+from softbench.gate.samples import RunSamples
+from softbench.gate.self_test import analysis as calibration
+from softbench.ops.softmax import spec as roofline
+from softbench.plan import settings as config, sweep
+from softbench.plan.sweep import Sweep
+from softbench.results import store
+from softbench.run import run as runner
+from softbench.run.run import Request
+
+FAMILIES = 59
+"""No alarm in so many is a false-alarm rate below 5 %, with 95 % confidence."""
+SHAPES = {
+    # Calls of some 100 us and more: a planted share of 3 % must be more than the launch of the kernel that waits.
+    "cuda": ((4096,), "16384:35840:1024"),
+    "cpu": ((256,), "256:1206:50"),
+}
+"""Twenty cases, by device."""
+START_SECONDS = 3.0  # of a set of processes on a GPU: forks, CUDA contexts, a kernel's first launch; torch is imported meanwhile
+CASE_SECONDS = 0.05  # building and checking a case
+ROUND_SECONDS = 0.002  # what a batch costs beside its calls: do_bench's estimate, the pipe
+PLUGIN = '''"""{base} beside itself with planted slowdowns; written by softbench gate --self-test, and read by its workers."""
+
+from softbench.backends.injected_slowdown import plant
+
+backends = plant({base!r}, {slowdowns!r}, {plugins!r}, cases={cases!r}, memory={memory!r})
+'''
+
+
+def measure_families(measure: Measure, request: Request, base: str, families: int, announce: Callable[[str], None]) -> RunSamples:
+    """Measure `families` sets of processes; `announce` is told the plan and its time before the first starts.
+
+    Raises:
+        UsageError: a backend or a device that is not there. What `softbench.run.run.run` raises passes through.
+    """
+    store.writable(request.output)
+    asked = fixed(request)
+    cases = sweep.cases(config.resolve(asked.file, asked.flags).sweep, "cuda")
+    if not cases:
+        plan = runner.dry_run(replace(asked, flags={**asked.flags, "backends": (base,)}))
+        M, N = SHAPES[plan.device]
+        shapes = Sweep(M, sweep.parse_axis(N, "N"), ("fp32",), (Direction.FORWARD,))
+        given = {key: value for key, value in asked.flags.items() if key in AXES}
+        asked = replace(asked, file={**asked.file, "sweep": (shapes,)})
+        cases = sweep.cases([replace(shapes, **given)], plan.device)
+    able = planted(cases)
+    asked = _with_twins(asked, base, families, able)
+    announce(told(config.resolve(asked.file, asked.flags), len(cases), len(able), base))
+    return found(measure(asked))
+
+
+def planted(cases: Sequence[Case]) -> tuple[Case, ...]:
+    """The quarter of the cases in which slowdowns are planted: those that move most, for what is planted costs a launch at least."""
+    count = max(1, len(cases) // calibration.EVERY)
+    most = sorted(cases, key=roofline.bytes_moved, reverse=True)[:count]
+    return tuple(case for case in cases if case in most)
+
+
+def told(settings: config.Settings, cases: int, able: int, base: str) -> str:
+    """The plan in words."""
+    levels = ", ".join(f"{slowdown:.0%}" for slowdown in calibration.SLOWDOWNS)
+    batch = (settings.warmup_ms + settings.batch_ms) / 1e3 + ROUND_SECONDS
+    each = START_SECONDS + cases * CASE_SECONDS + (2 * cases + len(calibration.SLOWDOWNS) * able) * settings.rounds * batch
+    return (
+        f"self-test of the gate with {base}: {units.count(settings.processes, 'family').replace('familys', 'families')} of "
+        f"{units.count(cases, 'case')}, each in fresh processes: {base} beside its twin, and in the {able} that move most beside {levels} "
+        f"planted, {units.count(settings.rounds, 'round')}; about {units.duration(settings.processes * each)}"
+    )
+
+
+def _with_twins(request: Request, base: str, families: int, able: Sequence[Case]) -> Request:
+    """The run of a self-test: all families are its sets of processes, and the twins come from a plugin written for it."""
+    plugins = tuple(str(path) for path in (*request.file.get("plugins", ()), *request.flags.get("plugins", ())))
+    slowdowns = (0.0, *calibration.SLOWDOWNS)
+    file = (request.output / "planted.py").resolve()
+    memory = str(file.with_suffix(".json"))
+    about = {"slowdowns": slowdowns, "plugins": [_absolute(plugin) for plugin in plugins], "cases": [case.key for case in able]}
+    try:
+        file.write_text(PLUGIN.format(base=base, memory=memory, **about), encoding="utf-8")
+    except OSError as error:
+        raise ResultsError(f"{file}: cannot be written: {error.strerror}") from None
+    names = (base, *(calibration.name(base, slowdown) for slowdown in slowdowns))
+    flags = {**request.flags, "processes": families, "backends": names, "relative_to": base}
+    flags["plugins"] = (*request.flags.get("plugins", ()), file)
+    return replace(request, flags=flags)
+
+
+def _absolute(plugin: str) -> str:
+    """`[name=]file` with the file's whole path: workers read it from elsewhere."""
+    alias, equals, rest = plugin.rpartition("=")
+    return f"{alias}{equals}{Path(rest).resolve()}"

@@ -1,0 +1,158 @@
+"""New processes against the stored ones of a baseline, cell by cell: a one-sided, moderated t on log process medians.
+
+A process counts as one value: rounds of one process share its addresses, its clocks and its warm-up, so more of them say nothing
+about the next process. A rank test cannot do this: with 10 and 3 values its smallest p is 0.0035, and 300 cells ask for 1.7e-4.
+From each value is taken what copy moved in the same process, the median over copy's cases: what moved the whole machine. Never what the
+backends moved, which would hide a slowdown of all. A case's own copy is no measure for one process: of some lengths it has two speeds on an
+H200, by the process, so that dividing by it put steady cells in doubt (4096 columns in float32). It is a guard: where it moved by more
+than a few percent between the sides, or where with it the cell would be on the other side of the margin, nothing is decided.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from statistics import fmean, median
+
+from softbench.core.case import YARDSTICK
+from softbench.core.errors import InconclusiveError
+from softbench.gate import verdicts as gate
+from softbench.gate.inference import Moderated, moderate, t_quantile, t_upper
+from softbench.gate.samples import CellKey, CellSamples, RunSamples, yardstick
+from softbench.gate.verdicts import CellTest, GateReport, Rules, Verdict
+
+LEAST_BASE = 5
+RECOMMENDED_BASE = 10
+LEAST_NEW = 3
+MARGIN = 0.05
+SAME_MOVE = 0.01
+"""A case's own copy and all of them together are of one mind where they moved by no more than this apart, as a log."""
+
+
+def judge(new: RunSamples, base: RunSamples, rules: Rules, notes: tuple[str, ...] = ()) -> GateReport:
+    """Every cell of either side. Whether the two may be compared is `softbench.gate.environment_match`'s question.
+
+    Raises:
+        InconclusiveError: too few processes on one side (the message has the command that measures what is missing), or values
+            that show no spread at all.
+    """
+    _enough(new, base)
+    verdicts, cells = [], {}
+    moves = _moves(new, base)
+    for key in dict.fromkeys([*base.cells, *new.cells]):
+        if found := gate.unmeasured(key, new.cells.get(key), base.cells.get(key), "the baseline"):
+            verdicts.append(found)
+        elif key.backend != YARDSTICK and all((some := side.cells.get(key)) and some.status == "ok" for side in (new, base)):
+            cells[key] = _Cell(key, (new, base), moves)
+    able = [cell for cell in cells.values() if not cell.doubt]
+    if able and all(not cell.spread for cell in able):
+        raise InconclusiveError(
+            f"{base.source} and {new.source}: no spread between processes is recorded in any cell, so no noise is known; "
+            f"measure again with: {base.more_processes(RECOMMENDED_BASE)}"
+        )
+    spreads = moderate([(cell.old, cell.now) for cell in able])
+    trials = [cell.trial(spread, rules) for cell, spread in zip(able, spreads, strict=True)]
+    trials += [cell.trial(None, rules) for cell in cells.values() if cell.doubt]
+    return GateReport(f"{new.source} against {base.source}", gate.ranked([*verdicts, *gate.family(trials, rules)]), rules, notes)
+
+
+def _enough(new: RunSamples, base: RunSamples) -> None:
+    if base.processes < LEAST_BASE:
+        raise InconclusiveError(
+            f"{base.source}: a baseline needs {LEAST_BASE} processes ({RECOMMENDED_BASE} recommended), it has {base.processes}; "
+            f"measure it with: {base.more_processes(RECOMMENDED_BASE)}"
+        )
+    if new.processes < LEAST_NEW:
+        raise InconclusiveError(
+            f"{new.source}: {LEAST_NEW} processes are the least to compare with a baseline, it has {new.processes}; "
+            f"measure with: {new.more_processes(LEAST_NEW)}"
+        )
+
+
+class _Cell:
+    """One cell's values on both sides, or why it cannot be judged."""
+
+    def __init__(self, key: CellKey, both: tuple[RunSamples, RunSamples], moves: Sequence[Mapping[int, float]]) -> None:
+        """`both`: the new runs and the baseline; `moves`: of each, what copy moved in a process."""
+        self.key = key
+        copies = [side.cells.get(yardstick(key)) for side in both]
+        sides = [side.cells[key] for side in both]
+        self.now, self.old = (_normalised(side, moved) for side, moved in zip(sides, moves, strict=True))
+        raw = [list(side.medians_us().values()) for side in sides]
+        self.us = median(raw[1])
+        self.raw_ratio = median(raw[0]) / median(raw[1])
+        self.moved = _moved(copies[0], copies[1])
+        self.raw_shift = fmean(map(math.log, raw[0])) - fmean(map(math.log, raw[1])) if all(raw) else 0.0
+        self.doubt = self._doubt()
+        self.advisory = gate.launch_bound(self.us, both[0].environment.get("device"), sides)
+
+    def _doubt(self) -> str:
+        if self.moved is None:
+            return "copy was not measured beside it in both: nothing tells whether the machine moved in this case"
+        if len(self.old) < LEAST_BASE or len(self.now) < LEAST_NEW:
+            return f"only {len(self.old)} processes of the baseline and {len(self.now)} new ones have it"
+        return "" if gate.finite([*self.old, *self.now, self.moved]) else "its values are no numbers"
+
+    def _guarded(self, shift: float, moved: float, rules: Rules) -> str:
+        """Why its own copy, which moved by so much, forbids a decision on a shift; empty where it does not."""
+        if abs(moved) > math.log1p(rules.reference_moves):
+            return f"copy itself moved by {math.expm1(moved):+.1%}"
+        limit, alone = math.log1p(rules.margin), self.raw_shift - moved
+        if (shift > limit) != (alone > limit) and abs(shift - alone) > SAME_MOVE:
+            told = f"{math.expm1(moved):+.1%} in this case and {math.expm1(self.raw_shift - shift):+.1%} over all"
+            return f"copy moved by {told}: less the one it is {math.exp(alone):.3f}, less the other {math.exp(shift):.3f}"
+        return ""
+
+    @property
+    def spread(self) -> bool:
+        return len(set(self.old)) > 1 or len(set(self.now)) > 1
+
+    def trial(self, spread: Moderated | None, rules: Rules) -> CellTest:
+        counted = f"{len(self.old)}+{len(self.now)} processes"
+        verdict = Verdict(self.key, gate.State.AMBIGUOUS, self.advisory, n=counted, raw_ratio=self.raw_ratio, gated=not self.advisory)
+        if spread is None or self.moved is None:
+            return CellTest(verdict, doubt=self.doubt)
+        shift = fmean(self.now) - fmean(self.old)
+        error = spread.tau * math.sqrt(1 / len(self.now) + 1 / len(self.old))
+        reach = t_quantile(0.975, spread.df) * error
+        limit = math.log1p(rules.margin)
+        verdict = Verdict(
+            **{name: getattr(verdict, name) for name in ("cell", "state", "reason", "n", "raw_ratio", "gated")},
+            ratio=math.exp(shift),
+            interval=(math.exp(shift - reach), math.exp(shift + reach)),
+            covers="differences between processes",
+            margin=rules.margin,
+        )
+        doubt = self._guarded(shift, self.moved, rules)
+        return CellTest(verdict, t_upper((shift - limit) / error, spread.df), t_upper((-shift - limit) / error, spread.df), doubt)
+
+
+def _moves(new: RunSamples, base: RunSamples) -> tuple[dict[int, float], dict[int, float]]:
+    """Of either side and by process, the median over copy's cells of the log of its latency over the baseline's.
+
+    Of the cells that both sides have; launch-bound ones, which move with the host, only where there are no others.
+    """
+    both = {key: (series, base.cells[key]) for key, series in new.cells.items() if key.backend == YARDSTICK and key in base.cells}
+    able = {key: sides for key, sides in both.items() if all(side.status == "ok" and side.processes for side in sides)}
+    levels = {key: median(sides[1].medians_us().values()) for key, sides in able.items()}
+    device = new.environment.get("device")
+    of_device = {key: sides for key, sides in able.items() if not gate.launch_bound(levels[key], device, sides)}
+    found: tuple[dict[int, list[float]], dict[int, list[float]]] = ({}, {})
+    for key, sides in (of_device or able).items():
+        for series, values in zip(sides, found, strict=True):
+            for process, us in series.medians_us().items():
+                values.setdefault(process, []).append(math.log(us / levels[key]))
+    one, other = ({process: median(values) for process, values in side.items()} for side in found)
+    return one, other
+
+
+def _normalised(series: CellSamples, moves: Mapping[int, float]) -> list[float]:
+    """log(median) of each process, less what copy moved in it; without the processes in which copy has no figure."""
+    return [math.log(us) - moves[process] for process, us in series.medians_us().items() if process in moves]
+
+
+def _moved(new: CellSamples | None, base: CellSamples | None) -> float | None:
+    """The log of copy's latency now over that of the baseline; None where one lacks it."""
+    if not (new and base and new.status == "ok" and base.status == "ok"):
+        return None
+    return math.log(median(new.medians_us().values()) / median(base.medians_us().values()))

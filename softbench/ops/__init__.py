@@ -1,0 +1,1 @@
+"""What is computed: one package for each operation."""

@@ -1,0 +1,207 @@
+"""The cases every backend faces beside the tensor it is timed on: shapes, values, layouts, gradients, contract, size.
+
+An item makes its inputs from a seed; `softbench.ops.softmax.tolerance` checks the output. `rows` items hand it
+contiguous (M, N) tensors through `prepare`, `dim` items tensors of any shape and strides through `over_dim`, where it has that.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+
+from softbench.core.case import Direction
+from softbench.ops.dtypes import DTYPES
+
+Tensors = tuple[torch.Tensor, ...]
+HUGE = {"fp32": 3.4e38, "fp16": 65504.0, "bf16": 3.38e38}
+SHIFT = {"fp32": 1e7, "fp16": 1.5e3, "bf16": 1e3}
+
+OVER_INT32 = "over-2^31-elements"
+MOST_TENSORS = 10  # that an item holds at once: inputs, their copies, poison, output and its first look, a backend's own
+
+MOST_INTERPRETED = 2**16  # elements of a tensor, but for a row that is longer: an interpreter's seconds
+COLUMNS = 1023  # of the value items: no multiple of any vector, just below a tier of most kernels
+ROWS = 16
+LONG = 20011  # of the value items that a kernel sees in several tiles: no multiple of anything
+
+
+@dataclass(frozen=True, slots=True)
+class CheckCase:
+    """One case of the catalogue."""
+
+    name: str
+    direction: Direction
+    make: Callable[[Draw], Tensors]
+    """`(x,)` forward, `(dy, y)` backward."""
+    dim: int | None = None
+    """The axis of a `dim` item; None for a `rows` item."""
+    repeat: str = ""
+    """`twice` or `stream`: the contract that is tried beside the values."""
+    gpu_only: str = ""
+    """Why it needs a GPU; empty where it does not."""
+    free_bytes: int = 0
+    """Device memory it needs free; backends face it one after the other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """Where an item's numbers come from."""
+
+    generator: torch.Generator
+    dtype: str
+    device: torch.device
+    most_rows: int | None
+    """A backend that only an interpreter runs gets no more rows than these."""
+
+    def rows(self, M: int, N: int) -> int:
+        """M rows of N columns, or as many of them as an interpreter gets through."""
+        return M if self.most_rows is None else min(M, self.most_rows, max(1, MOST_INTERPRETED // max(1, N)))
+
+    def normal(self, *shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=self.generator, dtype=DTYPES[self.dtype], device=self.device)
+
+    def softmaxed(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(x.float(), dim=-1).to(x.dtype)
+
+
+def items() -> list[CheckCase]:
+    """The whole catalogue, items of one shape beside each other (a backend that compiles for each shape does so once)."""
+    return [*_shapes(Direction.FORWARD), *_values(), *_layouts(), *_shapes(Direction.BACKWARD), *_gradients(), *_gradient_layouts()]
+
+
+def _shapes(direction: Direction) -> Iterable[CheckCase]:
+    small = [(37, N) for N in (1, 2, 31, 32, 33, 255, 256, 257, 1024, 1025)]
+    tiers = [(5, N) for N in (2049, 4095, 8192, 8193, 16384, 16385, 32769, 50257, 65535)]
+    for M, N in (*small, (1823, 781), *tiers, (1, 1000), (1, 131072), (3, 262145)):
+        yield _shape(f"{M}x{N}", direction, M, N)
+    for M in (65535, 65536, 65537):
+        yield _shape(f"{M}x9", direction, M, 9)
+    for M, N in ((0, 16), (16, 0)):
+        yield _shape(f"{M}x{N}", direction, M, N)
+    M, N = 2**15 + 1, 2**16
+    yield replace(_shape(OVER_INT32, direction, M, N), gpu_only="it is a matter of its memory", free_bytes=MOST_TENSORS * 4 * M * N)
+
+
+def _shape(name: str, direction: Direction, M: int, N: int) -> CheckCase:
+    def make(draw: Draw) -> Tensors:
+        x = draw.normal(draw.rows(M, N), N)
+        return (x,) if direction is Direction.FORWARD else (draw.normal(*x.shape), draw.softmaxed(x))
+
+    return CheckCase(f"shape {name}", direction, make)
+
+
+def _values() -> Iterable[CheckCase]:
+    def item(
+        name: str,
+        change: Callable[[torch.Tensor, Draw], torch.Tensor],
+        repeat: str = "",
+        gpu_only: str = "",
+        shape: tuple[int, int] = (ROWS, COLUMNS),
+    ) -> CheckCase:
+        def make(draw: Draw) -> Tensors:
+            return (change(draw.normal(draw.rows(*shape), shape[1]), draw).to(DTYPES[draw.dtype]),)
+
+        return CheckCase(name, Direction.FORWARD, make, repeat=repeat, gpu_only=gpu_only)
+
+    def long(name: str, change: Callable[[torch.Tensor, Draw], torch.Tensor]) -> CheckCase:
+        return item(f"long, {name}", change, shape=(2, LONG))
+
+    def put(x: torch.Tensor, where: tuple[int | slice, ...], value: float) -> torch.Tensor:
+        x[where] = value
+        return x
+
+    def ramp(x: torch.Tensor, sign: int) -> torch.Tensor:
+        return torch.linspace(0, sign * 60.0, x.shape[1], device=x.device).expand(x.shape[0], -1).clone()
+
+    def scaled(scale: float) -> Callable[[torch.Tensor, Draw], torch.Tensor]:
+        return lambda x, draw: x * scale
+
+    yield from (item(f"scale {scale:g}", scaled(scale)) for scale in (0.1, 10.0, 100.0))
+    yield item("shifted", lambda x, draw: x + SHIFT[draw.dtype])
+    yield item("rows far apart", lambda x, draw: x + 60.0 * torch.arange(x.shape[0], device=x.device)[:, None])
+    yield item("constant rows", lambda x, draw: torch.full_like(x, 3.25))
+    yield item("one-hot", lambda x, draw: put(torch.full_like(x, -50.0), (slice(None), 777), 50.0))
+    yield item("rising", lambda x, draw: ramp(x, 1))
+    yield item("falling", lambda x, draw: ramp(x, -1))
+    yield item("mass in the last column", lambda x, draw: put(x, (slice(None), COLUMNS - 1), 30.0))
+    yield item("all negative", lambda x, draw: -x.abs() - 100)
+    yield item("largest and smallest", lambda x, draw: put(put(x, (slice(None), 5), HUGE[draw.dtype]), (slice(None), 6), -HUGE[draw.dtype]))
+    yield item("all the smallest", lambda x, draw: torch.full_like(x, -HUGE[draw.dtype]))
+    yield item("-inf scattered", lambda x, draw: torch.where(x > 1, -math.inf, x))
+    yield item("-inf first", lambda x, draw: put(x, (slice(None), slice(0, 700)), -math.inf))
+    yield item("a row of -inf", lambda x, draw: put(x, (3, slice(None)), -math.inf))
+    yield item("one +inf", lambda x, draw: put(x, (3, 500), math.inf))
+    yield item("one NaN", lambda x, draw: put(x, (3, 1000), math.nan))
+    yield item("twice the same", lambda x, draw: x, repeat="twice")
+    yield item("another stream", lambda x, draw: x, repeat="stream", gpu_only="streams")
+    yield long("rising", lambda x, draw: ramp(x, 1))
+    yield long("falling", lambda x, draw: ramp(x, -1))
+    yield long("constant rows", lambda x, draw: torch.full_like(x, 3.25))
+    yield long("mass in the last column", lambda x, draw: put(x, (slice(None), LONG - 1), 30.0))
+    yield long("-inf first", lambda x, draw: put(x, (slice(None), slice(0, LONG - 100)), -math.inf))
+    yield long("one NaN", lambda x, draw: put(x, (0, LONG - 1), math.nan))
+
+
+LAYOUTS: dict[str, tuple[Callable[[Draw], torch.Tensor], int]] = {
+    "1-D": (lambda draw: draw.normal(1000), 0),
+    "3-D, dim 0": (lambda draw: draw.normal(65, 3, 7), 0),
+    "3-D, dim 1": (lambda draw: draw.normal(3, 65, 7), 1),
+    "5-D, dim -3": (lambda draw: draw.normal(2, 3, 17, 2, 2), -3),
+    "transposed": (lambda draw: draw.normal(100, 12).t(), -1),
+    "every second column": (lambda draw: draw.normal(12, 200)[:, ::2], -1),
+    "row stride over N": (lambda draw: draw.normal(12, 128)[:, :100], -1),
+    "offset by one element": (lambda draw: draw.normal(12 * 128 + 1)[1:].view(12, 128), -1),
+    "expanded rows": (lambda draw: draw.normal(1, 100).expand(12, 100), -1),
+    "expanded columns": (lambda draw: draw.normal(12, 1).expand(12, 100), -1),
+    "channels-last": (lambda draw: draw.normal(2, 16, 3, 5).to(memory_format=torch.channels_last), 1),
+}
+
+
+def _layouts() -> Iterable[CheckCase]:
+    for name, (make, dim) in LAYOUTS.items():
+        yield CheckCase(f"layout {name}", Direction.FORWARD, partial(_alone, make), dim=dim)
+
+
+def _alone(make: Callable[[Draw], torch.Tensor], draw: Draw) -> Tensors:
+    return (make(draw),)
+
+
+def _gradients() -> Iterable[CheckCase]:
+    def item(name: str, make: Callable[[torch.Tensor, torch.Tensor], Tensors]) -> CheckCase:
+        def of(draw: Draw) -> Tensors:
+            return make(draw.normal(ROWS, COLUMNS), draw.softmaxed(draw.normal(ROWS, COLUMNS)))
+
+        return CheckCase(name, Direction.BACKWARD, of)
+
+    def one_hot(like: torch.Tensor) -> torch.Tensor:
+        hot = torch.zeros_like(like)
+        hot[:, 77] = 1
+        return hot
+
+    yield item("dy = 1", lambda dy, y: (torch.ones_like(dy), y))
+    yield item("dy one-hot", lambda dy, y: (one_hot(dy), y))
+    yield item("dy with a mean", lambda dy, y: (dy + 5, y))
+    yield item("y saturated", lambda dy, y: (dy, one_hot(y)))
+    yield item("y = 0 where x was -inf", lambda dy, y: (dy, torch.where(y > 1 / COLUMNS, y, torch.zeros_like(y))))
+
+
+def _gradient_layouts() -> Iterable[CheckCase]:
+    def pair(make: Callable[[Draw], torch.Tensor], dim: int, draw: Draw) -> Tensors:
+        y = make(draw)
+        return draw.normal(*y.shape), torch.softmax(y.float(), dim=dim).to(y.dtype)
+
+    def expanded(draw: Draw) -> Tensors:
+        return draw.normal(1, 1).expand(12, 100), draw.softmaxed(draw.normal(12, 100))
+
+    def transposed(draw: Draw) -> Tensors:
+        return draw.normal(100, 12).t(), draw.softmaxed(draw.normal(12, 100))
+
+    for name in ("1-D", "3-D, dim 1", "5-D, dim -3", "row stride over N", "offset by one element"):
+        make, dim = LAYOUTS[name]
+        yield CheckCase(f"layout {name}", Direction.BACKWARD, partial(pair, make, dim), dim=dim)
+    yield CheckCase("layout dy expanded", Direction.BACKWARD, expanded, dim=-1)
+    yield CheckCase("layout dy transposed", Direction.BACKWARD, transposed, dim=-1)

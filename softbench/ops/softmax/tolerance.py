@@ -1,0 +1,173 @@
+"""When a figure may be published: an elementwise bound, derived from the arithmetic, against float64.
+
+With u = 2^-24, u_o = 2^-11 (fp16) or 2^-8 (bf16), d_i = max(x) - x_i, D = sum_j y_j d_j, eta = 2^-25 (fp16) or 2^-126 (else), and
+c(N) = 16 + 2 log2 N + N / (4 L), where a sum is kept in L lanes (16 on the CPU, 1024 on CUDA):
+
+    forward   B_i = [16-bit: u_o y_i] + u y_i (c(N) + 4 (d_i + D)) + eta
+    backward  B_i = [16-bit: u_o |dx_i|] + u S_i (c(N) - 8) + eta,  S_i = |y_i| (|dy_i| + sum_j |y_j dy_j|)
+
+exp's relative error grows with |x - max|; sums and dots lose with their depth; dx cancels, so its scale is S and not dx; eta covers
+flush-to-zero. `low-precision` is a second class for backends that honestly round intermediates to 16 bits:
+
+    forward   B_i + u_o y_i (4 + 2 (d_i + D)) + eta
+    backward  B_i + u_o (2 S_i + |dx_i|) + 2 eta
+
+(The further eta of the forward is the numerator's: in fp16 exp(x - max) may itself be subnormal, and is rounded before the division
+rounds again. Eager naive on randn of scale 10 needs it.)
+
+`both` is checked against float64 all the way from x, whatever a backend keeps for its backward: dx = y (dy - s), s = sum_j y_j dy_j,
+so an error of y within its own forward bound F moves dx by at most F_i (|dy_i| + |s|) + |y_i| sum_j F_j |dy_j|, which is added to the
+backward bound.
+
+NaN and infinities must be exactly where the reference has them, and every comparison is written so that a NaN fails it.
+Common tolerances are vacuous here: with rtol = atol = 1e-2 a bf16 output of zeros passes on normal rows of N = 16384.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from softbench.core.case import Case, Direction
+from softbench.core.outcome import Accuracy, Grade
+from softbench.ops.softmax import reference
+from softbench.ops.softmax.inputs import row_chunks
+
+U = 2.0**-24
+U_OUT = {"fp32": 0.0, "fp16": 2.0**-11, "bf16": 2.0**-8}
+ETA = {"fp32": 2.0**-126, "fp16": 2.0**-25, "bf16": 2.0**-126}
+LANES = {"cpu": 16, "cuda": 1024}
+
+
+See = Callable[[torch.Tensor, torch.Tensor], object]
+"""Is shown some rows of an output after the other, and the reference's; what it makes of them is no part of the verdict."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounded:
+    """Some rows of one output: float64 reference and the two bounds, all (rows, N)."""
+
+    expected: torch.Tensor
+    tight: torch.Tensor
+    loose: torch.Tensor
+    """Equal to `tight` for fp32: there is no honest way to lose that much."""
+
+
+def depth(N: int, device: str) -> float:
+    """c(N): how many roundings, in units of u, a row's sum may cost."""
+    return 16 + 2 * math.log2(max(N, 1)) + N / (4 * LANES[device])
+
+
+def bound_forward(x: torch.Tensor, case: Case) -> Bounded:
+    """The forward bound on some rows; `x` is (rows, N) in the case's dtype."""
+    u_out, eta = U_OUT[case.dtype], ETA[case.dtype]
+    wide = x.double()
+    y = reference.forward(wide)
+    distance = wide.amax(dim=-1, keepdim=True) - wide
+    spread = torch.where(y == 0, 0.0, y * distance)  # an exact zero is exactly representable, however far away
+    mean = spread.sum(dim=-1, keepdim=True)
+    travelled = spread + y * mean  # y * (d + D)
+    tight = u_out * y + U * (y * depth(case.N, case.device) + 4 * travelled) + eta
+    return Bounded(y, tight, tight + (u_out * (4 * y + 2 * travelled) + eta if u_out else 0.0))
+
+
+def bound_backward(dy: torch.Tensor, y: torch.Tensor, case: Case) -> Bounded:
+    """The backward bound on some rows; `dy` and `y` are (rows, N), in any dtype."""
+    u_out, eta = U_OUT[case.dtype], ETA[case.dtype]
+    dy, y = dy.double(), y.double()
+    dx = reference.backward(dy, y)
+    scale = y.abs() * (dy.abs() + (y * dy).abs().sum(dim=-1, keepdim=True))
+    tight = u_out * dx.abs() + U * scale * (depth(case.N, case.device) - 8) + eta
+    return Bounded(dx, tight, tight + (u_out * (2 * scale + dx.abs()) + 2 * eta if u_out else 0.0))
+
+
+def bound_both(x: torch.Tensor, dy: torch.Tensor, case: Case) -> tuple[Bounded, Bounded]:
+    """The bounds on y and on dx where both come from x; arguments as above."""
+    ahead = bound_forward(x, case)
+    y, dy = ahead.expected, dy.double()
+    back = bound_backward(dy, y, case)
+    reach = dy.abs() + (y * dy).sum(dim=-1, keepdim=True).abs()
+
+    def carried(error: torch.Tensor) -> torch.Tensor:
+        return error * reach + y * (error * dy.abs()).sum(dim=-1, keepdim=True)
+
+    return ahead, Bounded(back.expected, back.tight + carried(ahead.tight), back.loose + carried(ahead.loose))
+
+
+def excess(out: torch.Tensor, expected: torch.Tensor, bound: torch.Tensor) -> torch.Tensor:
+    """|out - expected| / bound, elementwise; inf where NaN or infinities are not exactly where they belong, or the bound is NaN."""
+    out = out.double()
+    ratio = ((out - expected).abs() / bound).nan_to_num(nan=math.inf, posinf=math.inf)
+    same = (out == expected) | (out.isnan() & expected.isnan())
+    return torch.where(expected.isfinite(), ratio, torch.where(same, 0.0, math.inf))
+
+
+def check(
+    case: Case, inputs: tuple[torch.Tensor, ...], outputs: tuple[torch.Tensor, ...], see: See | None = None, kinds: Sequence[str] = ()
+) -> Accuracy:
+    """The verdict on what a backend made of `inputs` (see `softbench.ops.softmax.inputs.make`): `outputs` is (y,), (dx,) or (y, dx).
+
+    `kinds` are the names that `softbench.ops.softmax.inputs.make_adversarial` gave to rows; what is wrong says which of them are.
+    """
+    worst, loosest, where = 0.0, 0.0, ""
+    wrong_kinds: set[int] = set()
+    for rows in row_chunks(case):
+        for name, got, bounded in _rows(case, inputs, outputs, rows):
+            if see is not None:
+                see(got, bounded.expected)
+            over = excess(got, bounded.expected, bounded.tight)
+            loose = excess(got, bounded.expected, bounded.loose)
+            loosest = max(loosest, loose.max().item())
+            if kinds:
+                bad = (loose > 1).any(dim=-1).nonzero()[:, 0] + rows.start
+                wrong_kinds.update((bad % len(kinds)).unique().tolist())
+            if (peak := over.max().item()) > worst:
+                worst = peak
+                row, column = divmod(int(over.argmax().item()), case.N)
+                value, expected = got[row, column].item(), bounded.expected[row, column].item()
+                where = f"{name}[{rows.start + row}, {column}] is {value:.6g} where float64 gives {expected:.6g}: {peak:.3g} x the bound"
+    if worst <= 1:
+        return Accuracy(Grade.PASS, worst, "")
+    if loosest <= 1 and U_OUT[case.dtype]:
+        return Accuracy(Grade.LOW_PRECISION, worst, f"rounds intermediates to 16 bits: {where}")
+    return Accuracy(Grade.WRONG, worst, where + _told(kinds, wrong_kinds, case.M))
+
+
+def _told(kinds: Sequence[str], wrong: set[int], M: int) -> str:
+    """Which of the kinds of rows that a case of M rows has are wrong, in words."""
+    if not kinds:
+        return ""
+    there = min(M, len(kinds))
+    if there > 1 and len(wrong) == there:
+        return f" (structured rows: all {there} kinds)"
+    named = ", ".join(kinds[kind] for kind in sorted(wrong))
+    return f" (structured rows: those {named}" + ("; the others are right)" if there > 1 else ")")
+
+
+def _rows(
+    case: Case, inputs: tuple[torch.Tensor, ...], outputs: tuple[torch.Tensor, ...], rows: slice
+) -> Iterator[tuple[str, torch.Tensor, Bounded]]:
+    first, *rest = (tensor.detach()[rows] for tensor in inputs)
+    got = [tensor[rows] for tensor in outputs]
+    if case.direction is Direction.FORWARD:
+        yield "y", got[0], bound_forward(first, case)
+    elif case.direction is Direction.BACKWARD:
+        yield "dx", got[0], bound_backward(first, rest[0], case)
+    else:
+        ahead, back = bound_both(first, rest[0], case)
+        yield "y", got[0], ahead
+        yield "dx", got[1], back
+
+
+def check_yardstick(case: Case, inputs: tuple[torch.Tensor, ...], outputs: tuple[torch.Tensor, ...]) -> Accuracy:
+    """The yardstick's verdict: bit by bit what a copy (x), an add (dy + y) or the two of them (x, dy + x) leave behind."""
+    first, *rest = (tensor.detach() for tensor in inputs)
+    for rows in row_chunks(case):
+        copied = [] if case.direction is Direction.BACKWARD else [first[rows]]
+        added = [first[rows] + rest[0][rows]] if rest else []
+        if not all(torch.equal(got[rows], want) for got, want in zip(outputs, copied + added, strict=True)):
+            return Accuracy(Grade.WRONG, math.inf, "the yardstick did not move what it should have moved")
+    return Accuracy(Grade.YARDSTICK, 0.0, "")

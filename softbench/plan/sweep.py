@@ -1,0 +1,121 @@
+"""The sweep grammar (`256,1024`, `256:8192:256`, `256:65536:*2`) and the cases it makes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import product
+
+from softbench.core.case import DTYPES, Case, Direction
+from softbench.core.errors import UsageError
+
+MAX_VALUES = 10_000  # of one axis: more is a slip of the pen, and would be weeks of measuring
+MAX_CASES = 100_000
+MAX_EXTENT = 2**48  # a row or column count beyond any memory; keeps M * N * itemsize an honest number
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """The cartesian product of its axes."""
+
+    M: tuple[int, ...]
+    N: tuple[int, ...]
+    dtype: tuple[str, ...] = ("fp32",)
+    direction: tuple[Direction, ...] = (Direction.FORWARD,)
+
+
+def parse_axis(text: str, name: str) -> tuple[int, ...]:
+    """Whole numbers from a list of values and ranges, in the order written, without repeats.
+
+    A range is `start:stop:step` or `start:stop:*factor`, `stop` included when it is hit.
+
+    Raises:
+        UsageError: naming `name`, the part that is wrong, and a way to write it.
+    """
+    values: dict[int, None] = {}
+    for part in text.split(","):
+        for value in _part(part.strip(), name):
+            values[value] = None
+            if len(values) > MAX_VALUES:
+                raise UsageError(f"{name} {text}: more than {MAX_VALUES} values; take a larger step, or a factor as in 256:65536:*2")
+    return tuple(values)
+
+
+def _part(part: str, name: str) -> Iterable[int]:
+    pieces = part.split(":")
+    if len(pieces) == 1:
+        return (_positive(part, name),)
+    if len(pieces) != 3:
+        raise UsageError(f"{name} '{part}': a range is start:stop:step or start:stop:*factor, as in 256:8192:256 or 256:65536:*2")
+    start, stop = _positive(pieces[0], name), _positive(pieces[1], name)
+    if stop < start:
+        raise UsageError(f"{name} '{part}': the range stops before it starts; write {stop}:{start}:{pieces[2]}")
+    step = pieces[2].strip()
+    if not step.startswith("*"):
+        return range(start, stop + 1, _positive(step, name))
+    factor = _positive(step[1:], name)
+    if factor < 2:
+        raise UsageError(f"{name} '{part}': the factor must be at least 2, as in {start}:{stop}:*2")
+    return _geometric(start, stop, factor)
+
+
+def _geometric(start: int, stop: int, factor: int) -> Iterable[int]:
+    while start <= stop:
+        yield start
+        start *= factor
+
+
+def _positive(text: str, name: str) -> int:
+    text = text.strip()
+    if not (text.isascii() and text.removeprefix("-").isdigit()) or len(text) > 18:
+        raise UsageError(f"{name}: '{text}' is not a whole number; lists and ranges look like 256,1024 or 256:8192:256 or 256:65536:*2")
+    value = int(text)
+    if not 1 <= value <= MAX_EXTENT:
+        raise UsageError(f"{name}: {value} is out of range; values are from 1 to {MAX_EXTENT}")
+    return value
+
+
+def parse_choices(text: str, name: str, known: Iterable[str]) -> tuple[str, ...]:
+    """Names from a comma-separated list, each one of `known`, without repeats.
+
+    Raises:
+        UsageError: naming `name`, the unknown word and the known ones.
+    """
+    known = tuple(known)
+    chosen = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
+    for word in chosen:
+        if word not in known:
+            raise UsageError(f"{name}: unknown '{word}'; known are {', '.join(known)}")
+    return chosen
+
+
+def parse_dtypes(text: str, name: str) -> tuple[str, ...]:
+    """Dtypes of a sweep: see `parse_choices`."""
+    return parse_choices(text, name, DTYPES)
+
+
+def parse_directions(text: str, name: str) -> tuple[Direction, ...]:
+    """Directions of a sweep: see `parse_choices`."""
+    return tuple(Direction(word) for word in parse_choices(text, name, [direction.value for direction in Direction]))
+
+
+def cases(sweeps: Iterable[Sweep], device: str) -> tuple[Case, ...]:
+    """Every case of the sweeps once: direction by direction, dtype by dtype, M by M, N in the order written.
+
+    Raises:
+        UsageError: when there are more than MAX_CASES.
+    """
+    found: dict[Case, None] = {}
+    for sweep in sweeps:
+        if len(sweep.M) * len(sweep.N) * len(sweep.dtype) * len(sweep.direction) > MAX_CASES:
+            raise UsageError(f"the sweep has more than {MAX_CASES} cases; split it into several runs")
+        for direction, dtype, M, N in product(sweep.direction, sweep.dtype, sweep.M, sweep.N):
+            found[Case(M, N, dtype, direction, device)] = None
+    return tuple(found)
+
+
+def thinned(values: tuple[int, ...], keep: int) -> tuple[int, ...]:
+    """At most `keep` of the values, evenly spread, the first and last among them."""
+    if len(values) <= keep:
+        return values
+    return tuple(dict.fromkeys(values[round(i * (len(values) - 1) / (keep - 1))] for i in range(keep)))

@@ -1,0 +1,1 @@
+"""Where backends come from, and what is known about each."""

@@ -1,0 +1,99 @@
+"""Importing the backends of a plugin source; called in workers only."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import sys
+from importlib import metadata
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from softbench.core.errors import UsageError
+from softbench.core.text import one_line
+from softbench.core.validate import NAME
+from softbench.plugins.source import ALL, GROUP, SOURCES, PluginSource
+
+METHODS = ("available", "supports", "prepare")
+
+
+def load(origin: PluginSource) -> tuple[Any, ...]:
+    """Import an origin's backends. Runs the plugin's code: called in a worker only.
+
+    An entry point names, and a file holds under the name `backend` or `backends`, one Backend or a list of them.
+
+    Raises:
+        UsageError: what it offers is not a backend. Whatever the plugin's own import raises passes through.
+    """
+    if origin.kind == "file":
+        module = _import_file(Path(origin.target))
+        offered = getattr(module, "backends", None) or getattr(module, "backend", None)
+        if offered is None:
+            raise UsageError("defines neither `backend` nor `backends`, or nothing in them")
+    else:
+        offered = metadata.EntryPoint(origin.label, origin.target, GROUP).load()
+    found = tuple(offered) if isinstance(offered, list | tuple) else (offered,)
+    for backend in found:
+        if isinstance(backend, type):
+            raise UsageError(f"{backend.__name__} is a class and not a backend: write {backend.__name__}()")
+        lacking = [method for method in METHODS if not callable(getattr(backend, method, None))]
+        if lacking:
+            raise UsageError(f"{_shown(backend)} is not a backend: it lacks the methods {', '.join(lacking)}")
+        name = getattr(backend, "name", None)
+        if not isinstance(name, str) or not NAME.fullmatch(name) or name == ALL:
+            raise UsageError(f"{_shown(name)} is no name for a backend; use 1 to 64 letters, digits and . _ : + -, and not '{ALL}'")
+    if not origin.alias:
+        return found
+    return tuple(_renamed(backend, origin.alias if len(found) == 1 else f"{origin.alias}.{backend.name}") for backend in found)
+
+
+def _shown(thing: Any) -> str:
+    """A thing in a message, without the address that an object without a text of its own shows."""
+    text = repr(thing)
+    return f"an object of {type(thing).__name__}" if " object at 0x" in text else one_line(text, 80)
+
+
+def _renamed(backend: Any, name: str) -> Any:
+    """The backend under another name. It is wrapped, not changed: its own methods may rely on its name."""
+
+    class Renamed:
+        __doc__ = type(backend).__doc__
+
+        def __getattr__(self, attribute: str) -> Any:
+            return getattr(backend, attribute)
+
+    renamed: Any = Renamed()
+    renamed.name = name
+    return renamed
+
+
+def _import_file(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"softbench_plugin_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise UsageError("is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    sys.path.append(str(path.parent))  # a plugin may come with helpers beside it
+    spec.loader.exec_module(module)
+    return module
+
+
+def source_hash(backend: Any, origin: PluginSource) -> str:
+    """A hash of a backend's source files: the plugin file, or the folders of its package's loaded modules; and its own `sources()`."""
+    digest = hashlib.sha256()
+    if origin.kind == "file":
+        folder = Path(origin.target).parent  # what it imported from beside it belongs to it
+        loaded = [Path(file) for module in list(sys.modules.values()) if (file := getattr(module, "__file__", None))]
+        files = sorted({Path(origin.target), *(file for file in loaded if file.parent == folder)})
+    else:
+        package = origin.target.partition(":")[0].partition(".")[0]
+        modules = [m for name, m in list(sys.modules.items()) if name == package or name.startswith(package + ".")]
+        folders = {Path(folder) for module in modules for folder in getattr(module, "__path__", ())}
+        lone = {Path(file) for module in modules if (file := getattr(module, "__file__", None))}
+        files = sorted({f for folder in folders if folder.is_dir() for f in folder.iterdir() if f.suffix in SOURCES} | lone)
+    own = getattr(backend, "sources", None)
+    for file in [*files, *(own() if callable(own) else ())]:
+        if file.is_file():
+            digest.update(file.name.encode() + b"\0" + file.read_bytes())
+    return digest.hexdigest()[:16]

@@ -1,0 +1,90 @@
+"""Where backends come from, how one is loaded (in a worker), and which ones a run takes (in the parent)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+
+from softbench.core.case import YARDSTICK
+from softbench.core.errors import UsageError
+from softbench.core.text import unknown
+from softbench.plugins.info import BackendInfo
+from softbench.plugins.source import ALL, PluginSource
+
+WILDCARDS = frozenset("*?[")
+
+
+def needed(doors: Sequence[PluginSource], names: Sequence[str] | None) -> tuple[PluginSource, ...]:
+    """The doors to open first for these backends: files, and entry points of a name or of what stands before its colon.
+
+    All of them for `all` and patterns. What is `missing` behind these may be behind any other.
+    """
+    if names is None or any(name == ALL or WILDCARDS & set(name) for name in names):
+        return tuple(doors)
+    labels = {YARDSTICK, *names, *(name.partition(":")[0] for name in names)}
+    return tuple(door for door in doors if door.kind == "file" or door.label in labels)
+
+
+def missing(offers: Iterable[BackendInfo], names: Sequence[str] | None) -> bool:
+    """True when a name is none of these offers'."""
+    return not {offer.name for offer in offers}.issuperset(names or ())
+
+
+def select(
+    offers: Sequence[BackendInfo], names: Sequence[str] | None, *, yardstick: bool = True, flag: str = "--backends"
+) -> tuple[BackendInfo, ...]:
+    """What a run takes: those named, in that order; first the yardstick, unless nobody needs it. `flag` is where the names come from.
+
+    Beside names there are `all` (as None: every offer but the extras) and patterns as a shell's (`compile:*`). What these take may be
+    unavailable: it becomes rows with the reason.
+
+    Raises:
+        UsageError: a name that two origins claim, a name or pattern that nobody offers, or a name that was asked for and cannot run here.
+    """
+    by_name: dict[str, BackendInfo] = {}
+    for offer in offers:
+        other = by_name.setdefault(offer.name, offer)
+        if other is not offer:
+            raise UsageError(
+                f"two backends are called '{offer.name}': one of {other.origin.shown}, one of {offer.origin.shown}; rename one"
+            )
+    chosen: list[BackendInfo] = []
+    for name in (ALL,) if names is None else names:
+        if name == ALL or WILDCARDS & set(name):
+            chosen += matching(by_name.values(), name)
+        else:
+            chosen.append(_named(name, by_name, offers, flag))
+    first = [by_name[YARDSTICK]] if yardstick and YARDSTICK in by_name else []
+    return tuple(dict.fromkeys(first + chosen))
+
+
+def matching(offers: Iterable[BackendInfo], pattern: str) -> list[BackendInfo]:
+    """The offers that `all`, a name or a pattern takes.
+
+    Raises:
+        UsageError: there is none.
+    """
+    offers = list(offers)
+    if pattern == ALL:
+        return [offer for offer in offers if not offer.extra]
+    if not (found := [offer for offer in offers if fnmatchcase(offer.name, pattern)]):
+        known = _known(pattern, offers)
+        raise UsageError(f"no backend matches '{pattern}'; known are {', '.join(sorted(known))}; softbench list '*' tells of extras too")
+    return found
+
+
+def _known(name: str, offers: Iterable[BackendInfo]) -> list[str]:
+    """The names to tell where one is not known: an extra only if it is close, as all of them would be a page."""
+    extras = {offer.name for offer in offers if offer.extra}
+    return [offer.name for offer in offers if offer.name not in extras] + get_close_matches(name, sorted(extras), n=1)
+
+
+def _named(name: str, by_name: dict[str, BackendInfo], offers: Sequence[BackendInfo], flag: str) -> BackendInfo:
+    if name not in by_name:
+        lost = "".join(f"; {offer.origin.shown} could not be loaded: {offer.broken}" for offer in offers if offer.broken)
+        raise UsageError(f"{flag}: {unknown(name, _known(name, by_name.values()), 'backend')}{lost}")
+    offer = by_name[name]
+    if offer.broken or offer.unavailable:
+        raise UsageError(f"{flag} {name}: {offer.broken or 'unavailable: ' + offer.unavailable}")
+    return offer

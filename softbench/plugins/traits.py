@@ -1,0 +1,47 @@
+"""Optional traits of a backend, and what it answers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from softbench.core.text import one_line
+from softbench.plugins.info import BackendInfo
+from softbench.plugins.load import source_hash
+from softbench.plugins.source import PluginSource
+
+
+def offer(backend: Any, door: PluginSource) -> BackendInfo:
+    """A backend as its worker describes it to the parent."""
+    summary = getattr(backend, "summary", None) or (type(backend).__doc__ or "").strip().partition("\n")[0]
+    return BackendInfo(
+        name=backend.name,
+        origin=door,
+        unavailable=why_not(backend.available(), "available"),
+        summary=one_line(str(summary)),
+        source=source_hash(backend, door),
+        advice=one_line(str(getattr(backend, "advice", None) or "")),
+        extra=bool(getattr(backend, "extra", False)),
+        reuses_output=bool(getattr(backend, "reuses_output", False)),
+    )
+
+
+def why_not(answer: Any, method: str) -> str:
+    """The reason that `available` or `supports` gives, in a line; empty where it gives none.
+
+    Raises:
+        TypeError: it answered otherwise: True, say, of which nobody can tell what it means.
+    """
+    if answer is None or isinstance(answer, str):
+        return one_line(answer or "")
+    raise TypeError(f"{method}() returned {one_line(repr(answer), 40)}; it must return None for yes, or a text that says why not")
+
+
+def reuses_output(backend: Any) -> bool:
+    """A declared trait: the next call overwrites what the last one returned, as CUDA graphs do. The yardstick does too."""
+    return bool(getattr(backend, "reuses_output", False)) or getattr(backend, "computes", "softmax") == "copy"
+
+
+def interpreted(backend: Any) -> tuple[str, int] | None:
+    """Why a backend is only checked here and never timed, and on how many rows; None for one that runs for real."""
+    ask = getattr(backend, "interpreted", None)
+    return ask() if callable(ask) else None

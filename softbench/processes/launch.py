@@ -1,0 +1,51 @@
+"""Starting the nursery (`nursery.py`), from the parent's side."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+END_SECONDS = 10.0  # importing torch holds the interpreter: the nursery's watching thread may have to wait for it
+_CODE = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from softbench.worker.forkserver import main; main(int(sys.argv[2]))"
+
+
+def start_forkserver(log: Path) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """A nursery with this process's `sys.path` that prints into `log`, and the parent's end of its control socket.
+
+    An interrupt may come when there is a process whose number nobody was told of yet. After any exception the socket therefore tells it
+    to end, and is waited for, END_SECONDS at most, to be closed by its end.
+
+    Raises:
+        OSError: no process could be started.
+    """
+    control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        with theirs, log.open("wb") as output:
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-X", "faulthandler", "-c", _CODE, json.dumps(sys.path), str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+    except BaseException:
+        theirs.close()  # it may be what was interrupted
+        _wait_for_its_end(control)
+        raise
+    return process, control
+
+
+def _wait_for_its_end(control: socket.socket) -> None:
+    end = time.monotonic() + END_SECONDS
+    with control, suppress(OSError):  # it takes too long, or there is none any more: what was raised before is what is told
+        control.shutdown(socket.SHUT_WR)
+        while (left := end - time.monotonic()) > 0:
+            control.settimeout(left)
+            if not control.recv(1 << 16):
+                return

@@ -1,0 +1,299 @@
+"""Worker processes, as the parent holds them: started through the nursery, asked under deadlines, ended for certain."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import selectors
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from softbench.core.channel import Channel, Message
+from softbench.core.errors import WorkersError
+from softbench.core.outcome import Status
+from softbench.core.text import one_line
+from softbench.core.validate import harmless
+from softbench.processes.launch import start_forkserver
+
+START_SECONDS = 120.0  # importing torch from a cold disk takes tens of seconds
+EXIT_SECONDS = 10.0  # a killed process that held a GPU is gone only when the driver has torn its context down
+STACK_SECONDS = 0.3
+KEPT_BYTES = 1 << 18  # of a worker's log: a compiler's last words are in it
+FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+),? in (?P<name>\S+)')
+
+
+@dataclass(slots=True)
+class Worker:
+    """One worker process."""
+
+    pid: int
+    channel: Channel
+    log: Path
+    label: str
+    troubled: bool = False
+    """True once it failed at something: its log is kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A worker died or was ended because its answer did not come; it must not be used again."""
+
+    status: Status
+    reason: str
+
+
+Reply = Message | Lost
+
+
+class Pool:
+    """A nursery and its workers. Leaving the context ends them all, however it is left."""
+
+    def __init__(self, start_seconds: float = START_SECONDS, spent: dict[str, float] | None = None) -> None:
+        self.start_seconds = start_seconds
+        self.workers: list[Worker] = []
+        self._exits: dict[int, int] = {}
+        """Exit codes by process number, as the nursery reported them."""
+        self._pids: dict[int, int] = {}
+        """Process numbers by order, of workers that were forked and not yet claimed."""
+        self._orders = 0
+        self._ready = self._closed = False
+        self.spent = {} if spent is None else spent
+        """Seconds of waiting for workers, by what they were asked: where a run's time went. Several pools may add to one."""
+        self._logs: list[tuple[str, str]] = []
+        """Labels and logs of workers in trouble that nobody was told of yet."""
+        self._listener: Callable[[str, str], object] | None = None
+
+    def __enter__(self) -> Pool:
+        self._folder = tempfile.TemporaryDirectory(prefix="softbench-")
+        self._nursery, self._control = start_forkserver(Path(self._folder.name) / "nursery.log")
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        self.close(gently=kind is None)
+
+    def close(self, *, gently: bool = True) -> None:
+        """End all workers and the nursery. `gently`: workers may end by themselves first. A second time it does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        if gently:
+            for worker in self.workers:
+                worker.channel.close()
+            with suppress(WorkersError):
+                self._pump(lambda: all(worker.pid in self._exits for worker in self.workers), 2.0)
+        self.discard(*self.workers)
+        self._control.close()  # the nursery ends at this
+        if not self._ready:
+            self._nursery.kill()  # it may hang in importing torch
+        try:
+            self._nursery.wait(EXIT_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._nursery.kill()
+            self._nursery.wait()
+        self._folder.cleanup()
+
+    def spawn(self, label: str, env: Mapping[str, str] | None = None) -> Worker:
+        """Start a worker; `env` is added to its environment.
+
+        Raises:
+            WorkersError: torch could not be imported, or the nursery died or did not answer.
+        """
+        begin = time.monotonic()
+        if not self._ready:
+            self._pump(lambda: self._ready, self.start_seconds)
+        self._orders += 1
+        order = self._orders
+        path = Path(self._folder.name) / f"worker-{order}.log"
+        ours, theirs = socket.socketpair()
+        with theirs, path.open("wb") as log:
+            message = json.dumps({"id": order, "env": dict(env or {})}).encode()
+            try:
+                socket.send_fds(self._control, [message], [theirs.fileno(), log.fileno()])
+            except OSError:
+                raise self._nursery_lost() from None
+        self._pump(lambda: order in self._pids, self.start_seconds)
+        worker = Worker(self._pids.pop(order), Channel(ours), path, label)
+        self.workers.append(worker)
+        self._spent("start", begin)
+        return worker
+
+    def ask(self, worker: Worker, message: Message, seconds: float, phase: str) -> Reply:
+        """One request to one worker; see `gather`."""
+        return self.gather({id(worker): (worker, message)}, seconds, phase)[id(worker)]
+
+    def gather(self, requests: Mapping[int, tuple[Worker, Message]], seconds: float, phase: str) -> dict[int, Reply]:
+        """Send each request and wait for all answers, at most `seconds`. Whoever died, or did not answer in time, is `Lost` and ended."""
+        begin = time.monotonic()
+        try:
+            return self._gather(requests, seconds, phase)
+        finally:
+            self._spent(next((str(message["op"]) for _, message in requests.values()), phase), begin)
+
+    def _spent(self, what: str, begin: float) -> None:
+        self.spent[what] = self.spent.get(what, 0.0) + time.monotonic() - begin
+
+    def _gather(self, requests: Mapping[int, tuple[Worker, Message]], seconds: float, phase: str) -> dict[int, Reply]:
+        replies: dict[int, Reply] = {}
+        with selectors.DefaultSelector() as selector:
+            for key, (worker, message) in requests.items():
+                selector.register(worker.channel, selectors.EVENT_READ, key)
+                with suppress(OSError):  # its death is read below
+                    worker.channel.send(message)
+            selector.register(self._control, selectors.EVENT_READ, None)  # a process that its own child holds open is seen to end here
+            end = time.monotonic() + seconds
+            while len(replies) < len(requests):
+                events = selector.select(max(0.0, end - time.monotonic()))
+                if not events and time.monotonic() >= end:
+                    late = [key for key in requests if key not in replies]
+                    return replies | {key: self._timed_out(requests[key][0], seconds, phase) for key in late}
+                ready = {event.data for event, _ in events}
+                if None in ready:
+                    self._take_report(seconds)
+                    ready |= {key for key, (worker, _) in requests.items() if worker.pid in self._exits}
+                for key in ready - {None} - replies.keys():
+                    worker = requests[key][0]
+                    if (reply := self._read(worker, phase)) is not None:
+                        replies[key] = reply
+                        with suppress(KeyError, ValueError):
+                            selector.unregister(worker.channel)
+        return replies
+
+    def _read(self, worker: Worker, phase: str) -> Reply | None:
+        try:
+            if worker.pid in self._exits:
+                worker.channel.socket.setblocking(False)  # its last words, if it left any; another process may hold the pipe open
+            if not worker.channel.fill():
+                return self._died(worker, phase)
+            reply = harmless(worker.channel.take())
+            worker.troubled |= reply is not None and "failed" in reply
+            return reply if reply is not None or worker.pid not in self._exits else self._died(worker, phase)
+        except BlockingIOError:
+            return self._died(worker, phase)
+        except (ValueError, RecursionError):
+            worker.troubled = True
+            self.discard(worker)
+            return Lost(Status.FAILED, f"its process wrote something that is no answer into the worker's pipe in {phase}")
+
+    def _died(self, worker: Worker, phase: str) -> Lost:
+        self._pump_quietly(lambda: worker.pid in self._exits, EXIT_SECONDS)
+        code = self._exits.get(worker.pid)
+        how = "crashed" if code is None else f"crashed ({_signal_name(-code)})" if code < 0 else f"exited with code {code}"
+        where = _useful_line(worker.log)
+        worker.troubled = True
+        self.discard(worker)
+        return Lost(Status.FAILED, one_line(f"{how} in {phase}{': ' + where if where else ''}"))
+
+    def _timed_out(self, worker: Worker, seconds: float, phase: str) -> Lost:
+        before = worker.log.stat().st_size
+        with suppress(OSError):
+            os.kill(worker.pid, signal.SIGUSR1)  # its fault handler writes the stack, even from inside C code
+        time.sleep(STACK_SECONDS)
+        where = _top_frame(worker.log.read_bytes()[before:].decode(errors="replace"))
+        worker.troubled = True
+        self.discard(worker)
+        return Lost(Status.TIMEOUT, one_line(f"{phase} took longer than {seconds:g} s{' (' + where + ')' if where else ''}"))
+
+    def discard(self, *workers: Worker) -> None:
+        """End workers and all they started, now; returns when they are gone. Several at once: their CUDA contexts take a while to end."""
+        ending = [worker for worker in workers if worker in self.workers]
+        for worker in ending:
+            self.workers.remove(worker)
+            worker.channel.close()
+            with suppress(OSError):  # also when it is gone itself: what it started may not be
+                os.killpg(worker.pid, signal.SIGKILL)
+            if worker.pid not in self._exits:
+                with suppress(OSError):  # it may not have made its group yet
+                    os.kill(worker.pid, signal.SIGKILL)
+        # The exit is reported only after the kernel has closed the process's files, and with them its CUDA context.
+        self._pump_quietly(lambda: all(worker.pid in self._exits for worker in ending), EXIT_SECONDS)
+        for worker in ending:
+            if worker.troubled:
+                with suppress(OSError):
+                    self._logs.append((worker.label, worker.log.read_bytes()[-KEPT_BYTES:].decode(errors="replace")))
+        self._tell()
+
+    def tell(self, listener: Callable[[str, str], object]) -> None:
+        """`listener(label, log)` gets what every worker wrote that failed at something, now or when it ends."""
+        self._listener = listener
+        self._tell()
+
+    def _tell(self) -> None:
+        while self._logs and self._listener is not None:
+            self._listener(*self._logs.pop(0))
+
+    def _pump_quietly(self, done: Callable[[], bool], seconds: float) -> None:
+        with suppress(WorkersError):
+            self._pump(done, seconds)
+
+    def _pump(self, done: Callable[[], bool], seconds: float) -> None:
+        """Take in what the nursery reports until `done()`.
+
+        Raises:
+            WorkersError: the nursery is gone, or time ran out.
+        """
+        end = time.monotonic() + seconds
+        try:
+            while not done():
+                self._take_report(end - time.monotonic())
+        except TimeoutError:
+            raise WorkersError(f"worker processes did not start within {seconds:g} s") from None
+
+    def _take_report(self, seconds: float) -> None:
+        """Take in one report of the nursery. Raises TimeoutError; WorkersError when the nursery is gone."""
+        self._control.settimeout(max(0.001, seconds))
+        try:
+            data = self._control.recv(1 << 16)
+        except TimeoutError:
+            raise
+        except OSError:
+            data = b""
+        if not data:
+            raise self._nursery_lost()
+        report = json.loads(data)
+        if "code" in report:
+            self._exits[report["pid"]] = report["code"]
+        elif "id" in report:
+            self._pids[report["id"]] = report["pid"]
+            self._exits.pop(report["pid"], None)  # the kernel uses process numbers again
+        elif report["ready"]:
+            self._ready = True
+        else:
+            raise WorkersError(f"torch cannot be imported: {one_line(report['error'])}; try: python -c 'import torch'")
+
+    def _nursery_lost(self) -> WorkersError:
+        last = _useful_line(Path(self._folder.name) / "nursery.log")
+        return WorkersError(f"the process that workers are forked from is gone{': ' + last if last else ''}; try: python -c 'import torch'")
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _useful_line(log: Path) -> str:
+    """The line of a dead process's log that says most: the top Python frame of a crash, else its last words."""
+    with suppress(OSError):
+        text = log.read_bytes()[-(1 << 16) :].decode(errors="replace")
+        if "Fatal Python error" in text:
+            return _top_frame(text[text.rindex("Fatal Python error") :])
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        return lines[-1] if lines else ""
+    return ""
+
+
+def _top_frame(text: str) -> str:
+    """`at name, file.py:12` of the first frame in a fault handler's dump; the file without its folder."""
+    if frame := FRAME.search(text):
+        return f"in {frame['name']}, {Path(frame['file']).name}:{frame['line']}"
+    return ""

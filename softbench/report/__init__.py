@@ -1,0 +1,1 @@
+"""Tables, plots and reports from results. Nothing is printed here."""

@@ -1,0 +1,161 @@
+"""What `softbench inspect` and `softbench list` show: renderables, nothing printed here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from rich.console import Group, RenderableType
+from rich.syntax import Syntax
+from rich.table import Table
+from rich.text import Text
+
+from softbench.core import text as units
+from softbench.core.inspection import Artifact, Inspection, Launch
+from softbench.plugins.info import BackendInfo
+from softbench.report import tables
+from softbench.results.by_backend import BackendCost
+
+LAUNCH = ("kernel", "grid", "block", "registers", "spilled", "shared", "moves")
+
+
+def inspection(found: Inspection, kinds: Sequence[str], *, color: bool) -> RenderableType:
+    """Facts, the kernels of a call, and the pieces of code that are of these kinds, highlighted where a terminal shows it."""
+    facts = Table(show_header=False, show_edge=False, pad_edge=False, box=None, padding=(0, 2, 0, 0))
+    facts.add_column(no_wrap=True, style="bold")
+    facts.add_column(overflow="fold")
+    for name, value in found.facts:
+        facts.add_row(Text(name), Text(value))
+    parts: list[RenderableType] = [facts]
+    if found.launches:
+        parts += [Text(), _launches(found.launches)]
+    for artifact in found.artifacts:
+        if artifact.kind in kinds:
+            code = Syntax(artifact.text, artifact.language, word_wrap=True) if color else Text(artifact.text)
+            parts += [Text(), Text(f"{artifact.name} ({artifact.kind})", style="bold"), code]
+    return Group(*parts)
+
+
+def _launches(launches: Sequence[Launch]) -> Table:
+    table = Table(show_edge=False, pad_edge=False)
+    for name in LAUNCH:
+        table.add_column(name, justify="left" if name == "kernel" else "right", overflow="fold", no_wrap=name != "kernel")
+    for launch in launches:
+        table.add_row(
+            Text(launch.name),
+            "x".join(map(str, launch.grid)) or "?",
+            "x".join(map(str, launch.block)) or "?",
+            *(("?" if value is None else str(value)) for value in (launch.registers, launch.spilled_bytes, launch.shared_bytes)),
+            "?" if launch.moved_bytes is None else f"{units.size(launch.moved_bytes)} ({launch.counted_by})",
+        )
+    return table
+
+
+def others(left_out: Sequence[Artifact]) -> str:
+    """What is not shown, in a line; empty when all is."""
+    if not left_out:
+        return ""
+    names = ", ".join(f"{artifact.name} ({units.count(artifact.text.count(chr(10)), 'line')})" for artifact in left_out)
+    return f"not shown: {names}; show them with --show all, or write files with -o DIR"
+
+
+def backends(offers: Sequence[BackendInfo]) -> RenderableType:
+    """A line for each backend."""
+    return tables.facts([tables.offer(offer) for offer in offers])
+
+
+def extras(offers: Sequence[BackendInfo]) -> str:
+    """The ones that `all` leaves out, in a line."""
+    able = [offer.name for offer in offers if not (offer.broken or offer.unavailable)]
+    return (
+        f"and {units.count(len(offers), 'extra')}, which all leaves out and names or patterns take ({', '.join(able)} can run here); "
+        "softbench list '*' tells of each"
+    )
+
+
+def guide(offers: Sequence[BackendInfo], costs: Mapping[str, BackendCost]) -> RenderableType:
+    """For each backend what it is, what it costs and when to pick it."""
+    parts: list[RenderableType] = []
+    for offer in offers:
+        name, state, _ = tables.offer(offer)
+        lines = [("what", offer.summary)] if offer.summary else []
+        lines += [(state, offer.unavailable or offer.broken)] if state != "available" else []
+        lines.append(("costs", _cost(costs.get(offer.name))))
+        lines += [("pick it", offer.advice)] if offer.advice else []
+        if offer.reuses_output:
+            lines.append(("output", "reused: the next call overwrites what a call returned"))
+        lines.append(("from", offer.origin.shown))
+        table = Table(show_header=False, show_edge=False, box=None, padding=(0, 0, 0, 2))
+        table.add_column(no_wrap=True, style="dim")
+        table.add_column(overflow="fold")
+        for label, value in lines:
+            table.add_row(Text(label), Text(value))
+        parts += [Text(name, style="bold"), table]
+    return Group(*parts)
+
+
+def _cost(cost: BackendCost | None) -> str:
+    if cost is None or cost.cells == 0:
+        return "unmeasured"
+    said = [f"build {_seconds(cost)}"] if cost.build_s is not None else []
+    said += [f"host {units.micros(cost.host_us)} a call"] if cost.host_us is not None else []
+    kernels = " kernels" if cost.by_device else ""
+    said += [f"{direction}{kernels} {fraction:.0%} of copy" for direction, fraction in cost.of_copy.items()]
+    return f"{'; '.join(said)} (medians, and a mean, of {units.count(cost.cells, 'cell')}; {cost.where})"
+
+
+def _seconds(cost: BackendCost) -> str:
+    return f"{cost.build_s:.2g} s{' ' + cost.build_cache if cost.build_cache else ''}"
+
+
+def costs(found: Mapping[str, BackendCost]) -> RenderableType:
+    """A line for each backend of a results file that has a figure: what it costs, and what it reaches; the others below."""
+    rows = cost_rows(found)
+    table = Table(show_edge=False, pad_edge=False)
+    for i, name in enumerate(rows[0]):
+        table.add_column(name, justify="left" if i == 0 else "right", no_wrap=True)
+    for row in rows[1:]:
+        table.add_row(*map(Text, row))
+    return Group(table, Text(told)) if (told := without_figures(found)) else table
+
+
+def without_figures(found: Mapping[str, BackendCost]) -> str:
+    """The backends that no cell has a figure of, by what became of them; empty where there are none."""
+    grouped: dict[str, list[str]] = {}
+    for name, cost in found.items():
+        if not cost.cells:
+            grouped.setdefault(" and ".join(cost.others), []).append(name)
+    return "\n".join(f"{status}: {', '.join(names)}" for status, names in grouped.items())
+
+
+def cost_rows(found: Mapping[str, BackendCost]) -> list[tuple[str, ...]]:
+    """The table of `costs`, its head first; for Markdown too."""
+    directions = list(dict.fromkeys(direction for cost in found.values() for direction in cost.of_copy))
+    kernels = " kernels" if any(cost.by_device for cost in found.values()) else ""
+    rows = [("backend", "build", "host", *(f"{direction}{kernels}, of copy" for direction in directions), "cells", "without a figure")]
+    for name, cost in found.items():
+        if not cost.cells:
+            continue
+        rows.append(
+            (
+                name,
+                _seconds(cost) if cost.build_s is not None else "",
+                units.micros(cost.host_us) if cost.host_us is not None else "",
+                *(f"{cost.of_copy[direction]:.0%}" if direction in cost.of_copy else "" for direction in directions),
+                str(cost.cells),
+                ", ".join(f"{count} {status}" for status, count in cost.others.items()),
+            )
+        )
+    return rows
+
+
+def markdown(found: Mapping[str, BackendCost]) -> str:
+    """The same for a README."""
+    head, *body = cost_rows(found)
+    lines = [head, ("---", *("---:" for _ in head[1:-1]), "---"), *(("`" + row[0] + "`", *row[1:]) for row in body)]
+    table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    others = [f"{status}: {_quoted(names)}" for status, names in (line.split(": ", 1) for line in without_figures(found).splitlines())]
+    return "\n\n".join([table, *others])
+
+
+def _quoted(names: str) -> str:
+    return ", ".join(f"`{name}`" for name in names.split(", "))

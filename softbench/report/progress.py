@@ -1,0 +1,61 @@
+"""What a user sees while a run goes on: on stderr, a bar with the remaining time; in a log, a line now and then."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress as Bar, TaskID, TextColumn, TimeRemainingColumn
+
+from softbench.core import text as units
+from softbench.core.case import Case
+from softbench.plan.plan import Plan
+
+LOG_SECONDS = 30.0
+
+
+class Progress:
+    """A `softbench.run.run.Observer` on a console."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self._bar: Bar | None = None
+        self._task: TaskID | None = None
+        self._cells = self._done = self._measured = 0
+        self._start = self._last = time.monotonic()
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def begin(self, plan: Plan, cells: int, name: str) -> None:
+        able = [offer.name for offer in plan.offers if not (offer.broken or offer.unavailable)]
+        self.note(f"{name}: {', '.join(able)} over {units.count(len(plan.cases), 'case')} on {plan.device_name}")
+        self._cells, self._start = cells, time.monotonic()
+        if self.console.is_terminal:
+            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("cells,"), TimeRemainingColumn())
+            self._bar = Bar(*columns, TextColumn("left"), console=self.console, transient=True)
+            self._task = self._bar.add_task("measuring", total=cells)
+            self._bar.start()
+
+    def advance(self, case: Case, cells: int, *, stored: bool = False) -> None:
+        self._done += cells
+        self._measured += 0 if stored else cells
+        if self._bar is not None and self._task is not None:
+            if stored:  # or the time left would go by them, too
+                self._bar.reset(self._task, total=self._cells, completed=self._done)
+            else:
+                self._bar.update(self._task, advance=cells, description=case.key)
+        elif self._measured and (now := time.monotonic()) - self._last > LOG_SECONDS:  # what was stored took this run no time
+            self._last = now
+            left = (now - self._start) / self._measured * (self._cells - self._done)
+            self.note(f"{self._done} of {self._cells} cells, about {units.duration(left)} left")
+
+    def note(self, text: str) -> None:
+        with suppress(OSError):  # nobody may be reading any more; the measurement goes on
+            self.console.print(f"softbench: {text}", markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,200 @@
+"""Tables for a terminal or a log: renderables from rows, nothing printed here.
+
+Signs are ASCII, so that no log's encoding spoils them: `*` the fastest of a row, `~` low-precision, `!` doubtful.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from rich.console import Console, Group, RenderableType
+from rich.measure import Measurement
+from rich.table import Table
+from rich.text import Text
+
+from softbench.core import text as units
+from softbench.core.case import TIMERS
+from softbench.core.outcome import FAILURES, Grade, Status
+from softbench.plugins.info import BackendInfo
+from softbench.results import labels
+from softbench.results.compare import Pair
+from softbench.results.rows import IMPLAUSIBLE, Row
+
+CAPTIONS = ("GB/s, % of copy, speed-up over {0}", "GB/s, % of copy", "GB/s")
+"""What a cell shows, the fullest first: a narrow terminal gets less."""
+CELL = (
+    *("backend", "direction", "dtype", "M", "N", "status", "class"),
+    *("median", "p20..p80", "n", "GB/s", "device", "host", "kernels", "build", "error/bound", "labels"),
+)
+"""The columns of a cell on a line of its own."""
+LARGE = 10_000  # columns, more than any table needs: asks rich for a natural width
+
+
+def results(rows: Sequence[Row], console: Console) -> RenderableType:
+    """A table for each (direction, dtype, M): N down, backends across; under them every reason, once."""
+    sections: dict[tuple[str, str, int], list[Row]] = {}
+    for row in rows:
+        sections.setdefault((row.direction, row.dtype, row.M), []).append(row)
+    parts: list[RenderableType] = []
+    for section in sections.values():
+        parts += [*_fitting(section, console), Text()]
+    parts += notes(rows)
+    return Group(*parts)
+
+
+def _fitting(section: Sequence[Row], console: Console) -> list[RenderableType]:
+    """The section's table in the fullest detail that the console's width takes; failing that, backends in several tables."""
+    names = list(dict.fromkeys(row.backend for row in section if row.status != Status.UNAVAILABLE))  # that has its line below the tables
+    names = names or list(dict.fromkeys(row.backend for row in section))
+    for detail in range(len(CAPTIONS)):
+        table = _matrix(section, names, detail)
+        if _width(table, console) <= console.width:
+            return [_title(section, detail), table]
+    for across in range(len(names) - 1, 0, -1):
+        tables = [_matrix(section, names[i : i + across], len(CAPTIONS) - 1) for i in range(0, len(names), across)]
+        if all(_width(table, console) <= console.width for table in tables) or across == 1:
+            return [_title(section, len(CAPTIONS) - 1), *tables]
+    return []
+
+
+def _width(table: Table, console: Console) -> int:
+    return Measurement.get(console, console.options.update(width=LARGE), table).maximum
+
+
+def _title(section: Sequence[Row], detail: int) -> Text:
+    first = section[0]
+    clock = next((f" ({row.timer}, {row.l2} L2)" for row in section if row.l2 and (row.timer, row.l2) != (TIMERS[0], "cold")), "")
+    relative = next((row.relative_to for row in section if row.relative_to), "")
+    caption = CAPTIONS[detail if relative else max(detail, 1)].format(relative)
+    return Text(f"{first.direction} {first.dtype}, M={first.M}, {first.device}{clock}: {caption}", style="bold")
+
+
+def _matrix(section: Sequence[Row], names: Sequence[str], detail: int) -> Table:
+    table = Table(show_edge=False, pad_edge=False)
+    table.add_column("N", justify="right", no_wrap=True)
+    for name in names:
+        table.add_column(name, justify="right", no_wrap=True)
+    cells = {(row.N, row.backend): row for row in section}
+    marked = any(_doubtful(row) for row in section)
+    for N in dict.fromkeys(row.N for row in section):
+        contenders = [
+            row
+            for row in section
+            if row.N == N and row.status == Status.OK and IMPLAUSIBLE not in row.labels and row.grade != Grade.YARDSTICK
+        ]
+        best = min(contenders, key=lambda row: row.median_us or 0, default=None)
+        table.add_row(str(N), *(_cell(cells.get((N, name)), detail, best, marked=marked) for name in names))
+    return table
+
+
+def _doubtful(row: Row) -> bool:
+    """True when a label speaks against the figure; that it is of L2, say, is no fault of it."""
+    return bool(set(row.labels.split()) - labels.HARMLESS)
+
+
+def _cell(row: Row | None, detail: int, best: Row | None, *, marked: bool) -> Text:
+    if row is None:
+        return Text("-", style="dim")
+    if row.status != Status.OK:
+        return Text(row.status + "  ", style="red" if row.status in FAILURES else "dim")
+    doubt = ("!" if _doubtful(row) else " ") * marked
+    if IMPLAUSIBLE in row.labels:
+        return Text(IMPLAUSIBLE + "  " + doubt, style="red")
+    text = units.bandwidth(row.gbps).rjust(5) if row.gbps else units.micros(row.median_us or 0)
+    if row.grade == Grade.YARDSTICK:
+        return Text(text + "  " + doubt, style="dim")
+    if detail <= 1 and row.of_copy:
+        text += f"{row.of_copy:5.0%}"
+    if detail == 0 and row.speedup:
+        text += f"{row.speedup:6.2f}x"
+    signs = ("~" if row.grade == Grade.LOW_PRECISION else " ") + ("*" if row is best else " ") + doubt
+    return Text(text + signs, style="bold green" if row is best else "")
+
+
+def notes(rows: Sequence[Row]) -> list[Text]:
+    """A line for each backend, status and reason, with the cells it holds for; and what the signs mean."""
+    legend = ["* fastest"]
+    if any(row.grade == Grade.LOW_PRECISION and row.gbps for row in rows):
+        legend.append("~ low-precision: rounds intermediates to 16 bits")
+    if any(_doubtful(row) for row in rows):
+        legend.append("! doubtful, for the reason below")
+    lines = [Text("; ".join(legend), style="dim")] if any(row.median_us for row in rows) else []
+    grouped: dict[tuple[str, str, str], list[Row]] = {}
+    for row in rows:
+        if row.status != Status.OK or row.reason.startswith("no device time"):
+            grouped.setdefault((row.backend, row.status, row.reason), []).append(row)
+    for (name, status, reason), some in grouped.items():
+        first, last = (f"{row.direction} {row.dtype} {row.M}x{row.N}" for row in (some[0], some[-1]))
+        cells = first if len(some) == 1 else f"{units.count(len(some), 'cell')}, {first} to {last}"
+        style = "red" if status in FAILURES else "" if status == Status.OK else "yellow"
+        lines.append(Text.assemble((f"{name}: {status}", style), f" ({cells}): {reason}"))
+    for label, meaning in labels.MEANING.items():
+        found = Counter(row.backend for row in rows if label in row.labels.split())
+        if found:
+            where = ", ".join(f"{units.count(count, 'cell')} of {name}" for name, count in found.items())
+            lines.append(Text.assemble((label, "dim" if label in labels.HARMLESS else "yellow"), f" ({where}): {meaning}"))
+    return lines
+
+
+def cells(rows: Sequence[Row]) -> RenderableType:
+    """Every cell on a line of its own, with its latency, spread, build and check."""
+    table = Table(show_edge=False, pad_edge=False)
+    for name in CELL:
+        table.add_column(name, justify="right" if name in CELL[7:-1] or name in ("M", "N") else "left", no_wrap=True)
+    for row in rows:
+        spread = f"{units.micros(row.p20_us)}..{units.micros(row.p80_us)}" if row.p20_us and row.p80_us else ""
+        table.add_row(
+            *(row.backend, row.direction, row.dtype, str(row.M), str(row.N), row.status, row.grade),
+            units.micros(row.median_us) if row.median_us else "",
+            spread,
+            str(row.n or ""),
+            units.bandwidth(row.gbps) if row.gbps else "",
+            *(units.micros(us) if us else "" for us in (row.device_us, row.host_us)),
+            str(row.kernels or ""),
+            f"{row.build_s:.3g} s {row.build_cache}".strip() if row.build_s is not None else "",
+            f"{row.error_over_bound:.3g}" if row.error_over_bound is not None else "",
+            row.labels,
+        )
+    return Group(table, Text(), *notes(rows))
+
+
+def comparison(pairs: Sequence[Pair], names: tuple[str, str]) -> RenderableType:
+    """Cell by cell: both figures, their ratio, and a sign only where it is beyond the noise of both."""
+    table = Table(show_edge=False, pad_edge=False)
+    for name in ("backend", "direction", "dtype", "M", "N", f"A: {names[0]}", f"B: {names[1]}", "B/A", ""):
+        table.add_column(name, justify="left" if name in ("backend", "direction", "dtype", "") else "right", no_wrap=True)
+    for pair in pairs:
+        style = {"faster": "green", "slower": "red"}.get(pair.verdict, "dim" if pair.verdict == "~" else "yellow")
+        figures = [f"{units.bandwidth(gbps)} GB/s" if gbps else "" for gbps in (pair.a_gbps, pair.b_gbps)]
+        ratio = f"{pair.ratio:.3f}" if pair.ratio else ""
+        direction, dtype, M, N = pair.case
+        table.add_row(pair.backend, direction, dtype, str(M), str(N), *figures, ratio, Text(pair.verdict, style=style))
+    return table
+
+
+def offer(found: BackendInfo) -> tuple[str, str, str]:
+    """A backend as `facts` takes it."""
+    state, text = (
+        ("broken", found.broken)
+        if found.broken
+        else ("unavailable", found.unavailable)
+        if found.unavailable
+        else ("available", found.summary)
+        if found.loaded
+        else ("not loaded", found.summary)
+    )
+    reuse = "; reuses its output" if found.reuses_output else ""
+    return found.name, state, f"{text}{reuse} [{found.origin.shown}]"
+
+
+def facts(pairs: Sequence[tuple[str, str, str]]) -> Table:
+    """Three columns: a name, its state, and what to know or do about it."""
+    table = Table(show_header=False, show_edge=False, pad_edge=False, box=None, padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True, style="bold")
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, state, text in pairs:
+        style = {"ok": "green", "available": "green", "missing": "red", "broken": "red"}.get(state, "yellow")
+        table.add_row(Text(name), Text(state, style=style), Text(text))
+    return table

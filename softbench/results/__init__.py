@@ -1,0 +1,1 @@
+"""What is kept of a run: records, rows, CSV and JSON files."""

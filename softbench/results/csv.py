@@ -1,0 +1,123 @@
+"""The results CSV: writing and reading it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Iterable
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Any
+
+from softbench.core.case import DTYPES, Direction
+from softbench.core.errors import ResultsError
+from softbench.core.outcome import Grade, Status
+from softbench.core.text import one_line
+from softbench.core.validate import NAME
+from softbench.results.rows import IMPLAUSIBLE, Row
+
+FORMULA = ("=", "+", "-", "@")
+"""How a text must not begin that a spreadsheet opens: it gets an apostrophe in front, as spreadsheets do it, which reading takes off."""
+COLUMNS = tuple("class" if field.name == "grade" else field.name for field in fields(Row))
+TYPES = {field.name: field.type for field in fields(Row)}
+LATER = {field.name: field.default for field in fields(Row) if field.default is not MISSING}
+"""Columns that files of earlier versions lack, and what they then hold."""
+ONE_OF = {
+    "dtype": set(DTYPES),
+    "grade": {grade.value for grade in Grade} | {""},
+    "status": {status.value for status in Status},
+    "direction": {direction.value for direction in Direction},
+}
+
+
+def to_csv(rows: Iterable[Row]) -> str:
+    """The whole file as text. Numbers have six significant digits."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for item in rows:
+        writer.writerow([_cell(getattr(item, name)) for name in TYPES])
+    return out.getvalue()
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        text = one_line(value)
+        return f"'{text}" if text.startswith(FORMULA) else text
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def read_csv(path: Path) -> tuple[list[Row], list[str]]:
+    """Rows of a results file, and warnings (a torn last line is dropped with one; nothing else is).
+
+    Raises:
+        ResultsError: not there, not text, not a results file, or a damaged line; with file, line and reason.
+    """
+    if path.exists() and not path.is_file():
+        raise ResultsError(f"{path}: is not a file")
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+    except OSError as error:
+        raise ResultsError(f"{path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ResultsError(f"{path}: is not text; give the .csv that softbench run wrote") from None
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    rows: list[Row] = []
+    try:
+        header = next(reader, [])
+        missing = [column for column in COLUMNS if column not in header and column not in LATER]
+        if missing:
+            raise ResultsError(f"{path}: line 1: not a softbench results file: column {', '.join(missing[:3])} is missing")
+        seen = set()
+        for values in reader:
+            row = _row_of(dict(zip(header, values, strict=True)))
+            if (row.backend, row.case) in seen:
+                raise ValueError(f"{row.backend} has this case twice")
+            seen.add((row.backend, row.case))
+            rows.append(row)
+    except (ValueError, csv.Error) as error:
+        if not text.endswith("\n") and reader.line_num >= len(text.splitlines()):
+            return rows, [f"{path}: the last line is torn and was dropped; the run that wrote it may have been interrupted"]
+        reason = "has another number of values than the header" if "zip()" in str(error) else str(error)
+        raise ResultsError(f"{path}: line {reader.line_num}: {reason}") from None
+    if not rows:
+        raise ResultsError(f"{path}: holds no cells")
+    return rows, []
+
+
+def _row_of(values: dict[str, str]) -> Row:
+    found: dict[str, Any] = {}
+    for name, kind in TYPES.items():
+        column = "class" if name == "grade" else name
+        if name in LATER and column not in values:
+            continue
+        text = values[column]
+        if name in ONE_OF and text not in ONE_OF[name]:
+            raise ValueError(f"{column}: unknown '{text[:40]}'")
+        try:
+            found[name] = _value(text, str(kind))
+        except ValueError:
+            raise ValueError(f"{column}: '{text[:40]}' is not a number") from None
+    row = Row(**found)
+    if not NAME.fullmatch(row.backend):
+        raise ValueError(f"backend: '{row.backend[:40]}' is no name of one")
+    if not (0 < row.M < 2**63 and 0 < row.N < 2**63):
+        raise ValueError("M and N must be positive")
+    figures = (row.median_us, row.p20_us, row.p80_us, *(() if row.timer == "host" or IMPLAUSIBLE in row.labels else (row.gbps,)))
+    if row.status == Status.OK and (row.grade in (Grade.WRONG, Grade.UNVERIFIED) or not all(f and 0 < f < math.inf for f in figures)):
+        raise ValueError("status is ok, but there is no figure, or a class that has none")
+    if not all(ratio is None or 0 < ratio < math.inf for ratio in (row.of_copy, row.speedup, row.of_peak)):
+        raise ValueError("of_copy, speedup and of_peak must be positive numbers")
+    return row
+
+
+def _value(text: str, kind: str) -> str | int | float | None:
+    if kind == "str":
+        unquoted = text[1:] if text.startswith("'") and text[1:].startswith(FORMULA) else text
+        return one_line(unquoted)  # a file from elsewhere may hold escape sequences
+    if not text and "None" in kind:
+        return None
+    return int(text) if kind.startswith("int") else float(text)

@@ -1,0 +1,93 @@
+"""What a reader must know of a figure before believing it, in a word. Each label is a pure function of what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import median
+
+from softbench.core import statistics as stats
+from softbench.core.case import TIMERS, Case, Direction
+from softbench.core.outcome import Batch, Measured, Record
+from softbench.ops.softmax import spec as roofline
+
+MEANING = {
+    "launch-bound": "do_bench read the host; the kernels take less: see device_us",
+    "L2-resident": "the tensors fit the GPU's L2: no figure of its memory",
+    "throttled": "the GPU was slowed in every round, and waiting did not help",
+    "noisy": "the middle 60 % of the samples lie further apart than 10 %, or rounds disagree",
+    "implausible": "faster than the memory can be: no bandwidth is published",
+    "recompiled": "torch.compile compiled again after the build",
+    "graph-breaks": "torch.compile left parts of the function to Python",
+    "reuses-output": "the next call overwrites what a call returned: who keeps it must copy it",
+}
+"""The labels and, in a phrase, what each says."""
+HARMLESS = frozenset({"L2-resident", "graph-breaks", "reuses-output"})
+"""Labels that say what a figure is of, and nothing against it."""
+
+EVENTS_US = 4.0  # what a pair of events adds to a launch: 2 to 3 us on an H200, with a margin
+GAP_US = 1.0  # between two kernels of one call, which do_bench counts and device time does not
+MOSTLY = 1.25  # times the device time: beyond it, the rest is no matter of events
+NOISE = 0.10
+NOISE_US = 1.0  # events themselves scatter by as much
+OVER_PEAK = 1.05  # clocks and datasheets are rounded
+WELL_BEYOND = 4  # times L2, below which what stays in L2 is too large a part to reckon with
+TENSORS = {Direction.FORWARD: 2, Direction.BACKWARD: 3, Direction.BOTH: 4}
+"""(M, N) tensors of a case: x, y; dy, y, dx; all four."""
+
+
+def launch_bound(do_bench_us: float, device_us: float, host_us: float, kernels: int) -> bool:
+    """True when do_bench waited for the host: issuing takes longer than running, and its figure is more than kernels, gaps and events."""
+    return host_us > device_us and do_bench_us > MOSTLY * device_us + EVENTS_US + GAP_US * (kernels - 1)
+
+
+def l2_resident(case: Case, l2_bytes: int) -> bool:
+    """True when all tensors of a case fit L2 together. Flushed or not, what is written then need not reach memory."""
+    return TENSORS[case.direction] * case.tensor_bytes <= l2_bytes
+
+
+def throttled(batches: Sequence[Batch]) -> bool:
+    """True when no batch is of an unthrottled GPU, so that throttled ones make the figure."""
+    return any(batch.throttled for batch in stats.counted(batches))
+
+
+def noisy(median_us: float, p20_us: float, p80_us: float) -> bool:
+    """True when the p20..p80 band is wide, beyond what events themselves scatter, or does not hold the figure.
+
+    The figure is the median of the round medians: where slow rounds have few samples, the band over all samples does not see them.
+    """
+    wide = p80_us - p20_us > max(NOISE * median_us, NOISE_US)
+    return wide or max(p20_us - median_us, median_us - p80_us) > NOISE_US
+
+
+def implausible(case: Case, us: float, peak_gbps: float, l2_bytes: int, l2: str) -> bool:
+    """True when even what L2 cannot have held moved faster than the datasheet's bandwidth, by more than 5 %.
+
+    L2 can keep its own size of what is written last; warm, as much again of what is read first.
+    """
+    moved = roofline.bytes_moved(case)
+    from_memory = moved - (1 if l2 == "cold" else 2) * l2_bytes
+    return moved >= WELL_BEYOND * l2_bytes and from_memory / us / 1e3 > OVER_PEAK * peak_gbps
+
+
+def of(record: Record, facts: Mapping[str, object]) -> tuple[str, ...]:
+    """A record's labels. `facts` of the machine (`softbench.worker.probe`): a label whose facts are not known is not given."""
+    outcome, case = record.outcome, record.case
+    if not isinstance(outcome, Measured):
+        return ()
+    timing, profile = outcome.timing, outcome.profile
+    us, (p20, p80) = stats.median_us(timing), stats.p20_p80_us(timing)
+    l2_bytes, peak = facts.get("gpu_l2_bytes"), facts.get("peak_gbps")
+    found = []
+    if timing.kind == TIMERS[0] and profile.device_us and profile.host_us:
+        device, host = median(profile.device_us), median(profile.host_us)
+        found += ["launch-bound"] * launch_bound(us, device, host, len(profile.kernels))
+    if isinstance(l2_bytes, int):
+        found += ["L2-resident"] * l2_resident(case, l2_bytes)
+    found += ["throttled"] * throttled(timing.batches)
+    found += ["noisy"] * noisy(us, p20, p80)
+    if isinstance(l2_bytes, int) and isinstance(peak, float) and timing.kind != "host":
+        found += ["implausible"] * implausible(case, us, peak, l2_bytes, timing.l2)
+    found += ["recompiled"] * bool(profile.recompiles)
+    found += ["graph-breaks"] * bool(outcome.build.graph_breaks)
+    found += ["reuses-output"] * outcome.build.reuses_output
+    return tuple(found)

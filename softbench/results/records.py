@@ -1,0 +1,184 @@
+"""Records as JSON has them, and the records of one cell from several sets of processes as one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
+
+from softbench.core.case import DTYPES, Case, Direction
+from softbench.core.outcome import (
+    Accuracy,
+    Batch,
+    Build,
+    Checked,
+    Failed,
+    Grade,
+    Measured,
+    Profile,
+    Record,
+    Skipped,
+    Status,
+    Telemetry,
+    Timing,
+)
+from softbench.core.stopping import LIMIT
+from softbench.core.validate import typed
+
+
+def merge(records: Sequence[Record]) -> Record:
+    """One cell's records from several sets of processes as one: the first that is not measured, else all batches together."""
+    first = records[0]
+    measured: list[Measured] = []
+    for record in records:
+        if not isinstance(record.outcome, Measured):
+            return record
+        measured.append(record.outcome)
+    if len(records) == 1:
+        return first
+    worst = max((outcome.accuracy for outcome in measured), key=lambda accuracy: accuracy.worst)
+    batches = tuple(batch for outcome in measured for batch in outcome.timing.batches)
+    limited = next((outcome.timing for outcome in measured if outcome.timing.stopped == LIMIT), measured[0].timing)
+    timing = replace(limited, batches=batches)
+    profile = _merged([outcome.profile for outcome in measured])
+    return Record(first.backend, first.case, Measured(measured[0].build, worst, timing, profile), first.source)
+
+
+def _merged(profiles: Sequence[Profile]) -> Profile:
+    device_us = tuple(us for profile in profiles for us in profile.device_us)
+    host_us = tuple(us for profile in profiles for us in profile.host_us)
+    kernels = next((profile.kernels for profile in profiles if profile.kernels), ())
+    note = next((profile.note for profile in profiles if profile.note), "")
+    peaks = [profile.peak_bytes for profile in profiles if profile.peak_bytes is not None]
+    again = [profile.recompiles for profile in profiles if profile.recompiles is not None]
+    return Profile(device_us, host_us, kernels, note, max(peaks, default=None), sum(again) if again else None)
+
+
+def record_to_json(record: Record) -> dict[str, Any]:
+    """A record as JSON has it: numbers that JSON lacks (inf, nan) as texts."""
+    data: dict[str, Any] = _plain(record)
+    data["outcome"] = {"kind": type(record.outcome).__name__.lower(), **data["outcome"]}
+    if accuracy := data["outcome"].get("accuracy"):
+        accuracy["worst"] = accuracy["worst"] if math.isfinite(accuracy["worst"]) else str(accuracy["worst"])
+    return data
+
+
+def _plain(value: Any) -> Any:
+    """As dataclasses.asdict, which copies every single sample."""
+    if is_dataclass(value):
+        return {item.name: _plain(getattr(value, item.name)) for item in fields(value)}
+    if isinstance(value, tuple) and value and is_dataclass(value[0]):
+        return [_plain(item) for item in value]
+    return value
+
+
+def record_from_json(data: dict[str, Any]) -> Record:
+    """The inverse of `record_to_json`.
+
+    Raises:
+        KeyError, TypeError, ValueError: it is not a record.
+    """
+    case = _case(data["case"])
+    backend, source = _text(data["backend"]), _text(data["source"])
+    outcome = dict(data["outcome"])
+    kind = outcome.pop("kind")
+    if kind == "skipped":
+        return Record(backend, case, Skipped(_text(outcome["reason"]), bool(outcome["unavailable"])), source)
+    build = build_from_json(outcome["build"]) if outcome["build"] else None
+    accuracy = accuracy_from_json(outcome["accuracy"]) if outcome["accuracy"] else None
+    if kind == "failed":
+        ended = Failed(Status(outcome["status"]), _text(outcome["stage"]), _text(outcome["reason"]), build, accuracy)
+        return Record(backend, case, ended, source)
+    if build is None or accuracy is None:
+        raise ValueError("a cell without build or accuracy")
+    if kind == "checked":
+        return Record(backend, case, Checked(build, accuracy, _text(outcome["reason"])), source)
+    timing = dict(outcome["timing"])
+    batches = tuple(_batch(batch) for batch in timing["batches"])
+    if not batches:
+        raise ValueError("a cell without samples")
+    words = (_text(timing.get(name, "")) for name in ("kind", "l2", "stopped"))
+    measured = Measured(build, accuracy, Timing(batches, *words), profile_from_json(outcome.get("profile", {})))
+    return Record(backend, case, measured, source)
+
+
+def _case(data: dict[str, Any]) -> Case:
+    case = Case(**{**data, "direction": Direction(data["direction"])})
+    if case.dtype not in DTYPES or case.device not in ("cpu", "cuda") or not all(0 < _count(size) < 2**63 for size in (case.M, case.N)):
+        raise ValueError("a case that is none")
+    return case
+
+
+def _batch(data: dict[str, Any]) -> Batch:
+    samples = tuple(float(us) for us in data["samples_us"])
+    if not samples or not all(0 < us < math.inf for us in samples):
+        raise ValueError("samples that are none")
+    process, turn, position = (_count(data[name]) for name in ("process", "round", "position"))
+    return Batch(process, turn, position, samples, telemetry_from_json(data.get("telemetry")))
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError("a text that is none")
+    return value
+
+
+def _count(value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise TypeError("a count that is none")
+    return value
+
+
+def accuracy_from_json(data: dict[str, Any]) -> Accuracy:
+    """A verdict as JSON has it, also from a worker, whose word is only data.
+
+    Raises:
+        KeyError, TypeError, ValueError: it is none.
+    """
+    return Accuracy(Grade(data["grade"]), float(data["worst"]), str(data["detail"]))
+
+
+def failure_from_json(data: dict[str, Any]) -> tuple[Status, str]:
+    """As `accuracy_from_json`, of a worker's failure: status and reason."""
+    return Status(data["status"]), str(data["reason"])
+
+
+def build_from_json(data: dict[str, Any]) -> Build:
+    """As `accuracy_from_json`, of a build."""
+    build = typed(Build, data)
+    if build.seconds < 0:
+        raise ValueError("a build that took less than no time")
+    return build
+
+
+def telemetry_from_json(data: dict[str, Any] | None) -> Telemetry | None:
+    """The inverse of what JSON makes of a reading.
+
+    Raises:
+        TypeError, ValueError: it is none.
+    """
+    if data is None:
+        return None
+    telemetry = Telemetry(**data)
+    numbers = (value for name, value in data.items() if name != "throttled")
+    if not isinstance(telemetry.throttled, str) or not all(value is None or math.isfinite(value) for value in numbers):
+        raise ValueError("a reading that is none")
+    return telemetry
+
+
+def profile_from_json(data: dict[str, Any]) -> Profile:
+    """The inverse of what JSON makes of a profile.
+
+    Raises:
+        TypeError, ValueError: it is not a profile.
+    """
+    fields: dict[str, Any] = {key: tuple(value) if isinstance(value, list | tuple) else value for key, value in data.items()}
+    profile = Profile(**fields)
+    if not all(isinstance(word, str) for word in (*profile.kernels, profile.note)):
+        raise ValueError("a name that is none")
+    if not all(0 < us < math.inf for us in (*profile.device_us, *profile.host_us)):
+        raise ValueError("a time that is none")
+    if not all(count is None or (isinstance(count, int) and count >= 0) for count in (profile.peak_bytes, profile.recompiles)):
+        raise ValueError("a count that is none")
+    return profile

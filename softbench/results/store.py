@@ -1,0 +1,253 @@
+"""A run's files. What has been measured is on disk after every case, and `latest` is always a whole, finished run.
+
+While it runs, DIR/<run>.jsonl is its journal (a header, then a line a cell, raw samples in it) and DIR/<run>.csv is rewritten whole.
+When it is done the journal becomes DIR/<run>.json, and both files are published as latest.csv and latest.json. A journal that is
+left over is an interrupted run: `--resume` goes on with it. What workers wrote that failed at something is in DIR/<run>.log.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO, Any
+
+from softbench.core.case import Case
+from softbench.core.errors import ResultsError
+from softbench.core.files import replace_file
+from softbench.core.outcome import Record
+from softbench.core.text import one_line, printable
+from softbench.results.csv import to_csv
+from softbench.results.records import merge, record_from_json, record_to_json
+from softbench.results.rows import Row, row
+
+SCHEMA = 1
+CHEAP_SECONDS, LAG = 0.02, 20  # a CSV that takes longer to write (of many processes) is written in a twentieth of the time at most
+KEYED = (
+    *("device", "gpu", "gpu_memory_bytes", "driver", "power_limit_w", "cpu", "torch_threads"),
+    *("cuda", "torch", "triton", "python", "interleaved"),
+)
+"""Facts of the environment that a resumed run must share with its beginning."""
+
+
+def fingerprint(
+    measuring: dict[str, object], facts: dict[str, object], version: str, cases: Sequence[Case], backends: Sequence[str]
+) -> dict[str, object]:
+    """What two parts of one run must have in common, by name, so that a difference can be named too."""
+    sweep = hashlib.sha256(" ".join(case.key for case in cases).encode()).hexdigest()[:8]
+    what = {"softbench": version, "cases": f"{len(cases)} (hash {sweep})", "backends": ", ".join(backends)}
+    return {**what, **measuring, **{key: facts.get(key) for key in KEYED}}
+
+
+@dataclass(slots=True)
+class Run:
+    """One run's records and files. Use `start` or `resume`."""
+
+    folder: Path
+    name: str
+    header: dict[str, Any]
+    journal: IO[bytes]
+    cells: dict[tuple[int, str, Case], Record] = field(default_factory=dict)
+    """By set of processes, backend and case."""
+    _rows: dict[Case, list[Row]] = field(default_factory=dict)
+    """Of the cases whose records have not changed since."""
+    _due: float = 0.0
+    """When the CSV is written again."""
+
+    @property
+    def csv(self) -> Path:
+        return self.folder / f"{self.name}.csv"
+
+    @property
+    def json(self) -> Path:
+        return self.folder / f"{self.name}.json"
+
+    @property
+    def log(self) -> Path:
+        return self.folder / f"{self.name}.log"
+
+    def keep_log(self, label: str, text: str) -> None:
+        """What a backend's worker wrote that failed at something. Raises nothing: a log that cannot be written is no reason to stop."""
+        with suppress(OSError), self.log.open("a", encoding="utf-8", errors="replace") as file:
+            file.write(f"== {one_line(label, 100)} ==\n{printable(text).rstrip()}\n")
+
+    def has(self, process: int, names: Sequence[str], case: Case) -> bool:
+        """True when the records of all these backends are there, from the very sources that would be measured now."""
+        sources = self.header["sources"]
+        found = [self.cells.get((process, name, case)) for name in names]
+        return all(record is not None and record.source == sources.get(record.backend) for record in found)
+
+    def add(self, process: int, records: Sequence[Record]) -> None:
+        """Keep the records of one case: in the journal at once, then in the CSV, which may lag by some times what writing it takes.
+
+        Raises:
+            ResultsError: the folder cannot be written any more.
+        """
+        with _writing(self.folder):
+            for record in records:
+                self.cells[process, record.backend, record.case] = record
+                self._rows.pop(record.case, None)
+                self.journal.write(_line({"process": process, **record_to_json(record)}))
+            self.journal.flush()
+        begin = time.monotonic()
+        if begin >= self._due:
+            self.write_rows()
+            self._due = time.monotonic() + LAG * (time.monotonic() - begin - CHEAP_SECONDS)
+
+    def write_rows(self) -> None:
+        """Bring the CSV up to date.
+
+        Raises:
+            ResultsError: the folder cannot be written any more.
+        """
+        with _writing(self.folder):
+            replace_file(self.csv, to_csv(self.rows()))
+
+    def records(self) -> list[Record]:
+        """One record a cell: those of all sets of processes merged, in the order of the cases."""
+        merged: dict[tuple[Case, str], list[Record]] = {}
+        for (_, name, case), record in sorted(self.cells.items(), key=lambda item: item[0][0]):
+            merged.setdefault((case, name), []).append(record)
+        order = {name: i for i, name in enumerate(self.header["backends"])}
+        place: dict[Case, int] = {}
+        for case, _ in merged:
+            place.setdefault(case, len(place))
+        keys = sorted(merged, key=lambda key: (place[key[0]], order.get(key[1], len(order))))
+        return [merge(merged[key]) for key in keys if key[1] in order]
+
+    def rows(self) -> list[Row]:
+        """The CSV's rows; only those of cases that have changed are computed again."""
+        by_case: dict[Case, dict[str, Record]] = {}
+        for record in self.records():
+            by_case.setdefault(record.case, {})[record.backend] = record
+        for case, of in by_case.items():
+            if case not in self._rows:
+                beside = of.get(self.header["yardstick"]), of.get(self.header["relative_to"])
+                about = {"device": self.header["device_name"], "run": self.name, "facts": self.header.get("environment", {})}
+                self._rows[case] = [row(record, *beside, **about) for record in of.values()]
+        return [found for case in by_case for found in self._rows[case]]
+
+    def document(self) -> dict[str, Any]:
+        """The run as one JSON document: header, and every cell with its raw samples."""
+        return {**self.header, "cells": [record_to_json(record) for record in self.records()]}
+
+    def finish(self, *, publish: bool) -> None:
+        """Write the JSON, publish both files as `latest` (unless nothing was measured), and end the journal.
+
+        Raises:
+            ResultsError: the folder cannot be written; the journal stays.
+        """
+        with _writing(self.folder):
+            self.header["finished"] = datetime.now(UTC).isoformat(timespec="seconds")
+            replace_file(self.csv, to_csv(self.rows()))  # a resumed run may have had nothing left to measure
+            document = json.dumps(self.document(), separators=(",", ":"), allow_nan=False) + "\n"
+            replace_file(self.json, document)
+            if publish:
+                with (self.folder / ".lock").open("w") as lock:
+                    fcntl.flock(lock, fcntl.LOCK_EX)  # two runs that end together: latest.csv and latest.json are of one of them
+                    replace_file(self.folder / "latest.csv", self.csv.read_text(encoding="utf-8"))
+                    replace_file(self.folder / "latest.json", document)
+            Path(self.journal.name).unlink()
+            self.journal.close()
+
+
+def writable(folder: Path) -> None:
+    """Make the folder and try it.
+
+    Raises:
+        ResultsError: it cannot be made or written.
+    """
+    with _writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+
+
+def start(folder: Path, header: dict[str, Any]) -> Run:
+    """A new run in `folder`. `header`: see `softbench.run.session.header`.
+
+    Raises:
+        ResultsError: the folder cannot be written.
+    """
+    moment = datetime.now(UTC)
+    with _writing(folder):
+        for attempt in range(1000):
+            name = f"run-{moment:%Y%m%d-%H%M%S}" + (f"-{attempt + 1}" if attempt else "")
+            with suppress(FileExistsError):
+                journal = (folder / f"{name}.jsonl").open("xb")
+                break
+        fcntl.flock(journal, fcntl.LOCK_EX)
+        header = {"schema": SCHEMA, "run": name, "started": moment.isoformat(timespec="seconds"), **header}
+        journal.write(_line(header))
+        journal.flush()
+    return Run(folder, name, header, journal)
+
+
+def resume(folder: Path, header: dict[str, Any]) -> tuple[Run | None, str]:
+    """The newest interrupted run in `folder` of the same settings in the same environment, and what to tell the user.
+
+    A run that cannot be resumed stays as it is.
+    """
+    told = ""
+    for path in sorted(folder.glob("run-*.jsonl"), key=lambda path: path.name, reverse=True):
+        try:
+            journal = path.open("r+b")
+        except OSError as error:
+            told = told or f"{path} cannot be resumed: {error.strerror}"
+            continue
+        try:
+            fcntl.flock(journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            run = _reopen(folder, path, journal, header)
+        except BlockingIOError:
+            told = told or f"{path.stem} is still running"
+        except ValueError as error:
+            told = told or f"{path.stem} cannot be resumed: {error}"
+        else:
+            return run, f"resuming {run.name}: {len(run.cells)} cells are there already"
+        journal.close()
+    return None, told or f"nothing to resume in {folder}: no interrupted run there"
+
+
+def _reopen(folder: Path, path: Path, journal: IO[bytes], header: dict[str, Any]) -> Run:
+    """The run of a journal; raises ValueError, saying why, when it is of another kind or damaged. Its torn last line is dropped."""
+    lines = journal.read().split(b"\n")[:-1]  # what follows the last newline was torn when the run ended
+    if not lines:
+        raise ValueError("its journal is empty")
+    number = 1
+    try:
+        first = json.loads(lines[0])
+        then, now = first["fingerprint"], json.loads(json.dumps(header["fingerprint"]))
+        kept = {key: first[key] for key in ("schema", "run", "started")}
+        difference = next((key for key in {**then, **now} if then.get(key) != now.get(key)), None)
+        run = Run(folder, path.stem, {**header, **kept}, journal)
+        for line in lines[1:]:
+            number += 1
+            entry = json.loads(line)
+            process, record = int(entry.pop("process")), record_from_json(entry)
+            run.cells[process, record.backend, record.case] = record
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        raise ValueError(f"{path.name}, line {number} is damaged ({type(error).__name__}: {error})") from None
+    if difference is not None:
+        raise ValueError(f"{difference} was {then.get(difference)}, now it is {now.get(difference)}")
+    journal.seek(sum(len(line) + 1 for line in lines))
+    journal.truncate()
+    return run
+
+
+def _line(data: dict[str, Any]) -> bytes:
+    return json.dumps(data, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ResultsError(f"--output {folder}: cannot be written: {error.strerror}") from None

@@ -1,0 +1,1 @@
+"""What the parent process does: measure, check, inspect, look at the machine."""

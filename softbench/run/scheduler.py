@@ -1,0 +1,297 @@
+"""The backends that are measured together, one case after the other: built and checked at once, timed in turns, profiled last."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from softbench.core import statistics as stats, stopping as sampling
+from softbench.core.case import YARDSTICK, Case
+from softbench.core.channel import Message
+from softbench.core.outcome import (
+    Accuracy,
+    Batch,
+    Build,
+    Checked,
+    Failed,
+    Grade,
+    Measured,
+    Outcome,
+    Profile,
+    Record,
+    Skipped,
+    Status,
+    Timing,
+)
+from softbench.plan.plan import Plan
+from softbench.processes import slot as lanes_of
+from softbench.processes.pool import Lost, Pool
+from softbench.processes.slot import WorkerSlot
+from softbench.results import records
+
+PROFILE_MS = 3.0  # some thirty calls where the flush of L2 is most of it: kernels alone scatter little, and every cell pays for it
+PAUSES_SECONDS = (0.5, 2.0, 5.0)  # before a batch of a throttled GPU is taken again, once each
+PATIENCE_SECONDS = 120.0  # of such pauses over a whole sweep: a card that is always too hot is measured as it is, and labelled
+
+
+@dataclass(slots=True)
+class SlotState:
+    """How far one lane is with the current case."""
+
+    build: Build | None = None
+    accuracy: Accuracy | None = None
+    batches: list[Batch] = field(default_factory=list)
+    profile: Profile = field(default_factory=Profile)
+    outcome: Outcome | None = None
+    retried: bool = False
+
+
+class Scheduler:
+    """The lanes that are measured together, one case after the other."""
+
+    pause = staticmethod(time.sleep)
+
+    def __init__(self, plan: Plan, pool: Pool, lanes: list[WorkerSlot], process: int) -> None:
+        self.plan, self.pool, self.lanes, self.process = plan, pool, lanes, process
+        self.deadlines = plan.settings.timeout
+        self.patience_seconds = PATIENCE_SECONDS
+        self.last_failure: dict[WorkerSlot, Failed] = {}
+        self.state: dict[WorkerSlot, SlotState] = {}
+
+    def measure(self, case: Case) -> list[Record]:
+        """Build, check and time one case; a record for every lane, whatever happened to it."""
+        self.state = {lane: SlotState(outcome=lane.barred(self.last_failure.get(lane))) for lane in self.lanes}
+        turns = self.plan.takes_turns(case, len(self._going()))
+        self._revive(self._going(), case)
+        for together in [[lane] for lane in self._going()] if turns else [self._going()]:
+            self._build_and_check(together, case, turns)
+        if any(state.retried for state in self.state.values()) and not turns:
+            turns = True
+            self._release(self._going())
+        for turn in range(self.plan.settings.max_rounds):
+            self._round(round_order(self._wanting(turn), turn), turn, turns)
+        if self.process == 0:  # what a call costs apart is no matter of processes
+            for together in [[lane] for lane in self._going()] if turns else [self._going()]:
+                self._profile(together)
+                if turns:
+                    self._release(together)
+        return [self._record(lane, case) for lane in self.lanes]
+
+    def close(self) -> None:
+        """End the workers of all lanes."""
+        self.pool.discard(*[lane.worker for lane in self.lanes if lane.worker is not None])
+        for lane in self.lanes:
+            lane.worker = None
+
+    def _revive(self, lanes: list[WorkerSlot], case: Case) -> None:
+        for lane, failed in lanes_of.revive(self.pool, lanes, case.device, self.plan.env, self.deadlines["import"]).items():
+            self._end(lane, failed)
+
+    def _going(self) -> list[WorkerSlot]:
+        return [lane for lane in self.lanes if self.state[lane].outcome is None]
+
+    def _wanting(self, turn: int) -> list[WorkerSlot]:
+        """Who takes part in this round: all until the floor, then those whose figure is not known, and whom they are compared with."""
+        going = self._going()
+        if turn < self.plan.settings.rounds:
+            return going
+        unknown = [lane for lane in going if not self._known(lane)]
+        partners = (YARDSTICK, self.plan.settings.relative_to) if unknown else ()
+        return [lane for lane in going if lane in unknown or lane.name in partners]
+
+    def _known(self, lane: WorkerSlot) -> bool:
+        settings = self.plan.settings
+        rounds = [batch.samples_us for batch in stats.counted(self.state[lane].batches)]
+        return sampling.settled(rounds, settings.precision, settings.tick_us)
+
+    def _stopped(self, lane: WorkerSlot) -> str:
+        if self.plan.settings.rounds == self.plan.settings.max_rounds:
+            return sampling.FIXED
+        return sampling.PRECISE if self._known(lane) else sampling.LIMIT
+
+    def _build_and_check(self, lanes: list[WorkerSlot], case: Case, turns: bool) -> None:
+        build = {"op": "build", "case": asdict(case), "seed": self.plan.settings.seed}
+        for lane, reply in self._ask(lanes, build, "build").items():
+            self._take(lane, reply, partial(self._built, lane), "build")
+        for lane, reply in self._ask([lane for lane in lanes if lane in self._going()], {"op": "check"}, "check").items():
+            self._take(lane, reply, partial(self._judge, lane), "check")
+        self._retry_out_of_memory(lanes, case, turns)
+        if turns:
+            self._release([lane for lane in lanes if lane in self._going()])
+
+    def _built(self, lane: WorkerSlot, reply: dict[str, Any]) -> None:
+        if reason := reply.get("skip"):
+            self.state[lane].outcome = Skipped(str(reason))
+        else:
+            self.state[lane].build = records.build_from_json(reply["build"])
+
+    def _judge(self, lane: WorkerSlot, reply: dict[str, Any]) -> None:
+        state = self.state[lane]
+        untimed = str(reply.get("untimed", ""))
+        state.accuracy = accuracy = records.accuracy_from_json(reply["accuracy"])
+        if accuracy.grade is Grade.WRONG:
+            self._end(lane, Failed(Status.WRONG, "check", accuracy.detail))
+        elif accuracy.grade is Grade.UNVERIFIED:
+            self._end(lane, Failed(Status.UNVERIFIED, "check", accuracy.detail))
+        elif untimed and state.build is not None:
+            state.outcome = Checked(state.build, accuracy, untimed)
+
+    def _retry_out_of_memory(self, lanes: list[WorkerSlot], case: Case, turns: bool) -> None:
+        """Once, in a fresh worker, with everyone else's buffers given back."""
+        short = [lane for lane in lanes if isinstance(o := self.state[lane].outcome, Failed) and o.status is Status.OOM]
+        short = [lane for lane in short if not self.state[lane].retried]
+        if not short:
+            return
+        self._release(self._going())
+        for lane in short:
+            lane.drop(self.pool)
+            self.state[lane] = SlotState(retried=True)
+            self._revive([lane], case)
+            if self.state[lane].outcome is None:
+                self._build_and_check([lane], case, turns=True)
+
+    def _round(self, lanes: list[WorkerSlot], turn: int, turns: bool) -> None:
+        """A batch of each, in this order; of a throttled GPU again after a pause, as long as there is patience. What was throttled is kept,
+        and marked."""
+        places = {lane: position for position, lane in enumerate(lanes)}
+        # Beside a GPU the hosts' work between batches is done at once; on a CPU its threads would still spin beside the first batch.
+        for together in [[lane] for lane in lanes] if turns or self.plan.device != "cuda" else [lanes]:
+            self._batches(together, turn, places)
+            for seconds in PAUSES_SECONDS:
+                hot = [lane for lane in together if lane in self._going() and self.state[lane].batches[-1].throttled]
+                if not hot or seconds > self.patience_seconds:
+                    break
+                self.patience_seconds -= seconds
+                self.pause(seconds)
+                self._batches(hot, turn, places)
+            if turns:
+                self._release(together)
+
+    def _batches(self, lanes: list[WorkerSlot], turn: int, places: Mapping[WorkerSlot, int]) -> None:
+        """Renew the inputs of all, time one after the other, verify what was timed of all."""
+        renewed = self._ask(lanes, {"op": "renew", "l2": self.plan.l2}, "time")
+        for lane in lanes:
+            if lane in renewed:
+                self._batch(lane, turn, places[lane])
+        timed = [lane for lane in lanes if lane in renewed and lane in self._going()]
+        for lane, reply in self._ask(timed, {"op": "verify"}, "time").items():
+            self._take(lane, reply, partial(self._verified, lane), "time")
+
+    def _batch(self, lane: WorkerSlot, turn: int, position: int) -> None:
+        settings = self.plan.settings
+        how = {"timer": self.plan.timer, "l2": self.plan.l2}
+        message = {"op": "time", "warmup_ms": settings.warmup_ms, "batch_ms": settings.batch_ms, **how}
+        for reply in self._ask([lane], message, "time").values():
+            self._take(lane, reply, partial(self._timed, lane, turn, position), "time")
+
+    def _timed(self, lane: WorkerSlot, turn: int, position: int, reply: dict[str, Any]) -> None:
+        samples = tuple(float(sample) for sample in reply["samples_us"])
+        if not samples or not all(0 < sample < math.inf for sample in samples):
+            raise ValueError("no samples")
+        self.state[lane].batches.append(Batch(self.process, turn, position, samples))
+
+    def _verified(self, lane: WorkerSlot, reply: dict[str, Any]) -> None:
+        """What a timed call returned is judged too: it ends what is wrong; where it is worse than the check was, it stands."""
+        state = self.state[lane]
+        state.batches[-1] = replace(state.batches[-1], telemetry=records.telemetry_from_json(reply.get("telemetry")))
+        if reply["accuracy"] is None:
+            return
+        accuracy = records.accuracy_from_json(reply["accuracy"])
+        if accuracy.grade in (Grade.WRONG, Grade.UNVERIFIED):
+            status = Status.WRONG if accuracy.grade is Grade.WRONG else Status.UNVERIFIED
+            state.accuracy = accuracy
+            self._end(lane, Failed(status, "time", accuracy.detail))
+        elif state.accuracy is None or accuracy.worst > state.accuracy.worst:
+            state.accuracy = accuracy
+
+    def _profile(self, lanes: list[WorkerSlot]) -> None:
+        """After the rounds, so that what the profiler leaves behind in the process is in none of the case's samples.
+
+        The profilers start and stop in all processes at once, as that takes longer than the calls; these have the GPU for themselves.
+        """
+        how = {"batch_ms": min(PROFILE_MS, self.plan.settings.batch_ms), "l2": self.plan.l2}
+        if self.plan.device == "cuda" and self.plan.settings.profile == "on":
+            lanes = self._spared([[lane] for lane in lanes], {"op": "host", **how})
+            lanes = self._spared([lanes], {"op": "trace", "l2": self.plan.l2})
+            lanes = self._spared([[lane] for lane in lanes], {"op": "calls", **how})
+        self._spared([lanes], {"op": "profile"})
+
+    def _spared(self, groups: list[list[WorkerSlot]], message: Message) -> list[WorkerSlot]:
+        """Ask one group after the other; returns who answered. The cells were measured before: lost are profiles, and perhaps workers."""
+        left: list[WorkerSlot] = []
+        for lanes in groups:
+            answers = self._ask(lanes, message, "time")
+            for lane in lanes:
+                if isinstance(failed := self.state[lane].outcome, Failed):
+                    self.state[lane].profile, self.state[lane].outcome = Profile(note=failed.reason), None
+            for lane, reply in answers.items():
+                if message["op"] == "profile":
+                    self._take(lane, reply, partial(self._profiled, lane), "time")
+            left += answers
+        return left
+
+    def _profiled(self, lane: WorkerSlot, reply: dict[str, Any]) -> None:
+        self.state[lane].profile = records.profile_from_json(reply["profile"])
+
+    def _release(self, lanes: Sequence[WorkerSlot]) -> None:
+        self._ask(list(lanes), {"op": "release"}, "time")
+
+    def _ask(self, lanes: list[WorkerSlot], message: Message, phase: str) -> dict[WorkerSlot, dict[str, Any]]:
+        """The answers of those that answered; whoever failed has got its outcome, and no worker any more if that was lost."""
+        workers = {i: (lane.worker, message) for i, lane in enumerate(lanes) if lane.worker is not None}
+        answers: dict[WorkerSlot, dict[str, Any]] = {}
+        for i, reply in self.pool.gather(workers, self.deadlines[phase], phase).items():
+            lane = lanes[i]
+            if isinstance(reply, Lost):
+                lane.worker = None
+                self._end(lane, Failed(reply.status, phase, reply.reason), lost=True)
+            elif "failed" in reply:
+                if poisoned := bool(reply.get("poisoned")):
+                    lane.drop(self.pool)
+                self._take(lane, reply["failed"], partial(self._failed, lane, phase, poisoned), phase)
+            else:
+                answers[lane] = reply
+        return answers
+
+    def _failed(self, lane: WorkerSlot, phase: str, poisoned: bool, answer: dict[str, Any]) -> None:
+        status, reason = records.failure_from_json(answer)
+        self._end(lane, Failed(status, phase, f"{phase}: {reason}"), lost=poisoned)
+
+    def _take(self, lane: WorkerSlot, reply: dict[str, Any], take: Callable[[dict[str, Any]], None], phase: str) -> None:
+        """Read an answer; one that is not what was asked for ends the worker: something else writes into its pipe."""
+        try:
+            take(reply)
+        except (KeyError, TypeError, ValueError, AttributeError):
+            lane.drop(self.pool)
+            self._end(lane, Failed(Status.FAILED, phase, f"{phase}: its process gave an answer that is none"), lost=True)
+
+    def _end(self, lane: WorkerSlot, failed: Failed, *, lost: bool = False) -> None:
+        state = self.state[lane]
+        state.outcome = replace(failed, build=state.build, accuracy=state.accuracy)
+        self.last_failure[lane] = failed
+        lane.deaths += lost
+
+    def _record(self, lane: WorkerSlot, case: Case) -> Record:
+        state = self.state[lane]
+        outcome = state.outcome
+        if outcome is None:
+            if state.build is None or state.accuracy is None or not state.batches:
+                raise AssertionError(f"{lane.name} on {case.key} was neither measured nor ended")
+            timing = Timing(tuple(state.batches), self.plan.timer, self.plan.l2, self._stopped(lane))
+            outcome = Measured(state.build, state.accuracy, timing, state.profile)
+        if lane.worker is not None:
+            lane.deaths = 0  # whatever became of the case, its worker outlived it
+        return Record(lane.name, case, outcome, lane.offer.source)
+
+
+def round_order(lanes: Sequence[WorkerSlot], turn: int) -> list[WorkerSlot]:
+    """A round's order: rotated by one every second round and reversed in every odd one, so two lanes go AB BA BA AB."""
+    if not lanes:
+        return []
+    start = (turn // 2) % len(lanes)
+    order = [*lanes[start:], *lanes[:start]]
+    return order[::-1] if turn % 2 else order

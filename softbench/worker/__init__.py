@@ -1,0 +1,1 @@
+"""What runs inside a worker process: building, checking and timing one backend."""

@@ -1,0 +1,67 @@
+"""A case's batches: the inputs renewed, the calls timed, and what they returned verified, each when it is asked for.
+
+Only the timing needs the device for itself. So a run renews and verifies in all workers at once.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from softbench.core.outcome import Accuracy, Grade
+from softbench.worker.rotating_inputs import Judge, RotatingInputs
+from softbench.worker.tamper_guard import SIDE_STREAM_US, AsyncWorkWatch, TamperGuard, side_stream_us
+from softbench.worker.timers import Timer, synchronize
+
+
+@dataclass(slots=True)
+class Batches:
+    """The batches of one case in one worker."""
+
+    rotation: RotatingInputs
+    device: str
+    guard: TamperGuard | None
+    body: Callable[[], Any] | None = None
+    """What the next batch calls."""
+    broken: str = ""
+    """How calls of the last batch were not done when they returned, or not timed at all, in words."""
+
+    def renew(self) -> None:
+        """Other values into the inputs of the batch that follows."""
+        self.body, self.broken = self.rotation.renew(), ""
+
+    def time(self, timer: Timer, warmup_ms: float, batch_ms: float, block: int) -> tuple[list[float], int]:
+        """Samples and block, as `softbench.worker.timers.Timer`; what is to be verified is copied at once.
+
+        Raises:
+            RuntimeError: the inputs were not renewed.
+        """
+        body, self.body = self.body, None
+        if body is None:
+            raise RuntimeError("asked to time calls whose inputs were not renewed")
+        self.rotation.stir()
+        watch = self.rotation.watch = AsyncWorkWatch(self.device)
+        found = timer(body, warmup_ms, batch_ms, block)
+        self.broken = self.rotation.left or watch.left()  # at once: a thread may end while outputs are copied
+        self.rotation.collect()
+        synchronize(self.device)  # before somebody else is timed
+        self.broken = self._replaced() or self.broken
+        return found
+
+    def check_side_streams(self, samples: list[float]) -> None:
+        """Whether the GPU still works when the caller's stream has finished. Nothing else may run on it."""
+        hidden = 0.0 if self.broken else side_stream_us(self.rotation.unwatched(), statistics.median(samples))
+        if hidden > SIDE_STREAM_US:
+            self.broken = (
+                f"the GPU still works {hidden:.0f} us after the caller's stream has finished: on another stream, where no event sees it"
+            )
+
+    def verify(self, judge: Judge) -> Accuracy | None:
+        """Of calls that were timed: whether they were done when they returned, and two of their outputs; None where none was made."""
+        broken = self.broken or self._replaced()  # who waited for the batch's end to exchange the judge
+        return Accuracy(Grade.WRONG, float("inf"), broken) if broken else self.rotation.verify(judge)
+
+    def _replaced(self) -> str:
+        return self.guard.replaced() if self.guard else ""

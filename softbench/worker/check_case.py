@@ -1,0 +1,118 @@
+"""One catalogue item on one backend, inside its worker."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from softbench.core.case import Case, Direction
+from softbench.core.outcome import Accuracy, Grade
+from softbench.core.text import size
+from softbench.ops.softmax.check_cases import CheckCase, Draw, items
+from softbench.plugins.traits import interpreted, reuses_output, why_not
+from softbench.worker.error_metrics import MetricsAccumulator
+from softbench.worker.output_checks import SHARED, breach, poison, shared, versions
+from softbench.worker.pre_check import verify_outputs
+from softbench.worker.tamper_guard import AsyncWorkWatch, TamperGuard
+
+REUSES = "the next call overwrites its output, as it declares"
+
+Call = Callable[..., Any]
+
+
+class CheckCaseRunner:
+    """A backend under examination; keeps the callable of the latest shape, as many items share one."""
+
+    def __init__(self, backend: Any, device: str, guard: TamperGuard | None = None) -> None:
+        self.guard, self.gauge = guard, MetricsAccumulator()
+        self.backend, self.device = backend, torch.device(device)
+        self.items = {(item.name, item.direction): item for item in items()}
+        self.most_rows = rows[1] if (rows := interpreted(backend)) else None
+        self._case: Case | None = None
+        self._call: Call | None = None
+
+    def examine(self, name: str, direction: Direction, dtype: str, seed: int) -> Accuracy | str:
+        """The verdict, or why the item was skipped.
+
+        Raises:
+            KeyError: no such item. Whatever the backend raises passes through.
+        """
+        item, self.gauge = self.items[name, direction], MetricsAccumulator()
+        if item.gpu_only and self.device.type == "cpu":
+            return f"needs a GPU: {item.gpu_only}"
+        if item.free_bytes and item.free_bytes > (free := torch.cuda.mem_get_info()[0]):
+            return f"needs {size(item.free_bytes)} of device memory; {size(free)} are free"
+        generator = torch.Generator(self.device)
+        generator.manual_seed(zlib.crc32(f"{seed} {direction} {dtype} {name}".encode()))
+        given = item.make(Draw(generator, dtype, self.device, self.most_rows))
+        dim = -1 if item.dim is None else item.dim
+        shape = given[0].movedim(dim, -1).shape
+        case = Case(max(1, given[0].numel()) // max(1, shape[-1]), shape[-1], dtype, direction, self.device.type)
+        if item.dim is None:
+            if reason := why_not(self.backend.supports(case), "supports"):
+                return reason
+            call = self._prepared(case)
+        elif (over_dim := getattr(self.backend, "over_dim", None)) is None:
+            return "it takes (M, N) rows only"
+        else:
+            call = lambda *tensors: over_dim(direction)(*tensors, dim)  # noqa: E731
+        return self._judge(item, case, call, given, dim)
+
+    def _prepared(self, case: Case) -> Call:
+        if self._call is None or self._case != case:
+            self._case, self._call = None, None
+            call: Call = self.backend.prepare(case)
+            self._case, self._call = case, call
+        assert self._call is not None
+        return self._call
+
+    def diagnostics(self) -> dict[str, dict[str, str]]:
+        """Of the latest item, as an answer carries them: numbers that JSON lacks as texts; empty where nothing was compared."""
+        return {"diagnostics": {key: f"{value:.6g}" for key, value in self.gauge.found().items()}} if self.gauge.rows else {}
+
+    def _judge(self, item: CheckCase, case: Case, call: Call, given: tuple[torch.Tensor, ...], dim: int) -> Accuracy:
+        """The verdict; where a call that was right left a thread running, that of another: a compiler starts its threads once."""
+        kept, written = tuple(tensor.clone() for tensor in given), versions(given)
+        for last in (False, True):
+            poison(given, self.device.type)
+            watch = AsyncWorkWatch(self.device.type)
+            out = self._on_stream(call, given) if item.repeat == "stream" else call(*given)
+            late = watch.unfinished(out)
+            excused = watch.lingers and not last
+            reason = breach(given, kept, (out,), written=written) or ("" if excused else late)
+            if reason := reason or (self.guard.replaced() if self.guard else ""):
+                return Accuracy(Grade.WRONG, float("inf"), reason)
+            found = self._compared(item, case, call, given, out, dim)
+            if not excused or found.grade is Grade.WRONG:
+                break
+        return found
+
+    def _compared(self, item: CheckCase, case: Case, call: Call, given: tuple[torch.Tensor, ...], out: torch.Tensor, dim: int) -> Accuracy:
+        note = ""
+        if item.repeat == "twice":
+            first = out.clone()
+            again = call(*given)
+            if shared((again, out)):
+                if not reuses_output(self.backend):
+                    return Accuracy(Grade.WRONG, float("inf"), SHARED)
+                note = REUSES
+            if not torch.equal(again, first):
+                return Accuracy(Grade.WRONG, float("inf"), "gives another result the second time")
+        if out.numel() == 0:
+            return Accuracy(Grade.PASS, 0.0, "")
+        rows = [tensor.movedim(dim, -1).reshape(case.M, case.N) if tensor.dim() else tensor.reshape(1, 1) for tensor in (*given, out)]
+        found = verify_outputs(self.backend, case, tuple(rows[:-1]), (rows[-1],), self.gauge)
+        return replace(found, detail=note) if note and found.grade is Grade.PASS else found
+
+    def _on_stream(self, call: Call, given: tuple[torch.Tensor, ...]) -> Any:
+        """The call on another stream than the default, which it has to wait for nobody but that stream."""
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            out = call(*given)
+        torch.cuda.current_stream().wait_stream(stream)
+        return out

@@ -1,0 +1,286 @@
+"""What a call costs apart: its kernels on the device, and its host.
+
+Device time comes from CUPTI by way of torch's profiler: the durations of a call's kernels, copies and fills, summed. Between two calls a
+fill runs, of a buffer larger than any L2 (cold) or of a few bytes (warm); it tells the calls apart and is not counted. Kernels of one
+call that overlap are counted in full, up to the limit below. Host time is that of issuing a call, without waiting for it.
+
+Tracing slows some kernels: torch 2.11's softmax of 16384 x 16384 in bfloat16 takes an H200 484 us by ncu, and 515 with CUPTI watching
+(tests/gpu/against_ncu.py, before there was a limit). So what a few calls, one after the other, take between events without the profiler
+is a limit: where the traced median is beyond theirs, all samples are taken down to it in proportion.
+
+CUPTI that stays in a process between sessions makes every CUDA call there dearer. So it leaves after each, and comes back for the next:
+`tests/gpu/test_timers_gpu.py` holds a profile to a tenth of a second with that. It stays where a backend or a timer captures CUDA graphs,
+as leaving can crash: torch.profiler keeps it there before CUDA 12.6.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+FLUSH_BYTES = 256 * 2**20  # as do_bench flushes
+MARK_BYTES = 256
+LEAST_CALLS = 5
+MOST_CALLS = 100  # of a traced window: a call costs the profiler tens of microseconds, and medians of more are no better
+MOST_ISSUED = 50  # calls without waiting: with 20 kernels each still below the 1024 launches that the driver queues before it blocks
+TEARDOWN = "TEARDOWN_CUPTI"
+"""Kineto's: by `1` CUPTI leaves the process when a session is over, in one of the CUDA calls that follow; else it stays."""
+TEARDOWN_GIVEN = TEARDOWN in os.environ  # whoever says how is left alone
+LEAVE_SECONDS = 0.2  # waited at most until it has left
+ON_DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
+
+Call = Callable[[], object]
+
+
+class UntracedError(Exception):
+    """The profiler did not see what a call runs on the device; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """Something that ran on the device: a kernel, a copy or a fill."""
+
+    name: str
+    start_ns: int
+    duration_ns: int
+
+
+def split(activities: Sequence[Activity], calls: int, marks: frozenset[str]) -> list[list[Activity]]:
+    """What each of so many calls ran, in its order; before every call ran one activity with a name in `marks`.
+
+    Raises:
+        UntracedError: the calls cannot be told apart.
+    """
+    ordered = sorted(activities, key=lambda activity: activity.start_ns)
+    names = [activity.name for activity in ordered]
+    starts = [i for i, name in enumerate(names) if name in marks]
+    if len(starts) != calls:  # a call may run a fill of the same name: then calls are told apart by being alike
+        period = len(ordered) // calls
+        if period < 2 or names[0] not in marks or names != names[:period] * calls:
+            raise UntracedError(f"the profiler saw {len(ordered)} kernels and fills, which {calls} calls do not explain")
+        starts = list(range(0, len(ordered), period))
+    ends = [*starts[1:], len(ordered)]
+    return [ordered[start + 1 : end] for start, end in zip(starts, ends, strict=True)]
+
+
+class Session(Protocol):
+    """The profiler at work, from `start` to `stop`, which returns what the device did meanwhile; all of that is then done."""
+
+    def start(self) -> object: ...
+
+    def stop(self) -> list[Activity]: ...
+
+
+@dataclass(slots=True)
+class DeviceTimer:
+    """Device and host time of calls. What it works with can be replaced, so that tests need no GPU.
+
+    Device time is taken in three steps, as starting and stopping the profiler takes the host far longer than the calls take:
+    `begin` and `end` may run in several processes at once, `run` has the device for itself.
+    """
+
+    session: Callable[[], Session]
+    fill: Callable[[int], Call]
+    """A call that fills a buffer of so many bytes, by one kernel."""
+    synchronize: Call
+    clock_ns: Callable[[], int] = time.perf_counter_ns
+    between: Callable[[Call, Call, int], list[float]] = lambda separate, call, times: [math.inf]
+    """Microseconds of so many calls, from an event before each to one after it, the first function before each; none waits for another."""
+    marks: dict[str, frozenset[str]] = field(default_factory=dict)
+    """Names of what fills, by L2: the same in every window."""
+    running: Session | None = None
+    window: tuple[str, int] = ("", 0)
+    """L2 and number of the calls in the running session."""
+    limit_us: float = math.inf
+    """What the next window's calls take at most, as `untraced` found."""
+
+    def device(self, call: Call, batch_ms: float, l2: str) -> tuple[list[float], list[str]]:
+        """Microseconds of each call's kernels, and the kernels' names in the order of a call. `l2`: `cold` or `warm`.
+
+        Raises:
+            UntracedError: the profiler cannot be used here, or does not see the kernels.
+        """
+        self.untraced(call, l2)
+        self.begin(l2)
+        self.run(call, batch_ms, l2)
+        return self.end()
+
+    def untraced(self, call: Call, l2: str) -> None:
+        """Find what a call takes at most, while nobody traces; of the next window only. Raises what the call raises."""
+        found = self.between(self._separator(l2), call, 2 * LEAST_CALLS + 1)
+        self.limit_us = statistics.median(found[1:] or found)
+
+    def begin(self, l2: str) -> None:
+        """Start the profiler. Raises as `device`."""
+        self.abandon()
+        if l2 not in self.marks:  # by itself: a window that lost its first fill would take something else for one
+            self.running = self.session()
+            self.running.start()
+            self._separator(l2)()
+            self.marks[l2] = frozenset(activity.name for activity in self._stopped())
+        self.running = self.session()
+        self.running.start()
+
+    def run(self, call: Call, batch_ms: float, l2: str) -> None:
+        """The calls of a window. Raises what a call raises; the profiler is then stopped."""
+        separate = self._separator(l2)
+
+        def apart() -> None:
+            separate()
+            call()
+
+        try:
+            calls = self._calls(apart, batch_ms, MOST_CALLS) + 1
+            _repeated(apart, calls)()
+            self.window = l2, calls
+        except BaseException:
+            self.abandon()
+            raise
+
+    def end(self) -> tuple[list[float], list[str]]:
+        """Stop the profiler; as `device`."""
+        l2, calls = self.window
+        groups = split(self._stopped(), LEAST_CALLS + calls, self.marks[l2])
+        groups = groups[LEAST_CALLS + 1 :]  # without those that only told how many to make, and one more for the warmth that the wait took
+        if not all(groups):
+            raise UntracedError("the profiler saw no kernel of a call")
+        kernels, _ = Counter(tuple(activity.name for activity in group) for group in groups).most_common(1)[0]
+        traced = [sum(activity.duration_ns for activity in group) / 1e3 for group in groups]
+        slowed, self.limit_us = max(1.0, statistics.median(traced) / (self.limit_us or math.inf)), math.inf
+        return [round(us / slowed, 3) for us in traced], list(kernels)
+
+    def abandon(self) -> None:
+        """Stop the profiler, if it runs, whatever it saw."""
+        if self.running is not None:
+            with suppress(UntracedError):
+                self._stopped()
+
+    def _stopped(self) -> list[Activity]:
+        if self.running is None:
+            raise UntracedError("the profiler was not started")
+        session, self.running = self.running, None
+        return session.stop()
+
+    def _separator(self, l2: str) -> Call:
+        return self.fill(FLUSH_BYTES if l2 == "cold" else MARK_BYTES)
+
+    def host(self, call: Call, batch_ms: float) -> list[float]:
+        """Microseconds of issuing each call. A call that itself waits for the device has that wait in it."""
+        samples = []
+        calls = self._calls(call, batch_ms, MOST_ISSUED)
+        for _ in range(calls):
+            begin = self.clock_ns()
+            call()
+            samples.append(round((self.clock_ns() - begin) / 1e3, 3))
+        self.synchronize()
+        return samples
+
+    def _calls(self, call: Call, batch_ms: float, most: int) -> int:
+        """How many fit into a batch; they warm up what is called, and the device is idle after them."""
+        self.synchronize()
+        begin = self.clock_ns()
+        _repeated(call, LEAST_CALLS)()
+        self.synchronize()
+        each_ns = (self.clock_ns() - begin) / LEAST_CALLS
+        return max(LEAST_CALLS, min(most, int(batch_ms * 1e6 / max(each_ns, 1))))
+
+
+def _repeated(call: Call, times: int) -> Call:
+    def body() -> None:
+        for _ in range(times):
+            call()
+
+    return body
+
+
+def cuda_meter() -> DeviceTimer:
+    """The meter of the GPU, its parts resolved now."""
+    # Not torch.profiler's, which only wraps this one: its first session imports Inductor, for seconds in every process.
+    from torch.autograd.profiler import profile
+
+    os.environ.setdefault(TEARDOWN, "1")
+    synchronize = torch.cuda.synchronize
+
+    def fill(size: int) -> Call:
+        return torch.empty(size // 4, dtype=torch.int32, device="cuda").zero_
+
+    def between(separate: Call, call: Call, times: int) -> list[float]:
+        events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(times)]
+        for start, end in events:
+            separate()
+            start.record()
+            call()
+            end.record()
+        synchronize()
+        return [start.elapsed_time(end) * 1e3 for start, end in events]
+
+    # Without CPU activities a call's host side stays as it is.
+    return DeviceTimer(
+        lambda: _Kineto(profile(use_device="cuda", use_cpu=False, use_kineto=True), synchronize), fill, synchronize, between=between
+    )
+
+
+def keep_cupti_loaded() -> None:
+    """From now on CUPTI stays in this process between sessions: before CUDA graphs are captured, and where sessions follow at once."""
+    if not TEARDOWN_GIVEN:
+        os.environ[TEARDOWN] = "0"
+
+
+def threads() -> frozenset[str]:
+    """This process's, Python's and others; none where /proc does not tell."""
+    try:
+        return frozenset(entry.name for entry in Path("/proc/self/task").iterdir())
+    except OSError:
+        return frozenset()
+
+
+def wait_until_gone(before: frozenset[str], synchronize: Call, clock: Callable[[], float] = time.perf_counter) -> None:
+    """Give CUPTI the calls that it leaves in, until the thread has ended that Kineto starts for it: a session that began before would lose
+    its kernels. `before`: the threads there were when the session was still on; where /proc does not tell, the whole time is waited."""
+    end, leaving = clock() + LEAVE_SECONDS, threads() - before
+    while os.environ.get(TEARDOWN) == "1" and (leaving & threads() or not before) and clock() < end:
+        synchronize()
+        time.sleep(0.001)
+
+
+@dataclass(slots=True)
+class _Kineto:
+    """torch's profiler as a session."""
+
+    profiler: Any
+    synchronize: Call
+
+    def start(self) -> None:
+        self.synchronize()
+        self.profiler.__enter__()
+
+    def stop(self) -> list[Activity]:
+        self.synchronize()
+        before = threads()
+        self.profiler.__exit__(None, None, None)
+        wait_until_gone(before, self.synchronize)
+        results = self.profiler.kineto_results
+        if results is None:
+            raise UntracedError("torch's profiler gave no results")
+        found = [Activity(event.name(), event.start_ns(), event.duration_ns()) for event in results.events() if _on_device(event)]
+        if not found:
+            raise UntracedError("torch's profiler saw nothing on the device; does another profiler hold CUPTI?")
+        return found
+
+
+def _on_device(event: Any) -> bool:
+    """A kernel, a copy or a fill, and no range that somebody annotated."""
+    if hasattr(event, "activity_type"):
+        return str(event.activity_type()) in ON_DEVICE
+    # An older torch does not say what an event is; waits and annotations are then known by what they are called.
+    return event.device_type() == torch.profiler.DeviceType.CUDA and not event.is_user_annotation() and " Sync" not in event.name()

@@ -1,0 +1,56 @@
+"""Error as others state it: units in the last place, row sums, the relative Frobenius norm. Shown beside a verdict, never a gate.
+
+None of them could be one: the constant 1/N has perfect row sums, and a dropped column hides in a norm.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+
+import torch
+
+MANTISSA = {torch.float32: 23, torch.float16: 10, torch.bfloat16: 7, torch.float64: 52}
+LEAST_EXPONENT = {torch.float32: -126, torch.float16: -14, torch.bfloat16: -126, torch.float64: -1022}
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorMetrics:
+    """Over all finite elements of an output; inf or nan where the output is."""
+
+    ulp: float
+    """The largest |out - ref| in units in the last place of `ref` in the output's dtype."""
+    row_sum: float
+    """The largest |sum of a row of out - that of ref|: of 1 for y, of 0 for dx."""
+    frobenius: float
+    """||out - ref|| / ||ref||; 0 where both are 0."""
+
+
+class MetricsAccumulator:
+    """Takes in rows (as `softbench.ops.softmax.tolerance.check` shows them) and ends in ErrorMetrics."""
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self.ulp = self.row_sum = self.error = self.size = 0.0
+
+    def __call__(self, out: torch.Tensor, expected: torch.Tensor) -> None:
+        self.rows += len(out)
+        finite = expected.isfinite()
+        exponent = torch.frexp(expected.abs())[1] - 1
+        ulp = torch.exp2(exponent.clamp_min(LEAST_EXPONENT[out.dtype]).double() - MANTISSA[out.dtype])
+        off = torch.where(finite, (out.double() - expected).abs(), 0.0)
+        self.ulp = _larger(self.ulp, (off / ulp).max())
+        wide, want = torch.where(finite, out.double(), 0.0), torch.where(finite, expected, 0.0)
+        self.row_sum = _larger(self.row_sum, (wide.sum(-1) - want.sum(-1)).abs().max())
+        self.error += off.square().sum().item()
+        self.size += want.square().sum().item()
+
+    def found(self) -> dict[str, float]:
+        """Name and value of each."""
+        frobenius = math.sqrt(self.error / self.size) if self.size else 0.0 if self.error == 0 else math.inf
+        return asdict(ErrorMetrics(self.ulp, self.row_sum, frobenius))
+
+
+def _larger(so_far: float, now: torch.Tensor) -> float:
+    value = now.item()
+    return value if math.isnan(value) or value > so_far else so_far

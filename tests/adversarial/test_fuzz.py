@@ -1,0 +1,215 @@
+"""What comes from outside may be anything: files, flags, a plugin's answers. It is used or refused in words, never a traceback."""
+
+import copy
+import json
+import math
+import tempfile
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings, strategies as st
+from pretended import GOOD, FakePool, make, measure
+from rich.console import Console
+
+from softbench.core.errors import SoftbenchError, UsageError
+from softbench.core.machine import Probe
+from softbench.core.validate import harmless
+from softbench.gate import samples as evidence
+from softbench.plan import settings as config, sweep
+from softbench.processes.slot import WorkerSlot
+from softbench.report import check_report as checks, tables
+from softbench.results import compare, records, rows as results, store
+from softbench.results.csv import read_csv, to_csv
+from softbench.run.check import Finding, _Desk
+
+few = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+leaf = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=8), st.sampled_from(["\x1b[31m=1+1", "../../x", "|x|`y`"])
+)
+anything = st.recursive(
+    leaf, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3), max_leaves=6
+)
+
+
+def places(value, path=()):
+    """Every path into a JSON value."""
+    yield path
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in items:
+        yield from places(inner, (*path, key))
+
+
+@st.composite
+def damaged(draw, value):
+    """The value with one thing in it replaced by anything, or taken out."""
+    value = copy.deepcopy(value)
+    path = draw(st.sampled_from(list(places(value))))
+    if not path:
+        return draw(anything)
+    *way, last = path
+    inner = value
+    for key in way:
+        inner = inner[key]
+    if isinstance(inner, dict) and draw(st.booleans()):
+        del inner[last]
+    else:
+        inner[last] = draw(anything)
+    return value
+
+
+def shown(renderable):
+    out = StringIO()
+    Console(file=out, width=200).print(renderable, markup=False, highlight=False)
+    assert "\x1b[31m" not in out.getvalue()
+
+
+def rendered(found):
+    """As a run writes and shows them: CSV there and back, both tables."""
+    rows = [results.row(record, None, None, device="d", run="r") for record in found]
+    text = to_csv(rows)
+    assert "\x1b" not in text
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "x.csv").write_text(text)
+        read, warnings = read_csv(Path(folder) / "x.csv")
+    assert not warnings
+    assert len(read) == len(rows)
+    shown(tables.cells(read))
+    shown(tables.results(read, Console(width=100)))
+
+
+@few
+@given(st.data())
+def test_no_answer_of_a_plugins_process_is_more_than_a_failed_cell(data):
+    op = data.draw(st.sampled_from(list(GOOD)))
+    whole = GOOD[op] if data.draw(st.booleans()) else {"failed": {"status": "oom", "stage": op, "reason": "r"}, "poisoned": True}
+    answer = data.draw(damaged(json.loads(json.dumps(whole))))
+    try:  # as the pool takes an answer in
+        answer = harmless(json.loads(json.dumps(answer)))
+    except ValueError:
+        return
+    if not isinstance(answer, dict):
+        return  # the channel refuses it (tests/test_pool.py)
+    found = measure(make(("copy", "a", "b")), FakePool({("a", op): answer or {"something": "else"}}))
+    assert set(found) == {"copy", "a", "b"}
+    assert found["b"].status == "ok"
+    rendered(found.values())
+
+
+@few
+@given(damaged({"accuracy": GOOD["check"]["accuracy"], "diagnostics": {"ulp": "1", "row_sum": "inf", "frobenius": "nan"}}))
+def test_no_answer_to_check_is_more_than_a_finding(answer):
+    answer = harmless(json.loads(json.dumps(answer)))
+    if not isinstance(answer, dict):
+        return
+    look = Probe("2", "none", (), "cpu", 2**33, {})
+    (lane,) = (WorkerSlot(offer) for offer in make(("a",)).offers)
+    pool = FakePool({("a", "examine"): answer or {"something": "else"}})
+    (finding,) = _Desk(pool, config.Settings(), "cpu", None, look).ask([lane], "shape 1x1", "forward", "fp32", alone=False)
+    assert isinstance(finding, Finding)
+    shown(checks.table([finding]))
+    shown(checks.lines([finding]))
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory):
+    """A real run's files, of records that only pretend."""
+    folder = tmp_path_factory.mktemp("run")
+    header = {
+        **{"device_name": "H200", "backends": ["copy", "a"], "sources": {"copy": "", "a": ""}, "yardstick": "copy", "relative_to": "a"},
+        **{"environment": {"gpu": "H200", "l2_bytes": 1}, "settings": {}, "fingerprint": {"softbench": "0"}, "command": "softbench run"},
+    }
+    kept = store.start(folder, header)
+    kept.add(0, list(measure(make(("copy", "a")), FakePool()).values()))
+    kept.journal.close()
+    journal = kept.folder / f"{kept.name}.jsonl"
+    document = json.loads(json.dumps(kept.document()))
+    return folder, header, journal.read_bytes().splitlines(), kept.csv.read_text(), document
+
+
+@few
+@given(st.data())
+def test_no_csv_makes_show_or_compare_raise(run_folder, data):
+    lines = [line.split(",") for line in run_folder[3].splitlines()]
+    row, column = data.draw(st.integers(0, len(lines) - 1)), data.draw(st.integers(0, len(lines[0]) - 1))
+    lines[row][column] = data.draw(st.one_of(st.text(max_size=12), st.sampled_from(["nan", "inf", "-1", "1e999", "$\\frac", '"', "=1"])))
+    text = "\n".join(",".join(line) for line in lines)[: data.draw(st.integers(0, 2000))] + data.draw(st.sampled_from(["", "\n"]))
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "x.csv"
+        file.write_bytes(text.encode("utf-8", "surrogatepass"))
+        try:
+            rows, _ = read_csv(file)
+        except UsageError as error:
+            assert str(error).startswith(str(file))
+            return
+    shown(tables.results(rows, Console(width=80)))
+    shown(tables.cells(rows))
+    shown(tables.comparison(compare.pairs(rows, rows), ("a", "b")))
+
+
+@few
+@given(st.data())
+def test_no_json_makes_evidence_raise_anything_but_words(run_folder, data):
+    document = data.draw(damaged(run_folder[4]))
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "x.json"
+        file.write_text(json.dumps(document))
+        try:
+            assert evidence.read(file).cells is not None
+        except SoftbenchError as error:
+            assert str(file) in str(error)
+
+
+@few
+@given(st.data())
+def test_no_journal_makes_resuming_raise(run_folder, data):
+    _, header, lines, *_ = run_folder
+    number = data.draw(st.integers(0, len(lines) - 1))
+    damage = data.draw(damaged(json.loads(lines[number])))
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "run-1.jsonl"
+        file.write_bytes(b"\n".join([*lines[:number], json.dumps(damage).encode(), *lines[number + 1 :]]) + b"\n")
+        run, told = store.resume(Path(folder), header)
+        assert told
+        if run is not None:
+            assert "\x1b" not in to_csv(run.rows())
+            records.merge(run.records()[:1])
+            run.journal.close()
+
+
+KEYS = [*config.READERS, "sweep", "timeout", "plugins", "backends", "rouns"]
+values = st.one_of(anything, st.just(math.nan), st.just([{"M": 1, "N": "1:8:*2"}]), st.just({"import": 5, "time": -1}))
+
+
+@few
+@given(st.dictionaries(st.sampled_from(KEYS), values, max_size=4), st.dictionaries(st.sampled_from(["M", "N", "dtype"]), anything))
+def test_no_table_makes_the_configuration_raise_anything_but_words(table, axes):
+    for settings_of in (table, {**table, "sweep": [axes]}):
+        try:
+            layer = config._layer(settings_of, "x.toml", base=Path())
+            sweep.cases(config.resolve(layer, {}).sweep, "cpu")
+        except UsageError as error:
+            assert str(error)
+
+
+grammar = st.text(alphabet="0123456789:,*-+ e_x", max_size=24)
+
+
+@few
+@given(grammar)
+def test_no_text_of_the_grammars_own_signs_raises_anything_but_words(text):
+    try:
+        assert all(1 <= value <= sweep.MAX_EXTENT for value in sweep.parse_axis(text, "--N"))
+    except UsageError as error:
+        assert str(error).startswith("--N")
+
+
+@few
+@given(
+    st.sampled_from(["backends", "device", "timeout", "timer", "l2", "relative_to", "dtype", "direction", "M", "N"]), st.text(max_size=20)
+)
+def test_no_flag_raises_anything_but_words(flag, text):
+    try:
+        config.resolve({}, config.from_flags({flag: text}))
+    except UsageError as error:
+        assert error.exit_code == 2

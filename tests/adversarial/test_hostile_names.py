@@ -1,0 +1,168 @@
+"""Names and texts of plugins and files stay data: they leave no folder, start no formula, colour no terminal, mark up no report."""
+
+import ast
+import csv
+import json
+import time
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+import softbench
+from softbench.core import text as units
+from softbench.core.errors import ResultsError, UsageError
+from softbench.core.outcome import Record, Skipped
+from softbench.core.validate import NAME
+from softbench.plugins import static_scan as glance
+from softbench.plugins.load import load
+from softbench.plugins.source import PluginSource, safe_name
+from softbench.report import check_report as checks, gate_report as verdicts, plots
+from softbench.results import rows as results
+from softbench.results.csv import read_csv, to_csv
+from softbench.results.rows import Row
+from softbench.run.check import CheckReport, Finding
+
+PACKAGE = Path(softbench.__file__).parent
+HOSTILE = '=HYPERLINK("http://x","y")\x1b[31m|`x`| <b> @all\r\n../../y'
+
+PLUGIN = """
+import os
+from pathlib import Path
+Path("it-ran").touch()
+class Hostile:
+    name = "hostile"
+    def __init__(self, name): self.name = name
+    def available(self): return None
+    def supports(self, case): return '=1+1\\x1b[31m|<b>' if self.name == "skips" else None
+    def prepare(self, case): raise ValueError('=cmd\\x1b]0;title\\x07\\x9b31m')
+backends = [Hostile("skips"), Hostile("raises")]
+"""
+
+
+def test_a_hostile_plugins_texts_reach_csv_table_log_and_json_as_plain_text(cli):
+    name = "=1+1 \x1b[31m..%2F evil.py"
+    (cli.folder / name).write_text(PLUGIN)
+    (cli.folder / "-broken\x1b[1m.py").write_text("raise ImportError('@SUM(1)\\x1b[2J')")
+    cli.env |= {"PATH": "/nonexistent", "CC": "", "CXX": ""}  # nothing compiles: it would only take time
+    done = cli(
+        *("run", "--plugin", name, f"--plugin={cli.folder}/-broken\x1b[1m.py", "--device", "cpu", "--M", "8", "--N", "16", "--quick"),
+        *("--timeout", "build=30"),
+    )
+    assert done.returncode == 1, done.stderr
+    files = [path for path in (cli.folder / "results").rglob("*") if path.is_file()]
+    assert {path.parent for path in files} == {cli.folder / "results"}
+    for text in (done.stdout, done.stderr, *(path.read_text() for path in files)):
+        assert not [sign for sign in text if units.one_line(f"a{sign}b") == "a b" and sign not in " \n\t"], "a control character"
+    with (cli.folder / "results" / "latest.csv").open() as file:
+        found = {row["backend"]: row for row in csv.DictReader(file)}
+    assert all(NAME.fullmatch(backend) for backend in found)
+    assert found["skips"]["reason"] == "'=1+1 |<b>"
+    assert found["raises"]["reason"] == "build: ValueError: =cmd 0;title 31m"
+    assert found["broken-1m"]["status"] == "failed"
+    rows, _ = read_csv(cli.folder / "results" / "latest.csv")
+    assert next(row for row in rows if row.backend == "skips").reason == "=1+1 |<b>"
+    assert json.loads((cli.folder / "results" / "latest.json").read_text())["origins"]["skips"] == "=1+1 ..%2F evil.py"
+
+
+def test_list_reads_a_plugin_and_does_not_run_it_unless_told(cli, plugins):
+    (cli.folder / "own.py").write_text(
+        PLUGIN.replace('[Hostile("skips"), Hostile("raises")]', "[Hostile()]").replace("name): self.name = name", "x=0): pass")
+    )
+    (cli.folder / "torn.py").write_text("def f(:")
+    done = cli("list", "--plugin", "own.py", "--plugin", plugins / "correct" / "logsumexp.py", "--plugin", "torn.py", "--device", "cpu")
+    assert done.returncode == 0, done.stderr
+    lines = {line.split()[0]: line for line in done.stdout.splitlines()}
+    assert not (cli.folder / "it-ran").exists()
+    assert "not loaded" in lines["hostile"]
+    assert "exp(x - logsumexp(x)), eager, in float32. (not imported" in lines["logsumexp"]
+    assert "line 1: invalid syntax" in lines["torn"]
+    assert "available" in lines["torch"]
+    assert cli("list", "--load", "--plugin", "own.py", "--device", "cpu").returncode == 0
+    assert (cli.folder / "it-ran").exists()
+
+
+def test_a_glance_tells_names_that_stand_in_the_source_and_admits_the_others(tmp_path):
+    file = tmp_path / "plug.py"
+
+    def at(code, alias=""):
+        file.write_text(code)
+        return [(offer.name, offer.loaded) for offer in glance.at(PluginSource("file", "plug", str(file), "plug.py", alias))]
+
+    made = 'class A:\n    name = "a"\nclass B:\n    name: str = "b"\n'
+    assert at(made + "backends = [A(), B()]") == [("a", False), ("b", False)]
+    assert at(made + "backend = A()", alias="mine") == [("mine", False)]
+    assert at(made + "backends = [A(), make()]") == [("plug", False)]
+    assert at('class A:\n    name = "../x"\nbackend = A()') == [("plug", False)]
+    assert at("\0") == [("plug", False)]
+    package = PluginSource("entry point", "theirs", "their_package:backend", "their-package 1.0")
+    assert [(offer.name, offer.loaded) for offer in glance.at(package)] == [("theirs", False)]
+    assert not package.own
+    assert PluginSource("entry point", "torch", "softbench.backends.torch_eager:backend", "softbench 1").own
+
+
+@pytest.mark.parametrize("name", ["../x", "a/b", "=x", "\x1b[31m", "a\nb", "", "x" * 80, "..", "a b"])
+def test_a_name_that_could_leave_its_place_is_none(name, tmp_path, make_record):
+    assert not NAME.fullmatch(name)
+    assert NAME.fullmatch(safe_name(name))
+    (tmp_path / "p.py").write_text(f"class A:\n name={name!r}\n def available(s): 0\n supports = prepare = available\nbackend = A()")
+    with pytest.raises(UsageError, match="is no name for a backend"):
+        load(PluginSource("file", "p", str(tmp_path / "p.py"), "p.py"))
+    text = to_csv([results.row(make_record("ours", [1.0, 1.0, 1.0]), None, None, device="d", run="r")])
+    (tmp_path / "x.csv").write_text(text.replace("ours", f'"{name}"', 1))
+    with pytest.raises(ResultsError):
+        read_csv(tmp_path / "x.csv")
+
+
+def test_texts_that_begin_like_a_formula_are_quoted_and_come_back_as_they_were(tmp_path, make_record):
+    case = make_record("ours", [1.0]).case
+    reasons = ["=1+1", "+1", "-1", "@x", "'=1", "'quoted'", "plain, = inside"]
+    rows = [results.row(Record(f"b{i}", case, Skipped(text)), None, None, device="-d", run="r") for i, text in enumerate(reasons)]
+    (tmp_path / "x.csv").write_text(to_csv(rows))
+    with (tmp_path / "x.csv").open() as file:
+        cells = [cell for row in csv.DictReader(file) for cell in row.values()]
+    assert not [cell for cell in cells if cell[:1] in ("=", "+", "-", "@")]
+    read, _ = read_csv(tmp_path / "x.csv")
+    assert [row.reason for row in read] == [*reasons[:4], "=1", *reasons[5:]]  # an apostrophe before a sign is taken for a quoted one
+    assert {row.device for row in read} == {"-d"}
+
+
+def test_markdown_junit_and_figures_take_hostile_texts(tmp_path, make_record):
+    finding = Finding("ours", "shape 1x1", "forward", "fp32", "wrong", float("inf"), HOSTILE)
+    document = checks.junit(CheckReport((finding,), (f"bad: {HOSTILE}",), True, "cpu", 0), ["a b.py"])
+    suite = ElementTree.fromstring(document)
+    assert "\x1b" not in document
+    assert suite.find("testcase/failure").text.startswith("softbench check --backends ours '--case=shape 1x1'")
+    assert {key: suite.get(key) for key in ("tests", "failures", "errors")} == {"tests": "2", "failures": "1", "errors": "1"}
+    safe = verdicts._safe(HOSTILE)
+    assert not set("|`<\x1b\n") & set(safe)
+    row = results.row(make_record("ours", [1.0, 1.0, 1.0]), None, None, device="$\\frac{ $ ../../x", run="r")
+    assert isinstance(row, Row)
+    written = plots.write([(Path("$x^{.csv"), [row])], tmp_path / "f.svg")
+    assert [file.parent for file in written] == [tmp_path]
+
+
+def test_nothing_that_a_worker_or_a_file_says_is_unpickled():
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            assert not {name.partition(".")[0] for name in names} & {"pickle", "marshal", "shelve", "multiprocessing", "dill"}, path
+            if isinstance(node, ast.Call):
+                called = ast.unparse(node.func)
+                assert called not in ("torch.load", "eval", "exec", "numpy.load", "np.load", "pandas.read_pickle"), (path, called)
+
+
+def test_the_readme_says_that_a_plugin_is_code_you_run():
+    assert "A plugin is code that you run" in (PACKAGE.parent / "README.md").read_text()
+
+
+def test_where_a_machine_keeps_its_packages_is_in_no_reason():
+    said = "cannot import name 'x' from 'torch._inductor' (/opt/some/.venv/lib/python3.12/site-packages/torch/_inductor/a.py)"
+    assert units.one_line(said) == "cannot import name 'x' from 'torch._inductor' (torch/_inductor/a.py)"
+    assert units.one_line('File "/usr/lib/python3/dist-packages/torch/fx/b.py", line 5') == 'File "torch/fx/b.py", line 5'
+    assert units.one_line("~/.local/lib/python3.12/site-packages/x.py") == "x.py"
+    begin = time.monotonic()
+    assert len(units.one_line("-/" * 100_000)) == 300
+    assert time.monotonic() - begin < 1  # a plugin's reason must not keep its judge busy
+    assert units.one_line("my/site-packages/x and /home/me/kernel.py") == "my/site-packages/x and /home/me/kernel.py"  # a plugin's own file

@@ -1,0 +1,227 @@
+"""Other projects' kernels as backends, without their packages: what is said when one is missing, what is called when it is there."""
+
+import importlib.util
+import sys
+from importlib.machinery import ModuleSpec
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch
+
+from softbench.backends.third_party import liger, quack
+from softbench.core.case import Case, Direction
+from softbench.plugins.load import load, source_hash
+from softbench.plugins.source import origins
+from softbench.worker.compile_stats import CompilerCounts
+
+H200 = SimpleNamespace(major=9, shared_memory_per_block_optin=227 * 1024)
+A100 = SimpleNamespace(major=8, shared_memory_per_block_optin=163 * 1024)
+RTX_5090 = SimpleNamespace(major=12, shared_memory_per_block_optin=99 * 1024)
+
+peers = pytest.mark.parametrize("peer", [quack, liger], ids=lambda peer: peer.name)
+
+
+def case(N, dtype="bf16", direction=Direction.FORWARD, M=4):
+    return Case(M, N, dtype, direction)
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: H200)
+    monkeypatch.setenv("CC", sys.executable)  # any program: only its presence is looked at
+
+
+def install(monkeypatch, name, **contents):
+    """A module of that name, and empty packages above it."""
+    parts = name.split(".")
+    for i in range(1, len(parts) + 1):
+        module = ModuleType(".".join(parts[:i]))
+        module.__spec__ = ModuleSpec(module.__name__, None)
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    vars(sys.modules[name]).update(contents)
+    return sys.modules[name]
+
+
+def gradient(dy, y):
+    return y * (dy - (dy * y).sum(-1, keepdim=True))
+
+
+class Softmax(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        y = torch.softmax(x, -1)
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx, dy):
+        return gradient(dy, *ctx.saved_tensors)
+
+
+def test_they_come_through_entry_points():
+    doors = {door.label: door for door in origins([])}
+    assert load(doors["quack"]) == (quack,)
+    assert load(doors["liger"]) == (liger,)
+
+
+@peers
+@pytest.mark.parametrize("card", [True, False])
+def test_a_missing_package_is_named_as_pip_calls_it(peer, card, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: card)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert f"pip install {peer.package}" in peer.available()
+    assert peer.available().startswith(f"{peer.package} is not installed")
+
+
+@peers
+def test_without_a_gpu_nothing_of_theirs_is_imported(peer, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    install(monkeypatch, peer.module.partition(".")[0])
+    assert peer.available() == "no CUDA GPU here"
+
+
+@peers
+def test_an_import_that_fails_is_one_line_with_the_fix(peer, monkeypatch, tmp_path, gpu):
+    package = peer.module.partition(".")[0]
+    for name in [name for name in sys.modules if name.partition(".")[0] == package]:
+        monkeypatch.delitem(sys.modules, name)
+    (tmp_path / package).mkdir()
+    (tmp_path / package / "__init__.py").write_text("raise RuntimeError('libcute is not\\nwhere it was')")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert (
+        peer.available()
+        == f"{peer.module} cannot be imported (RuntimeError: libcute is not where it was); it may not fit the packages beside it: "
+        f"pip install -U {peer.package}" + (" (for CUDA 13: 'quack-kernels[cu13]')" if peer is quack else "")
+    )
+
+
+@peers
+def test_what_cannot_even_be_looked_for_does_not_raise(peer, monkeypatch):
+    def broken(name):
+        raise ValueError(f"{name}.__spec__ is None")
+
+    monkeypatch.setattr(importlib.util, "find_spec", broken)
+    assert "cannot be imported (ValueError: " in peer.available()
+
+
+def test_liger_needs_the_compiler_that_triton_needs(monkeypatch, gpu):
+    install(monkeypatch, "liger_kernel.ops.softmax")
+    monkeypatch.setenv("CC", "")
+    monkeypatch.setenv("PATH", "/nonexistent")
+    assert "install gcc" in liger.available()
+
+
+def test_quack_is_called_as_its_users_call_it(monkeypatch, gpu):
+    calls = []
+
+    def softmax_fwd(*given):
+        calls.append(given)
+        return "y"
+
+    def softmax_bwd(*given):
+        calls.append(given)
+        return "dx"
+
+    module = install(monkeypatch, "quack.softmax", softmax=Softmax.apply, softmax_fwd=softmax_fwd, softmax_bwd=softmax_bwd)
+    sys.modules["quack"].softmax = module.softmax  # as in the package: the function hides the module
+    x, dy, y = torch.randn(3, 4, 8).unbind()
+    assert quack.available() is None
+    assert quack.prepare(case(8))(x) == "y"
+    assert quack.prepare(case(8, direction=Direction.BACKWARD))(dy, y) == "dx"
+    assert [list(map(id, given)) for given in calls] == [[id(x)], [id(dy), id(y)]]
+    check_both(quack)
+
+
+def test_liger_gets_the_settings_that_its_autograd_would_keep(monkeypatch, gpu):
+    calls = []
+
+    def _softmax_backward(*given):
+        calls.append(given)
+        return "dx"
+
+    install(
+        monkeypatch,
+        "liger_kernel.ops.softmax",
+        calculate_settings=lambda n: (2 * n, 4),
+        _softmax_forward=lambda x: (x + 1, 16, 4, False),
+        _softmax_backward=_softmax_backward,
+        LigerSoftmaxFunction=Softmax,
+    )
+    x, dy, y = torch.randn(3, 4, 8).unbind()
+    if liger.available() is not None:
+        assert "headers" in liger.available()  # Python.h: not every machine that tests has it
+    assert torch.equal(liger.prepare(case(8))(x), x + 1)
+    assert liger.prepare(case(8, direction=Direction.BACKWARD))(dy, y) == "dx"
+    assert calls[0][0] is dy
+    assert calls[0][1] is y
+    assert calls[0][2:] == (16, 4, False)
+    check_both(liger)
+
+
+def check_both(peer):
+    x, dy = torch.randn(4, 8, requires_grad=True), torch.randn(4, 8)
+    y, dx = peer.prepare(case(8, "fp32", Direction.BOTH))(x, dy)
+    assert torch.equal(y, torch.softmax(x.detach(), -1))
+    assert torch.equal(dx, gradient(dy, y))
+
+
+@pytest.mark.parametrize(("dtype", "vector"), [("fp32", 4), ("bf16", 8), ("fp16", 8)])
+def test_quack_takes_whole_vectors_only(dtype, vector, gpu):
+    for N in (vector, 1000, 0):
+        assert quack.supports(case(N, dtype)) is None
+    for N in (1, 50257, 1000 + vector // 2):
+        assert quack.supports(case(N, dtype)) == f"it reads rows by 16-byte vectors: N must be a multiple of {vector} in {dtype}"
+
+
+@pytest.mark.parametrize(
+    ("card", "dtype", "direction", "most"),
+    [
+        (H200, "bf16", Direction.FORWARD, 1835008),
+        (H200, "fp32", Direction.FORWARD, 917504),
+        (H200, "fp32", Direction.BACKWARD, 458752),
+        (H200, "bf16", Direction.BOTH, 917504),
+        (A100, "bf16", Direction.FORWARD, 81920),
+        (RTX_5090, "fp32", Direction.FORWARD, 196608),
+    ],
+)
+def test_quack_holds_a_row_in_the_shared_memory_of_a_cluster(card, dtype, direction, most, gpu, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: card)
+    assert quack.supports(case(most, dtype, direction)) is None
+    assert quack.supports(case(most + 8, dtype, direction)) == (
+        f"a row must fit the shared memory of one cluster of CTAs: N is at most {most} here"
+    )
+
+
+@pytest.mark.parametrize("direction", list(Direction))
+def test_liger_takes_a_row_in_one_block(direction):
+    for N in (1, 781, 65536):
+        assert liger.supports(case(N, direction=direction, M=2**20)) is None
+    assert liger.supports(case(65537, direction=direction)) == "a row must fit one block: N is at most 65536"
+    assert liger.supports(case(0, direction=direction)) == "it takes no rows without elements"
+
+
+@peers
+def test_another_version_of_the_package_is_another_source(peer, monkeypatch, tmp_path):
+    door = next(door for door in origins([]) if door.label == peer.name)
+    monkeypatch.delitem(sys.modules, peer.module, raising=False)
+    assert peer.sources() == []
+    (tmp_path / "softmax.py").write_text("1")
+    install(monkeypatch, peer.module).__file__ = str(tmp_path / "softmax.py")
+    before = source_hash(peer, door)
+    (tmp_path / "softmax.py").write_text("2")
+    assert source_hash(peer, door) != before
+
+
+def test_a_build_of_quack_is_cold_when_its_compiler_ran(monkeypatch):
+    misses = {"forward": 3, "backward": 1}
+
+    def kernel(which):
+        return SimpleNamespace(compile=SimpleNamespace(cache_info=lambda: SimpleNamespace(misses=misses[which])))
+
+    install(monkeypatch, "quack.softmax", Softmax=kernel("forward"), SoftmaxBackward=kernel("backward"))
+    built = CompilerCounts()
+    assert built.state() == "cached"
+    misses["backward"] += 1
+    assert built.state() == "cold"

@@ -1,0 +1,251 @@
+"""`softbench gate` on stored files: verdicts, outputs, refusals, and how light it is."""
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from xml.etree import ElementTree
+
+import pytest
+from gating import GPU, dice, key, series, stored, write_run
+from hypothesis import given, settings, strategies as st
+
+from softbench.core.errors import SoftbenchError
+from softbench.gate import environment_match as comparable, samples as evidence, unpaired as against_baseline
+from softbench.gate.verdicts import Rules
+from softbench.report import gate_report as verdicts
+
+
+@pytest.fixture
+def files(tmp_path, main):
+    """`files(new)`: a baseline h200 of ten processes, and the CSV of a run."""
+
+    def write(new, *, environment=GPU, cells=40):
+        base = write_run(tmp_path, stored(dice(2), 10, cells=cells), name="base")
+        assert main("baseline", "save", base, "--name", "h200")[0] == 0
+        return write_run(tmp_path, new, environment=environment)
+
+    return write
+
+
+PLANTED = {3, 17}
+
+
+def slower(seed=1, **options):
+    return stored(dice(seed), 3, slowdown=lambda i: 0.1 if i in PLANTED else 0, **options)
+
+
+def test_a_fresh_run_passes(main, files):
+    code, out, err = main("gate", files(stored(dice(1), 3)), "--baseline", "h200")
+    assert code == 0, out + err
+    assert out.splitlines()[-1] == "PASS: 40 cells same"
+    assert "~ 40 cells within the margin" in out
+    assert err == ""
+
+
+def test_a_planted_slowdown_is_exit_1_and_names_its_cells_in_every_output(main, files, tmp_path, monkeypatch):
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))
+    (tmp_path / "summary.md").write_text("before\n")
+    outputs = ("--json", "gate.json", "--junit", "gate.xml", "--markdown", "gate.md", "--plot", "forest.png")
+    code, out, err = main("gate", files(slower()), "--baseline", "results/baselines/h200.json", *outputs)
+    assert code == 1, err
+    names = {f"forward-bf16-4096x{i + 1}" for i in PLANTED}
+    told = [line for line in out.splitlines() if line.startswith("slower")]
+    assert {line.split()[4] for line in told} == names
+    document = json.loads((tmp_path / "gate.json").read_text())
+    assert document["exit_code"] == 1
+    assert {v["case"] for v in document["verdicts"] if v["state"] == "slower"} == names
+    assert {"ratio", "interval", "covers", "n", "reason", "p", "margin"} <= document["verdicts"][0].keys()
+    suite = ElementTree.parse(tmp_path / "gate.xml").getroot()
+    assert (suite.get("tests"), suite.get("failures")) == ("41", "2")
+    assert {case.get("name") for case in suite if case.find("failure") is not None} == names
+    markdown = (tmp_path / "gate.md").read_text()
+    assert markdown.startswith("### ❌ softbench gate: FAIL: 2 cells slower, 38 cells same")
+    assert (tmp_path / "summary.md").read_text() == "before\n" + markdown
+    assert (tmp_path / "forest.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_another_gpu_a_missing_cell_and_too_few_processes_end_3_1_3(main, files, tmp_path):
+    run = files(stored(dice(1), 3), environment={**GPU, "gpu": "NVIDIA B200"})
+    code, out, err = main("gate", run, "--baseline", "h200")
+    assert (code, out) == (3, "")
+    assert "gpu was NVIDIA H200, now it is NVIDIA B200; measure both on one machine, or: --allow-env-mismatch gpu" in err
+    code, _, err = main("gate", run, "--baseline", "h200", "--allow-env-mismatch", "gpu")
+    assert code == 0
+    assert "compared all the same: gpu was" in err
+    new = stored(dice(1), 3)
+    del new.cells[key("ours", 7)]
+    code, out, _ = main("gate", write_run(tmp_path, new), "--baseline", "h200")
+    assert code == 1
+    assert "forward-bf16-4096x7" in out
+    assert "is in the baseline and was not measured" in out
+    code, _, err = main("gate", write_run(tmp_path, stored(dice(1), 2)), "--baseline", "h200")
+    assert code == 3
+    assert "softbench run --M 4096 --processes 3" in err
+
+
+@pytest.mark.parametrize("field", ["gpu_memory_bytes", "ecc", "mig", "power_limit_w", "device"])
+def test_absent_metadata_counts_as_different(main, files, field):
+    run = files(stored(dice(1), 3), environment={name: value for name, value in GPU.items() if name != field})
+    code, _, err = main("gate", run, "--baseline", "h200")
+    assert code == 3
+    assert f"{field} was " in err
+    assert "now it is not recorded" in err
+
+
+def test_what_may_move_a_figure_is_warned_of(main, files):
+    code, _, err = main("gate", files(stored(dice(1), 3), environment={**GPU, "driver": "590"}), "--baseline", "h200")
+    assert code == 0
+    assert err == "softbench: differs: driver was 580, now it is 590\n"
+
+
+def test_runs_add_up_and_a_run_can_be_a_baseline(main, tmp_path):
+    runs = [write_run(tmp_path, stored(dice(i), 1, source=str(i)), name=f"r{i}") for i in range(8)]
+    assert main("gate", *runs[5:], "--baseline", write_run(tmp_path, stored(dice(9), 10), name="b"))[0] == 0
+    code, _, err = main("gate", runs[0], runs[0], runs[1], "--baseline", tmp_path / "b.csv")
+    assert code == 2
+    assert "is given twice" in err
+
+
+def test_json_to_stdout_can_be_piped(main, files):
+    code, out, _ = main("gate", files(slower()), "--baseline", "h200", "--json", "-")
+    assert code == 1
+    assert json.loads(out)["summary"].startswith("FAIL")
+
+
+def test_hostile_texts_stay_texts_in_every_output(main, files, tmp_path):
+    new = stored(dice(1), 3)
+    evil = "</testcase>|<script>[x](http://y) `a` @team \x1b[31m \uffff ::error::"
+    new.cells[key("ours", 7)] = series(status="failed", reason=evil)
+    assert main("gate", files(new), "--baseline", "h200", "--junit", "gate.xml", "--markdown", "gate.md")[0] == 1
+    ElementTree.parse(tmp_path / "gate.xml")
+    markdown = (tmp_path / "gate.md").read_text()
+    assert "<script>" not in markdown
+    assert "[x](" not in markdown
+    assert "@team" not in markdown
+
+
+def test_cards_without_ecc_or_mig_are_compared(main, tmp_path):
+    plain = {name: value for name, value in GPU.items() if name not in ("ecc", "mig")}
+    base = write_run(tmp_path, stored(dice(2), 10), environment=plain, name="base")
+    assert main("gate", write_run(tmp_path, stored(dice(1), 3), environment=plain), "--baseline", base)[0] == 0
+    code, _, err = main("gate", write_run(tmp_path, stored(dice(1), 3), name="now"), "--baseline", base)
+    assert code == 3
+    assert "ecc was not recorded, now it is True; mig was not recorded, now it is False" in err
+
+
+def test_the_profile_of_a_stored_run_tells_where_do_bench_read_the_host(tmp_path):
+    document = json.loads(write_run(tmp_path, stored(dice(1), 3, cells=1)).with_suffix(".json").read_text())
+    outcome = document["cells"][1]["outcome"]
+    outcome["profile"] = {"device_us": [3.2, 3.3], "host_us": [71.0], "kernels": ["k"], "note": ""}
+    k = key("ours", 1)
+    assert evidence.from_document(document, "x").cells[k].host_bound.startswith("do_bench read 23.9 us, the kernels take 3.25 us")
+    assert evidence.from_document({**document, "settings": {"timer": "device"}}, "x").cells[k].host_bound == ""
+    outcome["profile"]["device_us"] = [23.0]
+    assert evidence.from_document(document, "x").cells[k].host_bound == ""
+
+
+BAD = {
+    "nothing to hold it against": (("gate", "run.csv"), "--baseline NAME|FILE"),
+    "nothing to judge": (("gate", "--baseline", "h200"), "give results"),
+    "a results file that is not there": (("gate", "none.csv", "--baseline", "run.csv"), "none.csv: No such file"),
+    "a baseline that is not there": (("gate", "run.csv", "--baseline", "none"), "unknown baseline 'none'; known are none"),
+    "a CSV without its JSON": (("gate", "lone.csv", "--baseline", "run.csv"), "lone.json is not beside it"),
+    "a CSV beside another run's JSON": (("gate", "other.csv", "--baseline", "run.csv"), "take both files of one run"),
+    "a binary baseline": (("gate", "run.csv", "--baseline", "binary.json"), "is damaged or no JSON"),
+    "a damaged run": (("gate", "run.csv", "--baseline", "nan.json"), "is damaged"),
+    "a folder": (("gate", ".", "--baseline", "run.csv"), "is not a file"),
+    "another ending": (("gate", "run.csv", "--baseline", "./x.yaml"), "ends in .json or .csv"),
+    "a margin of nothing": (("gate", "run.csv", "--baseline", "run.csv", "--margin", "0"), "give the percentage"),
+    "a margin below nothing": (("gate", "run.csv", "--baseline", "run.csv", "--margin=-3"), "must be a percentage"),
+    "an unknown field before measuring": (
+        ("gate", "--candidate", "torch", "--reference", "naive", "--allow-env-mismatch", "gpus"),
+        "did you mean 'gpu'?",
+    ),
+    "no rounds": (("gate", "run.csv", "--baseline", "run.csv", "--rounds", "0"), "--rounds says what to measure"),
+    "rounds of nothing": (("gate", "--candidate", "torch", "--reference", "naive", "--rounds", "0"), "whole number from 1"),
+    "processes of a self-test": (("gate", "--self-test", "--processes", "0"), "leave out the others"),
+    "no families": (("gate", "run.csv", "--self-test", "--families", "0"), "with FILES nothing is measured"),
+    "resuming what is no self-test": (("gate", "run.csv", "--baseline", "run.csv", "--resume"), "--resume goes with --self-test"),
+    "an unknown field": (("gate", "run.csv", "--baseline", "run.csv", "--allow-env-mismatch", "gpus"), "did you mean 'gpu'?"),
+    "a figure of another format": (("gate", "run.csv", "--baseline", "run.csv", "--plot", "x.jpeg"), "must end in .png, .svg, .pdf"),
+    "a file in no folder": (("gate", "run.csv", "--baseline", "run.csv", "--junit", "no/x.xml"), "--junit no/x.xml: cannot be written"),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_bad_input_is_one_clear_line_and_exit_2(main, tmp_path, what):
+    run = write_run(tmp_path, stored(dice(1), 10, cells=2), name="run")
+    write_run(tmp_path, stored(dice(1), 10, cells=2), name="second")
+    (tmp_path / "lone.csv").write_text(run.read_text())
+    (tmp_path / "other.csv").write_text(run.read_text())
+    (tmp_path / "other.json").write_text((tmp_path / "second.json").read_text().replace('"run":"run-', '"run":"run-x'))
+    (tmp_path / "binary.json").write_bytes(os.urandom(64) + b"\xff")
+    (tmp_path / "nan.json").write_text((tmp_path / "run.json").read_text().replace('"samples_us":[', '"samples_us":[NaN,', 1))
+    arguments, told = BAD[what]
+    code, out, err = main(*arguments)
+    assert code == 2, err
+    assert out == ""
+    assert told in err
+    assert len(err.splitlines()) == 1
+
+
+@settings(max_examples=80, deadline=None)
+@given(data=st.data())
+def test_no_change_of_a_runs_values_is_ever_a_traceback(data):
+    """Any one value of a run's JSON replaced by anything: it is judged, or refused in words."""
+    document = json.loads(run_text())
+    place, at = document, []
+    while isinstance(place, dict | list) and place and (not at or data.draw(st.integers(0, 4))):
+        step = data.draw(st.sampled_from(list(place) if isinstance(place, dict) else range(len(place))))
+        at.append((place, step))
+        place = place[step]
+    holder, step = at[-1]
+    holder[step] = data.draw(st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=3), st.just([]), st.just({})))
+    base = stored(dice(2), 10, cells=3)
+    try:
+        new = evidence.from_document(document, "hostile.json")
+        comparable.check(new, base, comparable.strict_fields())
+        report = against_baseline.judge(new, base, Rules(margin=0.05))
+    except SoftbenchError as error:
+        assert "\n" not in str(error)
+    else:
+        json.dumps(report.document(), allow_nan=False)
+        ElementTree.fromstring(verdicts.junit(report))
+        verdicts.markdown(report)
+
+
+@cache
+def run_text():
+    with TemporaryDirectory() as folder:
+        return write_run(Path(folder), stored(dice(1), 3, cells=3)).with_suffix(".json").read_text()
+
+
+def test_the_gate_on_stored_files_is_quick_and_light(main, tmp_path):
+    """300 cells and their copies, 3 processes of 5 rounds."""
+
+    def five(side):
+        for k, s in side.cells.items():
+            side.cells[k] = series(*[(rounds[0].median_us,) * 5 for rounds in s.processes.values()])
+        return side
+
+    new, base = (write_run(tmp_path, five(stored(dice(i), n, cells=300)), name=f"r{i}") for i, n in ((1, 3), (2, 10)))
+    assert main("baseline", "save", base, "--name", "h200")[0] == 0
+    code = (
+        "import sys, atexit;"
+        "atexit.register(lambda: print('HEAVY', sorted({'torch', 'pandas', 'matplotlib', 'scipy.stats'} & set(sys.modules))));"
+        f"sys.argv = ['softbench', 'gate', {str(new)!r}, '--baseline', 'h200']; from softbench.cli.main import main; main()"
+    )
+    seconds = []
+    for _ in range(3):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)  # its own time: what else the machine does is not the gate's
+        seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "HEAVY []" in done.stdout
+    assert min(seconds) < 1

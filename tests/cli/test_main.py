@@ -1,0 +1,303 @@
+"""The command line as its users call it: real processes, real measurements on the CPU."""
+
+import csv
+import json
+import os
+import resource
+import signal
+import subprocess
+import time
+
+import pytest
+import torch
+
+from softbench.cli import output as terminal
+
+SMALL = ("--device", "cpu", "--M", "8", "--quick")
+
+
+def rows(cli):
+    with (cli.folder / "results" / "latest.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_run_ends_with_a_table_a_csv_and_exit_0(cli):
+    done = cli("run", "--backends", "naive,torch", *SMALL, "--N", "16,32", "--dtype", "fp32,bf16", "--direction", "forward,backward,both")
+    assert done.returncode == 0, done.stderr
+    assert "forward fp32, M=8" in done.stdout
+    assert "~ low-precision" in done.stdout
+    found = rows(cli)
+    assert len(found) == 3 * 2 * 2 * 3
+    assert {row["backend"] for row in found} == {"copy", "naive", "torch"}
+    assert {row["class"] for row in found if row["backend"] == "naive" and row["dtype"] == "bf16"} == {"low-precision"}
+    assert all(float(row["gbps"]) > 0 and float(row["of_copy"]) > 0 and int(row["n"]) >= 9 for row in found)
+    assert all(float(row["speedup"]) == 1 for row in found if row["backend"] == "torch")
+    document = cli.document()
+    assert document["environment"]["torch"]
+    assert document["command"].startswith("softbench run --backends naive,torch")
+    assert document["fingerprint"]["rounds"] == 3
+    batches = document["cells"][0]["outcome"]["timing"]["batches"]
+    assert [batch["round"] for batch in batches] == [0, 1, 2]
+
+
+def test_torch_compile_is_built_checked_and_timed_and_the_second_time_cached(cli, tmp_path):
+    cli.env["TORCHINDUCTOR_CACHE_DIR"] = str(tmp_path / "inductor")
+    for expected in ("cold", "cached"):
+        done = cli("run", "--backends", "compile,torch", *SMALL, "--N", "16,33")
+        assert done.returncode == 0, done.stdout + done.stderr
+        compiled = [row for row in rows(cli) if row["backend"] == "compile"]
+        assert [(row["status"], row["class"]) for row in compiled] == [("ok", "pass")] * 2
+        assert [row["build_cache"] for row in compiled] == [expected] * 2
+        assert all(float(row["build_s"]) >= float(row["compile_s"]) > 0 for row in compiled)
+        assert [row["recompiles"] for row in compiled] == ["0"] * 2
+        assert {row["compile_s"] + row["recompiles"] for row in rows(cli) if row["backend"] == "torch"} == {""}
+
+
+RECOMPILES = """
+import torch
+class Recompiles:
+    name = "recompiles"
+    calls = 0
+    def available(self): return None
+    def supports(self, case): return None
+    def prepare(self, case):
+        compiled = torch.compile(lambda x, scale: torch.softmax(x * scale, -1), dynamic=False, backend="eager")
+        def call(x):
+            self.calls += 1
+            return compiled(x, 1 if self.calls < 20 else True)
+        return call
+backend = Recompiles()
+"""
+
+
+def test_a_graph_that_is_made_while_it_is_timed_is_counted(cli):
+    (cli.folder / "recompiles.py").write_text(RECOMPILES)
+    done = cli("run", "--backends", "recompiles", "--plugin", "recompiles.py", *SMALL, "--N", "16")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [row["recompiles"] for row in rows(cli)] == ["", "1"]
+
+
+def test_json_to_stdout_can_be_piped(cli):
+    done = cli("run", "--backends", "torch", *SMALL, "--N", "16", "--json", "-")
+    assert done.returncode == 0
+    assert [cell["backend"] for cell in json.loads(done.stdout)["cells"]] == ["copy", "torch"]
+
+
+def test_process_sets_are_fresh_and_all_recorded(cli):
+    done = cli("run", "--backends", "torch", *SMALL, "--N", "16", "--processes", "2")
+    assert done.returncode == 0, done.stderr
+    row = rows(cli)[1]
+    assert (row["processes"], row["rounds"]) == ("2", "6")
+    assert {batch["process"] for batch in cli.document()["cells"][1]["outcome"]["timing"]["batches"]} == {0, 1}
+
+
+def test_a_configuration_file_runs_and_flags_override_it(cli):
+    (cli.folder / "mine.toml").write_text('backends = "torch"\nrounds = 1\n[[sweep]]\nM = 4\nN = [8, 16]\ndtype = "fp16"\n')
+    done = cli("run", "--config", "mine.toml", "--N", "24", "--device", "cpu")
+    assert done.returncode == 0, done.stderr
+    assert [(row["N"], row["dtype"], row["rounds"]) for row in rows(cli)] == [("24", "fp16", "1")] * 2
+
+
+def test_memory_that_does_not_hold_all_makes_workers_take_turns_or_go_group_by_group(cli):
+    (cli.folder / "tight.toml").write_text('memory_share = 0.000001\nbackends = "torch"\nrounds = 2\n[[sweep]]\nM = 4\nN = [8, 16]\n')
+    done = cli("run", "--config", "tight.toml", "--device", "cpu")
+    assert done.returncode == 0, done.stderr
+    assert "not interleaved: memory holds no more workers, so 1 of 2 backends are alive at a time" in done.stderr
+    assert cli.document()["environment"]["interleaved"] is False
+    assert all(float(row["of_copy"]) > 0 for row in rows(cli))
+
+
+def test_a_dry_run_shows_cells_and_time_and_writes_nothing(cli):
+    done = cli("run", "--backends", "torch", "--device", "cpu", "--M", "8", "--N", "16:64:*2", "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert "3 cases x 2 backends (copy, torch) = 6 cells, 3 to 6 rounds" in done.stdout
+    assert "forward-fp32-8x64" in done.stdout
+    assert not (cli.folder / "results").exists()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_without_a_gpu_auto_says_so_in_one_line(cli):
+    done = cli("run", "--dry-run")
+    assert [line for line in done.stderr.splitlines() if "no GPU" in line] == [done.stderr.strip()]
+
+
+def test_show_and_plot_read_what_run_wrote(cli):
+    assert cli("run", "--backends", "torch", *SMALL, "--N", "16,32").returncode == 0
+    shown = cli("show", "results/latest.csv")
+    assert shown.returncode == 0
+    assert "forward fp32, M=8" in shown.stdout
+    assert "yardstick" in cli("show", "--long", "results/latest.csv").stdout
+    plotted = cli("plot", "results/latest.csv")
+    assert plotted.stdout.strip() == "results/latest.png"
+    assert (cli.folder / "results" / "latest.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_log_gets_no_colour_and_unbroken_tables(cli):
+    done = cli("run", "--backends", "naive,torch", *SMALL, "--N", "16")
+    assert "\x1b" not in done.stdout + done.stderr
+    assert "16 │" in done.stdout
+
+
+def test_list_says_where_backends_come_from_and_keeps_broken_ones(cli, plugins):
+    files = ("--plugin", plugins / "correct" / "logsumexp.py", "--plugin", plugins / "faulty" / "raises_at_import.py")
+    done = cli("list", "--load", *files)
+    assert done.returncode == 0
+    lines = {line.split()[0]: line for line in done.stdout.splitlines()}
+    assert "[softbench 0.1.0]" in lines["torch"]
+    assert "logsumexp.py]" in lines["logsumexp"]
+    assert "broken" in lines["raises_at_import"]
+    assert "pip install the-missing-library" in lines["raises_at_import"]
+
+
+def test_doctor_reports_every_part_and_what_to_install(cli):
+    done = cli("doctor")
+    for part in ("torch", "triton", "C compiler", "C++ compiler", "Python.h", "nvcc"):
+        assert part in done.stdout
+    missing = cli
+    missing.env = {**missing.env, "PATH": "/nonexistent", "CUDA_HOME": "/nonexistent", "CC": "", "CXX": ""}
+    done = missing("doctor")
+    assert done.returncode == 1
+    assert "apt install gcc" in done.stdout
+
+
+def test_a_backend_that_lacks_a_compiler_is_a_row_under_all_and_an_error_by_name(cli):
+    cli.env = {**cli.env, "PATH": "/nonexistent", "CC": "", "CXX": ""}
+    done = cli("run", *SMALL, "--N", "16")
+    assert done.returncode == 0, done.stderr
+    assert "compile: unavailable" in done.stdout
+    assert "install g++" in done.stdout
+    done = cli("run", *SMALL, "--N", "16", "--backends", "compile")
+    assert done.returncode == 2
+    assert "--backends compile: unavailable: no C++ compiler" in done.stderr
+
+
+def test_a_cpu_that_runs_out_of_memory_says_so(cli):
+    done = cli("run", "--backends", "torch", "--device", "cpu", "--M", "1", "--N", "1000000000000", "--quick")
+    assert done.returncode == 1
+    assert rows_or_empty(cli) == []
+    assert "torch: oom" in done.stdout
+
+
+def rows_or_empty(cli):
+    return rows(cli) if (cli.folder / "results" / "latest.csv").exists() else []
+
+
+def test_a_home_that_is_not_there_fails_nothing(cli):
+    cli.env = {**cli.env, "HOME": "/nonexistent"}
+    assert cli("run", "--backends", "torch", *SMALL, "--N", "16").returncode == 0
+
+
+def test_odd_characters_of_a_plugin_reach_the_files_in_any_locale(cli):
+    (cli.folder / "odd.py").write_text(ODD, encoding="utf-8")
+    cli.env = {**cli.env, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = cli("run", "--backends", "torch,odd", "--plugin", "odd.py", *SMALL, "--N", "16")
+    assert done.returncode == 1, done.stderr
+    assert "Traceback" not in done.stderr
+    (cell,) = [row for row in rows(cli) if row["backend"] == "odd"]
+    assert cell["reason"] == "build: ValueError: ? caf\u00e9 [31m red"
+
+
+ODD = """
+class Odd:
+    name = "odd"
+    def available(self): return None
+    def supports(self, case): return None
+    def prepare(self, case): raise ValueError("\\udcff caf\u00e9 \\x07[31m\\tred")
+backend = Odd()
+"""
+
+
+def test_closed_and_full_streams_are_no_tracebacks(cli):
+    assert cli("run", "--backends", "torch", *SMALL, "--N", "16,32").returncode == 0
+    show = " ".join(cli.command("show", "results/latest.csv"))
+    for shell, code in ((f"{show} | true; exit ${{PIPESTATUS[0]}}", (0, 141)), (f"{show} >&-", (0,)), (f"{show} > /dev/full", (2,))):
+        done = subprocess.run(["bash", "-c", shell], cwd=cli.folder, env=cli.env, capture_output=True, text=True, check=False)
+        assert done.returncode in code, (shell, done.stderr)
+        assert "Traceback" not in done.stderr
+
+
+def test_nohup_is_respected(cli):
+    command = ["nohup", *cli.command("run", "--backends", "torch", *SMALL, "--N", "16:128:16")]
+    process = subprocess.Popen(command, cwd=cli.folder, env=cli.env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    time.sleep(1.5)
+    process.send_signal(signal.SIGHUP)
+    assert process.wait(120) == 0
+
+
+BAD = {
+    "an unknown backend": (("run", "--backends", "troch", *SMALL, "--N", "8"), "did you mean 'torch'?"),
+    "N of zero": (("run", "--N", "0"), "--N: 0 is out of range"),
+    "a range that runs backwards": (("run", "--N", "8:4:2"), "stops before it starts"),
+    "an endless range": (("run", "--N", "1:1e9:1"), "'1e9' is not a whole number"),
+    "a negative M": (("run", "--M", "-5"), "--M: -5 is out of range"),
+    "an unknown dtype": (("run", "--dtype", "fp8"), "known are fp32, fp16, bf16"),
+    "an unknown direction": (("run", "--direction", "up"), "known are forward, backward, both"),
+    "an unknown device": (("run", "--device", "tpu"), "known are auto, cpu, cuda, cuda:K"),
+    "an unknown timer": (("run", "--timer", "stopwatch"), "--timer: unknown 'stopwatch'; known are do_bench, device, graph, host"),
+    "an unknown L2": (("run", "--l2", "hot"), "--l2: unknown 'hot'; known are cold, warm"),
+    "a GPU's timer on the CPU": (("run", *SMALL, "--N", "8", "--timer", "device"), "--timer and --l2 need a GPU"),
+    "a limit below the floor": (("run", "--max-rounds", "2"), "max_rounds: 2 is less than the 3 that are always taken"),
+    "a negative precision": (("run", "--precision", "-1"), "--precision: must be a number from 0 to 1"),
+    "no rounds": (("run", "--rounds", "0"), "--rounds: must be a whole number from 1"),
+    "an unknown phase": (("run", "--timeout", "biuld=3"), "did you mean 'build'?"),
+    "a time-out that is no number": (("run", "--timeout", "soon"), "--timeout soon: write seconds"),
+    "an unknown configuration": (("run", "--config", "tutrial"), "did you mean 'tutorial'?"),
+    "a missing plugin": (("run", "--plugin", "none.py"), "--plugin none.py: no such file"),
+    "an unknown reference": (("run", *SMALL, "--N", "8", "--backends", "torch", "--relative-to", "naive"), "unknown backend 'naive'"),
+    "an unknown flag": (("run", "--nonsense"), "nonsense"),
+    "a missing results file": (("show", "none.csv"), "none.csv: No such file"),
+    "a binary results file": (("show", "binary.csv"), "binary.csv: is not text"),
+    "a torn results file": (("plot", "torn.csv"), "torn.csv: line 1: not a softbench results file"),
+    "a torn configuration": (("run", "--config", "torn.toml"), "torn.toml: not valid TOML"),
+    "an unknown key": (("run", "--config", "unknown.toml"), "unknown key 'rouns'; did you mean 'rounds'?"),
+    "a JSON file that cannot be written": (("run", *SMALL, "--N", "8", "--json", "none/x.json"), "--json none/x.json: cannot be written"),
+    "a plugin path that is too long": (("run", "--plugin", "x" * 300), "File name too long"),
+    "a folder for a results file": (("show", "."), ".: is not a file"),
+    "an output that is a file": (("run", *SMALL, "--N", "8", "--output", "torn.csv"), "--output torn.csv: cannot be written"),
+    "an output that cannot be made": (("run", *SMALL, "--N", "8", "--output", "/proc/none"), "--output /proc/none: cannot be written"),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_bad_input_is_one_clear_line_and_exit_2(cli, what):
+    (cli.folder / "binary.csv").write_bytes(os.urandom(64) + b"\xff")
+    (cli.folder / "torn.csv").write_text("backend,dir")
+    (cli.folder / "torn.toml").write_text("rounds = [")
+    (cli.folder / "unknown.toml").write_text("rouns = 3")
+    before = sorted(cli.folder.rglob("*"))
+    arguments, part = BAD[what]
+    done = cli(*arguments)
+    assert done.returncode == 2, done.stderr
+    assert part in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+    if what != "an unknown flag":  # Typer's own message has a usage line above it
+        assert [line for line in done.stderr.splitlines() if "softbench:" in line] == done.stderr.splitlines()
+        assert len(done.stderr.splitlines()) == 1
+    assert [path for path in sorted(cli.folder.rglob("*")) if path.name != "results"] == before
+
+
+def test_a_full_disk_is_one_line_and_nothing_is_half_written(cli):
+    results = cli.folder / "results"
+    results.mkdir()
+    (results / "latest.csv").write_text("an earlier run")
+    limit = 2000  # bytes a file may have: the journal's header fits, the first cells do not
+    done = subprocess.run(
+        cli.command("run", "--backends", "torch", "--device", "cpu", "--M", "8", "--N", "16,32,64", "--rounds", "5"),
+        cwd=cli.folder,
+        env={**cli.env, "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
+    )
+    assert done.returncode == 2, done.stderr
+    assert "cannot be written: File too large" in done.stderr.splitlines()[-1]
+    assert (results / "latest.csv").read_text() == "an earlier run"
+
+
+def test_a_results_file_keeps_the_command_but_no_folder_of_this_machine():
+    given = ["run", "--output", "/data/a b.csv", "--plugin=/home/me/mine.py", "--config", "configs/own.toml", "--M", "1,2"]
+    expected = "softbench run --output 'a b.csv' --plugin=mine.py --config configs/own.toml --M 1,2"
+    assert terminal.command_line(given) == expected

@@ -1,0 +1,35 @@
+"""Figures derived from samples."""
+
+import pytest
+
+from softbench.core import statistics as stats
+from softbench.core.case import Case, Direction
+from softbench.core.outcome import Batch, Timing
+from softbench.ops.softmax import spec as roofline
+
+
+def timing(*rounds: tuple[float, ...]) -> Timing:
+    return Timing(tuple(Batch(0, i, 0, samples) for i, samples in enumerate(rounds)), "do_bench")
+
+
+def test_a_cells_figure_is_the_median_of_its_round_medians():
+    assert stats.median_us(timing((1, 2, 3), (100, 100, 100, 100, 100), (4, 5, 6))) == 5
+
+
+def test_the_band_is_taken_over_all_samples():
+    assert stats.p20_p80_us(timing(tuple(range(1, 7)), tuple(range(7, 12)))) == (3, 9)
+    assert stats.p20_p80_us(timing((7.0,))) == (7.0, 7.0)
+
+
+def test_ratios_are_paired_by_round_so_that_drift_cancels():
+    fast, slow = timing((10,), (20,), (30,)), timing((20,), (40,), (60,))
+    assert stats.times_faster(fast, slow) == 2
+    other = Timing((Batch(1, 0, 0, (40.0,)),), "do_bench")
+    assert stats.times_faster(timing((10,)), other) == 4  # no round in common
+
+
+@pytest.mark.parametrize(("direction", "passes"), [(Direction.FORWARD, 2), (Direction.BACKWARD, 3), (Direction.BOTH, 5)])
+def test_bandwidth_counts_algorithmic_bytes(direction, passes):
+    case = Case(4096, 1024, "bf16", direction)
+    assert roofline.bytes_moved(case) == passes * 4096 * 1024 * 2
+    assert roofline.gbps(case, 10) == pytest.approx(passes * 4096 * 1024 * 2 / 10e-6 / 1e9)

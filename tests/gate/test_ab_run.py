@@ -1,0 +1,149 @@
+"""A candidate measured against a reference: the real thing on the CPU, and two versions of one file side by side."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from gating import dice, interleaved, stored_run
+
+from softbench.core.errors import InconclusiveError, UsageError
+from softbench.gate import ab_run as versus, paired as same_run
+from softbench.gate.samples import CellKey
+from softbench.gate.verdicts import Rules, State, Verdict
+from softbench.plugins.load import load
+from softbench.plugins.source import PluginSource, origins
+from softbench.run.run import Request
+
+STEADY = '''
+"""A softmax that spins for a time of its own choosing: its latency is known, whatever else the machine does."""
+import time
+import torch
+
+class Steady:
+    """Spins {us} us."""
+    name = "steady"
+    def available(self): return None
+    def supports(self, case): return None
+    def prepare(self, case):
+        def call(x):
+            end = time.perf_counter() + {us} / 1e6
+            y = torch.softmax(x, -1)
+            while time.perf_counter() < end:
+                pass
+            return y
+        return call
+
+backend = Steady()
+'''
+SMALL = ("--device", "cpu", "--M", "4", "--rounds", "12")
+
+
+@pytest.fixture
+def versions(tmp_path):
+    """`versions(old_us, new_us)`: the same file in two checkouts, as --plugin takes them."""
+
+    def write(old, new):
+        words = []
+        for name, us in (("old", old), ("new", new)):
+            (tmp_path / name).mkdir()
+            (tmp_path / name / "steady.py").write_text(STEADY.replace("{us}", str(us)))
+            words += ["--plugin", f"{name}={name}/steady.py"]
+        return words
+
+    return write
+
+
+def test_two_versions_of_one_file_are_measured_side_by_side(cli, versions):
+    """What the verdict is depends on how busy this machine is; that there is one, and on what, does not."""
+    plugins = versions(300, 420)
+    done = cli("gate", "--candidate", "new", "--reference", "old", *plugins, *SMALL, "--N", "8", "--json", "-")
+    assert done.returncode in (0, 1, 3), done.stderr
+    report = json.loads(done.stdout)
+    assert [(verdict["backend"], verdict["case"]) for verdict in report["verdicts"]] == [("new", "forward-fp32-4x8")]
+    assert report["verdicts"][0]["n"] == "12 rounds, 1 process pair"
+    assert not (cli.folder / "results" / "latest.csv").exists()
+    assert (cli.folder / "results" / "gate" / "latest.csv").exists()
+
+
+def judge(tmp_path, *runs, base=None):
+    """The comparison over runs made by hand, and what it asked to be measured."""
+    asked, answers = [], iter(runs)
+
+    def measure(request):
+        asked.append(request)
+        return stored_run(tmp_path, next(answers))
+
+    request = versus.ask(Request({}, {"M": (4096,), "rounds": 20}, False, tmp_path, False, "", ""), "new", "old")
+    return versus.judge(measure, request, "new", "old", Rules(margin=same_run.MARGIN), base), asked
+
+
+def slow(i):
+    return 0.08 if i in (2, 5) else 0
+
+
+def test_a_regression_is_measured_again_and_stands_where_fresh_processes_agree(tmp_path):
+    first = interleaved(dice(1), 10, slowdown=slow)
+    again = interleaved(dice(2), 10, slowdown=lambda i: 0.08 if i == 2 else 0, processes=2)
+    again = replace(again, cells={k: s for k, s in again.cells.items() if k.N in (3, 6)})
+    report, asked = judge(tmp_path, first, again)
+    assert report.exit_code == 1
+    assert [v.cell.N for v in report.verdicts if v.fails] == [3]
+    assert sorted(sweep.N for sweep in asked[1].file["sweep"]) == [(3,), (6,)]
+    assert "2 flagged, measured again in 2 fresh process pairs" in report.notes[1]
+
+
+def test_a_baseline_tells_how_much_the_references_processes_differ(tmp_path):
+    base = interleaved(dice(4), 10, processes=10, tau=0.012)
+    report, _ = judge(tmp_path, interleaved(dice(3), 10), base=base)
+    assert all(verdict.margin > 0.04 for verdict in report.verdicts)
+    with pytest.raises(InconclusiveError, match="gpu was"):
+        judge(tmp_path, interleaved(dice(3), 10), base=replace(base, environment={**base.environment, "gpu": "another"}))
+
+
+def test_nothing_flagged_is_measured_once(tmp_path):
+    report, asked = judge(tmp_path, interleaved(dice(3), 10))
+    assert (report.exit_code, len(asked)) == (0, 1)
+
+
+BAD = {
+    "one name": (("--candidate", "torch"), "go together"),
+    "one backend twice": (("--candidate", "torch", "--reference", "torch"), "is the reference too"),
+    "an unknown backend": (("--candidate", "troch", "--reference", "torch", *SMALL, "--N", "8"), "did you mean 'torch'?"),
+    "a stored file too": (("x.csv", "--candidate", "torch", "--reference", "naive"), "go together"),
+    "shapes for stored files": (("x.csv", "--baseline", "y", "--N", "8"), "--N says what to measure"),
+    "shapes that are none": (("--candidate", "torch", "--reference", "naive", "--N", "0"), "--N: 0 is out of range"),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_bad_flags_are_one_line_and_exit_2(main, what):
+    arguments, told = BAD[what]
+    code, out, err = main("gate", *arguments)
+    assert (code, out) == (2, "")
+    assert told in err
+    assert len(err.splitlines()) == 1
+
+
+def test_what_is_flagged_is_measured_again_alone_in_fresh_processes():
+    flags = {"M": (4,), "N": (8, 16), "processes": 1, "rounds": 12, "device": "cpu"}
+    asked = versus.ask(Request({}, flags, False, None, False, "", ""), "new", "old")
+    assert asked.flags["backends"] == ("new", "old")
+    assert asked.file["batch_ms"] == versus.DEFAULTS["batch_ms"]
+    again = versus.confirmation(asked, [Verdict(CellKey("new", "forward", "fp32", 4, 16), State.SLOWER, "")])
+    assert [(sweep.M, sweep.N) for sweep in again.file["sweep"]] == [((4,), (16,))]
+    assert again.flags == {**{k: v for k, v in asked.flags.items() if k not in "MN"}, "processes": 2}
+    with pytest.raises(UsageError, match="self-test"):
+        versus.ask(asked, "a", "a")
+
+
+def test_an_alias_renames_a_files_backend_and_a_file_with_an_equals_sign_keeps_its_name(tmp_path):
+    file = tmp_path / "steady.py"
+    file.write_text(STEADY.replace("{us}", "1"))
+    odd = tmp_path / "a=b.py"
+    odd.write_text(file.read_text())
+    named, plain, kept = origins([tmp_path.joinpath(file).parent.relative_to(tmp_path) / f"new={file}", file, odd])[-3:]
+    assert (named.label, named.target, plain.label, kept.label) == ("new", str(file), "steady", "a-b")
+    (backend,) = load(named)
+    assert (backend.name, type(backend).__doc__, backend.supports(None)) == ("new", "Spins 1 us.", None)
+    file.write_text(file.read_text() + "\nother = Steady()\nother.name = 'other'\nbackends = [backend, other]\n")
+    assert [b.name for b in load(PluginSource("file", "new", str(file), "x", "new"))] == ["new.steady", "new.other"]

@@ -1,0 +1,177 @@
+"""Baselines: saved, listed, shown, promoted; damaged and foreign ones refused in one line."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from gating import GPU, dice, series, stored, write_run
+from hypothesis import HealthCheck, given, settings, strategies as st
+
+from softbench.core.errors import SoftbenchError
+from softbench.gate import baselines as baseline, samples as evidence
+
+
+@pytest.fixture
+def run(tmp_path):
+    """`run(seed, processes, ...)` writes a run and returns its CSV."""
+
+    def write(seed, processes, *, name="latest", environment=GPU, **options):
+        return write_run(tmp_path, stored(dice(seed), processes, cells=4, **options), name=name, environment=environment)
+
+    return write
+
+
+def test_a_saved_baseline_holds_what_the_runs_measured_and_can_be_read_by_people(main, run):
+    a, b = run(1, 6, name="a"), run(2, 5, name="b")
+    code, out, err = main("baseline", "save", a, b, "--name", "h200")
+    assert (code, out.strip(), err) == (0, "results/baselines/h200.json", "")
+    lines = baseline.path_of("h200").read_text().splitlines()
+    assert sum('"backend"' in line for line in lines) == 8  # a line a cell
+    found, first, second = baseline.open_baseline("h200"), evidence.read(a), evidence.read(b)
+    assert found.processes == 11
+    assert found.environment == GPU
+    for key, cell in found.cells.items():
+        assert list(cell.medians_us().values()) == pytest.approx(
+            [*first.cells[key].medians_us().values(), *second.cells[key].medians_us().values()], rel=1e-4
+        )
+    code, out, _ = main("baseline", "list")
+    assert "8 cells, 11 processes on NVIDIA H200" in out
+    code, out, _ = main("baseline", "show", "h200")
+    assert code == 0
+    assert "power_limit_w" in out
+    assert "forward-bf16-4096x4" in out
+
+
+def test_too_few_processes_are_exit_3_and_the_command_that_measures_them(main, run):
+    code, out, err = main("baseline", "save", run(1, 3), "--name", "h200")
+    assert (code, out) == (3, "")
+    assert err.endswith("needs 5 processes (10 recommended), there are 3; measure with: softbench run --M 4096 --processes 10\n")
+    code, _, err = main("baseline", "save", run(1, 7), "--name", "h200")
+    assert code == 0
+    assert "10 are recommended" in err
+
+
+def test_runs_of_two_machines_and_one_run_twice_are_refused(main, run):
+    a, b = run(1, 5, name="a"), run(2, 5, name="b", environment={**GPU, "gpu": "NVIDIA B200"})
+    code, _, err = main("baseline", "save", a, b, "--name", "both")
+    assert code == 3
+    assert "gpu was NVIDIA H200, now it is NVIDIA B200" in err
+    assert main("baseline", "save", a, a, "--name", "both")[0] == 2
+
+
+def test_runs_of_two_sweeps_do_not_make_a_baseline(main, run, tmp_path):
+    a = run(1, 6, name="a")
+    other = stored(dice(2), 6, cells=4, source="b")
+    moved = {k._replace(M=1): s for k, s in other.cells.items()}
+    b = write_run(tmp_path, replace(other, cells={**moved, **{k: s for k, s in other.cells.items() if k.N == 1}}), name="b")
+    code, out, err = main("baseline", "save", a, b, "--name", "two")
+    assert (code, err) == (0, f"softbench: {14} of 16 cells were not measured in all 12 processes\n")
+    c = write_run(tmp_path, replace(other, cells={k: series(*[(9.0,)] * 3) for k in moved}), name="c")
+    code, out, err = main("baseline", "save", a, c, "--name", "three")
+    assert (code, out) == (3, "")
+    assert "8 of 16 cells have fewer than 5 processes (copy forward-bf16-1x1 has 3); a baseline takes runs of one sweep" in err
+
+
+def test_a_host_bound_cell_is_remembered(run, main):
+    found = evidence.read(run(1, 10))
+    ours = next(k for k in found.cells if k.backend == "ours")
+    found.cells[ours] = replace(found.cells[ours], host_bound="do_bench read 70 us")
+    baseline.save([found], "h200")
+    assert baseline.open_baseline("h200").cells[ours].host_bound == "do_bench read 70 us"
+
+
+def test_names_are_not_taken_twice_and_promoting_keeps_the_former_one(main, run):
+    old, new = run(1, 10, name="old"), run(2, 10, name="new")
+    assert main("baseline", "save", old, "--name", "main")[0] == 0
+    code, _, err = main("baseline", "save", new, "--name", "main")
+    assert code == 2
+    assert "is there already" in err
+    assert main("baseline", "save", new, "--name", "after")[0] == 0
+    code, out, err = main("baseline", "promote", "after", "main")
+    assert (code, out.strip()) == (0, "results/baselines/main.json")
+    assert "the former one is results/baselines/main.previous.json" in err
+    was, now = baseline.open_baseline("main.previous"), baseline.open_baseline("main")
+    assert now.runs == baseline.open_baseline("after").runs != was.runs
+    for name in ("main", "after"):
+        file = baseline.path_of(name)
+        file.write_text(file.read_text().replace("NVIDIA H200", "NVIDIA B200") if name == "after" else file.read_text())
+    assert main("baseline", "promote", "after", "main")[0] == 3
+    assert main("baseline", "promote", "after", "main", "--allow-env-mismatch", "gpu")[0] == 0
+
+
+DAMAGE = {
+    "torn": (lambda text: text[: len(text) // 2], "is damaged or no JSON"),
+    "empty": (lambda text: "", "is damaged or no JSON"),
+    "a list": (lambda text: "[1]", "its JSON is no object"),
+    "of another program": (lambda text: '{"benchmarks": []}', "is not a softbench run"),
+    "NaN": (lambda text: text.replace('"0": [', '"0": [NaN, ', 1), "NaN is not a number"),
+    "a negative latency": (lambda text: text.replace('"0": [', '"0": [-1, ', 1), "copy forward-bf16-4096x1 is damaged"),
+    "an endless number": (lambda text: text.replace('"0": [', '"0": [1e999, ', 1), "copy forward-bf16-4096x1 is damaged"),
+    "a huge whole number": (lambda text: text.replace('"0": [', f'"0": [1{"0" * 4000}, ', 1), "is damaged"),
+    "a text": (lambda text: text.replace('"0": [', '"0": ["x", ', 1), "copy forward-bf16-4096x1 is damaged"),
+    "another version": (lambda text: text.replace('"version": 1', '"version": 2'), "is a baseline of version 2"),
+    "a lost process": (lambda text: text.replace('"processes": 10', '"processes": 11'), "says 11 processes and holds 10"),
+    "a cell twice": (lambda text: text.replace('"N": 2,', '"N": 1,'), "is there twice"),
+    "an unknown dtype": (lambda text: text.replace('"bf16"', '"fp8"', 1), "its case is none"),
+    "no environment": (lambda text: text.replace('"environment"', '"environs"'), "its header is damaged: KeyError"),
+    "deep": (lambda text: "[" * 100_000, "is damaged or no JSON"),
+}
+
+
+@pytest.mark.parametrize("what", DAMAGE)
+def test_a_damaged_or_foreign_baseline_is_one_line(main, run, what):
+    change, told = DAMAGE[what]
+    assert main("baseline", "save", run(1, 10), "--name", "h200")[0] == 0
+    file = baseline.path_of("h200")
+    file.write_text(change(file.read_text()))
+    code, out, err = main("baseline", "show", "h200")
+    assert (code, out) == (2, "")
+    assert told in err
+    assert len(err.splitlines()) == 1
+    assert "broken" in main("baseline", "list")[1]
+
+
+@pytest.mark.parametrize("name", ["../x", "", "a b", "x.json", "-x"])
+def test_names_that_are_none_are_refused(main, run, name):
+    code, _, err = main("baseline", "save", run(1, 10), f"--name={name}")
+    assert code == 2
+    assert "is no name for a baseline" in err
+
+
+def test_an_unknown_baseline_names_the_known_ones(main, run):
+    assert "known are none" in main("baseline", "show", "h20")[2]
+    main("baseline", "save", run(1, 10), "--name", "h200")
+    assert "did you mean 'h200'?" in main("baseline", "show", "h20")[2]
+    assert main("baseline", "list", "--folder", "none")[0] == 2
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_no_change_of_a_baselines_values_is_ever_a_traceback(tmp_path, data):
+    """Any one value of the document replaced by anything: it reads, or is refused in words."""
+    document = json.loads(_text())
+    place, at = document, []
+    while isinstance(place, dict | list) and place and (not at or data.draw(st.booleans())):
+        step = data.draw(st.sampled_from(list(place) if isinstance(place, dict) else range(len(place))))
+        at.append((place, step))
+        place = place[step]
+    holder, step = at[-1]
+    holder[step] = data.draw(st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=3), st.just([]), st.just({})))
+    file = tmp_path / "hostile.json"
+    file.write_text(json.dumps(document))
+    try:
+        found = baseline.open_baseline(str(file))
+        replace(found, source="").more_processes(3)
+    except SoftbenchError as error:
+        assert "\n" not in str(error)
+
+
+def _text(cache=[]):  # noqa: B006 - written once
+    if not cache:
+        from pathlib import Path
+        from tempfile import TemporaryDirectory
+
+        with TemporaryDirectory() as folder:
+            baseline.save([stored(dice(1), 10, cells=2)], "x", Path(folder))
+            cache.append(Path(folder, "x.json").read_text())
+    return cache[0]

@@ -1,0 +1,158 @@
+"""The derived bound: honest implementations pass, mutants do not, and each lands in its class."""
+
+import math
+
+import pytest
+import torch
+
+from softbench.backends.naive import naive_backward, naive_forward
+from softbench.core.case import Case, Direction
+from softbench.core.outcome import Grade
+from softbench.ops.dtypes import DTYPES
+from softbench.ops.softmax import inputs, tolerance as correctness
+
+CPU = torch.device("cpu")
+
+
+def grade(case, function, given=None):
+    given = given or inputs.make(case, 0, CPU)
+    out = function(*given)
+    return correctness.check(case, given, out if case.direction is Direction.BOTH else (out,))
+
+
+def torch_forward(x):
+    return torch.softmax(x, dim=-1)
+
+
+def torch_both(x, dy):
+    y = torch.softmax(x, dim=-1)
+    (dx,) = torch.autograd.grad(y, x, dy)
+    return y.detach(), dx
+
+
+def fp32_backward(dy, y):
+    return naive_backward(dy.float(), y.float()).to(y.dtype)
+
+
+@pytest.mark.parametrize("N", [1, 2, 31, 255, 781, 4096, 50257])
+@pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
+def test_torch_passes_forward_and_both_at_every_size(N, dtype):
+    assert grade(Case(8, N, dtype, Direction.FORWARD, "cpu"), torch_forward).grade is Grade.PASS
+    assert grade(Case(8, N, dtype, Direction.BOTH, "cpu"), torch_both).grade in (Grade.PASS, Grade.LOW_PRECISION)
+
+
+@pytest.mark.parametrize("N", [1, 33, 1024, 50257])
+@pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
+def test_a_backward_in_float32_passes(N, dtype):
+    assert grade(Case(8, N, dtype, Direction.BACKWARD, "cpu"), fp32_backward).grade is Grade.PASS
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+def test_rounding_intermediates_to_16_bits_is_low_precision_and_not_wrong(dtype):
+    assert grade(Case(8, 1024, dtype, Direction.FORWARD, "cpu"), naive_forward).grade is Grade.LOW_PRECISION
+    assert grade(Case(8, 1024, dtype, Direction.BACKWARD, "cpu"), naive_backward).grade is Grade.LOW_PRECISION
+
+
+@pytest.mark.parametrize("scale", [0.1, 1, 10, 100])
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+def test_eager_operations_are_low_precision_at_every_scale(scale, dtype):
+    case = Case(64, 1023, dtype, Direction.FORWARD, "cpu")
+    x = (torch.randn(64, 1023, generator=torch.Generator().manual_seed(3)) * scale).to(DTYPES[dtype])
+    assert grade(case, naive_forward, (x,)).grade in (Grade.PASS, Grade.LOW_PRECISION)
+
+
+MUTANTS_FORWARD = {
+    "zeros": torch.zeros_like,
+    "the constant 1/N": lambda x: torch.full_like(x, 1 / x.shape[-1]),
+    "no maximum subtracted": lambda x: (30 * x).exp() / (30 * x).exp().sum(-1, keepdim=True),
+    "a dropped column": lambda x: torch.cat([torch.softmax(x[:, :-1].float(), -1), 0 * x[:, :1].float()], -1).to(x.dtype),
+    "the wrong axis": lambda x: torch.softmax(x, dim=0),
+    "one NaN": lambda x: torch.softmax(x, -1).index_fill(1, torch.tensor([3]), math.nan),
+    "1 % off": lambda x: (torch.softmax(x.float(), -1) * 1.01).to(x.dtype),
+}
+
+
+@pytest.mark.parametrize("mutant", MUTANTS_FORWARD)
+@pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
+@pytest.mark.parametrize("N", [192, 32768])
+def test_forward_mutants_are_wrong(mutant, dtype, N):
+    if mutant == "1 % off" and dtype == "bf16":
+        pytest.skip("1 % is within what 16-bit intermediates of bf16 may honestly cost")
+    assert grade(Case(4, N, dtype, Direction.FORWARD, "cpu"), MUTANTS_FORWARD[mutant]).grade is Grade.WRONG
+
+
+def test_a_common_tolerance_takes_zeros_for_a_softmax_and_the_bound_does_not():
+    case = Case(8, 16384, "bf16", Direction.FORWARD, "cpu")
+    given = inputs.make(case, 0, CPU)
+    zeros = torch.zeros_like(given[0])
+    assert torch.allclose(zeros, torch_forward(*given), rtol=1e-2, atol=1e-2)
+    assert grade(case, torch.zeros_like, given).grade is Grade.WRONG
+
+
+MUTANTS_BACKWARD = {
+    "zeros": lambda dy, y: torch.zeros_like(y),
+    "the missing dot": lambda dy, y: y * dy,
+    "the sum of dy for the dot": lambda dy, y: (y.float() * (dy.float() - dy.float().sum(-1, keepdim=True))).to(y.dtype),
+}
+
+
+@pytest.mark.parametrize("mutant", MUTANTS_BACKWARD)
+@pytest.mark.parametrize("N", [192, 32768])
+def test_backward_mutants_are_wrong_in_float32(mutant, N):
+    assert grade(Case(4, N, "fp32", Direction.BACKWARD, "cpu"), MUTANTS_BACKWARD[mutant]).grade is Grade.WRONG
+
+
+def test_bf16_arithmetic_inside_fp32_is_wrong():
+    case = Case(8, 1024, "fp32", Direction.FORWARD, "cpu")
+    assert grade(case, lambda x: torch.softmax(x.bfloat16(), -1).float()).grade is Grade.WRONG
+
+
+def test_both_is_wrong_when_only_its_gradient_is():
+    case = Case(8, 1024, "fp32", Direction.BOTH, "cpu")
+    verdict = grade(case, lambda x, dy: (torch.softmax(x.detach(), -1), torch.softmax(x.detach(), -1) * dy))
+    assert verdict.grade is Grade.WRONG
+    assert verdict.detail.startswith("dx[")
+
+
+def test_nan_and_infinities_must_be_where_the_reference_has_them():
+    case = Case(3, 8, "fp32", Direction.FORWARD, "cpu")
+    x = torch.randn(3, 8)
+    x[0, 2], x[1, :], x[2, 1] = -math.inf, -math.inf, math.inf
+    assert grade(case, torch_forward, (x,)).grade is Grade.PASS
+    assert grade(case, lambda x: torch.softmax(x, -1).nan_to_num(), (x,)).grade is Grade.WRONG
+    assert grade(case, lambda x: torch.full_like(x, math.nan), (x,)).worst == math.inf
+
+
+@pytest.mark.parametrize("scale", [0.1, 1, 10, 100])
+def test_structured_and_scaled_rows_stay_within_the_bound(scale):
+    case = Case(4, 50257, "fp32", Direction.FORWARD, "cpu")
+    for x in (torch.randn(4, 50257) * scale + 1e7 * (scale == 1), torch.arange(50257.0).repeat(4, 1) * scale / 1000):
+        assert grade(case, torch_forward, (x,)).grade is Grade.PASS
+
+
+def test_a_verdict_names_the_worst_element():
+    case = Case(4, 64, "fp32", Direction.FORWARD, "cpu")
+    verdict = grade(case, lambda x: torch.softmax(x, -1).index_put((torch.tensor(2), torch.tensor(7)), torch.tensor(0.5)))
+    assert verdict.detail.startswith("y[2, 7] is 0.5 where float64 gives")
+
+
+def test_the_check_does_not_depend_on_how_the_rows_are_chunked(monkeypatch):
+    case = Case(64, 128, "bf16", Direction.FORWARD, "cpu")
+    whole = grade(case, naive_forward)
+    monkeypatch.setitem(inputs.CHUNK_BYTES, "cpu", 1)
+    assert grade(case, naive_forward) == whole
+
+
+def test_inputs_are_the_same_for_every_worker_and_different_for_every_seed_and_case():
+    case = Case(4, 32, "fp16", Direction.BACKWARD, "cpu")
+    first, again, other = inputs.make(case, 0, CPU), inputs.make(case, 0, CPU), inputs.make(case, 1, CPU)
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    assert not torch.equal(first[0], other[0])
+    assert torch.allclose(first[1].float().sum(-1), torch.ones(4), atol=1e-2)
+
+
+def test_the_yardstick_must_move_every_bit():
+    case = Case(4, 32, "fp32", Direction.BOTH, "cpu")
+    x, dy = inputs.make(case, 0, CPU)
+    assert correctness.check_yardstick(case, (x, dy), (x.detach().clone(), dy + x.detach())).grade is Grade.YARDSTICK
+    assert correctness.check_yardstick(case, (x, dy), (x.detach().clone(), dy)).grade is Grade.WRONG

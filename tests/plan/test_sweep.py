@@ -1,0 +1,75 @@
+"""The grammar of --M and --N, and the cases it makes."""
+
+import pytest
+from hypothesis import given, strategies as st
+
+from softbench.core.case import Direction
+from softbench.core.errors import UsageError
+from softbench.plan.sweep import MAX_VALUES, Sweep, cases, parse_axis, parse_directions, parse_dtypes, thinned
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("4096", (4096,)),
+        ("256,1024", (256, 1024)),
+        ("256:1024:256", (256, 512, 768, 1024)),
+        ("256:1000:256", (256, 512, 768)),
+        ("256:65536:*4", (256, 1024, 4096, 16384, 65536)),
+        ("8, 8:16:4 ,1", (8, 12, 16, 1)),
+        ("256:6272:128", tuple(128 * i for i in range(2, 50))),
+    ],
+)
+def test_lists_and_ranges_are_read_as_written(text, values):
+    assert parse_axis(text, "--N") == values
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("0", "out of range"),
+        ("-4", "out of range"),
+        ("8:4:2", "stops before it starts"),
+        ("1:1e9:1", "'1e9' is not a whole number"),
+        ("1:1000000000:1", f"more than {MAX_VALUES} values"),
+        ("", "not a whole number"),
+        ("a", "not a whole number"),
+        ("1:2", "a range is start:stop:step"),
+        ("1:8:*1", "factor must be at least 2"),
+        ("1:8:0", "out of range"),
+        ("\u0663", "not a whole number"),
+        ("9" * 30, "not a whole number"),
+    ],
+)
+def test_what_cannot_be_a_size_is_refused_with_its_flag_and_a_reason(text, part):
+    with pytest.raises(UsageError, match="--N") as raised:
+        parse_axis(text, "--N")
+    assert part in str(raised.value)
+
+
+@given(st.text(max_size=30))
+def test_no_text_makes_the_grammar_raise_anything_but_a_usage_error(text):
+    try:
+        assert all(value >= 1 for value in parse_axis(text, "--N"))
+    except UsageError as error:
+        assert str(error).startswith("--N")
+
+
+def test_unknown_dtypes_and_directions_are_refused_with_the_known_ones():
+    with pytest.raises(UsageError, match=r"--dtype: unknown 'fp8'; known are fp32, fp16, bf16"):
+        parse_dtypes("fp32,fp8", "--dtype")
+    with pytest.raises(UsageError, match="known are forward, backward, both"):
+        parse_directions("sideways", "--direction")
+
+
+def test_cases_are_the_product_of_the_axes_without_repeats():
+    sweep = Sweep((1, 2), (8,), ("fp32", "bf16"), (Direction.FORWARD, Direction.BACKWARD))
+    found = cases([sweep, sweep], "cpu")
+    assert len(found) == 8
+    assert found[0].key == "forward-fp32-1x8"
+    assert {case.device for case in found} == {"cpu"}
+
+
+def test_thinning_keeps_both_ends():
+    assert thinned(tuple(range(100)), 4) == (0, 33, 66, 99)
+    assert thinned((1, 2), 6) == (1, 2)

@@ -1,0 +1,118 @@
+"""Where backends come from, and which ones a run takes."""
+
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from softbench.core.errors import UsageError
+from softbench.plugins import select as registry
+from softbench.plugins.info import BackendInfo, info_from_json, info_to_json
+from softbench.plugins.load import load, source_hash
+from softbench.plugins.source import GROUP, PluginSource, origins
+
+CLASS = """
+class B:
+    name = "{}"
+    def available(self): pass
+    def supports(self, case): pass
+    def prepare(self, case): pass
+"""
+
+
+def offer(name, **fields):
+    return BackendInfo(name, PluginSource("file", name, f"/x/{name}.py", f"{name}.py"), **fields)
+
+
+def test_built_ins_come_through_the_entry_points():
+    doors = origins([])
+    assert {"copy", "naive", "torch", "compile"} <= {door.label for door in doors}
+    assert {point.name for point in metadata.entry_points(group=GROUP)} == {door.label for door in doors}
+
+
+def test_a_missing_plugin_file_is_an_error_before_anything_starts():
+    with pytest.raises(UsageError, match=r"--plugin none.py: no such file"):
+        origins([Path("none.py")])
+
+
+def test_the_yardstick_is_always_taken_and_first():
+    offers = [offer("torch"), offer("copy"), offer("naive")]
+    assert [o.name for o in registry.select(offers, ["torch"])] == ["copy", "torch"]
+    assert [o.name for o in registry.select(offers, None)] == ["copy", "torch", "naive"]
+
+
+def test_unknown_names_get_a_did_you_mean():
+    with pytest.raises(UsageError, match=r"unknown backend 'troch'; did you mean 'torch'\? known are copy, torch"):
+        registry.select([offer("torch"), offer("copy")], ["troch"])
+
+
+def test_two_backends_of_one_name_are_an_error_that_names_both_origins():
+    first, second = offer("mine"), BackendInfo("mine", PluginSource("file", "b", "/x/b.py", "b.py"))
+    with pytest.raises(UsageError, match=r"two backends are called 'mine': one of mine.py, one of b.py"):
+        registry.select([first, second], None)
+
+
+def test_what_was_asked_for_by_name_and_cannot_run_is_an_error_and_under_all_it_is_kept():
+    offers = [offer("copy"), offer("cuda", unavailable="no nvcc; install the CUDA toolkit"), offer("x", broken="ImportError: y")]
+    for name, part in (("cuda", "unavailable: no nvcc; install"), ("x", "ImportError: y")):
+        with pytest.raises(UsageError, match=part):
+            registry.select(offers, [name])
+    assert len(registry.select(offers, None)) == 3
+
+
+def test_only_the_doors_that_are_needed_are_opened():
+    doors = [PluginSource("entry point", name, f"{name}:b", "x") for name in ("copy", "torch", "naive")]
+    assert [door.label for door in registry.needed(doors, ["torch"])] == ["copy", "torch"]
+    assert registry.needed(doors, None) == tuple(doors)
+    assert registry.needed(doors, ["all", "torch"]) == registry.needed(doors, ["t*"]) == tuple(doors)
+    assert [door.label for door in registry.needed(doors, ["torch:variant", "mine"])] == ["copy", "torch"]
+    plugin = PluginSource("file", "x", "/x.py", "x.py")
+    assert registry.needed([*doors, plugin], ["mine"])[1] is plugin
+    assert registry.missing([offer("copy")], ["mine"])
+    assert not registry.missing([offer("copy"), offer("mine")], ["mine"])
+
+
+@pytest.mark.parametrize(
+    ("code", "part"),
+    [
+        ("x = 1", "defines neither `backend` nor `backends`"),
+        ("backend = 3", "3 is not a backend"),
+        (CLASS.format("b") + "backend = B", r"B is a class and not a backend: write B\(\)"),
+        (CLASS.format("b") + "del B.supports\nbackend = B()", "an object of B is not a backend: it lacks the methods supports"),
+        (CLASS.format("b") + "del B.name\nbackend = B()", "None is no name"),
+        (CLASS.format("all") + "backend = B()", "'all' is no name"),
+        ("backends = []", "nothing in them"),
+        (CLASS.format("a b") + "backend = B()", "no name for a backend"),
+        (CLASS.format("../b") + "backends = [B()]", "no name for a backend"),
+    ],
+)
+def test_what_is_no_backend_is_refused(tmp_path, code, part):
+    path = tmp_path / "plug.py"
+    path.write_text(code)
+    with pytest.raises(UsageError, match=part):
+        load(PluginSource("file", "plug", str(path), "plug.py"))
+
+
+def test_a_source_hash_changes_with_the_source(tmp_path):
+    path = tmp_path / "plug.py"
+    path.write_text("a = 1")
+    origin = PluginSource("file", "plug", str(path), "plug.py")
+    before = source_hash(None, origin)
+    assert before == source_hash(None, origin)
+    path.write_text("a = 2")
+    assert before != source_hash(None, origin)
+
+
+def test_the_hash_of_our_own_kernels_covers_their_files(monkeypatch):
+    from softbench.backends import own_kernels as kernels
+
+    names = {file.name for file in kernels.cuda.sources()}
+    assert {"softmax.cu", "build.py"} <= names
+    door = PluginSource("entry point", "cuda", "softbench.backends.own_kernels:cuda", "softbench")
+    before = source_hash(kernels.cuda, door)
+    assert before != source_hash(kernels.own, door)
+
+
+def test_offers_survive_json():
+    told = offer("torch", summary="s")
+    assert info_from_json(info_to_json(told), told.origin) == told

@@ -1,0 +1,217 @@
+"""Real worker processes: they start, die, hang and are gone."""
+
+import os
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from softbench.core.errors import WorkersError
+from softbench.core.outcome import Status
+from softbench.plugins.source import PluginSource
+from softbench.processes.launch import END_SECONDS
+from softbench.processes.pool import Lost, Pool
+from softbench.processes.slot import load_message
+
+
+@pytest.fixture(scope="module")
+def pool():
+    with Pool() as pool:
+        yield pool
+
+
+def gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+def plugin(tmp_path: Path, code: str) -> dict:
+    path = tmp_path / "plug.py"
+    path.write_text(code)
+    return load_message(PluginSource("file", "plug", str(path), "plug.py"), "cpu")
+
+
+def test_a_worker_reports_the_machine(pool):
+    reply = pool.ask(pool.spawn("probe"), {"op": "probe"}, 60, "probe")
+    assert reply["probe"]["software"]["torch"] == reply["probe"]["torch"]
+
+
+def test_workers_are_processes_of_their_own_group_with_their_own_environment(pool, tmp_path):
+    worker = pool.spawn("x", {"SOFTBENCH_X": "7"})
+    code = "import os\nraise RuntimeError(f\"{os.environ['SOFTBENCH_X']} {os.getpid()} {os.getpgrp()} {os.getsid(0)}\")"
+    reply = pool.ask(worker, plugin(tmp_path, code), 60, "import")
+    assert reply["failed"]["reason"] == f"RuntimeError: 7 {worker.pid} {worker.pid} {worker.pid}"
+
+
+def test_a_crash_is_told_with_its_signal_and_place(pool, tmp_path):
+    worker = pool.spawn("x")
+    reply = pool.ask(worker, plugin(tmp_path, "import ctypes\ndef deref():\n    ctypes.string_at(0)\nderef()"), 60, "import")
+    assert isinstance(reply, Lost)
+    assert reply.status is Status.FAILED
+    assert reply.reason.startswith("crashed (SIGSEGV) in import: in string_at")
+    assert gone(worker.pid)
+
+
+def test_an_exit_is_told_with_its_code_and_last_words(pool, tmp_path):
+    reply = pool.ask(pool.spawn("x"), plugin(tmp_path, "import os\nos.write(2, b'giving up\\n')\nos._exit(5)"), 60, "import")
+    assert reply == Lost(Status.FAILED, "exited with code 5 in import: giving up")
+
+
+def test_a_hang_ends_at_its_deadline_with_the_place_and_takes_its_children_along(pool, tmp_path):
+    code = f"""
+import subprocess, time
+child = subprocess.Popen(["sleep", "3600"])
+open({str(tmp_path / "child")!r}, "w").write(str(child.pid))
+time.sleep(3600)
+"""
+    worker = pool.spawn("x")
+    start = time.monotonic()
+    reply = pool.ask(worker, plugin(tmp_path, code), 1.0, "import")
+    assert time.monotonic() - start < 30  # and not 3600
+    assert reply.status is Status.TIMEOUT
+    assert reply.reason == "import took longer than 1 s (in <module>, plug.py:5)"
+    assert gone(worker.pid)
+    child = int((tmp_path / "child").read_text())
+    for _ in range(50):  # it is init's to reap
+        if gone(child) or "Z" in Path(f"/proc/{child}/stat").read_text().split()[2]:
+            break
+        time.sleep(0.1)
+    else:
+        pytest.fail("the hung plugin's child lives on")
+
+
+def test_a_crash_is_seen_at_once_even_when_a_child_holds_the_pipe_open(pool, tmp_path):
+    code = "import ctypes, os, time\nif os.fork() == 0:\n    time.sleep(60)\n    os._exit(0)\nctypes.string_at(0)"
+    start = time.monotonic()
+    reply = pool.ask(pool.spawn("x"), plugin(tmp_path, code), 30, "import")
+    assert time.monotonic() - start < 25  # and not its deadline of 30
+    assert reply.reason.startswith("crashed (SIGSEGV)")
+
+
+def test_what_a_plugin_started_in_a_session_of_its_own_ends_with_the_pool(tmp_path):
+    code = f"""
+import subprocess
+child = subprocess.Popen(["sleep", "3600"], start_new_session=True)
+open({str(tmp_path / "child")!r}, "w").write(str(child.pid))
+raise ValueError("x")
+"""
+    with Pool() as pool:
+        pool.ask(pool.spawn("x"), plugin(tmp_path, code), 60, "import")
+    assert gone(int((tmp_path / "child").read_text()))
+
+
+def test_files_of_the_working_directory_are_not_imported(tmp_path, monkeypatch):
+    (tmp_path / "json.py").write_text("raise ImportError('the wrong json')")
+    monkeypatch.chdir(tmp_path)
+    with Pool() as pool:
+        assert pool.ask(pool.spawn("probe"), {"op": "probe"}, 60, "probe")["probe"]
+
+
+def test_what_a_plugin_prints_is_not_taken_for_an_answer(pool, tmp_path):
+    code = "import os\nprint('{\"offers\": []}', flush=True)\nos.write(1, b'{}\\n')\nraise ValueError('loud')"
+    assert pool.ask(pool.spawn("x"), plugin(tmp_path, code), 60, "import")["failed"]["reason"] == "ValueError: loud"
+
+
+def test_noise_in_the_pipe_is_a_failure_and_not_a_traceback(pool, tmp_path):
+    code = """
+import os, stat
+for fd in range(3, 64):
+    try:
+        if stat.S_ISSOCK(os.fstat(fd).st_mode):
+            os.write(fd, b"noise\\n")
+    except OSError:
+        pass
+"""
+    reply = pool.ask(pool.spawn("x"), plugin(tmp_path, code), 60, "import")
+    assert isinstance(reply, Lost)
+    assert "no answer" in reply.reason
+
+
+def test_requests_to_several_workers_run_at_once(pool, tmp_path):
+    workers = [pool.spawn(str(i)) for i in range(4)]
+    code = f"""
+import os, pathlib, time
+here = pathlib.Path({str(tmp_path)!r})
+(here / f"{{os.getpid()}}.here").touch()
+while len(list(here.glob("*.here"))) < 4:  # one after the other they would never meet
+    time.sleep(0.01)
+raise ValueError("met")
+"""
+    replies = pool.gather({i: (worker, plugin(tmp_path, code)) for i, worker in enumerate(workers)}, 60, "import")
+    assert [reply["failed"]["reason"] for reply in replies.values()] == ["ValueError: met"] * 4
+
+
+def test_leaving_the_pool_ends_every_process_even_in_a_hang(tmp_path):
+    with Pool() as pool:
+        workers = [pool.spawn(str(i)) for i in range(2)]
+        workers[0].channel.send(plugin(tmp_path, "import time\ntime.sleep(3600)"))
+        nursery = pool._nursery.pid
+    assert all(gone(worker.pid) for worker in workers)
+    assert gone(nursery)
+
+
+def test_a_torch_that_cannot_be_imported_is_one_line(tmp_path, monkeypatch):
+    (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so.13: cannot open shared object file')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with Pool() as pool, pytest.raises(WorkersError, match=r"torch cannot be imported: ImportError: libcudart.so.13"):
+        pool.spawn("x")
+
+
+def test_a_torch_whose_import_hangs_is_ended_at_the_deadline(tmp_path, monkeypatch):
+    (tmp_path / "torch.py").write_text("import time\ntime.sleep(3600)")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    start = time.monotonic()
+    with Pool(start_seconds=1) as pool, pytest.raises(WorkersError, match="did not start within 1 s"):
+        pool.spawn("x")
+    assert time.monotonic() - start < 30  # and not 3600
+
+
+def test_a_nursery_ends_with_its_parent_also_while_it_imports_torch(tmp_path, monkeypatch):
+    (tmp_path / "torch.py").write_text("import pathlib, time\npathlib.Path(__file__).with_name('begun').touch()\ntime.sleep(3600)")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    pool = Pool().__enter__()
+    end = time.monotonic() + 60
+    while not (tmp_path / "begun").exists():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    pool._control.close()  # all that is left to do it, where an interrupt came before the nursery was known
+    try:
+        assert pool._nursery.wait(10) != 0
+    finally:
+        pool.close(gently=False)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_an_interrupt_before_the_nursery_is_known_returns_when_it_has_ended(monkeypatch, cli, late):
+    """`late`: when the process is there and its number known, while descriptors are closed."""
+    monkeypatch.setenv("SOFTBENCH_TEST_MARK", cli.mark)
+    started = []
+
+    class Interrupting(subprocess.Popen):
+        def __init__(self, *arguments, **options):
+            super().__init__(*arguments, **options)
+            started.append(self)
+            if not late:
+                raise KeyboardInterrupt
+
+    closing = socket.socket.__exit__
+
+    def interrupted(theirs, *_):  # the parent's copy of the nursery's end stays open
+        monkeypatch.setattr(socket.socket, "__exit__", closing)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(subprocess, "Popen", Interrupting)
+    if late:
+        monkeypatch.setattr(socket.socket, "__exit__", interrupted)
+    begin = time.monotonic()
+    with pytest.raises(KeyboardInterrupt), Pool():
+        pytest.fail("a pool without a nursery was entered")
+    took = time.monotonic() - begin
+    assert cli.left_behind() == []
+    assert started[0].wait(10) == 1
+    assert took < END_SECONDS  # it was seen to end

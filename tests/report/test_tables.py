@@ -1,0 +1,108 @@
+"""Tables: what a reader sees, in a terminal and in a log."""
+
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from softbench.cli import output as terminal
+from softbench.core.outcome import Failed, Grade, Record, Skipped, Status
+from softbench.report import tables
+from softbench.results import rows as results
+from softbench.results.csv import read_csv
+
+
+def text(renderable, width=200):
+    out = StringIO()
+    Console(file=out, width=width, color_system=None).print(renderable)
+    return out.getvalue()
+
+
+@pytest.fixture
+def rows(make_record):
+    records = []
+    for N in (256, 512):
+        copy = make_record("copy", [10], N=N, grade=Grade.YARDSTICK)
+        torch = make_record("torch", [40], N=N)
+        naive = make_record("naive", [80], N=N, grade=Grade.LOW_PRECISION)
+        gone = Record("gone", copy.case, Skipped("no nvcc; install it", unavailable=True))
+        bad = Record("bad", copy.case, Failed(Status.WRONG, "check", "y[0, 0] is 1"))
+        records += [(record, copy, torch) for record in (copy, torch, naive, gone, bad)]
+    return [results.row(record, copy, torch, device="NVIDIA H200", run="r") for record, copy, torch in records]
+
+
+def test_the_best_is_marked_and_every_reason_is_given_once(rows):
+    shown = text(tables.results(rows, Console(width=200)))
+    assert "forward fp32, M=4096, NVIDIA H200: GB/s, % of copy, speed-up over torch" in shown
+    assert shown.count("1.00x *") == 2
+    assert shown.count("0.50x~") == 2
+    assert shown.count("no nvcc; install it") == 1
+    assert "gone" not in shown.partition("━")[0]  # no column of nothing
+    assert "gone" in text(tables.results([row for row in rows if row.backend == "gone"], Console(width=200))).partition("━")[0]
+    assert "gone: unavailable (2 cells, forward fp32 4096x256 to forward fp32 4096x512): no nvcc; install it" in shown
+    assert "bad: wrong (2 cells" in shown
+    assert "~ low-precision" in shown
+
+
+def test_the_yardstick_is_never_the_best(rows):
+    shown = text(tables.results([row for row in rows if row.backend == "copy"], Console(width=200)))
+    assert "*" not in shown.replace("* fastest", "")
+
+
+@pytest.mark.parametrize("width", [30, 50, 80, 120])
+def test_a_narrow_terminal_gets_less_detail_but_no_broken_line(rows, width):
+    console = Console(width=width)
+    shown = text(tables.results(rows, console), width)
+    figures = [line for line in shown.splitlines() if line.lstrip().startswith(("256 ", "512 "))]
+    assert all(len(line) <= width for line in figures)
+    assert len(figures) % 2 == 0
+    assert sum(line.count("*") for line in figures) >= 2
+
+
+def test_markup_in_a_reason_is_shown_as_text(make_record):
+    case = make_record("x", [1]).case
+    row = results.row(Record("[red]x", case, Failed(Status.FAILED, "build", "[bold]no[/bold]")), None, None, device="d", run="r")
+    assert "[red]x: failed (forward fp32 4096x256): [bold]no[/bold]" in text(tables.results([row], Console(width=200)))
+
+
+def test_every_cell_can_be_had_on_a_line_of_its_own(rows):
+    shown = text(tables.cells(rows))
+    assert len([line for line in shown.splitlines() if "│ forward" in line]) == len(rows)
+    assert "gone: unavailable (2 cells" in shown
+    assert "37.6 us..42.4 us" in shown
+
+
+def test_another_timer_or_a_warm_l2_is_said_above_the_table(rows):
+    shown = text(tables.results([replace(row, timer="device", l2="warm") for row in rows], Console(width=200)))
+    assert "NVIDIA H200 (device, warm L2): GB/s" in shown
+    shown = text(tables.results([replace(row, timer="host", l2="cold", gbps=None) for row in rows], Console(width=200)))
+    assert "80 us" in shown
+
+
+def test_the_readmes_excerpt_is_of_what_show_prints_of_the_frontier():
+    root = Path(__file__).parents[2]
+    rows, warnings = read_csv(root / "results" / "h200" / "frontier.csv")
+    assert warnings == []
+    shown = "\n".join(line.rstrip() for line in text(tables.results(rows, Console(width=400)), 400).splitlines())
+    readme = (root / "README.md").read_text()
+    excerpt = readme.split("prints:\n\n```text\n", 1)[1].split("\n\n* fastest", 1)[0]
+    for table in excerpt.split("\n\n"):
+        assert table in shown, table
+    committed = sorted((root / "results" / "h200").iterdir())
+    assert len(committed) >= 9
+    for file in committed:
+        assert f"(results/h200/{file.name})" in readme, f"{file.name} is committed and README does not say what it is"
+
+
+@pytest.mark.parametrize("width", [40, 80])
+def test_on_a_narrow_terminal_no_column_of_a_wide_table_is_cut(rows, width):
+    """The terminal breaks the lines; without that, M and N were not to be seen on one of 80 characters."""
+    out = StringIO()
+    terminal.show(tables.cells(rows), Console(file=out, width=width, color_system=None))
+    head, _, first, *_ = out.getvalue().splitlines()
+    assert [word.strip() for word in head.split("┃")] == list(tables.CELL)
+    assert [word.strip() for word in first.split("│")][:6] == ["copy", "forward", "fp32", "4096", "256", "ok"]
+    assert "…" not in out.getvalue()
+    assert "\n* fastest" in out.getvalue() or "no nvcc; install it" in out.getvalue()

@@ -1,0 +1,153 @@
+"""What a strategy costs, from a results file: medians, a mean of fractions, and how it is shown; and what the README says of it."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from softbench.core.errors import UsageError
+from softbench.plan import settings as config, sweep
+from softbench.plugins import select as registry
+from softbench.plugins.info import BackendInfo
+from softbench.plugins.source import PluginSource
+from softbench.report import listing
+from softbench.results import by_backend as costs
+from softbench.results.csv import COLUMNS, read_csv, to_csv
+from softbench.results.rows import Row
+
+ROOT = Path(__file__).parents[2]
+COMMITTED = ROOT / costs.COMMITTED
+
+
+def row(backend, N=256, *, status="ok", build=1.0, cache="cold", host=20.0, of_copy=0.5, direction="forward", grade="pass"):
+    figures = {"median_us": 9.0, "p20_us": 9.0, "p80_us": 9.0, "n": 3, "rounds": 1, "processes": 1, "gbps": 100.0} if status == "ok" else {}
+    empty = dict.fromkeys(("median_us", "p20_us", "p80_us", "n", "rounds", "processes", "gbps", "speedup", "error_over_bound"))
+    about = {"relative_to": "", "timer": "do_bench" if status == "ok" else "", "device": "NVIDIA H200", "run": "r", "reason": ""}
+    ok = status == "ok"
+    measured = {"build_s": build if ok else None, "build_cache": cache if ok else "", "of_copy": of_copy if ok else None}
+    return Row(
+        **{"backend": backend, "direction": direction, "M": 4096, "N": N, "dtype": "bf16", "status": status, "grade": grade if ok else ""},
+        **{**empty, **figures, **about, **measured, "host_us": host if ok else None},
+    )
+
+
+ROWS = [
+    row("compile", 256, build=2.0, host=70.0, of_copy=0.4),
+    row("compile", 512, build=4.0, host=80.0, of_copy=0.9),
+    row("compile", 1024, build=0.1, cache="cached", host=90.0, of_copy=1.5),
+    row("compile", 256, direction="backward", host=60.0, of_copy=0.25),
+    row("cudnn", 256, build=0.01, cache="", host=8.0),
+    row("cudnn", 512, status="skipped"),
+    row("numba", 256, status="unavailable"),
+]
+
+
+def test_builds_are_the_cold_ones_and_a_cell_faster_than_copy_counts_as_one():
+    found = costs.by_backend(ROWS)
+    assert found["compile"].build_s == pytest.approx(2.0)  # of 2, 4 and 1 s
+    assert found["compile"].build_cache == "cold"
+    assert found["compile"].host_us == pytest.approx(75.0)
+    assert found["compile"].of_copy == pytest.approx({"forward": (0.4 * 0.9 * 1.0) ** (1 / 3), "backward": 0.25})
+    assert (found["cudnn"].cells, found["cudnn"].others) == (1, {"skipped": 1})
+    assert (found["numba"].cells, found["numba"].build_s) == (0, None)
+
+
+def test_where_all_have_device_times_the_fractions_are_theirs():
+    copies = [replace(row("copy", N, host=9.0, of_copy=1.0, grade="yardstick"), device_us=2.0) for N in (256, 512)]
+    ours = [replace(row("compile", 256, host=70.0, of_copy=0.1), device_us=4.0), replace(row("compile", 512, of_copy=0.1), device_us=1.0)]
+    found = costs.by_backend([*copies, *ours])["compile"]
+    assert found.of_copy == pytest.approx({"forward": 0.5**0.5})  # the host's 70 us are no bandwidth; faster than copy counts as 1
+    assert found.by_device
+    assert "forward kernels, of copy" in listing.cost_rows({"compile": found})[0]
+    found = costs.by_backend([*copies, *ours, row("cudnn", 256)])["compile"]  # one without: what the timer gave, of all
+    assert (found.by_device, found.of_copy) == (False, pytest.approx({"forward": 0.1}))
+
+
+def test_an_implausible_cell_has_no_fraction_and_a_file_without_figures_no_basis():
+    copies = [replace(row("copy", N, host=9.0, of_copy=1.0, grade="yardstick"), device_us=2.0) for N in (256, 512)]
+    fast = replace(row("compile", 256, of_copy=None), device_us=0.5, labels="implausible noisy")
+    found = costs.by_backend([*copies, fast, replace(row("compile", 512), device_us=4.0)])["compile"]
+    assert (found.by_device, found.of_copy) == (True, pytest.approx({"forward": 0.5}))
+    assert not costs.by_backend([row("numba", status="unavailable")])["numba"].by_device
+
+
+def test_they_are_a_table_for_a_terminal_and_one_for_a_readme(tmp_path, main):
+    (tmp_path / "r.csv").write_text(to_csv(ROWS))
+    code, out, err = main("show", "r.csv", "--costs")
+    assert (code, err) == (0, "")
+    assert "2 s cold" in out
+    assert "unavailable: numba" in out
+    assert "numba" not in out.split("unavailable:")[0]
+    _, text, _ = main("show", "r.csv", "--costs", "--markdown")
+    head, rule, first, *_ = text.splitlines()
+    assert head == "| backend | build | host | forward, of copy | backward, of copy | cells | without a figure |"
+    assert rule.count("|") == head.count("|")
+    assert first == "| `compile` | 2 s cold | 75 us | 71% | 25% | 4 |  |"
+    assert text.endswith("\n\nunavailable: `numba`\n")
+
+
+def test_the_guide_says_what_each_is_what_it_costs_and_when_to_pick_it(capsys):
+    from rich.console import Console
+
+    origin = PluginSource("entry point", "compile", "x:y", "softbench 0")
+    offers = [
+        BackendInfo("compile", origin, summary="torch.compile of it", advice="when nothing else will do", reuses_output=True),
+        BackendInfo("numba", origin, unavailable="numba-cuda is not installed: pip install numba-cuda"),
+    ]
+    console = Console(width=200)
+    console.print(listing.guide(offers, costs.by_backend(ROWS)))
+    out = " ".join(capsys.readouterr().out.split())
+    assert "what torch.compile of it costs build 2 s cold; host 75 us a call; forward 71% of copy" in out
+    assert "pick it when nothing else will do" in out
+    assert "output reused" in out
+    assert "unavailable numba-cuda is not installed: pip install numba-cuda costs unmeasured" in out
+
+
+def test_the_committed_run_is_found_from_anywhere_and_its_absence_is_no_error(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert bool(costs.committed()) == COMMITTED.is_file()
+    (tmp_path / costs.COMMITTED).parent.mkdir(parents=True)
+    (tmp_path / costs.COMMITTED).write_text(to_csv(ROWS))
+    assert costs.committed()["cudnn"].host_us == pytest.approx(8.0)
+
+
+@pytest.mark.skipif(not COMMITTED.is_file(), reason=f"no {costs.COMMITTED} yet: softbench run --config strategies on an H200")
+def test_the_readmes_table_is_what_the_committed_run_gives():
+    rows, warnings = read_csv(COMMITTED)
+    assert warnings == []
+    assert listing.markdown(costs.by_backend(rows)) in (ROOT / "README.md").read_text()
+
+
+def test_the_strategies_configuration_takes_every_backend_and_few_cells():
+    settings = config.resolve(config.load("strategies"), {})
+    assert settings.backends == ("*",)
+    assert len(sweep.cases(settings.sweep, "cuda")) == 9
+    offers = [
+        BackendInfo(name, PluginSource("entry point", name, "x:y", "s"), extra=name != "copy", unavailable="no")
+        for name in ("copy", "compile:plain")
+    ]
+    assert [offer.name for offer in registry.select(offers, settings.backends)] == ["copy", "compile:plain"]
+
+
+def test_patterns_take_extras_all_does_not_and_what_they_take_may_be_unavailable():
+    def offer(name, **more):
+        return BackendInfo(name, PluginSource("entry point", name, "x:y", "s"), **more)
+
+    offers = [offer("copy"), offer("compile"), offer("compile:plain", extra=True), offer("compile:tvm", extra=True, unavailable="no tvm")]
+    names = lambda wanted: [found.name for found in registry.select(offers, wanted)]  # noqa: E731
+    assert names(None) == names(["all"]) == ["copy", "compile"]
+    assert names(["compile:*"]) == ["copy", "compile:plain", "compile:tvm"]
+    assert names(["all", "compile:plain"]) == ["copy", "compile", "compile:plain"]
+    assert names(["*"]) == ["copy", "compile", "compile:plain", "compile:tvm"]
+    with pytest.raises(UsageError, match="unavailable: no tvm"):
+        names(["compile:tvm"])
+    with pytest.raises(UsageError, match="no backend matches 'x\\*'; known are compile, copy; softbench list"):
+        names(["x*"])
+    with pytest.raises(UsageError, match=r"did you mean 'compile:plain'\? known are compile, compile:plain, copy$"):
+        names(["compile:plane"])
+
+
+def test_the_csv_has_graph_breaks_and_files_without_them_are_read(tmp_path):
+    assert "graph_breaks" in COLUMNS
+    (tmp_path / "new.csv").write_text(to_csv(ROWS))
+    assert read_csv(tmp_path / "new.csv")[0][0].graph_breaks is None

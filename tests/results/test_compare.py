@@ -1,0 +1,43 @@
+"""Two files, cell by cell: a mark only beyond the noise of both."""
+
+from dataclasses import replace
+
+import pytest
+
+from softbench.results import compare, rows as results
+from softbench.results.csv import to_csv
+
+
+@pytest.fixture
+def base(make_record):
+    return [results.row(make_record("ours", [20.0], N=N), None, None, device="H200", run="r") for N in (256, 512, 1024)]
+
+
+def changed(row, factor):
+    return replace(row, median_us=row.median_us * factor, p20_us=row.p20_us * factor, p80_us=row.p80_us * factor, gbps=row.gbps / factor)
+
+
+def test_only_what_is_beyond_the_noise_of_both_is_marked(base):
+    found = compare.pairs(base, [changed(base[0], 1.02), changed(base[1], 2), changed(base[2], 0.5)])
+    assert [pair.verdict for pair in found] == ["~", "slower", "faster"]
+    assert [pair.ratio for pair in found] == pytest.approx([1 / 1.02, 0.5, 2])
+    assert compare.summary(found).startswith("1 faster, 1 slower, 1 within noise; geometric mean of B/A 0.993")
+    assert compare.summary(found).endswith("they differ by a median of 50.00%, 90 % of the cells by at most 100.00%")
+
+
+def test_cells_of_one_file_only_say_which_lacks_them(base):
+    failed = replace(base[1], status="failed", gbps=None, median_us=None)
+    found = compare.pairs(base, [base[0], failed])
+    assert [pair.verdict for pair in found] == ["~", "B: failed", "B: missing"]
+    assert "2 in one file only" in compare.summary(found)
+    assert [pair.verdict for pair in compare.pairs([], base[:1])] == ["A: missing"]
+
+
+def test_the_command_compares_two_runs(cli, base):
+    for name, factor in (("a.csv", 1), ("b.csv", 2)):
+        (cli.folder / name).write_text(to_csv([changed(row, factor) for row in base]))
+    done = cli("compare", "a.csv", "b.csv")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("slower") == 4
+    assert "0.500" in done.stdout
+    assert cli("plot", "a.csv", "b.csv", "-o", "both.svg").stdout.strip() == "both.svg"

@@ -1,0 +1,140 @@
+"""Each label where it belongs, and not elsewhere. The figures are an H200's."""
+
+from dataclasses import replace
+from io import StringIO
+from types import SimpleNamespace
+
+import pytest
+
+from softbench.core.case import Case, Direction
+from softbench.core.machine import peak_gbps
+from softbench.core.outcome import Profile
+from softbench.ops.softmax import spec as roofline
+from softbench.report import tables
+from softbench.results import compare, labels, rows as results
+from softbench.results.csv import read_csv, to_csv
+from softbench.worker import probe as environment
+
+L2 = 62914560
+PEAK = peak_gbps(3201, 6144)
+FACTS = {"gpu_l2_bytes": L2, "peak_gbps": PEAK}
+
+
+def text(renderable, width=200):
+    out = StringIO()
+    tables.Console(file=out, width=width, color_system=None).print(renderable)
+    return out.getvalue()
+
+
+def case(M, N, dtype="bf16", direction=Direction.FORWARD):
+    return Case(M, N, dtype, direction)
+
+
+@pytest.mark.parametrize(
+    ("do_bench_us", "device_us", "host_us", "kernels", "expected"),
+    [
+        (68.9, 3.2, 71, 1, True),  # torch.compile, N=256: the host
+        (67.4, 6.7, 70, 1, True),
+        (5.0, 2.6, 13, 1, False),  # copy: what the events add
+        (5.3, 2.8, 20, 1, False),
+        (20.0, 17.3, 12, 1, False),
+        (130.5, 133.8, 11, 1, False),
+        (30.0, 20.0, 45, 5, False),  # five kernels and the gaps between them
+        (90.0, 20.0, 95, 5, True),
+        (90.0, 20.0, 15, 5, False),  # the host was quick: something else is slow
+    ],
+)
+def test_launch_bound_is_where_do_bench_waited_for_the_host(do_bench_us, device_us, host_us, kernels, expected):
+    assert labels.launch_bound(do_bench_us, device_us, host_us, kernels) is expected
+
+
+def test_l2_resident_counts_all_tensors_of_the_case():
+    fits, too_large = case(4096, 3840), case(4096, 3841)
+    assert labels.l2_resident(fits, L2)
+    assert not labels.l2_resident(too_large, L2)
+    assert not labels.l2_resident(replace(fits, direction=Direction.BACKWARD), L2)
+    assert not labels.l2_resident(replace(fits, direction=Direction.BOTH), L2)
+
+
+@pytest.mark.parametrize(
+    ("median_us", "p20_us", "p80_us", "expected"),
+    [(5.4, 5.3, 5.75, False), (5, 4.6, 6, True), (100, 96, 105, False), (100, 90, 101, True), (5194, 13.4, 14.2, True)],
+)
+def test_noisy_is_a_band_wider_than_a_tenth_and_than_the_events_own(median_us, p20_us, p80_us, expected):
+    assert labels.noisy(median_us, p20_us, p80_us) is expected
+
+
+def test_implausible_is_faster_than_the_datasheet_even_with_all_of_l2_left_out():
+    large = case(65536, 65536)
+    limit_us = (roofline.bytes_moved(large) - L2) / (1.05 * PEAK) / 1e3
+    assert labels.implausible(large, limit_us * 0.998, PEAK, L2, "cold")
+    assert not labels.implausible(large, limit_us * 1.002, PEAK, L2, "cold")
+    assert not labels.implausible(large, limit_us * 0.998, PEAK, L2, "warm")  # what was there from before need not be read
+    assert not labels.implausible(case(4096, 4096), 0.1, PEAK, L2, "cold")  # so few bytes say nothing of memory
+
+
+def test_the_peak_is_the_datasheets_and_says_where_it_is_from(monkeypatch):
+    assert pytest.approx(4917, abs=1) == PEAK
+    assert peak_gbps(2619, 5120) == pytest.approx(3352, abs=1)  # H100 SXM
+    assert peak_gbps(10501, 384) == pytest.approx(1008, abs=1)  # RTX 4090
+
+    class Nvml:
+        NVML_CLOCK_SM, NVML_CLOCK_MEM = 1, 2
+
+        def __getattr__(self, name):
+            known = {"nvmlDeviceGetMaxClockInfo": lambda *_: 3201, "nvmlDeviceGetMemoryBusWidth": lambda *_: 6144}
+            known["nvmlDeviceGetComputeRunningProcesses"] = lambda _: ["ours", "another's"]
+            if name not in known:
+                raise RuntimeError("NotSupported")
+            return known[name]
+
+    fields = ("name", "total_memory", "multi_processor_count", "L2_cache_size", "major", "minor")
+    monkeypatch.setattr(environment.torch.cuda, "get_device_properties", lambda _: SimpleNamespace(**dict.fromkeys(fields, 9)))
+    monkeypatch.setattr(environment, "_nvml", lambda index: environment.contextmanager(lambda: iter([(Nvml(), 0)]))())
+    found = environment.describe_gpu(0)
+    assert found["peak_gbps"] == PEAK
+    assert found["gpu_other_processes"] == 1
+    assert found["peak_source"] == "NVML: 3201 MHz x 2 x 6144 bits"
+    monkeypatch.setattr(environment, "_nvml", lambda index: environment.contextmanager(lambda: iter([(None, None)]))())
+    assert "peak_gbps" not in environment.describe_gpu(0)
+
+
+def profiled(record, device_us, host_us):
+    return replace(record, outcome=replace(record.outcome, profile=Profile((device_us,), (host_us,), ("k",))))
+
+
+def test_labels_are_given_from_what_is_known_only(make_record):
+    record = profiled(make_record("ours", [68.9], N=256), 3.2, 71)
+    assert labels.of(record, FACTS) == ("launch-bound", "L2-resident", "noisy")
+    assert labels.of(record, {}) == ("launch-bound", "noisy")
+    assert labels.of(make_record("ours", [68.9], N=256), {}) == ("noisy",)
+    fast = make_record("ours", [1.0], N=262144)
+    assert labels.of(fast, FACTS) == ("implausible",)
+
+
+def test_an_implausible_cell_publishes_no_bandwidth_and_no_ratio_is_over_it(tmp_path, make_record):
+    fast, slow = make_record("fast", [1.0], N=262144), make_record("slow", [3000.0], N=262144)
+    rows = [results.row(record, fast, slow, device="H200", run="r", facts=FACTS) for record in (fast, slow)]
+    assert [(row.gbps, row.of_copy, row.of_peak) for row in rows] == [
+        (None, None, None),
+        (pytest.approx(2863, abs=1), None, pytest.approx(0.582, abs=0.001)),
+    ]
+    assert [row.speedup for row in rows] == [None, 1]
+    (tmp_path / "x.csv").write_text(to_csv(rows))
+    read, _ = read_csv(tmp_path / "x.csv")
+    assert [row.labels for row in read] == ["implausible", "noisy"]
+    shown = text(tables.results(read, tables.Console(width=200)))
+    assert "implausible (1 cell of fast): faster than the memory can be" in shown
+    assert shown.count("*") == 2  # the legend's, and the slow one's
+    assert compare.pairs([replace(read[0], gbps=9e9, labels="")], read)[0].verdict == "B: implausible"
+
+
+def test_the_table_marks_what_is_doubtful_and_says_why_once(make_record):
+    records = [profiled(make_record("compile", [68.9], N=N), 3.2, 71) for N in (256, 512)]
+    rows = [results.row(record, None, None, device="H200", run="r", facts=FACTS) for record in records]
+    shown = text(tables.results(rows, tables.Console(width=200)))
+    assert shown.count("*!") == 2
+    assert "! doubtful, for the reason below" in shown
+    assert "launch-bound (2 cells of compile): do_bench read the host" in shown
+    assert "L2-resident (2 cells of compile)" in shown
+    assert "launch-bound" in text(tables.cells(rows), 300)

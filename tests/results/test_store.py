@@ -1,0 +1,189 @@
+"""A run's files: whole at any moment, resumable, and published once."""
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+
+from softbench.core.case import Case, Direction
+from softbench.core.errors import ResultsError
+from softbench.core.outcome import Accuracy, Build, Failed, Grade, Profile, Record, Skipped, Status, Telemetry
+from softbench.results import store
+from softbench.results.csv import read_csv
+
+CASES = [Case(4096, N, "fp32", Direction.FORWARD) for N in (256, 512)]
+
+
+def header(cases=CASES, **measuring):
+    return {
+        "device_name": "H200",
+        "backends": ["copy", "ours"],
+        "sources": {"copy": "source", "ours": "source"},
+        "yardstick": "copy",
+        "relative_to": "copy",
+        "fingerprint": store.fingerprint({"rounds": 3, **measuring}, {"torch": "2.13"}, "0.1.0", cases, ["copy", "ours"]),
+    }
+
+
+def test_every_case_is_on_disk_before_the_next(tmp_path, make_record):
+    run = store.start(tmp_path, header())
+    for N in (256, 512):
+        run.add(0, [make_record("ours", [20.0], N=N), make_record("copy", [10.0], N=N)])
+        read, _ = read_csv(run.csv)
+        assert [row.N for row in read[-2:]] == [N, N]
+        assert [row.backend for row in read[-2:]] == ["copy", "ours"]
+        assert read[-1].of_copy == 0.5
+    assert not (tmp_path / "latest.csv").exists()
+
+
+def test_finishing_publishes_both_files_and_ends_the_journal(tmp_path, make_record):
+    run = store.start(tmp_path, header())
+    run.add(0, [make_record("copy", [10.0])])
+    run.finish(publish=True)
+    assert (tmp_path / "latest.csv").read_text() == run.csv.read_text()
+    document = json.loads((tmp_path / "latest.json").read_text())
+    assert document["run"] == run.name
+    assert document["cells"][0]["outcome"]["timing"]["batches"][0]["samples_us"] == [9.0, 10.0, 11.0]
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([".lock", "latest.csv", "latest.json", run.csv.name, run.json.name])
+
+
+def test_a_run_that_measured_nothing_leaves_latest_alone(tmp_path, make_record):
+    (tmp_path / "latest.csv").write_text("kept")
+    run = store.start(tmp_path, header())
+    run.finish(publish=False)
+    assert (tmp_path / "latest.csv").read_text() == "kept"
+
+
+def test_two_runs_at_once_keep_their_own_files(tmp_path, make_record):
+    first, second = store.start(tmp_path, header()), store.start(tmp_path, header())
+    assert first.name != second.name
+    first.add(0, [make_record("copy", [10.0])])
+    second.add(0, [make_record("copy", [20.0])])
+    second.finish(publish=True)
+    first.finish(publish=True)
+    assert (tmp_path / "latest.csv").read_text() == first.csv.read_text()
+    assert json.loads((tmp_path / "latest.json").read_text())["run"] == first.name
+
+
+def interrupted(tmp_path, make_record, **measuring):
+    run = store.start(tmp_path, header(**measuring))
+    run.add(0, [make_record("copy", [10.0]), make_record("ours", [20.0])])
+    run.journal.close()  # as a process that ends lets go of it
+    return run
+
+
+def test_a_resumed_run_has_what_was_measured_and_only_that(tmp_path, make_record):
+    before = interrupted(tmp_path, make_record)
+    with (tmp_path / f"{before.name}.jsonl").open("ab") as journal:
+        journal.write(b'{"process":0,"backend":"ours","torn')
+    run, told = store.resume(tmp_path, header())
+    assert run.name == before.name
+    assert "2 cells are there already" in told
+    case = make_record("ours", [20.0]).case
+    assert run.has(0, ["copy", "ours"], case)
+    assert not run.has(1, ["copy", "ours"], case)
+    assert not run.has(0, ["copy", "ours"], make_record("ours", [20.0], N=512).case)
+    run.add(0, [make_record("ours", [20.0], N=512)])
+    run.finish(publish=True)
+    assert len(json.loads(run.json.read_text())["cells"]) == 3
+
+
+def test_a_changed_backend_is_measured_again(tmp_path, make_record):
+    interrupted(tmp_path, make_record)
+    run, _ = store.resume(tmp_path, {**header(), "sources": {"copy": "source", "ours": "edited"}})
+    case = make_record("ours", [20.0]).case
+    assert run.has(0, ["copy"], case)
+    assert not run.has(0, ["copy", "ours"], case)
+
+
+def test_other_settings_or_another_environment_are_not_resumed_and_the_difference_is_named(tmp_path, make_record):
+    before = interrupted(tmp_path, make_record, rounds=9)
+    run, told = store.resume(tmp_path, header())
+    assert run is None
+    assert told == f"{before.name} cannot be resumed: rounds was 9, now it is 3"
+
+
+def test_a_run_that_is_still_going_is_not_taken_over(tmp_path, make_record):
+    going = store.start(tmp_path, header())
+    run, told = store.resume(tmp_path, header())
+    assert run is None
+    assert told.endswith(f"{going.name} is still running")
+    assert store.resume(tmp_path / "empty", header())[0] is None
+
+
+def test_another_sweep_is_another_run_and_its_journal_stays(tmp_path, make_record):
+    before = interrupted(tmp_path, make_record)
+    run, told = store.resume(tmp_path, header(CASES[:1]))
+    assert run is None
+    assert told.startswith(f"{before.name} cannot be resumed: cases was 2 (hash ")
+    assert (tmp_path / f"{before.name}.jsonl").exists()
+
+
+@pytest.mark.parametrize("line", [b"garbage", b"5", b"[]", b'{"process": 0}', b"[" * 50000])
+def test_a_damaged_journal_is_named_with_its_line_and_left_alone(tmp_path, make_record, line):
+    before = interrupted(tmp_path, make_record)
+    path = tmp_path / f"{before.name}.jsonl"
+    path.write_bytes(path.read_bytes() + line + b"\n")
+    run, told = store.resume(tmp_path, header())
+    assert run is None
+    assert f"cannot be resumed: {path.name}, line 4 is damaged" in told
+    assert path.exists()
+
+
+def test_cells_that_are_measured_again_replace_their_rows(tmp_path, make_record):
+    interrupted(tmp_path, make_record)
+    run, _ = store.resume(tmp_path, header())
+    assert [row.median_us for row in run.rows()] == [10, 20]
+    run.add(0, [make_record("copy", [30.0]), make_record("ours", [40.0])])
+    assert [row.median_us for row in read_csv(run.csv)[0]] == [30, 40]
+
+
+def test_a_run_that_had_nothing_left_to_measure_still_writes_its_csv(tmp_path, make_record):
+    before = interrupted(tmp_path, make_record)
+    before.csv.unlink()
+    run, _ = store.resume(tmp_path, {**header(), "relative_to": "ours"})
+    run.finish(publish=True)
+    assert {row.relative_to for row in read_csv(tmp_path / "latest.csv")[0]} == {"ours"}
+
+
+def test_an_unwritable_folder_is_one_line(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ResultsError, match="cannot be written: Not a directory"):
+        store.writable(tmp_path / "file" / "results")
+
+
+@pytest.mark.parametrize(
+    "outcome",
+    [
+        Skipped("why", unavailable=True),
+        Failed(Status.WRONG, "check", "off", Build(1.0, "cold"), Accuracy(Grade.WRONG, math.inf, "off")),
+        Failed(Status.TIMEOUT, "import", "slow"),
+    ],
+)
+def test_records_survive_json(make_record, outcome):
+    record = Record("ours", make_record("ours", [1.0]).case, outcome, "s")
+    assert store.record_from_json(json.loads(json.dumps(store.record_to_json(record), allow_nan=False))) == record
+
+
+def test_profiles_survive_json_and_those_of_several_process_sets_are_one(make_record):
+    record = make_record("ours", [1.0])
+    profile = Profile((5.0,), (30.0,), ("softmax",), peak_bytes=1024, recompiles=1)
+    profiled = replace(record, outcome=replace(record.outcome, profile=profile))
+    assert store.record_from_json(json.loads(json.dumps(store.record_to_json(profiled), allow_nan=False))) == profiled
+    assert store.merge([profiled, profiled]).outcome.profile == Profile((5.0, 5.0), (30.0, 30.0), ("softmax",), "", 1024, 2)
+
+
+def test_telemetry_survives_json(make_record):
+    record = make_record("ours", [1.0])
+    batch = replace(record.outcome.timing.batches[0], telemetry=Telemetry(1980, None, 500.5, 60, 4, "too hot"))
+    told = replace(record, outcome=replace(record.outcome, timing=replace(record.outcome.timing, batches=(batch,))))
+    assert store.record_from_json(json.loads(json.dumps(store.record_to_json(told), allow_nan=False))) == told
+
+
+def test_a_cell_of_several_process_sets_has_all_their_batches_and_the_worst_verdict(make_record):
+    first, second = make_record("ours", [10.0]), make_record("ours", [30.0], grade=Grade.LOW_PRECISION)
+    merged = store.merge([first, second])
+    assert len(merged.outcome.timing.batches) == 2
+    failed = Record("ours", first.case, Failed(Status.OOM, "build", "out of memory"))
+    assert store.merge([first, failed]) is failed

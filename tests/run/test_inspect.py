@@ -1,0 +1,213 @@
+"""`softbench inspect`: what is generated and launched, in a worker; here without a GPU, or of a GPU's trace."""
+
+import json
+import shutil
+from types import SimpleNamespace
+
+import pytest
+import torch
+from softbench.kernels.cuda import build, disassemble
+
+from softbench.backends import own_kernels as kernels, torch_eager as functional
+from softbench.backends.torch_compile import backend as compile_backend
+from softbench.core.case import Case, Direction
+from softbench.core.errors import UsageError
+from softbench.core.inspection import KINDS, Artifact, Inspection, Launch, from_json
+from softbench.report import listing
+from softbench.run import inspect as inspecting
+from softbench.worker import code_capture as inspection
+
+FORWARD = Case(8, 100, "fp32", Direction.FORWARD, "cpu")
+
+EVENTS = [
+    {"cat": "kernel", "name": "second", "ts": 9, "args": {"grid": [1, 1, 1], "block": [32, 1, 1]}},
+    {"cat": "cuda_runtime", "name": "cudaLaunchKernel", "ts": 1},
+    {
+        "cat": "kernel",
+        "name": "first",
+        "ts": 2,
+        "args": {"grid": [4096, 1, 1], "block": [256, 1, 1], "registers per thread": 32, "shared memory": 1024},
+    },
+    {"cat": "gpu_memcpy", "name": "Memcpy DtoD", "ts": 5, "args": {"bytes": 640}},
+]
+
+
+def test_a_trace_gives_kernels_copies_and_fills_in_their_order():
+    first, copied, second = inspection.launches_of(EVENTS)
+    assert first == Launch("first", (4096, 1, 1), (256, 1, 1), registers=32, shared_bytes=1024)
+    assert (copied.name, copied.moved_bytes, copied.counted_by) == ("Memcpy DtoD", 640, "CUDA")
+    assert (second.name, second.registers) == ("second", None)
+
+
+def compiled_kernel(name, warps, spills=0, **stages):
+    source = SimpleNamespace(fn=SimpleNamespace(raw_src=[f"def {name}():\n", "    pass\n"]))
+    about = {"metadata": SimpleNamespace(num_warps=warps, shared=128), "n_regs": 32, "n_spills": spills}
+    return SimpleNamespace(name=name, src=source, asm=stages, _init_handles=lambda: None, **about)
+
+
+def test_of_several_autotuned_kernels_the_launched_one_is_told():
+    tried = compiled_kernel("first", 4)
+    seen = inspection.Seen(kernels=[tried, compiled_kernel("first", 8, spills=3, ttir="module {}"), compiled_kernel("x", 8)])
+    launches, artifacts = inspection._triton(seen, inspection.launches_of(EVENTS))
+    assert (launches[0].spilled_bytes, launches[0].shared_bytes) == (12, 1024)  # CUPTI counts what is static, too
+    assert [(artifact.name, artifact.kind) for artifact in artifacts] == [("first.py", "source"), ("first.ttir", "ttir")]
+    assert artifacts[0].text == "def first():\n    pass\n"
+    assert launches[2].spilled_bytes is None
+
+
+def test_bytes_are_inductors_where_nodes_and_kernels_go_together_and_algorithmic_of_a_lone_kernel():
+    module = "first = async_compile.triton('first', '''x''')\nother = async_compile.triton('other', '''y''')\n"
+    seen = inspection.Seen(modules=[module], counts=[[100, 200]])
+    launches = inspection._with_bytes([Launch("first"), Launch("other")], seen, FORWARD)
+    assert [(launch.moved_bytes, launch.counted_by) for launch in launches] == [(100, "Inductor"), (200, "Inductor")]
+    apart = inspection.Seen(modules=[module], counts=[[100]])
+    assert [launch.moved_bytes for launch in inspection._with_bytes([Launch("first"), Launch("other")], apart, FORWARD)] == [None, None]
+    [lone] = inspection._with_bytes([Launch("mine")], apart, FORWARD)
+    assert (lone.moved_bytes, lone.counted_by) == (2 * 8 * 100 * 4, "algorithmic")
+    assert [artifact.name for artifact in inspection._inductor(seen)] == ["inductor-0.py", "first.py", "other.py"]
+
+
+def test_inductors_code_is_seen_although_it_is_cached():
+    if reason := compile_backend.available():
+        pytest.skip(reason)
+    for _ in range(2):
+        found = inspection.inspect(compile_backend, FORWARD, 0)
+        facts = dict(found.facts)
+        assert facts["algorithmic bytes"] == "6400 (6.25 KiB)"
+        assert facts["torch.compile"].endswith("0 graph breaks")  # how many graphs, other tests of this process have their part in
+        assert "bytes by Inductor" in facts
+        cpp = next(artifact for artifact in found.artifacts if artifact.language == "cpp")
+        assert cpp.kind == "source"
+        assert "at::vec" in cpp.text
+        assert any(artifact.kind == "wrapper" and "async_compile" in artifact.text for artifact in found.artifacts)
+
+
+def test_an_inspection_survives_json_and_a_hostile_one_is_refused():
+    found = Inspection((("backend", "x"),), (Launch("k", (1, 2), (3,)),), (Artifact("k.ptx", "ptx", "gas", ".entry"),))
+    assert from_json(json.loads(json.dumps(found.document()))) == found
+    for name, kind in (("../k.ptx", "ptx"), ("..", "ptx"), ("k.ptx", "gift")):
+        with pytest.raises(ValueError, match="without a kind or a name"):
+            from_json(Inspection((), (), (Artifact(name, kind, "gas", ""),)).document())
+
+
+def test_what_a_backend_says_of_its_own_code_is_data_and_what_is_none_is_refused():
+    def inspected(answer):
+        backend = SimpleNamespace(name="b", prepare=lambda case: torch.relu, generated=lambda *_: answer)
+        return inspection.inspect(backend, FORWARD, 0)
+
+    found = from_json(inspected(([("a\x1b[2J.ptx", "ptx", "gas", "one\x1b[31m\n\ttwo")], {})).document())
+    assert found.artifacts == (Artifact("a .ptx", "ptx", "gas", "one \n\ttwo"),)
+    for odd in (5, None, [1, 2], ([("a.ptx", "ptx")], {}), ([], {"kernel": "many"})):
+        with pytest.raises(TypeError, match=r"generated\(\) returned .*, not \(\[\(name, kind, language, text\)"):
+            inspected(odd)
+    wrong = Inspection((), (Launch("k", moved_bytes="much"),), ()).document()
+    with pytest.raises((TypeError, ValueError)):
+        from_json(wrong)
+
+
+def test_the_kinds_that_are_shown_are_those_asked_for(capsys):
+    from rich.console import Console
+
+    found = Inspection(
+        (("backend", "mine"),),
+        (Launch("k", (4096,), (256,), 32, 0, 1024, 2048, "algorithmic"), Launch("unknown")),
+        (Artifact("k.py", "source", "python", "def k(): pass\n"), Artifact("k.ptx", "ptx", "gas", ".entry k\n")),
+    )
+    console = Console(width=120)
+    console.print(listing.inspection(found, inspecting.kinds("source"), color=False))
+    shown = capsys.readouterr().out
+    assert "def k(): pass" in shown
+    assert ".entry" not in shown
+    assert "2 KiB (algorithmic)" in shown
+    assert listing.others(inspecting.left_out(found, ("source",))) == (
+        "not shown: k.ptx (1 line); show them with --show all, or write files with -o DIR"
+    )
+    assert inspecting.kinds("all") == KINDS
+    with pytest.raises(UsageError, match="--show: unknown 'asm'; known are source, wrapper, ttir"):
+        inspecting.kinds("asm")
+
+
+def test_the_command_writes_files_and_shows_code(cli):
+    if reason := compile_backend.available():
+        pytest.skip(reason)
+    done = cli("inspect", "compile", "--M", 8, "--N", 100, "--device", "cpu", "-o", "code")
+    assert done.returncode == 0, done.stderr
+    assert "compile, forward-fp32-8x100 on the CPU" in done.stdout
+    assert 'extern "C"' in done.stdout
+    assert not any(line != line.rstrip() for line in done.stdout.splitlines() if "auto tmp" in line)  # code in a log is not padded
+    assert {file.name for file in (cli.folder / "code").iterdir()} == {"inductor-0.py", "inductor-0-0.cpp"}
+
+
+def test_a_backend_that_crashes_is_one_clear_line(cli, plugins):
+    crash = cli("inspect", "dies-by-sigsegv", "--plugin", plugins / "faulty" / "faults.py", "--M", 4, "--N", 8, "--device", "cpu")
+    assert crash.returncode == 1
+    assert crash.stderr.startswith("softbench: dies-by-sigsegv: crashed (SIGSEGV) in inspect: in string_at")
+    assert crash.stderr.count("\n") == 1
+
+
+def test_where_nothing_is_generated_that_is_said():
+    found = inspection.inspect(functional.backend, FORWARD, 0)
+    assert dict(found.facts)["generated code"].startswith("none: what is called was compiled before")
+    assert found.artifacts == ()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (("--out", "/proc/x"), "--out /proc/x: cannot be written"),
+        (("--dtype", "fp32,bf16"), "one case"),
+        (("--show", "asm"), "unknown 'asm'"),
+        (("--dtype", "fp8"), "unknown 'fp8'"),
+    ],
+)
+def test_what_is_asked_wrongly_is_said_before_anything_starts(main, arguments, part):
+    code, out, err = main("inspect", "torch", *arguments)
+    assert (code, out) == (2, "")
+    assert part in err
+
+
+SOURCE = """
+template <typename T> __global__ void doubled(T* x) { x[threadIdx.x] *= 2; }
+template __global__ void doubled<float>(float*);
+template __global__ void doubled<double>(double*);
+"""
+
+
+@pytest.fixture
+def library(monkeypatch, tmp_path):
+    if build.nvcc() is None or disassemble.cuobjdump() is None:
+        pytest.skip(f"nvcc: {build.nvcc()}, cuobjdump: {disassemble.cuobjdump()}")
+    (tmp_path / "softmax.cu").write_text(SOURCE)
+    monkeypatch.setattr(build, "SOURCE", tmp_path / "softmax.cu")
+    monkeypatch.setenv("SOFTBENCH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
+    return build.build("sm_90a")
+
+
+def test_the_cuda_library_is_looked_into_for_what_was_launched(library):
+    pieces, spills = kernels.cuda.generated(FORWARD, ["void doubled<float>(float*)", "elsewhere"])
+    assert spills == {"void doubled<float>(float*)": 0}
+    by_kind = {artifact.kind: artifact.text for artifact in (Artifact(*piece) for piece in pieces)}
+    assert set(by_kind) == {"report", "sass", "ptx"}
+    assert "REG " in by_kind["report"]
+    assert "doubledIfE" in by_kind["sass"]
+    assert "FMUL" in by_kind["sass"] or "FADD" in by_kind["sass"]
+    assert by_kind["ptx"].count(".entry") == 1
+    assert "doubledIfE" in by_kind["ptx"]
+    none, _ = kernels.cuda.generated(FORWARD, ["elsewhere"])
+    assert none == [("softmax.txt", "report", "text", "none of the library's kernels was launched\n")]
+
+
+def test_without_a_disassembler_the_report_says_what_to_install(library, monkeypatch):
+    monkeypatch.setattr(disassemble, "cuobjdump", lambda: None)
+    [piece], spills = kernels.cuda.generated(FORWARD, [])
+    assert "install the CUDA toolkit" in piece[3]
+    assert spills == {}
+
+
+def test_a_disassembler_is_found_beside_triton(monkeypatch):
+    if disassemble.cuobjdump() is None:
+        pytest.skip("Triton brings none along here")
+    monkeypatch.setenv("PATH", "/nonexistent")
+    found = disassemble.cuobjdump()
+    assert found is None or shutil.which(found)

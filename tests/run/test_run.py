@@ -1,0 +1,130 @@
+"""The order of things over sets of processes, and what is planned, with workers that only pretend."""
+
+from dataclasses import asdict, replace
+
+import pytest
+from pretended import FakePool, make
+
+from softbench.core.case import Case, Direction
+from softbench.core.errors import UsageError
+from softbench.core.machine import Gpu, Probe
+from softbench.core.outcome import Failed, Record, Skipped, Status
+from softbench.plan import plan as planning
+from softbench.processes.slot import WorkerSlot
+from softbench.run import run as runner
+from softbench.run.session import choose_device, make_plan
+
+
+class Kept:
+    """A run that has the cells of some sets of processes."""
+
+    def __init__(self, sets):
+        self.sets, self.added = sets, []
+
+    def keep_log(self, label, text):
+        """Nothing fails here that has a log."""
+
+    def has(self, process, names, case):
+        return process in self.sets
+
+    def add(self, process, records):
+        self.added.append(process)
+
+
+class Watching:
+    def __init__(self):
+        self.cells = 0
+
+    def advance(self, case, cells, *, stored=False):
+        self.cells += cells
+
+
+@pytest.mark.parametrize(("device", "order"), [("cuda", ["open 1", "open 2", "close 1", "close 2"]), ("cpu", ["open 1", "close 1"] * 2)])
+def test_beside_a_gpu_the_next_sets_nursery_starts_while_one_measures(monkeypatch, device, order):
+    """Sets 0, 1 and 3 of four are left; the pool of the first is the caller's. The CPU's next pool opens after the one before has ended."""
+    log = []
+
+    class Opened(FakePool):
+        def __init__(self, spent=None):
+            super().__init__()
+            self.number, self.closed = len([line for line in log if line.startswith("open")]) + 1, False
+
+        def __enter__(self):
+            log.append(f"open {self.number}")
+            return self
+
+        def close(self):
+            if not self.closed:
+                log.append(f"close {self.number}")
+            self.closed = True
+
+        def __exit__(self, *_):
+            self.close()
+
+    monkeypatch.setattr(runner, "Pool", Opened)
+    plan, kept, watching = replace(make(processes=4), device=device), Kept({2}), Watching()
+    caller = FakePool()
+    caller.spent = {}
+    runner.execute(plan, kept, watching, caller, [WorkerSlot(o) for o in plan.offers])
+    assert kept.added == [0, 1, 3]
+    assert watching.cells == 4 * 3
+    assert [line.split()[0] for line in log] == [line.split()[0] for line in order]
+
+
+CASE = Case(8, 8, "fp32", Direction.FORWARD)
+
+
+@pytest.mark.parametrize(
+    ("statuses", "code"),
+    [
+        ({"copy": "ok", "a": "ok"}, 0),
+        ({"copy": "ok", "a": "ok", "b": "unavailable"}, 0),
+        ({"copy": "ok", "a": "ok", "b": "wrong"}, 1),
+        ({"copy": "ok", "a": "ok", "b": "timeout"}, 1),
+        ({"copy": "ok", "a": "skipped"}, 1),
+        ({"copy": "ok"}, 0),
+        ({}, 1),
+    ],
+)
+def test_the_exit_code_says_whether_something_was_measured_and_nothing_failed(make_record, statuses, code):
+    def record(name, status):
+        if status == "ok":
+            return make_record(name, [1.0])
+        if status in ("skipped", "unavailable"):
+            return Record(name, CASE, Skipped("why", unavailable=status == "unavailable"))
+        return Record(name, CASE, Failed(Status(status), "check", "why"))
+
+    assert runner.exit_code([record(name, status) for name, status in statuses.items()]) == code
+
+
+def gpu(name="H200", mode="default", free=2**37):
+    return Gpu(name, "GPU-" + name, free, free, mode, {})
+
+
+def test_the_device_is_chosen_by_what_the_probe_saw():
+    nothing = Probe("2.13", "torch is built without CUDA", (), "EPYC", 2**34, {})
+    two = Probe("2.13", "", (gpu("A"), gpu("B")), "EPYC", 2**34, {})
+    assert choose_device("auto", nothing) == ("cpu", None)
+    assert choose_device("cuda:1", two) == ("cuda", gpu("B"))
+    assert choose_device("cpu", two) == ("cpu", None)
+    with pytest.raises(UsageError, match="built without CUDA; use --device cpu"):
+        choose_device("cuda", nothing)
+    with pytest.raises(UsageError, match="there are cuda:0 A, cuda:1 B"):
+        choose_device("cuda:2", two)
+
+
+def test_other_processes_on_the_gpu_are_told_of():
+    busy = replace(gpu(), facts={"gpu_other_processes": 2})
+    look = Probe("2.13", "", (busy,), "EPYC", 2**34, {})
+    pool = FakePool({("probe", "probe"): {"probe": asdict(look)}})
+    plan, _ = make_plan(pool, {}, {"backends": ("copy",), "relative_to": "copy"}, quick=True)
+    assert plan.notes == ("others use the GPU (2 processes): what they do disturbs the figures",)
+
+
+def test_workers_that_cannot_be_alive_together_are_grouped():
+    assert planning.grouped(["a", "b", "c"], 2) == (("a", "b"), ("c",))
+    assert planning.grouped(["a", "b"], 2, ["has-no-worker"]) == (("a", "b", "has-no-worker"),)
+    assert planning.grouped([], 2, ["has-no-worker"]) == (("has-no-worker",),)
+    big = [Case(2**15, 2**15, "fp32", Direction.FORWARD)]
+    assert planning.most_alive(big, "cuda", 44 * 2**30) == 4
+    assert planning.most_alive(big, "cuda", 2**30) == 1

@@ -1,0 +1,270 @@
+"""The backends that are measured together: in which order what is asked of whom, with workers that only pretend."""
+
+from dataclasses import replace
+
+import pytest
+from pretended import GOOD, FakePool, make, measure, offer
+
+from softbench.core.outcome import Failed, Measured, Skipped, Status
+from softbench.processes.pool import Lost
+from softbench.processes.slot import MAX_DEATHS, WorkerSlot
+from softbench.run import scheduler as ensemble
+
+
+def test_a_cell_is_built_then_checked_then_timed_in_rounds_of_rotating_order():
+    pool = FakePool()
+    records = measure(make(), pool)
+    ops = [op for _, op in pool.log]
+    rounds = ["renew"] * 3 + ["time"] * 3 + ["verify"] * 3
+    assert ops == ["load"] * 3 + ["build"] * 3 + ["check"] * 3 + rounds * 4 + ["host"] * 3 + ["trace"] * 3 + ["calls"] * 3 + ["profile"] * 3
+    one_by_one = [asked for asked in pool.gathered if asked[0] in ("host", "trace", "calls", "profile")]
+    assert one_by_one == [*[["host"]] * 3, ["trace"] * 3, *[["calls"]] * 3, ["profile"] * 3]
+    timed = "".join(name[0] for name, op in pool.log if op == "time")
+    assert [timed[i : i + 3] for i in range(0, 12, 3)] == ["cab", "bac", "abc", "cba"]
+    assert [batch.position for batch in records["a"].outcome.timing.batches] == [1, 1, 0, 2]
+
+
+def test_beside_a_gpu_hosts_work_at_once_between_batches_that_have_it_for_themselves_and_on_a_cpu_never():
+    beside = [["renew"] * 3, ["time"], ["time"], ["time"], ["verify"] * 3]
+    for device, free, one_round in (
+        ("cuda", 2**40, beside),
+        ("cpu", 2**40, [["renew"], ["time"], ["verify"]] * 3),
+        ("cuda", 0, [["renew"], ["time"], ["verify"], ["release"]] * 3),  # they take turns
+    ):
+        pool, plan = FakePool(), make(free=free, rounds=2)
+        measure(replace(plan, device=device), pool)
+        rounds = [asked for asked in pool.gathered if asked[0] in ("renew", "time", "verify", "release")]
+        first = rounds.index(one_round[0])
+        assert rounds[first : first + 2 * len(one_round)] == one_round * 2, device
+
+
+def test_of_a_round_only_who_was_renewed_is_timed_and_only_who_was_timed_is_verified():
+    lost = Lost(Status.FAILED, "crashed")
+    wrong = {"accuracy": {"grade": "wrong", "worst": 9.0, "detail": "in a timed call: off"}}
+    pool = FakePool({("copy", "renew"): [lost], ("a", "time"): [lost], ("b", "verify"): [None, wrong]})
+    records = measure(make(), pool)
+    assert pool.log.count(("copy", "time")) == pool.log.count(("a", "verify")) == 0
+    assert [records[name].outcome.reason for name in ("copy", "a", "b")] == ["crashed", "crashed", "in a timed call: off"]
+    assert (records["b"].outcome.status, records["b"].outcome.stage, pool.log.count(("b", "time"))) == (Status.WRONG, "time", 2)
+
+
+STEADY, WILD = ({"samples_us": samples, "kind": "fake"} for samples in ([10.0] * 20, [5.0, 15.0] * 10))
+
+
+def test_a_backend_whose_figure_is_known_sits_out_and_the_reason_for_stopping_is_recorded():
+    pool = FakePool({("copy", "time"): STEADY, ("a", "time"): STEADY, ("b", "time"): WILD, ("torch", "time"): STEADY})
+    records = measure(make(("copy", "a", "b", "torch"), rounds=2, max_rounds=5), pool)
+    timings = {name: record.outcome.timing for name, record in records.items()}
+    assert {name: len(timing.batches) for name, timing in timings.items()} == {"copy": 5, "a": 2, "b": 5, "torch": 5}
+    assert {name: timing.stopped for name, timing in timings.items()} == {
+        **dict.fromkeys(("copy", "a", "torch"), "precise"),
+        "b": "limit",
+    }
+
+
+def test_when_all_is_known_nobody_is_asked_again():
+    pool = FakePool({(name, "time"): STEADY for name in ("copy", "a", "b")})
+    records = measure(make(rounds=3, max_rounds=10), pool)
+    assert {len(record.outcome.timing.batches) for record in records.values()} == {3}
+    assert {record.outcome.timing.stopped for record in measure(make(), FakePool()).values()} == {"fixed"}
+
+
+def test_workers_start_all_at_once_and_only_the_first_set_is_profiled():
+    pool = FakePool()
+    plan = make()
+    group = ensemble.Scheduler(plan, pool, [WorkerSlot(o) for o in plan.offers], 1)
+    group.measure(plan.cases[0])
+    assert pool.gathered[:3] == [["load"] * 3, ["build"] * 3, ["check"] * 3]
+    assert "profile" not in [op for _, op in pool.log]
+
+
+@pytest.mark.parametrize(("profile", "asked"), [("on", ["host", "trace", "calls", "profile"]), ("off", ["profile"])])
+def test_without_profiles_nothing_is_called_but_memory_and_recompilations_are_still_told(profile, asked):
+    pool = FakePool()
+    measure(make(profile=profile), pool)
+    ops = [op for name, op in pool.log if name == "a"]
+    assert ops[ops.index("check") + 1 :] == ["renew", "time", "verify"] * 4 + asked
+
+
+def reading(throttled=""):
+    fields = {"sm_clock_mhz": 1980, "memory_clock_mhz": 3201, "power_w": 500.0, "temperature_c": 60, "reasons": 0}
+    return {**GOOD["verify"], "telemetry": {**fields, "throttled": throttled}}
+
+
+def patient(pool, rounds=2):
+    plan = make(("a",), rounds=rounds)
+    group = ensemble.Scheduler(plan, pool, [WorkerSlot(o) for o in plan.offers], 0)
+    pauses = []
+    group.pause = pauses.append
+    (record,) = group.measure(plan.cases[0])
+    return record, pauses, group
+
+
+def test_a_throttled_batch_is_marked_kept_and_taken_again_after_a_pause():
+    record, pauses, _ = patient(FakePool({("a", "verify"): [reading("too hot"), reading("too hot"), reading(), reading()]}))
+    batches = record.outcome.timing.batches
+    assert [(batch.round, batch.throttled) for batch in batches] == [(0, True), (0, True), (0, False), (1, False)]
+    assert pauses == list(ensemble.PAUSES_SECONDS[:2])
+
+
+def test_of_a_round_only_whose_batches_were_throttled_are_taken_again_after_one_pause_for_all():
+    hot = [reading("too hot"), reading(), None]
+    pool, plan, pauses = FakePool({("a", "verify"): list(hot), ("b", "verify"): list(hot)}), make(rounds=2), []
+    group = ensemble.Scheduler(plan, pool, [WorkerSlot(o) for o in plan.offers], 0)
+    group.pause = pauses.append
+    records = {record.backend: record for record in group.measure(plan.cases[0])}
+    marks = {
+        name: [(b.round, b.position, b.throttled) for b in records[name].outcome.timing.batches if b.round == 0]
+        for name in ("copy", "a", "b")
+    }
+    assert marks == {"copy": [(0, 0, False)], "a": [(0, 1, True), (0, 1, False)], "b": [(0, 2, True), (0, 2, False)]}
+    assert pauses == [ensemble.PAUSES_SECONDS[0]]
+
+
+def test_a_card_that_is_always_too_hot_is_measured_as_it_is_and_not_waited_for_for_ever():
+    record, pauses, group = patient(FakePool({("a", "verify"): reading("too hot")}), rounds=40)
+    assert isinstance(record.outcome, Measured)
+    assert {batch.round for batch in record.outcome.timing.batches} == set(range(40))
+    assert sum(pauses) <= ensemble.PATIENCE_SECONDS
+    assert group.patience_seconds < ensemble.PAUSES_SECONDS[0]
+
+
+def test_each_cell_has_the_device_and_host_time_of_its_call():
+    profile = measure(make(), FakePool())["a"].outcome.profile
+    assert (profile.device_us, profile.host_us, profile.kernels) == ((0.5, 0.6), (9.0,), ("softmax_kernel",))
+
+
+def test_two_backends_alternate_ab_ba_ba_ab():
+    lanes = [WorkerSlot(offer("A")), WorkerSlot(offer("B"))]
+    assert ["".join(lane.name for lane in ensemble.round_order(lanes, turn)) for turn in range(4)] == ["AB", "BA", "BA", "AB"]
+
+
+def test_what_is_wrong_is_never_timed():
+    wrong = {"accuracy": {"grade": "wrong", "worst": 99.0, "detail": "y[0, 0] is off"}}
+    pool = FakePool({("a", "check"): wrong})
+    records = measure(make(), pool)
+    assert records["a"].status is Status.WRONG
+    assert ("a", "time") not in pool.log
+    assert isinstance(records["b"].outcome, Measured)
+
+
+def test_a_lost_worker_costs_its_cell_only_and_is_replaced():
+    pool = FakePool({("a", "time"): [Lost(Status.FAILED, "crashed (SIGSEGV) in time")]})
+    plan = make(cases=2)
+    group = ensemble.Scheduler(plan, pool, [WorkerSlot(o) for o in plan.offers], 0)
+    first, second = ({r.backend: r for r in group.measure(case)} for case in plan.cases)
+    assert first["a"].outcome.reason == "crashed (SIGSEGV) in time"
+    assert first["a"].outcome.build is not None
+    assert isinstance(first["b"].outcome, Measured)
+    assert isinstance(second["a"].outcome, Measured)
+    assert pool.spawned == 4
+
+
+def test_a_poisoned_worker_is_not_used_again():
+    failed = {"failed": {"status": "failed", "stage": "check", "reason": "CUDA error"}, "poisoned": True}
+    pool = FakePool({("a", "check"): [failed]})
+    measure(make(), pool)
+    assert ("a", "discard") in pool.log
+
+
+def test_a_backend_whose_workers_keep_dying_is_given_up_with_the_reason():
+    pool = FakePool({("a", "build"): Lost(Status.TIMEOUT, "build took longer than 1 s")})
+    plan = make(cases=MAX_DEATHS + 2)
+    group = ensemble.Scheduler(plan, pool, [WorkerSlot(o) for o in plan.offers], 0)
+    outcomes = [next(r for r in group.measure(case) if r.backend == "a").outcome for case in plan.cases]
+    assert [outcome.status for outcome in outcomes] == [Status.TIMEOUT] * (MAX_DEATHS + 2)
+    assert outcomes[-1].reason == "not tried: 3 cases in a row ended its worker; the last build took longer than 1 s"
+    assert pool.log.count(("a", "build")) == MAX_DEATHS
+
+
+def test_only_cases_in_a_row_count(make_record):
+    lost, wrong = Lost(Status.FAILED, "crashed"), {"accuracy": {"grade": "wrong", "worst": 9.0, "detail": "off"}}
+    pool = FakePool({("a", "build"): [lost, None, lost, None, lost, None], ("a", "check"): [wrong] * 3})
+    plan = make(cases=6)
+    group = ensemble.Scheduler(plan, pool, [WorkerSlot(o) for o in plan.offers], 0)
+    statuses = [next(r for r in group.measure(case) if r.backend == "a").status for case in plan.cases]
+    assert statuses == [Status.FAILED, Status.WRONG] * 3
+
+
+@pytest.mark.parametrize(
+    ("op", "answer"),
+    [
+        ("build", {"built": True}),
+        ("build", {"build": 3}),
+        ("check", {"accuracy": {"grade": "excellent", "worst": 0, "detail": ""}}),
+        ("time", {"samples_us": [], "kind": "x"}),
+        ("time", {"samples_us": [-1.0], "kind": "x"}),
+        ("time", {"samples_us": "fast", "kind": "x"}),
+        ("verify", {"accuracy": {"grade": "excellent", "worst": 0, "detail": ""}}),
+        ("verify", {"verified": True}),
+        ("profile", {"profile": {"device_us": [-1.0]}}),
+        ("profile", {"profile": {"speed": 1}}),
+        ("profile", {"profile": {"peak_bytes": "much"}}),
+        ("verify", {**GOOD["verify"], "telemetry": {"sm_clock_mhz": "fast"}}),
+        ("verify", {**GOOD["verify"], "telemetry": [3]}),
+    ],
+)
+def test_an_answer_that_is_none_fails_its_cell_only(op, answer):
+    records = measure(make(), FakePool({("a", op): answer}))
+    outcome = records["a"].outcome
+    stage = "time" if op in ("profile", "verify") else op
+    assert (outcome.status, outcome.stage) == (Status.FAILED, stage)
+    assert outcome.reason == f"{stage}: its process gave an answer that is none"
+    assert isinstance(records["b"].outcome, Measured)
+
+
+def test_out_of_memory_is_tried_once_more_in_a_fresh_worker_with_the_others_buffers_released():
+    oom = {"failed": {"status": "oom", "stage": "build", "reason": "OutOfMemoryError: tried to allocate 9 GiB"}}
+    pool = FakePool({("a", "build"): [oom]})
+    records = measure(make(), pool)
+    assert isinstance(records["a"].outcome, Measured)
+    assert pool.log.index(("copy", "release")) < len(pool.log) - pool.log[::-1].index(("a", "build"))
+    again = measure(make(), FakePool({("a", "build"): oom}))
+    assert again["a"].status is Status.OOM
+    assert isinstance(again["b"].outcome, Measured)
+
+
+def test_where_buffers_do_not_fit_together_workers_take_turns_holding_them():
+    pool = FakePool()
+    plan = make(free=2 * 2**30, rounds=2)
+    assert plan.takes_turns(plan.cases[0], 3)
+    assert not make().takes_turns(plan.cases[0], 3)
+    measure(plan, pool)
+    holding: set[str] = set()
+    for name, op in pool.log:
+        if op in ("build", "time"):
+            holding.add(name)
+        elif op == "release":
+            holding.discard(name)
+        assert len(holding) <= 1
+    assert not holding
+
+
+def test_who_has_no_worker_makes_nobody_take_turns():
+    idle = [offer(f"idle-{i}", unavailable="no package") for i in range(8)]
+    plan, pool = make(("copy", "a", *idle), free=5 * 2**30), FakePool()
+    assert plan.takes_turns(plan.cases[0], 10)
+    assert not plan.takes_turns(plan.cases[0], 2)
+    measure(plan, pool)
+    assert "release" not in {op for _, op in pool.log}
+
+
+def test_workers_that_are_needed_are_started_at_once():
+    pool = FakePool()
+    measure(make(), pool)
+    assert [op for _, op in pool.log[:4]] == ["load", "load", "load", "build"]
+
+
+def test_unavailable_and_broken_backends_are_rows_with_their_reasons():
+    pool = FakePool()
+    plan = make(("copy", offer("gone", unavailable="no nvcc"), offer("bad", broken="import took longer than 3 s", broken_status="timeout")))
+    records = measure(plan, pool)
+    assert records["gone"].outcome == Skipped("no nvcc", unavailable=True)
+    assert records["bad"].outcome == Failed(Status.TIMEOUT, "import", "import took longer than 3 s")
+    assert isinstance(records["copy"].outcome, Measured)
+    assert pool.spawned == 1
+
+
+def test_a_skip_carries_its_reason():
+    records = measure(make(), FakePool({("a", "build"): {"skip": "only aligned N"}}))
+    assert records["a"].outcome == Skipped("only aligned N")

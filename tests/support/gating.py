@@ -1,0 +1,121 @@
+"""Evidence made by hand and by dice, for the tests of the gate."""
+
+import math
+import random
+
+from softbench.core.case import Case, Direction
+from softbench.core.outcome import Accuracy, Batch, Build, Failed, Grade, Measured, Record, Status, Timing
+from softbench.gate.samples import CellKey, CellSamples, RoundMedian, RunSamples
+from softbench.results import store
+
+GPU = {
+    **{"device": "cuda", "gpu": "NVIDIA H200", "gpu_memory_bytes": 150109880320, "ecc": True, "mig": False, "power_limit_w": 700.0},
+    **{"driver": "580", "cuda": "13.0", "torch": "2.11", "triton": "3.6", "python": "3.12", "interleaved": True},
+}
+
+
+def evidence(cells, *, source="latest.csv", environment=GPU, processes=None, command="softbench run --M 4096"):
+    processes = processes or max((len(series.processes) for series in cells.values()), default=0)
+    return RunSamples(source, (source,), 1, str(environment.get("gpu", "CPU")), dict(environment), {"rounds": 5}, command, cells, processes)
+
+
+def key(backend, N=1024):
+    return CellKey(backend, "forward", "bf16", 4096, N)
+
+
+def series(*processes, status="ok", reason="", positions=None):
+    """One tuple of round medians (microseconds) a process; `positions` are the backend's place in each round."""
+    found = {
+        i: tuple(RoundMedian(j, (positions or [0] * len(rounds))[j], us) for j, us in enumerate(rounds))
+        for i, rounds in enumerate(processes)
+    }
+    return CellSamples(status, reason, "pass" if status == "ok" else "", found)
+
+
+def stored(rng, processes, cells=40, *, tau=0.003, slowdown=lambda i: 0.0, source="latest.csv", outliers=0.03, copy=lambda process: 1.0):
+    """A run of `cells` cells and their copies, one round median a process (its rounds' median is all that counts)."""
+    found = {}
+    for i in range(cells):
+        us = 20.0 + i
+        found[key("copy", i + 1)] = series(*[(us * copy(k) * math.exp(rng.gauss(0, tau / 3)),) for k in range(processes)])
+        values = []
+        for k in range(processes):
+            noise = rng.gauss(0, tau) + (5 * tau if rng.random() < outliers else 0)
+            values.append((us * 1.2 * copy(k) * (1 + slowdown(i)) * math.exp(noise),))
+        found[key("ours", i + 1)] = series(*values)
+    return evidence(found, source=source)
+
+
+ORDERS = ((0, 1), (1, 0))  # candidate's and reference's place: AB BA BA AB
+
+
+def interleaved(rng, cells, *, processes=1, rounds=20, tau=0.002, sigma=0.003, slowdown=lambda i: 0.0, outliers=0.03, drift=0.0):
+    """A candidate and a reference in one run; tau is that of one backend's process."""
+    found = {}
+    for i in range(cells):
+        mine, others = [], []
+        for _ in range(processes):
+            ours, theirs = rng.gauss(0, tau), rng.gauss(0, tau)
+            pairs = []
+            for turn in range(rounds):
+                common = drift * turn / rounds
+                a, b = (common + rng.gauss(0, sigma) + (0.1 if rng.random() < outliers else 0) for _ in range(2))
+                pairs.append((50 * (1 + slowdown(i)) * math.exp(ours + a), 50 * math.exp(theirs + b)))
+            mine.append(tuple(a for a, _ in pairs))
+            others.append(tuple(b for _, b in pairs))
+        order = [(turn + turn // 2) % 2 for turn in range(rounds)]
+        found[key("new", i + 1)] = series(*mine, positions=order)
+        found[key("old", i + 1)] = series(*others, positions=[1 - place for place in order])
+    return evidence(found)
+
+
+def dice(seed):
+    return random.Random(seed)
+
+
+def stored_run(folder, measured, *, environment=GPU, device="cuda"):
+    """The run that `softbench run` would have stored of this evidence."""
+    header = {
+        **{"device_name": "NVIDIA H200", "softbench": "0.1.0", "git_commit": "abc", "command": measured.command},
+        **{"backends": list({k.backend: 0 for k in measured.cells}), "sources": {}, "yardstick": "copy", "relative_to": "copy"},
+        **{"settings": measured.settings, "environment": environment, "fingerprint": {}},
+    }
+    run = store.start(folder, header)
+    for k, s in measured.cells.items():
+        case = Case(k.M, k.N, k.dtype, Direction(k.direction), device)
+        grade = Grade.YARDSTICK if k.backend == "copy" else Grade.PASS
+        if s.status != "ok":
+            run.add(0, [Record(k.backend, case, Failed(Status(s.status), "time", s.reason))])
+        for process, rounds in s.processes.items():
+            batches = tuple(Batch(process, turn.number, turn.position, (turn.median_us,)) for turn in rounds)
+            outcome = Measured(Build(0.1, ""), Accuracy(grade, 0.1, ""), Timing(batches, "do_bench"))
+            run.cells[process, k.backend, case] = Record(k.backend, case, outcome)
+    run.finish(publish=False)
+    (folder / f"{run.name}.jsonl").touch()  # the next one in this second gets another name
+    return run
+
+
+def write_run(folder, measured, *, environment=GPU, name="latest"):
+    """The CSV, with its JSON beside it, of `stored_run`."""
+    run = stored_run(folder, measured, environment=environment)
+    run.csv.rename(folder / f"{name}.csv")
+    run.json.rename(folder / f"{name}.json")
+    return folder / f"{name}.csv"
+
+
+def self_test_run(rng, families, cells, *, base="torch", realised=None, alarm=frozenset(), tau=0.002, sigma=0.003):
+    """A self-test's run; `realised` maps what was planted to what it became, `alarm` holds the families whose twins are slower."""
+    realised = realised if realised is not None else {0.03: 0.03, 0.05: 0.05, 0.08: 0.08}
+    found = {}
+    for i in range(cells):
+        rounds = {name: [] for name in (base, f"{base}+0", *(f"{base}+{planted:g}" for planted in realised))}
+        factor = {f"{base}+{planted:g}": 1 + slowdown for planted, slowdown in realised.items()}
+        for family in range(families):
+            for name, processes in rounds.items():
+                process = rng.gauss(0, tau)
+                slow = factor.get(name, 1.2 if name == f"{base}+0" and family in alarm else 1)
+                processes.append(tuple(100 * slow * math.exp(process + rng.gauss(0, sigma)) for _ in range(20)))
+        order = [(turn + turn // 2) % 2 for turn in range(20)]
+        for name, processes in rounds.items():
+            found[key(name, i + 1)] = series(*processes, positions=[1 - p for p in order] if name == base else order)
+    return evidence(found)

@@ -1,0 +1,65 @@
+"""How the wrong plugins are tried, on either device: bugs on their case of the catalogue, tricks by building, checking and timing them."""
+
+import importlib.util
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+from softbench.core.case import Case, Direction
+from softbench.plugins.source import PluginSource
+from softbench.worker.check_case import CheckCaseRunner
+
+PLUGINS = Path(__file__).parents[1] / "plugins"
+BATCHES = 12  # a fingerprint of few values is met by chance: one of these batches exchanges rows that it does not look at
+
+
+def load(path):
+    spec = importlib.util.spec_from_file_location(f"plugin_{path.stem}", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.backends
+
+
+BUGS = load(PLUGINS / "wrong" / "bugs.py")
+HONEST = load(PLUGINS / "correct" / "variants.py")
+TRICKS = load(PLUGINS / "wrong" / "tricks.py")
+
+
+def grade(backend, item, direction, dtype, device):
+    """The verdict of one item, and its reason; a text where it was skipped."""
+    found = CheckCaseRunner(backend, device).examine(item, direction, dtype, 0)
+    return (found, "") if isinstance(found, str) else (found.grade.value, found.detail)
+
+
+def tried(pool, backend, device, case=None, path=PLUGINS / "wrong" / "tricks.py", pause=0.0):
+    """Stage and verdict that a backend of a plugin file ends with in a worker of its own: `("check" | "time", grade, reason)`.
+
+    `pause`: seconds that its inputs wait to be used, and its outputs to be verified, as for other workers' batches.
+    """
+    worker = pool.spawn(backend)
+    case = case or Case(64, 256, "fp32", Direction.FORWARD, device)
+    timer = ("do_bench", "cold") if device == "cuda" else ("torch.utils.benchmark", "")
+
+    def ask(op, **message):
+        reply = pool.ask(worker, {"op": op, **message}, 60, op)
+        assert isinstance(reply, dict), reply
+        assert "failed" not in reply, reply
+        return reply
+
+    try:
+        ask("load", origin=asdict(PluginSource("file", path.stem, str(path), path.name)), device=device, name=backend)
+        ask("build", case=asdict(case), seed=0)
+        found = ask("check")["accuracy"]
+        if found["grade"] != "pass":
+            return "check", found["grade"], found["detail"]
+        for _ in range(BATCHES):
+            ask("renew", l2=timer[1])
+            time.sleep(pause)
+            ask("time", warmup_ms=0.2, batch_ms=0.5, timer=timer[0], l2=timer[1])
+            time.sleep(pause)
+            found = ask("verify")["accuracy"]
+            if found["grade"] != "pass":
+                return "time", found["grade"], found["detail"]
+        return "time", found["grade"], found["detail"]
+    finally:
+        pool.discard(worker)

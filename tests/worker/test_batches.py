@@ -1,0 +1,273 @@
+"""Batches as a worker takes them: renewed, timed, collected at once, verified when there is time for it."""
+
+import threading
+import time
+import weakref
+from dataclasses import asdict
+from functools import partial
+
+import pytest
+import torch
+
+from softbench.core.case import Case, Direction
+from softbench.core.outcome import Grade, Telemetry
+from softbench.ops.softmax import inputs
+from softbench.plugins.source import origins
+from softbench.worker import batches, server as worker
+from softbench.worker.batches import Batches
+from softbench.worker.pre_check import verify_outputs
+from softbench.worker.rotating_inputs import RotatingInputs
+from softbench.worker.tamper_guard import SIDE_STREAM_US, bind
+
+CASE = Case(16, 32, "fp32", Direction.FORWARD, "cpu")
+verdict = partial(verify_outputs, object())
+
+
+def five(call, warmup_ms, batch_ms, block):
+    """A timer."""
+    for _ in range(5):
+        call()
+    return [1.0] * 5, 1
+
+
+@pytest.fixture(autouse=True)
+def no_gpu_and_no_thread_of_another_test(monkeypatch):
+    """Batches that are told of a GPU have none to wait for; a thread that ends beside them would make up for one that they leave."""
+    monkeypatch.setattr(batches, "synchronize", lambda device: None)
+    before = threading.enumerate()
+    yield
+    for thread in set(threading.enumerate()) - set(before):
+        thread.join(10)
+
+
+def made(call, *, case=CASE, device="cpu", guard=None):
+    rotation = RotatingInputs(case, inputs.make(case, 0, torch.device("cpu")), call, overwrites=False)
+    rotation.widen()
+    return Batches(rotation, device, guard)
+
+
+def test_what_is_verified_is_what_the_batch_left_and_no_output_outlives_it():
+    outputs = []
+
+    def call(x):
+        outputs.append(weakref.ref(y := torch.zeros_like(x)))
+        late.append((x, y)) if keep else None
+        return y
+
+    for keep in (False, True):
+        outputs, late = [], []
+        found = made(call)
+        found.renew()
+        found.time(five, 0, 0, 0)
+        assert sum(output() is not None for output in outputs) == (5 if keep else 0)
+        for x, y in late:
+            y.copy_(torch.softmax(x, -1))
+        assert found.verify(verdict).detail.startswith("in a timed call, on values it had not seen: y[")
+
+
+def test_an_input_that_is_put_back_after_the_batch_was_changed_all_the_same():
+    before = []
+
+    def call(x):
+        before.append((x, x.clone()))
+        y = torch.softmax(x, -1)
+        x.data.mul_(1.0001)
+        return y
+
+    found = made(call)
+    found.renew()
+    found.time(five, 0, 0, 0)
+    for x, values in reversed(before):
+        x.data.copy_(values)
+    assert found.verify(verdict).detail == "in a timed call: changed its input"
+
+
+def test_what_was_ready_before_the_batch_began_is_wrong_of_the_rows_that_are_looked_at():
+    ready = {}
+    for M, N in ((16, 32), (1, 64), (2, 3)):
+        case = Case(M, N, "fp32", Direction.FORWARD, "cpu")
+        found = made(lambda x: ready[x.data_ptr()], case=case)
+        found.renew()
+        ready.update({x.data_ptr(): torch.softmax(x, -1) for (x,) in found.rotation.sets})
+        found.time(five, 0, 0, 0)
+        assert found.verify(verdict).detail.startswith("in a timed call, on values it had not seen: y["), case
+
+
+def test_an_input_that_is_damaged_after_the_batch_is_noticed_and_so_is_one_of_another_shape():
+    for damage in (lambda x: x.data.zero_(), lambda x: x.resize_(0)):
+        found = made(partial(torch.softmax, dim=-1))
+        found.renew()
+        found.time(five, 0, 0, 0)
+        for (x,) in found.rotation.sets:
+            damage(x)
+        assert found.verify(verdict).detail == "in a timed call: changed its input"
+
+
+def test_an_input_that_is_damaged_before_the_batch_is_noticed_and_so_is_one_of_another_shape():
+    for damage in (lambda x: x.data.zero_(), lambda x: x.resize_(0)):
+        found = made(partial(torch.softmax, dim=-1))
+        found.renew()
+        damage(found.rotation.sets[1][0])
+        found.time(five, 0, 0, 0)
+        assert found.verify(verdict).detail == "in a timed call: changed its input"
+        found.rotation.sets[1][0].resize_(CASE.M, CASE.N)
+        found.renew()
+        found.time(five, 0, 0, 0)
+        assert found.verify(verdict).grade is Grade.PASS
+
+
+def test_outputs_that_are_no_plain_tensors_are_wrong_and_no_failure():
+    for odd, part in ((lambda x: x.to_sparse(), "layout"), (lambda x: None, "NoneType"), (lambda x: x.resize_(0), "changed its input")):
+        found = made(odd)
+        found.renew()
+        found.time(five, 0, 0, 0)
+        assert part in found.verify(verdict).detail
+
+
+def test_threads_that_a_batch_leaves_and_a_clock_that_it_exchanged_are_told_whatever_is_done_until_it_is_verified(monkeypatch):
+    end = threading.Event()
+    for what, told in (
+        (lambda: threading.Thread(target=end.wait).start(), "left 1 thread running"),
+        (lambda: monkeypatch.setattr("time.monotonic", lambda: 0), "replaced time.monotonic"),
+    ):
+        found = made(lambda x, what=what: what() or torch.softmax(x, -1), guard=bind("cpu"))
+        found.renew()
+        found.time(five, 0, 0, 0)
+        end.set()
+        monkeypatch.undo()
+        assert found.verify(verdict).detail.startswith(told)
+
+
+def test_a_thread_that_has_ended_when_its_batch_has_is_told_too():
+    def slowly(call, *settings):
+        found = five(call, *settings)
+        time.sleep(0.1)
+        return found
+
+    def call(x):
+        threading.Thread(target=time.sleep, args=(0.02,)).start()
+        return torch.softmax(x, -1)
+
+    found = made(call)
+    found.renew()
+    found.time(slowly, 0, 0, 0)
+    assert found.verify(verdict).detail.startswith("left")
+    found.rotation.function = partial(torch.softmax, dim=-1)
+    found.renew()
+    found.time(five, 0, 0, 0)
+    assert found.verify(verdict).grade is Grade.PASS
+
+
+def test_a_verdict_is_given_once():
+    found = made(partial(torch.softmax, dim=-1))
+    found.renew()
+    found.time(five, 0, 0, 0)
+    assert found.verify(verdict).grade is Grade.PASS
+    assert found.verify(verdict) is None
+    found.renew()
+    found.time(five, 0, 0, 0)
+    found.renew()
+    assert found.verify(verdict) is None
+
+
+def test_calls_whose_inputs_were_not_renewed_are_not_timed():
+    found = made(lambda x: torch.softmax(x, -1))
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="not renewed"):
+            found.time(five, 0, 0, 0)
+        found.renew()
+        found.time(five, 0, 0, 0)
+        assert found.verify(verdict).grade is Grade.PASS
+
+
+def test_who_exchanges_the_judge_after_the_batch_is_noticed(monkeypatch):
+    found = made(lambda x: x.clone(), guard=bind("cpu"))
+    found.renew()
+    found.time(five, 0, 0, 0)
+    monkeypatch.setattr("softbench.ops.softmax.tolerance.check", lambda *_: None)
+    assert found.verify(verdict).detail == "replaced softbench.ops.softmax.tolerance.check, which measures or judges it"
+
+
+def test_work_that_is_not_over_with_its_stream_is_told_and_the_look_keeps_no_output(monkeypatch):
+    for hidden, grade in ((SIDE_STREAM_US / 2, Grade.PASS), (2 * SIDE_STREAM_US, Grade.WRONG)):
+        monkeypatch.setattr(batches, "side_stream_us", lambda call, each_us, hidden=hidden: hidden if call() is not None else 0)
+        found = made(partial(torch.softmax, dim=-1), device="cuda")
+        found.renew()
+        found.check_side_streams(found.time(five, 0, 0, 0)[0])
+        assert found.rotation.kept == {}
+        assert found.verify(verdict).grade is grade
+
+
+@pytest.fixture
+def seat():
+    """A worker's, at a case of torch."""
+    (door,) = (door for door in origins(()) if door.label == "torch")
+    seat = worker.Server()
+    seat.do_load(asdict(door), "cpu", "torch")
+    seat.do_build(asdict(CASE), 0)
+    return seat
+
+
+def timed(seat):
+    seat.do_renew("")
+    seat.do_time(0.1, 0.1, "torch.utils.benchmark", "")
+    seat.read_gpu()
+    return seat.do_verify()["telemetry"]
+
+
+def test_a_batch_has_the_reading_taken_after_it(seat):
+    readings = iter([Telemetry(mhz, None, None, None, None, "") for mhz in (1, 2)])
+    seat.telemetry = lambda: next(readings)
+    assert [timed(seat)["sm_clock_mhz"] for _ in range(2)] == [1, 2]
+    seat.telemetry = lambda: None
+    assert timed(seat) is None
+
+
+def test_the_gpu_is_read_after_a_batch_was_answered_and_after_nothing_else(monkeypatch):
+    order = []
+
+    class Fake:
+        def do_time(self):
+            return {}
+
+        def do_verify(self):
+            return {}
+
+        def read_gpu(self):
+            order.append("read")
+
+    class Channel:
+        messages = iter([{"op": "time"}, {"op": "verify"}, None])
+
+        def receive(self):
+            return next(self.messages)
+
+        def send(self, answer):
+            order.append("answered")
+
+    monkeypatch.setattr(worker, "Server", Fake)
+    worker.serve(Channel())
+    assert order == ["answered", "read", "answered"]
+
+
+def test_a_case_is_looked_behind_once_also_where_its_buffers_were_released(seat, monkeypatch):
+    looks = []
+    monkeypatch.setattr(Batches, "check_side_streams", lambda self, samples: looks.append(len(samples) > 0))
+
+    def on_a_gpu():
+        seat.do_renew("")
+        seat.device = "cuda"
+        seat.do_time(0.1, 0.1, "torch.utils.benchmark", "")
+        seat.device = "cpu"
+
+    timed(seat)
+    assert looks == []
+    on_a_gpu()
+    on_a_gpu()
+    seat.do_release()
+    assert seat.batches is None
+    on_a_gpu()
+    assert looks == [True]
+    seat.do_build(asdict(CASE), 0)
+    on_a_gpu()
+    assert looks == [True, True]

@@ -1,0 +1,293 @@
+"""Device and host time of a call, with a device that only pretends."""
+
+import math
+import os
+import threading
+import time
+import types
+
+import pytest
+
+from softbench.core.case import CPU_TIMER
+from softbench.plugins.source import PluginSource
+from softbench.processes import slot as lane
+from softbench.worker import device_timer as device_time, server as worker, timers as timing
+from softbench.worker.device_timer import (
+    FLUSH_BYTES,
+    LEAST_CALLS,
+    MARK_BYTES,
+    MOST_CALLS,
+    MOST_ISSUED,
+    Activity,
+    DeviceTimer,
+    UntracedError,
+    split,
+)
+
+FILL = "fill_kernel"
+MARKS = frozenset({FILL})
+
+
+class Device:
+    """A clock that only calls move, and a record of what ran."""
+
+    def __init__(self):
+        self.now_ns, self.ran, self.filled, self.traced = 0, [], [], 0
+
+    def run(self, name, us):
+        self.ran.append(Activity(name, self.now_ns, round(us * 1e3)))
+        self.now_ns += round(us * 1e3)
+
+    def meter(self):
+        return DeviceTimer(lambda: self, self.fill, lambda: None, lambda: self.now_ns)
+
+    def fill(self, size):
+        self.filled.append(size)
+        return lambda: self.run(FILL, 70 if size == FLUSH_BYTES else 1)
+
+    def start(self):
+        self.ran, self.traced = [], self.traced + 1
+
+    def stop(self):
+        return list(self.ran)
+
+
+def test_device_time_is_the_sum_of_a_calls_kernels_without_the_flush():
+    device = Device()
+
+    def call():
+        device.run("max", 3)
+        device.run("divide", 4.5)
+
+    samples, kernels = device.meter().device(call, batch_ms=10, l2="cold")
+    assert set(samples) == {7.5}
+    assert kernels == ["max", "divide"]
+    assert set(device.filled) == {FLUSH_BYTES}
+    assert device.traced == 2  # the flush alone, then one window
+    assert device.meter().device(call, batch_ms=10, l2="warm")[0] == [7.5] * MOST_CALLS
+    assert device.filled[-1] == MARK_BYTES
+
+
+def test_a_kernel_that_tracing_slows_is_no_longer_than_between_two_events_without_it():
+    device = Device()
+
+    def call():
+        device.run("softmax", 100 + 30 * (device.traced > 0) + len(device.ran) % 2)
+
+    def between(separate, call, times):
+        found = []
+        for _ in range(times):
+            separate()
+            begin = device.now_ns
+            call()
+            found.append((device.now_ns - begin) / 1e3)
+        return found
+
+    meter = device.meter()
+    meter.between = between
+    samples, _ = meter.device(call, batch_ms=10, l2="cold")
+    assert sorted(samples)[len(samples) // 2] == pytest.approx(100, abs=1.1)
+    meter.begin("cold")  # a limit is of one window: this one has none
+    meter.run(call, 10, "cold")
+    assert min(meter.end()[0]) >= 130
+
+
+def test_what_events_add_to_a_short_kernel_is_no_limit():
+    device = Device()
+    meter = device.meter()
+    meter.between = lambda separate, call, times: [6.0] * times
+    assert set(meter.device(lambda: device.run("softmax", 2.5), 10, "cold")[0]) == {2.5}
+
+
+@pytest.mark.parametrize(("batch_ms", "us", "calls"), [(1000, 1, MOST_CALLS), (0.01, 1e6, LEAST_CALLS), (10, 430, 20)])
+def test_a_window_holds_what_fits_a_batch(batch_ms, us, calls):
+    device = Device()
+    samples, _ = device.meter().device(lambda: device.run("softmax", us), batch_ms, "cold")
+    assert len(samples) == calls
+
+
+def test_the_first_call_of_a_window_does_not_count():
+    device = Device()
+    meter = device.meter()
+    calls = iter(range(1000))
+
+    def call():
+        device.run("softmax", 50 if next(calls) <= LEAST_CALLS else 5)  # those that only estimate, and the first after them
+
+    assert set(meter.device(call, 1, "cold")[0]) == {5}
+
+
+def test_a_call_that_fills_by_the_same_kernel_is_still_told_apart():
+    device = Device()
+
+    def call():
+        device.run(FILL, 2)
+        device.run("softmax", 5)
+
+    samples, kernels = device.meter().device(call, 1, "cold")
+    assert set(samples) == {7}
+    assert kernels == [FILL, "softmax"]
+
+
+def test_calls_that_differ_are_counted_each_and_the_usual_kernels_are_named():
+    device = Device()
+    calls = iter(range(1000))
+
+    def call():
+        device.run("softmax", 5)
+        if next(calls) % 4 == 0:
+            device.run("now and then", 1)
+
+    samples, kernels = device.meter().device(call, 10, "cold")
+    assert set(samples) == {5, 6}
+    assert kernels == ["softmax"]
+
+
+def test_what_the_profiler_lost_is_no_figure():
+    fills = [Activity(FILL, 10 * i, 1) for i in range(3)]
+    work = [Activity("softmax", 10 * i + 5, 1) for i in range(3)]
+    assert [len(group) for group in split([*work, *fills], 3, MARKS)] == [1, 1, 1]
+    with pytest.raises(UntracedError, match="5 kernels and fills, which 3 calls do not explain"):
+        split([*fills[1:], *work], 3, MARKS)
+    device = Device()
+    with pytest.raises(UntracedError, match="no kernel of a call"):
+        device.meter().device(lambda: None, 1, "cold")
+
+
+def test_host_time_is_of_issuing_alone_and_bounded_in_number():
+    device = Device()
+    samples = device.meter().host(lambda: device.run("host", 12), 1000)
+    assert samples == [12] * MOST_ISSUED
+
+
+def ready(monkeypatch, meter, call=lambda: None):
+    seat = worker.Server()
+    rotation = types.SimpleNamespace(unwatched=lambda: call)  # stands in for `softbench.worker.rotating_inputs.RotatingInputs`
+    monkeypatch.setattr(seat, "_ready", lambda l2: (timing.Timers({}, meter), types.SimpleNamespace(rotation=rotation)))
+    return seat
+
+
+def profiled(seat):
+    assert set(seat.do_host(1, "cold")) == {"issued"}
+    seat.timers = seat._ready("cold")[0]
+    seat.do_trace("cold")
+    seat.do_calls(1, "cold")
+    return seat.do_profile()["profile"]
+
+
+def test_the_worker_answers_with_device_and_host_time_and_kernels(monkeypatch):
+    device = Device()
+    seat = ready(monkeypatch, device.meter(), lambda: device.run("softmax\n<4>", 5))
+    for _ in range(2):  # cells
+        profile = profiled(seat)
+        assert set(profile["device_us"]) == {5}
+        assert profile["kernels"] == ("softmax <4>",)
+        assert set(profile["host_us"]) == {5}
+    assert seat.do_profile()["profile"]["device_us"] == ()  # a profile is told once
+
+
+def test_what_was_noted_before_is_told_without_a_call(monkeypatch):
+    def fail(*_):
+        raise AssertionError("called")
+
+    seat = ready(monkeypatch, Device().meter(), fail)
+    seat.peak_bytes, seat.graphs_built, seat.graphs = 4096, 1, types.SimpleNamespace(count=lambda: 3)
+    monkeypatch.setattr(seat, "_ready", fail)
+    profile = seat.do_profile()["profile"]
+    assert (profile["peak_bytes"], profile["recompiles"]) == (4096, 2)
+    assert not (profile["device_us"] or profile["host_us"] or profile["kernels"])
+
+
+@pytest.mark.parametrize("when", ["start", "stop"])
+def test_without_a_profiler_the_host_time_stays_and_the_note_says_why(monkeypatch, when):
+    def fail():
+        raise RuntimeError("CUPTI_ERROR_INSUFFICIENT_PRIVILEGES")
+
+    device = Device()
+    meter = device.meter()
+    meter.marks["cold"] = MARKS
+    monkeypatch.setattr(device, when, fail)
+    profile = profiled(ready(monkeypatch, meter, lambda: device.run("x", 5)))
+    assert profile["device_us"] == ()
+    assert profile["host_us"]
+    assert profile["note"] == "CUPTI_ERROR_INSUFFICIENT_PRIVILEGES"
+
+
+def test_a_call_that_fails_under_the_profiler_ends_the_session_and_the_next_cell_has_its_own(monkeypatch):
+    device, calls = Device(), iter(range(1000))
+
+    def call():
+        if next(calls) == MOST_ISSUED + 2 * LEAST_CALLS:
+            raise RuntimeError("now")
+        device.run("x", 5)
+
+    meter = device.meter()
+    seat = ready(monkeypatch, meter, call)
+    assert profiled(seat)["note"] == "now"
+    assert meter.running is None
+    assert set(profiled(seat)["device_us"]) == {5}
+    meter.begin("cold")  # and nobody ends it
+    assert set(profiled(seat)["device_us"]) == {5}
+
+
+def test_the_cpu_has_one_timer_and_an_empty_profile(monkeypatch):
+    timers = timing.bind("cpu")
+    assert list(timers.by_name) == [(CPU_TIMER, "")]
+    assert not any(ready(monkeypatch, None).do_profile()["profile"].values())
+    samples, block = timers.by_name[CPU_TIMER, ""](lambda: math.sqrt(2), 0, 1, 0)
+    assert len(samples) >= timing.LEAST_SAMPLES
+    assert block > 1
+
+
+@pytest.mark.parametrize(
+    ("teardown", "leaves_in_call", "calls"), [("1", 3, 3), ("1", None, 200), ("1", 0, 0), ("0", None, 0), (None, None, 0)]
+)
+def test_a_session_is_over_when_cupti_has_left_where_it_is_to(monkeypatch, teardown, leaves_in_call, calls):
+    monkeypatch.delenv(device_time.TEARDOWN, raising=False)
+    if teardown:
+        monkeypatch.setenv(device_time.TEARDOWN, teardown)
+    made = []
+    monkeypatch.setattr(device_time, "threads", lambda: frozenset({"main"} | ({"leaving"} if len(made) != leaves_in_call else set())))
+    monkeypatch.setattr(device_time.time, "sleep", lambda _: None)
+    device_time.wait_until_gone(frozenset({"main"}), lambda: made.append(1), lambda: len(made) / 1000)
+    assert len(made) == calls
+
+
+def test_where_nobody_tells_of_threads_all_the_time_is_waited(monkeypatch):
+    made = []
+    monkeypatch.setenv(device_time.TEARDOWN, "1")
+    monkeypatch.setattr(device_time, "threads", frozenset)
+    monkeypatch.setattr(device_time.time, "sleep", lambda _: None)
+    device_time.wait_until_gone(frozenset(), lambda: made.append(1), lambda: len(made) / 1000)
+    assert len(made) == device_time.LEAVE_SECONDS * 1000
+
+
+def test_threads_are_seen_while_they_run():
+    before, end = device_time.threads(), threading.Event()
+    thread = threading.Thread(target=end.wait)
+    thread.start()
+    assert str(thread.native_id) in device_time.threads() - before
+    end.set()
+    thread.join()
+    deadline = time.monotonic() + 10
+    while str(thread.native_id) in device_time.threads():  # Python is done with it before the kernel is
+        assert time.monotonic() < deadline
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+@pytest.mark.parametrize("given", [False, True])
+def test_cupti_stays_where_graphs_are_captured_unless_the_environment_says_otherwise(monkeypatch, tmp_path, graphs, given):
+    monkeypatch.setattr(device_time, "TEARDOWN_GIVEN", given)
+    monkeypatch.setenv(device_time.TEARDOWN, "1")  # as `cuda_meter` has it
+    file = tmp_path / "mine.py"
+    file.write_text(f"""
+class Backend:
+    name, reuses_output = "mine", {graphs}
+    def available(self): return None
+    def supports(self, case): return None
+    def prepare(self, case): return None
+backend = Backend()
+""")
+    message = lane.load_message(PluginSource("file", "mine", str(file), "mine.py"), "cpu")
+    worker.Server().do_load(message["origin"], "cpu")
+    assert os.environ[device_time.TEARDOWN] == ("0" if graphs and not given else "1")
