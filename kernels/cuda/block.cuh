@@ -1,101 +1,52 @@
-// Rows in registers: a CTA a row, or a cluster of CTAs a row where few rows have to fill the card. One read, one exchange, one write.
+// Tier block: a CTA has a row, and its threads hold the row in registers. It reads and writes each element once, with one exchange between.
 //
-// K vectors a thread at a run-time thread count cover every N without compiling anew. Not persistent: a grid of one CTA a row keeps the
-// addresses in flight close together (a static loop over rows costs 4-8 %), and the next CTA's loads overlap this one's exchange as long as
-// two or more share an SM. Hence 32 registers a thread for up to 4 vectors (2048 threads an SM), 64 for 8, 72 and 96 for 12 and 16.
+// K vectors a thread, and a number of threads that is chosen at run time, cover each N without compiling anew. The kernel is not persistent.
+// With a CTA for each row, the addresses in flight stay close together; a static loop over rows costs 4 to 8 %. The loads of a CTA overlap the
+// exchange of another CTA on the same SM. So up to 4 vectors have 32 registers a thread (2048 threads an SM), and 8 vectors have 64 registers.
+// 12 and 16 vectors have 72 and 96.
 #pragma once
 
-#include "memory.cuh"
+#include "block_reduce.cuh"
+#include "row_access.cuh"
 
 namespace softbench {
 
 constexpr int BLOCK_THREADS = 1024;
 
-// CTAs of a block an SM, so that all it can hold is on its way: {vectors of all tensors a thread, most threads}
+// The least CTAs an SM for __launch_bounds__, which fill the SM. `thread_vectors`: the vectors of all tensors that a thread holds.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-constexpr int SIXTEEN = 4;  // ptxas needs some registers more there
+constexpr int CTAS_OF_16_VECTORS = 4;  // ptxas needs more registers there
 #else
-constexpr int SIXTEEN = 5;
+constexpr int CTAS_OF_16_VECTORS = 5;
 #endif
-constexpr int block_ctas(int words, int threads) { return words <= 4 ? 2 : threads == BLOCK_THREADS ? 1 : words <= 12 ? 7 : SIXTEEN; }
+constexpr int block_min_ctas(int thread_vectors, int max_threads) {
+    return thread_vectors <= 4 ? 2 : max_threads == BLOCK_THREADS ? 1 : thread_vectors <= 12 ? 7 : CTAS_OF_16_VECTORS;
+}
 
-template <typename Op, int K, int T, bool LINES, bool STAY>
-__global__ void __launch_bounds__(T, block_ctas(K * Op::READS, T)) block(Tensors<Op> tensors, int floor_bytes) {
-    __shared__ Part parts[MAX_WARPS];
+// T: the most threads of a CTA. NO_EDGES, KEEP_IN_L2: see Row.
+template <typename Op, int K, int T, bool NO_EDGES, bool KEEP_IN_L2>
+__global__ void __launch_bounds__(T, block_min_ctas(K * Op::READS, T)) block(Tensors<Op> tensors, int base_alignment) {
+    __shared__ Partial warp_partials[MAX_WARPS];
     const int thread = threadIdx.x;
-    const Row<Op, LINES, STAY> row(tensors, blockIdx.x, floor_bytes);
-    const int at = row.odd(thread);
-    uint32_t odd[Op::READS];
-    row.read_odd(at, odd);
-    Item<Op::READS> item[K];
+    const Row<Op, NO_EDGES, KEEP_IN_L2> row(tensors, blockIdx.x, base_alignment);
+    const int edge_index = row.edge_index(thread);
+    uint32_t edge[Op::READS];
+    row.load_edge(edge_index, edge);
+    Operands<Op::READS> operands[K];
 #pragma unroll
     for (int k = 0; k < K; ++k) {
         int i = thread + k * int(blockDim.x);
-        read(item[k], row, i, (LINES || i >= row.first) && i < row.last);
+        load_operands(operands[k], row, i, (NO_EDGES || i >= row.first) && i < row.end);
     }
-    const Part own = Op::take(item, odd);
-    const Part whole = Op::finish(join_block<Op, T>(own, parts));
-    forget_unpacked<Op>(item, floor_bytes == 0);
+    const Partial thread_partial = Op::init_partial(operands, edge);
+    const Partial total = Op::finalize(block_reduce<Op, T>(thread_partial, warp_partials));
+    discard_unpacked<Op>(operands, base_alignment == 0);
 #pragma unroll
     for (int k = 0; k < K; ++k) {
         int i = thread + k * int(blockDim.x);
-        if ((LINES || i >= row.first) && i < row.last) row.give(i, item[k], whole, own);
+        if ((NO_EDGES || i >= row.first) && i < row.end) row.write(i, operands[k], total, thread_partial);
     }
-    row.write_odd(at, odd, whole);
-}
-
-// CTAs of a cluster an SM, so that all rows are on their way at once: {vectors of all tensors a thread, most threads}
-constexpr int cluster_ctas(int words, int threads, bool keeps) {
-    return words == 2 ? (keeps ? 1536 : 2048) / threads : words == 4 ? 1536 / threads : words == 8 ? 1024 / threads : words == 12 ? 768 / threads : 640 / threads;
-}
-
-template <typename Op, int K, int T, bool LINES, bool STAY>
-__global__ void __launch_bounds__(T, cluster_ctas(K * Op::READS, T, KEEPS<Op, K>)) cluster(Tensors<Op> tensors, int size, int floor_bytes, Turns turns) {
-#if SOFTBENCH_CLUSTERS
-    __shared__ Part parts[MAX_WARPS];
-    __shared__ Message box[MAX_CLUSTER];
-    __shared__ uint64_t news;
-    const int thread = threadIdx.x, lane = thread % WARP, rank = cluster_rank(), start = rank * K * int(blockDim.x) + thread;
-    if (thread == 0) {
-        barrier_init(&news);
-        barrier_inits_done();
-        barrier_expect(&news, sizeof(Message) * size);
-    }
-    cluster_arrive();  // "my barrier is ready"; the wait comes after the loads
-    const int index = cluster_index();
-    await_turn(turns, index);
-    const Row<Op, LINES, STAY> row(tensors, index, floor_bytes);
-    const int at = row.odd(start);
-    uint32_t odd[Op::READS];
-    row.read_odd(at, odd);
-    Item<Op::READS> item[K];
-#pragma unroll
-    for (int k = 0; k < K; ++k) {
-        int i = start + k * int(blockDim.x);
-        read(item[k], row, i, (LINES || i >= row.first) && i < row.last);
-    }
-    constexpr bool KEEP = KEEPS<Op, K>;
-    float kept[KEEP ? K * Op::V : 1];
-    Part own;
-    if constexpr (KEEP) own = Op::take(item, odd, kept);
-    else own = Op::take(item, odd);
-    Part part = join_block<Op, T>(own, parts);
-    cluster_wait();
-    if (thread < size) send(&box[rank], &news, thread, part);
-    barrier_wait(&news, 0);  // all messages are in: no one writes here any more, and this CTA may exit
-    const int other = lane % MAX_CLUSTER;
-    part = other < size ? Part{box[other].top, box[other].sum} : Op::empty();
-    const Part whole = Op::finish(Op::join_alike(part, MAX_CLUSTER));
-    if (!KEEP) forget_unpacked<Op>(item, floor_bytes == 0);
-#pragma unroll
-    for (int k = 0; k < K; ++k) {
-        int i = start + k * int(blockDim.x);
-        if (!((LINES || i >= row.first) && i < row.last)) continue;
-        if constexpr (KEEP) Op::give(row.target + int64_t(i) * Op::V, kept + k * Op::V, whole, own);
-        else row.give(i, item[k], whole, own);
-    }
-    row.write_odd(at, odd, whole);
-#endif
+    row.write_edge(edge_index, edge, total);
 }
 
 }  // namespace softbench

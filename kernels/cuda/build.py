@@ -152,15 +152,6 @@ def _key(compiler: str, architecture: str) -> str:
     return f"cuda-{architecture}-{digest.hexdigest()[:16]}"
 
 
-class Plan(ctypes.Structure):
-    """SoftbenchPlan of softmax.cu: how a launch is done. `Plan(-1)` is filled in with the rules' choice."""
-
-    _fields_ = [(name, ctypes.c_int) for name in ("tier", "vectors", "threads", "group", "depth", "floor", "patience", "turn")]
-
-
-TIERS = ("lanes", "staged", "block", "cluster", "split", "plain", "wide", "spread", "warp")
-
-
 @functools.cache
 def load(capability: tuple[int, int]) -> ctypes.CDLL:
     """The library for a device of this compute capability, loaded once. Raises BuildError as `build`."""

@@ -1,135 +1,136 @@
-// Rows too long for one CTA's registers, and few rows that must fill the card: G CTAs a row (or one), each with a chunk of it partly in
-// registers, partly in shared memory, and what fits neither read a second time. One read, as long as the row fits the card's CTAs.
+// Tier split: several CTAs anywhere on the device share a row (or one CTA has it), and each has a chunk of the row.
 //
-// Shared memory is thread-private here: a thread's own cp.async, no barrier. Two to four CTAs share an SM, so that one loads while another
-// waits for its row's other parts; waiting on global memory with nothing else to do costs a quarter of the bandwidth.
-//
-// How the CTAs of a row meet is in meet.cuh.
+// It serves few rows, and rows too long for the other tiers. A chunk is partly in registers and partly in shared memory. What fits neither is read
+// a second time. Each part of shared memory belongs to one thread, which fills it by cp.async: this needs no barrier. Two to four CTAs share an
+// SM, so that one loads while another waits for its row's other CTAs. Waiting with nothing else to do costs a quarter of the bandwidth.
+// grid_exchange.cuh describes the exchange.
 #pragma once
 
-#include "meet.cuh"
+#include "async_copy.cuh"
+#include "grid_exchange.cuh"
 
 namespace softbench {
 
 constexpr int SPLIT_THREADS = 512;
-constexpr int AT_ONCE = 2;  // vectors of all tensors taken from shared memory at once
+constexpr int SMEM_VECTORS_AT_ONCE = 2;  // vectors of all tensors that a thread reads from shared memory at once
 
-// WHOLE: known when compiling that registers hold each chunk. KNOWN_LINES: LINES of a Row, where there are registers for it; STAY: as of a Row.
-template <typename Op, int K, bool WHOLE, bool KNOWN_LINES, bool STAY>
+// `ctas`: the CTAs of a row. `chunk`: the vectors of a CTA. `smem_per_thread`: the vectors of each tensor that a thread holds in shared memory.
+// CHUNK_IN_REGISTERS: the compiler knows that registers hold each chunk. KNOWN_NO_EDGES: NO_EDGES of the Row, if registers suffice.
+template <typename Op, int K, bool CHUNK_IN_REGISTERS, bool KNOWN_NO_EDGES, bool KEEP_IN_L2>
 __global__ void __launch_bounds__(SPLIT_THREADS, 2)
-    split(Tensors<Op> tensors, int G, int chunk, int kept, int floor_bytes, int patience, Workspace* workspace) {
+    split(Tensors<Op> tensors, int ctas, int chunk, int smem_per_thread, int base_alignment, int max_polls, Workspace* workspace) {
     constexpr int R = Op::READS;
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ > 900
-    constexpr bool LINES = KNOWN_LINES && K * R < 8;  // else ptxas spills there
+    constexpr bool NO_EDGES = KNOWN_NO_EDGES && K * R < 8;  // otherwise ptxas spills registers there
 #else
-    constexpr bool LINES = KNOWN_LINES;
+    constexpr bool NO_EDGES = KNOWN_NO_EDGES;
 #endif
     extern __shared__ __align__(LINE_BYTES) unsigned char dynamic[];
-    __shared__ Part parts[2][MAX_WARPS];
-    __shared__ int missed;
+    __shared__ Partial warp_partials[2][MAX_WARPS];
+    __shared__ int timed_out;
     __shared__ uint32_t tag;
     const int T = blockDim.x, thread = threadIdx.x;
-    const unsigned index = gridDim.x == unsigned(G) ? 0 : blockIdx.x / unsigned(G), number = blockIdx.x - index * unsigned(G);
+    const unsigned index = gridDim.x == unsigned(ctas) ? 0 : blockIdx.x / unsigned(ctas), cta = blockIdx.x - index * unsigned(ctas);
 
-    uint32_t seen = 0;
-    if (G > 1 && thread == 0) {  // one of them: a thousand warps that read one line wait for each other
-        missed = 0;
-        seen = tag_of(workspace);
-        fetch_line(workspace->slots + int64_t(index) * G + number);  // a poll would else wait for the memory, not for the part
+    uint32_t tag_register = 0;
+    if (ctas > 1 && thread == 0) {  // only one thread: a thousand warps that read one cache line wait for each other
+        timed_out = 0;
+        tag_register = launch_tag(workspace);
+        prefetch_l2(workspace->slots + int64_t(index) * ctas + cta);  // otherwise polls wait for memory and not for the Partial
     }
-    const Row<Op, LINES, STAY> row(tensors, index, floor_bytes);
-    const int start = int(number) * chunk + thread;
-    const int end = int(min(int64_t(number + 1) * chunk, int64_t(row.last)));
-    const int from_shared = start + K * T, again = WHOLE ? end : from_shared + kept * T;
+    const Row<Op, NO_EDGES, KEEP_IN_L2> row(tensors, index, base_alignment);
+    const int start = int(cta) * chunk + thread;
+    const int end = int(min(int64_t(cta + 1) * chunk, int64_t(row.end)));
+    const int smem_start = start + K * T, reread_start = CHUNK_IN_REGISTERS ? end : smem_start + smem_per_thread * T;
 
-    Part part = Op::empty();
-    if constexpr (!WHOLE) absorb_stream<Op>(part, row, again, end);  // first, while no register holds anything
-    const int at = number == 0 ? row.odd(thread) : -1;
-    uint32_t odd[R];
-    row.read_odd(at, odd);
-    Item<R> item[K];
+    Partial partial = Op::identity();
+    if constexpr (!CHUNK_IN_REGISTERS) accumulate_from_memory<Op>(partial, row, reread_start, end);  // first, while the registers are free
+    const int edge_index = cta == 0 ? row.edge_index(thread) : -1;
+    uint32_t edge[R];
+    row.load_edge(edge_index, edge);
+    Operands<R> operands[K];
 #pragma unroll
     for (int k = 0; k < K; ++k) {
         int i = start + k * T;
-        read(item[k], row, i, (LINES || i >= row.first) && i < end);
+        load_operands(operands[k], row, i, (NO_EDGES || i >= row.first) && i < end);
     }
-    uint4* mine = reinterpret_cast<uint4*>(dynamic) + thread;
-    for (int s = 0; !WHOLE && s < kept; ++s) {
-        int i = from_shared + s * T;
+    uint4* smem = reinterpret_cast<uint4*>(dynamic) + thread;
+    for (int s = 0; !CHUNK_IN_REGISTERS && s < smem_per_thread; ++s) {
+        int i = smem_start + s * T;
         if (i >= end) break;
 #pragma unroll
-        for (int r = 0; r < R; ++r) copy_async<STAY>(mine + (s * R + r) * T, row.vector(r, i), row.policy);
+        for (int r = 0; r < R; ++r) copy_async<KEEP_IN_L2>(smem + (s * R + r) * T, row.vector(r, i), row.policy);
     }
 
-    constexpr bool KEEP = WHOLE && KEEPS<Op, K>;
-    float kept_here[KEEP ? K * Op::V : 1];
-    Part own;
-    if constexpr (KEEP) own = Op::take(item, odd, kept_here);
-    else own = Op::take(item, odd);
-    part = WHOLE ? own : Op::joined(part, own);
-    if (!WHOLE) {
-        forget_unpacked<Op>(item, floor_bytes == 0);
+    constexpr bool CACHED = CHUNK_IN_REGISTERS && CACHES_EXPONENTIALS<Op, K>;
+    float exponentials[CACHED ? K * Op::V : 1];
+    Partial thread_partial;
+    if constexpr (CACHED) thread_partial = Op::init_partial(operands, edge, exponentials);
+    else thread_partial = Op::init_partial(operands, edge);
+    partial = CHUNK_IN_REGISTERS ? thread_partial : Op::merge(partial, thread_partial);
+    if (!CHUNK_IN_REGISTERS) {
+        discard_unpacked<Op>(operands, base_alignment == 0);
         copy_async_wait();
     }
-    const int stored = WHOLE ? 0 : min(kept, max(0, (end - from_shared + T - 1) / T));  // of this thread
-    auto fetch = [&](Item<R>(&some)[AT_ONCE / R], int s) {
+    const int in_smem = CHUNK_IN_REGISTERS ? 0 : min(smem_per_thread, max(0, (end - smem_start + T - 1) / T));  // of this thread
+    auto fetch = [&](Operands<R>(&batch)[SMEM_VECTORS_AT_ONCE / R], int s) {
 #pragma unroll
-        for (int u = 0; u < AT_ONCE / R; ++u)
+        for (int u = 0; u < SMEM_VECTORS_AT_ONCE / R; ++u)
 #pragma unroll
             for (int r = 0; r < R; ++r) {
-                const uint32_t none = Op::blank();
-                put(some[u].word[r], s + u < stored ? mine[((s + u) * R + r) * T] : make_uint4(none, none, none, none));
+                const uint32_t padding = Op::padding();
+                assign(batch[u].packed[r], s + u < in_smem ? smem[((s + u) * R + r) * T] : make_uint4(padding, padding, padding, padding));
             }
     };
 #pragma unroll 1
-    for (int s = 0; s < stored; s += AT_ONCE / R) {
-        Item<R> some[AT_ONCE / R];
-        fetch(some, s);
-        Op::absorb(part, some);
+    for (int s = 0; s < in_smem; s += SMEM_VECTORS_AT_ONCE / R) {
+        Operands<R> batch[SMEM_VECTORS_AT_ONCE / R];
+        fetch(batch, s);
+        Op::accumulate(partial, batch);
     }
 
-    bool alone = false;
-    if (G > 1) {
-        if (thread == 0) tag = seen;
-        part = join_block<Op, SPLIT_THREADS>(part, parts[0]);
-        uint4* slots = workspace->slots + int64_t(index) * G;
-        if (thread == 0) publish(slots + number, part, tag, workspace);
-        part = join_block<Op, SPLIT_THREADS>(gather<Op>(slots, G, tag, patience, missed), parts[1]);
-        alone = missed;
-    } else part = join_block<Op, SPLIT_THREADS>(part, parts[0]);
+    bool recompute = false;
+    if (ctas > 1) {
+        if (thread == 0) tag = tag_register;
+        partial = block_reduce<Op, SPLIT_THREADS>(partial, warp_partials[0]);
+        uint4* slots = workspace->slots + int64_t(index) * ctas;
+        if (thread == 0) publish(slots + cta, partial, tag, workspace);
+        partial = block_reduce<Op, SPLIT_THREADS>(gather<Op>(slots, ctas, tag, max_polls, timed_out), warp_partials[1]);
+        recompute = timed_out;
+    } else partial = block_reduce<Op, SPLIT_THREADS>(partial, warp_partials[0]);
 
-    int rest = again;  // what is read now, for the first or the second time
-    Part whole;
-    if (!alone) {
-        whole = Op::finish(part);
-        if (!KEEP) forget_unpacked<Op>(item, floor_bytes == 0);
+    int memory_start = reread_start;  // from here on, vectors are read from memory a first or second time
+    Partial total;
+    if (!recompute) {
+        total = Op::finalize(partial);
+        if (!CACHED) discard_unpacked<Op>(operands, base_alignment == 0);
 #pragma unroll
         for (int k = 0; k < K; ++k) {
             int i = start + k * T;
-            if (!((LINES || i >= row.first) && i < end)) continue;
-            if constexpr (KEEP) Op::give(row.target + int64_t(i) * Op::V, kept_here + k * Op::V, whole, own);
-            else row.give(i, item[k], whole, own);
+            if (!((NO_EDGES || i >= row.first) && i < end)) continue;
+            if constexpr (CACHED) Op::write(row.target + int64_t(i) * Op::V, exponentials + k * Op::V, total, thread_partial);
+            else row.write(i, operands[k], total, thread_partial);
         }
 #pragma unroll 1
-        for (int s = 0; s < stored; s += AT_ONCE / R) {
-            Item<R> some[AT_ONCE / R];
-            fetch(some, s);
+        for (int s = 0; s < in_smem; s += SMEM_VECTORS_AT_ONCE / R) {
+            Operands<R> batch[SMEM_VECTORS_AT_ONCE / R];
+            fetch(batch, s);
 #pragma unroll
-            for (int u = 0; u < AT_ONCE / R; ++u)
-                if (s + u < stored) row.store(from_shared + (s + u) * T, some[u], whole);
+            for (int u = 0; u < SMEM_VECTORS_AT_ONCE / R; ++u)
+                if (s + u < in_smem) row.write(smem_start + (s + u) * T, batch[u], total);
         }
     } else {
-        whole = Op::finish(whole_row(row, parts[0]));
-        rest = start < row.first ? start + T : start;
+        total = Op::finalize(reduce_whole_row(row, warp_partials[0]));
+        memory_start = start < row.first ? start + T : start;
     }
-    row.write_odd(at, odd, whole);
-    for (int i = rest; i < end; i += REREAD * T) {
-        Item<R> some[REREAD];
+    row.write_edge(edge_index, edge, total);
+    for (int i = memory_start; i < end; i += REREAD_VECTORS * T) {
+        Operands<R> batch[REREAD_VECTORS];
 #pragma unroll
-        for (int u = 0; u < REREAD; ++u) read(some[u], row, i + u * T, i + u * T < end);
+        for (int u = 0; u < REREAD_VECTORS; ++u) load_operands(batch[u], row, i + u * T, i + u * T < end);
 #pragma unroll
-        for (int u = 0; u < REREAD; ++u)
-            if (i + u * T < end) row.store(i + u * T, some[u], whole);
+        for (int u = 0; u < REREAD_VECTORS; ++u)
+            if (i + u * T < end) row.write(i + u * T, batch[u], total);
     }
 }
 

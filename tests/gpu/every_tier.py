@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from softbench.kernels.triton.plans import STAYS_BYTES  # rules.cuh has the same
+from softbench.kernels.triton.plans import STAYS_BYTES  # heuristics.cuh has the same
 
 HALF, BRAIN, FULL = torch.float16, torch.bfloat16, torch.float32
 TOLERANCE = {HALF: 1e-2, BRAIN: 1e-2, FULL: 1e-5}
@@ -50,17 +50,17 @@ def right(tensors: tuple[torch.Tensor, ...]) -> bool:
 
 
 def cuda_launches() -> Iterator[tuple[Run, tuple[torch.Tensor, ...]]]:
-    from softbench.kernels.cuda import build, launch
+    from softbench.kernels.cuda import launch, launch_plan
 
     def by(*numbers: int) -> Run:
         def run(tensors: tuple[torch.Tensor, ...]) -> str:
-            plan = build.Plan(*(numbers or (-1,)))
+            plan = launch_plan.Plan(*(numbers or (-1,)))
             (launch.launch_backward if len(tensors) == 3 else launch.launch_forward)(*tensors, plan)
-            return build.TIERS[plan.tier]
+            return launch_plan.TIERS[plan.tier]
 
         return run
 
-    tier = {name: number for number, name in enumerate(build.TIERS)}
+    tier = {name: number for number, name in enumerate(launch_plan.TIERS)}
     for backward, dtype in itertools.product((False, True), (BRAIN, FULL, HALF)):
         R = 2 if backward else 1
         for N in (1, 2, 7, 8, 16, 24, 33, 50, 64, 100, 197, 256, 333, 513, 781, 1000, 1024, 2048, 5003, 8190):
@@ -69,8 +69,8 @@ def cuda_launches() -> Iterator[tuple[Run, tuple[torch.Tensor, ...]]]:
             if words and dtype != HALF and (backward or dtype == FULL):
                 N = 32 * words // R * 16 // dtype.itemsize * 2 - 70
                 yield by(tier["block"], words // R, 64, 1, 0, 128, 0), operands(backward, dtype, 5, N, offset=offset)
-        held = () if backward else (3, 4, 5, 6, 7, 8) if dtype == FULL else (3, 4, 5, 6)  # vectors a lane
-        for each, (threads, rows) in itertools.product(held, ((64, 1), (128, 2), (32, 2))):
+        lane_vectors = () if backward else (3, 4, 5, 6, 7, 8) if dtype == FULL else (3, 4, 5, 6)
+        for each, (threads, rows) in itertools.product(lane_vectors, ((64, 1), (128, 2), (32, 2))):
             N = (32 * each - 3) * 16 // dtype.itemsize
             yield by(tier["warp"], each, threads, 1, rows, 16, 0), operands(False, dtype, 5, N)
             yield by(tier["warp"], each, threads, 1, rows, 16, 0), operands(False, dtype, 3, N + 48 // dtype.itemsize, pad=16)
@@ -93,25 +93,25 @@ def cuda_launches() -> Iterator[tuple[Run, tuple[torch.Tensor, ...]]]:
                     continue  # of 16-bit rows forward only
                 if C * threads * words // R * 16 // dtype.itemsize >= N + 128:
                     yield by(tier["cluster"], words // R, threads, C, 0, 128, 0), operands(backward, dtype, 3, N)
-            for (words, threads), G, patience in itertools.product(((8, 256), (8, 512), (24, 256)), (1, 3, 5), (1 << 16, 0)):
-                yield by(tier["spread"], words // R, threads, G, 0, 128, patience), operands(backward, dtype, 3, N)
+            for (words, threads), G, max_polls in itertools.product(((8, 256), (8, 512), (24, 256)), (1, 3, 5), (1 << 16, 0)):
+                yield by(tier["split_bulk"], words // R, threads, G, 0, 128, max_polls), operands(backward, dtype, 3, N)
             # Rows that begin in turns: more of them than the card holds.
             yield by(tier["cluster"], 8 // R, 256, 16, 0, 128, 0, 2000), operands(backward, dtype, 70, N)
-            yield by(tier["spread"], 8 // R, 256, 66, 0, 128, 1 << 16, 2000), operands(backward, dtype, 40, N)
+            yield by(tier["split_bulk"], 8 // R, 256, 66, 0, 128, 1 << 16, 2000), operands(backward, dtype, 40, N)
             for C in (1, 3):
-                yield by(tier["wide"], 24 // R, 256, C, 0, 128, 0), operands(backward, dtype, 3, N)
+                yield by(tier["cluster_bulk"], 24 // R, 256, C, 0, 128, 0), operands(backward, dtype, 3, N)
                 long = C * 7000 // R * 16 // dtype.itemsize + N % 8  # more than registers hold: the rest is in shared memory
-                yield by(tier["wide"], 24 // R, 256, C, 0, 128, 0), operands(backward, dtype, 2, long)
-            for words, threads, G, kept, patience in (
+                yield by(tier["cluster_bulk"], 24 // R, 256, C, 0, 128, 0), operands(backward, dtype, 2, long)
+            for words, threads, G, smem, max_polls in (
                 (8, 512, 4, 0, 1 << 16),
                 (4, 256, 3, 2, 1 << 16),
                 (8, 256, 4, 1, -1),
                 (8, 512, 1, 4, 0),
             ):
-                yield by(tier["split"], words // R, threads, G, kept, 128, patience), operands(backward, dtype, 3, N)
-            for words, patience in itertools.product((2, 4, 8), (1 << 16, -1)):  # registers hold each chunk
+                yield by(tier["split"], words // R, threads, G, smem, 128, max_polls), operands(backward, dtype, 3, N)
+            for words, max_polls in itertools.product((2, 4, 8), (1 << 16, -1)):  # registers hold each chunk
                 G = math.ceil(N * dtype.itemsize / 16 * R / (words * 256)) + 1
-                yield by(tier["split"], words // R, 256, G, 0, 128, patience), operands(backward, dtype, 3, N)
+                yield by(tier["split"], words // R, 256, G, 0, 128, max_polls), operands(backward, dtype, 3, N)
         yield by(), operands(backward, dtype, 2, 60000)
         yield by(), operands(backward, dtype, 140, 40000)
     for dtype, N in itertools.product((BRAIN, HALF), (64, 100, 781, 1000, 20001)):
@@ -127,14 +127,14 @@ def cuda_launches() -> Iterator[tuple[Run, tuple[torch.Tensor, ...]]]:
         for words, threads, C in ((8, 256, 5), (8, 512, 4), (12, 256, 16)):
             yield by(tier["cluster"], words // R, threads, C, 0, 128, 0, 2000), large(backward, dtype, 16389)
         long, each = 270000 // R, dtype.itemsize // 2  # more than registers hold: the rest is in shared memory, or read twice
-        yield by(tier["wide"], 24 // R, 256, 3 * each, 0, 128, 0, 2000), large(backward, dtype, long, offset=1)
-        yield by(tier["spread"], 8 // R, 256, 9 * each, 0, 128, 1 << 16, 2000), large(backward, dtype, long)
-        for words, threads, G, kept, patience in (
+        yield by(tier["cluster_bulk"], 24 // R, 256, 3 * each, 0, 128, 0, 2000), large(backward, dtype, long, offset=1)
+        yield by(tier["split_bulk"], 8 // R, 256, 9 * each, 0, 128, 1 << 16, 2000), large(backward, dtype, long)
+        for words, threads, G, smem, max_polls in (
             (8, 512, 4, 1, 1 << 16),
             (4, 256, 3, 2, -1),
             *((words, 256, 140 // words * each, 0, 1 << 16) for words in (2, 4, 8)),  # registers hold each chunk
         ):
-            yield by(tier["split"], words // R, threads, G, kept, 128, patience), large(backward, dtype, long, offset=1)
+            yield by(tier["split"], words // R, threads, G, smem, 128, max_polls), large(backward, dtype, long, offset=1)
 
 
 def triton_launches() -> Iterator[tuple[Run, tuple[torch.Tensor, ...]]]:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from operands import LAYOUTS, LONG, TOLERANCE, close, randn
 from pairs import EVERY_TEST, run_and_differentiate
-from softbench.kernels.cuda import build, launch, operator, softmax
+from softbench.kernels.cuda import build, launch, launch_plan, operator, softmax
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.library import opcheck
@@ -146,9 +146,9 @@ def test_dynamic_shapes_are_compiled_once():
 
 
 def needs_a_workspace(x):
-    plan = build.Plan(-1)
+    plan = launch_plan.Plan(-1)
     launch.launch_forward(x, torch.empty_like(x), plan)
-    return build.TIERS[plan.tier] in ("split", "spread") and plan.group > 1
+    return launch_plan.TIERS[plan.tier] in ("split", "split_bulk") and plan.per_row > 1
 
 
 @pytest.mark.parametrize("shape", [(64, 300), (64, LONG), SHARED])

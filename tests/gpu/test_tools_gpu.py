@@ -13,11 +13,11 @@ import pytest
 HERE = Path(__file__).parent
 WITHIN = 0.03  # of the algorithm's bytes; some 60 MB of the result stay in L2
 ALL_TIERS = {
-    "cuda": {"lanes", "staged", "warp", "block", "cluster", "split", "plain", "wide", "spread"},
+    "cuda": {"sub_warp", "staged", "warp", "block", "cluster", "split", "generic", "cluster_bulk", "split_bulk"},
     "triton": {"rows", "cluster", "group", "tile", "loop"},
 }
-NEVER_STAY = {"plain", "loop"}  # for rows that no other tier takes; how long what they read stays in L2 is not told
-LARGE = ("lanes", "staged", "warp", "block", "cluster", "wide", "spread", "split", "backward wide")
+NEVER_STAY = {"generic", "loop"}  # for rows that no other tier takes; how long what they read stays in L2 is not told
+LARGE = ("sub_warp", "staged", "warp", "block", "cluster", "cluster_bulk", "split_bulk", "split", "backward cluster_bulk")
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]
 

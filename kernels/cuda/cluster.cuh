@@ -1,0 +1,72 @@
+// Tier cluster: a cluster of CTAs has a row and holds it in registers. Otherwise it is like tier block.
+//
+// It serves few rows, which must fill the device, and rows too long for one CTA. More rows wait for their exchanges at the same time, and each
+// waits shorter.
+#pragma once
+
+#include "block_reduce.cuh"
+#include "cluster_exchange.cuh"
+
+namespace softbench {
+
+// The least CTAs an SM for __launch_bounds__. `thread_vectors`: the vectors of all tensors that a thread holds.
+constexpr int cluster_min_ctas(int thread_vectors, int max_threads, bool caches_exponentials) {
+    return thread_vectors == 2 ? (caches_exponentials ? 1536 : 2048) / max_threads
+         : thread_vectors == 4 ? 1536 / max_threads
+         : thread_vectors == 8 ? 1024 / max_threads
+         : thread_vectors == 12 ? 768 / max_threads
+                                : 640 / max_threads;
+}
+
+// `size`: the CTAs of a cluster. T: the most threads of a CTA. NO_EDGES, KEEP_IN_L2: see Row.
+template <typename Op, int K, int T, bool NO_EDGES, bool KEEP_IN_L2>
+__global__ void __launch_bounds__(T, cluster_min_ctas(K * Op::READS, T, CACHES_EXPONENTIALS<Op, K>))
+    cluster(Tensors<Op> tensors, int size, int base_alignment, Stagger stagger) {
+#if SOFTBENCH_CLUSTERS
+    __shared__ Partial warp_partials[MAX_WARPS];
+    __shared__ Message mailbox[MAX_CLUSTER];
+    __shared__ uint64_t exchange_barrier;
+    const int thread = threadIdx.x, lane = thread % WARP, rank = cluster_rank(), start = rank * K * int(blockDim.x) + thread;
+    if (thread == 0) {
+        barrier_init(&exchange_barrier);
+        barrier_inits_done();
+        barrier_expect(&exchange_barrier, sizeof(Message) * size);
+    }
+    cluster_arrive();  // this CTA's barrier is ready; the wait for the other CTAs comes after the loads
+    const int index = cluster_index();
+    staggered_start(stagger, index);
+    const Row<Op, NO_EDGES, KEEP_IN_L2> row(tensors, index, base_alignment);
+    const int edge_index = row.edge_index(start);
+    uint32_t edge[Op::READS];
+    row.load_edge(edge_index, edge);
+    Operands<Op::READS> operands[K];
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+        int i = start + k * int(blockDim.x);
+        load_operands(operands[k], row, i, (NO_EDGES || i >= row.first) && i < row.end);
+    }
+    constexpr bool CACHED = CACHES_EXPONENTIALS<Op, K>;
+    float exponentials[CACHED ? K * Op::V : 1];
+    Partial thread_partial;
+    if constexpr (CACHED) thread_partial = Op::init_partial(operands, edge, exponentials);
+    else thread_partial = Op::init_partial(operands, edge);
+    Partial partial = block_reduce<Op, T>(thread_partial, warp_partials);
+    cluster_wait();
+    if (thread < size) send_partial(&mailbox[rank], &exchange_barrier, thread, partial);
+    barrier_wait(&exchange_barrier, 0);  // all messages have come: no CTA writes here any more, and this CTA may exit
+    const int other = lane % MAX_CLUSTER;
+    partial = other < size ? Partial{mailbox[other].maximum, mailbox[other].sum} : Op::identity();
+    const Partial total = Op::finalize(Op::reduce_replicated(partial, MAX_CLUSTER));
+    if (!CACHED) discard_unpacked<Op>(operands, base_alignment == 0);
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+        int i = start + k * int(blockDim.x);
+        if (!((NO_EDGES || i >= row.first) && i < row.end)) continue;
+        if constexpr (CACHED) Op::write(row.target + int64_t(i) * Op::V, exponentials + k * Op::V, total, thread_partial);
+        else row.write(i, operands[k], total, thread_partial);
+    }
+    row.write_edge(edge_index, edge, total);
+#endif
+}
+
+}  // namespace softbench

@@ -1,0 +1,165 @@
+// From a launch plan to the launch of the kernel that carries it out.
+#pragma once
+
+#include "launcher.cuh"
+#include "variants.cuh"
+
+namespace softbench {
+
+// Each tier's function returns false if no compiled kernel fits the plan.
+template <typename Op, bool KEEP_IN_L2> struct Dispatch {
+    static constexpr int R = Op::READS, SIZE = sizeof(typename Op::Element);
+    static constexpr bool SAME_SIZE = SIZE == sizeof(typename Op::Out);
+
+    const Tensors<Op>& t;
+    const int64_t N;
+    const Plan& p;
+    Launcher& launcher;
+    const int64_t M = t.M;
+    const Layout l = layout_of(t, N);
+    const int64_t vectors = (l.offset + N) / Op::V;  // of a row, counted from its 128-byte base
+    const bool no_edges = !KEEP_IN_L2 && l.granularity == Op::V && l.aligned && (p.base_alignment != LINE_ALIGNMENT || l.offset == 0);
+
+    bool operator()() {
+        switch (p.tier) {
+            case SUB_WARP: return p.tier_option ? unaligned_sub_warp() : aligned_sub_warp();
+            case ONE_WARP: return one_warp();
+            case STAGED: return stage();
+            case BLOCK: return one_block();
+            case CLUSTER: return one_cluster();
+            case SPLIT: return split_row();
+            case CLUSTER_BULK: return cluster_bulk();
+            case SPLIT_BULK: return split_bulk();
+            case GENERIC: return any_rows();
+        }
+        return false;
+    }
+
+private:
+    bool unaligned_sub_warp() {
+        return select<1, 2, 3, 4, 5>(p.vectors, [&](auto k) {
+            const int64_t grid = ceil_div(M << log2_ceil(p.per_row), int64_t(p.threads));
+            if constexpr (k.value <= UNALIGNED_MAX_VECTORS<Op>) {
+                if (p.per_row == WARP) return launcher.launch(sub_warp_unaligned<Op, k.value, WARP, KEEP_IN_L2>, grid, p.threads, 0, 1, t);
+            }
+            if constexpr (k.value < 4) launcher.launch(sub_warp_unaligned<Op, k.value, WARP / 2, KEEP_IN_L2>, grid, p.threads, 0, 1, t);
+        });
+    }
+
+    bool aligned_sub_warp() {
+        return select<1, 2, 3, 4>(p.vectors, [&](auto k) {
+            const int rows = WARP / p.per_row;
+            const int64_t grid = ceil_div(M, int64_t(p.threads / WARP * rows));
+            select<4, 2, 1>(p.base_alignment / 4, [&](auto w) {
+                auto known = [&](auto lanes) {
+                    if (p.per_row == lanes.value)
+                        launcher.launch(sub_warp_aligned<Op, k.value, w.value, lanes.value, KEEP_IN_L2>, grid, p.threads, 0, 1, t, p.per_row, rows, 0);
+                    return p.per_row == lanes.value;
+                };
+                using std::integral_constant;
+                if constexpr (k.value > 1 && w.value < 4) {
+                    if (known(integral_constant<int, 8>())) return;
+                } else if constexpr (k.value == 1 && w.value == 4) {
+                    if (known(integral_constant<int, 2>()) || known(integral_constant<int, 4>())) return;
+                    if constexpr (R == 2) {
+                        if (known(integral_constant<int, 8>()) || known(integral_constant<int, 16>())) return;
+                    }
+                } else if constexpr (k.value == 2 && w.value == 4) {
+                    if (known(integral_constant<int, 16>())) return;
+                    if constexpr (R == 1) {
+                        if (known(integral_constant<int, 4>()) || known(integral_constant<int, 8>()) || known(integral_constant<int, 32>())) return;
+                    }
+                }
+                if constexpr (k.value * w.value <= 12)
+                    launcher.launch(sub_warp_aligned<Op, k.value, w.value, 0, KEEP_IN_L2>, grid, p.threads, 0, 1, t, p.per_row, rows, ceil_div(2048, p.per_row));
+            });
+        });
+    }
+
+    bool one_warp() {
+        const int cta_rows = p.threads / WARP * p.tier_option, row_stride = int(round_up<int64_t>(N / Op::V, LINE_VECTORS));
+        const int64_t grid = ceil_div(M, int64_t(cta_rows));
+        return select_warp<Op>(p, [&](auto k) {
+            if constexpr (WARP_MAX_VECTORS<Op> > 0) {
+                if (p.tier_option == 2)
+                    launcher.launch(warp_two_rows<Op, k.value>, grid, p.threads, size_t(cta_rows) * row_stride * VECTOR_BYTES, 1, t, row_stride);
+                else launcher.launch(warp_row<Op, k.value, KEEP_IN_L2>, grid, p.threads, 0, 1, t);
+            }
+        });
+    }
+
+    bool stage() {
+        if constexpr (SAME_SIZE)
+            return select<1, 2, 4, 8, 16, 32>(p.per_row, [&](auto lanes) {
+                const int stride_log2 = row_stride_log2(M, int(N), p.per_row, SIZE, R);
+                const size_t shared = staged_bytes(p, N, SIZE, R, stride_log2);
+                const int64_t grid = ceil_div(M, int64_t(p.tier_option));
+                launcher.launch(staged<Op, lanes.value, KEEP_IN_L2>, grid, p.threads, shared, 1, t, p.vectors, p.tier_option, stride_log2);
+            });
+        return false;
+    }
+
+    bool one_block() {
+        return select_block<Op>(p, [&](auto k, auto max_threads) {
+            const auto kernel = no_edges ? block<Op, k.value, max_threads.value, !KEEP_IN_L2, KEEP_IN_L2> : block<Op, k.value, max_threads.value, false, KEEP_IN_L2>;
+            launcher.launch(kernel, M, p.threads, 0, 1, t, p.base_alignment);
+        });
+    }
+
+    bool one_cluster() {
+        return select_cluster<Op>(p, [&](auto k, auto max_threads) {
+            const auto kernel =
+                no_edges ? cluster<Op, k.value, max_threads.value, !KEEP_IN_L2, KEEP_IN_L2> : cluster<Op, k.value, max_threads.value, false, KEEP_IN_L2>;
+            const Stagger stagger = launcher.stagger(kernel, p.threads, 0, true, M, p);
+            launcher.launch(kernel, M * p.per_row, p.threads, 0, p.per_row, t, p.per_row, p.base_alignment, stagger);
+        });
+    }
+
+    // The vectors of a row that a CTA has: whole cache lines.
+    int chunk() const { return int(round_up<int64_t>(ceil_div<int64_t>(vectors, p.per_row), LINE_VECTORS)); }
+
+    bool split_row() {
+        if (p.per_row > 1 && !launcher.has_workspace(M * p.per_row)) return true;
+        const size_t shared = size_t(p.tier_option) * R * p.threads * VECTOR_BYTES;
+        auto with = [&](auto kernel) {
+            launcher.launch(kernel, M * p.per_row, p.threads, shared, 1, t, p.per_row, chunk(), p.tier_option, p.base_alignment, p.max_polls, launcher.workspace);
+        };
+        if (p.tier_option == 0 && chunk() <= p.vectors * p.threads)
+            return select<2 / R, 4 / R, 8 / R>(
+                p.vectors, [&](auto k) { with(no_edges ? split<Op, k.value, true, !KEEP_IN_L2, KEEP_IN_L2> : split<Op, k.value, true, false, KEEP_IN_L2>); });
+        return select<4 / R, 8 / R>(p.vectors, [&](auto k) { with(split<Op, k.value, false, false, KEEP_IN_L2>); });
+    }
+
+    size_t bulk_shared() const { return size_t(std::max(0, chunk() - p.vectors * p.threads)) * R * VECTOR_BYTES; }
+
+    bool cluster_bulk() {
+        return select_bulk<Op, false>(p, [&](auto thread_vectors, auto threads) {
+            const auto kernel = bulk<Op, thread_vectors.value, threads.value, false, KEEP_IN_L2>;
+            const size_t shared = bulk_shared();
+            const Stagger stagger = launcher.stagger(kernel, p.threads, shared, true, M, p);
+            launcher.launch(kernel, M * p.per_row, p.threads, shared, p.per_row, t, p.per_row, chunk(), p.base_alignment, 0, nullptr, stagger);
+        });
+    }
+
+    bool split_bulk() {
+        if (!launcher.has_workspace(M * p.per_row)) return true;
+        return select_bulk<Op, true>(p, [&](auto thread_vectors, auto threads) {
+            const auto kernel = bulk<Op, thread_vectors.value, threads.value, true, KEEP_IN_L2>;
+            const size_t shared = bulk_shared();
+            const Stagger stagger = launcher.stagger(kernel, p.threads, shared, false, M, p);
+            launcher.launch(kernel, M * p.per_row, p.threads, shared, 1, t, p.per_row, chunk(), p.base_alignment, p.max_polls, launcher.workspace, stagger);
+        });
+    }
+
+    bool any_rows() {
+        if (p.per_row == 1) launcher.launch(generic<Op, true>, ceil_div(M, int64_t(p.threads / WARP)), p.threads, 0, 1, t, N);
+        else launcher.launch(generic<Op, false>, M, p.threads, 0, 1, t, N);
+        return true;
+    }
+};
+
+template <typename Op, bool KEEP_IN_L2> bool dispatch(const Tensors<Op>& t, int64_t N, const Plan& p, Launcher& launcher) {
+    return Dispatch<Op, KEEP_IN_L2>{t, N, p, launcher}();
+}
+
+}  // namespace softbench

@@ -1,0 +1,103 @@
+// What describes a launch: its plan, and what the plan depends on, which are the device and the layout of the tensors in memory.
+#pragma once
+
+#include "softmax_ops.cuh"
+#include "row_access.cuh"
+
+#include <algorithm>
+#include <mutex>
+
+namespace softbench {
+
+// The kernels, from the shortest rows to the longest; softmax.cu describes them. build.py has the names in this order. AUTO: no plan yet.
+enum Tier { AUTO = -1, SUB_WARP, STAGED, BLOCK, CLUSTER, SPLIT, GENERIC, CLUSTER_BULK, SPLIT_BULK, ONE_WARP };
+
+}  // namespace softbench
+
+// How a launch is done. The heuristics fill it in, or a test or a sweep does.
+extern "C" struct SoftbenchPlan {
+    int tier;            // a Tier
+    int vectors;         // of each tensor, that a thread has in registers (staged: elements a lane; sub_warp, aligned: accesses a lane)
+    int threads;         // of a CTA
+    int per_row;         // what shares a row: lanes (sub_warp, staged), CTAs (cluster, split and the bulk tiers), 1 for a warp and 0 for a CTA (generic)
+    int tier_option;     // sub_warp: 1 if rows may be unaligned; staged: rows of a CTA; split: vectors a thread in shared memory; warp: rows of a warp
+    int base_alignment;  // bytes: rows count their vectors from a base so aligned, 16 or 128 (sub_warp, aligned: the bytes of an access)
+    int max_polls;       // split, split_bulk: polls until a CTA reduces the whole row itself; negative: it always does
+    int stagger_cycles;  // cycles between the starts of the first rows; 0: all start together
+};
+
+namespace softbench {
+
+using Plan = SoftbenchPlan;
+
+constexpr int LINE_ALIGNMENT = LINE_BYTES;
+constexpr int64_t LARGE_BYTES = 64 << 20;  // of a tensor: a launch of tens of microseconds
+constexpr int64_t MAX_N = (int64_t(1) << 31) - 4096;  // indices within a row have 32 bits; tier generic takes longer rows
+
+struct Device {
+    int sms, shared_block, shared_sm, major;  // shared memory in bytes, the most of a CTA and of an SM; `major` of the compute capability
+    int clock, memory_clock, bus;             // kHz, kHz, bits
+    // Hopper and later data-center GPUs have clusters of 16 CTAs and at least 200 KB of shared memory a CTA. Others use the plans of sm_80.
+    bool clusters() const { return major >= 9 && shared_block >= 200 << 10; }
+};
+
+inline const Device& device() {
+    static Device known[64];
+    static std::once_flag once[64];
+    int current = 0;
+    cudaGetDevice(&current);
+    current &= 63;
+    std::call_once(once[current], [&] {
+        Device& d = known[current];
+        cudaDeviceGetAttribute(&d.sms, cudaDevAttrMultiProcessorCount, current);
+        cudaDeviceGetAttribute(&d.shared_block, cudaDevAttrMaxSharedMemoryPerBlockOptin, current);
+        cudaDeviceGetAttribute(&d.shared_sm, cudaDevAttrMaxSharedMemoryPerMultiprocessor, current);
+        cudaDeviceGetAttribute(&d.major, cudaDevAttrComputeCapabilityMajor, current);
+        cudaDeviceGetAttribute(&d.clock, cudaDevAttrClockRate, current);
+        cudaDeviceGetAttribute(&d.memory_clock, cudaDevAttrMemoryClockRate, current);
+        cudaDeviceGetAttribute(&d.bus, cudaDevAttrGlobalMemoryBusWidth, current);
+    });
+    return known[current];
+}
+
+template <typename I> I ceil_div(I a, I b) { return (a + b - 1) / b; }
+template <typename I> I round_up(I a, I b) { return ceil_div(a, b) * b; }
+inline int log2_ceil(int64_t n) {
+    int log = 0;
+    while ((int64_t(1) << log) < n) ++log;
+    return log;
+}
+
+// How the rows of all tensors lie in memory.
+struct Layout {
+    bool congruent;   // each row has the same offset from a 16-byte boundary in all tensors
+    bool aligned;     // that offset is 0
+    bool contiguous;  // rows follow each other without gaps
+    int granularity;  // elements, at most a vector of them: each row's start and length are multiples of it
+    int offset;       // the most elements from a 128-byte boundary to a row of the first tensor
+};
+
+template <typename Op> Layout layout_of(const Tensors<Op>& t, int64_t N) {
+    constexpr int V = Op::V;
+    Layout l = {true, true, true, V, 0};
+    while (N % l.granularity) l.granularity /= 2;
+    auto add_tensor = [&](const void* base, int64_t stride, size_t size) {
+        int64_t phase = int64_t(reinterpret_cast<uintptr_t>(base) / size % V), step = t.M > 1 ? (stride % V + V) % V : 0;
+        int64_t phase0 = int64_t(reinterpret_cast<uintptr_t>(t.source[0]) / sizeof(typename Op::Element) % V);
+        int64_t step0 = t.M > 1 ? (t.source_stride[0] % V + V) % V : 0;
+        l.congruent &= phase == phase0 && step == step0;
+        l.aligned &= phase == 0 && step == 0;
+        l.contiguous &= t.M == 1 || stride == N;
+        while (phase % l.granularity || step % l.granularity) l.granularity /= 2;
+    };
+    for (int r = 0; r < Op::READS; ++r) add_tensor(t.source[r], t.source_stride[r], sizeof(typename Op::Element));
+    add_tensor(t.target, t.target_stride, sizeof(typename Op::Out));
+    constexpr int line = LINE_ALIGNMENT / sizeof(typename Op::Element);
+    int64_t phase = int64_t(reinterpret_cast<uintptr_t>(t.source[0]) / sizeof(typename Op::Element) % line);
+    int64_t step = t.M > 1 ? t.source_stride[0] % line : 0, granularity = line;
+    while (granularity > 1 && (step % granularity != 0)) granularity /= 2;  // each row starts at phase plus a multiple of this power of two
+    l.offset = int(line - granularity + phase % granularity);
+    return l;
+}
+
+}  // namespace softbench

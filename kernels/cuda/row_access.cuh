@@ -1,0 +1,160 @@
+// Where a row lies in memory, and how its vectors and its edge elements are loaded and written.
+//
+// A row can begin at any element. Its 16-byte vectors are counted from an aligned base at or before its first element. Long rows use a base
+// aligned to 128 bytes. With 16 bytes, each access of a warp would touch one more cache line, which costs 3 % of the bandwidth. The whole
+// vectors of a row are [first, end). The edge is what remains: a head before them and a tail after them, each shorter than a vector. Each edge
+// element belongs to one thread. So a kernel touches no address outside the row, and no vector needs a mask.
+#pragma once
+
+#include "softmax_ops.cuh"
+
+namespace softbench {
+
+constexpr int FIRST_TAIL_THREAD = 8;  // threads 0..6 have the elements of the head, threads 8..14 those of the tail
+constexpr int EDGE_THREADS = 2 * FIRST_TAIL_THREAD;
+
+// The tensors of a launch: those that are read, and the one that is written. Strides between rows are in elements.
+template <typename Op> struct Tensors {
+    const typename Op::Element* source[Op::READS];
+    typename Op::Out* target;
+    int64_t source_stride[Op::READS], target_stride;
+    int64_t M;
+    int N;
+};
+
+// Loads with KEEP_IN_L2 have the policy evict_last: their lines leave L2 after the lines that are written. Written lines then leave L2 early and
+// presumably in the order of the writes, which memory handles faster. docs/kernels/notes-cuda.md has the measurements. Launches that read little
+// do not use it. Their inputs would survive a flush of L2 such as do_bench's, and the launch would only seem fast. A kernel makes the policy
+// once. At each load it would take five instructions, whose registers wait for the load before.
+template <bool KEEP_IN_L2> __device__ __forceinline__ uint64_t l2_policy() {
+    uint64_t policy = 0;
+    if constexpr (KEEP_IN_L2) asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+template <bool KEEP_IN_L2> __device__ __forceinline__ uint4 load16(const void* from, uint64_t policy) {
+    if constexpr (!KEEP_IN_L2) return *static_cast<const uint4*>(from);
+    uint4 v;
+    asm volatile("ld.global.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(from), "l"(policy));
+    return v;
+}
+template <bool KEEP_IN_L2> __device__ __forceinline__ uint2 load8(const void* from, uint64_t policy) {
+    if constexpr (!KEEP_IN_L2) return *static_cast<const uint2*>(from);
+    uint2 v;
+    asm volatile("ld.global.L2::cache_hint.v2.u32 {%0, %1}, [%2], %3;" : "=r"(v.x), "=r"(v.y) : "l"(from), "l"(policy));
+    return v;
+}
+template <bool KEEP_IN_L2> __device__ __forceinline__ uint32_t load4(const void* from, uint64_t policy) {
+    if constexpr (!KEEP_IN_L2) return *static_cast<const uint32_t*>(from);
+    uint32_t v;
+    asm volatile("ld.global.L2::cache_hint.u32 %0, [%1], %2;" : "=r"(v) : "l"(from), "l"(policy));
+    return v;
+}
+
+// A row of all tensors. NO_EDGES: the compiler knows that the row begins at its base and consists of whole vectors. Then nothing has to be
+// computed before the first load. KEEP_IN_L2: the policy of loads.
+template <typename Op, bool NO_EDGES, bool KEEP_IN_L2> struct Row {
+    static constexpr int V = Op::V;
+    using Element = typename Op::Element;
+    using Out = typename Op::Out;
+
+    const Element* source[Op::READS];  // the bases: before the row, unless it is aligned
+    Out* target;
+    int offset;      // elements from the base to the row
+    int first, end;  // of the whole vectors
+    int N;
+    uint64_t policy;
+
+    // `base_alignment` is 16 or 128 bytes. The launch plan ensures that the row has the same offset from a 16-byte boundary in each tensor.
+    __device__ __forceinline__ Row(const Tensors<Op>& tensors, int64_t row, int base_alignment) : N(tensors.N), policy(l2_policy<KEEP_IN_L2>()) {
+#pragma unroll
+        for (int r = 0; r < Op::READS; ++r) source[r] = tensors.source[r] + row * tensors.source_stride[r];
+        target = tensors.target + row * tensors.target_stride;
+        if constexpr (NO_EDGES) {
+            offset = first = 0;
+            end = N / V;
+            return;
+        }
+        offset = int(reinterpret_cast<uintptr_t>(source[0]) & (base_alignment - 1)) / int(sizeof(Element));
+#pragma unroll
+        for (int r = 0; r < Op::READS; ++r) source[r] -= offset;
+        target -= offset;
+        first = (offset + V - 1) / V;
+        end = (offset + N) / V;
+        if (end < first) end = first;  // the row lies within one vector: all of it is head
+    }
+    // The index of a thread's edge element, counted from the base; -1 if the thread has none.
+    __device__ __forceinline__ int edge_index(int thread) const {
+        if constexpr (NO_EDGES) return -1;
+        int row_end = offset + N;
+        if (thread < FIRST_TAIL_THREAD) {
+            int index = offset + thread;
+            return index < first * V && index < row_end ? index : -1;
+        }
+        int index = end * V + (thread - FIRST_TAIL_THREAD);
+        return index < row_end && thread < EDGE_THREADS ? index : -1;
+    }
+    // Loads an edge element of each tensor; a 16-bit one goes to the lower half. It converts nothing, since that would wait for the load.
+    __device__ __forceinline__ void load_edge(int index, uint32_t (&packed)[Op::READS]) const {
+#pragma unroll
+        for (int r = 0; r < Op::READS; ++r) {
+            packed[r] = Op::padding();
+            if (index >= 0) {
+                if constexpr (sizeof(Element) == 4) packed[r] = reinterpret_cast<const uint32_t*>(source[r])[index];
+                else packed[r] = reinterpret_cast<const uint16_t*>(source[r])[index];
+            }
+        }
+    }
+    __device__ __forceinline__ void write_edge(int index, const uint32_t (&packed)[Op::READS], Partial total) const {
+        if (index < 0) return;
+        float value[Op::READS];
+#pragma unroll
+        for (int r = 0; r < Op::READS; ++r) value[r] = Packed<Element>::element(packed[r], 0);
+        target[index] = narrow<Out>(Op::result(value, total));
+    }
+    __device__ __forceinline__ const uint4* vector(int r, int i) const { return reinterpret_cast<const uint4*>(source[r]) + i; }
+    __device__ __forceinline__ void write(int i, const Operands<Op::READS>& operands, Partial total) const {
+        Op::write(target + int64_t(i) * V, operands, total);
+    }
+    __device__ __forceinline__ void write(int i, const Operands<Op::READS>& operands, Partial total, Partial thread_partial) const {
+        Op::write(target + int64_t(i) * V, operands, total, thread_partial);
+    }
+};
+
+__device__ __forceinline__ void assign(uint32_t (&packed)[4], uint4 v) {
+    packed[0] = v.x;
+    packed[1] = v.y;
+    packed[2] = v.z;
+    packed[3] = v.w;
+}
+
+// Conditional loads use a predicate where a branch would take more registers: with a policy, and before Hopper.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+constexpr bool PREDICATED_LOADS = true;
+#else
+constexpr bool PREDICATED_LOADS = false;
+#endif
+
+// Loads vector i of a row if `inside`, else padding, which changes neither maximum nor sum.
+template <typename Op, bool NO_EDGES, bool KEEP_IN_L2>
+__device__ __forceinline__ void load_operands(Operands<Op::READS>& operands, const Row<Op, NO_EDGES, KEEP_IN_L2>& row, int i, bool inside) {
+#pragma unroll
+    for (int r = 0; r < Op::READS; ++r) {
+        uint32_t padding = Op::padding();
+        if constexpr (KEEP_IN_L2 || PREDICATED_LOADS) {  // the load replaces the padding
+            uint32_t(&packed)[4] = operands.packed[r];
+            assign(packed, make_uint4(padding, padding, padding, padding));
+            if constexpr (KEEP_IN_L2)
+                asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %4, 0;\n@p ld.global.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%5], %6;\n}"
+                             : "+r"(packed[0]), "+r"(packed[1]), "+r"(packed[2]), "+r"(packed[3])
+                             : "r"(unsigned(inside)), "l"(row.vector(r, i)), "l"(row.policy));
+            else
+                asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %4, 0;\n@p ld.global.v4.u32 {%0, %1, %2, %3}, [%5];\n}"
+                             : "+r"(packed[0]), "+r"(packed[1]), "+r"(packed[2]), "+r"(packed[3])
+                             : "r"(unsigned(inside)), "l"(row.vector(r, i)));
+        } else {
+            assign(operands.packed[r], inside ? *row.vector(r, i) : make_uint4(padding, padding, padding, padding));
+        }
+    }
+}
+
+}  // namespace softbench

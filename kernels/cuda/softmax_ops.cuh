@@ -1,0 +1,352 @@
+// The two operations, Forward and Backward: how a thread's part of a row is reduced, how partial results merge, and how results are written.
+// Each tier's kernel is one template over the operation and its dtypes.
+//
+// Arithmetic is float32. 16-bit inputs stay packed in registers, because unpacked copies would halve the occupancy. Most threads therefore
+// compute each exponential twice: once for the sum and once for the result. At full memory speed, that takes half of the exponential unit's
+// rate. Threads that hold few vectors cache their exponentials (CACHES_EXPONENTIALS).
+//
+// Exponentials are exp2((x - maximum) * log2 e), with the subtraction first. As a single fma, maximum * log2 e overflows beyond 2.4e38.
+//
+// Template parameters and constants that all kernels share:
+//   Op: the operation. Op::Element and Op::Out are the dtypes of its inputs and its output.
+//   R = Op::READS: how many tensors the operation reads.
+//   V = Op::V: the elements of a 16-byte vector. E = Op::E: the elements of a 32-bit register, 1 or 2.
+//   K: the vectors of each tensor that a thread holds in registers. T: the threads of a CTA.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cstdint>
+
+namespace softbench {
+
+constexpr int WARP = 32;
+constexpr int VECTOR_BYTES = 16;
+constexpr int LINE_BYTES = 128;
+constexpr int LINE_VECTORS = LINE_BYTES / VECTOR_BYTES;
+constexpr float MINUS_INFINITY = -__builtin_huge_valf();
+constexpr float LOG2_E = 1.4426950408889634f;
+
+__device__ __forceinline__ float exp2_fast(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+__device__ __forceinline__ float reciprocal(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// A 32-bit register of a 16-byte vector: one float or two 16-bit elements. `elementwise_max` compares 16-bit elements without unpacking them.
+template <typename T> struct Packed;
+template <> struct Packed<float> {
+    static constexpr int ELEMENTS = 1;
+    static constexpr uint32_t MINUS_INFINITY_BITS = 0xff800000u;
+    static __device__ __forceinline__ float element(uint32_t packed, int) { return __uint_as_float(packed); }
+    static __device__ __forceinline__ uint32_t elementwise_max(uint32_t a, uint32_t b) {
+        return __float_as_uint(fmaxf(__uint_as_float(a), __uint_as_float(b)));
+    }
+};
+template <> struct Packed<__half> {
+    static constexpr int ELEMENTS = 2;
+    static constexpr uint32_t MINUS_INFINITY_BITS = 0xfc00fc00u;
+    static __device__ __forceinline__ float element(uint32_t packed, int i) {
+        __half2 pair = reinterpret_cast<const __half2&>(packed);
+        return i == 0 ? __low2float(pair) : __high2float(pair);
+    }
+    static __device__ __forceinline__ uint32_t elementwise_max(uint32_t a, uint32_t b) {
+        __half2 pair = __hmax2(reinterpret_cast<__half2&>(a), reinterpret_cast<__half2&>(b));
+        return reinterpret_cast<uint32_t&>(pair);
+    }
+};
+template <> struct Packed<__nv_bfloat16> {
+    static constexpr int ELEMENTS = 2;
+    static constexpr uint32_t MINUS_INFINITY_BITS = 0xff80ff80u;
+    static __device__ __forceinline__ float element(uint32_t packed, int i) { return __uint_as_float(i == 0 ? packed << 16 : packed & 0xffff0000u); }
+    static __device__ __forceinline__ uint32_t elementwise_max(uint32_t a, uint32_t b) {
+        __nv_bfloat162 pair = __hmax2(reinterpret_cast<__nv_bfloat162&>(a), reinterpret_cast<__nv_bfloat162&>(b));
+        return reinterpret_cast<uint32_t&>(pair);
+    }
+};
+
+__device__ __forceinline__ float widen(float v) { return v; }
+__device__ __forceinline__ float widen(__half v) { return __half2float(v); }
+__device__ __forceinline__ float widen(__nv_bfloat16 v) { return __bfloat162float(v); }
+template <typename T> __device__ __forceinline__ T narrow(float v);
+template <> __device__ __forceinline__ float narrow<float>(float v) { return v; }
+template <> __device__ __forceinline__ __half narrow<__half>(float v) { return __float2half_rn(v); }
+template <> __device__ __forceinline__ __nv_bfloat16 narrow<__nv_bfloat16>(float v) { return __float2bfloat16_rn(v); }
+
+template <typename T> __device__ __forceinline__ uint32_t pack(float low, float high);
+template <> __device__ __forceinline__ uint32_t pack<__half>(float low, float high) {
+    __half2 pair = __floats2half2_rn(low, high);
+    return reinterpret_cast<uint32_t&>(pair);
+}
+template <> __device__ __forceinline__ uint32_t pack<__nv_bfloat16>(float low, float high) {
+    __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+    return reinterpret_cast<uint32_t&>(pair);
+}
+
+// Stores 16 bytes to aligned global memory. The front end of nvcc splits the C++ form of this store into four stores.
+__device__ __forceinline__ void store16(void* target, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(target), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+// Stores V consecutive results: in one 16-byte store, or in two where 16-bit inputs give float32 results.
+template <typename Out, int V> __device__ __forceinline__ void store_vector(Out* target, const float (&value)[V]) {
+    if constexpr (sizeof(Out) == 4) {
+#pragma unroll
+        for (int v = 0; v < V; v += 4)
+            store16(target + v, __float_as_uint(value[v]), __float_as_uint(value[v + 1]), __float_as_uint(value[v + 2]), __float_as_uint(value[v + 3]));
+    } else {
+        static_assert(V == 8);
+        store16(target, pack<Out>(value[0], value[1]), pack<Out>(value[2], value[3]), pack<Out>(value[4], value[5]), pack<Out>(value[6], value[7]));
+    }
+}
+
+// The same stores under a predicate: there is no branch around what is computed.
+__device__ __forceinline__ void store16_if(bool condition, void* target, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %0, 0;\n@p st.global.v4.b32 [%1], {%2, %3, %4, %5};\n}" ::"r"(unsigned(condition)), "l"(target), "r"(a), "r"(b),
+                 "r"(c), "r"(d)
+                 : "memory");
+}
+template <typename Out, int V> __device__ __forceinline__ void store_vector_if(bool condition, Out* target, const float (&value)[V]) {
+    if constexpr (sizeof(Out) == 4) {
+#pragma unroll
+        for (int v = 0; v < V; v += 4)
+            store16_if(condition, target + v, __float_as_uint(value[v]), __float_as_uint(value[v + 1]), __float_as_uint(value[v + 2]), __float_as_uint(value[v + 3]));
+    } else {
+        static_assert(V == 8);
+        store16_if(condition, target, pack<Out>(value[0], value[1]), pack<Out>(value[2], value[3]), pack<Out>(value[4], value[5]), pack<Out>(value[6], value[7]));
+    }
+}
+
+// The result of reducing a part of a row.
+// Forward: the maximum, and the sum of exp(x - maximum). A part that contains only -inf uses 0 in place of its maximum, and its sum stays 0.
+// A NaN in such a part stays in the sum. A row that contains only -inf ends as 0 / 0 = NaN, as in torch.
+// Backward: `sum` is the dot product of dy and y, and `maximum` is unused.
+struct Partial {
+    float maximum, sum;
+};
+
+// A 16-byte vector of each tensor read, all from the same position of one row.
+template <int READS> struct Operands {
+    uint32_t packed[READS][4];
+};
+
+// These two reduce over aligned groups of `lanes` lanes, a power of two. All lanes of the warp must call them.
+__device__ __forceinline__ float max_over_lanes(float maximum, int lanes) {
+#pragma unroll
+    for (int other = WARP / 2; other > 0; other /= 2)
+        if (other < lanes) maximum = fmaxf(maximum, __shfl_xor_sync(~0u, maximum, other));
+    return maximum;
+}
+__device__ __forceinline__ float sum_over_lanes(float sum, int lanes) {
+#pragma unroll
+    for (int other = WARP / 2; other > 0; other /= 2)
+        if (other < lanes) sum += __shfl_xor_sync(~0u, sum, other);
+    return sum;
+}
+
+// Reduces over the whole warp by one instruction, on integers in the order of the floats. Five shuffles would each wait for the one before.
+__device__ __forceinline__ float max_over_warp(float maximum) {
+    const int bits = __float_as_int(maximum), largest = __reduce_max_sync(~0u, bits ^ ((bits >> 31) & 0x7fffffff));
+    return __int_as_float(largest ^ ((largest >> 31) & 0x7fffffff));
+}
+
+__device__ __forceinline__ float finite_or_zero(float maximum) { return maximum == MINUS_INFINITY ? 0.0f : maximum; }
+
+// An operation provides these functions.
+//   padding: the bits of an absent element. identity: the Partial of an empty part.
+//   init_partial: reduces the K vectors in a thread's registers, and its edge element or padding.
+//   accumulate: adds vectors to a Partial and leaves the vectors unchanged. edge_partial: reduces one edge element.
+//   merge, reduce_lanes, reduce_replicated: combine Partials of one row.
+//   finalize: turns a row's Partial into what its elements need, {maximum, 1 / sum} or {unused, dot product}. Kernels call it `total`.
+//   result: one result from the operands of one element.
+//   write: stores the results of a vector. With `thread_partial`, the vector is one that init_partial has reduced to that Partial.
+template <typename In, typename Output> struct Forward {
+    using Element = In;
+    using Out = Output;
+    static constexpr int READS = 1;
+    static constexpr int V = VECTOR_BYTES / sizeof(In);
+    static constexpr int E = Packed<In>::ELEMENTS;
+    // True: init_partial replaces float32 elements by exponentials from the thread's own maximum. One factor a thread corrects for that later.
+    static constexpr bool EXPONENTIALS_IN_PLACE = E == 1;
+
+    static __device__ __forceinline__ Partial identity() { return {MINUS_INFINITY, 0.0f}; }
+    static __device__ __forceinline__ uint32_t padding() { return Packed<In>::MINUS_INFINITY_BITS; }
+    static __device__ __forceinline__ float exponent(float x, float base) { return (x - base) * LOG2_E; }
+
+    template <int K> static __device__ __forceinline__ float thread_maximum(const Operands<1> (&operands)[K], const uint32_t (&edge)[1]) {
+        uint32_t running = E == 2 ? (edge[0] & 0xffffu) * 0x10001u : edge[0];
+#pragma unroll
+        for (int k = 0; k < K; ++k)
+#pragma unroll
+            for (int w = 0; w < 4; ++w) running = Packed<In>::elementwise_max(running, operands[k].packed[0][w]);
+        const float maximum = Packed<In>::element(running, 0);
+        return E == 2 ? fmaxf(maximum, Packed<In>::element(running, E - 1)) : maximum;
+    }
+    template <int K> static __device__ __forceinline__ Partial init_partial(Operands<1> (&operands)[K], const uint32_t (&edge)[1]) {
+        const float maximum = thread_maximum(operands, edge), base = finite_or_zero(maximum);
+        float sum = exp2_fast(exponent(Packed<In>::element(edge[0], 0), base));
+#pragma unroll
+        for (int k = 0; k < K; ++k)
+#pragma unroll
+            for (int w = 0; w < 4; ++w)
+#pragma unroll
+                for (int e = 0; e < E; ++e) {
+                    float exponential = exp2_fast(exponent(Packed<In>::element(operands[k].packed[0][w], e), base));
+                    if constexpr (EXPONENTIALS_IN_PLACE) operands[k].packed[0][w] = __float_as_uint(exponential);
+                    sum += exponential;
+                }
+        return {maximum, sum};
+    }
+    // The same, and stores the exponentials of 16-bit vectors in `exponentials`. That takes twice the registers and saves half the exponentials.
+    template <int K> static __device__ __forceinline__ Partial init_partial(Operands<1> (&operands)[K], const uint32_t (&edge)[1], float (&exponentials)[K * V]) {
+        const float maximum = thread_maximum(operands, edge), base = finite_or_zero(maximum);
+        float sum[2] = {exp2_fast(exponent(Packed<In>::element(edge[0], 0), base)), 0.0f};
+#pragma unroll
+        for (int i = 0; i < K * V; ++i) {
+            exponentials[i] = exp2_fast(exponent(Packed<In>::element(operands[i / V].packed[0][i % V / E], i % E), base));
+            sum[i % 2] += exponentials[i];
+        }
+        return {maximum, sum[0] + sum[1]};
+    }
+    // Writes from stored exponentials. The factor uses thread_partial.maximum itself and not its finite form. For a thread that has only -inf,
+    // the exponentials and the factor are then 0. They are NaN if the whole row is -inf.
+    static __device__ __forceinline__ void write(Out* target, const float* exponentials, Partial total, Partial thread_partial) {
+        const float factor = exp2_fast(exponent(thread_partial.maximum, total.maximum)) * total.sum;
+        float value[V];
+#pragma unroll
+        for (int v = 0; v < V; ++v) value[v] = exponentials[v] * factor;
+        store_vector<Out, V>(target, value);
+    }
+    static __device__ __forceinline__ Partial edge_partial(const uint32_t (&edge)[1]) {
+        const float x = Packed<In>::element(edge[0], 0);
+        return {x, exp2_fast(exponent(x, finite_or_zero(x)))};
+    }
+    // New elements get their own sum first. So rounding errors grow with the number of calls and not of elements. `zero` is 0; a barrier can
+    // provide it, and then nothing here is computed before that barrier.
+    template <int K> static __device__ __forceinline__ void accumulate(Partial& partial, const Operands<1> (&operands)[K], uint32_t zero = 0) {
+        uint32_t running = padding() | zero;
+#pragma unroll
+        for (int k = 0; k < K; ++k)
+#pragma unroll
+            for (int w = 0; w < 4; ++w) running = Packed<In>::elementwise_max(running, operands[k].packed[0][w]);
+        float maximum = fmaxf(partial.maximum, Packed<In>::element(running, 0));
+        if constexpr (E == 2) maximum = fmaxf(maximum, Packed<In>::element(running, 1));
+        const float base = finite_or_zero(maximum);
+        float sum = 0.0f;
+#pragma unroll
+        for (int k = 0; k < K; ++k)
+#pragma unroll
+            for (int w = 0; w < 4; ++w)
+#pragma unroll
+                for (int e = 0; e < E; ++e) sum += exp2_fast(exponent(Packed<In>::element(operands[k].packed[0][w], e), base));
+        partial = {maximum, partial.sum * exp2_fast(exponent(partial.maximum, base)) + sum};
+    }
+    static __device__ __forceinline__ void accumulate(Partial& partial, const float (&x)[1]) {
+        float maximum = fmaxf(partial.maximum, x[0]), base = finite_or_zero(maximum);
+        partial = {maximum, partial.sum * exp2_fast(exponent(partial.maximum, base)) + exp2_fast(exponent(x[0], base))};
+    }
+    static __device__ __forceinline__ Partial merge(Partial a, Partial b) {
+        float maximum = fmaxf(a.maximum, b.maximum), base = finite_or_zero(maximum);
+        return {maximum, a.sum * exp2_fast(exponent(a.maximum, base)) + b.sum * exp2_fast(exponent(b.maximum, base))};
+    }
+    // Merges over aligned groups of `lanes` lanes, a power of two. All lanes of the warp must call it, and each gets its group's result.
+    static __device__ __forceinline__ Partial reduce_lanes(Partial partial, int lanes) {
+        float maximum = max_over_lanes(partial.maximum, lanes);
+        return {maximum, sum_over_lanes(partial.sum * exp2_fast(exponent(partial.maximum, finite_or_zero(maximum))), lanes)};
+    }
+    // Merges `lanes` Partials, a power of two, where each aligned group of `lanes` lanes has the same Partials.
+    static __device__ __forceinline__ Partial reduce_replicated(Partial partial, int lanes) {
+        float maximum = max_over_warp(partial.maximum);
+        return {maximum, sum_over_lanes(partial.sum * exp2_fast(exponent(partial.maximum, finite_or_zero(maximum))), lanes)};
+    }
+    static __device__ __forceinline__ Partial finalize(Partial partial) { return {finite_or_zero(partial.maximum), reciprocal(partial.sum)}; }
+    static __device__ __forceinline__ float result(const float (&x)[1], Partial total) { return exp2_fast(exponent(x[0], total.maximum)) * total.sum; }
+    static __device__ __forceinline__ void write(Out* target, const Operands<1>& operands, Partial total) {
+        float value[V];
+#pragma unroll
+        for (int v = 0; v < V; ++v) {
+            float x[1] = {Packed<In>::element(operands.packed[0][v / E], v % E)};
+            value[v] = result(x, total);
+        }
+        store_vector<Out, V>(target, value);
+    }
+    static __device__ __forceinline__ void write(Out* target, const Operands<1>& operands, Partial total, Partial thread_partial) {
+        if constexpr (EXPONENTIALS_IN_PLACE) {
+            float exponentials[V];
+#pragma unroll
+            for (int v = 0; v < V; ++v) exponentials[v] = __uint_as_float(operands.packed[0][v]);
+            write(target, exponentials, total, thread_partial);
+        } else {
+            write(target, operands, total);
+        }
+    }
+};
+
+template <typename T> struct Backward {
+    using Element = T;
+    using Out = T;
+    static constexpr int READS = 2;  // dy, y
+    static constexpr int V = VECTOR_BYTES / sizeof(T);
+    static constexpr int E = Packed<T>::ELEMENTS;
+    static constexpr bool EXPONENTIALS_IN_PLACE = false;
+
+    static __device__ __forceinline__ Partial identity() { return {0.0f, 0.0f}; }
+    static __device__ __forceinline__ uint32_t padding() { return 0; }
+
+    template <int K> static __device__ __forceinline__ Partial init_partial(Operands<2> (&operands)[K], const uint32_t (&edge)[2]) {
+        Partial partial = edge_partial(edge);
+        accumulate(partial, operands);
+        return partial;
+    }
+    static __device__ __forceinline__ Partial edge_partial(const uint32_t (&edge)[2]) { return {0.0f, Packed<T>::element(edge[0], 0) * Packed<T>::element(edge[1], 0)}; }
+    template <int K> static __device__ __forceinline__ void accumulate(Partial& partial, const Operands<2> (&operands)[K], uint32_t zero = 0) {
+        float sum = __uint_as_float(zero);
+#pragma unroll
+        for (int k = 0; k < K; ++k)
+#pragma unroll
+            for (int w = 0; w < 4; ++w)
+#pragma unroll
+                for (int e = 0; e < E; ++e) sum += Packed<T>::element(operands[k].packed[0][w], e) * Packed<T>::element(operands[k].packed[1][w], e);
+        partial.sum += sum;
+    }
+    static __device__ __forceinline__ void accumulate(Partial& partial, const float (&v)[2]) { partial.sum += v[0] * v[1]; }
+    static __device__ __forceinline__ Partial merge(Partial a, Partial b) { return {0.0f, a.sum + b.sum}; }
+    static __device__ __forceinline__ Partial reduce_lanes(Partial partial, int lanes) { return {0.0f, sum_over_lanes(partial.sum, lanes)}; }
+    static __device__ __forceinline__ Partial reduce_replicated(Partial partial, int lanes) { return reduce_lanes(partial, lanes); }
+    static __device__ __forceinline__ Partial finalize(Partial partial) { return partial; }
+    static __device__ __forceinline__ float result(const float (&v)[2], Partial total) { return v[1] * (v[0] - total.sum); }
+    static __device__ __forceinline__ void write(Out* target, const Operands<2>& operands, Partial total) {
+        float value[V];
+#pragma unroll
+        for (int v = 0; v < V; ++v) {
+            float pair[2] = {Packed<T>::element(operands.packed[0][v / E], v % E), Packed<T>::element(operands.packed[1][v / E], v % E)};
+            value[v] = result(pair, total);
+        }
+        store_vector<Out, V>(target, value);
+    }
+    static __device__ __forceinline__ void write(Out* target, const Operands<2>& operands, Partial total, Partial) { write(target, operands, total); }
+};
+
+// Whether a thread holds the exponentials of its 16-bit vectors in registers during the exchange. That is for few rows, with at most two vectors a
+// thread.
+template <typename Op, int K> constexpr bool CACHES_EXPONENTIALS = Op::READS == 1 && Op::E == 2 && K <= 2;
+
+// Makes the compiler reload float32 values from the packed registers after an exchange. Otherwise it preserves the unpacked copies across the
+// exchange, which costs twice the registers or spills. An empty asm statement hides the link from the front end of nvcc but not from ptxas.
+// A branch that could change the registers hides it from both. `never` is false at run time, and the compiler does not know that.
+template <typename Op, int K> __device__ __forceinline__ void discard_unpacked(Operands<Op::READS> (&operands)[K], bool never) {
+    if (Op::E > 1 && never) {
+#pragma unroll
+        for (int k = 0; k < K; ++k)
+#pragma unroll
+            for (int r = 0; r < Op::READS; ++r)
+#pragma unroll
+                for (int w = 0; w < 4; ++w) asm volatile("not.b32 %0, %0;" : "+r"(operands[k].packed[r][w]));
+    }
+}
+
+}  // namespace softbench

@@ -1,0 +1,115 @@
+// Tier staged: rows of at most 1 KB that follow each other in memory without gaps, but begin anywhere or fill their lanes badly.
+//
+// A CTA has a tile of rows, which is contiguous and aligned. The tile comes into shared memory by whole vectors, is computed there element by
+// element, and leaves by whole vectors. So the length of a row matters only for how its lanes share the banks of shared memory.
+#pragma once
+
+#include "async_copy.cuh"
+#include "logical_warp.cuh"
+
+namespace softbench {
+
+constexpr int STAGED_THREADS = 128;
+constexpr int STAGED_MAX_ELEMENTS = 10;  // of a row, a lane
+
+// These access an element by its shared-memory address. With a pointer, the compiler computes each address anew.
+template <typename Element> __device__ __forceinline__ float load_shared(uint32_t from) {
+    if constexpr (sizeof(Element) == 4) {
+        float v;
+        asm volatile("ld.shared.f32 %0, [%1];" : "=f"(v) : "r"(from) : "memory");
+        return v;
+    } else {
+        uint16_t v;
+        asm volatile("ld.shared.u16 %0, [%1];" : "=h"(v) : "r"(from) : "memory");
+        return Packed<Element>::element(v, 0);
+    }
+}
+template <typename Element> __device__ __forceinline__ void store_shared(uint32_t to, float value) {
+    if constexpr (sizeof(Element) == 4) asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(value) : "memory");
+    else asm volatile("st.shared.u16 [%0], %1;" ::"r"(to), "h"(uint16_t(pack<Element>(value, value))) : "memory");
+}
+
+// The rows of a tile that the warps of a CTA work on before they jump. Shared memory has room for a multiple of them.
+__host__ __device__ inline int staged_span(int lanes, int stride_log2, int warps) {
+    return WARP / lanes * ((1 << stride_log2) > warps ? 1 << stride_log2 : warps);
+}
+
+// Computes the `tile_rows` rows of a tile that has room for `rows`. A row has LANES lanes of K elements; some lanes lack the last element. A
+// warp works on rows that are 2^stride_log2 rows apart, so that they lie in different banks (see row_stride_log2). In `steps_per_span` steps,
+// the warps share the rows between these. Then they jump to the next span.
+template <typename Op, int K, int LANES> __device__ __forceinline__ void compute_tile(uint32_t tile, int tile_rows, int rows, int N, int stride_log2) {
+    using Element = typename Op::Element;
+    constexpr int R = Op::READS, SIZE = sizeof(Element), GROUPS = WARP / LANES;
+    const int lane = threadIdx.x % LANES, group = threadIdx.x % WARP / LANES, warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
+    const bool full = LANES == 1 || (K - 1) * LANES + lane < N;
+    const uint32_t last_element = full ? (K - 1) * LANES * SIZE : 0, tensor_bytes = rows * N * SIZE;
+    const uint32_t last_row = tile + ((tile_rows - 1) * N + lane) * SIZE;
+    const int steps_per_span = max(1, (1 << stride_log2) / warps), span = staged_span(LANES, stride_log2, warps);  // powers of two, as warps are
+    const uint32_t step = warps * N * SIZE, jump = span * N * SIZE - (steps_per_span - 1) * step;
+    const int steps = ((tile_rows + span - 1) >> (31 - __clz(span))) * steps_per_span;  // the same for all lanes, for the shuffles
+    uint32_t next = tile + (((((warp >> stride_log2) * GROUPS + group) << stride_log2) + (warp & ((1 << stride_log2) - 1))) * N + lane) * SIZE;
+    for (int i = 1; i <= steps; ++i) {
+        const bool active = next <= last_row;  // inactive lanes compute what lies behind the rows
+        const uint32_t address = next;
+        next += i & (steps_per_span - 1) ? step : jump;
+        float value[K][R];
+#pragma unroll
+        for (int r = 0; r < R; ++r) {
+#pragma unroll
+            for (int k = 0; k < K - 1; ++k) value[k][r] = load_shared<Element>(address + r * tensor_bytes + k * LANES * SIZE);
+            const float x = load_shared<Element>(address + r * tensor_bytes + last_element);
+            value[K - 1][r] = full ? x : R == 1 ? MINUS_INFINITY : 0.0f;
+        }
+        float maximum = value[0][0];
+        if constexpr (R == 1)
+#pragma unroll
+            for (int k = 1; k < K; ++k) maximum = fmaxf(maximum, value[k][0]);
+        compute_in_place<Op>(value, maximum, LogicalWarp<LANES>{LANES, lane, 0, true});
+        if (!active) continue;
+#pragma unroll
+        for (int k = 0; k < K - 1; ++k) store_shared<Element>(address + k * LANES * SIZE, value[k][0]);
+        if (full) store_shared<Element>(address + last_element, value[K - 1][0]);
+    }
+}
+
+// The tensors begin at aligned addresses. `rows`, a multiple of V: the rows of a CTA's tile. `elements_per_lane`: 6 to STAGED_MAX_ELEMENTS, or any
+// number up to that if LANES is 1.
+template <typename Op, int LANES, bool KEEP_IN_L2>
+__global__ void __launch_bounds__(STAGED_THREADS, Op::READS == 1 ? 16 : 10) staged(Tensors<Op> tensors, int elements_per_lane, int rows, int stride_log2) {
+    using Element = typename Op::Element;
+    static_assert(sizeof(Element) == sizeof(typename Op::Out), "results replace their operands");
+    constexpr int R = Op::READS, V = Op::V;
+    extern __shared__ __align__(LINE_BYTES) unsigned char dynamic[];
+    const int64_t start = int64_t(blockIdx.x) * rows, rest = tensors.M - start;
+    const int tile_rows = rest < rows ? int(rest) : rows, N = tensors.N, elements = tile_rows * N, vectors = elements / V;
+    const uint64_t policy = l2_policy<KEEP_IN_L2>();
+    Element* buffer[R];
+#pragma unroll
+    for (int r = 0; r < R; ++r) {
+        buffer[r] = reinterpret_cast<Element*>(dynamic) + r * rows * N;
+        const Element* tile = tensors.source[r] + start * N;
+        for (int i = threadIdx.x; i < vectors; i += blockDim.x) copy_async<KEEP_IN_L2>(buffer[r] + i * V, tile + i * V, policy);
+        for (int e = vectors * V + threadIdx.x; e < elements; e += blockDim.x) buffer[r][e] = tile[e];
+    }
+    copy_async_wait();
+    __syncthreads();
+    const uint32_t address = shared_address(dynamic);
+    if constexpr (LANES == 1) {
+        if (elements_per_lane == 1) compute_tile<Op, 1, LANES>(address, tile_rows, rows, N, stride_log2);
+        else if (elements_per_lane == 2) compute_tile<Op, 2, LANES>(address, tile_rows, rows, N, stride_log2);
+        else if (elements_per_lane == 3) compute_tile<Op, 3, LANES>(address, tile_rows, rows, N, stride_log2);
+        else if (elements_per_lane == 4) compute_tile<Op, 4, LANES>(address, tile_rows, rows, N, stride_log2);
+        else if (elements_per_lane == 5) compute_tile<Op, 5, LANES>(address, tile_rows, rows, N, stride_log2);
+    }
+    if (elements_per_lane == 6) compute_tile<Op, 6, LANES>(address, tile_rows, rows, N, stride_log2);
+    else if (elements_per_lane == 7) compute_tile<Op, 7, LANES>(address, tile_rows, rows, N, stride_log2);
+    else if (elements_per_lane == 8) compute_tile<Op, 8, LANES>(address, tile_rows, rows, N, stride_log2);
+    else if (elements_per_lane == 9) compute_tile<Op, 9, LANES>(address, tile_rows, rows, N, stride_log2);
+    else if (elements_per_lane == STAGED_MAX_ELEMENTS) compute_tile<Op, STAGED_MAX_ELEMENTS, LANES>(address, tile_rows, rows, N, stride_log2);
+    __syncthreads();
+    Element* tile = tensors.target + start * N;
+    for (int i = threadIdx.x; i < vectors; i += blockDim.x) reinterpret_cast<uint4*>(tile)[i] = reinterpret_cast<uint4*>(buffer[0])[i];
+    for (int e = vectors * V + threadIdx.x; e < elements; e += blockDim.x) tile[e] = buffer[0][e];
+}
+
+}  // namespace softbench

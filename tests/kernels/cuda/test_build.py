@@ -1,0 +1,125 @@
+"""Building softmax.cu: the compiler, its command line and the cache."""
+
+import ctypes
+import shutil
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+from nvcc import needs_nvcc
+from softbench.kernels.cuda import build
+
+from softbench.core import toolchain
+
+
+@needs_nvcc
+def test_a_library_links_all_parts(tmp_path, monkeypatch):
+    source = tmp_path / "softmax.cu"
+    source.write_text(
+        "#if SOFTBENCH_PART == 0\n"
+        'int other(); extern "C" int softbench_both() { return other() + 1; }\n'
+        "#elif SOFTBENCH_PART == 1\n__global__ void nothing() {}\nint other() { return 41; }\n#endif\n"
+    )
+    monkeypatch.setattr(build, "SOURCE", source)
+    monkeypatch.setattr(build, "FEW_CORES", 0)
+    monkeypatch.setenv("SOFTBENCH_CACHE", str(tmp_path / "cache"))
+    assert build.parts() == 2
+    assert ctypes.CDLL(str(build.build("sm_90a"))).softbench_both() == 42
+    source.write_text(source.read_text().replace("return 41", "return nothing_such"))
+    with pytest.raises(build.BuildError, match=r"nvcc failed: .*nothing_such"):
+        build.build("sm_90a")
+
+
+def test_softmax_cu_has_a_part_for_each_operation():
+    assert build.parts() == 8
+
+
+@needs_nvcc
+def test_a_library_is_rebuilt_only_when_its_source_changes(tmp_path, monkeypatch, capfd):
+    monkeypatch.setenv("SOFTBENCH_CACHE", str(tmp_path / "cache"))
+    source = tmp_path / "softmax.cu"  # small, to compile quickly
+    source.write_text('__global__ void nothing() {}\nextern "C" void softbench_nothing() { nothing<<<1, 1>>>(); }\n')
+    monkeypatch.setattr(build, "SOURCE", source)
+    library = build.build("sm_90a")
+    assert "building softmax.cu for sm_90a" in capfd.readouterr().err
+    assert ctypes.CDLL(str(library)).softbench_nothing
+    stamp = library.stat().st_mtime_ns
+    assert build.build("sm_90a") == library
+    assert library.stat().st_mtime_ns == stamp
+    assert capfd.readouterr().err == ""
+    source.write_text("int main( {")
+    with pytest.raises(build.BuildError, match=r"nvcc failed: .*error.*\(log: "):
+        build.build("sm_90a")
+
+
+def test_the_cache_key_covers_sources_torch_and_architecture(monkeypatch, tmp_path):
+    for path in build.sources():
+        shutil.copy(path, tmp_path)
+    monkeypatch.setattr(build, "SOURCE", tmp_path / "softmax.cu")
+    assert len(build.sources()) > 5
+    keys = [build._key("/bin/true", "sm_90a")]
+    with (tmp_path / "row_access.cuh").open("a") as header:
+        header.write("// a change\n")
+    keys.append(build._key("/bin/true", "sm_90a"))
+    monkeypatch.setattr(torch, "__version__", "0.0")
+    keys += [build._key("/bin/true", "sm_90a"), build._key("/bin/true", "sm_80")]
+    assert len(set(keys)) == 4
+
+
+def test_nvcc_is_found_in_pip_packages_without_a_toolkit(tmp_path, monkeypatch):
+    kit = tmp_path / "nvidia" / "cu13"
+    (kit / "bin").mkdir(parents=True)
+    (kit / "lib").mkdir()
+    compiler, runtime = kit / "bin" / "nvcc", kit / "lib" / "libcudart_static.a"
+    compiler.write_text("#!/bin/sh\n")
+    compiler.chmod(0o755)
+    runtime.touch()
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "none"))
+    monkeypatch.setattr(build, "_packaged_toolkits", lambda: [kit])
+    assert build.nvcc() == str(compiler)
+    assert f"-L{kit / 'lib'}" in build.command(str(compiler), "sm_90a", tmp_path / "out.so")
+
+
+def test_doctor_and_build_find_the_same_nvcc(tmp_path, monkeypatch):
+    def compiler(*parts):
+        path = tmp_path.joinpath(*parts)
+        path.parent.mkdir(parents=True)
+        path.write_text("#!/bin/sh\n")
+        path.chmod(0o755)
+        return path
+
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "none"))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "nvidia", raising=False)
+    older, newer = compiler("nvidia", "cu12", "bin", "nvcc"), compiler("nvidia", "cu13", "bin", "nvcc")
+    assert build.nvcc() is not None
+    assert build.nvcc() == toolchain.nvcc()
+    if list(find_spec("nvidia").submodule_search_locations) == [str(tmp_path / "nvidia")]:  # otherwise NVIDIA's packages are installed too
+        assert build.nvcc() == toolchain.nvcc() == str(newer)
+        newer.unlink()
+        assert build.nvcc() == toolchain.nvcc() == str(older)
+        assert toolchain.cuda_home() in (None, Path("/usr/local/cuda"))
+    home = compiler("a toolkit", "bin", "nvcc").parents[1]
+    monkeypatch.delenv("CUDA_HOME")
+    monkeypatch.setenv("CUDA_PATH", str(home))
+    assert build.nvcc() == toolchain.nvcc() == str(home / "bin" / "nvcc")
+    monkeypatch.setenv("CUDA_HOME", str(compiler("another", "bin", "nvcc").parents[1]))
+    assert build.nvcc() == toolchain.nvcc() == str(tmp_path / "another" / "bin" / "nvcc")
+    monkeypatch.setenv("PATH", str(compiler("on path", "nvcc").parent))
+    assert build.nvcc() == toolchain.nvcc() == str(tmp_path / "on path" / "nvcc")
+
+
+def test_a_missing_nvcc_error_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    with pytest.raises(
+        build.BuildError, match="no nvcc on PATH, under CUDA_HOME or in pip's packages; install the CUDA toolkit or: pip install"
+    ):
+        build.build("sm_90a")
+
+
+def test_hopper_and_later_get_architecture_specific_code():
+    assert [build.architecture_of(c) for c in ((8, 0), (8, 9), (9, 0), (10, 0))] == ["sm_80", "sm_89", "sm_90a", "sm_100a"]

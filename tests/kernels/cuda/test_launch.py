@@ -1,0 +1,84 @@
+"""Launches through ctypes: workspaces, plans and errors, with a library that only counts calls."""
+
+import ctypes
+
+import pytest
+import torch
+from softbench.kernels.cuda import launch
+from softbench.kernels.cuda.launch_plan import Plan
+
+STREAM = 7
+
+
+class Library:
+    """Takes the place of the built library. `needs`: the bytes of workspace that a launch asks for."""
+
+    def __init__(self, needs=0, code=0):
+        self.needs, self.code, self.calls = needs, code, []
+
+    def softbench_forward(self, *arguments):
+        self.calls.append(arguments)
+        workspace_bytes = arguments[-3]
+        return -self.needs if workspace_bytes < self.needs else self.code
+
+    softbench_backward = softbench_forward
+
+    def softbench_error(self, code):
+        return f"error {code}".encode()
+
+
+@pytest.fixture
+def launch_with(monkeypatch):
+    """Launches of (3, 5) tensors by a library, on a CPU."""
+    zeros = []
+    monkeypatch.setattr(launch, "_workspaces", {})
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: None, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: STREAM, raising=False)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: launch_with.capturing)
+    monkeypatch.setattr(launch, "persistent_zeros", lambda index, size, dtype: zeros.append(size) or torch.zeros(size, dtype=dtype))
+    plain_zeros = torch.zeros
+    monkeypatch.setattr(torch, "zeros", lambda *size, dtype, **_: plain_zeros(*size, dtype=dtype))
+
+    def launch_with(library, plan=None):
+        monkeypatch.setattr(launch, "_library", lambda index: library)
+        x = torch.ones(3, 5)
+        launch.launch_forward(x, torch.empty_like(x), plan)
+        return zeros
+
+    launch_with.capturing = False
+    return launch_with
+
+
+def test_arguments_are_pointers_strides_shape_and_dtypes(monkeypatch, launch_with):
+    library = Library()
+    plan = Plan(-1)
+    launch_with(library, plan)
+    ((_, _, *numbers, workspace, size, stream, by_reference),) = library.calls
+    assert numbers == [5, 5, 3, 5, 0, 0]
+    assert (workspace, size, stream) == (None, 0, STREAM)
+    assert by_reference == ctypes.addressof(plan)
+
+
+def test_a_missing_workspace_is_allocated_once_for_a_stream(launch_with):
+    library = Library(needs=100)
+    launch_with(library)
+    assert launch_with(library) == [launch._MIN_WORKSPACE_BYTES]
+    assert [call[-3] for call in library.calls] == [0, launch._MIN_WORKSPACE_BYTES, launch._MIN_WORKSPACE_BYTES]
+
+
+def test_a_larger_workspace_replaces_a_small_one(launch_with):
+    launch_with(Library(needs=100))
+    assert launch_with(Library(needs=1 << 20)) == [launch._MIN_WORKSPACE_BYTES, 1 << 20]
+
+
+def test_a_captured_launch_gets_its_own_workspace(launch_with):
+    library = Library(needs=100)
+    launch_with(library)
+    launch_with.capturing = True
+    assert launch_with(library) == [launch._MIN_WORKSPACE_BYTES]  # no further persistent one
+    assert [call[-3] for call in library.calls[2:]] == [0, 100]
+
+
+def test_a_failed_launch_names_function_shape_and_cuda_error(launch_with):
+    with pytest.raises(RuntimeError, match=r"softbench_forward on \(3, 5\): error 1"):
+        launch_with(Library(code=1))

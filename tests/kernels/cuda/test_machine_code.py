@@ -1,0 +1,77 @@
+"""The machine code that nvcc makes of softmax.cu."""
+
+import os
+import re
+import subprocess
+
+import pytest
+from nvcc import needs_nvcc
+from softbench.kernels.cuda import build, disassemble
+
+KERNELS = ("sub_warp_aligned", "sub_warp_unaligned", "staged", "warp_row", "warp_two_rows", "block", "cluster", "bulk", "split", "generic")
+
+
+@needs_nvcc
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90a", "sm_100a"])
+def test_no_kernel_spills_a_register(tmp_path, architecture):
+    command = build.command(build.nvcc(), architecture, tmp_path / "x.fatbin")
+    command = [word for word in command if word not in ("-shared", "-Xcompiler", "-fPIC")]
+    whole = architecture == "sm_90a" or (os.cpu_count() or 1) >= build.FEW_CORES
+    # An architecture takes a minute. So the others compile only the parts that need most registers: float32 rows, 16-bit rows with float32
+    # results, and the gradient of 16-bit rows.
+    report = ""
+    for part in [""] if whole else ["-DSOFTBENCH_PART=0", "-DSOFTBENCH_PART=4", "-DSOFTBENCH_PART=7"]:
+        done = subprocess.run([*command, *part.split(), "-fatbin", "-Xptxas", "-v"], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert f"for '{architecture}'" in done.stderr
+        report += done.stderr
+    kernels = report.count("Compiling entry function")
+    spills = [line for line in report.splitlines() if "spill stores" in line]
+    assert kernels == len(spills) > (300 if whole else 100)  # each tier x its variants x (5 pairs of dtypes forward + 3 backward)
+    assert all("0 bytes spill stores, 0 bytes spill loads" in line for line in spills)
+    for kernel in KERNELS:
+        assert report.count(f"_ZN9softbench{len(kernel)}{kernel}I") >= 1, kernel
+
+
+WRITES = re.compile(r"^\s*(?:@!?U?P\w+ )?(\S+) (?:U?P\w+, )*UR(\d+)")
+
+
+def undefined_descriptors(sass: str) -> list[str]:
+    """The copies to shared memory whose policy register their function never sets."""
+    found = []
+    for function in sass.split("Function : ")[1:]:
+        code = [line.split("*/", 1)[1].split(";")[0] for line in function.splitlines() if line.lstrip().startswith("/*") and ";" in line]
+        written: set[int] = set()
+        for operation, number in (match.groups() for match in map(WRITES.match, code) if match):
+            written |= set(range(int(number), int(number) + (4 if ".128" in operation else 2)))
+        for line in code:
+            if "LDGSTS" in line and (lost := {int(number) for number in re.findall(r"UR(\d+)", line)} - written):
+                found.append(f"{function.splitlines()[0]}: {line.strip()}: {sorted(lost)}")
+    return found
+
+
+def test_undefined_descriptors_are_found_in_sass():
+    good = "/*0010*/ ULDC.64 UR4, c[0x0][0x208] ; /* 0x0 */\n/*0020*/ @P0 LDGSTS.E.BYPASS.128 [R33], desc[UR4][R26.64] ; /* 0x0 */\n"
+    bad = "/*0010*/ ULDC.64 UR4, c[0x0][0x208] ; /* 0x0 */\n/*0020*/ LDGSTS.E.BYPASS.128 [R33+UR0], desc[UR1][R26.64] ; /* 0x0 */\n"
+    assert undefined_descriptors(f"Function : good\n{good}Function : bad\n{bad}") == [
+        "bad: LDGSTS.E.BYPASS.128 [R33+UR0], desc[UR1][R26.64]: [0, 1]"
+    ]
+
+
+@needs_nvcc
+@pytest.mark.parametrize("architecture", ["sm_90a", "sm_100a"])
+def test_copies_to_shared_memory_have_a_defined_policy(tmp_path, architecture):
+    """For sm_100, ptxas of CUDA 12.8 to 13.3 gives a copy with a cache hint a policy register that it never sets (async_copy.cuh)."""
+    known = subprocess.run([build.nvcc(), "--list-gpu-arch"], capture_output=True, text=True, check=True).stdout
+    if f"compute_{architecture[3:-1]}" not in known:
+        pytest.skip(f"this nvcc does not know {architecture}")
+    cubin = tmp_path / "x.cubin"
+    words = [word for word in build.command(build.nvcc(), architecture, cubin) if word not in ("-shared", "-Xcompiler", "-fPIC")]
+    done = subprocess.run([*words, "-DSOFTBENCH_PART=7", "-cubin"], capture_output=True, text=True, check=False)  # 16-bit gradients
+    assert done.returncode == 0, done.stderr
+    try:
+        sass = disassemble.sass(cubin, [name for name in disassemble.resources(cubin) if "5split" in name or "6staged" in name])
+    except build.BuildError as error:
+        pytest.skip(str(error))
+    assert sass.count("LDGSTS") >= 4
+    assert undefined_descriptors(sass) == []
