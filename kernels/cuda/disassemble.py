@@ -1,42 +1,30 @@
-"""Looking into the built library: what the assembler gave each kernel, its SASS, and the PTX that it came from.
+"""Reads the built library: the resources of each kernel, its machine code (SASS), and the PTX that it comes from.
 
-`cuobjdump` comes with a CUDA toolkit, with pip's `nvidia-cuda-cuobjdump` and with Triton; PTX is nvcc's, made when it is asked for (the
-library holds machine code alone) and kept beside it.
+The library has machine code only. So nvcc makes the PTX when it is needed, and it is cached beside the library.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
-import shutil
 import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
+from ..common.cuda_toolkit import cuobjdump
 from . import build
 
 _FUNCTION = re.compile(r"Function ([^\s:]+):\s*\n\s*(REG:.*)")
 _ENTRY = re.compile(r"^(?:\.visible |\.weak )*\.entry ([\w$]+)\(.*?^\}", re.MULTILINE | re.DOTALL)
 
 
-def cuobjdump() -> str | None:
-    """Path of CUDA's disassembler, or None: on PATH, in a toolkit, among pip's packages, or Triton's own."""
-    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or "/usr/local/cuda"
-    places = ["cuobjdump", str(Path(home) / "bin" / "cuobjdump")]
-    if compiler := build.nvcc():
-        places.append(str(Path(compiler).resolve().parent / "cuobjdump"))
-    places += [str(folder / "bin" / "cuobjdump") for folder in build._packaged_toolkits()]
-    if triton := importlib.util.find_spec("triton"):
-        places += [str(Path(folder) / "backends/nvidia/bin/cuobjdump") for folder in triton.submodule_search_locations or []]
-    return next((path for place in places if (path := shutil.which(place))), None)
-
-
 def resources(library: Path) -> dict[str, dict[str, int]]:
-    """What each kernel takes, by its mangled name: REG and STACK of a thread, SHARED of a block, LOCAL where registers spill, CONSTANT[0].
+    """The resources of each kernel, by its mangled name.
+
+    REG: registers of a thread. STACK and LOCAL: bytes of a thread; LOCAL has spilled registers. SHARED: bytes of a CTA. CONSTANT[0]: bytes.
 
     Raises:
-        BuildError: there is no cuobjdump, or it fails.
+        BuildError: there is no cuobjdump, or it failed.
     """
     found = {}
     for name, line in _FUNCTION.findall(_run("--dump-resource-usage", str(library))):
@@ -45,15 +33,15 @@ def resources(library: Path) -> dict[str, dict[str, int]]:
 
 
 def sass(library: Path, functions: Iterable[str]) -> str:
-    """The machine code of kernels, given by their mangled names. Raises BuildError as `resources`."""
+    """The machine code of the kernels with these mangled names. Raises BuildError as `resources`."""
     return _run("--dump-sass", "--function", ",".join(functions), str(library))
 
 
 def ptx(architecture: str, functions: Iterable[str]) -> str:
-    """The PTX of kernels, given by their mangled names.
+    """The PTX of the kernels with these mangled names.
 
     Raises:
-        BuildError: nvcc is not there, or fails.
+        BuildError: there is no nvcc, or it failed.
     """
     wanted, file = set(functions), build.build(architecture).with_name("softmax.ptx")
     if not file.is_file():

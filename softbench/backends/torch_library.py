@@ -20,7 +20,8 @@ from softbench.backends.autograd import differentiable
 from softbench.backends.directions import by_direction
 from softbench.backends.own_kernels import Piece, of_the_library, sources_of
 from softbench.core.case import Case, Direction
-from softbench.core.toolchain import cuda_home, missing_compiler, packaging_compiler
+from softbench.core.toolchain import missing_compiler, packaging_compiler
+from softbench.kernels.common.cuda_toolkit import cuda_home
 from softbench.ops.dtypes import DTYPES
 
 Call = Callable[..., torch.Tensor]

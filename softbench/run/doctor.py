@@ -6,6 +6,7 @@ from softbench.core import toolchain
 from softbench.core.errors import WorkersError
 from softbench.core.machine import Gpu
 from softbench.core.text import one_line, size
+from softbench.kernels.common import cuda_toolkit
 from softbench.processes.pool import Pool
 from softbench.run.session import probe
 
@@ -40,7 +41,7 @@ def examine(deadline: float) -> list[Finding]:
     found.append(
         _tool(
             "nvcc",
-            toolchain.nvcc(),
+            cuda_toolkit.nvcc(),
             "absent",
             "only CUDA C++ extensions need it: install the CUDA toolkit, or pip install 'softbench[cuda]'",
         )

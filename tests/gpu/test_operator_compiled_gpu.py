@@ -7,11 +7,12 @@ import torch
 import torch.utils.cpp_extension
 from operands import LONG, TOLERANCE, close, gradient, randn
 from pairs import OPS, PAIRS, both, run_and_differentiate
+from softbench.kernels.common.cuda_toolkit import cuda_home
 from softbench.kernels.triton import softmax, traced
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._inductor.utils import run_and_get_code
 
-from softbench.core.toolchain import cuda_home, packaging_compiler
+from softbench.core.toolchain import packaging_compiler
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 
