@@ -1,4 +1,4 @@
-"""A forward and a backward that know nothing of autograd, joined into one differentiable function."""
+"""Makes one differentiable function from a forward and a backward function."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ Call = Callable[..., torch.Tensor]
 
 
 def differentiable(forward: Call, backward: Call) -> Call:
-    """`f(x) -> y` with a gradient, from `forward(x) -> y` and `backward(dy, y) -> dx`; differentiable once."""
+    """`f(x) -> y` with a gradient, from `forward(x) -> y` and `backward(dy, y) -> dx`. It can be differentiated once."""
 
-    def joined(x: torch.Tensor) -> torch.Tensor:
-        y: torch.Tensor = _Joined.apply(x, forward, backward)
+    def softmax(x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = _Softmax.apply(x, forward, backward)
         return y
 
-    return joined
+    return softmax
 
 
-class _Joined(torch.autograd.Function):
+class _Softmax(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, forward: Call, backward: Call) -> torch.Tensor:
         y = forward(x)

@@ -1,4 +1,4 @@
-"""The yardstick: what moving the same bytes costs, without any softmax."""
+"""The yardstick `copy`: it moves the same bytes as softmax and computes nothing."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class Copy:
     """The yardstick: a same-bytes device copy (forward) or two-read-one-write add (backward)."""
 
     name = "copy"
-    advice = "never for softmax: it is what the others are measured by"
+    advice = "never for softmax: the other backends are compared with it"
     computes = "copy"
-    """Not a softmax: `softbench.ops.softmax.tolerance` compares it bit by bit with what it should have moved."""
+    """Not a softmax: `softbench.ops.softmax.tolerance` compares the output bit by bit with the bytes to move."""
 
     def available(self) -> str | None:
         return None
@@ -25,7 +25,7 @@ class Copy:
         return None
 
     def prepare(self, case: Case) -> Callable[..., Any]:
-        """Outputs are allocated beforehand, so that no allocator is timed.
+        """The first call allocates the outputs, so later calls do not time the allocator.
 
         forward: `x -> x`; backward: `(dy, y) -> dy + y`; both: `(x, dy) -> (x, dy + x)`.
         """

@@ -1,7 +1,7 @@
-"""cuDNN's own softmax (`cudnnSoftmaxForward`, `cudnnSoftmaxBackward`), by ctypes from the library that torch brings along.
+"""cuDNN's softmax (`cudnnSoftmaxForward`, `cudnnSoftmaxBackward`), called through ctypes from the library that torch installs.
 
-PyTorch itself does not call it. An (M, N) tensor is given as M images of N channels and one pixel, in mode INSTANCE: softmax over all of an
-image. Source: the reference of the cudnn_ops library in NVIDIA's cuDNN documentation.
+PyTorch does not call these functions. An (M, N) tensor becomes M images of N channels and one pixel. Mode INSTANCE reduces over
+all elements of an image. Source: the reference of the cudnn_ops library in NVIDIA's cuDNN documentation.
 """
 
 from __future__ import annotations
@@ -16,36 +16,36 @@ from typing import Any
 import torch
 
 from softbench.backends.autograd import differentiable
-from softbench.backends.directions import by_direction
+from softbench.backends.directions import EMPTY, by_direction
 from softbench.core.case import Case, Direction
 from softbench.core.text import one_line
 
 ACCURATE, INSTANCE, NCHW = 1, 0, 0  # CUDNN_SOFTMAX_ACCURATE subtracts the maximum, FAST does not
 TYPES = {"fp32": 0, "fp16": 2, "bf16": 9}  # cudnnDataType_t
-MOST_ELEMENTS = 2**31  # of a tensor, exclusive: the documentation's limit
+MOST_ELEMENTS = 2**31  # elements of a tensor, exclusive: the limit in the documentation
 SONAMES = ("libcudnn.so.9", "libcudnn.so.8", "libcudnn_ops.so.9", "libcudnn.so")
 NEEDED = ("cudnnCreate", "cudnnSetStream", "cudnnSetTensor4dDescriptor", "cudnnSoftmaxForward", "cudnnSoftmaxBackward")
-PACKAGE = "pip install nvidia-cudnn-cu13 (for CUDA 12: nvidia-cudnn-cu12), which torch's own CUDA builds from PyPI bring along"
+PACKAGE = "pip install nvidia-cudnn-cu13 (for CUDA 12: nvidia-cudnn-cu12); CUDA builds of torch on PyPI depend on it"
 
 Call = Callable[..., Any]
 _streams: dict[int, int] = {}
-"""The stream of each device's handle."""
+"""The stream that the handle of each device uses, by device index."""
 
 
 class CudnnError(RuntimeError):
-    """cuDNN refused a call; the message names it and cuDNN's reason."""
+    """cuDNN refused a call. The message names the call and cuDNN's reason."""
 
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """libcudnn: the one that is loaded, else the one of pip's package. Its functions return a status, which is checked.
+    """The libcudnn that the process has loaded, else the library of pip's package.
 
     Raises:
-        OSError: there is none that has a softmax.
+        OSError: no library with a softmax was found.
     """
     folders = [Path(place) / "lib" for place in _package_folders()]
     places = [*SONAMES, *(str(folder / name) for folder in folders for name in SONAMES if (folder / name).is_file())]
-    for place in places:  # by its bare name the loader finds what torch has loaded
+    for place in places:  # a bare name finds the library that torch has loaded
         try:
             found = ctypes.CDLL(place)
             if all(hasattr(found, name) for name in NEEDED):
@@ -75,7 +75,7 @@ def _refused(name: str, status: int) -> CudnnError:
 
 @functools.cache
 def _handle(index: int) -> ctypes.c_void_p:
-    """One for each device, made while that is the current one; it lives as long as the process."""
+    """The handle of a device. It is created while that device is current, and lives as long as the process."""
     handle = ctypes.c_void_p()
     with torch.cuda.device(index):
         _checked("cudnnCreate", ctypes.byref(handle))
@@ -84,7 +84,7 @@ def _handle(index: int) -> ctypes.c_void_p:
 
 @functools.cache
 def _descriptor(M: int, N: int, dtype: str) -> ctypes.c_void_p:
-    """Of contiguous rows; kept, as making one costs more than a launch."""
+    """The descriptor of contiguous rows. It is cached, as creating it costs more than a launch."""
     descriptor = ctypes.c_void_p()
     _checked("cudnnCreateTensorDescriptor", ctypes.byref(descriptor))
     _checked("cudnnSetTensor4dDescriptor", descriptor, NCHW, TYPES[dtype], M, N, 1, 1)
@@ -92,7 +92,7 @@ def _descriptor(M: int, N: int, dtype: str) -> ctypes.c_void_p:
 
 
 class _Softmax:
-    """Both directions of one shape; on torch's current stream."""
+    """Forward and backward of one shape, on torch's current stream."""
 
     def __init__(self, M: int, N: int, dtype: str) -> None:
         self.index = torch.cuda.current_device()
@@ -123,7 +123,7 @@ class _Softmax:
         return y
 
     def backward(self, dy: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """dx from dy and y. Autograd may hand over a gradient that is expanded: cuDNN takes rows."""
+        """dx from dy and y. Autograd may pass an expanded dy; cuDNN needs contiguous rows."""
         dy = dy.contiguous()
         dx = torch.empty_like(y)
         self._on_current_stream()
@@ -137,10 +137,10 @@ class _Softmax:
 
 
 class Cudnn:
-    """NVIDIA's cuDNN, accurate mode: the softmax of the library that torch ships with and does not call."""
+    """NVIDIA's cuDNN in accurate mode. torch installs this library and does not call its softmax."""
 
     name = "cudnn"
-    advice = "where a program is on cuDNN's C interface already; measure it against torch first"
+    advice = "if a program already uses cuDNN's C interface; compare it with torch first"
 
     def available(self) -> str | None:
         if not torch.cuda.is_available():
@@ -155,7 +155,7 @@ class Cudnn:
 
     def supports(self, case: Case) -> str | None:
         if case.M * case.N == 0:
-            return "it takes no rows without elements"
+            return EMPTY
         if case.M * case.N >= MOST_ELEMENTS:
             return f"a cuDNN tensor holds fewer than 2^31 elements; this one has {case.M * case.N}"
         return _refusal(case.dtype, case.direction)
@@ -168,7 +168,7 @@ class Cudnn:
 
 @functools.cache
 def _refusal(dtype: str, direction: Direction) -> str | None:
-    """What this version of cuDNN says to the dtype, found by a row of eight; None when it takes it."""
+    """Why this version of cuDNN refuses the dtype, found by running a row of eight; None if it accepts."""
     from softbench.ops.dtypes import DTYPES
 
     row = torch.zeros(1, 8, dtype=DTYPES[dtype], device="cuda")

@@ -1,6 +1,6 @@
-"""A plain CUDA C++ softmax through CuPy's RawModule: NVRTC compiles it for each N, in tenths of a second. Needs `cupy`.
+"""A plain CUDA C++ softmax through CuPy's RawModule. NVRTC compiles it for each N. Needs `cupy`.
 
-A CTA a row: one pass for the running (maximum, sum), one that writes. It reads a row twice, by elements: what a first CUDA kernel does.
+One CTA computes one row in two passes. The first pass finds maximum and sum, the second pass writes. Loads are single elements.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 
 THREADS = 512
 KINDS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
-# 16-bit numbers are converted by PTX: NVRTC then needs no CUDA headers, which pip's CuPy does not bring along.
+# PTX converts 16-bit numbers: pip's CuPy has no CUDA headers for NVRTC.
 SOURCE = r"""
 #if KIND == 0
 typedef float Number;
@@ -30,7 +30,7 @@ __device__ Number narrowed(float value) { Number bits; asm("cvt.rn.bf16.f32 %0, 
 #endif
 #define NOTHING __int_as_float(0xff800000)
 
-// A sum relative to `top` as one relative to `higher`; one that has met nothing, or NaN alone, is relative to anything.
+// Rescales a sum from the maximum `top` to the maximum `higher`. A sum without a finite maximum stays as it is.
 __device__ float moved(float sum, float top, float higher) { return top == NOTHING ? sum : sum * expf(top - higher); }
 
 extern "C" __global__ void softmax_forward(const Number* x, Number* y) {
@@ -75,12 +75,12 @@ extern "C" __global__ void softmax_backward(const Number* dy, const Number* y, N
 
 
 def options(N: int, dtype: torch.dtype) -> tuple[str, ...]:
-    """NVRTC's: the length of a row and the numbers' format are constants."""
+    """NVRTC's options. The row length and the number format are compile-time constants."""
     return "-std=c++17", f"-DKIND={KINDS[dtype]}", f"-DCOLUMNS={N}", f"-DTHREADS={THREADS}"
 
 
 def kernels(N: int, dtype: torch.dtype) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Forward and backward for rows of N columns, on torch's current stream."""
+    """Forward and backward for rows of N columns; both run on torch's current stream."""
     module = cupy.RawModule(code=SOURCE, options=options(N, dtype))
     launch_forward, launch_backward = module.get_function("softmax_forward"), module.get_function("softmax_backward")
     streams: dict[int, Any] = {}

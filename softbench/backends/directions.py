@@ -1,7 +1,4 @@
-"""What a backend is, and what the built-in ones share.
-
-Built-ins come through the same door as anyone's: an entry point of the group `softbench.backends`, or a file given by `--plugin`.
-"""
+"""Chooses the function for the direction of a case; the built-in backends share it."""
 
 from __future__ import annotations
 
@@ -22,8 +19,12 @@ from softbench.core.case import Case, Direction
 #   over_dim(direction) -> f(x, dim) or f(dy, y, dim)   on any shape and strides: `softbench check` tries those too
 
 
+EMPTY = "it takes no tensors without elements"
+"""The reason for refusing a case with M = 0 or N = 0."""
+
+
 def by_direction(case: Case, forward: Callable[..., Any], backward: Callable[..., Any]) -> Callable[..., Any]:
-    """A case's callable, from a differentiable `forward(x) -> y` and a `backward(dy, y) -> dx`; `both` goes through autograd."""
+    """The callable of a case, from a differentiable `forward(x) -> y` and a `backward(dy, y) -> dx`. `both` uses autograd."""
     if case.direction is Direction.FORWARD:
         return forward
     if case.direction is Direction.BACKWARD:

@@ -1,4 +1,4 @@
-"""softbench's own plain softmax kernels in other languages for GPUs: `helion`, `cupy` and `numba`, each where its package is installed."""
+"""softbench's plain softmax kernels in other GPU languages: `helion`, `cupy` and `numba`. Each needs its package."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from softbench.backends.autograd import differentiable
-from softbench.backends.directions import by_direction
-from softbench.backends.third_party import Peer
+from softbench.backends.directions import EMPTY, by_direction
+from softbench.backends.third_party import ThirdParty
 from softbench.core.case import Case, Direction
 from softbench.core.text import one_line
 from softbench.core.toolchain import missing_compiler
@@ -19,19 +19,19 @@ from softbench.ops.dtypes import DTYPES
 Pair = tuple[Callable[..., Any], Callable[..., Any]]
 
 
-class Language(Peer):
-    """What the three have in common: a module of ours, which imports a package that may be missing."""
+class Language(ThirdParty):
+    """Base of the three: a module of softbench imports a package that may be missing."""
 
     def supports(self, case: Case) -> str | None:
-        return "it takes no rows without elements" if case.M * case.N == 0 else None
+        return EMPTY if case.M * case.N == 0 else None
 
     def sources(self) -> list[Path]:
-        """Our module and the package's own root, which names its version."""
+        """softbench's module, and the root module of the package, which names its version."""
         modules = (sys.modules.get(name) for name in (self.module, self.needs))
         return [Path(module.__file__) for module in modules if module is not None and module.__file__]
 
     def kernels(self, case: Case) -> Pair:
-        """Forward and backward, not differentiable themselves."""
+        """Forward and backward functions without autograd."""
         raise NotImplementedError
 
     def prepare(self, case: Case) -> Callable[..., Any]:
@@ -40,11 +40,11 @@ class Language(Peer):
 
 
 class Helion(Language):
-    """Our softmax in Helion, a row a program, with fixed configurations by N; compiled through Triton for each shape."""
+    """Softmax in Helion: a row per program, fixed configurations by N. Triton compiles it for each shape."""
 
     name, package, needs, module = "helion", "helion", "helion", "softbench.backends.helion_softmax"
     install = "pip install helion"
-    advice = "when a kernel is to be written in PyTorch's words; its autotuner is off here"
+    advice = "to write a kernel in PyTorch syntax; Helion's autotuner is off here"
 
     def available(self) -> str | None:
         return super().available() or missing_compiler(cuda=True)
@@ -55,7 +55,7 @@ class Helion(Language):
 
 
 class CuPy(Language):
-    """A plain CUDA C++ kernel through CuPy's RawModule: a CTA a row, two reads of it; NVRTC compiles it for each N."""
+    """A plain CUDA C++ kernel through CuPy's RawModule: a CTA per row, two passes. NVRTC compiles it for each N."""
 
     name, package, needs, module = "cupy", "cupy", "cupy", "softbench.backends.cupy_softmax"
     install = "pip install cupy-cuda13x (for CUDA 12: cupy-cuda12x)"
@@ -68,7 +68,7 @@ class CuPy(Language):
 
 
 class Numba(Language):
-    """A plain kernel in Numba's CUDA Python: a CTA a row, two reads of it; fp32 only."""
+    """A plain kernel in Numba's CUDA Python: a CTA per row, fp32 only."""
 
     name, package, needs, module = "numba", "numba-cuda", "numba", "softbench.backends.numba_softmax"
     install = "pip install 'numba-cuda[cu13]' (for CUDA 12: 'numba-cuda[cu12]')"
@@ -79,14 +79,14 @@ class Numba(Language):
         return super().available() or self._unfit()
 
     def _unfit(self) -> str | None:
-        """Why what numba-cuda imports when it first compiles does not load here: a release made for an older NumPy says so only then."""
+        """Why numba-cuda cannot compile here. A release for an older NumPy fails only at its first compilation."""
         try:
             importlib.import_module("numba.cuda.cudaimpl")
         except Exception as error:
-            if isinstance(error, ModuleNotFoundError) and error.name == "numba.cuda.cudaimpl":  # a release that keeps it elsewhere
+            if isinstance(error, ModuleNotFoundError) and error.name == "numba.cuda.cudaimpl":  # this release has the module elsewhere
                 return None
             told = one_line(f"{type(error).__name__}: {error}", 150)
-            return f"numba-cuda does not load ({told}): install one that fits the other packages: {self.install}"
+            return f"numba-cuda does not load ({told}): install a version that fits the other packages: {self.install}"
         return None
 
     def supports(self, case: Case) -> str | None:

@@ -1,4 +1,4 @@
-"""Dynamo's other backends as `compile:NAME`: what this torch registers, what a package would bring, and what PyTorch has removed.
+"""Dynamo's other backends as `compile:NAME`: those torch registers, those a package adds, and those PyTorch has removed.
 
 Sources: `torch._dynamo.list_backends(None)` of the torch that runs; PyTorch's pull requests 93382, 93878, 105789, 122128 and 158262.
 """
@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from softbench.backends.torch_compile import Compiled
+from softbench.backends.torch_compile import Compiled, inductor
 from softbench.core.case import Case
 from softbench.core.text import one_line
 from softbench.core.toolchain import missing_compiler
@@ -32,12 +32,12 @@ KNOWN = {
     "openxla": ("XLA, by torch_xla", "on TPUs; its tensors live on XLA's device"),
     "openxla_eval": ("XLA, by torch_xla, without AOTAutograd", "as openxla, for inference"),
 }
-"""What the ones that people ask for are, and when to pick them."""
+"""Description and advice for the backends that users ask for."""
 
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """A package that brings a backend."""
+    """A package that adds a Dynamo backend."""
 
     module: str
     """Importing it registers the backend, where PyTorch does not."""
@@ -59,7 +59,7 @@ PACKAGES = {
     "openvino": Package("openvino.torch", "pip install openvino", "Intel's OpenVINO"),
     "hidet": Package("hidet", "pip install hidet", "CentML's Hidet"),
 }
-"""Backends that need a package: PyTorch's own that only call it, and those that it registers itself."""
+"""Backends that need a package, by name. PyTorch registers some of them itself."""
 
 NVFUSER = "nvFuser lives on outside PyTorch, in lightning-thunder; for a fused softmax: compile"
 GONE = {
@@ -87,14 +87,14 @@ GONE = {
     "aot_torchxla_trace_once": ("2.4", "openxla"),
     "onnxrt": ("2.9", "torch.onnx.export(dynamo=True), and ONNX Runtime by itself"),
 }
-"""Backends that PyTorch has removed: the release since which they are gone, and what to use instead."""
+"""Removed backends: the first PyTorch release without the backend, and what to use instead."""
 
 TORCHSCRIPT = ("ts", "aot_ts")
-PLANTED = ("TESTING_ONLY", "minifier")  # in the names of backends that make errors, or hunt for them
+DEBUGGING = ("TESTING_ONLY", "minifier")  # parts of the names of Dynamo's debugging backends
 
 
-class Other(Compiled):
-    """A Dynamo backend other than Inductor in its modes."""
+class DynamoBackend(Compiled):
+    """A Dynamo backend other than Inductor's modes."""
 
     def __init__(self, backend: str, registered: bool) -> None:
         package = PACKAGES.get(backend)
@@ -109,8 +109,8 @@ class Other(Compiled):
         if self.backend in GONE and not self.registered:
             since, instead = GONE[self.backend]
             return f"gone from PyTorch since {since}; instead: {instead}"
-        if any(word in self.backend for word in PLANTED):
-            return "a tool for finding Dynamo's errors, or one that makes them; not a way to compile"
+        if any(word in self.backend for word in DEBUGGING):
+            return "a debugging tool of Dynamo, not a way to compile"
         if self.package and (reason := self._missing(self.package)):
             return reason
         if not self.registered and self.backend not in torch._dynamo.list_backends(None):
@@ -125,29 +125,29 @@ class Other(Compiled):
             if importlib.util.find_spec(top) is None:
                 return f"{top} is not installed: {package.advice}"
             importlib.import_module(package.module)
-        except Exception as error:  # a package for another torch fails in ways of its own
+        except Exception as error:  # a package built for another torch can raise anything
             return f"{package.module} cannot be imported ({one_line(f'{type(error).__name__}: {error}', 150)}): {package.advice}"
         return None
 
     def supports(self, case: Case) -> str | None:
-        """Dynamo's debugging backends are registered even where they cannot compile anything: that is found out, once."""
+        """Some registered backends cannot compile anything. The first call tries one function and keeps the result."""
         if self._tried is None:
             self._tried = "" if self.package or self.backend in ("cudagraphs", "inductor") else _trouble(self.backend)
         return super().supports(case) or self._tried or None
 
     def prepare(self, case: Case) -> Callable[..., Any]:
         if self.package:
-            importlib.import_module(self.package.module)  # that registers it
+            importlib.import_module(self.package.module)  # the import registers the backend
         return super().prepare(case)
 
 
 def _trouble(backend: str) -> str:
-    """Why a backend compiles not even a sum; empty when it does."""
+    """Why a backend cannot compile a sum; empty if it can."""
     try:
         torch.compile(_sum, backend=backend)(torch.ones(2))
-    except Exception as error:  # whatever that backend makes of it
+    except Exception as error:  # a backend can raise anything
         instead = "jit-script, jit-trace or compile" if backend in TORCHSCRIPT else "compile"
-        return f"it fails in torch {torch.__version__} on any function; instead: {instead} ({one_line(str(error), 160)})"
+        return f"it fails in torch {torch.__version__} on every function; instead: {instead} ({one_line(str(error), 160)})"
     finally:
         torch._dynamo.reset()
     return ""
@@ -157,10 +157,21 @@ def _sum(x: torch.Tensor) -> torch.Tensor:
     return x + x
 
 
-def others() -> list[Other]:
-    """Every backend that Dynamo knows here, then those that a package would bring, then those that are gone."""
+def dynamo_backends() -> list[DynamoBackend]:
+    """The backends that Dynamo registers, then those a package adds, then the removed ones."""
     import torch._dynamo
 
     registered = torch._dynamo.list_backends(None)
     names = dict.fromkeys([*registered, *PACKAGES, *GONE])
-    return [Other(name, name in registered) for name in names]
+    return [DynamoBackend(name, name in registered) for name in names]
+
+
+def __getattr__(name: str) -> list[Compiled]:
+    """`backends`: Inductor's and Dynamo's other backends, created on first use, as listing them imports Dynamo.
+
+    Raises:
+        AttributeError: any other name.
+    """
+    if name == "backends":
+        return [*inductor, *dynamo_backends()]
+    raise AttributeError(name)

@@ -1,4 +1,4 @@
-"""softbench's softmax in Helion, with fixed configurations: its autotuner is off. Needs `helion`."""
+"""softbench's softmax in Helion, with fixed configurations and without its autotuner. Needs `helion`."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import helion
 import helion.language as hl
 import torch
 
-PERSISTENT_COLUMNS = 16384  # rows up to here stay in registers; longer ones are read three times, in pieces
-PIECE = 4096
-COLUMNS_A_WARP = 512  # 16 elements a thread
+PERSISTENT_COLUMNS = 16384  # longest row that stays in registers; a longer row is read three times
+CHUNK = 4096
+COLUMNS_PER_WARP = 512  # 16 elements per thread
 
 
 def forward(x: torch.Tensor) -> torch.Tensor:
-    """y = softmax(x) over the columns of (M, N), in float32 between load and store."""
+    """y = softmax(x) over the columns of (M, N), with float32 arithmetic."""
     out = torch.empty_like(x)
     for tile in hl.tile(x.size(0)):
         values = x[tile, :].to(torch.float32)
@@ -26,7 +26,7 @@ def forward(x: torch.Tensor) -> torch.Tensor:
 
 
 def backward(dy: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """dx = y * (dy - sum(dy * y)) over the columns, likewise."""
+    """dx = y * (dy - sum(dy * y)) over the columns, with float32 arithmetic."""
     out = torch.empty_like(y)
     for tile in hl.tile(y.size(0)):
         gradient, values = dy[tile, :].to(torch.float32), y[tile, :].to(torch.float32)
@@ -36,14 +36,14 @@ def backward(dy: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 def config(N: int) -> Any:
-    """A row a program; warps by its length; beyond PERSISTENT_COLUMNS the row is looped over."""
-    warps = min(32, max(1, 1 << ((min(N, PERSISTENT_COLUMNS) - 1) // COLUMNS_A_WARP).bit_length()))
-    loops = [] if N == 1 else [None if N <= PERSISTENT_COLUMNS else PIECE]  # a single column is no reduction
+    """One row per program, warps by row length. A row over PERSISTENT_COLUMNS is reduced in a loop."""
+    warps = min(32, max(1, 1 << ((min(N, PERSISTENT_COLUMNS) - 1) // COLUMNS_PER_WARP).bit_length()))
+    loops = [] if N == 1 else [None if N <= PERSISTENT_COLUMNS else CHUNK]  # Helion makes no reduction of a single column
     return helion.Config(block_sizes=[1], num_warps=warps, reduction_loops=loops)
 
 
 @functools.cache
 def kernels(N: int) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Forward and backward for rows of N columns; Helion compiles them for each shape and dtype they meet."""
+    """Forward and backward for rows of N columns. Helion compiles them for each shape and dtype."""
     made: Any = tuple(helion.kernel(function, config=config(N), static_shapes=True) for function in (forward, backward))
     return made

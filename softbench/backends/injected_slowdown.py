@@ -1,11 +1,11 @@
-"""Slowdowns planted on purpose, for `softbench gate --self-test`: a backend beside itself, once as it is and then with real extra work.
+"""Injected slowdowns for `softbench gate --self-test`: copies of a backend with real extra work after each call.
 
-The twin (a slowdown of 0) is the same callable in another process: whatever the gate says of it is a false alarm. The others wait, on
-the device they run on, for a share of their own time: on the CPU by spinning after each call, on a GPU by a sleeping kernel after each
-launch, whose cycles are calibrated with the timer that measures. A launch of its own costs about 2 us, so small shares can only be
-planted in calls of some 100 us. What was planted is not believed: the self-test reports what it measured.
+The A/A copy (a slowdown of 0) is the same callable in another process, so every alarm about it is false. The other copies wait for a
+fraction of their own time. On the CPU they spin after each call. On a GPU a sleeping kernel follows each launch; its cycles are
+calibrated with the timer of the run. That kernel's launch costs about 2 us, so a small fraction needs calls of 100 us and more. The
+self-test reports the measured slowdown, not the requested one.
 
-A calibration takes a good half second of the GPU, so it is done once a case and remembered in a file for the processes that follow.
+Calibrating takes more than half a second of GPU time. So one process calibrates a case and a file stores the cycles for later processes.
 """
 
 from __future__ import annotations
@@ -25,36 +25,36 @@ from softbench.core.files import replace_file
 from softbench.plugins.load import load
 from softbench.plugins.source import origins
 
-ALONE_FROM = 4
-"""The call that calibrates. The first three build and check, beside other backends; from then on a worker is timed alone."""
-STEPS = 4  # of the calibration: the sleeping kernel's own launch is learnt in the first, the rest refine
-TAKES = 5  # of a step, alone and slowed in turns: drift hits both alike
+CALIBRATING_CALL = 4
+"""The call that calibrates. The first three calls build and check while other workers run; later calls are timed alone."""
+STEPS = 4  # calibration steps: the first finds the cost of the sleeping kernel's launch, the others refine
+REPEATS = 5  # per step, alternately with and without the sleep, so that drift affects both
 
 
-def plant(
+def inject(
     base: str, slowdowns: Sequence[float], plugins: Sequence[str] = (), *, cases: Sequence[str] | None = None, memory: str = ""
 ) -> list[InjectedSlowdown]:
-    """`base` once for each slowdown (a fraction), called `base+0.05`. `plugins` are searched before the entry points.
+    """A copy of the backend `base` for each slowdown (a fraction), named `base+0.05`.
 
-    `cases` are the keys of those in which slowdowns are planted (None: all), the others are not supported by them; `memory` is the file
-    in which calibrations are kept.
+    `plugins` are searched before the entry points. `cases` are the keys of the cases that get a slowdown (None: all); a copy with a
+    slowdown does not support other cases. `memory` is the file that stores calibrations.
 
     Raises:
-        UsageError: no backend of that name.
+        UsageError: no backend has that name.
     """
-    doors = origins([Path(plugin) for plugin in plugins])
-    for door in sorted(doors, key=lambda door: (door.kind != "file", door.label != base)):
-        if door.kind == "file" or door.label == base:
-            for backend in load(door):
+    sources = origins([Path(plugin) for plugin in plugins])
+    for source in sorted(sources, key=lambda source: (source.kind != "file", source.label != base)):
+        if source.kind == "file" or source.label == base:
+            for backend in load(source):
                 if backend.name == base:
-                    return [InjectedSlowdown(backend, slowdown, cases, Memory(memory)) for slowdown in slowdowns]
-    raise UsageError(f"no backend '{base}' to plant slowdowns in")
+                    return [InjectedSlowdown(backend, slowdown, cases, CalibrationFile(memory)) for slowdown in slowdowns]
+    raise UsageError(f"no backend '{base}' to inject slowdowns into")
 
 
 class InjectedSlowdown:
     """Another backend with real extra work after each call."""
 
-    def __init__(self, base: Any, slowdown: float, cases: Sequence[str] | None, memory: Memory) -> None:
+    def __init__(self, base: Any, slowdown: float, cases: Sequence[str] | None, memory: CalibrationFile) -> None:
         self.base, self.slowdown, self.cases, self.memory = base, slowdown, cases, memory
         self.name = f"{base.name}+{slowdown:g}"
 
@@ -62,19 +62,19 @@ class InjectedSlowdown:
         return getattr(self.__dict__["base"], attribute)
 
     def available(self) -> str | None:
-        """As the backend itself says."""
+        """The answer of the backend itself."""
         reason: str | None = self.base.available()
         return reason
 
     def supports(self, case: Case) -> str | None:
-        """As the backend itself says, where something is planted."""
+        """The answer of the backend itself; refuses cases without an injected slowdown."""
         if self.slowdown and self.cases is not None and case.key not in self.cases:
-            return "no slowdown is planted in this case"
+            return "no slowdown is injected in this case"
         reason: str | None = self.base.supports(case)
         return reason
 
     def prepare(self, case: Case) -> Callable[..., Any]:
-        """The backend's own callable, with the extra work after it."""
+        """The backend's own callable, followed by the extra work."""
         call: Callable[..., Any] = self.base.prepare(case)
         if not self.slowdown:
             return call
@@ -98,8 +98,8 @@ def _spinning(call: Callable[..., Any], slowdown: float) -> Callable[..., Any]:
     return slowed
 
 
-class Memory:
-    """Calibrated cycles by name of what they slow, in a file; one that is not there, or damaged, is calibrated anew."""
+class CalibrationFile:
+    """Calibrated cycles by backend, case and GPU. A missing or damaged file counts as empty."""
 
     def __init__(self, file: str) -> None:
         self.file = Path(file) if file else None
@@ -114,22 +114,22 @@ class Memory:
             return {}
 
     def write(self, key: str, cycles: int) -> None:
-        """Workers are timed one at a time, so no other writes at the same moment."""
+        """Store the cycles. Workers are timed one at a time, so no other worker writes at that moment."""
         if self.file is not None:
             replace_file(self.file, json.dumps({**self.read(), key: cycles}, indent=1) + "\n")
 
 
 class _Sleeping:
-    """A call followed by a kernel that waits for so many cycles."""
+    """A call followed by a kernel that sleeps for a number of cycles."""
 
-    def __init__(self, call: Callable[..., Any], slowdown: float, memory: Memory, key: str) -> None:
+    def __init__(self, call: Callable[..., Any], slowdown: float, memory: CalibrationFile, key: str) -> None:
         self.call, self.slowdown, self.memory = call, slowdown, memory
         self.key = f"{torch.cuda.get_device_name()}: {key}"
         self.calls, self.cycles = 0, memory.read().get(self.key, 0)
 
     def __call__(self, *given: torch.Tensor) -> Any:
         self.calls += 1
-        if self.calls == ALONE_FROM and not self.cycles:
+        if self.calls == CALIBRATING_CALL and not self.cycles:
             self.cycles = self.memory.read().get(self.key, 0) or self._calibrated(given)
             self.memory.write(self.key, self.cycles)
         out = self.call(*given)
@@ -138,7 +138,7 @@ class _Sleeping:
         return out
 
     def _calibrated(self, given: tuple[torch.Tensor, ...]) -> int:
-        """The cycles with which call and sleep together take 1 + slowdown times the call alone."""
+        """The cycles for which call and sleep together take 1 + slowdown times as long as the call alone."""
         from triton.testing import do_bench
 
         def seconds(cycles: int) -> float:
@@ -150,10 +150,10 @@ class _Sleeping:
             found: float = do_bench(both, warmup=1, rep=8, return_mode="median")
             return found / 1e3
 
-        hertz = 1.5e9  # a first guess; every step corrects by what was measured
+        hertz = 1.5e9  # an estimate of the clock; every step corrects the cycles
         cycles = max(1.0, seconds(0) * self.slowdown * hertz)
         for _ in range(STEPS):
-            pairs = [(seconds(0), seconds(int(cycles))) for _ in range(TAKES)]
+            pairs = [(seconds(0), seconds(int(cycles))) for _ in range(REPEATS)]
             short = median(alone * (1 + self.slowdown) - slowed for alone, slowed in pairs)
             cycles = max(1.0, cycles + short * hertz)
         return int(cycles)

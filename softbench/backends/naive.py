@@ -1,4 +1,4 @@
-"""Softmax as one writes it first: five eager operations, each a kernel of its own."""
+"""The backend `naive`: five eager operations, one kernel each."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from softbench.core.case import Case, Direction
 
 
 def naive_forward(x: torch.Tensor, dim: int = -1) -> torch.Tensor:
-    """Numerically stable softmax over `dim`; moves about 8MN + 4M elements where 2MN would do.
+    """Numerically stable softmax over `dim`. It moves about 8MN + 4M elements; the algorithmic count is 2MN.
 
-    The maximum is detached: softmax does not change under a shift, so its gradient is exactly zero, and letting autograd
-    compute that zero would add rounding noise to the largest element. (Source of the five steps: Triton's fused-softmax tutorial.)
+    The maximum is detached. Softmax does not change under a shift, so the gradient of the maximum is exactly zero. Autograd would
+    compute that zero with rounding errors. Source of the five steps: Triton's fused-softmax tutorial.
     """
     if x.numel() == 0:
         return torch.empty_like(x)  # no maximum to take
@@ -33,10 +33,10 @@ def naive_backward(dy: torch.Tensor, y: torch.Tensor, dim: int = -1) -> torch.Te
 
 
 class Naive:
-    """Five eager operations, numerically stable; 16-bit inputs are rounded between them."""
+    """Five eager operations, numerically stable; 16-bit inputs are rounded after each operation."""
 
     name = "naive"
-    advice = "never in earnest: it is what compilers get to fuse"
+    advice = "never for use; the compilers fuse this function"
 
     def available(self) -> str | None:
         return None

@@ -1,4 +1,4 @@
-"""A plain softmax in Numba's CUDA Python: a CTA a row, two reads of it, float32. Needs `numba-cuda`."""
+"""A plain softmax in Numba's CUDA Python: a CTA per row, float32. Needs `numba-cuda`."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _backward(dy: Any, y: Any, dx: Any) -> None:
 
 
 def kernels() -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Forward and backward, compiled anew, on torch's current stream."""
+    """Newly compiled forward and backward functions; both run on torch's current stream."""
     compiled_forward, compiled_backward = cuda.jit(_forward), cuda.jit(_backward)
 
     def launch(kernel: Any, *tensors: torch.Tensor) -> None:

@@ -1,6 +1,7 @@
 """softbench's own kernels as backends: `triton-row`, `triton-tile`, `triton` and `cuda`.
 
-Without a GPU the Triton ones run under Triton's interpreter: they are checked there, on a few rows, and never timed.
+Without a GPU the Triton kernels run in Triton's interpreter: a few rows are checked, nothing is timed. Importing this module selects
+the interpreter, as Triton reads TRITON_INTERPRET when it is imported; only the worker of such a backend imports this module.
 """
 
 from __future__ import annotations
@@ -20,11 +21,14 @@ from softbench.core.inspection import NAME_CHARACTERS
 from softbench.core.text import one_line
 from softbench.core.toolchain import missing_compiler
 
-INTERPRETED_ROWS = 32  # the interpreter takes about a millisecond a program
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
+
+INTERPRETED_ROWS = 32  # the interpreter takes about a millisecond per program
 
 
 class Kernels:
-    """What the four have in common: a module of `softbench.kernels` that holds a `softmax`."""
+    """Base of the four: a module of `softbench.kernels` that has a `softmax`."""
 
     name: str
     module: str
@@ -41,7 +45,7 @@ class Kernels:
         return importlib.import_module(f"softbench.kernels.{self.module}").softmax
 
     def sources(self) -> list[Path]:
-        """The kernels' files; they are imported only when a case is prepared."""
+        """The kernels' files; preparing a case imports them."""
         return sources_of(self.module.partition(".")[0])
 
     def prepare(self, case: Case) -> Callable[..., Any]:
@@ -64,41 +68,39 @@ def sources_of(package: str) -> list[Path]:
 
 
 class Triton(Kernels):
-    """What the Triton ones have in common."""
+    """Base of the Triton backends."""
 
     def available(self) -> str | None:
         try:
-            if not torch.cuda.is_available():
-                os.environ["TRITON_INTERPRET"] = "1"  # before triton is imported, or never
             import triton  # noqa: F401
         except ImportError as error:
             return f"triton cannot be imported ({error}); pip install triton"
         return missing_compiler(cuda=True) if torch.cuda.is_available() else _interpreter_trouble()
 
     def interpreted(self) -> tuple[str, int] | None:
-        """Why it is not timed here, and how many rows are checked; None where it runs for real."""
+        """Why it is not timed here, and how many rows are checked; None with a GPU."""
         if torch.cuda.is_available():
             return None
         return "Triton's interpreter, as there is no GPU", INTERPRETED_ROWS
 
 
 def _interpreter_trouble() -> str | None:
-    """Why Triton's interpreter does not run a loop here, found by running one; None when it does."""
+    """Why Triton's interpreter cannot run a loop here, found by running one; None if it can."""
     from softbench.kernels.triton.plain import forward_loop
 
     x = torch.zeros(1, 32)
     try:
         forward_loop[(1,)](x, torch.empty_like(x), 32, 32, 1, 32, 16)
-    except Exception as error:  # whatever the interpreter makes of it
+    except Exception as error:  # the interpreter can raise anything
         return f"Triton's interpreter fails here ({one_line(str(error), 120)}); Triton 3.6's needs: pip install 'numpy<2.5'"
     return None
 
 
 class TritonRow(Triton):
-    """The way of Triton's fused-softmax tutorial: a row per program, persistent grid."""
+    """Triton's fused-softmax tutorial: a row per program, persistent grid."""
 
     name, module = "triton-row", "triton.row"
-    advice = "to learn from, and where the tutorial's own figures are to be met"
+    advice = "to learn from, and to reproduce the tutorial's results"
 
     def supports(self, case: Case) -> str | None:
         from softbench.kernels.triton.row import MAX_COLUMNS
@@ -107,24 +109,24 @@ class TritonRow(Triton):
 
 
 class TritonTile(Triton):
-    """Several rows a program, by tensor descriptors where strides allow, warps autotuned."""
+    """Several rows per program, tensor descriptors if the strides allow them, autotuned warps."""
 
     name, module = "triton-tile", "triton.tile"
-    advice = "for many short rows, where an autotuner's first call does not hurt"
+    advice = "for many short rows, if the first call of an autotuner is acceptable"
 
 
 class TritonOwn(Triton):
-    """softbench's own Triton softmax: tiers by N, configurations by rule."""
+    """softbench's Triton softmax: tiers by N, configurations by heuristics."""
 
     name, module = "triton", "triton.tiers"
-    advice = "for any shape without nvcc: nothing is tuned at run time, and no N is compiled for itself"
+    advice = "for any shape without nvcc: no tuning at run time, no compilation for each N"
 
 
 class Cuda(Kernels):
-    """softbench's own CUDA C++ softmax, compiled by nvcc on first use."""
+    """softbench's CUDA C++ softmax; nvcc compiles it on first use."""
 
     name, module = "cuda", "cuda.launch"
-    advice = "for any shape where nvcc is at hand once: one build serves them all"
+    advice = "for any shape, if nvcc is available once: one build serves all shapes"
 
     def available(self) -> str | None:
         if not torch.cuda.is_available():
@@ -134,17 +136,17 @@ class Cuda(Kernels):
         return build.MISSING if build.nvcc() is None else None
 
     def generated(self, case: Case, launched: Sequence[str]) -> tuple[list[Piece], dict[str, int]]:
-        """See `of_the_library`."""
-        return of_the_library(case, launched)
+        """As `cuda_code`."""
+        return cuda_code(case, launched)
 
 
 Piece = tuple[str, str, str, str]
 
 
-def of_the_library(case: Case, launched: Sequence[str]) -> tuple[list[Piece], dict[str, int]]:
-    """PTX, SASS and the assembler's report of the CUDA kernels among those launched, and the bytes that each spills.
+def cuda_code(case: Case, launched: Sequence[str]) -> tuple[list[Piece], dict[str, int]]:
+    """PTX, SASS and the assembler's report of the launched CUDA kernels, and the spilled bytes of each.
 
-    `launched` are names as the profiler demangles them; what cannot be had is a report that says why.
+    `launched` are demangled names from the profiler. If the build fails, the only piece is a report with the reason.
     """
     from softbench.kernels.cuda import build, disassemble
 
@@ -152,7 +154,7 @@ def of_the_library(case: Case, launched: Sequence[str]) -> tuple[list[Piece], di
     try:
         library = build.build(architecture)
         taken = disassemble.resources(library)
-        by_letters = {"".join(name.split()): name for name in launched}  # demanglers differ in their blanks
+        by_letters = {"".join(name.split()): name for name in launched}  # demanglers differ in white space
         spelt = {name: one_line(torch._C._demangle(name), NAME_CHARACTERS) for name in taken}
         names = {name: by_letters[letters] for name, text in spelt.items() if (letters := "".join(text.split())) in by_letters}
         if not names:

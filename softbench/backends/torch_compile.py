@@ -1,7 +1,7 @@
-"""`torch.compile` in its ways: of the naive function and of F.softmax, by Inductor in every mode, and by any other Dynamo backend.
+"""`torch.compile` of the naive function and of F.softmax, by Inductor in every mode.
 
-`compile` and `compile-torch` are compiled for one shape each (`dynamic=False`, `fullgraph=True`), so that every case gets the best that
-Inductor makes of it. What stands behind the colon says what is otherwise: `compile:plain` is what `torch.compile(f)` alone gives.
+`compile` and `compile-torch` compile for one shape each (`dynamic=False`, `fullgraph=True`): Inductor's best code for every case.
+The text after the colon names the difference: `compile:plain` is `torch.compile(f)` without options.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from softbench.core.case import Case, Direction
 from softbench.core.toolchain import missing_compiler
 from softbench.ops.dtypes import DTYPES
 
-# Inductor would start a pool of compile processes in every worker; one shape at a time needs none.
+# Without this, Inductor starts a pool of compile processes in every worker; one shape at a time needs no pool.
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
-GRAPH_CALLS = 3  # a CUDA graph's first call warms up, the second records, the third is the first replay
+GRAPH_CALLS = 3  # the first call warms up, the second records the CUDA graph, the third replays it
 
 Functions = tuple[Callable[..., Any], Callable[..., Any]]
 FUNCTIONS: dict[str, Functions] = {
     "compile": (naive_forward, naive_backward),
     "compile-torch": (functional._forward, functional._backward),
 }
-"""What is compiled, by the name of the family: forward and backward."""
+"""The forward and backward to compile, by the name before the colon."""
 OF = {"compile": "the naive function", "compile-torch": "F.softmax"}
 
 
@@ -46,14 +46,14 @@ class Compiled:
         *,
         extra: bool = True,
         reuses_output: bool = False,
-        anew: bool = True,
+        reset: bool = True,
         **options: Any,
     ) -> None:
-        """`options` are torch.compile's. `anew`: earlier shapes are forgotten before each case."""
+        """`options` are torch.compile's. `reset`: Dynamo forgets earlier shapes before each case."""
         self.name, self.advice, self.extra, self.reuses_output = name, advice, extra, reuses_output
         self.family = name.partition(":")[0]
         self.summary = f"torch.compile of {OF[self.family]}{summary}"
-        self.anew, self.options = anew, options
+        self.reset, self.options = reset, options
         self._kept: tuple[tuple[str, Direction], Functions] | None = None
 
     def available(self) -> str | None:
@@ -61,17 +61,17 @@ class Compiled:
 
     def supports(self, case: Case) -> str | None:
         if self.reuses_output and case.device != "cuda":
-            return "CUDA graphs need a GPU; without them it is as without this mode"
+            return "CUDA graphs need a GPU; without a GPU this mode changes nothing"
         return None
 
     def prepare(self, case: Case) -> Callable[..., Any]:
-        """Forgets earlier shapes first: otherwise automatic dynamic shapes would quietly swap the kernel under test.
+        """Compiles for the case. With `reset`, Dynamo first forgets earlier shapes: dynamic shapes would replace the kernel.
 
-        Where those are what is measured (`anew=False`) the shapes of one dtype and direction share a function, as a user's would; more
-        than that would meet Dynamo's limit of recompilations, beyond which it falls back to eager without a word.
+        Without `reset`, the shapes of one dtype and direction share a function, as in a user's program. Sharing more would exceed
+        Dynamo's recompilation limit, after which Dynamo runs the function eagerly without a warning.
         """
         key = case.dtype, case.direction
-        if self.anew or self._kept is None or self._kept[0] != key:
+        if self.reset or self._kept is None or self._kept[0] != key:
             torch._dynamo.reset()
             forward, backward = FUNCTIONS[self.family]
             self._kept = key, (torch.compile(forward, **self.options), torch.compile(backward, **self.options))
@@ -82,7 +82,7 @@ class Compiled:
 
 
 def _record(call: Callable[..., Any], case: Case) -> None:
-    """Call until the CUDA graph has been recorded: the worker's own first call is to be a replay like the later ones."""
+    """Call until the CUDA graph is recorded, so that the worker's first call is a replay."""
     given = [torch.zeros(case.M, case.N, dtype=DTYPES[case.dtype], device=case.device)]
     if case.direction is not Direction.FORWARD:
         given.append(torch.zeros_like(given[0]))
@@ -92,61 +92,51 @@ def _record(call: Callable[..., Any], case: Case) -> None:
 
 
 STATIC = {"dynamic": False, "fullgraph": True}
-WAYS: dict[str, tuple[str, str, dict[str, Any]]] = {
+VARIANTS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "plain": (
-        " and nothing else: automatic dynamic shapes, graph breaks allowed",
-        "what most users get; the second shape makes one slower kernel for all that follow",
-        {"anew": False},
+        " without options: automatic dynamic shapes, graph breaks allowed",
+        "the default of most users; the second shape makes one slower kernel for all later shapes",
+        {"reset": False},
     ),
     "fullgraph": (
         ", fullgraph=True: automatic dynamic shapes, a graph break is an error",
-        "as plain, where falling back to Python must not pass unseen",
-        {"anew": False, "fullgraph": True},
+        "as plain, if a fallback to Python must be an error",
+        {"reset": False, "fullgraph": True},
     ),
     "dynamic": (
-        ", dynamic=True: one kernel for every shape, from the first on",
-        "when shapes never repeat and compiling anew would cost more than it saves",
-        {"anew": False, "dynamic": True, "fullgraph": True},
+        ", dynamic=True: one kernel for every shape",
+        "if shapes never repeat and compiling each would cost more than it saves",
+        {"reset": False, "dynamic": True, "fullgraph": True},
     ),
     "max-autotune-no-cudagraphs": (
-        ", mode max-autotune-no-cudagraphs: configurations are tried out; one shape, one compile",
-        "for few, long-lived shapes, when a longer build is no matter",
+        ", mode max-autotune-no-cudagraphs: Inductor tries configurations; one compile per shape",
+        "for few, long-lived shapes, if a longer build is acceptable",
         {"mode": "max-autotune-no-cudagraphs", **STATIC},
     ),
     "max-autotune": (
-        ", mode max-autotune: configurations are tried out, replayed as a CUDA graph; one shape, one compile",
-        "as max-autotune-no-cudagraphs and reduce-overhead together; its output lives until the next call",
+        ", mode max-autotune: Inductor tries configurations and replays a CUDA graph; one compile per shape",
+        "max-autotune-no-cudagraphs and reduce-overhead together; the next call overwrites its output",
         {"mode": "max-autotune", "reuses_output": True, **STATIC},
     ),
     "reduce-overhead": (
-        ", mode reduce-overhead: replayed as a CUDA graph, which copies its input; one shape, one compile",
-        "when the host is the limit and many small kernels follow each other; its output lives until the next call",
+        ", mode reduce-overhead: replays a CUDA graph, which copies its input; one compile per shape",
+        "if the host is the limit and many small kernels run in sequence; the next call overwrites its output",
         {"mode": "reduce-overhead", "reuses_output": True, **STATIC},
     ),
 }
-"""Ways to call torch.compile: summary, advice, and how it is called."""
+"""Ways to call torch.compile: summary, advice, and arguments."""
 
 
 def _family(name: str, advice: str, *, extra: bool) -> list[Compiled]:
-    first = Compiled(name, " (Inductor, dynamic=False), compiled anew for each shape", advice, extra=extra, **STATIC)
-    return [first, *(Compiled(f"{name}:{way}", summary, when, **how) for way, (summary, when, how) in WAYS.items())]
+    first = Compiled(name, " (Inductor, dynamic=False), compiled for each shape", advice, extra=extra, **STATIC)
+    return [
+        first,
+        *(Compiled(f"{name}:{variant}", summary, advice, **arguments) for variant, (summary, advice, arguments) in VARIANTS.items()),
+    ]
 
 
 inductor = [
-    *_family("compile", "when you write the function yourself and want one kernel of it without writing that", extra=False),
-    *_family("compile-torch", "when F.softmax stands in a model that is compiled anyway", extra=True),
+    *_family("compile", "if you write the function yourself and want one fused kernel of it", extra=False),
+    *_family("compile-torch", "if F.softmax is part of a model that is compiled anyway", extra=True),
 ]
 backend = inductor[0]
-
-
-def _all() -> list[Any]:
-    from softbench.backends.dynamo_backends import others
-
-    return [*inductor, *others()]
-
-
-def __getattr__(name: str) -> Any:
-    """`backends`: all of them, made when asked for: knowing Dynamo's backends means importing it."""
-    if name == "backends":
-        return _all()
-    raise AttributeError(name)

@@ -1,4 +1,4 @@
-"""What torch itself offers: `torch.nn.functional.softmax`, eager."""
+"""The backend `torch`: `torch.nn.functional.softmax`, eager."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def _backward(dy: torch.Tensor, y: torch.Tensor, dim: int = -1) -> torch.Tensor:
 
 
 class Functional:
-    """torch.nn.functional.softmax, eager; backward is the operator that its autograd calls."""
+    """torch.nn.functional.softmax, eager; backward is the operator that autograd calls."""
 
     name = "torch"
-    advice = "when softmax is not the hot spot: nothing is built, and 16 bits are kept in float32 inside"
+    advice = "if softmax is not the hot spot: no build, float32 arithmetic for 16-bit inputs"
 
     def available(self) -> str | None:
         return None

@@ -1,7 +1,7 @@
 """softbench's kernels through PyTorch's compiler: `triton-compiled`, `triton-op`, `triton-custom-op`, `triton-aoti` and `cuda-op`.
 
-The same kernels, other doors: what each costs beside the plain launch (`triton`, `cuda`) is what the rows tell. None runs without a GPU:
-there the operators are torch's own softmax, and a row of that under our name would be a lie.
+They launch the same kernels as `triton` and `cuda`, so the difference is the cost of the operator. They are unavailable without a GPU:
+there the operators call torch's softmax.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 
-import softbench.backends.torch_compile  # noqa: F401  # no pool of compile processes in a worker
+import softbench.backends.torch_compile  # noqa: F401  # keeps Inductor from starting a pool of compile processes
 from softbench.backends.autograd import differentiable
 from softbench.backends.directions import by_direction
-from softbench.backends.own_kernels import Piece, of_the_library, sources_of
+from softbench.backends.own_kernels import Piece, cuda_code, sources_of
 from softbench.core.case import Case, Direction
 from softbench.core.toolchain import missing_compiler, packaging_compiler
 from softbench.kernels.common.cuda_toolkit import cuda_home
@@ -28,7 +28,7 @@ Call = Callable[..., torch.Tensor]
 
 
 class OperatorBackend:
-    """What all have in common."""
+    """Base of the five backends."""
 
     name: str
     package, module = "triton", "operator"
@@ -47,7 +47,7 @@ class OperatorBackend:
         return None
 
     def sources(self) -> list[Path]:
-        """The kernels' files; they are imported only when a case is prepared."""
+        """The kernels' files; preparing a case imports them."""
         return sources_of(self.package)
 
     def _module(self) -> Any:
@@ -58,10 +58,10 @@ class TritonCompiled(OperatorBackend):
     """The raw Triton kernels, autotuned, called inside torch.compile(fullgraph=True)."""
 
     name, module = "triton-compiled", "recipe"
-    advice = "to see what torch.compile makes of raw Triton kernels; in a model, triton-op"
+    advice = "to see how torch.compile calls raw Triton kernels; in a model, triton-op"
 
     def prepare(self, case: Case) -> Callable[..., Any]:
-        """`both` joins two compiled functions by an autograd.Function: the raw kernels have no gradient of their own."""
+        """`both` connects two compiled functions by an autograd.Function, as the raw kernels have no gradient."""
         torch._dynamo.reset()
         recipe = self._module()
         forward, backward = (torch.compile(function, dynamic=False, fullgraph=True) for function in (recipe.forward, recipe.backward))
@@ -74,7 +74,7 @@ class TritonOp(OperatorBackend):
     """The Triton kernels behind torch.library.triton_op, through torch.compile(fullgraph=True)."""
 
     name, operator = "triton-op", "triton_softmax"
-    advice = "in a model that is compiled: the compiler sees the kernel"
+    advice = "in a compiled model: the compiler sees the kernel"
 
     def prepare(self, case: Case) -> Callable[..., Any]:
         return by_direction(case, *self._compiled())
@@ -84,7 +84,7 @@ class TritonOp(OperatorBackend):
         return forward if direction is Direction.FORWARD else backward
 
     def _compiled(self) -> tuple[Call, Call]:
-        """Compiled anew: otherwise automatic dynamic shapes would swap the kernel under test."""
+        """Newly compiled functions: automatic dynamic shapes would replace the kernel under test."""
         torch._dynamo.reset()
         self._module()
         forward = getattr(torch.ops.softbench, self.operator).default
@@ -105,14 +105,14 @@ class TritonCustomOp(TritonOp):
     """The Triton kernels behind torch.library.custom_op, opaque to torch.compile(fullgraph=True)."""
 
     name, operator = "triton-custom-op", "triton_softmax_opaque"
-    advice = "in a model that is compiled, where the kernel must stay as it is"
+    advice = "in a compiled model, if the compiler must not change the kernel"
 
 
 class CudaOp(TritonOp):
     """The CUDA C++ kernels behind an operator of torch.library, opaque to torch.compile(fullgraph=True)."""
 
     name, package, operator = "cuda-op", "cuda", "cuda_softmax"
-    advice = "the CUDA kernels in a model that is compiled or differentiated"
+    advice = "the CUDA kernels in a compiled or differentiated model"
 
     def available(self) -> str | None:
         if reason := super().available():
@@ -123,14 +123,14 @@ class CudaOp(TritonOp):
 
     def generated(self, case: Case, launched: Sequence[str]) -> tuple[list[Piece], dict[str, int]]:
         """PTX, SASS and the assembler's report of the CUDA kernel behind the operator."""
-        return of_the_library(case, launched)
+        return cuda_code(case, launched)
 
 
 class TritonAoti(OperatorBackend):
-    """The Triton operator exported, packaged by AOTInductor and loaded again, one shape a package."""
+    """The Triton operator, exported and packaged by AOTInductor: one package for each shape."""
 
     name = "triton-aoti"
-    advice = "where no Python compiles at run time: a package for each shape, built beforehand"
+    advice = "if no Python may compile at run time: build a package for each shape beforehand"
     compiles = "always"
 
     def available(self) -> str | None:
@@ -148,8 +148,8 @@ class TritonAoti(OperatorBackend):
         return "nothing to export: the tensor has no elements" if case.M * case.N == 0 else None
 
     def prepare(self, case: Case) -> Callable[..., Any]:
-        # torch looks for headers and for the driver's stub library in CUDA_HOME, and takes the folder above `nvcc` where that is not set.
-        os.environ["CUDA_HOME"] = str(cuda_home())
+        """Exports and packages the operator. torch finds headers and the driver's stub library through CUDA_HOME."""
+        os.environ["CUDA_HOME"] = str(cuda_home())  # without it torch uses the folder above `nvcc`, which may be a script
         self._module()
         example = torch.empty(case.M, case.N, dtype=DTYPES[case.dtype], device=case.device)
         forward = case.direction is Direction.FORWARD

@@ -1,4 +1,4 @@
-"""torch.compile's elders, on the naive function: `jit-trace`, `jit-script` (TorchScript, which PyTorch deprecates) and `fx`."""
+"""TorchScript and torch.fx of the naive function: `jit-trace`, `jit-script` and `fx`. PyTorch deprecates TorchScript."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any
 
 import torch
 
-from softbench.backends.directions import by_direction
+from softbench.backends.directions import EMPTY, by_direction
 from softbench.backends.naive import naive_backward
 from softbench.core.case import Case, Direction
 from softbench.ops.dtypes import DTYPES
 
-WARM_CALLS = 3  # TorchScript's executor watches the first call and optimizes on the second; one more for the gradient's
+WARM_CALLS = 3  # TorchScript profiles the first call and optimizes in the second; the gradient needs one more
 
 
 def forward(x: torch.Tensor) -> torch.Tensor:
-    """Naive softmax without a branch on the shape, which tracers do not follow."""
+    """Naive softmax without a branch on the shape: tracers do not follow branches."""
     numerator = torch.exp(x - x.amax(dim=-1, keepdim=True).detach())
     return numerator / numerator.sum(dim=-1, keepdim=True)
 
@@ -28,7 +28,7 @@ def backward(dy: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 class TorchScriptOrFx:
-    """What the three have in common."""
+    """Base of the three backends."""
 
     extra = True
     name: str
@@ -37,17 +37,17 @@ class TorchScriptOrFx:
         return None
 
     def supports(self, case: Case) -> str | None:
-        return "it takes no rows without elements" if case.M * case.N == 0 else None
+        return EMPTY if case.M * case.N == 0 else None
 
-    def convert(self, function: Callable[..., Any], given: tuple[torch.Tensor, ...]) -> Callable[..., Any]:
-        """The function in the other representation; `given` are inputs for those that need some."""
+    def convert(self, function: Callable[..., Any], example: tuple[torch.Tensor, ...]) -> Callable[..., Any]:
+        """The converted function. `example` are inputs for a conversion that needs them."""
         raise NotImplementedError
 
     def prepare(self, case: Case) -> Callable[..., Any]:
-        """Converts, and calls until nothing is left to optimize: TorchScript does that in its first calls."""
+        """Converts the function and calls it until TorchScript has optimized it."""
         x = torch.zeros(case.M, case.N, dtype=DTYPES[case.dtype], device=case.device)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # that it is deprecated is what its summary says
+            warnings.simplefilter("ignore", DeprecationWarning)  # the summary says that TorchScript is deprecated
             call = self.convert(backward, (x, x)) if case.direction is Direction.BACKWARD else self.convert(forward, (x,))
         call = by_direction(case, call, call)
         given = (x,) if case.direction is Direction.FORWARD else (x.requires_grad_(case.direction is Direction.BOTH), torch.zeros_like(x))
@@ -57,34 +57,34 @@ class TorchScriptOrFx:
 
 
 class Traced(TorchScriptOrFx):
-    """torch.jit.trace of the naive function: recorded from one call, for one shape; deprecated by PyTorch."""
+    """torch.jit.trace of the naive function: one recorded call, one shape; deprecated by PyTorch."""
 
     name = "jit-trace"
-    advice = "only where TorchScript is a must: its heirs are torch.compile and torch.export"
+    advice = "only if TorchScript is required; torch.compile and torch.export replace it"
 
-    def convert(self, function: Callable[..., Any], given: tuple[torch.Tensor, ...]) -> Callable[..., Any]:
-        traced: Callable[..., Any] = torch.jit.trace(function, given, check_trace=False)
+    def convert(self, function: Callable[..., Any], example: tuple[torch.Tensor, ...]) -> Callable[..., Any]:
+        traced: Callable[..., Any] = torch.jit.trace(function, example, check_trace=False)
         return traced
 
 
 class Scripted(TorchScriptOrFx):
-    """torch.jit.script of the naive function: compiled from its source, for any shape; deprecated by PyTorch."""
+    """torch.jit.script of the naive function: compiled from source, any shape; deprecated by PyTorch."""
 
     name = "jit-script"
-    advice = "as jit-trace, where control flow must be kept"
+    advice = "as jit-trace, for functions with control flow"
 
-    def convert(self, function: Callable[..., Any], given: tuple[torch.Tensor, ...]) -> Callable[..., Any]:
+    def convert(self, function: Callable[..., Any], example: tuple[torch.Tensor, ...]) -> Callable[..., Any]:
         scripted: Callable[..., Any] = torch.jit.script(function)
         return scripted
 
 
 class Graph(TorchScriptOrFx):
-    """torch.fx.symbolic_trace of the naive function: the same eager operations, called from generated Python."""
+    """torch.fx.symbolic_trace of the naive function: generated Python calls the same eager operations."""
 
     name = "fx"
-    advice = "never for speed: it is what passes over a graph start from"
+    advice = "never for speed; graph passes start from it"
 
-    def convert(self, function: Callable[..., Any], given: tuple[torch.Tensor, ...]) -> Callable[..., Any]:
+    def convert(self, function: Callable[..., Any], example: tuple[torch.Tensor, ...]) -> Callable[..., Any]:
         graph: Callable[..., Any] = torch.fx.symbolic_trace(function)
         return graph
 

@@ -1,14 +1,15 @@
-"""Other projects' kernels as backends, without their packages: what is said when one is missing, what is called when it is there."""
+"""Kernels of other projects: the message for a missing package, and the calls to a simulated one."""
 
 import importlib.util
 import sys
-from importlib.machinery import ModuleSpec
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
 import torch
+from compiling import assert_passes, install
 
-from softbench.backends.third_party import liger, quack
+from softbench.backends.directions import EMPTY
+from softbench.backends.third_party import flaggems, liger, quack
 from softbench.core.case import Case, Direction
 from softbench.plugins.load import load, source_hash
 from softbench.plugins.source import origins
@@ -18,7 +19,7 @@ H200 = SimpleNamespace(major=9, shared_memory_per_block_optin=227 * 1024)
 A100 = SimpleNamespace(major=8, shared_memory_per_block_optin=163 * 1024)
 RTX_5090 = SimpleNamespace(major=12, shared_memory_per_block_optin=99 * 1024)
 
-peers = pytest.mark.parametrize("peer", [quack, liger], ids=lambda peer: peer.name)
+each_backend = pytest.mark.parametrize("backend", [quack, liger], ids=lambda backend: backend.name)
 
 
 def case(N, dtype="bf16", direction=Direction.FORWARD, M=4):
@@ -30,18 +31,7 @@ def gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: H200)
-    monkeypatch.setenv("CC", sys.executable)  # any program: only its presence is looked at
-
-
-def install(monkeypatch, name, **contents):
-    """A module of that name, and empty packages above it."""
-    parts = name.split(".")
-    for i in range(1, len(parts) + 1):
-        module = ModuleType(".".join(parts[:i]))
-        module.__spec__ = ModuleSpec(module.__name__, None)
-        monkeypatch.setitem(sys.modules, module.__name__, module)
-    vars(sys.modules[name]).update(contents)
-    return sys.modules[name]
+    monkeypatch.setenv("CC", sys.executable)  # any program: softbench only checks that it exists
 
 
 def gradient(dy, y):
@@ -60,50 +50,50 @@ class Softmax(torch.autograd.Function):
         return gradient(dy, *ctx.saved_tensors)
 
 
-def test_they_come_through_entry_points():
-    doors = {door.label: door for door in origins([])}
-    assert load(doors["quack"]) == (quack,)
-    assert load(doors["liger"]) == (liger,)
+def test_entry_points_load_the_backends():
+    sources = {source.label: source for source in origins([])}
+    assert load(sources["quack"]) == (quack,)
+    assert load(sources["liger"]) == (liger,)
 
 
-@peers
+@each_backend
 @pytest.mark.parametrize("card", [True, False])
-def test_a_missing_package_is_named_as_pip_calls_it(peer, card, monkeypatch):
+def test_a_missing_package_is_named_as_pip_names_it(backend, card, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: card)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert f"pip install {peer.package}" in peer.available()
-    assert peer.available().startswith(f"{peer.package} is not installed")
+    assert f"pip install {backend.package}" in backend.available()
+    assert backend.available().startswith(f"{backend.package} is not installed")
 
 
-@peers
-def test_without_a_gpu_nothing_of_theirs_is_imported(peer, monkeypatch):
+@each_backend
+def test_without_a_gpu_no_package_is_imported(backend, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    install(monkeypatch, peer.module.partition(".")[0])
-    assert peer.available() == "no CUDA GPU here"
+    install(monkeypatch, backend.module.partition(".")[0])
+    assert backend.available() == "no CUDA GPU here"
 
 
-@peers
-def test_an_import_that_fails_is_one_line_with_the_fix(peer, monkeypatch, tmp_path, gpu):
-    package = peer.module.partition(".")[0]
+@each_backend
+def test_a_failing_import_is_one_line_with_the_fix(backend, monkeypatch, tmp_path, gpu):
+    package = backend.module.partition(".")[0]
     for name in [name for name in sys.modules if name.partition(".")[0] == package]:
         monkeypatch.delitem(sys.modules, name)
     (tmp_path / package).mkdir()
     (tmp_path / package / "__init__.py").write_text("raise RuntimeError('libcute is not\\nwhere it was')")
     monkeypatch.syspath_prepend(tmp_path)
     assert (
-        peer.available()
-        == f"{peer.module} cannot be imported (RuntimeError: libcute is not where it was); it may not fit the packages beside it: "
-        f"pip install -U {peer.package}" + (" (for CUDA 13: 'quack-kernels[cu13]')" if peer is quack else "")
+        backend.available()
+        == f"{backend.module} cannot be imported (RuntimeError: libcute is not where it was); it may not fit the other packages: "
+        f"pip install -U {backend.package}" + (" (for CUDA 13: 'quack-kernels[cu13]')" if backend is quack else "")
     )
 
 
-@peers
-def test_what_cannot_even_be_looked_for_does_not_raise(peer, monkeypatch):
+@each_backend
+def test_a_failing_look_up_becomes_a_reason(backend, monkeypatch):
     def broken(name):
         raise ValueError(f"{name}.__spec__ is None")
 
     monkeypatch.setattr(importlib.util, "find_spec", broken)
-    assert "cannot be imported (ValueError: " in peer.available()
+    assert "cannot be imported (ValueError: " in backend.available()
 
 
 def test_liger_needs_the_compiler_that_triton_needs(monkeypatch, gpu):
@@ -113,7 +103,7 @@ def test_liger_needs_the_compiler_that_triton_needs(monkeypatch, gpu):
     assert "install gcc" in liger.available()
 
 
-def test_quack_is_called_as_its_users_call_it(monkeypatch, gpu):
+def test_quack_is_called_through_its_public_functions(monkeypatch, gpu):
     calls = []
 
     def softmax_fwd(*given):
@@ -134,7 +124,7 @@ def test_quack_is_called_as_its_users_call_it(monkeypatch, gpu):
     check_both(quack)
 
 
-def test_liger_gets_the_settings_that_its_autograd_would_keep(monkeypatch, gpu):
+def test_liger_gets_the_settings_of_its_autograd(monkeypatch, gpu):
     calls = []
 
     def _softmax_backward(*given):
@@ -160,19 +150,19 @@ def test_liger_gets_the_settings_that_its_autograd_would_keep(monkeypatch, gpu):
     check_both(liger)
 
 
-def check_both(peer):
+def check_both(backend):
     x, dy = torch.randn(4, 8, requires_grad=True), torch.randn(4, 8)
-    y, dx = peer.prepare(case(8, "fp32", Direction.BOTH))(x, dy)
+    y, dx = backend.prepare(case(8, "fp32", Direction.BOTH))(x, dy)
     assert torch.equal(y, torch.softmax(x.detach(), -1))
     assert torch.equal(dx, gradient(dy, y))
 
 
 @pytest.mark.parametrize(("dtype", "vector"), [("fp32", 4), ("bf16", 8), ("fp16", 8)])
-def test_quack_takes_whole_vectors_only(dtype, vector, gpu):
+def test_quack_refuses_rows_of_partial_vectors(dtype, vector, gpu):
     for N in (vector, 1000, 0):
         assert quack.supports(case(N, dtype)) is None
     for N in (1, 50257, 1000 + vector // 2):
-        assert quack.supports(case(N, dtype)) == f"it reads rows by 16-byte vectors: N must be a multiple of {vector} in {dtype}"
+        assert quack.supports(case(N, dtype)) == f"it reads rows in 16-byte vectors: N must be a multiple of {vector} in {dtype}"
 
 
 @pytest.mark.parametrize(
@@ -186,7 +176,7 @@ def test_quack_takes_whole_vectors_only(dtype, vector, gpu):
         (RTX_5090, "fp32", Direction.FORWARD, 196608),
     ],
 )
-def test_quack_holds_a_row_in_the_shared_memory_of_a_cluster(card, dtype, direction, most, gpu, monkeypatch):
+def test_quack_refuses_rows_over_the_shared_memory_of_a_cluster(card, dtype, direction, most, gpu, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: card)
     assert quack.supports(case(most, dtype, direction)) is None
     assert quack.supports(case(most + 8, dtype, direction)) == (
@@ -195,26 +185,26 @@ def test_quack_holds_a_row_in_the_shared_memory_of_a_cluster(card, dtype, direct
 
 
 @pytest.mark.parametrize("direction", list(Direction))
-def test_liger_takes_a_row_in_one_block(direction):
+def test_liger_refuses_rows_over_one_block(direction):
     for N in (1, 781, 65536):
         assert liger.supports(case(N, direction=direction, M=2**20)) is None
     assert liger.supports(case(65537, direction=direction)) == "a row must fit one block: N is at most 65536"
-    assert liger.supports(case(0, direction=direction)) == "it takes no rows without elements"
+    assert liger.supports(case(0, direction=direction)) == EMPTY
 
 
-@peers
-def test_another_version_of_the_package_is_another_source(peer, monkeypatch, tmp_path):
-    door = next(door for door in origins([]) if door.label == peer.name)
-    monkeypatch.delitem(sys.modules, peer.module, raising=False)
-    assert peer.sources() == []
+@each_backend
+def test_another_package_version_changes_the_source_hash(backend, monkeypatch, tmp_path):
+    source = next(source for source in origins([]) if source.label == backend.name)
+    monkeypatch.delitem(sys.modules, backend.module, raising=False)
+    assert backend.sources() == []
     (tmp_path / "softmax.py").write_text("1")
-    install(monkeypatch, peer.module).__file__ = str(tmp_path / "softmax.py")
-    before = source_hash(peer, door)
+    install(monkeypatch, backend.module).__file__ = str(tmp_path / "softmax.py")
+    before = source_hash(backend, source)
     (tmp_path / "softmax.py").write_text("2")
-    assert source_hash(peer, door) != before
+    assert source_hash(backend, source) != before
 
 
-def test_a_build_of_quack_is_cold_when_its_compiler_ran(monkeypatch):
+def test_a_quack_build_is_cold_if_its_compiler_ran(monkeypatch):
     misses = {"forward": 3, "backward": 1}
 
     def kernel(which):
@@ -225,3 +215,14 @@ def test_a_build_of_quack_is_cold_when_its_compiler_ran(monkeypatch):
     assert built.state() == "cached"
     misses["backward"] += 1
     assert built.state() == "cold"
+
+
+@pytest.mark.parametrize("direction", list(Direction))
+def test_flaggems_is_called_with_rows(monkeypatch, direction):
+    install(
+        monkeypatch,
+        "flag_gems.ops.softmax",
+        softmax=lambda x, dim: torch.softmax(x, dim),
+        softmax_backward=lambda dy, y, dim, dtype: torch.ops.aten._softmax_backward_data(dy, y, dim, dtype),
+    )
+    assert_passes(flaggems, Case(4, 32, "fp32", direction, "cpu"))

@@ -1,19 +1,15 @@
-"""torch.compile in its ways, Dynamo's backends by name, and the elders: on the CPU, without Inductor where that will do."""
+"""torch.compile in its ways, Dynamo's backends by name, and the backends: on the CPU, without Inductor where that will do."""
 
-import importlib.util
 import json
-import sys
-import warnings
-from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
+from compiling import case
 
-from softbench.backends import dynamo_backends as dynamo, torch_compile as compiled, torchscript_fx as elders
+from softbench.backends import dynamo_backends, torch_compile
 from softbench.backends.torch_compile import Compiled
-from softbench.core.case import Case, Direction
+from softbench.core.case import Direction
 from softbench.core.outcome import Accuracy, Batch, Build, Grade, Measured, Profile, Record, Timing
-from softbench.ops.softmax import inputs, tolerance as correctness
 from softbench.plugins.info import BackendInfo
 from softbench.plugins.load import load
 from softbench.plugins.source import PluginSource, origins
@@ -23,33 +19,22 @@ from softbench.worker.compile_stats import Graphs
 from softbench.worker.server import Server
 
 
-def case(N=32, dtype="fp32", direction=Direction.FORWARD, M=8, device="cpu"):
-    return Case(M, N, dtype, direction, device)
-
-
-def grade(backend, wanted):
-    given = inputs.make(wanted, 0, torch.device("cpu"))
-    out = backend.prepare(wanted)(*given)
-    accuracy = correctness.check(wanted, given, out if wanted.direction is Direction.BOTH else (out,))
-    return accuracy.grade, accuracy.detail
-
-
 @pytest.fixture(scope="module")
 def by_name():
-    return {backend.name: backend for backend in compiled.backends}
+    return {backend.name: backend for backend in dynamo_backends.backends}
 
 
-def test_the_ways_come_through_one_door_and_only_one_is_in_all(by_name):
+def test_one_entry_point_offers_every_variant(by_name):
     door = next(door for door in origins([]) if door.label == "compile")
     assert {backend.name for backend in load(door)} == set(by_name)
     for family in ("compile", "compile-torch"):
         for way in ("plain", "fullgraph", "dynamic", "max-autotune", "max-autotune-no-cudagraphs", "reduce-overhead"):
             assert by_name[f"{family}:{way}"].extra
     assert [name for name, backend in by_name.items() if not backend.extra] == ["compile"]
-    assert all(backend.summary and backend.advice for backend in compiled.inductor)
+    assert all(backend.summary and backend.advice for backend in torch_compile.inductor)
 
 
-def test_each_way_calls_torch_compile_as_it_is_named(monkeypatch, by_name):
+def test_each_variant_passes_its_options_to_torch_compile(monkeypatch, by_name):
     called = []
     monkeypatch.setattr(torch, "compile", lambda function, **options: called.append((function.__name__, options)) or function)
     expected = {
@@ -77,21 +62,21 @@ def graphs_of(backend, columns):
     return made
 
 
-def test_what_is_compiled_anew_makes_a_graph_for_each_shape_and_automatic_shapes_make_two():
+def test_reset_compiles_each_shape_and_automatic_shapes_compile_twice():
     torch._dynamo.reset()
     assert graphs_of(Compiled("compile:x", "", "", backend="eager", dynamic=False), [16, 32, 64]) == [1, 1, 1]
-    automatic = Compiled("compile:x", "", "", backend="eager", anew=False)
+    automatic = Compiled("compile:x", "", "", backend="eager", reset=False)
     assert graphs_of(automatic, [16, 32, 64]) == [1, 1, 0]
     automatic.prepare(case(16, "bf16"))  # another dtype starts again, so that Dynamo's limit of recompilations stays out of reach
     assert graphs_of(automatic, [16]) == [1]
 
 
-def test_cuda_graphs_are_recorded_before_the_first_timed_call_and_declared(by_name):
+def test_cuda_graphs_are_recorded_before_the_first_call(by_name):
     calls = []
-    compiled._record(
+    torch_compile._record(
         lambda *given: calls.append([(tensor.shape, tensor.requires_grad) for tensor in given]), case(direction=Direction.BOTH)
     )
-    assert calls == [[((8, 32), True), ((8, 32), False)]] * compiled.GRAPH_CALLS
+    assert calls == [[((8, 32), True), ((8, 32), False)]] * torch_compile.GRAPH_CALLS
     reusing = {name for name, backend in by_name.items() if backend.reuses_output}
     families = ("compile", "compile-torch")
     assert reusing == {f"{family}:{way}" for family in families for way in ("max-autotune", "reduce-overhead")} | {"compile:cudagraphs"}
@@ -100,7 +85,7 @@ def test_cuda_graphs_are_recorded_before_the_first_timed_call_and_declared(by_na
         assert by_name[name].supports(case(device="cuda")) is None or name == "compile:cudagraphs"
 
 
-def test_a_reused_output_is_shown_in_list_and_table():
+def test_list_and_labels_show_a_reused_output():
     offer = BackendInfo("graphs", PluginSource("file", "g", "/g.py", "g.py"), summary="s", reuses_output=True, extra=True)
     assert tables.offer(offer)[2] == "s; reuses its output [g.py]"
     timing = Timing((Batch(0, 0, 0, (1.0, 1.0, 1.0)),), "do_bench")
@@ -111,7 +96,7 @@ def test_a_reused_output_is_shown_in_list_and_table():
     assert "1 extra, which all leaves out" in listing.extras([offer])
 
 
-def test_a_compilers_own_thread_is_started_once_and_a_thread_a_call_is_one_that_works_on():
+def test_a_thread_per_call_is_wrong_and_a_compiler_thread_passes():
     import threading
 
     from softbench.worker.check_case import CheckCaseRunner
@@ -151,7 +136,7 @@ def test_a_compilers_own_thread_is_started_once_and_a_thread_a_call_is_one_that_
         done.set()
 
 
-def test_an_output_that_is_said_to_be_reused_may_be_and_another_may_not():
+def test_only_a_declared_backend_may_reuse_its_output():
     from softbench.worker.check_case import CheckCaseRunner
 
     class Reusing:
@@ -206,77 +191,3 @@ def test_graph_breaks_are_counted_in_the_build(tmp_path):
     assert build["graph_breaks"] == 1
     assert json.loads(json.dumps(build)) == build
     torch._dynamo.reset()
-
-
-def test_every_registered_dynamo_backend_is_there_and_what_it_cannot_do_is_a_reason(by_name):
-    for name in torch._dynamo.list_backends(None):
-        backend = by_name[f"compile:{name}"]
-        why = backend.available() or backend.supports(case())
-        if why is None and name not in ("inductor", "cudagraphs"):
-            assert grade(backend, case()) == (Grade.PASS, ""), name
-        else:
-            assert why is None or len(why) > 10
-
-
-def test_the_backends_that_are_gone_say_since_when_and_what_instead(by_name):
-    assert {"nvfuser", "nvprims_nvfuser", "aot_ts_nvfuser", "onnxrt", "fx2trt"} <= set(dynamo.GONE)
-    for name, (since, _) in dynamo.GONE.items():
-        if not by_name[f"compile:{name}"].registered:
-            assert f"gone from PyTorch since {since}; instead: " in by_name[f"compile:{name}"].available()
-    assert "aot_ts_nvfuser, which is gone since 2.1" in by_name["compile:nvfuser"].available()
-
-
-@pytest.mark.parametrize("name", sorted(dynamo.PACKAGES))
-def test_a_backend_without_its_package_says_what_to_install(name, by_name, monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda module: None)
-    backend = dynamo.Other(name, registered=False)
-    assert backend.available() == f"{dynamo.PACKAGES[name].module.partition('.')[0]} is not installed: {dynamo.PACKAGES[name].advice}"
-
-
-def test_a_package_that_registers_its_backend_is_imported_before_it_compiles(monkeypatch):
-    from torch._dynamo.backends import registry as theirs
-
-    module = ModuleType("hidet")
-    monkeypatch.setitem(sys.modules, "hidet", module)
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: SimpleNamespace())
-    monkeypatch.setitem(theirs._BACKENDS, "hidet", None)
-    monkeypatch.setitem(theirs._COMPILER_FNS, "hidet", theirs._COMPILER_FNS["eager"])
-    backend = dynamo.Other("hidet", registered=False)
-    assert backend.available() is None
-    assert grade(backend, case()) == (Grade.PASS, "")
-    torch._dynamo.reset()
-
-
-def test_a_package_that_does_not_import_is_one_line(monkeypatch, tmp_path):
-    (tmp_path / "hidet.py").write_text("raise OSError('libhidet.so: not\\nfound')")
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "hidet", raising=False)
-    reason = dynamo.Other("hidet", registered=False).available()
-    assert reason == "hidet cannot be imported (OSError: libhidet.so: not found): pip install hidet"
-
-
-@pytest.mark.parametrize("direction", list(Direction))
-@pytest.mark.parametrize("elder", [elders.trace, elders.script, elders.fx], ids=lambda elder: elder.name)
-def test_the_elders_are_right_and_silent_about_their_deprecation(elder, direction):
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", DeprecationWarning)
-        assert elder.available() is None
-        assert grade(elder, case(direction=direction)) == (Grade.PASS, "")
-    assert elder.extra
-    assert elder.supports(case(0)) == "it takes no rows without elements"
-
-
-def test_a_registered_backend_that_compiles_nothing_says_so_once_and_what_to_use_instead(monkeypatch):
-    def compiled(function, backend):
-        tried.append(backend)
-        raise TypeError("it is not\nwhat it was")
-
-    tried = []
-    monkeypatch.setattr(torch, "compile", compiled)
-    backend = dynamo.Other("ts", registered=True)
-    for _ in range(2):
-        assert backend.supports(case()) == (
-            f"it fails in torch {torch.__version__} on any function; instead: jit-script, jit-trace or compile (it is not what it was)"
-        )
-    assert tried == ["ts"]
-    assert "; instead: compile (" in dynamo.Other("aot_other", registered=True).supports(case())

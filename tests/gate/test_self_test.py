@@ -175,18 +175,18 @@ def test_the_shipped_sweep_of_the_gate_plants_in_its_largest_calls(plugins):
 
 
 def test_calibrations_are_remembered_and_a_damaged_memory_is_none(tmp_path):
-    memory = planted.Memory(str(tmp_path / "planted.json"))
+    memory = planted.CalibrationFile(str(tmp_path / "planted.json"))
     assert memory.read() == {}
     memory.write("a", 100)
     memory.write("b", 200)
     assert memory.read() == {"a": 100, "b": 200}
     memory.file.write_text('{"a": "much"')
     assert memory.read() == {}
-    assert planted.Memory("").read() == {}
+    assert planted.CalibrationFile("").read() == {}
 
 
 def test_planted_slowdowns_are_real_and_the_twin_is_the_very_callable(tmp_path):
-    twin, slow = planted.plant("torch", (0.0, 3.0))
+    twin, slow = planted.inject("torch", (0.0, 3.0))
     case, x = Case(512, 2048, "fp32", Direction.FORWARD, "cpu"), torch.randn(512, 2048)
     assert (twin.name, slow.name, slow.available(), slow.supports(case)) == ("torch+0", "torch+3", None, None)
     assert torch.equal(twin.prepare(case)(x), slow.prepare(case)(x))
@@ -200,4 +200,4 @@ def test_planted_slowdowns_are_real_and_the_twin_is_the_very_callable(tmp_path):
     planted._spinning(spin, 3.0)(x)
     assert time.perf_counter() - begin >= 8e-4
     with pytest.raises(UsageError, match="no backend 'troch'"):
-        planted.plant("troch", (0.0,))
+        planted.inject("troch", (0.0,))

@@ -9,6 +9,6 @@ softbench run --config gate --backends torch,guarded --plugin guarded=tests/gpu/
 softbench gate results/latest.csv --baseline again  # 1, and names the cells of guarded_slower.SLOWER and no other
 """
 
-from softbench.backends.injected_slowdown import plant
+from softbench.backends.injected_slowdown import inject
 
-(backend,) = plant("torch", (0.0,))
+(backend,) = inject("torch", (0.0,))

@@ -17,8 +17,8 @@ def test_a_planted_slowdown_is_about_what_the_timer_sees(slowdown):
 
     case, x = Case(4096, 16384, "fp32", Direction.FORWARD, "cuda"), torch.randn(4096, 16384, device="cuda")
     timer = timing.bind("cuda").by_name["do_bench", "cold"]
-    twin, slow = (backend.prepare(case) for backend in planted.plant("torch", (0.0, slowdown)))
-    for _ in range(planted.ALONE_FROM):
+    twin, slow = (backend.prepare(case) for backend in planted.inject("torch", (0.0, slowdown)))
+    for _ in range(planted.CALIBRATING_CALL):
         slow(x)
     ratios = []
     for _ in range(10):
@@ -37,11 +37,11 @@ def test_a_calibration_is_remembered_by_the_next_process(tmp_path):
     file = str(tmp_path / "planted.json")
 
     def slowed():
-        (backend,) = planted.plant("torch", (0.05,), cases=[case.key], memory=file)
+        (backend,) = planted.inject("torch", (0.05,), cases=[case.key], memory=file)
         return backend.prepare(case)
 
     first = slowed()
-    for _ in range(planted.ALONE_FROM):
+    for _ in range(planted.CALIBRATING_CALL):
         first(x)
     assert first.cycles > 1000
     assert slowed().cycles == first.cycles

@@ -32,9 +32,9 @@ CASE_SECONDS = 0.05  # building and checking a case
 ROUND_SECONDS = 0.002  # what a batch costs beside its calls: do_bench's estimate, the pipe
 PLUGIN = '''"""{base} beside itself with planted slowdowns; written by softbench gate --self-test, and read by its workers."""
 
-from softbench.backends.injected_slowdown import plant
+from softbench.backends.injected_slowdown import inject
 
-backends = plant({base!r}, {slowdowns!r}, {plugins!r}, cases={cases!r}, memory={memory!r})
+backends = inject({base!r}, {slowdowns!r}, {plugins!r}, cases={cases!r}, memory={memory!r})
 '''
 
 

@@ -1,0 +1,22 @@
+"""TorchScript and torch.fx of the naive function."""
+
+import warnings
+
+import pytest
+from compiling import case, grade
+
+from softbench.backends import torchscript_fx
+from softbench.backends.directions import EMPTY
+from softbench.core.case import Direction
+from softbench.core.outcome import Grade
+
+
+@pytest.mark.parametrize("direction", list(Direction))
+@pytest.mark.parametrize("backend", [torchscript_fx.trace, torchscript_fx.script, torchscript_fx.fx], ids=lambda backend: backend.name)
+def test_results_pass_without_deprecation_warnings(backend, direction):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", DeprecationWarning)
+        assert backend.available() is None
+        assert grade(backend, case(direction=direction)) == (Grade.PASS, "")
+    assert backend.extra
+    assert backend.supports(case(0)) == EMPTY
