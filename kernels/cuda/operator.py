@@ -1,10 +1,15 @@
-"""The CUDA C++ softmax as PyTorch operators, differentiable twice: `softbench::cuda_softmax` and `softbench::cuda_softmax_backward`.
+"""The CUDA C++ softmax as PyTorch operators: `softbench::cuda_softmax` and `softbench::cuda_softmax_backward`, differentiable twice.
 
-To a compiler they are calls of unknown content. Elsewhere than on CUDA they are torch's own softmax.
+Compilers see one opaque call. On devices other than CUDA, the operators are torch's own softmax.
 
-They are defined in a `torch.library.Library`, with autograd's kernel written out here (`_recording`), and not by
-`torch.library.custom_op`, which runs more Python at every call. Microseconds a call where the kernel only allocates the result (1.5), on
-a CPU with torch 2.13: 2.9 against 4.7 in inference mode, 5.2 against 9.0 where no gradient is asked for, 11 against 17 where one is.
+The operators are defined in a `torch.library.Library`, with their autograd kernel in this file (`_autograd_kernel`).
+`torch.library.custom_op` runs more Python in each call. Microseconds a call, where the kernel only allocates the result (which takes 1.5),
+on a CPU with torch 2.13:
+
+                          this file  custom_op
+inference mode                  2.9        4.7
+no gradient is required         5.2        9.0
+a gradient is required         11         17
 """
 
 from collections.abc import Callable
@@ -32,25 +37,24 @@ for _schema in (
 def softmax(x: Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> Tensor:
     """softmax(x) over `dim`, by softbench's CUDA C++ kernels: exp(x - max(x)) / sum(exp(x - max(x))).
 
-    - Shapes: any, of 0 dimensions and of 0 elements, too; the result has x's. More than 2^31 elements are fine.
-    - Dtypes: float32, float16, bfloat16; the result has x's, rounded once from float32. `dtype=torch.float32` gives the float32 result of
-      16-bit rows unrounded, as torch.softmax's `dtype` does, and casts nothing in memory. Autocast changes nothing.
-    - Strides: any. Rows whose elements are adjacent are read where they are, others are copied first. The result is contiguous and never
-      shares x's memory, as torch.softmax has it; a `dim` that is not the last costs a copy to get there.
-    - Gradients: twice through kernels and beyond, by autograd; those of x have x's dtype, and where the result is wider they are converted
-      to it, in a pass of its own. torch.vmap is supported; forward mode and torch.func's gradients are not.
-    - Tracing: torch.compile (static and dynamic shapes, CUDA graphs) and torch.export see one call, whatever the shape.
-    - Devices: CUDA; the kernels are built by nvcc at the first call there (`build.py`). On any other it is `torch.softmax`, and takes
-      float64, too.
+    - Shapes: any, also with 0 dimensions or 0 elements. The result has x's shape. More than 2^31 elements are allowed.
+    - Dtypes: float32, float16 and bfloat16. The result has x's dtype, rounded once from float32. For 16-bit rows, `dtype=torch.float32`
+      gives the float32 result without rounding, as torch.softmax does. It casts nothing in memory. Autocast changes nothing.
+    - Strides: any. Rows with adjacent elements are read in place, others are copied first. The result is contiguous, as in torch.softmax,
+      and does not share x's memory. Any `dim` but the last costs a copy.
+    - Gradients: twice through kernels, and further by autograd. The gradient of x has x's dtype. If the result is wider, a separate pass
+      converts the gradient. torch.vmap is supported; forward mode and torch.func's gradients are not.
+    - Tracing: torch.compile (static and dynamic shapes, CUDA graphs) and torch.export see one call, for any shape.
+    - Devices: CUDA, where nvcc builds the kernels at the first call (`build.py`). On other devices it is `torch.softmax`, also for float64.
 
     Raises:
-        TypeError: another dtype, or one that the result cannot have, or a layout other than strided.
+        TypeError: another dtype, a dtype that the result cannot have, or a layout other than strided.
         IndexError: `dim` is out of range.
         BuildError: the kernels cannot be compiled.
         RuntimeError: the launch failed.
 
-    Source: the online normaliser of Milakov and Gimelshein (arXiv:1805.02867) for rows beyond a CTA's registers; the gradient with
-    respect to x is y * (dy - sum(dy * y)). `softmax.cu` has the tiers.
+    Source: the online normalizer of Milakov and Gimelshein (arXiv:1805.02867), for rows that do not fit in a CTA's registers. The gradient
+    with respect to x is y * (dy - sum(dy * y)). `softmax.cu` describes the kernels.
     """
     result: Tensor = _FORWARD(x, dim, dtype)
     return result
@@ -65,18 +69,18 @@ def _forward(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
 
 
 def _backward(dy: Tensor, y: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
-    """dx = y * (dy - sum(dy * y)) over `dim`, contiguous, of y's dtype or, where y is the float32 softmax of 16 bits, of those."""
+    """dx = y * (dy - sum(dy * y)) over `dim`, contiguous. `dtype`: the 16-bit dtype of x, if y is its float32 softmax."""
     dx = apply_to_rows(launch_backward, (dy, y), _backward_axis(dy, y, dim, dtype))
     return dx if dtype is None else dx.to(dtype)
 
 
-def _forward_elsewhere(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
+def _forward_fallback(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
     return torch.softmax(x, _forward_axis(x, dim, dtype), dtype=dtype)
 
 
-def _backward_elsewhere(dy: Tensor, y: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
+def _backward_fallback(dy: Tensor, y: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
     axis = _backward_axis(dy, y, dim, dtype)
-    dx: Tensor = torch.ops.aten._softmax_backward_data(dy, y, axis, y.dtype)  # its own conversion is CUDA's only
+    dx: Tensor = torch.ops.aten._softmax_backward_data(dy, y, axis, y.dtype)  # converts to another dtype only on CUDA
     return dx if dtype is None else dx.to(dtype)
 
 
@@ -91,7 +95,7 @@ def _backward_fake(dy: Tensor, y: Tensor, dim: int, dtype: torch.dtype | None = 
 
 
 def _forward_axis(x: Tensor, dim: int, dtype: torch.dtype | None) -> int:
-    """`dim` from 0 up, when the arguments are fit for softmax; raises as `softmax`."""
+    """`dim` as a non-negative index. Raises as `softmax` if the arguments do not fit."""
     if dtype is not None and dtype != x.dtype and not (dtype is torch.float32 and x.dtype in NARROW):
         raise TypeError(
             f"softmax of {x.dtype} as {dtype}: the result has the input's dtype, or is float32 where that is float16 or bfloat16"
@@ -114,31 +118,31 @@ def _axis(x: Tensor, dim: int) -> int:
     return canonical_dim(dim, x.dim())
 
 
-def _recording(
-    operator: Any, tensors: int, keep: Callable[..., None], gradient: Callable[..., registration.Gradients]
+def _autograd_kernel(
+    operator: Any, tensors: int, setup_context: Callable[..., None], gradient: Callable[..., registration.Gradients]
 ) -> Callable[..., Tensor]:
-    """Autograd's kernel of an operator: on to the next kernel, within an autograd.Function only where there is something to record.
+    """The autograd kernel of an operator: it calls the next kernel, inside an autograd.Function only if there is a gradient to record.
 
-    `torch.library.register_autograd` makes the same with more Python. The next kernel need not hide what it does from autograd: either
-    no tensor asks for a gradient, or the Function has turned recording off.
+    `tensors`: how many of the inputs are tensors; they come first. `torch.library.register_autograd` does the same with more Python.
+    The next kernel may run with autograd on, because no tensor requires a gradient then. Otherwise, the Function turns autograd off.
     """
 
     class Recorded(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, *given: Any) -> Tensor:
-            *inputs, keys = given  # keys last: `ctx.needs_input_grad` counts from the first
+            *inputs, keys = given  # keys are last, because `ctx.needs_input_grad` counts from the first input
             output: Tensor = operator.redispatch(keys, *inputs)
-            keep(ctx, tuple(inputs), output)
+            setup_context(ctx, tuple(inputs), output)
             return output
 
         @staticmethod
-        def backward(ctx: Any, of_output: Tensor) -> registration.Gradients:
-            return *gradient(ctx, of_output), None
+        def backward(ctx: Any, output_gradient: Tensor) -> registration.Gradients:
+            return *gradient(ctx, output_gradient), None
 
     def kernel(keys: Any, *inputs: Any) -> Tensor:
-        wanted = inputs[0].requires_grad or inputs[tensors - 1].requires_grad
-        # Under forward mode, too: it is an error there, where the kernels would lose a tangent.
-        record = (wanted and torch.is_grad_enabled()) or forward_ad._current_level >= 0
+        requires_grad = inputs[0].requires_grad or inputs[tensors - 1].requires_grad
+        # In forward mode, the Function raises an error. Without it, the kernels would lose a tangent.
+        record = (requires_grad and torch.is_grad_enabled()) or forward_ad._current_level >= 0
         keys = keys & torch._C._after_autograd_keyset
         result: Tensor = Recorded.apply(*inputs, keys) if record else operator.redispatch(keys, *inputs)
         return result
@@ -146,22 +150,22 @@ def _recording(
     return kernel
 
 
-for _name, _kernel, _elsewhere, _fake in (
-    ("cuda_softmax", _forward, _forward_elsewhere, _forward_fake),
-    ("cuda_softmax_backward", _backward, _backward_elsewhere, _backward_fake),
+for _name, _kernel, _fallback, _fake in (
+    ("cuda_softmax", _forward, _forward_fallback, _forward_fake),
+    ("cuda_softmax_backward", _backward, _backward_fallback, _backward_fake),
 ):
     _library.impl(_name, _kernel, "CUDA")
-    _library.impl(_name, _elsewhere, "CompositeExplicitAutograd")
+    _library.impl(_name, _fallback, "CompositeExplicitAutograd")
     torch.library.register_fake(f"softbench::{_name}", _fake, lib=_library)
 _library.impl(
     "cuda_softmax",
-    _recording(_FORWARD, 1, registration.save_output, registration.gradient_of_forward(_BACKWARD)),
+    _autograd_kernel(_FORWARD, 1, registration.save_output, registration.gradient_of_forward(_BACKWARD)),
     "Autograd",
     with_keyset=True,
 )
 _library.impl(
     "cuda_softmax_backward",
-    _recording(_BACKWARD, 2, registration.save_inputs, registration.gradient_of_backward(_BACKWARD)),
+    _autograd_kernel(_BACKWARD, 2, registration.save_inputs, registration.gradient_of_backward(_BACKWARD)),
     "Autograd",
     with_keyset=True,
 )

@@ -1,4 +1,4 @@
-"""The CUDA softmax operator where its kernels run: eager, differentiated, compiled, captured, on other streams."""
+"""The CUDA softmax operator on a GPU: eager, differentiated, compiled, captured, on other streams."""
 
 import csv
 import itertools
@@ -22,7 +22,7 @@ pytestmark = [
 
 OPS = torch.ops.softbench
 FORWARD, BACKWARD = OPS.cuda_softmax.default, OPS.cuda_softmax_backward.default
-SHARED = (2, 1 << 20)  # a row that CTAs all over the card share: a launch with a workspace
+SHARED = (2, 1 << 20)  # CTAs anywhere on the device share a row: the launch needs a workspace
 SHAPES = [((5, 7), -1), ((5, 7), 0), ((2, 3, 4), 1), ((2, 3, 4), -3), ((6,), 0), ((), -1), ((1, 5), 0), ((4, 1, 1), 0), ((0, 3), 1)]
 SHAPES += [((3, 0), 1), ((37, 781), 1), ((3, 10_000), 1), ((3, LONG), 1), ((LONG, 3), 0), (SHARED, 1)]
 NARROW = (torch.float16, torch.bfloat16)
@@ -38,7 +38,7 @@ def fresh_compiler():
 
 
 def close_gradient(dx, dy, y, dim=-1):
-    """Within the rounding of dx's dtype and of float32 sums: a gradient is a difference, and small where its terms are not."""
+    """dx is within the rounding of its dtype and of float32 sums. The scale is that of the terms, since their difference may be small."""
     wide_dy, wide_y = dy.double(), y.double()
     expected = wide_y * (wide_dy - (wide_dy * wide_y).sum(dim, keepdim=True))
     scale = wide_y * (wide_dy.abs() + (wide_dy * wide_y).abs().sum(dim, keepdim=True))
@@ -55,7 +55,7 @@ def test_opcheck_passes_with_all_its_tests(shape, dim):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", NARROW)
-def test_opcheck_passes_on_any_strides_and_where_the_result_is_wider(layout, dtype):
+def test_opcheck_passes_on_any_strides_and_wider_results(layout, dtype):
     x = LAYOUTS[layout](dtype)
     y = torch.softmax(x, 1, dtype=torch.float32)
     opcheck(FORWARD, (x, 1), test_utils=EVERY_TEST)
@@ -65,7 +65,7 @@ def test_opcheck_passes_on_any_strides_and_where_the_result_is_wider(layout, dty
 
 
 @typed
-def test_the_kernels_run_and_are_right_in_contiguous_memory_of_their_own(dtype, result, monkeypatch):
+def test_the_kernels_fill_fresh_contiguous_memory_with_correct_results(dtype, result, monkeypatch):
     launches = []
     for name in ("launch_forward", "launch_backward"):
         call = getattr(operator, name)
@@ -86,7 +86,7 @@ def test_the_kernels_run_and_are_right_in_contiguous_memory_of_their_own(dtype, 
         assert not x.numel() or len({tensor.untyped_storage().data_ptr() for tensor in (x, dy, y, dx)}) == 4
 
 
-def test_a_wider_result_makes_no_pass_of_its_own():
+def test_a_wider_result_takes_no_extra_memory():
     x = randn(4096, 4096, dtype=torch.bfloat16)
     softmax(x, dtype=torch.float32)
     torch.cuda.synchronize()
@@ -109,7 +109,7 @@ def test_gradients_agree_with_torchs_in_float64(dtype, result, shape, dim):
 
 
 @pytest.mark.parametrize(("shape", "dim"), [((5, 7), -1), ((37, 781), -1), ((3, 40, 50), 1), ((3, LONG), -1)])
-def test_second_derivatives_are_those_of_torchs_softmax(shape, dim):
+def test_second_derivatives_agree_with_torchs(shape, dim):
     x, dy, g = randn(*shape), randn(*shape), randn(*shape)
 
     def twice(function, dtype):
@@ -133,7 +133,7 @@ def agree(function, x, result=None):
 
 @typed
 @pytest.mark.parametrize("shape", [(37, 1), (37, 300), (37, 4096), (37, LONG), SHARED])
-def test_it_compiles_whole_with_its_gradient_for_a_static_shape(dtype, result, shape):
+def test_static_shapes_compile_without_graph_breaks(dtype, result, shape):
     agree(torch.compile(lambda x: softmax(x, -1, result), fullgraph=True, dynamic=False), randn(*shape, dtype=dtype), result)
 
 
@@ -168,18 +168,18 @@ def test_a_cuda_graph_replays_it_on_fresh_input(shape):
         x.copy_(torch.randn_like(x))
         dy.copy_(torch.randn_like(dy))
         graph.replay()
-        softmax(torch.randn_like(x))  # what is kept for this stream and what the graph has do not meet
+        softmax(torch.randn_like(x))  # the stream's workspace and the graph's are different
         close(y, torch.softmax(x.double(), -1))
         close_gradient(dx, dy, y)
 
 
 @pytest.mark.parametrize("shape", [(64, 300), (64, LONG), SHARED])
 def test_it_runs_under_inductors_cuda_graphs(shape):
-    launch._workspaces.clear()  # so that a first one is made while a graph is warmed up
+    launch._workspaces.clear()  # so that the graph's warm-up allocates the first one
     compiled = torch.compile(lambda x: softmax(x, -1), fullgraph=True, mode="reduce-overhead")
     for _ in range(4):
         torch.compiler.cudagraph_mark_step_begin()
-        agree(lambda x: compiled(x).clone(), randn(*shape))  # the next step overwrites what a graph gave
+        agree(lambda x: compiled(x).clone(), randn(*shape))  # the next step overwrites a graph's result
 
 
 @pytest.mark.parametrize("shape", [(512, 4096), SHARED])
@@ -198,7 +198,7 @@ def test_it_runs_on_the_current_stream(shape):
     close_gradient(dx, dy, y)
 
 
-def test_streams_that_work_at_the_same_time_keep_workspaces_of_their_own():
+def test_concurrent_streams_have_separate_workspaces():
     streams = [torch.cuda.Stream() for _ in range(4)]
     given = [randn(*SHARED) for _ in streams]
     torch.cuda.synchronize()
@@ -237,7 +237,7 @@ def test_flops_are_counted_and_fake_tensors_launch_nothing():
         assert softmax(fake).shape == fake.shape
 
 
-def test_vmap_takes_it():
+def test_vmap_works():
     x, dy = randn(3, 40, 50), randn(3, 40, 50)
     for at, dim in itertools.product((0, 1, 2), (0, 1, -1)):
         y = torch.vmap(lambda x, dim=dim: softmax(x, dim), at)(x)
@@ -252,7 +252,7 @@ def test_autocast_changes_nothing():
         assert softmax(x).dtype is torch.bfloat16
 
 
-def test_the_backend_on_it_is_right_and_measured_in_every_direction(cli):
+def test_cuda_op_is_correct_and_measured_in_every_direction(cli):
     arguments = ("--M", "512", "--N", "781,20000", "--dtype", "bf16", "--direction", "forward,backward,both", "--timeout", "build=300")
     done = cli("run", "--backends", "cuda,cuda-op", *arguments, "--quick", timeout=580)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -264,7 +264,7 @@ def test_the_backend_on_it_is_right_and_measured_in_every_direction(cli):
 
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])
-def test_the_backend_on_it_passes_the_catalogue(cli, direction):
+def test_cuda_op_passes_every_check_case(cli, direction):
     done = cli("check", "--backends", "cuda-op", "--direction", direction, "--dtype", "fp32", "--json", "-", timeout=580)
     findings = json.loads(done.stdout)["findings"]
     assert done.returncode == 0, [
@@ -277,8 +277,8 @@ def test_the_backend_on_it_passes_the_catalogue(cli, direction):
 
 @pytest.mark.parametrize("N", [32_768, 32_771, 200_001, 1 << 20])
 @typed
-def test_few_long_rows_with_values_that_are_no_numbers_are_torchs(dtype, result, N):
-    """Few rows' threads keep exponentials, and their maxima are found among integers."""
+def test_few_long_rows_treat_nan_and_infinity_as_torch(dtype, result, N):
+    """Threads of few rows cache exponentials and find maxima among integers, so special values take another path."""
     x = randn(8, N, dtype=dtype)
     x[1, 5], x[2, N - 1], x[3, :4096], x[4], x[5, 7] = float("nan"), float("nan"), -float("inf"), -float("inf"), float("inf")
     x[6], x[7] = -0.0, -1e4

@@ -17,8 +17,8 @@ def test_no_kernel_spills_a_register(tmp_path, architecture):
     command = build.command(build.nvcc(), architecture, tmp_path / "x.fatbin")
     command = [word for word in command if word not in ("-shared", "-Xcompiler", "-fPIC")]
     whole = architecture == "sm_90a" or (os.cpu_count() or 1) >= build.FEW_CORES
-    # An architecture takes a minute. So the others compile only the parts that need most registers: float32 rows, 16-bit rows with float32
-    # results, and the gradient of 16-bit rows.
+    # An architecture takes a minute. So the others compile only the parts that need most registers. These are float32 rows, 16-bit
+    # rows with float32 results, and the gradient of 16-bit rows.
     report = ""
     for part in [""] if whole else ["-DSOFTBENCH_PART=0", "-DSOFTBENCH_PART=4", "-DSOFTBENCH_PART=7"]:
         done = subprocess.run([*command, *part.split(), "-fatbin", "-Xptxas", "-v"], capture_output=True, text=True, check=False)
@@ -61,7 +61,7 @@ def test_undefined_descriptors_are_found_in_sass():
 @needs_nvcc
 @pytest.mark.parametrize("architecture", ["sm_90a", "sm_100a"])
 def test_copies_to_shared_memory_have_a_defined_policy(tmp_path, architecture):
-    """For sm_100, ptxas of CUDA 12.8 to 13.3 gives a copy with a cache hint a policy register that it never sets (async_copy.cuh)."""
+    """ptxas of CUDA 12.8 to 13.3 for sm_100 gives a copy with a hint a policy register that it never sets (async_copy.cuh)."""
     known = subprocess.run([build.nvcc(), "--list-gpu-arch"], capture_output=True, text=True, check=True).stdout
     if f"compute_{architecture[3:-1]}" not in known:
         pytest.skip(f"this nvcc does not know {architecture}")

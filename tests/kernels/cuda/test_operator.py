@@ -1,5 +1,7 @@
-"""The CUDA softmax operator beside its kernels: what PyTorch's machinery asks of it. Real tensors are the CPU's here, where torch's softmax
-stands in; what is around the kernels is tried with launches that torch's softmax plays."""
+"""The CUDA softmax operator without a GPU.
+
+Tensors are on the CPU, where the operator is torch's softmax. Launches that call torch's softmax test the code around the kernels.
+"""
 
 import itertools
 import os
@@ -51,7 +53,7 @@ def test_opcheck_passes_on_any_strides(layout):
 
 
 @pytest.mark.parametrize("dtype", NARROW)
-def test_opcheck_passes_where_the_result_is_wider_than_the_input(dtype):
+def test_opcheck_passes_on_wider_results(dtype):
     x, dy, y = (torch.randn(5, 7) for _ in range(3))
     opcheck(FORWARD, (x.to(dtype).requires_grad_(), -1, torch.float32), test_utils=EVERY_TEST)
     opcheck(BACKWARD, (dy.requires_grad_(), y.requires_grad_(), -1, dtype), test_utils=EVERY_TEST, rtol=2e-2, atol=2e-2)
@@ -77,7 +79,7 @@ def near(got, expected, dtype):
 
 
 @pytest.mark.parametrize("dtype", operator.DTYPES)
-def test_elsewhere_it_is_torchs_softmax_in_values_strides_and_memory_of_its_own(dtype):
+def test_other_devices_get_torchs_softmax_in_fresh_memory(dtype):
     for (x, dim), result in itertools.product(INPUTS, results_of(dtype)):
         x = x.to(dtype)
         y, expected = softmax(x, dim, result), torch.softmax(x, dim, dtype=result)
@@ -89,7 +91,7 @@ def test_elsewhere_it_is_torchs_softmax_in_values_strides_and_memory_of_its_own(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, *NARROW])
-def test_launches_get_rows_and_fill_what_becomes_the_result(dtype, monkeypatch):
+def test_launches_get_rows_and_fill_the_result(dtype, monkeypatch):
     launched = []
 
     def forward(x, y):
@@ -119,7 +121,7 @@ def test_launches_get_rows_and_fill_what_becomes_the_result(dtype, monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", NARROW)
-def test_a_float32_result_of_16_bits_has_gradients_of_both_orders_in_the_inputs_dtype(dtype):
+def test_wider_results_have_gradients_in_the_inputs_dtype(dtype):
     x, dy, g = (torch.randn(4, 50) for _ in range(3))
     x = x.to(dtype).requires_grad_()
     y = softmax(x, dtype=torch.float32)
@@ -134,7 +136,7 @@ def test_a_float32_result_of_16_bits_has_gradients_of_both_orders_in_the_inputs_
         near(got, want, dtype)
 
 
-def test_what_it_does_not_take_is_said_in_one_line():
+def test_refused_arguments_raise_a_one_line_error():
     wrong = [
         (TypeError, "the kernels take float32, float16 and bfloat16", lambda: softmax(torch.ones(3, dtype=torch.int32))),
         (TypeError, "the kernels take float32, float16 and bfloat16", lambda: softmax(torch.ones(3, dtype=torch.bool))),
@@ -166,7 +168,7 @@ def forward_mode():
         softmax(torch.autograd.forward_ad.make_dual(torch.ones(3), torch.ones(3)))
 
 
-def test_fake_tensors_have_torchs_strides_and_the_right_dtype_on_cuda_and_float64_is_refused_there():
+def test_fake_cuda_tensors_have_torchs_strides_and_refuse_float64():
     with FakeTensorMode():
         for (shape, dim), dtype in itertools.product(SHAPES, (torch.float32, *NARROW)):
             x = torch.empty(shape, dtype=dtype, device="cuda")
@@ -184,7 +186,7 @@ def test_fake_tensors_have_torchs_strides_and_the_right_dtype_on_cuda_and_float6
 
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_it_compiles_whole_with_its_gradient(dynamic, dtype):
+def test_it_compiles_without_graph_breaks(dynamic, dtype):
     graphs = []
 
     def backend(graph, example):
@@ -248,11 +250,11 @@ def test_vmap_takes_any_batched_dimension():
         torch.vmap(lambda x: softmax(x, 1))(torch.ones(3, 4))
 
 
-def test_importing_it_needs_no_triton_builds_nothing_and_counts_flops_whenever_the_counter_comes(tmp_path):
+def test_importing_it_needs_no_triton_and_builds_nothing(tmp_path):
     code = (
         "import sys, torch, softbench.kernels.cuda as cuda;"
         "assert cuda.softmax(torch.zeros(2, 4), -1)[0, 0] == 0.25; assert 'triton' not in sys.modules;"
-        "import importlib.util; assert importlib.util.find_spec('torch.utils.flop_counter');"  # to look for it is not to import it
+        "import importlib.util; assert importlib.util.find_spec('torch.utils.flop_counter');"  # finding a module does not import it
         "from torch.utils.flop_counter import FlopCounterMode;"
         "counter = FlopCounterMode(display=False); counter.__enter__(); cuda.softmax(torch.zeros(2, 4));"
         "assert counter.get_total_flops() == 40; assert not any('registration' in type(f).__module__ for f in sys.meta_path)"
@@ -262,13 +264,13 @@ def test_importing_it_needs_no_triton_builds_nothing_and_counts_flops_whenever_t
     assert not cache.exists()
 
 
-def test_the_row_of_the_bare_kernels_is_not_the_operator():
+def test_the_cuda_backend_is_not_the_operator():
     assert kernels.cuda.softmax() is launch.softmax
     assert launch.softmax is not softmax
     assert {"softmax.cu", "operator.py", "launch.py"} <= {file.name for file in operators.cuda_op.sources()}
 
 
-def test_the_backend_on_it_says_why_it_is_not_run(monkeypatch):
+def test_the_cuda_op_backend_gives_its_reason_for_not_running(monkeypatch):
     if not torch.cuda.is_available():
         assert "no CUDA GPU" in operators.cuda_op.available()
     monkeypatch.setattr(operators.OperatorBackend, "available", lambda self: None)
