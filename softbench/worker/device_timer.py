@@ -5,7 +5,7 @@ fill runs, of a buffer larger than any L2 (cold) or of a few bytes (warm); it te
 call that overlap are counted in full, up to the limit below. Host time is that of issuing a call, without waiting for it.
 
 Tracing slows some kernels: torch 2.11's softmax of 16384 x 16384 in bfloat16 takes an H200 484 us by ncu, and 515 with CUPTI watching
-(tests/gpu/against_ncu.py, before there was a limit). So what a few calls, one after the other, take between events without the profiler
+(tools/against_ncu.py, before there was a limit). So what a few calls, one after the other, take between events without the profiler
 is a limit: where the traced median is beyond theirs, all samples are taken down to it in proportion.
 
 CUPTI that stays in a process between sessions makes every CUDA call there dearer. So it leaves after each, and comes back for the next:

@@ -1,4 +1,4 @@
-"""`softbench inspect` on a GPU: real code and facts of compile, triton and cuda."""
+"""`softbench inspect` on a GPU: generated code and facts of compile, triton and cuda."""
 
 import json
 
@@ -29,11 +29,11 @@ def check_launches(found, moved):
         assert 0 < launch["registers"] <= 255
         assert launch["shared_bytes"] >= 0
         assert launch["spilled_bytes"] >= 0
-    assert moved <= sum(launch["moved_bytes"] for launch in launches) <= 1.05 * moved  # statistics of a row may pass through memory
+    assert moved <= sum(launch["moved_bytes"] for launch in launches) <= 1.05 * moved  # row statistics may pass through memory
 
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])
-def test_compile_shows_inductors_triton_and_its_stages(cli, direction):
+def test_compile_shows_inductors_code_and_its_stages(cli, direction):
     if reason := compile_backend.available():
         pytest.skip(reason)
     found, kinds = looked_at(cli, "compile", "--direction", direction)
@@ -57,7 +57,7 @@ def test_triton_shows_its_kernel_and_every_stage(cli):
 
 
 @pytest.mark.parametrize("name", ["cuda", "cuda-op"])
-def test_cuda_shows_ptx_sass_and_the_assemblers_report_of_what_is_launched(cli, name):
+def test_cuda_shows_code_and_report_of_launched_kernels(cli, name):
     if reason := cuda.available():
         pytest.skip(reason)
     found, kinds = looked_at(cli, name, "--dtype", "bf16")
@@ -69,14 +69,14 @@ def test_cuda_shows_ptx_sass_and_the_assemblers_report_of_what_is_launched(cli, 
     assert ".entry" in kinds["ptx"][0]["text"]
 
 
-def test_a_cuda_graphs_replay_shows_its_copy_and_its_kernel(cli):
+def test_a_cuda_graph_shows_its_copy_and_its_kernel(cli):
     found, _ = looked_at(cli, "compile:reduce-overhead")
     names = [launch["name"] for launch in found["launches"]]
     assert any("triton" in name for name in names), names
-    assert len(names) >= 2, names  # the input is copied into the graph's own memory
+    assert len(names) >= 2, names  # the graph copies its input into its own memory
 
 
-def test_a_librarys_kernels_have_facts_and_no_code(cli):
+def test_library_kernels_have_facts_and_no_code(cli):
     found, kinds = looked_at(cli, "torch")
     assert kinds == {}
     assert len(found["launches"]) == 1

@@ -1,4 +1,4 @@
-"""NVIDIA's tools on our kernels: compute-sanitizer on small launches of every tier, ncu's count of the bytes that a large one moves."""
+"""compute-sanitizer on small launches of every tier, and ncu's count of the bytes that a large launch moves."""
 
 import csv
 import json
@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-HERE = Path(__file__).parent
-WITHIN = 0.03  # of the algorithm's bytes; some 60 MB of the result stay in L2
+TOOLS = Path(__file__).parents[2] / "tools"
+WITHIN = 0.03  # of the algorithmic bytes; about 60 MB of the result stay in L2
 ALL_TIERS = {
     "cuda": {"sub_warp", "staged", "warp", "block", "cluster", "split", "generic", "cluster_bulk", "split_bulk"},
     "triton": {"rows", "cluster", "group", "tile", "loop"},
 }
-NEVER_STAY = {"generic", "loop"}  # for rows that no other tier takes; how long what they read stays in L2 is not told
+NEVER_STAY = {"generic", "loop"}  # tiers for rows that no other tier takes; they give no L2 hint
 LARGE = ("sub_warp", "staged", "warp", "block", "cluster", "cluster_bulk", "split_bulk", "split", "backward cluster_bulk")
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]
@@ -26,12 +26,12 @@ pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]
 @pytest.mark.parametrize(
     ("kernels", "tool"), [("cuda", "memcheck"), ("cuda", "racecheck"), ("cuda", "initcheck"), ("cuda", "synccheck"), ("triton", "memcheck")]
 )
-def test_the_sanitizers_find_nothing_in_any_tier(kernels, tool):
-    # In launches of more clusters than run at once synccheck reports a missing wait, then an illegal address, with room for 64 barriers,
-    # too; no other tool sees either. Which of them errs is not known; synccheck is given launches of a few rows.
+def test_sanitizers_report_no_error_in_any_tier(kernels, tool):
+    # With more clusters than run at once, synccheck reports a missing wait and then an illegal address. No other tool reports either.
+    # The cause is not known, so synccheck gets launches of a few rows.
     few = ["--rows", "5"] if tool == "synccheck" else []
     done = subprocess.run(
-        ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9", sys.executable, str(HERE / "every_tier.py"), kernels, *few],
+        ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9", sys.executable, str(TOOLS / "every_tier.py"), kernels, *few],
         env={**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"},
         capture_output=True,
         text=True,
@@ -45,10 +45,10 @@ def test_the_sanitizers_find_nothing_in_any_tier(kernels, tool):
     assert few or set(found["large"]) >= ALL_TIERS[kernels] - NEVER_STAY
 
 
-@pytest.mark.alone  # ncu counts the whole device's bytes
+@pytest.mark.alone  # ncu counts the bytes of the whole device
 @pytest.mark.skipif(shutil.which("ncu") is None, reason="no ncu on PATH; it comes with the CUDA toolkit")
 @pytest.mark.parametrize("cell", LARGE)
-def test_a_tier_that_claims_one_read_moves_the_bytes_of_one(cell):
+def test_single_read_tiers_move_the_algorithmic_bytes(cell):
     metrics = ("dram__bytes_read.sum", "dram__bytes_write.sum")
     command = [
         "ncu",
@@ -63,7 +63,7 @@ def test_a_tier_that_claims_one_read_moves_the_bytes_of_one(cell):
         "base",
     ]
     done = subprocess.run(
-        [*command, sys.executable, str(HERE / "one_launch.py"), cell], capture_output=True, text=True, timeout=600, check=False
+        [*command, sys.executable, str(TOOLS / "one_launch.py"), cell], capture_output=True, text=True, timeout=600, check=False
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-1000:]
     lines = done.stdout.splitlines()

@@ -1,11 +1,10 @@
-"""What the harness costs: a sweep's wall time over that of a bare loop of do_bench, and what adaptive sampling spares.
+"""Measures the cost of the harness: wall time of a sweep over that of a plain do_bench loop, and the effect of adaptive sampling.
 
-    python tests/gpu/harness_cost.py [--backends torch,compile,triton,cuda] [--N 256:6272:128] [--most 1.3]
+    python tools/harness_cost.py [--backends torch,compile,triton,cuda] [--N 256:6272:128] [--most 1.3]
 
-The sweep is run once so that every compiler's cache is warm, then timed; where its time went follows. Then one process builds the very
-cells, one after the other, and calls do_bench for as many samples of each as the sweep took; without checks, processes or profiles.
-Last, part of the sweep with ten rounds of 10 ms a cell, whose samples tell where adaptive sampling would have stopped. Exits with 1 when
-the ratio is beyond `--most`.
+A first sweep warms the compilers' caches; the second sweep is timed. Then one process builds the same cells and calls do_bench for as
+many samples as the sweep took, without checks, workers and profiles. Last, a part of the sweep runs ten rounds of 10 ms per cell. Its
+samples show where adaptive sampling would have stopped. Exit code 1: the ratio is over `--most`.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from typing import Any
 from softbench.plugins.load import load
 from softbench.plugins.source import origins
 
-PRECISION, TICK_US, LEAST_ROUNDS = 0.005, 0.032, 3  # those of `softbench run`
+PRECISION, TICK_US, LEAST_ROUNDS = 0.005, 0.032, 3  # the defaults of `softbench run`
 FIXED_ROUNDS = 10
 
 
@@ -32,7 +31,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--backends", default="torch,compile,triton,cuda")
     parser.add_argument("--N", default="256:6272:128")
-    parser.add_argument("--some-N", default="256:6272:1024", help="of the part with ten rounds")
+    parser.add_argument("--some-N", default="256:6272:1024", help="columns of the part with ten rounds")
     parser.add_argument("--most", type=float, default=1.3)
     parser.add_argument("--bare", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -59,7 +58,7 @@ def main() -> int:
 
 
 def sweep(backends: str, N: str, folder: Path, *more: str) -> tuple[float, dict[str, Any]]:
-    """Wall seconds of `softbench run`, as a user waits for it, and its document."""
+    """Wall seconds of `softbench run`, and its run document."""
     command = [sys.executable, "-m", "softbench", "run", "--backends", backends, "--M", "4096", "--N", N, "--output", str(folder), *more]
     begin = time.monotonic()
     subprocess.run(command, stdout=subprocess.DEVNULL, check=False)
@@ -71,7 +70,7 @@ def batches(cell: dict[str, Any]) -> list[list[float]]:
 
 
 def taken(document: dict[str, Any]) -> list[dict[str, Any]]:
-    """Of each measured cell its case, and how much was sampled."""
+    """Backend, case, samples and sampled milliseconds of each measured cell."""
     batch_ms = document["settings"]["batch_ms"]
     found = []
     for cell in document["cells"]:
@@ -83,20 +82,20 @@ def taken(document: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def bare(cells: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """The loop that anyone would write: build, then do_bench with its own warm-up, for as long as the sweep sampled the cell."""
+    """A plain loop: build, then do_bench with its default warm-up, for as long as the sweep sampled the cell."""
     import torch
     from triton.testing import do_bench
 
     from softbench.core.case import Case, Direction
     from softbench.ops.softmax import inputs
 
-    doors = {door.label: door for door in origins(()) if door.kind == "entry point"}
+    sources = {source.label: source for source in origins(()) if source.kind == "entry point"}
     loaded: dict[str, Any] = {}
     found = {"samples": 0.0, "build_s": 0.0, "bench_s": 0.0}
     for cell in cells:
         name = cell["backend"]
         if name not in loaded:
-            (loaded[name],) = (one for one in load(doors[name]) if one.name == name)
+            (loaded[name],) = (one for one in load(sources[name]) if one.name == name)
         begin = time.monotonic()
         case = Case(**{**cell["case"], "direction": Direction(cell["case"]["direction"])})
         given = inputs.make(case, 0, torch.device("cuda"))
@@ -111,12 +110,12 @@ def bare(cells: Sequence[dict[str, Any]]) -> dict[str, float]:
 
 
 def compared(ours_s: float, bare_s: float, samples: int, loop: dict[str, float]) -> float:
-    """The ratio of the wall times, with the loop's do_bench as long as it would have been for as many samples."""
+    """The ratio of the wall times, with the loop's do_bench time scaled to the same number of samples."""
     return ours_s / (bare_s + loop["bench_s"] * (samples / loop["samples"] - 1))
 
 
 def spared(cells: Sequence[Sequence[Sequence[float]]], batch_ms: float) -> str:
-    """What adaptive sampling takes of these cells' rounds, and what is known by it, beside all of them."""
+    """Summary line: sampled time and precise cells with adaptive sampling, and with all rounds."""
     from softbench.core.stopping import settled
 
     needed, known, known_at_all = [], 0, 0

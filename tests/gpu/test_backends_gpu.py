@@ -5,7 +5,7 @@ import csv
 import pytest
 import torch
 
-from softbench.backends import cudnn, dsl as dsls, torch_compile as compiled, torchscript_fx as elders
+from softbench.backends import cudnn, dsl as dsls, torch_compile as compiled, torchscript_fx
 from softbench.backends.third_party import flaggems
 from softbench.core.case import Case, Direction
 from softbench.core.outcome import Grade
@@ -14,7 +14,7 @@ from softbench.worker.output_checks import breach
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 
-WAYS = {backend.name: backend for backend in compiled.inductor}
+VARIANTS = {backend.name: backend for backend in compiled.inductor}
 NARROW = (Grade.PASS, Grade.LOW_PRECISION)
 
 
@@ -71,15 +71,15 @@ def test_other_languages_are_right(language, M, N, dtype, direction):
 
 
 @pytest.mark.parametrize("direction", list(Direction))
-@pytest.mark.parametrize("name", sorted(WAYS))
+@pytest.mark.parametrize("name", sorted(VARIANTS))
 def test_every_way_to_compile_is_right(name, direction):
-    grade, detail = graded(WAYS[name], 64, 1000, "bf16", direction)
+    grade, detail = graded(VARIANTS[name], 64, 1000, "bf16", direction)
     assert grade in NARROW, detail
 
 
 @pytest.mark.parametrize("name", ["compile:max-autotune", "compile:reduce-overhead", "compile-torch:reduce-overhead"])
 def test_what_is_said_to_reuse_its_output_does(name):
-    backend = WAYS[name]
+    backend = VARIANTS[name]
     if reason := backend.available():
         pytest.skip(reason)
     call, x = backend.prepare(Case(64, 1000, "fp32", Direction.FORWARD)), torch.randn(64, 1000, device="cuda")
@@ -88,9 +88,9 @@ def test_what_is_said_to_reuse_its_output_does(name):
 
 
 @pytest.mark.parametrize("direction", list(Direction))
-@pytest.mark.parametrize("elder", [elders.trace, elders.script, elders.fx], ids=lambda elder: elder.name)
-def test_the_elders_are_right(elder, direction):
-    grade, detail = graded(elder, 64, 1000, "fp32", direction)
+@pytest.mark.parametrize("backend", [torchscript_fx.trace, torchscript_fx.script, torchscript_fx.fx], ids=lambda backend: backend.name)
+def test_the_backends_are_right(backend, direction):
+    grade, detail = graded(backend, 64, 1000, "fp32", direction)
     assert grade is Grade.PASS, detail
 
 

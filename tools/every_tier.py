@@ -1,8 +1,8 @@
-"""Small launches of every tier of our kernels, for compute-sanitizer: python tests/gpu/every_tier.py cuda|triton [--rows MOST]
+"""Small launches of every tier of our kernels, for compute-sanitizer: python tools/every_tier.py cuda|triton [--rows MOST]
 
-And launches just large enough that what they read is to stay in L2: those are kernels of their own. Allocations are to be exact
-(PYTORCH_NO_CUDA_MEMORY_CACHING=1), so that one byte beside a tensor is seen. Prints the tiers that ran as JSON, of all launches and of the
-large ones; exits with 1 when a result is wrong.
+Some launches are just large enough for the kernels that keep their reads in L2. PYTORCH_NO_CUDA_MEMORY_CACHING=1 makes allocations
+exact, so that the sanitizer sees an access one byte beside a tensor. The script prints the launched tiers as JSON, of all launches and
+of the large ones. Exit code 1: a result is wrong.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Run = Callable[[tuple[torch.Tensor, ...]], str]
 
 
 def operands(backward: bool, dtype: torch.dtype, M: int, N: int, pad: int = 0, offset: int = 0, out: torch.dtype | None = None) -> Any:
-    """A forward's (x, y) or a backward's (dy, y, dx): rows `N + pad` apart, the first `offset` elements into its allocation."""
+    """(x, y) of a forward or (dy, y, dx) of a backward. Rows are `N + pad` elements apart; the first starts at `offset`."""
 
     def rows(dtype: torch.dtype) -> torch.Tensor:
         return torch.empty((M - 1) * (N + pad) + N + offset, dtype=dtype, device="cuda").as_strided((M, N), (N + pad, 1), offset)
@@ -36,12 +36,12 @@ def operands(backward: bool, dtype: torch.dtype, M: int, N: int, pad: int = 0, o
 
 
 def large(backward: bool, dtype: torch.dtype, N: int, offset: int = 0) -> Any:
-    """Operands of just enough rows."""
+    """Operands with just enough rows for the kernels that keep their reads in L2."""
     return operands(backward, dtype, math.ceil(STAYS_BYTES / ((2 if backward else 1) * N * dtype.itemsize)), N, offset=offset)
 
 
 def right(tensors: tuple[torch.Tensor, ...]) -> bool:
-    """On the CPU: racecheck reports hazards in torch's own reduction of doubles on the GPU."""
+    """Whether the result is correct, computed on the CPU: racecheck reports hazards in torch's reduction of doubles."""
     given = [tensor.cpu().double() for tensor in tensors]
     slope = given[1] * (given[0] - (given[0] * given[1]).sum(-1, keepdim=True))
     expected = slope if len(tensors) == 3 else torch.softmax(given[0], -1)

@@ -1,4 +1,4 @@
-"""The scripts of tests/gpu that compare with ncu and with a bare loop: what they conclude, without a GPU."""
+"""The conclusions of tools/against_ncu.py and tools/harness_cost.py, tested without a GPU."""
 
 import argparse
 import importlib.util
@@ -11,7 +11,7 @@ import pytest
 
 
 def script(name):
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).parent / "gpu" / f"{name}.py")
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).parents[2] / "tools" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     spec.loader.exec_module(module)
@@ -31,7 +31,7 @@ def listing(*nanoseconds, unit="ns"):
     return "\n".join(["==PROF== Connected to process 7", head, *rows, "==PROF== Disconnected"])
 
 
-def test_ncus_kernels_are_summed_by_call_and_compared_with_each_cell(capsys):
+def test_ncu_kernels_are_summed_per_call_and_compared(capsys):
     durations = ncu.durations_us(listing(*[3_100] * ncu.CALLS, *[20_000, 29_000] * ncu.CALLS))
     assert ncu.grouped(durations, CELLS) == pytest.approx([3.1, 49.0])
     assert ncu.report(CELLS, [3.1, 49.0], 1.1, 1.1) == 0
@@ -41,8 +41,8 @@ def test_ncus_kernels_are_summed_by_call_and_compared_with_each_cell(capsys):
     assert ncu.report([], [], 1.1, 1.1) == 1
 
 
-def test_what_ncu_counts_of_an_empty_kernel_explains_a_difference_and_excuses_none(capsys):
-    assert ncu.report(CELLS, [4.1, 52.0], 1.1, 2.0) == 1  # 3.2 and 50.2 without the launches
+def test_the_empty_kernel_explains_a_difference_without_excusing_it(capsys):
+    assert ncu.report(CELLS, [4.1, 52.0], 1.1, 2.0) == 1  # 3.2 and 50.2 without the excess of launches
     told = capsys.readouterr().out
     assert "an empty kernel: 1.10 us, by ncu 2.00 us" in told
     assert "0 of 2 cells within max(3 %, 0.3 us) of ncu's gpu__time_duration; less launches 2 more" in told
@@ -51,7 +51,7 @@ def test_what_ncu_counts_of_an_empty_kernel_explains_a_difference_and_excuses_no
     assert ncu.durations_us(listing(3.5, unit="us")) == [3.5]
 
 
-def test_kernels_that_are_not_the_calls_are_no_comparison():
+def test_other_kernels_than_the_calls_raise():
     with pytest.raises(ValueError, match="ncu saw 2 kernels, the calls have 27"):
         ncu.grouped([1.0, 2.0], CELLS)
     with pytest.raises(ValueError, match="no kernel"):
@@ -59,19 +59,19 @@ def test_kernels_that_are_not_the_calls_are_no_comparison():
     assert [ncu.unseen(cell) for cell in (*CELLS, {**CELLS[0], "kernels": ["Memcpy DtoD (Device -> Device)"]})] == [False, False, True]
 
 
-def test_a_loop_that_took_more_samples_is_counted_as_if_it_had_not():
+def test_the_loops_time_is_scaled_to_the_same_samples():
     assert cost.compared(65, 50, 100, {"samples": 100, "bench_s": 20}) == 1.3
     assert cost.compared(65, 60, 100, {"samples": 200, "bench_s": 20}) == 1.3
 
 
-def test_adaptive_sampling_is_counted_on_the_rounds_that_were_taken():
+def test_adaptive_sampling_is_evaluated_on_measured_rounds():
     quiet, never = [[10.0] * 50] * 10, [[5.0, 15.0] * 25] * 10
     told = cost.spared([quiet, quiet, never], 10.0)
     assert "53 ms a cell (median 30), 2 of 3 cells known to 0.5%" in told
     assert "a fixed 100 ms a cell: 2 known; 0.53 of its time" in told
 
 
-def test_what_a_sweep_took_is_read_from_its_document():
+def test_samples_are_read_from_the_run_document():
     case = {"M": 8, "N": 16, "dtype": "fp32", "direction": "forward", "device": "cuda"}
     outcome = {"kind": "measured", "timing": {"batches": [{"samples_us": [1.0, 2.0]}, {"samples_us": [3.0]}]}}
     document = {"settings": {"batch_ms": 10.0}, "cells": [{"backend": "a", "case": case, "outcome": outcome}]}
@@ -79,7 +79,7 @@ def test_what_a_sweep_took_is_read_from_its_document():
     assert cost.taken(document) == [{"backend": "a", "case": case, "samples": 3, "ms": 20.0}]
 
 
-def test_softbenchs_figure_is_the_median_over_processes(tmp_path, monkeypatch):
+def test_softbenchs_time_is_the_median_over_processes(tmp_path, monkeypatch):
     batches = [{"process": process, "samples_us": [us, us]} for process, us in ((0, 10.0), (0, 11.0), (1, 20.0), (2, 12.0))]
     outcome = {"kind": "measured", "profile": {"kernels": ["softmax"]}, "timing": {"batches": batches}}
     case = {"M": 4096, "N": 16384, "dtype": "bf16", "direction": "forward"}

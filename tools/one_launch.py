@@ -1,6 +1,6 @@
-"""One launch of a tier on gigabytes, between cudaProfilerStart and Stop, for ncu: python tests/gpu/one_launch.py TIER
+"""Launches a tier once on gigabytes, between cudaProfilerStart and Stop, for ncu: python tools/one_launch.py TIER
 
-Prints the bytes that the algorithm moves, as JSON, before it launches.
+First it prints the algorithmic bytes as JSON.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from softbench.kernels.cuda import launch, launch_plan
 
 TIERS = {name: number for number, name in enumerate(launch_plan.TIERS)}
-# dtype, M, N, plan, of every tier that claims one read. () is the heuristics' plan.
+# dtype, M, N and launch plan of every tier that reads each element once; () is the plan of the heuristics
 CELLS = {
     "sub_warp": (torch.bfloat16, 1 << 25, 64, ()),
     "staged": (torch.bfloat16, 1 << 26, 33, ()),

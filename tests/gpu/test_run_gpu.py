@@ -1,4 +1,4 @@
-"""What only a GPU can show: the same run there, its own faults, and workers that take turns."""
+"""`softbench run` on a GPU: all backends, faults of the GPU, and workers that share the memory in turn."""
 
 import csv
 import json
@@ -15,11 +15,11 @@ def rows(cli):
         return list(csv.DictReader(file))
 
 
-def test_every_backend_is_right_and_measured_in_every_direction_and_dtype(cli):
+def test_every_backend_is_measured_in_every_direction_and_dtype(cli):
     done = cli(
         "run",
         "--backends",
-        PLAIN,  # those that go through the compiler have a test of their own
+        PLAIN,  # other tests cover the backends of torch_library
         "--M",
         "512",
         "--N",
@@ -44,7 +44,7 @@ def test_every_backend_is_right_and_measured_in_every_direction_and_dtype(cli):
         assert {grade for (backend, _, direction), grade in classes.items() if backend == name and direction != "both"} == {"pass"}
 
 
-def test_two_processes_build_the_cuda_kernels_at_once(cli):
+def test_two_processes_can_build_the_cuda_kernels_at_once(cli):
     cli.env["SOFTBENCH_CACHE"] = str(cli.folder / "cache")
     arguments = ("run", "--backends", "cuda", "--M", "64", "--N", "64", "--quick", "--output")
     both = [cli.start(*arguments, name) for name in ("one", "two")]
@@ -56,7 +56,7 @@ def test_two_processes_build_the_cuda_kernels_at_once(cli):
         assert next(row for row in csv.DictReader(file) if row["backend"] == "cuda")["build_cache"] == "cold"
 
 
-def test_the_environment_of_the_gpu_is_recorded(cli):
+def test_the_run_document_records_the_gpu(cli):
     assert cli("run", "--backends", "torch", "--M", "64", "--N", "64", "--quick").returncode == 0
     environment = cli.document()["environment"]
     for key in ("gpu", "gpu_memory_bytes", "driver", "power_limit_w", "sm_clock_max_mhz", "cuda", "torch", "triton"):
@@ -64,7 +64,7 @@ def test_the_environment_of_the_gpu_is_recorded(cli):
     assert "GPU-" not in json.dumps(cli.document())
 
 
-def test_faults_of_the_gpu_cost_their_own_cells_only(cli, plugins):
+def test_a_gpu_fault_costs_only_its_own_cells(cli, plugins):
     file = plugins / "faulty" / "gpu_faults.py"
     names = "torch,poisons,spins,out-of-memory"
     done = cli(
@@ -92,7 +92,7 @@ def test_faults_of_the_gpu_cost_their_own_cells_only(cli, plugins):
         assert "Tried to allocate" in found["out-of-memory", N]["reason"]
 
 
-def test_where_the_card_does_not_hold_all_buffers_workers_take_turns_and_stay_interleaved(cli):
+def test_workers_share_a_small_memory_and_stay_interleaved(cli):
     import torch
 
     share = 20 * 2**30 / torch.cuda.mem_get_info()[0]
@@ -105,7 +105,7 @@ def test_where_the_card_does_not_hold_all_buffers_workers_take_turns_and_stay_in
     assert {row["rounds"] for row in rows(cli)} == {"2"}
 
 
-def test_doctor_and_list_know_the_gpu(cli):
+def test_doctor_and_list_show_the_gpu(cli):
     assert "cuda:0" in cli("doctor").stdout
     assert cli("list").returncode == 0
     done = cli("run", "--device", "cuda:64", "--M", "8", "--N", "8")

@@ -1,13 +1,15 @@
-"""Device time against ncu's gpu__time_duration, over a mixed grid: python tests/gpu/against_ncu.py
+"""Compares device times with ncu's gpu__time_duration over a mixed grid: python tools/against_ncu.py
 
-Prints a line a cell and exits with 1 when one differs by more than 3 % and 0.3 us, with 2 when there is nothing to compare. ncu has about a
-microsecond more for any kernel, one that does nothing included: it runs each by itself. So cells have as many rows as make 2^28 elements,
-where that is no matter; --M 4096 shows the short ones. What ncu has more for the empty kernel is taken off each kernel in the last column,
-which excuses nothing: the exit code goes by ncu's figures as they are. ncu is run so that it measures what softbench measures: clocks left
-alone, caches neither emptied nor restored by it (it would invalidate L2, where a flush leaves it dirty) but flushed by the program as
-do_bench does, and only the timed kernels within its range, one call at a time. Both are medians of several processes, as a kernel may
-have another speed in another.
-A copy between tensors is the driver's own and no kernel that ncu lists: the yardstick is compared in its backward form, an add.
+It prints a line per cell. Exit code 1: a cell differs by more than 3 % and 0.3 us. Exit code 2: no cell could be compared.
+
+ncu runs each kernel alone and adds about a microsecond to every kernel, even an empty one. So the default cells have 2^28 elements,
+where a microsecond is small; --M 4096 compares short kernels. The last column subtracts ncu's excess for the empty kernel. The exit
+code uses ncu's values without that correction.
+
+ncu leaves the clocks alone and neither empties nor restores caches: invalidating L2 would differ from the flush. The program flushes
+L2 as do_bench does. Only the timed kernels are in ncu's range, one call at a time. Both values are medians of several processes, as a
+kernel can have another speed in another process. The driver copies tensors without a kernel that ncu lists, so the yardstick is
+compared in its backward form, an add.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from softbench.plugins.source import origins
 
 ELEMENTS = 1 << 28
 LENGTHS = "256:65536:*4"
-CALLS = 9  # of each cell under ncu, each on a flushed L2
+CALLS = 9  # per cell under ncu, each with a flushed L2
 WARM_CALLS = 3
 RELATIVE, ABSOLUTE_US = 0.03, 0.3
 METRIC = "gpu__time_duration.sum"
@@ -46,7 +48,7 @@ def main() -> int:
     parser.add_argument("--N", default=LENGTHS, help="columns, written as for `softbench run`")
     parser.add_argument("--dtype", default="bf16")
     parser.add_argument("--direction", default="forward,backward")
-    parser.add_argument("--processes", type=int, default=3, help="fresh processes of either side, whose medians are compared")
+    parser.add_argument("--processes", type=int, default=3, help="fresh processes of softbench and of ncu; their medians are compared")
     parser.add_argument("--under-ncu", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--empty", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -83,7 +85,7 @@ def main() -> int:
 
 
 def measured(given: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
-    """What softbench says: of each cell its case, its device time and the names of its kernels."""
+    """softbench's cells: case, device time in microseconds, and kernel names."""
     sweeps = [f"[[sweep]]\nM = {given.M or max(1, ELEMENTS // N)}\nN = {N}\n" for N in parse_axis(given.N, "N")]
     (folder / "grid.toml").write_text("".join(sweeps))
     command = [sys.executable, "-m", "softbench", "run", "--timer", "device", "--rounds", "3", "--output", str(folder)]
@@ -91,7 +93,7 @@ def measured(given: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
     command += ["--config", str(folder / "grid.toml")]
     for flag in ("backends", "dtype", "direction"):
         command += [f"--{flag}", getattr(given, flag)]
-    subprocess.run(command, check=False)  # 1: a backend failed somewhere; the others are compared
+    subprocess.run(command, check=False)  # exit code 1: a backend failed; the others are compared
     cells = []
     for cell in json.loads((folder / "latest.json").read_text())["cells"]:
         outcome = cell["outcome"]
@@ -106,17 +108,17 @@ def measured(given: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
 
 
 def unseen(cell: dict[str, Any]) -> bool:
-    """True where the driver copies or fills by itself."""
+    """True if the driver copies or fills without a kernel that ncu lists."""
     return any(name.startswith(("Memcpy", "Memset")) for name in cell["kernels"])
 
 
 def empty_us() -> float:
-    """Device time of a kernel that does nothing, as softbench measures it."""
+    """Device time of an empty kernel, in microseconds, as softbench measures it."""
     import torch
 
-    from softbench.worker import device_timer as device_time
+    from softbench.worker import device_timer
 
-    meter = device_time.cuda_meter()
+    meter = device_timer.cuda_meter()
     meter.begin("cold")
     meter.run(lambda: torch.cuda._sleep(0), 3, "cold")
     found: Sequence[float] = meter.end()[0]
@@ -124,14 +126,14 @@ def empty_us() -> float:
 
 
 def call_each(cells: Sequence[dict[str, Any]]) -> None:
-    """Under ncu: an empty kernel, then every cell built and warm; so many calls, each on a flushed L2 and each a range of its own."""
+    """Under ncu: call an empty kernel, then every built and warm cell. Each call has a flushed L2 and its own profiler range."""
     import torch
 
     from softbench.core.case import Case, Direction
     from softbench.ops.softmax import inputs
     from softbench.worker.device_timer import FLUSH_BYTES
 
-    doors = {door.label: door for door in origins(()) if door.kind == "entry point"}
+    sources = {source.label: source for source in origins(()) if source.kind == "entry point"}
     flush = torch.empty(FLUSH_BYTES // 4, dtype=torch.int32, device="cuda")
     cuda = torch.cuda.cudart()
 
@@ -148,7 +150,7 @@ def call_each(cells: Sequence[dict[str, Any]]) -> None:
 
     each(lambda: torch.cuda._sleep(0))
     for cell in cells:
-        (backend,) = (one for one in load(doors[cell["backend"]]) if one.name == cell["backend"])
+        (backend,) = (one for one in load(sources[cell["backend"]]) if one.name == cell["backend"])
         case = Case(cell["M"], cell["N"], cell["dtype"], Direction(cell["direction"]))
         given = inputs.make(case, 0, torch.device("cuda"))
         call = backend.prepare(case)
@@ -156,7 +158,11 @@ def call_each(cells: Sequence[dict[str, Any]]) -> None:
 
 
 def durations_us(text: str) -> list[float]:
-    """Each kernel's microseconds, in ncu's order; ValueError where ncu measured nothing."""
+    """Microseconds of each kernel, in ncu's order.
+
+    Raises:
+        ValueError: ncu measured no kernel.
+    """
     rows = list(csv.DictReader(line for line in text.splitlines() if line.startswith('"')))
     found = [row for row in rows if row.get("Metric Name") == METRIC]
     if not found:
@@ -165,7 +171,11 @@ def durations_us(text: str) -> list[float]:
 
 
 def grouped(durations: Sequence[float], cells: Sequence[dict[str, Any]]) -> list[float]:
-    """ncu's figure of each cell: the median over its calls of their kernels' sums; ValueError where the kernels are not those calls'."""
+    """ncu's time of each cell in microseconds: the median over calls of the sum of their kernels.
+
+    Raises:
+        ValueError: the number of kernels differs from that of the calls.
+    """
     expected = sum(CALLS * len(cell["kernels"]) for cell in cells)
     if len(durations) != expected:
         raise ValueError(f"ncu saw {len(durations)} kernels, the calls have {expected}: it saw others, or a call runs others than it did")
@@ -179,7 +189,7 @@ def grouped(durations: Sequence[float], cells: Sequence[dict[str, Any]]) -> list
 
 
 def report(cells: Sequence[dict[str, Any]], ncu_us: Sequence[float], empty_us: float, empty_ncu_us: float) -> int:
-    """A line a cell, and the exit code. `empty_us`, `empty_ncu_us`: of an empty kernel, softbench's figure and ncu's."""
+    """Print a line per cell and return the exit code. `empty_us` and `empty_ncu_us` are softbench's and ncu's time of an empty kernel."""
     launch = empty_ncu_us - empty_us
     print(f"an empty kernel: {empty_us:.2f} us, by ncu {empty_ncu_us:.2f} us")
     print(f"{'backend':10} {'case':28} {'kernels':>7} {'softbench us':>12} {'ncu us':>10} {'difference':>18} {'less launches':>18}")

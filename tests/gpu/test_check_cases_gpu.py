@@ -1,4 +1,4 @@
-"""The catalogue of `softbench check` on our kernels: a test each, as together they take minutes; one item needs the card's memory."""
+"""The cases of `softbench check` on our kernels. One case needs most of the card's memory."""
 
 import json
 
@@ -21,16 +21,16 @@ def findings(cli, backends, direction, pattern):
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 @pytest.mark.parametrize("backend", ["cuda", "triton", "triton-row", "triton-tile"])
-def test_our_kernels_pass_the_catalogue(cli, backend, direction):
+def test_our_kernels_pass_every_check_case(cli, backend, direction):
     found = findings(cli, backend, direction, f"!{LARGE}")
     assert {finding["verdict"] for finding in found} <= {"pass", "skipped"}
     skipped = {finding["item"] for finding in found if finding["verdict"] == "skipped"}
-    assert skipped == ({"shape 3x262145"} if backend == "triton-row" else set())  # its rows must fit a program
+    assert skipped == ({"shape 3x262145"} if backend == "triton-row" else set())  # a row must fit one program
 
 
-@pytest.mark.alone  # 80 GB, of which it asks for all at once
+@pytest.mark.alone  # needs 80 GB at once
 @pytest.mark.parametrize("direction", ["forward", "backward"])
-def test_our_kernels_are_right_beyond_what_32_bits_count(cli, direction):
+def test_our_kernels_pass_over_2_to_the_31_elements(cli, direction):
     found = findings(cli, "cuda,triton,triton-row,triton-tile", direction, LARGE)
     assert {finding["backend"] for finding in found} == {"cuda", "triton", "triton-row", "triton-tile"}
     assert {finding["verdict"] for finding in found} == {"pass"}
