@@ -1,4 +1,4 @@
-"""What the tests share: the command line as a user calls it, records made by hand, and the GPU marker."""
+"""What the tests share: the command line, hand-made records, and the GPU marker."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ PLUGINS = Path(__file__).parent / "plugins"
 
 
 def gpu_of(worker: str, devices: list[str]) -> str:
-    """The GPU that a process of pytest-xdist (`gw0`, `gw1`, ...) sees."""
+    """The GPU of a pytest-xdist process (`gw0`, `gw1`, ...)."""
     return devices[int(worker.removeprefix("gw")) % len(devices)]
 
 
 def gpus() -> list[str]:
-    """Those that CUDA_VISIBLE_DEVICES names, or the driver lists; CUDA itself would keep the answer for the process."""
+    """The GPUs of CUDA_VISIBLE_DEVICES, else those the driver lists. Asking CUDA would fix the answer for the process."""
     if (named := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
         return [device.strip() for device in named.split(",") if device.strip()]
     program = shutil.which("nvidia-smi")
@@ -37,7 +37,7 @@ def gpus() -> list[str]:
 def pytest_configure() -> None:
     """Before anything imports torch."""
     worker = os.environ.get("PYTEST_XDIST_WORKER")
-    if worker:  # each with as many threads as cores, they would only wait for each other
+    if worker:  # with a thread per core each, the processes would wait for each other
         share = len(os.sched_getaffinity(0)) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, share)))
     if worker and len(devices := gpus()) > 1:
@@ -56,7 +56,7 @@ def pytest_collection_modifyitems(items: list[pytest.CheckCase]) -> None:
 
 
 class Cli:
-    """Runs `python -m softbench` in a folder of its own; every process it leaves can be found by a mark in its environment."""
+    """Runs `python -m softbench` in a scratch folder. A mark in the environment finds every process left behind."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -82,11 +82,11 @@ class Cli:
             start_new_session=True,
             preexec_fn=lambda: signal.signal(
                 signal.SIGINT, signal.SIG_DFL
-            ),  # a shell's background job ignores it, and so would all it starts
+            ),  # a shell's background job ignores SIGINT, and its children inherit that
         )
 
     def left_behind(self) -> list[str]:
-        """Command lines of live processes that this one started, directly or not."""
+        """Command lines of live processes that this one started, directly or indirectly."""
         found = []
         for entry in Path("/proc").iterdir():
             try:
@@ -109,7 +109,7 @@ def cli(tmp_path: Path) -> Iterator[Cli]:
 
 @pytest.fixture
 def main(tmp_path, monkeypatch, capsys) -> Callable[..., tuple[int, str, str]]:
-    """The command line within this process, in a folder of its own: exit code, stdout, stderr."""
+    """Calls the command line within this process, in a scratch folder; returns exit code, stdout and stderr."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
 
@@ -131,7 +131,7 @@ def plugins() -> Path:
 
 @pytest.fixture
 def make_record() -> Callable[..., Record]:
-    """A measured record: `medians` are its rounds' latencies in microseconds."""
+    """Makes a measured record; `medians` are the latencies of its rounds in microseconds."""
 
     def make(
         backend: str, medians: list[float], *, N: int = 256, grade: Grade = Grade.PASS, direction: Direction = Direction.FORWARD

@@ -1,4 +1,4 @@
-"""What the tests themselves rely on."""
+"""The helpers in conftest."""
 
 import conftest
 

@@ -1,4 +1,4 @@
-"""Wheel, sdist and editable installs, used from outside the checkout: configurations, kernel folders and entry points are found."""
+"""Wheel, sdist and editable installs find configurations, kernels and entry points outside the checkout."""
 
 import os
 import shutil
@@ -34,7 +34,7 @@ def run(*command, cwd, **env):
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
-    """A copy of the checkout: building leaves its litter there."""
+    """A copy of the checkout for builds, which write files beside the sources."""
     copy = tmp_path_factory.mktemp("source") / "softbench"
     shutil.copytree(
         ROOT, copy, ignore=shutil.ignore_patterns(".git", ".venv", "*.egg-info", "build", "dist", "results", ".*_cache", "__pycache__")
@@ -52,7 +52,7 @@ def wheel(source, tmp_path_factory):
 
 @pytest.fixture
 def environment(tmp_path):
-    """A fresh environment that sees the dependencies of this one, but not its editable softbench."""
+    """A fresh environment with this one's dependencies and without its editable softbench."""
     run(sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv", cwd=tmp_path)
     packages = next((tmp_path / "venv" / "lib").glob("python*")) / "site-packages"
     (packages / "dependencies.pth").write_text("\n".join(site.getsitepackages()))
@@ -84,7 +84,7 @@ def test_the_wheel_works_outside_the_checkout(wheel, environment, tmp_path):
 
 
 @pytest.mark.gpu
-def test_the_wheel_finds_and_builds_the_cuda_source_outside_the_checkout(wheel, environment, tmp_path):
+def test_the_wheel_builds_the_cuda_source_outside_the_checkout(wheel, environment, tmp_path):
     install(environment, wheel, cwd=tmp_path)
     outside = tmp_path / "elsewhere"
     outside.mkdir()
@@ -94,7 +94,7 @@ def test_the_wheel_finds_and_builds_the_cuda_source_outside_the_checkout(wheel, 
     assert len(list((tmp_path / "cache").glob("*/softmax.so"))) == 1
 
 
-def test_the_wheel_claims_no_name_but_its_own_and_ships_no_tests(wheel):
+def test_the_wheel_ships_softbench_and_no_tests(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.split("/")[0].split("-")[0] for name in names} == {"softbench"}
     assert "softbench/configs/tutorial.toml" in names

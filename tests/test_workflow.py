@@ -1,4 +1,4 @@
-"""The GitHub workflow: valid by GitHub's schema, and its command lines are ones that softbench has."""
+"""The GitHub workflow is valid by GitHub's schema and calls existing commands and options."""
 
 import re
 import shlex
@@ -16,14 +16,14 @@ def commands():
     return [shlex.split(line.partition("||")[0]) for line in lines]
 
 
-def test_it_is_valid_by_githubs_schema():
+def test_the_workflow_is_valid_by_githubs_schema():
     pytest.importorskip("check_jsonschema")
     check = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.github-workflows", str(WORKFLOW)]
     done = subprocess.run(check, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_every_command_and_option_in_it_is_one_of_softbenchs(main):
+def test_every_command_and_option_of_the_workflow_exists(main):
     found = commands()
     assert [words[1] for words in found] == ["run", "gate", "run", "baseline"]
     for words in found:
@@ -34,7 +34,7 @@ def test_every_command_and_option_in_it_is_one_of_softbenchs(main):
             assert re.search(rf"^  {option}\b", out, re.MULTILINE), (words, option)
 
 
-def test_a_strangers_pull_request_never_reaches_the_runner_and_nothing_is_pasted_into_a_shell():
+def test_pull_requests_from_forks_never_reach_the_runner():
     text = WORKFLOW.read_text()
     assert text.count("self-hosted") == 2
     assert "github.event.pull_request.head.repo.full_name == github.repository" in text

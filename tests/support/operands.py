@@ -1,8 +1,8 @@
-"""Operands of the operators' tests on a GPU, and how near their results are to be."""
+"""Operands and tolerances of the operators' tests on a GPU."""
 
 import torch
 
-LONG = 20_000  # beyond every tile
+LONG = 20_000  # longer than every tile
 LAYOUTS = {
     "transposed": lambda dtype: randn(7, 5, dtype=dtype).t(),
     "every second column": lambda dtype: randn(5, 14, dtype=dtype)[:, ::2],

@@ -1,4 +1,4 @@
-"""PyTorch's own samples of softmax (its OpInfo database), each with its noncontiguous twin, for our operators on either device."""
+"""PyTorch's samples of softmax (its OpInfo database), also in noncontiguous memory, for the operators on CPU and GPU."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ FULL = ("test_schema", "test_autograd_registration", "test_faketensor", "test_ao
 
 
 def twins(info, device, dtype, *, requires_grad=False):
-    """Every sample as `(tensor, the other arguments, keywords)`, and the same values in memory that is not contiguous."""
+    """Every sample as `(tensor, other arguments, keywords)`, and the same values in noncontiguous memory."""
     found = []
     for sample in info.sample_inputs(device, dtype, requires_grad=requires_grad):
         for one in (sample, sample.noncontiguous()):
@@ -23,7 +23,7 @@ def twins(info, device, dtype, *, requires_grad=False):
 
 
 def close(got, expected):
-    """torch's own tolerances for the dtype: our bound is softbench check's; this is the suite's view."""
+    """torch's tolerances for the dtype. `softbench check` has the derived bound; this is the suite's tolerance."""
     torch.testing.assert_close(got, expected, equal_nan=True)
 
 
@@ -33,25 +33,25 @@ def gradient(dy, y, dim):
 
 
 def near(got, expected, roundings):
-    """Within some roundings of the result and of what it is the difference of, which is of the order of 1 to 10."""
+    """Within some roundings of the result and of its terms, which are between 1 and 10."""
     u = torch.finfo(got.dtype).eps
     torch.testing.assert_close(got.double(), expected, rtol=roundings * u, atol=10 * roundings * u, equal_nan=True)
 
 
 def agree_with_torch(softmax, device, dtype):
-    """Value, dtype, shape, strides and gradient are those of torch, on every sample and its twin."""
+    """Value, dtype, shape, strides and gradient equal torch's on every sample."""
     for x, (dim,), _ in twins(INFO[""], device, dtype, requires_grad=True):
         y, expected = softmax(x, dim), torch.softmax(x, dim)
         assert (y.dtype, y.shape, y.stride()) == (expected.dtype, expected.shape, expected.stride())
         close(y, expected)
         dy = torch.randn_like(expected)
         (dx,) = torch.autograd.grad(y, x, dy)
-        # Not torch's own gradient: of 16-bit tensors it rounds in between, and ours does not.
+        # not torch's gradient: it rounds intermediates of 16-bit tensors, and ours does not
         near(dx, gradient(dy, torch.softmax(x.detach().double(), dim), dim), 8)
 
 
 def widened_as_torch(softmax, device, dtype):
-    """With `dtype=torch.float32`, as the suite's second variant asks for it."""
+    """The suite's second variant: with `dtype=torch.float32`."""
     for x, (dim,), _ in twins(INFO["with_dtype"], device, dtype, requires_grad=True):
         y, expected = softmax(x, dim, dtype=torch.float32), torch.softmax(x, dim, dtype=torch.float32)
         assert (y.dtype, y.shape) == (expected.dtype, expected.shape)
@@ -59,7 +59,7 @@ def widened_as_torch(softmax, device, dtype):
 
 
 def gradients(device, dtype, **options):
-    """Samples of the backward; those of torch's own widening softmax, dy in float32 and y in float16, are not for ours."""
+    """Samples of the backward, without torch's widening softmax (dy in float32, y in float16)."""
     found = [(dy, y, dim) for dy, (y, dim, _), _ in twins(BACKWARD, device, dtype, **options) if dy.dtype == y.dtype]
     assert len(found) >= 4
     return found
@@ -71,16 +71,16 @@ def backward_agrees_with_torch(backward, device, dtype):
 
 
 def opchecked(forward, backward, device, dtype):
-    """torch.library.opcheck with all its tests, on every sample and its twin."""
+    """torch.library.opcheck with all its tests, on every sample."""
     for x, (dim,), _ in twins(INFO[""], device, dtype, requires_grad=True):
         torch.library.opcheck(forward, (x, dim), test_utils=FULL)
     for dy, y, dim in gradients(device, dtype, requires_grad=True):
-        nearly = (0.9 * y.detach()).requires_grad_()  # of a softmax itself dx sums to 0: see gpu/test_operator_gpu.py
+        nearly = (0.9 * y.detach()).requires_grad_()  # dx of an exact softmax sums to 0: see gpu/test_operator_gpu.py
         torch.library.opcheck(backward, (dy.detach().requires_grad_(), nearly, dim), test_utils=FULL)
 
 
 def gradchecked(softmax, device):
-    """Gradients of both orders against finite differences in float64, on every sample and its twin."""
+    """First and second gradients against finite differences in float64, on every sample."""
     for x, (dim,), _ in twins(INFO[""], device, torch.float64, requires_grad=True):
         fast = x.numel() > 30
         assert torch.autograd.gradcheck(lambda x, dim=dim: softmax(x, dim), (x,), check_batched_grad=not fast, fast_mode=fast)

@@ -1,8 +1,8 @@
-"""What the operators' tests share: the Triton ones, forward and backward, behind either door of torch.library; opcheck's tests."""
+"""What the operators' tests share: the Triton operators of both torch.library interfaces, and opcheck's tests."""
 
 import pytest
 import torch
-from softbench.kernels.triton import operator  # noqa: F401 - registers them
+from softbench.kernels.triton import operator  # noqa: F401 - registers the operators
 
 OPS = torch.ops.softbench
 PAIRS = {

@@ -1,10 +1,10 @@
-"""A tensor subclass as simple as they come, for the operator's tests."""
+"""A minimal tensor subclass for the operators' tests."""
 
 import torch
 
 
 class Wrapped(torch.Tensor):
-    """A tensor around another one, which notes the operators it is given."""
+    """A tensor that wraps another tensor and records the operators called on it."""
 
     calls: list = []  # noqa: RUF012
 
@@ -17,7 +17,7 @@ class Wrapped(torch.Tensor):
     def __init__(self, inner):
         self.inner = inner
 
-    def __repr__(self, *, tensor_contents=None):  # torch logs it while it traces
+    def __repr__(self, *, tensor_contents=None):  # torch logs the tensor while it traces
         return f"Wrapped({tuple(self.shape)})"
 
     def __tensor_flatten__(self):

@@ -1,4 +1,4 @@
-"""How the wrong plugins are tried, on either device: bugs on their case of the catalogue, tricks by building, checking and timing them."""
+"""Runs the wrong plugins on CPU and GPU: bugs on their check case, tricks through building, checking and timing."""
 
 import importlib.util
 import time
@@ -10,7 +10,7 @@ from softbench.plugins.source import PluginSource
 from softbench.worker.check_case import CheckCaseRunner
 
 PLUGINS = Path(__file__).parents[1] / "plugins"
-BATCHES = 12  # a fingerprint of few values is met by chance: one of these batches exchanges rows that it does not look at
+BATCHES = 12  # a fingerprint of few values misses some changes: with this many batches, one changes the values it reads
 
 
 def load(path):
@@ -26,7 +26,7 @@ TRICKS = load(PLUGINS / "wrong" / "tricks.py")
 
 
 def grade(backend, item, direction, dtype, device):
-    """The verdict of one item, and its reason; a text where it was skipped."""
+    """Class and detail of a check case, or `skipped` and the reason."""
     found = CheckCaseRunner(backend, device).examine(item, direction, dtype, 0)
     return (found, "") if isinstance(found, str) else (found.grade.value, found.detail)
 
