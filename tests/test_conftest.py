@@ -1,6 +1,11 @@
 """The helpers in conftest."""
 
-import conftest
+import importlib.util
+from pathlib import Path
+
+spec = importlib.util.spec_from_file_location("softbench_conftest", Path(__file__).with_name("conftest.py"))
+conftest = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(conftest)
 
 
 def test_each_process_of_xdist_sees_one_gpu():
