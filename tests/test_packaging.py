@@ -14,12 +14,13 @@ ROOT = Path(__file__).parents[1]
 FIND = """
 import json, softbench
 from importlib import resources
-from softbench import config, registry
+from softbench.plan.settings import shipped
+from softbench.plugins.source import origins
 print(json.dumps({
     "where": softbench.__file__,
-    "configs": sorted(config.shipped()),
+    "configs": sorted(shipped()),
     "kernels": sorted(p for p in ("common", "triton", "cuda") if (resources.files(f"softbench.kernels.{p}") / "__init__.py").is_file()),
-    "doors": sorted(door.label for door in registry.origins([])),
+    "backends": sorted(source.label for source in origins([])),
 }))
 """
 
@@ -36,9 +37,8 @@ def run(*command, cwd, **env):
 def source(tmp_path_factory):
     """A copy of the checkout for builds, which write files beside the sources."""
     copy = tmp_path_factory.mktemp("source") / "softbench"
-    shutil.copytree(
-        ROOT, copy, ignore=shutil.ignore_patterns(".git", ".venv", "*.egg-info", "build", "dist", "results", ".*_cache", "__pycache__")
-    )
+    ignored = shutil.ignore_patterns(".git", ".venv", "*.egg-info", "build", "dist", ".*_cache", "__pycache__")
+    shutil.copytree(ROOT, copy, ignore=lambda folder, names: ignored(folder, names) | ({"results"} if folder == str(ROOT) else set()))
     return copy
 
 
@@ -72,7 +72,7 @@ def check(environment, folder, expected_in):
     assert expected_in in found["where"]
     assert {"cpu", "powers", "tutorial"} <= set(found["configs"])
     assert found["kernels"] == ["common", "cuda", "triton"]
-    assert {"copy", "naive", "torch", "compile"} <= set(found["doors"])
+    assert {"copy", "naive", "torch", "compile"} <= set(found["backends"])
     script = environment.parent / "softbench"
     run(script, "run", "--backends", "torch", "--device", "cpu", "--M", "4", "--N", "8", "--quick", cwd=outside)
     assert (outside / "results" / "latest.csv").is_file()
