@@ -20,10 +20,10 @@ MAY_IMPORT = {
     "results": "core plugins ops",
     "backends": "core plugins ops kernels results",
     "processes": "core plugins",
-    "plan": "core plugins ops results",
+    "plan": "core plugins ops",
     "worker": "core plugins ops kernels",
     "run": "core plugins ops results processes plan kernels",
-    "gate": "core ops results plan run",
+    "gate": "core plugins ops results plan run",
     "report": "core plugins ops results plan gate run",
     "cli": "core plugins ops results plan gate run report",
 }

@@ -133,12 +133,13 @@ def _request(sweep: dict[str, Any], config: str | None, output: Path, resume: bo
 
     from softbench import __version__
     from softbench.cli import output as terminal
-    from softbench.plan import settings as configs
+    from softbench.plan.config_file import load
+    from softbench.plan.flags import from_flags
     from softbench.run import run as runner
 
     command = terminal.command_line(sys.argv[1:])
-    file = configs.load(config) if config is not None else {}
-    return runner.Request(file, configs.from_flags(sweep), False, output, resume, command, __version__)
+    file = load(config) if config is not None else {}
+    return runner.Request(file, from_flags(sweep), False, output, resume, command, __version__)
 
 
 def _versus(

@@ -38,11 +38,13 @@ def inspect(
     """
     from softbench.cli import output as terminal
     from softbench.core.case import Case
-    from softbench.plan import settings as configs, sweep
+    from softbench.plan import sweep
+    from softbench.plan.flags import from_flags
+    from softbench.plan.settings import Settings
     from softbench.report import listing
     from softbench.run import inspect as inspecting
 
-    flags = configs.from_flags({"device": device, "seed": seed, "timeout": timeout, "plugins": plugin})
+    flags = from_flags({"device": device, "seed": seed, "timeout": timeout, "plugins": plugin})
     dtypes, directions = sweep.parse_dtypes(dtype, "--dtype"), sweep.parse_directions(direction, "--direction")
     if len(dtypes) + len(directions) != 2:
         raise UsageError("softbench inspect looks at one case: give one --dtype and one --direction")
@@ -51,7 +53,7 @@ def inspect(
     if out is not None:
         inspecting.make_folder(out)  # before any work
     with terminal.ending():
-        found = inspecting.inspect(configs.resolve({}, flags), backend, Case(M, N, dtypes[0], directions[0]))
+        found = inspecting.inspect(Settings.from_sources({}, flags), backend, Case(M, N, dtypes[0], directions[0]))
     if not wrote_to_stdout(found.document, json):
         console = terminal.console()
         terminal.show(listing.inspection(found, kinds, color=console.is_terminal), console)
@@ -72,17 +74,18 @@ def list_backends(
 ) -> None:
     """List the backends: where they come from, and whether they can run here. Plugins are read, not run, unless --load."""
     from softbench.cli import output as terminal
-    from softbench.plan import settings as configs
+    from softbench.plan.flags import from_flags
+    from softbench.plan.settings import Settings
     from softbench.plugins import select as registry
     from softbench.report import listing
     from softbench.results import by_backend as costing
     from softbench.run import run as runner
 
     known = costing.by_backend(read(costs)) if costs else costing.committed() if long else {}
-    flags = configs.from_flags({"plugins": plugin, "device": device})
+    flags = from_flags({"plugins": plugin, "device": device})
     with terminal.ending():
-        offers = runner.offers(configs.resolve({}, flags), load=load)
-    found = registry.matching(offers, pattern)
+        infos = runner.infos(Settings.from_sources({}, flags), load=load)
+    found = registry.matching(infos, pattern)
     terminal.show(listing.guide(found, known) if long else listing.backends(found), terminal.console())
-    if pattern == ALL and (extras := [offer for offer in offers if offer.extra]):
+    if pattern == ALL and (extras := [info for info in infos if info.extra]):
         typer.echo(listing.extras(extras))

@@ -1,6 +1,6 @@
 """The command line. Each command parses, makes one call, renders, and ends with an exit code.
 
-Only the door prints (this module, `cli_gate`, `cli_baseline`, `cli_inspect`, and `commands`, which they share): data on stdout, progress
+Only the source prints (this module, `cli_gate`, `cli_baseline`, `cli_inspect`, and `commands`, which they share): data on stdout, progress
 on stderr.
 """
 
@@ -96,16 +96,17 @@ def run(
     Without shapes: on a GPU the sweep of Triton's fused-softmax tutorial (M=4096, N=256:6272:128, fp32), else a short one.
     """
     from softbench.cli import output as terminal
-    from softbench.plan import settings as configs
+    from softbench.plan.config_file import load
+    from softbench.plan.flags import from_flags
     from softbench.run import run as runner
 
-    flags = configs.from_flags(
+    flags = from_flags(
         {"backends": backends, "M": M, "N": N, "dtype": dtype, "direction": direction, "device": device, "plugins": plugin}
         | {"rounds": rounds, "processes": processes, "seed": seed, "relative_to": relative_to, "timeout": timeout}
         | {"timer": timer, "l2": l2, "profile": profile, "max_rounds": max_rounds, "precision": precision}
     )
     command = terminal.command_line(sys.argv[1:])
-    request = runner.Request(configs.load(config) if config is not None else {}, flags, quick, output, resume, command, __version__)
+    request = runner.Request(load(config) if config is not None else {}, flags, quick, output, resume, command, __version__)
     try_json(json, dry_run)
     if dry_run:
         _show_plan(runner.dry_run(request))
@@ -141,14 +142,16 @@ def check(
     A sign for each dtype: . pass, ~ low-precision, X wrong, ! failed, ? unverified, - skipped.
     """
     from softbench.cli import output as terminal
-    from softbench.plan import settings as configs, sweep
+    from softbench.plan import sweep
+    from softbench.plan.flags import from_flags
+    from softbench.plan.settings import Settings
     from softbench.run import check as checking
 
-    flags = configs.from_flags({"backends": backends, "device": device, "seed": seed, "timeout": timeout, "plugins": plugin})
+    flags = from_flags({"backends": backends, "device": device, "seed": seed, "timeout": timeout, "plugins": plugin})
     directions = sweep.parse_choices(direction, "--direction", ["forward", "backward"])
     try_json(json)
     try_json(junit, flag="--junit")
-    wanted = checking.CheckRequest(configs.resolve({}, flags), case, sweep.parse_dtypes(dtype, "--dtype"), directions)
+    wanted = checking.CheckRequest(Settings.from_sources({}, flags), case, sweep.parse_dtypes(dtype, "--dtype"), directions)
     with working():
         found = checking.examine(wanted, terminal.counter("cases"))
     files = [str(path) for path in plugin or ()]
@@ -242,11 +245,11 @@ def _show_plan(plan: Any) -> None:
     from softbench.core import text as units
     from softbench.report import tables
 
-    able = [offer.name for offer in plan.offers if not (offer.broken or offer.unavailable)]
+    able = [info.name for info in plan.infos if not (info.broken or info.unavailable)]
     for text in plan.notes:
         typer.echo(f"softbench: {text}", err=True)
     pairs = [(case.key, units.size(case.tensor_bytes), "takes turns" if plan.takes_turns(case, len(able)) else "") for case in plan.cases]
-    pairs += [tables.offer(offer) for offer in plan.offers if offer.broken or offer.unavailable]
+    pairs += [tables.info(info) for info in plan.infos if info.broken or info.unavailable]
     terminal.show(tables.facts(pairs), terminal.console())
     settings = plan.settings
     adaptive = settings.rounds < settings.max_rounds

@@ -3,46 +3,56 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 
 def peak_gbps(memory_clock_mhz: float, bus_bits: int) -> float:
-    """The datasheet's bandwidth, decimal GB/s: two transfers a clock, as NVML counts the clocks of HBM and GDDR alike.
+    """Peak bandwidth of the datasheet in decimal GB/s: two transfers per clock, for HBM and GDDR as NVML counts clocks.
 
-    H200: 3201 MHz x 2 x 6144 bits = 4917 GB/s, where the datasheet rounds to 4.8 TB/s.
+    H200: 3201 MHz x 2 x 6144 bits = 4917 GB/s; the datasheet rounds to 4.8 TB/s.
     """
     return memory_clock_mhz * 2 * bus_bits / 8 / 1e3
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One CUDA device as torch numbers it."""
+    """One CUDA device, in torch's order."""
 
     name: str
     uuid: str
-    """As CUDA_VISIBLE_DEVICES takes it; never stored in results."""
+    """Identifier for CUDA_VISIBLE_DEVICES; never stored in results."""
     total_bytes: int
     free_bytes: int
     compute_mode: str
-    """`default`, `exclusive_process`, `prohibited`, or empty where NVML does not say."""
+    """`default`, `exclusive_process`, `prohibited`, or empty if NVML reports nothing."""
     facts: dict[str, object]
-    """What is stored of it beside the figures."""
+    """Facts that results store."""
 
     @property
     def exclusive(self) -> bool:
-        """True when it takes one process at a time."""
+        """True if the GPU takes one process at a time."""
         return self.compute_mode.startswith("exclusive")
 
 
 @dataclass(frozen=True, slots=True)
-class Probe:
-    """What a probe worker reports of the machine: the parent process never imports torch."""
+class Machine:
+    """The machine, as a probe worker reports it: the parent process never imports torch."""
 
     torch: str
-    """Version."""
+    """Version of torch."""
     no_gpu: str
-    """Why torch has no CUDA GPU here; empty when it has one."""
+    """Why torch has no CUDA GPU here; empty if it has one."""
     gpus: tuple[Gpu, ...]
     cpu: str
     cpu_free_bytes: int
     software: dict[str, object]
-    """Versions and the CPU, stored beside the figures."""
+    """Versions and the CPU; results store them."""
+
+
+def machine_from_json(data: dict[str, Any]) -> Machine:
+    """The inverse of `dataclasses.asdict` for a Machine.
+
+    Raises:
+        KeyError, TypeError: it is not a machine.
+    """
+    return Machine(**{**data, "gpus": tuple(Gpu(**gpu) for gpu in data["gpus"])})

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import cast
 
 from softbench.core.case import Direction
 from softbench.core.errors import UsageError
 from softbench.gate import environment_match as comparable, paired as same_run
 from softbench.gate.samples import RunSamples, from_document
 from softbench.gate.verdicts import GateReport, Rules, Verdict
+from softbench.plan.settings import AXES, Layer
 from softbench.plan.sweep import Sweep
 from softbench.results import store
 from softbench.run.run import Request
 
-DEFAULTS = {**same_run.FIXED_ROUNDS, "batch_ms": 5.0, "yardstick": False}
+DEFAULTS: Layer = {**same_run.FIXED_ROUNDS, "batch_ms": 5.0, "yardstick": False}
 """More and shorter batches than a run's: a round is one value of the test, however long its batches are."""
-AXES = ("M", "N", "dtype", "direction")
 
 Measure = Callable[[Request], store.Run]
 
@@ -34,15 +35,15 @@ def ask(request: Request, candidate: str, reference: str) -> Request:
 
 def fixed(request: Request) -> Request:
     """The request with the defaults of a comparison, whose backends share all rounds: a configuration's number counts where it is one."""
-    file = {**DEFAULTS, **request.file}
-    if file["rounds"] != file["max_rounds"]:  # until it is known: written for a run
-        file |= same_run.FIXED_ROUNDS
-    return replace(request, file=file)
+    config: Layer = {**DEFAULTS, **request.config}
+    if config["rounds"] != config["max_rounds"]:  # until it is known: written for a run
+        config = {**config, **same_run.FIXED_ROUNDS}
+    return replace(request, config=config)
 
 
 def rounds_told(request: Request) -> list[str]:
     """What to say where the configuration's rounds are not those that are taken."""
-    rounds, most = ({**DEFAULTS, **request.file}[key] for key in ("rounds", "max_rounds"))
+    rounds, most = ({**DEFAULTS, **request.config}[key] for key in ("rounds", "max_rounds"))
     if rounds == most or "rounds" in request.flags:
         return []
     return [f"{same_run.ROUNDS} rounds, which all backends share, instead of the configuration's {rounds} to {most}; --rounds takes others"]
@@ -89,6 +90,6 @@ def confirmation(request: Request, flagged: Sequence[Verdict]) -> Request:
     """The same measurement of the flagged cases only, in fresh processes."""
     cells = [verdict.cell for verdict in flagged]
     sweeps = tuple(Sweep((cell.M,), (cell.N,), (cell.dtype,), (Direction(cell.direction),)) for cell in cells)
-    flags = {key: value for key, value in request.flags.items() if key not in AXES}
+    flags = cast(Layer, {key: value for key, value in request.flags.items() if key not in AXES})
     flags["processes"] = same_run.CONFIRMATIONS
-    return replace(request, file={**request.file, "sweep": sweeps}, flags=flags, resume=False)
+    return replace(request, config={**request.config, "sweep": sweeps}, flags=flags, resume=False)

@@ -17,10 +17,11 @@ from softbench.gate import verdicts as gate
 from softbench.gate.inference import median_interval, moderate, robust_sd, signed_rank_p
 from softbench.gate.samples import CellKey, CellSamples, RunSamples
 from softbench.gate.verdicts import CellTest, GateReport, Rules, State, Verdict
+from softbench.plan.settings import Layer
 
 MARGIN = 0.03
 ROUNDS = 20
-FIXED_ROUNDS = {"rounds": ROUNDS, "max_rounds": ROUNDS}
+FIXED_ROUNDS: Layer = {"rounds": ROUNDS, "max_rounds": ROUNDS}
 """As settings: candidate and reference are to share every round."""
 CONFIRMATIONS = 2
 """Fresh pairs of processes that must all agree."""

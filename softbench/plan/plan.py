@@ -1,79 +1,125 @@
-"""From settings and a look at the machine to a plan: cases, backends, and who may be alive with whom."""
+"""From settings, a machine and backends to a plan: the cases, and which workers run together. Starts no process, reads no file."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from softbench.core.case import CPU_TIMER, Case
+from softbench.core.case import CPU_TIMER, TIMERS, Case
+from softbench.core.errors import UsageError
+from softbench.core.machine import Gpu, Machine
+from softbench.core.text import unknown
 from softbench.plan.settings import Settings
+from softbench.plan.sweep import cases as cases_of_sweeps
 from softbench.plugins.info import BackendInfo
 
 CONTEXT_BYTES = {"cuda": 800 * 2**20, "cpu": 400 * 2**20}
-"""What a worker holds before any case: a CUDA context and do_bench's 256 MiB flush buffer; on the CPU, torch and Inductor."""
+"""Memory of a worker before any case: a CUDA context and do_bench's 256 MiB flush buffer; on the CPU, torch and Inductor."""
 WORKING_TENSORS = 10
-"""(M, N) tensors that building, checking and timing a case hold at most: inputs twice (copies, or the second set), outputs of up to
-three calls, a naive backend's temporaries."""
+"""The most (M, N) tensors that a case needs: inputs twice (copies or the second set), outputs of three calls, temporaries of `naive`."""
 CHECK_BYTES = 640 * 2**20
-"""The float64 temporaries of the check (`softbench.ops.softmax.inputs.CHUNK_BYTES`), with a margin."""
-CALL_OVERHEAD = 1.4  # a batch takes this times its samples: warm-up estimate, L2 flushes, synchronizing
-BUILD_SECONDS = {
-    "compile": 1.5,
-    "compile-torch": 1.5,
-}  # of one shape, roughly, with variants; what is not named builds in no time
+"""The float64 temporaries of a check (`softbench.ops.softmax.inputs.CHUNK_BYTES`), with a margin."""
+CALL_OVERHEAD = 1.4  # time of a batch over that of its samples: warm-up estimate, L2 flushes, synchronization
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a run does, before it does it."""
+    """What a run measures, decided before it starts."""
 
     settings: Settings
     cases: tuple[Case, ...]
-    offers: tuple[BackendInfo, ...]
+    infos: tuple[BackendInfo, ...]
     device: str
     """`cuda` or `cpu`."""
     device_name: str
-    env: dict[str, str]
-    """Added to every worker's environment: it sees its device as the only one."""
     free_bytes: int
     groups: tuple[tuple[str, ...], ...]
-    """Backends that are alive together; one group is an interleaved run."""
+    """Backends whose workers run at the same time. One group means an interleaved run."""
     facts: dict[str, object]
-    """Of the machine, stored beside the figures."""
+    """Facts about the machine; results store them."""
     notes: tuple[str, ...]
-    """What the user should know before it starts."""
+    """Notes for the user before the run starts."""
 
     @property
     def timer(self) -> str:
-        """What makes the headline figure."""
+        """The timer of the median."""
         return self.settings.timer if self.device == "cuda" else CPU_TIMER
 
     @property
     def l2(self) -> str:
-        """`cold` or `warm`; empty on the CPU, where nothing is flushed."""
+        """`cold` or `warm`; empty on the CPU."""
         return self.settings.l2 if self.device == "cuda" else ""
 
     def takes_turns(self, case: Case, workers: int) -> bool:
-        """True when so many workers cannot all hold the case's buffers at once."""
+        """True if this many workers cannot all hold the case's buffers at once."""
         each = CONTEXT_BYTES[self.device] + WORKING_TENSORS * case.tensor_bytes + CHECK_BYTES
         return workers * each > self.settings.memory_share * self.free_bytes
 
     def estimate_seconds(self) -> float:
-        """Rough wall time: batches, checks and known builds."""
-        settings, able = self.settings, [offer for offer in self.offers if not (offer.broken or offer.unavailable)]
+        """Rough wall time in seconds: batches, checks and declared build times."""
+        settings, able = self.settings, [info for info in self.infos if info.able]
         batch = (settings.rounds + settings.max_rounds) / 2 * (settings.warmup_ms + settings.batch_ms) / 1e3 * CALL_OVERHEAD
-        cell = sum(batch + 0.05 + BUILD_SECONDS.get(offer.name.partition(":")[0], 0.0) for offer in able)
+        cell = sum(batch + 0.05 + info.build_seconds for info in able)
         return settings.processes * (5 + len(self.cases) * cell)
 
 
 def most_alive(cases: Sequence[Case], device: str, budget: float) -> int:
-    """How many workers fit beside each other when only one of them holds a case's buffers at a time."""
+    """How many workers fit into `budget` bytes if one worker at a time holds a case's buffers."""
     largest = max((case.tensor_bytes for case in cases), default=0)
     rest = budget - WORKING_TENSORS * largest - CHECK_BYTES
     return max(1, int(rest // CONTEXT_BYTES[device]))
 
 
 def grouped(names: Sequence[str], most: int, idle: Sequence[str] = ()) -> tuple[tuple[str, ...], ...]:
-    """The names in groups of at most `most`, in order; `idle` ones, which never have a worker, are in the last group beside them."""
+    """The names in ordered groups of at most `most`. The last group also has the `idle` names, which never have a worker."""
     groups = [tuple(names[i : i + most]) for i in range(0, len(names), most)] or [()]
     return (*groups[:-1], (*groups[-1], *idle))
+
+
+def cases_of(settings: Settings, device: str) -> tuple[Case, ...]:
+    """The cases of a run on this device.
+
+    Raises:
+        UsageError: the device has no such timer, or there are too many cases.
+    """
+    if device == "cpu" and (settings.timer, settings.l2) != (TIMERS[0], "cold"):
+        raise UsageError(f"--timer and --l2 need a GPU; on the CPU the timer is {CPU_TIMER}")
+    return cases_of_sweeps(settings.sweep, device)
+
+
+def make(
+    settings: Settings, cases: Sequence[Case], machine: Machine, gpu: Gpu | None, infos: Sequence[BackendInfo], *, asked: bool = False
+) -> Plan:
+    """Plan a run of these cases. `gpu` is None on the CPU; `infos` are the selected backends.
+
+    `asked`: the user named the reference backend, so a missing one is an error.
+
+    Raises:
+        UsageError: the reference backend is not selected.
+    """
+    device = "cuda" if gpu else "cpu"
+    settings = _with_reference(settings, infos, asked=asked)
+    free = gpu.free_bytes if gpu else machine.cpu_free_bytes
+    exclusive = gpu is not None and gpu.exclusive
+    most = 1 if exclusive else most_alive(cases, device, settings.memory_share * free)
+    able = [info.name for info in infos if info.able]
+    groups = grouped(able, most, [info.name for info in infos if not info.able])
+    notes = []
+    if len(groups) > 1:
+        why = "the GPU is in an exclusive compute mode" if exclusive else "memory holds no more workers"
+        notes.append(f"not interleaved: {why}, so {most} of {len(able)} backends are alive at a time")
+    if others := int(str(gpu.facts.get("gpu_other_processes") or 0)) if gpu else 0:
+        processes = "1 other process is" if others == 1 else f"{others} other processes are"
+        notes.append(f"{processes} using this GPU; results may be disturbed")
+    facts = {**machine.software, **(gpu.facts if gpu else {}), "device": device, "interleaved": len(groups) == 1}
+    name = gpu.name if gpu else machine.cpu
+    return Plan(settings, tuple(cases), tuple(infos), device, name, free, groups, facts, tuple(notes))
+
+
+def _with_reference(settings: Settings, infos: Sequence[BackendInfo], *, asked: bool) -> Settings:
+    names = [info.name for info in infos]
+    if settings.relative_to in names:
+        return settings
+    if asked:
+        raise UsageError(f"--relative-to: {unknown(settings.relative_to, names, 'backend')}")
+    return replace(settings, relative_to="")

@@ -30,22 +30,29 @@ class BackendInfo:
     """True when `all` leaves it out: it is taken by name or pattern."""
     reuses_output: bool = False
     """True when its next call overwrites what a call returned."""
+    build_seconds: float = 0.0
+    """Rough seconds to build one shape, for the estimate of `--dry-run`."""
     loaded: bool = True
     """False where the plugin was only looked at (`softbench.plugins.static_scan`), not run."""
 
+    @property
+    def able(self) -> bool:
+        """True if the backend was loaded and can run here."""
+        return not (self.broken or self.unavailable)
 
-def info_to_json(offer: BackendInfo) -> dict[str, Any]:
+
+def info_to_json(info: BackendInfo) -> dict[str, Any]:
     """For the pipe between worker and parent."""
-    return asdict(offer)
+    return asdict(info)
 
 
-def info_from_json(data: dict[str, Any], door: PluginSource) -> BackendInfo:
-    """The inverse of `info_to_json`, for what came through `door`: a worker's word is only data.
+def info_from_json(data: dict[str, Any], source: PluginSource) -> BackendInfo:
+    """The inverse of `info_to_json`, for what came through `source`: a worker's word is only data.
 
     Raises:
-        KeyError, TypeError, ValueError: it is no offer.
+        KeyError, TypeError, ValueError: it is no info.
     """
-    offer = typed(BackendInfo, {**data, "origin": door, "loaded": True})
-    if not NAME.fullmatch(offer.name):
-        raise ValueError("an offer without a name")
-    return offer
+    info = typed(BackendInfo, {**data, "origin": source, "loaded": True})
+    if not NAME.fullmatch(info.name):
+        raise ValueError("an info without a name")
+    return info

@@ -24,7 +24,7 @@ def load(origin: PluginSource) -> tuple[Any, ...]:
     An entry point names, and a file holds under the name `backend` or `backends`, one Backend or a list of them.
 
     Raises:
-        UsageError: what it offers is not a backend. Whatever the plugin's own import raises passes through.
+        UsageError: the object is not a backend. Whatever the plugin's own import raises passes through.
     """
     if origin.kind == "file":
         module = _import_file(Path(origin.target))

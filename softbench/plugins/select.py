@@ -15,76 +15,74 @@ from softbench.plugins.source import ALL, PluginSource
 WILDCARDS = frozenset("*?[")
 
 
-def needed(doors: Sequence[PluginSource], names: Sequence[str] | None) -> tuple[PluginSource, ...]:
-    """The doors to open first for these backends: files, and entry points of a name or of what stands before its colon.
+def needed(sources: Sequence[PluginSource], names: Sequence[str] | None) -> tuple[PluginSource, ...]:
+    """The sources to open first for these backends: files, and entry points of a name or of what stands before its colon.
 
     All of them for `all` and patterns. What is `missing` behind these may be behind any other.
     """
     if names is None or any(name == ALL or WILDCARDS & set(name) for name in names):
-        return tuple(doors)
+        return tuple(sources)
     labels = {YARDSTICK, *names, *(name.partition(":")[0] for name in names)}
-    return tuple(door for door in doors if door.kind == "file" or door.label in labels)
+    return tuple(source for source in sources if source.kind == "file" or source.label in labels)
 
 
-def missing(offers: Iterable[BackendInfo], names: Sequence[str] | None) -> bool:
-    """True when a name is none of these offers'."""
-    return not {offer.name for offer in offers}.issuperset(names or ())
+def missing(infos: Iterable[BackendInfo], names: Sequence[str] | None) -> bool:
+    """True when a name is none of these infos'."""
+    return not {info.name for info in infos}.issuperset(names or ())
 
 
 def select(
-    offers: Sequence[BackendInfo], names: Sequence[str] | None, *, yardstick: bool = True, flag: str = "--backends"
+    infos: Sequence[BackendInfo], names: Sequence[str] | None, *, yardstick: bool = True, flag: str = "--backends"
 ) -> tuple[BackendInfo, ...]:
     """What a run takes: those named, in that order; first the yardstick, unless nobody needs it. `flag` is where the names come from.
 
-    Beside names there are `all` (as None: every offer but the extras) and patterns as a shell's (`compile:*`). What these take may be
+    Beside names there are `all` (as None: every info but the extras) and patterns as a shell's (`compile:*`). What these take may be
     unavailable: it becomes rows with the reason.
 
     Raises:
-        UsageError: a name that two origins claim, a name or pattern that nobody offers, or a name that was asked for and cannot run here.
+        UsageError: a name that two origins claim, a name or pattern that nobody infos, or a name that was asked for and cannot run here.
     """
     by_name: dict[str, BackendInfo] = {}
-    for offer in offers:
-        other = by_name.setdefault(offer.name, offer)
-        if other is not offer:
-            raise UsageError(
-                f"two backends are called '{offer.name}': one of {other.origin.shown}, one of {offer.origin.shown}; rename one"
-            )
+    for info in infos:
+        other = by_name.setdefault(info.name, info)
+        if other is not info:
+            raise UsageError(f"two backends are called '{info.name}': one of {other.origin.shown}, one of {info.origin.shown}; rename one")
     chosen: list[BackendInfo] = []
     for name in (ALL,) if names is None else names:
         if name == ALL or WILDCARDS & set(name):
             chosen += matching(by_name.values(), name)
         else:
-            chosen.append(_named(name, by_name, offers, flag))
+            chosen.append(_named(name, by_name, infos, flag))
     first = [by_name[YARDSTICK]] if yardstick and YARDSTICK in by_name else []
     return tuple(dict.fromkeys(first + chosen))
 
 
-def matching(offers: Iterable[BackendInfo], pattern: str) -> list[BackendInfo]:
-    """The offers that `all`, a name or a pattern takes.
+def matching(infos: Iterable[BackendInfo], pattern: str) -> list[BackendInfo]:
+    """The infos that `all`, a name or a pattern takes.
 
     Raises:
         UsageError: there is none.
     """
-    offers = list(offers)
+    infos = list(infos)
     if pattern == ALL:
-        return [offer for offer in offers if not offer.extra]
-    if not (found := [offer for offer in offers if fnmatchcase(offer.name, pattern)]):
-        known = _known(pattern, offers)
+        return [info for info in infos if not info.extra]
+    if not (found := [info for info in infos if fnmatchcase(info.name, pattern)]):
+        known = _known(pattern, infos)
         raise UsageError(f"no backend matches '{pattern}'; known are {', '.join(sorted(known))}; softbench list '*' tells of extras too")
     return found
 
 
-def _known(name: str, offers: Iterable[BackendInfo]) -> list[str]:
+def _known(name: str, infos: Iterable[BackendInfo]) -> list[str]:
     """The names to tell where one is not known: an extra only if it is close, as all of them would be a page."""
-    extras = {offer.name for offer in offers if offer.extra}
-    return [offer.name for offer in offers if offer.name not in extras] + get_close_matches(name, sorted(extras), n=1)
+    extras = {info.name for info in infos if info.extra}
+    return [info.name for info in infos if info.name not in extras] + get_close_matches(name, sorted(extras), n=1)
 
 
-def _named(name: str, by_name: dict[str, BackendInfo], offers: Sequence[BackendInfo], flag: str) -> BackendInfo:
+def _named(name: str, by_name: dict[str, BackendInfo], infos: Sequence[BackendInfo], flag: str) -> BackendInfo:
     if name not in by_name:
-        lost = "".join(f"; {offer.origin.shown} could not be loaded: {offer.broken}" for offer in offers if offer.broken)
+        lost = "".join(f"; {info.origin.shown} could not be loaded: {info.broken}" for info in infos if info.broken)
         raise UsageError(f"{flag}: {unknown(name, _known(name, by_name.values()), 'backend')}{lost}")
-    offer = by_name[name]
-    if offer.broken or offer.unavailable:
-        raise UsageError(f"{flag} {name}: {offer.broken or 'unavailable: ' + offer.unavailable}")
-    return offer
+    info = by_name[name]
+    if info.broken or info.unavailable:
+        raise UsageError(f"{flag} {name}: {info.broken or 'unavailable: ' + info.unavailable}")
+    return info

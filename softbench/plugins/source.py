@@ -19,7 +19,7 @@ SOURCES = {".py", ".cu", ".cuh", ".cpp", ".h"}
 
 @dataclass(frozen=True, slots=True)
 class PluginSource:
-    """A door that backends come through."""
+    """A source that backends come through."""
 
     kind: str
     """`entry point` or `file`."""
@@ -39,7 +39,7 @@ class PluginSource:
 
 
 def origins(plugins: Iterable[Path]) -> tuple[PluginSource, ...]:
-    """Every door: entry points of all installed distributions (not imported here), then the files.
+    """Every source: entry points of all installed distributions (not imported here), then the files.
 
     Raises:
         UsageError: a file that is not there, or no entry point at all (softbench is not installed).
@@ -51,7 +51,9 @@ def origins(plugins: Iterable[Path]) -> tuple[PluginSource, ...]:
     if not found:
         raise UsageError("softbench is not installed, so its backends are not registered; run: pip install -e .")
     for given in plugins:
-        alias, path = _aliased(given)
+        alias, path = split_alias(given)
+        if alias == ALL:
+            raise UsageError(f"--plugin {given}: '{ALL}' names every backend; give this one another name")
         try:
             there = path.is_file()
         except OSError as error:
@@ -67,13 +69,26 @@ def safe_name(text: str) -> str:
     return text if NAME.fullmatch(text) else re.sub(r"[^A-Za-z0-9.]+", "-", text).strip("-.")[:64] or "plugin"
 
 
-def _aliased(given: Path) -> tuple[str, Path]:
-    """`new=my/softmax.py` as `new` and the file; a file whose very name has a `=` keeps it."""
+def split_alias(given: Path, base: Path = Path()) -> tuple[str, Path]:
+    """Splits `[NAME=]FILE` into the name (or an empty text) and the file, which is relative to `base`.
+
+    The name ends at the first `=`. An existing file whose own name has a `=` is taken as it is.
+    """
     alias, equals, rest = str(given).partition("=")
     try:
-        whole = given.is_file()
+        exists = (base / given).is_file()
     except OSError:
-        whole = False
-    if equals and not whole and alias == ALL:
-        raise UsageError(f"--plugin {given}: '{ALL}' names every backend; give this one another name")
-    return (alias, Path(rest)) if equals and NAME.fullmatch(alias) and not whole else ("", given)
+        exists = False
+    return (alias, base / rest) if equals and NAME.fullmatch(alias) and not exists else ("", base / given)
+
+
+def beside(base: Path, given: str) -> Path:
+    """`[NAME=]FILE` with the file relative to `base`."""
+    alias, path = split_alias(Path(given), base)
+    return Path(f"{alias}={path}") if alias else path
+
+
+def absolute(given: Path) -> Path:
+    """`[NAME=]FILE` with the file's absolute path."""
+    alias, path = split_alias(given)
+    return Path(f"{alias}={path.resolve()}") if alias else path.resolve()

@@ -1,4 +1,4 @@
-"""A plugin seen without being run: its backends' names from the source of a file, as far as they stand there; of a package, its door."""
+"""A plugin seen without being run: its backends' names from the source of a file, as far as they stand there; of a package, its source."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from softbench.plugins.source import PluginSource
 LOAD = "not imported, as that runs its code; with --load it is"
 
 
-def at(door: PluginSource) -> list[BackendInfo]:
-    """The offers that can be told of a plugin from outside; always at least one, under the door's own label."""
-    if door.kind != "file":
-        return [BackendInfo(door.label, door, summary=LOAD, loaded=False)]
+def at(source: PluginSource) -> list[BackendInfo]:
+    """The infos that can be told of a plugin from outside; always at least one, under the source's own label."""
+    if source.kind != "file":
+        return [BackendInfo(source.label, source, summary=LOAD, loaded=False)]
     try:
-        tree = ast.parse(Path(door.target).read_bytes())
+        tree = ast.parse(Path(source.target).read_bytes())
     except OSError as error:
-        return [BackendInfo(door.label, door, broken=f"import: {error.strerror}", loaded=False)]
+        return [BackendInfo(source.label, source, broken=f"import: {error.strerror}", loaded=False)]
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # what `ast.parse` has for texts that are no Python
         line = f"line {error.lineno}: {error.msg}" if isinstance(error, SyntaxError) and error.lineno else type(error).__name__
-        return [BackendInfo(door.label, door, broken=f"import: {one_line(line)}", loaded=False)]
+        return [BackendInfo(source.label, source, broken=f"import: {one_line(line)}", loaded=False)]
     found = _backends(tree)
     if not found:
-        return [BackendInfo(door.label, door, summary=f"its backends' names do not stand in its source; {LOAD}", loaded=False)]
-    names = {name: f"{door.alias}.{name}" if len(found) > 1 else door.alias for name in found} if door.alias else {}
-    return [BackendInfo(names.get(name, name), door, summary=f"{text} ({LOAD})".strip(), loaded=False) for name, text in found.items()]
+        return [BackendInfo(source.label, source, summary=f"its backends' names do not stand in its source; {LOAD}", loaded=False)]
+    names = {name: f"{source.alias}.{name}" if len(found) > 1 else source.alias for name in found} if source.alias else {}
+    return [BackendInfo(names.get(name, name), source, summary=f"{text} ({LOAD})".strip(), loaded=False) for name, text in found.items()]
 
 
 def _backends(tree: ast.Module) -> dict[str, str]:

@@ -10,18 +10,19 @@ from softbench.plugins.load import source_hash
 from softbench.plugins.source import PluginSource
 
 
-def offer(backend: Any, door: PluginSource) -> BackendInfo:
+def info(backend: Any, source: PluginSource) -> BackendInfo:
     """A backend as its worker describes it to the parent."""
     summary = getattr(backend, "summary", None) or (type(backend).__doc__ or "").strip().partition("\n")[0]
     return BackendInfo(
         name=backend.name,
-        origin=door,
+        origin=source,
         unavailable=why_not(backend.available(), "available"),
         summary=one_line(str(summary)),
-        source=source_hash(backend, door),
+        source=source_hash(backend, source),
         advice=one_line(str(getattr(backend, "advice", None) or "")),
         extra=bool(getattr(backend, "extra", False)),
         reuses_output=bool(getattr(backend, "reuses_output", False)),
+        build_seconds=float(getattr(backend, "build_seconds", 0.0)),
     )
 
 

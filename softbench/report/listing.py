@@ -58,32 +58,32 @@ def others(left_out: Sequence[Artifact]) -> str:
     return f"not shown: {names}; show them with --show all, or write files with -o DIR"
 
 
-def backends(offers: Sequence[BackendInfo]) -> RenderableType:
+def backends(infos: Sequence[BackendInfo]) -> RenderableType:
     """A line for each backend."""
-    return tables.facts([tables.offer(offer) for offer in offers])
+    return tables.facts([tables.info(info) for info in infos])
 
 
-def extras(offers: Sequence[BackendInfo]) -> str:
+def extras(infos: Sequence[BackendInfo]) -> str:
     """The ones that `all` leaves out, in a line."""
-    able = [offer.name for offer in offers if not (offer.broken or offer.unavailable)]
+    able = [info.name for info in infos if not (info.broken or info.unavailable)]
     return (
-        f"and {units.count(len(offers), 'extra')}, which all leaves out and names or patterns take ({', '.join(able)} can run here); "
+        f"and {units.count(len(infos), 'extra')}, which all leaves out and names or patterns take ({', '.join(able)} can run here); "
         "softbench list '*' tells of each"
     )
 
 
-def guide(offers: Sequence[BackendInfo], costs: Mapping[str, BackendCost]) -> RenderableType:
+def guide(infos: Sequence[BackendInfo], costs: Mapping[str, BackendCost]) -> RenderableType:
     """For each backend what it is, what it costs and when to pick it."""
     parts: list[RenderableType] = []
-    for offer in offers:
-        name, state, _ = tables.offer(offer)
-        lines = [("what", offer.summary)] if offer.summary else []
-        lines += [(state, offer.unavailable or offer.broken)] if state != "available" else []
-        lines.append(("costs", _cost(costs.get(offer.name))))
-        lines += [("pick it", offer.advice)] if offer.advice else []
-        if offer.reuses_output:
+    for info in infos:
+        name, state, _ = tables.info(info)
+        lines = [("what", info.summary)] if info.summary else []
+        lines += [(state, info.unavailable or info.broken)] if state != "available" else []
+        lines.append(("costs", _cost(costs.get(info.name))))
+        lines += [("pick it", info.advice)] if info.advice else []
+        if info.reuses_output:
             lines.append(("output", "reused: the next call overwrites what a call returned"))
-        lines.append(("from", offer.origin.shown))
+        lines.append(("from", info.origin.shown))
         table = Table(show_header=False, show_edge=False, box=None, padding=(0, 0, 0, 2))
         table.add_column(no_wrap=True, style="dim")
         table.add_column(overflow="fold")

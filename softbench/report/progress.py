@@ -34,7 +34,7 @@ class Progress:
             self._bar.stop()
 
     def begin(self, plan: Plan, cells: int, name: str) -> None:
-        able = [offer.name for offer in plan.offers if not (offer.broken or offer.unavailable)]
+        able = [info.name for info in plan.infos if not (info.broken or info.unavailable)]
         self.note(f"{name}: {', '.join(able)} over {units.count(len(plan.cases), 'case')} on {plan.device_name}")
         self._cells, self._start = cells, time.monotonic()
         if self.console.is_terminal:

@@ -173,7 +173,7 @@ def comparison(pairs: Sequence[Pair], names: tuple[str, str]) -> RenderableType:
     return table
 
 
-def offer(found: BackendInfo) -> tuple[str, str, str]:
+def info(found: BackendInfo) -> tuple[str, str, str]:
     """A backend as `facts` takes it."""
     state, text = (
         ("broken", found.broken)

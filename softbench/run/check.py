@@ -12,16 +12,14 @@ from typing import Any
 
 from softbench.core.case import YARDSTICK, Direction
 from softbench.core.errors import UsageError, WorkersError
-from softbench.core.machine import Gpu, Probe
 from softbench.core.outcome import Grade
 from softbench.plan.settings import Settings
-from softbench.plugins import select as registry
+from softbench.plugins.select import select
 from softbench.plugins.source import origins
-from softbench.processes import slot as lanes_of
 from softbench.processes.pool import Lost, Pool, Reply
+from softbench.processes.session import Session
 from softbench.processes.slot import MAX_DEATHS, WorkerSlot
 from softbench.results.records import accuracy_from_json, failure_from_json
-from softbench.run.session import choose_device, environment, open_for, probe
 
 FAILED = "failed"
 SKIPPED = "skipped"
@@ -106,29 +104,24 @@ def examine(wanted: CheckRequest, advance: Callable[[int, int], None]) -> CheckR
         UsageError: a backend, a device or a case that is not there.
     """
     settings = wanted.settings
-    doors = origins(settings.plugins)
-    with Pool() as pool:
-        look = probe(pool, settings.timeout["import"])
-        device, gpu = choose_device(settings.device, look)
-        items = _items(pool, wanted)
-        lanes = open_for(pool, doors, settings.backends, device, gpu, look, settings.timeout["import"])
-        offers = registry.select([lane.offer for lane in lanes], settings.backends)
-        chosen = [lane for lane in lanes if lane.offer in offers and lane.name != YARDSTICK]
-        able = [lane for lane in chosen if not (lane.offer.broken or lane.offer.unavailable)]
-        notes = [f"{lane.name}: {lane.offer.broken or 'unavailable: ' + lane.offer.unavailable}" for lane in chosen if lane not in able]
+    with Session(settings.device, settings.timeout["import"], origins(settings.plugins)) as session:
+        items = _items(session.pool, wanted)
+        opened = session.open_for(settings.backends)
+        infos = select([slot.info for slot in opened], settings.backends)
+        chosen = [slot for slot in opened if slot.info in infos and slot.name != YARDSTICK]
+        able = [slot for slot in chosen if slot.info.able]
+        notes = [f"{slot.name}: {slot.info.broken or 'unavailable: ' + slot.info.unavailable}" for slot in chosen if slot not in able]
         if not chosen:
             raise UsageError(f"--backends {YARDSTICK}: the yardstick is no softmax; name what is to be checked")
-        for lane in lanes:
-            if lane not in able:
-                lane.drop(pool)
-        desk = _Desk(pool, settings, device, gpu, look)
+        session.drop([slot for slot in opened if slot not in able])
+        checker = _Checker(session, settings)
         steps = [(dtype, item) for direction in wanted.directions for dtype in wanted.dtypes for item in items if item[1] == direction]
         findings: list[Finding] = []
         for done, (dtype, (name, direction, alone)) in enumerate(steps, 1):
-            findings += desk.ask(able, name, direction, dtype, alone=alone)
+            findings += checker.ask(able, name, direction, dtype, alone=alone)
             advance(done, len(steps))
-    broken = any(lane.offer.broken for lane in chosen)
-    return CheckReport(tuple(findings), tuple(notes), broken, device, settings.seed)
+    broken = any(slot.info.broken for slot in chosen)
+    return CheckReport(tuple(findings), tuple(notes), broken, session.device, settings.seed)
 
 
 def _items(pool: Pool, wanted: CheckRequest) -> list[tuple[str, Direction, bool]]:
@@ -146,65 +139,63 @@ def _items(pool: Pool, wanted: CheckRequest) -> list[tuple[str, Direction, bool]
     return matching
 
 
-class _Desk:
-    """Asks the lanes for one item at a time, and gives a lane that lost its worker a fresh one."""
+class _Checker:
+    """Asks the slots for one item at a time, and gives a slot that lost its worker a fresh one."""
 
-    def __init__(self, pool: Pool, settings: Settings, device: str, gpu: Gpu | None, look: Probe) -> None:
-        self.pool, self.settings, self.device = pool, settings, device
-        self.env = environment(gpu, look)
-        self.together = not (gpu and gpu.exclusive)
+    def __init__(self, session: Session, settings: Settings) -> None:
+        self.session, self.pool, self.settings = session, session.pool, settings
+        self.together = not session.exclusive
 
-    def ask(self, lanes: Sequence[WorkerSlot], item: str, direction: Direction, dtype: str, *, alone: bool) -> list[Finding]:
+    def ask(self, slots: Sequence[WorkerSlot], item: str, direction: Direction, dtype: str, *, alone: bool) -> list[Finding]:
         message = {"op": "examine", "item": item, "direction": direction, "dtype": dtype, "seed": self.settings.seed}
         deadline = self.settings.timeout["build"]  # an item compiles where a backend compiles
         found: list[Finding] = []
-        for batch in [[lane] for lane in lanes] if alone or not self.together else [lanes]:
+        for batch in [[slot] for slot in slots] if alone or not self.together else [slots]:
             asked: list[WorkerSlot] = []
-            for lane in batch:
-                if reason := self._unready(lane):
-                    found.append(Finding(lane.name, item, direction, dtype, FAILED, None, reason))
+            for slot in batch:
+                if reason := self._unready(slot):
+                    found.append(Finding(slot.name, item, direction, dtype, FAILED, None, reason))
                 else:
-                    asked.append(lane)
-            requests = {i: (lane.worker, message) for i, lane in enumerate(asked) if lane.worker is not None}
+                    asked.append(slot)
+            requests = {i: (slot.worker, message) for i, slot in enumerate(asked) if slot.worker is not None}
             replies = self.pool.gather(requests, deadline, "check")
-            found += [self._finding(lane, replies[i], item, direction, dtype) for i, lane in enumerate(asked)]
+            found += [self._finding(slot, replies[i], item, direction, dtype) for i, slot in enumerate(asked)]
             if not self.together:
-                for lane in batch:
-                    lane.drop(self.pool)
+                for slot in batch:
+                    slot.drop(self.pool)
         return found
 
-    def _unready(self, lane: WorkerSlot) -> str:
-        if lane.deaths >= MAX_DEATHS:
+    def _unready(self, slot: WorkerSlot) -> str:
+        if slot.deaths >= MAX_DEATHS:
             return f"not tried: {MAX_DEATHS} cases in a row ended its worker"
-        failed = lanes_of.revive(self.pool, [lane], self.device, self.env, self.settings.timeout["import"]).get(lane)
-        return failed.reason if failed else ""
+        return self.session.revive([slot]).get(slot, "")
 
-    def _finding(self, lane: WorkerSlot, reply: Reply, item: str, direction: str, dtype: str) -> Finding:
+    def _finding(self, slot: WorkerSlot, reply: Reply, item: str, direction: str, dtype: str) -> Finding:
         def finding(verdict: str, worst: float | None, reason: str) -> Finding:
-            return Finding(lane.name, item, direction, dtype, verdict, worst, reason)
+            return Finding(slot.name, item, direction, dtype, verdict, worst, reason)
 
         if isinstance(reply, Lost):
-            lane.worker = None
-            lane.deaths += 1
+            slot.worker = None
+            slot.deaths += 1
             return finding(FAILED, None, reply.reason)
         if "failed" in reply:
             if reply.get("poisoned"):
-                lane.drop(self.pool)
-                lane.deaths += 1
+                slot.drop(self.pool)
+                slot.deaths += 1
             try:
                 return finding(FAILED, None, failure_from_json(reply["failed"])[1])
             except (KeyError, TypeError, ValueError):
-                return self._nonsense(lane, finding)
-        lane.deaths = 0
+                return self._nonsense(slot, finding)
+        slot.deaths = 0
         if reason := reply.get("skip"):
             return finding(SKIPPED, None, str(reason))
         try:
             accuracy = accuracy_from_json(reply["accuracy"])
             beside = [float(reply["diagnostics"][key]) for key in DIAGNOSTICS] if "diagnostics" in reply else [None] * len(DIAGNOSTICS)
-            return Finding(lane.name, item, direction, dtype, accuracy.grade.value, accuracy.worst, accuracy.detail, *beside)
+            return Finding(slot.name, item, direction, dtype, accuracy.grade.value, accuracy.worst, accuracy.detail, *beside)
         except (KeyError, TypeError, ValueError):
-            return self._nonsense(lane, finding)
+            return self._nonsense(slot, finding)
 
-    def _nonsense(self, lane: WorkerSlot, finding: Callable[[str, float | None, str], Finding]) -> Finding:
-        lane.drop(self.pool)
+    def _nonsense(self, slot: WorkerSlot, finding: Callable[[str, float | None, str], Finding]) -> Finding:
+        slot.drop(self.pool)
         return finding(FAILED, None, "its process gave an answer that is none")

@@ -7,8 +7,7 @@ from softbench.core.errors import WorkersError
 from softbench.core.machine import Gpu
 from softbench.core.text import one_line, size
 from softbench.kernels.common import cuda_toolkit
-from softbench.processes.pool import Pool
-from softbench.run.session import probe
+from softbench.processes.session import Session
 
 Finding = tuple[str, str, str]
 """A name; `ok`, `missing`, `absent` (works without it) or `warning`; what it is, or what to do."""
@@ -18,8 +17,8 @@ def examine(deadline: float) -> list[Finding]:
     """Look at everything a run may need. Whatever is wrong is a finding, never an exception."""
     found: list[Finding] = []
     try:
-        with Pool() as pool:
-            look = probe(pool, deadline)
+        with Session("cpu", deadline) as session:
+            look = session.machine
     except WorkersError as error:
         found.append(("torch", "missing", str(error)))
     else:

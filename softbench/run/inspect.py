@@ -10,11 +10,10 @@ from softbench.core.case import Case
 from softbench.core.errors import SoftbenchError, UsageError
 from softbench.core.inspection import KINDS, Artifact, Inspection, from_json
 from softbench.plan.settings import Settings
-from softbench.plugins import select as registry
+from softbench.plugins.select import select
 from softbench.plugins.source import origins
-from softbench.processes import slot as lanes_of
-from softbench.processes.pool import Lost, Pool
-from softbench.run.session import choose_device, environment, open_for, probe
+from softbench.processes.pool import Lost
+from softbench.processes.session import Session
 
 SOURCE = "source"
 
@@ -26,21 +25,17 @@ def inspect(settings: Settings, name: str, case: Case) -> Inspection:
         UsageError: no such backend or device, it cannot run here, or cannot do the case.
         SoftbenchError: it failed, crashed or hung; in one line.
     """
-    doors = origins(settings.plugins)
-    with Pool() as pool:
-        look = probe(pool, settings.timeout["import"])
-        device, gpu = choose_device(settings.device, look)
-        lanes = open_for(pool, doors, [name], device, gpu, look, settings.timeout["import"])
-        offers = registry.select([lane.offer for lane in lanes], [name], flag="inspect")
-        lane = next(lane for lane in lanes if lane.offer is offers[-1])
-        for other in lanes:  # the worker itself too: what it loaded at first may be another of its door's backends
-            other.drop(pool)
-        if failed := lanes_of.revive(pool, [lane], device, environment(gpu, look), settings.timeout["import"]).get(lane):
-            raise SoftbenchError(f"{name}: {failed.reason}")
-        if lane.worker is None:
-            raise AssertionError("a lane that was revived has a worker")
-        message = {"op": "inspect", "case": asdict(replace(case, device=device)), "seed": settings.seed}
-        reply = pool.ask(lane.worker, message, settings.timeout["build"], "inspect")
+    with Session(settings.device, settings.timeout["import"], origins(settings.plugins)) as session:
+        opened = session.open_for([name])
+        chosen = select([slot.info for slot in opened], [name], flag="inspect")[-1]
+        slot = next(slot for slot in opened if slot.info is chosen)
+        session.drop(opened)  # this backend's worker too: it may have loaded another backend of its source first
+        if reason := session.revive([slot]).get(slot):
+            raise SoftbenchError(f"{name}: {reason}")
+        if slot.worker is None:
+            raise AssertionError("a revived slot has a worker")
+        message = {"op": "inspect", "case": asdict(replace(case, device=session.device)), "seed": settings.seed}
+        reply = session.pool.ask(slot.worker, message, settings.timeout["build"], "inspect")
     if isinstance(reply, Lost):
         raise SoftbenchError(f"{name}: {reply.reason}")
     if failure := reply.get("failed"):

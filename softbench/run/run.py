@@ -1,12 +1,12 @@
-"""The conductor: the only place that knows the order of things. It never imports torch; a probe worker tells it what there is.
+"""Runs: plan, measure, store. This module knows the order of the steps; the parent process never imports torch.
 
-    probe the machine -> open the plugins' doors -> for each set of processes, for each case:
-        build (all backends at once), check, then rounds: other inputs (beside a GPU all at once), every backend in turn a short
-        batch, its outputs verified (beside a GPU all at once); last, each one's profile
+    open a session -> load the plugin sources -> plan -> for each process set and each case:
+        build (all workers at once), check, then rounds: refresh the inputs, time one batch of each worker, verify its outputs;
+        last, profile each backend
 
-Backends are isolated (a worker process each) and interleaved (the rounds' order rotates and reverses) at once. Where their
-buffers do not fit on the device together, they take turns holding them; where the device takes only so many processes, the
-sweep is run group by group, and the result says that it was not interleaved.
+Each backend has its own worker, and the order of the workers rotates and reverses from round to round. If the device cannot hold all
+buffers, workers hold them one after the other. If it cannot hold all workers, groups of backends run one after the other, and the run
+document says that the run was not interleaved.
 """
 
 from __future__ import annotations
@@ -14,126 +14,174 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
 from softbench.core.case import YARDSTICK, Case
 from softbench.core.errors import ResultsError
 from softbench.core.outcome import FAILURES, Record, Status
-from softbench.plan import settings as config
+from softbench.plan import plan as planning
+from softbench.plan.config_file import DEFAULT_CONFIG, load
 from softbench.plan.plan import Plan
-from softbench.plugins import static_scan as glance
+from softbench.plan.settings import Layer, Settings
+from softbench.plugins import static_scan
 from softbench.plugins.info import BackendInfo
+from softbench.plugins.select import select
 from softbench.plugins.source import origins
 from softbench.processes.pool import Pool
+from softbench.processes.session import Session
 from softbench.processes.slot import WorkerSlot
 from softbench.results import store
+from softbench.run.header import header
 from softbench.run.scheduler import Scheduler
-from softbench.run.session import choose_device, make_plan, open_doors, probe, run_header
 
 
 class Observer(Protocol):
-    """Who watches a run (`softbench.report.progress`)."""
+    """Receives the progress of a run (`softbench.report.progress`)."""
 
     def begin(self, plan: Plan, cells: int, name: str) -> None:
-        """Measuring starts: so many cells, over all sets of processes."""
+        """The measurement starts, with this many cells over all process sets."""
 
     def advance(self, case: Case, cells: int, *, stored: bool = False) -> None:
-        """So many cells of a case are done; `stored`: before this run began."""
+        """This many cells of a case are done; `stored`: an earlier run measured them."""
 
     def note(self, text: str) -> None:
-        """Something the user should know."""
+        """A note for the user."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What the user asked for: a run, or only the plan of one."""
+    """What the user asked for: a run, or only its plan."""
 
-    file: config.Layer
-    flags: config.Layer
+    config: Layer
+    """From the configuration."""
+    flags: Layer
+    """From the command line."""
     quick: bool
     output: Path
+    """Folder of the results."""
     resume: bool
     command: str
-    """The command line, stored beside the figures."""
+    """The command line, stored in the run document."""
     version: str
+    """softbench's version."""
+
+    def settings(self, device: str = "") -> Settings:
+        """The settings; with `device`, a request without a sweep gets the device's default configuration.
+
+        Raises:
+            UsageError: settings contradict each other.
+        """
+        settings = Settings.from_sources(self.config, self.flags, quick=self.quick)
+        if settings.sweep or not device:
+            return settings
+        default = load(DEFAULT_CONFIG[device])
+        return Settings.from_sources({**default, **self.config}, self.flags, quick=self.quick)
+
+    def gives(self, *names: str) -> bool:
+        """True if the configuration or a flag sets all these fields."""
+        return set(names) <= {*self.config, *self.flags}
 
 
 def dry_run(request: Request) -> Plan:
-    """The plan that `run` would carry out; plugins are loaded, nothing is measured or written."""
-    with Pool() as pool:
-        return make_plan(pool, request.file, request.flags, quick=request.quick)[0]
+    """The plan of a run. It loads plugins, and neither measures nor writes."""
+    with open_session(request.settings()) as session:
+        return prepare(session, request)[0]
 
 
-def offers(settings: config.Settings, *, load: bool) -> list[BackendInfo]:
-    """Every backend there is, available or not. Only softbench's own code is run, unless `load`: then plugins are, and broken ones told."""
-    doors = origins(settings.plugins)
-    foreign = () if load else tuple(door for door in doors if not door.own)
-    with Pool() as pool:
-        look = probe(pool, settings.timeout["import"])
-        device, gpu = choose_device(settings.device, look)
-        opened = [door for door in doors if door not in foreign]
-        lanes = open_doors(pool, opened, device, gpu, look, settings.timeout["import"])
-    return [lane.offer for lane in lanes] + [offer for door in foreign for offer in glance.at(door)]
+def open_session(settings: Settings) -> Session:
+    """A session with the plugin sources of these settings; raises as `Session` and `origins`."""
+    return Session(settings.device, settings.timeout["import"], origins(settings.plugins))
+
+
+def prepare(session: Session, request: Request) -> tuple[Plan, list[WorkerSlot]]:
+    """The plan of a run, and a slot for each of its backends; in an interleaved run the slots have their workers.
+
+    Raises:
+        UsageError: a device, backend, reference backend or timer does not exist.
+    """
+    settings = request.settings(session.device)
+    notes = []
+    if session.gpu is None and settings.device == "auto" and not request.settings().sweep:
+        measured = "measuring" if request.gives("M", "N") else "a short sweep"
+        notes.append(f"no GPU ({session.machine.no_gpu}): {measured} on the CPU instead")
+    cases = planning.cases_of(settings, session.device)
+    opened = session.open_for(settings.backends)
+    infos = select([slot.info for slot in opened], settings.backends, yardstick=settings.yardstick)
+    slots = [slot for info in infos for slot in opened if slot.info is info]
+    session.drop([slot for slot in opened if slot not in slots])
+    plan = planning.make(settings, cases, session.machine, session.gpu, infos, asked=request.gives("relative_to"))
+    if len(plan.groups) > 1:
+        session.drop(slots)
+    return replace(plan, notes=(*notes, *plan.notes)), slots
+
+
+def infos(settings: Settings, *, load: bool) -> list[BackendInfo]:
+    """Every backend, available or not. Plugins are only loaded with `load`; otherwise a static scan reads them."""
+    with open_session(settings) as session:
+        scanned = () if load else tuple(source for source in session.sources if not source.own)
+        slots = session.open([source for source in session.sources if source not in scanned])
+    return [slot.info for slot in slots] + [info for source in scanned for info in static_scan.at(source)]
 
 
 def run(request: Request, observer: Observer, on_start: Callable[[store.Run], None]) -> store.Run:
-    """Plan, measure and store a run. `on_start` gets it before the first measurement, so that an interruption can name its files.
+    """Plan, measure and store a run. `on_start` gets the run before the first measurement, so that an interruption can name its files.
 
     Raises:
-        SoftbenchError: something asked for is not there, or cannot be written.
-        Interrupted: SIGINT or SIGTERM; every worker is gone, and what was measured is on disk.
+        SoftbenchError: a requested backend, device or folder cannot be used.
+        Interrupted: SIGINT or SIGTERM. Every worker has ended, and all measured cells are on disk.
     """
     store.writable(request.output)  # before any work
     begin = time.monotonic()
-    with Pool() as pool:
-        plan, lanes = make_plan(pool, request.file, request.flags, quick=request.quick)
+    with open_session(request.settings()) as session:
+        plan, slots = prepare(session, request)
         for text in plan.notes:
             observer.note(text)
-        header = run_header(plan, request.command, request.version)
+        head = header(plan, request.command, request.version)
         found = None
         if request.resume:
-            found, told = store.resume(request.output, header)
+            found, told = store.resume(request.output, head)
             observer.note(told if found else f"{told}; measuring everything")
-        kept = found or store.start(request.output, header)
+        kept = found or store.start(request.output, head)
         on_start(kept)
-        pool.tell(kept.keep_log)
-        observer.begin(plan, plan.settings.processes * len(plan.cases) * len(plan.offers), kept.name)
+        session.pool.tell(kept.keep_log)
+        observer.begin(plan, plan.settings.processes * len(plan.cases) * len(plan.infos), kept.name)
         try:
-            execute(plan, kept, observer, pool, lanes)
+            execute(plan, kept, observer, session.pool, slots, session.environment)
         except BaseException:
             with suppress(ResultsError):
                 kept.write_rows()
             raise
-        kept.header["seconds"] = {key: round(value, 3) for key, value in {**pool.spent, "wall": time.monotonic() - begin}.items()}
+        kept.header["seconds"] = {key: round(value, 3) for key, value in {**session.pool.spent, "wall": time.monotonic() - begin}.items()}
     kept.finish(publish=any(record.status is Status.OK for record in kept.records()))
     return kept
 
 
 def exit_code(records: Sequence[Record]) -> int:
-    """0 when something that was asked for was measured and nothing is wrong or failed, else 1. The yardstick alone counts only alone."""
+    """0 if a requested backend was measured and no cell is wrong or failed, else 1. The yardstick counts only if it is alone."""
     if any(record.status in FAILURES for record in records):
         return 1
     names = {record.backend for record in records} - {YARDSTICK} or {YARDSTICK}
     return 0 if any(record.status is Status.OK for record in records if record.backend in names) else 1
 
 
-def execute(plan: Plan, kept: store.Run, observer: Observer, pool: Pool, first: list[WorkerSlot]) -> None:
-    """Measure all that is not stored yet. `first` are the lanes that planning left open in `pool`, for the first set of processes.
+def execute(plan: Plan, kept: store.Run, observer: Observer, pool: Pool, first: list[WorkerSlot], environment: dict[str, str]) -> None:
+    """Measure all cells that are not stored yet. `first` are the open slots of the first process set, whose workers live in `pool`.
 
-    Every further set has a nursery of its own too: addresses and start-up history differ, as between two runs. Beside a GPU it imports
-    torch while the set before is measured; on a CPU that would take from what is measured.
+    Every other set also has a new forkserver: addresses and start-up history differ, as between two runs. With a GPU, the forkserver
+    imports torch while the previous set is measured; on the CPU that would disturb the measurement.
     """
     left = [process for process in range(plan.settings.processes) if process == 0 or not _complete(plan, kept, process)]
-    observer.advance(plan.cases[-1], (plan.settings.processes - len(left)) * len(plan.cases) * len(plan.offers), stored=True)
+    observer.advance(plan.cases[-1], (plan.settings.processes - len(left)) * len(plan.cases) * len(plan.infos), stored=True)
     ahead: Pool | None = pool
-    with ExitStack() as end:  # of every pool, however this is left
+    with ExitStack() as end:  # closes every pool on every exit
         for process, more in zip(left, [*left[1:], None], strict=True):
             current = ahead or end.enter_context(Pool(spent=pool.spent))
             ahead = end.enter_context(Pool(spent=pool.spent)) if more is not None and plan.device == "cuda" else None
             current.tell(kept.keep_log)
-            _one_set(plan, kept, observer, current, [WorkerSlot(offer) for offer in plan.offers] if process else first, process)
+            slots = [WorkerSlot(info) for info in plan.infos] if process else first
+            _one_set(plan, kept, observer, Scheduler(plan, current, process, environment), slots)
             if process:
                 current.close()
 
@@ -142,13 +190,13 @@ def _complete(plan: Plan, kept: store.Run, process: int) -> bool:
     return all(kept.has(process, names, case) for names in plan.groups for case in plan.cases)
 
 
-def _one_set(plan: Plan, kept: store.Run, observer: Observer, pool: Pool, lanes: list[WorkerSlot], process: int) -> None:
-    by_name = {lane.name: lane for lane in lanes}
+def _one_set(plan: Plan, kept: store.Run, observer: Observer, scheduler: Scheduler, slots: list[WorkerSlot]) -> None:
+    by_name = {slot.name: slot for slot in slots}
     for names in plan.groups:
-        ensemble = Scheduler(plan, pool, [by_name[name] for name in names], process)
+        scheduler.take([by_name[name] for name in names])
         for case in plan.cases:
-            stored = kept.has(process, names, case)
+            stored = kept.has(scheduler.process, names, case)
             if not stored:
-                kept.add(process, ensemble.measure(case))
+                kept.add(scheduler.process, scheduler.measure(case))
             observer.advance(case, len(names), stored=stored)
-        ensemble.close()
+        scheduler.close()

@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
-from softbench.core.machine import Gpu, Probe, peak_gbps
+from softbench.core.machine import Gpu, Machine, peak_gbps
 
 COMPUTE_MODES = {0: "default", 1: "exclusive_thread", 2: "prohibited", 3: "exclusive_process"}
 
 
-def probe() -> Probe:
+def probe() -> Machine:
     """Look at torch, the GPUs and the CPU. Never raises for what is merely absent."""
     error, gpus = "", []
     if torch.cuda.is_available():
@@ -25,7 +25,7 @@ def probe() -> Probe:
             gpus = [_gpu(index) for index in range(torch.cuda.device_count())]
         except Exception as raised:  # a broken driver is a finding, not a crash
             error, gpus = str(raised), []
-    return Probe(torch.__version__, error or _why_no_gpu(), tuple(gpus), _cpu_name(), _free_memory(), software())
+    return Machine(torch.__version__, error or _why_no_gpu(), tuple(gpus), _cpu_name(), _free_memory(), software())
 
 
 def describe_gpu(index: int) -> dict[str, object]:

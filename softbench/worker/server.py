@@ -3,7 +3,7 @@
 Each request is one message, each answer one message:
 
     probe                                   -> the machine (`softbench.worker.probe.probe`)
-    load    origin, device, name?           -> offers: what the origin holds; the named (else the first) is this worker's backend
+    load    origin, device, name?           -> infos: what the origin holds; the named (else the first) is this worker's backend
     build   case, seed                      -> build | skip
     check                                   -> accuracy; untimed: why it is not to be timed, or empty
     catalogue                               -> items: name, direction and whether it is faced alone, of each
@@ -42,7 +42,7 @@ from softbench.ops.softmax.check_cases import items
 from softbench.plugins.info import info_to_json
 from softbench.plugins.load import load
 from softbench.plugins.source import PluginSource
-from softbench.plugins.traits import interpreted, offer, reuses_output, why_not
+from softbench.plugins.traits import info, interpreted, reuses_output, why_not
 from softbench.worker import tamper_guard as guard, telemetry, timers as timing
 from softbench.worker.batches import Batches
 from softbench.worker.check_case import CheckCaseRunner
@@ -112,14 +112,14 @@ class Server:
         self.device = device
         self.timers = timing.bind(device)
         self.guard = guard.bind(device)
-        door = PluginSource(**origin)
-        backends = load(door)
+        source = PluginSource(**origin)
+        backends = load(source)
         named = [backend for backend in backends if backend.name == name] or list(backends)
         self.backend = named[0]
         if getattr(self.backend, "reuses_output", False):  # by a CUDA graph
             keep_cupti_loaded()
-        offers = [offer(backend, door) for backend in named]
-        return {"offers": [info_to_json(offer) for offer in offers]}
+        infos = [info(backend, source) for backend in named]
+        return {"infos": [info_to_json(info) for info in infos]}
 
     def do_build(self, case: Message, seed: int) -> Message:
         self._forget()

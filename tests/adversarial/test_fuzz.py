@@ -6,6 +6,7 @@ import math
 import tempfile
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
@@ -13,15 +14,18 @@ from pretended import GOOD, FakePool, make, measure
 from rich.console import Console
 
 from softbench.core.errors import SoftbenchError, UsageError
-from softbench.core.machine import Probe
 from softbench.core.validate import harmless
 from softbench.gate import samples as evidence
-from softbench.plan import settings as config, sweep
-from softbench.processes.slot import WorkerSlot
+from softbench.plan import sweep
+from softbench.plan.config_file import from_table
+from softbench.plan.flags import from_flags
+from softbench.plan.settings import Settings
+from softbench.plan.values import READERS
+from softbench.processes.slot import WorkerSlot, revive
 from softbench.report import check_report as checks, tables
 from softbench.results import compare, records, rows as results, store
 from softbench.results.csv import read_csv, to_csv
-from softbench.run.check import Finding, _Desk
+from softbench.run.check import Finding, _Checker
 
 few = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 leaf = st.one_of(
@@ -102,10 +106,10 @@ def test_no_answer_to_check_is_more_than_a_finding(answer):
     answer = harmless(json.loads(json.dumps(answer)))
     if not isinstance(answer, dict):
         return
-    look = Probe("2", "none", (), "cpu", 2**33, {})
-    (lane,) = (WorkerSlot(offer) for offer in make(("a",)).offers)
+    (slot,) = (WorkerSlot(info) for info in make(("a",)).infos)
     pool = FakePool({("a", "examine"): answer or {"something": "else"}})
-    (finding,) = _Desk(pool, config.Settings(), "cpu", None, look).ask([lane], "shape 1x1", "forward", "fp32", alone=False)
+    session = SimpleNamespace(pool=pool, exclusive=False, revive=lambda slots: revive(pool, slots, "cpu", {}, 60.0))
+    (finding,) = _Checker(session, Settings()).ask([slot], "shape 1x1", "forward", "fp32", alone=False)
     assert isinstance(finding, Finding)
     shown(checks.table([finding]))
     shown(checks.lines([finding]))
@@ -177,7 +181,7 @@ def test_no_journal_makes_resuming_raise(run_folder, data):
             run.journal.close()
 
 
-KEYS = [*config.READERS, "sweep", "timeout", "plugins", "backends", "rouns"]
+KEYS = [*READERS, "sweep", "timeout", "plugins", "backends", "rouns"]
 values = st.one_of(anything, st.just(math.nan), st.just([{"M": 1, "N": "1:8:*2"}]), st.just({"import": 5, "time": -1}))
 
 
@@ -186,8 +190,8 @@ values = st.one_of(anything, st.just(math.nan), st.just([{"M": 1, "N": "1:8:*2"}
 def test_no_table_makes_the_configuration_raise_anything_but_words(table, axes):
     for settings_of in (table, {**table, "sweep": [axes]}):
         try:
-            layer = config._layer(settings_of, "x.toml", base=Path())
-            sweep.cases(config.resolve(layer, {}).sweep, "cpu")
+            layer = from_table(settings_of, "x.toml", base=Path())
+            sweep.cases(Settings.from_sources(layer, {}).sweep, "cpu")
         except UsageError as error:
             assert str(error)
 
@@ -210,6 +214,6 @@ def test_no_text_of_the_grammars_own_signs_raises_anything_but_words(text):
 )
 def test_no_flag_raises_anything_but_words(flag, text):
     try:
-        config.resolve({}, config.from_flags({flag: text}))
+        Settings.from_sources({}, from_flags({flag: text}))
     except UsageError as error:
         assert error.exit_code == 2

@@ -87,7 +87,7 @@ def test_a_glance_tells_names_that_stand_in_the_source_and_admits_the_others(tmp
 
     def at(code, alias=""):
         file.write_text(code)
-        return [(offer.name, offer.loaded) for offer in glance.at(PluginSource("file", "plug", str(file), "plug.py", alias))]
+        return [(info.name, info.loaded) for info in glance.at(PluginSource("file", "plug", str(file), "plug.py", alias))]
 
     made = 'class A:\n    name = "a"\nclass B:\n    name: str = "b"\n'
     assert at(made + "backends = [A(), B()]") == [("a", False), ("b", False)]
@@ -96,7 +96,7 @@ def test_a_glance_tells_names_that_stand_in_the_source_and_admits_the_others(tmp
     assert at('class A:\n    name = "../x"\nbackend = A()') == [("plug", False)]
     assert at("\0") == [("plug", False)]
     package = PluginSource("entry point", "theirs", "their_package:backend", "their-package 1.0")
-    assert [(offer.name, offer.loaded) for offer in glance.at(package)] == [("theirs", False)]
+    assert [(info.name, info.loaded) for info in glance.at(package)] == [("theirs", False)]
     assert not package.own
     assert PluginSource("entry point", "torch", "softbench.backends.torch_eager:backend", "softbench 1").own
 

@@ -25,8 +25,8 @@ def by_name():
 
 
 def test_one_entry_point_offers_every_variant(by_name):
-    door = next(door for door in origins([]) if door.label == "compile")
-    assert {backend.name for backend in load(door)} == set(by_name)
+    source = next(source for source in origins([]) if source.label == "compile")
+    assert {backend.name for backend in load(source)} == set(by_name)
     for family in ("compile", "compile-torch"):
         for way in ("plain", "fullgraph", "dynamic", "max-autotune", "max-autotune-no-cudagraphs", "reduce-overhead"):
             assert by_name[f"{family}:{way}"].extra
@@ -86,14 +86,14 @@ def test_cuda_graphs_are_recorded_before_the_first_call(by_name):
 
 
 def test_list_and_labels_show_a_reused_output():
-    offer = BackendInfo("graphs", PluginSource("file", "g", "/g.py", "g.py"), summary="s", reuses_output=True, extra=True)
-    assert tables.offer(offer)[2] == "s; reuses its output [g.py]"
+    info = BackendInfo("graphs", PluginSource("file", "g", "/g.py", "g.py"), summary="s", reuses_output=True, extra=True)
+    assert tables.info(info)[2] == "s; reuses its output [g.py]"
     timing = Timing((Batch(0, 0, 0, (1.0, 1.0, 1.0)),), "do_bench")
     outcome = Measured(Build(0.5, "cold", 0.4, 2, True), Accuracy(Grade.PASS, 0.1, ""), timing, Profile(recompiles=1))
     found = labels.of(Record("graphs", case(), outcome, ""), {})
     assert found == ("recompiled", "graph-breaks", "reuses-output")
     assert "the next call overwrites" in labels.MEANING["reuses-output"]
-    assert "1 extra, which all leaves out" in listing.extras([offer])
+    assert "1 extra, which all leaves out" in listing.extras([info])
 
 
 def test_a_thread_per_call_is_wrong_and_a_compiler_thread_passes():
@@ -183,9 +183,9 @@ backend = B()
 def test_graph_breaks_are_counted_in_the_build(tmp_path):
     (tmp_path / "breaks.py").write_text(BREAKS)
     seat = Server()
-    door = {"kind": "file", "label": "breaks", "target": str(tmp_path / "breaks.py"), "shown": "breaks.py", "alias": ""}
-    [offer] = seat.do_load(door, "cpu")["offers"]
-    assert (offer["extra"], offer["reuses_output"]) == (False, False)
+    source = {"kind": "file", "label": "breaks", "target": str(tmp_path / "breaks.py"), "shown": "breaks.py", "alias": ""}
+    [info] = seat.do_load(source, "cpu")["infos"]
+    assert (info["extra"], info["reuses_output"]) == (False, False)
     wanted = {"M": 4, "N": 8, "dtype": "fp32", "direction": "forward", "device": "cpu"}
     build = seat.do_build(wanted, 0)["build"]
     assert build["graph_breaks"] == 1

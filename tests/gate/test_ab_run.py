@@ -88,7 +88,7 @@ def test_a_regression_is_measured_again_and_stands_where_fresh_processes_agree(t
     report, asked = judge(tmp_path, first, again)
     assert report.exit_code == 1
     assert [v.cell.N for v in report.verdicts if v.fails] == [3]
-    assert sorted(sweep.N for sweep in asked[1].file["sweep"]) == [(3,), (6,)]
+    assert sorted(sweep.N for sweep in asked[1].config["sweep"]) == [(3,), (6,)]
     assert "2 flagged, measured again in 2 fresh process pairs" in report.notes[1]
 
 
@@ -128,9 +128,9 @@ def test_what_is_flagged_is_measured_again_alone_in_fresh_processes():
     flags = {"M": (4,), "N": (8, 16), "processes": 1, "rounds": 12, "device": "cpu"}
     asked = versus.ask(Request({}, flags, False, None, False, "", ""), "new", "old")
     assert asked.flags["backends"] == ("new", "old")
-    assert asked.file["batch_ms"] == versus.DEFAULTS["batch_ms"]
+    assert asked.config["batch_ms"] == versus.DEFAULTS["batch_ms"]
     again = versus.confirmation(asked, [Verdict(CellKey("new", "forward", "fp32", 4, 16), State.SLOWER, "")])
-    assert [(sweep.M, sweep.N) for sweep in again.file["sweep"]] == [((4,), (16,))]
+    assert [(sweep.M, sweep.N) for sweep in again.config["sweep"]] == [((4,), (16,))]
     assert again.flags == {**{k: v for k, v in asked.flags.items() if k not in "MN"}, "processes": 2}
     with pytest.raises(UsageError, match="self-test"):
         versus.ask(asked, "a", "a")

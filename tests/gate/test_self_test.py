@@ -16,7 +16,9 @@ from softbench.gate import ab_run as versus, paired as same_run
 from softbench.gate.self_test import analysis as calibration, measure as families
 from softbench.gate.verdicts import Rules
 from softbench.ops.softmax import spec as roofline
-from softbench.plan import settings as config, sweep
+from softbench.plan import sweep
+from softbench.plan.config_file import load as load_config
+from softbench.plan.settings import Settings
 from softbench.plan.sweep import Sweep
 from softbench.plugins.load import load
 from softbench.plugins.source import origins
@@ -118,7 +120,7 @@ def test_the_plan_is_told_before_anything_is_measured(tmp_path, monkeypatch):
     log = []
 
     def dry_run(request):
-        return Plan(Settings(), (), (), "cpu", "a CPU", {}, 0, (), {}, ())
+        return Plan(Settings(), (), (), "cpu", "a CPU", 0, (), {}, ())
 
     def measure(request):
         log.append(request)
@@ -129,12 +131,12 @@ def test_the_plan_is_told_before_anything_is_measured(tmp_path, monkeypatch):
     told, asked = log
     assert "3 families of 20 cases, each in fresh processes" in told
     assert "in the 5 that move most beside 3%, 5%, 8% planted, 20 rounds" in told
-    assert (asked.file["rounds"], asked.file["max_rounds"], asked.file["yardstick"]) == (20, 20, False)
+    assert (asked.config["rounds"], asked.config["max_rounds"], asked.config["yardstick"]) == (20, 20, False)
     assert "about " in told
     assert asked.flags["backends"] == ("torch", "torch+0", "torch+0.03", "torch+0.05", "torch+0.08")
     assert calibration.analyse(run, "torch", RULES).families == 3
-    (door,) = [door for door in origins(asked.flags["plugins"]) if door.kind == "file"]
-    backends = load(door)
+    (source,) = [source for source in origins(asked.flags["plugins"]) if source.kind == "file"]
+    backends = load(source)
     assert [backend.name for backend in backends] == list(asked.flags["backends"][1:])
     small, large = (Case(256, N, "fp32", Direction.FORWARD, "cpu") for N in (256, 1206))
     assert [backend.supports(large) for backend in backends] == [None] * 4
@@ -153,22 +155,22 @@ def test_a_configurations_sweep_and_rounds_are_taken_and_a_limit_of_rounds_is_no
     for file in ({"sweep": shapes, "rounds": 13, "max_rounds": 13}, {"sweep": shapes, "rounds": 3, "max_rounds": 6}):
         request = Request(file, {}, False, tmp_path / "out", True, "", "")
         families.measure_families(measure, request, "torch", 3, log.append)
-    assert [asked.file["rounds"] for asked in log[1::2]] == [13, 20]
-    assert all(asked.resume and asked.file["sweep"] == shapes for asked in log[1::2])
+    assert [asked.config["rounds"] for asked in log[1::2]] == [13, 20]
+    assert all(asked.resume and asked.config["sweep"] == shapes for asked in log[1::2])
     (told,) = versus.rounds_told(request)
     assert told.startswith("20 rounds, which all backends share, instead of the configuration's 3 to 6")
     assert versus.rounds_told(replace(request, flags={"rounds": 30, "max_rounds": 30})) == []
-    assert versus.rounds_told(replace(request, file={})) == []
+    assert versus.rounds_told(replace(request, config={})) == []
 
 
 def test_the_shipped_sweep_of_the_gate_plants_in_its_largest_calls(plugins):
-    settings = config.resolve(config.load("gate"), {})
+    settings = Settings.from_sources(load_config("gate"), {})
     cases = sweep.cases(settings.sweep, "cuda")
     able = families.planted(cases)
     assert (len(cases), len(able), settings.rounds, settings.max_rounds) == (20, 5, 20, 20)
     assert min(roofline.bytes_moved(case) for case in able) > 2e8 > 1.4e8 > max(roofline.bytes_moved(c) for c in cases if c not in able)
-    (door,) = [door for door in origins([plugins.parent / "gpu" / "guarded_slower.py"]) if door.kind == "file"]
-    (changed,) = load(door)
+    (source,) = [source for source in origins([plugins.parents[1] / "tools" / "guarded_slower.py"]) if source.kind == "file"]
+    (changed,) = load(source)
     assert set(sys.modules[type(changed).__module__].SLOWER) <= {case.key for case in cases}
     x = torch.randn(4, 8)
     assert torch.equal(changed.prepare(Case(4, 8, "fp32", Direction.FORWARD, "cpu"))(x), torch.softmax(x, -1))

@@ -47,10 +47,10 @@ def test_every_fault_is_a_row_with_a_reason_while_every_other_cell_is_measured(c
         "sleeps-for-ever": ("timeout", "build took longer than 4 s (in <lambda>, faults.py:"),
         "exits": ("failed", "exited with code 7 in build"),
     }
-    doors = ["triton-compiled", "triton-op", "triton-custom-op", "triton-aoti", "cuda-op"]
+    sources = ["triton-compiled", "triton-op", "triton-custom-op", "triton-aoti", "cuda-op"]
     peers = ["quack", "liger", "flaggems", "helion", "cudnn", "cupy", "numba"]
-    assert {name for name, _ in found} == {*healthy, *expected, *doors, *peers, "compile", "cuda", "triton", "triton-row", "triton-tile"}
-    assert {found[name, "16"]["status"] for name in ("compile", "cuda", *doors, *peers)} == {"unavailable"}
+    assert {name for name, _ in found} == {*healthy, *expected, *sources, *peers, "compile", "cuda", "triton", "triton-row", "triton-tile"}
+    assert {found[name, "16"]["status"] for name in ("compile", "cuda", *sources, *peers)} == {"unavailable"}
     assert found["triton", "16"]["status"] in ("checked", "unavailable")  # the interpreter of an older Triton fails with a newer numpy
     for N in ("16", "32"):
         for name in healthy:

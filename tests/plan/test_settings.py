@@ -8,7 +8,10 @@ from hypothesis import given, strategies as st
 from softbench.cli import options as commands
 from softbench.core.case import Direction
 from softbench.core.errors import ConfigError, UsageError
-from softbench.plan import settings as config
+from softbench.plan.config_file import load as load_config, shipped
+from softbench.plan.flags import from_flags, parse_timeout
+from softbench.plan.settings import PHASES, QUICK_SHAPES, Settings
+from softbench.plugins.source import beside, origins, split_alias
 
 
 def write(folder: Path, text: str) -> str:
@@ -18,35 +21,35 @@ def write(folder: Path, text: str) -> str:
 
 
 def test_every_shipped_configuration_loads_and_says_what_it_is():
-    assert {"cpu", "powers", "tutorial"} <= set(config.shipped())
-    for name, about in config.shipped().items():
-        assert config.load(name)["sweep"], name
+    assert {"cpu", "powers", "tutorial"} <= set(shipped())
+    for name, about in shipped().items():
+        assert load_config(name)["sweep"], name
         assert len(about) > 20, name
 
 
 def test_the_tutorial_configuration_is_the_tutorials_sweep():
-    (sweep,) = config.load("tutorial")["sweep"]
+    (sweep,) = load_config("tutorial")["sweep"]
     assert (sweep.M, sweep.N, sweep.dtype) == ((4096,), tuple(128 * i for i in range(2, 50)), ("fp32",))
 
 
 def test_flags_override_the_file_and_the_file_the_defaults(tmp_path):
-    file = config.load(write(tmp_path, 'rounds = 7\nseed = 3\n[[sweep]]\nM = [8, 16]\nN = "32:128:*2"\ndirection = "both"\n'))
-    flags = config.from_flags({"rounds": 2, "N": "5", "seed": None})
-    settings = config.resolve(file, flags)
+    file = load_config(write(tmp_path, 'rounds = 7\nseed = 3\n[[sweep]]\nM = [8, 16]\nN = "32:128:*2"\ndirection = "both"\n'))
+    flags = from_flags({"rounds": 2, "N": "5", "seed": None})
+    settings = Settings.from_sources(file, flags)
     assert (settings.rounds, settings.seed, settings.processes) == (2, 3, 1)
     assert (settings.sweep[0].M, settings.sweep[0].N, settings.sweep[0].direction) == ((8, 16), (5,), (Direction.BOTH,))
 
 
 def test_timeouts_of_file_and_flag_are_merged_phase_by_phase(tmp_path):
-    file = config.load(write(tmp_path, "[timeout]\nbuild = 7\ncheck = 8\n"))
-    settings = config.resolve(file, config.from_flags({"timeout": "build=9"}))
-    assert settings.timeout == {**config.PHASES, "build": 9.0, "check": 8.0}
-    assert config.parse_timeout("3") == dict.fromkeys(config.PHASES, 3.0)
+    file = load_config(write(tmp_path, "[timeout]\nbuild = 7\ncheck = 8\n"))
+    settings = Settings.from_sources(file, from_flags({"timeout": "build=9"}))
+    assert settings.timeout == {**PHASES, "build": 9.0, "check": 8.0}
+    assert parse_timeout("3") == dict.fromkeys(PHASES, 3.0)
 
 
 def test_a_number_of_rounds_is_that_number_unless_a_limit_stands_beside_it(tmp_path):
     def rounds(file, flags, **more):
-        settings = config.resolve(config.load(write(tmp_path, file)), config.from_flags(flags), **more)
+        settings = Settings.from_sources(load_config(write(tmp_path, file)), from_flags(flags), **more)
         return settings.rounds, settings.max_rounds
 
     assert rounds("", {}) == (3, 10)
@@ -60,10 +63,10 @@ def test_a_number_of_rounds_is_that_number_unless_a_limit_stands_beside_it(tmp_p
 
 
 def test_quick_thins_the_sweep_unless_its_shapes_were_given(tmp_path):
-    file = config.load("tutorial")
-    assert len(config.resolve(file, {}, quick=True).sweep[0].N) == config.QUICK_SHAPES
-    assert len(config.resolve(file, config.from_flags({"N": "1:20:1"}), quick=True).sweep[0].N) == 20
-    assert config.resolve(file, config.from_flags({"rounds": 9}), quick=True).rounds == 9
+    file = load_config("tutorial")
+    assert len(Settings.from_sources(file, {}, quick=True).sweep[0].N) == QUICK_SHAPES
+    assert len(Settings.from_sources(file, from_flags({"N": "1:20:1"}), quick=True).sweep[0].N) == 20
+    assert Settings.from_sources(file, from_flags({"rounds": 9}), quick=True).rounds == 9
 
 
 @pytest.mark.parametrize(
@@ -88,7 +91,7 @@ def test_quick_thins_the_sweep_unless_its_shapes_were_given(tmp_path):
 def test_a_bad_file_is_one_line_that_names_file_and_key(tmp_path, text, part):
     path = write(tmp_path, text)
     with pytest.raises(ConfigError) as raised:
-        config.load(path)
+        load_config(path)
     assert str(raised.value).startswith(path)
     assert part in str(raised.value)
     assert "\n" not in str(raised.value)
@@ -96,16 +99,16 @@ def test_a_bad_file_is_one_line_that_names_file_and_key(tmp_path, text, part):
 
 def test_a_missing_configuration_names_the_shipped_ones(tmp_path):
     with pytest.raises(ConfigError, match=r"did you mean 'tutorial'\?"):
-        config.load("tutrial")
+        load_config("tutrial")
     with pytest.raises(ConfigError, match="No such file"):
-        config.load(str(tmp_path / "none.toml"))
+        load_config(str(tmp_path / "none.toml"))
     (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigError, match="not UTF-8"):
-        config.load(str(tmp_path / "binary.toml"))
+        load_config(str(tmp_path / "binary.toml"))
 
 
 def test_plugins_of_a_file_are_found_beside_it(tmp_path):
-    assert config.load(write(tmp_path, "plugins = ['mine.py']"))["plugins"] == (tmp_path / "mine.py",)
+    assert load_config(write(tmp_path, "plugins = ['mine.py']"))["plugins"] == (tmp_path / "mine.py",)
 
 
 @given(st.text(max_size=80))
@@ -116,7 +119,7 @@ def test_no_toml_text_raises_anything_but_a_config_error(text):
         path = Path(folder) / "x.toml"
         path.write_text(text, encoding="utf-8", errors="replace", newline="")
         try:
-            config.load(str(path))
+            load_config(str(path))
         except UsageError as error:
             assert error.exit_code == 2
 
@@ -124,7 +127,7 @@ def test_no_toml_text_raises_anything_but_a_config_error(text):
 def test_the_deadlines_that_help_names_are_the_ones_there_are():
     from softbench.cli.options import TimeoutOption
 
-    told = ",".join(f"{phase}={seconds:g}" for phase, seconds in config.PHASES.items())
+    told = ",".join(f"{phase}={seconds:g}" for phase, seconds in PHASES.items())
     assert f"[{told}]" in TimeoutOption.__metadata__[0].help
 
 
@@ -132,6 +135,19 @@ def test_help_and_readme_name_every_configuration_that_ships():
     (option,) = commands.ConfigOption.__metadata__
     readme = (Path(__file__).parents[2] / "README.md").read_text()
     (told,) = (line for line in readme.splitlines() if line.startswith("`--config NAME` takes one that ships"))
-    for name in config.shipped():
+    for name in shipped():
         assert f"{name}, " in option.help, name
         assert f"`{name}`" in told, name
+
+
+def test_a_plugins_name_ends_at_the_first_equals_sign(tmp_path):
+    (tmp_path / "a=b.py").touch()
+    for folder in (tmp_path, tmp_path / "sub" / ".."):
+        (tmp_path / "sub").mkdir(exist_ok=True)
+        assert beside(folder, "new=a=b.py") == Path(f"new={folder / 'a=b.py'}")
+        assert beside(folder, "a=b.py") == folder / "a=b.py"
+    assert split_alias(beside(tmp_path, "new=a=b.py")) == ("new", tmp_path / "a=b.py")
+    layer = load_config(write(tmp_path, "plugins = ['new=a=b.py', 'mine.py']"))
+    assert layer["plugins"] == (Path(f"new={tmp_path / 'a=b.py'}"), tmp_path / "mine.py")
+    (source,) = (source for source in origins(layer["plugins"][:1]) if source.kind == "file")
+    assert (source.alias, source.target) == ("new", str(tmp_path / "a=b.py"))

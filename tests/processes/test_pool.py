@@ -113,7 +113,7 @@ def test_files_of_the_working_directory_are_not_imported(tmp_path, monkeypatch):
 
 
 def test_what_a_plugin_prints_is_not_taken_for_an_answer(pool, tmp_path):
-    code = "import os\nprint('{\"offers\": []}', flush=True)\nos.write(1, b'{}\\n')\nraise ValueError('loud')"
+    code = "import os\nprint('{\"infos\": []}', flush=True)\nos.write(1, b'{}\\n')\nraise ValueError('loud')"
     assert pool.ask(pool.spawn("x"), plugin(tmp_path, code), 60, "import")["failed"]["reason"] == "ValueError: loud"
 
 

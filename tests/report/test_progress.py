@@ -10,7 +10,7 @@ from rich.console import Console
 from softbench.report import progress
 
 CASE = "a case"
-PLAN = SimpleNamespace(offers=[], cases=[CASE], device_name="CPU")
+PLAN = SimpleNamespace(infos=[], cases=[CASE], device_name="CPU")
 
 
 @pytest.fixture

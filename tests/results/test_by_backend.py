@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 from softbench.core.errors import UsageError
-from softbench.plan import settings as config, sweep
+from softbench.plan import sweep
+from softbench.plan.config_file import load as load_config
+from softbench.plan.settings import Settings
 from softbench.plugins import select as registry
 from softbench.plugins.info import BackendInfo
 from softbench.plugins.source import PluginSource
@@ -90,12 +92,12 @@ def test_the_guide_says_what_each_is_what_it_costs_and_when_to_pick_it(capsys):
     from rich.console import Console
 
     origin = PluginSource("entry point", "compile", "x:y", "softbench 0")
-    offers = [
+    infos = [
         BackendInfo("compile", origin, summary="torch.compile of it", advice="when nothing else will do", reuses_output=True),
         BackendInfo("numba", origin, unavailable="numba-cuda is not installed: pip install numba-cuda"),
     ]
     console = Console(width=200)
-    console.print(listing.guide(offers, costs.by_backend(ROWS)))
+    console.print(listing.guide(infos, costs.by_backend(ROWS)))
     out = " ".join(capsys.readouterr().out.split())
     assert "what torch.compile of it costs build 2 s cold; host 75 us a call; forward 71% of copy" in out
     assert "pick it when nothing else will do" in out
@@ -119,22 +121,22 @@ def test_the_readmes_table_is_what_the_committed_run_gives():
 
 
 def test_the_strategies_configuration_takes_every_backend_and_few_cells():
-    settings = config.resolve(config.load("strategies"), {})
+    settings = Settings.from_sources(load_config("strategies"), {})
     assert settings.backends == ("*",)
     assert len(sweep.cases(settings.sweep, "cuda")) == 9
-    offers = [
+    infos = [
         BackendInfo(name, PluginSource("entry point", name, "x:y", "s"), extra=name != "copy", unavailable="no")
         for name in ("copy", "compile:plain")
     ]
-    assert [offer.name for offer in registry.select(offers, settings.backends)] == ["copy", "compile:plain"]
+    assert [info.name for info in registry.select(infos, settings.backends)] == ["copy", "compile:plain"]
 
 
 def test_patterns_take_extras_all_does_not_and_what_they_take_may_be_unavailable():
-    def offer(name, **more):
+    def info(name, **more):
         return BackendInfo(name, PluginSource("entry point", name, "x:y", "s"), **more)
 
-    offers = [offer("copy"), offer("compile"), offer("compile:plain", extra=True), offer("compile:tvm", extra=True, unavailable="no tvm")]
-    names = lambda wanted: [found.name for found in registry.select(offers, wanted)]  # noqa: E731
+    infos = [info("copy"), info("compile"), info("compile:plain", extra=True), info("compile:tvm", extra=True, unavailable="no tvm")]
+    names = lambda wanted: [found.name for found in registry.select(infos, wanted)]  # noqa: E731
     assert names(None) == names(["all"]) == ["copy", "compile"]
     assert names(["compile:*"]) == ["copy", "compile:plain", "compile:tvm"]
     assert names(["all", "compile:plain"]) == ["copy", "compile", "compile:plain"]

@@ -1,18 +1,19 @@
 """The order of things over sets of processes, and what is planned, with workers that only pretend."""
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import pytest
-from pretended import FakePool, make
+from pretended import FakePool, info, make
 
 from softbench.core.case import Case, Direction
 from softbench.core.errors import UsageError
-from softbench.core.machine import Gpu, Probe
+from softbench.core.machine import Gpu, Machine
 from softbench.core.outcome import Failed, Record, Skipped, Status
 from softbench.plan import plan as planning
+from softbench.plan.settings import Settings
+from softbench.processes.session import choose_device
 from softbench.processes.slot import WorkerSlot
 from softbench.run import run as runner
-from softbench.run.session import choose_device, make_plan
 
 
 class Kept:
@@ -65,7 +66,7 @@ def test_beside_a_gpu_the_next_sets_nursery_starts_while_one_measures(monkeypatc
     plan, kept, watching = replace(make(processes=4), device=device), Kept({2}), Watching()
     caller = FakePool()
     caller.spent = {}
-    runner.execute(plan, kept, watching, caller, [WorkerSlot(o) for o in plan.offers])
+    runner.execute(plan, kept, watching, caller, [WorkerSlot(o) for o in plan.infos], {})
     assert kept.added == [0, 1, 3]
     assert watching.cells == 4 * 3
     assert [line.split()[0] for line in log] == [line.split()[0] for line in order]
@@ -102,8 +103,8 @@ def gpu(name="H200", mode="default", free=2**37):
 
 
 def test_the_device_is_chosen_by_what_the_probe_saw():
-    nothing = Probe("2.13", "torch is built without CUDA", (), "EPYC", 2**34, {})
-    two = Probe("2.13", "", (gpu("A"), gpu("B")), "EPYC", 2**34, {})
+    nothing = Machine("2.13", "torch is built without CUDA", (), "EPYC", 2**34, {})
+    two = Machine("2.13", "", (gpu("A"), gpu("B")), "EPYC", 2**34, {})
     assert choose_device("auto", nothing) == ("cpu", None)
     assert choose_device("cuda:1", two) == ("cuda", gpu("B"))
     assert choose_device("cpu", two) == ("cpu", None)
@@ -113,12 +114,12 @@ def test_the_device_is_chosen_by_what_the_probe_saw():
         choose_device("cuda:2", two)
 
 
-def test_other_processes_on_the_gpu_are_told_of():
-    busy = replace(gpu(), facts={"gpu_other_processes": 2})
-    look = Probe("2.13", "", (busy,), "EPYC", 2**34, {})
-    pool = FakePool({("probe", "probe"): {"probe": asdict(look)}})
-    plan, _ = make_plan(pool, {}, {"backends": ("copy",), "relative_to": "copy"}, quick=True)
-    assert plan.notes == ("others use the GPU (2 processes): what they do disturbs the figures",)
+def test_other_processes_on_the_gpu_are_noted():
+    for others, note in ((1, "1 other process is"), (2, "2 other processes are")):
+        busy = replace(gpu(), facts={"gpu_other_processes": others})
+        machine = Machine("2.13", "", (busy,), "EPYC", 2**34, {})
+        plan = planning.make(Settings(relative_to="copy"), [], machine, busy, [info("copy")])
+        assert plan.notes == (f"{note} using this GPU; results may be disturbed",)
 
 
 def test_workers_that_cannot_be_alive_together_are_grouped():

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from pretended import GOOD, FakePool, make, measure, offer
+from pretended import GOOD, FakePool, info, make, measure, scheduler_of
 
 from softbench.core.outcome import Failed, Measured, Skipped, Status
 from softbench.processes.pool import Lost
@@ -72,7 +72,7 @@ def test_when_all_is_known_nobody_is_asked_again():
 def test_workers_start_all_at_once_and_only_the_first_set_is_profiled():
     pool = FakePool()
     plan = make()
-    group = ensemble.Scheduler(plan, pool, [WorkerSlot(o) for o in plan.offers], 1)
+    group = scheduler_of(plan, pool, process=1)
     group.measure(plan.cases[0])
     assert pool.gathered[:3] == [["load"] * 3, ["build"] * 3, ["check"] * 3]
     assert "profile" not in [op for _, op in pool.log]
@@ -93,7 +93,7 @@ def reading(throttled=""):
 
 def patient(pool, rounds=2):
     plan = make(("a",), rounds=rounds)
-    group = ensemble.Scheduler(plan, pool, [WorkerSlot(o) for o in plan.offers], 0)
+    group = scheduler_of(plan, pool, process=0)
     pauses = []
     group.pause = pauses.append
     (record,) = group.measure(plan.cases[0])
@@ -110,7 +110,7 @@ def test_a_throttled_batch_is_marked_kept_and_taken_again_after_a_pause():
 def test_of_a_round_only_whose_batches_were_throttled_are_taken_again_after_one_pause_for_all():
     hot = [reading("too hot"), reading(), None]
     pool, plan, pauses = FakePool({("a", "verify"): list(hot), ("b", "verify"): list(hot)}), make(rounds=2), []
-    group = ensemble.Scheduler(plan, pool, [WorkerSlot(o) for o in plan.offers], 0)
+    group = scheduler_of(plan, pool, process=0)
     group.pause = pauses.append
     records = {record.backend: record for record in group.measure(plan.cases[0])}
     marks = {
@@ -135,8 +135,8 @@ def test_each_cell_has_the_device_and_host_time_of_its_call():
 
 
 def test_two_backends_alternate_ab_ba_ba_ab():
-    lanes = [WorkerSlot(offer("A")), WorkerSlot(offer("B"))]
-    assert ["".join(lane.name for lane in ensemble.round_order(lanes, turn)) for turn in range(4)] == ["AB", "BA", "BA", "AB"]
+    slots = [WorkerSlot(info("A")), WorkerSlot(info("B"))]
+    assert ["".join(slot.name for slot in ensemble.round_order(slots, turn)) for turn in range(4)] == ["AB", "BA", "BA", "AB"]
 
 
 def test_what_is_wrong_is_never_timed():
@@ -151,7 +151,7 @@ def test_what_is_wrong_is_never_timed():
 def test_a_lost_worker_costs_its_cell_only_and_is_replaced():
     pool = FakePool({("a", "time"): [Lost(Status.FAILED, "crashed (SIGSEGV) in time")]})
     plan = make(cases=2)
-    group = ensemble.Scheduler(plan, pool, [WorkerSlot(o) for o in plan.offers], 0)
+    group = scheduler_of(plan, pool, process=0)
     first, second = ({r.backend: r for r in group.measure(case)} for case in plan.cases)
     assert first["a"].outcome.reason == "crashed (SIGSEGV) in time"
     assert first["a"].outcome.build is not None
@@ -170,7 +170,7 @@ def test_a_poisoned_worker_is_not_used_again():
 def test_a_backend_whose_workers_keep_dying_is_given_up_with_the_reason():
     pool = FakePool({("a", "build"): Lost(Status.TIMEOUT, "build took longer than 1 s")})
     plan = make(cases=MAX_DEATHS + 2)
-    group = ensemble.Scheduler(plan, pool, [WorkerSlot(o) for o in plan.offers], 0)
+    group = scheduler_of(plan, pool, process=0)
     outcomes = [next(r for r in group.measure(case) if r.backend == "a").outcome for case in plan.cases]
     assert [outcome.status for outcome in outcomes] == [Status.TIMEOUT] * (MAX_DEATHS + 2)
     assert outcomes[-1].reason == "not tried: 3 cases in a row ended its worker; the last build took longer than 1 s"
@@ -181,7 +181,7 @@ def test_only_cases_in_a_row_count(make_record):
     lost, wrong = Lost(Status.FAILED, "crashed"), {"accuracy": {"grade": "wrong", "worst": 9.0, "detail": "off"}}
     pool = FakePool({("a", "build"): [lost, None, lost, None, lost, None], ("a", "check"): [wrong] * 3})
     plan = make(cases=6)
-    group = ensemble.Scheduler(plan, pool, [WorkerSlot(o) for o in plan.offers], 0)
+    group = scheduler_of(plan, pool, process=0)
     statuses = [next(r for r in group.measure(case) if r.backend == "a").status for case in plan.cases]
     assert statuses == [Status.FAILED, Status.WRONG] * 3
 
@@ -241,7 +241,7 @@ def test_where_buffers_do_not_fit_together_workers_take_turns_holding_them():
 
 
 def test_who_has_no_worker_makes_nobody_take_turns():
-    idle = [offer(f"idle-{i}", unavailable="no package") for i in range(8)]
+    idle = [info(f"idle-{i}", unavailable="no package") for i in range(8)]
     plan, pool = make(("copy", "a", *idle), free=5 * 2**30), FakePool()
     assert plan.takes_turns(plan.cases[0], 10)
     assert not plan.takes_turns(plan.cases[0], 2)
@@ -257,7 +257,7 @@ def test_workers_that_are_needed_are_started_at_once():
 
 def test_unavailable_and_broken_backends_are_rows_with_their_reasons():
     pool = FakePool()
-    plan = make(("copy", offer("gone", unavailable="no nvcc"), offer("bad", broken="import took longer than 3 s", broken_status="timeout")))
+    plan = make(("copy", info("gone", unavailable="no nvcc"), info("bad", broken="import took longer than 3 s", broken_status="timeout")))
     records = measure(plan, pool)
     assert records["gone"].outcome == Skipped("no nvcc", unavailable=True)
     assert records["bad"].outcome == Failed(Status.TIMEOUT, "import", "import took longer than 3 s")

@@ -26,7 +26,7 @@ GOOD = {
 }
 
 
-def offer(name, **fields):
+def info(name, **fields):
     return BackendInfo(name, PluginSource("file", name, f"/x/{name}.py", name), **fields)
 
 
@@ -61,18 +61,24 @@ class FakePool:
             answer = self.script.get((worker.label, op))
             if isinstance(answer, list):
                 answer = answer.pop(0) if answer else None
-            replies[key] = answer or (GOOD[op] if op != "load" else {"offers": [info_to_json(offer(worker.label))]})
+            replies[key] = answer or (GOOD[op] if op != "load" else {"infos": [info_to_json(info(worker.label))]})
         return replies
 
 
 def make(names=("copy", "a", "b"), cases=1, free=2**40, **settings):
-    offers = tuple(name if isinstance(name, BackendInfo) else offer(name) for name in names)
+    infos = tuple(name if isinstance(name, BackendInfo) else info(name) for name in names)
     found = tuple(Case(8, 2**i, "fp32", Direction.FORWARD, "cuda") for i in range(cases))
-    groups = (tuple(o.name for o in offers),)
+    groups = (tuple(o.name for o in infos),)
     settings = Settings(**{"rounds": 4, "max_rounds": settings.get("rounds", 4), **settings})
-    return Plan(settings, found, offers, "cuda", "fake", {}, free, groups, {}, ())
+    return Plan(settings, found, infos, "cuda", "fake", free, groups, {}, ())
+
+
+def scheduler_of(plan, pool, process=0):
+    scheduler = ensemble.Scheduler(plan, pool, process, {})
+    scheduler.take([WorkerSlot(o) for o in plan.infos])
+    return scheduler
 
 
 def measure(plan, pool, case=0):
-    group = ensemble.Scheduler(plan, pool, [WorkerSlot(o) for o in plan.offers], 0)
+    group = scheduler_of(plan, pool)
     return {record.backend: record for record in group.measure(plan.cases[case])}

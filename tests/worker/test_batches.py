@@ -201,9 +201,9 @@ def test_work_that_is_not_over_with_its_stream_is_told_and_the_look_keeps_no_out
 @pytest.fixture
 def seat():
     """A worker's, at a case of torch."""
-    (door,) = (door for door in origins(()) if door.label == "torch")
+    (source,) = (source for source in origins(()) if source.label == "torch")
     seat = worker.Server()
-    seat.do_load(asdict(door), "cpu", "torch")
+    seat.do_load(asdict(source), "cpu", "torch")
     seat.do_build(asdict(CASE), 0)
     return seat
 

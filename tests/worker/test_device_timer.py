@@ -10,7 +10,7 @@ import pytest
 
 from softbench.core.case import CPU_TIMER
 from softbench.plugins.source import PluginSource
-from softbench.processes import slot as lane
+from softbench.processes import slot as slot
 from softbench.worker import device_timer as device_time, server as worker, timers as timing
 from softbench.worker.device_timer import (
     FLUSH_BYTES,
@@ -288,6 +288,6 @@ class Backend:
     def prepare(self, case): return None
 backend = Backend()
 """)
-    message = lane.load_message(PluginSource("file", "mine", str(file), "mine.py"), "cpu")
+    message = slot.load_message(PluginSource("file", "mine", str(file), "mine.py"), "cpu")
     worker.Server().do_load(message["origin"], "cpu")
     assert os.environ[device_time.TEARDOWN] == ("0" if graphs and not given else "1")

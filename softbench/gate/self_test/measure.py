@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
+from typing import cast
 
 from softbench.core import text as units
 from softbench.core.case import Case, Direction
 from softbench.core.errors import ResultsError
-from softbench.gate.ab_run import AXES, Measure, fixed, found
+from softbench.gate.ab_run import Measure, fixed, found
 from softbench.gate.samples import RunSamples
 from softbench.gate.self_test import analysis as calibration
 from softbench.ops.softmax import spec as roofline
-from softbench.plan import settings as config, sweep
+from softbench.plan import sweep
+from softbench.plan.settings import AXES, Axes, Layer, Settings
 from softbench.plan.sweep import Sweep
+from softbench.plugins.source import absolute
 from softbench.results import store
 from softbench.run import run as runner
 from softbench.run.run import Request
@@ -46,17 +48,17 @@ def measure_families(measure: Measure, request: Request, base: str, families: in
     """
     store.writable(request.output)
     asked = fixed(request)
-    cases = sweep.cases(config.resolve(asked.file, asked.flags).sweep, "cuda")
+    cases = sweep.cases(asked.settings().sweep, "cuda")
     if not cases:
         plan = runner.dry_run(replace(asked, flags={**asked.flags, "backends": (base,)}))
         M, N = SHAPES[plan.device]
         shapes = Sweep(M, sweep.parse_axis(N, "N"), ("fp32",), (Direction.FORWARD,))
-        given = {key: value for key, value in asked.flags.items() if key in AXES}
-        asked = replace(asked, file={**asked.file, "sweep": (shapes,)})
+        given = cast(Axes, {key: value for key, value in asked.flags.items() if key in AXES})
+        asked = replace(asked, config={**asked.config, "sweep": (shapes,)})
         cases = sweep.cases([replace(shapes, **given)], plan.device)
     able = planted(cases)
     asked = _with_twins(asked, base, families, able)
-    announce(told(config.resolve(asked.file, asked.flags), len(cases), len(able), base))
+    announce(told(asked.settings(), len(cases), len(able), base))
     return found(measure(asked))
 
 
@@ -67,7 +69,7 @@ def planted(cases: Sequence[Case]) -> tuple[Case, ...]:
     return tuple(case for case in cases if case in most)
 
 
-def told(settings: config.Settings, cases: int, able: int, base: str) -> str:
+def told(settings: Settings, cases: int, able: int, base: str) -> str:
     """The plan in words."""
     levels = ", ".join(f"{slowdown:.0%}" for slowdown in calibration.SLOWDOWNS)
     batch = (settings.warmup_ms + settings.batch_ms) / 1e3 + ROUND_SECONDS
@@ -81,22 +83,16 @@ def told(settings: config.Settings, cases: int, able: int, base: str) -> str:
 
 def _with_twins(request: Request, base: str, families: int, able: Sequence[Case]) -> Request:
     """The run of a self-test: all families are its sets of processes, and the twins come from a plugin written for it."""
-    plugins = tuple(str(path) for path in (*request.file.get("plugins", ()), *request.flags.get("plugins", ())))
+    plugins = request.settings().plugins
     slowdowns = (0.0, *calibration.SLOWDOWNS)
     file = (request.output / "planted.py").resolve()
     memory = str(file.with_suffix(".json"))
-    about = {"slowdowns": slowdowns, "plugins": [_absolute(plugin) for plugin in plugins], "cases": [case.key for case in able]}
+    about = {"slowdowns": slowdowns, "plugins": [str(absolute(plugin)) for plugin in plugins], "cases": [case.key for case in able]}
     try:
         file.write_text(PLUGIN.format(base=base, memory=memory, **about), encoding="utf-8")
     except OSError as error:
         raise ResultsError(f"{file}: cannot be written: {error.strerror}") from None
     names = (base, *(calibration.name(base, slowdown) for slowdown in slowdowns))
-    flags = {**request.flags, "processes": families, "backends": names, "relative_to": base}
+    flags: Layer = {**request.flags, "processes": families, "backends": names, "relative_to": base}
     flags["plugins"] = (*request.flags.get("plugins", ()), file)
     return replace(request, flags=flags)
-
-
-def _absolute(plugin: str) -> str:
-    """`[name=]file` with the file's whole path: workers read it from elsewhere."""
-    alias, equals, rest = plugin.rpartition("=")
-    return f"{alias}{equals}{Path(rest).resolve()}"

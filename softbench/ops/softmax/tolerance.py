@@ -1,7 +1,7 @@
 """When a figure may be published: an elementwise bound, derived from the arithmetic, against float64.
 
 With u = 2^-24, u_o = 2^-11 (fp16) or 2^-8 (bf16), d_i = max(x) - x_i, D = sum_j y_j d_j, eta = 2^-25 (fp16) or 2^-126 (else), and
-c(N) = 16 + 2 log2 N + N / (4 L), where a sum is kept in L lanes (16 on the CPU, 1024 on CUDA):
+c(N) = 16 + 2 log2 N + N / (4 L), where a sum is kept in L slots (16 on the CPU, 1024 on CUDA):
 
     forward   B_i = [16-bit: u_o y_i] + u y_i (c(N) + 4 (d_i + D)) + eta
     backward  B_i = [16-bit: u_o |dx_i|] + u S_i (c(N) - 8) + eta,  S_i = |y_i| (|dy_i| + sum_j |y_j dy_j|)

@@ -1,0 +1,97 @@
+"""Reads configurations. A configuration is TOML: the keys of `Settings`, `[[sweep]]` tables with the shapes, and `[timeout]`.
+
+rounds = 5
+[timeout]
+build = 600
+[[sweep]]
+M = 4096                      # a number, a list, or the grammar of --M
+N = "256:6272:128"
+dtype = ["fp32", "bf16"]
+direction = "forward"
+"""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import fields
+from importlib import resources
+from pathlib import Path
+from typing import Any, cast
+
+from softbench.core.errors import ConfigError, UsageError
+from softbench.core.text import unknown
+from softbench.plan.settings import Layer, Settings, with_fixed_rounds
+from softbench.plan.sweep import Sweep
+from softbench.plan.values import READERS, SWEEP_READERS, axis_text, strings, timeouts
+from softbench.plugins.source import beside
+
+DEFAULT_CONFIG = {"cuda": "tutorial", "cpu": "cpu"}
+"""The configuration of a run without shapes, by device."""
+
+
+def shipped() -> dict[str, str]:
+    """The configurations that softbench ships, by name, each with its first comment line."""
+    entries = [entry for entry in resources.files("softbench.configs").iterdir() if entry.name.endswith(".toml")]
+    found = {entry.name.removesuffix(".toml"): entry.read_text().partition("\n")[0].lstrip("# ") for entry in entries}
+    return dict(sorted(found.items()))
+
+
+def load(name_or_file: str) -> Layer:
+    """Read a shipped configuration (by name) or a TOML file (by path).
+
+    Raises:
+        ConfigError: it is missing, unreadable or not TOML, or has an unknown key or a wrong value. The message names file and key.
+    """
+    path = Path(name_or_file)
+    if path.suffix == ".toml" or path.name != name_or_file:
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = "is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else error.strerror
+            raise ConfigError(f"--config {name_or_file}: {reason}") from None
+    elif name_or_file in shipped():
+        text = (resources.files("softbench.configs") / f"{name_or_file}.toml").read_text(encoding="utf-8")
+    else:
+        raise ConfigError(f"--config: {unknown(name_or_file, shipped(), 'configuration')}; or give the path of a .toml file")
+    try:
+        table = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # TOMLDecodeError is a ValueError, as is a number of thousands of digits
+        raise ConfigError(f"{name_or_file}: not valid TOML: {error}") from None
+    return from_table(table, name_or_file, base=path.parent)
+
+
+def from_table(table: dict[str, Any], where: str, base: Path) -> Layer:
+    layer: dict[str, Any] = {}
+    for key, value in table.items():
+        at = f"{where}: {key}"
+        if key == "sweep":
+            sweeps = value if isinstance(value, list) else [value]
+            if not sweeps:
+                raise ConfigError(f"{at}: is empty; write [[sweep]] and then M = ..., N = ...")
+            layer[key] = tuple(_sweep(sweep, f"{where}: [[sweep]] {i + 1}") for i, sweep in enumerate(sweeps))
+        elif key == "timeout":
+            layer[key] = timeouts(value, at)
+        elif key == "plugins":
+            layer[key] = tuple(beside(base, file) for file in strings(value, at))
+        elif key == "backends":
+            layer[key] = None if value == "all" else strings(value, at)
+        elif key in READERS:
+            layer[key] = READERS[key](value, at)
+        else:
+            raise ConfigError(f"{where}: {unknown(key, [f.name for f in fields(Settings)], 'key')}")
+    return with_fixed_rounds(cast(Layer, layer))
+
+
+def _sweep(table: Any, at: str) -> Sweep:
+    if not isinstance(table, dict):
+        raise ConfigError(f"{at}: must be a table; write [[sweep]] and then M = ..., N = ...")
+    for key in table:
+        if key not in SWEEP_READERS:
+            raise ConfigError(f"{at}: {unknown(key, SWEEP_READERS, 'key')}")
+    for key in ("M", "N"):
+        if key not in table:
+            raise ConfigError(f"{at}: {key} is missing")
+    try:
+        return Sweep(**{key: SWEEP_READERS[key](axis_text(value, f"{at} {key}"), f"{at} {key}") for key, value in table.items()})
+    except UsageError as error:
+        raise ConfigError(str(error)) from None
