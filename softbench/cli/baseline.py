@@ -1,4 +1,4 @@
-"""The command line of the gate's baselines; `softbench.cli.main` has the other commands."""
+"""`softbench baseline`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
-from softbench.cli.options import BASELINES as FOLDER, GATE_EPILOG as EPILOG, FolderOption, MismatchOption, warn
+from softbench.cli.actions import warn
+from softbench.cli.options import BASELINES, GATE_EPILOG, Folder, Mismatch
+from softbench.cli.panels import PanelCommand
 from softbench.core.errors import SoftbenchError, UsageError
 
 RunsArgument = Annotated[list[Path], typer.Argument(help="Results CSVs of runs on one machine; their processes add up.")]
@@ -20,15 +22,15 @@ baselines = typer.Typer(
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands of this module to the program."""
+    """Add the commands to the program."""
     app.add_typer(baselines, name="baseline")
 
 
-@baselines.command(epilog=EPILOG)
+@baselines.command(cls=PanelCommand, epilog=GATE_EPILOG)
 def save(
     files: RunsArgument,
     name: Annotated[str, typer.Option(help="What to call it; the file is FOLDER/NAME.json.")],
-    folder: FolderOption = FOLDER,
+    folder: Folder = BASELINES,
     force: Annotated[bool, typer.Option("--force", help="Replace a baseline of that name.")] = False,
 ) -> None:
     """Save runs (5 processes at least, 10 recommended) as a baseline: softbench baseline save results/latest.csv --name h200."""
@@ -39,10 +41,10 @@ def save(
     typer.echo(file)
 
 
-@baselines.command(name="list")
-def list_baselines(folder: FolderOption = FOLDER) -> None:
+@baselines.command(name="list", cls=PanelCommand)
+def list_baselines(folder: Folder = BASELINES) -> None:
     """List the baselines, and which of them cannot be read."""
-    from softbench.cli import output as terminal
+    from softbench.cli import output
     from softbench.gate import baselines as baseline
     from softbench.report import gate_report as verdicts, tables
 
@@ -54,27 +56,27 @@ def list_baselines(folder: FolderOption = FOLDER) -> None:
             found.append((file.stem, str(error)))
     if not found:
         raise UsageError(f"{folder}: no baselines; save one with: softbench baseline save results/latest.csv --name NAME")
-    terminal.show(tables.facts(verdicts.baselines(found)), terminal.console())
+    output.show(tables.facts(verdicts.baselines(found)), output.console())
 
 
-@baselines.command()
+@baselines.command(cls=PanelCommand)
 def show(
-    name: Annotated[str, typer.Argument(metavar="NAME|FILE", help="A saved baseline, or a file.")], folder: FolderOption = FOLDER
+    name: Annotated[str, typer.Argument(metavar="NAME|FILE", help="A saved baseline, or a file.")], folder: Folder = BASELINES
 ) -> None:
     """Show a baseline: where it was measured, and each cell's figure with its spread between processes."""
-    from softbench.cli import output as terminal
+    from softbench.cli import output
     from softbench.gate import baselines as baseline
     from softbench.report import gate_report as verdicts
 
-    terminal.show(verdicts.baseline(baseline.open_baseline(name, folder)), terminal.console())
+    output.show(verdicts.baseline(baseline.open_baseline(name, folder)), output.console())
 
 
-@baselines.command(epilog=EPILOG)
+@baselines.command(cls=PanelCommand, epilog=GATE_EPILOG)
 def promote(
     candidate: Annotated[str, typer.Argument(metavar="NAME|FILE", help="The baseline that becomes the one to hold runs against.")],
     name: Annotated[str, typer.Argument(help="The name it takes; what had it is kept as NAME.previous.")],
-    allow_env_mismatch: MismatchOption = None,
-    folder: FolderOption = FOLDER,
+    allow_env_mismatch: Mismatch = None,
+    folder: Folder = BASELINES,
 ) -> None:
     """Make a saved baseline the one of a name, after a change that is meant to stay; the old one is kept as NAME.previous."""
     from softbench.gate import baselines as baseline

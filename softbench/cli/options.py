@@ -1,125 +1,130 @@
-"""What the commands share: their common options, and how they read, measure and write."""
+"""The options and arguments that commands share. A text default is shown for an option whose default another place decides."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from softbench.core.errors import Interrupted, UsageError
+from softbench.cli.panels import ADVANCED, HOW_LONG, JUDGE, OUTPUT, WHAT, WHERE
 
-BackendsOption = Annotated[str | None, typer.Option(help="all (but extras), names, or patterns: torch,compile:*. copy is always added.")]
-MOption = Annotated[str | None, typer.Option("--M", help="Rows: 4096, or 256,1024, or 256:8192:256, or 256:65536:*2.")]
-NOption = Annotated[str | None, typer.Option("--N", help="Columns, the reduced axis; written like --M.")]
-DtypeOption = Annotated[str | None, typer.Option(help="fp32, fp16, bf16, or several: fp32,bf16.")]
-DirectionOption = Annotated[str | None, typer.Option(help="forward, backward, both (through autograd), or several.")]
-ConfigOption = Annotated[
-    str | None,
-    typer.Option(metavar="NAME|FILE", help="tutorial, powers, frontier, small, strategies, gate, cpu, or a file; flags override it."),
-]
-DeviceOption = Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:K.")]
-RoundsOption = Annotated[int | None, typer.Option(help="Rounds: passes over the backends of a case. [3 to 10, until it is known]")]
-SeedOption = Annotated[int | None, typer.Option(help="Seed of the inputs. [0]")]
-PluginOption = Annotated[
-    list[Path] | None,
-    typer.Option(
-        metavar="[NAME=]FILE", help="A Python file that defines backends; it is code that you run. NAME= renames its backend. Repeatable."
-    ),
-]
-TimeoutOption = Annotated[
-    str | None, typer.Option(help="Deadlines in seconds: one for all phases, or some. [import=60,build=300,check=120,time=120]")
-]
-MismatchOption = Annotated[
-    list[str] | None, typer.Option(metavar="FIELD", help="Compare although this field of the environment differs. Repeatable.")
-]
-FolderOption = Annotated[Path, typer.Option(help="Folder of the baselines.")]
 BASELINES = Path("results") / "baselines"
+RUN_EPILOG = "Exit codes: 0 fine; 1 a backend is wrong or failed, or nothing was measured; 2 usage; 130 interrupted (143 by SIGTERM)."
 GATE_EPILOG = (
     "Exit codes: 0 pass; 1 a regression, or cells missing or wrong; 2 usage or unreadable input; "
     "3 inconclusive or not comparable; 130 interrupted (143 by SIGTERM)."
 )
-FileArgument = Annotated[Path, typer.Argument(help="A results CSV, such as results/latest.csv.")]
 
 
-def measure(request: Any, *, resumable: bool = True) -> Any:
-    """Run with progress on stderr; an interruption says what is kept, and how to go on where the command can."""
-    from softbench.cli import output as terminal
-    from softbench.report.progress import Progress
-    from softbench.run import run as runner
-
-    started: list[Any] = []
-    try:
-        with terminal.ending(), Progress(terminal.console(stderr=True)) as progress:
-            return runner.run(request, progress, started.append)
-    except Interrupted as stop:
-        if started:
-            again = request.command + ("" if request.resume else " --resume")
-            kept = f"what was measured is in {started[0].csv}" if started[0].cells else "nothing was measured yet"
-            typer.echo(f"softbench: interrupted; {kept}" + (f"; go on with: {again}" if resumable else ""), err=True)
-        raise typer.Exit(stop.exit_code) from None  # Typer would make 130 of every KeyboardInterrupt
+def _option(panel: str, help: str, *names: str, default: str | bool = True, metavar: str | None = None) -> typer.models.OptionInfo:
+    """An option of a panel. `default` is the text to show if the default is not a value of the option."""
+    found: typer.models.OptionInfo = typer.Option(*names, help=help, rich_help_panel=panel, show_default=default, metavar=metavar)
+    return found
 
 
-@contextmanager
-def working() -> Iterator[None]:
-    """A command that keeps nothing: an interruption ends its workers, and it with 130 or 143."""
-    from softbench.cli import output as terminal
+Backends = Annotated[
+    str | None, _option(WHAT, "Names or patterns such as torch,compile:*. The yardstick copy is always added.", default="all but extras")
+]
+Rows = Annotated[str | None, _option(WHAT, "Rows: 4096, or 256,1024, or 256:8192:256, or 256:65536:*2.", "--M", default="of --config")]
+Columns = Annotated[str | None, _option(WHAT, "Columns, the reduced axis; written like --M.", "--N", default="of --config")]
+Dtype = Annotated[str | None, _option(WHAT, "fp32, fp16, bf16, or several: fp32,bf16.", default="fp32")]
+Directions = Annotated[str | None, _option(WHAT, "forward, backward, both (through autograd), or several.", default="forward")]
+Config = Annotated[
+    str | None,
+    _option(
+        WHAT,
+        "A configuration: tutorial, powers, frontier, small, strategies, gate, cpu, or a TOML file. Flags override it.",
+        metavar="NAME|FILE",
+        default="tutorial; cpu without a GPU",
+    ),
+]
+Plugin = Annotated[
+    list[Path] | None,
+    _option(
+        WHAT, "A Python file that defines backends; softbench runs its code. NAME= renames its backend. Repeatable.", metavar="[NAME=]FILE"
+    ),
+]
+Device = Annotated[str | None, _option(ADVANCED, "auto, cpu, cuda or cuda:K.", default="auto")]
+Seed = Annotated[int | None, _option(ADVANCED, "Seed of the inputs.", default="0")]
+Timeout = Annotated[
+    str | None,
+    _option(
+        ADVANCED,
+        "Deadlines in seconds: one for all phases, or some phases.",
+        default="import=60,build=300,check=120,time=120",
+    ),
+]
+Rounds = Annotated[int | None, _option(HOW_LONG, "Number of rounds: passes over the backends of a case.", default="3 to --max-rounds")]
+MaxRounds = Annotated[int | None, _option(HOW_LONG, "Maximum rounds if the target precision is not reached.", default="10")]
+Precision = Annotated[
+    float | None, _option(HOW_LONG, "Target precision: half width of the 95 % interval over the median.", default="0.005")
+]
+Processes = Annotated[int | None, _option(HOW_LONG, "Process sets: fresh workers that each measure the whole sweep.", default="1")]
+Quick = Annotated[bool, _option(HOW_LONG, "A first look: three short rounds and, without --N, at most six N.", "--quick", default=False)]
+Output = Annotated[Path, _option(WHERE, "Folder of the results.")]
+Resume = Annotated[bool, _option(WHERE, "Continue the newest interrupted run of these settings in that folder.", "--resume", default=False)]
+DryRun = Annotated[bool, _option(WHERE, "Show the cells and an estimate of the time; measure nothing.", "--dry-run", default=False)]
+RelativeTo = Annotated[str | None, _option(ADVANCED, "The reference backend of the speed-ups.", default="torch")]
+Timer = Annotated[str | None, _option(ADVANCED, "Timer of the median on a GPU: do_bench, device, graph or host.", default="do_bench")]
+L2 = Annotated[str | None, _option(ADVANCED, "cold flushes the GPU's L2 before every timed call; warm does not.", default="cold")]
+Profile = Annotated[str | None, _option(ADVANCED, "off skips the device and host time of a call, for shorter runs.", default="on")]
+RunJson = Annotated[Path | None, _option(WHERE, "Write the run document as JSON; - is stdout, without the table.", metavar="FILE|-")]
 
-    try:
-        with terminal.ending():
-            yield
-    except Interrupted as stop:
-        typer.echo("softbench: interrupted", err=True)
-        raise typer.Exit(stop.exit_code) from None
+Pattern = Annotated[
+    str,
+    _option(
+        WHAT,
+        "Names of check cases as a shell pattern: 'layout *'. A leading ! selects the others.",
+        "--case",
+        metavar="PATTERN",
+        default="all",
+    ),
+]
+CheckDtype = Annotated[str, _option(WHAT, "fp32, fp16, bf16, or several.")]
+CheckDirections = Annotated[str, _option(WHAT, "forward, backward, or both of them.")]
+FindingsJson = Annotated[Path | None, _option(OUTPUT, "Write the findings as JSON; - is stdout, without the table.", metavar="FILE|-")]
+FindingsJunit = Annotated[Path | None, _option(OUTPUT, "Write the findings as JUnit XML.", metavar="FILE")]
+LongFindings = Annotated[
+    bool,
+    _option(OUTPUT, "One line per check case: error over bound, ULP, row sum, Frobenius norm, reason.", "--long", default=False),
+]
 
+Baseline = Annotated[
+    str | None, _option(JUDGE, "A saved baseline or a file to compare with; with --candidate it gives the noise.", metavar="NAME|FILE")
+]
+Candidate = Annotated[str | None, _option(JUDGE, "A backend to measure now and compare with --reference.", metavar="NAME")]
+Reference = Annotated[
+    str | None, _option(JUDGE, "The reference backend of --candidate and --self-test.", metavar="NAME", default="torch with --self-test")
+]
+SelfTest = Annotated[
+    bool,
+    _option(
+        JUDGE,
+        "Measure the gate's own false alarms and power; with FILES, add up earlier self-tests.",
+        "--self-test",
+        default=False,
+    ),
+]
+Families = Annotated[int | None, _option(JUDGE, "A/A repetitions of the self-test: fresh process sets.", default="59")]
+Margin = Annotated[float | None, _option(JUDGE, "The slowdown that passes.", metavar="PERCENT", default="5; 3 with --candidate")]
+MaxAmbiguous = Annotated[float, _option(JUDGE, "A larger share of ambiguous cells gives exit code 3.", metavar="PERCENT")]
+Mismatch = Annotated[
+    list[str] | None,
+    _option(JUDGE, "Compare although this fact of the environment differs. Repeatable.", "--allow-env-mismatch", metavar="FIELD"),
+]
+Folder = Annotated[Path, _option(WHERE, "Folder of the baselines.")]
+GateRounds = Annotated[int | None, _option(HOW_LONG, "Rounds of a process pair.", default="20")]
+GateProcesses = Annotated[int | None, _option(HOW_LONG, "Fresh process pairs to screen with; all must agree.", default="1")]
+GateOutput = Annotated[Path, _option(WHERE, "Folder of the measurements.")]
+GateResume = Annotated[
+    bool,
+    _option(WHERE, "Continue an interrupted self-test of these settings in that folder.", "--resume", default=False),
+]
+LongVerdicts = Annotated[bool, _option(OUTPUT, "One line per cell, not only for changed cells.", "--long", default=False)]
+VerdictsJson = Annotated[Path | None, _option(OUTPUT, "Write the verdicts as JSON; - is stdout, without the table.", metavar="FILE|-")]
+VerdictsMarkdown = Annotated[Path | None, _option(OUTPUT, "Write the report as Markdown.")]
+VerdictsJunit = Annotated[Path | None, _option(OUTPUT, "Write JUnit XML with a test case per cell.")]
+VerdictsPlot = Annotated[Path | None, _option(OUTPUT, "Draw the ratios and margins as a forest plot: .png, .svg or .pdf.")]
 
-def read(file: Path) -> Any:
-    from softbench.results.csv import read_csv
-
-    rows, warnings = read_csv(file)
-    for text in warnings:
-        typer.echo(f"softbench: {text}", err=True)
-    return rows
-
-
-def try_json(where: Path | None, dry_run: bool = False, *, flag: str = "--json") -> None:
-    """Before any work: the file that is asked for can be written."""
-    if where is None or str(where) == "-":
-        return
-    if dry_run:
-        raise UsageError(f"{flag}: a dry run has nothing to write; leave out one of the two")
-    try:
-        with where.open("a"):
-            pass
-    except OSError as error:
-        raise UsageError(f"{flag} {where}: cannot be written: {error.strerror}") from None
-
-
-def write_text(where: Path, text: str, flag: str) -> None:
-    """A report into the file that was asked for."""
-    try:
-        where.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"{flag} {where}: cannot be written: {error.strerror}") from None
-
-
-def wrote_to_stdout(document: Callable[[], Any], where: Path | None) -> bool:
-    """Make a document and write it as JSON where it was asked for; True when that was stdout, which then belongs to it alone."""
-    import json as encoder
-
-    if where is None:
-        return False
-    text = encoder.dumps(document(), allow_nan=False)
-    if str(where) == "-":
-        typer.echo(text)
-        return True
-    write_text(where, text + "\n", "--json")
-    return False
-
-
-def warn(warnings: list[str]) -> None:
-    """Each warning once, on stderr."""
-    for text in dict.fromkeys(warnings):
-        typer.echo(f"softbench: {text}", err=True)
+ResultsFile = Annotated[Path, typer.Argument(help="A results CSV, such as results/latest.csv.")]

@@ -1,4 +1,4 @@
-"""The terminal: consoles, signals, and the one place where the command line's words go out. Used by `cli` alone."""
+"""The terminal: consoles, printing of renderables, and signals."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from rich.table import Table
 
 from softbench.core.errors import Interrupted
 
-LOG_WIDTH = 400  # where nobody's terminal sets a width, tables keep their own
-LEAST_FOLDED = 30  # characters of a column that may be wrapped: fewer are a ladder of syllables
+LOG_WIDTH = 400  # without a terminal, tables keep their natural width
+MIN_FOLDED = 30  # least characters of a column that may be wrapped
 
 
 def command_line(arguments: list[str]) -> str:
-    """The command as a results file keeps it, which is for others to read: of an absolute path only the last part."""
+    """The command for a results file, which others read: an absolute path becomes its last part."""
 
     def without_folders(argument: str) -> str:
         option, equals, value = argument.rpartition("=")
@@ -33,26 +33,25 @@ def command_line(arguments: list[str]) -> str:
 
 
 def console(*, stderr: bool = False) -> Console:
-    """A console that keeps a terminal's width, and in a log lets tables be as wide as they are. NO_COLOR is rich's own affair."""
-
+    """A console with the terminal's width; in a log, tables keep their natural width. rich reads NO_COLOR."""
     stream = sys.stderr if stderr else sys.stdout
     return _Console(stderr=stderr) if stream.isatty() else _Console(stderr=stderr, width=LOG_WIDTH)
 
 
 class _Console(Console):
     def on_broken_pipe(self) -> None:
-        """Rich would end with code 1; `cli.main` knows what a closed pipe means."""
+        """Raise, as rich would exit with code 1; `main` handles a closed pipe."""
         raise BrokenPipeError
 
 
 def show(what: RenderableType, on: Console) -> None:
-    """Print a renderable as it is: no markup, no highlighting; nothing is cut off, the terminal breaks what is too long."""
+    """Print a renderable without markup and highlighting. Nothing is cut off; the terminal breaks long lines."""
     on.width = max(on.width, _least_width(what, on))
     on.print(what, markup=False, highlight=False)
 
 
 def _least_width(what: RenderableType, on: Console) -> int:
-    """Of a table, with its columns that are not to be wrapped whole; rich would cut them, until nobody can read a wide one."""
+    """The least width of a table whose unwrapped columns stay whole; rich would cut them."""
     if isinstance(what, Group):
         return max((_least_width(part, on) for part in what.renderables), default=0)
     if not isinstance(what, Table):
@@ -60,12 +59,12 @@ def _least_width(what: RenderableType, on: Console) -> int:
     unlimited = on.options.update(width=LOG_WIDTH)
     for column in what.columns:
         width = max((Measurement.get(on, unlimited, cell).maximum for cell in (column.header, *column.cells)), default=0)
-        column.min_width = width if column.no_wrap else min(width, LEAST_FOLDED)
+        column.min_width = width if column.no_wrap else min(width, MIN_FOLDED)
     return Measurement.get(on, unlimited, what).minimum
 
 
 def counter(what: str) -> Callable[[int, int], None]:
-    """`advance(done, total)`: a count on stderr, kept up to date on a terminal and silent in a log."""
+    """`advance(done, total)` keeps a count on stderr up to date on a terminal, and prints nothing in a log."""
 
     def advance(done: int, total: int) -> None:
         if sys.stderr.isatty():
@@ -76,16 +75,16 @@ def counter(what: str) -> Callable[[int, int], None]:
 
 
 @contextmanager
-def ending() -> Iterator[None]:
-    """SIGINT, SIGTERM and SIGHUP unwind as Interrupted, so that workers are ended; a second one ends this process at once."""
+def interruptible() -> Iterator[None]:
+    """SIGINT, SIGTERM and SIGHUP raise Interrupted, so that workers end; a second signal ends this process at once."""
 
     def first(signum: int, frame: FrameType | None) -> NoReturn:
         for other in before:
-            signal.signal(other, lambda number, _: os._exit(128 + number))  # workers are killed with their nursery
+            signal.signal(other, lambda number, _: os._exit(128 + number))  # the workers end with their forkserver
         raise Interrupted(signum)
 
     wanted = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    # What is ignored stays ignored: nohup means it.
+    # An ignored signal stays ignored, as nohup requires.
     before = {signum: signal.signal(signum, first) for signum in wanted if signal.getsignal(signum) is not signal.SIG_IGN}
     try:
         yield

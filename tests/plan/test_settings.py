@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies as st
 
-from softbench.cli import options as commands
 from softbench.core.case import Direction
 from softbench.core.errors import ConfigError, UsageError
 from softbench.plan.config_file import load as load_config, shipped
@@ -122,22 +121,6 @@ def test_no_toml_text_raises_anything_but_a_config_error(text):
             load_config(str(path))
         except UsageError as error:
             assert error.exit_code == 2
-
-
-def test_the_deadlines_that_help_names_are_the_ones_there_are():
-    from softbench.cli.options import TimeoutOption
-
-    told = ",".join(f"{phase}={seconds:g}" for phase, seconds in PHASES.items())
-    assert f"[{told}]" in TimeoutOption.__metadata__[0].help
-
-
-def test_help_and_readme_name_every_configuration_that_ships():
-    (option,) = commands.ConfigOption.__metadata__
-    readme = (Path(__file__).parents[2] / "README.md").read_text()
-    (told,) = (line for line in readme.splitlines() if line.startswith("`--config NAME` takes one that ships"))
-    for name in shipped():
-        assert f"{name}, " in option.help, name
-        assert f"`{name}`" in told, name
 
 
 def test_a_plugins_name_ends_at_the_first_equals_sign(tmp_path):

@@ -1,0 +1,110 @@
+"""What several commands do: measure with progress, read and write files, and print notes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from softbench.core.errors import Interrupted, UsageError
+
+if TYPE_CHECKING:
+    from softbench.results.rows import Row
+    from softbench.results.store import Run
+    from softbench.run.run import Request
+
+
+def note(text: str) -> None:
+    """Print a note on stderr."""
+    typer.echo(f"softbench: {text}", err=True)
+
+
+def warn(warnings: Sequence[str]) -> None:
+    """Print each warning once, on stderr."""
+    for text in dict.fromkeys(warnings):
+        note(text)
+
+
+def measure(request: Request, *, resumable: bool = True) -> Run:
+    """Run with progress on stderr. An interruption prints which files are kept, and how to continue if the command can."""
+    from softbench.cli import output
+    from softbench.report.progress import Progress
+    from softbench.run import run
+
+    started: list[Run] = []
+    try:
+        with output.interruptible(), Progress(output.console(stderr=True)) as progress:
+            return run.run(request, progress, started.append)
+    except Interrupted as stop:
+        if started:
+            again = request.command + ("" if request.resume else " --resume")
+            kept = f"what was measured is in {started[0].csv}" if started[0].cells else "nothing was measured yet"
+            note(f"interrupted; {kept}" + (f"; continue with: {again}" if resumable else ""))
+        raise typer.Exit(stop.exit_code) from None  # Typer would turn every KeyboardInterrupt into 130
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """For a command that keeps no files: an interruption ends its workers, and the command with 130 or 143."""
+    from softbench.cli import output
+
+    try:
+        with output.interruptible():
+            yield
+    except Interrupted as stop:
+        note("interrupted")
+        raise typer.Exit(stop.exit_code) from None
+
+
+def read(file: Path) -> list[Row]:
+    """The rows of a results CSV; warnings go to stderr."""
+    from softbench.results.csv import read_csv
+
+    rows, warnings = read_csv(file)
+    warn(warnings)
+    return rows
+
+
+def try_file(where: Path | None, dry_run: bool = False, *, flag: str = "--json") -> None:
+    """Check before any work that the requested file can be written.
+
+    Raises:
+        UsageError: it cannot be written, or a dry run has nothing to write.
+    """
+    if where is None or str(where) == "-":
+        return
+    if dry_run:
+        raise UsageError(f"{flag}: a dry run has nothing to write; leave out one of the two")
+    try:
+        with where.open("a"):
+            pass
+    except OSError as error:
+        raise UsageError(f"{flag} {where}: cannot be written: {error.strerror}") from None
+
+
+def write_text(where: Path, text: str, flag: str) -> None:
+    """Write a report into the requested file.
+
+    Raises:
+        UsageError: it cannot be written.
+    """
+    try:
+        where.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{flag} {where}: cannot be written: {error.strerror}") from None
+
+
+def wrote_to_stdout(document: Callable[[], dict[str, object]], where: Path | None) -> bool:
+    """Write a document as JSON if requested. True if it went to stdout, which then holds nothing else."""
+    if where is None:
+        return False
+    text = json.dumps(document(), allow_nan=False)
+    if str(where) == "-":
+        typer.echo(text)
+        return True
+    write_text(where, text + "\n", "--json")
+    return False

@@ -1,0 +1,74 @@
+"""`softbench check`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from softbench.cli import options
+from softbench.cli.actions import interruptible, note, try_file, write_text, wrote_to_stdout
+from softbench.cli.panels import PanelCommand
+
+if TYPE_CHECKING:
+    from softbench.run.check import CheckReport
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the program."""
+    app.command(cls=PanelCommand, epilog=options.RUN_EPILOG)(check)
+
+
+def check(
+    backends: options.Backends = None,
+    case: options.Pattern = "*",
+    dtype: options.CheckDtype = "fp32,fp16,bf16",
+    direction: options.CheckDirections = "forward,backward",
+    device: options.Device = None,
+    seed: options.Seed = None,
+    timeout: options.Timeout = None,
+    plugin: options.Plugin = None,
+    json: options.FindingsJson = None,
+    junit: options.FindingsJunit = None,
+    long: options.LongFindings = False,
+) -> None:
+    """Check every backend on difficult cases: shapes, layouts, values, gradients, contract. Nothing is timed.
+
+    A sign for each dtype: . pass, ~ low-precision, X wrong, ! failed, ? unverified, - skipped.
+    """
+    from softbench.cli.output import counter
+    from softbench.plan import sweep
+    from softbench.plan.flags import from_flags
+    from softbench.plan.settings import Settings
+    from softbench.run import check as checks
+
+    flags = from_flags({"backends": backends, "device": device, "seed": seed, "timeout": timeout, "plugins": plugin})
+    directions = sweep.parse_choices(direction, "--direction", ["forward", "backward"])
+    try_file(json)
+    try_file(junit, flag="--junit")
+    wanted = checks.CheckRequest(Settings.from_sources({}, flags), case, sweep.parse_dtypes(dtype, "--dtype"), directions)
+    with interruptible():
+        found = checks.examine(wanted, counter("cases"))
+    files = [str(path) for path in plugin or ()]
+    if junit is not None:
+        from softbench.report import check_report
+
+        write_text(junit, check_report.junit(found, files), "--junit")
+    _report(found, json, files, long=long)
+    raise typer.Exit(found.exit_code)
+
+
+def _report(found: CheckReport, json: Path | None, plugins: list[str], *, long: bool) -> None:
+    from softbench.cli import output
+    from softbench.report import check_report
+    from softbench.run.check import FAILED
+
+    if not wrote_to_stdout(found.document, json):
+        table = check_report.lines(found.findings) if long else check_report.table(found.findings)
+        output.show(table, output.console())
+    for text in found.notes:
+        note(text)
+    for finding, again in found.to_repeat(plugins):
+        verdict = "failed" if finding.verdict == FAILED else f"is {finding.verdict}"
+        note(f"{finding.backend} {verdict}: {finding.reason}\n  {again}")

@@ -1,0 +1,24 @@
+"""`softbench doctor`."""
+
+from __future__ import annotations
+
+import typer
+
+from softbench.cli.actions import interruptible
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the program."""
+    app.command()(doctor)
+
+
+def doctor() -> None:
+    """Look at what a run needs: GPU, driver, torch, triton, compilers; say what to install. Exit code 1 when something is missing."""
+    from softbench.cli import output
+    from softbench.report import tables
+    from softbench.run import doctor as doctors
+
+    with interruptible():
+        findings = doctors.examine(deadline=120)
+    output.show(tables.facts(findings), output.console())
+    raise typer.Exit(0 if doctors.healthy(findings) else 1)

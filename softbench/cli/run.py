@@ -1,0 +1,106 @@
+"""`softbench run`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from softbench import __version__
+from softbench.cli import options
+from softbench.cli.actions import measure, note, try_file, wrote_to_stdout
+from softbench.cli.panels import PanelCommand
+
+if TYPE_CHECKING:
+    from softbench.plan.plan import Plan
+    from softbench.results.store import Run
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the program."""
+    app.command(cls=PanelCommand, epilog=options.RUN_EPILOG)(run)
+
+
+def run(
+    backends: options.Backends = None,
+    M: options.Rows = None,
+    N: options.Columns = None,
+    dtype: options.Dtype = None,
+    direction: options.Directions = None,
+    config: options.Config = None,
+    device: options.Device = None,
+    rounds: options.Rounds = None,
+    max_rounds: options.MaxRounds = None,
+    precision: options.Precision = None,
+    processes: options.Processes = None,
+    seed: options.Seed = None,
+    relative_to: options.RelativeTo = None,
+    timer: options.Timer = None,
+    l2: options.L2 = None,
+    profile: options.Profile = None,
+    timeout: options.Timeout = None,
+    plugin: options.Plugin = None,
+    output: options.Output = Path("results"),
+    resume: options.Resume = False,
+    dry_run: options.DryRun = False,
+    quick: options.Quick = False,
+    json: options.RunJson = None,
+) -> None:
+    """Check and time every backend on every shape; write a table, DIR/latest.csv and DIR/latest.json.
+
+    Without shapes: on a GPU the sweep of Triton's fused-softmax tutorial (M=4096, N=256:6272:128, fp32), else a short one.
+    """
+    from softbench.cli.output import command_line
+    from softbench.plan.config_file import load
+    from softbench.plan.flags import from_flags
+    from softbench.run import run as runs
+
+    flags = from_flags(
+        {"backends": backends, "M": M, "N": N, "dtype": dtype, "direction": direction, "device": device, "plugins": plugin}
+        | {"rounds": rounds, "processes": processes, "seed": seed, "relative_to": relative_to, "timeout": timeout}
+        | {"timer": timer, "l2": l2, "profile": profile, "max_rounds": max_rounds, "precision": precision}
+    )
+    layer = load(config) if config is not None else {}
+    request = runs.Request(layer, flags, quick, output, resume, command_line(sys.argv[1:]), __version__)
+    try_file(json, dry_run)
+    if dry_run:
+        _show_plan(runs.dry_run(request))
+        return
+    found = measure(request)
+    _report(found, json)
+    raise typer.Exit(runs.exit_code(found.records()))
+
+
+def _report(found: Run, json: Path | None) -> None:
+    """Print the table (or the JSON) on stdout, and the names of the files on stderr."""
+    from softbench.cli import output
+    from softbench.report import tables
+
+    if not wrote_to_stdout(found.document, json):
+        console = output.console()
+        output.show(tables.results(found.rows(), console), console)
+    logs = f"; logs of failed workers are in {found.log}" if found.log.exists() else ""
+    note(f"wrote {found.csv} and {found.json}{logs}")
+
+
+def _show_plan(plan: Plan) -> None:
+    from softbench.cli import output
+    from softbench.core.text import count, duration, size
+    from softbench.report import tables
+
+    able = [info.name for info in plan.infos if info.able]
+    for text in plan.notes:
+        note(text)
+    pairs = [(case.key, size(case.tensor_bytes), "takes turns" if plan.takes_turns(case, len(able)) else "") for case in plan.cases]
+    pairs += [tables.info(info) for info in plan.infos if not info.able]
+    output.show(tables.facts(pairs), output.console())
+    settings = plan.settings
+    adaptive = settings.rounds < settings.max_rounds
+    rounds = f"{settings.rounds} to {settings.max_rounds} rounds" if adaptive else count(settings.rounds, "round")
+    typer.echo(
+        f"{count(len(plan.cases), 'case')} x {count(len(able), 'backend')} ({', '.join(able)}) = "
+        f"{count(len(plan.cases) * len(able), 'cell')}, {rounds}, "
+        f"{settings.processes} set(s) of processes, on {plan.device_name}: about {duration(plan.estimate_seconds())}"
+    )
