@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from softbench.core.outcome import Accuracy, Grade
+from softbench.worker.async_work import SIDE_STREAM_US, AsyncWorkWatch, side_stream_us
 from softbench.worker.rotating_inputs import Judge, RotatingInputs
-from softbench.worker.tamper_guard import SIDE_STREAM_US, AsyncWorkWatch, TamperGuard, side_stream_us
+from softbench.worker.tamper_guard import TamperGuard
 from softbench.worker.timers import Timer, synchronize
 
 

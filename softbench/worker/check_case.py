@@ -14,10 +14,11 @@ from softbench.core.outcome import Accuracy, Grade
 from softbench.core.text import size
 from softbench.ops.softmax.check_cases import CheckCase, Draw, items
 from softbench.plugins.traits import interpreted, reuses_output, why_not
+from softbench.worker.async_work import AsyncWorkWatch
 from softbench.worker.error_metrics import MetricsAccumulator
 from softbench.worker.output_checks import SHARED, breach, poison, shared, versions
 from softbench.worker.pre_check import verify_outputs
-from softbench.worker.tamper_guard import AsyncWorkWatch, TamperGuard
+from softbench.worker.tamper_guard import TamperGuard
 
 REUSES = "the next call overwrites its output, as it declares"
 

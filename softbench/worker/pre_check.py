@@ -14,8 +14,9 @@ from softbench.core.text import one_line
 from softbench.ops.softmax import inputs, tolerance as correctness
 from softbench.plugins.traits import reuses_output
 from softbench.worker import output_checks as contract, timers as timing
+from softbench.worker.async_work import AsyncWorkWatch
 from softbench.worker.failures import out_of_memory
-from softbench.worker.tamper_guard import AsyncWorkWatch, TamperGuard
+from softbench.worker.tamper_guard import TamperGuard
 
 
 @dataclass(slots=True)

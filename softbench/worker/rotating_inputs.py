@@ -26,7 +26,7 @@ from softbench.core.case import Case, Direction
 from softbench.core.outcome import Accuracy, Grade
 from softbench.ops.softmax import inputs
 from softbench.worker import output_checks as contract
-from softbench.worker.tamper_guard import AsyncWorkWatch
+from softbench.worker.async_work import AsyncWorkWatch
 
 Tensors = tuple[torch.Tensor, ...]
 Judge = Callable[[Case, Tensors, Tensors], Accuracy]

@@ -97,7 +97,7 @@ class Server:
         self.inputs: tuple[torch.Tensor, ...] | None = None
         self.batches: Batches | None = None
         self.side_streams_checked = False
-        """True once this case's calls have been looked behind (`softbench.worker.tamper_guard.side_stream_us`)."""
+        """True once this case's calls have been looked behind (`softbench.worker.async_work.side_stream_us`)."""
         self.guard: TamperGuard | None = None
         self.examiner: CheckCaseRunner | None = None
 

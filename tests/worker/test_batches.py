@@ -14,10 +14,11 @@ from softbench.core.outcome import Grade, Telemetry
 from softbench.ops.softmax import inputs
 from softbench.plugins.source import origins
 from softbench.worker import batches, server as worker
+from softbench.worker.async_work import SIDE_STREAM_US
 from softbench.worker.batches import Batches
 from softbench.worker.pre_check import verify_outputs
 from softbench.worker.rotating_inputs import RotatingInputs
-from softbench.worker.tamper_guard import SIDE_STREAM_US, bind
+from softbench.worker.tamper_guard import bind
 
 CASE = Case(16, 32, "fp32", Direction.FORWARD, "cpu")
 verdict = partial(verify_outputs, object())

@@ -15,10 +15,10 @@ import torch
 
 from softbench.core.case import Direction
 from softbench.ops.dtypes import DTYPES
+from softbench.ops.softmax.inputs import MAX_SHIFT
 
 Tensors = tuple[torch.Tensor, ...]
 HUGE = {"fp32": 3.4e38, "fp16": 65504.0, "bf16": 3.38e38}
-SHIFT = {"fp32": 1e7, "fp16": 1.5e3, "bf16": 1e3}
 
 OVER_INT32 = "over-2^31-elements"
 MOST_TENSORS = 10  # that an item holds at once: inputs, their copies, poison, output and its first look, a backend's own
@@ -121,7 +121,7 @@ def _values() -> Iterable[CheckCase]:
         return lambda x, draw: x * scale
 
     yield from (item(f"scale {scale:g}", scaled(scale)) for scale in (0.1, 10.0, 100.0))
-    yield item("shifted", lambda x, draw: x + SHIFT[draw.dtype])
+    yield item("shifted", lambda x, draw: x + MAX_SHIFT[draw.dtype])
     yield item("rows far apart", lambda x, draw: x + 60.0 * torch.arange(x.shape[0], device=x.device)[:, None])
     yield item("constant rows", lambda x, draw: torch.full_like(x, 3.25))
     yield item("one-hot", lambda x, draw: put(torch.full_like(x, -50.0), (slice(None), 777), 50.0))

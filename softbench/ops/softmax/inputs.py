@@ -55,8 +55,8 @@ def refill(given: tuple[torch.Tensor, ...], case: Case, seed: int) -> None:
             tensor.copy_(values)
 
 
-HARD_SHIFT = {"fp32": 1e7, "fp16": 1.5e3, "bf16": 1e3}
-"""As far as a row may be shifted and still differ within itself."""
+MAX_SHIFT = {"fp32": 1e7, "fp16": 1.5e3, "bf16": 1e3}
+"""The largest shift of a row, by dtype, at which its elements still differ."""
 
 
 def make_adversarial(given: tuple[torch.Tensor, ...], case: Case, seed: int) -> list[str]:
@@ -88,7 +88,7 @@ def _hard_rows(given: tuple[torch.Tensor, ...], case: Case, seed: int) -> dict[s
 
     return {
         "30 times as wide": lambda rows: x[rows].mul_(30),
-        f"shifted by {HARD_SHIFT[case.dtype]:g}": lambda rows: x[rows].add_(HARD_SHIFT[case.dtype]),
+        f"shifted by {MAX_SHIFT[case.dtype]:g}": lambda rows: x[rows].add_(MAX_SHIFT[case.dtype]),
         "constant": lambda rows: x[rows].fill_(3.25),
         "one-hot": one_hot,
         "rising to 60": lambda rows: x[rows].copy_(ramp),

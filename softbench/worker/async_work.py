@@ -1,0 +1,89 @@
+"""The async-work watch: detects work that is not finished when a call returns.
+
+Signs of such work: a thread is left running, the output still changes, or the GPU is busy after the caller's stream.
+"""
+
+from __future__ import annotations
+
+import _thread
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from softbench.core.text import count
+from softbench.worker.output_checks import same
+
+Call = Callable[[], object]
+
+SETTLE_SECONDS = 0.03  # lets a thread that was left behind write on; short beside a plugin's build
+SIDE_STREAM_US = 150.0  # device work allowed after the caller's stream has finished; an idle device answers at once
+MAX_CALLS = 50  # as `softbench.worker.device_timer.MOST_ISSUED`: the driver's queue must not block
+CALLS_US = 3000.0  # issue about this much work at once, if MAX_CALLS suffice
+AHEAD_CYCLES = 2_000_000  # about 1 ms on the caller's stream, so that work waiting for that stream starts after the caller's
+TRIES = 3  # a busy host may be late once; hidden work shows in each try
+
+
+class AsyncWorkWatch:
+    """Watches one call: was its work finished when it returned?"""
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+        self.threads = _thread._count()
+        self.lingers = False
+        """Set by `unfinished`: a thread was left running, but the output stayed the same. A compiler's own thread does so too."""
+
+    def left(self) -> str:
+        """A message about Python threads that the call started and left running, or an empty text. Earlier threads do not count."""
+        more = _thread._count() - self.threads
+        return f"left {count(more, 'thread')} running when it returned: its work may not be done" if more > 0 else ""
+
+    def unfinished(self, results: Any) -> str:
+        """A message if the output changes after the call, or if a thread is left; else an empty text. Use it right after the call.
+
+        It compares two readings of the output. On a GPU the first is ordered on the caller's stream; the second waits for the device.
+        """
+        all_results = results if isinstance(results, tuple | list) else (results,)
+        outputs = [
+            out for out in all_results if type(out) is torch.Tensor and out.layout is torch.strided and out.device.type == self.device
+        ]
+        left = self.left()
+        at_once = [out.detach().clone() for out in outputs]
+        if _thread._count():
+            time.sleep(SETTLE_SECONDS)
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+        changed = not all(same(out.detach(), early) for early, out in zip(at_once, outputs, strict=True))
+        self.lingers = left != "" and not changed
+        return "wrote its output after its call had returned: on another thread or stream, or later" if changed and not left else left
+
+
+def side_stream_us(call: Call, each_us: float) -> float:
+    """Microseconds for which the device stays busy after the caller's stream has finished.
+
+    Calls that run on the caller's stream, or join it again, leave the device idle. Each try measures in two ways and takes the larger
+    value; the result is the least of the tries. A sleep on the caller's stream shows work that waits for that stream. Without the sleep,
+    work that waits for no stream shows. `each_us` is about the duration of a call.
+    """
+    calls = max(5, min(MAX_CALLS, int(CALLS_US / max(each_us, 1.0))))
+    least = float("inf")
+    for _ in range(TRIES):
+        least = min(least, max(_busy_us(call, calls, cycles) for cycles in (AHEAD_CYCLES, 0)))
+        if least <= SIDE_STREAM_US:
+            break
+    return least
+
+
+def _busy_us(call: Call, calls: int, cycles: int) -> float:
+    torch.cuda.synchronize()
+    if cycles:
+        torch.cuda._sleep(cycles)
+    for _ in range(calls):
+        call()
+    end = torch.cuda.Event()
+    end.record()
+    end.synchronize()
+    start = time.perf_counter()
+    torch.cuda.synchronize()
+    return (time.perf_counter() - start) * 1e6

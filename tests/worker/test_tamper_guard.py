@@ -1,0 +1,87 @@
+"""The tamper guard: every protected name exists, and a missing or replaced one is reported."""
+
+import ast
+import importlib
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+from softbench.worker import tamper_guard
+from softbench.worker.tamper_guard import OPTIONAL, PROTECTED, bind, bound
+
+ROOT = Path(__file__).parents[2]
+DOTTED = re.compile(r"softbench(?:\.[A-Za-z_]\w*)+")
+
+
+def test_guard_binds_every_protected_name():
+    labels = {f"{module.__name__}.{name}" for module, names in PROTECTED.items() for name in names.split()}
+    assert labels - OPTIONAL <= {name.label for name in bind("cpu").names}
+
+
+def test_missing_protected_name_raises():
+    with pytest.raises(AttributeError, match=r"protects time\.no_such_name, which does not exist"):
+        bound({time: "perf_counter no_such_name"})
+
+
+def test_missing_owner_of_a_protected_name_raises():
+    with pytest.raises(AttributeError, match=r"protects time\.NoClass\.method"):
+        bound({time: "NoClass.method"})
+
+
+def test_optional_name_may_be_missing(monkeypatch):
+    monkeypatch.setattr(tamper_guard, "OPTIONAL", frozenset({"time.no_such_name"}))
+    assert bound({time: "no_such_name"}) == ()
+
+
+def test_optional_names_are_protected_names():
+    assert {f"{module.__name__}.{name}" for module, names in PROTECTED.items() for name in names.split()} >= OPTIONAL
+
+
+def test_replaced_function_is_named(monkeypatch):
+    guard = bind("cpu")
+    assert guard.replaced() == ""
+    monkeypatch.setattr(time, "perf_counter", lambda: 0.0)
+    assert guard.replaced() == "replaced time.perf_counter, which measures or judges it"
+
+
+def test_exchanged_code_is_noticed(monkeypatch):
+    from softbench.ops.softmax import reference
+
+    guard = bind("cpu")
+    monkeypatch.setattr(reference.forward, "__code__", (lambda x: x).__code__)
+    assert guard.replaced() == "replaced softbench.ops.softmax.reference.forward, which measures or judges it"
+
+
+def dotted_names(path: Path) -> set[str]:
+    """Names such as `softbench.ops.softmax.tolerance` in a file's strings: also docstrings."""
+    strings = [
+        node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
+    return {name for text in strings for name in DOTTED.findall(text)}
+
+
+def resolves(name: str) -> bool:
+    parts = name.split(".")
+    for end in range(len(parts), 0, -1):
+        try:
+            value = importlib.import_module(".".join(parts[:end]))
+        except ImportError:
+            continue
+        for attribute in parts[end:]:
+            if not hasattr(value, attribute):
+                return False
+            value = getattr(value, attribute)
+        return True
+    return False
+
+
+NO_MODULES = {"softbench.backends"}
+"""An entry-point group; it is also a package, but `softbench.backends` does not mean it there."""
+
+
+@pytest.mark.parametrize("folder", ["worker", "ops", "plugins"])
+def test_every_module_in_a_string_resolves(folder):
+    for path in (ROOT / "softbench" / folder).rglob("*.py"):
+        assert {name for name in dotted_names(path) - NO_MODULES if not resolves(name)} == set(), path
