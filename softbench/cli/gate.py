@@ -60,10 +60,10 @@ def gate(
 ) -> None:
     """Judge whether a backend became slower: 0 pass, 1 regression, 3 inconclusive.
 
-    With --baseline, stored runs (3 processes at least) are compared with a baseline (5 at least) of the same GPU model:
-    a moderated t test on each cell's process medians, with Holm's correction over all cells.
+    With --baseline, stored runs (3 processes at least) are compared with a baseline (5 at least) of the same GPU model.
+    The test is a moderated t test on each cell's process medians, with Holm's correction over all cells.
 
-    With --candidate and --reference, both are measured now, interleaved, over the sweep of the other flags: a
+    With --candidate and --reference, both are measured now, interleaved, over the sweep of the other flags. The test is a
     signed-rank test on the ratios of the rounds. Flagged cells are measured again in two fresh process pairs;
     only if all agree is a cell a regression. If processes differ (--processes K or --baseline show it), the margin grows.
 

@@ -59,6 +59,7 @@ class Settings:
     """One run, fully described. The field docs are the text of docs/configuration.md."""
 
     sweep: tuple[Sweep, ...] = ()
+    """Tables with M, N, dtype and direction."""
     backends: tuple[str, ...] | None = None
     """Names or patterns of backends; None means all but the extras."""
     plugins: tuple[Path, ...] = ()

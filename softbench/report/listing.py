@@ -149,7 +149,7 @@ def cost_rows(found: Mapping[str, BackendCost]) -> list[tuple[str, ...]]:
 
 
 def markdown(found: Mapping[str, BackendCost]) -> str:
-    """The same for a README."""
+    """The table of `costs` as Markdown."""
     head, *body = cost_rows(found)
     lines = [head, ("---", *("---:" for _ in head[1:-1]), "---"), *(("`" + row[0] + "`", *row[1:]) for row in body)]
     table = "\n".join("| " + " | ".join(line) + " |" for line in lines)

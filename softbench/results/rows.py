@@ -1,4 +1,4 @@
-"""The tidy CSV: one row a cell, every column documented, nothing lost on the way in or out."""
+"""Rows of the results CSV: one row per cell."""
 
 from __future__ import annotations
 
@@ -17,82 +17,93 @@ from softbench.results import labels
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A cell as the CSV has it. Fields that do not apply are None (numbers) or empty (texts)."""
+    """A cell as a row of the CSV. A field that does not apply is None or an empty text."""
 
     backend: str
+    """Name of the backend."""
     direction: str
+    """`forward`, `backward` or `both`."""
     M: int
+    """Rows."""
     N: int
+    """Columns: the reduced axis."""
     dtype: str
+    """`fp32`, `fp16` or `bf16`."""
     status: str
-    """`ok`, `wrong`, `failed`, `timeout`, `oom`, `unverified`, `checked` (not timed), `skipped` or `unavailable`; only `ok` has figures."""
+    """`ok`, `wrong`, `failed`, `timeout`, `oom`, `unverified`, `checked` (not timed), `skipped` or `unavailable`. Only `ok` has results."""
     grade: str
-    """CSV column `class`: `pass`, `low-precision`, `yardstick`, `wrong` or `unverified`; empty where nothing was checked."""
+    """`pass`, `low-precision`, `yardstick`, `wrong` or `unverified`; empty without a check."""
     reason: str
-    """Why the status is not `ok`, or the class not `pass`, or why there is no device time."""
+    """Why the status is not `ok`, why the class is not `pass`, or why there is no device time."""
     median_us: float | None
-    """The median of the round medians, microseconds a call."""
+    """The median of the round medians, microseconds per call."""
     p20_us: float | None
+    """20th percentile over all samples, microseconds."""
     p80_us: float | None
-    """20th and 80th percentile over all samples."""
+    """80th percentile over all samples, microseconds."""
     n: int | None
-    """Samples."""
+    """Number of samples."""
     rounds: int | None
-    """Rounds over all processes."""
+    """Number of rounds over all processes."""
     processes: int | None
-    """Fresh sets of workers."""
+    """Number of process sets."""
     gbps: float | None
-    """Decimal GB/s: algorithmic bytes over median_us; none of `host` times, in which nothing is moved, nor of `implausible` ones."""
+    """Bandwidth in decimal GB/s: algorithmic bytes over `median_us`. Empty for `host` times and `implausible` cells."""
     of_copy: float | None
-    """Bandwidth over that of the same-bytes yardstick: the median over shared rounds."""
+    """Fraction of copy: the median over shared rounds of copy's time over this time."""
     speedup: float | None
-    """Over `relative_to`: the median over shared rounds of its time / this time."""
+    """The median over shared rounds of the reference backend's time over this time."""
     relative_to: str
+    """The reference backend."""
     build_s: float | None
-    """Prepare, first call and synchronize, seconds."""
+    """Seconds of prepare, first call and synchronization."""
     build_cache: str
-    """`cold`, `cached`, or empty where nothing is compiled."""
+    """`cold`, `cached`, or empty if nothing is compiled."""
     error_over_bound: float | None
-    """The worst elementwise error over its bound; `inf` where NaN or infinities are misplaced."""
+    """The largest error over its bound; `inf` if NaN or infinities are misplaced."""
     timer: str
     """`do_bench`, `device`, `graph` or `host`; on the CPU `torch.utils.benchmark`."""
     device: str
-    """The GPU's or CPU's name."""
+    """Name of the GPU or CPU."""
     run: str
-    """Name of the run; its JSON holds the raw samples and the environment."""
-    # What follows came later: files of earlier versions lack it.
+    """Name of the run, whose JSON has the raw samples."""
+    # Files of earlier versions lack the columns below.
     l2: str = ""
     """`cold` or `warm`; empty on the CPU."""
     device_us: float | None = None
-    """Median time of a call's kernels on the device, microseconds."""
+    """Median device time, microseconds."""
     host_us: float | None = None
-    """Median time of issuing a call, microseconds."""
+    """Median host time, microseconds."""
     kernels: int | None = None
-    """Kernels, copies and fills that a call runs; their names are in the JSON."""
+    """Number of kernels, copies and fills of a call; their names are in the JSON."""
     labels: str = ""
-    """What to know before believing the figure, words of `softbench.results.labels`, a blank between them."""
+    """Labels of the cell, separated by blanks."""
     of_peak: float | None = None
-    """Bandwidth over the datasheet's."""
+    """Bandwidth over the datasheet's bandwidth: NVML's memory clock x 2 x bus width."""
     low_us: float | None = None
+    """Lower end of the 95 % interval of the median over all samples, microseconds."""
     high_us: float | None = None
-    """95 % interval of the median over all samples, without an assumption on their distribution."""
+    """Upper end of that interval, microseconds."""
     stopped: str = ""
-    """Why no more was sampled: `precise` (known), `limit` (of rounds) or `fixed` (the number was given)."""
+    """Why sampling stopped: `precise`, `limit` (of rounds) or `fixed` (number of rounds)."""
     compile_s: float | None = None
-    """Of build_s, the seconds in torch.compile."""
+    """Seconds of `build_s` in `torch.compile`."""
     recompiles: int | None = None
-    """Graphs that torch.compile made after the build; empty where it compiled nothing."""
+    """Graphs that `torch.compile` made after the build; empty if it compiled nothing."""
     peak_bytes: int | None = None
-    """Device memory that a call takes at its peak, outputs included, inputs not."""
+    """Peak of torch's allocator during a call, with outputs and without inputs, bytes."""
     sm_clock_mhz: float | None = None
+    """Median SM clock after the counted batches, MHz."""
     memory_clock_mhz: float | None = None
+    """Median memory clock after the counted batches, MHz."""
     power_w: float | None = None
+    """Median power after the counted batches, watts."""
     temperature_c: float | None = None
-    """Medians of NVML's readings after the batches that make the figure."""
+    """Median temperature after the counted batches, degrees Celsius."""
     throttled_batches: int | None = None
-    """Batches of a slowed GPU, which count only where there are no others."""
+    """Batches of a throttled GPU; they count only if a cell has no others."""
     graph_breaks: int | None = None
-    """Where torch.compile left a part of the function to Python; empty where it compiled nothing."""
+    """Places where `torch.compile` left a part of the function to Python; empty if it compiled nothing."""
 
     @property
     def case(self) -> tuple[str, str, int, int]:
@@ -100,7 +111,7 @@ class Row:
 
 
 IMPLAUSIBLE = "implausible"
-"""The label under which no bandwidth is published."""
+"""Cells with this label publish no bandwidth."""
 
 
 def row(

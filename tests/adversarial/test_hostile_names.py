@@ -153,7 +153,7 @@ def test_nothing_that_a_worker_or_a_file_says_is_unpickled():
                 assert called not in ("torch.load", "eval", "exec", "numpy.load", "np.load", "pandas.read_pickle"), (path, called)
 
 
-def test_the_readme_says_that_a_plugin_is_code_you_run():
+def test_readme_says_that_a_plugin_is_code_you_run():
     assert "A plugin is code that you run" in (PACKAGE.parent / "README.md").read_text()
 
 

@@ -1,4 +1,4 @@
-"""What a strategy costs, from a results file: medians, a mean of fractions, and how it is shown; and what the README says of it."""
+"""The costs of each backend of a results file: medians, mean fractions, and their tables."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -114,10 +114,11 @@ def test_the_committed_run_is_found_from_anywhere_and_its_absence_is_no_error(tm
 
 
 @pytest.mark.skipif(not COMMITTED.is_file(), reason=f"no {costs.COMMITTED} yet: softbench run --config strategies on an H200")
-def test_the_readmes_table_is_what_the_committed_run_gives():
+def test_docs_have_the_costs_of_the_committed_run():
     rows, warnings = read_csv(COMMITTED)
     assert warnings == []
-    assert listing.markdown(costs.by_backend(rows)) in (ROOT / "README.md").read_text()
+    table = listing.markdown(costs.by_backend(rows)).split("\n\n")[0]
+    assert table in (ROOT / "docs" / "backends.md").read_text()
 
 
 def test_the_strategies_configuration_takes_every_backend_and_few_cells():

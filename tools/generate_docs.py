@@ -1,0 +1,201 @@
+"""Rewrites the generated parts of README and docs: python tools/generate_docs.py [--check]
+
+A generated part stands between `<!-- generated: NAME -->` and `<!-- end -->`. Its text comes from the code or from committed results.
+With --check nothing is written, and the exit code is 1 if a part differs from its source.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import sys
+from collections.abc import Callable, Iterator
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.console import Console
+
+from softbench.cli.main import app
+from softbench.cli.panels import LAST, OTHERS, panel_of
+from softbench.plan.config_file import shipped
+from softbench.plan.settings import Settings
+from softbench.report import listing, tables
+from softbench.results.by_backend import by_backend
+from softbench.results.csv import read_csv
+from softbench.results.rows import Row
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "results" / "h200"
+MARK = re.compile(r"(<!-- generated: (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+FRONTIER = (
+    *(("forward", "bf16", 4096), ("forward", "fp32", 4096), ("forward", "bf16", 262144), ("forward", "bf16", 1024)),
+    ("backward", "bf16", 4096),
+)
+README_BACKENDS = ("copy", "torch", "compile", "liger", "quack", "triton", "cuda")
+README_COLUMNS = (1024, 4096, 16384, 65536, 131072, 781, 5003, 50257)
+
+
+def table(head: tuple[str, ...], rows: list[tuple[str, ...]], align: str = "") -> str:
+    """A Markdown table; `align` has an `r` for each right-aligned column."""
+    rule = ["---:" if align[i : i + 1] == "r" else "---" for i in range(len(head))]
+    lines = [" | ".join(cell.replace("|", "\\|") for cell in row) for row in rows]
+    return "\n".join(f"| {line} |" for line in (" | ".join(head), " | ".join(rule), *lines))
+
+
+def docs_of(cls: type) -> Iterator[tuple[str, str]]:
+    """Name and docstring of each field of a class.
+
+    Raises:
+        ValueError: a field has no docstring.
+    """
+    nodes = ast.parse(inspect.getsource(cls)).body[0].body  # type: ignore[attr-defined]
+    for node, after in zip(nodes, [*nodes[1:], None], strict=True):
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            if not (isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)):
+                raise ValueError(f"{cls.__name__}.{node.target.id} has no docstring")
+            yield node.target.id, " ".join(str(after.value.value).split())
+
+
+def columns() -> str:
+    """The CSV's columns with the docs of `Row`."""
+    found = dict(docs_of(Row))
+    rows = [(f"`{'class' if name == 'grade' else name}`", found.get(name, "")) for name in Row.__slots__]
+    return table(("column", "meaning"), rows)
+
+
+def settings() -> str:
+    """The keys of a configuration with the docs of `Settings`."""
+    defaults = Settings()
+    rows = []
+    for name, text in docs_of(Settings):
+        value = getattr(defaults, name)
+        shown = ", ".join(f"{key} {seconds:g}" for key, seconds in value.items()) if isinstance(value, dict) else str(value)
+        rows.append((f"`{name}`", f"`{shown}`" if value not in ((), None) else "", text))
+    return table(("key", "default", "meaning"), rows)
+
+
+def configurations() -> str:
+    """The shipped configurations with their first comment lines."""
+    return table(("name", "what it measures"), [(f"`{name}`", text) for name, text in shipped().items()])
+
+
+def rows_of(file: str) -> list[Row]:
+    rows, warnings = read_csv(RESULTS / file)
+    assert not warnings
+    return rows
+
+
+def shown(rows: list[Row], *, legend: bool) -> str:
+    """Tables as `softbench show` prints them into a log."""
+    out = StringIO()
+    console = Console(file=out, width=400, color_system=None)
+    console.print(tables.results(rows, console))
+    text = "\n".join(line.rstrip() for line in out.getvalue().splitlines()).strip("\n")
+    marks = next((line for line in text.splitlines() if line.startswith("* fastest")), "")
+    sections = text.split("\n* fastest")[0].rstrip()
+    return f"```text\n{sections}\n" + (f"\n{marks}\n" if legend else "") + "```"
+
+
+def frontier() -> str:
+    rows = rows_of("frontier.csv")
+    return shown([row for section in FRONTIER for row in rows if (row.direction, row.dtype, row.M) == section], legend=True)
+
+
+def odd() -> str:
+    return shown(rows_of("odd.csv"), legend=False)
+
+
+def readme_results() -> str:
+    """Eight rows of the frontier: bandwidth and percentage of copy."""
+    cells = {(row.N, row.backend): row for row in rows_of("frontier.csv") if (row.direction, row.dtype, row.M) == FRONTIER[0]}
+
+    def cell(N: int, backend: str) -> str:
+        row = cells[N, backend]
+        if row.status != "ok" or row.gbps is None:
+            return row.status
+        return f"{row.gbps:.0f}" + (f" ({row.of_copy:.0%})" if row.of_copy and backend != "copy" else "")
+
+    rows = [(str(N), *(cell(N, backend) for backend in README_BACKENDS)) for N in README_COLUMNS]
+    command = "`softbench show results/h200/frontier.csv`, bf16"
+    return table(("N", *(f"`{name}`" for name in README_BACKENDS)), rows, "r" * 9) + f"\n\n({command})"
+
+
+def costs() -> str:
+    """The table of `softbench show --costs --markdown`, and one of the backends without results."""
+    main_table, *others = listing.markdown(by_backend(rows_of("strategies.csv"))).split("\n\n")
+    rows = [(status, names) for status, names in (line.split(": ", 1) for line in others)]
+    return f"{main_table}\n\n{table(('no result', 'backends'), rows)}"
+
+
+def commands() -> str:
+    """Every command with its help, arguments and options."""
+    group: Any = typer.main.get_command(app)
+    parts = [(group.help or "").strip(), (group.epilog or "").strip()]
+    for name, command in group.commands.items():
+        nested = getattr(command, "commands", None)
+        for title, one in {f"{name} {sub}": found for sub, found in nested.items()}.items() if nested else [(name, command)]:
+            parts += [f"## softbench {title}", *_command(one)]
+    return "\n\n".join(parts)
+
+
+def _command(command: Any) -> list[str]:
+    parts = [inspect.cleandoc(command.help or "")]
+    panels: dict[str, list[tuple[str, ...]]] = {}
+    for param in command.params:
+        if param.name != "help":
+            names = ", ".join(f"`{opt}`" for opt in param.opts) if param.param_type_name == "option" else f"`{param.name}`"
+            panels.setdefault(panel_of(param), []).append((names, param.help or "", _default(param)))
+    for panel, rows in sorted(panels.items(), key=lambda item: (item[0] in LAST, item[0] == OTHERS)):
+        parts += [f"**{panel}**", table((panel.lower() if panel == "Arguments" else "option", "meaning", "default"), rows)]
+    return parts
+
+
+def _default(param: Any) -> str:
+    """The default as text; empty for a flag and for an option without one."""
+    if isinstance(param.show_default, str):
+        return param.show_default
+    value = param.default
+    return "" if value is None or isinstance(value, bool) or not param.show_default or callable(value) else f"`{value}`"
+
+
+PARTS: dict[str, Callable[[], str]] = {
+    "readme-results": readme_results,
+    "commands": commands,
+    "costs": costs,
+    "configurations": configurations,
+    "settings": settings,
+    "columns": columns,
+    "frontier": frontier,
+    "odd": odd,
+}
+
+
+def generated(text: str) -> str:
+    """The text with every generated part renewed."""
+    return MARK.sub(lambda match: f"{match[1]}\n{PARTS[match['name']]()}\n\n{match[3]}", text)
+
+
+def files() -> list[Path]:
+    """README, CONTRIBUTING and docs."""
+    return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def main() -> int:
+    stale = []
+    for file in files():
+        before = file.read_text(encoding="utf-8")
+        after = generated(before)
+        if after != before:
+            stale.append(file)
+            if "--check" not in sys.argv:
+                file.write_text(after, encoding="utf-8")
+    for file in stale:
+        print(file.relative_to(ROOT))
+    return 1 if stale and "--check" in sys.argv else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
