@@ -1,4 +1,4 @@
-"""A candidate against a reference: measured interleaved, and what is flagged measured again in fresh processes."""
+"""The A/B run: measures candidate and reference interleaved, and flagged cells again in fresh processes."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from softbench.results import store
 from softbench.run.run import Request
 
 DEFAULTS: Layer = {**same_run.FIXED_ROUNDS, "batch_ms": 5.0, "yardstick": False}
-"""More and shorter batches than a run's: a round is one value of the test, however long its batches are."""
+"""More and shorter batches than in a run: a round is one value of the test, however long its batches are."""
 
 Measure = Callable[[Request], store.Run]
 
 
 def ask(request: Request, candidate: str, reference: str) -> Request:
-    """The request with what the comparison needs: the two backends, and rounds enough.
+    """The request with both backends and enough rounds.
 
     Raises:
-        UsageError: the two are one.
+        UsageError: candidate and reference are the same.
     """
     if candidate == reference:
         raise UsageError(f"--candidate {candidate}: is the reference too; to measure the gate's own noise use --self-test")
@@ -34,15 +34,15 @@ def ask(request: Request, candidate: str, reference: str) -> Request:
 
 
 def fixed(request: Request) -> Request:
-    """The request with the defaults of a comparison, whose backends share all rounds: a configuration's number counts where it is one."""
+    """The request with the defaults of an A/B run. A configuration's number of rounds counts only if it is fixed."""
     config: Layer = {**DEFAULTS, **request.config}
-    if config["rounds"] != config["max_rounds"]:  # until it is known: written for a run
+    if config["rounds"] != config["max_rounds"]:  # a range of rounds is meant for a run
         config = {**config, **same_run.FIXED_ROUNDS}
     return replace(request, config=config)
 
 
 def rounds_told(request: Request) -> list[str]:
-    """What to say where the configuration's rounds are not those that are taken."""
+    """A note if the configuration's number of rounds is not used."""
     rounds, most = ({**DEFAULTS, **request.config}[key] for key in ("rounds", "max_rounds"))
     if rounds == most or "rounds" in request.flags:
         return []
@@ -58,13 +58,13 @@ def judge(
     base: RunSamples | None = None,
     allowed: Sequence[str] = (),
 ) -> GateReport:
-    """Measure, screen, and measure again in fresh process pairs what is flagged.
+    """Measure, screen, and confirm flagged cells in fresh process pairs.
 
-    `base`: a baseline that tells the reference's spread between processes, which raises the margins of noisy cells.
+    `base` is a baseline with the reference's spread between processes, which raises the margins of noisy cells.
 
     Raises:
-        UsageError: a backend that is not there. What `softbench.run.run.run` raises passes through.
-        InconclusiveError: `base` is of another machine.
+        UsageError: a backend does not exist. Errors of `softbench.run.run.run` pass through.
+        InconclusiveError: `base` comes from another machine.
     """
     try:
         run = measure(request)
@@ -82,12 +82,12 @@ def judge(
 
 
 def found(run: store.Run) -> RunSamples:
-    """A run's evidence, from memory."""
+    """The samples of a run that was just measured."""
     return from_document(run.document(), str(run.json))
 
 
 def confirmation(request: Request, flagged: Sequence[Verdict]) -> Request:
-    """The same measurement of the flagged cases only, in fresh processes."""
+    """The request that measures only the flagged cases, in fresh processes."""
     cells = [verdict.cell for verdict in flagged]
     sweeps = tuple(Sweep((cell.M,), (cell.N,), (cell.dtype,), (Direction(cell.direction),)) for cell in cells)
     flags = cast(Layer, {key: value for key, value in request.flags.items() if key not in AXES})

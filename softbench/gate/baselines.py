@@ -1,7 +1,7 @@
-"""A baseline: what several processes measured on one machine, as a readable file under results/baselines/.
+"""Baselines: the round medians of several processes on one machine, as a readable file under results/baselines/.
 
-It is JSON with a line a cell: each process's round medians, in microseconds. The raw samples stay in the runs' own files. What
-measured it (GPU, driver, versions, command) stands above the cells, and `softbench.gate.environment_match` holds it against every new run.
+The file is JSON with a line per cell: each process's round medians in microseconds. The raw samples stay in the runs' own files. The
+header has GPU, driver, versions and command, and `softbench.gate.environment_match` holds it against every new run.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ VERSION = 1
 
 
 def save(parts: Sequence[RunSamples], name: str, folder: Path = FOLDER, *, force: bool = False) -> tuple[Path, list[str]]:
-    """Write the runs together as the baseline `name`; returns its file, and warnings.
+    """Write the runs together as the baseline `name`; returns the file and warnings.
 
     Raises:
-        UsageError: a name that is none, or is taken and not to be forced.
+        UsageError: an invalid name, or one that exists and is not to be replaced.
         ResultsError: one run given twice, or the folder cannot be written.
         InconclusiveError: too few processes (the message has the command that measures more), or runs of different machines or sweeps.
     """
@@ -45,13 +45,13 @@ def save(parts: Sequence[RunSamples], name: str, folder: Path = FOLDER, *, force
 
 
 def promote(candidate: str, name: str, folder: Path = FOLDER, allowed: Sequence[str] = ()) -> tuple[Path, Path | None, list[str]]:
-    """Make one saved baseline the one that is called `name`; what was called so is kept as `NAME.previous`.
+    """Give a saved baseline the name `name`; the former baseline of that name becomes `NAME.previous`.
 
-    Returns the file, that of the previous one (None where there was none), and warnings.
+    Returns the file, the former baseline's file (or None), and warnings.
 
     Raises:
-        UsageError, ResultsError: no such baseline, damaged, or the folder cannot be written.
-        InconclusiveError: it is of another machine than the one it replaces.
+        UsageError, ResultsError: the baseline is missing or damaged, or the folder cannot be written.
+        InconclusiveError: it comes from another machine than the baseline it replaces.
     """
     found, target = open_baseline(candidate, folder), path_of(name, folder)
     warnings, previous = _enough(found), None
@@ -66,7 +66,7 @@ def promote(candidate: str, name: str, folder: Path = FOLDER, allowed: Sequence[
 
 
 def path_of(name: str, folder: Path = FOLDER) -> Path:
-    """The file of a baseline's name; UsageError where that is none."""
+    """The file of a baseline's name; raises UsageError for an invalid name."""
     if not NAME.fullmatch(name) or name.endswith((".json", ".csv")):
         raise UsageError(f"'{one_line(name, 60)}' is no name for a baseline; use letters, digits and . _ : + -, without .json")
     return folder / f"{name}.json"
@@ -78,7 +78,7 @@ def saved(folder: Path = FOLDER) -> list[Path]:
 
 
 def open_baseline(name_or_file: str, folder: Path = FOLDER) -> RunSamples:
-    """A baseline by its name, or any file that can serve as one: a baseline, or a run's CSV or JSON.
+    """A baseline by its name, or from a file: a baseline, or a run's CSV or JSON.
 
     Raises:
         UsageError: no baseline of that name.
@@ -109,7 +109,7 @@ def _enough(found: RunSamples) -> list[str]:
 
 
 def _everywhere(found: RunSamples) -> list[str]:
-    """Runs that add up must be of one sweep: a cell that few of them have could never be judged."""
+    """Runs that add up must have one sweep: a cell that few runs have could never be judged."""
     held = {key: len(series.processes) for key, series in found.cells.items() if series.status == "ok"}
     few = [key for key, count in held.items() if count < LEAST_BASE]
     if few:

@@ -1,4 +1,4 @@
-"""Whether two measurements may be compared at all. What decides a bandwidth must be the same; what may move it is warned of."""
+"""Whether two measurements may be compared. Facts that determine a bandwidth must be equal; others give warnings."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ STRICT = {
     "cuda": ("device", "gpu", "gpu_memory_bytes", "ecc", "mig", "power_limit_w"),
     "cpu": ("device", "cpu", "cpu_count", "torch_threads"),
 }
-"""Facts that must be the same, by device. One that is absent counts as different: it may be."""
+"""Facts that must be equal, by device. An absent fact counts as different."""
 LACKED = ("ecc", "mig")
-"""Many cards have neither: what both sides lack on GPUs of one name is the same."""
+"""Facts that many GPUs lack. If both sides lack them, they count as equal."""
 WARNED = (
     *("driver", "cuda", "torch", "triton", "python", "gpu_count", "interleaved"),
-    *("sm_clock_max_mhz", "memory_clock_max_mhz"),  # the clock policy, as far as NVML tells it
+    *("sm_clock_max_mhz", "memory_clock_max_mhz"),  # the clock policy that NVML reports
 )
 MEASURED = ("rounds", "max_rounds", "precision", "warmup_ms", "batch_ms", "seed")
-"""Settings that bear on a figure."""
+"""Settings that affect a measurement."""
 MADE_BY = {"timer": "do_bench", "l2": "cold"}
-"""Settings that make another figure of it; runs that do not name them were made with these."""
+"""Settings that change what is measured, with their values in older runs."""
 
 
 def strict_fields() -> list[str]:
@@ -32,18 +32,18 @@ def strict_fields() -> list[str]:
 
 
 def validate(allowed: Sequence[str]) -> None:
-    """UsageError where a name is no field that may differ."""
+    """Raise UsageError for a name that is not such a fact."""
     for name in allowed:
         if name not in strict_fields():
             raise UsageError(f"--allow-env-mismatch: {unknown(name, strict_fields(), 'field')}")
 
 
 def check(new: RunSamples, base: RunSamples, allowed: Sequence[str] = ()) -> list[str]:
-    """Warnings, when the two may be compared.
+    """Warnings, if the two may be compared.
 
     Raises:
-        InconclusiveError: a strict field differs, or is absent; the message names the fields, both values and the way on.
-        UsageError: `allowed` names a field that there is not.
+        InconclusiveError: a strict fact differs or is absent. The message names facts, values and the option that accepts them.
+        UsageError: `allowed` names an unknown fact.
     """
     validate(allowed)
     fields = STRICT.get(str(base.environment.get("device")), STRICT["cuda"])
@@ -61,7 +61,7 @@ def check(new: RunSamples, base: RunSamples, allowed: Sequence[str] = ()) -> lis
             raise InconclusiveError(
                 f"{new.source} cannot be compared with {base.source}: {name} was {then}, now it is {now}; measure again"
             )
-    warnings = [f"compared all the same: {_told(name, new, base)}" for name in different]
+    warnings = [f"compared although different: {_told(name, new, base)}" for name in different]
     for name in WARNED:
         if new.environment.get(name) != base.environment.get(name):
             warnings.append(f"differs: {_told(name, new, base)}")
@@ -72,7 +72,7 @@ def check(new: RunSamples, base: RunSamples, allowed: Sequence[str] = ()) -> lis
 
 
 def one_machine(parts: Sequence[RunSamples], allowed: Sequence[str] = ()) -> list[str]:
-    """Warnings, when several runs may count as one.
+    """Warnings, if several runs may count as one.
 
     Raises:
         InconclusiveError: see `check`.

@@ -1,7 +1,7 @@
-"""The gate's arithmetic: tests, multiplicity, intervals. Numbers in, numbers out; `softbench.gate.verdicts` says what they mean.
+"""The gate's statistics: tests, corrections for multiple tests, moderated spreads, bounds of proportions.
 
-The signed-rank distribution is computed here, exactly, ties and all. scipy.special gives the t, the beta and the gamma functions'
-derivatives; it is imported when first needed (scipy.stats takes half a second to import, and would add nothing).
+The signed-rank distribution is computed exactly, with ties. scipy.special has the t, beta and polygamma functions. It is imported on
+first use; scipy.stats would take half a second to import.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from statistics import fmean, median, variance
 from typing import Any, cast
 
 TAU_FLOOR = 0.001
-"""The least between-process standard deviation believed, as a fraction: event times tick in 32 ns, which is 0.1 % of 32 us."""
+"""The smallest between-process standard deviation, as a fraction. Event times tick in 32 ns, which is 0.1 % of 32 us."""
 MAD_TO_SD = 1.4826  # of a normal distribution
 
 
 def signed_rank_p(values: Sequence[float]) -> float:
     """One-sided p of Wilcoxon's signed-rank test, H1: the values are symmetric about something greater than 0.
 
-    Exact given the observed ties (average ranks, doubled to whole numbers); zeros are left out. 1.0 where nothing is left.
+    Exact for the observed ties (average ranks, doubled to whole numbers). Zeros are left out; 1.0 if no value is left.
     """
     kept = sorted((value for value in values if value != 0), key=abs)
     if not kept:
@@ -33,7 +33,7 @@ def signed_rank_p(values: Sequence[float]) -> float:
         doubled += [first + 1 + last] * (last - first)  # twice the average of ranks first+1 .. last
     positive = sum(rank for rank, value in zip(doubled, kept, strict=True) if value > 0)
     slot = len(kept) + 1  # bits that hold any count up to 2**n
-    # The digits of this number are the counts of each rank sum; a number modulo (base - 1) is the sum of its digits.
+    # The digits are the counts of each rank sum. A number modulo (base - 1) is the sum of its digits.
     tail = (_rank_sums(tuple(doubled)) >> (slot * positive)) % ((1 << slot) - 1)
     return tail / (1 << len(kept))
 
@@ -64,28 +64,15 @@ def benjamini_hochberg(p: Sequence[float]) -> list[float]:
     return adjusted
 
 
-def median_interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float] | None:
-    """A distribution-free interval of the median: order statistics with at least `level` coverage; None for fewer than 6 values.
-
-    12 values: ranks 3..10; 20: 6..15; 30: 10..21.
-    """
-    k, below, n = 0, 0, len(values)
-    while (n := len(values)) and below + math.comb(n, k) <= (1 - level) / 2 * 2**n:
-        below += math.comb(n, k)
-        k += 1
-    ordered = sorted(values)
-    return (ordered[k - 1], ordered[n - k]) if k else None
-
-
 def robust_sd(values: Sequence[float]) -> float:
-    """The standard deviation as the median absolute deviation tells it: outliers do not count."""
+    """The standard deviation from the median absolute deviation, which ignores outliers."""
     centre = median(values)
     return MAD_TO_SD * median(abs(value - centre) for value in values)
 
 
 @dataclass(frozen=True, slots=True)
 class Moderated:
-    """One cell's between-process spread, with what it borrowed from all others."""
+    """One cell's between-process spread, moderated by all other cells."""
 
     tau: float
     """Standard deviation of a process's log median; a fraction."""
@@ -96,11 +83,11 @@ class Moderated:
 def moderate(groups: Sequence[Sequence[Sequence[float]]], floor: float = TAU_FLOOR) -> list[Moderated]:
     """Each cell's spread, shrunk toward that of all cells: the empirical Bayes of limma (Smyth 2004, section 6.2).
 
-    `groups[cell]` holds the cell's groups of process values (baseline, new), whose means may differ. Shrinking only ever raises a
-    cell's spread here: where its own is larger than the prior's (two modes, say), its own is believed, which costs power and no alarm.
+    `groups[cell]` holds the cell's groups of process values (baseline, new), whose means may differ. Shrinking never reduces a cell's
+    spread. A cell with a larger spread than the prior keeps its own: that costs power and causes no false alarm.
 
     Raises:
-        ValueError: a cell whose groups leave no degree of freedom.
+        ValueError: a cell has no degree of freedom.
     """
     own = [_within(cell) for cell in groups]
     if any(df < 1 for _, df in own):
@@ -123,7 +110,7 @@ def _within(groups: Sequence[Sequence[float]]) -> tuple[float, int]:
 
 def _prior(own: Sequence[tuple[float, int]]) -> tuple[float, float]:
     """Variance and degrees of freedom of the scaled inverse chi-square that the cells' variances look drawn from."""
-    if len(own) < 3:  # nothing to learn from so few
+    if len(own) < 3:  # too few cells to estimate a prior
         return 0.0, 0.0
     special = _special()
     e = [math.log(variance_) - special.digamma(df / 2) + math.log(df / 2) for variance_, df in own]

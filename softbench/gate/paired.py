@@ -1,8 +1,8 @@
-"""A candidate against a reference that was measured in the same rounds: signed-rank on the log ratios of the rounds.
+"""The paired comparison: candidate and reference in the same rounds, with a signed-rank test on the log ratios.
 
-A round is one pass over the backends of a case, in balanced order (AB BA BA AB); its value is log(candidate / reference) of the two
-batches' medians. Drift hits both alike and cancels. Between processes the ratio differs by more than rounds tell: so a cell that is
-flagged is measured again in fresh pairs of processes, and only if all agree is it a regression (`confirmed`).
+The order of a round is balanced (AB BA BA AB). Its value is log(candidate / reference) of the two batches' medians, so drift cancels.
+Between processes the ratio differs by more than rounds show. So a flagged cell is measured again in fresh process pairs, and is a
+regression only if all pairs agree (`confirmed`).
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 from statistics import fmean, median
 
 from softbench.core.errors import InconclusiveError
+from softbench.core.statistics import median_interval
 from softbench.gate import verdicts as gate
-from softbench.gate.inference import median_interval, moderate, robust_sd, signed_rank_p
+from softbench.gate.inference import moderate, robust_sd, signed_rank_p
 from softbench.gate.samples import CellKey, CellSamples, RunSamples
 from softbench.gate.verdicts import CellTest, GateReport, Rules, State, Verdict
 from softbench.plan.settings import Layer
@@ -22,30 +23,30 @@ from softbench.plan.settings import Layer
 MARGIN = 0.03
 ROUNDS = 20
 FIXED_ROUNDS: Layer = {"rounds": ROUNDS, "max_rounds": ROUNDS}
-"""As settings: candidate and reference are to share every round."""
+"""Settings for which candidate and reference share every round."""
 CONFIRMATIONS = 2
-"""Fresh pairs of processes that must all agree."""
+"""Number of fresh process pairs, which must all agree."""
 MARGIN_TAUS = 3 * math.sqrt(2)
-"""The margin is at least so many standard deviations of a process: three of the difference of two."""
+"""Least margin in standard deviations of one process: three standard deviations of the difference of two."""
 ORDER_FLOOR = 0.01
 ORDER_SDS = 4.0
-"""AB and BA may differ by so many of their standard errors (or the floor) before the cell is in doubt: 1 in 16 000 identical cells."""
-MEDIAN_SD = math.sqrt(math.pi / 2)  # a median's standard error over a mean's, normal values
+"""Standard errors (or the floor) by which AB and BA may differ. Beyond it a cell is in doubt: 1 in 16 000 identical cells."""
+MEDIAN_SD = math.sqrt(math.pi / 2)  # standard error of a median over that of a mean, for normal values
 
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """The rounds that candidate and reference share in one process pair."""
+    """The shared rounds of candidate and reference in one process pair."""
 
     logs: tuple[float, ...]
     """log(candidate / reference) of each round."""
     reference_us: tuple[float, ...]
     first: tuple[bool, ...]
-    """True where the candidate came first."""
+    """True if the candidate came first."""
 
 
 def pair(candidate: CellSamples, reference: CellSamples) -> dict[int, Pairs]:
-    """By process. Rounds that only one of the two has are left out."""
+    """The shared rounds by process."""
     found = {}
     for process, rounds in candidate.processes.items():
         others = {turn.number: turn for turn in reference.processes.get(process, ())}
@@ -58,10 +59,9 @@ def pair(candidate: CellSamples, reference: CellSamples) -> dict[int, Pairs]:
 
 
 def screen(run: RunSamples, candidate: str, reference: str, rules: Rules, tau: Mapping[CellKey, float] | None = None) -> GateReport:
-    """Every case of a run, candidate against reference. What it calls slower is flagged, and is to be confirmed.
+    """Compare candidate and reference in every case of a run. Cells called slower are flagged and need a confirmation.
 
-    `tau`: the between-process standard deviation of a cell where it is known from elsewhere (a stored baseline); where the run has
-    several process pairs it is estimated from them.
+    `tau` is the between-process standard deviation of cells, from a baseline. Several process pairs of the run also give it.
     """
     if run.environment.get("interleaved") is False:
         raise InconclusiveError(
@@ -89,14 +89,14 @@ def screen(run: RunSamples, candidate: str, reference: str, rules: Rules, tau: M
 
 
 def spreads(base: RunSamples, reference: str, candidate: str) -> dict[CellKey, float]:
-    """What a stored baseline tells of the reference's spread between processes, for the candidate's cells."""
+    """The reference's spread between processes in a baseline, for the candidate's cells."""
     keys = [key for key, series in base.cells.items() if key.backend == reference and len(series.processes) > 1]
     values = [[[math.log(us) for us in base.cells[key].medians_us().values()]] for key in keys]
     return {key.of(candidate): spread.tau for key, spread in zip(keys, moderate(values), strict=True)}
 
 
 def _spreads(cells: Mapping[CellKey, Mapping[int, Pairs]]) -> dict[CellKey, float]:
-    """The between-process standard deviation of one backend, where several process pairs tell it: that of the pairs over sqrt(2)."""
+    """The between-process standard deviation of one backend from several process pairs: that of the pairs over sqrt(2)."""
     several = {key: [[median(pairs.logs) for pairs in found.values()]] for key, found in cells.items() if len(found) > 1}
     if not several:
         return {}
@@ -113,7 +113,7 @@ def _trial(key: CellKey, found: Mapping[int, Pairs], rules: Rules, tau: float | 
         told = f"its processes differ so much that the margin would be {margin:.1%}, more than {rules.most_margin:.0%}"
         if ratio <= 1 + rules.most_margin:
             advisory = f"not gated: {told}"
-        elif ratio <= 1 + margin:  # too large to be let pass, too uncertain to be called: and beyond the raised margin it is judged
+        elif ratio <= 1 + margin:  # too large to pass and too uncertain to decide; beyond the raised margin the test decides
             doubt = doubt or f"{ratio - 1:+.1%}, and {told}: measure more processes"
     interval = _interval(logs, tau)
     pairs_told = f"{len(found)} process pairs" if len(found) > 1 else "1 process pair"
@@ -129,19 +129,19 @@ def _trial(key: CellKey, found: Mapping[int, Pairs], rules: Rules, tau: float | 
         gated=not advisory,
     )
     limit = math.log1p(margin)
-    # Rounds of several process pairs are no independent evidence when pooled: each pair must show it.
+    # Pooled rounds of several process pairs are not independent: each pair must show the change.
     slower = max(_beyond(pairs.logs, limit) for pairs in found.values())
     faster = max(_beyond([-value for value in pairs.logs], limit) for pairs in found.values())
     return CellTest(verdict, slower, faster, doubt)
 
 
 def _beyond(logs: Sequence[float], limit: float) -> float:
-    """p of H0: the logs are at most `limit`. Ticks of the clock make ties, which the logarithm's last bits must not break."""
+    """p of H0: the logs are at most `limit`. Rounding keeps the ties that the clock's ticks make."""
     return signed_rank_p([round(value - limit, 9) for value in logs])
 
 
 def _interval(logs: list[float], tau: float | None) -> tuple[float, float] | None:
-    """Distribution-free over the rounds; where tau is known, two processes' worth of it is added in quadrature."""
+    """A distribution-free interval over the rounds; a known tau of two processes is added in quadrature."""
     found = median_interval(logs)
     if found is None or tau is None:
         return found
@@ -166,21 +166,21 @@ def _doubt(found: Mapping[int, Pairs], rules: Rules, family: int, margin: float)
         sigma = robust_sd([value - median(ab) for value in ab] + [value - median(ba) for value in ba])
         limit = max(ORDER_FLOOR, ORDER_SDS * MEDIAN_SD * sigma * math.sqrt(1 / len(ab) + 1 / len(ba)))
         if min(median(ab), median(ba)) > margin or max(median(ab), median(ba)) < -margin:
-            continue  # whichever comes first, it is beyond the margin
+            continue  # beyond the margin in both orders
         if (differ := abs(median(ab) - median(ba))) > limit:
             return f"it depends on the order: AB and BA differ by {differ:.1%}, more than the noise explains ({limit:.1%})"
     return ""
 
 
 def flagged(report: GateReport) -> list[Verdict]:
-    """What must be measured again before it is believed."""
+    """The verdicts that need a confirmation."""
     return [verdict for verdict in report.verdicts if verdict.state is State.SLOWER and verdict.gated]
 
 
 def confirmed(report: GateReport, again: RunSamples | None, reference: str) -> GateReport:
-    """The report after the flagged cells were measured again: a regression stands only where every fresh process pair agrees.
+    """The report after the confirmation: a regression stays only if every fresh process pair agrees.
 
-    `again` is None where nothing was measured again: then nothing flagged stands.
+    Without a second measurement (`again` is None) no flagged cell stays a regression.
     """
     return replace(report, verdicts=gate.ranked([_settled(v, again, reference, report.rules) for v in report.verdicts]))
 

@@ -1,4 +1,4 @@
-"""What the gate judges: of every cell, each process's round medians, read from what `softbench run` and `softbench baseline` wrote."""
+"""The gate's input: the round medians of every cell and process, from run documents and baselines."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from softbench.results.records import profile_from_json
 from softbench.results.store import SCHEMA, record_to_json
 
 LATENCIES_US = (1e-6, 1e12)
-"""Beyond these nothing was measured; within them every ratio is a number to calculate with."""
-MAX_BYTES = 2**30  # a document of more is not one of ours, and would only fill the memory
+"""The range of valid latencies; every ratio within it is finite."""
+MAX_BYTES = 2**30  # softbench writes no larger document
 
 
 class CellKey(NamedTuple):
@@ -38,20 +38,20 @@ class CellKey(NamedTuple):
 
     @property
     def case(self) -> str:
-        """The case's stable name, as `softbench.core.case.Case.key` has it."""
+        """The case's name, equal to `softbench.core.case.Case.key`."""
         return f"{self.direction}-{self.dtype}-{self.M}x{self.N}"
 
     def of(self, backend: str) -> CellKey:
-        """Another backend on the same case."""
+        """The cell of another backend on the same case."""
         return self._replace(backend=backend)
 
 
 class RoundMedian(NamedTuple):
-    """What one backend did in one round."""
+    """The median of one batch, with its round."""
 
     number: int
     position: int
-    """Its place in the round's order."""
+    """The backend's place in the round's order."""
     median_us: float
 
 
@@ -65,7 +65,7 @@ class CellSamples:
     grade: str
     processes: dict[int, tuple[RoundMedian, ...]] = field(default_factory=dict)
     host_bound: str = ""
-    """Where do_bench read the host: in words, with the kernels' own time. Empty where it did not, or nobody looked."""
+    """If do_bench measured the host: the reason with the kernels' own time. Else empty."""
 
     def medians_us(self) -> dict[int, float]:
         """Each process's figure: the median of its round medians, microseconds."""
@@ -77,7 +77,7 @@ class RunSamples:
     """One or several runs on one machine."""
 
     source: str
-    """Where it was read, for people."""
+    """The files, for messages."""
     runs: tuple[str, ...]
     schema: int
     device_name: str
@@ -87,10 +87,10 @@ class RunSamples:
     cells: dict[CellKey, CellSamples]
     processes: int
     versions: dict[str, str] = field(default_factory=dict)
-    """What measured it: `softbench` and `git_commit`, where known."""
+    """Versions of `softbench` and `git_commit`, if known."""
 
     def more_processes(self, count: int) -> str:
-        """The command that measures the same with so many processes."""
+        """The command that measures the same with this many processes."""
         try:
             words = shlex.split(self.command)
         except ValueError:
@@ -106,10 +106,10 @@ class RunSamples:
 
 
 def read(path: Path) -> RunSamples:
-    """A run: its CSV, whose raw samples lie in the JSON beside it, or that JSON itself.
+    """Read a run: its CSV, with the JSON beside it that has the samples, or that JSON itself.
 
     Raises:
-        ResultsError: not there, not what softbench wrote, damaged, or the two files are of different runs.
+        ResultsError: the file is missing, damaged or foreign, or the two files belong to different runs.
     """
     if path.suffix != ".csv":
         return from_document(load(path), str(path))
@@ -124,10 +124,10 @@ def read(path: Path) -> RunSamples:
 
 
 def load(path: Path) -> dict[str, Any]:
-    """A JSON document that is an object.
+    """Read a JSON document that is an object.
 
     Raises:
-        ResultsError: it cannot be read, or is none.
+        ResultsError: the file cannot be read, or is not such a document.
     """
 
     def no_number(text: str) -> NoReturn:
@@ -149,10 +149,10 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def from_document(document: dict[str, Any], source: str) -> RunSamples:
-    """The evidence in a run's JSON document.
+    """The samples of a run document.
 
     Raises:
-        ResultsError: a field is missing or does not fit; the message names the cell.
+        ResultsError: a field is missing or invalid; the message names the cell.
     """
     if "cells" not in document or "environment" not in document:
         raise ResultsError(f"{source}: is not a softbench run: it lacks {'cells' if 'cells' not in document else 'environment'}")
@@ -183,11 +183,11 @@ def from_document(document: dict[str, Any], source: str) -> RunSamples:
 
 
 def cell_key(backend: Any, direction: Any, dtype: Any, M: Any, N: Any) -> CellKey:
-    """A key whose parts have been looked at; ValueError or TypeError where one is off."""
+    """A validated key; raises ValueError or TypeError for an invalid part."""
     if not isinstance(backend, str) or not NAME.fullmatch(backend):
         raise ValueError("its backend has no valid name")
     if dtype not in DTYPES or not all(isinstance(extent, int) and 0 < extent < 2**63 for extent in (M, N)):
-        raise ValueError("its case is none")
+        raise ValueError("its case is invalid")
     return CellKey(backend, Direction(direction).value, dtype, M, N)
 
 
@@ -204,7 +204,7 @@ def _series(outcome: dict[str, Any], timer: str) -> CellSamples:
             raise ValueError("a sample is no positive number")
         turn = RoundMedian(int(batch["round"]), int(batch["position"]), positive(median(samples)))
         throttled = bool((batch.get("telemetry") or {}).get("throttled"))
-        turns.setdefault(int(batch["process"]), {})[turn.number] = throttled, turn  # a round that was taken again counts as it ended
+        turns.setdefault(int(batch["process"]), {})[turn.number] = throttled, turn  # a repeated round counts as it ended
     if not turns:
         raise ValueError("it is measured, but holds no samples")
     processes = {}
@@ -223,7 +223,7 @@ def _series(outcome: dict[str, Any], timer: str) -> CellSamples:
 
 
 def positive(value: Any) -> float:
-    """A latency; ValueError where it is none (NaN, zero, infinite, a text, eleven days)."""
+    """A valid latency; raises ValueError for NaN, zero, infinity, a text, or eleven days."""
     low, high = LATENCIES_US
     if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
         raise ValueError(f"a latency is no number from {low:g} to {high:g} us")
@@ -231,12 +231,12 @@ def positive(value: Any) -> float:
 
 
 def join(parts: Sequence[RunSamples]) -> RunSamples:
-    """Runs of one machine as one: their processes add up. A cell that failed in one of them has failed.
+    """Runs of one machine as one: their processes add up. A cell that failed in one run has failed.
 
-    Whether they are of one machine is `softbench.gate.environment_match`'s question. `parts` must not be empty.
+    `softbench.gate.environment_match` checks that they come from one machine. `parts` must not be empty.
 
     Raises:
-        ResultsError: one run is given twice.
+        ResultsError: a run is given twice.
     """
     cells: dict[CellKey, CellSamples] = {}
     runs: list[str] = []
@@ -268,5 +268,5 @@ def of_records(header: dict[str, Any], records: Iterable[Record], source: str) -
 
 
 def yardstick(key: CellKey) -> CellKey:
-    """The cell of copy on the same case."""
+    """The cell of the yardstick on the same case."""
     return key.of(YARDSTICK)

@@ -1,11 +1,12 @@
-"""New processes against the stored ones of a baseline, cell by cell: a one-sided, moderated t on log process medians.
+"""The unpaired comparison: new processes against a baseline, cell by cell, with a one-sided moderated t test on log process medians.
 
-A process counts as one value: rounds of one process share its addresses, its clocks and its warm-up, so more of them say nothing
-about the next process. A rank test cannot do this: with 10 and 3 values its smallest p is 0.0035, and 300 cells ask for 1.7e-4.
-From each value is taken what copy moved in the same process, the median over copy's cases: what moved the whole machine. Never what the
-backends moved, which would hide a slowdown of all. A case's own copy is no measure for one process: of some lengths it has two speeds on an
-H200, by the process, so that dividing by it put steady cells in doubt (4096 columns in float32). It is a guard: where it moved by more
-than a few percent between the sides, or where with it the cell would be on the other side of the margin, nothing is decided.
+A process counts as one value. Its rounds share addresses, clocks and warm-up, so they say nothing about the next process. A rank test
+is too weak: with 10 and 3 values its smallest p is 0.0035, and 300 cells need 1.7e-4.
+
+The change of copy in the same process, its median over all cases, is subtracted from each value: it moved the whole machine. The
+change of the backends is never subtracted, as that would hide a slowdown of all. A case's own copy is not subtracted either: at some
+lengths it has two speeds on an H200, depending on the process. It is a guard. If it moved by a few percent, or if subtracting it would
+put the cell on the other side of the margin, the cell is ambiguous.
 """
 
 from __future__ import annotations
@@ -26,15 +27,14 @@ RECOMMENDED_BASE = 10
 LEAST_NEW = 3
 MARGIN = 0.05
 SAME_MOVE = 0.01
-"""A case's own copy and all of them together are of one mind where they moved by no more than this apart, as a log."""
+"""Largest log difference at which the change of a case's own copy equals that of all copies."""
 
 
 def judge(new: RunSamples, base: RunSamples, rules: Rules, notes: tuple[str, ...] = ()) -> GateReport:
-    """Every cell of either side. Whether the two may be compared is `softbench.gate.environment_match`'s question.
+    """Judge every cell of either side. `softbench.gate.environment_match` checks that the two may be compared.
 
     Raises:
-        InconclusiveError: too few processes on one side (the message has the command that measures what is missing), or values
-            that show no spread at all.
+        InconclusiveError: one side has too few processes (the message names the command that measures more), or no cell has a spread.
     """
     _enough(new, base)
     verdicts, cells = [], {}
@@ -73,7 +73,7 @@ class _Cell:
     """One cell's values on both sides, or why it cannot be judged."""
 
     def __init__(self, key: CellKey, both: tuple[RunSamples, RunSamples], moves: Sequence[Mapping[int, float]]) -> None:
-        """`both`: the new runs and the baseline; `moves`: of each, what copy moved in a process."""
+        """`both` are the new runs and the baseline; `moves` are the changes of copy in each process of each."""
         self.key = key
         copies = [side.cells.get(yardstick(key)) for side in both]
         sides = [side.cells[key] for side in both]
@@ -94,7 +94,7 @@ class _Cell:
         return "" if gate.finite([*self.old, *self.now, self.moved]) else "its values are no numbers"
 
     def _guarded(self, shift: float, moved: float, rules: Rules) -> str:
-        """Why its own copy, which moved by so much, forbids a decision on a shift; empty where it does not."""
+        """Why the change of the case's own copy forbids a decision; empty if it does not."""
         if abs(moved) > math.log1p(rules.reference_moves):
             return f"copy itself moved by {math.expm1(moved):+.1%}"
         limit, alone = math.log1p(rules.margin), self.raw_shift - moved
@@ -128,9 +128,9 @@ class _Cell:
 
 
 def _moves(new: RunSamples, base: RunSamples) -> tuple[dict[int, float], dict[int, float]]:
-    """Of either side and by process, the median over copy's cells of the log of its latency over the baseline's.
+    """For each side and process: the median over copy's cells of log(latency / baseline's latency).
 
-    Of the cells that both sides have; launch-bound ones, which move with the host, only where there are no others.
+    Only cells that both sides have count. Launch-bound cells, which change with the host, count only without others.
     """
     both = {key: (series, base.cells[key]) for key, series in new.cells.items() if key.backend == YARDSTICK and key in base.cells}
     able = {key: sides for key, sides in both.items() if all(side.status == "ok" and side.processes for side in sides)}
@@ -147,12 +147,12 @@ def _moves(new: RunSamples, base: RunSamples) -> tuple[dict[int, float], dict[in
 
 
 def _normalised(series: CellSamples, moves: Mapping[int, float]) -> list[float]:
-    """log(median) of each process, less what copy moved in it; without the processes in which copy has no figure."""
+    """log(median) of each process less the change of copy in it; processes without copy are left out."""
     return [math.log(us) - moves[process] for process, us in series.medians_us().items() if process in moves]
 
 
 def _moved(new: CellSamples | None, base: CellSamples | None) -> float | None:
-    """The log of copy's latency now over that of the baseline; None where one lacks it."""
+    """The log of copy's latency now over that of the baseline; None if a side lacks it."""
     if not (new and base and new.status == "ok" and base.status == "ok"):
         return None
     return math.log(median(new.medians_us().values()) / median(base.medians_us().values()))

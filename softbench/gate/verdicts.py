@@ -21,25 +21,25 @@ class State(StrEnum):
     """What became of a cell."""
 
     SLOWER = "slower"
-    """Beyond the margin, over the whole family of cells: a regression."""
+    """Beyond the margin after correction for multiple tests: a regression."""
     FASTER = "faster"
     SAME = "same"
     """Its interval lies within the margin."""
     AMBIGUOUS = "ambiguous"
-    """Neither: too noisy, not confirmed, or its yardstick moved."""
+    """Undecided: too noisy, not confirmed, or the yardstick moved."""
     MISSING = "missing"
-    """Was measured, is not now."""
+    """Measured before, not now."""
     NEW = "new"
-    """Is measured now, was not."""
+    """Measured now, not before."""
     BROKEN = "broken"
-    """Was right, and is now wrong or fails."""
+    """Correct before, wrong or failed now."""
 
 
 TESTED = (State.SLOWER, State.FASTER, State.SAME, State.AMBIGUOUS)
 RIGHT = (Status.OK, Status.CHECKED)
 FAILING = (State.SLOWER, State.MISSING, State.BROKEN)
 LAUNCH_BOUND_US = 10.0
-"""On a GPU a call shorter than this is mostly its launch, whose time the host and the driver set: such cells are advisory."""
+"""A shorter call on a GPU is mostly launch, which host and driver determine: such cells are advisory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,15 +47,15 @@ class Rules:
     """How strict the gate is."""
 
     margin: float
-    """A slowdown that is let pass, a fraction."""
+    """The slowdown that passes, as a fraction."""
     alpha: float = 0.05
     """Family-wise error rate of the regressions, and false discovery rate of the list to look at."""
     most_margin: float = 0.10
-    """A cell too noisy for this margin is reported and not gated."""
+    """A cell that would need a larger margin is reported and not gated."""
     reference_moves: float = 0.05
-    """The reference may move this much before what was measured against it is inconclusive."""
+    """The largest change of the reference before a cell is ambiguous."""
     most_ambiguous: float = 0.10
-    """The share of gated cells that may be ambiguous before the run is inconclusive."""
+    """The largest share of ambiguous gated cells before the run is inconclusive."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,28 +65,28 @@ class Verdict:
     cell: CellKey
     state: State
     reason: str
-    """In words."""
+    """A sentence for the report."""
     ratio: float | None = None
     """Latency new over old."""
     interval: tuple[float, float] | None = None
     """95 % of the ratio."""
     covers: str = ""
-    """What the interval covers, in words."""
+    """What the interval covers, for the report."""
     n: str = ""
-    """What was counted: `10+3 processes`, `20 rounds`."""
+    """The number of values: `10+3 processes`, `20 rounds`."""
     margin: float | None = None
     p: float | None = None
     """Adjusted by Holm over the family, one-sided, of H0: slowdown <= margin."""
     raw_ratio: float | None = None
-    """Before what copy moved is taken off."""
+    """The ratio before the change of copy is subtracted."""
     gated: bool = True
     """False: advisory, it fails nothing."""
     look: bool = False
-    """On the list to look at: the slowdown passes Benjamini and Hochberg's procedure."""
+    """True if the slowdown is significant by Benjamini and Hochberg's procedure."""
 
     @property
     def fails(self) -> bool:
-        """True when this cell alone makes the exit code 1."""
+        """True if this cell makes the exit code 1."""
         return self.gated and self.state in FAILING
 
     def document(self) -> dict[str, Any]:
@@ -97,7 +97,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class CellTest:
-    """One cell with its test done, before the family is looked at."""
+    """One cell's test, before the correction for multiple tests."""
 
     verdict: Verdict
     slower_p: float = 1.0
@@ -105,20 +105,20 @@ class CellTest:
     faster_p: float = 1.0
     """One-sided, of H0: speed-up <= margin."""
     doubt: str = ""
-    """Why this cell cannot be judged, whatever its p."""
+    """Why this cell cannot be judged, independent of p."""
 
 
 @dataclass(frozen=True, slots=True)
 class GateReport:
-    """The gate's answer."""
+    """The gate's report."""
 
     what: str
-    """What was compared with what."""
+    """The two sides of the comparison."""
     verdicts: tuple[Verdict, ...]
     """Regressions first."""
     rules: Rules
     notes: tuple[str, ...] = field(default=())
-    """What the reader should know: warnings of the environment, what was left out."""
+    """Notes for the reader: warnings about the environment, omissions."""
 
     @property
     def exit_code(self) -> int:
@@ -166,14 +166,14 @@ ORDER = (State.SLOWER, State.BROKEN, State.MISSING, State.AMBIGUOUS, State.FASTE
 
 
 def ranked(verdicts: Iterable[Verdict]) -> tuple[Verdict, ...]:
-    """What fails first, the worst ratio first; among equals in the order given."""
+    """Failing verdicts first, the largest ratio first."""
     return tuple(sorted(verdicts, key=lambda v: (not v.fails, ORDER.index(v.state), -(v.ratio or 0))))
 
 
 def family(trials: Sequence[CellTest], rules: Rules) -> list[Verdict]:
-    """The states of cells that were tested, with the p values adjusted over those of them that are gated.
+    """The verdicts of tested cells, with p values corrected over the gated cells.
 
-    Holm decides (what is slower than its margin fails the run), Benjamini and Hochberg make the list to look at.
+    Holm's correction decides which cells are regressions. Benjamini and Hochberg's procedure marks cells to look at.
     """
     counted = [trial for trial in trials if trial.verdict.gated and not trial.doubt]
     slower = dict(zip(map(id, counted), holm([trial.slower_p for trial in counted]), strict=True))
@@ -186,7 +186,7 @@ def family(trials: Sequence[CellTest], rules: Rules) -> list[Verdict]:
         state, reason = _state(trial, p, faster.get(key, trial.faster_p), rules)
         look = not trial.doubt and q <= rules.alpha
         if look and state is State.AMBIGUOUS:
-            reason = f"slower than the margin by itself, not over the whole family (p {p:.2g}): look at it"
+            reason = f"significant on its own but not after correction for multiple tests (p {p:.2g})"
         if not trial.verdict.gated and trial.verdict.reason:
             reason = f"{trial.verdict.reason}; {reason}"
         found.append(replace(trial.verdict, state=state, reason=reason, p=p, look=look))
@@ -198,7 +198,7 @@ def _state(trial: CellTest, slower: float, faster: float, rules: Rules) -> tuple
     if trial.doubt:
         return State.AMBIGUOUS, trial.doubt
     if slower <= rules.alpha:
-        return State.SLOWER, f"slower by more than the margin of {margin:.1%}, over the family of all cells (p {slower:.2g})"
+        return State.SLOWER, f"slower by more than the margin of {margin:.1%}, after correction for multiple tests (p {slower:.2g})"
     if faster <= rules.alpha:
         return State.FASTER, f"faster by more than the margin of {margin:.1%} (p {faster:.2g})"
     if verdict.interval and 1 / (1 + margin) <= verdict.interval[0] and verdict.interval[1] <= 1 + margin:
@@ -212,7 +212,7 @@ def _reach(interval: tuple[float, float]) -> str:
 
 
 def unmeasured(cell: CellKey, new: CellSamples | None, old: CellSamples | None, was: str) -> Verdict | None:
-    """The verdict on a cell that has figures on one side only, or broke; None where it has them on both, or there is nothing to say.
+    """The verdict on a cell that only one side measured, or that broke; None if the test decides.
 
     `was` names the old side: `the baseline`, `the reference torch`.
     """
@@ -228,7 +228,7 @@ def unmeasured(cell: CellKey, new: CellSamples | None, old: CellSamples | None, 
 
 
 def launch_bound(us: float, device: object, sides: Sequence[CellSamples]) -> str:
-    """Why a cell of this latency is advisory; empty where it is not. `sides`: it and what it is held against."""
+    """Why a cell of this latency is advisory; empty if it is not. `sides` are the cell and the cell it is compared with."""
     if device == "cuda" and us < LAUNCH_BOUND_US:
         return f"advisory: launch-bound, {units.micros(us)} is under {LAUNCH_BOUND_US:g} us"
     if told := next((side.host_bound for side in sides if side.host_bound), ""):
@@ -237,5 +237,5 @@ def launch_bound(us: float, device: object, sides: Sequence[CellSamples]) -> str
 
 
 def finite(values: Iterable[float]) -> bool:
-    """True when every value is a number to calculate with."""
+    """True if every value is finite."""
     return all(math.isfinite(value) for value in values)

@@ -95,7 +95,7 @@ def infos_of(source: PluginSource, reply: Reply) -> list[BackendInfo]:
             BackendInfo(source.label, source, broken="import: it infos no backend")
         ]
     except (KeyError, TypeError, ValueError, AttributeError):
-        return [BackendInfo(source.label, source, broken="import: its process gave an answer that is none")]
+        return [BackendInfo(source.label, source, broken="import: the worker sent an invalid reply")]
 
 
 def revive(pool: Pool, slots: Sequence[WorkerSlot], device: str, env: dict[str, str], deadline: float) -> dict[WorkerSlot, Failed]:

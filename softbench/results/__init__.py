@@ -1,1 +1,1 @@
-"""What is kept of a run: records, rows, CSV and JSON files."""
+"""The files of a run: records, rows, CSV and JSON."""

@@ -1,7 +1,6 @@
-"""What each backend of a results file costs and reaches: build, host time of a call, fraction of copy.
+"""The costs of each backend in a results file: build time, host time of a call, fraction of copy.
 
-Where the run has profiles, fractions are those of device times: a call that takes the host longer than the GPU would else be told twice,
-as host time and as bandwidth, and on another host be another figure.
+With profiles, fractions are those of device times. Otherwise a slow host would count twice, as host time and as bandwidth.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from softbench.results.csv import read_csv
 from softbench.results.rows import IMPLAUSIBLE, Row
 
 COMMITTED = Path("results") / "h200" / "strategies.csv"
-"""The run that `softbench list --long` quotes, below the working folder or beside the package."""
+"""The run that `softbench list --long` uses, below the working folder or beside the package."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,21 +24,21 @@ class BackendCost:
     """One backend over the cells of a run."""
 
     build_s: float | None = None
-    """Median; of cold builds where there are any."""
+    """Median seconds; of cold builds if there are any."""
     build_cache: str = ""
-    """`cold` or `cached`; empty where nothing is compiled."""
+    """`cold` or `cached`; empty if nothing is compiled."""
     host_us: float | None = None
-    """Median."""
+    """Median, microseconds."""
     of_copy: dict[str, float] = field(default_factory=dict)
-    """By direction the geometric mean, a cell counting as 1 at most."""
+    """Geometric mean by direction; a cell counts at most as 1."""
     by_device: bool = False
-    """Whether `of_copy` is of the kernels' own times, and not of what the run's timer gave."""
+    """True if `of_copy` uses device times, not the run's timer."""
     cells: int = 0
-    """That have a figure."""
+    """Number of cells with a result."""
     others: dict[str, int] = field(default_factory=dict)
-    """The rest, by their status."""
+    """Number of other cells by status."""
     where: str = ""
-    """The device."""
+    """Name of the device."""
 
 
 def by_backend(rows: Iterable[Row]) -> dict[str, BackendCost]:
@@ -64,7 +63,7 @@ def _cost(rows: Sequence[Row], copies: Mapping[tuple[object, ...], float | None]
     hosts = [row.host_us for row in ok if row.host_us is not None]
     fractions: dict[str, list[float]] = {}
     for row in ok:
-        if IMPLAUSIBLE in row.labels:  # it publishes no bandwidth, so no fraction either
+        if IMPLAUSIBLE in row.labels:  # such a cell publishes no fraction
             continue
         copy_us = copies.get(_cell(row)) if copies else None
         of_copy = copy_us / row.device_us if copy_us and row.device_us else row.of_copy
@@ -83,7 +82,7 @@ def _cost(rows: Sequence[Row], copies: Mapping[tuple[object, ...], float | None]
 
 
 def committed() -> Mapping[str, BackendCost]:
-    """Of the committed run, where it is at hand; else empty: then nothing is measured."""
+    """The costs of the committed run; empty if its file is missing."""
     for folder in (Path(), Path(__file__).resolve().parents[2]):
         if (folder / COMMITTED).is_file():
             return by_backend(read_csv(folder / COMMITTED)[0])

@@ -21,13 +21,13 @@ class Pair:
     a_gbps: float | None
     b_gbps: float | None
     ratio: float | None
-    """B's bandwidth over A's: above 1, B is faster."""
+    """B's bandwidth over A's; above 1, B is faster."""
     verdict: str
-    """`faster` or `slower` where the p20..p80 bands of the two do not even touch, `~` where they do; else which file lacks a figure."""
+    """`faster` or `slower` if the p20..p80 bands do not touch, `~` if they do; else the file that lacks a result."""
 
 
 def pairs(a: Sequence[Row], b: Sequence[Row]) -> list[Pair]:
-    """Every cell of either file, in A's order; cells that have a figure in neither are left out."""
+    """Every cell with a result in one of the files, in A's order."""
     first = {(row.backend, row.case): row for row in a}
     second = {(row.backend, row.case): row for row in b}
     found = []
@@ -59,12 +59,12 @@ def _without(row: Row | None) -> str:
 
 
 def differences(found: Sequence[Pair]) -> list[float]:
-    """How far the two are apart in each cell, as fractions, from least to most: what two runs of the same should have little of."""
+    """The relative difference of each cell, sorted. Two runs of one commit have small differences."""
     return sorted(abs(pair.ratio - 1) for pair in found if pair.ratio)
 
 
 def summary(found: Sequence[Pair]) -> str:
-    """One line: how many are faster, slower, within noise, the geometric mean of the ratios, and how far apart the two are."""
+    """One line: cells faster, slower and within noise, the geometric mean of the ratios, and the differences."""
     ratios = [pair.ratio for pair in found if pair.ratio]
     counts = {verdict: sum(pair.verdict == verdict for pair in found) for verdict in ("faster", "slower", "~")}
     one_sided = len(found) - len(ratios)

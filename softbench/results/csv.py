@@ -18,11 +18,11 @@ from softbench.core.validate import NAME
 from softbench.results.rows import IMPLAUSIBLE, Row
 
 FORMULA = ("=", "+", "-", "@")
-"""How a text must not begin that a spreadsheet opens: it gets an apostrophe in front, as spreadsheets do it, which reading takes off."""
+"""A text with such a first character is a formula for a spreadsheet: writing adds an apostrophe, reading removes it."""
 COLUMNS = tuple("class" if field.name == "grade" else field.name for field in fields(Row))
 TYPES = {field.name: field.type for field in fields(Row)}
 LATER = {field.name: field.default for field in fields(Row) if field.default is not MISSING}
-"""Columns that files of earlier versions lack, and what they then hold."""
+"""Columns that files of earlier versions lack, with their defaults."""
 ONE_OF = {
     "dtype": set(DTYPES),
     "grade": {grade.value for grade in Grade} | {""},
@@ -51,10 +51,10 @@ def _cell(value: object) -> str:
 
 
 def read_csv(path: Path) -> tuple[list[Row], list[str]]:
-    """Rows of a results file, and warnings (a torn last line is dropped with one; nothing else is).
+    """Rows of a results file, and warnings. A torn last line is dropped with a warning.
 
     Raises:
-        ResultsError: not there, not text, not a results file, or a damaged line; with file, line and reason.
+        ResultsError: the file is missing, not text or not a results file, or has a damaged line; with file, line and reason.
     """
     if path.exists() and not path.is_file():
         raise ResultsError(f"{path}: is not a file")
@@ -117,7 +117,7 @@ def _row_of(values: dict[str, str]) -> Row:
 def _value(text: str, kind: str) -> str | int | float | None:
     if kind == "str":
         unquoted = text[1:] if text.startswith("'") and text[1:].startswith(FORMULA) else text
-        return one_line(unquoted)  # a file from elsewhere may hold escape sequences
+        return one_line(unquoted)  # a foreign file may hold escape sequences
     if not text and "None" in kind:
         return None
     return int(text) if kind.startswith("int") else float(text)

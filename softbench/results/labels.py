@@ -1,4 +1,4 @@
-"""What a reader must know of a figure before believing it, in a word. Each label is a pure function of what was measured."""
+"""Labels: notes and warnings on a cell. Each label is a pure function of the measurement."""
 
 from __future__ import annotations
 
@@ -20,49 +20,49 @@ MEANING = {
     "graph-breaks": "torch.compile left parts of the function to Python",
     "reuses-output": "the next call overwrites what a call returned: who keeps it must copy it",
 }
-"""The labels and, in a phrase, what each says."""
+"""Each label with its meaning."""
 HARMLESS = frozenset({"L2-resident", "graph-breaks", "reuses-output"})
-"""Labels that say what a figure is of, and nothing against it."""
+"""Labels that describe a result without casting doubt on it."""
 
-EVENTS_US = 4.0  # what a pair of events adds to a launch: 2 to 3 us on an H200, with a margin
-GAP_US = 1.0  # between two kernels of one call, which do_bench counts and device time does not
-MOSTLY = 1.25  # times the device time: beyond it, the rest is no matter of events
+EVENTS_US = 4.0  # added by a pair of events: 2 to 3 us on an H200, with a margin
+GAP_US = 1.0  # between two kernels of a call; do_bench includes it, device time does not
+MOSTLY = 1.25  # times the device time; a larger difference is not due to events
 NOISE = 0.10
-NOISE_US = 1.0  # events themselves scatter by as much
+NOISE_US = 1.0  # events scatter by this much
 OVER_PEAK = 1.05  # clocks and datasheets are rounded
-WELL_BEYOND = 4  # times L2, below which what stays in L2 is too large a part to reckon with
+WELL_BEYOND = 4  # times L2; in smaller cells the part in L2 is too large
 TENSORS = {Direction.FORWARD: 2, Direction.BACKWARD: 3, Direction.BOTH: 4}
 """(M, N) tensors of a case: x, y; dy, y, dx; all four."""
 
 
 def launch_bound(do_bench_us: float, device_us: float, host_us: float, kernels: int) -> bool:
-    """True when do_bench waited for the host: issuing takes longer than running, and its figure is more than kernels, gaps and events."""
+    """True if do_bench waited for the host: issuing takes longer than running, and the time exceeds kernels, gaps and events."""
     return host_us > device_us and do_bench_us > MOSTLY * device_us + EVENTS_US + GAP_US * (kernels - 1)
 
 
 def l2_resident(case: Case, l2_bytes: int) -> bool:
-    """True when all tensors of a case fit L2 together. Flushed or not, what is written then need not reach memory."""
+    """True if all tensors of a case fit into L2 together. Even after a flush, writes then need not reach the memory."""
     return TENSORS[case.direction] * case.tensor_bytes <= l2_bytes
 
 
 def throttled(batches: Sequence[Batch]) -> bool:
-    """True when no batch is of an unthrottled GPU, so that throttled ones make the figure."""
+    """True if every batch was throttled, so that throttled batches count."""
     return any(batch.throttled for batch in stats.counted(batches))
 
 
 def noisy(median_us: float, p20_us: float, p80_us: float) -> bool:
-    """True when the p20..p80 band is wide, beyond what events themselves scatter, or does not hold the figure.
+    """True if the p20..p80 band is wider than the scatter of events, or does not contain the median.
 
-    The figure is the median of the round medians: where slow rounds have few samples, the band over all samples does not see them.
+    The median is that of the round medians. The band over all samples can miss slow rounds with few samples.
     """
     wide = p80_us - p20_us > max(NOISE * median_us, NOISE_US)
     return wide or max(p20_us - median_us, median_us - p80_us) > NOISE_US
 
 
 def implausible(case: Case, us: float, peak_gbps: float, l2_bytes: int, l2: str) -> bool:
-    """True when even what L2 cannot have held moved faster than the datasheet's bandwidth, by more than 5 %.
+    """True if the bytes that L2 cannot have held moved more than 5 % faster than the datasheet's bandwidth.
 
-    L2 can keep its own size of what is written last; warm, as much again of what is read first.
+    L2 can hold its own size of the last writes; a warm L2 also holds as much of the first reads.
     """
     moved = roofline.bytes_moved(case)
     from_memory = moved - (1 if l2 == "cold" else 2) * l2_bytes
@@ -70,7 +70,7 @@ def implausible(case: Case, us: float, peak_gbps: float, l2_bytes: int, l2: str)
 
 
 def of(record: Record, facts: Mapping[str, object]) -> tuple[str, ...]:
-    """A record's labels. `facts` of the machine (`softbench.worker.probe`): a label whose facts are not known is not given."""
+    """A record's labels. A label that needs an unknown fact of the machine is not given."""
     outcome, case = record.outcome, record.case
     if not isinstance(outcome, Measured):
         return ()

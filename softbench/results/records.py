@@ -1,4 +1,4 @@
-"""Records as JSON has them, and the records of one cell from several sets of processes as one."""
+"""Reads and writes the records of cells as JSON, and merges the records of several process sets."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from softbench.core.validate import typed
 
 
 def merge(records: Sequence[Record]) -> Record:
-    """One cell's records from several sets of processes as one: the first that is not measured, else all batches together."""
+    """Merge one cell's records of several process sets: the first that is not measured, else all batches together."""
     first = records[0]
     measured: list[Measured] = []
     for record in records:
@@ -56,7 +56,7 @@ def _merged(profiles: Sequence[Profile]) -> Profile:
 
 
 def record_to_json(record: Record) -> dict[str, Any]:
-    """A record as JSON has it: numbers that JSON lacks (inf, nan) as texts."""
+    """A record as JSON; inf and nan become texts."""
     data: dict[str, Any] = _plain(record)
     data["outcome"] = {"kind": type(record.outcome).__name__.lower(), **data["outcome"]}
     if accuracy := data["outcome"].get("accuracy"):
@@ -65,7 +65,7 @@ def record_to_json(record: Record) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """As dataclasses.asdict, which copies every single sample."""
+    """As dataclasses.asdict, which would copy every sample."""
     if is_dataclass(value):
         return {item.name: _plain(getattr(value, item.name)) for item in fields(value)}
     if isinstance(value, tuple) and value and is_dataclass(value[0]):
@@ -106,46 +106,46 @@ def record_from_json(data: dict[str, Any]) -> Record:
 def _case(data: dict[str, Any]) -> Case:
     case = Case(**{**data, "direction": Direction(data["direction"])})
     if case.dtype not in DTYPES or case.device not in ("cpu", "cuda") or not all(0 < _count(size) < 2**63 for size in (case.M, case.N)):
-        raise ValueError("a case that is none")
+        raise ValueError("an invalid case")
     return case
 
 
 def _batch(data: dict[str, Any]) -> Batch:
     samples = tuple(float(us) for us in data["samples_us"])
     if not samples or not all(0 < us < math.inf for us in samples):
-        raise ValueError("samples that are none")
+        raise ValueError("invalid samples")
     process, turn, position = (_count(data[name]) for name in ("process", "round", "position"))
     return Batch(process, turn, position, samples, telemetry_from_json(data.get("telemetry")))
 
 
 def _text(value: object) -> str:
     if not isinstance(value, str):
-        raise TypeError("a text that is none")
+        raise TypeError("not a text")
     return value
 
 
 def _count(value: object) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise TypeError("a count that is none")
+        raise TypeError("not a count")
     return value
 
 
 def accuracy_from_json(data: dict[str, Any]) -> Accuracy:
-    """A verdict as JSON has it, also from a worker, whose word is only data.
+    """An accuracy from JSON; a worker's reply is untrusted data.
 
     Raises:
-        KeyError, TypeError, ValueError: it is none.
+        KeyError, TypeError, ValueError: it is invalid.
     """
     return Accuracy(Grade(data["grade"]), float(data["worst"]), str(data["detail"]))
 
 
 def failure_from_json(data: dict[str, Any]) -> tuple[Status, str]:
-    """As `accuracy_from_json`, of a worker's failure: status and reason."""
+    """Status and reason of a worker's failure; raises as `accuracy_from_json`."""
     return Status(data["status"]), str(data["reason"])
 
 
 def build_from_json(data: dict[str, Any]) -> Build:
-    """As `accuracy_from_json`, of a build."""
+    """A build; raises as `accuracy_from_json`."""
     build = typed(Build, data)
     if build.seconds < 0:
         raise ValueError("a build that took less than no time")
@@ -153,32 +153,32 @@ def build_from_json(data: dict[str, Any]) -> Build:
 
 
 def telemetry_from_json(data: dict[str, Any] | None) -> Telemetry | None:
-    """The inverse of what JSON makes of a reading.
+    """A telemetry reading from JSON.
 
     Raises:
-        TypeError, ValueError: it is none.
+        TypeError, ValueError: it is invalid.
     """
     if data is None:
         return None
     telemetry = Telemetry(**data)
     numbers = (value for name, value in data.items() if name != "throttled")
     if not isinstance(telemetry.throttled, str) or not all(value is None or math.isfinite(value) for value in numbers):
-        raise ValueError("a reading that is none")
+        raise ValueError("an invalid telemetry reading")
     return telemetry
 
 
 def profile_from_json(data: dict[str, Any]) -> Profile:
-    """The inverse of what JSON makes of a profile.
+    """A profile from JSON.
 
     Raises:
-        TypeError, ValueError: it is not a profile.
+        TypeError, ValueError: it is invalid.
     """
     fields: dict[str, Any] = {key: tuple(value) if isinstance(value, list | tuple) else value for key, value in data.items()}
     profile = Profile(**fields)
     if not all(isinstance(word, str) for word in (*profile.kernels, profile.note)):
-        raise ValueError("a name that is none")
+        raise ValueError("an invalid name")
     if not all(0 < us < math.inf for us in (*profile.device_us, *profile.host_us)):
-        raise ValueError("a time that is none")
+        raise ValueError("an invalid time")
     if not all(count is None or (isinstance(count, int) and count >= 0) for count in (profile.peak_bytes, profile.recompiles)):
-        raise ValueError("a count that is none")
+        raise ValueError("an invalid count")
     return profile

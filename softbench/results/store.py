@@ -1,8 +1,8 @@
-"""A run's files. What has been measured is on disk after every case, and `latest` is always a whole, finished run.
+"""A run's files. Every measured case is on disk at once, and `latest` is always a finished run.
 
-While it runs, DIR/<run>.jsonl is its journal (a header, then a line a cell, raw samples in it) and DIR/<run>.csv is rewritten whole.
-When it is done the journal becomes DIR/<run>.json, and both files are published as latest.csv and latest.json. A journal that is
-left over is an interrupted run: `--resume` goes on with it. What workers wrote that failed at something is in DIR/<run>.log.
+DIR/<run>.jsonl is the journal: a header, then a line per cell with its raw samples. DIR/<run>.csv is rewritten after every case. A
+finished run writes DIR/<run>.json, deletes the journal, and copies both files to latest.csv and latest.json. A remaining journal is an
+interrupted run, which `--resume` continues. DIR/<run>.log has the output of failed workers.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from softbench.results.records import merge, record_from_json, record_to_json
 from softbench.results.rows import Row, row
 
 SCHEMA = 1
-CHEAP_SECONDS, LAG = 0.02, 20  # a CSV that takes longer to write (of many processes) is written in a twentieth of the time at most
+CHEAP_SECONDS, LAG = 0.02, 20  # a CSV that takes longer is written in at most a twentieth of the time
 KEYED = (
     *("device", "gpu", "gpu_memory_bytes", "driver", "power_limit_w", "cpu", "torch_threads"),
     *("cuda", "torch", "triton", "python", "interleaved"),
 )
-"""Facts of the environment that a resumed run must share with its beginning."""
+"""Facts of the environment that must be equal to resume a run."""
 
 
 def fingerprint(
     measuring: dict[str, object], facts: dict[str, object], version: str, cases: Sequence[Case], backends: Sequence[str]
 ) -> dict[str, object]:
-    """What two parts of one run must have in common, by name, so that a difference can be named too."""
+    """What must be equal to resume a run, by name, so that a message can name a difference."""
     sweep = hashlib.sha256(" ".join(case.key for case in cases).encode()).hexdigest()[:8]
     what = {"softbench": version, "cases": f"{len(cases)} (hash {sweep})", "backends": ", ".join(backends)}
     return {**what, **measuring, **{key: facts.get(key) for key in KEYED}}
@@ -48,18 +48,18 @@ def fingerprint(
 
 @dataclass(slots=True)
 class Run:
-    """One run's records and files. Use `start` or `resume`."""
+    """One run's records and files, made by `start` or `resume`."""
 
     folder: Path
     name: str
     header: dict[str, Any]
     journal: IO[bytes]
     cells: dict[tuple[int, str, Case], Record] = field(default_factory=dict)
-    """By set of processes, backend and case."""
+    """Records by process set, backend and case."""
     _rows: dict[Case, list[Row]] = field(default_factory=dict)
-    """Of the cases whose records have not changed since."""
+    """Cached rows of unchanged cases."""
     _due: float = 0.0
-    """When the CSV is written again."""
+    """Time of the next CSV write."""
 
     @property
     def csv(self) -> Path:
@@ -74,21 +74,21 @@ class Run:
         return self.folder / f"{self.name}.log"
 
     def keep_log(self, label: str, text: str) -> None:
-        """What a backend's worker wrote that failed at something. Raises nothing: a log that cannot be written is no reason to stop."""
+        """Append the output of a failed worker. Errors are ignored: a log must not stop a run."""
         with suppress(OSError), self.log.open("a", encoding="utf-8", errors="replace") as file:
             file.write(f"== {one_line(label, 100)} ==\n{printable(text).rstrip()}\n")
 
     def has(self, process: int, names: Sequence[str], case: Case) -> bool:
-        """True when the records of all these backends are there, from the very sources that would be measured now."""
+        """True if the records of all these backends exist, measured from the present source files."""
         sources = self.header["sources"]
         found = [self.cells.get((process, name, case)) for name in names]
         return all(record is not None and record.source == sources.get(record.backend) for record in found)
 
     def add(self, process: int, records: Sequence[Record]) -> None:
-        """Keep the records of one case: in the journal at once, then in the CSV, which may lag by some times what writing it takes.
+        """Store the records of one case: in the journal at once, in the CSV soon.
 
         Raises:
-            ResultsError: the folder cannot be written any more.
+            ResultsError: the folder cannot be written.
         """
         with _writing(self.folder):
             for record in records:
@@ -102,16 +102,16 @@ class Run:
             self._due = time.monotonic() + LAG * (time.monotonic() - begin - CHEAP_SECONDS)
 
     def write_rows(self) -> None:
-        """Bring the CSV up to date.
+        """Write the CSV.
 
         Raises:
-            ResultsError: the folder cannot be written any more.
+            ResultsError: the folder cannot be written.
         """
         with _writing(self.folder):
             replace_file(self.csv, to_csv(self.rows()))
 
     def records(self) -> list[Record]:
-        """One record a cell: those of all sets of processes merged, in the order of the cases."""
+        """One record per cell, merged over process sets, in the order of the cases."""
         merged: dict[tuple[Case, str], list[Record]] = {}
         for (_, name, case), record in sorted(self.cells.items(), key=lambda item: item[0][0]):
             merged.setdefault((case, name), []).append(record)
@@ -123,7 +123,7 @@ class Run:
         return [merge(merged[key]) for key in keys if key[1] in order]
 
     def rows(self) -> list[Row]:
-        """The CSV's rows; only those of cases that have changed are computed again."""
+        """The CSV's rows; only changed cases are computed again."""
         by_case: dict[Case, dict[str, Record]] = {}
         for record in self.records():
             by_case.setdefault(record.case, {})[record.backend] = record
@@ -135,23 +135,23 @@ class Run:
         return [found for case in by_case for found in self._rows[case]]
 
     def document(self) -> dict[str, Any]:
-        """The run as one JSON document: header, and every cell with its raw samples."""
+        """The run document: the header, and every cell with its raw samples."""
         return {**self.header, "cells": [record_to_json(record) for record in self.records()]}
 
     def finish(self, *, publish: bool) -> None:
-        """Write the JSON, publish both files as `latest` (unless nothing was measured), and end the journal.
+        """Write the JSON, copy both files to `latest` if `publish`, and delete the journal.
 
         Raises:
-            ResultsError: the folder cannot be written; the journal stays.
+            ResultsError: the folder cannot be written; the journal remains.
         """
         with _writing(self.folder):
             self.header["finished"] = datetime.now(UTC).isoformat(timespec="seconds")
-            replace_file(self.csv, to_csv(self.rows()))  # a resumed run may have had nothing left to measure
+            replace_file(self.csv, to_csv(self.rows()))  # a resumed run may have measured nothing
             document = json.dumps(self.document(), separators=(",", ":"), allow_nan=False) + "\n"
             replace_file(self.json, document)
             if publish:
                 with (self.folder / ".lock").open("w") as lock:
-                    fcntl.flock(lock, fcntl.LOCK_EX)  # two runs that end together: latest.csv and latest.json are of one of them
+                    fcntl.flock(lock, fcntl.LOCK_EX)  # so that latest.csv and latest.json belong to one run
                     replace_file(self.folder / "latest.csv", self.csv.read_text(encoding="utf-8"))
                     replace_file(self.folder / "latest.json", document)
             Path(self.journal.name).unlink()
@@ -159,10 +159,10 @@ class Run:
 
 
 def writable(folder: Path) -> None:
-    """Make the folder and try it.
+    """Create the folder and try to write into it.
 
     Raises:
-        ResultsError: it cannot be made or written.
+        ResultsError: the folder cannot be created or written.
     """
     with _writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -191,9 +191,9 @@ def start(folder: Path, header: dict[str, Any]) -> Run:
 
 
 def resume(folder: Path, header: dict[str, Any]) -> tuple[Run | None, str]:
-    """The newest interrupted run in `folder` of the same settings in the same environment, and what to tell the user.
+    """The newest interrupted run in `folder` with the same settings and environment, and a note for the user.
 
-    A run that cannot be resumed stays as it is.
+    A run that cannot be resumed stays unchanged.
     """
     told = ""
     for path in sorted(folder.glob("run-*.jsonl"), key=lambda path: path.name, reverse=True):
@@ -216,8 +216,8 @@ def resume(folder: Path, header: dict[str, Any]) -> tuple[Run | None, str]:
 
 
 def _reopen(folder: Path, path: Path, journal: IO[bytes], header: dict[str, Any]) -> Run:
-    """The run of a journal; raises ValueError, saying why, when it is of another kind or damaged. Its torn last line is dropped."""
-    lines = journal.read().split(b"\n")[:-1]  # what follows the last newline was torn when the run ended
+    """The run of a journal, without a torn last line. Raises ValueError with the reason if it does not match or is damaged."""
+    lines = journal.read().split(b"\n")[:-1]  # text after the last newline is torn
     if not lines:
         raise ValueError("its journal is empty")
     number = 1

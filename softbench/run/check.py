@@ -198,4 +198,4 @@ class _Checker:
 
     def _nonsense(self, slot: WorkerSlot, finding: Callable[[str, float | None, str], Finding]) -> Finding:
         slot.drop(self.pool)
-        return finding(FAILED, None, "its process gave an answer that is none")
+        return finding(FAILED, None, "the worker sent an invalid reply")

@@ -45,7 +45,7 @@ def inspect(settings: Settings, name: str, case: Case) -> Inspection:
     try:
         return from_json(reply["inspection"])
     except (KeyError, TypeError, ValueError, AttributeError):
-        raise SoftbenchError(f"{name}: its process gave an answer that is none") from None
+        raise SoftbenchError(f"{name}: the worker sent an invalid reply") from None
 
 
 def kinds(text: str) -> tuple[str, ...]:

@@ -273,7 +273,7 @@ class Scheduler:
             take(reply)
         except (KeyError, TypeError, ValueError, AttributeError):
             slot.drop(self.pool)
-            self._end(slot, Failed(Status.FAILED, phase, f"{phase}: its process gave an answer that is none"), lost=True)
+            self._end(slot, Failed(Status.FAILED, phase, f"{phase}: the worker sent an invalid reply"), lost=True)
 
     def _end(self, slot: WorkerSlot, failed: Failed, *, lost: bool = False) -> None:
         state = self.state[slot]

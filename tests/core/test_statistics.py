@@ -1,10 +1,13 @@
-"""Figures derived from samples."""
+"""Statistics derived from samples."""
+
+import math
 
 import pytest
 
 from softbench.core import statistics as stats
 from softbench.core.case import Case, Direction
 from softbench.core.outcome import Batch, Timing
+from softbench.core.statistics import median_interval
 from softbench.ops.softmax import spec as roofline
 
 
@@ -33,3 +36,24 @@ def test_bandwidth_counts_algorithmic_bytes(direction, passes):
     case = Case(4096, 1024, "bf16", direction)
     assert roofline.bytes_moved(case) == passes * 4096 * 1024 * 2
     assert roofline.gbps(case, 10) == pytest.approx(passes * 4096 * 1024 * 2 / 10e-6 / 1e9)
+
+
+@pytest.mark.parametrize(("n", "ranks"), [(12, (3, 10)), (20, (6, 15)), (30, (10, 21)), (6, (1, 6))])
+def test_the_interval_of_a_median_is_made_of_order_statistics(n, ranks):
+    assert median_interval(list(range(n, 0, -1))) == ranks
+
+
+def test_fewer_than_six_values_have_no_interval():
+    assert median_interval([1.0] * 5) is None
+    assert median_interval([]) is None
+
+
+@pytest.mark.parametrize("level", [0.5, 0.9, 0.95, 0.99])
+def test_interval_ranks_are_exact_binomial_tails(level):
+    for n in range(1, 201):
+        below, k = 0, 0
+        while below + math.comb(n, k) <= (1 - level) / 2 * 2**n:
+            below += math.comb(n, k)
+            k += 1
+        expected = (k, n + 1 - k) if k else None
+        assert median_interval(list(range(1, n + 1)), level) == expected, n

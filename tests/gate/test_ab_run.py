@@ -111,7 +111,7 @@ BAD = {
     "an unknown backend": (("--candidate", "troch", "--reference", "torch", *SMALL, "--N", "8"), "did you mean 'torch'?"),
     "a stored file too": (("x.csv", "--candidate", "torch", "--reference", "naive"), "go together"),
     "shapes for stored files": (("x.csv", "--baseline", "y", "--N", "8"), "--N says what to measure"),
-    "shapes that are none": (("--candidate", "torch", "--reference", "naive", "--N", "0"), "--N: 0 is out of range"),
+    "invalid shapes": (("--candidate", "torch", "--reference", "naive", "--N", "0"), "--N: 0 is out of range"),
 }
 
 

@@ -112,7 +112,7 @@ DAMAGE = {
     "another version": (lambda text: text.replace('"version": 1', '"version": 2'), "is a baseline of version 2"),
     "a lost process": (lambda text: text.replace('"processes": 10', '"processes": 11'), "says 11 processes and holds 10"),
     "a cell twice": (lambda text: text.replace('"N": 2,', '"N": 1,'), "is there twice"),
-    "an unknown dtype": (lambda text: text.replace('"bf16"', '"fp8"', 1), "its case is none"),
+    "an unknown dtype": (lambda text: text.replace('"bf16"', '"fp8"', 1), "its case is invalid"),
     "no environment": (lambda text: text.replace('"environment"', '"environs"'), "its header is damaged: KeyError"),
     "deep": (lambda text: "[" * 100_000, "is damaged or no JSON"),
 }

@@ -38,16 +38,6 @@ def test_adjusted_p_values_are_the_textbooks():
     assert inference.holm([]) == inference.benjamini_hochberg([]) == []
 
 
-@pytest.mark.parametrize(("n", "ranks"), [(12, (3, 10)), (20, (6, 15)), (30, (10, 21)), (6, (1, 6))])
-def test_the_interval_of_a_median_is_made_of_order_statistics(n, ranks):
-    assert inference.median_interval(list(range(n, 0, -1))) == ranks
-
-
-def test_fewer_than_six_values_have_no_interval():
-    assert inference.median_interval([1.0] * 5) is None
-    assert inference.median_interval([]) is None
-
-
 def test_one_sided_bounds_of_a_proportion_are_those_of_the_design():
     assert inference.proportion_bounds(0, 59)[1] == pytest.approx(0.0495, abs=1e-4)
     assert inference.proportion_bounds(0, 299)[1] == pytest.approx(0.010, abs=1e-4)

@@ -209,7 +209,7 @@ def test_an_answer_that_is_none_fails_its_cell_only(op, answer):
     outcome = records["a"].outcome
     stage = "time" if op in ("profile", "verify") else op
     assert (outcome.status, outcome.stage) == (Status.FAILED, stage)
-    assert outcome.reason == f"{stage}: its process gave an answer that is none"
+    assert outcome.reason == f"{stage}: the worker sent an invalid reply"
     assert isinstance(records["b"].outcome, Measured)
 
 

@@ -1,8 +1,8 @@
-"""What the gate's self-test concludes from its measurements: how often it alarms at nothing, and what it finds of what was planted.
+"""The results of the gate's self-test: its false alarms, and the share of injected slowdowns that it finds.
 
-A set of processes is a family: a screening of every case in one process pair, as `softbench gate --candidate` does it. What a family
-flags is confirmed in the next two sets, which are fresh process pairs for it. Families thus share the sets that confirm them, so the
-alarms before confirmation are given as well: those are independent of each other.
+Each process set is one A/A repetition: it screens every case in one process pair, as `softbench gate --candidate` does. The next two
+process sets confirm its flagged cells. Repetitions share these sets, so the alarms before confirmation are given as well: those are
+independent.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from softbench.gate.samples import CellKey, CellSamples, RunSamples
 from softbench.gate.verdicts import GateReport, Rules
 
 SLOWDOWNS = (0.03, 0.05, 0.08)
-"""What is planted: the margin itself, which is to be let pass, and two that are to be found."""
+"""Injected slowdowns: the margin itself, which should pass, and two that should be found."""
 EVERY = 4
-"""In a family with planted slowdowns one case in four has one: a family slower as a whole would be easier for Holm's procedure."""
+"""One case in four has an injected slowdown: a repetition that is slower in every case would be easier for Holm's correction."""
 ALIKE = 0.01
-"""What the A/A ratios are counted against."""
+"""A/A ratios within this fraction of 1 count as alike."""
 LEAST_FAMILIES = 1 + same_run.CONFIRMATIONS
 EXIT_0_SHARE = 0.95
 CANDIDATE = "candidate"
@@ -32,17 +32,17 @@ CANDIDATE = "candidate"
 
 @dataclass(frozen=True, slots=True)
 class Power:
-    """One planted slowdown."""
+    """The power for one injected slowdown."""
 
     planted: float
     realised: float
-    """The median over the cells of what was measured."""
+    """The median over the cells of the measured slowdown."""
     least: float
     most: float
     trials: int
-    """Planted cells, over all families."""
+    """Cells with the slowdown, over all repetitions."""
     found: int
-    """Those that ended as regressions."""
+    """Cells that ended as regressions."""
 
     @property
     def share(self) -> float:
@@ -56,35 +56,35 @@ class Power:
 
 @dataclass(frozen=True, slots=True)
 class SelfTest:
-    """How the gate did."""
+    """The result of a self-test."""
 
     base: str
     device_name: str
     margin: float
     families: int
     cells: int
-    """Cases of a family."""
+    """Cases per repetition."""
     flagged: int
-    """A/A families with a false alarm before confirmation."""
+    """A/A repetitions with a false alarm before confirmation."""
     alarms: int
-    """A/A families that ended with exit 1."""
+    """A/A repetitions that ended with exit code 1."""
     passed: int
-    """A/A families that ended with exit 0."""
+    """A/A repetitions that ended with exit code 0."""
     ratios: int
-    """A/A ratios of calls over 10 us: a cell in a family each."""
+    """Number of A/A ratios of calls over 10 us."""
     alike: int
-    """Those within 1 %."""
+    """A/A ratios within 1 %."""
     furthest: float
     """The A/A ratio that is furthest from 1."""
     beside: int
-    """Cells beside planted ones that ended as regressions, over all planted families."""
+    """Cells without a slowdown that ended as regressions beside cells with one."""
     power: tuple[Power, ...]
     points: tuple[tuple[float, float], ...]
-    """Realised slowdown and share found, of each planted cell."""
+    """Measured slowdown and share found, for each cell with a slowdown."""
 
     @property
     def exit_code(self) -> int:
-        """0 when no family alarmed at nothing and enough of them passed, else 1."""
+        """0 without a false alarm and with enough passes, else 1."""
         return 0 if not self.alarms and self.passed >= EXIT_0_SHARE * self.families else 1
 
     def document(self) -> dict[str, Any]:
@@ -96,15 +96,15 @@ class SelfTest:
 
 
 def name(base: str, slowdown: float) -> str:
-    """What the backend with a planted slowdown is called; 0 is the twin."""
+    """Name of the backend with an injected slowdown; 0 is the A/A copy."""
     return f"{base}+{slowdown:g}"
 
 
 def analyse(run: RunSamples, base: str, rules: Rules) -> SelfTest:
-    """Judge every family of a self-test's run, or of several that were joined.
+    """Judge every repetition of a self-test's run, or of several joined runs.
 
     Raises:
-        UsageError: it is no self-test of `base`, or has too few families.
+        UsageError: the run is no self-test of `base`, or has too few repetitions.
     """
     cases = [key for key, series in run.cells.items() if key.backend == base and series.status == "ok"]
     twin = name(base, 0)
@@ -146,7 +146,7 @@ def analyse(run: RunSamples, base: str, rules: Rules) -> SelfTest:
 def _planted(
     run: RunSamples, cases: Sequence[CellKey], base: str, slowdown: float, sets: Sequence[int], rules: Rules
 ) -> tuple[dict[CellKey, list[bool]], int, dict[CellKey, float]]:
-    """Of each planted case: whether each family found it, and its realised slowdown; and how many others were called slower."""
+    """For each case with a slowdown: whether each repetition found it, its measured slowdown, and the number of other slower cells."""
     slow = name(base, slowdown)
     able = [key for key in cases if (series := run.cells.get(key.of(slow))) and series.status == "ok"]
     found: dict[CellKey, list[bool]] = {key: [] for key in able}
@@ -173,7 +173,7 @@ def _realised(slow: CellSamples, base: CellSamples) -> float:
 def _family(
     run: RunSamples, cases: Sequence[CellKey], base: str, candidates: Sequence[str], sets: Sequence[int], i: int, rules: Rules
 ) -> tuple[bool, GateReport]:
-    """Screen family `i` with these candidates, case by case, and confirm what it flags in the next sets."""
+    """Screen repetition `i` with these candidates, and confirm its flagged cells in the next sets."""
     chosen = dict(zip(cases, candidates, strict=True))
     report = same_run.screen(_only(run, chosen, base, [sets[i]]), CANDIDATE, base, rules)
     flagged = same_run.flagged(report)
@@ -185,7 +185,7 @@ def _family(
 
 
 def _only(run: RunSamples, chosen: Mapping[CellKey, str], base: str, sets: Sequence[int]) -> RunSamples:
-    """The evidence of some sets of processes, with one candidate a case."""
+    """The samples of some process sets, with one candidate per case."""
     cells: dict[CellKey, CellSamples] = {}
     for key, backend in chosen.items():
         for to, series in ((CANDIDATE, run.cells[key.of(backend)]), (base, run.cells[key])):

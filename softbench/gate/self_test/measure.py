@@ -1,4 +1,4 @@
-"""The gate measures itself: a backend beside its own twin, and beside itself with slowdowns planted, in fresh processes again and again."""
+"""Measures the gate's self-test: a backend beside its A/A copy and beside copies with injected slowdowns, in fresh processes."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from softbench.run import run as runner
 from softbench.run.run import Request
 
 FAMILIES = 59
-"""No alarm in so many is a false-alarm rate below 5 %, with 95 % confidence."""
+"""Repetitions: no alarm in this many means a false-alarm rate below 5 %, with 95 % confidence."""
 SHAPES = {
-    # Calls of some 100 us and more: a planted share of 3 % must be more than the launch of the kernel that waits.
+    # calls of 100 us and more, so that 3 % is longer than the launch of the sleeping kernel
     "cuda": ((4096,), "16384:35840:1024"),
     "cpu": ((256,), "256:1206:50"),
 }
 """Twenty cases, by device."""
-START_SECONDS = 3.0  # of a set of processes on a GPU: forks, CUDA contexts, a kernel's first launch; torch is imported meanwhile
+START_SECONDS = 3.0  # per process set on a GPU: forks, CUDA contexts, first launches
 CASE_SECONDS = 0.05  # building and checking a case
-ROUND_SECONDS = 0.002  # what a batch costs beside its calls: do_bench's estimate, the pipe
-PLUGIN = '''"""{base} beside itself with planted slowdowns; written by softbench gate --self-test, and read by its workers."""
+ROUND_SECONDS = 0.002  # cost of a batch beside its calls: do_bench's estimate, the messages
+PLUGIN = '''"""Copies of {base} with injected slowdowns; softbench gate --self-test wrote this file for its workers."""
 
 from softbench.backends.injected_slowdown import inject
 
@@ -41,10 +41,10 @@ backends = inject({base!r}, {slowdowns!r}, {plugins!r}, cases={cases!r}, memory=
 
 
 def measure_families(measure: Measure, request: Request, base: str, families: int, announce: Callable[[str], None]) -> RunSamples:
-    """Measure `families` sets of processes; `announce` is told the plan and its time before the first starts.
+    """Measure this many process sets; `announce` gets the plan and its time before the first starts.
 
     Raises:
-        UsageError: a backend or a device that is not there. What `softbench.run.run.run` raises passes through.
+        UsageError: a backend or a device does not exist. Errors of `softbench.run.run.run` pass through.
     """
     store.writable(request.output)
     asked = fixed(request)
@@ -63,14 +63,14 @@ def measure_families(measure: Measure, request: Request, base: str, families: in
 
 
 def planted(cases: Sequence[Case]) -> tuple[Case, ...]:
-    """The quarter of the cases in which slowdowns are planted: those that move most, for what is planted costs a launch at least."""
+    """The cases that get a slowdown: the quarter that moves most bytes, as a slowdown costs at least a launch."""
     count = max(1, len(cases) // calibration.EVERY)
     most = sorted(cases, key=roofline.bytes_moved, reverse=True)[:count]
     return tuple(case for case in cases if case in most)
 
 
 def told(settings: Settings, cases: int, able: int, base: str) -> str:
-    """The plan in words."""
+    """The plan as a sentence."""
     levels = ", ".join(f"{slowdown:.0%}" for slowdown in calibration.SLOWDOWNS)
     batch = (settings.warmup_ms + settings.batch_ms) / 1e3 + ROUND_SECONDS
     each = START_SECONDS + cases * CASE_SECONDS + (2 * cases + len(calibration.SLOWDOWNS) * able) * settings.rounds * batch
@@ -82,7 +82,7 @@ def told(settings: Settings, cases: int, able: int, base: str) -> str:
 
 
 def _with_twins(request: Request, base: str, families: int, able: Sequence[Case]) -> Request:
-    """The run of a self-test: all families are its sets of processes, and the twins come from a plugin written for it."""
+    """The request of a self-test: its process sets are the repetitions, and a plugin written for it makes the copies."""
     plugins = request.settings().plugins
     slowdowns = (0.0, *calibration.SLOWDOWNS)
     file = (request.output / "planted.py").resolve()
