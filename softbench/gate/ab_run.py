@@ -9,7 +9,7 @@ from typing import cast
 from softbench.core.case import Direction
 from softbench.core.errors import UsageError
 from softbench.gate import environment_match as comparable, paired as same_run
-from softbench.gate.samples import RunSamples, from_document
+from softbench.gate.samples import RunSamples, of_run
 from softbench.gate.verdicts import GateReport, Rules, Verdict
 from softbench.plan.settings import AXES, Layer
 from softbench.plan.sweep import Sweep
@@ -83,7 +83,7 @@ def judge(
 
 def found(run: store.Run) -> RunSamples:
     """The samples of a run that was just measured."""
-    return from_document(run.document(), str(run.json))
+    return of_run(run.header, run.records(), str(run.json))
 
 
 def confirmation(request: Request, flagged: Sequence[Verdict]) -> Request:

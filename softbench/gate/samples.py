@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,16 +10,15 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple, NoReturn
 
-from softbench.core import text as units
 from softbench.core.case import DTYPES, TIMERS, YARDSTICK, Direction
 from softbench.core.errors import ResultsError
-from softbench.core.outcome import Grade, Record, Status
-from softbench.core.text import one_line
+from softbench.core.outcome import Measured, Record, Skipped
+from softbench.core.text import micros, one_line
 from softbench.core.validate import NAME
 from softbench.results import labels
 from softbench.results.csv import read_csv
-from softbench.results.records import profile_from_json
-from softbench.results.store import SCHEMA, record_to_json
+from softbench.results.records import record_from_json
+from softbench.results.store import SCHEMA
 
 LATENCIES_US = (1e-6, 1e12)
 """The range of valid latencies; every ratio within it is finite."""
@@ -171,14 +169,19 @@ def from_document(document: dict[str, Any], source: str) -> RunSamples:
             at = f"{key.backend} {key.case}"
             if key in cells:
                 raise ValueError("is there twice")
-            cells[key] = _series(cell["outcome"], str(settings.get("timer", TIMERS[0])))
+            cells[key] = of_record(record_from_json(cell), str(settings.get("timer", TIMERS[0])))
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise ResultsError(f"{source}: {at} is damaged: {type(error).__name__}: {one_line(str(error), 120)}") from None
+    return _run_samples({**document, "environment": environment, "settings": settings}, cells, source)
+
+
+def _run_samples(document: dict[str, Any], cells: dict[CellKey, CellSamples], source: str) -> RunSamples:
     if not cells:
         raise ResultsError(f"{source}: holds no cells")
     processes = len({process for series in cells.values() for process in series.processes})
     texts = [one_line(str(document.get(name) or ""), 2000) for name in ("run", "device_name", "command")]
     versions = {name: one_line(str(document[name])) for name in ("softbench", "git_commit") if document.get(name)}
+    environment, settings = document["environment"], document["settings"]
     return RunSamples(source, (texts[0],), SCHEMA, texts[1], environment, settings, texts[2], cells, processes, versions)
 
 
@@ -191,35 +194,33 @@ def cell_key(backend: Any, direction: Any, dtype: Any, M: Any, N: Any) -> CellKe
     return CellKey(backend, Direction(direction).value, dtype, M, N)
 
 
-def _series(outcome: dict[str, Any], timer: str) -> CellSamples:
-    kind = outcome["kind"]
-    grade = Grade(outcome["accuracy"]["grade"]).value if outcome.get("accuracy") else ""
-    if kind != "measured":
-        status = {"skipped": Status.UNAVAILABLE if outcome.get("unavailable") else Status.SKIPPED, "checked": Status.CHECKED}.get(kind)
-        return CellSamples((status or Status(outcome["status"])).value, one_line(str(outcome["reason"])), grade)
-    turns: dict[int, dict[int, tuple[bool, RoundMedian]]] = {}
-    for batch in outcome["timing"]["batches"]:
-        samples = batch["samples_us"]
-        if not samples or not (min(samples) > 0 and max(samples) < math.inf):
-            raise ValueError("a sample is no positive number")
-        turn = RoundMedian(int(batch["round"]), int(batch["position"]), positive(median(samples)))
-        throttled = bool((batch.get("telemetry") or {}).get("throttled"))
-        turns.setdefault(int(batch["process"]), {})[turn.number] = throttled, turn  # a repeated round counts as it ended
-    if not turns:
-        raise ValueError("it is measured, but holds no samples")
+def of_record(record: Record, timer: str) -> CellSamples:
+    """The round medians of a record. `timer` is the run's timer.
+
+    Raises:
+        ValueError: a round median is no valid latency.
+    """
+    outcome = record.outcome
+    accuracy = None if isinstance(outcome, Skipped) else outcome.accuracy
+    grade = accuracy.grade.value if accuracy else ""
+    if not isinstance(outcome, Measured):
+        return CellSamples(record.status.value, one_line(outcome.reason), grade)
+    rounds: dict[int, dict[int, tuple[bool, RoundMedian]]] = {}
+    for batch in outcome.timing.batches:
+        found = RoundMedian(batch.round, batch.position, positive(median(batch.samples_us)))
+        rounds.setdefault(batch.process, {})[batch.round] = batch.throttled, found  # a repeated round counts as it ended
     processes = {}
-    for process, rounds in turns.items():
-        cool = tuple(turn for throttled, turn in rounds.values() if not throttled)
-        processes[process] = cool or tuple(turn for _, turn in rounds.values())
-    series = CellSamples("ok", "", grade, processes)
-    profile = profile_from_json(outcome.get("profile") or {})
+    for process, medians in rounds.items():
+        unthrottled = tuple(found for throttled, found in medians.values() if not throttled)
+        processes[process] = unthrottled or tuple(found for _, found in medians.values())
+    samples, profile = CellSamples("ok", "", grade, processes), outcome.profile
     if timer != TIMERS[0] or not (profile.device_us and profile.host_us):
-        return series
-    us, device, host = (median(values) for values in (series.medians_us().values(), profile.device_us, profile.host_us))
+        return samples
+    us, device, host = (median(values) for values in (samples.medians_us().values(), profile.device_us, profile.host_us))
     if not labels.launch_bound(us, device, host, len(profile.kernels)):
-        return series
-    told = f"do_bench read {units.micros(us)}, the kernels take {units.micros(device)}, issuing them {units.micros(host)}"
-    return replace(series, host_bound=told)
+        return samples
+    text = f"do_bench read {micros(us)}, the kernels take {micros(device)}, issuing them {micros(host)}"
+    return replace(samples, host_bound=text)
 
 
 def positive(value: Any) -> float:
@@ -262,9 +263,15 @@ def join(parts: Sequence[RunSamples]) -> RunSamples:
     )
 
 
-def of_records(header: dict[str, Any], records: Iterable[Record], source: str) -> RunSamples:
-    """The evidence of a run that was just measured."""
-    return from_document({**header, "cells": [record_to_json(record) for record in records]}, source)
+def of_run(header: dict[str, Any], records: Iterable[Record], source: str) -> RunSamples:
+    """The samples of a run that was just measured."""
+    settings = dict(header["settings"])
+    timer = str(settings.get("timer", TIMERS[0]))
+    cells = {
+        CellKey(record.backend, record.case.direction.value, record.case.dtype, record.case.M, record.case.N): of_record(record, timer)
+        for record in records
+    }
+    return _run_samples({**header, "settings": settings}, cells, source)
 
 
 def yardstick(key: CellKey) -> CellKey:
