@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(T, block_min_ctas(K * Op::READS, T)) block(Ten
     }
     const Partial thread_partial = Op::init_partial(operands, edge);
     const Partial total = Op::finalize(block_reduce<Op, T>(thread_partial, warp_partials));
-    discard_unpacked<Op>(operands, base_alignment == 0);
+    rematerialize<Op>(operands, base_alignment == 0);
 #pragma unroll
     for (int k = 0; k < K; ++k) {
         int i = thread + k * int(blockDim.x);

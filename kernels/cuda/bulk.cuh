@@ -106,8 +106,8 @@ __global__ void __launch_bounds__(T, bulk_min_ctas(THREAD_VECTORS, T))
         for (int u = 0; u < STAGE_VECTORS; ++u)
 #pragma unroll
             for (int r = 0; r < R; ++r) {
-                const uint32_t padding = Op::padding();
-                assign(stage[u].packed[r], from + u * T + thread < smem_vectors ? stored[r * smem_capacity + from + u * T] : make_uint4(padding, padding, padding, padding));
+                const bool inside = from + u * T + thread < smem_vectors;
+                assign(stage[u].packed[r], inside ? stored[r * smem_capacity + from + u * T] : padding_vector<Op>());
             }
     };
 #pragma unroll 1
@@ -122,7 +122,7 @@ __global__ void __launch_bounds__(T, bulk_min_ctas(THREAD_VECTORS, T))
         float value[R];
 #pragma unroll
         for (int r = 0; r < R; ++r) value[r] = Packed<typename Op::Element>::element(saved_edge[thread][r], 0);
-        saved_target[saved_edge_index[thread]] = narrow<typename Op::Out>(Op::result(value, total));
+        saved_target[saved_edge_index[thread]] = from_float<typename Op::Out>(Op::result(value, total));
     };
     if (OVER_GRID && thread == 0) saved_tag = tag;
     partial = block_reduce<Op, T>(partial, warp_partials[0]);
@@ -152,7 +152,7 @@ __global__ void __launch_bounds__(T, bulk_min_ctas(THREAD_VECTORS, T))
     }
 
     const Partial total = Op::finalize(partial);
-    discard_unpacked<Op>(operands, base_alignment == 0);
+    rematerialize<Op>(operands, base_alignment == 0);
     const int own_start = saved_begin + thread, limit = saved_end - own_start;
     typename Op::Out* const out = saved_target + int64_t(own_start) * Op::V;
     if (own_start >= saved_first && limit > 0) Op::write(out, operands[0], total);

@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(T, cluster_min_ctas(K * Op::READS, T, CACHES_E
     const int other = lane % MAX_CLUSTER;
     partial = other < size ? Partial{mailbox[other].maximum, mailbox[other].sum} : Op::identity();
     const Partial total = Op::finalize(Op::reduce_replicated(partial, MAX_CLUSTER));
-    if (!CACHED) discard_unpacked<Op>(operands, base_alignment == 0);
+    if (!CACHED) rematerialize<Op>(operands, base_alignment == 0);
 #pragma unroll
     for (int k = 0; k < K; ++k) {
         int i = start + k * int(blockDim.x);

@@ -71,7 +71,8 @@ private:
                     }
                 }
                 if constexpr (k.value * w.value <= 12)
-                    launcher.launch(sub_warp_aligned<Op, k.value, w.value, 0, KEEP_IN_L2>, grid, p.threads, 0, 1, t, p.per_row, rows, ceil_div(2048, p.per_row));
+                    launcher.launch(sub_warp_aligned<Op, k.value, w.value, 0, KEEP_IN_L2>, grid, p.threads, 0, 1, t, p.per_row, rows,
+                                    ceil_div(2048, p.per_row));
             });
         });
     }
@@ -101,7 +102,8 @@ private:
 
     bool one_block() {
         return select_block<Op>(p, [&](auto k, auto max_threads) {
-            const auto kernel = no_edges ? block<Op, k.value, max_threads.value, !KEEP_IN_L2, KEEP_IN_L2> : block<Op, k.value, max_threads.value, false, KEEP_IN_L2>;
+            const auto kernel =
+                no_edges ? block<Op, k.value, max_threads.value, !KEEP_IN_L2, KEEP_IN_L2> : block<Op, k.value, max_threads.value, false, KEEP_IN_L2>;
             launcher.launch(kernel, M, p.threads, 0, 1, t, p.base_alignment);
         });
     }
@@ -122,7 +124,8 @@ private:
         if (p.per_row > 1 && !launcher.has_workspace(M * p.per_row)) return true;
         const size_t shared = size_t(p.tier_option) * R * p.threads * VECTOR_BYTES;
         auto with = [&](auto kernel) {
-            launcher.launch(kernel, M * p.per_row, p.threads, shared, 1, t, p.per_row, chunk(), p.tier_option, p.base_alignment, p.max_polls, launcher.workspace);
+            launcher.launch(kernel, M * p.per_row, p.threads, shared, 1, t, p.per_row, chunk(), p.tier_option, p.base_alignment, p.max_polls,
+                            launcher.workspace);
         };
         if (p.tier_option == 0 && chunk() <= p.vectors * p.threads)
             return select<2 / R, 4 / R, 8 / R>(

@@ -24,15 +24,15 @@ __global__ void __launch_bounds__(GENERIC_THREADS) generic(Tensors<Op> tensors, 
     float operand[R];
     for (int64_t i = thread; i < N; i += step) {
 #pragma unroll
-        for (int r = 0; r < R; ++r) operand[r] = widen(source[r][i]);
+        for (int r = 0; r < R; ++r) operand[r] = to_float(source[r][i]);
         Op::accumulate(partial, operand);
     }
     partial = WARP_PER_ROW ? Op::reduce_replicated(partial, WARP) : block_reduce<Op>(partial, warp_partials);
     Partial total = Op::finalize(partial);
     for (int64_t i = thread; i < N; i += step) {
 #pragma unroll
-        for (int r = 0; r < R; ++r) operand[r] = widen(source[r][i]);
-        target[i] = narrow<typename Op::Out>(Op::result(operand, total));
+        for (int r = 0; r < R; ++r) operand[r] = to_float(source[r][i]);
+        target[i] = from_float<typename Op::Out>(Op::result(operand, total));
     }
 }
 

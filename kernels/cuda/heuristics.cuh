@@ -43,7 +43,8 @@ inline Plan split_bulk_plan(int R, int thread_vectors, int threads, int64_t ctas
 inline Plan split_any_plan(int64_t M, int64_t vectors, int R, bool is_16_bit) {
     const Device& d = device();
     const int64_t row_vectors = vectors * R;
-    const int64_t ctas_at_3 = ceil_div<int64_t>(row_vectors, row_vectors > 400000 ? 5300 : THIRD_OF_SM_VECTORS), ctas_at_2 = ceil_div<int64_t>(row_vectors, HALF_OF_SM_VECTORS);
+    const int64_t ctas_at_3 = ceil_div<int64_t>(row_vectors, row_vectors > 400000 ? 5300 : THIRD_OF_SM_VECTORS);
+    const int64_t ctas_at_2 = ceil_div<int64_t>(row_vectors, HALF_OF_SM_VECTORS);
     const bool three_an_sm = R == 1 && (is_16_bit || row_vectors <= 57344 || M * row_vectors <= 5000000);
     if (d.clusters() && three_an_sm && ctas_at_3 <= 3 * d.sms) return split_bulk_plan(R, 8, SPLIT_THREADS / 2, ctas_at_3);
     if (d.clusters() && ctas_at_2 <= 2 * d.sms) return split_bulk_plan(R, 24, SPLIT_THREADS / 2, ctas_at_2);
@@ -62,13 +63,16 @@ inline Plan cluster_plan(int64_t vectors, int R, int thread_vectors, int threads
 inline Plan few_rows_cluster_plan(int64_t M, int64_t vectors, int R, bool is_16_bit) {
     const int64_t row_vectors = vectors * R, total_vectors = M * row_vectors, sixteenth = ceil_div<int64_t>(row_vectors, MAX_CLUSTER);
     const bool compute_heavy = is_16_bit && R == 1;
-    auto with_16_ctas = [&](int k, int min_threads, int max_threads) { return cluster_plan(vectors, R, k, std::max(min_threads, threads_for(sixteenth, k, max_threads))); };
+    auto with_16_ctas = [&](int k, int min_threads, int max_threads) {
+        return cluster_plan(vectors, R, k, std::max(min_threads, threads_for(sixteenth, k, max_threads)));
+    };
     if (compute_heavy && row_vectors > 28000 && row_vectors <= 33000 && M <= 16) return {AUTO};  // few_rows_plan splits them over the device
     if (R == 1 && !is_16_bit && row_vectors > 4400 && row_vectors <= 8800 && total_vectors <= 10000) return cluster_plan(vectors, R, 2, 352);
     if (row_vectors <= 2200 && total_vectors <= 140000) return cluster_plan(vectors, R, 2, 128);
     if (row_vectors <= 4400 && total_vectors <= (compute_heavy ? 280000 : 70000)) return cluster_plan(vectors, R, 2, 256);
     if (compute_heavy && row_vectors <= 16384 && total_vectors <= 200000) return with_16_ctas(2, 256, 512);
-    if (R == 1 ? (row_vectors <= 8800 && total_vectors <= 800000) || (row_vectors <= 16384 && total_vectors <= 400000) || (compute_heavy && row_vectors <= 25000 && total_vectors <= 220000) ||
+    if (R == 1 ? (row_vectors <= 8800 && total_vectors <= 800000) || (row_vectors <= 16384 && total_vectors <= 400000) ||
+                     (compute_heavy && row_vectors <= 25000 && total_vectors <= 220000) ||
                      (compute_heavy && row_vectors <= 32768 && M <= 2)
                : row_vectors <= 12288 && total_vectors <= 140000) {
         const int64_t ctas_of_128 = ceil_div<int64_t>(row_vectors, 4 * 128);
@@ -116,8 +120,10 @@ inline Plan few_rows_plan(int64_t M, int64_t vectors, int R, bool is_16_bit) {
     // One wave of four CTAs an SM, with a chunk partly in registers and the rest in shared memory. float32 rows compute the least and use bulk
     // copies. Longer rows use all that an SM has.
     const int64_t ctas = std::min<int64_t>(4 * d.sms / M, 2 * d.sms), per_sm = total_vectors / d.sms;
-    if (per_sm <= 13300 || (R == 2 && per_sm <= 16300)) return R == 1 && !is_16_bit ? split_bulk_plan(R, 8, SPLIT_THREADS / 2, ctas) : split_plan(vectors, R, 4, SPLIT_THREADS / 2, ctas);
-    if (per_sm <= (M == 1 ? 18300 : 18600) && R == 1) return is_16_bit ? split_bulk_plan(R, 8, SPLIT_THREADS / 2, ctas) : split_bulk_plan(R, 8, SPLIT_THREADS, 2 * d.sms / M);
+    if (per_sm <= 13300 || (R == 2 && per_sm <= 16300))
+        return R == 1 && !is_16_bit ? split_bulk_plan(R, 8, SPLIT_THREADS / 2, ctas) : split_plan(vectors, R, 4, SPLIT_THREADS / 2, ctas);
+    if (per_sm <= (M == 1 ? 18300 : 18600) && R == 1)
+        return is_16_bit ? split_bulk_plan(R, 8, SPLIT_THREADS / 2, ctas) : split_bulk_plan(R, 8, SPLIT_THREADS, 2 * d.sms / M);
     if (per_sm <= 18400 && R == 2) return split_plan(vectors, R, 8, SPLIT_THREADS / 2, ctas);
     return split_any_plan(M, vectors, R, is_16_bit);
 }
@@ -129,7 +135,9 @@ inline Plan many_rows_plan(int64_t M, int64_t vectors, int R, bool whole_vectors
     const Device& d = device();
     const int64_t row_vectors = vectors * R, total_vectors = M * row_vectors;
     if (R == 1) {
-        const int K = is_16_bit ? (M >= MANY_ROWS && vectors > 320 && vectors <= 1024 ? 2 : vectors < 1024 ? 4 : 8) : vectors > 520 && vectors < 700 ? 4 : vectors > 1600 && vectors <= 2048 ? 16 : 8;
+        const int K_16_bit = M >= MANY_ROWS && vectors > 320 && vectors <= 1024 ? 2 : vectors < 1024 ? 4 : 8;
+        const int K_32_bit = vectors > 520 && vectors < 700 ? 4 : vectors > 1600 && vectors <= 2048 ? 16 : 8;
+        const int K = is_16_bit ? K_16_bit : K_32_bit;
         const Plan block = {BLOCK, K, threads_for(vectors, K, BLOCK_THREADS), 1, 0, LINE_ALIGNMENT, 0};
         if (d.clusters()) {
             if (row_vectors <= (is_16_bit ? 2300 : 2048)) return block;
@@ -141,7 +149,8 @@ inline Plan many_rows_plan(int64_t M, int64_t vectors, int R, bool whole_vectors
                 if (row_vectors <= 16384) return cluster_plan(vectors, R, 8, 256);
                 if (row_vectors <= 21000) return cluster_plan(vectors, R, 12, 128);
                 if (row_vectors <= 32768) return cluster_plan(vectors, R, 16, 128);
-                if (row_vectors <= 57344) return total_vectors <= 12000000 ? split_any_plan(M, vectors, R, is_16_bit) : Plan{CLUSTER_BULK, 24, CLUSTER_BULK_THREADS, 8, 0, LINE_ALIGNMENT, 0};
+                if (row_vectors <= 57344 && total_vectors <= 12000000) return split_any_plan(M, vectors, R, is_16_bit);
+                if (row_vectors <= 57344) return {CLUSTER_BULK, 24, CLUSTER_BULK_THREADS, 8, 0, LINE_ALIGNMENT, 0};
                 if (row_vectors <= 65536) return cluster_plan(vectors, R, 8, 512);
             } else {
                 if (row_vectors <= 9300) return cluster_plan(vectors, R, 8, 96);
@@ -177,7 +186,8 @@ inline Plan many_rows_plan(int64_t M, int64_t vectors, int R, bool whole_vectors
 // one row at its peak bandwidth, and a third more for tier split_bulk. Launches of a few microseconds start all rows together.
 inline int stagger_cycles(const Plan& p, int64_t M, int64_t bytes) {
     const Device& d = device();
-    if ((p.tier != CLUSTER && p.tier != CLUSTER_BULK && p.tier != SPLIT_BULK) || M == 1 || M * bytes < STAGGER_BYTES || d.memory_clock <= 0 || d.bus <= 0) return 0;
+    if (p.tier != CLUSTER && p.tier != CLUSTER_BULK && p.tier != SPLIT_BULK) return 0;
+    if (M == 1 || M * bytes < STAGGER_BYTES || d.memory_clock <= 0 || d.bus <= 0) return 0;
     const double cycles = double(bytes) * d.clock / (2.0 * d.memory_clock * d.bus / 8);
     return int(std::min(p.tier == SPLIT_BULK ? 4 * cycles / 3 : cycles, 1e8));
 }
@@ -200,7 +210,8 @@ template <typename Op> Plan choose_plan(const Tensors<Op>& t, int64_t N) {
             if (whole_vectors && vectors_from_16 <= WARP_MAX_VECTORS<Op> * WARP)
                 if (const Plan found = warp_row_plan<Op>(M, vectors_from_16, large); found.tier != AUTO) return found;
         }
-        return large && !widens ? medium_many_rows_plan(vectors_from_16, vectors, R, UNALIGNED_MAX_VECTORS<Op>) : medium_row_plan(vectors_from_16, vectors, R, Op::E == 2, UNALIGNED_MAX_VECTORS<Op>);
+        if (large && !widens) return medium_many_rows_plan(vectors_from_16, vectors, R, UNALIGNED_MAX_VECTORS<Op>);
+        return medium_row_plan(vectors_from_16, vectors, R, Op::E == 2, UNALIGNED_MAX_VECTORS<Op>);
     }
     Plan found = M <= FEW_ROWS && bytes >= FEW_BYTES ? few_rows_plan(M, vectors, R, Op::E == 2) : many_rows_plan(M, vectors, R, whole_vectors, Op::E == 2);
     found.stagger_cycles = stagger_cycles(found, M, bytes * R);

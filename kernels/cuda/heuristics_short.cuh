@@ -33,7 +33,8 @@ inline int row_stride_log2(int64_t M, int N, int lanes, int size, int R) {
 // Tier staged: a row has as few lanes as can hold it, and a tile is as large as leaves work for each SM.
 inline Plan staged_plan(int64_t M, int N, int R, int size) {
     const int lanes = 1 << log2_ceil(ceil_div(N, STAGED_MAX_ELEMENTS)), logical_warps = STAGED_THREADS / lanes;
-    const int64_t max_bytes = R == 1 ? STAGED_BYTES : 3 * STAGED_BYTES / 4, bytes = std::min(max_bytes, std::max<int64_t>(1024, M * N * size / (16 * device().sms)));
+    const int64_t max_bytes = R == 1 ? STAGED_BYTES : 3 * STAGED_BYTES / 4;
+    const int64_t bytes = std::min(max_bytes, std::max<int64_t>(1024, M * N * size / (16 * device().sms)));
     const int unit = std::max({VECTOR_BYTES / size, logical_warps, WARP / lanes << row_stride_log2(M, N, lanes, size, R)});
     const int rows = std::min(int(bytes / (N * size)), 16 * logical_warps);
     return {STAGED, ceil_div(N, lanes), STAGED_THREADS, lanes, std::max(unit, (rows + unit / 2) / unit * unit), VECTOR_BYTES, 0};
@@ -66,7 +67,8 @@ template <typename Op> Plan short_row_plan(const Tensors<Op>& t, int N, const La
     if (can_stage && staging_wins(N, l.granularity, R, E, t.M * N * SIZE)) return staged_plan(t.M, N, R, SIZE);
     // Accesses of 8 or 4 bytes, while few lanes hold a row. Longer rows are faster by vectors and edges.
     if (const int accesses = N / l.granularity; !whole_vectors && (l.granularity > 1 || E == 1) && accesses <= 36 && (R == 1 || vectors < 12)) {
-        const int k = accesses <= 3 ? accesses : accesses == 5 ? 3 : accesses <= 8 ? 2 : accesses <= 12 ? 3 : accesses > 16 ? 4 : E == 2 ? 2 : 3, lanes = ceil_div(accesses, k);
+        const int k = accesses <= 3 ? accesses : accesses == 5 ? 3 : accesses <= 8 ? 2 : accesses <= 12 ? 3 : accesses > 16 ? 4 : E == 2 ? 2 : 3;
+        const int lanes = ceil_div(accesses, k);
         return {SUB_WARP, k, SUB_WARP_THREADS / 2, lanes > 3 && lanes <= 8 ? 1 << log2_ceil(lanes) : lanes, 0, l.granularity / E * 4, 0};
     }
     // Few vectors a lane, on a power of two of lanes, which the compiler knows. Some lanes may have nothing to do.
@@ -111,7 +113,8 @@ template <typename Op> Plan warp_row_plan(int64_t M, int64_t vectors, bool large
         if (K >= 7) return {BLOCK, 4, 2 * WARP, 1, 0, VECTOR_BYTES, 0};
     }
     const int64_t ctas_by_shared = d.shared_sm / (2 * cta_rows * round_up<int64_t>(vectors, LINE_VECTORS) * VECTOR_BYTES + 1024);
-    if (M > max_ctas * cta_rows * d.sms && M <= std::min<int64_t>(max_ctas, ctas_by_shared) * 2 * cta_rows * d.sms) return {ONE_WARP, K, WARP_THREADS, 1, 2, VECTOR_BYTES, 0};
+    if (M > max_ctas * cta_rows * d.sms && M <= std::min<int64_t>(max_ctas, ctas_by_shared) * 2 * cta_rows * d.sms)
+        return {ONE_WARP, K, WARP_THREADS, 1, 2, VECTOR_BYTES, 0};
     return {ONE_WARP, K, WARP_THREADS / 2, 1, 1, VECTOR_BYTES, 0};
 }
 

@@ -109,7 +109,7 @@ template <typename Op, bool NO_EDGES, bool KEEP_IN_L2> struct Row {
         float value[Op::READS];
 #pragma unroll
         for (int r = 0; r < Op::READS; ++r) value[r] = Packed<Element>::element(packed[r], 0);
-        target[index] = narrow<Out>(Op::result(value, total));
+        target[index] = from_float<Out>(Op::result(value, total));
     }
     __device__ __forceinline__ const uint4* vector(int r, int i) const { return reinterpret_cast<const uint4*>(source[r]) + i; }
     __device__ __forceinline__ void write(int i, const Operands<Op::READS>& operands, Partial total) const {
@@ -127,6 +127,11 @@ __device__ __forceinline__ void assign(uint32_t (&packed)[4], uint4 v) {
     packed[3] = v.w;
 }
 
+template <typename Op> __device__ __forceinline__ uint4 padding_vector() {
+    const uint32_t padding = Op::padding();
+    return make_uint4(padding, padding, padding, padding);
+}
+
 // Conditional loads use a predicate where a branch would take more registers: with a policy, and before Hopper.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
 constexpr bool PREDICATED_LOADS = true;
@@ -139,10 +144,9 @@ template <typename Op, bool NO_EDGES, bool KEEP_IN_L2>
 __device__ __forceinline__ void load_operands(Operands<Op::READS>& operands, const Row<Op, NO_EDGES, KEEP_IN_L2>& row, int i, bool inside) {
 #pragma unroll
     for (int r = 0; r < Op::READS; ++r) {
-        uint32_t padding = Op::padding();
         if constexpr (KEEP_IN_L2 || PREDICATED_LOADS) {  // the load replaces the padding
             uint32_t(&packed)[4] = operands.packed[r];
-            assign(packed, make_uint4(padding, padding, padding, padding));
+            assign(packed, padding_vector<Op>());
             if constexpr (KEEP_IN_L2)
                 asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %4, 0;\n@p ld.global.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%5], %6;\n}"
                              : "+r"(packed[0]), "+r"(packed[1]), "+r"(packed[2]), "+r"(packed[3])
@@ -152,7 +156,7 @@ __device__ __forceinline__ void load_operands(Operands<Op::READS>& operands, con
                              : "+r"(packed[0]), "+r"(packed[1]), "+r"(packed[2]), "+r"(packed[3])
                              : "r"(unsigned(inside)), "l"(row.vector(r, i)));
         } else {
-            assign(operands.packed[r], inside ? *row.vector(r, i) : make_uint4(padding, padding, padding, padding));
+            assign(operands.packed[r], inside ? *row.vector(r, i) : padding_vector<Op>());
         }
     }
 }

@@ -14,17 +14,10 @@
 //   K: the vectors of each tensor that a thread holds in registers. T: the threads of a CTA.
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-#include <cstdint>
+#include "packed_io.cuh"
 
 namespace softbench {
 
-constexpr int WARP = 32;
-constexpr int VECTOR_BYTES = 16;
-constexpr int LINE_BYTES = 128;
-constexpr int LINE_VECTORS = LINE_BYTES / VECTOR_BYTES;
-constexpr float MINUS_INFINITY = -__builtin_huge_valf();
 constexpr float LOG2_E = 1.4426950408889634f;
 
 __device__ __forceinline__ float exp2_fast(float x) {
@@ -36,89 +29,6 @@ __device__ __forceinline__ float reciprocal(float x) {
     float y;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
-}
-
-// A 32-bit register of a 16-byte vector: one float or two 16-bit elements. `elementwise_max` compares 16-bit elements without unpacking them.
-template <typename T> struct Packed;
-template <> struct Packed<float> {
-    static constexpr int ELEMENTS = 1;
-    static constexpr uint32_t MINUS_INFINITY_BITS = 0xff800000u;
-    static __device__ __forceinline__ float element(uint32_t packed, int) { return __uint_as_float(packed); }
-    static __device__ __forceinline__ uint32_t elementwise_max(uint32_t a, uint32_t b) {
-        return __float_as_uint(fmaxf(__uint_as_float(a), __uint_as_float(b)));
-    }
-};
-template <> struct Packed<__half> {
-    static constexpr int ELEMENTS = 2;
-    static constexpr uint32_t MINUS_INFINITY_BITS = 0xfc00fc00u;
-    static __device__ __forceinline__ float element(uint32_t packed, int i) {
-        __half2 pair = reinterpret_cast<const __half2&>(packed);
-        return i == 0 ? __low2float(pair) : __high2float(pair);
-    }
-    static __device__ __forceinline__ uint32_t elementwise_max(uint32_t a, uint32_t b) {
-        __half2 pair = __hmax2(reinterpret_cast<__half2&>(a), reinterpret_cast<__half2&>(b));
-        return reinterpret_cast<uint32_t&>(pair);
-    }
-};
-template <> struct Packed<__nv_bfloat16> {
-    static constexpr int ELEMENTS = 2;
-    static constexpr uint32_t MINUS_INFINITY_BITS = 0xff80ff80u;
-    static __device__ __forceinline__ float element(uint32_t packed, int i) { return __uint_as_float(i == 0 ? packed << 16 : packed & 0xffff0000u); }
-    static __device__ __forceinline__ uint32_t elementwise_max(uint32_t a, uint32_t b) {
-        __nv_bfloat162 pair = __hmax2(reinterpret_cast<__nv_bfloat162&>(a), reinterpret_cast<__nv_bfloat162&>(b));
-        return reinterpret_cast<uint32_t&>(pair);
-    }
-};
-
-__device__ __forceinline__ float widen(float v) { return v; }
-__device__ __forceinline__ float widen(__half v) { return __half2float(v); }
-__device__ __forceinline__ float widen(__nv_bfloat16 v) { return __bfloat162float(v); }
-template <typename T> __device__ __forceinline__ T narrow(float v);
-template <> __device__ __forceinline__ float narrow<float>(float v) { return v; }
-template <> __device__ __forceinline__ __half narrow<__half>(float v) { return __float2half_rn(v); }
-template <> __device__ __forceinline__ __nv_bfloat16 narrow<__nv_bfloat16>(float v) { return __float2bfloat16_rn(v); }
-
-template <typename T> __device__ __forceinline__ uint32_t pack(float low, float high);
-template <> __device__ __forceinline__ uint32_t pack<__half>(float low, float high) {
-    __half2 pair = __floats2half2_rn(low, high);
-    return reinterpret_cast<uint32_t&>(pair);
-}
-template <> __device__ __forceinline__ uint32_t pack<__nv_bfloat16>(float low, float high) {
-    __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-    return reinterpret_cast<uint32_t&>(pair);
-}
-
-// Stores 16 bytes to aligned global memory. The front end of nvcc splits the C++ form of this store into four stores.
-__device__ __forceinline__ void store16(void* target, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
-    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(target), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
-}
-// Stores V consecutive results: in one 16-byte store, or in two where 16-bit inputs give float32 results.
-template <typename Out, int V> __device__ __forceinline__ void store_vector(Out* target, const float (&value)[V]) {
-    if constexpr (sizeof(Out) == 4) {
-#pragma unroll
-        for (int v = 0; v < V; v += 4)
-            store16(target + v, __float_as_uint(value[v]), __float_as_uint(value[v + 1]), __float_as_uint(value[v + 2]), __float_as_uint(value[v + 3]));
-    } else {
-        static_assert(V == 8);
-        store16(target, pack<Out>(value[0], value[1]), pack<Out>(value[2], value[3]), pack<Out>(value[4], value[5]), pack<Out>(value[6], value[7]));
-    }
-}
-
-// The same stores under a predicate: there is no branch around what is computed.
-__device__ __forceinline__ void store16_if(bool condition, void* target, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
-    asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %0, 0;\n@p st.global.v4.b32 [%1], {%2, %3, %4, %5};\n}" ::"r"(unsigned(condition)), "l"(target), "r"(a), "r"(b),
-                 "r"(c), "r"(d)
-                 : "memory");
-}
-template <typename Out, int V> __device__ __forceinline__ void store_vector_if(bool condition, Out* target, const float (&value)[V]) {
-    if constexpr (sizeof(Out) == 4) {
-#pragma unroll
-        for (int v = 0; v < V; v += 4)
-            store16_if(condition, target + v, __float_as_uint(value[v]), __float_as_uint(value[v + 1]), __float_as_uint(value[v + 2]), __float_as_uint(value[v + 3]));
-    } else {
-        static_assert(V == 8);
-        store16_if(condition, target, pack<Out>(value[0], value[1]), pack<Out>(value[2], value[3]), pack<Out>(value[4], value[5]), pack<Out>(value[6], value[7]));
-    }
 }
 
 // The result of reducing a part of a row.
@@ -202,7 +112,8 @@ template <typename In, typename Output> struct Forward {
         return {maximum, sum};
     }
     // The same, and stores the exponentials of 16-bit vectors in `exponentials`. That takes twice the registers and saves half the exponentials.
-    template <int K> static __device__ __forceinline__ Partial init_partial(Operands<1> (&operands)[K], const uint32_t (&edge)[1], float (&exponentials)[K * V]) {
+    template <int K>
+    static __device__ __forceinline__ Partial init_partial(Operands<1> (&operands)[K], const uint32_t (&edge)[1], float (&exponentials)[K * V]) {
         const float maximum = thread_maximum(operands, edge), base = finite_or_zero(maximum);
         float sum[2] = {exp2_fast(exponent(Packed<In>::element(edge[0], 0), base)), 0.0f};
 #pragma unroll
@@ -302,7 +213,9 @@ template <typename T> struct Backward {
         accumulate(partial, operands);
         return partial;
     }
-    static __device__ __forceinline__ Partial edge_partial(const uint32_t (&edge)[2]) { return {0.0f, Packed<T>::element(edge[0], 0) * Packed<T>::element(edge[1], 0)}; }
+    static __device__ __forceinline__ Partial edge_partial(const uint32_t (&edge)[2]) {
+        return {0.0f, Packed<T>::element(edge[0], 0) * Packed<T>::element(edge[1], 0)};
+    }
     template <int K> static __device__ __forceinline__ void accumulate(Partial& partial, const Operands<2> (&operands)[K], uint32_t zero = 0) {
         float sum = __uint_as_float(zero);
 #pragma unroll
@@ -338,7 +251,7 @@ template <typename Op, int K> constexpr bool CACHES_EXPONENTIALS = Op::READS == 
 // Makes the compiler reload float32 values from the packed registers after an exchange. Otherwise it preserves the unpacked copies across the
 // exchange, which costs twice the registers or spills. An empty asm statement hides the link from the front end of nvcc but not from ptxas.
 // A branch that could change the registers hides it from both. `never` is false at run time, and the compiler does not know that.
-template <typename Op, int K> __device__ __forceinline__ void discard_unpacked(Operands<Op::READS> (&operands)[K], bool never) {
+template <typename Op, int K> __device__ __forceinline__ void rematerialize(Operands<Op::READS> (&operands)[K], bool never) {
     if (Op::E > 1 && never) {
 #pragma unroll
         for (int k = 0; k < K; ++k)

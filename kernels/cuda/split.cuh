@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(SPLIT_THREADS, 2)
     else thread_partial = Op::init_partial(operands, edge);
     partial = CHUNK_IN_REGISTERS ? thread_partial : Op::merge(partial, thread_partial);
     if (!CHUNK_IN_REGISTERS) {
-        discard_unpacked<Op>(operands, base_alignment == 0);
+        rematerialize<Op>(operands, base_alignment == 0);
         copy_async_wait();
     }
     const int in_smem = CHUNK_IN_REGISTERS ? 0 : min(smem_per_thread, max(0, (end - smem_start + T - 1) / T));  // of this thread
@@ -77,10 +77,7 @@ __global__ void __launch_bounds__(SPLIT_THREADS, 2)
 #pragma unroll
         for (int u = 0; u < SMEM_VECTORS_AT_ONCE / R; ++u)
 #pragma unroll
-            for (int r = 0; r < R; ++r) {
-                const uint32_t padding = Op::padding();
-                assign(batch[u].packed[r], s + u < in_smem ? smem[((s + u) * R + r) * T] : make_uint4(padding, padding, padding, padding));
-            }
+            for (int r = 0; r < R; ++r) assign(batch[u].packed[r], s + u < in_smem ? smem[((s + u) * R + r) * T] : padding_vector<Op>());
     };
 #pragma unroll 1
     for (int s = 0; s < in_smem; s += SMEM_VECTORS_AT_ONCE / R) {
@@ -103,7 +100,7 @@ __global__ void __launch_bounds__(SPLIT_THREADS, 2)
     Partial total;
     if (!recompute) {
         total = Op::finalize(partial);
-        if (!CACHED) discard_unpacked<Op>(operands, base_alignment == 0);
+        if (!CACHED) rematerialize<Op>(operands, base_alignment == 0);
 #pragma unroll
         for (int k = 0; k < K; ++k) {
             int i = start + k * T;

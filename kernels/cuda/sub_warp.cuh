@@ -101,13 +101,13 @@ __global__ void __launch_bounds__(SUB_WARP_THREADS, unaligned_min_ctas(K, Op::RE
             for (int v = 0; v < V; ++v) result[v] = value[k * V + v][0];
             store_vector_if<typename Op::Out, V>(inside[k], row.target + (k * LANES + lane) * V, result);
         }
-        if (edge_index >= 0) row.target[edge_index] = narrow<typename Op::Out>(value[K * V][0]);
+        if (edge_index >= 0) row.target[edge_index] = from_float<typename Op::Out>(value[K * V][0]);
         return;
     }
     const Partial thread_partial = Op::init_partial(operands, edge);
     const Partial total = Op::finalize(LANES == WARP ? Op::reduce_replicated(thread_partial, LANES) : Op::reduce_lanes(thread_partial, LANES));
     if (!active) return;
-    discard_unpacked<Op>(operands, tensors.N == 0);
+    rematerialize<Op>(operands, tensors.N == 0);
 #pragma unroll
     for (int k = 0; k < K; ++k)
         if (inside[k]) row.write(k * LANES + lane, operands[k], total, thread_partial);

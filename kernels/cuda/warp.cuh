@@ -50,7 +50,7 @@ template <typename Op, int K, bool KEEP_IN_L2> __global__ void __launch_bounds__
     uint32_t packed[K][4];
 #pragma unroll
     for (int k = 0; k < K; ++k) {
-        assign(packed[k], make_uint4(Op::padding(), Op::padding(), Op::padding(), Op::padding()));
+        assign(packed[k], padding_vector<Op>());
         if (k * WARP < remaining) load_packed<KEEP_IN_L2, 4>(packed[k], from + k * WARP, policy);
     }
     compute_and_write_row<Op, K>(tensors, row, packed, lane, remaining);
@@ -81,7 +81,7 @@ template <typename Op, int K> __global__ void __launch_bounds__(WARP_THREADS, wa
         const uint4* smem = reinterpret_cast<const uint4*>(dynamic) + (r * warps + warp) * row_stride + lane;
         uint32_t packed[K][4];
 #pragma unroll
-        for (int k = 0; k < K; ++k) assign(packed[k], k * WARP < remaining ? smem[k * WARP] : make_uint4(Op::padding(), Op::padding(), Op::padding(), Op::padding()));
+        for (int k = 0; k < K; ++k) assign(packed[k], k * WARP < remaining ? smem[k * WARP] : padding_vector<Op>());
         compute_and_write_row<Op, K>(tensors, row, packed, lane, remaining);
     }
 }
