@@ -1,9 +1,9 @@
 // Tier warp: rows of 1 to 4 KB that consist of whole vectors. A warp has one row or two, with three to eight vectors a lane.
 //
 // The kernel knows the vectors a lane, so that it masks no vector that is present. A row of 640 floats has five vectors a lane and not six. For
-// the rest, it matters how many rows an SM holds. A row in registers is fastest if all rows run at once (4096 rows are 31 an SM), or if SMs take
-// new rows all the time. Between these, a second wave would be half empty: with 8192 rows, an SM has 62 and its registers hold 40. There a warp
-// copies two rows at once into shared memory, which has room for both.
+// the rest, it matters how many rows an SM holds. If all rows run at once (4096 rows are 31 an SM), a row in registers is fastest. It
+// is also fastest if SMs take new rows all the time. Between these, a second wave would be half empty: with 8192 rows, an SM has 62 and its
+// registers hold 40. There a warp copies two rows at once into shared memory, which has room for both.
 #pragma once
 
 #include "async_copy.cuh"
