@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 FIND = """
 import json, softbench
 from importlib import resources
-from softbench.plan.settings import shipped
+from softbench.plan.config_file import shipped
 from softbench.plugins.source import origins
 print(json.dumps({
     "where": softbench.__file__,
