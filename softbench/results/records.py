@@ -111,11 +111,11 @@ def _case(data: dict[str, Any]) -> Case:
 
 
 def _batch(data: dict[str, Any]) -> Batch:
-    samples = tuple(float(us) for us in data["samples_us"])
-    if not samples or not all(0 < us < math.inf for us in samples):
+    samples = tuple(data["samples_us"])
+    if not samples or not all(type(us) in (int, float) and 0 < us < math.inf for us in samples):
         raise ValueError("invalid samples")
     process, turn, position = (_count(data[name]) for name in ("process", "round", "position"))
-    return Batch(process, turn, position, samples, telemetry_from_json(data.get("telemetry")))
+    return Batch(process, turn, position, tuple(map(float, samples)), telemetry_from_json(data.get("telemetry")))
 
 
 def _text(value: object) -> str:
