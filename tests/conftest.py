@@ -34,6 +34,10 @@ def gpus() -> list[str]:
     return [str(i) for i in range(sum(line.startswith("GPU ") for line in done.stdout.splitlines()))] if done else []
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="store the outputs of tests/integration/test_golden.py anew")
+
+
 def pytest_configure() -> None:
     """Before anything imports torch."""
     worker = os.environ.get("PYTEST_XDIST_WORKER")
@@ -44,7 +48,7 @@ def pytest_configure() -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu_of(worker, devices)
 
 
-def pytest_collection_modifyitems(items: list[pytest.CheckCase]) -> None:
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     marked = [item for item in items if "gpu" in item.keywords]
     if not marked:
         return
