@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from softbench.kernels.triton.plans import STAYS_BYTES  # heuristics.cuh has the same
+from softbench.kernels.triton.launch_plan import KEEP_IN_L2_BYTES  # heuristics.cuh has the same
 
 HALF, BRAIN, FULL = torch.float16, torch.bfloat16, torch.float32
 TOLERANCE = {HALF: 1e-2, BRAIN: 1e-2, FULL: 1e-5}
@@ -37,7 +37,7 @@ def operands(backward: bool, dtype: torch.dtype, M: int, N: int, pad: int = 0, o
 
 def large(backward: bool, dtype: torch.dtype, N: int, offset: int = 0) -> Any:
     """Operands with just enough rows for the kernels that keep their reads in L2."""
-    return operands(backward, dtype, math.ceil(STAYS_BYTES / ((2 if backward else 1) * N * dtype.itemsize)), N, offset=offset)
+    return operands(backward, dtype, math.ceil(KEEP_IN_L2_BYTES / ((2 if backward else 1) * N * dtype.itemsize)), N, offset=offset)
 
 
 def right(tensors: tuple[torch.Tensor, ...]) -> bool:
@@ -138,13 +138,13 @@ def cuda_launches() -> Iterator[tuple[Run, tuple[torch.Tensor, ...]]]:
 
 
 def triton_launches() -> Iterator[tuple[Run, tuple[torch.Tensor, ...]]]:
-    from softbench.kernels.triton import tiers
-    from softbench.kernels.triton.plans import Plan
+    from softbench.kernels.triton import dispatch
+    from softbench.kernels.triton.launch_plan import Plan
 
     def by(plan: Plan | None = None) -> Run:
         def run(tensors: tuple[torch.Tensor, ...]) -> str:
-            shape, chosen = tiers._chosen(tensors)
-            tiers.run(shape, plan or chosen, tensors)
+            problem, chosen = dispatch.choose_plan(tensors)
+            dispatch.run(problem, plan or chosen, tensors)
             return (plan or chosen).tier
 
         return run
@@ -153,18 +153,19 @@ def triton_launches() -> Iterator[tuple[Run, tuple[torch.Tensor, ...]]]:
         V = 16 // dtype.itemsize
         for N in (1, 7, 16, 100, 197, 1000, 5003):
             yield by(), operands(backward, dtype, 5, N)
-        for N, ALIGN in ((8192, 0), (8153, 128)):  # what the plans hold, and what they hold behind a line's start
-            held = {} if backward else {"H": 2}
+        for N, alignment in ((8192, 0), (8153, 128)):  # the longest rows that the plans hold, aligned and behind a line's start
+            smem = {} if backward else {"smem_tiles": 2}
+            layout = 4, V, alignment
             for plan in (
-                Plan("rows", 8, 256, 4, V, ALIGN, 8),
-                *(Plan("cluster", math.ceil(N / V / C / 128) + 1, 128, 4, V, ALIGN, 4, C=C) for C in (2, 16)),
-                Plan("cluster", 4, 128, 4, V, ALIGN, 4, C=4),
-                Plan("cluster", 3, 128, 4, V, ALIGN, 4, C=8),
-                Plan("group", 4, 128, 4, V, ALIGN, 4, G=3, **held),
-                Plan("group", 2, 128, 4, V, ALIGN, 4, G=2),  # longer than it holds: read twice
+                Plan("rows", 8, 256, *layout, 8),
+                *(Plan("cluster", math.ceil(N / V / ctas / 128) + 1, 128, *layout, 4, cluster_ctas=ctas) for ctas in (2, 16)),
+                Plan("cluster", 4, 128, *layout, 4, cluster_ctas=4),
+                Plan("cluster", 3, 128, *layout, 4, cluster_ctas=8),
+                Plan("split", 4, 128, *layout, 4, split_ctas=3, **smem),
+                Plan("split", 2, 128, *layout, 4, split_ctas=2),  # longer than registers hold: read twice
                 Plan("loop"),
             ):
-                yield by(plan), operands(backward, dtype, 3, N, offset=0 if ALIGN == 0 else 1)
+                yield by(plan), operands(backward, dtype, 3, N, offset=0 if alignment == 0 else 1)
                 if N % 2 and plan.tier != "loop":
                     yield by(plan), large(backward, dtype, N, offset=1)
         for N in (16, 100, 1000):
@@ -186,7 +187,7 @@ def main() -> int:
         tier = run(tensors)
         torch.cuda.synchronize()
         seen[tier] = seen.get(tier, 0) + 1
-        if sum(tensor.nbytes for tensor in tensors[:-1]) >= STAYS_BYTES:
+        if sum(tensor.nbytes for tensor in tensors[:-1]) >= KEEP_IN_L2_BYTES:
             staying[tier] = staying.get(tier, 0) + 1
         if not right(tensors):
             wrong.append(f"{tier} {tuple(tensors[0].shape)} {tensors[0].dtype}")

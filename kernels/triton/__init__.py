@@ -1,14 +1,15 @@
-"""softbench's Triton softmax kernels. Nothing here imports the benchmarking side.
+"""softbench's Triton softmax kernels. They import nothing of the benchmark.
 
-    operator.py      `softmax`: ours as a PyTorch operator, differentiable, compiled and exported
-    tiers.py         ours: tiers by N, configurations by rule
-    traced.py        ours as compilers trace them
-    recipe.py        the raw kernels, autotuned, as functions for torch.compile
-    row.py           the way of Triton's fused-softmax tutorial: a row per program, a persistent grid
-    tile.py          several rows per program, tensor descriptors where strides allow them, autotuned
+- `operator.py`: `softmax` as a PyTorch operator, differentiable, compiled and exported.
+- `dispatch.py`: the same kernels without an operator. Heuristics and measured tables choose tiers and plans.
+- `traceable.py`: the launches that compilers trace.
+- `user_defined.py`: raw kernels, autotuned, as functions for torch.compile.
+- `tutorial.py`: Triton's fused-softmax tutorial, a row per program on a persistent grid.
+- `tiled.py`: several rows per program, autotuned, with tensor descriptors if the strides allow them.
+- `tune.py`: measures the fastest plans on this GPU (python -m softbench.kernels.triton.tune).
 
-`from softbench.kernels.triton import softmax` is the operator. `tiers`, `row` and `tile` have a `softmax` of their own, without an
-operator; under TRITON_INTERPRET=1 (set before triton is imported) those run on the CPU.
+`from softbench.kernels.triton import softmax` is the operator. `dispatch`, `tutorial` and `tiled` each have a `softmax` without an
+operator. Under TRITON_INTERPRET=1, set before triton is imported, those run on the CPU.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    """`softmax`, imported on first use, so that an import of this package alone does not import Triton."""
+    """`softmax`, imported on first use, so that importing this package does not import Triton."""
     if name != "softmax":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from .operator import softmax

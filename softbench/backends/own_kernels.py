@@ -86,7 +86,7 @@ class Triton(Kernels):
 
 def _interpreter_trouble() -> str | None:
     """Why Triton's interpreter cannot run a loop here, found by running one; None if it can."""
-    from softbench.kernels.triton.plain import forward_loop
+    from softbench.kernels.triton.generic import forward_loop
 
     x = torch.zeros(1, 32)
     try:
@@ -99,11 +99,11 @@ def _interpreter_trouble() -> str | None:
 class TritonRow(Triton):
     """Triton's fused-softmax tutorial: a row per program, persistent grid."""
 
-    name, module = "triton-row", "triton.row"
+    name, module = "triton-row", "triton.tutorial"
     advice = "to learn from, and to reproduce the tutorial's results"
 
     def supports(self, case: Case) -> str | None:
-        from softbench.kernels.triton.row import MAX_COLUMNS
+        from softbench.kernels.triton.tutorial import MAX_COLUMNS
 
         return f"a row must fit one program: N is at most {MAX_COLUMNS}" if case.N > MAX_COLUMNS else None
 
@@ -111,14 +111,14 @@ class TritonRow(Triton):
 class TritonTile(Triton):
     """Several rows per program, tensor descriptors if the strides allow them, autotuned warps."""
 
-    name, module = "triton-tile", "triton.tile"
+    name, module = "triton-tile", "triton.tiled"
     advice = "for many short rows, if the first call of an autotuner is acceptable"
 
 
 class TritonOwn(Triton):
     """softbench's Triton softmax: tiers by N, configurations by heuristics."""
 
-    name, module = "triton", "triton.tiers"
+    name, module = "triton", "triton.dispatch"
     advice = "for any shape without nvcc: no tuning at run time, no compilation for each N"
 
 

@@ -57,14 +57,14 @@ class OperatorBackend:
 class TritonCompiled(OperatorBackend):
     """The raw Triton kernels, autotuned, called inside torch.compile(fullgraph=True)."""
 
-    name, module = "triton-compiled", "recipe"
+    name, module = "triton-compiled", "user_defined"
     advice = "to see how torch.compile calls raw Triton kernels; in a model, triton-op"
 
     def prepare(self, case: Case) -> Callable[..., Any]:
         """`both` connects two compiled functions by an autograd.Function, as the raw kernels have no gradient."""
         torch._dynamo.reset()
-        recipe = self._module()
-        forward, backward = (torch.compile(function, dynamic=False, fullgraph=True) for function in (recipe.forward, recipe.backward))
+        kernels = self._module()
+        forward, backward = (torch.compile(function, dynamic=False, fullgraph=True) for function in (kernels.forward, kernels.backward))
         if case.direction is not Direction.BOTH:
             return by_direction(case, forward, backward)
         return by_direction(case, differentiable(forward, backward), backward)

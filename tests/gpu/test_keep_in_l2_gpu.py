@@ -6,7 +6,7 @@ import pytest
 import torch
 from softbench.kernels.cuda import softmax as cuda_softmax
 from softbench.kernels.triton import softmax as triton_softmax
-from softbench.kernels.triton.plain import forward_tile_stays
+from softbench.kernels.triton.generic import forward_tile_keep_in_l2
 
 pytestmark = [pytest.mark.gpu, pytest.mark.alone, pytest.mark.timeout(300)]
 
@@ -68,7 +68,7 @@ def test_a_kernel_whose_small_operand_stays_is_found_out():
     M, N = 64, 32768
 
     def call(x):
-        forward_tile_stays[(M,)](x, y, N, N, M, N, 1, N, num_warps=16)
+        forward_tile_keep_in_l2[(M,)](x, y, N, N, M, N, 1, N, num_warps=16)
 
     y = torch.empty(M, N, device="cuda", dtype=torch.bfloat16)
     many, one = excess(call, rows(M, N, torch.bfloat16, MOST))

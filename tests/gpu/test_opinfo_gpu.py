@@ -1,4 +1,4 @@
-"""PyTorch's own suite on our operators where their kernels run."""
+"""PyTorch's own samples on the operators of both packages, on a GPU."""
 
 import pytest
 import torch
@@ -28,18 +28,18 @@ def fresh_compiler():
 
 @each
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_it_agrees_with_torch_on_torchs_samples_and_their_noncontiguous_twins(name, dtype):
+def test_results_agree_with_torch_on_its_samples(name, dtype):
     opinfos.agree_with_torch(SOFTMAX[name], "cuda", dtype)
     opinfos.backward_agrees_with_torch(lambda dy, y, dim: PAIRS[name][1](dy, y, dim), "cuda", dtype)
 
 
-def test_float64_agrees_with_torch_where_a_kernel_takes_it():
+def test_float64_results_agree_with_torch():
     for name in ("triton", "opaque"):
         opinfos.agree_with_torch(SOFTMAX[name], "cuda", torch.float64)
 
 
 @needs_nvcc
-def test_the_variant_with_a_dtype_agrees_with_torch():
+def test_results_with_a_dtype_agree_with_torch():
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
         opinfos.widened_as_torch(cuda_softmax, "cuda", dtype)
 

@@ -1,4 +1,4 @@
-"""The softmax operator where its kernels run: compiled, captured, packaged."""
+"""The Triton operators on a GPU: compiled, captured and packaged."""
 
 import itertools
 
@@ -8,7 +8,7 @@ import torch.utils.cpp_extension
 from operands import LONG, TOLERANCE, close, gradient, randn
 from pairs import OPS, PAIRS, both, run_and_differentiate
 from softbench.kernels.common.cuda_toolkit import cuda_home
-from softbench.kernels.triton import softmax, traced
+from softbench.kernels.triton import softmax, traceable
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._inductor.utils import run_and_get_code
 
@@ -32,13 +32,13 @@ def agree(function, x):
 
 @both
 @pytest.mark.parametrize("N", [1, 300, 4096, 10_000, LONG])
-def test_it_compiles_whole_with_its_gradient_for_a_static_shape(pair, N):
+def test_operator_compiles_whole_with_its_gradient_for_a_static_shape(pair, N):
     forward, _ = pair
     compiled = torch.compile(lambda x: forward(x, -1), fullgraph=True, dynamic=False)
     agree(compiled, randn(37, N))
 
 
-def test_dynamic_shapes_are_compiled_once_a_range_of_columns():
+def test_dynamic_shapes_compile_once_for_each_range_of_columns():
     counter = CompileCounterWithBackend("inductor")
     compiled = torch.compile(lambda x: softmax(x, -1), fullgraph=True, dynamic=True, backend=counter)
     for M, N in itertools.product((3, 64, 4097), (300, 257, 511, 512)):
@@ -47,7 +47,7 @@ def test_dynamic_shapes_are_compiled_once_a_range_of_columns():
     assert counter.frame_count == 1
     for M, N in itertools.product((3, 64), (5, 128, 513, 4096, 8192, 8193, 16_384, LONG)):
         agree(compiled, randn(M, N))
-    assert counter.frame_count <= 2 * (len(traced.RUNGS) + 1)  # without a gradient and with one
+    assert counter.frame_count <= 2 * (len(traceable.SYMBOLIC_BLOCKS) + 1)  # without a gradient and with one
 
 
 @pytest.mark.parametrize("N", [300, LONG])
@@ -70,7 +70,7 @@ def test_compiled_graphs_take_tensors_of_any_alignment():
 
 @both
 @pytest.mark.parametrize("N", [300, LONG])
-def test_a_cuda_graph_replays_it_on_fresh_input(pair, N):
+def test_a_cuda_graph_replays_the_operator_on_fresh_input(pair, N):
     forward, backward = pair
     x, dy = randn(64, N), randn(64, N)
     side = torch.cuda.Stream()
@@ -92,12 +92,12 @@ def test_a_cuda_graph_replays_it_on_fresh_input(pair, N):
 
 @both
 @pytest.mark.parametrize("N", [300, LONG])
-def test_it_runs_under_inductors_cuda_graphs(pair, N):
+def test_operator_runs_under_inductors_cuda_graphs(pair, N):
     forward, _ = pair
     compiled = torch.compile(lambda x: forward(x, -1), fullgraph=True, mode="reduce-overhead")
     for _ in range(4):
         torch.compiler.cudagraph_mark_step_begin()
-        agree(lambda x: compiled(x).clone(), randn(64, N))  # the next step overwrites what a graph gave
+        agree(lambda x: compiled(x).clone(), randn(64, N))  # the next step overwrites a graph's output
 
 
 class Forward(torch.nn.Module):
@@ -112,7 +112,7 @@ class Backward(torch.nn.Module):
 
 @pytest.fixture
 def toolkit(monkeypatch):
-    """AOTInductor's C++ includes CUDA's headers; torch takes the folder above `nvcc`, which may be a script elsewhere."""
+    """AOTInductor's C++ includes CUDA's headers. torch looks in the folder above `nvcc`, which may be a script elsewhere."""
     if (home := cuda_home()) is None:
         pytest.skip("no CUDA toolkit")
     monkeypatch.setenv("CUDA_HOME", str(home))
@@ -129,7 +129,7 @@ def packaged(module, given, folder, shapes=None):
 
 @pytest.mark.parametrize("N", [300, LONG])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_aotinductor_packages_it_and_loads_it_with_the_same_result(N, dtype, tmp_path, toolkit):
+def test_aotinductors_package_gives_the_same_result(N, dtype, tmp_path, toolkit):
     x, dy = randn(37, N, dtype=dtype), randn(37, N, dtype=dtype)
     y = softmax(x)
     close(packaged(Forward(), (x,), tmp_path)(x), torch.softmax(x.double(), -1), dtype)
@@ -137,7 +137,7 @@ def test_aotinductor_packages_it_and_loads_it_with_the_same_result(N, dtype, tmp
     torch.testing.assert_close(dx, OPS.triton_softmax_backward(dy, y, -1), rtol=TOLERANCE[dtype], atol=1e-6)
 
 
-def test_a_package_takes_the_range_of_shapes_it_was_exported_for(tmp_path, toolkit):
+def test_a_package_takes_the_range_of_shapes_of_its_export(tmp_path, toolkit):
     M, N = torch.export.Dim("M", max=100_000), torch.export.Dim("N", min=129, max=512)
     loaded = packaged(Forward(), (randn(37, 300),), tmp_path, {"x": {0: M, 1: N}})
     for shape in ((37, 300), (2, 129), (5000, 512)):

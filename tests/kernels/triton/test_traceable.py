@@ -1,5 +1,4 @@
-"""The softmax operator as compilers see it: what they would see of the kernels is tried on fake CUDA tensors, which need no GPU; what they
-make runs on the CPU's."""
+"""The operator as compilers see it. Fake CUDA tensors, which need no GPU, show them the kernels; compiled code runs on the CPU."""
 
 import itertools
 import types
@@ -8,7 +7,7 @@ import warnings
 import pytest
 import torch
 from pairs import PAIRS, both, run_and_differentiate
-from softbench.kernels.triton import operator, plain, tile, traced
+from softbench.kernels.triton import generic, operator, traceable
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch._subclasses.functional_tensor import dispatch_functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -17,7 +16,7 @@ from torch.library import triton_op
 
 from softbench.kernels import triton as kernels
 
-pytestmark = pytest.mark.skipif(plain.INTERPRETED, reason="fake tensors and TRITON_INTERPRET=1 do not go together")
+pytestmark = pytest.mark.skipif(generic.INTERPRETED, reason="fake tensors and TRITON_INTERPRET=1 do not go together")
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +24,7 @@ def fresh_compiler():
     torch._dynamo.reset()
 
 
-def test_the_body_knows_when_it_is_traced():
+def test_operator_body_knows_when_it_is_traced():
     seen = []
 
     @triton_op("softbench_test::probe", mutates_args=())
@@ -38,7 +37,7 @@ def test_the_body_knows_when_it_is_traced():
     assert seen == [False]
     compiled = torch.compile(lambda x: probe(x), fullgraph=True, backend="aot_eager")
     assert compiled(x)[0] == 2
-    assert seen.count(False) == 1  # the compiled graph runs without the body
+    assert seen.count(False) == 1  # the compiled graph does not run the body
     assert len(seen) > 1
     seen.clear()
     make_fx(lambda x: probe(x), tracing_mode="fake")(x)
@@ -46,7 +45,7 @@ def test_the_body_knows_when_it_is_traced():
 
 
 def graph_of(function, *shapes, dtype=torch.float32):
-    """What a compiler sees of `function` on CUDA tensors, and the nodes that launch kernels."""
+    """The graph that a compiler traces of `function` on CUDA tensors, and its nodes that launch kernels."""
     with FakeTensorMode():
         given = [torch.empty(shape, dtype=dtype, device="cuda") for shape in shapes]
     graph = make_fx(dispatch_functionalize(function), tracing_mode="fake")(*given).graph
@@ -55,7 +54,7 @@ def graph_of(function, *shapes, dtype=torch.float32):
 
 @pytest.fixture
 def hopper(monkeypatch):
-    """torch's analysis of a kernel compiles it for the card of Triton's driver: without a card, for an H200's."""
+    """torch's analysis of a kernel compiles it for the GPU of Triton's driver; without a GPU, for an H200."""
     import triton
     from triton.backends.compiler import GPUTarget
 
@@ -65,7 +64,7 @@ def hopper(monkeypatch):
 
 @pytest.mark.parametrize("N", [1, 300, 4096, 20000])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_compiler_sees_one_kernel_that_writes_the_result_and_nothing_else(hopper, N, dtype):
+def test_a_compiler_sees_one_kernel_that_writes_only_the_result(hopper, N, dtype):
     forward, backward = PAIRS["triton_op"]
     _, (launch,) = graph_of(lambda x: forward(x, -1), (37, N), dtype=dtype)
     assert launch.kwargs["tensors_to_clone"] == ["y_ptr"]
@@ -73,7 +72,7 @@ def test_a_compiler_sees_one_kernel_that_writes_the_result_and_nothing_else(hopp
     assert launch.kwargs["tensors_to_clone"] == ["dx_ptr"]
 
 
-def test_a_compiler_sees_the_opaque_operator_and_no_kernel():
+def test_a_compiler_sees_no_kernel_of_the_opaque_operator():
     forward, _ = PAIRS["custom_op"]
     graph, launches = graph_of(lambda x: forward(x, -1), (37, 300))
     assert not launches
@@ -83,12 +82,12 @@ def test_a_compiler_sees_the_opaque_operator_and_no_kernel():
 def test_cached_graphs_are_keyed_by_the_kernels():
     from torch._library.triton import get_triton_kernels_for_op
 
-    assert set(get_triton_kernels_for_op("softbench::triton_softmax")) == {plain.forward_tile, plain.forward_loop}
-    assert set(get_triton_kernels_for_op("softbench::triton_softmax_backward")) == {plain.backward_tile, plain.backward_loop}
+    assert set(get_triton_kernels_for_op("softbench::triton_softmax")) == {generic.forward_tile, generic.forward_loop}
+    assert set(get_triton_kernels_for_op("softbench::triton_softmax_backward")) == {generic.backward_tile, generic.backward_loop}
 
 
 def compilations(function, shapes, **options):
-    """How many graphs torch.compile makes of `function` for fake CUDA tensors of these shapes, one after the other."""
+    """How many graphs torch.compile makes of `function` for fake CUDA tensors of these shapes, in this order."""
     made = []
 
     def backend(graph, _):
@@ -102,23 +101,23 @@ def compilations(function, shapes, **options):
     return len(made)
 
 
-def test_dynamic_shapes_are_compiled_once_a_range_of_columns_whatever_the_rows_are():
+def test_dynamic_shapes_compile_once_for_each_range_of_columns():
     softmax = kernels.softmax
     every_M = (2, 3, 37, 4096, 100_003)
     assert compilations(softmax, itertools.product(every_M, (300, 257, 511, 512, 129)), dynamic=True) == 1
     torch._dynamo.reset()
-    tiers_of_N = (3, 100, 128, 129, 513, 2048, 2049, 8192, 8193, 16384, 16385, 50257, 262_144)
-    assert compilations(softmax, itertools.product((2, 4096), tiers_of_N), dynamic=True) == len(traced.RUNGS) + 1
+    ranges_of_N = (3, 100, 128, 129, 513, 2048, 2049, 8192, 8193, 16384, 16385, 50257, 262_144)
+    assert compilations(softmax, itertools.product((2, 4096), ranges_of_N), dynamic=True) == len(traceable.SYMBOLIC_BLOCKS) + 1
     torch._dynamo.reset()
     assert compilations(lambda x: softmax(x, 1), ((2, 300, 5), (7, 400, 9), (100, 511, 33)), dynamic=True) == 1
     torch._dynamo.reset()
     assert compilations(softmax, ((37, N) for N in (256, 300, 400, 511)), dynamic=None) == 2  # automatic: first static, then once dynamic
 
 
-def test_static_blocks_are_the_next_power_of_two_and_symbolic_ones_a_rung():
-    assert [traced.block(N) for N in (1, 2, 3, 128, 129, 4097, 16384)] == [1, 2, 4, 128, 256, 8192, 16384]
-    assert traced.RUNGS[-1] == plain.TILE_COLUMNS
-    assert plain.TILE_COLUMNS // 2 in traced.RUNGS  # the backward's tiles end there: no range of its own
+def test_static_blocks_are_powers_of_two_and_symbolic_ones_few():
+    assert [traceable.block(N) for N in (1, 2, 3, 128, 129, 4097, 16384)] == [1, 2, 4, 128, 256, 8192, 16384]
+    assert traceable.SYMBOLIC_BLOCKS[-1] == generic.TILE_COLUMNS
+    assert generic.TILE_COLUMNS // 2 in traceable.SYMBOLIC_BLOCKS  # the backward's tiles end there, without another range
 
 
 class Softmax(torch.nn.Module):
@@ -126,7 +125,7 @@ class Softmax(torch.nn.Module):
         return kernels.softmax(x, -1)
 
 
-def test_export_keeps_the_operator_and_refuses_a_range_that_takes_several_kernels():
+def test_export_refuses_a_range_that_needs_several_kernels():
     with FakeTensorMode(shape_env=ShapeEnv()):
         x = torch.empty(37, 300, device="cuda")
     M, N, wide = (torch.export.Dim("M", max=1000), torch.export.Dim("N", min=129, max=512), torch.export.Dim("wide", max=4096))
@@ -138,7 +137,7 @@ def test_export_keeps_the_operator_and_refuses_a_range_that_takes_several_kernel
 
 @both
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_it_compiles_whole_with_its_gradient(pair, dynamic):
+def test_operator_compiles_whole_with_its_gradient(pair, dynamic):
     forward, _ = pair
     compiled = torch.compile(lambda x: forward(x * 2, -1) + 1, fullgraph=True, dynamic=dynamic, backend="aot_eager")
     for M, N in ((3, 5), (4, 6), (5, 700)):
@@ -149,14 +148,14 @@ def test_it_compiles_whole_with_its_gradient(pair, dynamic):
             assert torch.allclose(got, expected, atol=1e-6)
 
 
-def test_inductor_compiles_it():
+def test_inductor_compiles_the_operator():
     compiled = torch.compile(kernels.softmax, fullgraph=True, dynamic=True)
     for M, N in ((3, 5), (4, 60)):
         x = torch.randn(M, N)
         assert torch.allclose(compiled(x), torch.softmax(x, -1), atol=1e-6)
 
 
-def test_aotinductor_packages_it_and_loads_it_with_the_same_result(tmp_path):
+def test_aotinductors_package_gives_the_same_result(tmp_path):
     x = torch.randn(4, 30)
     exported = torch.export.export(Softmax(), (x,), dynamic_shapes={"x": {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.STATIC}})
     with warnings.catch_warnings():
@@ -165,25 +164,3 @@ def test_aotinductor_packages_it_and_loads_it_with_the_same_result(tmp_path):
         loaded = torch._inductor.aoti_load_package(package)
     for rows in (x, torch.randn(9, 30)):
         assert torch.allclose(loaded(rows), torch.softmax(rows, -1), atol=1e-6)
-
-
-def test_dynamo_takes_the_raw_autotuned_kernels_whole(monkeypatch):
-    """Without a GPU Dynamo does not look for kernels: it is told that there is one, and stops short of running them."""
-    from softbench.kernels.triton import recipe
-
-    monkeypatch.setattr(torch.utils._triton, "has_triton", lambda: True)
-    launches = []
-
-    def backend(graph, _):
-        launches.extend(node.kwargs["grid"] for node in graph.graph.nodes if "triton_kernel_wrapper" in str(node.target))
-        return graph.forward
-
-    with FakeTensorMode():
-        for N in (300, 10_000, 20_000):
-            x = torch.empty(37, N, device="cuda")
-            torch.compile(recipe.forward, fullgraph=True, dynamic=False, backend=backend)(x)
-            torch.compile(recipe.backward, fullgraph=True, dynamic=False, backend=backend)(x, x)
-    assert all(len(set(grid)) == 1 for grid in launches)  # the warps are tuned, the tile is not
-    tiles, loops = len(tile.WARPS), len(recipe.LOOP_CONFIGS)
-    assert [len(grid) for grid in launches] == [tiles, tiles, tiles, loops, loops, loops]
-    assert [grid[0] for grid in launches[2:]] == [(37, 1, 1)] * 4

@@ -1,10 +1,10 @@
-"""PyTorch's own suite on our operators. Real tensors are the CPU's here, where torch's softmax stands in for the kernels."""
+"""PyTorch's own samples on the operators of both packages. On the CPU they call torch's softmax."""
 
 import pytest
 import torch
-from softbench.kernels.triton import plain
+from softbench.kernels.triton import generic
 
-pytestmark = pytest.mark.skipif(plain.INTERPRETED, reason="fake tensors and TRITON_INTERPRET=1 do not go together")
+pytestmark = pytest.mark.skipif(generic.INTERPRETED, reason="fake tensors and TRITON_INTERPRET=1 do not go together")
 
 opinfos = pytest.importorskip("opinfos", reason="torch.testing._internal needs expecttest; pip install expecttest")
 
@@ -23,12 +23,12 @@ each = pytest.mark.parametrize("name", SOFTMAX)
 
 @each
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
-def test_it_agrees_with_torch_on_torchs_samples_and_their_noncontiguous_twins(name, dtype):
+def test_results_agree_with_torch_on_its_samples(name, dtype):
     opinfos.agree_with_torch(SOFTMAX[name], "cpu", dtype)
     opinfos.backward_agrees_with_torch(lambda dy, y, dim: PAIRS[name][1](dy, y, dim), "cpu", dtype)
 
 
-def test_the_variant_with_a_dtype_agrees_with_torch():
+def test_results_with_a_dtype_agree_with_torch():
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
         opinfos.widened_as_torch(cuda_softmax, "cpu", dtype)
 

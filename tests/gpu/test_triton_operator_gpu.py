@@ -1,4 +1,4 @@
-"""The softmax operator where its kernels run: eager, differentiated, on any stream and device, behind the backends on it."""
+"""The Triton operators on a GPU: eager, differentiated, on any stream and device, and in their backends."""
 
 import csv
 import itertools
@@ -30,8 +30,8 @@ def fresh_compiler():
 def test_opcheck_passes_with_all_its_tests(pair, shape, dim):
     forward, backward = pair
     x, dy = (randn(*shape).requires_grad_() for _ in range(2))
-    # Nearly a softmax. What is none sums to anything, and then two orders of summation differ by more than opcheck's tolerance. Of what is
-    # one, dx sums to 0, and opcheck differentiates the absolute value of that sum, whose sign is then rounding's.
+    # Nearly a softmax. With an arbitrary y, two orders of summation differ by more than opcheck's tolerance. With a softmax, dx sums to 0.
+    # opcheck differentiates the absolute value of that sum, and its sign would depend on rounding.
     y = (0.9 * torch.softmax(randn(*shape), dim)).requires_grad_()
     opcheck(forward, (x, dim), test_utils=EVERY_TEST)
     opcheck(backward, (dy, y, dim), test_utils=EVERY_TEST)
@@ -57,14 +57,14 @@ def test_gradients_of_both_orders_are_those_of_finite_differences(pair, shape, d
         assert check(lambda dy, y: backward(dy, y, dim), (dy, y), check_batched_grad=True)
 
 
-def test_gradients_of_both_orders_beyond_a_tile():
+def test_gradients_of_both_orders_are_right_beyond_a_tile():
     x = (randn(2, LONG, dtype=torch.float64) * 3).requires_grad_()
     assert torch.autograd.gradcheck(softmax, (x,), fast_mode=True, atol=1e-9)
     assert torch.autograd.gradgradcheck(softmax, (x,), fast_mode=True, atol=1e-9)
 
 
 @pytest.mark.parametrize("dtype", operator.DTYPES)
-def test_the_kernels_run_and_are_right_in_contiguous_memory_of_their_own(dtype, monkeypatch):
+def test_kernels_run_and_are_right_in_fresh_contiguous_memory(dtype, monkeypatch):
     launches = []
     for name in ("launch_forward", "launch_backward"):
         launch = getattr(operator, name)
@@ -115,7 +115,7 @@ def test_tensor_subclasses_see_the_operators(pair):
 
 
 @both
-def test_vmap_takes_it(pair):
+def test_vmap_takes_the_operators(pair):
     forward, backward = pair
     x, dy = randn(3, 40, 50), randn(3, 40, 50)
     for at, dim in itertools.product((0, 1, 2), (0, 1, -1)):
@@ -125,7 +125,7 @@ def test_vmap_takes_it(pair):
 
 
 @both
-def test_it_runs_on_the_current_stream(pair):
+def test_operators_run_on_the_current_stream(pair):
     forward, backward = pair
     side = torch.cuda.Stream()
     x = torch.zeros(512, 4096, device="cuda")
@@ -142,14 +142,14 @@ def test_it_runs_on_the_current_stream(pair):
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-def test_it_runs_on_its_tensors_device():
+def test_operators_run_on_their_tensors_device():
     x = torch.randn(37, 300, device="cuda:1")
     assert torch.cuda.current_device() == 0
     for function in (softmax, torch.compile(softmax, fullgraph=True)):
         torch.testing.assert_close(function(x), torch.softmax(x, -1))
 
 
-def test_more_than_2_31_elements():
+def test_more_than_2_31_elements_are_right():
     if torch.cuda.mem_get_info()[0] < 24 * 2**30:
         pytest.skip("needs 24 GiB of device memory")
     x = torch.randn(2**15 + 1, 2**16, device="cuda", dtype=torch.bfloat16)
@@ -165,12 +165,12 @@ def test_autocast_changes_nothing():
         assert softmax(x).dtype is torch.bfloat16
 
 
-DOORS = "triton-compiled,triton-op,triton-custom-op"
+BACKENDS = "triton-compiled,triton-op,triton-custom-op"
 
 
-def test_the_backends_on_it_are_right_and_measured_in_every_direction(cli):
+def test_backends_are_right_and_measured_in_every_direction(cli):
     arguments = ("--M", "512", "--N", "781,20000", "--dtype", "bf16", "--direction", "forward,backward,both", "--timeout", "build=300")
-    done = cli("run", "--backends", f"{DOORS},triton-aoti", *arguments, "--quick", timeout=580)
+    done = cli("run", "--backends", f"{BACKENDS},triton-aoti", *arguments, "--quick", timeout=580)
     assert done.returncode == 0, done.stdout + done.stderr
     with (cli.folder / "results" / "latest.csv").open() as file:
         found = {(row["backend"], row["N"], row["direction"]): row for row in csv.DictReader(file)}
@@ -186,8 +186,8 @@ def test_the_backends_on_it_are_right_and_measured_in_every_direction(cli):
 
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])
-def test_the_backends_on_it_pass_the_catalogue(cli, direction):
-    done = cli("check", "--backends", DOORS, "--direction", direction, "--dtype", "fp32", "--json", "-", timeout=580)
+def test_backends_pass_every_check_case(cli, direction):
+    done = cli("check", "--backends", BACKENDS, "--direction", direction, "--dtype", "fp32", "--json", "-", timeout=580)
     findings = json.loads(done.stdout)["findings"]
     assert done.returncode == 0, [
         (finding["backend"], finding["item"], finding["verdict"], finding["reason"])

@@ -1,8 +1,8 @@
-"""The raw kernels as PyTorch's recipe "Using user-defined Triton kernels with torch.compile" has them: plain functions to be compiled.
+"""Raw Triton kernels in plain functions for torch.compile, as in PyTorch's recipe "Using user-defined Triton kernels with torch.compile".
 
-No operator and no autograd: Dynamo sees the launches themselves. The tile's shape follows from N by heuristics, the number of warps is
-autotuned. Heuristics stand before the autotuner: Dynamo calls them as Python and finds an autotuner of finished arguments. Sizes are
-to be static (`dynamic=False`): the autotuner's launch is chosen for one shape.
+There is no operator and no autograd: Dynamo sees the launches themselves. The tile's shape follows from N by heuristics, and the number of
+warps is autotuned. The heuristics wrap the autotuner: Dynamo calls them as Python, and then finds an autotuner with complete arguments.
+Compile with static sizes (`dynamic=False`), because the autotuner chooses for one shape.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 import torch
 import triton
 
-from .plain import LOOP_COLUMNS, TILE_COLUMNS, backward_loop, forward_loop
-from .tile import BACKWARD_TILE, FORWARD_TILE
+from .generic import LOOP_COLUMNS, TILE_COLUMNS, backward_loop, forward_loop
+from .tiled import BACKWARD_TILE, FORWARD_TILE
 
 LOOP_CONFIGS = [triton.Config({}, num_warps=warps) for warps in (8, 16, 32)]
 FORWARD_LOOP = triton.autotune(configs=LOOP_CONFIGS, key=["N"])(forward_loop)
@@ -19,7 +19,7 @@ BACKWARD_LOOP = triton.autotune(configs=LOOP_CONFIGS, key=["N"])(backward_loop)
 
 
 def forward(x: torch.Tensor) -> torch.Tensor:
-    """softmax over the last axis of contiguous (M, N) rows of float32, float16 or bfloat16; for torch.compile(fullgraph=True)."""
+    """softmax over the last axis of contiguous (M, N) rows of float32, float16 or bfloat16, for torch.compile(fullgraph=True)."""
     y = torch.empty_like(x)
     M, N = x.shape
     if M * N == 0:
@@ -33,7 +33,7 @@ def forward(x: torch.Tensor) -> torch.Tensor:
 
 
 def backward(dy: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """dx of such rows, likewise."""
+    """dx over the last axis of such rows, for torch.compile(fullgraph=True)."""
     dx = torch.empty_like(y)
     M, N = y.shape
     if M * N == 0:

@@ -1,0 +1,268 @@
+"""softbench's Triton softmax over rows: launches the plan that `heuristics.py` chooses.
+
+Any M and N, row strides without a copy, 64-bit offsets. float32, float16 and bfloat16 in float32 arithmetic, float64 in its own.
+
+A launch is prepared once for operands with the same layout (`_layout_key`), and cached with its compiled kernel. Triton's binder and the
+choice of a plan take several times as long as a kernel on few rows. The GPU would wait for them.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import triton
+
+from ..common.rows import Launch
+from ..common.softmax import Softmax
+from . import carveout
+from .backward import backward_cluster, backward_rows, backward_split
+from .forward import forward_cluster, forward_rows, forward_split
+from .generic import (
+    INTERPRETED,
+    LOOP_COLUMNS,
+    backward_loop,
+    backward_tile,
+    backward_tile_keep_in_l2,
+    block_m,
+    block_n,
+    forward_loop,
+    forward_tile,
+    forward_tile_keep_in_l2,
+    warps,
+)
+from .heuristics import choose
+from .launch_plan import VECTOR_BYTES, Plan, Problem, chunk_of
+from .staggered_start import bytes_per_cycle, stagger
+from .workspace import workspace
+
+HOPPER = 9
+LARGE_SHARED = 200 * 1024  # bytes a program: a generation's large GPUs have more, and clusters of 16; the small ones have clusters of 8
+INTERPRETED_SMS = 4
+MAX_CACHED = 4096  # launches
+WARP = 32
+LINE_BYTES = 128
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedLaunch:
+    """A launch on operands of one layout."""
+
+    kernel: Any
+    programs: int
+    arguments: tuple[int, ...]  # after the operands: strides, sizes, constants
+    options: dict[str, Any] = field(default_factory=dict)
+    slots: int = 0  # int64 words of workspace
+
+    def __call__(self, tensors: tuple[torch.Tensor, ...]) -> Any:
+        """Launches through Triton's interface, which compiles the kernel if necessary; returns the compiled kernel."""
+        return self.kernel[(self.programs,)](*self.operands(tensors), *self.arguments, **self.options)
+
+    def operands(self, tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        """The tensors and, if the kernel needs them, the workspace's counter and slots."""
+        return (*tensors, *workspace(tensors[0].device, self.slots)) if self.slots else tensors
+
+    def addresses(self, tensors: tuple[torch.Tensor, ...]) -> list[int]:
+        """The operands as a compiled kernel takes them. Triton would ask the driver about the address of each tensor."""
+        return [operand.data_ptr() for operand in self.operands(tensors)]
+
+
+def launch_forward(x: torch.Tensor, y: torch.Tensor) -> None:
+    """y = softmax(x) by rows; see `softbench.kernels.common.rows.Launch`."""
+    _launch((x, y))
+
+
+def launch_backward(dy: torch.Tensor, y: torch.Tensor, dx: torch.Tensor) -> None:
+    """dx by rows; see `softbench.kernels.common.rows.Launch`."""
+    _launch((dy, y, dx))
+
+
+_cache: dict[tuple[Any, ...], tuple[Any, PreparedLaunch]] = {}
+
+
+def _launch(tensors: tuple[torch.Tensor, ...]) -> None:
+    device = tensors[0].device
+    if device.type == "cuda" and device.index != torch._C._cuda_getDevice():  # Triton launches on the current device
+        with torch.cuda.device(device):
+            return _launch(tensors)
+    key = _layout_key(tensors)
+    found = _cache.get(key)
+    if found is not None:
+        run_compiled, launch = found
+        run_compiled(*launch.addresses(tensors), *launch.arguments)
+        return None
+    problem, plan = choose_plan(tensors)
+    compiled = run(problem, plan, tensors)
+    if hasattr(compiled, "function"):  # not under the interpreter, nor while Triton compiles in the background
+        if len(_cache) >= MAX_CACHED:
+            _cache.clear()
+        launch = prepare_launch(problem, plan, tensors)
+        _cache[key] = _compiled_launch(compiled, launch, tensors), launch
+    return None
+
+
+def _layout_key(tensors: tuple[torch.Tensor, ...]) -> tuple[Any, ...]:
+    """Everything that a launch depends on: what the choice of a plan and Triton's specialization look at."""
+    first = tensors[0]
+    key: list[Any] = [first.shape, first.device]
+    for tensor in tensors:
+        key += (tensor.dtype, tensor.stride(0), tensor.data_ptr() % LINE_BYTES)
+    return tuple(key)
+
+
+def problem_of(tensors: tuple[torch.Tensor, ...]) -> Problem:
+    """What the choice of a plan depends on, for a forward's (x, y) or a backward's (dy, y, dx)."""
+    first = tensors[0]
+    M, N = first.shape
+    size = first.element_size()
+    addresses = [tensor.data_ptr() % LINE_BYTES for tensor in tensors]
+    strides = [tensor.stride(0) * size % LINE_BYTES if M > 1 else 0 for tensor in tensors]
+    one_dtype = all(tensor.dtype == first.dtype for tensor in tensors)  # the generic kernels convert, the others move words
+    misaligned = N * size % LINE_BYTES
+    for number in (*addresses, *strides):
+        misaligned |= number
+    alignment = min(VECTOR_BYTES, misaligned & -misaligned) if misaligned else VECTOR_BYTES
+    apart = [(number - addresses[0]) % VECTOR_BYTES for number in addresses] + [(number - strides[0]) % VECTOR_BYTES for number in strides]
+    return Problem(len(tensors) == 3, M, N, size, alignment, one_dtype and not any(apart), *_device(first.device)[1:])
+
+
+def choose_plan(tensors: tuple[torch.Tensor, ...]) -> tuple[Problem, Plan]:
+    """The problem of these operands, and the plan for it."""
+    problem = problem_of(tensors)
+    return problem, choose(problem, _device(tensors[0].device)[0])
+
+
+@functools.cache
+def _device(device: torch.device) -> tuple[str, int, bool, float, bool]:
+    """(name, SMs, whether it has clusters of 16 CTAs, its memory's bytes per cycle, whether it is a Hopper GPU)."""
+    if INTERPRETED or device.type != "cuda":
+        return "", INTERPRETED_SMS, False, 0.0, False
+    found = torch.cuda.get_device_properties(device)
+    clusters = found.major >= HOPPER and found.shared_memory_per_block_optin >= LARGE_SHARED
+    return found.name, found.multi_processor_count, clusters, bytes_per_cycle(device.index or 0), (found.major, found.minor) == (HOPPER, 0)
+
+
+def run(problem: Problem, plan: Plan, tensors: tuple[torch.Tensor, ...]) -> Any:
+    """Launches a plan on a forward's (x, y) or a backward's (dy, y, dx); returns the compiled kernel."""
+    if INTERPRETED and plan.tier in ("tile", "loop"):
+        return round_to_nearest(lambda *operands: prepare_launch(problem, plan, operands)(operands), *tensors)
+    return prepare_launch(problem, plan, tensors)(tensors)
+
+
+def compiled_call(problem: Problem, plan: Plan, tensors: tuple[torch.Tensor, ...]) -> Callable[[], object]:
+    """Compiles a plan's kernel, and returns a call that launches it with as little host time as a cached launch."""
+    launch = prepare_launch(problem, plan, tensors)
+    run_compiled = _compiled_launch(launch(tensors), launch, tensors)
+    return lambda: run_compiled(*launch.addresses(tensors), *launch.arguments)
+
+
+def _compiled_launch(compiled: Any, launch: PreparedLaunch, tensors: tuple[torch.Tensor, ...]) -> Any:
+    if launch.kernel is forward_split:  # the kernel that has part of a row in shared memory
+        carveout.prefer_shared_memory(compiled, tensors[0].device)
+    return compiled[(launch.programs, 1, 1)]
+
+
+def prepare_launch(problem: Problem, plan: Plan, tensors: tuple[torch.Tensor, ...]) -> PreparedLaunch:
+    """The launch of a plan on operands.
+
+    Raises:
+        ValueError: some threads of the plan would have no vector of a tile, or more than one. A reduction would then mix rows or miss some.
+    """
+    fast = plan.tier in ("rows", "cluster", "split")
+    if plan.threads > WARP and fast and (plan.rows > 1 or plan.threads != WARP * plan.warps):
+        raise ValueError(f"invalid plan {plan}: above 32, threads must be 32 * warps and rows must be 1")
+    return PREPARE[plan.tier](problem, plan, tuple(tensor.stride(0) for tensor in tensors))
+
+
+def round_to_nearest(launch: Callable[..., Any], *tensors: torch.Tensor) -> Any:
+    """`launch` with a float32 output for a bfloat16 one, converted after it: Triton's interpreter truncates where hardware rounds."""
+    if not INTERPRETED or tensors[-1].dtype != torch.bfloat16:
+        return launch(*tensors)
+    wide = torch.empty(tensors[-1].shape, dtype=torch.float32, device=tensors[-1].device)
+    result = launch(*tensors[:-1], wide)
+    tensors[-1].copy_(wide)
+    return result
+
+
+def _options(plan: Plan, **more: Any) -> dict[str, Any]:
+    options: dict[str, Any] = {"num_warps": plan.warps, **more}
+    if plan.registers is not None and not INTERPRETED:
+        options["maxnreg"] = plan.registers
+    return options
+
+
+def _strides_and_N(problem: Problem, plan: Plan, strides: tuple[int, ...]) -> tuple[int, ...]:  # noqa: N802
+    """Strides and N as the kernels count them: in vectors if rows start at a vector, so that the compiler knows their alignment."""
+    if plan.base_alignment:
+        return *strides, problem.N
+    # The stride of a single row is never used, and need not be a multiple of a vector.
+    return *(stride // plan.vector_elements if problem.M > 1 else 0 for stride in strides), problem.N // plan.vector_elements
+
+
+def _tile(problem: Problem, plan: Plan, strides: tuple[int, ...]) -> PreparedLaunch:
+    M, N = problem.M, problem.N
+    BM, BN = block_m(problem.reads * N), block_n(N)
+    if plan.vector_elements > 1:  # short aligned rows: a vector a thread, 4 warps
+        BM = max(1, 128 * plan.vector_elements // BN)
+        count = max(1, min(4, BM * BN // (32 * plan.vector_elements)))
+    else:
+        count = warps(problem.reads * BM * BN)
+    kernels = (forward_tile_keep_in_l2, backward_tile_keep_in_l2) if problem.keep_in_l2 else (forward_tile, backward_tile)
+    return PreparedLaunch(kernels[problem.backward], triton.cdiv(M, BM), (*strides, M, N, BM, BN), {"num_warps": count})
+
+
+def _loop(problem: Problem, plan: Plan, strides: tuple[int, ...]) -> PreparedLaunch:
+    kernel = backward_loop if problem.backward else forward_loop
+    block = LOOP_COLUMNS // problem.reads // (2 if problem.element_size == 8 else 1)
+    return PreparedLaunch(kernel, problem.M, (*strides, problem.M, problem.N, block), {"num_warps": warps(LOOP_COLUMNS)})
+
+
+def _rows(problem: Problem, plan: Plan, strides: tuple[int, ...]) -> PreparedLaunch:
+    kernel = backward_rows if problem.backward else forward_rows
+    *units, N = _strides_and_N(problem, plan, strides)
+    layout = plan.vector_words, plan.vector_elements, plan.base_alignment
+    constants = plan.rows, plan.tiles, plan.threads, *layout, problem.keep_in_l2
+    return PreparedLaunch(kernel, triton.cdiv(problem.M, plan.rows), (*units, problem.M, N, *constants), _options(plan))
+
+
+def _cluster(problem: Problem, plan: Plan, strides: tuple[int, ...]) -> PreparedLaunch:
+    kernel = backward_cluster if problem.backward else forward_cluster
+    constants = plan.tiles, plan.cluster_ctas, plan.threads, plan.vector_elements, plan.base_alignment, problem.keep_in_l2
+    arguments = *_strides_and_N(problem, plan, strides), chunk_of(problem, plan), *stagger(problem, plan), *constants
+    return PreparedLaunch(kernel, problem.M, arguments, _options(plan, num_ctas=plan.cluster_ctas))
+
+
+def _split(problem: Problem, plan: Plan, strides: tuple[int, ...]) -> PreparedLaunch:
+    max_ctas = triton.next_power_of_2(plan.split_ctas)
+    programs = problem.M * plan.split_ctas
+    chunk = chunk_of(problem, plan)
+    extra_tiles = max(0, triton.cdiv(chunk, plan.threads) - plan.tiles - plan.smem_tiles)
+    tiles = (plan.tiles,) if problem.backward else (plan.tiles, plan.smem_tiles)
+    constants = *tiles, plan.threads, plan.vector_elements, plan.base_alignment, max_ctas, extra_tiles > 0, problem.keep_in_l2
+    sizes = plan.split_ctas, chunk, programs, extra_tiles
+    arguments = *_strides_and_N(problem, plan, strides), *sizes, *stagger(problem, plan), *constants
+    kernel = backward_split if problem.backward else forward_split
+    return PreparedLaunch(kernel, programs, arguments, _options(plan), slots=problem.M * max_ctas * (1 if problem.backward else 2))
+
+
+PREPARE: dict[str, Callable[[Problem, Plan, tuple[int, ...]], PreparedLaunch]] = {
+    "tile": _tile,
+    "loop": _loop,
+    "rows": _rows,
+    "cluster": _cluster,
+    "split": _split,
+}
+
+
+def softmax_of(forward: Launch, backward: Launch) -> Softmax:
+    """A `Softmax` of two Triton launchers. Under the interpreter it also takes CPU tensors, and rounds bfloat16 to nearest."""
+    if not INTERPRETED:
+        return Softmax(forward, backward)
+    return Softmax(functools.partial(round_to_nearest, forward), functools.partial(round_to_nearest, backward), ("cuda", "cpu"))
+
+
+softmax = Softmax(launch_forward, launch_backward, ("cuda", "cpu") if INTERPRETED else ("cuda",))
+"""softmax(x, dim=-1): differentiable, any shape and strides; see `softbench.kernels.common.softmax.Softmax`."""

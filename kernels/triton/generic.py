@@ -1,0 +1,143 @@
+"""Softmax and its gradient for every layout, every dtype and any N: masked tiles, and loops for longer rows.
+
+The fast tiers (`forward.py`, `backward.py`) leave to these kernels what they do not take. That is float64, rows that no vector can move,
+operands with different alignments, and rows beyond any tier. Compilers trace these kernels (`traceable.py`), so they have no inline
+assembly and no workspace.
+
+- tile, N <= TILE_COLUMNS: BLOCK_M whole rows a program. Short rows share a program, because a row of 128 elements would leave most of a
+  warp idle. A long row has as many warps as keep about 16 elements a thread. One read.
+- loop, for longer rows: a row a program, in steps of LOOP_COLUMNS. Each lane has its own running (max, sum), so the serial part of the sum
+  is N / LOOP_COLUMNS. One reduction at the end merges the lanes. Two reads; the second finds much of the row in L2.
+
+Arithmetic is float32, and float64 for float64 rows. Row offsets are 64-bit, because M * N easily passes 2^31.
+"""
+
+from __future__ import annotations
+
+import os
+
+import triton
+import triton.language as tl
+
+TILE_COLUMNS = 16384  # 64 KiB of float32, 16 elements a thread at 32 warps: a quarter of an SM's registers.
+TILE_ELEMENTS = 2048  # of a tile of short rows: 16 a thread at 4 warps.
+LOOP_COLUMNS = 8192
+ELEMENTS_PER_THREAD = 16
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+
+
+@triton.jit
+def widen(x):
+    """`x` in the dtype of the arithmetic."""
+    if x.dtype == tl.float64:
+        return x
+    else:
+        return x.to(tl.float32)
+
+
+@triton.jit
+def softmax_of_tile(x_ptr, y_ptr, x_stride, y_stride, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, POLICY: tl.constexpr):
+    rows = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    columns = tl.arange(0, BLOCK_N)
+    mask = (rows < M)[:, None] & (columns < N)[None, :]
+    x = widen(tl.load(x_ptr + rows[:, None] * x_stride + columns[None, :], mask=mask, other=-float("inf"), eviction_policy=POLICY))
+    numerator = tl.exp(x - tl.max(x, 1)[:, None])  # a row of only -inf becomes NaN, as in torch
+    y = numerator / tl.sum(numerator, 1)[:, None]
+    tl.store(y_ptr + rows[:, None] * y_stride + columns[None, :], y, mask=mask)
+
+
+@triton.jit
+def forward_tile(x_ptr, y_ptr, x_stride, y_stride, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    softmax_of_tile(x_ptr, y_ptr, x_stride, y_stride, M, N, BLOCK_M, BLOCK_N, "")
+
+
+@triton.jit
+def forward_tile_keep_in_l2(x_ptr, y_ptr, x_stride, y_stride, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """For launches with `softbench.kernels.triton.launch_plan.Problem.keep_in_l2`."""
+    softmax_of_tile(x_ptr, y_ptr, x_stride, y_stride, M, N, BLOCK_M, BLOCK_N, "evict_last")
+
+
+@triton.jit
+def forward_loop(x_ptr, y_ptr, x_stride, y_stride, M, N, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    x_ptr += row * x_stride
+    y_ptr += row * y_stride
+    columns = tl.arange(0, BLOCK)
+    x = widen(tl.load(x_ptr + columns, mask=columns < N, other=-float("inf")))
+    lane_max = x
+    # In a lane that has seen only -inf, -inf - -inf would be NaN.
+    lane_sum = tl.exp(x - tl.where(x == -float("inf"), 0.0, x))
+    for start in range(BLOCK, N, BLOCK):
+        x = widen(tl.load(x_ptr + start + columns, mask=start + columns < N, other=-float("inf")))
+        new_max = tl.maximum(lane_max, x)
+        base = tl.where(new_max == -float("inf"), 0.0, new_max)
+        lane_sum = lane_sum * tl.exp(lane_max - base) + tl.exp(x - base)
+        lane_max = new_max
+    row_max = tl.max(lane_max, 0)
+    row_sum = tl.sum(lane_sum * tl.exp(lane_max - row_max), 0)
+    for start in range(0, N, BLOCK):
+        mask = start + columns < N
+        x = widen(tl.load(x_ptr + start + columns, mask=mask, other=-float("inf")))
+        tl.store(y_ptr + start + columns, tl.exp(x - row_max) / row_sum, mask=mask)
+
+
+@triton.jit
+def gradient_of_tile(
+    dy_ptr, y_ptr, dx_ptr, dy_stride, y_stride, dx_stride, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, POLICY: tl.constexpr
+):  # fmt: skip
+    rows = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    columns = tl.arange(0, BLOCK_N)
+    mask = (rows < M)[:, None] & (columns < N)[None, :]
+    dy = widen(tl.load(dy_ptr + rows[:, None] * dy_stride + columns[None, :], mask=mask, other=0.0, eviction_policy=POLICY))
+    y = widen(tl.load(y_ptr + rows[:, None] * y_stride + columns[None, :], mask=mask, other=0.0, eviction_policy=POLICY))
+    dx = y * (dy - tl.sum(dy * y, 1)[:, None])
+    tl.store(dx_ptr + rows[:, None] * dx_stride + columns[None, :], dx, mask=mask)
+
+
+@triton.jit
+def backward_tile(dy_ptr, y_ptr, dx_ptr, dy_stride, y_stride, dx_stride, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    gradient_of_tile(dy_ptr, y_ptr, dx_ptr, dy_stride, y_stride, dx_stride, M, N, BLOCK_M, BLOCK_N, "")
+
+
+@triton.jit
+def backward_tile_keep_in_l2(dy_ptr, y_ptr, dx_ptr, dy_stride, y_stride, dx_stride, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    gradient_of_tile(dy_ptr, y_ptr, dx_ptr, dy_stride, y_stride, dx_stride, M, N, BLOCK_M, BLOCK_N, "evict_last")
+
+
+@triton.jit
+def backward_loop(dy_ptr, y_ptr, dx_ptr, dy_stride, y_stride, dx_stride, M, N, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    dy_ptr += row * dy_stride
+    y_ptr += row * y_stride
+    dx_ptr += row * dx_stride
+    columns = tl.arange(0, BLOCK)
+    dy = widen(tl.load(dy_ptr + columns, mask=columns < N, other=0.0))
+    y = widen(tl.load(y_ptr + columns, mask=columns < N, other=0.0))
+    lane_dot = dy * y
+    for start in range(BLOCK, N, BLOCK):
+        mask = start + columns < N
+        dy = widen(tl.load(dy_ptr + start + columns, mask=mask, other=0.0))
+        y = widen(tl.load(y_ptr + start + columns, mask=mask, other=0.0))
+        lane_dot += dy * y
+    dot = tl.sum(lane_dot, 0)
+    for start in range(0, N, BLOCK):
+        mask = start + columns < N
+        dy = widen(tl.load(dy_ptr + start + columns, mask=mask, other=0.0))
+        y = widen(tl.load(y_ptr + start + columns, mask=mask, other=0.0))
+        tl.store(dx_ptr + start + columns, y * (dy - dot), mask=mask)
+
+
+def block_n(N: int) -> int:
+    """The power of two that holds a row."""
+    return triton.next_power_of_2(N)
+
+
+def block_m(N: int) -> int:
+    """Rows of a tile, which has about TILE_ELEMENTS elements."""
+    return max(1, TILE_ELEMENTS // block_n(N))
+
+
+def warps(elements: int) -> int:
+    """Warps for this many elements, with about ELEMENTS_PER_THREAD a thread."""
+    return min(32, max(1, elements // (32 * ELEMENTS_PER_THREAD)))

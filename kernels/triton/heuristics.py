@@ -1,0 +1,114 @@
+"""Chooses the launch plan of a problem: by heuristics, or by a table measured on the same device.
+
+The heuristics are arithmetic on the row's length, the number of rows, their alignment and the device's SMs. They compile and time nothing.
+`python -m softbench.kernels.triton.tune` times the heuristics' choice against the other `candidates` over a grid of shapes. It writes the
+fastest plan of each as `tables/<device>.json`, which then decides for similar shapes. $SOFTBENCH_TRITON_TABLE names another table.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+from .launch_plan import VECTOR_BYTES, Plan, Problem, chunk_vectors, measured_plans, vectors_in_row
+from .tier_candidates import CLUSTER_CTAS, SHORT_ROW, SMEM_BYTES, cluster_plans, generic_plan, rows_plans, short_row_plans, split_plans
+
+ROW_VECTORS = {2: 4096, 4: 8192}  # by element size: the most of a row that a program's registers hold at full speed.
+LONG_ROW = 36 * 1024  # bytes of all inputs: above it, clusters are faster.
+MAX_CLUSTER_ROW = 1 << 20  # bytes.
+IDLE_ROW = 400 * 1024  # bytes of all inputs: above it, a few rows want more SMs than the 16 of a cluster.
+MAX_TILE_PADDING = 1.3  # columns of a tile to columns of a row.
+MAX_DISTANCE = 6  # in a table: three quarters of an octave of row length, or half an octave and twice the rows.
+
+
+def choose(problem: Problem, device: str = "") -> Plan:
+    """The plan for a problem on a device of this name."""
+    if problem.element_size != 8 and problem.congruent:
+        kind, length, rows = bucket(problem)
+        near = ((abs(length - at) + 2 * abs(rows - many), plan) for at, many, plan in measured_plans(device).get(kind, ()))
+        for distance, plan in sorted(near, key=lambda pair: pair[0]):
+            if distance > MAX_DISTANCE:
+                break
+            if (fitted := fit(problem, plan)) is not None:
+                return fitted
+    return by_heuristics(problem)
+
+
+def by_heuristics(problem: Problem) -> Plan:
+    """The plan if no table has one."""
+    return next(candidates(problem))
+
+
+def candidates(problem: Problem) -> Iterator[Plan]:
+    """Plans worth timing, at least one. The first is the heuristics' choice."""
+    if problem.element_size == 8 or not problem.congruent:
+        yield generic_plan(problem)
+        return
+    seen = set()
+    for plan in _by_tier(problem):
+        if plan not in seen:
+            seen.add(plan)
+            yield plan
+
+
+def _by_tier(problem: Problem) -> Iterator[Plan]:
+    """All tiers' plans, the likely fastest tier first."""
+    row = problem.N * problem.element_size
+    max_rows_row = ROW_VECTORS[min(4, problem.element_size)] * VECTOR_BYTES // problem.reads
+    small = problem.M * problem.reads * row < problem.sms * 64 * 1024  # less than a quarter of the device's registers
+    if row <= SHORT_ROW:
+        yield from short_row_plans(problem)
+    elif row <= max_rows_row and (row * problem.reads <= LONG_ROW or not (problem.clusters or small)):
+        yield from rows_plans(problem)
+        yield from cluster_plans(problem)
+        yield from split_plans(problem)
+    elif _cluster_row(problem, row):
+        yield from cluster_plans(problem)
+        yield from split_plans(problem)
+        yield from rows_plans(problem)
+    else:
+        yield from split_plans(problem)
+        yield from cluster_plans(problem)
+    yield generic_plan(problem)
+
+
+def _cluster_row(problem: Problem, row: int) -> bool:
+    """Whether clusters are likely faster than split rows, for rows of so many bytes."""
+    many_rows = problem.M * CLUSTER_CTAS[-1] >= problem.sms
+    return problem.clusters and row <= MAX_CLUSTER_ROW and (row * problem.reads <= IDLE_ROW or many_rows)
+
+
+def bucket(problem: Problem) -> tuple[str, int, int]:
+    """The line of a table that the problem belongs to: (kind, length, rows).
+
+    kind: direction, element size and alignment. length: the row's words in eighths of an octave. rows: powers of two up to 4096.
+    """
+    short = problem.N * problem.element_size <= SHORT_ROW
+    alignment = problem.alignment if short else VECTOR_BYTES if problem.alignment == VECTOR_BYTES else 0
+    words = max(1, problem.N * problem.element_size // 4)
+    kind = f"{'backward' if problem.backward else 'forward'} {problem.element_size} {alignment}"
+    return kind, round(8 * math.log2(words)), min(12, round(math.log2(problem.M)))
+
+
+def fit(problem: Problem, plan: Plan) -> Plan | None:
+    """A table's plan with the numbers of this problem, or None if it does not fit.
+
+    Problems of one bucket differ by a few percent in length.
+    """
+    if plan.tier == "loop":
+        return plan
+    if plan.tier == "tile":
+        # Triton moves aligned rows in whole vectors only if it sees that 16 divides N. A tile's columns are a power of two.
+        moves_vectors = problem.alignment < VECTOR_BYTES or problem.N % 16 == 0
+        return plan if moves_vectors and 1 << (problem.N - 1).bit_length() <= MAX_TILE_PADDING * problem.N else None
+    vectors = vectors_in_row(problem, plan.vector_elements, plan.base_alignment)
+    if plan.tier == "split":
+        needed = math.ceil(chunk_vectors(vectors, plan.split_ctas) / plan.threads)
+        smem_tiles = min(max(0, needed - plan.tiles), SMEM_BYTES // (plan.threads * VECTOR_BYTES)) if plan.smem_tiles else 0
+        fits = needed <= 1.1 * (plan.tiles + plan.smem_tiles)
+        return replace(plan, tiles=min(plan.tiles, needed), smem_tiles=smem_tiles) if fits else None
+    chunk = chunk_vectors(vectors, plan.cluster_ctas) if plan.tier == "cluster" else vectors
+    tiles = math.ceil(chunk / plan.threads)
+    fits = tiles <= plan.tiles + 1 and (plan.registers or 255) >= 4 * tiles * problem.reads + 14
+    return replace(plan, tiles=tiles) if fits else None

@@ -1,0 +1,130 @@
+"""What the choice of a launch depends on (`Problem`), what is chosen (`Plan`), and the tables of measured plans."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+VECTOR_BYTES = 16
+LINE_VECTORS = 8  # vectors of a 128-byte line.
+KEEP_IN_L2_BYTES = 32 << 20  # of all inputs: half of an H200's L2
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What the choice of a plan depends on: the operands' shape and layout, and the device."""
+
+    backward: bool
+    M: int  # rows.
+    N: int  # columns.
+    element_size: int  # bytes.
+    alignment: int  # bytes: the largest power of two, up to 16, that divides all operands' addresses, row strides and row lengths.
+    congruent: bool  # all operands have one dtype, and each row has the same offset from a 16-byte boundary in all of them.
+    sms: int  # of the device.
+    clusters: bool  # the device has clusters of 16 CTAs (Hopper or later), and the kernels are not interpreted.
+    bytes_per_cycle: float = 0.0  # peak of memory, per cycle of an SM; 0 if unknown.
+    hopper: bool = False  # compute capability 9.0.
+
+    @property
+    def reads(self) -> int:
+        """How many tensors the kernel reads."""
+        return 2 if self.backward else 1
+
+    @property
+    def keep_in_l2(self) -> bool:
+        """Whether the lines that the kernel reads shall stay in L2 longer than the lines that it writes.
+
+        Written lines then leave L2 soon after the write, presumably in that order, which memory takes faster
+        (`docs/kernels/notes-triton.md`). This has been measured on Hopper only. Small launches go without: their inputs would survive a
+        flush such as do_bench's, and the kernel would only seem fast.
+        """
+        return self.hopper and self.M * self.N * self.element_size * self.reads >= KEEP_IN_L2_BYTES
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a launch is done. A tile is one vector of each thread (`packed_io.py`). The tiers tile and loop use only `vector_elements`."""
+
+    tier: str  # tile or loop (`generic.py`), rows, cluster or split (`forward.py`).
+    tiles: int = 1  # of each input in registers.
+    threads: int = 32  # of a row (rows), or of a program (cluster, split).
+    vector_words: int = 4  # 4-byte words of a vector.
+    vector_elements: int = 1  # elements of a vector. In tier tile, 1 or a thread's elements of a short aligned row.
+    base_alignment: int = 0  # bytes of the boundary from which a row's vectors are counted. 0: rows start at a vector.
+    warps: int = 1  # of a program.
+    registers: int | None = None  # limit for a thread; fewer registers let an SM hold more programs. None: no limit.
+    rows: int = 1  # of a program.
+    cluster_ctas: int = 1  # CTAs of a cluster; they share a row.
+    split_ctas: int = 1  # programs anywhere in the grid that share a row.
+    smem_tiles: int = 0  # tiles that wait in shared memory.
+
+
+SM_REGISTERS, SM_THREADS, SM_SHARED = 65536, 2048, 227 * 1024
+PROGRAM_SHARED = 2048  # bytes that Triton's reductions and the driver take of each program's shared memory.
+GPC_SMS = 18  # at most, of Hopper. The CTAs of a cluster share a GPC.
+UNLIMITED_REGISTERS = 168  # estimate for a thread of a plan without a limit.
+
+
+def resident_programs(threads: int, registers: int | None, smem_tiles: int = 0) -> int:
+    """Programs that an SM holds at once, each with `smem_tiles` tiles of 16-byte vectors in shared memory; 0 if none fits."""
+    by_registers = SM_REGISTERS // ((registers or UNLIMITED_REGISTERS) * threads)
+    return min(by_registers, SM_THREADS // threads, SM_SHARED // (smem_tiles * threads * 16 + PROGRAM_SHARED))
+
+
+def vectors_in_row(problem: Problem, vector_elements: int, base_alignment: int) -> int:
+    """The most vectors that a row touches, counted from its base."""
+    if base_alignment == 0:
+        return problem.N // vector_elements
+    return (problem.N + base_alignment // problem.element_size - 1) // vector_elements + 1
+
+
+def chunk_vectors(vectors: int, chunks: int) -> int:
+    """Vectors of each of `chunks` chunks of a row, in whole lines."""
+    return math.ceil(vectors / chunks / LINE_VECTORS) * LINE_VECTORS
+
+
+def chunk_of(problem: Problem, plan: Plan) -> int:
+    """Vectors of each program's chunk of a row."""
+    vectors = vectors_in_row(problem, plan.vector_elements, plan.base_alignment)
+    return chunk_vectors(vectors, max(plan.cluster_ctas, plan.split_ctas))
+
+
+@functools.cache
+def measured_plans(device: str) -> dict[str, list[tuple[int, int, Plan]]]:
+    """The table for a device, by the kind of its buckets (`heuristics.bucket`); empty if there is none.
+
+    $SOFTBENCH_TRITON_TABLE names another file.
+    """
+    chosen = os.environ.get("SOFTBENCH_TRITON_TABLE")
+    source = Path(chosen) if chosen else resources.files(__package__).joinpath("tables", f"{device.replace(' ', '-')}.json")
+    if not source.is_file():
+        return {}
+    table: dict[str, list[tuple[int, int, Plan]]] = {}
+    for kind, length_step, rows_step, fields in json.loads(source.read_text()):
+        table.setdefault(kind, []).append((length_step, rows_step, plan_from_json(fields)))
+    return table
+
+
+OLD_FIELDS = {"P": "tiles", "T": "threads", "W": "vector_words", "V": "vector_elements", "ALIGN": "base_alignment",
+              "BM": "rows", "C": "cluster_ctas", "G": "split_ctas", "H": "smem_tiles"}  # fmt: skip
+OLD_TIERS = {"group": "split"}
+"""Names in tables that earlier versions of `tune` wrote, which users may still have."""
+
+
+def plan_from_json(fields: Mapping[str, Any]) -> Plan:
+    """The plan of a table's line; old field and tier names are read too."""
+    named = {OLD_FIELDS.get(name, name): value for name, value in fields.items()}
+    return Plan(**named | {"tier": OLD_TIERS.get(named["tier"], named["tier"])})
+
+
+def plan_to_json(plan: Plan) -> dict[str, Any]:
+    """A plan as a table's line has it: its tier, and the fields that differ from their defaults."""
+    default = asdict(Plan(plan.tier))
+    return {"tier": plan.tier, **{name: value for name, value in asdict(plan).items() if value != default[name]}}

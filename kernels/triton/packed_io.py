@@ -1,0 +1,159 @@
+"""Loads and stores of rows as packed 4-byte words, in vectors of up to 16 bytes.
+
+A tile is a tensor (R, THREADS, WORDS): R rows, or the chunks of one row that the CTAs of a cluster have. Each of THREADS threads has one
+vector of WORDS words. A thread's part of a row is a tuple of tiles, so the number of tiles need not be a power of two. A row just above a
+power of two costs no more than its own length.
+
+- Words: two 16-bit elements stay packed in a register until they are used. That halves the registers, and doubles the rows in flight.
+- Vectors: a row may start anywhere. Its vectors are counted from a base, the boundary of BASE_ALIGNMENT bytes at or below the row. Vectors
+  that are whole inside the row move as such. Up to VECTOR - 1 elements before and after them, the edges, move one by one. No address
+  outside the row is accessed.
+
+Parameters of most functions: DTYPE of an element, TILES, THREADS, WORDS a vector, VECTOR (the elements of a vector), BASE_ALIGNMENT in
+bytes.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from .generic import INTERPRETED as _INTERPRETED
+
+INTERPRETED = tl.constexpr(_INTERPRETED)
+
+LOW_HALF = tl.constexpr("{ .reg .b16 low, high; mov.b32 {low, high}, $1; cvt.f32.f16 $0, low; }")
+HIGH_HALF = tl.constexpr("{ .reg .b16 low, high; mov.b32 {low, high}, $1; cvt.f32.f16 $0, high; }")
+
+
+@triton.jit
+def unpack_low(words, DTYPE: tl.constexpr):
+    """The elements at the lower addresses of the words, as float32."""
+    if DTYPE == tl.float32:
+        return words.to(tl.float32, bitcast=True)
+    elif DTYPE == tl.bfloat16:
+        return (words << 16).to(tl.float32, bitcast=True)
+    elif INTERPRETED:
+        return (words & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+    else:
+        return tl.inline_asm_elementwise(LOW_HALF, "=f,r", [words], dtype=tl.float32, is_pure=True, pack=1)
+
+
+@triton.jit
+def unpack_high(words, DTYPE: tl.constexpr):
+    """The elements at the higher addresses, as float32; only for 16-bit dtypes."""
+    if DTYPE == tl.bfloat16:
+        return (words & -65536).to(tl.float32, bitcast=True)
+    elif INTERPRETED:
+        return ((words >> 16) & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+    else:
+        return tl.inline_asm_elementwise(HIGH_HALF, "=f,r", [words], dtype=tl.float32, is_pure=True, pack=1)
+
+
+@triton.jit
+def pack(lower, upper, DTYPE: tl.constexpr):
+    """Words of two float32 values each, rounded to nearest."""
+    if INTERPRETED:
+        if DTYPE == tl.bfloat16:  # the interpreter's conversion truncates
+            a = lower.to(tl.int32, bitcast=True)
+            b = upper.to(tl.int32, bitcast=True)
+            a = tl.where(lower != lower, 0x7FC0, ((a + 0x7FFF + ((a >> 16) & 1)) >> 16) & 0xFFFF)
+            b = tl.where(upper != upper, 0x7FC0, ((b + 0x7FFF + ((b >> 16) & 1)) >> 16) & 0xFFFF)
+        else:
+            a = lower.to(tl.float16).to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
+            b = upper.to(tl.float16).to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
+        return a | (b << 16)
+    elif DTYPE == tl.bfloat16:
+        return tl.inline_asm_elementwise("cvt.rn.bf16x2.f32 $0, $1, $2;", "=r,f,f", [upper, lower], dtype=tl.int32, is_pure=True, pack=1)
+    else:
+        return tl.inline_asm_elementwise("cvt.rn.f16x2.f32 $0, $1, $2;", "=r,f,f", [upper, lower], dtype=tl.int32, is_pure=True, pack=1)
+
+
+@triton.jit
+def rounded(value, DTYPE: tl.constexpr):
+    """A float32 value in a form that `tl.store` rounds to the nearest DTYPE."""
+    if INTERPRETED and DTYPE == tl.bfloat16:  # the interpreter's conversion truncates
+        return (pack(value, value, DTYPE) & 0xFFFF).to(tl.int16).to(tl.bfloat16, bitcast=True)
+    else:
+        return value
+
+
+@triton.jit
+def padding(DTYPE: tl.constexpr):
+    """A word of -inf, for elements outside the row."""
+    if DTYPE == tl.float32:
+        return -8388608
+    elif DTYPE == tl.bfloat16:
+        return -8323200
+    else:
+        return -67044352
+
+
+@triton.jit
+def row_vectors(row, N, VECTOR: tl.constexpr, BASE_ALIGNMENT: tl.constexpr):
+    """(offset, first, end) of the rows at pointers `row` (R).
+
+    The rows start `offset` elements above their base. Whole vectors inside the rows have the numbers first..end-1, counted from the base.
+    BASE_ALIGNMENT = 0: rows start at a vector, and N counts vectors.
+    """
+    if BASE_ALIGNMENT > 0:
+        size: tl.constexpr = row.dtype.element_ty.primitive_bitwidth // 8
+        offset = ((row.to(tl.int64) & (BASE_ALIGNMENT - 1)) // size).to(tl.int32)
+        return offset, (offset + VECTOR - 1) // VECTOR, (offset + N) // VECTOR
+    else:
+        zero = (row.to(tl.int64) & 0).to(tl.int32)
+        return zero, zero, zero + N
+
+
+@triton.jit
+def word_pointers(row, offset, WORDS: tl.constexpr):
+    """Pointers to the words at the base of the rows."""
+    return tl.multiple_of((row - offset).to(tl.pointer_type(tl.int32)), 4 * WORDS)
+
+
+@triton.jit
+def edge_columns(N, offset, first, end, VECTOR: tl.constexpr, THREADS: tl.constexpr):
+    """(columns, mask), both (R, THREADS), of the elements before the first whole vector and behind the last.
+
+    The first 2 * VECTOR of the THREADS threads have them.
+    """
+    e = tl.arange(0, THREADS)[None, :]
+    head = tl.minimum(first * VECTOR - offset, N)[:, None]  # all of a row that ends within its first vector
+    tail = (tl.maximum(end, first) * VECTOR - offset)[:, None]
+    columns = tl.where(e < VECTOR, e, tail + e - VECTOR)
+    return columns, tl.where(e < VECTOR, e < head, columns < N)
+
+
+@triton.jit
+def vectors_inside(first, end, start, p: tl.constexpr, THREADS: tl.constexpr, WORDS: tl.constexpr, BASE_ALIGNMENT: tl.constexpr):
+    """Mask (R, THREADS, WORDS) of the vectors of tile `p` that are among first..end-1. Tile 0 begins at vector `start`.
+
+    Only the first tiles compare with `first`: a row starts less than BASE_ALIGNMENT bytes above its base.
+    `end` is (R), or (R, THREADS) if each thread shall compare again instead of keeping a predicate for each tile.
+    """
+    t = tl.arange(0, THREADS)[None, :, None] + tl.zeros((1, 1, WORDS), tl.int32)
+    if len(end.shape) == 1:
+        inside = (end - start)[:, None, None] - t > p * THREADS
+    else:
+        inside = (end - start[:, None])[:, :, None] - t > p * THREADS
+    if p * THREADS * WORDS * 4 < BASE_ALIGNMENT:
+        inside = inside & (start[:, None, None] + t + p * THREADS >= first[:, None, None])
+    return inside
+
+
+@triton.jit
+def load_tiles(
+    words, first, end, start, other,
+    TILES: tl.constexpr, THREADS: tl.constexpr, WORDS: tl.constexpr, BASE_ALIGNMENT: tl.constexpr, KEEP_IN_L2: tl.constexpr,
+):  # fmt: skip
+    """A tuple of TILES tiles, of the vectors from `start` on. Vectors outside first..end-1 are `other`.
+
+    KEEP_IN_L2: see `softbench.kernels.triton.launch_plan.Problem.keep_in_l2`.
+    """
+    POLICY: tl.constexpr = "evict_last" if KEEP_IN_L2 else ""
+    o = start[:, None, None] * WORDS + tl.arange(0, THREADS)[None, :, None] * WORDS + tl.arange(0, WORDS)[None, None, :]
+    out = ()
+    for p in tl.static_range(TILES):
+        inside = vectors_inside(first, end, start, p, THREADS, WORDS, BASE_ALIGNMENT)
+        out = out + (tl.load(words[:, None, None] + o + p * THREADS * WORDS, mask=inside, other=other, eviction_policy=POLICY),)
+    return out

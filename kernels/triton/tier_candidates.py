@@ -1,0 +1,232 @@
+"""The plans of each tier that may be fast for a problem, the likely fastest first.
+
+Each function scores plans by arithmetic, lower is better, and yields the best. The weights bring the plans that `tune` found fastest on an
+H200 near the front. They have no other justification.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from .launch_plan import GPC_SMS, SM_REGISTERS, VECTOR_BYTES, Plan, Problem, chunk_vectors, resident_programs, vectors_in_row
+
+LINE_BYTES = 128
+SHORT_ROW = 4096  # bytes: up to here several rows share a program, or a row has fewer than 4 warps
+BLOCK_THREADS = (64, 128, 256, 512, 1024)
+SMEM_BYTES = 44 * 1024  # of a program, for `smem_tiles.py`: static shared memory ends at 48 KiB
+CLUSTER_CTAS = (2, 4, 8, 16)
+IN_FLIGHT = 104 * 1024  # bytes of rows that an SM wants to have in flight while clusters exchange
+MAX_SPLIT_CTAS = 512
+
+Scored = tuple[float, Plan]
+
+
+def generic_plan(problem: Problem) -> Plan:
+    """The plan of `generic.py`, which takes every problem."""
+    return Plan("loop" if 16384 // problem.reads < problem.N else "tile")
+
+
+def short_row_plans(problem: Problem) -> Iterator[Plan]:
+    """Plans for rows of at most SHORT_ROW bytes.
+
+    A power of two of lanes shares a row, so that a warp has one or several rows. A thread wants about 8 words of each input.
+    """
+    scored: list[Scored] = []
+    for order, (vector_words, vector_elements, base_alignment) in enumerate(_vector_layouts(problem)):
+        vectors = vectors_in_row(problem, vector_elements, base_alignment)
+        for threads in (1, 2, 4, 8, 16, 32, 64, 128):
+            tiles = math.ceil(vectors / threads)
+            words = tiles * vector_words
+            if words * problem.reads > 64 or (tiles == 1 and threads > 1 and vectors <= threads // 2):
+                continue
+            padding = tiles * threads / max(1, vectors)
+            for warps, rows in _program_sizes(threads):
+                words_per_thread = words * rows * threads / (32 * warps)
+                if words_per_thread * problem.reads > 64:
+                    continue
+                score = order + 2 * (padding - 1) + _relative_distance(words_per_thread * problem.reads, 8)
+                score += 0.25 * (32 * warps < rows * threads) + 0.5 * (threads > 32)
+                scored.append((score, Plan("rows", tiles, threads, vector_words, vector_elements, base_alignment, warps, None, rows)))
+    if problem.alignment == VECTOR_BYTES and problem.N & (problem.N - 1) == 0:
+        yield Plan("tile", vector_elements=VECTOR_BYTES // problem.element_size)
+    yield from _best(scored, 9)
+
+
+def rows_plans(problem: Problem) -> Iterator[Plan]:
+    """Plans with a row a program. Short rows have few vectors a thread, so that many programs share an SM; longer rows have more."""
+    vector_words, vector_elements, base_alignment = _vector_layouts(problem)[0]
+    vectors = vectors_in_row(problem, vector_elements, base_alignment)
+    most = (8 if problem.element_size == 4 else 16) // problem.reads
+    ideal = (5 if problem.element_size == 4 else 6 if vectors <= 1280 else 12) / problem.reads
+    scored: list[Scored] = []
+    for threads in BLOCK_THREADS:
+        tiles = math.ceil(vectors / threads)
+        if most >= tiles:
+            for registers in _register_limits(problem, tiles, threads):
+                plan = Plan("rows", tiles, threads, vector_words, vector_elements, base_alignment, threads // 32, registers)
+                scored.append((_relative_distance(tiles, ideal), plan))
+    yield from _best(scored, 6)
+
+
+def cluster_plans(problem: Problem) -> Iterator[Plan]:
+    """Plans with a row a cluster.
+
+    Many rows want enough bytes in flight on an SM, in few and small CTAs, because each CTA waits for the slowest of its cluster. Few rows
+    want no idle SMs.
+    """
+    vector_words, vector_elements, base_alignment = _vector_layouts(problem)[0]
+    if not problem.clusters or vector_words != 4:
+        return
+    vectors = vectors_in_row(problem, vector_elements, base_alignment)
+    scored: list[Scored] = []
+    for ctas in CLUSTER_CTAS:
+        chunk = chunk_vectors(vectors, ctas)
+        for threads in (128, 256, 512):
+            tiles = math.ceil(chunk / threads)
+            all_tiles = tiles * problem.reads
+            if all_tiles > (24 if threads == 256 else 16) or chunk * VECTOR_BYTES < 2048:
+                continue
+            more = 12 if problem.element_size == 2 and all_tiles >= 12 else 0
+            for number, registers in enumerate(_register_limits(problem, tiles, threads, more)):
+                plan = Plan("cluster", tiles, threads, 4, vector_elements, base_alignment, threads // 32, registers, cluster_ctas=ctas)
+                score = tiles * threads / chunk - 1 + 0.1 * number + 0.01 * max(0, all_tiles - 8) + 0.5 * (registers is None)
+                scored.append((_cluster_score(problem, plan, vectors, score), plan))
+    yield from _best(scored, 16)
+
+
+def _cluster_score(problem: Problem, plan: Plan, vectors: int, score: float) -> float:
+    """`score`, and the part of a cluster plan's score that depends on how it fills the device."""
+    ctas, threads, all_tiles = plan.cluster_ctas, plan.threads, plan.tiles * problem.reads
+    busy = min(1.0, problem.M * ctas / problem.sms)  # SMs without work cost the most
+    if busy < 1.0:
+        return score + (ctas / 64 + 4 * (1 - busy) + _relative_distance(all_tiles, 2) / 4)
+    row = vectors * VECTOR_BYTES * problem.reads
+    enough = min(IN_FLIGHT, problem.M * row / problem.sms)
+    clusters_of_gpc = resident_programs(threads, plan.registers) * GPC_SMS // ctas
+    missing = 4 * max(0.0, 1 - clusters_of_gpc * row / GPC_SMS / enough)
+    if problem.M > problem.sms:
+        return score + (ctas / 64 + threads / 2048 + missing)
+    score += ctas / 256 + threads / 4096 + missing
+    return score + (_relative_distance(all_tiles, 2) / 10 if problem.element_size == 2 else 0)  # 16-bit rows compute the most
+
+
+def split_plans(problem: Problem) -> Iterator[Plan]:
+    """Plans with several programs a row.
+
+    Many rows want as many bytes of a row in a program as an SM can hold of three or four programs. Few rows want to fill the device once,
+    by short programs, because even a program's instructions come from memory. If the programs of a row would not all run at once, fewer
+    programs read part of the row twice.
+    """
+    vector_words, vector_elements, base_alignment = _vector_layouts(problem)[0]
+    if vector_words != 4:
+        return
+    vectors = vectors_in_row(problem, vector_elements, base_alignment)
+    if problem.clusters and not problem.backward:
+        yield _likely_split_plan(problem, vectors, vector_elements, base_alignment)
+    scored: list[Scored] = []
+    for threads, tiles, smem_tiles, registers in _split_programs(problem):
+        programs = max(1, resident_programs(threads, registers, smem_tiles))
+        most = min(MAX_SPLIT_CTAS, problem.sms * programs)
+        once = problem.sms * programs // problem.M
+        capacity = threads * (tiles + smem_tiles)
+        fewest = math.ceil(vectors / capacity)
+        sms_per_row = problem.sms // problem.M
+        for ctas in {min(fewest, most), min(fewest + 1, most), once, once // 2, sms_per_row, problem.sms // (2 * problem.M)}:
+            if most < ctas or (2 if problem.backward else 1) > ctas or vectors // ctas < 64:
+                continue
+            chunk = chunk_vectors(vectors, ctas)
+            needed = math.ceil(chunk / threads)
+            read_twice = max(0, needed - tiles - smem_tiles) / needed
+            if read_twice and most > ctas and once > ctas:
+                continue
+            busy = min(1.0, problem.M * ctas / problem.sms)
+            score = 4 * (1 - busy) + 4 * read_twice + 0.2 * (ctas / 16) - programs * min(chunk, capacity) * VECTOR_BYTES / (1 << 20)
+            score += (tiles + smem_tiles) / 8 if problem.M * ctas <= problem.sms * programs else 0
+            used, smem_used = min(tiles, needed), min(smem_tiles, needed - min(tiles, needed))
+            layout = 4, vector_elements, base_alignment
+            plan = Plan("split", used, threads, *layout, threads // 32, registers, split_ctas=ctas, smem_tiles=smem_used)
+            scored.append((score, plan))
+    yield from _best(scored, 24)
+
+
+def _likely_split_plan(problem: Problem, vectors: int, vector_elements: int, base_alignment: int) -> Plan:
+    """The plan that `tune` found fastest on an H200, or nearly so.
+
+    Registers hold the whole chunk, in one to four programs an SM; or four programs an SM have half of it in shared memory.
+    """
+    layout = 4, vector_elements, base_alignment
+    bytes_per_sm = problem.M * vectors * VECTOR_BYTES / problem.sms
+    if bytes_per_sm > 128 * 1024:
+        ctas = min(math.ceil(vectors / (256 * 19)), MAX_SPLIT_CTAS, problem.sms * resident_programs(256, 64, 11))
+        needed = math.ceil(chunk_vectors(vectors, ctas) / 256)
+        return Plan("split", min(8, needed), 256, *layout, 8, 64, split_ctas=ctas, smem_tiles=max(0, min(11, needed - 8)))
+    one, two = (32, 128) if problem.M == 1 else (16, 64) if problem.M < 8 else (16, 32)  # KiB an SM
+    programs = 1 if bytes_per_sm <= one * 1024 else 2 if bytes_per_sm <= two * 1024 else 4
+    ctas = max(2, min(programs * problem.sms // problem.M, vectors * VECTOR_BYTES // 8192, MAX_SPLIT_CTAS))
+    threads = 512 if programs <= 2 and vectors // ctas >= 1000 else 256
+    tiles = math.ceil(chunk_vectors(vectors, ctas) / threads)
+    return Plan("split", tiles, threads, *layout, threads // 32, _register_limits(problem, tiles, threads, 8)[0], split_ctas=ctas)
+
+
+def _split_programs(problem: Problem) -> list[tuple[int, int, int, int]]:
+    """(threads, tiles, smem_tiles, registers) of programs worth trying."""
+    if not problem.clusters:  # before Hopper, and under the interpreter, where a step costs the same whatever its width
+        return [(1024, 8 if problem.backward else 16, 0, 64)]
+    if problem.backward:
+        return [(256, 8, 0, 96), (512, 4, 0, 64), (256, 4, 0, 64), (512, 2, 0, 40), (512, 1, 0, 32)]
+    return [
+        (512, 24, 5, 128), (256, 24, 11, 128), (128, 16, 14, 96), (256, 8, 11, 64), (256, 8, 8, 64), (256, 16, 11, 80), (256, 12, 10, 80),
+        (512, 8, 5, 64), (256, 16, 0, 80), (256, 8, 0, 56), (512, 4, 0, 40), (512, 2, 0, 32), (1024, 4, 0, 32), (1024, 2, 0, 32),
+        (256, 4, 0, 40), (512, 8, 0, 64), (256, 2, 0, 40), (128, 16, 0, 96), (128, 12, 10, 80),
+    ]  # fmt: skip
+
+
+def _vector_layouts(problem: Problem) -> list[tuple[int, int, int]]:
+    """(vector_words, vector_elements, base_alignment) that can move rows of this alignment, the likely fastest first."""
+    elements = VECTOR_BYTES // problem.element_size
+    if problem.alignment == VECTOR_BYTES:
+        return [(4, elements, 0)]
+    row = problem.N * problem.element_size
+    with_edges = (4, elements, VECTOR_BYTES if row <= SHORT_ROW else LINE_BYTES)
+    if row > SHORT_ROW:
+        return [with_edges]
+    if problem.alignment >= 4:
+        words = problem.alignment // 4
+        whole = (words, words * 4 // problem.element_size, 0)
+        return [whole, with_edges] if row <= 1024 else [with_edges, whole]
+    return [(2, 4, 8), with_edges, (1, 2, 4)] if problem.N <= 256 else [with_edges, (2, 4, 8), (1, 2, 4)]
+
+
+def _register_limits(problem: Problem, tiles: int, threads: int, more: int = 0) -> list[int | None]:
+    """Register limits a thread: enough for the tiles and `more`, and the next larger one.
+
+    With more registers than that, an SM would hold fewer programs. [None] if no limit is large enough.
+    """
+    cached = tiles <= 2 and problem.element_size == 2 and not problem.backward  # exponentials are cached
+    held = 4 * tiles * problem.reads * (2 if cached else 1)
+    least = held + more + (20 if 16 < held < 64 else 16)
+    least += 4 if problem.alignment < VECTOR_BYTES else 0
+    least += 8 if problem.backward and problem.element_size == 2 else 0
+    limits = [limit for limit in (32, 40, 48, 56, 64, 72, 80, 96, 128) if limit >= least and limit * threads <= SM_REGISTERS]
+    return list(limits[:2]) or [None]
+
+
+def _program_sizes(threads: int) -> Iterator[tuple[int, int]]:
+    """(warps, rows) of a program whose rows have so many threads each: one row, or rows that fill its warps once or several times."""
+    if threads >= 32:
+        yield threads // 32, 1
+        if threads == 32:
+            yield from ((2, 2), (4, 4), (1, 2))
+        return
+    for warps in (1, 2, 4):
+        for times in (1, 2, 4):
+            yield warps, 32 * warps // threads * times
+
+
+def _relative_distance(value: float, ideal: float) -> float:
+    return abs(value / ideal - 1) if value > ideal else abs(ideal / value - 1)
+
+
+def _best(scored: list[Scored], count: int) -> list[Plan]:
+    return [plan for _, plan in sorted(scored, key=lambda pair: pair[0])[:count]]

@@ -1,0 +1,109 @@
+"""Launches of plans: every tier is right under the interpreter, and invalid plans are refused."""
+
+import importlib
+from dataclasses import replace
+
+import pytest
+import torch
+from interpreted import PUBLIC_FUNCTION, run_interpreted
+from softbench.kernels.triton import dispatch
+from softbench.kernels.triton.launch_plan import Plan, Problem
+
+
+def test_public_function_takes_any_shape_and_dim_and_differentiates():
+    run_interpreted(PUBLIC_FUNCTION.format(module="dispatch"))
+
+
+def test_the_former_module_name_still_works():
+    assert importlib.import_module("softbench.kernels.triton.tiers").softmax is dispatch.softmax
+
+
+EVERY_TIER = """
+import itertools, torch
+from softbench.kernels.triton import dispatch, heuristics
+from softbench.kernels.triton.launch_plan import Plan
+torch.manual_seed(0)
+UNIT = {torch.float32: 1e-6, torch.float16: 2**-11, torch.bfloat16: 2**-8}
+tiers_seen = set()
+
+def strided(M, N, pad, offset, dtype, fill=None):
+    size = offset + M * (N + pad) + 64
+    memory = (torch.randn(size) if fill is None else torch.full((size,), fill)).to(dtype)
+    return memory, memory[offset : offset + M * (N + pad)].view(M, N + pad)[:, :N]
+
+def close(got, expected, scale, unit):
+    return bool(((got.double() - expected).abs() <= unit * 1.01 * expected.abs() + 2e-6 * scale + 1e-7).all())
+
+def both_ways(M, N, pad, offset, dtype, plans=None):
+    _, x = strided(M, N, pad, offset, dtype)
+    x[0, : N // 2] = -float("inf")
+    memory, y = strided(M, N, pad, offset, dtype, float("nan"))
+    expected = torch.softmax(x.double(), -1)
+    problem = dispatch.problem_of((x, y))
+    for plan in plans or list(heuristics.candidates(problem))[:2]:
+        memory.fill_(float("nan"))
+        dispatch.run(problem, plan, (x, y))
+        tiers_seen.add(plan.tier)
+        assert close(y, expected, expected, UNIT[dtype]), (plan, M, N, pad, offset, dtype)
+        assert int(torch.isnan(memory).sum()) == memory.numel() - M * N, ("wrote outside its rows", plan)
+    y.copy_(expected)
+    _, dy = strided(M, N, pad, offset, dtype)
+    memory, dx = strided(M, N, pad, offset, dtype, float("nan"))
+    a, b = y.double(), dy.double()
+    expected = a * (b - (a * b).sum(-1, keepdim=True))
+    scale = a * (b.abs() + (a * b).abs().sum(-1, keepdim=True))
+    problem = dispatch.problem_of((dy, y, dx))
+    for plan in plans or list(heuristics.candidates(problem))[:2]:
+        memory.fill_(float("nan"))
+        dispatch.run(problem, plan, (dy, y, dx))
+        assert close(dx, expected, scale, UNIT[dtype]), ("backward", plan, M, N, pad, offset, dtype)
+        assert int(torch.isnan(memory).sum()) == memory.numel() - M * N, ("wrote outside its rows", plan)
+
+for dtype in UNIT:
+    short = (3, 1, 0, 0), (5, 7, 0, 0), (9, 17, 0, 0), (7, 100, 0, 0), (5, 197, 0, 1)
+    for M, N, pad, offset in (*short, (3, 333, 3, 0), (2, 1000, 8, 0), (2, 5003, 0, 3)):
+        both_ways(M, N, pad, offset, dtype)
+    V = 16 // dtype.itemsize
+    for N, base_alignment in ((4096, 0), (5003, 128)):  # programs that wait in vain, rows that are read twice
+        plans = [Plan("split", tiles, 128, 4, V, base_alignment, 4, split_ctas=ctas) for tiles, ctas in ((6, 2), (4, 3), (1, 2))]
+        both_ways(2, N, 0, 0, dtype, plans)
+# operands with different alignments or dtypes take the generic kernels
+x = torch.randn(4, 300)
+y = torch.empty(4 * 300 + 1)[1:].view(4, 300)
+assert dispatch.choose_plan((x, y))[1].tier == "tile"
+wide = torch.empty(4, 300)
+dispatch.launch_forward(x.bfloat16(), wide)
+assert torch.allclose(wide, torch.softmax(x.bfloat16().float(), -1), atol=1e-6)
+assert {"rows", "split"} <= tiers_seen, tiers_seen
+print("fine")
+"""
+
+
+@pytest.mark.timeout(280)
+def test_interpreted_tiers_are_right_and_write_only_their_rows():
+    run_interpreted(EVERY_TIER, timeout=270)
+
+
+def test_kernels_are_told_to_keep_large_inputs_in_l2():
+    large = Problem(False, 4096, 4096, 2, 16, True, 132, True, hopper=True)
+    rows = Plan("rows", tiles=8, threads=64, vector_elements=8, warps=2)
+    split = Plan("split", tiles=8, threads=256, vector_elements=8, warps=8, split_ctas=2, smem_tiles=4)
+    for problem in (large, replace(large, M=8)):
+        for plan in (rows, split):
+            assert dispatch.prepare_launch(problem, plan, (torch.empty(2, 8),) * 2).arguments[-1] == problem.keep_in_l2
+
+
+@pytest.mark.parametrize("wrong", [{"threads": 128}, {"threads": 512}, {"rows": 2}])
+def test_a_plan_without_one_vector_a_thread_is_refused(wrong):
+    problem = Problem(False, 8, 4096, 4, 16, True, 132, True)
+    plan = Plan("rows", 4, 256, 4, 4, 0, 8)
+    assert dispatch.PREPARE["rows"](problem, plan, (4096, 4096)).programs == 8
+    with pytest.raises(ValueError, match=r"invalid plan .*: above 32, threads must be 32"):
+        dispatch.prepare_launch(problem, replace(plan, **wrong), (torch.empty(8, 4096),) * 2)
+
+
+def test_operands_of_different_dtypes_are_not_congruent():
+    x = torch.empty(4, 256)
+    assert dispatch.problem_of((x, torch.empty(4, 256))).congruent
+    assert not dispatch.problem_of((x, torch.empty(4, 256, dtype=torch.float16))).congruent
+    assert dispatch.problem_of((x[:, 1:], torch.empty(4, 256)[:, 1:])).alignment == 4

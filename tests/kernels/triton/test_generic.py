@@ -1,0 +1,34 @@
+"""The generic kernels: masked tiles and loops, for every dtype."""
+
+import pytest
+from interpreted import run_interpreted
+from softbench.kernels.triton import generic
+
+LOOPS = """
+import torch
+from softbench.kernels.triton.generic import backward_loop, forward_loop
+torch.manual_seed(0)
+for dtype, tolerance in ((torch.float32, 1e-6), (torch.float64, 1e-12)):
+    x, dy = torch.randn(2, 3, 100, dtype=dtype).unbind()
+    x[0, :20] = -float("inf")  # a lane sees only -inf at first
+    y, dx = torch.empty_like(x), torch.empty_like(x)
+    forward_loop[(3,)](x, y, 100, 100, 3, 100, 16)
+    backward_loop[(3,)](dy, y, dx, 100, 100, 100, 3, 100, 16)
+    assert torch.allclose(y, torch.softmax(x, -1), atol=tolerance)
+    assert torch.allclose(dx, y * (dy - (dy * y).sum(-1, keepdim=True)), atol=tolerance)
+print("fine")
+"""
+
+
+def test_loops_are_right_in_float32_and_float64():
+    run_interpreted(LOOPS)
+
+
+@pytest.mark.parametrize("N", [1, 3, 128, 129, 4097, generic.TILE_COLUMNS])
+def test_a_tile_holds_a_row_and_short_rows_share_one(N):
+    assert generic.block_n(N) // 2 < N <= generic.block_n(N)
+    assert generic.block_m(N) * generic.block_n(N) == max(generic.TILE_ELEMENTS, generic.block_n(N))
+
+
+def test_warps_have_sixteen_elements_a_thread():
+    assert [generic.warps(elements) for elements in (1, 512, 2048, 16384, 1 << 20)] == [1, 1, 4, 32, 32]

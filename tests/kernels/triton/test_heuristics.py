@@ -1,0 +1,46 @@
+"""The choice of a plan: every problem gets one that covers its rows, by heuristics or by a measured table."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from problems import covers, problems
+from softbench.kernels.triton import heuristics, launch_plan
+from softbench.kernels.triton.launch_plan import Plan, Problem
+
+
+@given(problems)
+@settings(max_examples=400, deadline=None)
+def test_a_neighbours_plan_from_the_table_is_fitted(problem):
+    plan = heuristics.choose(problem, "NVIDIA H200")
+    assert covers(problem, plan), plan
+    assert plan.base_alignment or plan.tier in ("tile", "loop") or problem.alignment % (4 * plan.vector_words) == 0
+    assert problem.congruent or plan.tier in ("tile", "loop")
+
+
+def test_rows_just_above_a_power_of_two_cost_little_more():
+    for N in (8193, 12289, 16385, 65537):
+        problem = Problem(False, 4096, N, 2, 2, True, 132, True)
+        plan = heuristics.by_heuristics(problem)
+        in_registers = plan.tiles * plan.threads * max(plan.cluster_ctas, plan.split_ctas) * 8
+        assert in_registers + plan.smem_tiles * plan.threads * plan.split_ctas * 8 < 1.3 * N, plan
+
+
+def test_a_table_decides_for_its_device(monkeypatch, tmp_path):
+    table = tmp_path / "mine.json"
+    fields = '{"tier": "rows", "tiles": 2, "threads": 128, "vector_elements": 4, "warps": 4}'
+    table.write_text(f'[["forward 4 16", 80, 12, {fields}]]')
+    monkeypatch.setenv("SOFTBENCH_TRITON_TABLE", str(table))
+    launch_plan.measured_plans.cache_clear()
+    expected = Plan("rows", tiles=2, threads=128, vector_elements=4, warps=4)
+    problem = Problem(False, 4096, 1024, 4, 16, True, 132, True)
+    assert heuristics.choose(problem, "any") == expected
+    far = replace(problem, N=8192)
+    assert heuristics.choose(far, "any") == heuristics.by_heuristics(far)
+    launch_plan.measured_plans.cache_clear()
+
+
+@pytest.mark.parametrize("tier", ["rows", "cluster", "split"])
+def test_a_plan_that_is_too_small_is_not_fitted(tier):
+    problem = Problem(False, 4096, 1 << 20, 4, 16, True, 132, True)
+    assert heuristics.fit(problem, Plan(tier, tiles=1, threads=128, vector_elements=4, warps=4, cluster_ctas=2, split_ctas=2)) is None

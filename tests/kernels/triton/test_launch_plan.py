@@ -1,0 +1,57 @@
+"""Problems, plans and the tables of measured plans."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from softbench.kernels.triton import launch_plan
+from softbench.kernels.triton.launch_plan import Plan, Problem, plan_from_json, plan_to_json
+
+LARGE = Problem(False, 4096, 4096, 2, 16, True, 132, True, hopper=True)
+
+
+@pytest.fixture(autouse=True)
+def fresh_tables():
+    launch_plan.measured_plans.cache_clear()
+    yield
+    launch_plan.measured_plans.cache_clear()
+
+
+def test_only_large_inputs_on_hopper_are_kept_in_l2():
+    """A flush would leave smaller inputs in L2. Other GPUs have not been measured."""
+    assert LARGE.keep_in_l2
+    assert replace(LARGE, backward=True, N=2048).keep_in_l2
+    assert not replace(LARGE, N=2048).keep_in_l2
+    assert not replace(LARGE, hopper=False).keep_in_l2
+
+
+def test_tables_are_read_by_device_name(monkeypatch, tmp_path):
+    assert launch_plan.measured_plans("NVIDIA H200") and not launch_plan.measured_plans("a device of another name")
+    table = tmp_path / "mine.json"
+    table.write_text('[["forward 4 16", 80, 12, {"tier": "rows", "tiles": 2}]]')
+    monkeypatch.setenv("SOFTBENCH_TRITON_TABLE", str(table))
+    launch_plan.measured_plans.cache_clear()
+    assert launch_plan.measured_plans("any") == {"forward 4 16": [(80, 12, Plan("rows", tiles=2))]}
+
+
+OLD = {"tier": "group", "P": 8, "T": 256, "W": 2, "V": 8, "ALIGN": 128, "warps": 8, "registers": 64, "BM": 2, "C": 4, "G": 3, "H": 11}
+
+
+def test_old_tables_are_read_with_their_names(monkeypatch, tmp_path):
+    plan = Plan("split", 8, 256, 2, 8, 128, 8, 64, 2, 4, 3, 11)
+    assert plan_from_json(OLD) == plan
+    table = tmp_path / "old.json"
+    table.write_text(json.dumps([["forward 2 0", 128, 0, OLD]]))
+    monkeypatch.setenv("SOFTBENCH_TRITON_TABLE", str(table))
+    assert launch_plan.measured_plans("any") == {"forward 2 0": [(128, 0, plan)]}
+
+
+def test_a_plan_survives_json():
+    for plan in (Plan("split", 8, 256, 2, 8, 128, 8, 64, 2, 4, 3, 11), Plan("tile")):
+        assert plan_from_json(json.loads(json.dumps(plan_to_json(plan)))) == plan
+    assert plan_to_json(Plan("tile")) == {"tier": "tile"}
+
+
+@pytest.mark.parametrize(("limits", "programs"), [((512, 32), 4), ((512, 128), 1), ((256, 64, 11), 4), ((1024, 128), 0)])
+def test_resident_programs_follow_from_registers_and_shared_memory(limits, programs):
+    assert launch_plan.resident_programs(*limits) == programs

@@ -1,0 +1,37 @@
+"""The delays between the first rows of a launch."""
+
+from dataclasses import replace
+
+from hypothesis import given, settings, strategies as st
+from problems import problems
+from softbench.kernels.triton import heuristics
+from softbench.kernels.triton.launch_plan import Plan, Problem
+from softbench.kernels.triton.staggered_start import stagger
+
+PROBLEM = Problem(False, 64, 1 << 20, 4, 16, True, 132, True, bytes_per_cycle=2500.0)
+SPLIT = Plan("split", 8, 256, 4, 4, 0, 8, 64, split_ctas=56, smem_tiles=11)
+CLUSTER = Plan("cluster", 8, 256, 4, 4, 0, 8, 64, cluster_ctas=16)
+
+
+def test_rows_that_exceed_the_device_are_staggered():
+    row = (1 << 20) * 4
+    assert stagger(PROBLEM, SPLIT) == (4 * 132 // 56, int(row / 2500 * 4 / 3))
+    assert stagger(PROBLEM, CLUSTER) == (4 * 18 // 16 * 7, int(row / 2500))
+    for alone in (replace(PROBLEM, M=1), replace(PROBLEM, N=1024), replace(PROBLEM, bytes_per_cycle=0.0)):
+        assert stagger(alone, SPLIT) == stagger(alone, CLUSTER) == (0, 0)
+
+
+def test_rows_that_fit_the_device_are_staggered_only_on_clusters():
+    few = replace(PROBLEM, M=9)
+    assert stagger(few, SPLIT) == (0, 0)
+    assert stagger(few, CLUSTER) == stagger(PROBLEM, CLUSTER)
+
+
+@given(problems, st.floats(0, 1e5))
+@settings(max_examples=200, deadline=None)
+def test_delays_fit_the_kernels_arguments(problem, rate):
+    problem = replace(problem, bytes_per_cycle=rate)
+    for plan in heuristics.candidates(problem):
+        if plan.tier in ("cluster", "split"):
+            rows, cycles = stagger(problem, plan)
+            assert 0 <= rows < 1 << 31 and 0 <= cycles < 1 << 31 and (rows > 0 or cycles == 0)

@@ -1,0 +1,25 @@
+"""The candidates of every tier cover their rows, and respect the hardware's limits."""
+
+from hypothesis import given, settings
+from problems import covers, problems
+from softbench.kernels.triton import heuristics
+from softbench.kernels.triton.launch_plan import SM_REGISTERS, VECTOR_BYTES
+from softbench.kernels.triton.tier_candidates import SMEM_BYTES
+
+
+@given(problems)
+@settings(max_examples=400, deadline=None)
+def test_every_problem_has_plans_and_each_covers_its_rows(problem):
+    found = list(heuristics.candidates(problem))
+    assert found
+    for plan in found:
+        assert covers(problem, plan), plan
+        assert plan.tier in ("tile", "loop") or (problem.congruent and problem.element_size < 8)
+        assert plan.tier != "cluster" or problem.clusters
+        assert plan.smem_tiles * plan.threads * VECTOR_BYTES <= SMEM_BYTES
+        assert plan.registers is None or plan.registers * plan.threads <= SM_REGISTERS
+        if plan.tier in ("rows", "cluster", "split"):
+            vector_bytes = 4 * plan.vector_words
+            assert plan.vector_elements * problem.element_size == vector_bytes
+            assert plan.base_alignment or (problem.N * problem.element_size) % vector_bytes == 0  # no element of a row is left out
+            assert plan.base_alignment or problem.alignment % vector_bytes == 0
