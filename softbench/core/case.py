@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 DTYPES = {"fp32": 4, "fp16": 2, "bf16": 2}
-"""The dtypes of a sweep and their bytes an element."""
+"""Bytes per element of each dtype."""
 
 
 CPU_TIMER = "torch.utils.benchmark"
 TIMERS = ("do_bench", "device", "graph", "host")
-"""What can be the headline on a GPU: events around a call, its kernels, a CUDA graph's replay, issuing it."""
+"""Timers on a GPU: events around a call, its kernels, the replay of a CUDA graph, issuing the call."""
 
 
 class Direction(StrEnum):
@@ -20,14 +20,14 @@ class Direction(StrEnum):
     FORWARD = "forward"
     """y = softmax(x)."""
     BACKWARD = "backward"
-    """dx from (dy, y): nobody is charged for autograd's bookkeeping."""
+    """dx from (dy, y), without autograd's bookkeeping."""
     BOTH = "both"
-    """y and dx through autograd, as a training step pays for them."""
+    """y and dx through autograd, as in a training step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One shape to measure: softmax over the last axis of an (M, N) tensor."""
+    """One shape, dtype, direction and device: softmax over the last axis of an (M, N) tensor."""
 
     M: int
     """Rows."""
@@ -41,7 +41,7 @@ class Case:
 
     @property
     def key(self) -> str:
-        """The case's stable name, unique in a run."""
+        """The case's name, such as `forward-bf16-4096x1024`; unique in a run."""
         return f"{self.direction}-{self.dtype}-{self.M}x{self.N}"
 
     @property

@@ -1,4 +1,4 @@
-"""How parent and workers talk: JSON lines over a socket. Never pickle: what a plugin's process says is data."""
+"""The channel between parent and worker: JSON lines over a socket. Pickle is never used, as a worker is untrusted."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ CHUNK = 1 << 16
 
 
 class Channel:
-    """One end of a worker's pipe."""
+    """One end of a worker's socket."""
 
     def __init__(self, end: socket.socket) -> None:
         self.socket = end
@@ -21,18 +21,18 @@ class Channel:
         return self.socket.fileno()
 
     def send(self, message: Message) -> None:
-        """Raises OSError when the other end is gone."""
+        """Send a message; raises OSError if the other end is closed."""
         self.socket.sendall(json.dumps(message, separators=(",", ":")).encode() + b"\n")
 
     def receive(self) -> Message | None:
-        """The next message, waiting for it; None when the other end is closed."""
+        """Wait for the next message; None if the other end is closed."""
         while (message := self.take()) is None:
             if not self.fill():
                 return None
         return message
 
     def fill(self) -> bool:
-        """Read what has arrived (waits for something); False when the other end is closed."""
+        """Wait for data and read it; False if the other end is closed."""
         try:
             data = self.socket.recv(CHUNK)
         except ConnectionResetError:
@@ -41,10 +41,10 @@ class Channel:
         return bool(data)
 
     def take(self) -> Message | None:
-        """A whole message that has been read already, or None.
+        """A complete message that was read already, or None.
 
         Raises:
-            ValueError: what arrived is not a JSON object.
+            ValueError: the data is not a JSON object.
         """
         end = self._buffer.find(b"\n")
         if end < 0:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def replace_file(path: Path, text: str) -> None:
-    """Write a file so that it is the old one or the new one, whole, at any moment."""
+    """Replace a file atomically: at any moment it is the complete old or new file."""
     with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
         try:
             file.write(text)

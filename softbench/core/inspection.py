@@ -1,4 +1,4 @@
-"""What `softbench inspect` finds: the code that was generated for a backend's call, and its facts. Plain records, for the pipe too."""
+"""The result of `softbench inspect`: the code generated for a backend's call, and facts about it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ KINDS = ("source", "wrapper", "ttir", "ttgir", "llir", "ptx", "sass", "report")
 """Of code, from what a compiler was given or wrote to what the device runs; `wrapper` is Inductor's
 Python around its kernels, `report` what the assembler says."""
 NAME_CHARACTERS = 1000
-"""At most so many of a kernel's name are kept: C++ templates make long ones."""
+"""Maximum length of a kernel's name; C++ templates make long names."""
 LANGUAGES = {"ttir": "llvm", "ttgir": "llvm", "llir": "llvm", "ptx": "gas", "sass": "gas", "report": "text"}
-"""What a highlighter takes each kind for; `source` says its own."""
+"""The highlighter's language for each kind; a `source` names its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,43 +21,43 @@ class Artifact:
     """A piece of generated code."""
 
     name: str
-    """A file's name."""
+    """File name."""
     kind: str
     """One of KINDS."""
     language: str
-    """For a highlighter: `python`, `cpp`, `llvm`, ..."""
+    """The highlighter's language: `python`, `cpp`, `llvm`, ..."""
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A kernel that a call runs. What is not known is None."""
+    """A kernel of a call. An unknown value is None."""
 
     name: str
     grid: tuple[int, ...] = ()
     block: tuple[int, ...] = ()
     registers: int | None = None
-    """Of a thread."""
+    """Registers per thread."""
     spilled_bytes: int | None = None
-    """Of a thread, to local memory."""
+    """Bytes per thread spilled to local memory."""
     shared_bytes: int | None = None
-    """Of a block."""
+    """Shared memory per block."""
     moved_bytes: int | None = None
-    """What it reads and writes, by its compiler's count or, where it is a call's only kernel, the algorithmic bytes."""
+    """Bytes read and written, by the compiler's count; for the only kernel of a call the algorithmic bytes."""
     counted_by: str = ""
-    """Who says how much it moves."""
+    """The source of `moved_bytes`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """All of it."""
+    """Facts, kernels and code of one case."""
 
     facts: tuple[tuple[str, str], ...]
     launches: tuple[Launch, ...]
     artifacts: tuple[Artifact, ...]
 
     def document(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """The inspection as JSON."""
         return asdict(self)
 
 
@@ -65,7 +65,7 @@ def from_json(data: dict[str, Any]) -> Inspection:
     """The inverse of `Inspection.document`.
 
     Raises:
-        KeyError, TypeError, ValueError: it is none.
+        KeyError, TypeError, ValueError: it is invalid.
     """
     facts = tuple((one_line(str(name)), one_line(str(value), NAME_CHARACTERS)) for name, value in data["facts"])
     launches = tuple(_launch(launch) for launch in data["launches"])

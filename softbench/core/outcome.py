@@ -12,16 +12,16 @@ from softbench.core.case import Case
 
 
 class Grade(StrEnum):
-    """What the check against float64 says (`softbench.ops.softmax.tolerance`)."""
+    """The class of an output (`softbench.ops.softmax.tolerance`)."""
 
     PASS = "pass"
     LOW_PRECISION = "low-precision"
-    """Honest, but intermediates were rounded to 16 bits."""
+    """Intermediates were rounded to 16 bits."""
     YARDSTICK = "yardstick"
-    """Not a softmax: a copy or an add, compared bit by bit with what it should have moved."""
+    """The yardstick: a copy or an add, compared bit by bit."""
     WRONG = "wrong"
     UNVERIFIED = "unverified"
-    """The reference could not be computed; nothing is published."""
+    """The float64 reference could not be computed; no bandwidth is published."""
 
 
 class Status(StrEnum):
@@ -34,7 +34,7 @@ class Status(StrEnum):
     OOM = "oom"
     UNVERIFIED = "unverified"
     CHECKED = "checked"
-    """Right, and not timed: only an interpreter runs it here."""
+    """Correct and not timed: only an interpreter runs it here."""
     SKIPPED = "skipped"
     UNAVAILABLE = "unavailable"
 
@@ -45,33 +45,33 @@ FAILURES = frozenset({Status.WRONG, Status.FAILED, Status.TIMEOUT, Status.OOM})
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """Everything before the second call: prepare, first call, synchronize."""
+    """The build: prepare, first call and synchronization."""
 
     seconds: float
     cache: str
     """`cold` (a compiler ran), `cached` (its earlier output was found), or empty (nothing is compiled)."""
     compile_s: float | None = None
-    """Of `seconds`, those in torch.compile; None where it compiled nothing."""
+    """Seconds of `seconds` in torch.compile; None if it compiled nothing."""
     graph_breaks: int | None = None
-    """Where torch.compile left a part of the function to Python; None where it compiled nothing."""
+    """Places where torch.compile left a part of the function to Python; None if it compiled nothing."""
     reuses_output: bool = False
-    """True when the backend's next call overwrites what a call returned."""
+    """True if the backend's next call overwrites the last output."""
 
 
 @dataclass(frozen=True, slots=True)
 class Accuracy:
-    """The verdict on the very tensor that is timed."""
+    """The accuracy of an output."""
 
     grade: Grade
     worst: float
-    """max(|out - ref| / bound) over all elements; at most 1 passes. inf where NaN or infinities differ."""
+    """max(|out - ref| / bound) over all elements; at most 1 passes. inf if NaN or infinities differ."""
     detail: str
-    """Why it is not a pass, in words; empty for a pass."""
+    """Why the output does not pass; empty for a pass."""
 
 
 @dataclass(frozen=True, slots=True)
 class Telemetry:
-    """The GPU right after a batch, as NVML has it; what a card does not tell is None."""
+    """NVML's reading of the GPU after a batch; an unsupported value is None."""
 
     sm_clock_mhz: float | None = None
     memory_clock_mhz: float | None = None
@@ -80,7 +80,7 @@ class Telemetry:
     reasons: int | None = None
     """NVML's clocks-event reasons, a bit mask."""
     throttled: str = ""
-    """How the GPU was slowed, in words (`softbench.worker.telemetry`); empty where it was not."""
+    """Why the GPU was slowed (`softbench.worker.telemetry`); empty if it was not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,19 +88,19 @@ class Batch:
     """The samples of one backend in one round."""
 
     process: int
-    """Which set of workers, from 0."""
+    """Number of the process set, from 0."""
     round: int
-    """Which round of that set, from 0."""
+    """Number of the round in that set, from 0."""
     position: int
     """The backend's place in the round's order, from 0."""
     samples_us: tuple[float, ...]
-    """Latencies of single calls (CPU: of blocks, per call), microseconds, in the order taken."""
+    """Latencies of single calls in microseconds, in order; on the CPU per call of a block."""
     telemetry: Telemetry | None = None
-    """None on the CPU and where there is no NVML."""
+    """None on the CPU and without NVML."""
 
     @property
     def throttled(self) -> bool:
-        """True when the GPU was slowed: its samples count only where there are no others."""
+        """True if the GPU was slowed: such samples count only if a cell has no others."""
         return self.telemetry is not None and bool(self.telemetry.throttled)
 
 
@@ -112,27 +112,27 @@ class Timing:
     kind: str
     """The timer: one of TIMERS, or CPU_TIMER."""
     l2: str = ""
-    """`cold` (flushed before every call), `warm`, or empty: on the CPU, and in results of earlier versions."""
+    """`cold` (flushed before every call), `warm`, or empty on the CPU and in results of earlier versions."""
     stopped: str = ""
-    """Why it was not sampled further: `precise`, `limit` or `fixed` (`softbench.core.stopping`)."""
+    """Why sampling stopped: `precise`, `limit` or `fixed` (`softbench.core.stopping`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """What a call costs apart, and beside time. Times, kernels and memory are those of a GPU."""
+    """Device time, host time, kernels and memory of a call on a GPU."""
 
     device_us: tuple[float, ...] = ()
-    """Of single calls: the sum of their kernels' times, microseconds."""
+    """Device times of single calls, microseconds."""
     host_us: tuple[float, ...] = ()
-    """Of single calls: the time it took to issue them, microseconds."""
+    """Host times of single calls, microseconds."""
     kernels: tuple[str, ...] = ()
-    """What a call runs on the device, by name, in order; copies and fills too."""
+    """Names of the kernels, copies and fills of a call, in order."""
     note: str = ""
-    """Why there is no device time, where there should be one."""
+    """Why the device time is missing; empty if it is not."""
     peak_bytes: int | None = None
-    """Device memory that a call takes at its peak from torch's allocator, outputs included, inputs not."""
+    """Peak of torch's allocator during a call, with outputs and without inputs, bytes."""
     recompiles: int | None = None
-    """Graphs that torch.compile made after the build, when there was nothing left to compile; None where it made none at all."""
+    """Graphs that torch.compile made after the build; None if it made no graph at all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,29 +147,29 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """Not tried, for a reason that is nobody's fault."""
+    """Not tried: the backend does not support the case or the machine."""
 
     reason: str
     unavailable: bool = False
-    """True when the backend as a whole cannot run here."""
+    """True if the backend cannot run on this machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """Tried, and no figure may be published."""
+    """Tried without a result to publish."""
 
     status: Status
     stage: str
     """`import`, `build`, `check` or `time`."""
     reason: str
-    """In one line, the stage in it."""
+    """One line that names the stage."""
     build: Build | None = None
     accuracy: Accuracy | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """Built and found right, but not to be timed here."""
+    """Built and correct, and not timed here."""
 
     build: Build
     accuracy: Accuracy
@@ -187,7 +187,7 @@ class Record:
     case: Case
     outcome: Outcome
     source: str = ""
-    """Hash of the backend's source files: a resumed run keeps the cell only while it is unchanged."""
+    """Hash of the backend's source files; a resumed run keeps only cells with the present hash."""
 
     @property
     def status(self) -> Status:

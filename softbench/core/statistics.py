@@ -10,24 +10,27 @@ from statistics import NormalDist, median, quantiles
 from softbench.core.outcome import Batch, Timing
 
 CONFIDENCE = 0.95
-EXACT = 1000  # samples up to which the binomial is summed; beyond it the normal distribution is as good, and quick
+EXACT = 1000  # up to this many samples the binomial is summed; beyond it the normal approximation is exact enough
 
 
 @lru_cache(maxsize=4096)
 def rank(n: int, confidence: float = CONFIDENCE) -> int:
-    """The largest k whose k-th smallest and k-th largest of n samples enclose the median that often; 0 when even the extremes do not."""
+    """The largest k for which the k-th smallest and k-th largest sample enclose the median with this confidence; 0 if none does."""
     tail = (1 - confidence) / 2
     if n > EXACT:
         return math.floor(n / 2 + 0.5 + NormalDist().inv_cdf(tail) * math.sqrt(n) / 2)
     total, limit, k, ways = 0, tail * 2**n, 0, 1
     while (total := total + ways) <= limit:
-        ways = ways * (n - k) // (k + 1)  # from `n over k` to the next, as each by itself takes long
+        ways = ways * (n - k) // (k + 1)  # the next binomial coefficient from the last one, which is fast
         k += 1
     return k
 
 
 def median_interval(samples: Sequence[float], confidence: float = CONFIDENCE) -> tuple[float, float] | None:
-    """Bounds that enclose the median with this confidence; None for fewer than six samples (at 95 %)."""
+    """Bounds that enclose the median with this confidence; None for fewer than six samples (at 95 %).
+
+    12 samples: ranks 3..10; 20: 6..15; 30: 10..21. Source: David and Nagaraja, Order Statistics, 7.1.
+    """
     k = rank(len(samples), confidence)
     if k == 0:
         return None
@@ -36,12 +39,12 @@ def median_interval(samples: Sequence[float], confidence: float = CONFIDENCE) ->
 
 
 def counted(batches: Sequence[Batch]) -> list[Batch]:
-    """The batches that make a figure: those of an unthrottled GPU, or all where there are none."""
+    """The batches that count: those of an unthrottled GPU, or all batches if every one was throttled."""
     return [batch for batch in batches if not batch.throttled] or list(batches)
 
 
 def median_us(timing: Timing) -> float:
-    """A cell's figure: the median of its round medians, microseconds. A round that was disturbed as a whole weighs one vote."""
+    """A cell's median: the median of its round medians, microseconds. A disturbed round counts as one value."""
     return median(median(batch.samples_us) for batch in counted(timing.batches))
 
 
@@ -55,17 +58,17 @@ def p20_p80_us(timing: Timing) -> tuple[float, float]:
 
 
 def interval_us(timing: Timing) -> tuple[float, float] | None:
-    """The 95 % interval of the median over the samples of all rounds, microseconds; None where they are too few."""
+    """The 95 % interval of the median over the samples of all rounds, microseconds; None for too few samples."""
     return median_interval(_pooled(timing))
 
 
 def samples(timing: Timing) -> int:
-    """How many raw samples make the figure."""
+    """Number of counted samples."""
     return len(_pooled(timing))
 
 
 def rounds(timing: Timing) -> int:
-    """Over how many rounds they were taken, of all processes."""
+    """Number of counted rounds over all processes."""
     return len({(batch.process, batch.round) for batch in counted(timing.batches)})
 
 
@@ -74,10 +77,9 @@ def _pooled(timing: Timing) -> list[float]:
 
 
 def times_faster(timing: Timing, reference: Timing) -> float:
-    """Median over the shared rounds of reference time / time: above 1 is faster than the reference.
+    """Median over the shared rounds of reference time / time; above 1 is faster than the reference.
 
-    Rounds are paired because drift hits both backends of a round alike. Where no round is shared (workers that could not be
-    interleaved) it is the ratio of the two figures.
+    Rounds are paired, as drift affects both backends of a round alike. Without shared rounds it is the ratio of the two medians.
     """
     by_round = {(batch.process, batch.round): median(batch.samples_us) for batch in counted(reference.batches)}
     ratios = [

@@ -1,8 +1,4 @@
-"""When a figure is known: a distribution-free confidence interval of the median, and the rule that stops a cell's rounds.
-
-Below the median lie Binomial(n, 1/2) of n samples, whatever their distribution; so the k-th smallest and the k-th largest enclose it with
-a probability that depends on n and k alone (David and Nagaraja, Order Statistics, 7.1).
-"""
+"""The rule that stops a cell's rounds: the median has reached the target precision."""
 
 from __future__ import annotations
 
@@ -12,14 +8,14 @@ from statistics import median
 from softbench.core.statistics import median_interval
 
 PRECISE, LIMIT, FIXED = "precise", "limit", "fixed"
-"""Why a cell was not sampled further: known, at the limit of rounds, or the number of rounds was given."""
+"""Why sampling stopped: the precision is reached, the limit of rounds is reached, or the number of rounds is fixed."""
 
 
 def settled(rounds: Sequence[Sequence[float]], precision: float, tick_us: float) -> bool:
-    """True when the figure is known to within a fraction `precision` of it, or a tick of the timer.
+    """True if the 95 % interval lies within a fraction `precision` of the median, or within a tick of the timer.
 
-    The interval over all samples takes them for independent, which samples of one round are not quite: what drifts between rounds it
-    cannot see. So at least half of the rounds must have their median as near to the figure as that.
+    The interval assumes independent samples and cannot see drift between rounds. So at least half of the round medians must lie as
+    close to the median.
     """
     interval = median_interval([sample for batch in rounds for sample in batch])
     if interval is None or precision == 0:

@@ -1,4 +1,4 @@
-"""Numbers and text for people: us, GB/s, percent, seconds, bytes, one safe line."""
+"""Numbers and text for messages and tables: us, GB/s, seconds, bytes, one safe line."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ def count(number: int, noun: str) -> str:
 
 
 def one_line(text: str, limit: int = 300) -> str:
-    """Text from outside as one line: control and escape sequences become spaces, and it is cut at `limit` characters.
+    """Foreign text as one line of at most `limit` characters; control and escape sequences become spaces.
 
-    Files of installed packages are named from there on: where a machine keeps its packages is nobody's to read in a results file.
+    Names of installed files start at their package, so that results do not show a machine's folders.
     """
     printable = text.encode("utf-8", "replace").decode("utf-8")  # lone surrogates can be neither printed nor stored
     line = " ".join(_CONTROL.sub(" ", printable).split())
@@ -63,7 +63,7 @@ def one_line(text: str, limit: int = 300) -> str:
 
 
 def printable(text: str) -> str:
-    """Text of several lines without what a terminal would obey: only its line breaks and tabs stay."""
+    """Text of several lines without control sequences; line breaks and tabs stay."""
     lines = text.encode("utf-8", "replace").decode("utf-8").replace("\r\n", "\n").split("\n")
     return "\n".join("\t".join(_CONTROL.sub(" ", part) for part in line.split("\t")) for line in lines)
 

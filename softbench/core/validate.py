@@ -14,15 +14,15 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:+-]{0,63}")
 
 
 Made = TypeVar("Made")
-LONGEST = 2000  # of a text that a worker sends
-CODE = "text"  # the key of what has lines: generated code
+LONGEST = 2000  # of a text from a worker
+CODE = "text"  # the key of generated code, whose lines stay
 
 
 def harmless(value: Any) -> Any:
-    """What a plugin's process sent, its texts (keys too) cut to one line without control characters; those called `text` keep their lines.
+    """A worker's message with every text and key cut to one line without control characters; a `text` keeps its lines.
 
     Raises:
-        RecursionError: it is nested too deeply.
+        RecursionError: the message is nested too deeply.
     """
     if isinstance(value, str):
         return one_line(value, LONGEST)
@@ -33,10 +33,10 @@ def harmless(value: Any) -> Any:
 
 
 def typed(cls: Callable[..., Made], data: dict[str, Any]) -> Made:
-    """A dataclass of texts, numbers and truths from what a worker sent, which may be anything.
+    """A dataclass of texts, numbers and booleans from untrusted data.
 
     Raises:
-        TypeError, ValueError: a field is missing, unknown or of another type, or a number is not finite.
+        TypeError, ValueError: a field is missing, unknown or has another type, or a number is not finite.
     """
     made = cls(**data)
     for item in fields(made):  # type: ignore[arg-type]

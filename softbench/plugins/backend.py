@@ -10,19 +10,19 @@ from softbench.core.case import Case
 
 @runtime_checkable
 class Backend(Protocol):
-    """One softmax strategy. Its first docstring line is what `softbench list` shows."""
+    """One backend. `softbench list` shows the first line of its docstring."""
 
     name: str
     """Letters, digits and `. _ : + -`; unique among all backends."""
 
     def available(self) -> str | None:
-        """None when it can run on this machine, else why not and how to mend it. Never raises."""
+        """None if it can run on this machine, else why not and how to fix that. Never raises."""
 
     def supports(self, case: Case) -> str | None:
-        """None when it can do this case, else why not."""
+        """None if it can compute this case, else why not."""
 
     def prepare(self, case: Case) -> Callable[..., Any]:
-        """Everything slow happens here; one call of what is returned is what is timed.
+        """Compile and tune here; softbench times one call of the returned function.
 
         The callable gets contiguous (M, N) tensors of the case's dtype on its device, and must not change them:
 

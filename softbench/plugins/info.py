@@ -11,14 +11,14 @@ from softbench.plugins.source import PluginSource
 
 @dataclass(frozen=True, slots=True)
 class BackendInfo:
-    """A backend as its worker describes it."""
+    """A backend, as its worker reports it."""
 
     name: str
     origin: PluginSource
     unavailable: str = ""
-    """Why it cannot run here, and how to mend it."""
+    """Why it cannot run here, and how to fix that."""
     broken: str = ""
-    """Why its plugin could not be loaded at all."""
+    """Why its plugin could not be loaded."""
     broken_status: str = "failed"
     """`failed` or `timeout`."""
     summary: str = ""
@@ -27,13 +27,13 @@ class BackendInfo:
     advice: str = ""
     """When to pick it."""
     extra: bool = False
-    """True when `all` leaves it out: it is taken by name or pattern."""
+    """True if `all` leaves it out; names and patterns select it."""
     reuses_output: bool = False
-    """True when its next call overwrites what a call returned."""
+    """True if its next call overwrites the last output."""
     build_seconds: float = 0.0
     """Rough seconds to build one shape, for the estimate of `--dry-run`."""
     loaded: bool = True
-    """False where the plugin was only looked at (`softbench.plugins.static_scan`), not run."""
+    """False after a static scan (`softbench.plugins.static_scan`)."""
 
     @property
     def able(self) -> bool:
@@ -42,15 +42,15 @@ class BackendInfo:
 
 
 def info_to_json(info: BackendInfo) -> dict[str, Any]:
-    """For the pipe between worker and parent."""
+    """The info as JSON, for the reply of a worker."""
     return asdict(info)
 
 
 def info_from_json(data: dict[str, Any], source: PluginSource) -> BackendInfo:
-    """The inverse of `info_to_json`, for what came through `source`: a worker's word is only data.
+    """The inverse of `info_to_json` for a backend of `source`; a worker's reply is untrusted data.
 
     Raises:
-        KeyError, TypeError, ValueError: it is no info.
+        KeyError, TypeError, ValueError: it is invalid.
     """
     info = typed(BackendInfo, {**data, "origin": source, "loaded": True})
     if not NAME.fullmatch(info.name):

@@ -19,12 +19,12 @@ METHODS = ("available", "supports", "prepare")
 
 
 def load(origin: PluginSource) -> tuple[Any, ...]:
-    """Import an origin's backends. Runs the plugin's code: called in a worker only.
+    """Import the backends of a plugin source. This runs the plugin's code, so only workers call it.
 
-    An entry point names, and a file holds under the name `backend` or `backends`, one Backend or a list of them.
+    An entry point names one Backend or a list. A file has them under the name `backend` or `backends`.
 
     Raises:
-        UsageError: the object is not a backend. Whatever the plugin's own import raises passes through.
+        UsageError: the object is not a backend. Exceptions of the plugin's own import pass through.
     """
     if origin.kind == "file":
         module = _import_file(Path(origin.target))
@@ -49,13 +49,13 @@ def load(origin: PluginSource) -> tuple[Any, ...]:
 
 
 def _shown(thing: Any) -> str:
-    """A thing in a message, without the address that an object without a text of its own shows."""
+    """An object in a message, without the address of a default repr."""
     text = repr(thing)
     return f"an object of {type(thing).__name__}" if " object at 0x" in text else one_line(text, 80)
 
 
 def _renamed(backend: Any, name: str) -> Any:
-    """The backend under another name. It is wrapped, not changed: its own methods may rely on its name."""
+    """The backend under another name. It is wrapped and not changed, as its methods may rely on its name."""
 
     class Renamed:
         __doc__ = type(backend).__doc__
@@ -80,10 +80,10 @@ def _import_file(path: Path) -> ModuleType:
 
 
 def source_hash(backend: Any, origin: PluginSource) -> str:
-    """A hash of a backend's source files: the plugin file, or the folders of its package's loaded modules; and its own `sources()`."""
+    """A hash of a backend's source files and its `sources()`: the plugin file, or the folders of its package's loaded modules."""
     digest = hashlib.sha256()
     if origin.kind == "file":
-        folder = Path(origin.target).parent  # what it imported from beside it belongs to it
+        folder = Path(origin.target).parent  # modules beside the file belong to it
         loaded = [Path(file) for module in list(sys.modules.values()) if (file := getattr(module, "__file__", None))]
         files = sorted({Path(origin.target), *(file for file in loaded if file.parent == folder)})
     else:

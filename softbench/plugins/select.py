@@ -1,4 +1,4 @@
-"""Where backends come from, how one is loaded (in a worker), and which ones a run takes (in the parent)."""
+"""Selects the backends of a run by name and pattern."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ WILDCARDS = frozenset("*?[")
 
 
 def needed(sources: Sequence[PluginSource], names: Sequence[str] | None) -> tuple[PluginSource, ...]:
-    """The sources to open first for these backends: files, and entry points of a name or of what stands before its colon.
+    """The plugin sources to load first for these backends: files, and entry points named as a backend or its part before the colon.
 
-    All of them for `all` and patterns. What is `missing` behind these may be behind any other.
+    `all` and patterns need every source. A `missing` backend may be in any other source.
     """
     if names is None or any(name == ALL or WILDCARDS & set(name) for name in names):
         return tuple(sources)
@@ -27,20 +27,20 @@ def needed(sources: Sequence[PluginSource], names: Sequence[str] | None) -> tupl
 
 
 def missing(infos: Iterable[BackendInfo], names: Sequence[str] | None) -> bool:
-    """True when a name is none of these infos'."""
+    """True if one of the names belongs to no info."""
     return not {info.name for info in infos}.issuperset(names or ())
 
 
 def select(
     infos: Sequence[BackendInfo], names: Sequence[str] | None, *, yardstick: bool = True, flag: str = "--backends"
 ) -> tuple[BackendInfo, ...]:
-    """What a run takes: those named, in that order; first the yardstick, unless nobody needs it. `flag` is where the names come from.
+    """The backends of a run: the yardstick first (unless it is not needed), then the named ones in order. `flag` is named in errors.
 
-    Beside names there are `all` (as None: every info but the extras) and patterns as a shell's (`compile:*`). What these take may be
-    unavailable: it becomes rows with the reason.
+    Names may also be `all` (as None: every backend but the extras) and shell patterns (`compile:*`). These may select unavailable
+    backends, which become rows with the reason.
 
     Raises:
-        UsageError: a name that two origins claim, a name or pattern that nobody infos, or a name that was asked for and cannot run here.
+        UsageError: two sources claim a name, a name or pattern is unknown, or a named backend cannot run here.
     """
     by_name: dict[str, BackendInfo] = {}
     for info in infos:
@@ -58,10 +58,10 @@ def select(
 
 
 def matching(infos: Iterable[BackendInfo], pattern: str) -> list[BackendInfo]:
-    """The infos that `all`, a name or a pattern takes.
+    """The infos that `all`, a name or a pattern selects.
 
     Raises:
-        UsageError: there is none.
+        UsageError: nothing matches.
     """
     infos = list(infos)
     if pattern == ALL:
@@ -73,7 +73,7 @@ def matching(infos: Iterable[BackendInfo], pattern: str) -> list[BackendInfo]:
 
 
 def _known(name: str, infos: Iterable[BackendInfo]) -> list[str]:
-    """The names to tell where one is not known: an extra only if it is close, as all of them would be a page."""
+    """The names for an error message; of the extras only a close match."""
     extras = {info.name for info in infos if info.extra}
     return [info.name for info in infos if info.name not in extras] + get_close_matches(name, sorted(extras), n=1)
 

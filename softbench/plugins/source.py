@@ -19,30 +19,30 @@ SOURCES = {".py", ".cu", ".cuh", ".cpp", ".h"}
 
 @dataclass(frozen=True, slots=True)
 class PluginSource:
-    """A source that backends come through."""
+    """A plugin source: an entry point or a file."""
 
     kind: str
     """`entry point` or `file`."""
     label: str
-    """The entry point's name, or the file's stem: what a backend is called until it could be loaded."""
+    """The entry point's name or the file's stem: the name of a backend that is not loaded yet."""
     target: str
     """`module:attribute`, or the file's absolute path."""
     shown: str
-    """For people: the distribution, or the file as the user wrote it."""
+    """For messages: the distribution, or the file as the user wrote it."""
     alias: str = ""
-    """What the user wants its backend to be called: two versions of one file may stand side by side."""
+    """The name that the user gives its backend, so that two versions of a file can run side by side."""
 
     @property
     def own(self) -> bool:
-        """True of softbench's own backends, false of a plugin."""
+        """True for softbench's own backends, false for a plugin."""
         return self.kind != "file" and self.target.startswith("softbench.")
 
 
 def origins(plugins: Iterable[Path]) -> tuple[PluginSource, ...]:
-    """Every source: entry points of all installed distributions (not imported here), then the files.
+    """Every plugin source: entry points of all installed distributions (not imported here), then the files.
 
     Raises:
-        UsageError: a file that is not there, or no entry point at all (softbench is not installed).
+        UsageError: a file does not exist, or there is no entry point because softbench is not installed.
     """
     found = []
     for point in metadata.entry_points(group=GROUP):
@@ -65,7 +65,7 @@ def origins(plugins: Iterable[Path]) -> tuple[PluginSource, ...]:
 
 
 def safe_name(text: str) -> str:
-    """A file's name as one that a backend could have: it goes into tables and files."""
+    """A file's name as a valid backend name, for tables and files."""
     return text if NAME.fullmatch(text) else re.sub(r"[^A-Za-z0-9.]+", "-", text).strip("-.")[:64] or "plugin"
 
 

@@ -1,4 +1,4 @@
-"""A plugin seen without being run: its backends' names from the source of a file, as far as they stand there; of a package, its source."""
+"""The static scan: reads a plugin file's source for its backends' names without running it."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ LOAD = "not imported, as that runs its code; with --load it is"
 
 
 def at(source: PluginSource) -> list[BackendInfo]:
-    """The infos that can be told of a plugin from outside; always at least one, under the source's own label."""
+    """The infos of a plugin source by static scan; at least one, with the source's label."""
     if source.kind != "file":
         return [BackendInfo(source.label, source, summary=LOAD, loaded=False)]
     try:
         tree = ast.parse(Path(source.target).read_bytes())
     except OSError as error:
         return [BackendInfo(source.label, source, broken=f"import: {error.strerror}", loaded=False)]
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # what `ast.parse` has for texts that are no Python
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # errors of `ast.parse` for other texts than Python
         line = f"line {error.lineno}: {error.msg}" if isinstance(error, SyntaxError) and error.lineno else type(error).__name__
         return [BackendInfo(source.label, source, broken=f"import: {one_line(line)}", loaded=False)]
     found = _backends(tree)
     if not found:
-        return [BackendInfo(source.label, source, summary=f"its backends' names do not stand in its source; {LOAD}", loaded=False)]
+        return [BackendInfo(source.label, source, summary=f"its source does not state its backends' names; {LOAD}", loaded=False)]
     names = {name: f"{source.alias}.{name}" if len(found) > 1 else source.alias for name in found} if source.alias else {}
     return [BackendInfo(names.get(name, name), source, summary=f"{text} ({LOAD})".strip(), loaded=False) for name, text in found.items()]
 
 
 def _backends(tree: ast.Module) -> dict[str, str]:
-    """Name and first line of the docstring of what the module assigns to `backend` or `backends`; none where one of them cannot be read."""
+    """Names and first docstring lines of the objects assigned to `backend` or `backends`; empty if one cannot be read."""
     classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
     found: dict[str, str] = {}
     for node in tree.body:
@@ -48,7 +48,7 @@ def _backends(tree: ast.Module) -> dict[str, str]:
 
 
 def _name(made_of: ast.ClassDef) -> str:
-    """The class's `name = "..."`, where that is a name."""
+    """The class's `name = "..."` if that is a valid name, else an empty text."""
     for node in made_of.body:
         targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
         value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None

@@ -11,7 +11,7 @@ from softbench.plugins.source import PluginSource
 
 
 def info(backend: Any, source: PluginSource) -> BackendInfo:
-    """A backend as its worker describes it to the parent."""
+    """The info that a worker reports about a backend."""
     summary = getattr(backend, "summary", None) or (type(backend).__doc__ or "").strip().partition("\n")[0]
     return BackendInfo(
         name=backend.name,
@@ -27,10 +27,10 @@ def info(backend: Any, source: PluginSource) -> BackendInfo:
 
 
 def why_not(answer: Any, method: str) -> str:
-    """The reason that `available` or `supports` gives, in a line; empty where it gives none.
+    """The reason from `available` or `supports` as one line; empty for None.
 
     Raises:
-        TypeError: it answered otherwise: True, say, of which nobody can tell what it means.
+        TypeError: another value, such as True, whose meaning is unclear.
     """
     if answer is None or isinstance(answer, str):
         return one_line(answer or "")
@@ -38,11 +38,11 @@ def why_not(answer: Any, method: str) -> str:
 
 
 def reuses_output(backend: Any) -> bool:
-    """A declared trait: the next call overwrites what the last one returned, as CUDA graphs do. The yardstick does too."""
+    """True if the next call overwrites the last output, as CUDA graphs and the yardstick do."""
     return bool(getattr(backend, "reuses_output", False)) or getattr(backend, "computes", "softmax") == "copy"
 
 
 def interpreted(backend: Any) -> tuple[str, int] | None:
-    """Why a backend is only checked here and never timed, and on how many rows; None for one that runs for real."""
+    """Why a backend is only checked here, and on how many rows; None for a backend that can be timed."""
     ask = getattr(backend, "interpreted", None)
     return ask() if callable(ask) else None

@@ -17,8 +17,8 @@ _CODE = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from softbench
 def start_forkserver(log: Path) -> tuple[subprocess.Popen[bytes], socket.socket]:
     """A nursery with this process's `sys.path` that prints into `log`, and the parent's end of its control socket.
 
-    An interrupt may come when there is a process whose number nobody was told of yet. After any exception the socket therefore tells it
-    to end, and is waited for, END_SECONDS at most, to be closed by its end.
+    An interrupt can arrive before the caller knows the new process. After any exception the socket tells the process to end, and this
+    function waits at most END_SECONDS for that.
 
     Raises:
         OSError: no process could be started.
@@ -35,7 +35,7 @@ def start_forkserver(log: Path) -> tuple[subprocess.Popen[bytes], socket.socket]
                 start_new_session=True,
             )
     except BaseException:
-        theirs.close()  # it may be what was interrupted
+        theirs.close()  # the interrupt may have come before the close
         _wait_for_its_end(control)
         raise
     return process, control
@@ -43,7 +43,7 @@ def start_forkserver(log: Path) -> tuple[subprocess.Popen[bytes], socket.socket]
 
 def _wait_for_its_end(control: socket.socket) -> None:
     end = time.monotonic() + END_SECONDS
-    with control, suppress(OSError):  # it takes too long, or there is none any more: what was raised before is what is told
+    with control, suppress(OSError):  # too slow or already gone; the caller gets the first exception
         control.shutdown(socket.SHUT_WR)
         while (left := end - time.monotonic()) > 0:
             control.settimeout(left)

@@ -1,4 +1,4 @@
-"""Worker processes, as the parent holds them: started through the nursery, asked under deadlines, ended for certain."""
+"""The worker pool: starts workers through the forkserver, sends requests with deadlines, and ends every worker."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from softbench.core.validate import harmless
 from softbench.processes.launch import start_forkserver
 
 START_SECONDS = 120.0  # importing torch from a cold disk takes tens of seconds
-EXIT_SECONDS = 10.0  # a killed process that held a GPU is gone only when the driver has torn its context down
+EXIT_SECONDS = 10.0  # a killed process ends only after the driver has removed its CUDA context
 STACK_SECONDS = 0.3
-KEPT_BYTES = 1 << 18  # of a worker's log: a compiler's last words are in it
+KEPT_BYTES = 1 << 18  # of a worker's log, which has a compiler's last output
 FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+),? in (?P<name>\S+)')
 
 
@@ -40,12 +40,12 @@ class Worker:
     log: Path
     label: str
     troubled: bool = False
-    """True once it failed at something: its log is kept."""
+    """True after a failure: its log is kept."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """A worker died or was ended because its answer did not come; it must not be used again."""
+    """A lost worker: it died, or its reply was late or invalid. It must not be used again."""
 
     status: Status
     reason: str
@@ -55,21 +55,21 @@ Reply = Message | Lost
 
 
 class Pool:
-    """A nursery and its workers. Leaving the context ends them all, however it is left."""
+    """A forkserver and its workers. Leaving the context ends all of them."""
 
     def __init__(self, start_seconds: float = START_SECONDS, spent: dict[str, float] | None = None) -> None:
         self.start_seconds = start_seconds
         self.workers: list[Worker] = []
         self._exits: dict[int, int] = {}
-        """Exit codes by process number, as the nursery reported them."""
+        """Exit codes by process number, as the forkserver reported them."""
         self._pids: dict[int, int] = {}
-        """Process numbers by order, of workers that were forked and not yet claimed."""
+        """Process numbers by order number, of forked workers that are not yet used."""
         self._orders = 0
         self._ready = self._closed = False
         self.spent = {} if spent is None else spent
-        """Seconds of waiting for workers, by what they were asked: where a run's time went. Several pools may add to one."""
+        """Seconds of waiting for workers by request: where a run's time went. Several pools may share it."""
         self._logs: list[tuple[str, str]] = []
-        """Labels and logs of workers in trouble that nobody was told of yet."""
+        """Labels and logs of failed workers that the listener has not got yet."""
         self._listener: Callable[[str, str], object] | None = None
 
     def __enter__(self) -> Pool:
@@ -81,7 +81,7 @@ class Pool:
         self.close(gently=kind is None)
 
     def close(self, *, gently: bool = True) -> None:
-        """End all workers and the nursery. `gently`: workers may end by themselves first. A second time it does nothing."""
+        """End all workers and the forkserver. `gently` lets workers end on their own first. A second call does nothing."""
         if self._closed:
             return
         self._closed = True
@@ -91,9 +91,9 @@ class Pool:
             with suppress(WorkersError):
                 self._pump(lambda: all(worker.pid in self._exits for worker in self.workers), 2.0)
         self.discard(*self.workers)
-        self._control.close()  # the nursery ends at this
+        self._control.close()  # the forkserver ends when its socket closes
         if not self._ready:
-            self._nursery.kill()  # it may hang in importing torch
+            self._nursery.kill()  # it may hang while it imports torch
         try:
             self._nursery.wait(EXIT_SECONDS)
         except subprocess.TimeoutExpired:
@@ -105,7 +105,7 @@ class Pool:
         """Start a worker; `env` is added to its environment.
 
         Raises:
-            WorkersError: torch could not be imported, or the nursery died or did not answer.
+            WorkersError: torch could not be imported, or the forkserver died or did not reply.
         """
         begin = time.monotonic()
         if not self._ready:
@@ -131,7 +131,7 @@ class Pool:
         return self.gather({id(worker): (worker, message)}, seconds, phase)[id(worker)]
 
     def gather(self, requests: Mapping[int, tuple[Worker, Message]], seconds: float, phase: str) -> dict[int, Reply]:
-        """Send each request and wait for all answers, at most `seconds`. Whoever died, or did not answer in time, is `Lost` and ended."""
+        """Send each request and wait at most `seconds` for all replies. A worker that died or was late is ended and `Lost`."""
         begin = time.monotonic()
         try:
             return self._gather(requests, seconds, phase)
@@ -146,9 +146,9 @@ class Pool:
         with selectors.DefaultSelector() as selector:
             for key, (worker, message) in requests.items():
                 selector.register(worker.channel, selectors.EVENT_READ, key)
-                with suppress(OSError):  # its death is read below
+                with suppress(OSError):  # the loop below reads its death
                     worker.channel.send(message)
-            selector.register(self._control, selectors.EVENT_READ, None)  # a process that its own child holds open is seen to end here
+            selector.register(self._control, selectors.EVENT_READ, None)  # reports the end of a worker whose child keeps its socket open
             end = time.monotonic() + seconds
             while len(replies) < len(requests):
                 events = selector.select(max(0.0, end - time.monotonic()))
@@ -170,7 +170,7 @@ class Pool:
     def _read(self, worker: Worker, phase: str) -> Reply | None:
         try:
             if worker.pid in self._exits:
-                worker.channel.socket.setblocking(False)  # its last words, if it left any; another process may hold the pipe open
+                worker.channel.socket.setblocking(False)  # its last message, if any; a child may keep the socket open
             if not worker.channel.fill():
                 return self._died(worker, phase)
             reply = harmless(worker.channel.take())
@@ -181,7 +181,7 @@ class Pool:
         except (ValueError, RecursionError):
             worker.troubled = True
             self.discard(worker)
-            return Lost(Status.FAILED, f"its process wrote something that is no answer into the worker's pipe in {phase}")
+            return Lost(Status.FAILED, f"the worker sent an invalid reply in {phase}")
 
     def _died(self, worker: Worker, phase: str) -> Lost:
         self._pump_quietly(lambda: worker.pid in self._exits, EXIT_SECONDS)
@@ -195,7 +195,7 @@ class Pool:
     def _timed_out(self, worker: Worker, seconds: float, phase: str) -> Lost:
         before = worker.log.stat().st_size
         with suppress(OSError):
-            os.kill(worker.pid, signal.SIGUSR1)  # its fault handler writes the stack, even from inside C code
+            os.kill(worker.pid, signal.SIGUSR1)  # its fault handler writes the stack, even inside C code
         time.sleep(STACK_SECONDS)
         where = _top_frame(worker.log.read_bytes()[before:].decode(errors="replace"))
         worker.troubled = True
@@ -203,17 +203,17 @@ class Pool:
         return Lost(Status.TIMEOUT, one_line(f"{phase} took longer than {seconds:g} s{' (' + where + ')' if where else ''}"))
 
     def discard(self, *workers: Worker) -> None:
-        """End workers and all they started, now; returns when they are gone. Several at once: their CUDA contexts take a while to end."""
+        """End workers and their children now, and wait for that. Several at once, as CUDA contexts take a while to end."""
         ending = [worker for worker in workers if worker in self.workers]
         for worker in ending:
             self.workers.remove(worker)
             worker.channel.close()
-            with suppress(OSError):  # also when it is gone itself: what it started may not be
+            with suppress(OSError):  # also for a dead worker, whose children may live
                 os.killpg(worker.pid, signal.SIGKILL)
             if worker.pid not in self._exits:
-                with suppress(OSError):  # it may not have made its group yet
+                with suppress(OSError):  # it may not have its own process group yet
                     os.kill(worker.pid, signal.SIGKILL)
-        # The exit is reported only after the kernel has closed the process's files, and with them its CUDA context.
+        # The exit is reported after the kernel has closed the process's files, and with them its CUDA context.
         self._pump_quietly(lambda: all(worker.pid in self._exits for worker in ending), EXIT_SECONDS)
         for worker in ending:
             if worker.troubled:
@@ -222,7 +222,7 @@ class Pool:
         self._tell()
 
     def tell(self, listener: Callable[[str, str], object]) -> None:
-        """`listener(label, log)` gets what every worker wrote that failed at something, now or when it ends."""
+        """`listener(label, log)` gets the output of every failed worker, now or when it ends."""
         self._listener = listener
         self._tell()
 
@@ -235,10 +235,10 @@ class Pool:
             self._pump(done, seconds)
 
     def _pump(self, done: Callable[[], bool], seconds: float) -> None:
-        """Take in what the nursery reports until `done()`.
+        """Read the forkserver's reports until `done()`.
 
         Raises:
-            WorkersError: the nursery is gone, or time ran out.
+            WorkersError: the forkserver died, or time ran out.
         """
         end = time.monotonic() + seconds
         try:
@@ -248,7 +248,7 @@ class Pool:
             raise WorkersError(f"worker processes did not start within {seconds:g} s") from None
 
     def _take_report(self, seconds: float) -> None:
-        """Take in one report of the nursery. Raises TimeoutError; WorkersError when the nursery is gone."""
+        """Read one report of the forkserver. Raises TimeoutError, or WorkersError if the forkserver died."""
         self._control.settimeout(max(0.001, seconds))
         try:
             data = self._control.recv(1 << 16)
@@ -263,7 +263,7 @@ class Pool:
             self._exits[report["pid"]] = report["code"]
         elif "id" in report:
             self._pids[report["id"]] = report["pid"]
-            self._exits.pop(report["pid"], None)  # the kernel uses process numbers again
+            self._exits.pop(report["pid"], None)  # the kernel reuses process numbers
         elif report["ready"]:
             self._ready = True
         else:
@@ -271,7 +271,7 @@ class Pool:
 
     def _nursery_lost(self) -> WorkersError:
         last = _useful_line(Path(self._folder.name) / "nursery.log")
-        return WorkersError(f"the process that workers are forked from is gone{': ' + last if last else ''}; try: python -c 'import torch'")
+        return WorkersError(f"the forkserver has died{': ' + last if last else ''}; try: python -c 'import torch'")
 
 
 def _signal_name(number: int) -> str:
@@ -282,7 +282,7 @@ def _signal_name(number: int) -> str:
 
 
 def _useful_line(log: Path) -> str:
-    """The line of a dead process's log that says most: the top Python frame of a crash, else its last words."""
+    """The most useful line of a dead process's log: the top Python frame of a crash, else the last line."""
     with suppress(OSError):
         text = log.read_bytes()[-(1 << 16) :].decode(errors="replace")
         if "Fatal Python error" in text:
@@ -293,7 +293,7 @@ def _useful_line(log: Path) -> str:
 
 
 def _top_frame(text: str) -> str:
-    """`at name, file.py:12` of the first frame in a fault handler's dump; the file without its folder."""
+    """`in name, file.py:12` of the first frame in a fault handler's dump; the file without its folder."""
     if frame := FRAME.search(text):
         return f"in {frame['name']}, {Path(frame['file']).name}:{frame['line']}"
     return ""

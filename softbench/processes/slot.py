@@ -1,4 +1,4 @@
-"""One backend's place in a run: its worker over all the worker's lives, and when to give up on it."""
+"""Worker slots: a backend's place in a run, with its present worker, and the rule that gives up on a backend."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from softbench.plugins.info import BackendInfo, info_from_json
 from softbench.plugins.source import PluginSource, safe_name
 from softbench.processes.pool import Lost, Pool, Reply, Worker
 
-MAX_DEATHS = 3  # cases in a row that end a worker: the next ones would only cost their deadlines
+MAX_DEATHS = 3  # cases in a row that lose a worker; after them the backend is not tried again
 
 
 @dataclass(slots=True, eq=False)
 class WorkerSlot:
-    """A backend and, while it is alive, its worker."""
+    """A backend and its worker, if that is alive."""
 
     info: BackendInfo
     worker: Worker | None = None
     deaths: int = 0
-    """Cases in a row in which its worker was lost."""
+    """Cases in a row in which the worker was lost."""
 
     @property
     def name(self) -> str:
         return self.info.name
 
     def barred(self, last: Failed | None) -> Outcome | None:
-        """Why this slot need not be asked at all, or None. `last` is how it ended the latest case it failed."""
+        """Why this slot is not asked, or None. `last` is its latest failure."""
         if self.info.broken:
             return Failed(Status(self.info.broken_status), "import", self.info.broken)
         if self.info.unavailable:
@@ -39,24 +39,24 @@ class WorkerSlot:
         return None
 
     def drop(self, pool: Pool) -> None:
-        """End the worker, if there is one."""
+        """End the worker, if it is alive."""
         if self.worker is not None:
             pool.discard(self.worker)
             self.worker = None
 
 
 def load_message(source: PluginSource, device: str, name: str | None = None) -> Message:
-    """The request that makes a worker a backend's."""
+    """The request that loads a backend in a worker."""
     return {"op": "load", "origin": asdict(source), "device": device, "name": name}
 
 
 def discover(
     pool: Pool, sources: Sequence[PluginSource], device: str, env: dict[str, str], deadline: float, *, together: bool
 ) -> list[WorkerSlot]:
-    """Open every source in a worker of its own and see what stands behind it.
+    """Load every plugin source in its own worker.
 
-    A source that raises, crashes or hangs is one broken info under its own label. `together`: all at once; otherwise one after
-    the other, each worker ended before the next starts (a GPU that takes one process at a time).
+    A source that raises, crashes or hangs becomes one broken info with the source's label. `together` loads all at once. Otherwise
+    each worker ends before the next starts, for a GPU that takes one process at a time.
     """
     slots: list[WorkerSlot] = []
     for batch in [sources] if together else [[source] for source in sources]:
@@ -76,30 +76,30 @@ def discover(
 
 
 def distinct(slots: list[WorkerSlot]) -> list[WorkerSlot]:
-    """What did not load goes by its file's stem; where another owns that name, it takes the file's whole name."""
+    """A broken info has its file's stem as name; if another backend has that name, it takes the file's whole name."""
     names = [slot.name for slot in slots]
     for slot in slots:
-        if slot.info.broken and names.count(slot.name) > 1:  # what did not load goes by its file's stem, which another may own
+        if slot.info.broken and names.count(slot.name) > 1:
             slot.info = replace(slot.info, name=safe_name(Path(slot.info.origin.target).name))
     return slots
 
 
 def infos_of(source: PluginSource, reply: Reply) -> list[BackendInfo]:
-    """What a `load` was answered with, as infos."""
+    """The infos in a reply to `load`."""
     if isinstance(reply, Lost):
         return [BackendInfo(source.label, source, broken=reply.reason, broken_status=reply.status)]
     try:
         if "failed" in reply:
             return [BackendInfo(source.label, source, broken=f"import: {reply['failed']['reason']}")]
         return [info_from_json(data, source) for data in reply["infos"]] or [
-            BackendInfo(source.label, source, broken="import: it infos no backend")
+            BackendInfo(source.label, source, broken="import: it offers no backend")
         ]
     except (KeyError, TypeError, ValueError, AttributeError):
         return [BackendInfo(source.label, source, broken="import: the worker sent an invalid reply")]
 
 
 def revive(pool: Pool, slots: Sequence[WorkerSlot], device: str, env: dict[str, str], deadline: float) -> dict[WorkerSlot, Failed]:
-    """Give slots without a worker fresh ones, all at once; a Failed of each whose plugin does not load this time."""
+    """Give slots without a worker new ones, all at once; a Failed for each whose plugin does not load."""
     fresh = {i: (pool.spawn(slot.name, env), load_message(slot.info.origin, device, slot.name)) for i, slot in _idle(slots)}
     lost: dict[WorkerSlot, Failed] = {}
     for i, reply in (pool.gather(fresh, deadline, "import") if fresh else {}).items():

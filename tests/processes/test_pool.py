@@ -129,7 +129,7 @@ for fd in range(3, 64):
 """
     reply = pool.ask(pool.spawn("x"), plugin(tmp_path, code), 60, "import")
     assert isinstance(reply, Lost)
-    assert "no answer" in reply.reason
+    assert "invalid reply" in reply.reason
 
 
 def test_requests_to_several_workers_run_at_once(pool, tmp_path):
