@@ -130,7 +130,7 @@ class _ImportHook:
 
         def exec_module(module: Any) -> None:
             execute(module)
-            sys.meta_path.remove(self)  # type: ignore[arg-type]
+            sys.meta_path.remove(self)
             self.act()
 
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]

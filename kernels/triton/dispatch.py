@@ -140,7 +140,7 @@ def _device(device: torch.device) -> tuple[str, int, bool, float, bool]:
     """(name, SMs, whether it has clusters of 16 CTAs, its memory's bytes per cycle, whether it is a Hopper GPU)."""
     if INTERPRETED or device.type != "cuda":
         return "", INTERPRETED_SMS, False, 0.0, False
-    found = torch.cuda.get_device_properties(device)
+    found: Any = torch.cuda.get_device_properties(device)  # torch's stubs lack shared_memory_per_block_optin
     clusters = found.major >= HOPPER and found.shared_memory_per_block_optin >= LARGE_SHARED
     return found.name, found.multi_processor_count, clusters, bytes_per_cycle(device.index or 0), (found.major, found.minor) == (HOPPER, 0)
 
