@@ -13,7 +13,6 @@ from functools import reduce
 from types import ModuleType
 
 import torch
-from torch.utils import benchmark
 
 from softbench.ops.softmax import inputs, reference, tolerance
 from softbench.worker import output_checks
@@ -21,7 +20,6 @@ from softbench.worker import output_checks
 PROTECTED: dict[ModuleType, str] = {
     time: "perf_counter perf_counter_ns monotonic sleep",
     timeit: "default_timer",
-    benchmark: "Timer Timer.timeit Timer.blocked_autorange Timer._timeit",
     torch.cuda: "Event Event.record Event.elapsed_time Event.synchronize Event.wait Event.__new__ "
     "synchronize Stream current_stream CUDAGraph graph",
     torch: "softmax equal full_like randn where empty Tensor.double Tensor.clone Tensor.copy_ Tensor.abs Tensor.amax Tensor.sum "
@@ -32,6 +30,9 @@ PROTECTED: dict[ModuleType, str] = {
     inputs: "make refill make_adversarial",
 }
 """Names that timing and checking depend on, by module. Each must exist, unless it is in OPTIONAL."""
+PROTECTED_TIMER = "Timer Timer.timeit Timer.blocked_autorange Timer._timeit"
+"""Protected names of `torch.utils.benchmark`. Importing that module calls the CUDA driver, and a process forked after that cannot use it.
+The forkserver imports this module, so only `bind`, in a worker, imports `torch.utils.benchmark`."""
 OPTIONAL = frozenset({"torch.utils.benchmark.Timer._timeit"})
 """Private names, which another version of torch may lack."""
 
@@ -70,7 +71,9 @@ def bind(device: str) -> TamperGuard:
     Raises:
         AttributeError: a protected name does not exist; a rename has left this list behind.
     """
-    protected = dict(PROTECTED)
+    from torch.utils import benchmark
+
+    protected = PROTECTED | {benchmark: PROTECTED_TIMER}
     if device == "cuda":
         from torch.autograd import profiler
         from triton import testing
