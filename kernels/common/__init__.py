@@ -1,8 +1,8 @@
 """Code that the Triton and the CUDA softmax kernels share. It needs neither Triton nor nvcc.
 
-rows.py          tensors of any shape, strides and `dim` as (M, N) rows
-softmax.py       `Softmax`: two launchers as a differentiable function, without an operator
-registration.py  what the operators register beside their kernels: gradients, vmap, flops
-allocation.py    zeros that outlive the call
-cuda_toolkit.py  the folder and the programs of a CUDA toolkit, and the cache of built libraries; does not import torch
+- `rows.py`: tensors of any shape, strides and `dim` as (M, N) rows.
+- `softmax.py`: `Softmax`, two launchers as a differentiable function without an operator.
+- `registration.py`: what the operators register beside their kernels, which is gradients, vmap and flops.
+- `allocation.py`: zeros that outlive the call.
+- `cuda_toolkit.py`: the folder and the programs of a CUDA toolkit, and the cache of built libraries. It does not import torch.
 """

@@ -85,8 +85,7 @@ def backward_cluster(
     dot = cluster_exchange_sum(dot, CTAS)
     zero = tl.where(dot != dot, -1, 0)[:, None, None]
     dx_words = word_pointers(dx_row, offset, 4)
-    dy, y = rematerialize(dy, zero), rematerialize(y, zero)
-    write_gradient(dx_words, dy, y, dot, first, end, start, THREADS, 4, DTYPE, BASE_ALIGNMENT)
+    write_gradient(dx_words, rematerialize(dy, zero), rematerialize(y, zero), dot, first, end, start, THREADS, 4, DTYPE, BASE_ALIGNMENT)
     if BASE_ALIGNMENT > 0:
         tl.store(dx_row[:, None] + columns, rounded(y_edge * (dy_edge - dot[:, None]), DTYPE), mask=inside)
 
@@ -154,8 +153,7 @@ def backward_split(
     dot = row_dot + tl.zeros((1,), tl.float32)
     zero = tl.where(dot != dot, -1, 0)[:, None, None]
     dx_words = word_pointers(dx_row, offset, 4)
-    dy, y = rematerialize(dy, zero), rematerialize(y, zero)
-    write_gradient(dx_words, dy, y, dot, first, end, start, THREADS, 4, DTYPE, BASE_ALIGNMENT)
+    write_gradient(dx_words, rematerialize(dy, zero), rematerialize(y, zero), dot, first, end, start, THREADS, 4, DTYPE, BASE_ALIGNMENT)
     if READ_TWICE:
         for i in range(extra_tiles):
             at_tile = start + (TILES + i) * THREADS

@@ -204,8 +204,8 @@ def _register_limits(problem: Problem, tiles: int, threads: int, more: int = 0) 
     With more registers than that, an SM would hold fewer programs. [None] if no limit is large enough.
     """
     cached = tiles <= 2 and problem.element_size == 2 and not problem.backward  # exponentials are cached
-    held = 4 * tiles * problem.reads * (2 if cached else 1)
-    least = held + more + (20 if 16 < held < 64 else 16)
+    for_tiles = 4 * tiles * problem.reads * (2 if cached else 1)
+    least = for_tiles + more + (20 if 16 < for_tiles < 64 else 16)
     least += 4 if problem.alignment < VECTOR_BYTES else 0
     least += 8 if problem.backward and problem.element_size == 2 else 0
     limits = [limit for limit in (32, 40, 48, 56, 64, 72, 80, 96, 128) if limit >= least and limit * threads <= SM_REGISTERS]

@@ -160,19 +160,19 @@ def measure(output: Path, only: str = "", most: int | None = None) -> tuple[int,
     """
     table: Table = {tuple(line[:3]): line for line in (json.loads(output.read_text()) if output.is_file() else [])}
     measured: Table = {}
-    kept: Table = {}
+    failed: Table = {}
     for cell in cells(only):
         try:
             line = measure_cell(*cell, most, table)
         except NoPlanError as error:
             print(error, file=sys.stderr, flush=True)
             if error.bucket in table:
-                kept[error.bucket] = table[error.bucket]
+                failed[error.bucket] = table[error.bucket]
             continue
         measured[line[:3]] = table[line[:3]] = line
         _write(output, table)
     if not only:
-        _write(output, table := kept | measured)
+        _write(output, table := failed | measured)
     return len(measured), len(table)
 
 

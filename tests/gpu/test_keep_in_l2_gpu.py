@@ -1,4 +1,7 @@
-"""That kernels are no faster by lines they read that a flush leaves in L2 (`evict_last`), on a real GPU."""
+"""Kernels that keep their inputs in L2 (`evict_last`) are as fast if the inputs rotate, on a GPU.
+
+Otherwise they would only seem fast, because do_bench's flush leaves such lines in L2.
+"""
 
 from statistics import median
 
@@ -12,12 +15,12 @@ pytestmark = [pytest.mark.gpu, pytest.mark.alone, pytest.mark.timeout(300)]
 
 ROTATED_BYTES = 400 << 20  # far more than an L2 holds
 SAMPLES, FIRST = 40, 5
-MOST = SAMPLES + FIRST  # operands: a call each
-AHEAD_CYCLES = 1_000_000  # half a millisecond, in which the host issues what is timed
+MOST = SAMPLES + FIRST  # operands, one for each call
+AHEAD_CYCLES = 1_000_000  # half a millisecond, in which the host issues the timed call
 
 
 def times_us(call, operands):
-    """Of calls on each operand in turn, after a flush as do_bench's."""
+    """Times of calls on the operands in rotation, each after a flush like do_bench's."""
     flush = torch.empty(256 << 20, dtype=torch.int8, device="cuda")
     found = []
     for number in range(MOST):
@@ -33,7 +36,7 @@ def times_us(call, operands):
 
 
 def excess(call, operands):
-    """Median microseconds on operands that rotate, and on the first alone; in turns, so that drift hits both."""
+    """Median microseconds on operands that rotate, and on the first alone. The two alternate, so that drift affects both."""
     one, many = [], []
     for number in range(4):
         rounds = [(one, operands[:1]), (many, operands)]
@@ -56,15 +59,15 @@ SHAPES = [(64, 32768), (4096, 1024), (4096, 2048), (4096, 4096), (4096, 8192)]
 @pytest.mark.parametrize("softmax", [cuda_softmax, triton_softmax], ids=["cuda", "triton"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bf16", "fp32"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_a_kernel_is_as_fast_on_buffers_that_rotate(softmax, dtype, shape):
+def test_kernels_are_as_fast_on_rotating_buffers(softmax, dtype, shape):
     M, N = shape
     many, one = excess(softmax, rows(M, N, dtype, min(MOST, max(2, ROTATED_BYTES // (dtype.itemsize * M * N)))))
     assert as_fast(many, one), (many, one)
 
 
 @pytest.mark.skipif(torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0), reason="seen on Hopper only")
-def test_a_kernel_whose_small_operand_stays_is_found_out():
-    """What the test above would see, did small launches do as large ones do."""
+def test_a_small_input_kept_in_l2_is_detected():
+    """What the test above would measure if small launches kept their inputs too."""
     M, N = 64, 32768
 
     def call(x):
