@@ -1,6 +1,7 @@
 """Who may import whom, by folder; what must stay light, and what must stay small."""
 
 import ast
+import graphlib
 import json
 import resource
 import subprocess
@@ -65,6 +66,44 @@ def test_parent_process_imports_torch_nowhere():
         for path in (PACKAGE / name).rglob("*.py"):
             assert not {module.split(".")[0] for module in imported(path, top=True)} & HEAVY, path
             assert "torch" not in {module.split(".")[0] for module in imported(path)}, path
+
+
+def modules() -> dict[str, Path]:
+    """The package's modules, by dotted name; a package is its `__init__.py`."""
+    return {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+        for path in PACKAGE.rglob("*.py")
+        if "kernels" not in path.parts
+    }
+
+
+def layers(arrows: dict[str, set[str]]) -> dict[str, int]:
+    """Each name's layer, 1 for those that import no other. Raises CycleError, which names a circle."""
+    order = graphlib.TopologicalSorter(arrows)
+    depth: dict[str, int] = {}
+    for name in order.static_order():
+        depth[name] = 1 + max((depth[other] for other in arrows.get(name, ())), default=0)
+    return depth
+
+
+def test_modules_import_each_other_in_no_circle():
+    known = modules()
+    layers({name: (imported(path, top=True) & known.keys()) - {name} for name, path in known.items()})
+
+
+def test_packages_have_nine_layers_at_most_and_no_circle():
+    folders = [PACKAGE / name for name in MAY_IMPORT]
+    arrows = {folder.name: set().union(*map(softbench_packages, folder.rglob("*.py"))) - {folder.name, "kernels"} for folder in folders}
+    assert max(layers(arrows).values()) <= 9
+
+
+def test_modules_and_functions_are_short():
+    for path in modules().values():
+        source = path.read_text()
+        assert len(source.splitlines()) <= 310, path
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.FunctionDef):
+                assert node.end_lineno - node.lineno < 60, (path, node.name)
 
 
 def test_kernels_import_nothing_of_softbench():

@@ -7,18 +7,6 @@ from typing import Any
 
 from softbench.core.case import Case, Direction
 
-# A backend may also have
-#   compiles = True                            its first call compiles: builds are told cold from cached ("always": none is cached)
-#   interpreted() -> (reason, rows) | None     here it is only checked, on so many rows, and never timed
-#   summary = "..."                            in a line, where the docstring's first will not do
-#   advice = "..."                             when to pick it: `softbench list --long` shows that
-#   extra = True                               `--backends all` leaves it out; it is taken by name, or by a pattern such as 'compile:*'
-#   reuses_output = True                       its next call overwrites what a call returned (CUDA graphs): shown, and no fault
-#   generated(case, launched) -> (pieces, spills)   code beside Triton's and Inductor's, for `softbench inspect` (`inspection`)
-#   sources() -> files                         beside its own module: a resumed run measures it anew when one changes
-#   over_dim(direction) -> f(x, dim) or f(dy, y, dim)   on any shape and strides: `softbench check` tries those too
-
-
 EMPTY = "it takes no tensors without elements"
 """The reason for refusing a case with M = 0 or N = 0."""
 

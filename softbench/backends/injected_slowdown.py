@@ -27,8 +27,10 @@ from softbench.plugins.source import origins
 
 CALIBRATING_CALL = 4
 """The call that calibrates. The first three calls build and check while other workers run; later calls are timed alone."""
-STEPS = 4  # calibration steps: the first finds the cost of the sleeping kernel's launch, the others refine
-REPEATS = 5  # per step, alternately with and without the sleep, so that drift affects both
+STEPS = 4
+"""Calibration steps: the first finds the cost of the sleeping kernel's launch, the others refine it."""
+REPEATS = 5
+"""Measurements of a step, alternately with and without the sleep, so that drift affects both."""
 
 
 def inject(

@@ -78,7 +78,7 @@ def promote(
     allow_env_mismatch: Mismatch = None,
     folder: Folder = BASELINES,
 ) -> None:
-    """Make a saved baseline the one of a name, after a change that is meant to stay; the old one is kept as NAME.previous."""
+    """Give a saved baseline a name, after a change that is meant to stay. The name's former baseline is kept as NAME.previous."""
     from softbench.gate import baselines as baseline
 
     file, previous, warnings = baseline.promote(candidate, name, folder, allow_env_mismatch or [])

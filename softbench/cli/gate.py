@@ -79,22 +79,37 @@ def gate(
     stored = _Stored(baseline, folder, allow_env_mismatch or [])
     strictness = _Strictness(margin, max_ambiguous)
     if self_test:
-        if any(one is not None for one in (candidate, baseline, processes, markdown, junit)):
-            raise UsageError("gate: --self-test goes with --reference, --families, --json, --plot and the sweep; leave out the others")
-        request = _request(sweep, config, output, resume)
-        _self_test(files or [], reference or "torch", families, request, strictness, stored.allowed, outputs)
-    if families is not None or resume:
-        raise UsageError(f"gate: --{'resume' if resume else 'families'} goes with --self-test")
+        _reject_with_self_test(candidate, baseline, processes, markdown, junit)
+        _self_test(files, reference, families, _request(sweep, config, output, resume), strictness, stored, outputs)
+    _reject_without_self_test(families, resume)
     if candidate is not None or reference is not None:
-        if candidate is None or reference is None or files:
-            raise UsageError("gate: --candidate and --reference go together, and without results files")
-        outputs.render(_ab_run(candidate, reference, _request(sweep, config, output), strictness, stored))
-    if given := [name for name, value in {**sweep, "config": config}.items() if value not in (None, [])]:
-        flag = "plugin" if given[0] == "plugins" else given[0]
-        raise UsageError(f"gate: --{flag} says what to measure, which needs --candidate and --reference")
+        outputs.render(_ab_run(*_pair(candidate, reference, files), _request(sweep, config, output), strictness, stored))
+    _reject_with_stored_runs({**sweep, "config": config})
     if not files or baseline is None:
         raise UsageError("gate: give results and what to hold them against: softbench gate results/latest.csv --baseline NAME|FILE")
     outputs.render(_against_baseline(files, baseline, strictness, stored))
+
+
+def _reject_with_self_test(*values: object) -> None:
+    if any(value is not None for value in values):
+        raise UsageError("gate: --self-test goes with --reference, --families, --json, --plot and the sweep; leave out the others")
+
+
+def _reject_without_self_test(families: int | None, resume: bool) -> None:
+    if families is not None or resume:
+        raise UsageError(f"gate: --{'resume' if resume else 'families'} goes with --self-test")
+
+
+def _pair(candidate: str | None, reference: str | None, files: list[Path] | None) -> tuple[str, str]:
+    if candidate is None or reference is None or files:
+        raise UsageError("gate: --candidate and --reference go together, and without results files")
+    return candidate, reference
+
+
+def _reject_with_stored_runs(sweep: dict[str, Any]) -> None:
+    if given := [name for name, value in sweep.items() if value not in (None, [])]:
+        flag = "plugin" if given[0] == "plugins" else given[0]
+        raise UsageError(f"gate: --{flag} says what to measure, which needs --candidate and --reference")
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,12 +188,12 @@ def _ab_run(candidate: str, reference: str, request: Request, strictness: _Stric
 
 
 def _self_test(
-    files: list[Path],
-    base: str,
+    files: list[Path] | None,
+    reference: str | None,
     families: int | None,
     request: Request,
     strictness: _Strictness,
-    allowed: list[str],
+    stored: _Stored,
     outputs: _Outputs,
 ) -> NoReturn:
     from softbench.cli import output
@@ -187,12 +202,12 @@ def _self_test(
     from softbench.gate.self_test import analysis
     from softbench.report import self_test_report
 
-    rules = strictness.rules(paired.MARGIN)
+    base, rules = reference or "torch", strictness.rules(paired.MARGIN)
     if files:
         if families is not None or request.resume:
             raise UsageError("gate: --families and --resume are of a measurement; with FILES nothing is measured")
         runs = [samples.read(file) for file in files]
-        warn(one_machine(runs, allowed))
+        warn(one_machine(runs, stored.allowed))
         run = samples.join(runs)
     else:
         run = _measured_families(base, families, request)

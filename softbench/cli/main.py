@@ -37,7 +37,7 @@ def _version(version: Annotated[bool, typer.Option("--version", help="Print the 
 def main() -> NoReturn:
     """The console script."""
     for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # closed by the caller
+        if getattr(sys, name) is None:  # the caller closed it
             setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115 - it stays open as long as the process
         getattr(sys, name).reconfigure(errors="replace")  # a locale that lacks a character must not end a run
     try:

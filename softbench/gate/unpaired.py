@@ -5,8 +5,8 @@ is too weak: with 10 and 3 values its smallest p is 0.0035, and 300 cells need 1
 
 The change of copy in the same process, its median over all cases, is subtracted from each value: it moved the whole machine. The
 change of the backends is never subtracted, as that would hide a slowdown of all. A case's own copy is not subtracted either: at some
-lengths it has two speeds on an H200, depending on the process. It is a guard. If it moved by a few percent, or if subtracting it would
-put the cell on the other side of the margin, the cell is ambiguous.
+lengths it has two speeds on an H200, depending on the process. It is a guard: the cell is ambiguous if its copy moved by a
+few percent. The cell is also ambiguous if subtracting the copy's change would put it on the other side of the margin.
 """
 
 from __future__ import annotations

@@ -1,4 +1,20 @@
-"""The protocol of a backend."""
+"""The protocol of a backend, and the traits that it may have besides.
+
+A trait is an optional attribute or method:
+
+| Trait | Meaning |
+|---|---|
+| `compiles = True` | The first call compiles, so builds are `cold` or `cached`; `"always"` if nothing is cached. |
+| `build_seconds` | Expected seconds of a build, for the estimate of a run's duration. |
+| `interpreted()` | `(reason, rows)` if the backend is only checked here, on so many rows, and not timed; else None. |
+| `summary` | The line in `softbench list`, in place of the docstring's first line. |
+| `advice` | When to choose the backend; `softbench list --long` shows it. |
+| `extra = True` | `--backends all` leaves it out; its name or a pattern such as `compile:*` selects it. |
+| `reuses_output = True` | The next call overwrites the output of this one, as with CUDA graphs. The cell gets a note. |
+| `generated(case, launched)` | Code and spills of a kernel that neither Triton nor Inductor made, for `softbench inspect`. |
+| `sources()` | Files besides its module; a resumed run measures the backend again if one changes. |
+| `over_dim(direction)` | `f(x, dim)` or `f(dy, y, dim)` for any shape and strides; `softbench check` runs it, too. |
+"""
 
 from __future__ import annotations
 

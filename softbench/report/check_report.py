@@ -94,8 +94,11 @@ def lines(findings: Sequence[Finding]) -> RenderableType:
 
 
 def junit(report: CheckReport, plugins: Sequence[str]) -> str:
-    """JUnit XML: a test case for each backend, case and dtype. Wrong is a failure, failed an error, both with the line that shows it again;
-    skipped and unverified are skipped, with the reason; backends that could not be examined are errors (broken) or skipped."""
+    """JUnit XML: a test case for each backend, case and dtype.
+
+    A wrong result is a failure and a failed one is an error, both with the command that repeats it. Skipped and unverified cases are
+    skipped, with the reason. A broken backend is an error; a backend that cannot run here is skipped.
+    """
     again = dict(report.to_repeat(plugins))
     suite = ElementTree.Element("testsuite", {"name": "softbench check"})
     for found in report.findings:

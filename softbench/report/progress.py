@@ -57,5 +57,5 @@ class Progress:
             self.note(f"{self._done} of {self._cells} cells, about {units.duration(left)} left")
 
     def note(self, text: str) -> None:
-        with suppress(OSError):  # nobody may be reading any more; the measurement goes on
+        with suppress(OSError):  # the reader may have closed stderr; the measurement goes on
             self.console.print(f"softbench: {text}", markup=False, highlight=False, soft_wrap=True)

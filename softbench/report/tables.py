@@ -89,7 +89,7 @@ def _matrix(section: Sequence[Row], names: Sequence[str], detail: int) -> Table:
 
 
 def _doubtful(row: Row) -> bool:
-    """True when a label speaks against the figure; that it is of L2, say, is no fault of it."""
+    """True if a label casts doubt on the figure. Harmless labels, such as L2-resident, do not."""
     return bool(set(row.labels.split()) - labels.HARMLESS)
 
 

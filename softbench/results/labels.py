@@ -24,9 +24,12 @@ MEANING = {
 HARMLESS = frozenset({"L2-resident", "graph-breaks", "reuses-output"})
 """Labels that describe a result without casting doubt on it."""
 
-EVENTS_US = 4.0  # added by a pair of events: 2 to 3 us on an H200, with a margin
-GAP_US = 1.0  # between two kernels of a call; do_bench includes it, device time does not
-MOSTLY = 1.25  # times the device time; a larger difference is not due to events
+EVENTS_US = 4.0
+"""Time that a pair of events adds: 2 to 3 us on an H200, with a margin."""
+GAP_US = 1.0
+"""Gap between two kernels of a call. do_bench includes it; device time does not."""
+MOSTLY = 1.25
+"""Ratio to the device time that events can explain."""
 NOISE = 0.10
 NOISE_US = 1.0  # events scatter by this much
 OVER_PEAK = 1.05  # clocks and datasheets are rounded

@@ -133,8 +133,6 @@ def row(
     accuracy = outcome.accuracy if isinstance(outcome, Measured | Checked | Failed) else None
     build: Build | None = outcome.build if isinstance(outcome, Measured | Checked | Failed) else None
     median = stats.median_us(timing) if timing else None
-    p20, p80 = stats.p20_p80_us(timing) if timing else (None, None)
-    low, high = (stats.interval_us(timing) if timing else None) or (None, None)
     marks = labels.of(record, facts)
     gbps = None
     if timing and median and timing.kind != "host" and IMPLAUSIBLE not in marks:
@@ -150,11 +148,6 @@ def row(
         grade=accuracy.grade.value if accuracy else "",
         reason=_reason(record),
         median_us=median,
-        p20_us=p20,
-        p80_us=p80,
-        n=stats.samples(timing) if timing else None,
-        rounds=stats.rounds(timing) if timing else None,
-        processes=len({batch.process for batch in timing.batches}) if timing else None,
         gbps=gbps,
         of_copy=_times_faster(record, yardstick, facts),
         speedup=_times_faster(record, reference, facts),
@@ -162,24 +155,32 @@ def row(
         build_s=build.seconds if build else None,
         build_cache=build.cache if build else "",
         error_over_bound=accuracy.worst if accuracy and not math.isnan(accuracy.worst) else None,
-        timer=timing.kind if timing else "",
         device=device,
         run=run,
-        l2=timing.l2 if timing else "",
         device_us=statistics.median(profile.device_us) if profile.device_us else None,
         host_us=statistics.median(profile.host_us) if profile.host_us else None,
         kernels=len(profile.kernels) or None,
         labels=" ".join(marks),
+        **_sampling(timing),
         **_telemetry(timing),
         compile_s=build.compile_s if build else None,
         recompiles=profile.recompiles,
         peak_bytes=profile.peak_bytes,
         graph_breaks=build.graph_breaks if build else None,
-        low_us=low,
-        high_us=high,
-        stopped=timing.stopped if timing else "",
         of_peak=gbps / peak if gbps and isinstance(peak, float) else None,
     )
+
+
+def _sampling(timing: Timing | None) -> dict[str, Any]:
+    """The columns of the samples' spread and number."""
+    if timing is None:
+        return {**dict.fromkeys(("p20_us", "p80_us", "n", "rounds", "processes")), "timer": ""}
+    p20, p80 = stats.p20_p80_us(timing)
+    low, high = stats.interval_us(timing) or (None, None)
+    processes = len({batch.process for batch in timing.batches})
+    counts = {"n": stats.samples(timing), "rounds": stats.rounds(timing), "processes": processes}
+    spread = {"p20_us": p20, "p80_us": p80, "low_us": low, "high_us": high}
+    return {**counts, **spread, "timer": timing.kind, "l2": timing.l2, "stopped": timing.stopped}
 
 
 def _telemetry(timing: Timing | None) -> dict[str, Any]:

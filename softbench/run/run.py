@@ -1,12 +1,13 @@
 """Runs: plan, measure, store. This module knows the order of the steps; the parent process never imports torch.
 
-    open a session -> load the plugin sources -> plan -> for each process set and each case:
-        build (all workers at once), check, then rounds: refresh the inputs, time one batch of each worker, verify its outputs;
-        last, profile each backend
+    open a session -> load the plugin sources -> plan.
+    For each process set and each case: build in all workers at once -> check.
+    Then each round: refresh the inputs -> time one batch of each worker -> verify its outputs.
+    Last: profile each backend.
 
 Each backend has its own worker, and the order of the workers rotates and reverses from round to round. If the device cannot hold all
-buffers, workers hold them one after the other. If it cannot hold all workers, groups of backends run one after the other, and the run
-document says that the run was not interleaved.
+buffers, workers hold them one after the other. If it cannot hold all workers, groups of backends run one after the other. The run
+document then says that the run was not interleaved.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The backends that are measured together, one case after the other: built and checked at once, timed in turns, profiled last."""
+"""Measures the backends of a case together: it builds and checks all at once, times them interleaved, and profiles them last."""
 
 from __future__ import annotations
 
@@ -33,9 +33,12 @@ from softbench.processes.pool import Lost, Pool
 from softbench.processes.slot import WorkerSlot
 from softbench.results import records
 
-PROFILE_MS = 3.0  # some thirty calls where the flush of L2 is most of it: kernels alone scatter little, and every cell pays for it
-PAUSES_SECONDS = (0.5, 2.0, 5.0)  # before a batch of a throttled GPU is taken again, once each
-PATIENCE_SECONDS = 120.0  # of such pauses over a whole sweep: a card that is always too hot is measured as it is, and labelled
+PROFILE_MS = 3.0
+"""Time of a profile: about thirty calls, if the flush of L2 dominates. Device times scatter little, and each cell pays for it."""
+PAUSES_SECONDS = (0.5, 2.0, 5.0)
+"""Pauses before a batch of a throttled GPU is measured again; each is used once."""
+PATIENCE_SECONDS = 120.0
+"""Sum of such pauses in a sweep. A GPU that is always throttled is then measured as it is, and labelled."""
 
 
 @dataclass(slots=True)
@@ -247,7 +250,7 @@ class Scheduler:
         self._ask(list(slots), {"op": "release"}, "time")
 
     def _ask(self, slots: list[WorkerSlot], message: Message, phase: str) -> dict[WorkerSlot, dict[str, Any]]:
-        """The answers of those that answered; whoever failed has got its outcome, and no worker any more if that was lost."""
+        """The replies by slot. A slot that failed has its outcome already; if its worker was lost, it has no worker."""
         workers = {i: (slot.worker, message) for i, slot in enumerate(slots) if slot.worker is not None}
         answers: dict[WorkerSlot, dict[str, Any]] = {}
         for i, reply in self.pool.gather(workers, self.deadlines[phase], phase).items():

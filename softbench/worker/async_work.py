@@ -17,12 +17,18 @@ from softbench.worker.output_checks import same
 
 Call = Callable[[], object]
 
-SETTLE_SECONDS = 0.03  # lets a thread that was left behind write on; short beside a plugin's build
-SIDE_STREAM_US = 150.0  # device work allowed after the caller's stream has finished; an idle device answers at once
-MAX_CALLS = 50  # as `softbench.worker.device_timer.MOST_ISSUED`: the driver's queue must not block
-CALLS_US = 3000.0  # issue about this much work at once, if MAX_CALLS suffice
-AHEAD_CYCLES = 2_000_000  # about 1 ms on the caller's stream, so that work waiting for that stream starts after the caller's
-TRIES = 3  # a busy host may be late once; hidden work shows in each try
+SETTLE_SECONDS = 0.03
+"""Time for a remaining thread to write. It is short compared with a build."""
+SIDE_STREAM_US = 150.0
+"""Device work allowed after the caller's stream has finished. An idle device is synchronized at once."""
+MAX_CALLS = 50
+"""As `softbench.worker.device_timer.MOST_ISSUED`: the driver's queue must not block."""
+CALLS_US = 3000.0
+"""The work that is issued at once, if MAX_CALLS suffice."""
+AHEAD_CYCLES = 2_000_000
+"""About 1 ms on the caller's stream, so that work that waits for that stream starts later."""
+TRIES = 3
+"""A busy host may be late once; hidden work shows in each try."""
 
 
 class AsyncWorkWatch:

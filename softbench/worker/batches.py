@@ -47,7 +47,7 @@ class Batches:
         found = timer(body, warmup_ms, batch_ms, block)
         self.broken = self.rotation.left or watch.left()  # at once: a thread may end while outputs are copied
         self.rotation.collect()
-        synchronize(self.device)  # before somebody else is timed
+        synchronize(self.device)  # before another worker is timed
         self.broken = self._replaced() or self.broken
         return found
 

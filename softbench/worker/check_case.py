@@ -110,7 +110,7 @@ class CheckCaseRunner:
         return replace(found, detail=note) if note and found.grade is Grade.PASS else found
 
     def _on_stream(self, call: Call, given: tuple[torch.Tensor, ...]) -> Any:
-        """The call on another stream than the default, which it has to wait for nobody but that stream."""
+        """Call the backend on a stream other than the default one. The caller waits for that stream only."""
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):

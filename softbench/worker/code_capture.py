@@ -1,7 +1,7 @@
-"""Looking at what is generated for one case of a backend, inside its worker: Inductor's code, Triton's stages, what is launched.
+"""Captures the code that compilers generate for one case of a backend: Inductor's modules, Triton's stages, and launched kernels.
 
-Compilers are watched, not asked: what Inductor writes passes its own hook for tests (`GraphLowering.save_output_code`), and every Triton
-kernel, whoever wrote it, becomes a `CompiledKernel`. Caches of whole graphs are off, as what comes out of them passes neither.
+Inductor passes each module that it writes to a hook for tests, `GraphLowering.save_output_code`. Each Triton kernel becomes a
+`CompiledKernel`. Caches of whole graphs are off, because a cached graph passes through neither.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ STAGES = ("ttir", "ttgir", "llir", "ptx", "sass")
 
 @dataclass(slots=True)
 class Seen:
-    """What compilers made while they were watched."""
+    """The code that compilers generated during a capture."""
 
     modules: list[str] = field(default_factory=list)
-    """Inductor's Python, one text a graph."""
+    """Inductor's Python: one module for each graph."""
     counts: list[list[int]] = field(default_factory=list)
     """Of each graph, the bytes that each of its scheduled nodes reads and writes, by Inductor's count."""
     kernels: list[Any] = field(default_factory=list)

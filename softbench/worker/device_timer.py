@@ -1,16 +1,16 @@
-"""What a call costs apart: its kernels on the device, and its host.
+"""Measures the device time and the host time of a call.
 
-Device time comes from CUPTI by way of torch's profiler: the durations of a call's kernels, copies and fills, summed. Between two calls a
-fill runs, of a buffer larger than any L2 (cold) or of a few bytes (warm); it tells the calls apart and is not counted. Kernels of one
-call that overlap are counted in full, up to the limit below. Host time is that of issuing a call, without waiting for it.
+Device time is the sum of the durations of a call's kernels, copies and fills. CUPTI measures them, through torch's profiler. Between two
+calls a fill runs; it separates the calls and is not counted. With a cold L2 the filled buffer is larger than any L2; with a warm L2 it has
+a few bytes. Overlapping kernels are counted in full, up to the limit below. Host time is the time to issue a call, without its wait.
 
-Tracing slows some kernels: torch 2.11's softmax of 16384 x 16384 in bfloat16 takes an H200 484 us by ncu, and 515 with CUPTI watching
-(tools/against_ncu.py, before there was a limit). So what a few calls, one after the other, take between events without the profiler
-is a limit: where the traced median is beyond theirs, all samples are taken down to it in proportion.
+Tracing slows some kernels. On an H200, torch 2.11's softmax of 16384 x 16384 in bfloat16 takes 484 us by ncu and 515 us under CUPTI
+(tools/against_ncu.py, before there was a limit). The limit is the time of a few calls between events, without the profiler. If the traced
+median exceeds it, all samples are scaled down to it.
 
-CUPTI that stays in a process between sessions makes every CUDA call there dearer. So it leaves after each, and comes back for the next:
-`tests/gpu/test_timers_gpu.py` holds a profile to a tenth of a second with that. It stays where a backend or a timer captures CUDA graphs,
-as leaving can crash: torch.profiler keeps it there before CUDA 12.6.
+While CUPTI stays loaded between sessions, every CUDA call of the process takes longer. So CUPTI is unloaded after each session;
+`tests/gpu/test_timers_gpu.py` requires that a profile takes at most 0.1 s with that. It stays loaded if a backend or a timer captures CUDA
+graphs, because unloading can crash then. Before CUDA 12.6, torch.profiler also keeps it loaded.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ import torch
 FLUSH_BYTES = 256 * 2**20  # as do_bench flushes
 MARK_BYTES = 256
 LEAST_CALLS = 5
-MOST_CALLS = 100  # of a traced window: a call costs the profiler tens of microseconds, and medians of more are no better
-MOST_ISSUED = 50  # calls without waiting: with 20 kernels each still below the 1024 launches that the driver queues before it blocks
+MOST_CALLS = 100  # of a traced window; each costs the profiler tens of microseconds
+MOST_ISSUED = 50  # calls in a row without a wait; 20 kernels each stay below the 1024 launches that the driver queues
 TEARDOWN = "TEARDOWN_CUPTI"
-"""Kineto's: by `1` CUPTI leaves the process when a session is over, in one of the CUDA calls that follow; else it stays."""
-TEARDOWN_GIVEN = TEARDOWN in os.environ  # whoever says how is left alone
-LEAVE_SECONDS = 0.2  # waited at most until it has left
+"""Kineto's variable: with `1`, one of the CUDA calls after a session unloads CUPTI."""
+TEARDOWN_GIVEN = TEARDOWN in os.environ  # then the user's value is kept
+LEAVE_SECONDS = 0.2  # longest wait until CUPTI is unloaded
 ON_DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 
 Call = Callable[[], object]
@@ -83,10 +83,10 @@ class Session(Protocol):
 
 @dataclass(slots=True)
 class DeviceTimer:
-    """Device and host time of calls. What it works with can be replaced, so that tests need no GPU.
+    """Device and host time of calls. Its parts can be replaced, so that tests need no GPU.
 
-    Device time is taken in three steps, as starting and stopping the profiler takes the host far longer than the calls take:
-    `begin` and `end` may run in several processes at once, `run` has the device for itself.
+    Device time is measured in three steps, because the profiler's start and stop take far longer than the calls. `begin` and `end` may run
+    in several processes at once; `run` needs the device alone.
     """
 
     session: Callable[[], Session]
@@ -116,7 +116,7 @@ class DeviceTimer:
         return self.end()
 
     def untraced(self, call: Call, l2: str) -> None:
-        """Find what a call takes at most, while nobody traces; of the next window only. Raises what the call raises."""
+        """Measure the limit of the next window, without the profiler. Raises what the call raises."""
         found = self.between(self._separator(l2), call, 2 * LEAST_CALLS + 1)
         self.limit_us = statistics.median(found[1:] or found)
 
@@ -279,7 +279,7 @@ class _Kineto:
 
 
 def _on_device(event: Any) -> bool:
-    """A kernel, a copy or a fill, and no range that somebody annotated."""
+    """True for a kernel, a copy or a fill; False for an annotated range."""
     if hasattr(event, "activity_type"):
         return str(event.activity_type()) in ON_DEVICE
     # An older torch does not say what an event is; waits and annotations are then known by what they are called.

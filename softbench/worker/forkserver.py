@@ -1,16 +1,16 @@
-"""The process that workers are forked from: it imports torch once, so that a worker starts in milliseconds.
+"""The forkserver: the process that forks the workers. It imports torch once, so that a worker starts in milliseconds.
 
-`multiprocessing`'s forkserver does nearly this. It is not used because its start blocks without a deadline while torch is imported,
-it runs the caller's main module again in every child, it keeps a second helper process, and its processes cannot be ended as a group.
+`multiprocessing` has a similar forkserver, with four differences. Its start blocks without a deadline while torch is imported. Each child
+runs the caller's main module again. It keeps a second helper process. Its processes cannot be ended as a group.
 
-Protocol on the control socket (SOCK_SEQPACKET: a message is a datagram, and closing is seen):
+Protocol on the control socket (SOCK_SEQPACKET: a message is a datagram, and the other side's close is seen):
 
-    parent  -> {"id": 3, "env": {...}} with two descriptors: the worker's end of its pipe, and its log
-    nursery -> {"id": 3, "pid": 4711}            and later {"pid": 4711, "code": -11}
-    nursery -> {"ready": true} once torch is imported, or {"ready": false, "error": "..."} when it cannot be
+    parent     -> {"id": 3, "env": {...}}, with two descriptors: the worker's end of its pipe, and its log.
+    forkserver -> {"id": 3, "pid": 4711}, and after the worker's end {"pid": 4711, "code": -11}.
+    forkserver -> {"ready": true} once torch is imported, or {"ready": false, "error": "..."}.
 
-Closing the control socket, or only the parent's writing half of it, ends the nursery, also while it imports torch, and with it every worker
-(each asks the kernel to be killed with its parent).
+The forkserver ends when the parent closes the control socket or its writing half, also during the import of torch. All workers end with
+it, because each asks the kernel for a signal at its parent's death.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ MESSAGE_BYTES = 1 << 16
 def main(descriptor: int) -> None:
     """Serve the control socket until it closes."""
     control = socket.socket(fileno=descriptor)
-    control.set_inheritable(False)  # that this process has closed it is to be seen, whatever it started
+    control.set_inheritable(False)  # the parent must see the close, even if a child process lives on
     try:
         with _ending_with(control):
             import softbench.worker.server  # noqa: F401 - imports torch, which every worker then has
-    except BaseException as error:  # a broken torch may raise anything at import; all of it is the answer
+    except BaseException as error:  # a broken torch may raise anything at import; the parent reports it
         _send(control, {"ready": False, "error": f"{type(error).__name__}: {error}"})
         return
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)  # what a plugin starts in a session of its own becomes ours when its worker ends
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)  # inherit what a plugin started in its own session
     _send(control, {"ready": True})
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_write, False)
@@ -59,13 +59,13 @@ def main(descriptor: int) -> None:
             data, descriptors, _, _ = socket.recv_fds(control, MESSAGE_BYTES, 2)
             if not data:
                 _end_children()
-                os._exit(0)  # torch's own ending takes a while
+                os._exit(0)  # torch's own exit is slow
             _fork(control, json.loads(data), descriptors, wake_read, wake_write)
 
 
 @contextmanager
 def _ending_with(control: socket.socket) -> Iterator[None]:
-    """Ends this process when the other side of `control` closes: an interrupt may end the parent before it knows of its nursery."""
+    """Ends this process when the other side of `control` closes, because an interrupt may end the parent before it knows this process."""
     over, end = os.pipe()
 
     def watch() -> None:
@@ -79,8 +79,8 @@ def _ending_with(control: socket.socket) -> Iterator[None]:
     watcher.start()
     try:
         yield
-    finally:  # no thread is left when workers are forked
-        os.write(end, b".")  # closing it would be no news while a child of the import has it, too
+    finally:  # no thread may run when workers are forked
+        os.write(end, b".")  # a close would not be seen while a child process of the import has the descriptor, too
         watcher.join()
         os.close(end)
         os.close(over)
@@ -105,7 +105,7 @@ def _fork(control: socket.socket, order: dict[str, Any], descriptors: list[int],
 
 
 def _become_worker(control: socket.socket, order: dict[str, Any], pipe: int, log: int, wake: tuple[int, ...]) -> None:
-    os.setsid()  # a group of its own: it can be killed with all it started, and a terminal's Ctrl-C does not reach it
+    os.setsid()  # its own group can be killed as a whole, and a terminal's Ctrl-C does not reach it
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.set_wakeup_fd(-1)
     for signum in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM):
@@ -115,12 +115,12 @@ def _become_worker(control: socket.socket, order: dict[str, Any], pipe: int, log
         os.close(descriptor)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
-    os.dup2(log, 1)  # a plugin may print; results do not travel there
+    os.dup2(log, 1)  # a plugin may print; replies use the pipe
     os.dup2(log, 2)
     os.close(log)
     os.close(nothing)
     faulthandler.enable()
-    faulthandler.register(signal.SIGUSR1)  # the parent asks a worker that hangs where it hangs
+    faulthandler.register(signal.SIGUSR1)  # the parent signals a hanging worker to get its stack
     os.environ.update(order["env"])
     from softbench.core.channel import Channel
     from softbench.worker.server import serve
@@ -129,7 +129,7 @@ def _become_worker(control: socket.socket, order: dict[str, Any], pipe: int, log
 
 
 def _end_children() -> None:
-    """Kill every child, and what becomes our child by that, until none is left."""
+    """Kill all children, and the processes that become children by that, until none is left."""
     for _ in range(100):
         children = [pid for pid in _processes() if _parent(pid) == os.getpid()]
         if not children:

@@ -1,13 +1,16 @@
-"""What the timed calls work on: several sets of inputs in turn, changed before every batch, and the outputs of some calls kept and checked.
+"""The inputs of timed calls: several sets in turn, which change before each batch. Outputs of random calls are kept and checked.
 
-An output that a backend kept from before is right only while its input is. So before each batch one set gets other values, and in the
-other some rows, or columns of some rows, are put into each other's places (no sum over the tensor changes), both behind the back of torch's
-count of writes; the sets lie at different addresses; and of two calls, which nobody knew beforehand to be looked at, the rows
-that changed and others are copied when the batch is over, outputs and inputs, to be compared with float64 when there is time for it. What
-changed may lie there while other workers are timed: so some of the rows that will be looked at are changed once more when the batch begins.
-Which, and how much of them, is left to chance: who looks up an output by something of the input is to find one that is wrong by now.
+An output that a backend stored earlier is wrong as soon as the input changes. Therefore:
 
-With a warm L2 there is one set: another would push it out. Profiles take the sets as they are, and nobody looks at their outputs.
+- Before each batch one set gets new values. In the other set some rows, or columns of some rows, are exchanged, so that no sum over the
+  tensor changes. Torch's version counter shows neither change.
+- The sets have different addresses.
+- Two calls of a batch are chosen at random. After the batch, their changed rows and some others are copied, with the inputs. Later they are
+  compared with the float64 reference.
+- Other workers may be timed between the change and the batch. So some of the rows to be compared change once more when the batch begins.
+- The rows and their number are random. A backend that finds a stored output by a property of its input then returns a wrong one.
+
+With a warm L2 there is one set, because a second one would evict it. Profiles use the sets unchanged, and their outputs are not checked.
 """
 
 from __future__ import annotations
@@ -32,13 +35,13 @@ Tensors = tuple[torch.Tensor, ...]
 Judge = Callable[[Case, Tensors, Tensors], Accuracy]
 
 CHANGED_ELEMENTS = {"cpu": 2**16, "cuda": 2**24}
-"""Of a tensor, at most, before a batch; milliseconds either way."""
+"""Elements of a tensor that change before a batch, at most; this takes milliseconds."""
 CHECKED_ELEMENTS = {"cpu": 2**14, "cuda": 2**20}
-"""Of an output, about: of a kept call, so many."""
-MOST_ROWS = 512  # that are chosen one by one
-FEW = 8  # of so many rows one is exchanged at most
+"""Elements of a kept output that are compared, about."""
+MOST_ROWS = 512  # rows that are chosen one by one, at most
+FEW = 8  # at most one row in so many is exchanged
 CHANGED = "changed its input"
-APART = 1.25  # each time an output is kept, the next is so much later at most: the last one lies in the last third of all calls
+APART = 1.25  # largest ratio of two kept calls' numbers, so that the last kept call is in the last third of all
 
 
 class RotatingInputs:
@@ -48,7 +51,7 @@ class RotatingInputs:
         """`given` is the first set; `overwrites`: a call's output is lost with the next call, so only the very last can be checked."""
         self.case, self.function, self.overwrites = case, call, overwrites
         self.sets = [given]
-        self.random = random.Random(os.urandom(16))  # nobody can foresee it, and it is quick
+        self.random = random.Random(os.urandom(16))  # a backend cannot predict it, and it is fast
         self.turns = 0
         self.kept: dict[int, Any] = {}
         """The latest output kept of each set, until it is collected."""
@@ -90,12 +93,12 @@ class RotatingInputs:
         return self._body()
 
     def unwatched(self) -> Callable[[], Any]:
-        """Calls on the sets as they are, one after the other, whose outputs nobody looks at."""
+        """Calls on the unchanged sets in turn; their outputs are not checked."""
         function, turn = self.function, cycle(self.sets)
         return lambda: function(*next(turn))
 
     def stir(self) -> None:
-        """Change some of the rows that will be looked at, right before the batch: nobody has them ready who worked ahead."""
+        """Change some of the rows to be compared, right before the batch, so that outputs computed in advance are wrong."""
         for index, (tensors, rows) in enumerate(zip(self.sets, self._rows, strict=False)):  # a set may have come since they were renewed
             if not self._as_renewed(index, self._looked_at(index)):
                 self._wrong = f"in a timed call: {CHANGED}"  # by a thread, since they were renewed
@@ -104,7 +107,7 @@ class RotatingInputs:
             self._truth[index] = self._looked_at(index)
 
     def collect(self) -> None:
-        """Copy what is to be compared, right after the batch: nobody can finish it, or put it back, before it is looked at."""
+        """Copy the rows to be compared, right after the batch, so that a backend can neither finish nor restore them later."""
         both = self.case.direction is Direction.BOTH
         alive: list[torch.Tensor] = []
         for index in [self.latest] if self.overwrites else sorted(self.kept):

@@ -1,24 +1,24 @@
-"""A worker process: it loads one backend and does with it what the parent asks. It may crash or hang without touching anyone else.
+"""A worker process: it loads one backend and serves the parent's requests. If it crashes or hangs, no other worker is affected.
 
-Each request is one message, each answer one message:
+Each request is one message and each reply is one message:
 
-    probe                                   -> the machine (`softbench.worker.probe.probe`)
-    load    origin, device, name?           -> infos: what the origin holds; the named (else the first) is this worker's backend
-    build   case, seed                      -> build | skip
-    check                                   -> accuracy; untimed: why it is not to be timed, or empty
-    catalogue                               -> items: name, direction and whether it is faced alone, of each
-    examine item, direction, dtype, seed    -> accuracy, diagnostics | skip
-    inspect case, seed                      -> inspection (`softbench.core.inspection`) | skip
-    renew   l2                              -> renewed: other values into the inputs of the batch that follows
-    time    warmup_ms, batch_ms, timer, l2  -> samples_us, kind
-    verify                                  -> accuracy: of calls that were timed, if any was kept; telemetry: the GPU right after them
-    host    batch_ms, l2                    -> issued: calls whose host time was taken
-    trace   l2                              -> tracing: whether the profiler has started
-    calls   batch_ms, l2                    -> traced: whether it has something to see
-    profile                                 -> profile: device and host time of a call, its kernels, as far as was asked for
-    release                                 -> gives the case's device memory back; `renew` takes it again
+    probe                                   -> the machine (`softbench.worker.probe.probe`).
+    load    origin, device, name?           -> infos of a plugin source's backends; this worker serves the named one, or the first.
+    build   case, seed                      -> build, or skip.
+    check                                   -> accuracy, and untimed: why the case must not be timed, or an empty text.
+    catalogue                               -> items: name and direction of each check case, and whether it needs the device alone.
+    examine item, direction, dtype, seed    -> accuracy and diagnostics of a check case, or skip.
+    inspect case, seed                      -> inspection (`softbench.core.inspection`), or skip.
+    renew   l2                              -> renewed: the inputs of the next batch have new values.
+    time    warmup_ms, batch_ms, timer, l2  -> samples_us, and kind of the timer.
+    verify                                  -> accuracy of the kept outputs, and telemetry after the batch.
+    host    batch_ms, l2                    -> issued: the calls whose host time was measured.
+    trace   l2                              -> tracing: whether the profiler has started.
+    calls   batch_ms, l2                    -> traced: whether the profiler recorded calls.
+    profile                                 -> profile: device time, host time and kernels of a call.
+    release                                 -> nothing: the case's device memory is free; `renew` allocates it again.
 
-or `failed`: status, stage, reason; `poisoned` with it when the CUDA context is lost and the worker must not be used again.
+A failure's reply is `failed`: status, stage and reason. With `poisoned` the CUDA context is lost, and the worker must not be used again.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ from softbench.worker.tamper_guard import TamperGuard
 
 CLOCK = time.perf_counter  # bound before a plugin can patch it
 REFILL = 2**31
-"""Added to the seed of what a case is checked and timed on, so that no user's seed is met."""
+"""Added to the seed of the inputs that are checked and timed, so that they differ from those of any user's seed."""
 
 
 def serve(channel: Channel) -> None:
@@ -174,7 +174,7 @@ class Server:
 
     def do_renew(self, l2: str) -> Message:
         self._ready(l2)[1].renew()
-        timing.synchronize(self.device)  # somebody is timed next
+        timing.synchronize(self.device)  # another worker is timed next
         return {"renewed": True}
 
     def do_time(self, warmup_ms: float, batch_ms: float, timer: str, l2: str) -> Message:
@@ -186,7 +186,7 @@ class Server:
         return {"samples_us": samples, "kind": timer}
 
     def read_gpu(self) -> None:
-        """When `time` has been answered, ask the GPU how it is: nobody has to wait for that."""
+        """Read the telemetry after the reply to `time`, so that the parent does not wait for it."""
         self.reading = self.telemetry() if self.telemetry else None
 
     def do_verify(self) -> Message:

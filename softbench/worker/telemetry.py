@@ -1,4 +1,4 @@
-"""What the GPU says of itself after each batch: clocks, power, temperature, and whether it was throttled. It is read, never set."""
+"""Reads the GPU's telemetry after each batch: clocks, power, temperature and throttling. It changes no setting."""
 
 from __future__ import annotations
 
@@ -18,13 +18,17 @@ SLOWDOWNS = {
     0x80: "power brake",
 }
 """NVML's clocks-event reasons that slow whatever runs."""
-SETTINGS = 0x001 | 0x002 | 0x100  # idle, application clocks, display clocks: somebody's choice, and the clock is where it was put
-FRESH_SECONDS = 0.02  # below what a batch of a run takes with its warm-up and its neighbours: there every batch has a reading of its own
-CLOCK_SHARE = 0.75  # of the maximum, as nvbench has it. A power cap alone is not counted: many hold the clock just below the maximum
+SETTINGS = 0x001 | 0x002 | 0x100
+"""Reasons that are no slowdown: idle, application clocks and display clocks. A user set such a clock."""
+FRESH_SECONDS = 0.02
+"""A younger reading is used again. Batches of a run are further apart, so each has its own reading."""
+CLOCK_SHARE = 0.75
+"""An SM clock below this share of the maximum counts as throttled, as in nvbench. A power cap alone does not count, as many power caps
+hold the clock just below the maximum."""
 
 
 def throttled(reasons: int, sm_clock_mhz: float | None, sm_clock_max_mhz: float | None) -> str:
-    """How the GPU was slowed, in words; empty where it was not."""
+    """Why the GPU was throttled, for example `power brake`; an empty text if it was not."""
     found = [name for bit, name in SLOWDOWNS.items() if reasons & bit]
     if not found and sm_clock_mhz and sm_clock_max_mhz and not reasons & SETTINGS and sm_clock_mhz < CLOCK_SHARE * sm_clock_max_mhz:
         found = [f"SM clock {sm_clock_mhz:.0f} of {sm_clock_max_mhz:.0f} MHz"]
@@ -32,9 +36,9 @@ def throttled(reasons: int, sm_clock_mhz: float | None, sm_clock_max_mhz: float 
 
 
 def reader(device: str) -> Callable[[], Telemetry | None]:
-    """A call that reads the worker's GPU; one that gives None on the CPU and where there is no NVML."""
+    """A function that reads the worker's GPU. On the CPU and without NVML it returns None."""
     if device == "cuda":
-        with suppress(Exception):  # no driver library, or a MIG slice: no telemetry, and everything else as usual
+        with suppress(Exception):  # without the driver library, and on a MIG slice, there is no telemetry
             import pynvml
 
             pynvml.nvmlInit()

@@ -18,26 +18,26 @@ from softbench.worker.device_timer import DeviceTimer, cuda_meter, keep_cupti_lo
 Timer = Callable[[Callable[[], object], float, float, int], tuple[list[float], int]]
 """`timer(call, warmup_ms, batch_ms, block)` -> latencies of single calls in microseconds, to the nanosecond, and the block.
 
-A block is how many calls a CPU sample spans; 0 lets the timer choose, and the cell's later batches are given its choice again, so that
-samples of all rounds are of one kind. On a GPU every sample is one call, but for warm graphs, where it is a replay's share of one.
+A block is the number of calls in a CPU sample. With 0 the timer chooses, and the cell's later batches use the same number. On a GPU each
+sample is one call; in a warm graph it is one replay divided by its calls.
 """
 
-BLOCK_SECONDS = 2e-4  # of a CPU sample at least: beside it, reading the clock is nothing
+BLOCK_SECONDS = 2e-4  # least duration of a CPU sample; the clock's cost is negligible beside it
 LEAST_SAMPLES = 3
-GRAPH_CALLS = 20  # of a warm graph: replaying costs the host once for all of them
+GRAPH_CALLS = 20  # of a warm graph; the host pays one replay for all of them
 GRAPH_REPLAYS = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Timers:
-    """The device's timers, by name and L2 (`cold`, `warm`, or empty where that is nobody's choice), and its meter (none on the CPU)."""
+    """The device's timers, by name and L2, and its meter. On the CPU the L2 is empty and there is no meter."""
 
     by_name: dict[tuple[str, str], Timer]
     meter: DeviceTimer | None
 
 
 def bind(device: str) -> Timers:
-    """Everything that times on this device, resolved now."""
+    """The timers of a device. Their functions are looked up now."""
     if device != "cuda":
         return Timers({(CPU_TIMER, ""): _cpu()}, None)
     meter = cuda_meter()

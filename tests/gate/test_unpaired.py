@@ -147,7 +147,7 @@ def test_missing_new_and_broken_cells_are_told_apart():
     assert report.exit_code == 1
 
 
-def test_a_cell_that_never_was_right_is_nobodys_regression():
+def test_cell_that_never_was_right_is_no_regression():
     base, new = stored(dice(17), 10), stored(dice(18), 3)
     for side in (base, new):
         side.cells[key("theirs", 1)] = series(status="failed", reason="crashed")

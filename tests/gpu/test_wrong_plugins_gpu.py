@@ -73,7 +73,7 @@ def test_work_behind_the_callers_stream_is_seen_and_work_that_joins_it_is_not():
         with torch.cuda.stream(stream):
             torch.softmax(x, -1)
 
-    def waits_for_nobody():
+    def on_another_stream():
         with torch.cuda.stream(stream):
             torch.softmax(x, -1)
 
@@ -82,7 +82,7 @@ def test_work_behind_the_callers_stream_is_seen_and_work_that_joins_it_is_not():
         torch.cuda.current_stream().wait_stream(stream)
 
     assert async_work.side_stream_us(hidden, 60.0) > async_work.SIDE_STREAM_US
-    assert async_work.side_stream_us(waits_for_nobody, 60.0) > async_work.SIDE_STREAM_US
+    assert async_work.side_stream_us(on_another_stream, 60.0) > async_work.SIDE_STREAM_US
     assert async_work.side_stream_us(joined, 60.0) <= async_work.SIDE_STREAM_US
     for calls_us, M in ((5.0, 64), (60.0, 4096)):
         small = x[:M]

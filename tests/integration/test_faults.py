@@ -1,4 +1,4 @@
-"""Plugins that break, for real: each costs its own cells and nobody else anything."""
+"""Plugins that crash, hang or fail: each loses its own cells only."""
 
 import csv
 import time

@@ -1,4 +1,4 @@
-"""The backends that are measured together: in which order what is asked of whom, with workers that only pretend."""
+"""The scheduler: the order of its requests, with fake workers."""
 
 from dataclasses import replace
 
@@ -62,7 +62,7 @@ def test_a_backend_whose_figure_is_known_sits_out_and_the_reason_for_stopping_is
     }
 
 
-def test_when_all_is_known_nobody_is_asked_again():
+def test_precise_cells_get_no_more_requests():
     pool = FakePool({(name, "time"): STEADY for name in ("copy", "a", "b")})
     records = measure(make(rounds=3, max_rounds=10), pool)
     assert {len(record.outcome.timing.batches) for record in records.values()} == {3}
@@ -240,7 +240,7 @@ def test_where_buffers_do_not_fit_together_workers_take_turns_holding_them():
     assert not holding
 
 
-def test_who_has_no_worker_makes_nobody_take_turns():
+def test_slot_without_a_worker_leaves_the_memory_rule_unchanged():
     idle = [info(f"idle-{i}", unavailable="no package") for i in range(8)]
     plan, pool = make(("copy", "a", *idle), free=5 * 2**30), FakePool()
     assert plan.takes_turns(plan.cases[0], 10)

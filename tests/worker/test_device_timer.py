@@ -226,7 +226,7 @@ def test_a_call_that_fails_under_the_profiler_ends_the_session_and_the_next_cell
     assert profiled(seat)["note"] == "now"
     assert meter.running is None
     assert set(profiled(seat)["device_us"]) == {5}
-    meter.begin("cold")  # and nobody ends it
+    meter.begin("cold")  # a window that is not ended
     assert set(profiled(seat)["device_us"]) == {5}
 
 
@@ -253,7 +253,7 @@ def test_a_session_is_over_when_cupti_has_left_where_it_is_to(monkeypatch, teard
     assert len(made) == calls
 
 
-def test_where_nobody_tells_of_threads_all_the_time_is_waited(monkeypatch):
+def test_without_a_list_of_threads_the_whole_time_is_waited(monkeypatch):
     made = []
     monkeypatch.setenv(device_time.TEARDOWN, "1")
     monkeypatch.setattr(device_time, "threads", frozenset)

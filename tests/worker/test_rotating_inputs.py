@@ -1,4 +1,4 @@
-"""What timed calls work on: inputs that alternate and change where nobody counts, outputs kept of calls that nobody can foresee."""
+"""Rotating inputs: sets alternate and change without a version count, and the kept calls are random."""
 
 import math
 from functools import partial

@@ -45,7 +45,7 @@ def test_a_reading_has_clocks_power_temperature_and_reasons(older):
     assert telemetry.read(Nvml(reasons=0x60, older=older), 0, MAX_MHZ).throttled == "software thermal slowdown, hardware thermal slowdown"
 
 
-def test_what_a_card_does_not_support_is_none_and_accuses_nobody():
+def test_reading_that_a_card_lacks_is_none_and_not_throttled():
     silent = ("nvmlDeviceGetClockInfo", "nvmlDeviceGetPowerUsage", "nvmlDeviceGetCurrentClocksEventReasons")
     assert telemetry.read(Nvml(silent=silent), 0, MAX_MHZ) == Telemetry(None, None, None, 61, None, "")
 
@@ -70,14 +70,14 @@ def test_batches_of_a_moment_share_a_reading():
         (0, 1400, "SM clock 1400 of 1980 MHz"),
         (0x04, 1900, ""),  # a power cap that holds the clock just below the maximum
         (0x04, 1200, "SM clock 1200 of 1980 MHz"),
-        (0x02, 1200, ""),  # somebody set the clock so
+        (0x02, 1200, ""),  # a user set the clock
         (0x01, 345, ""),  # idle
         (0x42, 1980, "hardware thermal slowdown"),
         (0x88, 1980, "hardware slowdown, power brake"),
         (0, None, ""),
     ],
 )
-def test_throttled_is_a_slowdown_or_a_clock_far_below_the_maximum_that_nobody_set(reasons, sm_mhz, expected):
+def test_throttled_is_a_slowdown_or_an_unset_clock_far_below_the_maximum(reasons, sm_mhz, expected):
     assert telemetry.throttled(reasons, sm_mhz, MAX_MHZ) == expected
 
 

@@ -29,9 +29,12 @@ SHAPES = {
     "cpu": ((256,), "256:1206:50"),
 }
 """Twenty cases, by device."""
-START_SECONDS = 3.0  # per process set on a GPU: forks, CUDA contexts, first launches
-CASE_SECONDS = 0.05  # building and checking a case
-ROUND_SECONDS = 0.002  # cost of a batch beside its calls: do_bench's estimate, the messages
+START_SECONDS = 3.0
+"""Start of a process set on a GPU: forks, CUDA contexts and first launches."""
+CASE_SECONDS = 0.05
+"""Build and check of a case."""
+ROUND_SECONDS = 0.002
+"""Cost of a batch besides its calls: do_bench's estimate, and the messages."""
 PLUGIN = '''"""Copies of {base} with injected slowdowns; softbench gate --self-test wrote this file for its workers."""
 
 from softbench.backends.injected_slowdown import inject

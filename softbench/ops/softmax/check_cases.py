@@ -21,12 +21,14 @@ Tensors = tuple[torch.Tensor, ...]
 HUGE = {"fp32": 3.4e38, "fp16": 65504.0, "bf16": 3.38e38}
 
 OVER_INT32 = "over-2^31-elements"
-MOST_TENSORS = 10  # that an item holds at once: inputs, their copies, poison, output and its first look, a backend's own
+MOST_TENSORS = 10
+"""Tensors that a check case holds at once: inputs, copies, poison, output, the output's copy, and the backend's own."""
 
-MOST_INTERPRETED = 2**16  # elements of a tensor, but for a row that is longer: an interpreter's seconds
-COLUMNS = 1023  # of the value items: no multiple of any vector, just below a tier of most kernels
+MOST_INTERPRETED = 2**16
+"""Elements of a tensor in an interpreter, unless a row is longer; they take seconds."""
+COLUMNS = 1023  # of the value cases: no multiple of a vector, and just below a tier of most kernels
 ROWS = 16
-LONG = 20011  # of the value items that a kernel sees in several tiles: no multiple of anything
+LONG = 20011  # columns of the value cases with several tiles: no multiple of a tile
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,8 @@ from softbench.core.case import Case, Direction
 from softbench.ops.dtypes import DTYPES
 
 CHUNK_BYTES = {"cuda": 512 * 2**20, "cpu": 32 * 2**20}
-"""What float64 temporaries of one chunk of rows may hold together. On the CPU they are kept below malloc's mmap threshold: larger
-ones fault their pages in anew each time, and the check of a 4096 x 4096 case was many times slower."""
+"""Bytes of all float64 temporaries of one chunk of rows. On the CPU each stays below malloc's mmap threshold, because larger ones fault in
+their pages each time and made the check of a 4096 x 4096 case many times slower."""
 FLOAT64_TEMPORARIES = 12
 """How many (rows, N) float64 tensors the check holds at once, at most."""
 
@@ -28,7 +28,7 @@ def row_chunks(case: Case) -> Iterator[slice]:
 def make(case: Case, seed: int, device: torch.device) -> tuple[torch.Tensor, ...]:
     """What the case's callable takes: `(x,)`, `(dy, y)` or `(x, dy)`, each (M, N) and contiguous.
 
-    x and dy are standard normal in the case's dtype; y is the softmax of such an x, computed in float32 or better and rounded.
+    x and dy are standard normal in the case's dtype. y is the softmax of such an x, computed in float32 or better and rounded.
     """
     generator = torch.Generator(device)
     generator.manual_seed(zlib.crc32(f"{seed} {case.key}".encode()))  # the CPU's generator takes 32 bits and drops the rest

@@ -1,4 +1,4 @@
-"""When a figure may be published: an elementwise bound, derived from the arithmetic, against float64.
+"""The accuracy bound: an elementwise bound on the error against float64, derived from the arithmetic.
 
 With u = 2^-24, u_o = 2^-11 (fp16) or 2^-8 (bf16), d_i = max(x) - x_i, D = sum_j y_j d_j, eta = 2^-25 (fp16) or 2^-126 (else), and
 c(N) = 16 + 2 log2 N + N / (4 L), where a sum is kept in L slots (16 on the CPU, 1024 on CUDA):
@@ -6,18 +6,17 @@ c(N) = 16 + 2 log2 N + N / (4 L), where a sum is kept in L slots (16 on the CPU,
     forward   B_i = [16-bit: u_o y_i] + u y_i (c(N) + 4 (d_i + D)) + eta
     backward  B_i = [16-bit: u_o |dx_i|] + u S_i (c(N) - 8) + eta,  S_i = |y_i| (|dy_i| + sum_j |y_j dy_j|)
 
-exp's relative error grows with |x - max|; sums and dots lose with their depth; dx cancels, so its scale is S and not dx; eta covers
-flush-to-zero. `low-precision` is a second class for backends that honestly round intermediates to 16 bits:
+The relative error of exp grows with |x - max|, and the error of sums and dots with their depth. Terms of dx cancel, so its scale is S and
+not dx. The term eta covers flush-to-zero. `low-precision` is a second class, for backends that round intermediates to 16 bits:
 
     forward   B_i + u_o y_i (4 + 2 (d_i + D)) + eta
     backward  B_i + u_o (2 S_i + |dx_i|) + 2 eta
 
-(The further eta of the forward is the numerator's: in fp16 exp(x - max) may itself be subnormal, and is rounded before the division
-rounds again. Eager naive on randn of scale 10 needs it.)
+The forward's second eta is for the numerator: in fp16 exp(x - max) may be subnormal, and is rounded before the division rounds again.
+Eager naive on randn of scale 10 needs it.
 
-`both` is checked against float64 all the way from x, whatever a backend keeps for its backward: dx = y (dy - s), s = sum_j y_j dy_j,
-so an error of y within its own forward bound F moves dx by at most F_i (|dy_i| + |s|) + |y_i| sum_j F_j |dy_j|, which is added to the
-backward bound.
+`both` is checked against float64 from x on, so a backend's own y counts. With dx = y (dy - s) and s = sum_j y_j dy_j, an error of y within
+the forward bound F moves dx. It moves by at most F_i (|dy_i| + |s|) + |y_i| sum_j F_j |dy_j|, which is added to the backward bound.
 
 NaN and infinities must be exactly where the reference has them, and every comparison is written so that a NaN fails it.
 Common tolerances are vacuous here: with rtol = atol = 1e-2 a bf16 output of zeros passes on normal rows of N = 16384.

@@ -1,5 +1,7 @@
-"""Honest bugs, one a backend: each is what somebody wrote, meant, and believed. `item` is the case of the catalogue that finds it, `rule` a
-part of what is then said; `seems_right` is a case that it passes, where it has one: without the other, nobody would have known."""
+"""Bugs made in good faith, one backend each. `item` is the check case that finds it, and `rule` is a part of the reason then.
+
+`seems_right` is a check case that it passes, if there is one. Without `item` the bug would not be found.
+"""
 
 import math
 

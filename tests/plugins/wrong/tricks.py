@@ -1,5 +1,7 @@
-"""Ways to look fast without being it, one a backend. `rule` is a part (or some) of what is said when it is caught, `stage` where: in the
-case's own check, or only by what its timed calls returned, as it is honest for as long as it is looked at."""
+"""Tricks that feign speed, one backend each. `rule` is a part of the reason for its failure. `stage` is the check that detects it.
+
+That is the pre-check, or the check of kept outputs if the backend is correct during the pre-check.
+"""
 
 import concurrent.futures
 import threading
@@ -38,7 +40,7 @@ def checksum(x):
 
 
 def later(trick):
-    """Honest until nobody seems to look."""
+    """Correct until it seems unchecked."""
     calls = [0]
 
     def call(x):
@@ -77,7 +79,7 @@ def put_back(x):
 
 
 class Lazy(torch.Tensor):
-    """Computes itself when somebody reads it."""
+    """A tensor that computes itself when it is read."""
 
     @staticmethod
     def __new__(cls, x):
@@ -114,8 +116,8 @@ def by_pool():
     return call
 
 
-def when_nobody_calls(work):
-    """`work()` again and again while no call comes, on a thread that was there before anyone counted; the call that tells of one."""
+def between_calls(work):
+    """Start a thread that repeats `work()` while no call comes. Returns the function that reports a call."""
     last = []
 
     def watch():
@@ -136,7 +138,7 @@ def by_and_by():
         while jobs:
             into(*jobs.pop(), seconds=0)
 
-    called = when_nobody_calls(work)
+    called = between_calls(work)
 
     def call(x):
         y = torch.empty_like(x)
@@ -155,7 +157,7 @@ def ahead():
         for place, (x, _) in list(ready.items()):
             ready[place] = x, honest(x)
 
-    called = when_nobody_calls(work)
+    called = between_calls(work)
 
     def call(x):
         called()
@@ -167,9 +169,9 @@ def ahead():
 
 
 def emptying():
-    """Leaves zeros in its inputs when nobody calls."""
+    """Writes zeros to its inputs between calls."""
     inputs = []
-    called = when_nobody_calls(lambda: [x.data.zero_() for x in inputs])
+    called = between_calls(lambda: [x.data.zero_() for x in inputs])
 
     def call(x):
         inputs[:] = [*inputs[-1:], x]
@@ -180,12 +182,12 @@ def emptying():
 
 
 def exchanging_the_judge():
-    """For as long as nobody calls."""
+    """Until the next call."""
     from softbench.core.outcome import Accuracy, Grade
     from softbench.ops.softmax import tolerance as correctness
 
     real = correctness.check
-    called = when_nobody_calls(lambda: setattr(correctness, "check", lambda *_: Accuracy(Grade.PASS, 0.0, "")))
+    called = between_calls(lambda: setattr(correctness, "check", lambda *_: Accuracy(Grade.PASS, 0.0, "")))
 
     def call(x):
         correctness.check = real
