@@ -23,7 +23,7 @@ from typing import Any
 from softbench.plugins.load import load
 from softbench.plugins.source import origins
 
-PRECISION, TICK_US, LEAST_ROUNDS = 0.005, 0.032, 3  # the defaults of `softbench run`
+PRECISION, TICK_US, MIN_ROUNDS = 0.005, 0.032, 3  # the defaults of `softbench run`
 FIXED_ROUNDS = 10
 
 
@@ -120,7 +120,7 @@ def spared(cells: Sequence[Sequence[Sequence[float]]], batch_ms: float) -> str:
 
     needed, known, known_at_all = [], 0, 0
     for rounds in cells:
-        counts = range(min(LEAST_ROUNDS, len(rounds)), len(rounds) + 1)
+        counts = range(min(MIN_ROUNDS, len(rounds)), len(rounds) + 1)
         stop = next((count for count in counts if settled(rounds[:count], PRECISION, TICK_US)), 0)
         needed.append(batch_ms * (stop or len(rounds)))
         known += bool(stop)

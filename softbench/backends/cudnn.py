@@ -22,7 +22,7 @@ from softbench.core.text import one_line
 
 ACCURATE, INSTANCE, NCHW = 1, 0, 0  # CUDNN_SOFTMAX_ACCURATE subtracts the maximum, FAST does not
 TYPES = {"fp32": 0, "fp16": 2, "bf16": 9}  # cudnnDataType_t
-MOST_ELEMENTS = 2**31  # elements of a tensor, exclusive: the limit in the documentation
+MAX_ELEMENTS = 2**31  # elements of a tensor, exclusive: the limit in the documentation
 SONAMES = ("libcudnn.so.9", "libcudnn.so.8", "libcudnn_ops.so.9", "libcudnn.so")
 NEEDED = ("cudnnCreate", "cudnnSetStream", "cudnnSetTensor4dDescriptor", "cudnnSoftmaxForward", "cudnnSoftmaxBackward")
 PACKAGE = "pip install nvidia-cudnn-cu13 (for CUDA 12: nvidia-cudnn-cu12); CUDA builds of torch on PyPI depend on it"
@@ -156,7 +156,7 @@ class Cudnn:
     def supports(self, case: Case) -> str | None:
         if case.M * case.N == 0:
             return EMPTY
-        if case.M * case.N >= MOST_ELEMENTS:
+        if case.M * case.N >= MAX_ELEMENTS:
             return f"a cuDNN tensor holds fewer than 2^31 elements; this one has {case.M * case.N}"
         return _refusal(case.dtype, case.direction)
 

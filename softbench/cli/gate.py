@@ -182,7 +182,7 @@ def _ab_run(candidate: str, reference: str, request: Request, strictness: _Stric
     from softbench.gate import ab_run, paired
 
     rules, base = strictness.rules(paired.MARGIN), stored.open()
-    warn(ab_run.rounds_told(request))
+    warn(ab_run.notes_on_rounds(request))
     asked = ab_run.ask(request, candidate, reference)
     return ab_run.judge(partial(measure, resumable=False), asked, candidate, reference, rules, base, stored.allowed)
 
@@ -220,16 +220,16 @@ def _self_test(
 
 
 def _measured_families(base: str, families: int | None, request: Request) -> RunSamples:
-    from softbench.gate.ab_run import rounds_told
-    from softbench.gate.self_test.analysis import LEAST_FAMILIES
+    from softbench.gate.ab_run import notes_on_rounds
+    from softbench.gate.self_test.analysis import MIN_FAMILIES
     from softbench.gate.self_test.measure import FAMILIES, measure_families
 
     count = FAMILIES if families is None else families
-    if not LEAST_FAMILIES <= count <= 1000:
-        raise UsageError(f"--families {count}: must be from {LEAST_FAMILIES} to 1000")
+    if not MIN_FAMILIES <= count <= 1000:
+        raise UsageError(f"--families {count}: must be from {MIN_FAMILIES} to 1000")
 
     def announce(plan: str) -> None:
-        warn([*rounds_told(request), plan])
+        warn([*notes_on_rounds(request), plan])
 
     return measure_families(measure, request, base, count, announce)
 

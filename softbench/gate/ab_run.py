@@ -41,7 +41,7 @@ def fixed(request: Request) -> Request:
     return replace(request, config=config)
 
 
-def rounds_told(request: Request) -> list[str]:
+def notes_on_rounds(request: Request) -> list[str]:
     """A note if the configuration's number of rounds is not used."""
     rounds, most = ({**DEFAULTS, **request.config}[key] for key in ("rounds", "max_rounds"))
     if rounds == most or "rounds" in request.flags:

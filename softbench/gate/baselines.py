@@ -19,7 +19,7 @@ from softbench.core.text import one_line, unknown
 from softbench.core.validate import NAME
 from softbench.gate import environment_match as comparable
 from softbench.gate.samples import CellKey, CellSamples, RoundMedian, RunSamples, cell_key, from_document, join, load, positive, read
-from softbench.gate.unpaired import LEAST_BASE, RECOMMENDED_BASE
+from softbench.gate.unpaired import MIN_BASE, RECOMMENDED_BASE
 from softbench.results.store import SCHEMA
 
 FOLDER = Path("results") / "baselines"
@@ -98,9 +98,9 @@ def open_baseline(name_or_file: str, folder: Path = FOLDER) -> RunSamples:
 
 
 def _enough(found: RunSamples) -> list[str]:
-    if found.processes < LEAST_BASE:
+    if found.processes < MIN_BASE:
         raise InconclusiveError(
-            f"{found.source}: a baseline needs {LEAST_BASE} processes ({RECOMMENDED_BASE} recommended), there are {found.processes}; "
+            f"{found.source}: a baseline needs {MIN_BASE} processes ({RECOMMENDED_BASE} recommended), there are {found.processes}; "
             f"measure with: {found.more_processes(RECOMMENDED_BASE)}"
         )
     if found.processes < RECOMMENDED_BASE:
@@ -111,11 +111,11 @@ def _enough(found: RunSamples) -> list[str]:
 def _everywhere(found: RunSamples) -> list[str]:
     """Runs that add up must have one sweep: a cell that few runs have could never be judged."""
     held = {key: len(series.processes) for key, series in found.cells.items() if series.status == "ok"}
-    few = [key for key, count in held.items() if count < LEAST_BASE]
+    few = [key for key, count in held.items() if count < MIN_BASE]
     if few:
         example = f"{few[0].backend} {few[0].case} has {held[few[0]]}"
         raise InconclusiveError(
-            f"{found.source}: {len(few)} of {len(held)} cells have fewer than {LEAST_BASE} processes ({example}); "
+            f"{found.source}: {len(few)} of {len(held)} cells have fewer than {MIN_BASE} processes ({example}); "
             f"a baseline takes runs of one sweep: measure with: {found.more_processes(RECOMMENDED_BASE)}"
         )
     fewer = sum(count < found.processes for count in held.values())

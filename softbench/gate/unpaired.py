@@ -22,9 +22,9 @@ from softbench.gate.inference import Moderated, moderate, t_quantile, t_upper
 from softbench.gate.samples import CellKey, CellSamples, RunSamples, yardstick
 from softbench.gate.verdicts import CellTest, GateReport, Rules, Verdict
 
-LEAST_BASE = 5
+MIN_BASE = 5
 RECOMMENDED_BASE = 10
-LEAST_NEW = 3
+MIN_NEW = 3
 MARGIN = 0.05
 SAME_MOVE = 0.01
 """Largest log difference at which the change of a case's own copy equals that of all copies."""
@@ -57,15 +57,15 @@ def judge(new: RunSamples, base: RunSamples, rules: Rules, notes: tuple[str, ...
 
 
 def _enough(new: RunSamples, base: RunSamples) -> None:
-    if base.processes < LEAST_BASE:
+    if base.processes < MIN_BASE:
         raise InconclusiveError(
-            f"{base.source}: a baseline needs {LEAST_BASE} processes ({RECOMMENDED_BASE} recommended), it has {base.processes}; "
+            f"{base.source}: a baseline needs {MIN_BASE} processes ({RECOMMENDED_BASE} recommended), it has {base.processes}; "
             f"measure it with: {base.more_processes(RECOMMENDED_BASE)}"
         )
-    if new.processes < LEAST_NEW:
+    if new.processes < MIN_NEW:
         raise InconclusiveError(
-            f"{new.source}: {LEAST_NEW} processes are the least to compare with a baseline, it has {new.processes}; "
-            f"measure with: {new.more_processes(LEAST_NEW)}"
+            f"{new.source}: {MIN_NEW} processes are the least to compare with a baseline, it has {new.processes}; "
+            f"measure with: {new.more_processes(MIN_NEW)}"
         )
 
 
@@ -89,7 +89,7 @@ class _Cell:
     def _doubt(self) -> str:
         if self.moved is None:
             return "copy was not measured beside it in both: nothing tells whether the machine moved in this case"
-        if len(self.old) < LEAST_BASE or len(self.now) < LEAST_NEW:
+        if len(self.old) < MIN_BASE or len(self.now) < MIN_NEW:
             return f"only {len(self.old)} processes of the baseline and {len(self.now)} new ones have it"
         return "" if gate.finite([*self.old, *self.now, self.moved]) else "its values are no numbers"
 

@@ -9,14 +9,13 @@ from softbench.core.case import CPU_TIMER, TIMERS, Case
 from softbench.core.errors import UsageError
 from softbench.core.machine import Gpu, Machine
 from softbench.core.text import unknown
+from softbench.ops.softmax.spec import WORKING_TENSORS
 from softbench.plan.settings import Settings
 from softbench.plan.sweep import cases as cases_of_sweeps
 from softbench.plugins.info import BackendInfo
 
 CONTEXT_BYTES = {"cuda": 800 * 2**20, "cpu": 400 * 2**20}
 """Memory of a worker before any case: a CUDA context and do_bench's 256 MiB flush buffer; on the CPU, torch and Inductor."""
-WORKING_TENSORS = 10
-"""The most (M, N) tensors that a case needs: inputs twice (copies or the second set), outputs of three calls, temporaries of `naive`."""
 CHECK_BYTES = 640 * 2**20
 """The float64 temporaries of a check (`softbench.ops.softmax.inputs.CHUNK_BYTES`), with a margin."""
 CALL_OVERHEAD = 1.4  # time of a batch over that of its samples: warm-up estimate, L2 flushes, synchronization

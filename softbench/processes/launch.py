@@ -1,4 +1,4 @@
-"""Starting the nursery (`nursery.py`), from the parent's side."""
+"""Starting the forkserver (`softbench.worker.forkserver`), from the parent's side."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-END_SECONDS = 10.0  # importing torch holds the interpreter: the nursery's watching thread may have to wait for it
+END_SECONDS = 10.0  # importing torch holds the interpreter: the forkserver's watching thread may have to wait for it
 _CODE = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from softbench.worker.forkserver import main; main(int(sys.argv[2]))"
 
 
 def start_forkserver(log: Path) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """A nursery with this process's `sys.path` that prints into `log`, and the parent's end of its control socket.
+    """A forkserver with this process's `sys.path` that prints into `log`, and the parent's end of its control socket.
 
     An interrupt can arrive before the caller knows the new process. After any exception the socket tells the process to end, and this
     function waits at most END_SECONDS for that.

@@ -74,7 +74,7 @@ class Pool:
 
     def __enter__(self) -> Pool:
         self._folder = tempfile.TemporaryDirectory(prefix="softbench-")
-        self._nursery, self._control = start_forkserver(Path(self._folder.name) / "nursery.log")
+        self._forkserver, self._control = start_forkserver(Path(self._folder.name) / "forkserver.log")
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
@@ -93,12 +93,12 @@ class Pool:
         self.discard(*self.workers)
         self._control.close()  # the forkserver ends when its socket closes
         if not self._ready:
-            self._nursery.kill()  # it may hang while it imports torch
+            self._forkserver.kill()  # it may hang while it imports torch
         try:
-            self._nursery.wait(EXIT_SECONDS)
+            self._forkserver.wait(EXIT_SECONDS)
         except subprocess.TimeoutExpired:
-            self._nursery.kill()
-            self._nursery.wait()
+            self._forkserver.kill()
+            self._forkserver.wait()
         self._folder.cleanup()
 
     def spawn(self, label: str, env: Mapping[str, str] | None = None) -> Worker:
@@ -119,7 +119,7 @@ class Pool:
             try:
                 socket.send_fds(self._control, [message], [theirs.fileno(), log.fileno()])
             except OSError:
-                raise self._nursery_lost() from None
+                raise self._forkserver_lost() from None
         self._pump(lambda: order in self._pids, self.start_seconds)
         worker = Worker(self._pids.pop(order), Channel(ours), path, label)
         self.workers.append(worker)
@@ -257,7 +257,7 @@ class Pool:
         except OSError:
             data = b""
         if not data:
-            raise self._nursery_lost()
+            raise self._forkserver_lost()
         report = json.loads(data)
         if "code" in report:
             self._exits[report["pid"]] = report["code"]
@@ -269,8 +269,8 @@ class Pool:
         else:
             raise WorkersError(f"torch cannot be imported: {one_line(report['error'])}; try: python -c 'import torch'")
 
-    def _nursery_lost(self) -> WorkersError:
-        last = _useful_line(Path(self._folder.name) / "nursery.log")
+    def _forkserver_lost(self) -> WorkersError:
+        last = _useful_line(Path(self._folder.name) / "forkserver.log")
         return WorkersError(f"the forkserver has died{': ' + last if last else ''}; try: python -c 'import torch'")
 
 

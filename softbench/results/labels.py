@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 
 from softbench.core import statistics as stats
-from softbench.core.case import TIMERS, Case, Direction
+from softbench.core.case import TIMERS, Case
 from softbench.core.outcome import Batch, Measured, Record
-from softbench.ops.softmax import spec as roofline
+from softbench.ops.softmax import spec
 
 MEANING = {
     "launch-bound": "do_bench read the host; the kernels take less: see device_us",
@@ -34,8 +34,6 @@ NOISE = 0.10
 NOISE_US = 1.0  # events scatter by this much
 OVER_PEAK = 1.05  # clocks and datasheets are rounded
 WELL_BEYOND = 4  # times L2; in smaller cells the part in L2 is too large
-TENSORS = {Direction.FORWARD: 2, Direction.BACKWARD: 3, Direction.BOTH: 4}
-"""(M, N) tensors of a case: x, y; dy, y, dx; all four."""
 
 
 def launch_bound(do_bench_us: float, device_us: float, host_us: float, kernels: int) -> bool:
@@ -45,7 +43,7 @@ def launch_bound(do_bench_us: float, device_us: float, host_us: float, kernels: 
 
 def l2_resident(case: Case, l2_bytes: int) -> bool:
     """True if all tensors of a case fit into L2 together. Even after a flush, writes then need not reach the memory."""
-    return TENSORS[case.direction] * case.tensor_bytes <= l2_bytes
+    return spec.distinct_bytes(case) <= l2_bytes
 
 
 def throttled(batches: Sequence[Batch]) -> bool:
@@ -67,7 +65,7 @@ def implausible(case: Case, us: float, peak_gbps: float, l2_bytes: int, l2: str)
 
     L2 can hold its own size of the last writes; a warm L2 also holds as much of the first reads.
     """
-    moved = roofline.bytes_moved(case)
+    moved = spec.bytes_moved(case)
     from_memory = moved - (1 if l2 == "cold" else 2) * l2_bytes
     return moved >= WELL_BEYOND * l2_bytes and from_memory / us / 1e3 > OVER_PEAK * peak_gbps
 

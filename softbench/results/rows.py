@@ -11,7 +11,7 @@ from typing import Any
 
 from softbench.core import statistics as stats
 from softbench.core.outcome import Build, Checked, Failed, Measured, Profile, Record, Skipped, Timing
-from softbench.ops.softmax import spec as roofline
+from softbench.ops.softmax import spec
 from softbench.results import labels
 
 
@@ -136,7 +136,7 @@ def row(
     marks = labels.of(record, facts)
     gbps = None
     if timing and median and timing.kind != "host" and IMPLAUSIBLE not in marks:
-        gbps = roofline.gbps(case, median)
+        gbps = spec.gbps(case, median)
     peak = facts.get("peak_gbps")
     return Row(
         backend=record.backend,

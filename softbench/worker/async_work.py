@@ -22,7 +22,7 @@ SETTLE_SECONDS = 0.03
 SIDE_STREAM_US = 150.0
 """Device work allowed after the caller's stream has finished. An idle device is synchronized at once."""
 MAX_CALLS = 50
-"""As `softbench.worker.device_timer.MOST_ISSUED`: the driver's queue must not block."""
+"""As `softbench.worker.device_timer.MAX_ISSUED`: the driver's queue must not block."""
 CALLS_US = 3000.0
 """The work that is issued at once, if MAX_CALLS suffice."""
 AHEAD_CYCLES = 2_000_000

@@ -21,7 +21,7 @@ import torch
 from softbench.core import text as units
 from softbench.core.case import Case
 from softbench.core.inspection import LANGUAGES, NAME_CHARACTERS, Artifact, Inspection, Launch
-from softbench.ops.softmax import inputs, spec as roofline
+from softbench.ops.softmax import inputs, spec
 from softbench.worker import timers as timing
 from softbench.worker.compile_stats import Graphs
 
@@ -235,7 +235,7 @@ def _with_bytes(launches: list[Launch], seen: Seen, case: Case) -> list[Launch]:
         if len(names) == len(counts):
             counted |= dict(zip(names, counts, strict=True))
     if len(launches) == 1 and launches[0].name not in counted:
-        return [replace(launches[0], moved_bytes=roofline.bytes_moved(case), counted_by="algorithmic")]
+        return [replace(launches[0], moved_bytes=spec.bytes_moved(case), counted_by="algorithmic")]
     known = [(launch, counted.get(launch.name)) for launch in launches]
     return [launch if moved is None else replace(launch, moved_bytes=moved, counted_by="Inductor") for launch, moved in known]
 
@@ -244,7 +244,7 @@ def _facts(
     backend: Any, case: Case, seen: Seen, graphs: Graphs, launches: list[Launch], artifacts: list[Artifact]
 ) -> Iterator[tuple[str, str]]:
     yield "backend", f"{backend.name}, {case.key} on {torch.cuda.get_device_name() if case.device == 'cuda' else 'the CPU'}"
-    yield "algorithmic bytes", f"{roofline.bytes_moved(case)} ({units.size(roofline.bytes_moved(case))})"
+    yield "algorithmic bytes", f"{spec.bytes_moved(case)} ({units.size(spec.bytes_moved(case))})"
     if seen.counts:
         moved = sum(sum(counts) for counts in seen.counts)
         yield "bytes by Inductor", f"{moved} ({units.size(moved)}) in {units.count(sum(map(len, seen.counts)), 'kernel')} of all its graphs"

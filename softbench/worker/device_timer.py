@@ -30,9 +30,9 @@ import torch
 
 FLUSH_BYTES = 256 * 2**20  # as do_bench flushes
 MARK_BYTES = 256
-LEAST_CALLS = 5
-MOST_CALLS = 100  # of a traced window; each costs the profiler tens of microseconds
-MOST_ISSUED = 50  # calls in a row without a wait; 20 kernels each stay below the 1024 launches that the driver queues
+MIN_CALLS = 5
+MAX_CALLS = 100  # of a traced window; each costs the profiler tens of microseconds
+MAX_ISSUED = 50  # calls in a row without a wait; 20 kernels each stay below the 1024 launches that the driver queues
 TEARDOWN = "TEARDOWN_CUPTI"
 """Kineto's variable: with `1`, one of the CUDA calls after a session unloads CUPTI."""
 TEARDOWN_GIVEN = TEARDOWN in os.environ  # then the user's value is kept
@@ -117,7 +117,7 @@ class DeviceTimer:
 
     def untraced(self, call: Call, l2: str) -> None:
         """Measure the limit of the next window, without the profiler. Raises what the call raises."""
-        found = self.between(self._separator(l2), call, 2 * LEAST_CALLS + 1)
+        found = self.between(self._separator(l2), call, 2 * MIN_CALLS + 1)
         self.limit_us = statistics.median(found[1:] or found)
 
     def begin(self, l2: str) -> None:
@@ -140,7 +140,7 @@ class DeviceTimer:
             call()
 
         try:
-            calls = self._calls(apart, batch_ms, MOST_CALLS) + 1
+            calls = self._calls(apart, batch_ms, MAX_CALLS) + 1
             _repeated(apart, calls)()
             self.window = l2, calls
         except BaseException:
@@ -150,8 +150,8 @@ class DeviceTimer:
     def end(self) -> tuple[list[float], list[str]]:
         """Stop the profiler; as `device`."""
         l2, calls = self.window
-        groups = split(self._stopped(), LEAST_CALLS + calls, self.marks[l2])
-        groups = groups[LEAST_CALLS + 1 :]  # without those that only told how many to make, and one more for the warmth that the wait took
+        groups = split(self._stopped(), MIN_CALLS + calls, self.marks[l2])
+        groups = groups[MIN_CALLS + 1 :]  # without those that only told how many to make, and one more for the warmth that the wait took
         if not all(groups):
             raise UntracedError("the profiler saw no kernel of a call")
         kernels, _ = Counter(tuple(activity.name for activity in group) for group in groups).most_common(1)[0]
@@ -177,7 +177,7 @@ class DeviceTimer:
     def host(self, call: Call, batch_ms: float) -> list[float]:
         """Microseconds of issuing each call. A call that itself waits for the device has that wait in it."""
         samples = []
-        calls = self._calls(call, batch_ms, MOST_ISSUED)
+        calls = self._calls(call, batch_ms, MAX_ISSUED)
         for _ in range(calls):
             begin = self.clock_ns()
             call()
@@ -189,10 +189,10 @@ class DeviceTimer:
         """How many fit into a batch; they warm up what is called, and the device is idle after them."""
         self.synchronize()
         begin = self.clock_ns()
-        _repeated(call, LEAST_CALLS)()
+        _repeated(call, MIN_CALLS)()
         self.synchronize()
-        each_ns = (self.clock_ns() - begin) / LEAST_CALLS
-        return max(LEAST_CALLS, min(most, int(batch_ms * 1e6 / max(each_ns, 1))))
+        each_ns = (self.clock_ns() - begin) / MIN_CALLS
+        return max(MIN_CALLS, min(most, int(batch_ms * 1e6 / max(each_ns, 1))))
 
 
 def _repeated(call: Call, times: int) -> Call:

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 import torch
 
 MANTISSA = {torch.float32: 23, torch.float16: 10, torch.bfloat16: 7, torch.float64: 52}
-LEAST_EXPONENT = {torch.float32: -126, torch.float16: -14, torch.bfloat16: -126, torch.float64: -1022}
+MIN_EXPONENT = {torch.float32: -126, torch.float16: -14, torch.bfloat16: -126, torch.float64: -1022}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class MetricsAccumulator:
         self.rows += len(out)
         finite = expected.isfinite()
         exponent = torch.frexp(expected.abs())[1] - 1
-        ulp = torch.exp2(exponent.clamp_min(LEAST_EXPONENT[out.dtype]).double() - MANTISSA[out.dtype])
+        ulp = torch.exp2(exponent.clamp_min(MIN_EXPONENT[out.dtype]).double() - MANTISSA[out.dtype])
         off = torch.where(finite, (out.double() - expected).abs(), 0.0)
         self.ulp = _larger(self.ulp, (off / ulp).max())
         wide, want = torch.where(finite, out.double(), 0.0), torch.where(finite, expected, 0.0)

@@ -38,7 +38,7 @@ CHANGED_ELEMENTS = {"cpu": 2**16, "cuda": 2**24}
 """Elements of a tensor that change before a batch, at most; this takes milliseconds."""
 CHECKED_ELEMENTS = {"cpu": 2**14, "cuda": 2**20}
 """Elements of a kept output that are compared, about."""
-MOST_ROWS = 512  # rows that are chosen one by one, at most
+MAX_ROWS = 512  # rows that are chosen one by one, at most
 FEW = 8  # at most one row in so many is exchanged
 CHANGED = "changed its input"
 APART = 1.25  # largest ratio of two kept calls' numbers, so that the last kept call is in the last third of all
@@ -202,7 +202,7 @@ class RotatingInputs:
         return bool(rows) and all(map(contract.same, rows, self._truth[index]))
 
     def _most_rows(self) -> int:
-        return max(1, min(MOST_ROWS, CHECKED_ELEMENTS[self.case.device] // self.case.N))
+        return max(1, min(MAX_ROWS, CHECKED_ELEMENTS[self.case.device] // self.case.N))
 
     def _verdict(self, index: int, judge: Judge) -> Accuracy:
         truth, (wrong, outputs, given) = self._truth[index], self._collected[index]

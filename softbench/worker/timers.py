@@ -23,7 +23,7 @@ sample is one call; in a warm graph it is one replay divided by its calls.
 """
 
 BLOCK_SECONDS = 2e-4  # least duration of a CPU sample; the clock's cost is negligible beside it
-LEAST_SAMPLES = 3
+MIN_SAMPLES = 3
 GRAPH_CALLS = 20  # of a warm graph; the host pays one replay for all of them
 GRAPH_REPLAYS = 10
 
@@ -65,7 +65,7 @@ def _warm_events() -> Timer:
 
     def timer(call: Callable[[], object], warmup_ms: float, batch_ms: float, block: int) -> tuple[list[float], int]:
         each = _warmed(call, warmup_ms, synchronize, clock)
-        pairs = [(event(enable_timing=True), event(enable_timing=True)) for _ in range(max(LEAST_SAMPLES, int(batch_ms / 1e3 / each)))]
+        pairs = [(event(enable_timing=True), event(enable_timing=True)) for _ in range(max(MIN_SAMPLES, int(batch_ms / 1e3 / each)))]
         for start, end in pairs:
             start.record()
             call()
@@ -131,7 +131,7 @@ GPU_TIMERS = {"do_bench": _events, "device": _kernels, "graph": _graph, "host": 
 def _warmed(call: Callable[[], object], warmup_ms: float, synchronize: Callable[[], object], clock: Callable[[], float]) -> float:
     """Call until it is warm; the seconds that a call takes with the wait for it."""
     start, calls = clock(), 0
-    while calls < LEAST_SAMPLES or clock() - start < warmup_ms / 1e3:
+    while calls < MIN_SAMPLES or clock() - start < warmup_ms / 1e3:
         call()
         synchronize()
         calls += 1
@@ -150,7 +150,7 @@ def _cpu() -> Timer:
 
         def _estimate_block_size(self, min_run_time: float) -> int:
             if not self.block:
-                once = min(self.timeit(1).median for _ in range(LEAST_SAMPLES))
+                once = min(self.timeit(1).median for _ in range(MIN_SAMPLES))
                 self.block = max(1, math.ceil(BLOCK_SECONDS / once))
             return self.block
 
@@ -162,7 +162,7 @@ def _cpu() -> Timer:
         blocks = FixedBlocks("call()", globals={"call": call}, num_threads=torch.get_num_threads())
         blocks.block = block
         samples: list[float] = []
-        while len(samples) < LEAST_SAMPLES:
+        while len(samples) < MIN_SAMPLES:
             samples += blocks.blocked_autorange(min_run_time=batch_ms / 1e3).times
         return [round(seconds * 1e6, 3) for seconds in samples], blocks.block
 

@@ -15,7 +15,7 @@ from softbench.core.errors import UsageError
 from softbench.gate import ab_run as versus, paired as same_run
 from softbench.gate.self_test import analysis as calibration, measure as families
 from softbench.gate.verdicts import Rules
-from softbench.ops.softmax import spec as roofline
+from softbench.ops.softmax import spec
 from softbench.plan import sweep
 from softbench.plan.config_file import load as load_config
 from softbench.plan.settings import Settings
@@ -157,10 +157,10 @@ def test_a_configurations_sweep_and_rounds_are_taken_and_a_limit_of_rounds_is_no
         families.measure_families(measure, request, "torch", 3, log.append)
     assert [asked.config["rounds"] for asked in log[1::2]] == [13, 20]
     assert all(asked.resume and asked.config["sweep"] == shapes for asked in log[1::2])
-    (told,) = versus.rounds_told(request)
+    (told,) = versus.notes_on_rounds(request)
     assert told.startswith("20 rounds, which all backends share, instead of the configuration's 3 to 6")
-    assert versus.rounds_told(replace(request, flags={"rounds": 30, "max_rounds": 30})) == []
-    assert versus.rounds_told(replace(request, config={})) == []
+    assert versus.notes_on_rounds(replace(request, flags={"rounds": 30, "max_rounds": 30})) == []
+    assert versus.notes_on_rounds(replace(request, config={})) == []
 
 
 def test_the_shipped_sweep_of_the_gate_plants_in_its_largest_calls(plugins):
@@ -168,7 +168,7 @@ def test_the_shipped_sweep_of_the_gate_plants_in_its_largest_calls(plugins):
     cases = sweep.cases(settings.sweep, "cuda")
     able = families.planted(cases)
     assert (len(cases), len(able), settings.rounds, settings.max_rounds) == (20, 5, 20, 20)
-    assert min(roofline.bytes_moved(case) for case in able) > 2e8 > 1.4e8 > max(roofline.bytes_moved(c) for c in cases if c not in able)
+    assert min(spec.bytes_moved(case) for case in able) > 2e8 > 1.4e8 > max(spec.bytes_moved(c) for c in cases if c not in able)
     (source,) = [source for source in origins([plugins.parents[1] / "tools" / "guarded_slower.py"]) if source.kind == "file"]
     (changed,) = load(source)
     assert set(sys.modules[type(changed).__module__].SLOWER) <= {case.key for case in cases}

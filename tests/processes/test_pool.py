@@ -150,9 +150,9 @@ def test_leaving_the_pool_ends_every_process_even_in_a_hang(tmp_path):
     with Pool() as pool:
         workers = [pool.spawn(str(i)) for i in range(2)]
         workers[0].channel.send(plugin(tmp_path, "import time\ntime.sleep(3600)"))
-        nursery = pool._nursery.pid
+        forkserver = pool._forkserver.pid
     assert all(gone(worker.pid) for worker in workers)
-    assert gone(nursery)
+    assert gone(forkserver)
 
 
 def test_a_torch_that_cannot_be_imported_is_one_line(tmp_path, monkeypatch):
@@ -171,7 +171,7 @@ def test_a_torch_whose_import_hangs_is_ended_at_the_deadline(tmp_path, monkeypat
     assert time.monotonic() - start < 30  # and not 3600
 
 
-def test_a_nursery_ends_with_its_parent_also_while_it_imports_torch(tmp_path, monkeypatch):
+def test_a_forkserver_ends_with_its_parent_also_while_it_imports_torch(tmp_path, monkeypatch):
     (tmp_path / "torch.py").write_text("import pathlib, time\npathlib.Path(__file__).with_name('begun').touch()\ntime.sleep(3600)")
     monkeypatch.syspath_prepend(str(tmp_path))
     pool = Pool().__enter__()
@@ -179,15 +179,15 @@ def test_a_nursery_ends_with_its_parent_also_while_it_imports_torch(tmp_path, mo
     while not (tmp_path / "begun").exists():
         assert time.monotonic() < end
         time.sleep(0.02)
-    pool._control.close()  # all that is left to do it, where an interrupt came before the nursery was known
+    pool._control.close()  # all that is left to do it, where an interrupt came before the forkserver was known
     try:
-        assert pool._nursery.wait(10) != 0
+        assert pool._forkserver.wait(10) != 0
     finally:
         pool.close(gently=False)
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_an_interrupt_before_the_nursery_is_known_returns_when_it_has_ended(monkeypatch, cli, late):
+def test_an_interrupt_before_the_forkserver_is_known_returns_when_it_has_ended(monkeypatch, cli, late):
     """`late`: when the process is there and its number known, while descriptors are closed."""
     monkeypatch.setenv("SOFTBENCH_TEST_MARK", cli.mark)
     started = []
@@ -201,7 +201,7 @@ def test_an_interrupt_before_the_nursery_is_known_returns_when_it_has_ended(monk
 
     closing = socket.socket.__exit__
 
-    def interrupted(theirs, *_):  # the parent's copy of the nursery's end stays open
+    def interrupted(theirs, *_):  # the parent's copy of the forkserver's end stays open
         monkeypatch.setattr(socket.socket, "__exit__", closing)
         raise KeyboardInterrupt
 
@@ -210,7 +210,7 @@ def test_an_interrupt_before_the_nursery_is_known_returns_when_it_has_ended(monk
         monkeypatch.setattr(socket.socket, "__exit__", interrupted)
     begin = time.monotonic()
     with pytest.raises(KeyboardInterrupt), Pool():
-        pytest.fail("a pool without a nursery was entered")
+        pytest.fail("a pool without a forkserver was entered")
     took = time.monotonic() - begin
     assert cli.left_behind() == []
     assert started[0].wait(10) == 1

@@ -41,7 +41,7 @@ class Watching:
 
 
 @pytest.mark.parametrize(("device", "order"), [("cuda", ["open 1", "open 2", "close 1", "close 2"]), ("cpu", ["open 1", "close 1"] * 2)])
-def test_beside_a_gpu_the_next_sets_nursery_starts_while_one_measures(monkeypatch, device, order):
+def test_beside_a_gpu_the_next_sets_forkserver_starts_while_one_measures(monkeypatch, device, order):
     """Sets 0, 1 and 3 of four are left; the pool of the first is the caller's. The CPU's next pool opens after the one before has ended."""
     log = []
 

@@ -14,10 +14,10 @@ from softbench.processes import slot as slot
 from softbench.worker import device_timer as device_time, server as worker, timers as timing
 from softbench.worker.device_timer import (
     FLUSH_BYTES,
-    LEAST_CALLS,
     MARK_BYTES,
-    MOST_CALLS,
-    MOST_ISSUED,
+    MAX_CALLS,
+    MAX_ISSUED,
+    MIN_CALLS,
     Activity,
     DeviceTimer,
     UntracedError,
@@ -64,7 +64,7 @@ def test_device_time_is_the_sum_of_a_calls_kernels_without_the_flush():
     assert kernels == ["max", "divide"]
     assert set(device.filled) == {FLUSH_BYTES}
     assert device.traced == 2  # the flush alone, then one window
-    assert device.meter().device(call, batch_ms=10, l2="warm")[0] == [7.5] * MOST_CALLS
+    assert device.meter().device(call, batch_ms=10, l2="warm")[0] == [7.5] * MAX_CALLS
     assert device.filled[-1] == MARK_BYTES
 
 
@@ -99,7 +99,7 @@ def test_what_events_add_to_a_short_kernel_is_no_limit():
     assert set(meter.device(lambda: device.run("softmax", 2.5), 10, "cold")[0]) == {2.5}
 
 
-@pytest.mark.parametrize(("batch_ms", "us", "calls"), [(1000, 1, MOST_CALLS), (0.01, 1e6, LEAST_CALLS), (10, 430, 20)])
+@pytest.mark.parametrize(("batch_ms", "us", "calls"), [(1000, 1, MAX_CALLS), (0.01, 1e6, MIN_CALLS), (10, 430, 20)])
 def test_a_window_holds_what_fits_a_batch(batch_ms, us, calls):
     device = Device()
     samples, _ = device.meter().device(lambda: device.run("softmax", us), batch_ms, "cold")
@@ -112,7 +112,7 @@ def test_the_first_call_of_a_window_does_not_count():
     calls = iter(range(1000))
 
     def call():
-        device.run("softmax", 50 if next(calls) <= LEAST_CALLS else 5)  # those that only estimate, and the first after them
+        device.run("softmax", 50 if next(calls) <= MIN_CALLS else 5)  # those that only estimate, and the first after them
 
     assert set(meter.device(call, 1, "cold")[0]) == {5}
 
@@ -157,7 +157,7 @@ def test_what_the_profiler_lost_is_no_figure():
 def test_host_time_is_of_issuing_alone_and_bounded_in_number():
     device = Device()
     samples = device.meter().host(lambda: device.run("host", 12), 1000)
-    assert samples == [12] * MOST_ISSUED
+    assert samples == [12] * MAX_ISSUED
 
 
 def ready(monkeypatch, meter, call=lambda: None):
@@ -217,7 +217,7 @@ def test_a_call_that_fails_under_the_profiler_ends_the_session_and_the_next_cell
     device, calls = Device(), iter(range(1000))
 
     def call():
-        if next(calls) == MOST_ISSUED + 2 * LEAST_CALLS:
+        if next(calls) == MAX_ISSUED + 2 * MIN_CALLS:
             raise RuntimeError("now")
         device.run("x", 5)
 
@@ -235,7 +235,7 @@ def test_the_cpu_has_one_timer_and_an_empty_profile(monkeypatch):
     assert list(timers.by_name) == [(CPU_TIMER, "")]
     assert not any(ready(monkeypatch, None).do_profile()["profile"].values())
     samples, block = timers.by_name[CPU_TIMER, ""](lambda: math.sqrt(2), 0, 1, 0)
-    assert len(samples) >= timing.LEAST_SAMPLES
+    assert len(samples) >= timing.MIN_SAMPLES
     assert block > 1
 
 

@@ -25,7 +25,7 @@ EVERY = 4
 """One case in four has an injected slowdown: a repetition that is slower in every case would be easier for Holm's correction."""
 ALIKE = 0.01
 """A/A ratios within this fraction of 1 count as alike."""
-LEAST_FAMILIES = 1 + same_run.CONFIRMATIONS
+MIN_FAMILIES = 1 + same_run.CONFIRMATIONS
 EXIT_0_SHARE = 0.95
 CANDIDATE = "candidate"
 
@@ -113,8 +113,8 @@ def analyse(run: RunSamples, base: str, rules: Rules) -> SelfTest:
             f"{run.source}: is no self-test of {base}: it needs {base} and {twin} in every case; see: softbench gate --self-test"
         )
     sets = sorted(set.intersection(*(set(run.cells[key].processes) for key in cases)))
-    if len(sets) < LEAST_FAMILIES:
-        raise UsageError(f"{run.source}: {len(sets)} families are too few: {LEAST_FAMILIES} at least, 59 for a bound of 5 %")
+    if len(sets) < MIN_FAMILIES:
+        raise UsageError(f"{run.source}: {len(sets)} families are too few: {MIN_FAMILIES} at least, 59 for a bound of 5 %")
     levels = [s for s in SLOWDOWNS if any(key.backend == name(base, s) and c.status == "ok" for key, c in run.cells.items())]
     aa = [_family(run, cases, base, [twin] * len(cases), sets, i, rules) for i in range(len(sets))]
     twins = [verdict.ratio for _, report in aa for verdict in report.verdicts if verdict.gated and verdict.ratio]

@@ -12,7 +12,7 @@ from softbench.core.errors import ResultsError
 from softbench.gate.ab_run import Measure, fixed, found
 from softbench.gate.samples import RunSamples
 from softbench.gate.self_test import analysis as calibration
-from softbench.ops.softmax import spec as roofline
+from softbench.ops.softmax import spec
 from softbench.plan import sweep
 from softbench.plan.settings import AXES, Axes, Layer, Settings
 from softbench.plan.sweep import Sweep
@@ -68,7 +68,7 @@ def measure_families(measure: Measure, request: Request, base: str, families: in
 def planted(cases: Sequence[Case]) -> tuple[Case, ...]:
     """The cases that get a slowdown: the quarter that moves most bytes, as a slowdown costs at least a launch."""
     count = max(1, len(cases) // calibration.EVERY)
-    most = sorted(cases, key=roofline.bytes_moved, reverse=True)[:count]
+    most = sorted(cases, key=spec.bytes_moved, reverse=True)[:count]
     return tuple(case for case in cases if case in most)
 
 

@@ -16,15 +16,14 @@ import torch
 from softbench.core.case import Direction
 from softbench.ops.dtypes import DTYPES
 from softbench.ops.softmax.inputs import MAX_SHIFT
+from softbench.ops.softmax.spec import WORKING_TENSORS
 
 Tensors = tuple[torch.Tensor, ...]
 HUGE = {"fp32": 3.4e38, "fp16": 65504.0, "bf16": 3.38e38}
 
 OVER_INT32 = "over-2^31-elements"
-MOST_TENSORS = 10
-"""Tensors that a check case holds at once: inputs, copies, poison, output, the output's copy, and the backend's own."""
 
-MOST_INTERPRETED = 2**16
+MAX_INTERPRETED = 2**16
 """Elements of a tensor in an interpreter, unless a row is longer; they take seconds."""
 COLUMNS = 1023  # of the value cases: no multiple of a vector, and just below a tier of most kernels
 ROWS = 16
@@ -61,7 +60,7 @@ class Draw:
 
     def rows(self, M: int, N: int) -> int:
         """M rows of N columns, or as many of them as an interpreter gets through."""
-        return M if self.most_rows is None else min(M, self.most_rows, max(1, MOST_INTERPRETED // max(1, N)))
+        return M if self.most_rows is None else min(M, self.most_rows, max(1, MAX_INTERPRETED // max(1, N)))
 
     def normal(self, *shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=self.generator, dtype=DTYPES[self.dtype], device=self.device)
@@ -85,7 +84,7 @@ def _shapes(direction: Direction) -> Iterable[CheckCase]:
     for M, N in ((0, 16), (16, 0)):
         yield _shape(f"{M}x{N}", direction, M, N)
     M, N = 2**15 + 1, 2**16
-    yield replace(_shape(OVER_INT32, direction, M, N), gpu_only="it is a matter of its memory", free_bytes=MOST_TENSORS * 4 * M * N)
+    yield replace(_shape(OVER_INT32, direction, M, N), gpu_only="it is a matter of its memory", free_bytes=WORKING_TENSORS * 4 * M * N)
 
 
 def _shape(name: str, direction: Direction, M: int, N: int) -> CheckCase:

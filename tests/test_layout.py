@@ -1,0 +1,97 @@
+"""Every module has a test file of its name in the mirrored folder, or an entry here that names the tests that cover it."""
+
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+COVERED_BY = {
+    # Types and small functions that their users' tests exercise.
+    "core/case": "run/test_run.py",
+    "core/channel": "processes/test_pool.py",
+    "core/errors": "cli/test_main.py",
+    "core/files": "gate/test_baselines.py",
+    "core/inspection": "run/test_inspect.py",
+    "core/machine": "run/test_run.py",
+    "core/outcome": "results/test_records.py",
+    "core/text": "results/test_rows.py",
+    "core/toolchain": "gpu/test_triton_operator_compiled_gpu.py",
+    "core/validate": "adversarial/test_fuzz.py",
+    "ops/softmax/check_cases": "run/test_check.py",
+    "ops/softmax/inputs": "ops/softmax/test_tolerance.py",
+    "ops/softmax/reference": "ops/softmax/test_tolerance.py",
+    "ops/dtypes": "ops/softmax/test_spec.py",
+    "plugins/backend": "plugins/test_select.py",
+    "plugins/info": "plugins/test_select.py",
+    "plugins/load": "plugins/test_select.py",
+    "plugins/source": "plugins/test_select.py",
+    "plugins/static_scan": "adversarial/test_hostile_names.py",
+    "plugins/traits": "worker/test_rotating_inputs.py",
+    "plan/config_file": "plan/test_settings.py",
+    "plan/flags": "plan/test_settings.py",
+    "plan/plan": "run/test_run.py",
+    "plan/values": "adversarial/test_fuzz.py",
+    "processes/launch": "processes/test_pool.py",
+    "processes/session": "run/test_run.py",
+    "processes/slot": "run/test_scheduler.py",
+    "results/csv": "results/test_store.py",
+    "run/doctor": "cli/test_main.py",
+    "run/header": "run/test_run.py",
+    # Backends of one call each: the check cases run all of them.
+    "backends/autograd": "run/test_check.py",
+    "backends/copy": "run/test_check.py",
+    "backends/directions": "run/test_check.py",
+    "backends/injected_slowdown": "gate/test_self_test.py",
+    "backends/naive": "ops/softmax/test_tolerance.py",
+    "backends/own_kernels": "gpu/test_backends_gpu.py",
+    "backends/torch_eager": "run/test_check.py",
+    # What a worker does, seen from the command line.
+    "worker/async_work": "adversarial/test_wrong_plugins.py",
+    "worker/check_case": "run/test_check.py",
+    "worker/code_capture": "run/test_inspect.py",
+    "worker/compile_stats": "backends/test_torch_compile.py",
+    "worker/error_metrics": "run/test_check.py",
+    "worker/failures": "integration/test_faults.py",
+    "worker/output_checks": "worker/test_rotating_inputs.py",
+    "worker/pre_check": "worker/test_rotating_inputs.py",
+    "worker/probe": "results/test_labels.py",
+    "worker/server": "integration/test_faults.py",
+    "worker/timers": "gpu/test_timers_gpu.py",
+    # Commands and tables, compared as a whole.
+    "cli/actions": "cli/test_main.py",
+    "cli/baseline": "cli/test_gate.py",
+    "cli/check": "run/test_check.py",
+    "cli/doctor": "cli/test_main.py",
+    "cli/inspect": "run/test_inspect.py",
+    "cli/listing": "cli/test_main.py",
+    "cli/output": "cli/test_main.py",
+    "cli/results": "cli/test_main.py",
+    "cli/run": "run/test_run.py",
+    "report/check_report": "run/test_check.py",
+    "report/forest_plot": "cli/test_gate.py",
+    "report/gate_report": "cli/test_gate.py",
+    "report/listing": "run/test_inspect.py",
+    "report/self_test_report": "gate/test_self_test.py",
+    "gate/environment_match": "cli/test_gate.py",
+    "gate/samples": "gate/test_baselines.py",
+    "gate/verdicts": "gate/test_paired.py",
+    "gate/self_test/analysis": "gate/test_self_test.py",
+    "gate/self_test/measure": "gate/test_self_test.py",
+}
+
+
+def names() -> list[str]:
+    files = (path.relative_to(ROOT / "softbench").with_suffix("") for path in (ROOT / "softbench").rglob("*.py"))
+    return sorted(name.as_posix() for name in files if not name.name.startswith("__") and name.parts[0] != "kernels")
+
+
+def own_test(name: str) -> Path:
+    module = Path(name)
+    return ROOT / "tests" / module.parent / f"test_{module.name}.py"
+
+
+def test_each_module_has_its_test_file_or_an_entry():
+    assert [name for name in names() if not own_test(name).is_file() and name not in COVERED_BY] == []
+
+
+def test_entries_are_needed_and_name_existing_tests():
+    assert [name for name in COVERED_BY if name not in names() or own_test(name).is_file()] == []
+    assert [test for test in COVERED_BY.values() if not (ROOT / "tests" / test).is_file()] == []
