@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 DTYPES = {"fp32": 4, "fp16": 2, "bf16": 2}
 """Bytes per element of each dtype."""
@@ -25,6 +26,18 @@ class Direction(StrEnum):
     """y and dx through autograd, as in a training step."""
 
 
+class CaseKey(NamedTuple):
+    """A case's identity in a results file, which has one device. Its text is the case's name, such as `forward-bf16-4096x1024`."""
+
+    direction: str
+    dtype: str
+    M: int
+    N: int
+
+    def __str__(self) -> str:
+        return f"{self.direction}-{self.dtype}-{self.M}x{self.N}"
+
+
 @dataclass(frozen=True, slots=True)
 class Case:
     """One shape, dtype, direction and device: softmax over the last axis of an (M, N) tensor."""
@@ -42,7 +55,12 @@ class Case:
     @property
     def key(self) -> str:
         """The case's name, such as `forward-bf16-4096x1024`; unique in a run."""
-        return f"{self.direction}-{self.dtype}-{self.M}x{self.N}"
+        return str(self.identity)
+
+    @property
+    def identity(self) -> CaseKey:
+        """The case without its device."""
+        return CaseKey(self.direction.value, self.dtype, self.M, self.N)
 
     @property
     def tensor_bytes(self) -> int:

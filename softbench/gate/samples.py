@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple, NoReturn
 
-from softbench.core.case import DTYPES, TIMERS, YARDSTICK, Direction
+from softbench.core.case import DTYPES, TIMERS, YARDSTICK, CaseKey, Direction
 from softbench.core.errors import ResultsError
 from softbench.core.outcome import Measured, Record, Skipped
 from softbench.core.text import micros, one_line
@@ -36,8 +36,8 @@ class CellKey(NamedTuple):
 
     @property
     def case(self) -> str:
-        """The case's name, equal to `softbench.core.case.Case.key`."""
-        return f"{self.direction}-{self.dtype}-{self.M}x{self.N}"
+        """The case's name."""
+        return str(CaseKey(*self[1:]))
 
     def of(self, backend: str) -> CellKey:
         """The cell of another backend on the same case."""
@@ -267,10 +267,7 @@ def of_run(header: dict[str, Any], records: Iterable[Record], source: str) -> Ru
     """The samples of a run that was just measured."""
     settings = dict(header["settings"])
     timer = str(settings.get("timer", TIMERS[0]))
-    cells = {
-        CellKey(record.backend, record.case.direction.value, record.case.dtype, record.case.M, record.case.N): of_record(record, timer)
-        for record in records
-    }
+    cells = {CellKey(record.backend, *record.case.identity): of_record(record, timer) for record in records}
     return _run_samples({**header, "settings": settings}, cells, source)
 
 

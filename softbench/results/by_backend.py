@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from softbench.core.case import CaseKey
 from softbench.core.outcome import Grade, Status
 from softbench.results.csv import read_csv
 from softbench.results.rows import IMPLAUSIBLE, Row
@@ -47,16 +48,12 @@ def by_backend(rows: Iterable[Row]) -> dict[str, BackendCost]:
     for row in rows:
         grouped.setdefault(row.backend, []).append(row)
     ok = [row for some in grouped.values() for row in some if row.status == Status.OK and IMPLAUSIBLE not in row.labels]
-    copies = {_cell(row): row.device_us for row in ok if row.grade == Grade.YARDSTICK}
-    by_device = bool(ok) and all(row.device_us and copies.get(_cell(row)) for row in ok)
+    copies = {row.case: row.device_us for row in ok if row.grade == Grade.YARDSTICK}
+    by_device = bool(ok) and all(row.device_us and copies.get(row.case) for row in ok)
     return {name: _cost(some, copies if by_device else None) for name, some in grouped.items()}
 
 
-def _cell(row: Row) -> tuple[object, ...]:
-    return row.direction, row.M, row.N, row.dtype
-
-
-def _cost(rows: Sequence[Row], copies: Mapping[tuple[object, ...], float | None] | None) -> BackendCost:
+def _cost(rows: Sequence[Row], copies: Mapping[CaseKey, float | None] | None) -> BackendCost:
     ok = [row for row in rows if row.status == Status.OK]
     cold = [row for row in ok if row.build_cache == "cold"]
     builds = [row.build_s for row in cold or ok if row.build_s is not None]
@@ -65,7 +62,7 @@ def _cost(rows: Sequence[Row], copies: Mapping[tuple[object, ...], float | None]
     for row in ok:
         if IMPLAUSIBLE in row.labels:  # such a cell publishes no fraction
             continue
-        copy_us = copies.get(_cell(row)) if copies else None
+        copy_us = copies.get(row.case) if copies else None
         of_copy = copy_us / row.device_us if copy_us and row.device_us else row.of_copy
         if of_copy and row.grade != Grade.YARDSTICK:
             fractions.setdefault(row.direction, []).append(min(1.0, of_copy))

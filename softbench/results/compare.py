@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import geometric_mean, median
 
+from softbench.core.case import CaseKey
 from softbench.core.outcome import Status
 from softbench.results.rows import IMPLAUSIBLE, Row
 
@@ -16,8 +17,7 @@ class Pair:
     """One cell in both files."""
 
     backend: str
-    case: tuple[str, str, int, int]
-    """direction, dtype, M, N."""
+    case: CaseKey
     a_gbps: float | None
     b_gbps: float | None
     ratio: float | None
@@ -38,7 +38,7 @@ def pairs(a: Sequence[Row], b: Sequence[Row]) -> list[Pair]:
     return found
 
 
-def _pair(key: tuple[str, tuple[str, str, int, int]], a: Row | None, b: Row | None) -> Pair:
+def _pair(key: tuple[str, CaseKey], a: Row | None, b: Row | None) -> Pair:
     backend, case = key
     a_gbps, b_gbps = a.gbps if a else None, b.gbps if b else None
     if a is None or b is None or not a_gbps or not b_gbps:

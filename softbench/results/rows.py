@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from softbench.core import statistics as stats
+from softbench.core.case import CaseKey
 from softbench.core.outcome import Build, Checked, Failed, Measured, Profile, Record, Skipped, Timing
 from softbench.ops.softmax import spec
 from softbench.results import labels
@@ -106,8 +107,8 @@ class Row:
     """Places where `torch.compile` left a part of the function to Python; empty if it compiled nothing."""
 
     @property
-    def case(self) -> tuple[str, str, int, int]:
-        return self.direction, self.dtype, self.M, self.N
+    def case(self) -> CaseKey:
+        return CaseKey(self.direction, self.dtype, self.M, self.N)
 
 
 IMPLAUSIBLE = "implausible"
