@@ -156,3 +156,24 @@ def test_pyproject_lists_every_package():
     assert set(tool["packages"]) == folders
     assert all((ROOT / folder / "__init__.py").is_file() for folder in mapped.values())
     assert not (ROOT / "kernels" / "__init__.py").exists()  # the import name `kernels` is another project's
+
+
+def test_only_traits_reads_a_backends_traits():
+    traits = {
+        "compiles",
+        "build_seconds",
+        "interpreted",
+        "summary",
+        "advice",
+        "extra",
+        "reuses_output",
+        "generated",
+        "over_dim",
+        "computes",
+    }
+    for path in modules().values():
+        if path.name == "traits.py":
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "getattr":
+                assert not (isinstance(node.args[1], ast.Constant) and node.args[1].value in traits), (path, node.lineno)

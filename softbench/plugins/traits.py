@@ -1,7 +1,8 @@
-"""Optional traits of a backend, and what it answers."""
+"""Reads the traits of a backend, which `softbench.plugins.backend` lists. No other module reads them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from softbench.core.text import one_line
@@ -21,7 +22,7 @@ def info(backend: Any, source: PluginSource) -> BackendInfo:
         source=source_hash(backend, source),
         advice=one_line(str(getattr(backend, "advice", None) or "")),
         extra=bool(getattr(backend, "extra", False)),
-        reuses_output=bool(getattr(backend, "reuses_output", False)),
+        reuses_output=overwrites_output(backend),
         build_seconds=float(getattr(backend, "build_seconds", 0.0)),
     )
 
@@ -37,9 +38,36 @@ def why_not(answer: Any, method: str) -> str:
     raise TypeError(f"{method}() returned {one_line(repr(answer), 40)}; it must return None for yes, or a text that says why not")
 
 
+def overwrites_output(backend: Any) -> bool:
+    """True if a backend declares that its next call overwrites the last output, as CUDA graphs do."""
+    return bool(getattr(backend, "reuses_output", False))
+
+
+def is_yardstick(backend: Any) -> bool:
+    """True if a backend copies, and computes nothing."""
+    return getattr(backend, "computes", "softmax") == "copy"
+
+
 def reuses_output(backend: Any) -> bool:
     """True if the next call overwrites the last output, as CUDA graphs and the yardstick do."""
-    return bool(getattr(backend, "reuses_output", False)) or getattr(backend, "computes", "softmax") == "copy"
+    return overwrites_output(backend) or is_yardstick(backend)
+
+
+def compiles(backend: Any) -> bool | str:
+    """True if a backend's first call compiles; `always` if nothing is cached."""
+    declared: bool | str = getattr(backend, "compiles", False)
+    return declared
+
+
+def over_dim(backend: Any) -> Callable[..., Callable[..., Any]] | None:
+    """The backend's `over_dim`, for tensors of any shape and strides, or None."""
+    return getattr(backend, "over_dim", None)
+
+
+def generated(backend: Any) -> Callable[..., Any] | None:
+    """The backend's `generated`, which gives code that neither Triton nor Inductor made, or None."""
+    found = getattr(backend, "generated", None)
+    return found if callable(found) else None
 
 
 def interpreted(backend: Any) -> tuple[str, int] | None:

@@ -13,7 +13,7 @@ from softbench.core.case import Case, Direction
 from softbench.core.outcome import Accuracy, Grade
 from softbench.core.text import size
 from softbench.ops.softmax.check_cases import CheckCase, Draw, items
-from softbench.plugins.traits import interpreted, reuses_output, why_not
+from softbench.plugins.traits import interpreted, over_dim, reuses_output, why_not
 from softbench.worker.async_work import AsyncWorkWatch
 from softbench.worker.error_metrics import MetricsAccumulator
 from softbench.worker.output_checks import SHARED, breach, poison, shared, versions
@@ -57,10 +57,10 @@ class CheckCaseRunner:
             if reason := why_not(self.backend.supports(case), "supports"):
                 return reason
             call = self._prepared(case)
-        elif (over_dim := getattr(self.backend, "over_dim", None)) is None:
+        elif (along := over_dim(self.backend)) is None:
             return "it takes (M, N) rows only"
         else:
-            call = lambda *tensors: over_dim(direction)(*tensors, dim)  # noqa: E731
+            call = lambda *tensors: along(direction)(*tensors, dim)  # noqa: E731
         return self._judge(item, case, call, given, dim)
 
     def _prepared(self, case: Case) -> Call:

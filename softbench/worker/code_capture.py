@@ -22,6 +22,7 @@ from softbench.core import text as units
 from softbench.core.case import Case
 from softbench.core.inspection import LANGUAGES, NAME_CHARACTERS, Artifact, Inspection, Launch
 from softbench.ops.softmax import inputs, spec
+from softbench.plugins.traits import generated
 from softbench.worker import timers as timing
 from softbench.worker.compile_stats import Graphs
 
@@ -61,9 +62,8 @@ def inspect(backend: Any, case: Case, seed: int) -> Inspection:
     launches, triton = _triton(seen, launches)
     named = {artifact.name for artifact in artifacts}
     artifacts += [artifact for artifact in triton if artifact.name not in named]
-    generated = getattr(backend, "generated", None)
-    if callable(generated):
-        more, spills = _pieces(generated(case, [launch.name for launch in launches]))
+    if own_code := generated(backend):
+        more, spills = _pieces(own_code(case, [launch.name for launch in launches]))
         artifacts += more
         launches = [replace(launch, spilled_bytes=spills.get(launch.name, launch.spilled_bytes)) for launch in launches]
     launches = _with_bytes(launches, seen, case)

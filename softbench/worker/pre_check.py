@@ -12,7 +12,7 @@ from softbench.core.case import Case, Direction
 from softbench.core.outcome import Accuracy, Grade
 from softbench.core.text import one_line
 from softbench.ops.softmax import inputs, tolerance as correctness
-from softbench.plugins.traits import reuses_output
+from softbench.plugins.traits import is_yardstick, reuses_output
 from softbench.worker import output_checks as contract, timers as timing
 from softbench.worker.async_work import AsyncWorkWatch
 from softbench.worker.failures import out_of_memory
@@ -84,7 +84,7 @@ def verify_outputs(
 ) -> Accuracy:
     """The verdict on outputs of a right form; `unverified` where the reference finds no memory. For the rest see `correctness.check`."""
     try:
-        if getattr(backend, "computes", "softmax") == "copy":
+        if is_yardstick(backend):
             return correctness.check_yardstick(case, given, results)
         return correctness.check(case, given, results, see, kinds)
     except (RuntimeError, MemoryError) as error:

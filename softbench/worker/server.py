@@ -42,7 +42,7 @@ from softbench.ops.softmax.check_cases import items
 from softbench.plugins.info import info_to_json
 from softbench.plugins.load import load
 from softbench.plugins.source import PluginSource
-from softbench.plugins.traits import info, interpreted, reuses_output, why_not
+from softbench.plugins.traits import compiles, info, interpreted, overwrites_output, reuses_output, why_not
 from softbench.worker import tamper_guard as guard, telemetry, timers as timing
 from softbench.worker.batches import Batches
 from softbench.worker.check_case import CheckCaseRunner
@@ -116,7 +116,7 @@ class Server:
         backends = load(source)
         named = [backend for backend in backends if backend.name == name] or list(backends)
         self.backend = named[0]
-        if getattr(self.backend, "reuses_output", False):  # by a CUDA graph
+        if overwrites_output(self.backend):  # by a CUDA graph
             keep_cupti_loaded()
         infos = [info(backend, source) for backend in named]
         return {"infos": [info_to_json(info) for info in infos]}
@@ -131,15 +131,15 @@ class Server:
         self.telemetry = self.telemetry or telemetry.reader(self.device)  # slow the first time: here beside the others
         self.inputs = inputs.make(self.case, seed, torch.device(self.device))
         timing.synchronize(self.device)
-        compiles = getattr(self.backend, "compiles", False)
-        compilations = CompilerCounts() if compiles else None
+        compiling = compiles(self.backend)
+        compilations = CompilerCounts() if compiling else None
         self.graphs = Graphs()
         start = CLOCK()
         self._prepare()
         seconds = CLOCK() - start
-        state = "cold" if compiles == "always" else compilations.state() if compilations else ""
+        state = "cold" if compiling == "always" else compilations.state() if compilations else ""
         self.graphs_built = self.graphs.count()
-        reuses = bool(getattr(self.backend, "reuses_output", False))
+        reuses = overwrites_output(self.backend)
         return {"build": asdict(Build(seconds, state, self.graphs.seconds(), self.graphs.breaks(), reuses))}
 
     def do_check(self) -> Message:
