@@ -34,7 +34,8 @@ COVERED_BY = {
     "processes/slot": "run/test_scheduler.py",
     "results/csv": "results/test_store.py",
     "run/doctor": "cli/test_main.py",
-    "run/header": "run/test_run.py",
+    "run/header": "results/test_store.py",
+    "run/request": "gate/test_ab_run.py",
     # Backends of one call each: the check cases run all of them.
     "backends/autograd": "run/test_check.py",
     "backends/copy": "run/test_check.py",
@@ -71,6 +72,7 @@ COVERED_BY = {
     "report/listing": "run/test_inspect.py",
     "report/self_test_report": "gate/test_self_test.py",
     "gate/environment_match": "cli/test_gate.py",
+    "gate/run_files": "gate/test_baselines.py",
     "gate/samples": "gate/test_baselines.py",
     "gate/verdicts": "gate/test_paired.py",
     "gate/self_test/analysis": "gate/test_self_test.py",

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from softbench.backends import torch_eager as functional
+from softbench.backends import torch_eager
 from softbench.backends.directions import by_direction
 from softbench.backends.naive import naive_backward, naive_forward
 from softbench.core.case import Case, Direction
@@ -27,7 +27,7 @@ GRAPH_CALLS = 3  # the first call warms up, the second records the CUDA graph, t
 Functions = tuple[Callable[..., Any], Callable[..., Any]]
 FUNCTIONS: dict[str, Functions] = {
     "compile": (naive_forward, naive_backward),
-    "compile-torch": (functional._forward, functional._backward),
+    "compile-torch": (torch_eager._forward, torch_eager._backward),
 }
 """The forward and backward to compile, by the name before the colon."""
 OF = {"compile": "the naive function", "compile-torch": "F.softmax"}

@@ -15,7 +15,7 @@ from softbench.core.errors import Interrupted, UsageError
 if TYPE_CHECKING:
     from softbench.results.rows import Row
     from softbench.results.store import Run
-    from softbench.run.run import Request
+    from softbench.run.request import Request
 
 
 def note(text: str) -> None:

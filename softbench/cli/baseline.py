@@ -14,7 +14,7 @@ from softbench.core.errors import SoftbenchError, UsageError
 
 RunsArgument = Annotated[list[Path], typer.Argument(help="Results CSVs of runs on one machine; their processes add up.")]
 
-baselines = typer.Typer(
+commands = typer.Typer(
     help="Baselines of the gate: what several processes measured on one machine, in a readable file.",
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -23,10 +23,10 @@ baselines = typer.Typer(
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the program."""
-    app.add_typer(baselines, name="baseline")
+    app.add_typer(commands, name="baseline")
 
 
-@baselines.command(cls=PanelCommand, epilog=GATE_EPILOG)
+@commands.command(cls=PanelCommand, epilog=GATE_EPILOG)
 def save(
     files: RunsArgument,
     name: Annotated[str, typer.Option(help="What to call it; the file is FOLDER/NAME.json.")],
@@ -34,44 +34,44 @@ def save(
     force: Annotated[bool, typer.Option("--force", help="Replace a baseline of that name.")] = False,
 ) -> None:
     """Save runs (5 processes at least, 10 recommended) as a baseline: softbench baseline save results/latest.csv --name h200."""
-    from softbench.gate import baselines as baseline, samples as evidence
+    from softbench.gate import baselines, run_files
 
-    file, warnings = baseline.save([evidence.read(path) for path in files], name, folder, force=force)
+    file, warnings = baselines.save([run_files.read(path) for path in files], name, folder, force=force)
     warn(warnings)
     typer.echo(file)
 
 
-@baselines.command(name="list", cls=PanelCommand)
+@commands.command(name="list", cls=PanelCommand)
 def list_baselines(folder: Folder = BASELINES) -> None:
     """List the baselines, and which of them cannot be read."""
     from softbench.cli import output
-    from softbench.gate import baselines as baseline
-    from softbench.report import gate_report as verdicts, tables
+    from softbench.gate import baselines
+    from softbench.report import gate_report, tables
 
     found: list[Any] = []
-    for file in baseline.saved(folder):
+    for file in baselines.saved(folder):
         try:
-            found.append((file.stem, baseline.open_baseline(str(file), folder)))
+            found.append((file.stem, baselines.open_baseline(str(file), folder)))
         except SoftbenchError as error:
             found.append((file.stem, str(error)))
     if not found:
         raise UsageError(f"{folder}: no baselines; save one with: softbench baseline save results/latest.csv --name NAME")
-    output.show(tables.facts(verdicts.baselines(found)), output.console())
+    output.show(tables.facts(gate_report.baselines(found)), output.console())
 
 
-@baselines.command(cls=PanelCommand)
+@commands.command(cls=PanelCommand)
 def show(
     name: Annotated[str, typer.Argument(metavar="NAME|FILE", help="A saved baseline, or a file.")], folder: Folder = BASELINES
 ) -> None:
     """Show a baseline: where it was measured, and each cell's figure with its spread between processes."""
     from softbench.cli import output
-    from softbench.gate import baselines as baseline
-    from softbench.report import gate_report as verdicts
+    from softbench.gate import baselines
+    from softbench.report import gate_report
 
-    output.show(verdicts.baseline(baseline.open_baseline(name, folder)), output.console())
+    output.show(gate_report.baseline(baselines.open_baseline(name, folder)), output.console())
 
 
-@baselines.command(cls=PanelCommand, epilog=GATE_EPILOG)
+@commands.command(cls=PanelCommand, epilog=GATE_EPILOG)
 def promote(
     candidate: Annotated[str, typer.Argument(metavar="NAME|FILE", help="The baseline that becomes the one to hold runs against.")],
     name: Annotated[str, typer.Argument(help="The name it takes; what had it is kept as NAME.previous.")],
@@ -79,8 +79,8 @@ def promote(
     folder: Folder = BASELINES,
 ) -> None:
     """Give a saved baseline a name, after a change that is meant to stay. The name's former baseline is kept as NAME.previous."""
-    from softbench.gate import baselines as baseline
+    from softbench.gate import baselines
 
-    file, previous, warnings = baseline.promote(candidate, name, folder, allow_env_mismatch or [])
+    file, previous, warnings = baselines.promote(candidate, name, folder, allow_env_mismatch or [])
     warn(warnings + ([f"the former one is {previous}"] if previous else []))
     typer.echo(file)

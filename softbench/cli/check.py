@@ -41,15 +41,15 @@ def check(
     from softbench.plan import sweep
     from softbench.plan.flags import from_flags
     from softbench.plan.settings import Settings
-    from softbench.run import check as checks
+    from softbench.run.check import CheckRequest, examine
 
     flags = from_flags({"backends": backends, "device": device, "seed": seed, "timeout": timeout, "plugins": plugin})
     directions = sweep.parse_choices(direction, "--direction", ["forward", "backward"])
     try_file(json)
     try_file(junit, flag="--junit")
-    wanted = checks.CheckRequest(Settings.from_sources({}, flags), case, sweep.parse_dtypes(dtype, "--dtype"), directions)
+    wanted = CheckRequest(Settings.from_sources({}, flags), case, sweep.parse_dtypes(dtype, "--dtype"), directions)
     with interruptible():
-        found = checks.examine(wanted, counter("cases"))
+        found = examine(wanted, counter("cases"))
     files = [str(path) for path in plugin or ()]
     if junit is not None:
         from softbench.report import check_report

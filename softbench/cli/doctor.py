@@ -16,9 +16,9 @@ def doctor() -> None:
     """Look at what a run needs: GPU, driver, torch, triton, compilers; say what to install. Exit code 1 when something is missing."""
     from softbench.cli import output
     from softbench.report import tables
-    from softbench.run import doctor as doctors
+    from softbench.run.doctor import examine, healthy
 
     with interruptible():
-        findings = doctors.examine(deadline=120)
+        findings = examine(deadline=120)
     output.show(tables.facts(findings), output.console())
-    raise typer.Exit(0 if doctors.healthy(findings) else 1)
+    raise typer.Exit(0 if healthy(findings) else 1)

@@ -20,7 +20,7 @@ from softbench.core.errors import InconclusiveError, SoftbenchError, UsageError
 if TYPE_CHECKING:
     from softbench.gate.samples import RunSamples
     from softbench.gate.verdicts import GateReport, Rules
-    from softbench.run.run import Request
+    from softbench.run.request import Request
 
 
 def register(app: typer.Typer) -> None:
@@ -152,11 +152,11 @@ class _Strictness:
 
 
 def _against_baseline(files: list[Path], name: str, strictness: _Strictness, stored: _Stored) -> GateReport:
-    from softbench.gate import environment_match, samples, unpaired
+    from softbench.gate import environment_match, run_files, samples, unpaired
     from softbench.gate.baselines import open_baseline
 
     base = open_baseline(name, stored.folder)
-    runs = [samples.read(file) for file in files]
+    runs = [run_files.read(file) for file in files]
     notes = [text for run in runs for text in environment_match.check(run, base, stored.allowed)]
     notes += environment_match.one_machine(runs, stored.allowed)
     rules = strictness.rules(unpaired.MARGIN)
@@ -172,7 +172,7 @@ def _request(sweep: dict[str, Any], config: str | None, folder: Path, resume: bo
     from softbench.cli.output import command_line
     from softbench.plan.config_file import load
     from softbench.plan.flags import from_flags
-    from softbench.run.run import Request
+    from softbench.run.request import Request
 
     layer = load(config) if config is not None else {}
     return Request(layer, from_flags(sweep), False, folder, resume, command_line(sys.argv[1:]), __version__)
@@ -197,7 +197,7 @@ def _self_test(
     outputs: _Outputs,
 ) -> NoReturn:
     from softbench.cli import output
-    from softbench.gate import paired, samples
+    from softbench.gate import paired, run_files, samples
     from softbench.gate.environment_match import one_machine
     from softbench.gate.self_test import analysis
     from softbench.report import self_test_report
@@ -206,7 +206,7 @@ def _self_test(
     if files:
         if families is not None or request.resume:
             raise UsageError("gate: --families and --resume are of a measurement; with FILES nothing is measured")
-        runs = [samples.read(file) for file in files]
+        runs = [run_files.read(file) for file in files]
         warn(one_machine(runs, stored.allowed))
         run = samples.join(runs)
     else:

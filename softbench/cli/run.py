@@ -55,7 +55,8 @@ def run(
     from softbench.cli.output import command_line
     from softbench.plan.config_file import load
     from softbench.plan.flags import from_flags
-    from softbench.run import run as runs
+    from softbench.run.request import Request
+    from softbench.run.run import dry_run as plan_of, exit_code
 
     flags = from_flags(
         {"backends": backends, "M": M, "N": N, "dtype": dtype, "direction": direction, "device": device, "plugins": plugin}
@@ -63,14 +64,14 @@ def run(
         | {"timer": timer, "l2": l2, "profile": profile, "max_rounds": max_rounds, "precision": precision}
     )
     layer = load(config) if config is not None else {}
-    request = runs.Request(layer, flags, quick, output, resume, command_line(sys.argv[1:]), __version__)
+    request = Request(layer, flags, quick, output, resume, command_line(sys.argv[1:]), __version__)
     try_file(json, dry_run)
     if dry_run:
-        _show_plan(runs.dry_run(request))
+        _show_plan(plan_of(request))
         return
     found = measure(request)
     _report(found, json)
-    raise typer.Exit(runs.exit_code(found.records()))
+    raise typer.Exit(exit_code(found.records()))
 
 
 def _report(found: Run, json: Path | None) -> None:

@@ -8,15 +8,16 @@ from typing import cast
 
 from softbench.core.case import Direction
 from softbench.core.errors import UsageError
-from softbench.gate import environment_match as comparable, paired as same_run
-from softbench.gate.samples import RunSamples, of_run
+from softbench.gate import environment_match, paired
+from softbench.gate.run_files import of_run
+from softbench.gate.samples import RunSamples
 from softbench.gate.verdicts import GateReport, Rules, Verdict
 from softbench.plan.settings import AXES, Layer
 from softbench.plan.sweep import Sweep
 from softbench.results import store
-from softbench.run.run import Request
+from softbench.run.request import Request
 
-DEFAULTS: Layer = {**same_run.FIXED_ROUNDS, "batch_ms": 5.0, "yardstick": False}
+DEFAULTS: Layer = {**paired.FIXED_ROUNDS, "batch_ms": 5.0, "yardstick": False}
 """More and shorter batches than in a run: a round is one value of the test, however long its batches are."""
 
 Measure = Callable[[Request], store.Run]
@@ -37,7 +38,7 @@ def fixed(request: Request) -> Request:
     """The request with the defaults of an A/B run. A configuration's number of rounds counts only if it is fixed."""
     config: Layer = {**DEFAULTS, **request.config}
     if config["rounds"] != config["max_rounds"]:  # a range of rounds is meant for a run
-        config = {**config, **same_run.FIXED_ROUNDS}
+        config = {**config, **paired.FIXED_ROUNDS}
     return replace(request, config=config)
 
 
@@ -46,7 +47,7 @@ def notes_on_rounds(request: Request) -> list[str]:
     rounds, most = ({**DEFAULTS, **request.config}[key] for key in ("rounds", "max_rounds"))
     if rounds == most or "rounds" in request.flags:
         return []
-    return [f"{same_run.ROUNDS} rounds, which all backends share, instead of the configuration's {rounds} to {most}; --rounds takes others"]
+    return [f"{paired.ROUNDS} rounds, which all backends share, instead of the configuration's {rounds} to {most}; --rounds takes others"]
 
 
 def judge(
@@ -71,13 +72,13 @@ def judge(
     except UsageError as error:
         raise UsageError(str(error).replace("--backends", "--candidate, --reference", 1)) from None
     screened = found(run)
-    notes = [f"measured: {run.csv}"] + (comparable.check(screened, base, allowed) if base else [])
-    tau = same_run.spreads(base, reference, candidate) if base else None
-    report = same_run.screen(screened, candidate, reference, rules, tau)
-    if flagged := same_run.flagged(report):
+    notes = [f"measured: {run.csv}"] + (environment_match.check(screened, base, allowed) if base else [])
+    tau = paired.spreads(base, reference, candidate) if base else None
+    report = paired.screen(screened, candidate, reference, rules, tau)
+    if flagged := paired.flagged(report):
         again = measure(confirmation(request, flagged))
-        notes.append(f"{len(flagged)} flagged, measured again in {same_run.CONFIRMATIONS} fresh process pairs: {again.csv}")
-        report = same_run.confirmed(report, found(again), reference)
+        notes.append(f"{len(flagged)} flagged, measured again in {paired.CONFIRMATIONS} fresh process pairs: {again.csv}")
+        report = paired.confirmed(report, found(again), reference)
     return replace(report, notes=tuple(notes))
 
 
@@ -91,5 +92,5 @@ def confirmation(request: Request, flagged: Sequence[Verdict]) -> Request:
     cells = [verdict.cell for verdict in flagged]
     sweeps = tuple(Sweep((cell.M,), (cell.N,), (cell.dtype,), (Direction(cell.direction),)) for cell in cells)
     flags = cast(Layer, {key: value for key, value in request.flags.items() if key not in AXES})
-    flags["processes"] = same_run.CONFIRMATIONS
+    flags["processes"] = paired.CONFIRMATIONS
     return replace(request, config={**request.config, "sweep": sweeps}, flags=flags, resume=False)

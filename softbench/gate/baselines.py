@@ -17,10 +17,11 @@ from softbench.core.files import replace_file
 from softbench.core.outcome import Grade, Status
 from softbench.core.text import one_line, unknown
 from softbench.core.validate import NAME
-from softbench.gate import environment_match as comparable
-from softbench.gate.samples import CellKey, CellSamples, RoundMedian, RunSamples, cell_key, from_document, join, load, positive, read
+from softbench.gate import environment_match
+from softbench.gate.run_files import cell_key, from_document, load, positive, read
+from softbench.gate.samples import CellKey, CellSamples, RoundMedian, RunSamples, join
 from softbench.gate.unpaired import MIN_BASE, RECOMMENDED_BASE
-from softbench.results.store import SCHEMA
+from softbench.results.records import SCHEMA
 
 FOLDER = Path("results") / "baselines"
 FORMAT = "softbench baseline"
@@ -38,7 +39,7 @@ def save(parts: Sequence[RunSamples], name: str, folder: Path = FOLDER, *, force
     file = path_of(name, folder)
     if file.exists() and not force:
         raise UsageError(f"{file} is there already; take another name, or --force, or: softbench baseline promote NEW {name}")
-    warnings = comparable.one_machine(parts)
+    warnings = environment_match.one_machine(parts)
     whole = join(parts)
     warnings += _enough(whole) + _everywhere(whole)
     return _write(whole, name, file), warnings
@@ -56,7 +57,7 @@ def promote(candidate: str, name: str, folder: Path = FOLDER, allowed: Sequence[
     found, target = open_baseline(candidate, folder), path_of(name, folder)
     warnings, previous = _enough(found), None
     if target.exists():
-        warnings += comparable.check(found, open_baseline(str(target), folder), allowed)
+        warnings += environment_match.check(found, open_baseline(str(target), folder), allowed)
         previous = path_of(f"{name}.previous", folder)
         try:
             replace_file(previous, target.read_text(encoding="utf-8"))

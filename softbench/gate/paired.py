@@ -14,10 +14,9 @@ from statistics import fmean, median
 
 from softbench.core.errors import InconclusiveError
 from softbench.core.statistics import median_interval
-from softbench.gate import verdicts as gate
 from softbench.gate.inference import moderate, robust_sd, signed_rank_p
 from softbench.gate.samples import CellKey, CellSamples, RunSamples
-from softbench.gate.verdicts import CellTest, GateReport, Rules, State, Verdict
+from softbench.gate.verdicts import CellTest, GateReport, Rules, State, Verdict, corrected, finite, launch_bound, ranked, unmeasured
 from softbench.plan.settings import Layer
 
 MARGIN = 0.03
@@ -74,18 +73,18 @@ def screen(run: RunSamples, candidate: str, reference: str, rules: Rules, tau: M
         key.of(candidate) for key in dict.fromkeys(key.of(reference) for key in run.cells if key.backend in (candidate, reference))
     ):
         new, old = run.cells.get(key), run.cells.get(key.of(reference))
-        if found := gate.unmeasured(key, new, old, was):
+        if found := unmeasured(key, new, old, was):
             verdicts.append(found)
         elif new and old and new.status == old.status == "ok":
             cells[key], sides[key] = pair(new, old), (new, old)
     spreads = {**_spreads(cells), **(tau or {})}
     device = run.environment.get("device")
-    trials = []
+    tests = []
     for key, pairs in cells.items():
         us = median([us for found in pairs.values() for us in found.reference_us] or [math.inf])
-        trials.append(_trial(key, pairs, rules, spreads.get(key), gate.launch_bound(us, device, sides[key]), len(cells)))
+        tests.append(_cell_test(key, pairs, rules, spreads.get(key), launch_bound(us, device, sides[key]), len(cells)))
     what = f"{candidate} against {reference}, interleaved in one run"
-    return GateReport(what, gate.ranked([*verdicts, *gate.family(trials, rules)]), rules)
+    return GateReport(what, ranked([*verdicts, *corrected(tests, rules)]), rules)
 
 
 def spreads(base: RunSamples, reference: str, candidate: str) -> dict[CellKey, float]:
@@ -103,12 +102,12 @@ def _spreads(cells: Mapping[CellKey, Mapping[int, Pairs]]) -> dict[CellKey, floa
     return {key: spread.tau / math.sqrt(2) for key, spread in zip(several, moderate(list(several.values())), strict=True)}
 
 
-def _trial(key: CellKey, found: Mapping[int, Pairs], rules: Rules, tau: float | None, advisory: str, family: int) -> CellTest:
+def _cell_test(key: CellKey, found: Mapping[int, Pairs], rules: Rules, tau: float | None, advisory: str, cells: int) -> CellTest:
     logs = [value for pairs in found.values() for value in pairs.logs]
-    if not logs or not gate.finite(logs):
+    if not logs or not finite(logs):
         return CellTest(Verdict(key, State.AMBIGUOUS, ""), doubt="the two share no round" if not logs else "its values are no numbers")
     margin = max(rules.margin, MARGIN_TAUS * tau) if tau is not None else rules.margin
-    ratio, doubt = math.exp(median(logs)), _doubt(found, rules, family, math.log1p(margin))
+    ratio, doubt = math.exp(median(logs)), _doubt(found, rules, cells, math.log1p(margin))
     if not advisory and margin > rules.most_margin:
         told = f"its processes differ so much that the margin would be {margin:.1%}, more than {rules.most_margin:.0%}"
         if ratio <= 1 + rules.most_margin:
@@ -149,11 +148,11 @@ def _interval(logs: list[float], tau: float | None) -> tuple[float, float] | Non
     return centre - math.hypot(centre - found[0], between), centre + math.hypot(found[1] - centre, between)
 
 
-def _doubt(found: Mapping[int, Pairs], rules: Rules, family: int, margin: float) -> str:
+def _doubt(found: Mapping[int, Pairs], rules: Rules, cells: int, margin: float) -> str:
     least = min(len(pairs.logs) for pairs in found.values())
-    if 0.5**least > rules.alpha / family:
-        needed = math.ceil(math.log2(family / rules.alpha))
-        return f"{least} rounds cannot be significant in a family of {family}: use --rounds {needed} or more"
+    if 0.5**least > rules.alpha / cells:
+        needed = math.ceil(math.log2(cells / rules.alpha))
+        return f"{least} rounds cannot be significant in a family of {cells}: use --rounds {needed} or more"
     for pairs in found.values():
         half = len(pairs.reference_us) // 2
         moved = median(pairs.reference_us[half:]) / median(pairs.reference_us[:half])
@@ -182,7 +181,7 @@ def confirmed(report: GateReport, again: RunSamples | None, reference: str) -> G
 
     Without a second measurement (`again` is None) no flagged cell stays a regression.
     """
-    return replace(report, verdicts=gate.ranked([_settled(v, again, reference, report.rules) for v in report.verdicts]))
+    return replace(report, verdicts=ranked([_settled(v, again, reference, report.rules) for v in report.verdicts]))
 
 
 def _settled(verdict: Verdict, again: RunSamples | None, reference: str, rules: Rules) -> Verdict:

@@ -17,10 +17,9 @@ from statistics import fmean, median
 
 from softbench.core.case import YARDSTICK
 from softbench.core.errors import InconclusiveError
-from softbench.gate import verdicts as gate
 from softbench.gate.inference import Moderated, moderate, t_quantile, t_upper
 from softbench.gate.samples import CellKey, CellSamples, RunSamples, yardstick
-from softbench.gate.verdicts import CellTest, GateReport, Rules, Verdict
+from softbench.gate.verdicts import CellTest, GateReport, Rules, State, Verdict, corrected, finite, launch_bound, ranked, unmeasured
 
 MIN_BASE = 5
 RECOMMENDED_BASE = 10
@@ -40,7 +39,7 @@ def judge(new: RunSamples, base: RunSamples, rules: Rules, notes: tuple[str, ...
     verdicts, cells = [], {}
     moves = _moves(new, base)
     for key in dict.fromkeys([*base.cells, *new.cells]):
-        if found := gate.unmeasured(key, new.cells.get(key), base.cells.get(key), "the baseline"):
+        if found := unmeasured(key, new.cells.get(key), base.cells.get(key), "the baseline"):
             verdicts.append(found)
         elif key.backend != YARDSTICK and all((some := side.cells.get(key)) and some.status == "ok" for side in (new, base)):
             cells[key] = _Cell(key, (new, base), moves)
@@ -51,9 +50,9 @@ def judge(new: RunSamples, base: RunSamples, rules: Rules, notes: tuple[str, ...
             f"measure again with: {base.more_processes(RECOMMENDED_BASE)}"
         )
     spreads = moderate([(cell.old, cell.now) for cell in able])
-    trials = [cell.trial(spread, rules) for cell, spread in zip(able, spreads, strict=True)]
-    trials += [cell.trial(None, rules) for cell in cells.values() if cell.doubt]
-    return GateReport(f"{new.source} against {base.source}", gate.ranked([*verdicts, *gate.family(trials, rules)]), rules, notes)
+    tests = [cell.trial(spread, rules) for cell, spread in zip(able, spreads, strict=True)]
+    tests += [cell.trial(None, rules) for cell in cells.values() if cell.doubt]
+    return GateReport(f"{new.source} against {base.source}", ranked([*verdicts, *corrected(tests, rules)]), rules, notes)
 
 
 def _enough(new: RunSamples, base: RunSamples) -> None:
@@ -84,14 +83,14 @@ class _Cell:
         self.moved = _moved(copies[0], copies[1])
         self.raw_shift = fmean(map(math.log, raw[0])) - fmean(map(math.log, raw[1])) if all(raw) else 0.0
         self.doubt = self._doubt()
-        self.advisory = gate.launch_bound(self.us, both[0].environment.get("device"), sides)
+        self.advisory = launch_bound(self.us, both[0].environment.get("device"), sides)
 
     def _doubt(self) -> str:
         if self.moved is None:
             return "copy was not measured beside it in both: nothing tells whether the machine moved in this case"
         if len(self.old) < MIN_BASE or len(self.now) < MIN_NEW:
             return f"only {len(self.old)} processes of the baseline and {len(self.now)} new ones have it"
-        return "" if gate.finite([*self.old, *self.now, self.moved]) else "its values are no numbers"
+        return "" if finite([*self.old, *self.now, self.moved]) else "its values are no numbers"
 
     def _guarded(self, shift: float, moved: float, rules: Rules) -> str:
         """Why the change of the case's own copy forbids a decision; empty if it does not."""
@@ -109,7 +108,7 @@ class _Cell:
 
     def trial(self, spread: Moderated | None, rules: Rules) -> CellTest:
         counted = f"{len(self.old)}+{len(self.now)} processes"
-        verdict = Verdict(self.key, gate.State.AMBIGUOUS, self.advisory, n=counted, raw_ratio=self.raw_ratio, gated=not self.advisory)
+        verdict = Verdict(self.key, State.AMBIGUOUS, self.advisory, n=counted, raw_ratio=self.raw_ratio, gated=not self.advisory)
         if spread is None or self.moved is None:
             return CellTest(verdict, doubt=self.doubt)
         shift = fmean(self.now) - fmean(self.old)
@@ -136,7 +135,7 @@ def _moves(new: RunSamples, base: RunSamples) -> tuple[dict[int, float], dict[in
     able = {key: sides for key, sides in both.items() if all(side.status == "ok" and side.processes for side in sides)}
     levels = {key: median(sides[1].medians_us().values()) for key, sides in able.items()}
     device = new.environment.get("device")
-    of_device = {key: sides for key, sides in able.items() if not gate.launch_bound(levels[key], device, sides)}
+    of_device = {key: sides for key, sides in able.items() if not launch_bound(levels[key], device, sides)}
     found: tuple[dict[int, list[float]], dict[int, list[float]]] = ({}, {})
     for key, sides in (of_device or able).items():
         for series, values in zip(sides, found, strict=True):

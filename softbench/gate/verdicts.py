@@ -1,4 +1,4 @@
-"""The gate's verdicts, and the decision they add up to. The tests are in `against_baseline` and `same_run`.
+"""The gate's verdicts, and the decision they add up to. The tests are in `unpaired` and `paired`.
 
 Ratios are of latency, new over old: above 1 is slower. Every test asks for more than the margin: H0 is *slowdown <= margin*.
 """
@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
-from softbench.core import text as units
+from softbench.core import text
 from softbench.core.outcome import FAILURES, Status
 from softbench.gate.inference import benjamini_hochberg, holm
 from softbench.gate.samples import CellKey, CellSamples
@@ -130,7 +130,7 @@ class GateReport:
     @property
     def summary(self) -> str:
         """One line: the outcome and why."""
-        counts = [units.count(number, "cell") + f" {state}" for state in State if (number := sum(v.state is state for v in self.verdicts))]
+        counts = [text.count(number, "cell") + f" {state}" for state in State if (number := sum(v.state is state for v in self.verdicts))]
         listed = ", ".join(counts) or "no cell"
         match self.exit_code:
             case 0:
@@ -170,33 +170,33 @@ def ranked(verdicts: Iterable[Verdict]) -> tuple[Verdict, ...]:
     return tuple(sorted(verdicts, key=lambda v: (not v.fails, ORDER.index(v.state), -(v.ratio or 0))))
 
 
-def family(trials: Sequence[CellTest], rules: Rules) -> list[Verdict]:
+def corrected(tests: Sequence[CellTest], rules: Rules) -> list[Verdict]:
     """The verdicts of tested cells, with p values corrected over the gated cells.
 
     Holm's correction decides which cells are regressions. Benjamini and Hochberg's procedure marks cells to look at.
     """
-    counted = [trial for trial in trials if trial.verdict.gated and not trial.doubt]
-    slower = dict(zip(map(id, counted), holm([trial.slower_p for trial in counted]), strict=True))
-    faster = dict(zip(map(id, counted), holm([trial.faster_p for trial in counted]), strict=True))
-    worth = dict(zip(map(id, counted), benjamini_hochberg([trial.slower_p for trial in counted]), strict=True))
+    counted = [tested for tested in tests if tested.verdict.gated and not tested.doubt]
+    slower = dict(zip(map(id, counted), holm([tested.slower_p for tested in counted]), strict=True))
+    faster = dict(zip(map(id, counted), holm([tested.faster_p for tested in counted]), strict=True))
+    worth = dict(zip(map(id, counted), benjamini_hochberg([tested.slower_p for tested in counted]), strict=True))
     found = []
-    for trial in trials:
-        key = id(trial)
-        p, q = slower.get(key, trial.slower_p), worth.get(key, trial.slower_p)
-        state, reason = _state(trial, p, faster.get(key, trial.faster_p), rules)
-        look = not trial.doubt and q <= rules.alpha
+    for tested in tests:
+        key = id(tested)
+        p, q = slower.get(key, tested.slower_p), worth.get(key, tested.slower_p)
+        state, reason = _state(tested, p, faster.get(key, tested.faster_p), rules)
+        look = not tested.doubt and q <= rules.alpha
         if look and state is State.AMBIGUOUS:
             reason = f"significant on its own but not after correction for multiple tests (p {p:.2g})"
-        if not trial.verdict.gated and trial.verdict.reason:
-            reason = f"{trial.verdict.reason}; {reason}"
-        found.append(replace(trial.verdict, state=state, reason=reason, p=p, look=look))
+        if not tested.verdict.gated and tested.verdict.reason:
+            reason = f"{tested.verdict.reason}; {reason}"
+        found.append(replace(tested.verdict, state=state, reason=reason, p=p, look=look))
     return found
 
 
-def _state(trial: CellTest, slower: float, faster: float, rules: Rules) -> tuple[State, str]:
-    verdict, margin = trial.verdict, trial.verdict.margin or rules.margin
-    if trial.doubt:
-        return State.AMBIGUOUS, trial.doubt
+def _state(tested: CellTest, slower: float, faster: float, rules: Rules) -> tuple[State, str]:
+    verdict, margin = tested.verdict, tested.verdict.margin or rules.margin
+    if tested.doubt:
+        return State.AMBIGUOUS, tested.doubt
     if slower <= rules.alpha:
         return State.SLOWER, f"slower by more than the margin of {margin:.1%}, after correction for multiple tests (p {slower:.2g})"
     if faster <= rules.alpha:
@@ -230,7 +230,7 @@ def unmeasured(cell: CellKey, new: CellSamples | None, old: CellSamples | None, 
 def launch_bound(us: float, device: object, sides: Sequence[CellSamples]) -> str:
     """Why a cell of this latency is advisory; empty if it is not. `sides` are the cell and the cell it is compared with."""
     if device == "cuda" and us < LAUNCH_BOUND_US:
-        return f"advisory: launch-bound, {units.micros(us)} is under {LAUNCH_BOUND_US:g} us"
+        return f"advisory: launch-bound, {text.micros(us)} is under {LAUNCH_BOUND_US:g} us"
     if told := next((side.host_bound for side in sides if side.host_bound), ""):
         return f"advisory: launch-bound, no figure of the device's bandwidth: {told}"
     return ""

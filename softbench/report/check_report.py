@@ -10,8 +10,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from softbench.core import text as units
 from softbench.core.outcome import Grade
+from softbench.core.text import count
 from softbench.report.gate_report import xml_text
 from softbench.run.check import BAD, FAILED, SKIPPED, CheckReport, Finding
 
@@ -72,7 +72,7 @@ def _reasons(findings: Sequence[Finding]) -> list[Text]:
     lines = []
     for (verdict, reason), some in grouped.items():
         names = ", ".join(dict.fromkeys(finding.backend for finding in some))
-        lines.append(Text(f"{verdict}: {reason} ({units.count(len(some), 'case')} of {names})"))
+        lines.append(Text(f"{verdict}: {reason} ({count(len(some), 'case')} of {names})"))
     return lines
 
 

@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from softbench.core import text as units
+from softbench.core.text import count, micros, one_line
 from softbench.gate.samples import RunSamples
 from softbench.gate.verdicts import GateReport, State, Verdict
 
@@ -53,7 +53,7 @@ def _collapsed(report: GateReport, shown: Sequence[Verdict]) -> list[str]:
     rest = [verdict.ratio for verdict in report.verdicts if verdict not in shown and verdict.ratio]
     if not rest:
         return []
-    return [f"~ {units.count(len(rest), 'cell')} within the margin, new/old from {min(rest):.3f} to {max(rest):.3f}"]
+    return [f"~ {count(len(rest), 'cell')} within the margin, new/old from {min(rest):.3f} to {max(rest):.3f}"]
 
 
 def markdown(report: GateReport) -> str:
@@ -65,7 +65,7 @@ def markdown(report: GateReport) -> str:
         lines += [*_markdown_table(changed), ""]
     same = [verdict for verdict in report.verdicts if verdict.state is State.SAME]
     if same:
-        lines += [f"<details><summary>~ {units.count(len(same), 'cell')} within the margin</summary>", ""]
+        lines += [f"<details><summary>~ {count(len(same), 'cell')} within the margin</summary>", ""]
         lines += [*_markdown_table(same), "", "</details>", ""]
     lines += [f"- {_safe(note)}" for note in report.notes]
     return "\n".join(lines) + "\n"
@@ -78,7 +78,7 @@ def _markdown_table(verdicts: Sequence[Verdict]) -> list[str]:
 
 def _safe(words: str) -> str:
     """Text of a plugin or a file in Markdown: no markup, no new columns, no links, no mentions."""
-    escaped = html.escape(units.one_line(words, 1000), quote=False)
+    escaped = html.escape(one_line(words, 1000), quote=False)
     for sign in ("\\", "|", "`", "*", "_", "[", "]", "~"):
         escaped = escaped.replace(sign, f"&#{ord(sign)};")
     return escaped.replace("@", "@&#8203;")
@@ -106,7 +106,7 @@ def junit(report: GateReport) -> str:
 
 def xml_text(words: str) -> str:
     """Text without the characters that XML cannot hold at all."""
-    return units.one_line(words, 1000).replace("\ufffe", "?").replace("\uffff", "?")
+    return one_line(words, 1000).replace("\ufffe", "?").replace("\uffff", "?")
 
 
 def baselines(found: Sequence[tuple[str, RunSamples | str]]) -> list[tuple[str, str, str]]:
@@ -117,7 +117,7 @@ def baselines(found: Sequence[tuple[str, RunSamples | str]]) -> list[tuple[str, 
             rows.append((name, "broken", what))
         else:
             measured = sum(series.status == "ok" for series in what.cells.values())
-            told = f"{units.count(measured, 'cell')}, {units.count(what.processes, 'process').replace('processs', 'processes')}"
+            told = f"{count(measured, 'cell')}, {count(what.processes, 'process').replace('processs', 'processes')}"
             rows.append((name, "ok", f"{told} on {what.device_name}: {what.command}"))
     return rows
 
@@ -127,7 +127,7 @@ def baseline(found: RunSamples) -> RenderableType:
     facts = Table(show_header=False, box=None, pad_edge=False)
     pairs = {"runs": ", ".join(found.runs), "command": found.command, **found.versions, **found.settings, **found.environment}
     for key, value in pairs.items():
-        facts.add_row(Text(str(key), style="bold"), Text(units.one_line(str(value))))
+        facts.add_row(Text(str(key), style="bold"), Text(one_line(str(value))))
     table = Table(show_edge=False, pad_edge=False)
     for name in ("backend", "case", "status", "median", "spread", "processes"):
         table.add_column(name, no_wrap=True, justify="right" if name in ("median", "spread", "processes") else "left")
@@ -135,5 +135,5 @@ def baseline(found: RunSamples) -> RenderableType:
         medians = sorted(series.medians_us().values())
         middle = medians[len(medians) // 2] if medians else 0.0
         spread = f"{(medians[-1] - medians[0]) / middle:.1%}" if medians else ""
-        table.add_row(cell.backend, cell.case, series.status, units.micros(middle) if medians else "", spread, str(len(medians) or ""))
+        table.add_row(cell.backend, cell.case, series.status, micros(middle) if medians else "", spread, str(len(medians) or ""))
     return Group(facts, Text(), table, Text("spread: the slowest process less the fastest, over the median", style="dim"))

@@ -9,7 +9,7 @@ from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
-from softbench.core import text as units
+from softbench.core import text
 from softbench.core.inspection import Artifact, Inspection, Launch
 from softbench.plugins.info import BackendInfo
 from softbench.report import tables
@@ -45,7 +45,7 @@ def _launches(launches: Sequence[Launch]) -> Table:
             "x".join(map(str, launch.grid)) or "?",
             "x".join(map(str, launch.block)) or "?",
             *(("?" if value is None else str(value)) for value in (launch.registers, launch.spilled_bytes, launch.shared_bytes)),
-            "?" if launch.moved_bytes is None else f"{units.size(launch.moved_bytes)} ({launch.counted_by})",
+            "?" if launch.moved_bytes is None else f"{text.size(launch.moved_bytes)} ({launch.counted_by})",
         )
     return table
 
@@ -54,7 +54,7 @@ def others(left_out: Sequence[Artifact]) -> str:
     """What is not shown, in a line; empty when all is."""
     if not left_out:
         return ""
-    names = ", ".join(f"{artifact.name} ({units.count(artifact.text.count(chr(10)), 'line')})" for artifact in left_out)
+    names = ", ".join(f"{artifact.name} ({text.count(artifact.text.count(chr(10)), 'line')})" for artifact in left_out)
     return f"not shown: {names}; show them with --show all, or write files with -o DIR"
 
 
@@ -67,7 +67,7 @@ def extras(infos: Sequence[BackendInfo]) -> str:
     """The ones that `all` leaves out, in a line."""
     able = [info.name for info in infos if not (info.broken or info.unavailable)]
     return (
-        f"and {units.count(len(infos), 'extra')}, which all leaves out and names or patterns take ({', '.join(able)} can run here); "
+        f"and {text.count(len(infos), 'extra')}, which all leaves out and names or patterns take ({', '.join(able)} can run here); "
         "softbench list '*' tells of each"
     )
 
@@ -97,10 +97,10 @@ def _cost(cost: BackendCost | None) -> str:
     if cost is None or cost.cells == 0:
         return "unmeasured"
     said = [f"build {_seconds(cost)}"] if cost.build_s is not None else []
-    said += [f"host {units.micros(cost.host_us)} a call"] if cost.host_us is not None else []
+    said += [f"host {text.micros(cost.host_us)} a call"] if cost.host_us is not None else []
     kernels = " kernels" if cost.by_device else ""
     said += [f"{direction}{kernels} {fraction:.0%} of copy" for direction, fraction in cost.of_copy.items()]
-    return f"{'; '.join(said)} (medians, and a mean, of {units.count(cost.cells, 'cell')}; {cost.where})"
+    return f"{'; '.join(said)} (medians, and a mean, of {text.count(cost.cells, 'cell')}; {cost.where})"
 
 
 def _seconds(cost: BackendCost) -> str:
@@ -139,7 +139,7 @@ def cost_rows(found: Mapping[str, BackendCost]) -> list[tuple[str, ...]]:
             (
                 name,
                 _seconds(cost) if cost.build_s is not None else "",
-                units.micros(cost.host_us) if cost.host_us is not None else "",
+                text.micros(cost.host_us) if cost.host_us is not None else "",
                 *(f"{cost.of_copy[direction]:.0%}" if direction in cost.of_copy else "" for direction in directions),
                 str(cost.cells),
                 ", ".join(f"{count} {status}" for status, count in cost.others.items()),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from softbench.core.errors import ResultsError, UsageError
 from softbench.core.outcome import Grade
-from softbench.results import by_backend as costs
+from softbench.results import by_backend
 from softbench.results.rows import Row
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def backends(run: Sequence[Row], out: Path) -> Path:
     """
     if out.suffix not in FORMATS:
         raise UsageError(f"-o {out}: the file must end in {', '.join(FORMATS)}")
-    found = {name: cost for name, cost in costs.by_backend(run).items() if cost.of_copy}
+    found = {name: cost for name, cost in by_backend.by_backend(run).items() if cost.of_copy}
     directions = list(dict.fromkeys(direction for cost in found.values() for direction in cost.of_copy))
     if not directions:
         raise ResultsError("no cell has a fraction of copy, so there is nothing to draw")

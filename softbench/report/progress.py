@@ -9,8 +9,8 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress as Bar, TaskID, TextColumn, TimeRemainingColumn
 
-from softbench.core import text as units
 from softbench.core.case import Case
+from softbench.core.text import count, duration
 from softbench.plan.plan import Plan
 
 LOG_SECONDS = 30.0
@@ -35,7 +35,7 @@ class Progress:
 
     def begin(self, plan: Plan, cells: int, name: str) -> None:
         able = [info.name for info in plan.infos if not (info.broken or info.unavailable)]
-        self.note(f"{name}: {', '.join(able)} over {units.count(len(plan.cases), 'case')} on {plan.device_name}")
+        self.note(f"{name}: {', '.join(able)} over {count(len(plan.cases), 'case')} on {plan.device_name}")
         self._cells, self._start = cells, time.monotonic()
         if self.console.is_terminal:
             columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("cells,"), TimeRemainingColumn())
@@ -54,7 +54,7 @@ class Progress:
         elif self._measured and (now := time.monotonic()) - self._last > LOG_SECONDS:  # what was stored took this run no time
             self._last = now
             left = (now - self._start) / self._measured * (self._cells - self._done)
-            self.note(f"{self._done} of {self._cells} cells, about {units.duration(left)} left")
+            self.note(f"{self._done} of {self._cells} cells, about {duration(left)} left")
 
     def note(self, text: str) -> None:
         with suppress(OSError):  # the reader may have closed stderr; the measurement goes on

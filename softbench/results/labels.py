@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from statistics import median
 
-from softbench.core import statistics as stats
+from softbench.core import statistics
 from softbench.core.case import TIMERS, Case
 from softbench.core.outcome import Batch, Measured, Record
 from softbench.ops.softmax import spec
@@ -48,7 +48,7 @@ def l2_resident(case: Case, l2_bytes: int) -> bool:
 
 def throttled(batches: Sequence[Batch]) -> bool:
     """True if every batch was throttled, so that throttled batches count."""
-    return any(batch.throttled for batch in stats.counted(batches))
+    return any(batch.throttled for batch in statistics.counted(batches))
 
 
 def noisy(median_us: float, p20_us: float, p80_us: float) -> bool:
@@ -76,7 +76,7 @@ def of(record: Record, facts: Mapping[str, object]) -> tuple[str, ...]:
     if not isinstance(outcome, Measured):
         return ()
     timing, profile = outcome.timing, outcome.profile
-    us, (p20, p80) = stats.median_us(timing), stats.p20_p80_us(timing)
+    us, (p20, p80) = statistics.median_us(timing), statistics.p20_p80_us(timing)
     l2_bytes, peak = facts.get("gpu_l2_bytes"), facts.get("peak_gbps")
     found = []
     if timing.kind == TIMERS[0] and profile.device_us and profile.host_us:

@@ -26,6 +26,9 @@ from softbench.core.outcome import (
 from softbench.core.stopping import LIMIT
 from softbench.core.validate import typed
 
+SCHEMA = 1
+"""Version of the run document."""
+
 
 def merge(records: Sequence[Record]) -> Record:
     """Merge one cell's records of several process sets: the first that is not measured, else all batches together."""

@@ -8,7 +8,6 @@ interrupted run, which `--resume` continues. DIR/<run>.log has the output of fai
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import json
 import tempfile
 import time
@@ -25,25 +24,10 @@ from softbench.core.files import replace_file
 from softbench.core.outcome import Record
 from softbench.core.text import one_line, printable
 from softbench.results.csv import to_csv
-from softbench.results.records import merge, record_from_json, record_to_json
+from softbench.results.records import SCHEMA, merge, record_from_json, record_to_json
 from softbench.results.rows import Row, row
 
-SCHEMA = 1
 CHEAP_SECONDS, LAG = 0.02, 20  # a CSV that takes longer is written in at most a twentieth of the time
-KEYED = (
-    *("device", "gpu", "gpu_memory_bytes", "driver", "power_limit_w", "cpu", "torch_threads"),
-    *("cuda", "torch", "triton", "python", "interleaved"),
-)
-"""Facts of the environment that must be equal to resume a run."""
-
-
-def fingerprint(
-    measuring: dict[str, object], facts: dict[str, object], version: str, cases: Sequence[Case], backends: Sequence[str]
-) -> dict[str, object]:
-    """What must be equal to resume a run, by name, so that a message can name a difference."""
-    sweep = hashlib.sha256(" ".join(case.key for case in cases).encode()).hexdigest()[:8]
-    what = {"softbench": version, "cases": f"{len(cases)} (hash {sweep})", "backends": ", ".join(backends)}
-    return {**what, **measuring, **{key: facts.get(key) for key in KEYED}}
 
 
 @dataclass(slots=True)
@@ -171,7 +155,7 @@ def writable(folder: Path) -> None:
 
 
 def start(folder: Path, header: dict[str, Any]) -> Run:
-    """A new run in `folder`. `header`: see `softbench.run.session.header`.
+    """A new run in `folder`. `header`: see `softbench.run.header.header`.
 
     Raises:
         ResultsError: the folder cannot be written.

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
 import subprocess
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from softbench.core.case import YARDSTICK
+from softbench.core.case import YARDSTICK, Case
 from softbench.plan.plan import Plan
-from softbench.results import store
+
+KEYED = (
+    *("device", "gpu", "gpu_memory_bytes", "driver", "power_limit_w", "cpu", "torch_threads"),
+    *("cuda", "torch", "triton", "python", "interleaved"),
+)
+"""Facts of the environment that must be equal to resume a run."""
 
 
 def header(plan: Plan, command: str, version: str) -> dict[str, Any]:
@@ -27,8 +34,17 @@ def header(plan: Plan, command: str, version: str) -> dict[str, Any]:
         "relative_to": settings.relative_to,
         "settings": {**settings.measuring(), "timeout": settings.timeout, "memory_share": settings.memory_share},
         "environment": plan.facts,
-        "fingerprint": store.fingerprint(settings.measuring(), plan.facts, version, plan.cases, [info.name for info in plan.infos]),
+        "fingerprint": fingerprint(settings.measuring(), plan.facts, version, plan.cases, [info.name for info in plan.infos]),
     }
+
+
+def fingerprint(
+    measuring: dict[str, object], facts: dict[str, object], version: str, cases: Sequence[Case], backends: Sequence[str]
+) -> dict[str, object]:
+    """What must be equal to resume a run, by name, so that a message can name a difference."""
+    sweep = hashlib.sha256(" ".join(case.key for case in cases).encode()).hexdigest()[:8]
+    what = {"softbench": version, "cases": f"{len(cases)} (hash {sweep})", "backends": ", ".join(backends)}
+    return {**what, **measuring, **{key: facts.get(key) for key in KEYED}}
 
 
 def _git_commit() -> str | None:

@@ -15,17 +15,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Protocol
 
 from softbench.core.case import YARDSTICK, Case
 from softbench.core.errors import ResultsError
 from softbench.core.outcome import FAILURES, Record, Status
-from softbench.plan import plan as planning
-from softbench.plan.config_file import DEFAULT_CONFIG, load
-from softbench.plan.plan import Plan
-from softbench.plan.settings import Layer, Settings
+from softbench.plan.plan import Plan, cases_of, make
+from softbench.plan.settings import Settings
 from softbench.plugins import static_scan
 from softbench.plugins.info import BackendInfo
 from softbench.plugins.select import select
@@ -35,6 +32,7 @@ from softbench.processes.session import Session
 from softbench.processes.slot import WorkerSlot
 from softbench.results import store
 from softbench.run.header import header
+from softbench.run.request import Request
 from softbench.run.scheduler import Scheduler
 
 
@@ -49,40 +47,6 @@ class Observer(Protocol):
 
     def note(self, text: str) -> None:
         """A note for the user."""
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What the user asked for: a run, or only its plan."""
-
-    config: Layer
-    """From the configuration."""
-    flags: Layer
-    """From the command line."""
-    quick: bool
-    output: Path
-    """Folder of the results."""
-    resume: bool
-    command: str
-    """The command line, stored in the run document."""
-    version: str
-    """softbench's version."""
-
-    def settings(self, device: str = "") -> Settings:
-        """The settings; with `device`, a request without a sweep gets the device's default configuration.
-
-        Raises:
-            UsageError: settings contradict each other.
-        """
-        settings = Settings.from_sources(self.config, self.flags, quick=self.quick)
-        if settings.sweep or not device:
-            return settings
-        default = load(DEFAULT_CONFIG[device])
-        return Settings.from_sources({**default, **self.config}, self.flags, quick=self.quick)
-
-    def gives(self, *names: str) -> bool:
-        """True if the configuration or a flag sets all these fields."""
-        return set(names) <= {*self.config, *self.flags}
 
 
 def dry_run(request: Request) -> Plan:
@@ -107,12 +71,12 @@ def prepare(session: Session, request: Request) -> tuple[Plan, list[WorkerSlot]]
     if session.gpu is None and settings.device == "auto" and not request.settings().sweep:
         measured = "measuring" if request.gives("M", "N") else "a short sweep"
         notes.append(f"no GPU ({session.machine.no_gpu}): {measured} on the CPU instead")
-    cases = planning.cases_of(settings, session.device)
+    cases = cases_of(settings, session.device)
     opened = session.open_for(settings.backends)
     infos = select([slot.info for slot in opened], settings.backends, yardstick=settings.yardstick)
     slots = [slot for info in infos for slot in opened if slot.info is info]
     session.drop([slot for slot in opened if slot not in slots])
-    plan = planning.make(settings, cases, session.machine, session.gpu, infos, asked=request.gives("relative_to"))
+    plan = make(settings, cases, session.machine, session.gpu, infos, asked=request.gives("relative_to"))
     if len(plan.groups) > 1:
         session.drop(slots)
     return replace(plan, notes=(*notes, *plan.notes)), slots

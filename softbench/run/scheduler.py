@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from softbench.core import statistics as stats, stopping as sampling
+from softbench.core import statistics, stopping
 from softbench.core.case import YARDSTICK, Case
 from softbench.core.channel import Message
 from softbench.core.outcome import (
@@ -28,9 +28,8 @@ from softbench.core.outcome import (
     Timing,
 )
 from softbench.plan.plan import Plan
-from softbench.processes import slot as slots_module
 from softbench.processes.pool import Lost, Pool
-from softbench.processes.slot import WorkerSlot
+from softbench.processes.slot import WorkerSlot, revive
 from softbench.results import records
 
 PROFILE_MS = 3.0
@@ -97,7 +96,7 @@ class Scheduler:
             slot.worker = None
 
     def _revive(self, slots: list[WorkerSlot], case: Case) -> None:
-        for slot, failed in slots_module.revive(self.pool, slots, case.device, self.environment, self.deadlines["import"]).items():
+        for slot, failed in revive(self.pool, slots, case.device, self.environment, self.deadlines["import"]).items():
             self._end(slot, failed)
 
     def _going(self) -> list[WorkerSlot]:
@@ -114,13 +113,13 @@ class Scheduler:
 
     def _known(self, slot: WorkerSlot) -> bool:
         settings = self.plan.settings
-        rounds = [batch.samples_us for batch in stats.counted(self.state[slot].batches)]
-        return sampling.settled(rounds, settings.precision, settings.tick_us)
+        rounds = [batch.samples_us for batch in statistics.counted(self.state[slot].batches)]
+        return stopping.settled(rounds, settings.precision, settings.tick_us)
 
     def _stopped(self, slot: WorkerSlot) -> str:
         if self.plan.settings.rounds == self.plan.settings.max_rounds:
-            return sampling.FIXED
-        return sampling.PRECISE if self._known(slot) else sampling.LIMIT
+            return stopping.FIXED
+        return stopping.PRECISE if self._known(slot) else stopping.LIMIT
 
     def _build_and_check(self, slots: list[WorkerSlot], case: Case, turns: bool) -> None:
         build = {"op": "build", "case": asdict(case), "seed": self.plan.settings.seed}

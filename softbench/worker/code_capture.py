@@ -18,12 +18,12 @@ from unittest import mock
 
 import torch
 
-from softbench.core import text as units
 from softbench.core.case import Case
 from softbench.core.inspection import LANGUAGES, NAME_CHARACTERS, Artifact, Inspection, Launch
+from softbench.core.text import count, one_line, size
 from softbench.ops.softmax import inputs, spec
 from softbench.plugins.traits import generated
-from softbench.worker import timers as timing
+from softbench.worker import timers
 from softbench.worker.compile_stats import Graphs
 
 INDUCTOR_KERNEL = re.compile(r"^(\w+) = async_compile\.(triton|cpp_pybinding|cpp)\(", re.MULTILINE)
@@ -56,7 +56,7 @@ def inspect(backend: Any, case: Case, seed: int) -> Inspection:
             prepared(*given)
 
         call()
-        timing.synchronize(case.device)
+        timers.synchronize(case.device)
         launches = traced(call) if case.device == "cuda" else []
     artifacts = _inductor(seen)
     launches, triton = _triton(seen, launches)
@@ -80,7 +80,7 @@ def _pieces(answer: Any) -> tuple[list[Artifact], dict[str, int]]:
         pieces, spills = answer
         return [Artifact(*map(str, piece)) for piece in pieces], {str(name): int(spilled) for name, spilled in dict(spills).items()}
     except (TypeError, ValueError):
-        told = units.one_line(repr(answer), 40)
+        told = one_line(repr(answer), 40)
         raise TypeError(f"generated() returned {told}, not ([(name, kind, language, text), ...], {{kernel: bytes spilled}})") from None
 
 
@@ -152,7 +152,7 @@ def launches_of(events: list[dict[str, Any]]) -> list[Launch]:
         shared = about.get("shared memory")
         launches.append(
             Launch(
-                units.one_line(str(event.get("name", "")), NAME_CHARACTERS),
+                one_line(str(event.get("name", "")), NAME_CHARACTERS),
                 tuple(int(extent) for extent in about.get("grid", ())),
                 tuple(int(extent) for extent in about.get("block", ())),
                 registers=_number(about.get("registers per thread")),
@@ -244,12 +244,12 @@ def _facts(
     backend: Any, case: Case, seen: Seen, graphs: Graphs, launches: list[Launch], artifacts: list[Artifact]
 ) -> Iterator[tuple[str, str]]:
     yield "backend", f"{backend.name}, {case.key} on {torch.cuda.get_device_name() if case.device == 'cuda' else 'the CPU'}"
-    yield "algorithmic bytes", f"{spec.bytes_moved(case)} ({units.size(spec.bytes_moved(case))})"
+    yield "algorithmic bytes", f"{spec.bytes_moved(case)} ({size(spec.bytes_moved(case))})"
     if seen.counts:
         moved = sum(sum(counts) for counts in seen.counts)
-        yield "bytes by Inductor", f"{moved} ({units.size(moved)}) in {units.count(sum(map(len, seen.counts)), 'kernel')} of all its graphs"
+        yield "bytes by Inductor", f"{moved} ({size(moved)}) in {count(sum(map(len, seen.counts)), 'kernel')} of all its graphs"
     if graphs.count():
-        yield "torch.compile", f"{units.count(graphs.count(), 'graph')}, {units.count(graphs.breaks() or 0, 'graph break')}"
+        yield "torch.compile", f"{count(graphs.count(), 'graph')}, {count(graphs.breaks() or 0, 'graph break')}"
     if case.device == "cuda":
         yield "kernels a call", str(len(launches)) if launches else "none seen; does another profiler hold CUPTI?"
     if not artifacts:

@@ -11,9 +11,9 @@ import torch
 from softbench.core.case import Case, Direction
 from softbench.core.outcome import Accuracy, Grade
 from softbench.core.text import one_line
-from softbench.ops.softmax import inputs, tolerance as correctness
+from softbench.ops.softmax import inputs, tolerance
 from softbench.plugins.traits import is_yardstick, reuses_output
-from softbench.worker import output_checks as contract, timers as timing
+from softbench.worker import output_checks, timers
 from softbench.worker.async_work import AsyncWorkWatch
 from softbench.worker.failures import out_of_memory
 from softbench.worker.tamper_guard import TamperGuard
@@ -42,25 +42,25 @@ class PreCheck:
             return hard
         inputs.refill(self.given, self.case, seed)
         second, normal = self._once()
-        if normal.grade is not Grade.WRONG and not reuses_output(self.backend) and contract.shared((*first, *second)):
-            return Accuracy(Grade.WRONG, float("inf"), contract.SHARED)
+        if normal.grade is not Grade.WRONG and not reuses_output(self.backend) and output_checks.shared((*first, *second)):
+            return Accuracy(Grade.WRONG, float("inf"), output_checks.SHARED)
         return normal if normal.grade in (Grade.WRONG, Grade.UNVERIFIED) else max(hard, normal, key=lambda found: found.worst)
 
     def _once(self, kinds: Sequence[str] = ()) -> tuple[tuple[torch.Tensor, ...], Accuracy]:
-        """One call into memory poisoned with NaN, compared before the reference is computed near it. `kinds`: as in `correctness.check`."""
+        """One call into memory poisoned with NaN, compared before the reference is computed near it. `kinds`: as in `tolerance.check`."""
         device = self.case.device
-        kept, written = tuple(tensor.detach().clone() for tensor in self.given), contract.versions(self.given)
-        contract.poison(self.given, device)
+        kept, written = tuple(tensor.detach().clone() for tensor in self.given), output_checks.versions(self.given)
+        output_checks.poison(self.given, device)
         held_bytes = self._reset_peak()
         watch = AsyncWorkWatch(device)
         outputs = self.call(*self.given)
         if held_bytes is not None and self.peak_bytes is None:  # what follows allocates too
             self.peak_bytes = torch.cuda.max_memory_allocated() - held_bytes
         late = watch.unfinished(outputs)
-        timing.synchronize(device)
+        timers.synchronize(device)
         both = self.case.direction is Direction.BOTH
         results = outputs if both else (outputs,)
-        reason = contract.breach(self.given, kept, results, expected=2 if both else 1, written=written) or late
+        reason = output_checks.breach(self.given, kept, results, expected=2 if both else 1, written=written) or late
         if reason := reason or (self.guard.replaced() if self.guard else ""):
             return (), Accuracy(Grade.WRONG, float("inf"), reason)
         del kept
@@ -79,14 +79,14 @@ def verify_outputs(
     case: Case,
     given: tuple[torch.Tensor, ...],
     results: tuple[torch.Tensor, ...],
-    see: correctness.See | None = None,
+    see: tolerance.See | None = None,
     kinds: Sequence[str] = (),
 ) -> Accuracy:
-    """The verdict on outputs of a right form; `unverified` where the reference finds no memory. For the rest see `correctness.check`."""
+    """The verdict on outputs of a right form; `unverified` where the reference finds no memory. For the rest see `tolerance.check`."""
     try:
         if is_yardstick(backend):
-            return correctness.check_yardstick(case, given, results)
-        return correctness.check(case, given, results, see, kinds)
+            return tolerance.check_yardstick(case, given, results)
+        return tolerance.check(case, given, results, see, kinds)
     except (RuntimeError, MemoryError) as error:
         if not out_of_memory(error):
             raise

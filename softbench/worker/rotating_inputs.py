@@ -28,7 +28,7 @@ import torch
 from softbench.core.case import Case, Direction
 from softbench.core.outcome import Accuracy, Grade
 from softbench.ops.softmax import inputs
-from softbench.worker import output_checks as contract
+from softbench.worker import output_checks
 from softbench.worker.async_work import AsyncWorkWatch
 
 Tensors = tuple[torch.Tensor, ...]
@@ -113,11 +113,11 @@ class RotatingInputs:
         for index in [self.latest] if self.overwrites else sorted(self.kept):
             if index in self.kept:
                 outputs, given = self.kept[index] if both else (self.kept[index],), self._looked_at(index)
-                wrong = contract.misformed(self.sets[index], outputs, expected=2 if both else 1) if given else CHANGED
+                wrong = output_checks.misformed(self.sets[index], outputs, expected=2 if both else 1) if given else CHANGED
                 alive += () if wrong else outputs
                 self._collected[index] = wrong, () if wrong else tuple(out.detach()[self._rows[index]] for out in outputs), given
-        if not self.overwrites and contract.shared(alive):
-            self._wrong = contract.SHARED
+        if not self.overwrites and output_checks.shared(alive):
+            self._wrong = output_checks.SHARED
         self.kept.clear()  # the batch's calls have it, too
 
     def verify(self, judge: Judge) -> Accuracy | None:
@@ -199,7 +199,7 @@ class RotatingInputs:
         return tuple(tensor.detach()[self._rows[index]] for tensor in self.sets[index])
 
     def _as_renewed(self, index: int, rows: Tensors) -> bool:
-        return bool(rows) and all(map(contract.same, rows, self._truth[index]))
+        return bool(rows) and all(map(output_checks.same, rows, self._truth[index]))
 
     def _most_rows(self) -> int:
         return max(1, min(MAX_ROWS, CHECKED_ELEMENTS[self.case.device] // self.case.N))

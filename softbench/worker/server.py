@@ -32,7 +32,7 @@ from typing import Any
 
 import torch
 
-from softbench.core import text as units
+from softbench.core import text
 from softbench.core.case import Case, Direction
 from softbench.core.channel import Channel, Message
 from softbench.core.outcome import Build, Profile, Telemetry
@@ -43,7 +43,7 @@ from softbench.plugins.info import info_to_json
 from softbench.plugins.load import load
 from softbench.plugins.source import PluginSource
 from softbench.plugins.traits import compiles, info, interpreted, overwrites_output, reuses_output, why_not
-from softbench.worker import tamper_guard as guard, telemetry, timers as timing
+from softbench.worker import tamper_guard, telemetry
 from softbench.worker.batches import Batches
 from softbench.worker.check_case import CheckCaseRunner
 from softbench.worker.compile_stats import CompilerCounts, Graphs
@@ -53,6 +53,7 @@ from softbench.worker.pre_check import PreCheck, verify_outputs
 from softbench.worker.probe import probe
 from softbench.worker.rotating_inputs import RotatingInputs
 from softbench.worker.tamper_guard import TamperGuard
+from softbench.worker.timers import Timers, bind, synchronize
 
 CLOCK = time.perf_counter  # bound before a plugin can patch it
 REFILL = 2**31
@@ -79,7 +80,7 @@ class Server:
     def __init__(self) -> None:
         self.backend: Any = None
         self.device = "cpu"
-        self.timers: timing.Timers | None = None
+        self.timers: Timers | None = None
         self.graphs = Graphs()
         self.graphs_built = 0
         """Graphs that belong to builds of this case: what comes on top is a recompilation."""
@@ -110,8 +111,8 @@ class Server:
     def do_load(self, origin: Message, device: str, name: str | None = None) -> Message:
         """Bind the timers, and note what else could be patched; then import the plugin."""
         self.device = device
-        self.timers = timing.bind(device)
-        self.guard = guard.bind(device)
+        self.timers = bind(device)
+        self.guard = tamper_guard.bind(device)
         source = PluginSource(**origin)
         backends = load(source)
         named = [backend for backend in backends if backend.name == name] or list(backends)
@@ -130,7 +131,7 @@ class Server:
             self.case = replace(self.case, M=min(self.case.M, only[1]))
         self.telemetry = self.telemetry or telemetry.reader(self.device)  # slow the first time: here beside the others
         self.inputs = inputs.make(self.case, seed, torch.device(self.device))
-        timing.synchronize(self.device)
+        synchronize(self.device)
         compiling = compiles(self.backend)
         compilations = CompilerCounts() if compiling else None
         self.graphs = Graphs()
@@ -162,7 +163,7 @@ class Server:
 
     def do_inspect(self, case: Message, seed: int) -> Message:
         """Look at what is generated for a case (`softbench.worker.code_capture`)."""
-        from softbench.worker import code_capture as inspection
+        from softbench.worker import code_capture
 
         wanted = Case(**{**case, "direction": Direction(case["direction"])})
         if reason := why_not(self.backend.supports(wanted), "supports"):
@@ -170,11 +171,11 @@ class Server:
         if only := interpreted(self.backend):
             return {"skip": f"nothing is compiled here: {only[0]}"}
         keep_cupti_loaded()  # its sessions follow each other at once
-        return {"inspection": inspection.inspect(self.backend, wanted, seed).document()}
+        return {"inspection": code_capture.inspect(self.backend, wanted, seed).document()}
 
     def do_renew(self, l2: str) -> Message:
         self._ready(l2)[1].renew()
-        timing.synchronize(self.device)  # another worker is timed next
+        synchronize(self.device)  # another worker is timed next
         return {"renewed": True}
 
     def do_time(self, warmup_ms: float, batch_ms: float, timer: str, l2: str) -> Message:
@@ -244,7 +245,7 @@ class Server:
         recompiles = made - self.graphs_built if made else None
         return {"profile": asdict(replace(profile, peak_bytes=self.peak_bytes, recompiles=recompiles))}
 
-    def _ready(self, l2: str) -> tuple[timing.Timers, Batches]:
+    def _ready(self, l2: str) -> tuple[Timers, Batches]:
         """The timers, and the batches of the case that they time, with buffers that were released taken again."""
         if self.inputs is None:
             self.inputs = inputs.make(self._case(), self.seed, torch.device(self.device))
@@ -286,12 +287,12 @@ class Server:
             raise TypeError(f"prepare() returned {type(call).__name__}, not a callable")
         self.call = call
         call(*self._inputs())
-        timing.synchronize(self.device)
+        synchronize(self.device)
 
     def _untimed(self) -> str:
         """Why the case is not to be timed here; empty where it is."""
         only = interpreted(self.backend)
-        return f"checked on {units.count(self._case().M, 'row')} under {only[0]}; not timed" if only else ""
+        return f"checked on {text.count(self._case().M, 'row')} under {only[0]}; not timed" if only else ""
 
     def _case(self) -> Case:
         if self.case is None:

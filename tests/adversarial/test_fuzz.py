@@ -15,14 +15,14 @@ from rich.console import Console
 
 from softbench.core.errors import SoftbenchError, UsageError
 from softbench.core.validate import harmless
-from softbench.gate import samples as evidence
+from softbench.gate import run_files
 from softbench.plan import sweep
 from softbench.plan.config_file import from_table
 from softbench.plan.flags import from_flags
 from softbench.plan.settings import Settings
 from softbench.plan.values import READERS
 from softbench.processes.slot import WorkerSlot, revive
-from softbench.report import check_report as checks, tables
+from softbench.report import check_report, tables
 from softbench.results import compare, records, rows as results, store
 from softbench.results.csv import read_csv, to_csv
 from softbench.run.check import Finding, _Checker
@@ -111,8 +111,8 @@ def test_no_answer_to_check_is_more_than_a_finding(answer):
     session = SimpleNamespace(pool=pool, exclusive=False, revive=lambda slots: revive(pool, slots, "cpu", {}, 60.0))
     (finding,) = _Checker(session, Settings()).ask([slot], "shape 1x1", "forward", "fp32", alone=False)
     assert isinstance(finding, Finding)
-    shown(checks.table([finding]))
-    shown(checks.lines([finding]))
+    shown(check_report.table([finding]))
+    shown(check_report.lines([finding]))
 
 
 @pytest.fixture(scope="module")
@@ -153,13 +153,13 @@ def test_no_csv_makes_show_or_compare_raise(run_folder, data):
 
 @few
 @given(st.data())
-def test_no_json_makes_evidence_raise_anything_but_words(run_folder, data):
+def test_no_json_makes_a_run_file_raise_anything_but_a_results_error(run_folder, data):
     document = data.draw(damaged(run_folder[4]))
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "x.json"
         file.write_text(json.dumps(document))
         try:
-            assert evidence.read(file).cells is not None
+            assert run_files.read(file).cells is not None
         except SoftbenchError as error:
             assert str(file) in str(error)
 

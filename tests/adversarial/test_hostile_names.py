@@ -10,14 +10,14 @@ from xml.etree import ElementTree
 import pytest
 
 import softbench
-from softbench.core import text as units
 from softbench.core.errors import ResultsError, UsageError
 from softbench.core.outcome import Record, Skipped
+from softbench.core.text import one_line
 from softbench.core.validate import NAME
-from softbench.plugins import static_scan as glance
+from softbench.plugins import static_scan
 from softbench.plugins.load import load
 from softbench.plugins.source import PluginSource, safe_name
-from softbench.report import check_report as checks, gate_report as verdicts, plots
+from softbench.report import check_report, gate_report, plots
 from softbench.results import rows as results
 from softbench.results.csv import read_csv, to_csv
 from softbench.results.rows import Row
@@ -53,7 +53,7 @@ def test_a_hostile_plugins_texts_reach_csv_table_log_and_json_as_plain_text(cli)
     files = [path for path in (cli.folder / "results").rglob("*") if path.is_file()]
     assert {path.parent for path in files} == {cli.folder / "results"}
     for text in (done.stdout, done.stderr, *(path.read_text() for path in files)):
-        assert not [sign for sign in text if units.one_line(f"a{sign}b") == "a b" and sign not in " \n\t"], "a control character"
+        assert not [sign for sign in text if one_line(f"a{sign}b") == "a b" and sign not in " \n\t"], "a control character"
     with (cli.folder / "results" / "latest.csv").open() as file:
         found = {row["backend"]: row for row in csv.DictReader(file)}
     assert all(NAME.fullmatch(backend) for backend in found)
@@ -87,7 +87,7 @@ def test_a_glance_tells_names_that_stand_in_the_source_and_admits_the_others(tmp
 
     def at(code, alias=""):
         file.write_text(code)
-        return [(info.name, info.loaded) for info in glance.at(PluginSource("file", "plug", str(file), "plug.py", alias))]
+        return [(info.name, info.loaded) for info in static_scan.at(PluginSource("file", "plug", str(file), "plug.py", alias))]
 
     made = 'class A:\n    name = "a"\nclass B:\n    name: str = "b"\n'
     assert at(made + "backends = [A(), B()]") == [("a", False), ("b", False)]
@@ -96,7 +96,7 @@ def test_a_glance_tells_names_that_stand_in_the_source_and_admits_the_others(tmp
     assert at('class A:\n    name = "../x"\nbackend = A()') == [("plug", False)]
     assert at("\0") == [("plug", False)]
     package = PluginSource("entry point", "theirs", "their_package:backend", "their-package 1.0")
-    assert [(info.name, info.loaded) for info in glance.at(package)] == [("theirs", False)]
+    assert [(info.name, info.loaded) for info in static_scan.at(package)] == [("theirs", False)]
     assert not package.own
     assert PluginSource("entry point", "torch", "softbench.backends.torch_eager:backend", "softbench 1").own
 
@@ -129,12 +129,12 @@ def test_texts_that_begin_like_a_formula_are_quoted_and_come_back_as_they_were(t
 
 def test_markdown_junit_and_figures_take_hostile_texts(tmp_path, make_record):
     finding = Finding("ours", "shape 1x1", "forward", "fp32", "wrong", float("inf"), HOSTILE)
-    document = checks.junit(CheckReport((finding,), (f"bad: {HOSTILE}",), True, "cpu", 0), ["a b.py"])
+    document = check_report.junit(CheckReport((finding,), (f"bad: {HOSTILE}",), True, "cpu", 0), ["a b.py"])
     suite = ElementTree.fromstring(document)
     assert "\x1b" not in document
     assert suite.find("testcase/failure").text.startswith("softbench check --backends ours '--case=shape 1x1'")
     assert {key: suite.get(key) for key in ("tests", "failures", "errors")} == {"tests": "2", "failures": "1", "errors": "1"}
-    safe = verdicts._safe(HOSTILE)
+    safe = gate_report._safe(HOSTILE)
     assert not set("|`<\x1b\n") & set(safe)
     row = results.row(make_record("ours", [1.0, 1.0, 1.0]), None, None, device="$\\frac{ $ ../../x", run="r")
     assert isinstance(row, Row)
@@ -159,10 +159,10 @@ def test_readme_says_that_a_plugin_is_code_you_run():
 
 def test_where_a_machine_keeps_its_packages_is_in_no_reason():
     said = "cannot import name 'x' from 'torch._inductor' (/opt/some/.venv/lib/python3.12/site-packages/torch/_inductor/a.py)"
-    assert units.one_line(said) == "cannot import name 'x' from 'torch._inductor' (torch/_inductor/a.py)"
-    assert units.one_line('File "/usr/lib/python3/dist-packages/torch/fx/b.py", line 5') == 'File "torch/fx/b.py", line 5'
-    assert units.one_line("~/.local/lib/python3.12/site-packages/x.py") == "x.py"
+    assert one_line(said) == "cannot import name 'x' from 'torch._inductor' (torch/_inductor/a.py)"
+    assert one_line('File "/usr/lib/python3/dist-packages/torch/fx/b.py", line 5') == 'File "torch/fx/b.py", line 5'
+    assert one_line("~/.local/lib/python3.12/site-packages/x.py") == "x.py"
     begin = time.monotonic()
-    assert len(units.one_line("-/" * 100_000)) == 300
+    assert len(one_line("-/" * 100_000)) == 300
     assert time.monotonic() - begin < 1  # a plugin's reason must not keep its judge busy
-    assert units.one_line("my/site-packages/x and /home/me/kernel.py") == "my/site-packages/x and /home/me/kernel.py"  # a plugin's own file
+    assert one_line("my/site-packages/x and /home/me/kernel.py") == "my/site-packages/x and /home/me/kernel.py"  # a plugin's own file

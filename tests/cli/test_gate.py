@@ -11,13 +11,13 @@ from tempfile import TemporaryDirectory
 from xml.etree import ElementTree
 
 import pytest
-from gating import GPU, dice, key, series, stored, write_run
+from gating import GPU, cell_samples, dice, key, stored, write_run
 from hypothesis import given, settings, strategies as st
 
 from softbench.core.errors import SoftbenchError
-from softbench.gate import environment_match as comparable, samples as evidence, unpaired as against_baseline
+from softbench.gate import environment_match, run_files, unpaired
 from softbench.gate.verdicts import Rules
-from softbench.report import gate_report as verdicts
+from softbench.report import gate_report
 
 
 @pytest.fixture
@@ -120,7 +120,7 @@ def test_json_to_stdout_can_be_piped(main, files):
 def test_hostile_texts_stay_texts_in_every_output(main, files, tmp_path):
     new = stored(dice(1), 3)
     evil = "</testcase>|<script>[x](http://y) `a` @team \x1b[31m \uffff ::error::"
-    new.cells[key("ours", 7)] = series(status="failed", reason=evil)
+    new.cells[key("ours", 7)] = cell_samples(status="failed", reason=evil)
     assert main("gate", files(new), "--baseline", "h200", "--junit", "gate.xml", "--markdown", "gate.md")[0] == 1
     ElementTree.parse(tmp_path / "gate.xml")
     markdown = (tmp_path / "gate.md").read_text()
@@ -143,10 +143,10 @@ def test_the_profile_of_a_stored_run_tells_where_do_bench_read_the_host(tmp_path
     outcome = document["cells"][1]["outcome"]
     outcome["profile"] = {"device_us": [3.2, 3.3], "host_us": [71.0], "kernels": ["k"], "note": ""}
     k = key("ours", 1)
-    assert evidence.from_document(document, "x").cells[k].host_bound.startswith("do_bench read 23.9 us, the kernels take 3.25 us")
-    assert evidence.from_document({**document, "settings": {"timer": "device"}}, "x").cells[k].host_bound == ""
+    assert run_files.from_document(document, "x").cells[k].host_bound.startswith("do_bench read 23.9 us, the kernels take 3.25 us")
+    assert run_files.from_document({**document, "settings": {"timer": "device"}}, "x").cells[k].host_bound == ""
     outcome["profile"]["device_us"] = [23.0]
-    assert evidence.from_document(document, "x").cells[k].host_bound == ""
+    assert run_files.from_document(document, "x").cells[k].host_bound == ""
 
 
 BAD = {
@@ -208,15 +208,15 @@ def test_no_change_of_a_runs_values_is_ever_a_traceback(data):
     holder[step] = data.draw(st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=3), st.just([]), st.just({})))
     base = stored(dice(2), 10, cells=3)
     try:
-        new = evidence.from_document(document, "hostile.json")
-        comparable.check(new, base, comparable.strict_fields())
-        report = against_baseline.judge(new, base, Rules(margin=0.05))
+        new = run_files.from_document(document, "hostile.json")
+        environment_match.check(new, base, environment_match.strict_fields())
+        report = unpaired.judge(new, base, Rules(margin=0.05))
     except SoftbenchError as error:
         assert "\n" not in str(error)
     else:
         json.dumps(report.document(), allow_nan=False)
-        ElementTree.fromstring(verdicts.junit(report))
-        verdicts.markdown(report)
+        ElementTree.fromstring(gate_report.junit(report))
+        gate_report.markdown(report)
 
 
 @cache
@@ -230,7 +230,7 @@ def test_the_gate_on_stored_files_is_quick_and_light(main, tmp_path):
 
     def five(side):
         for k, s in side.cells.items():
-            side.cells[k] = series(*[(rounds[0].median_us,) * 5 for rounds in s.processes.values()])
+            side.cells[k] = cell_samples(*[(rounds[0].median_us,) * 5 for rounds in s.processes.values()])
         return side
 
     new, base = (write_run(tmp_path, five(stored(dice(i), n, cells=300)), name=f"r{i}") for i, n in ((1, 3), (2, 10)))

@@ -11,7 +11,7 @@ import time
 import pytest
 import torch
 
-from softbench.cli import output as terminal
+from softbench.cli import output
 
 SMALL = ("--device", "cpu", "--M", "8", "--quick")
 
@@ -300,4 +300,4 @@ def test_a_full_disk_is_one_line_and_nothing_is_half_written(cli):
 def test_a_results_file_keeps_the_command_but_no_folder_of_this_machine():
     given = ["run", "--output", "/data/a b.csv", "--plugin=/home/me/mine.py", "--config", "configs/own.toml", "--M", "1,2"]
     expected = "softbench run --output 'a b.csv' --plugin=mine.py --config configs/own.toml --M 1,2"
-    assert terminal.command_line(given) == expected
+    assert output.command_line(given) == expected

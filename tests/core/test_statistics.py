@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from softbench.core import statistics as stats
+from softbench.core import statistics
 from softbench.core.case import Case, Direction
 from softbench.core.outcome import Batch, Timing
 from softbench.core.statistics import median_interval
@@ -16,19 +16,19 @@ def timing(*rounds: tuple[float, ...]) -> Timing:
 
 
 def test_a_cells_figure_is_the_median_of_its_round_medians():
-    assert stats.median_us(timing((1, 2, 3), (100, 100, 100, 100, 100), (4, 5, 6))) == 5
+    assert statistics.median_us(timing((1, 2, 3), (100, 100, 100, 100, 100), (4, 5, 6))) == 5
 
 
 def test_the_band_is_taken_over_all_samples():
-    assert stats.p20_p80_us(timing(tuple(range(1, 7)), tuple(range(7, 12)))) == (3, 9)
-    assert stats.p20_p80_us(timing((7.0,))) == (7.0, 7.0)
+    assert statistics.p20_p80_us(timing(tuple(range(1, 7)), tuple(range(7, 12)))) == (3, 9)
+    assert statistics.p20_p80_us(timing((7.0,))) == (7.0, 7.0)
 
 
 def test_ratios_are_paired_by_round_so_that_drift_cancels():
     fast, slow = timing((10,), (20,), (30,)), timing((20,), (40,), (60,))
-    assert stats.times_faster(fast, slow) == 2
+    assert statistics.times_faster(fast, slow) == 2
     other = Timing((Batch(1, 0, 0, (40.0,)),), "do_bench")
-    assert stats.times_faster(timing((10,)), other) == 4  # no round in common
+    assert statistics.times_faster(timing((10,)), other) == 4  # no round in common
 
 
 @pytest.mark.parametrize(("direction", "passes"), [(Direction.FORWARD, 2), (Direction.BACKWARD, 3), (Direction.BOTH, 5)])

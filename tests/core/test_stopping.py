@@ -6,7 +6,7 @@ from statistics import median
 
 import pytest
 
-from softbench.core import stopping as sampling
+from softbench.core import stopping
 from softbench.core.statistics import median_interval, rank
 
 TICK_US = 0.032
@@ -52,7 +52,7 @@ def sampled(rng, draw, size, precision=0.005, floor=3, limit=10):
     rounds = []
     while len(rounds) < limit:
         rounds.append([draw(rng) for _ in range(size)])
-        if len(rounds) >= floor and sampling.settled(rounds, precision, TICK_US):
+        if len(rounds) >= floor and stopping.settled(rounds, precision, TICK_US):
             break
     return rounds
 
@@ -86,13 +86,13 @@ def test_a_noisy_stream_goes_to_the_limit():
 
 def test_rounds_that_drift_are_not_known_however_many_samples_each_has():
     rounds = [[100 + 2 * i + 0.01 * j for j in range(-50, 51)] for i in range(3)]
-    assert all(sampling.settled([batch, batch, batch], 0.005, TICK_US) for batch in rounds)
-    assert not sampling.settled(rounds, 0.005, TICK_US)
-    assert sampling.settled([rounds[0], rounds[0], rounds[2]], 0.005, TICK_US)  # one disturbed round does not undo the others
+    assert all(stopping.settled([batch, batch, batch], 0.005, TICK_US) for batch in rounds)
+    assert not stopping.settled(rounds, 0.005, TICK_US)
+    assert stopping.settled([rounds[0], rounds[0], rounds[2]], 0.005, TICK_US)  # one disturbed round does not undo the others
 
 
 def test_a_tick_is_near_enough_for_short_kernels():
     ticks = [[2.0, 2.0, 2.032, 2.032, 2.0, 2.032]] * 3
-    assert not sampling.settled(ticks, 0.005, 0)
-    assert sampling.settled(ticks, 0.005, TICK_US)
-    assert not sampling.settled(ticks, 0, TICK_US)  # switched off
+    assert not stopping.settled(ticks, 0.005, 0)
+    assert stopping.settled(ticks, 0.005, TICK_US)
+    assert not stopping.settled(ticks, 0, TICK_US)  # switched off

@@ -7,12 +7,12 @@ import pytest
 from gating import dice, interleaved, stored_run
 
 from softbench.core.errors import InconclusiveError, UsageError
-from softbench.gate import ab_run as versus, paired as same_run
+from softbench.gate import ab_run, paired
 from softbench.gate.samples import CellKey
 from softbench.gate.verdicts import Rules, State, Verdict
 from softbench.plugins.load import load
 from softbench.plugins.source import PluginSource, origins
-from softbench.run.run import Request
+from softbench.run.request import Request
 
 STEADY = '''
 """A softmax that spins for a time of its own choosing: its latency is known, whatever else the machine does."""
@@ -73,8 +73,8 @@ def judge(tmp_path, *runs, base=None):
         asked.append(request)
         return stored_run(tmp_path, next(answers))
 
-    request = versus.ask(Request({}, {"M": (4096,), "rounds": 20}, False, tmp_path, False, "", ""), "new", "old")
-    return versus.judge(measure, request, "new", "old", Rules(margin=same_run.MARGIN), base), asked
+    request = ab_run.ask(Request({}, {"M": (4096,), "rounds": 20}, False, tmp_path, False, "", ""), "new", "old")
+    return ab_run.judge(measure, request, "new", "old", Rules(margin=paired.MARGIN), base), asked
 
 
 def slow(i):
@@ -126,14 +126,14 @@ def test_bad_flags_are_one_line_and_exit_2(main, what):
 
 def test_what_is_flagged_is_measured_again_alone_in_fresh_processes():
     flags = {"M": (4,), "N": (8, 16), "processes": 1, "rounds": 12, "device": "cpu"}
-    asked = versus.ask(Request({}, flags, False, None, False, "", ""), "new", "old")
+    asked = ab_run.ask(Request({}, flags, False, None, False, "", ""), "new", "old")
     assert asked.flags["backends"] == ("new", "old")
-    assert asked.config["batch_ms"] == versus.DEFAULTS["batch_ms"]
-    again = versus.confirmation(asked, [Verdict(CellKey("new", "forward", "fp32", 4, 16), State.SLOWER, "")])
+    assert asked.config["batch_ms"] == ab_run.DEFAULTS["batch_ms"]
+    again = ab_run.confirmation(asked, [Verdict(CellKey("new", "forward", "fp32", 4, 16), State.SLOWER, "")])
     assert [(sweep.M, sweep.N) for sweep in again.config["sweep"]] == [((4,), (16,))]
     assert again.flags == {**{k: v for k, v in asked.flags.items() if k not in "MN"}, "processes": 2}
     with pytest.raises(UsageError, match="self-test"):
-        versus.ask(asked, "a", "a")
+        ab_run.ask(asked, "a", "a")
 
 
 def test_an_alias_renames_a_files_backend_and_a_file_with_an_equals_sign_keeps_its_name(tmp_path):

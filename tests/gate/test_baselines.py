@@ -4,11 +4,11 @@ import json
 from dataclasses import replace
 
 import pytest
-from gating import GPU, dice, series, stored, write_run
+from gating import GPU, cell_samples, dice, stored, write_run
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from softbench.core.errors import SoftbenchError
-from softbench.gate import baselines as baseline, samples as evidence
+from softbench.gate import baselines, run_files
 
 
 @pytest.fixture
@@ -25,9 +25,9 @@ def test_a_saved_baseline_holds_what_the_runs_measured_and_can_be_read_by_people
     a, b = run(1, 6, name="a"), run(2, 5, name="b")
     code, out, err = main("baseline", "save", a, b, "--name", "h200")
     assert (code, out.strip(), err) == (0, "results/baselines/h200.json", "")
-    lines = baseline.path_of("h200").read_text().splitlines()
+    lines = baselines.path_of("h200").read_text().splitlines()
     assert sum('"backend"' in line for line in lines) == 8  # a line a cell
-    found, first, second = baseline.open_baseline("h200"), evidence.read(a), evidence.read(b)
+    found, first, second = baselines.open_baseline("h200"), run_files.read(a), run_files.read(b)
     assert found.processes == 11
     assert found.environment == GPU
     for key, cell in found.cells.items():
@@ -66,18 +66,18 @@ def test_runs_of_two_sweeps_do_not_make_a_baseline(main, run, tmp_path):
     b = write_run(tmp_path, replace(other, cells={**moved, **{k: s for k, s in other.cells.items() if k.N == 1}}), name="b")
     code, out, err = main("baseline", "save", a, b, "--name", "two")
     assert (code, err) == (0, f"softbench: {14} of 16 cells were not measured in all 12 processes\n")
-    c = write_run(tmp_path, replace(other, cells={k: series(*[(9.0,)] * 3) for k in moved}), name="c")
+    c = write_run(tmp_path, replace(other, cells={k: cell_samples(*[(9.0,)] * 3) for k in moved}), name="c")
     code, out, err = main("baseline", "save", a, c, "--name", "three")
     assert (code, out) == (3, "")
     assert "8 of 16 cells have fewer than 5 processes (copy forward-bf16-1x1 has 3); a baseline takes runs of one sweep" in err
 
 
 def test_a_host_bound_cell_is_remembered(run, main):
-    found = evidence.read(run(1, 10))
+    found = run_files.read(run(1, 10))
     ours = next(k for k in found.cells if k.backend == "ours")
     found.cells[ours] = replace(found.cells[ours], host_bound="do_bench read 70 us")
-    baseline.save([found], "h200")
-    assert baseline.open_baseline("h200").cells[ours].host_bound == "do_bench read 70 us"
+    baselines.save([found], "h200")
+    assert baselines.open_baseline("h200").cells[ours].host_bound == "do_bench read 70 us"
 
 
 def test_names_are_not_taken_twice_and_promoting_keeps_the_former_one(main, run):
@@ -90,10 +90,10 @@ def test_names_are_not_taken_twice_and_promoting_keeps_the_former_one(main, run)
     code, out, err = main("baseline", "promote", "after", "main")
     assert (code, out.strip()) == (0, "results/baselines/main.json")
     assert "the former one is results/baselines/main.previous.json" in err
-    was, now = baseline.open_baseline("main.previous"), baseline.open_baseline("main")
-    assert now.runs == baseline.open_baseline("after").runs != was.runs
+    was, now = baselines.open_baseline("main.previous"), baselines.open_baseline("main")
+    assert now.runs == baselines.open_baseline("after").runs != was.runs
     for name in ("main", "after"):
-        file = baseline.path_of(name)
+        file = baselines.path_of(name)
         file.write_text(file.read_text().replace("NVIDIA H200", "NVIDIA B200") if name == "after" else file.read_text())
     assert main("baseline", "promote", "after", "main")[0] == 3
     assert main("baseline", "promote", "after", "main", "--allow-env-mismatch", "gpu")[0] == 0
@@ -122,7 +122,7 @@ DAMAGE = {
 def test_a_damaged_or_foreign_baseline_is_one_line(main, run, what):
     change, told = DAMAGE[what]
     assert main("baseline", "save", run(1, 10), "--name", "h200")[0] == 0
-    file = baseline.path_of("h200")
+    file = baselines.path_of("h200")
     file.write_text(change(file.read_text()))
     code, out, err = main("baseline", "show", "h200")
     assert (code, out) == (2, "")
@@ -160,7 +160,7 @@ def test_no_change_of_a_baselines_values_is_ever_a_traceback(tmp_path, data):
     file = tmp_path / "hostile.json"
     file.write_text(json.dumps(document))
     try:
-        found = baseline.open_baseline(str(file))
+        found = baselines.open_baseline(str(file))
         replace(found, source="").more_processes(3)
     except SoftbenchError as error:
         assert "\n" not in str(error)
@@ -172,6 +172,6 @@ def _text(cache=[]):  # noqa: B006 - written once
         from tempfile import TemporaryDirectory
 
         with TemporaryDirectory() as folder:
-            baseline.save([stored(dice(1), 10, cells=2)], "x", Path(folder))
+            baselines.save([stored(dice(1), 10, cells=2)], "x", Path(folder))
             cache.append(Path(folder, "x.json").read_text())
     return cache[0]

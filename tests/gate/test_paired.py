@@ -4,30 +4,30 @@ import math
 from dataclasses import replace
 
 import pytest
-from gating import dice, evidence, interleaved, key, series
+from gating import cell_samples, dice, interleaved, key, run_samples
 
-from softbench.gate import paired as same_run
+from softbench.gate import paired
 from softbench.gate.verdicts import Rules, State
 
-RULES = Rules(margin=same_run.MARGIN)
+RULES = Rules(margin=paired.MARGIN)
 ORDER = [(turn + turn // 2) % 2 for turn in range(20)]
 
 
 def screen(run, **options):
-    return same_run.screen(run, "new", "old", RULES, **options)
+    return paired.screen(run, "new", "old", RULES, **options)
 
 
 def one(logs, *, reference=None, order=ORDER):
     """A single cell with these log ratios."""
     reference = reference or [50.0] * len(logs)
     mine = tuple(us * math.exp(value) for us, value in zip(reference, logs, strict=True))
-    cells = {key("new"): series(mine, positions=order), key("old"): series(tuple(reference), positions=[1 - p for p in order])}
-    return screen(evidence(cells)).verdicts[0]
+    cells = {key("new"): cell_samples(mine, positions=order), key("old"): cell_samples(tuple(reference), positions=[1 - p for p in order])}
+    return screen(run_samples(cells)).verdicts[0]
 
 
 def test_a_slowdown_is_flagged_with_an_interval_that_says_what_it_covers():
     report = screen(interleaved(dice(1), 20, slowdown=lambda i: 0.08 if i == 4 else 0))
-    assert [v.cell.N for v in same_run.flagged(report)] == [5]
+    assert [v.cell.N for v in paired.flagged(report)] == [5]
     worst = report.verdicts[0]
     assert worst.interval[0] < worst.ratio < worst.interval[1]
     assert worst.covers == "rounds within this process pair"
@@ -86,17 +86,17 @@ def test_too_few_rounds_for_the_family_say_how_many_it_takes():
 def test_missing_and_broken_candidates_fail_and_short_calls_are_advisory():
     run = interleaved(dice(6), 4)
     del run.cells[key("new", 1)]
-    run.cells[key("new", 2)] = series(status="wrong", reason="zeros")
+    run.cells[key("new", 2)] = cell_samples(status="wrong", reason="zeros")
     del run.cells[key("old", 3)]
     report = screen(run)
     assert {v.cell.N: v.state for v in report.verdicts if v.cell.N < 4} == {1: State.MISSING, 2: State.BROKEN, 3: State.NEW}
     assert report.exit_code == 1
-    quick = {k: series(*[tuple(r.median_us / 10 for r in rounds) for rounds in s.processes.values()]) for k, s in run.cells.items()}
-    assert not next(v for v in screen(evidence({k: quick[k] for k in (key("new", 4), key("old", 4))})).verdicts).gated
+    quick = {k: cell_samples(*[tuple(r.median_us / 10 for r in rounds) for rounds in s.processes.values()]) for k, s in run.cells.items()}
+    assert not next(v for v in screen(run_samples({k: quick[k] for k in (key("new", 4), key("old", 4))})).verdicts).gated
 
 
 def test_backends_that_share_no_case_are_no_success():
-    assert screen(evidence({})).exit_code == 3
+    assert screen(run_samples({})).exit_code == 3
 
 
 def test_known_differences_between_processes_raise_the_margin_and_widen_the_interval():
@@ -140,7 +140,7 @@ def again(run, cells):
 def test_only_what_fresh_processes_agree_on_stays_a_regression():
     report = screen(interleaved(dice(9), 20, slowdown=lambda i: 0.08 if i < 2 else 0))
     fresh = interleaved(dice(10), 20, processes=2, slowdown=lambda i: 0.08 if i == 0 else 0)
-    settled = same_run.confirmed(report, again(fresh, {1, 2}), "old")
+    settled = paired.confirmed(report, again(fresh, {1, 2}), "old")
     assert [v.cell.N for v in settled.verdicts if v.fails] == [1]
     assert "confirmed in 2 fresh process pairs" in settled.verdicts[0].reason
     unstable = next(v for v in settled.verdicts if v.cell.N == 2)
@@ -150,16 +150,16 @@ def test_only_what_fresh_processes_agree_on_stays_a_regression():
 
 def test_nothing_that_was_not_measured_again_stands_and_what_breaks_is_broken():
     report = screen(interleaved(dice(9), 20, slowdown=lambda i: 0.08 if i == 0 else 0))
-    assert same_run.confirmed(report, None, "old").exit_code == 0
-    broken = evidence({key("new", 1): series(status="failed", reason="crashed"), key("old", 1): series((1.0,))})
-    assert same_run.confirmed(report, broken, "old").exit_code == 1
+    assert paired.confirmed(report, None, "old").exit_code == 0
+    broken = run_samples({key("new", 1): cell_samples(status="failed", reason="crashed"), key("old", 1): cell_samples((1.0,))})
+    assert paired.confirmed(report, broken, "old").exit_code == 1
 
 
 def gated(rng, cells, **noise):
     """Screen and confirm, as the command does."""
     report = screen(interleaved(rng, cells, **noise))
-    found = {v.cell.N for v in same_run.flagged(report)}
-    return same_run.confirmed(report, again(interleaved(rng, cells, processes=2, **noise), found), "old") if found else report
+    found = {v.cell.N for v in paired.flagged(report)}
+    return paired.confirmed(report, again(interleaved(rng, cells, processes=2, **noise), found), "old") if found else report
 
 
 @pytest.mark.parametrize(("tau", "sigma"), [(0.002, 0.003), (0.005, 0.01)])

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from gating import GPU, dice, evidence, key, self_test_run, series, stored_run, write_run
+from gating import GPU, cell_samples, dice, key, run_samples, self_test_run, stored_run, write_run
 
-from softbench.backends import injected_slowdown as planted
+from softbench.backends import injected_slowdown
 from softbench.core.case import Case, Direction
 from softbench.core.errors import UsageError
-from softbench.gate import ab_run as versus, paired as same_run
-from softbench.gate.self_test import analysis as calibration, measure as families
+from softbench.gate import ab_run, paired
+from softbench.gate.self_test import analysis, measure as families
 from softbench.gate.verdicts import Rules
 from softbench.ops.softmax import spec
 from softbench.plan import sweep
@@ -23,14 +23,14 @@ from softbench.plan.sweep import Sweep
 from softbench.plugins.load import load
 from softbench.plugins.source import origins
 from softbench.run import run as runner
-from softbench.run.run import Request
+from softbench.run.request import Request
 
-RULES = Rules(margin=same_run.MARGIN)
+RULES = Rules(margin=paired.MARGIN)
 
 
 @pytest.fixture(scope="module")
 def quiet():
-    return calibration.analyse(self_test_run(dice(1), 12, 20), "torch", RULES)
+    return analysis.analyse(self_test_run(dice(1), 12, 20), "torch", RULES)
 
 
 def test_quiet_twins_raise_no_alarm_and_every_family_passes(quiet):
@@ -43,7 +43,7 @@ def test_quiet_twins_raise_no_alarm_and_every_family_passes(quiet):
 
 
 def test_power_is_counted_by_planted_cell_against_what_was_realised(quiet):
-    assert [level.planted for level in quiet.power] == list(calibration.SLOWDOWNS)
+    assert [level.planted for level in quiet.power] == list(analysis.SLOWDOWNS)
     assert [level.trials for level in quiet.power] == [240] * 3
     margin, five, eight = quiet.power
     assert margin.realised == pytest.approx(0.03, abs=0.002)
@@ -55,29 +55,29 @@ def test_power_is_counted_by_planted_cell_against_what_was_realised(quiet):
 
 
 def test_a_slowdown_that_came_out_larger_is_told_as_what_it_was():
-    found = calibration.analyse(self_test_run(dice(2), 3, 4, realised={0.05: 0.12}), "torch", RULES)
+    found = analysis.analyse(self_test_run(dice(2), 3, 4, realised={0.05: 0.12}), "torch", RULES)
     (level,) = found.power
     assert (level.planted, level.share) == (0.05, 1)
     assert level.realised == pytest.approx(0.12, abs=0.01)
 
 
 def test_a_twin_that_is_slower_in_all_processes_is_an_alarm_and_in_one_only_a_flag():
-    once = calibration.analyse(self_test_run(dice(3), 6, 8, realised={}, alarm={2}), "torch", RULES)
+    once = analysis.analyse(self_test_run(dice(3), 6, 8, realised={}, alarm={2}), "torch", RULES)
     assert (once.flagged, once.alarms) == (1, 0)
-    always = calibration.analyse(self_test_run(dice(3), 6, 8, realised={}, alarm=set(range(6))), "torch", RULES)
+    always = analysis.analyse(self_test_run(dice(3), 6, 8, realised={}, alarm=set(range(6))), "torch", RULES)
     assert (always.alarms, always.passed, always.exit_code) == (6, 0, 1)
 
 
 def test_a_gate_that_is_always_inconclusive_fails_its_own_test():
-    noisy = calibration.analyse(self_test_run(dice(4), 3, 8, realised={}, sigma=0.3), "torch", RULES)
+    noisy = analysis.analyse(self_test_run(dice(4), 3, 8, realised={}, sigma=0.3), "torch", RULES)
     assert (noisy.alarms, noisy.exit_code) == (0, 1)
 
 
 def test_what_is_no_self_test_is_refused():
     with pytest.raises(UsageError, match="2 families are too few"):
-        calibration.analyse(self_test_run(dice(5), 2, 1), "torch", RULES)
+        analysis.analyse(self_test_run(dice(5), 2, 1), "torch", RULES)
     with pytest.raises(UsageError, match="is no self-test of torch"):
-        calibration.analyse(evidence({key("torch"): series((1.0,))}), "torch", RULES)
+        analysis.analyse(run_samples({key("torch"): cell_samples((1.0,))}), "torch", RULES)
 
 
 def test_stored_self_tests_add_up_and_are_shown_as_table_json_and_plot(main, tmp_path):
@@ -134,7 +134,7 @@ def test_the_plan_is_told_before_anything_is_measured(tmp_path, monkeypatch):
     assert (asked.config["rounds"], asked.config["max_rounds"], asked.config["yardstick"]) == (20, 20, False)
     assert "about " in told
     assert asked.flags["backends"] == ("torch", "torch+0", "torch+0.03", "torch+0.05", "torch+0.08")
-    assert calibration.analyse(run, "torch", RULES).families == 3
+    assert analysis.analyse(run, "torch", RULES).families == 3
     (source,) = [source for source in origins(asked.flags["plugins"]) if source.kind == "file"]
     backends = load(source)
     assert [backend.name for backend in backends] == list(asked.flags["backends"][1:])
@@ -157,10 +157,10 @@ def test_a_configurations_sweep_and_rounds_are_taken_and_a_limit_of_rounds_is_no
         families.measure_families(measure, request, "torch", 3, log.append)
     assert [asked.config["rounds"] for asked in log[1::2]] == [13, 20]
     assert all(asked.resume and asked.config["sweep"] == shapes for asked in log[1::2])
-    (told,) = versus.notes_on_rounds(request)
+    (told,) = ab_run.notes_on_rounds(request)
     assert told.startswith("20 rounds, which all backends share, instead of the configuration's 3 to 6")
-    assert versus.notes_on_rounds(replace(request, flags={"rounds": 30, "max_rounds": 30})) == []
-    assert versus.notes_on_rounds(replace(request, config={})) == []
+    assert ab_run.notes_on_rounds(replace(request, flags={"rounds": 30, "max_rounds": 30})) == []
+    assert ab_run.notes_on_rounds(replace(request, config={})) == []
 
 
 def test_the_shipped_sweep_of_the_gate_plants_in_its_largest_calls(plugins):
@@ -177,18 +177,18 @@ def test_the_shipped_sweep_of_the_gate_plants_in_its_largest_calls(plugins):
 
 
 def test_calibrations_are_remembered_and_a_damaged_memory_is_none(tmp_path):
-    memory = planted.CalibrationFile(str(tmp_path / "planted.json"))
+    memory = injected_slowdown.CalibrationFile(str(tmp_path / "planted.json"))
     assert memory.read() == {}
     memory.write("a", 100)
     memory.write("b", 200)
     assert memory.read() == {"a": 100, "b": 200}
     memory.file.write_text('{"a": "much"')
     assert memory.read() == {}
-    assert planted.CalibrationFile("").read() == {}
+    assert injected_slowdown.CalibrationFile("").read() == {}
 
 
 def test_planted_slowdowns_are_real_and_the_twin_is_the_very_callable(tmp_path):
-    twin, slow = planted.inject("torch", (0.0, 3.0))
+    twin, slow = injected_slowdown.inject("torch", (0.0, 3.0))
     case, x = Case(512, 2048, "fp32", Direction.FORWARD, "cpu"), torch.randn(512, 2048)
     assert (twin.name, slow.name, slow.available(), slow.supports(case)) == ("torch+0", "torch+3", None, None)
     assert torch.equal(twin.prepare(case)(x), slow.prepare(case)(x))
@@ -199,7 +199,7 @@ def test_planted_slowdowns_are_real_and_the_twin_is_the_very_callable(tmp_path):
             pass
 
     begin = time.perf_counter()
-    planted._spinning(spin, 3.0)(x)
+    injected_slowdown._spinning(spin, 3.0)(x)
     assert time.perf_counter() - begin >= 8e-4
     with pytest.raises(UsageError, match="no backend 'troch'"):
-        planted.inject("troch", (0.0,))
+        injected_slowdown.inject("troch", (0.0,))

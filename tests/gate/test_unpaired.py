@@ -5,17 +5,17 @@ import re
 from dataclasses import replace
 
 import pytest
-from gating import dice, evidence, key, series, stored
+from gating import cell_samples, dice, key, run_samples, stored
 
 from softbench.core.errors import InconclusiveError
-from softbench.gate import unpaired as against_baseline, verdicts as gate
+from softbench.gate import unpaired, verdicts
 from softbench.gate.verdicts import Rules, State
 
-RULES = Rules(margin=against_baseline.MARGIN)
+RULES = Rules(margin=unpaired.MARGIN)
 
 
 def judge(new, base, rules=RULES):
-    return against_baseline.judge(new, base, rules)
+    return unpaired.judge(new, base, rules)
 
 
 def states(report):
@@ -72,7 +72,7 @@ def test_a_copy_of_two_speeds_puts_no_steady_cell_in_doubt():
     for side in (base, new):
         for N in range(3, 6):
             copies = side.cells[key("copy", N)].medians_us()
-            side.cells[key("copy", N)] = series(*[(us * (1.045 if process % 2 else 1),) for process, us in copies.items()])
+            side.cells[key("copy", N)] = cell_samples(*[(us * (1.045 if process % 2 else 1),) for process, us in copies.items()])
     report = judge(new, base)
     assert {v.cell.N - 1 for v in report.verdicts if v.state is State.SLOWER} == planted
     assert set(states(report).values()) == {State.SLOWER, State.SAME}
@@ -86,7 +86,7 @@ def moved_apart(short, slowdown, us):
         for N in range(1, 25):
             for name in ("copy", "ours"):
                 values = side.cells[key(name, N)].medians_us().values()
-                side.cells[key(name, N)] = series(*[(value / (19.0 + N) * us * factor,) for value in values])
+                side.cells[key(name, N)] = cell_samples(*[(value / (19.0 + N) * us * factor,) for value in values])
     return {v.state for v in judge(new, base).verdicts if v.cell.backend == "ours" and v.cell.N > 24}
 
 
@@ -105,8 +105,8 @@ def test_copies_that_are_launch_bound_do_not_say_what_the_machine_moved(short, s
 
 def test_two_modes_between_processes_are_ambiguous_not_a_regression():
     base, new = stored(dice(11), 10), stored(dice(12), 3)
-    base.cells[key("ours", 5)] = series(*[(24 * 1.2 * (1.12 if k % 2 else 1),) for k in range(10)])
-    new.cells[key("ours", 5)] = series(*[(24 * 1.2 * 1.12,) for k in range(3)])
+    base.cells[key("ours", 5)] = cell_samples(*[(24 * 1.2 * (1.12 if k % 2 else 1),) for k in range(10)])
+    new.cells[key("ours", 5)] = cell_samples(*[(24 * 1.2 * 1.12,) for k in range(3)])
     report = judge(new, base)
     assert states(report)[5] is State.AMBIGUOUS
     assert report.exit_code == 0  # one cell of 40 is within the share
@@ -122,14 +122,14 @@ def test_more_ambiguous_cells_than_the_share_make_the_run_inconclusive():
 def test_ties_and_constant_cells_are_judged_by_the_floor_or_the_others_spread():
     base, new = stored(dice(15), 10), stored(dice(16), 3)
     for side, count in ((base, 10), (new, 3)):
-        side.cells[key("ours", 5)] = series(*[(28.8,)] * count)
-        side.cells[key("copy", 5)] = series(*[(24.0,)] * count)
+        side.cells[key("ours", 5)] = cell_samples(*[(28.8,)] * count)
+        side.cells[key("copy", 5)] = cell_samples(*[(24.0,)] * count)
     assert states(judge(new, base))[5] is State.SAME
 
 
 def test_values_that_are_no_numbers_are_never_a_success():
     base, new = stored(dice(15), 10), stored(dice(16), 3)
-    new.cells[key("ours", 5)] = series((math.nan,), (30.0,), (30.0,))
+    new.cells[key("ours", 5)] = cell_samples((math.nan,), (30.0,), (30.0,))
     assert states(judge(new, base))[5] is State.AMBIGUOUS
 
 
@@ -137,9 +137,9 @@ def test_missing_new_and_broken_cells_are_told_apart():
     base, new = stored(dice(17), 10), stored(dice(18), 3)
     del new.cells[key("ours", 1)]
     del base.cells[key("ours", 2)]
-    new.cells[key("ours", 3)] = series(status="wrong", reason="worst error 12 bounds")
-    new.cells[key("ours", 4)] = series(status="skipped", reason="no such tier")
-    new.cells[key("theirs", 1)] = series(status="failed", reason="crashed")
+    new.cells[key("ours", 3)] = cell_samples(status="wrong", reason="worst error 12 bounds")
+    new.cells[key("ours", 4)] = cell_samples(status="skipped", reason="no such tier")
+    new.cells[key("theirs", 1)] = cell_samples(status="failed", reason="crashed")
     report = judge(new, base)
     found = states(replace(report, verdicts=tuple(v for v in report.verdicts if v.cell.backend == "ours")))
     assert [found[N] for N in (1, 2, 3, 4)] == [State.MISSING, State.NEW, State.BROKEN, State.MISSING]
@@ -150,7 +150,7 @@ def test_missing_new_and_broken_cells_are_told_apart():
 def test_cell_that_never_was_right_is_no_regression():
     base, new = stored(dice(17), 10), stored(dice(18), 3)
     for side in (base, new):
-        side.cells[key("theirs", 1)] = series(status="failed", reason="crashed")
+        side.cells[key("theirs", 1)] = cell_samples(status="failed", reason="crashed")
     assert judge(new, base).exit_code == 0
 
 
@@ -175,9 +175,9 @@ def test_cell_that_never_was_right_is_no_regression():
 )
 def test_what_broke_or_went_is_told_whatever_it_was_before(then, now, state):
     def side(status):
-        return series((1.0,)) if status == "ok" else series(status=status, reason="so") if status else None
+        return cell_samples((1.0,)) if status == "ok" else cell_samples(status=status, reason="so") if status else None
 
-    found = gate.unmeasured(key("ours"), side(now), side(then), "the baseline")
+    found = verdicts.unmeasured(key("ours"), side(now), side(then), "the baseline")
     assert (found and found.state) == state
     assert found is None or found.fails == (state is not State.NEW)
 
@@ -199,7 +199,7 @@ def test_cells_in_which_do_bench_read_the_host_are_advisory_and_say_so():
 
 def test_cells_without_their_copy_cannot_be_judged():
     base, new = stored(dice(19), 10, cells=2), stored(dice(20), 3, cells=2)
-    new.cells[key("copy", 1)] = new.cells[key("copy", 2)] = series(status="failed", reason="crashed")
+    new.cells[key("copy", 1)] = new.cells[key("copy", 2)] = cell_samples(status="failed", reason="crashed")
     report = judge(new, base)
     assert report.exit_code == 1  # copy itself is broken
     assert states(replace(report, verdicts=tuple(v for v in report.verdicts if v.cell.backend == "ours")))[1] is State.AMBIGUOUS
@@ -207,7 +207,9 @@ def test_cells_without_their_copy_cannot_be_judged():
 
 def test_launch_bound_cells_are_advisory_and_alone_are_no_success():
     def short(side):
-        cells = {k: series(*[tuple(r.median_us / 10 for r in rounds) for rounds in s.processes.values()]) for k, s in side.cells.items()}
+        cells = {
+            k: cell_samples(*[tuple(r.median_us / 10 for r in rounds) for rounds in s.processes.values()]) for k, s in side.cells.items()
+        }
         return replace(side, cells=cells)
 
     report = judge(short(stored(dice(21), 3, slowdown=lambda i: 0.2)), short(stored(dice(22), 10)))
@@ -227,14 +229,14 @@ def test_too_few_processes_end_with_the_command_that_measures_them():
 
 
 def test_no_spread_at_all_is_refused():
-    cells = {key("ours"): series(*[(24.0,)] * 10), key("copy"): series(*[(20.0,)] * 10)}
+    cells = {key("ours"): cell_samples(*[(24.0,)] * 10), key("copy"): cell_samples(*[(20.0,)] * 10)}
     with pytest.raises(InconclusiveError, match="no spread"):
-        judge(evidence(cells), evidence(cells))
+        judge(run_samples(cells), run_samples(cells))
 
 
 def test_nothing_in_common_is_no_success():
-    assert judge(evidence({}, processes=3), evidence({}, processes=10)).exit_code == 3
-    report = judge(evidence({}, processes=3), stored(dice(25), 10, cells=1))
+    assert judge(run_samples({}, processes=3), run_samples({}, processes=10)).exit_code == 3
+    report = judge(run_samples({}, processes=3), stored(dice(25), 10, cells=1))
     assert report.exit_code == 1
     assert all(v.state is State.MISSING for v in report.verdicts)
 
@@ -270,10 +272,10 @@ def test_simulated_power_on_quiet_cells_reaches_the_target(slowdown, least):
 
 def test_the_list_to_look_at_is_wider_than_what_fails():
     trials = [
-        gate.CellTest(gate.Verdict(key("ours", N), State.AMBIGUOUS, "", ratio=1.06, interval=(1.0, 1.12), margin=0.05), p)
+        verdicts.CellTest(verdicts.Verdict(key("ours", N), State.AMBIGUOUS, "", ratio=1.06, interval=(1.0, 1.12), margin=0.05), p)
         for N, p in enumerate([1e-6, 0.02, 0.02, 0.5], 1)
     ]
-    found = gate.family(trials, RULES)
+    found = verdicts.family(trials, RULES)
     assert [v.state for v in found] == [State.SLOWER, State.AMBIGUOUS, State.AMBIGUOUS, State.AMBIGUOUS]
     assert [v.look for v in found] == [True, True, True, False]
     assert "not after correction for multiple tests" in found[1].reason

@@ -5,16 +5,16 @@ import csv
 import pytest
 import torch
 
-from softbench.backends import cudnn, dsl as dsls, torch_compile as compiled, torchscript_fx
+from softbench.backends import cudnn, dsl, torch_compile, torchscript_fx
 from softbench.backends.third_party import flaggems
 from softbench.core.case import Case, Direction
 from softbench.core.outcome import Grade
-from softbench.ops.softmax import inputs, tolerance as correctness
+from softbench.ops.softmax import inputs, tolerance
 from softbench.worker.output_checks import breach
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 
-VARIANTS = {backend.name: backend for backend in compiled.inductor}
+VARIANTS = {backend.name: backend for backend in torch_compile.inductor}
 NARROW = (Grade.PASS, Grade.LOW_PRECISION)
 
 
@@ -33,7 +33,7 @@ def graded(backend, M, N, dtype, direction):
     torch.cuda.synchronize()
     results = out if direction is Direction.BOTH else (out,)
     assert breach(given, kept, results, expected=len(results)) == ""
-    accuracy = correctness.check(case, given, results)
+    accuracy = tolerance.check(case, given, results)
     return accuracy.grade, accuracy.detail
 
 
@@ -64,7 +64,7 @@ def test_cudnn_follows_torchs_stream_and_a_large_case_is_skipped_with_a_reason()
 @pytest.mark.parametrize("direction", list(Direction))
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize(("M", "N"), [(37, 1), (64, 781), (16, 16384), (5, 50257)])
-@pytest.mark.parametrize("language", [dsls.helion, dsls.cupy, dsls.numba, flaggems], ids=lambda language: language.name)
+@pytest.mark.parametrize("language", [dsl.helion, dsl.cupy, dsl.numba, flaggems], ids=lambda language: language.name)
 def test_other_languages_are_right(language, M, N, dtype, direction):
     grade, detail = graded(language, M, N, dtype, direction)
     assert grade in (NARROW if language is flaggems and dtype != "fp32" else (Grade.PASS,)), detail

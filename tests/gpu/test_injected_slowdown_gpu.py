@@ -13,10 +13,10 @@ def test_the_timer_measures_the_injected_slowdown(slowdown):
 
     from softbench.backends import injected_slowdown
     from softbench.core.case import Case, Direction
-    from softbench.worker import timers as timing
+    from softbench.worker import timers
 
     case, x = Case(4096, 16384, "fp32", Direction.FORWARD, "cuda"), torch.randn(4096, 16384, device="cuda")
-    timer = timing.bind("cuda").by_name["do_bench", "cold"]
+    timer = timers.bind("cuda").by_name["do_bench", "cold"]
     copy, slow = (backend.prepare(case) for backend in injected_slowdown.inject("torch", (0.0, slowdown)))
     for _ in range(injected_slowdown.CALIBRATING_CALL):
         slow(x)

@@ -8,14 +8,14 @@ from statistics import median
 import pytest
 import torch
 
-from softbench.worker import timers as timing
+from softbench.worker.timers import bind
 
 pytestmark = [pytest.mark.gpu, pytest.mark.alone, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")
 def timers():
-    return timing.bind("cuda")
+    return bind("cuda")
 
 
 @pytest.fixture

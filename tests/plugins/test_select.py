@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from softbench.core.errors import UsageError
-from softbench.plugins import select as registry
+from softbench.plugins import select
 from softbench.plugins.info import BackendInfo, info_from_json, info_to_json
 from softbench.plugins.load import load, source_hash
 from softbench.plugins.source import GROUP, PluginSource, origins
@@ -37,39 +37,39 @@ def test_a_missing_plugin_file_is_an_error_before_anything_starts():
 
 def test_the_yardstick_is_always_taken_and_first():
     offers = [offer("torch"), offer("copy"), offer("naive")]
-    assert [o.name for o in registry.select(offers, ["torch"])] == ["copy", "torch"]
-    assert [o.name for o in registry.select(offers, None)] == ["copy", "torch", "naive"]
+    assert [o.name for o in select.select(offers, ["torch"])] == ["copy", "torch"]
+    assert [o.name for o in select.select(offers, None)] == ["copy", "torch", "naive"]
 
 
 def test_unknown_names_get_a_did_you_mean():
     with pytest.raises(UsageError, match=r"unknown backend 'troch'; did you mean 'torch'\? known are copy, torch"):
-        registry.select([offer("torch"), offer("copy")], ["troch"])
+        select.select([offer("torch"), offer("copy")], ["troch"])
 
 
 def test_two_backends_of_one_name_are_an_error_that_names_both_origins():
     first, second = offer("mine"), BackendInfo("mine", PluginSource("file", "b", "/x/b.py", "b.py"))
     with pytest.raises(UsageError, match=r"two backends are called 'mine': one of mine.py, one of b.py"):
-        registry.select([first, second], None)
+        select.select([first, second], None)
 
 
 def test_what_was_asked_for_by_name_and_cannot_run_is_an_error_and_under_all_it_is_kept():
     offers = [offer("copy"), offer("cuda", unavailable="no nvcc; install the CUDA toolkit"), offer("x", broken="ImportError: y")]
     for name, part in (("cuda", "unavailable: no nvcc; install"), ("x", "ImportError: y")):
         with pytest.raises(UsageError, match=part):
-            registry.select(offers, [name])
-    assert len(registry.select(offers, None)) == 3
+            select.select(offers, [name])
+    assert len(select.select(offers, None)) == 3
 
 
 def test_only_the_doors_that_are_needed_are_opened():
     doors = [PluginSource("entry point", name, f"{name}:b", "x") for name in ("copy", "torch", "naive")]
-    assert [door.label for door in registry.needed(doors, ["torch"])] == ["copy", "torch"]
-    assert registry.needed(doors, None) == tuple(doors)
-    assert registry.needed(doors, ["all", "torch"]) == registry.needed(doors, ["t*"]) == tuple(doors)
-    assert [door.label for door in registry.needed(doors, ["torch:variant", "mine"])] == ["copy", "torch"]
+    assert [door.label for door in select.needed(doors, ["torch"])] == ["copy", "torch"]
+    assert select.needed(doors, None) == tuple(doors)
+    assert select.needed(doors, ["all", "torch"]) == select.needed(doors, ["t*"]) == tuple(doors)
+    assert [door.label for door in select.needed(doors, ["torch:variant", "mine"])] == ["copy", "torch"]
     plugin = PluginSource("file", "x", "/x.py", "x.py")
-    assert registry.needed([*doors, plugin], ["mine"])[1] is plugin
-    assert registry.missing([offer("copy")], ["mine"])
-    assert not registry.missing([offer("copy"), offer("mine")], ["mine"])
+    assert select.needed([*doors, plugin], ["mine"])[1] is plugin
+    assert select.missing([offer("copy")], ["mine"])
+    assert not select.missing([offer("copy"), offer("mine")], ["mine"])
 
 
 @pytest.mark.parametrize(
@@ -104,13 +104,13 @@ def test_a_source_hash_changes_with_the_source(tmp_path):
 
 
 def test_the_hash_of_our_own_kernels_covers_their_files(monkeypatch):
-    from softbench.backends import own_kernels as kernels
+    from softbench.backends import own_kernels
 
-    names = {file.name for file in kernels.cuda.sources()}
+    names = {file.name for file in own_kernels.cuda.sources()}
     assert {"softmax.cu", "build.py"} <= names
     door = PluginSource("entry point", "cuda", "softbench.backends.own_kernels:cuda", "softbench")
-    before = source_hash(kernels.cuda, door)
-    assert before != source_hash(kernels.own, door)
+    before = source_hash(own_kernels.cuda, door)
+    assert before != source_hash(own_kernels.own, door)
 
 
 def test_offers_survive_json():

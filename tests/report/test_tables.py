@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from softbench.cli import output as terminal
+from softbench.cli import output
 from softbench.core.outcome import Failed, Grade, Record, Skipped, Status
 from softbench.report import tables
 from softbench.results import rows as results
@@ -96,7 +96,7 @@ def test_the_results_page_shows_what_show_prints():
 def test_on_a_narrow_terminal_no_column_of_a_wide_table_is_cut(rows, width):
     """The terminal breaks the lines; without that, M and N were not to be seen on one of 80 characters."""
     out = StringIO()
-    terminal.show(tables.cells(rows), Console(file=out, width=width, color_system=None))
+    output.show(tables.cells(rows), Console(file=out, width=width, color_system=None))
     head, _, first, *_ = out.getvalue().splitlines()
     assert [word.strip() for word in head.split("┃")] == list(tables.CELL)
     assert [word.strip() for word in first.split("│")][:6] == ["copy", "forward", "fp32", "4096", "256", "ok"]

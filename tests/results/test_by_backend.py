@@ -9,16 +9,16 @@ from softbench.core.errors import UsageError
 from softbench.plan import sweep
 from softbench.plan.config_file import load as load_config
 from softbench.plan.settings import Settings
-from softbench.plugins import select as registry
+from softbench.plugins import select
 from softbench.plugins.info import BackendInfo
 from softbench.plugins.source import PluginSource
 from softbench.report import listing
-from softbench.results import by_backend as costs
+from softbench.results import by_backend
 from softbench.results.csv import COLUMNS, read_csv, to_csv
 from softbench.results.rows import Row
 
 ROOT = Path(__file__).parents[2]
-COMMITTED = ROOT / costs.COMMITTED
+COMMITTED = ROOT / by_backend.COMMITTED
 
 
 def row(backend, N=256, *, status="ok", build=1.0, cache="cold", host=20.0, of_copy=0.5, direction="forward", grade="pass"):
@@ -45,7 +45,7 @@ ROWS = [
 
 
 def test_builds_are_the_cold_ones_and_a_cell_faster_than_copy_counts_as_one():
-    found = costs.by_backend(ROWS)
+    found = by_backend.by_backend(ROWS)
     assert found["compile"].build_s == pytest.approx(2.0)  # of 2, 4 and 1 s
     assert found["compile"].build_cache == "cold"
     assert found["compile"].host_us == pytest.approx(75.0)
@@ -57,20 +57,20 @@ def test_builds_are_the_cold_ones_and_a_cell_faster_than_copy_counts_as_one():
 def test_where_all_have_device_times_the_fractions_are_theirs():
     copies = [replace(row("copy", N, host=9.0, of_copy=1.0, grade="yardstick"), device_us=2.0) for N in (256, 512)]
     ours = [replace(row("compile", 256, host=70.0, of_copy=0.1), device_us=4.0), replace(row("compile", 512, of_copy=0.1), device_us=1.0)]
-    found = costs.by_backend([*copies, *ours])["compile"]
+    found = by_backend.by_backend([*copies, *ours])["compile"]
     assert found.of_copy == pytest.approx({"forward": 0.5**0.5})  # the host's 70 us are no bandwidth; faster than copy counts as 1
     assert found.by_device
     assert "forward kernels, of copy" in listing.cost_rows({"compile": found})[0]
-    found = costs.by_backend([*copies, *ours, row("cudnn", 256)])["compile"]  # one without: what the timer gave, of all
+    found = by_backend.by_backend([*copies, *ours, row("cudnn", 256)])["compile"]  # one without: what the timer gave, of all
     assert (found.by_device, found.of_copy) == (False, pytest.approx({"forward": 0.1}))
 
 
 def test_an_implausible_cell_has_no_fraction_and_a_file_without_figures_no_basis():
     copies = [replace(row("copy", N, host=9.0, of_copy=1.0, grade="yardstick"), device_us=2.0) for N in (256, 512)]
     fast = replace(row("compile", 256, of_copy=None), device_us=0.5, labels="implausible noisy")
-    found = costs.by_backend([*copies, fast, replace(row("compile", 512), device_us=4.0)])["compile"]
+    found = by_backend.by_backend([*copies, fast, replace(row("compile", 512), device_us=4.0)])["compile"]
     assert (found.by_device, found.of_copy) == (True, pytest.approx({"forward": 0.5}))
-    assert not costs.by_backend([row("numba", status="unavailable")])["numba"].by_device
+    assert not by_backend.by_backend([row("numba", status="unavailable")])["numba"].by_device
 
 
 def test_they_are_a_table_for_a_terminal_and_one_for_a_readme(tmp_path, main):
@@ -97,7 +97,7 @@ def test_the_guide_says_what_each_is_what_it_costs_and_when_to_pick_it(capsys):
         BackendInfo("numba", origin, unavailable="numba-cuda is not installed: pip install numba-cuda"),
     ]
     console = Console(width=200)
-    console.print(listing.guide(infos, costs.by_backend(ROWS)))
+    console.print(listing.guide(infos, by_backend.by_backend(ROWS)))
     out = " ".join(capsys.readouterr().out.split())
     assert "what torch.compile of it costs build 2 s cold; host 75 us a call; forward 71% of copy" in out
     assert "pick it when nothing else will do" in out
@@ -107,17 +107,17 @@ def test_the_guide_says_what_each_is_what_it_costs_and_when_to_pick_it(capsys):
 
 def test_the_committed_run_is_found_from_anywhere_and_its_absence_is_no_error(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert bool(costs.committed()) == COMMITTED.is_file()
-    (tmp_path / costs.COMMITTED).parent.mkdir(parents=True)
-    (tmp_path / costs.COMMITTED).write_text(to_csv(ROWS))
-    assert costs.committed()["cudnn"].host_us == pytest.approx(8.0)
+    assert bool(by_backend.committed()) == COMMITTED.is_file()
+    (tmp_path / by_backend.COMMITTED).parent.mkdir(parents=True)
+    (tmp_path / by_backend.COMMITTED).write_text(to_csv(ROWS))
+    assert by_backend.committed()["cudnn"].host_us == pytest.approx(8.0)
 
 
-@pytest.mark.skipif(not COMMITTED.is_file(), reason=f"no {costs.COMMITTED} yet: softbench run --config strategies on an H200")
+@pytest.mark.skipif(not COMMITTED.is_file(), reason=f"no {by_backend.COMMITTED} yet: softbench run --config strategies on an H200")
 def test_docs_have_the_costs_of_the_committed_run():
     rows, warnings = read_csv(COMMITTED)
     assert warnings == []
-    table = listing.markdown(costs.by_backend(rows)).split("\n\n")[0]
+    table = listing.markdown(by_backend.by_backend(rows)).split("\n\n")[0]
     assert table in (ROOT / "docs" / "backends.md").read_text()
 
 
@@ -129,7 +129,7 @@ def test_the_strategies_configuration_takes_every_backend_and_few_cells():
         BackendInfo(name, PluginSource("entry point", name, "x:y", "s"), extra=name != "copy", unavailable="no")
         for name in ("copy", "compile:plain")
     ]
-    assert [info.name for info in registry.select(infos, settings.backends)] == ["copy", "compile:plain"]
+    assert [info.name for info in select.select(infos, settings.backends)] == ["copy", "compile:plain"]
 
 
 def test_patterns_take_extras_all_does_not_and_what_they_take_may_be_unavailable():
@@ -137,7 +137,7 @@ def test_patterns_take_extras_all_does_not_and_what_they_take_may_be_unavailable
         return BackendInfo(name, PluginSource("entry point", name, "x:y", "s"), **more)
 
     infos = [info("copy"), info("compile"), info("compile:plain", extra=True), info("compile:tvm", extra=True, unavailable="no tvm")]
-    names = lambda wanted: [found.name for found in registry.select(infos, wanted)]  # noqa: E731
+    names = lambda wanted: [found.name for found in select.select(infos, wanted)]  # noqa: E731
     assert names(None) == names(["all"]) == ["copy", "compile"]
     assert names(["compile:*"]) == ["copy", "compile:plain", "compile:tvm"]
     assert names(["all", "compile:plain"]) == ["copy", "compile", "compile:plain"]

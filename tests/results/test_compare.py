@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from softbench.results import compare, rows as results
+from softbench.results import compare, rows
 from softbench.results.csv import to_csv
 
 
 @pytest.fixture
 def base(make_record):
-    return [results.row(make_record("ours", [20.0], N=N), None, None, device="H200", run="r") for N in (256, 512, 1024)]
+    return [rows.row(make_record("ours", [20.0], N=N), None, None, device="H200", run="r") for N in (256, 512, 1024)]
 
 
 def changed(row, factor):

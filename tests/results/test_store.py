@@ -11,6 +11,7 @@ from softbench.core.errors import ResultsError
 from softbench.core.outcome import Accuracy, Build, Failed, Grade, Profile, Record, Skipped, Status, Telemetry
 from softbench.results import store
 from softbench.results.csv import read_csv
+from softbench.run.header import fingerprint
 
 CASES = [Case(4096, N, "fp32", Direction.FORWARD) for N in (256, 512)]
 
@@ -22,7 +23,7 @@ def header(cases=CASES, **measuring):
         "sources": {"copy": "source", "ours": "source"},
         "yardstick": "copy",
         "relative_to": "copy",
-        "fingerprint": store.fingerprint({"rounds": 3, **measuring}, {"torch": "2.13"}, "0.1.0", cases, ["copy", "ours"]),
+        "fingerprint": fingerprint({"rounds": 3, **measuring}, {"torch": "2.13"}, "0.1.0", cases, ["copy", "ours"]),
     }
 
 

@@ -7,14 +7,14 @@ import pytest
 import torch
 from softbench.kernels.cuda import build, disassemble
 
-from softbench.backends import own_kernels as kernels, torch_eager as functional
+from softbench.backends import own_kernels, torch_eager
 from softbench.backends.torch_compile import backend as compile_backend
 from softbench.core.case import Case, Direction
 from softbench.core.errors import UsageError
 from softbench.core.inspection import KINDS, Artifact, Inspection, Launch, from_json
 from softbench.report import listing
-from softbench.run import inspect as inspecting
-from softbench.worker import code_capture as inspection
+from softbench.run import inspect
+from softbench.worker import code_capture
 
 FORWARD = Case(8, 100, "fp32", Direction.FORWARD, "cpu")
 
@@ -32,7 +32,7 @@ EVENTS = [
 
 
 def test_a_trace_gives_kernels_copies_and_fills_in_their_order():
-    first, copied, second = inspection.launches_of(EVENTS)
+    first, copied, second = code_capture.launches_of(EVENTS)
     assert first == Launch("first", (4096, 1, 1), (256, 1, 1), registers=32, shared_bytes=1024)
     assert (copied.name, copied.moved_bytes, copied.counted_by) == ("Memcpy DtoD", 640, "CUDA")
     assert (second.name, second.registers) == ("second", None)
@@ -46,8 +46,8 @@ def compiled_kernel(name, warps, spills=0, **stages):
 
 def test_of_several_autotuned_kernels_the_launched_one_is_told():
     tried = compiled_kernel("first", 4)
-    seen = inspection.Seen(kernels=[tried, compiled_kernel("first", 8, spills=3, ttir="module {}"), compiled_kernel("x", 8)])
-    launches, artifacts = inspection._triton(seen, inspection.launches_of(EVENTS))
+    seen = code_capture.Seen(kernels=[tried, compiled_kernel("first", 8, spills=3, ttir="module {}"), compiled_kernel("x", 8)])
+    launches, artifacts = code_capture._triton(seen, code_capture.launches_of(EVENTS))
     assert (launches[0].spilled_bytes, launches[0].shared_bytes) == (12, 1024)  # CUPTI counts what is static, too
     assert [(artifact.name, artifact.kind) for artifact in artifacts] == [("first.py", "source"), ("first.ttir", "ttir")]
     assert artifacts[0].text == "def first():\n    pass\n"
@@ -56,21 +56,21 @@ def test_of_several_autotuned_kernels_the_launched_one_is_told():
 
 def test_bytes_are_inductors_where_nodes_and_kernels_go_together_and_algorithmic_of_a_lone_kernel():
     module = "first = async_compile.triton('first', '''x''')\nother = async_compile.triton('other', '''y''')\n"
-    seen = inspection.Seen(modules=[module], counts=[[100, 200]])
-    launches = inspection._with_bytes([Launch("first"), Launch("other")], seen, FORWARD)
+    seen = code_capture.Seen(modules=[module], counts=[[100, 200]])
+    launches = code_capture._with_bytes([Launch("first"), Launch("other")], seen, FORWARD)
     assert [(launch.moved_bytes, launch.counted_by) for launch in launches] == [(100, "Inductor"), (200, "Inductor")]
-    apart = inspection.Seen(modules=[module], counts=[[100]])
-    assert [launch.moved_bytes for launch in inspection._with_bytes([Launch("first"), Launch("other")], apart, FORWARD)] == [None, None]
-    [lone] = inspection._with_bytes([Launch("mine")], apart, FORWARD)
+    apart = code_capture.Seen(modules=[module], counts=[[100]])
+    assert [launch.moved_bytes for launch in code_capture._with_bytes([Launch("first"), Launch("other")], apart, FORWARD)] == [None, None]
+    [lone] = code_capture._with_bytes([Launch("mine")], apart, FORWARD)
     assert (lone.moved_bytes, lone.counted_by) == (2 * 8 * 100 * 4, "algorithmic")
-    assert [artifact.name for artifact in inspection._inductor(seen)] == ["inductor-0.py", "first.py", "other.py"]
+    assert [artifact.name for artifact in code_capture._inductor(seen)] == ["inductor-0.py", "first.py", "other.py"]
 
 
 def test_inductors_code_is_seen_although_it_is_cached():
     if reason := compile_backend.available():
         pytest.skip(reason)
     for _ in range(2):
-        found = inspection.inspect(compile_backend, FORWARD, 0)
+        found = code_capture.inspect(compile_backend, FORWARD, 0)
         facts = dict(found.facts)
         assert facts["algorithmic bytes"] == "6400 (6.25 KiB)"
         assert facts["torch.compile"].endswith("0 graph breaks")  # how many graphs, other tests of this process have their part in
@@ -92,7 +92,7 @@ def test_an_inspection_survives_json_and_a_hostile_one_is_refused():
 def test_what_a_backend_says_of_its_own_code_is_data_and_what_is_none_is_refused():
     def inspected(answer):
         backend = SimpleNamespace(name="b", prepare=lambda case: torch.relu, generated=lambda *_: answer)
-        return inspection.inspect(backend, FORWARD, 0)
+        return code_capture.inspect(backend, FORWARD, 0)
 
     found = from_json(inspected(([("a\x1b[2J.ptx", "ptx", "gas", "one\x1b[31m\n\ttwo")], {})).document())
     assert found.artifacts == (Artifact("a .ptx", "ptx", "gas", "one \n\ttwo"),)
@@ -113,17 +113,17 @@ def test_the_kinds_that_are_shown_are_those_asked_for(capsys):
         (Artifact("k.py", "source", "python", "def k(): pass\n"), Artifact("k.ptx", "ptx", "gas", ".entry k\n")),
     )
     console = Console(width=120)
-    console.print(listing.inspection(found, inspecting.kinds("source"), color=False))
+    console.print(listing.inspection(found, inspect.kinds("source"), color=False))
     shown = capsys.readouterr().out
     assert "def k(): pass" in shown
     assert ".entry" not in shown
     assert "2 KiB (algorithmic)" in shown
-    assert listing.others(inspecting.left_out(found, ("source",))) == (
+    assert listing.others(inspect.left_out(found, ("source",))) == (
         "not shown: k.ptx (1 line); show them with --show all, or write files with -o DIR"
     )
-    assert inspecting.kinds("all") == KINDS
+    assert inspect.kinds("all") == KINDS
     with pytest.raises(UsageError, match="--show: unknown 'asm'; known are source, wrapper, ttir"):
-        inspecting.kinds("asm")
+        inspect.kinds("asm")
 
 
 def test_the_command_writes_files_and_shows_code(cli):
@@ -145,7 +145,7 @@ def test_a_backend_that_crashes_is_one_clear_line(cli, plugins):
 
 
 def test_where_nothing_is_generated_that_is_said():
-    found = inspection.inspect(functional.backend, FORWARD, 0)
+    found = code_capture.inspect(torch_eager.backend, FORWARD, 0)
     assert dict(found.facts)["generated code"].startswith("none: what is called was compiled before")
     assert found.artifacts == ()
 
@@ -184,7 +184,7 @@ def library(monkeypatch, tmp_path):
 
 
 def test_the_cuda_library_is_looked_into_for_what_was_launched(library):
-    pieces, spills = kernels.cuda.generated(FORWARD, ["void doubled<float>(float*)", "elsewhere"])
+    pieces, spills = own_kernels.cuda.generated(FORWARD, ["void doubled<float>(float*)", "elsewhere"])
     assert spills == {"void doubled<float>(float*)": 0}
     by_kind = {artifact.kind: artifact.text for artifact in (Artifact(*piece) for piece in pieces)}
     assert set(by_kind) == {"report", "sass", "ptx"}
@@ -193,12 +193,12 @@ def test_the_cuda_library_is_looked_into_for_what_was_launched(library):
     assert "FMUL" in by_kind["sass"] or "FADD" in by_kind["sass"]
     assert by_kind["ptx"].count(".entry") == 1
     assert "doubledIfE" in by_kind["ptx"]
-    none, _ = kernels.cuda.generated(FORWARD, ["elsewhere"])
+    none, _ = own_kernels.cuda.generated(FORWARD, ["elsewhere"])
     assert none == [("softmax.txt", "report", "text", "none of the library's kernels was launched\n")]
 
 
 def test_without_a_disassembler_the_report_says_what_to_install(library, monkeypatch):
     monkeypatch.setattr(disassemble, "cuobjdump", lambda: None)
-    [piece], spills = kernels.cuda.generated(FORWARD, [])
+    [piece], spills = own_kernels.cuda.generated(FORWARD, [])
     assert "install the CUDA toolkit" in piece[3]
     assert spills == {}

@@ -13,7 +13,7 @@ from softbench.plan import plan as planning
 from softbench.plan.settings import Settings
 from softbench.processes.session import choose_device
 from softbench.processes.slot import WorkerSlot
-from softbench.run import run as runner
+from softbench.run import run
 
 
 class Kept:
@@ -62,11 +62,11 @@ def test_beside_a_gpu_the_next_sets_forkserver_starts_while_one_measures(monkeyp
         def __exit__(self, *_):
             self.close()
 
-    monkeypatch.setattr(runner, "Pool", Opened)
+    monkeypatch.setattr(run, "Pool", Opened)
     plan, kept, watching = replace(make(processes=4), device=device), Kept({2}), Watching()
     caller = FakePool()
     caller.spent = {}
-    runner.execute(plan, kept, watching, caller, [WorkerSlot(o) for o in plan.infos], {})
+    run.execute(plan, kept, watching, caller, [WorkerSlot(o) for o in plan.infos], {})
     assert kept.added == [0, 1, 3]
     assert watching.cells == 4 * 3
     assert [line.split()[0] for line in log] == [line.split()[0] for line in order]
@@ -95,7 +95,7 @@ def test_the_exit_code_says_whether_something_was_measured_and_nothing_failed(ma
             return Record(name, CASE, Skipped("why", unavailable=status == "unavailable"))
         return Record(name, CASE, Failed(Status(status), "check", "why"))
 
-    assert runner.exit_code([record(name, status) for name, status in statuses.items()]) == code
+    assert run.exit_code([record(name, status) for name, status in statuses.items()]) == code
 
 
 def gpu(name="H200", mode="default", free=2**37):

@@ -8,7 +8,7 @@ from pretended import GOOD, FakePool, info, make, measure, scheduler_of
 from softbench.core.outcome import Failed, Measured, Skipped, Status
 from softbench.processes.pool import Lost
 from softbench.processes.slot import MAX_DEATHS, WorkerSlot
-from softbench.run import scheduler as ensemble
+from softbench.run import scheduler
 
 
 def test_a_cell_is_built_then_checked_then_timed_in_rounds_of_rotating_order():
@@ -104,7 +104,7 @@ def test_a_throttled_batch_is_marked_kept_and_taken_again_after_a_pause():
     record, pauses, _ = patient(FakePool({("a", "verify"): [reading("too hot"), reading("too hot"), reading(), reading()]}))
     batches = record.outcome.timing.batches
     assert [(batch.round, batch.throttled) for batch in batches] == [(0, True), (0, True), (0, False), (1, False)]
-    assert pauses == list(ensemble.PAUSES_SECONDS[:2])
+    assert pauses == list(scheduler.PAUSES_SECONDS[:2])
 
 
 def test_of_a_round_only_whose_batches_were_throttled_are_taken_again_after_one_pause_for_all():
@@ -118,15 +118,15 @@ def test_of_a_round_only_whose_batches_were_throttled_are_taken_again_after_one_
         for name in ("copy", "a", "b")
     }
     assert marks == {"copy": [(0, 0, False)], "a": [(0, 1, True), (0, 1, False)], "b": [(0, 2, True), (0, 2, False)]}
-    assert pauses == [ensemble.PAUSES_SECONDS[0]]
+    assert pauses == [scheduler.PAUSES_SECONDS[0]]
 
 
 def test_a_card_that_is_always_too_hot_is_measured_as_it_is_and_not_waited_for_for_ever():
     record, pauses, group = patient(FakePool({("a", "verify"): reading("too hot")}), rounds=40)
     assert isinstance(record.outcome, Measured)
     assert {batch.round for batch in record.outcome.timing.batches} == set(range(40))
-    assert sum(pauses) <= ensemble.PATIENCE_SECONDS
-    assert group.patience_seconds < ensemble.PAUSES_SECONDS[0]
+    assert sum(pauses) <= scheduler.PATIENCE_SECONDS
+    assert group.patience_seconds < scheduler.PAUSES_SECONDS[0]
 
 
 def test_each_cell_has_the_device_and_host_time_of_its_call():
@@ -136,7 +136,7 @@ def test_each_cell_has_the_device_and_host_time_of_its_call():
 
 def test_two_backends_alternate_ab_ba_ba_ab():
     slots = [WorkerSlot(info("A")), WorkerSlot(info("B"))]
-    assert ["".join(slot.name for slot in ensemble.round_order(slots, turn)) for turn in range(4)] == ["AB", "BA", "BA", "AB"]
+    assert ["".join(slot.name for slot in scheduler.round_order(slots, turn)) for turn in range(4)] == ["AB", "BA", "BA", "AB"]
 
 
 def test_what_is_wrong_is_never_timed():

@@ -14,8 +14,8 @@ GPU = {
 }
 
 
-def evidence(cells, *, source="latest.csv", environment=GPU, processes=None, command="softbench run --M 4096"):
-    processes = processes or max((len(series.processes) for series in cells.values()), default=0)
+def run_samples(cells, *, source="latest.csv", environment=GPU, processes=None, command="softbench run --M 4096"):
+    processes = processes or max((len(cell.processes) for cell in cells.values()), default=0)
     return RunSamples(source, (source,), 1, str(environment.get("gpu", "CPU")), dict(environment), {"rounds": 5}, command, cells, processes)
 
 
@@ -23,7 +23,7 @@ def key(backend, N=1024):
     return CellKey(backend, "forward", "bf16", 4096, N)
 
 
-def series(*processes, status="ok", reason="", positions=None):
+def cell_samples(*processes, status="ok", reason="", positions=None):
     """One tuple of round medians (microseconds) a process; `positions` are the backend's place in each round."""
     found = {
         i: tuple(RoundMedian(j, (positions or [0] * len(rounds))[j], us) for j, us in enumerate(rounds))
@@ -37,13 +37,13 @@ def stored(rng, processes, cells=40, *, tau=0.003, slowdown=lambda i: 0.0, sourc
     found = {}
     for i in range(cells):
         us = 20.0 + i
-        found[key("copy", i + 1)] = series(*[(us * copy(k) * math.exp(rng.gauss(0, tau / 3)),) for k in range(processes)])
+        found[key("copy", i + 1)] = cell_samples(*[(us * copy(k) * math.exp(rng.gauss(0, tau / 3)),) for k in range(processes)])
         values = []
         for k in range(processes):
             noise = rng.gauss(0, tau) + (5 * tau if rng.random() < outliers else 0)
             values.append((us * 1.2 * copy(k) * (1 + slowdown(i)) * math.exp(noise),))
-        found[key("ours", i + 1)] = series(*values)
-    return evidence(found, source=source)
+        found[key("ours", i + 1)] = cell_samples(*values)
+    return run_samples(found, source=source)
 
 
 ORDERS = ((0, 1), (1, 0))  # candidate's and reference's place: AB BA BA AB
@@ -64,9 +64,9 @@ def interleaved(rng, cells, *, processes=1, rounds=20, tau=0.002, sigma=0.003, s
             mine.append(tuple(a for a, _ in pairs))
             others.append(tuple(b for _, b in pairs))
         order = [(turn + turn // 2) % 2 for turn in range(rounds)]
-        found[key("new", i + 1)] = series(*mine, positions=order)
-        found[key("old", i + 1)] = series(*others, positions=[1 - place for place in order])
-    return evidence(found)
+        found[key("new", i + 1)] = cell_samples(*mine, positions=order)
+        found[key("old", i + 1)] = cell_samples(*others, positions=[1 - place for place in order])
+    return run_samples(found)
 
 
 def dice(seed):
@@ -74,7 +74,7 @@ def dice(seed):
 
 
 def stored_run(folder, measured, *, environment=GPU, device="cuda"):
-    """The run that `softbench run` would have stored of this evidence."""
+    """The run document of these samples."""
     header = {
         **{"device_name": "NVIDIA H200", "softbench": "0.1.0", "git_commit": "abc", "command": measured.command},
         **{"backends": list({k.backend: 0 for k in measured.cells}), "sources": {}, "yardstick": "copy", "relative_to": "copy"},
@@ -117,5 +117,5 @@ def self_test_run(rng, families, cells, *, base="torch", realised=None, alarm=fr
                 processes.append(tuple(100 * slow * math.exp(process + rng.gauss(0, sigma)) for _ in range(20)))
         order = [(turn + turn // 2) % 2 for turn in range(20)]
         for name, processes in rounds.items():
-            found[key(name, i + 1)] = series(*processes, positions=[1 - p for p in order] if name == base else order)
-    return evidence(found)
+            found[key(name, i + 1)] = cell_samples(*processes, positions=[1 - p for p in order] if name == base else order)
+    return run_samples(found)

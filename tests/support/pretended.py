@@ -10,7 +10,7 @@ from softbench.plugins.info import BackendInfo, info_to_json
 from softbench.plugins.source import PluginSource
 from softbench.processes.pool import Worker
 from softbench.processes.slot import WorkerSlot
-from softbench.run import scheduler as ensemble
+from softbench.run.scheduler import Scheduler
 
 GOOD = {
     "build": {"build": {"seconds": 0.1, "cache": ""}},
@@ -74,7 +74,7 @@ def make(names=("copy", "a", "b"), cases=1, free=2**40, **settings):
 
 
 def scheduler_of(plan, pool, process=0):
-    scheduler = ensemble.Scheduler(plan, pool, process, {})
+    scheduler = Scheduler(plan, pool, process, {})
     scheduler.take([WorkerSlot(o) for o in plan.infos])
     return scheduler
 

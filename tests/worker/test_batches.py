@@ -13,7 +13,7 @@ from softbench.core.case import Case, Direction
 from softbench.core.outcome import Grade, Telemetry
 from softbench.ops.softmax import inputs
 from softbench.plugins.source import origins
-from softbench.worker import batches, server as worker
+from softbench.worker import batches, server
 from softbench.worker.async_work import SIDE_STREAM_US
 from softbench.worker.batches import Batches
 from softbench.worker.pre_check import verify_outputs
@@ -203,7 +203,7 @@ def test_work_that_is_not_over_with_its_stream_is_told_and_the_look_keeps_no_out
 def seat():
     """A worker's, at a case of torch."""
     (source,) = (source for source in origins(()) if source.label == "torch")
-    seat = worker.Server()
+    seat = server.Server()
     seat.do_load(asdict(source), "cpu", "torch")
     seat.do_build(asdict(CASE), 0)
     return seat
@@ -246,8 +246,8 @@ def test_the_gpu_is_read_after_a_batch_was_answered_and_after_nothing_else(monke
         def send(self, answer):
             order.append("answered")
 
-    monkeypatch.setattr(worker, "Server", Fake)
-    worker.serve(Channel())
+    monkeypatch.setattr(server, "Server", Fake)
+    server.serve(Channel())
     assert order == ["answered", "read", "answered"]
 
 

@@ -11,7 +11,7 @@ import pytest
 from softbench.core.case import CPU_TIMER
 from softbench.plugins.source import PluginSource
 from softbench.processes import slot as slot
-from softbench.worker import device_timer as device_time, server as worker, timers as timing
+from softbench.worker import device_timer, server
 from softbench.worker.device_timer import (
     FLUSH_BYTES,
     MARK_BYTES,
@@ -23,6 +23,7 @@ from softbench.worker.device_timer import (
     UntracedError,
     split,
 )
+from softbench.worker.timers import MIN_SAMPLES, Timers, bind
 
 FILL = "fill_kernel"
 MARKS = frozenset({FILL})
@@ -161,9 +162,9 @@ def test_host_time_is_of_issuing_alone_and_bounded_in_number():
 
 
 def ready(monkeypatch, meter, call=lambda: None):
-    seat = worker.Server()
+    seat = server.Server()
     rotation = types.SimpleNamespace(unwatched=lambda: call)  # stands in for `softbench.worker.rotating_inputs.RotatingInputs`
-    monkeypatch.setattr(seat, "_ready", lambda l2: (timing.Timers({}, meter), types.SimpleNamespace(rotation=rotation)))
+    monkeypatch.setattr(seat, "_ready", lambda l2: (Timers({}, meter), types.SimpleNamespace(rotation=rotation)))
     return seat
 
 
@@ -231,11 +232,11 @@ def test_a_call_that_fails_under_the_profiler_ends_the_session_and_the_next_cell
 
 
 def test_the_cpu_has_one_timer_and_an_empty_profile(monkeypatch):
-    timers = timing.bind("cpu")
+    timers = bind("cpu")
     assert list(timers.by_name) == [(CPU_TIMER, "")]
     assert not any(ready(monkeypatch, None).do_profile()["profile"].values())
     samples, block = timers.by_name[CPU_TIMER, ""](lambda: math.sqrt(2), 0, 1, 0)
-    assert len(samples) >= timing.MIN_SAMPLES
+    assert len(samples) >= MIN_SAMPLES
     assert block > 1
 
 
@@ -243,42 +244,42 @@ def test_the_cpu_has_one_timer_and_an_empty_profile(monkeypatch):
     ("teardown", "leaves_in_call", "calls"), [("1", 3, 3), ("1", None, 200), ("1", 0, 0), ("0", None, 0), (None, None, 0)]
 )
 def test_a_session_is_over_when_cupti_has_left_where_it_is_to(monkeypatch, teardown, leaves_in_call, calls):
-    monkeypatch.delenv(device_time.TEARDOWN, raising=False)
+    monkeypatch.delenv(device_timer.TEARDOWN, raising=False)
     if teardown:
-        monkeypatch.setenv(device_time.TEARDOWN, teardown)
+        monkeypatch.setenv(device_timer.TEARDOWN, teardown)
     made = []
-    monkeypatch.setattr(device_time, "threads", lambda: frozenset({"main"} | ({"leaving"} if len(made) != leaves_in_call else set())))
-    monkeypatch.setattr(device_time.time, "sleep", lambda _: None)
-    device_time.wait_until_gone(frozenset({"main"}), lambda: made.append(1), lambda: len(made) / 1000)
+    monkeypatch.setattr(device_timer, "threads", lambda: frozenset({"main"} | ({"leaving"} if len(made) != leaves_in_call else set())))
+    monkeypatch.setattr(device_timer.time, "sleep", lambda _: None)
+    device_timer.wait_until_gone(frozenset({"main"}), lambda: made.append(1), lambda: len(made) / 1000)
     assert len(made) == calls
 
 
 def test_without_a_list_of_threads_the_whole_time_is_waited(monkeypatch):
     made = []
-    monkeypatch.setenv(device_time.TEARDOWN, "1")
-    monkeypatch.setattr(device_time, "threads", frozenset)
-    monkeypatch.setattr(device_time.time, "sleep", lambda _: None)
-    device_time.wait_until_gone(frozenset(), lambda: made.append(1), lambda: len(made) / 1000)
-    assert len(made) == device_time.LEAVE_SECONDS * 1000
+    monkeypatch.setenv(device_timer.TEARDOWN, "1")
+    monkeypatch.setattr(device_timer, "threads", frozenset)
+    monkeypatch.setattr(device_timer.time, "sleep", lambda _: None)
+    device_timer.wait_until_gone(frozenset(), lambda: made.append(1), lambda: len(made) / 1000)
+    assert len(made) == device_timer.LEAVE_SECONDS * 1000
 
 
 def test_threads_are_seen_while_they_run():
-    before, end = device_time.threads(), threading.Event()
+    before, end = device_timer.threads(), threading.Event()
     thread = threading.Thread(target=end.wait)
     thread.start()
-    assert str(thread.native_id) in device_time.threads() - before
+    assert str(thread.native_id) in device_timer.threads() - before
     end.set()
     thread.join()
     deadline = time.monotonic() + 10
-    while str(thread.native_id) in device_time.threads():  # Python is done with it before the kernel is
+    while str(thread.native_id) in device_timer.threads():  # Python is done with it before the kernel is
         assert time.monotonic() < deadline
 
 
 @pytest.mark.parametrize("graphs", [False, True])
 @pytest.mark.parametrize("given", [False, True])
 def test_cupti_stays_where_graphs_are_captured_unless_the_environment_says_otherwise(monkeypatch, tmp_path, graphs, given):
-    monkeypatch.setattr(device_time, "TEARDOWN_GIVEN", given)
-    monkeypatch.setenv(device_time.TEARDOWN, "1")  # as `cuda_meter` has it
+    monkeypatch.setattr(device_timer, "TEARDOWN_GIVEN", given)
+    monkeypatch.setenv(device_timer.TEARDOWN, "1")  # as `cuda_meter` has it
     file = tmp_path / "mine.py"
     file.write_text(f"""
 class Backend:
@@ -289,5 +290,5 @@ class Backend:
 backend = Backend()
 """)
     message = slot.load_message(PluginSource("file", "mine", str(file), "mine.py"), "cpu")
-    worker.Server().do_load(message["origin"], "cpu")
-    assert os.environ[device_time.TEARDOWN] == ("0" if graphs and not given else "1")
+    server.Server().do_load(message["origin"], "cpu")
+    assert os.environ[device_timer.TEARDOWN] == ("0" if graphs and not given else "1")

@@ -10,7 +10,7 @@ from softbench.core.case import Case, Direction
 from softbench.core.outcome import Grade
 from softbench.ops.softmax import inputs
 from softbench.plugins.traits import why_not
-from softbench.worker import output_checks as contract, tamper_guard as guard
+from softbench.worker import output_checks, tamper_guard
 from softbench.worker.pre_check import PreCheck, verify_outputs
 from softbench.worker.rotating_inputs import CHECKED_ELEMENTS, RotatingInputs
 
@@ -102,7 +102,7 @@ def test_of_a_backend_that_reuses_its_output_the_last_call_is_verified():
     made = rotation(call=lambda x: buffer.copy_(softmax(x)), overwrites=True)
     assert verified(made, 7).grade is Grade.PASS
     undeclared = rotation(call=lambda x: buffer.copy_(softmax(x)))
-    assert verified(undeclared, 7).detail == contract.SHARED
+    assert verified(undeclared, 7).detail == output_checks.SHARED
 
 
 def test_a_batch_without_a_call_has_no_verdict():
@@ -205,13 +205,13 @@ def test_of_structured_rows_it_is_said_which_kinds_are_wrong():
 
 
 def test_the_guard_names_what_was_replaced_even_when_only_the_code_was(monkeypatch):
-    bound = guard.bind("cpu")
+    bound = tamper_guard.bind("cpu")
     assert bound.replaced() == ""
     with monkeypatch.context() as patched:
         patched.setattr(torch.cuda, "Event", object)
         assert bound.replaced() == "replaced torch.cuda.Event, which measures or judges it"
     with monkeypatch.context() as patched:
-        patched.setattr(contract.breach, "__code__", (lambda *_, **__: "").__code__)
+        patched.setattr(output_checks.breach, "__code__", (lambda *_, **__: "").__code__)
         assert bound.replaced() == "replaced softbench.worker.output_checks.breach, which measures or judges it"
     assert bound.replaced() == ""
 
@@ -227,10 +227,10 @@ def test_an_answer_that_is_no_reason_is_refused_rather_than_guessed_at():
 def test_outputs_are_formed_rightly_or_it_is_said_what_is_off():
     x = torch.randn(4, 8)
     y = softmax(x)
-    assert contract.misformed((x,), (y,)) == ""
-    assert "expanded" in contract.misformed((x,), (y[:1, :1].clone().expand(4, 8),))
-    assert "lazy" in contract.misformed((x,), (torch._neg_view(y),))
-    assert contract.misformed((x, x), (y, y), expected=2) == "returned outputs that share their memory"
+    assert output_checks.misformed((x,), (y,)) == ""
+    assert "expanded" in output_checks.misformed((x,), (y[:1, :1].clone().expand(4, 8),))
+    assert "lazy" in output_checks.misformed((x,), (torch._neg_view(y),))
+    assert output_checks.misformed((x, x), (y, y), expected=2) == "returned outputs that share their memory"
     assert math.isinf(PreCheck(FORWARD, lambda x: None, inputs.make(FORWARD, 0, CPU), object(), None).run(0).worst)
     for odd, part in ((lambda x: softmax(x).to_sparse(), "layout torch.sparse_coo"), (lambda x: softmax(x).to("meta"), "device meta")):
         assert part in PreCheck(FORWARD, odd, inputs.make(FORWARD, 0, CPU), object(), None).run(0).detail

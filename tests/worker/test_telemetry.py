@@ -6,9 +6,9 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from softbench.core import statistics as stats
+from softbench.core import statistics
 from softbench.core.outcome import Batch, Telemetry
-from softbench.results import labels, rows as results
+from softbench.results import labels, rows
 from softbench.worker import telemetry
 
 MAX_MHZ = 1980
@@ -109,11 +109,11 @@ def with_batches(record, *batches):
 
 def test_throttled_samples_count_only_where_there_are_no_others(make_record):
     record = with_batches(make_record("ours", [1]), batch(0, 40, HOT), batch(0, 20, COOL), batch(1, 22, COOL))
-    row = results.row(record, None, None, device="H200", run="r")
+    row = rows.row(record, None, None, device="H200", run="r")
     assert (row.median_us, row.rounds, row.n, row.throttled_batches, row.labels) == (21, 2, 6, 1, "")
     assert (row.sm_clock_mhz, row.memory_clock_mhz, row.power_w, row.temperature_c) == (1980, 3201, 500, 60)
     always = with_batches(record, batch(0, 40, HOT), batch(1, 42, HOT))
-    row = results.row(always, None, None, device="H200", run="r")
+    row = rows.row(always, None, None, device="H200", run="r")
     assert (row.median_us, row.throttled_batches, row.labels) == (41, 2, "throttled")
     assert labels.throttled(always.outcome.timing.batches)
 
@@ -121,4 +121,4 @@ def test_throttled_samples_count_only_where_there_are_no_others(make_record):
 def test_ratios_are_paired_over_rounds_that_count(make_record):
     fast = with_batches(make_record("fast", [1]), batch(0, 90, HOT), batch(0, 10, COOL), batch(1, 10, COOL))
     slow = with_batches(make_record("slow", [1]), batch(0, 20, COOL), batch(1, 20, COOL))
-    assert stats.times_faster(fast.outcome.timing, slow.outcome.timing) == 2
+    assert statistics.times_faster(fast.outcome.timing, slow.outcome.timing) == 2

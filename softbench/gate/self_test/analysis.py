@@ -14,7 +14,7 @@ from statistics import median
 from typing import Any
 
 from softbench.core.errors import UsageError
-from softbench.gate import paired as same_run
+from softbench.gate import paired
 from softbench.gate.inference import proportion_bounds
 from softbench.gate.samples import CellKey, CellSamples, RunSamples
 from softbench.gate.verdicts import GateReport, Rules
@@ -25,7 +25,7 @@ EVERY = 4
 """One case in four has an injected slowdown: a repetition that is slower in every case would be easier for Holm's correction."""
 ALIKE = 0.01
 """A/A ratios within this fraction of 1 count as alike."""
-MIN_FAMILIES = 1 + same_run.CONFIRMATIONS
+MIN_FAMILIES = 1 + paired.CONFIRMATIONS
 EXIT_0_SHARE = 0.95
 CANDIDATE = "candidate"
 
@@ -167,7 +167,7 @@ def _planted(
 
 
 def _realised(slow: CellSamples, base: CellSamples) -> float:
-    return math.expm1(median(median(pairs.logs) for pairs in same_run.pair(slow, base).values()))
+    return math.expm1(median(median(pairs.logs) for pairs in paired.pair(slow, base).values()))
 
 
 def _family(
@@ -175,13 +175,13 @@ def _family(
 ) -> tuple[bool, GateReport]:
     """Screen repetition `i` with these candidates, and confirm its flagged cells in the next sets."""
     chosen = dict(zip(cases, candidates, strict=True))
-    report = same_run.screen(_only(run, chosen, base, [sets[i]]), CANDIDATE, base, rules)
-    flagged = same_run.flagged(report)
+    report = paired.screen(_only(run, chosen, base, [sets[i]]), CANDIDATE, base, rules)
+    flagged = paired.flagged(report)
     if not flagged:
         return False, report
-    fresh = [sets[(i + step) % len(sets)] for step in range(1, 1 + same_run.CONFIRMATIONS)]
+    fresh = [sets[(i + step) % len(sets)] for step in range(1, 1 + paired.CONFIRMATIONS)]
     again = _only(run, {verdict.cell.of(base): chosen[verdict.cell.of(base)] for verdict in flagged}, base, fresh)
-    return True, same_run.confirmed(report, again, base)
+    return True, paired.confirmed(report, again, base)
 
 
 def _only(run: RunSamples, chosen: Mapping[CellKey, str], base: str, sets: Sequence[int]) -> RunSamples:

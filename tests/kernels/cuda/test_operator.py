@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.library import opcheck
 from torch.utils.flop_counter import FlopCounterMode
 
-from softbench.backends import own_kernels as kernels, torch_library as operators
+from softbench.backends import own_kernels, torch_library
 
 OPS = torch.ops.softbench
 FORWARD, BACKWARD = OPS.cuda_softmax.default, OPS.cuda_softmax_backward.default
@@ -265,16 +265,16 @@ def test_importing_it_needs_no_triton_and_builds_nothing(tmp_path):
 
 
 def test_the_cuda_backend_is_not_the_operator():
-    assert kernels.cuda.softmax() is launch.softmax
+    assert own_kernels.cuda.softmax() is launch.softmax
     assert launch.softmax is not softmax
-    assert {"softmax.cu", "operator.py", "launch.py"} <= {file.name for file in operators.cuda_op.sources()}
+    assert {"softmax.cu", "operator.py", "launch.py"} <= {file.name for file in torch_library.cuda_op.sources()}
 
 
 def test_the_cuda_op_backend_gives_its_reason_for_not_running(monkeypatch):
     if not torch.cuda.is_available():
-        assert "no CUDA GPU" in operators.cuda_op.available()
-    monkeypatch.setattr(operators.OperatorBackend, "available", lambda self: None)
+        assert "no CUDA GPU" in torch_library.cuda_op.available()
+    monkeypatch.setattr(torch_library.OperatorBackend, "available", lambda self: None)
     monkeypatch.setattr(build, "nvcc", lambda: None)
-    assert operators.cuda_op.available() == build.MISSING
+    assert torch_library.cuda_op.available() == build.MISSING
     monkeypatch.setattr(build, "nvcc", lambda: "/somewhere/nvcc")
-    assert operators.cuda_op.available() is None
+    assert torch_library.cuda_op.available() is None

@@ -9,7 +9,7 @@ from softbench.backends.naive import naive_backward, naive_forward
 from softbench.core.case import Case, Direction
 from softbench.core.outcome import Grade
 from softbench.ops.dtypes import DTYPES
-from softbench.ops.softmax import inputs, tolerance as correctness
+from softbench.ops.softmax import inputs, tolerance
 
 CPU = torch.device("cpu")
 
@@ -17,7 +17,7 @@ CPU = torch.device("cpu")
 def grade(case, function, given=None):
     given = given or inputs.make(case, 0, CPU)
     out = function(*given)
-    return correctness.check(case, given, out if case.direction is Direction.BOTH else (out,))
+    return tolerance.check(case, given, out if case.direction is Direction.BOTH else (out,))
 
 
 def torch_forward(x):
@@ -154,5 +154,5 @@ def test_inputs_are_the_same_for_every_worker_and_different_for_every_seed_and_c
 def test_the_yardstick_must_move_every_bit():
     case = Case(4, 32, "fp32", Direction.BOTH, "cpu")
     x, dy = inputs.make(case, 0, CPU)
-    assert correctness.check_yardstick(case, (x, dy), (x.detach().clone(), dy + x.detach())).grade is Grade.YARDSTICK
-    assert correctness.check_yardstick(case, (x, dy), (x.detach().clone(), dy)).grade is Grade.WRONG
+    assert tolerance.check_yardstick(case, (x, dy), (x.detach().clone(), dy + x.detach())).grade is Grade.YARDSTICK
+    assert tolerance.check_yardstick(case, (x, dy), (x.detach().clone(), dy)).grade is Grade.WRONG

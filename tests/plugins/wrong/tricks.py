@@ -184,13 +184,13 @@ def emptying():
 def exchanging_the_judge():
     """Until the next call."""
     from softbench.core.outcome import Accuracy, Grade
-    from softbench.ops.softmax import tolerance as correctness
+    from softbench.ops.softmax import tolerance
 
-    real = correctness.check
-    called = between_calls(lambda: setattr(correctness, "check", lambda *_: Accuracy(Grade.PASS, 0.0, "")))
+    real = tolerance.check
+    called = between_calls(lambda: setattr(tolerance, "check", lambda *_: Accuracy(Grade.PASS, 0.0, "")))
 
     def call(x):
-        correctness.check = real
+        tolerance.check = real
         called()
         return x.clone()
 
