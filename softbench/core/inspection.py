@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from softbench.core.text import one_line, printable
+from softbench.core.validate import JsonObject
 
 KINDS = ("source", "wrapper", "ttir", "ttgir", "llir", "ptx", "sass", "report")
 """Of code, from what a compiler was given or wrote to what the device runs; `wrapper` is Inductor's
@@ -56,12 +56,12 @@ class Inspection:
     launches: tuple[Launch, ...]
     artifacts: tuple[Artifact, ...]
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> JsonObject:
         """The inspection as JSON."""
         return asdict(self)
 
 
-def from_json(data: dict[str, Any]) -> Inspection:
+def from_json(data: JsonObject) -> Inspection:
     """The inverse of `Inspection.document`.
 
     Raises:
@@ -78,7 +78,7 @@ def from_json(data: dict[str, Any]) -> Inspection:
     return Inspection(facts, launches, artifacts)
 
 
-def _launch(data: dict[str, Any]) -> Launch:
+def _launch(data: JsonObject) -> Launch:
     grid, block = (tuple(int(extent) for extent in data[key]) for key in ("grid", "block"))
     counts = ("registers", "spilled_bytes", "shared_bytes", "moved_bytes")
     registers, spilled, shared, moved = (None if data[key] is None else int(data[key]) for key in counts)

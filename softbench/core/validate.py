@@ -16,6 +16,8 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:+-]{0,63}")
 Made = TypeVar("Made")
 LONGEST = 2000  # of a text from a worker
 CODE = "text"  # the key of generated code, whose lines stay
+JsonObject = dict[str, Any]
+"""A JSON object. The reader of each field checks its type."""
 
 
 def harmless(value: Any) -> Any:
@@ -32,7 +34,7 @@ def harmless(value: Any) -> Any:
     return [harmless(item) for item in value] if isinstance(value, list) else value
 
 
-def typed(cls: Callable[..., Made], data: dict[str, Any]) -> Made:
+def typed(cls: Callable[..., Made], data: JsonObject) -> Made:
     """A dataclass of texts, numbers and booleans from untrusted data.
 
     Raises:

@@ -16,10 +16,11 @@ import tomllib
 from dataclasses import fields
 from importlib import resources
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from softbench.core.errors import ConfigError, UsageError
 from softbench.core.text import unknown
+from softbench.core.validate import JsonObject
 from softbench.plan.settings import Layer, Settings, with_fixed_rounds
 from softbench.plan.sweep import Sweep
 from softbench.plan.values import READERS, SWEEP_READERS, axis_text, strings, timeouts
@@ -60,8 +61,8 @@ def load(name_or_file: str) -> Layer:
     return from_table(table, name_or_file, base=path.parent)
 
 
-def from_table(table: dict[str, Any], where: str, base: Path) -> Layer:
-    layer: dict[str, Any] = {}
+def from_table(table: JsonObject, where: str, base: Path) -> Layer:
+    layer: JsonObject = {}
     for key, value in table.items():
         at = f"{where}: {key}"
         if key == "sweep":
@@ -82,7 +83,7 @@ def from_table(table: dict[str, Any], where: str, base: Path) -> Layer:
     return with_fixed_rounds(cast(Layer, layer))
 
 
-def _sweep(table: Any, at: str) -> Sweep:
+def _sweep(table: object, at: str) -> Sweep:
     if not isinstance(table, dict):
         raise ConfigError(f"{at}: must be a table; write [[sweep]] and then M = ..., N = ...")
     for key in table:
@@ -92,6 +93,7 @@ def _sweep(table: Any, at: str) -> Sweep:
         if key not in table:
             raise ConfigError(f"{at}: {key} is missing")
     try:
-        return Sweep(**{key: SWEEP_READERS[key](axis_text(value, f"{at} {key}"), f"{at} {key}") for key, value in table.items()})
+        axes: JsonObject = {key: SWEEP_READERS[key](axis_text(value, f"{at} {key}"), f"{at} {key}") for key, value in table.items()}
+        return Sweep(**axes)
     except UsageError as error:
         raise ConfigError(str(error)) from None

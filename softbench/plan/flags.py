@@ -17,7 +17,7 @@ def from_flags(flags: Mapping[str, Any]) -> Layer:
         UsageError: naming the flag.
     """
     given = {key: value for key, value in flags.items() if value not in (None, (), [])}
-    layer: dict[str, Any] = {}
+    layer: dict[str, object] = {}
     for key, value in given.items():
         flag = f"--{key.replace('_', '-')}"
         if key in SWEEP_READERS:

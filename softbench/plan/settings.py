@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypedDict, cast
+from typing import TypedDict, cast
 
 from softbench.core.case import Direction
 from softbench.core.errors import UsageError
+from softbench.core.validate import JsonObject
 from softbench.plan.sweep import Sweep, thinned
 
 PHASES = {"import": 60.0, "build": 300.0, "check": 120.0, "time": 120.0}
@@ -114,12 +115,12 @@ class Settings:
         if quick and "N" not in axes:
             sweeps = [replace(sweep, N=thinned(sweep.N, QUICK_SHAPES)) for sweep in sweeps]
         others: Layer = {**config, **(QUICK if quick else {}), **flags}
-        merged = {key: value for key, value in others.items() if key not in AXES} | {
+        merged: JsonObject = {key: value for key, value in others.items() if key not in AXES} | {
             "sweep": tuple(sweeps),
             "timeout": {**PHASES, **config.get("timeout", {}), **flags.get("timeout", {})},
             "plugins": tuple(dict.fromkeys((*config.get("plugins", ()), *flags.get("plugins", ())))),
         }
-        settings = cls(**cast(dict[str, Any], merged))
+        settings = cls(**merged)
         if settings.max_rounds < settings.rounds:
             raise UsageError(
                 f"max_rounds: {settings.max_rounds} is less than the {settings.rounds} that are always taken; lower rounds too"

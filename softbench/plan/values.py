@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from softbench.core.case import TIMERS
 from softbench.core.errors import ConfigError
@@ -12,7 +11,7 @@ from softbench.plan.settings import PHASES
 from softbench.plan.sweep import parse_axis, parse_directions, parse_dtypes
 
 
-def axis_text(value: Any, at: str) -> str:
+def axis_text(value: object, at: str) -> str:
     """TOML's `4096`, `[256, 512]` and `"256:8192:256"` as text in the grammar of the flags."""
     items = value if isinstance(value, list) else [value]
     if not items or not all(isinstance(item, int | str) and not isinstance(item, bool) for item in items):
@@ -20,14 +19,14 @@ def axis_text(value: Any, at: str) -> str:
     return ",".join(str(item) for item in items)
 
 
-def strings(value: Any, at: str) -> tuple[str, ...]:
+def strings(value: object, at: str) -> tuple[str, ...]:
     items = value.split(",") if isinstance(value, str) else value
     if not isinstance(items, list) or not items or not all(isinstance(item, str) and item.strip() for item in items):
         raise ConfigError(f"{at}: must be a text or a list of texts, none of them empty, not {value!r}")
     return tuple(dict.fromkeys(item.strip() for item in items))
 
 
-def timeouts(value: Any, at: str) -> dict[str, float]:
+def timeouts(value: object, at: str) -> dict[str, float]:
     if not isinstance(value, dict):
         raise ConfigError(f"{at}: must be a table of seconds; its keys are {', '.join(PHASES)}")
     for key in value:
@@ -36,8 +35,8 @@ def timeouts(value: Any, at: str) -> dict[str, float]:
     return {key: number(0.001, 1e6)(seconds, f"{at}.{key}") for key, seconds in value.items()}
 
 
-def whole(low: int, high: int) -> Callable[[Any, str], int]:
-    def read(value: Any, at: str) -> int:
+def whole(low: int, high: int) -> Callable[[object, str], int]:
+    def read(value: object, at: str) -> int:
         if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
             raise ConfigError(f"{at}: must be a whole number from {low} to {high}, not {value!r}")
         return value
@@ -45,8 +44,8 @@ def whole(low: int, high: int) -> Callable[[Any, str], int]:
     return read
 
 
-def number(low: float, high: float) -> Callable[[Any, str], float]:
-    def read(value: Any, at: str) -> float:
+def number(low: float, high: float) -> Callable[[object, str], float]:
+    def read(value: object, at: str) -> float:
         if not isinstance(value, int | float) or isinstance(value, bool) or not low <= value <= high:
             raise ConfigError(f"{at}: must be a number from {low:g} to {high:g}, not {value!r}")
         return float(value)
@@ -54,14 +53,14 @@ def number(low: float, high: float) -> Callable[[Any, str], float]:
     return read
 
 
-def word(value: Any, at: str) -> str:
+def word(value: object, at: str) -> str:
     if not isinstance(value, str) or not value.strip():
         raise ConfigError(f"{at}: must be a name, not {value!r}")
     return value.strip()
 
 
-def one_of(*known: str) -> Callable[[Any, str], str]:
-    def read(value: Any, at: str) -> str:
+def one_of(*known: str) -> Callable[[object, str], str]:
+    def read(value: object, at: str) -> str:
         name = word(value, at)
         if name not in known:
             raise ConfigError(f"{at}: unknown '{name}'; known are {', '.join(known)}")
@@ -70,14 +69,14 @@ def one_of(*known: str) -> Callable[[Any, str], str]:
     return read
 
 
-def device(value: Any, at: str) -> str:
+def device(value: object, at: str) -> str:
     name = word(value, at)
     if name not in ("auto", "cpu", "cuda") and not (name.startswith("cuda:") and name[5:].isdecimal()):
         raise ConfigError(f"{at}: unknown '{name}'; known are auto, cpu, cuda, cuda:K")
     return name
 
 
-READERS: dict[str, Callable[[Any, str], Any]] = {
+READERS: dict[str, Callable[[object, str], object]] = {
     "device": device,
     **dict.fromkeys(("rounds", "max_rounds"), whole(1, 10_000)),
     "precision": number(0, 1),
@@ -92,7 +91,7 @@ READERS: dict[str, Callable[[Any, str], Any]] = {
     "profile": one_of("on", "off"),
     "memory_share": number(1e-6, 1),
 }
-SWEEP_READERS: dict[str, Callable[[str, str], Any]] = {
+SWEEP_READERS: dict[str, Callable[[str, str], object]] = {
     "M": parse_axis,
     "N": parse_axis,
     "dtype": parse_dtypes,

@@ -19,10 +19,17 @@ A trait is an optional attribute or method:
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol, runtime_checkable
 
 from softbench.core.case import Case
+
+Call = Callable[..., object]
+"""A function of tensors that `prepare` returns; see there for its arguments and its result."""
+Piece = tuple[str, str, str, str]
+"""A piece of generated code: its file name, kind, language and text, as in `softbench.core.inspection.Artifact`."""
+Generated = tuple[Sequence[Piece], Mapping[str, int]]
+"""The answer of the trait `generated`: pieces of code, and spilled bytes by kernel."""
 
 
 @runtime_checkable
@@ -38,7 +45,7 @@ class Backend(Protocol):
     def supports(self, case: Case) -> str | None:
         """None if it can compute this case, else why not."""
 
-    def prepare(self, case: Case) -> Callable[..., Any]:
+    def prepare(self, case: Case) -> Call:
         """Compile and tune here; softbench times one call of the returned function.
 
         The callable gets contiguous (M, N) tensors of the case's dtype on its device, and must not change them:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
 
-from softbench.core.validate import NAME, typed
+from softbench.core.validate import NAME, JsonObject, typed
 from softbench.plugins.source import PluginSource
 
 
@@ -41,12 +40,12 @@ class BackendInfo:
         return not (self.broken or self.unavailable)
 
 
-def info_to_json(info: BackendInfo) -> dict[str, Any]:
+def info_to_json(info: BackendInfo) -> JsonObject:
     """The info as JSON, for the reply of a worker."""
     return asdict(info)
 
 
-def info_from_json(data: dict[str, Any], source: PluginSource) -> BackendInfo:
+def info_from_json(data: JsonObject, source: PluginSource) -> BackendInfo:
     """The inverse of `info_to_json` for a backend of `source`; a worker's reply is untrusted data.
 
     Raises:

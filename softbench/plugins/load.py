@@ -8,17 +8,18 @@ import sys
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import cast
 
 from softbench.core.errors import UsageError
 from softbench.core.text import one_line
 from softbench.core.validate import NAME
+from softbench.plugins.backend import Backend
 from softbench.plugins.source import ALL, GROUP, SOURCES, PluginSource
 
 METHODS = ("available", "supports", "prepare")
 
 
-def load(origin: PluginSource) -> tuple[Any, ...]:
+def load(origin: PluginSource) -> tuple[Backend, ...]:
     """Import the backends of a plugin source. This runs the plugin's code, so only workers call it.
 
     An entry point names one Backend or a list. A file has them under the name `backend` or `backends`.
@@ -48,22 +49,22 @@ def load(origin: PluginSource) -> tuple[Any, ...]:
     return tuple(_renamed(backend, origin.alias if len(found) == 1 else f"{origin.alias}.{backend.name}") for backend in found)
 
 
-def _shown(thing: Any) -> str:
+def _shown(thing: object) -> str:
     """An object in a message, without the address of a default repr."""
     text = repr(thing)
     return f"an object of {type(thing).__name__}" if " object at 0x" in text else one_line(text, 80)
 
 
-def _renamed(backend: Any, name: str) -> Any:
+def _renamed(backend: Backend, name: str) -> Backend:
     """The backend under another name. It is wrapped and not changed, as its methods may rely on its name."""
 
     class Renamed:
         __doc__ = type(backend).__doc__
 
-        def __getattr__(self, attribute: str) -> Any:
+        def __getattr__(self, attribute: str) -> object:
             return getattr(backend, attribute)
 
-    renamed: Any = Renamed()
+    renamed = cast(Backend, Renamed())
     renamed.name = name
     return renamed
 
@@ -79,7 +80,7 @@ def _import_file(path: Path) -> ModuleType:
     return module
 
 
-def source_hash(backend: Any, origin: PluginSource) -> str:
+def source_hash(backend: object, origin: PluginSource) -> str:
     """A hash of a backend's source files and its `sources()`: the plugin file, or the folders of its package's loaded modules."""
     digest = hashlib.sha256()
     if origin.kind == "file":

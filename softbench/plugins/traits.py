@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
 
+from softbench.core.case import Case, Direction
 from softbench.core.text import one_line
+from softbench.plugins.backend import Backend, Call, Generated
 from softbench.plugins.info import BackendInfo
 from softbench.plugins.load import source_hash
 from softbench.plugins.source import PluginSource
 
 
-def info(backend: Any, source: PluginSource) -> BackendInfo:
+def info(backend: Backend, source: PluginSource) -> BackendInfo:
     """The info that a worker reports about a backend."""
     summary = getattr(backend, "summary", None) or (type(backend).__doc__ or "").strip().partition("\n")[0]
     return BackendInfo(
@@ -27,7 +28,7 @@ def info(backend: Any, source: PluginSource) -> BackendInfo:
     )
 
 
-def why_not(answer: Any, method: str) -> str:
+def why_not(answer: object, method: str) -> str:
     """The reason from `available` or `supports` as one line; empty for None.
 
     Raises:
@@ -38,39 +39,39 @@ def why_not(answer: Any, method: str) -> str:
     raise TypeError(f"{method}() returned {one_line(repr(answer), 40)}; it must return None for yes, or a text that says why not")
 
 
-def overwrites_output(backend: Any) -> bool:
+def overwrites_output(backend: object) -> bool:
     """True if a backend declares that its next call overwrites the last output, as CUDA graphs do."""
     return bool(getattr(backend, "reuses_output", False))
 
 
-def is_yardstick(backend: Any) -> bool:
+def is_yardstick(backend: object) -> bool:
     """True if a backend copies, and computes nothing."""
     return getattr(backend, "computes", "softmax") == "copy"
 
 
-def reuses_output(backend: Any) -> bool:
+def reuses_output(backend: object) -> bool:
     """True if the next call overwrites the last output, as CUDA graphs and the yardstick do."""
     return overwrites_output(backend) or is_yardstick(backend)
 
 
-def compiles(backend: Any) -> bool | str:
+def compiles(backend: object) -> bool | str:
     """True if a backend's first call compiles; `always` if nothing is cached."""
     declared: bool | str = getattr(backend, "compiles", False)
     return declared
 
 
-def over_dim(backend: Any) -> Callable[..., Callable[..., Any]] | None:
+def over_dim(backend: object) -> Callable[[Direction], Call] | None:
     """The backend's `over_dim`, for tensors of any shape and strides, or None."""
     return getattr(backend, "over_dim", None)
 
 
-def generated(backend: Any) -> Callable[..., Any] | None:
+def generated(backend: object) -> Callable[[Case, Sequence[str]], Generated] | None:
     """The backend's `generated`, which gives code that neither Triton nor Inductor made, or None."""
     found = getattr(backend, "generated", None)
     return found if callable(found) else None
 
 
-def interpreted(backend: Any) -> tuple[str, int] | None:
+def interpreted(backend: object) -> tuple[str, int] | None:
     """Why a backend is only checked here, and on how many rows; None for a backend that can be timed."""
     ask = getattr(backend, "interpreted", None)
     return ask() if callable(ask) else None

@@ -8,13 +8,12 @@ import math
 from collections.abc import Iterable
 from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import Any
 
 from softbench.core.case import DTYPES, Direction
 from softbench.core.errors import ResultsError
 from softbench.core.outcome import Grade, Status
 from softbench.core.text import one_line
-from softbench.core.validate import NAME
+from softbench.core.validate import NAME, JsonObject
 from softbench.results.rows import IMPLAUSIBLE, Row
 
 FORMULA = ("=", "+", "-", "@")
@@ -89,7 +88,7 @@ def read_csv(path: Path) -> tuple[list[Row], list[str]]:
 
 
 def _row_of(values: dict[str, str]) -> Row:
-    found: dict[str, Any] = {}
+    found: JsonObject = {}
     for name, kind in TYPES.items():
         column = "class" if name == "grade" else name
         if name in LATER and column not in values:

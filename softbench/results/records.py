@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import fields, is_dataclass, replace
-from typing import Any
 
 from softbench.core.case import DTYPES, Case, Direction
 from softbench.core.outcome import (
@@ -24,7 +23,7 @@ from softbench.core.outcome import (
     Timing,
 )
 from softbench.core.stopping import LIMIT
-from softbench.core.validate import typed
+from softbench.core.validate import JsonObject, typed
 
 SCHEMA = 1
 """Version of the run document."""
@@ -58,16 +57,16 @@ def _merged(profiles: Sequence[Profile]) -> Profile:
     return Profile(device_us, host_us, kernels, note, max(peaks, default=None), sum(again) if again else None)
 
 
-def record_to_json(record: Record) -> dict[str, Any]:
+def record_to_json(record: Record) -> JsonObject:
     """A record as JSON; inf and nan become texts."""
-    data: dict[str, Any] = _plain(record)
+    data: JsonObject = {item.name: _plain(getattr(record, item.name)) for item in fields(record)}
     data["outcome"] = {"kind": type(record.outcome).__name__.lower(), **data["outcome"]}
     if accuracy := data["outcome"].get("accuracy"):
         accuracy["worst"] = accuracy["worst"] if math.isfinite(accuracy["worst"]) else str(accuracy["worst"])
     return data
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     """As dataclasses.asdict, which would copy every sample."""
     if is_dataclass(value):
         return {item.name: _plain(getattr(value, item.name)) for item in fields(value)}
@@ -76,7 +75,7 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def record_from_json(data: dict[str, Any]) -> Record:
+def record_from_json(data: JsonObject) -> Record:
     """The inverse of `record_to_json`.
 
     Raises:
@@ -106,14 +105,14 @@ def record_from_json(data: dict[str, Any]) -> Record:
     return Record(backend, case, measured, source)
 
 
-def _case(data: dict[str, Any]) -> Case:
+def _case(data: JsonObject) -> Case:
     case = Case(**{**data, "direction": Direction(data["direction"])})
     if case.dtype not in DTYPES or case.device not in ("cpu", "cuda") or not all(0 < _count(size) < 2**63 for size in (case.M, case.N)):
         raise ValueError("an invalid case")
     return case
 
 
-def _batch(data: dict[str, Any]) -> Batch:
+def _batch(data: JsonObject) -> Batch:
     samples = tuple(data["samples_us"])
     if not samples or not all(type(us) in (int, float) and 0 < us < math.inf for us in samples):
         raise ValueError("invalid samples")
@@ -133,7 +132,7 @@ def _count(value: object) -> int:
     return value
 
 
-def accuracy_from_json(data: dict[str, Any]) -> Accuracy:
+def accuracy_from_json(data: JsonObject) -> Accuracy:
     """An accuracy from JSON; a worker's reply is untrusted data.
 
     Raises:
@@ -142,12 +141,12 @@ def accuracy_from_json(data: dict[str, Any]) -> Accuracy:
     return Accuracy(Grade(data["grade"]), float(data["worst"]), str(data["detail"]))
 
 
-def failure_from_json(data: dict[str, Any]) -> tuple[Status, str]:
+def failure_from_json(data: JsonObject) -> tuple[Status, str]:
     """Status and reason of a worker's failure; raises as `accuracy_from_json`."""
     return Status(data["status"]), str(data["reason"])
 
 
-def build_from_json(data: dict[str, Any]) -> Build:
+def build_from_json(data: JsonObject) -> Build:
     """A build; raises as `accuracy_from_json`."""
     build = typed(Build, data)
     if build.seconds < 0:
@@ -155,7 +154,7 @@ def build_from_json(data: dict[str, Any]) -> Build:
     return build
 
 
-def telemetry_from_json(data: dict[str, Any] | None) -> Telemetry | None:
+def telemetry_from_json(data: JsonObject | None) -> Telemetry | None:
     """A telemetry reading from JSON.
 
     Raises:
@@ -170,13 +169,13 @@ def telemetry_from_json(data: dict[str, Any] | None) -> Telemetry | None:
     return telemetry
 
 
-def profile_from_json(data: dict[str, Any]) -> Profile:
+def profile_from_json(data: JsonObject) -> Profile:
     """A profile from JSON.
 
     Raises:
         TypeError, ValueError: it is invalid.
     """
-    fields: dict[str, Any] = {key: tuple(value) if isinstance(value, list | tuple) else value for key, value in data.items()}
+    fields: JsonObject = {key: tuple(value) if isinstance(value, list | tuple) else value for key, value in data.items()}
     profile = Profile(**fields)
     if not all(isinstance(word, str) for word in (*profile.kernels, profile.note)):
         raise ValueError("an invalid name")

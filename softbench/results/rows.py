@@ -7,11 +7,11 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
 
 from softbench.core import statistics as stats
 from softbench.core.case import CaseKey
 from softbench.core.outcome import Build, Checked, Failed, Measured, Profile, Record, Skipped, Timing
+from softbench.core.validate import JsonObject
 from softbench.ops.softmax import spec
 from softbench.results import labels
 
@@ -172,7 +172,7 @@ def row(
     )
 
 
-def _sampling(timing: Timing | None) -> dict[str, Any]:
+def _sampling(timing: Timing | None) -> JsonObject:
     """The columns of the samples' spread and number."""
     if timing is None:
         return {**dict.fromkeys(("p20_us", "p80_us", "n", "rounds", "processes")), "timer": ""}
@@ -184,12 +184,12 @@ def _sampling(timing: Timing | None) -> dict[str, Any]:
     return {**counts, **spread, "timer": timing.kind, "l2": timing.l2, "stopped": timing.stopped}
 
 
-def _telemetry(timing: Timing | None) -> dict[str, Any]:
+def _telemetry(timing: Timing | None) -> JsonObject:
     batches = stats.counted(timing.batches) if timing else []
     readings = [batch.telemetry for batch in batches if batch.telemetry is not None]
     if timing is None or not readings:
         return {}
-    found: dict[str, Any] = {"throttled_batches": sum(batch.throttled for batch in timing.batches)}
+    found: JsonObject = {"throttled_batches": sum(batch.throttled for batch in timing.batches)}
     for name in ("sm_clock_mhz", "memory_clock_mhz", "power_w", "temperature_c"):
         values = [value for reading in readings if (value := getattr(reading, name)) is not None]
         found[name] = float(statistics.median(values)) if values else None

@@ -16,13 +16,14 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from softbench.core.case import Case
 from softbench.core.errors import ResultsError
 from softbench.core.files import replace_file
 from softbench.core.outcome import Record
 from softbench.core.text import one_line, printable
+from softbench.core.validate import JsonObject
 from softbench.results.csv import to_csv
 from softbench.results.records import SCHEMA, merge, record_from_json, record_to_json
 from softbench.results.rows import Row, row
@@ -36,7 +37,7 @@ class Run:
 
     folder: Path
     name: str
-    header: dict[str, Any]
+    header: JsonObject
     journal: IO[bytes]
     cells: dict[tuple[int, str, Case], Record] = field(default_factory=dict)
     """Records by process set, backend and case."""
@@ -118,7 +119,7 @@ class Run:
                 self._rows[case] = [row(record, *beside, **about) for record in of.values()]
         return [found for case in by_case for found in self._rows[case]]
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> JsonObject:
         """The run document: the header, and every cell with its raw samples."""
         return {**self.header, "cells": [record_to_json(record) for record in self.records()]}
 
@@ -154,7 +155,7 @@ def writable(folder: Path) -> None:
             pass
 
 
-def start(folder: Path, header: dict[str, Any]) -> Run:
+def start(folder: Path, header: JsonObject) -> Run:
     """A new run in `folder`. `header`: see `softbench.run.header.header`.
 
     Raises:
@@ -174,7 +175,7 @@ def start(folder: Path, header: dict[str, Any]) -> Run:
     return Run(folder, name, header, journal)
 
 
-def resume(folder: Path, header: dict[str, Any]) -> tuple[Run | None, str]:
+def resume(folder: Path, header: JsonObject) -> tuple[Run | None, str]:
     """The newest interrupted run in `folder` with the same settings and environment, and a note for the user.
 
     A run that cannot be resumed stays unchanged.
@@ -199,7 +200,7 @@ def resume(folder: Path, header: dict[str, Any]) -> tuple[Run | None, str]:
     return None, told or f"nothing to resume in {folder}: no interrupted run there"
 
 
-def _reopen(folder: Path, path: Path, journal: IO[bytes], header: dict[str, Any]) -> Run:
+def _reopen(folder: Path, path: Path, journal: IO[bytes], header: JsonObject) -> Run:
     """The run of a journal, without a torn last line. Raises ValueError with the reason if it does not match or is damaged."""
     lines = journal.read().split(b"\n")[:-1]  # text after the last newline is torn
     if not lines:
@@ -225,7 +226,7 @@ def _reopen(folder: Path, path: Path, journal: IO[bytes], header: dict[str, Any]
     return run
 
 
-def _line(data: dict[str, Any]) -> bytes:
+def _line(data: JsonObject) -> bytes:
     return json.dumps(data, separators=(",", ":"), allow_nan=False).encode() + b"\n"
 
 
