@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import Protocol
 
 import torch
 
-Call = Callable[..., torch.Tensor]
+from softbench.backends.directions import TensorCall
 
 
-def differentiable(forward: Call, backward: Call) -> Call:
+def differentiable(forward: TensorCall, backward: TensorCall) -> TensorCall:
     """`f(x) -> y` with a gradient, from `forward(x) -> y` and `backward(dy, y) -> dx`. It can be differentiated once."""
 
     def softmax(x: torch.Tensor) -> torch.Tensor:
@@ -20,9 +19,18 @@ def differentiable(forward: Call, backward: Call) -> Call:
     return softmax
 
 
+class _Context(Protocol):
+    """What the function below uses of autograd's context, and the attribute that it adds."""
+
+    saved_tensors: tuple[torch.Tensor, ...]
+    gradient: TensorCall
+
+    def save_for_backward(self, *tensors: torch.Tensor) -> None: ...
+
+
 class _Softmax(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, forward: Call, backward: Call) -> torch.Tensor:
+    def forward(ctx: _Context, x: torch.Tensor, forward: TensorCall, backward: TensorCall) -> torch.Tensor:
         y = forward(x)
         ctx.save_for_backward(y)
         ctx.gradient = backward
@@ -30,5 +38,5 @@ class _Softmax(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+    def backward(ctx: _Context, dy: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         return ctx.gradient(dy, *ctx.saved_tensors), None, None

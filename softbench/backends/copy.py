@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
 
 from softbench.core.case import Case, Direction
+from softbench.plugins.backend import Call
 
 
 class Copy:
@@ -24,7 +22,7 @@ class Copy:
     def supports(self, case: Case) -> str | None:
         return None
 
-    def prepare(self, case: Case) -> Callable[..., Any]:
+    def prepare(self, case: Case) -> Call:
         """The first call allocates the outputs, so later calls do not time the allocator.
 
         forward: `x -> x`; backward: `(dy, y) -> dy + y`; both: `(x, dy) -> (x, dy + x)`.
@@ -46,8 +44,7 @@ class Copy:
             x = x.detach()
             return forward(x), backward(dy, x)
 
-        calls: dict[Direction, Callable[..., Any]]
-        calls = {Direction.FORWARD: forward, Direction.BACKWARD: backward, Direction.BOTH: both}
+        calls: dict[Direction, Call] = {Direction.FORWARD: forward, Direction.BACKWARD: backward, Direction.BOTH: both}
         return calls[case.direction]
 
 

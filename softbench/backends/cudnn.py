@@ -9,9 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib.util
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -19,6 +17,7 @@ from softbench.backends.autograd import differentiable
 from softbench.backends.directions import EMPTY, by_direction
 from softbench.core.case import Case, Direction
 from softbench.core.text import one_line
+from softbench.plugins.backend import Call
 
 ACCURATE, INSTANCE, NCHW = 1, 0, 0  # CUDNN_SOFTMAX_ACCURATE subtracts the maximum, FAST does not
 TYPES = {"fp32": 0, "fp16": 2, "bf16": 9}  # cudnnDataType_t
@@ -27,7 +26,6 @@ SONAMES = ("libcudnn.so.9", "libcudnn.so.8", "libcudnn_ops.so.9", "libcudnn.so")
 NEEDED = ("cudnnCreate", "cudnnSetStream", "cudnnSetTensor4dDescriptor", "cudnnSoftmaxForward", "cudnnSoftmaxBackward")
 PACKAGE = "pip install nvidia-cudnn-cu13 (for CUDA 12: nvidia-cudnn-cu12); CUDA builds of torch on PyPI depend on it"
 
-Call = Callable[..., Any]
 _streams: dict[int, int] = {}
 """The stream that the handle of each device uses, by device index."""
 
@@ -61,7 +59,7 @@ def _package_folders() -> list[str]:
     return [str(Path(root) / "cudnn") for root in roots]
 
 
-def _checked(name: str, *arguments: Any) -> None:
+def _checked(name: str, *arguments: object) -> None:
     if status := getattr(library(), name)(*arguments):
         raise _refused(name, status)
 

@@ -5,11 +5,10 @@ One CTA computes one row in two passes. The first pass finds maximum and sum, th
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import cupy
 import torch
+
+from softbench.backends.directions import Pair
 
 THREADS = 512
 KINDS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
@@ -79,13 +78,13 @@ def options(N: int, dtype: torch.dtype) -> tuple[str, ...]:
     return "-std=c++17", f"-DKIND={KINDS[dtype]}", f"-DCOLUMNS={N}", f"-DTHREADS={THREADS}"
 
 
-def kernels(N: int, dtype: torch.dtype) -> tuple[Callable[..., Any], Callable[..., Any]]:
+def kernels(N: int, dtype: torch.dtype) -> Pair:
     """Forward and backward for rows of N columns; both run on torch's current stream."""
     module = cupy.RawModule(code=SOURCE, options=options(N, dtype))
     launch_forward, launch_backward = module.get_function("softmax_forward"), module.get_function("softmax_backward")
-    streams: dict[int, Any] = {}
+    streams: dict[int, cupy.cuda.ExternalStream] = {}
 
-    def launch(function: Any, M: int, *tensors: torch.Tensor) -> None:
+    def launch(function: cupy.RawKernel, M: int, *tensors: torch.Tensor) -> None:
         number = torch.cuda.current_stream().cuda_stream
         stream = streams.get(number) or streams.setdefault(number, cupy.cuda.ExternalStream(number))
         with stream:

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from softbench.backends.autograd import differentiable
-from softbench.backends.directions import EMPTY, by_direction
+from softbench.backends.directions import EMPTY, Pair, by_direction
 from softbench.backends.third_party import ThirdParty
 from softbench.core.case import Case, Direction
 from softbench.core.text import one_line
 from softbench.core.toolchain import missing_compiler
 from softbench.ops.dtypes import DTYPES
-
-Pair = tuple[Callable[..., Any], Callable[..., Any]]
+from softbench.plugins.backend import Call
 
 
 class Language(ThirdParty):
@@ -34,7 +31,7 @@ class Language(ThirdParty):
         """Forward and backward functions without autograd."""
         raise NotImplementedError
 
-    def prepare(self, case: Case) -> Callable[..., Any]:
+    def prepare(self, case: Case) -> Call:
         forward, backward = self.kernels(case)
         return by_direction(case, differentiable(forward, backward) if case.direction is Direction.BOTH else forward, backward)
 

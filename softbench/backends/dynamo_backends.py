@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -17,6 +15,7 @@ from softbench.backends.torch_compile import Compiled, inductor
 from softbench.core.case import Case
 from softbench.core.text import one_line
 from softbench.core.toolchain import missing_compiler
+from softbench.plugins.backend import Call
 
 KNOWN = {
     "eager": ("Dynamo alone: the graph is captured and run eagerly", "to see what capturing itself costs a call"),
@@ -135,7 +134,7 @@ class DynamoBackend(Compiled):
             self._tried = "" if self.package or self.backend in ("cudagraphs", "inductor") else _trouble(self.backend)
         return super().supports(case) or self._tried or None
 
-    def prepare(self, case: Case) -> Callable[..., Any]:
+    def prepare(self, case: Case) -> Call:
         if self.package:
             importlib.import_module(self.package.module)  # the import registers the backend
         return super().prepare(case)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Any
 
 import helion
 import helion.language as hl
 import torch
+
+from softbench.backends.directions import Pair
 
 PERSISTENT_COLUMNS = 16384  # longest row that stays in registers; a longer row is read three times
 CHUNK = 4096
@@ -35,7 +35,7 @@ def backward(dy: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return out
 
 
-def config(N: int) -> Any:
+def config(N: int) -> helion.Config:
     """One row per program, warps by row length. A row over PERSISTENT_COLUMNS is reduced in a loop."""
     warps = min(32, max(1, 1 << ((min(N, PERSISTENT_COLUMNS) - 1) // COLUMNS_PER_WARP).bit_length()))
     loops = [] if N == 1 else [None if N <= PERSISTENT_COLUMNS else CHUNK]  # Helion makes no reduction of a single column
@@ -43,7 +43,8 @@ def config(N: int) -> Any:
 
 
 @functools.cache
-def kernels(N: int) -> tuple[Callable[..., Any], Callable[..., Any]]:
+def kernels(N: int) -> Pair:
     """Forward and backward for rows of N columns. Helion compiles them for each shape and dtype."""
-    made: Any = tuple(helion.kernel(function, config=config(N), static_shapes=True) for function in (forward, backward))
-    return made
+    compiled = (helion.kernel(function, config=config(N), static_shapes=True) for function in (forward, backward))
+    kernel_forward, kernel_backward = compiled
+    return kernel_forward, kernel_backward

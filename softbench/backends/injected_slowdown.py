@@ -12,16 +12,16 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import torch
 
 from softbench.core.case import Case
 from softbench.core.errors import UsageError
 from softbench.core.files import replace_file
+from softbench.plugins.backend import Backend, Call
 from softbench.plugins.load import load
 from softbench.plugins.source import origins
 
@@ -56,28 +56,26 @@ def inject(
 class InjectedSlowdown:
     """Another backend with real extra work after each call."""
 
-    def __init__(self, base: Any, slowdown: float, cases: Sequence[str] | None, memory: CalibrationFile) -> None:
+    def __init__(self, base: Backend, slowdown: float, cases: Sequence[str] | None, memory: CalibrationFile) -> None:
         self.base, self.slowdown, self.cases, self.memory = base, slowdown, cases, memory
         self.name = f"{base.name}+{slowdown:g}"
 
-    def __getattr__(self, attribute: str) -> Any:
+    def __getattr__(self, attribute: str) -> object:
         return getattr(self.__dict__["base"], attribute)
 
     def available(self) -> str | None:
         """The answer of the backend itself."""
-        reason: str | None = self.base.available()
-        return reason
+        return self.base.available()
 
     def supports(self, case: Case) -> str | None:
         """The answer of the backend itself; refuses cases without an injected slowdown."""
         if self.slowdown and self.cases is not None and case.key not in self.cases:
             return "no slowdown is injected in this case"
-        reason: str | None = self.base.supports(case)
-        return reason
+        return self.base.supports(case)
 
-    def prepare(self, case: Case) -> Callable[..., Any]:
+    def prepare(self, case: Case) -> Call:
         """The backend's own callable, followed by the extra work."""
-        call: Callable[..., Any] = self.base.prepare(case)
+        call = self.base.prepare(case)
         if not self.slowdown:
             return call
         if case.device != "cuda":
@@ -85,10 +83,10 @@ class InjectedSlowdown:
         return _Sleeping(call, self.slowdown, self.memory, f"{self.name} {case.key}")
 
 
-def _spinning(call: Callable[..., Any], slowdown: float) -> Callable[..., Any]:
+def _spinning(call: Call, slowdown: float) -> Call:
     clock = time.perf_counter
 
-    def slowed(*given: torch.Tensor) -> Any:
+    def slowed(*given: torch.Tensor) -> object:
         start = clock()
         out = call(*given)
         now = clock()
@@ -124,12 +122,12 @@ class CalibrationFile:
 class _Sleeping:
     """A call followed by a kernel that sleeps for a number of cycles."""
 
-    def __init__(self, call: Callable[..., Any], slowdown: float, memory: CalibrationFile, key: str) -> None:
+    def __init__(self, call: Call, slowdown: float, memory: CalibrationFile, key: str) -> None:
         self.call, self.slowdown, self.memory = call, slowdown, memory
         self.key = f"{torch.cuda.get_device_name()}: {key}"
         self.calls, self.cycles = 0, memory.read().get(self.key, 0)
 
-    def __call__(self, *given: torch.Tensor) -> Any:
+    def __call__(self, *given: torch.Tensor) -> object:
         self.calls += 1
         if self.calls == CALIBRATING_CALL and not self.cycles:
             self.cycles = self.memory.read().get(self.key, 0) or self._calibrated(given)

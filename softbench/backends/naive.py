@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
 
-from softbench.backends.directions import by_direction
+from softbench.backends.directions import TensorCall, by_direction
 from softbench.core.case import Case, Direction
+from softbench.plugins.backend import Call
 
 
 def naive_forward(x: torch.Tensor, dim: int = -1) -> torch.Tensor:
@@ -44,10 +42,10 @@ class Naive:
     def supports(self, case: Case) -> str | None:
         return None
 
-    def prepare(self, case: Case) -> Callable[..., Any]:
+    def prepare(self, case: Case) -> Call:
         return by_direction(case, naive_forward, naive_backward)
 
-    def over_dim(self, direction: Direction) -> Callable[..., torch.Tensor]:
+    def over_dim(self, direction: Direction) -> TensorCall:
         return naive_forward if direction is Direction.FORWARD else naive_backward
 
 

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from numba import cuda, float32
 
+from softbench.backends.directions import Pair
+
+if TYPE_CHECKING:
+    from numba.cuda.cudadrv.devicearray import DeviceNDArray
+    from numba.cuda.dispatcher import CUDADispatcher
+
 THREADS = 256
 
 
-def _forward(x: Any, y: Any) -> None:
+def _forward(x: DeviceNDArray, y: DeviceNDArray) -> None:
     shared = cuda.shared.array(THREADS, float32)
     row, thread, columns = cuda.blockIdx.x, cuda.threadIdx.x, x.shape[1]
     top = float32(-math.inf)
@@ -43,7 +48,7 @@ def _forward(x: Any, y: Any) -> None:
         y[row, i] = math.exp(x[row, i] - top) / shared[0]
 
 
-def _backward(dy: Any, y: Any, dx: Any) -> None:
+def _backward(dy: DeviceNDArray, y: DeviceNDArray, dx: DeviceNDArray) -> None:
     shared = cuda.shared.array(THREADS, float32)
     row, thread, columns = cuda.blockIdx.x, cuda.threadIdx.x, y.shape[1]
     total = float32(0.0)
@@ -61,11 +66,11 @@ def _backward(dy: Any, y: Any, dx: Any) -> None:
         dx[row, i] = y[row, i] * (dy[row, i] - shared[0])
 
 
-def kernels() -> tuple[Callable[..., Any], Callable[..., Any]]:
+def kernels() -> Pair:
     """Newly compiled forward and backward functions; both run on torch's current stream."""
     compiled_forward, compiled_backward = cuda.jit(_forward), cuda.jit(_backward)
 
-    def launch(kernel: Any, *tensors: torch.Tensor) -> None:
+    def launch(kernel: CUDADispatcher, *tensors: torch.Tensor) -> None:
         stream = cuda.external_stream(torch.cuda.current_stream().cuda_stream)
         kernel[len(tensors[0]), THREADS, stream](*(cuda.as_cuda_array(tensor.detach()) for tensor in tensors))
 

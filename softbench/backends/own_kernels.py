@@ -8,18 +8,22 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
-from softbench.backends.directions import by_direction
+from softbench.backends.directions import TensorCall, by_direction
 from softbench.core.case import Case, Direction
 from softbench.core.inspection import NAME_CHARACTERS
 from softbench.core.text import one_line
 from softbench.core.toolchain import missing_compiler
+from softbench.plugins.backend import Call, Piece
+
+if TYPE_CHECKING:
+    from softbench.kernels.common.softmax import Softmax
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
@@ -40,21 +44,21 @@ class Kernels:
     def supports(self, case: Case) -> str | None:
         return None
 
-    def softmax(self) -> Any:
-        """The module's `softbench.kernels.common.softmax.Softmax`."""
+    def softmax(self) -> Softmax:
+        """The module's softmax, differentiable and over any dimension."""
         return importlib.import_module(f"softbench.kernels.{self.module}").softmax
 
     def sources(self) -> list[Path]:
         """The kernels' files; preparing a case imports them."""
         return sources_of(self.module.partition(".")[0])
 
-    def prepare(self, case: Case) -> Callable[..., Any]:
+    def prepare(self, case: Case) -> Call:
         softmax = self.softmax()
         if case.M == 0 or case.N == 0:
             return by_direction(case, softmax.forward, softmax.backward)
         return by_direction(case, softmax if case.direction is Direction.BOTH else softmax.forward_rows, softmax.backward_rows)
 
-    def over_dim(self, direction: Direction) -> Callable[..., torch.Tensor]:
+    def over_dim(self, direction: Direction) -> TensorCall:
         """`f(x, dim)` or `f(dy, y, dim)` on tensors of any shape and strides."""
         softmax = self.softmax()
         return softmax.forward if direction is Direction.FORWARD else softmax.backward
@@ -138,9 +142,6 @@ class Cuda(Kernels):
     def generated(self, case: Case, launched: Sequence[str]) -> tuple[list[Piece], dict[str, int]]:
         """As `cuda_code`."""
         return cuda_code(case, launched)
-
-
-Piece = tuple[str, str, str, str]
 
 
 def cuda_code(case: Case, launched: Sequence[str]) -> tuple[list[Piece], dict[str, int]]:

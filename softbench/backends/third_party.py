@@ -8,8 +8,8 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from softbench.backends.directions import EMPTY, by_direction
 from softbench.core.case import DTYPES, Case, Direction
 from softbench.core.text import one_line
 from softbench.core.toolchain import missing_compiler
+from softbench.plugins.backend import Call
 
 
 class ThirdParty:
@@ -53,7 +54,7 @@ class ThirdParty:
         file = getattr(sys.modules.get(self.module), "__file__", None)
         return sorted(Path(file).parent.glob("*.py")) if file else []
 
-    def _module(self) -> Any:
+    def _module(self) -> ModuleType:
         """The module from `sys.modules`: the function `quack.softmax` hides the attribute of that name."""
         return importlib.import_module(self.module)
 
@@ -90,7 +91,7 @@ class Quack(ThirdParty):
         most: int = cluster * tiles * QUACK_TILE_BYTES // DTYPES[case.dtype]
         return most
 
-    def prepare(self, case: Case) -> Callable[..., Any]:
+    def prepare(self, case: Case) -> Call:
         quack = self._module()
         return by_direction(case, quack.softmax if case.direction is Direction.BOTH else quack.softmax_fwd, quack.softmax_bwd)
 
@@ -113,7 +114,7 @@ class Liger(ThirdParty):
             return EMPTY
         return f"a row must fit one block: N is at most {LIGER_MAX_COLUMNS}" if case.N > LIGER_MAX_COLUMNS else None
 
-    def prepare(self, case: Case) -> Callable[..., Any]:
+    def prepare(self, case: Case) -> Call:
         """The forward returns y only. The backward gets the launch settings that Liger's autograd would save.
 
         The functions come from the module: the package can select another implementation by LIGER_KERNEL_IMPL.
@@ -145,7 +146,7 @@ class FlagGems(ThirdParty):
     def supports(self, case: Case) -> str | None:
         return EMPTY if case.M * case.N == 0 else None
 
-    def prepare(self, case: Case) -> Callable[..., Any]:
+    def prepare(self, case: Case) -> Call:
         gems = self._module()
 
         def forward(x: torch.Tensor) -> torch.Tensor:

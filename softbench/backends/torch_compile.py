@@ -7,27 +7,26 @@ The text after the colon names the difference: `compile:plain` is `torch.compile
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from softbench.backends import torch_eager
-from softbench.backends.directions import by_direction
+from softbench.backends.directions import Pair, by_direction
 from softbench.backends.naive import naive_backward, naive_forward
 from softbench.core.case import Case, Direction
 from softbench.core.toolchain import missing_compiler
 from softbench.ops.dtypes import DTYPES
+from softbench.plugins.backend import Call
 
 # Without this, Inductor starts a pool of compile processes in every worker; one shape at a time needs no pool.
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
 GRAPH_CALLS = 3  # the first call warms up, the second records the CUDA graph, the third replays it
 
-Functions = tuple[Callable[..., Any], Callable[..., Any]]
-FUNCTIONS: dict[str, Functions] = {
+FUNCTIONS: dict[str, Pair] = {
     "compile": (naive_forward, naive_backward),
-    "compile-torch": (torch_eager._forward, torch_eager._backward),
+    "compile-torch": (torch_eager.forward, torch_eager.backward),
 }
 """The forward and backward to compile, by the name before the colon."""
 OF = {"compile": "the naive function", "compile-torch": "F.softmax"}
@@ -55,7 +54,7 @@ class Compiled:
         self.family = name.partition(":")[0]
         self.summary = f"torch.compile of {OF[self.family]}{summary}"
         self.reset, self.options = reset, options
-        self._kept: tuple[tuple[str, Direction], Functions] | None = None
+        self._kept: tuple[tuple[str, Direction], Pair] | None = None
 
     def available(self) -> str | None:
         return missing_compiler(cuda=torch.cuda.is_available())
@@ -65,7 +64,7 @@ class Compiled:
             return "CUDA graphs need a GPU; without a GPU this mode changes nothing"
         return None
 
-    def prepare(self, case: Case) -> Callable[..., Any]:
+    def prepare(self, case: Case) -> Call:
         """Compiles for the case. With `reset`, Dynamo first forgets earlier shapes: dynamic shapes would replace the kernel.
 
         Without `reset`, the shapes of one dtype and direction share a function, as in a user's program. Sharing more would exceed
@@ -82,7 +81,7 @@ class Compiled:
         return call
 
 
-def _record(call: Callable[..., Any], case: Case) -> None:
+def _record(call: Call, case: Case) -> None:
     """Call until the CUDA graph is recorded, so that the worker's first call is a replay."""
     given = [torch.zeros(case.M, case.N, dtype=DTYPES[case.dtype], device=case.device)]
     if case.direction is not Direction.FORWARD:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
 
-from softbench.backends.directions import by_direction
+from softbench.backends.directions import TensorCall, by_direction
 from softbench.core.case import Case, Direction
+from softbench.plugins.backend import Call
 
 
-def _forward(x: torch.Tensor, dim: int = -1) -> torch.Tensor:
+def forward(x: torch.Tensor, dim: int = -1) -> torch.Tensor:
     return torch.nn.functional.softmax(x, dim=dim)
 
 
-def _backward(dy: torch.Tensor, y: torch.Tensor, dim: int = -1) -> torch.Tensor:
+def backward(dy: torch.Tensor, y: torch.Tensor, dim: int = -1) -> torch.Tensor:
     return torch.ops.aten._softmax_backward_data(dy, y, dim, y.dtype)
 
 
@@ -31,11 +29,11 @@ class Functional:
     def supports(self, case: Case) -> str | None:
         return None
 
-    def prepare(self, case: Case) -> Callable[..., Any]:
-        return by_direction(case, _forward, _backward)
+    def prepare(self, case: Case) -> Call:
+        return by_direction(case, forward, backward)
 
-    def over_dim(self, direction: Direction) -> Callable[..., torch.Tensor]:
-        return _forward if direction is Direction.FORWARD else _backward
+    def over_dim(self, direction: Direction) -> TensorCall:
+        return forward if direction is Direction.FORWARD else backward
 
 
 backend = Functional()

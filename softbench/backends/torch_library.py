@@ -9,22 +9,21 @@ from __future__ import annotations
 import importlib
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 import torch
 
 import softbench.backends.torch_compile  # noqa: F401  # keeps Inductor from starting a pool of compile processes
 from softbench.backends.autograd import differentiable
-from softbench.backends.directions import by_direction
-from softbench.backends.own_kernels import Piece, cuda_code, sources_of
+from softbench.backends.directions import Pair, TensorCall, by_direction
+from softbench.backends.own_kernels import cuda_code, sources_of
 from softbench.core.case import Case, Direction
 from softbench.core.toolchain import missing_compiler, packaging_compiler
 from softbench.kernels.common.cuda_toolkit import cuda_home
 from softbench.ops.dtypes import DTYPES
-
-Call = Callable[..., torch.Tensor]
+from softbench.plugins.backend import Call, Piece
 
 
 class OperatorBackend:
@@ -50,7 +49,7 @@ class OperatorBackend:
         """The kernels' files; preparing a case imports them."""
         return sources_of(self.package)
 
-    def _module(self) -> Any:
+    def _module(self) -> ModuleType:
         return importlib.import_module(f"softbench.kernels.{self.package}.{self.module}")
 
 
@@ -60,7 +59,7 @@ class TritonCompiled(OperatorBackend):
     name, module = "triton-compiled", "user_defined"
     advice = "to see how torch.compile calls raw Triton kernels; in a model, triton-op"
 
-    def prepare(self, case: Case) -> Callable[..., Any]:
+    def prepare(self, case: Case) -> Call:
         """`both` connects two compiled functions by an autograd.Function, as the raw kernels have no gradient."""
         torch._dynamo.reset()
         kernels = self._module()
@@ -76,14 +75,14 @@ class TritonOp(OperatorBackend):
     name, operator = "triton-op", "triton_softmax"
     advice = "in a compiled model: the compiler sees the kernel"
 
-    def prepare(self, case: Case) -> Callable[..., Any]:
+    def prepare(self, case: Case) -> Call:
         return by_direction(case, *self._compiled())
 
-    def over_dim(self, direction: Direction) -> Call:
+    def over_dim(self, direction: Direction) -> TensorCall:
         forward, backward = self._compiled()
         return forward if direction is Direction.FORWARD else backward
 
-    def _compiled(self) -> tuple[Call, Call]:
+    def _compiled(self) -> Pair:
         """Newly compiled functions: automatic dynamic shapes would replace the kernel under test."""
         torch._dynamo.reset()
         self._module()
@@ -147,7 +146,7 @@ class TritonAoti(OperatorBackend):
             return "a package holds no autograd"
         return "nothing to export: the tensor has no elements" if case.M * case.N == 0 else None
 
-    def prepare(self, case: Case) -> Callable[..., Any]:
+    def prepare(self, case: Case) -> Call:
         """Exports and packages the operator. torch finds headers and the driver's stub library through CUDA_HOME."""
         os.environ["CUDA_HOME"] = str(cuda_home())  # without it torch uses the folder above `nvcc`, which may be a script
         self._module()
@@ -158,7 +157,7 @@ class TritonAoti(OperatorBackend):
             inductor = importlib.import_module("torch._inductor")
             with inductor.config.patch({"cpp.cxx": (None, packaging_compiler())}):
                 package = inductor.aoti_compile_and_package(exported, package_path=str(Path(folder) / "softmax.pt2"))
-            call: Callable[..., Any] = inductor.aoti_load_package(package)
+            call: Call = inductor.aoti_load_package(package)
         return call
 
 

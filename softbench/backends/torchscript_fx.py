@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
-from typing import Any
 
 import torch
 
-from softbench.backends.directions import EMPTY, by_direction
+from softbench.backends.directions import EMPTY, TensorCall, by_direction
 from softbench.backends.naive import naive_backward
 from softbench.core.case import Case, Direction
 from softbench.ops.dtypes import DTYPES
+from softbench.plugins.backend import Call
 
 WARM_CALLS = 3  # TorchScript profiles the first call and optimizes in the second; the gradient needs one more
 
@@ -39,17 +38,17 @@ class TorchScriptOrFx:
     def supports(self, case: Case) -> str | None:
         return EMPTY if case.M * case.N == 0 else None
 
-    def convert(self, function: Callable[..., Any], example: tuple[torch.Tensor, ...]) -> Callable[..., Any]:
+    def convert(self, function: TensorCall, example: tuple[torch.Tensor, ...]) -> TensorCall:
         """The converted function. `example` are inputs for a conversion that needs them."""
         raise NotImplementedError
 
-    def prepare(self, case: Case) -> Callable[..., Any]:
+    def prepare(self, case: Case) -> Call:
         """Converts the function and calls it until TorchScript has optimized it."""
         x = torch.zeros(case.M, case.N, dtype=DTYPES[case.dtype], device=case.device)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # the summary says that TorchScript is deprecated
-            call = self.convert(backward, (x, x)) if case.direction is Direction.BACKWARD else self.convert(forward, (x,))
-        call = by_direction(case, call, call)
+            converted = self.convert(backward, (x, x)) if case.direction is Direction.BACKWARD else self.convert(forward, (x,))
+        call = by_direction(case, converted, converted)
         given = (x,) if case.direction is Direction.FORWARD else (x.requires_grad_(case.direction is Direction.BOTH), torch.zeros_like(x))
         for _ in range(WARM_CALLS):
             call(*given)
@@ -62,8 +61,8 @@ class Traced(TorchScriptOrFx):
     name = "jit-trace"
     advice = "only if TorchScript is required; torch.compile and torch.export replace it"
 
-    def convert(self, function: Callable[..., Any], example: tuple[torch.Tensor, ...]) -> Callable[..., Any]:
-        traced: Callable[..., Any] = torch.jit.trace(function, example, check_trace=False)
+    def convert(self, function: TensorCall, example: tuple[torch.Tensor, ...]) -> TensorCall:
+        traced: TensorCall = torch.jit.trace(function, example, check_trace=False)
         return traced
 
 
@@ -73,8 +72,8 @@ class Scripted(TorchScriptOrFx):
     name = "jit-script"
     advice = "as jit-trace, for functions with control flow"
 
-    def convert(self, function: Callable[..., Any], example: tuple[torch.Tensor, ...]) -> Callable[..., Any]:
-        scripted: Callable[..., Any] = torch.jit.script(function)
+    def convert(self, function: TensorCall, example: tuple[torch.Tensor, ...]) -> TensorCall:
+        scripted: TensorCall = torch.jit.script(function)
         return scripted
 
 
@@ -84,8 +83,8 @@ class Graph(TorchScriptOrFx):
     name = "fx"
     advice = "never for speed; graph passes start from it"
 
-    def convert(self, function: Callable[..., Any], example: tuple[torch.Tensor, ...]) -> Callable[..., Any]:
-        graph: Callable[..., Any] = torch.fx.symbolic_trace(function)
+    def convert(self, function: TensorCall, example: tuple[torch.Tensor, ...]) -> TensorCall:
+        graph: TensorCall = torch.fx.symbolic_trace(function)
         return graph
 
 
