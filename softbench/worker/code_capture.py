@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 from unittest import mock
 
 import torch
@@ -21,10 +21,15 @@ import torch
 from softbench.core.case import Case
 from softbench.core.inspection import LANGUAGES, NAME_CHARACTERS, Artifact, Inspection, Launch
 from softbench.core.text import count, one_line, size
+from softbench.core.validate import JsonObject
 from softbench.ops.softmax import inputs, spec
+from softbench.plugins.backend import Backend, Generated
 from softbench.plugins.traits import generated
 from softbench.worker import timers
 from softbench.worker.compile_stats import Graphs
+
+if TYPE_CHECKING:
+    from triton.compiler import CompiledKernel
 
 INDUCTOR_KERNEL = re.compile(r"^(\w+) = async_compile\.(triton|cpp_pybinding|cpp)\(", re.MULTILINE)
 INDUCTOR_CPP = re.compile(r"async_compile\.cpp(?:_pybinding)?\(.*?r?'''(.*?)'''", re.DOTALL)
@@ -41,11 +46,11 @@ class Seen:
     """Inductor's Python: one module for each graph."""
     counts: list[list[int]] = field(default_factory=list)
     """Of each graph, the bytes that each of its scheduled nodes reads and writes, by Inductor's count."""
-    kernels: list[Any] = field(default_factory=list)
+    kernels: list[CompiledKernel] = field(default_factory=list)
     """Triton's CompiledKernels, in the order made."""
 
 
-def inspect(backend: Any, case: Case, seed: int) -> Inspection:
+def inspect(backend: Backend, case: Case, seed: int) -> Inspection:
     """Build one case and look at what was generated and launched for it. Whatever the backend raises passes through."""
     with watched() as seen:
         graphs = Graphs()
@@ -70,7 +75,7 @@ def inspect(backend: Any, case: Case, seed: int) -> Inspection:
     return Inspection(tuple(_facts(backend, case, seen, graphs, launches, artifacts)), tuple(launches), tuple(artifacts))
 
 
-def _pieces(answer: Any) -> tuple[list[Artifact], dict[str, int]]:
+def _pieces(answer: Generated) -> tuple[list[Artifact], dict[str, int]]:
     """What a backend's own `generated` tells: pieces of code, and bytes spilled by kernel.
 
     Raises:
@@ -94,14 +99,14 @@ def watched() -> Iterator[Seen]:
     seen = Seen()
     to_module = GraphLowering.compile_to_module
 
-    def counting(graph: Any, *arguments: Any, **named: Any) -> Any:
+    def counting(graph: GraphLowering, *arguments: object, **named: object) -> object:
         module = to_module(graph, *arguments, **named)
         with suppress(Exception):  # a count that another version keeps otherwise is only a count less
             seen.counts.append([node.get_read_write_buffers_sizes() for node in graph.scheduler.nodes])
         return module
 
     # The static launcher runs a cubin without Triton's own object; without it a launch is what Triton's runtime would do.
-    options: dict[str, Any] = {name: False for name in ("use_static_cuda_launcher",) if hasattr(config, name)}
+    options: dict[str, object] = {name: False for name in ("use_static_cuda_launcher",) if hasattr(config, name)}
     with (
         config.patch({"fx_graph_cache": False, "fx_graph_remote_cache": False, **options}),
         functorch.patch({"enable_autograd_cache": False}),
@@ -113,7 +118,7 @@ def watched() -> Iterator[Seen]:
 
 
 @contextmanager
-def _triton_watched(kernels: list[Any]) -> Iterator[None]:
+def _triton_watched(kernels: list[CompiledKernel]) -> Iterator[None]:
     try:
         from triton.compiler import CompiledKernel
     except ImportError:
@@ -121,7 +126,7 @@ def _triton_watched(kernels: list[Any]) -> Iterator[None]:
         return
     make = CompiledKernel.__init__
 
-    def making(kernel: Any, *arguments: Any, **named: Any) -> None:
+    def making(kernel: CompiledKernel, *arguments: object, **named: object) -> None:
         make(kernel, *arguments, **named)
         kernels.append(kernel)
 
@@ -143,7 +148,7 @@ def traced(call: Callable[[], None]) -> list[Launch]:
     return launches_of(events)
 
 
-def launches_of(events: list[dict[str, Any]]) -> list[Launch]:
+def launches_of(events: list[JsonObject]) -> list[Launch]:
     """Kernels, copies and fills among a trace's events, by their time."""
     found = [event for event in events if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
     launches = []
@@ -164,9 +169,9 @@ def launches_of(events: list[dict[str, Any]]) -> list[Launch]:
     return launches
 
 
-def _number(value: Any) -> int | None:
+def _number(value: str | float | None) -> int | None:
     with suppress(TypeError, ValueError):
-        return int(value)
+        return None if value is None else int(value)
     return None
 
 
@@ -201,12 +206,12 @@ def _triton(seen: Seen, launches: list[Launch]) -> tuple[list[Launch], list[Arti
     return told, list(artifacts.values())
 
 
-def _shared(kernel: Any, launch: Launch) -> int | None:
+def _shared(kernel: CompiledKernel, launch: Launch) -> int | None:
     """Static and dynamic together, as CUPTI counts them; where it says nothing, Triton's own."""
     return launch.shared_bytes if launch.shared_bytes is not None else getattr(kernel.metadata, "shared", None)
 
 
-def _chosen(kernels: list[Any], launch: Launch) -> Any:
+def _chosen(kernels: list[CompiledKernel], launch: Launch) -> CompiledKernel | None:
     """The compiled kernel that was launched: of that name, and where autotuning made several, of that many threads; else the latest."""
     named = [kernel for kernel in kernels if kernel.name == launch.name]
     threads = launch.block[0] if launch.block else None
@@ -215,7 +220,7 @@ def _chosen(kernels: list[Any], launch: Launch) -> Any:
     return next(iter([*alike[::-1], *fitting[::-1], *named[::-1]]), None)
 
 
-def _stages(kernel: Any) -> Iterator[Artifact]:
+def _stages(kernel: CompiledKernel) -> Iterator[Artifact]:
     source = getattr(getattr(kernel.src, "fn", None), "raw_src", None) or getattr(getattr(kernel.src, "fn", None), "src", None)
     if source:
         text = "".join(source) if isinstance(source, list) else str(source)
@@ -241,7 +246,7 @@ def _with_bytes(launches: list[Launch], seen: Seen, case: Case) -> list[Launch]:
 
 
 def _facts(
-    backend: Any, case: Case, seen: Seen, graphs: Graphs, launches: list[Launch], artifacts: list[Artifact]
+    backend: Backend, case: Case, seen: Seen, graphs: Graphs, launches: list[Launch], artifacts: list[Artifact]
 ) -> Iterator[tuple[str, str]]:
     yield "backend", f"{backend.name}, {case.key} on {torch.cuda.get_device_name() if case.device == 'cuda' else 'the CPU'}"
     yield "algorithmic bytes", f"{spec.bytes_moved(case)} ({size(spec.bytes_moved(case))})"

@@ -1,31 +1,34 @@
-"""What compilers do in this process, so that builds beside it do not matter: whether they ran, how often, and for how long."""
+"""Counts and times the compilations of this process. Builds of other processes do not count."""
 
 from __future__ import annotations
 
 import sys
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING
 
 from softbench.kernels.common.cuda_toolkit import cache_folder
 
+if TYPE_CHECKING:
+    from torch._dynamo.utils import CompilationMetrics
+
 
 class CompilerCounts:
-    """Counts from its making on: Inductor's graphs, Triton's kernels, softbench's own CUDA libraries, and quack's kernels."""
+    """Counts new graphs of Inductor, Triton kernels, softbench's CUDA libraries and quack kernels."""
 
     def __init__(self) -> None:
         self.triton_misses = 0
         self._inductor = _inductor()
         self._libraries, self._quack = _libraries(), _quack()
-        with suppress(ImportError, AttributeError):  # an older Triton has no listener, and is then never said to be cold
+        with suppress(ImportError, AttributeError):  # an older Triton has no listener: its builds count as cached
             from triton import knobs
 
             knobs.compilation.listener = self._listen
 
-    def _listen(self, *, cache_hit: bool, **_: Any) -> None:
+    def _listen(self, *, cache_hit: bool, **_: object) -> None:
         self.triton_misses += not cache_hit
 
     def state(self) -> str:
-        """`cold` when something was compiled, else `cached`. Inductor's Triton kernels count as its own."""
+        """`cold` if something was compiled, else `cached`. Triton kernels of Inductor count as Inductor's."""
         hits, misses = (now - then for now, then in zip(_inductor(), self._inductor, strict=True))
         if hits or misses:
             return "cold" if misses else "cached"
@@ -33,28 +36,28 @@ class CompilerCounts:
 
 
 class Graphs:
-    """What torch.compile makes in this process from now on, as Dynamo itself keeps account of it."""
+    """Counts the graphs that torch.compile makes in this process from now on. Dynamo keeps the metrics."""
 
     def __init__(self) -> None:
         if dynamo := sys.modules.get("torch._dynamo.utils"):
-            dynamo.clear_compilation_metrics()  # it keeps the latest 64 only, so a count over many cases would stand still
+            dynamo.clear_compilation_metrics()  # it keeps the latest 64 only, so without this the count would stop at 64
         self._breaks = _graph_breaks()
 
     def count(self) -> int:
-        """Graphs made, forward and backward ones."""
+        """The number of graphs, forward and backward."""
         return len(_compilation_metrics())
 
     def seconds(self) -> float | None:
-        """The time that they took together; None where there are none."""
+        """The seconds of all compilations together; None if there are none."""
         made = _compilation_metrics()
         return sum((metric.duration_us or 0) / 1e6 for metric in made) if made else None
 
     def breaks(self) -> int | None:
-        """Graph breaks: places at which a part of the function was left to Python; None where nothing was compiled."""
+        """The number of places where a part of the function was left to Python; None if nothing was compiled."""
         return max(0, _graph_breaks() - self._breaks) if self.count() else None
 
 
-def _compilation_metrics() -> list[Any]:
+def _compilation_metrics() -> list[CompilationMetrics]:
     dynamo = sys.modules.get("torch._dynamo.utils")
     return list(dynamo.get_compilation_metrics()) if dynamo else []
 
@@ -78,8 +81,8 @@ def _libraries() -> int:
 
 
 def _quack() -> int:
-    """How often quack's softmax called its compiler: a kernel found in its cache on disk is no miss."""
-    with suppress(AttributeError):  # not imported, or another version of it
-        quack: Any = sys.modules.get("quack.softmax")
+    """The number of times that quack's softmax called its compiler. A kernel from its cache on disk does not count."""
+    with suppress(KeyError, AttributeError):  # it is not imported, or is another version
+        quack = sys.modules["quack.softmax"]
         return sum(kernel.compile.cache_info().misses for kernel in (quack.Softmax, quack.SoftmaxBackward))
     return 0

@@ -28,6 +28,7 @@ import torch
 from softbench.core.case import Case, Direction
 from softbench.core.outcome import Accuracy, Grade
 from softbench.ops.softmax import inputs
+from softbench.plugins.backend import Call
 from softbench.worker import output_checks
 from softbench.worker.async_work import AsyncWorkWatch
 
@@ -47,7 +48,7 @@ APART = 1.25  # largest ratio of two kept calls' numbers, so that the last kept 
 class RotatingInputs:
     """The inputs of a case's timed calls."""
 
-    def __init__(self, case: Case, given: Tensors, call: Callable[..., Any], *, overwrites: bool) -> None:
+    def __init__(self, case: Case, given: Tensors, call: Call, *, overwrites: bool) -> None:
         """`given` is the first set; `overwrites`: a call's output is lost with the next call, so only the very last can be checked."""
         self.case, self.function, self.overwrites = case, call, overwrites
         self.sets = [given]
@@ -77,7 +78,7 @@ class RotatingInputs:
         except (RuntimeError, MemoryError):  # an allocator that refuses; the timed calls go on with one set
             return
 
-    def renew(self) -> Callable[[], Any]:
+    def renew(self) -> Callable[[], object]:
         """Change all sets in place, and return the call to time."""
         self.kept, self._rows, self._truth, self._collected, self.left = {}, [], [], {}, ""
         self._wrong = ""
@@ -92,7 +93,7 @@ class RotatingInputs:
         self.turns += 1
         return self._body()
 
-    def unwatched(self) -> Callable[[], Any]:
+    def unwatched(self) -> Callable[[], object]:
         """Calls on the unchanged sets in turn; their outputs are not checked."""
         function, turn = self.function, cycle(self.sets)
         return lambda: function(*next(turn))
@@ -134,13 +135,13 @@ class RotatingInputs:
         self._collected = {}
         return worst
 
-    def _body(self) -> Callable[[], Any]:
+    def _body(self) -> Callable[[], object]:
         """Calls the function on one set after the other; keeps the outputs of two neighbouring calls now and then."""
         function, sets, kept, uniform = self.function, self.sets, self.kept, self.random.uniform
         count, turn, due = len(sets), 0, 0
         every = self.overwrites
 
-        def body() -> Any:
+        def body() -> object:
             nonlocal turn, due
             place = turn % count
             out = function(*sets[place])

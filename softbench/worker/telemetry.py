@@ -6,10 +6,13 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from types import ModuleType
+from typing import TypeVar
 
 from softbench.core.outcome import Telemetry
 from softbench.worker.probe import gpu_uuid
+
+Number = TypeVar("Number", int, float)
 
 SLOWDOWNS = {
     0x08: "hardware slowdown",
@@ -17,7 +20,7 @@ SLOWDOWNS = {
     0x40: "hardware thermal slowdown",
     0x80: "power brake",
 }
-"""NVML's clocks-event reasons that slow whatever runs."""
+"""NVML's clocks-event reasons that slow all work."""
 SETTINGS = 0x001 | 0x002 | 0x100
 """Reasons that are no slowdown: idle, application clocks and display clocks. A user set such a clock."""
 FRESH_SECONDS = 0.02
@@ -48,7 +51,7 @@ def reader(device: str) -> Callable[[], Telemetry | None]:
 
 
 def lately(reading: Callable[[], Telemetry], clock: Callable[[], float] = time.monotonic) -> Callable[[], Telemetry]:
-    """A reading may cost some milliseconds, as long as a short batch: one of a moment ago is good enough."""
+    """A reader that reuses a reading younger than FRESH_SECONDS. A reading may take as long as a short batch."""
     last: list[tuple[float, Telemetry]] = []
 
     def read_or_recall() -> Telemetry:
@@ -60,17 +63,17 @@ def lately(reading: Callable[[], Telemetry], clock: Callable[[], float] = time.m
     return read_or_recall
 
 
-def most_mhz(nvml: Any, handle: Any) -> float | None:
-    """The SM clock's maximum, which stays; None where the card does not tell."""
-    with suppress(Exception):  # a card that does not tell is one whose clock cannot be judged
+def most_mhz(nvml: ModuleType, handle: object) -> float | None:
+    """The maximum SM clock, which is constant; None if the card does not report it."""
+    with suppress(Exception):  # without a maximum the clock cannot be judged
         return float(nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM))
     return None
 
 
-def read(nvml: Any, handle: Any, max_mhz: float | None) -> Telemetry:
-    """One reading; what the card does not support, or tells as no number, is None. Right after a batch it still tells of it."""
+def read(nvml: ModuleType, handle: object, max_mhz: float | None) -> Telemetry:
+    """One reading. A value that the card does not support, or that is no number, is None. Read it right after a batch."""
 
-    def ask(query: Callable[[], Any]) -> Any:
+    def ask(query: Callable[[], Number]) -> Number | None:
         with suppress(Exception):  # NVML raises NotSupported for single fields
             return query()
         return None
