@@ -9,22 +9,43 @@ from __future__ import annotations
 import functools
 import importlib.util
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverloadPacket
 
 from .rows import canonical_dim
+
+if TYPE_CHECKING:
+    from torch._functorch.autograd_function import VmapInfo
 
 FORWARD_FLOPS = 5  # an element: maximum, subtraction, exponential, sum, division
 BACKWARD_FLOPS = 4  # an element: product, sum, subtraction, product
 
 Gradients = tuple[Tensor | None, ...]
+Inputs = tuple[Any, ...]
+"""An operator's inputs: its tensors, `dim`, and others."""
 
 
-def save_output(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+class Context(Protocol):
+    """The context of autograd, with the attributes that these functions add."""
+
+    saved_tensors: tuple[Tensor, ...]
+    needs_input_grad: tuple[bool, ...]
+    dim: int
+    narrow: tuple[torch.dtype, ...]
+    """The dtype of x if y is wider."""
+    others: tuple[None, ...]
+    """The gradients of the inputs after `dim`."""
+
+    def save_for_backward(self, *tensors: Tensor) -> None: ...
+
+
+def save_output(ctx: Context, inputs: Inputs, output: Tensor) -> None:
     """The forward's `setup_context`."""
     x, ctx.dim, *others = inputs
     ctx.narrow = () if output.dtype == x.dtype else (x.dtype,)
@@ -35,14 +56,14 @@ def save_output(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 def gradient_of_forward(backward: Callable[..., Tensor]) -> Callable[..., Gradients]:
     """The forward's gradient, by the operator `backward`."""
 
-    def dx(ctx: Any, dy: Tensor) -> Gradients:
+    def dx(ctx: Context, dy: Tensor) -> Gradients:
         (y,) = ctx.saved_tensors
         return backward(dy, y, ctx.dim, *ctx.narrow), None, *ctx.others
 
     return dx
 
 
-def save_inputs(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+def save_inputs(ctx: Context, inputs: Inputs, output: Tensor) -> None:
     """The backward's `setup_context`."""
     dy, y, ctx.dim, *others = inputs
     ctx.others = (None,) * len(others)
@@ -55,7 +76,7 @@ def gradient_of_backward(backward: Callable[..., Tensor]) -> Callable[..., Gradi
     With respect to dy it is the operator `backward` again, with respect to y a sum of terms.
     """
 
-    def of_both(ctx: Any, g: Tensor) -> Gradients:
+    def of_both(ctx: Context, g: Tensor) -> Gradients:
         dy, y = ctx.saved_tensors
         of_dy = backward(g.to(y.dtype), y, ctx.dim) if ctx.needs_input_grad[0] else None
         if not ctx.needs_input_grad[1]:
@@ -67,7 +88,7 @@ def gradient_of_backward(backward: Callable[..., Tensor]) -> Callable[..., Gradi
     return of_both
 
 
-def register_vmap_and_flops(forward: Any, backward: Any, lib: torch.library.Library | None = None) -> None:
+def register_vmap_and_flops(forward: OpOverloadPacket, backward: OpOverloadPacket, lib: torch.library.Library | None = None) -> None:
     """Registers both for a pair of operator packets. `lib` is the library that defines them, unless decorators did."""
     for packet, tensors, flops in ((forward, 1, FORWARD_FLOPS), (backward, 2, BACKWARD_FLOPS)):
         torch.library.register_vmap(packet.default, functools.partial(_call_batched, packet.default, tensors), lib=lib)
@@ -75,7 +96,7 @@ def register_vmap_and_flops(forward: Any, backward: Any, lib: torch.library.Libr
 
 
 def _call_batched(
-    operator: Callable[..., Tensor], tensors: int, info: Any, in_dims: tuple[int | None, ...], *given: Any
+    operator: Callable[..., Tensor], tensors: int, info: VmapInfo, in_dims: tuple[int | None, ...], *given: Any
 ) -> tuple[Tensor, int]:
     """One call over all samples. The batch dimension goes first, so that a negative `dim` needs no change."""
     dim, *others = given[tensors:]
@@ -90,12 +111,12 @@ def _call_batched(
     return operator(*stacked, axis + 1, *others), 0
 
 
-def _register_flops(packet: Any, flops_per_element: int) -> None:
+def _register_flops(packet: OpOverloadPacket, flops_per_element: int) -> None:
     """Registers a flop formula; an exponential and a comparison count as one operation each."""
     from torch.utils.flop_counter import register_flop_formula
 
     @register_flop_formula(packet)
-    def formula(shape: torch.Size, *_: Any, **__: Any) -> int:
+    def formula(shape: torch.Size, *_: object, **__: object) -> int:
         return flops_per_element * shape.numel()
 
 
@@ -116,7 +137,7 @@ class _ImportHook:
     def __init__(self, name: str, act: Callable[[], None]) -> None:
         self.name, self.act, self.searching = name, act, False
 
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+    def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
         if name != self.name or self.searching:
             return None
         self.searching = True
@@ -128,7 +149,7 @@ class _ImportHook:
             return spec
         execute = spec.loader.exec_module
 
-        def exec_module(module: Any) -> None:
+        def exec_module(module: ModuleType) -> None:
             execute(module)
             sys.meta_path.remove(self)
             self.act()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Protocol
 
 import torch
 
@@ -73,9 +73,19 @@ class Softmax:
             raise TypeError(f"softmax on {x.device}: the kernels run on {' and '.join(self.device_types)}")
 
 
+class _Context(Protocol):
+    """The context of autograd, with the attributes that this function adds."""
+
+    saved_tensors: tuple[torch.Tensor, ...]
+    softmax: Softmax
+    dim: int
+
+    def save_for_backward(self, *tensors: torch.Tensor) -> None: ...
+
+
 class _Function(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, softmax: Softmax, dim: int) -> torch.Tensor:
+    def forward(ctx: _Context, x: torch.Tensor, softmax: Softmax, dim: int) -> torch.Tensor:
         y = softmax.forward(x, dim)
         ctx.save_for_backward(y)
         ctx.softmax, ctx.dim = softmax, dim
@@ -83,6 +93,6 @@ class _Function(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+    def backward(ctx: _Context, dy: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         (y,) = ctx.saved_tensors
         return ctx.softmax.backward(dy, y, ctx.dim), None, None

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 from torch.autograd import forward_ad
 
 from ..common import registration, rows
@@ -119,7 +120,7 @@ def _axis(x: Tensor, dim: int) -> int:
 
 
 def _autograd_kernel(
-    operator: Any, tensors: int, setup_context: Callable[..., None], gradient: Callable[..., registration.Gradients]
+    operator: OpOverload, tensors: int, setup_context: Callable[..., None], gradient: Callable[..., registration.Gradients]
 ) -> Callable[..., Tensor]:
     """The autograd kernel of an operator: it calls the next kernel, inside an autograd.Function only if there is a gradient to record.
 
@@ -129,17 +130,17 @@ def _autograd_kernel(
 
     class Recorded(torch.autograd.Function):
         @staticmethod
-        def forward(ctx: Any, *given: Any) -> Tensor:
+        def forward(ctx: registration.Context, *given: Any) -> Tensor:
             *inputs, keys = given  # keys are last, because `ctx.needs_input_grad` counts from the first input
             output: Tensor = operator.redispatch(keys, *inputs)
             setup_context(ctx, tuple(inputs), output)
             return output
 
         @staticmethod
-        def backward(ctx: Any, output_gradient: Tensor) -> registration.Gradients:
+        def backward(ctx: registration.Context, output_gradient: Tensor) -> registration.Gradients:
             return *gradient(ctx, output_gradient), None
 
-    def kernel(keys: Any, *inputs: Any) -> Tensor:
+    def kernel(keys: torch._C.DispatchKeySet, *inputs: Any) -> Tensor:
         requires_grad = inputs[0].requires_grad or inputs[tensors - 1].requires_grad
         # In forward mode, the Function raises an error. Without it, the kernels would lose a tangent.
         record = (requires_grad and torch.is_grad_enabled()) or forward_ad._current_level >= 0

@@ -14,13 +14,13 @@ operator. Under TRITON_INTERPRET=1, set before triton is imported, those run on 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .operator import softmax as softmax
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     """`softmax`, imported on first use, so that importing this package does not import Triton."""
     if name != "softmax":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

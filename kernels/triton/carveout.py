@@ -10,9 +10,12 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
+
+if TYPE_CHECKING:
+    from triton.compiler import CompiledKernel
 
 SHARED_BYTES = 1  # CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES.
 CARVEOUT = 9  # CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, percent.
@@ -28,7 +31,7 @@ def driver() -> ctypes.CDLL | None:
         return None
 
 
-def prefer_shared_memory(compiled: Any, device: torch.device) -> None:
+def prefer_shared_memory(compiled: CompiledKernel, device: torch.device) -> None:
     """Asks for as much shared memory as the programs of `compiled` that fit an SM need. A failure changes nothing but speed."""
     cuda = driver()
     if cuda is None:

@@ -9,9 +9,9 @@ choice of a plan take several times as long as a kernel on few rows. The GPU wou
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import triton
@@ -39,25 +39,29 @@ from .launch_plan import VECTOR_BYTES, Plan, Problem, chunk_of
 from .staggered_start import bytes_per_cycle, stagger
 from .workspace import workspace
 
+if TYPE_CHECKING:
+    from triton.compiler import CompiledKernel
+
 HOPPER = 9
 LARGE_SHARED = 200 * 1024  # bytes a program: a generation's large GPUs have more, and clusters of 16; the small ones have clusters of 8
 INTERPRETED_SMS = 4
 MAX_CACHED = 4096  # launches
 WARP = 32
 LINE_BYTES = 128
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedLaunch:
     """A launch on operands of one layout."""
 
-    kernel: Any
+    kernel: triton.JITFunction
     programs: int
     arguments: tuple[int, ...]  # after the operands: strides, sizes, constants
-    options: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, int] = field(default_factory=dict)
     slots: int = 0  # int64 words of workspace
 
-    def __call__(self, tensors: tuple[torch.Tensor, ...]) -> Any:
+    def __call__(self, tensors: tuple[torch.Tensor, ...]) -> CompiledKernel:
         """Launches through Triton's interface, which compiles the kernel if necessary; returns the compiled kernel."""
         return self.kernel[(self.programs,)](*self.operands(tensors), *self.arguments, **self.options)
 
@@ -80,7 +84,7 @@ def launch_backward(dy: torch.Tensor, y: torch.Tensor, dx: torch.Tensor) -> None
     _launch((dy, y, dx))
 
 
-_cache: dict[tuple[Any, ...], tuple[Any, PreparedLaunch]] = {}
+_cache: dict[tuple[Hashable, ...], tuple[Callable[..., object], PreparedLaunch]] = {}
 
 
 def _launch(tensors: tuple[torch.Tensor, ...]) -> None:
@@ -104,10 +108,10 @@ def _launch(tensors: tuple[torch.Tensor, ...]) -> None:
     return None
 
 
-def _layout_key(tensors: tuple[torch.Tensor, ...]) -> tuple[Any, ...]:
+def _layout_key(tensors: tuple[torch.Tensor, ...]) -> tuple[Hashable, ...]:
     """Everything that a launch depends on: what the choice of a plan and Triton's specialization look at."""
     first = tensors[0]
-    key: list[Any] = [first.shape, first.device]
+    key: list[Hashable] = [first.shape, first.device]
     for tensor in tensors:
         key += (tensor.dtype, tensor.stride(0), tensor.data_ptr() % LINE_BYTES)
     return tuple(key)
@@ -145,7 +149,7 @@ def _device(device: torch.device) -> tuple[str, int, bool, float, bool]:
     return found.name, found.multi_processor_count, clusters, bytes_per_cycle(device.index or 0), (found.major, found.minor) == (HOPPER, 0)
 
 
-def run(problem: Problem, plan: Plan, tensors: tuple[torch.Tensor, ...]) -> Any:
+def run(problem: Problem, plan: Plan, tensors: tuple[torch.Tensor, ...]) -> CompiledKernel:
     """Launches a plan on a forward's (x, y) or a backward's (dy, y, dx); returns the compiled kernel."""
     if INTERPRETED and plan.tier in ("tile", "loop"):
         return round_to_nearest(lambda *operands: prepare_launch(problem, plan, operands)(operands), *tensors)
@@ -159,7 +163,7 @@ def compiled_call(problem: Problem, plan: Plan, tensors: tuple[torch.Tensor, ...
     return lambda: run_compiled(*launch.addresses(tensors), *launch.arguments)
 
 
-def _compiled_launch(compiled: Any, launch: PreparedLaunch, tensors: tuple[torch.Tensor, ...]) -> Any:
+def _compiled_launch(compiled: CompiledKernel, launch: PreparedLaunch, tensors: tuple[torch.Tensor, ...]) -> Callable[..., object]:
     if launch.kernel is forward_split:  # the kernel that has part of a row in shared memory
         carveout.prefer_shared_memory(compiled, tensors[0].device)
     return compiled[(launch.programs, 1, 1)]
@@ -177,7 +181,7 @@ def prepare_launch(problem: Problem, plan: Plan, tensors: tuple[torch.Tensor, ..
     return PREPARE[plan.tier](problem, plan, tuple(tensor.stride(0) for tensor in tensors))
 
 
-def round_to_nearest(launch: Callable[..., Any], *tensors: torch.Tensor) -> Any:
+def round_to_nearest(launch: Callable[..., Result], *tensors: torch.Tensor) -> Result:
     """`launch` with a float32 output for a bfloat16 one, converted after it: Triton's interpreter truncates where hardware rounds."""
     if not INTERPRETED or tensors[-1].dtype != torch.bfloat16:
         return launch(*tensors)
@@ -187,8 +191,8 @@ def round_to_nearest(launch: Callable[..., Any], *tensors: torch.Tensor) -> Any:
     return result
 
 
-def _options(plan: Plan, **more: Any) -> dict[str, Any]:
-    options: dict[str, Any] = {"num_warps": plan.warps, **more}
+def _options(plan: Plan, **more: int) -> dict[str, int]:
+    options: dict[str, int] = {"num_warps": plan.warps, **more}
     if plan.registers is not None and not INTERPRETED:
         options["maxnreg"] = plan.registers
     return options

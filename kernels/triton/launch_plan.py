@@ -6,7 +6,6 @@ import functools
 import json
 import math
 import os
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib import resources
 from pathlib import Path
@@ -112,19 +111,21 @@ def measured_plans(device: str) -> dict[str, list[tuple[int, int, Plan]]]:
     return table
 
 
+Fields = dict[str, Any]
+"""The fields of a plan as a table's line has them."""
 OLD_FIELDS = {"P": "tiles", "T": "threads", "W": "vector_words", "V": "vector_elements", "ALIGN": "base_alignment",
               "BM": "rows", "C": "cluster_ctas", "G": "split_ctas", "H": "smem_tiles"}  # fmt: skip
 OLD_TIERS = {"group": "split"}
 """Names in tables that earlier versions of `tune` wrote, which users may still have."""
 
 
-def plan_from_json(fields: Mapping[str, Any]) -> Plan:
+def plan_from_json(fields: Fields) -> Plan:
     """The plan of a table's line; old field and tier names are read too."""
     named = {OLD_FIELDS.get(name, name): value for name, value in fields.items()}
     return Plan(**named | {"tier": OLD_TIERS.get(named["tier"], named["tier"])})
 
 
-def plan_to_json(plan: Plan) -> dict[str, Any]:
+def plan_to_json(plan: Plan) -> Fields:
     """A plan as a table's line has it: its tier, and the fields that differ from their defaults."""
     default = asdict(Plan(plan.tier))
     return {"tier": plan.tier, **{name: value for name, value in asdict(plan).items() if value != default[name]}}

@@ -22,12 +22,11 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from . import dispatch, heuristics
-from .launch_plan import KEEP_IN_L2_BYTES, Plan, Problem, plan_from_json, plan_to_json
+from .launch_plan import KEEP_IN_L2_BYTES, Fields, Plan, Problem, plan_from_json, plan_to_json
 
 LONG = (262144, 196608, 131072, 98304, 65536, 49152, 32768, 24576, 16384, 12288, 8192, 6144, 4096, 3072, 2048, 1536)
 MIDDLE = (1024, 768, 512, 384)
@@ -44,7 +43,7 @@ MAX_ELEMENTS = 1 << 30  # of a tensor, to leave memory to other processes.
 
 Cell = tuple[bool, torch.dtype, int, int]
 """(backward, dtype, M, N)"""
-Line = tuple[str, int, int, dict[str, Any]]
+Line = tuple[str, int, int, Fields]
 """A line of a table: its bucket, and the plan's fields."""
 Table = dict[tuple[str, int, int], Line]
 

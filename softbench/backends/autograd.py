@@ -20,7 +20,7 @@ def differentiable(forward: TensorCall, backward: TensorCall) -> TensorCall:
 
 
 class _Context(Protocol):
-    """What the function below uses of autograd's context, and the attribute that it adds."""
+    """The context of autograd, with the attribute that this function adds."""
 
     saved_tensors: tuple[torch.Tensor, ...]
     gradient: TensorCall
