@@ -26,7 +26,7 @@ GRAPH_CALLS = 3  # the first call warms up, the second records the CUDA graph, t
 
 FUNCTIONS: dict[str, Pair] = {
     "compile": (naive_forward, naive_backward),
-    "compile-torch": (torch_eager.forward, torch_eager.backward),
+    "compile-torch": (torch_eager._forward, torch_eager._backward),
 }
 """The forward and backward to compile, by the name before the colon."""
 OF = {"compile": "the naive function", "compile-torch": "F.softmax"}

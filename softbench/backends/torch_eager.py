@@ -9,11 +9,11 @@ from softbench.core.case import Case, Direction
 from softbench.plugins.backend import Call
 
 
-def forward(x: torch.Tensor, dim: int = -1) -> torch.Tensor:
+def _forward(x: torch.Tensor, dim: int = -1) -> torch.Tensor:
     return torch.nn.functional.softmax(x, dim=dim)
 
 
-def backward(dy: torch.Tensor, y: torch.Tensor, dim: int = -1) -> torch.Tensor:
+def _backward(dy: torch.Tensor, y: torch.Tensor, dim: int = -1) -> torch.Tensor:
     return torch.ops.aten._softmax_backward_data(dy, y, dim, y.dtype)
 
 
@@ -30,10 +30,10 @@ class Functional:
         return None
 
     def prepare(self, case: Case) -> Call:
-        return by_direction(case, forward, backward)
+        return by_direction(case, _forward, _backward)
 
     def over_dim(self, direction: Direction) -> TensorCall:
-        return forward if direction is Direction.FORWARD else backward
+        return _forward if direction is Direction.FORWARD else _backward
 
 
 backend = Functional()
