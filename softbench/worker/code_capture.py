@@ -45,13 +45,13 @@ class Seen:
     modules: list[str] = field(default_factory=list)
     """Inductor's Python: one module for each graph."""
     counts: list[list[int]] = field(default_factory=list)
-    """Of each graph, the bytes that each of its scheduled nodes reads and writes, by Inductor's count."""
+    """The bytes that each scheduled node of each graph reads and writes, by Inductor's count."""
     kernels: list[CompiledKernel] = field(default_factory=list)
-    """Triton's CompiledKernels, in the order made."""
+    """Triton's compiled kernels, in the order of compilation."""
 
 
 def inspect(backend: Backend, case: Case, seed: int) -> Inspection:
-    """Build one case and look at what was generated and launched for it. Whatever the backend raises passes through."""
+    """Build one case, and collect its generated code and its launches. Exceptions of the backend pass through."""
     with watched() as seen:
         graphs = Graphs()
         given = inputs.make(case, seed, torch.device(case.device))
@@ -76,10 +76,10 @@ def inspect(backend: Backend, case: Case, seed: int) -> Inspection:
 
 
 def _pieces(answer: Generated) -> tuple[list[Artifact], dict[str, int]]:
-    """What a backend's own `generated` tells: pieces of code, and bytes spilled by kernel.
+    """The answer of a backend's `generated`: pieces of code, and spilled bytes by kernel.
 
     Raises:
-        TypeError: it is neither.
+        TypeError: the answer has another form.
     """
     try:
         pieces, spills = answer
@@ -91,7 +91,7 @@ def _pieces(answer: Generated) -> tuple[list[Artifact], dict[str, int]]:
 
 @contextmanager
 def watched() -> Iterator[Seen]:
-    """Record what Inductor and Triton make."""
+    """Record the modules of Inductor and the kernels of Triton."""
     import torch._functorch.config as functorch
     import torch._inductor.config as config
     from torch._inductor.graph import GraphLowering
@@ -101,11 +101,11 @@ def watched() -> Iterator[Seen]:
 
     def counting(graph: GraphLowering, *arguments: object, **named: object) -> object:
         module = to_module(graph, *arguments, **named)
-        with suppress(Exception):  # a count that another version keeps otherwise is only a count less
+        with suppress(Exception):  # another version may count in another way; then a count is missing
             seen.counts.append([node.get_read_write_buffers_sizes() for node in graph.scheduler.nodes])
         return module
 
-    # The static launcher runs a cubin without Triton's own object; without it a launch is what Triton's runtime would do.
+    # The static launcher runs a cubin without Triton's own object. When it is off, Triton's runtime launches.
     options: dict[str, object] = {name: False for name in ("use_static_cuda_launcher",) if hasattr(config, name)}
     with (
         config.patch({"fx_graph_cache": False, "fx_graph_remote_cache": False, **options}),
@@ -135,7 +135,7 @@ def _triton_watched(kernels: list[CompiledKernel]) -> Iterator[None]:
 
 
 def traced(call: Callable[[], None]) -> list[Launch]:
-    """The kernels of one call, in order, as CUPTI tells them to torch's profiler."""
+    """The kernels of one call, in order, as CUPTI reports them to torch's profiler."""
     for _ in range(2):  # the first session only starts CUPTI; events may be missing from it
         with tempfile.TemporaryDirectory(prefix="softbench-") as folder:
             file = Path(folder) / "trace.json"
@@ -149,7 +149,7 @@ def traced(call: Callable[[], None]) -> list[Launch]:
 
 
 def launches_of(events: list[JsonObject]) -> list[Launch]:
-    """Kernels, copies and fills among a trace's events, by their time."""
+    """The kernels, copies and fills among a trace's events, in order of time."""
     found = [event for event in events if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
     launches = []
     for event in sorted(found, key=lambda event: event.get("ts", 0)):
@@ -176,7 +176,7 @@ def _number(value: str | float | None) -> int | None:
 
 
 def _inductor(seen: Seen) -> list[Artifact]:
-    """Inductor's modules, and the kernels in C++ or Triton that stand in them as text."""
+    """Inductor's modules, and the C++ and Triton kernels that they contain as text."""
     found = []
     for number, module in enumerate(seen.modules):
         found.append(Artifact(f"inductor-{number}.py", "wrapper", "python", module))
@@ -188,13 +188,13 @@ def _inductor(seen: Seen) -> list[Artifact]:
 
 
 def _triton(seen: Seen, launches: list[Launch]) -> tuple[list[Launch], list[Artifact]]:
-    """The stages of each Triton kernel that is launched, and its registers and spills beside the launch."""
+    """The launches with the registers and spills of their Triton kernels, and the stages of these kernels."""
     artifacts: dict[str, Artifact] = {}
     told: list[Launch] = []
     for launch in launches:
         kernel = _chosen(seen.kernels, launch)
         if kernel is not None:
-            with suppress(Exception):  # loaded already, unless a launcher of another kind ran it
+            with suppress(Exception):  # it is loaded already, unless another launcher ran it
                 kernel._init_handles()
             spills = getattr(kernel, "n_spills", None)
             spills = None if spills is None else spills * WORD
@@ -207,12 +207,12 @@ def _triton(seen: Seen, launches: list[Launch]) -> tuple[list[Launch], list[Arti
 
 
 def _shared(kernel: CompiledKernel, launch: Launch) -> int | None:
-    """Static and dynamic together, as CUPTI counts them; where it says nothing, Triton's own."""
+    """Static and dynamic shared memory as CUPTI counts them, or else as Triton does."""
     return launch.shared_bytes if launch.shared_bytes is not None else getattr(kernel.metadata, "shared", None)
 
 
 def _chosen(kernels: list[CompiledKernel], launch: Launch) -> CompiledKernel | None:
-    """The compiled kernel that was launched: of that name, and where autotuning made several, of that many threads; else the latest."""
+    """The compiled kernel of a launch. Of several with its name, threads and registers decide, then the latest is chosen."""
     named = [kernel for kernel in kernels if kernel.name == launch.name]
     threads = launch.block[0] if launch.block else None
     fitting = [kernel for kernel in named if kernel.metadata.num_warps * 32 == threads]
@@ -226,14 +226,14 @@ def _stages(kernel: CompiledKernel) -> Iterator[Artifact]:
         text = "".join(source) if isinstance(source, list) else str(source)
         yield Artifact(f"{kernel.name}.py", "source", "python", text)
     for stage in STAGES:
-        with suppress(Exception):  # a stage that this Triton has not, or a disassembler that is not there
+        with suppress(Exception):  # this Triton may lack a stage, or its disassembler may be missing
             text = kernel.asm[stage]
             if isinstance(text, str) and text.strip():
                 yield Artifact(f"{kernel.name}.{stage}", stage, LANGUAGES[stage], text)
 
 
 def _with_bytes(launches: list[Launch], seen: Seen, case: Case) -> list[Launch]:
-    """What each kernel moves: by Inductor's count where kernels and nodes go together; of any other lone kernel the algorithmic bytes."""
+    """The launches with the bytes they move. Inductor counts its own kernels; the only kernel of a call gets the algorithmic bytes."""
     counted: dict[str, int] = {}
     for module, counts in zip(seen.modules, seen.counts, strict=False):
         names = [name for name, _ in INDUCTOR_KERNEL.findall(module)]

@@ -49,7 +49,7 @@ class RotatingInputs:
     """The inputs of a case's timed calls."""
 
     def __init__(self, case: Case, given: Tensors, call: Call, *, overwrites: bool) -> None:
-        """`given` is the first set; `overwrites`: a call's output is lost with the next call, so only the very last can be checked."""
+        """`given` is the first set. With `overwrites`, the next call overwrites an output, so only the last output is checked."""
         self.case, self.function, self.overwrites = case, call, overwrites
         self.sets = [given]
         self.random = random.Random(os.urandom(16))  # a backend cannot predict it, and it is fast
@@ -59,23 +59,23 @@ class RotatingInputs:
         self.latest = 0
         """The set of the last call."""
         self.watch: AsyncWorkWatch | None = None
-        """Over a batch; asked whenever an output is kept, as a quick thread has ended when the batch has."""
+        """The watch over a batch. It is asked whenever an output is kept, as a quick thread ends before the batch does."""
         self.left = ""
-        """What it said, of the calls since the last renewal."""
+        """Its first message about the calls since the last renewal; empty if there is none."""
         self._rows: list[torch.Tensor] = []
         self._truth: list[Tensors] = []
         self._collected: dict[int, tuple[str, Tensors, Tensors]] = {}
-        """Of a set how its kept output is misformed, or else the output's rows; and its inputs' rows."""
+        """By set: why its kept output is malformed, the rows of that output, and the rows of its inputs."""
         self._wrong = ""
-        """What is wrong whatever the outputs' values are, in words."""
+        """An error that does not depend on the values of the outputs; empty if there is none."""
 
     def widen(self) -> None:
-        """Take a second set of inputs, if the memory is there."""
+        """Allocate a second set of inputs, if there is enough memory."""
         if len(self.sets) > 1:
             return
         try:
             self.sets.append(tuple(tensor.detach().clone().requires_grad_(tensor.requires_grad) for tensor in self.sets[0]))
-        except (RuntimeError, MemoryError):  # an allocator that refuses; the timed calls go on with one set
+        except (RuntimeError, MemoryError):  # there is too little memory; the timed calls use one set
             return
 
     def renew(self) -> Callable[[], object]:
@@ -100,9 +100,9 @@ class RotatingInputs:
 
     def stir(self) -> None:
         """Change some of the rows to be compared, right before the batch, so that outputs computed in advance are wrong."""
-        for index, (tensors, rows) in enumerate(zip(self.sets, self._rows, strict=False)):  # a set may have come since they were renewed
+        for index, (tensors, rows) in enumerate(zip(self.sets, self._rows, strict=False)):  # a set may have been added after the renewal
             if not self._as_renewed(index, self._looked_at(index)):
-                self._wrong = f"in a timed call: {CHANGED}"  # by a thread, since they were renewed
+                self._wrong = f"in a timed call: {CHANGED}"  # a thread changed it after the renewal
                 return
             self._exchange(tensors, rows.tolist(), len(rows) // FEW)
             self._truth[index] = self._looked_at(index)
@@ -119,10 +119,10 @@ class RotatingInputs:
                 self._collected[index] = wrong, () if wrong else tuple(out.detach()[self._rows[index]] for out in outputs), given
         if not self.overwrites and output_checks.shared(alive):
             self._wrong = output_checks.SHARED
-        self.kept.clear()  # the batch's calls have it, too
+        self.kept.clear()  # the calls of the batch refer to the same dictionary
 
     def verify(self, judge: Judge) -> Accuracy | None:
-        """The worst verdict on the outputs that were collected; None where the batch made none, or was verified before."""
+        """The worst verdict on the collected outputs; None if there are none, or if they were verified before."""
         if self._wrong:
             return Accuracy(Grade.WRONG, float("inf"), self._wrong)
         worst: Accuracy | None = None
@@ -136,7 +136,7 @@ class RotatingInputs:
         return worst
 
     def _body(self) -> Callable[[], object]:
-        """Calls the function on one set after the other; keeps the outputs of two neighbouring calls now and then."""
+        """Calls the function on the sets in turn, and sometimes keeps the outputs of two consecutive calls."""
         function, sets, kept, uniform = self.function, self.sets, self.kept, self.random.uniform
         count, turn, due = len(sets), 0, 0
         every = self.overwrites
@@ -158,7 +158,7 @@ class RotatingInputs:
         return body
 
     def _refill(self, tensors: Tensors) -> range:
-        """Fresh values in a block of rows; all of them where the tensor is not large."""
+        """Writes new values into a block of rows, or into all rows of a small tensor."""
         M = max(1, min(self.case.M, CHANGED_ELEMENTS[self.case.device] // self.case.N))
         first = self.random.randrange(self.case.M - M + 1)
         fresh = inputs.make(replace(self.case, M=M), self.random.getrandbits(31), tensors[0].device)
@@ -167,7 +167,7 @@ class RotatingInputs:
         return range(first, first + M)
 
     def _exchange(self, tensors: Tensors, among: Sequence[int], most: int) -> list[int]:
-        """Some of these rows put into each other's places, or neighbouring columns of them; as many as `most`, mostly fewer."""
+        """Exchanges some of these rows, or neighbouring columns of them: at most `most` rows, usually fewer."""
         whole = len(among) > 1 and self.random.random() < 0.5
         least = 2 if whole else 1
         rows = self.random.sample(among, self._small(least, max(least, most)))
@@ -187,14 +187,14 @@ class RotatingInputs:
         return min(most, int(math.exp(self.random.uniform(math.log(least), math.log(most + 1)))))
 
     def _to_check(self, changed: Sequence[int]) -> torch.Tensor:
-        """Some of the rows that changed, and some others."""
+        """The indices of some changed rows and of some other rows."""
         most = self._most_rows()
         rows = set(self.random.sample(changed, min(len(changed), most)))
         rows |= set(self.random.sample(range(self.case.M), min(self.case.M, 1 + most // 4)))
         return torch.tensor(sorted(rows), device=self.sets[0][0].device)
 
     def _looked_at(self, index: int) -> Tensors:
-        """Copies of the rows to check of a set; none where it has not its shape any more."""
+        """Copies of the rows of a set that are checked; none if a tensor has lost its shape."""
         if any(tuple(tensor.shape) != (self.case.M, self.case.N) for tensor in self.sets[index]):
             return ()
         return tuple(tensor.detach()[self._rows[index]] for tensor in self.sets[index])
@@ -207,7 +207,7 @@ class RotatingInputs:
 
     def _verdict(self, index: int, judge: Judge) -> Accuracy:
         truth, (wrong, outputs, given) = self._truth[index], self._collected[index]
-        if not wrong and not (self._as_renewed(index, given) and self._as_renewed(index, self._looked_at(index))):  # then, and still
+        if not wrong and not (self._as_renewed(index, given) and self._as_renewed(index, self._looked_at(index))):  # at the batch, and now
             wrong = CHANGED
         if wrong:
             return Accuracy(Grade.WRONG, float("inf"), f"in a timed call: {wrong}")
