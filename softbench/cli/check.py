@@ -41,7 +41,7 @@ def check(
     from softbench.plan import sweep
     from softbench.plan.flags import from_flags
     from softbench.plan.settings import Settings
-    from softbench.run.check import CheckRequest, examine
+    from softbench.run.check import CheckRequest, check as run_check
 
     flags = from_flags({"backends": backends, "device": device, "seed": seed, "timeout": timeout, "plugins": plugin})
     directions = sweep.parse_choices(direction, "--direction", ["forward", "backward"])
@@ -49,7 +49,7 @@ def check(
     try_file(junit, flag="--junit")
     wanted = CheckRequest(Settings.from_sources({}, flags), case, sweep.parse_dtypes(dtype, "--dtype"), directions)
     with interruptible():
-        found = examine(wanted, counter("cases"))
+        found = run_check(wanted, counter("cases"))
     files = [str(path) for path in plugin or ()]
     if junit is not None:
         from softbench.report import check_report

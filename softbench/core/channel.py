@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import socket
-from typing import Any
 
-Message = dict[str, Any]
+from softbench.core.validate import JsonObject
+
 CHUNK = 1 << 16
 
 
@@ -20,11 +20,11 @@ class Channel:
     def fileno(self) -> int:
         return self.socket.fileno()
 
-    def send(self, message: Message) -> None:
+    def send(self, message: JsonObject) -> None:
         """Send a message; raises OSError if the other end is closed."""
         self.socket.sendall(json.dumps(message, separators=(",", ":")).encode() + b"\n")
 
-    def receive(self) -> Message | None:
+    def receive(self) -> JsonObject | None:
         """Wait for the next message; None if the other end is closed."""
         while (message := self.take()) is None:
             if not self.fill():
@@ -40,7 +40,7 @@ class Channel:
         self._buffer += data
         return bool(data)
 
-    def take(self) -> Message | None:
+    def take(self) -> JsonObject | None:
         """A complete message that was read already, or None.
 
         Raises:

@@ -16,10 +16,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import TypeAlias, TypeVar
 
-from softbench.core.channel import Channel, Message
+from softbench.core.channel import Channel
 from softbench.core.errors import WorkersError
+from softbench.core.messages import Request, reply_from_json, request_to_json
 from softbench.core.outcome import Status
+from softbench.core.replies import INVALID, INVALID_REPLY, Failure, Reply
 from softbench.core.text import one_line
 from softbench.core.validate import harmless
 from softbench.processes.launch import start_forkserver
@@ -49,9 +52,13 @@ class Lost:
 
     status: Status
     reason: str
+    invalid: bool = False
+    """True if its reply was invalid: something else may write into its socket."""
 
 
-Reply = Message | Lost
+Answer = TypeVar("Answer", bound=Reply)
+Result: TypeAlias = Answer | Failure | Lost
+"""What a request gets: its reply, a failure, or a lost worker."""
 
 
 class Pool:
@@ -126,28 +133,28 @@ class Pool:
         self._spent("start", begin)
         return worker
 
-    def ask(self, worker: Worker, message: Message, seconds: float, phase: str) -> Reply:
+    def ask(self, worker: Worker, request: Request[Answer], seconds: float, phase: str) -> Result[Answer]:
         """One request to one worker; see `gather`."""
-        return self.gather({id(worker): (worker, message)}, seconds, phase)[id(worker)]
+        return self.gather({id(worker): (worker, request)}, seconds, phase)[id(worker)]
 
-    def gather(self, requests: Mapping[int, tuple[Worker, Message]], seconds: float, phase: str) -> dict[int, Reply]:
+    def gather(self, requests: Mapping[int, tuple[Worker, Request[Answer]]], seconds: float, phase: str) -> dict[int, Result[Answer]]:
         """Send each request and wait at most `seconds` for all replies. A worker that died or was late is ended and `Lost`."""
         begin = time.monotonic()
         try:
             return self._gather(requests, seconds, phase)
         finally:
-            self._spent(next((str(message["op"]) for _, message in requests.values()), phase), begin)
+            self._spent(next((request.op for _, request in requests.values()), phase), begin)
 
     def _spent(self, what: str, begin: float) -> None:
         self.spent[what] = self.spent.get(what, 0.0) + time.monotonic() - begin
 
-    def _gather(self, requests: Mapping[int, tuple[Worker, Message]], seconds: float, phase: str) -> dict[int, Reply]:
-        replies: dict[int, Reply] = {}
+    def _gather(self, requests: Mapping[int, tuple[Worker, Request[Answer]]], seconds: float, phase: str) -> dict[int, Result[Answer]]:
+        replies: dict[int, Result[Answer]] = {}
         with selectors.DefaultSelector() as selector:
-            for key, (worker, message) in requests.items():
+            for key, (worker, request) in requests.items():
                 selector.register(worker.channel, selectors.EVENT_READ, key)
                 with suppress(OSError):  # the loop below reads its death
-                    worker.channel.send(message)
+                    worker.channel.send(request_to_json(request))
             selector.register(self._control, selectors.EVENT_READ, None)  # reports the end of a worker whose child keeps its socket open
             end = time.monotonic() + seconds
             while len(replies) < len(requests):
@@ -160,28 +167,32 @@ class Pool:
                     self._take_report(seconds)
                     ready |= {key for key, (worker, _) in requests.items() if worker.pid in self._exits}
                 for key in ready - {None} - replies.keys():
-                    worker = requests[key][0]
-                    if (reply := self._read(worker, phase)) is not None:
+                    worker, request = requests[key]
+                    if (reply := self._read(worker, request, phase)) is not None:
                         replies[key] = reply
                         with suppress(KeyError, ValueError):
                             selector.unregister(worker.channel)
         return replies
 
-    def _read(self, worker: Worker, phase: str) -> Reply | None:
+    def _read(self, worker: Worker, request: Request[Answer], phase: str) -> Result[Answer] | None:
+        """The worker's reply, or None if it is not complete yet."""
         try:
             if worker.pid in self._exits:
                 worker.channel.socket.setblocking(False)  # its last message, if any; a child may keep the socket open
             if not worker.channel.fill():
                 return self._died(worker, phase)
-            reply = harmless(worker.channel.take())
-            worker.troubled |= reply is not None and "failed" in reply
-            return reply if reply is not None or worker.pid not in self._exits else self._died(worker, phase)
+            data = worker.channel.take()
+            if data is None:
+                return None if worker.pid not in self._exits else self._died(worker, phase)
+            reply = reply_from_json(request, harmless(data))
+            worker.troubled |= isinstance(reply, Failure)
+            return reply
         except BlockingIOError:
             return self._died(worker, phase)
-        except (ValueError, RecursionError):
+        except (*INVALID, RecursionError):
             worker.troubled = True
             self.discard(worker)
-            return Lost(Status.FAILED, f"the worker sent an invalid reply in {phase}")
+            return Lost(Status.FAILED, f"{phase}: {INVALID_REPLY}", invalid=True)
 
     def _died(self, worker: Worker, phase: str) -> Lost:
         self._pump_quietly(lambda: worker.pid in self._exits, EXIT_SECONDS)

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from types import TracebackType
 
 from softbench.core.errors import UsageError, WorkersError
-from softbench.core.machine import Gpu, Machine, machine_from_json
+from softbench.core.machine import Gpu, Machine
+from softbench.core.messages import ProbeMachine
+from softbench.core.replies import Failure
 from softbench.plugins.select import missing, needed
 from softbench.plugins.source import PluginSource
 from softbench.processes.pool import Lost, Pool
@@ -90,14 +92,13 @@ def probe(pool: Pool, deadline: float) -> Machine:
         WorkersError: the worker died or did not reply.
     """
     worker = pool.spawn("probe")
-    reply = pool.ask(worker, {"op": "probe"}, deadline, "probe")
-    if isinstance(reply, Lost) or "failed" in reply:
-        reason = reply.reason if isinstance(reply, Lost) else reply["failed"]["reason"]
+    reply = pool.ask(worker, ProbeMachine(), deadline, "probe")
+    if isinstance(reply, Lost | Failure):
         raise WorkersError(
-            f"the machine could not be probed: {reason}; try: softbench doctor, or --device cpu with CUDA_VISIBLE_DEVICES=''"
+            f"the machine could not be probed: {reply.reason}; try: softbench doctor, or --device cpu with CUDA_VISIBLE_DEVICES=''"
         )
     pool.discard(worker)
-    return machine_from_json(reply["probe"])
+    return reply.machine
 
 
 def choose_device(wanted: str, machine: Machine) -> tuple[str, Gpu | None]:

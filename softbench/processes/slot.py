@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from softbench.core.channel import Message
+from softbench.core.messages import LoadSource
 from softbench.core.outcome import Failed, Outcome, Skipped, Status
+from softbench.core.replies import INVALID, INVALID_REPLY, Failure, Loaded
 from softbench.plugins.info import BackendInfo, info_from_json
 from softbench.plugins.source import PluginSource, safe_name
-from softbench.processes.pool import Lost, Pool, Reply, Worker
+from softbench.processes.pool import Lost, Pool, Worker
 
 MAX_DEATHS = 3  # cases in a row that lose a worker; after them the backend is not tried again
 
@@ -45,9 +46,9 @@ class WorkerSlot:
             self.worker = None
 
 
-def load_message(source: PluginSource, device: str, name: str | None = None) -> Message:
+def load_request(source: PluginSource, device: str, name: str | None = None) -> LoadSource:
     """The request that loads a backend in a worker."""
-    return {"op": "load", "origin": asdict(source), "device": device, "name": name}
+    return LoadSource(asdict(source), device, name)
 
 
 def discover(
@@ -61,7 +62,7 @@ def discover(
     slots: list[WorkerSlot] = []
     for batch in [sources] if together else [[source] for source in sources]:
         workers = [pool.spawn(source.label, env) for source in batch]
-        requests = {i: (worker, load_message(source, device)) for i, (worker, source) in enumerate(zip(workers, batch, strict=True))}
+        requests = {i: (worker, load_request(source, device)) for i, (worker, source) in enumerate(zip(workers, batch, strict=True))}
         replies = pool.gather(requests, deadline, "import")
         for i, (worker, source) in enumerate(zip(workers, batch, strict=True)):
             infos = infos_of(source, replies[i])
@@ -84,23 +85,22 @@ def distinct(slots: list[WorkerSlot]) -> list[WorkerSlot]:
     return slots
 
 
-def infos_of(source: PluginSource, reply: Reply) -> list[BackendInfo]:
-    """The infos in a reply to `load`."""
+def infos_of(source: PluginSource, reply: Loaded | Failure | Lost) -> list[BackendInfo]:
+    """The infos in the reply to a `LoadSource`; one broken info if it failed."""
     if isinstance(reply, Lost):
         return [BackendInfo(source.label, source, broken=reply.reason, broken_status=reply.status)]
+    if isinstance(reply, Failure):
+        return [BackendInfo(source.label, source, broken=f"import: {reply.reason}")]
     try:
-        if "failed" in reply:
-            return [BackendInfo(source.label, source, broken=f"import: {reply['failed']['reason']}")]
-        return [info_from_json(data, source) for data in reply["infos"]] or [
-            BackendInfo(source.label, source, broken="import: it offers no backend")
-        ]
-    except (KeyError, TypeError, ValueError, AttributeError):
-        return [BackendInfo(source.label, source, broken="import: the worker sent an invalid reply")]
+        infos = [info_from_json(data, source) for data in reply.infos]
+    except INVALID:
+        return [BackendInfo(source.label, source, broken=f"import: {INVALID_REPLY}")]
+    return infos or [BackendInfo(source.label, source, broken="import: it offers no backend")]
 
 
 def revive(pool: Pool, slots: Sequence[WorkerSlot], device: str, env: dict[str, str], deadline: float) -> dict[WorkerSlot, Failed]:
     """Give slots without a worker new ones, all at once; a Failed for each whose plugin does not load."""
-    fresh = {i: (pool.spawn(slot.name, env), load_message(slot.info.origin, device, slot.name)) for i, slot in _idle(slots)}
+    fresh = {i: (pool.spawn(slot.name, env), load_request(slot.info.origin, device, slot.name)) for i, slot in _idle(slots)}
     lost: dict[WorkerSlot, Failed] = {}
     for i, reply in (pool.gather(fresh, deadline, "import") if fresh else {}).items():
         slot, (worker, _) = slots[i], fresh[i]

@@ -8,22 +8,19 @@ from dataclasses import fields, is_dataclass, replace
 
 from softbench.core.case import DTYPES, Case, Direction
 from softbench.core.outcome import (
-    Accuracy,
     Batch,
-    Build,
     Checked,
     Failed,
-    Grade,
     Measured,
     Profile,
     Record,
     Skipped,
     Status,
-    Telemetry,
     Timing,
 )
+from softbench.core.replies import accuracy_from_json, build_from_json, profile_from_json, telemetry_from_json
 from softbench.core.stopping import LIMIT
-from softbench.core.validate import JsonObject, typed
+from softbench.core.validate import JsonObject
 
 SCHEMA = 1
 """Version of the run document."""
@@ -96,6 +93,8 @@ def record_from_json(data: JsonObject) -> Record:
         raise ValueError("a cell without build or accuracy")
     if kind == "checked":
         return Record(backend, case, Checked(build, accuracy, _text(outcome["reason"])), source)
+    if kind != "measured":
+        raise ValueError("an unknown kind of outcome")
     timing = dict(outcome["timing"])
     batches = tuple(_batch(batch) for batch in timing["batches"])
     if not batches:
@@ -130,57 +129,3 @@ def _count(value: object) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise TypeError("not a count")
     return value
-
-
-def accuracy_from_json(data: JsonObject) -> Accuracy:
-    """An accuracy from JSON; a worker's reply is untrusted data.
-
-    Raises:
-        KeyError, TypeError, ValueError: it is invalid.
-    """
-    return Accuracy(Grade(data["grade"]), float(data["worst"]), str(data["detail"]))
-
-
-def failure_from_json(data: JsonObject) -> tuple[Status, str]:
-    """Status and reason of a worker's failure; raises as `accuracy_from_json`."""
-    return Status(data["status"]), str(data["reason"])
-
-
-def build_from_json(data: JsonObject) -> Build:
-    """A build; raises as `accuracy_from_json`."""
-    build = typed(Build, data)
-    if build.seconds < 0:
-        raise ValueError("a build that took less than no time")
-    return build
-
-
-def telemetry_from_json(data: JsonObject | None) -> Telemetry | None:
-    """A telemetry reading from JSON.
-
-    Raises:
-        TypeError, ValueError: it is invalid.
-    """
-    if data is None:
-        return None
-    telemetry = Telemetry(**data)
-    numbers = (value for name, value in data.items() if name != "throttled")
-    if not isinstance(telemetry.throttled, str) or not all(value is None or math.isfinite(value) for value in numbers):
-        raise ValueError("an invalid telemetry reading")
-    return telemetry
-
-
-def profile_from_json(data: JsonObject) -> Profile:
-    """A profile from JSON.
-
-    Raises:
-        TypeError, ValueError: it is invalid.
-    """
-    fields: JsonObject = {key: tuple(value) if isinstance(value, list | tuple) else value for key, value in data.items()}
-    profile = Profile(**fields)
-    if not all(isinstance(word, str) for word in (*profile.kernels, profile.note)):
-        raise ValueError("an invalid name")
-    if not all(0 < us < math.inf for us in (*profile.device_us, *profile.host_us)):
-        raise ValueError("an invalid time")
-    if not all(count is None or (isinstance(count, int) and count >= 0) for count in (profile.peak_bytes, profile.recompiles)):
-        raise ValueError("an invalid count")
-    return profile

@@ -1,14 +1,16 @@
-"""`softbench inspect`: one case of one backend, built and looked at in a worker of its own (`softbench.worker.code_capture`)."""
+"""`softbench inspect`: the code generated for one case of one backend, collected in its own worker (`softbench.worker.code_capture`)."""
 
 from __future__ import annotations
 
 import tempfile
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 from softbench.core.case import Case
 from softbench.core.errors import SoftbenchError, UsageError
-from softbench.core.inspection import KINDS, Artifact, Inspection, from_json
+from softbench.core.inspection import KINDS, Artifact, Inspection
+from softbench.core.messages import InspectCase
+from softbench.core.replies import Failure, Skip
 from softbench.plan.settings import Settings
 from softbench.plugins.select import select
 from softbench.plugins.source import origins
@@ -19,11 +21,11 @@ SOURCE = "source"
 
 
 def inspect(settings: Settings, name: str, case: Case) -> Inspection:
-    """Look at a case; its device is the settings'.
+    """The code and facts of a case, on the device of the settings.
 
     Raises:
-        UsageError: no such backend or device, it cannot run here, or cannot do the case.
-        SoftbenchError: it failed, crashed or hung; in one line.
+        UsageError: the backend or device does not exist, cannot run here, or does not support the case.
+        SoftbenchError: the worker failed, crashed or hung.
     """
     with Session(settings.device, settings.timeout["import"], origins(settings.plugins)) as session:
         opened = session.open_for([name])
@@ -34,22 +36,17 @@ def inspect(settings: Settings, name: str, case: Case) -> Inspection:
             raise SoftbenchError(f"{name}: {reason}")
         if slot.worker is None:
             raise AssertionError("a revived slot has a worker")
-        message = {"op": "inspect", "case": asdict(replace(case, device=session.device)), "seed": settings.seed}
-        reply = session.pool.ask(slot.worker, message, settings.timeout["build"], "inspect")
-    if isinstance(reply, Lost):
+        request = InspectCase(replace(case, device=session.device), settings.seed)
+        reply = session.pool.ask(slot.worker, request, settings.timeout["build"], "inspect")
+    if isinstance(reply, Lost | Failure):
         raise SoftbenchError(f"{name}: {reply.reason}")
-    if failure := reply.get("failed"):
-        raise SoftbenchError(f"{name}: {failure['reason']}")
-    if skip := reply.get("skip"):
-        raise UsageError(f"{name}: {skip}")
-    try:
-        return from_json(reply["inspection"])
-    except (KeyError, TypeError, ValueError, AttributeError):
-        raise SoftbenchError(f"{name}: the worker sent an invalid reply") from None
+    if isinstance(reply, Skip):
+        raise UsageError(f"{name}: {reply.reason}")
+    return reply.inspection
 
 
 def kinds(text: str) -> tuple[str, ...]:
-    """What `--show` asks for: kinds of code, `all` or `none`.
+    """The kinds of code that `--show` names.
 
     Raises:
         UsageError: an unknown kind.
@@ -64,10 +61,10 @@ def kinds(text: str) -> tuple[str, ...]:
 
 
 def make_folder(folder: Path) -> None:
-    """The folder for the files, which can be written to.
+    """Create the folder for the files, and try to write into it.
 
     Raises:
-        UsageError: it cannot.
+        UsageError: it cannot be written.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -78,7 +75,7 @@ def make_folder(folder: Path) -> None:
 
 
 def write(found: Inspection, folder: Path) -> list[Path]:
-    """Every piece of code as a file of the folder.
+    """Write each piece of code to its own file in the folder.
 
     Raises:
         UsageError: it cannot be written.
@@ -95,5 +92,5 @@ def write(found: Inspection, folder: Path) -> list[Path]:
 
 
 def left_out(found: Inspection, shown: tuple[str, ...]) -> list[Artifact]:
-    """What there is beside what is shown."""
+    """The pieces of code that are not shown."""
     return [artifact for artifact in found.artifacts if artifact.kind not in shown]

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from functools import partial
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from softbench.core import statistics, stopping
 from softbench.core.case import YARDSTICK, Case
-from softbench.core.channel import Message
+from softbench.core.messages import (
+    BuildCase,
+    CheckOutputs,
+    EndProfile,
+    Release,
+    RenewInputs,
+    Request,
+    StartTrace,
+    TimeBatch,
+    TimeHost,
+    TraceCalls,
+    VerifyOutputs,
+)
 from softbench.core.outcome import (
     Accuracy,
     Batch,
@@ -27,22 +37,25 @@ from softbench.core.outcome import (
     Status,
     Timing,
 )
+from softbench.core.replies import Done, Failure, Graded, Profiled, Reply, Skip, Verified
 from softbench.plan.plan import Plan
 from softbench.processes.pool import Lost, Pool
 from softbench.processes.slot import WorkerSlot, revive
-from softbench.results import records
 
+Answer = TypeVar("Answer", bound=Reply)
+NOT_PUBLISHED = {Grade.WRONG: Status.WRONG, Grade.UNVERIFIED: Status.UNVERIFIED}
+"""Grades that end a cell without a bandwidth, and its status."""
 PROFILE_MS = 3.0
-"""Time of a profile: about thirty calls, if the flush of L2 dominates. Device times scatter little, and each cell pays for it."""
+"""Time of a profile: about thirty calls, if the flush of L2 dominates. That is enough, as device times vary little."""
 PAUSES_SECONDS = (0.5, 2.0, 5.0)
 """Pauses before a batch of a throttled GPU is measured again; each is used once."""
 PATIENCE_SECONDS = 120.0
-"""Sum of such pauses in a sweep. A GPU that is always throttled is then measured as it is, and labelled."""
+"""Sum of such pauses in a sweep. Later batches of a throttled GPU are measured without a pause, and labelled."""
 
 
 @dataclass(slots=True)
 class SlotState:
-    """How far one slot is with the current case."""
+    """What one slot has of the current case."""
 
     build: Build | None = None
     accuracy: Accuracy | None = None
@@ -50,6 +63,8 @@ class SlotState:
     profile: Profile = field(default_factory=Profile)
     outcome: Outcome | None = None
     retried: bool = False
+    invalid_reply: bool = False
+    """True if the worker sent an invalid reply: something else may write into its socket."""
 
 
 class Scheduler:
@@ -71,19 +86,19 @@ class Scheduler:
         self.state: dict[WorkerSlot, SlotState] = {}
 
     def measure(self, case: Case) -> list[Record]:
-        """Build, check and time one case; a record for every slot, whatever happened to it."""
+        """Build, check and time one case; every slot gets a record."""
         self.state = {slot: SlotState(outcome=slot.barred(self.last_failure.get(slot))) for slot in self.slots}
-        turns = self.plan.takes_turns(case, len(self._going()))
-        self._revive(self._going(), case)
-        for together in [[slot] for slot in self._going()] if turns else [self._going()]:
+        turns = self.plan.takes_turns(case, len(self._active()))
+        self._revive(self._active(), case)
+        for together in [[slot] for slot in self._active()] if turns else [self._active()]:
             self._build_and_check(together, case, turns)
         if any(state.retried for state in self.state.values()) and not turns:
             turns = True
-            self._release(self._going())
-        for turn in range(self.plan.settings.max_rounds):
-            self._round(round_order(self._wanting(turn), turn), turn, turns)
-        if self.process == 0:  # what a call costs apart is no matter of processes
-            for together in [[slot] for slot in self._going()] if turns else [self._going()]:
+            self._release(self._active())
+        for number in range(self.plan.settings.max_rounds):
+            self._round(round_order(self._in_round(number), number), number, turns)
+        if self.process == 0:  # profiles are equal in all process sets
+            for together in [[slot] for slot in self._active()] if turns else [self._active()]:
                 self._profile(together)
                 if turns:
                     self._release(together)
@@ -99,62 +114,57 @@ class Scheduler:
         for slot, failed in revive(self.pool, slots, case.device, self.environment, self.deadlines["import"]).items():
             self._end(slot, failed)
 
-    def _going(self) -> list[WorkerSlot]:
+    def _active(self) -> list[WorkerSlot]:
+        """The slots whose cell has not ended."""
         return [slot for slot in self.slots if self.state[slot].outcome is None]
 
-    def _wanting(self, turn: int) -> list[WorkerSlot]:
-        """Who takes part in this round: all until the floor, then those whose figure is not known, and whom they are compared with."""
-        going = self._going()
-        if turn < self.plan.settings.rounds:
-            return going
-        unknown = [slot for slot in going if not self._known(slot)]
-        partners = (YARDSTICK, self.plan.settings.relative_to) if unknown else ()
-        return [slot for slot in going if slot in unknown or slot.name in partners]
+    def _in_round(self, number: int) -> list[WorkerSlot]:
+        """The slots of a round: first all, later those below the target precision with the backends they are compared with."""
+        active = self._active()
+        if number < self.plan.settings.rounds:
+            return active
+        imprecise = [slot for slot in active if not self._precise(slot)]
+        partners = (YARDSTICK, self.plan.settings.relative_to) if imprecise else ()
+        return [slot for slot in active if slot in imprecise or slot.name in partners]
 
-    def _known(self, slot: WorkerSlot) -> bool:
+    def _precise(self, slot: WorkerSlot) -> bool:
         settings = self.plan.settings
         rounds = [batch.samples_us for batch in statistics.counted(self.state[slot].batches)]
         return stopping.settled(rounds, settings.precision, settings.tick_us)
 
     def _stopped(self, slot: WorkerSlot) -> str:
+        """Why sampling stopped."""
         if self.plan.settings.rounds == self.plan.settings.max_rounds:
             return stopping.FIXED
-        return stopping.PRECISE if self._known(slot) else stopping.LIMIT
+        return stopping.PRECISE if self._precise(slot) else stopping.LIMIT
 
     def _build_and_check(self, slots: list[WorkerSlot], case: Case, turns: bool) -> None:
-        build = {"op": "build", "case": asdict(case), "seed": self.plan.settings.seed}
-        for slot, reply in self._ask(slots, build, "build").items():
-            self._take(slot, reply, partial(self._built, slot), "build")
-        for slot, reply in self._ask([slot for slot in slots if slot in self._going()], {"op": "check"}, "check").items():
-            self._take(slot, reply, partial(self._judge, slot), "check")
+        for slot, built in self._ask(slots, BuildCase(case, self.plan.settings.seed), "build").items():
+            if isinstance(built, Skip):
+                self.state[slot].outcome = Skipped(built.reason)
+            else:
+                self.state[slot].build = built.build
+        for slot, graded in self._ask([slot for slot in slots if slot in self._active()], CheckOutputs(), "check").items():
+            self._grade(slot, graded)
         self._retry_out_of_memory(slots, case, turns)
         if turns:
-            self._release([slot for slot in slots if slot in self._going()])
+            self._release([slot for slot in slots if slot in self._active()])
 
-    def _built(self, slot: WorkerSlot, reply: dict[str, Any]) -> None:
-        if reason := reply.get("skip"):
-            self.state[slot].outcome = Skipped(str(reason))
-        else:
-            self.state[slot].build = records.build_from_json(reply["build"])
-
-    def _judge(self, slot: WorkerSlot, reply: dict[str, Any]) -> None:
-        state = self.state[slot]
-        untimed = str(reply.get("untimed", ""))
-        state.accuracy = accuracy = records.accuracy_from_json(reply["accuracy"])
-        if accuracy.grade is Grade.WRONG:
-            self._end(slot, Failed(Status.WRONG, "check", accuracy.detail))
-        elif accuracy.grade is Grade.UNVERIFIED:
-            self._end(slot, Failed(Status.UNVERIFIED, "check", accuracy.detail))
-        elif untimed and state.build is not None:
-            state.outcome = Checked(state.build, accuracy, untimed)
+    def _grade(self, slot: WorkerSlot, graded: Graded) -> None:
+        state, accuracy = self.state[slot], graded.accuracy
+        state.accuracy = accuracy
+        if status := NOT_PUBLISHED.get(accuracy.grade):
+            self._end(slot, Failed(status, "check", accuracy.detail))
+        elif graded.untimed and state.build is not None:
+            state.outcome = Checked(state.build, accuracy, graded.untimed)
 
     def _retry_out_of_memory(self, slots: list[WorkerSlot], case: Case, turns: bool) -> None:
-        """Once, in a fresh worker, with everyone else's buffers given back."""
+        """Retry once, in a new worker, after all other workers have released their buffers."""
         short = [slot for slot in slots if isinstance(o := self.state[slot].outcome, Failed) and o.status is Status.OOM]
         short = [slot for slot in short if not self.state[slot].retried]
         if not short:
             return
-        self._release(self._going())
+        self._release(self._active())
         for slot in short:
             slot.drop(self.pool)
             self.state[slot] = SlotState(retried=True)
@@ -162,120 +172,99 @@ class Scheduler:
             if self.state[slot].outcome is None:
                 self._build_and_check([slot], case, turns=True)
 
-    def _round(self, slots: list[WorkerSlot], turn: int, turns: bool) -> None:
-        """A batch of each, in this order; of a throttled GPU again after a pause, as long as there is patience. What was throttled is kept,
-        and marked."""
+    def _round(self, slots: list[WorkerSlot], number: int, turns: bool) -> None:
+        """One batch of each slot, in this order.
+
+        A batch of a throttled GPU is measured again after a pause, until `PATIENCE_SECONDS` are used. Throttled batches stay, marked.
+        """
         places = {slot: position for position, slot in enumerate(slots)}
-        # Beside a GPU the hosts' work between batches is done at once; on a CPU its threads would still spin beside the first batch.
+        # On a GPU all workers renew inputs and verify outputs at the same time. On a CPU their threads would disturb the next batch.
         for together in [[slot] for slot in slots] if turns or self.plan.device != "cuda" else [slots]:
-            self._batches(together, turn, places)
+            self._batches(together, number, places)
             for seconds in PAUSES_SECONDS:
-                hot = [slot for slot in together if slot in self._going() and self.state[slot].batches[-1].throttled]
-                if not hot or seconds > self.patience_seconds:
+                throttled = [slot for slot in together if slot in self._active() and self.state[slot].batches[-1].throttled]
+                if not throttled or seconds > self.patience_seconds:
                     break
                 self.patience_seconds -= seconds
                 self.pause(seconds)
-                self._batches(hot, turn, places)
+                self._batches(throttled, number, places)
             if turns:
                 self._release(together)
 
-    def _batches(self, slots: list[WorkerSlot], turn: int, places: Mapping[WorkerSlot, int]) -> None:
-        """Renew the inputs of all, time one after the other, verify what was timed of all."""
-        renewed = self._ask(slots, {"op": "renew", "l2": self.plan.l2}, "time")
+    def _batches(self, slots: list[WorkerSlot], number: int, places: Mapping[WorkerSlot, int]) -> None:
+        """Renew the inputs of all slots, time one slot after the other, then verify the outputs of all."""
+        settings, plan = self.plan.settings, self.plan
+        renewed = self._ask(slots, RenewInputs(plan.l2), "time")
+        request = TimeBatch(settings.warmup_ms, settings.batch_ms, plan.timer, plan.l2)
         for slot in slots:
-            if slot in renewed:
-                self._batch(slot, turn, places[slot])
-        timed = [slot for slot in slots if slot in renewed and slot in self._going()]
-        for slot, reply in self._ask(timed, {"op": "verify"}, "time").items():
-            self._take(slot, reply, partial(self._verified, slot), "time")
+            for timed in self._ask([slot] if slot in renewed else [], request, "time").values():
+                self.state[slot].batches.append(Batch(self.process, number, places[slot], timed.samples_us))
+        timed_slots = [slot for slot in slots if slot in renewed and slot in self._active()]
+        for slot, verified in self._ask(timed_slots, VerifyOutputs(), "time").items():
+            self._verified(slot, verified)
 
-    def _batch(self, slot: WorkerSlot, turn: int, position: int) -> None:
-        settings = self.plan.settings
-        how = {"timer": self.plan.timer, "l2": self.plan.l2}
-        message = {"op": "time", "warmup_ms": settings.warmup_ms, "batch_ms": settings.batch_ms, **how}
-        for reply in self._ask([slot], message, "time").values():
-            self._take(slot, reply, partial(self._timed, slot, turn, position), "time")
-
-    def _timed(self, slot: WorkerSlot, turn: int, position: int, reply: dict[str, Any]) -> None:
-        samples = tuple(float(sample) for sample in reply["samples_us"])
-        if not samples or not all(0 < sample < math.inf for sample in samples):
-            raise ValueError("no samples")
-        self.state[slot].batches.append(Batch(self.process, turn, position, samples))
-
-    def _verified(self, slot: WorkerSlot, reply: dict[str, Any]) -> None:
-        """What a timed call returned is judged too: it ends what is wrong; where it is worse than the check was, it stands."""
-        state = self.state[slot]
-        state.batches[-1] = replace(state.batches[-1], telemetry=records.telemetry_from_json(reply.get("telemetry")))
-        if reply["accuracy"] is None:
+    def _verified(self, slot: WorkerSlot, verified: Verified) -> None:
+        """Record the telemetry and the accuracy of a timed call: a wrong output ends the cell, and the worst accuracy is kept."""
+        state, accuracy = self.state[slot], verified.accuracy
+        state.batches[-1] = replace(state.batches[-1], telemetry=verified.telemetry)
+        if accuracy is None:
             return
-        accuracy = records.accuracy_from_json(reply["accuracy"])
-        if accuracy.grade in (Grade.WRONG, Grade.UNVERIFIED):
-            status = Status.WRONG if accuracy.grade is Grade.WRONG else Status.UNVERIFIED
+        if status := NOT_PUBLISHED.get(accuracy.grade):
             state.accuracy = accuracy
             self._end(slot, Failed(status, "time", accuracy.detail))
         elif state.accuracy is None or accuracy.worst > state.accuracy.worst:
             state.accuracy = accuracy
 
     def _profile(self, slots: list[WorkerSlot]) -> None:
-        """After the rounds, so that what the profiler leaves behind in the process is in none of the case's samples.
+        """Profile the slots after the rounds, so that no sample contains effects of the profiler.
 
-        The profilers start and stop in all processes at once, as that takes longer than the calls; these have the GPU for themselves.
+        The profilers of all workers start and stop at the same time, as that takes longer than the calls. The calls of one worker have
+        the GPU alone.
         """
-        how = {"batch_ms": min(PROFILE_MS, self.plan.settings.batch_ms), "l2": self.plan.l2}
+        batch_ms, l2 = min(PROFILE_MS, self.plan.settings.batch_ms), self.plan.l2
         if self.plan.device == "cuda" and self.plan.settings.profile == "on":
-            slots = self._spared([[slot] for slot in slots], {"op": "host", **how})
-            slots = self._spared([slots], {"op": "trace", "l2": self.plan.l2})
-            slots = self._spared([[slot] for slot in slots], {"op": "calls", **how})
-        self._spared([slots], {"op": "profile"})
+            slots = self._ask_measured([[slot] for slot in slots], TimeHost(batch_ms, l2))
+            slots = self._ask_measured([slots], StartTrace(l2))
+            slots = self._ask_measured([[slot] for slot in slots], TraceCalls(batch_ms, l2))
+        self._ask_measured([slots], EndProfile())
 
-    def _spared(self, groups: list[list[WorkerSlot]], message: Message) -> list[WorkerSlot]:
-        """Ask one group after the other; returns who answered. The cells were measured before: lost are profiles, and perhaps workers."""
-        left: list[WorkerSlot] = []
+    def _ask_measured(self, groups: list[list[WorkerSlot]], request: Request[Done | Profiled]) -> list[WorkerSlot]:
+        """Ask one group after the other; returns the slots that replied.
+
+        The cells are measured already, so a failure costs the profile only. An invalid reply ends the cell.
+        """
+        replied: list[WorkerSlot] = []
         for slots in groups:
-            answers = self._ask(slots, message, "time")
+            for slot, reply in self._ask(slots, request, "time").items():
+                if isinstance(reply, Profiled):
+                    self.state[slot].profile = reply.profile
+                replied.append(slot)
             for slot in slots:
-                if isinstance(failed := self.state[slot].outcome, Failed):
-                    self.state[slot].profile, self.state[slot].outcome = Profile(note=failed.reason), None
-            for slot, reply in answers.items():
-                if message["op"] == "profile":
-                    self._take(slot, reply, partial(self._profiled, slot), "time")
-            left += answers
-        return left
-
-    def _profiled(self, slot: WorkerSlot, reply: dict[str, Any]) -> None:
-        self.state[slot].profile = records.profile_from_json(reply["profile"])
+                state = self.state[slot]
+                if isinstance(failed := state.outcome, Failed) and not state.invalid_reply:
+                    state.profile, state.outcome = Profile(note=failed.reason), None
+        return replied
 
     def _release(self, slots: Sequence[WorkerSlot]) -> None:
-        self._ask(list(slots), {"op": "release"}, "time")
+        self._ask(list(slots), Release(), "time")
 
-    def _ask(self, slots: list[WorkerSlot], message: Message, phase: str) -> dict[WorkerSlot, dict[str, Any]]:
+    def _ask(self, slots: list[WorkerSlot], request: Request[Answer], phase: str) -> dict[WorkerSlot, Answer]:
         """The replies by slot. A slot that failed has its outcome already; if its worker was lost, it has no worker."""
-        workers = {i: (slot.worker, message) for i, slot in enumerate(slots) if slot.worker is not None}
-        answers: dict[WorkerSlot, dict[str, Any]] = {}
+        workers = {i: (slot.worker, request) for i, slot in enumerate(slots) if slot.worker is not None}
+        replies: dict[WorkerSlot, Answer] = {}
         for i, reply in self.pool.gather(workers, self.deadlines[phase], phase).items():
             slot = slots[i]
             if isinstance(reply, Lost):
                 slot.worker = None
+                self.state[slot].invalid_reply = reply.invalid
                 self._end(slot, Failed(reply.status, phase, reply.reason), lost=True)
-            elif "failed" in reply:
-                if poisoned := bool(reply.get("poisoned")):
+            elif isinstance(reply, Failure):
+                if reply.poisoned:
                     slot.drop(self.pool)
-                self._take(slot, reply["failed"], partial(self._failed, slot, phase, poisoned), phase)
+                self._end(slot, Failed(reply.status, phase, f"{phase}: {reply.reason}"), lost=reply.poisoned)
             else:
-                answers[slot] = reply
-        return answers
-
-    def _failed(self, slot: WorkerSlot, phase: str, poisoned: bool, answer: dict[str, Any]) -> None:
-        status, reason = records.failure_from_json(answer)
-        self._end(slot, Failed(status, phase, f"{phase}: {reason}"), lost=poisoned)
-
-    def _take(self, slot: WorkerSlot, reply: dict[str, Any], take: Callable[[dict[str, Any]], None], phase: str) -> None:
-        """Read an answer; one that is not what was asked for ends the worker: something else writes into its pipe."""
-        try:
-            take(reply)
-        except (KeyError, TypeError, ValueError, AttributeError):
-            slot.drop(self.pool)
-            self._end(slot, Failed(Status.FAILED, phase, f"{phase}: the worker sent an invalid reply"), lost=True)
+                replies[slot] = reply
+        return replies
 
     def _end(self, slot: WorkerSlot, failed: Failed, *, lost: bool = False) -> None:
         state = self.state[slot]
@@ -292,14 +281,14 @@ class Scheduler:
             timing = Timing(tuple(state.batches), self.plan.timer, self.plan.l2, self._stopped(slot))
             outcome = Measured(state.build, state.accuracy, timing, state.profile)
         if slot.worker is not None:
-            slot.deaths = 0  # whatever became of the case, its worker outlived it
+            slot.deaths = 0  # the worker survived the case
         return Record(slot.name, case, outcome, slot.info.source)
 
 
-def round_order(slots: Sequence[WorkerSlot], turn: int) -> list[WorkerSlot]:
+def round_order(slots: Sequence[WorkerSlot], number: int) -> list[WorkerSlot]:
     """A round's order: rotated by one every second round and reversed in every odd one, so two slots go AB BA BA AB."""
     if not slots:
         return []
-    start = (turn // 2) % len(slots)
+    start = (number // 2) % len(slots)
     order = [*slots[start:], *slots[:start]]
-    return order[::-1] if turn % 2 else order
+    return order[::-1] if number % 2 else order

@@ -1,4 +1,4 @@
-"""One catalogue item on one backend, inside its worker."""
+"""Runs check cases on one backend, in its worker."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 
 from softbench.core.case import Case, Direction
 from softbench.core.outcome import Accuracy, Grade
+from softbench.core.replies import ErrorMetrics
 from softbench.core.text import size
 from softbench.ops.softmax.check_cases import CheckCase, Draw, items
 from softbench.plugins.traits import interpreted, over_dim, reuses_output, why_not
@@ -26,23 +27,23 @@ Call = Callable[..., Any]
 
 
 class CheckCaseRunner:
-    """A backend under examination; keeps the callable of the latest shape, as many items share one."""
+    """Runs check cases on one backend; it keeps the callable of the last shape, as many cases share a shape."""
 
     def __init__(self, backend: Any, device: str, guard: TamperGuard | None = None) -> None:
-        self.guard, self.gauge = guard, MetricsAccumulator()
+        self.guard, self._metrics = guard, MetricsAccumulator()
         self.backend, self.device = backend, torch.device(device)
         self.items = {(item.name, item.direction): item for item in items()}
         self.most_rows = rows[1] if (rows := interpreted(backend)) else None
         self._case: Case | None = None
         self._call: Call | None = None
 
-    def examine(self, name: str, direction: Direction, dtype: str, seed: int) -> Accuracy | str:
-        """The verdict, or why the item was skipped.
+    def run(self, name: str, direction: Direction, dtype: str, seed: int) -> Accuracy | str:
+        """The accuracy of a check case, or why it was skipped.
 
         Raises:
-            KeyError: no such item. Whatever the backend raises passes through.
+            KeyError: the check case does not exist. Exceptions of the backend pass through.
         """
-        item, self.gauge = self.items[name, direction], MetricsAccumulator()
+        item, self._metrics = self.items[name, direction], MetricsAccumulator()
         if item.gpu_only and self.device.type == "cpu":
             return f"needs a GPU: {item.gpu_only}"
         if item.free_bytes and item.free_bytes > (free := torch.cuda.mem_get_info()[0]):
@@ -71,12 +72,12 @@ class CheckCaseRunner:
         assert self._call is not None
         return self._call
 
-    def diagnostics(self) -> dict[str, dict[str, str]]:
-        """Of the latest item, as an answer carries them: numbers that JSON lacks as texts; empty where nothing was compared."""
-        return {"diagnostics": {key: f"{value:.6g}" for key, value in self.gauge.found().items()}} if self.gauge.rows else {}
+    def metrics(self) -> ErrorMetrics | None:
+        """The error metrics of the last check case; None if nothing was compared."""
+        return self._metrics.found() if self._metrics.rows else None
 
     def _judge(self, item: CheckCase, case: Case, call: Call, given: tuple[torch.Tensor, ...], dim: int) -> Accuracy:
-        """The verdict; where a call that was right left a thread running, that of another: a compiler starts its threads once."""
+        """The accuracy of a call. If it leaves a thread running, a second call is judged: a compiler starts its threads once."""
         kept, written = tuple(tensor.clone() for tensor in given), versions(given)
         for last in (False, True):
             poison(given, self.device.type)
@@ -106,7 +107,7 @@ class CheckCaseRunner:
         if out.numel() == 0:
             return Accuracy(Grade.PASS, 0.0, "")
         rows = [tensor.movedim(dim, -1).reshape(case.M, case.N) if tensor.dim() else tensor.reshape(1, 1) for tensor in (*given, out)]
-        found = verify_outputs(self.backend, case, tuple(rows[:-1]), (rows[-1],), self.gauge)
+        found = verify_outputs(self.backend, case, tuple(rows[:-1]), (rows[-1],), self._metrics)
         return replace(found, detail=note) if note and found.grade is Grade.PASS else found
 
     def _on_stream(self, call: Call, given: tuple[torch.Tensor, ...]) -> Any:

@@ -1,33 +1,22 @@
-"""Error as others state it: units in the last place, row sums, the relative Frobenius norm. Shown beside a verdict, never a gate.
+"""Error metrics of other tools: units in the last place, row sums, the relative Frobenius norm.
 
-None of them could be one: the constant 1/N has perfect row sums, and a dropped column hides in a norm.
+They do not affect a verdict, as each has a blind spot: the constant 1/N has perfect row sums, and a norm hides a dropped column.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
 
 import torch
+
+from softbench.core.replies import ErrorMetrics
 
 MANTISSA = {torch.float32: 23, torch.float16: 10, torch.bfloat16: 7, torch.float64: 52}
 MIN_EXPONENT = {torch.float32: -126, torch.float16: -14, torch.bfloat16: -126, torch.float64: -1022}
 
 
-@dataclass(frozen=True, slots=True)
-class ErrorMetrics:
-    """Over all finite elements of an output; inf or nan where the output is."""
-
-    ulp: float
-    """The largest |out - ref| in units in the last place of `ref` in the output's dtype."""
-    row_sum: float
-    """The largest |sum of a row of out - that of ref|: of 1 for y, of 0 for dx."""
-    frobenius: float
-    """||out - ref|| / ||ref||; 0 where both are 0."""
-
-
 class MetricsAccumulator:
-    """Takes in rows (as `softbench.ops.softmax.tolerance.check` shows them) and ends in ErrorMetrics."""
+    """Accumulates the ErrorMetrics of rows that `softbench.ops.softmax.tolerance.check` passes to it."""
 
     def __init__(self) -> None:
         self.rows = 0
@@ -45,10 +34,10 @@ class MetricsAccumulator:
         self.error += off.square().sum().item()
         self.size += want.square().sum().item()
 
-    def found(self) -> dict[str, float]:
-        """Name and value of each."""
+    def found(self) -> ErrorMetrics:
+        """The metrics of all rows so far, to six digits."""
         frobenius = math.sqrt(self.error / self.size) if self.size else 0.0 if self.error == 0 else math.inf
-        return asdict(ErrorMetrics(self.ulp, self.row_sum, frobenius))
+        return ErrorMetrics(*(float(f"{value:.6g}") for value in (self.ulp, self.row_sum, frobenius)))
 
 
 def _larger(so_far: float, now: torch.Tensor) -> float:

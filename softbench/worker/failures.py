@@ -6,9 +6,9 @@ import traceback
 
 import torch
 
-from softbench.core.channel import Message
 from softbench.core.errors import SoftbenchError
 from softbench.core.outcome import Status
+from softbench.core.replies import Failure
 from softbench.core.text import one_line
 
 
@@ -28,11 +28,12 @@ def poisoned() -> bool:
     return False
 
 
-def failure(stage: str, error: Exception) -> Message:
+def failure(stage: str, error: Exception) -> Failure:
+    """The reply to a request that raised `error`."""
     status = Status.OOM if out_of_memory(error) else Status.FAILED
     text = str(error).strip()
     # A compiler's log or a CUDA hint may follow; the first line says what happened, the log keeps the rest.
     reason = f"{type(error).__name__}: {text.splitlines()[0]}" if text else type(error).__name__
     reason = text if isinstance(error, SoftbenchError) else reason
     traceback.print_exception(error)
-    return {"status": status, "stage": "import" if stage == "load" else stage, "reason": one_line(reason)}
+    return Failure(status, "import" if stage == "load" else stage, one_line(reason), poisoned())

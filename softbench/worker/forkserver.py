@@ -40,7 +40,7 @@ def main(descriptor: int) -> None:
     control.set_inheritable(False)  # the parent must see the close, even if a child process lives on
     try:
         with _ending_with(control):
-            import softbench.worker.server  # noqa: F401 - imports torch, which every worker then has
+            import softbench.worker.serve  # noqa: F401 - imports torch, which every worker then has
     except BaseException as error:  # a broken torch may raise anything at import; the parent reports it
         _send(control, {"ready": False, "error": f"{type(error).__name__}: {error}"})
         return
@@ -123,7 +123,7 @@ def _become_worker(control: socket.socket, order: dict[str, Any], pipe: int, log
     faulthandler.register(signal.SIGUSR1)  # the parent signals a hanging worker to get its stack
     os.environ.update(order["env"])
     from softbench.core.channel import Channel
-    from softbench.worker.server import serve
+    from softbench.worker.serve import serve
 
     serve(Channel(socket.socket(fileno=pipe)))
 

@@ -1,4 +1,4 @@
-"""What comes from outside may be anything: files, flags, a plugin's answers. It is used or refused in words, never a traceback."""
+"""Files, flags and replies of workers with arbitrary content: each is used, or refused with a message and without a traceback."""
 
 import copy
 import json
@@ -10,10 +10,14 @@ from types import SimpleNamespace
 
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
-from pretended import GOOD, FakePool, make, measure
+from pretended import GOOD, PASS, FakePool, make, measure
 from rich.console import Console
 
+from softbench.core.case import Direction
 from softbench.core.errors import SoftbenchError, UsageError
+from softbench.core.messages import RunCheckCase, reply_to_json
+from softbench.core.outcome import Status
+from softbench.core.replies import CheckCaseGraded, ErrorMetrics, Failure
 from softbench.core.validate import harmless
 from softbench.gate import run_files
 from softbench.plan import sweep
@@ -84,32 +88,32 @@ def rendered(found):
 
 @few
 @given(st.data())
-def test_no_answer_of_a_plugins_process_is_more_than_a_failed_cell(data):
+def test_no_reply_of_a_worker_does_more_than_fail_its_cell(data):
     op = data.draw(st.sampled_from(list(GOOD)))
-    whole = GOOD[op] if data.draw(st.booleans()) else {"failed": {"status": "oom", "stage": op, "reason": "r"}, "poisoned": True}
-    answer = data.draw(damaged(json.loads(json.dumps(whole))))
-    try:  # as the pool takes an answer in
-        answer = harmless(json.loads(json.dumps(answer)))
+    whole = GOOD[op] if data.draw(st.booleans()) else Failure(Status.OOM, op, "r", poisoned=True)
+    reply = data.draw(damaged(json.loads(json.dumps(reply_to_json(whole)))))
+    try:  # as the pool reads a reply
+        reply = harmless(json.loads(json.dumps(reply)))
     except ValueError:
         return
-    if not isinstance(answer, dict):
-        return  # the channel refuses it (tests/test_pool.py)
-    found = measure(make(("copy", "a", "b")), FakePool({("a", op): answer or {"something": "else"}}))
+    if not isinstance(reply, dict):
+        return  # the channel refuses it (tests/processes/test_pool.py)
+    found = measure(make(("copy", "a", "b")), FakePool({("a", op): reply or {"something": "else"}}))
     assert set(found) == {"copy", "a", "b"}
     assert found["b"].status == "ok"
     rendered(found.values())
 
 
 @few
-@given(damaged({"accuracy": GOOD["check"]["accuracy"], "diagnostics": {"ulp": "1", "row_sum": "inf", "frobenius": "nan"}}))
-def test_no_answer_to_check_is_more_than_a_finding(answer):
-    answer = harmless(json.loads(json.dumps(answer)))
-    if not isinstance(answer, dict):
+@given(damaged(json.loads(json.dumps(reply_to_json(CheckCaseGraded(PASS, ErrorMetrics(1.0, math.inf, math.nan)))))))
+def test_no_reply_to_a_check_case_does_more_than_fail_it(reply):
+    reply = harmless(json.loads(json.dumps(reply)))
+    if not isinstance(reply, dict):
         return
     (slot,) = (WorkerSlot(info) for info in make(("a",)).infos)
-    pool = FakePool({("a", "examine"): answer or {"something": "else"}})
+    pool = FakePool({("a", "run_check_case"): reply or {"something": "else"}})
     session = SimpleNamespace(pool=pool, exclusive=False, revive=lambda slots: revive(pool, slots, "cpu", {}, 60.0))
-    (finding,) = _Checker(session, Settings()).ask([slot], "shape 1x1", "forward", "fp32", alone=False)
+    (finding,) = _Checker(session, Settings()).run([slot], RunCheckCase("shape 1x1", Direction.FORWARD, "fp32", 0), alone=False)
     assert isinstance(finding, Finding)
     shown(check_report.table([finding]))
     shown(check_report.lines([finding]))

@@ -1,14 +1,12 @@
 """torch.compile in its ways, Dynamo's backends by name, and the backends: on the CPU, without Inductor where that will do."""
 
-import json
-
 import pytest
 import torch
 from compiling import case
 
 from softbench.backends import dynamo_backends, torch_compile
 from softbench.backends.torch_compile import Compiled
-from softbench.core.case import Direction
+from softbench.core.case import Case, Direction
 from softbench.core.outcome import Accuracy, Batch, Build, Grade, Measured, Profile, Record, Timing
 from softbench.plugins.info import BackendInfo
 from softbench.plugins.load import load
@@ -123,14 +121,14 @@ def test_a_thread_per_call_is_wrong_and_a_compiler_thread_passes():
     name = next(name for (name, direction), item in CheckCaseRunner(Compiling(), "cpu").items.items() if direction is Direction.FORWARD)
     compiling, done = Compiling(), threading.Event()
     try:
-        assert CheckCaseRunner(compiling, "cpu").examine(name, Direction.FORWARD, "fp32", 0).grade is Grade.PASS
+        assert CheckCaseRunner(compiling, "cpu").run(name, Direction.FORWARD, "fp32", 0).grade is Grade.PASS
         compiling.started, compiling.seconds = 0, 0.01  # that ends while the judge waits to see whether the output changes
-        assert CheckCaseRunner(compiling, "cpu").examine(name, Direction.FORWARD, "fp32", 0).grade is Grade.PASS
+        assert CheckCaseRunner(compiling, "cpu").run(name, Direction.FORWARD, "fp32", 0).grade is Grade.PASS
         compiling.started, Compiling.first = 0, staticmethod(lambda x, dim: torch.zeros_like(x))  # the first output counts
-        assert CheckCaseRunner(compiling, "cpu").examine(name, Direction.FORWARD, "fp32", 0).grade is Grade.WRONG
+        assert CheckCaseRunner(compiling, "cpu").run(name, Direction.FORWARD, "fp32", 0).grade is Grade.WRONG
         Compiling.first, compiling.seconds = torch.softmax, 60.0
         compiling.once = False
-        found = CheckCaseRunner(compiling, "cpu").examine(name, Direction.FORWARD, "fp32", 0)
+        found = CheckCaseRunner(compiling, "cpu").run(name, Direction.FORWARD, "fp32", 0)
         assert (found.grade, found.detail[:21]) == (Grade.WRONG, "left 1 thread running")
     finally:
         done.set()
@@ -154,13 +152,9 @@ def test_only_a_declared_backend_may_reuse_its_output():
 
     name = next(name for (name, direction), item in CheckCaseRunner(Reusing(), "cpu").items.items() if item.repeat == "twice")
     honest = Reusing()
-    assert CheckCaseRunner(honest, "cpu").examine(name, Direction.FORWARD, "fp32", 0).grade is Grade.PASS
+    assert CheckCaseRunner(honest, "cpu").run(name, Direction.FORWARD, "fp32", 0).grade is Grade.PASS
     honest.reuses_output = False
-    assert (
-        CheckCaseRunner(honest, "cpu")
-        .examine(name, Direction.FORWARD, "fp32", 0)
-        .detail.startswith("two outputs that are both alive share")
-    )
+    assert CheckCaseRunner(honest, "cpu").run(name, Direction.FORWARD, "fp32", 0).detail.startswith("two outputs that are both alive share")
 
 
 BREAKS = """
@@ -182,12 +176,10 @@ backend = B()
 
 def test_graph_breaks_are_counted_in_the_build(tmp_path):
     (tmp_path / "breaks.py").write_text(BREAKS)
-    seat = Server()
-    source = {"kind": "file", "label": "breaks", "target": str(tmp_path / "breaks.py"), "shown": "breaks.py", "alias": ""}
-    [info] = seat.do_load(source, "cpu")["infos"]
+    server = Server()
+    source = PluginSource("file", "breaks", str(tmp_path / "breaks.py"), "breaks.py")
+    [info] = server.load(source, "cpu").infos
     assert (info["extra"], info["reuses_output"]) == (False, False)
-    wanted = {"M": 4, "N": 8, "dtype": "fp32", "direction": "forward", "device": "cpu"}
-    build = seat.do_build(wanted, 0)["build"]
-    assert build["graph_breaks"] == 1
-    assert json.loads(json.dumps(build)) == build
+    build = server.build(Case(4, 8, "fp32", Direction.FORWARD, "cpu"), 0).build
+    assert build.graph_breaks == 1
     torch._dynamo.reset()

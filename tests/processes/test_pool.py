@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 from softbench.core.errors import WorkersError
+from softbench.core.messages import LoadSource, ProbeMachine, request_to_json
 from softbench.core.outcome import Status
 from softbench.plugins.source import PluginSource
 from softbench.processes.launch import END_SECONDS
 from softbench.processes.pool import Lost, Pool
-from softbench.processes.slot import load_message
+from softbench.processes.slot import load_request
 
 
 @pytest.fixture(scope="module")
@@ -30,22 +31,22 @@ def gone(pid: int) -> bool:
     return False
 
 
-def plugin(tmp_path: Path, code: str) -> dict:
+def plugin(tmp_path: Path, code: str) -> LoadSource:
     path = tmp_path / "plug.py"
     path.write_text(code)
-    return load_message(PluginSource("file", "plug", str(path), "plug.py"), "cpu")
+    return load_request(PluginSource("file", "plug", str(path), "plug.py"), "cpu")
 
 
 def test_a_worker_reports_the_machine(pool):
-    reply = pool.ask(pool.spawn("probe"), {"op": "probe"}, 60, "probe")
-    assert reply["probe"]["software"]["torch"] == reply["probe"]["torch"]
+    reply = pool.ask(pool.spawn("probe"), ProbeMachine(), 60, "probe")
+    assert reply.machine.software["torch"] == reply.machine.torch
 
 
 def test_workers_are_processes_of_their_own_group_with_their_own_environment(pool, tmp_path):
     worker = pool.spawn("x", {"SOFTBENCH_X": "7"})
     code = "import os\nraise RuntimeError(f\"{os.environ['SOFTBENCH_X']} {os.getpid()} {os.getpgrp()} {os.getsid(0)}\")"
     reply = pool.ask(worker, plugin(tmp_path, code), 60, "import")
-    assert reply["failed"]["reason"] == f"RuntimeError: 7 {worker.pid} {worker.pid} {worker.pid}"
+    assert reply.reason == f"RuntimeError: 7 {worker.pid} {worker.pid} {worker.pid}"
 
 
 def test_a_crash_is_told_with_its_signal_and_place(pool, tmp_path):
@@ -109,12 +110,12 @@ def test_files_of_the_working_directory_are_not_imported(tmp_path, monkeypatch):
     (tmp_path / "json.py").write_text("raise ImportError('the wrong json')")
     monkeypatch.chdir(tmp_path)
     with Pool() as pool:
-        assert pool.ask(pool.spawn("probe"), {"op": "probe"}, 60, "probe")["probe"]
+        assert pool.ask(pool.spawn("probe"), ProbeMachine(), 60, "probe").machine
 
 
 def test_what_a_plugin_prints_is_not_taken_for_an_answer(pool, tmp_path):
     code = "import os\nprint('{\"infos\": []}', flush=True)\nos.write(1, b'{}\\n')\nraise ValueError('loud')"
-    assert pool.ask(pool.spawn("x"), plugin(tmp_path, code), 60, "import")["failed"]["reason"] == "ValueError: loud"
+    assert pool.ask(pool.spawn("x"), plugin(tmp_path, code), 60, "import").reason == "ValueError: loud"
 
 
 def test_noise_in_the_pipe_is_a_failure_and_not_a_traceback(pool, tmp_path):
@@ -143,13 +144,13 @@ while len(list(here.glob("*.here"))) < 4:  # one after the other they would neve
 raise ValueError("met")
 """
     replies = pool.gather({i: (worker, plugin(tmp_path, code)) for i, worker in enumerate(workers)}, 60, "import")
-    assert [reply["failed"]["reason"] for reply in replies.values()] == ["ValueError: met"] * 4
+    assert [reply.reason for reply in replies.values()] == ["ValueError: met"] * 4
 
 
 def test_leaving_the_pool_ends_every_process_even_in_a_hang(tmp_path):
     with Pool() as pool:
         workers = [pool.spawn(str(i)) for i in range(2)]
-        workers[0].channel.send(plugin(tmp_path, "import time\ntime.sleep(3600)"))
+        workers[0].channel.send(request_to_json(plugin(tmp_path, "import time\ntime.sleep(3600)")))
         forkserver = pool._forkserver.pid
     assert all(gone(worker.pid) for worker in workers)
     assert gone(forkserver)

@@ -5,7 +5,9 @@ from dataclasses import replace
 import pytest
 from pretended import GOOD, FakePool, info, make, measure, scheduler_of
 
-from softbench.core.outcome import Failed, Measured, Skipped, Status
+from softbench.core.messages import reply_to_json
+from softbench.core.outcome import Accuracy, Failed, Grade, Measured, Skipped, Status, Telemetry
+from softbench.core.replies import Failure, Graded, Skip, Timed, Verified
 from softbench.processes.pool import Lost
 from softbench.processes.slot import MAX_DEATHS, WorkerSlot
 from softbench.run import scheduler
@@ -40,7 +42,7 @@ def test_beside_a_gpu_hosts_work_at_once_between_batches_that_have_it_for_themse
 
 def test_of_a_round_only_who_was_renewed_is_timed_and_only_who_was_timed_is_verified():
     lost = Lost(Status.FAILED, "crashed")
-    wrong = {"accuracy": {"grade": "wrong", "worst": 9.0, "detail": "in a timed call: off"}}
+    wrong = Verified(Accuracy(Grade.WRONG, 9.0, "in a timed call: off"), None)
     pool = FakePool({("copy", "renew"): [lost], ("a", "time"): [lost], ("b", "verify"): [None, wrong]})
     records = measure(make(), pool)
     assert pool.log.count(("copy", "time")) == pool.log.count(("a", "verify")) == 0
@@ -48,7 +50,7 @@ def test_of_a_round_only_who_was_renewed_is_timed_and_only_who_was_timed_is_veri
     assert (records["b"].outcome.status, records["b"].outcome.stage, pool.log.count(("b", "time"))) == (Status.WRONG, "time", 2)
 
 
-STEADY, WILD = ({"samples_us": samples, "kind": "fake"} for samples in ([10.0] * 20, [5.0, 15.0] * 10))
+STEADY, WILD = (Timed(samples) for samples in ((10.0,) * 20, (5.0, 15.0) * 10))
 
 
 def test_a_backend_whose_figure_is_known_sits_out_and_the_reason_for_stopping_is_recorded():
@@ -88,7 +90,7 @@ def test_without_profiles_nothing_is_called_but_memory_and_recompilations_are_st
 
 def reading(throttled=""):
     fields = {"sm_clock_mhz": 1980, "memory_clock_mhz": 3201, "power_w": 500.0, "temperature_c": 60, "reasons": 0}
-    return {**GOOD["verify"], "telemetry": {**fields, "throttled": throttled}}
+    return replace(GOOD["verify"], telemetry=Telemetry(**fields, throttled=throttled))
 
 
 def patient(pool, rounds=2):
@@ -140,7 +142,7 @@ def test_two_backends_alternate_ab_ba_ba_ab():
 
 
 def test_what_is_wrong_is_never_timed():
-    wrong = {"accuracy": {"grade": "wrong", "worst": 99.0, "detail": "y[0, 0] is off"}}
+    wrong = Graded(Accuracy(Grade.WRONG, 99.0, "y[0, 0] is off"))
     pool = FakePool({("a", "check"): wrong})
     records = measure(make(), pool)
     assert records["a"].status is Status.WRONG
@@ -161,7 +163,7 @@ def test_a_lost_worker_costs_its_cell_only_and_is_replaced():
 
 
 def test_a_poisoned_worker_is_not_used_again():
-    failed = {"failed": {"status": "failed", "stage": "check", "reason": "CUDA error"}, "poisoned": True}
+    failed = Failure(Status.FAILED, "check", "CUDA error", poisoned=True)
     pool = FakePool({("a", "check"): [failed]})
     measure(make(), pool)
     assert ("a", "discard") in pool.log
@@ -178,7 +180,7 @@ def test_a_backend_whose_workers_keep_dying_is_given_up_with_the_reason():
 
 
 def test_only_cases_in_a_row_count(make_record):
-    lost, wrong = Lost(Status.FAILED, "crashed"), {"accuracy": {"grade": "wrong", "worst": 9.0, "detail": "off"}}
+    lost, wrong = Lost(Status.FAILED, "crashed"), Graded(Accuracy(Grade.WRONG, 9.0, "off"))
     pool = FakePool({("a", "build"): [lost, None, lost, None, lost, None], ("a", "check"): [wrong] * 3})
     plan = make(cases=6)
     group = scheduler_of(plan, pool, process=0)
@@ -187,34 +189,38 @@ def test_only_cases_in_a_row_count(make_record):
 
 
 @pytest.mark.parametrize(
-    ("op", "answer"),
+    ("op", "fields"),
     [
-        ("build", {"built": True}),
+        ("build", {"reply": "Timed", "samples_us": [1.0]}),
         ("build", {"build": 3}),
         ("check", {"accuracy": {"grade": "excellent", "worst": 0, "detail": ""}}),
-        ("time", {"samples_us": [], "kind": "x"}),
-        ("time", {"samples_us": [-1.0], "kind": "x"}),
-        ("time", {"samples_us": "fast", "kind": "x"}),
+        ("time", {"samples_us": []}),
+        ("time", {"samples_us": [-1.0]}),
+        ("time", {"samples_us": "fast"}),
         ("verify", {"accuracy": {"grade": "excellent", "worst": 0, "detail": ""}}),
         ("verify", {"verified": True}),
         ("profile", {"profile": {"device_us": [-1.0]}}),
         ("profile", {"profile": {"speed": 1}}),
         ("profile", {"profile": {"peak_bytes": "much"}}),
-        ("verify", {**GOOD["verify"], "telemetry": {"sm_clock_mhz": "fast"}}),
-        ("verify", {**GOOD["verify"], "telemetry": [3]}),
+        ("verify", {"telemetry": {"sm_clock_mhz": "fast"}}),
+        ("verify", {"telemetry": [3]}),
+        ("release", {"reply": "Failure", "status": "fine"}),
     ],
 )
-def test_an_answer_that_is_none_fails_its_cell_only(op, answer):
-    records = measure(make(), FakePool({("a", op): answer}))
+def test_an_invalid_reply_fails_its_cell_only(op, fields):
+    invalid = {**reply_to_json(GOOD[op]), **fields} if op != "verify" or "verified" not in fields else {"reply": "Verified", **fields}
+    pool = FakePool({("a", op): invalid})
+    records = measure(make(free=2 * 2**30) if op == "release" else make(), pool)
     outcome = records["a"].outcome
-    stage = "time" if op in ("profile", "verify") else op
+    stage = op if op in ("build", "check") else "time"
     assert (outcome.status, outcome.stage) == (Status.FAILED, stage)
     assert outcome.reason == f"{stage}: the worker sent an invalid reply"
+    assert ("a", "discard") in pool.log
     assert isinstance(records["b"].outcome, Measured)
 
 
 def test_out_of_memory_is_tried_once_more_in_a_fresh_worker_with_the_others_buffers_released():
-    oom = {"failed": {"status": "oom", "stage": "build", "reason": "OutOfMemoryError: tried to allocate 9 GiB"}}
+    oom = Failure(Status.OOM, "build", "OutOfMemoryError: tried to allocate 9 GiB")
     pool = FakePool({("a", "build"): [oom]})
     records = measure(make(), pool)
     assert isinstance(records["a"].outcome, Measured)
@@ -266,5 +272,5 @@ def test_unavailable_and_broken_backends_are_rows_with_their_reasons():
 
 
 def test_a_skip_carries_its_reason():
-    records = measure(make(), FakePool({("a", "build"): {"skip": "only aligned N"}}))
+    records = measure(make(), FakePool({("a", "build"): Skip("only aligned N")}))
     assert records["a"].outcome == Skipped("only aligned N")

@@ -4,26 +4,31 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from softbench.core.case import Case, Direction
+from softbench.core.messages import reply_from_json
+from softbench.core.outcome import Accuracy, Build, Grade, Profile, Status
+from softbench.core.replies import INVALID, INVALID_REPLY, Built, Done, Graded, Loaded, Profiled, Timed, Verified
 from softbench.plan.plan import Plan
 from softbench.plan.settings import Settings
 from softbench.plugins.info import BackendInfo, info_to_json
 from softbench.plugins.source import PluginSource
-from softbench.processes.pool import Worker
+from softbench.processes.pool import Lost, Worker
 from softbench.processes.slot import WorkerSlot
 from softbench.run.scheduler import Scheduler
 
+PASS = Accuracy(Grade.PASS, 0.5, "")
 GOOD = {
-    "build": {"build": {"seconds": 0.1, "cache": ""}},
-    "check": {"accuracy": {"grade": "pass", "worst": 0.5, "detail": ""}},
-    "renew": {"renewed": True},
-    "time": {"samples_us": [1.0, 2.0, 3.0], "kind": "fake"},
-    "verify": {"accuracy": {"grade": "pass", "worst": 0.5, "detail": ""}},
-    "host": {"issued": 1},
-    "trace": {"tracing": True},
-    "calls": {"traced": True},
-    "profile": {"profile": {"device_us": [0.5, 0.6], "host_us": [9.0], "kernels": ["softmax_kernel"], "note": ""}},
-    "release": {"released": True},
+    "build": Built(Build(0.1, "")),
+    "check": Graded(PASS),
+    "renew": Done(),
+    "time": Timed((1.0, 2.0, 3.0)),
+    "verify": Verified(PASS, None),
+    "host": Done(),
+    "trace": Done(),
+    "calls": Done(),
+    "profile": Profiled(Profile((0.5, 0.6), (9.0,), ("softmax_kernel",))),
+    "release": Done(),
 }
+"""A successful reply to each request."""
 
 
 def info(name, **fields):
@@ -32,7 +37,10 @@ def info(name, **fields):
 
 @dataclass
 class FakePool:
-    """Answers from a script: {(backend, op): answer or list of answers}; what is not in it goes well."""
+    """Replies from a script: {(backend, op): reply or list of replies}, else as `GOOD`.
+
+    A dict is the JSON of a reply, which is read as the pool reads it.
+    """
 
     script: dict = field(default_factory=dict)
     log: list = field(default_factory=list)
@@ -49,19 +57,24 @@ class FakePool:
     def discard(self, *workers):
         self.log += [(worker.label, "discard") for worker in workers]
 
-    def ask(self, worker, message, seconds, phase):
-        return self.gather({0: (worker, message)}, seconds, phase)[0]
+    def ask(self, worker, request, seconds, phase):
+        return self.gather({0: (worker, request)}, seconds, phase)[0]
 
     def gather(self, requests, seconds, phase):
         replies = {}
-        self.gathered.append([message["op"] for _, message in requests.values()])
-        for key, (worker, message) in requests.items():
-            op = message["op"]
-            self.log.append((worker.label, op))
-            answer = self.script.get((worker.label, op))
-            if isinstance(answer, list):
-                answer = answer.pop(0) if answer else None
-            replies[key] = answer or (GOOD[op] if op != "load" else {"infos": [info_to_json(info(worker.label))]})
+        self.gathered.append([request.op for _, request in requests.values()])
+        for key, (worker, request) in requests.items():
+            self.log.append((worker.label, request.op))
+            reply = self.script.get((worker.label, request.op))
+            if isinstance(reply, list):
+                reply = reply.pop(0) if reply else None
+            if isinstance(reply, dict):
+                try:
+                    reply = reply_from_json(request, reply)
+                except INVALID:
+                    self.discard(worker)
+                    reply = Lost(Status.FAILED, f"{phase}: {INVALID_REPLY}", invalid=True)
+            replies[key] = reply or GOOD.get(request.op) or Loaded([info_to_json(info(worker.label))])
         return replies
 
 

@@ -2,11 +2,13 @@
 
 import importlib.util
 import time
-from dataclasses import asdict
 from pathlib import Path
 
 from softbench.core.case import Case, Direction
+from softbench.core.messages import BuildCase, CheckOutputs, RenewInputs, TimeBatch, VerifyOutputs
+from softbench.core.outcome import Grade
 from softbench.plugins.source import PluginSource
+from softbench.processes.slot import load_request
 from softbench.worker.check_case import CheckCaseRunner
 
 PLUGINS = Path(__file__).parents[1] / "plugins"
@@ -27,7 +29,7 @@ TRICKS = load(PLUGINS / "wrong" / "tricks.py")
 
 def grade(backend, item, direction, dtype, device):
     """Class and detail of a check case, or `skipped` and the reason."""
-    found = CheckCaseRunner(backend, device).examine(item, direction, dtype, 0)
+    found = CheckCaseRunner(backend, device).run(item, direction, dtype, 0)
     return (found, "") if isinstance(found, str) else (found.grade.value, found.detail)
 
 
@@ -40,26 +42,25 @@ def tried(pool, backend, device, case=None, path=PLUGINS / "wrong" / "tricks.py"
     case = case or Case(64, 256, "fp32", Direction.FORWARD, device)
     timer = ("do_bench", "cold") if device == "cuda" else ("torch.utils.benchmark", "")
 
-    def ask(op, **message):
-        reply = pool.ask(worker, {"op": op, **message}, 60, op)
-        assert isinstance(reply, dict), reply
-        assert "failed" not in reply, reply
+    def ask(request):
+        reply = pool.ask(worker, request, 60, request.op)
+        assert isinstance(reply, request.replies), reply
         return reply
 
     try:
-        ask("load", origin=asdict(PluginSource("file", path.stem, str(path), path.name)), device=device, name=backend)
-        ask("build", case=asdict(case), seed=0)
-        found = ask("check")["accuracy"]
-        if found["grade"] != "pass":
-            return "check", found["grade"], found["detail"]
+        ask(load_request(PluginSource("file", path.stem, str(path), path.name), device, backend))
+        ask(BuildCase(case, 0))
+        found = ask(CheckOutputs()).accuracy
+        if found.grade is not Grade.PASS:
+            return "check", found.grade.value, found.detail
         for _ in range(BATCHES):
-            ask("renew", l2=timer[1])
+            ask(RenewInputs(timer[1]))
             time.sleep(pause)
-            ask("time", warmup_ms=0.2, batch_ms=0.5, timer=timer[0], l2=timer[1])
+            ask(TimeBatch(0.2, 0.5, *timer))
             time.sleep(pause)
-            found = ask("verify")["accuracy"]
-            if found["grade"] != "pass":
-                return "time", found["grade"], found["detail"]
-        return "time", found["grade"], found["detail"]
+            found = ask(VerifyOutputs()).accuracy
+            if found.grade is not Grade.PASS:
+                return "time", found.grade.value, found.detail
+        return "time", found.grade.value, found.detail
     finally:
         pool.discard(worker)

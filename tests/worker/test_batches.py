@@ -3,17 +3,18 @@
 import threading
 import time
 import weakref
-from dataclasses import asdict
 from functools import partial
 
 import pytest
 import torch
 
 from softbench.core.case import Case, Direction
+from softbench.core.messages import TimeBatch, VerifyOutputs, request_to_json
 from softbench.core.outcome import Grade, Telemetry
+from softbench.core.replies import Timed, Verified
 from softbench.ops.softmax import inputs
 from softbench.plugins.source import origins
-from softbench.worker import batches, server
+from softbench.worker import batches, serve, server
 from softbench.worker.async_work import SIDE_STREAM_US
 from softbench.worker.batches import Batches
 from softbench.worker.pre_check import verify_outputs
@@ -200,45 +201,45 @@ def test_work_that_is_not_over_with_its_stream_is_told_and_the_look_keeps_no_out
 
 
 @pytest.fixture
-def seat():
+def loaded():
     """A worker's, at a case of torch."""
     (source,) = (source for source in origins(()) if source.label == "torch")
-    seat = server.Server()
-    seat.do_load(asdict(source), "cpu", "torch")
-    seat.do_build(asdict(CASE), 0)
-    return seat
+    loaded = server.Server()
+    loaded.load(source, "cpu", "torch")
+    loaded.build(CASE, 0)
+    return loaded
 
 
-def timed(seat):
-    seat.do_renew("")
-    seat.do_time(0.1, 0.1, "torch.utils.benchmark", "")
-    seat.read_gpu()
-    return seat.do_verify()["telemetry"]
+def timed(loaded):
+    loaded.renew("")
+    loaded.time(0.1, 0.1, "torch.utils.benchmark", "")
+    loaded.read_telemetry()
+    return loaded.verify().telemetry
 
 
-def test_a_batch_has_the_reading_taken_after_it(seat):
+def test_a_batch_has_the_reading_taken_after_it(loaded):
     readings = iter([Telemetry(mhz, None, None, None, None, "") for mhz in (1, 2)])
-    seat.telemetry = lambda: next(readings)
-    assert [timed(seat)["sm_clock_mhz"] for _ in range(2)] == [1, 2]
-    seat.telemetry = lambda: None
-    assert timed(seat) is None
+    loaded.telemetry = lambda: next(readings)
+    assert [timed(loaded).sm_clock_mhz for _ in range(2)] == [1, 2]
+    loaded.telemetry = lambda: None
+    assert timed(loaded) is None
 
 
-def test_the_gpu_is_read_after_a_batch_was_answered_and_after_nothing_else(monkeypatch):
+def test_telemetry_is_read_after_the_reply_to_a_batch_only(monkeypatch):
     order = []
 
     class Fake:
-        def do_time(self):
-            return {}
+        def time(self, *_):
+            return Timed((1.0,))
 
-        def do_verify(self):
-            return {}
+        def verify(self):
+            return Verified(None, None)
 
-        def read_gpu(self):
+        def read_telemetry(self):
             order.append("read")
 
     class Channel:
-        messages = iter([{"op": "time"}, {"op": "verify"}, None])
+        messages = iter([request_to_json(TimeBatch(1, 1, "", "")), request_to_json(VerifyOutputs()), None])
 
         def receive(self):
             return next(self.messages)
@@ -246,29 +247,29 @@ def test_the_gpu_is_read_after_a_batch_was_answered_and_after_nothing_else(monke
         def send(self, answer):
             order.append("answered")
 
-    monkeypatch.setattr(server, "Server", Fake)
-    server.serve(Channel())
+    monkeypatch.setattr(serve, "Server", Fake)
+    serve.serve(Channel())
     assert order == ["answered", "read", "answered"]
 
 
-def test_a_case_is_looked_behind_once_also_where_its_buffers_were_released(seat, monkeypatch):
+def test_side_streams_are_checked_once_per_case(loaded, monkeypatch):
     looks = []
     monkeypatch.setattr(Batches, "check_side_streams", lambda self, samples: looks.append(len(samples) > 0))
 
     def on_a_gpu():
-        seat.do_renew("")
-        seat.device = "cuda"
-        seat.do_time(0.1, 0.1, "torch.utils.benchmark", "")
-        seat.device = "cpu"
+        loaded.renew("")
+        loaded.device = "cuda"
+        loaded.time(0.1, 0.1, "torch.utils.benchmark", "")
+        loaded.device = "cpu"
 
-    timed(seat)
+    timed(loaded)
     assert looks == []
     on_a_gpu()
     on_a_gpu()
-    seat.do_release()
-    assert seat.batches is None
+    loaded.release()
+    assert loaded.batches is None
     on_a_gpu()
     assert looks == [True]
-    seat.do_build(asdict(CASE), 0)
+    loaded.build(CASE, 0)
     on_a_gpu()
     assert looks == [True, True]

@@ -9,8 +9,8 @@ import types
 import pytest
 
 from softbench.core.case import CPU_TIMER
+from softbench.core.outcome import Profile
 from softbench.plugins.source import PluginSource
-from softbench.processes import slot as slot
 from softbench.worker import device_timer, server
 from softbench.worker.device_timer import (
     FLUSH_BYTES,
@@ -162,41 +162,41 @@ def test_host_time_is_of_issuing_alone_and_bounded_in_number():
 
 
 def ready(monkeypatch, meter, call=lambda: None):
-    seat = server.Server()
+    loaded = server.Server()
     rotation = types.SimpleNamespace(unwatched=lambda: call)  # stands in for `softbench.worker.rotating_inputs.RotatingInputs`
-    monkeypatch.setattr(seat, "_ready", lambda l2: (Timers({}, meter), types.SimpleNamespace(rotation=rotation)))
-    return seat
+    monkeypatch.setattr(loaded, "_ready", lambda l2: (Timers({}, meter), types.SimpleNamespace(rotation=rotation)))
+    return loaded
 
 
-def profiled(seat):
-    assert set(seat.do_host(1, "cold")) == {"issued"}
-    seat.timers = seat._ready("cold")[0]
-    seat.do_trace("cold")
-    seat.do_calls(1, "cold")
-    return seat.do_profile()["profile"]
+def profiled(loaded):
+    loaded.time_host(1, "cold")
+    loaded.timers = loaded._ready("cold")[0]
+    loaded.start_trace("cold")
+    loaded.trace_calls(1, "cold")
+    return loaded.end_profile().profile
 
 
 def test_the_worker_answers_with_device_and_host_time_and_kernels(monkeypatch):
     device = Device()
-    seat = ready(monkeypatch, device.meter(), lambda: device.run("softmax\n<4>", 5))
+    loaded = ready(monkeypatch, device.meter(), lambda: device.run("softmax\n<4>", 5))
     for _ in range(2):  # cells
-        profile = profiled(seat)
-        assert set(profile["device_us"]) == {5}
-        assert profile["kernels"] == ("softmax <4>",)
-        assert set(profile["host_us"]) == {5}
-    assert seat.do_profile()["profile"]["device_us"] == ()  # a profile is told once
+        profile = profiled(loaded)
+        assert set(profile.device_us) == {5}
+        assert profile.kernels == ("softmax <4>",)
+        assert set(profile.host_us) == {5}
+    assert loaded.end_profile().profile.device_us == ()  # a profile is told once
 
 
 def test_what_was_noted_before_is_told_without_a_call(monkeypatch):
     def fail(*_):
         raise AssertionError("called")
 
-    seat = ready(monkeypatch, Device().meter(), fail)
-    seat.peak_bytes, seat.graphs_built, seat.graphs = 4096, 1, types.SimpleNamespace(count=lambda: 3)
-    monkeypatch.setattr(seat, "_ready", fail)
-    profile = seat.do_profile()["profile"]
-    assert (profile["peak_bytes"], profile["recompiles"]) == (4096, 2)
-    assert not (profile["device_us"] or profile["host_us"] or profile["kernels"])
+    loaded = ready(monkeypatch, Device().meter(), fail)
+    loaded.peak_bytes, loaded.graphs_built, loaded.graphs = 4096, 1, types.SimpleNamespace(count=lambda: 3)
+    monkeypatch.setattr(loaded, "_ready", fail)
+    profile = loaded.end_profile().profile
+    assert (profile.peak_bytes, profile.recompiles) == (4096, 2)
+    assert not (profile.device_us or profile.host_us or profile.kernels)
 
 
 @pytest.mark.parametrize("when", ["start", "stop"])
@@ -209,9 +209,9 @@ def test_without_a_profiler_the_host_time_stays_and_the_note_says_why(monkeypatc
     meter.marks["cold"] = MARKS
     monkeypatch.setattr(device, when, fail)
     profile = profiled(ready(monkeypatch, meter, lambda: device.run("x", 5)))
-    assert profile["device_us"] == ()
-    assert profile["host_us"]
-    assert profile["note"] == "CUPTI_ERROR_INSUFFICIENT_PRIVILEGES"
+    assert profile.device_us == ()
+    assert profile.host_us
+    assert profile.note == "CUPTI_ERROR_INSUFFICIENT_PRIVILEGES"
 
 
 def test_a_call_that_fails_under_the_profiler_ends_the_session_and_the_next_cell_has_its_own(monkeypatch):
@@ -223,18 +223,18 @@ def test_a_call_that_fails_under_the_profiler_ends_the_session_and_the_next_cell
         device.run("x", 5)
 
     meter = device.meter()
-    seat = ready(monkeypatch, meter, call)
-    assert profiled(seat)["note"] == "now"
+    loaded = ready(monkeypatch, meter, call)
+    assert profiled(loaded).note == "now"
     assert meter.running is None
-    assert set(profiled(seat)["device_us"]) == {5}
+    assert set(profiled(loaded).device_us) == {5}
     meter.begin("cold")  # a window that is not ended
-    assert set(profiled(seat)["device_us"]) == {5}
+    assert set(profiled(loaded).device_us) == {5}
 
 
 def test_the_cpu_has_one_timer_and_an_empty_profile(monkeypatch):
     timers = bind("cpu")
     assert list(timers.by_name) == [(CPU_TIMER, "")]
-    assert not any(ready(monkeypatch, None).do_profile()["profile"].values())
+    assert ready(monkeypatch, None).end_profile().profile == Profile()
     samples, block = timers.by_name[CPU_TIMER, ""](lambda: math.sqrt(2), 0, 1, 0)
     assert len(samples) >= MIN_SAMPLES
     assert block > 1
@@ -289,6 +289,6 @@ class Backend:
     def prepare(self, case): return None
 backend = Backend()
 """)
-    message = slot.load_message(PluginSource("file", "mine", str(file), "mine.py"), "cpu")
-    server.Server().do_load(message["origin"], "cpu")
+    source = PluginSource("file", "mine", str(file), "mine.py")
+    server.Server().load(source, "cpu")
     assert os.environ[device_timer.TEARDOWN] == ("0" if graphs and not given else "1")

@@ -9,14 +9,14 @@ CALLS_THE_DRIVER = "torch.utils.cpp_extension"  # with a toolkit it calls torch.
 
 
 def test_forkserver_imports_nothing_that_calls_the_driver():
-    code = f"import sys, softbench.worker.server; sys.exit({CALLS_THE_DRIVER!r} in sys.modules)"
+    code = f"import sys, softbench.worker.serve; sys.exit({CALLS_THE_DRIVER!r} in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
 
 
 @pytest.mark.gpu
 def test_worker_forked_after_the_import_can_use_the_gpu():
     code = """
-import os, softbench.worker.server, torch
+import os, softbench.worker.serve, torch
 child = os.fork()
 if not child:
     os._exit(int(torch.ones(1, device="cuda").item()) - 1)

@@ -1,0 +1,219 @@
+"""The replies of a worker, a type for each, and the parts of an outcome from JSON. That data is untrusted, so it is validated."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from softbench.core.case import Direction
+from softbench.core.inspection import Inspection, from_json
+from softbench.core.machine import Machine, machine_from_json
+from softbench.core.outcome import Accuracy, Build, Grade, Profile, Status, Telemetry
+from softbench.core.validate import JsonObject, typed
+
+INVALID = (KeyError, TypeError, ValueError, AttributeError)
+"""What `parse` raises for an invalid reply."""
+INVALID_REPLY = "the worker sent an invalid reply"
+
+
+def accuracy_from_json(data: JsonObject) -> Accuracy:
+    """An accuracy from JSON; a worker's reply is untrusted data.
+
+    Raises:
+        KeyError, TypeError, ValueError: it is invalid.
+    """
+    return Accuracy(Grade(data["grade"]), float(data["worst"]), str(data["detail"]))
+
+
+def build_from_json(data: JsonObject) -> Build:
+    """A build; raises as `accuracy_from_json`."""
+    build = typed(Build, data)
+    if build.seconds < 0:
+        raise ValueError("a build that took less than no time")
+    return build
+
+
+def telemetry_from_json(data: JsonObject | None) -> Telemetry | None:
+    """A telemetry reading from JSON.
+
+    Raises:
+        TypeError, ValueError: it is invalid.
+    """
+    if data is None:
+        return None
+    telemetry = Telemetry(**data)
+    numbers = (value for name, value in data.items() if name != "throttled")
+    if not isinstance(telemetry.throttled, str) or not all(value is None or math.isfinite(value) for value in numbers):
+        raise ValueError("an invalid telemetry reading")
+    return telemetry
+
+
+def profile_from_json(data: JsonObject) -> Profile:
+    """A profile from JSON.
+
+    Raises:
+        TypeError, ValueError: it is invalid.
+    """
+    fields: JsonObject = {key: tuple(value) if isinstance(value, list | tuple) else value for key, value in data.items()}
+    profile = Profile(**fields)
+    if not all(isinstance(word, str) for word in (*profile.kernels, profile.note)):
+        raise ValueError("an invalid name")
+    if not all(0 < us < math.inf for us in (*profile.device_us, *profile.host_us)):
+        raise ValueError("an invalid time")
+    if not all(count is None or (isinstance(count, int) and count >= 0) for count in (profile.peak_bytes, profile.recompiles)):
+        raise ValueError("an invalid count")
+    return profile
+
+
+class Reply:
+    """A reply. `parse` makes it from the fields of its JSON."""
+
+    @classmethod
+    def parse(cls, fields: JsonObject) -> Reply:
+        """Raises one of `INVALID` if a field is missing, unknown or invalid."""
+        return cls(**fields)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure(Reply):
+    """Any request: it raised an exception."""
+
+    status: Status
+    stage: str
+    reason: str
+    poisoned: bool = False
+    """True if the CUDA context is lost: the worker must not be used again."""
+
+    @classmethod
+    def parse(cls, fields: JsonObject) -> Failure:
+        return cls(Status(fields["status"]), str(fields["stage"]), str(fields["reason"]), bool(fields["poisoned"]))
+
+
+@dataclass(frozen=True, slots=True)
+class Skip(Reply):
+    """The backend does not support the case."""
+
+    reason: str
+
+    @classmethod
+    def parse(cls, fields: JsonObject) -> Skip:
+        return cls(str(fields["reason"]))
+
+
+@dataclass(frozen=True, slots=True)
+class Done(Reply):
+    """The request succeeded and has no result."""
+
+
+@dataclass(frozen=True, slots=True)
+class Probed(Reply):
+    machine: Machine
+
+    @classmethod
+    def parse(cls, fields: JsonObject) -> Probed:
+        return cls(machine_from_json(fields["machine"]))
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded(Reply):
+    infos: list[JsonObject]
+    """One for each backend (`softbench.plugins.info`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Built(Reply):
+    build: Build
+
+    @classmethod
+    def parse(cls, fields: JsonObject) -> Built:
+        return cls(build_from_json(fields["build"]))
+
+
+@dataclass(frozen=True, slots=True)
+class Graded(Reply):
+    accuracy: Accuracy
+    untimed: str = ""
+    """Why the case must not be timed here; empty if it may be."""
+
+    @classmethod
+    def parse(cls, fields: JsonObject) -> Graded:
+        return cls(accuracy_from_json(fields["accuracy"]), str(fields["untimed"]))
+
+
+@dataclass(frozen=True, slots=True)
+class CheckCases(Reply):
+    cases: list[tuple[str, Direction, bool]]
+    """Name, direction, and whether the case needs the device alone."""
+
+    @classmethod
+    def parse(cls, fields: JsonObject) -> CheckCases:
+        return cls([(str(name), Direction(direction), bool(alone)) for name, direction, alone in fields["cases"]])
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorMetrics:
+    """Error metrics of other tools, over all finite elements of an output. They do not affect the verdict."""
+
+    ulp: float
+    """The largest |out - ref| in units in the last place of `ref` in the output's dtype."""
+    row_sum: float
+    """The largest difference between the sum of a row of the output and that of the reference."""
+    frobenius: float
+    """||out - ref|| / ||ref||; 0 if both are 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckCaseGraded(Reply):
+    accuracy: Accuracy
+    metrics: ErrorMetrics | None = None
+    """None if nothing was compared."""
+
+    @classmethod
+    def parse(cls, fields: JsonObject) -> CheckCaseGraded:
+        metrics = fields["metrics"]
+        found = None if metrics is None else ErrorMetrics(**{key: float(value) for key, value in metrics.items()})
+        return cls(accuracy_from_json(fields["accuracy"]), found)
+
+
+@dataclass(frozen=True, slots=True)
+class Inspected(Reply):
+    inspection: Inspection
+
+    @classmethod
+    def parse(cls, fields: JsonObject) -> Inspected:
+        return cls(from_json(fields["inspection"]))
+
+
+@dataclass(frozen=True, slots=True)
+class Timed(Reply):
+    samples_us: tuple[float, ...]
+    """Latencies of single calls, microseconds."""
+
+    @classmethod
+    def parse(cls, fields: JsonObject) -> Timed:
+        samples = tuple(float(sample) for sample in fields["samples_us"])
+        if not samples or not all(0 < sample < math.inf for sample in samples):
+            raise ValueError("no samples")
+        return cls(samples)
+
+
+@dataclass(frozen=True, slots=True)
+class Verified(Reply):
+    accuracy: Accuracy | None
+    """Of the kept outputs; None if the batch kept none."""
+    telemetry: Telemetry | None
+    """After the batch."""
+
+    @classmethod
+    def parse(cls, fields: JsonObject) -> Verified:
+        accuracy = None if fields["accuracy"] is None else accuracy_from_json(fields["accuracy"])
+        return cls(accuracy, telemetry_from_json(fields["telemetry"]))
+
+
+@dataclass(frozen=True, slots=True)
+class Profiled(Reply):
+    profile: Profile
+
+    @classmethod
+    def parse(cls, fields: JsonObject) -> Profiled:
+        return cls(profile_from_json(fields["profile"]))

@@ -1,0 +1,65 @@
+"""A worker's loop: it receives a request, handles it, and sends the reply. If it crashes or hangs, no other worker is affected."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from softbench.core import messages
+from softbench.core.channel import Channel
+from softbench.core.messages import Request, reply_to_json, request_from_json
+from softbench.core.replies import CheckCases, Probed, Reply
+from softbench.ops.softmax.check_cases import items
+from softbench.plugins.source import PluginSource
+from softbench.worker.failures import failure
+from softbench.worker.probe import probe
+from softbench.worker.server import Server
+
+
+def serve(channel: Channel) -> None:
+    """Reply to requests until the parent closes the socket."""
+    server = Server()
+    while (data := channel.receive()) is not None:
+        request = request_from_json(data)
+        try:
+            reply = handle(server, request)
+        except Exception as error:  # the boundary of a request: an exception of a plugin becomes a reply
+            reply = failure(request.op, error)
+        channel.send(reply_to_json(reply))
+        if isinstance(request, messages.TimeBatch):
+            server.read_telemetry()
+
+
+def handle(server: Server, request: Request[Any]) -> Reply:
+    """The reply to a request. Exceptions of the backend pass through."""
+    match request:
+        case messages.ProbeMachine():
+            return Probed(probe())
+        case messages.LoadSource(source, device, name):
+            return server.load(PluginSource(**source), device, name)
+        case messages.BuildCase(case, seed):
+            return server.build(case, seed)
+        case messages.CheckOutputs():
+            return server.check()
+        case messages.ListCheckCases():
+            return CheckCases([(item.name, item.direction, item.free_bytes > 0) for item in items()])
+        case messages.RunCheckCase(name, direction, dtype, seed):
+            return server.run_check_case(name, direction, dtype, seed)
+        case messages.InspectCase(case, seed):
+            return server.inspect(case, seed)
+        case messages.RenewInputs(l2):
+            return server.renew(l2)
+        case messages.TimeBatch(warmup_ms, batch_ms, timer, l2):
+            return server.time(warmup_ms, batch_ms, timer, l2)
+        case messages.VerifyOutputs():
+            return server.verify()
+        case messages.TimeHost(batch_ms, l2):
+            return server.time_host(batch_ms, l2)
+        case messages.StartTrace(l2):
+            return server.start_trace(l2)
+        case messages.TraceCalls(batch_ms, l2):
+            return server.trace_calls(batch_ms, l2)
+        case messages.EndProfile():
+            return server.end_profile()
+        case messages.Release():
+            return server.release()
+    raise TypeError(f"unknown request {request}")
