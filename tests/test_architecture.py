@@ -161,6 +161,7 @@ def test_pyproject_lists_every_package():
 def test_only_traits_reads_a_backends_traits():
     traits = {
         "compiles",
+        "compilations",
         "build_seconds",
         "interpreted",
         "summary",

@@ -10,6 +10,7 @@ COVERED_BY = {
     "core/errors": "cli/test_main.py",
     "core/files": "gate/test_baselines.py",
     "core/inspection": "run/test_inspect.py",
+    "core/json_types": "results/test_records.py",
     "core/machine": "run/test_run.py",
     "core/messages": "run/test_scheduler.py",
     "core/outcome": "results/test_records.py",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -90,6 +91,13 @@ class Quack(ThirdParty):
         tiles = (card.shared_memory_per_block_optin - exchange) // (tensors * QUACK_TILE_BYTES)
         most: int = cluster * tiles * QUACK_TILE_BYTES // DTYPES[case.dtype]
         return most
+
+    def compilations(self) -> int:
+        """The number of times that quack's softmax called its compiler. A kernel from its cache on disk does not count."""
+        with suppress(KeyError, AttributeError):  # it is not imported, or is another version
+            quack = sys.modules[self.module]
+            return sum(kernel.compile.cache_info().misses for kernel in (quack.Softmax, quack.SoftmaxBackward))
+        return 0
 
     def prepare(self, case: Case) -> Call:
         quack = self._module()

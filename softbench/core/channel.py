@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import socket
 
-from softbench.core.validate import JsonObject
+from softbench.core.json_types import JsonObject
 
 CHUNK = 1 << 16
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
+from softbench.core.json_types import JsonObject
 from softbench.core.text import one_line, printable
-from softbench.core.validate import JsonObject
 
 KINDS = ("source", "wrapper", "ttir", "ttgir", "llir", "ptx", "sass", "report")
 """Of code, from what a compiler was given or wrote to what the device runs; `wrapper` is Inductor's

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
 from softbench.core.case import Case, Direction
+from softbench.core.json_types import JsonObject
 from softbench.core.replies import (
     Built,
     CheckCaseGraded,
@@ -22,7 +23,6 @@ from softbench.core.replies import (
     Timed,
     Verified,
 )
-from softbench.core.validate import JsonObject
 
 Answer_co = TypeVar("Answer_co", bound=Reply, covariant=True)
 Answer = TypeVar("Answer", bound=Reply)

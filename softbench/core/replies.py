@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from softbench.core.case import Direction
 from softbench.core.inspection import Inspection, from_json
+from softbench.core.json_types import JsonObject
 from softbench.core.machine import Machine, machine_from_json
 from softbench.core.outcome import Accuracy, Build, Grade, Profile, Status, Telemetry
-from softbench.core.validate import JsonObject, typed
+from softbench.core.validate import typed
 
 INVALID = (KeyError, TypeError, ValueError, AttributeError)
 """What `parse` raises for an invalid reply."""

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import Any, TypeVar
 
+from softbench.core.json_types import JsonObject
 from softbench.core.text import one_line, printable
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:+-]{0,63}")
@@ -16,8 +17,6 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:+-]{0,63}")
 Made = TypeVar("Made")
 LONGEST = 2000  # of a text from a worker
 CODE = "text"  # the key of generated code, whose lines stay
-JsonObject = dict[str, Any]
-"""A JSON object. The reader of each field checks its type."""
 
 
 def harmless(value: Any) -> Any:

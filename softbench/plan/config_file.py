@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import cast
 
 from softbench.core.errors import ConfigError, UsageError
+from softbench.core.json_types import JsonObject
 from softbench.core.text import unknown
-from softbench.core.validate import JsonObject
 from softbench.plan.settings import Layer, Settings, with_fixed_rounds
 from softbench.plan.sweep import Sweep
 from softbench.plan.values import READERS, SWEEP_READERS, axis_text, strings, timeouts

@@ -5,6 +5,7 @@ A trait is an optional attribute or method:
 | Trait | Meaning |
 |---|---|
 | `compiles = True` | The first call compiles, so builds are `cold` or `cached`; `"always"` if nothing is cached. |
+| `compilations()` | Compilations of this process so far, by a compiler that softbench does not count itself. |
 | `build_seconds` | Expected seconds of a build, for the estimate of a run's duration. |
 | `interpreted()` | `(reason, rows)` if the backend is only checked here, on so many rows, and not timed; else None. |
 | `summary` | The line in `softbench list`, in place of the docstring's first line. |

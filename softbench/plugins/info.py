@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-from softbench.core.validate import NAME, JsonObject, typed
+from softbench.core.json_types import JsonObject
+from softbench.core.validate import NAME, typed
 from softbench.plugins.source import PluginSource
 
 

@@ -60,6 +60,12 @@ def compiles(backend: object) -> bool | str:
     return declared
 
 
+def compilations(backend: object) -> int:
+    """The compilations that a backend itself counts."""
+    count = getattr(backend, "compilations", None)
+    return count() if callable(count) else 0
+
+
 def over_dim(backend: object) -> Callable[[Direction], Call] | None:
     """The backend's `over_dim`, for tensors of any shape and strides, or None."""
     return getattr(backend, "over_dim", None)

@@ -11,9 +11,10 @@ from pathlib import Path
 
 from softbench.core.case import DTYPES, Direction
 from softbench.core.errors import ResultsError
+from softbench.core.json_types import JsonObject
 from softbench.core.outcome import Grade, Status
 from softbench.core.text import one_line
-from softbench.core.validate import NAME, JsonObject
+from softbench.core.validate import NAME
 from softbench.results.rows import IMPLAUSIBLE, Row
 
 FORMULA = ("=", "+", "-", "@")

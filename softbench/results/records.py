@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import fields, is_dataclass, replace
 
 from softbench.core.case import DTYPES, Case, Direction
+from softbench.core.json_types import JsonObject
 from softbench.core.outcome import (
     Batch,
     Checked,
@@ -20,7 +21,6 @@ from softbench.core.outcome import (
 )
 from softbench.core.replies import accuracy_from_json, build_from_json, profile_from_json, telemetry_from_json
 from softbench.core.stopping import LIMIT
-from softbench.core.validate import JsonObject
 
 SCHEMA = 1
 """Version of the run document."""

@@ -10,8 +10,8 @@ from types import MappingProxyType
 
 from softbench.core import statistics as stats
 from softbench.core.case import CaseKey
+from softbench.core.json_types import JsonObject
 from softbench.core.outcome import Build, Checked, Failed, Measured, Profile, Record, Skipped, Timing
-from softbench.core.validate import JsonObject
 from softbench.ops.softmax import spec
 from softbench.results import labels
 

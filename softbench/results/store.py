@@ -21,9 +21,9 @@ from typing import IO
 from softbench.core.case import Case
 from softbench.core.errors import ResultsError
 from softbench.core.files import replace_file
+from softbench.core.json_types import JsonObject
 from softbench.core.outcome import Record
 from softbench.core.text import one_line, printable
-from softbench.core.validate import JsonObject
 from softbench.results.csv import to_csv
 from softbench.results.records import SCHEMA, merge, record_from_json, record_to_json
 from softbench.results.rows import Row, row

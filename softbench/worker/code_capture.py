@@ -20,8 +20,8 @@ import torch
 
 from softbench.core.case import Case
 from softbench.core.inspection import LANGUAGES, NAME_CHARACTERS, Artifact, Inspection, Launch
+from softbench.core.json_types import JsonObject
 from softbench.core.text import count, one_line, size
-from softbench.core.validate import JsonObject
 from softbench.ops.softmax import inputs, spec
 from softbench.plugins.backend import Backend, Generated
 from softbench.plugins.traits import generated

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -13,12 +14,14 @@ if TYPE_CHECKING:
 
 
 class CompilerCounts:
-    """Counts new graphs of Inductor, Triton kernels, softbench's CUDA libraries and quack kernels."""
+    """Counts new graphs of Inductor, Triton kernels, softbench's CUDA libraries, and the compilations that a backend itself counts."""
 
-    def __init__(self) -> None:
+    def __init__(self, compilations: Callable[[], int] = lambda: 0) -> None:
+        """`compilations` is the trait of that name."""
         self.triton_misses = 0
         self._inductor = _inductor()
-        self._libraries, self._quack = _libraries(), _quack()
+        self._own = compilations
+        self._libraries, self._before = _libraries(), compilations()
         with suppress(ImportError, AttributeError):  # an older Triton has no listener: its builds count as cached
             from triton import knobs
 
@@ -32,7 +35,7 @@ class CompilerCounts:
         hits, misses = (now - then for now, then in zip(_inductor(), self._inductor, strict=True))
         if hits or misses:
             return "cold" if misses else "cached"
-        return "cold" if self.triton_misses or _libraries() > self._libraries or _quack() > self._quack else "cached"
+        return "cold" if self.triton_misses or _libraries() > self._libraries or self._own() > self._before else "cached"
 
 
 class Graphs:
@@ -77,12 +80,4 @@ def _inductor() -> tuple[int, int]:
 def _libraries() -> int:
     with suppress(OSError):  # this user may not read the folder
         return sum(1 for _ in cache_folder().glob("*/*.so"))
-    return 0
-
-
-def _quack() -> int:
-    """The number of times that quack's softmax called its compiler. A kernel from its cache on disk does not count."""
-    with suppress(KeyError, AttributeError):  # it is not imported, or is another version
-        quack = sys.modules["quack.softmax"]
-        return sum(kernel.compile.cache_info().misses for kernel in (quack.Softmax, quack.SoftmaxBackward))
     return 0

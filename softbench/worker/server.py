@@ -31,7 +31,7 @@ from softbench.ops.softmax import inputs
 from softbench.plugins.info import info_to_json
 from softbench.plugins.load import load
 from softbench.plugins.source import PluginSource
-from softbench.plugins.traits import compiles, info, interpreted, overwrites_output, reuses_output, why_not
+from softbench.plugins.traits import compilations, compiles, info, interpreted, overwrites_output, reuses_output, why_not
 from softbench.worker import tamper_guard, telemetry
 from softbench.worker.batches import Batches
 from softbench.worker.check_case import CheckCaseRunner
@@ -101,12 +101,12 @@ class Server:
         self.inputs = inputs.make(self.case, seed, torch.device(self.device))
         synchronize(self.device)
         compiling = compiles(self.backend)
-        compilations = CompilerCounts() if compiling else None
+        counts = CompilerCounts(partial(compilations, self.backend)) if compiling else None
         self.graphs = Graphs()
         start = CLOCK()
         self._prepare()
         seconds = CLOCK() - start
-        state = "cold" if compiling == "always" else compilations.state() if compilations else ""
+        state = "cold" if compiling == "always" else counts.state() if counts else ""
         self.graphs_built = self.graphs.count()
         reuses = overwrites_output(self.backend)
         return Built(Build(seconds, state, self.graphs.seconds(), self.graphs.breaks(), reuses))
