@@ -1,4 +1,4 @@
-"""What `softbench check` found, for people and for CI: a table of signs, a line a case, JUnit XML. Nothing is printed or written here."""
+"""Renders the findings of `softbench check`: a table of signs, one line per check case, and JUnit XML. Prints nothing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STYLES = {"low-precision": "yellow", "wrong": "bold red", "failed": "bold red", 
 
 
 def table(findings: Sequence[Finding]) -> RenderableType:
-    """A table for each direction: cases down, backends across, a sign for each dtype; under it the counts and every reason."""
+    """A table per direction with a row per check case, a column per backend and a sign per dtype; below it counts and reasons."""
     parts: list[RenderableType] = []
     names = list(dict.fromkeys(finding.backend for finding in findings))
     dtypes = list(dict.fromkeys(finding.dtype for finding in findings))
@@ -47,7 +47,7 @@ def _signs(findings: Sequence[Finding | None]) -> Text:
 
 
 def _counts(findings: Sequence[Finding], names: Sequence[str]) -> list[Text]:
-    """A line for each backend: how many of each verdict, and the largest error over its bound among the passes."""
+    """A line per backend: the number of each verdict, and the largest error over bound of its passes."""
     lines = []
     for name in names:
         own = [finding for finding in findings if finding.backend == name]
@@ -55,65 +55,70 @@ def _counts(findings: Sequence[Finding], names: Sequence[str]) -> list[Text]:
             f"{sum(f.verdict == verdict for f in own)} {verdict}" for verdict in SIGNS if any(f.verdict == verdict for f in own)
         )
         worst = max((f.worst for f in own if f.worst is not None and f.verdict == Grade.PASS), default=None)
-        tight = "" if worst is None else f"; at most {worst:.2f} of the bound where it passes"
+        largest = "" if worst is None else f"; passes have at most {worst:.2f} of the bound"
         passing = [f for f in own if f.verdict == Grade.PASS and f.ulp is not None]
-        beside = (("ULP", "ulp"), ("off in a row sum", "row_sum"), ("in Frobenius", "frobenius"))
-        told = [f"{median(getattr(f, key) for f in passing):.3g} {what}" for what, key in beside] if passing else []
-        lines.append(Text(f"{name}: {tally}{tight}" + (f" (there, in the middle: {', '.join(told)})" if told else "")))
+        metrics = (("ULP", "ulp"), ("in the row sum", "row_sum"), ("in the Frobenius norm", "frobenius"))
+        medians = [f"{median(getattr(f, key) for f in passing):.3g} {what}" for what, key in metrics] if passing else []
+        lines.append(Text(f"{name}: {tally}{largest}" + (f" (medians: {', '.join(medians)})" if medians else "")))
     return lines
 
 
 def _reasons(findings: Sequence[Finding]) -> list[Text]:
-    """A line for each reason of a skip, and for each trait of a pass: which backends, and how many cases."""
+    """A line per reason of a skip and per note of a pass, with the backends and the number of cases."""
     grouped: dict[tuple[str, str], list[Finding]] = {}
     for finding in findings:
         if finding.verdict in ("skipped", "unverified") or (finding.verdict == "pass" and finding.reason):
             grouped.setdefault((finding.verdict, finding.reason), []).append(finding)
     lines = []
-    for (verdict, reason), some in grouped.items():
-        names = ", ".join(dict.fromkeys(finding.backend for finding in some))
-        lines.append(Text(f"{verdict}: {reason} ({count(len(some), 'case')} of {names})"))
+    for (verdict, reason), same_reason in grouped.items():
+        names = ", ".join(dict.fromkeys(finding.backend for finding in same_reason))
+        lines.append(Text(f"{verdict}: {reason} ({count(len(same_reason), 'case')} of {names})"))
     return lines
 
 
 def lines(findings: Sequence[Finding]) -> RenderableType:
-    """Every finding on a line of its own, with the error over its bound and the diagnostics beside it."""
+    """One line per finding, with its error over bound and the other error metrics."""
     table = Table(show_edge=False, pad_edge=False)
     for name in ("backend", "direction", "dtype", "case", "verdict", "error/bound", "ULP", "row sum", "Frobenius", "why"):
         numeric = name in ("error/bound", "ULP", "row sum", "Frobenius")
         table.add_column(name, justify="right" if numeric else "left", no_wrap=name != "why", overflow="fold")
-    for found in findings:
-        numbers = (found.worst, found.ulp, found.row_sum, found.frobenius)
+    for finding in findings:
+        numbers = (finding.worst, finding.ulp, finding.row_sum, finding.frobenius)
         table.add_row(
-            *(Text(text) for text in (found.backend, found.direction, found.dtype, found.item)),
-            Text(found.verdict, style=STYLES.get(found.verdict, "")),
+            *(Text(text) for text in (finding.backend, finding.direction, finding.dtype, finding.item)),
+            Text(finding.verdict, style=STYLES.get(finding.verdict, "")),
             *("" if number is None else f"{number:.3g}" for number in numbers),
-            Text(found.reason),
+            Text(finding.reason),
         )
-    return Group(table, Text(), *_counts(findings, list(dict.fromkeys(found.backend for found in findings))))
+    return Group(table, Text(), *_counts(findings, list(dict.fromkeys(finding.backend for finding in findings))))
 
 
 def junit(report: CheckReport, plugins: Sequence[str]) -> str:
-    """JUnit XML: a test case for each backend, case and dtype.
+    """JUnit XML: one test case per backend, check case and dtype.
 
-    A wrong result is a failure and a failed one is an error, both with the command that repeats it. Skipped and unverified cases are
-    skipped, with the reason. A broken backend is an error; a backend that cannot run here is skipped.
+    `wrong` is a failure and `failed` an error, both with the command that repeats it. `skipped` and `unverified` are skipped, with
+    the reason. A broken backend is an error; a backend that cannot run here is skipped.
     """
-    again = dict(report.to_repeat(plugins))
+    commands = dict(report.to_repeat(plugins))
     suite = ElementTree.Element("testsuite", {"name": "softbench check"})
-    for found in report.findings:
-        name = f"{found.direction} {found.dtype} {found.item}"
-        case = ElementTree.SubElement(suite, "testcase", {"classname": f"softbench.{found.backend}", "name": name})
-        if found.verdict in BAD:
-            kind = "error" if found.verdict == FAILED else "failure"
-            told = ElementTree.SubElement(case, kind, {"type": found.verdict, "message": xml_text(found.reason)})
-            told.text = xml_text(again[found])
-        elif found.verdict in (SKIPPED, Grade.UNVERIFIED):
-            ElementTree.SubElement(case, "skipped", {"message": xml_text(found.reason)})
-        elif found.worst is not None:
-            measures = [("error over bound", found.worst), ("ULP", found.ulp), ("row sum", found.row_sum), ("Frobenius", found.frobenius)]
-            told = ElementTree.SubElement(case, "system-out")
-            told.text = "; ".join([found.verdict, *(f"{what} {value:.3g}" for what, value in measures if value is not None)])
+    for finding in report.findings:
+        name = f"{finding.direction} {finding.dtype} {finding.item}"
+        case = ElementTree.SubElement(suite, "testcase", {"classname": f"softbench.{finding.backend}", "name": name})
+        if finding.verdict in BAD:
+            kind = "error" if finding.verdict == FAILED else "failure"
+            element = ElementTree.SubElement(case, kind, {"type": finding.verdict, "message": xml_text(finding.reason)})
+            element.text = xml_text(commands[finding])
+        elif finding.verdict in (SKIPPED, Grade.UNVERIFIED):
+            ElementTree.SubElement(case, "skipped", {"message": xml_text(finding.reason)})
+        elif finding.worst is not None:
+            measures = [
+                ("error over bound", finding.worst),
+                ("ULP", finding.ulp),
+                ("row sum", finding.row_sum),
+                ("Frobenius", finding.frobenius),
+            ]
+            element = ElementTree.SubElement(case, "system-out")
+            element.text = "; ".join([finding.verdict, *(f"{what} {value:.3g}" for what, value in measures if value is not None)])
     for note in report.notes:
         name, _, reason = note.partition(": ")
         case = ElementTree.SubElement(suite, "testcase", {"classname": f"softbench.{name}", "name": "load"})

@@ -1,4 +1,4 @@
-"""The gate's forest plot: each cell's ratio with its interval, over the band of the margin."""
+"""Draws the gate's forest plot: each cell's ratio with its interval, over the band of the margin."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from softbench.core.errors import ResultsError, UsageError
 from softbench.gate.verdicts import GateReport, State
 from softbench.report.plots import COLOURS, FORMATS
 
-MOST = 80  # cells: more are no figure any more; those furthest from 1 are kept
+MAX_CELLS = 80  # of a legible figure; the cells furthest from 1 are drawn
 COLOUR = {State.SLOWER: COLOURS[1], State.FASTER: COLOURS[2], State.AMBIGUOUS: COLOURS[4]}
 
 
 def check(out: Path) -> None:
-    """UsageError where the file's ending is no format."""
+    """Raise UsageError if the file's suffix is not a supported format."""
     if out.suffix not in FORMATS:
         raise UsageError(f"--plot {out}: the file must end in {', '.join(FORMATS)}")
 
 
 def write(report: GateReport, out: Path) -> Path:
-    """Draw the report's ratios, in its order: regressions on top.
+    """Draw the report's ratios, in its order: regressions first.
 
     Raises:
         UsageError: a format that is not png, svg or pdf.
@@ -29,23 +29,23 @@ def write(report: GateReport, out: Path) -> Path:
     drawn = [verdict for verdict in report.verdicts if verdict.ratio is not None]
     if not drawn:
         raise ResultsError(f"--plot {out}: no cell has a ratio, so there is nothing to draw")
-    left_out = len(drawn) - MOST
+    left_out = len(drawn) - MAX_CELLS
     if left_out > 0:
-        kept = sorted(drawn, key=lambda v: (not v.fails, -abs((v.ratio or 1) - 1)))[:MOST]
-        drawn = [verdict for verdict in drawn if verdict in kept]
+        furthest = sorted(drawn, key=lambda v: (not v.fails, -abs((v.ratio or 1) - 1)))[:MAX_CELLS]
+        drawn = [verdict for verdict in drawn if verdict in furthest]
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(9, 1.5 + 0.22 * len(drawn)), layout="constrained")
-    for place, verdict in enumerate(drawn):
+    for row, verdict in enumerate(drawn):
         ratio, margin = verdict.ratio or 1.0, verdict.margin or report.rules.margin
         low, high = verdict.interval or (ratio, ratio)
         colour = COLOUR.get(verdict.state, "0.35")
-        axes.barh(place, margin + margin / (1 + margin), left=1 / (1 + margin), height=1, color="0.92", zorder=0)
-        axes.plot([low, high], [place, place], color=colour, linewidth=1.5)
-        axes.plot(ratio, place, marker="o", color=colour, fillstyle="full" if verdict.gated else "none")
+        axes.barh(row, margin + margin / (1 + margin), left=1 / (1 + margin), height=1, color="0.92", zorder=0)
+        axes.plot([low, high], [row, row], color=colour, linewidth=1.5)
+        axes.plot(ratio, row, marker="o", color=colour, fillstyle="full" if verdict.gated else "none")
     axes.axvline(1, color="0.35", linewidth=1)
     axes.set_yticks(range(len(drawn)), [f"{v.cell.backend}  {v.cell.case}".replace("$", r"\$") for v in drawn], fontsize=7)
     axes.set_ylim(len(drawn) - 0.5, -0.5)

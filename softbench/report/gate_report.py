@@ -1,4 +1,4 @@
-"""The gate's report for people and for CI: a text table, Markdown, JUnit XML. Nothing is printed or written here."""
+"""Renders the gate's report as a text table, Markdown and JUnit XML. Prints nothing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ COLUMNS = ("state", "backend", "case", "new/old", "95 %", "n", "why")
 
 
 def text(report: GateReport, *, long: bool) -> RenderableType:
-    """What fails first, then what else changed; cells where nothing changed are one line, unless `long`."""
+    """Failing cells, then other changed cells. Unchanged cells are one line, or one line each if `long`."""
     shown = [verdict for verdict in report.verdicts if long or verdict.state is not State.SAME]
     parts: list[RenderableType] = [Text(report.what)]
     if shown:
@@ -44,20 +44,20 @@ def _row(verdict: Verdict) -> tuple[str, ...]:
     interval = f"{verdict.interval[0]:.3f}..{verdict.interval[1]:.3f}" if verdict.interval else ""
     reason = verdict.reason
     if verdict.raw_ratio is not None and verdict.ratio is not None and verdict.state is not State.SAME:
-        reason += f" ({verdict.raw_ratio:.3f} before what copy moved is taken off)"
+        reason += f" ({verdict.raw_ratio:.3f} before the change of copy is subtracted)"
     state = SIGNS.get(verdict.state, verdict.state.value) + ("" if verdict.gated else " (advisory)")
     return state, verdict.cell.backend, verdict.cell.case, ratio, interval, verdict.n, reason
 
 
 def _collapsed(report: GateReport, shown: Sequence[Verdict]) -> list[str]:
-    rest = [verdict.ratio for verdict in report.verdicts if verdict not in shown and verdict.ratio]
-    if not rest:
+    ratios = [verdict.ratio for verdict in report.verdicts if verdict not in shown and verdict.ratio]
+    if not ratios:
         return []
-    return [f"~ {count(len(rest), 'cell')} within the margin, new/old from {min(rest):.3f} to {max(rest):.3f}"]
+    return [f"~ {count(len(ratios), 'cell')} within the margin, new/old from {min(ratios):.3f} to {max(ratios):.3f}"]
 
 
 def markdown(report: GateReport) -> str:
-    """For a pull request or a job summary: the outcome, what changed, and all cells folded away."""
+    """Markdown for a pull request or a job summary: the outcome, the changed cells, and a folded list of the others."""
     sign = {0: "✅", 1: "❌"}.get(report.exit_code, "❓")
     changed = [verdict for verdict in report.verdicts if verdict.state is not State.SAME]
     lines = [f"### {sign} softbench gate: {_safe(report.summary)}", "", _safe(report.what), ""]
@@ -76,64 +76,64 @@ def _markdown_table(verdicts: Sequence[Verdict]) -> list[str]:
     return ["| " + " | ".join(row) + " |" for row in [*rows, *(tuple(map(_safe, _row(verdict))) for verdict in verdicts)]]
 
 
-def _safe(words: str) -> str:
-    """Text of a plugin or a file in Markdown: no markup, no new columns, no links, no mentions."""
-    escaped = html.escape(one_line(words, 1000), quote=False)
+def _safe(value: str) -> str:
+    """Escape untrusted text for Markdown: no markup, no new columns, no links, no mentions."""
+    escaped = html.escape(one_line(value, 1000), quote=False)
     for sign in ("\\", "|", "`", "*", "_", "[", "]", "~"):
         escaped = escaped.replace(sign, f"&#{ord(sign)};")
     return escaped.replace("@", "@&#8203;")
 
 
 def junit(report: GateReport) -> str:
-    """JUnit XML: a test case a cell; what fails is a failure, what cannot be judged or is advisory is skipped, with the reason."""
+    """JUnit XML with one test case per cell. Ambiguous and advisory cells are skipped, with the reason."""
     failing = [verdict for verdict in report.verdicts if verdict.fails]
     skipped = [verdict for verdict in report.verdicts if not verdict.fails and (verdict.state is State.AMBIGUOUS or not verdict.gated)]
     counts = {"tests": len(report.verdicts) + 1, "failures": len(failing), "errors": int(report.exit_code == 3), "skipped": len(skipped)}
     suite = ElementTree.Element("testsuite", {"name": "softbench gate", **{key: str(value) for key, value in counts.items()}})
     for verdict in report.verdicts:
         case = ElementTree.SubElement(suite, "testcase", {"classname": f"softbench.{verdict.cell.backend}", "name": verdict.cell.case})
-        told = " ".join(part for part in _row(verdict)[3:] if part)
+        message = " ".join(part for part in _row(verdict)[3:] if part)
         if verdict in failing:
-            ElementTree.SubElement(case, "failure", {"type": verdict.state.value, "message": xml_text(told)})
+            ElementTree.SubElement(case, "failure", {"type": verdict.state.value, "message": xml_text(message)})
         elif verdict in skipped:
-            ElementTree.SubElement(case, "skipped", {"message": xml_text(told)})
+            ElementTree.SubElement(case, "skipped", {"message": xml_text(message)})
     whole = ElementTree.SubElement(suite, "testcase", {"classname": "softbench", "name": "gate"})
-    if report.exit_code == 3:  # no cell fails, and yet it is no success
+    if report.exit_code == 3:  # inconclusive, although no cell fails
         ElementTree.SubElement(whole, "error", {"type": "inconclusive", "message": report.summary})
     ElementTree.indent(suite)
     return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
 
 
-def xml_text(words: str) -> str:
-    """Text without the characters that XML cannot hold at all."""
-    return one_line(words, 1000).replace("\ufffe", "?").replace("\uffff", "?")
+def xml_text(value: str) -> str:
+    """Text without the characters that XML does not allow."""
+    return one_line(value, 1000).replace("\ufffe", "?").replace("\uffff", "?")
 
 
-def baselines(found: Sequence[tuple[str, RunSamples | str]]) -> list[tuple[str, str, str]]:
-    """Names of baselines with what they hold, or why they cannot be read, as `softbench.report.tables.facts` takes them."""
+def baselines(named: Sequence[tuple[str, RunSamples | str]]) -> list[tuple[str, str, str]]:
+    """Rows for `softbench.report.tables.facts`: each baseline with its contents, or why it cannot be read."""
     rows = []
-    for name, what in found:
-        if isinstance(what, str):
-            rows.append((name, "broken", what))
+    for name, content in named:
+        if isinstance(content, str):
+            rows.append((name, "broken", content))
         else:
-            measured = sum(series.status == "ok" for series in what.cells.values())
-            told = f"{count(measured, 'cell')}, {count(what.processes, 'process').replace('processs', 'processes')}"
-            rows.append((name, "ok", f"{told} on {what.device_name}: {what.command}"))
+            measured = sum(samples.status == "ok" for samples in content.cells.values())
+            counts = f"{count(measured, 'cell')}, {count(content.processes, 'process').replace('processs', 'processes')}"
+            rows.append((name, "ok", f"{counts} on {content.device_name}: {content.command}"))
     return rows
 
 
-def baseline(found: RunSamples) -> RenderableType:
-    """One baseline: its environment, and each cell's figure with its spread between processes."""
+def baseline(stored: RunSamples) -> RenderableType:
+    """One baseline: its environment, and each cell's median with its spread between processes."""
     facts = Table(show_header=False, box=None, pad_edge=False)
-    pairs = {"runs": ", ".join(found.runs), "command": found.command, **found.versions, **found.settings, **found.environment}
+    pairs = {"runs": ", ".join(stored.runs), "command": stored.command, **stored.versions, **stored.settings, **stored.environment}
     for key, value in pairs.items():
         facts.add_row(Text(str(key), style="bold"), Text(one_line(str(value))))
     table = Table(show_edge=False, pad_edge=False)
     for name in ("backend", "case", "status", "median", "spread", "processes"):
         table.add_column(name, no_wrap=True, justify="right" if name in ("median", "spread", "processes") else "left")
-    for cell, series in found.cells.items():
-        medians = sorted(series.medians_us().values())
+    for cell, samples in stored.cells.items():
+        medians = sorted(samples.medians_us().values())
         middle = medians[len(medians) // 2] if medians else 0.0
         spread = f"{(medians[-1] - medians[0]) / middle:.1%}" if medians else ""
-        table.add_row(cell.backend, cell.case, series.status, micros(middle) if medians else "", spread, str(len(medians) or ""))
-    return Group(facts, Text(), table, Text("spread: the slowest process less the fastest, over the median", style="dim"))
+        table.add_row(cell.backend, cell.case, samples.status, micros(middle) if medians else "", spread, str(len(medians) or ""))
+    return Group(facts, Text(), table, Text("spread: slowest less fastest process, over the median", style="dim"))

@@ -1,4 +1,4 @@
-"""What `softbench inspect` and `softbench list` show: renderables, nothing printed here."""
+"""Renders the output of `softbench inspect` and `softbench list`. Prints nothing."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from softbench.results.by_backend import BackendCost
 LAUNCH = ("kernel", "grid", "block", "registers", "spilled", "shared", "moves")
 
 
-def inspection(found: Inspection, kinds: Sequence[str], *, color: bool) -> RenderableType:
-    """Facts, the kernels of a call, and the pieces of code that are of these kinds, highlighted where a terminal shows it."""
+def inspection(inspected: Inspection, kinds: Sequence[str], *, color: bool) -> RenderableType:
+    """Facts, the kernels of a call, and the code of these kinds, highlighted if `color`."""
     facts = Table(show_header=False, show_edge=False, pad_edge=False, box=None, padding=(0, 2, 0, 0))
     facts.add_column(no_wrap=True, style="bold")
     facts.add_column(overflow="fold")
-    for name, value in found.facts:
+    for name, value in inspected.facts:
         facts.add_row(Text(name), Text(value))
     parts: list[RenderableType] = [facts]
-    if found.launches:
-        parts += [Text(), _launches(found.launches)]
-    for artifact in found.artifacts:
+    if inspected.launches:
+        parts += [Text(), _launches(inspected.launches)]
+    for artifact in inspected.artifacts:
         if artifact.kind in kinds:
             code = Syntax(artifact.text, artifact.language, word_wrap=True) if color else Text(artifact.text)
             parts += [Text(), Text(f"{artifact.name} ({artifact.kind})", style="bold"), code]
@@ -51,7 +51,7 @@ def _launches(launches: Sequence[Launch]) -> Table:
 
 
 def others(left_out: Sequence[Artifact]) -> str:
-    """What is not shown, in a line; empty when all is."""
+    """One line with the names of the code that is not shown; empty if all is shown."""
     if not left_out:
         return ""
     names = ", ".join(f"{artifact.name} ({text.count(artifact.text.count(chr(10)), 'line')})" for artifact in left_out)
@@ -59,21 +59,21 @@ def others(left_out: Sequence[Artifact]) -> str:
 
 
 def backends(infos: Sequence[BackendInfo]) -> RenderableType:
-    """A line for each backend."""
+    """One line per backend."""
     return tables.facts([tables.info(info) for info in infos])
 
 
 def extras(infos: Sequence[BackendInfo]) -> str:
-    """The ones that `all` leaves out, in a line."""
-    able = [info.name for info in infos if not (info.broken or info.unavailable)]
+    """One line about the backends that `all` leaves out."""
+    available = [info.name for info in infos if not (info.broken or info.unavailable)]
     return (
-        f"and {text.count(len(infos), 'extra')}, which all leaves out and names or patterns take ({', '.join(able)} can run here); "
-        "softbench list '*' tells of each"
+        f"and {text.count(len(infos), 'extra')}, which all leaves out and names or patterns select ({', '.join(available)} can run here); "
+        "softbench list '*' lists them"
     )
 
 
 def guide(infos: Sequence[BackendInfo], costs: Mapping[str, BackendCost]) -> RenderableType:
-    """For each backend what it is, what it costs and when to pick it."""
+    """For each backend its summary, its costs and when to choose it."""
     parts: list[RenderableType] = []
     for info in infos:
         name, state, _ = tables.info(info)
@@ -82,7 +82,7 @@ def guide(infos: Sequence[BackendInfo], costs: Mapping[str, BackendCost]) -> Ren
         lines.append(("costs", _cost(costs.get(info.name))))
         lines += [("pick it", info.advice)] if info.advice else []
         if info.reuses_output:
-            lines.append(("output", "reused: the next call overwrites what a call returned"))
+            lines.append(("output", "reused: the next call overwrites the last output"))
         lines.append(("from", info.origin.shown))
         table = Table(show_header=False, show_edge=False, box=None, padding=(0, 0, 0, 2))
         table.add_column(no_wrap=True, style="dim")
@@ -96,43 +96,43 @@ def guide(infos: Sequence[BackendInfo], costs: Mapping[str, BackendCost]) -> Ren
 def _cost(cost: BackendCost | None) -> str:
     if cost is None or cost.cells == 0:
         return "unmeasured"
-    said = [f"build {_seconds(cost)}"] if cost.build_s is not None else []
-    said += [f"host {text.micros(cost.host_us)} a call"] if cost.host_us is not None else []
+    parts = [f"build {_seconds(cost)}"] if cost.build_s is not None else []
+    parts += [f"host {text.micros(cost.host_us)} a call"] if cost.host_us is not None else []
     kernels = " kernels" if cost.by_device else ""
-    said += [f"{direction}{kernels} {fraction:.0%} of copy" for direction, fraction in cost.of_copy.items()]
-    return f"{'; '.join(said)} (medians, and a mean, of {text.count(cost.cells, 'cell')}; {cost.where})"
+    parts += [f"{direction}{kernels} {fraction:.0%} of copy" for direction, fraction in cost.of_copy.items()]
+    return f"{'; '.join(parts)} (medians, and a mean, of {text.count(cost.cells, 'cell')}; {cost.where})"
 
 
 def _seconds(cost: BackendCost) -> str:
     return f"{cost.build_s:.2g} s{' ' + cost.build_cache if cost.build_cache else ''}"
 
 
-def costs(found: Mapping[str, BackendCost]) -> RenderableType:
-    """A line for each backend of a results file that has a figure: what it costs, and what it reaches; the others below."""
-    rows = cost_rows(found)
+def costs(by_backend: Mapping[str, BackendCost]) -> RenderableType:
+    """One line per backend with a result: its costs and fractions of copy. The other backends follow below."""
+    rows = cost_rows(by_backend)
     table = Table(show_edge=False, pad_edge=False)
     for i, name in enumerate(rows[0]):
         table.add_column(name, justify="left" if i == 0 else "right", no_wrap=True)
     for row in rows[1:]:
         table.add_row(*map(Text, row))
-    return Group(table, Text(told)) if (told := without_figures(found)) else table
+    return Group(table, Text(missing)) if (missing := without_figures(by_backend)) else table
 
 
-def without_figures(found: Mapping[str, BackendCost]) -> str:
-    """The backends that no cell has a figure of, by what became of them; empty where there are none."""
+def without_figures(by_backend: Mapping[str, BackendCost]) -> str:
+    """The backends without a result, by status; empty if every backend has one."""
     grouped: dict[str, list[str]] = {}
-    for name, cost in found.items():
+    for name, cost in by_backend.items():
         if not cost.cells:
             grouped.setdefault(" and ".join(cost.others), []).append(name)
     return "\n".join(f"{status}: {', '.join(names)}" for status, names in grouped.items())
 
 
-def cost_rows(found: Mapping[str, BackendCost]) -> list[tuple[str, ...]]:
-    """The table of `costs`, its head first; for Markdown too."""
-    directions = list(dict.fromkeys(direction for cost in found.values() for direction in cost.of_copy))
-    kernels = " kernels" if any(cost.by_device for cost in found.values()) else ""
+def cost_rows(by_backend: Mapping[str, BackendCost]) -> list[tuple[str, ...]]:
+    """The rows of the tables of `costs` and `markdown`; the first is the heading."""
+    directions = list(dict.fromkeys(direction for cost in by_backend.values() for direction in cost.of_copy))
+    kernels = " kernels" if any(cost.by_device for cost in by_backend.values()) else ""
     rows = [("backend", "build", "host", *(f"{direction}{kernels}, of copy" for direction in directions), "cells", "without a figure")]
-    for name, cost in found.items():
+    for name, cost in by_backend.items():
         if not cost.cells:
             continue
         rows.append(
@@ -148,12 +148,12 @@ def cost_rows(found: Mapping[str, BackendCost]) -> list[tuple[str, ...]]:
     return rows
 
 
-def markdown(found: Mapping[str, BackendCost]) -> str:
+def markdown(by_backend: Mapping[str, BackendCost]) -> str:
     """The table of `costs` as Markdown."""
-    head, *body = cost_rows(found)
+    head, *body = cost_rows(by_backend)
     lines = [head, ("---", *("---:" for _ in head[1:-1]), "---"), *(("`" + row[0] + "`", *row[1:]) for row in body)]
     table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
-    others = [f"{status}: {_quoted(names)}" for status, names in (line.split(": ", 1) for line in without_figures(found).splitlines())]
+    others = [f"{status}: {_quoted(names)}" for status, names in (line.split(": ", 1) for line in without_figures(by_backend).splitlines())]
     return "\n\n".join([table, *others])
 
 

@@ -1,4 +1,4 @@
-"""Bandwidth over N, or all backends side by side, as a figure. Takes rows, writes a file."""
+"""Draws figures from rows: bandwidth over N, or one bar per backend."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 FORMATS = (".png", ".svg", ".pdf")
 # Okabe and Ito's palette, which colour-blind readers can tell apart; markers repeat the distinction in print.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6D31", "#F0E442")
-LINES = ("-", "--", ":", "-.")  # of the first file, the second ...
+LINES = ("-", "--", ":", "-.")  # of the first file, the second, and so on
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
 
 
 def write(runs: Sequence[tuple[Path, Sequence[Row]]], out: Path) -> list[Path]:
     """One figure for each (direction, dtype, M): GB/s over N, and the fraction of copy below. Returns the files.
 
-    Several runs are overlaid: the first solid, the next dashed, dotted. With several figures, each file's name says which it
-    is: `out-forward-bf16-M4096.png`.
+    Several runs are overlaid: the first solid, the next dashed, dotted. With several figures, each file's name
+    has the group: `out-forward-bf16-M4096.png`.
 
     Raises:
         UsageError: a format that is not png, svg or pdf.
@@ -38,14 +38,14 @@ def write(runs: Sequence[tuple[Path, Sequence[Row]]], out: Path) -> list[Path]:
     if out.suffix not in FORMATS:
         raise UsageError(f"-o {out}: the file must end in {', '.join(FORMATS)}")
     rows = [
-        {"source": place, **{name: getattr(row, name) for name in Row.__slots__}}
-        for place, (_, some) in enumerate(runs)
-        for row in some
+        {"source": number, **{name: getattr(row, name) for name in Row.__slots__}}
+        for number, (_, run) in enumerate(runs)
+        for row in run
         if row.gbps
     ]
     frame = pandas.DataFrame(rows)
     if frame.empty:
-        raise ResultsError("no cell has a figure, so there is nothing to draw")
+        raise ResultsError("no cell has a bandwidth, so there is nothing to draw")
     labels = _source_labels(runs)
     groups = list(frame.groupby(["direction", "dtype", "M"], sort=False))
     files = []
@@ -57,15 +57,15 @@ def write(runs: Sequence[tuple[Path, Sequence[Row]]], out: Path) -> list[Path]:
 
 
 def backends(run: Sequence[Row], out: Path) -> Path:
-    """One figure of all backends: a bar each, the mean fraction of copy over the cells of a direction, best on top.
+    """Draw one bar per backend: the mean fraction of copy over the cells of a direction, best first.
 
     Raises:
         UsageError, ResultsError: as `write`.
     """
     if out.suffix not in FORMATS:
         raise UsageError(f"-o {out}: the file must end in {', '.join(FORMATS)}")
-    found = {name: cost for name, cost in by_backend.by_backend(run).items() if cost.of_copy}
-    directions = list(dict.fromkeys(direction for cost in found.values() for direction in cost.of_copy))
+    costs = {name: cost for name, cost in by_backend.by_backend(run).items() if cost.of_copy}
+    directions = list(dict.fromkeys(direction for cost in costs.values() for direction in cost.of_copy))
     if not directions:
         raise ResultsError("no cell has a fraction of copy, so there is nothing to draw")
     import matplotlib
@@ -73,10 +73,10 @@ def backends(run: Sequence[Row], out: Path) -> Path:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    size = (7 * len(directions), 1.5 + 0.22 * len(found))
+    size = (7 * len(directions), 1.5 + 0.22 * len(costs))
     figure, axes = pyplot.subplots(1, len(directions), figsize=size, squeeze=False, layout="constrained")
     for panel, direction, colour in zip(axes[0], directions, COLOURS, strict=False):
-        bars = sorted((cost.of_copy[direction], name) for name, cost in found.items() if direction in cost.of_copy)
+        bars = sorted((cost.of_copy[direction], name) for name, cost in costs.items() if direction in cost.of_copy)
         drawn = panel.barh([_plain(name) for _, name in bars], [fraction for fraction, _ in bars], color=colour)
         panel.bar_label(drawn, fmt="{:.0%}", padding=2, fontsize=7)
         panel.tick_params(axis="y", labelsize=7)
@@ -84,14 +84,14 @@ def backends(run: Sequence[Row], out: Path) -> Path:
         panel.margins(y=0.01)
         panel.grid(axis="x", alpha=0.3)
         panel.set_title(_plain(f"softmax {direction}, {run[0].device}"))
-        times = " by device times" if any(cost.by_device for cost in found.values()) else ""
-        means = "geometric mean over the cells that it can do, each at most 1"
+        times = " by device times" if any(cost.by_device for cost in costs.values()) else ""
+        means = "geometric mean over its measured cells, each at most 1"
         panel.set_xlabel(f"fraction of the same-bytes yardstick{times}\n{means}\nhigher is better")
     return _saved(figure, out)
 
 
 def _source_labels(runs: Sequence[tuple[Path, Sequence[Row]]]) -> list[str]:
-    """What tells the runs apart in a legend: the devices where they differ, else the files."""
+    """The runs' names in the legend: the devices if they differ, else the files."""
     if len(runs) == 1:
         return [""]
     devices = [rows[0].device for _, rows in runs]
@@ -99,7 +99,7 @@ def _source_labels(runs: Sequence[tuple[Path, Sequence[Row]]]) -> list[str]:
 
 
 def _plain(text: str) -> str:
-    """Text that matplotlib takes as it is: a dollar sign starts no formula."""
+    """Text for matplotlib, in which a dollar sign would start a formula."""
     return text.replace("$", r"\$")
 
 
@@ -133,14 +133,14 @@ def _saved(figure: Figure, file: Path) -> Path:
 
 
 def _curve(panels: Sequence[Axes], lines: pandas.DataFrame, name: str, names: Sequence[str], line: str, source: str) -> None:
-    """One backend of one run: its bandwidth with the p20..p80 band, and below its fraction of copy."""
+    """Draw one backend of one run: its bandwidth with the p20..p80 band, and its fraction of copy below."""
     yardstick = name not in names
     if yardstick:
         style: dict[str, Any] = {"color": "0.35", "linestyle": line, "linewidth": 1}
     else:
-        place = names.index(name)
-        style = {"color": COLOURS[place % len(COLOURS)], "linestyle": line, "linewidth": 1.5, "markersize": 4}
-        style["marker"] = MARKERS[place % len(MARKERS)]
+        index = names.index(name)
+        style = {"color": COLOURS[index % len(COLOURS)], "linestyle": line, "linewidth": 1.5, "markersize": 4}
+        style["marker"] = MARKERS[index % len(MARKERS)]
     label = _plain(name) + (" (yardstick)" if yardstick else "") + source
     if (lines["grade"] == Grade.LOW_PRECISION).any():
         label += " (low-precision)"
@@ -155,10 +155,10 @@ def _curve(panels: Sequence[Axes], lines: pandas.DataFrame, name: str, names: Se
 def _label(panels: Sequence[Axes], group: pandas.DataFrame, title: str) -> None:
     panels[0].set_title(title)
     peaks = {round(float(peak)) for peak in (group["gbps"] / group["of_peak"]).dropna()}
-    if len(peaks) == 1:  # runs of several devices have no one peak
+    if len(peaks) == 1:  # several devices have different peaks
         panels[0].axhline(*peaks, color="0.6", linewidth=1, linestyle="--", label="datasheet peak")
     panels[0].set_ylabel("bandwidth (GB/s, higher is better)\nmedian, band p20-p80")
-    panels[0].legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)  # outside: it hides no data
+    panels[0].legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)  # outside the axes, so that it hides no data
     if len(panels) > 1:
         panels[1].set_ylabel("fraction of the same-bytes yardstick")
         panels[1].axhline(1, color="0.35", linewidth=1)

@@ -1,4 +1,4 @@
-"""What a user sees while a run goes on: on stderr, a bar with the remaining time; in a log, a line now and then."""
+"""Shows the progress of a run on stderr: a bar on a terminal, a line every 30 seconds in a log."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class Progress:
             self._bar.stop()
 
     def begin(self, plan: Plan, cells: int, name: str) -> None:
-        able = [info.name for info in plan.infos if not (info.broken or info.unavailable)]
-        self.note(f"{name}: {', '.join(able)} over {count(len(plan.cases), 'case')} on {plan.device_name}")
+        available = [info.name for info in plan.infos if not (info.broken or info.unavailable)]
+        self.note(f"{name}: {', '.join(available)} over {count(len(plan.cases), 'case')} on {plan.device_name}")
         self._cells, self._start = cells, time.monotonic()
         if self.console.is_terminal:
             columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("cells,"), TimeRemainingColumn())
@@ -47,15 +47,15 @@ class Progress:
         self._done += cells
         self._measured += 0 if stored else cells
         if self._bar is not None and self._task is not None:
-            if stored:  # or the time left would go by them, too
+            if stored:  # so that stored cells do not change the estimated speed
                 self._bar.reset(self._task, total=self._cells, completed=self._done)
             else:
                 self._bar.update(self._task, advance=cells, description=case.key)
-        elif self._measured and (now := time.monotonic()) - self._last > LOG_SECONDS:  # what was stored took this run no time
+        elif self._measured and (now := time.monotonic()) - self._last > LOG_SECONDS:
             self._last = now
             left = (now - self._start) / self._measured * (self._cells - self._done)
             self.note(f"{self._done} of {self._cells} cells, about {duration(left)} left")
 
     def note(self, text: str) -> None:
-        with suppress(OSError):  # the reader may have closed stderr; the measurement goes on
+        with suppress(OSError):  # a closed stderr does not end the measurement
             self.console.print(f"softbench: {text}", markup=False, highlight=False, soft_wrap=True)

@@ -1,6 +1,6 @@
-"""Tables for a terminal or a log: renderables from rows, nothing printed here.
+"""Renders rows as tables for a terminal or a log. Prints nothing.
 
-Signs are ASCII, so that no log's encoding spoils them: `*` the fastest of a row, `~` low-precision, `!` doubtful.
+Signs are ASCII, so that every encoding has them: `*` the fastest of a row, `~` low-precision, `!` doubtful.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from softbench.results.compare import Pair
 from softbench.results.rows import IMPLAUSIBLE, Row
 
 CAPTIONS = ("GB/s, % of copy, speed-up over {0}", "GB/s, % of copy", "GB/s")
-"""What a cell shows, the fullest first: a narrow terminal gets less."""
+"""The contents of a table cell, most detailed first; a narrow terminal gets less."""
 CELL = (
     *("backend", "direction", "dtype", "M", "N", "status", "class"),
     *("median", "p20..p80", "n", "GB/s", "device", "host", "kernels", "build", "error/bound", "labels"),
 )
-"""The columns of a cell on a line of its own."""
+"""The columns of `cells`."""
 LARGE = 10_000  # columns, more than any table needs: asks rich for a natural width
 
 
 def results(rows: Sequence[Row], console: Console) -> RenderableType:
-    """A table for each (direction, dtype, M): N down, backends across; under them every reason, once."""
+    """A table per (direction, dtype, M) with a row per N and a column per backend; below them every reason once."""
     sections: dict[tuple[str, str, int], list[Row]] = {}
     for row in rows:
         sections.setdefault((row.direction, row.dtype, row.M), []).append(row)
@@ -44,8 +44,8 @@ def results(rows: Sequence[Row], console: Console) -> RenderableType:
 
 
 def _fitting(section: Sequence[Row], console: Console) -> list[RenderableType]:
-    """The section's table in the fullest detail that the console's width takes; failing that, backends in several tables."""
-    names = list(dict.fromkeys(row.backend for row in section if row.status != Status.UNAVAILABLE))  # that has its line below the tables
+    """The section's table in the most detail that fits the console, or several tables if none fits."""
+    names = list(dict.fromkeys(row.backend for row in section if row.status != Status.UNAVAILABLE))
     names = names or list(dict.fromkeys(row.backend for row in section))
     for detail in range(len(CAPTIONS)):
         table = _matrix(section, names, detail)
@@ -76,7 +76,7 @@ def _matrix(section: Sequence[Row], names: Sequence[str], detail: int) -> Table:
     for name in names:
         table.add_column(name, justify="right", no_wrap=True)
     cells = {(row.N, row.backend): row for row in section}
-    marked = any(_doubtful(row) for row in section)
+    has_doubtful = any(_doubtful(row) for row in section)
     for N in dict.fromkeys(row.N for row in section):
         contenders = [
             row
@@ -84,36 +84,36 @@ def _matrix(section: Sequence[Row], names: Sequence[str], detail: int) -> Table:
             if row.N == N and row.status == Status.OK and IMPLAUSIBLE not in row.labels and row.grade != Grade.YARDSTICK
         ]
         best = min(contenders, key=lambda row: row.median_us or 0, default=None)
-        table.add_row(str(N), *(_cell(cells.get((N, name)), detail, best, marked=marked) for name in names))
+        table.add_row(str(N), *(_cell(cells.get((N, name)), detail, best, has_doubtful=has_doubtful) for name in names))
     return table
 
 
 def _doubtful(row: Row) -> bool:
-    """True if a label casts doubt on the figure. Harmless labels, such as L2-resident, do not."""
+    """True if the cell has a label that is not harmless. L2-resident is harmless."""
     return bool(set(row.labels.split()) - labels.HARMLESS)
 
 
-def _cell(row: Row | None, detail: int, best: Row | None, *, marked: bool) -> Text:
+def _cell(row: Row | None, detail: int, best: Row | None, *, has_doubtful: bool) -> Text:
     if row is None:
         return Text("-", style="dim")
     if row.status != Status.OK:
         return Text(row.status + "  ", style="red" if row.status in FAILURES else "dim")
-    doubt = ("!" if _doubtful(row) else " ") * marked
+    sign = ("!" if _doubtful(row) else " ") * has_doubtful
     if IMPLAUSIBLE in row.labels:
-        return Text(IMPLAUSIBLE + "  " + doubt, style="red")
+        return Text(IMPLAUSIBLE + "  " + sign, style="red")
     text = units.bandwidth(row.gbps).rjust(5) if row.gbps else units.micros(row.median_us or 0)
     if row.grade == Grade.YARDSTICK:
-        return Text(text + "  " + doubt, style="dim")
+        return Text(text + "  " + sign, style="dim")
     if detail <= 1 and row.of_copy:
         text += f"{row.of_copy:5.0%}"
     if detail == 0 and row.speedup:
         text += f"{row.speedup:6.2f}x"
-    signs = ("~" if row.grade == Grade.LOW_PRECISION else " ") + ("*" if row is best else " ") + doubt
+    signs = ("~" if row.grade == Grade.LOW_PRECISION else " ") + ("*" if row is best else " ") + sign
     return Text(text + signs, style="bold green" if row is best else "")
 
 
 def notes(rows: Sequence[Row]) -> list[Text]:
-    """A line for each backend, status and reason, with the cells it holds for; and what the signs mean."""
+    """The meaning of the signs, and a line per backend, status and reason with the affected cells."""
     legend = ["* fastest"]
     if any(row.grade == Grade.LOW_PRECISION and row.gbps for row in rows):
         legend.append("~ low-precision: rounds intermediates to 16 bits")
@@ -124,21 +124,21 @@ def notes(rows: Sequence[Row]) -> list[Text]:
     for row in rows:
         if row.status != Status.OK or row.reason.startswith("no device time"):
             grouped.setdefault((row.backend, row.status, row.reason), []).append(row)
-    for (name, status, reason), some in grouped.items():
-        first, last = (f"{row.direction} {row.dtype} {row.M}x{row.N}" for row in (some[0], some[-1]))
-        cells = first if len(some) == 1 else f"{units.count(len(some), 'cell')}, {first} to {last}"
+    for (name, status, reason), same_reason in grouped.items():
+        first, last = (f"{row.direction} {row.dtype} {row.M}x{row.N}" for row in (same_reason[0], same_reason[-1]))
+        cells = first if len(same_reason) == 1 else f"{units.count(len(same_reason), 'cell')}, {first} to {last}"
         style = "red" if status in FAILURES else "" if status == Status.OK else "yellow"
         lines.append(Text.assemble((f"{name}: {status}", style), f" ({cells}): {reason}"))
     for label, meaning in labels.MEANING.items():
-        found = Counter(row.backend for row in rows if label in row.labels.split())
-        if found:
-            where = ", ".join(f"{units.count(count, 'cell')} of {name}" for name, count in found.items())
+        backends = Counter(row.backend for row in rows if label in row.labels.split())
+        if backends:
+            where = ", ".join(f"{units.count(count, 'cell')} of {name}" for name, count in backends.items())
             lines.append(Text.assemble((label, "dim" if label in labels.HARMLESS else "yellow"), f" ({where}): {meaning}"))
     return lines
 
 
 def cells(rows: Sequence[Row]) -> RenderableType:
-    """Every cell on a line of its own, with its latency, spread, build and check."""
+    """One line per cell, with its latency, spread, build and check."""
     table = Table(show_edge=False, pad_edge=False)
     for name in CELL:
         table.add_column(name, justify="right" if name in CELL[7:-1] or name in ("M", "N") else "left", no_wrap=True)
@@ -160,7 +160,7 @@ def cells(rows: Sequence[Row]) -> RenderableType:
 
 
 def comparison(pairs: Sequence[Pair], names: tuple[str, str]) -> RenderableType:
-    """Cell by cell: both figures, their ratio, and a sign only where it is beyond the noise of both."""
+    """One line per cell: both bandwidths, their ratio, and a sign if it is beyond the noise of both."""
     table = Table(show_edge=False, pad_edge=False)
     for name in ("backend", "direction", "dtype", "M", "N", f"A: {names[0]}", f"B: {names[1]}", "B/A", ""):
         table.add_column(name, justify="left" if name in ("backend", "direction", "dtype", "") else "right", no_wrap=True)
@@ -173,23 +173,23 @@ def comparison(pairs: Sequence[Pair], names: tuple[str, str]) -> RenderableType:
     return table
 
 
-def info(found: BackendInfo) -> tuple[str, str, str]:
-    """A backend as `facts` takes it."""
+def info(backend: BackendInfo) -> tuple[str, str, str]:
+    """A backend's row for `facts`."""
     state, text = (
-        ("broken", found.broken)
-        if found.broken
-        else ("unavailable", found.unavailable)
-        if found.unavailable
-        else ("available", found.summary)
-        if found.loaded
-        else ("not loaded", found.summary)
+        ("broken", backend.broken)
+        if backend.broken
+        else ("unavailable", backend.unavailable)
+        if backend.unavailable
+        else ("available", backend.summary)
+        if backend.loaded
+        else ("not loaded", backend.summary)
     )
-    reuse = "; reuses its output" if found.reuses_output else ""
-    return found.name, state, f"{text}{reuse} [{found.origin.shown}]"
+    reuse = "; reuses its output" if backend.reuses_output else ""
+    return backend.name, state, f"{text}{reuse} [{backend.origin.shown}]"
 
 
 def facts(pairs: Sequence[tuple[str, str, str]]) -> Table:
-    """Three columns: a name, its state, and what to know or do about it."""
+    """Three columns: name, state and text."""
     table = Table(show_header=False, show_edge=False, pad_edge=False, box=None, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True, style="bold")
     table.add_column(no_wrap=True)

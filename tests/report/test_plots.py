@@ -1,4 +1,4 @@
-"""Figures: written, of the format asked for, one for each group."""
+"""Figures: one file per group, in the requested format."""
 
 from pathlib import Path
 
@@ -28,13 +28,13 @@ def test_one_file_for_each_direction_dtype_and_m(tmp_path, rows):
 
 
 @pytest.mark.parametrize(("suffix", "magic"), [(".svg", b"<?xml"), (".pdf", b"%PDF")])
-def test_a_single_group_has_the_very_name_and_format(tmp_path, rows, suffix, magic):
+def test_a_single_group_keeps_name_and_format(tmp_path, rows, suffix, magic):
     (file,) = plots.write([(Path("a.csv"), rows[:4])], tmp_path / f"out{suffix}")
     assert file == tmp_path / f"out{suffix}"
     assert file.read_bytes().startswith(magic)
 
 
-def test_what_cannot_be_drawn_or_written_is_one_line(tmp_path, rows):
+def test_errors_of_drawing_and_writing_are_one_line(tmp_path, rows):
     with pytest.raises(UsageError, match=r"must end in .png, .svg, .pdf"):
         plots.write([(Path("a.csv"), rows)], tmp_path / "out.jpeg")
     with pytest.raises(ResultsError, match="cannot be written: No such file"):
@@ -43,7 +43,7 @@ def test_what_cannot_be_drawn_or_written_is_one_line(tmp_path, rows):
         plots.write([], tmp_path / "out.png")
 
 
-def test_all_backends_side_by_side_are_one_figure_for_all_directions(tmp_path, rows):
+def test_the_bars_of_all_directions_are_one_figure(tmp_path, rows):
     file = plots.backends(rows, tmp_path / "backends.png")
     assert file.read_bytes().startswith(b"\x89PNG")
     with pytest.raises(ResultsError, match="no cell has a fraction of copy"):

@@ -1,4 +1,4 @@
-"""What a log is told while a run goes on."""
+"""Progress of a run in a log and on a terminal."""
 
 import io
 import time
@@ -14,33 +14,33 @@ PLAN = SimpleNamespace(infos=[], cases=[CASE], device_name="CPU")
 
 
 @pytest.fixture
-def told():
+def log():
     return io.StringIO()
 
 
 @pytest.fixture
-def watching(told, monkeypatch):
+def watching(log, monkeypatch):
     monkeypatch.setattr(progress, "LOG_SECONDS", -1.0)
     now = iter(range(90, 1000, 10))
     monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: next(now)))
-    return progress.Progress(Console(file=told))
+    return progress.Progress(Console(file=log))
 
 
 @pytest.mark.parametrize(
     ("stored", "done", "line"), [(0, 2, "2 of 6 cells, about 20 s left"), (100, 1, "101 of 106 cells, about 50 s left")]
 )
-def test_the_time_left_goes_by_what_this_run_measured_and_is_told_from_its_first_cell_on(watching, told, stored, done, line):
-    """A run that resumes nothing begins with no cells done, however long its workers took to start: no rate to tell by then."""
+def test_the_remaining_time_counts_only_cells_of_this_run(watching, log, stored, done, line):
+    """Before the first measured cell the speed is unknown, so no remaining time is printed."""
     watching.begin(PLAN, stored + 6, "run")
     watching.advance(CASE, stored, stored=True)
-    assert " cells, about" not in told.getvalue()
+    assert " cells, about" not in log.getvalue()
     watching.advance(CASE, done)
-    assert line in told.getvalue()
+    assert line in log.getvalue()
 
 
 @pytest.mark.parametrize("stored", [True, False])
-def test_the_bars_rate_is_that_of_what_this_run_measured(told, stored):
-    with progress.Progress(Console(file=told, force_terminal=True)) as watching:
+def test_the_speed_of_the_bar_ignores_stored_cells(log, stored):
+    with progress.Progress(Console(file=log, force_terminal=True)) as watching:
         watching.begin(PLAN, 106, "run")
         for _ in range(4):
             watching.advance(SimpleNamespace(key=CASE), 25, stored=stored)

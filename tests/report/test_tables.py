@@ -1,4 +1,4 @@
-"""Tables: what a reader sees, in a terminal and in a log."""
+"""Tables in a terminal and in a log."""
 
 from dataclasses import replace
 from io import StringIO
@@ -39,7 +39,7 @@ def test_the_best_is_marked_and_every_reason_is_given_once(rows):
     assert shown.count("1.00x *") == 2
     assert shown.count("0.50x~") == 2
     assert shown.count("no nvcc; install it") == 1
-    assert "gone" not in shown.partition("━")[0]  # no column of nothing
+    assert "gone" not in shown.partition("━")[0]  # no column without results
     assert "gone" in text(tables.results([row for row in rows if row.backend == "gone"], Console(width=200))).partition("━")[0]
     assert "gone: unavailable (2 cells, forward fp32 4096x256 to forward fp32 4096x512): no nvcc; install it" in shown
     assert "bad: wrong (2 cells" in shown
@@ -52,7 +52,7 @@ def test_the_yardstick_is_never_the_best(rows):
 
 
 @pytest.mark.parametrize("width", [30, 50, 80, 120])
-def test_a_narrow_terminal_gets_less_detail_but_no_broken_line(rows, width):
+def test_a_narrow_terminal_gets_less_detail_in_whole_lines(rows, width):
     console = Console(width=width)
     shown = text(tables.results(rows, console), width)
     figures = [line for line in shown.splitlines() if line.lstrip().startswith(("256 ", "512 "))]
@@ -67,21 +67,21 @@ def test_markup_in_a_reason_is_shown_as_text(make_record):
     assert "[red]x: failed (forward fp32 4096x256): [bold]no[/bold]" in text(tables.results([row], Console(width=200)))
 
 
-def test_every_cell_can_be_had_on_a_line_of_its_own(rows):
+def test_the_long_table_has_a_line_per_cell(rows):
     shown = text(tables.cells(rows))
     assert len([line for line in shown.splitlines() if "│ forward" in line]) == len(rows)
     assert "gone: unavailable (2 cells" in shown
     assert "37.6 us..42.4 us" in shown
 
 
-def test_another_timer_or_a_warm_l2_is_said_above_the_table(rows):
+def test_the_title_names_another_timer_or_l2(rows):
     shown = text(tables.results([replace(row, timer="device", l2="warm") for row in rows], Console(width=200)))
     assert "NVIDIA H200 (device, warm L2): GB/s" in shown
     shown = text(tables.results([replace(row, timer="host", l2="cold", gbps=None) for row in rows], Console(width=200)))
     assert "80 us" in shown
 
 
-def test_the_results_page_shows_what_show_prints():
+def test_the_results_page_equals_the_output_of_show():
     root = Path(__file__).parents[2]
     rows, warnings = read_csv(root / "results" / "h200" / "frontier.csv")
     assert warnings == []
@@ -93,8 +93,8 @@ def test_the_results_page_shows_what_show_prints():
 
 
 @pytest.mark.parametrize("width", [40, 80])
-def test_on_a_narrow_terminal_no_column_of_a_wide_table_is_cut(rows, width):
-    """The terminal breaks the lines; without that, M and N were not to be seen on one of 80 characters."""
+def test_a_narrow_terminal_cuts_no_column_of_a_wide_table(rows, width):
+    """The terminal breaks the lines. Otherwise M and N would be missing on 80 characters."""
     out = StringIO()
     output.show(tables.cells(rows), Console(file=out, width=width, color_system=None))
     head, _, first, *_ = out.getvalue().splitlines()
