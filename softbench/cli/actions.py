@@ -1,4 +1,4 @@
-"""What several commands do: measure with progress, read and write files, and print notes."""
+"""Functions that several commands share: measure with progress, read and write files, print notes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def warn(warnings: Sequence[str]) -> None:
 
 
 def measure(request: Request, *, resumable: bool = True) -> Run:
-    """Run with progress on stderr. An interruption prints which files are kept, and how to continue if the command can."""
+    """Run with progress on stderr. An interruption prints the files that exist, and the command to continue if there is one."""
     from softbench.cli import output
     from softbench.report.progress import Progress
     from softbench.run import run
@@ -41,15 +41,15 @@ def measure(request: Request, *, resumable: bool = True) -> Run:
             return run.run(request, progress, started.append)
     except Interrupted as stop:
         if started:
-            again = request.command + ("" if request.resume else " --resume")
-            kept = f"what was measured is in {started[0].csv}" if started[0].cells else "nothing was measured yet"
-            note(f"interrupted; {kept}" + (f"; continue with: {again}" if resumable else ""))
+            continuation = request.command + ("" if request.resume else " --resume")
+            state = f"what was measured is in {started[0].csv}" if started[0].cells else "nothing was measured yet"
+            note(f"interrupted; {state}" + (f"; continue with: {continuation}" if resumable else ""))
         raise typer.Exit(stop.exit_code) from None  # Typer would turn every KeyboardInterrupt into 130
 
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """For a command that keeps no files: an interruption ends its workers, and the command with 130 or 143."""
+    """For a command without files: an interruption ends its workers, and its exit code is 130 or 143."""
     from softbench.cli import output
 
     try:
@@ -69,42 +69,42 @@ def read(file: Path) -> list[Row]:
     return rows
 
 
-def try_file(where: Path | None, dry_run: bool = False, *, flag: str = "--json") -> None:
+def try_file(file: Path | None, dry_run: bool = False, *, flag: str = "--json") -> None:
     """Check before any work that the requested file can be written.
 
     Raises:
         UsageError: it cannot be written, or a dry run has nothing to write.
     """
-    if where is None or str(where) == "-":
+    if file is None or str(file) == "-":
         return
     if dry_run:
-        raise UsageError(f"{flag}: a dry run has nothing to write; leave out one of the two")
+        raise UsageError(f"{flag}: a dry run writes nothing; leave out {flag} or --dry-run")
     try:
-        with where.open("a"):
+        with file.open("a"):
             pass
     except OSError as error:
-        raise UsageError(f"{flag} {where}: cannot be written: {error.strerror}") from None
+        raise UsageError(f"{flag} {file}: cannot be written: {error.strerror}") from None
 
 
-def write_text(where: Path, text: str, flag: str) -> None:
+def write_text(file: Path, text: str, flag: str) -> None:
     """Write a report into the requested file.
 
     Raises:
         UsageError: it cannot be written.
     """
     try:
-        where.write_text(text, encoding="utf-8")
+        file.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise UsageError(f"{flag} {where}: cannot be written: {error.strerror}") from None
+        raise UsageError(f"{flag} {file}: cannot be written: {error.strerror}") from None
 
 
-def wrote_to_stdout(document: Callable[[], dict[str, object]], where: Path | None) -> bool:
-    """Write a document as JSON if requested. True if it went to stdout, which then holds nothing else."""
-    if where is None:
+def wrote_to_stdout(document: Callable[[], dict[str, object]], file: Path | None) -> bool:
+    """Write a document as JSON if requested. True if it went to stdout, which then gets nothing else."""
+    if file is None:
         return False
     text = json.dumps(document(), allow_nan=False)
-    if str(where) == "-":
+    if str(file) == "-":
         typer.echo(text)
         return True
-    write_text(where, text + "\n", "--json")
+    write_text(file, text + "\n", "--json")
     return False

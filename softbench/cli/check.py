@@ -33,9 +33,9 @@ def check(
     junit: options.FindingsJunit = None,
     long: options.LongFindings = False,
 ) -> None:
-    """Check every backend on difficult cases: shapes, layouts, values, gradients, contract. Nothing is timed.
+    """Check every backend on difficult cases: shapes, layouts, values, gradients, output rules. Nothing is timed.
 
-    A sign for each dtype: . pass, ~ low-precision, X wrong, ! failed, ? unverified, - skipped.
+    Each dtype has a sign: . pass, ~ low-precision, X wrong, ! failed, ? unverified, - skipped.
     """
     from softbench.cli.output import counter
     from softbench.plan import sweep
@@ -47,28 +47,28 @@ def check(
     directions = sweep.parse_choices(direction, "--direction", ["forward", "backward"])
     try_file(json)
     try_file(junit, flag="--junit")
-    wanted = CheckRequest(Settings.from_sources({}, flags), case, sweep.parse_dtypes(dtype, "--dtype"), directions)
+    request = CheckRequest(Settings.from_sources({}, flags), case, sweep.parse_dtypes(dtype, "--dtype"), directions)
     with interruptible():
-        found = run_check(wanted, counter("cases"))
+        report = run_check(request, counter("cases"))
     files = [str(path) for path in plugin or ()]
     if junit is not None:
         from softbench.report import check_report
 
-        write_text(junit, check_report.junit(found, files), "--junit")
-    _report(found, json, files, long=long)
-    raise typer.Exit(found.exit_code)
+        write_text(junit, check_report.junit(report, files), "--junit")
+    _report(report, json, files, long=long)
+    raise typer.Exit(report.exit_code)
 
 
-def _report(found: CheckReport, json: Path | None, plugins: list[str], *, long: bool) -> None:
+def _report(report: CheckReport, json: Path | None, plugins: list[str], *, long: bool) -> None:
     from softbench.cli import output
     from softbench.report import check_report
     from softbench.run.check import FAILED
 
-    if not wrote_to_stdout(found.document, json):
-        table = check_report.lines(found.findings) if long else check_report.table(found.findings)
+    if not wrote_to_stdout(report.document, json):
+        table = check_report.lines(report.findings) if long else check_report.table(report.findings)
         output.show(table, output.console())
-    for text in found.notes:
+    for text in report.notes:
         note(text)
-    for finding, again in found.to_repeat(plugins):
+    for finding, command in report.to_repeat(plugins):
         verdict = "failed" if finding.verdict == FAILED else f"is {finding.verdict}"
-        note(f"{finding.backend} {verdict}: {finding.reason}\n  {again}")
+        note(f"{finding.backend} {verdict}: {finding.reason}\n  {command}")

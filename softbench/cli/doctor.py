@@ -13,7 +13,7 @@ def register(app: typer.Typer) -> None:
 
 
 def doctor() -> None:
-    """Look at what a run needs: GPU, driver, torch, triton, compilers; say what to install. Exit code 1 when something is missing."""
+    """Check the requirements of a run: GPU, driver, torch, triton, compilers. Exit code 1 if something must be installed."""
     from softbench.cli import output
     from softbench.report import tables
     from softbench.run.doctor import examine, healthy

@@ -65,10 +65,11 @@ def gate(
 
     With --candidate and --reference, both are measured now, interleaved, over the sweep of the other flags. The test is a
     signed-rank test on the ratios of the rounds. Flagged cells are measured again in two fresh process pairs;
-    only if all agree is a cell a regression. If processes differ (--processes K or --baseline show it), the margin grows.
+    a cell is a regression only if all agree. If processes differ (--processes K or --baseline show it), the margin grows.
 
-    With --self-test, --reference is measured beside its own copy and with injected slowdowns, in fresh processes each
-    time: false alarms with an upper bound, power with lower bounds. Exit code 1: a false alarm.
+    With --self-test, --reference is measured interleaved with its A/A copy and with slowed copies. Each A/A
+    repetition has fresh processes. The result has the false alarms with an upper bound, and the power with lower bounds.
+    Exit code 1: a false alarm, or fewer than 95 % of the repetitions pass.
 
     If $GITHUB_STEP_SUMMARY is set, the report is appended there.
     """
@@ -86,7 +87,7 @@ def gate(
         outputs.render(_ab_run(*_pair(candidate, reference, files), _request(sweep, config, output), strictness, stored))
     _reject_with_stored_runs({**sweep, "config": config})
     if not files or baseline is None:
-        raise UsageError("gate: give results and what to hold them against: softbench gate results/latest.csv --baseline NAME|FILE")
+        raise UsageError("gate: give results and a baseline: softbench gate results/latest.csv --baseline NAME|FILE")
     outputs.render(_against_baseline(files, baseline, strictness, stored))
 
 
@@ -107,9 +108,9 @@ def _pair(candidate: str | None, reference: str | None, files: list[Path] | None
 
 
 def _reject_with_stored_runs(sweep: dict[str, Any]) -> None:
-    if given := [name for name, value in sweep.items() if value not in (None, [])]:
-        flag = "plugin" if given[0] == "plugins" else given[0]
-        raise UsageError(f"gate: --{flag} says what to measure, which needs --candidate and --reference")
+    if rejected := [name for name, value in sweep.items() if value not in (None, [])]:
+        flag = "plugin" if rejected[0] == "plugins" else rejected[0]
+        raise UsageError(f"gate: --{flag} is for a measurement, which needs --candidate and --reference")
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,14 +141,14 @@ class _Strictness:
     ambiguous: float
 
     def rules(self, default_margin: float) -> Rules:
-        """The gate's rules; raises UsageError for a value that is no percentage."""
+        """The gate's rules; raises UsageError for a value that is not a percentage."""
         from softbench.gate.verdicts import Rules
 
         for name, value in (("--margin", self.margin), ("--max-ambiguous", self.ambiguous)):
             if value is not None and not 0 <= value <= 100:
                 raise UsageError(f"{name} {value:g}: must be a percentage from 0 to 100")
         if self.margin is not None and not self.margin > 0:
-            raise UsageError("--margin 0: nothing is measured that exactly; give the percentage that you let pass, such as 3")
+            raise UsageError("--margin 0: no measurement is that exact; give the percentage that passes, such as 3")
         return Rules(margin=self.margin / 100 if self.margin else default_margin, most_ambiguous=self.ambiguous / 100)
 
 
@@ -161,9 +162,9 @@ def _against_baseline(files: list[Path], name: str, strictness: _Strictness, sto
     notes += environment_match.one_machine(runs, stored.allowed)
     rules = strictness.rules(unpaired.MARGIN)
     for run in runs:
-        if again := sorted(set(run.runs) & set(base.runs)):
+        if shared := sorted(set(run.runs) & set(base.runs)):
             raise InconclusiveError(
-                f"{run.source}: {again[0]} is part of the baseline {name}; a run cannot be judged by itself: measure again"
+                f"{run.source}: {shared[0]} is part of the baseline {name}; a run cannot be compared with itself: measure again"
             )
     return unpaired.judge(samples.join(runs), base, rules, tuple(dict.fromkeys(notes)))
 
@@ -182,9 +183,9 @@ def _ab_run(candidate: str, reference: str, request: Request, strictness: _Stric
     from softbench.gate import ab_run, paired
 
     rules, base = strictness.rules(paired.MARGIN), stored.open()
-    warn(ab_run.notes_on_rounds(request))
-    asked = ab_run.ask(request, candidate, reference)
-    return ab_run.judge(partial(measure, resumable=False), asked, candidate, reference, rules, base, stored.allowed)
+    warn(ab_run.rounds_notes(request))
+    ab_request = ab_run.ab_request(request, candidate, reference)
+    return ab_run.judge(partial(measure, resumable=False), ab_request, candidate, reference, rules, base, stored.allowed)
 
 
 def _self_test(
@@ -202,41 +203,41 @@ def _self_test(
     from softbench.gate.self_test import analysis
     from softbench.report import self_test_report
 
-    base, rules = reference or "torch", strictness.rules(paired.MARGIN)
+    backend, rules = reference or "torch", strictness.rules(paired.MARGIN)
     if files:
         if families is not None or request.resume:
-            raise UsageError("gate: --families and --resume are of a measurement; with FILES nothing is measured")
+            raise UsageError("gate: --families and --resume are for a measurement; with FILES nothing is measured")
         runs = [run_files.read(file) for file in files]
         warn(one_machine(runs, stored.allowed))
         run = samples.join(runs)
     else:
-        run = _measured_families(base, families, request)
-    found = analysis.analyse(run, base, rules)
-    if not wrote_to_stdout(found.document, outputs.json):
-        output.show(self_test_report.table(found), output.console())
+        run = _measure_repetitions(backend, families, request)
+    result = analysis.analyse(run, backend, rules)
+    if not wrote_to_stdout(result.document, outputs.json):
+        output.show(self_test_report.table(result), output.console())
     if outputs.plot is not None:
-        note(f"wrote {self_test_report.plot(found, outputs.plot)}")
-    raise typer.Exit(found.exit_code)
+        note(f"wrote {self_test_report.plot(result, outputs.plot)}")
+    raise typer.Exit(result.exit_code)
 
 
-def _measured_families(base: str, families: int | None, request: Request) -> RunSamples:
-    from softbench.gate.ab_run import notes_on_rounds
-    from softbench.gate.self_test.analysis import MIN_FAMILIES
-    from softbench.gate.self_test.measure import FAMILIES, measure_families
+def _measure_repetitions(reference: str, families: int | None, request: Request) -> RunSamples:
+    from softbench.gate.ab_run import rounds_notes
+    from softbench.gate.self_test.analysis import MIN_REPETITIONS
+    from softbench.gate.self_test.measure import REPETITIONS, measure_repetitions
 
-    count = FAMILIES if families is None else families
-    if not MIN_FAMILIES <= count <= 1000:
-        raise UsageError(f"--families {count}: must be from {MIN_FAMILIES} to 1000")
+    count = REPETITIONS if families is None else families
+    if not MIN_REPETITIONS <= count <= 1000:
+        raise UsageError(f"--families {count}: must be from {MIN_REPETITIONS} to 1000")
 
     def announce(plan: str) -> None:
-        warn([*notes_on_rounds(request), plan])
+        warn([*rounds_notes(request), plan])
 
-    return measure_families(measure, request, base, count, announce)
+    return measure_repetitions(measure, request, reference, count, announce)
 
 
 @dataclass(frozen=True, slots=True)
 class _Outputs:
-    """Where a report goes."""
+    """The requested outputs of a report."""
 
     json: Path | None
     markdown: Path | None
@@ -274,7 +275,7 @@ class _Outputs:
         raise typer.Exit(report.exit_code)
 
     def _draw(self, report: GateReport, file: Path) -> None:
-        """Draw the forest plot. An error is printed, and the exit code stays the verdict's."""
+        """Draw the forest plot. An error is printed and does not change the exit code."""
         from softbench.report import forest_plot
 
         try:
@@ -283,10 +284,10 @@ class _Outputs:
             note(str(error))
 
     def _summary(self, text: str) -> None:
-        """Append to GitHub's job summary. An error is printed, and the exit code stays the verdict's."""
-        if where := os.environ.get("GITHUB_STEP_SUMMARY"):
+        """Append to GitHub's job summary. An error is printed and does not change the exit code."""
+        if path := os.environ.get("GITHUB_STEP_SUMMARY"):
             try:
-                with Path(where).open("a", encoding="utf-8") as file:
+                with Path(path).open("a", encoding="utf-8") as file:
                     file.write(text)
             except OSError as error:
                 note(f"$GITHUB_STEP_SUMMARY cannot be written: {error.strerror}")

@@ -28,7 +28,7 @@ def inspect(
         str, typer.Option(help="source, wrapper, ttir, ttgir, llir, ptx, sass, report, several; all or none.", rich_help_panel=OUTPUT)
     ] = "source",
     out: Annotated[
-        Path | None, typer.Option("-o", "--out", metavar="DIR", help="Write every piece of code into this folder.", rich_help_panel=OUTPUT)
+        Path | None, typer.Option("-o", "--out", metavar="DIR", help="Write all code into this folder.", rich_help_panel=OUTPUT)
     ] = None,
     device: options.Device = None,
     seed: options.Seed = None,
@@ -53,18 +53,18 @@ def inspect(
     flags = from_flags({"device": device, "seed": seed, "timeout": timeout, "plugins": plugin})
     dtypes, directions = sweep.parse_dtypes(dtype, "--dtype"), sweep.parse_directions(direction, "--direction")
     if len(dtypes) + len(directions) != 2:
-        raise UsageError("softbench inspect looks at one case: give one --dtype and one --direction")
+        raise UsageError("softbench inspect shows one case: give one --dtype and one --direction")
     kinds = inspections.kinds(show)
     try_file(json)
     if out is not None:
-        inspections.make_folder(out)  # before any work
+        inspections.make_folder(out)
     with interruptible():
-        found = inspections.inspect(Settings.from_sources({}, flags), backend, Case(M, N, dtypes[0], directions[0]))
-    if not wrote_to_stdout(found.document, json):
+        inspection = inspections.inspect(Settings.from_sources({}, flags), backend, Case(M, N, dtypes[0], directions[0]))
+    if not wrote_to_stdout(inspection.document, json):
         console = output.console()
-        output.show(listing.inspection(found, kinds, color=console.is_terminal), console)
+        output.show(listing.inspection(inspection, kinds, color=console.is_terminal), console)
     if out is not None:
-        for file in inspections.write(found, out):
+        for file in inspections.write(inspection, out):
             note(f"wrote {file}")
-    elif others := listing.others(inspections.left_out(found, kinds)):
+    elif others := listing.others(inspections.left_out(inspection, kinds)):
         note(others)

@@ -1,4 +1,4 @@
-"""The program: commands, and the boundary at which every expected error becomes one line and an exit code."""
+"""The program: its commands, and the place where every expected error becomes one line and an exit code."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ app = typer.Typer(
     epilog=f"{RUN_EPILOG} gate and baseline: 3 inconclusive or not comparable.",
     no_args_is_help=True,
     add_completion=False,
-    rich_markup_mode=None,  # plain help appears in half the time
+    rich_markup_mode=None,  # plain help takes half the time
     pretty_exceptions_enable=False,
 )
 for commands in (run, check, listing, inspect, results, gate, baseline, doctor):
@@ -28,7 +28,7 @@ for commands in (run, check, listing, inspect, results, gate, baseline, doctor):
 
 
 @app.callback(invoke_without_command=True)
-def _version(version: Annotated[bool, typer.Option("--version", help="Print the version and end.")] = False) -> None:
+def _version(version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
     if version:
         typer.echo(f"softbench {__version__}")
         raise typer.Exit
@@ -38,8 +38,8 @@ def main() -> NoReturn:
     """The console script."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # the caller closed it
-            setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115 - it stays open as long as the process
-        getattr(sys, name).reconfigure(errors="replace")  # a locale that lacks a character must not end a run
+            setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115 - stays open until the process ends
+        getattr(sys, name).reconfigure(errors="replace")  # a character that the locale lacks must not end a run
     try:
         app(standalone_mode=True)
         sys.stdout.flush()
@@ -49,7 +49,7 @@ def main() -> NoReturn:
     except BrokenPipeError:  # `softbench show | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
-    except OSError as error:  # of a stream; other errors are caught where they happen
+    except OSError as error:  # of an output stream
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         typer.echo(f"softbench: the output cannot be written: {error.strerror}", err=True)
         sys.exit(2)

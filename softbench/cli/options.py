@@ -1,4 +1,4 @@
-"""The options and arguments that commands share. A text default is shown for an option whose default another place decides."""
+"""The options and arguments that commands share. If another module sets a default, the option shows it as text."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ GATE_EPILOG = (
 
 
 def _option(panel: str, help: str, *names: str, default: str | bool = True, metavar: str | None = None) -> typer.models.OptionInfo:
-    """An option of a panel. `default` is the text to show if the default is not a value of the option."""
-    found: typer.models.OptionInfo = typer.Option(*names, help=help, rich_help_panel=panel, show_default=default, metavar=metavar)
-    return found
+    """An option of a panel. `default` is the shown text if the default is not a value of the option."""
+    option: typer.models.OptionInfo = typer.Option(*names, help=help, rich_help_panel=panel, show_default=default, metavar=metavar)
+    return option
 
 
 Backends = Annotated[
-    str | None, _option(WHAT, "Names or patterns such as torch,compile:*. The yardstick copy is always added.", default="all but extras")
+    str | None,
+    _option(WHAT, "Names or patterns such as torch,compile:*. The yardstick copy is always added.", default="all without extras"),
 ]
 Rows = Annotated[str | None, _option(WHAT, "Rows: 4096, or 256,1024, or 256:8192:256, or 256:65536:*2.", "--M", default="of --config")]
 Columns = Annotated[str | None, _option(WHAT, "Columns, the reduced axis; written like --M.", "--N", default="of --config")]
@@ -61,10 +62,10 @@ Precision = Annotated[
     float | None, _option(HOW_LONG, "Target precision: half width of the 95 % interval over the median.", default="0.005")
 ]
 Processes = Annotated[int | None, _option(HOW_LONG, "Process sets: fresh workers that each measure the whole sweep.", default="1")]
-Quick = Annotated[bool, _option(HOW_LONG, "A first look: three short rounds and, without --N, at most six N.", "--quick", default=False)]
+Quick = Annotated[bool, _option(HOW_LONG, "A short run: three short rounds and, without --N, at most six N.", "--quick", default=False)]
 Output = Annotated[Path, _option(WHERE, "Folder of the results.")]
 Resume = Annotated[bool, _option(WHERE, "Continue the newest interrupted run of these settings in that folder.", "--resume", default=False)]
-DryRun = Annotated[bool, _option(WHERE, "Show the cells and an estimate of the time; measure nothing.", "--dry-run", default=False)]
+DryRun = Annotated[bool, _option(WHERE, "Show the cells and the estimated time; measure nothing.", "--dry-run", default=False)]
 RelativeTo = Annotated[str | None, _option(ADVANCED, "The reference backend of the speed-ups.", default="torch")]
 Timer = Annotated[str | None, _option(ADVANCED, "Timer of the median on a GPU: do_bench, device, graph or host.", default="do_bench")]
 L2 = Annotated[str | None, _option(ADVANCED, "cold flushes the GPU's L2 before every timed call; warm does not.", default="cold")]
@@ -91,7 +92,10 @@ LongFindings = Annotated[
 ]
 
 Baseline = Annotated[
-    str | None, _option(JUDGE, "A saved baseline or a file to compare with; with --candidate it gives the noise.", metavar="NAME|FILE")
+    str | None,
+    _option(
+        JUDGE, "A saved baseline or a file to compare with; with --candidate it gives the spread between processes.", metavar="NAME|FILE"
+    ),
 ]
 Candidate = Annotated[str | None, _option(JUDGE, "A backend to measure now and compare with --reference.", metavar="NAME")]
 Reference = Annotated[
@@ -101,21 +105,21 @@ SelfTest = Annotated[
     bool,
     _option(
         JUDGE,
-        "Measure the gate's own false alarms and power; with FILES, add up earlier self-tests.",
+        "Measure the false alarms and the power of the gate; with FILES, add up earlier self-tests.",
         "--self-test",
         default=False,
     ),
 ]
-Families = Annotated[int | None, _option(JUDGE, "A/A repetitions of the self-test: fresh process sets.", default="59")]
+Families = Annotated[int | None, _option(JUDGE, "A/A repetitions of the self-test, each with fresh processes; 3 to 1000.", default="59")]
 Margin = Annotated[float | None, _option(JUDGE, "The slowdown that passes.", metavar="PERCENT", default="5; 3 with --candidate")]
 MaxAmbiguous = Annotated[float, _option(JUDGE, "A larger share of ambiguous cells gives exit code 3.", metavar="PERCENT")]
 Mismatch = Annotated[
     list[str] | None,
-    _option(JUDGE, "Compare although this fact of the environment differs. Repeatable.", "--allow-env-mismatch", metavar="FIELD"),
+    _option(JUDGE, "Compare even if this fact of the environment differs. Repeatable.", "--allow-env-mismatch", metavar="FIELD"),
 ]
 Folder = Annotated[Path, _option(WHERE, "Folder of the baselines.")]
 GateRounds = Annotated[int | None, _option(HOW_LONG, "Rounds of a process pair.", default="20")]
-GateProcesses = Annotated[int | None, _option(HOW_LONG, "Fresh process pairs to screen with; all must agree.", default="1")]
+GateProcesses = Annotated[int | None, _option(HOW_LONG, "Fresh process pairs of the first measurement; all must agree.", default="1")]
 GateOutput = Annotated[Path, _option(WHERE, "Folder of the measurements.")]
 GateResume = Annotated[
     bool,

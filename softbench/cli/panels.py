@@ -1,4 +1,4 @@
-"""`--help` with options grouped in panels, as plain text: rich's help would take twice as long to appear."""
+"""Plain `--help` with options grouped in panels; rich's help would take twice as long."""
 
 from __future__ import annotations
 

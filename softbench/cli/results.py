@@ -1,4 +1,4 @@
-"""`softbench show`, `plot` and `compare`: results files that exist."""
+"""`softbench show`, `plot` and `compare`, which read results files."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def show(
 def plot(
     files: Annotated[list[Path], typer.Argument(help="One or several results CSVs; several are overlaid.")],
     out: Annotated[Path | None, typer.Option("-o", "--out", help="out.png, .svg or .pdf.", show_default="FILE with .png")] = None,
-    costs: Annotated[bool, typer.Option("--costs", help="One bar per backend instead: its mean fraction of copy.")] = False,
+    costs: Annotated[bool, typer.Option("--costs", help="One bar per backend: its mean fraction of copy.")] = False,
 ) -> None:
     """Plot bandwidth and fraction of copy over N; one figure for each direction, dtype and M."""
     if costs and len(files) > 1:
@@ -56,13 +56,13 @@ def plot(
 
 
 def compare(a: ResultsFile, b: ResultsFile) -> None:
-    """Compare two results files cell by cell: the ratio of their bandwidths, marked only if it is beyond the noise of both."""
+    """Compare two results files cell by cell: the ratio of their bandwidths, marked if it is beyond the noise of both."""
     from softbench.cli import output
     from softbench.report import tables
     from softbench.results.compare import pairs, summary
 
-    found = pairs(read(a), read(b))
-    if not found:
-        raise UsageError(f"{a} and {b}: no cell of either has a figure")
-    output.show(tables.comparison(found, (str(a), str(b))), output.console())
-    typer.echo(summary(found))
+    compared = pairs(read(a), read(b))
+    if not compared:
+        raise UsageError(f"{a} and {b}: neither file has a cell with a result")
+    output.show(tables.comparison(compared, (str(a), str(b))), output.console())
+    typer.echo(summary(compared))

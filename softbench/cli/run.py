@@ -50,7 +50,7 @@ def run(
 ) -> None:
     """Check and time every backend on every shape; write a table, DIR/latest.csv and DIR/latest.json.
 
-    Without shapes: on a GPU the sweep of Triton's fused-softmax tutorial (M=4096, N=256:6272:128, fp32), else a short one.
+    Without shapes, a GPU runs the sweep of Triton's fused-softmax tutorial (M=4096, N=256:6272:128, fp32), a CPU a short one.
     """
     from softbench.cli.output import command_line
     from softbench.plan.config_file import load
@@ -69,21 +69,21 @@ def run(
     if dry_run:
         _show_plan(plan_of(request))
         return
-    found = measure(request)
-    _report(found, json)
-    raise typer.Exit(exit_code(found.records()))
+    measured = measure(request)
+    _report(measured, json)
+    raise typer.Exit(exit_code(measured.records()))
 
 
-def _report(found: Run, json: Path | None) -> None:
+def _report(measured: Run, json: Path | None) -> None:
     """Print the table (or the JSON) on stdout, and the names of the files on stderr."""
     from softbench.cli import output
     from softbench.report import tables
 
-    if not wrote_to_stdout(found.document, json):
+    if not wrote_to_stdout(measured.document, json):
         console = output.console()
-        output.show(tables.results(found.rows(), console), console)
-    logs = f"; logs of failed workers are in {found.log}" if found.log.exists() else ""
-    note(f"wrote {found.csv} and {found.json}{logs}")
+        output.show(tables.results(measured.rows(), console), console)
+    logs = f"; logs of failed workers are in {measured.log}" if measured.log.exists() else ""
+    note(f"wrote {measured.csv} and {measured.json}{logs}")
 
 
 def _show_plan(plan: Plan) -> None:
@@ -91,17 +91,17 @@ def _show_plan(plan: Plan) -> None:
     from softbench.core.text import count, duration, size
     from softbench.report import tables
 
-    able = [info.name for info in plan.infos if info.able]
+    available = [info.name for info in plan.infos if info.able]
     for text in plan.notes:
         note(text)
-    pairs = [(case.key, size(case.tensor_bytes), "takes turns" if plan.takes_turns(case, len(able)) else "") for case in plan.cases]
+    pairs = [(case.key, size(case.tensor_bytes), "takes turns" if plan.takes_turns(case, len(available)) else "") for case in plan.cases]
     pairs += [tables.info(info) for info in plan.infos if not info.able]
     output.show(tables.facts(pairs), output.console())
     settings = plan.settings
     adaptive = settings.rounds < settings.max_rounds
     rounds = f"{settings.rounds} to {settings.max_rounds} rounds" if adaptive else count(settings.rounds, "round")
     typer.echo(
-        f"{count(len(plan.cases), 'case')} x {count(len(able), 'backend')} ({', '.join(able)}) = "
-        f"{count(len(plan.cases) * len(able), 'cell')}, {rounds}, "
-        f"{settings.processes} set(s) of processes, on {plan.device_name}: about {duration(plan.estimate_seconds())}"
+        f"{count(len(plan.cases), 'case')} x {count(len(available), 'backend')} ({', '.join(available)}) = "
+        f"{count(len(plan.cases) * len(available), 'cell')}, {rounds}, "
+        f"{settings.processes} process set(s), on {plan.device_name}: about {duration(plan.estimate_seconds())}"
     )

@@ -1,1 +1,1 @@
-"""Whether something became slower."""
+"""Decides whether a backend became slower."""

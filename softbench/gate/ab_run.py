@@ -9,7 +9,7 @@ from typing import cast
 from softbench.core.case import Direction
 from softbench.core.errors import UsageError
 from softbench.gate import environment_match, paired
-from softbench.gate.run_files import of_run
+from softbench.gate.run_files import from_run
 from softbench.gate.samples import RunSamples
 from softbench.gate.verdicts import GateReport, Rules, Verdict
 from softbench.plan.settings import AXES, Layer
@@ -18,36 +18,38 @@ from softbench.results import store
 from softbench.run.request import Request
 
 DEFAULTS: Layer = {**paired.FIXED_ROUNDS, "batch_ms": 5.0, "yardstick": False}
-"""More and shorter batches than in a run: a round is one value of the test, however long its batches are."""
+"""More and shorter batches than in a run, because a round is one value of the test."""
 
 Measure = Callable[[Request], store.Run]
 
 
-def ask(request: Request, candidate: str, reference: str) -> Request:
+def ab_request(request: Request, candidate: str, reference: str) -> Request:
     """The request with both backends and enough rounds.
 
     Raises:
         UsageError: candidate and reference are the same.
     """
     if candidate == reference:
-        raise UsageError(f"--candidate {candidate}: is the reference too; to measure the gate's own noise use --self-test")
-    return replace(fixed(request), flags={**request.flags, "backends": (candidate, reference), "relative_to": reference})
+        raise UsageError(f"--candidate {candidate}: is also the reference; to measure the gate's own noise use --self-test")
+    return replace(with_fixed_rounds(request), flags={**request.flags, "backends": (candidate, reference), "relative_to": reference})
 
 
-def fixed(request: Request) -> Request:
-    """The request with the defaults of an A/B run. A configuration's number of rounds counts only if it is fixed."""
+def with_fixed_rounds(request: Request) -> Request:
+    """The request with the defaults of an A/B run. A configuration's range of rounds is replaced."""
     config: Layer = {**DEFAULTS, **request.config}
-    if config["rounds"] != config["max_rounds"]:  # a range of rounds is meant for a run
+    if config["rounds"] != config["max_rounds"]:  # only `softbench run` takes a range of rounds
         config = {**config, **paired.FIXED_ROUNDS}
     return replace(request, config=config)
 
 
-def notes_on_rounds(request: Request) -> list[str]:
+def rounds_notes(request: Request) -> list[str]:
     """A note if the configuration's number of rounds is not used."""
-    rounds, most = ({**DEFAULTS, **request.config}[key] for key in ("rounds", "max_rounds"))
-    if rounds == most or "rounds" in request.flags:
+    rounds, max_rounds = ({**DEFAULTS, **request.config}[key] for key in ("rounds", "max_rounds"))
+    if rounds == max_rounds or "rounds" in request.flags:
         return []
-    return [f"{paired.ROUNDS} rounds, which all backends share, instead of the configuration's {rounds} to {most}; --rounds takes others"]
+    return [
+        f"{paired.ROUNDS} rounds, which all backends share, instead of the configuration's {rounds} to {max_rounds}; --rounds changes that"
+    ]
 
 
 def judge(
@@ -59,9 +61,9 @@ def judge(
     base: RunSamples | None = None,
     allowed: Sequence[str] = (),
 ) -> GateReport:
-    """Measure, screen, and confirm flagged cells in fresh process pairs.
+    """Measure and screen both backends, and measure flagged cells again in fresh process pairs.
 
-    `base` is a baseline with the reference's spread between processes, which raises the margins of noisy cells.
+    `base` is a baseline. Its spread of the reference between processes raises the margins of noisy cells.
 
     Raises:
         UsageError: a backend does not exist. Errors of `softbench.run.run.run` pass through.
@@ -71,20 +73,20 @@ def judge(
         run = measure(request)
     except UsageError as error:
         raise UsageError(str(error).replace("--backends", "--candidate, --reference", 1)) from None
-    screened = found(run)
+    screened = samples_of(run)
     notes = [f"measured: {run.csv}"] + (environment_match.check(screened, base, allowed) if base else [])
-    tau = paired.spreads(base, reference, candidate) if base else None
-    report = paired.screen(screened, candidate, reference, rules, tau)
+    process_sds = paired.spreads(base, reference, candidate) if base else None
+    report = paired.screen(screened, candidate, reference, rules, process_sds)
     if flagged := paired.flagged(report):
-        again = measure(confirmation(request, flagged))
-        notes.append(f"{len(flagged)} flagged, measured again in {paired.CONFIRMATIONS} fresh process pairs: {again.csv}")
-        report = paired.confirmed(report, found(again), reference)
+        second = measure(confirmation(request, flagged))
+        notes.append(f"{len(flagged)} flagged, measured again in {paired.CONFIRMATIONS} fresh process pairs: {second.csv}")
+        report = paired.confirmed(report, samples_of(second), reference)
     return replace(report, notes=tuple(notes))
 
 
-def found(run: store.Run) -> RunSamples:
+def samples_of(run: store.Run) -> RunSamples:
     """The samples of a run that was just measured."""
-    return of_run(run.header, run.records(), str(run.json))
+    return from_run(run.header, run.records(), str(run.json))
 
 
 def confirmation(request: Request, flagged: Sequence[Verdict]) -> Request:

@@ -1,7 +1,7 @@
 """Baselines: the round medians of several processes on one machine, as a readable file under results/baselines/.
 
 The file is JSON with a line per cell: each process's round medians in microseconds. The raw samples stay in the runs' own files. The
-header has GPU, driver, versions and command, and `softbench.gate.environment_match` holds it against every new run.
+header has GPU, driver, versions and command, and `softbench.gate.environment_match` compares it with every new run.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ def save(parts: Sequence[RunSamples], name: str, folder: Path = FOLDER, *, force
     """Write the runs together as the baseline `name`; returns the file and warnings.
 
     Raises:
-        UsageError: an invalid name, or one that exists and is not to be replaced.
+        UsageError: an invalid name, or one that exists without `force`.
         ResultsError: one run given twice, or the folder cannot be written.
         InconclusiveError: too few processes (the message has the command that measures more), or runs of different machines or sweeps.
     """
     file = path_of(name, folder)
     if file.exists() and not force:
-        raise UsageError(f"{file} is there already; take another name, or --force, or: softbench baseline promote NEW {name}")
+        raise UsageError(f"{file} exists already; take another name, or --force, or: softbench baseline promote NEW {name}")
     warnings = environment_match.one_machine(parts)
-    whole = join(parts)
-    warnings += _enough(whole) + _everywhere(whole)
-    return _write(whole, name, file), warnings
+    joined = join(parts)
+    warnings += _check_processes(joined) + _check_one_sweep(joined)
+    return _write(joined, name, file), warnings
 
 
 def promote(candidate: str, name: str, folder: Path = FOLDER, allowed: Sequence[str] = ()) -> tuple[Path, Path | None, list[str]]:
@@ -54,22 +54,22 @@ def promote(candidate: str, name: str, folder: Path = FOLDER, allowed: Sequence[
         UsageError, ResultsError: the baseline is missing or damaged, or the folder cannot be written.
         InconclusiveError: it comes from another machine than the baseline it replaces.
     """
-    found, target = open_baseline(candidate, folder), path_of(name, folder)
-    warnings, previous = _enough(found), None
+    baseline, target = open_baseline(candidate, folder), path_of(name, folder)
+    warnings, previous = _check_processes(baseline), None
     if target.exists():
-        warnings += environment_match.check(found, open_baseline(str(target), folder), allowed)
+        warnings += environment_match.check(baseline, open_baseline(str(target), folder), allowed)
         previous = path_of(f"{name}.previous", folder)
         try:
             replace_file(previous, target.read_text(encoding="utf-8"))
         except OSError as error:
             raise ResultsError(f"{previous}: cannot be written: {error.strerror}") from None
-    return _write(found, name, target), previous, warnings
+    return _write(baseline, name, target), previous, warnings
 
 
 def path_of(name: str, folder: Path = FOLDER) -> Path:
     """The file of a baseline's name; raises UsageError for an invalid name."""
     if not NAME.fullmatch(name) or name.endswith((".json", ".csv")):
-        raise UsageError(f"'{one_line(name, 60)}' is no name for a baseline; use letters, digits and . _ : + -, without .json")
+        raise UsageError(f"'{one_line(name, 60)}' is not a valid name for a baseline; use letters, digits and . _ : + -, without .json")
     return folder / f"{name}.json"
 
 
@@ -98,39 +98,44 @@ def open_baseline(name_or_file: str, folder: Path = FOLDER) -> RunSamples:
     return _parse(document, str(path)) if document.get("format") == FORMAT else from_document(document, str(path))
 
 
-def _enough(found: RunSamples) -> list[str]:
-    if found.processes < MIN_BASE:
+def _check_processes(baseline: RunSamples) -> list[str]:
+    if baseline.processes < MIN_BASE:
         raise InconclusiveError(
-            f"{found.source}: a baseline needs {MIN_BASE} processes ({RECOMMENDED_BASE} recommended), there are {found.processes}; "
-            f"measure with: {found.more_processes(RECOMMENDED_BASE)}"
+            f"{baseline.source}: a baseline needs {MIN_BASE} processes ({RECOMMENDED_BASE} recommended), it has {baseline.processes}; "
+            f"measure with: {baseline.more_processes(RECOMMENDED_BASE)}"
         )
-    if found.processes < RECOMMENDED_BASE:
-        return [f"{found.processes} processes; {RECOMMENDED_BASE} are recommended: {found.more_processes(RECOMMENDED_BASE)}"]
+    if baseline.processes < RECOMMENDED_BASE:
+        return [f"{baseline.processes} processes; {RECOMMENDED_BASE} are recommended: {baseline.more_processes(RECOMMENDED_BASE)}"]
     return []
 
 
-def _everywhere(found: RunSamples) -> list[str]:
-    """Runs that add up must have one sweep: a cell that few runs have could never be judged."""
-    held = {key: len(series.processes) for key, series in found.cells.items() if series.status == "ok"}
-    few = [key for key, count in held.items() if count < MIN_BASE]
+def _check_one_sweep(baseline: RunSamples) -> list[str]:
+    """Joined runs must have one sweep, because a cell with too few processes could not be judged."""
+    counts = {key: len(samples.processes) for key, samples in baseline.cells.items() if samples.status == "ok"}
+    few = [key for key, count in counts.items() if count < MIN_BASE]
     if few:
-        example = f"{few[0].backend} {few[0].case} has {held[few[0]]}"
+        example = f"{few[0].backend} {few[0].case} has {counts[few[0]]}"
         raise InconclusiveError(
-            f"{found.source}: {len(few)} of {len(held)} cells have fewer than {MIN_BASE} processes ({example}); "
-            f"a baseline takes runs of one sweep: measure with: {found.more_processes(RECOMMENDED_BASE)}"
+            f"{baseline.source}: {len(few)} of {len(counts)} cells have fewer than {MIN_BASE} processes ({example}); "
+            f"a baseline takes runs of one sweep: measure with: {baseline.more_processes(RECOMMENDED_BASE)}"
         )
-    fewer = sum(count < found.processes for count in held.values())
-    return [f"{fewer} of {len(held)} cells were not measured in all {found.processes} processes"] if fewer else []
+    fewer = sum(count < baseline.processes for count in counts.values())
+    return [f"{fewer} of {len(counts)} cells were not measured in all {baseline.processes} processes"] if fewer else []
 
 
-def _write(found: RunSamples, name: str, file: Path) -> Path:
+def _write(baseline: RunSamples, name: str, file: Path) -> Path:
     header: dict[str, Any] = {
         **{"format": FORMAT, "version": VERSION, "name": name, "saved": datetime.now(UTC).isoformat(timespec="seconds")},
-        **{"schema": found.schema, "device_name": found.device_name, "processes": found.processes, "command": found.command},
-        **{"runs": list(found.runs), "measured_by": found.versions, "settings": found.settings, "environment": found.environment},
+        **{"schema": baseline.schema, "device_name": baseline.device_name, "processes": baseline.processes, "command": baseline.command},
+        **{
+            "runs": list(baseline.runs),
+            "measured_by": baseline.versions,
+            "settings": baseline.settings,
+            "environment": baseline.environment,
+        },
     }
     lines = [f"  {json.dumps(key)}: {json.dumps(value, allow_nan=False)}" for key, value in header.items()]
-    cells = ",\n".join(f"    {json.dumps(_cell(key, series), allow_nan=False)}" for key, series in found.cells.items())
+    cells = ",\n".join(f"    {json.dumps(_cell(key, samples), allow_nan=False)}" for key, samples in baseline.cells.items())
     text = "{\n" + ",\n".join(lines) + ',\n  "cells": [\n' + cells + "\n  ]\n}\n"
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -140,50 +145,55 @@ def _write(found: RunSamples, name: str, file: Path) -> Path:
     return file
 
 
-def _cell(key: CellKey, series: CellSamples) -> dict[str, Any]:
-    cell: dict[str, Any] = {**key._asdict(), "status": series.status, "class": series.grade}
-    if series.status != "ok":
-        return {**cell, "reason": series.reason}
-    if series.host_bound:
-        cell["host_bound"] = series.host_bound
-    return {**cell, "round_medians_us": {str(k): [round(turn.median_us, 4) for turn in turns] for k, turns in series.processes.items()}}
+def _cell(key: CellKey, samples: CellSamples) -> dict[str, Any]:
+    cell: dict[str, Any] = {**key._asdict(), "status": samples.status, "class": samples.grade}
+    if samples.status != "ok":
+        return {**cell, "reason": samples.reason}
+    if samples.host_bound:
+        cell["host_bound"] = samples.host_bound
+    return {
+        **cell,
+        "round_medians_us": {str(process): [round(one.median_us, 4) for one in rounds] for process, rounds in samples.processes.items()},
+    }
 
 
 def _parse(document: dict[str, Any], source: str) -> RunSamples:
     if document.get("version") != VERSION or document.get("schema") != SCHEMA:
-        found = f"version {one_line(str(document.get('version')), 20)}, schema {one_line(str(document.get('schema')), 20)}"
-        raise ResultsError(f"{source}: is a baseline of {found}; this softbench reads version {VERSION}, schema {SCHEMA}: measure it again")
+        versions_found = f"version {one_line(str(document.get('version')), 20)}, schema {one_line(str(document.get('schema')), 20)}"
+        raise ResultsError(
+            f"{source}: is a baseline of {versions_found}; this softbench reads version {VERSION}, schema {SCHEMA}: measure it again"
+        )
     cells: dict[CellKey, CellSamples] = {}
-    at = "its header"
+    place = "its header"
     try:
         environment, settings = dict(document["environment"]), dict(document["settings"])
         runs = tuple(one_line(str(run)) for run in document["runs"])
         versions = {str(key): one_line(str(value)) for key, value in dict(document.get("measured_by") or {}).items()}
         for number, cell in enumerate(document["cells"], 1):
-            at = f"cell {number}"
+            place = f"cell {number}"
             key = cell_key(cell["backend"], cell["direction"], cell["dtype"], cell["M"], cell["N"])
-            at = f"{key.backend} {key.case}"
+            place = f"{key.backend} {key.case}"
             if key in cells:
-                raise ValueError("is there twice")
-            cells[key] = _series(cell)
-        processes = len({process for series in cells.values() for process in series.processes})
+                raise ValueError("the cell occurs twice")
+            cells[key] = _samples(cell)
+        processes = len({process for samples in cells.values() for process in samples.processes})
         if document["processes"] != processes:
-            raise ValueError(f"says {one_line(str(document['processes']), 20)} processes and holds {processes}")
+            raise ValueError(f"says {one_line(str(document['processes']), 20)} processes and has {processes}")
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
-        raise ResultsError(f"{source}: {at} is damaged: {type(error).__name__}: {one_line(str(error), 120)}; save it again") from None
+        raise ResultsError(f"{source}: {place} is damaged: {type(error).__name__}: {one_line(str(error), 120)}; save it again") from None
     texts = [one_line(str(document.get(name) or ""), 2000) for name in ("device_name", "command")]
     return RunSamples(source, runs, SCHEMA, texts[0], environment, settings, texts[1], cells, processes, versions)
 
 
-def _series(cell: dict[str, Any]) -> CellSamples:
+def _samples(cell: dict[str, Any]) -> CellSamples:
     grade = Grade(cell["class"]).value if cell["class"] else ""
     if cell["status"] != "ok":
         return CellSamples(Status(cell["status"]).value, one_line(str(cell["reason"])), grade)
     processes = {}
     for process, medians in cell["round_medians_us"].items():
         if not medians:
-            raise ValueError("a process without rounds")
+            raise ValueError("a process has no rounds")
         processes[int(process)] = tuple(RoundMedian(number, 0, positive(us)) for number, us in enumerate(medians))
     if not processes:
-        raise ValueError("it is measured, but holds no processes")
+        raise ValueError("it is measured, but has no processes")
     return CellSamples("ok", "", grade, processes, one_line(str(cell.get("host_bound") or "")))

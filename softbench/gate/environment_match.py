@@ -14,15 +14,15 @@ STRICT = {
     "cpu": ("device", "cpu", "cpu_count", "torch_threads"),
 }
 """Facts that must be equal, by device. An absent fact counts as different."""
-LACKED = ("ecc", "mig")
+OPTIONAL_FACTS = ("ecc", "mig")
 """Facts that many GPUs lack. If both sides lack them, they count as equal."""
-WARNED = (
+WARNING_FACTS = (
     *("driver", "cuda", "torch", "triton", "python", "gpu_count", "interleaved"),
     *("sm_clock_max_mhz", "memory_clock_max_mhz"),  # the clock policy that NVML reports
 )
-MEASURED = ("rounds", "max_rounds", "precision", "warmup_ms", "batch_ms", "seed")
+WARNING_SETTINGS = ("rounds", "max_rounds", "precision", "warmup_ms", "batch_ms", "seed")
 """Settings that affect a measurement."""
-MADE_BY = {"timer": "do_bench", "l2": "cold"}
+TIMING_DEFAULTS = {"timer": "do_bench", "l2": "cold"}
 """Settings that change what is measured, with their values in older runs."""
 
 
@@ -32,7 +32,7 @@ def strict_fields() -> list[str]:
 
 
 def validate(allowed: Sequence[str]) -> None:
-    """Raise UsageError for a name that is not such a fact."""
+    """Raise UsageError for a name that `--allow-env-mismatch` does not know."""
     for name in allowed:
         if name not in strict_fields():
             raise UsageError(f"--allow-env-mismatch: {unknown(name, strict_fields(), 'field')}")
@@ -47,27 +47,26 @@ def check(new: RunSamples, base: RunSamples, allowed: Sequence[str] = ()) -> lis
     """
     validate(allowed)
     fields = STRICT.get(str(base.environment.get("device")), STRICT["cuda"])
-    sides = [(name, new.environment.get(name), base.environment.get(name)) for name in fields]
-    different = [name for name, now, then in sides if now != then or (now is None and name not in LACKED)]
+    different = [name for name in fields if _differs(name, new.environment.get(name), base.environment.get(name))]
     refused = [name for name in different if name not in allowed]
     if refused:
         raise InconclusiveError(
-            f"{new.source} cannot be compared with {base.source}: {'; '.join(_told(name, new, base) for name in refused)}; "
+            f"{new.source} cannot be compared with {base.source}: {'; '.join(_difference(name, new, base) for name in refused)}; "
             f"measure both on one machine, or: {' '.join(f'--allow-env-mismatch {name}' for name in refused)}"
         )
-    for name, usual in MADE_BY.items():
-        then, now = base.settings.get(name, usual), new.settings.get(name, usual)
-        if then != now:
+    for name, default in TIMING_DEFAULTS.items():
+        old_value, new_value = base.settings.get(name, default), new.settings.get(name, default)
+        if old_value != new_value:
             raise InconclusiveError(
-                f"{new.source} cannot be compared with {base.source}: {name} was {then}, now it is {now}; measure again"
+                f"{new.source} cannot be compared with {base.source}: {name} was {old_value}, now it is {new_value}; measure again"
             )
-    warnings = [f"compared although different: {_told(name, new, base)}" for name in different]
-    for name in WARNED:
+    warnings = [f"compared although different: {_difference(name, new, base)}" for name in different]
+    for name in WARNING_FACTS:
         if new.environment.get(name) != base.environment.get(name):
-            warnings.append(f"differs: {_told(name, new, base)}")
-    for name in MEASURED:
+            warnings.append(f"differs: {_difference(name, new, base)}")
+    for name in WARNING_SETTINGS:
         if new.settings.get(name) != base.settings.get(name):
-            warnings.append(f"differs: {name} was {_shown(base.settings.get(name))}, now it is {_shown(new.settings.get(name))}")
+            warnings.append(f"differs: {name} was {_recorded(base.settings.get(name))}, now it is {_recorded(new.settings.get(name))}")
     return warnings
 
 
@@ -80,9 +79,13 @@ def one_machine(parts: Sequence[RunSamples], allowed: Sequence[str] = ()) -> lis
     return [text for part in parts[1:] for text in check(part, parts[0], allowed)]
 
 
-def _told(name: str, new: RunSamples, base: RunSamples) -> str:
-    return f"{name} was {_shown(base.environment.get(name))}, now it is {_shown(new.environment.get(name))}"
+def _differs(name: str, new_value: Any, old_value: Any) -> bool:
+    return bool(new_value != old_value) or (new_value is None and name not in OPTIONAL_FACTS)
 
 
-def _shown(value: Any) -> str:
+def _difference(name: str, new: RunSamples, base: RunSamples) -> str:
+    return f"{name} was {_recorded(base.environment.get(name))}, now it is {_recorded(new.environment.get(name))}"
+
+
+def _recorded(value: Any) -> str:
     return "not recorded" if value is None else one_line(str(value), 60)

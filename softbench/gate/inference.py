@@ -13,7 +13,7 @@ from functools import lru_cache
 from statistics import fmean, median, variance
 from typing import Any, cast
 
-TAU_FLOOR = 0.001
+PROCESS_SD_FLOOR = 0.001
 """The smallest between-process standard deviation, as a fraction. Event times tick in 32 ns, which is 0.1 % of 32 us."""
 MAD_TO_SD = 1.4826  # of a normal distribution
 
@@ -21,36 +21,37 @@ MAD_TO_SD = 1.4826  # of a normal distribution
 def signed_rank_p(values: Sequence[float]) -> float:
     """One-sided p of Wilcoxon's signed-rank test, H1: the values are symmetric about something greater than 0.
 
-    Exact for the observed ties (average ranks, doubled to whole numbers). Zeros are left out; 1.0 if no value is left.
+    Exact for the observed ties (average ranks, doubled to whole numbers). Zeros are left out; the result is 1.0 if no value is left.
     """
-    kept = sorted((value for value in values if value != 0), key=abs)
-    if not kept:
+    nonzero = sorted((value for value in values if value != 0), key=abs)
+    if not nonzero:
         return 1.0
     doubled: list[int] = []
-    while len(doubled) < len(kept):
+    while len(doubled) < len(nonzero):
         first = len(doubled)
-        last = next((i for i in range(first, len(kept)) if abs(kept[i]) != abs(kept[first])), len(kept))
+        last = next((i for i in range(first, len(nonzero)) if abs(nonzero[i]) != abs(nonzero[first])), len(nonzero))
         doubled += [first + 1 + last] * (last - first)  # twice the average of ranks first+1 .. last
-    positive = sum(rank for rank, value in zip(doubled, kept, strict=True) if value > 0)
-    slot = len(kept) + 1  # bits that hold any count up to 2**n
-    # The digits are the counts of each rank sum. A number modulo (base - 1) is the sum of its digits.
-    tail = (_rank_sums(tuple(doubled)) >> (slot * positive)) % ((1 << slot) - 1)
-    return tail / (1 << len(kept))
+    positive = sum(rank for rank, value in zip(doubled, nonzero, strict=True) if value > 0)
+    digit_bits = len(nonzero) + 1  # enough for any count up to 2**n
+    # The shift drops the smaller rank sums. A number modulo (base - 1) is the sum of its digits.
+    tail = (_rank_sums(tuple(doubled)) >> (digit_bits * positive)) % ((1 << digit_bits) - 1)
+    return tail / (1 << len(nonzero))
 
 
 @lru_cache(maxsize=64)
 def _rank_sums(ranks: tuple[int, ...]) -> int:
-    slot, counts = len(ranks) + 1, 1
+    """How many subsets of the ranks have each sum: digit number `sum` of one large integer, of len(ranks) + 1 bits a digit."""
+    digit_bits, counts = len(ranks) + 1, 1
     for rank in ranks:
-        counts += counts << (slot * rank)
+        counts += counts << (digit_bits * rank)
     return counts
 
 
 def holm(p: Sequence[float]) -> list[float]:
     """Holm's adjusted p values: rejecting those at most alpha holds the family-wise error rate at alpha (Holm 1979)."""
     adjusted, running = [1.0] * len(p), 0.0
-    for place, index in enumerate(sorted(range(len(p)), key=p.__getitem__)):
-        running = max(running, min(1.0, (len(p) - place) * p[index]))
+    for rank, index in enumerate(sorted(range(len(p)), key=p.__getitem__)):
+        running = max(running, min(1.0, (len(p) - rank) * p[index]))
         adjusted[index] = running
     return adjusted
 
@@ -58,8 +59,8 @@ def holm(p: Sequence[float]) -> list[float]:
 def benjamini_hochberg(p: Sequence[float]) -> list[float]:
     """Benjamini and Hochberg's adjusted p values (1995): rejecting those at most q holds the false discovery rate at q."""
     adjusted, running = [1.0] * len(p), 1.0
-    for place, index in enumerate(sorted(range(len(p)), key=p.__getitem__, reverse=True)):
-        running = min(running, len(p) / (len(p) - place) * p[index])
+    for rank, index in enumerate(sorted(range(len(p)), key=p.__getitem__, reverse=True)):
+        running = min(running, len(p) / (len(p) - rank) * p[index])
         adjusted[index] = running
     return adjusted
 
@@ -74,31 +75,31 @@ def robust_sd(values: Sequence[float]) -> float:
 class Moderated:
     """One cell's between-process spread, moderated by all other cells."""
 
-    tau: float
-    """Standard deviation of a process's log median; a fraction."""
+    process_sd: float
+    """Standard deviation between processes of the log of a process's median; a fraction."""
     df: float
-    """Degrees of freedom: the cell's own and the prior's; inf when all cells are alike."""
+    """Degrees of freedom: the cell's own and the prior's; inf if all cells have the same spread."""
 
 
-def moderate(groups: Sequence[Sequence[Sequence[float]]], floor: float = TAU_FLOOR) -> list[Moderated]:
+def moderate(groups: Sequence[Sequence[Sequence[float]]], floor: float = PROCESS_SD_FLOOR) -> list[Moderated]:
     """Each cell's spread, shrunk toward that of all cells: the empirical Bayes of limma (Smyth 2004, section 6.2).
 
     `groups[cell]` holds the cell's groups of process values (baseline, new), whose means may differ. Shrinking never reduces a cell's
-    spread. A cell with a larger spread than the prior keeps its own: that costs power and causes no false alarm.
+    spread. A cell with a larger spread than the prior keeps its own, which reduces power and causes no false alarm.
 
     Raises:
         ValueError: a cell has no degree of freedom.
     """
     own = [_within(cell) for cell in groups]
     if any(df < 1 for _, df in own):
-        raise ValueError("a cell needs two processes in one group at least")
-    least = floor**2
-    prior, prior_df = _prior([(max(variance_, least), df) for variance_, df in own])
-    found = []
+        raise ValueError("a cell needs at least two processes in one group")
+    min_variance = floor**2
+    prior, prior_df = _prior([(max(variance_, min_variance), df) for variance_, df in own])
+    moderated = []
     for variance_, df in own:
         shrunk = prior if math.isinf(prior_df) else (prior_df * prior + df * variance_) / (prior_df + df)
-        found.append(Moderated(math.sqrt(max(shrunk, variance_, least)), prior_df + df))
-    return found
+        moderated.append(Moderated(math.sqrt(max(shrunk, variance_, min_variance)), prior_df + df))
+    return moderated
 
 
 def _within(groups: Sequence[Sequence[float]]) -> tuple[float, int]:
@@ -109,7 +110,7 @@ def _within(groups: Sequence[Sequence[float]]) -> tuple[float, int]:
 
 
 def _prior(own: Sequence[tuple[float, int]]) -> tuple[float, float]:
-    """Variance and degrees of freedom of the scaled inverse chi-square that the cells' variances look drawn from."""
+    """Variance and degrees of freedom of the scaled inverse chi-square that fits the cells' variances."""
     if len(own) < 3:  # too few cells to estimate a prior
         return 0.0, 0.0
     special = _special()
@@ -145,7 +146,7 @@ def t_upper(t: float, df: float) -> float:
 
 
 def t_quantile(p: float, df: float) -> float:
-    """The value that Student's t is below with probability p."""
+    """The p quantile of Student's t; the normal's for df = inf."""
     special = _special()
     return float(special.ndtri(p) if math.isinf(df) else special.stdtrit(df, p))
 

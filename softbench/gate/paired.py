@@ -1,7 +1,7 @@
 """The paired comparison: candidate and reference in the same rounds, with a signed-rank test on the log ratios.
 
 The order of a round is balanced (AB BA BA AB). Its value is log(candidate / reference) of the two batches' medians, so drift cancels.
-Between processes the ratio differs by more than rounds show. So a flagged cell is measured again in fresh process pairs, and is a
+The ratio differs more between processes than between rounds. So a flagged cell is measured again in fresh process pairs. It is a
 regression only if all pairs agree (`confirmed`).
 """
 
@@ -25,16 +25,16 @@ FIXED_ROUNDS: Layer = {"rounds": ROUNDS, "max_rounds": ROUNDS}
 """Settings for which candidate and reference share every round."""
 CONFIRMATIONS = 2
 """Number of fresh process pairs, which must all agree."""
-MARGIN_TAUS = 3 * math.sqrt(2)
-"""Least margin in standard deviations of one process: three standard deviations of the difference of two."""
+MARGIN_SDS = 3 * math.sqrt(2)
+"""The smallest margin in standard deviations of one process: three standard deviations of the difference of two processes."""
 ORDER_FLOOR = 0.01
 ORDER_SDS = 4.0
-"""Standard errors (or the floor) by which AB and BA may differ. Beyond it a cell is in doubt: 1 in 16 000 identical cells."""
+"""Standard errors (or the floor) by which AB and BA may differ. Beyond it a cell is in why_ambiguous: 1 in 16 000 identical cells."""
 MEDIAN_SD = math.sqrt(math.pi / 2)  # standard error of a median over that of a mean, for normal values
 
 
 @dataclass(frozen=True, slots=True)
-class Pairs:
+class SharedRounds:
     """The shared rounds of candidate and reference in one process pair."""
 
     logs: tuple[float, ...]
@@ -44,44 +44,41 @@ class Pairs:
     """True if the candidate came first."""
 
 
-def pair(candidate: CellSamples, reference: CellSamples) -> dict[int, Pairs]:
+def pair(candidate: CellSamples, reference: CellSamples) -> dict[int, SharedRounds]:
     """The shared rounds by process."""
-    found = {}
+    by_process = {}
     for process, rounds in candidate.processes.items():
-        others = {turn.number: turn for turn in reference.processes.get(process, ())}
-        both = [(turn, others[turn.number]) for turn in rounds if turn.number in others]
+        references = {one.number: one for one in reference.processes.get(process, ())}
+        both = [(one, references[one.number]) for one in rounds if one.number in references]
         if both:
-            logs = tuple(math.log(mine.median_us / other.median_us) for mine, other in both)
-            us = tuple(other.median_us for _, other in both)
-            found[process] = Pairs(logs, us, tuple(mine.position < other.position for mine, other in both))
-    return found
+            logs = tuple(math.log(new.median_us / old.median_us) for new, old in both)
+            us = tuple(old.median_us for _, old in both)
+            by_process[process] = SharedRounds(logs, us, tuple(new.position < old.position for new, old in both))
+    return by_process
 
 
-def screen(run: RunSamples, candidate: str, reference: str, rules: Rules, tau: Mapping[CellKey, float] | None = None) -> GateReport:
+def screen(run: RunSamples, candidate: str, reference: str, rules: Rules, process_sds: Mapping[CellKey, float] | None = None) -> GateReport:
     """Compare candidate and reference in every case of a run. Cells called slower are flagged and need a confirmation.
 
-    `tau` is the between-process standard deviation of cells, from a baseline. Several process pairs of the run also give it.
+    `process_sds` are the between-process standard deviations of cells, from a baseline. Several process pairs of the run also give them.
     """
     if run.environment.get("interleaved") is False:
         raise InconclusiveError(
-            f"{run.source}: {candidate} and {reference} were not alive at a time, so they share no round; free the device's memory, "
+            f"{run.source}: {candidate} and {reference} did not run interleaved, so they share no round; free the device's memory, "
             "or compare with a stored baseline (--baseline)"
         )
     verdicts, cells, sides = [], {}, {}
-    was = f"the reference {reference}"
-    for key in (
-        key.of(candidate) for key in dict.fromkeys(key.of(reference) for key in run.cells if key.backend in (candidate, reference))
-    ):
-        new, old = run.cells.get(key), run.cells.get(key.of(reference))
-        if found := unmeasured(key, new, old, was):
-            verdicts.append(found)
+    for key in dict.fromkeys(key.with_backend(candidate) for key in run.cells if key.backend in (candidate, reference)):
+        new, old = run.cells.get(key), run.cells.get(key.with_backend(reference))
+        if verdict := unmeasured(key, new, old, f"the reference {reference}"):
+            verdicts.append(verdict)
         elif new and old and new.status == old.status == "ok":
             cells[key], sides[key] = pair(new, old), (new, old)
-    spreads = {**_spreads(cells), **(tau or {})}
+    spreads = {**_spreads(cells), **(process_sds or {})}
     device = run.environment.get("device")
     tests = []
     for key, pairs in cells.items():
-        us = median([us for found in pairs.values() for us in found.reference_us] or [math.inf])
+        us = median([us for rounds in pairs.values() for us in rounds.reference_us] or [math.inf])
         tests.append(_cell_test(key, pairs, rules, spreads.get(key), launch_bound(us, device, sides[key]), len(cells)))
     what = f"{candidate} against {reference}, interleaved in one run"
     return GateReport(what, ranked([*verdicts, *corrected(tests, rules)]), rules)
@@ -89,75 +86,81 @@ def screen(run: RunSamples, candidate: str, reference: str, rules: Rules, tau: M
 
 def spreads(base: RunSamples, reference: str, candidate: str) -> dict[CellKey, float]:
     """The reference's spread between processes in a baseline, for the candidate's cells."""
-    keys = [key for key, series in base.cells.items() if key.backend == reference and len(series.processes) > 1]
+    keys = [key for key, samples in base.cells.items() if key.backend == reference and len(samples.processes) > 1]
     values = [[[math.log(us) for us in base.cells[key].medians_us().values()]] for key in keys]
-    return {key.of(candidate): spread.tau for key, spread in zip(keys, moderate(values), strict=True)}
+    return {key.with_backend(candidate): spread.process_sd for key, spread in zip(keys, moderate(values), strict=True)}
 
 
-def _spreads(cells: Mapping[CellKey, Mapping[int, Pairs]]) -> dict[CellKey, float]:
-    """The between-process standard deviation of one backend from several process pairs: that of the pairs over sqrt(2)."""
-    several = {key: [[median(pairs.logs) for pairs in found.values()]] for key, found in cells.items() if len(found) > 1}
+def _spreads(cells: Mapping[CellKey, Mapping[int, SharedRounds]]) -> dict[CellKey, float]:
+    """The between-process standard deviation of one backend: that of several process pairs over sqrt(2)."""
+    several = {key: [[median(pairs.logs) for pairs in by_process.values()]] for key, by_process in cells.items() if len(by_process) > 1}
     if not several:
         return {}
-    return {key: spread.tau / math.sqrt(2) for key, spread in zip(several, moderate(list(several.values())), strict=True)}
+    return {key: spread.process_sd / math.sqrt(2) for key, spread in zip(several, moderate(list(several.values())), strict=True)}
 
 
-def _cell_test(key: CellKey, found: Mapping[int, Pairs], rules: Rules, tau: float | None, advisory: str, cells: int) -> CellTest:
-    logs = [value for pairs in found.values() for value in pairs.logs]
+def _cell_test(
+    key: CellKey, by_process: Mapping[int, SharedRounds], rules: Rules, process_sd: float | None, advisory: str, cells: int
+) -> CellTest:
+    logs = [value for pairs in by_process.values() for value in pairs.logs]
     if not logs or not finite(logs):
-        return CellTest(Verdict(key, State.AMBIGUOUS, ""), doubt="the two share no round" if not logs else "its values are no numbers")
-    margin = max(rules.margin, MARGIN_TAUS * tau) if tau is not None else rules.margin
-    ratio, doubt = math.exp(median(logs)), _doubt(found, rules, cells, math.log1p(margin))
+        return CellTest(
+            Verdict(key, State.AMBIGUOUS, ""),
+            why_ambiguous="the two backends share no round" if not logs else "a value is not a finite number",
+        )
+    margin = max(rules.margin, MARGIN_SDS * process_sd) if process_sd is not None else rules.margin
+    ratio, why_ambiguous = math.exp(median(logs)), _why_ambiguous(by_process, rules, cells, math.log1p(margin))
     if not advisory and margin > rules.most_margin:
-        told = f"its processes differ so much that the margin would be {margin:.1%}, more than {rules.most_margin:.0%}"
+        noise = f"its processes differ so much that the margin would be {margin:.1%}, more than {rules.most_margin:.0%}"
         if ratio <= 1 + rules.most_margin:
-            advisory = f"not gated: {told}"
-        elif ratio <= 1 + margin:  # too large to pass and too uncertain to decide; beyond the raised margin the test decides
-            doubt = doubt or f"{ratio - 1:+.1%}, and {told}: measure more processes"
-    interval = _interval(logs, tau)
-    pairs_told = f"{len(found)} process pairs" if len(found) > 1 else "1 process pair"
+            advisory = f"not gated: {noise}"
+        elif ratio <= 1 + margin:  # undecided; beyond the raised margin the test decides
+            why_ambiguous = why_ambiguous or f"{ratio - 1:+.1%}, and {noise}: measure more processes"
+    interval = _interval(logs, process_sd)
+    process_pairs = f"{len(by_process)} process pairs" if len(by_process) > 1 else "1 process pair"
     verdict = Verdict(
         key,
         State.AMBIGUOUS,
         advisory,
         ratio=ratio,
         interval=interval and (math.exp(interval[0]), math.exp(interval[1])),
-        covers="rounds, widened by the differences between processes" if tau is not None else "rounds within this process pair",
-        n=f"{len(logs)} rounds, {pairs_told}",
+        covers="rounds, widened by the differences between processes" if process_sd is not None else "rounds within this process pair",
+        n=f"{len(logs)} rounds, {process_pairs}",
         margin=margin,
         gated=not advisory,
     )
     limit = math.log1p(margin)
     # Pooled rounds of several process pairs are not independent: each pair must show the change.
-    slower = max(_beyond(pairs.logs, limit) for pairs in found.values())
-    faster = max(_beyond([-value for value in pairs.logs], limit) for pairs in found.values())
-    return CellTest(verdict, slower, faster, doubt)
+    slower_p = max(_exceedance_p(pairs.logs, limit) for pairs in by_process.values())
+    faster_p = max(_exceedance_p([-value for value in pairs.logs], limit) for pairs in by_process.values())
+    return CellTest(verdict, slower_p, faster_p, why_ambiguous)
 
 
-def _beyond(logs: Sequence[float], limit: float) -> float:
-    """p of H0: the logs are at most `limit`. Rounding keeps the ties that the clock's ticks make."""
+def _exceedance_p(logs: Sequence[float], limit: float) -> float:
+    """p of H0: the logs are at most `limit`. Rounding keeps the ties that the resolution of the timer causes."""
     return signed_rank_p([round(value - limit, 9) for value in logs])
 
 
-def _interval(logs: list[float], tau: float | None) -> tuple[float, float] | None:
-    """A distribution-free interval over the rounds; a known tau of two processes is added in quadrature."""
-    found = median_interval(logs)
-    if found is None or tau is None:
-        return found
-    centre, between = median(logs), 1.96 * math.sqrt(2) * tau
-    return centre - math.hypot(centre - found[0], between), centre + math.hypot(found[1] - centre, between)
+def _interval(logs: list[float], process_sd: float | None) -> tuple[float, float] | None:
+    """A distribution-free interval over the rounds. A known spread of both processes is added in quadrature."""
+    interval = median_interval(logs)
+    if interval is None or process_sd is None:
+        return interval
+    centre, between = median(logs), 1.96 * math.sqrt(2) * process_sd
+    return centre - math.hypot(centre - interval[0], between), centre + math.hypot(interval[1] - centre, between)
 
 
-def _doubt(found: Mapping[int, Pairs], rules: Rules, cells: int, margin: float) -> str:
-    least = min(len(pairs.logs) for pairs in found.values())
-    if 0.5**least > rules.alpha / cells:
+def _why_ambiguous(by_process: Mapping[int, SharedRounds], rules: Rules, cells: int, margin: float) -> str:
+    """Too few rounds, a changed reference, or a dependence on the order; empty without these. `margin` is of a log ratio."""
+    rounds = min(len(pairs.logs) for pairs in by_process.values())
+    if 0.5**rounds > rules.alpha / cells:
         needed = math.ceil(math.log2(cells / rules.alpha))
-        return f"{least} rounds cannot be significant in a family of {cells}: use --rounds {needed} or more"
-    for pairs in found.values():
+        return f"{rounds} rounds cannot be significant after correction for {cells} tests: use --rounds {needed} or more"
+    for pairs in by_process.values():
         half = len(pairs.reference_us) // 2
-        moved = median(pairs.reference_us[half:]) / median(pairs.reference_us[:half])
-        if abs(math.log(moved)) > math.log1p(rules.reference_moves):
-            return f"the reference itself moved by {moved - 1:+.1%} within the run"
+        change = median(pairs.reference_us[half:]) / median(pairs.reference_us[:half])
+        if abs(math.log(change)) > math.log1p(rules.reference_moves):
+            return f"the reference itself changed by {change - 1:+.1%} within the run"
         ab = [value for value, first in zip(pairs.logs, pairs.first, strict=True) if first]
         ba = [value for value, first in zip(pairs.logs, pairs.first, strict=True) if not first]
         if min(len(ab), len(ba)) < 3:
@@ -166,8 +169,8 @@ def _doubt(found: Mapping[int, Pairs], rules: Rules, cells: int, margin: float) 
         limit = max(ORDER_FLOOR, ORDER_SDS * MEDIAN_SD * sigma * math.sqrt(1 / len(ab) + 1 / len(ba)))
         if min(median(ab), median(ba)) > margin or max(median(ab), median(ba)) < -margin:
             continue  # beyond the margin in both orders
-        if (differ := abs(median(ab) - median(ba))) > limit:
-            return f"it depends on the order: AB and BA differ by {differ:.1%}, more than the noise explains ({limit:.1%})"
+        if (difference := abs(median(ab) - median(ba))) > limit:
+            return f"the ratio depends on the order: AB and BA differ by {difference:.1%}, more than the noise explains ({limit:.1%})"
     return ""
 
 
@@ -181,23 +184,23 @@ def confirmed(report: GateReport, again: RunSamples | None, reference: str) -> G
 
     Without a second measurement (`again` is None) no flagged cell stays a regression.
     """
-    return replace(report, verdicts=ranked([_settled(v, again, reference, report.rules) for v in report.verdicts]))
+    return replace(report, verdicts=ranked([_after_confirmation(v, again, reference, report.rules) for v in report.verdicts]))
 
 
-def _settled(verdict: Verdict, again: RunSamples | None, reference: str, rules: Rules) -> Verdict:
+def _after_confirmation(verdict: Verdict, again: RunSamples | None, reference: str, rules: Rules) -> Verdict:
     if verdict.state is not State.SLOWER or not verdict.gated:
         return verdict
     cells = again.cells if again else {}
-    new, old = cells.get(verdict.cell), cells.get(verdict.cell.of(reference))
+    new, old = cells.get(verdict.cell), cells.get(verdict.cell.with_backend(reference))
     if new and new.status != "ok":
-        return replace(verdict, state=State.BROKEN, reason=f"was right and slower, is {new.status} when measured again: {new.reason}")
-    found = list(pair(new, old).values()) if new and old else []
+        return replace(verdict, state=State.BROKEN, reason=f"was correct and slower, is {new.status} when measured again: {new.reason}")
+    by_process = list(pair(new, old).values()) if new and old else []
     limit = math.log1p(verdict.margin or rules.margin)
-    agree = [_beyond(pairs.logs, limit) <= rules.alpha for pairs in found]
-    ratios = ", ".join(f"{math.exp(median(pairs.logs)):.3f}" for pairs in found)
-    if len(found) >= CONFIRMATIONS and all(agree):
-        pooled = fmean([math.log(verdict.ratio or 1), *(median(pairs.logs) for pairs in found)])
-        told = f"{verdict.reason}; confirmed in {len(found)} fresh process pairs ({ratios}; mean of all {math.exp(pooled):.3f})"
-        return replace(verdict, reason=told)
-    told = f"fresh process pairs do not all agree ({ratios})" if found else "it was not measured again"
-    return replace(verdict, state=State.AMBIGUOUS, reason=f"unstable: flagged once at {verdict.ratio:.3f}, but {told}")
+    agree = [_exceedance_p(pairs.logs, limit) <= rules.alpha for pairs in by_process]
+    ratios = ", ".join(f"{math.exp(median(pairs.logs)):.3f}" for pairs in by_process)
+    if len(by_process) >= CONFIRMATIONS and all(agree):
+        pooled = fmean([math.log(verdict.ratio or 1), *(median(pairs.logs) for pairs in by_process)])
+        reason = f"{verdict.reason}; confirmed in {len(by_process)} fresh process pairs ({ratios}; mean of all {math.exp(pooled):.3f})"
+        return replace(verdict, reason=reason)
+    outcome = f"fresh process pairs do not all agree ({ratios})" if by_process else "it was not measured again"
+    return replace(verdict, state=State.AMBIGUOUS, reason=f"unstable: flagged once at {verdict.ratio:.3f}, but {outcome}")

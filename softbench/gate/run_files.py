@@ -25,7 +25,7 @@ MAX_BYTES = 2**30  # softbench writes no larger document
 
 
 def read(path: Path) -> RunSamples:
-    """Read a run: its CSV, with the JSON beside it that has the samples, or that JSON itself.
+    """Read a run: its CSV, with the JSON in the same folder that has the samples, or that JSON itself.
 
     Raises:
         ResultsError: the file is missing, damaged or foreign, or the two files belong to different runs.
@@ -33,23 +33,23 @@ def read(path: Path) -> RunSamples:
     if path.suffix != ".csv":
         return from_document(load(path), str(path))
     rows, _ = read_csv(path)
-    beside = path.with_suffix(".json")
-    if not beside.exists():
-        raise ResultsError(f"{path}: {beside.name} is not beside it, and that holds the samples of each process; copy both, or run again")
-    found = from_document(load(beside), str(path))
-    if rows[0].run not in found.runs:
-        raise ResultsError(f"{path}: is of {rows[0].run}, but {beside.name} beside it is of {found.runs[0]}; take both files of one run")
-    return found
+    document = path.with_suffix(".json")
+    if not document.exists():
+        raise ResultsError(f"{path}: {document.name} is not in its folder, and that file has the samples; copy both files, or run again")
+    samples = from_document(load(document), str(path))
+    if rows[0].run not in samples.runs:
+        raise ResultsError(f"{path}: is of {rows[0].run}, but {document.name} is of {samples.runs[0]}; take both files of one run")
+    return samples
 
 
 def load(path: Path) -> dict[str, Any]:
     """Read a JSON document that is an object.
 
     Raises:
-        ResultsError: the file cannot be read, or is not such a document.
+        ResultsError: the file cannot be read, or is not an object.
     """
 
-    def no_number(text: str) -> NoReturn:
+    def reject(text: str) -> NoReturn:
         raise ValueError(f"{text} is not a number")
 
     try:
@@ -57,13 +57,13 @@ def load(path: Path) -> dict[str, Any]:
             raise ResultsError(f"{path}: is not a file")
         if path.stat().st_size > MAX_BYTES:
             raise ResultsError(f"{path}: is too large to be a softbench file")
-        document = json.loads(path.read_bytes().decode("utf-8-sig"), parse_constant=no_number)
+        document = json.loads(path.read_bytes().decode("utf-8-sig"), parse_constant=reject)
     except OSError as error:
         raise ResultsError(f"{path}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
-        raise ResultsError(f"{path}: is damaged or no JSON: {one_line(str(error), 120)}") from None
+        raise ResultsError(f"{path}: is damaged or not JSON: {one_line(str(error), 120)}") from None
     if not isinstance(document, dict):
-        raise ResultsError(f"{path}: is not a softbench file: its JSON is no object")
+        raise ResultsError(f"{path}: is not a softbench file: its JSON is not an object")
     return document
 
 
@@ -80,26 +80,26 @@ def from_document(document: dict[str, Any], source: str) -> RunSamples:
             f"{source}: has schema {one_line(str(document.get('schema')), 20)}, this softbench reads {SCHEMA}; measure again"
         )
     cells: dict[CellKey, CellSamples] = {}
-    at = "header"
+    place = "header"
     try:
         environment, settings = dict(document["environment"]), dict(document.get("settings") or {})
         for number, cell in enumerate(document["cells"], 1):
-            at = f"cell {number}"
+            place = f"cell {number}"
             case = cell["case"]
             key = cell_key(cell["backend"], case["direction"], case["dtype"], case["M"], case["N"])
-            at = f"{key.backend} {key.case}"
+            place = f"{key.backend} {key.case}"
             if key in cells:
-                raise ValueError("is there twice")
-            cells[key] = of_record(record_from_json(cell), str(settings.get("timer", TIMERS[0])))
+                raise ValueError("the cell occurs twice")
+            cells[key] = from_record(record_from_json(cell), str(settings.get("timer", TIMERS[0])))
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        raise ResultsError(f"{source}: {at} is damaged: {type(error).__name__}: {one_line(str(error), 120)}") from None
+        raise ResultsError(f"{source}: {place} is damaged: {type(error).__name__}: {one_line(str(error), 120)}") from None
     return _run_samples({**document, "environment": environment, "settings": settings}, cells, source)
 
 
 def _run_samples(document: dict[str, Any], cells: dict[CellKey, CellSamples], source: str) -> RunSamples:
     if not cells:
-        raise ResultsError(f"{source}: holds no cells")
-    processes = len({process for series in cells.values() for process in series.processes})
+        raise ResultsError(f"{source}: has no cells")
+    processes = len({process for samples in cells.values() for process in samples.processes})
     texts = [one_line(str(document.get(name) or ""), 2000) for name in ("run", "device_name", "command")]
     versions = {name: one_line(str(document[name])) for name in ("softbench", "git_commit") if document.get(name)}
     environment, settings = document["environment"], document["settings"]
@@ -115,11 +115,11 @@ def cell_key(backend: Any, direction: Any, dtype: Any, M: Any, N: Any) -> CellKe
     return CellKey(backend, Direction(direction).value, dtype, M, N)
 
 
-def of_record(record: Record, timer: str) -> CellSamples:
+def from_record(record: Record, timer: str) -> CellSamples:
     """The round medians of a record. `timer` is the run's timer.
 
     Raises:
-        ValueError: a round median is no valid latency.
+        ValueError: a round median is not a valid latency.
     """
     outcome = record.outcome
     accuracy = None if isinstance(outcome, Skipped) else outcome.accuracy
@@ -128,33 +128,33 @@ def of_record(record: Record, timer: str) -> CellSamples:
         return CellSamples(record.status.value, one_line(outcome.reason), grade)
     rounds: dict[int, dict[int, tuple[bool, RoundMedian]]] = {}
     for batch in outcome.timing.batches:
-        found = RoundMedian(batch.round, batch.position, positive(median(batch.samples_us)))
-        rounds.setdefault(batch.process, {})[batch.round] = batch.throttled, found  # a repeated round counts as it ended
+        round_median = RoundMedian(batch.round, batch.position, positive(median(batch.samples_us)))
+        rounds.setdefault(batch.process, {})[batch.round] = batch.throttled, round_median  # the last batch of a repeated round counts
     processes = {}
     for process, medians in rounds.items():
-        unthrottled = tuple(found for throttled, found in medians.values() if not throttled)
-        processes[process] = unthrottled or tuple(found for _, found in medians.values())
+        unthrottled = tuple(one for throttled, one in medians.values() if not throttled)
+        processes[process] = unthrottled or tuple(one for _, one in medians.values())
     samples, profile = CellSamples("ok", "", grade, processes), outcome.profile
     if timer != TIMERS[0] or not (profile.device_us and profile.host_us):
         return samples
     us, device, host = (median(values) for values in (samples.medians_us().values(), profile.device_us, profile.host_us))
     if not labels.launch_bound(us, device, host, len(profile.kernels)):
         return samples
-    text = f"do_bench read {micros(us)}, the kernels take {micros(device)}, issuing them {micros(host)}"
+    text = f"do_bench measured {micros(us)}, device time is {micros(device)}, host time {micros(host)}"
     return replace(samples, host_bound=text)
 
 
 def positive(value: Any) -> float:
-    """A valid latency; raises ValueError for NaN, zero, infinity, a text, or eleven days."""
+    """A valid latency; raises ValueError for any other value, such as NaN, zero, infinity or a text."""
     low, high = LATENCIES_US
     if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-        raise ValueError(f"a latency is no number from {low:g} to {high:g} us")
+        raise ValueError(f"a latency is not a number from {low:g} to {high:g} us")
     return float(value)
 
 
-def of_run(header: dict[str, Any], records: Iterable[Record], source: str) -> RunSamples:
+def from_run(header: dict[str, Any], records: Iterable[Record], source: str) -> RunSamples:
     """The samples of a run that was just measured."""
     settings = dict(header["settings"])
     timer = str(settings.get("timer", TIMERS[0]))
-    cells = {CellKey(record.backend, *record.case.identity): of_record(record, timer) for record in records}
+    cells = {CellKey(record.backend, *record.case.identity): from_record(record, timer) for record in records}
     return _run_samples({**header, "settings": settings}, cells, source)

@@ -26,7 +26,7 @@ class CellKey(NamedTuple):
         """The case's name."""
         return str(CaseKey(*self[1:]))
 
-    def of(self, backend: str) -> CellKey:
+    def with_backend(self, backend: str) -> CellKey:
         """The cell of another backend on the same case."""
         return self._replace(backend=backend)
 
@@ -42,7 +42,7 @@ class RoundMedian(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CellSamples:
-    """One cell, over all processes."""
+    """The samples of one cell, over all processes."""
 
     status: str
     """As in the CSV; only `ok` has rounds."""
@@ -50,16 +50,16 @@ class CellSamples:
     grade: str
     processes: dict[int, tuple[RoundMedian, ...]] = field(default_factory=dict)
     host_bound: str = ""
-    """If do_bench measured the host: the reason with the kernels' own time. Else empty."""
+    """Why `do_bench` measured host time, with the device time; else empty."""
 
     def medians_us(self) -> dict[int, float]:
-        """Each process's figure: the median of its round medians, microseconds."""
-        return {process: median(turn.median_us for turn in rounds) for process, rounds in self.processes.items()}
+        """Each process's median: the median of its round medians, microseconds."""
+        return {process: median(one.median_us for one in rounds) for process, rounds in self.processes.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class RunSamples:
-    """One or several runs on one machine."""
+    """The samples of one or several runs on one machine."""
 
     source: str
     """The files, for messages."""
@@ -77,21 +77,21 @@ class RunSamples:
     def more_processes(self, count: int) -> str:
         """The command that measures the same with this many processes."""
         try:
-            words = shlex.split(self.command)
+            arguments = shlex.split(self.command)
         except ValueError:
-            words = []
-        if words[:2] != ["softbench", "run"]:
-            words = ["softbench", "run"]
-        kept, skip = [], False
-        for word in words:
-            if not skip and word != "--resume" and not word.startswith("--processes"):
-                kept.append(word)
-            skip = word == "--processes"
-        return shlex.join([*kept, "--processes", str(count)])
+            arguments = []
+        if arguments[:2] != ["softbench", "run"]:
+            arguments = ["softbench", "run"]
+        others, skip = [], False
+        for argument in arguments:
+            if not skip and argument != "--resume" and not argument.startswith("--processes"):
+                others.append(argument)
+            skip = argument == "--processes"
+        return shlex.join([*others, "--processes", str(count)])
 
 
 def join(parts: Sequence[RunSamples]) -> RunSamples:
-    """Runs of one machine as one: their processes add up. A cell that failed in one run has failed.
+    """Combine runs of one machine: their processes add up. A cell that failed in one run has failed.
 
     `softbench.gate.environment_match` checks that they come from one machine. `parts` must not be empty.
 
@@ -102,17 +102,18 @@ def join(parts: Sequence[RunSamples]) -> RunSamples:
     runs: list[str] = []
     offset = 0
     for part in parts:
-        if again := [run for run in part.runs if run in runs]:
-            raise ResultsError(f"{part.source}: {again[0]} is given twice; every run counts once")
+        if repeated := [run for run in part.runs if run in runs]:
+            raise ResultsError(f"{part.source}: {repeated[0]} is given twice; every run counts once")
         runs += part.runs
-        for key, series in part.cells.items():
-            moved = {process + offset: rounds for process, rounds in series.processes.items()}
-            before = cells.get(key)
-            if before is None or (before.status == "ok" and series.status != "ok"):
-                cells[key] = replace(series, processes=moved)
-            elif before.status == "ok":
-                cells[key] = replace(before, processes={**before.processes, **moved}, host_bound=before.host_bound or series.host_bound)
-        offset += 1 + max((process for series in part.cells.values() for process in series.processes), default=0)
+        for key, samples in part.cells.items():
+            renumbered = {process + offset: rounds for process, rounds in samples.processes.items()}
+            earlier = cells.get(key)
+            if earlier is None or (earlier.status == "ok" and samples.status != "ok"):
+                cells[key] = replace(samples, processes=renumbered)
+            elif earlier.status == "ok":
+                host_bound = earlier.host_bound or samples.host_bound
+                cells[key] = replace(earlier, processes={**earlier.processes, **renumbered}, host_bound=host_bound)
+        offset += 1 + max((process for samples in part.cells.values() for process in samples.processes), default=0)
     return replace(
         parts[0],
         source=", ".join(part.source for part in parts),
@@ -124,4 +125,4 @@ def join(parts: Sequence[RunSamples]) -> RunSamples:
 
 def yardstick(key: CellKey) -> CellKey:
     """The cell of the yardstick on the same case."""
-    return key.of(YARDSTICK)
+    return key.with_backend(YARDSTICK)

@@ -3,10 +3,10 @@
 A process counts as one value. Its rounds share addresses, clocks and warm-up, so they say nothing about the next process. A rank test
 is too weak: with 10 and 3 values its smallest p is 0.0035, and 300 cells need 1.7e-4.
 
-The change of copy in the same process, its median over all cases, is subtracted from each value: it moved the whole machine. The
-change of the backends is never subtracted, as that would hide a slowdown of all. A case's own copy is not subtracted either: at some
-lengths it has two speeds on an H200, depending on the process. It is a guard: the cell is ambiguous if its copy moved by a
-few percent. The cell is also ambiguous if subtracting the copy's change would put it on the other side of the margin.
+The change of copy in the same process, its median over all cases, is subtracted from each value: it is the change of the machine.
+The change of the backends is never subtracted, as that would hide a slowdown of all of them. A case's own copy is not subtracted
+either: at some lengths it has two speeds on an H200, depending on the process. But if it changed by a few percent, the cell is
+ambiguous. The cell is also ambiguous if subtracting its own copy's change would put it on the other side of the margin.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ MIN_BASE = 5
 RECOMMENDED_BASE = 10
 MIN_NEW = 3
 MARGIN = 0.05
-SAME_MOVE = 0.01
-"""Largest log difference at which the change of a case's own copy equals that of all copies."""
+SAME_CHANGE = 0.01
+"""A case's own copy and all copies changed alike if their log changes differ by at most this."""
 
 
 def judge(new: RunSamples, base: RunSamples, rules: Rules, notes: tuple[str, ...] = ()) -> GateReport:
@@ -35,27 +35,27 @@ def judge(new: RunSamples, base: RunSamples, rules: Rules, notes: tuple[str, ...
     Raises:
         InconclusiveError: one side has too few processes (the message names the command that measures more), or no cell has a spread.
     """
-    _enough(new, base)
+    _require_processes(new, base)
     verdicts, cells = [], {}
-    moves = _moves(new, base)
+    copy_changes = _copy_changes(new, base)
     for key in dict.fromkeys([*base.cells, *new.cells]):
-        if found := unmeasured(key, new.cells.get(key), base.cells.get(key), "the baseline"):
-            verdicts.append(found)
-        elif key.backend != YARDSTICK and all((some := side.cells.get(key)) and some.status == "ok" for side in (new, base)):
-            cells[key] = _Cell(key, (new, base), moves)
-    able = [cell for cell in cells.values() if not cell.doubt]
-    if able and all(not cell.spread for cell in able):
+        if verdict := unmeasured(key, new.cells.get(key), base.cells.get(key), "the baseline"):
+            verdicts.append(verdict)
+        elif key.backend != YARDSTICK and all((samples := side.cells.get(key)) and samples.status == "ok" for side in (new, base)):
+            cells[key] = _Cell(key, (new, base), copy_changes)
+    testable = [cell for cell in cells.values() if not cell.why_ambiguous]
+    if testable and all(not cell.spread for cell in testable):
         raise InconclusiveError(
-            f"{base.source} and {new.source}: no spread between processes is recorded in any cell, so no noise is known; "
+            f"{base.source} and {new.source}: no cell has a spread between processes, so the noise is unknown; "
             f"measure again with: {base.more_processes(RECOMMENDED_BASE)}"
         )
-    spreads = moderate([(cell.old, cell.now) for cell in able])
-    tests = [cell.trial(spread, rules) for cell, spread in zip(able, spreads, strict=True)]
-    tests += [cell.trial(None, rules) for cell in cells.values() if cell.doubt]
+    spreads = moderate([(cell.base_values, cell.new_values) for cell in testable])
+    tests = [cell.cell_test(spread, rules) for cell, spread in zip(testable, spreads, strict=True)]
+    tests += [cell.cell_test(None, rules) for cell in cells.values() if cell.why_ambiguous]
     return GateReport(f"{new.source} against {base.source}", ranked([*verdicts, *corrected(tests, rules)]), rules, notes)
 
 
-def _enough(new: RunSamples, base: RunSamples) -> None:
+def _require_processes(new: RunSamples, base: RunSamples) -> None:
     if base.processes < MIN_BASE:
         raise InconclusiveError(
             f"{base.source}: a baseline needs {MIN_BASE} processes ({RECOMMENDED_BASE} recommended), it has {base.processes}; "
@@ -63,7 +63,7 @@ def _enough(new: RunSamples, base: RunSamples) -> None:
         )
     if new.processes < MIN_NEW:
         raise InconclusiveError(
-            f"{new.source}: {MIN_NEW} processes are the least to compare with a baseline, it has {new.processes}; "
+            f"{new.source}: a comparison with a baseline needs {MIN_NEW} processes, it has {new.processes}; "
             f"measure with: {new.more_processes(MIN_NEW)}"
         )
 
@@ -71,87 +71,92 @@ def _enough(new: RunSamples, base: RunSamples) -> None:
 class _Cell:
     """One cell's values on both sides, or why it cannot be judged."""
 
-    def __init__(self, key: CellKey, both: tuple[RunSamples, RunSamples], moves: Sequence[Mapping[int, float]]) -> None:
-        """`both` are the new runs and the baseline; `moves` are the changes of copy in each process of each."""
+    def __init__(self, key: CellKey, both: tuple[RunSamples, RunSamples], copy_changes: Sequence[Mapping[int, float]]) -> None:
+        """`both` are the new runs and the baseline; `copy_changes` has the change of copy in each process, for each of the two."""
         self.key = key
         copies = [side.cells.get(yardstick(key)) for side in both]
         sides = [side.cells[key] for side in both]
-        self.now, self.old = (_normalised(side, moved) for side, moved in zip(sides, moves, strict=True))
+        self.new_values, self.base_values = (_normalised(side, changes) for side, changes in zip(sides, copy_changes, strict=True))
         raw = [list(side.medians_us().values()) for side in sides]
         self.us = median(raw[1])
         self.raw_ratio = median(raw[0]) / median(raw[1])
-        self.moved = _moved(copies[0], copies[1])
-        self.raw_shift = fmean(map(math.log, raw[0])) - fmean(map(math.log, raw[1])) if all(raw) else 0.0
-        self.doubt = self._doubt()
+        self.copy_change = _copy_change(copies[0], copies[1])
+        self.raw_log_ratio = fmean(map(math.log, raw[0])) - fmean(map(math.log, raw[1])) if all(raw) else 0.0
+        self.why_ambiguous = self._why_untestable()
         self.advisory = launch_bound(self.us, both[0].environment.get("device"), sides)
 
-    def _doubt(self) -> str:
-        if self.moved is None:
-            return "copy was not measured beside it in both: nothing tells whether the machine moved in this case"
-        if len(self.old) < MIN_BASE or len(self.now) < MIN_NEW:
-            return f"only {len(self.old)} processes of the baseline and {len(self.now)} new ones have it"
-        return "" if finite([*self.old, *self.now, self.moved]) else "its values are no numbers"
+    def _why_untestable(self) -> str:
+        if self.copy_change is None:
+            return "copy was not measured on this case on both sides, so a change of the machine is unknown"
+        if len(self.base_values) < MIN_BASE or len(self.new_values) < MIN_NEW:
+            return f"only {len(self.base_values)} processes of the baseline and {len(self.new_values)} new processes have this cell"
+        return "" if finite([*self.base_values, *self.new_values, self.copy_change]) else "a value is not a finite number"
 
-    def _guarded(self, shift: float, moved: float, rules: Rules) -> str:
+    def _why_copy_forbids(self, log_ratio: float, copy_change: float, rules: Rules) -> str:
         """Why the change of the case's own copy forbids a decision; empty if it does not."""
-        if abs(moved) > math.log1p(rules.reference_moves):
-            return f"copy itself moved by {math.expm1(moved):+.1%}"
-        limit, alone = math.log1p(rules.margin), self.raw_shift - moved
-        if (shift > limit) != (alone > limit) and abs(shift - alone) > SAME_MOVE:
-            told = f"{math.expm1(moved):+.1%} in this case and {math.expm1(self.raw_shift - shift):+.1%} over all"
-            return f"copy moved by {told}: less the one it is {math.exp(alone):.3f}, less the other {math.exp(shift):.3f}"
+        if abs(copy_change) > math.log1p(rules.reference_moves):
+            return f"copy itself changed by {math.expm1(copy_change):+.1%}"
+        limit, by_own_copy = math.log1p(rules.margin), self.raw_log_ratio - copy_change
+        if (log_ratio > limit) != (by_own_copy > limit) and abs(log_ratio - by_own_copy) > SAME_CHANGE:
+            changes = f"{math.expm1(copy_change):+.1%} in this case and {math.expm1(self.raw_log_ratio - log_ratio):+.1%} over all cases"
+            ratios = f"{math.exp(by_own_copy):.3f} after subtracting the first, {math.exp(log_ratio):.3f} after the second"
+            return f"copy changed by {changes}: new/old is {ratios}"
         return ""
 
     @property
     def spread(self) -> bool:
-        return len(set(self.old)) > 1 or len(set(self.now)) > 1
+        """True if the processes of a side differ."""
+        return len(set(self.base_values)) > 1 or len(set(self.new_values)) > 1
 
-    def trial(self, spread: Moderated | None, rules: Rules) -> CellTest:
-        counted = f"{len(self.old)}+{len(self.now)} processes"
-        verdict = Verdict(self.key, State.AMBIGUOUS, self.advisory, n=counted, raw_ratio=self.raw_ratio, gated=not self.advisory)
-        if spread is None or self.moved is None:
-            return CellTest(verdict, doubt=self.doubt)
-        shift = fmean(self.now) - fmean(self.old)
-        error = spread.tau * math.sqrt(1 / len(self.now) + 1 / len(self.old))
-        reach = t_quantile(0.975, spread.df) * error
+    def cell_test(self, spread: Moderated | None, rules: Rules) -> CellTest:
+        """The cell's moderated t test. Without a spread the cell is ambiguous."""
+        n = f"{len(self.base_values)}+{len(self.new_values)} processes"
+        verdict = Verdict(self.key, State.AMBIGUOUS, self.advisory, n=n, raw_ratio=self.raw_ratio, gated=not self.advisory)
+        if spread is None or self.copy_change is None:
+            return CellTest(verdict, why_ambiguous=self.why_ambiguous)
+        log_ratio = fmean(self.new_values) - fmean(self.base_values)
+        error = spread.process_sd * math.sqrt(1 / len(self.new_values) + 1 / len(self.base_values))
+        half_width = t_quantile(0.975, spread.df) * error
         limit = math.log1p(rules.margin)
         verdict = Verdict(
             **{name: getattr(verdict, name) for name in ("cell", "state", "reason", "n", "raw_ratio", "gated")},
-            ratio=math.exp(shift),
-            interval=(math.exp(shift - reach), math.exp(shift + reach)),
+            ratio=math.exp(log_ratio),
+            interval=(math.exp(log_ratio - half_width), math.exp(log_ratio + half_width)),
             covers="differences between processes",
             margin=rules.margin,
         )
-        doubt = self._guarded(shift, self.moved, rules)
-        return CellTest(verdict, t_upper((shift - limit) / error, spread.df), t_upper((-shift - limit) / error, spread.df), doubt)
+        why_ambiguous = self._why_copy_forbids(log_ratio, self.copy_change, rules)
+        return CellTest(
+            verdict, t_upper((log_ratio - limit) / error, spread.df), t_upper((-log_ratio - limit) / error, spread.df), why_ambiguous
+        )
 
 
-def _moves(new: RunSamples, base: RunSamples) -> tuple[dict[int, float], dict[int, float]]:
+def _copy_changes(new: RunSamples, base: RunSamples) -> tuple[dict[int, float], dict[int, float]]:
     """For each side and process: the median over copy's cells of log(latency / baseline's latency).
 
-    Only cells that both sides have count. Launch-bound cells, which change with the host, count only without others.
+    Only cells of both sides count. Launch-bound cells change with the host, so they count only if there are no others.
     """
-    both = {key: (series, base.cells[key]) for key, series in new.cells.items() if key.backend == YARDSTICK and key in base.cells}
-    able = {key: sides for key, sides in both.items() if all(side.status == "ok" and side.processes for side in sides)}
-    levels = {key: median(sides[1].medians_us().values()) for key, sides in able.items()}
+    both = {key: (samples, base.cells[key]) for key, samples in new.cells.items() if key.backend == YARDSTICK and key in base.cells}
+    testable = {key: sides for key, sides in both.items() if all(side.status == "ok" and side.processes for side in sides)}
+    base_medians = {key: median(sides[1].medians_us().values()) for key, sides in testable.items()}
     device = new.environment.get("device")
-    of_device = {key: sides for key, sides in able.items() if not launch_bound(levels[key], device, sides)}
-    found: tuple[dict[int, list[float]], dict[int, list[float]]] = ({}, {})
-    for key, sides in (of_device or able).items():
-        for series, values in zip(sides, found, strict=True):
-            for process, us in series.medians_us().items():
-                values.setdefault(process, []).append(math.log(us / levels[key]))
-    one, other = ({process: median(values) for process, values in side.items()} for side in found)
-    return one, other
+    not_launch_bound = {key: sides for key, sides in testable.items() if not launch_bound(base_medians[key], device, sides)}
+    changes: tuple[dict[int, list[float]], dict[int, list[float]]] = ({}, {})
+    for key, sides in (not_launch_bound or testable).items():
+        for samples, values in zip(sides, changes, strict=True):
+            for process, us in samples.medians_us().items():
+                values.setdefault(process, []).append(math.log(us / base_medians[key]))
+    of_new, of_base = ({process: median(values) for process, values in side.items()} for side in changes)
+    return of_new, of_base
 
 
-def _normalised(series: CellSamples, moves: Mapping[int, float]) -> list[float]:
-    """log(median) of each process less the change of copy in it; processes without copy are left out."""
-    return [math.log(us) - moves[process] for process, us in series.medians_us().items() if process in moves]
+def _normalised(samples: CellSamples, copy_changes: Mapping[int, float]) -> list[float]:
+    """log(median) of each process less the change of copy in that process; processes without copy are left out."""
+    return [math.log(us) - copy_changes[process] for process, us in samples.medians_us().items() if process in copy_changes]
 
 
-def _moved(new: CellSamples | None, base: CellSamples | None) -> float | None:
-    """The log of copy's latency now over that of the baseline; None if a side lacks it."""
+def _copy_change(new: CellSamples | None, base: CellSamples | None) -> float | None:
+    """The log of copy's new latency over its latency in the baseline; None if a side lacks it."""
     if not (new and base and new.status == "ok" and base.status == "ok"):
         return None
     return math.log(median(new.medians_us().values()) / median(base.medians_us().values()))

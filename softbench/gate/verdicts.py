@@ -18,7 +18,7 @@ from softbench.gate.samples import CellKey, CellSamples
 
 
 class State(StrEnum):
-    """What became of a cell."""
+    """The verdict on a cell."""
 
     SLOWER = "slower"
     """Beyond the margin after correction for multiple tests: a regression."""
@@ -26,7 +26,7 @@ class State(StrEnum):
     SAME = "same"
     """Its interval lies within the margin."""
     AMBIGUOUS = "ambiguous"
-    """Undecided: too noisy, not confirmed, or the yardstick moved."""
+    """Undecided: too noisy, not confirmed, or the yardstick changed."""
     MISSING = "missing"
     """Measured before, not now."""
     NEW = "new"
@@ -36,10 +36,10 @@ class State(StrEnum):
 
 
 TESTED = (State.SLOWER, State.FASTER, State.SAME, State.AMBIGUOUS)
-RIGHT = (Status.OK, Status.CHECKED)
+CORRECT = (Status.OK, Status.CHECKED)
 FAILING = (State.SLOWER, State.MISSING, State.BROKEN)
 LAUNCH_BOUND_US = 10.0
-"""A shorter call on a GPU is mostly launch, which host and driver determine: such cells are advisory."""
+"""Host and driver determine most of a shorter call on a GPU, so such cells are advisory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Rules:
     margin: float
     """The slowdown that passes, as a fraction."""
     alpha: float = 0.05
-    """Family-wise error rate of the regressions, and false discovery rate of the list to look at."""
+    """Family-wise error rate of the regressions, and false discovery rate of `Verdict.fdr_significant`."""
     most_margin: float = 0.10
     """A cell that would need a larger margin is reported and not gated."""
     reference_moves: float = 0.05
@@ -60,7 +60,7 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One cell, judged."""
+    """The verdict on one cell, with its numbers."""
 
     cell: CellKey
     state: State
@@ -73,16 +73,16 @@ class Verdict:
     covers: str = ""
     """What the interval covers, for the report."""
     n: str = ""
-    """The number of values: `10+3 processes`, `20 rounds`."""
+    """The number of values, such as `10+3 processes` or `20 rounds`."""
     margin: float | None = None
     p: float | None = None
-    """Adjusted by Holm over the family, one-sided, of H0: slowdown <= margin."""
+    """One-sided p of H0: slowdown <= margin, with Holm's correction over all gated cells."""
     raw_ratio: float | None = None
     """The ratio before the change of copy is subtracted."""
     gated: bool = True
-    """False: advisory, it fails nothing."""
-    look: bool = False
-    """True if the slowdown is significant by Benjamini and Hochberg's procedure."""
+    """False if the cell is advisory: it never changes the exit code."""
+    fdr_significant: bool = False
+    """True if the slowdown is significant by Benjamini and Hochberg's procedure. The JSON key is `look`."""
 
     @property
     def fails(self) -> bool:
@@ -91,8 +91,9 @@ class Verdict:
 
     def document(self) -> dict[str, Any]:
         """As JSON."""
-        found = asdict(self)
-        return {**found.pop("cell")._asdict(), "case": self.cell.case, **found}
+        data = asdict(self)
+        look = data.pop("fdr_significant")
+        return {**data.pop("cell")._asdict(), "case": self.cell.case, **data, "look": look}
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +105,8 @@ class CellTest:
     """One-sided, of H0: slowdown <= margin."""
     faster_p: float = 1.0
     """One-sided, of H0: speed-up <= margin."""
-    doubt: str = ""
-    """Why this cell cannot be judged, independent of p."""
+    why_ambiguous: str = ""
+    """Why the cell is ambiguous, independent of p; empty if p decides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +123,7 @@ class GateReport:
 
     @property
     def exit_code(self) -> int:
-        """0 pass; 1 regression, missing or broken; 3 nothing could be judged, or too much is ambiguous."""
+        """0 pass; 1 a cell is slower, missing or broken; 3 no cell could be judged, or too many are ambiguous."""
         if any(verdict.fails for verdict in self.verdicts):
             return 1
         return 3 if not self._judged() or self._share_ambiguous() > self.rules.most_ambiguous else 0
@@ -173,66 +174,73 @@ def ranked(verdicts: Iterable[Verdict]) -> tuple[Verdict, ...]:
 def corrected(tests: Sequence[CellTest], rules: Rules) -> list[Verdict]:
     """The verdicts of tested cells, with p values corrected over the gated cells.
 
-    Holm's correction decides which cells are regressions. Benjamini and Hochberg's procedure marks cells to look at.
+    Holm's correction decides which cells are regressions. Benjamini and Hochberg's procedure marks cells that are significant on their own.
     """
-    counted = [tested for tested in tests if tested.verdict.gated and not tested.doubt]
-    slower = dict(zip(map(id, counted), holm([tested.slower_p for tested in counted]), strict=True))
-    faster = dict(zip(map(id, counted), holm([tested.faster_p for tested in counted]), strict=True))
-    worth = dict(zip(map(id, counted), benjamini_hochberg([tested.slower_p for tested in counted]), strict=True))
-    found = []
-    for tested in tests:
-        key = id(tested)
-        p, q = slower.get(key, tested.slower_p), worth.get(key, tested.slower_p)
-        state, reason = _state(tested, p, faster.get(key, tested.faster_p), rules)
-        look = not tested.doubt and q <= rules.alpha
-        if look and state is State.AMBIGUOUS:
+    gated = [test for test in tests if test.verdict.gated and not test.why_ambiguous]
+    slower_p = dict(zip(map(id, gated), holm([test.slower_p for test in gated]), strict=True))
+    faster_p = dict(zip(map(id, gated), holm([test.faster_p for test in gated]), strict=True))
+    fdr_p = dict(zip(map(id, gated), benjamini_hochberg([test.slower_p for test in gated]), strict=True))
+    verdicts = []
+    for test in tests:
+        key = id(test)
+        p, q = slower_p.get(key, test.slower_p), fdr_p.get(key, test.slower_p)
+        state, reason = _state(test, p, faster_p.get(key, test.faster_p), rules)
+        fdr_significant = not test.why_ambiguous and q <= rules.alpha
+        if fdr_significant and state is State.AMBIGUOUS:
             reason = f"significant on its own but not after correction for multiple tests (p {p:.2g})"
-        if not tested.verdict.gated and tested.verdict.reason:
-            reason = f"{tested.verdict.reason}; {reason}"
-        found.append(replace(tested.verdict, state=state, reason=reason, p=p, look=look))
-    return found
+        if not test.verdict.gated and test.verdict.reason:
+            reason = f"{test.verdict.reason}; {reason}"
+        verdicts.append(replace(test.verdict, state=state, reason=reason, p=p, fdr_significant=fdr_significant))
+    return verdicts
 
 
-def _state(tested: CellTest, slower: float, faster: float, rules: Rules) -> tuple[State, str]:
-    verdict, margin = tested.verdict, tested.verdict.margin or rules.margin
-    if tested.doubt:
-        return State.AMBIGUOUS, tested.doubt
-    if slower <= rules.alpha:
-        return State.SLOWER, f"slower by more than the margin of {margin:.1%}, after correction for multiple tests (p {slower:.2g})"
-    if faster <= rules.alpha:
-        return State.FASTER, f"faster by more than the margin of {margin:.1%} (p {faster:.2g})"
+def _state(test: CellTest, slower_p: float, faster_p: float, rules: Rules) -> tuple[State, str]:
+    verdict, margin = test.verdict, test.verdict.margin or rules.margin
+    if test.why_ambiguous:
+        return State.AMBIGUOUS, test.why_ambiguous
+    if slower_p <= rules.alpha:
+        return State.SLOWER, f"slower by more than the margin of {margin:.1%}, after correction for multiple tests (p {slower_p:.2g})"
+    if faster_p <= rules.alpha:
+        return State.FASTER, f"faster by more than the margin of {margin:.1%} (p {faster_p:.2g})"
     if verdict.interval and 1 / (1 + margin) <= verdict.interval[0] and verdict.interval[1] <= 1 + margin:
         return State.SAME, f"within the margin of {margin:.1%}"
-    width = f"its interval reaches {_reach(verdict.interval)}" if verdict.interval else "too few values for an interval"
+    width = f"its interval reaches {_interval_text(verdict.interval)}" if verdict.interval else "too few values for an interval"
     return State.AMBIGUOUS, f"neither within the margin of {margin:.1%} nor beyond it: {width}"
 
 
-def _reach(interval: tuple[float, float]) -> str:
+def _interval_text(interval: tuple[float, float]) -> str:
     return f"from {interval[0] - 1:+.1%} to {interval[1] - 1:+.1%}"
 
 
-def unmeasured(cell: CellKey, new: CellSamples | None, old: CellSamples | None, was: str) -> Verdict | None:
+def unmeasured(cell: CellKey, new: CellSamples | None, old: CellSamples | None, old_side: str) -> Verdict | None:
     """The verdict on a cell that only one side measured, or that broke; None if the test decides.
 
-    `was` names the old side: `the baseline`, `the reference torch`.
+    `old_side` is its name in messages: `the baseline`, `the reference torch`.
     """
-    now, then = (side.status if side else "" for side in (new, old))
-    if new is not None and ((now in FAILURES and then not in FAILURES) or (now == Status.UNVERIFIED and then in (*RIGHT, ""))):
-        before = "was right" if then in RIGHT else f"was {then}" if then else "was not"
-        return Verdict(cell, State.BROKEN, f"{before} in {was}, is {now}: {new.reason}")
-    if now == Status.OK and then != Status.OK:
-        return Verdict(cell, State.NEW, f"{then} in {was}: {old.reason}" if old else f"not in {was}")
-    if then == Status.OK != now or (then == Status.CHECKED and now not in RIGHT):
-        return Verdict(cell, State.MISSING, f"is in {was}, is {now} now: {new.reason}" if new else f"is in {was} and was not measured")
+    new_status, old_status = (side.status if side else "" for side in (new, old))
+    if new is not None and _broke(new_status, old_status):
+        before = "was correct" if old_status in CORRECT else f"was {old_status}" if old_status else "was not measured"
+        return Verdict(cell, State.BROKEN, f"{before} in {old_side}, is {new_status}: {new.reason}")
+    if new_status == Status.OK and old_status != Status.OK:
+        return Verdict(cell, State.NEW, f"{old_status} in {old_side}: {old.reason}" if old else f"not in {old_side}")
+    if old_status == Status.OK != new_status or (old_status == Status.CHECKED and new_status not in CORRECT):
+        now = f"is {new_status} now: {new.reason}" if new else "was not measured now"
+        return Verdict(cell, State.MISSING, f"is in {old_side} and {now}")
     return None
+
+
+def _broke(new_status: str, old_status: str) -> bool:
+    if new_status == Status.UNVERIFIED:
+        return old_status in (*CORRECT, "")
+    return new_status in FAILURES and old_status not in FAILURES
 
 
 def launch_bound(us: float, device: object, sides: Sequence[CellSamples]) -> str:
     """Why a cell of this latency is advisory; empty if it is not. `sides` are the cell and the cell it is compared with."""
     if device == "cuda" and us < LAUNCH_BOUND_US:
         return f"advisory: launch-bound, {text.micros(us)} is under {LAUNCH_BOUND_US:g} us"
-    if told := next((side.host_bound for side in sides if side.host_bound), ""):
-        return f"advisory: launch-bound, no figure of the device's bandwidth: {told}"
+    if host_bound := next((side.host_bound for side in sides if side.host_bound), ""):
+        return f"advisory: launch-bound, so the median is not device time: {host_bound}"
     return ""
 
 

@@ -1,4 +1,4 @@
-"""The self-test's result for people: a table, and the power curve as a figure."""
+"""Renders the result of the gate's self-test: a table, and the power curve as a figure."""
 
 from __future__ import annotations
 
@@ -14,57 +14,67 @@ from softbench.gate.self_test.analysis import SelfTest
 from softbench.report.plots import COLOURS
 
 
-def table(found: SelfTest) -> RenderableType:
-    """Families first, then a line for each planted slowdown."""
-    bound = proportion_bounds(found.alarms, found.families)[1]
-    alone = proportion_bounds(found.flagged, found.families)[1]
-    passed = proportion_bounds(found.passed, found.families)[0]
+def table(result: SelfTest) -> RenderableType:
+    """The A/A repetitions first, then a line for each injected slowdown."""
+    alarms_at_most = proportion_bounds(result.alarms, result.repetitions)[1]
+    flagged_at_most = proportion_bounds(result.flagged, result.repetitions)[1]
+    passed_at_least = proportion_bounds(result.passed, result.repetitions)[0]
     lines = [
-        f"{found.base} on {found.device_name}, margin {found.margin:.1%}, families of {found.cells} cases",
-        f"false alarms: {found.alarms} of {found.families} families (at most {bound:.2%} of families, with 95 % confidence); "
-        f"before confirmation {found.flagged} (at most {alone:.2%})",
-        f"ended with exit 0: {found.passed} of {found.families} (at least {passed:.1%})",
-        f"A/A ratios within 1 %: {found.alike} of {found.ratios} (calls over 10 us, each family's), the furthest {found.furthest:.4f}",
-        f"cells beside planted ones called slower: {found.beside}",
+        f"{result.reference} on {result.device_name}, margin {result.margin:.1%}, A/A repetitions of {result.cells} cases",
+        f"false alarms: {result.alarms} of {result.repetitions} A/A repetitions (at most {alarms_at_most:.2%}, with 95 % confidence); "
+        f"before confirmation {result.flagged} (at most {flagged_at_most:.2%})",
+        f"ended with exit 0: {result.passed} of {result.repetitions} (at least {passed_at_least:.1%})",
+        f"A/A ratios within 1 %: {result.within_1_percent} of {result.ratios} (calls over 10 us, all repetitions); "
+        f"furthest: {result.furthest:.4f}",
+        f"cells without a slowdown, called slower beside cells with one: {result.bystanders}",
     ]
     power = Table(show_edge=False, pad_edge=False)
-    for name in ("planted", "realised", "least..most", "trials", "found", "share", "at least", "at most"):
+    for name in ("injected", "measured", "least..most", "trials", "found", "share", "at least", "at most"):
         power.add_column(name, justify="right", no_wrap=True)
-    for level in found.power:
+    for level in result.power:
         low, high = level.bounds
         between = f"{level.least:.1%}..{level.most:.1%}"
         shares = (f"{level.share:.3f}", f"{low:.3f}", f"{high:.3f}")
-        power.add_row(f"{level.planted:.0%}", f"{level.realised:.1%}", between, str(level.trials), str(level.found), *shares)
-    told = "realised: as measured, the median of the cells; bounds are one-sided at 95 %, of trials that share cells and processes"
-    return Group(*map(Text, lines), power, Text(told, style="dim"))
+        power.add_row(f"{level.injected:.0%}", f"{level.measured:.1%}", between, str(level.trials), str(level.found), *shares)
+    footnote = "measured: median over the cells; at least, at most: one-sided 95 % bounds, for trials that share cells and processes"
+    return Group(*map(Text, lines), power, Text(footnote, style="dim"))
 
 
-def plot(found: SelfTest, out: Path) -> Path:
-    """The power curve: the share found over the realised slowdown, each planted cell a point, each level with its lower bound.
+def plot(result: SelfTest, out: Path) -> Path:
+    """Draw the power curve: the share found over the measured slowdown, with a point per cell and a lower bound per level.
 
     Raises:
-        ResultsError: nothing was planted, or the file cannot be written.
+        ResultsError: no slowdown was injected, or the file cannot be written.
     """
-    if not found.power:
-        raise ResultsError(f"--plot {out}: nothing was planted, so there is no curve to draw")
+    if not result.power:
+        raise ResultsError(f"--plot {out}: no slowdown was injected, so there is no curve to draw")
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(9, 5), layout="constrained")
-    axes.axvspan(0, 100 * found.margin, color="0.92", label="the margin")
-    xs, ys = zip(*[(100 * x, y) for x, y in found.points], strict=True)
+    axes.axvspan(0, 100 * result.margin, color="0.92", label="the margin")
+    xs, ys = zip(*[(100 * x, y) for x, y in result.points], strict=True)
     axes.plot(xs, ys, "o", color=COLOURS[5], markersize=3, alpha=0.5, label="a cell")
-    levels = sorted(found.power, key=lambda level: level.realised)
-    realised, shares = [100 * level.realised for level in levels], [level.share for level in levels]
-    below = [level.share - level.bounds[0] for level in levels]
-    axes.errorbar(realised, shares, yerr=[below, [0.0] * len(below)], fmt="o-", color=COLOURS[0], capsize=4, label="all cells, lower bound")
-    axes.set(xlabel="realised slowdown, %", ylabel="share found", ylim=(-0.03, 1.05), xlim=(0, None))
-    axes.set_title(
-        f"softbench gate on {found.base}, {found.device_name}: {found.alarms} false alarms in {found.families} families", fontsize=9
+    levels = sorted(result.power, key=lambda level: level.measured)
+    slowdowns, shares = [100 * level.measured for level in levels], [level.share for level in levels]
+    to_lower_bound = [level.share - level.bounds[0] for level in levels]
+    axes.errorbar(
+        slowdowns,
+        shares,
+        yerr=[to_lower_bound, [0.0] * len(to_lower_bound)],
+        fmt="o-",
+        color=COLOURS[0],
+        capsize=4,
+        label="all cells, lower bound",
     )
-    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)  # outside: it hides no data
+    axes.set(xlabel="measured slowdown, %", ylabel="share found", ylim=(-0.03, 1.05), xlim=(0, None))
+    axes.set_title(
+        f"softbench gate on {result.reference}, {result.device_name}: {result.alarms} false alarms in {result.repetitions} A/A repetitions",
+        fontsize=9,
+    )
+    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)  # outside the axes, so that it hides no data
     axes.grid(alpha=0.3)
     try:
         figure.savefig(out, dpi=150)

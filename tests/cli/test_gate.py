@@ -1,4 +1,4 @@
-"""`softbench gate` on stored files: verdicts, outputs, refusals, and how light it is."""
+"""`softbench gate` on stored files: verdicts, outputs, refusals, time and imports."""
 
 import json
 import os
@@ -32,11 +32,11 @@ def files(tmp_path, main):
     return write
 
 
-PLANTED = {3, 17}
+INJECTED = {3, 17}
 
 
 def slower(seed=1, **options):
-    return stored(dice(seed), 3, slowdown=lambda i: 0.1 if i in PLANTED else 0, **options)
+    return stored(dice(seed), 3, slowdown=lambda i: 0.1 if i in INJECTED else 0, **options)
 
 
 def test_a_fresh_run_passes(main, files):
@@ -47,15 +47,15 @@ def test_a_fresh_run_passes(main, files):
     assert err == ""
 
 
-def test_a_planted_slowdown_is_exit_1_and_names_its_cells_in_every_output(main, files, tmp_path, monkeypatch):
+def test_an_injected_slowdown_is_exit_1_in_every_output(main, files, tmp_path, monkeypatch):
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))
     (tmp_path / "summary.md").write_text("before\n")
     outputs = ("--json", "gate.json", "--junit", "gate.xml", "--markdown", "gate.md", "--plot", "forest.png")
     code, out, err = main("gate", files(slower()), "--baseline", "results/baselines/h200.json", *outputs)
     assert code == 1, err
-    names = {f"forward-bf16-4096x{i + 1}" for i in PLANTED}
-    told = [line for line in out.splitlines() if line.startswith("slower")]
-    assert {line.split()[4] for line in told} == names
+    names = {f"forward-bf16-4096x{i + 1}" for i in INJECTED}
+    slower_lines = [line for line in out.splitlines() if line.startswith("slower")]
+    assert {line.split()[4] for line in slower_lines} == names
     document = json.loads((tmp_path / "gate.json").read_text())
     assert document["exit_code"] == 1
     assert {v["case"] for v in document["verdicts"] if v["state"] == "slower"} == names
@@ -69,7 +69,7 @@ def test_a_planted_slowdown_is_exit_1_and_names_its_cells_in_every_output(main, 
     assert (tmp_path / "forest.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_another_gpu_a_missing_cell_and_too_few_processes_end_3_1_3(main, files, tmp_path):
+def test_exit_codes_of_mismatch_missing_cell_and_few_processes(main, files, tmp_path):
     run = files(stored(dice(1), 3), environment={**GPU, "gpu": "NVIDIA B200"})
     code, out, err = main("gate", run, "--baseline", "h200")
     assert (code, out) == (3, "")
@@ -97,7 +97,7 @@ def test_absent_metadata_counts_as_different(main, files, field):
     assert "now it is not recorded" in err
 
 
-def test_what_may_move_a_figure_is_warned_of(main, files):
+def test_other_environment_differences_are_warnings(main, files):
     code, _, err = main("gate", files(stored(dice(1), 3), environment={**GPU, "driver": "590"}), "--baseline", "h200")
     assert code == 0
     assert err == "softbench: differs: driver was 580, now it is 590\n"
@@ -138,35 +138,35 @@ def test_cards_without_ecc_or_mig_are_compared(main, tmp_path):
     assert "ecc was not recorded, now it is True; mig was not recorded, now it is False" in err
 
 
-def test_the_profile_of_a_stored_run_tells_where_do_bench_read_the_host(tmp_path):
+def test_a_profile_shows_if_do_bench_measured_the_host(tmp_path):
     document = json.loads(write_run(tmp_path, stored(dice(1), 3, cells=1)).with_suffix(".json").read_text())
     outcome = document["cells"][1]["outcome"]
     outcome["profile"] = {"device_us": [3.2, 3.3], "host_us": [71.0], "kernels": ["k"], "note": ""}
     k = key("ours", 1)
-    assert run_files.from_document(document, "x").cells[k].host_bound.startswith("do_bench read 23.9 us, the kernels take 3.25 us")
+    assert run_files.from_document(document, "x").cells[k].host_bound.startswith("do_bench measured 23.9 us, device time is 3.25 us")
     assert run_files.from_document({**document, "settings": {"timer": "device"}}, "x").cells[k].host_bound == ""
     outcome["profile"]["device_us"] = [23.0]
     assert run_files.from_document(document, "x").cells[k].host_bound == ""
 
 
 BAD = {
-    "nothing to hold it against": (("gate", "run.csv"), "--baseline NAME|FILE"),
+    "no baseline": (("gate", "run.csv"), "--baseline NAME|FILE"),
     "nothing to judge": (("gate", "--baseline", "h200"), "give results"),
     "a results file that is not there": (("gate", "none.csv", "--baseline", "run.csv"), "none.csv: No such file"),
     "a baseline that is not there": (("gate", "run.csv", "--baseline", "none"), "unknown baseline 'none'; known are none"),
-    "a CSV without its JSON": (("gate", "lone.csv", "--baseline", "run.csv"), "lone.json is not beside it"),
+    "a CSV without its JSON": (("gate", "lone.csv", "--baseline", "run.csv"), "lone.json is not in its folder"),
     "a CSV beside another run's JSON": (("gate", "other.csv", "--baseline", "run.csv"), "take both files of one run"),
-    "a binary baseline": (("gate", "run.csv", "--baseline", "binary.json"), "is damaged or no JSON"),
+    "a binary baseline": (("gate", "run.csv", "--baseline", "binary.json"), "is damaged or not JSON"),
     "a damaged run": (("gate", "run.csv", "--baseline", "nan.json"), "is damaged"),
     "a folder": (("gate", ".", "--baseline", "run.csv"), "is not a file"),
     "another ending": (("gate", "run.csv", "--baseline", "./x.yaml"), "ends in .json or .csv"),
-    "a margin of nothing": (("gate", "run.csv", "--baseline", "run.csv", "--margin", "0"), "give the percentage"),
-    "a margin below nothing": (("gate", "run.csv", "--baseline", "run.csv", "--margin=-3"), "must be a percentage"),
+    "a margin of zero": (("gate", "run.csv", "--baseline", "run.csv", "--margin", "0"), "give the percentage"),
+    "a negative margin": (("gate", "run.csv", "--baseline", "run.csv", "--margin=-3"), "must be a percentage"),
     "an unknown field before measuring": (
         ("gate", "--candidate", "torch", "--reference", "naive", "--allow-env-mismatch", "gpus"),
         "did you mean 'gpu'?",
     ),
-    "no rounds": (("gate", "run.csv", "--baseline", "run.csv", "--rounds", "0"), "--rounds says what to measure"),
+    "no rounds": (("gate", "run.csv", "--baseline", "run.csv", "--rounds", "0"), "--rounds is for a measurement"),
     "rounds of nothing": (("gate", "--candidate", "torch", "--reference", "naive", "--rounds", "0"), "whole number from 1"),
     "processes of a self-test": (("gate", "--self-test", "--processes", "0"), "leave out the others"),
     "no families": (("gate", "run.csv", "--self-test", "--families", "0"), "with FILES nothing is measured"),
@@ -186,18 +186,18 @@ def test_bad_input_is_one_clear_line_and_exit_2(main, tmp_path, what):
     (tmp_path / "other.json").write_text((tmp_path / "second.json").read_text().replace('"run":"run-', '"run":"run-x'))
     (tmp_path / "binary.json").write_bytes(os.urandom(64) + b"\xff")
     (tmp_path / "nan.json").write_text((tmp_path / "run.json").read_text().replace('"samples_us":[', '"samples_us":[NaN,', 1))
-    arguments, told = BAD[what]
+    arguments, message = BAD[what]
     code, out, err = main(*arguments)
     assert code == 2, err
     assert out == ""
-    assert told in err
+    assert message in err
     assert len(err.splitlines()) == 1
 
 
 @settings(max_examples=80, deadline=None)
 @given(data=st.data())
-def test_no_change_of_a_runs_values_is_ever_a_traceback(data):
-    """Any one value of a run's JSON replaced by anything: it is judged, or refused in words."""
+def test_no_change_of_a_runs_values_causes_a_traceback(data):
+    """With one value of a run's JSON replaced, the gate judges the run or ends with an error message."""
     document = json.loads(run_text())
     place, at = document, []
     while isinstance(place, dict | list) and place and (not at or data.draw(st.integers(0, 4))):
@@ -225,7 +225,7 @@ def run_text():
         return write_run(Path(folder), stored(dice(1), 3, cells=3)).with_suffix(".json").read_text()
 
 
-def test_the_gate_on_stored_files_is_quick_and_light(main, tmp_path):
+def test_the_gate_on_stored_files_is_fast_and_imports_little(main, tmp_path):
     """300 cells and their copies, 3 processes of 5 rounds."""
 
     def five(side):
@@ -244,7 +244,7 @@ def test_the_gate_on_stored_files_is_quick_and_light(main, tmp_path):
     for _ in range(3):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)  # its own time: what else the machine does is not the gate's
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)  # the CPU time of the gate alone
         seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
         assert done.returncode == 0, done.stdout + done.stderr
         assert "HEAVY []" in done.stdout

@@ -1,4 +1,4 @@
-"""The command line as its users call it: real processes, real measurements on the CPU."""
+"""The command line, with real processes and measurements on the CPU."""
 
 import csv
 import json
@@ -21,7 +21,7 @@ def rows(cli):
         return list(csv.DictReader(file))
 
 
-def test_a_run_ends_with_a_table_a_csv_and_exit_0(cli):
+def test_a_run_ends_with_table_csv_and_exit_0(cli):
     done = cli("run", "--backends", "naive,torch", *SMALL, "--N", "16,32", "--dtype", "fp32,bf16", "--direction", "forward,backward,both")
     assert done.returncode == 0, done.stderr
     assert "forward fp32, M=8" in done.stdout
@@ -40,7 +40,7 @@ def test_a_run_ends_with_a_table_a_csv_and_exit_0(cli):
     assert [batch["round"] for batch in batches] == [0, 1, 2]
 
 
-def test_torch_compile_is_built_checked_and_timed_and_the_second_time_cached(cli, tmp_path):
+def test_torch_compile_is_cached_the_second_time(cli, tmp_path):
     cli.env["TORCHINDUCTOR_CACHE_DIR"] = str(tmp_path / "inductor")
     for expected in ("cold", "cached"):
         done = cli("run", "--backends", "compile,torch", *SMALL, "--N", "16,33")
@@ -70,7 +70,7 @@ backend = Recompiles()
 """
 
 
-def test_a_graph_that_is_made_while_it_is_timed_is_counted(cli):
+def test_a_recompilation_during_timing_is_counted(cli):
     (cli.folder / "recompiles.py").write_text(RECOMPILES)
     done = cli("run", "--backends", "recompiles", "--plugin", "recompiles.py", *SMALL, "--N", "16")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -98,7 +98,7 @@ def test_a_configuration_file_runs_and_flags_override_it(cli):
     assert [(row["N"], row["dtype"], row["rounds"]) for row in rows(cli)] == [("24", "fp16", "1")] * 2
 
 
-def test_memory_that_does_not_hold_all_makes_workers_take_turns_or_go_group_by_group(cli):
+def test_too_little_memory_for_all_workers_ends_interleaving(cli):
     (cli.folder / "tight.toml").write_text('memory_share = 0.000001\nbackends = "torch"\nrounds = 2\n[[sweep]]\nM = 4\nN = [8, 16]\n')
     done = cli("run", "--config", "tight.toml", "--device", "cpu")
     assert done.returncode == 0, done.stderr
@@ -160,7 +160,7 @@ def test_doctor_reports_every_part_and_what_to_install(cli):
     assert "apt install gcc" in done.stdout
 
 
-def test_a_backend_that_lacks_a_compiler_is_a_row_under_all_and_an_error_by_name(cli):
+def test_a_missing_compiler_is_an_error_only_by_name(cli):
     cli.env = {**cli.env, "PATH": "/nonexistent", "CC": "", "CXX": ""}
     done = cli("run", *SMALL, "--N", "16")
     assert done.returncode == 0, done.stderr
@@ -182,12 +182,12 @@ def rows_or_empty(cli):
     return rows(cli) if (cli.folder / "results" / "latest.csv").exists() else []
 
 
-def test_a_home_that_is_not_there_fails_nothing(cli):
+def test_a_missing_home_folder_is_no_error(cli):
     cli.env = {**cli.env, "HOME": "/nonexistent"}
     assert cli("run", "--backends", "torch", *SMALL, "--N", "16").returncode == 0
 
 
-def test_odd_characters_of_a_plugin_reach_the_files_in_any_locale(cli):
+def test_odd_characters_reach_the_files_in_any_locale(cli):
     (cli.folder / "odd.py").write_text(ODD, encoding="utf-8")
     cli.env = {**cli.env, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     done = cli("run", "--backends", "torch,odd", "--plugin", "odd.py", *SMALL, "--N", "16")
@@ -271,17 +271,17 @@ def test_bad_input_is_one_clear_line_and_exit_2(cli, what):
     assert part in done.stderr
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
-    if what != "an unknown flag":  # Typer's own message has a usage line above it
+    if what != "an unknown flag":  # Typer prints a usage line above its message
         assert [line for line in done.stderr.splitlines() if "softbench:" in line] == done.stderr.splitlines()
         assert len(done.stderr.splitlines()) == 1
     assert [path for path in sorted(cli.folder.rglob("*")) if path.name != "results"] == before
 
 
-def test_a_full_disk_is_one_line_and_nothing_is_half_written(cli):
+def test_a_full_disk_is_one_line_and_keeps_files(cli):
     results = cli.folder / "results"
     results.mkdir()
     (results / "latest.csv").write_text("an earlier run")
-    limit = 2000  # bytes a file may have: the journal's header fits, the first cells do not
+    limit = 2000  # bytes per file: the journal's header fits, the first cells do not
     done = subprocess.run(
         cli.command("run", "--backends", "torch", "--device", "cpu", "--M", "8", "--N", "16,32,64", "--rounds", "5"),
         cwd=cli.folder,
@@ -297,7 +297,7 @@ def test_a_full_disk_is_one_line_and_nothing_is_half_written(cli):
     assert (results / "latest.csv").read_text() == "an earlier run"
 
 
-def test_a_results_file_keeps_the_command_but_no_folder_of_this_machine():
+def test_a_stored_command_has_no_absolute_paths():
     given = ["run", "--output", "/data/a b.csv", "--plugin=/home/me/mine.py", "--config", "configs/own.toml", "--M", "1,2"]
     expected = "softbench run --output 'a b.csv' --plugin=mine.py --config configs/own.toml --M 1,2"
     assert output.command_line(given) == expected

@@ -1,4 +1,4 @@
-"""The options' texts: configurations, deadlines and defaults are those of the code."""
+"""The texts of options: configurations, deadlines and defaults equal those of the code."""
 
 import pytest
 import typer
@@ -38,10 +38,10 @@ def test_text_defaults_equal_the_settings(option, field):
 
 def test_gate_help_names_the_gates_defaults():
     from softbench.gate import paired, unpaired
-    from softbench.gate.self_test.measure import FAMILIES
+    from softbench.gate.self_test.measure import REPETITIONS
 
     assert default_text(options.Margin) == f"{100 * unpaired.MARGIN:g}; {100 * paired.MARGIN:g} with --candidate"
-    assert default_text(options.Families) == str(FAMILIES)
+    assert default_text(options.Families) == str(REPETITIONS)
     assert default_text(options.GateRounds) == str(paired.ROUNDS)
 
 

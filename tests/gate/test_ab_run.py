@@ -1,4 +1,4 @@
-"""A candidate measured against a reference: the real thing on the CPU, and two versions of one file side by side."""
+"""The A/B run: two versions of one file on the CPU, and confirmation with synthetic runs."""
 
 import json
 from dataclasses import replace
@@ -15,7 +15,7 @@ from softbench.plugins.source import PluginSource, origins
 from softbench.run.request import Request
 
 STEADY = '''
-"""A softmax that spins for a time of its own choosing: its latency is known, whatever else the machine does."""
+"""A softmax that spins until a fixed time, so that its latency is known."""
 import time
 import torch
 
@@ -43,18 +43,18 @@ def versions(tmp_path):
     """`versions(old_us, new_us)`: the same file in two checkouts, as --plugin takes them."""
 
     def write(old, new):
-        words = []
+        flags = []
         for name, us in (("old", old), ("new", new)):
             (tmp_path / name).mkdir()
             (tmp_path / name / "steady.py").write_text(STEADY.replace("{us}", str(us)))
-            words += ["--plugin", f"{name}={name}/steady.py"]
-        return words
+            flags += ["--plugin", f"{name}={name}/steady.py"]
+        return flags
 
     return write
 
 
 def test_two_versions_of_one_file_are_measured_side_by_side(cli, versions):
-    """What the verdict is depends on how busy this machine is; that there is one, and on what, does not."""
+    """The verdict depends on the load of this machine, so only its cell and its number of rounds are tested."""
     plugins = versions(300, 420)
     done = cli("gate", "--candidate", "new", "--reference", "old", *plugins, *SMALL, "--N", "8", "--json", "-")
     assert done.returncode in (0, 1, 3), done.stderr
@@ -66,14 +66,14 @@ def test_two_versions_of_one_file_are_measured_side_by_side(cli, versions):
 
 
 def judge(tmp_path, *runs, base=None):
-    """The comparison over runs made by hand, and what it asked to be measured."""
+    """The report over synthetic runs, and the requests of its measurements."""
     asked, answers = [], iter(runs)
 
     def measure(request):
         asked.append(request)
         return stored_run(tmp_path, next(answers))
 
-    request = ab_run.ask(Request({}, {"M": (4096,), "rounds": 20}, False, tmp_path, False, "", ""), "new", "old")
+    request = ab_run.ab_request(Request({}, {"M": (4096,), "rounds": 20}, False, tmp_path, False, "", ""), "new", "old")
     return ab_run.judge(measure, request, "new", "old", Rules(margin=paired.MARGIN), base), asked
 
 
@@ -81,7 +81,7 @@ def slow(i):
     return 0.08 if i in (2, 5) else 0
 
 
-def test_a_regression_is_measured_again_and_stands_where_fresh_processes_agree(tmp_path):
+def test_a_regression_stands_if_fresh_processes_agree(tmp_path):
     first = interleaved(dice(1), 10, slowdown=slow)
     again = interleaved(dice(2), 10, slowdown=lambda i: 0.08 if i == 2 else 0, processes=2)
     again = replace(again, cells={k: s for k, s in again.cells.items() if k.N in (3, 6)})
@@ -92,51 +92,51 @@ def test_a_regression_is_measured_again_and_stands_where_fresh_processes_agree(t
     assert "2 flagged, measured again in 2 fresh process pairs" in report.notes[1]
 
 
-def test_a_baseline_tells_how_much_the_references_processes_differ(tmp_path):
-    base = interleaved(dice(4), 10, processes=10, tau=0.012)
+def test_a_baseline_raises_the_margins_of_noisy_cells(tmp_path):
+    base = interleaved(dice(4), 10, processes=10, process_sd=0.012)
     report, _ = judge(tmp_path, interleaved(dice(3), 10), base=base)
     assert all(verdict.margin > 0.04 for verdict in report.verdicts)
     with pytest.raises(InconclusiveError, match="gpu was"):
         judge(tmp_path, interleaved(dice(3), 10), base=replace(base, environment={**base.environment, "gpu": "another"}))
 
 
-def test_nothing_flagged_is_measured_once(tmp_path):
+def test_without_flagged_cells_there_is_one_measurement(tmp_path):
     report, asked = judge(tmp_path, interleaved(dice(3), 10))
     assert (report.exit_code, len(asked)) == (0, 1)
 
 
 BAD = {
     "one name": (("--candidate", "torch"), "go together"),
-    "one backend twice": (("--candidate", "torch", "--reference", "torch"), "is the reference too"),
+    "one backend twice": (("--candidate", "torch", "--reference", "torch"), "is also the reference"),
     "an unknown backend": (("--candidate", "troch", "--reference", "torch", *SMALL, "--N", "8"), "did you mean 'torch'?"),
     "a stored file too": (("x.csv", "--candidate", "torch", "--reference", "naive"), "go together"),
-    "shapes for stored files": (("x.csv", "--baseline", "y", "--N", "8"), "--N says what to measure"),
+    "shapes for stored files": (("x.csv", "--baseline", "y", "--N", "8"), "--N is for a measurement"),
     "invalid shapes": (("--candidate", "torch", "--reference", "naive", "--N", "0"), "--N: 0 is out of range"),
 }
 
 
 @pytest.mark.parametrize("what", BAD)
 def test_bad_flags_are_one_line_and_exit_2(main, what):
-    arguments, told = BAD[what]
+    arguments, message = BAD[what]
     code, out, err = main("gate", *arguments)
     assert (code, out) == (2, "")
-    assert told in err
+    assert message in err
     assert len(err.splitlines()) == 1
 
 
-def test_what_is_flagged_is_measured_again_alone_in_fresh_processes():
+def test_only_flagged_cells_are_measured_again_in_fresh_processes():
     flags = {"M": (4,), "N": (8, 16), "processes": 1, "rounds": 12, "device": "cpu"}
-    asked = ab_run.ask(Request({}, flags, False, None, False, "", ""), "new", "old")
+    asked = ab_run.ab_request(Request({}, flags, False, None, False, "", ""), "new", "old")
     assert asked.flags["backends"] == ("new", "old")
     assert asked.config["batch_ms"] == ab_run.DEFAULTS["batch_ms"]
     again = ab_run.confirmation(asked, [Verdict(CellKey("new", "forward", "fp32", 4, 16), State.SLOWER, "")])
     assert [(sweep.M, sweep.N) for sweep in again.config["sweep"]] == [((4,), (16,))]
     assert again.flags == {**{k: v for k, v in asked.flags.items() if k not in "MN"}, "processes": 2}
     with pytest.raises(UsageError, match="self-test"):
-        ab_run.ask(asked, "a", "a")
+        ab_run.ab_request(asked, "a", "a")
 
 
-def test_an_alias_renames_a_files_backend_and_a_file_with_an_equals_sign_keeps_its_name(tmp_path):
+def test_name_equals_file_renames_a_backend(tmp_path):
     file = tmp_path / "steady.py"
     file.write_text(STEADY.replace("{us}", "1"))
     odd = tmp_path / "a=b.py"

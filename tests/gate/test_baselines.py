@@ -1,4 +1,4 @@
-"""Baselines: saved, listed, shown, promoted; damaged and foreign ones refused in one line."""
+"""Baselines: saved, listed, shown, promoted; errors are one line."""
 
 import json
 from dataclasses import replace
@@ -21,7 +21,7 @@ def run(tmp_path):
     return write
 
 
-def test_a_saved_baseline_holds_what_the_runs_measured_and_can_be_read_by_people(main, run):
+def test_a_saved_baseline_has_the_process_medians_of_its_runs(main, run):
     a, b = run(1, 6, name="a"), run(2, 5, name="b")
     code, out, err = main("baseline", "save", a, b, "--name", "h200")
     assert (code, out.strip(), err) == (0, "results/baselines/h200.json", "")
@@ -42,10 +42,10 @@ def test_a_saved_baseline_holds_what_the_runs_measured_and_can_be_read_by_people
     assert "forward-bf16-4096x4" in out
 
 
-def test_too_few_processes_are_exit_3_and_the_command_that_measures_them(main, run):
+def test_too_few_processes_end_with_3_and_a_command(main, run):
     code, out, err = main("baseline", "save", run(1, 3), "--name", "h200")
     assert (code, out) == (3, "")
-    assert err.endswith("needs 5 processes (10 recommended), there are 3; measure with: softbench run --M 4096 --processes 10\n")
+    assert err.endswith("needs 5 processes (10 recommended), it has 3; measure with: softbench run --M 4096 --processes 10\n")
     code, _, err = main("baseline", "save", run(1, 7), "--name", "h200")
     assert code == 0
     assert "10 are recommended" in err
@@ -72,26 +72,26 @@ def test_runs_of_two_sweeps_do_not_make_a_baseline(main, run, tmp_path):
     assert "8 of 16 cells have fewer than 5 processes (copy forward-bf16-1x1 has 3); a baseline takes runs of one sweep" in err
 
 
-def test_a_host_bound_cell_is_remembered(run, main):
+def test_a_baseline_keeps_why_a_cell_is_host_bound(run, main):
     found = run_files.read(run(1, 10))
     ours = next(k for k in found.cells if k.backend == "ours")
-    found.cells[ours] = replace(found.cells[ours], host_bound="do_bench read 70 us")
+    found.cells[ours] = replace(found.cells[ours], host_bound="do_bench measured 70 us")
     baselines.save([found], "h200")
-    assert baselines.open_baseline("h200").cells[ours].host_bound == "do_bench read 70 us"
+    assert baselines.open_baseline("h200").cells[ours].host_bound == "do_bench measured 70 us"
 
 
-def test_names_are_not_taken_twice_and_promoting_keeps_the_former_one(main, run):
+def test_a_name_is_taken_once_and_promoting_keeps_the_former(main, run):
     old, new = run(1, 10, name="old"), run(2, 10, name="new")
     assert main("baseline", "save", old, "--name", "main")[0] == 0
     code, _, err = main("baseline", "save", new, "--name", "main")
     assert code == 2
-    assert "is there already" in err
+    assert "exists already" in err
     assert main("baseline", "save", new, "--name", "after")[0] == 0
     code, out, err = main("baseline", "promote", "after", "main")
     assert (code, out.strip()) == (0, "results/baselines/main.json")
-    assert "the former one is results/baselines/main.previous.json" in err
-    was, now = baselines.open_baseline("main.previous"), baselines.open_baseline("main")
-    assert now.runs == baselines.open_baseline("after").runs != was.runs
+    assert "the former baseline is results/baselines/main.previous.json" in err
+    former, promoted = baselines.open_baseline("main.previous"), baselines.open_baseline("main")
+    assert promoted.runs == baselines.open_baseline("after").runs != former.runs
     for name in ("main", "after"):
         file = baselines.path_of(name)
         file.write_text(file.read_text().replace("NVIDIA H200", "NVIDIA B200") if name == "after" else file.read_text())
@@ -100,9 +100,9 @@ def test_names_are_not_taken_twice_and_promoting_keeps_the_former_one(main, run)
 
 
 DAMAGE = {
-    "torn": (lambda text: text[: len(text) // 2], "is damaged or no JSON"),
-    "empty": (lambda text: "", "is damaged or no JSON"),
-    "a list": (lambda text: "[1]", "its JSON is no object"),
+    "torn": (lambda text: text[: len(text) // 2], "is damaged or not JSON"),
+    "empty": (lambda text: "", "is damaged or not JSON"),
+    "a list": (lambda text: "[1]", "its JSON is not an object"),
     "of another program": (lambda text: '{"benchmarks": []}', "is not a softbench run"),
     "NaN": (lambda text: text.replace('"0": [', '"0": [NaN, ', 1), "NaN is not a number"),
     "a negative latency": (lambda text: text.replace('"0": [', '"0": [-1, ', 1), "copy forward-bf16-4096x1 is damaged"),
@@ -110,32 +110,32 @@ DAMAGE = {
     "a huge whole number": (lambda text: text.replace('"0": [', f'"0": [1{"0" * 4000}, ', 1), "is damaged"),
     "a text": (lambda text: text.replace('"0": [', '"0": ["x", ', 1), "copy forward-bf16-4096x1 is damaged"),
     "another version": (lambda text: text.replace('"version": 1', '"version": 2'), "is a baseline of version 2"),
-    "a lost process": (lambda text: text.replace('"processes": 10', '"processes": 11'), "says 11 processes and holds 10"),
-    "a cell twice": (lambda text: text.replace('"N": 2,', '"N": 1,'), "is there twice"),
+    "a lost process": (lambda text: text.replace('"processes": 10', '"processes": 11'), "says 11 processes and has 10"),
+    "a cell twice": (lambda text: text.replace('"N": 2,', '"N": 1,'), "occurs twice"),
     "an unknown dtype": (lambda text: text.replace('"bf16"', '"fp8"', 1), "its case is invalid"),
     "no environment": (lambda text: text.replace('"environment"', '"environs"'), "its header is damaged: KeyError"),
-    "deep": (lambda text: "[" * 100_000, "is damaged or no JSON"),
+    "deep": (lambda text: "[" * 100_000, "is damaged or not JSON"),
 }
 
 
 @pytest.mark.parametrize("what", DAMAGE)
 def test_a_damaged_or_foreign_baseline_is_one_line(main, run, what):
-    change, told = DAMAGE[what]
+    change, message = DAMAGE[what]
     assert main("baseline", "save", run(1, 10), "--name", "h200")[0] == 0
     file = baselines.path_of("h200")
     file.write_text(change(file.read_text()))
     code, out, err = main("baseline", "show", "h200")
     assert (code, out) == (2, "")
-    assert told in err
+    assert message in err
     assert len(err.splitlines()) == 1
     assert "broken" in main("baseline", "list")[1]
 
 
 @pytest.mark.parametrize("name", ["../x", "", "a b", "x.json", "-x"])
-def test_names_that_are_none_are_refused(main, run, name):
+def test_invalid_names_are_refused(main, run, name):
     code, _, err = main("baseline", "save", run(1, 10), f"--name={name}")
     assert code == 2
-    assert "is no name for a baseline" in err
+    assert "is not a valid name for a baseline" in err
 
 
 def test_an_unknown_baseline_names_the_known_ones(main, run):
@@ -147,8 +147,8 @@ def test_an_unknown_baseline_names_the_known_ones(main, run):
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_no_change_of_a_baselines_values_is_ever_a_traceback(tmp_path, data):
-    """Any one value of the document replaced by anything: it reads, or is refused in words."""
+def test_no_change_of_a_baselines_values_causes_a_traceback(tmp_path, data):
+    """With one value of the document replaced, reading succeeds or ends with an error message."""
     document = json.loads(_text())
     place, at = document, []
     while isinstance(place, dict | list) and place and (not at or data.draw(st.booleans())):

@@ -1,4 +1,4 @@
-"""The gate's arithmetic against textbooks, scipy.stats and brute force."""
+"""The gate's statistics against textbooks, scipy.stats and enumeration."""
 
 import itertools
 import math
@@ -13,16 +13,16 @@ from softbench.gate import inference
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(-4, 4), min_size=1, max_size=9))
 def test_the_signed_rank_p_is_exact_with_ties_and_zeros(values):
-    kept = [value for value in values if value]
-    ordered = sorted(map(abs, kept))
-    ranks = [ordered.index(abs(v)) + 1 + (ordered.count(abs(v)) - 1) / 2 for v in kept]
-    observed = sum(rank for rank, value in zip(ranks, kept, strict=True) if value > 0)
-    sums = [sum(rank for rank, sign in zip(ranks, signs, strict=True) if sign) for signs in itertools.product((0, 1), repeat=len(kept))]
+    nonzero = [value for value in values if value]
+    ordered = sorted(map(abs, nonzero))
+    ranks = [ordered.index(abs(v)) + 1 + (ordered.count(abs(v)) - 1) / 2 for v in nonzero]
+    observed = sum(rank for rank, value in zip(ranks, nonzero, strict=True) if value > 0)
+    sums = [sum(rank for rank, sign in zip(ranks, signs, strict=True) if sign) for signs in itertools.product((0, 1), repeat=len(nonzero))]
     expected = sum(total >= observed for total in sums) / len(sums)
     assert inference.signed_rank_p(values) == pytest.approx(expected)
 
 
-def test_the_signed_rank_p_agrees_with_scipy_and_reaches_the_first_step_of_holm_at_13_rounds():
+def test_signed_rank_p_agrees_with_scipy():
     stats = pytest.importorskip("scipy.stats")
     rng = random.Random(1)
     values = [rng.gauss(0.3, 1) for _ in range(24)]
@@ -38,7 +38,7 @@ def test_adjusted_p_values_are_the_textbooks():
     assert inference.holm([]) == inference.benjamini_hochberg([]) == []
 
 
-def test_one_sided_bounds_of_a_proportion_are_those_of_the_design():
+def test_bounds_of_a_proportion_are_clopper_and_pearsons():
     assert inference.proportion_bounds(0, 59)[1] == pytest.approx(0.0495, abs=1e-4)
     assert inference.proportion_bounds(0, 299)[1] == pytest.approx(0.010, abs=1e-4)
     assert inference.proportion_bounds(30, 30)[0] == pytest.approx(0.905, abs=1e-3)
@@ -46,31 +46,31 @@ def test_one_sided_bounds_of_a_proportion_are_those_of_the_design():
     assert inference.proportion_bounds(0, 0) == (0.0, 1.0)
 
 
-def spread(rng, taus, sizes=(10, 3)):
-    return [[[rng.gauss(0, tau) for _ in range(size)] for size in sizes] for tau in taus]
+def spread(rng, process_sds, sizes=(10, 3)):
+    return [[[rng.gauss(0, process_sd) for _ in range(size)] for size in sizes] for process_sd in process_sds]
 
 
-def test_cells_that_are_alike_lend_each_other_their_spread():
+def test_similar_cells_get_a_common_spread():
     found = inference.moderate(spread(random.Random(2), [0.005] * 100))
-    own = sorted(cell.tau for cell in found)
+    own = sorted(cell.process_sd for cell in found)
     assert own[10] == pytest.approx(0.005, rel=0.1)  # the quiet ones are raised to the common spread
     assert found[0].df > 50
 
 
-def test_the_prior_is_the_one_that_the_spreads_were_drawn_from():
+def test_the_prior_recovers_the_distribution_of_the_spreads():
     rng = random.Random(3)
     df0, s0 = 8.0, 0.004
-    taus = [s0 * math.sqrt(df0 / rng.gammavariate(df0 / 2, 2)) for _ in range(2000)]
-    own = [inference._within(cell) for cell in spread(rng, taus)]
+    process_sds = [s0 * math.sqrt(df0 / rng.gammavariate(df0 / 2, 2)) for _ in range(2000)]
+    own = [inference._within(cell) for cell in spread(rng, process_sds)]
     prior, prior_df = inference._prior(own)
     assert math.sqrt(prior) == pytest.approx(s0, rel=0.05)
     assert prior_df == pytest.approx(df0, rel=0.25)
 
 
-def test_a_noisy_cell_keeps_its_own_spread_and_a_constant_one_gets_the_floor():
+def test_a_noisy_cell_keeps_its_spread():
     found = inference.moderate([*spread(random.Random(4), [0.002] * 20), [[0.0, 0.1] * 5, [0.0, 0.1, 0.0]]])
-    assert found[-1].tau > 0.05
-    assert inference.moderate([[[0.0] * 10, [0.0] * 3]])[0].tau == inference.TAU_FLOOR
+    assert found[-1].process_sd > 0.05
+    assert inference.moderate([[[0.0] * 10, [0.0] * 3]])[0].process_sd == inference.PROCESS_SD_FLOOR
     with pytest.raises(ValueError, match="two processes"):
         inference.moderate([[[1.0], [1.0]]])
 

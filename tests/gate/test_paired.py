@@ -1,4 +1,4 @@
-"""Candidate against reference in one run: drift, order, ties, outliers; and confirmation in fresh processes."""
+"""The paired comparison: drift, order, ties, outliers, and confirmation in fresh processes."""
 
 import math
 from dataclasses import replace
@@ -25,7 +25,7 @@ def one(logs, *, reference=None, order=ORDER):
     return screen(run_samples(cells)).verdicts[0]
 
 
-def test_a_slowdown_is_flagged_with_an_interval_that_says_what_it_covers():
+def test_a_slowdown_is_flagged_with_interval_and_coverage():
     report = screen(interleaved(dice(1), 20, slowdown=lambda i: 0.08 if i == 4 else 0))
     assert [v.cell.N for v in paired.flagged(report)] == [5]
     worst = report.verdicts[0]
@@ -35,11 +35,11 @@ def test_a_slowdown_is_flagged_with_an_interval_that_says_what_it_covers():
     assert report.exit_code == 1
 
 
-def test_drift_hits_both_alike_and_cancels_until_the_reference_moves_too_far():
+def test_drift_cancels_until_the_reference_changes_too_much():
     assert screen(interleaved(dice(2), 20, drift=0.04)).exit_code == 0
     report = screen(interleaved(dice(2), 20, drift=0.2))
     assert report.exit_code == 3
-    assert "the reference itself moved by +" in report.verdicts[0].reason
+    assert "the reference itself changed by +" in report.verdicts[0].reason
 
 
 def test_two_modes_of_rounds_are_ambiguous():
@@ -48,20 +48,20 @@ def test_two_modes_of_rounds_are_ambiguous():
     assert one(modes).state is State.AMBIGUOUS
 
 
-def test_ties_of_a_ticking_clock_are_judged():
+def test_ties_of_the_timer_are_judged():
     assert one([math.log(1.06)] * 20).state is State.SLOWER
     assert one([0.0] * 20).state is State.SAME
     assert one([math.log1p(0.03)] * 20).state is not State.SLOWER  # at the margin itself
 
 
-def test_a_cell_that_depends_on_the_order_is_in_doubt():
+def test_a_cell_that_depends_on_the_order_is_ambiguous():
     rng = dice(4)
     verdict = one([(0.04 if place else -0.04) + rng.gauss(0, 0.001) for place in ORDER])
     assert verdict.state is State.AMBIGUOUS
     assert "AB and BA differ by 8." in verdict.reason
 
 
-def test_an_order_that_cannot_change_the_verdict_is_no_doubt():
+def test_an_order_that_cannot_change_the_verdict_is_ignored():
     rng = dice(4)
     verdict = one([0.08 + (0.006 if place else -0.006) + rng.gauss(0, 0.001) for place in ORDER])
     assert verdict.state is State.SLOWER
@@ -76,10 +76,10 @@ def test_nan_is_never_a_success():
     assert one([math.nan] * 20).state is State.AMBIGUOUS
 
 
-def test_too_few_rounds_for_the_family_say_how_many_it_takes():
+def test_too_few_rounds_name_the_number_needed():
     report = screen(interleaved(dice(5), 300, rounds=12))
     assert report.exit_code == 3
-    assert "12 rounds cannot be significant in a family of 300: use --rounds 13 or more" in report.verdicts[0].reason
+    assert "12 rounds cannot be significant after correction for 300 tests: use --rounds 13 or more" in report.verdicts[0].reason
     assert screen(interleaved(dice(5), 20, rounds=13)).exit_code == 0
 
 
@@ -99,10 +99,10 @@ def test_backends_that_share_no_case_are_no_success():
     assert screen(run_samples({})).exit_code == 3
 
 
-def test_known_differences_between_processes_raise_the_margin_and_widen_the_interval():
+def test_differences_between_processes_raise_margin_and_interval():
     run = interleaved(dice(7), 3, slowdown=lambda i: 0.05)
-    tau = {key("new", 1): 0.001, key("new", 2): 0.012, key("new", 3): 0.04}
-    found = {v.cell.N: v for v in screen(run, tau=tau).verdicts}
+    process_sds = {key("new", 1): 0.001, key("new", 2): 0.012, key("new", 3): 0.04}
+    found = {v.cell.N: v for v in screen(run, process_sds=process_sds).verdicts}
     assert found[1].margin == 0.03
     assert found[2].margin == pytest.approx(3 * math.sqrt(2) * 0.012)
     assert found[2].state is State.AMBIGUOUS
@@ -110,34 +110,34 @@ def test_known_differences_between_processes_raise_the_margin_and_widen_the_inte
     assert "more than 10%" in found[3].reason
     assert found[1].interval[1] - found[1].interval[0] < found[2].interval[1] - found[2].interval[0]
     assert "widened" in found[2].covers
-    several = screen(interleaved(dice(8), 20, processes=3, tau=0.01))
+    several = screen(interleaved(dice(8), 20, processes=3, process_sd=0.01))
     assert all(v.margin > 0.03 for v in several.verdicts)
 
 
-@pytest.mark.parametrize(("slowdown", "code", "told"), [(0.5, 1, "beyond"), (0.15, 3, "measure more processes"), (0.05, 3, "not gated")])
-def test_a_large_slowdown_does_not_pass_because_its_processes_differ(slowdown, code, told):
-    """tau of 4 % makes a margin of 17 %: 50 % is beyond even that, 15 % is in doubt, 5 % is reported."""
+@pytest.mark.parametrize(("slowdown", "code", "reason"), [(0.5, 1, "beyond"), (0.15, 3, "measure more processes"), (0.05, 3, "not gated")])
+def test_a_large_slowdown_does_not_pass_because_its_processes_differ(slowdown, code, reason):
+    """A spread of 4 % between processes raises the margin to 17 %: 50 % fails, 15 % is ambiguous, 5 % is reported."""
     run = interleaved(dice(7), 1, slowdown=lambda i: slowdown)
-    report = screen(run, tau={key("new", 1): 0.04})
+    report = screen(run, process_sds={key("new", 1): 0.04})
     (verdict,) = report.verdicts
     assert report.exit_code == code
     assert verdict.gated == (slowdown > 0.1)
-    assert told in verdict.reason.replace("slower by more than", "beyond")
+    assert reason in verdict.reason.replace("slower by more than", "beyond")
 
 
-def test_a_candidate_that_waits_for_its_host_is_advisory():
+def test_a_launch_bound_candidate_is_advisory():
     run = interleaved(dice(1), 3, slowdown=lambda i: 0.2)
-    run.cells[key("new", 1)] = replace(run.cells[key("new", 1)], host_bound="do_bench read 70 us")
+    run.cells[key("new", 1)] = replace(run.cells[key("new", 1)], host_bound="do_bench measured 70 us")
     found = {verdict.cell.N: verdict for verdict in screen(run).verdicts}
     assert (found[1].state, found[1].gated, found[2].gated) == (State.SLOWER, False, True)
-    assert "do_bench read 70 us" in found[1].reason
+    assert "do_bench measured 70 us" in found[1].reason
 
 
 def again(run, cells):
     return replace(run, cells={k: s for k, s in run.cells.items() if k.N in cells})
 
 
-def test_only_what_fresh_processes_agree_on_stays_a_regression():
+def test_a_regression_needs_agreement_of_fresh_processes():
     report = screen(interleaved(dice(9), 20, slowdown=lambda i: 0.08 if i < 2 else 0))
     fresh = interleaved(dice(10), 20, processes=2, slowdown=lambda i: 0.08 if i == 0 else 0)
     settled = paired.confirmed(report, again(fresh, {1, 2}), "old")
@@ -148,7 +148,7 @@ def test_only_what_fresh_processes_agree_on_stays_a_regression():
     assert unstable.reason.startswith("unstable: flagged once at 1.07")
 
 
-def test_nothing_that_was_not_measured_again_stands_and_what_breaks_is_broken():
+def test_only_confirmed_regressions_stay_and_failures_are_broken():
     report = screen(interleaved(dice(9), 20, slowdown=lambda i: 0.08 if i == 0 else 0))
     assert paired.confirmed(report, None, "old").exit_code == 0
     broken = run_samples({key("new", 1): cell_samples(status="failed", reason="crashed"), key("old", 1): cell_samples((1.0,))})
@@ -162,24 +162,24 @@ def gated(rng, cells, **noise):
     return paired.confirmed(report, again(interleaved(rng, cells, processes=2, **noise), found), "old") if found else report
 
 
-@pytest.mark.parametrize(("tau", "sigma"), [(0.002, 0.003), (0.005, 0.01)])
-def test_simulated_identical_families_end_with_exit_0(tau, sigma):
+@pytest.mark.parametrize(("process_sd", "sigma"), [(0.002, 0.003), (0.005, 0.01)])
+def test_simulated_identical_runs_end_with_exit_0(process_sd, sigma):
     rng = dice(11)
-    codes = [gated(rng, 60, tau=tau, sigma=sigma).exit_code for _ in range(30)]
+    codes = [gated(rng, 60, process_sd=process_sd, sigma=sigma).exit_code for _ in range(30)]
     assert codes.count(1) == 0
     assert codes.count(0) >= 0.95 * len(codes)
 
 
 @pytest.mark.parametrize(
-    ("slowdown", "tau", "sigma", "least", "most"),
+    ("slowdown", "process_sd", "sigma", "least", "most"),
     [(0.05, 0.002, 0.003, 0.8, 1), (0.08, 0.002, 0.003, 0.95, 1), (0.03, 0.002, 0.003, 0, 0.05), (0.08, 0.005, 0.01, 0.75, 1)],
 )
-def test_simulated_power_of_the_ratio_gate(slowdown, tau, sigma, least, most):
-    """Every tenth of 100 cells is slower; the margin is 3 %, so a slowdown of 3 % is to be let pass."""
-    rng, found, planted = dice(12), 0, 0
+def test_simulated_power_of_the_ratio_gate(slowdown, process_sd, sigma, least, most):
+    """Every tenth of 100 cells is slower; the margin is 3 %, so a slowdown of 3 % should pass."""
+    rng, found, injected = dice(12), 0, 0
     for _ in range(10):
-        report = gated(rng, 100, tau=tau, sigma=sigma, slowdown=lambda i: slowdown if i % 10 == 0 else 0)
+        report = gated(rng, 100, process_sd=process_sd, sigma=sigma, slowdown=lambda i: slowdown if i % 10 == 0 else 0)
         found += sum(v.fails for v in report.verdicts if (v.cell.N - 1) % 10 == 0)
-        planted += 10
+        injected += 10
         assert not any(v.fails for v in report.verdicts if (v.cell.N - 1) % 10)
-    assert least <= found / planted <= most
+    assert least <= found / injected <= most

@@ -1,4 +1,4 @@
-"""Evidence made by hand and by dice, for the tests of the gate."""
+"""Synthetic samples for the tests of the gate."""
 
 import math
 import random
@@ -24,23 +24,25 @@ def key(backend, N=1024):
 
 
 def cell_samples(*processes, status="ok", reason="", positions=None):
-    """One tuple of round medians (microseconds) a process; `positions` are the backend's place in each round."""
-    found = {
+    """One tuple of round medians (microseconds) per process; `positions` are the backend's place in each round."""
+    by_process = {
         i: tuple(RoundMedian(j, (positions or [0] * len(rounds))[j], us) for j, us in enumerate(rounds))
         for i, rounds in enumerate(processes)
     }
-    return CellSamples(status, reason, "pass" if status == "ok" else "", found)
+    return CellSamples(status, reason, "pass" if status == "ok" else "", by_process)
 
 
-def stored(rng, processes, cells=40, *, tau=0.003, slowdown=lambda i: 0.0, source="latest.csv", outliers=0.03, copy=lambda process: 1.0):
-    """A run of `cells` cells and their copies, one round median a process (its rounds' median is all that counts)."""
+def stored(
+    rng, processes, cells=40, *, process_sd=0.003, slowdown=lambda i: 0.0, source="latest.csv", outliers=0.03, copy=lambda process: 1.0
+):
+    """A run of `cells` cells and their copies, with one round median per process."""
     found = {}
     for i in range(cells):
         us = 20.0 + i
-        found[key("copy", i + 1)] = cell_samples(*[(us * copy(k) * math.exp(rng.gauss(0, tau / 3)),) for k in range(processes)])
+        found[key("copy", i + 1)] = cell_samples(*[(us * copy(k) * math.exp(rng.gauss(0, process_sd / 3)),) for k in range(processes)])
         values = []
         for k in range(processes):
-            noise = rng.gauss(0, tau) + (5 * tau if rng.random() < outliers else 0)
+            noise = rng.gauss(0, process_sd) + (5 * process_sd if rng.random() < outliers else 0)
             values.append((us * 1.2 * copy(k) * (1 + slowdown(i)) * math.exp(noise),))
         found[key("ours", i + 1)] = cell_samples(*values)
     return run_samples(found, source=source)
@@ -49,21 +51,21 @@ def stored(rng, processes, cells=40, *, tau=0.003, slowdown=lambda i: 0.0, sourc
 ORDERS = ((0, 1), (1, 0))  # candidate's and reference's place: AB BA BA AB
 
 
-def interleaved(rng, cells, *, processes=1, rounds=20, tau=0.002, sigma=0.003, slowdown=lambda i: 0.0, outliers=0.03, drift=0.0):
-    """A candidate and a reference in one run; tau is that of one backend's process."""
+def interleaved(rng, cells, *, processes=1, rounds=20, process_sd=0.002, sigma=0.003, slowdown=lambda i: 0.0, outliers=0.03, drift=0.0):
+    """A candidate and a reference in one run; `process_sd` is that of one backend."""
     found = {}
     for i in range(cells):
         mine, others = [], []
         for _ in range(processes):
-            ours, theirs = rng.gauss(0, tau), rng.gauss(0, tau)
+            ours, theirs = rng.gauss(0, process_sd), rng.gauss(0, process_sd)
             pairs = []
-            for turn in range(rounds):
-                common = drift * turn / rounds
+            for number in range(rounds):
+                common = drift * number / rounds
                 a, b = (common + rng.gauss(0, sigma) + (0.1 if rng.random() < outliers else 0) for _ in range(2))
                 pairs.append((50 * (1 + slowdown(i)) * math.exp(ours + a), 50 * math.exp(theirs + b)))
             mine.append(tuple(a for a, _ in pairs))
             others.append(tuple(b for _, b in pairs))
-        order = [(turn + turn // 2) % 2 for turn in range(rounds)]
+        order = [(number + number // 2) % 2 for number in range(rounds)]
         found[key("new", i + 1)] = cell_samples(*mine, positions=order)
         found[key("old", i + 1)] = cell_samples(*others, positions=[1 - place for place in order])
     return run_samples(found)
@@ -87,35 +89,35 @@ def stored_run(folder, measured, *, environment=GPU, device="cuda"):
         if s.status != "ok":
             run.add(0, [Record(k.backend, case, Failed(Status(s.status), "time", s.reason))])
         for process, rounds in s.processes.items():
-            batches = tuple(Batch(process, turn.number, turn.position, (turn.median_us,)) for turn in rounds)
+            batches = tuple(Batch(process, one.number, one.position, (one.median_us,)) for one in rounds)
             outcome = Measured(Build(0.1, ""), Accuracy(grade, 0.1, ""), Timing(batches, "do_bench"))
             run.cells[process, k.backend, case] = Record(k.backend, case, outcome)
     run.finish(publish=False)
-    (folder / f"{run.name}.jsonl").touch()  # the next one in this second gets another name
+    (folder / f"{run.name}.jsonl").touch()  # so the next run of this second gets another name
     return run
 
 
 def write_run(folder, measured, *, environment=GPU, name="latest"):
-    """The CSV, with its JSON beside it, of `stored_run`."""
+    """Write the CSV and the JSON of `stored_run`."""
     run = stored_run(folder, measured, environment=environment)
     run.csv.rename(folder / f"{name}.csv")
     run.json.rename(folder / f"{name}.json")
     return folder / f"{name}.csv"
 
 
-def self_test_run(rng, families, cells, *, base="torch", realised=None, alarm=frozenset(), tau=0.002, sigma=0.003):
-    """A self-test's run; `realised` maps what was planted to what it became, `alarm` holds the families whose twins are slower."""
+def self_test_run(rng, repetitions, cells, *, base="torch", realised=None, alarm=frozenset(), process_sd=0.002, sigma=0.003):
+    """A self-test's run. `realised` maps injected to measured slowdowns; `alarm` has the repetitions whose A/A copies are slower."""
     realised = realised if realised is not None else {0.03: 0.03, 0.05: 0.05, 0.08: 0.08}
     found = {}
     for i in range(cells):
-        rounds = {name: [] for name in (base, f"{base}+0", *(f"{base}+{planted:g}" for planted in realised))}
-        factor = {f"{base}+{planted:g}": 1 + slowdown for planted, slowdown in realised.items()}
-        for family in range(families):
+        rounds = {name: [] for name in (base, f"{base}+0", *(f"{base}+{injected:g}" for injected in realised))}
+        factor = {f"{base}+{injected:g}": 1 + slowdown for injected, slowdown in realised.items()}
+        for repetition in range(repetitions):
             for name, processes in rounds.items():
-                process = rng.gauss(0, tau)
-                slow = factor.get(name, 1.2 if name == f"{base}+0" and family in alarm else 1)
+                process = rng.gauss(0, process_sd)
+                slow = factor.get(name, 1.2 if name == f"{base}+0" and repetition in alarm else 1)
                 processes.append(tuple(100 * slow * math.exp(process + rng.gauss(0, sigma)) for _ in range(20)))
-        order = [(turn + turn // 2) % 2 for turn in range(20)]
+        order = [(number + number // 2) % 2 for number in range(20)]
         for name, processes in rounds.items():
             found[key(name, i + 1)] = cell_samples(*processes, positions=[1 - p for p in order] if name == base else order)
     return run_samples(found)

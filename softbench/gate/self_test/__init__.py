@@ -1,1 +1,1 @@
-"""The gate's own false alarms and power, measured."""
+"""Measures the false alarms and the power of the gate."""

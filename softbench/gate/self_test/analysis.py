@@ -20,12 +20,12 @@ from softbench.gate.samples import CellKey, CellSamples, RunSamples
 from softbench.gate.verdicts import GateReport, Rules
 
 SLOWDOWNS = (0.03, 0.05, 0.08)
-"""Injected slowdowns: the margin itself, which should pass, and two that should be found."""
-EVERY = 4
-"""One case in four has an injected slowdown: a repetition that is slower in every case would be easier for Holm's correction."""
+"""Injected slowdowns: the margin, which should pass, and two larger ones, which should be found."""
+CASES_PER_INJECTION = 4
+"""One case in four has an injected slowdown, because Holm's correction finds slowdowns of all cases more easily."""
 ALIKE = 0.01
 """A/A ratios within this fraction of 1 count as alike."""
-MIN_FAMILIES = 1 + paired.CONFIRMATIONS
+MIN_REPETITIONS = 1 + paired.CONFIRMATIONS
 EXIT_0_SHARE = 0.95
 CANDIDATE = "candidate"
 
@@ -34,8 +34,9 @@ CANDIDATE = "candidate"
 class Power:
     """The power for one injected slowdown."""
 
-    planted: float
-    realised: float
+    injected: float
+    """The slowdown that was asked for."""
+    measured: float
     """The median over the cells of the measured slowdown."""
     least: float
     most: float
@@ -58,10 +59,10 @@ class Power:
 class SelfTest:
     """The result of a self-test."""
 
-    base: str
+    reference: str
     device_name: str
     margin: float
-    families: int
+    repetitions: int
     cells: int
     """Cases per repetition."""
     flagged: int
@@ -72,12 +73,12 @@ class SelfTest:
     """A/A repetitions that ended with exit code 0."""
     ratios: int
     """Number of A/A ratios of calls over 10 us."""
-    alike: int
+    within_1_percent: int
     """A/A ratios within 1 %."""
     furthest: float
     """The A/A ratio that is furthest from 1."""
-    beside: int
-    """Cells without a slowdown that ended as regressions beside cells with one."""
+    bystanders: int
+    """Cells without a slowdown that ended as regressions in repetitions with injected slowdowns."""
     power: tuple[Power, ...]
     points: tuple[tuple[float, float], ...]
     """Measured slowdown and share found, for each cell with a slowdown."""
@@ -85,110 +86,132 @@ class SelfTest:
     @property
     def exit_code(self) -> int:
         """0 without a false alarm and with enough passes, else 1."""
-        return 0 if not self.alarms and self.passed >= EXIT_0_SHARE * self.families else 1
+        return 0 if not self.alarms and self.passed >= EXIT_0_SHARE * self.repetitions else 1
 
     def document(self) -> dict[str, Any]:
         """As JSON, with the bounds."""
         data = asdict(self)
-        data["power"] = [{**asdict(power), "share": power.share, "bounds": power.bounds} for power in self.power]
-        bound = proportion_bounds(self.alarms, self.families)[1]
+        data["power"] = [{**_renamed(asdict(level)), "share": level.share, "bounds": level.bounds} for level in self.power]
+        data = _renamed(data)
+        bound = proportion_bounds(self.alarms, self.repetitions)[1]
         return {**data, "exit_code": self.exit_code, "false_alarm_rate_at_most": bound}
 
 
-def name(base: str, slowdown: float) -> str:
+JSON_KEYS = {
+    **{"reference": "base", "repetitions": "families", "within_1_percent": "alike", "bystanders": "beside"},
+    **{"injected": "planted", "measured": "realised"},
+}
+"""Fields whose JSON key differs; documents of earlier versions have these keys."""
+
+
+def _renamed(data: dict[str, Any]) -> dict[str, Any]:
+    return {JSON_KEYS.get(field, field): value for field, value in data.items()}
+
+
+def name(reference: str, slowdown: float) -> str:
     """Name of the backend with an injected slowdown; 0 is the A/A copy."""
-    return f"{base}+{slowdown:g}"
+    return f"{reference}+{slowdown:g}"
 
 
-def analyse(run: RunSamples, base: str, rules: Rules) -> SelfTest:
+def analyse(run: RunSamples, reference: str, rules: Rules) -> SelfTest:
     """Judge every repetition of a self-test's run, or of several joined runs.
 
     Raises:
-        UsageError: the run is no self-test of `base`, or has too few repetitions.
+        UsageError: the run is not a self-test of `reference`, or has too few repetitions.
     """
-    cases = [key for key, series in run.cells.items() if key.backend == base and series.status == "ok"]
-    twin = name(base, 0)
-    if not cases or not all((series := run.cells.get(key.of(twin))) and series.status == "ok" for key in cases):
+    cases = [key for key, samples in run.cells.items() if key.backend == reference and samples.status == "ok"]
+    aa_copy = name(reference, 0)
+    if not cases or not all((samples := run.cells.get(key.with_backend(aa_copy))) and samples.status == "ok" for key in cases):
         raise UsageError(
-            f"{run.source}: is no self-test of {base}: it needs {base} and {twin} in every case; see: softbench gate --self-test"
+            f"{run.source}: is not a self-test of {reference}: every case needs {reference} and {aa_copy}; see: softbench gate --self-test"
         )
     sets = sorted(set.intersection(*(set(run.cells[key].processes) for key in cases)))
-    if len(sets) < MIN_FAMILIES:
-        raise UsageError(f"{run.source}: {len(sets)} families are too few: {MIN_FAMILIES} at least, 59 for a bound of 5 %")
-    levels = [s for s in SLOWDOWNS if any(key.backend == name(base, s) and c.status == "ok" for key, c in run.cells.items())]
-    aa = [_family(run, cases, base, [twin] * len(cases), sets, i, rules) for i in range(len(sets))]
-    twins = [verdict.ratio for _, report in aa for verdict in report.verdicts if verdict.gated and verdict.ratio]
-    power, points, beside = [], [], 0
+    if len(sets) < MIN_REPETITIONS:
+        raise UsageError(f"{run.source}: {len(sets)} A/A repetitions are too few: it needs {MIN_REPETITIONS}, and 59 for a bound of 5 %")
+    levels = [s for s in SLOWDOWNS if any(key.backend == name(reference, s) and c.status == "ok" for key, c in run.cells.items())]
+    aa = [_judge_repetition(run, cases, reference, [aa_copy] * len(cases), sets, i, rules) for i in range(len(sets))]
+    aa_ratios = [verdict.ratio for _, report in aa for verdict in report.verdicts if verdict.gated and verdict.ratio]
+    power, points, bystanders = [], [], 0
     for slowdown in levels:
-        found, others, realised = _planted(run, cases, base, slowdown, sets, rules)
-        beside += others
-        trials = [hit for hits in found.values() for hit in hits]
-        power.append(Power(slowdown, median(realised.values()), min(realised.values()), max(realised.values()), len(trials), sum(trials)))
-        points += [(realised[key], sum(hits) / len(hits)) for key, hits in found.items() if hits]
+        hits, bystander_alarms, measured = _judge_injected(run, cases, reference, slowdown, sets, rules)
+        bystanders += bystander_alarms
+        trials = [hit for of_case in hits.values() for hit in of_case]
+        slowdowns = measured.values()
+        power.append(Power(slowdown, median(slowdowns), min(slowdowns), max(slowdowns), len(trials), sum(trials)))
+        points += [(measured[key], sum(of_case) / len(of_case)) for key, of_case in hits.items() if of_case]
     return SelfTest(
-        base=base,
+        reference=reference,
         device_name=run.device_name,
         margin=rules.margin,
-        families=len(sets),
+        repetitions=len(sets),
         cells=len(cases),
         flagged=sum(flagged for flagged, _ in aa),
         alarms=sum(report.exit_code == 1 for _, report in aa),
         passed=sum(report.exit_code == 0 for _, report in aa),
-        ratios=len(twins),
-        alike=sum(abs(ratio - 1) <= ALIKE for ratio in twins),
-        furthest=max(twins, key=lambda ratio: abs(math.log(ratio)), default=1.0),
-        beside=beside,
+        ratios=len(aa_ratios),
+        within_1_percent=sum(abs(ratio - 1) <= ALIKE for ratio in aa_ratios),
+        furthest=max(aa_ratios, key=lambda ratio: abs(math.log(ratio)), default=1.0),
+        bystanders=bystanders,
         power=tuple(power),
         points=tuple(points),
     )
 
 
-def _planted(
-    run: RunSamples, cases: Sequence[CellKey], base: str, slowdown: float, sets: Sequence[int], rules: Rules
+def _judge_injected(
+    run: RunSamples, cases: Sequence[CellKey], reference: str, slowdown: float, sets: Sequence[int], rules: Rules
 ) -> tuple[dict[CellKey, list[bool]], int, dict[CellKey, float]]:
-    """For each case with a slowdown: whether each repetition found it, its measured slowdown, and the number of other slower cells."""
-    slow = name(base, slowdown)
-    able = [key for key in cases if (series := run.cells.get(key.of(slow))) and series.status == "ok"]
-    found: dict[CellKey, list[bool]] = {key: [] for key in able}
-    others = 0
-    most = max(1, len(cases) // EVERY)
-    groups = [set(able[start : start + most]) for start in range(0, len(able), most)]
+    """Judge every repetition with one injected slowdown.
+
+    Returns for each case with the slowdown whether each repetition found it, the number of other failing cells, and the measured
+    slowdown of each case.
+    """
+    slow = name(reference, slowdown)
+    injected = [key for key in cases if (samples := run.cells.get(key.with_backend(slow))) and samples.status == "ok"]
+    hits: dict[CellKey, list[bool]] = {key: [] for key in injected}
+    bystander_alarms = 0
+    size = max(1, len(cases) // CASES_PER_INJECTION)
+    groups = [set(injected[start : start + size]) for start in range(0, len(injected), size)]
     for i in range(len(sets)):
         for chosen in groups:
-            _, report = _family(run, cases, base, [slow if key in chosen else name(base, 0) for key in cases], sets, i, rules)
+            candidates = [slow if key in chosen else name(reference, 0) for key in cases]
+            _, report = _judge_repetition(run, cases, reference, candidates, sets, i, rules)
             for verdict in report.verdicts:
-                key = verdict.cell.of(base)
+                key = verdict.cell.with_backend(reference)
                 if key in chosen and verdict.gated:
-                    found[key].append(verdict.fails)
+                    hits[key].append(verdict.fails)
                 elif key not in chosen:
-                    others += verdict.fails
-    realised = {key: _realised(run.cells[key.of(slow)], run.cells[key]) for key in able}
-    return found, others, realised
+                    bystander_alarms += verdict.fails
+    measured = {key: _measured_slowdown(run.cells[key.with_backend(slow)], run.cells[key]) for key in injected}
+    return hits, bystander_alarms, measured
 
 
-def _realised(slow: CellSamples, base: CellSamples) -> float:
-    return math.expm1(median(median(pairs.logs) for pairs in paired.pair(slow, base).values()))
+def _measured_slowdown(slow: CellSamples, reference: CellSamples) -> float:
+    return math.expm1(median(median(pairs.logs) for pairs in paired.pair(slow, reference).values()))
 
 
-def _family(
-    run: RunSamples, cases: Sequence[CellKey], base: str, candidates: Sequence[str], sets: Sequence[int], i: int, rules: Rules
+def _judge_repetition(
+    run: RunSamples, cases: Sequence[CellKey], reference: str, candidates: Sequence[str], sets: Sequence[int], i: int, rules: Rules
 ) -> tuple[bool, GateReport]:
-    """Screen repetition `i` with these candidates, and confirm its flagged cells in the next sets."""
+    """Screen repetition `i` with one candidate per case, and confirm its flagged cells in the next sets.
+
+    Returns whether a cell was flagged, and the report after the confirmation.
+    """
     chosen = dict(zip(cases, candidates, strict=True))
-    report = paired.screen(_only(run, chosen, base, [sets[i]]), CANDIDATE, base, rules)
+    report = paired.screen(_select(run, chosen, reference, [sets[i]]), CANDIDATE, reference, rules)
     flagged = paired.flagged(report)
     if not flagged:
         return False, report
     fresh = [sets[(i + step) % len(sets)] for step in range(1, 1 + paired.CONFIRMATIONS)]
-    again = _only(run, {verdict.cell.of(base): chosen[verdict.cell.of(base)] for verdict in flagged}, base, fresh)
-    return True, paired.confirmed(report, again, base)
+    flagged_cases = [verdict.cell.with_backend(reference) for verdict in flagged]
+    again = _select(run, {key: chosen[key] for key in flagged_cases}, reference, fresh)
+    return True, paired.confirmed(report, again, reference)
 
 
-def _only(run: RunSamples, chosen: Mapping[CellKey, str], base: str, sets: Sequence[int]) -> RunSamples:
+def _select(run: RunSamples, chosen: Mapping[CellKey, str], reference: str, sets: Sequence[int]) -> RunSamples:
     """The samples of some process sets, with one candidate per case."""
     cells: dict[CellKey, CellSamples] = {}
     for key, backend in chosen.items():
-        for to, series in ((CANDIDATE, run.cells[key.of(backend)]), (base, run.cells[key])):
-            kept = {place: series.processes[process] for place, process in enumerate(sets) if process in series.processes}
-            cells[key.of(to)] = replace(series, processes=kept)
+        for new_name, samples in ((CANDIDATE, run.cells[key.with_backend(backend)]), (reference, run.cells[key])):
+            selected = {number: samples.processes[process] for number, process in enumerate(sets) if process in samples.processes}
+            cells[key.with_backend(new_name)] = replace(samples, processes=selected)
     return replace(run, cells=cells, processes=len(sets))

@@ -1,4 +1,4 @@
-"""Measures the gate's self-test: a backend beside its A/A copy and beside copies with injected slowdowns, in fresh processes."""
+"""Measures the gate's self-test: a backend with its A/A copy and with copies that have injected slowdowns."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import cast
 from softbench.core import text
 from softbench.core.case import Case, Direction
 from softbench.core.errors import ResultsError
-from softbench.gate.ab_run import Measure, fixed, found
+from softbench.gate.ab_run import Measure, samples_of, with_fixed_rounds
 from softbench.gate.samples import RunSamples
 from softbench.gate.self_test import analysis
 from softbench.ops.softmax import spec
@@ -21,10 +21,10 @@ from softbench.results import store
 from softbench.run import run
 from softbench.run.request import Request
 
-FAMILIES = 59
+REPETITIONS = 59
 """Repetitions: no alarm in this many means a false-alarm rate below 5 %, with 95 % confidence."""
 SHAPES = {
-    # calls of 100 us and more, so that 3 % is longer than the launch of the sleeping kernel
+    # calls of at least 100 us, so that 3 % is longer than the launch of the sleeping kernel
     "cuda": ((4096,), "16384:35840:1024"),
     "cpu": ((256,), "256:1206:50"),
 }
@@ -35,67 +35,70 @@ CASE_SECONDS = 0.05
 """Build and check of a case."""
 ROUND_SECONDS = 0.002
 """Cost of a batch besides its calls: do_bench's estimate, and the messages."""
-PLUGIN = '''"""Copies of {base} with injected slowdowns; softbench gate --self-test wrote this file for its workers."""
+PLUGIN = '''"""Copies of {reference} with injected slowdowns; softbench gate --self-test wrote this file for its workers."""
 
 from softbench.backends.injected_slowdown import inject
 
-backends = inject({base!r}, {slowdowns!r}, {plugins!r}, cases={cases!r}, memory={memory!r})
+backends = inject({reference!r}, {slowdowns!r}, {plugins!r}, cases={cases!r}, memory={memory!r})
 '''
 
 
-def measure_families(measure: Measure, request: Request, base: str, families: int, announce: Callable[[str], None]) -> RunSamples:
-    """Measure this many process sets; `announce` gets the plan and its time before the first starts.
+def measure_repetitions(
+    measure: Measure, request: Request, reference: str, repetitions: int, announce: Callable[[str], None]
+) -> RunSamples:
+    """Measure this many process sets; `announce` gets the plan and its time before the first one starts.
 
     Raises:
         UsageError: a backend or a device does not exist. Errors of `softbench.run.run.run` pass through.
     """
     store.writable(request.output)
-    asked = fixed(request)
-    cases = sweep.cases(asked.settings().sweep, "cuda")
+    adjusted = with_fixed_rounds(request)
+    cases = sweep.cases(adjusted.settings().sweep, "cuda")
     if not cases:
-        plan = run.dry_run(replace(asked, flags={**asked.flags, "backends": (base,)}))
+        plan = run.dry_run(replace(adjusted, flags={**adjusted.flags, "backends": (reference,)}))
         M, N = SHAPES[plan.device]
         shapes = Sweep(M, sweep.parse_axis(N, "N"), ("fp32",), (Direction.FORWARD,))
-        given = cast(Axes, {key: value for key, value in asked.flags.items() if key in AXES})
-        asked = replace(asked, config={**asked.config, "sweep": (shapes,)})
-        cases = sweep.cases([replace(shapes, **given)], plan.device)
-    able = planted(cases)
-    asked = _with_twins(asked, base, families, able)
-    announce(told(asked.settings(), len(cases), len(able), base))
-    return found(measure(asked))
+        axes = cast(Axes, {key: value for key, value in adjusted.flags.items() if key in AXES})
+        adjusted = replace(adjusted, config={**adjusted.config, "sweep": (shapes,)})
+        cases = sweep.cases([replace(shapes, **axes)], plan.device)
+    injected = injected_cases(cases)
+    adjusted = _with_copies(adjusted, reference, repetitions, injected)
+    announce(plan_text(adjusted.settings(), len(cases), len(injected), reference))
+    return samples_of(measure(adjusted))
 
 
-def planted(cases: Sequence[Case]) -> tuple[Case, ...]:
-    """The cases that get a slowdown: the quarter that moves most bytes, as a slowdown costs at least a launch."""
-    count = max(1, len(cases) // analysis.EVERY)
-    most = sorted(cases, key=spec.bytes_moved, reverse=True)[:count]
-    return tuple(case for case in cases if case in most)
+def injected_cases(cases: Sequence[Case]) -> tuple[Case, ...]:
+    """The cases that get a slowdown: the quarter that moves most bytes, because a slowdown takes at least a launch."""
+    count = max(1, len(cases) // analysis.CASES_PER_INJECTION)
+    largest = sorted(cases, key=spec.bytes_moved, reverse=True)[:count]
+    return tuple(case for case in cases if case in largest)
 
 
-def told(settings: Settings, cases: int, able: int, base: str) -> str:
-    """The plan as a sentence."""
+def plan_text(settings: Settings, cases: int, injected: int, reference: str) -> str:
+    """The plan and its expected time as a sentence."""
     levels = ", ".join(f"{slowdown:.0%}" for slowdown in analysis.SLOWDOWNS)
     batch = (settings.warmup_ms + settings.batch_ms) / 1e3 + ROUND_SECONDS
-    each = START_SECONDS + cases * CASE_SECONDS + (2 * cases + len(analysis.SLOWDOWNS) * able) * settings.rounds * batch
+    each = START_SECONDS + cases * CASE_SECONDS + (2 * cases + len(analysis.SLOWDOWNS) * injected) * settings.rounds * batch
     return (
-        f"self-test of the gate with {base}: {text.count(settings.processes, 'family').replace('familys', 'families')} of "
-        f"{text.count(cases, 'case')}, each in fresh processes: {base} beside its twin, and in the {able} that move most beside {levels} "
-        f"planted, {text.count(settings.rounds, 'round')}; about {text.duration(settings.processes * each)}"
+        f"self-test of the gate with {reference}: {text.count(settings.processes, 'A/A repetition')} of "
+        f"{text.count(cases, 'case')}, each in fresh processes: {reference} beside its A/A copy, "
+        f"and in the {injected} cases of most bytes beside injected slowdowns of {levels}; "
+        f"{text.count(settings.rounds, 'round')}; about {text.duration(settings.processes * each)}"
     )
 
 
-def _with_twins(request: Request, base: str, families: int, able: Sequence[Case]) -> Request:
+def _with_copies(request: Request, reference: str, repetitions: int, injected: Sequence[Case]) -> Request:
     """The request of a self-test: its process sets are the repetitions, and a plugin written for it makes the copies."""
     plugins = request.settings().plugins
     slowdowns = (0.0, *analysis.SLOWDOWNS)
     file = (request.output / "planted.py").resolve()
     memory = str(file.with_suffix(".json"))
-    about = {"slowdowns": slowdowns, "plugins": [str(absolute(plugin)) for plugin in plugins], "cases": [case.key for case in able]}
+    values = {"slowdowns": slowdowns, "plugins": [str(absolute(plugin)) for plugin in plugins], "cases": [case.key for case in injected]}
     try:
-        file.write_text(PLUGIN.format(base=base, memory=memory, **about), encoding="utf-8")
+        file.write_text(PLUGIN.format(reference=reference, memory=memory, **values), encoding="utf-8")
     except OSError as error:
         raise ResultsError(f"{file}: cannot be written: {error.strerror}") from None
-    names = (base, *(analysis.name(base, slowdown) for slowdown in slowdowns))
-    flags: Layer = {**request.flags, "processes": families, "backends": names, "relative_to": base}
+    names = (reference, *(analysis.name(reference, slowdown) for slowdown in slowdowns))
+    flags: Layer = {**request.flags, "processes": repetitions, "backends": names, "relative_to": reference}
     flags["plugins"] = (*request.flags.get("plugins", ()), file)
     return replace(request, flags=flags)
