@@ -67,9 +67,8 @@ def gate(
     signed-rank test on the ratios of the rounds. Flagged cells are measured again in two fresh process pairs;
     a cell is a regression only if all agree. If processes differ (--processes K or --baseline show it), the margin grows.
 
-    With --self-test, --reference is measured interleaved with its A/A copy and with slowed copies. Each A/A
-    repetition has fresh processes. The result has the false alarms with an upper bound, and the power with lower bounds.
-    Exit code 1: a false alarm, or fewer than 95 % of the repetitions pass.
+    With --self-test, --reference is measured with its A/A copy and with slowed copies, each A/A repetition in fresh processes.
+    The result bounds false alarms and power. Exit code 1: a false alarm, or fewer than 95 % of the repetitions pass.
 
     If $GITHUB_STEP_SUMMARY is set, the report is appended there.
     """

@@ -29,7 +29,7 @@ MARGIN_SDS = 3 * math.sqrt(2)
 """The smallest margin in standard deviations of one process: three standard deviations of the difference of two processes."""
 ORDER_FLOOR = 0.01
 ORDER_SDS = 4.0
-"""Standard errors (or the floor) by which AB and BA may differ. Beyond it a cell is in why_ambiguous: 1 in 16 000 identical cells."""
+"""Standard errors (or the floor) by which AB and BA may differ. A larger difference, of 1 in 16 000 identical cells, is ambiguous."""
 MEDIAN_SD = math.sqrt(math.pi / 2)  # standard error of a median over that of a mean, for normal values
 
 
@@ -179,21 +179,23 @@ def flagged(report: GateReport) -> list[Verdict]:
     return [verdict for verdict in report.verdicts if verdict.state is State.SLOWER and verdict.gated]
 
 
-def confirmed(report: GateReport, again: RunSamples | None, reference: str) -> GateReport:
+def confirmed(report: GateReport, second_run: RunSamples | None, reference: str) -> GateReport:
     """The report after the confirmation: a regression stays only if every fresh process pair agrees.
 
-    Without a second measurement (`again` is None) no flagged cell stays a regression.
+    Without a second run (None) no flagged cell stays a regression.
     """
-    return replace(report, verdicts=ranked([_after_confirmation(v, again, reference, report.rules) for v in report.verdicts]))
+    return replace(report, verdicts=ranked([_after_confirmation(v, second_run, reference, report.rules) for v in report.verdicts]))
 
 
-def _after_confirmation(verdict: Verdict, again: RunSamples | None, reference: str, rules: Rules) -> Verdict:
+def _after_confirmation(verdict: Verdict, second_run: RunSamples | None, reference: str, rules: Rules) -> Verdict:
     if verdict.state is not State.SLOWER or not verdict.gated:
         return verdict
-    cells = again.cells if again else {}
+    cells = second_run.cells if second_run else {}
     new, old = cells.get(verdict.cell), cells.get(verdict.cell.with_backend(reference))
     if new and new.status != "ok":
-        return replace(verdict, state=State.BROKEN, reason=f"was correct and slower, is {new.status} when measured again: {new.reason}")
+        return replace(
+            verdict, state=State.BROKEN, reason=f"was correct and slower, is {new.status} when measured again: {new.reason}"
+        )
     by_process = list(pair(new, old).values()) if new and old else []
     limit = math.log1p(verdict.margin or rules.margin)
     agree = [_exceedance_p(pairs.logs, limit) <= rules.alpha for pairs in by_process]

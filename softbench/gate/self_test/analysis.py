@@ -1,8 +1,8 @@
 """The results of the gate's self-test: its false alarms, and the share of injected slowdowns that it finds.
 
 Each process set is one A/A repetition: it screens every case in one process pair, as `softbench gate --candidate` does. The next two
-process sets confirm its flagged cells. Repetitions share these sets, so the alarms before confirmation are given as well: those are
-independent.
+process sets confirm its flagged cells. Repetitions share these sets, so the result also has the alarms before
+confirmation, which are independent.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Power:
     """The power for one injected slowdown."""
 
     injected: float
-    """The slowdown that was asked for."""
+    """The requested slowdown, as a fraction."""
     measured: float
     """The median over the cells of the measured slowdown."""
     least: float
@@ -203,8 +203,8 @@ def _judge_repetition(
         return False, report
     fresh = [sets[(i + step) % len(sets)] for step in range(1, 1 + paired.CONFIRMATIONS)]
     flagged_cases = [verdict.cell.with_backend(reference) for verdict in flagged]
-    again = _select(run, {key: chosen[key] for key in flagged_cases}, reference, fresh)
-    return True, paired.confirmed(report, again, reference)
+    second_run = _select(run, {key: chosen[key] for key in flagged_cases}, reference, fresh)
+    return True, paired.confirmed(report, second_run, reference)
 
 
 def _select(run: RunSamples, chosen: Mapping[CellKey, str], reference: str, sets: Sequence[int]) -> RunSamples:

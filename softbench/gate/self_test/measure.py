@@ -88,7 +88,7 @@ def plan_text(settings: Settings, cases: int, injected: int, reference: str) -> 
 
 
 def _with_copies(request: Request, reference: str, repetitions: int, injected: Sequence[Case]) -> Request:
-    """The request of a self-test: its process sets are the repetitions, and a plugin written for it makes the copies."""
+    """The request of a self-test. Its process sets are the repetitions; a plugin, written here, has the copies."""
     plugins = request.settings().plugins
     slowdowns = (0.0, *analysis.SLOWDOWNS)
     file = (request.output / "planted.py").resolve()
