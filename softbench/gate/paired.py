@@ -193,9 +193,7 @@ def _after_confirmation(verdict: Verdict, second_run: RunSamples | None, referen
     cells = second_run.cells if second_run else {}
     new, old = cells.get(verdict.cell), cells.get(verdict.cell.with_backend(reference))
     if new and new.status != "ok":
-        return replace(
-            verdict, state=State.BROKEN, reason=f"was correct and slower, is {new.status} when measured again: {new.reason}"
-        )
+        return replace(verdict, state=State.BROKEN, reason=f"was correct and slower, is {new.status} when measured again: {new.reason}")
     by_process = list(pair(new, old).values()) if new and old else []
     limit = math.log1p(verdict.margin or rules.margin)
     agree = [_exceedance_p(pairs.logs, limit) <= rules.alpha for pairs in by_process]
