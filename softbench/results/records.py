@@ -113,10 +113,13 @@ def _case(data: JsonObject) -> Case:
 
 def _batch(data: JsonObject) -> Batch:
     samples = tuple(data["samples_us"])
-    if not samples or not all(type(us) in (int, float) and 0 < us < math.inf for us in samples):
+    types = set(map(type, samples))
+    if not samples or not types <= {int, float} or not (min(samples) > 0 and sum(samples) < math.inf):  # a NaN makes the sum a NaN
         raise ValueError("invalid samples")
+    if types != {float}:
+        samples = tuple(map(float, samples))
     process, turn, position = (_count(data[name]) for name in ("process", "round", "position"))
-    return Batch(process, turn, position, tuple(map(float, samples)), telemetry_from_json(data.get("telemetry")))
+    return Batch(process, turn, position, samples, telemetry_from_json(data.get("telemetry")))
 
 
 def _text(value: object) -> str:
