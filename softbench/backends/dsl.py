@@ -82,8 +82,8 @@ class Numba(Language):
         except Exception as error:
             if isinstance(error, ModuleNotFoundError) and error.name == "numba.cuda.cudaimpl":  # this release has the module elsewhere
                 return None
-            told = one_line(f"{type(error).__name__}: {error}", 150)
-            return f"numba-cuda does not load ({told}): install a version that fits the other packages: {self.install}"
+            reason = one_line(f"{type(error).__name__}: {error}", 150)
+            return f"numba-cuda does not load ({reason}): install a version that fits the other packages: {self.install}"
         return None
 
     def supports(self, case: Case) -> str | None:

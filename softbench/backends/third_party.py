@@ -45,9 +45,9 @@ class ThirdParty:
                 return "no CUDA GPU here"
             self._module()
         except Exception as error:  # a DSL that does not find its libraries can raise anything
-            told = one_line(f"{type(error).__name__}: {error}", 150)
+            reason = one_line(f"{type(error).__name__}: {error}", 150)
             newer = self.install.replace("install", "install -U", 1)
-            return f"{self.module} cannot be imported ({told}); it may not fit the other packages: {newer}"
+            return f"{self.module} cannot be imported ({reason}); it may not fit the other packages: {newer}"
         return None
 
     def sources(self) -> list[Path]:

@@ -180,24 +180,32 @@ def resume(folder: Path, header: JsonObject) -> tuple[Run | None, str]:
 
     A run that cannot be resumed stays unchanged.
     """
-    told = ""
+    reason = ""
     for path in sorted(folder.glob("run-*.jsonl"), key=lambda path: path.name, reverse=True):
         try:
             journal = path.open("r+b")
         except OSError as error:
-            told = told or f"{path} cannot be resumed: {error.strerror}"
+            reason = reason or f"{path} cannot be resumed: {error.strerror}"
             continue
         try:
             fcntl.flock(journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
             run = _reopen(folder, path, journal, header)
         except BlockingIOError:
-            told = told or f"{path.stem} is still running"
+            reason = reason or f"{path.stem} is still running"
         except ValueError as error:
-            told = told or f"{path.stem} cannot be resumed: {error}"
+            reason = reason or f"{path.stem} cannot be resumed: {error}"
         else:
-            return run, f"resuming {run.name}: {len(run.cells)} cells are there already"
+            return run, _resuming(run)
         journal.close()
-    return None, told or f"nothing to resume in {folder}: no interrupted run there"
+    return None, reason or f"nothing to resume in {folder}: no interrupted run there"
+
+
+def _resuming(run: Run) -> str:
+    """The note for a run that is resumed."""
+    sources = run.header["sources"]
+    changed = sum(record.source != sources.get(record.backend) for record in run.cells.values())
+    again = f"; {changed} more are measured again, as their backends' source files changed" if changed else ""
+    return f"resuming {run.name}: {len(run.cells) - changed} cells are there already{again}"
 
 
 def _reopen(folder: Path, path: Path, journal: IO[bytes], header: JsonObject) -> Run:

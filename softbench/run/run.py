@@ -106,8 +106,8 @@ def run(request: Request, observer: Observer, on_start: Callable[[store.Run], No
         head = header(plan, request.command, request.version)
         found = None
         if request.resume:
-            found, told = store.resume(request.output, head)
-            observer.note(told if found else f"{told}; measuring everything")
+            found, note = store.resume(request.output, head)
+            observer.note(note if found else f"{note}; measuring everything")
         kept = found or store.start(request.output, head)
         on_start(kept)
         session.pool.tell(kept.keep_log)

@@ -85,8 +85,8 @@ def _pieces(answer: Generated) -> tuple[list[Artifact], dict[str, int]]:
         pieces, spills = answer
         return [Artifact(*map(str, piece)) for piece in pieces], {str(name): int(spilled) for name, spilled in dict(spills).items()}
     except (TypeError, ValueError):
-        told = one_line(repr(answer), 40)
-        raise TypeError(f"generated() returned {told}, not ([(name, kind, language, text), ...], {{kernel: bytes spilled}})") from None
+        shown = one_line(repr(answer), 40)
+        raise TypeError(f"generated() returned {shown}, not ([(name, kind, language, text), ...], {{kernel: bytes spilled}})") from None
 
 
 @contextmanager
@@ -190,7 +190,7 @@ def _inductor(seen: Seen) -> list[Artifact]:
 def _triton(seen: Seen, launches: list[Launch]) -> tuple[list[Launch], list[Artifact]]:
     """The launches with the registers and spills of their Triton kernels, and the stages of these kernels."""
     artifacts: dict[str, Artifact] = {}
-    told: list[Launch] = []
+    complete: list[Launch] = []
     for launch in launches:
         kernel = _chosen(seen.kernels, launch)
         if kernel is not None:
@@ -202,8 +202,8 @@ def _triton(seen: Seen, launches: list[Launch]) -> tuple[list[Launch], list[Arti
             launch = replace(launch, registers=known, spilled_bytes=spills, shared_bytes=_shared(kernel, launch))
             for artifact in _stages(kernel):
                 artifacts.setdefault(artifact.name, artifact)
-        told.append(launch)
-    return told, list(artifacts.values())
+        complete.append(launch)
+    return complete, list(artifacts.values())
 
 
 def _shared(kernel: CompiledKernel, launch: Launch) -> int | None:

@@ -92,7 +92,8 @@ def test_a_resumed_run_has_what_was_measured_and_only_that(tmp_path, make_record
 
 def test_a_changed_backend_is_measured_again(tmp_path, make_record):
     interrupted(tmp_path, make_record)
-    run, _ = store.resume(tmp_path, {**header(), "sources": {"copy": "source", "ours": "edited"}})
+    run, note = store.resume(tmp_path, {**header(), "sources": {"copy": "source", "ours": "edited"}})
+    assert note.endswith("1 cells are there already; 1 more are measured again, as their backends' source files changed")
     case = make_record("ours", [20.0]).case
     assert run.has(0, ["copy"], case)
     assert not run.has(0, ["copy", "ours"], case)

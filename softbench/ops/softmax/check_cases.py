@@ -32,34 +32,34 @@ LONG = 20011  # columns of the value cases with several tiles: no multiple of a 
 
 @dataclass(frozen=True, slots=True)
 class CheckCase:
-    """One case of the catalogue."""
+    """One check case."""
 
     name: str
     direction: Direction
     make: Callable[[Draw], Tensors]
     """`(x,)` forward, `(dy, y)` backward."""
     dim: int | None = None
-    """The axis of a `dim` item; None for a `rows` item."""
+    """The axis of a case over `dim`; None for rows."""
     repeat: str = ""
-    """`twice` or `stream`: the contract that is tried beside the values."""
+    """`twice` or `stream`: what is checked besides the values, a second call or a call on another stream."""
     gpu_only: str = ""
-    """Why it needs a GPU; empty where it does not."""
+    """Why it needs a GPU; empty if it does not."""
     free_bytes: int = 0
-    """Device memory it needs free; backends face it one after the other."""
+    """Free device memory that it needs, in bytes. If above 0, backends run it one after the other."""
 
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """Where an item's numbers come from."""
+    """The random values of a check case."""
 
     generator: torch.Generator
     dtype: str
     device: torch.device
     most_rows: int | None
-    """A backend that only an interpreter runs gets no more rows than these."""
+    """Maximum rows of an interpreted backend; None without a limit."""
 
     def rows(self, M: int, N: int) -> int:
-        """M rows of N columns, or as many of them as an interpreter gets through."""
+        """M, or the number of rows that an interpreter can run."""
         return M if self.most_rows is None else min(M, self.most_rows, max(1, MAX_INTERPRETED // max(1, N)))
 
     def normal(self, *shape: int) -> torch.Tensor:
@@ -70,7 +70,7 @@ class Draw:
 
 
 def items() -> list[CheckCase]:
-    """The whole catalogue, items of one shape beside each other (a backend that compiles for each shape does so once)."""
+    """All check cases. Cases of one shape are neighbours, so that a backend compiles once for each shape."""
     return [*_shapes(Direction.FORWARD), *_values(), *_layouts(), *_shapes(Direction.BACKWARD), *_gradients(), *_gradient_layouts()]
 
 

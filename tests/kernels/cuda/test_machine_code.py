@@ -1,5 +1,6 @@
 """The machine code that nvcc makes of softmax.cu."""
 
+import functools
 import os
 import re
 import subprocess
@@ -11,20 +12,38 @@ from softbench.kernels.cuda import build, disassemble
 KERNELS = ("sub_warp_aligned", "sub_warp_unaligned", "staged", "warp_row", "warp_two_rows", "block", "cluster", "bulk", "split", "generic")
 
 
-@needs_nvcc
-@pytest.mark.parametrize("architecture", ["sm_80", "sm_90a", "sm_100a"])
-def test_no_kernel_spills_a_register(tmp_path, architecture):
-    command = build.command(build.nvcc(), architecture, tmp_path / "x.fatbin")
-    command = [word for word in command if word not in ("-shared", "-Xcompiler", "-fPIC")]
-    whole = architecture == "sm_90a" or (os.cpu_count() or 1) >= build.FEW_CORES
-    # An architecture takes a minute. So the others compile only the parts that need most registers. These are float32 rows, 16-bit
-    # rows with float32 results, and the gradient of 16-bit rows.
-    report = ""
-    for part in [""] if whole else ["-DSOFTBENCH_PART=0", "-DSOFTBENCH_PART=4", "-DSOFTBENCH_PART=7"]:
-        done = subprocess.run([*command, *part.split(), "-fatbin", "-Xptxas", "-v"], capture_output=True, text=True, check=False)
+def parts_of(architecture):
+    """The parts to compile; None is the whole file, which takes a minute on a machine of few cores.
+
+    There only sm_90a is compiled whole. The others compile the parts that need most registers: float32 rows, 16-bit rows with float32
+    results, and the gradient of 16-bit rows.
+    """
+    return (None,) if architecture == "sm_90a" or (os.cpu_count() or 1) >= build.FEW_CORES else (0, 4, 7)
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory):
+    """`compiled(architecture, part)` is the cubin of a part of softmax.cu, or of the whole file, and ptxas's report. Each is made once."""
+
+    @functools.cache
+    def compile_part(architecture, part):
+        cubin = tmp_path_factory.mktemp("cubin") / f"{architecture}-{part}.cubin"
+        words = [word for word in build.command(build.nvcc(), architecture, cubin) if word not in ("-shared", "-Xcompiler", "-fPIC")]
+        words += [*([] if part is None else [f"-DSOFTBENCH_PART={part}"]), "-cubin", "-Xptxas", "-v"]
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         assert f"for '{architecture}'" in done.stderr
-        report += done.stderr
+        return cubin, done.stderr
+
+    return compile_part
+
+
+@needs_nvcc
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90a", "sm_100a"])
+def test_no_kernel_spills_a_register(compiled, architecture):
+    parts = parts_of(architecture)
+    report = "".join(compiled(architecture, part)[1] for part in parts)
+    whole = parts == (None,)
     kernels = report.count("Compiling entry function")
     spills = [line for line in report.splitlines() if "spill stores" in line]
     assert kernels == len(spills) > (300 if whole else 100)  # each tier x its variants x (5 pairs of dtypes forward + 3 backward)
@@ -60,15 +79,12 @@ def test_undefined_descriptors_are_found_in_sass():
 
 @needs_nvcc
 @pytest.mark.parametrize("architecture", ["sm_90a", "sm_100a"])
-def test_copies_to_shared_memory_have_a_defined_policy(tmp_path, architecture):
+def test_copies_to_shared_memory_have_a_defined_policy(compiled, architecture):
     """ptxas of CUDA 12.8 to 13.3 for sm_100 gives a copy with a hint a policy register that it never sets (async_copy.cuh)."""
     known = subprocess.run([build.nvcc(), "--list-gpu-arch"], capture_output=True, text=True, check=True).stdout
     if f"compute_{architecture[3:-1]}" not in known:
         pytest.skip(f"this nvcc does not know {architecture}")
-    cubin = tmp_path / "x.cubin"
-    words = [word for word in build.command(build.nvcc(), architecture, cubin) if word not in ("-shared", "-Xcompiler", "-fPIC")]
-    done = subprocess.run([*words, "-DSOFTBENCH_PART=7", "-cubin"], capture_output=True, text=True, check=False)  # 16-bit gradients
-    assert done.returncode == 0, done.stderr
+    cubin, _ = compiled(architecture, 7)  # the gradient of 16-bit rows
     try:
         sass = disassemble.sass(cubin, [name for name in disassemble.resources(cubin) if "5split" in name or "6staged" in name])
     except build.BuildError as error:
