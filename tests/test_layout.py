@@ -1,8 +1,10 @@
-"""Every module has a test file of its name in the mirrored folder, or an entry here that names the tests that cover it."""
+"""Every module has a test file of its name in the mirrored folder, or an entry here that names the tests that cover it. Names of tests are short."""
 
+import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+MAX_NAME_WORDS = 10
 COVERED_BY = {
     # Types and small functions that their users' tests exercise.
     "core/case": "run/test_run.py",
@@ -101,3 +103,12 @@ def test_each_module_has_its_test_file_or_an_entry():
 def test_entries_are_needed_and_name_existing_tests():
     assert [name for name in COVERED_BY if name not in names() or own_test(name).is_file()] == []
     assert [test for test in COVERED_BY.values() if not (ROOT / "tests" / test).is_file()] == []
+
+
+def test_names_of_tests_have_at_most_ten_words():
+    functions = (
+        (path.relative_to(ROOT).as_posix(), name)
+        for path in sorted((ROOT / "tests").rglob("*.py"))
+        for name in re.findall(r"^\s*(?:async )?def test_(\w+)", path.read_text(), re.MULTILINE)
+    )
+    assert [(path, f"test_{name}") for path, name in functions if len(name.split("_")) > MAX_NAME_WORDS] == []

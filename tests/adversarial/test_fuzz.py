@@ -88,7 +88,7 @@ def rendered(found):
 
 @few
 @given(st.data())
-def test_no_reply_of_a_worker_does_more_than_fail_its_cell(data):
+def test_a_bad_reply_of_a_worker_fails_only_its_cell(data):
     op = data.draw(st.sampled_from(list(GOOD)))
     whole = GOOD[op] if data.draw(st.booleans()) else Failure(Status.OOM, op, "r", poisoned=True)
     reply = data.draw(damaged(json.loads(json.dumps(reply_to_json(whole)))))
@@ -106,7 +106,7 @@ def test_no_reply_of_a_worker_does_more_than_fail_its_cell(data):
 
 @few
 @given(damaged(json.loads(json.dumps(reply_to_json(CheckCaseGraded(PASS, ErrorMetrics(1.0, math.inf, math.nan)))))))
-def test_no_reply_to_a_check_case_does_more_than_fail_it(reply):
+def test_a_bad_reply_to_a_check_case_is_a_finding(reply):
     reply = harmless(json.loads(json.dumps(reply)))
     if not isinstance(reply, dict):
         return
@@ -157,7 +157,7 @@ def test_no_csv_makes_show_or_compare_raise(run_folder, data):
 
 @few
 @given(st.data())
-def test_no_json_makes_a_run_file_raise_anything_but_a_results_error(run_folder, data):
+def test_a_damaged_run_file_raises_only_errors_that_name_it(run_folder, data):
     document = data.draw(damaged(run_folder[4]))
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "x.json"
@@ -205,7 +205,7 @@ grammar = st.text(alphabet="0123456789:,*-+ e_x", max_size=24)
 
 @few
 @given(grammar)
-def test_no_text_of_the_grammars_own_signs_raises_anything_but_words(text):
+def test_text_of_grammar_signs_raises_only_usage_errors(text):
     try:
         assert all(1 <= value <= sweep.MAX_EXTENT for value in sweep.parse_axis(text, "--N"))
     except UsageError as error:

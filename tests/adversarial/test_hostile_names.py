@@ -40,7 +40,7 @@ backends = [Hostile("skips"), Hostile("raises")]
 """
 
 
-def test_a_hostile_plugins_texts_reach_csv_table_log_and_json_as_plain_text(cli):
+def test_texts_of_a_hostile_plugin_are_written_as_plain_text(cli):
     name = "=1+1 \x1b[31m..%2F evil.py"
     (cli.folder / name).write_text(PLUGIN)
     (cli.folder / "-broken\x1b[1m.py").write_text("raise ImportError('@SUM(1)\\x1b[2J')")
@@ -65,7 +65,7 @@ def test_a_hostile_plugins_texts_reach_csv_table_log_and_json_as_plain_text(cli)
     assert json.loads((cli.folder / "results" / "latest.json").read_text())["origins"]["skips"] == "=1+1 ..%2F evil.py"
 
 
-def test_list_reads_a_plugin_and_does_not_run_it_unless_told(cli, plugins):
+def test_list_runs_a_plugin_only_with_the_load_flag(cli, plugins):
     (cli.folder / "own.py").write_text(
         PLUGIN.replace('[Hostile("skips"), Hostile("raises")]', "[Hostile()]").replace("name): self.name = name", "x=0): pass")
     )
@@ -82,7 +82,7 @@ def test_list_reads_a_plugin_and_does_not_run_it_unless_told(cli, plugins):
     assert (cli.folder / "it-ran").exists()
 
 
-def test_a_glance_tells_names_that_stand_in_the_source_and_admits_the_others(tmp_path):
+def test_static_scan_finds_literal_names_or_uses_the_source_name(tmp_path):
     file = tmp_path / "plug.py"
 
     def at(code, alias=""):
@@ -114,7 +114,7 @@ def test_a_name_that_could_leave_its_place_is_none(name, tmp_path, make_record):
         read_csv(tmp_path / "x.csv")
 
 
-def test_texts_that_begin_like_a_formula_are_quoted_and_come_back_as_they_were(tmp_path, make_record):
+def test_texts_that_begin_like_formulas_are_quoted_and_read_back(tmp_path, make_record):
     case = make_record("ours", [1.0]).case
     reasons = ["=1+1", "+1", "-1", "@x", "'=1", "'quoted'", "plain, = inside"]
     rows = [results.row(Record(f"b{i}", case, Skipped(text)), None, None, device="-d", run="r") for i, text in enumerate(reasons)]

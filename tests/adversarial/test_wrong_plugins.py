@@ -14,7 +14,7 @@ def pool():
 
 
 @pytest.mark.parametrize("bug", [bug for bug in BUGS if not bug.gpu_only], ids=lambda bug: bug.name)
-def test_an_honest_bug_is_wrong_on_its_case_where_honest_implementations_pass(bug):
+def test_a_bug_is_wrong_where_correct_implementations_pass(bug):
     verdict, reason = grade(bug, bug.item, bug.direction, bug.dtype, "cpu")
     assert verdict == "wrong", (verdict, reason)
     assert bug.rule in reason or (bug.item == "twice the same" and "second time" in reason), reason
@@ -25,7 +25,7 @@ def test_an_honest_bug_is_wrong_on_its_case_where_honest_implementations_pass(bu
 
 
 @pytest.mark.parametrize("trick", [trick for trick in TRICKS if not trick.cuda], ids=lambda trick: trick.name)
-def test_a_trick_is_caught_where_and_as_it_is_meant_to_be(pool, trick):
+def test_a_trick_is_detected_by_its_stage_and_rule(pool, trick):
     stage, verdict, reason = tried(pool, trick.name, "cpu", pause=0.05)
     assert (stage, verdict) == (trick.stage, "wrong"), reason
     assert any(rule in reason for rule in ([trick.rule] if isinstance(trick.rule, str) else trick.rule)), reason
@@ -33,12 +33,12 @@ def test_a_trick_is_caught_where_and_as_it_is_meant_to_be(pool, trick):
 
 @pytest.mark.parametrize("name", [honest.name for honest in HONEST])
 @pytest.mark.parametrize("direction", [Direction.FORWARD, Direction.BACKWARD])
-def test_honest_implementations_are_checked_and_timed_over_many_batches_and_pass(pool, name, direction):
+def test_correct_implementations_pass_the_check_and_the_timed_batches(pool, name, direction):
     for case in (Case(64, 256, "fp32", direction, "cpu"), Case(1, 4097, "bf16", direction, "cpu"), Case(3, 1, "fp16", direction, "cpu")):
         assert tried(pool, name, "cpu", case, PLUGINS / "correct" / "variants.py")[:2] == ("time", "pass")
 
 
-def test_there_is_a_plugin_for_every_trick_and_for_many_bugs():
+def test_there_are_enough_tricks_and_bugs_with_unique_names():
     assert len(TRICKS) >= 20
     assert len(BUGS) >= 25
     assert len({plugin.name for plugin in (*TRICKS, *BUGS, *HONEST)}) == len(TRICKS) + len(BUGS) + len(HONEST)

@@ -94,7 +94,7 @@ def test_list_and_labels_show_a_reused_output():
     assert "1 extra, which all leaves out" in listing.extras([info])
 
 
-def test_a_thread_per_call_is_wrong_and_a_compiler_thread_passes():
+def test_a_thread_per_call_is_wrong_but_compiler_threads_pass():
     import threading
 
     from softbench.worker.check_case import CheckCaseRunner

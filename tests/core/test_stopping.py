@@ -58,7 +58,7 @@ def sampled(rng, draw, size, precision=0.005, floor=3, limit=10):
 
 
 @pytest.mark.parametrize("name", STREAMS)
-def test_the_interval_covers_the_median_as_often_as_it_says_although_it_decides_when_to_stop(name):
+def test_the_interval_covers_the_median_despite_early_stopping(name):
     draw, truth = STREAMS[name]
     rng = random.Random(name)
     covered = 0
@@ -70,7 +70,7 @@ def test_the_interval_covers_the_median_as_often_as_it_says_although_it_decides_
 
 
 @pytest.mark.parametrize("name", STREAMS)
-def test_what_is_settled_is_near_the_truth_in_less_than_a_fixed_number_of_rounds(name):
+def test_early_stopping_is_accurate_and_takes_fewer_rounds(name):
     draw, truth = STREAMS[name]
     rng = random.Random(name)
     runs = [sampled(rng, draw, size=60) for _ in range(200)]
@@ -84,7 +84,7 @@ def test_a_noisy_stream_goes_to_the_limit():
     assert len(sampled(random.Random(1), lambda rng: rng.uniform(50, 150), size=20)) == 10
 
 
-def test_rounds_that_drift_are_not_known_however_many_samples_each_has():
+def test_drifting_rounds_are_not_settled_by_many_samples():
     rounds = [[100 + 2 * i + 0.01 * j for j in range(-50, 51)] for i in range(3)]
     assert all(stopping.settled([batch, batch, batch], 0.005, TICK_US) for batch in rounds)
     assert not stopping.settled(rounds, 0.005, TICK_US)

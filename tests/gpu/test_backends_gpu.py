@@ -45,7 +45,7 @@ def test_cudnn_is_right(M, N, dtype, direction):
     assert grade in (NARROW if dtype != "fp32" else (Grade.PASS,)), detail
 
 
-def test_cudnn_follows_torchs_stream_and_a_large_case_is_skipped_with_a_reason():
+def test_cudnn_uses_the_torch_stream_and_refuses_large_cases():
     if reason := cudnn.backend.available():
         pytest.skip(reason)
     case, stream = Case(64, 1000, "fp32", Direction.FORWARD), torch.cuda.Stream()

@@ -60,7 +60,7 @@ def test_a_profile_is_quick_after_the_first(timers):
     assert median(seconds) < 0.1, seconds
 
 
-def test_device_time_of_a_long_kernel_is_what_do_bench_says_less_the_events(timers, call):
+def test_device_time_of_a_long_kernel_agrees_with_do_bench(timers, call):
     device_us, kernels = timers.meter.device(call, 20, "cold")
     bench_us, _ = timers.by_name["do_bench", "cold"](call, 5, 20, 0)
     assert len(kernels) == 1
@@ -96,7 +96,7 @@ def test_issuing_a_call_does_not_wait_for_it(timers, call):
 
 
 @pytest.mark.parametrize("timer", ["do_bench", "device", "graph", "host"])
-def test_a_run_by_every_timer_has_device_and_host_time_beside_it(cli, timer):
+def test_every_timer_also_records_device_and_host_time(cli, timer):
     done = cli("run", "--backends", "torch", "--M", "512", "--N", "1024", "--quick", "--timer", timer, "--l2", "warm")
     assert done.returncode == 0, done.stderr
     with (cli.folder / "results" / "latest.csv").open() as file:

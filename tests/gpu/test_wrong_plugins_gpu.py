@@ -34,7 +34,7 @@ def alone(bug):
 
 
 @pytest.mark.parametrize("bug", [pytest.param(bug, id=bug.name, marks=alone(bug)) for bug in BUGS])
-def test_an_honest_bug_is_wrong_on_its_case_where_honest_implementations_pass(bug):
+def test_a_bug_is_wrong_where_correct_implementations_pass(bug):
     verdict, reason = grade(bug, bug.item, bug.direction, bug.dtype, "cuda")
     assert verdict == "wrong", (verdict, reason)
     assert bug.rule in reason or (bug.item == "twice the same" and "second time" in reason), reason
@@ -45,7 +45,7 @@ def test_an_honest_bug_is_wrong_on_its_case_where_honest_implementations_pass(bu
 
 
 @pytest.mark.parametrize("trick", TRICKS, ids=lambda trick: trick.name)
-def test_a_trick_is_caught_where_and_as_it_is_meant_to_be(pool, trick):
+def test_a_trick_is_detected_by_its_stage_and_rule(pool, trick):
     stage, verdict, reason = tried(pool, trick.name, "cuda", LARGE if trick.cuda else None, pause=0.05)
     assert verdict == "wrong", reason
     assert stage == trick.stage or trick.stage == "either"
@@ -54,7 +54,7 @@ def test_a_trick_is_caught_where_and_as_it_is_meant_to_be(pool, trick):
 
 @pytest.mark.parametrize("name", [honest.name for honest in HONEST])
 @pytest.mark.parametrize("direction", [Direction.FORWARD, Direction.BACKWARD])
-def test_honest_implementations_are_checked_and_timed_over_many_batches_and_pass(pool, name, direction):
+def test_correct_implementations_pass_the_check_and_the_timed_batches(pool, name, direction):
     cases = [
         Case(64, 256, "fp32", direction),
         Case(1, 4097, "bf16", direction),
@@ -65,7 +65,7 @@ def test_honest_implementations_are_checked_and_timed_over_many_batches_and_pass
         assert tried(pool, name, "cuda", case, PLUGINS / "correct" / "variants.py")[:2] == ("time", "pass")
 
 
-def test_work_behind_the_callers_stream_is_seen_and_work_that_joins_it_is_not():
+def test_side_stream_work_is_detected_unless_it_is_joined():
     x, stream = torch.randn(4096, 8192, device="cuda"), torch.cuda.Stream()
 
     def hidden():
@@ -89,7 +89,7 @@ def test_work_behind_the_callers_stream_is_seen_and_work_that_joins_it_is_not():
         assert async_work.side_stream_us(lambda small=small: torch.softmax(small, -1), calls_us) <= async_work.SIDE_STREAM_US
 
 
-def test_a_run_gives_tricks_no_bandwidth_and_names_the_kernels_that_ran(cli):
+def test_tricks_have_no_bandwidth_and_the_kernels_are_named(cli):
     names = "cached-by-version,side-stream,patches-events"
     files = [part for name in ("wrong/tricks.py", "correct/variants.py") for part in ("--plugin", PLUGINS / name)]
     done = cli("run", *files, "--backends", f"torch,of-torch,{names}", "--M", "4096", "--N", "8192", timeout=300)

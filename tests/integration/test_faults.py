@@ -9,7 +9,7 @@ def table(cli):
         return {(row["backend"], row["N"]): row for row in csv.DictReader(file)}
 
 
-def test_every_fault_is_a_row_with_a_reason_while_every_other_cell_is_measured(cli, plugins):
+def test_every_fault_has_a_reason_and_other_cells_are_measured(cli, plugins):
     files = [
         plugins / "correct" / "logsumexp.py",
         plugins / "wrong" / "zeros.py",
@@ -72,7 +72,7 @@ def test_every_fault_is_a_row_with_a_reason_while_every_other_cell_is_measured(c
     assert log.name in done.stderr
 
 
-def test_each_phase_has_its_deadline_from_file_and_flag_and_what_fails_late_costs_its_own_cell(cli, plugins):
+def test_phases_have_deadlines_and_late_faults_fail_one_cell(cli, plugins):
     (cli.folder / "late.toml").write_text(f"""
 plugins = "{plugins / "faulty" / "late_faults.py"}"
 backends = "torch,{",".join(LATE)}"
@@ -108,7 +108,7 @@ LATE = {
 }
 
 
-def test_right_values_with_a_broken_contract_are_wrong_and_say_why(cli, plugins):
+def test_right_values_that_fail_an_output_check_are_wrong(cli, plugins):
     done = cli(
         "run", "--plugin", plugins / "wrong" / "contract.py", "--backends", CONTRACT, "--device", "cpu", "--M", "8", "--N", "16", "--quick"
     )
@@ -134,14 +134,14 @@ def test_the_readmes_plugin_is_the_tested_one_and_short(plugins):
     assert code in (plugins.parents[1] / "README.md").read_text()
 
 
-def test_an_asked_for_plugin_that_cannot_be_loaded_is_an_error_that_says_why(cli, plugins):
+def test_a_selected_plugin_that_fails_to_load_is_an_error(cli, plugins):
     file = plugins / "faulty" / "raises_at_import.py"
     done = cli("run", "--plugin", file, "--backends", "raises_at_import", "--device", "cpu", "--M", "8", "--N", "16")
     assert done.returncode == 2
     assert "no module named the_missing_library" in done.stderr
 
 
-def test_a_broken_file_that_is_called_as_another_backend_is_a_row_of_its_own(cli):
+def test_a_broken_file_named_like_a_backend_has_a_row(cli):
     (cli.folder / "naive.py").write_text("raise ValueError('broken')")
     cli.env |= {"PATH": "/nonexistent", "CC": "", "CXX": ""}
     done = cli("run", "--plugin", "naive.py", "--device", "cpu", "--M", "8", "--N", "8", "--quick")

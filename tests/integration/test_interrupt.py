@@ -91,7 +91,7 @@ def test_a_second_interrupt_ends_at_once(cli):
     wait_for(lambda: cli.left_behind() == [], 10)
 
 
-def test_even_a_killed_parent_leaves_no_worker_and_can_be_resumed(cli):
+def test_a_killed_run_leaves_no_worker_and_can_be_resumed(cli):
     process = cli.start(*ARGUMENTS)
     wait_for(lambda: len(measured(cli.folder)) >= 2 * BACKENDS)
     process.kill()

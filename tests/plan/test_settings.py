@@ -46,7 +46,7 @@ def test_timeouts_of_file_and_flag_are_merged_phase_by_phase(tmp_path):
     assert parse_timeout("3") == dict.fromkeys(PHASES, 3.0)
 
 
-def test_a_number_of_rounds_is_that_number_unless_a_limit_stands_beside_it(tmp_path):
+def test_rounds_is_exact_unless_max_rounds_is_given(tmp_path):
     def rounds(file, flags, **more):
         settings = Settings.from_sources(load_config(write(tmp_path, file)), from_flags(flags), **more)
         return settings.rounds, settings.max_rounds
@@ -87,7 +87,7 @@ def test_quick_thins_the_sweep_unless_its_shapes_were_given(tmp_path):
         ("backends = []", "must be a text or a list of texts"),
     ],
 )
-def test_a_bad_file_is_one_line_that_names_file_and_key(tmp_path, text, part):
+def test_the_error_of_a_bad_file_is_one_line(tmp_path, text, part):
     path = write(tmp_path, text)
     with pytest.raises(ConfigError) as raised:
         load_config(path)

@@ -41,14 +41,14 @@ def test_lists_and_ranges_are_read_as_written(text, values):
         ("9" * 30, "not a whole number"),
     ],
 )
-def test_what_cannot_be_a_size_is_refused_with_its_flag_and_a_reason(text, part):
+def test_an_invalid_size_is_refused_with_flag_and_reason(text, part):
     with pytest.raises(UsageError, match="--N") as raised:
         parse_axis(text, "--N")
     assert part in str(raised.value)
 
 
 @given(st.text(max_size=30))
-def test_no_text_makes_the_grammar_raise_anything_but_a_usage_error(text):
+def test_the_grammar_raises_only_usage_errors(text):
     try:
         assert all(value >= 1 for value in parse_axis(text, "--N"))
     except UsageError as error:

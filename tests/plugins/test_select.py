@@ -46,13 +46,13 @@ def test_unknown_names_get_a_did_you_mean():
         select.select([offer("torch"), offer("copy")], ["troch"])
 
 
-def test_two_backends_of_one_name_are_an_error_that_names_both_origins():
+def test_two_backends_of_one_name_are_an_error():
     first, second = offer("mine"), BackendInfo("mine", PluginSource("file", "b", "/x/b.py", "b.py"))
     with pytest.raises(UsageError, match=r"two backends are called 'mine': one of mine.py, one of b.py"):
         select.select([first, second], None)
 
 
-def test_what_was_asked_for_by_name_and_cannot_run_is_an_error_and_under_all_it_is_kept():
+def test_an_unavailable_backend_is_an_error_only_if_named():
     offers = [offer("copy"), offer("cuda", unavailable="no nvcc; install the CUDA toolkit"), offer("x", broken="ImportError: y")]
     for name, part in (("cuda", "unavailable: no nvcc; install"), ("x", "ImportError: y")):
         with pytest.raises(UsageError, match=part):

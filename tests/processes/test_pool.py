@@ -42,7 +42,7 @@ def test_a_worker_reports_the_machine(pool):
     assert reply.machine.software["torch"] == reply.machine.torch
 
 
-def test_workers_are_processes_of_their_own_group_with_their_own_environment(pool, tmp_path):
+def test_workers_have_their_own_process_group_and_environment(pool, tmp_path):
     worker = pool.spawn("x", {"SOFTBENCH_X": "7"})
     code = "import os\nraise RuntimeError(f\"{os.environ['SOFTBENCH_X']} {os.getpid()} {os.getpgrp()} {os.getsid(0)}\")"
     reply = pool.ask(worker, plugin(tmp_path, code), 60, "import")
@@ -63,7 +63,7 @@ def test_an_exit_is_told_with_its_code_and_last_words(pool, tmp_path):
     assert reply == Lost(Status.FAILED, "exited with code 5 in import: giving up")
 
 
-def test_a_hang_ends_at_its_deadline_with_the_place_and_takes_its_children_along(pool, tmp_path):
+def test_a_hang_ends_at_its_deadline_with_its_children(pool, tmp_path):
     code = f"""
 import subprocess, time
 child = subprocess.Popen(["sleep", "3600"])
@@ -86,7 +86,7 @@ time.sleep(3600)
         pytest.fail("the hung plugin's child lives on")
 
 
-def test_a_crash_is_seen_at_once_even_when_a_child_holds_the_pipe_open(pool, tmp_path):
+def test_a_crash_is_detected_although_a_child_keeps_the_pipe(pool, tmp_path):
     code = "import ctypes, os, time\nif os.fork() == 0:\n    time.sleep(60)\n    os._exit(0)\nctypes.string_at(0)"
     start = time.monotonic()
     reply = pool.ask(pool.spawn("x"), plugin(tmp_path, code), 30, "import")
@@ -94,7 +94,7 @@ def test_a_crash_is_seen_at_once_even_when_a_child_holds_the_pipe_open(pool, tmp
     assert reply.reason.startswith("crashed (SIGSEGV)")
 
 
-def test_what_a_plugin_started_in_a_session_of_its_own_ends_with_the_pool(tmp_path):
+def test_a_plugins_detached_child_ends_with_the_pool(tmp_path):
     code = f"""
 import subprocess
 child = subprocess.Popen(["sleep", "3600"], start_new_session=True)
@@ -118,7 +118,7 @@ def test_what_a_plugin_prints_is_not_taken_for_an_answer(pool, tmp_path):
     assert pool.ask(pool.spawn("x"), plugin(tmp_path, code), 60, "import").reason == "ValueError: loud"
 
 
-def test_noise_in_the_pipe_is_a_failure_and_not_a_traceback(pool, tmp_path):
+def test_invalid_data_in_the_pipe_loses_the_worker(pool, tmp_path):
     code = """
 import os, stat
 for fd in range(3, 64):
@@ -172,7 +172,7 @@ def test_a_torch_whose_import_hangs_is_ended_at_the_deadline(tmp_path, monkeypat
     assert time.monotonic() - start < 30  # and not 3600
 
 
-def test_a_forkserver_ends_with_its_parent_also_while_it_imports_torch(tmp_path, monkeypatch):
+def test_a_forkserver_that_imports_torch_ends_with_its_parent(tmp_path, monkeypatch):
     (tmp_path / "torch.py").write_text("import pathlib, time\npathlib.Path(__file__).with_name('begun').touch()\ntime.sleep(3600)")
     monkeypatch.syspath_prepend(str(tmp_path))
     pool = Pool().__enter__()
@@ -188,7 +188,7 @@ def test_a_forkserver_ends_with_its_parent_also_while_it_imports_torch(tmp_path,
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_an_interrupt_before_the_forkserver_is_known_returns_when_it_has_ended(monkeypatch, cli, late):
+def test_an_interrupt_at_start_waits_for_the_forkserver_to_end(monkeypatch, cli, late):
     """`late`: when the process is there and its number known, while descriptors are closed."""
     monkeypatch.setenv("SOFTBENCH_TEST_MARK", cli.mark)
     started = []

@@ -44,7 +44,7 @@ ROWS = [
 ]
 
 
-def test_builds_are_the_cold_ones_and_a_cell_faster_than_copy_counts_as_one():
+def test_builds_are_cold_and_fractions_of_copy_are_capped():
     found = by_backend.by_backend(ROWS)
     assert found["compile"].build_s == pytest.approx(2.0)  # of 2, 4 and 1 s
     assert found["compile"].build_cache == "cold"
@@ -65,7 +65,7 @@ def test_where_all_have_device_times_the_fractions_are_theirs():
     assert (found.by_device, found.of_copy) == (False, pytest.approx({"forward": 0.1}))
 
 
-def test_an_implausible_cell_has_no_fraction_and_a_file_without_figures_no_basis():
+def test_an_implausible_cell_has_no_fraction_of_copy():
     copies = [replace(row("copy", N, host=9.0, of_copy=1.0, grade="yardstick"), device_us=2.0) for N in (256, 512)]
     fast = replace(row("compile", 256, of_copy=None), device_us=0.5, labels="implausible noisy")
     found = by_backend.by_backend([*copies, fast, replace(row("compile", 512), device_us=4.0)])["compile"]
@@ -73,7 +73,7 @@ def test_an_implausible_cell_has_no_fraction_and_a_file_without_figures_no_basis
     assert not by_backend.by_backend([row("numba", status="unavailable")])["numba"].by_device
 
 
-def test_they_are_a_table_for_a_terminal_and_one_for_a_readme(tmp_path, main):
+def test_costs_are_shown_for_a_terminal_and_as_markdown(tmp_path, main):
     (tmp_path / "r.csv").write_text(to_csv(ROWS))
     code, out, err = main("show", "r.csv", "--costs")
     assert (code, err) == (0, "")
@@ -88,7 +88,7 @@ def test_they_are_a_table_for_a_terminal_and_one_for_a_readme(tmp_path, main):
     assert text.endswith("\n\nunavailable: `numba`\n")
 
 
-def test_the_guide_says_what_each_is_what_it_costs_and_when_to_pick_it(capsys):
+def test_the_guide_has_summary_costs_and_advice_of_each_backend(capsys):
     from rich.console import Console
 
     origin = PluginSource("entry point", "compile", "x:y", "softbench 0")
@@ -105,7 +105,7 @@ def test_the_guide_says_what_each_is_what_it_costs_and_when_to_pick_it(capsys):
     assert "unavailable numba-cuda is not installed: pip install numba-cuda costs unmeasured" in out
 
 
-def test_the_committed_run_is_found_from_anywhere_and_its_absence_is_no_error(tmp_path, monkeypatch):
+def test_the_committed_run_is_found_and_may_be_absent(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert bool(by_backend.committed()) == COMMITTED.is_file()
     (tmp_path / by_backend.COMMITTED).parent.mkdir(parents=True)
@@ -132,7 +132,7 @@ def test_the_strategies_configuration_takes_every_backend_and_few_cells():
     assert [info.name for info in select.select(infos, settings.backends)] == ["copy", "compile:plain"]
 
 
-def test_patterns_take_extras_all_does_not_and_what_they_take_may_be_unavailable():
+def test_patterns_select_extra_backends_but_all_does_not():
     def info(name, **more):
         return BackendInfo(name, PluginSource("entry point", name, "x:y", "s"), **more)
 
@@ -150,7 +150,7 @@ def test_patterns_take_extras_all_does_not_and_what_they_take_may_be_unavailable
         names(["compile:plane"])
 
 
-def test_the_csv_has_graph_breaks_and_files_without_them_are_read(tmp_path):
+def test_graph_breaks_are_a_column_that_may_be_empty(tmp_path):
     assert "graph_breaks" in COLUMNS
     (tmp_path / "new.csv").write_text(to_csv(ROWS))
     assert read_csv(tmp_path / "new.csv")[0][0].graph_breaks is None

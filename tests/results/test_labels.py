@@ -60,11 +60,11 @@ def test_l2_resident_counts_all_tensors_of_the_case():
     ("median_us", "p20_us", "p80_us", "expected"),
     [(5.4, 5.3, 5.75, False), (5, 4.6, 6, True), (100, 96, 105, False), (100, 90, 101, True), (5194, 13.4, 14.2, True)],
 )
-def test_noisy_is_a_band_wider_than_a_tenth_and_than_the_events_own(median_us, p20_us, p80_us, expected):
+def test_noisy_is_a_band_wider_than_both_limits(median_us, p20_us, p80_us, expected):
     assert labels.noisy(median_us, p20_us, p80_us) is expected
 
 
-def test_implausible_is_faster_than_the_datasheet_even_with_all_of_l2_left_out():
+def test_implausible_is_faster_than_the_datasheet_without_l2_bytes():
     large = case(65536, 65536)
     limit_us = (spec.bytes_moved(large) - L2) / (1.05 * PEAK) / 1e3
     assert labels.implausible(large, limit_us * 0.998, PEAK, L2, "cold")
@@ -73,7 +73,7 @@ def test_implausible_is_faster_than_the_datasheet_even_with_all_of_l2_left_out()
     assert not labels.implausible(case(4096, 4096), 0.1, PEAK, L2, "cold")  # so few bytes say nothing of memory
 
 
-def test_the_peak_is_the_datasheets_and_says_where_it_is_from(monkeypatch):
+def test_the_peak_is_of_the_datasheet_and_names_its_source(monkeypatch):
     assert pytest.approx(4917, abs=1) == PEAK
     assert peak_gbps(2619, 5120) == pytest.approx(3352, abs=1)  # H100 SXM
     assert peak_gbps(10501, 384) == pytest.approx(1008, abs=1)  # RTX 4090
@@ -112,7 +112,7 @@ def test_labels_are_given_from_what_is_known_only(make_record):
     assert labels.of(fast, FACTS) == ("implausible",)
 
 
-def test_an_implausible_cell_publishes_no_bandwidth_and_no_ratio_is_over_it(tmp_path, make_record):
+def test_an_implausible_cell_has_no_bandwidth_and_no_ratios(tmp_path, make_record):
     fast, slow = make_record("fast", [1.0], N=262144), make_record("slow", [3000.0], N=262144)
     rows = [results.row(record, fast, slow, device="H200", run="r", facts=FACTS) for record in (fast, slow)]
     assert [(row.gbps, row.of_copy, row.of_peak) for row in rows] == [

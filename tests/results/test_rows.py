@@ -67,7 +67,7 @@ def test_only_a_torn_last_line_is_dropped_and_said(tmp_path, rows):
         (",".join(COLUMNS) + "\n", "holds no cells"),
     ],
 )
-def test_what_is_no_results_file_is_refused_with_line_and_reason(tmp_path, content, part):
+def test_an_invalid_results_file_is_refused_with_a_reason(tmp_path, content, part):
     with pytest.raises(ResultsError, match=r"x\.csv") as raised:
         read_csv(write(tmp_path, content))
     assert part in str(raised.value)
@@ -123,7 +123,7 @@ def test_no_bytes_raise_anything_but_a_usage_error(tmp_path_factory, data):
         assert error.exit_code == 2
 
 
-def test_files_of_earlier_versions_are_read_and_what_they_lack_is_empty():
+def test_files_of_earlier_versions_are_read_with_empty_fields():
     folder = Path(__file__).parent / "earlier"  # from a run of an earlier version, with fewer samples
     rows, warnings = read_csv(folder / "schema-1.csv")
     assert (len(rows), warnings) == (4, [])
@@ -151,7 +151,7 @@ def test_device_and_host_time_stand_beside_the_headline(make_record):
     assert (found.median_us, found.device_us, found.host_us, found.kernels) == (20, 6, 40, 2)
 
 
-def test_the_interval_of_the_median_and_the_reason_for_stopping_are_columns(make_record):
+def test_the_median_interval_and_the_stopping_reason_are_columns(make_record):
     record = make_record("ours", [10.0, 20.0, 30.0])
     timing = replace(record.outcome.timing, stopped="limit")
     found = results.row(replace(record, outcome=replace(record.outcome, timing=timing)), None, None, device="H200", run="r")
@@ -169,7 +169,7 @@ def test_why_there_is_no_device_time_is_told(make_record):
     assert "ours: ok (forward fp32 4096x256): no device time: CUPTI is taken" in shown.getvalue()
 
 
-def test_issuing_moves_no_bytes_so_a_host_time_has_no_bandwidth(tmp_path, make_record):
+def test_a_host_time_has_no_bandwidth(tmp_path, make_record):
     record = make_record("ours", [20.0])
     timing = replace(record.outcome.timing, kind="host", l2="cold")
     found = results.row(replace(record, outcome=replace(record.outcome, timing=timing)), None, None, device="H200", run="r")

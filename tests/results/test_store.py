@@ -99,7 +99,7 @@ def test_a_changed_backend_is_measured_again(tmp_path, make_record):
     assert not run.has(0, ["copy", "ours"], case)
 
 
-def test_other_settings_or_another_environment_are_not_resumed_and_the_difference_is_named(tmp_path, make_record):
+def test_a_run_with_other_settings_is_not_resumed(tmp_path, make_record):
     before = interrupted(tmp_path, make_record, rounds=9)
     run, told = store.resume(tmp_path, header())
     assert run is None
@@ -123,7 +123,7 @@ def test_another_sweep_is_another_run_and_its_journal_stays(tmp_path, make_recor
 
 
 @pytest.mark.parametrize("line", [b"garbage", b"5", b"[]", b'{"process": 0}', b"[" * 50000])
-def test_a_damaged_journal_is_named_with_its_line_and_left_alone(tmp_path, make_record, line):
+def test_a_damaged_journal_is_named_with_its_line_and_kept(tmp_path, make_record, line):
     before = interrupted(tmp_path, make_record)
     path = tmp_path / f"{before.name}.jsonl"
     path.write_bytes(path.read_bytes() + line + b"\n")
@@ -141,7 +141,7 @@ def test_cells_that_are_measured_again_replace_their_rows(tmp_path, make_record)
     assert [row.median_us for row in read_csv(run.csv)[0]] == [30, 40]
 
 
-def test_a_run_that_had_nothing_left_to_measure_still_writes_its_csv(tmp_path, make_record):
+def test_a_resumed_run_with_nothing_to_measure_writes_its_csv(tmp_path, make_record):
     before = interrupted(tmp_path, make_record)
     before.csv.unlink()
     run, _ = store.resume(tmp_path, {**header(), "relative_to": "ours"})
@@ -168,7 +168,7 @@ def test_records_survive_json(make_record, outcome):
     assert store.record_from_json(json.loads(json.dumps(store.record_to_json(record), allow_nan=False))) == record
 
 
-def test_profiles_survive_json_and_those_of_several_process_sets_are_one(make_record):
+def test_profiles_are_stored_in_json_and_merged_over_sets(make_record):
     record = make_record("ours", [1.0])
     profile = Profile((5.0,), (30.0,), ("softmax",), peak_bytes=1024, recompiles=1)
     profiled = replace(record, outcome=replace(record.outcome, profile=profile))
@@ -183,7 +183,7 @@ def test_telemetry_survives_json(make_record):
     assert store.record_from_json(json.loads(json.dumps(store.record_to_json(told), allow_nan=False))) == told
 
 
-def test_a_cell_of_several_process_sets_has_all_their_batches_and_the_worst_verdict(make_record):
+def test_merged_process_sets_keep_all_batches_and_a_failure(make_record):
     first, second = make_record("ours", [10.0]), make_record("ours", [30.0], grade=Grade.LOW_PRECISION)
     merged = store.merge([first, second])
     assert len(merged.outcome.timing.batches) == 2

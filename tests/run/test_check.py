@@ -61,7 +61,7 @@ def test_a_pattern_with_an_exclamation_mark_leaves_cases_out(cli):
     assert names < {finding["item"] for finding in findings(cli(*asked))}
 
 
-def test_torch_compile_is_examined_on_rows_and_says_what_it_does_not_take(cli):
+def test_torch_compile_is_checked_on_rows_only(cli):
     done = cli("check", "--backends", "compile", "--dtype", "fp32", "--case", "*1*D*", "--device", "cpu", "--json", "-")
     assert {finding["reason"] for finding in findings(done)} == {"it takes (M, N) rows only"}
     assert done.returncode == 1  # nothing was compared
@@ -70,7 +70,7 @@ def test_torch_compile_is_examined_on_rows_and_says_what_it_does_not_take(cli):
     assert done.returncode == 0
 
 
-def test_a_wrong_backend_is_caught_and_the_printed_line_shows_it_again(cli, plugins):
+def test_the_printed_command_repeats_a_wrong_finding(cli, plugins):
     given = ("--plugin", plugins / "wrong" / "zeros.py", "--device", "cpu", "--dtype", "fp32", "--direction", "forward")
     done = cli("check", "--backends", "zeros", "--case", "shape 37x2*", *given)
     assert done.returncode == 1
@@ -82,7 +82,7 @@ def test_a_wrong_backend_is_caught_and_the_printed_line_shows_it_again(cli, plug
     assert "zeros is wrong" in again.stderr
 
 
-def test_what_dies_in_the_catalogue_is_a_finding_and_the_rest_goes_on(cli, plugins):
+def test_a_crash_in_a_check_case_is_a_finding(cli, plugins):
     done = cli(
         *("check", "--plugin", plugins / "faulty" / "faults.py", "--backends", "dies-by-sigsegv,torch", "--dtype", "fp32"),
         *("--case", "scale*", "--device", "cpu", "--json", "-"),
@@ -111,7 +111,7 @@ def test_bad_input_is_one_line_and_exit_2(cli, arguments, part):
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_findings_have_diagnostics_a_junit_file_and_a_line_that_can_be_pasted(cli, plugins):
+def test_findings_have_diagnostics_a_junit_file_and_a_command(cli, plugins):
     shutil.copy(plugins / "wrong" / "bugs.py", cli.folder / "own bugs.py")
     names = "leading-tile-of-inf,online-without-rescaling"
     given = ("--plugin", "own bugs.py", "--device", "cpu", "--dtype", "fp32", "--direction", "forward", "--seed", "7")
@@ -183,7 +183,7 @@ backends = [Reusing(), Starving()]
 """
 
 
-def test_a_declared_trait_is_shown_and_what_cannot_be_compared_is_unverified(cli):
+def test_declared_traits_are_shown_and_uncompared_cases_are_unverified(cli):
     (cli.folder / "traits.py").write_text(TRAITS)
     given = ("--plugin", "traits.py", "--device", "cpu", "--dtype", "fp32", "--direction", "forward")
     done = cli("check", "--backends", "reusing", "--case", "twice*", *given)

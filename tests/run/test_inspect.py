@@ -54,7 +54,7 @@ def test_of_several_autotuned_kernels_the_launched_one_is_told():
     assert launches[2].spilled_bytes is None
 
 
-def test_bytes_are_inductors_where_nodes_and_kernels_go_together_and_algorithmic_of_a_lone_kernel():
+def test_bytes_are_of_inductor_or_algorithmic_for_one_kernel():
     module = "first = async_compile.triton('first', '''x''')\nother = async_compile.triton('other', '''y''')\n"
     seen = code_capture.Seen(modules=[module], counts=[[100, 200]])
     launches = code_capture._with_bytes([Launch("first"), Launch("other")], seen, FORWARD)
@@ -89,7 +89,7 @@ def test_an_inspection_survives_json_and_a_hostile_one_is_refused():
             from_json(Inspection((), (), (Artifact(name, kind, "gas", ""),)).document())
 
 
-def test_what_a_backend_says_of_its_own_code_is_data_and_what_is_none_is_refused():
+def test_generated_code_is_cleaned_and_invalid_values_are_refused():
     def inspected(answer):
         backend = SimpleNamespace(name="b", prepare=lambda case: torch.relu, generated=lambda *_: answer)
         return code_capture.inspect(backend, FORWARD, 0)

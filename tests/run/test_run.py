@@ -41,7 +41,7 @@ class Watching:
 
 
 @pytest.mark.parametrize(("device", "order"), [("cuda", ["open 1", "open 2", "close 1", "close 2"]), ("cpu", ["open 1", "close 1"] * 2)])
-def test_beside_a_gpu_the_next_sets_forkserver_starts_while_one_measures(monkeypatch, device, order):
+def test_on_a_gpu_the_next_forkserver_starts_early(monkeypatch, device, order):
     """Sets 0, 1 and 3 of four are left; the pool of the first is the caller's. The CPU's next pool opens after the one before has ended."""
     log = []
 
@@ -87,7 +87,7 @@ CASE = Case(8, 8, "fp32", Direction.FORWARD)
         ({}, 1),
     ],
 )
-def test_the_exit_code_says_whether_something_was_measured_and_nothing_failed(make_record, statuses, code):
+def test_the_exit_code_follows_from_the_statuses(make_record, statuses, code):
     def record(name, status):
         if status == "ok":
             return make_record(name, [1.0])

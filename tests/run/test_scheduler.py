@@ -13,7 +13,7 @@ from softbench.processes.slot import MAX_DEATHS, WorkerSlot
 from softbench.run import scheduler
 
 
-def test_a_cell_is_built_then_checked_then_timed_in_rounds_of_rotating_order():
+def test_cells_are_built_checked_and_timed_in_rotating_order():
     pool = FakePool()
     records = measure(make(), pool)
     ops = [op for _, op in pool.log]
@@ -26,7 +26,7 @@ def test_a_cell_is_built_then_checked_then_timed_in_rounds_of_rotating_order():
     assert [batch.position for batch in records["a"].outcome.timing.batches] == [1, 1, 0, 2]
 
 
-def test_beside_a_gpu_hosts_work_at_once_between_batches_that_have_it_for_themselves_and_on_a_cpu_never():
+def test_only_gpu_workers_run_together_and_never_while_timed():
     beside = [["renew"] * 3, ["time"], ["time"], ["time"], ["verify"] * 3]
     for device, free, one_round in (
         ("cuda", 2**40, beside),
@@ -40,7 +40,7 @@ def test_beside_a_gpu_hosts_work_at_once_between_batches_that_have_it_for_themse
         assert rounds[first : first + 2 * len(one_round)] == one_round * 2, device
 
 
-def test_of_a_round_only_who_was_renewed_is_timed_and_only_who_was_timed_is_verified():
+def test_a_backend_that_fails_one_step_skips_the_next():
     lost = Lost(Status.FAILED, "crashed")
     wrong = Verified(Accuracy(Grade.WRONG, 9.0, "in a timed call: off"), None)
     pool = FakePool({("copy", "renew"): [lost], ("a", "time"): [lost], ("b", "verify"): [None, wrong]})
@@ -53,7 +53,7 @@ def test_of_a_round_only_who_was_renewed_is_timed_and_only_who_was_timed_is_veri
 STEADY, WILD = (Timed(samples) for samples in ((10.0,) * 20, (5.0, 15.0) * 10))
 
 
-def test_a_backend_whose_figure_is_known_sits_out_and_the_reason_for_stopping_is_recorded():
+def test_a_settled_backend_stops_early_with_a_recorded_reason():
     pool = FakePool({("copy", "time"): STEADY, ("a", "time"): STEADY, ("b", "time"): WILD, ("torch", "time"): STEADY})
     records = measure(make(("copy", "a", "b", "torch"), rounds=2, max_rounds=5), pool)
     timings = {name: record.outcome.timing for name, record in records.items()}
@@ -71,7 +71,7 @@ def test_precise_cells_get_no_more_requests():
     assert {record.outcome.timing.stopped for record in measure(make(), FakePool()).values()} == {"fixed"}
 
 
-def test_workers_start_all_at_once_and_only_the_first_set_is_profiled():
+def test_workers_start_together_and_later_sets_are_not_profiled():
     pool = FakePool()
     plan = make()
     group = scheduler_of(plan, pool, process=1)
@@ -81,7 +81,7 @@ def test_workers_start_all_at_once_and_only_the_first_set_is_profiled():
 
 
 @pytest.mark.parametrize(("profile", "asked"), [("on", ["host", "trace", "calls", "profile"]), ("off", ["profile"])])
-def test_without_profiles_nothing_is_called_but_memory_and_recompilations_are_still_told(profile, asked):
+def test_without_profiles_only_memory_and_recompilations_are_asked_for(profile, asked):
     pool = FakePool()
     measure(make(profile=profile), pool)
     ops = [op for name, op in pool.log if name == "a"]
@@ -102,14 +102,14 @@ def patient(pool, rounds=2):
     return record, pauses, group
 
 
-def test_a_throttled_batch_is_marked_kept_and_taken_again_after_a_pause():
+def test_a_throttled_batch_is_kept_and_repeated_after_a_pause():
     record, pauses, _ = patient(FakePool({("a", "verify"): [reading("too hot"), reading("too hot"), reading(), reading()]}))
     batches = record.outcome.timing.batches
     assert [(batch.round, batch.throttled) for batch in batches] == [(0, True), (0, True), (0, False), (1, False)]
     assert pauses == list(scheduler.PAUSES_SECONDS[:2])
 
 
-def test_of_a_round_only_whose_batches_were_throttled_are_taken_again_after_one_pause_for_all():
+def test_only_throttled_batches_are_repeated_after_one_common_pause():
     hot = [reading("too hot"), reading(), None]
     pool, plan, pauses = FakePool({("a", "verify"): list(hot), ("b", "verify"): list(hot)}), make(rounds=2), []
     group = scheduler_of(plan, pool, process=0)
@@ -123,7 +123,7 @@ def test_of_a_round_only_whose_batches_were_throttled_are_taken_again_after_one_
     assert pauses == [scheduler.PAUSES_SECONDS[0]]
 
 
-def test_a_card_that_is_always_too_hot_is_measured_as_it_is_and_not_waited_for_for_ever():
+def test_pauses_for_a_throttled_gpu_are_limited():
     record, pauses, group = patient(FakePool({("a", "verify"): reading("too hot")}), rounds=40)
     assert isinstance(record.outcome, Measured)
     assert {batch.round for batch in record.outcome.timing.batches} == set(range(40))
@@ -131,7 +131,7 @@ def test_a_card_that_is_always_too_hot_is_measured_as_it_is_and_not_waited_for_f
     assert group.patience_seconds < scheduler.PAUSES_SECONDS[0]
 
 
-def test_each_cell_has_the_device_and_host_time_of_its_call():
+def test_each_cell_has_device_and_host_time():
     profile = measure(make(), FakePool())["a"].outcome.profile
     assert (profile.device_us, profile.host_us, profile.kernels) == ((0.5, 0.6), (9.0,), ("softmax_kernel",))
 
@@ -169,7 +169,7 @@ def test_a_poisoned_worker_is_not_used_again():
     assert ("a", "discard") in pool.log
 
 
-def test_a_backend_whose_workers_keep_dying_is_given_up_with_the_reason():
+def test_a_backend_is_not_tried_after_repeated_worker_deaths():
     pool = FakePool({("a", "build"): Lost(Status.TIMEOUT, "build took longer than 1 s")})
     plan = make(cases=MAX_DEATHS + 2)
     group = scheduler_of(plan, pool, process=0)
@@ -219,7 +219,7 @@ def test_an_invalid_reply_fails_its_cell_only(op, fields):
     assert isinstance(records["b"].outcome, Measured)
 
 
-def test_out_of_memory_is_tried_once_more_in_a_fresh_worker_with_the_others_buffers_released():
+def test_out_of_memory_is_tried_again_with_other_buffers_released():
     oom = Failure(Status.OOM, "build", "OutOfMemoryError: tried to allocate 9 GiB")
     pool = FakePool({("a", "build"): [oom]})
     records = measure(make(), pool)
@@ -230,7 +230,7 @@ def test_out_of_memory_is_tried_once_more_in_a_fresh_worker_with_the_others_buff
     assert isinstance(again["b"].outcome, Measured)
 
 
-def test_where_buffers_do_not_fit_together_workers_take_turns_holding_them():
+def test_workers_take_turns_if_their_buffers_do_not_fit():
     pool = FakePool()
     plan = make(free=2 * 2**30, rounds=2)
     assert plan.takes_turns(plan.cases[0], 3)

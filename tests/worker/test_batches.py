@@ -48,7 +48,7 @@ def made(call, *, case=CASE, device="cpu", guard=None):
     return Batches(rotation, device, guard)
 
 
-def test_what_is_verified_is_what_the_batch_left_and_no_output_outlives_it():
+def test_outputs_are_verified_as_the_batch_left_them():
     outputs = []
 
     def call(x):
@@ -67,7 +67,7 @@ def test_what_is_verified_is_what_the_batch_left_and_no_output_outlives_it():
         assert found.verify(verdict).detail.startswith("in a timed call, on values it had not seen: y[")
 
 
-def test_an_input_that_is_put_back_after_the_batch_was_changed_all_the_same():
+def test_an_input_restored_after_the_batch_counts_as_changed():
     before = []
 
     def call(x):
@@ -84,7 +84,7 @@ def test_an_input_that_is_put_back_after_the_batch_was_changed_all_the_same():
     assert found.verify(verdict).detail == "in a timed call: changed its input"
 
 
-def test_what_was_ready_before_the_batch_began_is_wrong_of_the_rows_that_are_looked_at():
+def test_outputs_computed_before_the_batch_are_wrong():
     ready = {}
     for M, N in ((16, 32), (1, 64), (2, 3)):
         case = Case(M, N, "fp32", Direction.FORWARD, "cpu")
@@ -95,7 +95,7 @@ def test_what_was_ready_before_the_batch_began_is_wrong_of_the_rows_that_are_loo
         assert found.verify(verdict).detail.startswith("in a timed call, on values it had not seen: y["), case
 
 
-def test_an_input_that_is_damaged_after_the_batch_is_noticed_and_so_is_one_of_another_shape():
+def test_an_input_changed_after_the_batch_is_detected():
     for damage in (lambda x: x.data.zero_(), lambda x: x.resize_(0)):
         found = made(partial(torch.softmax, dim=-1))
         found.renew()
@@ -105,7 +105,7 @@ def test_an_input_that_is_damaged_after_the_batch_is_noticed_and_so_is_one_of_an
         assert found.verify(verdict).detail == "in a timed call: changed its input"
 
 
-def test_an_input_that_is_damaged_before_the_batch_is_noticed_and_so_is_one_of_another_shape():
+def test_an_input_changed_before_the_batch_is_detected():
     for damage in (lambda x: x.data.zero_(), lambda x: x.resize_(0)):
         found = made(partial(torch.softmax, dim=-1))
         found.renew()
@@ -118,7 +118,7 @@ def test_an_input_that_is_damaged_before_the_batch_is_noticed_and_so_is_one_of_a
         assert found.verify(verdict).grade is Grade.PASS
 
 
-def test_outputs_that_are_no_plain_tensors_are_wrong_and_no_failure():
+def test_outputs_that_are_not_plain_tensors_are_wrong():
     for odd, part in ((lambda x: x.to_sparse(), "layout"), (lambda x: None, "NoneType"), (lambda x: x.resize_(0), "changed its input")):
         found = made(odd)
         found.renew()
@@ -126,7 +126,7 @@ def test_outputs_that_are_no_plain_tensors_are_wrong_and_no_failure():
         assert part in found.verify(verdict).detail
 
 
-def test_threads_that_a_batch_leaves_and_a_clock_that_it_exchanged_are_told_whatever_is_done_until_it_is_verified(monkeypatch):
+def test_threads_and_replaced_clocks_are_reported_although_undone_later(monkeypatch):
     end = threading.Event()
     for what, told in (
         (lambda: threading.Thread(target=end.wait).start(), "left 1 thread running"),
@@ -140,7 +140,7 @@ def test_threads_that_a_batch_leaves_and_a_clock_that_it_exchanged_are_told_what
         assert found.verify(verdict).detail.startswith(told)
 
 
-def test_a_thread_that_has_ended_when_its_batch_has_is_told_too():
+def test_a_thread_that_ends_within_its_batch_is_reported():
     def slowly(call, *settings):
         found = five(call, *settings)
         time.sleep(0.1)
@@ -190,7 +190,7 @@ def test_who_exchanges_the_judge_after_the_batch_is_noticed(monkeypatch):
     assert found.verify(verdict).detail == "replaced softbench.ops.softmax.tolerance.check, which measures or judges it"
 
 
-def test_work_that_is_not_over_with_its_stream_is_told_and_the_look_keeps_no_output(monkeypatch):
+def test_side_stream_work_is_wrong_beyond_its_limit(monkeypatch):
     for hidden, grade in ((SIDE_STREAM_US / 2, Grade.PASS), (2 * SIDE_STREAM_US, Grade.WRONG)):
         monkeypatch.setattr(batches, "side_stream_us", lambda call, each_us, hidden=hidden: hidden if call() is not None else 0)
         found = made(partial(torch.softmax, dim=-1), device="cuda")

@@ -53,7 +53,7 @@ class Device:
         return list(self.ran)
 
 
-def test_device_time_is_the_sum_of_a_calls_kernels_without_the_flush():
+def test_device_time_is_the_kernels_sum_without_the_flush():
     device = Device()
 
     def call():
@@ -69,7 +69,7 @@ def test_device_time_is_the_sum_of_a_calls_kernels_without_the_flush():
     assert device.filled[-1] == MARK_BYTES
 
 
-def test_a_kernel_that_tracing_slows_is_no_longer_than_between_two_events_without_it():
+def test_time_between_events_limits_a_kernel_slowed_by_tracing():
     device = Device()
 
     def call():
@@ -118,7 +118,7 @@ def test_the_first_call_of_a_window_does_not_count():
     assert set(meter.device(call, 1, "cold")[0]) == {5}
 
 
-def test_a_call_that_fills_by_the_same_kernel_is_still_told_apart():
+def test_a_call_with_the_flush_kernel_is_counted_correctly():
     device = Device()
 
     def call():
@@ -130,7 +130,7 @@ def test_a_call_that_fills_by_the_same_kernel_is_still_told_apart():
     assert kernels == [FILL, "softmax"]
 
 
-def test_calls_that_differ_are_counted_each_and_the_usual_kernels_are_named():
+def test_differing_calls_are_counted_and_usual_kernels_are_named():
     device = Device()
     calls = iter(range(1000))
 
@@ -200,7 +200,7 @@ def test_what_was_noted_before_is_told_without_a_call(monkeypatch):
 
 
 @pytest.mark.parametrize("when", ["start", "stop"])
-def test_without_a_profiler_the_host_time_stays_and_the_note_says_why(monkeypatch, when):
+def test_without_a_profiler_host_time_and_a_note_remain(monkeypatch, when):
     def fail():
         raise RuntimeError("CUPTI_ERROR_INSUFFICIENT_PRIVILEGES")
 
@@ -214,7 +214,7 @@ def test_without_a_profiler_the_host_time_stays_and_the_note_says_why(monkeypatc
     assert profile.note == "CUPTI_ERROR_INSUFFICIENT_PRIVILEGES"
 
 
-def test_a_call_that_fails_under_the_profiler_ends_the_session_and_the_next_cell_has_its_own(monkeypatch):
+def test_a_failed_profiled_call_does_not_affect_the_next_cell(monkeypatch):
     device, calls = Device(), iter(range(1000))
 
     def call():
@@ -243,7 +243,7 @@ def test_the_cpu_has_one_timer_and_an_empty_profile(monkeypatch):
 @pytest.mark.parametrize(
     ("teardown", "leaves_in_call", "calls"), [("1", 3, 3), ("1", None, 200), ("1", 0, 0), ("0", None, 0), (None, None, 0)]
 )
-def test_a_session_is_over_when_cupti_has_left_where_it_is_to(monkeypatch, teardown, leaves_in_call, calls):
+def test_calls_are_issued_until_cupti_has_left(monkeypatch, teardown, leaves_in_call, calls):
     monkeypatch.delenv(device_timer.TEARDOWN, raising=False)
     if teardown:
         monkeypatch.setenv(device_timer.TEARDOWN, teardown)
@@ -277,7 +277,7 @@ def test_threads_are_seen_while_they_run():
 
 @pytest.mark.parametrize("graphs", [False, True])
 @pytest.mark.parametrize("given", [False, True])
-def test_cupti_stays_where_graphs_are_captured_unless_the_environment_says_otherwise(monkeypatch, tmp_path, graphs, given):
+def test_cupti_stays_for_reused_outputs_unless_the_environment_decides(monkeypatch, tmp_path, graphs, given):
     monkeypatch.setattr(device_timer, "TEARDOWN_GIVEN", given)
     monkeypatch.setenv(device_timer.TEARDOWN, "1")  # as `cuda_meter` has it
     file = tmp_path / "mine.py"

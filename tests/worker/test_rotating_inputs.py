@@ -40,7 +40,7 @@ def verified(made, calls):
     return made.verify(verdict)
 
 
-def test_calls_take_two_sets_in_turn_and_with_a_warm_l2_one():
+def test_calls_take_two_sets_or_one_with_warm_l2():
     seen = []
     for wide, addresses in ((True, 2), (False, 1)):
         seen.clear()
@@ -52,7 +52,7 @@ def test_calls_take_two_sets_in_turn_and_with_a_warm_l2_one():
         assert seen[0] != seen[1] or not wide
 
 
-def test_every_batch_finds_other_values_at_the_same_place_under_the_same_version():
+def test_batches_get_other_values_at_the_same_address_and_version():
     made = rotation()
     for _ in range(4):
         before = [(x.data_ptr(), x._version, x.clone()) for (x,) in made.sets]
@@ -97,7 +97,7 @@ def test_outputs_are_kept_of_neighbouring_calls_late_in_the_batch(calls):
     assert kept[-1] >= 0.6 * (calls - 1) - 1
 
 
-def test_of_a_backend_that_reuses_its_output_the_last_call_is_verified():
+def test_the_last_call_is_verified_if_outputs_are_reused():
     buffer = torch.empty(64, 256)
     made = rotation(call=lambda x: buffer.copy_(softmax(x)), overwrites=True)
     assert verified(made, 7).grade is Grade.PASS
@@ -109,7 +109,7 @@ def test_a_batch_without_a_call_has_no_verdict():
     assert verified(rotation(), 0) is None
 
 
-def test_a_second_set_that_comes_between_a_renewal_and_its_batch_waits_for_the_next():
+def test_a_second_set_is_used_from_the_next_renewal():
     made = rotation(wide=False)
     body = made.renew()
     made.widen()
@@ -132,7 +132,7 @@ LOOKED_UP = {
 @pytest.mark.parametrize("by", LOOKED_UP)
 @pytest.mark.parametrize("M", [3, 5, 64, 700])
 @pytest.mark.parametrize("looked_at", [2**10, 2**20])  # some rows, and all of them, as of most cases on a GPU
-def test_who_looks_up_what_it_kept_by_something_of_the_input_is_found_out(by, M, looked_at, monkeypatch):
+def test_outputs_cached_by_a_property_of_inputs_are_wrong(by, M, looked_at, monkeypatch):
     monkeypatch.setitem(CHECKED_ELEMENTS, "cpu", looked_at)
     kept = {}
     made = rotation(Case(M, 256, "fp32", Direction.FORWARD, "cpu"), lambda x: kept.setdefault(LOOKED_UP[by](x), softmax(x)).clone())
@@ -140,14 +140,14 @@ def test_who_looks_up_what_it_kept_by_something_of_the_input_is_found_out(by, M,
 
 
 @pytest.mark.parametrize("M", [1, 2])
-def test_who_looks_up_a_row_or_two_by_a_few_elements_is_found_out(M):
+def test_outputs_cached_by_a_few_elements_are_wrong(M):
     kept, key = {}, LOOKED_UP["a few elements"]
     made = rotation(Case(M, 256, "fp32", Direction.FORWARD, "cpu"), lambda x: kept.setdefault(key(x), softmax(x)).clone())
     assert any(verified(made, 3).grade is Grade.WRONG for _ in range(300))
 
 
 @pytest.mark.parametrize(("M", "N", "looked_at"), [(1, 256, 2**14), (3, 256, 2**14), (64, 256, 2**14), (64, 256, 2**20), (64, 300, 2**8)])
-def test_what_is_exchanged_before_a_batch_and_as_it_begins_is_looked_at(M, N, looked_at, monkeypatch):
+def test_rows_changed_before_a_batch_are_among_the_checked(M, N, looked_at, monkeypatch):
     monkeypatch.setitem(CHECKED_ELEMENTS, "cpu", looked_at)
     made = rotation(Case(M, N, "fp32", Direction.FORWARD, "cpu"))
     for step in [made.renew, made.stir] * 20:
@@ -162,7 +162,7 @@ def test_what_is_exchanged_before_a_batch_and_as_it_begins_is_looked_at(M, N, lo
                 assert torch.equal(x.flatten().sort().values, values.flatten().sort().values)
 
 
-def test_hard_rows_are_finite_and_of_every_kind_and_what_is_timed_is_normal_again():
+def test_adversarial_rows_are_finite_and_timed_inputs_are_normal():
     for dtype in ("fp32", "fp16", "bf16"):
         long = Case(8, 70_000, dtype, Direction.FORWARD, "cpu")  # beyond float16's largest number
         inputs.make_adversarial(rows := inputs.make(long, 0, CPU), long, 3)
@@ -177,7 +177,7 @@ def test_hard_rows_are_finite_and_of_every_kind_and_what_is_timed_is_normal_agai
         assert x.float().std().item() == pytest.approx(1, abs=0.1)
 
 
-def test_a_case_of_one_row_has_one_kind_of_hard_row_by_its_seed():
+def test_the_seed_selects_the_adversarial_row_of_one_row():
     case, kinds = Case(1, 64, "fp32", Direction.FORWARD, "cpu"), set()
     for seed in range(8):
         given = inputs.make(case, 0, CPU)
@@ -204,7 +204,7 @@ def test_of_structured_rows_it_is_said_which_kinds_are_wrong():
     assert told(bad_for_ones, direction=Direction.BACKWARD) == "structured rows: those with a dy of ones; the others are right)"
 
 
-def test_the_guard_names_what_was_replaced_even_when_only_the_code_was(monkeypatch):
+def test_the_tamper_guard_names_replaced_functions_and_code(monkeypatch):
     bound = tamper_guard.bind("cpu")
     assert bound.replaced() == ""
     with monkeypatch.context() as patched:
@@ -216,7 +216,7 @@ def test_the_guard_names_what_was_replaced_even_when_only_the_code_was(monkeypat
     assert bound.replaced() == ""
 
 
-def test_an_answer_that_is_no_reason_is_refused_rather_than_guessed_at():
+def test_a_reason_that_is_not_text_is_refused():
     assert why_not(None, "supports") == why_not("", "supports") == ""
     assert why_not("no\nGPU", "available") == "no GPU"
     for answer in (True, False, 5, ["no"]):
@@ -224,7 +224,7 @@ def test_an_answer_that_is_no_reason_is_refused_rather_than_guessed_at():
             why_not(answer, "supports")
 
 
-def test_outputs_are_formed_rightly_or_it_is_said_what_is_off():
+def test_malformed_outputs_are_reported_with_the_reason():
     x = torch.randn(4, 8)
     y = softmax(x)
     assert output_checks.misformed((x,), (y,)) == ""

@@ -77,7 +77,7 @@ def test_batches_of_a_moment_share_a_reading():
         (0, None, ""),
     ],
 )
-def test_throttled_is_a_slowdown_or_an_unset_clock_far_below_the_maximum(reasons, sm_mhz, expected):
+def test_throttled_is_a_slowdown_or_a_low_clock_under_load(reasons, sm_mhz, expected):
     assert telemetry.throttled(reasons, sm_mhz, MAX_MHZ) == expected
 
 

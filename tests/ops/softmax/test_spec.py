@@ -11,7 +11,7 @@ def case(direction, dtype="bf16"):
 
 
 @pytest.mark.parametrize(("direction", "moved", "distinct"), [("forward", 2, 2), ("backward", 3, 3), ("both", 5, 4)])
-def test_direction_moves_its_reads_and_writes_and_holds_each_tensor_once(direction, moved, distinct):
+def test_each_direction_has_its_moved_and_distinct_bytes(direction, moved, distinct):
     one = case(Direction(direction))
     assert spec.bytes_moved(one) == moved * one.tensor_bytes
     assert spec.distinct_bytes(one) == distinct * one.tensor_bytes
