@@ -1,4 +1,4 @@
-"""Who may import whom, by folder; what must stay light, and what must stay small."""
+"""The allowed imports between folders, and the limits on import time and size."""
 
 import ast
 import graphlib

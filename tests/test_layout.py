@@ -1,4 +1,4 @@
-"""Every module has a test file of its name in the mirrored folder, or an entry here that names the tests that cover it. Names of tests are short."""
+"""Every module has a test file of its name in the mirrored folder, or an entry here. Names of tests are short."""
 
 import re
 from pathlib import Path

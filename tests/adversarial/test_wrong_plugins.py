@@ -1,4 +1,4 @@
-"""Every wrong plugin is caught by the rule meant for it; honest plugins pass."""
+"""Each wrong plugin fails by the rule that is meant for it. Correct plugins pass."""
 
 import pytest
 from wrongs import BUGS, HONEST, PLUGINS, TRICKS, grade, tried

@@ -1,4 +1,4 @@
-"""`softbench check`: the catalogue on real backends, and a finding that can be had again by the line that is printed."""
+"""`softbench check` runs the check cases on real backends. The printed command repeats a finding."""
 
 import json
 import shlex
@@ -24,7 +24,7 @@ def findings(done):
     NUMPY >= (2, 5) and TRITON < (3, 9), reason=f"the interpreter of Triton {metadata.version('triton')} does not run with this numpy"
 )
 @pytest.mark.parametrize(("backends", "passes"), [("triton", 95), ("triton-row,triton-tile", 190)])
-def test_our_triton_kernels_pass_the_whole_catalogue_under_the_interpreter(cli, backends, passes):
+def test_our_triton_kernels_pass_all_check_cases_under_the_interpreter(cli, backends, passes):
     # bf16 is the longer way; fp32 is examined whole on a GPU, where it takes seconds, and here by test_tiers.py
     done = cli("check", "--backends", backends, "--dtype", "bf16", "--device", "cpu", "--json", "-")
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr

@@ -34,7 +34,7 @@ def five(call, warmup_ms, batch_ms, block):
 
 @pytest.fixture(autouse=True)
 def no_gpu_and_no_thread_of_another_test(monkeypatch):
-    """Batches that are told of a GPU have none to wait for; a thread that ends beside them would make up for one that they leave."""
+    """Batches do not synchronize with a GPU. The threads of a test end before the next test counts threads."""
     monkeypatch.setattr(batches, "synchronize", lambda device: None)
     before = threading.enumerate()
     yield

@@ -184,7 +184,7 @@ def test_the_worker_answers_with_device_and_host_time_and_kernels(monkeypatch):
         assert set(profile.device_us) == {5}
         assert profile.kernels == ("softmax <4>",)
         assert set(profile.host_us) == {5}
-    assert loaded.end_profile().profile.device_us == ()  # a profile is told once
+    assert loaded.end_profile().profile.device_us == ()  # a profile is returned once
 
 
 def test_what_was_noted_before_is_told_without_a_call(monkeypatch):

@@ -1,4 +1,4 @@
-"""The derived bound: honest implementations pass, mutants do not, and each lands in its class."""
+"""The derived bound: correct implementations pass and each mutant gets its class."""
 
 import math
 
