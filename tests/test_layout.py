@@ -36,6 +36,7 @@ COVERED_BY = {
     "plan/values": "adversarial/test_fuzz.py",
     "processes/launch": "processes/test_pool.py",
     "processes/session": "run/test_run.py",
+    "processes/worker_log": "processes/test_pool.py",
     "processes/slot": "run/test_scheduler.py",
     "results/csv": "results/test_store.py",
     "run/doctor": "cli/test_main.py",

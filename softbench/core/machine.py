@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+
+from softbench.core.json_types import JsonObject
 
 
 def peak_gbps(memory_clock_mhz: float, bus_bits: int) -> float:
@@ -49,7 +50,7 @@ class Machine:
     """Versions and the CPU; results store them."""
 
 
-def machine_from_json(data: dict[str, Any]) -> Machine:
+def machine_from_json(data: JsonObject) -> Machine:
     """The inverse of `dataclasses.asdict` for a Machine.
 
     Raises:

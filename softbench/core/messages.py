@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
 from softbench.core.case import Case, Direction
-from softbench.core.json_types import JsonObject
+from softbench.core.json_types import JsonObject, to_json
 from softbench.core.replies import (
     Built,
     CheckCaseGraded,
@@ -168,7 +168,7 @@ REQUESTS: dict[str, type[Request[Any]]] = {kind.op: kind for kind in Request.__s
 
 def request_to_json(request: Request[Any]) -> JsonObject:
     """The request as JSON."""
-    return {"op": request.op, **asdict(request)}  # type: ignore[call-overload]
+    return {"op": request.op, **to_json(request)}
 
 
 def request_from_json(data: JsonObject) -> Request[Any]:
@@ -184,7 +184,7 @@ def request_from_json(data: JsonObject) -> Request[Any]:
 
 def reply_to_json(reply: Reply) -> JsonObject:
     """The reply as JSON."""
-    return {"reply": type(reply).__name__, **asdict(reply)}  # type: ignore[call-overload]
+    return {"reply": type(reply).__name__, **to_json(reply)}
 
 
 def reply_from_json(request: Request[Answer], data: JsonObject) -> Answer | Failure:

@@ -77,7 +77,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Failure(Reply):
-    """Any request: it raised an exception."""
+    """The request raised an exception."""
 
     status: Status
     stage: str
@@ -108,6 +108,8 @@ class Done(Reply):
 
 @dataclass(frozen=True, slots=True)
 class Probed(Reply):
+    """The machine."""
+
     machine: Machine
 
     @classmethod
@@ -117,12 +119,16 @@ class Probed(Reply):
 
 @dataclass(frozen=True, slots=True)
 class Loaded(Reply):
+    """The backends of a plugin source."""
+
     infos: list[JsonObject]
     """One for each backend (`softbench.plugins.info`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Built(Reply):
+    """The build of a case."""
+
     build: Build
 
     @classmethod
@@ -132,6 +138,8 @@ class Built(Reply):
 
 @dataclass(frozen=True, slots=True)
 class Graded(Reply):
+    """The accuracy of the built case."""
+
     accuracy: Accuracy
     untimed: str = ""
     """Why the case must not be timed here; empty if it may be."""
@@ -143,6 +151,8 @@ class Graded(Reply):
 
 @dataclass(frozen=True, slots=True)
 class CheckCases(Reply):
+    """All check cases."""
+
     cases: list[tuple[str, Direction, bool]]
     """Name, direction, and whether the case needs the device alone."""
 
@@ -165,6 +175,8 @@ class ErrorMetrics:
 
 @dataclass(frozen=True, slots=True)
 class CheckCaseGraded(Reply):
+    """The accuracy of a check case."""
+
     accuracy: Accuracy
     metrics: ErrorMetrics | None = None
     """None if nothing was compared."""
@@ -178,6 +190,8 @@ class CheckCaseGraded(Reply):
 
 @dataclass(frozen=True, slots=True)
 class Inspected(Reply):
+    """The code and facts of a case."""
+
     inspection: Inspection
 
     @classmethod
@@ -187,6 +201,8 @@ class Inspected(Reply):
 
 @dataclass(frozen=True, slots=True)
 class Timed(Reply):
+    """The samples of a batch."""
+
     samples_us: tuple[float, ...]
     """Latencies of single calls, microseconds."""
 
@@ -200,6 +216,8 @@ class Timed(Reply):
 
 @dataclass(frozen=True, slots=True)
 class Verified(Reply):
+    """The accuracy of a batch, and the telemetry."""
+
     accuracy: Accuracy | None
     """Of the kept outputs; None if the batch kept none."""
     telemetry: Telemetry | None
@@ -213,6 +231,8 @@ class Verified(Reply):
 
 @dataclass(frozen=True, slots=True)
 class Profiled(Reply):
+    """The profile of a case."""
+
     profile: Profile
 
     @classmethod

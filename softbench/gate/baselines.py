@@ -10,10 +10,10 @@ import json
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from softbench.core.errors import InconclusiveError, ResultsError, UsageError
 from softbench.core.files import replace_file
+from softbench.core.json_types import JsonObject
 from softbench.core.outcome import Grade, Status
 from softbench.core.text import one_line, unknown
 from softbench.core.validate import NAME
@@ -124,7 +124,7 @@ def _check_one_sweep(baseline: RunSamples) -> list[str]:
 
 
 def _write(baseline: RunSamples, name: str, file: Path) -> Path:
-    header: dict[str, Any] = {
+    header: JsonObject = {
         **{"format": FORMAT, "version": VERSION, "name": name, "saved": datetime.now(UTC).isoformat(timespec="seconds")},
         **{"schema": baseline.schema, "device_name": baseline.device_name, "processes": baseline.processes, "command": baseline.command},
         **{
@@ -145,8 +145,8 @@ def _write(baseline: RunSamples, name: str, file: Path) -> Path:
     return file
 
 
-def _cell(key: CellKey, samples: CellSamples) -> dict[str, Any]:
-    cell: dict[str, Any] = {**key._asdict(), "status": samples.status, "class": samples.grade}
+def _cell(key: CellKey, samples: CellSamples) -> JsonObject:
+    cell: JsonObject = {**key._asdict(), "status": samples.status, "class": samples.grade}
     if samples.status != "ok":
         return {**cell, "reason": samples.reason}
     if samples.host_bound:
@@ -157,7 +157,7 @@ def _cell(key: CellKey, samples: CellSamples) -> dict[str, Any]:
     }
 
 
-def _parse(document: dict[str, Any], source: str) -> RunSamples:
+def _parse(document: JsonObject, source: str) -> RunSamples:
     if document.get("version") != VERSION or document.get("schema") != SCHEMA:
         versions_found = f"version {one_line(str(document.get('version')), 20)}, schema {one_line(str(document.get('schema')), 20)}"
         raise ResultsError(
@@ -185,7 +185,7 @@ def _parse(document: dict[str, Any], source: str) -> RunSamples:
     return RunSamples(source, runs, SCHEMA, texts[0], environment, settings, texts[1], cells, processes, versions)
 
 
-def _samples(cell: dict[str, Any]) -> CellSamples:
+def _samples(cell: JsonObject) -> CellSamples:
     grade = Grade(cell["class"]).value if cell["class"] else ""
     if cell["status"] != "ok":
         return CellSamples(Status(cell["status"]).value, one_line(str(cell["reason"])), grade)

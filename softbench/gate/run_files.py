@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 from softbench.core.case import DTYPES, TIMERS, Direction
 from softbench.core.errors import ResultsError
+from softbench.core.json_types import JsonObject
 from softbench.core.outcome import Measured, Record, Skipped
 from softbench.core.text import micros, one_line
 from softbench.core.validate import NAME
@@ -42,7 +43,7 @@ def read(path: Path) -> RunSamples:
     return samples
 
 
-def load(path: Path) -> dict[str, Any]:
+def load(path: Path) -> JsonObject:
     """Read a JSON document that is an object.
 
     Raises:
@@ -67,7 +68,7 @@ def load(path: Path) -> dict[str, Any]:
     return document
 
 
-def from_document(document: dict[str, Any], source: str) -> RunSamples:
+def from_document(document: JsonObject, source: str) -> RunSamples:
     """The samples of a run document.
 
     Raises:
@@ -96,7 +97,7 @@ def from_document(document: dict[str, Any], source: str) -> RunSamples:
     return _run_samples({**document, "environment": environment, "settings": settings}, cells, source)
 
 
-def _run_samples(document: dict[str, Any], cells: dict[CellKey, CellSamples], source: str) -> RunSamples:
+def _run_samples(document: JsonObject, cells: dict[CellKey, CellSamples], source: str) -> RunSamples:
     if not cells:
         raise ResultsError(f"{source}: has no cells")
     processes = len({process for samples in cells.values() for process in samples.processes})
@@ -152,7 +153,7 @@ def positive(value: Any) -> float:
     return float(value)
 
 
-def from_run(header: dict[str, Any], records: Iterable[Record], source: str) -> RunSamples:
+def from_run(header: JsonObject, records: Iterable[Record], source: str) -> RunSamples:
     """The samples of a run that was just measured."""
     settings = dict(header["settings"])
     timer = str(settings.get("timer", TIMERS[0]))

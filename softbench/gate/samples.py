@@ -6,10 +6,11 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from softbench.core.case import YARDSTICK, CaseKey
 from softbench.core.errors import ResultsError
+from softbench.core.json_types import JsonObject
 
 
 class CellKey(NamedTuple):
@@ -66,8 +67,8 @@ class RunSamples:
     runs: tuple[str, ...]
     schema: int
     device_name: str
-    environment: dict[str, Any]
-    settings: dict[str, Any]
+    environment: JsonObject
+    settings: JsonObject
     command: str
     cells: dict[CellKey, CellSamples]
     processes: int

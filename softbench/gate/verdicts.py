@@ -9,9 +9,9 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
-from typing import Any
 
 from softbench.core import text
+from softbench.core.json_types import JsonObject
 from softbench.core.outcome import FAILURES, Status
 from softbench.gate.inference import benjamini_hochberg, holm
 from softbench.gate.samples import CellKey, CellSamples
@@ -89,7 +89,7 @@ class Verdict:
         """True if this cell makes the exit code 1."""
         return self.gated and self.state in FAILING
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> JsonObject:
         """As JSON."""
         data = asdict(self)
         look = data.pop("fdr_significant")
@@ -151,7 +151,7 @@ class GateReport:
         judged = self._judged()
         return sum(verdict.state is State.AMBIGUOUS for verdict in judged) / len(judged) if judged else 1.0
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> JsonObject:
         """As JSON."""
         return {
             "what": self.what,

@@ -61,9 +61,16 @@ def compiles(backend: object) -> bool | str:
 
 
 def compilations(backend: object) -> int:
-    """The compilations that a backend itself counts."""
-    count = getattr(backend, "compilations", None)
-    return count() if callable(count) else 0
+    """The compilations that a backend itself counts; 0 if it counts none.
+
+    Raises:
+        TypeError: the trait returns another type.
+    """
+    trait = getattr(backend, "compilations", None)
+    count = trait() if callable(trait) else 0
+    if not isinstance(count, int):
+        raise TypeError(f"compilations() returned {type(count).__name__}, not a whole number")
+    return count
 
 
 def over_dim(backend: object) -> Callable[[Direction], Call] | None:

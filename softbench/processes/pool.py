@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import selectors
 import signal
 import socket
@@ -13,7 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import TypeAlias, TypeVar
@@ -26,12 +25,12 @@ from softbench.core.replies import INVALID, INVALID_REPLY, Failure, Reply
 from softbench.core.text import one_line
 from softbench.core.validate import harmless
 from softbench.processes.launch import start_forkserver
+from softbench.processes.worker_log import top_frame, useful_line
 
 START_SECONDS = 120.0  # importing torch from a cold disk takes tens of seconds
 EXIT_SECONDS = 10.0  # a killed process ends only after the driver has removed its CUDA context
 STACK_SECONDS = 0.3
 KEPT_BYTES = 1 << 18  # of a worker's log, which has a compiler's last output
-FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+),? in (?P<name>\S+)')
 
 
 @dataclass(slots=True)
@@ -53,7 +52,7 @@ class Lost:
     status: Status
     reason: str
     invalid: bool = False
-    """True if its reply was invalid: something else may write into its socket."""
+    """True if it sent a JSON object that is not a reply to the request."""
 
 
 Answer = TypeVar("Answer", bound=Reply)
@@ -184,21 +183,28 @@ class Pool:
             data = worker.channel.take()
             if data is None:
                 return None if worker.pid not in self._exits else self._died(worker, phase)
-            reply = reply_from_json(request, harmless(data))
-            worker.troubled |= isinstance(reply, Failure)
-            return reply
+            data = harmless(data)
         except BlockingIOError:
             return self._died(worker, phase)
-        except (*INVALID, RecursionError):
-            worker.troubled = True
-            self.discard(worker)
-            return Lost(Status.FAILED, f"{phase}: {INVALID_REPLY}", invalid=True)
+        except (ValueError, RecursionError):
+            return self._invalid(worker, phase)
+        try:
+            reply = reply_from_json(request, data)
+        except INVALID:
+            return replace(self._invalid(worker, phase), invalid=True)
+        worker.troubled |= isinstance(reply, Failure)
+        return reply
+
+    def _invalid(self, worker: Worker, phase: str) -> Lost:
+        worker.troubled = True
+        self.discard(worker)
+        return Lost(Status.FAILED, f"{phase}: {INVALID_REPLY}")
 
     def _died(self, worker: Worker, phase: str) -> Lost:
         self._pump_quietly(lambda: worker.pid in self._exits, EXIT_SECONDS)
         code = self._exits.get(worker.pid)
         how = "crashed" if code is None else f"crashed ({_signal_name(-code)})" if code < 0 else f"exited with code {code}"
-        where = _useful_line(worker.log)
+        where = useful_line(worker.log)
         worker.troubled = True
         self.discard(worker)
         return Lost(Status.FAILED, one_line(f"{how} in {phase}{': ' + where if where else ''}"))
@@ -208,7 +214,7 @@ class Pool:
         with suppress(OSError):
             os.kill(worker.pid, signal.SIGUSR1)  # its fault handler writes the stack, even inside C code
         time.sleep(STACK_SECONDS)
-        where = _top_frame(worker.log.read_bytes()[before:].decode(errors="replace"))
+        where = top_frame(worker.log.read_bytes()[before:].decode(errors="replace"))
         worker.troubled = True
         self.discard(worker)
         return Lost(Status.TIMEOUT, one_line(f"{phase} took longer than {seconds:g} s{' (' + where + ')' if where else ''}"))
@@ -281,7 +287,7 @@ class Pool:
             raise WorkersError(f"torch cannot be imported: {one_line(report['error'])}; try: python -c 'import torch'")
 
     def _forkserver_lost(self) -> WorkersError:
-        last = _useful_line(Path(self._folder.name) / "forkserver.log")
+        last = useful_line(Path(self._folder.name) / "forkserver.log")
         return WorkersError(f"the forkserver has died{': ' + last if last else ''}; try: python -c 'import torch'")
 
 
@@ -290,21 +296,3 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
-
-
-def _useful_line(log: Path) -> str:
-    """The most useful line of a dead process's log: the top Python frame of a crash, else the last line."""
-    with suppress(OSError):
-        text = log.read_bytes()[-(1 << 16) :].decode(errors="replace")
-        if "Fatal Python error" in text:
-            return _top_frame(text[text.rindex("Fatal Python error") :])
-        lines = [line.strip() for line in text.splitlines() if line.strip()]
-        return lines[-1] if lines else ""
-    return ""
-
-
-def _top_frame(text: str) -> str:
-    """`in name, file.py:12` of the first frame in a fault handler's dump; the file without its folder."""
-    if frame := FRAME.search(text):
-        return f"in {frame['name']}, {Path(frame['file']).name}:{frame['line']}"
-    return ""

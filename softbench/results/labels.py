@@ -18,7 +18,7 @@ MEANING = {
     "implausible": "faster than the memory can be: no bandwidth is published",
     "recompiled": "torch.compile compiled again after the build",
     "graph-breaks": "torch.compile left parts of the function to Python",
-    "reuses-output": "the next call overwrites what a call returned: who keeps it must copy it",
+    "reuses-output": "the next call overwrites the output: copy it to keep it",
 }
 """Each label with its meaning."""
 HARMLESS = frozenset({"L2-resident", "graph-breaks", "reuses-output"})

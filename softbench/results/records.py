@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import replace
 
 from softbench.core.case import DTYPES, Case, Direction
-from softbench.core.json_types import JsonObject
+from softbench.core.json_types import JsonObject, to_json
 from softbench.core.outcome import (
     Batch,
     Checked,
@@ -56,20 +56,11 @@ def _merged(profiles: Sequence[Profile]) -> Profile:
 
 def record_to_json(record: Record) -> JsonObject:
     """A record as JSON; inf and nan become texts."""
-    data: JsonObject = {item.name: _plain(getattr(record, item.name)) for item in fields(record)}
+    data = to_json(record)
     data["outcome"] = {"kind": type(record.outcome).__name__.lower(), **data["outcome"]}
     if accuracy := data["outcome"].get("accuracy"):
         accuracy["worst"] = accuracy["worst"] if math.isfinite(accuracy["worst"]) else str(accuracy["worst"])
     return data
-
-
-def _plain(value: object) -> object:
-    """As dataclasses.asdict, which would copy every sample."""
-    if is_dataclass(value):
-        return {item.name: _plain(getattr(value, item.name)) for item in fields(value)}
-    if isinstance(value, tuple) and value and is_dataclass(value[0]):
-        return [_plain(item) for item in value]
-    return value
 
 
 def record_from_json(data: JsonObject) -> Record:
@@ -114,7 +105,7 @@ def _case(data: JsonObject) -> Case:
 def _batch(data: JsonObject) -> Batch:
     samples = tuple(data["samples_us"])
     types = set(map(type, samples))
-    if not samples or not types <= {int, float} or not (min(samples) > 0 and sum(samples) < math.inf):  # a NaN makes the sum a NaN
+    if not samples or not types <= {int, float} or not (min(samples) > 0 and max(samples) < math.inf) or math.isnan(sum(samples)):
         raise ValueError("invalid samples")
     if types != {float}:
         samples = tuple(map(float, samples))

@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from fnmatch import fnmatchcase
 from glob import escape
-from typing import Any
 
 from softbench.core.case import YARDSTICK, Direction
 from softbench.core.errors import UsageError, WorkersError
+from softbench.core.json_types import JsonObject
 from softbench.core.messages import ListCheckCases, RunCheckCase
 from softbench.core.outcome import Grade
-from softbench.core.replies import CheckCaseGraded, Failure, Skip
+from softbench.core.replies import CheckCaseGraded, ErrorMetrics, Failure, Skip
 from softbench.plan.settings import Settings
 from softbench.plugins.select import select
 from softbench.plugins.source import origins
@@ -47,7 +47,7 @@ class Finding:
     """Error metrics of other tools (`softbench.worker.error_metrics`); they do not affect the verdict."""
 
 
-METRICS = ("ulp", "row_sum", "frobenius")
+METRICS = tuple(field.name for field in fields(ErrorMetrics))
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class CheckReport:
         compared = any(finding.worst is not None and finding.verdict != Grade.UNVERIFIED for finding in self.findings)
         return 1 if self.broken or not compared or any(finding.verdict in BAD for finding in self.findings) else 0
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> JsonObject:
         """The report as JSON; infinities and NaN are texts."""
         cells = [asdict(finding) for finding in self.findings]
         for cell in cells:
@@ -173,7 +173,7 @@ class _Checker:
     def _read(self, slot: WorkerSlot, reply: CheckCaseGraded | Skip | Failure | Lost, request: RunCheckCase) -> Finding:
         if isinstance(reply, Lost):
             slot.worker = None
-            slot.deaths += 1
+            slot.deaths = 0 if reply.invalid else slot.deaths + 1  # after an invalid reply the next cases are tried
             return _finding(slot, request, FAILED, reply.reason)
         if isinstance(reply, Failure):
             if reply.poisoned:

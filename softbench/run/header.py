@@ -7,9 +7,9 @@ import subprocess
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from softbench.core.case import YARDSTICK, Case
+from softbench.core.json_types import JsonObject
 from softbench.plan.plan import Plan
 
 KEYED = (
@@ -19,7 +19,7 @@ KEYED = (
 """Facts of the environment that must be equal to resume a run."""
 
 
-def header(plan: Plan, command: str, version: str) -> dict[str, Any]:
+def header(plan: Plan, command: str, version: str) -> JsonObject:
     """The run document without its cells: command, versions, settings, machine and backends."""
     settings = plan.settings
     return {

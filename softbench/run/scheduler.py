@@ -64,7 +64,7 @@ class SlotState:
     outcome: Outcome | None = None
     retried: bool = False
     invalid_reply: bool = False
-    """True if the worker sent an invalid reply: something else may write into its socket."""
+    """True if the worker sent a JSON object that is not a reply to the request."""
 
 
 class Scheduler:
@@ -231,7 +231,7 @@ class Scheduler:
     def _ask_measured(self, groups: list[list[WorkerSlot]], request: Request[Done | Profiled]) -> list[WorkerSlot]:
         """Ask one group after the other; returns the slots that replied.
 
-        The cells are measured already, so a failure costs the profile only. An invalid reply ends the cell.
+        The cells are measured already, so a lost worker costs the profile only. A JSON object that is no reply ends the cell.
         """
         replied: list[WorkerSlot] = []
         for slots in groups:

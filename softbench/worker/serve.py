@@ -21,10 +21,10 @@ def serve(channel: Channel) -> None:
     while (data := channel.receive()) is not None:
         request = request_from_json(data)
         try:
-            reply = handle(server, request)
+            reply = reply_to_json(handle(server, request))
         except Exception as error:  # the boundary of a request: an exception of a plugin becomes a reply
-            reply = failure(request.op, error)
-        channel.send(reply_to_json(reply))
+            reply = reply_to_json(failure(request.op, error))
+        channel.send(reply)
         if isinstance(request, messages.TimeBatch):
             server.read_telemetry()
 

@@ -118,19 +118,22 @@ def test_what_a_plugin_prints_is_not_taken_for_an_answer(pool, tmp_path):
     assert pool.ask(pool.spawn("x"), plugin(tmp_path, code), 60, "import").reason == "ValueError: loud"
 
 
-def test_invalid_data_in_the_pipe_loses_the_worker(pool, tmp_path):
-    code = """
+SENDS = """
 import os, stat
 for fd in range(3, 64):
     try:
         if stat.S_ISSOCK(os.fstat(fd).st_mode):
-            os.write(fd, b"noise\\n")
+            os.write(fd, {line!r} + b"\\n")
     except OSError:
         pass
 """
-    reply = pool.ask(pool.spawn("x"), plugin(tmp_path, code), 60, "import")
-    assert isinstance(reply, Lost)
-    assert "invalid reply" in reply.reason
+"""A plugin that writes a line into every socket of its worker."""
+
+
+@pytest.mark.parametrize(("line", "invalid"), [(b'{"x":1}', True), (b"[1]", False), (b"noise", False)])
+def test_a_json_object_that_is_no_reply_is_invalid(pool, tmp_path, line, invalid):
+    reply = pool.ask(pool.spawn("x"), plugin(tmp_path, SENDS.format(line=line)), 60, "import")
+    assert reply == Lost(Status.FAILED, "import: the worker sent an invalid reply", invalid=invalid)
 
 
 def test_requests_to_several_workers_run_at_once(pool, tmp_path):

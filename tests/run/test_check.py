@@ -9,9 +9,18 @@ import sys
 import time
 from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import pytest
+from pretended import PASS, FakePool, make
+
+from softbench.core.case import Direction
+from softbench.core.messages import RunCheckCase
+from softbench.core.replies import CheckCaseGraded
+from softbench.plan.settings import Settings
+from softbench.processes.slot import MAX_DEATHS, WorkerSlot, revive
+from softbench.run.check import _Checker
 
 NUMPY, TRITON = (tuple(int(part) for part in metadata.version(name).split(".")[:2]) for name in ("numpy", "triton"))
 
@@ -206,3 +215,13 @@ def test_an_interrupted_check_ends_its_workers_with_the_signals_code(cli, plugin
     _, stderr = process.communicate(timeout=20)
     assert process.returncode == 143
     assert stderr == "softbench: interrupted\n"
+
+
+def test_cases_after_invalid_replies_are_still_tried():
+    (slot,) = (WorkerSlot(info) for info in make(("a",)).infos)
+    pool = FakePool({("a", "run_check_case"): [{"x": 1}] * MAX_DEATHS + [CheckCaseGraded(PASS)]})
+    session = SimpleNamespace(pool=pool, exclusive=False, revive=lambda slots: revive(pool, slots, "cpu", {}, 60.0))
+    request = RunCheckCase("shape 1x1", Direction.FORWARD, "fp32", 0)
+    findings = [_Checker(session, Settings()).run([slot], request, alone=False)[0] for _ in range(MAX_DEATHS + 1)]
+    assert [finding.verdict for finding in findings] == ["failed"] * MAX_DEATHS + ["pass"]
+    assert findings[0].reason == "check: the worker sent an invalid reply"

@@ -219,6 +219,13 @@ def test_an_invalid_reply_fails_its_cell_only(op, fields):
     assert isinstance(records["b"].outcome, Measured)
 
 
+def test_a_worker_lost_in_its_profile_keeps_its_figure():
+    """As after a line that is not JSON, which the pool reports as a lost worker."""
+    records = measure(make(), FakePool({("a", "profile"): Lost(Status.FAILED, "time: the worker sent an invalid reply")}))
+    assert isinstance(records["a"].outcome, Measured)
+    assert records["a"].outcome.profile.note == "time: the worker sent an invalid reply"
+
+
 def test_out_of_memory_is_tried_again_with_other_buffers_released():
     oom = Failure(Status.OOM, "build", "OutOfMemoryError: tried to allocate 9 GiB")
     pool = FakePool({("a", "build"): [oom]})

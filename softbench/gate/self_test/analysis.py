@@ -11,9 +11,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import median
-from typing import Any
 
 from softbench.core.errors import UsageError
+from softbench.core.json_types import JsonObject
 from softbench.gate import paired
 from softbench.gate.inference import proportion_bounds
 from softbench.gate.samples import CellKey, CellSamples, RunSamples
@@ -88,7 +88,7 @@ class SelfTest:
         """0 without a false alarm and with enough passes, else 1."""
         return 0 if not self.alarms and self.passed >= EXIT_0_SHARE * self.repetitions else 1
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> JsonObject:
         """As JSON, with the bounds."""
         data = asdict(self)
         data["power"] = [{**_renamed(asdict(level)), "share": level.share, "bounds": level.bounds} for level in self.power]
@@ -104,7 +104,7 @@ JSON_KEYS = {
 """Fields whose JSON key differs; documents of earlier versions have these keys."""
 
 
-def _renamed(data: dict[str, Any]) -> dict[str, Any]:
+def _renamed(data: JsonObject) -> JsonObject:
     return {JSON_KEYS.get(field, field): value for field, value in data.items()}
 
 
