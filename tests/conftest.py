@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -17,7 +17,22 @@ import pytest
 from softbench.core.case import Case, Direction
 from softbench.core.outcome import Accuracy, Batch, Build, Grade, Measured, Record, Timing
 
-PLUGINS = Path(__file__).parent / "plugins"
+TESTS = Path(__file__).parent
+PLUGINS = TESTS / "plugins"
+SLOW_FILES = (
+    "run/test_check.py",
+    "cli/test_main.py",
+    "kernels/cuda/test_machine_code.py",
+    "integration/test_faults.py",
+    "kernels/triton/test_dispatch.py",
+    "integration/test_interrupt.py",
+    "run/test_inspect.py",
+    "adversarial/test_hostile_names.py",
+    "gate/test_ab_run.py",
+    "integration/test_golden.py",
+    "test_packaging.py",
+)
+"""The files whose tests take longest, longest first."""
 
 
 def gpu_of(worker: str, devices: list[str]) -> str:
@@ -38,8 +53,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="store the outputs of tests/integration/test_golden.py anew")
 
 
-def pytest_configure() -> None:
+def by_cost(files: Sequence[Path]) -> list[Path]:
+    """Slow files first, then the others in their order: a slow file that starts last would keep one process busy while the others wait."""
+    order = {TESTS / name: i for i, name in enumerate(SLOW_FILES)}
+    return sorted(files, key=lambda file: order.get(file, len(order)))
+
+
+def pytest_configure(config: pytest.Config) -> None:
     """Before anything imports torch."""
+    if hasattr(config.option, "loadscopereorder"):  # pytest-xdist would start files of few tests last, and those are the slow ones
+        config.option.loadscopereorder = False
     worker = os.environ.get("PYTEST_XDIST_WORKER")
     if worker:  # with a thread per core each, the processes would wait for each other
         share = len(os.sched_getaffinity(0)) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
@@ -49,6 +72,8 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    place = {file: i for i, file in enumerate(by_cost(list(dict.fromkeys(item.path for item in items))))}
+    items.sort(key=lambda item: place[item.path])
     marked = [item for item in items if "gpu" in item.keywords]
     if not marked:
         return

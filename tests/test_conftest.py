@@ -24,3 +24,10 @@ def test_gpus_are_counted_without_cuda(tmp_path, monkeypatch):
     assert conftest.gpus() == ["1", "GPU-3"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert conftest.gpus() == []
+
+
+def test_slow_files_exist_and_come_first():
+    slow = [conftest.TESTS / name for name in conftest.SLOW_FILES]
+    assert [file for file in slow if not file.is_file()] == []
+    others = [conftest.TESTS / "b.py", conftest.TESTS / "a.py"]
+    assert conftest.by_cost([*others, *reversed(slow)]) == [*slow, *others]
