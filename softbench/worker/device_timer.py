@@ -53,6 +53,8 @@ class Activity:
     name: str
     start_ns: int
     duration_ns: int
+    stream: int = 0
+    """CUPTI's number of the stream."""
 
 
 def split(activities: Sequence[Activity], calls: int, marks: frozenset[str]) -> list[list[Activity]]:
@@ -272,7 +274,11 @@ class _Kineto:
         results = self.profiler.kineto_results
         if results is None:
             raise UntracedError("torch's profiler gave no results")
-        found = [Activity(event.name(), event.start_ns(), event.duration_ns()) for event in results.events() if _on_device(event)]
+        found = [
+            Activity(event.name(), event.start_ns(), event.duration_ns(), event.device_resource_id())
+            for event in results.events()
+            if _on_device(event)
+        ]
         if not found:
             raise UntracedError("torch's profiler saw nothing on the device; does another profiler hold CUPTI?")
         return found

@@ -72,7 +72,7 @@ class Server:
         self.inputs: tuple[torch.Tensor, ...] | None = None
         self.batches: Batches | None = None
         self.side_streams_checked = False
-        """True once side streams were checked for this case (`softbench.worker.async_work.side_stream_us`)."""
+        """True once side streams were checked for this case (`softbench.worker.side_streams`)."""
         self.guard: TamperGuard | None = None
         self.check_cases: CheckCaseRunner | None = None
 
@@ -150,9 +150,9 @@ class Server:
         """Time a batch; the first batch of a case on a GPU checks side streams too."""
         timers, batches = self._ready(l2)
         samples, self.block = batches.time(timers.by_name[timer, l2], warmup_ms, batch_ms, self.block)
-        if self.device == "cuda" and not self.side_streams_checked:
+        if timers.meter is not None and not self.side_streams_checked:
             self.side_streams_checked = True
-            batches.check_side_streams(samples)
+            batches.check_side_streams(samples, timers.meter.session)
         return Timed(tuple(samples))
 
     def read_telemetry(self) -> None:
