@@ -21,10 +21,8 @@ from softbench.worker.device_timer import Activity, Session, UntracedError
 
 Call = Callable[[], object]
 
-SUSPECT_US = 20.0
-"""Device work after the caller's stream has finished that makes a call suspect. An idle device is synchronized within 10 us."""
-UNTRACED_US = 150.0
-"""The same where the profiler cannot be used."""
+SUSPECT_US = 150.0
+"""Device work after the caller's stream has finished that makes a call suspect. An idle device is synchronized at once."""
 MAX_CALLS = 50
 """As `softbench.worker.device_timer.MAX_ISSUED`: the driver's queue must not block."""
 CALLS_US = 3000.0
@@ -118,7 +116,7 @@ def _growth(call: Call, calls: int) -> str:
     for _ in range(TRIES):
         few, more = busy_us(call, calls // 2), busy_us(call, calls)
         late = max(busy_us(small, calls // 2), busy_us(small, calls))
-        if few <= UNTRACED_US + 2 * late or more < 1.5 * few:
+        if few <= SUSPECT_US + 2 * late or more < 1.5 * few:
             return ""
     return (
         f"the GPU works on after the caller's stream has finished, {few:.0f} us after {calls // 2} calls and {more:.0f} us after {calls}: "

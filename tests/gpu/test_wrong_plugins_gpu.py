@@ -70,11 +70,10 @@ def unordered(call, each_us=5.0):
     return side_streams.unordered_work(call, each_us, cuda_meter().session)
 
 
-@pytest.mark.parametrize("M", [16, 512, 4096, 65536])
+@pytest.mark.parametrize("M", [4096, 65536])
 def test_side_stream_work_is_detected_unless_it_is_joined(M):
-    """Calls of 2 us to 1 ms."""
     x, stream = torch.randn(M, 2048, device="cuda"), torch.cuda.Stream()
-    each_us = max(5.0, M * 2048 * 8 / 4e6)
+    each_us = M * 2048 * 8 / 4e6
 
     def hidden():
         stream.wait_stream(torch.cuda.current_stream())

@@ -5,7 +5,7 @@ import torch
 
 from softbench.worker import side_streams
 from softbench.worker.device_timer import Activity, UntracedError
-from softbench.worker.side_streams import SEPARATOR_CYCLES, SUSPECT_US, UNTRACED_US, overlaps, unordered_work
+from softbench.worker.side_streams import SEPARATOR_CYCLES, SUSPECT_US, overlaps, unordered_work
 
 CALLER, OTHER = 7, 20
 SEPARATOR = Activity("spin_kernel", 0, 1, CALLER)
@@ -95,7 +95,7 @@ def test_without_the_profiler_work_must_grow_with_the_calls(monkeypatch):
     def hidden():
         pass
 
-    late = 3 * UNTRACED_US  # a busy host is late for both, however many calls there are
+    late = 3 * SUSPECT_US  # a busy host is late for both, however many calls there are
     busy |= {True: lambda calls: late, False: lambda calls: late}
     assert device.found(hidden) == ""
     busy |= {True: lambda calls: late}
