@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from softbench.core.errors import Interrupted, UsageError
+from softbench.core.text import printable
 
 if TYPE_CHECKING:
     from softbench.results.rows import Row
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
 
 
 def note(text: str) -> None:
-    """Print a note on stderr."""
-    typer.echo(f"softbench: {text}", err=True)
+    """Print a note on stderr, without control sequences: it may quote a file."""
+    typer.echo(f"softbench: {printable(text)}", err=True)
 
 
 def warn(warnings: Sequence[str]) -> None:

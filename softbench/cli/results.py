@@ -11,6 +11,7 @@ from softbench.cli.actions import read
 from softbench.cli.options import ResultsFile
 from softbench.cli.panels import PanelCommand
 from softbench.core.errors import UsageError
+from softbench.core.text import one_line
 
 
 def register(app: typer.Typer) -> None:
@@ -52,7 +53,7 @@ def plot(
 
     target = out or files[0].with_suffix(".png")
     for written in [plots.backends(runs[0][1], target)] if costs else plots.write(runs, target):
-        typer.echo(written)
+        typer.echo(one_line(str(written), 4096))
 
 
 def compare(a: ResultsFile, b: ResultsFile) -> None:
@@ -64,5 +65,5 @@ def compare(a: ResultsFile, b: ResultsFile) -> None:
     compared = pairs(read(a), read(b))
     if not compared:
         raise UsageError(f"{a} and {b}: neither file has a cell with a result")
-    output.show(tables.comparison(compared, (str(a), str(b))), output.console())
+    output.show(tables.comparison(compared, (one_line(str(a)), one_line(str(b)))), output.console())
     typer.echo(summary(compared))

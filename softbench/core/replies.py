@@ -87,7 +87,10 @@ class Failure(Reply):
 
     @classmethod
     def parse(cls, fields: JsonObject) -> Failure:
-        return cls(Status(fields["status"]), str(fields["stage"]), str(fields["reason"]), bool(fields["poisoned"]))
+        status = Status(fields["status"])
+        if status not in (Status.FAILED, Status.OOM):
+            raise ValueError(f"{status} is no status of an exception")
+        return cls(status, str(fields["stage"]), str(fields["reason"]), bool(fields["poisoned"]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 
 _INSTALLED = re.compile(r"(?<![\w.~])~?/[^\s'\"()]{0,200}?/(?:site|dist)-packages/")
-_CONTROL = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b[@-_]|[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
+_BIDI = r"\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # they show a line in another order than it has (CVE-2021-42574)
+_CONTROL = re.compile(rf"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b[@-_]|[\x00-\x1f\x7f-\x9f\u2028\u2029{_BIDI}]+")
 
 
 def bandwidth(gbps: float) -> str:

@@ -24,7 +24,10 @@ def harmless(value: Any) -> Any:
 
     Raises:
         RecursionError: the message is nested too deeply.
+        ValueError: an integer has more than 64 bits. Such an integer is no count, and it may not fit a float.
     """
+    if isinstance(value, int) and abs(value) >= 2**64:
+        raise ValueError("an integer of more than 64 bits")
     if isinstance(value, str):
         return one_line(value, LONGEST)
     if isinstance(value, dict):

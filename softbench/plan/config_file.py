@@ -12,6 +12,7 @@ direction = "forward"
 
 from __future__ import annotations
 
+import re
 import tomllib
 from dataclasses import fields
 from importlib import resources
@@ -28,6 +29,10 @@ from softbench.plugins.source import beside
 
 DEFAULT_CONFIG = {"cuda": "tutorial", "cpu": "cpu"}
 """The configuration of a run without shapes, by device."""
+
+MAX_DOTS = 20
+_DEEP = re.compile(rf"(?:[^=#.,]*\.){{{MAX_DOTS + 1}}}")
+"""A line whose key is nested too deeply. `tomllib` takes minutes for a key with 100000 dots."""
 
 
 def shipped() -> dict[str, str]:
@@ -54,6 +59,8 @@ def load(name_or_file: str) -> Layer:
         text = (resources.files("softbench.configs") / f"{name_or_file}.toml").read_text(encoding="utf-8")
     else:
         raise ConfigError(f"--config: {unknown(name_or_file, shipped(), 'configuration')}; or give the path of a .toml file")
+    if any(_DEEP.match(line) for line in text.splitlines()):
+        raise ConfigError(f"{name_or_file}: a key has more than {MAX_DOTS} dots; the deepest key is timeout.build")
     try:
         table = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # TOMLDecodeError is a ValueError, as is a number of thousands of digits

@@ -114,11 +114,11 @@ def baselines(named: Sequence[tuple[str, RunSamples | str]]) -> list[tuple[str, 
     rows = []
     for name, content in named:
         if isinstance(content, str):
-            rows.append((name, "broken", content))
+            rows.append((one_line(name), "broken", one_line(content)))
         else:
             measured = sum(samples.status == "ok" for samples in content.cells.values())
             counts = f"{count(measured, 'cell')}, {count(content.processes, 'process').replace('processs', 'processes')}"
-            rows.append((name, "ok", f"{counts} on {content.device_name}: {content.command}"))
+            rows.append((one_line(name), "ok", one_line(f"{counts} on {content.device_name}: {content.command}")))
     return rows
 
 
@@ -127,7 +127,7 @@ def baseline(stored: RunSamples) -> RenderableType:
     facts = Table(show_header=False, box=None, pad_edge=False)
     pairs = {"runs": ", ".join(stored.runs), "command": stored.command, **stored.versions, **stored.settings, **stored.environment}
     for key, value in pairs.items():
-        facts.add_row(Text(str(key), style="bold"), Text(one_line(str(value))))
+        facts.add_row(Text(one_line(str(key)), style="bold"), Text(one_line(str(value))))
     table = Table(show_edge=False, pad_edge=False)
     for name in ("backend", "case", "status", "median", "spread", "processes"):
         table.add_column(name, no_wrap=True, justify="right" if name in ("median", "spread", "processes") else "left")

@@ -17,7 +17,7 @@ from softbench.core.text import one_line
 from softbench.core.validate import NAME
 from softbench.results.rows import IMPLAUSIBLE, Row
 
-FORMULA = ("=", "+", "-", "@")
+FORMULA = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")  # the last four are full-width signs
 """A text with such a first character is a formula for a spreadsheet: writing adds an apostrophe, reading removes it."""
 COLUMNS = tuple("class" if field.name == "grade" else field.name for field in fields(Row))
 TYPES = {field.name: field.type for field in fields(Row)}
@@ -111,6 +111,8 @@ def _row_of(values: dict[str, str]) -> Row:
         raise ValueError("status is ok, but there is no figure, or a class that has none")
     if not all(ratio is None or 0 < ratio < math.inf for ratio in (row.of_copy, row.speedup, row.of_peak)):
         raise ValueError("of_copy, speedup and of_peak must be positive numbers")
+    if row.gbps and row.of_peak and not 0 < row.gbps / row.of_peak < math.inf:
+        raise ValueError(f"of_peak: {row.of_peak:g} is no fraction of a datasheet bandwidth")
     return row
 
 

@@ -7,8 +7,10 @@ interrupted run, which `--resume` continues. DIR/<run>.log has the output of fai
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
+import os
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -135,7 +137,7 @@ class Run:
             document = json.dumps(self.document(), separators=(",", ":"), allow_nan=False) + "\n"
             replace_file(self.json, document)
             if publish:
-                with (self.folder / ".lock").open("w") as lock:
+                with _lock_file(self.folder / ".lock") as lock:
                     fcntl.flock(lock, fcntl.LOCK_EX)  # so that latest.csv and latest.json belong to one run
                     replace_file(self.folder / "latest.csv", self.csv.read_text(encoding="utf-8"))
                     replace_file(self.folder / "latest.json", document)
@@ -151,6 +153,7 @@ def writable(folder: Path) -> None:
     """
     with _writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
+        _lock_file(folder / ".lock").close()
         with tempfile.TemporaryFile(dir=folder):
             pass
 
@@ -236,6 +239,13 @@ def _reopen(folder: Path, path: Path, journal: IO[bytes], header: JsonObject) ->
 
 def _line(data: JsonObject) -> bytes:
     return json.dumps(data, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+
+
+def _lock_file(path: Path) -> IO[bytes]:
+    """The lock file, created if there is none. Raises OSError for a symbolic link: it may name a file of another folder."""
+    if path.is_symlink():
+        raise OSError(errno.ELOOP, f"{path.name} is a symbolic link; remove it")
+    return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644), "r+b")
 
 
 @contextmanager

@@ -56,7 +56,10 @@ def main(descriptor: int) -> None:
             os.read(wake_read, MESSAGE_BYTES)
             _reap(control)
         if control.fileno() in readable:
-            data, descriptors, _, _ = socket.recv_fds(control, MESSAGE_BYTES, 2)
+            try:
+                data, descriptors, _, _ = socket.recv_fds(control, MESSAGE_BYTES, 2)
+            except OSError:  # a parent that was killed may reset the connection
+                data = b""
             if not data:
                 _end_children()
                 os._exit(0)  # torch's own exit is slow
@@ -165,8 +168,9 @@ def _reap(control: socket.socket) -> None:
 def _send(control: socket.socket, message: dict[str, Any]) -> None:
     try:
         control.send(json.dumps(message).encode())
-    except OSError:
-        sys.exit(0)  # the parent is gone
+    except OSError:  # the parent is gone
+        _end_children()
+        os._exit(0)
 
 
 if __name__ == "__main__":

@@ -66,6 +66,24 @@ def damaged(draw, value):
     return value
 
 
+@pytest.mark.parametrize("integer", [2**64, -(10**400), 10**4000], ids=["2**64", "-10**400", "10**4000"])
+def test_an_integer_of_more_than_64_bits_is_refused(integer):
+    for reply in GOOD.values():
+        whole = json.loads(json.dumps(reply_to_json(reply)))
+        harmless(whole)
+        with pytest.raises(ValueError, match="64 bits"):
+            harmless({**whole, "more": [{"count": integer}]})
+
+
+@pytest.mark.parametrize("status", sorted(set(Status) - {Status.FAILED, Status.OOM}))
+def test_an_exception_has_no_other_status_than_failed_and_oom(status):
+    reply = harmless(reply_to_json(Failure(status, "build", "r")))
+    found = measure(make(("copy", "a", "b")), FakePool({("a", "build"): reply}))
+    assert found["a"].outcome.status is Status.FAILED
+    assert found["a"].outcome.reason == "build: the worker sent an invalid reply"
+    assert found["b"].status == "ok"
+
+
 def shown(renderable):
     out = StringIO()
     Console(file=out, width=200).print(renderable, markup=False, highlight=False)

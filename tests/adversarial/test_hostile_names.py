@@ -4,15 +4,17 @@ import ast
 import csv
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
 import softbench
+from softbench.cli import actions
 from softbench.core.errors import ResultsError, UsageError
 from softbench.core.outcome import Record, Skipped
-from softbench.core.text import one_line
+from softbench.core.text import one_line, printable
 from softbench.core.validate import NAME
 from softbench.plugins import static_scan
 from softbench.plugins.load import load
@@ -116,12 +118,13 @@ def test_a_name_that_could_leave_its_place_is_none(name, tmp_path, make_record):
 
 def test_texts_that_begin_like_formulas_are_quoted_and_read_back(tmp_path, make_record):
     case = make_record("ours", [1.0]).case
-    reasons = ["=1+1", "+1", "-1", "@x", "'=1", "'quoted'", "plain, = inside"]
+    signs = ("=", "+", "-", "@", *"\uff1d\uff0b\uff0d\uff20")  # a spreadsheet takes full-width signs too
+    reasons = ["=1+1", "+1", "-1", "@x", "'=1", "'quoted'", "plain, = inside", *(f"{sign}1" for sign in signs)]
     rows = [results.row(Record(f"b{i}", case, Skipped(text)), None, None, device="-d", run="r") for i, text in enumerate(reasons)]
     (tmp_path / "x.csv").write_text(to_csv(rows))
     with (tmp_path / "x.csv").open() as file:
         cells = [cell for row in csv.DictReader(file) for cell in row.values()]
-    assert not [cell for cell in cells if cell[:1] in ("=", "+", "-", "@")]
+    assert not [cell for cell in cells if cell[:1] in signs]
     read, _ = read_csv(tmp_path / "x.csv")
     assert [row.reason for row in read] == [*reasons[:4], "=1", *reasons[5:]]  # an apostrophe before a sign is taken for a quoted one
     assert {row.device for row in read} == {"-d"}
@@ -166,3 +169,36 @@ def test_where_a_machine_keeps_its_packages_is_in_no_reason():
     assert len(one_line("-/" * 100_000)) == 300
     assert time.monotonic() - begin < 1  # a plugin's reason must not keep its judge busy
     assert one_line("my/site-packages/x and /home/me/kernel.py") == "my/site-packages/x and /home/me/kernel.py"  # a plugin's own file
+
+
+@pytest.mark.parametrize("sign", "\u061c\u200e\u200f\u202a\u202e\u2066\u2069")
+def test_signs_that_reorder_a_line_are_removed(sign):
+    assert one_line(f"a{sign}b") == "a b"
+    assert printable(f"a{sign}b\nc") == "a b\nc"
+
+
+def test_file_names_and_contents_reach_the_terminal_as_plain_text(main, tmp_path, monkeypatch, make_record):
+    monkeypatch.setattr("click.utils.should_strip_ansi", lambda *_: False)  # as on a terminal
+    evil = tmp_path / "e\x1b[31mvil.csv"
+    evil.write_text(to_csv([results.row(make_record("ours", [1.0, 1.0, 1.0]), None, None, device="d", run="r")]))
+    folder = tmp_path / "results" / "baselines"
+    folder.mkdir(parents=True)
+    (folder / "b\x1b[31mad.json").write_text('{"x": "\\u001b[31m"}')
+    missing = tmp_path / "no\x1b[31mne.csv"
+    for arguments in (("compare", evil, evil), ("baseline", "list"), ("show", evil), ("plot", evil), ("plot", missing), ("gate", missing)):
+        _, out, err = main(*arguments)
+        assert out + err
+        assert "\x1b[31m" not in out + err, arguments
+
+
+def test_a_note_that_quotes_a_file_is_plain_text(capsys, monkeypatch):
+    monkeypatch.setattr("click.utils.should_strip_ansi", lambda *_: False)
+    actions.note("device was \x1b[31mred\x1b]0;title\x07, now it is cpu")
+    assert capsys.readouterr().err == "softbench: device was  red 0;title , now it is cpu\n"
+
+
+def test_an_absurd_fraction_of_the_peak_is_refused(tmp_path, make_record):
+    row = results.row(make_record("ours", [1.0, 1.0, 1.0]), None, None, device="d", run="r")
+    (tmp_path / "x.csv").write_text(to_csv([replace(row, of_peak=1e-320)]))
+    with pytest.raises(ResultsError, match="of_peak"):
+        read_csv(tmp_path / "x.csv")

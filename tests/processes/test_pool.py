@@ -1,6 +1,8 @@
 """Real worker processes: they start, die, hang and are gone."""
 
 import os
+import select
+import signal
 import socket
 import subprocess
 import time
@@ -104,6 +106,30 @@ raise ValueError("x")
     with Pool() as pool:
         pool.ask(pool.spawn("x"), plugin(tmp_path, code), 60, "import")
     assert gone(int((tmp_path / "child").read_text()))
+
+
+def test_a_plugins_detached_child_ends_when_the_connection_is_reset(tmp_path):
+    """A parent that is killed leaves reports unread; the kernel then resets its connection."""
+    code = f"""
+import subprocess
+child = subprocess.Popen(["sleep", "3600"], start_new_session=True)
+open({str(tmp_path / "child")!r}, "w").write(str(child.pid))
+"""
+    with Pool() as pool:
+        workers = [pool.spawn(name) for name in "ab"]
+        pool.ask(workers[0], plugin(tmp_path, code), 60, "import")
+        child = int((tmp_path / "child").read_text())
+        assert not gone(child)
+        os.kill(workers[1].pid, signal.SIGKILL)
+        select.select([pool._control], [], [], 30)  # the report of its end
+        pool._control.close()
+        pool._forkserver.wait(30)
+        for _ in range(100):
+            if gone(child):
+                break
+            time.sleep(0.1)
+        assert gone(child)
+        pool._closed = True
 
 
 def test_files_of_the_working_directory_are_not_imported(tmp_path, monkeypatch):

@@ -155,6 +155,15 @@ def test_an_unwritable_folder_is_one_line(tmp_path):
         store.writable(tmp_path / "file" / "results")
 
 
+def test_a_lock_that_is_a_symbolic_link_is_refused(tmp_path, make_record):
+    (tmp_path / "results").mkdir()
+    (tmp_path / "precious").write_text("kept")
+    (tmp_path / "results" / ".lock").symlink_to(tmp_path / "precious")
+    with pytest.raises(ResultsError, match=r"results: cannot be written: \.lock is a symbolic link; remove it"):
+        store.writable(tmp_path / "results")
+    assert (tmp_path / "precious").read_text() == "kept"
+
+
 @pytest.mark.parametrize(
     "outcome",
     [
