@@ -54,9 +54,9 @@ class CheckCaseRunner:
         dim = -1 if item.dim is None else item.dim
         shape = given[0].movedim(dim, -1).shape
         case = Case(max(1, given[0].numel()) // max(1, shape[-1]), shape[-1], dtype, direction, self.device.type)
+        if reason := why_not(self.backend.supports(case), "supports"):
+            return reason
         if item.dim is None:
-            if reason := why_not(self.backend.supports(case), "supports"):
-                return reason
             call = self._prepared(case)
         elif (along := over_dim(self.backend)) is None:
             return "it takes (M, N) rows only"

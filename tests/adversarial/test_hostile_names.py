@@ -9,6 +9,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+import typer
 
 import softbench
 from softbench.cli import actions
@@ -178,7 +179,7 @@ def test_signs_that_reorder_a_line_are_removed(sign):
 
 
 def test_file_names_and_contents_reach_the_terminal_as_plain_text(main, tmp_path, monkeypatch, make_record):
-    monkeypatch.setattr("click.utils.should_strip_ansi", lambda *_: False)  # as on a terminal
+    monkeypatch.setitem(typer.echo.__globals__, "should_strip_ansi", lambda *_: False)  # as on a terminal
     evil = tmp_path / "e\x1b[31mvil.csv"
     evil.write_text(to_csv([results.row(make_record("ours", [1.0, 1.0, 1.0]), None, None, device="d", run="r")]))
     folder = tmp_path / "results" / "baselines"
@@ -192,7 +193,7 @@ def test_file_names_and_contents_reach_the_terminal_as_plain_text(main, tmp_path
 
 
 def test_a_note_that_quotes_a_file_is_plain_text(capsys, monkeypatch):
-    monkeypatch.setattr("click.utils.should_strip_ansi", lambda *_: False)
+    monkeypatch.setitem(typer.echo.__globals__, "should_strip_ansi", lambda *_: False)
     actions.note("device was \x1b[31mred\x1b]0;title\x07, now it is cpu")
     assert capsys.readouterr().err == "softbench: device was  red 0;title , now it is cpu\n"
 

@@ -13,14 +13,17 @@ from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import pytest
+import torch
 from pretended import PASS, FakePool, make
 
 from softbench.core.case import Direction
 from softbench.core.messages import RunCheckCase
+from softbench.core.outcome import Grade
 from softbench.core.replies import CheckCaseGraded
 from softbench.plan.settings import Settings
 from softbench.processes.slot import MAX_DEATHS, WorkerSlot, revive
 from softbench.run.check import _Checker
+from softbench.worker.check_case import CheckCaseRunner
 
 NUMPY, TRITON = (tuple(int(part) for part in metadata.version(name).split(".")[:2]) for name in ("numpy", "triton"))
 
@@ -60,6 +63,33 @@ def test_eager_backends_land_in_the_classes_that_are_predicted(cli):
     assert done.returncode == 0, done.stderr
     assert {(f["backend"], f["verdict"]) for f in findings(done)} == {("torch", "pass"), ("naive", "pass")}
     assert classes["naive", "fp16"] == {"pass", "low-precision", "skipped"}
+
+
+class ForwardOnly:
+    """An honest backend without gradients."""
+
+    name = "forward-only"
+
+    def supports(self, case):
+        return None if case.direction is Direction.FORWARD else "it has no gradient"
+
+    def prepare(self, case):
+        assert case.direction is Direction.FORWARD
+        return lambda x: torch.softmax(x, -1)
+
+    def over_dim(self, direction):
+        assert direction is Direction.FORWARD
+        return torch.softmax
+
+
+def test_a_refused_direction_is_skipped_over_other_dims_too():
+    runner = CheckCaseRunner(ForwardOnly(), "cpu")
+    over_dims = [key for key, item in runner.items.items() if item.dim is not None and not item.gpu_only]
+    backward = [runner.run(name, direction, "fp32", 0) for name, direction in over_dims if direction is Direction.BACKWARD]
+    assert len(backward) > 5
+    assert set(backward) == {"it has no gradient"}
+    forward = [runner.run(name, direction, "fp32", 0) for name, direction in over_dims if direction is Direction.FORWARD]
+    assert {found.grade for found in forward} <= {Grade.PASS, Grade.LOW_PRECISION}
 
 
 def test_a_pattern_with_an_exclamation_mark_leaves_cases_out(cli):
