@@ -237,7 +237,9 @@ class Profiled(Reply):
     """The profile of a case."""
 
     profile: Profile
+    unverified: str = ""
+    """Why the case has no figure; empty if it has one."""
 
     @classmethod
     def parse(cls, fields: JsonObject) -> Profiled:
-        return cls(profile_from_json(fields["profile"]))
+        return cls(profile_from_json(fields["profile"]), str(fields["unverified"]))

@@ -235,14 +235,17 @@ class Scheduler:
         """
         replied: list[WorkerSlot] = []
         for slots in groups:
-            for slot, reply in self._ask(slots, request, "time").items():
-                if isinstance(reply, Profiled):
-                    self.state[slot].profile = reply.profile
-                replied.append(slot)
+            replies = self._ask(slots, request, "time")
+            replied += replies
             for slot in slots:
                 state = self.state[slot]
                 if isinstance(failed := state.outcome, Failed) and not state.invalid_reply:
                     state.profile, state.outcome = Profile(note=failed.reason), None
+            for slot, reply in replies.items():
+                if isinstance(reply, Profiled):
+                    self.state[slot].profile = reply.profile
+                    if reply.unverified:
+                        self._end(slot, Failed(Status.UNVERIFIED, "time", reply.unverified))
         return replied
 
     def _release(self, slots: Sequence[WorkerSlot]) -> None:

@@ -46,6 +46,10 @@ class UntracedError(Exception):
     """The profiler did not see what a call runs on the device; the message says why."""
 
 
+class NoKernelError(UntracedError):
+    """The profiler saw its own fills, and nothing of any call."""
+
+
 @dataclass(frozen=True, slots=True)
 class Activity:
     """Something that ran on the device: a kernel, a copy or a fill."""
@@ -150,10 +154,12 @@ class DeviceTimer:
             raise
 
     def end(self) -> tuple[list[float], list[str]]:
-        """Stop the profiler; as `device`."""
+        """Stop the profiler; as `device`. Raises NoKernelError if no call ran a kernel, a copy or a fill."""
         l2, calls = self.window
         groups = split(self._stopped(), MIN_CALLS + calls, self.marks[l2])
         groups = groups[MIN_CALLS + 1 :]  # without those that only told how many to make, and one more for the warmth that the wait took
+        if not any(groups):
+            raise NoKernelError(f"the profiler saw no kernel of {len(groups)} calls, so nothing shows that they computed")
         if not all(groups):
             raise UntracedError("the profiler saw no kernel of a call")
         kernels, _ = Counter(tuple(activity.name for activity in group) for group in groups).most_common(1)[0]

@@ -36,7 +36,7 @@ from softbench.worker import tamper_guard, telemetry
 from softbench.worker.batches import Batches
 from softbench.worker.check_case import CheckCaseRunner
 from softbench.worker.compile_stats import CompilerCounts, Graphs
-from softbench.worker.device_timer import DeviceTimer, keep_cupti_loaded
+from softbench.worker.device_timer import DeviceTimer, NoKernelError, keep_cupti_loaded
 from softbench.worker.failures import poisoned
 from softbench.worker.pre_check import PreCheck, verify_outputs
 from softbench.worker.rotating_inputs import RotatingInputs
@@ -61,6 +61,8 @@ class Server:
         self.peak_bytes: int | None = None
         self.profile = Profile()
         """The profile of the case, as far as it is measured."""
+        self.unverified = ""
+        """Why the profile leaves the case without a figure."""
         self.telemetry: Callable[[], Telemetry | None] | None = None
         self.last_telemetry: Telemetry | None = None
         """After the last batch."""
@@ -196,12 +198,17 @@ class Server:
         if self.timers and self.timers.meter and self.profile.host_us and not self.profile.note:
             self._try_profiler(partial(self._end_trace, self.timers.meter))
         profile, self.profile = self.profile, Profile()
+        unverified, self.unverified = self.unverified, ""
         graphs = self.graphs.count()
         recompiles = graphs - self.graphs_built if graphs else None
-        return Profiled(replace(profile, peak_bytes=self.peak_bytes, recompiles=recompiles))
+        return Profiled(replace(profile, peak_bytes=self.peak_bytes, recompiles=recompiles), unverified)
 
     def _end_trace(self, meter: DeviceTimer) -> None:
-        device_us, kernels = meter.end()
+        try:
+            device_us, kernels = meter.end()
+        except NoKernelError as error:
+            self.unverified = str(error)
+            raise
         self.profile = replace(self.profile, device_us=tuple(device_us), kernels=tuple(one_line(name) for name in kernels))
 
     def _try_profiler(self, step: Callable[[], object]) -> None:

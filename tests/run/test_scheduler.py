@@ -6,8 +6,8 @@ import pytest
 from pretended import GOOD, FakePool, info, make, measure, scheduler_of
 
 from softbench.core.messages import reply_to_json
-from softbench.core.outcome import Accuracy, Failed, Grade, Measured, Skipped, Status, Telemetry
-from softbench.core.replies import Failure, Graded, Skip, Timed, Verified
+from softbench.core.outcome import Accuracy, Failed, Grade, Measured, Profile, Skipped, Status, Telemetry
+from softbench.core.replies import Failure, Graded, Profiled, Skip, Timed, Verified
 from softbench.processes.pool import Lost
 from softbench.processes.slot import MAX_DEATHS, WorkerSlot
 from softbench.run import scheduler
@@ -224,6 +224,14 @@ def test_a_worker_lost_in_its_profile_keeps_its_figure():
     records = measure(make(), FakePool({("a", "profile"): Lost(Status.FAILED, "time: the worker sent an invalid reply")}))
     assert isinstance(records["a"].outcome, Measured)
     assert records["a"].outcome.profile.note == "time: the worker sent an invalid reply"
+
+
+def test_a_case_of_which_no_kernel_was_seen_is_unverified():
+    reason = "the profiler saw no kernel of 10 calls, so nothing shows that they computed"
+    records = measure(make(), FakePool({("a", "profile"): Profiled(Profile(note=reason), reason)}))
+    assert records["a"].status is Status.UNVERIFIED
+    assert records["a"].outcome.reason == reason
+    assert records["b"].outcome.profile.kernels == ("softmax_kernel",)
 
 
 def test_out_of_memory_is_tried_again_with_other_buffers_released():

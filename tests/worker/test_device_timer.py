@@ -1,5 +1,6 @@
 """Device and host time of a call, with a device that only pretends."""
 
+import itertools
 import math
 import os
 import threading
@@ -20,6 +21,7 @@ from softbench.worker.device_timer import (
     MIN_CALLS,
     Activity,
     DeviceTimer,
+    NoKernelError,
     UntracedError,
     split,
 )
@@ -150,9 +152,27 @@ def test_what_the_profiler_lost_is_no_figure():
     assert [len(group) for group in split([*work, *fills], 3, MARKS)] == [1, 1, 1]
     with pytest.raises(UntracedError, match="5 kernels and fills, which 3 calls do not explain"):
         split([*fills[1:], *work], 3, MARKS)
-    device = Device()
-    with pytest.raises(UntracedError, match="no kernel of a call"):
+    device, calls = Device(), itertools.count()
+    with pytest.raises(UntracedError, match="no kernel of a call") as found:
+        device.meter().device(lambda: next(calls) % 3 and device.run("softmax", 5), 1, "cold")
+    assert not isinstance(found.value, NoKernelError)
+    with pytest.raises(NoKernelError, match=r"no kernel of \d+ calls"):
         device.meter().device(lambda: None, 1, "cold")
+
+
+def test_calls_without_any_kernel_leave_the_case_without_a_figure(monkeypatch):
+    device = Device()
+    kernels = iter([lambda: None, lambda: device.run("softmax", 5)])
+    for expected in ("the profiler saw no kernel of ", ""):
+        loaded = ready(monkeypatch, device.meter(), next(kernels))
+        loaded.time_host(1, "cold")
+        loaded.timers = loaded._ready("cold")[0]
+        loaded.start_trace("cold")
+        loaded.trace_calls(1, "cold")
+        reply = loaded.end_profile()
+        assert reply.unverified.startswith(expected)
+        assert bool(reply.unverified) == bool(expected)
+        assert loaded.end_profile().unverified == ""  # it is reported once
 
 
 def test_host_time_is_of_issuing_alone_and_bounded_in_number():
