@@ -11,7 +11,7 @@ from softbench.cli.actions import warn
 from softbench.cli.options import BASELINES, GATE_EPILOG, Folder, Mismatch
 from softbench.cli.panels import PanelCommand
 from softbench.core.errors import SoftbenchError, UsageError
-from softbench.core.text import one_line
+from softbench.core.text import printable
 
 RunsArgument = Annotated[list[Path], typer.Argument(help="Results CSVs of runs on one machine; their processes add up.")]
 
@@ -39,7 +39,7 @@ def save(
 
     file, warnings = baselines.save([run_files.read(path) for path in files], name, folder, force=force)
     warn(warnings)
-    typer.echo(one_line(str(file), 4096))
+    typer.echo(printable(str(file)))
 
 
 @commands.command(name="list", cls=PanelCommand)
@@ -84,4 +84,4 @@ def promote(
 
     file, previous, warnings = baselines.promote(candidate, name, folder, allow_env_mismatch or [])
     warn(warnings + ([f"the former baseline is {previous}"] if previous else []))
-    typer.echo(one_line(str(file), 4096))
+    typer.echo(printable(str(file)))

@@ -11,7 +11,7 @@ from softbench.cli.actions import read
 from softbench.cli.options import ResultsFile
 from softbench.cli.panels import PanelCommand
 from softbench.core.errors import UsageError
-from softbench.core.text import one_line
+from softbench.core.text import one_line, printable
 
 
 def register(app: typer.Typer) -> None:
@@ -53,7 +53,7 @@ def plot(
 
     target = out or files[0].with_suffix(".png")
     for written in [plots.backends(runs[0][1], target)] if costs else plots.write(runs, target):
-        typer.echo(one_line(str(written), 4096))
+        typer.echo(printable(str(written)))
 
 
 def compare(a: ResultsFile, b: ResultsFile) -> None:

@@ -153,7 +153,7 @@ def writable(folder: Path) -> None:
     """
     with _writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        _lock_file(folder / ".lock").close()
+        _refuse_link(folder / ".lock")
         with tempfile.TemporaryFile(dir=folder):
             pass
 
@@ -241,11 +241,17 @@ def _line(data: JsonObject) -> bytes:
     return json.dumps(data, separators=(",", ":"), allow_nan=False).encode() + b"\n"
 
 
-def _lock_file(path: Path) -> IO[bytes]:
-    """The lock file, created if there is none. Raises OSError for a symbolic link: it may name a file of another folder."""
+def _refuse_link(path: Path) -> None:
+    """Raise OSError for a symbolic link: it may name a file of another folder."""
     if path.is_symlink():
         raise OSError(errno.ELOOP, f"{path.name} is a symbolic link; remove it")
-    return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644), "r+b")
+
+
+def _lock_file(path: Path) -> IO[bytes]:
+    """The lock file, created if there is none. Its content stays. Raises OSError."""
+    _refuse_link(path)
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC  # NFS locks a file only if it is open for writing
+    return os.fdopen(os.open(path, flags, 0o644), "rb")
 
 
 @contextmanager

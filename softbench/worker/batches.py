@@ -53,7 +53,7 @@ class Batches:
         self.broken = self._replaced() or self.broken
         return found
 
-    def check_side_streams(self, samples: list[float], session: Callable[[], Session]) -> None:
+    def check_side_streams(self, samples: list[float], session: Callable[[], Session] | None) -> None:
         """Whether a call runs work that is not ordered with the caller's stream. Nothing else may run on the device."""
         if not self.broken:
             self.broken = unordered_work(self.rotation.unwatched(), statistics.median(samples), session)

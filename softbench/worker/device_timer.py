@@ -244,6 +244,11 @@ def keep_cupti_loaded() -> None:
         os.environ[TEARDOWN] = "0"
 
 
+def cupti_stays() -> bool:
+    """True if CUPTI stays loaded after a session."""
+    return os.environ.get(TEARDOWN) != "1"
+
+
 def threads() -> frozenset[str]:
     """This process's, Python's and others; none where /proc does not tell."""
     try:

@@ -1,11 +1,11 @@
 """Detects work on other streams that is not ordered with the caller's stream. No event sees such work, so no timer counts it.
 
-A clock gives a suspicion only, because a busy host is late too. The profiler decides: it records when each kernel ran, and on which stream,
-by the GPU's clock. Between two calls, the caller's stream runs a separator. Ordered work never runs at the same time as a separator: it
-starts after the separator before its call, and ends before the next one.
+A clock gives a suspicion only, because a busy host is late too. Two kinds of evidence decide, and a busy host can fake neither.
 
-Where the profiler cannot be used, unordered work must show three times. Each time it grows with the number of calls, and lasts longer than
-after calls of one small fill.
+- The profiler records when each kernel ran, and on which stream, by the GPU's clock. Between two calls, the caller's stream runs a
+  separator. Ordered work never runs beside a separator: it starts after the one before its call, and ends before the next one.
+- The device's work after the caller's stream grows with the number of calls, in three measurements. After calls of a small fill it is
+  short.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ AHEAD_CYCLES = 2_000_000
 SEPARATOR_CYCLES = 150_000
 """About 80 us on the caller's stream: longer than a call takes to issue, so that the GPU does not wait for the host."""
 OVERLAP_NS = 1000
-"""Longest overlap that may be an error of the time stamps. It is less for kernels shorter than two of it."""
+"""Longest overlap that may be an error of the time stamps. For a short kernel the limit is half its duration."""
 TRIES = 3
 
 
-def unordered_work(call: Call, each_us: float, session: Callable[[], Session]) -> str:
+def unordered_work(call: Call, each_us: float, session: Callable[[], Session] | None) -> str:
     """Which work of a call is not ordered with the caller's stream, in words, or an empty text.
 
     Args:
         call: the call; nothing else may run on the device.
         each_us: about the duration of a call.
-        session: makes a session of the profiler. It is used only if the call is suspect.
+        session: makes a session of the profiler, or None where the profiler must not be used. Only a suspect call is traced.
     """
     calls = max(5, min(MAX_CALLS, int(CALLS_US / max(each_us, 1.0))))
 
@@ -54,12 +54,11 @@ def unordered_work(call: Call, each_us: float, session: Callable[[], Session]) -
 
     if busy_us(call, calls) <= SUSPECT_US:
         return ""
-    try:
-        separator = _trace(lambda: torch.cuda._sleep(1), session())[0]
-        found = overlaps(_trace(separated, session()), separator)
-        return found and overlaps(_trace(separated, session()), separator)  # the second trace confirms the first
-    except UntracedError:
-        return _growth(call, calls)
+    found = ""
+    if session is not None:
+        with suppress(UntracedError):
+            found = _seen(separated, calls, session)
+    return found or _growth(call, calls)
 
 
 def busy_us(call: Call, calls: int) -> float:
@@ -77,14 +76,24 @@ def busy_us(call: Call, calls: int) -> float:
     return least
 
 
-def overlaps(activities: Sequence[Activity], separator: Activity) -> str:
-    """Which activity ran on another stream at the same time as a separator, in words, or an empty text.
+def overlaps(activities: Sequence[Activity], separator: Activity, separators: int) -> str:
+    """Which activity ran on another stream beside a separator, in words, or an empty text.
 
-    `separator` has the separators' name and the caller's stream. A single overlap is ignored, as a call may run something once.
+    One such activity is ignored if it ran beside one separator only: a call may run something once.
+
+    Args:
+        activities: what the device did.
+        separator: an activity with the separators' name and the caller's stream.
+        separators: how many separators ran.
+
+    Raises:
+        UntracedError: the profiler saw another number of separators.
     """
-    separators = [activity for activity in activities if (activity.name, activity.stream) == (separator.name, separator.stream)]
+    between = [activity for activity in activities if (activity.name, activity.stream) == (separator.name, separator.stream)]
+    if len(between) < separators:
+        raise UntracedError(f"the profiler saw {len(between)} of {separators} separators")
     others = [activity for activity in activities if activity.stream != separator.stream]
-    found = Counter(other.name for other in others for activity in separators if _overlap(activity, other))
+    found = Counter(other.name for other in others for activity in between if _overlap(activity, other))
     if found.total() < 2:
         return ""
     ((name, times),) = found.most_common(1)
@@ -97,26 +106,49 @@ def _overlap(separator: Activity, other: Activity) -> bool:
     return end - start > min(OVERLAP_NS, other.duration_ns // 2)
 
 
-def _trace(work: Call, session: Session) -> list[Activity]:
-    """What the device did during a function. Raises UntracedError, or what the function raises."""
-    session.start()
+def _seen(separated: Call, calls: int, session: Callable[[], Session]) -> str:
+    """As `unordered_work`, from two traces: the second confirms the first. Raises UntracedError, or what the calls raise."""
+    alone = _trace(lambda: torch.cuda._sleep(1), session)
+    if len(alone) != 1:
+        raise UntracedError(f"the profiler saw {len(alone)} kernels where one ran")
+    found = ""
+    for _ in range(2):
+        if not (found := overlaps(_trace(separated, session), alone[0], calls + 1)):
+            break
+    return found
+
+
+def _trace(work: Call, session: Callable[[], Session]) -> list[Activity]:
+    """What the device did during a function.
+
+    Raises:
+        UntracedError: the profiler failed, in any way. What the function raises passes through.
+    """
+    try:
+        profiler = session()
+        profiler.start()
+    except Exception as error:
+        raise UntracedError(str(error)) from error
     try:
         work()
     except BaseException:
-        with suppress(UntracedError):
-            session.stop()
+        with suppress(Exception):
+            profiler.stop()
         raise
-    return session.stop()
+    try:
+        return profiler.stop()
+    except Exception as error:
+        raise UntracedError(str(error)) from error
 
 
 def _growth(call: Call, calls: int) -> str:
-    """As `unordered_work`, without the profiler."""
+    """As `unordered_work`, without the profiler: from half of the calls and from all."""
     small = torch.empty(64, dtype=torch.int32, device="cuda").zero_
     few = more = 0.0
     for _ in range(TRIES):
         few, more = busy_us(call, calls // 2), busy_us(call, calls)
         late = max(busy_us(small, calls // 2), busy_us(small, calls))
-        if few <= SUSPECT_US + 2 * late or more < 1.5 * few:
+        if more <= SUSPECT_US + 2 * late or more < 1.5 * few:
             return ""
     return (
         f"the GPU works on after the caller's stream has finished, {few:.0f} us after {calls // 2} calls and {more:.0f} us after {calls}: "

@@ -125,7 +125,10 @@ def test_a_bad_reply_of_a_worker_fails_only_its_cell(data):
 @few
 @given(damaged(json.loads(json.dumps(reply_to_json(CheckCaseGraded(PASS, ErrorMetrics(1.0, math.inf, math.nan)))))))
 def test_a_bad_reply_to_a_check_case_is_a_finding(reply):
-    reply = harmless(json.loads(json.dumps(reply)))
+    try:  # as the pool reads a reply
+        reply = harmless(json.loads(json.dumps(reply)))
+    except ValueError:
+        return
     if not isinstance(reply, dict):
         return
     (slot,) = (WorkerSlot(info) for info in make(("a",)).infos)

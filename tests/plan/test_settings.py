@@ -84,8 +84,9 @@ def test_quick_thins_the_sweep_unless_its_shapes_were_given(tmp_path):
         ("[timeout]\nbiuld = 3", "did you mean 'build'?"),
         ("timeout = 3", "must be a table"),
         ("device = 'tpu'", "known are auto, cpu, cuda, cuda:K"),
-        pytest.param("a." * 100_000 + "a = 1", "a key has more than 20 dots", id="deep key"),
-        pytest.param("[" + "a." * 100_000 + "a]", "a key has more than 20 dots", id="deep table"),
+        pytest.param("a." * 100_000 + "a = 1", "is longer than 64 KiB", id="deep key"),
+        pytest.param("timeout = {" + "a." * 100_000 + "a = 1}", "is longer than 64 KiB", id="deep inline key"),
+        pytest.param("a." * 900 + "a = 1", "unknown key 'a'", id="nested key"),
         ("backends = []", "must be a text or a list of texts"),
     ],
 )

@@ -161,6 +161,8 @@ def test_a_lock_that_is_a_symbolic_link_is_refused(tmp_path, make_record):
     (tmp_path / "results" / ".lock").symlink_to(tmp_path / "precious")
     with pytest.raises(ResultsError, match=r"results: cannot be written: \.lock is a symbolic link; remove it"):
         store.writable(tmp_path / "results")
+    with pytest.raises(OSError, match="symbolic link"):
+        store._lock_file(tmp_path / "results" / ".lock")
     assert (tmp_path / "precious").read_text() == "kept"
 
 
