@@ -32,7 +32,7 @@ SLOW_FILES = (
     "integration/test_golden.py",
     "test_packaging.py",
 )
-"""The files whose tests take longest, longest first."""
+"""The files whose tests take longest, about in the order of their time."""
 
 
 def gpu_of(worker: str, devices: list[str]) -> str:

@@ -1,13 +1,13 @@
 """The async-work watch: detects work that is not finished when a call returns.
 
-Signs of such work: a thread is left running, or the output still changes. `softbench.worker.side_streams` detects work that changes no
-output of the call.
+Signs of such work: a thread is left running, the output still changes, or the GPU is busy after the caller's stream.
 """
 
 from __future__ import annotations
 
 import _thread
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,8 +15,20 @@ import torch
 from softbench.core.text import count
 from softbench.worker.output_checks import same
 
+Call = Callable[[], object]
+
 SETTLE_SECONDS = 0.03
 """Time for a remaining thread to write. It is short compared with a build."""
+SIDE_STREAM_US = 150.0
+"""Device work allowed after the caller's stream has finished. An idle device is synchronized at once."""
+MAX_CALLS = 50
+"""As `softbench.worker.device_timer.MAX_ISSUED`: the driver's queue must not block."""
+CALLS_US = 3000.0
+"""The work that is issued at once, if MAX_CALLS suffice."""
+AHEAD_CYCLES = 2_000_000
+"""About 1 ms on the caller's stream, so that work that waits for that stream starts later."""
+TRIES = 3
+"""A busy host may be late once; hidden work shows in each try."""
 
 
 class AsyncWorkWatch:
@@ -51,3 +63,33 @@ class AsyncWorkWatch:
         changed = not all(same(out.detach(), early) for early, out in zip(at_once, outputs, strict=True))
         self.lingers = left != "" and not changed
         return "wrote its output after its call had returned: on another thread or stream, or later" if changed and not left else left
+
+
+def side_stream_us(call: Call, each_us: float) -> float:
+    """Microseconds for which the device stays busy after the caller's stream has finished.
+
+    Calls that run on the caller's stream, or join it again, leave the device idle. Each try measures in two ways and takes the larger
+    value; the result is the least of the tries. A sleep on the caller's stream shows work that waits for that stream. Without the sleep,
+    work that waits for no stream shows. `each_us` is about the duration of a call.
+    """
+    calls = max(5, min(MAX_CALLS, int(CALLS_US / max(each_us, 1.0))))
+    least = float("inf")
+    for _ in range(TRIES):
+        least = min(least, max(_busy_us(call, calls, cycles) for cycles in (AHEAD_CYCLES, 0)))
+        if least <= SIDE_STREAM_US:
+            break
+    return least
+
+
+def _busy_us(call: Call, calls: int, cycles: int) -> float:
+    torch.cuda.synchronize()
+    if cycles:
+        torch.cuda._sleep(cycles)
+    for _ in range(calls):
+        call()
+    end = torch.cuda.Event()
+    end.record()
+    end.synchronize()
+    start = time.perf_counter()
+    torch.cuda.synchronize()
+    return (time.perf_counter() - start) * 1e6

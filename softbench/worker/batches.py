@@ -11,10 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from softbench.core.outcome import Accuracy, Grade
-from softbench.worker.async_work import AsyncWorkWatch
-from softbench.worker.device_timer import Session
+from softbench.worker.async_work import SIDE_STREAM_US, AsyncWorkWatch, side_stream_us
 from softbench.worker.rotating_inputs import Judge, RotatingInputs
-from softbench.worker.side_streams import unordered_work
 from softbench.worker.tamper_guard import TamperGuard
 from softbench.worker.timers import Timer, synchronize
 
@@ -53,10 +51,13 @@ class Batches:
         self.broken = self._replaced() or self.broken
         return found
 
-    def check_side_streams(self, samples: list[float], session: Callable[[], Session] | None) -> None:
-        """Whether a call runs work that is not ordered with the caller's stream. Nothing else may run on the device."""
-        if not self.broken:
-            self.broken = unordered_work(self.rotation.unwatched(), statistics.median(samples), session)
+    def check_side_streams(self, samples: list[float]) -> None:
+        """Whether the GPU still works when the caller's stream has finished. Nothing else may run on it."""
+        hidden = 0.0 if self.broken else side_stream_us(self.rotation.unwatched(), statistics.median(samples))
+        if hidden > SIDE_STREAM_US:
+            self.broken = (
+                f"the GPU still works {hidden:.0f} us after the caller's stream has finished: on another stream, where no event sees it"
+            )
 
     def verify(self, judge: Judge) -> Accuracy | None:
         """Of calls that were timed: whether they were done when they returned, and two of their outputs; None where none was made."""

@@ -4,9 +4,9 @@ Device time is the sum of the durations of a call's kernels, copies and fills. C
 calls a fill runs; it separates the calls and is not counted. With a cold L2 the filled buffer is larger than any L2; with a warm L2 it has
 a few bytes. Overlapping kernels are counted in full, up to the limit below. Host time is the time to issue a call, without its wait.
 
-Tracing slows some kernels. On an H200, torch 2.11's softmax of 16384 x 16384 in bfloat16 takes 484 us by ncu and 515 us under CUPTI
-(tools/against_ncu.py, before there was a limit). The limit is the time of a few calls between events, without the profiler. If the traced
-median exceeds it, all samples are scaled down to it.
+Tracing slows some kernels. On an H200, torch 2.11's softmax of 16384 x 16384 in bfloat16 takes 484 us by ncu and 515 us under CUPTI.
+tools/against_ncu.py measured both, before there was a limit. The limit is the time of a few calls between events, without the profiler.
+If the traced median exceeds it, all samples are scaled down to it.
 
 While CUPTI stays loaded between sessions, every CUDA call of the process takes longer. So CUPTI is unloaded after each session;
 `tests/gpu/test_timers_gpu.py` requires that a profile takes at most 0.1 s with that. It stays loaded if a backend or a timer captures CUDA
@@ -57,8 +57,6 @@ class Activity:
     name: str
     start_ns: int
     duration_ns: int
-    stream: int = 0
-    """CUPTI's number of the stream."""
 
 
 def split(activities: Sequence[Activity], calls: int, marks: frozenset[str]) -> list[list[Activity]]:
@@ -244,11 +242,6 @@ def keep_cupti_loaded() -> None:
         os.environ[TEARDOWN] = "0"
 
 
-def cupti_stays() -> bool:
-    """True if CUPTI stays loaded after a session."""
-    return os.environ.get(TEARDOWN) != "1"
-
-
 def threads() -> frozenset[str]:
     """This process's, Python's and others; none where /proc does not tell."""
     try:
@@ -258,8 +251,13 @@ def threads() -> frozenset[str]:
 
 
 def wait_until_gone(before: frozenset[str], synchronize: Call, clock: Callable[[], float] = time.perf_counter) -> None:
-    """Give CUPTI the calls that it leaves in, until the thread has ended that Kineto starts for it: a session that began before would lose
-    its kernels. `before`: the threads there were when the session was still on; where /proc does not tell, the whole time is waited."""
+    """Make CUDA calls until CUPTI has left, because a session that begins earlier would lose its kernels.
+
+    CUPTI leaves during such a call. It has left when the thread that Kineto starts for it has ended.
+
+    Args:
+        before: the threads while the session was on. Where /proc does not list them, the wait has its full length.
+    """
     end, leaving = clock() + LEAVE_SECONDS, threads() - before
     while os.environ.get(TEARDOWN) == "1" and (leaving & threads() or not before) and clock() < end:
         synchronize()
@@ -285,11 +283,7 @@ class _Kineto:
         results = self.profiler.kineto_results
         if results is None:
             raise UntracedError("torch's profiler gave no results")
-        found = [
-            Activity(event.name(), event.start_ns(), event.duration_ns(), event.device_resource_id())
-            for event in results.events()
-            if _on_device(event)
-        ]
+        found = [Activity(event.name(), event.start_ns(), event.duration_ns()) for event in results.events() if _on_device(event)]
         if not found:
             raise UntracedError("torch's profiler saw nothing on the device; does another profiler hold CUPTI?")
         return found

@@ -36,7 +36,7 @@ from softbench.worker import tamper_guard, telemetry
 from softbench.worker.batches import Batches
 from softbench.worker.check_case import CheckCaseRunner
 from softbench.worker.compile_stats import CompilerCounts, Graphs
-from softbench.worker.device_timer import DeviceTimer, NoKernelError, cupti_stays, keep_cupti_loaded
+from softbench.worker.device_timer import DeviceTimer, NoKernelError, keep_cupti_loaded
 from softbench.worker.failures import poisoned
 from softbench.worker.pre_check import PreCheck, verify_outputs
 from softbench.worker.rotating_inputs import RotatingInputs
@@ -74,7 +74,7 @@ class Server:
         self.inputs: tuple[torch.Tensor, ...] | None = None
         self.batches: Batches | None = None
         self.side_streams_checked = False
-        """True once side streams were checked for this case (`softbench.worker.side_streams`)."""
+        """True once side streams were checked for this case (`softbench.worker.async_work.side_stream_us`)."""
         self.guard: TamperGuard | None = None
         self.check_cases: CheckCaseRunner | None = None
 
@@ -152,9 +152,9 @@ class Server:
         """Time a batch; the first batch of a case on a GPU checks side streams too."""
         timers, batches = self._ready(l2)
         samples, self.block = batches.time(timers.by_name[timer, l2], warmup_ms, batch_ms, self.block)
-        if timers.meter is not None and not self.side_streams_checked:
+        if self.device == "cuda" and not self.side_streams_checked:
             self.side_streams_checked = True
-            batches.check_side_streams(samples, None if cupti_stays() else timers.meter.session)  # a loaded CUPTI slows the next batches
+            batches.check_side_streams(samples)
         return Timed(tuple(samples))
 
     def read_telemetry(self) -> None:

@@ -5,6 +5,7 @@ import os
 import resource
 import subprocess
 import sys
+import time
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -226,7 +227,7 @@ def run_text():
 
 
 def test_the_gate_on_stored_files_is_fast_and_imports_little(main, tmp_path):
-    """300 cells and their copies, 3 processes of 5 rounds. It takes 0.7 s on an idle machine; the test machine may be half as fast."""
+    """300 cells and their copies, 3 processes of 5 rounds: a second of CPU time, more only where a loop shows that the machine is slow."""
 
     def five(side):
         for k, s in side.cells.items():
@@ -240,7 +241,7 @@ def test_the_gate_on_stored_files_is_fast_and_imports_little(main, tmp_path):
         "atexit.register(lambda: print('HEAVY', sorted({'torch', 'pandas', 'matplotlib', 'scipy.stats'} & set(sys.modules))));"
         f"sys.argv = ['softbench', 'gate', {str(new)!r}, '--baseline', 'h200']; from softbench.cli.main import main; main()"
     )
-    seconds = []
+    seconds, loop_seconds = [], []
     for _ in range(3):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
@@ -248,4 +249,7 @@ def test_the_gate_on_stored_files_is_fast_and_imports_little(main, tmp_path):
         seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
         assert done.returncode == 0, done.stdout + done.stderr
         assert "HEAVY []" in done.stdout
-    assert min(seconds) < 2
+        before = time.process_time()
+        sum(i * i % 7 for i in range(5_000_000))
+        loop_seconds.append(time.process_time() - before)
+    assert min(seconds) < max(1, 3.5 * min(loop_seconds))

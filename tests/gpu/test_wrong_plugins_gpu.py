@@ -9,8 +9,7 @@ from wrongs import BUGS, HONEST, PLUGINS, TRICKS, grade, tried
 from softbench.core.case import Case, Direction
 from softbench.ops.softmax.check_cases import OVER_INT32
 from softbench.processes.pool import Pool
-from softbench.worker import side_streams
-from softbench.worker.device_timer import UntracedError, cuda_meter
+from softbench.worker import async_work
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 
@@ -66,21 +65,15 @@ def test_correct_implementations_pass_the_check_and_the_timed_batches(pool, name
         assert tried(pool, name, "cuda", case, PLUGINS / "correct" / "variants.py")[:2] == ("time", "pass")
 
 
-def unordered(call, each_us=5.0):
-    return side_streams.unordered_work(call, each_us, cuda_meter().session)
-
-
-@pytest.mark.parametrize("M", [4096, 65536])
-def test_side_stream_work_is_detected_unless_it_is_joined(M):
-    x, stream = torch.randn(M, 2048, device="cuda"), torch.cuda.Stream()
-    each_us = M * 2048 * 8 / 4e6
+def test_side_stream_work_is_detected_unless_it_is_joined():
+    x, stream = torch.randn(4096, 8192, device="cuda"), torch.cuda.Stream()
 
     def hidden():
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             torch.softmax(x, -1)
 
-    def without_waiting():
+    def on_another_stream():
         with torch.cuda.stream(stream):
             torch.softmax(x, -1)
 
@@ -88,39 +81,12 @@ def test_side_stream_work_is_detected_unless_it_is_joined(M):
         hidden()
         torch.cuda.current_stream().wait_stream(stream)
 
-    assert "on another stream" in unordered(hidden, each_us)
-    assert "on another stream" in unordered(without_waiting, each_us)
-    assert unordered(joined, each_us) == unordered(lambda: torch.softmax(x, -1), each_us) == ""
-
-
-def test_a_suspect_call_that_is_ordered_is_cleared(monkeypatch):
-    monkeypatch.setattr(side_streams, "busy_us", lambda call, calls: 1000.0)
-    x, stream = torch.randn(512, 2048, device="cuda"), torch.cuda.Stream()
-
-    def joined():
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            y = torch.softmax(x, -1)
-        torch.cuda.current_stream().wait_stream(stream)
-        return y
-
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        torch.softmax(x, -1)
-    for call in (joined, graph.replay, lambda: torch.softmax(x, -1)):
-        assert [unordered(call) for _ in range(5)] == [""] * 5
-
-
-def test_work_is_detected_without_the_profiler(monkeypatch):
-    monkeypatch.setattr(side_streams, "_trace", lambda work, session: (_ for _ in ()).throw(UntracedError("no profiler")))
-    x, stream = torch.randn(4096, 2048, device="cuda"), torch.cuda.Stream()
-
-    def hidden():
-        with torch.cuda.stream(stream):
-            torch.softmax(x, -1)
-
-    assert "works on after the caller's stream" in unordered(hidden, 20.0)
-    assert unordered(lambda: torch.softmax(x, -1), 20.0) == ""
+    assert async_work.side_stream_us(hidden, 60.0) > async_work.SIDE_STREAM_US
+    assert async_work.side_stream_us(on_another_stream, 60.0) > async_work.SIDE_STREAM_US
+    assert async_work.side_stream_us(joined, 60.0) <= async_work.SIDE_STREAM_US
+    for calls_us, M in ((5.0, 64), (60.0, 4096)):
+        small = x[:M]
+        assert async_work.side_stream_us(lambda small=small: torch.softmax(small, -1), calls_us) <= async_work.SIDE_STREAM_US
 
 
 def test_tricks_have_no_bandwidth_and_the_kernels_are_named(cli):

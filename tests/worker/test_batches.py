@@ -3,7 +3,6 @@
 import threading
 import time
 import weakref
-from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -16,8 +15,8 @@ from softbench.core.replies import Timed, Verified
 from softbench.ops.softmax import inputs
 from softbench.plugins.source import origins
 from softbench.worker import batches, serve, server
+from softbench.worker.async_work import SIDE_STREAM_US
 from softbench.worker.batches import Batches
-from softbench.worker.device_timer import DeviceTimer
 from softbench.worker.pre_check import verify_outputs
 from softbench.worker.rotating_inputs import RotatingInputs
 from softbench.worker.tamper_guard import bind
@@ -191,16 +190,14 @@ def test_who_exchanges_the_judge_after_the_batch_is_noticed(monkeypatch):
     assert found.verify(verdict).detail == "replaced softbench.ops.softmax.tolerance.check, which measures or judges it"
 
 
-def test_unordered_work_is_wrong(monkeypatch):
-    for reason, grade in (("", Grade.PASS), ("copy runs on another stream", Grade.WRONG)):
-        monkeypatch.setattr(batches, "unordered_work", lambda call, each_us, session, reason=reason: call() is not None and reason)
+def test_side_stream_work_is_wrong_beyond_its_limit(monkeypatch):
+    for hidden, grade in ((SIDE_STREAM_US / 2, Grade.PASS), (2 * SIDE_STREAM_US, Grade.WRONG)):
+        monkeypatch.setattr(batches, "side_stream_us", lambda call, each_us, hidden=hidden: hidden if call() is not None else 0)
         found = made(partial(torch.softmax, dim=-1), device="cuda")
         found.renew()
-        found.check_side_streams(found.time(five, 0, 0, 0)[0], None)
+        found.check_side_streams(found.time(five, 0, 0, 0)[0])
         assert found.rotation.kept == {}
-        accuracy = found.verify(verdict)
-        assert accuracy.grade is grade
-        assert reason in accuracy.detail
+        assert found.verify(verdict).grade is grade
 
 
 @pytest.fixture
@@ -257,14 +254,13 @@ def test_telemetry_is_read_after_the_reply_to_a_batch_only(monkeypatch):
 
 def test_side_streams_are_checked_once_per_case(loaded, monkeypatch):
     looks = []
-    monkeypatch.setattr(Batches, "check_side_streams", lambda self, samples, session: looks.append(len(samples) > 0))
+    monkeypatch.setattr(Batches, "check_side_streams", lambda self, samples: looks.append(len(samples) > 0))
 
     def on_a_gpu():
         loaded.renew("")
-        timers = loaded.timers
-        loaded.timers = replace(timers, meter=DeviceTimer(lambda: None, lambda size: None, lambda: None))
+        loaded.device = "cuda"
         loaded.time(0.1, 0.1, "torch.utils.benchmark", "")
-        loaded.timers = timers
+        loaded.device = "cpu"
 
     timed(loaded)
     assert looks == []
