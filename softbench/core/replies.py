@@ -239,7 +239,9 @@ class Profiled(Reply):
     profile: Profile
     unverified: str = ""
     """Why the case has no figure; empty if it has one."""
+    unordered: str = ""
+    """Work of the traced calls that is not ordered with the caller's stream; empty if there is none."""
 
     @classmethod
     def parse(cls, fields: JsonObject) -> Profiled:
-        return cls(profile_from_json(fields["profile"]), str(fields["unverified"]))
+        return cls(profile_from_json(fields["profile"]), str(fields["unverified"]), str(fields["unordered"]))

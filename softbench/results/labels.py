@@ -15,7 +15,7 @@ MEANING = {
     "L2-resident": "the tensors fit the GPU's L2: no figure of its memory",
     "throttled": "the GPU was slowed in every round, and waiting did not help",
     "noisy": "the middle 60 % of the samples lie further apart than 10 %, or rounds disagree",
-    "implausible": "faster than the memory can be: no bandwidth is published",
+    "implausible": "faster than the memory or than 1.5 times copy: no bandwidth is published",
     "recompiled": "torch.compile compiled again after the build",
     "graph-breaks": "torch.compile left parts of the function to Python",
     "reuses-output": "the next call overwrites the output: copy it to keep it",
@@ -33,6 +33,7 @@ MOSTLY = 1.25
 NOISE = 0.10
 NOISE_US = 1.0  # events scatter by this much
 OVER_PEAK = 1.05  # clocks and datasheets are rounded
+OVER_COPY = 1.5  # with the same bytes, nothing honest is so much faster
 WELL_BEYOND = 4  # times L2; in smaller cells the part in L2 is too large
 
 
@@ -70,8 +71,21 @@ def implausible(case: Case, us: float, peak_gbps: float, l2_bytes: int, l2: str)
     return moved >= WELL_BEYOND * l2_bytes and from_memory / us / 1e3 > OVER_PEAK * peak_gbps
 
 
-def of(record: Record, facts: Mapping[str, object]) -> tuple[str, ...]:
-    """A record's labels. A label that needs an unknown fact of the machine is not given."""
+def over_copy(outcome: Measured, yardstick: Record | None, moved_bytes: int, l2_bytes: int) -> bool:
+    """True if a cell well beyond L2 is more than 1.5 times as fast as `copy`, which moves the same bytes."""
+    if yardstick is None or not isinstance(yardstick.outcome, Measured) or moved_bytes < WELL_BEYOND * l2_bytes:
+        return False
+    return statistics.times_faster(outcome.timing, yardstick.outcome.timing) > OVER_COPY
+
+
+def of(record: Record, facts: Mapping[str, object], yardstick: Record | None = None) -> tuple[str, ...]:
+    """A record's labels. A label that needs an unknown fact of the machine is not given.
+
+    Args:
+        record: the cell.
+        facts: the machine's.
+        yardstick: the case's record of `copy`, if there is one.
+    """
     outcome, case = record.outcome, record.case
     if not isinstance(outcome, Measured):
         return ()
@@ -86,8 +100,9 @@ def of(record: Record, facts: Mapping[str, object]) -> tuple[str, ...]:
         found += ["L2-resident"] * l2_resident(case, l2_bytes)
     found += ["throttled"] * throttled(timing.batches)
     found += ["noisy"] * noisy(us, p20, p80)
-    if isinstance(l2_bytes, int) and isinstance(peak, float) and timing.kind != "host":
-        found += ["implausible"] * implausible(case, us, peak, l2_bytes, timing.l2)
+    if isinstance(l2_bytes, int) and timing.kind != "host":
+        over_peak = isinstance(peak, float) and implausible(case, us, peak, l2_bytes, timing.l2)
+        found += ["implausible"] * (over_peak or over_copy(outcome, yardstick, spec.bytes_moved(case), l2_bytes))
     found += ["recompiled"] * bool(profile.recompiles)
     found += ["graph-breaks"] * bool(outcome.build.graph_breaks)
     found += ["reuses-output"] * outcome.build.reuses_output

@@ -134,7 +134,7 @@ def row(
     accuracy = outcome.accuracy if isinstance(outcome, Measured | Checked | Failed) else None
     build: Build | None = outcome.build if isinstance(outcome, Measured | Checked | Failed) else None
     median = stats.median_us(timing) if timing else None
-    marks = labels.of(record, facts)
+    marks = labels.of(record, facts, yardstick)
     gbps = None
     if timing and median and timing.kind != "host" and IMPLAUSIBLE not in marks:
         gbps = spec.gbps(case, median)
@@ -150,8 +150,8 @@ def row(
         reason=_reason(record),
         median_us=median,
         gbps=gbps,
-        of_copy=_times_faster(record, yardstick, facts),
-        speedup=_times_faster(record, reference, facts),
+        of_copy=_times_faster(record, yardstick, yardstick, facts),
+        speedup=_times_faster(record, reference, yardstick, facts),
         relative_to=reference.backend if reference else "",
         build_s=build.seconds if build else None,
         build_cache=build.cache if build else "",
@@ -204,9 +204,9 @@ def _reason(record: Record) -> str:
             return accuracy.detail or (f"no device time: {profile.note}" if profile.note else "")
 
 
-def _times_faster(record: Record, other: Record | None, facts: Mapping[str, object]) -> float | None:
+def _times_faster(record: Record, other: Record | None, yardstick: Record | None, facts: Mapping[str, object]) -> float | None:
     if other is None or not isinstance(record.outcome, Measured) or not isinstance(other.outcome, Measured):
         return None
-    if any(IMPLAUSIBLE in labels.of(one, facts) for one in (record, other)):
+    if any(IMPLAUSIBLE in labels.of(one, facts, yardstick) for one in (record, other)):
         return None
     return stats.times_faster(record.outcome.timing, other.outcome.timing)

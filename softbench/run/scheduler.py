@@ -41,6 +41,7 @@ from softbench.core.replies import Done, Failure, Graded, Profiled, Reply, Skip,
 from softbench.plan.plan import Plan
 from softbench.processes.pool import Lost, Pool
 from softbench.processes.slot import WorkerSlot, revive
+from softbench.run import profile_verdict
 
 Answer = TypeVar("Answer", bound=Reply)
 NOT_PUBLISHED = {Grade.WRONG: Status.WRONG, Grade.UNVERIFIED: Status.UNVERIFIED}
@@ -63,6 +64,8 @@ class SlotState:
     profile: Profile = field(default_factory=Profile)
     outcome: Outcome | None = None
     retried: bool = False
+    unordered: str = ""
+    """Work of the last trace that is not ordered with the caller's stream."""
     invalid_reply: bool = False
     """True if the worker sent a JSON object that is not a reply to the request."""
 
@@ -99,7 +102,7 @@ class Scheduler:
             self._round(round_order(self._in_round(number), number), number, turns)
         if self.process == 0:  # profiles are equal in all process sets
             for together in [[slot] for slot in self._active()] if turns else [self._active()]:
-                self._profile(together)
+                self._profile(together, case)
                 if turns:
                     self._release(together)
         return [self._record(slot, case) for slot in self.slots]
@@ -215,12 +218,21 @@ class Scheduler:
         elif state.accuracy is None or accuracy.worst > state.accuracy.worst:
             state.accuracy = accuracy
 
-    def _profile(self, slots: list[WorkerSlot]) -> None:
-        """Profile the slots after the rounds, so that no sample contains effects of the profiler.
+    def _profile(self, slots: list[WorkerSlot], case: Case) -> None:
+        """Profile the slots after the rounds, so that no sample contains effects of the profiler. A profile can end a cell."""
+        self._trace(slots)
+        suspects = {slot: reason for slot in slots if (reason := self.state[slot].unordered)}
+        if suspects:  # a second trace decides
+            self._trace([slot for slot in self._active() if slot in suspects])
+        for slot in self._active():
+            state = self.state[slot]
+            if slot in slots and (
+                failed := profile_verdict.failed(state.profile, suspects.get(slot, ""), state.unordered, case, self.plan)
+            ):
+                self._end(slot, failed)
 
-        The profilers of all workers start and stop at the same time, as that takes longer than the calls. The calls of one worker have
-        the GPU alone.
-        """
+    def _trace(self, slots: list[WorkerSlot]) -> None:
+        """Trace calls: the profilers of all workers start and stop together, as that is slow; the calls of a worker have the GPU alone."""
         batch_ms, l2 = min(PROFILE_MS, self.plan.settings.batch_ms), self.plan.l2
         if self.plan.device == "cuda" and self.plan.settings.profile == "on":
             slots = self._ask_measured([[slot] for slot in slots], TimeHost(batch_ms, l2))
@@ -240,10 +252,10 @@ class Scheduler:
             for slot in slots:
                 state = self.state[slot]
                 if isinstance(failed := state.outcome, Failed) and not state.invalid_reply:
-                    state.profile, state.outcome = Profile(note=failed.reason), None
+                    state.profile, state.unordered, state.outcome = Profile(note=failed.reason), "", None
             for slot, reply in replies.items():
                 if isinstance(reply, Profiled):
-                    self.state[slot].profile = reply.profile
+                    self.state[slot].profile, self.state[slot].unordered = reply.profile, reply.unordered
                     if reply.unverified:
                         self._end(slot, Failed(Status.UNVERIFIED, "time", reply.unverified))
         return replied

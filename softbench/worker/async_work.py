@@ -19,8 +19,8 @@ Call = Callable[[], object]
 
 SETTLE_SECONDS = 0.03
 """Time for a remaining thread to write. It is short compared with a build."""
-SIDE_STREAM_US = 150.0
-"""Device work allowed after the caller's stream has finished. An idle device is synchronized at once."""
+SUSPECT_US = 150.0
+"""Time that the device is busy after the caller's stream, in microseconds, from which calls are suspect. An idle device needs less."""
 MAX_CALLS = 50
 """As `softbench.worker.device_timer.MAX_ISSUED`: the driver's queue must not block."""
 CALLS_US = 3000.0
@@ -28,7 +28,8 @@ CALLS_US = 3000.0
 AHEAD_CYCLES = 2_000_000
 """About 1 ms on the caller's stream, so that work that waits for that stream starts later."""
 TRIES = 3
-"""A busy host may be late once; hidden work shows in each try."""
+GROWTH = 1.5
+"""Ratio of the delays after all calls and after half of them, from which the work grows with the calls. Work on another stream has 2."""
 
 
 class AsyncWorkWatch:
@@ -65,18 +66,43 @@ class AsyncWorkWatch:
         return "wrote its output after its call had returned: on another thread or stream, or later" if changed and not left else left
 
 
-def side_stream_us(call: Call, each_us: float) -> float:
-    """Microseconds for which the device stays busy after the caller's stream has finished.
+def late_work(call: Call, each_us: float) -> str:
+    """How the device works on after the caller's stream has finished, in words; an empty text if it does not.
+
+    A busy host is late too, so one delay is a suspicion only. What decides is the growth with the number of calls, in each of TRIES
+    measurements, beyond the delay of a small fill under the same conditions. Work that takes less is found in a trace
+    (`softbench.worker.trace.unordered`).
+
+    Args:
+        call: the call; nothing else may run on the device.
+        each_us: about the duration of a call, in microseconds.
+    """
+    calls = max(6, min(MAX_CALLS, int(CALLS_US / max(each_us, 1.0))))
+    if busy_us(call, calls) <= SUSPECT_US:
+        return ""
+    small = torch.empty(64, dtype=torch.int32, device="cuda").zero_
+    few = more = 0.0
+    for _ in range(TRIES):
+        few, more, idle = busy_us(call, calls // 2), busy_us(call, calls), busy_us(small, calls)
+        if more <= SUSPECT_US + 2 * idle or more < GROWTH * few:
+            return ""
+    return (
+        f"the GPU still works after the caller's stream has finished: {few:.0f} us after {calls // 2} calls, {more:.0f} us after {calls}. "
+        "No event sees that work"
+    )
+
+
+def busy_us(call: Call, calls: int) -> float:
+    """Microseconds for which the device stays busy after the caller's stream has finished so many calls.
 
     Calls that run on the caller's stream, or join it again, leave the device idle. Each try measures in two ways and takes the larger
     value; the result is the least of the tries. A sleep on the caller's stream shows work that waits for that stream. Without the sleep,
-    work that waits for no stream shows. `each_us` is about the duration of a call.
+    work that waits for no stream shows.
     """
-    calls = max(5, min(MAX_CALLS, int(CALLS_US / max(each_us, 1.0))))
     least = float("inf")
     for _ in range(TRIES):
         least = min(least, max(_busy_us(call, calls, cycles) for cycles in (AHEAD_CYCLES, 0)))
-        if least <= SIDE_STREAM_US:
+        if least <= SUSPECT_US:
             break
     return least
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from softbench.core.outcome import Accuracy, Grade
-from softbench.worker.async_work import SIDE_STREAM_US, AsyncWorkWatch, side_stream_us
+from softbench.worker.async_work import AsyncWorkWatch, late_work
 from softbench.worker.rotating_inputs import Judge, RotatingInputs
 from softbench.worker.tamper_guard import TamperGuard
 from softbench.worker.timers import Timer, synchronize
@@ -51,13 +51,10 @@ class Batches:
         self.broken = self._replaced() or self.broken
         return found
 
-    def check_side_streams(self, samples: list[float]) -> None:
-        """Whether the GPU still works when the caller's stream has finished. Nothing else may run on it."""
-        hidden = 0.0 if self.broken else side_stream_us(self.rotation.unwatched(), statistics.median(samples))
-        if hidden > SIDE_STREAM_US:
-            self.broken = (
-                f"the GPU still works {hidden:.0f} us after the caller's stream has finished: on another stream, where no event sees it"
-            )
+    def check_late_work(self, samples: list[float]) -> None:
+        """Whether the GPU works on after the caller's stream has finished. Nothing else may run on it."""
+        if not self.broken:
+            self.broken = late_work(self.rotation.unwatched(), statistics.median(samples))
 
     def verify(self, judge: Judge) -> Accuracy | None:
         """Of calls that were timed: whether they were done when they returned, and two of their outputs; None where none was made."""

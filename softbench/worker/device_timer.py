@@ -1,8 +1,9 @@
 """Measures the device time and the host time of a call.
 
-Device time is the sum of the durations of a call's kernels, copies and fills. CUPTI measures them, through torch's profiler. Between two
-calls a fill runs; it separates the calls and is not counted. With a cold L2 the filled buffer is larger than any L2; with a warm L2 it has
-a few bytes. Overlapping kernels are counted in full, up to the limit below. Host time is the time to issue a call, without its wait.
+Device time is the sum of the durations of a call's kernels, copies and fills. CUPTI measures them, through torch's profiler. Before each
+call a fill runs, and after it a pause; they separate the calls and are not counted. With a cold L2 the filled buffer is larger than any L2;
+with a warm L2 it has a few bytes. Overlapping kernels are counted in full, up to the limit below. Host time is the time to issue a call,
+without its wait.
 
 Tracing slows some kernels. On an H200, torch 2.11's softmax of 16384 x 16384 in bfloat16 takes 484 us by ncu and 515 us under CUPTI.
 tools/against_ncu.py measured both, before there was a limit. The limit is the time of a few calls between events, without the profiler.
@@ -20,16 +21,20 @@ import os
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
+from softbench.worker.trace import Activity, NoKernelError, Separators, UntracedError, separators, split, unordered
+
 FLUSH_BYTES = 256 * 2**20  # as do_bench flushes
 MARK_BYTES = 256
+PAUSE_CYCLES = 30_000  # about 15 us: longer than a stream takes to start when it has waited for another
 MIN_CALLS = 5
 MAX_CALLS = 100  # of a traced window; each costs the profiler tens of microseconds
 MAX_ISSUED = 50  # calls in a row without a wait; 20 kernels each stay below the 1024 launches that the driver queues
@@ -40,41 +45,6 @@ LEAVE_SECONDS = 0.2  # longest wait until CUPTI is unloaded
 ON_DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 
 Call = Callable[[], object]
-
-
-class UntracedError(Exception):
-    """The profiler did not see what a call runs on the device; the message says why."""
-
-
-class NoKernelError(UntracedError):
-    """The profiler saw its own fills, and nothing of any call."""
-
-
-@dataclass(frozen=True, slots=True)
-class Activity:
-    """Something that ran on the device: a kernel, a copy or a fill."""
-
-    name: str
-    start_ns: int
-    duration_ns: int
-
-
-def split(activities: Sequence[Activity], calls: int, marks: frozenset[str]) -> list[list[Activity]]:
-    """What each of so many calls ran, in its order; before every call ran one activity with a name in `marks`.
-
-    Raises:
-        UntracedError: the calls cannot be told apart.
-    """
-    ordered = sorted(activities, key=lambda activity: activity.start_ns)
-    names = [activity.name for activity in ordered]
-    starts = [i for i, name in enumerate(names) if name in marks]
-    if len(starts) != calls:  # a call may run a fill of the same name: then calls are told apart by being alike
-        period = len(ordered) // calls
-        if period < 2 or names[0] not in marks or names != names[:period] * calls:
-            raise UntracedError(f"the profiler saw {len(ordered)} kernels and fills, which {calls} calls do not explain")
-        starts = list(range(0, len(ordered), period))
-    ends = [*starts[1:], len(ordered)]
-    return [ordered[start + 1 : end] for start, end in zip(starts, ends, strict=True)]
 
 
 class Session(Protocol):
@@ -96,17 +66,21 @@ class DeviceTimer:
     session: Callable[[], Session]
     fill: Callable[[int], Call]
     """A call that fills a buffer of so many bytes, by one kernel."""
+    pause: Call
+    """Keeps the caller's stream busy for some microseconds, by one kernel."""
     synchronize: Call
     clock_ns: Callable[[], int] = time.perf_counter_ns
     between: Callable[[Call, Call, int], list[float]] = lambda separate, call, times: [math.inf]
     """Microseconds of so many calls, from an event before each to one after it, the first function before each; none waits for another."""
-    marks: dict[str, frozenset[str]] = field(default_factory=dict)
-    """Names of what fills, by L2: the same in every window."""
+    separators: dict[str, Separators] = field(default_factory=dict)
+    """How the separators are recognized, by L2: the same in every window."""
     running: Session | None = None
     window: tuple[str, int] = ("", 0)
     """L2 and number of the calls in the running session."""
     limit_us: float = math.inf
     """What the next window's calls take at most, as `untraced` found."""
+    unordered: str = ""
+    """Work of the last window that is not ordered with the caller's stream, as `softbench.worker.trace.unordered`."""
 
     def device(self, call: Call, batch_ms: float, l2: str) -> tuple[list[float], list[str]]:
         """Microseconds of each call's kernels, and the kernels' names in the order of a call. `l2`: `cold` or `warm`.
@@ -127,11 +101,12 @@ class DeviceTimer:
     def begin(self, l2: str) -> None:
         """Start the profiler. Raises as `device`."""
         self.abandon()
-        if l2 not in self.marks:  # by itself: a window that lost its first fill would take something else for one
+        if l2 not in self.separators:  # by itself: a window that lost its first fill would take something else for one
             self.running = self.session()
             self.running.start()
             self._separator(l2)()
-            self.marks[l2] = frozenset(activity.name for activity in self._stopped())
+            self.pause()
+            self.separators[l2] = separators(self._stopped())
         self.running = self.session()
         self.running.start()
 
@@ -142,6 +117,7 @@ class DeviceTimer:
         def apart() -> None:
             separate()
             call()
+            self.pause()
 
         try:
             calls = self._calls(apart, batch_ms, MAX_CALLS) + 1
@@ -153,17 +129,19 @@ class DeviceTimer:
 
     def end(self) -> tuple[list[float], list[str]]:
         """Stop the profiler; as `device`. Raises NoKernelError if no call ran a kernel, a copy or a fill."""
-        l2, calls = self.window
-        groups = split(self._stopped(), MIN_CALLS + calls, self.marks[l2])
-        groups = groups[MIN_CALLS + 1 :]  # without those that only told how many to make, and one more for the warmth that the wait took
-        if not any(groups):
-            raise NoKernelError(f"the profiler saw no kernel of {len(groups)} calls, so nothing shows that they computed")
-        if not all(groups):
+        (l2, calls), self.unordered = self.window, ""
+        traced = split(self._stopped(), MIN_CALLS + calls, self.separators[l2])
+        traced = traced[MIN_CALLS + 1 :]  # without those that only told how many to make, and one more for the warmth that the wait took
+        if not any(call.work for call in traced):
+            raise NoKernelError(f"the profiler saw no kernel of {len(traced)} calls, so nothing shows that they computed")
+        limit_us, self.limit_us = self.limit_us or math.inf, math.inf
+        self.unordered = unordered(traced, limit_us)
+        if not all(call.work for call in traced):
             raise UntracedError("the profiler saw no kernel of a call")
-        kernels, _ = Counter(tuple(activity.name for activity in group) for group in groups).most_common(1)[0]
-        traced = [sum(activity.duration_ns for activity in group) / 1e3 for group in groups]
-        slowed, self.limit_us = max(1.0, statistics.median(traced) / (self.limit_us or math.inf)), math.inf
-        return [round(us / slowed, 3) for us in traced], list(kernels)
+        kernels, _ = Counter(tuple(activity.name for activity in call.work) for call in traced).most_common(1)[0]
+        sums_us = [sum(activity.duration_ns for activity in call.work) / 1e3 for call in traced]
+        slowed = max(1.0, statistics.median(sums_us) / limit_us)
+        return [round(us / slowed, 3) for us in sums_us], list(kernels)
 
     def abandon(self) -> None:
         """Stop the profiler, if it runs, whatever it saw."""
@@ -230,10 +208,11 @@ def cuda_meter() -> DeviceTimer:
         synchronize()
         return [start.elapsed_time(end) * 1e3 for start, end in events]
 
-    # Without CPU activities a call's host side stays as it is.
-    return DeviceTimer(
-        lambda: _Kineto(profile(use_device="cuda", use_cpu=False, use_kineto=True), synchronize), fill, synchronize, between=between
-    )
+    def session() -> _Kineto:
+        # Without CPU activities a call's host side stays as it is.
+        return _Kineto(profile(use_device="cuda", use_cpu=False, use_kineto=True), synchronize)
+
+    return DeviceTimer(session, fill, partial(torch.cuda._sleep, PAUSE_CYCLES), synchronize, between=between)
 
 
 def keep_cupti_loaded() -> None:
@@ -283,7 +262,11 @@ class _Kineto:
         results = self.profiler.kineto_results
         if results is None:
             raise UntracedError("torch's profiler gave no results")
-        found = [Activity(event.name(), event.start_ns(), event.duration_ns()) for event in results.events() if _on_device(event)]
+        found = [
+            Activity(event.name(), event.start_ns(), event.duration_ns(), event.device_resource_id())
+            for event in results.events()
+            if _on_device(event)
+        ]
         if not found:
             raise UntracedError("torch's profiler saw nothing on the device; does another profiler hold CUPTI?")
         return found

@@ -36,12 +36,13 @@ from softbench.worker import tamper_guard, telemetry
 from softbench.worker.batches import Batches
 from softbench.worker.check_case import CheckCaseRunner
 from softbench.worker.compile_stats import CompilerCounts, Graphs
-from softbench.worker.device_timer import DeviceTimer, NoKernelError, keep_cupti_loaded
+from softbench.worker.device_timer import DeviceTimer, keep_cupti_loaded
 from softbench.worker.failures import poisoned
 from softbench.worker.pre_check import PreCheck, verify_outputs
 from softbench.worker.rotating_inputs import RotatingInputs
 from softbench.worker.tamper_guard import TamperGuard
 from softbench.worker.timers import Timers, bind, synchronize
+from softbench.worker.trace import NoKernelError
 
 CLOCK = time.perf_counter  # bound before a plugin can patch it
 REFILL = 2**31
@@ -63,6 +64,8 @@ class Server:
         """The profile of the case, as far as it is measured."""
         self.unverified = ""
         """Why the profile leaves the case without a figure."""
+        self.unordered = ""
+        """Work of the traced calls that is not ordered with the caller's stream."""
         self.telemetry: Callable[[], Telemetry | None] | None = None
         self.last_telemetry: Telemetry | None = None
         """After the last batch."""
@@ -73,8 +76,8 @@ class Server:
         self.call: Callable[..., Any] | None = None
         self.inputs: tuple[torch.Tensor, ...] | None = None
         self.batches: Batches | None = None
-        self.side_streams_checked = False
-        """True once side streams were checked for this case (`softbench.worker.async_work.side_stream_us`)."""
+        self.late_work_checked = False
+        """True once late work was looked for in this case (`softbench.worker.async_work.late_work`)."""
         self.guard: TamperGuard | None = None
         self.check_cases: CheckCaseRunner | None = None
 
@@ -149,12 +152,12 @@ class Server:
         return Done()
 
     def time(self, warmup_ms: float, batch_ms: float, timer: str, l2: str) -> Timed:
-        """Time a batch; the first batch of a case on a GPU checks side streams too."""
+        """Time a batch; after the first batch of a case on a GPU, late work is looked for."""
         timers, batches = self._ready(l2)
         samples, self.block = batches.time(timers.by_name[timer, l2], warmup_ms, batch_ms, self.block)
-        if self.device == "cuda" and not self.side_streams_checked:
-            self.side_streams_checked = True
-            batches.check_side_streams(samples)
+        if self.device == "cuda" and not self.late_work_checked:
+            self.late_work_checked = True
+            batches.check_late_work(samples)
         return Timed(tuple(samples))
 
     def read_telemetry(self) -> None:
@@ -198,10 +201,11 @@ class Server:
         if self.timers and self.timers.meter and self.profile.host_us and not self.profile.note:
             self._try_profiler(partial(self._end_trace, self.timers.meter))
         profile, self.profile = self.profile, Profile()
-        unverified, self.unverified = self.unverified, ""
+        unverified, unordered = self.unverified, self.unordered
+        self.unverified = self.unordered = ""
         graphs = self.graphs.count()
         recompiles = graphs - self.graphs_built if graphs else None
-        return Profiled(replace(profile, peak_bytes=self.peak_bytes, recompiles=recompiles), unverified)
+        return Profiled(replace(profile, peak_bytes=self.peak_bytes, recompiles=recompiles), unverified, unordered)
 
     def _end_trace(self, meter: DeviceTimer) -> None:
         try:
@@ -209,6 +213,8 @@ class Server:
         except NoKernelError as error:
             self.unverified = str(error)
             raise
+        finally:
+            self.unordered = meter.unordered
         self.profile = replace(self.profile, device_us=tuple(device_us), kernels=tuple(one_line(name) for name in kernels))
 
     def _try_profiler(self, step: Callable[[], object]) -> None:
@@ -249,7 +255,7 @@ class Server:
     def _forget(self) -> None:
         self.inputs = self.call = self.case = self.batches = None
         self.block = 0
-        self.side_streams_checked = False
+        self.late_work_checked = False
         self.peak_bytes = None
         self._empty()
 

@@ -21,7 +21,7 @@ PROTECTED: dict[ModuleType, str] = {
     time: "perf_counter perf_counter_ns monotonic sleep",
     timeit: "default_timer",
     torch.cuda: "Event Event.record Event.elapsed_time Event.synchronize Event.wait Event.__new__ "
-    "synchronize Stream current_stream CUDAGraph graph",
+    "synchronize Stream current_stream CUDAGraph graph _sleep",
     torch: "softmax equal full_like randn where empty Tensor.double Tensor.clone Tensor.copy_ Tensor.abs Tensor.amax Tensor.sum "
     "Tensor.item Tensor.isnan Tensor.data_ptr",
     tolerance: "check excess bound_forward bound_backward bound_both",

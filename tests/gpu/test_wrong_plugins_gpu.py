@@ -9,7 +9,8 @@ from wrongs import BUGS, HONEST, PLUGINS, TRICKS, grade, tried
 from softbench.core.case import Case, Direction
 from softbench.ops.softmax.check_cases import OVER_INT32
 from softbench.processes.pool import Pool
-from softbench.worker import async_work
+from softbench.worker.async_work import late_work
+from softbench.worker.device_timer import cuda_meter
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 
@@ -65,28 +66,53 @@ def test_correct_implementations_pass_the_check_and_the_timed_batches(pool, name
         assert tried(pool, name, "cuda", case, PLUGINS / "correct" / "variants.py")[:2] == ("time", "pass")
 
 
-def test_side_stream_work_is_detected_unless_it_is_joined():
-    x, stream = torch.randn(4096, 8192, device="cuda"), torch.cuda.Stream()
+def side_stream_calls(M, priority=0):
+    """Calls that run a softmax of M x 2048 on another stream, by how they order it."""
+    x, stream = torch.randn(M, 2048, device="cuda"), torch.cuda.Stream(priority=priority)
+    small = torch.empty(64, device="cuda")
 
-    def hidden():
+    def without_waiting():
+        with torch.cuda.stream(stream):
+            torch.softmax(x, -1)
+
+    def waiting():
+        small.zero_()
         stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            torch.softmax(x, -1)
-
-    def on_another_stream():
-        with torch.cuda.stream(stream):
-            torch.softmax(x, -1)
+        without_waiting()
 
     def joined():
-        hidden()
+        waiting()
         torch.cuda.current_stream().wait_stream(stream)
 
-    assert async_work.side_stream_us(hidden, 60.0) > async_work.SIDE_STREAM_US
-    assert async_work.side_stream_us(on_another_stream, 60.0) > async_work.SIDE_STREAM_US
-    assert async_work.side_stream_us(joined, 60.0) <= async_work.SIDE_STREAM_US
-    for calls_us, M in ((5.0, 64), (60.0, 4096)):
-        small = x[:M]
-        assert async_work.side_stream_us(lambda small=small: torch.softmax(small, -1), calls_us) <= async_work.SIDE_STREAM_US
+    graph = torch.cuda.CUDAGraph()
+    torch.softmax(x, -1)
+    with torch.cuda.graph(graph):
+        torch.softmax(x, -1)
+    return {"wrong": (without_waiting, waiting), "right": (joined, lambda: torch.softmax(x, -1), graph.replay)}
+
+
+def unordered(call):
+    meter = cuda_meter()
+    meter.device(call, 3.0, "cold")
+    return meter.unordered
+
+
+@pytest.mark.parametrize("M", [16, 512, 4096, 65536])
+@pytest.mark.parametrize("priority", [0, -1])
+def test_side_stream_work_is_in_the_trace_unless_it_is_joined(M, priority):
+    calls = side_stream_calls(M, priority)
+    for call in calls["wrong"]:
+        assert unordered(call) != ""
+    for call in calls["right"]:
+        assert [unordered(call) for _ in range(3)] == [""] * 3
+
+
+def test_late_work_is_detected_without_the_profiler():
+    calls = side_stream_calls(65536)
+    for call in calls["wrong"]:
+        assert late_work(call, 260.0).startswith("the GPU still works")
+    for call in calls["right"]:
+        assert late_work(call, 260.0) == ""
 
 
 def test_tricks_have_no_bandwidth_and_the_kernels_are_named(cli):

@@ -112,6 +112,19 @@ def test_labels_are_given_from_what_is_known_only(make_record):
     assert labels.of(fast, FACTS) == ("implausible",)
 
 
+def test_a_cell_far_faster_than_copy_is_implausible(make_record):
+    copy, fast, fair, small = (
+        make_record(name, [us], N=N)
+        for name, us, N in (("copy", 3000.0, 262144), ("fast", 1900.0, 262144), ("fair", 2100.0, 262144), ("small", 1.0, 256))
+    )
+    facts = {"gpu_l2_bytes": FACTS["gpu_l2_bytes"]}  # the datasheet's bandwidth is unknown
+    assert "implausible" in labels.of(fast, facts, copy)
+    for record, yardstick in ((fair, copy), (fast, None), (copy, copy), (small, make_record("copy", [9.0], N=256))):
+        assert "implausible" not in labels.of(record, facts, yardstick)
+    row = results.row(fast, copy, fair, device="H200", run="r", facts=facts)
+    assert (row.gbps, row.of_copy, row.speedup) == (None, None, None)
+
+
 def test_an_implausible_cell_has_no_bandwidth_and_no_ratios(tmp_path, make_record):
     fast, slow = make_record("fast", [1.0], N=262144), make_record("slow", [3000.0], N=262144)
     rows = [results.row(record, fast, slow, device="H200", run="r", facts=FACTS) for record in (fast, slow)]
@@ -124,7 +137,7 @@ def test_an_implausible_cell_has_no_bandwidth_and_no_ratios(tmp_path, make_recor
     read, _ = read_csv(tmp_path / "x.csv")
     assert [row.labels for row in read] == ["implausible", "noisy"]
     shown = text(tables.results(read, tables.Console(width=200)))
-    assert "implausible (1 cell of fast): faster than the memory can be" in shown
+    assert "implausible (1 cell of fast): faster than the memory or than 1.5 times copy" in shown
     assert shown.count("*") == 2  # the legend's, and the slow one's
     assert compare.pairs([replace(read[0], gbps=9e9, labels="")], read)[0].verdict == "B: implausible"
 

@@ -234,6 +234,29 @@ def test_a_case_of_which_no_kernel_was_seen_is_unverified():
     assert records["b"].outcome.profile.kernels == ("softmax_kernel",)
 
 
+UNORDERED = "hidden runs on another stream"
+
+
+@pytest.mark.parametrize(
+    ("second", "status", "reason"),
+    [
+        (Profiled(Profile((0.5,)), unordered=UNORDERED), Status.WRONG, UNORDERED),
+        (Profiled(Profile((0.5,))), Status.OK, ""),
+        (Profiled(Profile(note="CUPTI is busy")), Status.UNVERIFIED, f"{UNORDERED}; a second trace failed: CUPTI is busy"),
+        (Lost(Status.FAILED, "crashed"), Status.UNVERIFIED, f"{UNORDERED}; a second trace failed: crashed"),
+    ],
+)
+def test_unordered_work_is_wrong_only_in_two_traces(second, status, reason):
+    first = Profiled(Profile((0.5,)), unordered=UNORDERED)
+    pool = FakePool({("a", "profile"): [first, second]})
+    records = measure(make(), pool)
+    assert records["a"].status is status
+    assert getattr(records["a"].outcome, "reason", "") == reason
+    assert pool.log.count(("a", "calls")) == 2
+    assert pool.log.count(("b", "calls")) == 1
+    assert records["b"].status is Status.OK
+
+
 def test_out_of_memory_is_tried_again_with_other_buffers_released():
     oom = Failure(Status.OOM, "build", "OutOfMemoryError: tried to allocate 9 GiB")
     pool = FakePool({("a", "build"): [oom]})

@@ -15,7 +15,6 @@ from softbench.core.replies import Timed, Verified
 from softbench.ops.softmax import inputs
 from softbench.plugins.source import origins
 from softbench.worker import batches, serve, server
-from softbench.worker.async_work import SIDE_STREAM_US
 from softbench.worker.batches import Batches
 from softbench.worker.pre_check import verify_outputs
 from softbench.worker.rotating_inputs import RotatingInputs
@@ -190,12 +189,12 @@ def test_who_exchanges_the_judge_after_the_batch_is_noticed(monkeypatch):
     assert found.verify(verdict).detail == "replaced softbench.ops.softmax.tolerance.check, which measures or judges it"
 
 
-def test_side_stream_work_is_wrong_beyond_its_limit(monkeypatch):
-    for hidden, grade in ((SIDE_STREAM_US / 2, Grade.PASS), (2 * SIDE_STREAM_US, Grade.WRONG)):
-        monkeypatch.setattr(batches, "side_stream_us", lambda call, each_us, hidden=hidden: hidden if call() is not None else 0)
+def test_late_work_of_timed_calls_is_wrong(monkeypatch):
+    for reason, grade in (("", Grade.PASS), ("the GPU still works", Grade.WRONG)):
+        monkeypatch.setattr(batches, "late_work", lambda call, each_us, reason=reason: reason if call() is not None else "not called")
         found = made(partial(torch.softmax, dim=-1), device="cuda")
         found.renew()
-        found.check_side_streams(found.time(five, 0, 0, 0)[0])
+        found.check_late_work(found.time(five, 0, 0, 0)[0])
         assert found.rotation.kept == {}
         assert found.verify(verdict).grade is grade
 
@@ -252,9 +251,9 @@ def test_telemetry_is_read_after_the_reply_to_a_batch_only(monkeypatch):
     assert order == ["answered", "read", "answered"]
 
 
-def test_side_streams_are_checked_once_per_case(loaded, monkeypatch):
+def test_late_work_is_looked_for_once_per_case(loaded, monkeypatch):
     looks = []
-    monkeypatch.setattr(Batches, "check_side_streams", lambda self, samples: looks.append(len(samples) > 0))
+    monkeypatch.setattr(Batches, "check_late_work", lambda self, samples: looks.append(len(samples) > 0))
 
     def on_a_gpu():
         loaded.renew("")
