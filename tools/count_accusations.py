@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
+
 from softbench.worker import async_work
 from softbench.worker.device_timer import DeviceTimer, cuda_meter
 from softbench.worker.trace import split, unordered

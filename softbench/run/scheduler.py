@@ -46,8 +46,8 @@ from softbench.run import profile_verdict
 Answer = TypeVar("Answer", bound=Reply)
 NOT_PUBLISHED = {Grade.WRONG: Status.WRONG, Grade.UNVERIFIED: Status.UNVERIFIED}
 """Grades that end a cell without a bandwidth, and its status."""
-PROFILE_MS = 3.0
-"""Time of a profile: about thirty calls, if the flush of L2 dominates. That is enough, as device times vary little."""
+PROFILE_MS = 5.0
+"""Time of a profile: about thirty calls, if the flush of L2 and the pause dominate. That is enough, as device times vary little."""
 PAUSES_SECONDS = (0.5, 2.0, 5.0)
 """Pauses before a batch of a throttled GPU is measured again; each is used once."""
 PATIENCE_SECONDS = 120.0

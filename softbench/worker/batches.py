@@ -32,6 +32,8 @@ class Batches:
     def renew(self) -> None:
         """Other values into the inputs of the batch that follows."""
         self.body, self.broken = self.rotation.renew(), ""
+        if self.guard and self.guard.persisting_l2:
+            self.guard.persisting_l2.reset()
 
     def time(self, timer: Timer, warmup_ms: float, batch_ms: float, block: int) -> tuple[list[float], int]:
         """Samples and block, as `softbench.worker.timers.Timer`; what is to be verified is copied at once.

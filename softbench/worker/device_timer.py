@@ -34,7 +34,7 @@ from softbench.worker.trace import Activity, NoKernelError, Separators, Untraced
 
 FLUSH_BYTES = 256 * 2**20  # as do_bench flushes
 MARK_BYTES = 256
-PAUSE_CYCLES = 30_000  # about 15 us: longer than a stream takes to start when it has waited for another
+PAUSE_CYCLES = 150_000  # about 80 us: longer than the host takes to issue a short call, so that the GPU does not wait for it
 MIN_CALLS = 5
 MAX_CALLS = 100  # of a traced window; each costs the profiler tens of microseconds
 MAX_ISSUED = 50  # calls in a row without a wait; 20 kernels each stay below the 1024 launches that the driver queues

@@ -15,7 +15,8 @@ from types import ModuleType
 import torch
 
 from softbench.ops.softmax import inputs, reference, tolerance
-from softbench.worker import output_checks
+from softbench.worker import output_checks, persisting_l2
+from softbench.worker.persisting_l2 import PersistingL2
 
 PROTECTED: dict[ModuleType, str] = {
     time: "perf_counter perf_counter_ns monotonic sleep",
@@ -55,14 +56,16 @@ class TamperGuard:
     """The protected names of one process, with their original values."""
 
     names: tuple[ProtectedName, ...]
+    persisting_l2: PersistingL2 | None = None
+    """None on the CPU."""
 
     def replaced(self) -> str:
-        """`replaced torch.cuda.Event, which measures or judges it`, or an empty text."""
+        """`replaced torch.cuda.Event, which measures or judges it`, or an empty text. A changed setting of L2 is named too."""
         for name in self.names:
             now = getattr(name.owner, name.attribute, None)
             if now is not name.value or getattr(now, "__code__", None) is not name.code:
                 return f"replaced {name.label}, which measures or judges it"
-        return ""
+        return self.persisting_l2.changed() if self.persisting_l2 else ""
 
 
 def bind(device: str) -> TamperGuard:
@@ -79,6 +82,7 @@ def bind(device: str) -> TamperGuard:
         from triton import testing
 
         protected |= {testing: "do_bench", profiler: "profile"}
+        return TamperGuard(bound(protected), persisting_l2.bind())
     return TamperGuard(bound(protected))
 
 
