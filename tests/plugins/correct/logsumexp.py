@@ -7,7 +7,7 @@ from softbench import Case, Direction
 
 def forward(x: torch.Tensor) -> torch.Tensor:
     wide = x.float()
-    wide = wide - wide.amax(dim=-1, keepdim=True)  # without this, rows far from zero are wrong: the logarithm is rounded at their scale
+    wide = wide - torch.logsumexp(wide, dim=-1, keepdim=True)  # twice: far from zero the first logarithm is rounded
     return torch.exp(wide - torch.logsumexp(wide, dim=-1, keepdim=True)).to(x.dtype)
 
 
