@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from softbench.core.json_types import JsonObject
 
@@ -57,3 +59,12 @@ def machine_from_json(data: JsonObject) -> Machine:
         KeyError, TypeError: it is not a machine.
     """
     return Machine(**{**data, "gpus": tuple(Gpu(**gpu) for gpu in data["gpus"])})
+
+
+def free_memory() -> int:
+    """Bytes of memory that are available to new processes."""
+    with suppress(OSError):
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return 8 * 2**30  # a guess that only decides whether workers take turns

@@ -31,6 +31,12 @@ def missing(infos: Iterable[BackendInfo], names: Sequence[str] | None) -> bool:
     return not {info.name for info in infos}.issuperset(names or ())
 
 
+def unknown_names(infos: Iterable[BackendInfo], names: Sequence[str] | None) -> list[str]:
+    """Those of the names that are no pattern and belong to no info."""
+    known = {ALL, *(info.name for info in infos)}
+    return [name for name in names or () if name not in known and not WILDCARDS & set(name)]
+
+
 def select(
     infos: Sequence[BackendInfo], names: Sequence[str] | None, *, yardstick: bool = True, flag: str = "--backends"
 ) -> tuple[BackendInfo, ...]:

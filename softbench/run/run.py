@@ -20,17 +20,19 @@ from typing import Protocol
 
 from softbench.core.case import YARDSTICK, Case
 from softbench.core.errors import ResultsError
+from softbench.core.machine import Gpu, Machine, free_memory
 from softbench.core.outcome import FAILURES, Record, Status
 from softbench.plan.plan import Plan, cases_of, make
 from softbench.plan.settings import Settings
 from softbench.plugins import static_scan
 from softbench.plugins.info import BackendInfo
-from softbench.plugins.select import select
-from softbench.plugins.source import origins
+from softbench.plugins.select import select, unknown_names
+from softbench.plugins.source import PluginSource, origins
 from softbench.processes.pool import Pool
-from softbench.processes.session import Session
+from softbench.processes.session import Session, choose_device
 from softbench.processes.slot import WorkerSlot
 from softbench.results import store
+from softbench.run import info_cache
 from softbench.run.header import header
 from softbench.run.request import Request
 from softbench.run.scheduler import Scheduler
@@ -50,14 +52,34 @@ class Observer(Protocol):
 
 
 def dry_run(request: Request) -> Plan:
-    """The plan of a run. It loads plugins, and neither measures nor writes."""
-    with open_session(request.settings()) as session:
+    """The plan of a run. It loads plugins, and neither measures nor writes.
+
+    Without plugins and GPUs, what an earlier command found out suffices. The free memory of a GPU must be asked for.
+    """
+    settings = request.settings()
+    known = _known(settings, origins(settings.plugins))
+    if known and not known.machine.gpus:
+        device, gpu = choose_device(settings.device, known.machine)
+        return _plan(request, replace(known.machine, cpu_free_bytes=free_memory()), device, gpu, known.infos)
+    with open_session(settings) as session:
         return prepare(session, request)[0]
 
 
 def open_session(settings: Settings) -> Session:
-    """A session with the plugin sources of these settings; raises as `Session` and `origins`."""
-    return Session(settings.device, settings.timeout["import"], origins(settings.plugins))
+    """A session with the plugin sources of these settings.
+
+    Raises:
+        UsageError: as `Session` and `origins`; also for an unknown backend, if an earlier command found out all that there are.
+    """
+    sources = origins(settings.plugins)
+    if (known := _known(settings, sources)) and (names := unknown_names(known.infos, settings.backends)):
+        select(known.infos, names)
+    return Session(settings.device, settings.timeout["import"], sources)
+
+
+def _known(settings: Settings, sources: Sequence[PluginSource]) -> info_cache.Known | None:
+    """What an earlier command found out; None if a plugin's backends may come to it."""
+    return info_cache.read(settings.device, sources) if all(source.own for source in sources) else None
 
 
 def prepare(session: Session, request: Request) -> tuple[Plan, list[WorkerSlot]]:
@@ -67,27 +89,46 @@ def prepare(session: Session, request: Request) -> tuple[Plan, list[WorkerSlot]]
         UsageError: a device, backend, reference backend or timer does not exist.
     """
     settings = request.settings(session.device)
-    notes = []
-    if session.gpu is None and settings.device == "auto" and not request.settings().sweep:
-        measured = "measuring" if request.gives("M", "N") else "a short sweep"
-        notes.append(f"no GPU ({session.machine.no_gpu}): {measured} on the CPU instead")
-    cases = cases_of(settings, session.device)
+    cases_of(settings, session.device)  # an error of the sweep comes before any plugin is imported
     opened = session.open_for(settings.backends)
-    infos = select([slot.info for slot in opened], settings.backends, yardstick=settings.yardstick)
-    slots = [slot for info in infos for slot in opened if slot.info is info]
+    infos = [slot.info for slot in opened]
+    info_cache.write(settings.device, session.machine, session.sources, infos)
+    plan = _plan(request, session.machine, session.device, session.gpu, infos)
+    slots = [slot for info in plan.infos for slot in opened if slot.info is info]
     session.drop([slot for slot in opened if slot not in slots])
-    plan = make(settings, cases, session.machine, session.gpu, infos, asked=request.gives("relative_to"))
     if len(plan.groups) > 1:
         session.drop(slots)
-    return replace(plan, notes=(*notes, *plan.notes)), slots
+    return plan, slots
+
+
+def _plan(request: Request, machine: Machine, device: str, gpu: Gpu | None, infos: Sequence[BackendInfo]) -> Plan:
+    """The plan of a run with the backends that it selects among these. Raises as `prepare`."""
+    settings = request.settings(device)
+    notes = []
+    if gpu is None and settings.device == "auto" and not request.settings().sweep:
+        measured = "measuring" if request.gives("M", "N") else "a short sweep"
+        notes.append(f"no GPU ({machine.no_gpu}): {measured} on the CPU instead")
+    cases = cases_of(settings, device)
+    selected = select(infos, settings.backends, yardstick=settings.yardstick)
+    plan = make(settings, cases, machine, gpu, selected, asked=request.gives("relative_to"))
+    return replace(plan, notes=(*notes, *plan.notes))
 
 
 def infos(settings: Settings, *, load: bool) -> list[BackendInfo]:
-    """Every backend, available or not. Plugins are only loaded with `load`; otherwise a static scan reads them."""
+    """Every backend, available or not. Plugins are only loaded with `load`; otherwise a static scan reads them.
+
+    Without `load`, what an earlier command found out suffices.
+    """
+    sources = origins(settings.plugins)
+    scanned = () if load else tuple(source for source in sources if not source.own)
+    found = [info for source in scanned for info in static_scan.at(source)]
+    if not load and (known := info_cache.read(settings.device, sources)):
+        return [*known.infos, *found]
     with open_session(settings) as session:
-        scanned = () if load else tuple(source for source in session.sources if not source.own)
-        slots = session.open([source for source in session.sources if source not in scanned])
-    return [slot.info for slot in slots] + [info for source in scanned for info in static_scan.at(source)]
+        slots = session.open([source for source in sources if source not in scanned])
+    opened = [slot.info for slot in slots]
+    info_cache.write(settings.device, session.machine, sources, opened)
+    return opened + found
 
 
 def run(request: Request, observer: Observer, on_start: Callable[[store.Run], None]) -> store.Run:

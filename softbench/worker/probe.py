@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from softbench.core.machine import Gpu, Machine, peak_gbps
+from softbench.core.machine import Gpu, Machine, free_memory, peak_gbps
 
 COMPUTE_MODES = {0: "default", 1: "exclusive_thread", 2: "prohibited", 3: "exclusive_process"}
 
@@ -25,7 +25,7 @@ def probe() -> Machine:
             gpus = [_gpu(index) for index in range(torch.cuda.device_count())]
         except Exception as raised:  # a broken driver is a finding, not a crash
             error, gpus = str(raised), []
-    return Machine(torch.__version__, error or _why_no_gpu(), tuple(gpus), _cpu_name(), _free_memory(), software())
+    return Machine(torch.__version__, error or _why_no_gpu(), tuple(gpus), _cpu_name(), free_memory(), software())
 
 
 def describe_gpu(index: int) -> dict[str, object]:
@@ -125,11 +125,3 @@ def _cpu_name() -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
-
-
-def _free_memory() -> int:
-    with suppress(OSError):
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return 8 * 2**30  # a guess that only decides whether workers take turns

@@ -104,7 +104,7 @@ def unordered(call):
 
 @pytest.mark.parametrize("M", [16, 512, 4096, 65536])
 @pytest.mark.parametrize("priority", [0, -1])
-def test_side_stream_work_is_in_the_trace_unless_it_is_joined(M, priority):
+def test_side_stream_work_is_traced_unless_it_is_joined(M, priority):
     calls = side_stream_calls(M, priority)
     for call in calls["wrong"]:
         assert unordered(call) != ""
