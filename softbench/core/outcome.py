@@ -71,7 +71,7 @@ class Accuracy:
 
 @dataclass(frozen=True, slots=True)
 class Telemetry:
-    """NVML's reading of the GPU after a batch; an unsupported value is None."""
+    """NVML's reading of the GPU after a batch, or how busy the CPU was; an unsupported value is None."""
 
     sm_clock_mhz: float | None = None
     memory_clock_mhz: float | None = None
@@ -80,7 +80,7 @@ class Telemetry:
     reasons: int | None = None
     """NVML's clocks-event reasons, a bit mask."""
     throttled: str = ""
-    """Why the GPU was slowed (`softbench.worker.telemetry`); empty if it was not."""
+    """Why the GPU was slowed, or the CPU not free (`softbench.worker.telemetry`); empty if nothing slowed the batch."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ MEANING = {
     "launch-bound": "do_bench read the host; the kernels take less: see device_us",
     "L2-resident": "the tensors fit the GPU's L2: no figure of its memory",
     "throttled": "the GPU was slowed in every round, and waiting did not help",
+    "busy": "other processes used the CPU in every round, so that threads waited for a processor",
     "noisy": "the middle 60 % of the samples lie further apart than 10 %, or rounds disagree",
     "implausible": "faster than the memory or than 1.5 times copy: no bandwidth is published",
     "recompiled": "torch.compile compiled again after the build",
@@ -48,7 +49,7 @@ def l2_resident(case: Case, l2_bytes: int) -> bool:
 
 
 def throttled(batches: Sequence[Batch]) -> bool:
-    """True if every batch was throttled, so that throttled batches count."""
+    """True if every batch was throttled, or the CPU busy, so that such batches count."""
     return any(batch.throttled for batch in statistics.counted(batches))
 
 
@@ -98,7 +99,7 @@ def of(record: Record, facts: Mapping[str, object], yardstick: Record | None = N
         found += ["launch-bound"] * launch_bound(us, device, host, len(profile.kernels))
     if isinstance(l2_bytes, int):
         found += ["L2-resident"] * l2_resident(case, l2_bytes)
-    found += ["throttled"] * throttled(timing.batches)
+    found += ["throttled" if case.device == "cuda" else "busy"] * throttled(timing.batches)
     found += ["noisy"] * noisy(us, p20, p80)
     if isinstance(l2_bytes, int) and timing.kind != "host":
         over_peak = isinstance(peak, float) and implausible(case, us, peak, l2_bytes, timing.l2)

@@ -102,7 +102,7 @@ class Row:
     temperature_c: float | None = None
     """Median temperature after the counted batches, degrees Celsius."""
     throttled_batches: int | None = None
-    """Batches of a throttled GPU; they count only if a cell has no others."""
+    """Batches of a throttled GPU or a busy CPU; they count only if a cell has no others."""
     graph_breaks: int | None = None
     """Places where `torch.compile` left a part of the function to Python; empty if it compiled nothing."""
 

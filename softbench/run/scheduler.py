@@ -48,10 +48,10 @@ NOT_PUBLISHED = {Grade.WRONG: Status.WRONG, Grade.UNVERIFIED: Status.UNVERIFIED}
 """Grades that end a cell without a bandwidth, and its status."""
 PROFILE_MS = 5.0
 """Time of a profile: about thirty calls, if the flush of L2 and the pause dominate. That is enough, as device times vary little."""
-PAUSES_SECONDS = (0.5, 2.0, 5.0)
-"""Pauses before a batch of a throttled GPU is measured again; each is used once."""
-PATIENCE_SECONDS = 120.0
-"""Sum of such pauses in a sweep. Later batches of a throttled GPU are measured without a pause, and labelled."""
+PAUSES_SECONDS = {"cuda": (0.5, 2.0, 5.0), "cpu": (0.05, 0.2)}
+"""Pauses before a batch of a throttled GPU, or of a busy CPU, is measured again; each is used once."""
+PATIENCE_SECONDS = {"cuda": 120.0, "cpu": 1.0}
+"""Sum of such pauses in a sweep; later batches are not repeated. A CPU that others use seldom becomes idle soon."""
 
 
 @dataclass(slots=True)
@@ -84,7 +84,7 @@ class Scheduler:
     def take(self, slots: list[WorkerSlot]) -> None:
         """Measure these slots from now on."""
         self.slots = slots
-        self.patience_seconds = PATIENCE_SECONDS
+        self.patience_seconds = PATIENCE_SECONDS[self.plan.device]
         self.last_failure: dict[WorkerSlot, Failed] = {}
         self.state: dict[WorkerSlot, SlotState] = {}
 
@@ -178,13 +178,13 @@ class Scheduler:
     def _round(self, slots: list[WorkerSlot], number: int, turns: bool) -> None:
         """One batch of each slot, in this order.
 
-        A batch of a throttled GPU is measured again after a pause, until `PATIENCE_SECONDS` are used. Throttled batches stay, marked.
+        A throttled batch is measured again after a pause, until `PATIENCE_SECONDS` are used. Throttled batches stay, marked.
         """
         places = {slot: position for position, slot in enumerate(slots)}
         # On a GPU all workers renew inputs and verify outputs at the same time. On a CPU their threads would disturb the next batch.
         for together in [[slot] for slot in slots] if turns or self.plan.device != "cuda" else [slots]:
             self._batches(together, number, places)
-            for seconds in PAUSES_SECONDS:
+            for seconds in PAUSES_SECONDS[self.plan.device]:
                 throttled = [slot for slot in together if slot in self._active() and self.state[slot].batches[-1].throttled]
                 if not throttled or seconds > self.patience_seconds:
                     break

@@ -154,7 +154,9 @@ class Server:
     def time(self, warmup_ms: float, batch_ms: float, timer: str, l2: str) -> Timed:
         """Time a batch; after the first batch of a case on a GPU, late work is looked for."""
         timers, batches = self._ready(l2)
+        waiting = telemetry.Waiting() if self.device == "cpu" else None
         samples, self.block = batches.time(timers.by_name[timer, l2], warmup_ms, batch_ms, self.block)
+        self.last_telemetry = waiting.telemetry() if waiting else None
         if self.device == "cuda" and not self.late_work_checked:
             self.late_work_checked = True
             batches.check_late_work(samples)
@@ -162,7 +164,8 @@ class Server:
 
     def read_telemetry(self) -> None:
         """Read the telemetry after the reply to `TimeBatch`, so that the parent does not wait for it."""
-        self.last_telemetry = self.telemetry() if self.telemetry else None
+        if self.telemetry and (reading := self.telemetry()):
+            self.last_telemetry = reading
 
     def verify(self) -> Verified:
         """Verify the kept outputs of the last batch."""

@@ -1,4 +1,7 @@
-"""Reads the GPU's telemetry after each batch: clocks, power, temperature and throttling. It changes no setting."""
+"""Reads the GPU's telemetry after each batch: clocks, power, temperature and throttling. It changes no setting.
+
+On the CPU it reads how long the worker's threads waited for a processor, from Linux' scheduler (/proc/PID/task/TID/schedstat).
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from types import ModuleType
 from typing import TypeVar
 
@@ -29,6 +33,9 @@ CLOCK_SHARE = 0.75
 """An SM clock below this share of the maximum counts as throttled, as in nvbench. A power cap alone does not count, as many power caps
 hold the clock just below the maximum."""
 
+BUSY_SHARE = 0.1
+"""Share of a batch's time that a thread waits for a processor, from which the CPU is busy. Without other processes it is below 0.01."""
+
 
 def throttled(reasons: int, sm_clock_mhz: float | None, sm_clock_max_mhz: float | None) -> str:
     """Why the GPU was throttled, for example `power brake`; an empty text if it was not."""
@@ -39,7 +46,7 @@ def throttled(reasons: int, sm_clock_mhz: float | None, sm_clock_max_mhz: float 
 
 
 def reader(device: str) -> Callable[[], Telemetry | None]:
-    """A function that reads the worker's GPU. On the CPU and without NVML it returns None."""
+    """A function that reads the worker's GPU. On the CPU (see `Waiting`) and without NVML it returns None."""
     if device == "cuda":
         with suppress(Exception):  # without the driver library, and on a MIG slice, there is no telemetry
             import pynvml
@@ -92,3 +99,26 @@ def read(nvml: ModuleType, handle: object, max_mhz: float | None) -> Telemetry:
         reasons=reasons,
         throttled=throttled(reasons or 0, sm_clock, max_mhz),
     )
+
+
+class Waiting:
+    """How long each thread of this process waits for a processor, from the object's creation on."""
+
+    def __init__(self, tasks: Path = Path("/proc/self/task"), clock: Callable[[], float] = time.perf_counter) -> None:
+        self.tasks, self.clock = tasks, clock
+        self.before, self.begin = self._waited_ns(), clock()
+
+    def telemetry(self) -> Telemetry | None:
+        """A reading of a busy CPU; None if no thread waited for BUSY_SHARE of the time, or if the kernel does not tell."""
+        wall_ns = (self.clock() - self.begin) * 1e9
+        longest_ns = max((now - self.before.get(thread, 0) for thread, now in self._waited_ns().items()), default=0)
+        share = longest_ns / wall_ns if wall_ns > 0 else 0.0
+        return Telemetry(throttled=f"a thread waited for a processor {share:.0%} of the time") if share > BUSY_SHARE else None
+
+    def _waited_ns(self) -> dict[str, int]:
+        found = {}
+        with suppress(OSError):
+            for thread in self.tasks.iterdir():
+                with suppress(OSError, ValueError, IndexError):  # the thread has ended
+                    found[thread.name] = int((thread / "schedstat").read_text().split()[1])
+        return found

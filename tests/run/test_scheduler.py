@@ -106,7 +106,7 @@ def test_a_throttled_batch_is_kept_and_repeated_after_a_pause():
     record, pauses, _ = patient(FakePool({("a", "verify"): [reading("too hot"), reading("too hot"), reading(), reading()]}))
     batches = record.outcome.timing.batches
     assert [(batch.round, batch.throttled) for batch in batches] == [(0, True), (0, True), (0, False), (1, False)]
-    assert pauses == list(scheduler.PAUSES_SECONDS[:2])
+    assert pauses == list(scheduler.PAUSES_SECONDS["cuda"][:2])
 
 
 def test_only_throttled_batches_are_repeated_after_one_common_pause():
@@ -120,15 +120,25 @@ def test_only_throttled_batches_are_repeated_after_one_common_pause():
         for name in ("copy", "a", "b")
     }
     assert marks == {"copy": [(0, 0, False)], "a": [(0, 1, True), (0, 1, False)], "b": [(0, 2, True), (0, 2, False)]}
-    assert pauses == [scheduler.PAUSES_SECONDS[0]]
+    assert pauses == [scheduler.PAUSES_SECONDS["cuda"][0]]
 
 
 def test_pauses_for_a_throttled_gpu_are_limited():
     record, pauses, group = patient(FakePool({("a", "verify"): reading("too hot")}), rounds=40)
     assert isinstance(record.outcome, Measured)
     assert {batch.round for batch in record.outcome.timing.batches} == set(range(40))
-    assert sum(pauses) <= scheduler.PATIENCE_SECONDS
-    assert group.patience_seconds < scheduler.PAUSES_SECONDS[0]
+    assert sum(pauses) <= scheduler.PATIENCE_SECONDS["cuda"]
+    assert group.patience_seconds < scheduler.PAUSES_SECONDS["cuda"][0]
+
+
+def test_pauses_for_a_busy_cpu_are_short():
+    plan, pauses = replace(make(("a",), rounds=40), device="cpu"), []
+    group = scheduler_of(plan, FakePool({("a", "verify"): reading("a thread waited")}))
+    group.pause = pauses.append
+    (record,) = group.measure(plan.cases[0])
+    assert {batch.round for batch in record.outcome.timing.batches} == set(range(40))
+    assert pauses[:2] == list(scheduler.PAUSES_SECONDS["cpu"])
+    assert sum(pauses) <= scheduler.PATIENCE_SECONDS["cpu"]
 
 
 def test_each_cell_has_device_and_host_time():

@@ -14,7 +14,7 @@ from softbench.core.outcome import Grade, Telemetry
 from softbench.core.replies import Timed, Verified
 from softbench.ops.softmax import inputs
 from softbench.plugins.source import origins
-from softbench.worker import batches, serve, server
+from softbench.worker import batches, serve, server, telemetry
 from softbench.worker.batches import Batches
 from softbench.worker.pre_check import verify_outputs
 from softbench.worker.rotating_inputs import RotatingInputs
@@ -216,12 +216,14 @@ def timed(loaded):
     return loaded.verify().telemetry
 
 
-def test_a_batch_has_the_reading_taken_after_it(loaded):
+def test_a_batch_has_the_reading_taken_after_it(loaded, monkeypatch):
     readings = iter([Telemetry(mhz, None, None, None, None, "") for mhz in (1, 2)])
     loaded.telemetry = lambda: next(readings)
     assert [timed(loaded).sm_clock_mhz for _ in range(2)] == [1, 2]
     loaded.telemetry = lambda: None
-    assert timed(loaded) is None
+    for busy in (None, Telemetry(throttled="a thread waited")):
+        monkeypatch.setattr(telemetry.Waiting, "telemetry", lambda self, busy=busy: busy)
+        assert timed(loaded) == busy
 
 
 def test_telemetry_is_read_after_the_reply_to_a_batch_only(monkeypatch):

@@ -1,6 +1,9 @@
 """What the GPU says of itself, with an NVML that only pretends."""
 
+import os
+import subprocess
 import sys
+import time
 from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 
@@ -122,3 +125,48 @@ def test_ratios_are_paired_over_rounds_that_count(make_record):
     fast = with_batches(make_record("fast", [1]), batch(0, 90, HOT), batch(0, 10, COOL), batch(1, 10, COOL))
     slow = with_batches(make_record("slow", [1]), batch(0, 20, COOL), batch(1, 20, COOL))
     assert statistics.times_faster(fast.outcome.timing, slow.outcome.timing) == 2
+
+
+def waited(tasks, **threads_ms):
+    for thread, ms in threads_ms.items():
+        (tasks / thread).mkdir(parents=True, exist_ok=True)
+        (tasks / thread / "schedstat").write_text(f"123456 {ms * 1_000_000} 9\n")
+
+
+def test_a_thread_that_waits_for_a_processor_marks_the_batch(tmp_path):
+    clock = iter([10.0, 10.2])
+    waited(tmp_path, main=500, pool=500)
+    waiting = telemetry.Waiting(tmp_path, lambda: next(clock))
+    waited(tmp_path, main=501, pool=600, new=3)
+    assert waiting.telemetry() == Telemetry(throttled="a thread waited for a processor 50% of the time")
+
+
+def test_short_waits_and_unknown_ones_mark_nothing(tmp_path):
+    for tasks in (tmp_path, tmp_path / "missing"):
+        clock = iter([10.0, 10.2])
+        waited(tmp_path, main=500, ended=0)
+        waiting = telemetry.Waiting(tasks, lambda clock=clock: next(clock))
+        waited(tmp_path, main=510)
+        (tmp_path / "ended" / "schedstat").unlink()
+        assert waiting.telemetry() is None
+
+
+def test_the_kernel_counts_waits_of_real_threads():
+    """More busy processes than processors: this one must wait."""
+    code = "while True: pass"
+    others = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(2 * len(os.sched_getaffinity(0)))]
+    try:
+        waiting, end = telemetry.Waiting(), time.monotonic() + 20
+        while waiting.telemetry() is None:
+            assert time.monotonic() < end
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
+
+
+def test_a_busy_cpu_is_a_label_of_cpu_cells(make_record):
+    cell = make_record("ours", [1])
+    cell = replace(cell, case=replace(cell.case, device="cpu"))
+    label = rows.row(with_batches(cell, batch(0, 40, HOT)), None, None, device="a CPU", run="r").labels
+    assert label == "busy"
