@@ -64,7 +64,6 @@ COVERED_BY = {
     "worker/server": "worker/test_batches.py",
     "worker/timers": "gpu/test_timers_gpu.py",
     # Commands and tables, compared as a whole.
-    "cli/actions": "cli/test_main.py",
     "cli/baseline": "cli/test_gate.py",
     "cli/check": "run/test_check.py",
     "cli/doctor": "cli/test_main.py",

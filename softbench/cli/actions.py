@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import shlex
+import shutil
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -42,10 +45,23 @@ def measure(request: Request, *, resumable: bool = True) -> Run:
             return run.run(request, progress, started.append)
     except Interrupted as stop:
         if started:
-            continuation = request.command + ("" if request.resume else " --resume")
+            continuation = typed_command() + ("" if request.resume else " --resume")
             state = f"what was measured is in {started[0].csv}" if started[0].cells else "nothing was measured yet"
             note(f"interrupted; {state}" + (f"; continue with: {continuation}" if resumable else ""))
         raise typer.Exit(stop.exit_code) from None  # Typer would turn every KeyboardInterrupt into 130
+
+
+def typed_command() -> str:
+    """This command line as the shell takes it again, with the program as it was called: it may not be on PATH."""
+    program = Path(sys.argv[0])
+    found = shutil.which("softbench")
+    if program.name == "__main__.py":
+        words = ["python", "-m", "softbench"]
+    elif program.name == "softbench" and found and Path(found).resolve() == program.resolve():
+        words = ["softbench"]
+    else:
+        words = [sys.argv[0]]
+    return shlex.join([*words, *sys.argv[1:]])
 
 
 @contextmanager
