@@ -22,6 +22,7 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,  # plain help takes half the time
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 for commands in (run, check, listing, inspect, results, gate, baseline, doctor):
     commands.register(app)

@@ -12,6 +12,8 @@ from softbench.core.errors import UsageError
 MAX_VALUES = 10_000  # of one axis: more is a slip of the pen, and would be weeks of measuring
 MAX_CASES = 100_000
 MAX_EXTENT = 2**48  # a row or column count beyond any memory; keeps M * N * itemsize an honest number
+DTYPE_ALIASES = {"float32": "fp32", "float": "fp32", "float16": "fp16", "half": "fp16", "bfloat16": "bf16"}
+"""torch's names of the dtypes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +92,9 @@ def parse_choices(text: str, name: str, known: Iterable[str]) -> tuple[str, ...]
 
 
 def parse_dtypes(text: str, name: str) -> tuple[str, ...]:
-    """Dtypes of a sweep: see `parse_choices`."""
-    return parse_choices(text, name, DTYPES)
+    """Dtypes of a sweep: see `parse_choices`. torch's names, such as bfloat16 and half, are known too."""
+    short = [DTYPE_ALIASES.get(word.strip().removeprefix("torch."), word) for word in text.split(",")]
+    return parse_choices(",".join(short), name, DTYPES)
 
 
 def parse_directions(text: str, name: str) -> tuple[Direction, ...]:

@@ -55,6 +55,10 @@ def test_the_grammar_raises_only_usage_errors(text):
         assert str(error).startswith("--N")
 
 
+def test_names_of_torch_are_dtypes_too():
+    assert parse_dtypes("float32,half, bfloat16,torch.float16,fp32", "--dtype") == ("fp32", "fp16", "bf16")
+
+
 def test_unknown_dtypes_and_directions_are_refused_with_the_known_ones():
     with pytest.raises(UsageError, match=r"--dtype: unknown 'fp8'; known are fp32, fp16, bf16"):
         parse_dtypes("fp32,fp8", "--dtype")
