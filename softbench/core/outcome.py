@@ -16,7 +16,7 @@ class Grade(StrEnum):
 
     PASS = "pass"
     LOW_PRECISION = "low-precision"
-    """Intermediates were rounded to 16 bits."""
+    """Intermediates were rounded to 16 bits, or in float32 the terms of the exponent."""
     YARDSTICK = "yardstick"
     """The yardstick: a copy or an add, compared bit by bit."""
     WRONG = "wrong"

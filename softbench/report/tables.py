@@ -115,26 +115,42 @@ def _cell(row: Row | None, detail: int, best: Row | None, *, has_doubtful: bool)
 def notes(rows: Sequence[Row]) -> list[Text]:
     """The meaning of the signs, and a line per backend, status and reason with the affected cells."""
     legend = ["* fastest"]
-    if any(row.grade == Grade.LOW_PRECISION and row.gbps for row in rows):
-        legend.append("~ low-precision: rounds intermediates to 16 bits")
+    low = {row.dtype for row in rows if row.grade == Grade.LOW_PRECISION and row.gbps}
+    if low:
+        legend.append("~ low-precision" + (": rounds intermediates to 16 bits" if low - {"fp32"} else ", for the reason below"))
     if any(_doubtful(row) for row in rows):
         legend.append("! doubtful, for the reason below")
     lines = [Text("; ".join(legend), style="dim")] if any(row.median_us for row in rows) else []
+    lines += _low_precision(rows)
     grouped: dict[tuple[str, str, str], list[Row]] = {}
     for row in rows:
         if row.status != Status.OK or row.reason.startswith("no device time"):
             grouped.setdefault((row.backend, row.status, row.reason), []).append(row)
     for (name, status, reason), same_reason in grouped.items():
-        first, last = (f"{row.direction} {row.dtype} {row.M}x{row.N}" for row in (same_reason[0], same_reason[-1]))
-        cells = first if len(same_reason) == 1 else f"{units.count(len(same_reason), 'cell')}, {first} to {last}"
         style = "red" if status in FAILURES else "" if status == Status.OK else "yellow"
-        lines.append(Text.assemble((f"{name}: {status}", style), f" ({cells}): {reason}"))
+        lines.append(Text.assemble((f"{name}: {status}", style), f" ({_span(same_reason)}): {reason}"))
     for label, meaning in labels.MEANING.items():
         backends = Counter(row.backend for row in rows if label in row.labels.split())
         if backends:
             where = ", ".join(f"{units.count(count, 'cell')} of {name}" for name, count in backends.items())
             lines.append(Text.assemble((label, "dim" if label in labels.HARMLESS else "yellow"), f" ({where}): {meaning}"))
     return lines
+
+
+def _span(rows: Sequence[Row]) -> str:
+    """`forward fp32 8x16`, or `3 cells, ... to ...`."""
+    first, last = (f"{row.direction} {row.dtype} {row.M}x{row.N}" for row in (rows[0], rows[-1]))
+    return first if len(rows) == 1 else f"{units.count(len(rows), 'cell')}, {first} to {last}"
+
+
+def _low_precision(rows: Sequence[Row]) -> list[Text]:
+    """A line per backend of low precision in fp32, with the reason of its worst cell."""
+    grouped: dict[str, list[Row]] = {}
+    for row in rows:
+        if row.grade == Grade.LOW_PRECISION and row.status == Status.OK and row.dtype == "fp32" and row.reason:
+            grouped.setdefault(row.backend, []).append(row)
+    worst = {name: max(some, key=lambda row: row.error_over_bound or 0) for name, some in grouped.items()}
+    return [Text(f"{name}: low-precision ({_span(some)}): {worst[name].reason}") for name, some in grouped.items()]
 
 
 def cells(rows: Sequence[Row]) -> RenderableType:

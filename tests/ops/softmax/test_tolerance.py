@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from wrongs import PLUGINS, load
 
 from softbench.backends.naive import naive_backward, naive_forward
 from softbench.core.case import Case, Direction
@@ -12,6 +13,7 @@ from softbench.ops.dtypes import DTYPES
 from softbench.ops.softmax import inputs, tolerance
 
 CPU = torch.device("cpu")
+ARITHMETIC = {plugin.name: plugin for plugin in load(PLUGINS / "correct" / "arithmetic.py")}
 
 
 def grade(case, function, given=None):
@@ -105,6 +107,55 @@ def test_backward_mutants_are_wrong_in_float32(mutant, N):
 def test_bf16_arithmetic_inside_fp32_is_wrong():
     case = Case(8, 1024, "fp32", Direction.FORWARD, "cpu")
     assert grade(case, lambda x: torch.softmax(x.bfloat16(), -1).float()).grade is Grade.WRONG
+
+
+def structured(direction, N=4096):
+    """A case in float32 whose x has every kind of adversarial rows, and its inputs."""
+    case = Case(32, N, "fp32", direction, "cpu")
+    given = inputs.make(case, 0, CPU)
+    inputs.make_adversarial((given[0].detach(),), Case(32, N, "fp32", Direction.FORWARD, "cpu"), 0)
+    return case, given
+
+
+@pytest.mark.parametrize("direction", [Direction.FORWARD, Direction.BOTH])
+def test_a_fused_exponent_is_low_precision_and_says_where(direction):
+    case, given = structured(direction)
+    found = grade(case, ARITHMETIC["fused-exponent"].prepare(case), given)
+    assert found.grade is Grade.LOW_PRECISION, found.detail
+    assert "rounds max*log2(e) in its exponent: relative error 0." in found.detail
+    assert "a row whose maximum is 1e+07" in found.detail
+
+
+def test_a_fused_exponent_on_normal_rows_passes():
+    case = Case(8, 4096, "fp32", Direction.FORWARD, "cpu")
+    assert grade(case, ARITHMETIC["fused-exponent"].forward).grade is Grade.PASS
+
+
+@pytest.mark.parametrize("shift", [2e7, -2e7, 3e38])
+def test_an_exponent_without_a_fraction_is_wrong(shift):
+    case = Case(8, 4096, "fp32", Direction.FORWARD, "cpu")
+    x = 4 * torch.randn(8, 4096, generator=torch.Generator().manual_seed(1)) + shift
+    assert grade(case, torch_forward, (x,)).grade is Grade.PASS
+    assert grade(case, ARITHMETIC["fused-exponent"].forward, (x,)).grade is Grade.WRONG
+
+
+MUTANTS_SHIFTED = {
+    "zeros": torch.zeros_like,
+    "the constant 1/N": lambda x: torch.full_like(x, 1 / x.shape[-1]),
+    "no maximum subtracted": lambda x: x.exp() / x.exp().sum(-1, keepdim=True),
+    "bf16 arithmetic": lambda x: torch.softmax(x.bfloat16(), -1).float(),
+    "a dropped column": lambda x: torch.cat([torch.softmax(x[:, :-1], -1), 0 * x[:, :1]], -1),
+    "four times as much": lambda x: 4 * torch.softmax(x, -1),
+    "a quarter": lambda x: torch.softmax(x, -1) / 4,
+    "the wrong axis": lambda x: torch.softmax(x, dim=0),
+}
+
+
+@pytest.mark.parametrize("mutant", MUTANTS_SHIFTED)
+def test_mutants_stay_wrong_on_rows_shifted_by_ten_million(mutant):
+    case = Case(8, 4096, "fp32", Direction.FORWARD, "cpu")
+    x = inputs.make(case, 0, CPU)[0] + 1e7
+    assert grade(case, MUTANTS_SHIFTED[mutant], (x,)).grade is Grade.WRONG
 
 
 def test_both_is_wrong_when_only_its_gradient_is():
