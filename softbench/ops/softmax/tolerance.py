@@ -1,10 +1,16 @@
 """The accuracy bound: an elementwise bound on the error against float64, derived from the arithmetic.
 
 With u = 2^-24, u_o = 2^-11 (fp16) or 2^-8 (bf16), d_i = max(x) - x_i, D = sum_j y_j d_j, eta = 2^-25 (fp16) or 2^-126 (else), and
-c(N) = 16 + 2 log2 N + N / (4 L), where a sum is kept in L slots (16 on the CPU, 1024 on CUDA):
+c = 16 + 2 log2 N + sqrt(N + r N^2) + lost:
 
-    forward   B_i = [16-bit: u_o y_i] + u y_i (c(N) + 4 (d_i + D)) + eta
-    backward  B_i = [16-bit: u_o |dx_i|] + u S_i (c(N) - 8) + eta,  S_i = |y_i| (|dy_i| + sum_j |y_j dy_j|)
+    forward   B_i = [16-bit: u_o y_i] + u y_i (c + 4 (d_i + D)) + eta
+    backward  B_i = [16-bit: u_o |dx_i|] + u S_i (c - 8) + eta,  S_i = |y_i| (|dy_i| + sum_j |y_j dy_j|)
+
+The last two terms of c are for a sum of one float32 term after the other, as torch's is over another axis. Its N roundings are independent
+if the terms differ: they add up to 0.3 sqrt(N) u of the result (one standard deviation). Equal terms round alike, so their errors add up:
+r is the probability that two elements are equal. Near the maximum float32 has a spacing of at most 2 u |max|, so r is about u |max|, at
+most 1, where a row's standard deviation is one. The backward does not know x, and takes 0. Terms below u times the sum may be lost whole:
+`lost` is their sum, in units of u times the whole sum.
 
 The relative error of exp grows with |x - max|, and the error of sums and dots with their depth. Terms of dx cancel, so its scale is S and
 not dx. The term eta covers flush-to-zero. `low-precision` is a second class, for backends that round intermediates to 16 bits:
@@ -44,7 +50,6 @@ from softbench.ops.softmax.inputs import row_chunks
 U = 2.0**-24
 U_OUT = {"fp32": 0.0, "fp16": 2.0**-11, "bf16": 2.0**-8}
 ETA = {"fp32": 2.0**-126, "fp16": 2.0**-25, "bf16": 2.0**-126}
-LANES = {"cpu": 16, "cuda": 1024}
 MAX_EXPONENT = 2.0**24
 """A float32 of this size and more has no fraction."""
 
@@ -74,9 +79,16 @@ class Bounded:
         return self.loose + apart * self.expected
 
 
-def depth(N: int, device: str) -> float:
-    """c(N): how many roundings, in units of u, a row's sum may cost."""
-    return 16 + 2 * math.log2(max(N, 1)) + N / (4 * LANES[device])
+def summing(terms: torch.Tensor, repeated: torch.Tensor | float = 0.0) -> torch.Tensor:
+    """c of some rows, (rows, 1): the error of the sum of `terms`, which are (rows, N) and not negative, in units of u times that sum.
+
+    `repeated` is the probability that two terms of a row are equal.
+    """
+    N = terms.shape[-1]
+    total = terms.sum(dim=-1, keepdim=True)
+    lost = torch.where(terms < U * total, terms, 0.0).sum(dim=-1, keepdim=True) / (U * total)
+    serial = torch.sqrt(torch.as_tensor(N + N * N * repeated, dtype=total.dtype, device=total.device))
+    return 16 + 2 * math.log2(max(N, 1)) + serial + torch.where(total > 0, lost, 0.0)
 
 
 def bound_forward(x: torch.Tensor, case: Case) -> Bounded:
@@ -89,7 +101,7 @@ def bound_forward(x: torch.Tensor, case: Case) -> Bounded:
     spread = torch.where(y == 0, 0.0, y * distance)  # an exact zero is exactly representable, however far away
     mean = spread.sum(dim=-1, keepdim=True)
     travelled = spread + y * mean  # y * (d + D)
-    tight = u_out * y + U * (y * depth(case.N, case.device) + 4 * travelled) + eta
+    tight = u_out * y + U * (y * summing(y, (U * high.abs()).clamp_max(1)) + 4 * travelled) + eta
     if not u_out:
         exponent = torch.where(high.abs() * math.log2(math.e) < MAX_EXPONENT, 2 * U * high.abs(), 0.0)
         return Bounded(y, tight, tight, high, exponent)
@@ -101,8 +113,9 @@ def bound_backward(dy: torch.Tensor, y: torch.Tensor, case: Case) -> Bounded:
     u_out, eta = U_OUT[case.dtype], ETA[case.dtype]
     dy, y = dy.double(), y.double()
     dx = reference.backward(dy, y)
-    scale = y.abs() * (dy.abs() + (y * dy).abs().sum(dim=-1, keepdim=True))
-    tight = u_out * dx.abs() + U * scale * (depth(case.N, case.device) - 8) + eta
+    products = (y * dy).abs()
+    scale = y.abs() * (dy.abs() + products.sum(dim=-1, keepdim=True))
+    tight = u_out * dx.abs() + U * scale * (summing(products) - 8) + eta
     return Bounded(dx, tight, tight + (u_out * (2 * scale + dx.abs()) + 2 * eta if u_out else 0.0))
 
 

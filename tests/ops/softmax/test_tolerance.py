@@ -139,6 +139,32 @@ def test_an_exponent_without_a_fraction_is_wrong(shift):
     assert grade(case, ARITHMETIC["fused-exponent"].forward, (x,)).grade is Grade.WRONG
 
 
+@pytest.mark.parametrize("name", ["serial-sum", "reversed-sum", "over-another-axis"])
+@pytest.mark.parametrize("N", [257, 4096, 50257])
+def test_a_serial_float32_sum_passes_on_structured_rows(name, N):
+    case, given = structured(Direction.FORWARD, N)
+    found = grade(case, ARITHMETIC[name].forward, given)
+    assert (found.grade, found.worst <= 0.7) == (Grade.PASS, True), found
+    for shift in (1e4, 1e5, 1e6, 4e6, -1e7):
+        x = inputs.make(case, 1, CPU)[0] + shift
+        assert grade(case, ARITHMETIC[name].forward, (x,)).worst <= 0.7
+
+
+@pytest.mark.parametrize("N", [257, 4096, 50257])
+def test_a_serial_float32_dot_passes(N):
+    case = Case(32, N, "fp32", Direction.BACKWARD, "cpu")
+    dy, y = inputs.make(case, 0, CPU)
+    for gradient in (dy, torch.ones_like(dy), dy + 5, dy * 1e-6):
+        assert grade(case, ARITHMETIC["serial-sum"].backward, (gradient, y)).worst <= 0.7
+
+
+def test_a_sum_without_its_last_column_is_wrong_up_to_4096():
+    for N in (33, 257, 1024, 4096):
+        case = Case(64, N, "fp32", Direction.FORWARD, "cpu")
+        e = torch.exp(inputs.make(case, 0, CPU)[0])
+        assert grade(case, lambda x, e=e: e / e[:, :-1].sum(-1, keepdim=True)).grade is Grade.WRONG
+
+
 MUTANTS_SHIFTED = {
     "zeros": torch.zeros_like,
     "the constant 1/N": lambda x: torch.full_like(x, 1 / x.shape[-1]),

@@ -33,6 +33,39 @@ def fused_exponent(x):
     return (torch.cat(scaled, -1) / total).to(x.dtype)
 
 
+def serial(terms):
+    """The sum of each row, one float32 term after the other: a vector of rows holds the sums so far."""
+    total = torch.zeros_like(terms[..., 0])
+    for column in terms.movedim(-1, 0).contiguous():
+        total = total + column
+    return total[..., None]
+
+
+def exps(x):
+    wide = x.float()
+    return torch.exp(wide - wide.amax(-1, keepdim=True)) if x.numel() else wide
+
+
+def serial_sum(x):
+    e = exps(x)
+    return (e / serial(e)).to(x.dtype) if x.numel() else e.to(x.dtype)
+
+
+def reversed_sum(x):
+    e = exps(x)
+    return (e / serial(e.flip(-1))).to(x.dtype) if x.numel() else e.to(x.dtype)
+
+
+def over_another_axis(x):
+    """torch adds one row after the other if it reduces the first axis."""
+    return torch.softmax(x.movedim(-1, 0).contiguous(), dim=0).movedim(0, -1)
+
+
+def serial_dot(dy, y):
+    dy32, y32 = dy.float(), y.float()
+    return (y32 * (dy32 - serial(dy32 * y32))).to(y.dtype) if y.numel() else torch.empty_like(y)
+
+
 def backward(dy, y):
     dy32, y32 = dy.float(), y.float()
     return (y32 * (dy32 - (dy32 * y32).sum(-1, keepdim=True))).to(y.dtype)
@@ -70,4 +103,7 @@ class Arithmetic:
 
 backends = [
     Arithmetic("fused-exponent", fused_exponent, classes=("pass", "low-precision")),
+    Arithmetic("serial-sum", serial_sum, serial_dot),
+    Arithmetic("reversed-sum", reversed_sum),
+    Arithmetic("over-another-axis", over_another_axis),
 ]
