@@ -57,7 +57,6 @@ COVERED_BY = {
     "worker/compile_stats": "backends/test_torch_compile.py",
     "worker/error_metrics": "run/test_check.py",
     "worker/failures": "integration/test_faults.py",
-    "worker/output_checks": "worker/test_rotating_inputs.py",
     "worker/pre_check": "worker/test_rotating_inputs.py",
     "worker/probe": "results/test_labels.py",
     "worker/serve": "worker/test_batches.py",

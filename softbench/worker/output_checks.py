@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import combinations
 from typing import Any
 
 import torch
@@ -62,9 +63,9 @@ def misformed(given: tuple[torch.Tensor, ...], results: Any, *, expected: int = 
             return "returned a lazy view that the next reader has to compute"
         if not out.numel():
             continue
-        if any(out.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr() for tensor in given):
+        if any(_in_storage(out, tensor) for tensor in given):
             return "returned its input's memory"
-        if out.untyped_storage().nbytes() < out.numel() * out.element_size():
+        if not _distinct_elements(out):
             return "returned an expanded tensor: its elements share their memory"
     if len(results) > 1 and shared(results):
         return "returned outputs that share their memory"
@@ -72,9 +73,55 @@ def misformed(given: tuple[torch.Tensor, ...], results: Any, *, expected: int = 
 
 
 def shared(outputs: Iterable[torch.Tensor]) -> bool:
-    """True when two of these outputs, all alive, are in the same memory."""
-    where = [out.untyped_storage().data_ptr() for out in outputs if out.numel()]
-    return len(set(where)) < len(where)
+    """True when two of these outputs, all alive, have an element in the same memory. Slices of one allocation may be distinct."""
+    return any(_overlap(one, other) for one, other in combinations([out for out in outputs if out.numel()], 2))
+
+
+def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Exact for equal strides that nest; for other strides true when the tensors' ranges of bytes overlap."""
+    start, end = _range(one)
+    other_start, other_end = _range(other)
+    if end <= other_start or other_end <= start:
+        return False
+    apart, rest = divmod(other_start - start, one.element_size())
+    if rest or one.shape != other.shape or one.stride() != other.stride() or not _distinct_elements(one):
+        return True
+    return _reaches(apart, sorted(zip(one.stride(), one.shape, strict=True), reverse=True))
+
+
+def _reaches(apart: int, axes: Sequence[tuple[int, int]]) -> bool:
+    """True if two elements of a tensor can be `apart` elements from each other. `axes` are (stride, size), which nest, largest first."""
+    axes = [(stride, size) for stride, size in axes if size > 1]
+    if not axes:
+        return apart == 0
+    (stride, size), *inner = axes
+    steps = apart // stride
+    return any(abs(step) < size and _reaches(apart - step * stride, inner) for step in (steps, steps + 1))
+
+
+def _range(tensor: torch.Tensor) -> tuple[int, int]:
+    """The addresses of the first byte of a tensor with elements, and of the first byte after it."""
+    elements = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + elements * tensor.element_size()
+
+
+def _in_storage(out: torch.Tensor, given: torch.Tensor) -> bool:
+    """True if `out` is a view of `given`'s storage, or lies in its memory."""
+    storage = given.untyped_storage()
+    start, end = _range(out)
+    same_storage = storage.data_ptr() == out.untyped_storage().data_ptr()
+    return same_storage or (start < storage.data_ptr() + storage.nbytes() and storage.data_ptr() < end)
+
+
+def _distinct_elements(tensor: torch.Tensor) -> bool:
+    """True if the strides nest: a step along an axis is larger than all that the smaller axes reach."""
+    reach = 0
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1:
+            if stride <= reach:
+                return False
+            reach += (size - 1) * stride
+    return True
 
 
 def same(now: torch.Tensor, before: torch.Tensor) -> bool:

@@ -3,7 +3,7 @@
 import csv
 
 import pytest
-from wrongs import ARITHMETIC, PLUGINS, grade
+from wrongs import ARITHMETIC, HABITS, PLUGINS, grade
 
 from softbench.ops.softmax.check_cases import items
 
@@ -49,3 +49,17 @@ def test_run_gives_figures_to_honest_arithmetic(cli):
     assert {row["class"] for row in fused} == {"low-precision"}
     assert "fused-exponent: low-precision (" in shown
     assert "in a row whose maximum is 1e+07" in shown
+
+
+@pytest.mark.parametrize("plugin", HABITS, ids=lambda plugin: plugin.name)
+def test_honest_habits_pass_in_check(plugin):
+    for item in CASES:
+        found, reason = grade(plugin, item.name, item.direction, "fp32", "cpu")
+        assert found == "pass", (item.name, reason)
+
+
+def test_run_gives_figures_to_honest_habits(cli):
+    names = ",".join(plugin.name for plugin in HABITS)
+    rows, _ = figures(cli, "habits.py", "--backends", names, "--dtype", "fp32", "--direction", "forward,backward,both")
+    assert len(rows) == len(HABITS) * 2 * 3
+    assert {(row["status"], row["class"], float(row["gbps"]) > 0) for row in rows} == {("ok", "pass", True)}, rows

@@ -25,6 +25,7 @@ def load(path):
 BUGS = load(PLUGINS / "wrong" / "bugs.py")
 HONEST = load(PLUGINS / "correct" / "variants.py")
 ARITHMETIC = load(PLUGINS / "correct" / "arithmetic.py")
+HABITS = load(PLUGINS / "correct" / "habits.py")
 TRICKS = load(PLUGINS / "wrong" / "tricks.py")
 
 

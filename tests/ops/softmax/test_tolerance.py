@@ -158,7 +158,7 @@ def test_a_serial_float32_dot_passes(N):
         assert grade(case, ARITHMETIC["serial-sum"].backward, (gradient, y)).worst <= 0.7
 
 
-def test_a_sum_without_its_last_column_is_wrong_up_to_4096():
+def test_a_sum_without_its_last_column_is_wrong():
     for N in (33, 257, 1024, 4096):
         case = Case(64, N, "fp32", Direction.FORWARD, "cpu")
         e = torch.exp(inputs.make(case, 0, CPU)[0])
