@@ -5,6 +5,7 @@ import csv
 import pytest
 from wrongs import ARITHMETIC, HABITS, PLUGINS, grade
 
+from softbench.core.case import Direction
 from softbench.ops.softmax.check_cases import items
 
 SMALL = 20_000  # elements of a check case
@@ -56,6 +57,16 @@ def test_honest_habits_pass_in_check(plugin):
     for item in CASES:
         found, reason = grade(plugin, item.name, item.direction, "fp32", "cpu")
         assert found == "pass", (item.name, reason)
+
+
+def test_a_varying_result_is_a_note_within_the_bound_only():
+    varying = next(plugin for plugin in HABITS if plugin.name == "sums-in-varying-order")
+    assert grade(varying, "twice the same", Direction.FORWARD, "fp32", "cpu") == ("pass", "varies from call to call, within the bound")
+    right = varying.functions[Direction.FORWARD]
+    calls = iter((right, lambda x: right(x) * 1.001))
+    second_is_wrong = type(varying)("second-is-wrong", forward=lambda x: next(calls)(x))
+    verdict, reason = grade(second_is_wrong, "twice the same", Direction.FORWARD, "fp32", "cpu")
+    assert (verdict, "x the bound" in reason) == ("wrong", True)
 
 
 def test_run_gives_figures_to_honest_habits(cli):

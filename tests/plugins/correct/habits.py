@@ -1,4 +1,6 @@
-"""Honest softmaxes with unusual habits: where their outputs lie in memory."""
+"""Honest softmaxes with unusual habits: where their outputs lie in memory, and sums in varying order."""
+
+import random
 
 import torch
 
@@ -71,8 +73,21 @@ class Arena:
         return self.left.pop().copy_(y)
 
 
+def varying_order(x):
+    """Adds each row's terms in another order at each call, as atomic additions do."""
+    if not x.numel():
+        return torch.empty_like(x)
+    wide = x.float()
+    e = torch.exp(wide - wide.amax(-1, keepdim=True))
+    parts = list(e.tensor_split(min(64, x.shape[-1]), dim=-1))
+    random.shuffle(parts)
+    total = sum(part.sum(-1, keepdim=True) for part in parts)
+    return (e / total).to(x.dtype)
+
+
 backends = [
     Honest("halves-of-one-allocation", both=halves),
     Honest("rows-of-outputs-in-turn", both=rows_in_turn),
     Honest("arena", forward=Arena()),
+    Honest("sums-in-varying-order", forward=varying_order),
 ]
