@@ -1,6 +1,6 @@
 """The async-work watch: detects work that is not finished when a call returns.
 
-Signs of such work: a thread is left running, the output still changes, or the GPU is busy after the caller's stream.
+Signs of such work: the output still changes, or the GPU is busy after the caller's stream.
 """
 
 from __future__ import annotations
@@ -8,14 +8,16 @@ from __future__ import annotations
 import _thread
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from softbench.core.text import count
 from softbench.worker.output_checks import same
 
 Call = Callable[[], object]
+
+LATE = "wrote its output after its call had returned: on another thread or stream, or later"
 
 SETTLE_SECONDS = 0.03
 """Time for a remaining thread to write. It is short compared with a build."""
@@ -33,21 +35,17 @@ GROWTH = 1.5
 
 
 class AsyncWorkWatch:
-    """Watches one call: was its work finished when it returned?"""
+    """Watches one call: was its work finished when it returned?
+
+    A thread that still runs is no fault: a library may count or log on it. What counts is whether the output changes.
+    """
 
     def __init__(self, device: str) -> None:
         self.device = device
-        self.threads = _thread._count()
-        self.lingers = False
-        """Set by `unfinished`: a thread was left running, but the output stayed the same. A compiler's own thread does so too."""
-
-    def left(self) -> str:
-        """A message about Python threads that the call started and left running, or an empty text. Earlier threads do not count."""
-        more = _thread._count() - self.threads
-        return f"left {count(more, 'thread')} running when it returned: its work may not be done" if more > 0 else ""
+        self.threads = _threads()
 
     def unfinished(self, results: Any) -> str:
-        """A message if the output changes after the call, or if a thread is left; else an empty text. Use it right after the call.
+        """A message if the output changes after the call; else an empty text. Use it right after the call.
 
         It compares two readings of the output. On a GPU the first is ordered on the caller's stream; the second waits for the device.
         """
@@ -55,15 +53,25 @@ class AsyncWorkWatch:
         outputs = [
             out for out in all_results if type(out) is torch.Tensor and out.layout is torch.strided and out.device.type == self.device
         ]
-        left = self.left()
         at_once = [out.detach().clone() for out in outputs]
-        if _thread._count():
+        if may_write_later() or _threads() - self.threads:
             time.sleep(SETTLE_SECONDS)
         if self.device == "cuda":
             torch.cuda.synchronize()
-        changed = not all(same(out.detach(), early) for early, out in zip(at_once, outputs, strict=True))
-        self.lingers = left != "" and not changed
-        return "wrote its output after its call had returned: on another thread or stream, or later" if changed and not left else left
+        return "" if all(same(out.detach(), early) for early, out in zip(at_once, outputs, strict=True)) else LATE
+
+
+def may_write_later() -> bool:
+    """True if Python threads besides the main one run now, so that an output may change after its call."""
+    return _thread._count() > 0
+
+
+def _threads() -> frozenset[str]:
+    """The threads of this process, native ones too; none on systems without /proc."""
+    try:
+        return frozenset(task.name for task in Path("/proc/self/task").iterdir())
+    except OSError:
+        return frozenset()
 
 
 def late_work(call: Call, each_us: float) -> str:

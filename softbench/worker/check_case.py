@@ -78,21 +78,16 @@ class CheckCaseRunner:
         return self._metrics.found() if self._metrics.rows else None
 
     def _judge(self, item: CheckCase, case: Case, call: Call, given: tuple[torch.Tensor, ...], dim: int) -> Accuracy:
-        """The accuracy of a call. If it leaves a thread running, a second call is judged: a compiler starts its threads once."""
+        """The accuracy of a call."""
         kept, written = tuple(tensor.clone() for tensor in given), versions(given)
-        for last in (False, True):
-            poison(given, self.device.type)
-            watch = AsyncWorkWatch(self.device.type)
-            out = self._on_stream(call, given) if item.repeat == "stream" else call(*given)
-            late = watch.unfinished(out)
-            excused = watch.lingers and not last
-            reason = breach(given, kept, (out,), written=written) or ("" if excused else late)
-            if reason := reason or (self.guard.replaced() if self.guard else ""):
-                return Accuracy(Grade.WRONG, float("inf"), reason)
-            found = self._compared(item, case, call, given, out, dim)
-            if not excused or found.grade is Grade.WRONG:
-                break
-        return found
+        poison(given, self.device.type)
+        watch = AsyncWorkWatch(self.device.type)
+        out = self._on_stream(call, given) if item.repeat == "stream" else call(*given)
+        late = watch.unfinished(out)
+        reason = breach(given, kept, (out,), written=written) or late
+        if reason := reason or (self.guard.replaced() if self.guard else ""):
+            return Accuracy(Grade.WRONG, float("inf"), reason)
+        return self._compared(item, case, call, given, out, dim)
 
     def _compared(self, item: CheckCase, case: Case, call: Call, given: tuple[torch.Tensor, ...], out: torch.Tensor, dim: int) -> Accuracy:
         note, outputs = "", [out]

@@ -30,7 +30,7 @@ from softbench.core.outcome import Accuracy, Grade
 from softbench.ops.softmax import inputs
 from softbench.plugins.backend import Call
 from softbench.worker import output_checks
-from softbench.worker.async_work import AsyncWorkWatch
+from softbench.worker.async_work import LATE, may_write_later
 
 Tensors = tuple[torch.Tensor, ...]
 Judge = Callable[[Case, Tensors, Tensors], Accuracy]
@@ -58,14 +58,13 @@ class RotatingInputs:
         """The latest output kept of each set, until it is collected."""
         self.latest = 0
         """The set of the last call."""
-        self.watch: AsyncWorkWatch | None = None
-        """The watch over a batch. It is asked whenever an output is kept, as a quick thread ends before the batch does."""
-        self.left = ""
-        """Its first message about the calls since the last renewal; empty if there is none."""
+        self.at_return: dict[tuple[int, str], Tensors] = {}
+        """By set, of its first and its last kept output: the rows to be compared as they were when the call returned. Only if a thread
+        could write them later; the first one's memory has no right values from before."""
         self._rows: list[torch.Tensor] = []
         self._truth: list[Tensors] = []
-        self._collected: dict[int, tuple[str, Tensors, Tensors]] = {}
-        """By set: why its kept output is malformed, the rows of that output, and the rows of its inputs."""
+        self._collected: list[tuple[int, str, Tensors, Tensors]] = []
+        """Set, why its kept output is malformed, the rows of that output, and the rows of its inputs."""
         self._wrong = ""
         """An error that does not depend on the values of the outputs; empty if there is none."""
 
@@ -80,7 +79,7 @@ class RotatingInputs:
 
     def renew(self) -> Callable[[], object]:
         """Change all sets in place, and return the call to time."""
-        self.kept, self._rows, self._truth, self._collected, self.left = {}, [], [], {}, ""
+        self.kept, self._rows, self._truth, self._collected, self.at_return = {}, [], [], [], {}
         self._wrong = ""
         for index, tensors in enumerate(self.sets):
             if (self.turns + index) % 2 == 0:
@@ -116,7 +115,11 @@ class RotatingInputs:
                 outputs, given = self.kept[index] if both else (self.kept[index],), self._looked_at(index)
                 wrong = output_checks.misformed(self.sets[index], outputs, expected=2 if both else 1) if given else CHANGED
                 alive += () if wrong else outputs
-                self._collected[index] = wrong, () if wrong else tuple(out.detach()[self._rows[index]] for out in outputs), given
+                copied = () if wrong else tuple(out.detach()[self._rows[index]] for out in outputs)
+                if not self.overwrites and not all(map(output_checks.same, copied, self.at_return.get((index, "last"), copied))):
+                    wrong = LATE
+                self._collected.append((index, wrong, copied, given))
+                self._collected += [(index, wrong, early, given) for (place, _), early in self.at_return.items() if place == index]
         if not self.overwrites and output_checks.shared(alive):
             self._wrong = output_checks.SHARED
         self.kept.clear()  # the calls of the batch refer to the same dictionary
@@ -126,13 +129,13 @@ class RotatingInputs:
         if self._wrong:
             return Accuracy(Grade.WRONG, float("inf"), self._wrong)
         worst: Accuracy | None = None
-        for index in self._collected:
-            found = self._verdict(index, judge)
+        for collected in self._collected:
+            found = self._verdict(judge, *collected)
             if worst is None or found.grade is Grade.WRONG or found.worst > worst.worst:
                 worst = found
             if found.grade is Grade.WRONG:
                 break
-        self._collected = {}
+        self._collected = []
         return worst
 
     def _body(self) -> Callable[[], object]:
@@ -145,8 +148,8 @@ class RotatingInputs:
             nonlocal turn, due
             place = turn % count
             out = function(*sets[place])
-            if turn >= due and self.watch:
-                self.left = self.left or self.watch.left()
+            if turn >= due:
+                self._copy_at_return(place, out)
             if turn >= due or every:
                 kept[place] = out
                 self.latest = place
@@ -156,6 +159,15 @@ class RotatingInputs:
             return out
 
         return body
+
+    def _copy_at_return(self, index: int, outputs: Any) -> None:
+        self.at_return.pop((index, "last"), None)
+        both = self.case.direction is Direction.BOTH
+        results = outputs if both else (outputs,)
+        if may_write_later() and not output_checks.misformed(self.sets[index], results, expected=2 if both else 1):
+            rows = tuple(out.detach()[self._rows[index]] for out in results)
+            self.at_return.setdefault((index, "first"), rows)
+            self.at_return[index, "last"] = rows
 
     def _refill(self, tensors: Tensors) -> range:
         """Writes new values into a block of rows, or into all rows of a small tensor."""
@@ -205,8 +217,8 @@ class RotatingInputs:
     def _most_rows(self) -> int:
         return max(1, min(MAX_ROWS, CHECKED_ELEMENTS[self.case.device] // self.case.N))
 
-    def _verdict(self, index: int, judge: Judge) -> Accuracy:
-        truth, (wrong, outputs, given) = self._truth[index], self._collected[index]
+    def _verdict(self, judge: Judge, index: int, wrong: str, outputs: Tensors, given: Tensors) -> Accuracy:
+        truth = self._truth[index]
         if not wrong and not (self._as_renewed(index, given) and self._as_renewed(index, self._looked_at(index))):  # at the batch, and now
             wrong = CHANGED
         if wrong:

@@ -94,13 +94,14 @@ def test_list_and_labels_show_a_reused_output():
     assert "1 extra, which all leaves out" in listing.extras([info])
 
 
-def test_a_thread_per_call_is_wrong_but_compiler_threads_pass():
+def test_threads_that_stay_pass_and_late_outputs_are_wrong():
     import threading
 
     from softbench.worker.check_case import CheckCaseRunner
 
-    class Compiling:
-        once, started, first, seconds = True, 0, torch.softmax, 60.0
+    class Threaded:
+        def __init__(self, work):
+            self.work = work
 
         def available(self):
             return None
@@ -112,24 +113,19 @@ def test_a_thread_per_call_is_wrong_but_compiler_threads_pass():
             return self.call
 
         def call(self, x):
-            if not (self.once and self.started):
-                self.started += 1
-                threading.Thread(target=done.wait, args=(self.seconds,), daemon=True).start()
-                return type(self).first(x, -1)
-            return torch.softmax(x, -1)
+            y = torch.softmax(x, -1)
+            threading.Thread(target=self.work, args=(y,), daemon=True).start()
+            return y
 
-    name = next(name for (name, direction), item in CheckCaseRunner(Compiling(), "cpu").items.items() if direction is Direction.FORWARD)
-    compiling, done = Compiling(), threading.Event()
+    def late(y):
+        done.wait(0.01)
+        y.zero_()
+
+    name, done = "shape 37x256", threading.Event()
     try:
-        assert CheckCaseRunner(compiling, "cpu").run(name, Direction.FORWARD, "fp32", 0).grade is Grade.PASS
-        compiling.started, compiling.seconds = 0, 0.01  # that ends while the judge waits to see whether the output changes
-        assert CheckCaseRunner(compiling, "cpu").run(name, Direction.FORWARD, "fp32", 0).grade is Grade.PASS
-        compiling.started, Compiling.first = 0, staticmethod(lambda x, dim: torch.zeros_like(x))  # the first output counts
-        assert CheckCaseRunner(compiling, "cpu").run(name, Direction.FORWARD, "fp32", 0).grade is Grade.WRONG
-        Compiling.first, compiling.seconds = torch.softmax, 60.0
-        compiling.once = False
-        found = CheckCaseRunner(compiling, "cpu").run(name, Direction.FORWARD, "fp32", 0)
-        assert (found.grade, found.detail[:21]) == (Grade.WRONG, "left 1 thread running")
+        for work, grade, detail in ((lambda y: done.wait(60), Grade.PASS, ""), (late, Grade.WRONG, "wrote its output after its call")):
+            found = CheckCaseRunner(Threaded(work), "cpu").run(name, Direction.FORWARD, "fp32", 0)
+            assert (found.grade, found.detail[: len(detail)]) == (grade, detail)
     finally:
         done.set()
 

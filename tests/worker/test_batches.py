@@ -125,38 +125,81 @@ def test_outputs_that_are_not_plain_tensors_are_wrong():
         assert part in found.verify(verdict).detail
 
 
-def test_threads_and_replaced_clocks_are_reported_although_undone_later(monkeypatch):
-    end = threading.Event()
-    for what, told in (
-        (lambda: threading.Thread(target=end.wait).start(), "left 1 thread running"),
-        (lambda: monkeypatch.setattr("time.monotonic", lambda: 0), "replaced time.monotonic"),
-    ):
-        found = made(lambda x, what=what: what() or torch.softmax(x, -1), guard=bind("cpu"))
-        found.renew()
-        found.time(five, 0, 0, 0)
-        end.set()
-        monkeypatch.undo()
-        assert found.verify(verdict).detail.startswith(told)
-
-
-def test_a_thread_that_ends_within_its_batch_is_reported():
-    def slowly(call, *settings):
-        found = five(call, *settings)
-        time.sleep(0.1)
-        return found
-
-    def call(x):
-        threading.Thread(target=time.sleep, args=(0.02,)).start()
-        return torch.softmax(x, -1)
-
-    found = made(call)
-    found.renew()
-    found.time(slowly, 0, 0, 0)
-    assert found.verify(verdict).detail.startswith("left")
-    found.rotation.function = partial(torch.softmax, dim=-1)
+def test_a_replaced_clock_is_reported_although_undone_later(monkeypatch):
+    found = made(lambda x: monkeypatch.setattr("time.monotonic", lambda: 0) or torch.softmax(x, -1), guard=bind("cpu"))
     found.renew()
     found.time(five, 0, 0, 0)
-    assert found.verify(verdict).grade is Grade.PASS
+    monkeypatch.undo()
+    assert found.verify(verdict).detail.startswith("replaced time.monotonic")
+
+
+def threaded(call, *, overwrites=False):
+    """The verdicts on batches of a call, which a slow timer gives time to finish."""
+
+    def slowly(body, *settings):
+        result = five(body, *settings)
+        time.sleep(0.1)
+        return result
+
+    rotation = RotatingInputs(CASE, inputs.make(CASE, 0, torch.device("cpu")), call, overwrites=overwrites)
+    rotation.widen()
+    found = Batches(rotation, "cpu", None)
+    for _ in range(5):
+        found.renew()
+        found.time(slowly, 0, 0, 0)
+        yield found.verify(verdict)
+
+
+def test_threads_that_leave_the_output_alone_pass():
+    end = threading.Event()
+
+    def call(x):
+        threading.Thread(target=end.wait, args=(0.02,), daemon=True).start()
+        return torch.softmax(x, -1)
+
+    assert {found.grade for found in threaded(call)} == {Grade.PASS}
+
+
+def test_an_output_that_is_finished_within_its_batch_is_wrong():
+    def finish(x, y):
+        time.sleep(0.02)
+        y.copy_(torch.softmax(x, -1))
+
+    def call(x):
+        y = torch.zeros_like(x)
+        threading.Thread(target=finish, args=(x, y)).start()
+        return y
+
+    details = [found.detail for found in threaded(call)]
+    assert all("wrote its output after its call had returned" in detail for detail in details), details
+
+
+def test_a_reused_buffer_is_judged_as_its_call_left_it():
+    y = torch.zeros(CASE.M, CASE.N)
+
+    def finish(x):
+        time.sleep(0.02)
+        y.copy_(torch.softmax(x, -1))
+
+    def call(x):
+        threading.Thread(target=finish, args=(x,)).start()
+        return y
+
+    assert {found.grade for found in threaded(call, overwrites=True)} == {Grade.WRONG}
+
+
+def test_sums_in_another_order_are_not_taken_for_late_writes():
+    end = threading.Event()
+    calls = []
+
+    def call(x):
+        calls.append(x)
+        if len(calls) == 1:
+            threading.Thread(target=end.wait).start()
+        end.set()
+        return torch.softmax(x, -1) * (1 + 1e-7 * (len(calls) % 3))
+
+    assert {found.grade for found in threaded(call)} == {Grade.PASS}
 
 
 def test_a_verdict_is_given_once():

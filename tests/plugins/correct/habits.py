@@ -1,6 +1,9 @@
-"""Honest softmaxes with unusual habits: where their outputs lie in memory, and sums in varying order."""
+"""Honest softmaxes with unusual habits: where their outputs lie in memory, sums in varying order, threads that stay."""
 
+import concurrent.futures
 import random
+import threading
+import time
 
 import torch
 
@@ -85,9 +88,54 @@ def varying_order(x):
     return (e / total).to(x.dtype)
 
 
+class Metrics:
+    """A library that counts its calls on a thread, which never ends."""
+
+    def __init__(self):
+        self.calls = self.seen = 0
+        self.thread = None
+
+    def __call__(self, x):
+        self.calls += 1
+        if self.thread is None:
+            self.thread = threading.Thread(target=self.watch, daemon=True)
+            self.thread.start()
+        return forward(x)
+
+    def watch(self):
+        while True:
+            time.sleep(0.001)
+            self.seen = self.calls
+
+
+class PoolJoinedLater:
+    """Each call takes a pool of threads, waits for its results, and leaves the pool to be joined by the next call."""
+
+    def __init__(self):
+        self.pool = None
+
+    def __call__(self, x):
+        if self.pool is not None:
+            self.pool.shutdown(wait=True)
+        self.pool = concurrent.futures.ThreadPoolExecutor(2)
+        wide = x.detach()
+        parts = list(self.pool.map(forward, wide.chunk(2) if wide.dim() > 1 and len(wide) > 1 else (wide,)))
+        return torch.cat(parts)
+
+
+def logs_on_a_thread(x):
+    """The thread outlives the call, and does not touch the output."""
+    y = forward(x)
+    threading.Thread(target=time.sleep, args=(0.01,), daemon=True).start()
+    return y
+
+
 backends = [
     Honest("halves-of-one-allocation", both=halves),
     Honest("rows-of-outputs-in-turn", both=rows_in_turn),
     Honest("arena", forward=Arena()),
     Honest("sums-in-varying-order", forward=varying_order),
+    Honest("metrics-on-a-thread", forward=Metrics()),
+    Honest("pool-joined-later", forward=PoolJoinedLater()),
+    Honest("logs-on-a-thread", forward=logs_on_a_thread),
 ]
