@@ -6,10 +6,12 @@ Signs are ASCII, so that every encoding has them: `*` the fastest of a row, `~` 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
 
+from rich.cells import cell_len
 from rich.console import Console, Group, RenderableType
-from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -28,7 +30,8 @@ CELL = (
     *("median", "p20..p80", "n", "GB/s", "device", "host", "kernels", "build", "error/bound", "labels"),
 )
 """The columns of `cells`."""
-LARGE = 10_000  # columns, more than any table needs: asks rich for a natural width
+SEPARATOR = " │ "
+"""What stands between two columns."""
 
 
 def results(rows: Sequence[Row], console: Console) -> RenderableType:
@@ -43,23 +46,55 @@ def results(rows: Sequence[Row], console: Console) -> RenderableType:
     return Group(*parts)
 
 
-def _fitting(section: Sequence[Row], console: Console) -> list[RenderableType]:
+@dataclass(frozen=True, slots=True)
+class _Section:
+    """The rows of one (direction, dtype, M), as its tables need them."""
+
+    rows: Sequence[Row]
+    cells: Mapping[tuple[int, str], Row]
+    """By N and backend."""
+    best: Mapping[int, Row | None]
+    """The fastest cell of each N, in the order of the rows."""
+    has_doubtful: bool
+
+
+def _section(rows: Sequence[Row]) -> _Section:
+    contenders: dict[int, list[Row]] = {row.N: [] for row in rows}
+    for row in rows:
+        if row.status == Status.OK and IMPLAUSIBLE not in row.labels and row.grade != Grade.YARDSTICK:
+            contenders[row.N].append(row)
+    best = {N: min(some, key=lambda row: row.median_us or 0, default=None) for N, some in contenders.items()}
+    return _Section(rows, {(row.N, row.backend): row for row in rows}, best, any(_doubtful(row) for row in rows))
+
+
+def _fitting(rows: Sequence[Row], console: Console) -> list[RenderableType]:
     """The section's table in the most detail that fits the console, or several tables if none fits."""
-    names = list(dict.fromkeys(row.backend for row in section if row.status != Status.UNAVAILABLE))
-    names = names or list(dict.fromkeys(row.backend for row in section))
+    section = _section(rows)
+    names = list(dict.fromkeys(row.backend for row in rows if row.status != Status.UNAVAILABLE))
+    names = names or list(dict.fromkeys(row.backend for row in rows))
+    across = 0
     for detail in range(len(CAPTIONS)):
-        table = _matrix(section, names, detail)
-        if _width(table, console) <= console.width:
-            return [_title(section, detail), table]
-    for across in range(len(names) - 1, 0, -1):
-        tables = [_matrix(section, names[i : i + across], len(CAPTIONS) - 1) for i in range(0, len(names), across)]
-        if all(_width(table, console) <= console.width for table in tables) or across == 1:
-            return [_title(section, len(CAPTIONS) - 1), *tables]
-    return []
+        across = _across(section, names, detail, console)
+        if across == len(names):
+            break
+    across = max(1, across)
+    return [_title(rows, detail), *(_matrix(section, names[i : i + across], detail) for i in range(0, len(names), across))]
 
 
-def _width(table: Table, console: Console) -> int:
-    return Measurement.get(console, console.options.update(width=LARGE), table).maximum
+def _across(section: _Section, names: Sequence[str], detail: int, console: Console) -> int:
+    """How many backends' columns fit the console in this detail; 0 if a column alone does not."""
+    lead = max(len(str(N)) for N in section.best)
+    ends = [0, *accumulate(len(SEPARATOR) + _width(section, name, detail) for name in names)]
+    for across in range(len(names), 0, -1):
+        if all(lead + ends[min(i + across, len(names))] - ends[i] <= console.width for i in range(0, len(names), across)):
+            return across
+    return 0
+
+
+def _width(section: _Section, name: str, detail: int) -> int:
+    """The width of a backend's column, characters."""
+    cells = (_cell(section.cells.get((N, name)), detail, best, has_doubtful=section.has_doubtful) for N, best in section.best.items())
+    return max(cell_len(name), max(cell.cell_len for cell in cells))
 
 
 def _title(section: Sequence[Row], detail: int) -> Text:
@@ -70,21 +105,14 @@ def _title(section: Sequence[Row], detail: int) -> Text:
     return Text(f"{first.direction} {first.dtype}, M={first.M}, {first.device}{clock}: {caption}", style="bold")
 
 
-def _matrix(section: Sequence[Row], names: Sequence[str], detail: int) -> Table:
+def _matrix(section: _Section, names: Sequence[str], detail: int) -> Table:
     table = Table(show_edge=False, pad_edge=False)
     table.add_column("N", justify="right", no_wrap=True)
     for name in names:
         table.add_column(name, justify="right", no_wrap=True)
-    cells = {(row.N, row.backend): row for row in section}
-    has_doubtful = any(_doubtful(row) for row in section)
-    for N in dict.fromkeys(row.N for row in section):
-        contenders = [
-            row
-            for row in section
-            if row.N == N and row.status == Status.OK and IMPLAUSIBLE not in row.labels and row.grade != Grade.YARDSTICK
-        ]
-        best = min(contenders, key=lambda row: row.median_us or 0, default=None)
-        table.add_row(str(N), *(_cell(cells.get((N, name)), detail, best, has_doubtful=has_doubtful) for name in names))
+    for N, best in section.best.items():
+        shown = (_cell(section.cells.get((N, name)), detail, best, has_doubtful=section.has_doubtful) for name in names)
+        table.add_row(str(N), *shown)
     return table
 
 

@@ -19,6 +19,8 @@ from softbench.results.rows import IMPLAUSIBLE, Row
 
 FORMULA = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")  # the last four are full-width signs
 """A text with such a first character is a formula for a spreadsheet: writing adds an apostrophe, reading removes it."""
+MAX_CELLS = 20_000
+"""A results file with more cells is refused; its table would take minutes."""
 COLUMNS = tuple("class" if field.name == "grade" else field.name for field in fields(Row))
 TYPES = {field.name: field.type for field in fields(Row)}
 LATER = {field.name: field.default for field in fields(Row) if field.default is not MISSING}
@@ -64,6 +66,8 @@ def read_csv(path: Path) -> tuple[list[Row], list[str]]:
         raise ResultsError(f"{path}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise ResultsError(f"{path}: is not text; give the .csv that softbench run wrote") from None
+    if (lines := text.count("\n")) > MAX_CELLS + 1:
+        raise ResultsError(f"{path}: has {lines} lines, and softbench reads at most {MAX_CELLS} cells; split the file")
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     rows: list[Row] = []
     try:

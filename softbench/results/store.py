@@ -153,7 +153,8 @@ def writable(folder: Path) -> None:
     """
     with _writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        _refuse_link(folder / ".lock")
+        if os.path.lexists(folder / ".lock"):
+            _lock_file(folder / ".lock").close()
         with tempfile.TemporaryFile(dir=folder):
             pass
 
@@ -241,17 +242,21 @@ def _line(data: JsonObject) -> bytes:
     return json.dumps(data, separators=(",", ":"), allow_nan=False).encode() + b"\n"
 
 
-def _refuse_link(path: Path) -> None:
-    """Raise OSError for a symbolic link: it may name a file of another folder."""
+def _lock_file(path: Path) -> IO[bytes]:
+    """The lock file, created if there is none. Its content stays.
+
+    Raises:
+        OSError: it is a symbolic link, which may name a file of another folder, or it cannot be opened; with the file and the next step.
+    """
     if path.is_symlink():
         raise OSError(errno.ELOOP, f"{path.name} is a symbolic link; remove it")
-
-
-def _lock_file(path: Path) -> IO[bytes]:
-    """The lock file, created if there is none. Its content stays. Raises OSError."""
-    _refuse_link(path)
-    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC  # NFS locks a file only if it is open for writing
-    return os.fdopen(os.open(path, flags, 0o644), "rb")
+    flags = os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        return os.fdopen(os.open(path, flags | os.O_RDWR, 0o644), "rb")  # NFS locks a file only if it is open for writing
+    except PermissionError:  # of another user; other file systems lock a file that is open for reading, too
+        with suppress(PermissionError):
+            return os.fdopen(os.open(path, flags & ~os.O_CREAT | os.O_RDONLY), "rb")
+        raise PermissionError(errno.EACCES, f"no permission for {path.name}; remove it, or choose another folder with --output") from None
 
 
 @contextmanager

@@ -61,6 +61,17 @@ def test_a_narrow_terminal_gets_less_detail_in_whole_lines(rows, width):
     assert sum(line.count("*") for line in figures) >= 2
 
 
+def test_the_time_of_a_table_is_linear_in_its_cells(rows, monkeypatch):
+    calls = []
+    cell = tables._cell
+    monkeypatch.setattr(tables, "_cell", lambda *given, **more: calls.append(1) or cell(*given, **more))
+    for many in ([replace(rows[1], backend=f"b{i}") for i in range(600)], [replace(rows[1], N=i + 1) for i in range(600)]):
+        calls.clear()
+        shown = text(tables.results(many, Console(width=200)))
+        assert shown.count("*") >= 2  # the fastest cell, and the legend
+        assert len(calls) <= 6 * len(many)
+
+
 def test_markup_in_a_reason_is_shown_as_text(make_record):
     case = make_record("x", [1]).case
     row = results.row(Record("[red]x", case, Failed(Status.FAILED, "build", "[bold]no[/bold]")), None, None, device="d", run="r")

@@ -1,7 +1,9 @@
 """A run's files: whole at any moment, resumable, and published once."""
 
+import errno
 import json
 import math
+import os
 from dataclasses import replace
 
 import pytest
@@ -153,6 +155,35 @@ def test_an_unwritable_folder_is_one_line(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ResultsError, match="cannot be written: Not a directory"):
         store.writable(tmp_path / "file" / "results")
+
+
+@pytest.mark.parametrize("readable", [True, False])
+def test_the_lock_of_another_user_is_read_or_named(tmp_path, monkeypatch, make_record, readable):
+    (tmp_path / ".lock").touch()
+    opened = os.open
+
+    def refuse(path, flags, *mode, **more):
+        if str(path).endswith(".lock") and (flags & os.O_ACCMODE != os.O_RDONLY or not readable):
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return opened(path, flags, *mode, **more)
+
+    monkeypatch.setattr(os, "open", refuse)
+    if not readable:
+        with pytest.raises(ResultsError, match=r"no permission for \.lock; remove it, or choose another folder with --output"):
+            store.writable(tmp_path)  # before any measurement
+        return
+    store.writable(tmp_path)
+    run = store.start(tmp_path, header())
+    run.add(0, [make_record("ours", [20.0])])
+    run.finish(publish=True)
+    assert (tmp_path / "latest.csv").is_file()
+
+
+def test_a_file_with_too_many_cells_is_refused_at_once(tmp_path):
+    path = tmp_path / "many.csv"
+    path.write_text("backend\n" + "x\n" * 300_000)
+    with pytest.raises(ResultsError, match="has 300001 lines, and softbench reads at most 20000 cells"):
+        read_csv(path)
 
 
 def test_a_lock_that_is_a_symbolic_link_is_refused(tmp_path, make_record):
