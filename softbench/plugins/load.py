@@ -14,6 +14,7 @@ from softbench.core.errors import UsageError
 from softbench.core.text import one_line
 from softbench.core.validate import NAME
 from softbench.plugins.backend import Backend
+from softbench.plugins.functions import from_functions
 from softbench.plugins.source import ALL, GROUP, SOURCES, PluginSource
 
 METHODS = ("available", "supports", "prepare")
@@ -22,16 +23,17 @@ METHODS = ("available", "supports", "prepare")
 def load(origin: PluginSource) -> tuple[Backend, ...]:
     """Import the backends of a plugin source. This runs the plugin's code, so only workers call it.
 
-    An entry point names one Backend or a list. A file has them under the name `backend` or `backends`.
+    An entry point names one Backend or a list. A file has them under the name `backend` or `backends`, or it has functions only
+    (`softbench.plugins.functions`).
 
     Raises:
         UsageError: the object is not a backend. Exceptions of the plugin's own import pass through.
     """
     if origin.kind == "file":
         module = _import_file(Path(origin.target))
-        offered = getattr(module, "backends", None) or getattr(module, "backend", None)
+        offered = getattr(module, "backends", None) or getattr(module, "backend", None) or from_functions(module, origin.label)
         if offered is None:
-            raise UsageError("defines neither `backend` nor `backends`, or nothing in them")
+            raise UsageError("defines neither `backend` nor `backends`, or nothing in them, and no function `softmax`")
     else:
         offered = metadata.EntryPoint(origin.label, origin.target, GROUP).load()
     found = tuple(offered) if isinstance(offered, list | tuple) else (offered,)

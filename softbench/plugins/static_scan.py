@@ -24,7 +24,7 @@ def at(source: PluginSource) -> list[BackendInfo]:
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # errors of `ast.parse` for other texts than Python
         line = f"line {error.lineno}: {error.msg}" if isinstance(error, SyntaxError) and error.lineno else type(error).__name__
         return [BackendInfo(source.label, source, broken=f"import: {one_line(line)}", loaded=False)]
-    found = _backends(tree)
+    found = _backends(tree) or _functions(tree, source.label)
     if not found:
         return [BackendInfo(source.label, source, summary=f"its source does not state its backends' names; {LOAD}", loaded=False)]
     names = {name: f"{source.alias}.{name}" if len(found) > 1 else source.alias for name in found} if source.alias else {}
@@ -45,6 +45,15 @@ def _backends(tree: ast.Module) -> dict[str, str]:
                 return {}
             found[name] = one_line((ast.get_docstring(made_of) or "").partition("\n")[0])
     return found
+
+
+def _functions(tree: ast.Module, label: str) -> dict[str, str]:
+    """The backend of a file that defines the function `softmax` and assigns no backend; else empty."""
+    targets = {getattr(target, "id", "") for node in tree.body if isinstance(node, ast.Assign) for target in node.targets}
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef) and node.name == "softmax" and not targets & {"backend", "backends"}:
+            return {label: one_line((ast.get_docstring(node) or ast.get_docstring(tree) or "").partition("\n")[0])}
+    return {}
 
 
 def _name(made_of: ast.ClassDef) -> str:
