@@ -94,7 +94,10 @@ def _show_plan(plan: Plan) -> None:
     available = [info.name for info in plan.infos if info.able]
     for text in plan.notes:
         note(text)
-    pairs = [(case.key, size(case.tensor_bytes), "takes turns" if plan.takes_turns(case, len(available)) else "") for case in plan.cases]
+    pairs = [
+        (case.key, size(case.tensor_bytes), plan.too_large(case) or ("takes turns" if plan.takes_turns(case, len(available)) else ""))
+        for case in plan.cases
+    ]
     pairs += [tables.info(info) for info in plan.infos if not info.able]
     output.show(tables.facts(pairs), output.console())
     settings = plan.settings

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from softbench.core.case import CPU_TIMER, TIMERS, Case
 from softbench.core.errors import UsageError
 from softbench.core.machine import Gpu, Machine
-from softbench.core.text import unknown
-from softbench.ops.softmax.spec import WORKING_TENSORS
+from softbench.core.text import size, unknown
+from softbench.ops.softmax.spec import WORKING_TENSORS, distinct_bytes
 from softbench.plan.settings import Settings
 from softbench.plan.sweep import cases as cases_of_sweeps
 from softbench.plugins.info import BackendInfo
@@ -53,6 +53,11 @@ class Plan:
         """True if this many workers cannot all hold the case's buffers at once."""
         each = CONTEXT_BYTES[self.device] + WORKING_TENSORS * case.tensor_bytes + CHECK_BYTES
         return workers * each > self.settings.memory_share * self.free_bytes
+
+    def too_large(self, case: Case) -> str:
+        """Why the device cannot hold even one set of the case's tensors; empty if it can."""
+        needed = distinct_bytes(case)
+        return f"its tensors need {size(needed)}; {size(self.free_bytes)} are free" if needed > self.free_bytes else ""
 
     def estimate_seconds(self) -> float:
         """Rough wall time in seconds: batches, checks and declared build times."""

@@ -51,7 +51,7 @@ PROFILE_MS = 5.0
 PAUSES_SECONDS = {"cuda": (0.5, 2.0, 5.0), "cpu": (0.05, 0.2)}
 """Pauses before a batch of a throttled GPU, or of a busy CPU, is measured again; each is used once."""
 PATIENCE_SECONDS = {"cuda": 120.0, "cpu": 1.0}
-"""Sum of such pauses in a sweep; later batches are not repeated. A CPU that others use seldom becomes idle soon."""
+"""Sum of such pauses in a sweep; later batches are not repeated. A busy CPU seldom becomes idle soon."""
 
 
 @dataclass(slots=True)
@@ -90,7 +90,8 @@ class Scheduler:
 
     def measure(self, case: Case) -> list[Record]:
         """Build, check and time one case; every slot gets a record."""
-        self.state = {slot: SlotState(outcome=slot.barred(self.last_failure.get(slot))) for slot in self.slots}
+        large = Failed(Status.OOM, "build", reason) if (reason := self.plan.too_large(case)) else None
+        self.state = {slot: SlotState(outcome=slot.barred(self.last_failure.get(slot)) or large) for slot in self.slots}
         turns = self.plan.takes_turns(case, len(self._active()))
         self._revive(self._active(), case)
         for together in [[slot] for slot in self._active()] if turns else [self._active()]:

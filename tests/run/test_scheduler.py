@@ -31,7 +31,7 @@ def test_only_gpu_workers_run_together_and_never_while_timed():
     for device, free, one_round in (
         ("cuda", 2**40, beside),
         ("cpu", 2**40, [["renew"], ["time"], ["verify"]] * 3),
-        ("cuda", 0, [["renew"], ["time"], ["verify"], ["release"]] * 3),  # they take turns
+        ("cuda", 2**20, [["renew"], ["time"], ["verify"], ["release"]] * 3),  # they take turns
     ):
         pool, plan = FakePool(), make(free=free, rounds=2)
         measure(replace(plan, device=device), pool)
@@ -265,6 +265,15 @@ def test_unordered_work_is_wrong_only_in_two_traces(second, status, reason):
     assert pool.log.count(("a", "calls")) == 2
     assert pool.log.count(("b", "calls")) == 1
     assert records["b"].status is Status.OK
+
+
+def test_a_case_that_cannot_fit_is_refused_before_it_starts():
+    pool, plan = FakePool(), make(cases=2, free=2**40)
+    huge = replace(plan.cases[0], M=10**7, N=10**7)
+    records = measure(replace(plan, cases=(huge, plan.cases[1])), pool)
+    assert {record.status for record in records.values()} == {Status.OOM}
+    assert records["a"].outcome.reason == "its tensors need 727.6 TiB; 1 TiB are free"
+    assert pool.log == []
 
 
 def test_out_of_memory_is_tried_again_with_other_buffers_released():
