@@ -40,7 +40,6 @@ COVERED_BY = {
     "processes/slot": "run/test_scheduler.py",
     "results/csv": "results/test_store.py",
     "run/doctor": "cli/test_main.py",
-    "run/header": "results/test_store.py",
     "run/request": "gate/test_ab_run.py",
     # Backends of one call each: the check cases run all of them.
     "backends/autograd": "run/test_check.py",

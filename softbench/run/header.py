@@ -11,6 +11,7 @@ from pathlib import Path
 from softbench.core.case import YARDSTICK, Case
 from softbench.core.json_types import JsonObject
 from softbench.plan.plan import Plan
+from softbench.plugins.info import BackendInfo
 
 KEYED = (
     *("device", "gpu", "gpu_memory_bytes", "driver", "power_limit_w", "cpu", "torch_threads"),
@@ -25,11 +26,12 @@ def header(plan: Plan, command: str, version: str) -> JsonObject:
     return {
         "command": command,
         "softbench": version,
-        "git_commit": _git_commit(),
+        "git_commit": _own_commit(),
         "device_name": plan.device_name,
         "backends": [info.name for info in plan.infos],
         "origins": {info.name: info.origin.shown for info in plan.infos},
         "sources": {info.name: info.source for info in plan.infos},
+        "commits": _plugin_commits(plan.infos),
         "yardstick": YARDSTICK,
         "relative_to": settings.relative_to,
         "settings": {**settings.measuring(), "timeout": settings.timeout, "memory_share": settings.memory_share},
@@ -47,12 +49,22 @@ def fingerprint(
     return {**what, **measuring, **{key: facts.get(key) for key in KEYED}}
 
 
-def _git_commit() -> str | None:
-    """The commit of softbench's checkout, with `+` if files differ; None outside a checkout."""
-    here = Path(__file__).resolve().parents[1]
-    if not (here.parent / ".git").exists():
-        return None
+def _own_commit() -> str | None:
+    """The commit of softbench's checkout; None outside a checkout."""
+    here = Path(__file__).resolve().parents[2]
+    return _git_commit(here) if (here / ".git").exists() else None
+
+
+def _plugin_commits(infos: Sequence[BackendInfo]) -> dict[str, str | None]:
+    """The commit of the checkout that each plugin file lies in, by backend; None for files outside a checkout."""
+    folders = {info.name: Path(info.origin.target).parent for info in infos if info.origin.kind == "file"}
+    commits = {folder: _git_commit(folder) for folder in {*folders.values()}}
+    return {name: commits[folder] for name, folder in folders.items()}
+
+
+def _git_commit(folder: Path) -> str | None:
+    """The commit of a folder's checkout, with `+` if files differ; None outside a checkout."""
     with suppress(OSError, subprocess.SubprocessError):
-        git = ["git", "-C", str(here.parent), "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=+"]
+        git = ["git", "-C", str(folder), "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=+"]
         return subprocess.run(git, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
     return None

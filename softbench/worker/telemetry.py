@@ -109,11 +109,12 @@ class Waiting:
         self.before, self.begin = self._waited_ns(), clock()
 
     def telemetry(self) -> Telemetry | None:
-        """A reading of a busy CPU; None if no thread waited for BUSY_SHARE of the time, or if the kernel does not tell."""
-        wall_ns = (self.clock() - self.begin) * 1e9
-        longest_ns = max((now - self.before.get(thread, 0) for thread, now in self._waited_ns().items()), default=0)
-        share = longest_ns / wall_ns if wall_ns > 0 else 0.0
-        return Telemetry(throttled=f"a thread waited for a processor {share:.0%} of the time") if share > BUSY_SHARE else None
+        """A reading, which is throttled if a thread waited for more than BUSY_SHARE of the time; None if the kernel does not tell."""
+        wall_ns, waited_ns = (self.clock() - self.begin) * 1e9, self._waited_ns()
+        if not waited_ns or wall_ns <= 0:
+            return None
+        share = max(now - self.before.get(thread, 0) for thread, now in waited_ns.items()) / wall_ns
+        return Telemetry(throttled=f"a thread waited for a processor {share:.0%} of the time" if share > BUSY_SHARE else "")
 
     def _waited_ns(self) -> dict[str, int]:
         found = {}

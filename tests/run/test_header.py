@@ -1,0 +1,34 @@
+"""The header of a run document: which commits were measured."""
+
+import subprocess
+from dataclasses import replace
+
+import pytest
+from pretended import info, make
+
+from softbench.plugins.source import PluginSource
+from softbench.run.header import header
+
+
+@pytest.fixture
+def plugin(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text("x = 1\n")
+    return replace(info("mine"), origin=PluginSource("file", "mine", str(file), "mine.py"))
+
+
+def git(folder, *words):
+    options = ["-c", "user.name=me", "-c", "user.email=me@example.org", "-c", "commit.gpgsign=false"]
+    subprocess.run(["git", "-C", str(folder), *options, *words], check=True, capture_output=True)
+
+
+def test_the_commit_of_a_plugin_is_recorded_with_its_changes(plugin, tmp_path):
+    plan = replace(make(), infos=(plugin,))
+    assert header(plan, "softbench run", "0")["commits"] == {"mine": None}
+    git(tmp_path, "init", "-q")
+    git(tmp_path, "add", "mine.py")
+    git(tmp_path, "commit", "-q", "-m", "first")
+    clean = header(plan, "softbench run", "0")["commits"]["mine"]
+    assert len(clean) == 12
+    (tmp_path / "mine.py").write_text("x = 2\n")
+    assert header(plan, "softbench run", "0")["commits"] == {"mine": f"{clean}+"}
