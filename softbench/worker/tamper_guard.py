@@ -14,7 +14,7 @@ from types import ModuleType
 
 import torch
 
-from softbench.ops.softmax import inputs, reference, tolerance
+from softbench.ops.softmax import independent, inputs, reference, tolerance
 from softbench.worker import output_checks, persisting_l2
 from softbench.worker.persisting_l2 import PersistingL2
 
@@ -26,7 +26,8 @@ PROTECTED: dict[ModuleType, str] = {
     torch: "softmax equal full_like randn where empty Tensor.double Tensor.clone Tensor.copy_ Tensor.abs Tensor.amax Tensor.sum "
     "Tensor.item Tensor.isnan Tensor.data_ptr",
     tolerance: "check excess bound_forward bound_backward bound_both",
-    reference: "forward backward",
+    reference: "forward backward by_numpy",
+    independent: "chosen wide forward backward compare",
     output_checks: "breach poison",
     inputs: "make refill make_adversarial",
 }
