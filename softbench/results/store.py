@@ -13,7 +13,7 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -24,7 +24,7 @@ from softbench.core.case import Case
 from softbench.core.errors import ResultsError
 from softbench.core.files import replace_file
 from softbench.core.json_types import JsonObject
-from softbench.core.outcome import Record
+from softbench.core.outcome import Measured, Record
 from softbench.core.text import one_line, printable
 from softbench.results.csv import to_csv
 from softbench.results.records import SCHEMA, merge, record_from_json, record_to_json
@@ -47,6 +47,11 @@ class Run:
     """Cached rows of unchanged cases."""
     _due: float = 0.0
     """Time of the next CSV write."""
+    _size: int = 0
+    """Bytes of the journal, which only this process writes."""
+
+    def __post_init__(self) -> None:
+        self._size = os.fstat(self.journal.fileno()).st_size
 
     @property
     def csv(self) -> Path:
@@ -75,18 +80,32 @@ class Run:
         """Store the records of one case: in the journal at once, in the CSV soon.
 
         Raises:
-            ResultsError: the folder cannot be written.
+            ResultsError: the folder cannot be written, or another process wrote to the journal.
         """
         with _writing(self.folder):
+            if self.restore_journal():
+                raise ResultsError(f"{self.journal.name}: another process wrote to it, perhaps a plugin; what it wrote was removed")
             for record in records:
                 self.cells[process, record.backend, record.case] = record
                 self._rows.pop(record.case, None)
                 self.journal.write(_line({"process": process, **record_to_json(record)}))
             self.journal.flush()
+            self._size = self.journal.tell()
         begin = time.monotonic()
         if begin >= self._due:
             self.write_rows()
             self._due = time.monotonic() + LAG * (time.monotonic() - begin - CHEAP_SECONDS)
+
+    def restore_journal(self) -> bool:
+        """Remove what another process appended to the journal, so that no forged cell is resumed. True if there was such text.
+
+        Raises:
+            OSError: the file cannot be read or written.
+        """
+        size = os.fstat(self.journal.fileno()).st_size
+        if size > self._size:
+            os.ftruncate(self.journal.fileno(), self._size)
+        return size != self._size
 
     def write_rows(self) -> None:
         """Write the CSV.
@@ -179,10 +198,11 @@ def start(folder: Path, header: JsonObject) -> Run:
     return Run(folder, name, header, journal)
 
 
-def resume(folder: Path, header: JsonObject) -> tuple[Run | None, str]:
+def resume(folder: Path, header: JsonObject, cases: Collection[Case] | None = None) -> tuple[Run | None, str]:
     """The newest interrupted run in `folder` with the same settings and environment, and a note for the user.
 
-    A run that cannot be resumed stays unchanged.
+    A run that cannot be resumed stays unchanged. Each of its cells must be of `cases` (None: any), of the header's backends, and of a round
+    and process set of the settings. Journals are not signed: a text that fits cannot be told from a measurement.
     """
     reason = ""
     for path in sorted(folder.glob("run-*.jsonl"), key=lambda path: path.name, reverse=True):
@@ -193,7 +213,7 @@ def resume(folder: Path, header: JsonObject) -> tuple[Run | None, str]:
             continue
         try:
             fcntl.flock(journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            run = _reopen(folder, path, journal, header)
+            run = _reopen(folder, path, journal, header, cases)
         except BlockingIOError:
             reason = reason or f"{path.stem} is still running"
         except ValueError as error:
@@ -212,7 +232,7 @@ def _resuming(run: Run) -> str:
     return f"resuming {run.name}: {len(run.cells) - changed} cells are there already{again}"
 
 
-def _reopen(folder: Path, path: Path, journal: IO[bytes], header: JsonObject) -> Run:
+def _reopen(folder: Path, path: Path, journal: IO[bytes], header: JsonObject, cases: Collection[Case] | None) -> Run:
     """The run of a journal, without a torn last line. Raises ValueError with the reason if it does not match or is damaged."""
     lines = journal.read().split(b"\n")[:-1]  # text after the last newline is torn
     if not lines:
@@ -228,6 +248,8 @@ def _reopen(folder: Path, path: Path, journal: IO[bytes], header: JsonObject) ->
             number += 1
             entry = json.loads(line)
             process, record = int(entry.pop("process")), record_from_json(entry)
+            if difference is None and (reason := _not_planned(process, record, header, cases)):
+                raise ValueError(reason)
             run.cells[process, record.backend, record.case] = record
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise ValueError(f"{path.name}, line {number} is damaged ({type(error).__name__}: {error})") from None
@@ -235,7 +257,23 @@ def _reopen(folder: Path, path: Path, journal: IO[bytes], header: JsonObject) ->
         raise ValueError(f"{difference} was {then.get(difference)}, now it is {now.get(difference)}")
     journal.seek(sum(len(line) + 1 for line in lines))
     journal.truncate()
+    run._size = journal.tell()
     return run
+
+
+def _not_planned(process: int, record: Record, header: JsonObject, cases: Collection[Case] | None) -> str:
+    """Why a cell cannot be of a run with this header; empty if it can."""
+    settings = header["fingerprint"]
+    if record.backend not in header["backends"]:
+        return f"no backend of the run is named {record.backend}"
+    if cases is not None and record.case not in cases:
+        return f"{record.case.key} is no case of the run"
+    if not 0 <= process < settings.get("processes", process + 1):
+        return f"the run has no process set {process}"
+    batches = record.outcome.timing.batches if isinstance(record.outcome, Measured) else ()
+    if any(batch.process != process or batch.round >= settings.get("max_rounds", batch.round + 1) for batch in batches):
+        return "a batch of another process set or round"
+    return ""
 
 
 def _line(data: JsonObject) -> bytes:

@@ -147,7 +147,7 @@ def run(request: Request, observer: Observer, on_start: Callable[[store.Run], No
         head = header(plan, request.command, request.version)
         found = None
         if request.resume:
-            found, note = store.resume(request.output, head)
+            found, note = store.resume(request.output, head, frozenset(plan.cases))
             observer.note(note if found else f"{note}; measuring everything")
         kept = found or store.start(request.output, head)
         on_start(kept)
@@ -156,7 +156,8 @@ def run(request: Request, observer: Observer, on_start: Callable[[store.Run], No
         try:
             execute(plan, kept, observer, session.pool, slots, session.environment)
         except BaseException:
-            with suppress(ResultsError):
+            with suppress(ResultsError, OSError):
+                kept.restore_journal()
                 kept.write_rows()
             raise
         kept.header["seconds"] = {key: round(value, 3) for key, value in {**session.pool.spent, "wall": time.monotonic() - begin}.items()}

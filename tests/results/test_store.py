@@ -13,6 +13,7 @@ from softbench.core.errors import ResultsError
 from softbench.core.outcome import Accuracy, Build, Failed, Grade, Profile, Record, Skipped, Status, Telemetry
 from softbench.results import store
 from softbench.results.csv import read_csv
+from softbench.results.records import record_to_json
 from softbench.run.header import fingerprint
 
 CASES = [Case(4096, N, "fp32", Direction.FORWARD) for N in (256, 512)]
@@ -133,6 +134,49 @@ def test_a_damaged_journal_is_named_with_its_line_and_kept(tmp_path, make_record
     assert run is None
     assert f"cannot be resumed: {path.name}, line 4 is damaged" in told
     assert path.exists()
+
+
+def test_text_of_another_process_ends_the_run_and_is_removed(tmp_path, make_record):
+    run = store.start(tmp_path, header())
+    run.add(0, [make_record("copy", [10.0])])
+    path = tmp_path / f"{run.name}.jsonl"
+    before = path.read_bytes()
+    forged = json.dumps({"process": 0, **record_to_json(make_record("ours", [0.1]))}).encode() + b"\n"
+    with path.open("ab") as journal:
+        journal.write(forged)
+    with pytest.raises(ResultsError, match=r"\.jsonl: another process wrote to it, perhaps a plugin; what it wrote was removed"):
+        run.add(0, [make_record("ours", [20.0])])
+    assert path.read_bytes() == before
+    run.add(0, [make_record("ours", [20.0])])
+    with path.open("ab") as journal:
+        journal.write(forged)
+    assert run.restore_journal()  # as at an interruption
+    run.journal.close()
+    resumed, _ = store.resume(tmp_path, header())
+    assert {record.outcome.timing.batches[0].samples_us[1] for record in resumed.cells.values()} == {10.0, 20.0}
+
+
+@pytest.mark.parametrize(
+    ("process", "change", "reason"),
+    [
+        (0, {"N": 1024}, "fp32 4096x1024 cuda is no case of the run"),
+        (0, {"backend": "theirs"}, "no backend of the run is named theirs"),
+        (1, {}, "a batch of another process set or round"),
+        (7, {}, "the run has no process set 7"),
+        (0, {"medians": [1.0] * 9}, "a batch of another process set or round"),
+    ],
+)
+def test_a_journal_with_cells_that_were_not_planned_is_refused(tmp_path, make_record, process, change, reason):
+    measuring = {"processes": 2, "max_rounds": 3}
+    before = interrupted(tmp_path, make_record, **measuring)
+    path = tmp_path / f"{before.name}.jsonl"
+    record = make_record(**{"backend": "ours", "medians": [1.0], "N": 512, **change})
+    with path.open("ab") as journal:
+        journal.write(json.dumps({"process": process, **record_to_json(record)}).encode() + b"\n")
+    run, told = store.resume(tmp_path, header(**measuring), frozenset(CASES))
+    assert run is None
+    assert "line 4 is damaged" in told
+    assert reason.replace("fp32 4096x1024 cuda", record.case.key) in told
 
 
 def test_cells_that_are_measured_again_replace_their_rows(tmp_path, make_record):
