@@ -30,6 +30,8 @@ from softbench.processes.worker_log import top_frame, useful_line
 START_SECONDS = 120.0  # importing torch from a cold disk takes tens of seconds
 EXIT_SECONDS = 10.0  # a killed process ends only after the driver has removed its CUDA context
 STACK_SECONDS = 0.3
+KILLING = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT})
+"""Signals of another process; a fault of a worker's own has others."""
 KEPT_BYTES = 1 << 18  # of a worker's log, which has a compiler's last output
 
 
@@ -53,6 +55,8 @@ class Lost:
     reason: str
     invalid: bool = False
     """True if it sent a JSON object that is not a reply to the request."""
+    killed: bool = False
+    """True if another process killed it."""
 
 
 Answer = TypeVar("Answer", bound=Reply)
@@ -203,11 +207,14 @@ class Pool:
     def _died(self, worker: Worker, phase: str) -> Lost:
         self._pump_quietly(lambda: worker.pid in self._exits, EXIT_SECONDS)
         code = self._exits.get(worker.pid)
-        how = "crashed" if code is None else f"crashed ({_signal_name(-code)})" if code < 0 else f"exited with code {code}"
+        killed = code is not None and -code in KILLING
+        how = "crashed" if code is None else f"exited with code {code}" if code >= 0 else f"crashed ({_signal_name(-code)})"
         where = useful_line(worker.log)
+        if killed and code is not None:
+            how, where = f"killed ({_signal_name(-code)})", "by another process, or for lack of memory"
         worker.troubled = True
         self.discard(worker)
-        return Lost(Status.FAILED, one_line(f"{how} in {phase}{': ' + where if where else ''}"))
+        return Lost(Status.FAILED, one_line(f"{how} in {phase}{': ' + where if where else ''}"), killed=killed)
 
     def _timed_out(self, worker: Worker, seconds: float, phase: str) -> Lost:
         before = worker.log.stat().st_size

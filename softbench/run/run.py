@@ -32,7 +32,7 @@ from softbench.processes.pool import Pool
 from softbench.processes.session import Session, choose_device
 from softbench.processes.slot import WorkerSlot
 from softbench.results import store
-from softbench.run import info_cache
+from softbench.run import info_cache, isolation
 from softbench.run.header import header
 from softbench.run.request import Request
 from softbench.run.scheduler import Scheduler
@@ -204,6 +204,6 @@ def _one_set(plan: Plan, kept: store.Run, observer: Observer, scheduler: Schedul
         for case in plan.cases:
             stored = kept.has(scheduler.process, names, case)
             if not stored:
-                kept.add(scheduler.process, scheduler.measure(case))
+                kept.add(scheduler.process, isolation.measure(scheduler, case, observer.note))
             observer.advance(case, len(names), stored=stored)
         scheduler.close()

@@ -68,6 +68,8 @@ class SlotState:
     """Work of the last trace that is not ordered with the caller's stream."""
     invalid_reply: bool = False
     """True if the worker sent a JSON object that is not a reply to the request."""
+    killed: bool = False
+    """True if another process killed the worker."""
 
 
 class Scheduler:
@@ -272,7 +274,7 @@ class Scheduler:
             slot = slots[i]
             if isinstance(reply, Lost):
                 slot.worker = None
-                self.state[slot].invalid_reply = reply.invalid
+                self.state[slot].invalid_reply, self.state[slot].killed = reply.invalid, reply.killed
                 self._end(slot, Failed(reply.status, phase, reply.reason), lost=True)
             elif isinstance(reply, Failure):
                 if reply.poisoned:

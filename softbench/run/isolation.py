@@ -1,0 +1,61 @@
+"""A case in which a worker was killed is measured again, one backend at a time, to find a backend that kills the others.
+
+Plugins have the user's rights, so one can send SIGKILL to all workers and be the only backend with a figure. The kernel sends it too, to
+a process of a machine without memory. So each backend is measured again beside one other worker. Is that killed again, and the backend
+not, then the backend gets no figure and is not asked any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from softbench.core.case import YARDSTICK, Case
+from softbench.core.outcome import Failed, Measured, Record, Status
+from softbench.processes.slot import WorkerSlot
+
+if TYPE_CHECKING:
+    from softbench.run.scheduler import Scheduler
+
+
+def measure(scheduler: Scheduler, case: Case, note: Callable[[str], object]) -> list[Record]:
+    """One case, as `Scheduler.measure`; again in isolation if a worker was killed. `note` gets a text for the user then."""
+    records = scheduler.measure(case)
+    killed = _killed(scheduler)
+    if not killed:
+        return records
+    names = ", ".join(slot.name for slot in killed)
+    note(f"{case.key}: the worker of {names} was killed, and not by softbench; the case is measured again, one backend at a time")
+    slots = scheduler.slots
+    try:
+        return _one_by_one(scheduler, case, {record.backend: record for record in records}, killed)
+    finally:
+        scheduler.slots = slots
+
+
+def _one_by_one(scheduler: Scheduler, case: Case, found: dict[str, Record], killed: list[WorkerSlot]) -> list[Record]:
+    slots = scheduler.slots
+    beside = next((slot for slot in slots if slot.name == YARDSTICK), killed[0])
+    for slot in slots:
+        if slot is beside or not (slot in killed or isinstance(found[slot.name].outcome, Measured)):
+            continue
+        for other in slots:
+            other.drop(scheduler.pool)
+        slot.deaths = beside.deaths = 0  # a victim is no cause
+        scheduler.slots = [slot, beside]
+        pair = {record.backend: record for record in scheduler.measure(case)}
+        if _killed(scheduler) == [beside]:
+            reason = f"the worker of {beside.name} was killed whenever it ran beside this backend"
+            slot.drop(scheduler.pool)
+            slot.info = replace(slot.info, broken=reason, broken_status=Status.FAILED)  # not asked any more
+            found[slot.name] = Record(slot.name, case, Failed(Status.FAILED, "time", reason), slot.info.source)
+        else:
+            found[slot.name] = pair[slot.name]
+            if beside in killed:
+                found[beside.name] = pair[beside.name]
+    return [found[slot.name] for slot in slots]
+
+
+def _killed(scheduler: Scheduler) -> list[WorkerSlot]:
+    return [slot for slot, state in scheduler.state.items() if state.killed]
