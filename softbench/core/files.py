@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from contextlib import suppress
 from pathlib import Path
@@ -19,3 +20,8 @@ def replace_file(path: Path, text: str) -> None:
             with suppress(OSError):
                 Path(file.name).unlink()
             raise
+
+
+def no_link(path: str, flags: int) -> int:
+    """An opener for `open` that raises OSError for a symbolic link, which may name a file of another folder."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)

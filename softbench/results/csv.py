@@ -13,7 +13,7 @@ from softbench.core.case import DTYPES, Direction
 from softbench.core.errors import ResultsError
 from softbench.core.json_types import JsonObject
 from softbench.core.outcome import Grade, Status
-from softbench.core.text import one_line
+from softbench.core.text import one_line, size
 from softbench.core.validate import NAME
 from softbench.results.rows import IMPLAUSIBLE, Row
 
@@ -21,6 +21,8 @@ FORMULA = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")  # the la
 """A text with such a first character is a formula for a spreadsheet: writing adds an apostrophe, reading removes it."""
 MAX_CELLS = 20_000
 """A results file with more cells is refused; its table would take minutes."""
+MAX_BYTES = 64 * 2**20
+"""A larger file is not read."""
 COLUMNS = tuple("class" if field.name == "grade" else field.name for field in fields(Row))
 TYPES = {field.name: field.type for field in fields(Row)}
 LATER = {field.name: field.default for field in fields(Row) if field.default is not MISSING}
@@ -61,6 +63,8 @@ def read_csv(path: Path) -> tuple[list[Row], list[str]]:
     if path.exists() and not path.is_file():
         raise ResultsError(f"{path}: is not a file")
     try:
+        if path.stat().st_size > MAX_BYTES:
+            raise ResultsError(f"{path}: is larger than {size(MAX_BYTES)}, so it is no results file")
         text = path.read_bytes().decode("utf-8-sig")
     except OSError as error:
         raise ResultsError(f"{path}: {error.strerror}") from None

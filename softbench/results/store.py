@@ -22,7 +22,7 @@ from typing import IO
 
 from softbench.core.case import Case
 from softbench.core.errors import ResultsError
-from softbench.core.files import replace_file
+from softbench.core.files import no_link, replace_file
 from softbench.core.json_types import JsonObject
 from softbench.core.outcome import Measured, Record
 from softbench.core.text import one_line, printable
@@ -67,7 +67,7 @@ class Run:
 
     def keep_log(self, label: str, text: str) -> None:
         """Append the output of a failed worker. Errors are ignored: a log must not stop a run."""
-        with suppress(OSError), self.log.open("a", encoding="utf-8", errors="replace") as file:
+        with suppress(OSError), open(self.log, "a", encoding="utf-8", errors="replace", opener=no_link) as file:
             file.write(f"== {one_line(label, 100)} ==\n{printable(text).rstrip()}\n")
 
     def has(self, process: int, names: Sequence[str], case: Case) -> bool:
@@ -207,7 +207,7 @@ def resume(folder: Path, header: JsonObject, cases: Collection[Case] | None = No
     reason = ""
     for path in sorted(folder.glob("run-*.jsonl"), key=lambda path: path.name, reverse=True):
         try:
-            journal = path.open("r+b")
+            journal = open(path, "r+b", opener=no_link)  # noqa: SIM115 - Path.open has no opener
         except OSError as error:
             reason = reason or f"{path} cannot be resumed: {error.strerror}"
             continue

@@ -230,6 +230,35 @@ def test_a_file_with_too_many_cells_is_refused_at_once(tmp_path):
         read_csv(path)
 
 
+def test_a_huge_file_is_refused_unread(tmp_path):
+    path = tmp_path / "huge.csv"
+    with path.open("wb") as file:
+        file.truncate(2**40)
+    with pytest.raises(ResultsError, match="is larger than 64 MiB, so it is no results file"):
+        read_csv(path)
+
+
+def test_logs_and_journals_follow_no_symbolic_link(tmp_path, make_record):
+    other = tmp_path / "other"
+    other.write_text("of another folder\n")
+    folder = tmp_path / "results"
+    folder.mkdir()
+    run = store.start(folder, header())
+    run.log.symlink_to(other)
+    run.keep_log("torch", "failed")
+    assert other.read_text() == "of another folder\n"
+    run.add(0, [make_record("copy", [10.0])])
+    run.journal.close()
+    journal = folder / f"{run.name}.jsonl"
+    journal.rename(other)
+    journal.symlink_to(other)
+    before = other.read_bytes()
+    resumed, told = store.resume(folder, header())
+    assert resumed is None
+    assert "cannot be resumed: Too many levels of symbolic links" in told
+    assert other.read_bytes() == before
+
+
 def test_a_lock_that_is_a_symbolic_link_is_refused(tmp_path, make_record):
     (tmp_path / "results").mkdir()
     (tmp_path / "precious").write_text("kept")
