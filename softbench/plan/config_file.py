@@ -49,7 +49,11 @@ def load(name_or_file: str) -> Layer:
     path = Path(name_or_file)
     if path.suffix == ".toml" or path.name != name_or_file:
         try:
-            text = path.read_text(encoding="utf-8")
+            with path.open("rb") as file:
+                data = file.read(MAX_BYTES + 1)  # a device may have no end
+            if len(data) > MAX_BYTES:
+                raise ConfigError(f"{name_or_file}: is longer than {MAX_BYTES // 1024} KiB; is it a configuration?")
+            text = data.decode("utf-8")
         except (OSError, UnicodeDecodeError) as error:
             reason = "is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else error.strerror
             raise ConfigError(f"--config {name_or_file}: {reason}") from None
@@ -57,8 +61,6 @@ def load(name_or_file: str) -> Layer:
         text = (resources.files("softbench.configs") / f"{name_or_file}.toml").read_text(encoding="utf-8")
     else:
         raise ConfigError(f"--config: {unknown(name_or_file, shipped(), 'configuration')}; or give the path of a .toml file")
-    if len(text) > MAX_BYTES:
-        raise ConfigError(f"{name_or_file}: is longer than {MAX_BYTES // 1024} KiB; is it a configuration?")
     try:
         table = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # TOMLDecodeError is a ValueError, as is a number of thousands of digits

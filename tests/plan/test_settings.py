@@ -85,6 +85,7 @@ def test_quick_thins_the_sweep_unless_its_shapes_were_given(tmp_path):
         ("timeout = 3", "must be a table"),
         ("device = 'tpu'", "known are auto, cpu, cuda, cuda:K"),
         pytest.param("a." * 100_000 + "a = 1", "is longer than 64 KiB", id="deep key"),
+        pytest.param("# é" * 50_000, "is longer than 64 KiB", id="many characters of two bytes"),
         pytest.param("timeout = {" + "a." * 100_000 + "a = 1}", "is longer than 64 KiB", id="deep inline key"),
         pytest.param("a." * 900 + "a = 1", "unknown key 'a'", id="nested key"),
         ("backends = []", "must be a text or a list of texts"),
@@ -137,3 +138,8 @@ def test_a_plugins_name_ends_at_the_first_equals_sign(tmp_path):
     assert layer["plugins"] == (Path(f"new={tmp_path / 'a=b.py'}"), tmp_path / "mine.py")
     (source,) = (source for source in origins(layer["plugins"][:1]) if source.kind == "file")
     assert (source.alias, source.target) == ("new", str(tmp_path / "a=b.py"))
+
+
+def test_a_device_without_an_end_is_refused():
+    with pytest.raises(ConfigError, match="is longer than 64 KiB"):
+        load_config("/dev/zero")
