@@ -11,7 +11,7 @@ import torch
 from softbench.core.case import Case, Direction
 from softbench.core.outcome import Accuracy, Grade
 from softbench.core.text import one_line
-from softbench.ops.softmax import inputs, tolerance
+from softbench.ops.softmax import independent, inputs, tolerance
 from softbench.plugins.traits import is_yardstick, reuses_output
 from softbench.worker import output_checks, timers
 from softbench.worker.async_work import AsyncWorkWatch
@@ -41,6 +41,8 @@ class PreCheck:
         if hard.grade in (Grade.WRONG, Grade.UNVERIFIED):
             return hard
         inputs.refill(self.given, self.case, seed)
+        if not independent.drawn(self.given):
+            return Accuracy(Grade.UNVERIFIED, float("nan"), "the inputs are not normal: the plugin replaced operators that draw them")
         second, normal = self._once()
         if normal.grade is not Grade.WRONG and not reuses_output(self.backend) and output_checks.shared((*first, *second)):
             return Accuracy(Grade.WRONG, float("inf"), output_checks.SHARED)

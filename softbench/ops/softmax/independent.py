@@ -24,6 +24,12 @@ SMALLEST = 2.0**-22
 """A bound of that size, in units of 1 + 4 max |dy|, may cover flush-to-zero."""
 
 
+SAMPLED = 4096
+"""Elements of an input that `drawn` looks at, about."""
+FEW = 1024
+"""The mean square of fewer elements is far from normal."""
+ROUNDED = 0.01
+"""What rounding to bf16 may move a mean."""
 TINY = 1e-300
 """Where float64 loses digits."""
 
@@ -59,6 +65,20 @@ def backward(dy: Array, y: Array) -> Array:
 def chosen(M: int) -> frozenset[int]:
     """The rows of a check that are computed again; a plugin cannot predict them."""
     return frozenset(random.SystemRandom().sample(range(M), min(M, ROWS)))
+
+
+def drawn(tensors: tuple[torch.Tensor, ...]) -> bool:
+    """True unless the first tensor is not what `softbench.ops.softmax.inputs.make` draws, standard normal values.
+
+    Its first rows are looked at, up to SAMPLED elements. Their mean and mean square may be eight standard deviations off. Few elements say
+    too little.
+    """
+    first = tensors[0]
+    values = wide(first[: max(1, SAMPLED // first.shape[1]), :SAMPLED]).ravel()
+    n = values.size
+    if n < FEW:
+        return True
+    return bool(abs(values.mean()) <= 8 / n**0.5 + ROUNDED and abs((values**2).mean() - 1) <= 8 * (2 / n) ** 0.5 + ROUNDED)
 
 
 def compare(inputs: tuple[Array, ...], out: Array, expected: Array, bound: Array, excess: Array) -> None:

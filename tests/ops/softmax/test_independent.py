@@ -11,6 +11,7 @@ from wrongs import PLUGINS, load
 from softbench.core.case import Case, Direction
 from softbench.core.outcome import Grade
 from softbench.ops.softmax import independent, inputs, reference, tolerance
+from softbench.worker.pre_check import PreCheck
 
 CPU = torch.device("cpu")
 CASE = Case(16, 256, "fp32", Direction.FORWARD, "cpu")
@@ -98,3 +99,23 @@ def test_honest_outputs_never_disagree_with_numpy(direction, dtype, monkeypatch)
         outputs = plugin.prepare(case)(*given)
         found = tolerance.check(case, given, outputs if direction is Direction.BOTH else (outputs,))
         assert found.grade in (Grade.PASS, Grade.LOW_PRECISION), found
+
+
+def test_inputs_that_are_not_normal_are_noticed():
+    for shape in ((1, 1), (16, 1), (1, 31), (64, 256), (4, 50257)):
+        for seed in range(50):
+            case = Case(*shape, "bf16", Direction.FORWARD, "cpu")
+            assert independent.drawn(inputs.make(case, seed, CPU))
+    for odd in (torch.zeros(64, 256), torch.full((64, 256), 3.0), torch.randn(64, 256) * 3, torch.randn(64, 256) + 1, torch.rand(1024, 1)):
+        assert not independent.drawn((odd,))
+
+
+def test_a_replaced_generator_leaves_the_case_unverified():
+    library = torch.library.Library("aten", "IMPL")
+    try:
+        library.impl("normal_", lambda x, mean=0.0, std=1.0, *, generator=None: x.fill_(1.0), "CPU", allow_override=True)
+        given = inputs.make(CASE, 0, CPU)
+        found = PreCheck(CASE, eager, given, object(), None).run(0)
+    finally:
+        library._destroy()
+    assert (found.grade, found.detail[:24]) == (Grade.UNVERIFIED, "the inputs are not norma")
