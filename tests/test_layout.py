@@ -23,6 +23,7 @@ COVERED_BY = {
     "ops/softmax/check_cases": "run/test_check.py",
     "ops/softmax/inputs": "ops/softmax/test_tolerance.py",
     "ops/softmax/reference": "ops/softmax/test_tolerance.py",
+    "ops/softmax/structured_rows": "worker/test_rotating_inputs.py",
     "ops/dtypes": "ops/softmax/test_spec.py",
     "plugins/backend": "plugins/test_select.py",
     "plugins/info": "plugins/test_select.py",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -11,12 +12,17 @@ import torch
 from softbench.core.case import Case, Direction
 from softbench.core.outcome import Accuracy, Grade
 from softbench.core.text import one_line
-from softbench.ops.softmax import independent, inputs, tolerance
+from softbench.ops.softmax import independent, inputs, structured_rows, tolerance
 from softbench.plugins.traits import is_yardstick, reuses_output
-from softbench.worker import output_checks, timers
+from softbench.worker import caller_state, output_checks, row_sample, timers
 from softbench.worker.async_work import AsyncWorkWatch
 from softbench.worker.failures import out_of_memory
 from softbench.worker.tamper_guard import TamperGuard
+
+Tensors = tuple[torch.Tensor, ...]
+
+ROWS_OF_A_KIND = 2
+"""Structured rows of each kind, at least, if the rows are not long."""
 
 
 @dataclass(slots=True)
@@ -32,41 +38,86 @@ class PreCheck:
     """Device memory that a call takes; None on the CPU."""
 
     def run(self, seed: int) -> Accuracy:
-        """Two calls, each on new values in the old memory. The first gets structured rows, and its output stays alive beside the second's.
+        """Calls on structured rows, and one on normal values, all in the old memory. Outputs of the first and last call are alive together.
 
         The inputs hold normal values afterwards.
         """
-        inputs.refill(self.given, self.case, seed + 1)
-        first, hard = self._once(inputs.make_adversarial(self.given, self.case, seed))
+        first, hard = self._structured(seed)
         if hard.grade in (Grade.WRONG, Grade.UNVERIFIED):
             return hard
         inputs.refill(self.given, self.case, seed)
         if not independent.drawn(self.given):
             return Accuracy(Grade.UNVERIFIED, float("nan"), "the inputs are not normal: the plugin replaced operators that draw them")
-        second, normal = self._once()
+        second, reason = self._once()
+        if reason:
+            return _broken(reason)
+        normal = self._compared(self.given, second, seed)
         if normal.grade is not Grade.WRONG and not reuses_output(self.backend) and output_checks.shared((*first, *second)):
-            return Accuracy(Grade.WRONG, float("inf"), output_checks.SHARED)
+            return _broken(output_checks.SHARED)
         return normal if normal.grade in (Grade.WRONG, Grade.UNVERIFIED) else max(hard, normal, key=lambda found: found.worst)
 
-    def _once(self, kinds: Sequence[str] = ()) -> tuple[tuple[torch.Tensor, ...], Accuracy]:
-        """One call into memory poisoned with NaN, compared before the reference is computed near it. `kinds`: as in `tolerance.check`."""
+    def _structured(self, seed: int) -> tuple[Tensors, Accuracy]:
+        """The first call's outputs, and the verdict on structured rows. A case of few rows gets several calls, so that it has each kind."""
+        kinds = len(structured_rows.kinds(self.case.direction, self.case.dtype))
+        calls = -(-min(ROWS_OF_A_KIND * kinds, row_sample.most_rows(self.case)) // self.case.M)
+        many = replace(self.case, M=calls * self.case.M)
+        inputs.refill(self.given, self.case, seed + 1)
+        given = self.given if calls == 1 else inputs.make(many, seed + 1, self.given[0].device)
+        names = inputs.make_adversarial(given, many, seed)
+        first: Tensors = ()
+        gathered: list[Tensors] = []
+        for call in range(calls):
+            if calls > 1:
+                for tensor, rows in zip(self.given, given, strict=True):
+                    tensor.data.copy_(rows.data[call * self.case.M : (call + 1) * self.case.M])
+            results, reason = self._once() if call == 0 else self._again()
+            if reason:
+                return (), _broken(reason)
+            first = first or results
+            gathered.append(tuple(out.detach().clone() for out in results) if calls > 1 else results)
+        outputs = tuple(torch.cat(parts) if calls > 1 else parts[0] for parts in zip(*gathered, strict=True))
+        return first, self._compared(given, outputs, seed, names, many)
+
+    def _once(self) -> tuple[Tensors, str]:
+        """One call into memory poisoned with NaN, and how it broke the contract."""
         device = self.case.device
         kept, written = tuple(tensor.detach().clone() for tensor in self.given), output_checks.versions(self.given)
         output_checks.poison(self.given, device)
-        held_bytes = self._reset_peak()
+        held_bytes, before = self._reset_peak(), caller_state.of(self.given)
         watch = AsyncWorkWatch(device)
         outputs = self.call(*self.given)
         if held_bytes is not None and self.peak_bytes is None:  # what follows allocates too
             self.peak_bytes = torch.cuda.max_memory_allocated() - held_bytes
         late = watch.unfinished(outputs)
         timers.synchronize(device)
+        results, expected = self._results(outputs)
+        reason = output_checks.breach(self.given, kept, results, expected=expected, written=written) or late
+        reason = reason or before.changed() or (self.guard.replaced() if self.guard else "")
+        return ((), reason) if reason else (results, "")
+
+    def _again(self) -> tuple[Tensors, str]:
+        """One more call; only the form of its outputs is checked."""
+        results, expected = self._results(self.call(*self.given))
+        reason = output_checks.misformed(self.given, results, expected=expected)
+        return ((), reason) if reason else (results, "")
+
+    def _results(self, outputs: Any) -> tuple[Tensors, int]:
+        """The outputs of a call as a tuple, and how many are due."""
         both = self.case.direction is Direction.BOTH
-        results = outputs if both else (outputs,)
-        reason = output_checks.breach(self.given, kept, results, expected=2 if both else 1, written=written) or late
-        if reason := reason or (self.guard.replaced() if self.guard else ""):
-            return (), Accuracy(Grade.WRONG, float("inf"), reason)
-        del kept
-        return results, verify_outputs(self.backend, self.case, self.given, results, kinds=kinds)
+        return outputs if both else (outputs,), 2 if both else 1
+
+    def _compared(self, given: Tensors, outputs: Tensors, seed: int, kinds: Sequence[str] = (), case: Case | None = None) -> Accuracy:
+        """The verdict on all rows, or on a sample (`softbench.worker.row_sample`). `kinds`: as in `tolerance.check`."""
+        case = case or self.case
+        numbers = row_sample.rows_to_compare(case, seed, max(1, len(kinds)))
+        if numbers is None or is_yardstick(self.backend):
+            return verify_outputs(self.backend, case, given, outputs, kinds=kinds)
+        if not kinds:
+            with one_thread(case.device):
+                numbers = sorted({*numbers, *row_sample.suspects(case, given, outputs)})
+        places = torch.tensor(numbers, device=given[0].device)
+        sampled = [tuple(tensor.detach()[places] for tensor in tensors) for tensors in (given, outputs)]
+        return verify_outputs(self.backend, replace(case, M=len(numbers)), sampled[0], sampled[1], kinds=kinds, numbers=numbers)
 
     def _reset_peak(self) -> int | None:
         """Bytes that are allocated now, the peak from here on; None on the CPU."""
@@ -76,19 +127,38 @@ class PreCheck:
         return torch.cuda.memory_allocated()
 
 
+def _broken(reason: str) -> Accuracy:
+    return Accuracy(Grade.WRONG, float("inf"), reason)
+
+
+@contextmanager
+def one_thread(device: str) -> Iterator[None]:
+    """On the CPU torch uses one thread: several workers compare at once, and threads that wait for each other take 25 times as long."""
+    threads = torch.get_num_threads()
+    if device == "cpu":
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        if device == "cpu":
+            torch.set_num_threads(threads)
+
+
 def verify_outputs(
     backend: Any,
     case: Case,
-    given: tuple[torch.Tensor, ...],
-    results: tuple[torch.Tensor, ...],
+    given: Tensors,
+    results: Tensors,
     see: tolerance.See | None = None,
     kinds: Sequence[str] = (),
+    numbers: Sequence[int] | None = None,
 ) -> Accuracy:
     """The verdict on outputs of a right form; `unverified` where the reference finds no memory. For the rest see `tolerance.check`."""
     try:
-        if is_yardstick(backend):
-            return tolerance.check_yardstick(case, given, results)
-        return tolerance.check(case, given, results, see, kinds)
+        with one_thread(case.device):
+            if is_yardstick(backend):
+                return tolerance.check_yardstick(case, given, results)
+            return tolerance.check(case, given, results, see, kinds, numbers)
     except (RuntimeError, MemoryError) as error:
         if not out_of_memory(error):
             raise

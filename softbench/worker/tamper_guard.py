@@ -14,7 +14,7 @@ from types import ModuleType
 
 import torch
 
-from softbench.ops.softmax import independent, inputs, reference, tolerance
+from softbench.ops.softmax import independent, inputs, reference, structured_rows, tolerance
 from softbench.worker import output_checks, persisting_l2
 from softbench.worker.persisting_l2 import PersistingL2
 
@@ -30,6 +30,7 @@ PROTECTED: dict[ModuleType, str] = {
     independent: "chosen wide forward backward compare",
     output_checks: "breach poison",
     inputs: "make refill make_adversarial",
+    structured_rows: "kinds",
 }
 """Names that timing and checking depend on, by module. Each must exist, unless it is in OPTIONAL."""
 PROTECTED_TIMER = "Timer Timer.timeit Timer.blocked_autorange Timer._timeit"

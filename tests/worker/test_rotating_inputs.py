@@ -8,7 +8,7 @@ import torch
 
 from softbench.core.case import Case, Direction
 from softbench.core.outcome import Grade
-from softbench.ops.softmax import inputs
+from softbench.ops.softmax import inputs, structured_rows
 from softbench.plugins.traits import why_not
 from softbench.worker import output_checks, tamper_guard
 from softbench.worker.pre_check import PreCheck, verify_outputs
@@ -21,6 +21,19 @@ verdict = partial(verify_outputs, object())
 
 def softmax(x):
     return torch.softmax(x, dim=-1)
+
+
+def gradient(dy, y):
+    dy32, y32 = dy.float(), y.float()
+    return (y32 * (dy32 - (y32 * dy32).sum(-1, keepdim=True))).to(y.dtype)
+
+
+def both(x, dy):
+    y = softmax(x)
+    return y.detach(), torch.autograd.grad(y, x, dy)[0]
+
+
+HONEST = {Direction.FORWARD: softmax, Direction.BACKWARD: gradient, Direction.BOTH: both}
 
 
 def rotation(case=FORWARD, call=softmax, *, overwrites=False, wide=True):
@@ -162,28 +175,51 @@ def test_rows_changed_before_a_batch_are_among_the_checked(M, N, looked_at, monk
                 assert torch.equal(x.flatten().sort().values, values.flatten().sort().values)
 
 
-def test_adversarial_rows_are_finite_and_timed_inputs_are_normal():
+@pytest.mark.parametrize("direction", list(Direction))
+def test_structured_rows_keep_normal_inputs_and_hold_every_kind(direction):
     for dtype in ("fp32", "fp16", "bf16"):
-        long = Case(8, 70_000, dtype, Direction.FORWARD, "cpu")  # beyond float16's largest number
-        inputs.make_adversarial(rows := inputs.make(long, 0, CPU), long, 3)
-        assert rows[0].isfinite().all()
-        case = Case(64, 255, dtype, Direction.FORWARD, "cpu")
-        (x,) = given = inputs.make(case, 0, CPU)
-        inputs.make_adversarial(given, case, 3)
-        assert x.isfinite().all()
-        spread = (x.float().amax(1) - x.float().amin(1)).tolist()
-        assert {0.0, 100.0} <= set(spread)
-        assert PreCheck(case, softmax, given, object(), None).run(5).grade is Grade.PASS
-        assert x.float().std().item() == pytest.approx(1, abs=0.1)
-
-
-def test_the_seed_selects_the_adversarial_row_of_one_row():
-    case, kinds = Case(1, 64, "fp32", Direction.FORWARD, "cpu"), set()
-    for seed in range(8):
+        long = Case(32, 70_000, dtype, Direction.FORWARD, "cpu")  # beyond float16's largest number
+        names = inputs.make_adversarial(rows := inputs.make(long, 0, CPU), long, 3)
+        finite = {name for name, row in zip(names, rows[0], strict=False) if row.isfinite().all()}
+        assert set(names) - finite == {
+            *("with -inf first", "with -inf last", "with -inf scattered", "of -inf", "with one NaN", "with one +inf"),
+        }
+        case = Case(64, 255, dtype, direction, "cpu")
         given = inputs.make(case, 0, CPU)
-        inputs.make_adversarial(given, case, seed)
-        kinds.add(round((given[0] * torch.arange(64)).sum().item(), 3))
-    assert len(kinds) == 8
+        before = [tensor.detach().clone() for tensor in given]
+        assert len(set(inputs.make_adversarial(given, case, 3))) >= 13
+        changed = [(tensor != old).any(1) for tensor, old in zip(given, before, strict=True)]
+        assert torch.stack(changed).any(0).all()
+        check = PreCheck(case, HONEST[direction], given, object(), None)
+        assert check.run(5).grade is Grade.PASS
+        assert given[0].float().std().item() == pytest.approx(1, abs=0.1)
+
+
+@pytest.mark.parametrize("M", [1, 3, 20])
+@pytest.mark.parametrize("direction", list(Direction))
+def test_a_case_of_few_rows_meets_every_kind(direction, M):
+    case = Case(M, 255, "fp32", direction, "cpu")
+    kinds = structured_rows.kinds(direction, "fp32")
+    rows = []
+
+    def call(*given):
+        rows.extend(given[0].detach().clone())
+        return HONEST[direction](*given)
+
+    assert PreCheck(case, call, inputs.make(case, 0, CPU), object(), None).run(5).grade is Grade.PASS
+    assert len(rows) >= 2 * len(kinds) + M
+    if direction is Direction.FORWARD:
+        assert {int(row.isnan().sum()) for row in rows} == {0, 1}
+        assert sum(bool((row == -math.inf).all()) for row in rows) >= 2
+
+
+def test_columns_are_random_and_include_the_last_two():
+    places = structured_rows.Places(torch.Generator().manual_seed(0), 4096, CPU)
+    columns = places.columns(400).tolist()
+    assert set(columns[0::4]) == {4094, 4095}
+    assert set(columns[1::4]) <= set(places.edges())
+    assert {0, 255, 256, 1023, 1024} <= set(places.edges())
+    assert len(set(columns)) > 200
 
 
 def test_of_structured_rows_it_is_said_which_kinds_are_wrong():
@@ -193,10 +229,10 @@ def test_of_structured_rows_it_is_said_which_kinds_are_wrong():
         assert found.grade is Grade.WRONG
         return found.detail.partition(" (")[2]
 
-    assert told(lambda x: torch.where(x.abs() > 1e6, 0, softmax(x))) == "structured rows: those shifted by 1e+07; the others are right)"
-    assert told(torch.zeros_like) == "structured rows: all 8 kinds)"
-    assert told(torch.zeros_like, M=3) == "structured rows: all 3 kinds)"
-    assert told(torch.zeros_like, M=1) == "structured rows: those one-hot)"
+    assert told(lambda x: torch.where(x.abs() > 1e6, 0, softmax(x))).startswith("structured rows: those ")
+    assert "shifted by 1e+07" in told(lambda x: torch.where((x > 1e6) & x.isfinite(), 0, softmax(x)))
+    for M in (64, 3, 1):
+        assert told(torch.zeros_like, M=M) == "structured rows: all 16 kinds)"
 
     def bad_for_ones(dy, y):
         return torch.where((dy == 1).all(1, keepdim=True), y, y * (dy - (y * dy).sum(1, keepdim=True)))

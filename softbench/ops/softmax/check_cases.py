@@ -15,8 +15,8 @@ import torch
 
 from softbench.core.case import Direction
 from softbench.ops.dtypes import DTYPES
-from softbench.ops.softmax.inputs import MAX_SHIFT
 from softbench.ops.softmax.spec import WORKING_TENSORS
+from softbench.ops.softmax.structured_rows import MAX_SHIFT
 
 Tensors = tuple[torch.Tensor, ...]
 HUGE = {"fp32": 3.4e38, "fp16": 65504.0, "bf16": 3.38e38}

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 
 import torch
 
 from softbench.core.case import Case, Direction
 from softbench.ops.dtypes import DTYPES
+from softbench.ops.softmax import structured_rows
 
 CHUNK_BYTES = {"cuda": 512 * 2**20, "cpu": 32 * 2**20}
 """Bytes of all float64 temporaries of one chunk of rows. On the CPU each stays below malloc's mmap threshold, because larger ones fault in
@@ -55,59 +55,17 @@ def refill(given: tuple[torch.Tensor, ...], case: Case, seed: int) -> None:
             tensor.copy_(values)
 
 
-MAX_SHIFT = {"fp32": 1e7, "fp16": 1.5e3, "bf16": 1e3}
-"""The largest shift of a row, by dtype, at which its elements still differ."""
-
-
 def make_adversarial(given: tuple[torch.Tensor, ...], case: Case, seed: int) -> list[str]:
     """Structured rows in place of normal ones, in the same memory: what is right on normal rows alone is then wrong.
 
-    forward: wide, shifted, constant, one-hot, rising, falling, with their mass at the end, all negative. backward: dy of ones, one-hot,
-    with a mean, and y saturated. Rows of a kind are one in so many; a case of few rows has few kinds, which the seed chooses.
-    `both` keeps its normal rows. Returns the names of the kinds: that of a row is at its number modulo their number.
+    The kinds are those of `softbench.ops.softmax.structured_rows`. Rows of a kind are one in so many. In a case of fewer rows than
+    kinds the seed chooses. Returns the names of the kinds: that of a row is at its number modulo their number.
     """
-    if case.direction is Direction.BOTH:
-        return []
-    kinds = _hard_rows if case.direction is Direction.FORWARD else _hard_gradients
-    made = kinds(given, case, seed)
-    first = [""] * len(made)
-    for kind, (name, change) in enumerate(made.items()):
-        place = (kind + seed) % len(made)
-        change(slice(place, None, len(made)))
-        first[place] = name
-    return first
-
-
-def _hard_rows(given: tuple[torch.Tensor, ...], case: Case, seed: int) -> dict[str, Callable[[slice], object]]:
-    (x,) = given
-    ramp = torch.linspace(0, 60, case.N, device=x.device).to(x.dtype)  # in float16 itself, its 65520th step is inf
-
-    def one_hot(rows: slice) -> None:
-        x[rows] = -50
-        x[rows, seed % case.N] = 50
-
-    return {
-        "30 times as wide": lambda rows: x[rows].mul_(30),
-        f"shifted by {MAX_SHIFT[case.dtype]:g}": lambda rows: x[rows].add_(MAX_SHIFT[case.dtype]),
-        "constant": lambda rows: x[rows].fill_(3.25),
-        "one-hot": one_hot,
-        "rising to 60": lambda rows: x[rows].copy_(ramp),
-        "falling from 60": lambda rows: x[rows].copy_(ramp.flip(0)),
-        "with their mass at the end": lambda rows: x[rows, -1:].fill_(30),
-        "all below -100": lambda rows: x[rows].abs_().neg_().sub_(100),
-    }
-
-
-def _hard_gradients(given: tuple[torch.Tensor, ...], case: Case, seed: int) -> dict[str, Callable[[slice], object]]:
-    dy, y = given
-
-    def one_hot(tensor: torch.Tensor, rows: slice) -> None:
-        tensor[rows] = 0
-        tensor[rows, seed % case.N] = 1
-
-    return {
-        "with a dy of ones": lambda rows: dy[rows].fill_(1),
-        "with a one-hot dy": partial(one_hot, dy),
-        "with a dy of mean 5": lambda rows: dy[rows].add_(5),
-        "with a one-hot y": partial(one_hot, y),
-    }
+    made = list(structured_rows.kinds(case.direction, case.dtype).items())
+    first = seed % len(made)
+    dealt = made[first:] + made[:first]
+    places = structured_rows.Places(torch.Generator().manual_seed(seed), case.N, given[0].device)
+    for place, (_, change) in enumerate(dealt):
+        if views := [tensor.data[place :: len(dealt)] for tensor in given if place < case.M]:
+            change(*views, places)
+    return [name for name, _ in dealt]

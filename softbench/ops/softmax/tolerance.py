@@ -142,21 +142,27 @@ def excess(out: torch.Tensor, expected: torch.Tensor, bound: torch.Tensor) -> to
 
 
 def check(
-    case: Case, inputs: tuple[torch.Tensor, ...], outputs: tuple[torch.Tensor, ...], see: See | None = None, kinds: Sequence[str] = ()
+    case: Case,
+    inputs: tuple[torch.Tensor, ...],
+    outputs: tuple[torch.Tensor, ...],
+    see: See | None = None,
+    kinds: Sequence[str] = (),
+    numbers: Sequence[int] | None = None,
 ) -> Accuracy:
     """The verdict on what a backend made of `inputs` (see `softbench.ops.softmax.inputs.make`): `outputs` is (y,), (dx,) or (y, dx).
 
     `kinds` are the names that `softbench.ops.softmax.inputs.make_adversarial` gave to rows; what is wrong says which of them are.
+    `numbers` are the rows' numbers where the tensors are a sample of rows.
     If a plugin has replaced operators of torch, the reference is computed with numpy; `unverified` if the comparison is replaced too.
     """
-    witnesses = independent.chosen(case.M)
+    witnesses, numbers = independent.chosen(case.M), range(case.M) if numbers is None else numbers
     try:
-        return _check(case, inputs, outputs, see, kinds, witnesses)
+        return _check(case, inputs, outputs, see, kinds, numbers, witnesses)
     except independent.OverriddenError:
         pass
     try:
         with reference.by_numpy():
-            return _check(case, inputs, outputs, see, kinds, witnesses)
+            return _check(case, inputs, outputs, see, kinds, numbers, witnesses)
     except independent.OverriddenError:
         return Accuracy(Grade.UNVERIFIED, math.nan, OVERRIDDEN)
 
@@ -167,6 +173,7 @@ def _check(
     outputs: tuple[torch.Tensor, ...],
     see: See | None,
     kinds: Sequence[str],
+    numbers: Sequence[int],
     witnesses: frozenset[int],
 ) -> Accuracy:
     worst, loosest, where, rounding = 0.0, 0.0, "", ""
@@ -183,16 +190,17 @@ def _check(
                 loose = excess(got, bounded.expected, bound)
                 loosest = max(loosest, loose.max().item())
                 if kinds:
-                    bad = (loose > 1).any(dim=-1).nonzero()[:, 0] + rows.start
-                    wrong_kinds.update((bad % len(kinds)).unique().tolist())
-            for row in sorted(witnesses & set(range(rows.start, rows.stop))):
+                    bad = (loose > 1).any(dim=-1).nonzero()[:, 0].tolist()
+                    wrong_kinds.update(numbers[rows.start + row] % len(kinds) for row in bad)
+            for row in sorted(row for row in witnesses if rows.start <= row < rows.stop):
                 arrays = [independent.wide(tensor[row - rows.start]) for tensor in (got, bounded.expected, bound, loose)]
                 independent.compare(_given(case, inputs, name, row), *arrays)
             if peak > worst:
                 worst = peak
                 row, column = divmod(int(over.argmax().item()), case.N)
                 value, expected = got[row, column].item(), bounded.expected[row, column].item()
-                where = f"{name}[{rows.start + row}, {column}] is {value:.6g} where float64 gives {expected:.6g}: {peak:.3g} x the bound"
+                number = numbers[rows.start + row]
+                where = f"{name}[{number}, {column}] is {value:.6g} where float64 gives {expected:.6g}: {peak:.3g} x the bound"
                 rounding = _rounding(case, bounded.high, row, abs(value - expected) / abs(expected) if expected else math.inf)
     if worst <= 1:
         return Accuracy(Grade.PASS, worst, "")
@@ -248,6 +256,7 @@ def check_yardstick(case: Case, inputs: tuple[torch.Tensor, ...], outputs: tuple
     for rows in row_chunks(case):
         copied = [] if case.direction is Direction.BACKWARD else [first[rows]]
         added = [first[rows] + rest[0][rows]] if rest else []
-        if not all(torch.equal(got[rows], want) for got, want in zip(outputs, copied + added, strict=True)):
+        pairs = [(got[rows], want) for got, want in zip(outputs, copied + added, strict=True)]
+        if not all(torch.equal(got, want) or ((got == want) | (got.isnan() & want.isnan())).all() for got, want in pairs):
             return Accuracy(Grade.WRONG, math.inf, "the yardstick did not move what it should have moved")
     return Accuracy(Grade.YARDSTICK, 0.0, "")

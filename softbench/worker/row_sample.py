@@ -1,0 +1,67 @@
+"""Which rows of an output are compared with float64 where the whole tensor would cost more than its timing.
+
+A share p of wrong rows is missed by n random rows with probability (1 - p)^n: 512 rows miss a hundredth with probability 0.006. Rows that
+are wrong in few places are found by their number (first, last, around powers of two) or by a comparison of all rows in float32, which
+decides nothing: the rows that it finds most different are compared with float64 like the others.
+"""
+
+from __future__ import annotations
+
+import random
+
+import torch
+
+from softbench.core.case import Case, Direction
+from softbench.ops.softmax.inputs import row_chunks
+
+WHOLE_ELEMENTS = {"cpu": 2**22, "cuda": 2**28}
+"""Elements of a tensor that are compared in full; a tenth of a second, or less."""
+LEAST_ROWS = 16
+"""Rows of any length that are compared: a row of each kind."""
+LONG_ELEMENTS = {"cpu": 2**24, "cuda": 2**30}
+"""Elements that LEAST_ROWS may have; of longer rows fewer are compared."""
+FEWEST_ROWS = 4
+SUSPECTS = 32
+"""Rows that the comparison in float32 adds, at most."""
+
+
+def most_rows(case: Case) -> int:
+    """How many rows of a case are compared, at most."""
+    long = min(LEAST_ROWS, max(FEWEST_ROWS, LONG_ELEMENTS[case.device] // case.N))
+    return max(long, WHOLE_ELEMENTS[case.device] // case.N)
+
+
+def rows_to_compare(case: Case, seed: int, kinds: int = 1) -> list[int] | None:
+    """The numbers of the rows to compare, in order; None for all. A row of each kind is among them if there are as many rows."""
+    most = most_rows(case)
+    if most >= case.M:
+        return None
+    chosen = random.Random(seed)
+    first = chosen.randrange(case.M - min(kinds, most) + 1)
+    rows = {0, case.M - 1, *range(first, first + min(kinds, most))}
+    edges = {row for power in range(case.M.bit_length()) for row in range((1 << power) - 1, (1 << power) + 2) if row < case.M}
+    rows |= set(chosen.sample(sorted(edges), min(len(edges), most // 4)))
+    return sorted(rows | set(chosen.sample(range(case.M), max(0, most - len(rows)))))
+
+
+def suspects(case: Case, given: tuple[torch.Tensor, ...], outputs: tuple[torch.Tensor, ...]) -> list[int]:
+    """The rows whose outputs differ most from float32 ones. The inputs are normal: no NaN, no infinity."""
+    found = torch.zeros(case.M, device=outputs[0].device)
+    for rows in row_chunks(case):
+        for got, expected in zip(outputs, _in_float32(case.direction, *(tensor.detach()[rows].float() for tensor in given)), strict=True):
+            scale = expected.abs().amax(dim=-1)
+            worst = (got.detach()[rows] - expected).abs_().amax(dim=-1) / scale
+            found[rows] = torch.maximum(found[rows], worst.nan_to_num(nan=torch.inf))
+    return found.topk(min(SUSPECTS, max(1, most_rows(case) // 4), case.M)).indices.tolist()
+
+
+def _in_float32(direction: Direction, first: torch.Tensor, second: torch.Tensor | None = None) -> tuple[torch.Tensor, ...]:
+    if direction is Direction.BACKWARD:
+        assert second is not None
+        return (_gradient(first, second),)
+    y = torch.softmax(first, dim=-1)
+    return (y,) if second is None else (y, _gradient(second, y))
+
+
+def _gradient(dy: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return y * (dy - (y * dy).sum(dim=-1, keepdim=True))
