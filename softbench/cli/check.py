@@ -24,7 +24,7 @@ def check(
     backends: options.Backends = None,
     case: options.Pattern = "*",
     dtype: options.CheckDtype = "fp32,fp16,bf16",
-    direction: options.CheckDirections = "forward,backward",
+    direction: options.CheckDirections = "forward,backward,both",
     device: options.Device = None,
     seed: options.Seed = None,
     timeout: options.Timeout = None,
@@ -44,7 +44,7 @@ def check(
     from softbench.run.check import CheckRequest, check as run_check
 
     flags = from_flags({"backends": backends, "device": device, "seed": seed, "timeout": timeout, "plugins": plugin})
-    directions = sweep.parse_choices(direction, "--direction", ["forward", "backward"])
+    directions = sweep.parse_choices(direction, "--direction", ["forward", "backward", "both"])
     try_file(json)
     try_file(junit, flag="--junit")
     request = CheckRequest(Settings.from_sources({}, flags), case, sweep.parse_dtypes(dtype, "--dtype"), directions)

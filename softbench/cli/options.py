@@ -83,7 +83,7 @@ Pattern = Annotated[
     ),
 ]
 CheckDtype = Annotated[str, _option(WHAT, "fp32, fp16, bf16, or several.")]
-CheckDirections = Annotated[str, _option(WHAT, "forward, backward, or both of them.")]
+CheckDirections = Annotated[str, _option(WHAT, "forward, backward, both, or several of them.")]
 FindingsJson = Annotated[Path | None, _option(OUTPUT, "Write the findings as JSON; - is stdout, without the table.", metavar="FILE|-")]
 FindingsJunit = Annotated[Path | None, _option(OUTPUT, "Write the findings as JUnit XML.", metavar="FILE")]
 LongFindings = Annotated[

@@ -49,7 +49,9 @@ class Batches:
         self.rotation.collect()
         synchronize(self.device)  # before another worker is timed
         self.broken = self._replaced()
-        return found
+        samples, block = found
+        probes = self.rotation.probes
+        return (probes.without(samples, block, self.rotation.calls()) if probes else samples), block
 
     def check_late_work(self, samples: list[float]) -> None:
         """Whether the GPU works on after the caller's stream has finished. Nothing else may run on it."""

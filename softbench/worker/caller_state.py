@@ -25,7 +25,15 @@ class CallerState:
 
 
 def of(given: tuple[torch.Tensor, ...]) -> CallerState:
-    """The present state of the inputs and of this thread."""
+    """The state of the inputs and of this thread, after settings that an earlier call changed were put right.
+
+    Random numbers are drawn first, so that a call that sets a seed is noticed each time.
+    """
+    torch.set_grad_enabled(True)
+    torch.set_default_dtype(torch.float32)
+    torch.rand(1, device=given[0].device)
+    torch.rand(1)
+    random.random()
     return CallerState(given, _places(given), _settings())
 
 

@@ -13,9 +13,11 @@ from softbench.core.case import Case, Direction
 from softbench.core.outcome import Accuracy, Grade
 from softbench.core.replies import ErrorMetrics
 from softbench.core.text import size
+from softbench.ops.dtypes import DTYPES
 from softbench.ops.softmax.check_cases import CheckCase, Draw, items
 from softbench.plugins.traits import interpreted, over_dim, reuses_output, why_not
 from softbench.worker.async_work import AsyncWorkWatch
+from softbench.worker.contract_cases import WAYS, ContractCase
 from softbench.worker.error_metrics import MetricsAccumulator
 from softbench.worker.output_checks import SHARED, breach, poison, same, shared, versions
 from softbench.worker.pre_check import verify_outputs
@@ -47,10 +49,11 @@ class CheckCaseRunner:
         item, self._metrics = self.items[name, direction], MetricsAccumulator()
         if item.gpu_only and self.device.type == "cpu":
             return f"needs a GPU: {item.gpu_only}"
-        if item.free_bytes and item.free_bytes > (free := torch.cuda.mem_get_info()[0]):
-            return f"needs {size(item.free_bytes)} of device memory; {size(free)} are free"
+        needed = item.free_bytes // 4 * DTYPES[dtype].itemsize
+        if needed and needed > (free := torch.cuda.mem_get_info()[0]):
+            return f"needs {size(needed)} of device memory; {size(free)} are free"
         generator = torch.Generator(self.device)
-        generator.manual_seed(zlib.crc32(f"{seed} {direction} {dtype} {name}".encode()))
+        generator.manual_seed(random := zlib.crc32(f"{seed} {direction} {dtype} {name}".encode()))
         given = item.make(Draw(generator, dtype, self.device, self.most_rows))
         dim = -1 if item.dim is None else item.dim
         shape = given[0].movedim(dim, -1).shape
@@ -63,6 +66,8 @@ class CheckCaseRunner:
             return "it takes (M, N) rows only"
         else:
             call = lambda *tensors: along(direction)(*tensors, dim)  # noqa: E731
+        if item.repeat in WAYS:
+            return ContractCase(self.backend, case, call, given, self.guard, random).judge(item.repeat)
         return self._judge(item, case, call, given, dim)
 
     def _prepared(self, case: Case) -> Call:

@@ -78,12 +78,18 @@ class PreCheck:
         outputs = tuple(torch.cat(parts) if calls > 1 else parts[0] for parts in zip(*gathered, strict=True))
         return first, self._compared(given, outputs, seed, names, many)
 
+    def compared_once(self, seed: int, kinds: Sequence[str] = ()) -> Accuracy:
+        """The verdict on one call on the present values, whose rows have these kinds."""
+        results, reason = self._once()
+        return _broken(reason) if reason else self._compared(self.given, results, seed, kinds)
+
     def _once(self) -> tuple[Tensors, str]:
         """One call into memory poisoned with NaN, and how it broke the contract."""
         device = self.case.device
         kept, written = tuple(tensor.detach().clone() for tensor in self.given), output_checks.versions(self.given)
+        before = caller_state.of(self.given)
         output_checks.poison(self.given, device)
-        held_bytes, before = self._reset_peak(), caller_state.of(self.given)
+        held_bytes = self._reset_peak()
         watch = AsyncWorkWatch(device)
         outputs = self.call(*self.given)
         if held_bytes is not None and self.peak_bytes is None:  # what follows allocates too

@@ -8,6 +8,7 @@ An output that a backend stored earlier is wrong as soon as the input changes. T
 - Two calls of a batch are chosen at random. After the batch, their changed rows and some others are copied, with the inputs. Later they are
   compared with the float64 reference.
 - Other workers may be timed between the change and the batch. So some of the rows to be compared change once more when the batch begins.
+- Before a few calls two values of a row change places (`softbench.worker.probes`).
 - The rows and their number are random. A backend that finds a stored output by a property of its input then returns a wrong one.
 
 With a warm L2 there is one set, because a second one would evict it. Profiles use the sets unchanged, and their outputs are not checked.
@@ -18,9 +19,9 @@ from __future__ import annotations
 import math
 import os
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from itertools import cycle
+from itertools import chain, cycle
 from typing import Any
 
 import torch
@@ -31,6 +32,7 @@ from softbench.ops.softmax import inputs
 from softbench.plugins.backend import Call
 from softbench.worker import output_checks
 from softbench.worker.async_work import LATE, may_write_later
+from softbench.worker.probes import Probes
 
 Tensors = tuple[torch.Tensor, ...]
 Judge = Callable[[Case, Tensors, Tensors], Accuracy]
@@ -40,6 +42,7 @@ CHANGED_ELEMENTS = {"cpu": 2**16, "cuda": 2**24}
 CHECKED_ELEMENTS = {"cpu": 2**14, "cuda": 2**20}
 """Elements of a kept output that are compared, about."""
 MAX_ROWS = 512  # rows that are chosen one by one, at most
+MAX_PROBES = 8  # that are compared
 FEW = 8  # at most one row in so many is exchanged
 CHANGED = "changed its input"
 APART = 1.25  # largest ratio of two kept calls' numbers, so that the last kept call is in the last third of all
@@ -65,6 +68,10 @@ class RotatingInputs:
         self._truth: list[Tensors] = []
         self._collected: list[tuple[int, str, Tensors, Tensors]] = []
         """Set, why its kept output is malformed, the rows of that output, and the rows of its inputs."""
+        self.probes: Probes | None = None
+        """Those of the last batch."""
+        self.calls: Callable[[], int] = lambda: 0
+        """The number of calls of the last batch, so far."""
         self._wrong = ""
         """An error that does not depend on the values of the outputs; empty if there is none."""
 
@@ -108,6 +115,8 @@ class RotatingInputs:
 
     def collect(self) -> None:
         """Copy the rows to be compared, right after the batch, so that a backend can neither finish nor restore them later."""
+        if self.probes:
+            self.probes.release()
         both = self.case.direction is Direction.BOTH
         alive: list[torch.Tensor] = []
         for index in [self.latest] if self.overwrites else sorted(self.kept):
@@ -129,8 +138,7 @@ class RotatingInputs:
         if self._wrong:
             return Accuracy(Grade.WRONG, float("inf"), self._wrong)
         worst: Accuracy | None = None
-        for collected in self._collected:
-            found = self._verdict(judge, *collected)
+        for found in chain((self._verdict(judge, *collected) for collected in self._collected), self._probed(judge)):
             if worst is None or found.grade is Grade.WRONG or found.worst > worst.worst:
                 worst = found
             if found.grade is Grade.WRONG:
@@ -138,19 +146,32 @@ class RotatingInputs:
         self._collected = []
         return worst
 
+    def _probed(self, judge: Judge) -> Iterator[Accuracy]:
+        """The verdict on the probes, if there were any."""
+        if self.probes and (found := self.probes.verify(judge)):
+            yield found
+
     def _body(self) -> Callable[[], object]:
         """Calls the function on the sets in turn, and sometimes keeps the outputs of two consecutive calls."""
         function, sets, kept, uniform = self.function, self.sets, self.kept, self.random.uniform
+        probes = self.probes = Probes(self.case, sets, self.random, min(MAX_PROBES, self._most_rows()), overwrites=self.overwrites)
         count, turn, due = len(sets), 0, 0
         every = self.overwrites
 
         def body() -> object:
             nonlocal turn, due
             place = turn % count
+            probing = turn >= probes.at
+            if probing:
+                probes.before(turn)
             out = function(*sets[place])
-            if turn >= due:
-                self._copy_at_return(place, out)
-            if turn >= due or every:
+            probed = probing and probes.after(turn, out)
+            if probed:
+                if every:
+                    kept.clear()  # its row differs from the input, as does the memory of all outputs
+            elif turn >= due or every:
+                if turn >= due:
+                    self._copy_at_return(place, out)
                 kept[place] = out
                 self.latest = place
                 if turn > due:
@@ -158,6 +179,7 @@ class RotatingInputs:
             turn += 1
             return out
 
+        self.calls = lambda: turn
         return body
 
     def _copy_at_return(self, index: int, outputs: Any) -> None:

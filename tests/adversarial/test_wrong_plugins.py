@@ -1,7 +1,7 @@
 """Each wrong plugin fails by the rule that is meant for it. Correct plugins pass."""
 
 import pytest
-from wrongs import BUGS, HONEST, PLUGINS, TRICKS, grade, tried
+from wrongs import BUGS, CALLS, HONEST, PLUGINS, TRICKS, VALUES, grade, tried
 
 from softbench.core.case import Case, Direction
 from softbench.processes.pool import Pool
@@ -41,4 +41,6 @@ def test_correct_implementations_pass_the_check_and_the_timed_batches(pool, name
 def test_there_are_enough_tricks_and_bugs_with_unique_names():
     assert len(TRICKS) >= 20
     assert len(BUGS) >= 25
-    assert len({plugin.name for plugin in (*TRICKS, *BUGS, *HONEST)}) == len(TRICKS) + len(BUGS) + len(HONEST)
+    assert len(VALUES) >= 40
+    every = (*TRICKS, *BUGS, *VALUES, *CALLS, *HONEST)
+    assert len({(plugin.name, type(plugin).__module__) for plugin in every}) == len(every)

@@ -26,6 +26,9 @@ BUGS = load(PLUGINS / "wrong" / "bugs.py")
 HONEST = load(PLUGINS / "correct" / "variants.py")
 ARITHMETIC = load(PLUGINS / "correct" / "arithmetic.py")
 HABITS = load(PLUGINS / "correct" / "habits.py")
+VALUES = load(PLUGINS / "wrong" / "values.py")
+CALLS = load(PLUGINS / "wrong" / "calls.py")
+BATCH_TRICKS = load(PLUGINS / "wrong" / "batch_tricks.py")
 TRICKS = load(PLUGINS / "wrong" / "tricks.py")
 
 

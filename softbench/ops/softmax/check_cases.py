@@ -15,18 +15,20 @@ import torch
 
 from softbench.core.case import Direction
 from softbench.ops.dtypes import DTYPES
-from softbench.ops.softmax.spec import WORKING_TENSORS
 from softbench.ops.softmax.structured_rows import MAX_SHIFT
 
 Tensors = tuple[torch.Tensor, ...]
 HUGE = {"fp32": 3.4e38, "fp16": 65504.0, "bf16": 3.38e38}
 
 OVER_INT32 = "over-2^31-elements"
+HUGE_TENSORS = 6
+"""Tensors of the case over 2^31 elements that are in memory at once, at most: two inputs, an output, and three temporaries of `naive`."""
 
 MAX_INTERPRETED = 2**16
 """Elements of a tensor in an interpreter, unless a row is longer; they take seconds."""
 COLUMNS = 1023  # of the value cases: no multiple of a vector, and just below a tier of most kernels
 ROWS = 16
+SOFTMAXED_ROWS = 4096
 LONG = 20011  # columns of the value cases with several tiles: no multiple of a tile
 
 
@@ -41,11 +43,12 @@ class CheckCase:
     dim: int | None = None
     """The axis of a case over `dim`; None for rows."""
     repeat: str = ""
-    """`twice` or `stream`: what is checked besides the values, a second call or a call on another stream."""
+    """`twice` or `stream`: what is checked besides the values, a second call or a call on another stream. The others are in
+    `softbench.worker.contract_cases`."""
     gpu_only: str = ""
     """Why it needs a GPU; empty if it does not."""
     free_bytes: int = 0
-    """Free device memory that it needs, in bytes. If above 0, backends run it one after the other."""
+    """Free device memory that it needs in float32, in bytes. If above 0, backends run it one after the other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,33 +69,74 @@ class Draw:
         return torch.randn(shape, generator=self.generator, dtype=DTYPES[self.dtype], device=self.device)
 
     def softmaxed(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.softmax(x.float(), dim=-1).to(x.dtype)
+        """softmax(x) in x's memory; some rows at a time, since x may fill half of the device."""
+        for rows in x.split(SOFTMAXED_ROWS):
+            rows.copy_(torch.softmax(rows.float(), dim=-1))
+        return x
 
 
 def items() -> list[CheckCase]:
     """All check cases. Cases of one shape are neighbours, so that a backend compiles once for each shape."""
-    return [*_shapes(Direction.FORWARD), *_values(), *_layouts(), *_shapes(Direction.BACKWARD), *_gradients(), *_gradient_layouts()]
+    return [
+        *(*_shapes(Direction.FORWARD), *_values(), *_contract(Direction.FORWARD), *_structured(Direction.FORWARD), *_layouts()),
+        *(*_shapes(Direction.BACKWARD), *_gradients(), *_contract(Direction.BACKWARD), *_structured(Direction.BACKWARD)),
+        *(*_gradient_layouts(), *_both()),
+    ]
 
 
 def _shapes(direction: Direction) -> Iterable[CheckCase]:
-    small = [(37, N) for N in (1, 2, 31, 32, 33, 255, 256, 257, 1024, 1025)]
-    tiers = [(5, N) for N in (2049, 4095, 8192, 8193, 16384, 16385, 32769, 50257, 65535)]
-    for M, N in (*small, (1823, 781), *tiers, (1, 1000), (1, 131072), (3, 262145)):
+    small = [(37, N) for N in (1, 2, 33, 255, 256, 257, 1002, 1024, 1025)]
+    tiers = [(5, N) for N in (4095, 8193, 16385, 32769, 50257, 65535)]
+    for M, N in (*small, (1823, 781), *tiers, (1, 1000), (1, 131072), (3, 262145), (1, 2**20 + 2)):
         yield _shape(f"{M}x{N}", direction, M, N)
-    for M in (65535, 65536, 65537):
+    for M in (65537, 2**17 + 5):
         yield _shape(f"{M}x9", direction, M, 9)
     for M, N in ((0, 16), (16, 0)):
         yield _shape(f"{M}x{N}", direction, M, N)
+    for N in (781, 1000):
+        yield replace(_shape(f"12x{N}", direction, 12, N, offset=1), name=f"rows aligned to an element 12x{N}")
+    yield replace(_shape(f"{2**24 + 3}x2", direction, 2**24 + 3, 2), gpu_only="its number of rows")
     M, N = 2**15 + 1, 2**16
-    yield replace(_shape(OVER_INT32, direction, M, N), gpu_only="it is a matter of its memory", free_bytes=WORKING_TENSORS * 4 * M * N)
+    huge = _shape(OVER_INT32, direction, M, N)
+    yield replace(huge, repeat="sampled", gpu_only="it is a matter of its memory", free_bytes=HUGE_TENSORS * 4 * M * N)
 
 
-def _shape(name: str, direction: Direction, M: int, N: int) -> CheckCase:
+def _shape(name: str, direction: Direction, M: int, N: int, *, offset: int = 0) -> CheckCase:
+    """Normal values. With an offset, x or dy begins so many elements after aligned memory, and y two elements later."""
+
+    def normal(draw: Draw, rows: int, begin: int) -> torch.Tensor:
+        return draw.normal(rows * N + begin)[begin:].view(rows, N) if begin else draw.normal(rows, N)
+
     def make(draw: Draw) -> Tensors:
-        x = draw.normal(draw.rows(M, N), N)
-        return (x,) if direction is Direction.FORWARD else (draw.normal(*x.shape), draw.softmaxed(x))
+        rows = draw.rows(M, N)
+        x = normal(draw, rows, offset)
+        if direction is Direction.FORWARD:
+            return (x,)
+        if direction is Direction.BOTH:
+            return x.requires_grad_(), draw.normal(rows, N)
+        return x, draw.softmaxed(normal(draw, rows, 3 * offset))
 
     return CheckCase(f"shape {name}", direction, make)
+
+
+def _structured(direction: Direction) -> Iterable[CheckCase]:
+    """Every kind of structured row in one tensor, at lengths below and above tiles; one is 4k + 2."""
+    for M, N in ((64, 33), (64, 1000), (32, 4098), (32, LONG)):
+        yield replace(_shape("", direction, M, N), name=f"structured {M}x{N}", repeat="structured")
+
+
+def _contract(direction: Direction) -> Iterable[CheckCase]:
+    normal = _shape("", direction, ROWS, COLUMNS)
+    yield replace(normal, name="outputs held over later calls", repeat="held")
+    yield replace(normal, name="many calls", repeat="many")
+    wide = _shape("", direction, 2048, LONG)
+    yield replace(wide, name="calls on two streams", repeat="streams", gpu_only="streams")
+
+
+def _both() -> Iterable[CheckCase]:
+    yield from (replace(_shape(f"{M}x{N}", Direction.BOTH, M, N), repeat="once") for M, N in ((37, 257), (5, 8193), (1, 1000)))
+    yield from _contract(Direction.BOTH)
+    yield from _structured(Direction.BOTH)
 
 
 def _values() -> Iterable[CheckCase]:

@@ -1,0 +1,175 @@
+"""The check cases that need more than one call of normal values: structured rows, held outputs, many calls, two streams, a huge tensor."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from softbench.core.case import Case, Direction
+from softbench.core.outcome import Accuracy, Grade
+from softbench.ops.softmax import inputs
+from softbench.plugins.traits import reuses_output
+from softbench.worker import caller_state, output_checks
+from softbench.worker.async_work import AsyncWorkWatch
+from softbench.worker.pre_check import PreCheck, Tensors, verify_outputs
+from softbench.worker.probes import OVERWRITTEN
+from softbench.worker.tamper_guard import TamperGuard
+
+HELD = 3
+"""Outputs that are held."""
+LATER_CALLS = 40
+"""Calls while outputs are held: a ring of so many buffers, less HELD, is found."""
+LEAKED = 0.5
+"""Share of the later calls whose memory is kept, from which on it is a leak. A backend may keep the last few outputs."""
+MANY_CALLS = 2000
+MANY_SECONDS = 0.25
+"""Calls and seconds of `many calls`, at most."""
+STREAM_CALLS = 8
+EDGE_ROWS = 64
+"""Rows at either end, and around the 2^31st element, of a huge tensor."""
+LEAKS = "keeps memory of every call"
+
+
+@dataclass(frozen=True, slots=True)
+class ContractCase:
+    """A backend's callable on a check case's tensors."""
+
+    backend: Any
+    case: Case
+    call: Callable[..., Any]
+    given: Tensors
+    guard: TamperGuard | None
+    seed: int
+
+    def judge(self, way: str) -> Accuracy:
+        """The verdict on a way of calling, one of WAYS."""
+        self.call(*self.given)  # a first call may compile, tune and draw random numbers
+        return WAYS[way](self)
+
+    def once(self) -> Accuracy:
+        """One call."""
+        return self._pre_check().compared_once(self.seed)
+
+    def structured(self) -> Accuracy:
+        """One call on structured rows."""
+        names = inputs.make_adversarial(self.given, self.case, self.seed)
+        return self._pre_check().compared_once(self.seed, names)
+
+    def held(self) -> Accuracy:
+        """Outputs must stay as they are while later calls run, memory must not grow, and the caller's state must stay."""
+        before = caller_state.of(self.given)
+        other = self._other()
+        held: list[torch.Tensor] = []
+        copies: list[torch.Tensor] = []
+        for _ in range(HELD):
+            held += self.results(*self.given)
+            copies += [out.clone() for out in held[len(copies) :]]
+        due = len(held) // HELD
+        first_bytes = self._allocated()
+        later: list[weakref.ref[torch.Tensor]] = []
+        for _ in range(LATER_CALLS):
+            later += [weakref.ref(out) for out in self.results(*other)]
+        grown = self._allocated() - first_bytes
+        alive = {id(out) for ref in later if (out := ref()) is not None}
+        if reason := before.changed():
+            return _wrong(reason)
+        if not all(map(output_checks.same, held, copies)) and not reuses_output(self.backend):
+            return _wrong(OVERWRITTEN)
+        if grown > LEAKED * LATER_CALLS * due * held[0].nbytes or len(alive) > LEAKED * len(later):
+            return _wrong(LEAKS)
+        return self._verified(self.given, tuple(copies[:due]))
+
+    def many(self) -> Accuracy:
+        """Of many equal calls, the output that differs most from the first must be right, too."""
+        first = tuple(out.clone() for out in self.results(*self.given))
+        worst = [out.clone() for out in first]
+        peaks = [torch.zeros((), device=out.device) for out in first]
+        end = time.monotonic() + MANY_SECONDS
+        for _ in range(MANY_CALLS):
+            for place, out in enumerate(self.results(*self.given)):
+                peak = (out - first[place]).abs().amax().float().nan_to_num(nan=torch.inf)
+                worse = peak > peaks[place]
+                worst[place] = torch.where(worse, out, worst[place])
+                peaks[place] = torch.where(worse, peak, peaks[place])
+            if time.monotonic() > end:
+                break
+        found = self._verified(self.given, tuple(worst))
+        return replace(found, detail=f"once in many calls: {found.detail}") if found.grade is Grade.WRONG else found
+
+    def streams(self) -> Accuracy:
+        """Calls on two streams at once must not share memory."""
+        sides = [(self.given, torch.cuda.Stream()), (self._other(), torch.cuda.Stream())]
+        for _, stream in sides:
+            stream.wait_stream(torch.cuda.current_stream())
+        outputs: list[tuple[Tensors, Tensors]] = []
+        for _ in range(STREAM_CALLS):
+            for given, stream in sides:
+                with torch.cuda.stream(stream):
+                    outputs.append((given, tuple(out[:EDGE_ROWS].clone() for out in self.results(*given))))
+        torch.cuda.synchronize()
+        edge = replace(self.case, M=min(self.case.M, EDGE_ROWS))
+        found = [verify_outputs(self.backend, edge, tuple(t.detach()[:EDGE_ROWS] for t in given), outs) for given, outs in outputs]
+        worst = max(found, key=lambda one: (one.grade is Grade.WRONG, one.worst))
+        return replace(worst, detail=f"with calls on two streams: {worst.detail}") if worst.grade is Grade.WRONG else worst
+
+    def sampled(self) -> Accuracy:
+        """One call on a huge tensor. Only rows at its ends and around the 2^31st element are copied and compared."""
+        M, N = self.case.M, self.case.N
+        middle = min(M - 1, 2**31 // N)
+        around = {*range(EDGE_ROWS), *range(middle - EDGE_ROWS, middle + EDGE_ROWS), *range(M - EDGE_ROWS, M)}
+        numbers = sorted(row for row in around if 0 <= row < M)
+        places = torch.tensor(numbers, device=self.given[0].device)
+        kept, written = tuple(tensor[places] for tensor in self.given), output_checks.versions(self.given)
+        stale = torch.full_like(self.given[0], float("nan"))
+        del stale
+        before, watch = caller_state.of(self.given), AsyncWorkWatch(self.case.device)
+        out = self.call(*self.given)
+        reason = output_checks.misformed(self.given, (out,)) or watch.unfinished((out[:EDGE_ROWS], out[-EDGE_ROWS:])) or before.changed()
+        if not reason and (output_checks.versions(self.given) != written or not all(map(output_checks.same, self._rows(places), kept))):
+            reason = "changed its input"
+        if reason := reason or (self.guard.replaced() if self.guard else ""):
+            return _wrong(reason)
+        return verify_outputs(self.backend, replace(self.case, M=len(numbers)), kept, (out[places],), numbers=numbers)
+
+    def results(self, *given: torch.Tensor) -> Tensors:
+        """The outputs of a call."""
+        outputs = self.call(*given)
+        return outputs if self.case.direction is Direction.BOTH else (outputs,)
+
+    def _pre_check(self) -> PreCheck:
+        return PreCheck(self.case, self.call, self.given, self.backend, self.guard)
+
+    def _other(self) -> Tensors:
+        """Other inputs: the same rows in another order."""
+        return tuple(tensor.detach().roll(1, 0).requires_grad_(tensor.requires_grad) for tensor in self.given)
+
+    def _rows(self, places: torch.Tensor) -> Tensors:
+        return tuple(tensor[places] for tensor in self.given)
+
+    def _verified(self, given: Tensors, outputs: Tensors) -> Accuracy:
+        if reason := output_checks.misformed(given, outputs, expected=len(outputs)):
+            return _wrong(reason)
+        return verify_outputs(self.backend, self.case, given, outputs)
+
+    def _allocated(self) -> int:
+        return torch.cuda.memory_allocated() if self.case.device == "cuda" else 0
+
+
+WAYS: dict[str, Callable[[ContractCase], Accuracy]] = {
+    "once": ContractCase.once,
+    "structured": ContractCase.structured,
+    "held": ContractCase.held,
+    "many": ContractCase.many,
+    "streams": ContractCase.streams,
+    "sampled": ContractCase.sampled,
+}
+"""By `softbench.ops.softmax.check_cases.CheckCase.repeat`."""
+
+
+def _wrong(reason: str) -> Accuracy:
+    return Accuracy(Grade.WRONG, float("inf"), reason)

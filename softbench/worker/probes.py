@@ -1,0 +1,149 @@
+"""Probes: calls of a batch before which two values of a row change places, and after which the row is copied at once.
+
+Inputs are constant within a batch, and kept outputs are compared after it. So a backend could compute once a batch, or only while an output
+is alive, or find an output by a few values. A probe detects that: an output of another call is wrong in the changed row, and one that is
+filled in later is not filled in yet. The values change back after the call. Torch's version counter shows neither change.
+
+The output of a probe is held over later calls, and its row is compared bit by bit then: a ring of buffers has overwritten it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from softbench.core.case import Case, Direction
+from softbench.core.outcome import Accuracy, Grade
+from softbench.worker.output_checks import misformed, same
+
+Tensors = tuple[torch.Tensor, ...]
+Judge = Callable[[Case, Tensors, Tensors], Accuracy]
+
+HELD_CALLS = 11
+"""Calls over which a probe's output is held."""
+EARLIEST = 4
+"""The first probe is among so many calls after the first call of each set."""
+APART = (1.2, 2.2)
+"""Ratio of two probes' numbers. Probes are rare in long batches, and one is in the last half."""
+KEPT_SAMPLES = 0.5
+"""Samples of calls with a probe are dropped if this share of the samples remains."""
+MOST_COLUMNS = 16
+"""Pairs of columns of a batch. A backend does not know them, so a few suffice."""
+CHANGED_ROW = "in a timed call, in a row that had just changed"
+OVERWRITTEN = "a later call overwrites its output; a backend that does so on purpose declares reuses_output = True"
+
+
+@dataclass(slots=True)
+class Probe:
+    """A probe and what was copied."""
+
+    row: int
+    given: Tensors
+    outputs: Tensors
+    """The row of the inputs and of the outputs, right after the call; each (1, N)."""
+    later: Tensors = ()
+    """The row of the outputs, some calls later."""
+
+
+class Probes:
+    """The probes of one batch."""
+
+    def __init__(self, case: Case, sets: Sequence[Tensors], source: random.Random, most: int, *, overwrites: bool) -> None:
+        """`most`: probes that are compared with float64, at most, the last ones. With `overwrites` no output is held."""
+        self.case, self.sets, self.random, self.overwrites = case, sets, source, overwrites
+        self.done: deque[Probe] = deque(maxlen=most)
+        self.turns: list[int] = []
+        """The calls that did more than a call."""
+        self.broken = ""
+        self.held: tuple[int, Tensors, Probe] | None = None
+        """A call's number from which on a held output is released, its outputs and its probe."""
+        self.due = len(sets) + source.randrange(EARLIEST)
+        self.at = self.due if case.N > 1 else 2**62
+        """The number of the next call with work to do. Nothing changes in rows of one element."""
+        self._changed: tuple[int, int, torch.Tensor, Tensors] | None = None
+        """Set, row and columns of the present change, and the values that were there."""
+        device = sets[0][0].device
+        pairs = [source.sample(range(case.N), 2) for _ in range(MOST_COLUMNS)] if case.N > 1 else [[0, 0]]
+        self._columns = torch.tensor(pairs, device=device)
+        self._flipped = self._columns.flip(1)
+
+    def before(self, turn: int) -> None:
+        """Release a held output, or change two values of a row, if it is time."""
+        if not possible(self.case.device):
+            return
+        if self.held and turn >= self.held[0]:
+            self.release()
+            self.turns.append(turn)
+        place = turn % len(self.sets)
+        if turn < self.due or self._resized(place):
+            self.at = self.due
+            return
+        row, pair = self.random.randrange(self.case.M), self.random.randrange(len(self._columns))
+        rows = [tensor.data[row] for tensor in self.sets[place]]
+        values = tuple(tensor.index_select(0, self._columns[pair]) for tensor in rows)
+        for tensor, old in zip(rows, values, strict=True):
+            tensor.index_copy_(0, self._flipped[pair], old)
+        self._changed = place, row, self._columns[pair], values
+
+    def after(self, turn: int, outputs: object) -> bool:
+        """Copy the changed row of inputs and outputs, and change it back. True if the call was a probe."""
+        if self._changed is None:
+            return False
+        (place, row, columns, values), self._changed = self._changed, None
+        given, both = self.sets[place], self.case.direction is Direction.BOTH
+        results = outputs if both else (outputs,)
+        self.broken = self.broken or self._resized(place) or misformed(given, results, expected=2 if both else 1)
+        if not self.broken and isinstance(results, tuple | list):
+            probe = Probe(row, *(tuple(tensor.detach()[row : row + 1].clone() for tensor in tensors) for tensors in (given, results)))
+            self.done.append(probe)
+            self.held = None if self.overwrites else (turn + HELD_CALLS, tuple(results), probe)
+        if not self._resized(place):
+            for tensor, old in zip(given, values, strict=True):
+                tensor.data[row].index_copy_(0, columns, old)
+        self.turns.append(turn)
+        self.due = turn + HELD_CALLS + int(turn * (self.random.uniform(*APART) - 1))
+        self.at = self.held[0] if self.held else self.due
+        return True
+
+    def _resized(self, place: int) -> str:
+        """`changed its input` if an input has lost its shape, or an empty text."""
+        lost = any(tuple(tensor.shape) != (self.case.M, self.case.N) for tensor in self.sets[place])
+        return "changed its input" if lost else ""
+
+    def release(self) -> None:
+        """Copy the row of the held output once more, and let it go."""
+        if self.held:
+            _, results, probe = self.held
+            probe.later = tuple(out.detach()[probe.row : probe.row + 1].clone() for out in results)
+            self.held = None
+
+    def without(self, samples: list[float], block: int, calls: int) -> list[float]:
+        """The samples without those of calls that did more, if enough remain. The samples are of the last of so many calls."""
+        touched = {len(samples) - 1 - (calls - 1 - turn) // max(1, block) for turn in self.turns}
+        kept = [sample for place, sample in enumerate(samples) if place not in touched]
+        return kept if len(kept) >= KEPT_SAMPLES * len(samples) and len(kept) > 2 else samples
+
+    def verify(self, judge: Judge) -> Accuracy | None:
+        """The verdict on the probes; None if there are none."""
+        if self.broken:
+            return Accuracy(Grade.WRONG, float("inf"), f"in a timed call: {self.broken}")
+        probes = list(self.done)
+        self.done.clear()
+        if not probes:
+            return None
+        if any(not same(late, soon) for probe in probes if probe.later for late, soon in zip(probe.later, probe.outputs, strict=True)):
+            return Accuracy(Grade.WRONG, float("inf"), f"in a timed call: {OVERWRITTEN}")
+        given, outputs = (
+            tuple(map(torch.cat, zip(*rows, strict=True))) for rows in ([p.given for p in probes], [p.outputs for p in probes])
+        )
+        found = judge(replace(self.case, M=len(probes)), given, outputs)
+        return replace(found, detail=f"{CHANGED_ROW}: {found.detail}") if found.grade is Grade.WRONG else found
+
+
+def possible(device: str) -> bool:
+    """False while a CUDA graph is captured or a profiler counts kernels: there a call must launch what the others launch."""
+    return device != "cuda" or not (torch.cuda.is_current_stream_capturing() or torch.autograd._profiler_enabled())
