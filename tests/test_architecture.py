@@ -170,7 +170,6 @@ def test_only_traits_reads_a_backends_traits():
         "reuses_output",
         "generated",
         "over_dim",
-        "computes",
     }
     for path in modules().values():
         if path.name == "traits.py":

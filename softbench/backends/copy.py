@@ -1,4 +1,7 @@
-"""The yardstick `copy`: it moves the same bytes as softmax and computes nothing."""
+"""The yardstick `copy`: it moves the same bytes as softmax and computes nothing.
+
+Only this class is graded as a yardstick: `softbench.ops.softmax.tolerance` compares its output bit by bit with the bytes to move.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,6 @@ class Copy:
 
     name = "copy"
     advice = "never for softmax: the other backends are compared with it"
-    computes = "copy"
-    """Not a softmax: `softbench.ops.softmax.tolerance` compares the output bit by bit with the bytes to move."""
 
     def available(self) -> str | None:
         return None

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 
-from softbench.core.case import Case, Direction
+from softbench.core.case import YARDSTICK, Case, Direction
 from softbench.core.text import one_line
 from softbench.plugins.backend import Backend, Call, Generated
 from softbench.plugins.info import BackendInfo
 from softbench.plugins.load import source_hash
 from softbench.plugins.source import PluginSource
 
+_INTERPRETED: dict[int, tuple[object, tuple[str, int] | None]] = {}
+"""Answers of `interpreted` by the backend's id. The backend is kept, so that its id stays its own."""
+
 
 def info(backend: Backend, source: PluginSource) -> BackendInfo:
     """The info that a worker reports about a backend."""
+    interpreted(backend)
     summary = getattr(backend, "summary", None) or (type(backend).__doc__ or "").strip().partition("\n")[0]
     return BackendInfo(
         name=backend.name,
@@ -45,8 +50,9 @@ def overwrites_output(backend: object) -> bool:
 
 
 def is_yardstick(backend: object) -> bool:
-    """True if a backend copies, and computes nothing."""
-    return getattr(backend, "computes", "softmax") == "copy"
+    """True for softbench's own `copy`. Any other backend must compute a softmax, whatever it declares."""
+    own = sys.modules.get("softbench.backends.copy")  # loaded as a plugin source; this package imports no backend
+    return own is not None and type(backend) is own.Copy and getattr(backend, "name", "") == YARDSTICK and not vars(backend)
 
 
 def reuses_output(backend: object) -> bool:
@@ -85,6 +91,17 @@ def generated(backend: object) -> Callable[[Case, Sequence[str]], Generated] | N
 
 
 def interpreted(backend: object) -> tuple[str, int] | None:
-    """Why a backend is only checked here, and on how many rows; None for a backend that can be timed."""
-    ask = getattr(backend, "interpreted", None)
-    return ask() if callable(ask) else None
+    """Why a backend is only checked here, and on how many rows; None for a backend that can be timed.
+
+    It is asked once, when it is loaded: with another answer later, a few rows would be checked and all rows timed.
+
+    Raises:
+        TypeError: the answer is neither None nor a reason and a number of rows.
+    """
+    if id(backend) not in _INTERPRETED:
+        ask = getattr(backend, "interpreted", None)
+        answer = ask() if callable(ask) else None
+        if answer is not None and not (isinstance(answer, tuple) and [type(part) for part in answer] == [str, int] and answer[1] > 0):
+            raise TypeError(f"interpreted() returned {one_line(repr(answer), 40)}; it must return None, or a reason and a number of rows")
+        _INTERPRETED[id(backend)] = backend, answer
+    return _INTERPRETED[id(backend)][1]

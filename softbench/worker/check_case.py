@@ -20,7 +20,7 @@ from softbench.worker.async_work import AsyncWorkWatch
 from softbench.worker.contract_cases import WAYS, ContractCase
 from softbench.worker.error_metrics import MetricsAccumulator
 from softbench.worker.output_checks import SHARED, breach, poison, same, shared, versions
-from softbench.worker.pre_check import verify_outputs
+from softbench.worker.pre_check import PreCheck, verify_outputs
 from softbench.worker.tamper_guard import TamperGuard
 
 REUSES = "the next call overwrites its output, as it declares"
@@ -67,7 +67,7 @@ class CheckCaseRunner:
         else:
             call = lambda *tensors: along(direction)(*tensors, dim)  # noqa: E731
         if item.repeat in WAYS:
-            return ContractCase(self.backend, case, call, given, self.guard, random).judge(item.repeat)
+            return contract_case(self.backend, case, call, given, self.guard, random).judge(item.repeat)
         return self._judge(item, case, call, given, dim)
 
     def _prepared(self, case: Case) -> Call:
@@ -124,3 +124,11 @@ class CheckCaseRunner:
             out = call(*given)
         torch.cuda.current_stream().wait_stream(stream)
         return out
+
+
+def contract_case(
+    backend: Any, case: Case, call: Call, given: tuple[torch.Tensor, ...], guard: TamperGuard | None, seed: int
+) -> ContractCase:
+    """A contract case whose outputs are compared as before timing."""
+    pre_check = PreCheck(case, call, given, backend, guard)
+    return ContractCase(backend, case, call, given, guard, seed, pre_check.compared_once, verify_outputs)

@@ -12,13 +12,14 @@ import torch
 
 from softbench.core.case import Case, Direction
 from softbench.core.outcome import Accuracy, Grade
-from softbench.ops.softmax import inputs
+from softbench.ops.softmax import structured_rows
 from softbench.plugins.traits import reuses_output
 from softbench.worker import caller_state, output_checks
 from softbench.worker.async_work import AsyncWorkWatch
-from softbench.worker.pre_check import PreCheck, Tensors, verify_outputs
 from softbench.worker.probes import OVERWRITTEN
 from softbench.worker.tamper_guard import TamperGuard
+
+Tensors = tuple[torch.Tensor, ...]
 
 HELD = 3
 """Outputs that are held."""
@@ -45,6 +46,10 @@ class ContractCase:
     given: Tensors
     guard: TamperGuard | None
     seed: int
+    compared_once: Callable[..., Accuracy]
+    """`softbench.worker.pre_check.PreCheck.compared_once` of this callable."""
+    verify: Callable[..., Accuracy]
+    """`softbench.worker.pre_check.verify_outputs`."""
 
     def judge(self, way: str) -> Accuracy:
         """The verdict on a way of calling, one of WAYS."""
@@ -53,12 +58,12 @@ class ContractCase:
 
     def once(self) -> Accuracy:
         """One call."""
-        return self._pre_check().compared_once(self.seed)
+        return self.compared_once(self.seed)
 
     def structured(self) -> Accuracy:
         """One call on structured rows."""
-        names = inputs.make_adversarial(self.given, self.case, self.seed)
-        return self._pre_check().compared_once(self.seed, names)
+        names = structured_rows.make_adversarial(self.given, self.case, self.seed)
+        return self.compared_once(self.seed, names)
 
     def held(self) -> Accuracy:
         """Outputs must stay as they are while later calls run, memory must not grow, and the caller's state must stay."""
@@ -113,7 +118,7 @@ class ContractCase:
                     outputs.append((given, tuple(out[:EDGE_ROWS].clone() for out in self.results(*given))))
         torch.cuda.synchronize()
         edge = replace(self.case, M=min(self.case.M, EDGE_ROWS))
-        found = [verify_outputs(self.backend, edge, tuple(t.detach()[:EDGE_ROWS] for t in given), outs) for given, outs in outputs]
+        found = [self.verify(self.backend, edge, tuple(t.detach()[:EDGE_ROWS] for t in given), outs) for given, outs in outputs]
         worst = max(found, key=lambda one: (one.grade is Grade.WRONG, one.worst))
         return replace(worst, detail=f"with calls on two streams: {worst.detail}") if worst.grade is Grade.WRONG else worst
 
@@ -134,15 +139,12 @@ class ContractCase:
             reason = "changed its input"
         if reason := reason or (self.guard.replaced() if self.guard else ""):
             return _wrong(reason)
-        return verify_outputs(self.backend, replace(self.case, M=len(numbers)), kept, (out[places],), numbers=numbers)
+        return self.verify(self.backend, replace(self.case, M=len(numbers)), kept, (out[places],), numbers=numbers)
 
     def results(self, *given: torch.Tensor) -> Tensors:
         """The outputs of a call."""
         outputs = self.call(*given)
         return outputs if self.case.direction is Direction.BOTH else (outputs,)
-
-    def _pre_check(self) -> PreCheck:
-        return PreCheck(self.case, self.call, self.given, self.backend, self.guard)
 
     def _other(self) -> Tensors:
         """Other inputs: the same rows in another order."""
@@ -154,7 +156,7 @@ class ContractCase:
     def _verified(self, given: Tensors, outputs: Tensors) -> Accuracy:
         if reason := output_checks.misformed(given, outputs, expected=len(outputs)):
             return _wrong(reason)
-        return verify_outputs(self.backend, self.case, given, outputs)
+        return self.verify(self.backend, self.case, given, outputs)
 
     def _allocated(self) -> int:
         return torch.cuda.memory_allocated() if self.case.device == "cuda" else 0

@@ -63,7 +63,7 @@ class PreCheck:
         many = replace(self.case, M=calls * self.case.M)
         inputs.refill(self.given, self.case, seed + 1)
         given = self.given if calls == 1 else inputs.make(many, seed + 1, self.given[0].device)
-        names = inputs.make_adversarial(given, many, seed)
+        names = structured_rows.make_adversarial(given, many, seed)
         first: Tensors = ()
         gathered: list[Tensors] = []
         for call in range(calls):

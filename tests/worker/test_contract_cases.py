@@ -10,8 +10,7 @@ from softbench.core.case import Case, Direction
 from softbench.core.outcome import Grade
 from softbench.ops.softmax import inputs
 from softbench.worker import contract_cases
-from softbench.worker.check_case import CheckCaseRunner
-from softbench.worker.contract_cases import ContractCase
+from softbench.worker.check_case import CheckCaseRunner, contract_case
 from softbench.worker.pre_check import PreCheck
 
 CPU = torch.device("cpu")
@@ -72,7 +71,7 @@ def test_a_first_call_may_draw_random_numbers():
         return torch.softmax(x, -1)
 
     case = Case(4, 8, "fp32", Direction.FORWARD, "cpu")
-    assert ContractCase(object(), case, tuned, inputs.make(case, 0, CPU), None, 0).judge("held").grade is Grade.PASS
+    assert contract_case(object(), case, tuned, inputs.make(case, 0, CPU), None, 0).judge("held").grade is Grade.PASS
 
 
 @pytest.mark.parametrize("direction", [Direction.FORWARD, Direction.BACKWARD])
@@ -88,7 +87,7 @@ def test_a_huge_tensor_is_compared_at_its_ends_and_middle(direction, monkeypatch
     for row, found in ((0, Grade.WRONG), (1999, Grade.WRONG), (1000, Grade.PASS)):
         wrong = row
         given = inputs.make(case, 0, CPU)
-        assert ContractCase(object(), case, call, given, None, 0).judge("sampled").grade is found
+        assert contract_case(object(), case, call, given, None, 0).judge("sampled").grade is found
 
 
 def test_check_cases_of_both_need_no_other_shapes():

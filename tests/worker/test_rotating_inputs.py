@@ -2,6 +2,7 @@
 
 import math
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ import torch
 from softbench.core.case import Case, Direction
 from softbench.core.outcome import Grade
 from softbench.ops.softmax import inputs, structured_rows
-from softbench.plugins.traits import why_not
+from softbench.plugins.traits import interpreted, is_yardstick, why_not
 from softbench.worker import output_checks, tamper_guard
 from softbench.worker.pre_check import PreCheck, verify_outputs
 from softbench.worker.rotating_inputs import CHECKED_ELEMENTS, RotatingInputs
@@ -102,6 +103,7 @@ def test_any_shape_and_direction_is_renewed_and_verified(M, N, direction):
 def test_outputs_are_kept_of_neighbouring_calls_late_in_the_batch(calls):
     made, count = rotation(call=lambda x: count.append(0) or len(count) - 1), []
     body = made.renew()
+    made.probes.at = math.inf  # outputs of probes are not kept
     for _ in range(calls):
         body()
     kept = sorted(made.kept.values())
@@ -179,7 +181,7 @@ def test_rows_changed_before_a_batch_are_among_the_checked(M, N, looked_at, monk
 def test_structured_rows_keep_normal_inputs_and_hold_every_kind(direction):
     for dtype in ("fp32", "fp16", "bf16"):
         long = Case(32, 70_000, dtype, Direction.FORWARD, "cpu")  # beyond float16's largest number
-        names = inputs.make_adversarial(rows := inputs.make(long, 0, CPU), long, 3)
+        names = structured_rows.make_adversarial(rows := inputs.make(long, 0, CPU), long, 3)
         finite = {name for name, row in zip(names, rows[0], strict=False) if row.isfinite().all()}
         assert set(names) - finite == {
             *("with -inf first", "with -inf last", "with -inf scattered", "of -inf", "with one NaN", "with one +inf"),
@@ -187,7 +189,7 @@ def test_structured_rows_keep_normal_inputs_and_hold_every_kind(direction):
         case = Case(64, 255, dtype, direction, "cpu")
         given = inputs.make(case, 0, CPU)
         before = [tensor.detach().clone() for tensor in given]
-        assert len(set(inputs.make_adversarial(given, case, 3))) >= 13
+        assert len(set(structured_rows.make_adversarial(given, case, 3))) >= 13
         changed = [(tensor != old).any(1) for tensor, old in zip(given, before, strict=True)]
         assert torch.stack(changed).any(0).all()
         check = PreCheck(case, HONEST[direction], given, object(), None)
@@ -258,6 +260,30 @@ def test_a_reason_that_is_not_text_is_refused():
     for answer in (True, False, 5, ["no"]):
         with pytest.raises(TypeError, match=r"supports\(\) returned .*; it must return None for yes, or a text that says why not"):
             why_not(answer, "supports")
+
+
+def test_only_softbenchs_own_copy_is_a_yardstick():
+    from softbench.backends import copy
+
+    own = copy.Copy()
+    assert is_yardstick(own)
+
+    class Derived(copy.Copy):
+        pass
+
+    declared = SimpleNamespace(name="fast", computes="copy")
+    renamed, patched = copy.Copy(), copy.Copy()
+    renamed.name, patched.prepare = "fast", lambda case: torch.empty_like
+    assert not any(map(is_yardstick, (Derived(), declared, renamed, patched)))
+
+
+def test_interpreted_is_asked_once_and_its_answer_checked():
+    answers = iter([("an interpreter", 1), None])
+    stateful = SimpleNamespace(interpreted=lambda: next(answers))
+    assert interpreted(stateful) == interpreted(stateful) == ("an interpreter", 1)
+    for wrong in (("x", 0), ("x", True), "x", ("x",), (1, 1), []):
+        with pytest.raises(TypeError, match="interpreted"):
+            interpreted(SimpleNamespace(interpreted=lambda wrong=wrong: wrong))
 
 
 def test_malformed_outputs_are_reported_with_the_reason():

@@ -9,7 +9,6 @@ import torch
 
 from softbench.core.case import Case, Direction
 from softbench.ops.dtypes import DTYPES
-from softbench.ops.softmax import structured_rows
 
 CHUNK_BYTES = {"cuda": 512 * 2**20, "cpu": 32 * 2**20}
 """Bytes of all float64 temporaries of one chunk of rows. On the CPU each stays below malloc's mmap threshold, because larger ones fault in
@@ -53,19 +52,3 @@ def refill(given: tuple[torch.Tensor, ...], case: Case, seed: int) -> None:
     with torch.no_grad():
         for tensor, values in zip(given, fresh, strict=True):
             tensor.copy_(values)
-
-
-def make_adversarial(given: tuple[torch.Tensor, ...], case: Case, seed: int) -> list[str]:
-    """Structured rows in place of normal ones, in the same memory: what is right on normal rows alone is then wrong.
-
-    The kinds are those of `softbench.ops.softmax.structured_rows`. Rows of a kind are one in so many. In a case of fewer rows than
-    kinds the seed chooses. Returns the names of the kinds: that of a row is at its number modulo their number.
-    """
-    made = list(structured_rows.kinds(case.direction, case.dtype).items())
-    first = seed % len(made)
-    dealt = made[first:] + made[:first]
-    places = structured_rows.Places(torch.Generator().manual_seed(seed), case.N, given[0].device)
-    for place, (_, change) in enumerate(dealt):
-        if views := [tensor.data[place :: len(dealt)] for tensor in given if place < case.M]:
-            change(*views, places)
-    return [name for name, _ in dealt]

@@ -13,7 +13,7 @@ from functools import partial
 
 import torch
 
-from softbench.core.case import Direction
+from softbench.core.case import Case, Direction
 
 MAX_SHIFT = {"fp32": 1e7, "fp16": 1.5e3, "bf16": 1e3}
 """The largest shift of a row, by dtype, at which its elements still differ."""
@@ -180,3 +180,19 @@ def kinds(direction: Direction, dtype: str) -> dict[str, Callable[..., object]]:
     of_both: dict[str, Callable[..., object]] = {name: partial(_first, change) for name, change in of_x(dtype).items()}
     of_both |= {name: partial(_second, change) for name, change in of_dy(dtype).items()}
     return {name: change for name, change in of_both.items() if dtype != "fp16" or name not in FLAT}
+
+
+def make_adversarial(given: tuple[torch.Tensor, ...], case: Case, seed: int) -> list[str]:
+    """Structured rows in place of normal ones, in the same memory: what is right on normal rows alone is then wrong.
+
+    Rows of a kind are one in so many. In a case of fewer rows than kinds the seed chooses. Returns the kinds' names: that of a row is at
+    its number modulo their number.
+    """
+    made = list(kinds(case.direction, case.dtype).items())
+    first = seed % len(made)
+    dealt = made[first:] + made[:first]
+    places = Places(torch.Generator().manual_seed(seed), case.N, given[0].device)
+    for place, (_, change) in enumerate(dealt):
+        if views := [tensor.data[place :: len(dealt)] for tensor in given if place < case.M]:
+            change(*views, places)
+    return [name for name, _ in dealt]
