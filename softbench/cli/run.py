@@ -74,6 +74,10 @@ def run(
     raise typer.Exit(exit_code(measured.records()))
 
 
+SHOWN_SECONDS = 0.1
+"""Phases of a run that took less are not named."""
+
+
 def _report(measured: Run, json: Path | None) -> None:
     """Print the table (or the JSON) on stdout, and the names of the files on stderr."""
     from softbench.cli import output
@@ -84,6 +88,11 @@ def _report(measured: Run, json: Path | None) -> None:
         output.show(tables.results(measured.rows(), console), console)
     logs = f"; logs of failed workers are in {measured.log}" if measured.log.exists() else ""
     note(f"wrote {measured.csv} and {measured.json}{logs}")
+    if spent := measured.header.get("seconds"):
+        phases = sorted(((seconds, phase) for phase, seconds in spent.items() if phase != "wall"), reverse=True)
+        note(
+            f"took {spent['wall']:.1f} s: " + ", ".join(f"{phase} {seconds:.1f} s" for seconds, phase in phases if seconds >= SHOWN_SECONDS)
+        )
 
 
 def _show_plan(plan: Plan) -> None:

@@ -129,3 +129,11 @@ def test_workers_that_cannot_be_alive_together_are_grouped():
     big = [Case(2**15, 2**15, "fp32", Direction.FORWARD)]
     assert planning.most_alive(big, "cuda", 44 * 2**30) == 4
     assert planning.most_alive(big, "cuda", 2**30) == 1
+
+
+def test_a_run_says_where_its_time_went(cli):
+    done = cli("run", "--backends", "torch", "--device", "cpu", "--M", "64", "--N", "4096", "--quick")
+    assert done.returncode == 0, done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("softbench: took ")]
+    assert " time " in line
+    assert " s: " in line
