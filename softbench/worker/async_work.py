@@ -54,16 +54,11 @@ class AsyncWorkWatch:
             out for out in all_results if type(out) is torch.Tensor and out.layout is torch.strided and out.device.type == self.device
         ]
         at_once = [out.detach().clone() for out in outputs]
-        if may_write_later() or _threads() - self.threads:
+        if _thread._count() or _threads() - self.threads:
             time.sleep(SETTLE_SECONDS)
         if self.device == "cuda":
             torch.cuda.synchronize()
         return "" if all(same(out.detach(), early) for early, out in zip(at_once, outputs, strict=True)) else LATE
-
-
-def may_write_later() -> bool:
-    """True if Python threads besides the main one run now, so that an output may change after its call."""
-    return _thread._count() > 0
 
 
 def _threads() -> frozenset[str]:

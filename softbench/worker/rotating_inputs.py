@@ -31,7 +31,6 @@ from softbench.core.outcome import Accuracy, Grade
 from softbench.ops.softmax import inputs
 from softbench.plugins.backend import Call
 from softbench.worker import output_checks
-from softbench.worker.async_work import LATE, may_write_later
 from softbench.worker.probes import Probes
 
 Tensors = tuple[torch.Tensor, ...]
@@ -61,9 +60,6 @@ class RotatingInputs:
         """The latest output kept of each set, until it is collected."""
         self.latest = 0
         """The set of the last call."""
-        self.at_return: dict[tuple[int, str], Tensors] = {}
-        """By set, of its first and its last kept output: the rows to be compared as they were when the call returned. Only if a thread
-        could write them later; the first one's memory has no right values from before."""
         self._rows: list[torch.Tensor] = []
         self._truth: list[Tensors] = []
         self._collected: list[tuple[int, str, Tensors, Tensors]] = []
@@ -86,7 +82,7 @@ class RotatingInputs:
 
     def renew(self) -> Callable[[], object]:
         """Change all sets in place, and return the call to time."""
-        self.kept, self._rows, self._truth, self._collected, self.at_return = {}, [], [], [], {}
+        self.kept, self._rows, self._truth, self._collected = {}, [], [], []
         self._wrong = ""
         for index, tensors in enumerate(self.sets):
             if (self.turns + index) % 2 == 0:
@@ -125,10 +121,7 @@ class RotatingInputs:
                 wrong = output_checks.misformed(self.sets[index], outputs, expected=2 if both else 1) if given else CHANGED
                 alive += () if wrong else outputs
                 copied = () if wrong else tuple(out.detach()[self._rows[index]] for out in outputs)
-                if not self.overwrites and not all(map(output_checks.same, copied, self.at_return.get((index, "last"), copied))):
-                    wrong = LATE
                 self._collected.append((index, wrong, copied, given))
-                self._collected += [(index, wrong, early, given) for (place, _), early in self.at_return.items() if place == index]
         if not self.overwrites and output_checks.shared(alive):
             self._wrong = output_checks.SHARED
         self.kept.clear()  # the calls of the batch refer to the same dictionary
@@ -170,8 +163,6 @@ class RotatingInputs:
                 if every:
                     kept.clear()  # its row differs from the input, as does the memory of all outputs
             elif turn >= due or every:
-                if turn >= due:
-                    self._copy_at_return(place, out)
                 kept[place] = out
                 self.latest = place
                 if turn > due:
@@ -181,15 +172,6 @@ class RotatingInputs:
 
         self.calls = lambda: turn
         return body
-
-    def _copy_at_return(self, index: int, outputs: Any) -> None:
-        self.at_return.pop((index, "last"), None)
-        both = self.case.direction is Direction.BOTH
-        results = outputs if both else (outputs,)
-        if may_write_later() and not output_checks.misformed(self.sets[index], results, expected=2 if both else 1):
-            rows = tuple(out.detach()[self._rows[index]] for out in results)
-            self.at_return.setdefault((index, "first"), rows)
-            self.at_return[index, "last"] = rows
 
     def _refill(self, tensors: Tensors) -> range:
         """Writes new values into a block of rows, or into all rows of a small tensor."""

@@ -10,7 +10,7 @@ from softbench.backends.naive import naive_backward, naive_forward
 from softbench.core.case import Case, Direction
 from softbench.core.outcome import Grade
 from softbench.ops.dtypes import DTYPES
-from softbench.ops.softmax import inputs, tolerance
+from softbench.ops.softmax import inputs, structured_rows, tolerance
 
 CPU = torch.device("cpu")
 ARITHMETIC = {plugin.name: plugin for plugin in load(PLUGINS / "correct" / "arithmetic.py")}
@@ -113,7 +113,7 @@ def structured(direction, N=4096):
     """A case in float32 whose x has every kind of adversarial rows, and its inputs."""
     case = Case(32, N, "fp32", direction, "cpu")
     given = inputs.make(case, 0, CPU)
-    inputs.make_adversarial((given[0].detach(),), Case(32, N, "fp32", Direction.FORWARD, "cpu"), 0)
+    structured_rows.make_adversarial((given[0].detach(),), Case(32, N, "fp32", Direction.FORWARD, "cpu"), 0)
     return case, given
 
 
