@@ -8,7 +8,6 @@ from wrongs import ARITHMETIC, HABITS, PLUGINS, grade
 from softbench.core.case import Direction
 from softbench.ops.softmax.check_cases import items
 
-SMALL = 20_000  # elements of a check case
 OVERFLOW = ("largest and smallest", "all the smallest")
 """Check cases whose maximum times log2(e) overflows float32, and so makes a fused exponent NaN."""
 CASES = [
@@ -21,17 +20,16 @@ CASES = [
 @pytest.mark.parametrize("plugin", ARITHMETIC, ids=lambda plugin: plugin.name)
 def test_honest_arithmetic_gets_its_classes_in_check(plugin):
     for item in CASES:
-        for dtype in ("fp32", "bf16"):
-            found, reason = grade(plugin, item.name, item.direction, dtype, "cpu")
-            if plugin.name == "fused-exponent" and item.name in OVERFLOW:
-                assert (found, " is nan " in reason) == ("wrong", True)
-            else:
-                assert found in (plugin.classes if dtype == "fp32" else ("pass", "low-precision")), (item.name, dtype, reason)
+        found, reason = grade(plugin, item.name, item.direction, "fp32", "cpu")
+        if plugin.name == "fused-exponent" and item.name in OVERFLOW:
+            assert (found, " is nan " in reason) == ("wrong", True)
+        else:
+            assert found in plugin.classes, (item.name, reason)
 
 
 def figures(cli, file, *more):
     """The rows of a run of all backends of a plugin file, without the yardstick."""
-    done = cli("run", "--plugin", PLUGINS / "correct" / file, "--device", "cpu", "--quick", "--M", "32", "--N", "1023,4096", *more)
+    done = cli("run", "--plugin", PLUGINS / "correct" / file, "--device", "cpu", "--quick", "--M", "32", "--N", "513", *more)
     assert done.returncode == 0, done.stdout + done.stderr
     with (cli.folder / "results" / "latest.csv").open() as latest:
         return [row for row in csv.DictReader(latest) if row["backend"] != "copy"], done.stdout
@@ -39,13 +37,13 @@ def figures(cli, file, *more):
 
 def test_run_gives_figures_to_honest_arithmetic(cli):
     names = ",".join(plugin.name for plugin in ARITHMETIC)
-    rows, shown = figures(cli, "arithmetic.py", "--backends", names, "--dtype", "fp32,bf16", "--direction", "forward,backward,both")
+    rows, shown = figures(cli, "arithmetic.py", "--backends", names, "--dtype", "fp32", "--direction", "forward,backward,both")
     classes = {plugin.name: plugin.classes for plugin in ARITHMETIC}
-    assert len(rows) == len(ARITHMETIC) * 2 * 2 * 3
+    assert len(rows) == len(ARITHMETIC) * 3
     for row in rows:
         assert row["status"] == "ok", row
         assert float(row["gbps"]) > 0
-        assert row["dtype"] == "bf16" or row["class"] in classes[row["backend"]], row
+        assert row["class"] in classes[row["backend"]], row
     fused = [row for row in rows if (row["backend"], row["dtype"], row["direction"]) == ("fused-exponent", "fp32", "forward")]
     assert {row["class"] for row in fused} == {"low-precision"}
     assert "fused-exponent: low-precision (" in shown
@@ -72,5 +70,5 @@ def test_a_varying_result_is_a_note_within_the_bound_only():
 def test_run_gives_figures_to_honest_habits(cli):
     names = ",".join(plugin.name for plugin in HABITS)
     rows, _ = figures(cli, "habits.py", "--backends", names, "--dtype", "fp32", "--direction", "forward,backward,both")
-    assert len(rows) == len(HABITS) * 2 * 3
+    assert len(rows) == len(HABITS) * 3
     assert {(row["status"], row["class"], float(row["gbps"]) > 0) for row in rows} == {("ok", "pass", True)}, rows

@@ -39,6 +39,9 @@ class Watching:
     def advance(self, case, cells, *, stored=False):
         self.cells += cells
 
+    def note(self, text):
+        """No test has a note."""
+
 
 @pytest.mark.parametrize(("device", "order"), [("cuda", ["open 1", "open 2", "close 1", "close 2"]), ("cpu", ["open 1", "close 1"] * 2)])
 def test_on_a_gpu_the_next_forkserver_starts_early(monkeypatch, device, order):
