@@ -76,6 +76,7 @@ COVERED_BY = {
     "report/check_report": "run/test_check.py",
     "report/forest_plot": "cli/test_gate.py",
     "report/gate_report": "cli/test_gate.py",
+    "report/markdown": "report/test_matrix.py",
     "report/listing": "run/test_inspect.py",
     "report/self_test_report": "gate/test_self_test.py",
     "gate/environment_match": "cli/test_gate.py",

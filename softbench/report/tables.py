@@ -1,7 +1,4 @@
-"""Renders rows as tables for a terminal or a log. Prints nothing.
-
-Signs are ASCII, so that every encoding has them: `*` the fastest of a row, `~` low-precision, `!` doubtful.
-"""
+"""Renders rows as tables for a terminal or a log. Prints nothing."""
 
 from __future__ import annotations
 
@@ -9,132 +6,77 @@ from collections import Counter
 from collections.abc import Sequence
 
 from rich.console import Console, Group, RenderableType
-from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
 from softbench.core import text as units
-from softbench.core.case import TIMERS
 from softbench.core.outcome import FAILURES, Grade, Status
 from softbench.plugins.info import BackendInfo
+from softbench.report import matrix
 from softbench.results import labels
 from softbench.results.compare import Pair
-from softbench.results.rows import IMPLAUSIBLE, Row
+from softbench.results.rows import Row
 
-CAPTIONS = ("GB/s, % of copy, speed-up over {0}", "GB/s, % of copy", "GB/s")
-"""The contents of a table cell, most detailed first; a narrow terminal gets less."""
 CELL = (
     *("backend", "direction", "dtype", "M", "N", "status", "class"),
     *("median", "p20..p80", "n", "GB/s", "device", "host", "kernels", "build", "error/bound", "labels"),
 )
 """The columns of `cells`."""
-LARGE = 10_000  # columns, more than any table needs: asks rich for a natural width
+FEW = 2  # unavailable backends whose reasons a table gives; of more it gives the names
+NAMED = 8  # names in one line
 
 
 def results(rows: Sequence[Row], console: Console) -> RenderableType:
-    """A table per (direction, dtype, M) with a row per N and a column per backend; below them every reason once."""
-    sections: dict[tuple[str, str, int], list[Row]] = {}
-    for row in rows:
-        sections.setdefault((row.direction, row.dtype, row.M), []).append(row)
+    """A table for each section of `matrix`; below them every reason once."""
     parts: list[RenderableType] = []
-    for section in sections.values():
-        parts += [*_fitting(section, console), Text()]
+    for section in matrix.sections(rows):
+        parts += [*matrix.tables(section, console), Text()]
     parts += notes(rows)
     return Group(*parts)
 
 
-def _fitting(section: Sequence[Row], console: Console) -> list[RenderableType]:
-    """The section's table in the most detail that fits the console, or several tables if none fits."""
-    names = list(dict.fromkeys(row.backend for row in section if row.status != Status.UNAVAILABLE))
-    names = names or list(dict.fromkeys(row.backend for row in section))
-    for detail in range(len(CAPTIONS)):
-        table = _matrix(section, names, detail)
-        if _width(table, console) <= console.width:
-            return [_title(section, detail), table]
-    for across in range(len(names) - 1, 0, -1):
-        tables = [_matrix(section, names[i : i + across], len(CAPTIONS) - 1) for i in range(0, len(names), across)]
-        if all(_width(table, console) <= console.width for table in tables) or across == 1:
-            return [_title(section, len(CAPTIONS) - 1), *tables]
-    return []
+def notes(rows: Sequence[Row], *, all_reasons: bool = False) -> list[Text]:
+    """The meaning of the signs, and a line per status and reason with the affected backends and cells.
 
-
-def _width(table: Table, console: Console) -> int:
-    return Measurement.get(console, console.options.update(width=LARGE), table).maximum
-
-
-def _title(section: Sequence[Row], detail: int) -> Text:
-    first = section[0]
-    clock = next((f" ({row.timer}, {row.l2} L2)" for row in section if row.l2 and (row.timer, row.l2) != (TIMERS[0], "cold")), "")
-    relative = next((row.relative_to for row in section if row.relative_to), "")
-    caption = CAPTIONS[detail if relative else max(detail, 1)].format(relative)
-    return Text(f"{first.direction} {first.dtype}, M={first.M}, {first.device}{clock}: {caption}", style="bold")
-
-
-def _matrix(section: Sequence[Row], names: Sequence[str], detail: int) -> Table:
-    table = Table(show_edge=False, pad_edge=False)
-    table.add_column("N", justify="right", no_wrap=True)
-    for name in names:
-        table.add_column(name, justify="right", no_wrap=True)
-    cells = {(row.N, row.backend): row for row in section}
-    has_doubtful = any(_doubtful(row) for row in section)
-    for N in dict.fromkeys(row.N for row in section):
-        contenders = [
-            row
-            for row in section
-            if row.N == N and row.status == Status.OK and IMPLAUSIBLE not in row.labels and row.grade != Grade.YARDSTICK
-        ]
-        best = min(contenders, key=lambda row: row.median_us or 0, default=None)
-        table.add_row(str(N), *(_cell(cells.get((N, name)), detail, best, has_doubtful=has_doubtful) for name in names))
-    return table
-
-
-def _doubtful(row: Row) -> bool:
-    """True if the cell has a label that is not harmless. L2-resident is harmless."""
-    return bool(set(row.labels.split()) - labels.HARMLESS)
-
-
-def _cell(row: Row | None, detail: int, best: Row | None, *, has_doubtful: bool) -> Text:
-    if row is None:
-        return Text("-", style="dim")
-    if row.status != Status.OK:
-        return Text(row.status + "  ", style="red" if row.status in FAILURES else "dim")
-    sign = ("!" if _doubtful(row) else " ") * has_doubtful
-    if IMPLAUSIBLE in row.labels:
-        return Text(IMPLAUSIBLE + "  " + sign, style="red")
-    text = units.bandwidth(row.gbps).rjust(5) if row.gbps else units.micros(row.median_us or 0)
-    if row.grade == Grade.YARDSTICK:
-        return Text(text + "  " + sign, style="dim")
-    if detail <= 1 and row.of_copy:
-        text += f"{row.of_copy:5.0%}"
-    if detail == 0 and row.speedup:
-        text += f"{row.speedup:6.2f}x"
-    signs = ("~" if row.grade == Grade.LOW_PRECISION else " ") + ("*" if row is best else " ") + sign
-    return Text(text + signs, style="bold green" if row is best else "")
-
-
-def notes(rows: Sequence[Row]) -> list[Text]:
-    """The meaning of the signs, and a line per backend, status and reason with the affected cells."""
+    Many unavailable backends are one line without reasons, unless `all_reasons`.
+    """
     legend = ["* fastest"]
     if any(row.grade == Grade.LOW_PRECISION and row.gbps for row in rows):
         legend.append("~ low-precision: rounds intermediates to 16 bits")
-    if any(_doubtful(row) for row in rows):
+    if any(matrix.doubtful(row) for row in rows):
         legend.append("! doubtful, for the reason below")
     lines = [Text("; ".join(legend), style="dim")] if any(row.median_us for row in rows) else []
-    grouped: dict[tuple[str, str, str], list[Row]] = {}
+    unavailable = list(dict.fromkeys(row.backend for row in rows if row.status == Status.UNAVAILABLE))
+    folded = len(unavailable) > FEW and not all_reasons
+    grouped: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
-        if row.status != Status.OK or row.reason.startswith("no device time"):
-            grouped.setdefault((row.backend, row.status, row.reason), []).append(row)
-    for (name, status, reason), same_reason in grouped.items():
-        first, last = (f"{row.direction} {row.dtype} {row.M}x{row.N}" for row in (same_reason[0], same_reason[-1]))
-        cells = first if len(same_reason) == 1 else f"{units.count(len(same_reason), 'cell')}, {first} to {last}"
-        style = "red" if status in FAILURES else "" if status == Status.OK else "yellow"
-        lines.append(Text.assemble((f"{name}: {status}", style), f" ({cells}): {reason}"))
+        left_out = folded and row.status == Status.UNAVAILABLE
+        if (row.status != Status.OK or row.reason.startswith("no device time")) and not left_out:
+            grouped.setdefault((row.status, row.reason), []).append(row)
+    lines += [_reason(status, reason, same) for (status, reason), same in grouped.items()]
+    if folded:
+        lines.append(Text(f"unavailable: {few(unavailable)}; the reasons: softbench show --long, or softbench list on this machine"))
     for label, meaning in labels.MEANING.items():
-        backends = Counter(row.backend for row in rows if label in row.labels.split())
-        if backends:
-            where = ", ".join(f"{units.count(count, 'cell')} of {name}" for name, count in backends.items())
+        cells = Counter(row.backend for row in rows if label in row.labels.split())
+        if cells:
+            where = ", ".join(f"{units.count(count, 'cell')} of {name}" for name, count in cells.items())
+            where = where if len(cells) <= NAMED else f"{units.count(cells.total(), 'cell')} of {units.count(len(cells), 'backend')}"
             lines.append(Text.assemble((label, "dim" if label in labels.HARMLESS else "yellow"), f" ({where}): {meaning}"))
     return lines
+
+
+def _reason(status: str, reason: str, rows: Sequence[Row]) -> Text:
+    names = list(dict.fromkeys(row.backend for row in rows))
+    first, last = (f"{row.direction} {row.dtype} {row.M}x{row.N}" for row in (rows[0], rows[-1]))
+    where = first if len(rows) == 1 else units.count(len(rows), "cell") + (f", {first} to {last}" if len(names) == 1 else "")
+    style = "red" if status in FAILURES else "" if status == Status.OK else "yellow"
+    return Text.assemble((f"{few(names)}: {status}", style), f" ({where}): {reason}")
+
+
+def few(names: Sequence[str]) -> str:
+    """The names, or the first of them and the number of the others."""
+    more = len(names) - NAMED
+    return ", ".join(names) if more <= 0 else f"{', '.join(names[:NAMED])} and {units.count(more, 'other')}"
 
 
 def cells(rows: Sequence[Row]) -> RenderableType:
@@ -149,14 +91,14 @@ def cells(rows: Sequence[Row]) -> RenderableType:
             units.micros(row.median_us) if row.median_us else "",
             spread,
             str(row.n or ""),
-            units.bandwidth(row.gbps) if row.gbps else "",
+            units.figure(row.gbps) if row.gbps else "",
             *(units.micros(us) if us else "" for us in (row.device_us, row.host_us)),
             str(row.kernels or ""),
             f"{row.build_s:.3g} s {row.build_cache}".strip() if row.build_s is not None else "",
             f"{row.error_over_bound:.3g}" if row.error_over_bound is not None else "",
             row.labels,
         )
-    return Group(table, Text(), *notes(rows))
+    return Group(table, Text(), *notes(rows, all_reasons=True))
 
 
 def comparison(pairs: Sequence[Pair], names: tuple[str, str]) -> RenderableType:
@@ -166,7 +108,7 @@ def comparison(pairs: Sequence[Pair], names: tuple[str, str]) -> RenderableType:
         table.add_column(name, justify="left" if name in ("backend", "direction", "dtype", "") else "right", no_wrap=True)
     for pair in pairs:
         style = {"faster": "green", "slower": "red"}.get(pair.verdict, "dim" if pair.verdict == "~" else "yellow")
-        figures = [f"{units.bandwidth(gbps)} GB/s" if gbps else "" for gbps in (pair.a_gbps, pair.b_gbps)]
+        figures = [f"{units.figure(gbps)} GB/s" if gbps else "" for gbps in (pair.a_gbps, pair.b_gbps)]
         ratio = f"{pair.ratio:.3f}" if pair.ratio else ""
         direction, dtype, M, N = pair.case
         table.add_row(pair.backend, direction, dtype, str(M), str(N), *figures, ratio, Text(pair.verdict, style=style))
