@@ -45,7 +45,10 @@ def plot(
     out: Annotated[Path | None, typer.Option("-o", "--out", help="out.png, .svg or .pdf.", show_default="FILE with .png")] = None,
     costs: Annotated[bool, typer.Option("--costs", help="One bar per backend: its mean fraction of copy.")] = False,
 ) -> None:
-    """Plot bandwidth and fraction of copy over N; one figure for each direction, dtype and M."""
+    """Plot bandwidth and fraction of copy over N or M; shapes that make no line have a row per backend.
+
+    Hollow points are doubtful. Of more than nine backends, the best, torch and compile have a colour; the others are grey.
+    """
     if costs and len(files) > 1:
         raise UsageError("plot --costs: draws one file at a time")
     runs = [(file, read(file)) for file in files]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from softbench.core.errors import ResultsError, UsageError
 from softbench.gate.verdicts import GateReport, State
-from softbench.report.plots import COLOURS, FORMATS
+from softbench.report.style import COLOURS, FORMATS
 
 MAX_CELLS = 80  # of a legible figure; the cells furthest from 1 are drawn
 COLOUR = {State.SLOWER: COLOURS[1], State.FASTER: COLOURS[2], State.AMBIGUOUS: COLOURS[4]}
