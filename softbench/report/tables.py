@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
@@ -12,7 +12,7 @@ from rich.text import Text
 from softbench.core import text as units
 from softbench.core.outcome import FAILURES, Grade, Status
 from softbench.plugins.info import BackendInfo
-from softbench.report import matrix
+from softbench.report import markdown, matrix
 from softbench.results import labels
 from softbench.results.compare import Pair
 from softbench.results.rows import Row
@@ -22,6 +22,11 @@ CELL = (
     *("median", "p20..p80", "n", "GB/s", "device", "host", "kernels", "build", "error/bound", "labels"),
 )
 """The columns of `cells`."""
+NUMBERS = frozenset({3, 4, *range(7, len(CELL) - 1)})
+"""The indexes of the right-aligned columns of CELL."""
+PAIR = ("backend", "case", "A, GB/s", "B, GB/s", "B/A", "verdict")
+"""The columns of `comparison`."""
+PAIR_NUMBERS = frozenset({2, 3, 4})
 FEW = 2  # unavailable backends whose reasons a table gives; of more it gives the names
 NAMED = 8  # names in one line
 
@@ -82,14 +87,19 @@ def few(names: Sequence[str]) -> str:
 def cells(rows: Sequence[Row]) -> RenderableType:
     """One line per cell, with its latency, spread, build and check."""
     table = Table(show_edge=False, pad_edge=False)
-    for name in CELL:
-        table.add_column(name, justify="right" if name in CELL[7:-1] or name in ("M", "N") else "left", no_wrap=True)
+    for i, name in enumerate(CELL):
+        table.add_column(name, justify="right" if i in NUMBERS else "left", no_wrap=True)
+    for line in _cell_lines(rows):
+        table.add_row(*line)
+    return Group(table, Text(), *notes(rows, all_reasons=True))
+
+
+def _cell_lines(rows: Sequence[Row]) -> Iterator[tuple[str, ...]]:
     for row in rows:
-        spread = f"{units.micros(row.p20_us)}..{units.micros(row.p80_us)}" if row.p20_us and row.p80_us else ""
-        table.add_row(
+        yield (
             *(row.backend, row.direction, row.dtype, str(row.M), str(row.N), row.status, row.grade),
             units.micros(row.median_us) if row.median_us else "",
-            spread,
+            f"{units.micros(row.p20_us)}..{units.micros(row.p80_us)}" if row.p20_us and row.p80_us else "",
             str(row.n or ""),
             units.figure(row.gbps) if row.gbps else "",
             *(units.micros(us) if us else "" for us in (row.device_us, row.host_us)),
@@ -98,21 +108,36 @@ def cells(rows: Sequence[Row]) -> RenderableType:
             f"{row.error_over_bound:.3g}" if row.error_over_bound is not None else "",
             row.labels,
         )
-    return Group(table, Text(), *notes(rows, all_reasons=True))
 
 
-def comparison(pairs: Sequence[Pair], names: tuple[str, str]) -> RenderableType:
+def as_markdown(rows: Sequence[Row], *, long: bool = False) -> str:
+    """The tables of `results`, or of `cells` if `long`, as Markdown; below them the notes as a list."""
+    if long:
+        parts = [markdown.table(CELL, list(_cell_lines(rows)), NUMBERS)]
+    else:
+        parts = [matrix.as_markdown(section) for section in matrix.sections(rows)]
+    return "\n\n".join([*parts, "\n".join(f"- {markdown.safe(note.plain)}" for note in notes(rows, all_reasons=long))])
+
+
+def comparison(pairs: Sequence[Pair]) -> RenderableType:
     """One line per cell: both bandwidths, their ratio, and a sign if it is beyond the noise of both."""
     table = Table(show_edge=False, pad_edge=False)
-    for name in ("backend", "direction", "dtype", "M", "N", f"A: {names[0]}", f"B: {names[1]}", "B/A", ""):
-        table.add_column(name, justify="left" if name in ("backend", "direction", "dtype", "") else "right", no_wrap=True)
-    for pair in pairs:
+    for i, name in enumerate(PAIR):
+        table.add_column(name, justify="right" if i in PAIR_NUMBERS else "left", no_wrap=True)
+    for pair, line in zip(pairs, map(_pair_line, pairs), strict=True):
         style = {"faster": "green", "slower": "red"}.get(pair.verdict, "dim" if pair.verdict == "~" else "yellow")
-        figures = [f"{units.figure(gbps)} GB/s" if gbps else "" for gbps in (pair.a_gbps, pair.b_gbps)]
-        ratio = f"{pair.ratio:.3f}" if pair.ratio else ""
-        direction, dtype, M, N = pair.case
-        table.add_row(pair.backend, direction, dtype, str(M), str(N), *figures, ratio, Text(pair.verdict, style=style))
+        table.add_row(*line[:-1], Text(line[-1], style=style))
     return table
+
+
+def _pair_line(pair: Pair) -> tuple[str, ...]:
+    figures = (units.figure(gbps) if gbps else "" for gbps in (pair.a_gbps, pair.b_gbps))
+    return (pair.backend, str(pair.case), *figures, units.ratio(pair.ratio, 3) if pair.ratio else "", pair.verdict)
+
+
+def comparison_markdown(pairs: Sequence[Pair]) -> str:
+    """The table of `comparison` as Markdown."""
+    return markdown.table(PAIR, [_pair_line(pair) for pair in pairs], PAIR_NUMBERS)
 
 
 def info(backend: BackendInfo) -> tuple[str, str, str]:
