@@ -115,6 +115,13 @@ def test_the_results_page_equals_the_output_of_show():
         assert table in shown, table
 
 
+def test_a_dumb_terminal_cuts_no_column(rows, monkeypatch):
+    monkeypatch.setenv("TERM", "dumb")
+    out = StringIO()
+    output.show(tables.cells(rows), Console(file=out, force_terminal=True, color_system=None))
+    assert [word.strip() for word in out.getvalue().splitlines()[0].split("┃")] == list(tables.CELL)
+
+
 @pytest.mark.parametrize("width", [40, 80])
 def test_a_narrow_terminal_cuts_no_column_of_a_wide_table(rows, width):
     """The terminal breaks the lines. Otherwise M and N would be missing on 80 characters."""
