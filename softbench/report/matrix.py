@@ -5,13 +5,13 @@ Signs are ASCII, so that every encoding has them: `*` the fastest of a shape, `~
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
 from statistics import fmean
 
+from rich.cells import cell_len
 from rich.console import Console, RenderableType
-from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -23,7 +23,7 @@ from softbench.results import labels
 from softbench.results.rows import IMPLAUSIBLE, Row
 
 DETAILS = (3, 2, 1)  # numbers of a cell: bandwidth, % of copy, speed-up
-LARGE = 10_000  # columns, more than any table needs: asks rich for a natural width
+SEPARATOR = " ┃ "  # between the columns of a rich table
 WIDE = 12  # backends; a Markdown table of more has a row per backend
 
 
@@ -37,46 +37,70 @@ class _Cell:
     word: bool = False
 
 
-@dataclass(frozen=True, slots=True)
 class Section:
     """The rows of one table: one direction and dtype, and one M (or one N, if only M varies)."""
 
-    rows: tuple[Row, ...]
-    axis: str
-    """`N` or `M`: what differs between the shapes."""
-
-    @property
-    def shapes(self) -> list[int]:
-        return list(dict.fromkeys(getattr(row, self.axis) for row in self.rows))
-
-    @property
-    def backends(self) -> list[str]:
+    def __init__(self, rows: Sequence[Row], axis: str) -> None:
+        """`axis` is `N` or `M`: what differs between the shapes."""
+        self.rows, self.axis = rows, axis
+        self.cells = {(self.shape(row), row.backend): row for row in rows}
+        self.shapes = list(dict.fromkeys(map(self.shape, rows)))
+        names = list(dict.fromkeys(row.backend for row in rows if row.status != Status.UNAVAILABLE))
+        self.backends = names or list(dict.fromkeys(row.backend for row in rows))
         """The backends that are available, in the file's order; all of them if none is."""
-        names = list(dict.fromkeys(row.backend for row in self.rows if row.status != Status.UNAVAILABLE))
-        return names or list(dict.fromkeys(row.backend for row in self.rows))
+        self.fastest: dict[int, Row] = {}
+        """The fastest backend of each shape. The yardstick and implausible cells do not count."""
+        for row in rows:
+            if row.status == Status.OK and row.median_us and IMPLAUSIBLE not in row.labels and row.grade != Grade.YARDSTICK:
+                best = self.fastest.get(self.shape(row))
+                if best is None or row.median_us < (best.median_us or 0):
+                    self.fastest[self.shape(row)] = row
 
-    @property
+    def shape(self, row: Row) -> int:
+        return row.N if self.axis == "N" else row.M
+
     def ranked(self) -> list[str]:
         """The yardstick, then the other backends by their mean time over the fastest of a shape; those without a result last."""
-        fastest = {shape: row.median_us or 0 for shape in self.shapes if (row := self.fastest(shape))}
         times: dict[str, list[float]] = {name: [] for name in self.backends}
         for row in self.rows:
-            best = fastest.get(getattr(row, self.axis))
-            if row.backend in times and row.median_us and best:
-                times[row.backend].append(-1 if row.grade == Grade.YARDSTICK else row.median_us / best)
+            best = self.fastest.get(self.shape(row))
+            if row.backend in times and row.median_us and best and best.median_us:
+                times[row.backend].append(-1 if row.grade == Grade.YARDSTICK else row.median_us / best.median_us)
         return sorted(times, key=lambda name: fmean(times[name]) if times[name] else inf)
 
-    def fastest(self, shape: int) -> Row | None:
-        """The fastest backend of a shape. The yardstick and implausible cells do not count."""
-        rows = [
-            row
-            for row in self.rows
-            if getattr(row, self.axis) == shape
-            and row.status == Status.OK
-            and IMPLAUSIBLE not in row.labels
-            and row.grade != Grade.YARDSTICK
-        ]
-        return min(rows, key=lambda row: row.median_us or 0, default=None)
+
+@dataclass(frozen=True, slots=True)
+class _Grid:
+    """A table's columns as texts: the first one names the lines."""
+
+    head: str
+    names: list[str]
+    columns: list[tuple[str, list[Text]]]
+
+    def widths(self) -> list[int]:
+        """The width of each column with its separator; the first one has none."""
+        others = [len(SEPARATOR) + max(cell_len(head), *(text.cell_len for text in texts)) for head, texts in self.columns]
+        return [max(map(cell_len, (self.head, *self.names))), *others]
+
+    def table(self, begin: int = 0, end: int | None = None) -> Table:
+        table = Table(show_edge=False, pad_edge=False)
+        table.add_column(self.head, justify="left" if self.head == "backend" else "right", no_wrap=True)
+        for head, _ in self.columns[begin:end]:
+            table.add_column(head, justify="right", no_wrap=True)
+        for i, name in enumerate(self.names):
+            table.add_row(name, *(texts[i] for _, texts in self.columns[begin:end]))
+        return table
+
+    def parts(self, width: int) -> list[Table]:
+        """Tables with as many columns as fit."""
+        first, *others = self.widths()
+        found, begin, used = [], 0, first
+        for i, wide in enumerate(others):
+            if used + wide > width and i > begin:
+                found.append(self.table(begin, i))
+                begin, used = i, first
+            used += wide
+        return [*found, self.table(begin)]
 
 
 def sections(rows: Sequence[Row]) -> list[Section]:
@@ -90,35 +114,18 @@ def sections(rows: Sequence[Row]) -> list[Section]:
         of_dtype = [found for key, found in columns.items() if key[:2] == (direction, dtype)]
         scan = len(of_dtype) > 1 and all(found == of_dtype[0] and len(found) == 1 for found in of_dtype)
         merged.setdefault((direction, dtype, None, some[0].N) if scan else (direction, dtype, M, None), []).extend(some)
-    return [Section(tuple(some), "M" if key[2] is None else "N") for key, some in merged.items()]
+    return [Section(some, "M" if key[2] is None else "N") for key, some in merged.items()]
 
 
 def tables(section: Section, console: Console) -> list[RenderableType]:
     """The title, and the section in the most detail that fits the console; several tables if none fits."""
     for detail in DETAILS:
         for turned in (False, True):
-            table = _table(section, detail, turned=turned)
-            if _width(table, console) <= console.width:
-                return [Text(title(section, detail), style="bold"), table]
-    found = min((_split(section, console, turned=turned) for turned in (False, True)), key=lambda some: sum(1 + t.row_count for t in some))
-    return [Text(title(section, DETAILS[-1]), style="bold"), *found]
-
-
-def _split(section: Section, console: Console, *, turned: bool) -> list[Table]:
-    """Tables with as many columns as fit."""
-    across = list(map(str, section.shapes)) if turned else section.backends
-    found, begin = [], 0
-    while begin < len(across):
-        end = begin + 1
-        while end < len(across) and _width(_table(section, DETAILS[-1], turned=turned, part=(begin, end + 1)), console) <= console.width:
-            end += 1
-        found.append(_table(section, DETAILS[-1], turned=turned, part=(begin, end)))
-        begin = end
-    return found
-
-
-def _width(table: Table, console: Console) -> int:
-    return Measurement.get(console, console.options.update(width=LARGE), table).maximum
+            grid = _grid(section, detail, turned=turned)
+            if sum(grid.widths()) <= console.width:
+                return [Text(title(section, detail), style="bold"), grid.table()]
+    found = [_grid(section, DETAILS[-1], turned=turned).parts(console.width) for turned in (False, True)]
+    return [Text(title(section, DETAILS[-1]), style="bold"), *min(found, key=lambda some: sum(1 + table.row_count for table in some))]
 
 
 def title(section: Section, detail: int) -> str:
@@ -136,37 +143,18 @@ def _unit(section: Section) -> tuple[str, float]:
     return units.bandwidth_unit([row.gbps for row in section.rows if row.gbps])
 
 
-def _table(section: Section, detail: int, *, turned: bool, part: tuple[int, int] | None = None) -> Table:
-    head, *body = _grid(section, detail, turned=turned, part=part)
-    table = Table(show_edge=False, pad_edge=False)
-    for i, name in enumerate(head):
-        table.add_column(name, justify="left" if turned and i == 0 else "right", no_wrap=True)
-    for name, *row in body:
-        table.add_row(str(name), *row)
-    return table
-
-
-def _grid(section: Section, detail: int, *, turned: bool, part: tuple[int, int] | None = None) -> Iterator[list[str | Text]]:
-    """The heading and the lines of a table. `turned` has a line per backend. `part` is a range of its columns."""
-    shapes, names = section.shapes, section.ranked if turned else section.backends
-    begin, end = part or (0, None)
-    if turned:
-        shapes = shapes[begin:end]
-        yield ["backend", *(f"{section.axis}={shape}" for shape in shapes)]
-        columns = [[(shape, name) for name in names] for shape in shapes]
-        heads: Sequence[object] = names
-    else:
-        names = names[begin:end]
-        yield [section.axis, *names]
-        columns = [[(shape, name) for shape in shapes] for name in names]
-        heads = shapes
-    rows = {(getattr(row, section.axis), row.backend): row for row in section.rows}
-    best = {shape: section.fastest(shape) for shape in shapes}
+def _grid(section: Section, detail: int, *, turned: bool) -> _Grid:
+    """The section with a line per shape, or a line per backend if `turned`."""
+    names = section.ranked() if turned else section.backends
     signed = any(doubtful(row) for row in section.rows)
     factor = _unit(section)[1]
-    made = [_aligned([_cell(rows.get(key), detail, best[key[0]], factor, signed=signed) for key in column]) for column in columns]
-    for i, name in enumerate(heads):
-        yield [str(name), *(column[i] for column in made)]
+
+    def column(keys: Iterable[tuple[int, str]]) -> list[Text]:
+        return _aligned([_cell(section.cells.get(key), detail, section.fastest.get(key[0]), factor, signed=signed) for key in keys])
+
+    if turned:
+        return _Grid("backend", names, [(f"{section.axis}={N}", column((N, name) for name in names)) for N in section.shapes])
+    return _Grid(section.axis, list(map(str, section.shapes)), [(name, column((N, name) for N in section.shapes)) for name in names])
 
 
 def _aligned(cells: Sequence[_Cell]) -> list[Text]:
@@ -204,6 +192,7 @@ def _cell(row: Row | None, detail: int, best: Row | None, factor: float, *, sign
 
 def as_markdown(section: Section) -> str:
     """The title and the section as a Markdown table in full detail."""
-    head, *body = _grid(section, DETAILS[0], turned=len(section.backends) > WIDE)
-    lines = [tuple(" ".join(str(cell).split()) for cell in line) for line in (head, *body)]
-    return f"{markdown.safe(title(section, DETAILS[0]))}\n\n{markdown.table(lines[0], lines[1:], numbers=range(1, len(head)))}"
+    grid = _grid(section, DETAILS[0], turned=len(section.backends) > WIDE)
+    lines = [(name, *(" ".join(texts[i].plain.split()) for _, texts in grid.columns)) for i, name in enumerate(grid.names)]
+    table = markdown.table((grid.head, *(head for head, _ in grid.columns)), lines, numbers=range(1, 1 + len(grid.columns)))
+    return f"{markdown.safe(title(section, DETAILS[0]))}\n\n{table}"

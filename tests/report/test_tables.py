@@ -122,6 +122,13 @@ def test_a_dumb_terminal_cuts_no_column(rows, monkeypatch):
     assert [word.strip() for word in out.getvalue().splitlines()[0].split("┃")] == list(tables.CELL)
 
 
+def test_the_table_of_readme_equals_the_output_of_show():
+    root = Path(__file__).parents[2]
+    shown = text(tables.results(read_csv(root / "results" / "h200" / "odd.csv")[0], Console(width=80)), 80)
+    excerpt = (root / "README.md").read_text().split("```text\n")[1].split("```")[0]
+    assert excerpt in "".join(f"{line.rstrip()}\n" for line in shown.splitlines())
+
+
 @pytest.mark.parametrize("width", [40, 80])
 def test_a_narrow_terminal_cuts_no_column_of_a_wide_table(rows, width):
     """The terminal breaks the lines. Otherwise M and N would be missing on 80 characters."""
