@@ -13,7 +13,7 @@ from softbench.cli.actions import note, printed, read, wrote_to_stdout
 from softbench.cli.options import ResultsFile
 from softbench.cli.panels import OUTPUT, WHAT, PanelCommand
 from softbench.core.errors import InconclusiveError, UsageError
-from softbench.core.text import one_line, printable
+from softbench.core.text import one_line, printable, unknown
 
 if TYPE_CHECKING:
     from softbench.results.compare import Pair
@@ -65,7 +65,7 @@ def show(
         raise UsageError("--csv - and --json -: only one of them can have stdout")
     rows = select(
         read(file),
-        [name.strip() for name in backends.split(",")] if backends is not None else (),
+        [name.strip() for name in backends.split(",")] if backends not in (None, "all") else (),
         M=parse_axis(M, "--M") if M is not None else (),
         N=parse_axis(N, "--N") if N is not None else (),
         dtypes=parse_dtypes(dtype, "--dtype") if dtype is not None else (),
@@ -125,9 +125,7 @@ def plot(
 def compare(
     a: ResultsFile,
     b: ResultsFile,
-    threshold: Annotated[
-        float, typer.Option(metavar="PERCENT", min=0, help="A smaller change counts as noise.", rich_help_panel=OUTPUT)
-    ] = 0.0,
+    threshold: Annotated[float, typer.Option(metavar="PERCENT", help="A smaller change counts as noise.", rich_help_panel=OUTPUT)] = 0.0,
     only_changed: Annotated[bool, typer.Option("--only-changed", help="Leave out the cells within noise.", rich_help_panel=OUTPUT)] = False,
     sort: Annotated[str, typer.Option(help="file, ratio (slowest first) or backend.", rich_help_panel=OUTPUT)] = "file",
     exit_code: Annotated[
@@ -144,10 +142,12 @@ def compare(
 
     Cells of one file only are counted below the table. softbench gate judges whether a backend became slower.
     """
-    from softbench.plan.sweep import parse_choices
     from softbench.results.compare import ORDERS, pairs, summary
 
-    (order,) = parse_choices(sort, "--sort", ORDERS)[:1]
+    if sort not in ORDERS:
+        raise UsageError(f"--sort: {unknown(sort, ORDERS, 'order')}")
+    if not 0 <= threshold < math.inf:
+        raise UsageError(f"--threshold: must be a percentage from 0, not {threshold:g}")
     first, second = read(a), read(b)
     names = (one_line(str(a)), one_line(str(b)))
     compared = pairs(first, second, threshold / 100)
@@ -156,7 +156,7 @@ def compare(
     devices = tuple(" and ".join(dict.fromkeys(row.device for row in rows)) for rows in (first, second))
     if all(pair.missing for pair in compared):
         raise InconclusiveError(f"{a} ({devices[0]}) and {b} ({devices[1]}) have no cell in common; softbench show FILE lists the cells")
-    common = sorted((pair for pair in compared if not pair.missing and (pair.changed or not only_changed)), key=ORDERS[order])
+    common = sorted((pair for pair in compared if not pair.missing and (pair.changed or not only_changed)), key=ORDERS[sort])
     head = [f"{letter}: {name}, {device}" for letter, name, device in zip("AB", names, devices, strict=True)]
     if not wrote_to_stdout(lambda: _document(names, devices, threshold, common, summary(compared)), json):
         _compare(head, common, summary(compared), markdown=markdown)

@@ -55,7 +55,11 @@ def test_compare_fails_on_request_only(main, write):
     assert main("compare", "b.csv", "a.csv", "--exit-code")[0] == 0
     assert main("compare", "a.csv", "b.csv", "--exit-code", "--threshold", "110")[0] == 0
     code, _, err = main("compare", "a.csv", "b.csv", "--sort", "speed")
-    assert (code, err) == (2, "softbench: --sort: unknown 'speed'; known are file, ratio, backend\n")
+    assert (code, err) == (2, "softbench: --sort: unknown order 'speed'; known are backend, file, ratio\n")
+    assert main("compare", "a.csv", "b.csv", "--threshold", "nan")[::2] == (
+        2,
+        "softbench: --threshold: must be a percentage from 0, not nan\n",
+    )
 
 
 def test_compare_of_two_devices_is_one_line_and_exit_3(main, write):
@@ -105,6 +109,7 @@ def test_show_selects_cells_and_writes_csv_and_json(main):
     assert tuple(cells[0]) == COLUMNS
     assert "backward bf16, M=4096" in out
     assert main("show", FRONTIER, "--csv", "-", "--json", "-")[0] == 2
+    assert main("show", FRONTIER, "--backends", "all") == main("show", FRONTIER)
 
 
 def test_json_has_no_infinity(main, write, base):
