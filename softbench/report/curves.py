@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import log2, nan
 from typing import TYPE_CHECKING, Any
 
@@ -96,8 +97,10 @@ def _draw(panel: Axes, curve: Curve, axis: str, values: Mapping[Any, float], *, 
     ys = [values.get(row.case, nan) for row in curve.rows]
     wide = 1.5 if own.named else 1.0
     panel.plot(xs, ys, color=own.colour, linestyle=own.dash, linewidth=wide, zorder=2 + own.named)
-    known = [(x, y) for x, y in zip(xs, ys, strict=True) if y == y]
-    panel.plot(*zip(*known, strict=True), color=own.colour, linewidth=0.5, zorder=2)  # joins what a missing point parts
+    known = [i for i, y in enumerate(ys) if y == y]
+    for left, right in pairwise(known):
+        if right > left + 1:  # a thin line joins what a missing point parts
+            panel.plot([xs[left], xs[right]], [ys[left], ys[right]], color=own.colour, linewidth=0.5, zorder=2)
     if not own.named:
         if not curve.yardstick:
             panel.plot(xs, ys, color=own.colour, marker=own.marker, linestyle="", markersize=3, zorder=2)

@@ -56,6 +56,7 @@ def test_a_missing_point_is_a_cross_and_a_gap(rows, draw):
     assert [line.get_xdata() for line in panel.lines if line.get_marker() == "x"] == [[512]]
     thick = next(line for line in panel.lines if line.get_linewidth() == 1.5)
     assert [y == y for y in thick.get_ydata()] == [True, False, True, True]
+    assert [list(line.get_xdata()) for line in panel.lines if line.get_linewidth() == 0.5] == [[256, 1024]]
 
 
 def test_each_line_has_its_name_beside_it(rows, draw):
