@@ -9,11 +9,12 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import typer
 
-from softbench.core.errors import Interrupted, UsageError
+from softbench.core.errors import Interrupted, ResultsError, UsageError
 from softbench.core.text import printable
 
 if TYPE_CHECKING:
@@ -78,10 +79,20 @@ def interruptible() -> Iterator[None]:
 
 
 def read(file: Path) -> list[Row]:
-    """The rows of a results CSV; warnings go to stderr."""
+    """The rows of a results CSV, or of stdin if the file is `-`; warnings go to stderr."""
     from softbench.results.csv import read_csv
 
-    rows, warnings = read_csv(file)
+    if str(file) != "-":
+        rows, warnings = read_csv(file)
+    else:
+        with TemporaryDirectory() as folder:
+            copy = Path(folder) / "stdin.csv"
+            copy.write_bytes(sys.stdin.buffer.read())
+            try:
+                rows, warnings = read_csv(copy)
+            except ResultsError as error:
+                raise ResultsError(str(error).replace(str(copy), "stdin")) from None
+            warnings = [text.replace(str(copy), "stdin") for text in warnings]
     warn(warnings)
     return rows
 
@@ -115,13 +126,17 @@ def write_text(file: Path, text: str, flag: str) -> None:
         raise UsageError(f"{flag} {file}: cannot be written: {error.strerror}") from None
 
 
-def wrote_to_stdout(document: Callable[[], dict[str, object]], file: Path | None) -> bool:
-    """Write a document as JSON if requested. True if it went to stdout, which then gets nothing else."""
+def printed(text: str, file: Path | None, flag: str) -> bool:
+    """Write a text into the requested file. True if it went to stdout, which then gets nothing else."""
     if file is None:
         return False
-    text = json.dumps(document(), allow_nan=False)
     if str(file) == "-":
-        typer.echo(text)
+        typer.echo(text, nl=False)
         return True
-    write_text(file, text + "\n", "--json")
+    write_text(file, text, flag)
     return False
+
+
+def wrote_to_stdout(document: Callable[[], dict[str, object]], file: Path | None) -> bool:
+    """Write a document as JSON if requested. True if it went to stdout, which then gets nothing else."""
+    return file is not None and printed(json.dumps(document(), allow_nan=False) + "\n", file, "--json")

@@ -131,4 +131,4 @@ VerdictsMarkdown = Annotated[Path | None, _option(OUTPUT, "Write the report as M
 VerdictsJunit = Annotated[Path | None, _option(OUTPUT, "Write JUnit XML with a test case per cell.")]
 VerdictsPlot = Annotated[Path | None, _option(OUTPUT, "Draw the ratios and margins as a forest plot: .png, .svg or .pdf.")]
 
-ResultsFile = Annotated[Path, typer.Argument(help="A results CSV, such as results/latest.csv.")]
+ResultsFile = Annotated[Path, typer.Argument(help="A results CSV, such as results/latest.csv; - is stdin.")]

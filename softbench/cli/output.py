@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleDimensions, Group, RenderableType
 from rich.measure import Measurement
 from rich.table import Table
 
@@ -46,7 +46,9 @@ class _Console(Console):
 
 def show(renderable: RenderableType, target: Console) -> None:
     """Print a renderable without markup and highlighting. No column is cut; the terminal breaks long lines."""
-    target.width = max(target.width, _min_width(renderable, target))
+    target.size = ConsoleDimensions(
+        max(target.width, _min_width(renderable, target)), target.height
+    )  # rich ignores a width alone if TERM=dumb
     target.print(renderable, markup=False, highlight=False)
 
 

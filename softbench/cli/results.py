@@ -2,38 +2,99 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from softbench.cli.actions import read
+from softbench.cli.actions import note, printed, read, wrote_to_stdout
 from softbench.cli.options import ResultsFile
-from softbench.cli.panels import PanelCommand
-from softbench.core.errors import UsageError
-from softbench.core.text import one_line, printable
+from softbench.cli.panels import OUTPUT, WHAT, PanelCommand
+from softbench.core.errors import InconclusiveError, UsageError
+from softbench.core.text import one_line, printable, unknown
+
+if TYPE_CHECKING:
+    from softbench.results.compare import Pair
+    from softbench.results.rows import Row
+
+COMPARE_EPILOG = (
+    "Exit codes: 0 fine; 1 with --exit-code, if a cell is worse; 2 usage or unreadable input; 3 other devices, or no common cell."
+)
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the program."""
-    for command in (show, plot, compare):
+    for command in (show, plot):
         app.command(cls=PanelCommand)(command)
+    app.command(cls=PanelCommand, epilog=COMPARE_EPILOG)(compare)
 
 
 def show(
     file: ResultsFile,
-    long: Annotated[bool, typer.Option("--long", help="One line per cell: latency, spread, samples, build, error over bound.")] = False,
-    costs: Annotated[bool, typer.Option("--costs", help="One line per backend: build, host time, mean fraction of copy.")] = False,
-    markdown: Annotated[bool, typer.Option("--markdown", help="With --costs: as a Markdown table.")] = False,
+    backends: Annotated[
+        str | None, typer.Option(help="Names or patterns such as torch,compile:*. The yardstick stays.", rich_help_panel=WHAT)
+    ] = None,
+    M: Annotated[str | None, typer.Option("--M", help="Rows: 4096, or 256,1024, or 256:8192:256.", rich_help_panel=WHAT)] = None,
+    N: Annotated[str | None, typer.Option("--N", help="Columns; written like --M.", rich_help_panel=WHAT)] = None,
+    dtype: Annotated[str | None, typer.Option(help="fp32, fp16, bf16, or several.", rich_help_panel=WHAT)] = None,
+    direction: Annotated[str | None, typer.Option(help="forward, backward, both, or several.", rich_help_panel=WHAT)] = None,
+    long: Annotated[
+        bool, typer.Option("--long", help="One line per cell: latency, spread, samples, build, error over bound.", rich_help_panel=OUTPUT)
+    ] = False,
+    costs: Annotated[
+        bool, typer.Option("--costs", help="One line per backend: build, host time, mean fraction of copy.", rich_help_panel=OUTPUT)
+    ] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown tables.", rich_help_panel=OUTPUT)] = False,
+    csv: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE|-", help="Write the selected rows as CSV; - is stdout, without the table.", rich_help_panel=OUTPUT),
+    ] = None,
+    json: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE|-", help="Write the selected rows as JSON; - is stdout, without the table.", rich_help_panel=OUTPUT),
+    ] = None,
 ) -> None:
-    """Show the table of a results file."""
+    """Show the table of a results file, or of some of its cells."""
+    from softbench.plan.sweep import parse_axis, parse_directions, parse_dtypes
+    from softbench.results.csv import to_csv
+    from softbench.results.select import select
+
+    if (str(csv), str(json)) == ("-", "-"):
+        raise UsageError("--csv - and --json -: only one of them can have stdout")
+    rows = select(
+        read(file),
+        [name.strip() for name in backends.split(",")] if backends not in (None, "all") else (),
+        M=parse_axis(M, "--M") if M is not None else (),
+        N=parse_axis(N, "--N") if N is not None else (),
+        dtypes=parse_dtypes(dtype, "--dtype") if dtype is not None else (),
+        directions=parse_directions(direction, "--direction") if direction is not None else (),
+    )
+    in_csv = csv is not None and printed(to_csv(rows), csv, "--csv")
+    if not wrote_to_stdout(lambda: {"cells": [_values(row) for row in rows]}, json) and not in_csv:
+        _show(rows, long=long, costs=costs, markdown=markdown)
+
+
+def _values(row: Row) -> dict[str, object]:
+    """A row by the names of the CSV's columns. JSON has no infinity, so it becomes a text."""
+    from softbench.results.csv import COLUMNS
+
+    values = (getattr(row, "grade" if name == "class" else name) for name in COLUMNS)
+    return {
+        name: str(value) if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in zip(COLUMNS, values, strict=True)
+    }
+
+
+def _show(rows: Sequence[Row], *, long: bool, costs: bool, markdown: bool) -> None:
     from softbench.cli import output
     from softbench.report import listing, tables
     from softbench.results.by_backend import by_backend
 
-    rows, console = read(file), output.console()
+    console = output.console()
     if markdown:
-        typer.echo(listing.markdown(by_backend(rows)))
+        typer.echo(listing.markdown(by_backend(rows)) if costs else tables.as_markdown(rows, long=long))
     elif costs:
         output.show(listing.costs(by_backend(rows)), console)
     else:
@@ -41,13 +102,18 @@ def show(
 
 
 def plot(
-    files: Annotated[list[Path], typer.Argument(help="One or several results CSVs; several are overlaid.")],
+    files: Annotated[list[Path], typer.Argument(help="One or several results CSVs; several are overlaid; - is stdin.")],
     out: Annotated[Path | None, typer.Option("-o", "--out", help="out.png, .svg or .pdf.", show_default="FILE with .png")] = None,
     costs: Annotated[bool, typer.Option("--costs", help="One bar per backend: its mean fraction of copy.")] = False,
 ) -> None:
-    """Plot bandwidth and fraction of copy over N; one figure for each direction, dtype and M."""
+    """Plot bandwidth and fraction of copy over N or M; shapes that make no line have a row per backend.
+
+    Hollow points are doubtful. Of more than nine backends, the best, torch and compile have a colour; the others are grey.
+    """
     if costs and len(files) > 1:
         raise UsageError("plot --costs: draws one file at a time")
+    if out is None and str(files[0]) == "-":
+        raise UsageError("plot -: name the picture with -o")
     runs = [(file, read(file)) for file in files]
     from softbench.report import plots
 
@@ -56,14 +122,69 @@ def plot(
         typer.echo(printable(str(written)))
 
 
-def compare(a: ResultsFile, b: ResultsFile) -> None:
-    """Compare two results files cell by cell: the ratio of their bandwidths, marked if it is beyond the noise of both."""
-    from softbench.cli import output
-    from softbench.report import tables
-    from softbench.results.compare import pairs, summary
+def compare(
+    a: ResultsFile,
+    b: ResultsFile,
+    threshold: Annotated[float, typer.Option(metavar="PERCENT", help="A smaller change counts as noise.", rich_help_panel=OUTPUT)] = 0.0,
+    only_changed: Annotated[bool, typer.Option("--only-changed", help="Leave out the cells within noise.", rich_help_panel=OUTPUT)] = False,
+    sort: Annotated[str, typer.Option(help="file, ratio (slowest first) or backend.", rich_help_panel=OUTPUT)] = "file",
+    exit_code: Annotated[
+        bool,
+        typer.Option("--exit-code", help="Exit with 1 if B is slower, or has no result, in a cell of both files.", rich_help_panel=OUTPUT),
+    ] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print a Markdown table.", rich_help_panel=OUTPUT)] = False,
+    json: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE|-", help="Write the comparison as JSON; - is stdout, without the table.", rich_help_panel=OUTPUT),
+    ] = None,
+) -> None:
+    """Compare two results files cell by cell: the ratio of their bandwidths, marked if it is beyond the noise of both.
 
-    compared = pairs(read(a), read(b))
+    Cells of one file only are counted below the table. softbench gate judges whether a backend became slower.
+    """
+    from softbench.results.compare import ORDERS, pairs, summary
+
+    if sort not in ORDERS:
+        raise UsageError(f"--sort: {unknown(sort, ORDERS, 'order')}")
+    if not 0 <= threshold < math.inf:
+        raise UsageError(f"--threshold: must be a percentage from 0, not {threshold:g}")
+    first, second = read(a), read(b)
+    names = (one_line(str(a)), one_line(str(b)))
+    compared = pairs(first, second, threshold / 100)
     if not compared:
         raise UsageError(f"{a} and {b}: neither file has a cell with a result")
-    output.show(tables.comparison(compared, (one_line(str(a)), one_line(str(b)))), output.console())
-    typer.echo(summary(compared))
+    devices = tuple(" and ".join(dict.fromkeys(row.device for row in rows)) for rows in (first, second))
+    if all(pair.missing for pair in compared):
+        raise InconclusiveError(f"{a} ({devices[0]}) and {b} ({devices[1]}) have no cell in common; softbench show FILE lists the cells")
+    common = sorted((pair for pair in compared if not pair.missing and (pair.changed or not only_changed)), key=ORDERS[sort])
+    head = [f"{letter}: {name}, {device}" for letter, name, device in zip("AB", names, devices, strict=True)]
+    if not wrote_to_stdout(lambda: _document(names, devices, threshold, common, summary(compared)), json):
+        _compare(head, common, summary(compared), markdown=markdown)
+    if devices[0] != devices[1]:
+        note(f"the devices differ: A is {devices[0]}, B is {devices[1]}; the ratios compare the devices, not the backends")
+        raise typer.Exit(InconclusiveError.exit_code)
+    raise typer.Exit(int(exit_code and any(pair.worse for pair in compared)))
+
+
+def _document(names: Sequence[str], devices: Sequence[str], threshold: float, shown: Sequence[Pair], summary: str) -> dict[str, object]:
+    cells = [
+        {"backend": pair.backend, **pair.case._asdict(), "a_gbps": pair.a_gbps, "b_gbps": pair.b_gbps, "ratio": pair.ratio}
+        | {"verdict": "same" if pair.verdict == "~" else pair.verdict}
+        for pair in shown
+    ]
+    files = {letter: {"file": name, "device": device} for letter, name, device in zip("ab", names, devices, strict=True)}
+    return {**files, "threshold_percent": threshold, "summary": summary, "cells": cells}
+
+
+def _compare(head: Sequence[str], shown: Sequence[Pair], summary: str, *, markdown: bool) -> None:
+    from softbench.cli import output
+    from softbench.report import markdown as marks, tables
+
+    if markdown:
+        parts = ["\n".join(f"- {marks.safe(line)}" for line in head), tables.comparison_markdown(shown), marks.safe(summary)]
+        typer.echo("\n\n".join(parts))
+        return
+    typer.echo("\n".join(head))
+    if shown:
+        output.show(tables.comparison(shown), output.console())
+    typer.echo(summary)

@@ -107,8 +107,11 @@ def _show_plan(plan: Plan) -> None:
         (case.key, size(case.tensor_bytes), plan.too_large(case) or ("takes turns" if plan.takes_turns(case, len(available)) else ""))
         for case in plan.cases
     ]
-    pairs += [tables.info(info) for info in plan.infos if not info.able]
-    output.show(tables.facts(pairs), output.console())
+    unable = [info for info in plan.infos if not info.able]
+    folded = len(unable) > tables.FEW
+    output.show(tables.facts(pairs if folded else pairs + [tables.info(info) for info in unable]), output.console())
+    if folded:
+        typer.echo(f"unavailable: {tables.few([info.name for info in unable])}; the reasons: softbench list")
     settings = plan.settings
     adaptive = settings.rounds < settings.max_rounds
     rounds = f"{settings.rounds} to {settings.max_rounds} rounds" if adaptive else count(settings.rounds, "round")

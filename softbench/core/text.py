@@ -3,19 +3,37 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
+from statistics import median
 
 _INSTALLED = re.compile(r"(?<![\w.~])~?/[^\s'\"()]{0,200}?/(?:site|dist)-packages/")
 _BIDI = r"\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # they show a line in another order than it has (CVE-2021-42574)
 _CONTROL = re.compile(rf"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b[@-_]|[\x00-\x1f\x7f-\x9f\u2028\u2029{_BIDI}]+")
 
 
-def bandwidth(gbps: float) -> str:
-    """Decimal GB/s with three significant digits at least: `0.482`, `9.31`, `4122`."""
-    if gbps >= 100:
-        return f"{gbps:.0f}"
-    return f"{gbps:.3g}" if gbps >= 1 else f"{gbps:.3f}"
+def figure(value: float) -> str:
+    """A positive number with three significant digits at least: `0.00312`, `0.750`, `41.9`, `4122`."""
+    return f"{value:.0f}" if value >= 99.95 else f"{value:#.3g}"
+
+
+def bandwidth_unit(gbps: Sequence[float]) -> tuple[str, float]:
+    """The unit that fits these bandwidths in GB/s, and its factor: MB/s if half of them lie below 0.1 GB/s."""
+    return ("MB/s", 1e3) if gbps and median(gbps) < 0.1 else ("GB/s", 1.0)
+
+
+def percent(fraction: float) -> str:
+    """`49%`, `0.03%`; from 99 on the ratio: `10214x`."""
+    if fraction >= 99:
+        return f"{fraction:.0f}x"
+    return f"{fraction:.0%}" if fraction >= 0.01 else f"{100 * fraction:.1g}%"
+
+
+def ratio(value: float, digits: int = 2) -> str:
+    """A ratio with `digits` decimals, or with significant digits if it is very small or large: `2.45`, `0.0031`, `12346`."""
+    if value >= 99.95:
+        return f"{value:.0f}"
+    return f"{value:.{digits}f}" if value >= 0.095 else f"{value:.{digits}g}"
 
 
 def micros(us: float) -> str:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from softbench.core.errors import ResultsError, UsageError
+from softbench.core.errors import ResultsError
 from softbench.gate.verdicts import GateReport, State
-from softbench.report.plots import COLOURS, FORMATS
+from softbench.report import style
+from softbench.report.style import COLOURS
 
 MAX_CELLS = 80  # of a legible figure; the cells furthest from 1 are drawn
 COLOUR = {State.SLOWER: COLOURS[1], State.FASTER: COLOURS[2], State.AMBIGUOUS: COLOURS[4]}
@@ -14,8 +15,7 @@ COLOUR = {State.SLOWER: COLOURS[1], State.FASTER: COLOURS[2], State.AMBIGUOUS: C
 
 def check(out: Path) -> None:
     """Raise UsageError if the file's suffix is not a supported format."""
-    if out.suffix not in FORMATS:
-        raise UsageError(f"--plot {out}: the file must end in {', '.join(FORMATS)}")
+    style.check_format(out, "--plot")
 
 
 def write(report: GateReport, out: Path) -> Path:
@@ -47,15 +47,9 @@ def write(report: GateReport, out: Path) -> Path:
         axes.plot([low, high], [row, row], color=colour, linewidth=1.5)
         axes.plot(ratio, row, marker="o", color=colour, fillstyle="full" if verdict.gated else "none")
     axes.axvline(1, color="0.35", linewidth=1)
-    axes.set_yticks(range(len(drawn)), [f"{v.cell.backend}  {v.cell.case}".replace("$", r"\$") for v in drawn], fontsize=7)
+    axes.set_yticks(range(len(drawn)), [style.plain(f"{v.cell.backend}  {v.cell.case}") for v in drawn], fontsize=7)
     axes.set_ylim(len(drawn) - 0.5, -0.5)
     axes.set_xlabel("latency new / old, 95 % interval; grey: the margin; hollow: advisory; right is slower")
     title = f"{report.what}: {report.summary.partition(':')[0]}" + (f" ({left_out} cells nearest 1 left out)" if left_out > 0 else "")
-    axes.set_title(title.replace("$", r"\$"), fontsize=9, wrap=True)
-    try:
-        figure.savefig(out, dpi=150)
-    except OSError as error:
-        raise ResultsError(f"--plot {out}: cannot be written: {error.strerror}") from None
-    finally:
-        pyplot.close(figure)
-    return out
+    axes.set_title(style.plain(title), fontsize=9, wrap=True)
+    return style.saved(figure, out, "--plot")

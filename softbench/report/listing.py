@@ -99,7 +99,7 @@ def _cost(cost: BackendCost | None) -> str:
     parts = [f"build {_seconds(cost)}"] if cost.build_s is not None else []
     parts += [f"host {text.micros(cost.host_us)} a call"] if cost.host_us is not None else []
     kernels = " kernels" if cost.by_device else ""
-    parts += [f"{direction}{kernels} {fraction:.0%} of copy" for direction, fraction in cost.of_copy.items()]
+    parts += [f"{direction}{kernels} {text.percent(fraction)} of copy" for direction, fraction in cost.of_copy.items()]
     return f"{'; '.join(parts)} (medians, and a mean, of {text.count(cost.cells, 'cell')}; {cost.where})"
 
 
@@ -140,7 +140,7 @@ def cost_rows(by_backend: Mapping[str, BackendCost]) -> list[tuple[str, ...]]:
                 name,
                 _seconds(cost) if cost.build_s is not None else "",
                 text.micros(cost.host_us) if cost.host_us is not None else "",
-                *(f"{cost.of_copy[direction]:.0%}" if direction in cost.of_copy else "" for direction in directions),
+                *(text.percent(cost.of_copy[direction]) if direction in cost.of_copy else "" for direction in directions),
                 str(cost.cells),
                 ", ".join(f"{count} {status}" for status, count in cost.others.items()),
             )

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import geometric_mean, median
+from typing import Any
 
 from softbench.core.case import CaseKey
 from softbench.core.outcome import Status
@@ -23,38 +24,64 @@ class Pair:
     ratio: float | None
     """B's bandwidth over A's; above 1, B is faster."""
     verdict: str
-    """`faster` or `slower` if the p20..p80 bands do not touch, `~` if they do; else the file that lacks a result."""
+    """`faster` or `slower` if the p20..p80 bands do not touch and the ratio is beyond the threshold, else `~`.
+
+    If a file lacks a result: which file, and why."""
+
+    @property
+    def missing(self) -> bool:
+        """True if one of the files does not have the cell."""
+        return self.verdict.endswith(f": {MISSING}")
+
+    @property
+    def changed(self) -> bool:
+        """True if both files have the cell, and it is faster, slower or without a result in one of them."""
+        return self.verdict != "~" and not self.missing
+
+    @property
+    def worse(self) -> bool:
+        """True if both files have the cell, and B is slower or has no result."""
+        return self.verdict == "slower" or (self.verdict.startswith("B: ") and not self.missing)
 
 
-def pairs(a: Sequence[Row], b: Sequence[Row]) -> list[Pair]:
-    """Every cell with a result in one of the files, in A's order."""
+MISSING = "missing"
+ORDERS: dict[str, Callable[[Pair], Any]] = {
+    "file": lambda pair: 0,
+    "ratio": lambda pair: pair.ratio or math.inf,
+    "backend": lambda pair: pair.backend,
+}
+"""The orders of pairs: A's, the slowest first, and by backend. Equal pairs keep A's order."""
+
+
+def pairs(a: Sequence[Row], b: Sequence[Row], threshold: float = 0.0) -> list[Pair]:
+    """Every cell with a result in one of the files, in A's order. A change up to the threshold (0.05 is 5 %) is `~`."""
     first = {(row.backend, row.case): row for row in a}
     second = {(row.backend, row.case): row for row in b}
     found = []
     for key in dict.fromkeys([*first, *second]):
         left, right = first.get(key), second.get(key)
         if (left and left.gbps) or (right and right.gbps):
-            found.append(_pair(key, left, right))
+            found.append(_pair(key, left, right, threshold))
     return found
 
 
-def _pair(key: tuple[str, CaseKey], a: Row | None, b: Row | None) -> Pair:
+def _pair(key: tuple[str, CaseKey], a: Row | None, b: Row | None, threshold: float) -> Pair:
     backend, case = key
     a_gbps, b_gbps = a.gbps if a else None, b.gbps if b else None
     if a is None or b is None or not a_gbps or not b_gbps:
         lacking = "A" if not a_gbps else "B"
         row = a if lacking == "A" else b
         return Pair(backend, case, a_gbps, b_gbps, None, f"{lacking}: {_without(row)}")
-    verdict = "~"
-    if a.p20_us and a.p80_us and b.p20_us and b.p80_us:
+    verdict, ratio = "~", b_gbps / a_gbps
+    if a.p20_us and a.p80_us and b.p20_us and b.p80_us and max(ratio, 1 / ratio) > 1 + threshold:
         verdict = "faster" if b.p80_us < a.p20_us else "slower" if b.p20_us > a.p80_us else "~"
-    return Pair(backend, case, a_gbps, b_gbps, b_gbps / a_gbps, verdict)
+    return Pair(backend, case, a_gbps, b_gbps, ratio, verdict)
 
 
 def _without(row: Row | None) -> str:
     """Why a cell has no bandwidth."""
     if row is None:
-        return "missing"
+        return MISSING
     return row.status if row.status != Status.OK else IMPLAUSIBLE if IMPLAUSIBLE in row.labels else f"{row.timer} time"
 
 
@@ -67,11 +94,14 @@ def summary(found: Sequence[Pair]) -> str:
     """One line: cells faster, slower and within noise, the geometric mean of the ratios, and the differences."""
     ratios = [pair.ratio for pair in found if pair.ratio]
     counts = {verdict: sum(pair.verdict == verdict for pair in found) for verdict in ("faster", "slower", "~")}
-    one_sided = len(found) - len(ratios)
+    one_sided = len(found) - len(ratios) - sum(pair.missing for pair in found)
     mean = f"; geometric mean of B/A {geometric_mean(ratios):.3f}" if ratios else ""
     apart = differences(found)
     if apart:
         high = apart[math.ceil(0.9 * len(apart)) - 1]
         mean += f"; they differ by a median of {median(apart):.2%}, 90 % of the cells by at most {high:.2%}"
-    lacking = f", {one_sided} in one file only" if one_sided else ""
+    lacking = f", {one_sided} without a result in one file" if one_sided else ""
+    for file, other in (("A", "B"), ("B", "A")):
+        if absent := sum(pair.verdict == f"{other}: {MISSING}" for pair in found):
+            lacking += f", {absent} only in {file}"
     return f"{counts['faster']} faster, {counts['slower']} slower, {counts['~']} within noise{lacking}{mean}"

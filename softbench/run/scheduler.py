@@ -48,10 +48,8 @@ NOT_PUBLISHED = {Grade.WRONG: Status.WRONG, Grade.UNVERIFIED: Status.UNVERIFIED}
 """Grades that end a cell without a bandwidth, and its status."""
 PROFILE_MS = 5.0
 """Time of a profile: about thirty calls, if the flush of L2 and the pause dominate. That is enough, as device times vary little."""
-PAUSES_SECONDS = {"cuda": (0.5, 2.0, 5.0), "cpu": (0.05, 0.2)}
-"""Pauses before a batch of a throttled GPU, or of a busy CPU, is measured again; each is used once."""
-PATIENCE_SECONDS = {"cuda": 120.0, "cpu": 1.0}
-"""Sum of such pauses in a sweep; later batches are not repeated. A busy CPU seldom becomes idle soon."""
+PAUSES_SECONDS = {"cuda": (0.5, 2.0, 5.0), "cpu": (0.05, 0.2)}  # before a throttled batch is measured again; each is used once
+PATIENCE_SECONDS = {"cuda": 120.0, "cpu": 1.0}  # sum of the pauses in a sweep; a busy CPU seldom becomes idle soon
 
 
 @dataclass(slots=True)

@@ -173,7 +173,7 @@ def test_no_csv_makes_show_or_compare_raise(run_folder, data):
             return
     shown(tables.results(rows, Console(width=80)))
     shown(tables.cells(rows))
-    shown(tables.comparison(compare.pairs(rows, rows), ("a", "b")))
+    shown(tables.comparison(compare.pairs(rows, rows)))
 
 
 @few

@@ -29,8 +29,23 @@ def test_cells_of_one_file_only_say_which_lacks_them(base):
     failed = replace(base[1], status="failed", gbps=None, median_us=None)
     found = compare.pairs(base, [base[0], failed])
     assert [pair.verdict for pair in found] == ["~", "B: failed", "B: missing"]
-    assert "2 in one file only" in compare.summary(found)
+    assert "1 within noise, 1 without a result in one file, 1 only in A;" in compare.summary(found)
+    assert [(pair.changed, pair.worse, pair.missing) for pair in found[1:]] == [(True, True, False), (False, False, True)]
     assert [pair.verdict for pair in compare.pairs([], base[:1])] == ["A: missing"]
+    assert compare.summary(compare.pairs([], base[:1])) == "0 faster, 0 slower, 0 within noise, 1 only in B"
+
+
+def test_a_change_up_to_the_threshold_is_noise(base):
+    other = [changed(base[0], 1.2), changed(base[1], 1 / 1.2), changed(base[2], 1.3)]
+    assert [pair.verdict for pair in compare.pairs(base, other)] == ["slower", "faster", "slower"]
+    assert [pair.verdict for pair in compare.pairs(base, other, 0.25)] == ["~", "~", "slower"]
+
+
+def test_orders_put_the_slowest_first_or_backends_together(base):
+    other = [changed(base[0], 1.2), changed(base[1], 2), replace(base[2], status="failed", gbps=None)]
+    found = compare.pairs(base, other)
+    assert [pair.case.N for pair in sorted(found, key=compare.ORDERS["ratio"])] == [512, 256, 1024]
+    assert sorted(found, key=compare.ORDERS["file"]) == sorted(found, key=compare.ORDERS["backend"]) == found
 
 
 def test_the_command_compares_two_runs(cli, base):

@@ -1,0 +1,198 @@
+"""The main table: a row per shape and a column per backend, or the other way round if that fits better. Prints nothing.
+
+Signs are ASCII, so that every encoding has them: `*` the fastest of a shape, `~` low-precision, `!` doubtful.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import inf
+from statistics import fmean
+
+from rich.cells import cell_len
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from softbench.core import text as units
+from softbench.core.case import TIMERS
+from softbench.core.outcome import FAILURES, Grade, Status
+from softbench.report import markdown
+from softbench.results import labels
+from softbench.results.rows import IMPLAUSIBLE, Row
+
+DETAILS = (3, 2, 1)  # numbers of a cell: bandwidth, % of copy, speed-up
+SEPARATOR = " ┃ "  # between the columns of a rich table
+WIDE = 12  # backends; a Markdown table of more has a row per backend
+
+
+@dataclass(frozen=True, slots=True)
+class _Cell:
+    """A table cell: its numbers, or one word."""
+
+    numbers: tuple[str, ...]
+    signs: str = ""
+    style: str = ""
+    word: bool = False
+
+
+class Section:
+    """The rows of one table: one direction and dtype, and one M (or one N, if only M varies)."""
+
+    def __init__(self, rows: Sequence[Row], axis: str) -> None:
+        """`axis` is `N` or `M`: what differs between the shapes."""
+        self.rows, self.axis = rows, axis
+        self.cells = {(self.shape(row), row.backend): row for row in rows}
+        self.shapes = list(dict.fromkeys(map(self.shape, rows)))
+        names = list(dict.fromkeys(row.backend for row in rows if row.status != Status.UNAVAILABLE))
+        self.backends = names or list(dict.fromkeys(row.backend for row in rows))
+        """The backends that are available, in the file's order; all of them if none is."""
+        self.fastest: dict[int, Row] = {}
+        """The fastest backend of each shape. The yardstick and implausible cells do not count."""
+        for row in rows:
+            if row.status == Status.OK and row.median_us and IMPLAUSIBLE not in row.labels and row.grade != Grade.YARDSTICK:
+                best = self.fastest.get(self.shape(row))
+                if best is None or row.median_us < (best.median_us or 0):
+                    self.fastest[self.shape(row)] = row
+
+    def shape(self, row: Row) -> int:
+        return row.N if self.axis == "N" else row.M
+
+    def ranked(self) -> list[str]:
+        """The yardstick, then the other backends by their mean time over the fastest of a shape; those without a result last."""
+        times: dict[str, list[float]] = {name: [] for name in self.backends}
+        for row in self.rows:
+            best = self.fastest.get(self.shape(row))
+            if row.backend in times and row.median_us and best and best.median_us:
+                times[row.backend].append(-1 if row.grade == Grade.YARDSTICK else row.median_us / best.median_us)
+        return sorted(times, key=lambda name: fmean(times[name]) if times[name] else inf)
+
+
+@dataclass(frozen=True, slots=True)
+class _Grid:
+    """A table's columns as texts: the first one names the lines."""
+
+    head: str
+    names: list[str]
+    columns: list[tuple[str, list[Text]]]
+
+    def widths(self) -> list[int]:
+        """The width of each column with its separator; the first one has none."""
+        others = [len(SEPARATOR) + max(cell_len(head), *(text.cell_len for text in texts)) for head, texts in self.columns]
+        return [max(map(cell_len, (self.head, *self.names))), *others]
+
+    def table(self, begin: int = 0, end: int | None = None) -> Table:
+        table = Table(show_edge=False, pad_edge=False)
+        table.add_column(self.head, justify="left" if self.head == "backend" else "right", no_wrap=True)
+        for head, _ in self.columns[begin:end]:
+            table.add_column(head, justify="right", no_wrap=True)
+        for i, name in enumerate(self.names):
+            table.add_row(name, *(texts[i] for _, texts in self.columns[begin:end]))
+        return table
+
+    def parts(self, width: int) -> list[Table]:
+        """Tables with as many columns as fit."""
+        first, *others = self.widths()
+        found, begin, used = [], 0, first
+        for i, wide in enumerate(others):
+            if used + wide > width and i > begin:
+                found.append(self.table(begin, i))
+                begin, used = i, first
+            used += wide
+        return [*found, self.table(begin)]
+
+
+def sections(rows: Sequence[Row]) -> list[Section]:
+    """A section per direction, dtype and M. Where each M has the same single N, one section holds all of them."""
+    by_m: dict[tuple[str, str, int], list[Row]] = {}
+    for row in rows:
+        by_m.setdefault((row.direction, row.dtype, row.M), []).append(row)
+    columns = {key: {row.N for row in some} for key, some in by_m.items()}
+    merged: dict[tuple[str, str, int | None, int | None], list[Row]] = {}
+    for (direction, dtype, M), some in by_m.items():
+        of_dtype = [found for key, found in columns.items() if key[:2] == (direction, dtype)]
+        scan = len(of_dtype) > 1 and all(found == of_dtype[0] and len(found) == 1 for found in of_dtype)
+        merged.setdefault((direction, dtype, None, some[0].N) if scan else (direction, dtype, M, None), []).extend(some)
+    return [Section(some, "M" if key[2] is None else "N") for key, some in merged.items()]
+
+
+def tables(section: Section, console: Console) -> list[RenderableType]:
+    """The title, and the section in the most detail that fits the console; several tables if none fits."""
+    for detail in DETAILS:
+        for turned in (False, True):
+            grid = _grid(section, detail, turned=turned)
+            if sum(grid.widths()) <= console.width:
+                return [Text(title(section, detail), style="bold"), grid.table()]
+    found = [_grid(section, DETAILS[-1], turned=turned).parts(console.width) for turned in (False, True)]
+    return [Text(title(section, DETAILS[-1]), style="bold"), *min(found, key=lambda some: sum(1 + table.row_count for table in some))]
+
+
+def title(section: Section, detail: int) -> str:
+    """What the section is, and what its cells hold."""
+    first = section.rows[0]
+    clock = next((f" ({row.timer}, {row.l2} L2)" for row in section.rows if row.l2 and (row.timer, row.l2) != (TIMERS[0], "cold")), "")
+    relative = next((row.relative_to for row in section.rows if row.relative_to), "")
+    unit, _ = _unit(section)
+    parts = [unit, "% of copy", *([f"speed-up over {relative}"] if relative else [])]
+    fixed = f"M={first.M}" if section.axis == "N" else f"N={first.N}"
+    return f"{first.direction} {first.dtype}, {fixed}, {first.device}{clock}: {', '.join(parts[:detail])}"
+
+
+def _unit(section: Section) -> tuple[str, float]:
+    return units.bandwidth_unit([row.gbps for row in section.rows if row.gbps])
+
+
+def _grid(section: Section, detail: int, *, turned: bool) -> _Grid:
+    """The section with a line per shape, or a line per backend if `turned`."""
+    names = section.ranked() if turned else section.backends
+    signed = any(doubtful(row) for row in section.rows)
+    factor = _unit(section)[1]
+
+    def column(keys: Iterable[tuple[int, str]]) -> list[Text]:
+        return _aligned([_cell(section.cells.get(key), detail, section.fastest.get(key[0]), factor, signed=signed) for key in keys])
+
+    if turned:
+        return _Grid("backend", names, [(f"{section.axis}={N}", column((N, name) for name in names)) for N in section.shapes])
+    return _Grid(section.axis, list(map(str, section.shapes)), [(name, column((N, name) for N in section.shapes)) for name in names])
+
+
+def _aligned(cells: Sequence[_Cell]) -> list[Text]:
+    """A column's cells, with each number below its like."""
+    numbers = [cell.numbers for cell in cells if not cell.word]
+    widths = [max(len(some[i]) for some in numbers if i < len(some)) for i in range(max(map(len, numbers), default=0))]
+    texts = []
+    for cell in cells:
+        padded = [cell.numbers[i].rjust(width) if i < len(cell.numbers) else " " * width for i, width in enumerate(widths)]
+        text = cell.numbers[0] if cell.word else " ".join(part for part in padded if part)
+        texts.append(Text(text + cell.signs, style=cell.style))
+    return texts
+
+
+def doubtful(row: Row) -> bool:
+    """True if the cell has a label that is not harmless. L2-resident is harmless."""
+    return bool(set(row.labels.split()) - labels.HARMLESS)
+
+
+def _cell(row: Row | None, detail: int, best: Row | None, factor: float, *, signed: bool) -> _Cell:
+    if row is None:
+        return _Cell(("-",), style="dim", word=True)
+    if row.status != Status.OK:
+        return _Cell((row.status,), "  ", "red" if row.status in FAILURES else "dim", word=True)
+    sign = ("!" if doubtful(row) else " ") * signed
+    if IMPLAUSIBLE in row.labels:
+        return _Cell((IMPLAUSIBLE,), "  " + sign, "red", word=True)
+    numbers = [units.figure(factor * row.gbps) if row.gbps else units.micros(row.median_us or 0)]
+    if row.grade == Grade.YARDSTICK:
+        return _Cell(tuple(numbers), "  " + sign, "dim")
+    numbers += [units.percent(row.of_copy) if row.of_copy else "", units.ratio(row.speedup) + "x" if row.speedup else ""]
+    signs = ("~" if row.grade == Grade.LOW_PRECISION else " ") + ("*" if row is best else " ") + sign
+    return _Cell(tuple(numbers[:detail]), signs, "bold green" if row is best else "")
+
+
+def as_markdown(section: Section) -> str:
+    """The title and the section as a Markdown table in full detail."""
+    grid = _grid(section, DETAILS[0], turned=len(section.backends) > WIDE)
+    lines = [(name, *(" ".join(texts[i].plain.split()) for _, texts in grid.columns)) for i, name in enumerate(grid.names)]
+    table = markdown.table((grid.head, *(head for head, _ in grid.columns)), lines, numbers=range(1, 1 + len(grid.columns)))
+    return f"{markdown.safe(title(section, DETAILS[0]))}\n\n{table}"

@@ -1,0 +1,68 @@
+"""Decides which figures show the cells of a run: lines over N, lines over M, or one line per backend."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from softbench.results.rows import Row
+
+Shape = tuple[int, int]
+MIN_POINTS = 3  # fewer points make no line
+PANELS = 4  # cases of one figure without lines
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """The shapes (M, N) of one figure."""
+
+    direction: str
+    dtype: str
+    shapes: tuple[Shape, ...]
+    axis: str = ""
+    """`N` or `M`: the axis of the lines. Empty: each shape has its own panel with a row per backend."""
+
+    @property
+    def name(self) -> str:
+        """The figure's part of a file name."""
+        M, N = self.shapes[0]
+        fixed = {"N": f"-M{M}", "M": f"-N{N}", "": ""}[self.axis]
+        return f"{self.direction}-{self.dtype}{fixed}"
+
+    def of(self, rows: Sequence[Row]) -> list[Row]:
+        """The rows of these shapes."""
+        shapes = set(self.shapes)
+        return [row for row in rows if (row.direction, row.dtype) == (self.direction, self.dtype) and (row.M, row.N) in shapes]
+
+
+def slices(rows: Sequence[Row]) -> list[Slice]:
+    """The figures that together show every shape with a bandwidth, in the order of the rows."""
+    groups: dict[tuple[str, str], dict[Shape, None]] = {}
+    for row in rows:
+        if row.gbps:
+            groups.setdefault((row.direction, row.dtype), {})[row.M, row.N] = None
+    found = []
+    for (direction, dtype), shapes in groups.items():
+        lines, rest = _lines(list(shapes))
+        found += [Slice(direction, dtype, tuple(line), axis) for axis, line in lines]
+        found += [Slice(direction, dtype, tuple(rest[i : i + PANELS])) for i in range(0, len(rest), PANELS)]
+    return found
+
+
+def _lines(shapes: Sequence[Shape]) -> tuple[list[tuple[str, list[Shape]]], list[Shape]]:
+    """The lines with the most shapes first, each with MIN_POINTS shapes that no earlier line has; and the shapes without a line."""
+    candidates: dict[tuple[str, int], list[Shape]] = {}
+    for M, N in shapes:
+        candidates.setdefault(("N", M), []).append((M, N))
+    for M, N in shapes:
+        candidates.setdefault(("M", N), []).append((M, N))
+    left, found = dict.fromkeys(shapes), []
+    while candidates:
+        key = max(candidates, key=lambda key: sum(shape in left for shape in candidates[key]))
+        line = candidates.pop(key)
+        if sum(shape in left for shape in line) < MIN_POINTS:
+            break
+        found.append((key[0], sorted(line)))
+        left = {shape: None for shape in left if shape not in line}
+    order = {shape: i for i, shape in enumerate(shapes)}
+    return sorted(found, key=lambda line: min(order[shape] for shape in line[1])), sorted(left)

@@ -1,0 +1,149 @@
+"""`show`, `plot` and `compare` from the command line."""
+
+import csv
+import io
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from softbench.results import rows as results
+from softbench.results.csv import COLUMNS, read_csv, to_csv
+
+ROOT = Path(__file__).parents[2]
+FRONTIER = ROOT / "results" / "h200" / "frontier.csv"
+STRATEGIES = ROOT / "results" / "h200" / "strategies.csv"
+
+
+@pytest.fixture
+def base(make_record):
+    return [results.row(make_record("ours", [20.0] * 3, N=N), None, None, device="H200", run="r") for N in (256, 512, 1024)]
+
+
+@pytest.fixture
+def write(main, base):
+    """Writes a.csv, and b.csv with these factors of the times; the files lie in the working folder of `main`."""
+
+    def wrote(*factors, **changes):
+        Path("a.csv").write_text(to_csv(base))
+        times = [
+            replace(row, gbps=row.gbps / by, **{name: getattr(row, name) * by for name in ("median_us", "p20_us", "p80_us")}, **changes)
+            for row, by in zip(base, factors, strict=False)
+        ]
+        Path("b.csv").write_text(to_csv(times))
+
+    return wrote
+
+
+def test_compare_shows_only_changed_cells_slowest_first(main, write):
+    write(1, 1.5, 2)
+    code, out, _ = main("compare", "a.csv", "b.csv", "--only-changed", "--sort", "ratio")
+    assert code == 0
+    assert [line.split()[2] for line in out.splitlines() if line.startswith("ours")] == ["forward-fp32-4096x1024", "forward-fp32-4096x512"]
+    assert out.splitlines()[:2] == ["A: a.csv, H200", "B: b.csv, H200"]
+    assert "0 faster, 2 slower, 1 within noise" in out
+    code, out, _ = main("compare", "a.csv", "b.csv", "--only-changed", "--threshold", "60")
+    assert [line.split()[2] for line in out.splitlines() if line.startswith("ours")] == ["forward-fp32-4096x1024"]
+
+
+def test_compare_fails_on_request_only(main, write):
+    write(1, 1, 2)
+    assert main("compare", "a.csv", "b.csv")[0] == 0
+    assert main("compare", "a.csv", "b.csv", "--exit-code")[0] == 1
+    assert main("compare", "b.csv", "a.csv", "--exit-code")[0] == 0
+    assert main("compare", "a.csv", "b.csv", "--exit-code", "--threshold", "110")[0] == 0
+    code, _, err = main("compare", "a.csv", "b.csv", "--sort", "speed")
+    assert (code, err) == (2, "softbench: --sort: unknown order 'speed'; known are backend, file, ratio\n")
+    assert main("compare", "a.csv", "b.csv", "--threshold", "nan")[::2] == (
+        2,
+        "softbench: --threshold: must be a percentage from 0, not nan\n",
+    )
+
+
+def test_compare_of_two_devices_is_one_line_and_exit_3(main, write):
+    write(1, 1, 2, device="B200")
+    code, out, err = main("compare", "a.csv", "b.csv", "--exit-code")
+    assert code == 3
+    assert err == "softbench: the devices differ: A is H200, B is B200; the ratios compare the devices, not the backends\n"
+    assert "1 slower" in out
+
+
+def test_files_without_a_common_cell_cannot_be_compared(main, write):
+    write(1, 1, 1)
+    code, out, err = main("compare", "a.csv", STRATEGIES)
+    assert (code, out, len(err.splitlines())) == (3, "", 1)
+    assert "a.csv (H200) and " in err
+    assert "strategies.csv (NVIDIA H200) have no cell in common" in err
+
+
+def test_cells_of_one_file_are_counted_not_listed(main, write):
+    write(1)
+    code, out, _ = main("compare", "a.csv", "b.csv", "--exit-code")
+    assert code == 0
+    assert "missing" not in out
+    assert "1 within noise, 2 only in A" in out
+
+
+def test_compare_writes_json_and_markdown(main, write):
+    write(1, 1, 2)
+    document = json.loads(main("compare", "a.csv", "b.csv", "--json", "-", "--only-changed")[1])
+    assert document["b"] == {"file": "b.csv", "device": "H200"}
+    assert [(cell["N"], cell["ratio"], cell["verdict"]) for cell in document["cells"]] == [(1024, pytest.approx(0.5, rel=1e-5), "slower")]
+    lines = main("compare", "a.csv", "b.csv", "--markdown")[1].splitlines()
+    assert lines[3] == "| backend | case | A, GB/s | B, GB/s | B/A | verdict |"
+    assert lines[7].endswith("| 0.500 | slower |")
+
+
+def test_show_selects_cells_and_writes_csv_and_json(main):
+    code, out, _ = main("show", FRONTIER, "--backends", "torch,triton*", "--N", "1024", "--dtype", "bf16", "--M", "4096", "--csv", "-")
+    assert code == 0
+    found = list(csv.DictReader(io.StringIO(out)))
+    assert {row["backend"] for row in found} == {"copy", "torch", "triton", "triton-row"}
+    assert {(row["N"], row["dtype"], row["direction"]) for row in found} == {("1024", "bf16", "forward"), ("1024", "bf16", "backward")}
+    assert tuple(found[0]) == COLUMNS
+    code, out, _ = main("show", FRONTIER, "--direction", "backward", "--backends", "liger", "--json", "cells.json")
+    cells = json.loads(Path("cells.json").read_text())["cells"]
+    assert {cell["direction"] for cell in cells} == {"backward"}
+    assert tuple(cells[0]) == COLUMNS
+    assert "backward bf16, M=4096" in out
+    assert main("show", FRONTIER, "--csv", "-", "--json", "-")[0] == 2
+    assert main("show", FRONTIER, "--backends", "all") == main("show", FRONTIER)
+
+
+def test_json_has_no_infinity(main, write, base):
+    Path("wrong.csv").write_text(to_csv([replace(base[0], status="wrong", grade="wrong", gbps=None, error_over_bound=float("inf"))]))
+    assert json.loads(main("show", "wrong.csv", "--json", "-")[1])["cells"][0]["error_over_bound"] == "inf"
+
+
+def test_markdown_is_the_main_table(main):
+    code, out, _ = main("show", FRONTIER, "--markdown", "--M", "4096", "--dtype", "bf16", "--direction", "forward")
+    assert code == 0
+    lines = out.splitlines()
+    assert lines[2] == "| N | copy | torch | compile | liger | quack | triton-row | triton | cuda |"
+    assert lines[4].startswith("| 1024 | 1742 | 1139 65% 1.00x | 1519 88% 1.33x ! |")
+    assert any(line.startswith("- noisy (") for line in lines)
+    assert "| backend | direction |" in main("show", FRONTIER, "--markdown", "--long")[1]
+    assert "| backend | build |" in main("show", FRONTIER, "--markdown", "--costs")[1]
+
+
+def test_a_dash_reads_stdin(main, monkeypatch):
+    text = FRONTIER.read_bytes()
+    expected = main("show", FRONTIER)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text)))
+    assert main("show", "-") == expected
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text)))
+    assert main("plot", "-", "-o", "x.svg")[0] == 0
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"no,csv\n")))
+    code, out, err = main("show", "-")
+    assert (code, out) == (2, "")
+    assert err.startswith("softbench: stdin: line 1: not a softbench results file")
+    assert main("plot", "-")[2] == "softbench: plot -: name the picture with -o\n"
+
+
+def test_selected_rows_can_be_read_again(main):
+    main("show", STRATEGIES, "--backends", "cuda", "--csv", "some.csv")
+    again, warnings = read_csv(Path("some.csv"))
+    assert warnings == []
+    assert again == [row for row in read_csv(STRATEGIES)[0] if row.backend in ("copy", "cuda")]

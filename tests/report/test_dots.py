@@ -1,0 +1,53 @@
+"""A row per backend and a panel per shape."""
+
+from dataclasses import replace
+
+import pytest
+from matplotlib import pyplot
+
+from softbench.core.outcome import Grade
+from softbench.report import dots, style
+from softbench.report.slices import slices
+from softbench.results import rows as results
+
+
+@pytest.fixture
+def rows(make_record):
+    def cell(name, N, gbps):
+        grade = Grade.YARDSTICK if name == "copy" else Grade.PASS
+        made = results.row(make_record(name, [10.0] * 3, N=N, grade=grade), None, None, device="H200", run="r")
+        return replace(made, gbps=gbps, labels="", of_copy=None if name == "copy" else gbps / 4000)
+
+    return [cell(name, N, gbps) for N in (256, 512) for name, gbps in (("copy", 4000), ("slow", 400), ("best", 3900), ("mean", 2000))]
+
+
+@pytest.fixture
+def draw():
+    def drawn(rows):
+        (what,) = slices(rows)
+        return dots.figure([rows], what, style.styles(rows), {0: ""})
+
+    yield drawn
+    pyplot.close("all")
+
+
+def test_the_best_backend_is_first(rows, draw):
+    figure = draw(rows)
+    assert [panel.get_title() for panel in figure.axes] == ["M = 4096, N = 256", "M = 4096, N = 512"]
+    assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == ["best", "mean", "slow"]
+    assert "98%" in [text.get_text() for text in figure.axes[0].texts]
+
+
+def test_missing_and_doubtful_cells_look_different(rows, draw):
+    changed = {("mean", 256): {"labels": "noisy"}, ("slow", 512): {"status": "wrong", "gbps": None}}
+    first, second = draw([replace(row, **changed.get((row.backend, row.N), {})) for row in rows]).axes
+    faces = [line.get_markerfacecolor() for line in first.lines if line.get_marker() not in ("None", "")]
+    assert [face == "white" for face in faces] == [False, True, False]
+    assert [text.get_text() for text in second.texts] == ["98%", "50%", "wrong"]
+
+
+def test_two_runs_have_a_row_each(rows):
+    (what,) = slices(rows)
+    figure = dots.figure([rows, rows], what, style.styles(rows), {0: ", a", 1: ", b"})
+    assert [text.get_text() for text in figure.axes[0].get_yticklabels()][:2] == ["best, a", "best, b"]
+    pyplot.close("all")

@@ -1,0 +1,43 @@
+"""Which figures show the shapes of a run."""
+
+from dataclasses import replace
+
+import pytest
+
+from softbench.report.slices import slices
+from softbench.results import rows as results
+
+
+@pytest.fixture
+def rows(make_record):
+    base = results.row(make_record("x", [10.0] * 3), None, None, device="H200", run="r")
+    return lambda *shapes: [replace(base, M=M, N=N) for M, N in shapes]
+
+
+def names(rows):
+    return [(what.name, what.axis, len(what.shapes)) for what in slices(rows)]
+
+
+def test_a_scan_over_rows_is_one_figure(rows):
+    assert names(rows(*((M, 1024) for M in (1, 8, 64, 512)))) == [("forward-fp32-N1024", "M", 4)]
+
+
+def test_a_scan_over_columns_is_one_figure_per_row_count(rows):
+    grid = rows(*((M, N) for M in (16, 64, 256) for N in (128, 256, 512, 1024)))
+    assert names(grid) == [(f"forward-fp32-M{M}", "N", 4) for M in (16, 64, 256)]
+
+
+def test_shapes_without_a_line_share_a_figure(rows):
+    cross = rows(*((4096, N) for N in (128, 256, 512)), (8, 128256), (1024, 50257))
+    assert names(cross) == [("forward-fp32-M4096", "N", 3), ("forward-fp32", "", 2)]
+    assert slices(cross)[1].shapes == ((8, 128256), (1024, 50257))
+    assert [len(what.shapes) for what in slices(rows(*((2**i, 3**i) for i in range(6))))] == [4, 2]
+
+
+def test_both_scans_through_a_shape_are_drawn(rows):
+    cross = rows(*((64, N) for N in (128, 256, 512, 1024)), *((M, 256) for M in (1, 8, 4096)))
+    assert names(cross) == [("forward-fp32-M64", "N", 4), ("forward-fp32-N256", "M", 4)]
+
+
+def test_shapes_without_a_bandwidth_are_left_out(rows):
+    assert slices([replace(row, gbps=None) for row in rows((1, 2), (1, 3))]) == []
