@@ -16,7 +16,7 @@ from softbench.core.errors import InconclusiveError
 from softbench.core.statistics import median_interval
 from softbench.gate.inference import moderate, robust_sd, signed_rank_p
 from softbench.gate.samples import CellKey, CellSamples, RunSamples
-from softbench.gate.verdicts import CellTest, GateReport, Rules, State, Verdict, corrected, finite, launch_bound, ranked, unmeasured
+from softbench.gate.verdicts import CellTest, GateReport, Rules, State, Verdict, advisory_reason, corrected, finite, ranked, unmeasured
 from softbench.plan.settings import Layer
 
 MARGIN = 0.03
@@ -73,13 +73,14 @@ def screen(run: RunSamples, candidate: str, reference: str, rules: Rules, proces
         if verdict := unmeasured(key, new, old, f"the reference {reference}"):
             verdicts.append(verdict)
         elif new and old and new.status == old.status == "ok":
-            cells[key], sides[key] = pair(new, old), (new, old)
+            cells[key], sides[key] = pair(new, old), old
     spreads = {**_spreads(cells), **(process_sds or {})}
     device = run.environment.get("device")
     tests = []
     for key, pairs in cells.items():
         us = median([us for rounds in pairs.values() for us in rounds.reference_us] or [math.inf])
-        tests.append(_cell_test(key, pairs, rules, spreads.get(key), launch_bound(us, device, sides[key]), len(cells)))
+        ratio = math.exp(median([value for rounds in pairs.values() for value in rounds.logs] or [0.0]))
+        tests.append(_cell_test(key, pairs, rules, spreads.get(key), advisory_reason(us, device, sides[key], ratio), len(cells)))
     what = f"{candidate} against {reference}, interleaved in one run"
     return GateReport(what, ranked([*verdicts, *corrected(tests, rules)]), rules)
 

@@ -5,8 +5,8 @@ is too weak: with 10 and 3 values its smallest p is 0.0035, and 300 cells need 1
 
 The change of copy in the same process, its median over all cases, is subtracted from each value: it is the change of the machine.
 The change of the backends is never subtracted, as that would hide a slowdown of all of them. A case's own copy is not subtracted
-either: at some lengths it has two speeds on an H200, depending on the process. But if it changed by a few percent, the cell is
-ambiguous. The cell is also ambiguous if subtracting its own copy's change would put it on the other side of the margin.
+either: at some lengths it has two speeds on an H200, depending on the process. The cell is ambiguous if its own copy slowed down
+alike, or if only other copies slowed down. It is also ambiguous if all copies changed by more than 5 % and that decides the verdict.
 """
 
 from __future__ import annotations
@@ -19,7 +19,19 @@ from softbench.core.case import YARDSTICK
 from softbench.core.errors import InconclusiveError
 from softbench.gate.inference import Moderated, moderate, t_quantile, t_upper
 from softbench.gate.samples import CellKey, CellSamples, RunSamples, yardstick
-from softbench.gate.verdicts import CellTest, GateReport, Rules, State, Verdict, corrected, finite, launch_bound, ranked, unmeasured
+from softbench.gate.verdicts import (
+    CellTest,
+    GateReport,
+    Rules,
+    State,
+    Verdict,
+    advisory_reason,
+    corrected,
+    finite,
+    launch_bound,
+    ranked,
+    unmeasured,
+)
 
 MIN_BASE = 5
 RECOMMENDED_BASE = 10
@@ -83,7 +95,7 @@ class _Cell:
         self.copy_change = _copy_change(copies[0], copies[1])
         self.raw_log_ratio = fmean(map(math.log, raw[0])) - fmean(map(math.log, raw[1])) if all(raw) else 0.0
         self.why_ambiguous = self._why_untestable()
-        self.advisory = launch_bound(self.us, both[0].environment.get("device"), sides)
+        self.advisory = advisory_reason(self.us, both[0].environment.get("device"), sides[1], self.raw_ratio)
 
     def _why_untestable(self) -> str:
         if self.copy_change is None:
@@ -93,12 +105,19 @@ class _Cell:
         return "" if finite([*self.base_values, *self.new_values, self.copy_change]) else "a value is not a finite number"
 
     def _why_copy_forbids(self, log_ratio: float, copy_change: float, rules: Rules) -> str:
-        """Why the change of the case's own copy forbids a decision; empty if it does not."""
-        if abs(copy_change) > math.log1p(rules.reference_moves):
-            return f"copy itself changed by {math.expm1(copy_change):+.1%}"
-        limit, by_own_copy = math.log1p(rules.margin), self.raw_log_ratio - copy_change
-        if (log_ratio > limit) != (by_own_copy > limit) and abs(log_ratio - by_own_copy) > SAME_CHANGE:
-            changes = f"{math.expm1(copy_change):+.1%} in this case and {math.expm1(self.raw_log_ratio - log_ratio):+.1%} over all cases"
+        """Why the change of copy forbids a decision; empty if it does not.
+
+        It forbids nothing if the cell is beyond the margin whichever change is subtracted.
+        """
+        limit, raw = math.log1p(rules.margin), self.raw_log_ratio
+        machine, by_own_copy = raw - log_ratio, raw - copy_change
+        slower = log_ratio > limit
+        if abs(machine) > math.log1p(rules.reference_moves) and (raw > limit) != slower:
+            without = f"new/old is {math.exp(raw):.3f} without that change and {math.exp(log_ratio):.3f} less it"
+            return f"copy itself changed by {math.expm1(machine):+.1%} over all cases, too much to be subtracted: {without}"
+        hidden = not slower and min(raw, by_own_copy) > limit
+        if abs(copy_change - machine) > SAME_CHANGE and (hidden or (slower and by_own_copy <= limit)):
+            changes = f"{math.expm1(copy_change):+.1%} in this case and {math.expm1(machine):+.1%} over all cases"
             ratios = f"{math.exp(by_own_copy):.3f} after subtracting the first, {math.exp(log_ratio):.3f} after the second"
             return f"copy changed by {changes}: new/old is {ratios}"
         return ""
@@ -140,7 +159,7 @@ def _copy_changes(new: RunSamples, base: RunSamples) -> tuple[dict[int, float], 
     testable = {key: sides for key, sides in both.items() if all(side.status == "ok" and side.processes for side in sides)}
     base_medians = {key: median(sides[1].medians_us().values()) for key, sides in testable.items()}
     device = new.environment.get("device")
-    not_launch_bound = {key: sides for key, sides in testable.items() if not launch_bound(base_medians[key], device, sides)}
+    not_launch_bound = {key: sides for key, sides in testable.items() if not launch_bound(base_medians[key], device, sides[1])}
     changes: tuple[dict[int, list[float]], dict[int, list[float]]] = ({}, {})
     for key, sides in (not_launch_bound or testable).items():
         for samples, values in zip(sides, changes, strict=True):

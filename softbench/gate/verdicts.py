@@ -40,6 +40,10 @@ CORRECT = (Status.OK, Status.CHECKED)
 FAILING = (State.SLOWER, State.MISSING, State.BROKEN)
 LAUNCH_BOUND_US = 10.0
 """Host and driver determine most of a shorter call on a GPU, so such cells are advisory."""
+ADVISORY_UP_TO = 0.30
+"""The largest slowdown that an advisory cell may have. A larger one is more than the host's noise, so the cell is gated."""
+AMBIGUOUS_UP_TO = 0.10
+"""The largest slowdown that an ambiguous cell may show (or the margin, if larger) without making the run inconclusive."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +93,14 @@ class Verdict:
         """True if this cell makes the exit code 1."""
         return self.gated and self.state in FAILING
 
+    @property
+    def may_be_slow(self) -> bool:
+        """True if the cell is ambiguous, and its time allows a slowdown that must not pass."""
+        if not self.gated or self.state is not State.AMBIGUOUS:
+            return False
+        known = [ratio for ratio in (self.ratio, self.raw_ratio) if ratio is not None and math.isfinite(ratio)]
+        return not known or max(known) > 1 + max(AMBIGUOUS_UP_TO, self.margin or 0)
+
     def document(self) -> JsonObject:
         """As JSON."""
         data = asdict(self)
@@ -123,26 +135,35 @@ class GateReport:
 
     @property
     def exit_code(self) -> int:
-        """0 pass; 1 a cell is slower, missing or broken; 3 no cell could be judged, or too many are ambiguous."""
+        """0 pass; 1 a cell is slower, missing or broken; 3 no cell could be judged, too many are ambiguous, or one may be much slower."""
         if any(verdict.fails for verdict in self.verdicts):
             return 1
-        return 3 if not self._judged() or self._share_ambiguous() > self.rules.most_ambiguous else 0
+        return 3 if self._why_inconclusive() else 0
+
+    def _why_inconclusive(self) -> str:
+        if not self._judged():
+            return "no cell could be judged"
+        if slow := [verdict for verdict in self.verdicts if verdict.may_be_slow]:
+            ratio = max((ratio for ratio in (slow[0].ratio, slow[0].raw_ratio) if ratio is not None), default=math.nan)
+            worst = f"{slow[0].cell.backend} {slow[0].cell.case}" + (f", new/old {ratio:.3f}" if math.isfinite(ratio) else "")
+            return f"{text.count(len(slow), 'ambiguous cell')} may be more than {AMBIGUOUS_UP_TO:.0%} slower ({worst})"
+        if self._share_ambiguous() > self.rules.most_ambiguous:
+            return f"{self._share_ambiguous():.0%} of the gated cells are ambiguous, more than {self.rules.most_ambiguous:.0%}"
+        return ""
 
     @property
     def summary(self) -> str:
-        """One line: the outcome and why."""
-        counts = [text.count(number, "cell") + f" {state}" for state in State if (number := sum(v.state is state for v in self.verdicts))]
-        listed = ", ".join(counts) or "no cell"
+        """One line: the outcome and why. Advisory cells are listed apart, as they never change the outcome."""
+        listed = _counted([verdict for verdict in self.verdicts if verdict.gated]) or "no cell"
+        advisory = _counted([verdict for verdict in self.verdicts if not verdict.gated])
+        listed += f" (advisory, never failing: {advisory})" if advisory else ""
         match self.exit_code:
             case 0:
                 return f"PASS: {listed}"
             case 1:
                 return f"FAIL: {listed}"
-            case _ if not self._judged():
-                return f"INCONCLUSIVE: no cell could be judged ({listed})"
             case _:
-                share = f"{self._share_ambiguous():.0%} of the gated cells are ambiguous, more than {self.rules.most_ambiguous:.0%}"
-                return f"INCONCLUSIVE: {share} ({listed}); measure more rounds or processes on a quieter machine"
+                return f"INCONCLUSIVE: {self._why_inconclusive()}: {listed}"
 
     def _judged(self) -> list[Verdict]:
         return [verdict for verdict in self.verdicts if verdict.gated and verdict.state in TESTED]
@@ -161,6 +182,12 @@ class GateReport:
             "notes": list(self.notes),
             "verdicts": [verdict.document() for verdict in self.verdicts],
         }
+
+
+def _counted(verdicts: Sequence[Verdict]) -> str:
+    """How many verdicts have each state: `2 cells slower, 38 cells same`."""
+    counts = {state: sum(verdict.state is state for verdict in verdicts) for state in State}
+    return ", ".join(f"{text.count(number, 'cell')} {state}" for state, number in counts.items() if number)
 
 
 ORDER = (State.SLOWER, State.BROKEN, State.MISSING, State.AMBIGUOUS, State.FASTER, State.NEW, State.SAME)
@@ -235,13 +262,21 @@ def _broke(new_status: str, old_status: str) -> bool:
     return new_status in FAILURES and old_status not in FAILURES
 
 
-def launch_bound(us: float, device: object, sides: Sequence[CellSamples]) -> str:
-    """Why a cell of this latency is advisory; empty if it is not. `sides` are the cell and the cell it is compared with."""
+def launch_bound(us: float, device: object, old: CellSamples) -> str:
+    """Why a cell is advisory; empty if it is not. `us` and `old` are of the old side.
+
+    The new side never counts: a call that has become launch-bound has become slower.
+    """
     if device == "cuda" and us < LAUNCH_BOUND_US:
         return f"advisory: launch-bound, {text.micros(us)} is under {LAUNCH_BOUND_US:g} us"
-    if host_bound := next((side.host_bound for side in sides if side.host_bound), ""):
-        return f"advisory: launch-bound, so the median is not device time: {host_bound}"
+    if old.host_bound:
+        return f"advisory: launch-bound, so the median is not device time: {old.host_bound}"
     return ""
+
+
+def advisory_reason(us: float, device: object, old: CellSamples, ratio: float) -> str:
+    """Why a cell of this ratio is advisory; empty if it is not, or if its slowdown is more than the host's noise."""
+    return launch_bound(us, device, old) if ratio <= 1 + ADVISORY_UP_TO else ""
 
 
 def finite(values: Iterable[float]) -> bool:
