@@ -63,9 +63,9 @@ def gate(
     With --baseline, stored runs (3 processes at least) are compared with a baseline (5 at least) of the same GPU model.
     The test is a moderated t test on each cell's process medians, with Holm's correction over all cells.
 
-    With --candidate and --reference, both are measured now, interleaved, over the sweep of the other flags. The test is a
-    signed-rank test on the ratios of the rounds. Flagged cells are measured again in two fresh process pairs;
-    a cell is a regression only if all agree. If processes differ (--processes K or --baseline show it), the margin grows.
+    With --candidate and --reference, both are measured now, interleaved, over the sweep of the other flags. Cells that are not
+    clearly within the margin are measured again in 3 to 12 fresh process pairs. Only these decide: the test is a
+    moderated t test on the pairs' median ratios, with Holm's correction over the cells and a part of its error rate for each look.
 
     With --self-test, --reference is measured with its A/A copy and with slowed copies, each A/A repetition in fresh processes.
     The result bounds false alarms and power. Exit code 1: a false alarm, or fewer than 95 % of the repetitions pass.
@@ -182,9 +182,10 @@ def _ab_run(candidate: str, reference: str, request: Request, strictness: _Stric
     from softbench.gate import ab_run, paired
 
     rules, base = strictness.rules(paired.MARGIN), stored.open()
-    warn(ab_run.rounds_notes(request))
     ab_request = ab_run.ab_request(request, candidate, reference)
-    return ab_run.judge(partial(measure, resumable=False), ab_request, candidate, reference, rules, base, stored.allowed)
+    warn(ab_run.rounds_notes(request))
+    measuring = partial(measure, resumable=False, announced=[ab_run.plan_text(ab_request, rules)])
+    return ab_run.judge(measuring, ab_request, candidate, reference, rules, base, stored.allowed)
 
 
 def _self_test(

@@ -22,7 +22,7 @@ def table(result: SelfTest) -> RenderableType:
     lines = [
         f"{result.reference} on {result.device_name}, margin {result.margin:.1%}, A/A repetitions of {result.cells} cases",
         f"false alarms: {result.alarms} of {result.repetitions} A/A repetitions (at most {alarms_at_most:.2%}, with 95 % confidence); "
-        f"before confirmation {result.flagged} (at most {flagged_at_most:.2%})",
+        f"a cell beyond the margin in the screening alone: {result.flagged} (at most {flagged_at_most:.2%})",
         f"ended with exit 0: {result.passed} of {result.repetitions} (at least {passed_at_least:.1%})",
         f"A/A ratios within 1 %: {result.within_1_percent} of {result.ratios} (calls over 10 us, all repetitions); "
         f"furthest: {result.furthest:.4f}",
