@@ -103,7 +103,7 @@ SelfTest = Annotated[
     bool,
     _option(
         JUDGE,
-        "Measure the false alarms and the power of the gate; with FILES, add up earlier self-tests.",
+        "Measure the false alarms and the power of the gate; with FILES, add up earlier self-tests, or judge sittings (--baseline).",
         "--self-test",
         default=False,
     ),
@@ -119,7 +119,11 @@ Folder = Annotated[Path, _option(WHERE, "Folder of the baselines.")]
 GateRounds = Annotated[int | None, _option(HOW_LONG, "Rounds of a process pair.", default="20")]
 GateProcesses = Annotated[
     int | None,
-    _option(HOW_LONG, "Process pairs of the first measurement. More pairs find smaller slowdowns where processes differ.", default="1"),
+    _option(
+        HOW_LONG,
+        "Process pairs of the first measurement. More find smaller slowdowns where processes differ.",
+        default="1; 3 with --baseline",
+    ),
 ]
 GateOutput = Annotated[Path, _option(WHERE, "Folder of the measurements.")]
 GateResume = Annotated[

@@ -6,7 +6,7 @@ scipy.special has the t, beta and polygamma functions. It is imported on first u
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median, variance
 from typing import Any, cast
@@ -47,17 +47,22 @@ def robust_sd(values: Sequence[float]) -> float:
 
 
 def without_outliers(values: Sequence[float]) -> list[float]:
-    """The values of processes without the outlying ones: at most one of ten, and one of five to nine.
+    """The values without the outlying ones."""
+    dropped = outlying(values)
+    return [value for i, value in enumerate(values) if i not in dropped]
+
+
+def outlying(values: Sequence[float]) -> set[int]:
+    """The indices of outlying values of processes: at most one of ten, and one of five to nine.
 
     A value is outlying if it is further from the median than six robust standard deviations and OUTLYING.
     """
     most = max(1, len(values) // 10) if len(values) >= MIN_FOR_OUTLIERS else 0
     if not most:
-        return list(values)
+        return set()
     centre, limit = median(values), max(OUTLIER_SDS * robust_sd(values), OUTLYING)
     furthest = sorted(range(len(values)), key=lambda i: abs(values[i] - centre), reverse=True)[:most]
-    dropped = {i for i in furthest if abs(values[i] - centre) > limit}
-    return [value for i, value in enumerate(values) if i not in dropped]
+    return {i for i in furthest if abs(values[i] - centre) > limit}
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +131,26 @@ def _trigamma_inverse(x: float) -> float:
         if -step / y < 1e-8:
             break
     return y
+
+
+def between_groups_sd(cells: Iterable[Sequence[Sequence[float]]]) -> float | None:
+    """The standard deviation between the groups of a cell: `cells[cell]` holds the values of each group.
+
+    It is the moment estimate of a one-way random effects model, averaged over the cells. It is 0 if groups differ no more than their values
+    do. It is None if no cell has two groups and a group of two values.
+    """
+    estimates = []
+    for cell in cells:
+        groups = [group for group in cell if group]
+        count, sizes = len(groups), [len(group) for group in groups]
+        if count < 2 or sum(sizes) <= count:
+            continue
+        total = fmean([value for group in groups for value in group])
+        within = sum(variance(group) * (len(group) - 1) for group in groups if len(group) > 1) / (sum(sizes) - count)
+        among = sum(size * (fmean(group) - total) ** 2 for size, group in zip(sizes, groups, strict=True)) / (count - 1)
+        weight = (sum(sizes) - sum(size**2 for size in sizes) / sum(sizes)) / (count - 1)
+        estimates.append((among - within) / weight)
+    return math.sqrt(max(0.0, fmean(estimates))) if estimates else None
 
 
 def t_upper(t: float, df: float) -> float:

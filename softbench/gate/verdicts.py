@@ -142,7 +142,7 @@ class GateReport:
 
     @property
     def exit_code(self) -> int:
-        """0 pass; 1 a cell is slower, missing or broken; 3 no cell could be judged, too many are ambiguous, or one may be much slower."""
+        """0 pass; 1 a cell is slower, missing or broken; 3 inconclusive, see `_why_inconclusive`."""
         if any(verdict.fails for verdict in self.verdicts):
             return 1
         return 3 if self._why_inconclusive() else 0

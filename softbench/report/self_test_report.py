@@ -9,8 +9,10 @@ from rich.table import Table
 from rich.text import Text
 
 from softbench.core.errors import ResultsError
+from softbench.core.text import one_line
 from softbench.gate.inference import proportion_bounds
 from softbench.gate.self_test.analysis import SelfTest
+from softbench.gate.sittings import SittingTest
 from softbench.report.plots import COLOURS
 
 
@@ -38,6 +40,19 @@ def table(result: SelfTest) -> RenderableType:
         power.add_row(f"{level.injected:.0%}", f"{level.measured:.1%}", between, str(level.trials), str(level.found), *shares)
     footnote = "measured: median over the cells; at least, at most: one-sided 95 % bounds, for trials that share cells and processes"
     return Group(*map(Text, lines), power, Text(footnote, style="dim"))
+
+
+def sittings(result: SittingTest) -> RenderableType:
+    """Each family's outcome, the false alarms, and the variance between sittings."""
+    most = proportion_bounds(result.alarms, result.families)[1]
+    lines = [
+        *(one_line(outcome, 1000) for outcome in result.outcomes),
+        f"{one_line(result.baseline)} on {result.device_name}: each file is an A/A family of one sitting",
+        f"false alarms: {result.alarms} of {result.families} families (at most {most:.2%}, with 95 % confidence)",
+        f"ended with exit 0: {result.passed} of {result.families}",
+        f"standard deviation between sittings: {result.sitting_sd:.2%}; save all these runs in one baseline, so that the gate uses it",
+    ]
+    return Group(*map(Text, lines))
 
 
 def plot(result: SelfTest, out: Path) -> Path:
