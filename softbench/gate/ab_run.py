@@ -15,7 +15,7 @@ from softbench.gate import environment_match, fresh_pairs, paired
 from softbench.gate.inference import t_quantile
 from softbench.gate.run_files import from_run
 from softbench.gate.samples import CellKey, RunSamples
-from softbench.gate.verdicts import GateReport, Rules
+from softbench.gate.verdicts import NOTHING_JUDGED, GateReport, Rules
 from softbench.plan.settings import AXES, Layer
 from softbench.plan.sweep import Sweep
 from softbench.results import store
@@ -137,6 +137,8 @@ def next_step(report: GateReport, request: Request, processes: int) -> str:
         axes = {"--M": cell.M, "--N": cell.N, "--dtype": cell.dtype, "--direction": cell.direction}
         worst = with_flags(request.command, {**axes, "--processes": fresh_pairs.MORE_PAIRS})
         return f"if the change is not intended, look at its worst cell alone: {worst}"
+    if report.nothing_judged:
+        return NOTHING_JUDGED
     if report.exit_code:
         more = with_flags(request.command, {"--processes": max(fresh_pairs.MORE_PAIRS, 2 * processes)})
         return f"measure in more process pairs, on a machine that does nothing else: {more}"

@@ -94,7 +94,8 @@ def _look(progress: _Progress, look: Look, reference: str) -> None:
     values = {key: without_outliers([rounds.value for rounds in both]) for key, both in pairs.items()}
     spreads = dict(zip(values, moderate([[each] for each in values.values()]), strict=True)) if values else {}
     tests = [_cell_test(earlier[key], pairs[key], values[key], spreads[key], report.rules) for key in progress.open if key in pairs]
-    for verdict in corrected(tests, report.rules, share=look.share, others=progress.passed):
+    others = progress.passed + sum(bool(test.why_ambiguous) for test in tests)
+    for verdict in corrected(tests, report.rules, share=look.share, others=others):
         settled[verdict.cell] = verdict
     progress.open = [key for key in progress.open if key not in settled or settled[key].state is State.AMBIGUOUS]
     progress.passed += sum(verdict.state in (State.SAME, State.BROKEN) for verdict in settled.values())

@@ -32,6 +32,7 @@ from softbench.gate.inference import (
 )
 from softbench.gate.samples import CellKey, CellSamples, RunSamples, yardstick
 from softbench.gate.verdicts import (
+    NOTHING_JUDGED,
     CellTest,
     GateReport,
     Rules,
@@ -126,6 +127,8 @@ def _machine_note(machine: float, rules: Rules) -> tuple[str, ...]:
 
 def _look_again(report: GateReport, new: RunSamples, base: RunSamples, machine: float) -> str:
     """What to do about the report on stored runs; empty if it passes."""
+    if report.exit_code == 3 and report.nothing_judged:
+        return NOTHING_JUDGED
     if report.exit_code and abs(machine) > math.log1p(report.rules.reference_moves):
         return f"measure the baseline anew on the machine as it is now: {base.more_processes(RECOMMENDED_BASE)}"
     if report.exit_code:
@@ -138,9 +141,11 @@ def next_step(report: GateReport, new: RunSamples, base: RunSamples) -> str:
     """What to do about the report after a second look; empty if it passes."""
     if report.exit_code == 1:
         return f"if the change is intended, measure a new baseline: {base.more_processes(RECOMMENDED_BASE)}"
+    if report.nothing_judged:
+        return NOTHING_JUDGED
     if report.exit_code:
-        more = shlex.join([*shlex.split(f"softbench gate --baseline {shlex.quote(base.source)}"), *new.plugin_flags])
-        return f"measure more processes, on a machine that does nothing else: {more} --processes {2 * new.processes}"
+        more = shlex.join(["softbench", "gate", "--baseline", base.source, *new.plugin_flags, "--processes", str(2 * new.processes)])
+        return f"measure more processes, on a machine that does nothing else: {more}"
     return ""
 
 

@@ -40,8 +40,10 @@ CORRECT = (Status.OK, Status.CHECKED)
 FAILING = (State.SLOWER, State.MISSING, State.BROKEN)
 LAUNCH_BOUND_US = 10.0
 """Host and driver determine most of a shorter call on a GPU, so such cells are advisory."""
-ADVISORY_UP_TO = 0.30
+ADVISORY_UP_TO = 0.25
 """The largest slowdown that an advisory cell may have. A larger one is more than the host's noise, so the cell is gated."""
+NOTHING_JUDGED = "no cell counts, because all are advisory or not measured on both sides: measure larger shapes (--M, --N)"
+"""What to do about a report that judged nothing."""
 AMBIGUOUS_UP_TO = 0.10
 """The largest slowdown that an ambiguous cell may show (or the margin, if larger) without making the run inconclusive."""
 
@@ -148,7 +150,7 @@ class GateReport:
         return 3 if self._why_inconclusive() else 0
 
     def _why_inconclusive(self) -> str:
-        if not self._judged():
+        if self.nothing_judged:
             return "no cell could be judged"
         if slow := [verdict for verdict in self.verdicts if verdict.may_be_slow]:
             ratio = max((ratio for ratio in (slow[0].ratio, slow[0].raw_ratio) if ratio is not None), default=math.nan)
@@ -173,6 +175,11 @@ class GateReport:
                 return f"FAIL: {listed}"
             case _:
                 return f"INCONCLUSIVE: {self._why_inconclusive()}: {listed}"
+
+    @property
+    def nothing_judged(self) -> bool:
+        """True if no gated cell was tested, so that nothing is known."""
+        return not self._judged()
 
     def _judged(self) -> list[Verdict]:
         return [verdict for verdict in self.verdicts if verdict.gated and verdict.state in TESTED]
@@ -284,10 +291,7 @@ def _broke(new_status: str, old_status: str) -> bool:
 
 
 def launch_bound(us: float, device: object, old: CellSamples) -> str:
-    """Why a cell is advisory; empty if it is not. `us` and `old` are of the old side.
-
-    The new side never counts: a call that has become launch-bound has become slower.
-    """
+    """Why a cell is advisory; empty if not. `us` and `old` are of the old side: a call that became launch-bound became slower."""
     if device == "cuda" and us < LAUNCH_BOUND_US:
         return f"advisory: launch-bound, {text.micros(us)} is under {LAUNCH_BOUND_US:g} us"
     if old.host_bound:

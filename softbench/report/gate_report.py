@@ -100,7 +100,7 @@ def junit(report: GateReport) -> str:
             ElementTree.SubElement(case, "skipped", {"message": xml_text(message)})
     whole = ElementTree.SubElement(suite, "testcase", {"classname": "softbench", "name": "gate"})
     if report.exit_code == 3:  # inconclusive, although no cell fails
-        ElementTree.SubElement(whole, "error", {"type": "inconclusive", "message": report.summary})
+        ElementTree.SubElement(whole, "error", {"type": "inconclusive", "message": xml_text(f"{report.summary}; next: {report.next_step}")})
     ElementTree.indent(suite)
     return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
 

@@ -232,6 +232,7 @@ def test_launch_bound_cells_are_advisory_and_alone_are_no_success():
     report = judge(short(stored(dice(21), 3, slowdown=lambda i: 0.2)), short(stored(dice(22), 10)))
     assert report.exit_code == 3
     assert "no cell could be judged" in report.summary
+    assert "measure larger shapes" in report.next_step
     assert report.verdicts[0].state is State.SLOWER
     assert not report.verdicts[0].gated
     assert "advisory: launch-bound" in report.verdicts[0].reason
