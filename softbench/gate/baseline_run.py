@@ -16,7 +16,7 @@ from softbench.gate import environment_match, unpaired
 from softbench.gate.ab_run import Measure, confirmation, samples_of
 from softbench.gate.fresh_pairs import SPREAD_CELLS
 from softbench.gate.samples import CellKey, RunSamples
-from softbench.gate.verdicts import GateReport, Rules, State, Verdict, ranked
+from softbench.gate.verdicts import CORRECT, GateReport, Rules, State, Verdict, ranked
 from softbench.plan.settings import Layer
 from softbench.plan.sweep import Sweep
 from softbench.plan.values import READERS
@@ -34,7 +34,7 @@ def baseline_request(request: Request, base: RunSamples) -> Request:
     Raises:
         UsageError: too few processes, a setting of the baseline is invalid, or the baseline has no backend.
     """
-    keys = [key for key in base.cells if key.backend != YARDSTICK]
+    keys = [key for key, samples in base.cells.items() if key.backend != YARDSTICK and samples.status in CORRECT]
     known = {**base.settings, "device": base.environment.get("device", "auto")}
     stored = {name: READERS[name](known[name], f"{base.source}: {name}") for name in (*SETTINGS, "device") if name in known}
     cases = dict.fromkeys(key.with_backend("") for key in keys)
@@ -43,7 +43,7 @@ def baseline_request(request: Request, base: RunSamples) -> Request:
     flags = cast(Layer, {**request.flags, "backends": tuple(dict.fromkeys(key.backend for key in keys))})
     adjusted = replace(request, config=config, flags=flags)
     if not keys:
-        raise UsageError(f"{base.source}: has no cell besides those of {YARDSTICK}")
+        raise UsageError(f"{base.source}: has no correct cell besides those of {YARDSTICK}")
     if (processes := adjusted.settings().processes) < unpaired.MIN_NEW:
         raise UsageError(
             f"gate: --processes {processes} can never show a regression; a comparison with a baseline needs {unpaired.MIN_NEW}"
@@ -55,10 +55,14 @@ def judge(measure: Measure, request: Request, base: RunSamples, rules: Rules, al
     """Measure new processes, judge them, and give the cells that are not `same` a second look in new processes.
 
     Raises:
-        InconclusiveError: the baseline has too few processes, or comes from another machine. Errors of `measure` pass through.
+        UsageError: a backend of the baseline does not exist. Other errors of `measure` pass through.
+        InconclusiveError: the baseline has too few processes, or comes from another machine.
     """
     unpaired.require_base(base)
-    run = measure(request)
+    try:
+        run = measure(request)
+    except UsageError as error:
+        raise UsageError(str(error).replace("--backends", f"{base.source}: its backends need their --plugin", 1)) from None
     new = samples_of(run)
     notes = [f"measured: {run.csv}", *environment_match.check(new, base, allowed)]
     first = unpaired.judge(new, _of_cases(base, new.cells), rules)

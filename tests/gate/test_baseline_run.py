@@ -23,6 +23,7 @@ def asked(**flags):
 
 def test_the_request_measures_what_the_baseline_has():
     base = replace(stored(dice(1), 10, cells=3), settings={"rounds": 7, "max_rounds": 9, "warmup_ms": 0.2, "foreign": 1})
+    base.cells[key("gone", 1)] = cell_samples(status="unavailable", reason="not installed")
     request = baseline_run.baseline_request(asked(), base)
     settings = request.settings()
     assert (settings.backends, settings.processes, settings.rounds, settings.max_rounds) == (("ours",), 3, 7, 9)
@@ -70,6 +71,15 @@ def test_a_quiet_comparison_needs_no_second_look(tmp_path):
 def test_a_baseline_of_few_processes_is_refused_before_measuring(tmp_path):
     with pytest.raises(InconclusiveError, match="needs 5 processes"):
         judge(tmp_path, stored(dice(1), 4))
+
+
+def test_a_backend_that_is_gone_is_named_with_its_flag(tmp_path):
+    def measure(request):
+        raise UsageError("--backends: unknown 'ours'; known are torch")
+
+    base = stored(dice(1), 10, cells=2, source="h200.json")
+    with pytest.raises(UsageError, match=r"h200\.json: its backends need their --plugin: unknown 'ours'"):
+        baseline_run.judge(measure, baseline_run.baseline_request(asked(), base), base, RULES)
 
 
 def test_the_plan_says_what_it_finds():

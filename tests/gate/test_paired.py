@@ -29,10 +29,10 @@ def states(report):
 
 
 def test_a_few_disturbed_rounds_change_no_pair_value():
-    """Three rounds of twenty in which the reference took twice as long hid a slowdown of 50 %."""
+    """Three rounds of twenty in which the reference took four times as long hid a slowdown of 50 %."""
     logs = [math.log(1.5)] * 20
     for disturbed in (3, 4, 9):
-        logs[disturbed] -= math.log(2)
+        logs[disturbed] -= math.log(4)
     assert pair(logs).value == pytest.approx(math.log(1.5))
 
 
