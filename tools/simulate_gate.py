@@ -60,6 +60,7 @@ NOISES = {
     "common 2 %": Noise(common=0.02),
     "common 4 %": Noise(common=0.04),
     "two speeds": Noise(two_speeds=0.038),
+    "speeds 10 %": Noise(two_speeds=0.10),
     "drift 20 %": Noise(drift=0.2),
     "hiccups": Noise(hiccups=0.05),
     "rounds 1 %": Noise(sigma=0.01),

@@ -8,13 +8,13 @@ the error rate, so that all looks together keep it. `faster` is tested in the sa
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean
+from statistics import fmean, median, stdev
 from typing import NamedTuple
 
 from softbench.core import text
-from softbench.gate.inference import Moderated, moderate, t_quantile, t_upper, without_outliers
+from softbench.gate.inference import PROCESS_SD_FLOOR, Moderated, moderate, t_quantile, t_upper, without_outliers
 from softbench.gate.paired import SharedRounds, pair, why_order
 from softbench.gate.samples import CellKey, RunSamples, join
 from softbench.gate.verdicts import CellTest, GateReport, Rules, State, Verdict, corrected, ranked
@@ -22,6 +22,7 @@ from softbench.gate.verdicts import CellTest, GateReport, Rules, State, Verdict,
 SPREAD_CELLS = 8
 """Cells that fresh pairs measure at least, as far as there are cells: `same` ones join, so that the spread between pairs is known."""
 
+FEW_PAIRS = 7
 MORE_PAIRS = 10
 """Process pairs of the screening that messages recommend where one is not enough."""
 
@@ -92,7 +93,7 @@ def _look(progress: _Progress, look: Look, reference: str) -> None:
         elif new and old and len(both := list(pair(new, old).values())) > 1:
             pairs[key] = both
     values = {key: without_outliers([rounds.value for rounds in both]) for key, both in pairs.items()}
-    spreads = dict(zip(values, moderate([[each] for each in values.values()]), strict=True)) if values else {}
+    spreads = dict(zip(values, moderate([[each] for each in values.values()], _floor(values.values())), strict=True)) if values else {}
     tests = [_cell_test(earlier[key], pairs[key], values[key], spreads[key], report.rules) for key in progress.open if key in pairs]
     others = progress.passed + sum(bool(test.why_ambiguous) for test in tests)
     for verdict in corrected(tests, report.rules, share=look.share, others=others):
@@ -101,6 +102,16 @@ def _look(progress: _Progress, look: Look, reference: str) -> None:
     progress.passed += sum(verdict.state in (State.SAME, State.BROKEN) for verdict in settled.values())
     verdicts = [settled.get(verdict.cell, verdict) for verdict in report.verdicts]
     progress.report = replace(report, verdicts=ranked(verdicts))
+
+
+def _floor(cells: Collection[Sequence[float]]) -> float:
+    """The least standard deviation of a cell. With few pairs it is the median of all cells.
+
+    A few values may agree by chance where processes have two speeds.
+    """
+    if min(map(len, cells)) >= FEW_PAIRS:
+        return PROCESS_SD_FLOOR
+    return max(PROCESS_SD_FLOOR, median(stdev(values) for values in cells))
 
 
 def _cell_test(screened: Verdict, pairs: Sequence[SharedRounds], values: Sequence[float], spread: Moderated, rules: Rules) -> CellTest:
