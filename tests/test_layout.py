@@ -66,6 +66,7 @@ COVERED_BY = {
     "cli/baseline": "cli/test_gate.py",
     "cli/check": "run/test_check.py",
     "cli/doctor": "cli/test_main.py",
+    "cli/gate_outputs": "cli/test_gate.py",
     "cli/inspect": "run/test_inspect.py",
     "cli/listing": "cli/test_main.py",
     "cli/output": "cli/test_main.py",

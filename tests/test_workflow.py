@@ -25,7 +25,7 @@ def test_the_workflow_is_valid_by_githubs_schema():
 
 def test_every_command_and_option_of_the_workflow_exists(main):
     found = commands()
-    assert [words[1] for words in found] == ["run", "gate", "run", "baseline"]
+    assert [words[1] for words in found] == ["gate", "run", "baseline"]
     for words in found:
         name = words[1:3] if words[1] == "baseline" else words[1:2]
         code, out, _ = main(*name, "--help")

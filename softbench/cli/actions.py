@@ -34,8 +34,11 @@ def warn(warnings: Sequence[str]) -> None:
         note(text)
 
 
-def measure(request: Request, *, resumable: bool = True) -> Run:
-    """Run with progress on stderr. An interruption prints the files that exist, and the command to continue if there is one."""
+def measure(request: Request, *, resumable: bool = True, announced: list[str] | None = None) -> Run:
+    """Run with progress on stderr. An interruption prints the files that exist, and the command to continue if there is one.
+
+    The texts of `announced` are printed before the first measurement, and removed.
+    """
     from softbench.cli import output
     from softbench.report.progress import Progress
     from softbench.run import run
@@ -43,7 +46,13 @@ def measure(request: Request, *, resumable: bool = True) -> Run:
     started: list[Run] = []
     try:
         with output.interruptible(), Progress(output.console(stderr=True)) as progress:
-            return run.run(request, progress, started.append)
+
+            def on_start(kept: Run) -> None:
+                started.append(kept)
+                while announced:
+                    progress.note(announced.pop(0))
+
+            return run.run(request, progress, on_start)
     except Interrupted as stop:
         if started:
             continuation = typed_command() + ("" if request.resume else " --resume")

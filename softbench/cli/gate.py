@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from dataclasses import dataclass
 from functools import partial
@@ -13,9 +12,10 @@ import typer
 
 from softbench import __version__
 from softbench.cli import options
-from softbench.cli.actions import measure, note, try_file, warn, write_text, wrote_to_stdout
+from softbench.cli.actions import measure, note, warn, wrote_to_stdout
+from softbench.cli.gate_outputs import Outputs
 from softbench.cli.panels import PanelCommand
-from softbench.core.errors import InconclusiveError, SoftbenchError, UsageError
+from softbench.core.errors import InconclusiveError, UsageError
 
 if TYPE_CHECKING:
     from softbench.gate.samples import RunSamples
@@ -60,39 +60,40 @@ def gate(
 ) -> None:
     """Judge whether a backend became slower: 0 pass, 1 regression, 3 inconclusive.
 
-    With --baseline, stored runs (3 processes at least) are compared with a baseline (5 at least) of the same GPU model.
-    The test is a moderated t test on each cell's process medians, with Holm's correction over all cells.
+    With --baseline, the baseline's cells are measured in 3 new processes. Cells that are not clearly within the margin are
+    measured again in 6 more, which decide. With FILES, the gate judges these runs and measures nothing.
 
-    With --candidate and --reference, both are measured now, interleaved, over the sweep of the other flags. The test is a
-    signed-rank test on the ratios of the rounds. Flagged cells are measured again in two fresh process pairs;
-    a cell is a regression only if all agree. If processes differ (--processes K or --baseline show it), the margin grows.
+    With --candidate and --reference, both are measured now, interleaved. Cells that are not clearly within the margin are
+    measured again in 3 to 12 fresh process pairs, which decide. Both tests are moderated t tests with Holm's correction.
 
-    With --self-test, --reference is measured with its A/A copy and with slowed copies, each A/A repetition in fresh processes.
-    The result bounds false alarms and power. Exit code 1: a false alarm, or fewer than 95 % of the repetitions pass.
-
-    If $GITHUB_STEP_SUMMARY is set, the report is appended there.
+    With --self-test, --reference is measured with its A/A copy and with slowed copies, to bound false alarms and power.
+    Exit code 1: a false alarm, or fewer than 95 % pass. With --baseline and FILES of unchanged code, each file is judged.
     """
-    outputs = _Outputs(json, markdown, junit, plot, long)
+    outputs = Outputs(json, markdown, junit, plot, long)
     outputs.check()
     sweep: dict[str, Any] = {"M": M, "N": N, "dtype": dtype, "direction": direction, "device": device, "plugins": plugin}
     sweep |= {"rounds": rounds, "processes": processes, "seed": seed, "timeout": timeout}
-    stored = _Stored(baseline, folder, allow_env_mismatch or [])
-    strictness = _Strictness(margin, max_ambiguous)
+    stored, strictness = _Stored(baseline, folder, allow_env_mismatch or []), _Strictness(margin, max_ambiguous)
     if self_test:
-        _reject_with_self_test(candidate, baseline, processes, markdown, junit)
+        _reject_with_self_test(candidate, processes, markdown, junit)
+        if baseline is not None:
+            others = {**sweep, "config": config, "families": families, "reference": reference}
+            _sitting_test(files, others, baseline, strictness, stored, outputs)
         _self_test(files, reference, families, _request(sweep, config, output, resume), strictness, stored, outputs)
     _reject_without_self_test(families, resume)
     if candidate is not None or reference is not None:
         outputs.render(_ab_run(*_pair(candidate, reference, files), _request(sweep, config, output), strictness, stored))
+    if baseline is not None and not files:
+        outputs.render(_new_processes(_request(sweep, config, output), strictness, stored))
     _reject_with_stored_runs({**sweep, "config": config})
-    if not files or baseline is None:
-        raise UsageError("gate: give results and a baseline: softbench gate results/latest.csv --baseline NAME|FILE")
     outputs.render(_against_baseline(files, baseline, strictness, stored))
 
 
 def _reject_with_self_test(*values: object) -> None:
     if any(value is not None for value in values):
-        raise UsageError("gate: --self-test goes with --reference, --families, --json, --plot and the sweep; leave out the others")
+        raise UsageError(
+            "gate: --self-test goes with --reference, --families, --baseline, --json, --plot and the sweep; leave out the others"
+        )
 
 
 def _reject_without_self_test(families: int | None, resume: bool) -> None:
@@ -151,7 +152,40 @@ class _Strictness:
         return Rules(margin=self.margin / 100 if self.margin else default_margin, most_ambiguous=self.ambiguous / 100)
 
 
-def _against_baseline(files: list[Path], name: str, strictness: _Strictness, stored: _Stored) -> GateReport:
+def _new_processes(request: Request, strictness: _Strictness, stored: _Stored) -> GateReport:
+    from softbench.gate import baseline_run, unpaired
+
+    rules, base = strictness.rules(unpaired.MARGIN), stored.open()
+    if base is None:
+        raise UsageError("gate: --baseline is missing")
+    adjusted = baseline_run.baseline_request(request, base)
+    measuring = partial(measure, resumable=False, announced=[baseline_run.plan_text(adjusted, base, rules)])
+    return baseline_run.judge(measuring, adjusted, base, rules, stored.allowed)
+
+
+def _sitting_test(
+    files: list[Path] | None, others: dict[str, Any], name: str, strictness: _Strictness, stored: _Stored, outputs: Outputs
+) -> NoReturn:
+    _reject_with_stored_runs(others)
+    from softbench.cli import output
+    from softbench.gate import run_files, sittings, unpaired
+    from softbench.gate.baselines import open_baseline
+    from softbench.gate.environment_match import check
+    from softbench.report import self_test_report
+
+    if not files:
+        raise UsageError("gate: --self-test --baseline needs results of unchanged code, a file for each sitting")
+    base, runs = open_baseline(name, stored.folder), [run_files.read(file) for file in files]
+    warn([text for run in runs for text in check(run, base, stored.allowed)])
+    result = sittings.analyse(runs, base, strictness.rules(unpaired.MARGIN))
+    if not wrote_to_stdout(result.document, outputs.json):
+        output.show(self_test_report.sittings(result), output.console())
+    raise typer.Exit(result.exit_code)
+
+
+def _against_baseline(files: list[Path] | None, name: str | None, strictness: _Strictness, stored: _Stored) -> GateReport:
+    if not files or name is None:
+        raise UsageError("gate: give results and a baseline: softbench gate results/latest.csv --baseline NAME|FILE")
     from softbench.gate import environment_match, run_files, samples, unpaired
     from softbench.gate.baselines import open_baseline
 
@@ -182,9 +216,10 @@ def _ab_run(candidate: str, reference: str, request: Request, strictness: _Stric
     from softbench.gate import ab_run, paired
 
     rules, base = strictness.rules(paired.MARGIN), stored.open()
-    warn(ab_run.rounds_notes(request))
     ab_request = ab_run.ab_request(request, candidate, reference)
-    return ab_run.judge(partial(measure, resumable=False), ab_request, candidate, reference, rules, base, stored.allowed)
+    warn(ab_run.rounds_notes(request))
+    measuring = partial(measure, resumable=False, announced=[ab_run.plan_text(ab_request, rules)])
+    return ab_run.judge(measuring, ab_request, candidate, reference, rules, base, stored.allowed)
 
 
 def _self_test(
@@ -194,7 +229,7 @@ def _self_test(
     request: Request,
     strictness: _Strictness,
     stored: _Stored,
-    outputs: _Outputs,
+    outputs: Outputs,
 ) -> NoReturn:
     from softbench.cli import output
     from softbench.gate import paired, run_files, samples
@@ -232,61 +267,3 @@ def _measure_repetitions(reference: str, families: int | None, request: Request)
         warn([*rounds_notes(request), plan])
 
     return measure_repetitions(measure, request, reference, count, announce)
-
-
-@dataclass(frozen=True, slots=True)
-class _Outputs:
-    """The requested outputs of a report."""
-
-    json: Path | None
-    markdown: Path | None
-    junit: Path | None
-    plot: Path | None
-    long: bool
-
-    def check(self) -> None:
-        """Before any work: raise UsageError for a file that cannot be written."""
-        from softbench.report import forest_plot
-
-        try_file(self.json)
-        for flag, file in (("--markdown", self.markdown), ("--junit", self.junit), ("--plot", self.plot)):
-            if file is not None and (not file.parent.is_dir() or file.is_dir()):
-                raise UsageError(f"{flag} {file}: cannot be written: {'is a folder' if file.is_dir() else 'no such folder'}")
-        if self.plot is not None:
-            forest_plot.check(self.plot)
-
-    def render(self, report: GateReport) -> NoReturn:
-        """Write every requested output, and exit with the report's code."""
-        from softbench.cli import output
-        from softbench.report import gate_report
-
-        for text in report.notes:
-            note(text)
-        if not wrote_to_stdout(report.document, self.json):
-            output.show(gate_report.text(report, long=self.long), output.console())
-        for flag, file, make in (("--markdown", self.markdown, gate_report.markdown), ("--junit", self.junit, gate_report.junit)):
-            if file is not None:
-                write_text(file, make(report), flag)
-                note(f"wrote {file}")
-        self._summary(gate_report.markdown(report))
-        if self.plot is not None:
-            self._draw(report, self.plot)
-        raise typer.Exit(report.exit_code)
-
-    def _draw(self, report: GateReport, file: Path) -> None:
-        """Draw the forest plot. An error is printed and does not change the exit code."""
-        from softbench.report import forest_plot
-
-        try:
-            note(f"wrote {forest_plot.write(report, file)}")
-        except SoftbenchError as error:
-            note(str(error))
-
-    def _summary(self, text: str) -> None:
-        """Append to GitHub's job summary. An error is printed and does not change the exit code."""
-        if path := os.environ.get("GITHUB_STEP_SUMMARY"):
-            try:
-                with Path(path).open("a", encoding="utf-8") as file:
-                    file.write(text)
-            except OSError as error:
-                note(f"$GITHUB_STEP_SUMMARY cannot be written: {error.strerror}")

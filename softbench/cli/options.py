@@ -93,9 +93,7 @@ LongFindings = Annotated[
 
 Baseline = Annotated[
     str | None,
-    _option(
-        JUDGE, "A saved baseline or a file to compare with; with --candidate it gives the spread between processes.", metavar="NAME|FILE"
-    ),
+    _option(JUDGE, "A saved baseline or a file to compare with; with --candidate it shows how much processes differ.", metavar="NAME|FILE"),
 ]
 Candidate = Annotated[str | None, _option(JUDGE, "A backend to measure now and compare with --reference.", metavar="NAME")]
 Reference = Annotated[
@@ -105,12 +103,12 @@ SelfTest = Annotated[
     bool,
     _option(
         JUDGE,
-        "Measure the false alarms and the power of the gate; with FILES, add up earlier self-tests.",
+        "Measure the false alarms and the power of the gate; with FILES, add up earlier self-tests, or judge sittings (--baseline).",
         "--self-test",
         default=False,
     ),
 ]
-Families = Annotated[int | None, _option(JUDGE, "A/A repetitions of the self-test, each with fresh processes; 3 to 1000.", default="59")]
+Families = Annotated[int | None, _option(JUDGE, "A/A repetitions of the self-test, each with fresh processes; 4 to 1000.", default="59")]
 Margin = Annotated[float | None, _option(JUDGE, "The slowdown that passes.", metavar="PERCENT", default="5; 3 with --candidate")]
 MaxAmbiguous = Annotated[float, _option(JUDGE, "A larger share of ambiguous cells gives exit code 3.", metavar="PERCENT")]
 Mismatch = Annotated[
@@ -119,7 +117,14 @@ Mismatch = Annotated[
 ]
 Folder = Annotated[Path, _option(WHERE, "Folder of the baselines.")]
 GateRounds = Annotated[int | None, _option(HOW_LONG, "Rounds of a process pair.", default="20")]
-GateProcesses = Annotated[int | None, _option(HOW_LONG, "Fresh process pairs of the first measurement; all must agree.", default="1")]
+GateProcesses = Annotated[
+    int | None,
+    _option(
+        HOW_LONG,
+        "Process pairs of the first measurement. More find smaller slowdowns where processes differ.",
+        default="1; 3 with --baseline",
+    ),
+]
 GateOutput = Annotated[Path, _option(WHERE, "Folder of the measurements.")]
 GateResume = Annotated[
     bool,

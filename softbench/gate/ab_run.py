@@ -1,17 +1,21 @@
-"""The A/B run: measures candidate and reference interleaved, and flagged cells again in fresh processes."""
+"""The A/B run: measures candidate and reference interleaved, and undecided cells again in fresh process pairs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+import shlex
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import cast
 
+from softbench.core import text
 from softbench.core.case import Direction
 from softbench.core.errors import UsageError
-from softbench.gate import environment_match, paired
+from softbench.gate import environment_match, fresh_pairs, paired
+from softbench.gate.inference import t_quantile
 from softbench.gate.run_files import from_run
-from softbench.gate.samples import RunSamples
-from softbench.gate.verdicts import GateReport, Rules, Verdict
+from softbench.gate.samples import CellKey, RunSamples
+from softbench.gate.verdicts import NOTHING_JUDGED, GateReport, Rules
 from softbench.plan.settings import AXES, Layer
 from softbench.plan.sweep import Sweep
 from softbench.results import store
@@ -20,6 +24,10 @@ from softbench.run.request import Request
 DEFAULTS: Layer = {**paired.FIXED_ROUNDS, "batch_ms": 5.0, "yardstick": False}
 """More and shorter batches than in a run, because a round is one value of the test."""
 
+EXAMPLE_SDS = (0.003, 0.02)
+"""Standard deviations between processes for which the plan says what it finds: a quiet GPU, and a busy machine."""
+EXAMPLE_CELLS = 20
+
 Measure = Callable[[Request], store.Run]
 
 
@@ -27,7 +35,7 @@ def ab_request(request: Request, candidate: str, reference: str) -> Request:
     """The request with both backends and enough rounds.
 
     Raises:
-        UsageError: candidate and reference are the same.
+        UsageError: candidate and reference are the same, or the rounds are too few to reject anything.
     """
     if candidate == reference:
         raise UsageError(f"--candidate {candidate}: is also the reference; to measure the gate's own noise use --self-test")
@@ -35,11 +43,21 @@ def ab_request(request: Request, candidate: str, reference: str) -> Request:
 
 
 def with_fixed_rounds(request: Request) -> Request:
-    """The request with the defaults of an A/B run. A configuration's range of rounds is replaced."""
+    """The request with the defaults of an A/B run. A configuration's range of rounds is replaced.
+
+    Raises:
+        UsageError: too few rounds.
+    """
     config: Layer = {**DEFAULTS, **request.config}
     if config["rounds"] != config["max_rounds"]:  # only `softbench run` takes a range of rounds
         config = {**config, **paired.FIXED_ROUNDS}
-    return replace(request, config=config)
+    adjusted = replace(request, config=config)
+    if (rounds := adjusted.settings().rounds) < paired.MIN_ROUNDS:
+        raise UsageError(
+            f"gate: {text.count(rounds, 'round')} can never show a regression, at least {paired.MIN_ROUNDS} are needed; "
+            f"use --rounds {paired.ROUNDS}"
+        )
+    return adjusted
 
 
 def rounds_notes(request: Request) -> list[str]:
@@ -52,6 +70,28 @@ def rounds_notes(request: Request) -> list[str]:
     ]
 
 
+def plan_text(request: Request, rules: Rules) -> str:
+    """What the comparison can find, as a sentence, before anything is measured."""
+    settings = request.settings()
+    plan = fresh_pairs.looks(settings.processes)
+    finds = " and ".join(f"{finds_slowdown(rules, plan, sd):.0%} if processes differ by {sd:.1%}" for sd in EXAMPLE_SDS)
+    return (
+        f"plan: {text.count(settings.rounds, 'round')}, {text.count(settings.processes, 'process pair')}, then undecided cells again in "
+        f"{plan[0].pairs} to {plan[-1].pairs} fresh pairs; margin {rules.margin:.0%}; finds a slowdown of {finds} with probability .95"
+    )
+
+
+def finds_slowdown(rules: Rules, plan: Sequence[fresh_pairs.Look], process_sd: float) -> float:
+    """The slowdown that the last look finds with probability .95 among `EXAMPLE_CELLS` undecided cells.
+
+    `process_sd` is the standard deviation of one backend between processes.
+    """
+    last = plan[-1]
+    df = fresh_pairs.SPREAD_CELLS * (last.pairs - 1)
+    quantiles = t_quantile(1 - rules.alpha * last.share / EXAMPLE_CELLS, df) + t_quantile(0.95, df)
+    return math.expm1(math.log1p(rules.margin) + quantiles * math.sqrt(2 / last.pairs) * process_sd)
+
+
 def judge(
     measure: Measure,
     request: Request,
@@ -61,9 +101,9 @@ def judge(
     base: RunSamples | None = None,
     allowed: Sequence[str] = (),
 ) -> GateReport:
-    """Measure and screen both backends, and measure flagged cells again in fresh process pairs.
+    """Measure and screen both backends, and measure undecided cells again in fresh process pairs until they are decided.
 
-    `base` is a baseline. Its spread of the reference between processes raises the margins of noisy cells.
+    `base` is a baseline. It shows the screening how much processes differ.
 
     Raises:
         UsageError: a backend does not exist. Errors of `softbench.run.run.run` pass through.
@@ -76,12 +116,48 @@ def judge(
     screened = samples_of(run)
     notes = [f"measured: {run.csv}"] + (environment_match.check(screened, base, allowed) if base else [])
     process_sds = paired.spreads(base, reference, candidate) if base else None
+
+    def fresh(cells: Sequence[CellKey], pairs: int) -> RunSamples:
+        again = measure(confirmation(request, cells, pairs))
+        notes.append(f"{text.count(len(cells), 'cell')} measured again in {text.count(pairs, 'fresh process pair')}: {again.csv}")
+        return samples_of(again)
+
     report = paired.screen(screened, candidate, reference, rules, process_sds)
-    if flagged := paired.flagged(report):
-        second = measure(confirmation(request, flagged))
-        notes.append(f"{len(flagged)} flagged, measured again in {paired.CONFIRMATIONS} fresh process pairs: {second.csv}")
-        report = paired.confirmed(report, samples_of(second), reference)
-    return replace(report, notes=tuple(notes))
+    notes += report.notes
+    processes = request.settings().processes
+    report = fresh_pairs.settle(report, fresh, reference, fresh_pairs.looks(processes))
+    return replace(report, notes=tuple(notes), next_step=next_step(report, request, processes))
+
+
+def next_step(report: GateReport, request: Request, processes: int) -> str:
+    """What to do about the report; empty if it passes."""
+    failing = [verdict for verdict in report.verdicts if verdict.fails]
+    if failing:
+        cell = failing[0].cell
+        axes = {"--M": cell.M, "--N": cell.N, "--dtype": cell.dtype, "--direction": cell.direction}
+        worst = with_flags(request.command, {**axes, "--processes": fresh_pairs.MORE_PAIRS})
+        return f"if the change is not intended, look at its worst cell alone: {worst}"
+    if report.nothing_judged:
+        return NOTHING_JUDGED
+    if report.exit_code:
+        more = with_flags(request.command, {"--processes": max(fresh_pairs.MORE_PAIRS, 2 * processes)})
+        return f"measure in more process pairs, on a machine that does nothing else: {more}"
+    return ""
+
+
+def with_flags(command: str, flags: Mapping[str, object]) -> str:
+    """The command line with these flags. They replace its own."""
+    try:
+        arguments = shlex.split(command)
+    except ValueError:
+        arguments = []
+    kept, skip = [], False
+    for argument in arguments:
+        name, sign, _ = argument.partition("=")
+        if not skip and name not in flags:
+            kept.append(argument)
+        skip = not skip and name in flags and not sign
+    return shlex.join([*(kept or ["softbench", "gate"]), *(part for name, value in flags.items() for part in (name, str(value)))])
 
 
 def samples_of(run: store.Run) -> RunSamples:
@@ -89,10 +165,10 @@ def samples_of(run: store.Run) -> RunSamples:
     return from_run(run.header, run.records(), str(run.json))
 
 
-def confirmation(request: Request, flagged: Sequence[Verdict]) -> Request:
-    """The request that measures only the flagged cases, in fresh processes."""
-    cells = [verdict.cell for verdict in flagged]
-    sweeps = tuple(Sweep((cell.M,), (cell.N,), (cell.dtype,), (Direction(cell.direction),)) for cell in cells)
+def confirmation(request: Request, cells: Sequence[CellKey], pairs: int) -> Request:
+    """The request that measures only these cases, in this many fresh process pairs."""
+    cases = dict.fromkeys(cell._replace(backend="") for cell in cells)
+    sweeps = tuple(Sweep((cell.M,), (cell.N,), (cell.dtype,), (Direction(cell.direction),)) for cell in cases)
     flags = cast(Layer, {key: value for key, value in request.flags.items() if key not in AXES})
-    flags["processes"] = paired.CONFIRMATIONS
+    flags["processes"] = pairs
     return replace(request, config={**request.config, "sweep": sweeps}, flags=flags, resume=False)

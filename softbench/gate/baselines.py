@@ -129,6 +129,7 @@ def _write(baseline: RunSamples, name: str, file: Path) -> Path:
         **{"schema": baseline.schema, "device_name": baseline.device_name, "processes": baseline.processes, "command": baseline.command},
         **{
             "runs": list(baseline.runs),
+            "sittings": [list(sitting) for sitting in baseline.by_sitting],
             "measured_by": baseline.versions,
             "settings": baseline.settings,
             "environment": baseline.environment,
@@ -179,10 +180,11 @@ def _parse(document: JsonObject, source: str) -> RunSamples:
         processes = len({process for samples in cells.values() for process in samples.processes})
         if document["processes"] != processes:
             raise ValueError(f"says {one_line(str(document['processes']), 20)} processes and has {processes}")
+        sittings = tuple(tuple(int(process) for process in sitting) for sitting in document.get("sittings") or ())
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise ResultsError(f"{source}: {place} is damaged: {type(error).__name__}: {one_line(str(error), 120)}; save it again") from None
     texts = [one_line(str(document.get(name) or ""), 2000) for name in ("device_name", "command")]
-    return RunSamples(source, runs, SCHEMA, texts[0], environment, settings, texts[1], cells, processes, versions)
+    return RunSamples(source, runs, SCHEMA, texts[0], environment, settings, texts[1], cells, processes, versions, sittings)
 
 
 def _samples(cell: JsonObject) -> CellSamples:

@@ -1,50 +1,25 @@
-"""The gate's statistics: tests, corrections for multiple tests, moderated spreads, bounds of proportions.
+"""The gate's statistics: corrections for multiple tests, moderated spreads, outliers, bounds of proportions.
 
-The signed-rank distribution is computed exactly, with ties. scipy.special has the t, beta and polygamma functions. It is imported on
-first use; scipy.stats would take half a second to import.
+scipy.special has the t, beta and polygamma functions. It is imported on first use; scipy.stats would take half a second to import.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from statistics import fmean, median, variance
 from typing import Any, cast
 
 PROCESS_SD_FLOOR = 0.001
 """The smallest between-process standard deviation, as a fraction. Event times tick in 32 ns, which is 0.1 % of 32 us."""
 MAD_TO_SD = 1.4826  # of a normal distribution
-
-
-def signed_rank_p(values: Sequence[float]) -> float:
-    """One-sided p of Wilcoxon's signed-rank test, H1: the values are symmetric about something greater than 0.
-
-    Exact for the observed ties (average ranks, doubled to whole numbers). Zeros are left out; the result is 1.0 if no value is left.
-    """
-    nonzero = sorted((value for value in values if value != 0), key=abs)
-    if not nonzero:
-        return 1.0
-    doubled: list[int] = []
-    while len(doubled) < len(nonzero):
-        first = len(doubled)
-        last = next((i for i in range(first, len(nonzero)) if abs(nonzero[i]) != abs(nonzero[first])), len(nonzero))
-        doubled += [first + 1 + last] * (last - first)  # twice the average of ranks first+1 .. last
-    positive = sum(rank for rank, value in zip(doubled, nonzero, strict=True) if value > 0)
-    digit_bits = len(nonzero) + 1  # enough for any count up to 2**n
-    # The shift drops the smaller rank sums. A number modulo (base - 1) is the sum of its digits.
-    tail = (_rank_sums(tuple(doubled)) >> (digit_bits * positive)) % ((1 << digit_bits) - 1)
-    return tail / (1 << len(nonzero))
-
-
-@lru_cache(maxsize=64)
-def _rank_sums(ranks: tuple[int, ...]) -> int:
-    """How many subsets of the ranks have each sum: digit number `sum` of one large integer, of len(ranks) + 1 bits a digit."""
-    digit_bits, counts = len(ranks) + 1, 1
-    for rank in ranks:
-        counts += counts << (digit_bits * rank)
-    return counts
+OUTLIER_SDS = 6.0
+OUTLYING = 0.05
+"""The least distance of an outlying process from the median, of log latencies or log ratios."""
+MIN_FOR_OUTLIERS = 5
+PRIOR_CELLS = 5
+"""Fewer cells are too few to estimate a prior."""
 
 
 def holm(p: Sequence[float]) -> list[float]:
@@ -69,6 +44,25 @@ def robust_sd(values: Sequence[float]) -> float:
     """The standard deviation from the median absolute deviation, which ignores outliers."""
     centre = median(values)
     return MAD_TO_SD * median(abs(value - centre) for value in values)
+
+
+def without_outliers(values: Sequence[float]) -> list[float]:
+    """The values without the outlying ones."""
+    dropped = outlying(values)
+    return [value for i, value in enumerate(values) if i not in dropped]
+
+
+def outlying(values: Sequence[float]) -> set[int]:
+    """The indices of outlying values of processes: at most one of ten, and one of five to nine.
+
+    A value is outlying if it is further from the median than six robust standard deviations and OUTLYING.
+    """
+    most = max(1, len(values) // 10) if len(values) >= MIN_FOR_OUTLIERS else 0
+    if not most:
+        return set()
+    centre, limit = median(values), max(OUTLIER_SDS * robust_sd(values), OUTLYING)
+    furthest = sorted(range(len(values)), key=lambda i: abs(values[i] - centre), reverse=True)[:most]
+    return {i for i in furthest if abs(values[i] - centre) > limit}
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +105,7 @@ def _within(groups: Sequence[Sequence[float]]) -> tuple[float, int]:
 
 def _prior(own: Sequence[tuple[float, int]]) -> tuple[float, float]:
     """Variance and degrees of freedom of the scaled inverse chi-square that fits the cells' variances."""
-    if len(own) < 3:  # too few cells to estimate a prior
+    if len(own) < PRIOR_CELLS:
         return 0.0, 0.0
     special = _special()
     e = [math.log(variance_) - special.digamma(df / 2) + math.log(df / 2) for variance_, df in own]
@@ -137,6 +131,26 @@ def _trigamma_inverse(x: float) -> float:
         if -step / y < 1e-8:
             break
     return y
+
+
+def between_groups_sd(cells: Iterable[Sequence[Sequence[float]]]) -> float | None:
+    """The standard deviation between the groups of a cell: `cells[cell]` holds the values of each group.
+
+    It is the moment estimate of a one-way random effects model, averaged over the cells. It is 0 if groups differ no more than their values
+    do. It is None if no cell has two groups and a group of two values.
+    """
+    estimates = []
+    for cell in cells:
+        groups = [group for group in cell if group]
+        count, sizes = len(groups), [len(group) for group in groups]
+        if count < 2 or sum(sizes) <= count:
+            continue
+        total = fmean([value for group in groups for value in group])
+        within = sum(variance(group) * (len(group) - 1) for group in groups if len(group) > 1) / (sum(sizes) - count)
+        among = sum(size * (fmean(group) - total) ** 2 for size, group in zip(sizes, groups, strict=True)) / (count - 1)
+        weight = (sum(sizes) - sum(size**2 for size in sizes) / sum(sizes)) / (count - 1)
+        estimates.append((among - within) / weight)
+    return math.sqrt(max(0.0, fmean(estimates))) if estimates else None
 
 
 def t_upper(t: float, df: float) -> float:

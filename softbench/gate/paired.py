@@ -1,8 +1,10 @@
-"""The paired comparison: candidate and reference in the same rounds, with a signed-rank test on the log ratios.
+"""The paired comparison: candidate and reference in the same rounds. The process pair is the unit of every test.
 
-The order of a round is balanced (AB BA BA AB). Its value is log(candidate / reference) of the two batches' medians, so drift cancels.
-The ratio differs more between processes than between rounds. So a flagged cell is measured again in fresh process pairs. It is a
-regression only if all pairs agree (`confirmed`).
+The value of a round is log(candidate / reference), so drift cancels. The value of a process pair is the mean of two medians: over the
+rounds that the candidate began, and over the others. So the order cancels, and a few disturbed rounds change nothing. Rounds of one pair
+share addresses, clocks and warm-up, so they say nothing about the next pair.
+
+`screen` looks for cells that are within the margin. `fresh_pairs` decides all other cells.
 """
 
 from __future__ import annotations
@@ -10,27 +12,28 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean, median
+from statistics import fmean, median, stdev
 
 from softbench.core.errors import InconclusiveError
 from softbench.core.statistics import median_interval
-from softbench.gate.inference import moderate, robust_sd, signed_rank_p
+from softbench.gate.inference import PROCESS_SD_FLOOR, Moderated, moderate, robust_sd, t_quantile, without_outliers
 from softbench.gate.samples import CellKey, CellSamples, RunSamples
-from softbench.gate.verdicts import CellTest, GateReport, Rules, State, Verdict, corrected, finite, launch_bound, ranked, unmeasured
+from softbench.gate.verdicts import GateReport, Rules, State, Verdict, advisory_reason, finite, ranked, state_and_reason, unmeasured
 from softbench.plan.settings import Layer
 
 MARGIN = 0.03
 ROUNDS = 20
+MIN_ROUNDS = 6
+"""Fewer rounds give no 95 % interval, and a median of so few does not resist a disturbed round."""
 FIXED_ROUNDS: Layer = {"rounds": ROUNDS, "max_rounds": ROUNDS}
 """Settings for which candidate and reference share every round."""
-CONFIRMATIONS = 2
-"""Number of fresh process pairs, which must all agree."""
-MARGIN_SDS = 3 * math.sqrt(2)
-"""The smallest margin in standard deviations of one process: three standard deviations of the difference of two processes."""
+MIN_CELLS = 5
+"""Fewer cells with one process pair do not show how much processes differ."""
+REFERENCE_MOVES = 0.05
+"""A larger change of the reference within a run is noted."""
 ORDER_FLOOR = 0.01
 ORDER_SDS = 4.0
-"""Standard errors (or the floor) by which AB and BA may differ. A larger difference, of 1 in 16 000 identical cells, is ambiguous."""
-MEDIAN_SD = math.sqrt(math.pi / 2)  # standard error of a median over that of a mean, for normal values
+"""AB and BA differ if the difference exceeds the floor and this many standard errors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,23 @@ class SharedRounds:
     reference_us: tuple[float, ...]
     first: tuple[bool, ...]
     """True if the candidate came first."""
+
+    @property
+    def by_order(self) -> tuple[float, float] | None:
+        """The median of the rounds that the candidate began, and of the others; None if all rounds have one order."""
+        orders = [[value for value, first in zip(self.logs, self.first, strict=True) if first is begins] for begins in (True, False)]
+        return (median(orders[0]), median(orders[1])) if all(orders) else None
+
+    @property
+    def value(self) -> float:
+        """The value of the pair: log(candidate / reference) with both orders alike."""
+        return fmean(self.by_order or (median(self.logs),))
+
+    @property
+    def reference_change(self) -> float:
+        """The log of the reference's latency in the second half of the rounds over that in the first."""
+        half = len(self.reference_us) // 2
+        return math.log(median(self.reference_us[half:]) / median(self.reference_us[:half])) if half else 0.0
 
 
 def pair(candidate: CellSamples, reference: CellSamples) -> dict[int, SharedRounds]:
@@ -58,30 +78,38 @@ def pair(candidate: CellSamples, reference: CellSamples) -> dict[int, SharedRoun
 
 
 def screen(run: RunSamples, candidate: str, reference: str, rules: Rules, process_sds: Mapping[CellKey, float] | None = None) -> GateReport:
-    """Compare candidate and reference in every case of a run. Cells called slower are flagged and need a confirmation.
+    """Compare candidate and reference in every case of a run. A cell is `same` or ambiguous; `fresh_pairs.settle` decides the latter.
 
-    `process_sds` are the between-process standard deviations of cells, from a baseline. Several process pairs of the run also give them.
+    `process_sds` are the standard deviations of cells between processes, from a baseline.
+
+    Raises:
+        InconclusiveError: the two backends did not run interleaved.
     """
     if run.environment.get("interleaved") is False:
         raise InconclusiveError(
             f"{run.source}: {candidate} and {reference} did not run interleaved, so they share no round; free the device's memory, "
             "or compare with a stored baseline (--baseline)"
         )
-    verdicts, cells, sides = [], {}, {}
+    verdicts: list[Verdict] = []
+    cells: dict[CellKey, list[SharedRounds]] = {}
     for key in dict.fromkeys(key.with_backend(candidate) for key in run.cells if key.backend in (candidate, reference)):
         new, old = run.cells.get(key), run.cells.get(key.with_backend(reference))
         if verdict := unmeasured(key, new, old, f"the reference {reference}"):
             verdicts.append(verdict)
         elif new and old and new.status == old.status == "ok":
-            cells[key], sides[key] = pair(new, old), (new, old)
-    spreads = {**_spreads(cells), **(process_sds or {})}
-    device = run.environment.get("device")
-    tests = []
+            cells[key] = list(pair(new, old).values())
+            if not cells[key] or not finite(value for rounds in cells[key] for value in rounds.logs):
+                why = "a value is not a finite number" if cells.pop(key) else "the two backends share no round"
+                verdicts.append(Verdict(key, State.AMBIGUOUS, why))
+    spreads = _spreads(cells, process_sds or {})
     for key, pairs in cells.items():
-        us = median([us for rounds in pairs.values() for us in rounds.reference_us] or [math.inf])
-        tests.append(_cell_test(key, pairs, rules, spreads.get(key), launch_bound(us, device, sides[key]), len(cells)))
-    what = f"{candidate} against {reference}, interleaved in one run"
-    return GateReport(what, ranked([*verdicts, *corrected(tests, rules)]), rules)
+        us = median([us for rounds in pairs for us in rounds.reference_us])
+        advisory = advisory_reason(
+            us, run.environment.get("device"), run.cells[key.with_backend(reference)], math.exp(fmean(rounds.value for rounds in pairs))
+        )
+        verdicts.append(_screened(key, pairs, rules, spreads.get(key), advisory))
+    notes = _reference_note(cells, reference)
+    return GateReport(f"{candidate} against {reference}, interleaved in one run", ranked(verdicts), rules, notes)
 
 
 def spreads(base: RunSamples, reference: str, candidate: str) -> dict[CellKey, float]:
@@ -91,116 +119,82 @@ def spreads(base: RunSamples, reference: str, candidate: str) -> dict[CellKey, f
     return {key.with_backend(candidate): spread.process_sd for key, spread in zip(keys, moderate(values), strict=True)}
 
 
-def _spreads(cells: Mapping[CellKey, Mapping[int, SharedRounds]]) -> dict[CellKey, float]:
-    """The between-process standard deviation of one backend: that of several process pairs over sqrt(2)."""
-    several = {key: [[median(pairs.logs) for pairs in by_process.values()]] for key, by_process in cells.items() if len(by_process) > 1}
-    if not several:
-        return {}
-    return {key: spread.process_sd / math.sqrt(2) for key, spread in zip(several, moderate(list(several.values())), strict=True)}
+def _spreads(cells: Mapping[CellKey, Sequence[SharedRounds]], process_sds: Mapping[CellKey, float]) -> dict[CellKey, Moderated]:
+    """The spread of a cell's pair values: from several pairs, else from the baseline, else from how the cells differ.
+
+    Cells that differ for another reason make the last one too large. Then more cells are measured again, and none is judged wrongly.
+    """
+    several = {key: [without_outliers([rounds.value for rounds in pairs])] for key, pairs in cells.items() if len(pairs) > 1}
+    found = dict(zip(several, moderate(list(several.values())), strict=True)) if several else {}
+    single = {key: pairs[0].value for key, pairs in cells.items() if len(pairs) == 1}
+    if len(single) >= MIN_CELLS:
+        between_cells = Moderated(max(robust_sd(list(single.values())), PROCESS_SD_FLOOR), len(single) - 1)
+        found |= dict.fromkeys(single, between_cells)
+    known = {key: Moderated(math.sqrt(2) * sd, math.inf) for key, sd in process_sds.items() if key in single}
+    return found | known
 
 
-def _cell_test(
-    key: CellKey, by_process: Mapping[int, SharedRounds], rules: Rules, process_sd: float | None, advisory: str, cells: int
-) -> CellTest:
-    logs = [value for pairs in by_process.values() for value in pairs.logs]
-    if not logs or not finite(logs):
-        return CellTest(
-            Verdict(key, State.AMBIGUOUS, ""),
-            why_ambiguous="the two backends share no round" if not logs else "a value is not a finite number",
-        )
-    margin = max(rules.margin, MARGIN_SDS * process_sd) if process_sd is not None else rules.margin
-    ratio, why_ambiguous = math.exp(median(logs)), _why_ambiguous(by_process, rules, cells, math.log1p(margin))
-    if not advisory and margin > rules.most_margin:
-        noise = f"its processes differ so much that the margin would be {margin:.1%}, more than {rules.most_margin:.0%}"
-        if ratio <= 1 + rules.most_margin:
-            advisory = f"not gated: {noise}"
-        elif ratio <= 1 + margin:  # undecided; beyond the raised margin the test decides
-            why_ambiguous = why_ambiguous or f"{ratio - 1:+.1%}, and {noise}: measure more processes"
-    interval = _interval(logs, process_sd)
-    process_pairs = f"{len(by_process)} process pairs" if len(by_process) > 1 else "1 process pair"
+def _screened(key: CellKey, pairs: Sequence[SharedRounds], rules: Rules, spread: Moderated | None, advisory: str) -> Verdict:
+    """The verdict of the screening. `same` needs an interval within the margin that includes the differences between processes."""
+    kept = without_outliers([rounds.value for rounds in pairs])
+    centre = fmean(kept)
+    half = t_quantile(0.975, spread.df) * spread.process_sd / math.sqrt(len(kept)) if spread else 0.0
+    if len(pairs) == 1:
+        of_rounds = median_interval(pairs[0].logs) or (-math.inf, math.inf)
+        half = math.hypot(half, max(centre - of_rounds[0], of_rounds[1] - centre))
+    known = math.isfinite(half)
     verdict = Verdict(
         key,
         State.AMBIGUOUS,
         advisory,
-        ratio=ratio,
-        interval=interval and (math.exp(interval[0]), math.exp(interval[1])),
-        covers="rounds, widened by the differences between processes" if process_sd is not None else "rounds within this process pair",
-        n=f"{len(logs)} rounds, {process_pairs}",
-        margin=margin,
+        ratio=math.exp(centre),
+        interval=(math.exp(centre - half), math.exp(centre + half)) if known else None,
+        covers="differences between process pairs" if spread else "rounds of one process pair",
+        n=f"{sum(len(rounds.logs) for rounds in pairs)} rounds, {_count(len(pairs))}",
+        margin=rules.margin,
         gated=not advisory,
     )
-    limit = math.log1p(margin)
-    # Pooled rounds of several process pairs are not independent: each pair must show the change.
-    slower_p = max(_exceedance_p(pairs.logs, limit) for pairs in by_process.values())
-    faster_p = max(_exceedance_p([-value for value in pairs.logs], limit) for pairs in by_process.values())
-    return CellTest(verdict, slower_p, faster_p, why_ambiguous)
+    state, reason = state_and_reason(verdict, 1.0, 1.0, rules)
+    if state is State.SAME and not spread:
+        state, reason = State.AMBIGUOUS, f"{_count(len(pairs))} of few cells does not show how processes differ"
+    return with_state(verdict, state, reason)
 
 
-def _exceedance_p(logs: Sequence[float], limit: float) -> float:
-    """p of H0: the logs are at most `limit`. Rounding keeps the ties that the resolution of the timer causes."""
-    return signed_rank_p([round(value - limit, 9) for value in logs])
+def with_state(verdict: Verdict, state: State, reason: str) -> Verdict:
+    """The verdict with this state. The reason of an advisory cell stays in front."""
+    return replace(verdict, state=state, reason=f"{verdict.reason}; {reason}" if verdict.reason else reason)
 
 
-def _interval(logs: list[float], process_sd: float | None) -> tuple[float, float] | None:
-    """A distribution-free interval over the rounds. A known spread of both processes is added in quadrature."""
-    interval = median_interval(logs)
-    if interval is None or process_sd is None:
-        return interval
-    centre, between = median(logs), 1.96 * math.sqrt(2) * process_sd
-    return centre - math.hypot(centre - interval[0], between), centre + math.hypot(interval[1] - centre, between)
+def _count(pairs: int) -> str:
+    return f"{pairs} process pair" + ("s" if pairs > 1 else "")
 
 
-def _why_ambiguous(by_process: Mapping[int, SharedRounds], rules: Rules, cells: int, margin: float) -> str:
-    """Too few rounds, a changed reference, or a dependence on the order; empty without these. `margin` is of a log ratio."""
-    rounds = min(len(pairs.logs) for pairs in by_process.values())
-    if 0.5**rounds > rules.alpha / cells:
-        needed = math.ceil(math.log2(cells / rules.alpha))
-        return f"{rounds} rounds cannot be significant after correction for {cells} tests: use --rounds {needed} or more"
-    for pairs in by_process.values():
-        half = len(pairs.reference_us) // 2
-        change = median(pairs.reference_us[half:]) / median(pairs.reference_us[:half])
-        if abs(math.log(change)) > math.log1p(rules.reference_moves):
-            return f"the reference itself changed by {change - 1:+.1%} within the run"
-        ab = [value for value, first in zip(pairs.logs, pairs.first, strict=True) if first]
-        ba = [value for value, first in zip(pairs.logs, pairs.first, strict=True) if not first]
-        if min(len(ab), len(ba)) < 3:
-            continue
-        sigma = robust_sd([value - median(ab) for value in ab] + [value - median(ba) for value in ba])
-        limit = max(ORDER_FLOOR, ORDER_SDS * MEDIAN_SD * sigma * math.sqrt(1 / len(ab) + 1 / len(ba)))
-        if min(median(ab), median(ba)) > margin or max(median(ab), median(ba)) < -margin:
-            continue  # beyond the margin in both orders
-        if (difference := abs(median(ab) - median(ba))) > limit:
-            return f"the ratio depends on the order: AB and BA differ by {difference:.1%}, more than the noise explains ({limit:.1%})"
-    return ""
+def _reference_note(cells: Mapping[CellKey, Sequence[SharedRounds]], reference: str) -> tuple[str, ...]:
+    """A note on the largest change of the reference within a process. The ratios of shared rounds cancel it."""
+    changes = [(rounds.reference_change, key) for key, pairs in cells.items() for rounds in pairs]
+    change, key = max(changes, key=lambda each: abs(each[0]), default=(0.0, None))
+    if key is None or abs(change) <= math.log1p(REFERENCE_MOVES):
+        return ()
+    return (f"{reference} itself changed by {math.expm1(change):+.1%} within a run ({key.case}); the ratios of shared rounds cancel that",)
 
 
-def flagged(report: GateReport) -> list[Verdict]:
-    """The verdicts that need a confirmation."""
-    return [verdict for verdict in report.verdicts if verdict.state is State.SLOWER and verdict.gated]
+def why_order(pairs: Sequence[SharedRounds], limit: float) -> str:
+    """Why the order of the two backends forbids a decision; empty if it does not. `limit` is a log ratio.
 
-
-def confirmed(report: GateReport, second_run: RunSamples | None, reference: str) -> GateReport:
-    """The report after the confirmation: a regression stays only if every fresh process pair agrees.
-
-    Without a second run (None) no flagged cell stays a regression.
+    The order forbids nothing if both orders are on one side of the margin.
     """
-    return replace(report, verdicts=ranked([_after_confirmation(v, second_run, reference, report.rules) for v in report.verdicts]))
+    orders = [rounds.by_order for rounds in pairs]
+    known = [order for order in orders if order]
+    if len(known) < 3:
+        return ""
+    ab, ba = (fmean(order[which] for order in known) for which in (0, 1))
+    if _side(ab, limit) == _side(ba, limit):
+        return ""
+    differences = [order[0] - order[1] for order in known]
+    if abs(ab - ba) <= max(ORDER_FLOOR, ORDER_SDS * stdev(differences) / math.sqrt(len(known))):
+        return ""
+    return f"the ratio depends on the order: {math.exp(ab):.3f} if the candidate comes first, {math.exp(ba):.3f} if it comes second"
 
 
-def _after_confirmation(verdict: Verdict, second_run: RunSamples | None, reference: str, rules: Rules) -> Verdict:
-    if verdict.state is not State.SLOWER or not verdict.gated:
-        return verdict
-    cells = second_run.cells if second_run else {}
-    new, old = cells.get(verdict.cell), cells.get(verdict.cell.with_backend(reference))
-    if new and new.status != "ok":
-        return replace(verdict, state=State.BROKEN, reason=f"was correct and slower, is {new.status} when measured again: {new.reason}")
-    by_process = list(pair(new, old).values()) if new and old else []
-    limit = math.log1p(verdict.margin or rules.margin)
-    agree = [_exceedance_p(pairs.logs, limit) <= rules.alpha for pairs in by_process]
-    ratios = ", ".join(f"{math.exp(median(pairs.logs)):.3f}" for pairs in by_process)
-    if len(by_process) >= CONFIRMATIONS and all(agree):
-        pooled = fmean([math.log(verdict.ratio or 1), *(median(pairs.logs) for pairs in by_process)])
-        reason = f"{verdict.reason}; confirmed in {len(by_process)} fresh process pairs ({ratios}; mean of all {math.exp(pooled):.3f})"
-        return replace(verdict, reason=reason)
-    outcome = f"fresh process pairs do not all agree ({ratios})" if by_process else "it was not measured again"
-    return replace(verdict, state=State.AMBIGUOUS, reason=f"unstable: flagged once at {verdict.ratio:.3f}, but {outcome}")
+def _side(log_ratio: float, limit: float) -> int:
+    return (log_ratio > limit) - (log_ratio < -limit)

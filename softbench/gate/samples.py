@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from statistics import median
 from typing import NamedTuple
 
@@ -74,6 +75,13 @@ class RunSamples:
     processes: int
     versions: dict[str, str] = field(default_factory=dict)
     """Versions of `softbench` and `git_commit`, if known."""
+    sittings: tuple[tuple[int, ...], ...] = ()
+    """The processes of each sitting, which is one run; empty if all processes are of one."""
+
+    @property
+    def by_sitting(self) -> tuple[tuple[int, ...], ...]:
+        """The processes of each sitting, at least one."""
+        return self.sittings or (tuple(sorted({process for samples in self.cells.values() for process in samples.processes})),)
 
     def more_processes(self, count: int) -> str:
         """The command that measures the same with this many processes."""
@@ -90,6 +98,16 @@ class RunSamples:
             skip = argument == "--processes"
         return shlex.join([*others, "--processes", str(count)])
 
+    @property
+    def plugin_flags(self) -> list[str]:
+        """The `--plugin` flags of the run's command."""
+        try:
+            arguments = shlex.split(self.command)
+        except ValueError:
+            return []
+        apart = [part for flag, value in pairwise(arguments) if flag == "--plugin" for part in (flag, value)]
+        return apart + [argument for argument in arguments if argument.startswith("--plugin=")]
+
 
 def join(parts: Sequence[RunSamples]) -> RunSamples:
     """Combine runs of one machine: their processes add up. A cell that failed in one run has failed.
@@ -101,11 +119,13 @@ def join(parts: Sequence[RunSamples]) -> RunSamples:
     """
     cells: dict[CellKey, CellSamples] = {}
     runs: list[str] = []
+    sittings: list[tuple[int, ...]] = []
     offset = 0
     for part in parts:
         if repeated := [run for run in part.runs if run in runs]:
             raise ResultsError(f"{part.source}: {repeated[0]} is given twice; every run counts once")
         runs += part.runs
+        sittings += [tuple(process + offset for process in sitting) for sitting in part.by_sitting]
         for key, samples in part.cells.items():
             renumbered = {process + offset: rounds for process, rounds in samples.processes.items()}
             earlier = cells.get(key)
@@ -121,6 +141,7 @@ def join(parts: Sequence[RunSamples]) -> RunSamples:
         runs=tuple(runs),
         cells=cells,
         processes=sum(part.processes for part in parts),
+        sittings=tuple(sittings),
     )
 
 

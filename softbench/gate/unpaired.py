@@ -1,36 +1,68 @@
 """The unpaired comparison: new processes against a baseline, cell by cell, with a one-sided moderated t test on log process medians.
 
 A process counts as one value. Its rounds share addresses, clocks and warm-up, so they say nothing about the next process. A rank test
-is too weak: with 10 and 3 values its smallest p is 0.0035, and 300 cells need 1.7e-4.
+is too weak: with 10 and 3 values its smallest p is 0.0035, and 300 cells need 1.7e-4. The standard error has a term for the sitting, as the
+new processes ran at another time than the baseline's. One outlying process of ten is left out.
 
 The change of copy in the same process, its median over all cases, is subtracted from each value: it is the change of the machine.
 The change of the backends is never subtracted, as that would hide a slowdown of all of them. A case's own copy is not subtracted
-either: at some lengths it has two speeds on an H200, depending on the process. But if it changed by a few percent, the cell is
-ambiguous. The cell is also ambiguous if subtracting its own copy's change would put it on the other side of the margin.
+either: at some lengths it has two speeds on an H200, depending on the process. The cell is ambiguous if its own copy slowed down
+alike, or if only other copies slowed down. It is also ambiguous if all copies changed by more than 5 % and that decides the verdict.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import shlex
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from statistics import fmean, median
 
 from softbench.core.case import YARDSTICK
 from softbench.core.errors import InconclusiveError
-from softbench.gate.inference import Moderated, moderate, t_quantile, t_upper
+from softbench.gate.inference import (
+    PROCESS_SD_FLOOR,
+    Moderated,
+    between_groups_sd,
+    moderate,
+    outlying,
+    t_quantile,
+    t_upper,
+    without_outliers,
+)
 from softbench.gate.samples import CellKey, CellSamples, RunSamples, yardstick
-from softbench.gate.verdicts import CellTest, GateReport, Rules, State, Verdict, corrected, finite, launch_bound, ranked, unmeasured
+from softbench.gate.verdicts import (
+    NOTHING_JUDGED,
+    CellTest,
+    GateReport,
+    Rules,
+    State,
+    Verdict,
+    advisory_reason,
+    corrected,
+    finite,
+    launch_bound,
+    ranked,
+    unmeasured,
+)
 
 MIN_BASE = 5
 RECOMMENDED_BASE = 10
 MIN_NEW = 3
 MARGIN = 0.05
 SAME_CHANGE = 0.01
-"""A case's own copy and all copies changed alike if their log changes differ by at most this."""
+"""A case's own copy and all copies changed alike if their log changes differ by at most this. A larger change of the machine is noted."""
+EXAMPLE_SUSPECTS = 10
+SITTING_SD = 0.003
+"""The assumed standard deviation between sittings if the baseline has one sitting: as much as between processes of a quiet GPU."""
 
 
-def judge(new: RunSamples, base: RunSamples, rules: Rules, notes: tuple[str, ...] = ()) -> GateReport:
+def judge(
+    new: RunSamples, base: RunSamples, rules: Rules, notes: tuple[str, ...] = (), only: Collection[CellKey] | None = None
+) -> GateReport:
     """Judge every cell of either side. `softbench.gate.environment_match` checks that the two may be compared.
+
+    With `only`, the verdicts of other cells are left out. Their processes still count for the spread.
 
     Raises:
         InconclusiveError: one side has too few processes (the message names the command that measures more), or no cell has a spread.
@@ -49,18 +81,103 @@ def judge(new: RunSamples, base: RunSamples, rules: Rules, notes: tuple[str, ...
             f"{base.source} and {new.source}: no cell has a spread between processes, so the noise is unknown; "
             f"measure again with: {base.more_processes(RECOMMENDED_BASE)}"
         )
-    spreads = moderate([(cell.base_values, cell.new_values) for cell in testable])
-    tests = [cell.cell_test(spread, rules) for cell, spread in zip(testable, spreads, strict=True)]
-    tests += [cell.cell_test(None, rules) for cell in cells.values() if cell.why_ambiguous]
-    return GateReport(f"{new.source} against {base.source}", ranked([*verdicts, *corrected(tests, rules)]), rules, notes)
+    spreads = dict(zip((cell.key for cell in testable), moderate([(cell.base_values, cell.new_values) for cell in testable]), strict=True))
+    sitting_error = sitting_sd(base) * math.sqrt(1 / len(new.by_sitting) + 1 / len(base.by_sitting))
+    judged = [cell for key, cell in cells.items() if only is None or key in only]
+    tests = [cell.cell_test(spreads.get(cell.key), sitting_error, rules) for cell in judged]
+    listed = [*(verdict for verdict in verdicts if only is None or verdict.cell in only), *corrected(tests, rules)]
+    machine = _machine_change(copy_changes)
+    report = GateReport(f"{new.source} against {base.source}", ranked(listed), rules, (*notes, *_machine_note(machine, rules)))
+    return replace(report, next_step=_look_again(report, new, base, machine))
 
 
-def _require_processes(new: RunSamples, base: RunSamples) -> None:
+def sitting_sd(base: RunSamples) -> float:
+    """The standard deviation between sittings: the baseline's own, or an assumed one if it has one sitting."""
+    own = sitting_sd_of(base)
+    return SITTING_SD if own is None else max(own, PROCESS_SD_FLOOR)
+
+
+def sitting_sd_of(runs: RunSamples) -> float | None:
+    """The standard deviation between the sittings of runs, over all cells; None if they do not show it."""
+    if len(runs.by_sitting) < 2:
+        return None
+    changes = _copy_changes(runs, runs)[0]
+    cells = []
+    for key, samples in runs.cells.items():
+        if key.backend != YARDSTICK and samples.status == "ok":
+            kept = _without_outlying(_normalised(samples, changes))
+            cells.append([[kept[process] for process in sitting if process in kept] for sitting in runs.by_sitting])
+    return between_groups_sd(cells)
+
+
+def _machine_change(copy_changes: Sequence[Mapping[int, float]]) -> float:
+    """The log change of the machine: copy over all cases, new over baseline."""
+    new, base = (median(changes.values()) if changes else 0.0 for changes in copy_changes)
+    return new - base
+
+
+def _machine_note(machine: float, rules: Rules) -> tuple[str, ...]:
+    if abs(machine) < SAME_CHANGE:
+        return ()
+    change = f"the machine changed: copy is {abs(math.expm1(machine)):.1%} {'slower' if machine > 0 else 'faster'} over all cases"
+    if abs(machine) > math.log1p(rules.reference_moves):
+        return (f"{change}; that is too much to be subtracted where it decides the verdict",)
+    return (f"{change}; this is subtracted from all cells, and a change of softbench or of all kernels alike looks the same",)
+
+
+def _look_again(report: GateReport, new: RunSamples, base: RunSamples, machine: float) -> str:
+    """What to do about the report on stored runs; empty if it passes."""
+    if report.exit_code == 3 and report.nothing_judged:
+        return NOTHING_JUDGED
+    if report.exit_code and abs(machine) > math.log1p(report.rules.reference_moves):
+        return f"measure the baseline anew on the machine as it is now: {base.more_processes(RECOMMENDED_BASE)}"
+    if report.exit_code:
+        again = shlex.join(["softbench", "gate", "--baseline", base.source, *new.plugin_flags])
+        return f"measure again, with a second look in new processes: {again}"
+    return ""
+
+
+def next_step(report: GateReport, new: RunSamples, base: RunSamples) -> str:
+    """What to do about the report after a second look; empty if it passes."""
+    if report.exit_code == 1:
+        return f"if the change is intended, measure a new baseline: {base.more_processes(RECOMMENDED_BASE)}"
+    if report.nothing_judged:
+        return NOTHING_JUDGED
+    if report.exit_code:
+        more = shlex.join(["softbench", "gate", "--baseline", base.source, *new.plugin_flags, "--processes", str(2 * new.processes)])
+        return f"measure more processes, on a machine that does nothing else: {more}"
+    return ""
+
+
+def finds_slowdown(base: RunSamples, new_processes: int, rules: Rules) -> float:
+    """The slowdown that this many new processes find with probability .95 among ten undecided cells: the median over the cells.
+
+    The spread between processes and between sittings is the baseline's.
+    """
+    changes = _copy_changes(base, base)[0]
+    ok = [samples for key, samples in base.cells.items() if key.backend != YARDSTICK and samples.status == "ok"]
+    values = [without_outliers(list(_normalised(samples, changes).values())) for samples in ok]
+    spreads = moderate([[each] for each in values if len(each) > 1])
+    if not spreads:
+        return math.nan
+    spread = median(spread.process_sd for spread in spreads)
+    sittings = sitting_sd(base) * math.sqrt(1 + 1 / len(base.by_sitting))
+    error = math.hypot(spread * math.sqrt(1 / new_processes + 1 / base.processes), sittings)
+    quantiles = t_quantile(1 - rules.alpha / EXAMPLE_SUSPECTS, math.inf) + t_quantile(0.95, math.inf)
+    return math.expm1(math.log1p(rules.margin) + quantiles * error)
+
+
+def require_base(base: RunSamples) -> None:
+    """Raise InconclusiveError if the baseline has too few processes."""
     if base.processes < MIN_BASE:
         raise InconclusiveError(
             f"{base.source}: a baseline needs {MIN_BASE} processes ({RECOMMENDED_BASE} recommended), it has {base.processes}; "
             f"measure it with: {base.more_processes(RECOMMENDED_BASE)}"
         )
+
+
+def _require_processes(new: RunSamples, base: RunSamples) -> None:
+    require_base(base)
     if new.processes < MIN_NEW:
         raise InconclusiveError(
             f"{new.source}: a comparison with a baseline needs {MIN_NEW} processes, it has {new.processes}; "
@@ -76,29 +193,41 @@ class _Cell:
         self.key = key
         copies = [side.cells.get(yardstick(key)) for side in both]
         sides = [side.cells[key] for side in both]
-        self.new_values, self.base_values = (_normalised(side, changes) for side, changes in zip(sides, copy_changes, strict=True))
-        raw = [list(side.medians_us().values()) for side in sides]
-        self.us = median(raw[1])
-        self.raw_ratio = median(raw[0]) / median(raw[1])
+        medians = [side.medians_us() for side in sides]
+        normalised = [_normalised(side, changes) for side, changes in zip(sides, copy_changes, strict=True)]
+        self.processes = len(normalised[1]), len(normalised[0])
+        kept = [_without_outlying(values) for values in normalised]
+        self.new_values, self.base_values = (list(values.values()) for values in kept)
+        self.left_out = sum(map(len, normalised)) - sum(map(len, kept))
+        self.us = median(medians[1].values())
+        self.raw_ratio = median(medians[0].values()) / self.us
         self.copy_change = _copy_change(copies[0], copies[1])
-        self.raw_log_ratio = fmean(map(math.log, raw[0])) - fmean(map(math.log, raw[1])) if all(raw) else 0.0
+        raw = [fmean(math.log(us[process]) for process in values) if values else 0.0 for us, values in zip(medians, kept, strict=True)]
+        self.raw_log_ratio = raw[0] - raw[1]
         self.why_ambiguous = self._why_untestable()
-        self.advisory = launch_bound(self.us, both[0].environment.get("device"), sides)
+        self.advisory = advisory_reason(self.us, both[0].environment.get("device"), sides[1], self.raw_ratio)
 
     def _why_untestable(self) -> str:
         if self.copy_change is None:
             return "copy was not measured on this case on both sides, so a change of the machine is unknown"
-        if len(self.base_values) < MIN_BASE or len(self.new_values) < MIN_NEW:
-            return f"only {len(self.base_values)} processes of the baseline and {len(self.new_values)} new processes have this cell"
+        if self.processes[0] < MIN_BASE or self.processes[1] < MIN_NEW:
+            return f"only {self.processes[0]} processes of the baseline and {self.processes[1]} new processes have this cell"
         return "" if finite([*self.base_values, *self.new_values, self.copy_change]) else "a value is not a finite number"
 
     def _why_copy_forbids(self, log_ratio: float, copy_change: float, rules: Rules) -> str:
-        """Why the change of the case's own copy forbids a decision; empty if it does not."""
-        if abs(copy_change) > math.log1p(rules.reference_moves):
-            return f"copy itself changed by {math.expm1(copy_change):+.1%}"
-        limit, by_own_copy = math.log1p(rules.margin), self.raw_log_ratio - copy_change
-        if (log_ratio > limit) != (by_own_copy > limit) and abs(log_ratio - by_own_copy) > SAME_CHANGE:
-            changes = f"{math.expm1(copy_change):+.1%} in this case and {math.expm1(self.raw_log_ratio - log_ratio):+.1%} over all cases"
+        """Why the change of copy forbids a decision; empty if it does not.
+
+        It forbids nothing if the cell is beyond the margin whichever change is subtracted.
+        """
+        limit, raw = math.log1p(rules.margin), self.raw_log_ratio
+        machine, by_own_copy = raw - log_ratio, raw - copy_change
+        slower = log_ratio > limit
+        if abs(machine) > math.log1p(rules.reference_moves) and (raw > limit) != slower:
+            without = f"new/old is {math.exp(raw):.3f} without that change and {math.exp(log_ratio):.3f} less it"
+            return f"copy itself changed by {math.expm1(machine):+.1%} over all cases, too much to be subtracted: {without}"
+        hidden = not slower and min(raw, by_own_copy) > limit
+        if abs(copy_change - machine) > SAME_CHANGE and (hidden or (slower and by_own_copy <= limit)):
+            changes = f"{math.expm1(copy_change):+.1%} in this case and {math.expm1(machine):+.1%} over all cases"
             ratios = f"{math.exp(by_own_copy):.3f} after subtracting the first, {math.exp(log_ratio):.3f} after the second"
             return f"copy changed by {changes}: new/old is {ratios}"
         return ""
@@ -108,21 +237,22 @@ class _Cell:
         """True if the processes of a side differ."""
         return len(set(self.base_values)) > 1 or len(set(self.new_values)) > 1
 
-    def cell_test(self, spread: Moderated | None, rules: Rules) -> CellTest:
-        """The cell's moderated t test. Without a spread the cell is ambiguous."""
-        n = f"{len(self.base_values)}+{len(self.new_values)} processes"
+    def cell_test(self, spread: Moderated | None, sitting_error: float, rules: Rules) -> CellTest:
+        """The cell's moderated t test. Without a spread the cell is ambiguous. `sitting_error` is the standard error of the sittings."""
+        left_out = f", {self.left_out} outlying left out" if self.left_out and not self.why_ambiguous else ""
+        n = f"{len(self.base_values)}+{len(self.new_values)} processes{left_out}"
         verdict = Verdict(self.key, State.AMBIGUOUS, self.advisory, n=n, raw_ratio=self.raw_ratio, gated=not self.advisory)
         if spread is None or self.copy_change is None:
             return CellTest(verdict, why_ambiguous=self.why_ambiguous)
         log_ratio = fmean(self.new_values) - fmean(self.base_values)
-        error = spread.process_sd * math.sqrt(1 / len(self.new_values) + 1 / len(self.base_values))
+        error = math.hypot(spread.process_sd * math.sqrt(1 / len(self.new_values) + 1 / len(self.base_values)), sitting_error)
         half_width = t_quantile(0.975, spread.df) * error
         limit = math.log1p(rules.margin)
         verdict = Verdict(
             **{name: getattr(verdict, name) for name in ("cell", "state", "reason", "n", "raw_ratio", "gated")},
             ratio=math.exp(log_ratio),
             interval=(math.exp(log_ratio - half_width), math.exp(log_ratio + half_width)),
-            covers="differences between processes",
+            covers="differences between processes and between sittings",
             margin=rules.margin,
         )
         why_ambiguous = self._why_copy_forbids(log_ratio, self.copy_change, rules)
@@ -140,7 +270,7 @@ def _copy_changes(new: RunSamples, base: RunSamples) -> tuple[dict[int, float], 
     testable = {key: sides for key, sides in both.items() if all(side.status == "ok" and side.processes for side in sides)}
     base_medians = {key: median(sides[1].medians_us().values()) for key, sides in testable.items()}
     device = new.environment.get("device")
-    not_launch_bound = {key: sides for key, sides in testable.items() if not launch_bound(base_medians[key], device, sides)}
+    not_launch_bound = {key: sides for key, sides in testable.items() if not launch_bound(base_medians[key], device, sides[1])}
     changes: tuple[dict[int, list[float]], dict[int, list[float]]] = ({}, {})
     for key, sides in (not_launch_bound or testable).items():
         for samples, values in zip(sides, changes, strict=True):
@@ -150,9 +280,15 @@ def _copy_changes(new: RunSamples, base: RunSamples) -> tuple[dict[int, float], 
     return of_new, of_base
 
 
-def _normalised(samples: CellSamples, copy_changes: Mapping[int, float]) -> list[float]:
+def _normalised(samples: CellSamples, copy_changes: Mapping[int, float]) -> dict[int, float]:
     """log(median) of each process less the change of copy in that process; processes without copy are left out."""
-    return [math.log(us) - copy_changes[process] for process, us in samples.medians_us().items() if process in copy_changes]
+    return {process: math.log(us) - copy_changes[process] for process, us in samples.medians_us().items() if process in copy_changes}
+
+
+def _without_outlying(values: Mapping[int, float]) -> dict[int, float]:
+    """The values by process without the outlying ones."""
+    dropped = outlying(list(values.values()))
+    return {process: value for i, (process, value) in enumerate(values.items()) if i not in dropped}
 
 
 def _copy_change(new: CellSamples | None, base: CellSamples | None) -> float | None:

@@ -40,6 +40,12 @@ CORRECT = (Status.OK, Status.CHECKED)
 FAILING = (State.SLOWER, State.MISSING, State.BROKEN)
 LAUNCH_BOUND_US = 10.0
 """Host and driver determine most of a shorter call on a GPU, so such cells are advisory."""
+ADVISORY_UP_TO = 0.25
+"""The largest slowdown that an advisory cell may have. A larger one is more than the host's noise, so the cell is gated."""
+NOTHING_JUDGED = "no cell counts, because all are advisory or not measured on both sides: measure larger shapes (--M, --N)"
+"""What to do about a report that judged nothing."""
+AMBIGUOUS_UP_TO = 0.10
+"""The largest slowdown that an ambiguous cell may show (or the margin, if larger) without making the run inconclusive."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +56,10 @@ class Rules:
     """The slowdown that passes, as a fraction."""
     alpha: float = 0.05
     """Family-wise error rate of the regressions, and false discovery rate of `Verdict.fdr_significant`."""
-    most_margin: float = 0.10
-    """A cell that would need a larger margin is reported and not gated."""
     reference_moves: float = 0.05
     """The largest change of the reference before a cell is ambiguous."""
     most_ambiguous: float = 0.10
-    """The largest share of ambiguous gated cells before the run is inconclusive."""
+    """The largest share of gated cells that are ambiguous and may be slower, before the run is inconclusive."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +93,21 @@ class Verdict:
         """True if this cell makes the exit code 1."""
         return self.gated and self.state in FAILING
 
+    @property
+    def may_be_slow(self) -> bool:
+        """True if the cell is ambiguous, and its time allows a slowdown that must not pass."""
+        if not self.gated or self.state is not State.AMBIGUOUS:
+            return False
+        known = [ratio for ratio in (self.ratio, self.raw_ratio) if ratio is not None and math.isfinite(ratio)]
+        return not known or max(known) > 1 + max(AMBIGUOUS_UP_TO, self.margin or 0)
+
+    @property
+    def may_be_slower(self) -> bool:
+        """True if the cell is ambiguous, and its interval or its raw ratio is unknown or beyond the margin."""
+        if self.interval is None or self.margin is None:
+            return self.state is State.AMBIGUOUS
+        return self.state is State.AMBIGUOUS and not max(self.interval[1], self.raw_ratio or 0) <= 1 + self.margin
+
     def document(self) -> JsonObject:
         """As JSON."""
         data = asdict(self)
@@ -120,36 +139,55 @@ class GateReport:
     rules: Rules
     notes: tuple[str, ...] = field(default=())
     """Notes for the reader: warnings about the environment, omissions."""
+    next_step: str = ""
+    """What to do about a report that does not pass, with the command."""
 
     @property
     def exit_code(self) -> int:
-        """0 pass; 1 a cell is slower, missing or broken; 3 no cell could be judged, or too many are ambiguous."""
+        """0 pass; 1 a cell is slower, missing or broken; 3 inconclusive, see `_why_inconclusive`."""
         if any(verdict.fails for verdict in self.verdicts):
             return 1
-        return 3 if not self._judged() or self._share_ambiguous() > self.rules.most_ambiguous else 0
+        return 3 if self._why_inconclusive() else 0
+
+    def _why_inconclusive(self) -> str:
+        if self.nothing_judged:
+            return "no cell could be judged"
+        if slow := [verdict for verdict in self.verdicts if verdict.may_be_slow]:
+            ratio = max((ratio for ratio in (slow[0].ratio, slow[0].raw_ratio) if ratio is not None), default=math.nan)
+            worst = f"{slow[0].cell.backend} {slow[0].cell.case}" + (f", new/old {ratio:.3f}" if math.isfinite(ratio) else "")
+            return f"{text.count(len(slow), 'ambiguous cell')} may be more than {AMBIGUOUS_UP_TO:.0%} slower ({worst})"
+        if self._share_ambiguous() > self.rules.most_ambiguous:
+            return (
+                f"{self._share_ambiguous():.0%} of the gated cells may be slower than the margin, more than {self.rules.most_ambiguous:.0%}"
+            )
+        return ""
 
     @property
     def summary(self) -> str:
-        """One line: the outcome and why."""
-        counts = [text.count(number, "cell") + f" {state}" for state in State if (number := sum(v.state is state for v in self.verdicts))]
-        listed = ", ".join(counts) or "no cell"
+        """One line: the outcome and why. Advisory cells are listed apart, as they never change the outcome."""
+        listed = _counted([verdict for verdict in self.verdicts if verdict.gated]) or "no cell"
+        advisory = _counted([verdict for verdict in self.verdicts if not verdict.gated])
+        listed += f" (advisory, never failing: {advisory})" if advisory else ""
         match self.exit_code:
             case 0:
                 return f"PASS: {listed}"
             case 1:
                 return f"FAIL: {listed}"
-            case _ if not self._judged():
-                return f"INCONCLUSIVE: no cell could be judged ({listed})"
             case _:
-                share = f"{self._share_ambiguous():.0%} of the gated cells are ambiguous, more than {self.rules.most_ambiguous:.0%}"
-                return f"INCONCLUSIVE: {share} ({listed}); measure more rounds or processes on a quieter machine"
+                return f"INCONCLUSIVE: {self._why_inconclusive()}: {listed}"
+
+    @property
+    def nothing_judged(self) -> bool:
+        """True if no gated cell was tested, so that nothing is known."""
+        return not self._judged()
 
     def _judged(self) -> list[Verdict]:
         return [verdict for verdict in self.verdicts if verdict.gated and verdict.state in TESTED]
 
     def _share_ambiguous(self) -> float:
+        """The share of the gated cells that are ambiguous and may be slower than the margin."""
         judged = self._judged()
-        return sum(verdict.state is State.AMBIGUOUS for verdict in judged) / len(judged) if judged else 1.0
+        return sum(verdict.may_be_slower for verdict in judged) / len(judged) if judged else 1.0
 
     def document(self) -> JsonObject:
         """As JSON."""
@@ -159,8 +197,15 @@ class GateReport:
             "summary": self.summary,
             "rules": asdict(self.rules),
             "notes": list(self.notes),
+            "next_step": self.next_step,
             "verdicts": [verdict.document() for verdict in self.verdicts],
         }
+
+
+def _counted(verdicts: Sequence[Verdict]) -> str:
+    """How many verdicts have each state: `2 cells slower, 38 cells same`."""
+    counts = {state: sum(verdict.state is state for verdict in verdicts) for state in State}
+    return ", ".join(f"{text.count(number, 'cell')} {state}" for state, number in counts.items() if number)
 
 
 ORDER = (State.SLOWER, State.BROKEN, State.MISSING, State.AMBIGUOUS, State.FASTER, State.NEW, State.SAME)
@@ -171,20 +216,26 @@ def ranked(verdicts: Iterable[Verdict]) -> tuple[Verdict, ...]:
     return tuple(sorted(verdicts, key=lambda v: (not v.fails, ORDER.index(v.state), -(v.ratio or 0))))
 
 
-def corrected(tests: Sequence[CellTest], rules: Rules) -> list[Verdict]:
+def corrected(tests: Sequence[CellTest], rules: Rules, *, share: float = 1.0, others: int = 0) -> list[Verdict]:
     """The verdicts of tested cells, with p values corrected over the gated cells.
 
     Holm's correction decides which cells are regressions. Benjamini and Hochberg's procedure marks cells that are significant on their own.
+    `share` is the part of the error rate that these tests may spend; `others` is the number of cells that belong to the family too.
     """
     gated = [test for test in tests if test.verdict.gated and not test.why_ambiguous]
-    slower_p = dict(zip(map(id, gated), holm([test.slower_p for test in gated]), strict=True))
-    faster_p = dict(zip(map(id, gated), holm([test.faster_p for test in gated]), strict=True))
-    fdr_p = dict(zip(map(id, gated), benjamini_hochberg([test.slower_p for test in gated]), strict=True))
+    rest = [1.0] * others
+    slower, faster = ([getattr(test, side) / share for test in gated] + rest for side in ("slower_p", "faster_p"))
+    slower_p, faster_p, fdr_p = (
+        dict(zip(map(id, gated), p, strict=False)) for p in (holm(slower), holm(faster), benjamini_hochberg(slower))
+    )
     verdicts = []
     for test in tests:
         key = id(test)
         p, q = slower_p.get(key, test.slower_p), fdr_p.get(key, test.slower_p)
-        state, reason = _state(test, p, faster_p.get(key, test.faster_p), rules)
+        if test.why_ambiguous:
+            state, reason = State.AMBIGUOUS, test.why_ambiguous
+        else:
+            state, reason = state_and_reason(test.verdict, p, faster_p.get(key, test.faster_p), rules)
         fdr_significant = not test.why_ambiguous and q <= rules.alpha
         if fdr_significant and state is State.AMBIGUOUS:
             reason = f"significant on its own but not after correction for multiple tests (p {p:.2g})"
@@ -194,16 +245,20 @@ def corrected(tests: Sequence[CellTest], rules: Rules) -> list[Verdict]:
     return verdicts
 
 
-def _state(test: CellTest, slower_p: float, faster_p: float, rules: Rules) -> tuple[State, str]:
-    verdict, margin = test.verdict, test.verdict.margin or rules.margin
-    if test.why_ambiguous:
-        return State.AMBIGUOUS, test.why_ambiguous
+def state_and_reason(verdict: Verdict, slower_p: float, faster_p: float, rules: Rules) -> tuple[State, str]:
+    """The state of a cell by its corrected p values and its interval, and a sentence for the report."""
+    margin = verdict.margin or rules.margin
     if slower_p <= rules.alpha:
         return State.SLOWER, f"slower by more than the margin of {margin:.1%}, after correction for multiple tests (p {slower_p:.2g})"
     if faster_p <= rules.alpha:
         return State.FASTER, f"faster by more than the margin of {margin:.1%} (p {faster_p:.2g})"
     if verdict.interval and 1 / (1 + margin) <= verdict.interval[0] and verdict.interval[1] <= 1 + margin:
         return State.SAME, f"within the margin of {margin:.1%}"
+    if verdict.interval and verdict.interval[1] <= 1 + margin:
+        return (
+            State.AMBIGUOUS,
+            f"no slower than the margin of {margin:.1%}, perhaps faster: its interval reaches {_interval_text(verdict.interval)}",
+        )
     width = f"its interval reaches {_interval_text(verdict.interval)}" if verdict.interval else "too few values for an interval"
     return State.AMBIGUOUS, f"neither within the margin of {margin:.1%} nor beyond it: {width}"
 
@@ -235,13 +290,18 @@ def _broke(new_status: str, old_status: str) -> bool:
     return new_status in FAILURES and old_status not in FAILURES
 
 
-def launch_bound(us: float, device: object, sides: Sequence[CellSamples]) -> str:
-    """Why a cell of this latency is advisory; empty if it is not. `sides` are the cell and the cell it is compared with."""
+def launch_bound(us: float, device: object, old: CellSamples) -> str:
+    """Why a cell is advisory; empty if not. `us` and `old` are of the old side: a call that became launch-bound became slower."""
     if device == "cuda" and us < LAUNCH_BOUND_US:
         return f"advisory: launch-bound, {text.micros(us)} is under {LAUNCH_BOUND_US:g} us"
-    if host_bound := next((side.host_bound for side in sides if side.host_bound), ""):
-        return f"advisory: launch-bound, so the median is not device time: {host_bound}"
+    if old.host_bound:
+        return f"advisory: launch-bound, so the median is not device time: {old.host_bound}"
     return ""
+
+
+def advisory_reason(us: float, device: object, old: CellSamples, ratio: float) -> str:
+    """Why a cell of this ratio is advisory; empty if it is not, or if its slowdown is more than the host's noise."""
+    return launch_bound(us, device, old) if ratio <= 1 + ADVISORY_UP_TO else ""
 
 
 def finite(values: Iterable[float]) -> bool:

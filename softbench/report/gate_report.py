@@ -36,7 +36,8 @@ def text(report: GateReport, *, long: bool) -> RenderableType:
     if covers := sorted({verdict.covers for verdict in report.verdicts if verdict.covers}):
         parts.append(Text(f"new/old is latency: above 1 is slower; its interval covers {'; '.join(covers)}", style="dim"))
     style = {0: "bold green", 1: "bold red"}.get(report.exit_code, "bold yellow")
-    return Group(*parts, Text(report.summary, style=style))
+    parts.append(Text(report.summary, style=style))
+    return Group(*parts, *([Text(f"next: {report.next_step}")] if report.next_step else []))
 
 
 def _row(verdict: Verdict) -> tuple[str, ...]:
@@ -67,7 +68,7 @@ def markdown(report: GateReport) -> str:
     if same:
         lines += [f"<details><summary>~ {count(len(same), 'cell')} within the margin</summary>", ""]
         lines += [*_markdown_table(same), "", "</details>", ""]
-    lines += [f"- {_safe(note)}" for note in report.notes]
+    lines += [f"- {_safe(note)}" for note in report.notes] + ([f"- next: {_safe(report.next_step)}"] if report.next_step else [])
     return "\n".join(lines) + "\n"
 
 
@@ -99,7 +100,7 @@ def junit(report: GateReport) -> str:
             ElementTree.SubElement(case, "skipped", {"message": xml_text(message)})
     whole = ElementTree.SubElement(suite, "testcase", {"classname": "softbench", "name": "gate"})
     if report.exit_code == 3:  # inconclusive, although no cell fails
-        ElementTree.SubElement(whole, "error", {"type": "inconclusive", "message": report.summary})
+        ElementTree.SubElement(whole, "error", {"type": "inconclusive", "message": xml_text(f"{report.summary}; next: {report.next_step}")})
     ElementTree.indent(suite)
     return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
 

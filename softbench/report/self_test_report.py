@@ -9,8 +9,10 @@ from rich.table import Table
 from rich.text import Text
 
 from softbench.core.errors import ResultsError
+from softbench.core.text import one_line
 from softbench.gate.inference import proportion_bounds
 from softbench.gate.self_test.analysis import SelfTest
+from softbench.gate.sittings import SittingTest
 from softbench.report.plots import COLOURS
 
 
@@ -22,7 +24,7 @@ def table(result: SelfTest) -> RenderableType:
     lines = [
         f"{result.reference} on {result.device_name}, margin {result.margin:.1%}, A/A repetitions of {result.cells} cases",
         f"false alarms: {result.alarms} of {result.repetitions} A/A repetitions (at most {alarms_at_most:.2%}, with 95 % confidence); "
-        f"before confirmation {result.flagged} (at most {flagged_at_most:.2%})",
+        f"a cell beyond the margin in the screening alone: {result.flagged} (at most {flagged_at_most:.2%})",
         f"ended with exit 0: {result.passed} of {result.repetitions} (at least {passed_at_least:.1%})",
         f"A/A ratios within 1 %: {result.within_1_percent} of {result.ratios} (calls over 10 us, all repetitions); "
         f"furthest: {result.furthest:.4f}",
@@ -38,6 +40,19 @@ def table(result: SelfTest) -> RenderableType:
         power.add_row(f"{level.injected:.0%}", f"{level.measured:.1%}", between, str(level.trials), str(level.found), *shares)
     footnote = "measured: median over the cells; at least, at most: one-sided 95 % bounds, for trials that share cells and processes"
     return Group(*map(Text, lines), power, Text(footnote, style="dim"))
+
+
+def sittings(result: SittingTest) -> RenderableType:
+    """Each family's outcome, the false alarms, and the variance between sittings."""
+    most = proportion_bounds(result.alarms, result.families)[1]
+    lines = [
+        *(one_line(outcome, 1000) for outcome in result.outcomes),
+        f"{one_line(result.baseline)} on {result.device_name}: each file is an A/A family of one sitting",
+        f"false alarms: {result.alarms} of {result.families} families (at most {most:.2%}, with 95 % confidence)",
+        f"ended with exit 0: {result.passed} of {result.families}",
+        f"standard deviation between sittings: {result.sitting_sd:.2%}; save all these runs in one baseline, so that the gate uses it",
+    ]
+    return Group(*map(Text, lines))
 
 
 def plot(result: SelfTest, out: Path) -> Path:

@@ -152,7 +152,10 @@ def test_a_profile_shows_if_do_bench_measured_the_host(tmp_path):
 
 BAD = {
     "no baseline": (("gate", "run.csv"), "--baseline NAME|FILE"),
-    "nothing to judge": (("gate", "--baseline", "h200"), "give results"),
+    "nothing to judge": (("gate", "--margin", "5"), "give results"),
+    "an unknown baseline to measure": (("gate", "--baseline", "h200"), "unknown baseline 'h200'"),
+    "a sitting test without results": (("gate", "--self-test", "--baseline", "run.csv"), "a file for each sitting"),
+    "too few processes against a baseline": (("gate", "--baseline", "run.csv", "--processes", "2"), "can never show a regression"),
     "a results file that is not there": (("gate", "none.csv", "--baseline", "run.csv"), "none.csv: No such file"),
     "a baseline that is not there": (("gate", "run.csv", "--baseline", "none"), "unknown baseline 'none'; known are none"),
     "a CSV without its JSON": (("gate", "lone.csv", "--baseline", "run.csv"), "lone.json is not in its folder"),

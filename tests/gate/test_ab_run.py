@@ -5,14 +5,18 @@ from dataclasses import replace
 
 import pytest
 from gating import dice, interleaved, stored_run
+from simulate_gate import NOISES, families
 
 from softbench.core.errors import InconclusiveError, UsageError
-from softbench.gate import ab_run, paired
+from softbench.gate import ab_run, fresh_pairs, paired
 from softbench.gate.samples import CellKey
-from softbench.gate.verdicts import Rules, State, Verdict
+from softbench.gate.verdicts import Rules
 from softbench.plugins.load import load
 from softbench.plugins.source import PluginSource, origins
+from softbench.report import gate_report
 from softbench.run.request import Request
+
+RULES = Rules(margin=paired.MARGIN)
 
 STEADY = '''
 """A softmax that spins until a fixed time, so that its latency is known."""
@@ -54,15 +58,21 @@ def versions(tmp_path):
 
 
 def test_two_versions_of_one_file_are_measured_side_by_side(cli, versions):
-    """The verdict depends on the load of this machine, so only its cell and its number of rounds are tested."""
-    plugins = versions(300, 420)
+    """The verdict depends on the load of this machine, so only its cell and its plan are tested."""
+    plugins = versions(300, 1200)
     done = cli("gate", "--candidate", "new", "--reference", "old", *plugins, *SMALL, "--N", "8", "--json", "-")
     assert done.returncode in (0, 1, 3), done.stderr
     report = json.loads(done.stdout)
     assert [(verdict["backend"], verdict["case"]) for verdict in report["verdicts"]] == [("new", "forward-fp32-4x8")]
-    assert report["verdicts"][0]["n"] == "12 rounds, 1 process pair"
+    assert report["verdicts"][0]["n"].endswith("fresh process pairs")  # one pair of one cell decides nothing
+    assert "plan: 12 rounds, 1 process pair" in done.stderr
     assert not (cli.folder / "results" / "latest.csv").exists()
     assert (cli.folder / "results" / "gate" / "latest.csv").exists()
+
+
+def asked_for(tmp_path, **flags):
+    request = Request({}, {"M": (4096,), **flags}, False, tmp_path, False, "softbench gate --candidate new --processes=2", "")
+    return ab_run.ab_request(request, "new", "old")
 
 
 def judge(tmp_path, *runs, base=None):
@@ -73,8 +83,7 @@ def judge(tmp_path, *runs, base=None):
         asked.append(request)
         return stored_run(tmp_path, next(answers))
 
-    request = ab_run.ab_request(Request({}, {"M": (4096,), "rounds": 20}, False, tmp_path, False, "", ""), "new", "old")
-    return ab_run.judge(measure, request, "new", "old", Rules(margin=paired.MARGIN), base), asked
+    return ab_run.judge(measure, asked_for(tmp_path), "new", "old", RULES, base), asked
 
 
 def slow(i):
@@ -83,26 +92,54 @@ def slow(i):
 
 def test_a_regression_stands_if_fresh_processes_agree(tmp_path):
     first = interleaved(dice(1), 10, slowdown=slow)
-    again = interleaved(dice(2), 10, slowdown=lambda i: 0.08 if i == 2 else 0, processes=2)
-    again = replace(again, cells={k: s for k, s in again.cells.items() if k.N in (3, 6)})
+    again = interleaved(dice(2), 10, slowdown=lambda i: 0.08 if i == 2 else 0, processes=3)
     report, asked = judge(tmp_path, first, again)
     assert report.exit_code == 1
     assert [v.cell.N for v in report.verdicts if v.fails] == [3]
-    assert sorted(sweep.N for sweep in asked[1].config["sweep"]) == [(3,), (6,)]
-    assert "2 flagged, measured again in 2 fresh process pairs" in report.notes[1]
+    assert {(3,), (6,)} < {sweep.N for sweep in asked[1].config["sweep"]}  # and same cells, which show the spread
+    assert len(asked[1].config["sweep"]) == fresh_pairs.SPREAD_CELLS
+    assert "8 cells measured again in 3 fresh process pairs" in report.notes[1]
+    worst = "softbench gate --candidate new --M 4096 --N 3 --dtype bf16 --direction forward --processes 10"
+    assert report.next_step == f"if the change is not intended, look at its worst cell alone: {worst}"
+    assert report.next_step in gate_report.markdown(report)
 
 
-def test_a_baseline_raises_the_margins_of_noisy_cells(tmp_path):
-    base = interleaved(dice(4), 10, processes=10, process_sd=0.012)
-    report, _ = judge(tmp_path, interleaved(dice(3), 10), base=base)
-    assert all(verdict.margin > 0.04 for verdict in report.verdicts)
+def test_an_inconclusive_report_names_the_next_command(tmp_path):
+    report, asked = judge(tmp_path, *[interleaved(dice(i), 10, processes=p, process_sd=0.04) for i, p in enumerate((1, 3, 3, 6))])
+    assert (report.exit_code, [request.flags.get("processes", 1) for request in asked]) == (3, [1, 3, 3, 6])
+    assert report.next_step.endswith(": softbench gate --candidate new --processes 10")
+
+
+def test_a_baseline_shows_how_much_processes_differ(tmp_path):
+    base = interleaved(dice(4), 10, processes=10, process_sd=0.03)
+    answers = [interleaved(dice(i), 10, processes=p) for i, p in enumerate((1, 3))]
+    report, asked = judge(tmp_path, *answers, base=base)
+    assert (report.exit_code, len(asked)) == (0, 2)  # without the baseline one measurement is enough
     with pytest.raises(InconclusiveError, match="gpu was"):
         judge(tmp_path, interleaved(dice(3), 10), base=replace(base, environment={**base.environment, "gpu": "another"}))
 
 
-def test_without_flagged_cells_there_is_one_measurement(tmp_path):
+def test_without_undecided_cells_there_is_one_measurement(tmp_path):
     report, asked = judge(tmp_path, interleaved(dice(3), 10))
-    assert (report.exit_code, len(asked)) == (0, 1)
+    assert (report.exit_code, len(asked), report.next_step) == (0, 1, "")
+
+
+def test_the_plan_says_what_it_finds(tmp_path):
+    plan = ab_run.plan_text(asked_for(tmp_path), RULES)
+    assert "20 rounds, 1 process pair, then undecided cells again in 3 to 12 fresh pairs; margin 3%; finds a slowdown of 4% if" in plan
+    found = ab_run.finds_slowdown(RULES, fresh_pairs.looks(), 0.02)
+    assert f"{found:.0%} if processes differ by 2.0%" in plan
+    result = families(20, NOISES["tau 2 %"], 20, found + 0.01, 1, RULES.margin, seed=1)
+    assert result.found >= 0.9 * result.slow
+
+
+@pytest.mark.parametrize("arguments", [("--config", "strategies"), ("--M", "4", "--N", "8", "--rounds", "5")])
+def test_a_plan_that_cannot_reject_is_refused_before_measuring(main, monkeypatch, arguments):
+    monkeypatch.setattr("softbench.run.run.run", lambda *_: pytest.fail("it was measured"))
+    for mode in (("--candidate", "naive", "--reference", "torch"), ("--self-test",)):
+        code, out, err = main("gate", *mode, *arguments)
+        assert (code, out, len(err.splitlines())) == (2, "", 1)
+        assert "rounds can never show a regression, at least 6 are needed; use --rounds 20" in err
 
 
 BAD = {
@@ -124,14 +161,14 @@ def test_bad_flags_are_one_line_and_exit_2(main, what):
     assert len(err.splitlines()) == 1
 
 
-def test_only_flagged_cells_are_measured_again_in_fresh_processes():
+def test_fresh_pairs_measure_only_their_cases():
     flags = {"M": (4,), "N": (8, 16), "processes": 1, "rounds": 12, "device": "cpu"}
     asked = ab_run.ab_request(Request({}, flags, False, None, False, "", ""), "new", "old")
     assert asked.flags["backends"] == ("new", "old")
     assert asked.config["batch_ms"] == ab_run.DEFAULTS["batch_ms"]
-    again = ab_run.confirmation(asked, [Verdict(CellKey("new", "forward", "fp32", 4, 16), State.SLOWER, "")])
+    again = ab_run.confirmation(asked, [CellKey("new", "forward", "fp32", 4, 16)], 3)
     assert [(sweep.M, sweep.N) for sweep in again.config["sweep"]] == [((4,), (16,))]
-    assert again.flags == {**{k: v for k, v in asked.flags.items() if k not in "MN"}, "processes": 2}
+    assert again.flags == {**{k: v for k, v in asked.flags.items() if k not in "MN"}, "processes": 3}
     with pytest.raises(UsageError, match="self-test"):
         ab_run.ab_request(asked, "a", "a")
 

@@ -55,7 +55,7 @@ def test_power_is_counted_per_injected_cell_and_measured_slowdown(quiet):
 
 
 def test_a_larger_measured_slowdown_is_reported_as_measured():
-    found = analysis.analyse(self_test_run(dice(2), 3, 4, realised={0.05: 0.12}), "torch", RULES)
+    found = analysis.analyse(self_test_run(dice(2), 4, 4, realised={0.05: 0.12}), "torch", RULES)
     (level,) = found.power
     assert (level.injected, level.share) == (0.05, 1)
     assert level.measured == pytest.approx(0.12, abs=0.01)
@@ -69,13 +69,13 @@ def test_only_a_copy_slower_in_all_processes_is_an_alarm():
 
 
 def test_an_always_inconclusive_gate_fails_its_self_test():
-    noisy = analysis.analyse(self_test_run(dice(4), 3, 8, realised={}, sigma=0.3), "torch", RULES)
+    noisy = analysis.analyse(self_test_run(dice(4), 4, 8, realised={}, sigma=0.5), "torch", RULES)
     assert (noisy.alarms, noisy.exit_code) == (0, 1)
 
 
 def test_other_runs_are_no_self_test():
-    with pytest.raises(UsageError, match="2 A/A repetitions are too few"):
-        analysis.analyse(self_test_run(dice(5), 2, 1), "torch", RULES)
+    with pytest.raises(UsageError, match="3 A/A repetitions are too few"):
+        analysis.analyse(self_test_run(dice(5), 3, 1), "torch", RULES)
     with pytest.raises(UsageError, match="is not a self-test of torch"):
         analysis.analyse(run_samples({key("torch"): cell_samples((1.0,))}), "torch", RULES)
 
@@ -97,7 +97,7 @@ def test_stored_self_tests_add_up(main, tmp_path):
 
 BAD = {
     "families without a self-test": (("--families", "5"), "--families goes with --self-test"),
-    "too few families": (("--self-test", "--families", "2"), "--families 2: must be from 3"),
+    "too few families": (("--self-test", "--families", "3"), "--families 3: must be from 4"),
     "a candidate": (("--self-test", "--candidate", "torch"), "leave out the others"),
     "an unknown backend": (("--self-test", "--reference", "troch", "--device", "cpu", "--N", "8", "--M", "4"), "troch"),
 }
@@ -124,17 +124,17 @@ def test_the_plan_is_announced_before_the_measurement(tmp_path, monkeypatch):
 
     def measure(request):
         log.append(request)
-        return stored_run(tmp_path, self_test_run(dice(8), 3, 4))
+        return stored_run(tmp_path, self_test_run(dice(8), 4, 4))
 
     monkeypatch.setattr(runner, "dry_run", dry_run)
-    run = self_test_measure.measure_repetitions(measure, Request({}, {}, False, tmp_path / "out", False, "", ""), "torch", 3, log.append)
+    run = self_test_measure.measure_repetitions(measure, Request({}, {}, False, tmp_path / "out", False, "", ""), "torch", 4, log.append)
     plan, asked = log
-    assert "3 A/A repetitions of 20 cases, each in fresh processes" in plan
+    assert "4 A/A repetitions of 20 cases, each in fresh processes" in plan
     assert "in the 5 cases of most bytes beside injected slowdowns of 3%, 5%, 8%; 20 rounds" in plan
     assert (asked.config["rounds"], asked.config["max_rounds"], asked.config["yardstick"]) == (20, 20, False)
     assert "about " in plan
     assert asked.flags["backends"] == ("torch", "torch+0", "torch+0.03", "torch+0.05", "torch+0.08")
-    assert analysis.analyse(run, "torch", RULES).repetitions == 3
+    assert analysis.analyse(run, "torch", RULES).repetitions == 4
     (source,) = [source for source in origins(asked.flags["plugins"]) if source.kind == "file"]
     backends = load(source)
     assert [backend.name for backend in backends] == list(asked.flags["backends"][1:])
@@ -149,7 +149,7 @@ def test_a_configurations_fixed_rounds_count_and_a_range_does_not(tmp_path, monk
 
     def measure(request):
         log.append(request)
-        return stored_run(tmp_path, self_test_run(dice(8), 3, 4))
+        return stored_run(tmp_path, self_test_run(dice(8), 4, 4))
 
     shapes = (Sweep((4096,), (256, 512, 1024, 2048)),)
     for file in ({"sweep": shapes, "rounds": 13, "max_rounds": 13}, {"sweep": shapes, "rounds": 3, "max_rounds": 6}):

@@ -1,8 +1,8 @@
 """The results of the gate's self-test: its false alarms, and the share of injected slowdowns that it finds.
 
-Each process set is one A/A repetition: it screens every case in one process pair, as `softbench gate --candidate` does. The next two
-process sets confirm its flagged cells. Repetitions share these sets, so the result also has the alarms before
-confirmation, which are independent.
+Each process set is one A/A repetition: it screens every case in one process pair, as `softbench gate --candidate` does. The next
+process sets are its fresh pairs. Repetitions share these sets, so the result also has the repetitions in which a cell seemed slower
+in the screening, which are independent.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from statistics import median
 
 from softbench.core.errors import UsageError
 from softbench.core.json_types import JsonObject
-from softbench.gate import paired
+from softbench.gate import fresh_pairs, paired
 from softbench.gate.inference import proportion_bounds
 from softbench.gate.samples import CellKey, CellSamples, RunSamples
 from softbench.gate.verdicts import GateReport, Rules
@@ -25,7 +25,7 @@ CASES_PER_INJECTION = 4
 """One case in four has an injected slowdown, because Holm's correction finds slowdowns of all cases more easily."""
 ALIKE = 0.01
 """A/A ratios within this fraction of 1 count as alike."""
-MIN_REPETITIONS = 1 + paired.CONFIRMATIONS
+MIN_REPETITIONS = 1 + fresh_pairs.looks()[0].pairs
 EXIT_0_SHARE = 0.95
 CANDIDATE = "candidate"
 
@@ -66,7 +66,7 @@ class SelfTest:
     cells: int
     """Cases per repetition."""
     flagged: int
-    """A/A repetitions with a false alarm before confirmation."""
+    """A/A repetitions in which the screening alone found a cell beyond the margin."""
     alarms: int
     """A/A repetitions that ended with exit code 1."""
     passed: int
@@ -186,25 +186,30 @@ def _judge_injected(
 
 
 def _measured_slowdown(slow: CellSamples, reference: CellSamples) -> float:
-    return math.expm1(median(median(pairs.logs) for pairs in paired.pair(slow, reference).values()))
+    return math.expm1(median(rounds.value for rounds in paired.pair(slow, reference).values()))
 
 
 def _judge_repetition(
     run: RunSamples, cases: Sequence[CellKey], reference: str, candidates: Sequence[str], sets: Sequence[int], i: int, rules: Rules
 ) -> tuple[bool, GateReport]:
-    """Screen repetition `i` with one candidate per case, and confirm its flagged cells in the next sets.
+    """Screen repetition `i` with one candidate per case, and settle its undecided cells in the next sets.
 
-    Returns whether a cell was flagged, and the report after the confirmation.
+    Returns whether a cell seemed slower in the screening, and the report after the fresh pairs.
     """
     chosen = dict(zip(cases, candidates, strict=True))
+    later = [sets[(i + step) % len(sets)] for step in range(1, len(sets))]
+    used = 0
+
+    def fresh(cells: Sequence[CellKey], pairs: int) -> RunSamples:
+        nonlocal used
+        first, used = used, used + pairs
+        again = {cell.with_backend(reference): chosen[cell.with_backend(reference)] for cell in cells}
+        return replace(_select(run, again, reference, later[first:used]), runs=(f"fresh-{used}",))
+
     report = paired.screen(_select(run, chosen, reference, [sets[i]]), CANDIDATE, reference, rules)
-    flagged = paired.flagged(report)
-    if not flagged:
-        return False, report
-    fresh = [sets[(i + step) % len(sets)] for step in range(1, 1 + paired.CONFIRMATIONS)]
-    flagged_cases = [verdict.cell.with_backend(reference) for verdict in flagged]
-    second_run = _select(run, {key: chosen[key] for key in flagged_cases}, reference, fresh)
-    return True, paired.confirmed(report, second_run, reference)
+    slower = any((verdict.ratio or 1) > 1 + rules.margin for verdict in fresh_pairs.undecided(report))
+    plan = [look for look in fresh_pairs.looks() if look.pairs <= len(later)]
+    return slower, fresh_pairs.settle(report, fresh, reference, plan)
 
 
 def _select(run: RunSamples, chosen: Mapping[CellKey, str], reference: str, sets: Sequence[int]) -> RunSamples:

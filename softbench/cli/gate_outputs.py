@@ -1,0 +1,74 @@
+"""The outputs of `softbench gate`: table, JSON, Markdown, JUnit XML, figure and job summary."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+import typer
+
+from softbench.cli.actions import note, try_file, write_text, wrote_to_stdout
+from softbench.core.errors import SoftbenchError, UsageError
+
+if TYPE_CHECKING:
+    from softbench.gate.verdicts import GateReport
+
+
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """The requested outputs of a report."""
+
+    json: Path | None
+    markdown: Path | None
+    junit: Path | None
+    plot: Path | None
+    long: bool
+
+    def check(self) -> None:
+        """Before any work: raise UsageError for a file that cannot be written."""
+        from softbench.report import forest_plot
+
+        try_file(self.json)
+        for flag, file in (("--markdown", self.markdown), ("--junit", self.junit), ("--plot", self.plot)):
+            if file is not None and (not file.parent.is_dir() or file.is_dir()):
+                raise UsageError(f"{flag} {file}: cannot be written: {'is a folder' if file.is_dir() else 'no such folder'}")
+        if self.plot is not None:
+            forest_plot.check(self.plot)
+
+    def render(self, report: GateReport) -> NoReturn:
+        """Write every requested output, and exit with the report's code."""
+        from softbench.cli import output
+        from softbench.report import gate_report
+
+        for text in report.notes:
+            note(text)
+        if not wrote_to_stdout(report.document, self.json):
+            output.show(gate_report.text(report, long=self.long), output.console())
+        for flag, file, make in (("--markdown", self.markdown, gate_report.markdown), ("--junit", self.junit, gate_report.junit)):
+            if file is not None:
+                write_text(file, make(report), flag)
+                note(f"wrote {file}")
+        self._summary(gate_report.markdown(report))
+        if self.plot is not None:
+            self._draw(report, self.plot)
+        raise typer.Exit(report.exit_code)
+
+    def _draw(self, report: GateReport, file: Path) -> None:
+        """Draw the forest plot. An error is printed and does not change the exit code."""
+        from softbench.report import forest_plot
+
+        try:
+            note(f"wrote {forest_plot.write(report, file)}")
+        except SoftbenchError as error:
+            note(str(error))
+
+    def _summary(self, text: str) -> None:
+        """Append to GitHub's job summary. An error is printed and does not change the exit code."""
+        if path := os.environ.get("GITHUB_STEP_SUMMARY"):
+            try:
+                with Path(path).open("a", encoding="utf-8") as file:
+                    file.write(text)
+            except OSError as error:
+                note(f"$GITHUB_STEP_SUMMARY cannot be written: {error.strerror}")

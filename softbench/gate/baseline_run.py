@@ -1,0 +1,115 @@
+"""Measures what a baseline has, judges it, and measures undecided cells again in new processes.
+
+The second look alone decides these cells, so that being picked by the first look biases nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import cast
+
+from softbench.core import text
+from softbench.core.case import YARDSTICK, Direction
+from softbench.core.errors import UsageError
+from softbench.gate import environment_match, unpaired
+from softbench.gate.ab_run import Measure, confirmation, samples_of
+from softbench.gate.fresh_pairs import SPREAD_CELLS
+from softbench.gate.samples import CellKey, RunSamples
+from softbench.gate.verdicts import CORRECT, GateReport, Rules, State, Verdict, ranked
+from softbench.plan.settings import Layer
+from softbench.plan.sweep import Sweep
+from softbench.plan.values import READERS
+from softbench.run.request import Request
+
+SETTINGS = ("rounds", "max_rounds", "precision", "tick_us", "seed", "warmup_ms", "batch_ms", "timer", "l2")
+"""The settings of a baseline that its new processes share."""
+SECOND_LOOK = 2
+"""The second look has this many times as many processes as the first."""
+
+
+def baseline_request(request: Request, base: RunSamples) -> Request:
+    """The request that measures the baseline's backends, with its settings, and its cases if none are given. Flags win.
+
+    Raises:
+        UsageError: too few processes, a setting of the baseline is invalid, or the baseline has no backend.
+    """
+    keys = [key for key, samples in base.cells.items() if key.backend != YARDSTICK and samples.status in CORRECT]
+    known = {**base.settings, "device": base.environment.get("device", "auto")}
+    stored = {name: READERS[name](known[name], f"{base.source}: {name}") for name in (*SETTINGS, "device") if name in known}
+    cases = dict.fromkeys(key.with_backend("") for key in keys)
+    sweeps = tuple(Sweep((case.M,), (case.N,), (case.dtype,), (Direction(case.direction),)) for case in cases)
+    config = cast(Layer, {"sweep": sweeps, "profile": "off", "processes": unpaired.MIN_NEW, **stored, **request.config})
+    flags = cast(Layer, {**request.flags, "backends": tuple(dict.fromkeys(key.backend for key in keys))})
+    adjusted = replace(request, config=config, flags=flags)
+    if not keys:
+        raise UsageError(f"{base.source}: has no correct cell besides those of {YARDSTICK}")
+    if (processes := adjusted.settings().processes) < unpaired.MIN_NEW:
+        raise UsageError(
+            f"gate: --processes {processes} can never show a regression; a comparison with a baseline needs {unpaired.MIN_NEW}"
+        )
+    return adjusted
+
+
+def judge(measure: Measure, request: Request, base: RunSamples, rules: Rules, allowed: Sequence[str] = ()) -> GateReport:
+    """Measure new processes, judge them, and give the cells that are not `same` a second look in new processes.
+
+    Raises:
+        UsageError: a backend of the baseline does not exist. Other errors of `measure` pass through.
+        InconclusiveError: the baseline has too few processes, or comes from another machine.
+    """
+    unpaired.require_base(base)
+    try:
+        run = measure(request)
+    except UsageError as error:
+        raise UsageError(str(error).replace("--backends", f"{base.source}: its backends need their --plugin", 1)) from None
+    new = samples_of(run)
+    notes = [f"measured: {run.csv}", *environment_match.check(new, base, allowed)]
+    first = unpaired.judge(new, _of_cases(base, new.cells), rules)
+
+    def fresh(cells: Sequence[CellKey]) -> RunSamples:
+        again = measure(confirmation(request, cells, SECOND_LOOK * request.settings().processes))
+        notes.append(f"{text.count(len(cells), 'cell')} measured again in new processes: {again.csv}")
+        return samples_of(again)
+
+    report = second_look(first, base, rules, fresh)
+    return replace(report, notes=(*notes, *report.notes), next_step=unpaired.next_step(report, new, base))
+
+
+def second_look(first: GateReport, base: RunSamples, rules: Rules, fresh: Callable[[Sequence[CellKey]], RunSamples]) -> GateReport:
+    """The report with the cells that are not `same` decided by new processes, which `fresh` measures. Errors of `fresh` pass through.
+
+    Some `same` cells are measured too: their processes show how much processes differ.
+    """
+    suspects = [verdict.cell for verdict in first.verdicts if _suspicious(verdict)]
+    if not suspects:
+        return first
+    steady = [verdict.cell for verdict in first.verdicts if verdict.gated and verdict.state is State.SAME]
+    wanted = min(max(0, SPREAD_CELLS - len(suspects)), len(steady))
+    cells = [*suspects, *(steady[i * len(steady) // wanted] for i in range(wanted))]
+    second = unpaired.judge(fresh(cells), _of_cases(base, cells), rules, only=suspects)
+    decided = {verdict.cell: verdict for verdict in second.verdicts}
+    verdicts = ranked([decided.get(verdict.cell, verdict) for verdict in first.verdicts])
+    notes = (*first.notes, *(f"second look: {note}" for note in second.notes))
+    return replace(first, verdicts=verdicts, notes=notes)
+
+
+def _of_cases(base: RunSamples, cells: Iterable[CellKey]) -> RunSamples:
+    """The baseline without other cases than those of these cells."""
+    cases = {cell.with_backend("") for cell in cells}
+    return replace(base, cells={key: samples for key, samples in base.cells.items() if key.with_backend("") in cases})
+
+
+def _suspicious(verdict: Verdict) -> bool:
+    return verdict.gated and verdict.state in (State.SLOWER, State.FASTER, State.AMBIGUOUS)
+
+
+def plan_text(request: Request, base: RunSamples, rules: Rules) -> str:
+    """What the comparison can find, as a sentence, before anything is measured."""
+    settings = request.settings()
+    finds = unpaired.finds_slowdown(base, SECOND_LOOK * settings.processes, rules)
+    return (
+        f"plan: {text.count(settings.processes, 'new process set')} of {text.count(settings.rounds, 'round')} against "
+        f"{base.processes} processes of the baseline, then undecided cells again in {SECOND_LOOK * settings.processes} more; "
+        f"margin {rules.margin:.0%}; finds a slowdown of {finds:.0%} with probability .95"
+    )

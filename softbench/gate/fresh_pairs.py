@@ -1,0 +1,132 @@
+"""Fresh process pairs decide the cells that the screening left undecided.
+
+Only fresh pairs count, so that being picked by the screening biases nothing. After 3, 6 and 12 of them a one-sided moderated t test asks
+whether the mean of a cell's pair values exceeds the margin. Holm's correction covers all undecided cells, and each look spends a part of
+the error rate, so that all looks together keep it. `faster` is tested in the same way.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean, median, stdev
+from typing import NamedTuple
+
+from softbench.core import text
+from softbench.gate.inference import PROCESS_SD_FLOOR, Moderated, moderate, t_quantile, t_upper, without_outliers
+from softbench.gate.paired import SharedRounds, pair, why_order
+from softbench.gate.samples import CellKey, RunSamples, join
+from softbench.gate.verdicts import CellTest, GateReport, Rules, State, Verdict, corrected, ranked
+
+SPREAD_CELLS = 8
+"""Cells that fresh pairs measure at least, as far as there are cells: `same` ones join, so that the spread between pairs is known."""
+
+FEW_PAIRS = 7
+MORE_PAIRS = 10
+"""Process pairs of the screening that messages recommend where one is not enough."""
+
+Fresh = Callable[[Sequence[CellKey], int], RunSamples]
+"""Measures cells of the candidate, and of the reference, in this many fresh process pairs."""
+
+
+class Look(NamedTuple):
+    """A look at the fresh pairs."""
+
+    pairs: int
+    """Fresh pairs measured until then."""
+    share: float
+    """The part of the error rate that the look spends."""
+
+
+def looks(pairs: int = 1) -> tuple[Look, ...]:
+    """The looks of a comparison that screens in this many pairs."""
+    return Look(3, 0.2), Look(6, 0.3), Look(max(12, 2 * pairs), 0.5)
+
+
+@dataclass(slots=True)
+class _Progress:
+    """What the looks have found so far."""
+
+    report: GateReport
+    open: list[CellKey]
+    """Cells without a decision."""
+    controls: list[CellKey]
+    samples: RunSamples | None = None
+    passed: int = 0
+    """Cells that a look found to be `same` or broken. They count in Holm's correction."""
+
+
+def undecided(report: GateReport) -> list[Verdict]:
+    """The gated cells that the screening left undecided."""
+    return [verdict for verdict in report.verdicts if verdict.gated and verdict.state is State.AMBIGUOUS and verdict.ratio is not None]
+
+
+def settle(report: GateReport, fresh: Fresh, reference: str, plan: Sequence[Look]) -> GateReport:
+    """Measure undecided cells in fresh process pairs until each is decided, or until the last look. Errors of `fresh` pass through."""
+    found = undecided(report)
+    steady = [verdict.cell for verdict in report.verdicts if verdict.gated and verdict.state is State.SAME]
+    wanted = min(max(0, SPREAD_CELLS - len(found)), len(steady))
+    controls = [steady[i * len(steady) // wanted] for i in range(wanted)]
+    progress, done = _Progress(report, [verdict.cell for verdict in found], controls), 0
+    for look in plan:
+        if not progress.open:
+            break
+        more = fresh([*progress.open, *controls], look.pairs - done)
+        progress.samples = join([progress.samples, more]) if progress.samples else more
+        done = look.pairs
+        _look(progress, look, reference)
+    return progress.report
+
+
+def _look(progress: _Progress, look: Look, reference: str) -> None:
+    """Decide what the fresh pairs measured so far can decide."""
+    report, samples = progress.report, progress.samples
+    earlier = {verdict.cell: verdict for verdict in report.verdicts}
+    settled: dict[CellKey, Verdict] = {}
+    pairs: dict[CellKey, list[SharedRounds]] = {}
+    for key in [*progress.open, *progress.controls]:
+        new, old = (samples.cells.get(key.with_backend(name)) if samples else None for name in (key.backend, reference))
+        if new and new.status != "ok":
+            reason = f"was correct when screened, is {new.status} when measured again: {new.reason}"
+            settled[key] = replace(earlier[key], state=State.BROKEN, reason=reason)
+        elif new and old and len(both := list(pair(new, old).values())) > 1:
+            pairs[key] = both
+    values = {key: without_outliers([rounds.value for rounds in both]) for key, both in pairs.items()}
+    spreads = dict(zip(values, moderate([[each] for each in values.values()], _floor(values.values())), strict=True)) if values else {}
+    tests = [_cell_test(earlier[key], pairs[key], values[key], spreads[key], report.rules) for key in progress.open if key in pairs]
+    others = progress.passed + sum(bool(test.why_ambiguous) for test in tests)
+    for verdict in corrected(tests, report.rules, share=look.share, others=others):
+        settled[verdict.cell] = verdict
+    progress.open = [key for key in progress.open if key not in settled or settled[key].state is State.AMBIGUOUS]
+    progress.passed += sum(verdict.state in (State.SAME, State.BROKEN) for verdict in settled.values())
+    verdicts = [settled.get(verdict.cell, verdict) for verdict in report.verdicts]
+    progress.report = replace(report, verdicts=ranked(verdicts))
+
+
+def _floor(cells: Collection[Sequence[float]]) -> float:
+    """The least standard deviation of a cell. With few pairs it is the median of all cells.
+
+    A few values may agree by chance where processes have two speeds.
+    """
+    if min(map(len, cells)) >= FEW_PAIRS:
+        return PROCESS_SD_FLOOR
+    return max(PROCESS_SD_FLOOR, median(stdev(values) for values in cells))
+
+
+def _cell_test(screened: Verdict, pairs: Sequence[SharedRounds], values: Sequence[float], spread: Moderated, rules: Rules) -> CellTest:
+    """The t test of one cell on its fresh pairs."""
+    centre, error, limit = fmean(values), spread.process_sd / math.sqrt(len(values)), math.log1p(rules.margin)
+    half = t_quantile(0.975, spread.df) * error
+    left_out = len(pairs) - len(values)
+    verdict = replace(
+        screened,
+        reason="",
+        ratio=math.exp(centre),
+        raw_ratio=None,
+        interval=(math.exp(centre - half), math.exp(centre + half)),
+        covers="differences between process pairs",
+        n=f"{text.count(len(pairs), 'fresh process pair')}" + (f", {left_out} outlying left out" if left_out else ""),
+    )
+    slower_p, faster_p = (t_upper((sign * centre - limit) / error, spread.df) for sign in (1, -1))
+    return CellTest(verdict, slower_p, faster_p, why_order(pairs, limit))

@@ -1,0 +1,145 @@
+"""New processes against a baseline: the request, the second look, family errors with fixed seeds, and large slowdowns."""
+
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from gating import cell_samples, dice, key, stored, stored_run
+from simulate_gate import STORED, Noise, Stored, families
+
+from softbench.core.errors import InconclusiveError, UsageError
+from softbench.gate import baseline_run, unpaired
+from softbench.gate.inference import proportion_bounds
+from softbench.gate.verdicts import Rules, State
+from softbench.run.request import Request
+
+RULES = Rules(margin=unpaired.MARGIN)
+
+
+def asked(**flags):
+    return Request({}, flags, False, None, False, "softbench gate --baseline h200", "")
+
+
+def test_the_request_measures_what_the_baseline_has():
+    base = replace(stored(dice(1), 10, cells=3), settings={"rounds": 7, "max_rounds": 9, "warmup_ms": 0.2, "foreign": 1})
+    base.cells[key("gone", 1)] = cell_samples(status="unavailable", reason="not installed")
+    request = baseline_run.baseline_request(asked(), base)
+    settings = request.settings()
+    assert (settings.backends, settings.processes, settings.rounds, settings.max_rounds) == (("ours",), 3, 7, 9)
+    assert (settings.device, settings.warmup_ms) == ("cuda", 0.2)
+    assert {(sweep.M, sweep.N) for sweep in settings.sweep} == {((4096,), (N,)) for N in (1, 2, 3)}
+    assert baseline_run.baseline_request(asked(processes=5), base).settings().processes == 5
+    with pytest.raises(UsageError, match="--processes 2 can never show a regression"):
+        baseline_run.baseline_request(asked(processes=2), base)
+    with pytest.raises(UsageError, match="rounds"):
+        baseline_run.baseline_request(asked(), replace(base, settings={"rounds": "many"}))
+
+
+def judge(tmp_path, base, *runs):
+    requests, answers = [], iter(runs)
+
+    def measure(request):
+        requests.append(request)
+        return stored_run(tmp_path, next(answers))
+
+    request = baseline_run.baseline_request(replace(asked(), output=tmp_path), base)
+    return baseline_run.judge(measure, request, base, RULES), requests
+
+
+def slow(i):
+    return 0.1 if i in (3, 17) else 0
+
+
+def test_new_processes_decide_the_cells_that_are_not_the_same(tmp_path):
+    """A baseline's first look decided alone: a cell that was slow in one run of three processes failed."""
+    base, second = stored(dice(1), 10), stored(dice(3), 6, slowdown=lambda i: 0.1 if i == 3 else 0)
+    report, requests = judge(tmp_path, base, stored(dice(2), 3, slowdown=slow), second)
+    assert [verdict.cell.N for verdict in report.verdicts if verdict.fails] == [4]
+    assert {verdict.state for verdict in report.verdicts if verdict.cell.N == 18} == {State.SAME}
+    assert len(requests[1].config["sweep"]) == 8
+    assert {(4,), (18,)} < {sweep.N for sweep in requests[1].config["sweep"]}
+    assert requests[1].flags["processes"] == 6
+    assert report.next_step.startswith("if the change is intended, measure a new baseline: softbench run")
+
+
+def test_a_quiet_comparison_needs_no_second_look(tmp_path):
+    report, requests = judge(tmp_path, stored(dice(1), 10), stored(dice(2), 3))
+    assert (report.exit_code, len(requests), report.next_step) == (0, 1, "")
+
+
+def test_a_baseline_of_few_processes_is_refused_before_measuring(tmp_path):
+    with pytest.raises(InconclusiveError, match="needs 5 processes"):
+        judge(tmp_path, stored(dice(1), 4))
+
+
+def test_a_backend_that_is_gone_is_named_with_its_flag(tmp_path):
+    def measure(request):
+        raise UsageError("--backends: unknown 'ours'; known are torch")
+
+    base = stored(dice(1), 10, cells=2, source="h200.json")
+    with pytest.raises(UsageError, match=r"h200\.json: its backends need their --plugin: unknown 'ours'"):
+        baseline_run.judge(measure, baseline_run.baseline_request(asked(), base), base, RULES)
+
+
+def test_the_plan_says_what_it_finds():
+    base = Stored(np.random.default_rng(1), Noise(tau=0.01), 40).base
+    request = baseline_run.baseline_request(asked(), base)
+    found = unpaired.finds_slowdown(base, 6, RULES)
+    plan = baseline_run.plan_text(request, base, RULES)
+    assert "3 new process sets of 3 rounds against 10 processes of the baseline, then undecided cells again in 6 more" in plan
+    assert f"finds a slowdown of {found:.0%} with probability .95" in plan
+    result = families(15, Noise(tau=0.01), 40, found + 0.005, 3, RULES.margin, 1, Stored)
+    assert result.found >= 0.9 * result.slow
+
+
+@pytest.mark.parametrize("noise", STORED)
+def test_identical_cells_raise_no_alarm(noise):
+    result = families(60, STORED[noise], 20, 0.0, 3, RULES.margin, 3, Stored)
+    assert result.exits[1] == 0
+    assert proportion_bounds(0, 60)[1] <= 0.05
+    assert noise == "tau 4 %" or result.exits[0] >= 57
+
+
+@pytest.mark.parametrize("noise", ["quiet", "tau 1 %", "hiccups", "machine 4 %", "bad process", "sitting .3 %"])
+def test_slower_cells_are_found(noise):
+    """With `bad process` one of ten stored processes is twice as slow in the cells that are slower, which hid them."""
+    result = families(40, STORED[noise], 20, 0.10, 3, RULES.margin, 4, Stored)
+    assert proportion_bounds(result.found, result.slow)[0] >= 0.95
+    assert result.others == 0
+
+
+@pytest.mark.parametrize("noise", [*STORED, "machine 30 %"])
+def test_a_large_slowdown_never_passes(noise):
+    changed = Noise(machine=0.3) if noise == "machine 30 %" else STORED[noise]
+    assert families(10, changed, 20, 0.3, 3, RULES.margin, 5, Stored).exits[0] == 0
+
+
+@pytest.mark.parametrize(("change", "code"), [(0.02, 0), (0.08, 3), (-0.08, 3), (0.5, 3)])
+def test_a_change_of_the_machine_is_always_reported(change, code):
+    """Copy and all cells change alike. It was subtracted without a word."""
+    new = stored(dice(9), 3, copy=lambda process: 1 + change)
+    report = unpaired.judge(new, stored(dice(10), 10), RULES)
+    assert report.exit_code == (code if change > 0 else 0)
+    size, direction = re.match(r"the machine changed: copy is ([0-9.]+)% (slower|faster) over all cases", report.notes[0]).groups()
+    assert float(size) / 100 == pytest.approx(abs(change), abs=0.003)
+    assert direction == ("slower" if change > 0 else "faster")
+    if report.exit_code:
+        assert report.next_step.startswith("measure the baseline anew on the machine as it is now: softbench run --M 4096 --processes 10")
+
+
+def test_one_slow_stored_process_blinds_no_cell():
+    base, new = stored(dice(11), 10), stored(dice(12), 3, slowdown=lambda i: 0.1 if i == 4 else 0)
+    values = list(base.cells[key("ours", 5)].medians_us().values())
+    base.cells[key("ours", 5)] = cell_samples(*[(us * (2 if process == 6 else 1),) for process, us in enumerate(values)])
+    report = unpaired.judge(new, base, RULES)
+    assert [(v.cell.N, v.n) for v in report.verdicts if v.fails] == [(5, "9+3 processes, 1 outlying left out")]
+    assert report.next_step == "measure again, with a second look in new processes: softbench gate --baseline latest.csv"
+
+
+def test_five_stored_processes_with_an_outlying_one_are_enough():
+    base = stored(dice(11), 5)
+    values = list(base.cells[key("ours", 5)].medians_us().values())
+    base.cells[key("ours", 5)] = cell_samples(*[(us * (2 if process == 2 else 1),) for process, us in enumerate(values)])
+    (verdict,) = [v for v in unpaired.judge(stored(dice(12), 3), base, RULES).verdicts if v.cell.N == 5]
+    assert (verdict.state, verdict.n) == (State.SAME, "4+3 processes, 1 outlying left out")
