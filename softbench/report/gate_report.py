@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Sequence
 from xml.etree import ElementTree
 
@@ -13,6 +12,7 @@ from rich.text import Text
 from softbench.core.text import count, micros, one_line
 from softbench.gate.samples import RunSamples
 from softbench.gate.verdicts import GateReport, State, Verdict
+from softbench.report.markdown import safe
 
 STYLES = {State.SLOWER: "bold red", State.BROKEN: "bold red", State.MISSING: "red", State.AMBIGUOUS: "yellow", State.FASTER: "green"}
 SIGNS = {State.SAME: "~"}
@@ -61,28 +61,20 @@ def markdown(report: GateReport) -> str:
     """Markdown for a pull request or a job summary: the outcome, the changed cells, and a folded list of the others."""
     sign = {0: "✅", 1: "❌"}.get(report.exit_code, "❓")
     changed = [verdict for verdict in report.verdicts if verdict.state is not State.SAME]
-    lines = [f"### {sign} softbench gate: {_safe(report.summary)}", "", _safe(report.what), ""]
+    lines = [f"### {sign} softbench gate: {safe(report.summary)}", "", safe(report.what), ""]
     if changed:
         lines += [*_markdown_table(changed), ""]
     same = [verdict for verdict in report.verdicts if verdict.state is State.SAME]
     if same:
         lines += [f"<details><summary>~ {count(len(same), 'cell')} within the margin</summary>", ""]
         lines += [*_markdown_table(same), "", "</details>", ""]
-    lines += [f"- {_safe(note)}" for note in report.notes] + ([f"- next: {_safe(report.next_step)}"] if report.next_step else [])
+    lines += [f"- {safe(note)}" for note in report.notes] + ([f"- next: {safe(report.next_step)}"] if report.next_step else [])
     return "\n".join(lines) + "\n"
 
 
 def _markdown_table(verdicts: Sequence[Verdict]) -> list[str]:
     rows = [COLUMNS, ("---", "---", "---", "--:", "--:", "---", "---")]
-    return ["| " + " | ".join(row) + " |" for row in [*rows, *(tuple(map(_safe, _row(verdict))) for verdict in verdicts)]]
-
-
-def _safe(value: str) -> str:
-    """Escape untrusted text for Markdown: no markup, no new columns, no links, no mentions."""
-    escaped = html.escape(one_line(value, 1000), quote=False)
-    for sign in ("\\", "|", "`", "*", "_", "[", "]", "~"):
-        escaped = escaped.replace(sign, f"&#{ord(sign)};")
-    return escaped.replace("@", "@&#8203;")
+    return ["| " + " | ".join(row) + " |" for row in [*rows, *(tuple(map(safe, _row(verdict))) for verdict in verdicts)]]
 
 
 def junit(report: GateReport) -> str:

@@ -23,6 +23,8 @@ from softbench.worker.output_checks import SHARED, breach, poison, same, shared,
 from softbench.worker.pre_check import PreCheck, verify_outputs
 from softbench.worker.tamper_guard import TamperGuard
 
+MANY_CALLS = ("held", "many")
+SLOW = "takes more calls than an interpreter can run"
 REUSES = "the next call overwrites its output, as it declares"
 VARIES = "varies from call to call, within the bound"
 
@@ -49,6 +51,8 @@ class CheckCaseRunner:
         item, self._metrics = self.items[name, direction], MetricsAccumulator()
         if item.gpu_only and self.device.type == "cpu":
             return f"needs a GPU: {item.gpu_only}"
+        if self.most_rows is not None and item.repeat in MANY_CALLS:
+            return SLOW
         needed = item.free_bytes // 4 * DTYPES[dtype].itemsize
         if needed and needed > (free := torch.cuda.mem_get_info()[0]):
             return f"needs {size(needed)} of device memory; {size(free)} are free"
