@@ -56,11 +56,15 @@ class Places:
 
     def some(self, rows: int) -> torch.Tensor:
         """(rows, N), True at a share of a half, or of nearly all. One column of each row is False."""
-        shares = torch.tensor([0.5, 0.99, 1.0]).repeat(1 + rows // 3)[:rows, None]
-        chosen = torch.rand((rows, self.N), generator=self.generator) < shares
-        columns = self.columns(rows).cpu()
-        chosen[torch.arange(rows), columns] = False
-        return chosen.to(self.device)
+        shares = torch.tensor([0.5, 0.99, 1.0], device=self.device).repeat(1 + rows // 3)[:rows, None]
+        chosen = torch.rand((rows, self.N), generator=self.on_device(), device=self.device) < shares
+        chosen[torch.arange(rows, device=self.device), self.columns(rows)] = False
+        return chosen
+
+    def on_device(self) -> torch.Generator:
+        """A generator for whole rows, which the CPU's would make slowly for a GPU."""
+        seed = int(torch.randint(2**31, (), generator=self.generator))
+        return torch.Generator(self.device).manual_seed(seed)
 
 
 def put(rows: torch.Tensor, places: Places, value: float) -> None:
@@ -149,7 +153,7 @@ def of_dy_and_y(dtype: str) -> dict[str, Callable[[torch.Tensor, torch.Tensor, P
             one_hot(y[1::2], Places(places.generator, places.N - 1, places.device))
 
     def wide(dy: torch.Tensor, y: torch.Tensor, places: Places) -> None:
-        y.copy_(torch.softmax(30 * torch.randn(y.shape, generator=places.generator), dim=-1))
+        y.copy_(torch.softmax(30 * torch.randn(y.shape, generator=places.on_device(), device=y.device), dim=-1))
 
     both = {name: partial(_first, change) for name, change in of_dy(dtype).items()}
     return both | {
