@@ -25,7 +25,7 @@ Judge = Callable[[Case, Tensors, Tensors], Accuracy]
 
 HELD_CALLS = 11
 """Calls over which a probe's output is held."""
-EARLIEST = 4
+EARLIEST = 3
 """The first probe is among so many calls after the first call of each set."""
 APART = (1.2, 2.2)
 """Ratio of two probes' numbers. Probes are rare in long batches, and one is in the last half."""
@@ -34,7 +34,7 @@ KEPT_SAMPLES = 0.5
 MOST_COLUMNS = 16
 """Pairs of columns of a batch. A backend does not know them, so a few suffice."""
 CHANGED_ROW = "in a timed call, in a row that had just changed"
-OVERWRITTEN = "a later call overwrites its output; a backend that does so on purpose declares reuses_output = True"
+OVERWRITTEN = "its output changed during later calls; a backend whose next call overwrites it on purpose declares reuses_output = True"
 
 
 @dataclass(slots=True)
