@@ -87,8 +87,6 @@ def hidden() -> Iterator[tuple[str, Call]]:
 def in_traces(meter: DeviceTimer, call: Call, traces: int) -> list[str]:
     """What each of so many traces says; they share one session."""
     meter.abandon()
-    meter.untraced(call, "cold")
-    limit_us = meter.limit_us
     meter.begin("cold")
     session, meter.running = meter.running, None
     assert session is not None
@@ -100,7 +98,7 @@ def in_traces(meter: DeviceTimer, call: Call, traces: int) -> list[str]:
             meter.pause()
         meter.synchronize()
     calls = split(session.stop(), traces * CALLS, meter.separators["cold"])
-    return [unordered(calls[start : start + CALLS], limit_us) for start in range(0, len(calls), CALLS)]
+    return [unordered(calls[start : start + CALLS]) for start in range(0, len(calls), CALLS)]
 
 
 def duration_us(call: Call) -> float:

@@ -17,11 +17,17 @@ class Grade(StrEnum):
     PASS = "pass"
     LOW_PRECISION = "low-precision"
     """Intermediates were rounded to 16 bits, or in float32 the terms of the exponent."""
+    FINITE_ONLY = "finite-only"
+    """NaN in rows that hold -inf, and right in all others."""
     YARDSTICK = "yardstick"
     """The yardstick: a copy or an add, compared bit by bit."""
     WRONG = "wrong"
     UNVERIFIED = "unverified"
     """The float64 reference could not be computed; no bandwidth is published."""
+
+
+LIMITED = frozenset({Grade.LOW_PRECISION, Grade.FINITE_ONLY})
+"""Grades whose figures are published with a mark."""
 
 
 class Status(StrEnum):
@@ -64,9 +70,14 @@ class Accuracy:
 
     grade: Grade
     worst: float
-    """max(|out - ref| / bound) over all elements; at most 1 passes. inf if NaN or infinities differ."""
+    """max(|out - ref| / bound) over all elements; at most 1 passes. inf if NaN or infinities differ, except for `finite-only`."""
     detail: str
     """Why the output does not pass; empty for a pass."""
+
+    @property
+    def rank(self) -> tuple[bool, float]:
+        """The larger of two is the one to keep for a cell whose output is not wrong."""
+        return self.grade is Grade.FINITE_ONLY, self.worst
 
 
 @dataclass(frozen=True, slots=True)

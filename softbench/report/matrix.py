@@ -1,6 +1,6 @@
 """The main table: a row per shape and a column per backend, or the other way round if that fits better. Prints nothing.
 
-Signs are ASCII, so that every encoding has them: `*` the fastest of a shape, `~` low-precision, `!` doubtful.
+Signs are ASCII, so that every encoding has them: `*` the fastest of a shape, `~` low-precision or finite-only, `!` doubtful.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rich.text import Text
 
 from softbench.core import text as units
 from softbench.core.case import TIMERS
-from softbench.core.outcome import FAILURES, Grade, Status
+from softbench.core.outcome import FAILURES, LIMITED, Grade, Status
 from softbench.report import markdown
 from softbench.results import labels
 from softbench.results.rows import IMPLAUSIBLE, Row
@@ -186,7 +186,7 @@ def _cell(row: Row | None, detail: int, best: Row | None, factor: float, *, sign
     if row.grade == Grade.YARDSTICK:
         return _Cell(tuple(numbers), "  " + sign, "dim")
     numbers += [units.percent(row.of_copy) if row.of_copy else "", units.ratio(row.speedup) + "x" if row.speedup else ""]
-    signs = ("~" if row.grade == Grade.LOW_PRECISION else " ") + ("*" if row is best else " ") + sign
+    signs = ("~" if row.grade in LIMITED else " ") + ("*" if row is best else " ") + sign
     return _Cell(tuple(numbers[:detail]), signs, "bold green" if row is best else "")
 
 

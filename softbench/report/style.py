@@ -9,7 +9,7 @@ from statistics import fmean, median
 from typing import TYPE_CHECKING
 
 from softbench.core.errors import ResultsError, UsageError
-from softbench.core.outcome import Grade
+from softbench.core.outcome import LIMITED, Grade
 from softbench.results.rows import Row
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def label(name: str, rows: Sequence[Row], source: str = "") -> str:
     """A backend's label in a figure."""
     short = name if len(name) <= LONGEST else name[: LONGEST - 3] + "..."
     mark = " (yardstick)" if rows and rows[0].grade == Grade.YARDSTICK else ""
-    mark += " (low-precision)" if any(row.grade == Grade.LOW_PRECISION for row in rows) else ""
+    mark += "".join(f" ({grade})" for grade in sorted(LIMITED) if any(row.grade == grade for row in rows))
     return plain(short + mark + source)
 
 

@@ -49,10 +49,12 @@ def notes(rows: Sequence[Row], *, all_reasons: bool = False) -> list[Text]:
     low = {row.dtype for row in rows if row.grade == Grade.LOW_PRECISION and row.gbps}
     if low:
         legend.append("~ low-precision" + (": rounds intermediates to 16 bits" if low - {"fp32"} else ", for the reason below"))
+    if any(row.grade == Grade.FINITE_ONLY and row.gbps for row in rows):
+        legend.append("~ finite-only: NaN in rows that hold -inf")
     if any(matrix.doubtful(row) for row in rows):
         legend.append("! doubtful, for the reason below")
     lines = [Text("; ".join(legend), style="dim")] if any(row.median_us for row in rows) else []
-    lines += _low_precision(rows)
+    lines += _limited(rows)
     unavailable = list(dict.fromkeys(row.backend for row in rows if row.status == Status.UNAVAILABLE))
     folded = len(unavailable) > FEW and not all_reasons
     grouped: dict[tuple[str, str], list[Row]] = {}
@@ -85,14 +87,15 @@ def _span(rows: Sequence[Row]) -> str:
     return first if len(rows) == 1 else f"{units.count(len(rows), 'cell')}, {first} to {last}"
 
 
-def _low_precision(rows: Sequence[Row]) -> list[Text]:
-    """A line per backend of low precision in fp32, with the reason of its worst cell."""
-    grouped: dict[str, list[Row]] = {}
+def _limited(rows: Sequence[Row]) -> list[Text]:
+    """A line per backend that is finite-only, or of low precision in fp32, with the reason of its worst cell."""
+    grouped: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
-        if row.grade == Grade.LOW_PRECISION and row.status == Status.OK and row.dtype == "fp32" and row.reason:
-            grouped.setdefault(row.backend, []).append(row)
-    worst = {name: max(some, key=lambda row: row.error_over_bound or 0) for name, some in grouped.items()}
-    return [Text(f"{name}: low-precision ({_span(some)}): {worst[name].reason}") for name, some in grouped.items()]
+        told = row.grade == Grade.FINITE_ONLY or (row.grade == Grade.LOW_PRECISION and row.dtype == "fp32")
+        if told and row.status == Status.OK and row.reason:
+            grouped.setdefault((row.backend, row.grade), []).append(row)
+    worst = {which: max(some, key=lambda row: row.error_over_bound or 0) for which, some in grouped.items()}
+    return [Text(f"{name}: {grade} ({_span(some)}): {worst[name, grade].reason}") for (name, grade), some in grouped.items()]
 
 
 def few(names: Sequence[str]) -> str:

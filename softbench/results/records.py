@@ -36,7 +36,7 @@ def merge(records: Sequence[Record]) -> Record:
         measured.append(record.outcome)
     if len(records) == 1:
         return first
-    worst = max((outcome.accuracy for outcome in measured), key=lambda accuracy: accuracy.worst)
+    worst = max((outcome.accuracy for outcome in measured), key=lambda accuracy: accuracy.rank)
     batches = tuple(batch for outcome in measured for batch in outcome.timing.batches)
     limited = next((outcome.timing for outcome in measured if outcome.timing.stopped == LIMIT), measured[0].timing)
     timing = replace(limited, batches=batches)

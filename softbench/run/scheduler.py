@@ -216,7 +216,7 @@ class Scheduler:
         if status := NOT_PUBLISHED.get(accuracy.grade):
             state.accuracy = accuracy
             self._end(slot, Failed(status, "time", accuracy.detail))
-        elif state.accuracy is None or accuracy.worst > state.accuracy.worst:
+        elif state.accuracy is None or accuracy.rank > state.accuracy.rank:
             state.accuracy = accuracy
 
     def _profile(self, slots: list[WorkerSlot], case: Case) -> None:

@@ -71,8 +71,10 @@ class CheckCaseRunner:
         else:
             call = lambda *tensors: along(direction)(*tensors, dim)  # noqa: E731
         if item.repeat in WAYS:
-            return contract_case(self.backend, case, call, given, self.guard, random).judge(item.repeat)
-        return self._judge(item, case, call, given, dim)
+            found = contract_case(self.backend, case, call, given, self.guard, random).judge(item.repeat)
+        else:
+            found = self._judge(item, case, call, given, dim)
+        return replace(found, grade=Grade.WRONG, worst=float("inf")) if found.grade is Grade.FINITE_ONLY else found
 
     def _prepared(self, case: Case) -> Call:
         if self._call is None or self._case != case:

@@ -122,6 +122,7 @@ class DeviceTimer:
         try:
             calls = self._calls(apart, batch_ms, MAX_CALLS) + 1
             _repeated(apart, calls)()
+            self.synchronize()  # another worker runs its calls next
             self.window = l2, calls
         except BaseException:
             self.abandon()
@@ -134,13 +135,12 @@ class DeviceTimer:
         traced = traced[MIN_CALLS + 1 :]  # without those that only told how many to make, and one more for the warmth that the wait took
         if not any(call.work for call in traced):
             raise NoKernelError(f"the profiler saw no kernel of {len(traced)} calls, so nothing shows that they computed")
-        limit_us, self.limit_us = self.limit_us or math.inf, math.inf
-        self.unordered = unordered(traced, limit_us)
+        self.unordered = unordered(traced)
         if not all(call.work for call in traced):
             raise UntracedError("the profiler saw no kernel of a call")
         kernels, _ = Counter(tuple(activity.name for activity in call.work) for call in traced).most_common(1)[0]
         sums_us = [sum(activity.duration_ns for activity in call.work) / 1e3 for call in traced]
-        slowed = max(1.0, statistics.median(sums_us) / limit_us)
+        slowed, self.limit_us = max(1.0, statistics.median(sums_us) / (self.limit_us or math.inf)), math.inf
         return [round(us / slowed, 3) for us in sums_us], list(kernels)
 
     def abandon(self) -> None:

@@ -132,7 +132,7 @@ class RotatingInputs:
             return Accuracy(Grade.WRONG, float("inf"), self._wrong)
         worst: Accuracy | None = None
         for found in chain((self._verdict(judge, *collected) for collected in self._collected), self._probed(judge)):
-            if worst is None or found.grade is Grade.WRONG or found.worst > worst.worst:
+            if worst is None or found.grade is Grade.WRONG or found.rank > worst.rank:
                 worst = found
             if found.grade is Grade.WRONG:
                 break

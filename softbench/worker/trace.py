@@ -7,17 +7,13 @@ starts after the fill before its call, and ends before the pause after it. All t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from softbench.core.text import one_line
 
 OVERLAP_NS = 1000
 """Longest overlap that may be an error of the time stamps. For a short kernel the limit is half its duration."""
-TRACED = 1.3
-"""Largest ratio of the traced time to the time between events: tracing slows some kernels, by 6 % in `softbench.worker.device_timer`."""
-TRACED_US = 5.0
-"""Microseconds by which the traced time may also be longer, as short kernels vary."""
 
 
 class UntracedError(Exception):
@@ -103,38 +99,21 @@ def _traced_call(fill: Activity, after: list[Activity], known: Separators) -> Tr
     return TracedCall(fill, tuple(after[: pauses[-1]] + after[pauses[-1] + 1 :]), after[pauses[-1]])
 
 
-def busy_us(activities: Iterable[Activity]) -> float:
-    """Microseconds in which at least one of them ran."""
-    total, until = 0, 0
-    for activity in sorted(activities, key=lambda activity: activity.start_ns):
-        total += max(0, activity.end_ns - max(until, activity.start_ns))
-        until = max(until, activity.end_ns)
-    return total / 1e3
+def unordered(calls: Sequence[TracedCall]) -> str:
+    """Which work of these calls ran on another stream beside separators, in words; empty if there is none.
 
-
-def unordered(calls: Sequence[TracedCall], limit_us: float) -> str:
-    """Which work is not ordered with the caller's stream, in words; empty if there is none.
-
-    There are two signs. Work on another stream ran beside separators. Or the calls kept the device busy for longer than the time between
-    the events around a call. Work beside one separator only is ignored, because a call may run something once.
-
-    Args:
-        calls: the calls of a trace.
-        limit_us: median time of a call between events, without the profiler; inf if it is unknown.
+    Work beside one separator only is ignored, because a call may run something once.
     """
     between = [separator for call in calls for separator in (call.fill, call.pause)]
     others = [activity for call in calls for activity in call.work if activity.stream != call.pause.stream]
     beside = Counter(other.name for other in others if any(_overlap(separator, other) for separator in between))
-    if beside.total() > 1:
-        ((name, times),) = beside.most_common(1)
-        return (
-            f"{one_line(name, 80)} runs on another stream, not ordered with the caller's stream, so no event sees it "
-            f"({times} times in {len(calls)} calls)"
-        )
-    each_us = busy_us(activity for call in calls for activity in call.work) / len(calls)
-    if each_us > TRACED * limit_us + TRACED_US:
-        return f"the kernels of a call take {each_us:.1f} us, of which the events around it see {limit_us:.1f} us"
-    return ""
+    if beside.total() < 2:
+        return ""
+    ((name, times),) = beside.most_common(1)
+    return (
+        f"{one_line(name, 80)} runs on another stream, not ordered with the caller's stream, so no event sees it "
+        f"({times} times in {len(calls)} calls)"
+    )
 
 
 def _overlap(separator: Activity, other: Activity) -> bool:

@@ -1,10 +1,8 @@
 """Traces: calls are parted by their separators, and work outside their order is found."""
 
-import math
-
 import pytest
 
-from softbench.worker.trace import Activity, Separators, UntracedError, busy_us, separators, split, unordered
+from softbench.worker.trace import Activity, Separators, UntracedError, separators, split, unordered
 
 KNOWN = Separators(frozenset({"fill"}), "pause", 7)
 CALLS = 10
@@ -52,14 +50,9 @@ def test_a_lost_separator_is_an_error():
         split(every[:-1], CALLS, KNOWN)
 
 
-def test_busy_time_counts_overlapping_work_once():
-    assert busy_us([]) == 0
-    assert busy_us(on(7, ("a", 0, 10), ("b", 5, 10), ("c", 6, 1), ("d", 100, 1))) == 16
-
-
 @pytest.mark.parametrize("us", [2, 5, 60, 1000])
 def test_work_beside_separators_is_unordered_at_any_length(us):
-    assert unordered(traced(hidden_behind(us)), 8.0) == (
+    assert unordered(traced(hidden_behind(us))) == (
         f"hidden runs on another stream, not ordered with the caller's stream, so no event sees it ({CALLS} times in {CALLS} calls)"
     )
 
@@ -68,8 +61,8 @@ def test_ordered_work_on_other_streams_is_no_sign():
     def joined(now):
         return on(7, ("ours", now, 2)) + on(9, ("theirs", now + 3, 50)), 53
 
-    assert unordered(traced(joined), 55.0) == ""
-    assert unordered(traced(lambda now: (on(9, ("theirs", now, 50.9)), 50)), 55.0) == ""  # time stamps are off by less than 1 us
+    assert unordered(traced(joined)) == ""
+    assert unordered(traced(lambda now: (on(9, ("theirs", now, 50.9)), 50))) == ""  # time stamps are off by less than 1 us
 
 
 def test_one_overlap_is_a_single_event_and_no_sign():
@@ -78,15 +71,4 @@ def test_one_overlap_is_a_single_event_and_no_sign():
     def work(now):
         return on(7, ("ours", now, 2)) + (on(9, ("setup", now, 30)) if next(once, False) else []), 2
 
-    assert unordered(traced(work), 8.0) == ""
-
-
-def test_kernels_longer_than_the_events_see_are_a_sign():
-    """The separators wait until the hidden kernel has left the device, so nothing overlaps."""
-
-    def work(now):
-        return on(9, ("hidden", now, 60)), 60
-
-    assert unordered(traced(work), 50.0) == ""
-    assert unordered(traced(work), math.inf) == ""
-    assert unordered(traced(work), 8.0) == "the kernels of a call take 60.0 us, of which the events around it see 8.0 us"
+    assert unordered(traced(work)) == ""

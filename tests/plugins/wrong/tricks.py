@@ -271,7 +271,11 @@ def plain(call):
 
 
 VALUES = "where float64 gives"
-LATE = ("wrote its output after its call had returned", VALUES)  # on a busy machine so late that the judge was there first
+LATE = (
+    "wrote its output after its call had returned",
+    "its output changed during later calls",
+    VALUES,
+)
 TIMED = "in a timed call, "  # on values it had not seen, or in a row that had just changed
 backends = [
     Trick("cached-by-address", lambda: cached(lambda x: x.data_ptr()), VALUES),
