@@ -38,7 +38,7 @@ def chatty(x):
 
 
 def from_call(number, fault):
-    """Honest until its call of that number: the first builds, the next two check, what follows is timed."""
+    """Honest until its call of that number: the first builds, the next ones check, what follows is timed."""
     calls = [0]
 
     def call(x):
@@ -56,7 +56,7 @@ def starve(x):
     resource.setrlimit(resource.RLIMIT_AS, (held + 3 * x.nbytes, resource.RLIM_INFINITY))
 
 
-CHECKED, TIMED = 2, 25  # a case of one row has a call for each kind of structured row
+CHECKED, TIMED = 2, 6
 
 backends = [
     Faulty("raises-in-prepare", prepare=refuse),
