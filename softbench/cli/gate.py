@@ -110,7 +110,7 @@ def _pair(candidate: str | None, reference: str | None, files: list[Path] | None
 def _reject_with_stored_runs(sweep: dict[str, Any]) -> None:
     if rejected := [name for name, value in sweep.items() if value not in (None, [])]:
         flag = "plugin" if rejected[0] == "plugins" else rejected[0]
-        raise UsageError(f"gate: --{flag} is for a measurement, which needs --candidate and --reference")
+        raise UsageError(f"gate: --{flag} is for a measurement; leave out the results files, or give --candidate and --reference")
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ MEANING = {
     "launch-bound": "do_bench read the host; the kernels take less: see device_us",
     "L2-resident": "the tensors fit the GPU's L2: no figure of its memory",
     "throttled": "the GPU was slowed in every round, and waiting did not help",
-    "busy": "other processes used the CPU in every round, so that threads waited for a processor",
+    "busy": "in every round threads waited for a processor: other processes use the CPU, or it has a quota",
     "noisy": "the middle 60 % of the samples lie further apart than 10 %, or rounds disagree",
     "implausible": "faster than the memory or than 1.5 times copy: no bandwidth is published",
     "recompiled": "torch.compile compiled again after the build",

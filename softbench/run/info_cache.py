@@ -62,6 +62,8 @@ def read(device: str, sources: Iterable[PluginSource]) -> Known | None:
 def write(device: str, machine: Machine, sources: Iterable[PluginSource], infos: Sequence[BackendInfo]) -> None:
     """Keep an entry, if the infos hold every one of softbench's own sources. A folder that cannot be written is no error."""
     own = [info for info in infos if info.origin.own]
+    if not machine.gpus and any(Path("/dev").glob("nvidia[0-9]*")):  # a GPU that could not be used may be usable soon
+        return
     if any(info.broken for info in own) or {info.origin.label for info in own} != {source.label for source in sources if source.own}:
         return
     by_label: dict[str, list[object]] = {}
@@ -98,3 +100,5 @@ def _files() -> Iterator[Path]:
     yield from (Path(folder) for folder in sys.path if folder)
     yield from sorted(Path("/dev").glob("nvidia*"))
     yield from (Path(found) for name in PROGRAMS if (found := shutil.which(name)))
+    homes = (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda")  # as `cuda_toolkit` looks for nvcc
+    yield from (Path(home) / "bin" / "nvcc" for home in homes if home)

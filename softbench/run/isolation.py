@@ -15,6 +15,9 @@ from softbench.core.case import YARDSTICK, Case
 from softbench.core.outcome import Failed, Measured, Record, Status
 from softbench.processes.slot import WorkerSlot
 
+TIMES = 2
+"""Kills beside a backend, each in a measurement of its own, that are evidence: the kernel kills for lack of memory too."""
+
 if TYPE_CHECKING:
     from softbench.run.scheduler import Scheduler
 
@@ -23,7 +26,7 @@ def measure(scheduler: Scheduler, case: Case, note: Callable[[str], object]) -> 
     """One case, as `Scheduler.measure`; again in isolation if a worker was killed. `note` gets a text for the user then."""
     records = scheduler.measure(case)
     killed = _killed(scheduler)
-    if not killed:
+    if not killed or len(scheduler.slots) < 2:
         return records
     names = ", ".join(slot.name for slot in killed)
     note(f"{case.key}: the worker of {names} was killed, and not by softbench; the case is measured again, one backend at a time")
@@ -37,6 +40,10 @@ def measure(scheduler: Scheduler, case: Case, note: Callable[[str], object]) -> 
 def _one_by_one(scheduler: Scheduler, case: Case, found: dict[str, Record], killed: list[WorkerSlot]) -> list[Record]:
     slots = scheduler.slots
     beside = next((slot for slot in slots if slot.name == YARDSTICK), killed[0])
+    scheduler.slots = [beside]
+    scheduler.measure(case)
+    if _killed(scheduler):  # it is killed alone too: no other backend is the cause
+        return [found[slot.name] for slot in slots]
     for slot in slots:
         if slot is beside or not (slot in killed or isinstance(found[slot.name].outcome, Measured)):
             continue
@@ -44,9 +51,9 @@ def _one_by_one(scheduler: Scheduler, case: Case, found: dict[str, Record], kill
             other.drop(scheduler.pool)
         slot.deaths = beside.deaths = 0  # a victim is no cause
         scheduler.slots = [slot, beside]
-        pair = {record.backend: record for record in scheduler.measure(case)}
-        if _killed(scheduler) == [beside]:
-            reason = f"the worker of {beside.name} was killed whenever it ran beside this backend"
+        pair, guilty = _beside(scheduler, case, beside)
+        if guilty:
+            reason = f"the worker of {beside.name} was killed {TIMES} times as it ran beside this backend, and not alone"
             slot.drop(scheduler.pool)
             slot.info = replace(slot.info, broken=reason, broken_status=Status.FAILED)  # not asked any more
             found[slot.name] = Record(slot.name, case, Failed(Status.FAILED, "time", reason), slot.info.source)
@@ -55,6 +62,17 @@ def _one_by_one(scheduler: Scheduler, case: Case, found: dict[str, Record], kill
             if beside in killed:
                 found[beside.name] = pair[beside.name]
     return [found[slot.name] for slot in slots]
+
+
+def _beside(scheduler: Scheduler, case: Case, beside: WorkerSlot) -> tuple[dict[str, Record], bool]:
+    """The records of a backend beside another, and whether that one alone was killed each of TIMES times."""
+    pair: dict[str, Record] = {}
+    for _ in range(TIMES):
+        pair = {record.backend: record for record in scheduler.measure(case)}
+        beside.deaths = 0
+        if _killed(scheduler) != [beside]:
+            return pair, False
+    return pair, True
 
 
 def _killed(scheduler: Scheduler) -> list[WorkerSlot]:

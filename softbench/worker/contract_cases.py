@@ -96,7 +96,7 @@ class ContractCase:
         peaks = [torch.zeros((), device=out.device) for out in first]
         end = time.monotonic() + MANY_SECONDS
         for _ in range(MANY_CALLS):
-            for place, out in enumerate(self.results(*self.given)):
+            for place, out in enumerate(result.detach() for result in self.results(*self.given)):
                 peak = (out - first[place]).abs().amax().float().nan_to_num(nan=torch.inf)
                 worse = peak > peaks[place]
                 worst[place] = torch.where(worse, out, worst[place])
@@ -107,7 +107,9 @@ class ContractCase:
         return replace(found, detail=f"once in many calls: {found.detail}") if found.grade is Grade.WRONG else found
 
     def streams(self) -> Accuracy:
-        """Calls on two streams at once must not share memory."""
+        """Calls on two streams at once must not share memory, unless the backend declares that its calls share their output."""
+        if reuses_output(self.backend):
+            return Accuracy(Grade.PASS, 0.0, "")
         sides = [(self.given, torch.cuda.Stream()), (self._other(), torch.cuda.Stream())]
         for _, stream in sides:
             stream.wait_stream(torch.cuda.current_stream())

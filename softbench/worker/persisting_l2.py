@@ -17,18 +17,25 @@ LIMIT = 0x06
 WINDOW = 1
 """CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW; its value begins with a pointer and a size, 8 bytes each."""
 ATTRIBUTE_BYTES = 64
+FUNCTIONS = ("cuCtxGetLimit", "cuCtxResetPersistingL2Cache", "cuStreamGetAttribute")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PersistingL2:
     """The driver's settings of persisting lines in this process."""
 
     driver: Any
-    limit_bytes: int
-    """The limit before any plugin was imported."""
+    limit_bytes: int | None = None
+    """The limit when the inputs of the first case were made; None before. Asking earlier would create a CUDA context in each worker."""
+
+    def remember(self) -> None:
+        """Take the present limit for the right one, unless one is known."""
+        if self.limit_bytes is None:
+            self.limit_bytes = _limit(self.driver)
 
     def changed(self) -> str:
         """How a plugin changed the settings, in words; an empty text if it did not."""
+        self.remember()
         if (now := _limit(self.driver)) != self.limit_bytes:
             return f"set the limit of L2's persisting lines to {now} bytes, which the flush of L2 does not evict"
         if _window_bytes(self.driver):
@@ -41,20 +48,18 @@ class PersistingL2:
 
 
 def bind() -> PersistingL2 | None:
-    """The settings as they are now; None without the driver's library or such lines. It creates the CUDA context."""
-    torch.cuda.synchronize()
+    """The driver, before any plugin is imported; None without its library. It creates no CUDA context."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
-        return PersistingL2(driver, _limit(driver))
-    except (OSError, AttributeError):
+        return PersistingL2(driver) if all(hasattr(driver, name) for name in FUNCTIONS) else None
+    except OSError:
         return None
 
 
 def _limit(driver: Any) -> int:
+    """Bytes; -1 on a GPU without such lines."""
     value = ctypes.c_size_t()
-    if driver.cuCtxGetLimit(ctypes.byref(value), LIMIT):
-        raise OSError("the GPU has no persisting lines")
-    return value.value
+    return -1 if driver.cuCtxGetLimit(ctypes.byref(value), LIMIT) else value.value
 
 
 def _window_bytes(driver: Any) -> int:

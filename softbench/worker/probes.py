@@ -25,8 +25,10 @@ Judge = Callable[[Case, Tensors, Tensors], Accuracy]
 
 HELD_CALLS = 11
 """Calls over which a probe's output is held."""
-EARLIEST = 3
-"""The first probe is among so many calls after the first call of each set."""
+FIRST = {"cpu": 2, "cuda": 6}
+"""The number of the first call that may be a probe. do_bench estimates its number of calls from the first six."""
+EARLIEST = {"cpu": 3, "cuda": 2}
+"""The first probe is among so many calls from there on."""
 APART = (1.2, 2.2)
 """Ratio of two probes' numbers. Probes are rare in long batches, and one is in the last half."""
 KEPT_SAMPLES = 0.5
@@ -61,7 +63,7 @@ class Probes:
         self.broken = ""
         self.held: tuple[int, Tensors, Probe] | None = None
         """A call's number from which on a held output is released, its outputs and its probe."""
-        self.due = len(sets) + source.randrange(EARLIEST)
+        self.due = FIRST[case.device] + source.randrange(EARLIEST[case.device])
         self.at = self.due if case.N > 1 else 2**62
         """The number of the next call with work to do. Nothing changes in rows of one element."""
         self._changed: tuple[int, int, torch.Tensor, Tensors] | None = None

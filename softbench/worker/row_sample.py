@@ -21,6 +21,8 @@ LEAST_ROWS = 16
 LONG_ELEMENTS = {"cpu": 2**24, "cuda": 2**30}
 """Elements that LEAST_ROWS may have; of longer rows fewer are compared."""
 FEWEST_ROWS = 4
+MOST_ROWS = 2**16
+"""Rows of a sample, at most: their numbers are drawn on the host, one by one."""
 SUSPECTS = 32
 """Rows that the comparison in float32 adds, at most."""
 
@@ -33,9 +35,9 @@ def most_rows(case: Case) -> int:
 
 def rows_to_compare(case: Case, seed: int, kinds: int = 1) -> list[int] | None:
     """The numbers of the rows to compare, in order; None for all. A row of each kind is among them if there are as many rows."""
-    most = most_rows(case)
-    if most >= case.M:
+    if most_rows(case) >= case.M:
         return None
+    most = min(most_rows(case), MOST_ROWS)
     chosen = random.Random(seed)
     first = chosen.randrange(case.M - min(kinds, most) + 1)
     rows = {0, case.M - 1, *range(first, first + min(kinds, most))}

@@ -105,6 +105,8 @@ class Server:
         self.telemetry = self.telemetry or telemetry.reader(self.device)  # slow the first time; all workers build at the same time
         self.inputs = inputs.make(self.case, seed, torch.device(self.device))
         synchronize(self.device)
+        if self.guard and self.guard.persisting_l2:
+            self.guard.persisting_l2.remember()
         compiling = compiles(self.backend)
         counts = CompilerCounts(partial(compilations, self.backend)) if compiling else None
         self.graphs = Graphs()

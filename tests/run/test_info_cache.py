@@ -46,6 +46,12 @@ def test_plugins_are_neither_kept_nor_looked_up():
     assert info_cache.read("auto", [TORCH, COMPILE, OTHER]).infos == tuple(INFOS)
 
 
+def test_a_gpu_that_cannot_be_used_is_asked_again(monkeypatch, folder):
+    monkeypatch.setattr(info_cache.Path, "glob", lambda self, pattern: iter([self / "nvidia0"]))
+    info_cache.write("auto", replace(MACHINE, gpus=()), (TORCH, COMPILE), INFOS)
+    assert not folder.exists()
+
+
 def test_incomplete_and_broken_infos_are_not_kept(folder):
     keep(INFOS[:1])
     keep([replace(INFOS[0], broken="import: error"), *INFOS[1:]])

@@ -47,7 +47,7 @@ def test_a_killer_has_no_figure_and_its_victims_have():
     for found in (first, second):
         assert list(found) == ["copy", "a", "killer", "b"]
         assert isinstance(found["killer"], Failed)
-        assert found["killer"].reason == "the worker of copy was killed whenever it ran beside this backend"
+        assert found["killer"].reason == "the worker of copy was killed 2 times as it ran beside this backend, and not alone"
     assert isinstance(first["a"], Measured)
     assert isinstance(first["b"], Measured)
     assert all(isinstance(second[name], Measured) for name in ("copy", "a", "b"))
@@ -64,6 +64,13 @@ def test_one_kill_for_lack_of_memory_accuses_nobody():
     [found], notes = measured(Killing("killer", limit=1))
     assert {type(outcome) for outcome in found.values()} == {Measured}
     assert len(notes) == 1
+
+
+def test_a_worker_that_dies_alone_accuses_nobody():
+    """As under a memory limit that the yardstick exceeds."""
+    [found], _ = measured(FakePool({("copy", "time"): KILLED}))
+    assert isinstance(found["copy"], Failed)
+    assert all(isinstance(found[name], Measured) for name in ("a", "killer", "b"))
 
 
 def test_a_run_without_kills_measures_once():
@@ -113,5 +120,5 @@ def test_a_plugin_that_kills_all_workers_is_told(cli):
     assert "was killed, and not by softbench" in done.stderr
     for N in ("16", "32"):
         assert rows["killer", N]["status"] == "failed"
-        assert "was killed whenever it ran beside this backend" in rows["killer", N]["reason"]
+        assert "was killed 2 times as it ran beside this backend, and not alone" in rows["killer", N]["reason"]
         assert float(rows["torch", N]["gbps"]) > 0

@@ -29,7 +29,6 @@ class Driver:
 @pytest.fixture
 def driver(monkeypatch):
     driver = Driver()
-    monkeypatch.setattr(persisting_l2.torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(persisting_l2.torch.cuda, "current_stream", lambda: types.SimpleNamespace(cuda_stream=0))
     monkeypatch.setattr(persisting_l2.ctypes, "CDLL", lambda name: driver)
     return driver
@@ -44,14 +43,16 @@ def test_changed_settings_are_named(driver):
     assert found.changed() == "set an access policy window on the caller's stream, whose lines the flush of L2 does not evict"
 
 
-def test_a_gpu_without_persisting_lines_has_nothing_to_watch(driver, monkeypatch):
+def test_a_gpu_without_persisting_lines_has_no_changes(driver, monkeypatch):
     driver.result = 801  # CUDA_ERROR_NOT_SUPPORTED
-    assert bind() is None
+    assert bind().changed() == ""
 
     def missing(name):
         raise OSError(name)
 
     monkeypatch.setattr(persisting_l2.ctypes, "CDLL", missing)
+    assert bind() is None
+    monkeypatch.setattr(persisting_l2.ctypes, "CDLL", lambda name: object())
     assert bind() is None
 
 

@@ -58,3 +58,9 @@ def test_a_comparison_uses_one_thread_and_restores_their_number():
     with one_thread("cpu"):
         assert torch.get_num_threads() == 1
     assert torch.get_num_threads() == before
+
+
+def test_a_sample_of_short_rows_has_a_limit():
+    found = row_sample.rows_to_compare(Case(2**22, 128, "fp32", Direction.FORWARD, "cuda"), 0, 16)
+    assert len(found) <= row_sample.MOST_ROWS
+    assert {0, 2**22 - 1} <= set(found)

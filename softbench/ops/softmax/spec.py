@@ -8,10 +8,10 @@ READS = {Direction.FORWARD: ("x",), Direction.BACKWARD: ("dy", "y"), Direction.B
 """The (M, N) tensors that an ideal kernel reads, each once."""
 WRITES = {Direction.FORWARD: ("y",), Direction.BACKWARD: ("dx",), Direction.BOTH: ("y", "dx")}
 """The (M, N) tensors that an ideal kernel writes, each once."""
-WORKING_TENSORS = 10
+WORKING_TENSORS = 12
 """(M, N) tensors that a worker holds for a case at once, at most.
 
-Inputs twice (copies or the second set), outputs of three calls, and temporaries of `naive`.
+Inputs twice (copies or the second set), outputs of four calls (a probe holds one), and temporaries of `naive`.
 """
 
 
