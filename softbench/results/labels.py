@@ -34,7 +34,7 @@ MOSTLY = 1.25
 NOISE = 0.10
 NOISE_US = 1.0  # events scatter by this much
 OVER_PEAK = 1.05  # clocks and datasheets are rounded
-OVER_COPY = 1.5  # with the same bytes, nothing honest is so much faster
+OVER_COPY = 1.5  # both move the same bytes
 WELL_BEYOND = 4  # times L2; in smaller cells the part in L2 is too large
 
 

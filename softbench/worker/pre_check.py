@@ -65,18 +65,21 @@ class PreCheck:
         given = self.given if calls == 1 else inputs.make(many, seed + 1, self.given[0].device)
         names = structured_rows.make_adversarial(given, many, seed)
         first: Tensors = ()
-        gathered: list[Tensors] = []
+        count = 2 if self.case.direction is Direction.BOTH else 1
+        # Allocated before the calls, so that a backend that takes the memory is not blamed for what the check lacks.
+        gathered = tuple(torch.empty_like(given[0], requires_grad=False) for _ in range(count)) if calls > 1 else ()
         for call in range(calls):
+            place = slice(call * self.case.M, (call + 1) * self.case.M)
             if calls > 1:
                 for tensor, rows in zip(self.given, given, strict=True):
-                    tensor.data.copy_(rows.data[call * self.case.M : (call + 1) * self.case.M])
+                    tensor.data.copy_(rows.data[place])
             results, reason = self._once() if call == 0 else self._again()
             if reason:
                 return (), _broken(reason)
             first = first or results
-            gathered.append(tuple(out.detach().clone() for out in results) if calls > 1 else results)
-        outputs = tuple(torch.cat(parts) if calls > 1 else parts[0] for parts in zip(*gathered, strict=True))
-        return first, self._compared(given, outputs, seed, names, many)
+            for all_rows, out in zip(gathered, results, strict=bool(gathered)):
+                all_rows[place].copy_(out.detach())
+        return first, self._compared(given, gathered or results, seed, names, many)
 
     def compared_once(self, seed: int, kinds: Sequence[str] = ()) -> Accuracy:
         """The verdict on one call on the present values, whose rows have these kinds."""

@@ -81,8 +81,8 @@ rounds = 2
 check = 6
 time = 60
 [[sweep]]
-M = 64
-N = 16384
+M = 1
+N = 524288
 """)
     start = time.monotonic()
     done = cli("run", "--config", "late.toml", "--device", "cpu", "--quick", "--timeout", "time=3", timeout=200)

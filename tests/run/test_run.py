@@ -130,7 +130,7 @@ def test_workers_that_cannot_be_alive_together_are_grouped():
     assert planning.grouped(["a", "b"], 2, ["has-no-worker"]) == (("a", "b", "has-no-worker"),)
     assert planning.grouped([], 2, ["has-no-worker"]) == (("has-no-worker",),)
     big = [Case(2**15, 2**15, "fp32", Direction.FORWARD)]
-    assert planning.most_alive(big, "cuda", 44 * 2**30) == 4
+    assert planning.most_alive(big, "cuda", 52 * 2**30) == 4
     assert planning.most_alive(big, "cuda", 2**30) == 1
 
 
