@@ -77,6 +77,7 @@ def gate(
     if self_test:
         _reject_with_self_test(candidate, processes, markdown, junit)
         if baseline is not None:
+            _reject_with_sittings(plot, resume)
             others = {**sweep, "config": config, "families": families, "reference": reference}
             _sitting_test(files, others, baseline, strictness, stored, outputs)
         _self_test(files, reference, families, _request(sweep, config, output, resume), strictness, stored, outputs)
@@ -94,6 +95,11 @@ def _reject_with_self_test(*values: object) -> None:
         raise UsageError(
             "gate: --self-test goes with --reference, --families, --baseline, --json, --plot and the sweep; leave out the others"
         )
+
+
+def _reject_with_sittings(plot: Path | None, resume: bool) -> None:
+    if plot is not None or resume:
+        raise UsageError(f"gate: --{'resume' if resume else 'plot'} does not go with --self-test --baseline, which judges files")
 
 
 def _reject_without_self_test(families: int | None, resume: bool) -> None:

@@ -74,6 +74,11 @@ class Accuracy:
     detail: str
     """Why the output does not pass; empty for a pass."""
 
+    @staticmethod
+    def wrong(reason: str) -> Accuracy:
+        """The accuracy of an output that is wrong whatever its values are."""
+        return Accuracy(Grade.WRONG, float("inf"), reason)
+
     @property
     def rank(self) -> tuple[bool, float]:
         """The larger of two is the one to keep for a cell whose output is not wrong."""

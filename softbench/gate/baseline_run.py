@@ -14,7 +14,7 @@ from softbench.core.case import YARDSTICK, Direction
 from softbench.core.errors import UsageError
 from softbench.gate import environment_match, unpaired
 from softbench.gate.ab_run import Measure, confirmation, samples_of
-from softbench.gate.fresh_pairs import SPREAD_CELLS
+from softbench.gate.fresh_pairs import controls_of
 from softbench.gate.samples import CellKey, RunSamples
 from softbench.gate.verdicts import CORRECT, GateReport, Rules, State, Verdict, ranked
 from softbench.plan.settings import Layer
@@ -84,9 +84,7 @@ def second_look(first: GateReport, base: RunSamples, rules: Rules, fresh: Callab
     suspects = [verdict.cell for verdict in first.verdicts if _suspicious(verdict)]
     if not suspects:
         return first
-    steady = [verdict.cell for verdict in first.verdicts if verdict.gated and verdict.state is State.SAME]
-    wanted = min(max(0, SPREAD_CELLS - len(suspects)), len(steady))
-    cells = [*suspects, *(steady[i * len(steady) // wanted] for i in range(wanted))]
+    cells = [*suspects, *controls_of(first, len(suspects))]
     second = unpaired.judge(fresh(cells), _of_cases(base, cells), rules, only=suspects)
     decided = {verdict.cell: verdict for verdict in second.verdicts}
     verdicts = ranked([decided.get(verdict.cell, verdict) for verdict in first.verdicts])

@@ -65,9 +65,7 @@ def undecided(report: GateReport) -> list[Verdict]:
 def settle(report: GateReport, fresh: Fresh, reference: str, plan: Sequence[Look]) -> GateReport:
     """Measure undecided cells in fresh process pairs until each is decided, or until the last look. Errors of `fresh` pass through."""
     found = undecided(report)
-    steady = [verdict.cell for verdict in report.verdicts if verdict.gated and verdict.state is State.SAME]
-    wanted = min(max(0, SPREAD_CELLS - len(found)), len(steady))
-    controls = [steady[i * len(steady) // wanted] for i in range(wanted)]
+    controls = controls_of(report, len(found))
     progress, done = _Progress(report, [verdict.cell for verdict in found], controls), 0
     for look in plan:
         if not progress.open:
@@ -77,6 +75,13 @@ def settle(report: GateReport, fresh: Fresh, reference: str, plan: Sequence[Look
         done = look.pairs
         _look(progress, look, reference)
     return progress.report
+
+
+def controls_of(report: GateReport, others: int) -> list[CellKey]:
+    """`same` cells, evenly spread, that are measured beside so many others to show how processes differ."""
+    steady = [verdict.cell for verdict in report.verdicts if verdict.gated and verdict.state is State.SAME]
+    wanted = min(max(0, SPREAD_CELLS - others), len(steady))
+    return [steady[i * len(steady) // wanted] for i in range(wanted)]
 
 
 def _look(progress: _Progress, look: Look, reference: str) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from softbench.core.outcome import Accuracy, Grade
+from softbench.core.outcome import Accuracy
 from softbench.worker.async_work import late_work
 from softbench.worker.rotating_inputs import Judge, RotatingInputs
 from softbench.worker.tamper_guard import TamperGuard
@@ -61,7 +61,7 @@ class Batches:
     def verify(self, judge: Judge) -> Accuracy | None:
         """Of calls that were timed: whether they were done when they returned, and two of their outputs; None where none was made."""
         broken = self.broken or self._replaced()  # who waited for the batch's end to exchange the judge
-        return Accuracy(Grade.WRONG, float("inf"), broken) if broken else self.rotation.verify(judge)
+        return Accuracy.wrong(broken) if broken else self.rotation.verify(judge)
 
     def _replaced(self) -> str:
         return self.guard.replaced() if self.guard else ""

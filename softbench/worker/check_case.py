@@ -97,7 +97,7 @@ class CheckCaseRunner:
         late = watch.unfinished(out)
         reason = breach(given, kept, (out,), written=written) or late
         if reason := reason or (self.guard.replaced() if self.guard else ""):
-            return Accuracy(Grade.WRONG, float("inf"), reason)
+            return Accuracy.wrong(reason)
         return self._compared(item, case, call, given, out, dim)
 
     def _compared(self, item: CheckCase, case: Case, call: Call, given: tuple[torch.Tensor, ...], out: torch.Tensor, dim: int) -> Accuracy:
@@ -107,7 +107,7 @@ class CheckCaseRunner:
             again = call(*given)
             if shared((again, out)):
                 if not reuses_output(self.backend):
-                    return Accuracy(Grade.WRONG, float("inf"), SHARED)
+                    return Accuracy.wrong(SHARED)
                 note = REUSES
             if not same(again, first):
                 note, outputs = VARIES, [first, again]

@@ -62,7 +62,7 @@ class ContractCase:
 
     def structured(self) -> Accuracy:
         """One call on structured rows."""
-        names = structured_rows.make_adversarial(self.given, self.case, self.seed)
+        names = structured_rows.make_structured(self.given, self.case, self.seed)
         return self.compared_once(self.seed, names)
 
     def held(self) -> Accuracy:
@@ -81,12 +81,12 @@ class ContractCase:
             later += [weakref.ref(out) for out in self.results(*other)]
         grown = self._allocated() - first_bytes
         alive = {id(out) for ref in later if (out := ref()) is not None}
-        if reason := before.changed():
-            return _wrong(reason)
+        if reason := before.changed(lambda: self.call(*self.given)):
+            return Accuracy.wrong(reason)
         if not all(map(output_checks.same, held, copies)) and not reuses_output(self.backend):
-            return _wrong(OVERWRITTEN)
+            return Accuracy.wrong(OVERWRITTEN)
         if grown > LEAKED * LATER_CALLS * due * held[0].nbytes or len(alive) > LEAKED * len(later):
-            return _wrong(LEAKS)
+            return Accuracy.wrong(LEAKS)
         return self._verified(self.given, tuple(copies[:due]))
 
     def many(self) -> Accuracy:
@@ -136,11 +136,15 @@ class ContractCase:
         del stale
         before, watch = caller_state.of(self.given), AsyncWorkWatch(self.case.device)
         out = self.call(*self.given)
-        reason = output_checks.misformed(self.given, (out,)) or watch.unfinished((out[:EDGE_ROWS], out[-EDGE_ROWS:])) or before.changed()
+        reason = (
+            output_checks.misformed(self.given, (out,))
+            or watch.unfinished((out[:EDGE_ROWS], out[-EDGE_ROWS:]))
+            or before.changed(lambda: self.call(*self.given))
+        )
         if not reason and (output_checks.versions(self.given) != written or not all(map(output_checks.same, self._rows(places), kept))):
             reason = "changed its input"
         if reason := reason or (self.guard.replaced() if self.guard else ""):
-            return _wrong(reason)
+            return Accuracy.wrong(reason)
         return self.verify(self.backend, replace(self.case, M=len(numbers)), kept, (out[places],), numbers=numbers)
 
     def results(self, *given: torch.Tensor) -> Tensors:
@@ -157,7 +161,7 @@ class ContractCase:
 
     def _verified(self, given: Tensors, outputs: Tensors) -> Accuracy:
         if reason := output_checks.misformed(given, outputs, expected=len(outputs)):
-            return _wrong(reason)
+            return Accuracy.wrong(reason)
         return self.verify(self.backend, self.case, given, outputs)
 
     def _allocated(self) -> int:
@@ -173,7 +177,3 @@ WAYS: dict[str, Callable[[ContractCase], Accuracy]] = {
     "sampled": ContractCase.sampled,
 }
 """By `softbench.ops.softmax.check_cases.CheckCase.repeat`."""
-
-
-def _wrong(reason: str) -> Accuracy:
-    return Accuracy(Grade.WRONG, float("inf"), reason)

@@ -13,6 +13,7 @@ from softbench.core.case import Case, Direction
 from softbench.core.outcome import Accuracy, Grade
 from softbench.core.text import one_line
 from softbench.ops.softmax import independent, inputs, structured_rows, tolerance
+from softbench.ops.softmax.spec import WRITES
 from softbench.plugins.traits import is_yardstick, reuses_output
 from softbench.worker import caller_state, output_checks, row_sample, timers
 from softbench.worker.async_work import AsyncWorkWatch
@@ -50,10 +51,10 @@ class PreCheck:
             return Accuracy(Grade.UNVERIFIED, float("nan"), "the inputs are not normal: the plugin replaced operators that draw them")
         second, reason = self._once()
         if reason:
-            return _broken(reason)
+            return Accuracy.wrong(reason)
         normal = self._compared(self.given, second, seed)
         if normal.grade is not Grade.WRONG and not reuses_output(self.backend) and output_checks.shared((*first, *second)):
-            return _broken(output_checks.SHARED)
+            return Accuracy.wrong(output_checks.SHARED)
         return normal if normal.grade in (Grade.WRONG, Grade.UNVERIFIED) else max(hard, normal, key=lambda found: found.rank)
 
     def _structured(self, seed: int) -> tuple[Tensors, Accuracy]:
@@ -63,11 +64,11 @@ class PreCheck:
         many = replace(self.case, M=calls * self.case.M)
         inputs.refill(self.given, self.case, seed + 1)
         given = self.given if calls == 1 else inputs.make(many, seed + 1, self.given[0].device)
-        names = structured_rows.make_adversarial(given, many, seed)
+        names = structured_rows.make_structured(given, many, seed)
         first: Tensors = ()
-        count = 2 if self.case.direction is Direction.BOTH else 1
         # Allocated before the calls, so that a backend that takes the memory is not blamed for what the check lacks.
-        gathered = tuple(torch.empty_like(given[0], requires_grad=False) for _ in range(count)) if calls > 1 else ()
+        outputs = WRITES[self.case.direction] if calls > 1 else ()
+        gathered = tuple(torch.empty_like(given[0], requires_grad=False) for _ in outputs)
         for call in range(calls):
             place = slice(call * self.case.M, (call + 1) * self.case.M)
             if calls > 1:
@@ -75,7 +76,7 @@ class PreCheck:
                     tensor.data.copy_(rows.data[place])
             results, reason = self._once() if call == 0 else self._again()
             if reason:
-                return (), _broken(reason)
+                return (), Accuracy.wrong(reason)
             first = first or results
             for all_rows, out in zip(gathered, results, strict=bool(gathered)):
                 all_rows[place].copy_(out.detach())
@@ -84,7 +85,7 @@ class PreCheck:
     def compared_once(self, seed: int, kinds: Sequence[str] = ()) -> Accuracy:
         """The verdict on one call on the present values, whose rows have these kinds."""
         results, reason = self._once()
-        return _broken(reason) if reason else self._compared(self.given, results, seed, kinds)
+        return Accuracy.wrong(reason) if reason else self._compared(self.given, results, seed, kinds)
 
     def _once(self) -> tuple[Tensors, str]:
         """One call into memory poisoned with NaN, and how it broke the contract."""
@@ -101,7 +102,7 @@ class PreCheck:
         timers.synchronize(device)
         results, expected = self._results(outputs)
         reason = output_checks.breach(self.given, kept, results, expected=expected, written=written) or late
-        reason = reason or before.changed() or (self.guard.replaced() if self.guard else "")
+        reason = reason or before.changed(lambda: self.call(*self.given)) or (self.guard.replaced() if self.guard else "")
         return ((), reason) if reason else (results, "")
 
     def _again(self) -> tuple[Tensors, str]:
@@ -136,13 +137,9 @@ class PreCheck:
         return torch.cuda.memory_allocated()
 
 
-def _broken(reason: str) -> Accuracy:
-    return Accuracy(Grade.WRONG, float("inf"), reason)
-
-
 @contextmanager
 def one_thread(device: str) -> Iterator[None]:
-    """On the CPU torch uses one thread: several workers compare at once, and threads that wait for each other take 25 times as long."""
+    """On the CPU torch uses one thread: several workers compare at once, and there threads wait long for each other."""
     threads = torch.get_num_threads()
     if device == "cpu":
         torch.set_num_threads(1)

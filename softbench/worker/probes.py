@@ -132,13 +132,13 @@ class Probes:
     def verify(self, judge: Judge) -> Accuracy | None:
         """The verdict on the probes; None if there are none."""
         if self.broken:
-            return Accuracy(Grade.WRONG, float("inf"), f"in a timed call: {self.broken}")
+            return Accuracy.wrong(f"in a timed call: {self.broken}")
         probes = list(self.done)
         self.done.clear()
         if not probes:
             return None
         if any(not same(late, soon) for probe in probes if probe.later for late, soon in zip(probe.later, probe.outputs, strict=True)):
-            return Accuracy(Grade.WRONG, float("inf"), f"in a timed call: {OVERWRITTEN}")
+            return Accuracy.wrong(f"in a timed call: {OVERWRITTEN}")
         given, outputs = (
             tuple(map(torch.cat, zip(*rows, strict=True))) for rows in ([p.given for p in probes], [p.outputs for p in probes])
         )

@@ -129,7 +129,7 @@ class RotatingInputs:
     def verify(self, judge: Judge) -> Accuracy | None:
         """The worst verdict on the collected outputs; None if there are none, or if they were verified before."""
         if self._wrong:
-            return Accuracy(Grade.WRONG, float("inf"), self._wrong)
+            return Accuracy.wrong(self._wrong)
         worst: Accuracy | None = None
         for found in chain((self._verdict(judge, *collected) for collected in self._collected), self._probed(judge)):
             if worst is None or found.grade is Grade.WRONG or found.rank > worst.rank:
@@ -226,7 +226,7 @@ class RotatingInputs:
         if not wrong and not (self._as_renewed(index, given) and self._as_renewed(index, self._looked_at(index))):  # at the batch, and now
             wrong = CHANGED
         if wrong:
-            return Accuracy(Grade.WRONG, float("inf"), f"in a timed call: {wrong}")
+            return Accuracy.wrong(f"in a timed call: {wrong}")
         found = judge(replace(self.case, M=len(self._rows[index])), truth, outputs)
         return (
             found

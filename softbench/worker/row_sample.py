@@ -1,8 +1,8 @@
 """Which rows of an output are compared with float64 where the whole tensor would cost more than its timing.
 
-A share p of wrong rows is missed by n random rows with probability (1 - p)^n: 512 rows miss a hundredth with probability 0.006. Rows that
-are wrong in few places are found by their number (first, last, around powers of two) or by a comparison of all rows in float32, which
-decides nothing: the rows that it finds most different are compared with float64 like the others.
+A share p of wrong rows is missed by n random rows with probability (1 - p)^n: 512 rows miss a hundredth with 0.006. Rows that are wrong in
+few places are found by their number: first, last, around powers of two. A comparison of all rows in float32 finds others. It decides
+nothing: the rows that differ most are compared with float64.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from softbench.core.case import Case, Direction
 from softbench.ops.softmax.inputs import row_chunks
 
 WHOLE_ELEMENTS = {"cpu": 2**22, "cuda": 2**28}
-"""Elements of a tensor that are compared in full; a tenth of a second, or less."""
+"""Elements of a tensor that are compared in full."""
 LEAST_ROWS = 16
 """Rows of any length that are compared: a row of each kind."""
 LONG_ELEMENTS = {"cpu": 2**24, "cuda": 2**30}

@@ -30,7 +30,7 @@ PROTECTED: dict[ModuleType, str] = {
     independent: "chosen wide forward backward compare",
     output_checks: "breach poison",
     inputs: "make refill",
-    structured_rows: "kinds make_adversarial",
+    structured_rows: "kinds make_structured",
 }
 """Names that timing and checking depend on, by module. Each must exist, unless it is in OPTIONAL."""
 PROTECTED_TIMER = "Timer Timer.timeit Timer.blocked_autorange Timer._timeit"

@@ -34,7 +34,7 @@ CLOCK_SHARE = 0.75
 hold the clock just below the maximum."""
 
 BUSY_SHARE = 0.1
-"""Share of a batch's time that a thread waits for a processor, from which the CPU is busy. Without other processes it is below 0.01."""
+"""Share of a batch's time that a thread waits for a processor, from which the CPU is busy."""
 
 
 def throttled(reasons: int, sm_clock_mhz: float | None, sm_clock_max_mhz: float | None) -> str:

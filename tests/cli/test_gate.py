@@ -89,6 +89,14 @@ def test_exit_codes_of_mismatch_missing_cell_and_few_processes(main, files, tmp_
     assert "softbench run --M 4096 --processes 3" in err
 
 
+@pytest.mark.parametrize("flag", [("--plot", "forest.png"), ("--resume",)])
+def test_the_self_test_of_a_baseline_takes_no_plot(main, files, flag):
+    run = files(stored(dice(1), 3))
+    code, out, err = main("gate", "--self-test", "--baseline", "h200", run, *flag)
+    assert (code, out) == (2, "")
+    assert f"{flag[0]} does not go with --self-test --baseline, which judges files" in err
+
+
 @pytest.mark.parametrize("field", ["gpu_memory_bytes", "ecc", "mig", "power_limit_w", "device"])
 def test_absent_metadata_counts_as_different(main, files, field):
     run = files(stored(dice(1), 3), environment={name: value for name, value in GPU.items() if name != field})

@@ -181,7 +181,7 @@ def test_rows_changed_before_a_batch_are_among_the_checked(M, N, looked_at, monk
 def test_structured_rows_keep_normal_inputs_and_hold_every_kind(direction):
     for dtype in ("fp32", "fp16", "bf16"):
         long = Case(32, 70_000, dtype, Direction.FORWARD, "cpu")  # beyond float16's largest number
-        names = structured_rows.make_adversarial(rows := inputs.make(long, 0, CPU), long, 3)
+        names = structured_rows.make_structured(rows := inputs.make(long, 0, CPU), long, 3)
         finite = {name for name, row in zip(names, rows[0], strict=False) if row.isfinite().all()}
         assert set(names) - finite == {
             *("with -inf first", "with -inf last", "with -inf scattered", "of -inf", "with one NaN", "with one +inf"),
@@ -189,7 +189,7 @@ def test_structured_rows_keep_normal_inputs_and_hold_every_kind(direction):
         case = Case(64, 255, dtype, direction, "cpu")
         given = inputs.make(case, 0, CPU)
         before = [tensor.detach().clone() for tensor in given]
-        assert len(set(structured_rows.make_adversarial(given, case, 3))) >= 13
+        assert len(set(structured_rows.make_structured(given, case, 3))) >= 13
         changed = [(tensor != old).any(1) for tensor, old in zip(given, before, strict=True)]
         assert torch.stack(changed).any(0).all()
         check = PreCheck(case, HONEST[direction], given, object(), None)

@@ -186,7 +186,7 @@ def kinds(direction: Direction, dtype: str) -> dict[str, Callable[..., object]]:
     return {name: change for name, change in of_both.items() if dtype != "fp16" or name not in FLAT}
 
 
-def make_adversarial(given: tuple[torch.Tensor, ...], case: Case, seed: int) -> list[str]:
+def make_structured(given: tuple[torch.Tensor, ...], case: Case, seed: int) -> list[str]:
     """Structured rows in place of normal ones, in the same memory: what is right on normal rows alone is then wrong.
 
     Rows of a kind are one in so many. In a case of fewer rows than kinds the seed chooses. Returns the kinds' names: that of a row is at

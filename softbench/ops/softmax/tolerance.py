@@ -155,7 +155,7 @@ def check(
 ) -> Accuracy:
     """The verdict on what a backend made of `inputs` (see `softbench.ops.softmax.inputs.make`): `outputs` is (y,), (dx,) or (y, dx).
 
-    `kinds` are the names that `softbench.ops.softmax.structured_rows.make_adversarial` gave to rows; what is wrong says which of them are.
+    `kinds` are the names that `softbench.ops.softmax.structured_rows.make_structured` gave to rows; what is wrong says which of them are.
     `numbers` are the rows' numbers where the tensors are a sample of rows.
     If a plugin has replaced operators of torch, the reference is computed with numpy; `unverified` if the comparison is replaced too.
     """

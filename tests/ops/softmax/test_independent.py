@@ -95,7 +95,7 @@ def test_honest_outputs_never_disagree_with_numpy(direction, dtype, monkeypatch)
         given[0].data.mul_(scale)
         if direction is not Direction.BACKWARD:
             forward = Case(16, N, dtype, Direction.FORWARD, "cpu")
-            structured_rows.make_adversarial((given[0].data,), forward, 0)
+            structured_rows.make_structured((given[0].data,), forward, 0)
         outputs = plugin.prepare(case)(*given)
         found = tolerance.check(case, given, outputs if direction is Direction.BOTH else (outputs,))
         assert found.grade in (Grade.PASS, Grade.LOW_PRECISION), found

@@ -114,7 +114,7 @@ def structured(direction, N=4096):
     """A case in float32 whose x has every kind of adversarial rows, and its inputs."""
     case = Case(32, N, "fp32", direction, "cpu")
     given = inputs.make(case, 0, CPU)
-    structured_rows.make_adversarial((given[0].detach(),), Case(32, N, "fp32", Direction.FORWARD, "cpu"), 0)
+    structured_rows.make_structured((given[0].detach(),), Case(32, N, "fp32", Direction.FORWARD, "cpu"), 0)
     return case, given
 
 

@@ -118,13 +118,6 @@ backends = [
     Bug("leak", leaking, HELD, LEAK),
     Bug("autograd-left-off", with_side_effect(lambda x: torch.set_grad_enabled(False)), HELD, "autograd's mode", in_run="autograd's mode"),
     Bug("generator-reseeded", with_side_effect(lambda x: torch.manual_seed(0)), HELD, "torch's default generator", in_run="generator"),
-    Bug(
-        "generator-consumed",
-        with_side_effect(lambda x: torch.rand(3)),
-        HELD,
-        "torch's default generator",
-        in_run="torch's default generator",
-    ),
     Bug("python-random-seeded", with_side_effect(lambda x: random.seed(1)), HELD, "Python's random", in_run="Python's random"),
     Bug("input-moved", with_side_effect(moved), HELD, "moved its input", in_run="moved its input"),
     *(Bug(f"race-once-in-{n}", race(n), MANY, "once in many calls") for n in (53, 400)),
