@@ -20,6 +20,7 @@ from rich.console import Console
 
 from softbench.cli.main import app
 from softbench.cli.panels import LAST, OTHERS, panel_of
+from softbench.core.outcome import Grade
 from softbench.plan.config_file import shipped
 from softbench.plan.settings import Settings
 from softbench.report import listing, tables
@@ -116,10 +117,12 @@ def readme_results() -> str:
         row = cells[N, backend]
         if row.status != "ok" or row.gbps is None:
             return row.status
-        return f"{row.gbps:.0f}" + (f" ({row.of_copy:.0%})" if row.of_copy and backend != "copy" else "")
+        mark = "~" if row.grade == Grade.FINITE_ONLY else ""
+        return f"{row.gbps:.0f}{mark}" + (f" ({row.of_copy:.0%})" if row.of_copy and backend != "copy" else "")
 
     rows = [(str(N), *(cell(N, backend) for backend in README_BACKENDS)) for N in README_COLUMNS]
-    command = "`softbench show results/h200/frontier.csv`, bf16"
+    marks = f"; {tables.FINITE_ONLY}" if any("~" in cell for row in rows for cell in row) else ""
+    command = f"`softbench show results/h200/frontier.csv`, bf16{marks}"
     return table(("N", *(f"`{name}`" for name in README_BACKENDS)), rows, "r" * 9) + f"\n\n({command})"
 
 

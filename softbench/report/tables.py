@@ -29,6 +29,7 @@ PAIR = ("backend", "case", "A, GB/s", "B, GB/s", "B/A", "verdict")
 PAIR_NUMBERS = frozenset({2, 3, 4})
 FEW = 2  # unavailable backends whose reasons a table gives; of more it gives the names
 NAMED = 8  # names in one line
+FINITE_ONLY = "~ finite-only: NaN in rows that hold -inf"
 
 
 def results(rows: Sequence[Row], console: Console) -> RenderableType:
@@ -50,7 +51,7 @@ def notes(rows: Sequence[Row], *, all_reasons: bool = False) -> list[Text]:
     if low:
         legend.append("~ low-precision" + (": rounds intermediates to 16 bits" if low - {"fp32"} else ", for the reason below"))
     if any(row.grade == Grade.FINITE_ONLY and row.gbps for row in rows):
-        legend.append("~ finite-only: NaN in rows that hold -inf")
+        legend.append(FINITE_ONLY)
     if any(matrix.doubtful(row) for row in rows):
         legend.append("! doubtful, for the reason below")
     lines = [Text("; ".join(legend), style="dim")] if any(row.median_us for row in rows) else []

@@ -212,7 +212,8 @@ def _check(
                 where = f"{name}[{number}, {column}] is {value:.6g} where float64 gives {expected:.6g}: {peak:.3g} x the bound"
                 rounding = _rounding(case, bounded.high, row, abs(value - expected) / abs(expected) if expected else math.inf)
     if masked and loosest <= 1:
-        return Accuracy(Grade.FINITE_ONLY, worst, "gives NaN in rows that hold -inf, and is right in all others")
+        others = "is right in all others" if worst <= 1 else f"in others {rounding}: {where}"
+        return Accuracy(Grade.FINITE_ONLY, worst, f"gives NaN in rows that hold -inf, and {others}")
     if worst <= 1:
         return Accuracy(Grade.PASS, worst, "")
     if loosest <= 1:

@@ -268,6 +268,16 @@ def test_nan_in_rows_with_masks_alone_is_finite_only(rows_with_masks):
     assert found.detail == "gives NaN in rows that hold -inf, and is right in all others"
 
 
+def test_finite_only_names_low_precision_of_other_rows(rows_with_masks):
+    case, x = Case(6, 4096, "fp32", Direction.FORWARD, "cpu"), rows_with_masks
+    x[0] += 1e5
+    out = online(False, x)
+    out[:1] = ARITHMETIC["fused-exponent"].forward(x[:1])
+    found = tolerance.check(case, (x,), (out,))
+    assert (found.grade, found.worst > 1) == (Grade.FINITE_ONLY, True), found
+    assert found.detail.startswith("gives NaN in rows that hold -inf, and in others rounds max*log2(e)"), found.detail
+
+
 @pytest.mark.parametrize("spoil", [(0, 5, math.nan), (0, 5, 0.5), (4, 0, 0.25), (2, 7, 0.0), (4, 1, math.inf)])
 def test_other_errors_beside_such_nan_stay_wrong(rows_with_masks, spoil):
     case, x = Case(6, 4096, "fp32", Direction.FORWARD, "cpu"), rows_with_masks
