@@ -98,13 +98,17 @@ def _report(measured: Run, json: Path | None) -> None:
 def _show_plan(plan: Plan) -> None:
     from softbench.cli import output
     from softbench.core.text import count, duration, size
+    from softbench.ops.registry import operation
     from softbench.report import tables
 
     available = [info.name for info in plan.infos if info.able]
     for text in plan.notes:
         note(text)
     pairs = [
-        (case.key, size(case.tensor_bytes), plan.too_large(case) or ("takes turns" if plan.takes_turns(case, len(available)) else ""))
+        (
+            *(case.key, size(operation(case.op).largest_bytes(case))),
+            plan.too_large(case) or ("takes turns" if plan.takes_turns(case, len(available)) else ""),
+        )
         for case in plan.cases
     ]
     unable = [info for info in plan.infos if not info.able]

@@ -10,6 +10,8 @@ DTYPES = {"fp32": 4, "fp16": 2, "bf16": 2}
 """Bytes per element of each dtype."""
 
 
+OPERATION = "softmax"
+"""The operation of a case that names none, as in older files."""
 CPU_TIMER = "torch.utils.benchmark"
 TIMERS = ("do_bench", "device", "graph", "host")
 """Timers on a GPU: events around a call, its kernels, the replay of a CUDA graph, issuing the call."""
@@ -27,7 +29,7 @@ class Direction(StrEnum):
 
 
 class CaseKey(NamedTuple):
-    """A case's identity in a results file, which has one device. Its text is the case's name, such as `forward-bf16-4096x1024`."""
+    """A case's identity in a results file of one device and one operation. Its text is the case's name: `forward-bf16-4096x1024`."""
 
     direction: str
     dtype: str
@@ -40,7 +42,7 @@ class CaseKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One shape, dtype, direction and device: softmax over the last axis of an (M, N) tensor."""
+    """One operation, shape, dtype, direction and device. The operation's tensors have axes M and N."""
 
     M: int
     """Rows."""
@@ -51,6 +53,8 @@ class Case:
     direction: Direction
     device: str = "cuda"
     """`cuda` or `cpu`."""
+    op: str = OPERATION
+    """A key of `softbench.ops.registry.NAMES`."""
 
     @property
     def key(self) -> str:
@@ -61,11 +65,6 @@ class Case:
     def identity(self) -> CaseKey:
         """The case without its device."""
         return CaseKey(self.direction.value, self.dtype, self.M, self.N)
-
-    @property
-    def tensor_bytes(self) -> int:
-        """Bytes of one (M, N) tensor."""
-        return self.M * self.N * DTYPES[self.dtype]
 
 
 YARDSTICK = "copy"

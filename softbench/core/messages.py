@@ -72,15 +72,17 @@ class CheckOutputs(Request[Graded]):
 
 @dataclass(frozen=True)
 class ListCheckCases(Request[CheckCases]):
-    """List the check cases."""
+    """List the check cases of an operation."""
 
+    operation: str
     op, replies = "list_check_cases", (CheckCases,)
 
 
 @dataclass(frozen=True)
 class RunCheckCase(Request[CheckCaseGraded | Skip]):
-    """Run one check case."""
+    """Run one check case of an operation."""
 
+    operation: str
     name: str
     direction: Direction
     dtype: str

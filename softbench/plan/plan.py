@@ -9,15 +9,20 @@ from softbench.core.case import CPU_TIMER, TIMERS, Case
 from softbench.core.errors import UsageError
 from softbench.core.machine import Gpu, Machine
 from softbench.core.text import size, unknown
-from softbench.ops.softmax.spec import WORKING_TENSORS, distinct_bytes
+from softbench.ops.registry import operation
 from softbench.plan.settings import Settings
 from softbench.plan.sweep import cases as cases_of_sweeps
 from softbench.plugins.info import BackendInfo
 
 CONTEXT_BYTES = {"cuda": 800 * 2**20, "cpu": 400 * 2**20}
 """Memory of a worker before any case: a CUDA context and do_bench's 256 MiB flush buffer; on the CPU, torch and Inductor."""
+WORKING_TENSORS = 12
+"""Tensors of a case's largest size that a worker holds at once, at most.
+
+Inputs twice (copies or the second set), outputs of four calls (a probe holds one), and temporaries of `naive`.
+"""
 CHECK_BYTES = 640 * 2**20
-"""The float64 temporaries of a check (`softbench.ops.softmax.inputs.CHUNK_BYTES`), with a margin."""
+"""The float64 temporaries of a check (`softbench.ops.rows.CHUNK_BYTES`), with a margin."""
 CALL_OVERHEAD = 1.4  # time of a batch over that of its samples: warm-up estimate, L2 flushes, synchronization
 
 
@@ -51,12 +56,12 @@ class Plan:
 
     def takes_turns(self, case: Case, workers: int) -> bool:
         """True if this many workers cannot all hold the case's buffers at once."""
-        each = CONTEXT_BYTES[self.device] + WORKING_TENSORS * case.tensor_bytes + CHECK_BYTES
+        each = CONTEXT_BYTES[self.device] + WORKING_TENSORS * operation(case.op).largest_bytes(case) + CHECK_BYTES
         return workers * each > self.settings.memory_share * self.free_bytes
 
     def too_large(self, case: Case) -> str:
         """Why the device cannot hold even one set of the case's tensors; empty if it can."""
-        needed = distinct_bytes(case)
+        needed = operation(case.op).distinct_bytes(case)
         return f"its tensors need {size(needed)}; {size(self.free_bytes)} are free" if needed > self.free_bytes else ""
 
     def estimate_seconds(self) -> float:
@@ -69,7 +74,7 @@ class Plan:
 
 def most_alive(cases: Sequence[Case], device: str, budget: float) -> int:
     """How many workers fit into `budget` bytes if one worker at a time holds a case's buffers."""
-    largest = max((case.tensor_bytes for case in cases), default=0)
+    largest = max((operation(case.op).largest_bytes(case) for case in cases), default=0)
     rest = budget - WORKING_TENSORS * largest - CHECK_BYTES
     return max(1, int(rest // CONTEXT_BYTES[device]))
 

@@ -8,7 +8,7 @@ from statistics import median
 from softbench.core import statistics
 from softbench.core.case import TIMERS, Case
 from softbench.core.outcome import Batch, Measured, Record
-from softbench.ops.softmax import spec
+from softbench.ops.registry import operation
 
 MEANING = {
     "launch-bound": "do_bench read the host; the kernels take less: see device_us",
@@ -45,7 +45,7 @@ def launch_bound(do_bench_us: float, device_us: float, host_us: float, kernels: 
 
 def l2_resident(case: Case, l2_bytes: int) -> bool:
     """True if all tensors of a case fit into L2 together. Even after a flush, writes then need not reach the memory."""
-    return spec.distinct_bytes(case) <= l2_bytes
+    return operation(case.op).distinct_bytes(case) <= l2_bytes
 
 
 def throttled(batches: Sequence[Batch]) -> bool:
@@ -67,7 +67,7 @@ def implausible(case: Case, us: float, peak_gbps: float, l2_bytes: int, l2: str)
 
     L2 can hold its own size of the last writes; a warm L2 also holds as much of the first reads.
     """
-    moved = spec.bytes_moved(case)
+    moved = operation(case.op).bytes_moved(case)
     from_memory = moved - (1 if l2 == "cold" else 2) * l2_bytes
     return moved >= WELL_BEYOND * l2_bytes and from_memory / us / 1e3 > OVER_PEAK * peak_gbps
 
@@ -103,7 +103,7 @@ def of(record: Record, facts: Mapping[str, object], yardstick: Record | None = N
     found += ["noisy"] * noisy(us, p20, p80)
     if isinstance(l2_bytes, int) and timing.kind != "host":
         over_peak = isinstance(peak, float) and implausible(case, us, peak, l2_bytes, timing.l2)
-        found += ["implausible"] * (over_peak or over_copy(outcome, yardstick, spec.bytes_moved(case), l2_bytes))
+        found += ["implausible"] * (over_peak or over_copy(outcome, yardstick, operation(case.op).bytes_moved(case), l2_bytes))
     found += ["recompiled"] * bool(profile.recompiles)
     found += ["graph-breaks"] * bool(outcome.build.graph_breaks)
     found += ["reuses-output"] * outcome.build.reuses_output

@@ -12,7 +12,7 @@ from softbench.core import statistics as stats
 from softbench.core.case import CaseKey
 from softbench.core.json_types import JsonObject
 from softbench.core.outcome import Build, Checked, Failed, Measured, Profile, Record, Skipped, Timing
-from softbench.ops.softmax import spec
+from softbench.ops.registry import operation
 from softbench.results import labels
 
 
@@ -137,7 +137,7 @@ def row(
     marks = labels.of(record, facts, yardstick)
     gbps = None
     if timing and median and timing.kind != "host" and IMPLAUSIBLE not in marks:
-        gbps = spec.gbps(case, median)
+        gbps = operation(case.op).gbps(case, median)
     peak = facts.get("peak_gbps")
     return Row(
         backend=record.backend,

@@ -1,4 +1,4 @@
-"""`softbench check`: runs the check cases (`softbench.ops.softmax.check_cases`) on every backend, without timing."""
+"""`softbench check`: runs the check cases (`softbench.ops.check_case`) on every backend, without timing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from fnmatch import fnmatchcase
 from glob import escape
 
-from softbench.core.case import YARDSTICK, Direction
+from softbench.core.case import OPERATION, YARDSTICK, Direction
 from softbench.core.errors import UsageError, WorkersError
 from softbench.core.json_types import JsonObject
 from softbench.core.messages import ListCheckCases, RunCheckCase
@@ -119,7 +119,7 @@ def check(request: CheckRequest, advance: Callable[[int, int], None]) -> CheckRe
         steps = [(dtype, case) for direction in request.directions for dtype in request.dtypes for case in cases if case[1] == direction]
         findings: list[Finding] = []
         for done, (dtype, (name, direction, alone)) in enumerate(steps, 1):
-            findings += checker.run(able, RunCheckCase(name, direction, dtype, settings.seed), alone=alone)
+            findings += checker.run(able, RunCheckCase(OPERATION, name, direction, dtype, settings.seed), alone=alone)
             advance(done, len(steps))
     broken = any(slot.info.broken for slot in chosen)
     return CheckReport(tuple(findings), tuple(notes), broken, session.device, settings.seed)
@@ -128,7 +128,7 @@ def check(request: CheckRequest, advance: Callable[[int, int], None]) -> CheckRe
 def _cases(pool: Pool, request: CheckRequest) -> list[tuple[str, Direction, bool]]:
     """Name, direction, and whether the case needs the device alone, of each check case that the request selects."""
     worker = pool.spawn("check cases")
-    reply = pool.ask(worker, ListCheckCases(), request.settings.timeout["import"], "import")
+    reply = pool.ask(worker, ListCheckCases(OPERATION), request.settings.timeout["import"], "import")
     pool.discard(worker)
     if isinstance(reply, Lost | Failure):
         raise WorkersError(f"the check cases cannot be read: {reply.reason}")

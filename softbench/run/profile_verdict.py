@@ -7,7 +7,7 @@ from statistics import median
 from softbench.core.case import Case
 from softbench.core.outcome import Failed, Profile, Status
 from softbench.core.text import size
-from softbench.ops.softmax import spec
+from softbench.ops.registry import operation
 from softbench.plan.plan import Plan
 from softbench.results import labels
 
@@ -32,5 +32,5 @@ def failed(profile: Profile, before: str, unordered: str, case: Case, plan: Plan
     us = median(profile.device_us)
     if not labels.implausible(case, us, peak, l2_bytes, plan.l2):
         return None
-    moved = size(spec.bytes_moved(case))
+    moved = size(operation(case.op).bytes_moved(case))
     return Failed(Status.UNVERIFIED, "time", f"the profiler saw kernels of {us:.1f} us, too short to move {moved} at {peak:.0f} GB/s")

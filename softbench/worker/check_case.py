@@ -9,12 +9,13 @@ from typing import Any
 
 import torch
 
-from softbench.core.case import Case, Direction
+from softbench.core.case import OPERATION, Case, Direction
 from softbench.core.outcome import Accuracy, Grade
 from softbench.core.replies import ErrorMetrics
 from softbench.core.text import size
+from softbench.ops.check_case import CheckCase, Draw
 from softbench.ops.dtypes import DTYPES
-from softbench.ops.softmax.check_cases import CheckCase, Draw, items
+from softbench.ops.registry import numerics
 from softbench.plugins.traits import interpreted, over_dim, reuses_output, why_not
 from softbench.worker.async_work import AsyncWorkWatch
 from softbench.worker.contract_cases import WAYS, ContractCase
@@ -34,10 +35,11 @@ Call = Callable[..., Any]
 class CheckCaseRunner:
     """Runs check cases on one backend; it keeps the callable of the last shape, as many cases share a shape."""
 
-    def __init__(self, backend: Any, device: str, guard: TamperGuard | None = None) -> None:
+    def __init__(self, backend: Any, device: str, guard: TamperGuard | None = None, operation: str = OPERATION) -> None:
+        self.operation = operation
         self.guard, self._metrics = guard, MetricsAccumulator()
         self.backend, self.device = backend, torch.device(device)
-        self.items = {(item.name, item.direction): item for item in items()}
+        self.items = {(item.name, item.direction): item for item in numerics(operation).check_cases()}
         self.most_rows = rows[1] if (rows := interpreted(backend)) else None
         self._case: Case | None = None
         self._call: Call | None = None
@@ -61,7 +63,7 @@ class CheckCaseRunner:
         given = item.make(Draw(generator, dtype, self.device, self.most_rows))
         dim = -1 if item.dim is None else item.dim
         shape = given[0].movedim(dim, -1).shape
-        case = Case(max(1, given[0].numel()) // max(1, shape[-1]), shape[-1], dtype, direction, self.device.type)
+        case = Case(max(1, given[0].numel()) // max(1, shape[-1]), shape[-1], dtype, direction, self.device.type, self.operation)
         if reason := why_not(self.backend.supports(case), "supports"):
             return reason
         if item.dim is None:

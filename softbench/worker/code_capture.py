@@ -22,7 +22,7 @@ from softbench.core.case import Case
 from softbench.core.inspection import LANGUAGES, NAME_CHARACTERS, Artifact, Inspection, Launch
 from softbench.core.json_types import JsonObject
 from softbench.core.text import count, one_line, size
-from softbench.ops.softmax import inputs, spec
+from softbench.ops.registry import numerics, operation
 from softbench.plugins.backend import Backend, Generated
 from softbench.plugins.traits import generated
 from softbench.worker import timers
@@ -54,7 +54,7 @@ def inspect(backend: Backend, case: Case, seed: int) -> Inspection:
     """Build one case, and collect its generated code and its launches. Exceptions of the backend pass through."""
     with watched() as seen:
         graphs = Graphs()
-        given = inputs.make(case, seed, torch.device(case.device))
+        given = numerics(case.op).make(case, seed, torch.device(case.device))
         prepared = backend.prepare(case)
 
         def call() -> None:
@@ -240,7 +240,7 @@ def _with_bytes(launches: list[Launch], seen: Seen, case: Case) -> list[Launch]:
         if len(names) == len(counts):
             counted |= dict(zip(names, counts, strict=True))
     if len(launches) == 1 and launches[0].name not in counted:
-        return [replace(launches[0], moved_bytes=spec.bytes_moved(case), counted_by="algorithmic")]
+        return [replace(launches[0], moved_bytes=operation(case.op).bytes_moved(case), counted_by="algorithmic")]
     known = [(launch, counted.get(launch.name)) for launch in launches]
     return [launch if moved is None else replace(launch, moved_bytes=moved, counted_by="Inductor") for launch, moved in known]
 
@@ -249,7 +249,7 @@ def _facts(
     backend: Backend, case: Case, seen: Seen, graphs: Graphs, launches: list[Launch], artifacts: list[Artifact]
 ) -> Iterator[tuple[str, str]]:
     yield "backend", f"{backend.name}, {case.key} on {torch.cuda.get_device_name() if case.device == 'cuda' else 'the CPU'}"
-    yield "algorithmic bytes", f"{spec.bytes_moved(case)} ({size(spec.bytes_moved(case))})"
+    yield "algorithmic bytes", f"{operation(case.op).bytes_moved(case)} ({size(operation(case.op).bytes_moved(case))})"
     if seen.counts:
         moved = sum(sum(counts) for counts in seen.counts)
         yield "bytes by Inductor", f"{moved} ({size(moved)}) in {count(sum(map(len, seen.counts)), 'kernel')} of all its graphs"

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from softbench.core.case import Case, Direction
+from softbench.core.case import Case
 from softbench.core.outcome import Accuracy, Grade
-from softbench.ops.softmax import structured_rows
+from softbench.ops.registry import numerics, operation
 from softbench.plugins.traits import reuses_output
 from softbench.worker import caller_state, output_checks
 from softbench.worker.async_work import AsyncWorkWatch
@@ -62,7 +62,7 @@ class ContractCase:
 
     def structured(self) -> Accuracy:
         """One call on structured rows."""
-        names = structured_rows.make_structured(self.given, self.case, self.seed)
+        names = numerics(self.case.op).make_structured(self.given, self.case, self.seed)
         return self.compared_once(self.seed, names)
 
     def held(self) -> Accuracy:
@@ -149,8 +149,7 @@ class ContractCase:
 
     def results(self, *given: torch.Tensor) -> Tensors:
         """The outputs of a call."""
-        outputs = self.call(*given)
-        return outputs if self.case.direction is Direction.BOTH else (outputs,)
+        return output_checks.as_tuple(self.call(*given), len(operation(self.case.op).outputs(self.case)))
 
     def _other(self) -> Tensors:
         """Other inputs: the same rows in another order."""
@@ -176,4 +175,4 @@ WAYS: dict[str, Callable[[ContractCase], Accuracy]] = {
     "streams": ContractCase.streams,
     "sampled": ContractCase.sampled,
 }
-"""By `softbench.ops.softmax.check_cases.CheckCase.repeat`."""
+"""By `softbench.ops.check_case.CheckCase.repeat`."""

@@ -20,6 +20,11 @@ def poison(given: tuple[torch.Tensor, ...], device: str) -> None:
         torch.cuda.synchronize()
 
 
+def as_tuple(results: Any, due: int) -> Any:
+    """The results of a call as a tuple. A call with one output returns the tensor itself."""
+    return results if due > 1 else (results,)
+
+
 def versions(given: tuple[torch.Tensor, ...]) -> tuple[int, ...]:
     """torch's count of writes to each tensor."""
     return tuple(tensor._version for tensor in given)

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from softbench.core.case import Case, Direction
+from softbench.core.case import Case
 from softbench.core.outcome import Accuracy, Grade
 from softbench.core.text import one_line
-from softbench.ops.softmax import independent, inputs, structured_rows, tolerance
-from softbench.ops.softmax.spec import WRITES
+from softbench.ops.check_case import See
+from softbench.ops.registry import numerics, operation
 from softbench.plugins.traits import is_yardstick, reuses_output
 from softbench.worker import caller_state, output_checks, row_sample, timers
 from softbench.worker.async_work import AsyncWorkWatch
@@ -46,8 +46,8 @@ class PreCheck:
         first, hard = self._structured(seed)
         if hard.grade in (Grade.WRONG, Grade.UNVERIFIED):
             return hard
-        inputs.refill(self.given, self.case, seed)
-        if not independent.drawn(self.given):
+        numerics(self.case.op).refill(self.given, self.case, seed)
+        if not numerics(self.case.op).drawn(self.given):
             return Accuracy(Grade.UNVERIFIED, float("nan"), "the inputs are not normal: the plugin replaced operators that draw them")
         second, reason = self._once()
         if reason:
@@ -59,15 +59,16 @@ class PreCheck:
 
     def _structured(self, seed: int) -> tuple[Tensors, Accuracy]:
         """The first call's outputs, and the verdict on structured rows. A case of few rows gets several calls, so that it has each kind."""
-        kinds = len(structured_rows.kinds(self.case.direction, self.case.dtype))
+        values = numerics(self.case.op)
+        kinds = len(values.kinds(self.case))
         calls = -(-min(ROWS_OF_A_KIND * kinds, row_sample.most_rows(self.case)) // self.case.M)
         many = replace(self.case, M=calls * self.case.M)
-        inputs.refill(self.given, self.case, seed + 1)
-        given = self.given if calls == 1 else inputs.make(many, seed + 1, self.given[0].device)
-        names = structured_rows.make_structured(given, many, seed)
+        values.refill(self.given, self.case, seed + 1)
+        given = self.given if calls == 1 else values.make(many, seed + 1, self.given[0].device)
+        names = values.make_structured(given, many, seed)
         first: Tensors = ()
         # Allocated before the calls, so that a backend that takes the memory is not blamed for what the check lacks.
-        outputs = WRITES[self.case.direction] if calls > 1 else ()
+        outputs = operation(self.case.op).outputs(self.case) if calls > 1 else ()
         gathered = tuple(torch.empty_like(given[0], requires_grad=False) for _ in outputs)
         for call in range(calls):
             place = slice(call * self.case.M, (call + 1) * self.case.M)
@@ -113,11 +114,11 @@ class PreCheck:
 
     def _results(self, outputs: Any) -> tuple[Tensors, int]:
         """The outputs of a call as a tuple, and how many are due."""
-        both = self.case.direction is Direction.BOTH
-        return outputs if both else (outputs,), 2 if both else 1
+        due = len(operation(self.case.op).outputs(self.case))
+        return output_checks.as_tuple(outputs, due), due
 
     def _compared(self, given: Tensors, outputs: Tensors, seed: int, kinds: Sequence[str] = (), case: Case | None = None) -> Accuracy:
-        """The verdict on all rows, or on a sample (`softbench.worker.row_sample`). `kinds`: as in `tolerance.check`."""
+        """The verdict on all rows, or on a sample (`softbench.worker.row_sample`). `kinds`: as in `Numerics.check`."""
         case = case or self.case
         numbers = row_sample.rows_to_compare(case, seed, max(1, len(kinds)))
         if numbers is None or is_yardstick(self.backend):
@@ -155,16 +156,16 @@ def verify_outputs(
     case: Case,
     given: Tensors,
     results: Tensors,
-    see: tolerance.See | None = None,
+    see: See | None = None,
     kinds: Sequence[str] = (),
     numbers: Sequence[int] | None = None,
 ) -> Accuracy:
-    """The verdict on outputs of a right form; `unverified` where the reference finds no memory. For the rest see `tolerance.check`."""
+    """The verdict on outputs of a right form; `unverified` where the reference finds no memory. For the rest see `Numerics.check`."""
     try:
         with one_thread(case.device):
             if is_yardstick(backend):
-                return tolerance.check_yardstick(case, given, results)
-            return tolerance.check(case, given, results, see, kinds, numbers)
+                return numerics(case.op).check_yardstick(case, given, results)
+            return numerics(case.op).check(case, given, results, see, kinds, numbers)
     except (RuntimeError, MemoryError) as error:
         if not out_of_memory(error):
             raise

@@ -16,9 +16,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from softbench.core.case import Case, Direction
+from softbench.core.case import Case
 from softbench.core.outcome import Accuracy, Grade
-from softbench.worker.output_checks import misformed, same
+from softbench.ops.registry import operation
+from softbench.worker.output_checks import as_tuple, misformed, same
 
 Tensors = tuple[torch.Tensor, ...]
 Judge = Callable[[Case, Tensors, Tensors], Accuracy]
@@ -96,9 +97,9 @@ class Probes:
         if self._changed is None:
             return False
         (place, row, columns, values), self._changed = self._changed, None
-        given, both = self.sets[place], self.case.direction is Direction.BOTH
-        results = outputs if both else (outputs,)
-        self.broken = self.broken or self._resized(place) or misformed(given, results, expected=2 if both else 1)
+        given, due = self.sets[place], len(operation(self.case.op).outputs(self.case))
+        results = as_tuple(outputs, due)
+        self.broken = self.broken or self._resized(place) or misformed(given, results, expected=due)
         if not self.broken and isinstance(results, tuple | list):
             probe = Probe(row, *(tuple(tensor.detach()[row : row + 1].clone() for tensor in tensors) for tensors in (given, results)))
             self.done.append(probe)

@@ -26,9 +26,9 @@ from typing import Any
 
 import torch
 
-from softbench.core.case import Case, Direction
+from softbench.core.case import Case
 from softbench.core.outcome import Accuracy, Grade
-from softbench.ops.softmax import inputs
+from softbench.ops.registry import numerics, operation
 from softbench.plugins.backend import Call
 from softbench.worker import output_checks
 from softbench.worker.probes import Probes
@@ -113,12 +113,12 @@ class RotatingInputs:
         """Copy the rows to be compared, right after the batch, so that a backend can neither finish nor restore them later."""
         if self.probes:
             self.probes.release()
-        both = self.case.direction is Direction.BOTH
+        due = len(operation(self.case.op).outputs(self.case))
         alive: list[torch.Tensor] = []
         for index in [self.latest] if self.overwrites else sorted(self.kept):
             if index in self.kept:
-                outputs, given = self.kept[index] if both else (self.kept[index],), self._looked_at(index)
-                wrong = output_checks.misformed(self.sets[index], outputs, expected=2 if both else 1) if given else CHANGED
+                outputs, given = output_checks.as_tuple(self.kept[index], due), self._looked_at(index)
+                wrong = output_checks.misformed(self.sets[index], outputs, expected=due) if given else CHANGED
                 alive += () if wrong else outputs
                 copied = () if wrong else tuple(out.detach()[self._rows[index]] for out in outputs)
                 self._collected.append((index, wrong, copied, given))
@@ -177,7 +177,7 @@ class RotatingInputs:
         """Writes new values into a block of rows, or into all rows of a small tensor."""
         M = max(1, min(self.case.M, CHANGED_ELEMENTS[self.case.device] // self.case.N))
         first = self.random.randrange(self.case.M - M + 1)
-        fresh = inputs.make(replace(self.case, M=M), self.random.getrandbits(31), tensors[0].device)
+        fresh = numerics(self.case.op).make(replace(self.case, M=M), self.random.getrandbits(31), tensors[0].device)
         for tensor, values in zip(tensors, fresh, strict=True):
             tensor.data[first : first + M] = values.detach()
         return range(first, first + M)

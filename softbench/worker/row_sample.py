@@ -11,8 +11,9 @@ import random
 
 import torch
 
-from softbench.core.case import Case, Direction
-from softbench.ops.softmax.inputs import row_chunks
+from softbench.core.case import Case
+from softbench.ops.registry import numerics
+from softbench.ops.rows import row_chunks
 
 WHOLE_ELEMENTS = {"cpu": 2**22, "cuda": 2**28}
 """Elements of a tensor that are compared in full."""
@@ -48,22 +49,10 @@ def rows_to_compare(case: Case, seed: int, kinds: int = 1) -> list[int] | None:
 
 def suspects(case: Case, given: tuple[torch.Tensor, ...], outputs: tuple[torch.Tensor, ...]) -> list[int]:
     """The rows whose outputs differ most from float32 ones. The inputs are normal: no NaN, no infinity."""
-    found = torch.zeros(case.M, device=outputs[0].device)
+    found, estimate = torch.zeros(case.M, device=outputs[0].device), numerics(case.op).estimate
     for rows in row_chunks(case):
-        for got, expected in zip(outputs, _in_float32(case.direction, *(tensor.detach()[rows].float() for tensor in given)), strict=True):
+        for got, expected in zip(outputs, estimate(case, tuple(tensor[rows] for tensor in given)), strict=True):
             scale = expected.abs().amax(dim=-1)
             worst = (got.detach()[rows] - expected).abs_().amax(dim=-1) / scale
             found[rows] = torch.maximum(found[rows], worst.nan_to_num(nan=torch.inf))
     return found.topk(min(SUSPECTS, max(1, most_rows(case) // 4), case.M)).indices.tolist()
-
-
-def _in_float32(direction: Direction, first: torch.Tensor, second: torch.Tensor | None = None) -> tuple[torch.Tensor, ...]:
-    if direction is Direction.BACKWARD:
-        assert second is not None
-        return (_gradient(first, second),)
-    y = torch.softmax(first, dim=-1)
-    return (y,) if second is None else (y, _gradient(second, y))
-
-
-def _gradient(dy: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    return y * (dy - (y * dy).sum(dim=-1, keepdim=True))

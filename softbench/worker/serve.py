@@ -8,7 +8,7 @@ from softbench.core import messages
 from softbench.core.channel import Channel
 from softbench.core.messages import Request, reply_to_json, request_from_json
 from softbench.core.replies import CheckCases, Probed, Reply
-from softbench.ops.softmax.check_cases import items
+from softbench.ops.registry import numerics
 from softbench.plugins.source import PluginSource
 from softbench.worker.failures import failure
 from softbench.worker.probe import probe
@@ -40,10 +40,10 @@ def handle(server: Server, request: Request[Any]) -> Reply:
             return server.build(case, seed)
         case messages.CheckOutputs():
             return server.check()
-        case messages.ListCheckCases():
-            return CheckCases([(item.name, item.direction, item.free_bytes > 0) for item in items()])
-        case messages.RunCheckCase(name, direction, dtype, seed):
-            return server.run_check_case(name, direction, dtype, seed)
+        case messages.ListCheckCases(operation):
+            return CheckCases([(item.name, item.direction, item.free_bytes > 0) for item in numerics(operation).check_cases()])
+        case messages.RunCheckCase(operation, name, direction, dtype, seed):
+            return server.run_check_case(operation, name, direction, dtype, seed)
         case messages.InspectCase(case, seed):
             return server.inspect(case, seed)
         case messages.RenewInputs(l2):

@@ -27,7 +27,7 @@ from softbench.core.replies import (
     Verified,
 )
 from softbench.core.text import one_line
-from softbench.ops.softmax import inputs
+from softbench.ops.registry import numerics
 from softbench.plugins.info import info_to_json
 from softbench.plugins.load import load
 from softbench.plugins.source import PluginSource
@@ -103,7 +103,7 @@ class Server:
         if only := interpreted(self.backend):
             self.case = replace(self.case, M=min(self.case.M, only[1]))
         self.telemetry = self.telemetry or telemetry.reader(self.device)  # slow the first time; all workers build at the same time
-        self.inputs = inputs.make(self.case, seed, torch.device(self.device))
+        self.inputs = numerics(self.case.op).make(self.case, seed, torch.device(self.device))
         synchronize(self.device)
         if self.guard and self.guard.persisting_l2:
             self.guard.persisting_l2.remember()
@@ -128,10 +128,10 @@ class Server:
         self.peak_bytes = pre_check.peak_bytes
         return Graded(accuracy, self._untimed())
 
-    def run_check_case(self, name: str, direction: Direction, dtype: str, seed: int) -> CheckCaseGraded | Skip:
-        """Run one check case (`softbench.ops.softmax.check_cases`)."""
-        if self.check_cases is None:
-            self.check_cases = CheckCaseRunner(self.backend, self.device, self.guard)
+    def run_check_case(self, operation: str, name: str, direction: Direction, dtype: str, seed: int) -> CheckCaseGraded | Skip:
+        """Run one check case (`softbench.ops.check_case`)."""
+        if self.check_cases is None or self.check_cases.operation != operation:
+            self.check_cases = CheckCaseRunner(self.backend, self.device, self.guard, operation)
         found = self.check_cases.run(name, direction, dtype, seed)
         self._empty()
         return Skip(one_line(found)) if isinstance(found, str) else CheckCaseGraded(found, self.check_cases.metrics())
@@ -235,7 +235,7 @@ class Server:
     def _ready(self, l2: str) -> tuple[Timers, Batches]:
         """The timers, and the batches of the present case; released buffers are allocated again."""
         if self.inputs is None:
-            self.inputs = inputs.make(self._case(), self.seed, torch.device(self.device))
+            self.inputs = numerics(self._case().op).make(self._case(), self.seed, torch.device(self.device))
         if self.call is None:
             before = self.graphs.count()
             self._prepare()

@@ -14,7 +14,8 @@ from types import ModuleType
 
 import torch
 
-from softbench.ops.softmax import independent, inputs, reference, structured_rows, tolerance
+from softbench.ops import registry
+from softbench.ops.softmax import independent, inputs, numerics, reference, structured_rows, tolerance
 from softbench.worker import output_checks, persisting_l2
 from softbench.worker.persisting_l2 import PersistingL2
 
@@ -31,6 +32,9 @@ PROTECTED: dict[ModuleType, str] = {
     output_checks: "breach poison",
     inputs: "make refill",
     structured_rows: "kinds make_structured",
+    numerics: "NUMERICS SoftmaxNumerics.make SoftmaxNumerics.refill SoftmaxNumerics.drawn SoftmaxNumerics.make_structured "
+    "SoftmaxNumerics.check SoftmaxNumerics.check_yardstick SoftmaxNumerics.estimate",
+    registry: "NAMES numerics operation",
 }
 """Names that timing and checking depend on, by module. Each must exist, unless it is in OPTIONAL."""
 PROTECTED_TIMER = "Timer Timer.timeit Timer.blocked_autorange Timer._timeit"

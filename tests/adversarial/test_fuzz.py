@@ -134,7 +134,7 @@ def test_a_bad_reply_to_a_check_case_is_a_finding(reply):
     (slot,) = (WorkerSlot(info) for info in make(("a",)).infos)
     pool = FakePool({("a", "run_check_case"): reply or {"something": "else"}})
     session = SimpleNamespace(pool=pool, exclusive=False, revive=lambda slots: revive(pool, slots, "cpu", {}, 60.0))
-    (finding,) = _Checker(session, Settings()).run([slot], RunCheckCase("shape 1x1", Direction.FORWARD, "fp32", 0), alone=False)
+    (finding,) = _Checker(session, Settings()).run([slot], RunCheckCase("softmax", "shape 1x1", Direction.FORWARD, "fp32", 0), alone=False)
     assert isinstance(finding, Finding)
     shown(check_report.table([finding]))
     shown(check_report.lines([finding]))

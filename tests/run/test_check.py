@@ -253,7 +253,7 @@ def test_cases_after_invalid_replies_are_still_tried():
     (slot,) = (WorkerSlot(info) for info in make(("a",)).infos)
     pool = FakePool({("a", "run_check_case"): [{"x": 1}] * MAX_DEATHS + [CheckCaseGraded(PASS)]})
     session = SimpleNamespace(pool=pool, exclusive=False, revive=lambda slots: revive(pool, slots, "cpu", {}, 60.0))
-    request = RunCheckCase("shape 1x1", Direction.FORWARD, "fp32", 0)
+    request = RunCheckCase("softmax", "shape 1x1", Direction.FORWARD, "fp32", 0)
     findings = [_Checker(session, Settings()).run([slot], request, alone=False)[0] for _ in range(MAX_DEATHS + 1)]
     assert [finding.verdict for finding in findings] == ["failed"] * MAX_DEATHS + ["pass"]
     assert findings[0].reason == "check: the worker sent an invalid reply"

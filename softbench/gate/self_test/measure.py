@@ -12,7 +12,7 @@ from softbench.core.errors import ResultsError
 from softbench.gate.ab_run import Measure, samples_of, with_fixed_rounds
 from softbench.gate.samples import RunSamples
 from softbench.gate.self_test import analysis
-from softbench.ops.softmax import spec
+from softbench.ops.registry import operation
 from softbench.plan import sweep
 from softbench.plan.settings import AXES, Axes, Layer, Settings
 from softbench.plan.sweep import Sweep
@@ -70,7 +70,7 @@ def measure_repetitions(
 def injected_cases(cases: Sequence[Case]) -> tuple[Case, ...]:
     """The cases that get a slowdown: the quarter that moves most bytes, because a slowdown takes at least a launch."""
     count = max(1, len(cases) // analysis.CASES_PER_INJECTION)
-    largest = sorted(cases, key=spec.bytes_moved, reverse=True)[:count]
+    largest = sorted(cases, key=lambda case: operation(case.op).bytes_moved(case), reverse=True)[:count]
     return tuple(case for case in cases if case in largest)
 
 

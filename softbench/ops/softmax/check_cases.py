@@ -1,78 +1,39 @@
 """The cases every backend faces beside the tensor it is timed on: shapes, values, layouts, gradients, contract, size.
 
-An item makes its inputs from a seed; `softbench.ops.softmax.tolerance` checks the output. `rows` items hand it
-contiguous (M, N) tensors through `prepare`, `dim` items tensors of any shape and strides through `over_dim`, where it has that.
+`softbench.ops.softmax.tolerance` checks their outputs.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import torch
 
 from softbench.core.case import Direction
+from softbench.ops.check_case import CheckCase, Draw, Tensors
 from softbench.ops.dtypes import DTYPES
 from softbench.ops.softmax.structured_rows import MAX_SHIFT
 
-Tensors = tuple[torch.Tensor, ...]
 HUGE = {"fp32": 3.4e38, "fp16": 65504.0, "bf16": 3.38e38}
 
 OVER_INT32 = "over-2^31-elements"
 HUGE_TENSORS = 6
 """Tensors of the case over 2^31 elements that are in memory at once, at most: two inputs, an output, and three temporaries of `naive`."""
 
-MAX_INTERPRETED = 2**16
-"""Elements of a tensor in an interpreter, unless a row is longer; they take seconds."""
 COLUMNS = 1023  # of the value cases: no multiple of a vector, and just below a tier of most kernels
 ROWS = 16
 SOFTMAXED_ROWS = 4096
 LONG = 20011  # columns of the value cases with several tiles: no multiple of a tile
 
 
-@dataclass(frozen=True, slots=True)
-class CheckCase:
-    """One check case."""
-
-    name: str
-    direction: Direction
-    make: Callable[[Draw], Tensors]
-    """`(x,)` forward, `(dy, y)` backward."""
-    dim: int | None = None
-    """The axis of a case over `dim`; None for rows."""
-    repeat: str = ""
-    """`twice` or `stream`: what is checked besides the values, a second call or a call on another stream. The others are in
-    `softbench.worker.contract_cases`."""
-    gpu_only: str = ""
-    """Why it needs a GPU; empty if it does not."""
-    free_bytes: int = 0
-    """Free device memory that it needs in float32, in bytes. If above 0, backends run it one after the other."""
-
-
-@dataclass(frozen=True, slots=True)
-class Draw:
-    """The random values of a check case."""
-
-    generator: torch.Generator
-    dtype: str
-    device: torch.device
-    most_rows: int | None
-    """Maximum rows of an interpreted backend; None without a limit."""
-
-    def rows(self, M: int, N: int) -> int:
-        """M, or the number of rows that an interpreter can run."""
-        return M if self.most_rows is None else min(M, self.most_rows, max(1, MAX_INTERPRETED // max(1, N)))
-
-    def normal(self, *shape: int) -> torch.Tensor:
-        return torch.randn(shape, generator=self.generator, dtype=DTYPES[self.dtype], device=self.device)
-
-    def softmaxed(self, x: torch.Tensor) -> torch.Tensor:
-        """softmax(x) in x's memory; some rows at a time, since x may fill half of the device."""
-        for rows in x.split(SOFTMAXED_ROWS):
-            rows.copy_(torch.softmax(rows.float(), dim=-1))
-        return x
+def softmaxed(x: torch.Tensor) -> torch.Tensor:
+    """softmax(x) in x's memory; some rows at a time, since x may fill half of the device."""
+    for rows in x.split(SOFTMAXED_ROWS):
+        rows.copy_(torch.softmax(rows.float(), dim=-1))
+    return x
 
 
 def items() -> list[CheckCase]:
@@ -114,7 +75,7 @@ def _shape(name: str, direction: Direction, M: int, N: int, *, offset: int = 0) 
             return (x,)
         if direction is Direction.BOTH:
             return x.requires_grad_(), draw.normal(rows, N)
-        return x, draw.softmaxed(normal(draw, rows, 3 * offset))
+        return x, softmaxed(normal(draw, rows, 3 * offset))
 
     return CheckCase(f"shape {name}", direction, make)
 
@@ -218,7 +179,7 @@ def _alone(make: Callable[[Draw], torch.Tensor], draw: Draw) -> Tensors:
 def _gradients() -> Iterable[CheckCase]:
     def item(name: str, make: Callable[[torch.Tensor, torch.Tensor], Tensors]) -> CheckCase:
         def of(draw: Draw) -> Tensors:
-            return make(draw.normal(ROWS, COLUMNS), draw.softmaxed(draw.normal(ROWS, COLUMNS)))
+            return make(draw.normal(ROWS, COLUMNS), softmaxed(draw.normal(ROWS, COLUMNS)))
 
         return CheckCase(name, Direction.BACKWARD, of)
 
@@ -240,10 +201,10 @@ def _gradient_layouts() -> Iterable[CheckCase]:
         return draw.normal(*y.shape), torch.softmax(y.float(), dim=dim).to(y.dtype)
 
     def expanded(draw: Draw) -> Tensors:
-        return draw.normal(1, 1).expand(12, 100), draw.softmaxed(draw.normal(12, 100))
+        return draw.normal(1, 1).expand(12, 100), softmaxed(draw.normal(12, 100))
 
     def transposed(draw: Draw) -> Tensors:
-        return draw.normal(100, 12).t(), draw.softmaxed(draw.normal(12, 100))
+        return draw.normal(100, 12).t(), softmaxed(draw.normal(12, 100))
 
     for name in ("1-D", "3-D, dim 1", "5-D, dim -3", "row stride over N", "offset by one element"):
         make, dim = LAYOUTS[name]

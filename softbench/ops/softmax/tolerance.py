@@ -38,15 +38,16 @@ Common tolerances are vacuous here: with rtol = atol = 1e-2 a bf16 output of zer
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from softbench.core.case import Case, Direction
 from softbench.core.outcome import Accuracy, Grade
+from softbench.ops.check_case import See
+from softbench.ops.rows import row_chunks
 from softbench.ops.softmax import independent, reference
-from softbench.ops.softmax.inputs import row_chunks
 
 U = 2.0**-24
 U_OUT = {"fp32": 0.0, "fp16": 2.0**-11, "bf16": 2.0**-8}
@@ -56,9 +57,6 @@ SMALLEST = 2.0**-126
 MAX_EXPONENT = 2.0**24
 """A float32 of this size and more has no fraction."""
 OVERRIDDEN = "torch computes the check otherwise than numpy: the plugin replaced operators that the check needs"
-
-See = Callable[[torch.Tensor, torch.Tensor], object]
-"""Is shown some rows of an output after the other, and the reference's; what it makes of them is no part of the verdict."""
 
 
 @dataclass(frozen=True, slots=True)

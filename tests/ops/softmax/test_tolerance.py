@@ -10,6 +10,7 @@ from wrongs import PLUGINS, load
 from softbench.backends.naive import naive_backward, naive_forward
 from softbench.core.case import Case, Direction
 from softbench.core.outcome import Grade
+from softbench.ops import rows
 from softbench.ops.dtypes import DTYPES
 from softbench.ops.softmax import inputs, structured_rows, tolerance
 
@@ -220,7 +221,7 @@ def test_a_verdict_names_the_worst_element():
 def test_the_check_does_not_depend_on_the_chunks(monkeypatch):
     case = Case(64, 128, "bf16", Direction.FORWARD, "cpu")
     whole = grade(case, naive_forward)
-    monkeypatch.setitem(inputs.CHUNK_BYTES, "cpu", 1)
+    monkeypatch.setitem(rows.CHUNK_BYTES, "cpu", 1)
     assert grade(case, naive_forward) == whole
 
 
