@@ -19,7 +19,7 @@ class TensorSpec:
     """A tensor of an operation."""
 
     axes: tuple[str, ...]
-    """The names of its axes, each a field of `Case`, such as `("M", "N")`."""
+    """The names of its axes, each a field of `Case`, such as `("M", "N")`. The first axis of an output is M: rows of it are sampled."""
     dtype: str = CASE_DTYPE
     """A key of ELEMENT_BYTES, or CASE_DTYPE."""
 
@@ -27,10 +27,23 @@ class TensorSpec:
         """The sizes of the axes in a case."""
         return tuple(getattr(case, axis) for axis in self.axes)
 
+    def dtype_of(self, case: Case) -> str:
+        """The name of its dtype in a case."""
+        return case.dtype if self.dtype == CASE_DTYPE else self.dtype
+
     def bytes(self, case: Case) -> int:
         """The tensor's bytes in a case."""
-        dtype = case.dtype if self.dtype == CASE_DTYPE else self.dtype
-        return prod(self.shape(case)) * ELEMENT_BYTES[dtype]
+        return prod(self.shape(case)) * ELEMENT_BYTES[self.dtype_of(case)]
+
+    @property
+    def has_rows(self) -> bool:
+        """True if its first axis is M: element i belongs to row i."""
+        return self.axes[:1] == ("M",)
+
+    @property
+    def has_columns(self) -> bool:
+        """True if it has rows, and its second axis is N."""
+        return self.axes == ("M", "N")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +74,13 @@ class Operation:
     passes: Mapping[str, Pass]
     """Its passes, by a case's direction."""
 
-    def outputs(self, case: Case) -> tuple[str, ...]:
-        """The names of the tensors that a call of this case returns."""
-        return self.passes[case.direction].outputs
+    def inputs(self, case: Case) -> tuple[TensorSpec, ...]:
+        """The arguments of a call of this case, in order."""
+        return tuple(self.tensors[name] for name in self.passes[case.direction].inputs)
+
+    def outputs(self, case: Case) -> dict[str, TensorSpec]:
+        """What a call of this case returns, by name."""
+        return {name: self.tensors[name] for name in self.passes[case.direction].outputs}
 
     def largest_bytes(self, case: Case) -> int:
         """Bytes of the case's largest tensor."""

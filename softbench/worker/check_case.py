@@ -20,7 +20,7 @@ from softbench.plugins.traits import interpreted, over_dim, reuses_output, why_n
 from softbench.worker.async_work import AsyncWorkWatch
 from softbench.worker.contract_cases import WAYS, ContractCase
 from softbench.worker.error_metrics import MetricsAccumulator
-from softbench.worker.output_checks import SHARED, breach, poison, same, shared, versions
+from softbench.worker.output_checks import SHARED, breach, like, poison, same, shared, versions
 from softbench.worker.pre_check import PreCheck, verify_outputs
 from softbench.worker.tamper_guard import TamperGuard
 
@@ -93,11 +93,11 @@ class CheckCaseRunner:
     def _judge(self, item: CheckCase, case: Case, call: Call, given: tuple[torch.Tensor, ...], dim: int) -> Accuracy:
         """The accuracy of a call."""
         kept, written = tuple(tensor.clone() for tensor in given), versions(given)
-        poison(given, self.device.type)
+        poison(like(given[0]), given)
         watch = AsyncWorkWatch(self.device.type)
         out = self._on_stream(call, given) if item.repeat == "stream" else call(*given)
         late = watch.unfinished(out)
-        reason = breach(given, kept, (out,), written=written) or late
+        reason = breach(given, kept, (out,), like(given[0]), written=written) or late
         if reason := reason or (self.guard.replaced() if self.guard else ""):
             return Accuracy.wrong(reason)
         return self._compared(item, case, call, given, out, dim)

@@ -3,26 +3,61 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import combinations
+from dataclasses import dataclass
+from itertools import combinations, cycle, islice
 from typing import Any
 
 import torch
 
+from softbench.core.case import Case
+from softbench.ops.dtypes import TENSOR_DTYPES
+from softbench.ops.registry import operation
+
 SHARED = "two outputs that are both alive share their memory; a backend that does so on purpose declares reuses_output = True"
 
 
-def poison(given: tuple[torch.Tensor, ...], device: str) -> None:
-    """Leave NaN in the memory that the next allocations of the inputs' size will get, so that stale results cannot pass for new."""
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What an output must be like, whatever its values are."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+def forms(case: Case) -> tuple[Form, ...]:
+    """The outputs that a call of this case returns."""
+    due = operation(case.op).outputs(case)
+    return tuple(Form(name, spec.shape(case), TENSOR_DTYPES[spec.dtype_of(case)]) for name, spec in due.items())
+
+
+def like(given: torch.Tensor) -> tuple[Form, ...]:
+    """One output like this input."""
+    return (Form("y", tuple(given.shape), given.dtype),)
+
+
+def poison(due: Sequence[Form], given: tuple[torch.Tensor, ...]) -> None:
+    """Leave NaN, or the largest integer, in the memory that the next outputs will get, so that stale results cannot pass for new.
+
+    As many tensors as inputs are poisoned at least, because a call may allocate a temporary before its output.
+    """
+    device, count = given[0].device, max(len(due), len(given))
     for _ in range(2):
-        spare = [torch.full_like(tensor, float("nan"), requires_grad=False) for tensor in given]
+        spare = [torch.full(form.shape, _poison(form.dtype), dtype=form.dtype, device=device) for form in islice(cycle(due), count)]
         del spare
-    if device == "cuda":
+    if device.type == "cuda":
         torch.cuda.synchronize()
 
 
-def as_tuple(results: Any, due: int) -> Any:
+def _poison(dtype: torch.dtype) -> float | int | bool:
+    if dtype.is_floating_point:
+        return float("nan")
+    return True if dtype is torch.bool else torch.iinfo(dtype).max
+
+
+def as_tuple(results: Any, due: Sequence[Form]) -> Any:
     """The results of a call as a tuple. A call with one output returns the tensor itself."""
-    return results if due > 1 else (results,)
+    return results if len(due) > 1 else (results,)
 
 
 def versions(given: tuple[torch.Tensor, ...]) -> tuple[int, ...]:
@@ -34,13 +69,20 @@ def breach(
     given: tuple[torch.Tensor, ...],
     kept: tuple[torch.Tensor, ...],
     results: Any,
+    due: Sequence[Form],
     *,
-    expected: int = 1,
     written: tuple[int, ...] | None = None,
 ) -> str:
-    """How a call broke its contract, or an empty text. `kept` are copies of the inputs `given` and `written` their `versions` before the
-    call; `expected` outputs like them are due."""
-    if reason := misformed(given, results, expected=expected):
+    """How a call broke its contract, or an empty text.
+
+    Args:
+        given: the inputs.
+        kept: copies of them from before the call.
+        results: what the call returned, as a tuple.
+        due: the outputs that it has to return.
+        written: the inputs' `versions` before the call.
+    """
+    if reason := misformed(given, results, due):
         return reason
     if any(not same(tensor.detach(), copy) for tensor, copy in zip(given, kept, strict=True)):
         return "changed its input"
@@ -49,16 +91,16 @@ def breach(
     return ""
 
 
-def misformed(given: tuple[torch.Tensor, ...], results: Any, *, expected: int = 1) -> str:
+def misformed(given: tuple[torch.Tensor, ...], results: Any, due: Sequence[Form]) -> str:
     """What is off with outputs whatever their values are: type, shape, dtype, device, memory that is not their own."""
-    if not isinstance(results, tuple | list) or len(results) != expected:
-        return "must return (y, dx)"
-    for out in results:
+    if not isinstance(results, tuple | list) or len(results) != len(due):
+        return f"must return ({', '.join(form.name for form in due)})"
+    for out, form in zip(results, due, strict=True):
         if type(out) is not torch.Tensor:
             return f"returned {type(out).__name__}, not a torch.Tensor"
         for what, got, want in (
-            ("shape", tuple(out.shape), tuple(given[0].shape)),
-            ("dtype", out.dtype, given[0].dtype),
+            ("shape", tuple(out.shape), form.shape),
+            ("dtype", out.dtype, form.dtype),
             ("device", out.device, given[0].device),
             ("layout", out.layout, torch.strided),
         ):

@@ -13,7 +13,7 @@ from softbench.core.case import Case
 from softbench.core.outcome import Accuracy, Grade
 from softbench.core.text import one_line
 from softbench.ops.check_case import See
-from softbench.ops.registry import numerics, operation
+from softbench.ops.registry import numerics
 from softbench.plugins.traits import is_yardstick, reuses_output
 from softbench.worker import caller_state, output_checks, row_sample, timers
 from softbench.worker.async_work import AsyncWorkWatch
@@ -68,13 +68,13 @@ class PreCheck:
         names = values.make_structured(given, many, seed)
         first: Tensors = ()
         # Allocated before the calls, so that a backend that takes the memory is not blamed for what the check lacks.
-        outputs = operation(self.case.op).outputs(self.case) if calls > 1 else ()
-        gathered = tuple(torch.empty_like(given[0], requires_grad=False) for _ in outputs)
+        due = output_checks.forms(many) if calls > 1 else ()
+        gathered = tuple(torch.empty(form.shape, dtype=form.dtype, device=given[0].device) for form in due)
         for call in range(calls):
             place = slice(call * self.case.M, (call + 1) * self.case.M)
             if calls > 1:
-                for tensor, rows in zip(self.given, given, strict=True):
-                    tensor.data.copy_(rows.data[place])
+                for tensor, rows in zip(self.given, row_sample.rows_of(many, given, place), strict=True):
+                    tensor.data.copy_(rows)
             results, reason = self._once() if call == 0 else self._again()
             if reason:
                 return (), Accuracy.wrong(reason)
@@ -90,10 +90,10 @@ class PreCheck:
 
     def _once(self) -> tuple[Tensors, str]:
         """One call into memory poisoned with NaN, and how it broke the contract."""
-        device = self.case.device
+        device, due = self.case.device, output_checks.forms(self.case)
         kept, written = tuple(tensor.detach().clone() for tensor in self.given), output_checks.versions(self.given)
         before = caller_state.of(self.given)
-        output_checks.poison(self.given, device)
+        output_checks.poison(due, self.given)
         held_bytes = self._reset_peak()
         watch = AsyncWorkWatch(device)
         outputs = self.call(*self.given)
@@ -101,21 +101,17 @@ class PreCheck:
             self.peak_bytes = torch.cuda.max_memory_allocated() - held_bytes
         late = watch.unfinished(outputs)
         timers.synchronize(device)
-        results, expected = self._results(outputs)
-        reason = output_checks.breach(self.given, kept, results, expected=expected, written=written) or late
+        results = output_checks.as_tuple(outputs, due)
+        reason = output_checks.breach(self.given, kept, results, due, written=written) or late
         reason = reason or before.changed(lambda: self.call(*self.given)) or (self.guard.replaced() if self.guard else "")
         return ((), reason) if reason else (results, "")
 
     def _again(self) -> tuple[Tensors, str]:
         """One more call; only the form of its outputs is checked."""
-        results, expected = self._results(self.call(*self.given))
-        reason = output_checks.misformed(self.given, results, expected=expected)
+        due = output_checks.forms(self.case)
+        results = output_checks.as_tuple(self.call(*self.given), due)
+        reason = output_checks.misformed(self.given, results, due)
         return ((), reason) if reason else (results, "")
-
-    def _results(self, outputs: Any) -> tuple[Tensors, int]:
-        """The outputs of a call as a tuple, and how many are due."""
-        due = len(operation(self.case.op).outputs(self.case))
-        return output_checks.as_tuple(outputs, due), due
 
     def _compared(self, given: Tensors, outputs: Tensors, seed: int, kinds: Sequence[str] = (), case: Case | None = None) -> Accuracy:
         """The verdict on all rows, or on a sample (`softbench.worker.row_sample`). `kinds`: as in `Numerics.check`."""
@@ -127,8 +123,8 @@ class PreCheck:
             with one_thread(case.device):
                 numbers = sorted({*numbers, *row_sample.suspects(case, given, outputs)})
         places = torch.tensor(numbers, device=given[0].device)
-        sampled = [tuple(tensor.detach()[places] for tensor in tensors) for tensors in (given, outputs)]
-        return verify_outputs(self.backend, replace(case, M=len(numbers)), sampled[0], sampled[1], kinds=kinds, numbers=numbers)
+        sampled = row_sample.rows_of(case, given, places), tuple(out.detach()[places] for out in outputs)
+        return verify_outputs(self.backend, replace(case, M=len(numbers)), *sampled, kinds=kinds, numbers=numbers)
 
     def _reset_peak(self) -> int | None:
         """Bytes that are allocated now, the peak from here on; None on the CPU."""

@@ -19,7 +19,7 @@ import torch
 from softbench.core.case import Case
 from softbench.core.outcome import Accuracy, Grade
 from softbench.ops.registry import operation
-from softbench.worker.output_checks import as_tuple, misformed, same
+from softbench.worker.output_checks import as_tuple, forms, misformed, same
 
 Tensors = tuple[torch.Tensor, ...]
 Judge = Callable[[Case, Tensors, Tensors], Accuracy]
@@ -44,10 +44,13 @@ OVERWRITTEN = "its output changed during later calls; a backend whose next call 
 class Probe:
     """A probe and what was copied."""
 
+    place: int
+    """Its set of inputs."""
     row: int
     given: Tensors
+    """The row of the inputs, right after the call; an input without rows as a whole."""
     outputs: Tensors
-    """The row of the inputs and of the outputs, right after the call; each (1, N)."""
+    """The row of the outputs, right after the call."""
     later: Tensors = ()
     """The row of the outputs, some calls later."""
 
@@ -58,6 +61,7 @@ class Probes:
     def __init__(self, case: Case, sets: Sequence[Tensors], source: random.Random, most: int, *, overwrites: bool) -> None:
         """`most`: probes that are compared with float64, at most, the last ones. With `overwrites` no output is held."""
         self.case, self.sets, self.random, self.overwrites = case, sets, source, overwrites
+        self.specs, self.due_outputs = operation(case.op).inputs(case), forms(case)
         self.done: deque[Probe] = deque(maxlen=most)
         self.turns: list[int] = []
         """The calls that did more than a call."""
@@ -86,7 +90,7 @@ class Probes:
             self.at = self.due
             return
         row, pair = self.random.randrange(self.case.M), self.random.randrange(len(self._columns))
-        rows = [tensor.data[row] for tensor in self.sets[place]]
+        rows = [tensor.data[row] for tensor in self._with_columns(place)]
         values = tuple(tensor.index_select(0, self._columns[pair]) for tensor in rows)
         for tensor, old in zip(rows, values, strict=True):
             tensor.index_copy_(0, self._flipped[pair], old)
@@ -97,15 +101,16 @@ class Probes:
         if self._changed is None:
             return False
         (place, row, columns, values), self._changed = self._changed, None
-        given, due = self.sets[place], len(operation(self.case.op).outputs(self.case))
-        results = as_tuple(outputs, due)
-        self.broken = self.broken or self._resized(place) or misformed(given, results, expected=due)
+        given, results = self.sets[place], as_tuple(outputs, self.due_outputs)
+        self.broken = self.broken or self._resized(place) or misformed(given, results, self.due_outputs)
         if not self.broken and isinstance(results, tuple | list):
-            probe = Probe(row, *(tuple(tensor.detach()[row : row + 1].clone() for tensor in tensors) for tensors in (given, results)))
+            here = slice(row, row + 1)
+            inputs = [tensor.detach()[here] if spec.has_rows else tensor.detach() for tensor, spec in zip(given, self.specs, strict=True)]
+            probe = Probe(place, row, tuple(tensor.clone() for tensor in inputs), tuple(out.detach()[here].clone() for out in results))
             self.done.append(probe)
             self.held = None if self.overwrites else (turn + HELD_CALLS, tuple(results), probe)
         if not self._resized(place):
-            for tensor, old in zip(given, values, strict=True):
+            for tensor, old in zip(self._with_columns(place), values, strict=True):
                 tensor.data[row].index_copy_(0, columns, old)
         self.turns.append(turn)
         self.due = turn + HELD_CALLS + int(turn * (self.random.uniform(*APART) - 1))
@@ -114,8 +119,12 @@ class Probes:
 
     def _resized(self, place: int) -> str:
         """`changed its input` if an input has lost its shape, or an empty text."""
-        lost = any(tuple(tensor.shape) != (self.case.M, self.case.N) for tensor in self.sets[place])
+        lost = any(tuple(tensor.shape) != spec.shape(self.case) for tensor, spec in zip(self.sets[place], self.specs, strict=True))
         return "changed its input" if lost else ""
+
+    def _with_columns(self, place: int) -> list[torch.Tensor]:
+        """The inputs whose rows have N values."""
+        return [tensor for tensor, spec in zip(self.sets[place], self.specs, strict=True) if spec.has_columns]
 
     def release(self) -> None:
         """Copy the row of the held output once more, and let it go."""
@@ -140,9 +149,17 @@ class Probes:
             return None
         if any(not same(late, soon) for probe in probes if probe.later for late, soon in zip(probe.later, probe.outputs, strict=True)):
             return Accuracy.wrong(f"in a timed call: {OVERWRITTEN}")
-        given, outputs = (
-            tuple(map(torch.cat, zip(*rows, strict=True))) for rows in ([p.given for p in probes], [p.outputs for p in probes])
-        )
+        groups: dict[int, list[Probe]] = {}
+        for probe in probes:  # an input without rows is the same for all probes of a set
+            groups.setdefault(0 if all(spec.has_rows for spec in self.specs) else probe.place, []).append(probe)
+        verdicts = [self._verdict(judge, some) for some in groups.values()]
+        return max(verdicts, key=lambda found: (found.grade is Grade.WRONG, *found.rank))
+
+    def _verdict(self, judge: Judge, probes: Sequence[Probe]) -> Accuracy:
+        """The verdict on probes that share the inputs without rows."""
+        inputs = zip(*(probe.given for probe in probes), strict=True)
+        given = tuple(torch.cat(rows) if spec.has_rows else rows[0] for spec, rows in zip(self.specs, inputs, strict=True))
+        outputs = tuple(map(torch.cat, zip(*(probe.outputs for probe in probes), strict=True)))
         found = judge(replace(self.case, M=len(probes)), given, outputs)
         return replace(found, detail=f"{CHANGED_ROW}: {found.detail}") if found.grade is Grade.WRONG else found
 

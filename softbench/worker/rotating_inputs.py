@@ -48,11 +48,12 @@ APART = 1.25  # largest ratio of two kept calls' numbers, so that the last kept 
 
 
 class RotatingInputs:
-    """The inputs of a case's timed calls."""
+    """The inputs of a case's timed calls. Rows and columns change in the tensors that have them (`softbench.ops.operation.TensorSpec`)."""
 
     def __init__(self, case: Case, given: Tensors, call: Call, *, overwrites: bool) -> None:
         """`given` is the first set. With `overwrites`, the next call overwrites an output, so only the last output is checked."""
         self.case, self.function, self.overwrites = case, call, overwrites
+        self.specs, self.due = operation(case.op).inputs(case), output_checks.forms(case)
         self.sets = [given]
         self.random = random.Random(os.urandom(16))  # a backend cannot predict it, and it is fast
         self.turns = 0
@@ -113,12 +114,11 @@ class RotatingInputs:
         """Copy the rows to be compared, right after the batch, so that a backend can neither finish nor restore them later."""
         if self.probes:
             self.probes.release()
-        due = len(operation(self.case.op).outputs(self.case))
         alive: list[torch.Tensor] = []
         for index in [self.latest] if self.overwrites else sorted(self.kept):
             if index in self.kept:
-                outputs, given = output_checks.as_tuple(self.kept[index], due), self._looked_at(index)
-                wrong = output_checks.misformed(self.sets[index], outputs, expected=due) if given else CHANGED
+                outputs, given = output_checks.as_tuple(self.kept[index], self.due), self._looked_at(index)
+                wrong = output_checks.misformed(self.sets[index], outputs, self.due) if given else CHANGED
                 alive += () if wrong else outputs
                 copied = () if wrong else tuple(out.detach()[self._rows[index]] for out in outputs)
                 self._collected.append((index, wrong, copied, given))
@@ -178,8 +178,8 @@ class RotatingInputs:
         M = max(1, min(self.case.M, CHANGED_ELEMENTS[self.case.device] // self.case.N))
         first = self.random.randrange(self.case.M - M + 1)
         fresh = numerics(self.case.op).make(replace(self.case, M=M), self.random.getrandbits(31), tensors[0].device)
-        for tensor, values in zip(tensors, fresh, strict=True):
-            tensor.data[first : first + M] = values.detach()
+        for tensor, values, spec in zip(tensors, fresh, self.specs, strict=True):
+            tensor.data[slice(first, first + M) if spec.has_rows else ...] = values.detach()
         return range(first, first + M)
 
     def _exchange(self, tensors: Tensors, among: Sequence[int], most: int) -> list[int]:
@@ -191,10 +191,10 @@ class RotatingInputs:
         first = self.random.randrange(self.case.N - length + 1)
         shift = self.random.randint(1, max(1, length - 1))
         places = torch.tensor(rows, device=tensors[0].device)
-        for tensor in tensors:
-            if whole:
+        for tensor, spec in zip(tensors, self.specs, strict=True):
+            if whole and spec.has_rows:
                 tensor.data[places] = tensor.data[places.roll(1)]
-            else:
+            elif not whole and spec.has_columns:
                 tensor.data[places, first : first + length] = tensor.data[places, first : first + length].roll(shift, 1)
         return rows
 
@@ -211,9 +211,11 @@ class RotatingInputs:
 
     def _looked_at(self, index: int) -> Tensors:
         """Copies of the rows of a set that are checked; none if a tensor has lost its shape."""
-        if any(tuple(tensor.shape) != (self.case.M, self.case.N) for tensor in self.sets[index]):
+        tensors, rows = self.sets[index], self._rows[index]
+        if any(tuple(tensor.shape) != spec.shape(self.case) for tensor, spec in zip(tensors, self.specs, strict=True)):
             return ()
-        return tuple(tensor.detach()[self._rows[index]] for tensor in self.sets[index])
+        kept = zip(tensors, self.specs, strict=True)
+        return tuple(tensor.detach()[rows] if spec.has_rows else tensor.detach().clone() for tensor, spec in kept)
 
     def _as_renewed(self, index: int, rows: Tensors) -> bool:
         return bool(rows) and all(map(output_checks.same, rows, self._truth[index]))

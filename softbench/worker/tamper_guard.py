@@ -29,7 +29,7 @@ PROTECTED: dict[ModuleType, str] = {
     tolerance: "check excess bound_forward bound_backward bound_both",
     reference: "forward backward by_numpy",
     independent: "chosen wide forward backward compare",
-    output_checks: "breach poison",
+    output_checks: "breach misformed poison forms",
     inputs: "make refill",
     structured_rows: "kinds make_structured",
     numerics: "NUMERICS SoftmaxNumerics.make SoftmaxNumerics.refill SoftmaxNumerics.drawn SoftmaxNumerics.make_structured "

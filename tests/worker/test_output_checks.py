@@ -6,9 +6,10 @@ import random
 import pytest
 import torch
 
-from softbench.worker.output_checks import misformed, shared
+from softbench.worker.output_checks import like, misformed, shared
 
 M, N = 4, 8
+FORM = like(torch.zeros(M, N))
 
 
 def slices_of_one_allocation():
@@ -26,7 +27,7 @@ def slices_of_one_allocation():
 @pytest.mark.parametrize(("name", "y", "dx"), list(slices_of_one_allocation()), ids=lambda value: value if isinstance(value, str) else "")
 def test_distinct_slices_of_one_allocation_are_accepted(name, y, dx):
     assert not shared((y, dx))
-    assert misformed((torch.zeros(M, N), torch.zeros(M, N)), (y, dx), expected=2) == ""
+    assert misformed((torch.zeros(M, N), torch.zeros(M, N)), (y, dx), 2 * like(y)) == ""
 
 
 def overlapping():
@@ -42,7 +43,7 @@ def overlapping():
 @pytest.mark.parametrize(("name", "y", "dx"), list(overlapping()), ids=lambda value: value if isinstance(value, str) else "")
 def test_outputs_that_overlap_are_wrong(name, y, dx):
     assert shared((y, dx))
-    assert "share their memory" in misformed((torch.zeros(M, N), torch.zeros(M, N)), (y, dx), expected=2)
+    assert "share their memory" in misformed((torch.zeros(M, N), torch.zeros(M, N)), (y, dx), 2 * like(y))
 
 
 def test_overlap_is_exact_for_equal_strides():
@@ -61,17 +62,17 @@ def test_overlap_is_exact_for_equal_strides():
 @pytest.mark.parametrize("strides", [(0, 1), (1, 0), (N - 1, 1), (1, 1)])
 def test_an_output_whose_elements_share_memory_is_wrong(strides):
     pool = torch.empty(100)
-    assert "expanded" in misformed((torch.zeros(M, N),), (pool.as_strided((M, N), strides),))
+    assert "expanded" in misformed((torch.zeros(M, N),), (pool.as_strided((M, N), strides),), FORM)
 
 
 def test_the_memory_of_an_input_is_wrong():
     x, dy = torch.zeros(2, M, N).unbind()
-    assert "input's memory" in misformed((x,), (x,))
-    assert "input's memory" in misformed((dy,), (x,))  # the same storage
+    assert "input's memory" in misformed((x,), (x,), FORM)
+    assert "input's memory" in misformed((dy,), (x,), FORM)  # the same storage
     alias = torch.from_numpy(dy.numpy())  # another storage object over the input's memory
-    assert "input's memory" in misformed((dy,), (alias,))
+    assert "input's memory" in misformed((dy,), (alias,), FORM)
     inside = torch.frombuffer(memoryview(bytearray(4 * M * N)), dtype=torch.float32).view(M, N)
-    assert misformed((dy,), (inside,)) == ""
+    assert misformed((dy,), (inside,), FORM) == ""
 
 
 def test_many_live_outputs_of_one_pool_are_distinct():

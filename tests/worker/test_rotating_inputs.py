@@ -289,10 +289,10 @@ def test_interpreted_is_asked_once_and_its_answer_checked():
 def test_malformed_outputs_are_reported_with_the_reason():
     x = torch.randn(4, 8)
     y = softmax(x)
-    assert output_checks.misformed((x,), (y,)) == ""
-    assert "expanded" in output_checks.misformed((x,), (y[:1, :1].clone().expand(4, 8),))
-    assert "lazy" in output_checks.misformed((x,), (torch._neg_view(y),))
-    assert output_checks.misformed((x, x), (y, y), expected=2) == "returned outputs that share their memory"
+    assert output_checks.misformed((x,), (y,), output_checks.like(x)) == ""
+    assert "expanded" in output_checks.misformed((x,), (y[:1, :1].clone().expand(4, 8),), output_checks.like(x))
+    assert "lazy" in output_checks.misformed((x,), (torch._neg_view(y),), output_checks.like(x))
+    assert output_checks.misformed((x, x), (y, y), 2 * output_checks.like(x)) == "returned outputs that share their memory"
     assert math.isinf(PreCheck(FORWARD, lambda x: None, inputs.make(FORWARD, 0, CPU), object(), None).run(0).worst)
     for odd, part in ((lambda x: softmax(x).to_sparse(), "layout torch.sparse_coo"), (lambda x: softmax(x).to("meta"), "device meta")):
         assert part in PreCheck(FORWARD, odd, inputs.make(FORWARD, 0, CPU), object(), None).run(0).detail
