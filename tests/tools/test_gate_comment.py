@@ -1,0 +1,159 @@
+"""tools/gate_comment.py against a pretended GitHub."""
+
+import copy
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import gate_comment
+import pytest
+
+FORK = {"id": 5}
+RUN = {"event": "pull_request", "head_sha": "a" * 40, "head_branch": "topic", "head_repository": FORK, "html_url": "https://github.com/x/1"}
+PULL = {"number": 7, "state": "open", "head": {"sha": "a" * 40, "ref": "topic", "repo": FORK}}
+REPORT = {"pull_request": 7, "exit_code": 1, "text": "FAIL: 2 cells slower\n"}
+MARKER = gate_comment.marker("softbench-gate")
+
+
+class GitHub:
+    """A pull request with its comments. `changes` are the requests that change something."""
+
+    def __init__(self):
+        self.pull, self.comments, self.changes = copy.deepcopy(PULL), [], []
+
+    def reply(self, method, path, content):
+        if method == "GET" and path == "/repos/o/r/pulls/7":
+            return self.pull
+        if method == "GET" and path.startswith("/repos/o/r/issues/7/comments?per_page=100&page="):
+            first = 100 * (int(path.rpartition("=")[2]) - 1)
+            return self.comments[first : first + 100]
+        self.changes.append((method, path, content))
+        return {}
+
+    def say(self, body, author=gate_comment.AUTHOR):
+        self.comments.append({"id": 100 + len(self.comments), "user": {"login": author}, "body": body})
+
+
+@pytest.fixture
+def github():
+    known = GitHub()
+
+    class Handler(BaseHTTPRequestHandler):
+        def answer(self):
+            length = int(self.headers.get("Content-Length") or 0)
+            content = json.loads(self.rfile.read(length)) if length else None
+            found = json.dumps(known.reply(self.command, self.path, content)).encode()
+            self.send_response(200 if self.headers["Authorization"] == "Bearer secret" else 403)
+            self.end_headers()
+            self.wfile.write(found)
+
+        do_GET = do_POST = do_PATCH = answer  # noqa: N815
+
+        def log_message(self, *_):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    known.url = f"http://127.0.0.1:{server.server_port}"
+    yield known
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture
+def comment(github, tmp_path, capsys):
+    """Runs the script on a report and an event; returns what it printed."""
+
+    def call(report=REPORT, run=RUN):
+        file, event = tmp_path / "comment.json", tmp_path / "event.json"
+        if report is not None:
+            file.write_text(report if isinstance(report, str) else json.dumps(report))
+        event.write_text(json.dumps({"workflow_run": run}))
+        env = {"GITHUB_EVENT_PATH": str(event), "GITHUB_API_URL": github.url, "GITHUB_TOKEN": "secret", "GITHUB_REPOSITORY": "o/r"}
+        assert gate_comment.main(env | {"COMMENT_FILE": str(file), "COMMENT_NAME": "softbench-gate"}) == 0
+        return capsys.readouterr().out
+
+    return call
+
+
+def test_the_first_run_comments(github, comment):
+    assert comment() == "commented on pull request 7\n"
+    ((method, path, content),) = github.changes
+    assert (method, path) == ("POST", "/repos/o/r/issues/7/comments")
+    head = "**softbench gate: fail** for commit aaaaaaaaaaaa ([run](https://github.com/x/1))"
+    assert content["body"] == f"{MARKER}\n{head}\n\n```text\nFAIL: 2 cells slower\n```\n"
+
+
+def test_a_later_run_updates_its_own_comment(github, comment):
+    github.say(f"{MARKER}\nnot ours", author="stranger")
+    for _ in range(120):
+        github.say("another comment", author="stranger")
+    github.say(f"I quote {MARKER}")
+    github.say(gate_comment.marker("softbench-gate-2"))
+    github.say(f"{MARKER}\nours")
+    assert comment() == "updated the comment on pull request 7\n"
+    ((method, path, _),) = github.changes
+    assert (method, path) == ("PATCH", f"/repos/o/r/issues/comments/{github.comments[-1]['id']}")
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"head_sha": "b" * 40},
+        {"head_branch": "main"},
+        {"head_repository": {"id": 6}},
+        {"head_repository": None},
+        {"event": "push"},
+        {"event": "pull_request_target"},
+    ],
+)
+def test_a_run_of_another_commit_gets_no_comment(github, comment, other):
+    assert "no comment" in comment(run={**RUN, **other})
+    assert github.changes == []
+
+
+def test_a_closed_pull_request_gets_no_comment(github, comment):
+    github.pull["state"] = "closed"
+    assert "no comment" in comment()
+    assert github.changes == []
+
+
+@pytest.mark.parametrize(
+    "report",
+    [
+        None,
+        "{",
+        "[" * 100_000,
+        "[]",
+        "null",
+        {"pull_request": 7},
+        *({**REPORT, "pull_request": number} for number in ("7", 7.0, True, None, 0, -7, 2**31, "7/../8")),
+        {**REPORT, "exit_code": "1"},
+        {**REPORT, "text": ["x"]},
+        {**REPORT, "text": "x" * 1_000_000},
+    ],
+    ids=lambda report: str(report)[:30],
+)
+def test_invalid_reports_get_no_comment(github, comment, report):
+    assert "no comment: " in comment(report=report)
+    assert github.changes == []
+
+
+def test_a_link_in_place_of_the_report_is_not_read(github, comment, tmp_path):
+    (tmp_path / "other.json").write_text(json.dumps(REPORT))
+    (tmp_path / "comment.json").symlink_to(tmp_path / "other.json")
+    assert "no comment" in comment(report=None)
+
+
+def test_the_text_cannot_leave_its_code_block(github, comment):
+    comment(report={**REPORT, "text": "```\n@everyone ![x](http://evil)\n`````\n\x1b[31m\u202egnp\n"})
+    body = github.changes[0][2]["body"]
+    assert body.endswith("```text\n'''\n@everyone ![x](http://evil)\n'''''\n[31mgnp\n```\n")
+    assert body.count("```") == 2
+
+
+def test_a_long_text_is_cut_to_what_github_takes(github, comment):
+    comment(report={**REPORT, "text": "`" * 20_000 + "x" * 200_000})
+    body = github.changes[0][2]["body"]
+    assert "(the rest is in the artifact)" in body
+    assert len(body) <= 65_536
