@@ -31,6 +31,7 @@ SLOW_FILES = (
     "gate/test_ab_run.py",
     "integration/test_golden.py",
     "test_packaging.py",
+    "tools/test_gate_action.py",
 )
 """The files whose tests take longest, about in the order of their time."""
 

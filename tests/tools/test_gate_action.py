@@ -1,0 +1,191 @@
+"""action.yml and tools/gate_action.py, run on repositories of two commits."""
+
+import json
+import os
+import re
+import shutil
+import site
+import subprocess
+import sys
+from pathlib import Path
+
+import gate_action
+import pytest
+from composite import Composite, git
+
+ROOT = Path(__file__).parents[2]
+KERNEL = "import time\n\nimport torch\n\n\ndef softmax(x):\n    time.sleep({seconds})\n    return torch.softmax(x, dim=-1)\n"
+"""A kernel whose time hardly depends on what else the machine does."""
+FAST, SLOW = KERNEL.format(seconds=0.003), KERNEL.format(seconds=0.012)
+SWEEP = "--M 8 --N 64,128 --rounds 10 --processes 3 --margin 50 --device cpu"
+
+pytest.importorskip("ruamel.yaml")
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory):
+    """A runner with the action, a copy of the checkout. This environment's packages stand in for the package index."""
+    folder = tmp_path_factory.mktemp("runner")
+    ignored = shutil.ignore_patterns(".git", ".venv", "*.egg-info", "build", "dist", ".*_cache", "__pycache__")
+    shutil.copytree(ROOT, folder / "action", ignore=lambda at, names: ignored(at, names) | ({"results"} if at == str(ROOT) else set()))
+    (folder / "event.json").write_text('{"pull_request": {"number": 7}}')
+    return folder
+
+
+def surroundings(machine):
+    known = {"GITHUB_REPOSITORY": "someone/kernel", "GITHUB_EVENT_PATH": str(machine / "event.json")}
+    known |= {"RUNNER_TOOL_CACHE": str(machine / "tools"), "PYTHONPATH": os.pathsep.join(site.getsitepackages()), "OMP_NUM_THREADS": "1"}
+    known |= {"PIP_NO_INDEX": "1", "PIP_NO_BUILD_ISOLATION": "0", "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    return os.environ | known
+
+
+def run(machine, folder, origin, ref="refs/pull/7/merge", env=(), **inputs):
+    given = {"file": "kernels/mine.py", **{name.replace("_", "-"): value for name, value in inputs.items()}}
+    return Composite(machine / "action", folder, origin, ref, given, surroundings(machine) | dict(env)).run()
+
+
+def commit(folder, files, message):
+    for name, text in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
+    git(folder, "add", "--all")
+    git(folder, "commit", "--quiet", "--allow-empty", "--message", message)
+
+
+def pull_request(folder, start, base, head):
+    """A repository whose main moved from `start` to `base` while a branch made the change `head`, with the merge that GitHub checks out."""
+    folder.mkdir()
+    git(folder, "init", "--quiet")
+    commit(folder, start, "start")
+    git(folder, "branch", "topic")
+    commit(folder, base, "base")
+    git(folder, "checkout", "--quiet", "topic")
+    commit(folder, head, "head")
+    git(folder, "checkout", "--quiet", "-b", "merge", "main")
+    git(folder, "merge", "--quiet", "--no-ff", "--no-edit", "topic")
+    git(folder, "update-ref", "refs/pull/7/merge", "merge")
+    git(folder, "checkout", "--quiet", "main")
+    return folder
+
+
+def kernel(text):
+    return {"kernels/mine.py": text}
+
+
+def test_a_planted_slowdown_fails_and_the_summary_names_it(machine, tmp_path):
+    origin = pull_request(tmp_path / "origin", kernel(FAST), {}, kernel(SLOW))
+    done = run(machine, tmp_path / "job", origin, args=SWEEP)
+    assert done.failed == 1, done.log
+    assert {name: done.outputs["gate"][name] for name in ("exit-code", "verdict")} == {"exit-code": "1", "verdict": "fail"}
+    assert re.search(r"\| slower \| head \| forward-fp32-8x(64|128) \|", (tmp_path / "job" / "summary.md").read_text())
+    artifact = tmp_path / "job" / "artifacts" / "softbench-gate"
+    assert {"gate.json", "gate.md", "gate.xml", "gate.png", "gate.log", "comment.json", "measurements"} <= {
+        x.name for x in artifact.iterdir()
+    }
+    comment = json.loads((artifact / "comment.json").read_text())
+    assert (comment["pull_request"], comment["exit_code"]) == (7, 1)
+    assert re.search(r"^FAIL: [12] cells? slower", comment["text"], re.MULTILINE)  # a busy machine can lose the rounds of one cell
+    assert "softbench: " not in comment["text"]
+
+
+def test_a_slowdown_of_main_is_not_the_pull_requests(machine, tmp_path):
+    origin = pull_request(tmp_path / "origin", kernel(FAST), kernel(SLOW), {"README.md": "new\n"})
+    done = run(machine, tmp_path / "job", origin, args=SWEEP)
+    assert done.failed == 0, done.log
+    assert done.outputs["gate"]["verdict"] == "pass"
+    assert "PASS: 2 cells same" in (tmp_path / "job" / "temp" / "softbench-gate" / "gate.log").read_text()
+
+
+@pytest.fixture
+def pretended(machine, tmp_path):
+    """A runner with an environment whose pip and softbench print their arguments. softbench ends with the exit code $CODE."""
+    place = tmp_path / "runner"
+    for name in ("tools/gate_action.py", "action.yml", "pyproject.toml"):
+        (place / "action" / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, place / "action" / name)
+    shutil.copy(machine / "event.json", place)
+    programs = gate_action.folder(surroundings(place)) / "bin"
+    programs.mkdir(parents=True)
+    (programs.parent / "key").write_text(gate_action.key(surroundings(place)))
+    for name, code in (("softbench", "$CODE"), ("python", "0")):
+        (programs / name).write_text(f'#!/bin/sh\necho "softbench: plan" >&2\nprintf "%s\\n" "$@"\nexit "{code}"\n')
+        (programs / name).chmod(0o755)
+    return place
+
+
+@pytest.fixture
+def origin(tmp_path):
+    return pull_request(tmp_path / "origin", kernel(FAST), {}, kernel(SLOW))
+
+
+@pytest.mark.parametrize(("neutral", "code", "left"), [("true", 3, 0), ("false", 3, 3), ("true", 1, 1), ("true", 2, 2), ("true", 0, 0)])
+def test_the_switch_makes_exit_3_neutral_and_no_other(pretended, origin, tmp_path, neutral, code, left):
+    done = run(pretended, tmp_path / "job", origin, env={"CODE": str(code)}, neutral_exit_3=neutral)
+    assert done.failed == left
+    assert done.outputs["gate"]["exit-code"] == str(code)
+    assert ("::warning title=softbench gate::inconclusive" in done.log) == (neutral == "true" and code == 3)
+
+
+def test_inputs_reach_the_gate_as_arguments(pretended, origin, tmp_path):
+    hostile = "--N 64 '$(touch stolen)' `id` ; exit 0"
+    done = run(pretended, tmp_path / "job", origin, env={"CODE": "0"}, args=hostile, backend="row")
+    words = done.log.splitlines()
+    assert words[words.index("--candidate") + 1] == "head.row"
+    assert words[words.index("--reference") + 1] == "base.row"
+    start = words.index("--N")
+    assert words[start : start + 7] == ["--N", "64", "$(touch stolen)", "`id`", ";", "exit", "0"]
+    assert not list(tmp_path.rglob("stolen"))
+
+
+def test_other_dependencies_are_installed_anew(pretended, origin, tmp_path):
+    again = run(pretended, tmp_path / "first", origin, env={"CODE": "0"})
+    assert "--no-deps\n--force-reinstall\n" in again.log
+    assert run(pretended, tmp_path / "second", origin, env={"CODE": "0"}, packages="no-such-package-of-ours").failed
+    assert not (gate_action.folder(surroundings(pretended)) / "bin" / "softbench").exists()
+
+
+def test_a_named_base_is_compared(pretended, origin, tmp_path):
+    commit(origin, kernel("# an older version\n"), "later")
+    older = git(origin, "rev-parse", "main")
+    git(origin, "update-ref", "refs/pull/7/merge", git(origin, "commit-tree", "topic^{tree}", "-p", "topic", "-p", older, "-m", "merge"))
+    done = run(pretended, tmp_path / "job", origin, env={"CODE": "0"}, base=older)
+    assert done.failed == 0, done.log
+    assert (tmp_path / "job" / "temp" / "softbench-base" / "kernels" / "mine.py").read_text() == "# an older version\n"
+
+
+@pytest.mark.parametrize(
+    ("inputs", "code", "message"),
+    [
+        ({"file": "other.py"}, 2, "file other.py: is not a file of the repository"),
+        ({"file": "../../../origin/kernels/mine.py"}, 2, "is not a file of the repository"),
+        ({"base": "no-such-branch"}, 2, "base no-such-branch: is not a commit of the clone"),
+        ({"base": "--help"}, 2, "base --help: is not a commit of the clone"),
+        ({"file": "new.py"}, 3, "file new.py: is not in the base"),
+        ({"neutral_exit_3": "yes"}, 2, "neutral-exit-3 yes: must be true or false"),
+    ],
+)
+def test_bad_input_ends_with_one_clear_line(pretended, tmp_path, inputs, code, message):
+    repository = pull_request(tmp_path / "origin", kernel(FAST), {}, {"new.py": FAST})
+    done = run(pretended, tmp_path / "job", repository, env={"CODE": "0"}, **inputs)
+    assert done.failed == code
+    assert message in done.log
+    assert "Traceback" not in done.log
+    assert message in (tmp_path / "job" / "summary.md").read_text()
+    assert json.loads((tmp_path / "job" / "artifacts" / "softbench-gate" / "comment.json").read_text())["exit_code"] == code
+
+
+def test_a_new_plugin_without_a_base_can_be_neutral(pretended, tmp_path):
+    repository = pull_request(tmp_path / "origin", kernel(FAST), {}, {"new.py": FAST})
+    assert run(pretended, tmp_path / "job", repository, file="new.py", neutral_exit_3="true").failed == 0
+
+
+def test_options_replace_the_comparison_of_two_commits(pretended, tmp_path):
+    env = surroundings(pretended) | {"CODE": "3", "RUNNER_TEMP": str(tmp_path / "temp"), "GATE_NEUTRAL": ""}
+    env |= {"GITHUB_OUTPUT": str(tmp_path / "output"), "GITHUB_STEP_SUMMARY": str(tmp_path / "summary.md")}
+    script = [sys.executable, ROOT / "tools" / "gate_action.py", "gate", "--baseline", "h200"]
+    done = subprocess.run(script, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 3, done.stderr
+    words = done.stdout.splitlines()
+    assert words[:5] == ["softbench: plan", "gate", "--baseline", "h200", "--json"]
+    assert "--candidate" not in words
+    assert "verdict=inconclusive\n" in (tmp_path / "output").read_text()

@@ -1,0 +1,174 @@
+"""The steps of action.yml and of the gate job: python3 tools/gate_action.py environment | install | gate [GATE OPTIONS]
+
+`environment` names the folder and the cache key of the environment, `install` fills it, and `gate` runs `softbench gate`. Without options
+`gate` compares the checkout GATE_CHECKOUT with an earlier commit of it. Inputs are environment variables, so that no shell reads them.
+The standard library is enough, because softbench is not installed yet.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+VERDICTS = {0: "pass", 1: "fail", 3: "inconclusive"}
+"""The words for the gate's exit codes; every other code is `error`."""
+USAGE, INCONCLUSIVE = 2, 3
+MAX_TEXT = 50_000
+"""Characters of the report for a comment. GitHub takes 65,536 characters."""
+
+
+class NotMeasuredError(Exception):
+    """There is nothing to measure; `code` is the exit code."""
+
+    def __init__(self, message: str, code: int = USAGE) -> None:
+        super().__init__(" ".join(message.split()))  # a line, because a new line could begin a command of the runner
+        self.code = code
+
+
+def folder(env: Mapping[str, str]) -> Path:
+    """The environment's folder: one for a repository, so that a runner with a disk of its own keeps one and not many."""
+    return Path(env["RUNNER_TOOL_CACHE"]) / "softbench" / env["GITHUB_REPOSITORY"]
+
+
+def report_folder(env: Mapping[str, str]) -> Path:
+    """The folder of all that the gate writes; the next job of the runner starts without it."""
+    return Path(env["RUNNER_TEMP"]) / "softbench-gate"
+
+
+def key(env: Mapping[str, str]) -> str:
+    """A name for the environment's contents: another Python, other dependencies, packages or settings of pip give another one."""
+    pip = [f"{name}={value}" for name, value in sorted(env.items()) if name.startswith("PIP_")]
+    parts = [sys.version, platform.machine(), env.get("GATE_PACKAGES", ""), *pip, (ROOT / "pyproject.toml").read_text(encoding="utf-8")]
+    return f"softbench-{sys.platform}-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:24]}"
+
+
+def environment(env: Mapping[str, str]) -> int:
+    """Set the outputs `folder` and `key`."""
+    set_outputs(env, folder=folder(env), key=key(env))
+    return 0
+
+
+def install(env: Mapping[str, str]) -> int:
+    """Install softbench and its dependencies, or softbench only if the dependencies are there already."""
+    place = folder(env)
+    marker, python = place / "key", place / "bin" / "python"
+    complete = marker.is_file() and marker.read_text(encoding="utf-8") == key(env) and python.exists()
+    what = ["--no-deps", "--force-reinstall"] if complete else shlex.split(env.get("GATE_PACKAGES", ""))
+    if not complete:
+        shutil.rmtree(place, ignore_errors=True)
+        subprocess.run([sys.executable, "-m", "venv", place], check=True)
+    subprocess.run([python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *what, ROOT], check=True)
+    marker.write_text(key(env), encoding="utf-8")
+    return 0
+
+
+def gate(env: Mapping[str, str], options: list[str]) -> int:
+    """Run the gate and write its report; returns the exit code of the step."""
+    report = report_folder(env)
+    shutil.rmtree(report, ignore_errors=True)
+    report.mkdir(parents=True)
+    try:
+        neutral = _switch(env, "GATE_NEUTRAL")
+        arguments = options or two_commits(env, report.parent / "softbench-base")
+        code, text = measured([str(folder(env) / "bin" / "softbench"), "gate", *arguments, *_files(report)], report / "gate.log")
+    except NotMeasuredError as error:
+        code, text, neutral = error.code, str(error), neutral if error.code == INCONCLUSIVE else False
+        print(f"::error title=softbench gate::{text}")
+    verdict = VERDICTS.get(code, "error")
+    _publish(env, report, code, verdict, text)
+    if code == INCONCLUSIVE and neutral:
+        print("::warning title=softbench gate::inconclusive (exit code 3); neutral-exit-3 lets the job pass")
+        return 0
+    return code
+
+
+def two_commits(env: Mapping[str, str], worktree: Path) -> list[str]:
+    """The options that compare the plugin of the checkout with that of the base, which gets a worktree.
+
+    Raises:
+        NotMeasuredError: the plugin or the base does not exist.
+    """
+    checkout = (Path(env["GITHUB_WORKSPACE"]) / env["GATE_CHECKOUT"]).resolve()
+    file, base = env["GATE_FILE"], env.get("GATE_BASE") or "HEAD^1"
+    head_file = (checkout / file).resolve()
+    if not head_file.is_file() or not head_file.is_relative_to(checkout):
+        raise NotMeasuredError(f"file {file}: is not a file of the repository; give the plugin's path from the top of the repository")
+    found = _git(checkout, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{base}^{{commit}}")
+    if found.returncode:
+        raise NotMeasuredError(f"base {base}: is not a commit of the clone; give the input base a commit, or a branch such as origin/main")
+    shutil.rmtree(worktree, ignore_errors=True)
+    added = _git(checkout, "worktree", "add", "--force", "--detach", str(worktree), found.stdout.strip())
+    if added.returncode:
+        raise NotMeasuredError(f"base {base}: git worktree failed: {added.stderr.strip()}")
+    if not (worktree / file).is_file():
+        raise NotMeasuredError(f"file {file}: is not in the base {found.stdout[:12]}, so there is nothing to compare with", INCONCLUSIVE)
+    suffix = f".{env['GATE_BACKEND']}" if env.get("GATE_BACKEND") else ""
+    plugins = ["--plugin", f"head={head_file}", "--plugin", f"base={worktree / file}"]
+    return ["--candidate", f"head{suffix}", "--reference", f"base{suffix}", *plugins, *shlex.split(env.get("GATE_ARGS", ""))]
+
+
+def measured(command: list[str], log: Path) -> tuple[int, str]:
+    """Run the gate with its output in the job's log and in a file; returns its exit code and the lines of its report."""
+    with (
+        log.open("w", encoding="utf-8") as kept,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace") as process,
+    ):
+        assert process.stdout is not None
+        lines = []
+        for line in process.stdout:
+            print(line, end="", flush=True)
+            kept.write(line)
+            lines.append(line)
+    report = [line for line in lines if not line.startswith("softbench: ")]  # without the notes and the progress of stderr
+    return process.returncode, "".join(report if process.returncode in VERDICTS else lines[-20:])
+
+
+def _files(report: Path) -> list[str]:
+    named = {"--json": "gate.json", "--markdown": "gate.md", "--junit": "gate.xml", "--plot": "gate.png", "--output": "measurements"}
+    return [part for flag, name in named.items() for part in (flag, str(report / name))]
+
+
+def _publish(env: Mapping[str, str], report: Path, code: int, verdict: str, text: str) -> None:
+    """Write what the comment needs, the job's summary if the gate wrote none, and the outputs."""
+    event = json.loads(Path(env["GITHUB_EVENT_PATH"]).read_text(encoding="utf-8"))
+    number = (event.get("pull_request") or {}).get("number")
+    comment = {"pull_request": number, "exit_code": code, "text": text[:MAX_TEXT]}
+    (report / "comment.json").write_text(json.dumps(comment), encoding="utf-8")
+    if not (report / "gate.md").exists():
+        with Path(env["GITHUB_STEP_SUMMARY"]).open("a", encoding="utf-8") as summary:
+            summary.write(f"## softbench gate: {verdict}\n\n" + "".join(f"    {line}\n" for line in text.splitlines()))
+    set_outputs(env, **{"exit-code": code, "verdict": verdict, "report": report})
+
+
+def set_outputs(env: Mapping[str, str], **values: object) -> None:
+    """Set outputs of the step."""
+    with Path(env["GITHUB_OUTPUT"]).open("a", encoding="utf-8") as file:
+        file.writelines(f"{name}={value}\n" for name, value in values.items())
+
+
+def _switch(env: Mapping[str, str], name: str) -> bool:
+    value = env.get(name) or "false"
+    if value not in ("true", "false"):
+        raise NotMeasuredError(f"neutral-exit-3 {value}: must be true or false")
+    return value == "true"
+
+
+def _git(checkout: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    safe = f"safe.directory={checkout}"  # in a container the checkout may belong to another user
+    return subprocess.run(["git", "-c", safe, "-C", str(checkout), *arguments], capture_output=True, text=True, check=False)
+
+
+STEPS: dict[str, Callable[[Mapping[str, str]], int]] = {"environment": environment, "install": install}
+
+if __name__ == "__main__":
+    step, *rest = sys.argv[1:]
+    sys.exit(gate(os.environ, rest) if step == "gate" else STEPS[step](os.environ))
