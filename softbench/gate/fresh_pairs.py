@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from softbench.core import text
 from softbench.gate.inference import PROCESS_SD_FLOOR, Moderated, moderate, t_quantile, t_upper, without_outliers
-from softbench.gate.paired import SharedRounds, pair, why_order
+from softbench.gate.paired import NO_ROUND, SharedRounds, pair, why_order
 from softbench.gate.samples import CellKey, RunSamples, join
 from softbench.gate.verdicts import CellTest, GateReport, Rules, State, Verdict, corrected, ranked
 
@@ -58,8 +58,9 @@ class _Progress:
 
 
 def undecided(report: GateReport) -> list[Verdict]:
-    """The gated cells that the screening left undecided."""
-    return [verdict for verdict in report.verdicts if verdict.gated and verdict.state is State.AMBIGUOUS and verdict.ratio is not None]
+    """The gated cells that the screening left undecided, also those whose rounds a busy machine spoiled."""
+    found = [verdict for verdict in report.verdicts if verdict.gated and verdict.state is State.AMBIGUOUS]
+    return [verdict for verdict in found if verdict.ratio is not None or verdict.reason == NO_ROUND]
 
 
 def settle(report: GateReport, fresh: Fresh, reference: str, plan: Sequence[Look]) -> GateReport:

@@ -22,6 +22,8 @@ from softbench.gate.verdicts import GateReport, Rules, State, Verdict, advisory_
 from softbench.plan.settings import Layer
 
 MARGIN = 0.03
+NO_ROUND = "the two backends share no round"
+"""Why a cell has no ratio: the batches of one of them were all disturbed."""
 ROUNDS = 20
 MIN_ROUNDS = 6
 """Fewer rounds give no 95 % interval, and a median of so few does not resist a disturbed round."""
@@ -99,7 +101,7 @@ def screen(run: RunSamples, candidate: str, reference: str, rules: Rules, proces
         elif new and old and new.status == old.status == "ok":
             cells[key] = list(pair(new, old).values())
             if not cells[key] or not finite(value for rounds in cells[key] for value in rounds.logs):
-                why = "a value is not a finite number" if cells.pop(key) else "the two backends share no round"
+                why = "a value is not a finite number" if cells.pop(key) else NO_ROUND
                 verdicts.append(Verdict(key, State.AMBIGUOUS, why))
     spreads = _spreads(cells, process_sds or {})
     for key, pairs in cells.items():

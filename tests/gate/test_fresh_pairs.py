@@ -48,6 +48,16 @@ def test_what_only_the_screening_saw_is_no_verdict(shift):
     assert set(by_state(report)) == {State.SAME}
 
 
+def test_a_cell_without_a_shared_round_is_measured_again():
+    run = source()
+    screened = run.measure(run.keys, 1)
+    old = screened.cells[key("old", 1)]
+    screened.cells[key("old", 1)] = replace(old, processes={7: old.processes[0]})
+    report = paired.screen(screened, "new", "old", RULES)
+    assert by_state(report)[State.AMBIGUOUS] == {1}
+    assert set(by_state(fresh_pairs.settle(report, run.measure, "old", fresh_pairs.looks()))) == {State.SAME}
+
+
 def test_fresh_pairs_measure_steady_cells_too():
     """Their values show how much process pairs differ, also if only one cell is undecided."""
     run, asked = source(0.08, cells=10), []
