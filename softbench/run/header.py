@@ -64,7 +64,12 @@ def _plugin_commits(infos: Sequence[BackendInfo]) -> dict[str, str | None]:
 
 def _git_commit(folder: Path) -> str | None:
     """The commit of a folder's checkout, with `+` if files differ; None outside a checkout."""
+    # Without optional locks: `git describe --dirty` locks the index, and would leave the lock behind if the time-out ended it.
+    git = ["git", "--no-optional-locks", "-C", str(folder)]
+    questions = ["rev-parse", "--short=12", "HEAD"], ["status", "--porcelain", "--untracked-files=no"]
     with suppress(OSError, subprocess.SubprocessError):
-        git = ["git", "-C", str(folder), "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=+"]
-        return subprocess.run(git, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+        commit, changes = (
+            subprocess.run([*git, *words], capture_output=True, text=True, timeout=10, check=True).stdout.strip() for words in questions
+        )
+        return commit + ("+" if changes else "")
     return None

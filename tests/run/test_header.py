@@ -1,5 +1,6 @@
 """The header of a run document: which commits were measured."""
 
+import os
 import subprocess
 from dataclasses import replace
 
@@ -32,3 +33,14 @@ def test_the_commit_of_a_plugin_is_recorded_with_its_changes(plugin, tmp_path):
     assert len(clean) == 12
     (tmp_path / "mine.py").write_text("x = 2\n")
     assert header(plan, "softbench run", "0")["commits"] == {"mine": f"{clean}+"}
+
+
+def test_the_index_of_the_checkout_is_not_written(plugin, tmp_path):
+    git(tmp_path, "init", "-q")
+    git(tmp_path, "add", "mine.py")
+    git(tmp_path, "commit", "-q", "-m", "first")
+    index = tmp_path / ".git" / "index"
+    os.utime(tmp_path / "mine.py", (1e9, 1e9))  # git would note the new time in the index
+    before = index.read_bytes()
+    assert len(header(replace(make(), infos=(plugin,)), "softbench run", "0")["commits"]["mine"]) == 12
+    assert index.read_bytes() == before
