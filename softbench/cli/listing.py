@@ -34,7 +34,7 @@ def list_backends(
     from softbench.cli import output
     from softbench.plan.flags import from_flags
     from softbench.plan.settings import Settings
-    from softbench.plugins.select import matching
+    from softbench.plugins.select import matching, not_loaded
     from softbench.plugins.source import ALL
     from softbench.report import listing
     from softbench.results.by_backend import by_backend, committed
@@ -44,7 +44,7 @@ def list_backends(
     flags = from_flags({"plugins": plugin, "device": device})
     with interruptible():
         infos = run.infos(Settings.from_sources({}, flags), load=load)
-    selected = matching(infos, pattern)
+    selected = list(dict.fromkeys([*matching(infos, pattern), *not_loaded(infos)]))
     output.show(listing.guide(selected, costs_by_backend) if long else listing.backends(selected), output.console())
     if pattern == ALL and (extras := [info for info in infos if info.extra]):
         typer.echo(listing.extras(extras))

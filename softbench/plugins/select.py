@@ -43,7 +43,8 @@ def select(
     """The backends of a run: the yardstick first (unless it is not needed), then the named ones in order. `flag` is named in errors.
 
     Names may also be `all` (as None: every backend but the extras) and shell patterns (`compile:*`). These may select unavailable
-    backends, which become rows with the reason.
+    backends, which become rows with the reason. So does a plugin file that could not be loaded, whatever the names are; without the
+    yardstick, where nothing but the named backends has rows, it is an error.
 
     Raises:
         UsageError: two sources claim a name, a name or pattern is unknown, or a named backend cannot run here.
@@ -60,7 +61,20 @@ def select(
         else:
             chosen.append(_named(name, by_name, infos, flag))
     first = [by_name[YARDSTICK]] if yardstick and YARDSTICK in by_name else []
-    return tuple(dict.fromkeys(first + chosen))
+    lost = not_loaded(infos)
+    if lost and not yardstick:
+        raise UsageError(not_loaded_text(lost[0]))
+    return tuple(dict.fromkeys(first + chosen + lost))
+
+
+def not_loaded(infos: Iterable[BackendInfo]) -> list[BackendInfo]:
+    """The infos of plugin files that could not be loaded."""
+    return [info for info in infos if info.broken and info.origin.kind == "file"]
+
+
+def not_loaded_text(info: BackendInfo) -> str:
+    """The message about a plugin file that could not be loaded."""
+    return f"--plugin {info.origin.shown}: could not be loaded: {info.broken}"
 
 
 def matching(infos: Iterable[BackendInfo], pattern: str) -> list[BackendInfo]:

@@ -22,7 +22,8 @@ def at(source: PluginSource) -> list[BackendInfo]:
     except OSError as error:
         return [BackendInfo(source.label, source, broken=f"import: {error.strerror}", loaded=False)]
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # errors of `ast.parse` for other texts than Python
-        line = f"line {error.lineno}: {error.msg}" if isinstance(error, SyntaxError) and error.lineno else type(error).__name__
+        file = Path(source.target).name
+        line = f"SyntaxError: {error.msg} ({file}:{error.lineno})" if isinstance(error, SyntaxError) else f"{type(error).__name__} ({file})"
         return [BackendInfo(source.label, source, broken=f"import: {one_line(line)}", loaded=False)]
     found = _backends(tree) or _functions(tree, source.label)
     if not found:

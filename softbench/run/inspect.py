@@ -29,7 +29,7 @@ def inspect(settings: Settings, name: str, case: Case) -> Inspection:
     """
     with Session(settings.device, settings.timeout["import"], origins(settings.plugins)) as session:
         opened = session.open_for([name])
-        chosen = select([slot.info for slot in opened], [name], flag="inspect")[-1]
+        chosen = select([slot.info for slot in opened], [name], yardstick=False, flag="inspect")[-1]
         slot = next(slot for slot in opened if slot.info is chosen)
         session.drop(opened)  # this backend's worker too: it may have loaded another backend of its source first
         if reason := session.revive([slot]).get(slot):

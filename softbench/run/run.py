@@ -26,7 +26,7 @@ from softbench.plan.plan import Plan, cases_of, make
 from softbench.plan.settings import Settings
 from softbench.plugins import static_scan
 from softbench.plugins.info import BackendInfo
-from softbench.plugins.select import select, unknown_names
+from softbench.plugins.select import not_loaded, not_loaded_text, select, unknown_names
 from softbench.plugins.source import PluginSource, origins
 from softbench.processes.pool import Pool
 from softbench.processes.session import Session, choose_device
@@ -110,6 +110,7 @@ def _plan(request: Request, machine: Machine, device: str, gpu: Gpu | None, info
         notes.append(f"no GPU ({machine.no_gpu}): {measured} on the CPU instead")
     cases = cases_of(settings, device)
     selected = select(infos, settings.backends, yardstick=settings.yardstick)
+    notes += [not_loaded_text(info) for info in not_loaded(selected)]
     plan = make(settings, cases, machine, gpu, selected, asked=request.gives("relative_to"))
     return replace(plan, notes=(*notes, *plan.notes))
 

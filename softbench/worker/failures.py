@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+from pathlib import Path
 
 import torch
 
@@ -10,6 +11,11 @@ from softbench.core.errors import SoftbenchError
 from softbench.core.outcome import Status
 from softbench.core.replies import Failure
 from softbench.core.text import one_line
+from softbench.plugins.source import PluginSource
+from softbench.worker.error_location import compiler_error, user_line
+
+REASON = 280
+"""The longest reason with the place at its end; the stage precedes it in a line of 300."""
 
 
 def out_of_memory(error: BaseException) -> bool:
@@ -28,12 +34,19 @@ def poisoned() -> bool:
     return False
 
 
-def failure(stage: str, error: Exception) -> Failure:
-    """The reply to a request that raised `error`."""
+def failure(stage: str, error: Exception, source: PluginSource | None) -> Failure:
+    """The reply to a request that raised `error` in the code of a plugin source, if one was loaded."""
     status = Status.OOM if out_of_memory(error) else Status.FAILED
     text = str(error).strip()
     # A compiler's log or a CUDA hint may follow; the first line says what happened, the log keeps the rest.
     reason = f"{type(error).__name__}: {text.splitlines()[0]}" if text else type(error).__name__
-    reason = text if isinstance(error, SoftbenchError) else reason
+    place = user_line(error, source)
+    if isinstance(error, SyntaxError):
+        reason = f"{type(error).__name__}: {error.msg}"
+    if isinstance(error, SoftbenchError):
+        reason, place = text, Path(source.target).name if source is not None and source.kind == "file" else ""
+    elif compiled := compiler_error(error):
+        reason, place = f"{type(error).__name__}: {compiled}", ""
     traceback.print_exception(error)
-    return Failure(status, "import" if stage == "load" else stage, one_line(reason), poisoned())
+    place = f" ({one_line(place, 100)})" if place else ""
+    return Failure(status, "import" if stage == "load" else stage, one_line(reason, REASON - len(place)) + place, poisoned())

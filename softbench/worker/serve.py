@@ -23,7 +23,7 @@ def serve(channel: Channel) -> None:
         try:
             reply = reply_to_json(handle(server, request))
         except Exception as error:  # the boundary of a request: an exception of a plugin becomes a reply
-            reply = reply_to_json(failure(request.op, error))
+            reply = reply_to_json(failure(request.op, error, server.source))
         channel.send(reply)
         if isinstance(request, messages.TimeBatch):
             server.read_telemetry()

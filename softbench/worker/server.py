@@ -53,6 +53,7 @@ class Server:
     """The state of a worker: its backend, and the present case."""
 
     def __init__(self) -> None:
+        self.source: PluginSource | None = None
         self.backend: Any = None
         self.device = "cpu"
         self.timers: Timers | None = None
@@ -83,7 +84,7 @@ class Server:
 
     def load(self, source: PluginSource, device: str, name: str | None = None) -> Loaded:
         """Bind the timers and the tamper guard, then import the plugin."""
-        self.device = device
+        self.source, self.device = source, device
         self.timers = bind(device)
         self.guard = tamper_guard.bind(device)
         backends = load(source)

@@ -61,7 +61,7 @@ def test_texts_of_a_hostile_plugin_are_written_as_plain_text(cli):
         found = {row["backend"]: row for row in csv.DictReader(file)}
     assert all(NAME.fullmatch(backend) for backend in found)
     assert found["skips"]["reason"] == "'=1+1 |<b>"
-    assert found["raises"]["reason"] == "build: ValueError: =cmd 0;title 31m"
+    assert found["raises"]["reason"] == "build: ValueError: =cmd 0;title 31m (in prepare, =1+1 ..%2F evil.py:10)"
     assert found["broken-1m"]["status"] == "failed"
     rows, _ = read_csv(cli.folder / "results" / "latest.csv")
     assert next(row for row in rows if row.backend == "skips").reason == "=1+1 |<b>"
@@ -79,7 +79,7 @@ def test_list_runs_a_plugin_only_with_the_load_flag(cli, plugins):
     assert not (cli.folder / "it-ran").exists()
     assert "not loaded" in lines["hostile"]
     assert "exp(x - logsumexp(x)), eager, in float32. (not imported" in lines["logsumexp"]
-    assert "line 1: invalid syntax" in lines["torn"]
+    assert "SyntaxError: invalid syntax (torn.py:1)" in lines["torn"]
     assert "available" in lines["torch"]
     assert cli("list", "--load", "--plugin", "own.py", "--device", "cpu").returncode == 0
     assert (cli.folder / "it-ran").exists()

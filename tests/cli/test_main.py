@@ -194,7 +194,7 @@ def test_odd_characters_reach_the_files_in_any_locale(cli):
     assert done.returncode == 1, done.stderr
     assert "Traceback" not in done.stderr
     (cell,) = [row for row in rows(cli) if row["backend"] == "odd"]
-    assert cell["reason"] == "build: ValueError: ? caf\u00e9 [31m red"
+    assert cell["reason"] == "build: ValueError: ? caf\u00e9 [31m red (in prepare, odd.py:6)"
 
 
 ODD = """

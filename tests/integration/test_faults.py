@@ -147,10 +147,30 @@ def test_a_broken_file_named_like_a_backend_has_a_row(cli):
     done = cli("run", "--plugin", "naive.py", "--device", "cpu", "--M", "8", "--N", "8", "--quick")
     assert done.returncode == 1, done.stderr
     assert table(cli)["naive", "8"]["status"] == "ok"
-    assert table(cli)["naive.py", "8"]["reason"] == "import: ValueError: broken"
+    assert table(cli)["naive.py", "8"]["reason"] == "import: ValueError: broken (in <module>, naive.py:1)"
     done = cli("run", "--plugin", "naive.py", "--backends", "mine", "--device", "cpu", "--M", "8", "--N", "8")
     assert "unknown backend 'mine'" in done.stderr
-    assert "naive.py could not be loaded: import: ValueError: broken" in done.stderr
+    assert "naive.py could not be loaded: import: ValueError: broken (in <module>, naive.py:1)" in done.stderr
+
+
+def test_a_plugin_that_does_not_load_is_never_passed_over(cli):
+    (cli.folder / "broken.py").write_text("import torch\n\nraise ValueError('broken')")
+    cli.env |= {"PATH": "/nonexistent", "CC": "", "CXX": ""}
+    given = ("--plugin", "broken.py", "--device", "cpu")
+    text = "could not be loaded: import: ValueError: broken (in <module>, broken.py:3)"
+    done = cli("run", *given, "--backends", "torch", "--M", "8", "--N", "8", "--quick")
+    assert done.returncode == 1, done.stderr
+    assert f"softbench: --plugin broken.py: {text}" in done.stderr.splitlines()
+    assert table(cli)["torch", "8"]["status"] == "ok"
+    assert (table(cli)["broken", "8"]["status"], table(cli)["broken", "8"]["reason"]) == ("failed", text.partition(": ")[2])
+    done = cli("check", *given, "--backends", "torch", "--case", "shape 37x1", "--dtype", "fp32", "--direction", "forward")
+    assert done.returncode == 1, done.stderr
+    assert f"broken: {text.partition(': ')[2]}" in done.stderr
+    for command in (("inspect", "torch", *given), ("gate", "--candidate", "torch", "--reference", "naive", *given, "--M", "8", "--N", "8")):
+        done = cli(*command)
+        assert (done.returncode, done.stderr) == (2, f"softbench: --plugin broken.py: {text}\n")
+    (cli.folder / "broken.py").write_text("x = (")
+    assert "SyntaxError: '(' was never closed (broken.py:1)" in cli("list", "torch", *given).stdout
 
 
 def test_nothing_measured_is_never_success(cli, plugins):

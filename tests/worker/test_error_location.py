@@ -1,0 +1,119 @@
+"""A reason names the line of the user's code, or the first error line of a compiler."""
+
+import csv
+import subprocess
+from pathlib import Path
+
+import pytest
+import triton
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from softbench.plugins.load import load
+from softbench.plugins.source import PluginSource
+from softbench.worker.error_location import compiler_error, user_line
+
+PLUGIN = """
+import torch
+import helper
+
+class Mine:
+    name = "mine"
+    def available(self): return None
+    def supports(self, case): return None
+    def prepare(self, case):
+        if case.N == 16:
+            return lambda x: torch.softmax(x, 7)
+        if case.N == 17:
+            raise ValueError("x" * 1000)
+        return helper.call
+
+backend = Mine()
+"""
+HELPER = """
+def call(x):
+    return x @ x
+"""
+NVCC = """Error building extension 'mine': [1/2] nvcc -c /tmp/build/mine.cu
+FAILED: mine.o
+/tmp/build/mine.cu(12): error: identifier "sum" is undefined
+/tmp/build/mine.cu(13): error: expected a ";"
+"""
+GCC = "ninja: error\n/tmp/build/mine.cpp:7:5: fatal error: torch.h: No such file or directory\n"
+
+
+def source(file):
+    return PluginSource("file", file.stem, str(file), file.name)
+
+
+def raised(call) -> Exception:
+    with pytest.raises(Exception) as caught:
+        call()
+    return caught.value
+
+
+def test_every_phase_names_the_line_of_the_plugin(cli):
+    (cli.folder / "mine.py").write_text(PLUGIN)
+    (cli.folder / "helper.py").write_text(HELPER)
+    (cli.folder / "torn.py").write_text("import torch\nbackend = (\n")
+    (cli.folder / "empty.py").write_text("\n")
+    files = [part for name in ("mine", "torn", "empty") for part in ("--plugin", f"{name}.py")]
+    done = cli("run", *files, "--backends", "mine,torch", "--device", "cpu", "--M", "8", "--N", "16,17,18", "--quick")
+    assert done.returncode == 1, done.stderr
+    with (cli.folder / "results" / "latest.csv").open() as file:
+        reasons = {(row["backend"], row["N"]): row["reason"] for row in csv.DictReader(file)}
+    assert reasons["mine", "16"].startswith("build: IndexError: Dimension out of range")
+    assert reasons["mine", "16"].endswith("(in <lambda>, mine.py:11)")
+    assert reasons["mine", "17"].endswith("x... (in prepare, mine.py:13)")
+    assert reasons["mine", "18"].endswith("(in call, helper.py:3)")
+    assert reasons["torn", "16"] == "import: SyntaxError: '(' was never closed (torn.py:2)"
+    assert reasons["empty", "16"].endswith("and no function `softmax` (empty.py)")
+
+
+def test_modules_of_a_plugins_package_are_user_code(tmp_path, monkeypatch):
+    package = tmp_path / "mypackage"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "bench.py").write_text("import json\ndef broken(): json.loads('{')\nbackend = broken()\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    origin = PluginSource("entry point", "mine", "mypackage.bench:backend", "mypackage 1.0")
+    assert user_line(raised(lambda: load(origin)), origin) == "in broken, bench.py:2"
+    own = PluginSource("entry point", "torch", "softbench.backends.torch_eager:backend", "softbench 0.1.0")
+    assert user_line(raised(lambda: load(origin)), own) == ""
+    assert user_line(raised(lambda: load(origin)), None) == ""
+
+
+@pytest.mark.parametrize(
+    ("log", "expected"),
+    [
+        (NVCC, 'mine.cu:12: identifier "sum" is undefined'),
+        (GCC, "mine.cpp:7: torch.h: No such file or directory"),
+        ("default_program(3): error: expected a declaration\n1 error", "default_program:3: expected a declaration"),
+        ("RuntimeError: in mine.cu: error: no line", ""),
+        ("a normal message: error: none", ""),
+    ],
+)
+def test_the_first_error_line_of_a_compiler_is_found(log, expected):
+    assert compiler_error(RuntimeError(log)) == expected
+    assert compiler_error(subprocess.CalledProcessError(1, "nvcc", stderr=log.encode())) == expected
+    assert compiler_error(subprocess.CalledProcessError(1, "nvcc", output=log)) == expected
+
+
+@triton.jit
+def callee(x):
+    return x + unknown_name  # noqa: F821
+
+
+@triton.jit
+def kernel(pointer):
+    tl.store(pointer, callee(1.0))
+
+
+def test_an_error_of_triton_names_the_line_of_the_kernel():
+    target = GPUTarget("cuda", 90, 32)
+    error = raised(lambda: triton.compile(ASTSource(kernel, {"pointer": "*fp32"}, {}), target=target))
+    lines = Path(__file__).read_text().splitlines()
+    line = next(number for number, text in enumerate(lines, 1) if "unknown_name  #" in text)
+    assert compiler_error(error).startswith(f"test_error_location.py:{line}: ")
+    assert "unknown_name is not defined" in compiler_error(error)
