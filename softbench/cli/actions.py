@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from softbench.core.errors import Interrupted, ResultsError, UsageError
+from softbench.core.errors import Interrupted, ResultsError, StorageError, UsageError
+from softbench.core.files import not_written
 from softbench.core.text import printable
 
 if TYPE_CHECKING:
@@ -34,10 +35,15 @@ def warn(warnings: Sequence[str]) -> None:
         note(text)
 
 
-def measure(request: Request, *, resumable: bool = True, announced: list[str] | None = None) -> Run:
+def measure(
+    request: Request, *, resumable: bool = True, announced: list[str] | None = None, show: Callable[[Run], None] | None = None
+) -> Run:
     """Run with progress on stderr. An interruption prints the files that exist, and the command to continue if there is one.
 
     The texts of `announced` are printed before the first measurement, and removed.
+
+    Raises:
+        StorageError: the disk is full. `show`, or a table, has printed what was measured.
     """
     from softbench.cli import output
     from softbench.report.progress import Progress
@@ -53,12 +59,30 @@ def measure(request: Request, *, resumable: bool = True, announced: list[str] | 
                     progress.note(announced.pop(0))
 
             return run.run(request, progress, on_start)
+    except StorageError as error:
+        if not started or not started[0].cells:
+            raise
+        (show or show_table)(started[0])
+        raise StorageError(f"{error}; then continue with: {_continuation(request)}" if resumable else str(error)) from None
     except Interrupted as stop:
         if started:
-            continuation = typed_command() + ("" if request.resume else " --resume")
             state = f"what was measured is in {started[0].csv}" if started[0].cells else "nothing was measured yet"
-            note(f"interrupted; {state}" + (f"; continue with: {continuation}" if resumable else ""))
+            note(f"interrupted; {state}" + (f"; continue with: {_continuation(request)}" if resumable else ""))
         raise typer.Exit(stop.exit_code) from None  # Typer would turn every KeyboardInterrupt into 130
+
+
+def show_table(measured: Run) -> None:
+    """Print the table of a run on stdout."""
+    from softbench.cli import output
+    from softbench.report import tables
+
+    console = output.console()
+    output.show(tables.results(measured.rows(), console), console)
+
+
+def _continuation(request: Request) -> str:
+    """The command that continues a run."""
+    return typed_command() + ("" if request.resume else " --resume")
 
 
 def typed_command() -> str:
@@ -120,7 +144,7 @@ def try_file(file: Path | None, dry_run: bool = False, *, flag: str = "--json") 
         with file.open("a"):
             pass
     except OSError as error:
-        raise UsageError(f"{flag} {file}: cannot be written: {error.strerror}") from None
+        raise not_written(f"{flag} {file}", error) from None
 
 
 def write_text(file: Path, text: str, flag: str) -> None:
@@ -132,7 +156,7 @@ def write_text(file: Path, text: str, flag: str) -> None:
     try:
         file.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise UsageError(f"{flag} {file}: cannot be written: {error.strerror}") from None
+        raise not_written(f"{flag} {file}", error) from None
 
 
 def printed(text: str, file: Path | None, flag: str) -> bool:

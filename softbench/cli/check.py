@@ -51,11 +51,11 @@ def check(
     with interruptible():
         report = run_check(request, counter("cases"))
     files = [str(path) for path in plugin or ()]
+    _report(report, json, files, long=long)
     if junit is not None:
         from softbench.report import check_report
 
         write_text(junit, check_report.junit(report, files), "--junit")
-    _report(report, json, files, long=long)
     raise typer.Exit(report.exit_code)
 
 
@@ -64,9 +64,10 @@ def _report(report: CheckReport, json: Path | None, plugins: list[str], *, long:
     from softbench.report import check_report
     from softbench.run.check import FAILED
 
-    if not wrote_to_stdout(report.document, json):
+    if str(json) != "-":
         table = check_report.lines(report.findings) if long else check_report.table(report.findings)
         output.show(table, output.console())
+    wrote_to_stdout(report.document, json)
     for text in report.notes:
         note(text)
     for finding, command in report.to_repeat(plugins):

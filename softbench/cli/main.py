@@ -13,6 +13,7 @@ from softbench import __version__
 from softbench.cli import baseline, check, doctor, gate, inspect, listing, results, run
 from softbench.cli.options import RUN_EPILOG
 from softbench.core.errors import SoftbenchError
+from softbench.core.files import not_written
 from softbench.core.text import one_line
 
 app = typer.Typer(
@@ -52,8 +53,9 @@ def main() -> NoReturn:
         sys.exit(141)
     except OSError as error:  # of an output stream
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        typer.echo(f"softbench: the output cannot be written: {error.strerror}", err=True)
-        sys.exit(2)
+        failed = not_written("the output", error)
+        typer.echo(f"softbench: {failed}", err=True)
+        sys.exit(failed.exit_code)
     sys.exit(0)
 
 

@@ -10,10 +10,13 @@ import typer
 from softbench.cli.panels import ADVANCED, HOW_LONG, JUDGE, OUTPUT, WHAT, WHERE
 
 BASELINES = Path("results") / "baselines"
-RUN_EPILOG = "Exit codes: 0 fine; 1 a backend is wrong or failed, or nothing was measured; 2 usage; 130 interrupted (143 by SIGTERM)."
+RUN_EPILOG = (
+    "Exit codes: 0 fine; 1 a backend is wrong or failed, or nothing was measured; 2 usage; 4 the disk is full; "
+    "130 interrupted (143 by SIGTERM)."
+)
 GATE_EPILOG = (
     "Exit codes: 0 pass; 1 a regression, or cells missing or wrong; 2 usage or unreadable input; "
-    "3 inconclusive or not comparable; 130 interrupted (143 by SIGTERM)."
+    "3 inconclusive or not comparable; 4 the disk is full; 130 interrupted (143 by SIGTERM)."
 )
 
 

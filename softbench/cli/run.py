@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,7 @@ import typer
 
 from softbench import __version__
 from softbench.cli import options
-from softbench.cli.actions import measure, note, try_file, wrote_to_stdout
+from softbench.cli.actions import measure, note, show_table, try_file, wrote_to_stdout
 from softbench.cli.panels import PanelCommand
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def run(
     if dry_run:
         _show_plan(plan_of(request))
         return
-    measured = measure(request)
+    measured = measure(request, show=partial(_show, json=json))
     _report(measured, json)
     raise typer.Exit(exit_code(measured.records()))
 
@@ -80,12 +81,7 @@ SHOWN_SECONDS = 0.1
 
 def _report(measured: Run, json: Path | None) -> None:
     """Print the table (or the JSON) on stdout, and the names of the files on stderr."""
-    from softbench.cli import output
-    from softbench.report import tables
-
-    if not wrote_to_stdout(measured.document, json):
-        console = output.console()
-        output.show(tables.results(measured.rows(), console), console)
+    _show(measured, json)
     logs = f"; logs of failed workers are in {measured.log}" if measured.log.exists() else ""
     note(f"wrote {measured.csv} and {measured.json}{logs}")
     if spent := measured.header.get("seconds"):
@@ -93,6 +89,13 @@ def _report(measured: Run, json: Path | None) -> None:
         note(
             f"took {spent['wall']:.1f} s: " + ", ".join(f"{phase} {seconds:.1f} s" for seconds, phase in phases if seconds >= SHOWN_SECONDS)
         )
+
+
+def _show(measured: Run, json: Path | None) -> None:
+    """Print the table, then write the JSON, which may fail; JSON on stdout replaces the table."""
+    if str(json) != "-":
+        show_table(measured)
+    wrote_to_stdout(measured.document, json)
 
 
 def _show_plan(plan: Plan) -> None:

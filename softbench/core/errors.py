@@ -1,7 +1,7 @@
 """The exception tree.
 
 `SoftbenchError` is the base class, with exit code 1. `UsageError` has exit code 2; `ConfigError` and `ResultsError` derive from it.
-`WorkersError` has exit code 1, `InconclusiveError` 3. `Interrupted` is a KeyboardInterrupt with exit code 128 + signal.
+`WorkersError` has exit code 1, `InconclusiveError` 3, `StorageError` 4. `Interrupted` is a KeyboardInterrupt with exit code 128 + signal.
 
 Messages say what, where, and what to do next. Only boundaries catch them: loading a plugin, one cell, and `cli.main`.
 """
@@ -37,6 +37,12 @@ class InconclusiveError(SoftbenchError):
     """The measurements allow no conclusion: they come from another machine, or are too few."""
 
     exit_code = 3
+
+
+class StorageError(SoftbenchError):
+    """The disk is full, or cannot be written at all."""
+
+    exit_code = 4
 
 
 class Interrupted(KeyboardInterrupt):

@@ -1,11 +1,28 @@
-"""Writing files atomically."""
+"""Writing files atomically, and the error if that fails."""
 
 from __future__ import annotations
 
+import errno
 import os
 import tempfile
 from contextlib import suppress
 from pathlib import Path
+
+from softbench.core.errors import ResultsError, SoftbenchError, StorageError
+
+FULL = {
+    errno.ENOSPC: "free space on that disk",
+    errno.EDQUOT: "free space of that quota",
+    errno.EROFS: "choose a folder on another disk",
+    errno.EFBIG: "raise the limit of a file's size: ulimit -f",
+}
+"""The next step after an error of the disk, which is no error of the command line."""
+
+
+def not_written(what: object, error: OSError) -> SoftbenchError:
+    """The error if `what` (a file, or a flag and its value) cannot be written: a StorageError for a full disk, else a ResultsError."""
+    text = f"{what}: cannot be written: {error.strerror}"
+    return StorageError(f"{text}; {FULL[error.errno]}") if error.errno in FULL else ResultsError(text)
 
 
 def replace_file(path: Path, text: str) -> None:

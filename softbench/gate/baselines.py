@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from softbench.core.errors import InconclusiveError, ResultsError, UsageError
-from softbench.core.files import replace_file
+from softbench.core.files import not_written, replace_file
 from softbench.core.json_types import JsonObject
 from softbench.core.outcome import Grade, Status
 from softbench.core.text import one_line, unknown
@@ -62,7 +62,7 @@ def promote(candidate: str, name: str, folder: Path = FOLDER, allowed: Sequence[
         try:
             replace_file(previous, target.read_text(encoding="utf-8"))
         except OSError as error:
-            raise ResultsError(f"{previous}: cannot be written: {error.strerror}") from None
+            raise not_written(previous, error) from None
     return _write(baseline, name, target), previous, warnings
 
 
@@ -142,7 +142,7 @@ def _write(baseline: RunSamples, name: str, file: Path) -> Path:
         file.parent.mkdir(parents=True, exist_ok=True)
         replace_file(file, text)
     except OSError as error:
-        raise ResultsError(f"{file}: cannot be written: {error.strerror}") from None
+        raise not_written(file, error) from None
     return file
 
 

@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from softbench.core.errors import ResultsError
+from softbench.core.files import not_written
 from softbench.core.text import one_line
 from softbench.gate.inference import proportion_bounds
 from softbench.gate.self_test.analysis import SelfTest
@@ -94,7 +95,7 @@ def plot(result: SelfTest, out: Path) -> Path:
     try:
         figure.savefig(out, dpi=150)
     except OSError as error:
-        raise ResultsError(f"--plot {out}: cannot be written: {error.strerror}") from None
+        raise not_written(f"--plot {out}", error) from None
     finally:
         pyplot.close(figure)
     return out

@@ -8,7 +8,8 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import TYPE_CHECKING
 
-from softbench.core.errors import ResultsError, UsageError
+from softbench.core.errors import UsageError
+from softbench.core.files import not_written
 from softbench.core.outcome import LIMITED, Grade
 from softbench.results.rows import Row
 
@@ -115,7 +116,7 @@ def saved(figure: Figure, file: Path, flag: str) -> Path:
     try:
         figure.savefig(file, dpi=150, bbox_inches="tight", pad_inches=0.15)
     except OSError as error:
-        raise ResultsError(f"{flag} {file}: cannot be written: {error.strerror}") from None
+        raise not_written(f"{flag} {file}", error) from None
     finally:
         pyplot.close(figure)
     return file

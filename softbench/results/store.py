@@ -22,7 +22,7 @@ from typing import IO
 
 from softbench.core.case import Case
 from softbench.core.errors import ResultsError
-from softbench.core.files import no_link, replace_file
+from softbench.core.files import no_link, not_written, replace_file
 from softbench.core.json_types import JsonObject
 from softbench.core.outcome import Measured, Record
 from softbench.core.text import one_line, printable
@@ -80,6 +80,7 @@ class Run:
         """Store the records of one case: in the journal at once, in the CSV soon.
 
         Raises:
+            StorageError: the disk is full. These records are not on disk; `records` has them.
             ResultsError: the folder cannot be written, or another process wrote to the journal.
         """
         with _writing(self.folder):
@@ -88,8 +89,7 @@ class Run:
             for record in records:
                 self.cells[process, record.backend, record.case] = record
                 self._rows.pop(record.case, None)
-                self.journal.write(_line({"process": process, **record_to_json(record)}))
-            self.journal.flush()
+            _append(self.journal, b"".join(_line({"process": process, **record_to_json(record)}) for record in records))
             self._size = self.journal.tell()
         begin = time.monotonic()
         if begin >= self._due:
@@ -189,12 +189,11 @@ def start(folder: Path, header: JsonObject) -> Run:
         for attempt in range(1000):
             name = f"run-{moment:%Y%m%d-%H%M%S}" + (f"-{attempt + 1}" if attempt else "")
             with suppress(FileExistsError):
-                journal = (folder / f"{name}.jsonl").open("xb")
+                journal = (folder / f"{name}.jsonl").open("xb", buffering=0)
                 break
         fcntl.flock(journal, fcntl.LOCK_EX)
         header = {"schema": SCHEMA, "run": name, "started": moment.isoformat(timespec="seconds"), **header}
-        journal.write(_line(header))
-        journal.flush()
+        _append(journal, _line(header))
     return Run(folder, name, header, journal)
 
 
@@ -207,7 +206,7 @@ def resume(folder: Path, header: JsonObject, cases: Collection[Case] | None = No
     reason = ""
     for path in sorted(folder.glob("run-*.jsonl"), key=lambda path: path.name, reverse=True):
         try:
-            journal = open(path, "r+b", opener=no_link)  # noqa: SIM115 - Path.open has no opener
+            journal = open(path, "r+b", buffering=0, opener=no_link)  # noqa: SIM115 - Path.open has no opener
         except OSError as error:
             reason = reason or f"{path} cannot be resumed: {error.strerror}"
             continue
@@ -280,6 +279,12 @@ def _line(data: JsonObject) -> bytes:
     return json.dumps(data, separators=(",", ":"), allow_nan=False).encode() + b"\n"
 
 
+def _append(journal: IO[bytes], data: bytes) -> None:
+    """Write all of the data. A journal has no buffer: what a full disk refused must not be written when the process ends."""
+    while data:
+        data = data[journal.write(data) :]
+
+
 def _lock_file(path: Path) -> IO[bytes]:
     """The lock file, created if there is none. Its content stays.
 
@@ -302,4 +307,4 @@ def _writing(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise ResultsError(f"--output {folder}: cannot be written: {error.strerror}") from None
+        raise not_written(f"--output {folder}", error) from None

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from softbench.core.case import Case
 from softbench.core.errors import SoftbenchError, UsageError
+from softbench.core.files import not_written
 from softbench.core.inspection import KINDS, Artifact, Inspection
 from softbench.core.messages import InspectCase
 from softbench.core.replies import Failure, Skip
@@ -71,7 +72,7 @@ def make_folder(folder: Path) -> None:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise UsageError(f"--out {folder}: cannot be written: {error.strerror}") from None
+        raise not_written(f"--out {folder}", error) from None
 
 
 def write(found: Inspection, folder: Path) -> list[Path]:
@@ -87,7 +88,7 @@ def write(found: Inspection, folder: Path) -> list[Path]:
             file.write_text(artifact.text)
             written.append(file)
     except OSError as error:
-        raise UsageError(f"--out {folder}: cannot be written: {error.strerror}") from None
+        raise not_written(f"--out {folder}", error) from None
     return written
 
 

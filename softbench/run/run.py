@@ -19,7 +19,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from softbench.core.case import YARDSTICK, Case
-from softbench.core.errors import ResultsError
+from softbench.core.errors import SoftbenchError
 from softbench.core.machine import Gpu, Machine, free_memory
 from softbench.core.outcome import FAILURES, Record, Status
 from softbench.plan.plan import Plan, cases_of, make
@@ -157,7 +157,7 @@ def run(request: Request, observer: Observer, on_start: Callable[[store.Run], No
         try:
             execute(plan, kept, observer, session.pool, slots, session.environment)
         except BaseException:
-            with suppress(ResultsError, OSError):
+            with suppress(SoftbenchError, OSError):
                 kept.restore_journal()
                 kept.write_rows()
             raise

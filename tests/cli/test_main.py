@@ -210,7 +210,7 @@ backend = Odd()
 def test_closed_and_full_streams_are_no_tracebacks(cli):
     assert cli("run", "--backends", "torch", *SMALL, "--N", "16,32").returncode == 0
     show = " ".join(cli.command("show", "results/latest.csv"))
-    for shell, code in ((f"{show} | true; exit ${{PIPESTATUS[0]}}", (0, 141)), (f"{show} >&-", (0,)), (f"{show} > /dev/full", (2,))):
+    for shell, code in ((f"{show} | true; exit ${{PIPESTATUS[0]}}", (0, 141)), (f"{show} >&-", (0,)), (f"{show} > /dev/full", (4,))):
         done = subprocess.run(["bash", "-c", shell], cwd=cli.folder, env=cli.env, capture_output=True, text=True, check=False)
         assert done.returncode in code, (shell, done.stderr)
         assert "Traceback" not in done.stderr
@@ -277,13 +277,14 @@ def test_bad_input_is_one_clear_line_and_exit_2(cli, what):
     assert [path for path in sorted(cli.folder.rglob("*")) if path.name != "results"] == before
 
 
-def test_a_full_disk_is_one_line_and_keeps_files(cli):
+def test_a_full_disk_shows_what_was_measured_and_is_resumed(cli):
     results = cli.folder / "results"
     results.mkdir()
     (results / "latest.csv").write_text("an earlier run")
+    given = ("run", "--backends", "torch", "--device", "cpu", "--M", "8", "--N", "16,32,64", "--rounds", "5")
     limit = 2000  # bytes per file: the journal's header fits, the first cells do not
     done = subprocess.run(
-        cli.command("run", "--backends", "torch", "--device", "cpu", "--M", "8", "--N", "16,32,64", "--rounds", "5"),
+        cli.command(*given),
         cwd=cli.folder,
         env={**cli.env, "PYTHONDONTWRITEBYTECODE": "1"},
         capture_output=True,
@@ -292,9 +293,16 @@ def test_a_full_disk_is_one_line_and_keeps_files(cli):
         check=False,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
     )
-    assert done.returncode == 2, done.stderr
-    assert "cannot be written: File too large" in done.stderr.splitlines()[-1]
+    assert done.returncode == 4, done.stderr
+    assert "forward fp32, M=8" in done.stdout
+    last = done.stderr.splitlines()[-1]
+    assert "cannot be written: File too large; raise the limit of a file's size: ulimit -f; then continue with: " in last
+    assert last.endswith(" --resume")
     assert (results / "latest.csv").read_text() == "an earlier run"
+    done = cli(*given, "--resume")
+    assert done.returncode == 0, done.stderr
+    assert "resuming run-" in done.stderr
+    assert len(rows(cli)) == 6
 
 
 def test_a_stored_command_has_no_absolute_paths():

@@ -9,7 +9,8 @@ from dataclasses import replace
 import pytest
 
 from softbench.core.case import Case, Direction
-from softbench.core.errors import ResultsError
+from softbench.core.errors import ResultsError, StorageError
+from softbench.core.files import not_written
 from softbench.core.outcome import Accuracy, Build, Failed, Grade, Profile, Record, Skipped, Status, Telemetry
 from softbench.results import store
 from softbench.results.csv import read_csv
@@ -304,3 +305,28 @@ def test_merged_process_sets_keep_all_batches_and_a_failure(make_record):
     assert len(merged.outcome.timing.batches) == 2
     failed = Record("ours", first.case, Failed(Status.OOM, "build", "out of memory"))
     assert store.merge([first, failed]) is failed
+
+
+def test_records_that_a_full_disk_refuses_stay_in_memory(tmp_path, make_record):
+    run = store.start(tmp_path, header())
+    run.journal.close()
+    run.journal, run._size = open("/dev/full", "wb", buffering=0), 0  # noqa: PTH123, SIM115 - a device whose writes fail as a full disk's do
+    with pytest.raises(
+        StorageError, match=r"cannot be written: No space left on device; free space on that disk$"
+    ):
+        run.add(0, [make_record("copy", [10.0]), make_record("ours", [20.0])])
+    assert [record.backend for record in run.records()] == ["copy", "ours"]
+    run.journal.close()
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "exit_code"),
+    [
+        *[(code, StorageError, 4) for code in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)],
+        *[(code, ResultsError, 2) for code in (errno.EACCES, errno.ENOENT)],
+    ],
+)
+def test_an_error_of_the_disk_is_no_error_of_usage(code, kind, exit_code):
+    error = not_written("x.csv", OSError(code, os.strerror(code)))
+    assert (type(error), error.exit_code) == (kind, exit_code)
+    assert str(error).startswith(f"x.csv: cannot be written: {os.strerror(code)}")

@@ -8,7 +8,7 @@ from typing import cast
 
 from softbench.core import text
 from softbench.core.case import Case, Direction
-from softbench.core.errors import ResultsError
+from softbench.core.files import not_written
 from softbench.gate.ab_run import Measure, samples_of, with_fixed_rounds
 from softbench.gate.samples import RunSamples
 from softbench.gate.self_test import analysis
@@ -97,7 +97,7 @@ def _with_copies(request: Request, reference: str, repetitions: int, injected: S
     try:
         file.write_text(PLUGIN.format(reference=reference, memory=memory, **values), encoding="utf-8")
     except OSError as error:
-        raise ResultsError(f"{file}: cannot be written: {error.strerror}") from None
+        raise not_written(file, error) from None
     names = (reference, *(analysis.name(reference, slowdown) for slowdown in slowdowns))
     flags: Layer = {**request.flags, "processes": repetitions, "backends": names, "relative_to": reference}
     flags["plugins"] = (*request.flags.get("plugins", ()), file)
