@@ -311,9 +311,7 @@ def test_records_that_a_full_disk_refuses_stay_in_memory(tmp_path, make_record):
     run = store.start(tmp_path, header())
     run.journal.close()
     run.journal, run._size = open("/dev/full", "wb", buffering=0), 0  # noqa: PTH123, SIM115 - a device whose writes fail as a full disk's do
-    with pytest.raises(
-        StorageError, match=r"cannot be written: No space left on device; free space on that disk$"
-    ):
+    with pytest.raises(StorageError, match=r"cannot be written: No space left on device; free space on that disk$"):
         run.add(0, [make_record("copy", [10.0]), make_record("ours", [20.0])])
     assert [record.backend for record in run.records()] == ["copy", "ours"]
     run.journal.close()
