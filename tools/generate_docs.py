@@ -137,7 +137,8 @@ def commands() -> str:
     """Every command with its help, arguments and options."""
     group: Any = typer.main.get_command(app)
     parts = [(group.help or "").strip(), (group.epilog or "").strip()]
-    for name, command in group.commands.items():
+    for name in group.list_commands(None):
+        command = group.commands[name]
         nested = getattr(command, "commands", None)
         for title, one in {f"{name} {sub}": found for sub, found in nested.items()}.items() if nested else [(name, command)]:
             parts += [f"## softbench {title}", *_command(one)]

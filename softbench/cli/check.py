@@ -23,8 +23,8 @@ def register(app: typer.Typer) -> None:
 def check(
     backends: options.Backends = None,
     case: options.Pattern = "*",
-    dtype: options.CheckDtype = "fp32,fp16,bf16",
-    direction: options.CheckDirections = "forward,backward,both",
+    dtype: options.CheckDtype = None,
+    direction: options.CheckDirections = None,
     device: options.Device = None,
     seed: options.Seed = None,
     timeout: options.Timeout = None,
@@ -38,16 +38,18 @@ def check(
     Each dtype has a sign: . pass, ~ low-precision, X wrong, ! failed, ? unverified, - skipped.
     """
     from softbench.cli.output import counter
+    from softbench.core.case import DTYPES, Direction
     from softbench.plan import sweep
     from softbench.plan.flags import from_flags
     from softbench.plan.settings import Settings
     from softbench.run.check import CheckRequest, check as run_check
 
     flags = from_flags({"backends": backends, "device": device, "seed": seed, "timeout": timeout, "plugins": plugin})
-    directions = sweep.parse_choices(direction, "--direction", ["forward", "backward", "both"])
+    directions = sweep.parse_directions(",".join(direction or Direction), "--direction")
+    dtypes = sweep.parse_dtypes(",".join(dtype or DTYPES), "--dtype")
     try_file(json)
     try_file(junit, flag="--junit")
-    request = CheckRequest(Settings.from_sources({}, flags), case, sweep.parse_dtypes(dtype, "--dtype"), directions)
+    request = CheckRequest(Settings.from_sources({}, flags), case, dtypes, directions)
     with interruptible():
         report = run_check(request, counter("cases"))
     files = [str(path) for path in plugin or ()]

@@ -28,7 +28,7 @@ def inspect(
         str, typer.Option(help="source, wrapper, ttir, ttgir, llir, ptx, sass, report, several; all or none.", rich_help_panel=OUTPUT)
     ] = "source",
     out: Annotated[
-        Path | None, typer.Option("-o", "--out", metavar="DIR", help="Write all code into this folder.", rich_help_panel=OUTPUT)
+        Path | None, typer.Option("-o", "--out", "--output", metavar="DIR", help="Write all code into this folder.", rich_help_panel=OUTPUT)
     ] = None,
     device: options.Device = None,
     seed: options.Seed = None,

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperGroup
 
 from softbench import __version__
 from softbench.cli import baseline, check, doctor, gate, inspect, listing, results, run
@@ -16,7 +17,18 @@ from softbench.core.errors import SoftbenchError
 from softbench.core.files import not_written
 from softbench.core.text import one_line
 
+ORDER = ("run", "check", "show", "plot", "compare", "gate", "baseline", "list", "doctor", "inspect")
+
+
+class InOrderOfUse(TyperGroup):
+    """The commands in the order in which a user meets them; Typer puts groups of commands last."""
+
+    def list_commands(self, ctx: Any) -> list[str]:  # typer brings its own click in some versions
+        return sorted(super().list_commands(ctx), key=ORDER.index)
+
+
 app = typer.Typer(
+    cls=InOrderOfUse,
     help="Compare softmax strategies on the GPU: checked, isolated, interleaved, in GB/s.",
     epilog=f"{RUN_EPILOG} gate, baseline and compare: 3 inconclusive or not comparable.",
     no_args_is_help=True,
@@ -25,7 +37,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for commands in (run, check, listing, inspect, results, gate, baseline, doctor):
+for commands in (run, check, results, gate, baseline, listing, doctor, inspect):
     commands.register(app)
 
 

@@ -27,13 +27,15 @@ def _option(panel: str, help: str, *names: str, default: str | bool = True, meta
 
 
 Backends = Annotated[
-    str | None,
+    list[str] | None,
     _option(WHAT, "Names or patterns such as torch,compile:*. The yardstick copy is always added.", default="all without extras"),
 ]
-Rows = Annotated[str | None, _option(WHAT, "Rows: 4096, or 256,1024, or 256:8192:256, or 256:65536:*2.", "--M", default="of --config")]
-Columns = Annotated[str | None, _option(WHAT, "Columns, the reduced axis; written like --M.", "--N", default="of --config")]
-Dtype = Annotated[str | None, _option(WHAT, "fp32, fp16, bf16, or several: fp32,bf16.", default="fp32")]
-Directions = Annotated[str | None, _option(WHAT, "forward, backward, both (through autograd), or several.", default="forward")]
+Rows = Annotated[
+    list[str] | None, _option(WHAT, "Rows: 4096, or 256,1024, or 256:8192:256, or 256:65536:*2.", "--M", default="of --config")
+]
+Columns = Annotated[list[str] | None, _option(WHAT, "Columns, the reduced axis; written like --M.", "--N", default="of --config")]
+Dtype = Annotated[list[str] | None, _option(WHAT, "fp32, fp16, bf16, or several: fp32,bf16.", default="fp32")]
+Directions = Annotated[list[str] | None, _option(WHAT, "forward, backward, both (through autograd), or several.", default="forward")]
 Config = Annotated[
     str | None,
     _option(
@@ -52,7 +54,7 @@ Plugin = Annotated[
 Device = Annotated[str | None, _option(ADVANCED, "auto, cpu, cuda or cuda:K.", default="auto")]
 Seed = Annotated[int | None, _option(ADVANCED, "Seed of the inputs.", default="0")]
 Timeout = Annotated[
-    str | None,
+    list[str] | None,
     _option(
         ADVANCED,
         "Deadlines in seconds: one for all phases, or some phases.",
@@ -66,7 +68,7 @@ Precision = Annotated[
 ]
 Processes = Annotated[int | None, _option(HOW_LONG, "Process sets: fresh workers that each measure the whole sweep.", default="1")]
 Quick = Annotated[bool, _option(HOW_LONG, "A short run: three short rounds and, without --N, at most six N.", "--quick", default=False)]
-Output = Annotated[Path, _option(WHERE, "Folder of the results.")]
+Output = Annotated[Path, _option(WHERE, "Folder of the results.", "-o", "--output")]
 Resume = Annotated[bool, _option(WHERE, "Continue the newest interrupted run of these settings in that folder.", "--resume", default=False)]
 DryRun = Annotated[bool, _option(WHERE, "Show the cells and the estimated time; measure nothing.", "--dry-run", default=False)]
 RelativeTo = Annotated[str | None, _option(ADVANCED, "The reference backend of the speed-ups.", default="torch")]
@@ -85,8 +87,10 @@ Pattern = Annotated[
         default="all",
     ),
 ]
-CheckDtype = Annotated[str, _option(WHAT, "fp32, fp16, bf16, or several.")]
-CheckDirections = Annotated[str, _option(WHAT, "forward, backward, both, or several of them.")]
+CheckDtype = Annotated[list[str] | None, _option(WHAT, "fp32, fp16, bf16, or several.", default="fp32,fp16,bf16")]
+CheckDirections = Annotated[
+    list[str] | None, _option(WHAT, "forward, backward, both, or several of them.", default="forward,backward,both")
+]
 FindingsJson = Annotated[Path | None, _option(OUTPUT, "Write the findings as JSON; - is stdout, without the table.", metavar="FILE|-")]
 FindingsJunit = Annotated[Path | None, _option(OUTPUT, "Write the findings as JUnit XML.", metavar="FILE")]
 LongFindings = Annotated[
@@ -128,7 +132,7 @@ GateProcesses = Annotated[
         default="1; 3 with --baseline",
     ),
 ]
-GateOutput = Annotated[Path, _option(WHERE, "Folder of the measurements.")]
+GateOutput = Annotated[Path, _option(WHERE, "Folder of the measurements.", "-o", "--output")]
 GateResume = Annotated[
     bool,
     _option(WHERE, "Continue an interrupted self-test of these settings in that folder.", "--resume", default=False),

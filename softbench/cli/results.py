@@ -34,12 +34,12 @@ def register(app: typer.Typer) -> None:
 def show(
     file: ResultsFile,
     backends: Annotated[
-        str | None, typer.Option(help="Names or patterns such as torch,compile:*. The yardstick stays.", rich_help_panel=WHAT)
+        list[str] | None, typer.Option(help="Names or patterns such as torch,compile:*. The yardstick stays.", rich_help_panel=WHAT)
     ] = None,
-    M: Annotated[str | None, typer.Option("--M", help="Rows: 4096, or 256,1024, or 256:8192:256.", rich_help_panel=WHAT)] = None,
-    N: Annotated[str | None, typer.Option("--N", help="Columns; written like --M.", rich_help_panel=WHAT)] = None,
-    dtype: Annotated[str | None, typer.Option(help="fp32, fp16, bf16, or several.", rich_help_panel=WHAT)] = None,
-    direction: Annotated[str | None, typer.Option(help="forward, backward, both, or several.", rich_help_panel=WHAT)] = None,
+    M: Annotated[list[str] | None, typer.Option("--M", help="Rows: 4096, or 256,1024, or 256:8192:256.", rich_help_panel=WHAT)] = None,
+    N: Annotated[list[str] | None, typer.Option("--N", help="Columns; written like --M.", rich_help_panel=WHAT)] = None,
+    dtype: Annotated[list[str] | None, typer.Option(help="fp32, fp16, bf16, or several.", rich_help_panel=WHAT)] = None,
+    direction: Annotated[list[str] | None, typer.Option(help="forward, backward, both, or several.", rich_help_panel=WHAT)] = None,
     long: Annotated[
         bool, typer.Option("--long", help="One line per cell: latency, spread, samples, build, error over bound.", rich_help_panel=OUTPUT)
     ] = False,
@@ -65,15 +65,20 @@ def show(
         raise UsageError("--csv - and --json -: only one of them can have stdout")
     rows = select(
         read(file),
-        [name.strip() for name in backends.split(",")] if backends not in (None, "all") else (),
-        M=parse_axis(M, "--M") if M is not None else (),
-        N=parse_axis(N, "--N") if N is not None else (),
-        dtypes=parse_dtypes(dtype, "--dtype") if dtype is not None else (),
-        directions=parse_directions(direction, "--direction") if direction is not None else (),
+        () if (names := joined(backends)) in ("", "all") else [name.strip() for name in names.split(",")],
+        M=parse_axis(joined(M), "--M") if M else (),
+        N=parse_axis(joined(N), "--N") if N else (),
+        dtypes=parse_dtypes(joined(dtype), "--dtype") if dtype else (),
+        directions=parse_directions(joined(direction), "--direction") if direction else (),
     )
     in_csv = csv is not None and printed(to_csv(rows), csv, "--csv")
     if not wrote_to_stdout(lambda: {"cells": [_values(row) for row in rows]}, json) and not in_csv:
         _show(rows, long=long, costs=costs, markdown=markdown)
+
+
+def joined(values: list[str] | None) -> str:
+    """The values of an option that was given several times, as one list with commas."""
+    return ",".join(values or ())
 
 
 def _values(row: Row) -> dict[str, object]:
@@ -103,7 +108,7 @@ def _show(rows: Sequence[Row], *, long: bool, costs: bool, markdown: bool) -> No
 
 def plot(
     files: Annotated[list[Path], typer.Argument(help="One or several results CSVs; several are overlaid; - is stdin.")],
-    out: Annotated[Path | None, typer.Option("-o", "--out", help="out.png, .svg or .pdf.", show_default="FILE with .png")] = None,
+    out: Annotated[Path | None, typer.Option("-o", "--out", "--output", help=".png, .svg or .pdf.", show_default="FILE with .png")] = None,
     costs: Annotated[bool, typer.Option("--costs", help="One bar per backend: its mean fraction of copy.")] = False,
 ) -> None:
     """Plot bandwidth and fraction of copy over N or M; shapes that make no line have a row per backend.

@@ -87,9 +87,19 @@ def printable(text: str) -> str:
     return "\n".join("\t".join(_CONTROL.sub(" ", part) for part in line.split("\t")) for line in lines)
 
 
-def unknown(name: str, known: Iterable[str], what: str) -> str:
-    """`unknown backend 'troch'; did you mean 'torch'? known are ...`"""
-    names = sorted(known)
-    close = get_close_matches(name, names, n=1)
-    hint = f"did you mean '{close[0]}'? " if close else ""
-    return f"unknown {what} '{name}'; {hint}known are {', '.join(names) or 'none'}"
+def unknown(name: str, known: Iterable[str], what: str, also: Iterable[str] = ()) -> str:
+    """`unknown backend 'troch'; did you mean 'torch'? known are ...`
+
+    Args:
+        known: the known names. A tuple keeps its order, other names are sorted.
+        also: names that are known too and not listed, such as aliases.
+    """
+    names = known if isinstance(known, tuple) else sorted(known)
+    return f"unknown {what} '{name}'; {did_you_mean(name, [*names, *also])}known are {', '.join(names) or 'none'}"
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """`did you mean 'torch'? ` if a known name is close, else an empty text."""
+    by_lower = {one.lower(): one for one in known}
+    close = get_close_matches(name.lower(), by_lower, n=1)
+    return f"did you mean '{by_lower[close[0]]}'? " if close else ""

@@ -13,12 +13,16 @@ from softbench.plan.values import READERS, SWEEP_READERS, strings, timeouts
 def from_flags(flags: Mapping[str, Any]) -> Layer:
     """The given flags (not None), validated. Keys are option names with underscores.
 
+    The values of a repeated option are joined: `--N 256 --N 512` is `--N 256,512`.
+
     Raises:
         UsageError: naming the flag.
     """
     given = {key: value for key, value in flags.items() if value not in (None, (), [])}
     layer: dict[str, object] = {}
     for key, value in given.items():
+        if isinstance(value, list) and key != "plugins":
+            value = ",".join(value)
         flag = f"--{key.replace('_', '-')}"
         if key in SWEEP_READERS:
             layer[key] = SWEEP_READERS[key](value, flag)

@@ -8,6 +8,7 @@ from itertools import product
 
 from softbench.core.case import DTYPES, Case, Direction
 from softbench.core.errors import UsageError
+from softbench.core.text import unknown
 
 MAX_VALUES = 10_000  # of one axis: more is a slip of the pen, and would be weeks of measuring
 MAX_CASES = 100_000
@@ -77,8 +78,10 @@ def _positive(text: str, name: str) -> int:
     return value
 
 
-def parse_choices(text: str, name: str, known: Iterable[str]) -> tuple[str, ...]:
+def parse_choices(text: str, name: str, known: Iterable[str], what: str, also: Iterable[str] = ()) -> tuple[str, ...]:
     """Names from a comma-separated list, each one of `known`, without repeats.
+
+    `what` and `also` as in `softbench.core.text.unknown`.
 
     Raises:
         UsageError: naming `name`, the unknown word and the known ones.
@@ -87,19 +90,19 @@ def parse_choices(text: str, name: str, known: Iterable[str]) -> tuple[str, ...]
     chosen = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
     for word in chosen:
         if word not in known:
-            raise UsageError(f"{name}: unknown '{word}'; known are {', '.join(known)}")
+            raise UsageError(f"{name}: {unknown(word, known, what, also)}")
     return chosen
 
 
 def parse_dtypes(text: str, name: str) -> tuple[str, ...]:
     """Dtypes of a sweep: see `parse_choices`. torch's names, such as bfloat16 and half, are known too."""
     short = [DTYPE_ALIASES.get(word.strip().removeprefix("torch."), word) for word in text.split(",")]
-    return parse_choices(",".join(short), name, DTYPES)
+    return parse_choices(",".join(short), name, DTYPES, "dtype", DTYPE_ALIASES)
 
 
 def parse_directions(text: str, name: str) -> tuple[Direction, ...]:
     """Directions of a sweep: see `parse_choices`."""
-    return tuple(Direction(word) for word in parse_choices(text, name, [direction.value for direction in Direction]))
+    return tuple(Direction(word) for word in parse_choices(text, name, [direction.value for direction in Direction], "direction"))
 
 
 def cases(sweeps: Iterable[Sweep], device: str) -> tuple[Case, ...]:

@@ -63,7 +63,7 @@ def one_of(*known: str) -> Callable[[object, str], str]:
     def read(value: object, at: str) -> str:
         name = word(value, at)
         if name not in known:
-            raise ConfigError(f"{at}: unknown '{name}'; known are {', '.join(known)}")
+            raise ConfigError(f"{at}: {unknown(name, known, 'value')}")
         return name
 
     return read
@@ -72,7 +72,7 @@ def one_of(*known: str) -> Callable[[object, str], str]:
 def device(value: object, at: str) -> str:
     name = word(value, at)
     if name not in ("auto", "cpu", "cuda") and not (name.startswith("cuda:") and name[5:].isdecimal()):
-        raise ConfigError(f"{at}: unknown '{name}'; known are auto, cpu, cuda, cuda:K")
+        raise ConfigError(f"{at}: {unknown(name, ('auto', 'cpu', 'cuda', 'cuda:K'), 'device')}")
     return name
 
 

@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 
 from softbench.core.case import YARDSTICK
 from softbench.core.errors import UsageError
-from softbench.core.text import unknown
+from softbench.core.text import did_you_mean, unknown
 from softbench.plugins.info import BackendInfo
 from softbench.plugins.source import ALL, PluginSource
 
@@ -88,7 +88,10 @@ def matching(infos: Iterable[BackendInfo], pattern: str) -> list[BackendInfo]:
         return [info for info in infos if not info.extra]
     if not (found := [info for info in infos if fnmatchcase(info.name, pattern)]):
         known = _known(pattern, infos)
-        raise UsageError(f"no backend matches '{pattern}'; known are {', '.join(sorted(known))}; softbench list '*' tells of extras too")
+        hint = did_you_mean(pattern, known)
+        raise UsageError(
+            f"no backend matches '{pattern}'; {hint}known are {', '.join(sorted(known))}; softbench list '*' tells of extras too"
+        )
     return found
 
 

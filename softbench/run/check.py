@@ -15,6 +15,7 @@ from softbench.core.json_types import JsonObject
 from softbench.core.messages import ListCheckCases, RunCheckCase
 from softbench.core.outcome import Grade
 from softbench.core.replies import CheckCaseGraded, ErrorMetrics, Failure, Skip
+from softbench.core.text import unknown
 from softbench.plan.settings import Settings
 from softbench.plugins.select import select
 from softbench.plugins.source import origins
@@ -135,8 +136,8 @@ def _cases(pool: Pool, request: CheckRequest) -> list[tuple[str, Direction, bool
     pattern = request.pattern.removeprefix("!")
     matching = [case for case in reply.cases if fnmatchcase(case[0], pattern) != request.pattern.startswith("!")]
     if not matching:
-        names = ", ".join(dict.fromkeys(name for name, *_ in reply.cases))
-        raise UsageError(f"--case {request.pattern}: no such case; known are {names}")
+        names = tuple(dict.fromkeys(name for name, *_ in reply.cases))
+        raise UsageError(f"--case: {unknown(request.pattern, names, 'case')}")
     return matching
 
 

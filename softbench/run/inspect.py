@@ -12,6 +12,7 @@ from softbench.core.files import not_written
 from softbench.core.inspection import KINDS, Artifact, Inspection
 from softbench.core.messages import InspectCase
 from softbench.core.replies import Failure, Skip
+from softbench.core.text import unknown
 from softbench.plan.settings import Settings
 from softbench.plugins.select import select
 from softbench.plugins.source import origins
@@ -57,7 +58,7 @@ def kinds(text: str) -> tuple[str, ...]:
     wanted = tuple(word.strip() for word in text.split(","))
     for word in wanted:
         if word not in KINDS:
-            raise UsageError(f"--show: unknown '{word}'; known are {', '.join(KINDS)}, all and none")
+            raise UsageError(f"--show: {unknown(word, (*KINDS, 'all', 'none'), 'kind')}")
     return wanted
 
 

@@ -1,11 +1,14 @@
 """The texts of options: configurations, deadlines and defaults equal those of the code."""
 
+import re
+
 import pytest
 import typer
 
 from softbench.cli import options
 from softbench.cli.main import app
 from softbench.plan.config_file import shipped
+from softbench.plan.flags import from_flags
 from softbench.plan.settings import PHASES, Settings
 
 
@@ -51,3 +54,61 @@ def test_every_option_of_the_long_commands_has_a_panel():
         for param in group.commands[name].params:
             if param.param_type_name == "option" and param.name != "help":
                 assert param.rich_help_panel, (name, param.name)
+
+
+def test_output_has_a_short_name_in_every_command():
+    group = typer.main.get_command(app)
+    found = {name: param.opts for name, command in group.commands.items() for param in command.params if "--output" in param.opts}
+    assert sorted(found) == ["gate", "inspect", "plot", "run"]
+    assert all("-o" in names for names in found.values())
+
+
+def test_commands_stand_in_the_order_of_use(main):
+    code, text, _ = main("--help")
+    commands = [line.split()[0] for line in text.partition("Commands:\n")[2].partition("\n\n")[0].splitlines()]
+    assert code == 0
+    assert commands == ["run", "check", "show", "plot", "compare", "gate", "baseline", "list", "doctor", "inspect"]
+
+
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [
+        *[("run", f"--{name}") for name in ("backends", "M", "N", "dtype", "direction", "timeout")],
+        *[("show", f"--{name}") for name in ("backends", "M", "N", "dtype", "direction")],
+        *[("check", f"--{name}") for name in ("backends", "dtype", "direction")],
+        *[("gate", f"--{name}") for name in ("M", "N", "dtype", "direction")],
+    ],
+)
+def test_lists_can_be_given_as_repeated_options(command, option):
+    (param,) = [param for param in typer.main.get_command(app).commands[command].params if option in param.opts]
+    assert param.multiple
+
+
+def test_repeated_options_are_one_list(main):
+    joined, repeated = (
+        from_flags({"backends": backends, "M": rows, "dtype": dtypes, "direction": directions, "timeout": timeouts})
+        for backends, rows, dtypes, directions, timeouts in (
+            (["naive,torch"], ["8,16:64:*2"], ["half,bf16"], ["forward,both"], ["build=9,check=8"]),
+            (["naive", "torch"], ["8", "16:64:*2"], ["half", "bf16"], ["forward", "both"], ["build=9", "check=8"]),
+        )
+    )
+    assert joined == repeated
+    given = ("run", "--device", "cpu", "--M", "8", "--dry-run")
+    once = main(*given, "--backends", "naive,torch", "--N", "16,32")
+    assert main(*given, "--backends", "naive", "--backends", "torch", "--N", "16", "--N", "32") == once
+    assert "(copy, naive, torch)" in once[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (("rn",), "'run'"),
+        (("baseline", "promot"), "'promote'"),
+        (("run", "--dtpye", "fp32"), "--dtype"),
+        (("compare", "--only-change"), "--only-changed"),
+    ],
+)
+def test_mistyped_commands_and_options_get_a_hint(main, words, part):
+    code, _, text = main(*words)
+    assert code == 2
+    assert re.search(rf"(Did you mean|Possible options:) .*{part}", text), text

@@ -60,7 +60,7 @@ def test_names_of_torch_are_dtypes_too():
 
 
 def test_unknown_dtypes_and_directions_are_refused_with_the_known_ones():
-    with pytest.raises(UsageError, match=r"--dtype: unknown 'fp8'; known are fp32, fp16, bf16"):
+    with pytest.raises(UsageError, match=r"--dtype: unknown dtype 'fp8'; known are fp32, fp16, bf16"):
         parse_dtypes("fp32,fp8", "--dtype")
     with pytest.raises(UsageError, match="known are forward, backward, both"):
         parse_directions("sideways", "--direction")

@@ -122,7 +122,7 @@ def test_the_kinds_that_are_shown_are_those_asked_for(capsys):
         "not shown: k.ptx (1 line); show them with --show all, or write files with -o DIR"
     )
     assert inspect.kinds("all") == KINDS
-    with pytest.raises(UsageError, match="--show: unknown 'asm'; known are source, wrapper, ttir"):
+    with pytest.raises(UsageError, match="--show: unknown kind 'asm'; known are source, wrapper, ttir"):
         inspect.kinds("asm")
 
 
@@ -155,8 +155,8 @@ def test_where_nothing_is_generated_that_is_said():
     [
         (("--out", "/proc/x"), "--out /proc/x: cannot be written"),
         (("--dtype", "fp32,bf16"), "one case"),
-        (("--show", "asm"), "unknown 'asm'"),
-        (("--dtype", "fp8"), "unknown 'fp8'"),
+        (("--show", "asm"), "unknown kind 'asm'"),
+        (("--dtype", "fp8"), "unknown dtype 'fp8'"),
     ],
 )
 def test_what_is_asked_wrongly_is_said_before_anything_starts(main, arguments, part):
