@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from softbench.core.errors import Interrupted, ResultsError, StorageError, UsageError
+from softbench.cli import verbosity
+from softbench.core.errors import Interrupted, ResultsError, StorageError
 from softbench.core.files import not_written
 from softbench.core.text import printable
 
@@ -24,9 +25,10 @@ if TYPE_CHECKING:
     from softbench.run.request import Request
 
 
-def note(text: str) -> None:
-    """Print a note on stderr, without control sequences: it may quote a file."""
-    typer.echo(f"softbench: {printable(text)}", err=True)
+def note(text: str, *, error: bool = False) -> None:
+    """Print a note on stderr, without control sequences: it may quote a file. With `--quiet` only errors are printed."""
+    if error or not verbosity.quiet():
+        typer.echo(f"softbench: {printable(text)}", err=True)
 
 
 def warn(warnings: Sequence[str]) -> None:
@@ -51,7 +53,10 @@ def measure(
 
     started: list[Run] = []
     try:
-        with output.interruptible(), Progress(output.console(stderr=True)) as progress:
+        with (
+            output.interruptible(),
+            Progress(output.console(stderr=True), quiet=verbosity.quiet(), verbose=verbosity.verbose()) as progress,
+        ):
 
             def on_start(kept: Run) -> None:
                 started.append(kept)
@@ -67,7 +72,7 @@ def measure(
     except Interrupted as stop:
         if started:
             state = f"what was measured is in {started[0].csv}" if started[0].cells else "nothing was measured yet"
-            note(f"interrupted; {state}" + (f"; continue with: {_continuation(request)}" if resumable else ""))
+            note(f"interrupted; {state}" + (f"; continue with: {_continuation(request)}" if resumable else ""), error=True)
         raise typer.Exit(stop.exit_code) from None  # Typer would turn every KeyboardInterrupt into 130
 
 
@@ -77,7 +82,7 @@ def show_table(measured: Run) -> None:
     from softbench.report import tables
 
     console = output.console()
-    output.show(tables.results(measured.rows(), console), console)
+    output.show(tables.results(measured.rows(), console, all_reasons=verbosity.verbose()), console)
 
 
 def _continuation(request: Request) -> str:
@@ -107,7 +112,7 @@ def interruptible() -> Iterator[None]:
         with output.interruptible():
             yield
     except Interrupted as stop:
-        note("interrupted")
+        note("interrupted", error=True)
         raise typer.Exit(stop.exit_code) from None
 
 
@@ -130,16 +135,14 @@ def read(file: Path) -> list[Row]:
     return rows
 
 
-def try_file(file: Path | None, dry_run: bool = False, *, flag: str = "--json") -> None:
+def try_file(file: Path | None, *, flag: str = "--json") -> None:
     """Check before any work that the requested file can be written.
 
     Raises:
-        UsageError: it cannot be written, or a dry run has nothing to write.
+        UsageError: it cannot be written.
     """
     if file is None or str(file) == "-":
         return
-    if dry_run:
-        raise UsageError(f"{flag}: a dry run writes nothing; leave out {flag} or --dry-run")
     try:
         with file.open("a"):
             pass

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from softbench.cli import options
+from softbench.cli import options, verbosity
 from softbench.cli.actions import interruptible, note, try_file, write_text, wrote_to_stdout
 from softbench.cli.panels import PanelCommand
 
@@ -32,6 +32,7 @@ def check(
     json: options.FindingsJson = None,
     junit: options.FindingsJunit = None,
     long: options.LongFindings = False,
+    quiet: options.Quiet = False,
 ) -> None:
     """Check every backend on difficult cases: shapes, layouts, values, gradients, output rules. Nothing is timed.
 
@@ -44,6 +45,7 @@ def check(
     from softbench.plan.settings import Settings
     from softbench.run.check import CheckRequest, check as run_check
 
+    verbosity.choose(quiet=quiet, verbose=long)
     flags = from_flags({"backends": backends, "device": device, "seed": seed, "timeout": timeout, "plugins": plugin})
     directions = sweep.parse_directions(",".join(direction or Direction), "--direction")
     dtypes = sweep.parse_dtypes(",".join(dtype or DTYPES), "--dtype")
@@ -66,12 +68,12 @@ def _report(report: CheckReport, json: Path | None, plugins: list[str], *, long:
     from softbench.report import check_report
     from softbench.run.check import FAILED
 
-    if str(json) != "-":
+    if str(json) != "-" and not verbosity.quiet():
         table = check_report.lines(report.findings) if long else check_report.table(report.findings)
         output.show(table, output.console())
     wrote_to_stdout(report.document, json)
-    for text in report.notes:
-        note(text)
+    for text in report.broken if verbosity.quiet() else report.notes:
+        note(text, error=True)
     for finding, command in report.to_repeat(plugins):
         verdict = "failed" if finding.verdict == FAILED else f"is {finding.verdict}"
-        note(f"{finding.backend} {verdict}: {finding.reason}\n  {command}")
+        note(f"{finding.backend} {verdict}: {finding.reason}\n  {command}", error=True)

@@ -40,6 +40,7 @@ def gate(
     allow_env_mismatch: options.Mismatch = None,
     folder: options.Folder = options.BASELINES,
     long: options.LongVerdicts = False,
+    quiet: options.Quiet = False,
     json: options.VerdictsJson = None,
     markdown: options.VerdictsMarkdown = None,
     junit: options.VerdictsJunit = None,
@@ -69,8 +70,7 @@ def gate(
     With --self-test, --reference is measured with its A/A copy and with slowed copies, to bound false alarms and power.
     Exit code 1: a false alarm, or fewer than 95 % pass. With --baseline and FILES of unchanged code, each file is judged.
     """
-    outputs = Outputs(json, markdown, junit, plot, long)
-    outputs.check()
+    outputs = Outputs(json, markdown, junit, plot, long, quiet).checked()
     sweep: dict[str, Any] = {"M": M, "N": N, "dtype": dtype, "direction": direction, "device": device, "plugins": plugin}
     sweep |= {"rounds": rounds, "processes": processes, "seed": seed, "timeout": timeout}
     stored, strictness = _Stored(baseline, folder, allow_env_mismatch or []), _Strictness(margin, max_ambiguous)

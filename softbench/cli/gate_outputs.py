@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import typer
 
+from softbench.cli import verbosity
 from softbench.cli.actions import note, try_file, write_text, wrote_to_stdout
 from softbench.core.errors import SoftbenchError, UsageError
 
@@ -25,10 +26,17 @@ class Outputs:
     junit: Path | None
     plot: Path | None
     long: bool
+    quiet: bool
 
-    def check(self) -> None:
-        """Before any work: raise UsageError for a file that cannot be written."""
+    def checked(self) -> Outputs:
+        """These outputs, before any work.
+
+        Raises:
+            UsageError: a file cannot be written, or `long` and `quiet` contradict each other.
+        """
         from softbench.report import forest_plot
+
+        verbosity.choose(quiet=self.quiet, verbose=self.long)
 
         try_file(self.json)
         for flag, file in (("--markdown", self.markdown), ("--junit", self.junit), ("--plot", self.plot)):
@@ -36,6 +44,7 @@ class Outputs:
                 raise UsageError(f"{flag} {file}: cannot be written: {'is a folder' if file.is_dir() else 'no such folder'}")
         if self.plot is not None:
             forest_plot.check(self.plot)
+        return self
 
     def render(self, report: GateReport) -> NoReturn:
         """Write every requested output, and exit with the report's code."""
@@ -45,7 +54,8 @@ class Outputs:
         for text in report.notes:
             note(text)
         if not wrote_to_stdout(report.document, self.json):
-            output.show(gate_report.text(report, long=self.long), output.console())
+            shown = gate_report.conclusion(report) if self.quiet else gate_report.text(report, long=self.long)
+            output.show(shown, output.console())
         for flag, file, make in (("--markdown", self.markdown, gate_report.markdown), ("--junit", self.junit, gate_report.junit)):
             if file is not None:
                 write_text(file, make(report), flag)
@@ -62,7 +72,7 @@ class Outputs:
         try:
             note(f"wrote {forest_plot.write(report, file)}")
         except SoftbenchError as error:
-            note(str(error))
+            note(str(error), error=True)
 
     def _summary(self, text: str) -> None:
         """Append to GitHub's job summary. An error is printed and does not change the exit code."""
@@ -71,4 +81,4 @@ class Outputs:
                 with Path(path).open("a", encoding="utf-8") as file:
                     file.write(text)
             except OSError as error:
-                note(f"$GITHUB_STEP_SUMMARY cannot be written: {error.strerror}")
+                note(f"$GITHUB_STEP_SUMMARY cannot be written: {error.strerror}", error=True)

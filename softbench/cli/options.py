@@ -75,7 +75,15 @@ RelativeTo = Annotated[str | None, _option(ADVANCED, "The reference backend of t
 Timer = Annotated[str | None, _option(ADVANCED, "Timer of the median on a GPU: do_bench, device, graph or host.", default="do_bench")]
 L2 = Annotated[str | None, _option(ADVANCED, "cold flushes the GPU's L2 before every timed call; warm does not.", default="cold")]
 Profile = Annotated[str | None, _option(ADVANCED, "off skips the device and host time of a call, for shorter runs.", default="on")]
-RunJson = Annotated[Path | None, _option(WHERE, "Write the run document as JSON; - is stdout, without the table.", metavar="FILE|-")]
+Quiet = Annotated[bool, _option(OUTPUT, "Print only errors and the result: no progress, no notes.", "-q", "--quiet", default=False)]
+Verbose = Annotated[
+    bool,
+    _option(OUTPUT, "Also print each case's progress, every phase, and why backends are unavailable.", "-v", "--verbose", default=False),
+]
+RunJson = Annotated[
+    Path | None,
+    _option(WHERE, "Write the run document, or the plan of --dry-run, as JSON; - is stdout, without the table.", metavar="FILE|-"),
+]
 
 Pattern = Annotated[
     str,
@@ -95,7 +103,14 @@ FindingsJson = Annotated[Path | None, _option(OUTPUT, "Write the findings as JSO
 FindingsJunit = Annotated[Path | None, _option(OUTPUT, "Write the findings as JUnit XML.", metavar="FILE")]
 LongFindings = Annotated[
     bool,
-    _option(OUTPUT, "One line per check case: error over bound, ULP, row sum, Frobenius norm, reason.", "--long", default=False),
+    _option(
+        OUTPUT,
+        "One line per check case: error over bound, ULP, row sum, Frobenius norm, reason.",
+        "--long",
+        "-v",
+        "--verbose",
+        default=False,
+    ),
 ]
 
 Baseline = Annotated[
@@ -137,7 +152,10 @@ GateResume = Annotated[
     bool,
     _option(WHERE, "Continue an interrupted self-test of these settings in that folder.", "--resume", default=False),
 ]
-LongVerdicts = Annotated[bool, _option(OUTPUT, "One line per cell, not only for changed cells.", "--long", default=False)]
+LongVerdicts = Annotated[
+    bool,
+    _option(OUTPUT, "One line per cell, not only for changed cells, and each case's progress.", "--long", "-v", "--verbose", default=False),
+]
 VerdictsJson = Annotated[Path | None, _option(OUTPUT, "Write the verdicts as JSON; - is stdout, without the table.", metavar="FILE|-")]
 VerdictsMarkdown = Annotated[Path | None, _option(OUTPUT, "Write the report as Markdown.")]
 VerdictsJunit = Annotated[Path | None, _option(OUTPUT, "Write JUnit XML with a test case per cell.")]

@@ -16,6 +16,7 @@ from rich.console import Console, ConsoleDimensions, Group, RenderableType
 from rich.measure import Measurement
 from rich.table import Table
 
+from softbench.cli import verbosity
 from softbench.core.errors import Interrupted
 
 LOG_WIDTH = 400  # columns of a log, in which tables keep their natural width
@@ -69,7 +70,7 @@ def counter(unit: str) -> Callable[[int, int], None]:
     """A function `advance(done, total)` that updates a count on stderr. In a log it prints nothing."""
 
     def advance(done: int, total: int) -> None:
-        if sys.stderr.isatty():
+        if sys.stderr.isatty() and not verbosity.quiet():
             sys.stderr.write(f"\r{done} of {total} {unit}" if done < total else "\r\x1b[K")
             sys.stderr.flush()
 

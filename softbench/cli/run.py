@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 import typer
 
 from softbench import __version__
-from softbench.cli import options
+from softbench.cli import options, verbosity
 from softbench.cli.actions import measure, note, show_table, try_file, wrote_to_stdout
 from softbench.cli.panels import PanelCommand
+from softbench.core.text import printable
 
 if TYPE_CHECKING:
     from softbench.plan.plan import Plan
@@ -47,6 +48,8 @@ def run(
     resume: options.Resume = False,
     dry_run: options.DryRun = False,
     quick: options.Quick = False,
+    quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
     json: options.RunJson = None,
 ) -> None:
     """Check and time every backend on every shape; write a table, DIR/latest.csv and DIR/latest.json.
@@ -59,6 +62,7 @@ def run(
     from softbench.run.request import Request
     from softbench.run.run import dry_run as plan_of, exit_code
 
+    verbosity.choose(quiet=quiet, verbose=verbose)
     flags = from_flags(
         {"backends": backends, "M": M, "N": N, "dtype": dtype, "direction": direction, "device": device, "plugins": plugin}
         | {"rounds": rounds, "processes": processes, "seed": seed, "relative_to": relative_to, "timeout": timeout}
@@ -66,9 +70,11 @@ def run(
     )
     layer = load(config) if config is not None else {}
     request = Request(layer, flags, quick, output, resume, command_line(sys.argv[1:]), __version__)
-    try_file(json, dry_run)
+    try_file(json)
     if dry_run:
-        _show_plan(plan_of(request))
+        plan = plan_of(request)
+        if not wrote_to_stdout(plan.document, json) and not quiet:
+            _show_plan(plan)
         return
     measured = measure(request, show=partial(_show, json=json))
     _report(measured, json)
@@ -80,15 +86,28 @@ SHOWN_SECONDS = 0.1
 
 
 def _report(measured: Run, json: Path | None) -> None:
-    """Print the table (or the JSON) on stdout, and the names of the files on stderr."""
+    """Print the table (or the JSON) on stdout, and the names of the files on stderr; if quiet, failures and the CSV's name."""
+    if verbosity.quiet():
+        _report_quietly(measured, json)
+        return
     _show(measured, json)
     logs = f"; logs of failed workers are in {measured.log}" if measured.log.exists() else ""
     note(f"wrote {measured.csv} and {measured.json}{logs}")
     if spent := measured.header.get("seconds"):
         phases = sorted(((seconds, phase) for phase, seconds in spent.items() if phase != "wall"), reverse=True)
         note(
-            f"took {spent['wall']:.1f} s: " + ", ".join(f"{phase} {seconds:.1f} s" for seconds, phase in phases if seconds >= SHOWN_SECONDS)
+            f"took {spent['wall']:.1f} s: "
+            + ", ".join(f"{phase} {seconds:.1f} s" for seconds, phase in phases if seconds >= SHOWN_SECONDS or verbosity.verbose())
         )
+
+
+def _report_quietly(measured: Run, json: Path | None) -> None:
+    from softbench.report import tables
+
+    for line in tables.failures(measured.rows()):
+        note(line, error=True)
+    if not wrote_to_stdout(measured.document, json):
+        typer.echo(printable(str(measured.csv)))
 
 
 def _show(measured: Run, json: Path | None) -> None:
@@ -115,7 +134,7 @@ def _show_plan(plan: Plan) -> None:
         for case in plan.cases
     ]
     unable = [info for info in plan.infos if not info.able]
-    folded = len(unable) > tables.FEW
+    folded = len(unable) > tables.FEW and not verbosity.verbose()
     output.show(tables.facts(pairs if folded else pairs + [tables.info(info) for info in unable]), output.console())
     if folded:
         typer.echo(f"unavailable: {tables.few([info.name for info in unable])}; the reasons: softbench list")

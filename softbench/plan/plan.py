@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 
 from softbench.core.case import CPU_TIMER, TIMERS, Case
 from softbench.core.errors import UsageError
+from softbench.core.json_types import JsonObject
 from softbench.core.machine import Gpu, Machine
+from softbench.core.outcome import Status
 from softbench.core.text import size, unknown
 from softbench.ops.registry import operation
 from softbench.plan.settings import Settings
@@ -70,6 +72,32 @@ class Plan:
         batch = (settings.rounds + settings.max_rounds) / 2 * (settings.warmup_ms + settings.batch_ms) / 1e3 * CALL_OVERHEAD
         cell = sum(batch + 0.05 + info.build_seconds for info in able)
         return settings.processes * (5 + len(self.cases) * cell)
+
+    def document(self) -> JsonObject:
+        """The plan as JSON. A cell's status is `planned`, or why it will have no bandwidth; what a backend skips is not known yet."""
+        settings = self.settings
+        return {
+            "device": self.device,
+            "device_name": self.device_name,
+            "timer": self.timer,
+            "rounds": [settings.rounds, settings.max_rounds],
+            "processes": settings.processes,
+            "interleaved": len(self.groups) == 1,
+            "estimate_s": round(self.estimate_seconds(), 3),
+            "notes": list(self.notes),
+            "cells": [self._cell(case, info) for case in self.cases for info in self.infos],
+        }
+
+    def _cell(self, case: Case, info: BackendInfo) -> JsonObject:
+        status, reason = "planned", ""
+        if info.broken:
+            status, reason = info.broken_status, info.broken
+        elif info.unavailable:
+            status, reason = Status.UNAVAILABLE.value, info.unavailable
+        elif reason := self.too_large(case):
+            status = Status.OOM.value
+        axes = {"direction": case.direction.value, "dtype": case.dtype, "M": case.M, "N": case.N}
+        return {"backend": info.name, **axes, "tensor_bytes": case.tensor_bytes, "status": status, "reason": reason}
 
 
 def most_alive(cases: Sequence[Case], device: str, budget: float) -> int:

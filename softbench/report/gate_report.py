@@ -35,9 +35,13 @@ def text(report: GateReport, *, long: bool) -> RenderableType:
     parts += [Text(line) for line in _collapsed(report, shown)]
     if covers := sorted({verdict.covers for verdict in report.verdicts if verdict.covers}):
         parts.append(Text(f"new/old is latency: above 1 is slower; its interval covers {'; '.join(covers)}", style="dim"))
+    return Group(*parts, conclusion(report))
+
+
+def conclusion(report: GateReport) -> RenderableType:
+    """The summary, and the next step if there is one."""
     style = {0: "bold green", 1: "bold red"}.get(report.exit_code, "bold yellow")
-    parts.append(Text(report.summary, style=style))
-    return Group(*parts, *([Text(f"next: {report.next_step}")] if report.next_step else []))
+    return Group(Text(report.summary, style=style), *([Text(f"next: {report.next_step}")] if report.next_step else []))
 
 
 def _row(verdict: Verdict) -> tuple[str, ...]:

@@ -19,8 +19,9 @@ LOG_SECONDS = 30.0
 class Progress:
     """A `softbench.run.run.Observer` on a console."""
 
-    def __init__(self, console: Console) -> None:
-        self.console = console
+    def __init__(self, console: Console, *, quiet: bool = False, verbose: bool = False) -> None:
+        """`quiet` prints nothing; `verbose` prints a line for every case."""
+        self.console, self.quiet, self.verbose = console, quiet, verbose
         self._bar: Bar | None = None
         self._task: TaskID | None = None
         self._cells = self._done = self._measured = 0
@@ -37,7 +38,7 @@ class Progress:
         available = [info.name for info in plan.infos if not (info.broken or info.unavailable)]
         self.note(f"{name}: {', '.join(available)} over {count(len(plan.cases), 'case')} on {plan.device_name}")
         self._cells, self._start = cells, time.monotonic()
-        if self.console.is_terminal:
+        if self.console.is_terminal and not self.quiet:
             columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("cells,"), TimeRemainingColumn())
             self._bar = Bar(*columns, TextColumn("left"), console=self.console, transient=True)
             self._task = self._bar.add_task("measuring", total=cells)
@@ -51,11 +52,19 @@ class Progress:
                 self._bar.reset(self._task, total=self._cells, completed=self._done)
             else:
                 self._bar.update(self._task, advance=cells, description=case.key)
-        elif self._measured and (now := time.monotonic()) - self._last > LOG_SECONDS:
+        if self._measured and not stored and (self.verbose or self._bar is None):
+            self._line(case)
+
+    def _line(self, case: Case) -> None:
+        now = time.monotonic()
+        if self.verbose or now - self._last > LOG_SECONDS:
             self._last = now
             left = (now - self._start) / self._measured * (self._cells - self._done)
-            self.note(f"{self._done} of {self._cells} cells, about {duration(left)} left")
+            done = f"{case.key}: " if self.verbose else ""
+            self.note(f"{done}{self._done} of {self._cells} cells, about {duration(left)} left")
 
     def note(self, text: str) -> None:
+        if self.quiet:
+            return
         with suppress(OSError):  # a closed stderr does not end the measurement
             self.console.print(f"softbench: {text}", markup=False, highlight=False, soft_wrap=True)

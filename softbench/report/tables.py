@@ -32,13 +32,27 @@ NAMED = 8  # names in one line
 FINITE_ONLY = "~ finite-only: NaN in rows that hold -inf"
 
 
-def results(rows: Sequence[Row], console: Console) -> RenderableType:
-    """A table for each section of `matrix`; below them every reason once."""
+def results(rows: Sequence[Row], console: Console, *, all_reasons: bool = False) -> RenderableType:
+    """A table for each section of `matrix`; below them the notes."""
     parts: list[RenderableType] = []
     for section in matrix.sections(rows):
         parts += [*matrix.tables(section, console), Text()]
-    parts += notes(rows)
+    parts += notes(rows, all_reasons=all_reasons)
     return Group(*parts)
+
+
+def failures(rows: Sequence[Row]) -> list[str]:
+    """A line per failing status and reason, with the affected backends and cells."""
+    return [_reason(status, reason, same).plain for (status, reason), same in _by_reason(rows).items() if status in FAILURES]
+
+
+def _by_reason(rows: Sequence[Row]) -> dict[tuple[str, str], list[Row]]:
+    """The rows of each status and reason, except cells that are fine."""
+    grouped: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        if row.status != Status.OK or row.reason.startswith("no device time"):
+            grouped.setdefault((row.status, row.reason), []).append(row)
+    return grouped
 
 
 def notes(rows: Sequence[Row], *, all_reasons: bool = False) -> list[Text]:
@@ -58,12 +72,8 @@ def notes(rows: Sequence[Row], *, all_reasons: bool = False) -> list[Text]:
     lines += _limited(rows)
     unavailable = list(dict.fromkeys(row.backend for row in rows if row.status == Status.UNAVAILABLE))
     folded = len(unavailable) > FEW and not all_reasons
-    grouped: dict[tuple[str, str], list[Row]] = {}
-    for row in rows:
-        left_out = folded and row.status == Status.UNAVAILABLE
-        if (row.status != Status.OK or row.reason.startswith("no device time")) and not left_out:
-            grouped.setdefault((row.status, row.reason), []).append(row)
-    lines += [_reason(status, reason, same) for (status, reason), same in grouped.items()]
+    reasons = _by_reason(rows).items()
+    lines += [_reason(status, reason, same) for (status, reason), same in reasons if not (folded and status == Status.UNAVAILABLE)]
     if folded:
         lines.append(Text(f"unavailable: {few(unavailable)}; the reasons: softbench show --long, or softbench list on this machine"))
     for label, meaning in labels.MEANING.items():

@@ -69,8 +69,8 @@ class CheckReport:
     findings: tuple[Finding, ...]
     notes: tuple[str, ...]
     """Backends that could not be checked, with the reason."""
-    broken: bool
-    """True if a plugin could not be loaded."""
+    broken: tuple[str, ...]
+    """Those of the notes whose plugin could not be loaded."""
     device: str
     seed: int
 
@@ -112,7 +112,8 @@ def check(request: CheckRequest, advance: Callable[[int, int], None]) -> CheckRe
         infos = select([slot.info for slot in opened], settings.backends)
         chosen = [slot for slot in opened if slot.info in infos and slot.name != YARDSTICK]
         able = [slot for slot in chosen if slot.info.able]
-        notes = [f"{slot.name}: {slot.info.broken or 'unavailable: ' + slot.info.unavailable}" for slot in chosen if slot not in able]
+        unable = [slot for slot in chosen if not slot.info.able]
+        notes = [f"{slot.name}: {slot.info.broken or 'unavailable: ' + slot.info.unavailable}" for slot in unable]
         if not chosen:
             raise UsageError(f"--backends {YARDSTICK}: the yardstick is no softmax; name the backends to check")
         session.drop([slot for slot in opened if slot not in able])
@@ -122,7 +123,7 @@ def check(request: CheckRequest, advance: Callable[[int, int], None]) -> CheckRe
         for done, (dtype, (name, direction, alone)) in enumerate(steps, 1):
             findings += checker.run(able, RunCheckCase(OPERATION, name, direction, dtype, settings.seed), alone=alone)
             advance(done, len(steps))
-    broken = any(slot.info.broken for slot in chosen)
+    broken = tuple(note for note, slot in zip(notes, unable, strict=True) if slot.info.broken)
     return CheckReport(tuple(findings), tuple(notes), broken, session.device, settings.seed)
 
 
