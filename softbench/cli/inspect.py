@@ -19,11 +19,13 @@ def register(app: typer.Typer) -> None:
 
 
 def inspect(
-    backend: Annotated[str, typer.Argument(help="A name from softbench list.")],
+    backend: Annotated[str, typer.Argument(help="A name from softbench list.", autocompletion=options.BACKEND)],
     M: Annotated[int, typer.Option("--M", help="Rows.", min=1, rich_help_panel=WHAT)] = 4096,
     N: Annotated[int, typer.Option("--N", help="Columns.", min=1, rich_help_panel=WHAT)] = 4096,
-    dtype: Annotated[str, typer.Option(help="fp32, fp16 or bf16.", rich_help_panel=WHAT)] = "fp32",
-    direction: Annotated[str, typer.Option(help="forward, backward or both.", rich_help_panel=WHAT)] = "forward",
+    dtype: Annotated[str, typer.Option(help="fp32, fp16 or bf16.", rich_help_panel=WHAT, autocompletion=options.DTYPE)] = "fp32",
+    direction: Annotated[
+        str, typer.Option(help="forward, backward or both.", rich_help_panel=WHAT, autocompletion=options.DIRECTION)
+    ] = "forward",
     show: Annotated[
         str, typer.Option(help="source, wrapper, ttir, ttgir, llir, ptx, sass, report, several; all or none.", rich_help_panel=OUTPUT)
     ] = "source",

@@ -18,7 +18,9 @@ def register(app: typer.Typer) -> None:
 
 
 def list_backends(
-    pattern: Annotated[str, typer.Argument(help="all (without extras), a name, or a pattern: 'compile:*', '*'.")] = "all",
+    pattern: Annotated[
+        str, typer.Argument(help="all (without extras), a name, or a pattern: 'compile:*', '*'.", autocompletion=options.BACKENDS)
+    ] = "all",
     long: Annotated[
         bool, typer.Option("--long", help="For each backend a summary, its costs, and when to choose it.", rich_help_panel=OUTPUT)
     ] = False,

@@ -32,7 +32,6 @@ app = typer.Typer(
     help="Compare softmax strategies on the GPU: checked, isolated, interleaved, in GB/s.",
     epilog=f"{RUN_EPILOG} gate, baseline and compare: 3 inconclusive or not comparable.",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,  # plain help takes half the time
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},

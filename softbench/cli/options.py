@@ -7,7 +7,9 @@ from typing import Annotated
 
 import typer
 
+from softbench.cli import completion
 from softbench.cli.panels import ADVANCED, HOW_LONG, JUDGE, OUTPUT, WHAT, WHERE
+from softbench.core.case import DTYPES, TIMERS, Direction
 
 BASELINES = Path("results") / "baselines"
 RUN_EPILOG = (
@@ -20,22 +22,38 @@ GATE_EPILOG = (
 )
 
 
-def _option(panel: str, help: str, *names: str, default: str | bool = True, metavar: str | None = None) -> typer.models.OptionInfo:
-    """An option of a panel. `default` is the shown text if the default is not a value of the option."""
-    option: typer.models.OptionInfo = typer.Option(*names, help=help, rich_help_panel=panel, show_default=default, metavar=metavar)
+def _option(
+    panel: str, help: str, *names: str, default: str | bool = True, metavar: str | None = None, complete: completion.Completer | None = None
+) -> typer.models.OptionInfo:
+    """An option of a panel. `default` is the shown text if the default is not a value of the option; `complete` is for the shell."""
+    option: typer.models.OptionInfo = typer.Option(
+        *names, help=help, rich_help_panel=panel, show_default=default, metavar=metavar, autocompletion=complete
+    )
     return option
 
 
+BACKENDS = completion.several(completion.patterns)
+BACKEND = completion.one(completion.backends)
+DTYPE = completion.several(completion.fixed(*DTYPES))
+DIRECTION = completion.several(completion.fixed(*(direction.value for direction in Direction)))
+
 Backends = Annotated[
     list[str] | None,
-    _option(WHAT, "Names or patterns such as torch,compile:*. The yardstick copy is always added.", default="all without extras"),
+    _option(
+        WHAT,
+        "Names or patterns such as torch,compile:*. The yardstick copy is always added.",
+        default="all without extras",
+        complete=BACKENDS,
+    ),
 ]
 Rows = Annotated[
     list[str] | None, _option(WHAT, "Rows: 4096, or 256,1024, or 256:8192:256, or 256:65536:*2.", "--M", default="of --config")
 ]
 Columns = Annotated[list[str] | None, _option(WHAT, "Columns, the reduced axis; written like --M.", "--N", default="of --config")]
-Dtype = Annotated[list[str] | None, _option(WHAT, "fp32, fp16, bf16, or several: fp32,bf16.", default="fp32")]
-Directions = Annotated[list[str] | None, _option(WHAT, "forward, backward, both (through autograd), or several.", default="forward")]
+Dtype = Annotated[list[str] | None, _option(WHAT, "fp32, fp16, bf16, or several: fp32,bf16.", default="fp32", complete=DTYPE)]
+Directions = Annotated[
+    list[str] | None, _option(WHAT, "forward, backward, both (through autograd), or several.", default="forward", complete=DIRECTION)
+]
 Config = Annotated[
     str | None,
     _option(
@@ -43,6 +61,7 @@ Config = Annotated[
         "A configuration: tutorial, powers, frontier, small, strategies, gate, cpu, or a TOML file. Flags override it.",
         metavar="NAME|FILE",
         default="tutorial; cpu without a GPU",
+        complete=completion.one(completion.configurations),
     ),
 ]
 Plugin = Annotated[
@@ -51,7 +70,10 @@ Plugin = Annotated[
         WHAT, "A Python file that defines backends; softbench runs its code. NAME= renames its backend. Repeatable.", metavar="[NAME=]FILE"
     ),
 ]
-Device = Annotated[str | None, _option(ADVANCED, "auto, cpu, cuda or cuda:K.", default="auto")]
+Device = Annotated[
+    str | None,
+    _option(ADVANCED, "auto, cpu, cuda or cuda:K.", default="auto", complete=completion.one(completion.fixed("auto", "cpu", "cuda"))),
+]
 Seed = Annotated[int | None, _option(ADVANCED, "Seed of the inputs.", default="0")]
 Timeout = Annotated[
     list[str] | None,
@@ -71,10 +93,34 @@ Quick = Annotated[bool, _option(HOW_LONG, "A short run: three short rounds and, 
 Output = Annotated[Path, _option(WHERE, "Folder of the results.", "-o", "--output")]
 Resume = Annotated[bool, _option(WHERE, "Continue the newest interrupted run of these settings in that folder.", "--resume", default=False)]
 DryRun = Annotated[bool, _option(WHERE, "Show the cells and the estimated time; measure nothing.", "--dry-run", default=False)]
-RelativeTo = Annotated[str | None, _option(ADVANCED, "The reference backend of the speed-ups.", default="torch")]
-Timer = Annotated[str | None, _option(ADVANCED, "Timer of the median on a GPU: do_bench, device, graph or host.", default="do_bench")]
-L2 = Annotated[str | None, _option(ADVANCED, "cold flushes the GPU's L2 before every timed call; warm does not.", default="cold")]
-Profile = Annotated[str | None, _option(ADVANCED, "off skips the device and host time of a call, for shorter runs.", default="on")]
+RelativeTo = Annotated[str | None, _option(ADVANCED, "The reference backend of the speed-ups.", default="torch", complete=BACKEND)]
+Timer = Annotated[
+    str | None,
+    _option(
+        ADVANCED,
+        "Timer of the median on a GPU: do_bench, device, graph or host.",
+        default="do_bench",
+        complete=completion.one(completion.fixed(*TIMERS)),
+    ),
+]
+L2 = Annotated[
+    str | None,
+    _option(
+        ADVANCED,
+        "cold flushes the GPU's L2 before every timed call; warm does not.",
+        default="cold",
+        complete=completion.one(completion.fixed("cold", "warm")),
+    ),
+]
+Profile = Annotated[
+    str | None,
+    _option(
+        ADVANCED,
+        "off skips the device and host time of a call, for shorter runs.",
+        default="on",
+        complete=completion.one(completion.fixed("on", "off")),
+    ),
+]
 Quiet = Annotated[bool, _option(OUTPUT, "Print only errors and the result: no progress, no notes.", "-q", "--quiet", default=False)]
 Verbose = Annotated[
     bool,
@@ -95,9 +141,9 @@ Pattern = Annotated[
         default="all",
     ),
 ]
-CheckDtype = Annotated[list[str] | None, _option(WHAT, "fp32, fp16, bf16, or several.", default="fp32,fp16,bf16")]
+CheckDtype = Annotated[list[str] | None, _option(WHAT, "fp32, fp16, bf16, or several.", default="fp32,fp16,bf16", complete=DTYPE)]
 CheckDirections = Annotated[
-    list[str] | None, _option(WHAT, "forward, backward, both, or several of them.", default="forward,backward,both")
+    list[str] | None, _option(WHAT, "forward, backward, both, or several of them.", default="forward,backward,both", complete=DIRECTION)
 ]
 FindingsJson = Annotated[Path | None, _option(OUTPUT, "Write the findings as JSON; - is stdout, without the table.", metavar="FILE|-")]
 FindingsJunit = Annotated[Path | None, _option(OUTPUT, "Write the findings as JUnit XML.", metavar="FILE")]
@@ -117,9 +163,14 @@ Baseline = Annotated[
     str | None,
     _option(JUDGE, "A saved baseline or a file to compare with; with --candidate it shows how much processes differ.", metavar="NAME|FILE"),
 ]
-Candidate = Annotated[str | None, _option(JUDGE, "A backend to measure now and compare with --reference.", metavar="NAME")]
+Candidate = Annotated[
+    str | None, _option(JUDGE, "A backend to measure now and compare with --reference.", metavar="NAME", complete=BACKEND)
+]
 Reference = Annotated[
-    str | None, _option(JUDGE, "The reference backend of --candidate and --self-test.", metavar="NAME", default="torch with --self-test")
+    str | None,
+    _option(
+        JUDGE, "The reference backend of --candidate and --self-test.", metavar="NAME", default="torch with --self-test", complete=BACKEND
+    ),
 ]
 SelfTest = Annotated[
     bool,

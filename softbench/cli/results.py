@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from softbench.cli import options
 from softbench.cli.actions import note, printed, read, wrote_to_stdout
 from softbench.cli.options import ResultsFile
 from softbench.cli.panels import OUTPUT, WHAT, PanelCommand
@@ -34,12 +35,19 @@ def register(app: typer.Typer) -> None:
 def show(
     file: ResultsFile,
     backends: Annotated[
-        list[str] | None, typer.Option(help="Names or patterns such as torch,compile:*. The yardstick stays.", rich_help_panel=WHAT)
+        list[str] | None,
+        typer.Option(
+            help="Names or patterns such as torch,compile:*. The yardstick stays.", rich_help_panel=WHAT, autocompletion=options.BACKENDS
+        ),
     ] = None,
     M: Annotated[list[str] | None, typer.Option("--M", help="Rows: 4096, or 256,1024, or 256:8192:256.", rich_help_panel=WHAT)] = None,
     N: Annotated[list[str] | None, typer.Option("--N", help="Columns; written like --M.", rich_help_panel=WHAT)] = None,
-    dtype: Annotated[list[str] | None, typer.Option(help="fp32, fp16, bf16, or several.", rich_help_panel=WHAT)] = None,
-    direction: Annotated[list[str] | None, typer.Option(help="forward, backward, both, or several.", rich_help_panel=WHAT)] = None,
+    dtype: Annotated[
+        list[str] | None, typer.Option(help="fp32, fp16, bf16, or several.", rich_help_panel=WHAT, autocompletion=options.DTYPE)
+    ] = None,
+    direction: Annotated[
+        list[str] | None, typer.Option(help="forward, backward, both, or several.", rich_help_panel=WHAT, autocompletion=options.DIRECTION)
+    ] = None,
     long: Annotated[
         bool, typer.Option("--long", help="One line per cell: latency, spread, samples, build, error over bound.", rich_help_panel=OUTPUT)
     ] = False,

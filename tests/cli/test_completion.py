@@ -1,0 +1,73 @@
+"""What the shell completes after Tab, without torch and within a moment."""
+
+import os
+import resource
+import subprocess
+import sys
+
+import pytest
+
+CODE = """
+import atexit, sys
+atexit.register(lambda: print("HEAVY", sorted({"torch", "numpy", "scipy", "matplotlib"} & set(sys.modules)), file=sys.stderr))
+sys.argv = ["softbench"]
+from softbench.cli.main import main
+main()
+"""
+PLUGIN = """
+raise SystemExit("completion must not run a plugin")
+def softmax(x): pass
+"""
+
+
+@pytest.fixture
+def complete(tmp_path):
+    """Completes the last word of a command line, as bash asks for it."""
+    (tmp_path / "mine.py").write_text(PLUGIN)
+
+    def ask(line: str) -> list[str]:
+        words = line.split(" ")
+        env = {**os.environ, "_SOFTBENCH_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
+        done = subprocess.run([sys.executable, "-c", CODE], cwd=tmp_path, env=env, capture_output=True, text=True, check=True)
+        assert done.stderr == "HEAVY []\n"
+        return done.stdout.split()
+
+    return ask
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("softbench ", ["run", "check", "show", "plot", "compare", "gate", "baseline", "list", "doctor", "inspect"]),
+        ("softbench run --dev", ["--device"]),
+        ("softbench run --backends nai", ["naive"]),
+        ("softbench run --backends torch,nai", ["torch,naive"]),
+        ("softbench run --plugin mine.py --backends min", ["mine"]),
+        ("softbench run --plugin new=mine.py --backends new", ["new"]),
+        ("softbench run --plugin none.py --backends nai", []),
+        ("softbench check --dtype fp32,", ["fp32,fp16", "fp32,bf16"]),
+        ("softbench gate --direction b", ["backward", "both"]),
+        ("softbench gate --candidate nai", ["naive"]),
+        ("softbench run --config t", ["tutorial"]),
+        ("softbench run --timer d", ["do_bench", "device"]),
+        ("softbench show --direction forward --dtype bf", ["bf16"]),
+        ("softbench inspect nai", ["naive"]),
+        ("softbench list al", ["all"]),
+    ],
+)
+def test_names_are_completed_without_torch(complete, line, expected):
+    assert complete(line) == expected
+
+
+def test_completion_takes_at_most_half_a_second_of_cpu(complete):
+    def once() -> float:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        complete("softbench run --backends ")
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+    assert min(once() for _ in range(3)) <= 0.5
+
+
+def test_help_offers_the_installation_of_completion(main):
+    assert "--install-completion" in main("--help")[1]
