@@ -14,6 +14,10 @@ from softbench.plugins.source import PluginSource
 PLACE = r"(?P<file>[^\s:()]+)[:(](?P<line>\d+)\)?(?::\d+)?"
 COMPILER_ERROR = re.compile(rf"^{PLACE}: (?:fatal |catastrophic )?error[^:\n]*: *(?P<text>.+)$", re.MULTILINE)
 """An error line of nvcc (`a.cu(3): error: ...`) or of gcc and clang (`a.cpp:3:5: error: ...`)."""
+ASSEMBLER_ERROR = re.compile(
+    r"^(?P<tool>ptxas|nvlink) +(?:(?P<file>\S+), line (?P<line>\d+); )?(?:error|fatal) *: *(?P<text>.+)$", re.MULTILINE
+)
+"""An error line of ptxas (`ptxas a.ptx, line 3; error   : ...`, or without a line) or nvlink."""
 SEARCHED = 1 << 16
 """Characters of a compiler's log that are searched."""
 
@@ -25,8 +29,11 @@ def compiler_error(error: BaseException) -> str:
     """
     for log in (str(error), *(getattr(error, name, None) for name in ("stderr", "stdout"))):
         text = log.decode(errors="replace") if isinstance(log, bytes) else log
-        if isinstance(text, str) and (found := COMPILER_ERROR.search(text[:SEARCHED])):
-            return f"{Path(found['file']).name}:{found['line']}: {found['text']}"
+        if not isinstance(text, str):
+            continue
+        if found := COMPILER_ERROR.search(text[:SEARCHED]) or ASSEMBLER_ERROR.search(text[:SEARCHED]):
+            place = f"{Path(found['file']).name}:{found['line']}" if found["file"] else found["tool"]
+            return f"{place}: {found['text']}"
     return _triton_error(error)
 
 

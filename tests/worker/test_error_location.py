@@ -90,6 +90,11 @@ def test_modules_of_a_plugins_package_are_user_code(tmp_path, monkeypatch):
         (NVCC, 'mine.cu:12: identifier "sum" is undefined'),
         (GCC, "mine.cpp:7: torch.h: No such file or directory"),
         ("default_program(3): error: expected a declaration\n1 error", "default_program:3: expected a declaration"),
+        (
+            "ptxas /tmp/mine.ptx, line 23; error   : Not a name of any known instruction: 'bogus'",
+            "mine.ptx:23: Not a name of any known instruction: 'bogus'",
+        ),
+        ("ptxas error   : Entry function 'f' uses too much shared data", "ptxas: Entry function 'f' uses too much shared data"),
         ("RuntimeError: in mine.cu: error: no line", ""),
         ("a normal message: error: none", ""),
     ],
