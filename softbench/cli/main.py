@@ -41,7 +41,7 @@ for commands in (run, check, results, gate, baseline, listing, doctor, inspect):
 
 
 @app.callback(invoke_without_command=True)
-def _version(version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
+def _version(version: Annotated[bool, typer.Option("-V", "--version", help="Print the version and exit.")] = False) -> None:
     if version:
         typer.echo(f"softbench {__version__}")
         raise typer.Exit

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from softbench.results.compare import Pair
     from softbench.results.rows import Row
 
+LATEST = Path("results") / "latest.csv"
 COMPARE_EPILOG = (
     "Exit codes: 0 fine; 1 with --exit-code, if a cell is worse; 2 usage or unreadable input; 3 other devices, or no common cell."
 )
@@ -33,7 +34,7 @@ def register(app: typer.Typer) -> None:
 
 
 def show(
-    file: ResultsFile,
+    file: ResultsFile = LATEST,
     backends: Annotated[
         list[str] | None,
         typer.Option(
@@ -115,7 +116,10 @@ def _show(rows: Sequence[Row], *, long: bool, costs: bool, markdown: bool) -> No
 
 
 def plot(
-    files: Annotated[list[Path], typer.Argument(help="One or several results CSVs; several are overlaid; - is stdin.")],
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(help="One or several results CSVs; several are overlaid; - is stdin.", show_default="results/latest.csv"),
+    ] = None,
     out: Annotated[Path | None, typer.Option("-o", "--out", "--output", help=".png, .svg or .pdf.", show_default="FILE with .png")] = None,
     costs: Annotated[bool, typer.Option("--costs", help="One bar per backend: its mean fraction of copy.")] = False,
 ) -> None:
@@ -123,6 +127,7 @@ def plot(
 
     Hollow points are doubtful. Of more than nine backends, the best, torch and compile have a colour; the others are grey.
     """
+    files = files or [LATEST]
     if costs and len(files) > 1:
         raise UsageError("plot --costs: draws one file at a time")
     if out is None and str(files[0]) == "-":

@@ -43,11 +43,12 @@ def select(
     """The backends of a run: the yardstick first (unless it is not needed), then the named ones in order. `flag` is named in errors.
 
     Names may also be `all` (as None: every backend but the extras) and shell patterns (`compile:*`). These may select unavailable
-    backends, which become rows with the reason. So does a plugin file that could not be loaded, whatever the names are; without the
-    yardstick, where nothing but the named backends has rows, it is an error.
+    backends, which become rows with the reason. A plugin file that could not be loaded becomes rows too, whatever the names are. Without
+    the yardstick it is an error, as then only the named backends have rows.
 
     Raises:
-        UsageError: two sources claim a name, a name or pattern is unknown, or a named backend cannot run here.
+        UsageError: two sources claim a name, a name or pattern is unknown, a named backend cannot run here,
+            or a plugin file could not be loaded and there is no yardstick.
     """
     by_name: dict[str, BackendInfo] = {}
     for info in infos:

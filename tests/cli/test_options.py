@@ -5,6 +5,7 @@ import re
 import pytest
 import typer
 
+from softbench import __version__
 from softbench.cli import options
 from softbench.cli.main import app
 from softbench.plan.config_file import shipped
@@ -112,3 +113,7 @@ def test_mistyped_commands_and_options_get_a_hint(main, words, part):
     code, _, text = main(*words)
     assert code == 2
     assert re.search(rf"(Did you mean|Possible options:) .*{part}", text), text
+
+
+def test_version_has_a_short_name(main):
+    assert main("-V") == main("--version") == (0, f"softbench {__version__}\n", "")

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -147,3 +148,13 @@ def test_selected_rows_can_be_read_again(main):
     again, warnings = read_csv(Path("some.csv"))
     assert warnings == []
     assert again == [row for row in read_csv(STRATEGIES)[0] if row.backend in ("copy", "cuda")]
+
+
+def test_show_and_plot_take_the_latest_results_by_default(main, tmp_path):
+    assert main("show") == (2, "", "softbench: results/latest.csv: No such file or directory\n")
+    (tmp_path / "results").mkdir()
+    shutil.copy(ROOT / "results" / "h200" / "odd.csv", tmp_path / "results" / "latest.csv")
+    assert main("show") == main("show", "results/latest.csv")
+    code, pictures, _ = main("plot")
+    assert code == 0
+    assert pictures.startswith("results/latest-forward-bf16-M1000000.png\n")
