@@ -76,7 +76,7 @@ def run(
         if not wrote_to_stdout(plan.document, json) and not quiet:
             _show_plan(plan)
         return
-    measured = measure(request, show=partial(_show, json=json))
+    measured = measure(request, show=partial(_show, json=json if str(json) == "-" else None))  # a file may be on the full disk too
     _report(measured, json)
     raise typer.Exit(exit_code(measured.records()))
 
