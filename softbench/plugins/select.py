@@ -47,8 +47,8 @@ def select(
     the yardstick it is an error, as then only the named backends have rows.
 
     Raises:
-        UsageError: two sources claim a name, a name or pattern is unknown, a named backend cannot run here,
-            or a plugin file could not be loaded and there is no yardstick.
+        UsageError: two sources claim a name, a name or pattern is unknown, or a named backend cannot run here.
+            Without the yardstick: a plugin file could not be loaded.
     """
     by_name: dict[str, BackendInfo] = {}
     for info in infos:
