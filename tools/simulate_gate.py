@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from softbench.gate import baseline_run, fresh_pairs, paired, unpaired
+from softbench.gate import baseline_run, fresh_pairs, paired, power, unpaired
 from softbench.gate.inference import proportion_bounds
 from softbench.gate.samples import CellKey, CellSamples, RoundMedian, RunSamples, join
 from softbench.gate.verdicts import GateReport, Rules
@@ -154,8 +154,8 @@ class Stored:
         first = unpaired.judge(self._sitting(self.keys, processes, new=True), self.base, rules)
 
         def fresh(keys: Sequence[CellKey]) -> RunSamples:
-            self.sets += baseline_run.SECOND_LOOK * processes
-            return self._sitting(keys, baseline_run.SECOND_LOOK * processes, new=True)
+            self.sets += power.SECOND_LOOK * processes
+            return self._sitting(keys, power.SECOND_LOOK * processes, new=True)
 
         return baseline_run.second_look(first, self.base, rules, fresh)
 

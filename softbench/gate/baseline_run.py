@@ -15,6 +15,7 @@ from softbench.core.errors import UsageError
 from softbench.gate import environment_match, unpaired
 from softbench.gate.ab_run import Measure, confirmation, samples_of
 from softbench.gate.fresh_pairs import controls_of
+from softbench.gate.power import SECOND_LOOK, finds_slowdown
 from softbench.gate.samples import CellKey, RunSamples
 from softbench.gate.verdicts import CORRECT, GateReport, Rules, State, Verdict, ranked
 from softbench.plan.settings import Layer
@@ -24,8 +25,6 @@ from softbench.run.request import Request
 
 SETTINGS = ("rounds", "max_rounds", "precision", "tick_us", "seed", "warmup_ms", "batch_ms", "timer", "l2")
 """The settings of a baseline that its new processes share."""
-SECOND_LOOK = 2
-"""The second look has this many times as many processes as the first."""
 
 
 def baseline_request(request: Request, base: RunSamples) -> Request:
@@ -105,7 +104,7 @@ def _suspicious(verdict: Verdict) -> bool:
 def plan_text(request: Request, base: RunSamples, rules: Rules) -> str:
     """What the comparison can find, as a sentence, before anything is measured."""
     settings = request.settings()
-    finds = unpaired.finds_slowdown(base, SECOND_LOOK * settings.processes, rules)
+    finds = finds_slowdown(base, SECOND_LOOK * settings.processes, rules)
     return (
         f"plan: {text.count(settings.processes, 'new process set')} of {text.count(settings.rounds, 'round')} against "
         f"{base.processes} processes of the baseline, then undecided cells again in {SECOND_LOOK * settings.processes} more; "

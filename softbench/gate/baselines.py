@@ -18,6 +18,7 @@ from softbench.core.outcome import Grade, Status
 from softbench.core.text import one_line, unknown
 from softbench.core.validate import NAME
 from softbench.gate import environment_match
+from softbench.gate.power import check_noise
 from softbench.gate.run_files import cell_key, from_document, load, positive, read
 from softbench.gate.samples import CellKey, CellSamples, RoundMedian, RunSamples, join
 from softbench.gate.unpaired import MIN_BASE, RECOMMENDED_BASE
@@ -34,14 +35,15 @@ def save(parts: Sequence[RunSamples], name: str, folder: Path = FOLDER, *, force
     Raises:
         UsageError: an invalid name, or one that exists without `force`.
         ResultsError: one run given twice, or the folder cannot be written.
-        InconclusiveError: too few processes (the message has the command that measures more), or runs of different machines or sweeps.
+        InconclusiveError: processes are too few or too noisy (the message has the command that measures more), or the runs are of different
+            machines or sweeps.
     """
     file = path_of(name, folder)
     if file.exists() and not force:
         raise UsageError(f"{file} exists already; take another name, or --force, or: softbench baseline promote NEW {name}")
     warnings = environment_match.one_machine(parts)
     joined = join(parts)
-    warnings += _check_processes(joined) + _check_one_sweep(joined)
+    warnings += _check_processes(joined) + _check_one_sweep(joined) + check_noise(joined)
     return _write(joined, name, file), warnings
 
 
@@ -52,10 +54,10 @@ def promote(candidate: str, name: str, folder: Path = FOLDER, allowed: Sequence[
 
     Raises:
         UsageError, ResultsError: the baseline is missing or damaged, or the folder cannot be written.
-        InconclusiveError: it comes from another machine than the baseline it replaces.
+        InconclusiveError: too few processes, or too noisy ones, or another machine than that of the baseline it replaces.
     """
     baseline, target = open_baseline(candidate, folder), path_of(name, folder)
-    warnings, previous = _check_processes(baseline), None
+    warnings, previous = _check_processes(baseline) + check_noise(baseline), None
     if target.exists():
         warnings += environment_match.check(baseline, open_baseline(str(target), folder), allowed)
         previous = path_of(f"{name}.previous", folder)

@@ -28,7 +28,6 @@ from softbench.gate.inference import (
     outlying,
     t_quantile,
     t_upper,
-    without_outliers,
 )
 from softbench.gate.samples import CellKey, CellSamples, RunSamples, yardstick
 from softbench.gate.verdicts import (
@@ -52,7 +51,6 @@ MIN_NEW = 3
 MARGIN = 0.05
 SAME_CHANGE = 0.01
 """A case's own copy and all copies changed alike if their log changes differ by at most this. A larger change of the machine is noted."""
-EXAMPLE_SUSPECTS = 10
 SITTING_SD = 0.003
 """The assumed standard deviation between sittings if the baseline has one sitting: as much as between processes of a quiet GPU."""
 
@@ -97,17 +95,19 @@ def sitting_sd(base: RunSamples) -> float:
     return SITTING_SD if own is None else max(own, PROCESS_SD_FLOOR)
 
 
+def process_values(runs: RunSamples) -> dict[CellKey, dict[int, float]]:
+    """For each cell and process: the log of its median, less the change of copy. Outlying processes are left out."""
+    changes = _copy_changes(runs, runs)[0]
+    measured = {key: samples for key, samples in runs.cells.items() if key.backend != YARDSTICK and samples.status == "ok"}
+    return {key: _without_outlying(_normalised(samples, changes)) for key, samples in measured.items()}
+
+
 def sitting_sd_of(runs: RunSamples) -> float | None:
     """The standard deviation between the sittings of runs, over all cells; None if they do not show it."""
     if len(runs.by_sitting) < 2:
         return None
-    changes = _copy_changes(runs, runs)[0]
-    cells = []
-    for key, samples in runs.cells.items():
-        if key.backend != YARDSTICK and samples.status == "ok":
-            kept = _without_outlying(_normalised(samples, changes))
-            cells.append([[kept[process] for process in sitting if process in kept] for sitting in runs.by_sitting])
-    return between_groups_sd(cells)
+    cells = process_values(runs).values()
+    return between_groups_sd([[kept[process] for process in sitting if process in kept] for sitting in runs.by_sitting] for kept in cells)
 
 
 def _machine_change(copy_changes: Sequence[Mapping[int, float]]) -> float:
@@ -147,24 +147,6 @@ def next_step(report: GateReport, new: RunSamples, base: RunSamples) -> str:
         more = shlex.join(["softbench", "gate", "--baseline", base.source, *new.plugin_flags, "--processes", str(2 * new.processes)])
         return f"measure more processes, on a machine that does nothing else: {more}"
     return ""
-
-
-def finds_slowdown(base: RunSamples, new_processes: int, rules: Rules) -> float:
-    """The slowdown that this many new processes find with probability .95 among ten undecided cells: the median over the cells.
-
-    The spread between processes and between sittings is the baseline's.
-    """
-    changes = _copy_changes(base, base)[0]
-    ok = [samples for key, samples in base.cells.items() if key.backend != YARDSTICK and samples.status == "ok"]
-    values = [without_outliers(list(_normalised(samples, changes).values())) for samples in ok]
-    spreads = moderate([[each] for each in values if len(each) > 1])
-    if not spreads:
-        return math.nan
-    spread = median(spread.process_sd for spread in spreads)
-    sittings = sitting_sd(base) * math.sqrt(1 + 1 / len(base.by_sitting))
-    error = math.hypot(spread * math.sqrt(1 / new_processes + 1 / base.processes), sittings)
-    quantiles = t_quantile(1 - rules.alpha / EXAMPLE_SUSPECTS, math.inf) + t_quantile(0.95, math.inf)
-    return math.expm1(math.log1p(rules.margin) + quantiles * error)
 
 
 def require_base(base: RunSamples) -> None:

@@ -9,7 +9,7 @@ from gating import cell_samples, dice, key, stored, stored_run
 from simulate_gate import STORED, Noise, Stored, families
 
 from softbench.core.errors import InconclusiveError, UsageError
-from softbench.gate import baseline_run, unpaired
+from softbench.gate import baseline_run, power, unpaired
 from softbench.gate.inference import proportion_bounds
 from softbench.gate.verdicts import Rules, State
 from softbench.run.request import Request
@@ -85,7 +85,7 @@ def test_a_backend_that_is_gone_is_named_with_its_flag(tmp_path):
 def test_the_plan_says_what_it_finds():
     base = Stored(np.random.default_rng(1), Noise(tau=0.01), 40).base
     request = baseline_run.baseline_request(asked(), base)
-    found = unpaired.finds_slowdown(base, 6, RULES)
+    found = power.finds_slowdown(base, 6, RULES)
     plan = baseline_run.plan_text(request, base, RULES)
     assert "3 new process sets of 3 rounds against 10 processes of the baseline, then undecided cells again in 6 more" in plan
     assert f"finds a slowdown of {found:.0%} with probability .95" in plan

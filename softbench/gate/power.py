@@ -1,0 +1,69 @@
+"""What a comparison with a baseline can find. A run in which it finds nothing makes no baseline."""
+
+from __future__ import annotations
+
+import math
+from statistics import median
+
+from softbench.core import text
+from softbench.core.errors import InconclusiveError
+from softbench.gate.inference import moderate, t_quantile
+from softbench.gate.samples import CellKey, RunSamples
+from softbench.gate.unpaired import MARGIN, MIN_NEW, RECOMMENDED_BASE, process_values, sitting_sd
+from softbench.gate.verdicts import AMBIGUOUS_UP_TO, Rules, launch_bound
+
+SECOND_LOOK = 2
+"""The second look has this many times as many processes as the first."""
+LARGEST_MARGIN = 1.0
+"""The largest margin that the gate takes. A slowdown that is found only beyond it is found with no margin."""
+EXAMPLE_SUSPECTS = 10
+
+
+def slowdowns_found(base: RunSamples, new_processes: int, rules: Rules) -> dict[CellKey, float]:
+    """For each cell the slowdown that this many new processes find with probability .95 among ten undecided cells.
+
+    The spread between processes and between sittings is the baseline's. Cells of one process, or without copy, are left out.
+    """
+    values = {key: list(each.values()) for key, each in process_values(base).items() if len(each) > 1}
+    sittings = sitting_sd(base) * math.sqrt(1 + 1 / len(base.by_sitting))
+    quantiles = t_quantile(1 - rules.alpha / EXAMPLE_SUSPECTS, math.inf) + t_quantile(0.95, math.inf)
+    found = {}
+    for key, spread in zip(values, moderate([[each] for each in values.values()]), strict=True):
+        error = math.hypot(spread.process_sd * math.sqrt(1 / new_processes + 1 / base.processes), sittings)
+        found[key] = math.expm1(min(math.log1p(rules.margin) + quantiles * error, 700.0))  # exp(710) is no float
+    return found
+
+
+def finds_slowdown(base: RunSamples, new_processes: int, rules: Rules) -> float:
+    """The median of `slowdowns_found` over the cells; NaN if the baseline shows no spread."""
+    return median(slowdowns_found(base, new_processes, rules).values() or [math.nan])
+
+
+def check_noise(base: RunSamples) -> list[str]:
+    """Warnings about cells in which the gate's default plan finds large slowdowns only.
+
+    Advisory cells do not count, since they never change the gate's decision.
+
+    Raises:
+        InconclusiveError: the plan finds no slowdown up to LARGEST_MARGIN, in more cells than may be ambiguous. The gate would be
+            inconclusive about unchanged code.
+    """
+    rules, device = Rules(margin=MARGIN), base.environment.get("device")
+    found = slowdowns_found(base, SECOND_LOOK * MIN_NEW, rules)
+    medians = {key: base.cells[key].medians_us().values() for key in found}
+    gated = {key: finds for key, finds in found.items() if not launch_bound(median(medians[key]), device, base.cells[key])}
+    for limit, refused in ((LARGEST_MARGIN, True), (AMBIGUOUS_UP_TO, False)):
+        noisy = sorted((key for key, finds in gated.items() if finds > limit), key=lambda key: -gated[key])
+        if not noisy or (refused and len(noisy) <= rules.most_ambiguous * len(gated)):
+            continue
+        fastest, slowest = (text.micros(extreme(medians[noisy[0]])) for extreme in (min, max))
+        message = (
+            f"{base.source}: {'too noisy for a baseline' if refused else 'noisy'}: the processes of {len(noisy)} of "
+            f"{text.count(len(gated), 'cell')} differ so much that the gate may miss a slowdown of {limit:.0%} there "
+            f"(most: {noisy[0].backend} {noisy[0].case}, {fastest} to {slowest}); to find smaller ones, measure on a machine that does "
+            f"nothing else, with more processes: {base.more_processes(max(RECOMMENDED_BASE, 2 * base.processes))}"
+        )
+        if refused:
+            raise InconclusiveError(message)
+        return [message]
+    return []
