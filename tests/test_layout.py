@@ -73,7 +73,6 @@ COVERED_BY = {
     "cli/gate_outputs": "cli/test_gate.py",
     "cli/inspect": "run/test_inspect.py",
     "cli/listing": "cli/test_main.py",
-    "cli/output": "cli/test_main.py",
     "cli/run": "run/test_run.py",
     "report/check_report": "run/test_check.py",
     "report/forest_plot": "cli/test_gate.py",

@@ -12,9 +12,11 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
+from rich.cells import cell_len
 from rich.console import Console, ConsoleDimensions, Group, RenderableType
 from rich.measure import Measurement
 from rich.table import Table
+from rich.text import Text
 
 from softbench.cli import verbosity
 from softbench.core.errors import Interrupted
@@ -61,9 +63,17 @@ def _min_width(renderable: RenderableType, target: Console) -> int:
         return 0
     unlimited = target.options.update(width=LOG_WIDTH)
     for column in renderable.columns:
-        width = max((Measurement.get(target, unlimited, cell).maximum for cell in (column.header, *column.cells)), default=0)
+        cells = (column.header, *column.cells)
+        if column.no_wrap and all(isinstance(cell, str | Text) for cell in cells):
+            column.width = max(map(_width, cells))  # with a given width rich does not measure each cell twice more
+            continue
+        width = max((Measurement.get(target, unlimited, cell).maximum for cell in cells), default=0)
         column.min_width = width if column.no_wrap else min(width, MIN_FOLDED)
     return Measurement.get(target, unlimited, renderable).minimum
+
+
+def _width(cell: RenderableType) -> int:
+    return cell.cell_len if isinstance(cell, Text) else cell_len(str(cell))
 
 
 def counter(unit: str) -> Callable[[int, int], None]:

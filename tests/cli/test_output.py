@@ -1,0 +1,60 @@
+"""The work of commands that read results grows with the cells of the file, not with their square."""
+
+import random
+import sys
+
+import pytest
+from gating import cell_samples, run_samples, write_run
+
+from softbench.gate.samples import CellKey
+
+CALLS_PER_CELL = 7000
+"""`show --long` has 17 columns. It made 12000 calls a cell when rich measured each cell of a table four times."""
+
+
+def results(folder, cells, name, *, seed):
+    """Five backends on some N and a quarter as many M."""
+    rng, found = random.Random(seed), {}
+    for i in range(cells // 5):
+        for backend in ("copy", "a", "b", "c", "d"):
+            times = [(20 * (1 + rng.gauss(0, 0.003)),) for _ in range(5)]
+            found[CellKey(backend, "forward", "bf16", 256 * (1 + i % 5), 128 * (1 + i // 5))] = cell_samples(*times)
+    return write_run(folder, run_samples(found, source=name), name=name)
+
+
+def calls(main, *arguments):
+    """The calls of functions, of Python and C, that a command makes; they are the same on a busy machine."""
+    count = 0
+
+    def observe(frame, event, argument):
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(observe)
+    try:
+        code = main(*arguments)[0]
+    finally:
+        sys.setprofile(None)
+    assert code == 0
+    return count
+
+
+COMMANDS = {
+    "show": ("show", "A"),
+    "show --long": ("show", "--long", "A"),
+    "show --markdown": ("show", "--markdown", "A"),
+    "show --costs": ("show", "--costs", "A"),
+    "compare": ("compare", "A", "B"),
+    "gate": ("gate", "A", "--baseline", "B"),
+    "plot": ("plot", "A", "-o", "plot.png"),
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_work_grows_linearly_with_the_cells(main, tmp_path, command):
+    counts = []
+    for cells in (25, 200, 800):  # the first fills caches and imports modules
+        files = {name: results(tmp_path, cells, f"{name}{cells}", seed=seed) for seed, name in enumerate("AB")}
+        counts.append(calls(main, *(files.get(argument, argument) for argument in COMMANDS[command])))
+    assert counts[2] < 5 * counts[1]
+    assert (counts[2] - counts[1]) / 600 < CALLS_PER_CELL
