@@ -33,7 +33,6 @@ COVERED_BY = {
     "plugins/info": "plugins/test_select.py",
     "plugins/load": "plugins/test_select.py",
     "plugins/source": "plugins/test_select.py",
-    "plugins/static_scan": "adversarial/test_hostile_names.py",
     "plugins/traits": "worker/test_rotating_inputs.py",
     "plan/config_file": "plan/test_settings.py",
     "plan/flags": "plan/test_settings.py",

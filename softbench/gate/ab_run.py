@@ -113,6 +113,10 @@ def judge(
         run = measure(request)
     except UsageError as error:
         raise UsageError(str(error).replace("--backends", "--candidate, --reference", 1)) from None
+    for flag, name in (("--candidate", candidate), ("--reference", reference)):
+        if name not in run.header["backends"]:
+            measured = ", ".join(map(str, run.header["backends"]))
+            raise UsageError(f"{flag} {name}: names a plugin source and no backend; name one of its backends; measured were {measured}")
     screened = samples_of(run)
     notes = [f"measured: {run.csv}"] + (environment_match.check(screened, base, allowed) if base else [])
     process_sds = paired.spreads(base, reference, candidate) if base else None

@@ -27,8 +27,20 @@ def needed(sources: Sequence[PluginSource], names: Sequence[str] | None) -> tupl
 
 
 def missing(infos: Iterable[BackendInfo], names: Sequence[str] | None) -> bool:
-    """True if one of the names belongs to no info."""
-    return not {info.name for info in infos}.issuperset(names or ())
+    """True if one of the names belongs to no info, and to no plugin source of one."""
+    infos = list(infos)
+    return not {name for info in infos for name in (info.name, *_label(info))}.issuperset(names or ())
+
+
+def _label(info: BackendInfo) -> tuple[str, ...]:
+    """The name of a plugin's source, which selects all its backends. It is what `softbench list` has of a plugin that it cannot read."""
+    return () if info.origin.own else (info.origin.label,)
+
+
+def of_source(infos: Iterable[BackendInfo], name: str) -> list[BackendInfo]:
+    """The backends of the plugin source of this name; empty if there is none, or if a backend has the name."""
+    infos = list(infos)
+    return [] if any(info.name == name for info in infos) else [info for info in infos if name in _label(info)]
 
 
 def unknown_names(infos: Iterable[BackendInfo], names: Sequence[str] | None) -> list[str]:
@@ -42,9 +54,9 @@ def select(
 ) -> tuple[BackendInfo, ...]:
     """The backends of a run: the yardstick first (unless it is not needed), then the named ones in order. `flag` is named in errors.
 
-    Names may also be `all` (as None: every backend but the extras) and shell patterns (`compile:*`). These may select unavailable
-    backends, which become rows with the reason. A plugin file that could not be loaded becomes rows too, whatever the names are. Without
-    the yardstick it is an error, as then only the named backends have rows.
+    Names may also be `all` (as None: every backend but the extras), shell patterns (`compile:*`), and the name of a plugin source for its
+    backends. `all` and patterns may select unavailable backends, which become rows with the reason. A plugin file that could not be
+    loaded becomes rows too, whatever the names are. Without the yardstick it is an error, as then only the named backends have rows.
 
     Raises:
         UsageError: two sources claim a name, a name or pattern is unknown, or a named backend cannot run here.
@@ -60,7 +72,8 @@ def select(
         if name == ALL or WILDCARDS & set(name):
             chosen += matching(by_name.values(), name)
         else:
-            chosen.append(_named(name, by_name, infos, flag))
+            names_of = [info.name for info in of_source(infos, name)] or [name]
+            chosen += [_named(each, by_name, infos, flag) for each in names_of]
     first = [by_name[YARDSTICK]] if yardstick and YARDSTICK in by_name else []
     lost = not_loaded(infos)
     if lost and not yardstick:
@@ -79,7 +92,7 @@ def not_loaded_text(info: BackendInfo) -> str:
 
 
 def matching(infos: Iterable[BackendInfo], pattern: str) -> list[BackendInfo]:
-    """The infos that `all`, a name or a pattern selects.
+    """The infos that `all`, a name, a pattern or the name of a plugin source selects.
 
     Raises:
         UsageError: nothing matches.
@@ -87,7 +100,7 @@ def matching(infos: Iterable[BackendInfo], pattern: str) -> list[BackendInfo]:
     infos = list(infos)
     if pattern == ALL:
         return [info for info in infos if not info.extra]
-    if not (found := [info for info in infos if fnmatchcase(info.name, pattern)]):
+    if not (found := [info for info in infos if fnmatchcase(info.name, pattern)] or of_source(infos, pattern)):
         known = _known(pattern, infos)
         hint = did_you_mean(pattern, known)
         raise UsageError(

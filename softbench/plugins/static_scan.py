@@ -1,8 +1,10 @@
-"""The static scan: reads a plugin file's source for its backends' names without running it."""
+"""The static scan: reads a plugin's source for its backends' names without running it."""
 
 from __future__ import annotations
 
 import ast
+from collections.abc import Collection
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 from softbench.core.text import one_line
@@ -10,34 +12,59 @@ from softbench.core.validate import NAME
 from softbench.plugins.info import BackendInfo
 from softbench.plugins.source import PluginSource
 
+ASSIGNED = ("backend", "backends")
+"""The names under which a file has its backends."""
 LOAD = "not imported, as that runs its code; with --load it is"
 
 
 def at(source: PluginSource) -> list[BackendInfo]:
     """The infos of a plugin source by static scan; at least one, with the source's label."""
+    file = Path(source.target)
+    targets: Collection[str] = ASSIGNED
     if source.kind != "file":
-        return [BackendInfo(source.label, source, summary=LOAD, loaded=False)]
+        module, _, attribute = source.target.partition(":")
+        found_file, targets = _module_file(module), (attribute,)
+        if found_file is None:
+            return [_unread(source)]
+        file = found_file
     try:
-        tree = ast.parse(Path(source.target).read_bytes())
+        tree = ast.parse(file.read_bytes())
     except OSError as error:
         return [BackendInfo(source.label, source, broken=f"import: {error.strerror}", loaded=False)]
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # errors of `ast.parse` for other texts than Python
         file = Path(source.target).name
         line = f"SyntaxError: {error.msg} ({file}:{error.lineno})" if isinstance(error, SyntaxError) else f"{type(error).__name__} ({file})"
         return [BackendInfo(source.label, source, broken=f"import: {one_line(line)}", loaded=False)]
-    found = _backends(tree) or _functions(tree, source.label)
+    found = _backends(tree, targets) or (_functions(tree, source.label) if source.kind == "file" else {})
     if not found:
-        return [BackendInfo(source.label, source, summary=f"its source does not state its backends' names; {LOAD}", loaded=False)]
+        return [_unread(source)]
     names = {name: f"{source.alias}.{name}" if len(found) > 1 else source.alias for name in found} if source.alias else {}
     return [BackendInfo(names.get(name, name), source, summary=f"{text} ({LOAD})".strip(), loaded=False) for name, text in found.items()]
 
 
-def _backends(tree: ast.Module) -> dict[str, str]:
-    """Names and first docstring lines of the objects assigned to `backend` or `backends`; empty if one cannot be read."""
+def _unread(source: PluginSource) -> BackendInfo:
+    text = f"its source does not state its backends' names; {source.label} selects all of them ({LOAD})"
+    return BackendInfo(source.label, source, summary=text, loaded=False)
+
+
+def _module_file(module: str) -> Path | None:
+    """The source file of a module, found without importing its package; None if there is none."""
+    folders, file = None, None
+    parts = module.split(".")
+    for depth in range(len(parts)):
+        spec = PathFinder.find_spec(".".join(parts[: depth + 1]), folders)
+        if spec is None:
+            return None
+        folders, file = spec.submodule_search_locations, spec.origin
+    return Path(file) if file and file.endswith(".py") else None
+
+
+def _backends(tree: ast.Module, targets: Collection[str]) -> dict[str, str]:
+    """Names and first docstring lines of the objects assigned to one of the targets; empty if one cannot be read."""
     classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
     found: dict[str, str] = {}
     for node in tree.body:
-        if not isinstance(node, ast.Assign) or not any(isinstance(t, ast.Name) and t.id in ("backend", "backends") for t in node.targets):
+        if not isinstance(node, ast.Assign) or not any(isinstance(t, ast.Name) and t.id in targets for t in node.targets):
             continue
         for made in node.value.elts if isinstance(node.value, ast.List | ast.Tuple) else [node.value]:
             made_of = classes.get(made.func.id) if isinstance(made, ast.Call) and isinstance(made.func, ast.Name) else None
@@ -52,7 +79,7 @@ def _functions(tree: ast.Module, label: str) -> dict[str, str]:
     """The backend of a file that defines the function `softmax` and assigns no backend; else empty."""
     targets = {getattr(target, "id", "") for node in tree.body if isinstance(node, ast.Assign) for target in node.targets}
     for node in tree.body:
-        if isinstance(node, ast.FunctionDef) and node.name == "softmax" and not targets & {"backend", "backends"}:
+        if isinstance(node, ast.FunctionDef) and node.name == "softmax" and not targets.intersection(ASSIGNED):
             return {label: one_line((ast.get_docstring(node) or ast.get_docstring(tree) or "").partition("\n")[0])}
     return {}
 

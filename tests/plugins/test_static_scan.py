@@ -1,0 +1,91 @@
+"""A package whose entry point has another name than its backend: `list` and `run` know both names."""
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from softbench.plugins import static_scan
+from softbench.plugins.source import PluginSource
+
+PACKAGE = '''
+"""A package with a backend."""
+print("its code runs")
+
+
+class Mine:
+    """The softmax of a package."""
+
+    name = "my-softmax"
+
+    def available(self):
+        return None
+
+    def supports(self, case):
+        return None
+
+    def prepare(self, case):
+        import torch
+
+        return lambda x: torch.softmax(x, -1)
+
+
+{assigned}
+'''
+STATED = "offered = Mine()"
+COMPUTED = "offered = [Mine(), *[]]"
+
+
+@pytest.fixture
+def package(cli):
+    """Installs the package `mypack`, whose entry point `mine` is `mypack.inner:offered`; returns the command line that finds it."""
+
+    def install(assigned):
+        folder = cli.folder / "site"
+        info = folder / "mypack-1.0.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mypack\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text("[softbench.backends]\nmine = mypack.inner:offered\n")
+        (folder / "mypack").mkdir()
+        (folder / "mypack" / "__init__.py").write_text("print('its code runs')")
+        (folder / "mypack" / "inner.py").write_text(PACKAGE.format(assigned=assigned))
+        cli.env["PYTHONPATH"] = str(folder)
+        return cli
+
+    return install
+
+
+def listed(done):
+    assert done.returncode == 0, done.stderr
+    assert "its code runs" not in done.stdout + done.stderr
+    return [line.split()[0] for line in done.stdout.splitlines() if "[mypack 1.0]" in line]
+
+
+@pytest.mark.parametrize("assigned", [STATED, COMPUTED])
+def test_list_and_run_take_the_same_names(package, assigned):
+    """`list` named the backend by its entry point, and `run` refused that name."""
+    softbench = package(assigned)
+    names = listed(softbench("list", "*")) + listed(softbench("list", "mine"))
+    assert names == ["my-softmax"] * 2 if assigned == STATED else ["mine"] * 2
+    for name in {*names, "mine", "my-softmax"}:
+        done = softbench("run", "--device", "cpu", "--M", "4", "--N", "8", "--quick", "--backends", name)
+        assert done.returncode == 0, done.stderr
+        with Path(softbench.folder, "results", "latest.csv").open() as file:
+            assert [row["backend"] for row in csv.DictReader(file)] == ["copy", "my-softmax"]
+    assert listed(softbench("list", "mine", "--load")) == ["my-softmax"]
+
+
+def test_the_gate_wants_the_backends_own_name(package):
+    sweep = ("--device", "cpu", "--M", "4", "--N", "8", "--rounds", "6")
+    done = package(STATED)("gate", "--candidate", "mine", "--reference", "torch", *sweep)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1] == (
+        "softbench: --candidate mine: names a plugin source and no backend; name one of its backends; measured were my-softmax, torch"
+    )
+
+
+@pytest.mark.parametrize("target", ["nothing_there:b", "nothing.there:b", "json:loads", "sys:b", ":", "softbench.core.text:x.y"])
+def test_a_package_that_cannot_be_read_has_its_sources_name(target):
+    (info,) = static_scan.at(PluginSource("entry point", "mine", target, "mypack 1.0"))
+    assert (info.name, info.loaded, info.broken) == ("mine", False, "")
+    assert "its source does not state its backends' names; mine selects all of them" in info.summary
