@@ -22,6 +22,7 @@ from softbench.report import markdown
 from softbench.results import labels
 from softbench.results.rows import IMPLAUSIBLE, Row
 
+SIGNS = "~*!"
 DETAILS = (3, 2, 1)  # numbers of a cell: bandwidth, % of copy, speed-up
 SEPARATOR = " ┃ "  # between the columns of a rich table
 WIDE = 12  # backends; a Markdown table of more has a row per backend
@@ -146,26 +147,31 @@ def _unit(section: Section) -> tuple[str, float]:
 def _grid(section: Section, detail: int, *, turned: bool) -> _Grid:
     """The section with a line per shape, or a line per backend if `turned`."""
     names = section.ranked() if turned else section.backends
-    signed = any(doubtful(row) for row in section.rows)
     factor = _unit(section)[1]
 
-    def column(keys: Iterable[tuple[int, str]]) -> list[Text]:
-        return _aligned([_cell(section.cells.get(key), detail, section.fastest.get(key[0]), factor, signed=signed) for key in keys])
+    def column(head: str, keys: Iterable[tuple[int, str]]) -> tuple[str, list[Text]]:
+        cells = [_cell(section.cells.get(key), detail, section.fastest.get(key[0]), factor) for key in keys]
+        return head, _aligned(cells, cell_len(head))
 
     if turned:
-        return _Grid("backend", names, [(f"{section.axis}={N}", column((N, name) for name in names)) for N in section.shapes])
-    return _Grid(section.axis, list(map(str, section.shapes)), [(name, column((N, name) for N in section.shapes)) for name in names])
+        return _Grid("backend", names, [column(f"{section.axis}={N}", ((N, name) for name in names)) for N in section.shapes])
+    return _Grid(section.axis, list(map(str, section.shapes)), [column(name, ((N, name) for N in section.shapes)) for name in names])
 
 
-def _aligned(cells: Sequence[_Cell]) -> list[Text]:
-    """A column's cells, with each number below its like."""
+def _aligned(cells: Sequence[_Cell], least: int) -> list[Text]:
+    """A column's cells, at least this wide, with each number and each sign below its like. A space separates the signs."""
     numbers = [cell.numbers for cell in cells if not cell.word]
     widths = [max(len(some[i]) for some in numbers if i < len(some)) for i in range(max(map(len, numbers), default=0))]
-    texts = []
+    lines = []
     for cell in cells:
         padded = [cell.numbers[i].rjust(width) if i < len(cell.numbers) else " " * width for i, width in enumerate(widths)]
-        text = cell.numbers[0] if cell.word else " ".join(part for part in padded if part)
-        texts.append(Text(text + cell.signs, style=cell.style))
+        lines.append(cell.numbers[0] if cell.word else " ".join(part for part in padded if part))
+    used = [sign for sign in SIGNS if any(sign in cell.signs for cell in cells)]
+    width = max([least - len(used) - bool(used), *map(len, lines)])
+    texts = []
+    for line, cell in zip(lines, cells, strict=True):
+        signs = "".join(sign if sign in cell.signs else " " for sign in used)
+        texts.append(Text(line.rjust(width) + (f" {signs}" if used else ""), style=cell.style, justify="left"))  # `right` strips spaces
     return texts
 
 
@@ -174,19 +180,19 @@ def doubtful(row: Row) -> bool:
     return bool(set(row.labels.split()) - labels.HARMLESS)
 
 
-def _cell(row: Row | None, detail: int, best: Row | None, factor: float, *, signed: bool) -> _Cell:
+def _cell(row: Row | None, detail: int, best: Row | None, factor: float) -> _Cell:
     if row is None:
         return _Cell(("-",), style="dim", word=True)
     if row.status != Status.OK:
-        return _Cell((row.status,), "  ", "red" if row.status in FAILURES else "dim", word=True)
-    sign = ("!" if doubtful(row) else " ") * signed
+        return _Cell((row.status,), style="red" if row.status in FAILURES else "dim", word=True)
+    signs = "!" * doubtful(row)
     if IMPLAUSIBLE in row.labels:
-        return _Cell((IMPLAUSIBLE,), "  " + sign, "red", word=True)
+        return _Cell((IMPLAUSIBLE,), signs, "red", word=True)
     numbers = [units.figure(factor * row.gbps) if row.gbps else units.micros(row.median_us or 0)]
     if row.grade == Grade.YARDSTICK:
-        return _Cell(tuple(numbers), "  " + sign, "dim")
+        return _Cell(tuple(numbers), signs, "dim")
     numbers += [units.percent(row.of_copy) if row.of_copy else "", units.ratio(row.speedup) + "x" if row.speedup else ""]
-    signs = ("~" if row.grade in LIMITED else " ") + ("*" if row is best else " ") + sign
+    signs += "~" * (row.grade in LIMITED) + "*" * (row is best)
     return _Cell(tuple(numbers[:detail]), signs, "bold green" if row is best else "")
 
 

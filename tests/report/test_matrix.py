@@ -39,6 +39,21 @@ def test_numbers_of_a_cell_never_run_together(cell):
     assert "0.211 10214x 12346x" in text
 
 
+def test_signs_are_apart_from_numbers_and_below_each_other(cell):
+    """`1.64x~*!` touched its number, and a cell without signs stood further right than one with signs."""
+    rows = [cell("copy", 400, N=N) for N in (256, 512, 1024)]
+    low = [replace(cell("low", 300 - N / 8, of_copy=0.5, speedup=1.64, N=N), grade=Grade.LOW_PRECISION) for N in (256, 512, 1024)]
+    rows += [replace(low[0], labels="noisy"), low[1], replace(low[2], gbps=0.0, median_us=None, status="skipped", reason="no")]
+    rows += [cell("torch", 200, of_copy=0.4, speedup=1.0, N=N) for N in (256, 512, 1024)]
+    wide = [line.split("│") for line in shown(rows, 200).splitlines()[3:]]
+    assert [cells[1] for cells in wide] == ["  400 "] * 3
+    assert [cells[2] for cells in wide] == [" 268 50% 1.64x ~*! ", " 236 50% 1.64x ~*  ", "       skipped     "]
+    assert [cells[3].rstrip() for cells in wide] == [" 200 40% 1.00x", " 200 40% 1.00x", " 200 40% 1.00x *"]
+    narrow = [line.split("│") for line in shown(rows, 39).splitlines() if "│" in line]
+    assert [cells[1] for cells in narrow] == ["  400 "] * 3
+    assert [cells[2] for cells in narrow] == [" 268 50% ~*! ", " 236 50% ~*  ", " skipped     "]
+
+
 def test_no_positive_number_is_shown_as_zero(cell):
     rows = [cell("copy", 41.9), cell("torch", 2e-4, of_copy=5e-6, speedup=1.0), cell("slow", 1e-7, of_copy=2e-9, speedup=5e-4)]
     line = shown(rows).splitlines()[-1]

@@ -37,7 +37,7 @@ def test_the_best_is_marked_and_every_reason_is_given_once(rows):
     shown = text(tables.results(rows, Console(width=200)))
     assert "forward fp32, M=4096, NVIDIA H200: GB/s, % of copy, speed-up over torch" in shown
     assert shown.count("1.00x *") == 2
-    assert shown.count("0.50x~") == 2
+    assert shown.count("0.50x ~") == 2
     assert shown.count("no nvcc; install it") == 1
     assert "gone" not in shown.partition("━")[0]  # no column without results
     assert "gone" in text(tables.results([row for row in rows if row.backend == "gone"], Console(width=200))).partition("━")[0]
