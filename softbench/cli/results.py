@@ -70,8 +70,11 @@ def show(
     from softbench.results.csv import to_csv
     from softbench.results.select import select
 
-    if (str(csv), str(json)) == ("-", "-"):
-        raise UsageError("--csv - and --json -: only one of them can have stdout")
+    to_stdout = [flag for flag, file in (("--csv -", csv), ("--json -", json)) if str(file) == "-"]
+    tables = [flag for flag, given in (("--long", long), ("--costs", costs), ("--markdown", markdown)) if given]
+    _reject_two_for_stdout([*to_stdout, *(tables if to_stdout else [])])
+    if long and costs:
+        raise UsageError("show: --long and --costs are two tables; give one of them")
     rows = select(
         read(file),
         () if (names := joined(backends)) in ("", "all") else [name.strip() for name in names.split(",")],
@@ -88,6 +91,11 @@ def show(
 def joined(values: list[str] | None) -> str:
     """The values of an option that was given several times, as one list with commas."""
     return ",".join(values or ())
+
+
+def _reject_two_for_stdout(flags: Sequence[str]) -> None:
+    if len(flags) > 1:
+        raise UsageError(f"{' and '.join(flags)}: only one of them can have stdout; give a file instead of -")
 
 
 def _values(row: Row) -> dict[str, object]:
@@ -130,6 +138,7 @@ def plot(
     files = files or [LATEST]
     if costs and len(files) > 1:
         raise UsageError("plot --costs: draws one file at a time")
+    _reject_two_stdins(files)
     if out is None and str(files[0]) == "-":
         raise UsageError("plot -: name the picture with -o")
     runs = [(file, read(file)) for file in files]
@@ -138,6 +147,11 @@ def plot(
     target = out or files[0].with_suffix(".png")
     for written in [plots.backends(runs[0][1], target)] if costs else plots.write(runs, target):
         typer.echo(printable(str(written)))
+
+
+def _reject_two_stdins(files: Sequence[Path]) -> None:
+    if [str(file) for file in files].count("-") > 1:
+        raise UsageError("-: only one of the files can be stdin")
 
 
 def compare(
@@ -162,6 +176,8 @@ def compare(
     """
     from softbench.results.compare import ORDERS, pairs, summary
 
+    _reject_two_stdins((a, b))
+    _reject_two_for_stdout([flag for flag, given in (("--json -", str(json) == "-"), ("--markdown", markdown)) if given])
     if sort not in ORDERS:
         raise UsageError(f"--sort: {unknown(sort, ORDERS, 'order')}")
     if not 0 <= threshold < math.inf:

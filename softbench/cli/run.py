@@ -119,7 +119,7 @@ def _show(measured: Run, json: Path | None) -> None:
 
 def _show_plan(plan: Plan) -> None:
     from softbench.cli import output
-    from softbench.core.text import count, duration, size
+    from softbench.core.text import count, duration, few, size
     from softbench.ops.registry import operation
     from softbench.report import tables
 
@@ -137,7 +137,7 @@ def _show_plan(plan: Plan) -> None:
     folded = len(unable) > tables.FEW and not verbosity.verbose()
     output.show(tables.facts(pairs if folded else pairs + [tables.info(info) for info in unable]), output.console())
     if folded:
-        typer.echo(f"unavailable: {tables.few([info.name for info in unable])}; the reasons: softbench list")
+        typer.echo(f"unavailable: {few([info.name for info in unable])}; the reasons: softbench list")
     settings = plan.settings
     adaptive = settings.rounds < settings.max_rounds
     rounds = f"{settings.rounds} to {settings.max_rounds} rounds" if adaptive else count(settings.rounds, "round")

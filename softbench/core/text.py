@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from statistics import median
 
+NAMED = 8
+"""The most names in one line."""
 _INSTALLED = re.compile(r"(?<![\w.~])~?/[^\s'\"()]{0,200}?/(?:site|dist)-packages/")
 _BIDI = r"\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # they show a line in another order than it has (CVE-2021-42574)
 _CONTROL = re.compile(rf"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b[@-_]|[\x00-\x1f\x7f-\x9f\u2028\u2029{_BIDI}]+")
@@ -68,6 +70,12 @@ def size(count: int) -> str:
 def count(number: int, noun: str) -> str:
     """`1 cell`, `12 cells`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}{'es' if noun.endswith('s') else 's'}"
+
+
+def few(names: Sequence[str]) -> str:
+    """The names, or the first of them and the number of the others."""
+    more = len(names) - NAMED
+    return ", ".join(names) if more <= 0 else f"{', '.join(names[:NAMED])} and {count(more, 'other')}"
 
 
 def one_line(text: str, limit: int = 300) -> str:

@@ -54,8 +54,10 @@ def figure(runs: Sequence[Sequence[Row]], what: Slice, styles: Mapping[str, Styl
     handles = [
         Line2D([], [], color=DARK, linewidth=1, label="yardstick"),
         Line2D([], [], color=DARK, marker="o", markersize=5, linewidth=1, label="median, p20 to p80; percentage of the yardstick"),
-        Line2D([], [], color=DARK, marker="o", markersize=5, linestyle="", markerfacecolor="white", label="doubtful: see the labels"),
     ]
+    if any(row.gbps and matrix.doubtful(row) for row in every):
+        label = "doubtful: see the labels"
+        handles.append(Line2D([], [], color=DARK, marker="o", markersize=5, linestyle="", markerfacecolor="white", label=label))
     made.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, 0.05 / height), ncols=len(handles), frameon=False, fontsize=8)
     return made
 

@@ -28,7 +28,6 @@ PAIR = ("backend", "case", "A, GB/s", "B, GB/s", "B/A", "verdict")
 """The columns of `comparison`."""
 PAIR_NUMBERS = frozenset({2, 3, 4})
 FEW = 2  # unavailable backends whose reasons a table gives; of more it gives the names
-NAMED = 8  # names in one line
 FINITE_ONLY = "~ finite-only: NaN in rows that hold -inf"
 
 
@@ -75,12 +74,12 @@ def notes(rows: Sequence[Row], *, all_reasons: bool = False) -> list[Text]:
     reasons = _by_reason(rows).items()
     lines += [_reason(status, reason, same) for (status, reason), same in reasons if not (folded and status == Status.UNAVAILABLE)]
     if folded:
-        lines.append(Text(f"unavailable: {few(unavailable)}; the reasons: softbench show --long, or softbench list on this machine"))
+        lines.append(Text(f"unavailable: {units.few(unavailable)}; the reasons: softbench show --long, or softbench list on this machine"))
     for label, meaning in labels.MEANING.items():
         cells = Counter(row.backend for row in rows if label in row.labels.split())
         if cells:
             where = ", ".join(f"{units.count(count, 'cell')} of {name}" for name, count in cells.items())
-            where = where if len(cells) <= NAMED else f"{units.count(cells.total(), 'cell')} of {units.count(len(cells), 'backend')}"
+            where = where if len(cells) <= units.NAMED else f"{units.count(cells.total(), 'cell')} of {units.count(len(cells), 'backend')}"
             lines.append(Text.assemble((label, "dim" if label in labels.HARMLESS else "yellow"), f" ({where}): {meaning}"))
     return lines
 
@@ -89,7 +88,7 @@ def _reason(status: str, reason: str, rows: Sequence[Row]) -> Text:
     names = list(dict.fromkeys(row.backend for row in rows))
     where = _span(rows) if len(names) == 1 else units.count(len(rows), "cell")
     style = "red" if status in FAILURES else "" if status == Status.OK else "yellow"
-    return Text.assemble((f"{few(names)}: {status}", style), f" ({where}): {reason}")
+    return Text.assemble((f"{units.few(names)}: {status}", style), f" ({where}): {reason}")
 
 
 def _span(rows: Sequence[Row]) -> str:
@@ -107,12 +106,6 @@ def _limited(rows: Sequence[Row]) -> list[Text]:
             grouped.setdefault((row.backend, row.grade), []).append(row)
     worst = {which: max(some, key=lambda row: row.error_over_bound or 0) for which, some in grouped.items()}
     return [Text(f"{name}: {grade} ({_span(some)}): {worst[name, grade].reason}") for (name, grade), some in grouped.items()]
-
-
-def few(names: Sequence[str]) -> str:
-    """The names, or the first of them and the number of the others."""
-    more = len(names) - NAMED
-    return ", ".join(names) if more <= 0 else f"{', '.join(names[:NAMED])} and {units.count(more, 'other')}"
 
 
 def cells(rows: Sequence[Row]) -> RenderableType:

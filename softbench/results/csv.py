@@ -72,6 +72,8 @@ def read_csv(path: Path) -> tuple[list[Row], list[str]]:
         raise ResultsError(f"{path}: is not text; give the .csv that softbench run wrote") from None
     if (lines := text.count("\n")) > MAX_CELLS + 1:
         raise ResultsError(f"{path}: has {lines} lines, and softbench reads at most {MAX_CELLS} cells; split the file")
+    if not text.strip():
+        raise ResultsError(f"{path}: is empty; give the .csv that softbench run wrote")
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     rows: list[Row] = []
     try:

@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 
 from softbench.core.errors import UsageError
 from softbench.core.outcome import Grade
-from softbench.core.text import unknown
+from softbench.core.text import few, unknown
 from softbench.results.rows import Row
 
 
@@ -29,18 +29,19 @@ def select(
     for pattern in backends:
         if not any(fnmatchcase(name, pattern) for name in names):
             raise UsageError(f"--backends: {unknown(pattern, names, 'backend')}")
+    axes: dict[str, Collection[object]] = {"direction": directions, "dtype": dtypes, "M": M, "N": N}
+    filters = {axis: wanted for axis, wanted in axes.items() if wanted}
+    for axis, wanted in filters.items():
+        there = dict.fromkeys(getattr(row, axis) for row in rows)
+        if not any(value in wanted for value in there):
+            raise UsageError(f"--{axis}: no cell has {few(list(map(str, wanted)))}; the file has {few(list(map(str, there)))}")
     found = [
         row
         for row in rows
         if (not backends or row.grade == Grade.YARDSTICK or any(fnmatchcase(row.backend, pattern) for pattern in backends))
-        and all(not wanted or value in wanted for wanted, value in _values(row, directions, dtypes, M, N))
+        and all(getattr(row, axis) in wanted for axis, wanted in filters.items())
     ]
     if not found:
-        raise UsageError("no cell matches all of --backends, --direction, --dtype, --M and --N")
+        flags = [*(["--backends"] if backends else []), *(f"--{axis}" for axis in filters)]
+        raise UsageError(f"no cell matches all of {', '.join(flags)}; without them, softbench show FILE --long lists the cells")
     return found
-
-
-def _values(
-    row: Row, directions: Collection[str], dtypes: Collection[str], M: Collection[int], N: Collection[int]
-) -> Sequence[tuple[Collection[object], object]]:
-    return (directions, row.direction), (dtypes, row.dtype), (M, row.M), (N, row.N)

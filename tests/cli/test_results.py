@@ -158,3 +158,34 @@ def test_show_and_plot_take_the_latest_results_by_default(main, tmp_path):
     code, pictures, _ = main("plot")
     assert code == 0
     assert pictures.startswith("results/latest-forward-bf16-M1000000.png\n")
+
+
+ONE_STDOUT = "only one of them can have stdout; give a file instead of -"
+CONTRADICTIONS = {
+    "two tables": (("show", "a.csv", "--long", "--costs"), "show: --long and --costs are two tables; give one of them"),
+    "two documents": (("show", "a.csv", "--csv", "-", "--json", "-"), f"--csv - and --json -: {ONE_STDOUT}"),
+    "JSON and a table": (("show", "a.csv", "--json", "-", "--long"), f"--json - and --long: {ONE_STDOUT}"),
+    "CSV and Markdown": (("show", "a.csv", "--csv", "-", "--markdown"), f"--csv - and --markdown: {ONE_STDOUT}"),
+    "a comparison twice": (("compare", "a.csv", "b.csv", "--json", "-", "--markdown"), f"--json - and --markdown: {ONE_STDOUT}"),
+    "stdin twice": (("compare", "-", "-"), "-: only one of the files can be stdin"),
+    "stdin twice in a plot": (("plot", "-", "-", "-o", "x.png"), "-: only one of the files can be stdin"),
+    "an empty file": (("show", "empty.csv"), "empty.csv: is empty; give the .csv that softbench run wrote"),
+}
+
+
+@pytest.mark.parametrize("what", CONTRADICTIONS)
+def test_contradictory_flags_are_refused_in_one_line(main, write, what):
+    """One of the two flags was ignored, and a second `-` read an empty file."""
+    write(1, 1, 1)
+    Path("empty.csv").write_text("\n")
+    arguments, message = CONTRADICTIONS[what]
+    assert main(*arguments) == (2, "", f"softbench: {message}\n")
+
+
+def test_a_document_goes_to_a_file_beside_the_table(main, write):
+    write(1, 1, 1)
+    code, out, _ = main("show", "a.csv", "--json", "a.json", "--csv", "copy.csv", "--long", "--markdown")
+    assert code == 0
+    assert out.startswith("| backend | direction |")
+    assert len(json.loads(Path("a.json").read_text())["cells"]) == 3
+    assert Path("copy.csv").read_text() == Path("a.csv").read_text()

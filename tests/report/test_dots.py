@@ -46,6 +46,12 @@ def test_missing_and_doubtful_cells_look_different(rows, draw):
     assert [text.get_text() for text in second.texts] == ["98%", "50%", "wrong"]
 
 
+def test_the_legend_names_doubtful_points_only_if_there_are_some(rows, draw):
+    for labels, count in (("", 2), ("noisy", 3)):
+        (legend,) = draw([replace(rows[1], labels=labels), rows[0], *rows[2:]]).legends
+        assert len(legend.get_texts()) == count
+
+
 def test_two_runs_have_a_row_each(rows):
     (what,) = slices(rows)
     figure = dots.figure([rows, rows], what, style.styles(rows), {0: ", a", 1: ", b"})

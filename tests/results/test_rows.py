@@ -62,7 +62,7 @@ def test_only_a_torn_last_line_is_dropped_and_said(tmp_path, rows):
     ("content", "part"),
     [
         (b"\x89PNG\r\n\x1a\n\xff\xfe", "is not text"),
-        ("", "line 1: not a softbench results file"),
+        ("", "is empty; give the .csv that softbench run wrote"),
         ("a,b\n1,2\n", "line 1: not a softbench results file"),
         (",".join(COLUMNS) + "\n", "holds no cells"),
     ],

@@ -31,5 +31,15 @@ def test_every_filter_selects_and_the_yardstick_stays(rows):
 def test_a_filter_without_a_match_is_an_error(rows):
     with pytest.raises(UsageError, match=r"--backends: unknown backend 'trton'; did you mean 'triton'\?"):
         select(rows, ["trton"])
-    with pytest.raises(UsageError, match="no cell matches all of --backends"):
-        select(rows, dtypes=("bf16",))
+    with pytest.raises(UsageError, match=r"^--dtype: no cell has bf16, fp16; the file has fp32$"):
+        select(rows, dtypes=("bf16", "fp16"))
+    with pytest.raises(UsageError, match=r"^--N: no cell has 77; the file has 256, 512$"):
+        select(rows, N=(77,), directions=("forward",))
+
+
+def test_filters_that_match_only_apart_are_an_error(rows):
+    kept = [row for row in rows if row.N == 256 or row.direction == "forward"]
+    with pytest.raises(UsageError, match=r"^no cell matches all of --direction, --N; without them, softbench show FILE --long"):
+        select(kept, directions=("backward",), N=(512,))
+    with pytest.raises(UsageError, match=r"^no cell matches all of --backends, --N; without"):
+        select([row for row in rows if (row.backend == "torch") == (row.N == 256) and row.backend != "copy"], ["torch"], N=(512,))
