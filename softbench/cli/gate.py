@@ -51,6 +51,7 @@ def gate(
     direction: options.Directions = None,
     config: options.Config = None,
     device: options.Device = None,
+    threads: options.Threads = None,
     rounds: options.GateRounds = None,
     processes: options.GateProcesses = None,
     seed: options.Seed = None,
@@ -72,7 +73,7 @@ def gate(
     """
     outputs = Outputs(json, markdown, junit, plot, long, quiet).checked()
     sweep: dict[str, Any] = {"M": M, "N": N, "dtype": dtype, "direction": direction, "device": device, "plugins": plugin}
-    sweep |= {"rounds": rounds, "processes": processes, "seed": seed, "timeout": timeout}
+    sweep |= {"threads": threads, "rounds": rounds, "processes": processes, "seed": seed, "timeout": timeout}
     stored, strictness = _Stored(baseline, folder, allow_env_mismatch or []), _Strictness(margin, max_ambiguous)
     if self_test:
         _reject_with_self_test(candidate, processes, markdown, junit)

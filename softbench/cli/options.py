@@ -74,6 +74,10 @@ Device = Annotated[
     str | None,
     _option(ADVANCED, "auto, cpu, cuda or cuda:K.", default="auto", complete=completion.one(completion.fixed("auto", "cpu", "cuda"))),
 ]
+Threads = Annotated[
+    int | None,
+    _option(ADVANCED, "CPU threads of torch in each worker, 1 to the number of processors. Only on the CPU.", default="torch's own number"),
+]
 Seed = Annotated[int | None, _option(ADVANCED, "Seed of the inputs.", default="0")]
 Timeout = Annotated[
     list[str] | None,

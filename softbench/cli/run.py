@@ -33,6 +33,7 @@ def run(
     direction: options.Directions = None,
     config: options.Config = None,
     device: options.Device = None,
+    threads: options.Threads = None,
     rounds: options.Rounds = None,
     max_rounds: options.MaxRounds = None,
     precision: options.Precision = None,
@@ -65,7 +66,7 @@ def run(
     verbosity.choose(quiet=quiet, verbose=verbose)
     flags = from_flags(
         {"backends": backends, "M": M, "N": N, "dtype": dtype, "direction": direction, "device": device, "plugins": plugin}
-        | {"rounds": rounds, "processes": processes, "seed": seed, "relative_to": relative_to, "timeout": timeout}
+        | {"threads": threads, "rounds": rounds, "processes": processes, "seed": seed, "relative_to": relative_to, "timeout": timeout}
         | {"timer": timer, "l2": l2, "profile": profile, "max_rounds": max_rounds, "precision": precision}
     )
     layer = load(config) if config is not None else {}

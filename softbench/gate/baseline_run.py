@@ -23,7 +23,7 @@ from softbench.plan.sweep import Sweep
 from softbench.plan.values import READERS
 from softbench.run.request import Request
 
-SETTINGS = ("rounds", "max_rounds", "precision", "tick_us", "seed", "warmup_ms", "batch_ms", "timer", "l2")
+SETTINGS = ("threads", "rounds", "max_rounds", "precision", "tick_us", "seed", "warmup_ms", "batch_ms", "timer", "l2")
 """The settings of a baseline that its new processes share."""
 
 
@@ -35,7 +35,7 @@ def baseline_request(request: Request, base: RunSamples) -> Request:
     """
     keys = [key for key, samples in base.cells.items() if key.backend != YARDSTICK and samples.status in CORRECT]
     known = {**base.settings, "device": base.environment.get("device", "auto")}
-    stored = {name: READERS[name](known[name], f"{base.source}: {name}") for name in (*SETTINGS, "device") if name in known}
+    stored = {name: READERS[name](known[name], f"{base.source}: {name}") for name in (*SETTINGS, "device") if known.get(name) is not None}
     cases = dict.fromkeys(key.with_backend("") for key in keys)
     sweeps = tuple(Sweep((case.M,), (case.N,), (case.dtype,), (Direction(case.direction),)) for case in cases)
     config = cast(Layer, {"sweep": sweeps, "profile": "off", "processes": unpaired.MIN_NEW, **stored, **request.config})

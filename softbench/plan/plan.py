@@ -97,7 +97,7 @@ class Plan:
         elif reason := self.too_large(case):
             status = Status.OOM.value
         axes = {"direction": case.direction.value, "dtype": case.dtype, "M": case.M, "N": case.N}
-        return {"backend": info.name, **axes, "tensor_bytes": case.tensor_bytes, "status": status, "reason": reason}
+        return {"backend": info.name, **axes, "tensor_bytes": operation(case.op).largest_bytes(case), "status": status, "reason": reason}
 
 
 def most_alive(cases: Sequence[Case], device: str, budget: float) -> int:
@@ -117,10 +117,12 @@ def cases_of(settings: Settings, device: str) -> tuple[Case, ...]:
     """The cases of a run on this device.
 
     Raises:
-        UsageError: the device has no such timer, or there are too many cases.
+        UsageError: the device has no such timer or no threads, or there are too many cases.
     """
     if device == "cpu" and (settings.timer, settings.l2) != (TIMERS[0], "cold"):
         raise UsageError(f"--timer and --l2 need a GPU; on the CPU the timer is {CPU_TIMER}")
+    if device != "cpu" and settings.threads is not None:
+        raise UsageError("--threads sets the threads of a CPU run; leave it out, or add --device cpu")
     return cases_of_sweeps(settings.sweep, device)
 
 

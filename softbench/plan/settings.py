@@ -33,6 +33,7 @@ class Layer(Axes, total=False):
     backends: tuple[str, ...] | None
     plugins: tuple[Path, ...]
     device: str
+    threads: int
     rounds: int
     max_rounds: int
     precision: float
@@ -67,6 +68,8 @@ class Settings:
     """Python files that define backends, each `FILE` or `NAME=FILE`."""
     device: str = "auto"
     """`auto`, `cpu`, `cuda` or `cuda:K`."""
+    threads: int | None = None
+    """CPU threads of torch in each worker; None keeps torch's own number. A GPU run refuses it."""
     rounds: int = 3
     """Minimum number of rounds."""
     max_rounds: int = 10
@@ -101,7 +104,7 @@ class Settings:
     def measuring(self) -> dict[str, object]:
         """The settings that affect a measurement. A resumed run must have the same ones."""
         keys = ("rounds", "max_rounds", "precision", "tick_us", "processes", "seed", "warmup_ms", "batch_ms", "timer", "l2", "profile")
-        return {key: value for key, value in asdict(self).items() if key in keys}
+        return {key: value for key, value in asdict(self).items() if key in ("threads", *keys)}
 
     @classmethod
     def from_sources(cls, config: Layer, flags: Layer, *, quick: bool = False) -> Settings:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
 from softbench.core.case import TIMERS
@@ -76,8 +77,16 @@ def device(value: object, at: str) -> str:
     return name
 
 
+def threads(value: object, at: str) -> int:
+    most = len(os.sched_getaffinity(0))
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+        raise ConfigError(f"{at}: must be a whole number from 1 to {most}, the processors of this process, not {value!r}")
+    return value
+
+
 READERS: dict[str, Callable[[object, str], object]] = {
     "device": device,
+    "threads": threads,
     **dict.fromkeys(("rounds", "max_rounds"), whole(1, 10_000)),
     "precision": number(0, 1),
     "tick_us": number(0, 1e6),

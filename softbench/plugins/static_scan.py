@@ -32,8 +32,8 @@ def at(source: PluginSource) -> list[BackendInfo]:
     except OSError as error:
         return [BackendInfo(source.label, source, broken=f"import: {error.strerror}", loaded=False)]
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # errors of `ast.parse` for other texts than Python
-        file = Path(source.target).name
-        line = f"SyntaxError: {error.msg} ({file}:{error.lineno})" if isinstance(error, SyntaxError) else f"{type(error).__name__} ({file})"
+        place = f"{error.msg} ({file.name}:{error.lineno})" if isinstance(error, SyntaxError) else f"({file.name})"
+        line = f"{type(error).__name__}: {place}"
         return [BackendInfo(source.label, source, broken=f"import: {one_line(line)}", loaded=False)]
     found = _backends(tree, targets) or (_functions(tree, source.label) if source.kind == "file" else {})
     if not found:

@@ -24,7 +24,7 @@ from softbench.core.outcome import Status
 from softbench.core.replies import INVALID, INVALID_REPLY, Failure, Reply
 from softbench.core.text import one_line
 from softbench.core.validate import harmless
-from softbench.processes.launch import start_forkserver
+from softbench.processes.launch import openmp_environment, start_forkserver
 from softbench.processes.worker_log import top_frame, useful_line
 
 START_SECONDS = 120.0  # importing torch from a cold disk takes tens of seconds
@@ -67,8 +67,9 @@ Result: TypeAlias = Answer | Failure | Lost
 class Pool:
     """A forkserver and its workers. Leaving the context ends all of them."""
 
-    def __init__(self, start_seconds: float = START_SECONDS, spent: dict[str, float] | None = None) -> None:
-        self.start_seconds = start_seconds
+    def __init__(self, start_seconds: float = START_SECONDS, spent: dict[str, float] | None = None, threads: int | None = None) -> None:
+        """`threads`: the CPU threads of torch in each worker; None keeps torch's own number."""
+        self.start_seconds, self.threads = start_seconds, threads
         self.workers: list[Worker] = []
         self._exits: dict[int, int] = {}
         """Exit codes by process number, as the forkserver reported them."""
@@ -84,7 +85,7 @@ class Pool:
 
     def __enter__(self) -> Pool:
         self._folder = tempfile.TemporaryDirectory(prefix="softbench-")
-        self._forkserver, self._control = start_forkserver(Path(self._folder.name) / "forkserver.log")
+        self._forkserver, self._control = start_forkserver(Path(self._folder.name) / "forkserver.log", openmp_environment(self.threads))
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:

@@ -21,15 +21,16 @@ class Session:
     Every command opens its workers in this order: start the pool, probe the machine, choose the device, load the plugin sources.
     """
 
-    def __init__(self, device: str, import_seconds: float, sources: Sequence[PluginSource] = ()) -> None:
-        """`device` is `auto`, `cpu`, `cuda` or `cuda:K`; `import_seconds` is the deadline of the probe and of each load.
+    def __init__(self, device: str, import_seconds: float, sources: Sequence[PluginSource] = (), threads: int | None = None) -> None:
+        """`device` is `auto`, `cpu`, `cuda` or `cuda:K`; `import_seconds` is the deadline of the probe and of each load;
+        `threads`: as in `Pool`.
 
         Raises:
             UsageError: that GPU does not exist.
             WorkersError: the machine cannot be probed.
         """
         self.import_seconds, self.sources = import_seconds, sources
-        self.pool = Pool()
+        self.pool = Pool(threads=threads)
         self.pool.__enter__()
         try:
             self.machine = probe(self.pool, import_seconds)

@@ -74,7 +74,7 @@ def open_session(settings: Settings) -> Session:
     sources = origins(settings.plugins)
     if (known := _known(settings, sources)) and (names := unknown_names(known.infos, settings.backends)):
         select(known.infos, names)
-    return Session(settings.device, settings.timeout["import"], sources)
+    return Session(settings.device, settings.timeout["import"], sources, settings.threads)
 
 
 def _known(settings: Settings, sources: Sequence[PluginSource]) -> info_cache.Known | None:
@@ -185,7 +185,7 @@ def execute(plan: Plan, kept: store.Run, observer: Observer, pool: Pool, first: 
     ahead: Pool | None = pool
     with ExitStack() as end:  # closes every pool on every exit
         for process, more in zip(left, [*left[1:], None], strict=True):
-            current = ahead or end.enter_context(Pool(spent=pool.spent))
+            current = ahead or end.enter_context(Pool(spent=pool.spent, threads=pool.threads))
             ahead = end.enter_context(Pool(spent=pool.spent)) if more is not None and plan.device == "cuda" else None
             current.tell(kept.keep_log)
             slots = [WorkerSlot(info) for info in plan.infos] if process else first

@@ -9,7 +9,9 @@ from softbench.core.case import Direction
 from softbench.core.errors import ConfigError, UsageError
 from softbench.plan.config_file import load as load_config, shipped
 from softbench.plan.flags import from_flags, parse_timeout
+from softbench.plan.plan import cases_of
 from softbench.plan.settings import PHASES, QUICK_SHAPES, Settings
+from softbench.plan.sweep import Sweep
 from softbench.plugins.source import beside, origins, split_alias
 
 
@@ -143,3 +145,19 @@ def test_a_plugins_name_ends_at_the_first_equals_sign(tmp_path):
 def test_a_device_without_an_end_is_refused():
     with pytest.raises(ConfigError, match="is longer than 64 KiB"):
         load_config("/dev/zero")
+
+
+def test_threads_are_one_to_the_processors_here(monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 3})
+    assert Settings.from_sources({}, from_flags({"threads": 2})).measuring()["threads"] == 2
+    assert Settings().measuring()["threads"] is None
+    for threads in (0, 3):
+        with pytest.raises(ConfigError, match=f"--threads: must be a whole number from 1 to 2, the processors .*, not {threads}"):
+            from_flags({"threads": threads})
+
+
+def test_threads_are_refused_on_a_gpu():
+    settings = Settings.from_sources({"sweep": (Sweep((8,), (8,)),)}, from_flags({"threads": 1}))
+    assert len(cases_of(settings, "cpu")) == 1
+    with pytest.raises(UsageError, match="--threads sets the threads of a CPU run"):
+        cases_of(settings, "cuda")

@@ -245,3 +245,15 @@ def test_an_interrupt_at_start_waits_for_the_forkserver_to_end(monkeypatch, cli,
     assert cli.left_behind() == []
     assert started[0].wait(10) == 1
     assert took < END_SECONDS  # it was seen to end
+
+
+@pytest.mark.parametrize(("own", "spins"), [({}, "10000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, None)])
+def test_threads_and_waits_reach_openmp_before_torch(tmp_path, monkeypatch, own, spins):
+    for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "OMP_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in own.items():
+        monkeypatch.setenv(name, value)
+    code = "import os, torch\nraise RuntimeError(f'{torch.get_num_threads()} {os.environ.get(\"GOMP_SPINCOUNT\")}')\n"
+    with Pool(threads=1) as pool:
+        reply = pool.ask(pool.spawn("plug"), plugin(tmp_path, code), 60, "import")
+    assert f"1 {spins}" in reply.reason

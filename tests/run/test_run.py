@@ -49,7 +49,7 @@ def test_on_a_gpu_the_next_forkserver_starts_early(monkeypatch, device, order):
     log = []
 
     class Opened(FakePool):
-        def __init__(self, spent=None):
+        def __init__(self, spent=None, threads=None):
             super().__init__()
             self.number, self.closed = len([line for line in log if line.startswith("open")]) + 1, False
 
@@ -68,7 +68,7 @@ def test_on_a_gpu_the_next_forkserver_starts_early(monkeypatch, device, order):
     monkeypatch.setattr(run, "Pool", Opened)
     plan, kept, watching = replace(make(processes=4), device=device), Kept({2}), Watching()
     caller = FakePool()
-    caller.spent = {}
+    caller.spent, caller.threads = {}, None
     run.execute(plan, kept, watching, caller, [WorkerSlot(o) for o in plan.infos], {})
     assert kept.added == [0, 1, 3]
     assert watching.cells == 4 * 3
