@@ -59,6 +59,7 @@ def run(
     """
     from softbench.cli.output import command_line
     from softbench.plan.config_file import load
+    from softbench.plan.estimate import run_seconds
     from softbench.plan.flags import from_flags
     from softbench.run.request import Request
     from softbench.run.run import dry_run as plan_of, exit_code
@@ -74,7 +75,7 @@ def run(
     try_file(json)
     if dry_run:
         plan = plan_of(request)
-        if not wrote_to_stdout(plan.document, json) and not quiet:
+        if not wrote_to_stdout(lambda: plan.document(run_seconds(plan)), json) and not quiet:
             _show_plan(plan)
         return
     measured = measure(request, show=partial(_show, json=json if str(json) == "-" else None))  # a file may be on the full disk too
@@ -122,6 +123,7 @@ def _show_plan(plan: Plan) -> None:
     from softbench.cli import output
     from softbench.core.text import count, duration, few, size
     from softbench.ops.registry import operation
+    from softbench.plan.estimate import run_seconds
     from softbench.report import tables
 
     available = [info.name for info in plan.infos if info.able]
@@ -145,5 +147,5 @@ def _show_plan(plan: Plan) -> None:
     typer.echo(
         f"{count(len(plan.cases), 'case')} x {count(len(available), 'backend')} ({', '.join(available)}) = "
         f"{count(len(plan.cases) * len(available), 'cell')}, {rounds}, "
-        f"{settings.processes} process set(s), on {plan.device_name}: about {duration(plan.estimate_seconds())}"
+        f"{settings.processes} process set(s), on {plan.device_name}: about {duration(run_seconds(plan))}"
     )

@@ -25,7 +25,6 @@ Inputs twice (copies or the second set), outputs of four calls (a probe holds on
 """
 CHECK_BYTES = 640 * 2**20
 """The float64 temporaries of a check (`softbench.ops.rows.CHUNK_BYTES`), with a margin."""
-CALL_OVERHEAD = 1.4  # time of a batch over that of its samples: warm-up estimate, L2 flushes, synchronization
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,15 +65,8 @@ class Plan:
         needed = operation(case.op).distinct_bytes(case)
         return f"its tensors need {size(needed)}; {size(self.free_bytes)} are free" if needed > self.free_bytes else ""
 
-    def estimate_seconds(self) -> float:
-        """Rough wall time in seconds: batches, checks and declared build times."""
-        settings, able = self.settings, [info for info in self.infos if info.able]
-        batch = (settings.rounds + settings.max_rounds) / 2 * (settings.warmup_ms + settings.batch_ms) / 1e3 * CALL_OVERHEAD
-        cell = sum(batch + 0.05 + info.build_seconds for info in able)
-        return settings.processes * (5 + len(self.cases) * cell)
-
-    def document(self) -> JsonObject:
-        """The plan as JSON. A cell's status is `planned`, or why it will have no bandwidth; what a backend skips is not known yet."""
+    def document(self, estimate_seconds: float) -> JsonObject:
+        """The plan as JSON, with its estimated wall time. A cell's status is `planned`, or why it has no bandwidth."""
         settings = self.settings
         return {
             "device": self.device,
@@ -83,7 +75,7 @@ class Plan:
             "rounds": [settings.rounds, settings.max_rounds],
             "processes": settings.processes,
             "interleaved": len(self.groups) == 1,
-            "estimate_s": round(self.estimate_seconds(), 3),
+            "estimate_s": round(estimate_seconds, 3),
             "notes": list(self.notes),
             "cells": [self._cell(case, info) for case in self.cases for info in self.infos],
         }

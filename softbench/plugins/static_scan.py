@@ -33,7 +33,7 @@ def at(source: PluginSource) -> list[BackendInfo]:
         return [BackendInfo(source.label, source, broken=f"import: {error.strerror}", loaded=False)]
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # errors of `ast.parse` for other texts than Python
         place = f"{error.msg} ({file.name}:{error.lineno})" if isinstance(error, SyntaxError) else f"({file.name})"
-        line = f"{type(error).__name__}: {place}"
+        line = f"{type(error).__name__}: {place}" if isinstance(error, SyntaxError) else f"{type(error).__name__} {place}"
         return [BackendInfo(source.label, source, broken=f"import: {one_line(line)}", loaded=False)]
     found = _backends(tree, targets) or (_functions(tree, source.label) if source.kind == "file" else {})
     if not found:

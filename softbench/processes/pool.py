@@ -24,6 +24,7 @@ from softbench.core.outcome import Status
 from softbench.core.replies import INVALID, INVALID_REPLY, Failure, Reply
 from softbench.core.text import one_line
 from softbench.core.validate import harmless
+from softbench.processes.activity import Activity
 from softbench.processes.launch import openmp_environment, start_forkserver
 from softbench.processes.worker_log import top_frame, useful_line
 
@@ -67,8 +68,8 @@ Result: TypeAlias = Answer | Failure | Lost
 class Pool:
     """A forkserver and its workers. Leaving the context ends all of them."""
 
-    def __init__(self, start_seconds: float = START_SECONDS, spent: dict[str, float] | None = None, threads: int | None = None) -> None:
-        """`threads`: the CPU threads of torch in each worker; None keeps torch's own number."""
+    def __init__(self, start_seconds: float = START_SECONDS, activity: Activity | None = None, threads: int | None = None) -> None:
+        """`activity` gets the waits for workers; `threads`: the CPU threads of torch in each worker; None keeps torch's own number."""
         self.start_seconds, self.threads = start_seconds, threads
         self.workers: list[Worker] = []
         self._exits: dict[int, int] = {}
@@ -77,8 +78,7 @@ class Pool:
         """Process numbers by order number, of forked workers that are not yet used."""
         self._orders = 0
         self._ready = self._closed = False
-        self.spent = {} if spent is None else spent
-        """Seconds of waiting for workers by request: where a run's time went. Several pools may share it."""
+        self.activity = activity or Activity()
         self._logs: list[tuple[str, str]] = []
         """Labels and logs of failed workers that the listener has not got yet."""
         self._listener: Callable[[str, str], object] | None = None
@@ -118,7 +118,10 @@ class Pool:
         Raises:
             WorkersError: torch could not be imported, or the forkserver died or did not reply.
         """
-        begin = time.monotonic()
+        with self.activity.waiting("start", [label]):
+            return self._spawn(label, dict(env or {}))
+
+    def _spawn(self, label: str, env: dict[str, str]) -> Worker:
         if not self._ready:
             self._pump(lambda: self._ready, self.start_seconds)
         self._orders += 1
@@ -126,7 +129,7 @@ class Pool:
         path = Path(self._folder.name) / f"worker-{order}.log"
         ours, theirs = socket.socketpair()
         with theirs, path.open("wb") as log:
-            message = json.dumps({"id": order, "env": dict(env or {})}).encode()
+            message = json.dumps({"id": order, "env": env}).encode()
             try:
                 socket.send_fds(self._control, [message], [theirs.fileno(), log.fileno()])
             except OSError:
@@ -134,7 +137,6 @@ class Pool:
         self._pump(lambda: order in self._pids, self.start_seconds)
         worker = Worker(self._pids.pop(order), Channel(ours), path, label)
         self.workers.append(worker)
-        self._spent("start", begin)
         return worker
 
     def ask(self, worker: Worker, request: Request[Answer], seconds: float, phase: str) -> Result[Answer]:
@@ -143,14 +145,9 @@ class Pool:
 
     def gather(self, requests: Mapping[int, tuple[Worker, Request[Answer]]], seconds: float, phase: str) -> dict[int, Result[Answer]]:
         """Send each request and wait at most `seconds` for all replies. A worker that died or was late is ended and `Lost`."""
-        begin = time.monotonic()
-        try:
+        op = next((request.op for _, request in requests.values()), phase)
+        with self.activity.waiting(op, [worker.label for worker, _ in requests.values()]):
             return self._gather(requests, seconds, phase)
-        finally:
-            self._spent(next((request.op for _, request in requests.values()), phase), begin)
-
-    def _spent(self, what: str, begin: float) -> None:
-        self.spent[what] = self.spent.get(what, 0.0) + time.monotonic() - begin
 
     def _gather(self, requests: Mapping[int, tuple[Worker, Request[Answer]]], seconds: float, phase: str) -> dict[int, Result[Answer]]:
         replies: dict[int, Result[Answer]] = {}

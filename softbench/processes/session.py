@@ -11,6 +11,7 @@ from softbench.core.messages import ProbeMachine
 from softbench.core.replies import Failure
 from softbench.plugins.select import missing, needed
 from softbench.plugins.source import PluginSource
+from softbench.processes.activity import Activity
 from softbench.processes.pool import Lost, Pool
 from softbench.processes.slot import WorkerSlot, discover, distinct, revive
 
@@ -21,16 +22,23 @@ class Session:
     Every command opens its workers in this order: start the pool, probe the machine, choose the device, load the plugin sources.
     """
 
-    def __init__(self, device: str, import_seconds: float, sources: Sequence[PluginSource] = (), threads: int | None = None) -> None:
+    def __init__(
+        self,
+        device: str,
+        import_seconds: float,
+        sources: Sequence[PluginSource] = (),
+        threads: int | None = None,
+        activity: Activity | None = None,
+    ) -> None:
         """`device` is `auto`, `cpu`, `cuda` or `cuda:K`; `import_seconds` is the deadline of the probe and of each load;
-        `threads`: as in `Pool`.
+        `threads` and `activity`: as in `Pool`.
 
         Raises:
             UsageError: that GPU does not exist.
             WorkersError: the machine cannot be probed.
         """
         self.import_seconds, self.sources = import_seconds, sources
-        self.pool = Pool(threads=threads)
+        self.pool = Pool(activity=activity, threads=threads)
         self.pool.__enter__()
         try:
             self.machine = probe(self.pool, import_seconds)

@@ -1,70 +1,86 @@
-"""Shows the progress of a run on stderr: a bar on a terminal, a line every 30 seconds in a log."""
+"""Shows the progress of a run on stderr: a bar on a terminal, a line every ten seconds in a log."""
 
 from __future__ import annotations
 
-import time
+import threading
+from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress as Bar, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress as Bar, TaskID, TextColumn
 
 from softbench.core.case import Case
 from softbench.core.text import count, duration
 from softbench.plan.plan import Plan
+from softbench.run.pace import Pace
 
-LOG_SECONDS = 30.0
+LOG_SECONDS = 10.0
+BAR_SECONDS = 0.5
 
 
 class Progress:
-    """A `softbench.run.run.Observer` on a console."""
+    """A `softbench.run.run.Observer` on a console. A thread shows the progress, as one request may take minutes."""
 
     def __init__(self, console: Console, *, quiet: bool = False, verbose: bool = False) -> None:
         """`quiet` prints nothing; `verbose` prints a line for every case."""
         self.console, self.quiet, self.verbose = console, quiet, verbose
+        self._working: Callable[[], str] = str
+        self._pace: Pace | None = None
         self._bar: Bar | None = None
-        self._task: TaskID | None = None
-        self._cells = self._done = self._measured = 0
-        self._start = self._last = time.monotonic()
+        self._task = TaskID(0)
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._show, daemon=True)
 
     def __enter__(self) -> Progress:
+        if self.quiet:
+            return self
+        if self.console.is_terminal:
+            counts = (MofNCompleteColumn(), TextColumn("cells{task.fields[left]}"))
+            columns = (TextColumn("{task.description}", markup=False), BarColumn(), *counts)
+            self._bar = Bar(*columns, console=self.console, transient=True, auto_refresh=False)
+            self._task = self._bar.add_task("", total=None, left="")
+            self._bar.start()
+        self._thread.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        self._over.set()
+        if self._thread.ident is not None:
+            self._thread.join()
         if self._bar is not None:
             self._bar.stop()
 
-    def begin(self, plan: Plan, cells: int, name: str) -> None:
-        available = [info.name for info in plan.infos if not (info.broken or info.unavailable)]
-        self.note(f"{name}: {', '.join(available)} over {count(len(plan.cases), 'case')} on {plan.device_name}")
-        self._cells, self._start = cells, time.monotonic()
-        if self.console.is_terminal and not self.quiet:
-            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("cells,"), TimeRemainingColumn())
-            self._bar = Bar(*columns, TextColumn("left"), console=self.console, transient=True)
-            self._task = self._bar.add_task("measuring", total=cells)
-            self._bar.start()
+    def watch(self, working: Callable[[], str]) -> None:
+        self._working = working
 
-    def advance(self, case: Case, cells: int, *, stored: bool = False) -> None:
-        self._done += cells
-        self._measured += 0 if stored else cells
-        if self._bar is not None and self._task is not None:
-            if stored:  # so that stored cells do not change the estimated speed
-                self._bar.reset(self._task, total=self._cells, completed=self._done)
-            else:
-                self._bar.update(self._task, advance=cells, description=case.key)
-        if self._measured and not stored and (self.verbose or self._bar is None):
-            self._line(case)
+    def begin(self, plan: Plan, pace: Pace, name: str) -> None:
+        available = [info.name for info in plan.infos if info.able]
+        cases, left = count(len(plan.cases), "case"), duration(pace.seconds_left())
+        self.note(f"{name}: {', '.join(available)} over {cases} on {plan.device_name}; {count(pace.cells, 'cell')}, about {left}")
+        self._pace = pace
 
-    def _line(self, case: Case) -> None:
-        now = time.monotonic()
-        if self.verbose or now - self._last > LOG_SECONDS:
-            self._last = now
-            left = (now - self._start) / self._measured * (self._cells - self._done)
-            done = f"{case.key}: " if self.verbose else ""
-            self.note(f"{done}{self._done} of {self._cells} cells, about {duration(left)} left")
+    def advance(self, case: Case) -> None:
+        if self.verbose and (pace := self._pace):
+            self.note(f"{case.key}: {pace.done} of {pace.cells} cells, about {duration(pace.seconds_left())} left")
 
     def note(self, text: str) -> None:
         if self.quiet:
             return
         with suppress(OSError):  # a closed stderr does not end the measurement
             self.console.print(f"softbench: {text}", markup=False, highlight=False, soft_wrap=True)
+
+    def _show(self) -> None:
+        while not self._over.wait(BAR_SECONDS if self._bar else LOG_SECONDS):
+            self.show()
+
+    def show(self) -> None:
+        """Show the progress now."""
+        pace = self._pace
+        doing = pace.doing() if pace else self._working()
+        left = f"about {duration(pace.seconds_left())} left" if pace else ""
+        if self._bar is not None:
+            done, cells = (pace.done, pace.cells) if pace else (0, None)
+            self._bar.update(self._task, completed=done, total=cells, description=doing, left=f", {left}" if left else "", refresh=True)
+        elif doing or left:
+            self.note("; ".join(filter(None, (f"{pace.done} of {pace.cells} cells, {left}" if pace else "", doing))))

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
 from softbench.core.case import YARDSTICK, Case
@@ -28,12 +29,14 @@ from softbench.plugins import static_scan
 from softbench.plugins.info import BackendInfo
 from softbench.plugins.select import not_loaded, not_loaded_text, select, unknown_names
 from softbench.plugins.source import PluginSource, origins
+from softbench.processes.activity import Activity
 from softbench.processes.pool import Pool
 from softbench.processes.session import Session, choose_device
 from softbench.processes.slot import WorkerSlot
 from softbench.results import store
 from softbench.run import info_cache, isolation
 from softbench.run.header import header
+from softbench.run.pace import Pace, working
 from softbench.run.request import Request
 from softbench.run.scheduler import Scheduler
 
@@ -41,11 +44,14 @@ from softbench.run.scheduler import Scheduler
 class Observer(Protocol):
     """Receives the progress of a run (`softbench.report.progress`)."""
 
-    def begin(self, plan: Plan, cells: int, name: str) -> None:
-        """The measurement starts, with this many cells over all process sets."""
+    def watch(self, doing: Callable[[], str]) -> None:
+        """The command starts; `doing` says what it waits for."""
 
-    def advance(self, case: Case, cells: int, *, stored: bool = False) -> None:
-        """This many cells of a case are done; `stored`: an earlier run measured them."""
+    def begin(self, plan: Plan, pace: Pace, name: str) -> None:
+        """The measurement starts; `pace` has the cells and the time that is left."""
+
+    def advance(self, case: Case) -> None:
+        """A case is measured."""
 
     def note(self, text: str) -> None:
         """A note for the user."""
@@ -65,7 +71,7 @@ def dry_run(request: Request) -> Plan:
         return prepare(session, request)[0]
 
 
-def open_session(settings: Settings) -> Session:
+def open_session(settings: Settings, activity: Activity | None = None) -> Session:
     """A session with the plugin sources of these settings.
 
     Raises:
@@ -74,7 +80,7 @@ def open_session(settings: Settings) -> Session:
     sources = origins(settings.plugins)
     if (known := _known(settings, sources)) and (names := unknown_names(known.infos, settings.backends)):
         select(known.infos, names)
-    return Session(settings.device, settings.timeout["import"], sources, settings.threads)
+    return Session(settings.device, settings.timeout["import"], sources, settings.threads, activity)
 
 
 def _known(settings: Settings, sources: Sequence[PluginSource]) -> info_cache.Known | None:
@@ -141,7 +147,9 @@ def run(request: Request, observer: Observer, on_start: Callable[[store.Run], No
     """
     store.writable(request.output)  # before any work
     begin = time.monotonic()
-    with open_session(request.settings()) as session:
+    activity = Activity()
+    observer.watch(partial(working, activity))
+    with open_session(request.settings(), activity) as session:
         plan, slots = prepare(session, request)
         for text in plan.notes:
             observer.note(text)
@@ -153,15 +161,16 @@ def run(request: Request, observer: Observer, on_start: Callable[[store.Run], No
         kept = found or store.start(request.output, head)
         on_start(kept)
         session.pool.tell(kept.keep_log)
-        observer.begin(plan, plan.settings.processes * len(plan.cases) * len(plan.infos), kept.name)
+        pace = Pace(plan, activity, kept.has)
+        observer.begin(plan, pace, kept.name)
         try:
-            execute(plan, kept, observer, session.pool, slots, session.environment)
+            execute(plan, kept, observer, pace, session.pool, slots, session.environment)
         except BaseException:
             with suppress(SoftbenchError, OSError):
                 kept.restore_journal()
                 kept.write_rows()
             raise
-        kept.header["seconds"] = {key: round(value, 3) for key, value in {**session.pool.spent, "wall": time.monotonic() - begin}.items()}
+        kept.header["seconds"] = {key: round(value, 3) for key, value in {**activity.seconds, "wall": time.monotonic() - begin}.items()}
     kept.finish(publish=any(record.status is Status.OK for record in kept.records()))
     return kept
 
@@ -174,22 +183,27 @@ def exit_code(records: Sequence[Record]) -> int:
     return 0 if any(record.status is Status.OK for record in records if record.backend in names) else 1
 
 
-def execute(plan: Plan, kept: store.Run, observer: Observer, pool: Pool, first: list[WorkerSlot], environment: dict[str, str]) -> None:
+def execute(
+    plan: Plan, kept: store.Run, observer: Observer, pace: Pace, pool: Pool, first: list[WorkerSlot], environment: dict[str, str]
+) -> None:
     """Measure all cells that are not stored yet. `first` are the open slots of the first process set, whose workers live in `pool`.
 
     Every other set also has a new forkserver: addresses and start-up history differ, as between two runs. With a GPU, the forkserver
     imports torch while the previous set is measured; on the CPU that would disturb the measurement.
     """
     left = [process for process in range(plan.settings.processes) if process == 0 or not _complete(plan, kept, process)]
-    observer.advance(plan.cases[-1], (plan.settings.processes - len(left)) * len(plan.cases) * len(plan.infos), stored=True)
     ahead: Pool | None = pool
+
+    def fresh() -> Pool:
+        return end.enter_context(Pool(activity=pool.activity, threads=pool.threads))
+
     with ExitStack() as end:  # closes every pool on every exit
         for process, more in zip(left, [*left[1:], None], strict=True):
-            current = ahead or end.enter_context(Pool(spent=pool.spent, threads=pool.threads))
-            ahead = end.enter_context(Pool(spent=pool.spent)) if more is not None and plan.device == "cuda" else None
+            current = ahead or fresh()
+            ahead = fresh() if more is not None and plan.device == "cuda" else None
             current.tell(kept.keep_log)
             slots = [WorkerSlot(info) for info in plan.infos] if process else first
-            _one_set(plan, kept, observer, Scheduler(plan, current, process, environment), slots)
+            _one_set(plan, kept, observer, pace, Scheduler(plan, current, process, environment), slots)
             if process:
                 current.close()
 
@@ -198,13 +212,17 @@ def _complete(plan: Plan, kept: store.Run, process: int) -> bool:
     return all(kept.has(process, names, case) for names in plan.groups for case in plan.cases)
 
 
-def _one_set(plan: Plan, kept: store.Run, observer: Observer, scheduler: Scheduler, slots: list[WorkerSlot]) -> None:
+def _one_set(plan: Plan, kept: store.Run, observer: Observer, pace: Pace, scheduler: Scheduler, slots: list[WorkerSlot]) -> None:
     by_name = {slot.name: slot for slot in slots}
     for names in plan.groups:
         scheduler.take([by_name[name] for name in names])
         for case in plan.cases:
-            stored = kept.has(scheduler.process, names, case)
-            if not stored:
-                kept.add(scheduler.process, isolation.measure(scheduler, case, observer.note))
-            observer.advance(case, len(names), stored=stored)
+            cells = (scheduler.process, names, case)
+            if kept.has(*cells):
+                continue
+            pace.begin(*cells, lambda: scheduler.round)
+            records = isolation.measure(scheduler, case, observer.note)
+            kept.add(scheduler.process, records)
+            pace.end(records)
+            observer.advance(case)
         scheduler.close()

@@ -77,7 +77,7 @@ class Scheduler:
 
     def __init__(self, plan: Plan, pool: Pool, process: int, environment: dict[str, str]) -> None:
         """`process` is the number of the process set; `environment` is added to every worker's environment."""
-        self.plan, self.pool, self.process, self.environment = plan, pool, process, environment
+        self.plan, self.pool, self.process, self.environment, self.round = plan, pool, process, environment, 0
         self.deadlines = plan.settings.timeout
         self.take([])
 
@@ -181,7 +181,7 @@ class Scheduler:
 
         A throttled batch is measured again after a pause, until `PATIENCE_SECONDS` are used. Throttled batches stay, marked.
         """
-        places = {slot: position for position, slot in enumerate(slots)}
+        self.round, places = number, {slot: position for position, slot in enumerate(slots)}
         # On a GPU all workers renew inputs and verify outputs at the same time. On a CPU their threads would disturb the next batch.
         for together in [[slot] for slot in slots] if turns or self.plan.device != "cuda" else [slots]:
             self._batches(together, number, places)

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from gating import GPU, cell_samples, dice, key, run_samples, self_test_run, stored_run, write_run
+from pretended import make
 
 from softbench.backends import injected_slowdown
 from softbench.core.case import Case, Direction
@@ -112,21 +113,34 @@ def test_bad_flags_are_one_line_and_exit_2(main, what):
     assert len(err.splitlines()) == 1
 
 
+def looked(request):
+    """The plan of a dry run on a CPU."""
+    assert request.flags["backends"] == ("torch",)
+    return replace(make(("torch",), free=2**40), device="cpu")
+
+
+def test_the_expected_time_counts_sizes_and_injected_cases():
+    case = Case(1, 10_000_000, "fp32", Direction.FORWARD, "cpu")
+
+    def seconds(case, injected=()):
+        plan = replace(looked(Request({}, {"backends": ("torch",)}, False, None, False, "", "")), cases=(case,))
+        words = self_test_measure.plan_text(plan, [case.key for case in injected], "torch").rpartition("about ")[2]
+        minutes, _, rest = words.rpartition(" min ")
+        return 60 * int(minutes or 0) + int(rest.removesuffix(" s"))
+
+    assert seconds(case) > 10 * seconds(replace(case, N=256))
+    assert seconds(case, injected=[case]) > 1.5 * seconds(case)
+
+
 def test_the_plan_is_announced_before_the_measurement(tmp_path, monkeypatch):
     """With a fake runner: repetitions are process sets, the sweep is the device's, and a written plugin makes the copies."""
-    from softbench.plan.plan import Plan
-    from softbench.plan.settings import Settings
-
     log = []
-
-    def dry_run(request):
-        return Plan(Settings(), (), (), "cpu", "a CPU", 0, (), {}, ())
 
     def measure(request):
         log.append(request)
         return stored_run(tmp_path, self_test_run(dice(8), 4, 4))
 
-    monkeypatch.setattr(runner, "dry_run", dry_run)
+    monkeypatch.setattr(runner, "dry_run", looked)
     run = self_test_measure.measure_repetitions(measure, Request({}, {}, False, tmp_path / "out", False, "", ""), "torch", 4, log.append)
     plan, asked = log
     assert "4 A/A repetitions of 20 cases, each in fresh processes" in plan
@@ -144,7 +158,7 @@ def test_the_plan_is_announced_before_the_measurement(tmp_path, monkeypatch):
 
 
 def test_a_configurations_fixed_rounds_count_and_a_range_does_not(tmp_path, monkeypatch):
-    monkeypatch.setattr(runner, "dry_run", lambda request: pytest.fail("the cases are known without looking at the machine"))
+    monkeypatch.setattr(runner, "dry_run", looked)
     log = []
 
     def measure(request):

@@ -9,8 +9,10 @@ from rich.console import Console
 
 from softbench.report import progress
 
-CASE = "a case"
-PLAN = SimpleNamespace(infos=[], cases=[CASE], device_name="CPU")
+PLAN = SimpleNamespace(
+    infos=[SimpleNamespace(name="torch", able=True), SimpleNamespace(name="quack", able=False)], cases=[1], device_name="CPU"
+)
+PACE = SimpleNamespace(done=2, cells=6, seconds_left=lambda: 75.0, doing=lambda: "check of torch on a case")
 
 
 @pytest.fixture
@@ -18,33 +20,41 @@ def log():
     return io.StringIO()
 
 
-@pytest.fixture
-def watching(log, monkeypatch):
-    monkeypatch.setattr(progress, "LOG_SECONDS", -1.0)
-    now = iter(range(90, 1000, 10))
-    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: next(now)))
-    return progress.Progress(Console(file=log))
+def test_a_log_gets_lines_while_one_request_lasts(log, monkeypatch):
+    monkeypatch.setattr(progress, "LOG_SECONDS", 0.02)
+    with progress.Progress(Console(file=log, width=200)) as watching:
+        watching.watch(lambda: "import of torch")
+        time.sleep(0.2)
+        watching.begin(PLAN, PACE, "run-1")
+        time.sleep(0.2)
+    lines = log.getvalue().splitlines()
+    assert lines.count("softbench: import of torch") >= 2
+    assert "softbench: run-1: torch over 1 case on CPU; 6 cells, about 1 min 15 s" in lines
+    assert lines.count("softbench: 2 of 6 cells, about 1 min 15 s left; check of torch on a case") >= 2
+    ended = log.getvalue()
+    time.sleep(0.1)
+    assert log.getvalue() == ended
 
 
-@pytest.mark.parametrize(
-    ("stored", "done", "line"), [(0, 2, "2 of 6 cells, about 20 s left"), (100, 1, "101 of 106 cells, about 50 s left")]
-)
-def test_the_remaining_time_counts_only_cells_of_this_run(watching, log, stored, done, line):
-    """Before the first measured cell the speed is unknown, so no remaining time is printed."""
-    watching.begin(PLAN, stored + 6, "run")
-    watching.advance(CASE, stored, stored=True)
-    assert " cells, about" not in log.getvalue()
-    watching.advance(CASE, done)
-    assert line in log.getvalue()
+def test_log_lines_are_ten_seconds_apart():
+    assert progress.LOG_SECONDS == 10
 
 
-@pytest.mark.parametrize("stored", [True, False])
-def test_the_speed_of_the_bar_ignores_stored_cells(log, stored):
-    with progress.Progress(Console(file=log, force_terminal=True)) as watching:
-        watching.begin(PLAN, 106, "run")
-        for _ in range(4):
-            watching.advance(SimpleNamespace(key=CASE), 25, stored=stored)
-            time.sleep(0.01)
+def test_a_terminal_shows_phase_cells_and_time(log):
+    with progress.Progress(Console(file=log, force_terminal=True, width=200)) as watching:
+        watching.begin(PLAN, PACE, "run-1")
+        watching.show()
         [task] = watching._bar.tasks
-        assert task.completed == 100
-        assert (task.speed is None) is stored
+        assert (task.completed, task.total) == (2, 6)
+    assert "check of torch on a case" in log.getvalue()
+    assert "cells, about 1 min 15 s left" in log.getvalue()
+
+
+def test_a_closed_stderr_does_not_end_the_display(log):
+    def closed(*_, **__):
+        raise OSError
+
+    with progress.Progress(Console(file=log)) as watching:
+        watching.console.print = closed
+        watching.begin(PLAN, PACE, "run-1")
+        watching.show()

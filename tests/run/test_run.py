@@ -11,9 +11,11 @@ from softbench.core.machine import Gpu, Machine
 from softbench.core.outcome import Failed, Record, Skipped, Status
 from softbench.plan import plan as planning
 from softbench.plan.settings import Settings
+from softbench.processes.activity import Activity
 from softbench.processes.session import choose_device
 from softbench.processes.slot import WorkerSlot
 from softbench.run import run
+from softbench.run.pace import Pace
 
 
 class Kept:
@@ -33,12 +35,6 @@ class Kept:
 
 
 class Watching:
-    def __init__(self):
-        self.cells = 0
-
-    def advance(self, case, cells, *, stored=False):
-        self.cells += cells
-
     def note(self, text):
         """No test has a note."""
 
@@ -49,7 +45,7 @@ def test_on_a_gpu_the_next_forkserver_starts_early(monkeypatch, device, order):
     log = []
 
     class Opened(FakePool):
-        def __init__(self, spent=None, threads=None):
+        def __init__(self, activity=None, threads=None):
             super().__init__()
             self.number, self.closed = len([line for line in log if line.startswith("open")]) + 1, False
 
@@ -68,10 +64,11 @@ def test_on_a_gpu_the_next_forkserver_starts_early(monkeypatch, device, order):
     monkeypatch.setattr(run, "Pool", Opened)
     plan, kept, watching = replace(make(processes=4), device=device), Kept({2}), Watching()
     caller = FakePool()
-    caller.spent, caller.threads = {}, None
-    run.execute(plan, kept, watching, caller, [WorkerSlot(o) for o in plan.infos], {})
+    caller.activity, caller.threads = Activity(), None
+    pace = Pace(plan, caller.activity, kept.has)
+    run.execute(plan, kept, watching, pace, caller, [WorkerSlot(o) for o in plan.infos], {})
     assert kept.added == [0, 1, 3]
-    assert watching.cells == 4 * 3
+    assert (pace.done, pace.cells) == (4 * 3, 4 * 3)
     assert [line.split()[0] for line in log] == [line.split()[0] for line in order]
 
 

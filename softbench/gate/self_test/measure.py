@@ -13,8 +13,9 @@ from softbench.gate.ab_run import Measure, samples_of, with_fixed_rounds
 from softbench.gate.samples import RunSamples
 from softbench.gate.self_test import analysis
 from softbench.ops.registry import operation
-from softbench.plan import sweep
-from softbench.plan.settings import AXES, Axes, Layer, Settings
+from softbench.plan import estimate, sweep
+from softbench.plan.plan import Plan
+from softbench.plan.settings import AXES, Axes, Layer
 from softbench.plan.sweep import Sweep
 from softbench.plugins.source import absolute
 from softbench.results import store
@@ -29,12 +30,6 @@ SHAPES = {
     "cpu": ((256,), "256:1206:50"),
 }
 """Twenty cases, by device."""
-START_SECONDS = 3.0
-"""Start of a process set on a GPU: forks, CUDA contexts and first launches."""
-CASE_SECONDS = 0.05
-"""Build and check of a case."""
-ROUND_SECONDS = 0.002
-"""Cost of a batch besides its calls: do_bench's estimate, and the messages."""
 PLUGIN = '''"""Copies of {reference} with injected slowdowns; softbench gate --self-test wrote this file for its workers."""
 
 from softbench.backends.injected_slowdown import inject
@@ -54,8 +49,8 @@ def measure_repetitions(
     store.writable(request.output)
     adjusted = with_fixed_rounds(request)
     cases = sweep.cases(adjusted.settings().sweep, "cuda")
+    plan = run.dry_run(replace(adjusted, flags={**adjusted.flags, "backends": (reference,)}))
     if not cases:
-        plan = run.dry_run(replace(adjusted, flags={**adjusted.flags, "backends": (reference,)}))
         M, N = SHAPES[plan.device]
         shapes = Sweep(M, sweep.parse_axis(N, "N"), ("fp32",), (Direction.FORWARD,))
         axes = cast(Axes, {key: value for key, value in adjusted.flags.items() if key in AXES})
@@ -63,7 +58,7 @@ def measure_repetitions(
         cases = sweep.cases([replace(shapes, **axes)], plan.device)
     injected = injected_cases(cases)
     adjusted = _with_copies(adjusted, reference, repetitions, injected)
-    announce(plan_text(adjusted.settings(), len(cases), len(injected), reference))
+    announce(plan_text(replace(plan, settings=adjusted.settings(), cases=tuple(cases)), [case.key for case in injected], reference))
     return samples_of(measure(adjusted))
 
 
@@ -74,16 +69,19 @@ def injected_cases(cases: Sequence[Case]) -> tuple[Case, ...]:
     return tuple(case for case in cases if case in largest)
 
 
-def plan_text(settings: Settings, cases: int, injected: int, reference: str) -> str:
-    """The plan and its expected time as a sentence."""
-    levels = ", ".join(f"{slowdown:.0%}" for slowdown in analysis.SLOWDOWNS)
-    batch = (settings.warmup_ms + settings.batch_ms) / 1e3 + ROUND_SECONDS
-    each = START_SECONDS + cases * CASE_SECONDS + (2 * cases + len(analysis.SLOWDOWNS) * injected) * settings.rounds * batch
+def plan_text(plan: Plan, injected: Sequence[str], reference: str) -> str:
+    """The plan and its expected time as a sentence. `plan` has the reference; `injected` are the keys of cases with slowdowns."""
+    settings, levels = plan.settings, ", ".join(f"{slowdown:.0%}" for slowdown in analysis.SLOWDOWNS)
+    [info] = [info for info in plan.infos if info.name == reference]
+    slowed = {analysis.name(reference, slowdown) for slowdown in analysis.SLOWDOWNS}
+    names = (reference, analysis.name(reference, 0), *sorted(slowed))
+    measured = replace(plan, infos=tuple(replace(info, name=name) for name in names), groups=(names,))
+    seconds = estimate.run_seconds(measured, lambda name, case: name not in slowed or case.key in injected)
     return (
         f"self-test of the gate with {reference}: {text.count(settings.processes, 'A/A repetition')} of "
-        f"{text.count(cases, 'case')}, each in fresh processes: {reference} beside its A/A copy, "
-        f"and in the {injected} cases of most bytes beside injected slowdowns of {levels}; "
-        f"{text.count(settings.rounds, 'round')}; about {text.duration(settings.processes * each)}"
+        f"{text.count(len(plan.cases), 'case')}, each in fresh processes: {reference} beside its A/A copy, "
+        f"and in the {len(injected)} cases of most bytes beside injected slowdowns of {levels}; "
+        f"{text.count(settings.rounds, 'round')}; about {text.duration(seconds)}"
     )
 
 

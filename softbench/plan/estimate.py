@@ -1,0 +1,140 @@
+"""Estimates the seconds of a run by phase. `softbench.run.pace` corrects them while it runs.
+
+A phase of a case takes a time of its own, a time per backend, and a time per element and backend. The numbers are from the `seconds` of run
+documents: on the GPU of an H200, on the CPU of a machine with two cores.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from softbench.core.case import DTYPES, Case, Direction
+from softbench.ops.registry import operation
+from softbench.plan.plan import Plan
+
+PHASES = ("load", "first build", "build", "check", "time", "profile")
+"""A first build is the first of a dtype and direction in its worker: it may compile what later ones use again."""
+
+Seconds = dict[str, float]
+"""Seconds by phase."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """The cost of a phase, in seconds."""
+
+    case: float = 0.0
+    cell: float = 0.0
+    element: float = 0.0
+    """Per element of the input, in fp32 and forward."""
+    compared: float = 0.0
+    """Per element that is compared with float64."""
+
+    def seconds(self, cells: float, elements: float = 0, compared: float = 0) -> float:
+        """For one case with this many cells."""
+        return self.case + cells * (self.cell + self.element * elements + self.compared * compared)
+
+
+RATES = {
+    "cuda": {
+        "load": Rates(case=3.5, cell=0.6),
+        "first build": Rates(case=0.1, cell=0.3),
+        "build": Rates(case=0.02, cell=0.005, element=1e-11),
+        "check": Rates(case=0.01, cell=0.003, element=5e-10),
+        "round": Rates(case=0.005, cell=0.02, element=1e-11),
+        "profile": Rates(case=0.05, cell=0.025),
+    },
+    "cpu": {
+        "load": Rates(case=1.5, cell=0.2),
+        "first build": Rates(cell=0.05, element=1e-8),
+        "build": Rates(cell=0.01, element=1e-8),
+        "check": Rates(cell=0.02, element=3e-8, compared=1e-7),
+        "round": Rates(cell=0.005, element=5e-9, compared=1e-7),
+        "profile": Rates(cell=0.001),
+    },
+}
+"""`round` is what a round costs beside its timed calls: new inputs, and the verification of outputs."""
+CALL_ELEMENT = {"cuda": 4e-12, "cpu": 2e-9}
+"""Seconds of a call per element, in fp32 and forward."""
+FEWEST_CALLS = {"cuda": 12, "cpu": 7}
+"""Calls of a batch, however long they take."""
+OVERHEAD = 1.2
+"""Time of a batch over that of its calls, if they are short."""
+LATER_ROUNDS = {"cuda": 0.4, "cpu": 0.8}
+"""The share of the rounds beyond the fewest that a backend takes, on average."""
+WHOLE, LONG, FEWEST_ROWS, KINDS = 2**22, 2**24, 4, 16
+"""The sample of a check on a CPU (`softbench.worker.row_sample`): elements compared in full, elements of KINDS rows, rows at least."""
+LOOKED_AT, PROBES = 2**14, 13
+"""What a batch's verification compares on a CPU: elements of each of two outputs, and rows that changed in between."""
+
+
+def rounds_of(plan: Plan) -> float:
+    """The rounds that a backend is expected to take."""
+    settings = plan.settings
+    return settings.rounds + LATER_ROUNDS[plan.device] * (settings.max_rounds - settings.rounds)
+
+
+def _checked(case: Case) -> float:
+    """Elements that a check on a CPU compares: structured rows, of each kind if the rows are not long, and normal rows."""
+    kinds = min(KINDS, max(FEWEST_ROWS, LONG // case.N))
+    most = max(kinds, WHOLE // case.N)
+    return (max(kinds, min(case.M, most)) + min(case.M, most)) * case.N
+
+
+def _verified(case: Case) -> float:
+    """Elements that the verification of a batch on a CPU compares."""
+    return 2 * min(case.M * case.N, max(case.N, LOOKED_AT)) + PROBES * case.N
+
+
+def case_seconds(plan: Plan, case: Case, names: Iterable[str], *, first: bool) -> Seconds:
+    """The phases of one case with these backends; `first`: none of its dtype and direction was built before in these workers."""
+    chosen = {*names}
+    able = [info for info in plan.infos if info.able and info.name in chosen]
+    if not able or plan.too_large(case):
+        return {}
+    settings, rates, cells = plan.settings, RATES[plan.device], len(able)
+    elements = operation(case.op).bytes_moved(case) / (2 * DTYPES[case.dtype])  # of softmax forward: as many as the input has
+    work = elements / (case.M * case.N)
+    together = not plan.takes_turns(case, cells)
+    declared = [info.build_seconds for info in able]
+    build = "first build" if first else "build"
+    calls = FEWEST_CALLS[plan.device] * CALL_ELEMENT[plan.device] * elements
+    batch = OVERHEAD * (settings.warmup_ms + settings.batch_ms) / 1e3 + calls
+    share = 1 / min(cells, os.cpu_count() or 1) if plan.device == "cpu" and together else 1  # workers check at the same time
+    found = {
+        build: rates[build].seconds(cells, elements) + (max(declared) if together else sum(declared)),
+        "check": rates["check"].seconds(cells * share, elements, work * _checked(case)),
+        "time": rounds_of(plan) * (cells * batch + rates["round"].seconds(cells, elements, work * _verified(case))),
+    }
+    if plan.device == "cpu" or settings.profile == "on":
+        found["profile"] = rates["profile"].seconds(cells, elements)
+    return found
+
+
+def load_seconds(plan: Plan, names: Iterable[str]) -> Seconds:
+    """The start of the workers of these backends."""
+    chosen = {*names}
+    return {"load": RATES[plan.device]["load"].seconds(sum(info.able and info.name in chosen for info in plan.infos), 0)}
+
+
+def set_seconds(plan: Plan, supported: Callable[[str, Case], bool] = lambda *_: True) -> list[tuple[Case, tuple[str, ...], Seconds]]:
+    """The cases of one process set in their order, each with its backends and its phases; the first of each group has its import.
+
+    `supported`: whether a backend has a case, as far as that is known.
+    """
+    found = []
+    for names in plan.groups:
+        built: set[tuple[str, Direction]] = set()
+        for i, case in enumerate(plan.cases):
+            kind = (case.dtype, case.direction)
+            seconds = case_seconds(plan, case, [name for name in names if supported(name, case)], first=kind not in built)
+            built.add(kind)
+            found.append((case, names, {**(load_seconds(plan, names) if i == 0 else {}), **seconds}))
+    return found
+
+
+def run_seconds(plan: Plan, supported: Callable[[str, Case], bool] = lambda *_: True) -> float:
+    """Wall time of the whole run; `supported`: as in `set_seconds`."""
+    return plan.settings.processes * sum(sum(seconds.values()) for _, _, seconds in set_seconds(plan, supported))

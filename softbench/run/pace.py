@@ -1,0 +1,154 @@
+"""How far a run is: the cells that are done, what runs now, and the time that is left.
+
+The estimate (`softbench.plan.estimate`) is corrected by phase with the ratio of what finished cases took to what was estimated for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from softbench.core.case import Case
+from softbench.core.outcome import Record, Skipped
+from softbench.core.text import duration
+from softbench.plan import estimate
+from softbench.plan.plan import Plan
+from softbench.processes.activity import Activity
+
+PHASE = {
+    **dict.fromkeys(("start", "probe", "load"), "load"),
+    **dict.fromkeys(("renew", "time", "verify"), "time"),
+    **dict.fromkeys(("host", "trace", "calls", "profile", "release"), "profile"),
+}
+"""The phase of a request; the others have their own name."""
+SHOWN = {"start": "starting workers of", "probe": "probing the machine:", "load": "import of", "profile": "profile of"}
+PRIOR_SECONDS = 1.0
+"""Weight of the estimate in its correction: a few short cells say little about long ones."""
+OVERDUE = 0.25
+"""What is left of a case that takes longer than estimated, as a share of the time so far."""
+OVER_BEFORE_TIME = ("first build", "build", "check")
+OF_THE_MACHINE = ("check", "time", "profile")
+"""Phases that show how fast the machine is; builds and imports depend on caches."""
+FEW = 3
+"""Names of more backends are counted."""
+Key = tuple[int, tuple[str, ...], Case]
+
+
+class Pace:
+    """The pace of one run. One thread writes it; others may read it."""
+
+    def __init__(self, plan: Plan, activity: Activity, stored: Callable[[int, tuple[str, ...], Case], bool]) -> None:
+        """`stored`: whether an earlier run measured these backends on a case, in a process set."""
+        self.plan, self.activity = plan, activity
+        self.done = 0
+        """Cells that are measured, by this run or an earlier one, without those that a backend does not support."""
+        self._able = {info.name for info in plan.infos if info.able}
+        self._left: dict[Key, estimate.Seconds] = {}
+        of_a_set = estimate.set_seconds(plan)
+        for process in range(plan.settings.processes):
+            for number, (case, names, seconds) in enumerate(of_a_set):
+                loaded = process == number == 0 and len(plan.groups) == 1  # by the session
+                self._left[process, names, case] = {phase: s for phase, s in seconds.items() if not (loaded and phase == "load")}
+        self.cells = sum(self._count(names, case) for _, names, case in self._left)
+        """Cells to measure, over all process sets. It shrinks when a backend turns out not to support a case."""
+        for key in [key for key in self._left if stored(*key)]:
+            del self._left[key]
+            self.done += self._count(*key[1:])
+        self._expected: estimate.Seconds = {}
+        """The sum of `_left` by phase."""
+        for seconds in self._left.values():
+            _add(self._expected, seconds)
+        self._estimated: estimate.Seconds = {}
+        self._spent: estimate.Seconds = {}
+        self._current: Key | None = None
+        self._before: dict[str, float] = {}
+        self._round: Callable[[], int] = int
+        self._begin = activity.clock()
+
+    def begin(self, process: int, names: tuple[str, ...], case: Case, number: Callable[[], int]) -> None:
+        """These cells are measured from now on; `number` gives the number of the present round while they are timed."""
+        self._round = number
+        self._before, self._begin = dict(self.activity.seconds), self.activity.clock()
+        self._current = (process, names, case)
+
+    def end(self, records: Sequence[Record]) -> None:
+        """The current cells are measured."""
+        assert self._current is not None
+        _, names, case = self._current
+        seconds = self._left.pop(self._current)
+        self._current = None
+        _add(self._spent, self._since(seconds))
+        _add(self._estimated, seconds)
+        _add(self._expected, seconds, -1)
+        unsupported = sum(isinstance(record.outcome, Skipped) and record.backend in self._able for record in records)
+        planned = self._count(names, case)
+        self.cells -= min(unsupported, planned)
+        self.done += planned - min(unsupported, planned)
+
+    def seconds_left(self) -> float:
+        """The corrected estimate for the rest of the run."""
+        key = self._current
+        if key is None:
+            return self._corrected(self._expected)
+        seconds = self._left.get(key, {})
+        current = self._corrected(seconds)
+        elapsed = self.activity.clock() - self._begin
+        others = max(0.0, self._corrected(self._expected) - current)
+        return others + (self._left_of_rounds(seconds) or max(current - elapsed, OVERDUE * elapsed))
+
+    def _left_of_rounds(self, seconds: estimate.Seconds) -> float:
+        """What is left of the current case, from the time of its rounds; 0 before the first round has ended."""
+        now, rounds = self.activity.now, self._round()
+        if not rounds or now is None or PHASE.get(now.op) != "time":
+            return 0.0
+        spent = self._since(seconds).get("time", 0.0) + self.activity.clock() - now.since
+        done = rounds + 0.5  # half of the present one
+        profile = {phase: s for phase, s in seconds.items() if phase == "profile"}
+        return spent / done * max(estimate.rounds_of(self.plan) - done, 0.5) + self._corrected(profile)
+
+    def doing(self) -> str:
+        """What runs now, in words: phase, backends, case and time so far."""
+        now, current = self.activity.now, self._current
+        if now is None:
+            return "storing results" if current is None else ""
+        return working(self.activity) + (f" on {current[2].key}" if current else "")
+
+    def _since(self, expected: estimate.Seconds) -> estimate.Seconds:
+        """What the current case took up to now, by phase."""
+        found: estimate.Seconds = {}
+        for op, spent in list(self.activity.seconds.items()):
+            phase = PHASE.get(op, "first build" if op == "build" and "first build" in expected else op)
+            _add(found, {phase: spent - self._before.get(op, 0.0)})
+        return found
+
+    def _count(self, names: tuple[str, ...], case: Case) -> int:
+        return 0 if self.plan.too_large(case) else sum(name in self._able for name in names)
+
+    def _corrected(self, seconds: estimate.Seconds) -> float:
+        return sum(self._ratio(phase) * expected for phase, expected in list(seconds.items()))
+
+    def _ratio(self, phase: str) -> float:
+        spent, estimated = dict(self._spent), dict(self._estimated)
+        now, key = self.activity.now, self._current
+        if now and key and PHASE.get(now.op) == "time":  # so the case's build and check are over
+            expected = self._left.get(key, {})
+            _add(estimated, {phase: expected[phase] for phase in OVER_BEFORE_TIME if phase in expected})
+            _add(spent, {phase: s for phase, s in self._since(expected).items() if phase in OVER_BEFORE_TIME})
+        taken, due = (sum(seconds.get(p, 0.0) for p in OF_THE_MACHINE) for seconds in (spent, estimated))
+        overall = (taken + PRIOR_SECONDS) / (due + PRIOR_SECONDS) if phase in OF_THE_MACHINE else 1.0
+        return (spent.get(phase, 0.0) + PRIOR_SECONDS * overall) / (estimated.get(phase, 0.0) + PRIOR_SECONDS)
+
+
+def _add(total: estimate.Seconds, more: estimate.Seconds, sign: int = 1) -> None:
+    for phase, seconds in more.items():
+        total[phase] = total.get(phase, 0.0) + sign * seconds
+
+
+def working(activity: Activity) -> str:
+    """The present wait in words, such as `check of torch, naive`."""
+    now = activity.now
+    if now is None:
+        return ""
+    names = ", ".join(now.labels) if len(now.labels) <= FEW else f"{len(now.labels)} backends"
+    phase = now.op if now.op in SHOWN else PHASE.get(now.op, now.op)
+    seconds = activity.clock() - now.since
+    return f"{SHOWN.get(phase, f'{phase} of')} {names}" + (f" since {duration(seconds)}" if seconds >= 1 else "")

@@ -1,0 +1,55 @@
+"""Estimates of a run's time: sizes, phases, directions and machines count."""
+
+from dataclasses import replace
+
+import pytest
+from pretended import info, make
+
+from softbench.core.case import Case, Direction
+from softbench.plan import estimate
+
+
+def plan_of(*cases, names=("copy", "a"), device="cpu", **settings):
+    return replace(make(names, **settings), cases=cases, device=device)
+
+
+def case(M, N, direction=Direction.FORWARD, dtype="fp32", device="cpu"):
+    return Case(M, N, dtype, direction, device)
+
+
+@pytest.mark.parametrize(("device", "times"), [("cpu", 5), ("cuda", 1.02)])
+def test_a_large_case_takes_longer_than_a_small_one(device, times):
+    small, large = (plan_of(case(1, N, device=device), device=device) for N in (100, 100_000_000))
+    assert estimate.run_seconds(large) > times * estimate.run_seconds(small)
+    both = plan_of(case(1, 100_000_000, Direction.BOTH, device=device), device=device)
+    assert estimate.run_seconds(both) > estimate.run_seconds(large)
+
+
+def test_a_declared_build_counts_once_if_workers_build_at_once():
+    slow = info("slow", build_seconds=100.0), info("slower", build_seconds=200.0)
+    ample = plan_of(case(8, 8), names=slow)
+    assert 200 < estimate.run_seconds(ample) < 210
+    one_by_one = replace(ample, free_bytes=2**30)
+    assert one_by_one.takes_turns(case(8, 8), 2)
+    assert 300 < estimate.run_seconds(one_by_one) < 310
+
+
+def test_the_first_build_of_a_dtype_or_direction_differs():
+    plan = plan_of(case(8, 8), case(8, 16), case(8, 8, Direction.BACKWARD), case(8, 8, dtype="bf16"))
+    builds = [[phase for phase in seconds if "build" in phase] for _, _, seconds in estimate.set_seconds(plan)]
+    assert builds == [["first build"], ["build"], ["first build"], ["first build"]]
+
+
+def test_what_cannot_be_measured_takes_no_time():
+    huge = case(2**20, 2**20)
+    plan = plan_of(huge, names=("copy", info("a", unavailable="no GPU")))
+    assert plan.too_large(huge)
+    assert estimate.case_seconds(plan, huge, ("copy", "a"), first=True) == {}
+    assert estimate.case_seconds(plan, case(8, 8), ("a",), first=True) == {}
+
+
+def test_process_sets_and_rounds_multiply_the_time():
+    once, thrice = (estimate.run_seconds(plan_of(case(8, 8), processes=processes)) for processes in (1, 3))
+    assert thrice == pytest.approx(3 * once)
+    few, many = (plan_of(case(8, 8), rounds=rounds) for rounds in (1, 100))
+    assert estimate.run_seconds(many) > 1.5 * estimate.run_seconds(few)
