@@ -68,6 +68,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if worker:  # with a thread per core each, the processes would wait for each other
         share = len(os.sched_getaffinity(0)) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, share)))
+    os.environ["SOFTBENCH_QUEUE"] = "off"  # tests share a device; their runs would wait for each other
     if worker and len(devices := gpus()) > 1:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu_of(worker, devices)
 

@@ -20,7 +20,8 @@ PHASE = {
     **dict.fromkeys(("host", "trace", "calls", "profile", "release"), "profile"),
 }
 """The phase of a request; the others have their own name."""
-SHOWN = {"start": "starting workers of", "probe": "probing the machine:", "load": "import of", "profile": "profile of"}
+SHOWN = {"queue": "waiting for", "start": "start of a worker:", "load": "import of"}
+"""The words of phases; of the others it is their name with `of`."""
 PRIOR_SECONDS = 1.0
 """Weight of the estimate in its correction: a few short cells say little about long ones."""
 OVERDUE = 0.25
@@ -110,7 +111,7 @@ class Pace:
         now, current = self.activity.now, self._current
         if now is None:
             return "storing results" if current is None else ""
-        return working(self.activity) + (f" on {current[2].key}" if current else "")
+        return working(self.activity, current[2].key if current else "")
 
     def _since(self, expected: estimate.Seconds) -> estimate.Seconds:
         """What the current case took up to now, by phase."""
@@ -143,12 +144,13 @@ def _add(total: estimate.Seconds, more: estimate.Seconds, sign: int = 1) -> None
         total[phase] = total.get(phase, 0.0) + sign * seconds
 
 
-def working(activity: Activity) -> str:
-    """The present wait in words, such as `check of torch, naive`."""
+def working(activity: Activity, case: str = "") -> str:
+    """The present wait in words, such as `check of torch, naive on forward-fp32-8x8, for 12 s`."""
     now = activity.now
     if now is None:
         return ""
     names = ", ".join(now.labels) if len(now.labels) <= FEW else f"{len(now.labels)} backends"
     phase = now.op if now.op in SHOWN else PHASE.get(now.op, now.op)
     seconds = activity.clock() - now.since
-    return f"{SHOWN.get(phase, f'{phase} of')} {names}" + (f" since {duration(seconds)}" if seconds >= 1 else "")
+    place, length = f" on {case}" if case else "", f", for {duration(seconds)}" if seconds >= 1 else ""
+    return f"{SHOWN.get(phase, f'{phase} of')} {names}{place}{length}"

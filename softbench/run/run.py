@@ -34,7 +34,7 @@ from softbench.processes.pool import Pool
 from softbench.processes.session import Session, choose_device
 from softbench.processes.slot import WorkerSlot
 from softbench.results import store
-from softbench.run import info_cache, isolation
+from softbench.run import info_cache, isolation, queue
 from softbench.run.header import header
 from softbench.run.pace import Pace, working
 from softbench.run.request import Request
@@ -149,7 +149,8 @@ def run(request: Request, observer: Observer, on_start: Callable[[store.Run], No
     begin = time.monotonic()
     activity = Activity()
     observer.watch(partial(working, activity))
-    with open_session(request.settings(), activity) as session:
+    with ExitStack() as end:
+        session, place = _in_turn(request.settings(), activity, observer, end)
         plan, slots = prepare(session, request)
         for text in plan.notes:
             observer.note(text)
@@ -159,6 +160,7 @@ def run(request: Request, observer: Observer, on_start: Callable[[store.Run], No
             found, note = store.resume(request.output, head, frozenset(plan.cases))
             observer.note(note if found else f"{note}; measuring everything")
         kept = found or store.start(request.output, head)
+        place.tell(kept.name)
         on_start(kept)
         session.pool.tell(kept.keep_log)
         pace = Pace(plan, activity, kept.has)
@@ -173,6 +175,18 @@ def run(request: Request, observer: Observer, on_start: Callable[[store.Run], No
         kept.header["seconds"] = {key: round(value, 3) for key, value in {**activity.seconds, "wall": time.monotonic() - begin}.items()}
     kept.finish(publish=any(record.status is Status.OK for record in kept.records()))
     return kept
+
+
+def _in_turn(settings: Settings, activity: Activity, observer: Observer, end: ExitStack) -> tuple[Session, queue.Place]:
+    """A session whose device no other run measures on, and this run's place in the queue. Both are left with `end`."""
+    opened = end.enter_context(ExitStack())
+    session = opened.enter_context(open_session(settings, activity))
+    place = end.enter_context(queue.place(session.gpu))
+    if not place.take():
+        opened.close()  # its workers hold memory, and what the other run holds would count as taken
+        place.wait(activity, observer.note)
+        session = opened.enter_context(open_session(settings, activity))
+    return session, place
 
 
 def exit_code(records: Sequence[Record]) -> int:

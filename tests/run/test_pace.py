@@ -131,7 +131,7 @@ def test_the_present_phase_names_its_backends_and_case(activity, clock):
     pace.begin(0, names, pace.plan.cases[0], int)
     with activity.waiting("check", names):
         clock.now += 12
-        assert pace.doing() == "check of copy, a, b since 12 s on forward-fp32-8x1"
+        assert pace.doing() == "check of copy, a, b on forward-fp32-8x1, for 12 s"
     with activity.waiting("renew", ["a"]):
         assert pace.doing() == "time of a on forward-fp32-8x1"
     with activity.waiting("build", "abcd"):
