@@ -15,7 +15,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
@@ -36,6 +36,7 @@ from softbench.processes.slot import WorkerSlot
 from softbench.results import store
 from softbench.run import info_cache, isolation, queue
 from softbench.run.header import header
+from softbench.run.load import CpuLoad
 from softbench.run.pace import Pace, working
 from softbench.run.request import Request
 from softbench.run.scheduler import Scheduler
@@ -154,6 +155,9 @@ def run(request: Request, observer: Observer, on_start: Callable[[store.Run], No
         plan, slots = prepare(session, request)
         for text in plan.notes:
             observer.note(text)
+        load = CpuLoad(observer.note)
+        if plan.device == "cpu":
+            load.look()
         head = header(plan, request.command, request.version)
         found = None
         if request.resume:
@@ -166,7 +170,7 @@ def run(request: Request, observer: Observer, on_start: Callable[[store.Run], No
         pace = Pace(plan, activity, kept.has)
         observer.begin(plan, pace, kept.name)
         try:
-            execute(plan, kept, observer, pace, session.pool, slots, session.environment)
+            execute(plan, kept, Watch(observer, pace, load), session.pool, slots, session.environment)
         except BaseException:
             with suppress(SoftbenchError, OSError):
                 kept.restore_journal()
@@ -197,9 +201,16 @@ def exit_code(records: Sequence[Record]) -> int:
     return 0 if any(record.status is Status.OK for record in records if record.backend in names) else 1
 
 
-def execute(
-    plan: Plan, kept: store.Run, observer: Observer, pace: Pace, pool: Pool, first: list[WorkerSlot], environment: dict[str, str]
-) -> None:
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """What follows a run's cells."""
+
+    observer: Observer
+    pace: Pace
+    load: CpuLoad
+
+
+def execute(plan: Plan, kept: store.Run, watch: Watch, pool: Pool, first: list[WorkerSlot], environment: dict[str, str]) -> None:
     """Measure all cells that are not stored yet. `first` are the open slots of the first process set, whose workers live in `pool`.
 
     Every other set also has a new forkserver: addresses and start-up history differ, as between two runs. With a GPU, the forkserver
@@ -217,7 +228,7 @@ def execute(
             ahead = fresh() if more is not None and plan.device == "cuda" else None
             current.tell(kept.keep_log)
             slots = [WorkerSlot(info) for info in plan.infos] if process else first
-            _one_set(plan, kept, observer, pace, Scheduler(plan, current, process, environment), slots)
+            _one_set(plan, kept, watch, Scheduler(plan, current, process, environment), slots)
             if process:
                 current.close()
 
@@ -226,7 +237,7 @@ def _complete(plan: Plan, kept: store.Run, process: int) -> bool:
     return all(kept.has(process, names, case) for names in plan.groups for case in plan.cases)
 
 
-def _one_set(plan: Plan, kept: store.Run, observer: Observer, pace: Pace, scheduler: Scheduler, slots: list[WorkerSlot]) -> None:
+def _one_set(plan: Plan, kept: store.Run, watch: Watch, scheduler: Scheduler, slots: list[WorkerSlot]) -> None:
     by_name = {slot.name: slot for slot in slots}
     for names in plan.groups:
         scheduler.take([by_name[name] for name in names])
@@ -234,9 +245,10 @@ def _one_set(plan: Plan, kept: store.Run, observer: Observer, pace: Pace, schedu
             cells = (scheduler.process, names, case)
             if kept.has(*cells):
                 continue
-            pace.begin(*cells, lambda: scheduler.round)
-            records = isolation.measure(scheduler, case, observer.note)
+            watch.pace.begin(*cells, lambda: scheduler.round)
+            records = isolation.measure(scheduler, case, watch.observer.note)
             kept.add(scheduler.process, records)
-            pace.end(records)
-            observer.advance(case)
+            watch.pace.end(records)
+            watch.load.measured(case, records)
+            watch.observer.advance(case)
         scheduler.close()

@@ -15,6 +15,7 @@ from softbench.processes.activity import Activity
 from softbench.processes.session import choose_device
 from softbench.processes.slot import WorkerSlot
 from softbench.run import run
+from softbench.run.load import CpuLoad
 from softbench.run.pace import Pace
 
 
@@ -32,11 +33,6 @@ class Kept:
 
     def add(self, process, records):
         self.added.append(process)
-
-
-class Watching:
-    def note(self, text):
-        """No test has a note."""
 
 
 @pytest.mark.parametrize(("device", "order"), [("cuda", ["open 1", "open 2", "close 1", "close 2"]), ("cpu", ["open 1", "close 1"] * 2)])
@@ -62,11 +58,11 @@ def test_on_a_gpu_the_next_forkserver_starts_early(monkeypatch, device, order):
             self.close()
 
     monkeypatch.setattr(run, "Pool", Opened)
-    plan, kept, watching = replace(make(processes=4), device=device), Kept({2}), Watching()
+    plan, kept = replace(make(processes=4), device=device), Kept({2})
     caller = FakePool()
     caller.activity, caller.threads = Activity(), None
     pace = Pace(plan, caller.activity, kept.has)
-    run.execute(plan, kept, watching, pace, caller, [WorkerSlot(o) for o in plan.infos], {})
+    run.execute(plan, kept, run.Watch(log.append, pace, CpuLoad(log.append)), caller, [WorkerSlot(o) for o in plan.infos], {})
     assert kept.added == [0, 1, 3]
     assert (pace.done, pace.cells) == (4 * 3, 4 * 3)
     assert [line.split()[0] for line in log] == [line.split()[0] for line in order]
