@@ -43,6 +43,7 @@ class Pace:
         self.done = 0
         """Cells that are measured, by this run or an earlier one, without those that a backend does not support."""
         self._able = {info.name for info in plan.infos if info.able}
+        self._unsupported: set[tuple[str, Case]] = set()
         self._left: dict[Key, estimate.Seconds] = {}
         of_a_set = estimate.set_seconds(plan)
         for process in range(plan.settings.processes):
@@ -80,10 +81,24 @@ class Pace:
         _add(self._spent, self._since(seconds))
         _add(self._estimated, seconds)
         _add(self._expected, seconds, -1)
-        unsupported = sum(isinstance(record.outcome, Skipped) and record.backend in self._able for record in records)
-        planned = self._count(names, case)
-        self.cells -= min(unsupported, planned)
-        self.done += planned - min(unsupported, planned)
+        skipped = {(record.backend, case) for record in records if isinstance(record.outcome, Skipped)} - self._unsupported
+        if skipped:
+            self._skip(names, case, skipped)
+        self.done += self._count(names, case)
+
+    def _skip(self, names: tuple[str, ...], case: Case, skipped: set[tuple[str, Case]]) -> None:
+        """No process set measures these backends on the case."""
+        before = self._count(names, case)
+        self._unsupported |= skipped
+        later = [key for key in self._left if key[1:] == (names, case)]
+        self.cells -= (before - self._count(names, case)) * (1 + len(later))
+        rest = [name for name in names if (name, case) not in self._unsupported]
+        for key in later:
+            old = self._left[key]
+            new = estimate.case_seconds(self.plan, case, rest, first="first build" in old)
+            self._left[key] = {**{phase: s for phase, s in old.items() if phase == "load"}, **new}
+            _add(self._expected, old, -1)
+            _add(self._expected, self._left[key])
 
     def seconds_left(self) -> float:
         """The corrected estimate for the rest of the run."""
@@ -122,7 +137,7 @@ class Pace:
         return found
 
     def _count(self, names: tuple[str, ...], case: Case) -> int:
-        return 0 if self.plan.too_large(case) else sum(name in self._able for name in names)
+        return 0 if self.plan.too_large(case) else sum(name in self._able and (name, case) not in self._unsupported for name in names)
 
     def _corrected(self, seconds: estimate.Seconds) -> float:
         return sum(self._ratio(phase) * expected for phase, expected in list(seconds.items()))

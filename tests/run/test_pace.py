@@ -110,8 +110,13 @@ def test_cells_that_are_never_measured_are_not_counted(activity, clock):
     assert pace.cells == 2 * 4 * 2
     measure(pace, clock, 0)
     assert (pace.done, pace.cells) == (2, 16)
+    before = pace.seconds_left()
     measure(pace, clock, 1, Skipped("only fp16"))
-    assert (pace.done, pace.cells) == (2, 14)
+    assert (pace.done, pace.cells) == (2, 12)  # in the second process set too
+    of_one_set = sum(estimate.case_seconds(pace.plan, pace.plan.cases[1], ("copy", "a"), first=False).values())
+    assert before - pace.seconds_left() > 1.5 * of_one_set
+    measure(pace, clock, 1, Skipped("only fp16"), process=1)
+    assert (pace.done, pace.cells) == (2, 12)
     huge = Case(2**20, 2**20, "fp32", Direction.FORWARD, "cuda")
     plan = make(cases=1)
     assert Pace(replace(plan, cases=(*plan.cases, huge)), activity, lambda *_: False).cells == 3
