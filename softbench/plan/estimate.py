@@ -40,7 +40,7 @@ class Rates:
 RATES = {
     "cuda": {
         "load": Rates(case=3.5, cell=0.6),
-        "first build": Rates(case=0.1, cell=0.3),
+        "first build": Rates(case=0.1, cell=0.1),
         "build": Rates(case=0.02, cell=0.005, element=1e-11),
         "check": Rates(case=0.01, cell=0.003, element=5e-10),
         "round": Rates(case=0.005, cell=0.02, element=1e-11),
@@ -51,12 +51,12 @@ RATES = {
         "first build": Rates(cell=0.05, element=1e-8),
         "build": Rates(cell=0.01, element=1e-8),
         "check": Rates(cell=0.02, element=3e-8, compared=1e-7),
-        "round": Rates(cell=0.005, element=5e-9, compared=1e-7),
+        "round": Rates(cell=0.01, element=5e-9, compared=1e-7),
         "profile": Rates(cell=0.001),
     },
 }
 """`round` is what a round costs beside its timed calls: new inputs, and the verification of outputs."""
-CALL_ELEMENT = {"cuda": 4e-12, "cpu": 2e-9}
+CALL_ELEMENT = {"cuda": 2e-12, "cpu": 2e-9}
 """Seconds of a call per element, in fp32 and forward."""
 FEWEST_CALLS = {"cuda": 12, "cpu": 7}
 """Calls of a batch, however long they take."""
