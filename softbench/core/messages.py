@@ -21,6 +21,7 @@ from softbench.core.replies import (
     Reply,
     Skip,
     Timed,
+    Unsupported,
     Verified,
 )
 
@@ -52,6 +53,14 @@ class LoadSource(Request[Loaded]):
     device: str
     name: str | None = None
     op, replies = "load", (Loaded,)
+
+
+@dataclass(frozen=True)
+class ListUnsupported(Request[Unsupported]):
+    """List the cases that the backend does not support."""
+
+    cases: tuple[Case, ...]
+    op, replies = "list_unsupported", (Unsupported,)
 
 
 @dataclass(frozen=True)
@@ -178,10 +187,16 @@ def request_from_json(data: JsonObject) -> Request[Any]:
     fields = dict(data)
     kind = REQUESTS[fields.pop("op")]
     if "case" in fields:
-        fields["case"] = Case(**{**fields["case"], "direction": Direction(fields["case"]["direction"])})
+        fields["case"] = _case(fields["case"])
+    if "cases" in fields:
+        fields["cases"] = tuple(map(_case, fields["cases"]))
     if "direction" in fields:
         fields["direction"] = Direction(fields["direction"])
     return kind(**fields)
+
+
+def _case(fields: JsonObject) -> Case:
+    return Case(**{**fields, "direction": Direction(fields["direction"])})
 
 
 def reply_to_json(reply: Reply) -> JsonObject:

@@ -105,6 +105,18 @@ class Skip(Reply):
 
 
 @dataclass(frozen=True, slots=True)
+class Unsupported(Reply):
+    """The cases that the backend does not support."""
+
+    places: list[int]
+    """Their places in the request, from 0."""
+
+    @classmethod
+    def parse(cls, fields: JsonObject) -> Unsupported:
+        return cls([int(place) for place in fields["places"]])
+
+
+@dataclass(frozen=True, slots=True)
 class Done(Reply):
     """The request succeeded and has no result."""
 

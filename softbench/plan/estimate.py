@@ -103,10 +103,18 @@ def case_seconds(plan: Plan, case: Case, names: Iterable[str], *, first: bool) -
     calls = FEWEST_CALLS[plan.device] * CALL_ELEMENT[plan.device] * elements
     batch = OVERHEAD * (settings.warmup_ms + settings.batch_ms) / 1e3 + calls
     share = 1 / min(cells, os.cpu_count() or 1) if plan.device == "cpu" and together else 1  # workers check at the same time
+    check = rates["check"].seconds(cells * share, elements, work * _checked(case))
+    alone = rates["round"].seconds(1, elements, work * _verified(case))
+    each = rates["round"].seconds(cells, elements, work * _verified(case))
+    rounds = rounds_of(plan)
+    if check > settings.timeout["check"]:
+        check, rounds = settings.timeout["check"], 0  # the cells end there
+    elif alone > settings.timeout["time"]:
+        each, rounds = cells * settings.timeout["time"], 1
     found = {
         build: rates[build].seconds(cells, elements) + (max(declared) if together else sum(declared)),
-        "check": rates["check"].seconds(cells * share, elements, work * _checked(case)),
-        "time": rounds_of(plan) * (cells * batch + rates["round"].seconds(cells, elements, work * _verified(case))),
+        "check": check,
+        "time": rounds * (cells * batch + each),
     }
     if plan.device == "cpu" or settings.profile == "on":
         found["profile"] = rates["profile"].seconds(cells, elements)

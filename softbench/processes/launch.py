@@ -16,9 +16,11 @@ END_SECONDS = 10.0  # importing torch holds the interpreter: the forkserver's wa
 _CODE = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from softbench.worker.forkserver import main; main(int(sys.argv[2]))"
 
 SPINS = "10000"
-"""How often a waiting OpenMP thread looks before it sleeps, about 0.1 ms; libgomp's own 300000 are several ms. A waiting thread takes
-the processor from the thread that it waits for if another process has the other one: a softmax of 0.6 ms then took 8 to 22 ms on two cores,
-and 1.4 ms with this number."""
+"""How often a waiting OpenMP thread looks before it sleeps, about 0.1 ms; libgomp's own 300000 are several ms.
+
+If another process has one of two cores, a waiting thread takes the other one from the thread that works. A softmax of 0.6 ms took 8 to 22 ms
+then, and 1.4 ms with this number.
+"""
 
 
 def openmp_environment(threads: int | None) -> dict[str, str]:

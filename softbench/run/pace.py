@@ -5,7 +5,7 @@ The estimate (`softbench.plan.estimate`) is corrected by phase with the ratio of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from softbench.core.case import Case
 from softbench.core.outcome import Record, Skipped
@@ -20,7 +20,7 @@ PHASE = {
     **dict.fromkeys(("host", "trace", "calls", "profile", "release"), "profile"),
 }
 """The phase of a request; the others have their own name."""
-SHOWN = {"queue": "waiting for", "start": "start of a worker:", "load": "import of"}
+SHOWN = {"list_unsupported": "supported cases of", "queue": "waiting for", "start": "start of a worker:", "load": "import of"}
 """The words of phases; of the others it is their name with `of`."""
 PRIOR_SECONDS = 1.0
 """Weight of the estimate in its correction: a few short cells say little about long ones."""
@@ -37,15 +37,21 @@ Key = tuple[int, tuple[str, ...], Case]
 class Pace:
     """The pace of one run. One thread writes it; others may read it."""
 
-    def __init__(self, plan: Plan, activity: Activity, stored: Callable[[int, tuple[str, ...], Case], bool]) -> None:
-        """`stored`: whether an earlier run measured these backends on a case, in a process set."""
+    def __init__(
+        self,
+        plan: Plan,
+        activity: Activity,
+        stored: Callable[[int, tuple[str, ...], Case], bool],
+        unsupported: Collection[tuple[str, Case]] = (),
+    ) -> None:
+        """`stored`: whether an earlier run measured these backends on a case, in a process set; `unsupported`: cells to be skipped."""
         self.plan, self.activity = plan, activity
         self.done = 0
         """Cells that are measured, by this run or an earlier one, without those that a backend does not support."""
         self._able = {info.name for info in plan.infos if info.able}
-        self._unsupported: set[tuple[str, Case]] = set()
+        self._unsupported = set(unsupported)
         self._left: dict[Key, estimate.Seconds] = {}
-        of_a_set = estimate.set_seconds(plan)
+        of_a_set = estimate.set_seconds(plan, lambda name, case: (name, case) not in self._unsupported)
         for process in range(plan.settings.processes):
             for number, (case, names, seconds) in enumerate(of_a_set):
                 loaded = process == number == 0 and len(plan.groups) == 1  # by the session

@@ -22,7 +22,9 @@ from typing import Protocol
 from softbench.core.case import YARDSTICK, Case
 from softbench.core.errors import SoftbenchError
 from softbench.core.machine import Gpu, Machine, free_memory
+from softbench.core.messages import ListUnsupported
 from softbench.core.outcome import FAILURES, Record, Status
+from softbench.core.replies import Unsupported
 from softbench.plan.plan import Plan, cases_of, make
 from softbench.plan.settings import Settings
 from softbench.plugins import static_scan
@@ -30,7 +32,7 @@ from softbench.plugins.info import BackendInfo
 from softbench.plugins.select import not_loaded, not_loaded_text, select, unknown_names
 from softbench.plugins.source import PluginSource, origins
 from softbench.processes.activity import Activity
-from softbench.processes.pool import Pool
+from softbench.processes.pool import Lost, Pool
 from softbench.processes.session import Session, choose_device
 from softbench.processes.slot import WorkerSlot
 from softbench.results import store
@@ -167,7 +169,7 @@ def run(request: Request, observer: Observer, on_start: Callable[[store.Run], No
         place.tell(kept.name)
         on_start(kept)
         session.pool.tell(kept.keep_log)
-        pace = Pace(plan, activity, kept.has)
+        pace = Pace(plan, activity, kept.has, unsupported(session.pool, plan, slots))
         observer.begin(plan, pace, kept.name)
         try:
             execute(plan, kept, Watch(observer, pace, load), session.pool, slots, session.environment)
@@ -199,6 +201,19 @@ def exit_code(records: Sequence[Record]) -> int:
         return 1
     names = {record.backend for record in records} - {YARDSTICK} or {YARDSTICK}
     return 0 if any(record.status is Status.OK for record in records if record.backend in names) else 1
+
+
+def unsupported(pool: Pool, plan: Plan, slots: Sequence[WorkerSlot]) -> frozenset[tuple[str, Case]]:
+    """The backends and cases of cells that will be skipped, from all slots with a worker. A slot that does not reply loses its worker."""
+    asked = [slot for slot in slots if slot.info.able]
+    requests = {i: (slot.worker, ListUnsupported(plan.cases)) for i, slot in enumerate(asked) if slot.worker is not None}
+    found: set[tuple[str, Case]] = set()
+    for i, reply in (pool.gather(requests, plan.settings.timeout["import"], "import") if requests else {}).items():
+        if isinstance(reply, Unsupported):
+            found |= {(asked[i].name, plan.cases[place]) for place in reply.places if 0 <= place < len(plan.cases)}
+        elif isinstance(reply, Lost):
+            asked[i].worker = None
+    return frozenset(found)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -24,6 +25,7 @@ from softbench.core.replies import (
     Profiled,
     Skip,
     Timed,
+    Unsupported,
     Verified,
 )
 from softbench.core.text import one_line
@@ -94,6 +96,15 @@ class Server:
             keep_cupti_loaded()
         infos = [info(backend, source) for backend in named]
         return Loaded([info_to_json(info) for info in infos])
+
+    def unsupported(self, cases: Sequence[Case]) -> Unsupported:
+        """The places of the cases that the backend does not support; one whose answer fails is not among them."""
+        found = Unsupported([])
+        for place, case in enumerate(cases):
+            with suppress(Exception):  # its build reports the failure
+                if why_not(self.backend.supports(case), "supports"):
+                    found.places.append(place)
+        return found
 
     def build(self, case: Case, seed: int) -> Built | Skip:
         """Prepare the backend for a case, with a first call and a synchronization."""

@@ -122,6 +122,14 @@ def test_cells_that_are_never_measured_are_not_counted(activity, clock):
     assert Pace(replace(plan, cases=(*plan.cases, huge)), activity, lambda *_: False).cells == 3
 
 
+def test_skips_that_are_known_beforehand_are_not_counted(activity):
+    plan = make(cases=2, processes=3)
+    skipped = [("a", plan.cases[1]), ("b", plan.cases[1])]
+    known, unknown = (Pace(plan, activity, lambda *_: False, cells) for cells in (skipped, []))
+    assert (known.cells, unknown.cells) == (3 * 4, 3 * 6)
+    assert known.seconds_left() < unknown.seconds_left()
+
+
 def test_stored_cells_are_done_and_take_no_time(activity):
     pace = pace_of(activity, stored=lambda process, _, case: case.N < 3, processes=2)
     assert (pace.done, pace.cells) == (2 * 2 * 3, 2 * 4 * 3)

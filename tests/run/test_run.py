@@ -133,3 +133,23 @@ def test_a_run_says_where_its_time_went(cli):
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("softbench: took ")]
     assert " time " in line
     assert " s: " in line
+
+
+def test_workers_say_which_cases_they_do_not_support(cli, tmp_path):
+    """A backend whose answer raises is asked again in its build; one that exits there is measured by a new worker."""
+    (tmp_path / "plug.py").write_text(
+        "import os\nfrom softbench.plugins.backend import Backend\nimport torch\n"
+        "class B(Backend):\n"
+        "    def __init__(self, name): self.name = name\n"
+        "    def supports(self, case):\n"
+        "        if self.name == 'even': return None if case.N % 2 == 0 else 'odd'\n"
+        "        if self.name == 'raises': raise ValueError('no idea')\n"
+        "        os._exit(3)\n"
+        "    def prepare(self, case): return lambda x: torch.softmax(x, -1)\n"
+        "backends = [B('even'), B('raises'), B('exits')]\n"
+    )
+    done = cli("run", "--plugin", "plug.py", "--backends", "even,raises,exits", "--M", 8, "--N", "7,8", "--device", "cpu", "--quick")
+    assert "; 7 cells, about" in done.stderr
+    outcomes = {(cell["backend"], cell["case"]["N"]): cell["outcome"]["kind"] for cell in cli.document()["cells"]}
+    assert (outcomes["even", 7], outcomes["even", 8]) == ("skipped", "measured")
+    assert {outcomes[name, 8] for name in ("raises", "exits")} == {"failed"}
