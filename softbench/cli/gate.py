@@ -79,8 +79,7 @@ def gate(
         _reject_with_self_test(candidate, processes, markdown, junit)
         if baseline is not None:
             _reject_with_sittings(plot, resume)
-            others = {**sweep, "config": config, "families": families, "reference": reference}
-            _sitting_test(files, others, baseline, strictness, stored, outputs)
+            _sitting_test(files, dict(sweep, config=config, families=families, reference=reference), baseline, strictness, stored, outputs)
         _self_test(files, reference, families, _request(sweep, config, output, resume), strictness, stored, outputs)
     _reject_without_self_test(families, resume)
     if candidate is not None or reference is not None:
