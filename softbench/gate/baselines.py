@@ -35,8 +35,8 @@ def save(parts: Sequence[RunSamples], name: str, folder: Path = FOLDER, *, force
     Raises:
         UsageError: an invalid name, or one that exists without `force`.
         ResultsError: one run given twice, or the folder cannot be written.
-        InconclusiveError: processes are too few or too noisy (the message has the command that measures more), or the runs are of different
-            machines or sweeps.
+        InconclusiveError: processes are too few or too noisy, and the message has the command that measures more. Or the runs are of
+            different machines or sweeps.
     """
     file = path_of(name, folder)
     if file.exists() and not force:
