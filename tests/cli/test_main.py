@@ -30,14 +30,15 @@ def test_a_run_ends_with_table_csv_and_exit_0(cli):
     assert len(found) == 3 * 2 * 2 * 3
     assert {row["backend"] for row in found} == {"copy", "naive", "torch"}
     assert {row["class"] for row in found if row["backend"] == "naive" and row["dtype"] == "bf16"} == {"low-precision"}
-    assert all(float(row["gbps"]) > 0 and float(row["of_copy"]) > 0 and int(row["n"]) >= 9 for row in found)
+    assert all(float(row["gbps"]) > 0 and float(row["of_copy"]) > 0 for row in found)
+    assert all(int(row["n"]) >= 9 or int(row["throttled_batches"]) for row in found)  # a disturbed batch does not count
     assert all(float(row["speedup"]) == 1 for row in found if row["backend"] == "torch")
     document = cli.document()
     assert document["environment"]["torch"]
     assert document["command"].startswith("softbench run --backends naive,torch")
     assert document["fingerprint"]["rounds"] == 3
     batches = document["cells"][0]["outcome"]["timing"]["batches"]
-    assert [batch["round"] for batch in batches] == [0, 1, 2]
+    assert sorted({batch["round"] for batch in batches}) == [0, 1, 2]
 
 
 def test_torch_compile_is_cached_the_second_time(cli, tmp_path):
@@ -284,8 +285,9 @@ def test_bad_input_is_one_clear_line_and_exit_2(cli, what):
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
     if what != "an unknown flag":  # Typer prints a usage line above its message
-        assert [line for line in done.stderr.splitlines() if "softbench:" in line] == done.stderr.splitlines()
-        assert len(done.stderr.splitlines()) == 1
+        lines = [line for line in done.stderr.splitlines() if "import of" not in line]  # progress of a slow machine
+        assert len(lines) == 1
+        assert lines[0].startswith("softbench:")
     assert [path for path in sorted(cli.folder.rglob("*")) if path.name != "results"] == before
 
 
