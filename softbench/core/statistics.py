@@ -76,15 +76,19 @@ def _pooled(timing: Timing) -> list[float]:
     return [sample for batch in counted(timing.batches) for sample in batch.samples_us]
 
 
+def _round_medians(timing: Timing) -> dict[tuple[int, int], float]:
+    """The median of each counted round, by process set and number. A round that stayed disturbed has several batches."""
+    found: dict[tuple[int, int], list[float]] = {}
+    for batch in counted(timing.batches):
+        found.setdefault((batch.process, batch.round), []).append(median(batch.samples_us))
+    return {key: median(medians) for key, medians in found.items()}
+
+
 def times_faster(timing: Timing, reference: Timing) -> float:
     """Median over the shared rounds of reference time / time; above 1 is faster than the reference.
 
     Rounds are paired, as drift affects both backends of a round alike. Without shared rounds it is the ratio of the two medians.
     """
-    by_round = {(batch.process, batch.round): median(batch.samples_us) for batch in counted(reference.batches)}
-    ratios = [
-        by_round[batch.process, batch.round] / median(batch.samples_us)
-        for batch in counted(timing.batches)
-        if (batch.process, batch.round) in by_round
-    ]
+    theirs, ours = _round_medians(reference), _round_medians(timing)
+    ratios = [theirs[key] / us for key, us in ours.items() if key in theirs]
     return median(ratios) if ratios else median_us(reference) / median_us(timing)

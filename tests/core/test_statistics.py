@@ -6,7 +6,7 @@ import pytest
 
 from softbench.core import statistics
 from softbench.core.case import Case, Direction
-from softbench.core.outcome import Batch, Timing
+from softbench.core.outcome import Batch, Telemetry, Timing
 from softbench.core.statistics import median_interval
 from softbench.ops.softmax.spec import OPERATION
 
@@ -57,3 +57,11 @@ def test_interval_ranks_are_exact_binomial_tails(level):
             k += 1
         expected = (k, n + 1 - k) if k else None
         assert median_interval(list(range(1, n + 1)), level) == expected, n
+
+
+def test_a_round_with_several_disturbed_batches_counts_once():
+    """Of a backend with itself, the ratio is 1."""
+    batches = [Batch(0, number, 0, (us,), Telemetry(throttled="waited")) for number, us in ((0, 10.0), (0, 30.0), (0, 20.0), (1, 10.0))]
+    disturbed = Timing(tuple(batches), "do_bench")
+    assert statistics.times_faster(disturbed, disturbed) == 1
+    assert statistics.times_faster(timing((10,), (10,)), disturbed) == 1.5  # rounds of 20 and 10
