@@ -123,7 +123,7 @@ def test_markdown_is_the_main_table(main):
     assert code == 0
     lines = out.splitlines()
     assert lines[2] == "| N | copy | torch | compile | liger | quack | triton-row | triton | cuda |"
-    assert lines[4].startswith("| 1024 | 1742 | 1139 65% 1.00x | 1519 88% 1.33x ! |")
+    assert lines[4].startswith("| 1024 | 1944 | 1192 61% 1.00x | 1466 77% 1.24x ! |")
     assert any(line.startswith("- noisy (") for line in lines)
     assert "| backend | direction |" in main("show", FRONTIER, "--markdown", "--long")[1]
     assert "| backend | build |" in main("show", FRONTIER, "--markdown", "--costs")[1]

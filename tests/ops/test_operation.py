@@ -27,5 +27,6 @@ def test_each_tensor_has_its_own_shape_and_bytes():
 
 
 def test_a_pass_names_what_its_call_returns():
-    assert LOSS.outputs(Case(8, 100, "bf16", Direction.FORWARD)) == ("loss",)
-    assert LOSS.outputs(Case(8, 100, "bf16", Direction.BOTH)) == ("loss", "dx")
+    assert LOSS.outputs(Case(8, 100, "bf16", Direction.FORWARD)).keys() == {"loss"}
+    assert list(LOSS.outputs(Case(8, 100, "bf16", Direction.BOTH))) == ["loss", "dx"]
+    assert [spec.dtype for spec in LOSS.inputs(Case(8, 100, "bf16", Direction.BOTH))] == ["case", "int64"]

@@ -1,6 +1,7 @@
 """The order of things over sets of processes, and what is planned, with workers that only pretend."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from pretended import FakePool, info, make
@@ -62,7 +63,14 @@ def test_on_a_gpu_the_next_forkserver_starts_early(monkeypatch, device, order):
     caller = FakePool()
     caller.activity, caller.threads = Activity(), None
     pace = Pace(plan, caller.activity, kept.has)
-    run.execute(plan, kept, run.Watch(log.append, pace, CpuLoad(log.append)), caller, [WorkerSlot(o) for o in plan.infos], {})
+    run.execute(
+        plan,
+        kept,
+        run.Watch(SimpleNamespace(note=log.append, advance=lambda case: None), pace, CpuLoad(log.append)),
+        caller,
+        [WorkerSlot(o) for o in plan.infos],
+        {},
+    )
     assert kept.added == [0, 1, 3]
     assert (pace.done, pace.cells) == (4 * 3, 4 * 3)
     assert [line.split()[0] for line in log] == [line.split()[0] for line in order]
