@@ -18,8 +18,7 @@ _CODE = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from softbench
 SPINS = "10000"
 """How often a waiting OpenMP thread looks before it sleeps, about 0.1 ms; libgomp's own 300000 are several ms.
 
-If another process has one of two cores, a waiting thread takes the other one from the thread that works. A softmax of 0.6 ms then took 8 to
-22 ms, and 1.4 ms with this number.
+If another process has one of two cores, a waiting thread takes the other one from the thread that works.
 """
 
 
