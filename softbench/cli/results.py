@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,7 +14,7 @@ from softbench.cli import options
 from softbench.cli.actions import note, printed, read, wrote_to_stdout
 from softbench.cli.options import ResultsFile
 from softbench.cli.panels import OUTPUT, WHAT, PanelCommand
-from softbench.core.errors import InconclusiveError, UsageError
+from softbench.core.errors import InconclusiveError, ResultsError, UsageError
 from softbench.core.text import one_line, printable, unknown
 
 if TYPE_CHECKING:
@@ -194,10 +195,23 @@ def compare(
     head = [f"{letter}: {name}, {device}" for letter, name, device in zip("AB", names, devices, strict=True)]
     if not wrote_to_stdout(lambda: _document(names, devices, threshold, common, summary(compared)), json):
         _compare(head, common, summary(compared), markdown=markdown)
+    if devices[0] == devices[1] and (different := _different_environments(a, b)):
+        note(f"the environments differ: {'; '.join(different)}")
     if devices[0] != devices[1]:
         note(f"the devices differ: A is {devices[0]}, B is {devices[1]}; the ratios compare the devices, not the backends")
         raise typer.Exit(InconclusiveError.exit_code)
     raise typer.Exit(int(exit_code and any(pair.worse for pair in compared)))
+
+
+def _different_environments(a: Path, b: Path) -> list[str]:
+    """How the environments of two results files differ, from the JSON beside each; none if one has no JSON."""
+    from softbench.gate.environment_match import differences
+    from softbench.gate.run_files import load
+
+    with suppress(ResultsError, KeyError, TypeError, ValueError):
+        first, second = (dict(load(file.with_suffix(".json"))["environment"]) for file in (a, b))
+        return differences(first, second)
+    return []
 
 
 def _document(names: Sequence[str], devices: Sequence[str], threshold: float, shown: Sequence[Pair], summary: str) -> dict[str, object]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from softbench.core.errors import InconclusiveError, UsageError
@@ -68,6 +68,12 @@ def check(new: RunSamples, base: RunSamples, allowed: Sequence[str] = ()) -> lis
         if new.settings.get(name) != base.settings.get(name):
             warnings.append(f"differs: {name} was {_recorded(base.settings.get(name))}, now it is {_recorded(new.settings.get(name))}")
     return warnings
+
+
+def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
+    """The facts in which the environments of two runs on one device differ, as `torch_threads is 2 in A, 1 in B`."""
+    facts = (*STRICT.get(str(a.get("device")), STRICT["cuda"]), *WARNING_FACTS)
+    return [f"{name} is {_recorded(a.get(name))} in A, {_recorded(b.get(name))} in B" for name in facts if a.get(name) != b.get(name)]
 
 
 def one_machine(parts: Sequence[RunSamples], allowed: Sequence[str] = ()) -> list[str]:

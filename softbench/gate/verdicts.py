@@ -241,6 +241,7 @@ def corrected(tests: Sequence[CellTest], rules: Rules, *, share: float = 1.0, ot
             reason = f"significant on its own but not after correction for multiple tests (p {p:.2g})"
         if not test.verdict.gated and test.verdict.reason:
             reason = f"{test.verdict.reason}; {reason}"
+        p = faster_p.get(key, test.faster_p) if state is State.FASTER else p
         verdicts.append(replace(test.verdict, state=state, reason=reason, p=p, fdr_significant=fdr_significant))
     return verdicts
 

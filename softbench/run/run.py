@@ -179,7 +179,10 @@ def run(request: Request, observer: Observer, on_start: Callable[[store.Run], No
                 kept.write_rows()
             raise
         kept.header["seconds"] = {key: round(value, 3) for key, value in {**activity.seconds, "wall": time.monotonic() - begin}.items()}
-    kept.finish(publish=any(record.status is Status.OK for record in kept.records()))
+    measured = any(record.status is Status.OK for record in kept.records())
+    kept.finish(publish=measured)
+    if not measured:
+        observer.note("nothing was measured, so latest.csv and latest.json stay those of an earlier run")
     return kept
 
 

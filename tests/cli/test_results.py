@@ -63,6 +63,17 @@ def test_compare_fails_on_request_only(main, write):
     )
 
 
+def test_compare_names_the_facts_that_differ(main, write):
+    """Two threads against one gave a ratio of 0.46 without a word."""
+    write(1, 1, 1)
+    assert main("compare", "a.csv", "b.csv")[2] == ""
+    for name, threads in (("a", 2), ("b", 1)):
+        Path(f"{name}.json").write_text(json.dumps({"environment": {"device": "cpu", "cpu": "x", "torch_threads": threads}}))
+    assert main("compare", "a.csv", "b.csv")[::2] == (0, "softbench: the environments differ: torch_threads is 2 in A, 1 in B\n")
+    Path("b.json").write_text('{"environment": 3}')
+    assert main("compare", "a.csv", "b.csv")[2] == ""
+
+
 def test_compare_of_two_devices_is_one_line_and_exit_3(main, write):
     write(1, 1, 2, device="B200")
     code, out, err = main("compare", "a.csv", "b.csv", "--exit-code")
