@@ -58,6 +58,7 @@ def judge(measure: Measure, request: Request, base: RunSamples, rules: Rules, al
         InconclusiveError: the baseline has too few processes, or comes from another machine.
     """
     unpaired.require_base(base)
+    environment_match.check_threads(request.settings().threads, base, allowed)
     try:
         run = measure(request)
     except UsageError as error:

@@ -70,6 +70,20 @@ def check(new: RunSamples, base: RunSamples, allowed: Sequence[str] = ()) -> lis
     return warnings
 
 
+def check_threads(threads: int | None, base: RunSamples, allowed: Sequence[str]) -> None:
+    """Check a number of CPU threads before anything is measured with it.
+
+    Raises:
+        InconclusiveError: the baseline has another number.
+    """
+    recorded = base.environment.get("torch_threads")
+    if threads not in (None, recorded) and "torch_threads" not in allowed:
+        raise InconclusiveError(
+            f"--threads {threads}: cannot be compared with {base.source}: torch_threads was {_recorded(recorded)}; leave out --threads, "
+            "or: --allow-env-mismatch torch_threads"
+        )
+
+
 def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
     """The facts in which the environments of two runs on one device differ, as `torch_threads is 2 in A, 1 in B`."""
     facts = (*STRICT.get(str(a.get("device")), STRICT["cuda"]), *WARNING_FACTS)

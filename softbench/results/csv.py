@@ -74,6 +74,8 @@ def read_csv(path: Path) -> tuple[list[Row], list[str]]:
         raise ResultsError(f"{path}: has {lines} lines, and softbench reads at most {MAX_CELLS} cells; split the file")
     if not text.strip():
         raise ResultsError(f"{path}: is empty; give the .csv that softbench run wrote")
+    if text.lstrip().startswith("{"):
+        raise ResultsError(f"{path}: is JSON; give the .csv beside it")
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     rows: list[Row] = []
     try:

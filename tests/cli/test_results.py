@@ -180,6 +180,7 @@ CONTRADICTIONS = {
     "a comparison twice": (("compare", "a.csv", "b.csv", "--json", "-", "--markdown"), f"--json - and --markdown: {ONE_STDOUT}"),
     "stdin twice": (("compare", "-", "-"), "-: only one of the files can be stdin"),
     "stdin twice in a plot": (("plot", "-", "-", "-o", "x.png"), "-: only one of the files can be stdin"),
+    "the JSON": (("show", "run.json"), "run.json: is JSON; give the .csv beside it"),
     "an empty file": (("show", "empty.csv"), "empty.csv: is empty; give the .csv that softbench run wrote"),
 }
 
@@ -189,6 +190,7 @@ def test_contradictory_flags_are_refused_in_one_line(main, write, what):
     """One of the two flags was ignored, and a second `-` read an empty file."""
     write(1, 1, 1)
     Path("empty.csv").write_text("\n")
+    Path("run.json").write_text('{"schema": 1}')
     arguments, message = CONTRADICTIONS[what]
     assert main(*arguments) == (2, "", f"softbench: {message}\n")
 

@@ -73,6 +73,14 @@ def test_a_baseline_of_few_processes_is_refused_before_measuring(tmp_path):
         judge(tmp_path, stored(dice(1), 4))
 
 
+def test_another_number_of_threads_is_refused_before_measuring():
+    base = stored(dice(1), 10, cells=2, source="here.json")
+    base = replace(base, environment={**base.environment, "device": "cpu", "torch_threads": 1})
+    request = baseline_run.baseline_request(replace(asked(), flags={**asked().flags, "threads": 2}), base)
+    with pytest.raises(InconclusiveError, match=r"--threads 2: cannot be compared with here\.json: torch_threads was 1"):
+        baseline_run.judge(None, request, base, RULES)
+
+
 def test_a_backend_that_is_gone_is_named_with_its_flag(tmp_path):
     def measure(request):
         raise UsageError("--backends: unknown 'ours'; known are torch")
