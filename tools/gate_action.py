@@ -62,7 +62,7 @@ def install(env: Mapping[str, str]) -> int:
     place = folder(env)
     marker, python = place / "key", place / "bin" / "python"
     complete = marker.is_file() and marker.read_text(encoding="utf-8") == key(env) and python.exists()
-    what = ["--no-deps", "--force-reinstall"] if complete else shlex.split(env.get("GATE_PACKAGES", ""))
+    what = ["--no-deps", "--force-reinstall"] if complete else _words(env, "GATE_PACKAGES", "packages")
     if not complete:
         shutil.rmtree(place, ignore_errors=True)
         subprocess.run([sys.executable, "-m", "venv", place], check=True)
@@ -113,7 +113,7 @@ def two_commits(env: Mapping[str, str], worktree: Path) -> list[str]:
         raise NotMeasuredError(f"file {file}: is not in the base {found.stdout[:12]}, so there is nothing to compare with", INCONCLUSIVE)
     suffix = f".{env['GATE_BACKEND']}" if env.get("GATE_BACKEND") else ""
     plugins = ["--plugin", f"head={head_file}", "--plugin", f"base={worktree / file}"]
-    return ["--candidate", f"head{suffix}", "--reference", f"base{suffix}", *plugins, *shlex.split(env.get("GATE_ARGS", ""))]
+    return ["--candidate", f"head{suffix}", "--reference", f"base{suffix}", *plugins, *_words(env, "GATE_ARGS", "args")]
 
 
 def measured(command: list[str], log: Path) -> tuple[int, str]:
@@ -155,6 +155,18 @@ def set_outputs(env: Mapping[str, str], **values: object) -> None:
         file.writelines(f"{name}={value}\n" for name, value in values.items())
 
 
+def _words(env: Mapping[str, str], name: str, given: str) -> list[str]:
+    """The words of an input, as a shell splits them.
+
+    Raises:
+        NotMeasuredError: a quotation mark is open.
+    """
+    try:
+        return shlex.split(env.get(name, ""))
+    except ValueError as error:
+        raise NotMeasuredError(f"{given} {env[name]}: {error}") from None
+
+
 def _switch(env: Mapping[str, str], name: str) -> bool:
     value = env.get(name) or "false"
     if value not in ("true", "false"):
@@ -171,4 +183,8 @@ STEPS: dict[str, Callable[[Mapping[str, str]], int]] = {"environment": environme
 
 if __name__ == "__main__":
     step, *rest = sys.argv[1:]
-    sys.exit(gate(os.environ, rest) if step == "gate" else STEPS[step](os.environ))
+    try:
+        sys.exit(gate(os.environ, rest) if step == "gate" else STEPS[step](os.environ))
+    except NotMeasuredError as error:
+        print(f"::error title=softbench gate::{error}")
+        sys.exit(error.code)

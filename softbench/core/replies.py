@@ -12,7 +12,7 @@ from softbench.core.machine import Machine, machine_from_json
 from softbench.core.outcome import Accuracy, Build, Grade, Profile, Status, Telemetry
 from softbench.core.validate import typed
 
-INVALID = (KeyError, TypeError, ValueError, AttributeError)
+INVALID = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
 """What `parse` raises for an invalid reply."""
 INVALID_REPLY = "the worker sent an invalid reply"
 

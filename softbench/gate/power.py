@@ -45,12 +45,14 @@ def check_noise(base: RunSamples) -> list[str]:
     Advisory cells do not count, since they never change the gate's decision.
 
     Raises:
-        InconclusiveError: the plan finds no slowdown up to LARGEST_MARGIN, in more cells than may be ambiguous. The gate would be
-            inconclusive about unchanged code.
+        InconclusiveError: there is no copy. Or the plan finds no slowdown up to LARGEST_MARGIN, in more cells than may be ambiguous, so that
+            the gate would be inconclusive about unchanged code.
     """
     rules, device = Rules(margin=MARGIN), base.environment.get("device")
     found = slowdowns_found(base, SECOND_LOOK * MIN_NEW, rules)
     medians = {key: base.cells[key].medians_us().values() for key in found}
+    if not found and base.processes > 1:
+        raise InconclusiveError(f"{base.source}: has no results of copy, which shows how the machine changes; measure again with copy")
     gated = {key: finds for key, finds in found.items() if not launch_bound(median(medians[key]), device, base.cells[key])}
     for limit, refused in ((LARGEST_MARGIN, True), (AMBIGUOUS_UP_TO, False)):
         noisy = sorted((key for key, finds in gated.items() if finds > limit), key=lambda key: -gated[key])

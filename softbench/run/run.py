@@ -195,6 +195,7 @@ def _in_turn(settings: Settings, activity: Activity, observer: Observer, end: Ex
         opened.close()  # its workers hold memory, and what the other run holds would count as taken
         place.wait(activity, observer.note)
         session = opened.enter_context(open_session(settings, activity))
+    end.callback(opened.close)  # before the place is left, so that the next run finds the memory free
     return session, place
 
 

@@ -57,7 +57,7 @@ def _kernel_of(source: str) -> FunctionType | None:
     """The function of the kernel with this source, among the kernels of all modules: Triton removes its compiler's frames."""
     triton = sys.modules["triton"]
     for module in list(sys.modules.values()):
-        for found in list(vars(module).values()):
+        for found in list(getattr(module, "__dict__", {}).values()):
             while isinstance(found, triton.KernelInterface) and not isinstance(found, triton.JITFunction):
                 found = getattr(found, "fn", None)  # the kernel of an autotuner
             if isinstance(found, triton.JITFunction) and found.src == source and isinstance(found.fn, FunctionType):

@@ -40,13 +40,22 @@ def failure(stage: str, error: Exception, source: PluginSource | None) -> Failur
     text = str(error).strip()
     # A compiler's log or a CUDA hint may follow; the first line says what happened, the log keeps the rest.
     reason = f"{type(error).__name__}: {text.splitlines()[0]}" if text else type(error).__name__
-    place = user_line(error, source)
+    place, compiled = _place(error, source)
     if isinstance(error, SyntaxError):
         reason = f"{type(error).__name__}: {error.msg}"
     if isinstance(error, SoftbenchError):
         reason, place = text, Path(source.target).name if source is not None and source.kind == "file" else ""
-    elif compiled := compiler_error(error):
+    elif compiled:
         reason, place = f"{type(error).__name__}: {compiled}", ""
     traceback.print_exception(error)
     place = f" ({one_line(place, 100)})" if place else ""
     return Failure(status, "import" if stage == "load" else stage, one_line(reason, REASON - len(place)) + place, poisoned())
+
+
+def _place(error: BaseException, source: PluginSource | None) -> tuple[str, str]:
+    """The user's line and the compiler's first error. Without them if the search fails: it reads files and modules of the plugin."""
+    try:
+        return user_line(error, source), compiler_error(error)
+    except Exception:
+        traceback.print_exc()
+        return "", ""

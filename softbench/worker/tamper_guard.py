@@ -14,9 +14,9 @@ from types import ModuleType
 
 import torch
 
-from softbench.ops import registry
-from softbench.ops.softmax import independent, inputs, numerics, reference, structured_rows, tolerance
-from softbench.worker import output_checks, persisting_l2
+from softbench.ops import operation, registry, rows
+from softbench.ops.softmax import independent, inputs, numerics, reference, spec, structured_rows, tolerance
+from softbench.worker import output_checks, persisting_l2, row_sample
 from softbench.worker.persisting_l2 import PersistingL2
 
 PROTECTED: dict[ModuleType, str] = {
@@ -29,12 +29,17 @@ PROTECTED: dict[ModuleType, str] = {
     tolerance: "check excess bound_forward bound_backward bound_both",
     reference: "forward backward by_numpy",
     independent: "chosen wide forward backward compare",
-    output_checks: "breach misformed poison forms",
+    output_checks: "breach misformed poison forms as_tuple same",
     inputs: "make refill",
     structured_rows: "kinds make_structured",
     numerics: "NUMERICS SoftmaxNumerics.make SoftmaxNumerics.refill SoftmaxNumerics.drawn SoftmaxNumerics.make_structured "
+    "SoftmaxNumerics.kinds SoftmaxNumerics.check_cases "
     "SoftmaxNumerics.check SoftmaxNumerics.check_yardstick SoftmaxNumerics.estimate",
     registry: "NAMES numerics operation",
+    operation: "Operation.inputs Operation.outputs TensorSpec.shape TensorSpec.dtype_of TensorSpec.has_rows TensorSpec.has_columns",
+    spec: "OPERATION",
+    rows: "row_chunks",
+    row_sample: "rows_of rows_to_compare suspects",
 }
 """Names that timing and checking depend on, by module. Each must exist, unless it is in OPTIONAL."""
 PROTECTED_TIMER = "Timer Timer.timeit Timer.blocked_autorange Timer._timeit"

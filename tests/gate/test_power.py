@@ -82,3 +82,11 @@ def test_the_limits_are_those_of_the_gate(main, tmp_path):
     for percent, code in ((power.LARGEST_MARGIN, 0), (power.LARGEST_MARGIN + 0.01, 2)):
         run, base = (write_run(tmp_path, stored(dice(i), 10, cells=5), name=f"run{i}") for i in (1, 2))
         assert main("gate", run, "--baseline", base, "--margin", f"{100 * percent:g}")[0] == code
+
+
+def test_a_run_without_copy_makes_no_baseline():
+    base = stored(dice(1), 10, cells=4)
+    without = replace(base, cells={key: samples for key, samples in base.cells.items() if key.backend != "copy"})
+    assert power.check_noise(base) == []
+    with pytest.raises(InconclusiveError, match="has no results of copy"):
+        power.check_noise(without)

@@ -161,6 +161,7 @@ def test_a_named_base_is_compared(pretended, origin, tmp_path):
         ({"base": "no-such-branch"}, 2, "base no-such-branch: is not a commit of the clone"),
         ({"base": "--help"}, 2, "base --help: is not a commit of the clone"),
         ({"file": "new.py"}, 3, "file new.py: is not in the base"),
+        ({"args": '--N "1'}, 2, 'args --N "1: No closing quotation'),
         ({"neutral_exit_3": "yes"}, 2, "neutral-exit-3 yes: must be true or false"),
     ],
 )

@@ -9,6 +9,7 @@ import pytest
 
 from softbench.plugins.load import load
 from softbench.plugins.source import PluginSource
+from softbench.worker import error_location, failures
 from softbench.worker.error_location import compiler_error, user_line
 
 PLUGIN = """
@@ -135,3 +136,15 @@ def test_an_error_of_triton_names_the_line_of_the_kernel(tmp_path):
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"} | {"PYTHONPATH": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", COMPILE], env=env, capture_output=True, text=True, check=True)
     assert done.stdout == "kernels_of_mine.py:8: NameError('unknown_name is not defined')\n"
+
+
+def test_a_failing_search_leaves_the_plain_reason(monkeypatch):
+    """A module None blocks an import; the search for a kernel's line ended the worker with it."""
+    monkeypatch.setattr(failures, "compiler_error", lambda error: 1 / 0)
+    assert failures.failure("build", ValueError("no luck"), None).reason == "ValueError: no luck"
+
+
+def test_blocked_modules_do_not_end_the_search(monkeypatch):
+    pytest.importorskip("triton")
+    monkeypatch.setitem(sys.modules, "blocked", None)
+    assert error_location._kernel_of("no kernel") is None

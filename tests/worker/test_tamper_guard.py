@@ -56,6 +56,26 @@ def test_exchanged_code_is_noticed(monkeypatch):
     assert guard.replaced() == "replaced softbench.ops.softmax.reference.forward, which measures or judges it"
 
 
+def test_an_operation_can_be_changed_in_no_unguarded_way(monkeypatch):
+    """An attribute of NUMERICS made zeros pass, and another spec of x made probes change nothing."""
+    from softbench.ops.operation import TensorSpec
+    from softbench.ops.softmax import numerics
+    from softbench.ops.softmax.spec import OPERATION
+
+    with pytest.raises(AttributeError):
+        numerics.NUMERICS.check = lambda *_: None
+    with pytest.raises(TypeError):
+        OPERATION.tensors["x"] = TensorSpec(("M",))
+    with pytest.raises(TypeError):
+        OPERATION.passes["forward"] = None
+    guard = bind("cpu")
+    monkeypatch.setattr(TensorSpec, "has_columns", False)
+    assert guard.replaced() == "replaced softbench.ops.operation.TensorSpec.has_columns, which measures or judges it"
+    monkeypatch.undo()
+    monkeypatch.setattr(numerics.SoftmaxNumerics, "kinds", lambda self, case: [])
+    assert guard.replaced() == "replaced softbench.ops.softmax.numerics.SoftmaxNumerics.kinds, which measures or judges it"
+
+
 def dotted_names(path: Path) -> set[str]:
     """Names such as `softbench.ops.softmax.tolerance` in a file's strings: also docstrings."""
     strings = [
