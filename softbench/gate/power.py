@@ -45,8 +45,8 @@ def check_noise(base: RunSamples) -> list[str]:
     Advisory cells do not count, since they never change the gate's decision.
 
     Raises:
-        InconclusiveError: there is no copy. Or the plan finds no slowdown up to LARGEST_MARGIN, in more cells than may be ambiguous, so that
-            the gate would be inconclusive about unchanged code.
+        InconclusiveError: there is no copy. Or the plan finds no slowdown up to LARGEST_MARGIN, in more cells than may be ambiguous, so
+            that the gate would be inconclusive about unchanged code.
     """
     rules, device = Rules(margin=MARGIN), base.environment.get("device")
     found = slowdowns_found(base, SECOND_LOOK * MIN_NEW, rules)
