@@ -16,7 +16,7 @@ END_SECONDS = 10.0  # importing torch holds the interpreter: the forkserver's wa
 _CODE = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from softbench.worker.forkserver import main; main(int(sys.argv[2]))"
 
 SPINS = "10000"
-"""How often a waiting OpenMP thread looks before it sleeps, about 0.1 ms; libgomp's own 300000 are several ms.
+"""How often a waiting OpenMP thread looks before it sleeps; libgomp's own number is 300000.
 
 If another process has one of two cores, a waiting thread takes the other one from the thread that works.
 """
