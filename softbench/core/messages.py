@@ -57,8 +57,9 @@ class LoadSource(Request[Loaded]):
 
 @dataclass(frozen=True)
 class ListUnsupported(Request[Unsupported]):
-    """List the cases that the backend does not support."""
+    """List the cases that backends of the worker's plugin source do not support."""
 
+    names: tuple[str, ...]
     cases: tuple[Case, ...]
     op, replies = "list_unsupported", (Unsupported,)
 
@@ -190,6 +191,8 @@ def request_from_json(data: JsonObject) -> Request[Any]:
         fields["case"] = _case(fields["case"])
     if "cases" in fields:
         fields["cases"] = tuple(map(_case, fields["cases"]))
+    if "names" in fields:
+        fields["names"] = tuple(fields["names"])
     if "direction" in fields:
         fields["direction"] = Direction(fields["direction"])
     return kind(**fields)

@@ -106,14 +106,14 @@ class Skip(Reply):
 
 @dataclass(frozen=True, slots=True)
 class Unsupported(Reply):
-    """The cases that the backend does not support."""
+    """The cases that backends do not support."""
 
-    places: list[int]
-    """Their places in the request, from 0."""
+    places: dict[str, list[int]]
+    """By backend: their places in the request, from 0."""
 
     @classmethod
     def parse(cls, fields: JsonObject) -> Unsupported:
-        return cls([int(place) for place in fields["places"]])
+        return cls({str(name): [int(place) for place in places] for name, places in fields["places"].items()})
 
 
 @dataclass(frozen=True, slots=True)

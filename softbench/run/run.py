@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from softbench.core.case import YARDSTICK, Case
 from softbench.core.errors import SoftbenchError
@@ -71,7 +71,7 @@ def dry_run(request: Request) -> Plan:
         device, gpu = choose_device(settings.device, known.machine)
         return _plan(request, replace(known.machine, cpu_free_bytes=free_memory()), device, gpu, known.infos)
     with open_session(settings) as session:
-        return prepare(session, request)[0]
+        return prepare(session, request).plan
 
 
 def open_session(settings: Settings, activity: Activity | None = None) -> Session:
@@ -91,8 +91,18 @@ def _known(settings: Settings, sources: Sequence[PluginSource]) -> info_cache.Kn
     return info_cache.read(settings.device, sources) if all(source.own for source in sources) else None
 
 
-def prepare(session: Session, request: Request) -> tuple[Plan, list[WorkerSlot]]:
-    """The plan of a run, and a slot for each of its backends; in an interleaved run the slots have their workers.
+class Prepared(NamedTuple):
+    """What is known before the first measurement."""
+
+    plan: Plan
+    slots: list[WorkerSlot]
+    """One for each backend; in an interleaved run those that loaded a plugin source have their worker."""
+    unsupported: frozenset[tuple[str, Case]]
+    """The backends and cases of cells that will be skipped."""
+
+
+def prepare(session: Session, request: Request) -> Prepared:
+    """Load the plugin sources of a run and plan it.
 
     Raises:
         UsageError: a device, backend, reference backend or timer does not exist.
@@ -104,10 +114,11 @@ def prepare(session: Session, request: Request) -> tuple[Plan, list[WorkerSlot]]
     info_cache.write(settings.device, session.machine, session.sources, infos)
     plan = _plan(request, session.machine, session.device, session.gpu, infos)
     slots = [slot for info in plan.infos for slot in opened if slot.info is info]
+    skipped = unsupported(session.pool, plan, opened)
     session.drop([slot for slot in opened if slot not in slots])
     if len(plan.groups) > 1:
         session.drop(slots)
-    return plan, slots
+    return Prepared(plan, slots, skipped)
 
 
 def _plan(request: Request, machine: Machine, device: str, gpu: Gpu | None, infos: Sequence[BackendInfo]) -> Plan:
@@ -154,7 +165,7 @@ def run(request: Request, observer: Observer, on_start: Callable[[store.Run], No
     observer.watch(partial(working, activity))
     with ExitStack() as end:
         session, place = _in_turn(request.settings(), activity, observer, end)
-        plan, slots = prepare(session, request)
+        plan, slots, skipped = prepare(session, request)
         for text in plan.notes:
             observer.note(text)
         load = CpuLoad(observer.note)
@@ -169,7 +180,7 @@ def run(request: Request, observer: Observer, on_start: Callable[[store.Run], No
         place.tell(kept.name)
         on_start(kept)
         session.pool.tell(kept.keep_log)
-        pace = Pace(plan, activity, kept.has, unsupported(session.pool, plan, slots))
+        pace = Pace(plan, activity, kept.has, skipped)
         observer.begin(plan, pace, kept.name)
         try:
             execute(plan, kept, Watch(observer, pace, load), session.pool, slots, session.environment)
@@ -207,14 +218,19 @@ def exit_code(records: Sequence[Record]) -> int:
     return 0 if any(record.status is Status.OK for record in records if record.backend in names) else 1
 
 
-def unsupported(pool: Pool, plan: Plan, slots: Sequence[WorkerSlot]) -> frozenset[tuple[str, Case]]:
-    """The backends and cases of cells that will be skipped, from all slots with a worker. A slot that does not reply loses its worker."""
-    asked = [slot for slot in slots if slot.info.able]
-    requests = {i: (slot.worker, ListUnsupported(plan.cases)) for i, slot in enumerate(asked) if slot.worker is not None}
+def unsupported(pool: Pool, plan: Plan, opened: Sequence[WorkerSlot]) -> frozenset[tuple[str, Case]]:
+    """The backends and cases of cells that will be skipped, from the worker of each plugin source. One that does not reply is lost."""
+    asked = [slot for slot in opened if slot.worker is not None]
+    requests = {
+        i: (slot.worker, ListUnsupported(names, plan.cases))
+        for i, slot in enumerate(asked)
+        if slot.worker and (names := tuple(info.name for info in plan.infos if info.able and info.origin == slot.info.origin))
+    }
     found: set[tuple[str, Case]] = set()
     for i, reply in (pool.gather(requests, plan.settings.timeout["import"], "import") if requests else {}).items():
         if isinstance(reply, Unsupported):
-            found |= {(asked[i].name, plan.cases[place]) for place in reply.places if 0 <= place < len(plan.cases)}
+            named = [(name, place) for name in requests[i][1].names for place in reply.places.get(name, ())]
+            found |= {(name, plan.cases[place]) for name, place in named if 0 <= place < len(plan.cases)}
         elif isinstance(reply, Lost):
             asked[i].worker = None
     return frozenset(found)

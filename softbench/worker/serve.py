@@ -36,8 +36,8 @@ def handle(server: Server, request: Request[Any]) -> Reply:
             return Probed(probe())
         case messages.LoadSource(source, device, name):
             return server.load(PluginSource(**source), device, name)
-        case messages.ListUnsupported(cases):
-            return server.unsupported(cases)
+        case messages.ListUnsupported(names, cases):
+            return server.unsupported(names, cases)
         case messages.BuildCase(case, seed):
             return server.build(case, seed)
         case messages.CheckOutputs():

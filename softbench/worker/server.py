@@ -57,6 +57,8 @@ class Server:
     def __init__(self) -> None:
         self.source: PluginSource | None = None
         self.backend: Any = None
+        self.backends: dict[str, Any] = {}
+        """All backends of the plugin source, by name."""
         self.device = "cpu"
         self.timers: Timers | None = None
         self.graphs = Graphs()
@@ -89,22 +91,23 @@ class Server:
         self.source, self.device = source, device
         self.timers = bind(device)
         self.guard = tamper_guard.bind(device)
-        backends = load(source)
-        named = [backend for backend in backends if backend.name == name] or list(backends)
+        self.backends = {backend.name: backend for backend in load(source)}
+        named = [self.backends[name]] if name in self.backends else list(self.backends.values())
         self.backend = named[0]
         if overwrites_output(self.backend):  # by a CUDA graph
             keep_cupti_loaded()
         infos = [info(backend, source) for backend in named]
         return Loaded([info_to_json(info) for info in infos])
 
-    def unsupported(self, cases: Sequence[Case]) -> Unsupported:
-        """The places of the cases that the backend does not support; one whose answer fails is not among them."""
-        found = Unsupported([])
-        for place, case in enumerate(cases):
-            with suppress(Exception):  # its build reports the failure
-                if why_not(self.backend.supports(case), "supports"):
-                    found.places.append(place)
-        return found
+    def unsupported(self, names: Sequence[str], cases: Sequence[Case]) -> Unsupported:
+        """The places of the cases that backends do not support; one whose answer fails is not among them."""
+        found: dict[str, list[int]] = {name: [] for name in names}
+        for name in self.backends.keys() & found:
+            for place, case in enumerate(cases):
+                with suppress(Exception):  # its build reports the failure
+                    if why_not(self.backends[name].supports(case), "supports"):
+                        found[name].append(place)
+        return Unsupported(found)
 
     def build(self, case: Case, seed: int) -> Built | Skip:
         """Prepare the backend for a case, with a first call and a synchronization."""

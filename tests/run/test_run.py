@@ -144,20 +144,24 @@ def test_a_run_says_where_its_time_went(cli):
 
 
 def test_workers_say_which_cases_they_do_not_support(cli, tmp_path):
-    """A backend whose answer raises is asked again in its build; one that exits there is measured by a new worker."""
-    (tmp_path / "plug.py").write_text(
+    """One worker replies for all backends of a source. What raises is asked again in its build; what exits gets a new worker."""
+    text = (
         "import os\nfrom softbench.plugins.backend import Backend\nimport torch\n"
         "class B(Backend):\n"
         "    def __init__(self, name): self.name = name\n"
         "    def supports(self, case):\n"
         "        if self.name == 'even': return None if case.N % 2 == 0 else 'odd'\n"
         "        if self.name == 'raises': raise ValueError('no idea')\n"
-        "        os._exit(3)\n"
+        "        if self.name == 'odd': return None if case.N % 2 else 'even'\n"
+        "        if self.name == 'exits': os._exit(3)\n"
         "    def prepare(self, case): return lambda x: torch.softmax(x, -1)\n"
-        "backends = [B('even'), B('raises'), B('exits')]\n"
     )
-    done = cli("run", "--plugin", "plug.py", "--backends", "even,raises,exits", "--M", 8, "--N", "7,8", "--device", "cpu", "--quick")
-    assert "; 7 cells, about" in done.stderr
+    (tmp_path / "plug.py").write_text(text + "backends = [B('unused'), B('raises'), B('even'), B('odd')]\n")
+    (tmp_path / "exits.py").write_text(text + "backends = [B('exits')]\n")
+    plugins = ("--plugin", "plug.py", "--plugin", "exits.py", "--backends", "even,odd,raises,exits")
+    done = cli("run", *plugins, "--M", 8, "--N", "7,8", "--device", "cpu", "--quick")
+    assert "; 8 cells, about" in done.stderr  # two each of copy, raises and exits
     outcomes = {(cell["backend"], cell["case"]["N"]): cell["outcome"]["kind"] for cell in cli.document()["cells"]}
-    assert (outcomes["even", 7], outcomes["even", 8]) == ("skipped", "measured")
+    assert [outcomes["even", N] for N in (7, 8)] == ["skipped", "measured"]
+    assert [outcomes["odd", N] for N in (7, 8)] == ["measured", "skipped"]
     assert {outcomes[name, 8] for name in ("raises", "exits")} == {"failed"}

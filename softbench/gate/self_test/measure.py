@@ -80,7 +80,7 @@ def plan_text(plan: Plan, injected: Sequence[str], reference: str) -> str:
     return (
         f"self-test of the gate with {reference}: {text.count(settings.processes, 'A/A repetition')} of "
         f"{text.count(len(plan.cases), 'case')}, each in fresh processes: {reference} beside its A/A copy, "
-        f"and in the {len(injected)} cases of most bytes beside injected slowdowns of {levels}; "
+        f"and in the {text.count(len(injected), 'case')} of most bytes beside injected slowdowns of {levels}; "
         f"{text.count(settings.rounds, 'round')}; about {text.duration(seconds)}"
     )
 

@@ -304,7 +304,7 @@ backends = [
     ),
     Trick("by-quick-thread-when-unwatched", lambda: later(lambda x: by_thread(x, 0)), (*LATE, TIMED), stage="time"),
     Trick("by-thread-when-unwatched", lambda: later(by_thread), (*LATE, TIMED), stage="time"),
-    Trick("side-stream", on_a_side_stream, "stream", stage="either", cuda=True),
+    Trick("side-stream", on_a_side_stream, ("stream", "its output changed"), stage="either", cuda=True),
     Trick("lazy", plain(Lazy), "returned Lazy, not a torch.Tensor"),
     Trick("lazy-negation", plain(lambda x: torch._neg_view(-honest(x))), "returned a lazy view"),
     Trick("one-value-for-all", plain(lambda x: x.new_full((1, 1), 1 / x.shape[1]).expand(x.shape)), "returned an expanded tensor"),
