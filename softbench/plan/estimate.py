@@ -40,6 +40,7 @@ class Rates:
 RATES = {
     "cuda": {
         "load": Rates(case=3.5, cell=0.6),
+        "later load": Rates(cell=0.13),
         "first build": Rates(case=0.1, cell=0.1),
         "build": Rates(case=0.02, cell=0.005, element=1e-11),
         "check": Rates(case=0.01, cell=0.003, element=5e-10),
@@ -48,6 +49,7 @@ RATES = {
     },
     "cpu": {
         "load": Rates(case=1.5, cell=0.2),
+        "later load": Rates(case=1.5, cell=0.2),
         "first build": Rates(cell=0.05, element=1e-8),
         "build": Rates(cell=0.01, element=1e-8),
         "check": Rates(cell=0.02, element=3e-8, compared=1e-7),
@@ -55,7 +57,10 @@ RATES = {
         "profile": Rates(cell=0.001),
     },
 }
-"""`round` is what a round costs beside its timed calls: new inputs, and the verification of outputs."""
+"""`round` is what a round costs beside its timed calls: new inputs, and the verification of outputs.
+
+`later load` is the import of every process set but the first. On a GPU its forkserver starts while the set before it is measured.
+"""
 CALL_ELEMENT = {"cuda": 2e-12, "cpu": 2e-9}
 """Seconds of a call per element, in fp32 and forward."""
 FEWEST_CALLS = {"cuda": 12, "cpu": 7}
@@ -121,16 +126,19 @@ def case_seconds(plan: Plan, case: Case, names: Iterable[str], *, first: bool) -
     return found
 
 
-def load_seconds(plan: Plan, names: Iterable[str]) -> Seconds:
-    """The start of the workers of these backends."""
+def load_seconds(plan: Plan, names: Iterable[str], *, later: bool) -> Seconds:
+    """The start of the workers of these backends; `later`: in a process set that is not the first."""
     chosen = {*names}
-    return {"load": RATES[plan.device]["load"].seconds(sum(info.able and info.name in chosen for info in plan.infos), 0)}
+    rates = RATES[plan.device]["later load" if later else "load"]
+    return {"load": rates.seconds(sum(info.able and info.name in chosen for info in plan.infos), 0)}
 
 
-def set_seconds(plan: Plan, supported: Callable[[str, Case], bool] = lambda *_: True) -> list[tuple[Case, tuple[str, ...], Seconds]]:
+def set_seconds(
+    plan: Plan, supported: Callable[[str, Case], bool] = lambda *_: True, *, later: bool = False
+) -> list[tuple[Case, tuple[str, ...], Seconds]]:
     """The cases of one process set in their order, each with its backends and its phases; the first of each group has its import.
 
-    `supported`: whether a backend has a case, as far as that is known.
+    `supported`: whether a backend has a case, as far as that is known. `later`: the set is not the first.
     """
     found = []
     for names in plan.groups:
@@ -139,10 +147,11 @@ def set_seconds(plan: Plan, supported: Callable[[str, Case], bool] = lambda *_: 
             kind = (case.dtype, case.direction)
             seconds = case_seconds(plan, case, [name for name in names if supported(name, case)], first=kind not in built)
             built.add(kind)
-            found.append((case, names, {**(load_seconds(plan, names) if i == 0 else {}), **seconds}))
+            found.append((case, names, {**(load_seconds(plan, names, later=later) if i == 0 else {}), **seconds}))
     return found
 
 
 def run_seconds(plan: Plan, supported: Callable[[str, Case], bool] = lambda *_: True) -> float:
     """Wall time of the whole run; `supported`: as in `set_seconds`."""
-    return plan.settings.processes * sum(sum(seconds.values()) for _, _, seconds in set_seconds(plan, supported))
+    first, later = (sum(sum(seconds.values()) for *_, seconds in set_seconds(plan, supported, later=later)) for later in (False, True))
+    return first + (plan.settings.processes - 1) * later

@@ -51,9 +51,13 @@ class Pace:
         self._able = {info.name for info in plan.infos if info.able}
         self._unsupported = set(unsupported)
         self._left: dict[Key, estimate.Seconds] = {}
-        of_a_set = estimate.set_seconds(plan, lambda name, case: (name, case) not in self._unsupported)
+
+        def supported(name: str, case: Case) -> bool:
+            return (name, case) not in self._unsupported
+
+        sets = [estimate.set_seconds(plan, supported, later=later) for later in (False, True)]
         for process in range(plan.settings.processes):
-            for number, (case, names, seconds) in enumerate(of_a_set):
+            for number, (case, names, seconds) in enumerate(sets[process > 0]):
                 loaded = process == number == 0 and len(plan.groups) == 1  # by the session
                 self._left[process, names, case] = {phase: s for phase, s in seconds.items() if not (loaded and phase == "load")}
         self.cells = sum(self._count(names, case) for _, names, case in self._left)

@@ -55,6 +55,13 @@ def test_process_sets_and_rounds_multiply_the_time():
     assert estimate.run_seconds(many) > 1.5 * estimate.run_seconds(few)
 
 
+def test_on_a_gpu_later_process_sets_start_quickly():
+    """Their forkserver starts while the set before them is measured; on a CPU each waits for its own."""
+    for device, least, most in (("cuda", 3, 8), ("cpu", 0, 0)):
+        once, twice = (estimate.run_seconds(plan_of(case(8, 8, device=device), device=device, processes=n)) for n in (1, 2))
+        assert least <= 2 * once - twice + 1e-9 and 2 * once - twice <= most + 1e-9
+
+
 def test_no_phase_is_longer_than_its_deadline():
     """A check that is too slow ends its cells, and so does the first verification."""
     for N, most in ((10**10, 140), (10**8, 2 * 130 + 100)):
