@@ -23,7 +23,7 @@ from softbench.cli.panels import LAST, OTHERS, panel_of
 from softbench.core.outcome import Grade
 from softbench.plan.config_file import shipped
 from softbench.plan.settings import Settings
-from softbench.report import listing, tables
+from softbench.report import listing, matrix, tables
 from softbench.results.by_backend import by_backend
 from softbench.results.csv import read_csv
 from softbench.results.rows import Row
@@ -109,6 +109,10 @@ def odd() -> str:
     return shown(rows_of("odd.csv"), legend=False)
 
 
+README_DOUBT = "! noisy or launch-bound: the host's time shows"
+"""What `!` means in README's rows of bf16."""
+
+
 def readme_results() -> str:
     """Eight rows of the frontier: bandwidth and percentage of copy."""
     cells = {(row.N, row.backend): row for row in rows_of("frontier.csv") if (row.direction, row.dtype, row.M) == FRONTIER[0]}
@@ -117,11 +121,12 @@ def readme_results() -> str:
         row = cells[N, backend]
         if row.status != "ok" or row.gbps is None:
             return row.status
-        mark = "~" if row.grade == Grade.FINITE_ONLY else ""
+        mark = ("~" if row.grade == Grade.FINITE_ONLY else "") + ("!" if matrix.doubtful(row) else "")
         return f"{row.gbps:.0f}{mark}" + (f" ({row.of_copy:.0%})" if row.of_copy and backend != "copy" else "")
 
     rows = [(str(N), *(cell(N, backend) for backend in README_BACKENDS)) for N in README_COLUMNS]
-    marks = f"; {tables.FINITE_ONLY}" if any("~" in cell for row in rows for cell in row) else ""
+    there = "".join(cell for row in rows for cell in row)
+    marks = "".join(f"; {meaning}" for mark, meaning in (("~", tables.FINITE_ONLY), ("!", README_DOUBT)) if mark in there)
     command = f"`softbench show results/h200/frontier.csv`, bf16{marks}"
     return table(("N", *(f"`{name}`" for name in README_BACKENDS)), rows, "r" * 9) + f"\n\n({command})"
 
