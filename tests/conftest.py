@@ -10,12 +10,14 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from softbench.core.case import Case, Direction
 from softbench.core.outcome import Accuracy, Batch, Build, Grade, Measured, Record, Timing
+from softbench.ops import registry
 
 TESTS = Path(__file__).parent
 PLUGINS = TESTS / "plugins"
@@ -172,3 +174,11 @@ def make_record() -> Callable[..., Record]:
         return Record(backend, Case(4096, N, "fp32", direction), outcome, "source")
 
     return make
+
+
+@pytest.fixture
+def pick(monkeypatch) -> str:
+    """The name of a second operation, which this process knows; its tensors are those of softmax."""
+    monkeypatch.setattr(registry, "_added", {})
+    registry.add(replace(registry.operation("softmax"), name="pick"), "pick.py")
+    return "pick"

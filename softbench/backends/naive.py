@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from softbench.backends.directions import TensorCall, by_direction
-from softbench.core.case import Case, Direction
+from softbench.backends.directions import Pair, TensorCall, by_direction
+from softbench.core.case import OPERATION, Case, Direction
 from softbench.plugins.backend import Call
 
 
@@ -30,10 +30,28 @@ def naive_backward(dy: torch.Tensor, y: torch.Tensor, dim: int = -1) -> torch.Te
     return y * (dy - dot)
 
 
+def naive_log_forward(x: torch.Tensor, dim: int = -1) -> torch.Tensor:
+    """x - max - log(sum(exp(x - max))) over `dim`. The maximum is detached as in `naive_forward`."""
+    if x.numel() == 0:
+        return torch.empty_like(x)
+    shifted = x - x.amax(dim=dim, keepdim=True).detach()
+    return shifted - torch.exp(shifted).sum(dim=dim, keepdim=True).log()
+
+
+def naive_log_backward(dy: torch.Tensor, y: torch.Tensor, dim: int = -1) -> torch.Tensor:
+    """dx = dy - exp(y) * sum(dy) over `dim`."""
+    return dy - torch.exp(y) * dy.sum(dim=dim, keepdim=True)
+
+
+PAIRS: dict[str, Pair] = {"softmax": (naive_forward, naive_backward), "log_softmax": (naive_log_forward, naive_log_backward)}
+"""The forward and backward of each operation."""
+
+
 class Naive:
     """Five eager operations, numerically stable; 16-bit inputs are rounded after each operation."""
 
     name = "naive"
+    operations = tuple(PAIRS)
     advice = "never for use; the compilers fuse this function"
 
     def available(self) -> str | None:
@@ -43,10 +61,10 @@ class Naive:
         return None
 
     def prepare(self, case: Case) -> Call:
-        return by_direction(case, naive_forward, naive_backward)
+        return by_direction(case, *PAIRS[case.op])
 
-    def over_dim(self, direction: Direction) -> TensorCall:
-        return naive_forward if direction is Direction.FORWARD else naive_backward
+    def over_dim(self, direction: Direction, op: str = OPERATION) -> TensorCall:
+        return PAIRS[op][direction is not Direction.FORWARD]
 
 
 backend = Naive()

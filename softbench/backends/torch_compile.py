@@ -11,9 +11,8 @@ from typing import Any
 
 import torch
 
-from softbench.backends import torch_eager
+from softbench.backends import naive, torch_eager
 from softbench.backends.directions import Pair, by_direction
-from softbench.backends.naive import naive_backward, naive_forward
 from softbench.core.case import Case, Direction
 from softbench.core.toolchain import missing_compiler
 from softbench.ops.dtypes import DTYPES
@@ -24,11 +23,8 @@ os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
 GRAPH_CALLS = 3  # the first call warms up, the second records the CUDA graph, the third replays it
 
-FUNCTIONS: dict[str, Pair] = {
-    "compile": (naive_forward, naive_backward),
-    "compile-torch": (torch_eager._forward, torch_eager._backward),
-}
-"""The forward and backward to compile, by the name before the colon."""
+FUNCTIONS: dict[str, dict[str, Pair]] = {"compile": naive.PAIRS, "compile-torch": torch_eager.PAIRS}
+"""The forward and backward to compile, by the name before the colon and the operation."""
 OF = {"compile": "the naive function", "compile-torch": "F.softmax"}
 
 
@@ -36,6 +32,7 @@ class Compiled:
     """torch.compile of a function, by Inductor or another Dynamo backend."""
 
     compiles: bool | str = True
+    operations = tuple(naive.PAIRS)
     build_seconds = 1.5
 
     def __init__(
@@ -54,7 +51,7 @@ class Compiled:
         self.family = name.partition(":")[0]
         self.summary = f"torch.compile of {OF[self.family]}{summary}"
         self.reset, self.options = reset, options
-        self._kept: tuple[tuple[str, Direction], Pair] | None = None
+        self._kept: tuple[tuple[str, str, Direction], Pair] | None = None
 
     def available(self) -> str | None:
         return missing_compiler(cuda=torch.cuda.is_available())
@@ -67,13 +64,13 @@ class Compiled:
     def prepare(self, case: Case) -> Call:
         """Compiles for the case. With `reset`, Dynamo first forgets earlier shapes: dynamic shapes would replace the kernel.
 
-        Without `reset`, the shapes of one dtype and direction share a function, as in a user's program. Sharing more would exceed
-        Dynamo's recompilation limit, after which Dynamo runs the function eagerly without a warning.
+        Without `reset`, the shapes of one operation, dtype and direction share a function, as in a user's program. Sharing more would
+        exceed Dynamo's recompilation limit, after which Dynamo runs the function eagerly without a warning.
         """
-        key = case.dtype, case.direction
+        key = case.op, case.dtype, case.direction
         if self.reset or self._kept is None or self._kept[0] != key:
             torch._dynamo.reset()
-            forward, backward = FUNCTIONS[self.family]
+            forward, backward = FUNCTIONS[self.family][case.op]
             self._kept = key, (torch.compile(forward, **self.options), torch.compile(backward, **self.options))
         call = by_direction(case, *self._kept[1])
         if self.reuses_output:

@@ -1,11 +1,11 @@
-"""The backend `torch`: `torch.nn.functional.softmax`, eager."""
+"""The backend `torch`: `torch.nn.functional.softmax` and `log_softmax`, eager."""
 
 from __future__ import annotations
 
 import torch
 
-from softbench.backends.directions import TensorCall, by_direction
-from softbench.core.case import Case, Direction
+from softbench.backends.directions import Pair, TensorCall, by_direction
+from softbench.core.case import OPERATION, Case, Direction
 from softbench.plugins.backend import Call
 
 
@@ -17,10 +17,23 @@ def _backward(dy: torch.Tensor, y: torch.Tensor, dim: int = -1) -> torch.Tensor:
     return torch.ops.aten._softmax_backward_data(dy, y, dim, y.dtype)
 
 
+def _log_forward(x: torch.Tensor, dim: int = -1) -> torch.Tensor:
+    return torch.nn.functional.log_softmax(x, dim=dim)
+
+
+def _log_backward(dy: torch.Tensor, y: torch.Tensor, dim: int = -1) -> torch.Tensor:
+    return torch.ops.aten._log_softmax_backward_data(dy, y, dim, y.dtype)
+
+
+PAIRS: dict[str, Pair] = {"softmax": (_forward, _backward), "log_softmax": (_log_forward, _log_backward)}
+"""The forward and backward of each operation."""
+
+
 class Functional:
     """torch.nn.functional.softmax, eager; backward is the operator that autograd calls."""
 
     name = "torch"
+    operations = tuple(PAIRS)
     advice = "if softmax is not the hot spot: no build, float32 arithmetic for 16-bit inputs"
 
     def available(self) -> str | None:
@@ -30,10 +43,10 @@ class Functional:
         return None
 
     def prepare(self, case: Case) -> Call:
-        return by_direction(case, _forward, _backward)
+        return by_direction(case, *PAIRS[case.op])
 
-    def over_dim(self, direction: Direction) -> TensorCall:
-        return _forward if direction is Direction.FORWARD else _backward
+    def over_dim(self, direction: Direction, op: str = OPERATION) -> TensorCall:
+        return PAIRS[op][direction is not Direction.FORWARD]
 
 
 backend = Functional()

@@ -10,6 +10,7 @@ import typer
 from softbench.cli import options, verbosity
 from softbench.cli.actions import interruptible, note, try_file, write_text, wrote_to_stdout
 from softbench.cli.panels import PanelCommand
+from softbench.core.case import OPERATION
 
 if TYPE_CHECKING:
     from softbench.run.check import CheckReport
@@ -25,6 +26,7 @@ def check(
     case: options.Pattern = "*",
     dtype: options.CheckDtype = None,
     direction: options.CheckDirections = None,
+    op: options.Operation = OPERATION,
     device: options.Device = None,
     seed: options.Seed = None,
     timeout: options.Timeout = None,
@@ -51,7 +53,7 @@ def check(
     dtypes = sweep.parse_dtypes(",".join(dtype or DTYPES), "--dtype")
     try_file(json)
     try_file(junit, flag="--junit")
-    request = CheckRequest(Settings.from_sources({}, flags), case, dtypes, directions)
+    request = CheckRequest(Settings.from_sources({}, flags), case, dtypes, directions, sweep.parse_operation(op, "--op"))
     with interruptible():
         report = run_check(request, counter("cases"))
     files = [str(path) for path in plugin or ()]

@@ -49,6 +49,7 @@ def gate(
     N: options.Columns = None,
     dtype: options.Dtype = None,
     direction: options.Directions = None,
+    op: options.Operations = None,
     config: options.Config = None,
     device: options.Device = None,
     threads: options.Threads = None,
@@ -72,13 +73,12 @@ def gate(
     Exit code 1: a false alarm, or fewer than 95 % pass. With --baseline and FILES of unchanged code, each file is judged.
     """
     outputs = Outputs(json, markdown, junit, plot, long, quiet).checked()
-    sweep: dict[str, Any] = {"M": M, "N": N, "dtype": dtype, "direction": direction, "device": device, "plugins": plugin}
-    sweep |= {"threads": threads, "rounds": rounds, "processes": processes, "seed": seed, "timeout": timeout}
+    sweep: dict[str, Any] = {"M": M, "N": N, "dtype": dtype, "direction": direction, "op": op, "device": device}
+    sweep |= {"plugins": plugin, "threads": threads, "rounds": rounds, "processes": processes, "seed": seed, "timeout": timeout}
     stored, strictness = _Stored(baseline, folder, allow_env_mismatch or []), _Strictness(margin, max_ambiguous)
     if self_test:
-        _reject_with_self_test(candidate, processes, markdown, junit)
+        _reject_with_self_test(candidate, processes, markdown, junit, sittings=baseline is not None and (plot is not None or resume))
         if baseline is not None:
-            _reject_with_sittings(plot, resume)
             _sitting_test(files, dict(sweep, config=config, families=families, reference=reference), baseline, strictness, stored, outputs)
         _self_test(files, reference, families, _request(sweep, config, output, resume), strictness, stored, outputs)
     _reject_without_self_test(families, resume)
@@ -90,16 +90,13 @@ def gate(
     outputs.render(_against_baseline(files, baseline, strictness, stored))
 
 
-def _reject_with_self_test(*values: object) -> None:
+def _reject_with_self_test(*values: object, sittings: bool) -> None:
     if any(value is not None for value in values):
         raise UsageError(
             "gate: --self-test goes with --reference, --families, --baseline, --json, --plot and the sweep; leave out the others"
         )
-
-
-def _reject_with_sittings(plot: Path | None, resume: bool) -> None:
-    if plot is not None or resume:
-        raise UsageError(f"gate: --{'resume' if resume else 'plot'} does not go with --self-test --baseline, which judges files")
+    if sittings:
+        raise UsageError("gate: --plot and --resume do not go with --self-test --baseline, which judges files")
 
 
 def _reject_without_self_test(families: int | None, resume: bool) -> None:

@@ -10,6 +10,7 @@ import typer
 from softbench.cli import options
 from softbench.cli.actions import interruptible, note, try_file, wrote_to_stdout
 from softbench.cli.panels import OUTPUT, WHAT, PanelCommand
+from softbench.core.case import OPERATION
 from softbench.core.errors import UsageError
 
 
@@ -26,6 +27,7 @@ def inspect(
     direction: Annotated[
         str, typer.Option(help="forward, backward or both.", rich_help_panel=WHAT, autocompletion=options.DIRECTION)
     ] = "forward",
+    op: options.Operation = OPERATION,
     show: Annotated[
         str, typer.Option(help="source, wrapper, ttir, ttgir, llir, ptx, sass, report, several; all or none.", rich_help_panel=OUTPUT)
     ] = "source",
@@ -56,12 +58,13 @@ def inspect(
     dtypes, directions = sweep.parse_dtypes(dtype, "--dtype"), sweep.parse_directions(direction, "--direction")
     if len(dtypes) + len(directions) != 2:
         raise UsageError("softbench inspect shows one case: give one --dtype and one --direction")
+    case = Case(M, N, dtypes[0], directions[0], op=sweep.parse_operation(op, "--op"))
     kinds = inspections.kinds(show)
     try_file(json)
     if out is not None:
         inspections.make_folder(out)
     with interruptible():
-        inspection = inspections.inspect(Settings.from_sources({}, flags), backend, Case(M, N, dtypes[0], directions[0]))
+        inspection = inspections.inspect(Settings.from_sources({}, flags), backend, case)
     if not wrote_to_stdout(inspection.document, json):
         console = output.console()
         output.show(listing.inspection(inspection, kinds, color=console.is_terminal), console)

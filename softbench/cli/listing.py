@@ -30,10 +30,14 @@ def list_backends(
     ] = None,
     plugin: options.Plugin = None,
     device: options.Device = None,
+    ops: Annotated[
+        bool, typer.Option("--ops", help="List the operations, each with its passes and its backends.", rich_help_panel=OUTPUT)
+    ] = False,
     load: Annotated[bool, typer.Option("--load", help="Also load plugins, each in its own process; this runs their code.")] = False,
 ) -> None:
     """List the backends with their sources, and whether they can run here. Plugins are read and not run, unless --load."""
     from softbench.cli import output
+    from softbench.ops.registry import names, operation
     from softbench.plan.flags import from_flags
     from softbench.plan.settings import Settings
     from softbench.plugins.select import matching, not_loaded
@@ -46,6 +50,9 @@ def list_backends(
     flags = from_flags({"plugins": plugin, "device": device})
     with interruptible():
         infos = run.infos(Settings.from_sources({}, flags), load=load)
+    if ops:
+        output.show(listing.operations([operation(name) for name in names()], matching(infos, pattern)), output.console())
+        return
     selected = list(dict.fromkeys([*matching(infos, pattern), *not_loaded(infos)]))
     output.show(listing.guide(selected, costs_by_backend) if long else listing.backends(selected), output.console())
     if pattern == ALL and (extras := [info for info in infos if info.extra]):

@@ -10,6 +10,7 @@ import typer
 from softbench.cli import completion
 from softbench.cli.panels import ADVANCED, HOW_LONG, JUDGE, OUTPUT, WHAT, WHERE
 from softbench.core.case import DTYPES, TIMERS, Direction
+from softbench.ops import registry
 
 BASELINES = Path("results") / "baselines"
 RUN_EPILOG = (
@@ -36,6 +37,7 @@ BACKENDS = completion.several(completion.patterns)
 BACKEND = completion.one(completion.backends)
 DTYPE = completion.several(completion.fixed(*DTYPES))
 DIRECTION = completion.several(completion.fixed(*(direction.value for direction in Direction)))
+OPERATION_NAMES = completion.fixed(*registry.NAMES)
 
 Backends = Annotated[
     list[str] | None,
@@ -53,6 +55,19 @@ Columns = Annotated[list[str] | None, _option(WHAT, "Columns, the reduced axis; 
 Dtype = Annotated[list[str] | None, _option(WHAT, "fp32, fp16, bf16, or several: fp32,bf16.", default="fp32", complete=DTYPE)]
 Directions = Annotated[
     list[str] | None, _option(WHAT, "forward, backward, both (through autograd), or several.", default="forward", complete=DIRECTION)
+]
+Operations = Annotated[
+    list[str] | None,
+    _option(
+        WHAT,
+        "The operation: softmax, or several; softbench list --ops shows them.",
+        "--op",
+        default="softmax",
+        complete=completion.several(OPERATION_NAMES),
+    ),
+]
+Operation = Annotated[
+    str, _option(WHAT, "The operation; softbench list --ops shows them.", "--op", complete=completion.one(OPERATION_NAMES))
 ]
 Config = Annotated[
     str | None,

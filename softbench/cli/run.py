@@ -31,6 +31,7 @@ def run(
     N: options.Columns = None,
     dtype: options.Dtype = None,
     direction: options.Directions = None,
+    op: options.Operations = None,
     config: options.Config = None,
     device: options.Device = None,
     threads: options.Threads = None,
@@ -66,7 +67,7 @@ def run(
 
     verbosity.choose(quiet=quiet, verbose=verbose)
     flags = from_flags(
-        {"backends": backends, "M": M, "N": N, "dtype": dtype, "direction": direction, "device": device, "plugins": plugin}
+        {"backends": backends, "M": M, "N": N, "dtype": dtype, "direction": direction, "op": op, "device": device, "plugins": plugin}
         | {"threads": threads, "rounds": rounds, "processes": processes, "seed": seed, "relative_to": relative_to, "timeout": timeout}
         | {"timer": timer, "l2": l2, "profile": profile, "max_rounds": max_rounds, "precision": precision}
     )

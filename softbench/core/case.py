@@ -29,15 +29,24 @@ class Direction(StrEnum):
 
 
 class CaseKey(NamedTuple):
-    """A case's identity in a results file of one device and one operation. Its text is the case's name: `forward-bf16-4096x1024`."""
+    """A case's identity in a results file of one device. Its text is the case's name: `forward-bf16-4096x1024`.
+
+    Other operations than softmax stand in front: `log_softmax-forward-bf16-4096x1024`.
+    """
 
     direction: str
     dtype: str
     M: int
     N: int
+    op: str = OPERATION
 
     def __str__(self) -> str:
-        return f"{self.direction}-{self.dtype}-{self.M}x{self.N}"
+        return f"{pass_name(self.op, self.direction, '-')}-{self.dtype}-{self.M}x{self.N}"
+
+
+def pass_name(op: str, direction: str, between: str = " ") -> str:
+    """A pass in tables and names: `log_softmax forward`. Softmax has only its direction, as in earlier versions."""
+    return direction if op == OPERATION else f"{op}{between}{direction}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +63,7 @@ class Case:
     device: str = "cuda"
     """`cuda` or `cpu`."""
     op: str = OPERATION
-    """A key of `softbench.ops.registry.NAMES`."""
+    """A name of `softbench.ops.registry`."""
 
     @property
     def key(self) -> str:
@@ -64,7 +73,7 @@ class Case:
     @property
     def identity(self) -> CaseKey:
         """The case without its device."""
-        return CaseKey(self.direction.value, self.dtype, self.M, self.N)
+        return CaseKey(self.direction.value, self.dtype, self.M, self.N, self.op)
 
 
 YARDSTICK = "copy"

@@ -44,7 +44,7 @@ def typed(cls: Callable[..., Made], data: JsonObject) -> Made:
     """
     made = cls(**data)
     for item in fields(made):  # type: ignore[arg-type]
-        value, kinds = getattr(made, item.name), str(item.type).split(" | ")
+        value, kinds = getattr(made, item.name), [kind.partition("[")[0] for kind in str(item.type).split(" | ")]
         if value is None and "None" in kinds:
             continue
         kind = "float" if type(value) is int and "int" not in kinds else type(value).__name__

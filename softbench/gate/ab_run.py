@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import cast
 
 from softbench.core import text
-from softbench.core.case import Direction
+from softbench.core.case import OPERATION
 from softbench.core.errors import UsageError
 from softbench.gate import environment_match, fresh_pairs, paired
 from softbench.gate.inference import t_quantile
@@ -17,7 +17,7 @@ from softbench.gate.run_files import from_run
 from softbench.gate.samples import CellKey, RunSamples
 from softbench.gate.verdicts import NOTHING_JUDGED, GateReport, Rules
 from softbench.plan.settings import AXES, Layer
-from softbench.plan.sweep import Sweep
+from softbench.plan.sweep import only
 from softbench.results import store
 from softbench.run.request import Request
 
@@ -139,6 +139,7 @@ def next_step(report: GateReport, request: Request, processes: int) -> str:
     if failing:
         cell = failing[0].cell
         axes = {"--M": cell.M, "--N": cell.N, "--dtype": cell.dtype, "--direction": cell.direction}
+        axes |= {"--op": cell.op} if cell.op != OPERATION else {}
         worst = with_flags(request.command, {**axes, "--processes": fresh_pairs.MORE_PAIRS})
         return f"if the change is not intended, look at its worst cell alone: {worst}"
     if report.nothing_judged:
@@ -171,8 +172,7 @@ def samples_of(run: store.Run) -> RunSamples:
 
 def confirmation(request: Request, cells: Sequence[CellKey], pairs: int) -> Request:
     """The request that measures only these cases, in this many fresh process pairs."""
-    cases = dict.fromkeys(cell._replace(backend="") for cell in cells)
-    sweeps = tuple(Sweep((cell.M,), (cell.N,), (cell.dtype,), (Direction(cell.direction),)) for cell in cases)
+    sweeps = tuple(map(only, dict.fromkeys(cell.identity for cell in cells)))
     flags = cast(Layer, {key: value for key, value in request.flags.items() if key not in AXES})
     flags["processes"] = pairs
     return replace(request, config={**request.config, "sweep": sweeps}, flags=flags, resume=False)

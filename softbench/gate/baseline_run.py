@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import cast
 
 from softbench.core import text
-from softbench.core.case import YARDSTICK, Direction
+from softbench.core.case import YARDSTICK
 from softbench.core.errors import UsageError
 from softbench.gate import environment_match, unpaired
 from softbench.gate.ab_run import Measure, confirmation, samples_of
@@ -19,7 +19,7 @@ from softbench.gate.power import SECOND_LOOK, finds_slowdown
 from softbench.gate.samples import CellKey, RunSamples
 from softbench.gate.verdicts import CORRECT, GateReport, Rules, State, Verdict, ranked
 from softbench.plan.settings import Layer
-from softbench.plan.sweep import Sweep
+from softbench.plan.sweep import only
 from softbench.plan.values import READERS
 from softbench.run.request import Request
 
@@ -36,8 +36,7 @@ def baseline_request(request: Request, base: RunSamples) -> Request:
     keys = [key for key, samples in base.cells.items() if key.backend != YARDSTICK and samples.status in CORRECT]
     known = {**base.settings, "device": base.environment.get("device", "auto")}
     stored = {name: READERS[name](known[name], f"{base.source}: {name}") for name in (*SETTINGS, "device") if known.get(name) is not None}
-    cases = dict.fromkeys(key.with_backend("") for key in keys)
-    sweeps = tuple(Sweep((case.M,), (case.N,), (case.dtype,), (Direction(case.direction),)) for case in cases)
+    sweeps = tuple(map(only, dict.fromkeys(key.identity for key in keys)))
     config = cast(Layer, {"sweep": sweeps, "profile": "off", "processes": unpaired.MIN_NEW, **stored, **request.config})
     flags = cast(Layer, {**request.flags, "backends": tuple(dict.fromkeys(key.backend for key in keys))})
     adjusted = replace(request, config=config, flags=flags)

@@ -174,7 +174,7 @@ def _parse(document: JsonObject, source: str) -> RunSamples:
         versions = {str(key): one_line(str(value)) for key, value in dict(document.get("measured_by") or {}).items()}
         for number, cell in enumerate(document["cells"], 1):
             place = f"cell {number}"
-            key = cell_key(cell["backend"], cell["direction"], cell["dtype"], cell["M"], cell["N"])
+            key = cell_key(cell["backend"], cell)
             place = f"{key.backend} {key.case}"
             if key in cells:
                 raise ValueError("the cell occurs twice")

@@ -9,13 +9,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NoReturn
 
-from softbench.core.case import DTYPES, TIMERS, Direction
+from softbench.core.case import DTYPES, OPERATION, TIMERS, Direction
 from softbench.core.errors import ResultsError
 from softbench.core.json_types import JsonObject
 from softbench.core.outcome import Measured, Record, Skipped
 from softbench.core.text import micros, one_line
 from softbench.core.validate import NAME
 from softbench.gate.samples import CellKey, CellSamples, RoundMedian, RunSamples
+from softbench.ops.registry import names
 from softbench.results import labels
 from softbench.results.csv import read_csv
 from softbench.results.records import SCHEMA, record_from_json
@@ -87,7 +88,7 @@ def from_document(document: JsonObject, source: str) -> RunSamples:
         for number, cell in enumerate(document["cells"], 1):
             place = f"cell {number}"
             case = cell["case"]
-            key = cell_key(cell["backend"], case["direction"], case["dtype"], case["M"], case["N"])
+            key = cell_key(cell["backend"], case)
             place = f"{key.backend} {key.case}"
             if key in cells:
                 raise ValueError("the cell occurs twice")
@@ -107,13 +108,14 @@ def _run_samples(document: JsonObject, cells: dict[CellKey, CellSamples], source
     return RunSamples(source, (texts[0],), SCHEMA, texts[1], environment, settings, texts[2], cells, processes, versions)
 
 
-def cell_key(backend: Any, direction: Any, dtype: Any, M: Any, N: Any) -> CellKey:
-    """A validated key; raises ValueError or TypeError for an invalid part."""
+def cell_key(backend: Any, case: JsonObject) -> CellKey:
+    """A validated key; raises KeyError, ValueError or TypeError for a missing or invalid part. A case without `op` is of softmax."""
+    dtype, M, N, op = case["dtype"], case["M"], case["N"], case.get("op", OPERATION)
     if not isinstance(backend, str) or not NAME.fullmatch(backend):
         raise ValueError("its backend has no valid name")
-    if dtype not in DTYPES or not all(isinstance(extent, int) and 0 < extent < 2**63 for extent in (M, N)):
+    if op not in names() or dtype not in DTYPES or not all(isinstance(extent, int) and 0 < extent < 2**63 for extent in (M, N)):
         raise ValueError("its case is invalid")
-    return CellKey(backend, Direction(direction).value, dtype, M, N)
+    return CellKey(backend, Direction(case["direction"]).value, dtype, M, N, op)
 
 
 def from_record(record: Record, timer: str) -> CellSamples:

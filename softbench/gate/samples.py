@@ -9,7 +9,7 @@ from itertools import pairwise
 from statistics import median
 from typing import NamedTuple
 
-from softbench.core.case import YARDSTICK, CaseKey
+from softbench.core.case import OPERATION, YARDSTICK, CaseKey
 from softbench.core.errors import ResultsError
 from softbench.core.json_types import JsonObject
 
@@ -22,11 +22,17 @@ class CellKey(NamedTuple):
     dtype: str
     M: int
     N: int
+    op: str = OPERATION
+
+    @property
+    def identity(self) -> CaseKey:
+        """The case."""
+        return CaseKey(*self[1:])
 
     @property
     def case(self) -> str:
         """The case's name."""
-        return str(CaseKey(*self[1:]))
+        return str(self.identity)
 
     def with_backend(self, backend: str) -> CellKey:
         """The cell of another backend on the same case."""

@@ -73,6 +73,8 @@ class Operation:
     """Its tensors, by name."""
     passes: Mapping[str, Pass]
     """Its passes, by a case's direction."""
+    summary: str = ""
+    """One line for `softbench list --ops`."""
 
     def inputs(self, case: Case) -> tuple[TensorSpec, ...]:
         """The arguments of a call of this case, in order."""

@@ -1,6 +1,7 @@
 """The operations by name. Other packages reach an operation only through this module.
 
-An operation is a package beside this module: its module `spec` has OPERATION, and its module `numerics` has NUMERICS.
+An operation of softbench is a package beside this module: its module `spec` has OPERATION, and its module `numerics` has NUMERICS.
+An operation of a user is a Python file that has both. Workers read it with `softbench.ops.user_file`.
 """
 
 from __future__ import annotations
@@ -14,16 +15,48 @@ if TYPE_CHECKING:
     from softbench.ops.operation import Operation
 
 NAMES = ("softmax",)
-"""The names of all operations."""
+"""The names of softbench's operations."""
+_added: dict[str, tuple[Operation, str]] = {}
+"""The operations of users by name, each with its file."""
+_numerics: dict[str, Numerics] = {}
+"""Their values, in a worker."""
 
 
-@cache
+def names() -> tuple[str, ...]:
+    """The names of all operations."""
+    return (*NAMES, *_added)
+
+
+def files() -> tuple[str, ...]:
+    """The files of the users' operations."""
+    return tuple(file for _, file in _added.values())
+
+
+def add(operation: Operation, file: str, numerics: Numerics | None = None) -> None:
+    """Make a user's operation known in this process. Workers also give its values.
+
+    Raises:
+        ValueError: softbench or another file has an operation of this name.
+    """
+    other = "softbench" if operation.name in NAMES else _added.get(operation.name, (None, file))[1]
+    if other != file:
+        raise ValueError(f"{other} has an operation {operation.name} too; give this one another name")
+    _added[operation.name] = operation, file
+    if numerics is not None:
+        _numerics[operation.name] = numerics
+
+
 def operation(name: str) -> Operation:
     """The operation of this name, a case's `op`.
 
     Raises:
         KeyError: there is none.
     """
+    return _added[name][0] if name in _added else _own(name)
+
+
+@cache
+def _own(name: str) -> Operation:
     if name not in NAMES:
         raise KeyError(name)
     found: Operation = import_module(f".{name}.spec", __package__).OPERATION
@@ -32,5 +65,7 @@ def operation(name: str) -> Operation:
 
 def numerics(name: str) -> Numerics:
     """The values of the operation of this name. It imports torch, so only workers call it. Raises as `operation`."""
-    found: Numerics = import_module(f".{operation(name).name}.numerics", __package__).NUMERICS
+    if name in _numerics:
+        return _numerics[name]
+    found: Numerics = import_module(f".{_own(name).name}.numerics", __package__).NUMERICS
     return found

@@ -8,6 +8,7 @@ M = 4096                      # a number, a list, or the grammar of --M
 N = "256:6272:128"
 dtype = ["fp32", "bf16"]
 direction = "forward"
+op = "softmax"
 """
 
 from __future__ import annotations

@@ -142,9 +142,9 @@ def set_seconds(
     """
     found = []
     for names in plan.groups:
-        built: set[tuple[str, Direction]] = set()
+        built: set[tuple[str, str, Direction]] = set()
         for i, case in enumerate(plan.cases):
-            kind = (case.dtype, case.direction)
+            kind = (case.op, case.dtype, case.direction)
             seconds = case_seconds(plan, case, [name for name in names if supported(name, case)], first=kind not in built)
             built.add(kind)
             found.append((case, names, {**(load_seconds(plan, names, later=later) if i == 0 else {}), **seconds}))

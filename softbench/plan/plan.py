@@ -88,7 +88,7 @@ class Plan:
             status, reason = Status.UNAVAILABLE.value, info.unavailable
         elif reason := self.too_large(case):
             status = Status.OOM.value
-        axes = {"direction": case.direction.value, "dtype": case.dtype, "M": case.M, "N": case.N}
+        axes = case.identity._asdict()
         return {"backend": info.name, **axes, "tensor_bytes": operation(case.op).largest_bytes(case), "status": status, "reason": reason}
 
 

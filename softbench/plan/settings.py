@@ -24,6 +24,7 @@ class Axes(TypedDict, total=False):
     N: tuple[int, ...]
     dtype: tuple[str, ...]
     direction: tuple[Direction, ...]
+    op: tuple[str, ...]
 
 
 class Layer(Axes, total=False):
@@ -53,7 +54,7 @@ class Layer(Axes, total=False):
 
 QUICK: Layer = {"rounds": 3, "max_rounds": 3, "batch_ms": 5.0}
 """What `--quick` sets."""
-AXES = ("M", "N", "dtype", "direction")
+AXES = ("M", "N", "dtype", "direction", "op")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,7 @@ class Settings:
     """One run, fully described. The field docs are the text of docs/configuration.md."""
 
     sweep: tuple[Sweep, ...] = ()
-    """Tables with M, N, dtype and direction."""
+    """Tables with M, N, dtype, direction and op, the operation."""
     backends: tuple[str, ...] | None = None
     """Names or patterns of backends; None means all but the extras."""
     plugins: tuple[Path, ...] = ()

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import product
+from math import prod
 
-from softbench.core.case import DTYPES, Case, Direction
+from softbench.core.case import DTYPES, OPERATION, Case, CaseKey, Direction
 from softbench.core.errors import UsageError
 from softbench.core.text import unknown
+from softbench.ops.registry import names
 
 MAX_VALUES = 10_000  # of one axis: more is a slip of the pen, and would be weeks of measuring
 MAX_CASES = 100_000
@@ -25,6 +27,7 @@ class Sweep:
     N: tuple[int, ...]
     dtype: tuple[str, ...] = ("fp32",)
     direction: tuple[Direction, ...] = (Direction.FORWARD,)
+    op: tuple[str, ...] = (OPERATION,)
 
 
 def parse_axis(text: str, name: str) -> tuple[int, ...]:
@@ -105,18 +108,37 @@ def parse_directions(text: str, name: str) -> tuple[Direction, ...]:
     return tuple(Direction(word) for word in parse_choices(text, name, [direction.value for direction in Direction], "direction"))
 
 
+def parse_operations(text: str, name: str) -> tuple[str, ...]:
+    """Operations of a sweep: see `parse_choices`."""
+    return parse_choices(text, name, names(), "operation")
+
+
+def parse_operation(text: str, name: str) -> str:
+    """One operation: see `parse_choices`."""
+    (found, *others) = parse_operations(text, name)
+    if others:
+        raise UsageError(f"{name} {text}: give one operation")
+    return found
+
+
+def only(case: CaseKey) -> Sweep:
+    """The sweep of one case."""
+    return Sweep((case.M,), (case.N,), (case.dtype,), (Direction(case.direction),), (case.op,))
+
+
 def cases(sweeps: Iterable[Sweep], device: str) -> tuple[Case, ...]:
-    """Every case of the sweeps once: direction by direction, dtype by dtype, M by M, N in the order written.
+    """Every case of the sweeps once: by operation, direction, dtype and M, and N in the order written.
 
     Raises:
         UsageError: when there are more than MAX_CASES.
     """
     found: dict[Case, None] = {}
     for sweep in sweeps:
-        if len(sweep.M) * len(sweep.N) * len(sweep.dtype) * len(sweep.direction) > MAX_CASES:
+        axes = (sweep.op, sweep.direction, sweep.dtype, sweep.M, sweep.N)
+        if prod(map(len, axes)) > MAX_CASES:
             raise UsageError(f"the sweep has more than {MAX_CASES} cases; split it into several runs")
-        for direction, dtype, M, N in product(sweep.direction, sweep.dtype, sweep.M, sweep.N):
-            found[Case(M, N, dtype, direction, device)] = None
+        for op, direction, dtype, M, N in product(*axes):
+            found[Case(M, N, dtype, direction, device, op)] = None
     return tuple(found)
 
 

@@ -9,7 +9,7 @@ from softbench.core.case import TIMERS
 from softbench.core.errors import ConfigError
 from softbench.core.text import unknown
 from softbench.plan.settings import PHASES
-from softbench.plan.sweep import parse_axis, parse_directions, parse_dtypes
+from softbench.plan.sweep import parse_axis, parse_directions, parse_dtypes, parse_operations
 
 
 def axis_text(value: object, at: str) -> str:
@@ -105,4 +105,5 @@ SWEEP_READERS: dict[str, Callable[[str, str], object]] = {
     "N": parse_axis,
     "dtype": parse_dtypes,
     "direction": parse_directions,
+    "op": parse_operations,
 }

@@ -4,6 +4,7 @@ A trait is an optional attribute or method:
 
 | Trait | Meaning |
 |---|---|
+| `operations = ("softmax",)` | The operations that it has; softmax alone without this trait. `supports` is asked about them only. |
 | `compiles = True` | The first call compiles, so builds are `cold` or `cached`; `"always"` if nothing is cached. |
 | `compilations()` | Compilations of this process so far, by a compiler that softbench does not count itself. |
 | `build_seconds` | Expected seconds of a build, for the estimate of a run's duration. |
@@ -14,7 +15,7 @@ A trait is an optional attribute or method:
 | `reuses_output = True` | The next call overwrites the output of this one, as with CUDA graphs. The cell gets a note. |
 | `generated(case, launched)` | Code and spills of a kernel that neither Triton nor Inductor made, for `softbench inspect`. |
 | `sources()` | Files besides its module; a resumed run measures the backend again if one changes. |
-| `over_dim(direction)` | `f(x, dim)` or `f(dy, y, dim)` for any shape and strides; `softbench check` runs it, after `supports`. |
+| `over_dim(direction)` | `f(x, dim)` or `f(dy, y, dim)` for any shape and strides; `softbench check` runs it. Others than softmax: `op=`. |
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ class Backend(Protocol):
     def prepare(self, case: Case) -> Call:
         """Compile and tune here; softbench times one call of the returned function.
 
-        The callable gets contiguous (M, N) tensors of the case's dtype on its device, and must not change them:
+        The callable gets contiguous tensors on the case's device, in the order of the operation's pass, and must not change them. Those of
+        softmax and log_softmax are (M, N), of the case's dtype:
 
         - forward: `call(x) -> y`
         - backward: `call(dy, y) -> dx`, the gradient of y = softmax(x) with respect to x

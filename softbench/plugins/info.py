@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
+from softbench.core.case import OPERATION
 from softbench.core.json_types import JsonObject
 from softbench.core.validate import NAME, typed
 from softbench.plugins.source import PluginSource
@@ -28,6 +29,8 @@ class BackendInfo:
     """When to pick it."""
     extra: bool = False
     """True if `all` leaves it out; names and patterns select it."""
+    operations: tuple[str, ...] = (OPERATION,)
+    """The operations that it has."""
     reuses_output: bool = False
     """True if its next call overwrites the last output."""
     build_seconds: float = 0.0
@@ -52,7 +55,7 @@ def info_from_json(data: JsonObject, source: PluginSource) -> BackendInfo:
     Raises:
         KeyError, TypeError, ValueError: it is invalid.
     """
-    info = typed(BackendInfo, {**data, "origin": source, "loaded": True})
+    info = typed(BackendInfo, {**data, "operations": tuple(map(str, data["operations"])), "origin": source, "loaded": True})
     if not NAME.fullmatch(info.name):
         raise ValueError("an info without a name")
     return info

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 
-from softbench.core.case import YARDSTICK, Case, Direction
-from softbench.core.text import one_line
+from softbench.core.case import OPERATION, YARDSTICK, Case, Direction
+from softbench.core.text import few, one_line
 from softbench.plugins.backend import Backend, Call, Generated
 from softbench.plugins.info import BackendInfo
 from softbench.plugins.load import source_hash
@@ -29,8 +30,28 @@ def info(backend: Backend, source: PluginSource) -> BackendInfo:
         advice=one_line(str(getattr(backend, "advice", None) or "")),
         extra=bool(getattr(backend, "extra", False)),
         reuses_output=overwrites_output(backend),
+        operations=operations(backend),
         build_seconds=float(getattr(backend, "build_seconds", 0.0)),
     )
+
+
+def operations(backend: object) -> tuple[str, ...]:
+    """The operations that a backend has; softmax if it says nothing.
+
+    Raises:
+        TypeError: the trait is no list of names.
+    """
+    declared = getattr(backend, "operations", (OPERATION,))
+    if isinstance(declared, str) or not isinstance(declared, Sequence) or not all(isinstance(name, str) for name in declared):
+        raise TypeError(f"operations is {one_line(repr(declared), 40)}; it must be a list of names such as ('{OPERATION}',)")
+    return tuple(declared)
+
+
+def unsupported(backend: Backend, case: Case) -> str:
+    """Why a backend cannot compute a case, in one line; empty if it can. Raises what its `supports` raises, and as `why_not`."""
+    if not is_yardstick(backend) and case.op not in (there := operations(backend)):
+        return f"it has no {case.op}, only {few(list(there))}"
+    return why_not(backend.supports(case), "supports")
 
 
 def why_not(answer: object, method: str) -> str:
@@ -79,9 +100,10 @@ def compilations(backend: object) -> int:
     return count
 
 
-def over_dim(backend: object) -> Callable[[Direction], Call] | None:
-    """The backend's `over_dim`, for tensors of any shape and strides, or None."""
-    return getattr(backend, "over_dim", None)
+def over_dim(backend: object, operation: str) -> Callable[[Direction], Call] | None:
+    """The backend's `over_dim` of an operation, for tensors of any shape and strides, or None."""
+    found: Callable[..., Call] | None = getattr(backend, "over_dim", None)
+    return found if found is None or operation == OPERATION else partial(found, op=operation)
 
 
 def generated(backend: object) -> Callable[[Case, Sequence[str]], Generated] | None:

@@ -65,7 +65,7 @@ def figure(runs: Sequence[Sequence[Row]], what: Slice, styles: Mapping[str, Styl
     _axes(panels, [*values, *([peak] if peak else [])], sorted({getattr(row, what.axis) for row in shown}))
     first, fixed = shown[0], "N" if what.axis == "M" else "M"
     devices = " and ".join(dict.fromkeys(row.device for row in shown))
-    panels[0].set_title(style.plain(f"softmax {what.direction}, {what.dtype}, {fixed} = {getattr(first, fixed)}, {devices}"))
+    panels[0].set_title(style.plain(f"{what.op} {what.direction}, {what.dtype}, {fixed} = {getattr(first, fixed)}, {devices}"))
     panels[0].set_ylabel(f"bandwidth ({unit}), median")
     if fractions:
         panels[1].set_ylabel("fraction of the yardstick")

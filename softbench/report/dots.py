@@ -50,7 +50,7 @@ def figure(runs: Sequence[Sequence[Row]], what: Slice, styles: Mapping[str, Styl
     for text, (name, _) in zip(first.get_yticklabels(), lines, strict=True):
         text.set_color(styles[name].colour if name in styles and styles[name].named else DARK)
     devices = " and ".join(dict.fromkeys(row.device for row in every))
-    made.suptitle(style.plain(f"softmax {what.direction}, {what.dtype}, {devices}"), fontsize=10, y=1 - 0.15 / height)
+    made.suptitle(style.plain(f"{what.op} {what.direction}, {what.dtype}, {devices}"), fontsize=10, y=1 - 0.15 / height)
     handles = [
         Line2D([], [], color=DARK, linewidth=1, label="yardstick"),
         Line2D([], [], color=DARK, marker="o", markersize=5, linewidth=1, label="median, p20 to p80; percentage of the yardstick"),

@@ -10,7 +10,9 @@ from rich.table import Table
 from rich.text import Text
 
 from softbench.core import text
+from softbench.core.case import YARDSTICK
 from softbench.core.inspection import Artifact, Inspection, Launch
+from softbench.ops.operation import Operation
 from softbench.plugins.info import BackendInfo
 from softbench.report import tables
 from softbench.results.by_backend import BackendCost
@@ -48,6 +50,21 @@ def _launches(launches: Sequence[Launch]) -> Table:
             "?" if launch.moved_bytes is None else f"{text.size(launch.moved_bytes)} ({launch.counted_by})",
         )
     return table
+
+
+def operations(known: Sequence[Operation], infos: Sequence[BackendInfo]) -> RenderableType:
+    """The operations, each with its summary, the tensors of its passes, and the backends that have it."""
+    parts: list[RenderableType] = []
+    for item in known:
+        names = [info.name for info in infos if item.name in info.operations and info.name != YARDSTICK]
+        passes = [f"{name}: {', '.join(one.inputs)} -> {', '.join(one.outputs)}" for name, one in item.passes.items()]
+        parts += [
+            Text(item.name, style="bold"),
+            Text(f"  {item.summary}"),
+            *(Text(f"  {line}") for line in passes),
+            Text(f"  backends: {', '.join(names) or 'none'}"),
+        ]
+    return Group(*parts)
 
 
 def others(left_out: Sequence[Artifact]) -> str:

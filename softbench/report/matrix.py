@@ -105,16 +105,16 @@ class _Grid:
 
 
 def sections(rows: Sequence[Row]) -> list[Section]:
-    """A section per direction, dtype and M. Where each M has the same single N, one section holds all of them."""
+    """A section per pass, dtype and M. Where each M has the same single N, one section holds all of them."""
     by_m: dict[tuple[str, str, int], list[Row]] = {}
     for row in rows:
-        by_m.setdefault((row.direction, row.dtype, row.M), []).append(row)
+        by_m.setdefault((row.of_pass, row.dtype, row.M), []).append(row)
     columns = {key: {row.N for row in some} for key, some in by_m.items()}
     merged: dict[tuple[str, str, int | None, int | None], list[Row]] = {}
-    for (direction, dtype, M), some in by_m.items():
-        of_dtype = [found for key, found in columns.items() if key[:2] == (direction, dtype)]
+    for (of_pass, dtype, M), some in by_m.items():
+        of_dtype = [found for key, found in columns.items() if key[:2] == (of_pass, dtype)]
         scan = len(of_dtype) > 1 and all(found == of_dtype[0] and len(found) == 1 for found in of_dtype)
-        merged.setdefault((direction, dtype, None, some[0].N) if scan else (direction, dtype, M, None), []).extend(some)
+        merged.setdefault((of_pass, dtype, None, some[0].N) if scan else (of_pass, dtype, M, None), []).extend(some)
     return [Section(some, "M" if key[2] is None else "N") for key, some in merged.items()]
 
 
@@ -137,7 +137,7 @@ def title(section: Section, detail: int) -> str:
     unit, _ = _unit(section)
     parts = [unit, "% of copy", *([f"speed-up over {relative}"] if relative else [])]
     fixed = f"M={first.M}" if section.axis == "N" else f"N={first.N}"
-    return f"{first.direction} {first.dtype}, {fixed}, {first.device}{clock}: {', '.join(parts[:detail])}"
+    return f"{first.of_pass} {first.dtype}, {fixed}, {first.device}{clock}: {', '.join(parts[:detail])}"
 
 
 def _unit(section: Section) -> tuple[str, float]:

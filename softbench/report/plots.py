@@ -63,6 +63,7 @@ def backends(run: Sequence[Row], out: Path) -> Path:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
+    titles = {row.of_pass: f"{row.op} {row.direction}" for row in run}
     size = (7 * len(directions), 1.5 + 0.22 * len(costs))
     figure, axes = pyplot.subplots(1, len(directions), figsize=size, squeeze=False, layout="constrained")
     for panel, direction, colour in zip(axes[0], directions, COLOURS, strict=False):
@@ -73,7 +74,7 @@ def backends(run: Sequence[Row], out: Path) -> Path:
         panel.set_xlim(0, 1.1)
         panel.margins(y=0.01)
         panel.grid(axis="x", alpha=0.3)
-        panel.set_title(style.plain(f"softmax {direction}, {run[0].device}"))
+        panel.set_title(style.plain(f"{titles[direction]}, {run[0].device}"))
         times = " by device times" if any(cost.by_device for cost in costs.values()) else ""
         means = "geometric mean over its measured cells, each at most 1"
         panel.set_xlabel(f"fraction of the same-bytes yardstick{times}\n{means}\nhigher is better")

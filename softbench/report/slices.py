@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from softbench.core.case import pass_name
 from softbench.results.rows import Row
 
 Shape = tuple[int, int]
@@ -16,6 +17,7 @@ PANELS = 4  # cases of one figure without lines
 class Slice:
     """The shapes (M, N) of one figure."""
 
+    op: str
     direction: str
     dtype: str
     shapes: tuple[Shape, ...]
@@ -27,26 +29,30 @@ class Slice:
         """The figure's part of a file name."""
         M, N = self.shapes[0]
         fixed = {"N": f"-M{M}", "M": f"-N{N}", "": ""}[self.axis]
-        return f"{self.direction}-{self.dtype}{fixed}"
+        return f"{pass_name(self.op, self.direction, '-')}-{self.dtype}{fixed}"
 
     def of(self, rows: Sequence[Row]) -> list[Row]:
         """The rows of these shapes."""
         shapes = set(self.shapes)
-        return [row for row in rows if (row.direction, row.dtype) == (self.direction, self.dtype) and (row.M, row.N) in shapes]
+        return [row for row in rows if _group(row) == (self.op, self.direction, self.dtype) and (row.M, row.N) in shapes]
 
 
 def slices(rows: Sequence[Row]) -> list[Slice]:
     """The figures that together show every shape with a bandwidth, in the order of the rows."""
-    groups: dict[tuple[str, str], dict[Shape, None]] = {}
+    groups: dict[tuple[str, str, str], dict[Shape, None]] = {}
     for row in rows:
         if row.gbps:
-            groups.setdefault((row.direction, row.dtype), {})[row.M, row.N] = None
+            groups.setdefault(_group(row), {})[row.M, row.N] = None
     found = []
-    for (direction, dtype), shapes in groups.items():
+    for group, shapes in groups.items():
         lines, rest = _lines(list(shapes))
-        found += [Slice(direction, dtype, tuple(line), axis) for axis, line in lines]
-        found += [Slice(direction, dtype, tuple(rest[i : i + PANELS])) for i in range(0, len(rest), PANELS)]
+        found += [Slice(*group, tuple(line), axis) for axis, line in lines]
+        found += [Slice(*group, tuple(rest[i : i + PANELS])) for i in range(0, len(rest), PANELS)]
     return found
+
+
+def _group(row: Row) -> tuple[str, str, str]:
+    return row.op, row.direction, row.dtype
 
 
 def _lines(shapes: Sequence[Shape]) -> tuple[list[tuple[str, list[Shape]]], list[Shape]]:

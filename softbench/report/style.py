@@ -62,7 +62,7 @@ def _named(rows: Sequence[Row], names: Sequence[str]) -> set[str]:
         return set(names)
     groups: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
-        groups.setdefault((row.direction, row.dtype), []).append(row)
+        groups.setdefault((row.of_pass, row.dtype), []).append(row)
     wanted = [name for name in (*PEERS, *dict.fromkeys(row.relative_to for row in rows)) if name in names]
     wanted += [ranked(some)[0] for some in groups.values() if ranked(some)]
     return set(list(dict.fromkeys([*wanted, *ranked(rows)]))[:NAMED])

@@ -65,7 +65,7 @@ def _cost(rows: Sequence[Row], copies: Mapping[CaseKey, float | None] | None) ->
         copy_us = copies.get(row.case) if copies else None
         of_copy = copy_us / row.device_us if copy_us and row.device_us else row.of_copy
         if of_copy and row.grade != Grade.YARDSTICK:
-            fractions.setdefault(row.direction, []).append(min(1.0, of_copy))
+            fractions.setdefault(row.of_pass, []).append(min(1.0, of_copy))
     return BackendCost(
         build_s=statistics.median(builds) if builds else None,
         build_cache="cold" if cold else next((row.build_cache for row in ok), ""),

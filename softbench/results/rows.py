@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from softbench.core import statistics as stats
-from softbench.core.case import CaseKey
+from softbench.core.case import OPERATION, CaseKey, pass_name
 from softbench.core.json_types import JsonObject
 from softbench.core.outcome import Build, Checked, Failed, Measured, Profile, Record, Skipped, Timing
 from softbench.ops.registry import operation
@@ -105,10 +105,17 @@ class Row:
     """Batches of a throttled GPU or a busy CPU; they count only if a cell has no others."""
     graph_breaks: int | None = None
     """Places where `torch.compile` left a part of the function to Python; empty if it compiled nothing."""
+    op: str = OPERATION
+    """Name of the operation."""
 
     @property
     def case(self) -> CaseKey:
-        return CaseKey(self.direction, self.dtype, self.M, self.N)
+        return CaseKey(self.direction, self.dtype, self.M, self.N, self.op)
+
+    @property
+    def of_pass(self) -> str:
+        """The operation and the direction, as in `log_softmax forward`; for softmax the direction."""
+        return pass_name(self.op, self.direction)
 
 
 IMPLAUSIBLE = "implausible"

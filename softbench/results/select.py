@@ -19,6 +19,7 @@ def select(
     dtypes: Collection[str] = (),
     M: Collection[int] = (),
     N: Collection[int] = (),
+    ops: Collection[str] = (),
 ) -> list[Row]:
     """The rows of these backends (names or shell patterns) and values; an empty filter selects all. The yardstick stays.
 
@@ -29,7 +30,7 @@ def select(
     for pattern in backends:
         if not any(fnmatchcase(name, pattern) for name in names):
             raise UsageError(f"--backends: {unknown(pattern, names, 'backend')}")
-    axes: dict[str, Collection[object]] = {"direction": directions, "dtype": dtypes, "M": M, "N": N}
+    axes: dict[str, Collection[object]] = {"direction": directions, "dtype": dtypes, "M": M, "N": N, "op": ops}
     filters = {axis: wanted for axis, wanted in axes.items() if wanted}
     for axis, wanted in filters.items():
         there = dict.fromkeys(getattr(row, axis) for row in rows)

@@ -60,6 +60,7 @@ class CheckRequest:
     """A shell pattern of case names, such as `layout *`; a leading `!` excludes."""
     dtypes: tuple[str, ...]
     directions: tuple[str, ...]
+    op: str = OPERATION
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +122,7 @@ def check(request: CheckRequest, advance: Callable[[int, int], None]) -> CheckRe
         steps = [(dtype, case) for direction in request.directions for dtype in request.dtypes for case in cases if case[1] == direction]
         findings: list[Finding] = []
         for done, (dtype, (name, direction, alone)) in enumerate(steps, 1):
-            findings += checker.run(able, RunCheckCase(OPERATION, name, direction, dtype, settings.seed), alone=alone)
+            findings += checker.run(able, RunCheckCase(request.op, name, direction, dtype, settings.seed), alone=alone)
             advance(done, len(steps))
     broken = tuple(note for note, slot in zip(notes, unable, strict=True) if slot.info.broken)
     return CheckReport(tuple(findings), tuple(notes), broken, session.device, settings.seed)
@@ -130,7 +131,7 @@ def check(request: CheckRequest, advance: Callable[[int, int], None]) -> CheckRe
 def _cases(pool: Pool, request: CheckRequest) -> list[tuple[str, Direction, bool]]:
     """Name, direction, and whether the case needs the device alone, of each check case that the request selects."""
     worker = pool.spawn("check cases")
-    reply = pool.ask(worker, ListCheckCases(OPERATION), request.settings.timeout["import"], "import")
+    reply = pool.ask(worker, ListCheckCases(request.op), request.settings.timeout["import"], "import")
     pool.discard(worker)
     if isinstance(reply, Lost | Failure):
         raise WorkersError(f"the check cases cannot be read: {reply.reason}")

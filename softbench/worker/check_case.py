@@ -16,7 +16,7 @@ from softbench.core.text import size
 from softbench.ops.check_case import CheckCase, Draw
 from softbench.ops.dtypes import DTYPES
 from softbench.ops.registry import numerics
-from softbench.plugins.traits import interpreted, over_dim, reuses_output, why_not
+from softbench.plugins.traits import interpreted, over_dim, reuses_output, unsupported
 from softbench.worker.async_work import AsyncWorkWatch
 from softbench.worker.contract_cases import WAYS, ContractCase
 from softbench.worker.error_metrics import MetricsAccumulator
@@ -64,11 +64,11 @@ class CheckCaseRunner:
         dim = -1 if item.dim is None else item.dim
         shape = given[0].movedim(dim, -1).shape
         case = Case(max(1, given[0].numel()) // max(1, shape[-1]), shape[-1], dtype, direction, self.device.type, self.operation)
-        if reason := why_not(self.backend.supports(case), "supports"):
+        if reason := unsupported(self.backend, case):
             return reason
         if item.dim is None:
             call = self._prepared(case)
-        elif (along := over_dim(self.backend)) is None:
+        elif (along := over_dim(self.backend, self.operation)) is None:
             return "it takes (M, N) rows only"
         else:
             call = lambda *tensors: along(direction)(*tensors, dim)  # noqa: E731

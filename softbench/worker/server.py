@@ -33,7 +33,7 @@ from softbench.ops.registry import numerics
 from softbench.plugins.info import info_to_json
 from softbench.plugins.load import load
 from softbench.plugins.source import PluginSource
-from softbench.plugins.traits import compilations, compiles, info, interpreted, overwrites_output, reuses_output, why_not
+from softbench.plugins.traits import compilations, compiles, info, interpreted, overwrites_output, reuses_output, unsupported
 from softbench.worker import tamper_guard, telemetry
 from softbench.worker.batches import Batches
 from softbench.worker.check_case import CheckCaseRunner
@@ -105,7 +105,7 @@ class Server:
         for name in self.backends.keys() & found:
             for place, case in enumerate(cases):
                 with suppress(Exception):  # its build reports the failure
-                    if why_not(self.backends[name].supports(case), "supports"):
+                    if unsupported(self.backends[name], case):
                         found[name].append(place)
         return Unsupported(found)
 
@@ -113,7 +113,7 @@ class Server:
         """Prepare the backend for a case, with a first call and a synchronization."""
         self._forget()
         self.case, self.seed = case, seed
-        if reason := why_not(self.backend.supports(self.case), "supports"):
+        if reason := unsupported(self.backend, self.case):
             return Skip(reason)
         if only := interpreted(self.backend):
             self.case = replace(self.case, M=min(self.case.M, only[1]))
@@ -155,7 +155,7 @@ class Server:
         """Collect the code generated for a case (`softbench.worker.code_capture`)."""
         from softbench.worker import code_capture
 
-        if reason := why_not(self.backend.supports(case), "supports"):
+        if reason := unsupported(self.backend, case):
             return Skip(reason)
         if only := interpreted(self.backend):
             return Skip(f"nothing is compiled here: {only[0]}")

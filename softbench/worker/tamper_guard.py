@@ -35,7 +35,7 @@ PROTECTED: dict[ModuleType, str] = {
     numerics: "NUMERICS SoftmaxNumerics.make SoftmaxNumerics.refill SoftmaxNumerics.drawn SoftmaxNumerics.make_structured "
     "SoftmaxNumerics.kinds SoftmaxNumerics.check_cases "
     "SoftmaxNumerics.check SoftmaxNumerics.check_yardstick SoftmaxNumerics.estimate",
-    registry: "NAMES numerics operation",
+    registry: "NAMES names numerics operation _own",
     operation: "Operation.inputs Operation.outputs TensorSpec.shape TensorSpec.dtype_of TensorSpec.has_rows TensorSpec.has_columns",
     spec: "OPERATION",
     rows: "row_chunks",

@@ -42,6 +42,17 @@ def test_a_saved_baseline_has_the_process_medians_of_its_runs(main, run):
     assert "forward-bf16-4096x4" in out
 
 
+def test_a_baseline_keeps_the_operation_of_its_cells(main, run, pick):
+    """The same file without operations, as of an earlier version, is of softmax."""
+    assert main("baseline", "save", run(1, 10), "--name", "x")[0] == 0
+    file = baselines.path_of("x")
+    text = file.read_text()
+    file.write_text(text.replace('"op": "softmax"', '"op": "pick"'))
+    assert {str(key.identity)[:5] for key in baselines.open_baseline("x").cells} == {"pick-"}
+    file.write_text(text.replace(', "op": "softmax"', ""))
+    assert {key.op for key in baselines.open_baseline("x").cells} == {"softmax"}
+
+
 def test_too_few_processes_end_with_3_and_a_command(main, run):
     code, out, err = main("baseline", "save", run(1, 3), "--name", "h200")
     assert (code, out) == (3, "")

@@ -1,8 +1,7 @@
 """The worker's checks on an operation that is not softmax: integer inputs, a weight that all rows share, an output of one value per row."""
 
 import math
-import sys
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +10,7 @@ from softbench.core.case import Case, Direction
 from softbench.core.outcome import Accuracy, Grade
 from softbench.ops import registry
 from softbench.ops.operation import Operation, Pass, TensorSpec
+from softbench.plugins.traits import unsupported
 from softbench.worker.pre_check import PreCheck, verify_outputs
 from softbench.worker.rotating_inputs import RotatingInputs
 
@@ -66,13 +66,22 @@ class PickNumerics:
 
 @pytest.fixture(autouse=True)
 def operation(monkeypatch):
-    for name, content in (("", {}), (".spec", {"OPERATION": PICK}), (".numerics", {"NUMERICS": PickNumerics()})):
-        module = ModuleType(f"softbench.ops.pick{name}")
-        module.__dict__.update(content)
-        monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.setattr(registry, "NAMES", (*registry.NAMES, "pick"))
-    yield
-    registry.operation.cache_clear()
+    monkeypatch.setattr(registry, "_added", {})
+    monkeypatch.setattr(registry, "_numerics", {})
+    registry.add(PICK, "pick.py", PickNumerics())
+
+
+def test_a_backend_is_asked_about_its_own_operations_only():
+    asked = []
+    backend = SimpleNamespace(name="user", supports=asked.append)
+    assert unsupported(backend, CASE) == "it has no pick, only softmax"
+    assert not asked
+    backend.operations = ("softmax", "pick")
+    assert unsupported(backend, CASE) == ""
+    assert asked == [CASE]
+    backend.operations = "pick"
+    with pytest.raises(TypeError, match="must be a list of names"):
+        unsupported(backend, CASE)
 
 
 def cached():

@@ -5,7 +5,18 @@ from hypothesis import given, strategies as st
 
 from softbench.core.case import Direction
 from softbench.core.errors import UsageError
-from softbench.plan.sweep import MAX_VALUES, Sweep, cases, parse_axis, parse_directions, parse_dtypes, thinned
+from softbench.plan.sweep import (
+    MAX_VALUES,
+    Sweep,
+    cases,
+    only,
+    parse_axis,
+    parse_directions,
+    parse_dtypes,
+    parse_operation,
+    parse_operations,
+    thinned,
+)
 
 
 @pytest.mark.parametrize(
@@ -77,3 +88,16 @@ def test_cases_are_the_product_of_the_axes_without_repeats():
 def test_thinning_keeps_both_ends():
     assert thinned(tuple(range(100)), 4) == (0, 33, 66, 99)
     assert thinned((1, 2), 6) == (1, 2)
+
+
+def test_the_operation_is_an_axis_of_a_sweep(pick):
+    sweep = Sweep((8,), (4, 2), op=parse_operations("pick,softmax", "--op"))
+    names = ["pick-forward-fp32-8x4", "pick-forward-fp32-8x2", "forward-fp32-8x4", "forward-fp32-8x2"]
+    assert [case.key for case in cases([sweep], "cpu")] == names
+    assert cases([only(case.identity) for case in cases([sweep], "cpu")], "cpu") == cases([sweep], "cpu")
+
+
+@pytest.mark.parametrize(("text", "message"), [("softmx", "did you mean 'softmax'"), ("pick,softmax", "give one operation")])
+def test_one_operation_is_a_name_of_the_list(pick, text, message):
+    with pytest.raises(UsageError, match=message):
+        parse_operation(text, "--op")

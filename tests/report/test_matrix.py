@@ -102,3 +102,10 @@ def test_markdown_has_the_same_cells(cell):
     assert lines[0] == "forward fp32, M=4096, H200: GB/s, % of copy, speed-up over torch"
     assert lines[2:4] == ["| N | copy | torch | a&#124;b |", "| --- | ---: | ---: | ---: |"]
     assert lines[4:] == ["| 256 | 4000 | 2000 50% 1.00x &#42; | failed |"]
+
+
+def test_each_operation_has_a_table_with_its_name(cell):
+    rows = [cell("a", 100.0), replace(cell("a", 200.0), op="log_softmax")]
+    text = shown(rows)
+    assert "forward fp32, M=4096, H200" in text.splitlines()[0]
+    assert any(line.startswith("log_softmax forward fp32, M=4096, H200") for line in text.splitlines())

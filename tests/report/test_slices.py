@@ -41,3 +41,9 @@ def test_both_scans_through_a_shape_are_drawn(rows):
 
 def test_shapes_without_a_bandwidth_are_left_out(rows):
     assert slices([replace(row, gbps=None) for row in rows((1, 2), (1, 3))]) == []
+
+
+def test_each_operation_has_figures_of_its_own(rows):
+    both = [*rows((8, 256), (8, 512), (8, 1024)), *(replace(row, op="log_softmax") for row in rows((8, 256), (8, 512), (8, 1024)))]
+    assert [what.name for what in slices(both)] == ["forward-fp32-M8", "log_softmax-forward-fp32-M8"]
+    assert [len(what.of(both)) for what in slices(both)] == [3, 3]

@@ -175,3 +175,15 @@ def test_a_host_time_has_no_bandwidth(tmp_path, make_record):
     found = results.row(replace(record, outcome=replace(record.outcome, timing=timing)), None, None, device="H200", run="r")
     assert (found.median_us, found.gbps) == (20, None)
     assert read_csv(write(tmp_path, to_csv([found])))[0][0].gbps is None
+
+
+def test_the_operation_is_a_column_and_part_of_the_case(make_record, tmp_path):
+    """Files without the column are of softmax."""
+    row = replace(results.row(make_record("a", [10.0] * 3), None, None, device="H200", run="r"), op="log_softmax")
+    text = to_csv([row, replace(row, op="softmax")])
+    found, _ = read_csv(write(tmp_path, text))
+    assert [str(one.case) for one in found] == ["log_softmax-forward-fp32-4096x256", "forward-fp32-4096x256"]
+    earlier = "\n".join(line.rpartition(",")[0] for line in text.splitlines())
+    assert read_csv(write(tmp_path, earlier))[0][0].op == "softmax"
+    with pytest.raises(ResultsError, match="line 2: op"):
+        read_csv(write(tmp_path, text.replace("log_softmax", "<b>")))

@@ -9,6 +9,7 @@ from softbench.ops.operation import Operation, Pass, TensorSpec
 
 OPERATION = Operation(
     name="softmax",
+    summary="exp(x) / sum(exp(x)) of each row, and its gradient",
     tensors=MappingProxyType({name: TensorSpec(("M", "N")) for name in ("x", "y", "dy", "dx")}),
     passes=MappingProxyType(
         {
