@@ -89,7 +89,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class Cli:
-    """Runs `python -m softbench` in a scratch folder. A mark in the environment finds every process left behind."""
+    """Runs `python -m softbench` in a scratch folder. A mark in the environment finds every process left behind.
+
+    With -P Python does not search the scratch folder for modules, as with the installed `softbench`. So all tests have one environment to
+    `softbench.run.info_cache`, and `list` asks workers in the first of them only.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -97,7 +101,7 @@ class Cli:
         self.env = {**os.environ, "SOFTBENCH_TEST_MARK": self.mark, "COLUMNS": "80"}
 
     def command(self, *arguments: object) -> list[str]:
-        return [sys.executable, "-m", "softbench", *map(str, arguments)]
+        return [sys.executable, "-P", "-m", "softbench", *map(str, arguments)]
 
     def __call__(self, *arguments: object, timeout: float = 240) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
