@@ -27,6 +27,8 @@ from softbench.worker.check_case import CheckCaseRunner
 
 NUMPY, TRITON = (tuple(int(part) for part in metadata.version(name).split(".")[:2]) for name in ("numpy", "triton"))
 
+QUICK = Path(__file__).parents[1] / "support" / "quick_interpreter.py"
+
 
 def findings(done):
     return json.loads(done.stdout)["findings"]
@@ -35,10 +37,11 @@ def findings(done):
 @pytest.mark.skipif(
     NUMPY >= (2, 5) and TRITON < (3, 9), reason=f"the interpreter of Triton {metadata.version('triton')} does not run with this numpy"
 )
-@pytest.mark.parametrize(("backends", "passes"), [("triton", 95), ("triton-row,triton-tile", 190)])
+@pytest.mark.parametrize(("backends", "passes"), [("quick.triton", 95), ("triton-row,triton-tile", 190)])
 def test_our_triton_kernels_pass_all_check_cases_under_the_interpreter(cli, backends, passes):
     # bf16 is the longer way; fp32 is examined whole on a GPU, where it takes seconds, and here by test_tiers.py
-    done = cli("check", "--backends", backends, "--dtype", "bf16", "--device", "cpu", "--json", "-")
+    given = ("--plugin", f"quick={QUICK}") if "quick" in backends else ()
+    done = cli("check", *given, "--backends", backends, "--dtype", "bf16", "--device", "cpu", "--json", "-")
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr
     found = findings(done)
     assert {finding["verdict"] for finding in found} == {"pass", "skipped"}

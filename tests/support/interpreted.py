@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 PUBLIC_FUNCTION = """
 import torch
@@ -29,10 +30,13 @@ print("fine")
 """Checks a module's `softmax` on several shapes, with its gradient and its errors."""
 
 
+QUICK = f"import sys; sys.path.append({str(Path(__file__).parent)!r}); import quick_interpreter\n"
+
+
 def run_interpreted(code: str, timeout: float = 120) -> None:
     """Runs code that prints `fine` if it succeeds."""
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code],
+        [sys.executable, "-W", "ignore", "-c", QUICK + code],
         env={**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""},
         capture_output=True,
         text=True,
