@@ -36,20 +36,26 @@ STATED = "offered = Mine()"
 COMPUTED = "offered = [Mine(), *[]]"
 
 
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """A folder of packages for all tests, so that `list` asks workers about softbench's own backends once."""
+    folder = tmp_path_factory.mktemp("site")
+    info = folder / "mypack-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mypack\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[softbench.backends]\nmine = mypack.inner:offered\n")
+    (folder / "mypack").mkdir()
+    (folder / "mypack" / "__init__.py").write_text("print('its code runs')")
+    return folder
+
+
 @pytest.fixture
-def package(cli):
+def package(cli, site):
     """Installs the package `mypack`, whose entry point `mine` is `mypack.inner:offered`; returns the command line that finds it."""
 
     def install(assigned):
-        folder = cli.folder / "site"
-        info = folder / "mypack-1.0.dist-info"
-        info.mkdir(parents=True)
-        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mypack\nVersion: 1.0\n")
-        (info / "entry_points.txt").write_text("[softbench.backends]\nmine = mypack.inner:offered\n")
-        (folder / "mypack").mkdir()
-        (folder / "mypack" / "__init__.py").write_text("print('its code runs')")
-        (folder / "mypack" / "inner.py").write_text(PACKAGE.format(assigned=assigned))
-        cli.env["PYTHONPATH"] = str(folder)
+        (site / "mypack" / "inner.py").write_text(PACKAGE.format(assigned=assigned))
+        cli.env |= {"PYTHONPATH": str(site), "PYTHONDONTWRITEBYTECODE": "1"}  # inner.py may change within its time stamp's second
         return cli
 
     return install
