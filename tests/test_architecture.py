@@ -20,7 +20,7 @@ MAY_IMPORT = {
     "ops": "core",
     "results": "core ops",
     "backends": "core plugins ops kernels",
-    "processes": "core plugins",
+    "processes": "core plugins ops",
     "plan": "core plugins ops",
     "worker": "core plugins ops kernels",
     "run": "core plugins ops results processes plan kernels",

@@ -27,6 +27,8 @@ COVERED_BY = {
     "ops/check_case": "run/test_check.py",
     "ops/dtypes": "ops/softmax/test_tolerance.py",
     "ops/numerics": "ops/softmax/test_tolerance.py",
+    "ops/user_file": "docs/test_operations.py",
+    "ops/values": "docs/test_operations.py",
     "ops/rows": "ops/softmax/test_tolerance.py",
     "ops/softmax/numerics": "worker/test_row_sample.py",
     "plugins/backend": "plugins/test_select.py",

@@ -45,6 +45,7 @@ def check(
     from softbench.plan import sweep
     from softbench.plan.flags import from_flags
     from softbench.plan.settings import Settings
+    from softbench.run import operations
     from softbench.run.check import CheckRequest, check as run_check
 
     verbosity.choose(quiet=quiet, verbose=long)
@@ -53,7 +54,7 @@ def check(
     dtypes = sweep.parse_dtypes(",".join(dtype or DTYPES), "--dtype")
     try_file(json)
     try_file(junit, flag="--junit")
-    request = CheckRequest(Settings.from_sources({}, flags), case, dtypes, directions, sweep.parse_operation(op, "--op"))
+    request = CheckRequest(Settings.from_sources({}, flags), case, dtypes, directions, operations.name(op), op)
     with interruptible():
         report = run_check(request, counter("cases"))
     files = [str(path) for path in plugin or ()]

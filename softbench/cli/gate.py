@@ -16,6 +16,7 @@ from softbench.cli.actions import measure, note, warn, wrote_to_stdout
 from softbench.cli.gate_outputs import Outputs
 from softbench.cli.panels import PanelCommand
 from softbench.core.errors import InconclusiveError, UsageError
+from softbench.run.operations import names
 
 if TYPE_CHECKING:
     from softbench.gate.samples import RunSamples
@@ -73,7 +74,7 @@ def gate(
     Exit code 1: a false alarm, or fewer than 95 % pass. With --baseline and FILES of unchanged code, each file is judged.
     """
     outputs = Outputs(json, markdown, junit, plot, long, quiet).checked()
-    sweep: dict[str, Any] = {"M": M, "N": N, "dtype": dtype, "direction": direction, "op": op, "device": device}
+    sweep: dict[str, Any] = {"M": M, "N": N, "dtype": dtype, "direction": direction, "op": names(op), "device": device}
     sweep |= {"plugins": plugin, "threads": threads, "rounds": rounds, "processes": processes, "seed": seed, "timeout": timeout}
     stored, strictness = _Stored(baseline, folder, allow_env_mismatch or []), _Strictness(margin, max_ambiguous)
     if self_test:

@@ -52,13 +52,13 @@ def inspect(
     from softbench.plan.flags import from_flags
     from softbench.plan.settings import Settings
     from softbench.report import listing
-    from softbench.run import inspect as inspections
+    from softbench.run import inspect as inspections, operations
 
     flags = from_flags({"device": device, "seed": seed, "timeout": timeout, "plugins": plugin})
     dtypes, directions = sweep.parse_dtypes(dtype, "--dtype"), sweep.parse_directions(direction, "--direction")
     if len(dtypes) + len(directions) != 2:
         raise UsageError("softbench inspect shows one case: give one --dtype and one --direction")
-    case = Case(M, N, dtypes[0], directions[0], op=sweep.parse_operation(op, "--op"))
+    case = Case(M, N, dtypes[0], directions[0], op=operations.name(op))
     kinds = inspections.kinds(show)
     try_file(json)
     if out is not None:

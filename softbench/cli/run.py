@@ -62,12 +62,13 @@ def run(
     from softbench.plan.config_file import load
     from softbench.plan.estimate import run_seconds
     from softbench.plan.flags import from_flags
+    from softbench.run.operations import names
     from softbench.run.request import Request
     from softbench.run.run import dry_run as plan_of, exit_code
 
     verbosity.choose(quiet=quiet, verbose=verbose)
     flags = from_flags(
-        {"backends": backends, "M": M, "N": N, "dtype": dtype, "direction": direction, "op": op, "device": device, "plugins": plugin}
+        {"backends": backends, "M": M, "N": N, "dtype": dtype, "direction": direction, "op": names(op), "device": device, "plugins": plugin}
         | {"threads": threads, "rounds": rounds, "processes": processes, "seed": seed, "relative_to": relative_to, "timeout": timeout}
         | {"timer": timer, "l2": l2, "profile": profile, "max_rounds": max_rounds, "precision": precision}
     )

@@ -11,6 +11,7 @@ from softbench.core.replies import (
     Built,
     CheckCaseGraded,
     CheckCases,
+    Described,
     Done,
     Failure,
     Graded,
@@ -45,13 +46,23 @@ class ProbeMachine(Request[Probed]):
 
 
 @dataclass(frozen=True)
+class LoadOperation(Request[Described]):
+    """Import a user's operation, and test it on a small case."""
+
+    file: str
+    op, replies = "operation", (Described,)
+
+
+@dataclass(frozen=True)
 class LoadSource(Request[Loaded]):
-    """Load a plugin source. The worker then serves the backend `name`, or the first."""
+    """Load the users' operations, then a plugin source. The worker then serves the backend `name`, or the first."""
 
     source: dict[str, str]
     """The fields of a `softbench.plugins.source.PluginSource`."""
     device: str
     name: str | None = None
+    operations: tuple[str, ...] = ()
+    """Files of users' operations."""
     op, replies = "load", (Loaded,)
 
 
@@ -85,6 +96,8 @@ class ListCheckCases(Request[CheckCases]):
     """List the check cases of an operation."""
 
     operation: str
+    files: tuple[str, ...] = ()
+    """Files of users' operations."""
     op, replies = "list_check_cases", (CheckCases,)
 
 

@@ -94,6 +94,18 @@ class Failure(Reply):
 
 
 @dataclass(frozen=True, slots=True)
+class Described(Reply):
+    """A user's operation."""
+
+    operation: JsonObject
+    """As `softbench.ops.operation.to_json` makes it."""
+
+    @classmethod
+    def parse(cls, fields: JsonObject) -> Described:
+        return cls(dict(fields["operation"]))
+
+
+@dataclass(frozen=True, slots=True)
 class Skip(Reply):
     """The backend does not support the case."""
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields, replace
 from math import prod
 
-from softbench.core.case import DTYPES, Case
+from softbench.core.case import DTYPES, Case, Direction
+from softbench.core.json_types import JsonObject
+from softbench.core.validate import NAME
 
 ELEMENT_BYTES = DTYPES | {"int64": 8, "int32": 4, "bool": 1}
 """Bytes per element of each dtype that a tensor may have."""
+AXES = ("M", "N")
 CASE_DTYPE = "case"
 """The dtype of a tensor that has the case's."""
 
@@ -104,3 +107,45 @@ class Operation:
     def gbps(self, case: Case, us: float) -> float:
         """Decimal GB/s of a call that takes `us` microseconds."""
         return self.bytes_moved(case) / us / 1e3
+
+
+def validate(operation: Operation) -> None:
+    """Raises a ValueError for the first part of an operation that softbench cannot measure."""
+    if not NAME.fullmatch(operation.name):
+        raise ValueError(f"'{operation.name}' is no name; use 1 to 64 letters, digits and . _ : + -")
+    for name, tensor in operation.tensors.items():
+        if not tensor.axes or not set(tensor.axes) <= set(AXES) or len(set(tensor.axes)) < len(tensor.axes):
+            raise ValueError(f"tensor {name} has axes {tensor.axes}; they must be of M and N")
+        if tensor.dtype != CASE_DTYPE and tensor.dtype not in ELEMENT_BYTES:
+            raise ValueError(f"tensor {name} has dtype {tensor.dtype}; known are {CASE_DTYPE}, {', '.join(ELEMENT_BYTES)}")
+    if not operation.passes:
+        raise ValueError("it has no pass; give it one named forward")
+    for direction, one in operation.passes.items():
+        if direction not in set(Direction):
+            raise ValueError(f"pass {direction}: the name must be one of {', '.join(Direction)}")
+        for part in fields(one):
+            for name in getattr(one, part.name):
+                if name not in operation.tensors:
+                    raise ValueError(f"pass {direction}: {part.name} has {name}, which is none of its tensors")
+        if not one.inputs or not operation.tensors[one.inputs[0]].has_columns:
+            raise ValueError(f"pass {direction}: its first input must have the axes M and N")
+        if not one.outputs or not all(operation.tensors[name].has_rows for name in one.outputs):
+            raise ValueError(f"pass {direction}: every output must have M as its first axis")
+
+
+def to_json(operation: Operation) -> JsonObject:
+    """An operation as JSON."""
+    return asdict(replace(operation, tensors=dict(operation.tensors), passes=dict(operation.passes)))
+
+
+def from_json(data: JsonObject) -> Operation:
+    """The inverse of `to_json`; the data are untrusted.
+
+    Raises:
+        AttributeError, KeyError, TypeError, ValueError: it is invalid.
+    """
+    tensors = {str(name): TensorSpec(tuple(one["axes"]), str(one["dtype"])) for name, one in data["tensors"].items()}
+    passes = {str(name): Pass(*(tuple(map(str, one[part.name])) for part in fields(Pass))) for name, one in data["passes"].items()}
+    found = Operation(str(data["name"]), tensors, passes, str(data["summary"]))
+    validate(found)
+    return found

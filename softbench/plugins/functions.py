@@ -1,46 +1,52 @@
-"""A backend from the functions of a plugin file that defines no backend: `softmax(x)` and, if there is one, `softmax_backward(dy, y)`."""
+"""A backend from the functions of a plugin file that defines no backend.
+
+They have the names of operations: `softmax(x)`, and `softmax_backward(dy, y)` if there is one; `log_softmax(x)`; `rms_norm(x, w)`.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import ModuleType
 
 from softbench.core.case import Case, Direction
 from softbench.plugins.backend import Backend, Call
 
-NAMES = {Direction.FORWARD: "softmax", Direction.BACKWARD: "softmax_backward"}
-"""The functions' names, by direction."""
+SUFFIXES = {Direction.FORWARD: "", Direction.BACKWARD: "_backward"}
+"""What follows the operation's name in a function's name, by direction."""
+Functions = dict[tuple[str, Direction], Call]
+"""Functions by operation and direction."""
 
 
 class FunctionBackend:
     """Functions of a file."""
 
-    def __init__(self, name: str, functions: dict[Direction, Call], summary: str) -> None:
+    def __init__(self, name: str, functions: Functions, summary: str) -> None:
         self.name, self.functions, self.summary = name, functions, summary
+        self.operations = tuple(dict.fromkeys(op for op, _ in functions))
 
     def available(self) -> str | None:
         """None: whether the functions can run here shows when they are called."""
         return None
 
     def supports(self, case: Case) -> str | None:
-        """None if the file has the direction's function."""
-        if case.direction in self.functions:
+        """None if the file has the function of the operation and direction."""
+        if (case.op, case.direction) in self.functions:
             return None
-        return (
-            f"its file defines no function {NAMES[case.direction]}"
-            if case.direction in NAMES
-            else "its file defines no backend, only functions"
-        )
+        if case.direction not in SUFFIXES:
+            return "its file defines no backend, only functions"
+        return f"its file defines no function {case.op}{SUFFIXES[case.direction]}"
 
     def prepare(self, case: Case) -> Call:
-        """The direction's function as it is."""
-        return self.functions[case.direction]
+        """The function as it is."""
+        return self.functions[case.op, case.direction]
 
 
-def from_functions(module: ModuleType, name: str) -> Backend | None:
-    """The backend of a file's own functions; None if it defines no `softmax`. Imported functions do not count."""
-    own = {direction: getattr(module, called, None) for direction, called in NAMES.items()}
-    functions = {way: found for way, found in own.items() if callable(found) and getattr(found, "__module__", "") == module.__name__}
-    if Direction.FORWARD not in functions:
+def from_functions(module: ModuleType, name: str, operations: Sequence[str]) -> Backend | None:
+    """The backend of a file's own functions; None if none has the name of an operation. Imported functions do not count."""
+    named = {(op, way): getattr(module, op + suffix, None) for op in operations for way, suffix in SUFFIXES.items()}
+    own = {key: found for key, found in named.items() if callable(found) and getattr(found, "__module__", "") == module.__name__}
+    functions = {(op, way): found for (op, way), found in own.items() if (op, Direction.FORWARD) in own}
+    if not functions:
         return None
-    summary = (functions[Direction.FORWARD].__doc__ or module.__doc__ or "").strip().partition("\n")[0]
-    return FunctionBackend(name, functions, summary)
+    first = next(iter(functions.values()))
+    return FunctionBackend(name, functions, (first.__doc__ or module.__doc__ or "").strip().partition("\n")[0])

@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import sys
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 from typing import cast
 
+from softbench.core.case import OPERATION
 from softbench.core.errors import UsageError
 from softbench.core.text import one_line
 from softbench.core.validate import NAME
@@ -20,8 +22,10 @@ from softbench.plugins.source import ALL, GROUP, SOURCES, PluginSource
 METHODS = ("available", "supports", "prepare")
 
 
-def load(origin: PluginSource) -> tuple[Backend, ...]:
+def load(origin: PluginSource, operations: Sequence[str] = (OPERATION,)) -> tuple[Backend, ...]:
     """Import the backends of a plugin source. This runs the plugin's code, so only workers call it.
+
+    `operations` are the names of functions that make a backend of a file without one.
 
     An entry point names one Backend or a list. A file has them under the name `backend` or `backends`, or it has functions only
     (`softbench.plugins.functions`).
@@ -31,7 +35,7 @@ def load(origin: PluginSource) -> tuple[Backend, ...]:
     """
     if origin.kind == "file":
         module = _import_file(Path(origin.target))
-        offered = getattr(module, "backends", None) or getattr(module, "backend", None) or from_functions(module, origin.label)
+        offered = getattr(module, "backends", None) or getattr(module, "backend", None) or from_functions(module, origin.label, operations)
         if offered is None:
             raise UsageError("defines neither `backend` nor `backends`, or nothing in them, and no function `softmax`")
     else:

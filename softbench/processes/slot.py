@@ -9,6 +9,7 @@ from pathlib import Path
 from softbench.core.messages import LoadSource
 from softbench.core.outcome import Failed, Outcome, Skipped, Status
 from softbench.core.replies import INVALID, INVALID_REPLY, Failure, Loaded
+from softbench.ops import registry
 from softbench.plugins.info import BackendInfo, info_from_json
 from softbench.plugins.source import PluginSource, safe_name
 from softbench.processes.pool import Lost, Pool, Worker
@@ -48,7 +49,7 @@ class WorkerSlot:
 
 def load_request(source: PluginSource, device: str, name: str | None = None) -> LoadSource:
     """The request that loads a backend in a worker."""
-    return LoadSource(asdict(source), device, name)
+    return LoadSource(asdict(source), device, name, registry.files())
 
 
 def discover(

@@ -175,6 +175,7 @@ def row(
         recompiles=profile.recompiles,
         peak_bytes=profile.peak_bytes,
         graph_breaks=build.graph_breaks if build else None,
+        op=case.op,
         of_peak=gbps / peak if gbps and isinstance(peak, float) else None,
     )
 

@@ -16,6 +16,7 @@ from softbench.core.messages import ListCheckCases, RunCheckCase
 from softbench.core.outcome import Grade
 from softbench.core.replies import CheckCaseGraded, ErrorMetrics, Failure, Skip
 from softbench.core.text import unknown
+from softbench.ops import registry
 from softbench.plan.settings import Settings
 from softbench.plugins.select import select
 from softbench.plugins.source import origins
@@ -61,6 +62,8 @@ class CheckRequest:
     dtypes: tuple[str, ...]
     directions: tuple[str, ...]
     op: str = OPERATION
+    op_given: str = OPERATION
+    """The operation as the user wrote it: its name, or its file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +77,8 @@ class CheckReport:
     """Those of the notes whose plugin could not be loaded."""
     device: str
     seed: int
+    op_given: str = OPERATION
+    """As in `CheckRequest`."""
 
     @property
     def exit_code(self) -> int:
@@ -96,6 +101,7 @@ class CheckReport:
 
     def _command(self, finding: Finding, plugins: Sequence[str]) -> str:
         words = ["softbench", "check", "--backends", finding.backend, f"--case={escape(finding.item)}", "--direction", finding.direction]
+        words += ["--op", self.op_given] if self.op_given != OPERATION else []
         words += ["--dtype", finding.dtype, "--device", self.device, "--seed", str(self.seed)]
         return shlex.join(words + [part for file in plugins for part in ("--plugin", file)])
 
@@ -125,13 +131,13 @@ def check(request: CheckRequest, advance: Callable[[int, int], None]) -> CheckRe
             findings += checker.run(able, RunCheckCase(request.op, name, direction, dtype, settings.seed), alone=alone)
             advance(done, len(steps))
     broken = tuple(note for note, slot in zip(notes, unable, strict=True) if slot.info.broken)
-    return CheckReport(tuple(findings), tuple(notes), broken, session.device, settings.seed)
+    return CheckReport(tuple(findings), tuple(notes), broken, session.device, settings.seed, request.op_given)
 
 
 def _cases(pool: Pool, request: CheckRequest) -> list[tuple[str, Direction, bool]]:
     """Name, direction, and whether the case needs the device alone, of each check case that the request selects."""
     worker = pool.spawn("check cases")
-    reply = pool.ask(worker, ListCheckCases(request.op), request.settings.timeout["import"], "import")
+    reply = pool.ask(worker, ListCheckCases(request.op, registry.files()), request.settings.timeout["import"], "import")
     pool.discard(worker)
     if isinstance(reply, Lost | Failure):
         raise WorkersError(f"the check cases cannot be read: {reply.reason}")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from softbench.core.case import YARDSTICK, Case
 from softbench.core.json_types import JsonObject
+from softbench.ops import registry
 from softbench.plan.plan import Plan
 from softbench.plugins.info import BackendInfo
 
@@ -46,6 +47,8 @@ def fingerprint(
     """What must be equal to resume a run, by name, so that a message can name a difference."""
     sweep = hashlib.sha256(" ".join(case.key for case in cases).encode()).hexdigest()[:8]
     what = {"softbench": version, "cases": f"{len(cases)} (hash {sweep})", "backends": ", ".join(backends)}
+    if files := registry.files():
+        what["operations"] = hashlib.sha256(b"\0".join(Path(file).read_bytes() for file in files)).hexdigest()[:8]
     return {**what, **measuring, **{key: facts.get(key) for key in KEYED}}
 
 

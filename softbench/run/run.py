@@ -129,10 +129,17 @@ def _plan(request: Request, machine: Machine, device: str, gpu: Gpu | None, info
         measured = "measuring" if request.gives("M", "N") else "a short sweep"
         notes.append(f"no GPU ({machine.no_gpu}): {measured} on the CPU instead")
     cases = cases_of(settings, device)
-    selected = select(infos, settings.backends, yardstick=settings.yardstick)
+    selected = select(_having({case.op for case in cases}, infos, settings.backends), settings.backends, yardstick=settings.yardstick)
     notes += [not_loaded_text(info) for info in not_loaded(selected)]
     plan = make(settings, cases, machine, gpu, selected, asked=request.gives("relative_to"))
     return replace(plan, notes=(*notes, *plan.notes))
+
+
+def _having(ops: set[str], infos: Sequence[BackendInfo], names: Sequence[str] | None) -> Sequence[BackendInfo]:
+    """The backends that `all` may select: those that have one of the operations. Named ones stay, and are skipped with the reason."""
+    if names is not None:
+        return infos
+    return [info for info in infos if info.broken or info.name == YARDSTICK or ops & {*info.operations}]
 
 
 def infos(settings: Settings, *, load: bool) -> list[BackendInfo]:

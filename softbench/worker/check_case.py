@@ -20,7 +20,7 @@ from softbench.plugins.traits import interpreted, over_dim, reuses_output, unsup
 from softbench.worker.async_work import AsyncWorkWatch
 from softbench.worker.contract_cases import WAYS, ContractCase
 from softbench.worker.error_metrics import MetricsAccumulator
-from softbench.worker.output_checks import SHARED, breach, like, poison, same, shared, versions
+from softbench.worker.output_checks import SHARED, breach, forms, like, poison, same, shared, versions
 from softbench.worker.pre_check import PreCheck, verify_outputs
 from softbench.worker.tamper_guard import TamperGuard
 
@@ -75,7 +75,7 @@ class CheckCaseRunner:
         if item.repeat in WAYS:
             found = contract_case(self.backend, case, call, given, self.guard, random).judge(item.repeat)
         else:
-            found = self._judge(item, case, call, given, dim)
+            found = self._judge(item, case, call, given)
         return replace(found, grade=Grade.WRONG, worst=float("inf")) if found.grade is Grade.FINITE_ONLY else found
 
     def _prepared(self, case: Case) -> Call:
@@ -90,19 +90,20 @@ class CheckCaseRunner:
         """The error metrics of the last check case; None if nothing was compared."""
         return self._metrics.found() if self._metrics.rows else None
 
-    def _judge(self, item: CheckCase, case: Case, call: Call, given: tuple[torch.Tensor, ...], dim: int) -> Accuracy:
+    def _judge(self, item: CheckCase, case: Case, call: Call, given: tuple[torch.Tensor, ...]) -> Accuracy:
         """The accuracy of a call."""
         kept, written = tuple(tensor.clone() for tensor in given), versions(given)
-        poison(like(given[0]), given)
+        due = forms(case) if item.dim is None and given[0].numel() else like(given[0])
+        poison(due, given)
         watch = AsyncWorkWatch(self.device.type)
         out = self._on_stream(call, given) if item.repeat == "stream" else call(*given)
         late = watch.unfinished(out)
-        reason = breach(given, kept, (out,), like(given[0]), written=written) or late
+        reason = breach(given, kept, (out,), due, written=written) or late
         if reason := reason or (self.guard.replaced() if self.guard else ""):
             return Accuracy.wrong(reason)
-        return self._compared(item, case, call, given, out, dim)
+        return self._compared(item, case, call, given, out)
 
-    def _compared(self, item: CheckCase, case: Case, call: Call, given: tuple[torch.Tensor, ...], out: torch.Tensor, dim: int) -> Accuracy:
+    def _compared(self, item: CheckCase, case: Case, call: Call, given: tuple[torch.Tensor, ...], out: torch.Tensor) -> Accuracy:
         note, outputs = "", [out]
         if item.repeat == "twice":
             first = out.clone()
@@ -116,12 +117,14 @@ class CheckCaseRunner:
         if out.numel() == 0:
             return Accuracy(Grade.PASS, 0.0, "")
         found = max(
-            (self._verified(case, given, each, dim) for each in outputs), key=lambda found: (found.grade is Grade.WRONG, found.worst)
+            (self._verified(case, given, each, item.dim) for each in outputs), key=lambda found: (found.grade is Grade.WRONG, found.worst)
         )
         return replace(found, detail=note) if note and found.grade is Grade.PASS else found
 
-    def _verified(self, case: Case, given: tuple[torch.Tensor, ...], out: torch.Tensor, dim: int) -> Accuracy:
-        rows = [tensor.movedim(dim, -1).reshape(case.M, case.N) if tensor.dim() else tensor.reshape(1, 1) for tensor in (*given, out)]
+    def _verified(self, case: Case, given: tuple[torch.Tensor, ...], out: torch.Tensor, dim: int | None) -> Accuracy:
+        rows = [*given, out]
+        if dim is not None:
+            rows = [tensor.movedim(dim, -1).reshape(case.M, case.N) if tensor.dim() else tensor.reshape(1, 1) for tensor in rows]
         return verify_outputs(self.backend, case, tuple(rows[:-1]), (rows[-1],), self._metrics)
 
     def _on_stream(self, call: Call, given: tuple[torch.Tensor, ...]) -> Any:

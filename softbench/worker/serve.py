@@ -7,7 +7,9 @@ from typing import Any
 from softbench.core import messages
 from softbench.core.channel import Channel
 from softbench.core.messages import Request, reply_to_json, request_from_json
-from softbench.core.replies import CheckCases, Probed, Reply
+from softbench.core.replies import CheckCases, Described, Probed, Reply
+from softbench.ops import user_file
+from softbench.ops.operation import to_json
 from softbench.ops.registry import numerics
 from softbench.plugins.source import PluginSource
 from softbench.worker.failures import failure
@@ -34,15 +36,20 @@ def handle(server: Server, request: Request[Any]) -> Reply:
     match request:
         case messages.ProbeMachine():
             return Probed(probe())
-        case messages.LoadSource(source, device, name):
-            return server.load(PluginSource(**source), device, name)
+        case messages.LoadOperation(file):
+            server.source = PluginSource("file", "", file, file)  # an error in its code names the line
+            return Described(to_json(user_file.load(file)))
+        case messages.LoadSource(source, device, name, operations):
+            return server.load(PluginSource(**source), device, name, operations)
         case messages.ListUnsupported(names, cases):
             return server.unsupported(names, cases)
         case messages.BuildCase(case, seed):
             return server.build(case, seed)
         case messages.CheckOutputs():
             return server.check()
-        case messages.ListCheckCases(operation):
+        case messages.ListCheckCases(operation, files):
+            for file in files:
+                user_file.load(file)
             return CheckCases([(item.name, item.direction, item.free_bytes > 0) for item in numerics(operation).check_cases()])
         case messages.RunCheckCase(operation, name, direction, dtype, seed):
             return server.run_check_case(operation, name, direction, dtype, seed)

@@ -29,7 +29,8 @@ from softbench.core.replies import (
     Verified,
 )
 from softbench.core.text import one_line
-from softbench.ops.registry import numerics
+from softbench.ops import user_file
+from softbench.ops.registry import names, numerics
 from softbench.plugins.info import info_to_json
 from softbench.plugins.load import load
 from softbench.plugins.source import PluginSource
@@ -86,12 +87,14 @@ class Server:
         self.guard: TamperGuard | None = None
         self.check_cases: CheckCaseRunner | None = None
 
-    def load(self, source: PluginSource, device: str, name: str | None = None) -> Loaded:
-        """Bind the timers and the tamper guard, then import the plugin."""
+    def load(self, source: PluginSource, device: str, name: str | None = None, operations: Sequence[str] = ()) -> Loaded:
+        """Import the users' operations, bind the timers and the tamper guard, then import the plugin."""
+        for file in operations:
+            user_file.load(file)
         self.source, self.device = source, device
         self.timers = bind(device)
         self.guard = tamper_guard.bind(device)
-        self.backends = {backend.name: backend for backend in load(source)}
+        self.backends = {backend.name: backend for backend in load(source, names())}
         named = [self.backends[name]] if name in self.backends else list(self.backends.values())
         self.backend = named[0]
         if overwrites_output(self.backend):  # by a CUDA graph

@@ -14,7 +14,7 @@ from types import ModuleType
 
 import torch
 
-from softbench.ops import operation, registry, rows
+from softbench.ops import operation, registry, rows, values
 from softbench.ops.softmax import independent, inputs, numerics, reference, spec, structured_rows, tolerance
 from softbench.worker import output_checks, persisting_l2, row_sample
 from softbench.worker.persisting_l2 import PersistingL2
@@ -39,6 +39,7 @@ PROTECTED: dict[ModuleType, str] = {
     operation: "Operation.inputs Operation.outputs TensorSpec.shape TensorSpec.dtype_of TensorSpec.has_rows TensorSpec.has_columns",
     spec: "OPERATION",
     rows: "row_chunks",
+    values: "excess",
     row_sample: "rows_of rows_to_compare suspects",
 }
 """Names that timing and checking depend on, by module. Each must exist, unless it is in OPTIONAL."""
@@ -93,8 +94,18 @@ def bind(device: str) -> TamperGuard:
         from triton import testing
 
         protected |= {testing: "do_bench", profiler: "profile"}
-        return TamperGuard(bound(protected), persisting_l2.bind())
-    return TamperGuard(bound(protected))
+        return TamperGuard((*bound(protected), *_of_users()), persisting_l2.bind())
+    return TamperGuard((*bound(protected), *_of_users()))
+
+
+def _of_users() -> tuple[ProtectedName, ...]:
+    """The methods of the users' operations that are loaded."""
+    owners = {type(registry.numerics(name)) for name in registry.names() if name not in registry.NAMES}
+    methods = ((owner, name) for owner in owners for name in dir(owner) if not name.startswith("__") and callable(getattr(owner, name)))
+    return tuple(
+        ProtectedName(owner, name, f"{owner.__name__}.{name}", value := getattr(owner, name), getattr(value, "__code__", None))
+        for owner, name in methods
+    )
 
 
 def bound(protected: dict[ModuleType, str]) -> tuple[ProtectedName, ...]:

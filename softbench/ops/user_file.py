@@ -1,0 +1,74 @@
+"""Reads a user's operation from a Python file: `OPERATION`, which needs no torch, and `NUMERICS`, its values. Workers only."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import torch
+
+from softbench.core.case import Case, Direction
+from softbench.core.errors import UsageError
+from softbench.core.outcome import Grade
+from softbench.ops import registry
+from softbench.ops.dtypes import TENSOR_DTYPES
+from softbench.ops.operation import Operation, validate
+from softbench.ops.values import Values
+
+SMALL = (32, 48)
+"""M and N of the case on which the reference and the bound are tried."""
+
+
+def load(path: str) -> Operation:
+    """Import a file, test what it defines on a small case, and make its operation known in this process.
+
+    Raises:
+        UsageError: it defines no valid operation, or its bound accepts zeros. Exceptions of the file's own code pass through.
+    """
+    module = _imported(Path(path))
+    operation, values = getattr(module, "OPERATION", None), getattr(module, "NUMERICS", None)
+    if not isinstance(operation, Operation):
+        raise UsageError("defines no OPERATION of the type softbench.ops.operation.Operation")
+    if not isinstance(values, Values):
+        raise UsageError("defines no NUMERICS, an instance of a subclass of softbench.ops.values.Values")
+    try:
+        validate(operation)
+        registry.add(operation, path, values)
+    except ValueError as error:
+        raise UsageError(f"OPERATION: {error}") from None
+    for direction in operation.passes:
+        for dtype in ("fp32", "bf16"):
+            _try(operation, values, Case(*SMALL, dtype, Direction(direction), "cpu", operation.name))
+    return operation
+
+
+def _try(operation: Operation, values: Values, case: Case) -> None:
+    """A pass must accept its own reference in the dtype of its outputs, and reject zeros, in normal and in structured rows."""
+    where = f"NUMERICS: {case.direction} in {case.dtype}"
+    given = values.make(case, 0, torch.device("cpu"))
+    outputs = operation.outputs(case).values()
+    for structured in (False, True):
+        if structured:
+            values.make_structured(given, case, 0)
+        wide = [tensor.detach().double() if tensor.is_floating_point() else tensor for tensor in given]
+        if len(exact := tuple(values.reference(case, *wide))) != len(outputs):
+            raise UsageError(f"{where}: reference gives {len(exact)} tensors; the pass has {len(outputs)}")
+        right = tuple(out.to(TENSOR_DTYPES[spec.dtype_of(case)]) for out, spec in zip(exact, outputs, strict=True))
+        found = values.check(case, given, right)
+        rows = "structured rows" if structured else "normal rows"
+        if found.grade is not Grade.PASS:
+            raise UsageError(f"{where}: the bound rejects the reference itself, rounded to its dtype, in {rows}: {found.detail}")
+        if values.check(case, given, tuple(map(torch.zeros_like, right))).grade is not Grade.WRONG:
+            raise UsageError(f"{where}: the bound accepts zeros in {rows}; make it smaller")
+
+
+def _imported(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"softbench_operation_{path.stem}", path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise UsageError("is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module

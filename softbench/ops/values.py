@@ -1,0 +1,178 @@
+"""The values of a user's operation: four methods to write, from which the other parts of `softbench.ops.numerics` follow."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+import torch
+
+from softbench.core.case import Case, Direction
+from softbench.core.outcome import Accuracy, Grade
+from softbench.ops import registry
+from softbench.ops.check_case import CheckCase, Draw, See, Tensors
+from softbench.ops.dtypes import TENSOR_DTYPES
+from softbench.ops.operation import TensorSpec
+from softbench.ops.rows import row_chunks
+
+SHAPES = ((1, 1), (1, 7), (3, 1000), (64, 781), (5, 4097), (300, 64), (2, 20000))
+"""M and N of the check cases: odd and even, one row, and rows longer than a block."""
+Change = Callable[..., object]
+"""Changes some rows of the inputs in place. Inputs without rows come whole and stay as they are."""
+
+
+class Values(ABC):
+    """Inputs, float64 reference and error bound of an operation. `softbench run --op FILE` reads an instance named NUMERICS."""
+
+    @abstractmethod
+    def draw(self, case: Case, random: Draw) -> Sequence[torch.Tensor]:
+        """The inputs of a case, in the order of its pass; `random.normal(M, N)` is standard normal in the case's dtype."""
+
+    @abstractmethod
+    def reference(self, case: Case, *inputs: torch.Tensor) -> Sequence[torch.Tensor]:
+        """The outputs for these inputs. Floating inputs come in float64, and `case.M` is the number of their rows."""
+
+    @abstractmethod
+    def bound(self, case: Case, *inputs: torch.Tensor) -> Sequence[torch.Tensor]:
+        """The largest error of each element of the outputs that right arithmetic makes; the inputs are those of `reference`."""
+
+    @abstractmethod
+    def structured_rows(self, case: Case) -> Mapping[str, Change]:
+        """Rows on which wrong kernels differ from right ones, by name: constant, large, tiny, one element far from the others."""
+
+    def make(self, case: Case, seed: int, device: torch.device) -> Tensors:
+        """The inputs of a case. See `Numerics.make`.
+
+        Raises:
+            TypeError: `draw` returns other tensors than those of the pass.
+        """
+        generator = torch.Generator(device)
+        generator.manual_seed(zlib.crc32(f"{seed} {case.key}".encode()))
+        given = tuple(self.draw(case, Draw(generator, case.dtype, device, None)))
+        expected = tuple(registry.operation(case.op).inputs(case))
+        _compare_forms("draw", case, given, expected, [TENSOR_DTYPES[spec.dtype_of(case)] for spec in expected])
+        if case.direction is Direction.BOTH:
+            given[0].requires_grad_()
+        return given
+
+    def refill(self, given: Tensors, case: Case, seed: int) -> None:
+        """Write the values of another seed into the memory of `given`."""
+        with torch.no_grad():
+            for tensor, values in zip(given, self.make(case, seed, given[0].device), strict=True):
+                tensor.copy_(values)
+
+    def drawn(self, given: Tensors) -> bool:
+        """True: softbench does not know what the inputs should be."""
+        return True
+
+    def kinds(self, case: Case) -> Sequence[str]:
+        """The names of the kinds of structured rows."""
+        return list(self.structured_rows(case))
+
+    def make_structured(self, given: Tensors, case: Case, seed: int) -> list[str]:
+        """Change normal rows into structured rows, in place; row i is of kind i modulo their number."""
+        changes = self.structured_rows(case)
+        with torch.no_grad():
+            for kind, change in enumerate(changes.values()):
+                rows = slice(kind, None, len(changes))
+                change(*(tensor[rows] if tensor_has_rows else tensor for tensor, tensor_has_rows in self._marked(case, given)))
+        return list(changes)
+
+    def estimate(self, case: Case, given: Tensors) -> Tensors:
+        """The outputs in float32."""
+        return tuple(self.reference(case, *(tensor.detach().float() if tensor.is_floating_point() else tensor for tensor in given)))
+
+    def check(
+        self,
+        case: Case,
+        inputs: Tensors,
+        outputs: Tensors,
+        see: See | None = None,
+        kinds: Sequence[str] = (),
+        numbers: Sequence[int] | None = None,
+    ) -> Accuracy:
+        """The verdict on outputs: each element within its bound. See `Numerics.check`."""
+        numbers, worst, where, wrong = range(case.M) if numbers is None else numbers, 0.0, "", set[int]()
+        names = list(registry.operation(case.op).outputs(case))
+        for rows in row_chunks(case):
+            part = replace(case, M=rows.stop - rows.start)
+            given = [_wide(tensor[rows] if has_rows else tensor) for tensor, has_rows in self._marked(case, inputs)]
+            expected, bounds = tuple(self.reference(part, *given)), tuple(self.bound(part, *given))
+            if not len(expected) == len(bounds) == len(names):
+                raise TypeError(f"reference gives {len(expected)} tensors and bound {len(bounds)}; the pass has {len(names)}")
+            for name, output, exact, bound in zip(names, outputs, expected, bounds, strict=True):
+                got = output.detach()[rows]
+                _compare_shapes(name, got, exact, bound)
+                if see is not None:
+                    see(got.reshape(part.M, -1), exact.reshape(part.M, -1))
+                over = excess(got, exact, bound).reshape(part.M, -1)
+                peaks = over.amax(dim=1) if over.numel() else over.new_zeros(part.M)
+                if kinds:
+                    wrong |= {numbers[rows.start + row] % len(kinds) for row in (peaks > 1).nonzero()[:, 0].tolist()}
+                if peaks.numel() and not peaks.max().item() <= worst:
+                    worst, row = peaks.max().item(), int(peaks.argmax().item())
+                    column = int(over[row].argmax().item())
+                    value, right = got.reshape(part.M, -1)[row, column].item(), exact.reshape(part.M, -1)[row, column].item()
+                    place = f"{numbers[rows.start + row]}, {column}" if got.dim() > 1 else f"{numbers[rows.start + row]}"
+                    where = f"{name}[{place}] is {value:.6g} where float64 gives {right:.6g}: {worst:.3g} x the bound"
+        if worst <= 1:
+            return Accuracy(Grade.PASS, worst, "")
+        told = f" (structured rows: {', '.join(kinds[kind] for kind in sorted(wrong))})" if wrong else ""
+        return Accuracy(Grade.WRONG, worst, where + told)
+
+    def check_yardstick(self, case: Case, inputs: Tensors, outputs: Tensors) -> Accuracy:
+        """The yardstick computes nothing that could be compared."""
+        return Accuracy(Grade.YARDSTICK, 0.0, "")
+
+    def check_cases(self) -> list[CheckCase]:
+        """A check case of each shape for each pass with one output: normal values, and structured rows."""
+        found = []
+        op = next(name for name in registry.names() if registry.numerics(name) is self)
+        for M, N in SHAPES:
+            for direction, one in registry.operation(op).passes.items():
+                if len(one.outputs) == 1:
+                    shape = partial(self._of_shape, op, Direction(direction), M, N)
+                    found += [CheckCase(f"normal {M}x{N}", Direction(direction), partial(shape, structured=False))]
+                    found += [CheckCase(f"structured {M}x{N}", Direction(direction), partial(shape, structured=True))]
+        return found
+
+    def _of_shape(self, op: str, direction: Direction, M: int, N: int, random: Draw, *, structured: bool) -> Tensors:
+        case = Case(random.rows(M, N), N, random.dtype, direction, random.device.type, op)
+        given = tuple(self.draw(case, random))
+        if structured:
+            self.make_structured(given, case, 0)
+        return given
+
+    def _marked(self, case: Case, given: Tensors) -> list[tuple[torch.Tensor, bool]]:
+        """The inputs, each with True if element i belongs to row i."""
+        return [(tensor.detach(), spec.has_rows) for tensor, spec in zip(given, registry.operation(case.op).inputs(case), strict=True)]
+
+
+def excess(out: torch.Tensor, expected: torch.Tensor, bound: torch.Tensor) -> torch.Tensor:
+    """|out - expected| / bound, elementwise; inf where NaN or infinities are not exactly where they belong, or the bound is NaN."""
+    out = out.double()
+    ratio = ((out - expected).abs() / bound).nan_to_num(nan=math.inf, posinf=math.inf)
+    same = (out == expected) | (out.isnan() & expected.isnan())
+    return torch.where(expected.isfinite() & ~same, ratio, torch.where(same, 0.0, math.inf))
+
+
+def _wide(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.double() if tensor.is_floating_point() else tensor
+
+
+def _compare_forms(method: str, case: Case, tensors: Tensors, specs: Sequence[TensorSpec], dtypes: Sequence[torch.dtype]) -> None:
+    found = [(tuple(tensor.shape), tensor.dtype) for tensor in tensors]
+    expected = [(spec.shape(case), dtype) for spec, dtype in zip(specs, dtypes, strict=True)]
+    if found != expected:
+        raise TypeError(f"{method} of {case.op} returns {found}; its pass has {expected}")
+
+
+def _compare_shapes(name: str, got: torch.Tensor, exact: torch.Tensor, bound: torch.Tensor) -> None:
+    if not got.shape == exact.shape == bound.shape:
+        raise TypeError(
+            f"{name} has shape {tuple(got.shape)}, reference {tuple(exact.shape)} and bound {tuple(bound.shape)}; make them equal"
+        )

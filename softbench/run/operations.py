@@ -1,0 +1,58 @@
+"""Users' operations: reads a file in a worker and makes its operation known to the parent process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from softbench.core.errors import UsageError
+from softbench.core.messages import LoadOperation
+from softbench.core.replies import INVALID, INVALID_REPLY, Failure
+from softbench.ops import registry
+from softbench.ops.operation import from_json
+from softbench.plan.settings import PHASES
+from softbench.plan.sweep import parse_operation
+from softbench.processes.pool import Lost, Pool
+
+
+def names(given: Sequence[str] | None, seconds: float = PHASES["import"]) -> list[str] | None:
+    """The values of `--op` with the name of its operation in place of each Python file. None stays None.
+
+    Args:
+        given: names, or files that end in `.py`; each may be a list with commas.
+        seconds: the deadline for one file.
+
+    Raises:
+        UsageError: a file has no valid operation.
+    """
+    if given is None:
+        return None
+    words = [word.strip() for text in given for word in text.split(",")]
+    files = list(dict.fromkeys(word for word in words if word.endswith(".py")))
+    found = {}
+    if files:
+        with Pool() as pool:
+            found = {file: _read(pool, file, seconds) for file in files}
+    return [found.get(word, word) for word in words]
+
+
+def name(given: str) -> str:
+    """The one operation of a value of `--op`; raises as `names`, also if there are several or an unknown one."""
+    return parse_operation(",".join(names([given]) or ()), "--op")
+
+
+def _read(pool: Pool, file: str, seconds: float) -> str:
+    path = Path(file)
+    if not path.is_file():
+        raise UsageError(f"--op {file}: no such file")
+    worker = pool.spawn("operation")
+    reply = pool.ask(worker, LoadOperation(str(path.resolve())), seconds, "import")
+    pool.discard(worker)
+    if isinstance(reply, Failure | Lost):
+        raise UsageError(f"--op {file}: {reply.reason}")
+    try:
+        operation = from_json(reply.operation)
+        registry.add(operation, str(path.resolve()))
+    except INVALID as error:
+        raise UsageError(f"--op {file}: {error if isinstance(error, ValueError) else INVALID_REPLY}") from None
+    return operation.name

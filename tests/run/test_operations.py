@@ -1,0 +1,107 @@
+"""Operations from a user's file on the command line."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from softbench.core.errors import UsageError
+from softbench.ops import registry
+from softbench.ops.operation import from_json, to_json
+from softbench.run import operations
+
+FOLDER = Path(__file__).parents[1] / "plugins" / "operations"
+TEXT = (FOLDER / "rms_norm.py").read_text()
+ZEROS = """
+import torch
+
+def rms_norm(x, w):
+    return torch.zeros_like(x)
+"""
+
+
+@pytest.fixture(autouse=True)
+def empty(monkeypatch):
+    monkeypatch.setattr(registry, "_added", {})
+
+
+@pytest.fixture
+def file(tmp_path):
+    def write(text, name="rms.py"):
+        (tmp_path / name).write_text(text)
+        return str(tmp_path / name)
+
+    return write
+
+
+def test_a_file_stands_for_the_name_of_its_operation(file):
+    path = file(TEXT)
+    assert operations.names([f"{path},softmax", path]) == ["rms_norm", "softmax", "rms_norm"]
+    assert registry.files() == (path,)
+    assert registry.operation("rms_norm").summary.startswith("x / sqrt")
+    assert operations.names(None) is None
+
+
+BAD = {
+    "an error": ("1 / 0", "ZeroDivisionError: division by zero (in <module>, rms.py:1)"),
+    "a syntax error": ("def", "SyntaxError: "),
+    "no operation": ("x = 1", "defines no OPERATION"),
+    "no values": (TEXT.replace("NUMERICS =", "OTHERS ="), "defines no NUMERICS"),
+    "no bound": (TEXT.replace("def bound", "def bund"), "abstract method"),
+    "a bound of everything": (TEXT.replace("+ ETA,)", "+ ETA + 1.5 * exact.abs(),)"), "the bound accepts zeros in normal rows"),
+    "a bound of nothing": (
+        TEXT.replace("(U_OUT[case.dtype] * exact.abs() + ", "(0 * exact + 0 * "),
+        "the bound rejects the reference itself",
+    ),
+    "an unknown axis": (TEXT.replace('("M", "N")', '("M", "K")'), "tensor x has axes ('M', 'K')"),
+    "an unknown dtype": (TEXT.replace('TensorSpec(("N",))', 'TensorSpec(("N",), "fp8")'), "tensor w has dtype fp8"),
+    "an unknown pass": (TEXT.replace('"forward": Pass', '"forwards": Pass'), "pass forwards: the name must be one of"),
+    "an unknown tensor": (TEXT.replace('outputs=("y",)', 'outputs=("z",)'), "pass forward: outputs has z"),
+    "a taken name": (TEXT.replace('name="rms_norm"', 'name="softmax"'), "softbench has an operation softmax"),
+    "another input": (TEXT.replace('TensorSpec(("N",))', 'TensorSpec(("N",), "int64")'), "TypeError: draw of rms_norm returns"),
+    "two results": (TEXT.replace("+ ETA,)", "+ ETA, exact)"), "reference gives 1 tensors and bound 2"),
+    "an exit": ("import os\nos._exit(3)", "exited with code 3"),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_an_invalid_file_is_one_line(file, what):
+    text, message = BAD[what]
+    path = file(text)
+    with pytest.raises(UsageError) as error:
+        operations.names([path])
+    assert str(error.value).startswith(f"--op {path}: ")
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+    assert registry.files() == ()
+
+
+def test_a_file_that_hangs_is_ended_by_its_deadline(file):
+    with pytest.raises(UsageError, match=r"took longer than 3 s \(in <module>, rms.py:1\)"):
+        operations.names([file("while True: pass")], seconds=3)
+
+
+def test_an_operation_survives_json(file):
+    operations.names([file(TEXT)])
+    found = registry.operation("rms_norm")
+    assert from_json(to_json(found)) == found
+    with pytest.raises(ValueError, match="pass forward"):
+        from_json({**to_json(found), "tensors": {}})
+
+
+def test_a_run_measures_and_rejects_backends_of_the_operation(cli):
+    for name in ("rms_norm.py", "rms_norm_kernels.py"):
+        shutil.copy(FOLDER / name, cli.folder)
+    (cli.folder / "zeros.py").write_text(ZEROS)
+    given = ("--op", "rms_norm.py", "--plugin", "rms_norm_kernels.py", "--plugin", "zeros.py", "--device", "cpu")
+    done = cli("run", *given, "--backends", "rms-torch,zeros,torch", "--M", 8, "--N", "16,64", "--quick")
+    assert done.returncode == 1
+    assert "rms_norm forward fp32, M=8" in done.stdout
+    cells = {(cell["backend"], cell["case"]["N"]): (cell["case"]["op"], cell["outcome"]["kind"]) for cell in cli.document()["cells"]}
+    assert {cells[name, 64] for name in ("copy", "rms-torch")} == {("rms_norm", "measured")}
+    assert cells["zeros", 64] == ("rms_norm", "failed")
+    assert cells["torch", 64] == ("rms_norm", "skipped")
+    assert "it has no rms_norm, only softmax" in done.stdout
+    done = cli("check", *given, "--backends", "zeros", "--case", "normal 1x7", "--dtype", "fp32")
+    assert "--op rms_norm.py" in done.stderr
+    assert cli("compare", "results/latest.csv", "results/latest.csv").returncode == 0
