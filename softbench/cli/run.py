@@ -77,7 +77,7 @@ def run(
     try_file(json)
     if dry_run:
         plan = plan_of(request)
-        if not wrote_to_stdout(lambda: plan.document(run_seconds(plan)), json) and not quiet:
+        if not wrote_to_stdout(lambda: plan.document(run_seconds(plan)), json):
             _show_plan(plan)
         return
     measured = measure(request, show=partial(_show, json=json if str(json) == "-" else None))  # a file may be on the full disk too

@@ -49,6 +49,14 @@ def test_a_verbose_run_tells_all_reasons_cells_and_phases(without_compilers):
     assert "no C++ compiler" in verbose.stdout
 
 
+def test_a_quiet_dry_run_prints_its_plan_without_notes(without_compilers):
+    given = ("run", "--backends", "torch,compil?", *SMALL, "--dry-run")
+    plain, quiet = without_compilers(*given), without_compilers(*given, "-q")
+    assert quiet.stdout.splitlines()[0].split()[0] == "forward-fp32-8x16"
+    assert "2 cases x 2 backends (copy, torch) = 4 cells" in quiet.stdout
+    assert (quiet.returncode, quiet.stdout, quiet.stderr) == (0, plain.stdout, "")
+
+
 def test_a_quiet_check_prints_errors_only(cli):
     (cli.folder / "fails.py").write_text(FAILS)
     (cli.folder / "broken.py").write_text("raise ValueError('broken')")
