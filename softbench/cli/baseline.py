@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from softbench.cli.actions import warn
+from softbench.cli.actions import note, warn
 from softbench.cli.options import BASELINES, GATE_EPILOG, Folder, Mismatch
 from softbench.cli.panels import PanelCommand
-from softbench.core.errors import SoftbenchError, UsageError
+from softbench.core.errors import SoftbenchError
 from softbench.core.text import printable
 
 RunsArgument = Annotated[list[Path], typer.Argument(help="Results CSVs of runs on one machine; their processes add up.")]
@@ -44,9 +45,10 @@ def save(
 
 @commands.command(name="list", cls=PanelCommand)
 def list_baselines(folder: Folder = BASELINES) -> None:
-    """List the baselines. A file that cannot be read is shown as broken."""
+    """List the baselines. A file that cannot be read is shown as broken. Without a baseline, the commands that save one are printed."""
     from softbench.cli import output
     from softbench.gate import baselines
+    from softbench.gate.unpaired import RECOMMENDED_BASE
     from softbench.report import gate_report, tables
 
     listed: list[Any] = []
@@ -56,7 +58,11 @@ def list_baselines(folder: Folder = BASELINES) -> None:
         except SoftbenchError as error:
             listed.append((file.stem, str(error)))
     if not listed:
-        raise UsageError(f"{folder}: no baselines; save one with: softbench baseline save results/latest.csv --name NAME")
+        save = ["softbench", "baseline", "save", "results/latest.csv", "--name", "NAME"]
+        save += [] if folder == BASELINES else ["--folder", str(folder)]
+        measure = f"softbench run --processes {RECOMMENDED_BASE}"
+        note(f"no baselines in {folder}; measure and save one with: {measure} && {shlex.join(save)}")
+        return
     output.show(tables.facts(gate_report.baselines(listed)), output.console())
 
 

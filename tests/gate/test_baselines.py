@@ -149,11 +149,18 @@ def test_invalid_names_are_refused(main, run, name):
     assert "is not a valid name for a baseline" in err
 
 
+def test_a_list_without_a_baseline_says_how_to_save_one(main):
+    code, out, err = main("baseline", "list")
+    assert (code, out) == (0, "")
+    save = "softbench run --processes 10 && softbench baseline save results/latest.csv --name NAME"
+    assert err == f"softbench: no baselines in results/baselines; measure and save one with: {save}\n"
+    assert main("baseline", "list", "--folder", "my own")[2].endswith(" --name NAME --folder 'my own'\n")
+
+
 def test_an_unknown_baseline_names_the_known_ones(main, run):
     assert "known are none" in main("baseline", "show", "h20")[2]
     main("baseline", "save", run(1, 10), "--name", "h200")
     assert "did you mean 'h200'?" in main("baseline", "show", "h20")[2]
-    assert main("baseline", "list", "--folder", "none")[0] == 2
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
