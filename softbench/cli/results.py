@@ -218,8 +218,10 @@ def _different_environments(a: Path, b: Path) -> list[str]:
 
 def _document(names: Sequence[str], devices: Sequence[str], threshold: float, shown: Sequence[Pair], summary: str) -> dict[str, object]:
     cells = [
-        {"backend": pair.backend, **pair.case._asdict(), "a_gbps": pair.a_gbps, "b_gbps": pair.b_gbps, "ratio": pair.ratio}
-        | {"verdict": "same" if pair.verdict == "~" else pair.verdict}
+        {
+            **{"backend": pair.backend, **pair.case._asdict(), "a_gbps": pair.a_gbps, "b_gbps": pair.b_gbps},
+            **{"ratio": pair.ratio, "verdict": pair.verdict},
+        }
         for pair in shown
     ]
     files = {letter: {"file": name, "device": device} for letter, name, device in zip("ab", names, devices, strict=True)}

@@ -15,7 +15,6 @@ from softbench.gate.verdicts import GateReport, State, Verdict
 from softbench.report.markdown import safe
 
 STYLES = {State.SLOWER: "bold red", State.BROKEN: "bold red", State.MISSING: "red", State.AMBIGUOUS: "yellow", State.FASTER: "green"}
-SIGNS = {State.SAME: "~"}
 COLUMNS = ("state", "backend", "case", "new/old", "95 %", "n", "why")
 
 
@@ -50,7 +49,7 @@ def _row(verdict: Verdict) -> tuple[str, ...]:
     reason = verdict.reason
     if verdict.raw_ratio is not None and verdict.ratio is not None and verdict.state is not State.SAME:
         reason += f" ({verdict.raw_ratio:.3f} before the change of copy is subtracted)"
-    state = SIGNS.get(verdict.state, verdict.state.value) + ("" if verdict.gated else " (advisory)")
+    state = verdict.state.value + ("" if verdict.gated else " (advisory)")
     return state, verdict.cell.backend, verdict.cell.case, ratio, interval, verdict.n, reason
 
 
@@ -58,7 +57,7 @@ def _collapsed(report: GateReport, shown: Sequence[Verdict]) -> list[str]:
     ratios = [verdict.ratio for verdict in report.verdicts if verdict not in shown and verdict.ratio]
     if not ratios:
         return []
-    return [f"~ {count(len(ratios), 'cell')} within the margin, new/old from {min(ratios):.3f} to {max(ratios):.3f}"]
+    return [f"same: {count(len(ratios), 'cell')} within the margin, new/old from {min(ratios):.3f} to {max(ratios):.3f}"]
 
 
 def markdown(report: GateReport) -> str:
@@ -70,7 +69,7 @@ def markdown(report: GateReport) -> str:
         lines += [*_markdown_table(changed), ""]
     same = [verdict for verdict in report.verdicts if verdict.state is State.SAME]
     if same:
-        lines += [f"<details><summary>~ {count(len(same), 'cell')} within the margin</summary>", ""]
+        lines += [f"<details><summary>same: {count(len(same), 'cell')} within the margin</summary>", ""]
         lines += [*_markdown_table(same), "", "</details>", ""]
     lines += [f"- {safe(note)}" for note in report.notes] + ([f"- next: {safe(report.next_step)}"] if report.next_step else [])
     return "\n".join(lines) + "\n"

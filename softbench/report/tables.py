@@ -14,7 +14,7 @@ from softbench.core.outcome import FAILURES, Grade, Status
 from softbench.plugins.info import BackendInfo
 from softbench.report import markdown, matrix
 from softbench.results import labels
-from softbench.results.compare import Pair
+from softbench.results.compare import SAME, Pair
 from softbench.results.rows import Row
 
 CELL = (
@@ -149,7 +149,7 @@ def comparison(pairs: Sequence[Pair]) -> RenderableType:
     for i, name in enumerate(PAIR):
         table.add_column(name, justify="right" if i in PAIR_NUMBERS else "left", no_wrap=True)
     for pair, line in zip(pairs, map(_pair_line, pairs), strict=True):
-        style = {"faster": "green", "slower": "red"}.get(pair.verdict, "dim" if pair.verdict == "~" else "yellow")
+        style = {"faster": "green", "slower": "red"}.get(pair.verdict, "dim" if pair.verdict == SAME else "yellow")
         table.add_row(*line[:-1], Text(line[-1], style=style))
     return table
 

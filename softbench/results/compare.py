@@ -24,7 +24,7 @@ class Pair:
     ratio: float | None
     """B's bandwidth over A's; above 1, B is faster."""
     verdict: str
-    """`faster` or `slower` if the p20..p80 bands do not touch and the ratio is beyond the threshold, else `~`.
+    """`faster` or `slower` if the p20..p80 bands do not touch and the ratio is beyond the threshold, else `same`.
 
     If a file lacks a result: which file, and why."""
 
@@ -36,7 +36,7 @@ class Pair:
     @property
     def changed(self) -> bool:
         """True if both files have the cell, and it is faster, slower or without a result in one of them."""
-        return self.verdict != "~" and not self.missing
+        return self.verdict != SAME and not self.missing
 
     @property
     def worse(self) -> bool:
@@ -45,6 +45,8 @@ class Pair:
 
 
 MISSING = "missing"
+SAME = "same"
+"""The verdict on a cell within noise."""
 ORDERS: dict[str, Callable[[Pair], Any]] = {
     "file": lambda pair: 0,
     "ratio": lambda pair: pair.ratio or math.inf,
@@ -54,7 +56,7 @@ ORDERS: dict[str, Callable[[Pair], Any]] = {
 
 
 def pairs(a: Sequence[Row], b: Sequence[Row], threshold: float = 0.0) -> list[Pair]:
-    """Every cell with a result in one of the files, in A's order. A change up to the threshold (0.05 is 5 %) is `~`."""
+    """Every cell with a result in one of the files, in A's order. A change up to the threshold (0.05 is 5 %) is `same`."""
     first = {(row.backend, row.case): row for row in a}
     second = {(row.backend, row.case): row for row in b}
     found = []
@@ -72,9 +74,9 @@ def _pair(key: tuple[str, CaseKey], a: Row | None, b: Row | None, threshold: flo
         lacking = "A" if not a_gbps else "B"
         row = a if lacking == "A" else b
         return Pair(backend, case, a_gbps, b_gbps, None, f"{lacking}: {_without(row)}")
-    verdict, ratio = "~", b_gbps / a_gbps
+    verdict, ratio = SAME, b_gbps / a_gbps
     if a.p20_us and a.p80_us and b.p20_us and b.p80_us and max(ratio, 1 / ratio) > 1 + threshold:
-        verdict = "faster" if b.p80_us < a.p20_us else "slower" if b.p20_us > a.p80_us else "~"
+        verdict = "faster" if b.p80_us < a.p20_us else "slower" if b.p20_us > a.p80_us else SAME
     return Pair(backend, case, a_gbps, b_gbps, ratio, verdict)
 
 
@@ -93,7 +95,7 @@ def differences(found: Sequence[Pair]) -> list[float]:
 def summary(found: Sequence[Pair]) -> str:
     """One line: cells faster, slower and within noise, the geometric mean of the ratios, and the differences."""
     ratios = [pair.ratio for pair in found if pair.ratio]
-    counts = {verdict: sum(pair.verdict == verdict for pair in found) for verdict in ("faster", "slower", "~")}
+    counts = {verdict: sum(pair.verdict == verdict for pair in found) for verdict in ("faster", "slower", SAME)}
     one_sided = len(found) - len(ratios) - sum(pair.missing for pair in found)
     mean = f"; geometric mean of B/A {geometric_mean(ratios):.3f}" if ratios else ""
     apart = differences(found)
@@ -104,4 +106,4 @@ def summary(found: Sequence[Pair]) -> str:
     for file, other in (("A", "B"), ("B", "A")):
         if absent := sum(pair.verdict == f"{other}: {MISSING}" for pair in found):
             lacking += f", {absent} only in {file}"
-    return f"{counts['faster']} faster, {counts['slower']} slower, {counts['~']} within noise{lacking}{mean}"
+    return f"{counts['faster']} faster, {counts['slower']} slower, {counts[SAME]} within noise{lacking}{mean}"

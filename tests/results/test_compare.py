@@ -19,7 +19,7 @@ def changed(row, factor):
 
 def test_only_what_is_beyond_the_noise_of_both_is_marked(base):
     found = compare.pairs(base, [changed(base[0], 1.02), changed(base[1], 2), changed(base[2], 0.5)])
-    assert [pair.verdict for pair in found] == ["~", "slower", "faster"]
+    assert [pair.verdict for pair in found] == ["same", "slower", "faster"]
     assert [pair.ratio for pair in found] == pytest.approx([1 / 1.02, 0.5, 2])
     assert compare.summary(found).startswith("1 faster, 1 slower, 1 within noise; geometric mean of B/A 0.993")
     assert compare.summary(found).endswith("they differ by a median of 50.00%, 90 % of the cells by at most 100.00%")
@@ -28,7 +28,7 @@ def test_only_what_is_beyond_the_noise_of_both_is_marked(base):
 def test_cells_of_one_file_only_say_which_lacks_them(base):
     failed = replace(base[1], status="failed", gbps=None, median_us=None)
     found = compare.pairs(base, [base[0], failed])
-    assert [pair.verdict for pair in found] == ["~", "B: failed", "B: missing"]
+    assert [pair.verdict for pair in found] == ["same", "B: failed", "B: missing"]
     assert "1 within noise, 1 without a result in one file, 1 only in A;" in compare.summary(found)
     assert [(pair.changed, pair.worse, pair.missing) for pair in found[1:]] == [(True, True, False), (False, False, True)]
     assert [pair.verdict for pair in compare.pairs([], base[:1])] == ["A: missing"]
@@ -38,7 +38,7 @@ def test_cells_of_one_file_only_say_which_lacks_them(base):
 def test_a_change_up_to_the_threshold_is_noise(base):
     other = [changed(base[0], 1.2), changed(base[1], 1 / 1.2), changed(base[2], 1.3)]
     assert [pair.verdict for pair in compare.pairs(base, other)] == ["slower", "faster", "slower"]
-    assert [pair.verdict for pair in compare.pairs(base, other, 0.25)] == ["~", "~", "slower"]
+    assert [pair.verdict for pair in compare.pairs(base, other, 0.25)] == ["same", "same", "slower"]
 
 
 def test_orders_put_the_slowest_first_or_backends_together(base):
