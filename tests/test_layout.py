@@ -45,6 +45,7 @@ COVERED_BY = {
     "processes/worker_log": "processes/test_pool.py",
     "processes/slot": "run/test_scheduler.py",
     "results/csv": "results/test_store.py",
+    "results/journal": "results/test_store.py",
     "run/doctor": "cli/test_main.py",
     "run/request": "gate/test_ab_run.py",
     # Backends of one call each: the check cases run all of them.

@@ -111,7 +111,9 @@ Processes = Annotated[int | None, _option(HOW_LONG, "Process sets: fresh workers
 Quick = Annotated[bool, _option(HOW_LONG, "A short run: three short rounds and, without --N, at most six N.", "--quick", default=False)]
 Output = Annotated[Path, _option(WHERE, "Folder of the results.", "-o", "--output")]
 Resume = Annotated[bool, _option(WHERE, "Continue the newest interrupted run of these settings in that folder.", "--resume", default=False)]
-DryRun = Annotated[bool, _option(WHERE, "Show the cells and the estimated time; measure nothing.", "--dry-run", default=False)]
+DryRun = Annotated[
+    bool, _option(WHERE, "Show the cells and the estimated time; measure nothing. With --resume: what is left.", "--dry-run", default=False)
+]
 RelativeTo = Annotated[str | None, _option(ADVANCED, "The reference backend of the speed-ups.", default="torch", complete=BACKEND)]
 Timer = Annotated[
     str | None,

@@ -11,13 +11,14 @@ import typer
 
 from softbench import __version__
 from softbench.cli import options, verbosity
-from softbench.cli.actions import measure, note, show_table, try_file, wrote_to_stdout
+from softbench.cli.actions import measure, note, show_table, try_file, warn, wrote_to_stdout
 from softbench.cli.panels import PanelCommand
 from softbench.core.text import printable
 
 if TYPE_CHECKING:
-    from softbench.plan.plan import Plan
+    from softbench.plan.plan import Plan, Stored
     from softbench.results.store import Run
+    from softbench.run.request import Request
 
 
 def register(app: typer.Typer) -> None:
@@ -60,11 +61,10 @@ def run(
     """
     from softbench.cli.output import command_line
     from softbench.plan.config_file import load
-    from softbench.plan.estimate import run_seconds
     from softbench.plan.flags import from_flags
     from softbench.run.operations import names
     from softbench.run.request import Request
-    from softbench.run.run import dry_run as plan_of, exit_code
+    from softbench.run.run import exit_code
 
     verbosity.choose(quiet=quiet, verbose=verbose)
     flags = from_flags(
@@ -76,9 +76,7 @@ def run(
     request = Request(layer, flags, quick, output, resume, command_line(sys.argv[1:]), __version__)
     try_file(json)
     if dry_run:
-        plan = plan_of(request)
-        if not wrote_to_stdout(lambda: plan.document(run_seconds(plan)), json):
-            _show_plan(plan)
+        _dry_run(request, json)
         return
     measured = measure(request, show=partial(_show, json=json if str(json) == "-" else None))  # a file may be on the full disk too
     _report(measured, json)
@@ -121,22 +119,35 @@ def _show(measured: Run, json: Path | None) -> None:
     wrote_to_stdout(measured.document, json)
 
 
-def _show_plan(plan: Plan) -> None:
+def _dry_run(request: Request, json: Path | None) -> None:
+    """Print the plan of a run, or of what is left of the interrupted run that it would continue."""
+    from softbench.plan.estimate import run_seconds
+    from softbench.plan.plan import nothing_stored
+    from softbench.run import run
+
+    plan, found, text = run.dry_run(request), None, ""
+    if request.resume:
+        found, text = run.interrupted_run(request, plan)
+    warn([*plan.notes, *([text] if text and not found else [])])
+    stored, name = (found.has, found.name) if found else (nothing_stored, "")
+    seconds = run_seconds(plan, stored=stored)
+    if not wrote_to_stdout(lambda: plan.document(seconds, name, stored), json):
+        _show_plan(plan, seconds, name, stored)
+
+
+def _show_plan(plan: Plan, seconds: float, resumed: str, stored: Stored) -> None:
     from softbench.cli import output
     from softbench.core.text import count, duration, few, size
     from softbench.ops.registry import operation
-    from softbench.plan.estimate import run_seconds
     from softbench.report import tables
 
-    available = [info.name for info in plan.infos if info.able]
-    for text in plan.notes:
-        note(text)
+    available, left = [info.name for info in plan.infos if info.able], plan.left(stored)
     pairs = [
         (
             *(case.key, size(operation(case.op).largest_bytes(case))),
             plan.too_large(case) or ("takes turns" if plan.takes_turns(case, len(available)) else ""),
         )
-        for case in plan.cases
+        for case in left
     ]
     unable = [info for info in plan.infos if not info.able]
     folded = len(unable) > tables.FEW and not verbosity.verbose()
@@ -146,8 +157,10 @@ def _show_plan(plan: Plan) -> None:
     settings = plan.settings
     adaptive = settings.rounds < settings.max_rounds
     rounds = f"{settings.rounds} to {settings.max_rounds} rounds" if adaptive else count(settings.rounds, "round")
-    typer.echo(
-        f"{count(len(plan.cases), 'case')} x {count(len(available), 'backend')} ({', '.join(available)}) = "
-        f"{count(len(plan.cases) * len(available), 'cell')}, {rounds}, "
-        f"{settings.processes} process set(s), on {plan.device_name}: about {duration(run_seconds(plan))}"
-    )
+    backends = f"{count(len(available), 'backend')} ({', '.join(available)})"
+    if resumed:
+        cells, more = sum(plan.left().values()), sum(left.values())
+        what = f"{resumed}: {count(cells - more, 'cell')} stored, {count(more, 'cell')} of {count(len(left), 'case')} and {backends} left"
+    else:
+        what = f"{count(len(plan.cases), 'case')} x {backends} = {count(len(plan.cases) * len(available), 'cell')}"
+    typer.echo(f"{what}, {rounds}, {count(settings.processes, 'process set')}, on {plan.device_name}: about {duration(seconds)}")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from softbench.core.case import DTYPES, Case, Direction
 from softbench.ops.registry import operation
-from softbench.plan.plan import Plan
+from softbench.plan.plan import Plan, Stored, nothing_stored
 
 PHASES = ("load", "first build", "build", "check", "time", "profile")
 """A first build is the first of a dtype and direction in its worker: it may compile what later ones use again."""
@@ -134,24 +134,26 @@ def load_seconds(plan: Plan, names: Iterable[str], *, later: bool) -> Seconds:
 
 
 def set_seconds(
-    plan: Plan, supported: Callable[[str, Case], bool] = lambda *_: True, *, later: bool = False
+    plan: Plan, supported: Callable[[str, Case], bool] = lambda *_: True, process: int = 0, stored: Stored = nothing_stored
 ) -> list[tuple[Case, tuple[str, ...], Seconds]]:
     """The cases of one process set in their order, each with its backends and its phases; the first of each group has its import.
 
-    `supported`: whether a backend has a case, as far as that is known. `later`: the set is not the first.
+    `supported`: whether a backend has a case, as far as that is known. Cases that are `stored` are left out.
     """
     found = []
     for names in plan.groups:
         built: set[tuple[str, str, Direction]] = set()
-        for i, case in enumerate(plan.cases):
+        for case in plan.cases:
+            if stored(process, names, case):
+                continue
             kind = (case.op, case.dtype, case.direction)
             seconds = case_seconds(plan, case, [name for name in names if supported(name, case)], first=kind not in built)
+            found.append((case, names, {**({} if built else load_seconds(plan, names, later=process > 0)), **seconds}))
             built.add(kind)
-            found.append((case, names, {**(load_seconds(plan, names, later=later) if i == 0 else {}), **seconds}))
     return found
 
 
-def run_seconds(plan: Plan, supported: Callable[[str, Case], bool] = lambda *_: True) -> float:
-    """Wall time of the whole run; `supported`: as in `set_seconds`."""
-    first, later = (sum(sum(seconds.values()) for *_, seconds in set_seconds(plan, supported, later=later)) for later in (False, True))
-    return first + (plan.settings.processes - 1) * later
+def run_seconds(plan: Plan, supported: Callable[[str, Case], bool] = lambda *_: True, stored: Stored = nothing_stored) -> float:
+    """Wall time of what is left of a run; `supported` and `stored`: as in `set_seconds`."""
+    sets = (set_seconds(plan, supported, process, stored) for process in range(plan.settings.processes))
+    return sum(sum(seconds.values()) for one in sets for _, _, seconds in one)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
 from softbench.core.case import CPU_TIMER, TIMERS, Case
 from softbench.core.errors import UsageError
@@ -25,6 +26,14 @@ Inputs twice (copies or the second set), outputs of four calls (a probe holds on
 """
 CHECK_BYTES = 640 * 2**20
 """The float64 temporaries of a check (`softbench.ops.rows.CHUNK_BYTES`), with a margin."""
+
+Stored = Callable[[int, Sequence[str], Case], bool]
+"""Whether an interrupted run has the cells of these backends on a case, in a process set."""
+
+
+def nothing_stored(process: int, names: Sequence[str], case: Case) -> bool:
+    """For a plan without an interrupted run."""
+    return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +74,22 @@ class Plan:
         needed = operation(case.op).distinct_bytes(case)
         return f"its tensors need {size(needed)}; {size(self.free_bytes)} are free" if needed > self.free_bytes else ""
 
-    def document(self, estimate_seconds: float) -> JsonObject:
-        """The plan as JSON, with its estimated wall time. A cell's status is `planned`, or why it has no bandwidth."""
-        settings = self.settings
+    def left(self, stored: Stored = nothing_stored) -> dict[Case, int]:
+        """The cases that are not `stored` in all process sets, with their number of cells to measure."""
+        able = {info.name for info in self.infos if info.able}
+        found: dict[Case, int] = {}
+        for process, names, case in product(range(self.settings.processes), self.groups, self.cases):
+            if not stored(process, names, case):
+                found[case] = found.get(case, 0) + (0 if self.too_large(case) else len(able.intersection(names)))
+        return {case: found[case] for case in self.cases if case in found}
+
+    def document(self, estimate_seconds: float, run: str = "", stored: Stored = nothing_stored) -> JsonObject:
+        """The plan as JSON, with its estimated wall time. `run` is the interrupted run that it continues, if there is one.
+
+        A cell's status is `planned`, `stored` in all process sets, or why it has no bandwidth.
+        """
+        settings, left = self.settings, self.left(stored)
+        cells = sum(left.values())
         return {
             "device": self.device,
             "device_name": self.device_name,
@@ -77,11 +99,14 @@ class Plan:
             "interleaved": len(self.groups) == 1,
             "estimate_s": round(estimate_seconds, 3),
             "notes": list(self.notes),
-            "cells": [self._cell(case, info) for case in self.cases for info in self.infos],
+            "resumes": run,
+            "cells_left": cells,
+            "cells_stored": sum(self.left().values()) - cells,
+            "cells": [self._cell(case, info, stored=case not in left) for case in self.cases for info in self.infos],
         }
 
-    def _cell(self, case: Case, info: BackendInfo) -> JsonObject:
-        status, reason = "planned", ""
+    def _cell(self, case: Case, info: BackendInfo, *, stored: bool) -> JsonObject:
+        status, reason = "stored" if stored else "planned", ""
         if info.broken:
             status, reason = info.broken_status, info.broken
         elif info.unavailable:

@@ -2,7 +2,7 @@
 
 DIR/<run>.jsonl is the journal: a header, then a line per cell with its raw samples. DIR/<run>.csv is rewritten after every case. A
 finished run writes DIR/<run>.json, deletes the journal, and copies both files to latest.csv and latest.json. A remaining journal is an
-interrupted run, which `--resume` continues. DIR/<run>.log has the output of failed workers.
+interrupted run, which `softbench.results.journal` reads. DIR/<run>.log has the output of failed workers.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ from softbench.core.case import Case
 from softbench.core.errors import ResultsError
 from softbench.core.files import no_link, not_written, replace_file
 from softbench.core.json_types import JsonObject
-from softbench.core.outcome import Measured, Record
+from softbench.core.outcome import Record
 from softbench.core.text import one_line, printable
 from softbench.results.csv import to_csv
-from softbench.results.records import SCHEMA, merge, record_from_json, record_to_json
+from softbench.results.journal import Cells, newest
+from softbench.results.records import SCHEMA, merge, record_to_json
 from softbench.results.rows import Row, row
 
 CHEAP_SECONDS, LAG = 0.02, 20  # a CSV that takes longer is written in at most a twentieth of the time
@@ -41,8 +42,7 @@ class Run:
     name: str
     header: JsonObject
     journal: IO[bytes]
-    cells: dict[tuple[int, str, Case], Record] = field(default_factory=dict)
-    """Records by process set, backend and case."""
+    cells: Cells = field(default_factory=dict)
     _rows: dict[Case, list[Row]] = field(default_factory=dict)
     """Cached rows of unchanged cases."""
     _due: float = 0.0
@@ -197,30 +197,21 @@ def start(folder: Path, header: JsonObject) -> Run:
     return Run(folder, name, header, journal)
 
 
-def resume(folder: Path, header: JsonObject, cases: Collection[Case] | None = None) -> tuple[Run | None, str]:
+def resume(folder: Path, header: JsonObject, cases: Collection[Case] | None = None, *, look: bool = False) -> tuple[Run | None, str]:
     """The newest interrupted run in `folder` with the same settings and environment, and a note for the user.
 
     A run that cannot be resumed stays unchanged. Each of its cells must be of `cases` (None: any), of the header's backends, and of a round
     and process set of the settings. Journals are not signed: a text that fits cannot be told from a measurement.
+
+    With `look` no file changes. The run has its cells, and its journal is closed.
     """
-    reason = ""
-    for path in sorted(folder.glob("run-*.jsonl"), key=lambda path: path.name, reverse=True):
-        try:
-            journal = open(path, "r+b", buffering=0, opener=no_link)  # noqa: SIM115 - Path.open has no opener
-        except OSError as error:
-            reason = reason or f"{path} cannot be resumed: {error.strerror}"
-            continue
-        try:
-            fcntl.flock(journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            run = _reopen(folder, path, journal, header, cases)
-        except BlockingIOError:
-            reason = reason or f"{path.stem} is still running"
-        except ValueError as error:
-            reason = reason or f"{path.stem} cannot be resumed: {error}"
-        else:
-            return run, _resuming(run)
-        journal.close()
-    return None, reason or f"nothing to resume in {folder}: no interrupted run there"
+    found = newest(folder, header, cases, look=look)
+    if isinstance(found, str):
+        return None, found
+    run = Run(folder, found.name, found.header, found.file, found.cells)
+    if look:
+        run.journal.close()
+    return run, _resuming(run)
 
 
 def _resuming(run: Run) -> str:
@@ -229,50 +220,6 @@ def _resuming(run: Run) -> str:
     changed = sum(record.source != sources.get(record.backend) for record in run.cells.values())
     again = f"; {changed} more are measured again, as their backends' source files changed" if changed else ""
     return f"resuming {run.name}: {len(run.cells) - changed} cells are there already{again}"
-
-
-def _reopen(folder: Path, path: Path, journal: IO[bytes], header: JsonObject, cases: Collection[Case] | None) -> Run:
-    """The run of a journal, without a torn last line. Raises ValueError with the reason if it does not match or is damaged."""
-    lines = journal.read().split(b"\n")[:-1]  # text after the last newline is torn
-    if not lines:
-        raise ValueError("its journal is empty")
-    number = 1
-    try:
-        first = json.loads(lines[0])
-        then, now = first["fingerprint"], json.loads(json.dumps(header["fingerprint"]))
-        kept = {key: first[key] for key in ("schema", "run", "started")}
-        difference = next((key for key in {**then, **now} if then.get(key) != now.get(key)), None)
-        run = Run(folder, path.stem, {**header, **kept}, journal)
-        for line in lines[1:]:
-            number += 1
-            entry = json.loads(line)
-            process, record = int(entry.pop("process")), record_from_json(entry)
-            if difference is None and (reason := _not_planned(process, record, header, cases)):
-                raise ValueError(reason)
-            run.cells[process, record.backend, record.case] = record
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        raise ValueError(f"{path.name}, line {number} is damaged ({type(error).__name__}: {error})") from None
-    if difference is not None:
-        raise ValueError(f"{difference} was {then.get(difference)}, now it is {now.get(difference)}")
-    journal.seek(sum(len(line) + 1 for line in lines))
-    journal.truncate()
-    run._size = journal.tell()
-    return run
-
-
-def _not_planned(process: int, record: Record, header: JsonObject, cases: Collection[Case] | None) -> str:
-    """Why a cell cannot be of a run with this header; empty if it can."""
-    settings = header["fingerprint"]
-    if record.backend not in header["backends"]:
-        return f"no backend of the run is named {record.backend}"
-    if cases is not None and record.case not in cases:
-        return f"{record.case.key} is no case of the run"
-    if not 0 <= process < settings.get("processes", process + 1):
-        return f"the run has no process set {process}"
-    batches = record.outcome.timing.batches if isinstance(record.outcome, Measured) else ()
-    if any(batch.process != process or batch.round >= settings.get("max_rounds", batch.round + 1) for batch in batches):
-        return "a batch of another process set or round"
-    return ""
 
 
 def _line(data: JsonObject) -> bytes:

@@ -55,7 +55,7 @@ class Pace:
         def supported(name: str, case: Case) -> bool:
             return (name, case) not in self._unsupported
 
-        sets = [estimate.set_seconds(plan, supported, later=later) for later in (False, True)]
+        sets = [estimate.set_seconds(plan, supported, process) for process in (0, 1)]
         for process in range(plan.settings.processes):
             for number, (case, names, seconds) in enumerate(sets[process > 0]):
                 loaded = process == number == 0 and len(plan.groups) == 1  # by the session

@@ -21,6 +21,7 @@ from typing import NamedTuple, Protocol
 
 from softbench.core.case import YARDSTICK, Case
 from softbench.core.errors import SoftbenchError
+from softbench.core.json_types import JsonObject
 from softbench.core.machine import Gpu, Machine, free_memory
 from softbench.core.messages import ListUnsupported
 from softbench.core.outcome import FAILURES, Record, Status
@@ -72,6 +73,13 @@ def dry_run(request: Request) -> Plan:
         return _plan(request, replace(known.machine, cpu_free_bytes=free_memory()), device, gpu, known.infos)
     with open_session(settings) as session:
         return prepare(session, request).plan
+
+
+def interrupted_run(request: Request, plan: Plan, head: JsonObject | None = None) -> tuple[store.Run | None, str]:
+    """The interrupted run that a run of this plan continues, and a note for the user. Without the run's header no file changes."""
+    now = head or header(plan, request.command, request.version)
+    found, note = store.resume(request.output, now, frozenset(plan.cases), look=head is None)
+    return found, note if found else f"{note}; measuring everything"
 
 
 def open_session(settings: Settings, activity: Activity | None = None) -> Session:
@@ -181,8 +189,8 @@ def run(request: Request, observer: Observer, on_start: Callable[[store.Run], No
         head = header(plan, request.command, request.version)
         found = None
         if request.resume:
-            found, note = store.resume(request.output, head, frozenset(plan.cases))
-            observer.note(note if found else f"{note}; measuring everything")
+            found, note = interrupted_run(request, plan, head)
+            observer.note(note)
         kept = found or store.start(request.output, head)
         place.tell(kept.name)
         on_start(kept)

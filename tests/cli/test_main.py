@@ -116,6 +116,28 @@ def test_a_dry_run_shows_cells_and_time_and_writes_nothing(cli):
     assert not (cli.folder / "results").exists()
 
 
+def test_a_dry_run_with_resume_counts_stored_cells(cli):
+    given = ("run", "--backends", "torch", *SMALL, "--N", "16,32", "--dry-run", "--resume")
+    assert cli(*given[:-2]).returncode == 0
+    done = cli(*given)
+    assert "nothing to resume in results: no interrupted run there; measuring everything" in done.stderr
+    assert "2 cases x 2 backends (copy, torch) = 4 cells" in done.stdout
+    header = cli.document()
+    cells = [{"process": 0, **cell} for cell in header.pop("cells") if cell["case"]["N"] == 16]
+    journal = cli.folder / "results" / "run-1.jsonl"
+    journal.write_text("".join(json.dumps(line) + "\n" for line in (header, *cells)))
+    done = cli(*given)
+    assert "8x32" in done.stdout
+    assert "8x16" not in done.stdout
+    assert "run-1: 2 cells stored, 2 cells of 1 case and 2 backends (copy, torch) left, 3 rounds" in done.stdout
+    resumed, whole = (json.loads(cli(*some, "--json", "-").stdout) for some in (given, given[:-1]))
+    assert [resumed[key] for key in ("resumes", "cells_stored", "cells_left")] == ["run-1", 2, 2]
+    assert [cell["status"] for cell in resumed["cells"]] == ["stored", "stored", "planned", "planned"]
+    assert 0 < resumed["estimate_s"] < whole["estimate_s"]
+    assert (whole["resumes"], whole["cells_stored"], whole["cells_left"]) == ("", 0, 4)
+    assert journal.exists()
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_without_a_gpu_auto_says_so_in_one_line(cli):
     done = cli("run", "--dry-run")

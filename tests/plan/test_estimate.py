@@ -7,6 +7,7 @@ from pretended import info, make
 
 from softbench.core.case import Case, Direction
 from softbench.plan import estimate
+from softbench.plan.plan import nothing_stored
 
 
 def plan_of(*cases, names=("copy", "a"), device="cpu", **settings):
@@ -60,6 +61,18 @@ def test_on_a_gpu_later_process_sets_start_quickly():
     for device, least, most in (("cuda", 3, 8), ("cpu", 0, 0)):
         once, twice = (estimate.run_seconds(plan_of(case(8, 8, device=device), device=device, processes=n)) for n in (1, 2))
         assert least <= 2 * once - twice + 1e-9 and 2 * once - twice <= most + 1e-9
+
+
+def test_stored_cells_take_no_time():
+    plan = plan_of(case(8, 8), case(8, 16), processes=2)
+    whole, left = (estimate.run_seconds(plan, stored=stored) for stored in (nothing_stored, lambda process, *_: process == 0))
+    assert left == pytest.approx(whole / 2)
+    [(only, _, seconds)] = estimate.set_seconds(plan, stored=lambda process, names, one: one == plan.cases[0])
+    assert only == plan.cases[1]
+    assert {"load", "first build"} < {*seconds}  # its workers are started, too
+    assert estimate.run_seconds(plan, stored=lambda *_: True) == 0
+    assert plan.left() == dict.fromkeys(plan.cases, 4)
+    assert plan.left(lambda process, names, one: process == 0 or one == plan.cases[0]) == {plan.cases[1]: 2}
 
 
 def test_no_phase_is_longer_than_its_deadline():

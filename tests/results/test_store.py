@@ -14,7 +14,7 @@ from softbench.core.files import not_written
 from softbench.core.outcome import Accuracy, Build, Failed, Grade, Profile, Record, Skipped, Status, Telemetry
 from softbench.results import store
 from softbench.results.csv import read_csv
-from softbench.results.records import record_to_json
+from softbench.results.records import record_from_json, record_to_json
 from softbench.run.header import fingerprint
 
 CASES = [Case(4096, N, "fp32", Direction.FORWARD) for N in (256, 512)]
@@ -71,7 +71,7 @@ def test_two_runs_at_once_keep_their_own_files(tmp_path, make_record):
     assert json.loads((tmp_path / "latest.json").read_text())["run"] == first.name
 
 
-def interrupted(tmp_path, make_record, **measuring):
+def journal_of(tmp_path, make_record, **measuring):
     run = store.start(tmp_path, header(**measuring))
     run.add(0, [make_record("copy", [10.0]), make_record("ours", [20.0])])
     run.journal.close()  # as a process that ends lets go of it
@@ -79,7 +79,7 @@ def interrupted(tmp_path, make_record, **measuring):
 
 
 def test_a_resumed_run_has_what_was_measured_and_only_that(tmp_path, make_record):
-    before = interrupted(tmp_path, make_record)
+    before = journal_of(tmp_path, make_record)
     with (tmp_path / f"{before.name}.jsonl").open("ab") as journal:
         journal.write(b'{"process":0,"backend":"ours","torn')
     run, told = store.resume(tmp_path, header())
@@ -94,8 +94,26 @@ def test_a_resumed_run_has_what_was_measured_and_only_that(tmp_path, make_record
     assert len(json.loads(run.json.read_text())["cells"]) == 3
 
 
+def test_a_look_at_an_interrupted_run_changes_no_file(tmp_path, make_record):
+    before = journal_of(tmp_path, make_record)
+    path = tmp_path / f"{before.name}.jsonl"
+    with path.open("ab") as journal:
+        journal.write(b'{"process":0,"backend":"ours","torn')
+    files = {file: file.read_bytes() for file in tmp_path.iterdir()}
+    path.chmod(0o444)
+    run, _ = store.resume(tmp_path, header(), look=True)
+    assert run.has(0, ["copy", "ours"], make_record("ours", [20.0]).case)
+    assert run.journal.closed
+    assert {file: file.read_bytes() for file in tmp_path.iterdir()} == files
+    path.chmod(0o644)
+    going, _ = store.resume(tmp_path, header())
+    run, told = store.resume(tmp_path, header(), look=True)
+    assert run is None
+    assert told == f"{going.name} is still running"
+
+
 def test_a_changed_backend_is_measured_again(tmp_path, make_record):
-    interrupted(tmp_path, make_record)
+    journal_of(tmp_path, make_record)
     run, note = store.resume(tmp_path, {**header(), "sources": {"copy": "source", "ours": "edited"}})
     assert note.endswith("1 cells are there already; 1 more are measured again, as their backends' source files changed")
     case = make_record("ours", [20.0]).case
@@ -104,7 +122,7 @@ def test_a_changed_backend_is_measured_again(tmp_path, make_record):
 
 
 def test_a_run_with_other_settings_is_not_resumed(tmp_path, make_record):
-    before = interrupted(tmp_path, make_record, rounds=9)
+    before = journal_of(tmp_path, make_record, rounds=9)
     run, told = store.resume(tmp_path, header())
     assert run is None
     assert told == f"{before.name} cannot be resumed: rounds was 9, now it is 3"
@@ -119,7 +137,7 @@ def test_a_run_that_is_still_going_is_not_taken_over(tmp_path, make_record):
 
 
 def test_another_sweep_is_another_run_and_its_journal_stays(tmp_path, make_record):
-    before = interrupted(tmp_path, make_record)
+    before = journal_of(tmp_path, make_record)
     run, told = store.resume(tmp_path, header(CASES[:1]))
     assert run is None
     assert told.startswith(f"{before.name} cannot be resumed: cases was 2 (hash ")
@@ -128,7 +146,7 @@ def test_another_sweep_is_another_run_and_its_journal_stays(tmp_path, make_recor
 
 @pytest.mark.parametrize("line", [b"garbage", b"5", b"[]", b'{"process": 0}', b"[" * 50000])
 def test_a_damaged_journal_is_named_with_its_line_and_kept(tmp_path, make_record, line):
-    before = interrupted(tmp_path, make_record)
+    before = journal_of(tmp_path, make_record)
     path = tmp_path / f"{before.name}.jsonl"
     path.write_bytes(path.read_bytes() + line + b"\n")
     run, told = store.resume(tmp_path, header())
@@ -169,7 +187,7 @@ def test_text_of_another_process_ends_the_run_and_is_removed(tmp_path, make_reco
 )
 def test_a_journal_with_cells_that_were_not_planned_is_refused(tmp_path, make_record, process, change, reason):
     measuring = {"processes": 2, "max_rounds": 3}
-    before = interrupted(tmp_path, make_record, **measuring)
+    before = journal_of(tmp_path, make_record, **measuring)
     path = tmp_path / f"{before.name}.jsonl"
     record = make_record(**{"backend": "ours", "medians": [1.0], "N": 512, **change})
     with path.open("ab") as journal:
@@ -181,7 +199,7 @@ def test_a_journal_with_cells_that_were_not_planned_is_refused(tmp_path, make_re
 
 
 def test_cells_that_are_measured_again_replace_their_rows(tmp_path, make_record):
-    interrupted(tmp_path, make_record)
+    journal_of(tmp_path, make_record)
     run, _ = store.resume(tmp_path, header())
     assert [row.median_us for row in run.rows()] == [10, 20]
     run.add(0, [make_record("copy", [30.0]), make_record("ours", [40.0])])
@@ -189,7 +207,7 @@ def test_cells_that_are_measured_again_replace_their_rows(tmp_path, make_record)
 
 
 def test_a_resumed_run_with_nothing_to_measure_writes_its_csv(tmp_path, make_record):
-    before = interrupted(tmp_path, make_record)
+    before = journal_of(tmp_path, make_record)
     before.csv.unlink()
     run, _ = store.resume(tmp_path, {**header(), "relative_to": "ours"})
     run.finish(publish=True)
@@ -281,14 +299,14 @@ def test_a_lock_that_is_a_symbolic_link_is_refused(tmp_path, make_record):
 )
 def test_records_survive_json(make_record, outcome):
     record = Record("ours", make_record("ours", [1.0]).case, outcome, "s")
-    assert store.record_from_json(json.loads(json.dumps(store.record_to_json(record), allow_nan=False))) == record
+    assert record_from_json(json.loads(json.dumps(record_to_json(record), allow_nan=False))) == record
 
 
 def test_profiles_are_stored_in_json_and_merged_over_sets(make_record):
     record = make_record("ours", [1.0])
     profile = Profile((5.0,), (30.0,), ("softmax",), peak_bytes=1024, recompiles=1)
     profiled = replace(record, outcome=replace(record.outcome, profile=profile))
-    assert store.record_from_json(json.loads(json.dumps(store.record_to_json(profiled), allow_nan=False))) == profiled
+    assert record_from_json(json.loads(json.dumps(record_to_json(profiled), allow_nan=False))) == profiled
     assert store.merge([profiled, profiled]).outcome.profile == Profile((5.0, 5.0), (30.0, 30.0), ("softmax",), "", 1024, 2)
 
 
@@ -296,7 +314,7 @@ def test_telemetry_survives_json(make_record):
     record = make_record("ours", [1.0])
     batch = replace(record.outcome.timing.batches[0], telemetry=Telemetry(1980, None, 500.5, 60, 4, "too hot"))
     told = replace(record, outcome=replace(record.outcome, timing=replace(record.outcome.timing, batches=(batch,))))
-    assert store.record_from_json(json.loads(json.dumps(store.record_to_json(told), allow_nan=False))) == told
+    assert record_from_json(json.loads(json.dumps(record_to_json(told), allow_nan=False))) == told
 
 
 def test_merged_process_sets_keep_all_batches_and_a_failure(make_record):

@@ -1,0 +1,100 @@
+"""Reads the journal of an interrupted run, to continue the run or to look at it."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from softbench.core.case import Case
+from softbench.core.files import no_link
+from softbench.core.json_types import JsonObject
+from softbench.core.outcome import Measured, Record
+from softbench.results.records import record_from_json
+
+Cells = dict[tuple[int, str, Case], Record]
+"""Records by process set, backend and case."""
+
+
+@dataclass(frozen=True, slots=True)
+class Journal:
+    """A journal with its cells."""
+
+    name: str
+    """The run's name."""
+    file: IO[bytes]
+    header: JsonObject
+    """The header of the run that continues, with name, start and schema of the interrupted run."""
+    cells: Cells
+
+
+def newest(folder: Path, header: JsonObject, cases: Collection[Case] | None, *, look: bool) -> Journal | str:
+    """The newest journal in `folder` that fits the header, or why there is none.
+
+    A journal that does not fit stays unchanged. With `look` none changes; else a torn last line is removed.
+    """
+    reason = ""
+    for path in sorted(folder.glob("run-*.jsonl"), key=lambda path: path.name, reverse=True):
+        try:
+            file = open(path, "rb" if look else "r+b", buffering=0, opener=no_link)  # noqa: SIM115 - Path.open has no opener
+        except OSError as error:
+            reason = reason or f"{path} cannot be resumed: {error.strerror}"
+            continue
+        try:
+            fcntl.flock(file, fcntl.LOCK_NB | (fcntl.LOCK_SH if look else fcntl.LOCK_EX))
+            found, size = _read(path, file, header, cases)
+        except BlockingIOError:
+            reason = reason or f"{path.stem} is still running"
+        except ValueError as error:
+            reason = reason or f"{path.stem} cannot be resumed: {error}"
+        else:
+            if not look:
+                file.seek(size)
+                file.truncate()
+            return found
+        file.close()
+    return reason or f"nothing to resume in {folder}: no interrupted run there"
+
+
+def _read(path: Path, file: IO[bytes], header: JsonObject, cases: Collection[Case] | None) -> tuple[Journal, int]:
+    """A journal without a torn last line, and the bytes before that. Raises ValueError with the reason if it does not fit or is damaged."""
+    lines = file.read().split(b"\n")[:-1]  # text after the last newline is torn
+    if not lines:
+        raise ValueError("its journal is empty")
+    number = 1
+    cells: Cells = {}
+    try:
+        first = json.loads(lines[0])
+        then, now = first["fingerprint"], json.loads(json.dumps(header["fingerprint"]))
+        kept = {key: first[key] for key in ("schema", "run", "started")}
+        difference = next((key for key in {**then, **now} if then.get(key) != now.get(key)), None)
+        for line in lines[1:]:
+            number += 1
+            entry = json.loads(line)
+            process, record = int(entry.pop("process")), record_from_json(entry)
+            if difference is None and (reason := _not_planned(process, record, header, cases)):
+                raise ValueError(reason)
+            cells[process, record.backend, record.case] = record
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        raise ValueError(f"{path.name}, line {number} is damaged ({type(error).__name__}: {error})") from None
+    if difference is not None:
+        raise ValueError(f"{difference} was {then.get(difference)}, now it is {now.get(difference)}")
+    return Journal(path.stem, file, {**header, **kept}, cells), sum(len(line) + 1 for line in lines)
+
+
+def _not_planned(process: int, record: Record, header: JsonObject, cases: Collection[Case] | None) -> str:
+    """Why a cell cannot be of a run with this header; empty if it can."""
+    settings = header["fingerprint"]
+    if record.backend not in header["backends"]:
+        return f"no backend of the run is named {record.backend}"
+    if cases is not None and record.case not in cases:
+        return f"{record.case.key} is no case of the run"
+    if not 0 <= process < settings.get("processes", process + 1):
+        return f"the run has no process set {process}"
+    batches = record.outcome.timing.batches if isinstance(record.outcome, Measured) else ()
+    if any(batch.process != process or batch.round >= settings.get("max_rounds", batch.round + 1) for batch in batches):
+        return "a batch of another process set or round"
+    return ""
