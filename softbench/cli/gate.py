@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -12,7 +12,7 @@ import typer
 
 from softbench import __version__
 from softbench.cli import options
-from softbench.cli.actions import measure, note, warn, wrote_to_stdout
+from softbench.cli.actions import measure, note, typed_command, warn, wrote_to_stdout
 from softbench.cli.gate_outputs import Outputs
 from softbench.cli.panels import PanelCommand
 from softbench.core.errors import InconclusiveError, UsageError
@@ -157,14 +157,15 @@ class _Strictness:
 
 
 def _new_processes(request: Request, strictness: _Strictness, stored: _Stored) -> GateReport:
-    from softbench.gate import baseline_run, unpaired
+    from softbench.gate import baseline_run, next_step, unpaired
 
     rules, base = strictness.rules(unpaired.MARGIN), stored.open()
     if base is None:
         raise UsageError("gate: --baseline is missing")
     adjusted = baseline_run.baseline_request(request, base)
     measuring = partial(measure, resumable=False, announced=[baseline_run.plan_text(adjusted, base, rules)])
-    return baseline_run.judge(measuring, adjusted, base, rules, stored.allowed)
+    report = baseline_run.judge(measuring, adjusted, base, rules, stored.allowed)
+    return replace(report, next_step=next_step.after_new_processes(report, typed_command(), base, adjusted.settings().processes))
 
 
 def _sitting_test(
@@ -190,7 +191,7 @@ def _sitting_test(
 def _against_baseline(files: list[Path] | None, name: str | None, strictness: _Strictness, stored: _Stored) -> GateReport:
     if not files or name is None:
         raise UsageError("gate: give results and a baseline: softbench gate results/latest.csv --baseline NAME|FILE")
-    from softbench.gate import environment_match, run_files, samples, unpaired
+    from softbench.gate import environment_match, next_step, run_files, samples, unpaired
     from softbench.gate.baselines import open_baseline
 
     base = open_baseline(name, stored.folder)
@@ -203,7 +204,9 @@ def _against_baseline(files: list[Path] | None, name: str | None, strictness: _S
             raise InconclusiveError(
                 f"{run.source}: {shared[0]} is part of the baseline {name}; a run cannot be compared with itself: measure again"
             )
-    return unpaired.judge(samples.join(runs), base, rules, tuple(dict.fromkeys(notes)))
+    new = samples.join(runs)
+    report = unpaired.judge(new, base, rules, tuple(dict.fromkeys(notes)))
+    return replace(report, next_step=next_step.after_files(report, typed_command(), files, new, base))
 
 
 def _request(sweep: dict[str, Any], config: str | None, folder: Path, resume: bool = False) -> Request:
@@ -217,13 +220,14 @@ def _request(sweep: dict[str, Any], config: str | None, folder: Path, resume: bo
 
 
 def _ab_run(candidate: str, reference: str, request: Request, strictness: _Strictness, stored: _Stored) -> GateReport:
-    from softbench.gate import ab_run, paired
+    from softbench.gate import ab_run, next_step, paired
 
     rules, base = strictness.rules(paired.MARGIN), stored.open()
     ab_request = ab_run.ab_request(request, candidate, reference)
     warn(ab_run.rounds_notes(request))
     measuring = partial(measure, resumable=False, announced=[ab_run.plan_text(ab_request, rules)])
-    return ab_run.judge(measuring, ab_request, candidate, reference, rules, base, stored.allowed)
+    report = ab_run.judge(measuring, ab_request, candidate, reference, rules, base, stored.allowed)
+    return replace(report, next_step=next_step.after_pairs(report, typed_command(), ab_request.settings().processes))
 
 
 def _self_test(

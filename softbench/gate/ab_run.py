@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import math
-import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import cast
 
 from softbench.core import text
-from softbench.core.case import OPERATION
 from softbench.core.errors import UsageError
 from softbench.gate import environment_match, fresh_pairs, paired
 from softbench.gate.inference import t_quantile
 from softbench.gate.run_files import from_run
 from softbench.gate.samples import CellKey, RunSamples
-from softbench.gate.verdicts import NOTHING_JUDGED, GateReport, Rules
+from softbench.gate.verdicts import GateReport, Rules
 from softbench.plan.settings import AXES, Layer
 from softbench.plan.sweep import only
 from softbench.results import store
@@ -128,41 +126,8 @@ def judge(
 
     report = paired.screen(screened, candidate, reference, rules, process_sds)
     notes += report.notes
-    processes = request.settings().processes
-    report = fresh_pairs.settle(report, fresh, reference, fresh_pairs.looks(processes))
-    return replace(report, notes=tuple(notes), next_step=next_step(report, request, processes))
-
-
-def next_step(report: GateReport, request: Request, processes: int) -> str:
-    """What to do about the report; empty if it passes."""
-    failing = [verdict for verdict in report.verdicts if verdict.fails]
-    if failing:
-        cell = failing[0].cell
-        axes = {"--M": cell.M, "--N": cell.N, "--dtype": cell.dtype, "--direction": cell.direction}
-        axes |= {"--op": cell.op} if cell.op != OPERATION else {}
-        worst = with_flags(request.command, {**axes, "--processes": fresh_pairs.MORE_PAIRS})
-        return f"if the change is not intended, look at its worst cell alone: {worst}"
-    if report.nothing_judged:
-        return NOTHING_JUDGED
-    if report.exit_code:
-        more = with_flags(request.command, {"--processes": max(fresh_pairs.MORE_PAIRS, 2 * processes)})
-        return f"measure in more process pairs, on a machine that does nothing else: {more}"
-    return ""
-
-
-def with_flags(command: str, flags: Mapping[str, object]) -> str:
-    """The command line with these flags. They replace its own."""
-    try:
-        arguments = shlex.split(command)
-    except ValueError:
-        arguments = []
-    kept, skip = [], False
-    for argument in arguments:
-        name, sign, _ = argument.partition("=")
-        if not skip and name not in flags:
-            kept.append(argument)
-        skip = not skip and name in flags and not sign
-    return shlex.join([*(kept or ["softbench", "gate"]), *(part for name, value in flags.items() for part in (name, str(value)))])
+    report = fresh_pairs.settle(report, fresh, reference, fresh_pairs.looks(request.settings().processes))
+    return replace(report, notes=tuple(notes))
 
 
 def samples_of(run: store.Run) -> RunSamples:

@@ -72,7 +72,7 @@ def judge(measure: Measure, request: Request, base: RunSamples, rules: Rules, al
         return samples_of(again)
 
     report = second_look(first, base, rules, fresh)
-    return replace(report, notes=(*notes, *report.notes), next_step=unpaired.next_step(report, new, base))
+    return replace(report, notes=(*notes, *report.notes))
 
 
 def second_look(first: GateReport, base: RunSamples, rules: Rules, fresh: Callable[[Sequence[CellKey]], RunSamples]) -> GateReport:

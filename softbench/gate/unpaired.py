@@ -13,9 +13,7 @@ alike, or if only other copies slowed down. It is also ambiguous if all copies c
 from __future__ import annotations
 
 import math
-import shlex
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
 from statistics import fmean, median
 
 from softbench.core.case import YARDSTICK
@@ -31,7 +29,6 @@ from softbench.gate.inference import (
 )
 from softbench.gate.samples import CellKey, CellSamples, RunSamples, yardstick
 from softbench.gate.verdicts import (
-    NOTHING_JUDGED,
     CellTest,
     GateReport,
     Rules,
@@ -84,9 +81,8 @@ def judge(
     judged = [cell for key, cell in cells.items() if only is None or key in only]
     tests = [cell.cell_test(spreads.get(cell.key), sitting_error, rules) for cell in judged]
     listed = [*(verdict for verdict in verdicts if only is None or verdict.cell in only), *corrected(tests, rules)]
-    machine = _machine_change(copy_changes)
-    report = GateReport(f"{new.source} against {base.source}", ranked(listed), rules, (*notes, *_machine_note(machine, rules)))
-    return replace(report, next_step=_look_again(report, new, base, machine))
+    notes = (*notes, *_machine_note(_machine_change(copy_changes), rules))
+    return GateReport(f"{new.source} against {base.source}", ranked(listed), rules, notes)
 
 
 def sitting_sd(base: RunSamples) -> float:
@@ -110,6 +106,11 @@ def sitting_sd_of(runs: RunSamples) -> float | None:
     return between_groups_sd([[kept[process] for process in sitting if process in kept] for sitting in runs.by_sitting] for kept in cells)
 
 
+def machine_change(new: RunSamples, base: RunSamples) -> float:
+    """The log change of the machine since the baseline."""
+    return _machine_change(_copy_changes(new, base))
+
+
 def _machine_change(copy_changes: Sequence[Mapping[int, float]]) -> float:
     """The log change of the machine: copy over all cases, new over baseline."""
     new, base = (median(changes.values()) if changes else 0.0 for changes in copy_changes)
@@ -123,30 +124,6 @@ def _machine_note(machine: float, rules: Rules) -> tuple[str, ...]:
     if abs(machine) > math.log1p(rules.reference_moves):
         return (f"{change}; that is too much to be subtracted where it decides the verdict",)
     return (f"{change}; this is subtracted from all cells, and a change of softbench or of all kernels alike looks the same",)
-
-
-def _look_again(report: GateReport, new: RunSamples, base: RunSamples, machine: float) -> str:
-    """What to do about the report on stored runs; empty if it passes."""
-    if report.exit_code == 3 and report.nothing_judged:
-        return NOTHING_JUDGED
-    if report.exit_code and abs(machine) > math.log1p(report.rules.reference_moves):
-        return f"measure the baseline anew on the machine as it is now: {base.more_processes(RECOMMENDED_BASE)}"
-    if report.exit_code:
-        again = shlex.join(["softbench", "gate", "--baseline", base.source, *new.plugin_flags])
-        return f"measure again, with a second look in new processes: {again}"
-    return ""
-
-
-def next_step(report: GateReport, new: RunSamples, base: RunSamples) -> str:
-    """What to do about the report after a second look; empty if it passes."""
-    if report.exit_code == 1:
-        return f"if the change is intended, measure a new baseline: {base.more_processes(RECOMMENDED_BASE)}"
-    if report.nothing_judged:
-        return NOTHING_JUDGED
-    if report.exit_code:
-        more = shlex.join(["softbench", "gate", "--baseline", base.source, *new.plugin_flags, "--processes", str(2 * new.processes)])
-        return f"measure more processes, on a machine that does nothing else: {more}"
-    return ""
 
 
 def require_base(base: RunSamples) -> None:

@@ -42,8 +42,6 @@ LAUNCH_BOUND_US = 10.0
 """Host and driver determine most of a shorter call on a GPU, so such cells are advisory."""
 ADVISORY_UP_TO = 0.25
 """The largest slowdown that an advisory cell may have. A larger one is more than the host's noise, so the cell is gated."""
-NOTHING_JUDGED = "no cell counts, because all are advisory or not measured on both sides: measure larger shapes (--M, --N)"
-"""What to do about a report that judged nothing."""
 AMBIGUOUS_UP_TO = 0.10
 """The largest slowdown that an ambiguous cell may show (or the margin, if larger) without making the run inconclusive."""
 

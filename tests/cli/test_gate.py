@@ -70,6 +70,12 @@ def test_an_injected_slowdown_is_exit_1_in_every_output(main, files, tmp_path, m
     assert (tmp_path / "forest.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_the_next_command_repeats_the_options_that_were_given(main, files):
+    given = ("--margin", "4", "--max-ambiguous=20", "--allow-env-mismatch", "gpu")
+    out = main("gate", files(slower()), *given, "--baseline", "h200")[1]
+    assert out.splitlines()[-1].endswith(f": softbench gate {' '.join(given)} --baseline h200")
+
+
 def test_exit_codes_of_mismatch_missing_cell_and_few_processes(main, files, tmp_path):
     run = files(stored(dice(1), 3), environment={**GPU, "gpu": "NVIDIA B200"})
     code, out, err = main("gate", run, "--baseline", "h200")

@@ -8,7 +8,7 @@ from gating import dice, interleaved, stored_run
 from simulate_gate import NOISES, families
 
 from softbench.core.errors import InconclusiveError, UsageError
-from softbench.gate import ab_run, fresh_pairs, paired
+from softbench.gate import ab_run, fresh_pairs, next_step, paired
 from softbench.gate.samples import CellKey
 from softbench.gate.verdicts import Rules
 from softbench.plugins.load import load
@@ -71,7 +71,7 @@ def test_two_versions_of_one_file_are_measured_side_by_side(cli, versions):
 
 
 def asked_for(tmp_path, **flags):
-    request = Request({}, {"M": (4096,), **flags}, False, tmp_path, False, "softbench gate --candidate new --processes=2", "")
+    request = Request({}, {"M": (4096,), **flags}, False, tmp_path, False, "", "")
     return ab_run.ab_request(request, "new", "old")
 
 
@@ -99,15 +99,17 @@ def test_a_regression_stands_if_fresh_processes_agree(tmp_path):
     assert {(3,), (6,)} < {sweep.N for sweep in asked[1].config["sweep"]}  # and same cells, which show the spread
     assert len(asked[1].config["sweep"]) == fresh_pairs.SPREAD_CELLS
     assert "8 cells measured again in 3 fresh process pairs" in report.notes[1]
+    step = next_step.after_pairs(report, "softbench gate --candidate new --N=3:4:1 --N 9 --processes=2", 2)
     worst = "softbench gate --candidate new --M 4096 --N 3 --dtype bf16 --direction forward --processes 10"
-    assert report.next_step == f"if the change is not intended, look at its worst cell alone: {worst}"
-    assert report.next_step in gate_report.markdown(report)
+    assert step == f"if the change is not intended, look at its worst cell alone: {worst}"
+    assert step in gate_report.markdown(replace(report, next_step=step))
 
 
 def test_an_inconclusive_report_names_the_next_command(tmp_path):
     report, asked = judge(tmp_path, *[interleaved(dice(i), 10, processes=p, process_sd=0.04) for i, p in enumerate((1, 3, 3, 6))])
     assert (report.exit_code, [request.flags.get("processes", 1) for request in asked]) == (3, [1, 3, 3, 6])
-    assert report.next_step.endswith(": softbench gate --candidate new --processes 10")
+    step = next_step.after_pairs(report, "softbench gate --candidate new --processes=2", 2)
+    assert step.endswith(": softbench gate --candidate new --processes 10")
 
 
 def test_a_baseline_shows_how_much_processes_differ(tmp_path):
@@ -121,7 +123,7 @@ def test_a_baseline_shows_how_much_processes_differ(tmp_path):
 
 def test_without_undecided_cells_there_is_one_measurement(tmp_path):
     report, asked = judge(tmp_path, interleaved(dice(3), 10))
-    assert (report.exit_code, len(asked), report.next_step) == (0, 1, "")
+    assert (report.exit_code, len(asked), next_step.after_pairs(report, "", 1)) == (0, 1, "")
 
 
 def test_the_plan_says_what_it_finds(tmp_path):

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from gating import cell_samples, dice, key, stored, stored_run
 from simulate_gate import STORED, Noise, Stored, families
 
 from softbench.core.errors import InconclusiveError, UsageError
-from softbench.gate import baseline_run, power, unpaired
+from softbench.gate import baseline_run, next_step, power, unpaired
 from softbench.gate.inference import proportion_bounds
 from softbench.gate.verdicts import Rules, State
 from softbench.run.request import Request
@@ -60,12 +61,13 @@ def test_new_processes_decide_the_cells_that_are_not_the_same(tmp_path):
     assert len(requests[1].config["sweep"]) == 8
     assert {(4,), (18,)} < {sweep.N for sweep in requests[1].config["sweep"]}
     assert requests[1].flags["processes"] == 6
-    assert report.next_step.startswith("if the change is intended, measure a new baseline: softbench run")
+    step = next_step.after_new_processes(report, "softbench gate --baseline h200", base, 3)
+    assert step == "if the change is intended, measure a new baseline: softbench run --M 4096 --processes 10"
 
 
 def test_a_quiet_comparison_needs_no_second_look(tmp_path):
     report, requests = judge(tmp_path, stored(dice(1), 10), stored(dice(2), 3))
-    assert (report.exit_code, len(requests), report.next_step) == (0, 1, "")
+    assert (report.exit_code, len(requests)) == (0, 1)
 
 
 def test_a_baseline_of_few_processes_is_refused_before_measuring(tmp_path):
@@ -127,13 +129,15 @@ def test_a_large_slowdown_never_passes(noise):
 def test_a_change_of_the_machine_is_always_reported(change, code):
     """Copy and all cells change alike. It was subtracted without a word."""
     new = stored(dice(9), 3, copy=lambda process: 1 + change)
-    report = unpaired.judge(new, stored(dice(10), 10), RULES)
+    base = stored(dice(10), 10)
+    report = unpaired.judge(new, base, RULES)
     assert report.exit_code == (code if change > 0 else 0)
     size, direction = re.match(r"the machine changed: copy is ([0-9.]+)% (slower|faster) over all cases", report.notes[0]).groups()
     assert float(size) / 100 == pytest.approx(abs(change), abs=0.003)
     assert direction == ("slower" if change > 0 else "faster")
     if report.exit_code:
-        assert report.next_step.startswith("measure the baseline anew on the machine as it is now: softbench run --M 4096 --processes 10")
+        step = next_step.after_files(report, "softbench gate new.csv --baseline h200", [Path("new.csv")], new, base)
+        assert step.startswith("measure the baseline anew on the machine as it is now: softbench run --M 4096 --processes 10")
 
 
 def test_one_slow_stored_process_blinds_no_cell():
@@ -142,7 +146,6 @@ def test_one_slow_stored_process_blinds_no_cell():
     base.cells[key("ours", 5)] = cell_samples(*[(us * (2 if process == 6 else 1),) for process, us in enumerate(values)])
     report = unpaired.judge(new, base, RULES)
     assert [(v.cell.N, v.n) for v in report.verdicts if v.fails] == [(5, "9+3 processes, 1 outlying left out")]
-    assert report.next_step == "measure again, with a second look in new processes: softbench gate --baseline latest.csv"
 
 
 def test_five_stored_processes_with_an_outlying_one_are_enough():

@@ -8,7 +8,7 @@ import pytest
 from gating import cell_samples, dice, key, run_samples, stored
 
 from softbench.core.errors import InconclusiveError
-from softbench.gate import unpaired, verdicts
+from softbench.gate import next_step, unpaired, verdicts
 from softbench.gate.verdicts import Rules, State
 
 RULES = Rules(margin=unpaired.MARGIN)
@@ -229,10 +229,11 @@ def test_launch_bound_cells_are_advisory_and_alone_are_no_success():
         }
         return replace(side, cells=cells)
 
-    report = judge(short(stored(dice(21), 3, slowdown=lambda i: 0.2)), short(stored(dice(22), 10)))
+    new, base = short(stored(dice(21), 3, slowdown=lambda i: 0.2)), short(stored(dice(22), 10))
+    report = judge(new, base)
     assert report.exit_code == 3
     assert "no cell could be judged" in report.summary
-    assert "measure larger shapes" in report.next_step
+    assert "measure larger shapes" in next_step.after_files(report, "softbench gate", [], new, base)
     assert report.verdicts[0].state is State.SLOWER
     assert not report.verdicts[0].gated
     assert "advisory: launch-bound" in report.verdicts[0].reason

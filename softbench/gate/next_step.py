@@ -1,0 +1,96 @@
+"""What to do about a report that does not pass: a sentence with a command that the shell takes as it is printed.
+
+A command repeats what was asked: it is the gate's own command line with other values of a few options.
+`command` is the gate's command line as it was typed.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+
+from softbench.gate import unpaired
+from softbench.gate.fresh_pairs import MORE_PAIRS
+from softbench.gate.samples import RunSamples
+from softbench.gate.verdicts import GateReport
+
+NOTHING_JUDGED = "no cell counts, because all are advisory or not measured on both sides: measure larger shapes (--M, --N)"
+"""What to do about a report that judged nothing."""
+
+
+def after_pairs(report: GateReport, command: str, processes: int) -> str:
+    """After an A/B run that screened in this many process pairs; empty if it passes."""
+    if failing := [verdict.cell for verdict in report.verdicts if verdict.fails]:
+        cell = failing[0]
+        axes = {"--M": cell.M, "--N": cell.N, "--dtype": cell.dtype, "--direction": cell.direction}
+        return f"if the change is not intended, look at its worst cell alone: {_with(command, {**axes, '--processes': MORE_PAIRS})}"
+    if report.nothing_judged:
+        return NOTHING_JUDGED
+    if report.exit_code:
+        more = _with(command, {"--processes": max(MORE_PAIRS, 2 * processes)})
+        return f"measure in more process pairs, on a machine that does nothing else: {more}"
+    return ""
+
+
+def after_new_processes(report: GateReport, command: str, base: RunSamples, processes: int) -> str:
+    """After a comparison of this many new processes with a baseline; empty if it passes."""
+    if report.exit_code == 1:
+        return f"if the change is intended, measure a new baseline: {_new_baseline(base, command)}"
+    if report.nothing_judged:
+        return NOTHING_JUDGED
+    if report.exit_code:
+        more = _with(command, {"--processes": 2 * processes})
+        return f"measure more processes, on a machine that does nothing else: {more}"
+    return ""
+
+
+def after_files(report: GateReport, command: str, files: Collection[Path], new: RunSamples, base: RunSamples) -> str:
+    """After a comparison of stored runs with a baseline; empty if it passes."""
+    again = shlex.join([*_without_files(command, files), *new.plugin_flags])
+    if report.exit_code == 3 and report.nothing_judged:
+        return NOTHING_JUDGED
+    if report.exit_code and abs(unpaired.machine_change(new, base)) > math.log1p(report.rules.reference_moves):
+        return f"measure the baseline anew on the machine as it is now: {_new_baseline(base, again)}"
+    return f"measure again, with a second look in new processes: {again}" if report.exit_code else ""
+
+
+def _new_baseline(base: RunSamples, command: str) -> str:
+    """The baseline's command with enough processes. It names plugins as the gate's command does, because baselines store no folders."""
+    words = shlex.split(base.more_processes(unpaired.RECOMMENDED_BASE))
+    plugins = _given(shlex.split(command), ("--plugin",))
+    return shlex.join([*(_others(words, ("--plugin",)) if plugins else words), *plugins])
+
+
+def _with(command: str, flags: Mapping[str, object]) -> str:
+    """The command line with these flags. They replace its own."""
+    return shlex.join([*_others(shlex.split(command), flags), *(part for name, value in flags.items() for part in (name, str(value)))])
+
+
+def _others(words: Sequence[str], flags: Collection[str]) -> list[str]:
+    """The words without these flags and their values."""
+    kept, skip = [], False
+    for word in words:
+        name, sign, _ = word.partition("=")
+        if not skip and name not in flags:
+            kept.append(word)
+        skip = not skip and name in flags and not sign
+    return kept
+
+
+def _given(words: Sequence[str], flags: Collection[str]) -> list[str]:
+    """Those of these flags that the words have, with their values."""
+    kept, value = [], False
+    for word in words:
+        name, sign, _ = word.partition("=")
+        if value or name in flags:
+            kept.append(word)
+        value = not value and name in flags and not sign
+    return kept
+
+
+def _without_files(command: str, files: Collection[Path]) -> list[str]:
+    """The words of the command line without the results files. The value of `--baseline` may be such a file."""
+    words, names = shlex.split(command), {str(file) for file in files}
+    return [word for before, word in zip(["", *words], words, strict=False) if before == "--baseline" or str(Path(word)) not in names]

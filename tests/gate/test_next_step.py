@@ -1,0 +1,49 @@
+"""The command that a report names repeats what was asked, and the shell takes it as it is printed."""
+
+import shlex
+from pathlib import Path
+
+import pytest
+from gating import dice, key, run_samples, stored
+
+from softbench.gate import next_step
+from softbench.gate.verdicts import GateReport, Rules, State, Verdict
+
+GIVEN = ["/opt/my env/softbench", "gate", "--N", "8", "--N=16", "--plugin", "ours=/my data/a.py", "--device", "cpu", "--margin", "4"]
+BASE = stored(dice(1), 10, cells=2)
+
+
+def report(state):
+    """A report of one cell. If it is ambiguous, it is inconclusive."""
+    return GateReport("x", (Verdict(key("ours", 8), state, "why"),), Rules(margin=0.05))
+
+
+def command_in(step):
+    return shlex.split(step.partition(": ")[2])
+
+
+def test_more_pairs_and_processes_keep_every_option():
+    pairs = next_step.after_pairs(report(State.AMBIGUOUS), shlex.join(GIVEN), 1)
+    assert command_in(pairs) == [*GIVEN, "--processes", "10"]
+    processes = next_step.after_new_processes(report(State.AMBIGUOUS), shlex.join([*GIVEN, "--processes=3"]), BASE, 3)
+    assert command_in(processes) == [*GIVEN, "--processes", "6"]
+
+
+def test_stored_runs_are_measured_again_with_every_option():
+    new = run_samples({}, command="softbench run --plugin 'a b.py' --plugin=c.py")
+    typed = "softbench gate --margin 4 ./a.csv 'b c.csv' --baseline a.csv --json report.json"
+    step = next_step.after_files(report(State.AMBIGUOUS), typed, [Path("a.csv"), Path("b c.csv")], new, BASE)
+    assert command_in(step) == shlex.split("softbench gate --margin 4 --baseline a.csv --json report.json --plugin 'a b.py' --plugin=c.py")
+
+
+def test_a_new_baseline_names_plugins_as_they_were_typed():
+    base = run_samples(BASE.cells, command="softbench run --M 4096 --plugin ours=a.py")
+    step = next_step.after_new_processes(report(State.SLOWER), shlex.join(GIVEN), base, 3)
+    assert command_in(step) == ["softbench", "run", "--M", "4096", "--processes", "10", "--plugin", "ours=/my data/a.py"]
+
+
+@pytest.mark.parametrize("state", [State.SAME, State.FASTER, State.NEW])
+def test_a_report_that_passes_needs_no_step(state):
+    passed = GateReport("x", (Verdict(key("ours", 8), State.SAME, ""), Verdict(key("ours", 9), state, "")), Rules(margin=0.05))
+    assert next_step.after_pairs(passed, "", 1) == next_step.after_new_processes(passed, "", BASE, 3) == ""
+    assert next_step.after_files(passed, "", [], BASE, BASE) == ""
