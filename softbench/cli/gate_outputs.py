@@ -12,6 +12,7 @@ import typer
 from softbench.cli import verbosity
 from softbench.cli.actions import note, try_file, write_text, wrote_to_stdout
 from softbench.core.errors import SoftbenchError, UsageError
+from softbench.core.text import printable
 
 if TYPE_CHECKING:
     from softbench.gate.verdicts import GateReport
@@ -56,6 +57,8 @@ class Outputs:
         if not wrote_to_stdout(report.document, self.json):
             shown = gate_report.conclusion(report) if self.quiet else gate_report.text(report, long=self.long)
             output.show(shown, output.console())
+            if report.next_step:
+                typer.echo(printable(f"next: {report.next_step}"))  # rich would break the line, and the command could not be pasted
         for flag, file, make in (("--markdown", self.markdown, gate_report.markdown), ("--junit", self.junit, gate_report.junit)):
             if file is not None:
                 write_text(file, make(report), flag)

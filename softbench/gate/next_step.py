@@ -1,7 +1,7 @@
 """What to do about a report that does not pass: a sentence with a command that the shell takes as it is printed.
 
-A command repeats what was asked: it is the gate's own command line with other values of a few options.
-`command` is the gate's command line as it was typed.
+A command repeats what was asked: the gate's own command line with other values of a few options, or the same options for `softbench check`
+and `softbench inspect`. `command` is the gate's command line as it was typed.
 """
 
 from __future__ import annotations
@@ -11,21 +11,28 @@ import shlex
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
+from softbench.core import text
 from softbench.gate import unpaired
 from softbench.gate.fresh_pairs import MORE_PAIRS
 from softbench.gate.samples import RunSamples
-from softbench.gate.verdicts import GateReport
+from softbench.gate.verdicts import GateReport, State
 
 NOTHING_JUDGED = "no cell counts, because all are advisory or not measured on both sides: measure larger shapes (--M, --N)"
 """What to do about a report that judged nothing."""
+OF_ANY_COMMAND = ("--plugin", "--device", "--seed", "--timeout")
+"""Options that `softbench check` and `softbench inspect` take as the gate does."""
 
 
 def after_pairs(report: GateReport, command: str, processes: int) -> str:
     """After an A/B run that screened in this many process pairs; empty if it passes."""
-    if failing := [verdict.cell for verdict in report.verdicts if verdict.fails]:
-        cell = failing[0]
+    if broken := _find_the_error(report, command):
+        return broken
+    if slower := [verdict.cell for verdict in report.verdicts if verdict.fails and verdict.state is State.SLOWER]:
+        cell = slower[0]
         axes = {"--M": cell.M, "--N": cell.N, "--dtype": cell.dtype, "--direction": cell.direction}
         return f"if the change is not intended, look at its worst cell alone: {_with(command, {**axes, '--processes': MORE_PAIRS})}"
+    if report.exit_code == 1:
+        return "column why has the reason of each missing cell: mend it, or leave the case out (--M, --N, --dtype, --direction)"
     if report.nothing_judged:
         return NOTHING_JUDGED
     if report.exit_code:
@@ -36,6 +43,8 @@ def after_pairs(report: GateReport, command: str, processes: int) -> str:
 
 def after_new_processes(report: GateReport, command: str, base: RunSamples, processes: int) -> str:
     """After a comparison of this many new processes with a baseline; empty if it passes."""
+    if broken := _find_the_error(report, command):
+        return broken
     if report.exit_code == 1:
         return f"if the change is intended, measure a new baseline: {_new_baseline(base, command)}"
     if report.nothing_judged:
@@ -49,11 +58,29 @@ def after_new_processes(report: GateReport, command: str, base: RunSamples, proc
 def after_files(report: GateReport, command: str, files: Collection[Path], new: RunSamples, base: RunSamples) -> str:
     """After a comparison of stored runs with a baseline; empty if it passes."""
     again = shlex.join([*_without_files(command, files), *new.plugin_flags])
+    if broken := _find_the_error(report, again):
+        return broken
     if report.exit_code == 3 and report.nothing_judged:
         return NOTHING_JUDGED
     if report.exit_code and abs(unpaired.machine_change(new, base)) > math.log1p(report.rules.reference_moves):
         return f"measure the baseline anew on the machine as it is now: {_new_baseline(base, again)}"
     return f"measure again, with a second look in new processes: {again}" if report.exit_code else ""
+
+
+def _find_the_error(report: GateReport, command: str) -> str:
+    """What to do about the first broken cell; empty if no cell is broken. A measurement more would not mend it."""
+    broken = [verdict.cell for verdict in report.verdicts if verdict.fails and verdict.state is State.BROKEN]
+    if not broken:
+        return ""
+    cell, words = broken[0], shlex.split(command)
+    program = words[: words.index("gate")] if "gate" in words else ["softbench"]
+    axes = ["--dtype", cell.dtype, "--direction", cell.direction, *_given(words, OF_ANY_COMMAND)]
+    check = shlex.join([*program, "check", "--backends", cell.backend, *axes])
+    inspect = shlex.join([*program, "inspect", cell.backend, "--M", str(cell.M), "--N", str(cell.N), *axes])
+    return (
+        f"{text.count(len(broken), 'cell')} of {text.few(list(dict.fromkeys(one.backend for one in broken)))} "
+        f"broke, so find the error before you measure again: {check}; or look at the code of that case: {inspect}"
+    )
 
 
 def _new_baseline(base: RunSamples, command: str) -> str:

@@ -38,9 +38,8 @@ def text(report: GateReport, *, long: bool) -> RenderableType:
 
 
 def conclusion(report: GateReport) -> RenderableType:
-    """The summary, and the next step if there is one."""
-    style = {0: "bold green", 1: "bold red"}.get(report.exit_code, "bold yellow")
-    return Group(Text(report.summary, style=style), *([Text(f"next: {report.next_step}")] if report.next_step else []))
+    """The summary."""
+    return Text(report.summary, style={0: "bold green", 1: "bold red"}.get(report.exit_code, "bold yellow"))
 
 
 def _row(verdict: Verdict) -> tuple[str, ...]:

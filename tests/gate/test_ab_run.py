@@ -1,6 +1,7 @@
 """The A/B run: two versions of one file on the CPU, and confirmation with synthetic runs."""
 
 import json
+import shlex
 from dataclasses import replace
 
 import pytest
@@ -68,6 +69,18 @@ def test_two_versions_of_one_file_are_measured_side_by_side(cli, versions):
     assert "plan: 12 rounds, 1 process pair" in done.stderr
     assert not (cli.folder / "results" / "latest.csv").exists()
     assert (cli.folder / "results" / "gate" / "latest.csv").exists()
+
+
+def test_a_wrong_candidate_is_checked_with_the_printed_command(cli):
+    (cli.folder / "my own").mkdir()
+    file = cli.folder / "my own" / "twice.py"  # a table would break so long a line
+    file.write_text("import torch\ndef softmax(x):\n    return 2 * torch.softmax(x, -1)\n")
+    done = cli("gate", "--candidate", "twice", "--reference", "torch", "--plugin", file, *SMALL, "--N", "8")
+    assert done.returncode == 1, done.stderr
+    words = shlex.split(done.stdout.splitlines()[-1].partition("measure again: ")[2].partition(";")[0])
+    assert words[:5] == ["python", "-m", "softbench", "check", "--backends"]
+    checked = cli(*words[3:], "--case", "structured 64x1000")
+    assert (checked.returncode, "twice is wrong" in checked.stderr) == (1, True)
 
 
 def asked_for(tmp_path, **flags):

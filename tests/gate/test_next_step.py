@@ -47,3 +47,19 @@ def test_a_report_that_passes_needs_no_step(state):
     passed = GateReport("x", (Verdict(key("ours", 8), State.SAME, ""), Verdict(key("ours", 9), state, "")), Rules(margin=0.05))
     assert next_step.after_pairs(passed, "", 1) == next_step.after_new_processes(passed, "", BASE, 3) == ""
     assert next_step.after_files(passed, "", [], BASE, BASE) == ""
+
+
+def test_a_broken_cell_is_checked_before_it_is_measured_again():
+    step = next_step.after_pairs(report(State.BROKEN), shlex.join(GIVEN), 1)
+    options = shlex.join(["--dtype", "bf16", "--direction", "forward", "--plugin", "ours=/my data/a.py", "--device", "cpu"])
+    check, inspect = f"check --backends ours {options}", f"inspect ours --M 4096 --N 8 {options}"
+    assert step.startswith("1 cell of ours broke, so find the error before you measure again: ")
+    assert step.endswith(f": '/opt/my env/softbench' {check}; or look at the code of that case: '/opt/my env/softbench' {inspect}")
+    assert next_step.after_new_processes(report(State.BROKEN), shlex.join(GIVEN), BASE, 3) == step
+    new = run_samples({}, command="softbench run --plugin ours.py")
+    step = next_step.after_files(report(State.BROKEN), "softbench gate a.csv --baseline b", [Path("a.csv")], new, BASE)
+    assert "softbench check --backends ours --dtype bf16 --direction forward --plugin ours.py" in step
+
+
+def test_a_missing_cell_has_no_command_that_measures_it_again():
+    assert next_step.after_pairs(report(State.MISSING), shlex.join(GIVEN), 1).startswith("column why has the reason of each missing cell")
