@@ -20,6 +20,7 @@ from softbench.core.files import not_written
 from softbench.core.text import printable
 
 if TYPE_CHECKING:
+    from softbench.plan.plan import Plan
     from softbench.results.rows import Row
     from softbench.results.store import Run
     from softbench.run.request import Request
@@ -38,11 +39,15 @@ def warn(warnings: Sequence[str]) -> None:
 
 
 def measure(
-    request: Request, *, resumable: bool = True, announced: list[str] | None = None, show: Callable[[Run], None] | None = None
+    request: Request,
+    *,
+    resumable: bool = True,
+    announced: list[Callable[[Plan], str]] | None = None,
+    show: Callable[[Run], None] | None = None,
 ) -> Run:
     """Run with progress on stderr. An interruption prints the files that exist, and the command to continue if there is one.
 
-    The texts of `announced` are printed before the first measurement, and removed.
+    Each function of `announced` is called once, with the plan of the first measurement. It returns a note, or raises to measure nothing.
 
     Raises:
         StorageError: the disk is full. `show`, or a table, has printed what was measured.
@@ -58,12 +63,11 @@ def measure(
             Progress(output.console(stderr=True), quiet=verbosity.quiet(), verbose=verbosity.verbose()) as progress,
         ):
 
-            def on_start(kept: Run) -> None:
-                started.append(kept)
+            def on_plan(plan: Plan) -> None:
                 while announced:
-                    progress.note(announced.pop(0))
+                    progress.note(announced.pop(0)(plan))
 
-            return run.run(request, progress, on_start)
+            return run.run(request, progress, started.append, on_plan)
     except StorageError as error:
         if not started or not started[0].cells:
             raise

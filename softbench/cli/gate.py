@@ -163,7 +163,7 @@ def _new_processes(request: Request, strictness: _Strictness, stored: _Stored) -
     if base is None:
         raise UsageError("gate: --baseline is missing")
     adjusted = baseline_run.baseline_request(request, base)
-    measuring = partial(measure, resumable=False, announced=[baseline_run.plan_text(adjusted, base, rules)])
+    measuring = partial(measure, resumable=False, announced=[partial(baseline_run.plan_text, base=base, rules=rules)])
     report = baseline_run.judge(measuring, adjusted, base, rules, stored.allowed)
     return replace(report, next_step=next_step.after_new_processes(report, typed_command(), base, adjusted.settings().processes))
 
@@ -225,7 +225,7 @@ def _ab_run(candidate: str, reference: str, request: Request, strictness: _Stric
     rules, base = strictness.rules(paired.MARGIN), stored.open()
     ab_request = ab_run.ab_request(request, candidate, reference)
     warn(ab_run.rounds_notes(request))
-    measuring = partial(measure, resumable=False, announced=[ab_run.plan_text(ab_request, rules)])
+    measuring = partial(measure, resumable=False, announced=[partial(ab_run.plan_text, rules=rules)])
     report = ab_run.judge(measuring, ab_request, candidate, reference, rules, base, stored.allowed)
     return replace(report, next_step=next_step.after_pairs(report, typed_command(), ab_request.settings().processes))
 

@@ -14,6 +14,8 @@ from softbench.gate.inference import t_quantile
 from softbench.gate.run_files import from_run
 from softbench.gate.samples import CellKey, RunSamples
 from softbench.gate.verdicts import GateReport, Rules
+from softbench.plan import estimate
+from softbench.plan.plan import Plan
 from softbench.plan.settings import AXES, Layer
 from softbench.plan.sweep import only
 from softbench.results import store
@@ -68,15 +70,23 @@ def rounds_notes(request: Request) -> list[str]:
     ]
 
 
-def plan_text(request: Request, rules: Rules) -> str:
-    """What the comparison can find, as a sentence, before anything is measured."""
-    settings = request.settings()
-    plan = fresh_pairs.looks(settings.processes)
-    finds = " and ".join(f"{finds_slowdown(rules, plan, sd):.0%} if processes differ by {sd:.1%}" for sd in EXAMPLE_SDS)
+def plan_text(plan: Plan, rules: Rules) -> str:
+    """What the comparison can find and how long it takes, as a sentence, before anything is measured. `plan` is that of the screening."""
+    settings = plan.settings
+    looks = fresh_pairs.looks(settings.processes)
+    finds = " and ".join(f"{finds_slowdown(rules, looks, sd):.0%} if processes differ by {sd:.1%}" for sd in EXAMPLE_SDS)
     return (
         f"plan: {text.count(settings.rounds, 'round')}, {text.count(settings.processes, 'process pair')}, then undecided cells again in "
-        f"{plan[0].pairs} to {plan[-1].pairs} fresh pairs; margin {rules.margin:.0%}; finds a slowdown of {finds} with probability .95"
+        f"{looks[0].pairs} to {looks[-1].pairs} fresh pairs; {times(plan, looks[-1].pairs)}; margin {rules.margin:.0%}; "
+        f"finds a slowdown of {finds} with probability .95"
     )
+
+
+def times(plan: Plan, more: int) -> str:
+    """The time of a plan, and the most that this many more process sets add."""
+    first = estimate.run_seconds(plan)
+    last = first * (1 + more / plan.settings.processes)
+    return f"about {text.duration(first)}, and up to {text.duration(last)} if all cells are undecided"
 
 
 def finds_slowdown(rules: Rules, plan: Sequence[fresh_pairs.Look], process_sd: float) -> float:

@@ -13,11 +13,12 @@ from softbench.core import text
 from softbench.core.case import YARDSTICK
 from softbench.core.errors import UsageError
 from softbench.gate import environment_match, unpaired
-from softbench.gate.ab_run import Measure, confirmation, samples_of
+from softbench.gate.ab_run import Measure, confirmation, samples_of, times
 from softbench.gate.fresh_pairs import controls_of
 from softbench.gate.power import SECOND_LOOK, finds_slowdown
 from softbench.gate.samples import CellKey, RunSamples
 from softbench.gate.verdicts import CORRECT, GateReport, Rules, State, Verdict, ranked
+from softbench.plan.plan import Plan
 from softbench.plan.settings import Layer
 from softbench.plan.sweep import only
 from softbench.plan.values import READERS
@@ -101,12 +102,13 @@ def _suspicious(verdict: Verdict) -> bool:
     return verdict.gated and verdict.state in (State.SLOWER, State.FASTER, State.AMBIGUOUS)
 
 
-def plan_text(request: Request, base: RunSamples, rules: Rules) -> str:
-    """What the comparison can find, as a sentence, before anything is measured."""
-    settings = request.settings()
-    finds = finds_slowdown(base, SECOND_LOOK * settings.processes, rules)
+def plan_text(plan: Plan, base: RunSamples, rules: Rules) -> str:
+    """What the comparison can find and how long it takes, as a sentence, before anything is measured. `plan` is that of the first look."""
+    settings = plan.settings
+    more = SECOND_LOOK * settings.processes
+    finds = finds_slowdown(base, more, rules)
     return (
         f"plan: {text.count(settings.processes, 'new process set')} of {text.count(settings.rounds, 'round')} against "
-        f"{base.processes} processes of the baseline, then undecided cells again in {SECOND_LOOK * settings.processes} more; "
+        f"{base.processes} processes of the baseline, then undecided cells again in {more} more; {times(plan, more)}; "
         f"margin {rules.margin:.0%}; finds a slowdown of {finds:.0%} with probability .95"
     )

@@ -167,8 +167,12 @@ def infos(settings: Settings, *, load: bool) -> list[BackendInfo]:
     return opened + found
 
 
-def run(request: Request, observer: Observer, on_start: Callable[[store.Run], None]) -> store.Run:
+def run(
+    request: Request, observer: Observer, on_start: Callable[[store.Run], None], on_plan: Callable[[Plan], None] = lambda plan: None
+) -> store.Run:
     """Plan, measure and store a run. `on_start` gets the run before the first measurement, so that an interruption can name its files.
+
+    `on_plan` gets the plan before any file is written. Its errors pass through.
 
     Raises:
         SoftbenchError: a requested backend, device or folder cannot be used.
@@ -183,6 +187,7 @@ def run(request: Request, observer: Observer, on_start: Callable[[store.Run], No
         plan, slots, skipped = prepare(session, request)
         for text in plan.notes:
             observer.note(text)
+        on_plan(plan)
         load = CpuLoad(observer.note)
         if plan.device == "cpu":
             load.look()

@@ -6,12 +6,15 @@ from dataclasses import replace
 
 import pytest
 from gating import dice, interleaved, stored_run
+from pretended import make
 from simulate_gate import NOISES, families
 
 from softbench.core.errors import InconclusiveError, UsageError
+from softbench.core.text import duration
 from softbench.gate import ab_run, fresh_pairs, next_step, paired
 from softbench.gate.samples import CellKey
 from softbench.gate.verdicts import Rules
+from softbench.plan import estimate
 from softbench.plugins.load import load
 from softbench.plugins.source import PluginSource, origins
 from softbench.report import gate_report
@@ -65,8 +68,9 @@ def test_two_versions_of_one_file_are_measured_side_by_side(cli, versions):
     assert done.returncode in (0, 1, 3), done.stderr
     report = json.loads(done.stdout)
     assert [(verdict["backend"], verdict["case"]) for verdict in report["verdicts"]] == [("new", "forward-fp32-4x8")]
-    assert report["verdicts"][0]["n"].partition(",")[0].endswith("fresh process pairs")  # one pair of one cell decides nothing
-    assert "plan: 12 rounds, 1 process pair" in done.stderr
+    assert "fresh process pairs" in report["verdicts"][0]["n"]  # one pair of one cell decides nothing
+    assert done.stderr.count("plan: 12 rounds, 1 process pair") == 1
+    assert done.stderr.index("plan: ") < done.stderr.index("over 1 case")
     assert not (cli.folder / "results" / "latest.csv").exists()
     assert (cli.folder / "results" / "gate" / "latest.csv").exists()
 
@@ -139,9 +143,12 @@ def test_without_undecided_cells_there_is_one_measurement(tmp_path):
     assert (report.exit_code, len(asked), next_step.after_pairs(report, "", 1)) == (0, 1, "")
 
 
-def test_the_plan_says_what_it_finds(tmp_path):
-    plan = ab_run.plan_text(asked_for(tmp_path), RULES)
-    assert "20 rounds, 1 process pair, then undecided cells again in 3 to 12 fresh pairs; margin 3%; finds a slowdown of 4% if" in plan
+def test_the_plan_says_what_it_finds_and_its_time():
+    screening = make(("new", "old"), cases=300, rounds=20)
+    plan, seconds = ab_run.plan_text(screening, RULES), estimate.run_seconds(screening)
+    assert "20 rounds, 1 process pair, then undecided cells again in 3 to 12 fresh pairs; " in plan
+    assert f"; about {duration(seconds)}, and up to {duration(13 * seconds)} if all cells are undecided; margin 3%; finds a slow" in plan
+    assert "finds a slowdown of 4% if" in plan
     found = ab_run.finds_slowdown(RULES, fresh_pairs.looks(), 0.02)
     assert f"{found:.0%} if processes differ by 2.0%" in plan
     result = families(20, NOISES["tau 2 %"], 20, found + 0.01, 1, RULES.margin, seed=1)

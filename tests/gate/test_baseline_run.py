@@ -7,12 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 from gating import cell_samples, dice, key, stored, stored_run
+from pretended import make
 from simulate_gate import STORED, Noise, Stored, families
 
 from softbench.core.errors import InconclusiveError, UsageError
+from softbench.core.text import duration
 from softbench.gate import baseline_run, next_step, power, unpaired
 from softbench.gate.inference import proportion_bounds
 from softbench.gate.verdicts import Rules, State
+from softbench.plan import estimate
 from softbench.run.request import Request
 
 RULES = Rules(margin=unpaired.MARGIN)
@@ -94,10 +97,10 @@ def test_a_backend_that_is_gone_is_named_with_its_flag(tmp_path):
 
 def test_the_plan_says_what_it_finds():
     base = Stored(np.random.default_rng(1), Noise(tau=0.01), 40).base
-    request = baseline_run.baseline_request(asked(), base)
-    found = power.finds_slowdown(base, 6, RULES)
-    plan = baseline_run.plan_text(request, base, RULES)
-    assert "3 new process sets of 3 rounds against 10 processes of the baseline, then undecided cells again in 6 more" in plan
+    found, first = power.finds_slowdown(base, 6, RULES), make(("copy", "new"), cases=300, rounds=3, processes=3)
+    plan, seconds = baseline_run.plan_text(first, base, RULES), estimate.run_seconds(first)
+    assert "3 new process sets of 3 rounds against 10 processes of the baseline, then undecided cells again in 6 more; " in plan
+    assert f"; about {duration(seconds)}, and up to {duration(3 * seconds)} if all cells are undecided; margin 5%; " in plan
     assert f"finds a slowdown of {found:.0%} with probability .95" in plan
     result = families(15, Noise(tau=0.01), 40, found + 0.005, 3, RULES.margin, 1, Stored)
     assert result.found >= 0.9 * result.slow
