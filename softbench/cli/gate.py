@@ -21,6 +21,7 @@ from softbench.run.operations import names
 if TYPE_CHECKING:
     from softbench.gate.samples import RunSamples
     from softbench.gate.verdicts import GateReport, Rules
+    from softbench.plan.plan import Plan
     from softbench.run.request import Request
 
 
@@ -225,7 +226,12 @@ def _ab_run(candidate: str, reference: str, request: Request, strictness: _Stric
     rules, base = strictness.rules(paired.MARGIN), stored.open()
     ab_request = ab_run.ab_request(request, candidate, reference)
     warn(ab_run.rounds_notes(request))
-    measuring = partial(measure, resumable=False, announced=[partial(ab_run.plan_text, rules=rules)])
+
+    def announced(plan: Plan) -> str:
+        ab_run.check_candidate(plan, candidate)
+        return ab_run.plan_text(plan, rules)
+
+    measuring = partial(measure, resumable=False, announced=[announced])
     report = ab_run.judge(measuring, ab_request, candidate, reference, rules, base, stored.allowed)
     return replace(report, next_step=next_step.after_pairs(report, typed_command(), ab_request.settings().processes))
 

@@ -18,6 +18,7 @@ from softbench.plan import estimate
 from softbench.plan.plan import Plan
 from softbench.plan.settings import AXES, Layer
 from softbench.plan.sweep import only
+from softbench.plugins.select import of_source
 from softbench.results import store
 from softbench.run.request import Request
 
@@ -70,6 +71,17 @@ def rounds_notes(request: Request) -> list[str]:
     ]
 
 
+def check_candidate(plan: Plan, candidate: str) -> None:
+    """Check before anything is measured that the candidate is a backend. A plan has its reference.
+
+    Raises:
+        UsageError: it is the name of a plugin source, which a run takes for all backends of the source.
+    """
+    if candidate not in (info.name for info in plan.infos):
+        backends = ", ".join(info.name for info in of_source(plan.infos, candidate))
+        raise UsageError(f"--candidate {candidate}: names a plugin source and no backend; name one of its backends: {backends}")
+
+
 def plan_text(plan: Plan, rules: Rules) -> str:
     """What the comparison can find and how long it takes, as a sentence, before anything is measured. `plan` is that of the screening."""
     settings = plan.settings
@@ -120,11 +132,8 @@ def judge(
     try:
         run = measure(request)
     except UsageError as error:
-        raise UsageError(str(error).replace("--backends", "--candidate, --reference", 1)) from None
-    for flag, name in (("--candidate", candidate), ("--reference", reference)):
-        if name not in run.header["backends"]:
-            measured = ", ".join(map(str, run.header["backends"]))
-            raise UsageError(f"{flag} {name}: names a plugin source and no backend; name one of its backends; measured were {measured}")
+        message = str(error).replace("--backends", "--candidate, --reference", 1).replace("--relative-to", "--reference", 1)
+        raise UsageError(message) from None
     screened = samples_of(run)
     notes = [f"measured: {run.csv}"] + (environment_match.check(screened, base, allowed) if base else [])
     process_sds = paired.spreads(base, reference, candidate) if base else None

@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from softbench.core import text
+from softbench.core.case import OPERATION
 from softbench.gate import unpaired
 from softbench.gate.fresh_pairs import MORE_PAIRS
 from softbench.gate.samples import RunSamples
@@ -29,7 +30,8 @@ def after_pairs(report: GateReport, command: str, processes: int) -> str:
         return broken
     if slower := [verdict.cell for verdict in report.verdicts if verdict.fails and verdict.state is State.SLOWER]:
         cell = slower[0]
-        axes = {"--M": cell.M, "--N": cell.N, "--dtype": cell.dtype, "--direction": cell.direction}
+        axes: dict[str, object] = {"--M": cell.M, "--N": cell.N, "--dtype": cell.dtype, "--direction": cell.direction}
+        axes |= {"--op": cell.op} if cell.op != OPERATION else {}
         return f"if the change is not intended, look at its worst cell alone: {_with(command, {**axes, '--processes': MORE_PAIRS})}"
     if report.exit_code == 1:
         return "column why has the reason of each missing cell: mend it, or leave the case out (--M, --N, --dtype, --direction)"

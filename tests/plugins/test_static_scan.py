@@ -81,13 +81,21 @@ def test_list_and_run_take_the_same_names(package, assigned):
     assert listed(softbench("list", "mine", "--load")) == ["my-softmax"]
 
 
-def test_the_gate_wants_the_backends_own_name(package):
+NAMED = {
+    ("mine", "torch"): "--candidate mine: names a plugin source and no backend; name one of its backends: my-softmax",
+    ("torch", "mine"): "--reference: unknown backend 'mine'; known are my-softmax, torch",
+}
+
+
+@pytest.mark.parametrize("names", NAMED)
+def test_the_gate_refuses_a_sources_name_before_it_measures(package, names):
+    softbench = package(STATED)
     sweep = ("--device", "cpu", "--M", "4", "--N", "8", "--rounds", "6")
-    done = package(STATED)("gate", "--candidate", "mine", "--reference", "torch", *sweep)
-    assert done.returncode == 2
-    assert done.stderr.splitlines()[-1] == (
-        "softbench: --candidate mine: names a plugin source and no backend; name one of its backends; measured were my-softmax, torch"
-    )
+    done = softbench("gate", "--candidate", names[0], "--reference", names[1], *sweep)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.splitlines()[-1] == f"softbench: {NAMED[names]}"
+    assert "plan: " not in done.stderr
+    assert list((softbench.folder / "results" / "gate").iterdir()) == []
 
 
 @pytest.mark.parametrize("target", ["nothing_there:b", "nothing.there:b", "json:loads", "sys:b", ":", "softbench.core.text:x.y"])
