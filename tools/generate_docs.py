@@ -11,6 +11,7 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from rich.console import Console
 from softbench.cli.main import app
 from softbench.cli.panels import LAST, OTHERS, panel_of
 from softbench.core.outcome import Grade
+from softbench.gate.samples import CellKey
+from softbench.gate.verdicts import GateReport, Rules, State, Verdict
 from softbench.plan.config_file import shipped
 from softbench.plan.settings import Settings
 from softbench.report import listing, matrix, tables
@@ -65,6 +68,19 @@ def columns() -> str:
     found = dict(docs_of(Row))
     rows = [(f"`{'class' if name == 'grade' else name}`", found.get(name, "")) for name in Row.__slots__]
     return table(("column", "meaning"), rows)
+
+
+def gate_report() -> str:
+    """The keys of the gate's JSON, as a report has them, with the docs of its classes."""
+    verdict = Verdict(CellKey("", "", "", 1, 1), State.SAME, "")
+    report = GateReport("", (verdict,), Rules(margin=0.0))
+    shown = {"exit_code": GateReport.exit_code, "summary": GateReport.summary, "case": CellKey.case}
+    docs = {name: " ".join(str(found.__doc__).split()) for name, found in shown.items()}
+    of_verdict = {**docs, **dict(docs_of(CellKey)), **dict(docs_of(Verdict))}
+    of_verdict["look"] = of_verdict["fdr_significant"]
+    parts = [("", report.document(), {**docs, **dict(docs_of(GateReport))}), ("rules.", asdict(report.rules), dict(docs_of(Rules)))]
+    parts.append(("verdicts[].", verdict.document(), of_verdict))
+    return table(("key", "meaning"), [(f"`{place}{key}`", found[key]) for place, document, found in parts for key in document])
 
 
 def settings() -> str:
@@ -177,6 +193,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "configurations": configurations,
     "settings": settings,
     "columns": columns,
+    "gate-report": gate_report,
     "frontier": frontier,
     "odd": odd,
 }

@@ -18,7 +18,7 @@ from softbench.core.errors import InconclusiveError
 from softbench.core.statistics import median_interval
 from softbench.gate.inference import PROCESS_SD_FLOOR, Moderated, moderate, robust_sd, t_quantile, without_outliers
 from softbench.gate.samples import CellKey, CellSamples, RunSamples
-from softbench.gate.verdicts import GateReport, Rules, State, Verdict, advisory_reason, finite, ranked, state_and_reason, unmeasured
+from softbench.gate.verdicts import GateReport, Rules, State, Verdict, advisory_reason, ranked, state_and_reason, unmeasured
 from softbench.plan.settings import Layer
 
 MARGIN = 0.03
@@ -100,7 +100,7 @@ def screen(run: RunSamples, candidate: str, reference: str, rules: Rules, proces
             verdicts.append(verdict)
         elif new and old and new.status == old.status == "ok":
             cells[key] = list(pair(new, old).values())
-            if not cells[key] or not finite(value for rounds in cells[key] for value in rounds.logs):
+            if not cells[key] or not all(math.isfinite(value) for rounds in cells[key] for value in rounds.logs):
                 why = "a value is not a finite number" if cells.pop(key) else NO_ROUND
                 verdicts.append(Verdict(key, State.AMBIGUOUS, why))
     spreads = _spreads(cells, process_sds or {})

@@ -18,11 +18,17 @@ class CellKey(NamedTuple):
     """One backend on one case."""
 
     backend: str
+    """Name of the backend."""
     direction: str
+    """`forward`, `backward` or `both`."""
     dtype: str
+    """`fp32`, `fp16` or `bf16`."""
     M: int
+    """Rows."""
     N: int
+    """Columns: the reduced axis."""
     op: str = OPERATION
+    """Name of the operation."""
 
     @property
     def identity(self) -> CaseKey:
@@ -31,7 +37,7 @@ class CellKey(NamedTuple):
 
     @property
     def case(self) -> str:
-        """The case's name."""
+        """The case's name, such as `forward-fp32-4096x1024`."""
         return str(self.identity)
 
     def with_backend(self, backend: str) -> CellKey:

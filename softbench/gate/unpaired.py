@@ -36,7 +36,6 @@ from softbench.gate.verdicts import (
     Verdict,
     advisory_reason,
     corrected,
-    finite,
     launch_bound,
     ranked,
     unmeasured,
@@ -171,7 +170,7 @@ class _Cell:
             return "copy was not measured on this case on both sides, so a change of the machine is unknown"
         if self.processes[0] < MIN_BASE or self.processes[1] < MIN_NEW:
             return f"only {self.processes[0]} processes of the baseline and {self.processes[1]} new processes have this cell"
-        return "" if finite([*self.base_values, *self.new_values, self.copy_change]) else "a value is not a finite number"
+        return "" if all(map(math.isfinite, [*self.base_values, *self.new_values, self.copy_change])) else "a value is not a finite number"
 
     def _why_copy_forbids(self, log_ratio: float, copy_change: float, rules: Rules) -> str:
         """Why the change of copy forbids a decision; empty if it does not.

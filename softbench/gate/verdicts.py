@@ -53,7 +53,7 @@ class Rules:
     margin: float
     """The slowdown that passes, as a fraction."""
     alpha: float = 0.05
-    """Family-wise error rate of the regressions, and false discovery rate of `Verdict.fdr_significant`."""
+    """Family-wise error rate of the regressions, and false discovery rate of `look`."""
     reference_moves: float = 0.05
     """The largest change of the reference before a cell is ambiguous."""
     most_ambiguous: float = 0.10
@@ -65,26 +65,29 @@ class Verdict:
     """The verdict on one cell, with its numbers."""
 
     cell: CellKey
+    """The cell."""
     state: State
+    """`slower`, `faster`, `same`, `ambiguous`, `missing`, `new` or `broken`."""
     reason: str
-    """A sentence for the report."""
+    """Why the cell has this state."""
     ratio: float | None = None
-    """Latency new over old."""
+    """Latency new over old, against a baseline less the change of copy; null if a side was not measured."""
     interval: tuple[float, float] | None = None
-    """95 % of the ratio."""
+    """The 95 % interval of the ratio, low and high; null if it is unknown."""
     covers: str = ""
-    """What the interval covers, for the report."""
+    """What the interval covers."""
     n: str = ""
     """The number of values, such as `10+3 processes` or `20 rounds`."""
     margin: float | None = None
+    """The slowdown that passes, as a fraction; null if the cell was not tested."""
     p: float | None = None
-    """One-sided p of H0: slowdown <= margin, with Holm's correction over all gated cells."""
+    """One-sided p of H0: slowdown <= margin, with Holm's correction over all gated cells. Of a faster cell: of H0: speed-up <= margin."""
     raw_ratio: float | None = None
-    """The ratio before the change of copy is subtracted."""
+    """The ratio before the change of copy is subtracted; null without a baseline."""
     gated: bool = True
     """False if the cell is advisory: it never changes the exit code."""
     fdr_significant: bool = False
-    """True if the slowdown is significant by Benjamini and Hochberg's procedure. The JSON key is `look`."""
+    """True if the slowdown is significant by Benjamini and Hochberg's procedure: look at the cell, even if it is ambiguous."""
 
     @property
     def fails(self) -> bool:
@@ -107,7 +110,7 @@ class Verdict:
         return self.state is State.AMBIGUOUS and not max(self.interval[1], self.raw_ratio or 0) <= 1 + self.margin
 
     def document(self) -> JsonObject:
-        """As JSON."""
+        """As JSON. The key of `fdr_significant` is `look`."""
         data = asdict(self)
         look = data.pop("fdr_significant")
         return {**data.pop("cell")._asdict(), "case": self.cell.case, **data, "look": look}
@@ -133,8 +136,9 @@ class GateReport:
     what: str
     """The two sides of the comparison."""
     verdicts: tuple[Verdict, ...]
-    """Regressions first."""
+    """Each cell's verdict, regressions first."""
     rules: Rules
+    """How strict the gate was."""
     notes: tuple[str, ...] = field(default=())
     """Notes for the reader: warnings about the environment, omissions."""
     next_step: str = ""
@@ -142,7 +146,7 @@ class GateReport:
 
     @property
     def exit_code(self) -> int:
-        """0 pass; 1 a cell is slower, missing or broken; 3 inconclusive, see `_why_inconclusive`."""
+        """0 pass; 1 a cell is slower, missing or broken; 3 inconclusive."""
         if any(verdict.fails for verdict in self.verdicts):
             return 1
         return 3 if self._why_inconclusive() else 0
@@ -301,8 +305,3 @@ def launch_bound(us: float, device: object, old: CellSamples) -> str:
 def advisory_reason(us: float, device: object, old: CellSamples, ratio: float) -> str:
     """Why a cell of this ratio is advisory; empty if it is not, or if its slowdown is more than the host's noise."""
     return launch_bound(us, device, old) if ratio <= 1 + ADVISORY_UP_TO else ""
-
-
-def finite(values: Iterable[float]) -> bool:
-    """True if every value is finite."""
-    return all(math.isfinite(value) for value in values)
