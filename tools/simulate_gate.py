@@ -36,11 +36,11 @@ class Noise:
     """Between processes of one backend, the same for all cells."""
     sigma: float = 0.003
     """Between rounds of one process."""
-    two_speeds: float = 0.0
-    """Every second process of a cell is slower by this."""
+    half: float = 0.0
+    """Each process of a cell is slower by this with probability .5."""
     drift: float = 0.0
     """All backends of a process become slower by this from the first round to the last."""
-    hiccups: float = 0.0
+    slow_batches: float = 0.0
     """The share of batches that take twice as long."""
     sitting: float = 0.0
     """Between sittings, for each cell. This and the rest matter only against a baseline."""
@@ -59,14 +59,14 @@ NOISES = {
     "tau 4 %": Noise(tau=0.04),
     "common 2 %": Noise(common=0.02),
     "common 4 %": Noise(common=0.04),
-    "two speeds": Noise(two_speeds=0.038),
-    "speeds 10 %": Noise(two_speeds=0.10),
+    "half 3.8 %": Noise(half=0.038),
+    "half 10 %": Noise(half=0.10),
     "drift 20 %": Noise(drift=0.2),
-    "hiccups": Noise(hiccups=0.05),
+    "slow batches": Noise(slow_batches=0.05),
     "rounds 1 %": Noise(sigma=0.01),
 }
 STORED = {
-    **{name: NOISES[name] for name in ("quiet", "tau 1 %", "tau 2 %", "tau 4 %", "two speeds", "hiccups")},
+    **{name: NOISES[name] for name in ("quiet", "tau 1 %", "tau 2 %", "tau 4 %", "half 3.8 %", "slow batches")},
     "sitting .3 %": Noise(sitting=0.003),
     "sitting 1 %": Noise(sitting=0.01),
     "machine 4 %": Noise(machine=0.04),
@@ -80,9 +80,9 @@ ORDER = [(number + number // 2) % 2 for number in range(1000)]
 def logs(rng: np.random.Generator, noise: Noise, shape: tuple[int, int, int]) -> np.ndarray:
     """Log latencies of cells x processes x rounds without the common drift."""
     cells, processes, _ = shape
-    process = rng.normal(0, noise.tau, (cells, processes, 1)) + noise.two_speeds * rng.integers(0, 2, (cells, processes, 1))
+    process = rng.normal(0, noise.tau, (cells, processes, 1)) + noise.half * rng.integers(0, 2, (cells, processes, 1))
     process = process + rng.normal(0, noise.common, (1, processes, 1))
-    return process + rng.normal(0, noise.sigma, shape) + math.log(2) * (rng.random(shape) < noise.hiccups)
+    return process + rng.normal(0, noise.sigma, shape) + math.log(2) * (rng.random(shape) < noise.slow_batches)
 
 
 def samples(values: np.ndarray, places: Sequence[int]) -> CellSamples:

@@ -113,7 +113,7 @@ def _look(progress: _Progress, look: Look, reference: str) -> None:
 def _floor(cells: Collection[Sequence[float]]) -> float:
     """The least standard deviation of a cell. With few pairs it is the median of all cells.
 
-    A few values may agree by chance where processes have two speeds.
+    A few values may agree by chance where half of the processes are slower.
     """
     if min(map(len, cells)) >= FEW_PAIRS:
         return PROCESS_SD_FLOOR

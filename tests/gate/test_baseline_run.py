@@ -114,7 +114,7 @@ def test_identical_cells_raise_no_alarm(noise):
     assert noise == "tau 4 %" or result.exits[0] >= 57
 
 
-@pytest.mark.parametrize("noise", ["quiet", "tau 1 %", "hiccups", "machine 4 %", "bad process", "sitting .3 %"])
+@pytest.mark.parametrize("noise", ["quiet", "tau 1 %", "slow batches", "machine 4 %", "bad process", "sitting .3 %"])
 def test_slower_cells_are_found(noise):
     """With `bad process` one of ten stored processes is twice as slow in the cells that are slower, which hid them."""
     result = families(40, STORED[noise], 20, 0.10, 3, RULES.margin, 4, Stored)

@@ -105,13 +105,13 @@ def test_looks_spend_the_error_rate_once():
     assert sum(look.share for look in fresh_pairs.looks()) == pytest.approx(1)
 
 
-@pytest.mark.parametrize(("noise", "cells", "count"), [(name, 20, 60) for name in NOISES] + [("tau 2 %", 300, 6), ("two speeds", 300, 6)])
+@pytest.mark.parametrize(("noise", "cells", "count"), [(name, 20, 60) for name in NOISES] + [("tau 2 %", 300, 6), ("half 3.8 %", 300, 6)])
 def test_identical_cells_raise_no_alarm(noise, cells, count):
-    """With processes that differ by 2 and 4 %, 3 and 39 % of the families of 20 cells alarmed, and 21 % with two speeds."""
+    """With processes that differ by 2 and 4 %, 3 and 39 % of the families of 20 cells alarmed, and 21 % with `half 3.8 %`."""
     result = families(count, NOISES[noise], cells, 0.0, 1, 0.03, seed=3)
     assert result.exits[1] == 0
     assert count < 59 or proportion_bounds(0, count)[1] <= 0.05
-    if noise in ("quiet", "tau 1 %", "drift 20 %", "hiccups", "rounds 1 %"):
+    if noise in ("quiet", "tau 1 %", "drift 20 %", "slow batches", "rounds 1 %"):
         assert result.exits[0] == count
 
 
@@ -127,7 +127,7 @@ def test_cells_at_the_margin_stay_within_the_level(monkeypatch):
     [
         ("quiet", 1, 0.08, 0.95),
         ("quiet", 1, 0.05, 0.95),
-        ("hiccups", 1, 0.08, 0.95),
+        ("slow batches", 1, 0.08, 0.95),
         ("tau 1 %", 1, 0.08, 0.95),
         ("tau 2 %", 10, 0.08, 0.9),
     ],
