@@ -22,8 +22,11 @@ class SittingTest:
     """The self-test against a baseline: each run of unchanged code is an A/A family."""
 
     baseline: str
+    """The baseline's file."""
     device_name: str
+    """Name of the GPU or CPU."""
     families: int
+    """Number of A/A families: a file is one."""
     alarms: int
     """Families that ended with exit code 1."""
     passed: int

@@ -39,7 +39,9 @@ class Power:
     measured: float
     """The median over the cells of the measured slowdown."""
     least: float
+    """The smallest measured slowdown of a cell."""
     most: float
+    """The largest measured slowdown of a cell."""
     trials: int
     """Cells with the slowdown, over all repetitions."""
     found: int
@@ -47,6 +49,7 @@ class Power:
 
     @property
     def share(self) -> float:
+        """The share of the trials that were found."""
         return self.found / self.trials if self.trials else 0.0
 
     @property
@@ -60,9 +63,13 @@ class SelfTest:
     """The result of a self-test."""
 
     reference: str
+    """The measured backend."""
     device_name: str
+    """Name of the GPU or CPU."""
     margin: float
+    """The slowdown that passes, as a fraction."""
     repetitions: int
+    """Number of A/A repetitions."""
     cells: int
     """Cases per repetition."""
     flagged: int
@@ -80,6 +87,7 @@ class SelfTest:
     bystanders: int
     """Cells without a slowdown that ended as regressions in repetitions with injected slowdowns."""
     power: tuple[Power, ...]
+    """The power for each injected slowdown."""
     points: tuple[tuple[float, float], ...]
     """Measured slowdown and share found, for each cell with a slowdown."""
 
