@@ -1,7 +1,7 @@
 """The operations by name. Other packages reach an operation only through this module.
 
 An operation of softbench is a package beside this module: its module `spec` has OPERATION, and its module `numerics` has NUMERICS.
-An operation of a user is a Python file that has both. Workers read it with `softbench.ops.user_file`.
+`rowwise` has what they share. An operation of a user is a Python file that has both. Workers read it with `softbench.ops.user_file`.
 """
 
 from __future__ import annotations

@@ -8,13 +8,15 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from softbench.core.outcome import Accuracy
 from softbench.worker.async_work import late_work
 from softbench.worker.rotating_inputs import Judge, RotatingInputs
-from softbench.worker.tamper_guard import TamperGuard
 from softbench.worker.timers import Timer, synchronize
+
+if TYPE_CHECKING:
+    from softbench.worker.tamper_guard import TamperGuard
 
 
 @dataclass(slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -22,7 +22,9 @@ from softbench.worker.contract_cases import WAYS, ContractCase
 from softbench.worker.error_metrics import MetricsAccumulator
 from softbench.worker.output_checks import SHARED, breach, forms, like, poison, same, shared, versions
 from softbench.worker.pre_check import PreCheck, verify_outputs
-from softbench.worker.tamper_guard import TamperGuard
+
+if TYPE_CHECKING:
+    from softbench.worker.tamper_guard import TamperGuard
 
 MANY_CALLS = ("held", "many")
 SLOW = "takes more calls than an interpreter can run"

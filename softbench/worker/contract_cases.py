@@ -6,7 +6,7 @@ import time
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -18,7 +18,9 @@ from softbench.worker import caller_state, output_checks
 from softbench.worker.async_work import AsyncWorkWatch
 from softbench.worker.probes import OVERWRITTEN
 from softbench.worker.row_sample import rows_of
-from softbench.worker.tamper_guard import TamperGuard
+
+if TYPE_CHECKING:
+    from softbench.worker.tamper_guard import TamperGuard
 
 Tensors = tuple[torch.Tensor, ...]
 

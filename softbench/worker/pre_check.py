@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -18,7 +18,9 @@ from softbench.plugins.traits import is_yardstick, reuses_output
 from softbench.worker import caller_state, output_checks, row_sample, timers
 from softbench.worker.async_work import AsyncWorkWatch
 from softbench.worker.failures import out_of_memory
-from softbench.worker.tamper_guard import TamperGuard
+
+if TYPE_CHECKING:
+    from softbench.worker.tamper_guard import TamperGuard
 
 Tensors = tuple[torch.Tensor, ...]
 

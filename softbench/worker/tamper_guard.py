@@ -15,10 +15,27 @@ from types import ModuleType
 import torch
 
 from softbench.ops import operation, registry, rows, values
+from softbench.ops.rowwise import (
+    independent as rowwise_independent,
+    inputs as rowwise_inputs,
+    reference as rowwise_reference,
+    structured_rows as rowwise_structured_rows,
+    tolerance as rowwise_tolerance,
+)
 from softbench.ops.softmax import independent, inputs, numerics, reference, spec, structured_rows, tolerance
 from softbench.worker import output_checks, persisting_l2, row_sample
 from softbench.worker.persisting_l2 import PersistingL2
 
+
+def methods(owner: str, names: str) -> str:
+    """The names of an object's methods."""
+    return " ".join(f"{owner}.{name}" for name in names.split())
+
+
+NUMERICS = "make refill drawn kinds make_structured forward gradient estimate check check_yardstick check_cases"
+"""The methods of an operation's numerics."""
+TOLERANCE = "bound_forward bound_backward bound_both again_forward again_backward check _check _again _rows"
+"""The methods of an operation's tolerance."""
 PROTECTED: dict[ModuleType, str] = {
     time: "perf_counter perf_counter_ns monotonic sleep",
     timeit: "default_timer",
@@ -26,15 +43,18 @@ PROTECTED: dict[ModuleType, str] = {
     "synchronize Stream current_stream CUDAGraph graph _sleep",
     torch: "softmax equal full_like randn where empty Tensor.double Tensor.clone Tensor.copy_ Tensor.abs Tensor.amax Tensor.sum "
     "Tensor.item Tensor.isnan Tensor.data_ptr",
-    tolerance: "check excess bound_forward bound_backward bound_both",
-    reference: "forward backward by_numpy",
-    independent: "chosen wide forward backward compare",
+    rowwise_tolerance: "excess summing Bounded.loosest",
+    rowwise_reference: "by_numpy reference",
+    rowwise_independent: "chosen wide drawn compare",
+    rowwise_inputs: "make refill",
+    rowwise_structured_rows: "make_structured",
+    tolerance: "TOLERANCE check check_yardstick FusedExponent.loosest " + methods("SoftmaxTolerance", TOLERANCE),
+    reference: "forward backward softmax gradient",
+    independent: "forward backward again_forward again_backward",
     output_checks: "breach misformed poison forms as_tuple same",
-    inputs: "make refill",
+    inputs: "make",
     structured_rows: "kinds make_structured",
-    numerics: "NUMERICS SoftmaxNumerics.make SoftmaxNumerics.refill SoftmaxNumerics.drawn SoftmaxNumerics.make_structured "
-    "SoftmaxNumerics.kinds SoftmaxNumerics.check_cases "
-    "SoftmaxNumerics.check SoftmaxNumerics.check_yardstick SoftmaxNumerics.estimate",
+    numerics: "NUMERICS " + methods("SoftmaxNumerics", NUMERICS),
     registry: "NAMES names numerics operation _own",
     operation: "Operation.inputs Operation.outputs TensorSpec.shape TensorSpec.dtype_of TensorSpec.has_rows TensorSpec.has_columns",
     spec: "OPERATION",

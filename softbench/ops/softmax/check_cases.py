@@ -1,213 +1,25 @@
-"""The cases every backend faces beside the tensor it is timed on: shapes, values, layouts, gradients, contract, size.
-
-`softbench.ops.softmax.tolerance` checks their outputs.
-"""
+"""The check cases of softmax: those of all operations over rows, and gradients."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable
-from dataclasses import replace
-from functools import partial
+from collections.abc import Iterable
 
 import torch
 
-from softbench.core.case import Direction
-from softbench.ops.check_case import CheckCase, Draw, Tensors
-from softbench.ops.dtypes import DTYPES
-from softbench.ops.softmax.structured_rows import MAX_SHIFT
+from softbench.ops.check_case import CheckCase
+from softbench.ops.rowwise.check_cases import COLUMNS, OVER_INT32, RowwiseCases, one_hot
 
-HUGE = {"fp32": 3.4e38, "fp16": 65504.0, "bf16": 3.38e38}
+__all__ = ["OVER_INT32", "items"]
 
-OVER_INT32 = "over-2^31-elements"
-HUGE_TENSORS = 6
-"""Tensors of the case over 2^31 elements that are in memory at once, at most: two inputs, an output, and three temporaries of `naive`."""
-
-COLUMNS = 1023  # of the value cases: no multiple of a vector, and just below a tier of most kernels
-ROWS = 16
-SOFTMAXED_ROWS = 4096
-LONG = 20011  # columns of the value cases with several tiles: no multiple of a tile
-
-
-def softmaxed(x: torch.Tensor) -> torch.Tensor:
-    """softmax(x) in x's memory; some rows at a time, since x may fill half of the device."""
-    for rows in x.split(SOFTMAXED_ROWS):
-        rows.copy_(torch.softmax(rows.float(), dim=-1))
-    return x
+CASES = RowwiseCases(torch.softmax)
 
 
 def items() -> list[CheckCase]:
-    """All check cases. Cases of one shape are neighbours, so that a backend compiles once for each shape."""
-    return [
-        *(*_shapes(Direction.FORWARD), *_values(), *_contract(Direction.FORWARD), *_structured(Direction.FORWARD), *_layouts()),
-        *(*_shapes(Direction.BACKWARD), *_gradients(), *_contract(Direction.BACKWARD), *_structured(Direction.BACKWARD)),
-        *(*_gradient_layouts(), *_both()),
-    ]
-
-
-def _shapes(direction: Direction) -> Iterable[CheckCase]:
-    small = [(37, N) for N in (1, 2, 33, 255, 256, 257, 1002, 1024, 1025)]
-    tiers = [(5, N) for N in (4095, 8193, 16385, 32769, 50257, 65535)]
-    for M, N in (*small, (1823, 781), *tiers, (1, 1000), (1, 131072), (3, 262145), (1, 2**19 + 6)):
-        yield _shape(f"{M}x{N}", direction, M, N)
-    for M in (65537, 2**17 + 5):
-        yield _shape(f"{M}x9", direction, M, 9)
-    for M, N in ((0, 16), (16, 0)):
-        yield _shape(f"{M}x{N}", direction, M, N)
-    for N in (781, 1000):
-        yield replace(_shape(f"12x{N}", direction, 12, N, offset=1), name=f"rows aligned to an element 12x{N}")
-    yield replace(_shape(f"{2**24 + 3}x2", direction, 2**24 + 3, 2), gpu_only="its number of rows")
-    M, N = 2**15 + 1, 2**16
-    huge = _shape(OVER_INT32, direction, M, N)
-    yield replace(huge, repeat="sampled", gpu_only="it is a matter of its memory", free_bytes=HUGE_TENSORS * 4 * M * N)
-
-
-def _shape(name: str, direction: Direction, M: int, N: int, *, offset: int = 0) -> CheckCase:
-    """Normal values. With an offset, x or dy begins so many elements after aligned memory, and y two elements later."""
-
-    def normal(draw: Draw, rows: int, begin: int) -> torch.Tensor:
-        return draw.normal(rows * N + begin)[begin:].view(rows, N) if begin else draw.normal(rows, N)
-
-    def make(draw: Draw) -> Tensors:
-        rows = draw.rows(M, N)
-        x = normal(draw, rows, offset)
-        if direction is Direction.FORWARD:
-            return (x,)
-        if direction is Direction.BOTH:
-            return x.requires_grad_(), draw.normal(rows, N)
-        return x, softmaxed(normal(draw, rows, 3 * offset))
-
-    return CheckCase(f"shape {name}", direction, make)
-
-
-def _structured(direction: Direction) -> Iterable[CheckCase]:
-    """Every kind of structured row in one tensor, at lengths below and above tiles; one is 4k + 2."""
-    for M, N in ((64, 33), (64, 1000), (32, 4098), (32, LONG)):
-        yield replace(_shape("", direction, M, N), name=f"structured {M}x{N}", repeat="structured")
-
-
-def _contract(direction: Direction) -> Iterable[CheckCase]:
-    normal = _shape("", direction, ROWS, COLUMNS)
-    yield replace(normal, name="outputs held over later calls", repeat="held")
-    yield replace(normal, name="many calls", repeat="many")
-    wide = _shape("", direction, 2048, LONG)
-    yield replace(wide, name="calls on two streams", repeat="streams", gpu_only="streams")
-
-
-def _both() -> Iterable[CheckCase]:
-    yield from (replace(_shape(f"{M}x{N}", Direction.BOTH, M, N), repeat="once") for M, N in ((37, 257), (5, 8193), (1, 1000)))
-    yield from _contract(Direction.BOTH)
-    yield from _structured(Direction.BOTH)
-
-
-def _values() -> Iterable[CheckCase]:
-    def item(
-        name: str,
-        change: Callable[[torch.Tensor, Draw], torch.Tensor],
-        repeat: str = "",
-        gpu_only: str = "",
-        shape: tuple[int, int] = (ROWS, COLUMNS),
-    ) -> CheckCase:
-        def make(draw: Draw) -> Tensors:
-            return (change(draw.normal(draw.rows(*shape), shape[1]), draw).to(DTYPES[draw.dtype]),)
-
-        return CheckCase(name, Direction.FORWARD, make, repeat=repeat, gpu_only=gpu_only)
-
-    def long(name: str, change: Callable[[torch.Tensor, Draw], torch.Tensor]) -> CheckCase:
-        return item(f"long, {name}", change, shape=(2, LONG))
-
-    def put(x: torch.Tensor, where: tuple[int | slice, ...], value: float) -> torch.Tensor:
-        x[where] = value
-        return x
-
-    def ramp(x: torch.Tensor, sign: int) -> torch.Tensor:
-        return torch.linspace(0, sign * 60.0, x.shape[1], device=x.device).expand(x.shape[0], -1).clone()
-
-    def scaled(scale: float) -> Callable[[torch.Tensor, Draw], torch.Tensor]:
-        return lambda x, draw: x * scale
-
-    yield from (item(f"scale {scale:g}", scaled(scale)) for scale in (0.1, 10.0, 100.0))
-    yield item("shifted", lambda x, draw: x + MAX_SHIFT[draw.dtype])
-    yield item("rows far apart", lambda x, draw: x + 60.0 * torch.arange(x.shape[0], device=x.device)[:, None])
-    yield item("constant rows", lambda x, draw: torch.full_like(x, 3.25))
-    yield item("one-hot", lambda x, draw: put(torch.full_like(x, -50.0), (slice(None), 777), 50.0))
-    yield item("rising", lambda x, draw: ramp(x, 1))
-    yield item("falling", lambda x, draw: ramp(x, -1))
-    yield item("mass in the last column", lambda x, draw: put(x, (slice(None), COLUMNS - 1), 30.0))
-    yield item("all negative", lambda x, draw: -x.abs() - 100)
-    yield item("largest and smallest", lambda x, draw: put(put(x, (slice(None), 5), HUGE[draw.dtype]), (slice(None), 6), -HUGE[draw.dtype]))
-    yield item("all the smallest", lambda x, draw: torch.full_like(x, -HUGE[draw.dtype]))
-    yield item("-inf scattered", lambda x, draw: torch.where(x > 1, -math.inf, x))
-    yield item("-inf first", lambda x, draw: put(x, (slice(None), slice(0, 700)), -math.inf))
-    yield item("a row of -inf", lambda x, draw: put(x, (3, slice(None)), -math.inf))
-    yield item("one +inf", lambda x, draw: put(x, (3, 500), math.inf))
-    yield item("one NaN", lambda x, draw: put(x, (3, 1000), math.nan))
-    yield item("twice the same", lambda x, draw: x, repeat="twice")
-    yield item("another stream", lambda x, draw: x, repeat="stream", gpu_only="streams")
-    yield long("rising", lambda x, draw: ramp(x, 1))
-    yield long("falling", lambda x, draw: ramp(x, -1))
-    yield long("constant rows", lambda x, draw: torch.full_like(x, 3.25))
-    yield long("mass in the last column", lambda x, draw: put(x, (slice(None), LONG - 1), 30.0))
-    yield long("-inf first", lambda x, draw: put(x, (slice(None), slice(0, LONG - 100)), -math.inf))
-    yield long("one NaN", lambda x, draw: put(x, (0, LONG - 1), math.nan))
-
-
-LAYOUTS: dict[str, tuple[Callable[[Draw], torch.Tensor], int]] = {
-    "1-D": (lambda draw: draw.normal(1000), 0),
-    "3-D, dim 0": (lambda draw: draw.normal(65, 3, 7), 0),
-    "3-D, dim 1": (lambda draw: draw.normal(3, 65, 7), 1),
-    "5-D, dim -3": (lambda draw: draw.normal(2, 3, 17, 2, 2), -3),
-    "transposed": (lambda draw: draw.normal(100, 12).t(), -1),
-    "every second column": (lambda draw: draw.normal(12, 200)[:, ::2], -1),
-    "row stride over N": (lambda draw: draw.normal(12, 128)[:, :100], -1),
-    "offset by one element": (lambda draw: draw.normal(12 * 128 + 1)[1:].view(12, 128), -1),
-    "expanded rows": (lambda draw: draw.normal(1, 100).expand(12, 100), -1),
-    "expanded columns": (lambda draw: draw.normal(12, 1).expand(12, 100), -1),
-    "channels-last": (lambda draw: draw.normal(2, 16, 3, 5).to(memory_format=torch.channels_last), 1),
-}
-
-
-def _layouts() -> Iterable[CheckCase]:
-    for name, (make, dim) in LAYOUTS.items():
-        yield CheckCase(f"layout {name}", Direction.FORWARD, partial(_alone, make), dim=dim)
-
-
-def _alone(make: Callable[[Draw], torch.Tensor], draw: Draw) -> Tensors:
-    return (make(draw),)
+    """All check cases."""
+    return CASES.items(_gradients())
 
 
 def _gradients() -> Iterable[CheckCase]:
-    def item(name: str, make: Callable[[torch.Tensor, torch.Tensor], Tensors]) -> CheckCase:
-        def of(draw: Draw) -> Tensors:
-            return make(draw.normal(ROWS, COLUMNS), softmaxed(draw.normal(ROWS, COLUMNS)))
-
-        return CheckCase(name, Direction.BACKWARD, of)
-
-    def one_hot(like: torch.Tensor) -> torch.Tensor:
-        hot = torch.zeros_like(like)
-        hot[:, 77] = 1
-        return hot
-
-    yield item("dy = 1", lambda dy, y: (torch.ones_like(dy), y))
-    yield item("dy one-hot", lambda dy, y: (one_hot(dy), y))
-    yield item("dy with a mean", lambda dy, y: (dy + 5, y))
-    yield item("y saturated", lambda dy, y: (dy, one_hot(y)))
-    yield item("y = 0 where x was -inf", lambda dy, y: (dy, torch.where(y > 1 / COLUMNS, y, torch.zeros_like(y))))
-
-
-def _gradient_layouts() -> Iterable[CheckCase]:
-    def pair(make: Callable[[Draw], torch.Tensor], dim: int, draw: Draw) -> Tensors:
-        y = make(draw)
-        return draw.normal(*y.shape), torch.softmax(y.float(), dim=dim).to(y.dtype)
-
-    def expanded(draw: Draw) -> Tensors:
-        return draw.normal(1, 1).expand(12, 100), softmaxed(draw.normal(12, 100))
-
-    def transposed(draw: Draw) -> Tensors:
-        return draw.normal(100, 12).t(), softmaxed(draw.normal(12, 100))
-
-    for name in ("1-D", "3-D, dim 1", "5-D, dim -3", "row stride over N", "offset by one element"):
-        make, dim = LAYOUTS[name]
-        yield CheckCase(f"layout {name}", Direction.BACKWARD, partial(pair, make, dim), dim=dim)
-    yield CheckCase("layout dy expanded", Direction.BACKWARD, expanded, dim=-1)
-    yield CheckCase("layout dy transposed", Direction.BACKWARD, transposed, dim=-1)
+    yield from CASES.gradients_of_dy()
+    yield CASES.gradient("y saturated", lambda dy, y: (dy, one_hot(y)))
+    yield CASES.gradient("y = 0 where x was -inf", lambda dy, y: (dy, torch.where(y > 1 / COLUMNS, y, torch.zeros_like(y))))

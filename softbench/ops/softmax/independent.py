@@ -1,50 +1,10 @@
-"""The reference in numpy, which no operator of torch reaches.
-
-A plugin may replace `aten::_softmax` or `aten::exp` for its whole process, as libraries of kernels do. The float64 reference and the judge
-use torch too, because whole tensors are on the device. So some rows of each check are computed again with numpy.
-"""
+"""Softmax and its gradient in numpy, for the rows that `softbench.ops.rowwise.independent` compares."""
 
 from __future__ import annotations
 
-import random
-
 import numpy
-import numpy.typing
-import torch
 
-Array = numpy.typing.NDArray[numpy.float64]
-
-ROWS = 2
-"""Rows of a check that are computed again."""
-CLOSE = 1e-9
-"""Largest relative distance of two float64 references. Sums of 2^20 terms are 1e-13 apart."""
-WIDEST = 8.0
-"""A larger bound, in units of the terms' size, accepts anything. Those of `softbench.ops.softmax.tolerance` are smaller."""
-SMALLEST = 2.0**-22
-"""A bound of that size, in units of 1 + 4 max |dy|, may cover flush-to-zero."""
-
-
-SAMPLED = 4096
-"""Elements of an input that `drawn` looks at, about."""
-FEW = 1024
-"""The mean square of fewer elements is far from normal."""
-ROUNDED = 0.01
-"""What rounding to bf16 may move a mean."""
-TINY = 1e-300
-"""Where float64 loses digits."""
-
-
-class OverriddenError(Exception):
-    """torch gives another result than numpy: an operator was replaced."""
-
-
-def wide(tensor: torch.Tensor) -> Array:
-    """The values of a tensor in float64, without an operator that computes."""
-    there = tensor.detach().cpu().contiguous()
-    if there.dtype is torch.bfloat16:
-        bits = there.view(torch.int16).numpy().astype(numpy.uint16).astype(numpy.uint32) << 16
-        return bits.view(numpy.float32).astype(numpy.float64)
-    return there.numpy().astype(numpy.float64)
+from softbench.ops.rowwise.independent import SMALLEST, Again, Array
 
 
 def forward(x: Array) -> Array:
@@ -62,50 +22,14 @@ def backward(dy: Array, y: Array) -> Array:
         return found
 
 
-def chosen(M: int) -> frozenset[int]:
-    """The rows of a check that are computed again; a plugin cannot predict them."""
-    return frozenset(random.SystemRandom().sample(range(M), min(M, ROWS)))
+def again_forward(x: Array) -> Again:
+    """A row of y."""
+    y = forward(x)
+    return Again(y, y, SMALLEST)
 
 
-def drawn(tensors: tuple[torch.Tensor, ...]) -> bool:
-    """True unless the first tensor is not what `softbench.ops.softmax.inputs.make` draws, standard normal values.
-
-    Its first rows are looked at, up to SAMPLED elements. Their mean and mean square may be eight standard deviations off. Few elements say
-    too little.
-    """
-    first = tensors[0]
-    values = wide(first[: max(1, SAMPLED // first.shape[1]), :SAMPLED]).ravel()
-    n = values.size
-    if n < FEW:
-        return True
-    return bool(abs(values.mean()) <= 8 / n**0.5 + ROUNDED and abs((values**2).mean() - 1) <= 8 * (2 / n) ** 0.5 + ROUNDED)
-
-
-def compare(inputs: tuple[Array, ...], out: Array, expected: Array, bound: Array, excess: Array) -> None:
-    """Check the reference, the bound and the verdict of a row; all arrays are (N,).
-
-    `inputs` are (x,) for y and (dy, y) for dx. `excess` is the error over the bound that torch found.
-
-    Raises:
-        OverriddenError: they cannot come from the operators that torch has.
-    """
-    again, size, floor = _again(inputs)
-    with numpy.errstate(all="ignore"):
-        apart = numpy.abs(expected - again) > CLOSE * size + TINY
-        off = ~(numpy.abs(out - again) <= (1 + 1e-6) * bound + CLOSE * size)
-        vacuous = ~(bound <= WIDEST * size + floor)
-    finite = numpy.isfinite(again)
-    wrong = (excess <= 1) & (off | vacuous)
-    if (numpy.isfinite(expected) != finite).any() or ((apart | wrong) & finite).any():
-        raise OverriddenError
-
-
-def _again(inputs: tuple[Array, ...]) -> tuple[Array, Array, float]:
-    """An output as numpy computes it, the size of its terms, and the least bound for flush-to-zero."""
-    if len(inputs) == 1:
-        y = forward(inputs[0])
-        return y, y, SMALLEST
-    dy, y = inputs
+def again_backward(dy: Array, y: Array) -> Again:
+    """A row of dx."""
     with numpy.errstate(all="ignore"):
         size = numpy.abs(y) * (numpy.abs(dy) + numpy.abs(y * dy).sum(axis=-1, keepdims=True))
-    return backward(dy, y), size, SMALLEST * (1 + 4 * float(numpy.abs(dy).max()))
+    return Again(backward(dy, y), size, SMALLEST * (1 + 4 * float(numpy.abs(dy).max())))

@@ -10,6 +10,7 @@ from wrongs import PLUGINS, load
 
 from softbench.core.case import Case, Direction
 from softbench.core.outcome import Grade
+from softbench.ops.rowwise import independent as rowwise
 from softbench.ops.softmax import independent, inputs, reference, structured_rows, tolerance
 from softbench.worker.pre_check import PreCheck
 
@@ -57,8 +58,8 @@ def test_numpy_agrees_with_torch_on_special_rows():
     x[4, 7], x[5, 8], x[6] = math.nan, math.inf, -math.inf
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
         given = x.to(dtype)
-        assert numpy.array_equal(independent.wide(given), given.double().numpy(), equal_nan=True)
-        numpy.testing.assert_allclose(independent.forward(independent.wide(given)), reference.forward(given).numpy(), rtol=1e-12)
+        assert numpy.array_equal(rowwise.wide(given), given.double().numpy(), equal_nan=True)
+        numpy.testing.assert_allclose(independent.forward(rowwise.wide(given)), reference.forward(given).numpy(), rtol=1e-12)
 
 
 def test_a_replaced_softmax_does_not_replace_the_reference():
@@ -88,7 +89,7 @@ def test_a_replaced_exponential_of_the_bound_is_unverified():
 @pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
 def test_honest_outputs_never_disagree_with_numpy(direction, dtype, monkeypatch):
     plugin = next(plugin for plugin in load(PLUGINS / "correct" / "arithmetic.py") if plugin.name == "fused-exponent")
-    monkeypatch.setattr(independent, "chosen", lambda M: frozenset(range(M)))  # every row
+    monkeypatch.setattr(rowwise, "chosen", lambda M: frozenset(range(M)))  # every row
     for N, scale in ((1, 1), (33, 100), (4096, 1), (4096, 30)):
         case = Case(16, N, dtype, direction, "cpu")
         given = inputs.make(case, 0, CPU)
@@ -105,9 +106,9 @@ def test_inputs_that_are_not_normal_are_noticed():
     for shape in ((1, 1), (16, 1), (1, 31), (64, 256), (4, 50257)):
         for seed in range(50):
             case = Case(*shape, "bf16", Direction.FORWARD, "cpu")
-            assert independent.drawn(inputs.make(case, seed, CPU))
+            assert rowwise.drawn(inputs.make(case, seed, CPU))
     for odd in (torch.zeros(64, 256), torch.full((64, 256), 3.0), torch.randn(64, 256) * 3, torch.randn(64, 256) + 1, torch.rand(1024, 1)):
-        assert not independent.drawn((odd,))
+        assert not rowwise.drawn((odd,))
 
 
 def test_a_replaced_generator_leaves_the_case_unverified():

@@ -1,0 +1,225 @@
+"""Compares outputs with a float64 reference and its bounds, elementwise. An operation derives the bounds in its module `tolerance`.
+
+NaN and infinities must be exactly where the reference has them, and every comparison is written so that a NaN fails it.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from softbench.core.case import Case, Direction
+from softbench.core.outcome import Accuracy, Grade
+from softbench.ops.check_case import See, Tensors
+from softbench.ops.rows import row_chunks
+from softbench.ops.rowwise import independent
+from softbench.ops.rowwise.reference import by_numpy
+
+U = 2.0**-24
+U_OUT = {"fp32": 0.0, "fp16": 2.0**-11, "bf16": 2.0**-8}
+ETA = {"fp32": 2.0**-126, "fp16": 2.0**-25, "bf16": 2.0**-126}
+SMALLEST = 2.0**-126
+"""The smallest normal float32."""
+MAX_EXPONENT = 2.0**24
+"""A float32 of this size and more has no fraction."""
+OVERRIDDEN = "torch computes the check otherwise than numpy: the plugin replaced operators that the check needs"
+
+
+@dataclass(frozen=True, slots=True)
+class Bounded:
+    """Some rows of one output: float64 reference and the two bounds, all (rows, N)."""
+
+    expected: torch.Tensor
+    tight: torch.Tensor
+    loose: torch.Tensor
+    """The bound of `low-precision`."""
+    high: torch.Tensor | None = None
+    """The maxima of the rows of x, (rows, 1); None where x is not known."""
+
+    def loosest(self, out: torch.Tensor) -> torch.Tensor:
+        """The bound of `low-precision` for this output."""
+        return self.loose
+
+
+def summing(terms: torch.Tensor, repeated: torch.Tensor | float = 0.0) -> torch.Tensor:
+    """c of some rows, (rows, 1): the error of the sum of `terms`, which are (rows, N) and not negative, in units of u times that sum.
+
+    `repeated` is the probability that two terms of a row are equal.
+    """
+    N = terms.shape[-1]
+    total = terms.sum(dim=-1, keepdim=True)
+    lost = torch.where(terms < U * total, terms, 0.0).sum(dim=-1, keepdim=True) / (U * total)
+    serial = torch.sqrt(torch.as_tensor(N + N * N * repeated, dtype=total.dtype, device=total.device))
+    return 16 + 2 * math.log2(max(N, 1)) + serial + torch.where(total > 0, lost, 0.0)
+
+
+def excess(out: torch.Tensor, expected: torch.Tensor, bound: torch.Tensor) -> torch.Tensor:
+    """|out - expected| / bound, elementwise; inf where NaN or infinities are not exactly where they belong, or the bound is NaN."""
+    out = out.double()
+    ratio = ((out - expected).abs() / bound).nan_to_num(nan=math.inf, posinf=math.inf)
+    same = (out == expected) | (out.isnan() & expected.isnan())
+    return torch.where(expected.isfinite(), ratio, torch.where(same, 0.0, math.inf))
+
+
+class Tolerance(ABC):
+    """The bounds of an operation over rows, and the check that uses them."""
+
+    __slots__ = ()  # an attribute of the instance would replace a method that the tamper guard protects
+
+    @abstractmethod
+    def bound_forward(self, x: torch.Tensor, case: Case) -> Bounded:
+        """The bound on y of some rows; `x` is (rows, N) in the case's dtype."""
+
+    @abstractmethod
+    def bound_backward(self, dy: torch.Tensor, y: torch.Tensor, case: Case) -> Bounded:
+        """The bound on dx of some rows; `dy` and `y` are (rows, N), in any dtype."""
+
+    @abstractmethod
+    def bound_both(self, x: torch.Tensor, dy: torch.Tensor, case: Case) -> tuple[Bounded, Bounded]:
+        """The bounds on y and on dx where both come from x; arguments as above."""
+
+    @abstractmethod
+    def again_forward(self, x: independent.Array) -> independent.Again:
+        """A row of y by numpy; `x` is (N,)."""
+
+    @abstractmethod
+    def again_backward(self, dy: independent.Array, y: independent.Array) -> independent.Again:
+        """A row of dx by numpy; `dy` and `y` are (N,)."""
+
+    @abstractmethod
+    def rounding(self, case: Case, high: float | None, value: float, expected: float) -> str:
+        """What an output of low precision rounds, from its worst value; `high` is the maximum of that row of x, if x is known."""
+
+    def check(
+        self,
+        case: Case,
+        inputs: Tensors,
+        outputs: Tensors,
+        see: See | None = None,
+        kinds: Sequence[str] = (),
+        numbers: Sequence[int] | None = None,
+    ) -> Accuracy:
+        """The verdict on what a backend made of `inputs`: `outputs` is (y,), (dx,) or (y, dx).
+
+        `kinds` are the names that `make_structured` gave to rows; what is wrong says which of them are. `numbers` are the rows' numbers
+        where the tensors are a sample of rows.
+        If a plugin has replaced operators of torch, the reference is computed with numpy; `unverified` if the comparison is replaced too.
+        """
+        witnesses, numbers = independent.chosen(case.M), range(case.M) if numbers is None else numbers
+        try:
+            return self._check(case, inputs, outputs, see, kinds, numbers, witnesses)
+        except independent.OverriddenError:
+            pass
+        try:
+            with by_numpy():
+                return self._check(case, inputs, outputs, see, kinds, numbers, witnesses)
+        except independent.OverriddenError:
+            return Accuracy(Grade.UNVERIFIED, math.nan, OVERRIDDEN)
+
+    def _check(
+        self,
+        case: Case,
+        inputs: Tensors,
+        outputs: Tensors,
+        see: See | None,
+        kinds: Sequence[str],
+        numbers: Sequence[int],
+        witnesses: frozenset[int],
+    ) -> Accuracy:
+        worst, loosest, where, rounding, masked = 0.0, 0.0, "", "", False
+        wrong_kinds: set[int] = set()
+        for rows in row_chunks(case):
+            for name, got, bounded in self._rows(case, inputs, outputs, rows):
+                if see is not None:
+                    see(got, bounded.expected)
+                lost = _lost_to_masks(case, inputs, rows, got, bounded.expected)
+                masked |= bool(lost.any())
+                over = excess(got, bounded.expected, bounded.tight).masked_fill(lost, 0)
+                peak = over.max().item()
+                bound, loose = bounded.tight, over
+                if not peak <= 1:
+                    bound = bounded.loosest(got)
+                    loose = excess(got, bounded.expected, bound).masked_fill(lost, 0)
+                    loosest = max(loosest, loose.max().item())
+                    if kinds:
+                        bad = (loose > 1).any(dim=-1).nonzero()[:, 0].tolist()
+                        wrong_kinds.update(numbers[rows.start + row] % len(kinds) for row in bad)
+                for row in sorted(row for row in witnesses if rows.start <= row < rows.stop):
+                    arrays = [
+                        independent.wide(tensor[row - rows.start])
+                        for tensor in (got, bounded.expected, bound, loose.masked_fill(lost, math.inf))
+                    ]
+                    independent.compare(self._again(case, inputs, name, row), *arrays)
+                if peak > worst:
+                    worst = peak
+                    row, column = divmod(int(over.argmax().item()), case.N)
+                    value, expected = got[row, column].item(), bounded.expected[row, column].item()
+                    number = numbers[rows.start + row]
+                    where = f"{name}[{number}, {column}] is {value:.6g} where float64 gives {expected:.6g}: {peak:.3g} x the bound"
+                    high = None if bounded.high is None else bounded.high[row].item()
+                    rounding = self.rounding(case, high, value, expected)
+        if masked and loosest <= 1:
+            others = "is right in all others" if worst <= 1 else f"in others {rounding}: {where}"
+            return Accuracy(Grade.FINITE_ONLY, worst, f"gives NaN in rows that hold -inf, and {others}")
+        if worst <= 1:
+            return Accuracy(Grade.PASS, worst, "")
+        if loosest <= 1:
+            return Accuracy(Grade.LOW_PRECISION, worst, f"{rounding}: {where}")
+        return Accuracy(Grade.WRONG, worst, where + _told(kinds, wrong_kinds, case.M))
+
+    def _again(self, case: Case, inputs: Tensors, name: str, row: int) -> independent.Again:
+        """A row of an output by numpy."""
+        first, *rest = (independent.wide(tensor[row]) for tensor in inputs)
+        if name == "y":
+            return self.again_forward(first)
+        if case.direction is Direction.BACKWARD:
+            return self.again_backward(first, rest[0])
+        return self.again_backward(rest[0], self.again_forward(first).expected)
+
+    def _rows(self, case: Case, inputs: Tensors, outputs: Tensors, rows: slice) -> Iterator[tuple[str, torch.Tensor, Bounded]]:
+        """The outputs of some rows: name, values and bound."""
+        first, *rest = (tensor.detach()[rows] for tensor in inputs)
+        got = [tensor[rows] for tensor in outputs]
+        if case.direction is Direction.FORWARD:
+            yield "y", got[0], self.bound_forward(first, case)
+        elif case.direction is Direction.BACKWARD:
+            yield "dx", got[0], self.bound_backward(first, rest[0], case)
+        else:
+            ahead, back = self.bound_both(first, rest[0], case)
+            yield "y", got[0], ahead
+            yield "dx", got[1], back
+
+
+def _lost_to_masks(case: Case, inputs: Tensors, rows: slice, got: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
+    """Where an output is NaN and should not be, in rows of x that hold -inf: an online softmax computes -inf - -inf there."""
+    lost = got.isnan() & ~expected.isnan()
+    if case.direction is Direction.BACKWARD or not lost.any():
+        return torch.zeros_like(lost)
+    return lost & inputs[0].detach()[rows].isneginf().any(dim=-1, keepdim=True)
+
+
+def _told(kinds: Sequence[str], wrong: set[int], M: int) -> str:
+    """Which of the kinds of rows that a case of M rows has are wrong, in words."""
+    if not kinds:
+        return ""
+    there = min(M, len(kinds))
+    if there > 1 and len(wrong) == there:
+        return f" (structured rows: all {there} kinds)"
+    named = ", ".join(kinds[kind] for kind in sorted(wrong))
+    return f" (structured rows: those {named}" + ("; the others are right)" if there > 1 else ")")
+
+
+def check_yardstick(case: Case, inputs: Tensors, outputs: Tensors) -> Accuracy:
+    """The yardstick's verdict: bit by bit what a copy (x), an add (dy + y) or the two of them (x, dy + x) leave behind."""
+    first, *rest = (tensor.detach() for tensor in inputs)
+    for rows in row_chunks(case):
+        copied = [] if case.direction is Direction.BACKWARD else [first[rows]]
+        added = [first[rows] + rest[0][rows]] if rest else []
+        pairs = [(got[rows], want) for got, want in zip(outputs, copied + added, strict=True)]
+        if not all(torch.equal(got, want) or ((got == want) | (got.isnan() & want.isnan())).all() for got, want in pairs):
+            return Accuracy(Grade.WRONG, math.inf, "the yardstick did not move what it should have moved")
+    return Accuracy(Grade.YARDSTICK, 0.0, "")
