@@ -31,16 +31,21 @@ def naive_backward(dy: torch.Tensor, y: torch.Tensor, dim: int = -1) -> torch.Te
 
 
 def naive_log_forward(x: torch.Tensor, dim: int = -1) -> torch.Tensor:
-    """x - max - log(sum(exp(x - max))) over `dim`. The maximum is detached as in `naive_forward`."""
+    """x - max - log(sum(exp(x - max))) over `dim`, in float32. The maximum is detached as in `naive_forward`.
+
+    In 16 bits each element of exp would be rounded, and their sum is wrong in long rows.
+    """
     if x.numel() == 0:
         return torch.empty_like(x)
-    shifted = x - x.amax(dim=dim, keepdim=True).detach()
-    return shifted - torch.exp(shifted).sum(dim=dim, keepdim=True).log()
+    wide = x.float()
+    shifted = wide - wide.amax(dim=dim, keepdim=True).detach()
+    return (shifted - torch.exp(shifted).sum(dim=dim, keepdim=True).log()).to(x.dtype)
 
 
 def naive_log_backward(dy: torch.Tensor, y: torch.Tensor, dim: int = -1) -> torch.Tensor:
-    """dx = dy - exp(y) * sum(dy) over `dim`."""
-    return dy - torch.exp(y) * dy.sum(dim=dim, keepdim=True)
+    """dx = dy - exp(y) * sum(dy) over `dim`, in float32."""
+    wide = dy.float()
+    return (wide - torch.exp(y.float()) * wide.sum(dim=dim, keepdim=True)).to(dy.dtype)
 
 
 PAIRS: dict[str, Pair] = {"softmax": (naive_forward, naive_backward), "log_softmax": (naive_log_forward, naive_log_backward)}

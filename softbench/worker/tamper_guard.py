@@ -15,6 +15,15 @@ from types import ModuleType
 import torch
 
 from softbench.ops import operation, registry, rows, values
+from softbench.ops.log_softmax import (
+    independent as log_independent,
+    inputs as log_inputs,
+    numerics as log_numerics,
+    reference as log_reference,
+    spec as log_spec,
+    structured_rows as log_structured_rows,
+    tolerance as log_tolerance,
+)
 from softbench.ops.rowwise import (
     independent as rowwise_independent,
     inputs as rowwise_inputs,
@@ -42,7 +51,7 @@ PROTECTED: dict[ModuleType, str] = {
     torch.cuda: "Event Event.record Event.elapsed_time Event.synchronize Event.wait Event.__new__ "
     "synchronize Stream current_stream CUDAGraph graph _sleep",
     torch: "softmax equal full_like randn where empty Tensor.double Tensor.clone Tensor.copy_ Tensor.abs Tensor.amax Tensor.sum "
-    "Tensor.item Tensor.isnan Tensor.data_ptr",
+    "Tensor.item Tensor.isnan Tensor.data_ptr log_softmax",
     rowwise_tolerance: "excess summing Bounded.loosest",
     rowwise_reference: "by_numpy reference",
     rowwise_independent: "chosen wide drawn compare",
@@ -55,6 +64,13 @@ PROTECTED: dict[ModuleType, str] = {
     inputs: "make",
     structured_rows: "kinds make_structured",
     numerics: "NUMERICS " + methods("SoftmaxNumerics", NUMERICS),
+    log_tolerance: "TOLERANCE check check_yardstick " + methods("LogSoftmaxTolerance", TOLERANCE),
+    log_reference: "forward backward log_softmax gradient",
+    log_independent: "forward backward again_forward again_backward",
+    log_inputs: "make",
+    log_structured_rows: "kinds make_structured",
+    log_numerics: "NUMERICS " + methods("LogSoftmaxNumerics", NUMERICS),
+    log_spec: "OPERATION",
     registry: "NAMES names numerics operation _own",
     operation: "Operation.inputs Operation.outputs TensorSpec.shape TensorSpec.dtype_of TensorSpec.has_rows TensorSpec.has_columns",
     spec: "OPERATION",
