@@ -105,3 +105,34 @@ def test_a_run_measures_and_rejects_backends_of_the_operation(cli):
     done = cli("check", *given, "--backends", "zeros", "--case", "normal 1x7", "--dtype", "fp32")
     assert "--op rms_norm.py" in done.stderr
     assert cli("compare", "results/latest.csv", "results/latest.csv").returncode == 0
+
+
+LOG_ZEROS = """
+import torch
+
+def log_softmax(x):
+    return torch.zeros_like(x)
+
+def log_softmax_backward(dy, y):
+    return torch.zeros_like(y)
+
+def softmax(x):
+    return torch.softmax(x, -1)
+"""
+
+
+def test_log_softmax_is_measured_beside_softmax_and_zeros_are_wrong(cli):
+    (cli.folder / "zeros.py").write_text(LOG_ZEROS)
+    sweep = ("--op", "softmax,log_softmax", "--direction", "forward,backward,both", "--dtype", "fp32,bf16", "--M", 8, "--N", 1000)
+    done = cli("run", *sweep, "--plugin", "zeros.py", "--backends", "torch,naive,zeros,triton", "--device", "cpu", "--quick")
+    assert done.returncode == 1
+    kinds = {(cell["backend"], cell["case"]["op"], cell["case"]["direction"]): cell["outcome"]["kind"] for cell in cli.document()["cells"]}
+    for direction in ("forward", "backward", "both"):
+        for name in ("copy", "torch", "naive"):
+            assert {kinds[name, op, direction] for op in ("softmax", "log_softmax")} == {"measured"}
+        assert kinds["triton", "log_softmax", direction] == "skipped"
+    assert [kinds["zeros", "log_softmax", way] for way in ("forward", "backward", "both")] == ["failed", "failed", "skipped"]
+    assert kinds["zeros", "softmax", "forward"] == "measured"
+    shown = cli("show", "results/latest.csv", "--op", "log_softmax", "--direction", "backward").stdout
+    assert "log_softmax backward bf16, M=8" in shown
+    assert "\nbackward bf16" not in shown
