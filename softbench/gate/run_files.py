@@ -16,7 +16,6 @@ from softbench.core.outcome import Measured, Record, Skipped
 from softbench.core.text import micros, one_line
 from softbench.core.validate import NAME
 from softbench.gate.samples import CellKey, CellSamples, RoundMedian, RunSamples
-from softbench.ops.registry import names
 from softbench.results import labels
 from softbench.results.csv import read_csv
 from softbench.results.records import SCHEMA, record_from_json
@@ -113,7 +112,7 @@ def cell_key(backend: Any, case: JsonObject) -> CellKey:
     dtype, M, N, op = case["dtype"], case["M"], case["N"], case.get("op", OPERATION)
     if not isinstance(backend, str) or not NAME.fullmatch(backend):
         raise ValueError("its backend has no valid name")
-    if op not in names() or dtype not in DTYPES or not all(isinstance(extent, int) and 0 < extent < 2**63 for extent in (M, N)):
+    if not NAME.fullmatch(op) or dtype not in DTYPES or not all(isinstance(extent, int) and 0 < extent < 2**63 for extent in (M, N)):
         raise ValueError("its case is invalid")
     return CellKey(backend, Direction(case["direction"]).value, dtype, M, N, op)
 

@@ -130,10 +130,12 @@ def cases(sweeps: Iterable[Sweep], device: str) -> tuple[Case, ...]:
     """Every case of the sweeps once: by operation, direction, dtype and M, and N in the order written.
 
     Raises:
-        UsageError: when there are more than MAX_CASES.
+        UsageError: an operation is unknown, or there are more than MAX_CASES.
     """
     found: dict[Case, None] = {}
     for sweep in sweeps:
+        if unknown_ops := [op for op in sweep.op if op not in names()]:  # of a baseline, say
+            raise UsageError(f"operation {unknown_ops[0]}: softbench has none of this name; give its file with --op FILE.py")
         axes = (sweep.op, sweep.direction, sweep.dtype, sweep.M, sweep.N)
         if prod(map(len, axes)) > MAX_CASES:
             raise UsageError(f"the sweep has more than {MAX_CASES} cases; split it into several runs")

@@ -21,7 +21,7 @@ from softbench.core.outcome import (
 )
 from softbench.core.replies import accuracy_from_json, build_from_json, profile_from_json, telemetry_from_json
 from softbench.core.stopping import LIMIT
-from softbench.ops.registry import names
+from softbench.core.validate import NAME
 
 SCHEMA = 1
 """Version of the run document."""
@@ -98,7 +98,7 @@ def record_from_json(data: JsonObject) -> Record:
 
 def _case(data: JsonObject) -> Case:
     case = Case(**{**data, "direction": Direction(data["direction"])})
-    known = case.op in names() and case.dtype in DTYPES and case.device in ("cpu", "cuda")
+    known = NAME.fullmatch(case.op) and case.dtype in DTYPES and case.device in ("cpu", "cuda")
     if not known or not all(0 < _count(size) < 2**63 for size in (case.M, case.N)):
         raise ValueError("an invalid case")
     return case

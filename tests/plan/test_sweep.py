@@ -97,6 +97,11 @@ def test_the_operation_is_an_axis_of_a_sweep(pick):
     assert cases([only(case.identity) for case in cases([sweep], "cpu")], "cpu") == cases([sweep], "cpu")
 
 
+def test_an_operation_of_an_unknown_file_is_one_line():
+    with pytest.raises(UsageError, match="operation rms_norm: softbench has none of this name; give its file with --op"):
+        cases([Sweep((8,), (4,), op=("rms_norm",))], "cpu")
+
+
 @pytest.mark.parametrize(("text", "message"), [("softmx", "did you mean 'softmax'"), ("pick,softmax", "give one operation")])
 def test_one_operation_is_a_name_of_the_list(pick, text, message):
     with pytest.raises(UsageError, match=message):

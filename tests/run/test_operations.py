@@ -104,7 +104,11 @@ def test_a_run_measures_and_rejects_backends_of_the_operation(cli):
     assert "it has no rms_norm, only softmax" in done.stdout
     done = cli("check", *given, "--backends", "zeros", "--case", "normal 1x7", "--dtype", "fp32")
     assert "--op rms_norm.py" in done.stderr
+    for command in ("show", "plot"):
+        assert cli(command, "results/latest.csv").returncode == 0
     assert cli("compare", "results/latest.csv", "results/latest.csv").returncode == 0
+    done = cli("baseline", "save", "results/latest.csv", "--name", "rms")  # one process is too few, and the operation is no error
+    assert (done.returncode, "processes" in done.stderr) == (3, True)
 
 
 LOG_ZEROS = """
