@@ -10,7 +10,7 @@ import torch
 from softbench.core.case import Case, Direction
 from softbench.ops.dtypes import TENSOR_DTYPES
 from softbench.ops.operation import Operation
-from softbench.ops.registry import operation
+from softbench.ops.registry import NAMES, operation
 from softbench.plugins.backend import Call
 
 
@@ -29,11 +29,11 @@ class Copy:
     def prepare(self, case: Case) -> Call:
         """The first call allocates the outputs, so later calls do not time the allocator.
 
-        Of operations with tensors of one shape and dtype: forward: `x -> x`; backward: `(dy, y) -> dy + y`;
-        both: `(x, dy) -> (x, dy + x)`. Of others: see `_moving`.
+        Of softbench's operations: forward: `x -> x`; backward: `(dy, y) -> dy + y`;
+        both: `(x, dy) -> (x, dy + x)`. Of users' operations: see `_moving`.
         """
         op = operation(case.op)
-        if len({(spec.shape(case), spec.dtype) for spec in op.tensors.values()}) > 1:
+        if case.op not in NAMES:
             return _moving(op, case)
         first: list[torch.Tensor] = []
         second: list[torch.Tensor] = []
@@ -85,7 +85,7 @@ def _moving(op: Operation, case: Case) -> Call:
             else:
                 out.zero_()
         for place in others:
-            given[place].amax()
+            given[place].amax() if given[place].dtype is not torch.bool else given[place].any()
         return kept[0] if len(kept) == 1 else tuple(kept)
 
     return call

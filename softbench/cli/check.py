@@ -54,7 +54,9 @@ def check(
     dtypes = sweep.parse_dtypes(",".join(dtype or DTYPES), "--dtype")
     try_file(json)
     try_file(junit, flag="--junit")
-    request = CheckRequest(Settings.from_sources({}, flags), case, dtypes, directions, operations.name(op), op)
+    of = operations.name(op)
+    sweep.require_passes(of, directions)
+    request = CheckRequest(Settings.from_sources({}, flags), case, dtypes, directions, of, op)
     with interruptible():
         report = run_check(request, counter("cases"))
     files = [str(path) for path in plugin or ()]

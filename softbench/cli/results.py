@@ -68,7 +68,8 @@ def show(
     ] = None,
 ) -> None:
     """Show the table of a results file, or of some of its cells."""
-    from softbench.plan.sweep import parse_axis, parse_directions, parse_dtypes, parse_operations
+    from softbench.plan.sweep import parse_axis, parse_directions, parse_dtypes
+    from softbench.plan.values import strings
     from softbench.results.csv import to_csv
     from softbench.results.select import select
 
@@ -84,7 +85,7 @@ def show(
         N=parse_axis(joined(N), "--N") if N else (),
         dtypes=parse_dtypes(joined(dtype), "--dtype") if dtype else (),
         directions=parse_directions(joined(direction), "--direction") if direction else (),
-        ops=parse_operations(joined(op), "--op") if op else (),
+        ops=strings(joined(op), "--op") if op else (),
     )
     in_csv = csv is not None and printed(to_csv(rows), csv, "--csv")
     if not wrote_to_stdout(lambda: {"cells": [_values(row) for row in rows]}, json) and not in_csv:

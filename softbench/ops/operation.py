@@ -124,6 +124,8 @@ def validate(operation: Operation) -> None:
         if direction not in set(Direction):
             raise ValueError(f"pass {direction}: the name must be one of {', '.join(Direction)}")
         for part in fields(one):
+            if isinstance(names := getattr(one, part.name), str) or len(set(names)) < len(names):
+                raise ValueError(f"pass {direction}: {part.name} must be a tuple of names, each once")
             for name in getattr(one, part.name):
                 if name not in operation.tensors:
                     raise ValueError(f"pass {direction}: {part.name} has {name}, which is none of its tensors")

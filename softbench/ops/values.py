@@ -28,6 +28,10 @@ Change = Callable[..., object]
 class Values(ABC):
     """Inputs, float64 reference and error bound of an operation. `softbench run --op FILE` reads an instance named NUMERICS."""
 
+    def __setattr__(self, name: str, value: object) -> None:
+        """An attribute of the instance would replace a method that the tamper guard protects."""
+        raise AttributeError(f"{name} is read-only; make it an attribute of the class")
+
     @abstractmethod
     def draw(self, case: Case, random: Draw) -> Sequence[torch.Tensor]:
         """The inputs of a case, in the order of its pass; `random.normal(M, N)` is standard normal in the case's dtype."""
@@ -134,7 +138,7 @@ class Values(ABC):
         op = next(name for name in registry.names() if registry.numerics(name) is self)
         for M, N in SHAPES:
             for direction, one in registry.operation(op).passes.items():
-                if len(one.outputs) == 1:
+                if len(one.outputs) == 1:  # a check case compares one output
                     shape = partial(self._of_shape, op, Direction(direction), M, N)
                     found += [CheckCase(f"normal {M}x{N}", Direction(direction), partial(shape, structured=False))]
                     found += [CheckCase(f"structured {M}x{N}", Direction(direction), partial(shape, structured=True))]
@@ -153,8 +157,12 @@ class Values(ABC):
 
 
 def excess(out: torch.Tensor, expected: torch.Tensor, bound: torch.Tensor) -> torch.Tensor:
-    """|out - expected| / bound, elementwise; inf where NaN or infinities are not exactly where they belong, or the bound is NaN."""
-    out = out.double()
+    """|out - expected| / bound, elementwise; inf where NaN or infinities are not exactly where they belong.
+
+    It is also inf where the bound is negative, NaN, or infinite for a finite value.
+    """
+    out, expected = out.double(), expected.double()
+    bound = torch.where((bound >= 0) & bound.isfinite(), bound, math.nan)
     ratio = ((out - expected).abs() / bound).nan_to_num(nan=math.inf, posinf=math.inf)
     same = (out == expected) | (out.isnan() & expected.isnan())
     return torch.where(expected.isfinite() & ~same, ratio, torch.where(same, 0.0, math.inf))

@@ -10,7 +10,7 @@ from math import prod
 from softbench.core.case import DTYPES, OPERATION, Case, CaseKey, Direction
 from softbench.core.errors import UsageError
 from softbench.core.text import unknown
-from softbench.ops.registry import names
+from softbench.ops.registry import names, operation
 
 MAX_VALUES = 10_000  # of one axis: more is a slip of the pen, and would be weeks of measuring
 MAX_CASES = 100_000
@@ -126,6 +126,12 @@ def only(case: CaseKey) -> Sweep:
     return Sweep((case.M,), (case.N,), (case.dtype,), (Direction(case.direction),), (case.op,))
 
 
+def require_passes(op: str, directions: Iterable[str]) -> None:
+    """Raises a UsageError if an operation has none of the directions."""
+    if not set(directions) & set(there := list(operation(op).passes)):
+        raise UsageError(f"--direction {','.join(directions)}: {op} has only {', '.join(there)}")
+
+
 def cases(sweeps: Iterable[Sweep], device: str) -> tuple[Case, ...]:
     """Every case of the sweeps once: by operation, direction, dtype and M, and N in the order written.
 
@@ -139,8 +145,11 @@ def cases(sweeps: Iterable[Sweep], device: str) -> tuple[Case, ...]:
         axes = (sweep.op, sweep.direction, sweep.dtype, sweep.M, sweep.N)
         if prod(map(len, axes)) > MAX_CASES:
             raise UsageError(f"the sweep has more than {MAX_CASES} cases; split it into several runs")
+        for op in sweep.op:
+            require_passes(op, sweep.direction)
         for op, direction, dtype, M, N in product(*axes):
-            found[Case(M, N, dtype, direction, device, op)] = None
+            if direction in operation(op).passes:
+                found[Case(M, N, dtype, direction, device, op)] = None
     return tuple(found)
 
 

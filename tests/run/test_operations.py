@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from softbench.core.case import Direction
 from softbench.core.errors import UsageError
 from softbench.ops import registry
 from softbench.ops.operation import from_json, to_json
+from softbench.plan.sweep import Sweep, cases
 from softbench.run import operations
 
 FOLDER = Path(__file__).parents[1] / "plugins" / "operations"
@@ -48,7 +50,7 @@ BAD = {
     "no operation": ("x = 1", "defines no OPERATION"),
     "no values": (TEXT.replace("NUMERICS =", "OTHERS ="), "defines no NUMERICS"),
     "no bound": (TEXT.replace("def bound", "def bund"), "abstract method"),
-    "a bound of everything": (TEXT.replace("+ ETA,)", "+ ETA + 1.5 * exact.abs(),)"), "the bound accepts zeros in normal rows"),
+    "a bound of everything": (TEXT.replace("+ ETA,)", "+ ETA + 1.5 * exact.abs(),)"), "the bound of y accepts zeros in normal rows"),
     "a bound of nothing": (
         TEXT.replace("(U_OUT[case.dtype] * exact.abs() + ", "(0 * exact + 0 * "),
         "the bound rejects the reference itself",
@@ -60,6 +62,16 @@ BAD = {
     "a taken name": (TEXT.replace('name="rms_norm"', 'name="softmax"'), "softbench has an operation softmax"),
     "another input": (TEXT.replace('TensorSpec(("N",))', 'TensorSpec(("N",), "int64")'), "TypeError: draw of rms_norm returns"),
     "two results": (TEXT.replace("+ ETA,)", "+ ETA, exact)"), "reference gives 1 tensors and bound 2"),
+    "a negative bound": (
+        TEXT.replace("U_OUT[case.dtype] * exact.abs() +", "U_OUT[case.dtype] * exact +").replace("+ ETA,)", "* exact.sign(),)"),
+        "the bound",
+    ),
+    "no structured rows": (TEXT.replace("        return {\n", "        return {}\n        return {\n"), "structured_rows gives no rows"),
+    "rows that mix": (
+        TEXT.replace(".mean(dim=-1, keepdim=True) + EPS)\n        if", ".mean() + EPS)\n        if"),
+        "depends on other rows",
+    ),
+    "a read that counts twice": (TEXT.replace('reads=("x", "w")', 'reads=("x", "x", "w")'), "reads must be a tuple of names, each once"),
     "an exit": ("import os\nos._exit(3)", "exited with code 3"),
 }
 
@@ -79,6 +91,63 @@ def test_an_invalid_file_is_one_line(file, what):
 def test_a_file_that_hangs_is_ended_by_its_deadline(file):
     with pytest.raises(UsageError, match=r"took longer than 3 s \(in <module>, rms.py:1\)"):
         operations.names([file("while True: pass")], seconds=3)
+
+
+def test_a_direction_that_the_operation_lacks_is_one_line(main, file):
+    given = ("--op", file(TEXT), "--device", "cpu", "--direction", "both")
+    for command in (("run", *given, "--M", "8", "--N", "8", "--dry-run"), ("check", *given, "--backends", "torch")):
+        code, _, err = main(*command)
+        assert (code, err) == (2, "softbench: --direction both: rms_norm has only forward, backward\n")
+    mixed = Sweep((8,), (4,), direction=(Direction.FORWARD, Direction.BOTH), op=("rms_norm", "softmax"))
+    assert [case.key.split("-fp32")[0] for case in cases([mixed], "cpu")] == ["rms_norm-forward", "forward", "both"]
+
+
+ADD = """
+import torch
+from softbench.ops.operation import Operation, Pass, TensorSpec
+from softbench.ops.values import Values
+
+ROWS = TensorSpec(("M", "N"))
+OPERATION = Operation("sums", dict(a=ROWS, b=ROWS, y=ROWS, z=ROWS), {"forward": Pass(("a", "b"), ("y", "z"), ("a", "b"))}, "a + b, a b")
+
+class Sums(Values):
+    def draw(self, case, random): return random.normal(case.M, case.N), random.normal(case.M, case.N)
+    def reference(self, case, a, b): return a + b, a * b
+    def bound(self, case, a, b): return 2**-8 * (a + b).abs() + 1e-6, BOUND
+    def structured_rows(self, case): return {"large": lambda a, b: a.mul_(100)}
+
+NUMERICS = Sums()
+"""
+HONEST = """
+class B:
+    name, operations = "honest", ("sums",)
+    def available(self): return None
+    def supports(self, case): return None
+    def prepare(self, case): return lambda a, b: (a + b, a * b)
+
+class Guarded(B):
+    name = "replaces-the-check"
+    def prepare(self, case):
+        from softbench.ops import registry
+        registry.numerics("sums").check = lambda *a, **k: None
+        return super().prepare(case)
+
+backends = [B(), Guarded()]
+"""
+
+
+def test_an_operation_with_two_arguments_and_two_results_is_measured(cli, file):
+    """Its yardstick takes both arguments, and its values are read-only."""
+    (cli.folder / "sums.py").write_text(ADD.replace("BOUND", "2**-8 * (a * b).abs() + 1e-6"))
+    (cli.folder / "plug.py").write_text(HONEST)
+    given = ("--op", "sums.py", "--plugin", "plug.py", "--backends", "honest,replaces-the-check")
+    done = cli("run", *given, "--device", "cpu", "--M", 8, "--N", 64, "--quick")
+    outcomes = {cell["backend"]: cell["outcome"]["kind"] for cell in cli.document()["cells"]}
+    assert outcomes == {"copy": "measured", "honest": "measured", "replaces-the-check": "failed"}
+    assert "check is read-only" in done.stdout
+    assert cli("show", "results/latest.csv", "--op", "sums").returncode == 0
+    with pytest.raises(UsageError, match="the bound of z accepts zeros"):
+        operations.names([file(ADD.replace("BOUND", "torch.full_like(a, 1e9)"))])
 
 
 def test_an_operation_survives_json(file):
