@@ -7,7 +7,7 @@ import pytest
 
 from softbench.core.case import Direction
 from softbench.core.errors import UsageError
-from softbench.ops import registry
+from softbench.ops import registry, user_file
 from softbench.ops.operation import from_json, to_json
 from softbench.plan.sweep import Sweep, cases
 from softbench.run import operations
@@ -76,8 +76,8 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("what", BAD)
-def test_an_invalid_file_is_one_line(file, what):
+@pytest.mark.parametrize("what", ["an error", "a syntax error", "a bound of everything", "an exit"])
+def test_an_invalid_file_is_one_line_and_adds_nothing(file, what):
     text, message = BAD[what]
     path = file(text)
     with pytest.raises(UsageError) as error:
@@ -86,6 +86,15 @@ def test_an_invalid_file_is_one_line(file, what):
     assert message in str(error.value)
     assert "\n" not in str(error.value)
     assert registry.files() == ()
+
+
+@pytest.mark.parametrize("what", [what for what in BAD if what not in ("an error", "a syntax error", "an exit")])
+def test_a_worker_names_what_is_invalid_in_a_file(file, what, monkeypatch):
+    monkeypatch.setattr(registry, "_numerics", {})
+    text, message = BAD[what]
+    with pytest.raises((UsageError, TypeError)) as error:
+        user_file.load(file(text))
+    assert message.removeprefix("TypeError: ") in str(error.value)
 
 
 def test_a_file_that_hangs_is_ended_by_its_deadline(file):
@@ -128,7 +137,7 @@ class B:
 class Guarded(B):
     name = "replaces-the-check"
     def prepare(self, case):
-        from softbench.ops import registry
+        from softbench.ops import registry, user_file
         registry.numerics("sums").check = lambda *a, **k: None
         return super().prepare(case)
 
