@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable
 from dataclasses import fields
 from typing import Any, TypeVar
 
+from softbench.core.case import NAME as NAME
 from softbench.core.json_types import JsonObject
 from softbench.core.text import one_line, printable
-
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:+-]{0,63}")
-
 
 Made = TypeVar("Made")
 LONGEST = 2000  # of a text from a worker

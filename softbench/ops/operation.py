@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from math import prod
 
-from softbench.core.case import DTYPES, Case, Direction
+from softbench.core.case import DTYPES, Case, Direction, Value, op_text
 from softbench.core.json_types import JsonObject
 from softbench.core.validate import NAME
+from softbench.ops import parameters
+from softbench.ops.parameters import Parameter, Setting, holds
 
 ELEMENT_BYTES = DTYPES | {"int64": 8, "int32": 4, "bool": 1}
 """Bytes per element of each dtype that a tensor may have."""
@@ -21,14 +23,17 @@ CASE_DTYPE = "case"
 class TensorSpec:
     """A tensor of an operation."""
 
-    axes: tuple[str, ...]
-    """The names of its axes, each a field of `Case`, such as `("M", "N")`. The first axis of an output is M: rows of it are sampled."""
+    axes: tuple[str | int, ...]
+    """Its axes, such as `("M", "N")`: M, N, the name of a parameter that is a whole number, or a number. The first axis of an output is M,
+    because rows of it are sampled."""
     dtype: str = CASE_DTYPE
-    """A key of ELEMENT_BYTES, or CASE_DTYPE."""
+    """A key of ELEMENT_BYTES, CASE_DTYPE, or the name of a parameter whose choices are such."""
+    when: Setting = ()
+    """The value of a parameter without which the tensor does not exist, such as `("scale", "row")`."""
 
     def shape(self, case: Case) -> tuple[int, ...]:
         """The sizes of the axes in a case."""
-        return tuple(getattr(case, axis) for axis in self.axes)
+        return tuple(axis if isinstance(axis, int) else getattr(case, axis) for axis in self.axes)
 
     def dtype_of(self, case: Case) -> str:
         """The name of its dtype in a case."""
@@ -48,6 +53,22 @@ class TensorSpec:
         """True if it has rows, and its second axis is N."""
         return self.axes == ("M", "N")
 
+    def at(self, values: Mapping[str, Value]) -> TensorSpec:
+        """The tensor for these values of the operation's parameters."""
+        axes = tuple(int(values[axis]) if axis in values else axis for axis in self.axes)  # type: ignore[index]
+        return TensorSpec(axes, str(values.get(self.dtype, self.dtype)))
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The share of a tensor that an ideal kernel reads, such as half of masked scores."""
+
+    tensor: str
+    of: float
+    """Above 0, and at most 1."""
+    when: Setting = ()
+    """The value of a parameter without which the whole tensor is read, such as `("causal", True)`."""
+
 
 @dataclass(frozen=True, slots=True)
 class Pass:
@@ -59,11 +80,23 @@ class Pass:
     """What the call returns: a tensor, or a tuple if there are several."""
     reads: tuple[str, ...]
     """The tensors that an ideal kernel reads, each once."""
+    shares: tuple[Share, ...] = ()
+    """The tensors of `reads` that are not read as a whole."""
 
     @property
     def writes(self) -> tuple[str, ...]:
         """The tensors that an ideal kernel writes, each once."""
         return self.outputs
+
+    def share(self, tensor: str) -> float:
+        """The share of a tensor that is read."""
+        return next((share.of for share in self.shares if share.tensor == tensor), 1.0)
+
+    def at(self, values: Mapping[str, Value], tensors: Mapping[str, TensorSpec]) -> Pass:
+        """The pass for these values of the operation's parameters, on the tensors that exist then."""
+        inputs, outputs, reads = (tuple(name for name in names if name in tensors) for names in (self.inputs, self.outputs, self.reads))
+        shares = tuple(Share(share.tensor, share.of) for share in self.shares if share.tensor in tensors and holds(share.when, values))
+        return Pass(inputs, outputs, reads, shares)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +111,27 @@ class Operation:
     """Its passes, by a case's direction."""
     summary: str = ""
     """One line for `softbench list --ops`."""
+    parameters: tuple[Parameter, ...] = ()
+    """What `--set` sets."""
+    values: Mapping[str, Value] = field(default_factory=dict)
+    """The value of each parameter, of an operation that `at` returned."""
+
+    def at(self, given: Mapping[str, Value]) -> Operation:
+        """The operation for these parameters: tensors, dtypes, passes and bytes follow from them.
+
+        Raises:
+            ValueError: a parameter is unknown or has another value.
+        """
+        values = parameters.read(self.parameters, given, self.name)
+        tensors = {name: tensor.at(values) for name, tensor in self.tensors.items() if holds(tensor.when, values)}
+        passes = {direction: one.at(values, tensors) for direction, one in self.passes.items()}
+        return Operation(self.name, tensors, passes, self.summary, self.parameters, values)
+
+    @property
+    def text(self) -> str:
+        """A case's `op`: the name, and the parameters that are not at their default."""
+        defaults = {parameter.name: parameter.default for parameter in self.parameters}
+        return op_text(self.name, {name: value for name, value in self.values.items() if value != defaults[name]})
 
     def inputs(self, case: Case) -> tuple[TensorSpec, ...]:
         """The arguments of a call of this case, in order."""
@@ -97,12 +151,14 @@ class Operation:
         Triton's tutorial counts M*N*itemsize for softmax forward: half of this.
         """
         done = self.passes[case.direction]
-        return sum(self.tensors[name].bytes(case) for name in (*done.reads, *done.writes))
+        read = sum(round(done.share(name) * self.tensors[name].bytes(case)) for name in done.reads)
+        return read + sum(self.tensors[name].bytes(case) for name in done.writes)
 
     def distinct_bytes(self, case: Case) -> int:
         """Bytes of the case's distinct tensors: one that is written and read again counts once."""
         done = self.passes[case.direction]
-        return sum(self.tensors[name].bytes(case) for name in {*done.reads, *done.writes})
+        read = sum(round(done.share(name) * self.tensors[name].bytes(case)) for name in done.reads if name not in done.writes)
+        return read + sum(self.tensors[name].bytes(case) for name in done.writes)
 
     def gbps(self, case: Case, us: float) -> float:
         """Decimal GB/s of a call that takes `us` microseconds."""
@@ -113,31 +169,61 @@ def validate(operation: Operation) -> None:
     """Raises a ValueError for the first part of an operation that softbench cannot measure."""
     if not NAME.fullmatch(operation.name):
         raise ValueError(f"'{operation.name}' is no name; use 1 to 64 letters, digits and . _ : + -")
+    known = {parameter.name: parameter for parameter in operation.parameters}
+    if len(known) < len(operation.parameters) or set(known) & {*AXES, CASE_DTYPE, *ELEMENT_BYTES}:
+        raise ValueError(f"its parameters need a name each, and none of {', '.join((*AXES, CASE_DTYPE, *ELEMENT_BYTES))}")
+    for parameter in known.values():
+        parameters.validate(parameter)
     for name, tensor in operation.tensors.items():
-        if not tensor.axes or not set(tensor.axes) <= set(AXES) or len(set(tensor.axes)) < len(tensor.axes):
-            raise ValueError(f"tensor {name} has axes {tensor.axes}; they must be of M and N")
-        if tensor.dtype != CASE_DTYPE and tensor.dtype not in ELEMENT_BYTES:
-            raise ValueError(f"tensor {name} has dtype {tensor.dtype}; known are {CASE_DTYPE}, {', '.join(ELEMENT_BYTES)}")
+        _validate_tensor(name, tensor, known)
     if not operation.passes:
         raise ValueError("it has no pass; give it one named forward")
     for direction, one in operation.passes.items():
-        if direction not in set(Direction):
-            raise ValueError(f"pass {direction}: the name must be one of {', '.join(Direction)}")
-        for part in fields(one):
-            if isinstance(names := getattr(one, part.name), str) or len(set(names)) < len(names):
-                raise ValueError(f"pass {direction}: {part.name} must be a tuple of names, each once")
-            for name in getattr(one, part.name):
-                if name not in operation.tensors:
-                    raise ValueError(f"pass {direction}: {part.name} has {name}, which is none of its tensors")
-        if not one.inputs or not operation.tensors[one.inputs[0]].has_columns:
-            raise ValueError(f"pass {direction}: its first input must have the axes M and N")
-        if not one.outputs or not all(operation.tensors[name].has_rows for name in one.outputs):
-            raise ValueError(f"pass {direction}: every output must have M as its first axis")
+        _validate_pass(operation, direction, one)
+        for share in one.shares:
+            _validate_setting(f"pass {direction}: shares", share.when, known)
+
+
+def _validate_tensor(name: str, tensor: TensorSpec, known: Mapping[str, Parameter]) -> None:
+    axes = {*AXES, *(parameter.name for parameter in known.values() if parameter.kind == "whole")}
+    if not tensor.axes or not set(tensor.axes) <= axes or len(set(tensor.axes)) < len(tensor.axes):
+        raise ValueError(f"tensor {name} has axes {tensor.axes}; they must be of {' and '.join(sorted(axes))}")
+    dtypes = known[tensor.dtype].choices if tensor.dtype in known else (tensor.dtype,)
+    if not dtypes or not set(dtypes) <= {CASE_DTYPE, *ELEMENT_BYTES}:
+        raise ValueError(f"tensor {name} has dtype {tensor.dtype}; known are {CASE_DTYPE}, {', '.join(ELEMENT_BYTES)}")
+    _validate_setting(f"tensor {name}", tensor.when, known)
+
+
+def _validate_setting(at: str, when: Setting, known: Mapping[str, Parameter]) -> None:
+    if not when:
+        return
+    if when[0] not in known:
+        raise ValueError(f"{at}: when names {when[0]}, which is none of its parameters")
+    known[when[0]].read(when[1])
+
+
+def _validate_pass(operation: Operation, direction: str, one: Pass) -> None:
+    if direction not in set(Direction):
+        raise ValueError(f"pass {direction}: the name must be one of {', '.join(Direction)}")
+    for part in ("inputs", "outputs", "reads"):
+        if isinstance(names := getattr(one, part), str) or len(set(names)) < len(names):
+            raise ValueError(f"pass {direction}: {part} must be a tuple of names, each once")
+        for name in names:
+            if name not in operation.tensors:
+                raise ValueError(f"pass {direction}: {part} has {name}, which is none of its tensors")
+    for share in one.shares:
+        if share.tensor not in one.reads or not 0 < share.of <= 1:
+            raise ValueError(f"pass {direction}: the share of {share.tensor} is {share.of}; give a number up to 1 for one of its reads")
+    first = operation.tensors[one.inputs[0]] if one.inputs else None
+    if first is None or first.when or not first.has_columns:
+        raise ValueError(f"pass {direction}: its first input must have the axes M and N")
+    if not one.outputs or any(operation.tensors[name].when or not operation.tensors[name].has_rows for name in one.outputs):
+        raise ValueError(f"pass {direction}: every output must have M as its first axis")
 
 
 def to_json(operation: Operation) -> JsonObject:
     """An operation as JSON."""
-    return asdict(replace(operation, tensors=dict(operation.tensors), passes=dict(operation.passes)))
+    return asdict(replace(operation, tensors=dict(operation.tensors), passes=dict(operation.passes), values={}))
 
 
 def from_json(data: JsonObject) -> Operation:
@@ -146,8 +232,16 @@ def from_json(data: JsonObject) -> Operation:
     Raises:
         AttributeError, KeyError, TypeError, ValueError: it is invalid.
     """
-    tensors = {str(name): TensorSpec(tuple(one["axes"]), str(one["dtype"])) for name, one in data["tensors"].items()}
-    passes = {str(name): Pass(*(tuple(map(str, one[part.name])) for part in fields(Pass))) for name, one in data["passes"].items()}
-    found = Operation(str(data["name"]), tensors, passes, str(data["summary"]))
+    tensors = {
+        str(name): TensorSpec(tuple(map(str, one["axes"])), str(one["dtype"]), tuple(one["when"])) for name, one in data["tensors"].items()
+    }
+    passes = {str(name): _pass_from_json(one) for name, one in data["passes"].items()}
+    known = tuple(parameters.from_json(one) for one in data["parameters"])
+    found = Operation(str(data["name"]), tensors, passes, str(data["summary"]), known)
     validate(found)
     return found
+
+
+def _pass_from_json(data: JsonObject) -> Pass:
+    inputs, outputs, reads = (tuple(map(str, data[part])) for part in ("inputs", "outputs", "reads"))
+    return Pass(inputs, outputs, reads, tuple(Share(str(one["tensor"]), float(one["of"]), tuple(one["when"])) for one in data["shares"]))

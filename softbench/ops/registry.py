@@ -10,6 +10,8 @@ from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from softbench.core.case import parse_op
+
 if TYPE_CHECKING:
     from softbench.ops.numerics import Numerics
     from softbench.ops.operation import Operation
@@ -46,12 +48,19 @@ def add(operation: Operation, file: str, numerics: Numerics | None = None) -> No
         _numerics[operation.name] = numerics
 
 
-def operation(name: str) -> Operation:
-    """The operation of this name, a case's `op`.
+def operation(text: str) -> Operation:
+    """The operation of a case's `op`, for its parameters: `softmax`, `softmax(scale=0.7)`.
 
     Raises:
-        KeyError: there is none.
+        KeyError: there is none of this name.
+        ValueError: it has no such parameters.
     """
+    name, given = parse_op(text)
+    return declared(name).at(given)
+
+
+def declared(name: str) -> Operation:
+    """The operation of this name as its file declares it. Raises as `operation`."""
     return _added[name][0] if name in _added else _own(name)
 
 
@@ -63,8 +72,9 @@ def _own(name: str) -> Operation:
     return found
 
 
-def numerics(name: str) -> Numerics:
-    """The values of the operation of this name. It imports torch, so only workers call it. Raises as `operation`."""
+def numerics(text: str) -> Numerics:
+    """The values of the operation of a case's `op`. It imports torch, so only workers call it. Raises as `operation`."""
+    name, _ = parse_op(text)
     if name in _numerics:
         return _numerics[name]
     found: Numerics = import_module(f".{_own(name).name}.numerics", __package__).NUMERICS

@@ -4,7 +4,7 @@ A trait is an optional attribute or method:
 
 | Trait | Meaning |
 |---|---|
-| `operations = ("softmax",)` | The operations that it has; softmax alone without this trait. `supports` is asked about them only. |
+| `operations = ("softmax(scale)",)` | The operations that it has, with the parameters that it takes; without this trait softmax alone. |
 | `compiles = True` | The first call compiles, so builds are `cold` or `cached`; `"always"` if nothing is cached. |
 | `compilations()` | Compilations of this process so far, by a compiler that softbench does not count itself. |
 | `build_seconds` | Expected seconds of a build, for the estimate of a run's duration. |

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from softbench.core.case import OPERATION
+from softbench.core.case import OPERATION, parse_op
 from softbench.core.json_types import JsonObject
+from softbench.core.text import few
 from softbench.core.validate import NAME, typed
 from softbench.plugins.source import PluginSource
 
@@ -30,7 +32,7 @@ class BackendInfo:
     extra: bool = False
     """True if `all` leaves it out; names and patterns select it."""
     operations: tuple[str, ...] = (OPERATION,)
-    """The operations that it has."""
+    """The operations that it has, each with the parameters that it takes: `softmax(scale,out_dtype)`."""
     reuses_output: bool = False
     """True if its next call overwrites the last output."""
     build_seconds: float = 0.0
@@ -42,6 +44,22 @@ class BackendInfo:
     def able(self) -> bool:
         """True if the backend was loaded and can run here."""
         return not (self.broken or self.unavailable)
+
+
+def lacking(operations: Sequence[str], op: str) -> str:
+    """Why a backend that declares these operations lacks an operation or one of its parameters; empty if it has them.
+
+    `op` is a case's: `softmax(scale=0.7)`. A declared operation names the parameters that it takes: `softmax(scale,out_dtype)`.
+    """
+    taken: dict[str, set[str]] = {}
+    for declared in operations:
+        name, _, inner = declared.removesuffix(")").partition("(")
+        taken.setdefault(name, set()).update(part.strip() for part in inner.split(","))
+    name, parameters = parse_op(op)
+    if name not in taken:
+        return f"it has no {name}, only {few(list(operations))}"
+    missing = [parameter for parameter in parameters if parameter not in taken[name]]
+    return f"its {name} has no parameter {missing[0]}" if missing else ""
 
 
 def info_to_json(info: BackendInfo) -> JsonObject:

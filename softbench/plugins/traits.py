@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from softbench.core.case import OPERATION, YARDSTICK, Case, Direction
-from softbench.core.text import few, one_line
+from softbench.core.text import one_line
 from softbench.plugins.backend import Backend, Call, Generated
-from softbench.plugins.info import BackendInfo
+from softbench.plugins.info import BackendInfo, lacking
 from softbench.plugins.load import source_hash
 from softbench.plugins.source import PluginSource
 
@@ -36,7 +36,7 @@ def info(backend: Backend, source: PluginSource) -> BackendInfo:
 
 
 def operations(backend: object) -> tuple[str, ...]:
-    """The operations that a backend has; softmax if it says nothing.
+    """The operations that a backend has, each with its parameters as in `softmax(scale)`; softmax if it says nothing.
 
     Raises:
         TypeError: the trait is no list of names.
@@ -49,8 +49,8 @@ def operations(backend: object) -> tuple[str, ...]:
 
 def unsupported(backend: Backend, case: Case) -> str:
     """Why a backend cannot compute a case, in one line; empty if it can. Raises what its `supports` raises, and as `why_not`."""
-    if not is_yardstick(backend) and case.op not in (there := operations(backend)):
-        return f"it has no {case.op}, only {few(list(there))}"
+    if not is_yardstick(backend) and (reason := lacking(operations(backend), case.op)):
+        return reason
     return why_not(backend.supports(case), "supports")
 
 

@@ -13,7 +13,7 @@ from softbench.core import text
 from softbench.core.case import YARDSTICK
 from softbench.core.inspection import Artifact, Inspection, Launch
 from softbench.ops.operation import Operation
-from softbench.plugins.info import BackendInfo
+from softbench.plugins.info import BackendInfo, lacking
 from softbench.report import tables
 from softbench.results.by_backend import BackendCost
 
@@ -56,7 +56,7 @@ def operations(known: Sequence[Operation], infos: Sequence[BackendInfo]) -> Rend
     """The operations, each with its summary, the tensors of its passes, and the backends that have it."""
     parts: list[RenderableType] = []
     for item in known:
-        names = [info.name for info in infos if item.name in info.operations and info.name != YARDSTICK]
+        names = [info.name for info in infos if not lacking(info.operations, item.name) and info.name != YARDSTICK]
         passes = [f"{name}: {', '.join(one.inputs)} -> {', '.join(one.outputs)}" for name, one in item.passes.items()]
         parts += [
             Text(item.name, style="bold"),

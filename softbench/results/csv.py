@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import MISSING, fields
 from pathlib import Path
 
-from softbench.core.case import DTYPES, Direction
+from softbench.core.case import DTYPES, Direction, parse_op
 from softbench.core.errors import ResultsError
 from softbench.core.json_types import JsonObject
 from softbench.core.outcome import Grade, Status
@@ -116,8 +116,7 @@ def _row_of(values: dict[str, str]) -> Row:
     row = Row(**found)
     if not NAME.fullmatch(row.backend):
         raise ValueError(f"backend: '{row.backend[:40]}' is no name of one")
-    if not NAME.fullmatch(row.op):
-        raise ValueError(f"op: '{row.op[:40]}' is no name of an operation")
+    parse_op(row.op)
     if not (0 < row.M < 2**63 and 0 < row.N < 2**63):
         raise ValueError("M and N must be positive")
     figures = (row.median_us, row.p20_us, row.p80_us, *(() if row.timer == "host" or IMPLAUSIBLE in row.labels else (row.gbps,)))

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from softbench.core.case import DTYPES, Case, Direction
+from softbench.core.case import DTYPES, LONGEST_OP, OP, Case, Direction
 from softbench.core.json_types import JsonObject, to_json
 from softbench.core.outcome import (
     Batch,
@@ -21,7 +21,6 @@ from softbench.core.outcome import (
 )
 from softbench.core.replies import accuracy_from_json, build_from_json, profile_from_json, telemetry_from_json
 from softbench.core.stopping import LIMIT
-from softbench.core.validate import NAME
 
 SCHEMA = 1
 """Version of the run document."""
@@ -98,7 +97,7 @@ def record_from_json(data: JsonObject) -> Record:
 
 def _case(data: JsonObject) -> Case:
     case = Case(**{**data, "direction": Direction(data["direction"])})
-    known = NAME.fullmatch(case.op) and case.dtype in DTYPES and case.device in ("cpu", "cuda")
+    known = OP.fullmatch(case.op) and len(case.op) <= LONGEST_OP and case.dtype in DTYPES and case.device in ("cpu", "cuda")
     if not known or not all(0 < _count(size) < 2**63 for size in (case.M, case.N)):
         raise ValueError("an invalid case")
     return case

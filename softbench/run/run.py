@@ -29,7 +29,7 @@ from softbench.core.replies import Unsupported
 from softbench.plan.plan import Plan, cases_of, make
 from softbench.plan.settings import Settings
 from softbench.plugins import static_scan
-from softbench.plugins.info import BackendInfo
+from softbench.plugins.info import BackendInfo, lacking
 from softbench.plugins.select import not_loaded, not_loaded_text, select, unknown_names
 from softbench.plugins.source import PluginSource, origins
 from softbench.processes.activity import Activity
@@ -147,7 +147,7 @@ def _having(ops: set[str], infos: Sequence[BackendInfo], names: Sequence[str] | 
     """The backends that `all` may select: those that have one of the operations. Named ones stay, and are skipped with the reason."""
     if names is not None:
         return infos
-    return [info for info in infos if info.broken or info.name == YARDSTICK or ops & {*info.operations}]
+    return [info for info in infos if info.broken or info.name == YARDSTICK or not all(lacking(info.operations, op) for op in ops)]
 
 
 def infos(settings: Settings, *, load: bool) -> list[BackendInfo]:

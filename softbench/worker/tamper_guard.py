@@ -71,8 +71,9 @@ PROTECTED: dict[ModuleType, str] = {
     log_structured_rows: "kinds make_structured",
     log_numerics: "NUMERICS " + methods("LogSoftmaxNumerics", NUMERICS),
     log_spec: "OPERATION",
-    registry: "NAMES names numerics operation _own",
-    operation: "Operation.inputs Operation.outputs TensorSpec.shape TensorSpec.dtype_of TensorSpec.has_rows TensorSpec.has_columns",
+    registry: "NAMES names numerics operation declared _own",
+    operation: "Operation.at Operation.inputs Operation.outputs TensorSpec.at "
+    "TensorSpec.shape TensorSpec.dtype_of TensorSpec.has_rows TensorSpec.has_columns",
     spec: "OPERATION",
     rows: "row_chunks",
     values: "excess",

@@ -1,6 +1,7 @@
 """The worker's checks on an operation that is not softmax: integer inputs, a weight that all rows share, an output of one value per row."""
 
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -79,6 +80,12 @@ def test_a_backend_is_asked_about_its_own_operations_only():
     backend.operations = ("softmax", "pick")
     assert unsupported(backend, CASE) == ""
     assert asked == [CASE]
+    taking = SimpleNamespace(name="user", supports=lambda case: None, operations=("pick", "softmax(scale, out_dtype)"))
+    assert unsupported(taking, replace(CASE, op="softmax(scale=2,out_dtype=fp32)")) == ""
+    taking.operations = ("pick", "softmax(out_dtype)")
+    assert unsupported(taking, replace(CASE, op="softmax(out_dtype=fp32)")) == ""
+    assert unsupported(taking, replace(CASE, op="softmax(scale=2,out_dtype=fp32)")) == "its softmax has no parameter scale"
+    assert unsupported(taking, replace(CASE, op="log_softmax")) == "it has no log_softmax, only pick, softmax(out_dtype)"
     backend.operations = "pick"
     with pytest.raises(TypeError, match="must be a list of names"):
         unsupported(backend, CASE)

@@ -3,8 +3,9 @@
 import pytest
 
 from softbench.core.case import Case, Direction
-from softbench.ops.softmax.spec import OPERATION
+from softbench.ops.registry import operation
 
+OPERATION = operation("softmax")
 TENSOR = 8 * 1024 * 2
 
 
