@@ -9,7 +9,11 @@ import torch
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 Launch = Callable[..., None]
-"""`forward(x, y)` or `backward(dy, y, dx)` on (M, N) tensors whose last stride is 1. The kernels write the last argument."""
+"""`forward(x, y)` or `backward(dy, y, dx)` on (M, N) tensors whose last stride is 1. The kernels write the last of these tensors.
+
+A launcher of scaled rows takes one more argument, `scale`."""
+Scale = float | torch.Tensor
+"""A positive finite number, or a contiguous float32 tensor (M,) of such numbers, one a row."""
 
 
 def as_rows(x: torch.Tensor, dim: int) -> torch.Tensor:

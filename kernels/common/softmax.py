@@ -2,97 +2,145 @@
 
 from __future__ import annotations
 
+import math
 from typing import Protocol
 
 import torch
 
-from .rows import DTYPES, Launch, as_rows, check_same, from_rows
+from .rows import DTYPES, Launch, Scale, as_rows, check_same, from_rows
+
+NARROW = (torch.float16, torch.bfloat16)
 
 
 class Softmax:
-    """A differentiable softmax over any dimension, made of two launchers."""
+    """A differentiable function of rows, such as softmax or log_softmax, made of two launchers.
 
-    def __init__(self, forward: Launch, backward: Launch, device_types: tuple[str, ...] = ("cuda",)) -> None:
-        self.launch_forward, self.launch_backward, self.device_types = forward, backward, device_types
+    Its functions share two parameters:
 
-    def forward_rows(self, x: torch.Tensor) -> torch.Tensor:
-        """softmax over the last axis of an (M, N) tensor whose last stride is 1.
+    - `dtype`: of the result; None for the dtype of the input. A forward of 16 bits may give float32. Its gradient in 16 bits comes from
+      float32 `dy` and `y`.
+    - `scale`: z = x * scale is computed in place of x. It is a positive finite number, or a float32 tensor of shape (M,), one number a row.
+      With another `dim` than the last, the rows are counted after `dim` has moved last. It has no gradient.
+    """
 
-        Checks nothing, to save the host time that `forward` takes.
+    def __init__(self, forward: Launch, backward: Launch, device_types: tuple[str, ...] = ("cuda",), name: str = "softmax") -> None:
+        """`name` is the function's name in error messages. The launchers get `scale` as their last argument, unless it is None."""
+        self.launch_forward, self.launch_backward, self.device_types, self.name = forward, backward, device_types, name
+
+    def forward_rows(self, x: torch.Tensor, *, dtype: torch.dtype | None = None, scale: Scale | None = None) -> torch.Tensor:
+        """The function over the last axis of an (M, N) tensor whose last stride is 1.
+
+        Checks nothing, to save the host time that `forward` takes. A tensor `scale` is contiguous.
         """
-        y = torch.empty_like(x)
-        self.launch_forward(x, y)
+        y = torch.empty_like(x, dtype=dtype)
+        _launch(self.launch_forward, (x, y), scale)
         return y
 
-    def backward_rows(self, dy: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    def backward_rows(
+        self, dy: torch.Tensor, y: torch.Tensor, *, dtype: torch.dtype | None = None, scale: Scale | None = None
+    ) -> torch.Tensor:
         """dx of (M, N) tensors whose last stride is 1. Checks nothing, as `forward_rows`."""
-        dx = torch.empty_like(y)
-        self.launch_backward(dy, y, dx)
+        dx = torch.empty_like(y, dtype=dtype)
+        _launch(self.launch_backward, (dy, y, dx), scale)
         return dx
 
-    def forward(self, x: torch.Tensor, dim: int = -1) -> torch.Tensor:
-        """softmax(x) over `dim`, in x's dtype, computed in float32, without autograd.
+    def forward(self, x: torch.Tensor, dim: int = -1, *, dtype: torch.dtype | None = None, scale: Scale | None = None) -> torch.Tensor:
+        """The function of `x` over `dim`, computed in float32, without autograd.
 
         `x` has any shape and strides. Rows with adjacent elements are read in place, others are copied first.
 
         Raises:
-            TypeError: a dtype other than float32, float16 and bfloat16, or a device that the kernels do not run on.
+            TypeError: a dtype other than float32, float16 and bfloat16, a dtype that the result cannot have, a device that the kernels do
+                not run on, or a tensor `scale` of another dtype, shape or device.
+            ValueError: `scale` is a number that is not positive and finite.
             IndexError: `dim` is out of range.
         """
         self._check(x)
+        if dtype is not None and dtype != x.dtype and not (dtype is torch.float32 and x.dtype in NARROW):
+            raise TypeError(f"{self.name} of {x.dtype} as {dtype}: the result has the input's dtype, or is float32 for 16-bit inputs")
         if x.numel() == 0:
-            return torch.empty_like(x)
+            return torch.empty_like(x, dtype=dtype)
         rows = as_rows(x, dim)
-        y = torch.empty(rows.shape, dtype=x.dtype, device=x.device)
-        self.launch_forward(rows, y)
+        y = torch.empty(rows.shape, dtype=dtype or x.dtype, device=x.device)
+        _launch(self.launch_forward, (rows, y), _checked(scale, rows))
         return from_rows(y, x, dim)
 
-    def backward(self, dy: torch.Tensor, y: torch.Tensor, dim: int = -1) -> torch.Tensor:
-        """dx = y * (dy - sum(dy * y)) over `dim`.
+    def backward(
+        self, dy: torch.Tensor, y: torch.Tensor, dim: int = -1, *, dtype: torch.dtype | None = None, scale: Scale | None = None
+    ) -> torch.Tensor:
+        """dx over `dim`: of softmax scale * y * (dy - sum(dy * y)), of log_softmax scale * (dy - exp(y) * sum(dy)).
 
-        `dy` and `y` have one shape, dtype and device. Raises as `forward`.
+        `dy` and `y` have one shape, dtype and device. `dtype` is of dx. Raises as `forward`.
         """
         self._check(y)
         check_same(dy, y)
+        if dtype is not None and dtype != y.dtype and not (y.dtype is torch.float32 and dtype in NARROW):
+            raise TypeError(f"dx as {dtype} of y as {y.dtype}: dx has y's dtype, or 16 bits where that is float32")
         if y.numel() == 0:
-            return torch.empty_like(y)
+            return torch.empty_like(y, dtype=dtype)
         dy_rows, y_rows = as_rows(dy, dim), as_rows(y, dim)
-        dx = torch.empty(y_rows.shape, dtype=y.dtype, device=y.device)
-        self.launch_backward(dy_rows, y_rows, dx)
+        dx = torch.empty(y_rows.shape, dtype=dtype or y.dtype, device=y.device)
+        _launch(self.launch_backward, (dy_rows, y_rows, dx), _checked(scale, y_rows))
         return from_rows(dx, y, dim)
 
-    def __call__(self, x: torch.Tensor, dim: int = -1) -> torch.Tensor:
-        """softmax(x) over `dim`, differentiable once; otherwise as `forward`."""
-        result: torch.Tensor = _Function.apply(x, self, dim)
+    def __call__(self, x: torch.Tensor, dim: int = -1, *, dtype: torch.dtype | None = None, scale: Scale | None = None) -> torch.Tensor:
+        """The function of `x` over `dim`, differentiable once with respect to `x`; otherwise as `forward`."""
+        result: torch.Tensor = _Function.apply(x, scale, self, dim, dtype)
         return result
 
     def _check(self, x: torch.Tensor) -> None:
         if x.dtype not in DTYPES:
-            raise TypeError(f"softmax of {x.dtype}: the kernels take float32, float16 and bfloat16")
+            raise TypeError(f"{self.name} of {x.dtype}: the kernels take float32, float16 and bfloat16")
         if x.device.type not in self.device_types:
-            raise TypeError(f"softmax on {x.device}: the kernels run on {' and '.join(self.device_types)}")
+            raise TypeError(f"{self.name} on {x.device}: the kernels run on {' and '.join(self.device_types)}")
+
+
+def _launch(launch: Launch, tensors: tuple[torch.Tensor, ...], scale: Scale | None) -> None:
+    if scale is None:
+        launch(*tensors)
+    else:
+        launch(*tensors, scale)
+
+
+def _checked(scale: Scale | None, rows: torch.Tensor) -> Scale | None:
+    """`scale` as the launchers take it."""
+    if isinstance(scale, torch.Tensor):
+        if scale.dtype is not torch.float32 or scale.shape != rows.shape[:1] or scale.device != rows.device:
+            got = f"{tuple(scale.shape)} {scale.dtype} on {scale.device}"
+            raise TypeError(f"scale is {got}; it must be ({rows.shape[0]},) float32 on {rows.device}, one number a row")
+        return scale.contiguous()
+    if scale is not None and not (math.isfinite(scale) and scale > 0):
+        raise ValueError(f"scale is {scale}; it must be positive and finite")
+    return scale
 
 
 class _Context(Protocol):
     """The context of autograd, with the attributes that this function adds."""
 
-    saved_tensors: tuple[torch.Tensor, ...]
+    saved_tensors: tuple[torch.Tensor, torch.Tensor | None]
+    needs_input_grad: tuple[bool, ...]
     softmax: Softmax
     dim: int
+    dtype: torch.dtype
+    number: float | None
 
-    def save_for_backward(self, *tensors: torch.Tensor) -> None: ...
+    def save_for_backward(self, *tensors: torch.Tensor | None) -> None: ...
 
 
 class _Function(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: _Context, x: torch.Tensor, softmax: Softmax, dim: int) -> torch.Tensor:
-        y = softmax.forward(x, dim)
-        ctx.save_for_backward(y)
-        ctx.softmax, ctx.dim = softmax, dim
+    def forward(ctx: _Context, x: torch.Tensor, scale: Scale | None, softmax: Softmax, dim: int, dtype: torch.dtype | None) -> torch.Tensor:
+        if ctx.needs_input_grad[1]:
+            raise TypeError("scale requires a gradient; it has none here")
+        y = softmax.forward(x, dim, dtype=dtype, scale=scale)
+        by_row, number = (scale, None) if isinstance(scale, torch.Tensor) else (None, scale)
+        ctx.save_for_backward(y, by_row)
+        ctx.softmax, ctx.dim, ctx.dtype, ctx.number = softmax, dim, x.dtype, number
         return y
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: _Context, dy: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        (y,) = ctx.saved_tensors
-        return ctx.softmax.backward(dy, y, ctx.dim), None, None
+    def backward(ctx: _Context, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        y, by_row = ctx.saved_tensors
+        dx = ctx.softmax.backward(dy, y, ctx.dim, dtype=ctx.dtype, scale=ctx.number if by_row is None else by_row)
+        return dx, None, None, None, None

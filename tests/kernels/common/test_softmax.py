@@ -5,12 +5,17 @@ import torch
 from softbench.kernels.common.softmax import Softmax
 
 
-def softmax_of_torch():
-    def forward(x, y):
-        y.copy_(torch.softmax(x, 1))
+def by_row(scale):
+    return scale[:, None] if isinstance(scale, torch.Tensor) else scale
 
-    def backward(dy, y, dx):
-        dx.copy_(y * (dy - (dy * y).sum(1, keepdim=True)))
+
+def softmax_of_torch():
+    def forward(x, y, scale=1.0):
+        y.copy_(torch.softmax(x.double() * by_row(scale), 1))
+
+    def backward(dy, y, dx, scale=1.0):
+        dy, y = dy.double(), y.double()
+        dx.copy_(by_row(scale) * y * (dy - (dy * y).sum(1, keepdim=True)))
 
     return Softmax(forward, backward, ("cpu",))
 
@@ -24,12 +29,52 @@ def test_result_and_gradient_are_those_of_torch(shape, dim):
     assert torch.allclose(*(torch.autograd.grad(out, x, dy)[0] for out in (y, expected)), atol=1e-6)
 
 
+@pytest.mark.parametrize(("shape", "dim"), [((5, 7), -1), ((5, 7), 0), ((2, 3, 4), 1), ((6,), 0), ((), -1), ((0, 3), 1), ((3, 0), 1)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_scaled_and_wider_results_have_their_gradients(shape, dim, dtype):
+    x, dy = torch.randn(shape, dtype=dtype, requires_grad=True), torch.randn(shape)
+    rows = x.numel() // x.shape[dim] if shape and x.shape[dim] else 1 if x.numel() else 3
+    for scale in (0.7, torch.rand(2 * rows)[::2] + 0.5):
+        y = softmax_of_torch()(x, dim, dtype=torch.float32, scale=scale)
+        (dx,) = torch.autograd.grad(y, x, dy)
+        assert (y.dtype, dx.dtype, y.shape, dx.shape) == (torch.float32, dtype, x.shape, x.shape)
+        wide = x.detach().double().requires_grad_()
+        if not shape or not x.numel() or not isinstance(scale, torch.Tensor):
+            factor = scale if isinstance(scale, float) else 1.0
+        else:
+            factor = scale.view(wide.movedim(dim, -1).shape[:-1]).unsqueeze(dim)
+        expected = torch.softmax(wide * factor, dim)
+        assert torch.allclose(y.double(), expected, atol=1e-6)
+        (gradient,) = torch.autograd.grad(expected, wide, dy.double())
+        assert torch.allclose(dx.double(), gradient, atol=2e-2 if dtype is torch.bfloat16 else 1e-5)
+
+
+def test_invalid_scales_and_dtypes_are_refused():
+    softmax, x = softmax_of_torch(), torch.ones(3, 4)
+    for scale in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="it must be positive and finite"):
+            softmax(x, scale=scale)
+    for scale in (torch.ones(4), torch.ones(3, dtype=torch.float64), torch.ones(3, 1), torch.ones(3, device="meta")):
+        with pytest.raises(TypeError, match=r"it must be \(3,\) float32 on cpu, one number a row"):
+            softmax.backward(x, x, scale=scale)
+    with pytest.raises(TypeError, match="scale requires a gradient"):
+        softmax(x, scale=torch.ones(3, requires_grad=True))
+    with pytest.raises(TypeError, match=r"softmax of torch\.float32 as torch\.float16"):
+        softmax(x, dtype=torch.float16)
+    with pytest.raises(TypeError, match=r"dx as torch\.float16 of y as torch\.bfloat16"):
+        softmax.backward(x.bfloat16(), x.bfloat16(), dtype=torch.float16)
+
+
 def test_rows_are_computed_without_checks():
     x, dy = torch.randn(2, 4, 6).unbind()
     softmax = softmax_of_torch()
     y = softmax.forward_rows(x)
     assert torch.equal(y, softmax.forward(x))
     assert torch.equal(softmax.backward_rows(dy, y), softmax.backward(dy, y))
+    wide = softmax.forward_rows(x.bfloat16(), dtype=torch.float32, scale=0.7)
+    assert torch.equal(wide, softmax.forward(x.bfloat16(), dtype=torch.float32, scale=0.7))
+    narrow = softmax.backward_rows(dy, y, dtype=torch.bfloat16, scale=0.7)
+    assert torch.equal(narrow, softmax.backward(dy, y, dtype=torch.bfloat16, scale=0.7))
 
 
 def test_other_dtypes_and_devices_and_mismatched_gradients_are_refused():
