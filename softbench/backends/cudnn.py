@@ -1,7 +1,8 @@
-"""cuDNN's softmax (`cudnnSoftmaxForward`, `cudnnSoftmaxBackward`), called through ctypes from the library that torch installs.
+"""cuDNN's softmax and log-softmax, called through ctypes from the library that torch installs.
 
-PyTorch does not call these functions. An (M, N) tensor becomes M images of N channels and one pixel. Mode INSTANCE reduces over
-all elements of an image. Source: the reference of the cudnn_ops library in NVIDIA's cuDNN documentation.
+PyTorch does not call these functions, `cudnnSoftmaxForward` and `cudnnSoftmaxBackward`. An (M, N) tensor becomes M images of N
+channels and one pixel. Mode INSTANCE reduces over all elements of an image. Source: the reference of the cudnn_ops library in NVIDIA's
+cuDNN documentation.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from softbench.core.case import Case, Direction
 from softbench.core.text import one_line
 from softbench.plugins.backend import Call
 
-ACCURATE, INSTANCE, NCHW = 1, 0, 0  # CUDNN_SOFTMAX_ACCURATE subtracts the maximum, FAST does not
+ALGORITHMS = {"softmax": 1, "log_softmax": 2}  # CUDNN_SOFTMAX_ACCURATE, which subtracts the maximum, and CUDNN_SOFTMAX_LOG
+INSTANCE, NCHW = 0, 0
 TYPES = {"fp32": 0, "fp16": 2, "bf16": 9}  # cudnnDataType_t
 MAX_ELEMENTS = 2**31  # elements of a tensor, exclusive: the limit in the documentation
 SONAMES = ("libcudnn.so.9", "libcudnn.so.8", "libcudnn_ops.so.9", "libcudnn.so")
@@ -90,10 +92,10 @@ def _descriptor(M: int, N: int, dtype: str) -> ctypes.c_void_p:
 
 
 class _Softmax:
-    """Forward and backward of one shape, on torch's current stream."""
+    """Forward and backward of one operation and shape, on torch's current stream."""
 
-    def __init__(self, M: int, N: int, dtype: str) -> None:
-        self.index = torch.cuda.current_device()
+    def __init__(self, op: str, M: int, N: int, dtype: str) -> None:
+        self.algorithm, self.index = ALGORITHMS[op], torch.cuda.current_device()
         self.handle, self.rows = _handle(self.index), _descriptor(M, N, dtype)
         self.one, self.zero = ctypes.c_float(1.0), ctypes.c_float(0.0)
         self.by_one, self.by_zero = ctypes.byref(self.one), ctypes.byref(self.zero)
@@ -110,11 +112,11 @@ class _Softmax:
             _streams[self.index] = stream
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """y = softmax(x)."""
+        """y, the softmax or log-softmax of x."""
         y = torch.empty_like(x, requires_grad=False)
         self._on_current_stream()
         status = self.call_forward(
-            *(self.handle, ACCURATE, INSTANCE, self.by_one, self.rows, x.data_ptr(), self.by_zero, self.rows, y.data_ptr())
+            *(self.handle, self.algorithm, INSTANCE, self.by_one, self.rows, x.data_ptr(), self.by_zero, self.rows, y.data_ptr())
         )
         if status:
             raise _refused("cudnnSoftmaxForward", status)
@@ -126,7 +128,7 @@ class _Softmax:
         dx = torch.empty_like(y)
         self._on_current_stream()
         status = self.call_backward(
-            *(self.handle, ACCURATE, INSTANCE, self.by_one, self.rows, y.data_ptr(), self.rows, dy.data_ptr()),
+            *(self.handle, self.algorithm, INSTANCE, self.by_one, self.rows, y.data_ptr(), self.rows, dy.data_ptr()),
             *(self.by_zero, self.rows, dx.data_ptr()),
         )
         if status:
@@ -138,6 +140,7 @@ class Cudnn:
     """NVIDIA's cuDNN in accurate mode. torch installs this library and does not call its softmax."""
 
     name = "cudnn"
+    operations = tuple(ALGORITHMS)
     advice = "if a program already uses cuDNN's C interface; compare it with torch first"
 
     def available(self) -> str | None:
@@ -156,22 +159,22 @@ class Cudnn:
             return EMPTY
         if case.M * case.N >= MAX_ELEMENTS:
             return f"a cuDNN tensor holds fewer than 2^31 elements; this one has {case.M * case.N}"
-        return _refusal(case.dtype, case.direction)
+        return _refusal(case.op, case.dtype, case.direction)
 
     def prepare(self, case: Case) -> Call:
-        softmax = _Softmax(case.M, case.N, case.dtype)
+        softmax = _Softmax(case.op, case.M, case.N, case.dtype)
         forward = differentiable(softmax.forward, softmax.backward) if case.direction is Direction.BOTH else softmax.forward
         return by_direction(case, forward, softmax.backward)
 
 
 @functools.cache
-def _refusal(dtype: str, direction: Direction) -> str | None:
+def _refusal(op: str, dtype: str, direction: Direction) -> str | None:
     """Why this version of cuDNN refuses the dtype, found by running a row of eight; None if it accepts."""
     from softbench.ops.dtypes import DTYPES
 
     row = torch.zeros(1, 8, dtype=DTYPES[dtype], device="cuda")
     try:
-        softmax = _Softmax(1, 8, dtype)
+        softmax = _Softmax(op, 1, 8, dtype)
         if direction is not Direction.BACKWARD:
             softmax.forward(row)
         if direction is not Direction.FORWARD:

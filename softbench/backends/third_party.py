@@ -142,9 +142,10 @@ class Liger(ThirdParty):
 
 
 class FlagGems(ThirdParty):
-    """BAAI's FlagGems: Triton, a row per program, online or in one block by N; the backward is autotuned."""
+    """BAAI's FlagGems: Triton, online or in one block by N; the backward is autotuned."""
 
     name, package, module = "flaggems", "flag-gems", "flag_gems.ops.softmax"
+    operations = ("softmax", "log_softmax")
     install = "pip install flag-gems, of a version that fits this torch and Triton"
     advice = "if all operators of a model come from FlagGems"
 
@@ -155,14 +156,16 @@ class FlagGems(ThirdParty):
         return EMPTY if case.M * case.N == 0 else None
 
     def prepare(self, case: Case) -> Call:
-        gems = self._module()
+        """A module and its functions have the name of the operation."""
+        gems = importlib.import_module(f"flag_gems.ops.{case.op}")
+        gems_forward, gems_backward = getattr(gems, case.op), getattr(gems, f"{case.op}_backward")
 
         def forward(x: torch.Tensor) -> torch.Tensor:
-            y: torch.Tensor = gems.softmax(x, -1)
+            y: torch.Tensor = gems_forward(x, -1)
             return y
 
         def backward(dy: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-            dx: torch.Tensor = gems.softmax_backward(dy, y, -1, y.dtype)
+            dx: torch.Tensor = gems_backward(dy, y, -1, y.dtype)
             return dx
 
         return by_direction(case, differentiable(forward, backward) if case.direction is Direction.BOTH else forward, backward)

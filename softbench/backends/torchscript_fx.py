@@ -6,8 +6,8 @@ import warnings
 
 import torch
 
-from softbench.backends.directions import EMPTY, TensorCall, by_direction
-from softbench.backends.naive import naive_backward
+from softbench.backends.directions import EMPTY, Pair, TensorCall, by_direction
+from softbench.backends.naive import naive_backward, naive_log_backward
 from softbench.core.case import Case, Direction
 from softbench.ops.dtypes import DTYPES
 from softbench.plugins.backend import Call
@@ -26,10 +26,27 @@ def backward(dy: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return naive_backward(dy, y)
 
 
+def log_forward(x: torch.Tensor) -> torch.Tensor:
+    """Naive log-softmax in float32, without a branch on the shape."""
+    wide = x.float()
+    shifted = wide - wide.amax(dim=-1, keepdim=True).detach()
+    return (shifted - torch.exp(shifted).sum(dim=-1, keepdim=True).log()).to(x.dtype)
+
+
+def log_backward(dy: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """The naive gradient of log-softmax."""
+    return naive_log_backward(dy, y)
+
+
+PAIRS: dict[str, Pair] = {"softmax": (forward, backward), "log_softmax": (log_forward, log_backward)}
+"""The functions to convert, by operation."""
+
+
 class TorchScriptOrFx:
     """Base of the three backends."""
 
     extra = True
+    operations = tuple(PAIRS)
     name: str
 
     def available(self) -> str | None:
@@ -47,6 +64,7 @@ class TorchScriptOrFx:
         x = torch.zeros(case.M, case.N, dtype=DTYPES[case.dtype], device=case.device)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # the summary says that TorchScript is deprecated
+            forward, backward = PAIRS[case.op]
             converted = self.convert(backward, (x, x)) if case.direction is Direction.BACKWARD else self.convert(forward, (x,))
         call = by_direction(case, converted, converted)
         given = (x,) if case.direction is Direction.FORWARD else (x.requires_grad_(case.direction is Direction.BOTH), torch.zeros_like(x))

@@ -11,6 +11,9 @@ from softbench.backends import cudnn
 from softbench.backends.directions import EMPTY
 from softbench.core.case import Direction
 
+OPERATIONS = {1: "softmax", 2: "log_softmax"}
+"""By the number in cudnnSoftmaxAlgorithm_t: CUDNN_SOFTMAX_ACCURATE and CUDNN_SOFTMAX_LOG."""
+
 
 class FakeCudnn:
     """A simulated cuDNN: it checks the arguments' order against cuDNN's reference, and computes with torch."""
@@ -37,15 +40,16 @@ class FakeCudnn:
     def _forward(self, handle, algorithm, mode, alpha, x_rows, x, beta, y_rows, y):
         if self.refuse:
             return 3000
-        assert (algorithm, mode, alpha._obj.value, beta._obj.value) == (1, 0, 1.0, 0.0)
+        assert (mode, alpha._obj.value, beta._obj.value) == (0, 1.0, 0.0)
         shape = self.descriptors[-1][2][:2]
-        rows_at(y, *shape).copy_(torch.softmax(rows_at(x, *shape), -1))
+        rows_at(y, *shape).copy_(getattr(torch, OPERATIONS[algorithm])(rows_at(x, *shape), -1))
         return 0
 
     def _backward(self, handle, algorithm, mode, alpha, y_rows, y, dy_rows, dy, beta, dx_rows, dx):
-        assert (algorithm, mode, alpha._obj.value, beta._obj.value) == (1, 0, 1.0, 0.0)
+        assert (mode, alpha._obj.value, beta._obj.value) == (0, 1.0, 0.0)
         shape = self.descriptors[-1][2][:2]
-        rows_at(dx, *shape).copy_(torch.ops.aten._softmax_backward_data(rows_at(dy, *shape), rows_at(y, *shape), -1, torch.float32))
+        gradient = getattr(torch.ops.aten, f"_{OPERATIONS[algorithm]}_backward_data")
+        rows_at(dx, *shape).copy_(gradient(rows_at(dy, *shape), rows_at(y, *shape), -1, torch.float32))
         return 0
 
 
@@ -63,7 +67,7 @@ class Function:
 def fake_cudnn(monkeypatch):
     fake = FakeCudnn()
     monkeypatch.setattr(cudnn, "library", lambda: fake)
-    monkeypatch.setattr(cudnn, "_refusal", lambda dtype, direction: None)
+    monkeypatch.setattr(cudnn, "_refusal", lambda op, dtype, direction: None)
     monkeypatch.setattr(cudnn, "_streams", {})
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "device", lambda index: torch.no_grad())
@@ -73,10 +77,11 @@ def fake_cudnn(monkeypatch):
     cudnn._descriptor.cache_clear()
 
 
+@pytest.mark.parametrize("op", cudnn.backend.operations)
 @pytest.mark.parametrize("direction", list(Direction))
-def test_cudnn_gets_ordered_arguments_and_torchs_stream(fake_cudnn, direction):
-    assert_passes(cudnn.backend, case(direction=direction))
-    assert_passes(cudnn.backend, case(direction=direction))
+def test_cudnn_gets_ordered_arguments_and_torchs_stream(fake_cudnn, direction, op):
+    assert_passes(cudnn.backend, case(direction=direction, op=op))
+    assert_passes(cudnn.backend, case(direction=direction, op=op))
     assert fake_cudnn.descriptors == [(0, 0, (8, 32, 1, 1))]  # cached
     assert fake_cudnn.streams == [5]
 

@@ -9,6 +9,7 @@ import torch
 from compiling import case, grade
 
 from softbench.backends import dynamo_backends
+from softbench.core.case import Direction
 from softbench.core.outcome import Grade
 
 
@@ -25,6 +26,11 @@ def test_every_registered_backend_passes_or_gives_a_reason(by_name):
             assert grade(backend, case()) == (Grade.PASS, ""), name
         else:
             assert why is None or len(why) > 10
+
+
+@pytest.mark.parametrize("direction", list(Direction))
+def test_log_softmax_is_compiled_in_every_direction(by_name, direction):
+    assert grade(by_name["compile:aot_eager"], case(direction=direction, op="log_softmax")) == (Grade.PASS, "")
 
 
 def test_a_removed_backend_names_release_and_replacement(by_name):

@@ -13,6 +13,7 @@ from softbench.backends.third_party import flaggems, liger, quack
 from softbench.core.case import Case, Direction
 from softbench.plugins.load import load, source_hash
 from softbench.plugins.source import origins
+from softbench.plugins.traits import unsupported
 from softbench.worker.compile_stats import CompilerCounts
 
 H200 = SimpleNamespace(major=9, shared_memory_per_block_optin=227 * 1024)
@@ -217,12 +218,19 @@ def test_a_quack_build_is_cold_if_its_compiler_ran(monkeypatch):
     assert built.state() == "cold"
 
 
+@pytest.mark.parametrize("op", flaggems.operations)
 @pytest.mark.parametrize("direction", list(Direction))
-def test_flaggems_is_called_with_rows(monkeypatch, direction):
-    install(
-        monkeypatch,
-        "flag_gems.ops.softmax",
-        softmax=lambda x, dim: torch.softmax(x, dim),
-        softmax_backward=lambda dy, y, dim, dtype: torch.ops.aten._softmax_backward_data(dy, y, dim, dtype),
-    )
-    assert_passes(flaggems, Case(4, 32, "fp32", direction, "cpu"))
+def test_flaggems_is_called_with_rows(monkeypatch, direction, op):
+    def forward(self, dim, half_to_float=False):  # the signatures of FlagGems 5.0.2
+        return getattr(torch, op)(self, dim)
+
+    def backward(grad_output, output, dim, input_dtype):
+        return getattr(torch.ops.aten, f"_{op}_backward_data")(grad_output, output, dim, input_dtype)
+
+    install(monkeypatch, f"flag_gems.ops.{op}", **{op: forward, f"{op}_backward": backward})
+    assert_passes(flaggems, Case(4, 32, "fp32", direction, "cpu", op))
+
+
+@each_backend
+def test_a_backend_of_softmax_alone_is_skipped_for_log_softmax(backend):
+    assert unsupported(backend, Case(4, 32, "bf16", Direction.FORWARD, op="log_softmax")) == "it has no log_softmax, only softmax"

@@ -11,12 +11,13 @@ from softbench.core.case import Direction
 from softbench.core.outcome import Grade
 
 
+@pytest.mark.parametrize("op", torchscript_fx.PAIRS)
 @pytest.mark.parametrize("direction", list(Direction))
 @pytest.mark.parametrize("backend", [torchscript_fx.trace, torchscript_fx.script, torchscript_fx.fx], ids=lambda backend: backend.name)
-def test_results_pass_without_deprecation_warnings(backend, direction):
+def test_results_pass_without_deprecation_warnings(backend, direction, op):
     with warnings.catch_warnings():
         warnings.simplefilter("error", DeprecationWarning)
         assert backend.available() is None
-        assert grade(backend, case(direction=direction)) == (Grade.PASS, "")
+        assert grade(backend, case(direction=direction, op=op)) == (Grade.PASS, "")
     assert backend.extra
     assert backend.supports(case(0)) == EMPTY

@@ -7,25 +7,27 @@ import torch
 
 from softbench.backends import cudnn, dsl, torch_compile, torchscript_fx
 from softbench.backends.third_party import flaggems
-from softbench.core.case import Case, Direction
+from softbench.core.case import OPERATION, Case, Direction
 from softbench.core.outcome import Grade
-from softbench.ops.softmax import inputs, tolerance
+from softbench.ops.registry import numerics
+from softbench.plugins.traits import unsupported
 from softbench.worker.output_checks import breach, forms
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 
 VARIANTS = {backend.name: backend for backend in torch_compile.inductor}
 NARROW = (Grade.PASS, Grade.LOW_PRECISION)
+operations = pytest.mark.parametrize("op", ["softmax", "log_softmax"])
 
 
-def graded(backend, M, N, dtype, direction):
+def graded(backend, M, N, dtype, direction, op=OPERATION):
     """The grade against float64, of the second of two calls; the inputs are compared with copies of them."""
     if reason := backend.available():
         pytest.skip(reason)
-    case = Case(M, N, dtype, direction)
-    if reason := backend.supports(case):
+    case = Case(M, N, dtype, direction, op=op)
+    if reason := unsupported(backend, case):
         pytest.skip(reason)
-    given = inputs.make(case, 0, torch.device("cuda"))
+    given = numerics(op).make(case, 0, torch.device("cuda"))
     kept = tuple(tensor.detach().clone() for tensor in given)
     call = backend.prepare(case)
     call(*given)
@@ -33,15 +35,16 @@ def graded(backend, M, N, dtype, direction):
     torch.cuda.synchronize()
     results = out if direction is Direction.BOTH else (out,)
     assert breach(given, kept, results, forms(case)) == ""
-    accuracy = tolerance.check(case, given, results)
+    accuracy = numerics(op).check(case, given, results)
     return accuracy.grade, accuracy.detail
 
 
+@operations
 @pytest.mark.parametrize("direction", list(Direction))
 @pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
 @pytest.mark.parametrize(("M", "N"), [(37, 8), (512, 781), (37, 4096), (5, 50257)])
-def test_cudnn_is_right(M, N, dtype, direction):
-    grade, detail = graded(cudnn.backend, M, N, dtype, direction)
+def test_cudnn_is_right(M, N, dtype, direction, op):
+    grade, detail = graded(cudnn.backend, M, N, dtype, direction, op)
     assert grade in (NARROW if dtype != "fp32" else (Grade.PASS,)), detail
 
 
@@ -61,19 +64,21 @@ def test_cudnn_uses_the_torch_stream_and_refuses_large_cases():
     assert "2^31 elements" in cudnn.backend.supports(Case(2**16, 2**15, "bf16", Direction.FORWARD))
 
 
+@operations
 @pytest.mark.parametrize("direction", list(Direction))
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize(("M", "N"), [(37, 1), (64, 781), (16, 16384), (5, 50257)])
 @pytest.mark.parametrize("language", [dsl.helion, dsl.cupy, dsl.numba, flaggems], ids=lambda language: language.name)
-def test_other_languages_are_right(language, M, N, dtype, direction):
-    grade, detail = graded(language, M, N, dtype, direction)
+def test_other_languages_are_right(language, M, N, dtype, direction, op):
+    grade, detail = graded(language, M, N, dtype, direction, op)
     assert grade in (NARROW if language is flaggems and dtype != "fp32" else (Grade.PASS,)), detail
 
 
+@operations
 @pytest.mark.parametrize("direction", list(Direction))
 @pytest.mark.parametrize("name", sorted(VARIANTS))
-def test_every_way_to_compile_is_right(name, direction):
-    grade, detail = graded(VARIANTS[name], 64, 1000, "bf16", direction)
+def test_every_way_to_compile_is_right(name, direction, op):
+    grade, detail = graded(VARIANTS[name], 64, 1000, "bf16", direction, op)
     assert grade in NARROW, detail
 
 
@@ -87,10 +92,11 @@ def test_what_is_said_to_reuse_its_output_does(name):
     assert call(x).data_ptr() == first
 
 
+@operations
 @pytest.mark.parametrize("direction", list(Direction))
 @pytest.mark.parametrize("backend", [torchscript_fx.trace, torchscript_fx.script, torchscript_fx.fx], ids=lambda backend: backend.name)
-def test_the_backends_are_right(backend, direction):
-    grade, detail = graded(backend, 64, 1000, "fp32", direction)
+def test_the_backends_are_right(backend, direction, op):
+    grade, detail = graded(backend, 64, 1000, "fp32", direction, op)
     assert grade is Grade.PASS, detail
 
 

@@ -9,20 +9,21 @@ from types import ModuleType
 
 import torch
 
-from softbench.core.case import Case, Direction
+from softbench.core.case import OPERATION, Case, Direction
 from softbench.core.outcome import Grade
-from softbench.ops.softmax import inputs, tolerance
+from softbench.ops.registry import numerics
 
 
-def case(N=32, dtype="fp32", direction=Direction.FORWARD, M=8, device="cpu"):
-    return Case(M, N, dtype, direction, device)
+def case(N=32, dtype="fp32", direction=Direction.FORWARD, M=8, device="cpu", op=OPERATION):
+    return Case(M, N, dtype, direction, device, op)
 
 
 def grade(backend, wanted: Case) -> tuple[Grade, str]:
     """Class and detail of the backend's output."""
-    given = inputs.make(wanted, 0, torch.device("cpu"))
+    values = numerics(wanted.op)
+    given = values.make(wanted, 0, torch.device("cpu"))
     out = backend.prepare(wanted)(*given)
-    accuracy = tolerance.check(wanted, given, out if wanted.direction is Direction.BOTH else (out,))
+    accuracy = values.check(wanted, given, out if wanted.direction is Direction.BOTH else (out,))
     return accuracy.grade, accuracy.detail
 
 
