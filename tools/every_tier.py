@@ -55,7 +55,7 @@ def cuda_launches() -> Iterator[tuple[Run, tuple[torch.Tensor, ...]]]:
     def by(*numbers: int) -> Run:
         def run(tensors: tuple[torch.Tensor, ...]) -> str:
             plan = launch_plan.Plan(*(numbers or (-1,)))
-            (launch.launch_backward if len(tensors) == 3 else launch.launch_forward)(*tensors, plan)
+            (launch.launch_backward if len(tensors) == 3 else launch.launch_forward)(*tensors, plan=plan)
             return launch_plan.TIERS[plan.tier]
 
         return run

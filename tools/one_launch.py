@@ -32,11 +32,11 @@ def main(name: str) -> None:
     tensors = (x, torch.rand_like(x), torch.empty_like(x)) if name.startswith("backward") else (x, torch.empty_like(x))
     run = launch.launch_backward if len(tensors) == 3 else launch.launch_forward
     plan = launch_plan.Plan(*(numbers or (-1,)))
-    run(*tensors, plan)
+    run(*tensors, plan=plan)
     torch.cuda.synchronize()
     print(json.dumps({"tier": launch_plan.TIERS[plan.tier], "bytes": len(tensors) * M * N * dtype.itemsize}), flush=True)
     torch.cuda.cudart().cudaProfilerStart()
-    run(*tensors, plan)
+    run(*tensors, plan=plan)
     torch.cuda.synchronize()
     torch.cuda.cudart().cudaProfilerStop()
 

@@ -1,7 +1,7 @@
-"""What a pair of softmax operators registers with PyTorch beside its kernels: gradients of two orders, vmap and flops.
+"""What a pair of operators registers with PyTorch beside its kernels: gradients of two orders, vmap and flops.
 
-The pair is `forward(x, dim, ...) -> y` and `backward(dy, y, dim, ...) -> dx`. Where y is wider than x, the backward takes x's dtype after
-`dim`.
+The operators are of softmax or log_softmax. The pair is `forward(x, dim, ...) -> y` and `backward(dy, y, dim, ...) -> dx`. Where y is
+wider than x, the backward takes x's dtype after `dim`.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import functools
 import importlib.util
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol
@@ -23,12 +24,44 @@ from .rows import canonical_dim
 if TYPE_CHECKING:
     from torch._functorch.autograd_function import VmapInfo
 
-FORWARD_FLOPS = 5  # an element: maximum, subtraction, exponential, sum, division
-BACKWARD_FLOPS = 4  # an element: product, sum, subtraction, product
+FORWARD_FLOPS = 5  # an element: maximum, subtraction, exponential, sum, and a division or another subtraction
+BACKWARD_FLOPS = 4  # an element: product, sum, subtraction, product; or exponential, product, sum, subtraction
 
 Gradients = tuple[Tensor | None, ...]
 Inputs = tuple[Any, ...]
 """An operator's inputs: its tensors, `dim`, and others."""
+
+
+Formula = Callable[[Tensor, Tensor, Tensor, int], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Formulas:
+    """The gradients of a function's backward. Each gets `(g, dy, y, dim)` in at least float32; g is the gradient of dx."""
+
+    of_dy: Formula | None
+    """With respect to dy; None if it is the backward itself, with g in place of dy."""
+    of_y: Formula
+    """With respect to y."""
+
+
+def _softmax_of_y(g: Tensor, dy: Tensor, y: Tensor, dim: int) -> Tensor:
+    dy_dot_y, g_dot_y = ((tensor * y).sum(dim, keepdim=True) for tensor in (dy, g))
+    return g * (dy - dy_dot_y) - dy * g_dot_y
+
+
+def _log_softmax_of_dy(g: Tensor, dy: Tensor, y: Tensor, dim: int) -> Tensor:
+    return g - (g * y.exp()).sum(dim, keepdim=True)
+
+
+def _log_softmax_of_y(g: Tensor, dy: Tensor, y: Tensor, dim: int) -> Tensor:
+    return -g * y.exp() * dy.sum(dim, keepdim=True)
+
+
+SOFTMAX = Formulas(None, _softmax_of_y)
+"""Of dx = y * (dy - sum(dy * y))."""
+LOG_SOFTMAX = Formulas(_log_softmax_of_dy, _log_softmax_of_y)
+"""Of dx = dy - exp(y) * sum(dy)."""
 
 
 class Context(Protocol):
@@ -70,20 +103,21 @@ def save_inputs(ctx: Context, inputs: Inputs, output: Tensor) -> None:
     ctx.save_for_backward(dy, y)
 
 
-def gradient_of_backward(backward: Callable[..., Tensor]) -> Callable[..., Gradients]:
-    """The gradient of dx = y * (dy - sum(dy * y)).
+def gradient_of_backward(backward: Callable[..., Tensor], formulas: Formulas = SOFTMAX) -> Callable[..., Gradients]:
+    """The gradients of dx with respect to dy and y. `backward` is the operator whose result is dx."""
 
-    With respect to dy it is the operator `backward` again, with respect to y a sum of terms.
-    """
+    def in_float32(formula: Formula, g: Tensor, dy: Tensor, y: Tensor, dim: int) -> Tensor:
+        wide_g, wide_dy, wide_y = (tensor.to(torch.promote_types(tensor.dtype, torch.float32)) for tensor in (g, dy, y))
+        return formula(wide_g, wide_dy, wide_y, dim).to(y.dtype)
 
     def of_both(ctx: Context, g: Tensor) -> Gradients:
         dy, y = ctx.saved_tensors
-        of_dy = backward(g.to(y.dtype), y, ctx.dim) if ctx.needs_input_grad[0] else None
-        if not ctx.needs_input_grad[1]:
-            return of_dy, None, None, *ctx.others
-        g, dy, y = (tensor.to(torch.promote_types(tensor.dtype, torch.float32)) for tensor in (g, dy, y))
-        dy_dot_y, g_dot_y = ((tensor * y).sum(ctx.dim, keepdim=True) for tensor in (dy, g))
-        return of_dy, (g * (dy - dy_dot_y) - dy * g_dot_y).to(ctx.saved_tensors[1].dtype), None, *ctx.others
+        if ctx.needs_input_grad[0]:
+            of_dy = backward(g.to(y.dtype), y, ctx.dim) if formulas.of_dy is None else in_float32(formulas.of_dy, g, dy, y, ctx.dim)
+        else:
+            of_dy = None
+        of_y = in_float32(formulas.of_y, g, dy, y, ctx.dim) if ctx.needs_input_grad[1] else None
+        return of_dy, of_y, None, *ctx.others
 
     return of_both
 

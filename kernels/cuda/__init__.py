@@ -1,13 +1,14 @@
-"""softbench's CUDA C++ softmax kernels. They import nothing of the benchmark.
+"""softbench's CUDA C++ kernels of softmax and log_softmax. They import nothing of the benchmark.
 
-- operator.py: `softmax`: a PyTorch operator, differentiable and compilable
-- launch.py: launches of the kernels, and a softmax without an operator
+- operator.py: `softmax` and `log_softmax`: PyTorch operators, differentiable and compilable
+- launch.py: launches of the kernels, and both functions without an operator
 - launch_plan.py: the launch plan that a launch takes
-- build.py: compiles the kernels by nvcc on first use
+- build.py: compiles the kernels by nvcc on first use, a library for each function
 - disassemble.py: machine code, PTX and resources of the built library
 - softmax.cu: the kernels, and which header has which tier
 
-`from softbench.kernels.cuda import softmax` is the operator. The import builds nothing and needs no GPU. The first call on a GPU builds.
+`from softbench.kernels.cuda import softmax, log_softmax` are the operators. The import builds nothing and needs no GPU. The first call on
+a GPU builds.
 """
 
-from .operator import softmax as softmax
+from .operator import log_softmax as log_softmax, softmax as softmax

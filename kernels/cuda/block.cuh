@@ -19,13 +19,15 @@ constexpr int CTAS_OF_16_VECTORS = 4;  // ptxas needs more registers there
 #else
 constexpr int CTAS_OF_16_VECTORS = 5;
 #endif
-constexpr int block_min_ctas(int thread_vectors, int max_threads) {
-    return thread_vectors <= 4 ? 2 : max_threads == BLOCK_THREADS ? 1 : thread_vectors <= 12 ? 7 : CTAS_OF_16_VECTORS;
+// `extra`: the kernel needs more registers, because it widens results and has a policy.
+constexpr int block_min_ctas(int thread_vectors, int max_threads, bool extra) {
+    return thread_vectors <= 4 ? (extra && thread_vectors == 4 ? 1 : 2) : max_threads == BLOCK_THREADS ? 1 : thread_vectors <= 12 ? 7 : CTAS_OF_16_VECTORS;
 }
 
 // T: the most threads of a CTA. NO_EDGES, KEEP_IN_L2: see Row.
 template <typename Op, int K, int T, bool NO_EDGES, bool KEEP_IN_L2>
-__global__ void __launch_bounds__(T, block_min_ctas(K * Op::READS, T)) block(Tensors<Op> tensors, int base_alignment) {
+__global__ void __launch_bounds__(T, block_min_ctas(K * Op::READS, T, KEEP_IN_L2 && sizeof(typename Op::Out) > sizeof(typename Op::Element)))
+    block(Tensors<Op> tensors, int base_alignment) {
     __shared__ Partial warp_partials[MAX_WARPS];
     const int thread = threadIdx.x;
     const Row<Op, NO_EDGES, KEEP_IN_L2> row(tensors, blockIdx.x, base_alignment);
@@ -38,8 +40,8 @@ __global__ void __launch_bounds__(T, block_min_ctas(K * Op::READS, T)) block(Ten
         int i = thread + k * int(blockDim.x);
         load_operands(operands[k], row, i, (NO_EDGES || i >= row.first) && i < row.end);
     }
-    const Partial thread_partial = Op::init_partial(operands, edge);
-    const Partial total = Op::finalize(block_reduce<Op, T>(thread_partial, warp_partials));
+    const Partial thread_partial = row.op.init_partial(operands, edge);
+    const Partial total = row.op.finalize(block_reduce<T>(row.op, thread_partial, warp_partials));
     rematerialize<Op>(operands, base_alignment == 0);
 #pragma unroll
     for (int k = 0; k < K; ++k) {

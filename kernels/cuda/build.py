@@ -1,8 +1,8 @@
-"""Builds softmax.cu into a shared library on first use, and loads it.
+"""Builds softmax.cu into shared libraries on first use, one for each function, and loads them.
 
 nvcc compiles for the architecture of the device, without torch's headers, and with a process for each operation. That takes seconds and not
-a minute. The library is cached under a hash of the sources, the flags, the architecture, and the versions of nvcc, torch and torch's CUDA.
-A lock lets two processes build at the same time.
+a minute. A library is cached under a hash of the sources, the flags, the function, the architecture, and the versions of nvcc, torch and
+torch's CUDA. A lock lets two processes build at the same time.
 """
 
 from __future__ import annotations
@@ -19,12 +19,15 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from ..common.cuda_toolkit import cache_folder, nvcc
 
 SOURCE = Path(__file__).with_name("softmax.cu")
+FUNCTIONS = ("softmax", "log_softmax", "scaled_softmax")
+"""The functions by their number in softmax_ops.cuh."""
 MISSING = "no nvcc on PATH, under CUDA_HOME or in pip's packages; install the CUDA toolkit or: pip install 'softbench[cuda]'"
 FEW_CORES = 4  # with fewer, one compiler that reads the source once is faster than several
 FLAGS = ("-O3", "-std=c++17", "-shared", "-Xcompiler", "-fPIC")
@@ -34,12 +37,17 @@ class BuildError(RuntimeError):
     """The library cannot be built. The message is one line and names the compiler's log, if there is one."""
 
 
-def command(compiler: str, architecture: str, out: Path) -> list[str]:
-    """The command line that compiles the whole source into a library. `architecture` is a name such as `sm_90a`."""
+def command(compiler: str, architecture: str, out: Path, function: str = "softmax") -> list[str]:
+    """The command line that compiles the whole source into the library of a function. `architecture` is a name such as `sm_90a`."""
     number = architecture.removeprefix("sm_")
     libraries = Path(compiler).resolve().parents[1] / "lib"  # the folder in pip's packages; nvcc itself looks only in lib64
     paths = [f"-L{libraries}"] if (libraries / "libcudart_static.a").is_file() else []
-    return [compiler, *FLAGS, *paths, f"-gencode=arch=compute_{number},code=sm_{number}", "-o", str(out), str(SOURCE)]
+    return [compiler, *flags(function), *paths, f"-gencode=arch=compute_{number},code=sm_{number}", "-o", str(out), str(SOURCE)]
+
+
+def flags(function: str) -> tuple[str, ...]:
+    """The compiler's flags for a function, on any architecture."""
+    return *FLAGS, f"-DSOFTBENCH_FUNCTION={FUNCTIONS.index(function)}"
 
 
 def parts() -> int:
@@ -47,9 +55,12 @@ def parts() -> int:
     return len(set(re.findall(r"^#(?:el)?if SOFTBENCH_PART == (\d+)$", SOURCE.read_text(), re.MULTILINE))) or 1
 
 
-def _compile(compiler: str, architecture: str, out: Path) -> str:
-    """Compiles the library, in one piece on a machine of few cores. Returns what the compilers print, or raises _CompilerError with it."""
-    whole, count = command(compiler, architecture, out), parts()
+def _compile(compiler: str, architecture: str, out: Path, function: str) -> str:
+    """Compiles a function's library, in one piece on a machine of few cores.
+
+    Returns what the compilers print, or raises _CompilerError with it.
+    """
+    whole, count = command(compiler, architecture, out, function), parts()
     if count == 1 or (os.cpu_count() or 1) < FEW_CORES:
         return _run(whole)
     objects = [out.with_suffix(f".{part}.o") for part in range(count)]
@@ -84,8 +95,8 @@ def architecture_of(capability: tuple[int, int]) -> str:
     return f"sm_{major}{minor}{'a' if major >= 9 else ''}"
 
 
-def build(architecture: str) -> Path:
-    """Returns the library for an architecture, and builds it unless it is cached.
+def build(architecture: str, function: str = "softmax") -> Path:
+    """Returns the library of a function for an architecture, and builds it unless it is cached.
 
     Raises:
         BuildError: there is no compiler, or it failed. The message has its first error line.
@@ -93,20 +104,20 @@ def build(architecture: str) -> Path:
     compiler = nvcc()
     if compiler is None:
         raise BuildError(MISSING)
-    folder = cache_folder() / _key(compiler, architecture)
+    folder = cache_folder() / _key(compiler, architecture, function)
     library = folder / "softmax.so"
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if library.is_file():
             return library
-        print(f"building {SOURCE.name} for {architecture} with {compiler}", file=sys.stderr, flush=True)
+        print(f"building {SOURCE.name} ({function}) for {architecture} with {compiler}", file=sys.stderr, flush=True)
         began = time.monotonic()
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
             fresh = Path(scratch) / "softmax.so"
             log = folder / "build.log"
             try:
-                log.write_text(_compile(compiler, architecture, fresh))
+                log.write_text(_compile(compiler, architecture, fresh, function))
             except _CompilerError as failed:
                 text, code = failed.args
                 log.write_text(text)
@@ -117,20 +128,25 @@ def build(architecture: str) -> Path:
     return library
 
 
-def _key(compiler: str, architecture: str) -> str:
+def _key(compiler: str, architecture: str, function: str) -> str:
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
     texts = [path.read_text() for path in sources()]
-    digest = hashlib.sha256("\0".join([*texts, *FLAGS, version, torch.__version__, str(torch.version.cuda), architecture]).encode())
+    digest = hashlib.sha256(
+        "\0".join([*texts, *flags(function), version, torch.__version__, str(torch.version.cuda), architecture]).encode()
+    )
     return f"cuda-{architecture}-{digest.hexdigest()[:16]}"
 
 
 @functools.cache
-def load(capability: tuple[int, int]) -> ctypes.CDLL:
-    """Loads the library for devices of a compute capability, once. Raises BuildError as `build`."""
-    library = ctypes.CDLL(str(build(architecture_of(capability))))
+def load(capability: tuple[int, int], function: str = "softmax") -> ctypes.CDLL:
+    """Loads the library of a function for devices of a compute capability, once. Raises BuildError as `build`."""
+    library = ctypes.CDLL(str(build(architecture_of(capability), function)))
     pointer, number = ctypes.c_void_p, ctypes.c_int64
-    library.softbench_forward.argtypes = [pointer] * 2 + [number] * 4 + [ctypes.c_int] * 2 + [pointer, number, pointer, pointer]
-    library.softbench_backward.argtypes = [pointer] * 3 + [number] * 5 + [ctypes.c_int] + [pointer, number, pointer, pointer]
+    forward = [pointer] * 2 + [number] * 4 + [ctypes.c_int] * 2 + [pointer, number, pointer, pointer]
+    backward = [pointer] * 3 + [number] * 5 + [ctypes.c_int] * 2 + [pointer, number, pointer, pointer]
+    scales: list[Any] = [pointer, ctypes.c_float] if function == "scaled_softmax" else []
+    library.softbench_forward.argtypes = [*scales, *forward]
+    library.softbench_backward.argtypes = [*scales, *backward]
     for launch in (library.softbench_forward, library.softbench_backward):
         launch.restype = number
     library.softbench_error.argtypes = [ctypes.c_int]

@@ -93,12 +93,12 @@ __global__ void __launch_bounds__(T, bulk_min_ctas(THREAD_VECTORS, T))
     for (int k = 0; k < K; ++k) load_operands(operands[k], row, start + k * T, (k > 0 || start >= row.first) && start + k * T < end);
     const uint32_t zero = uint32_t(__syncthreads_or(base_alignment == 0));
 
-    Partial partial = Op::edge_partial(edge);
+    Partial partial = row.op.edge_partial(edge);
     if (thread < EDGE_THREADS)
 #pragma unroll
         for (int r = 0; r < R; ++r) saved_edge[thread][r] = edge[r];
 #pragma unroll
-    for (int k = 0; k < K; k += STAGE_VECTORS) Op::accumulate(partial, reinterpret_cast<const Operands<R>(&)[STAGE_VECTORS]>(operands[k]), zero);
+    for (int k = 0; k < K; k += STAGE_VECTORS) row.op.accumulate(partial, reinterpret_cast<const Operands<R>(&)[STAGE_VECTORS]>(operands[k]), zero);
     auto fetch = [&](Operands<R>(&stage)[STAGE_VECTORS], int from, int smem_vectors) {
         const int smem_capacity = max(chunk - K * T, 0);
         const uint4* stored = reinterpret_cast<const uint4*>(dynamic) + thread;
@@ -115,24 +115,24 @@ __global__ void __launch_bounds__(T, bulk_min_ctas(THREAD_VECTORS, T))
         barrier_wait(&stage_barriers[p], 0);
         Operands<R> stage[STAGE_VECTORS];
         fetch(stage, p * STAGE_VECTORS * T, smem_vectors);
-        Op::accumulate(partial, stage);
+        row.op.accumulate(partial, stage);
     }
     auto write_edges = [&](Partial total) {
         if (thread >= EDGE_THREADS || saved_edge_index[thread] < 0) return;
         float value[R];
 #pragma unroll
         for (int r = 0; r < R; ++r) value[r] = Packed<typename Op::Element>::element(saved_edge[thread][r], 0);
-        saved_target[saved_edge_index[thread]] = from_float<typename Op::Out>(Op::result(value, total));
+        saved_target[saved_edge_index[thread]] = from_float<typename Op::Out>(row.op.result(value, total));
     };
     if (OVER_GRID && thread == 0) saved_tag = tag;
-    partial = block_reduce<Op, T>(partial, warp_partials[0]);
+    partial = block_reduce<T>(row.op, partial, warp_partials[0]);
     if (OVER_GRID) {
         uint4* slots = workspace->slots + int64_t(blockIdx.x / unsigned(size)) * size;
         if (thread == 0) publish(slots + saved_rank, partial, tag, workspace);
-        partial = block_reduce<Op, T>(gather<Op>(slots, size, saved_tag, max_polls, timed_out), warp_partials[1]);
+        partial = block_reduce<T>(row.op, gather(row.op, slots, size, saved_tag, max_polls, timed_out), warp_partials[1]);
         if (timed_out) {  // uses nothing that is in registers or shared memory, but reads the chunk again
             const Row<Op, false, KEEP_IN_L2> again(tensors, blockIdx.x / unsigned(size), base_alignment);
-            const Partial total = Op::finalize(reduce_whole_row(again, warp_partials[0]));
+            const Partial total = row.op.finalize(reduce_whole_row(again, warp_partials[0]));
             const int end = saved_end;
             for (int i = max(saved_begin, again.first) + thread; i < end; i += T) {
                 Operands<R> one;
@@ -148,24 +148,24 @@ __global__ void __launch_bounds__(T, bulk_min_ctas(THREAD_VECTORS, T))
         barrier_wait(&exchange_barrier, 0);
         const int other = lane % MAX_CLUSTER;
         partial = other < size ? Partial{mailbox[other].maximum, mailbox[other].sum} : Op::identity();
-        partial = Op::reduce_replicated(partial, MAX_CLUSTER);
+        partial = row.op.reduce_replicated(partial, MAX_CLUSTER);
     }
 
-    const Partial total = Op::finalize(partial);
+    const Partial total = row.op.finalize(partial);
     rematerialize<Op>(operands, base_alignment == 0);
     const int own_start = saved_begin + thread, limit = saved_end - own_start;
     typename Op::Out* const out = saved_target + int64_t(own_start) * Op::V;
-    if (own_start >= saved_first && limit > 0) Op::write(out, operands[0], total);
+    if (own_start >= saved_first && limit > 0) row.op.write(out, operands[0], total);
 #pragma unroll
     for (int k = 1; k < K; ++k)
-        if (k * T < limit) Op::write(out + k * T * Op::V, operands[k], total);
+        if (k * T < limit) row.op.write(out + k * T * Op::V, operands[k], total);
 #pragma unroll 1
     for (int from = 0; K * T + from < limit + thread; from += STAGE_VECTORS * T) {
         Operands<R> stage[STAGE_VECTORS];
         fetch(stage, from, limit + thread - K * T);
 #pragma unroll
         for (int u = 0; u < STAGE_VECTORS; ++u)
-            if (K * T + from + u * T < limit) Op::write(out + int64_t(K * T + from + u * T) * Op::V, stage[u], total);
+            if (K * T + from + u * T < limit) row.op.write(out + int64_t(K * T + from + u * T) * Op::V, stage[u], total);
     }
     write_edges(total);
 #endif

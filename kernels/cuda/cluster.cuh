@@ -48,21 +48,21 @@ __global__ void __launch_bounds__(T, cluster_min_ctas(K * Op::READS, T, CACHES_E
     constexpr bool CACHED = CACHES_EXPONENTIALS<Op, K>;
     float exponentials[CACHED ? K * Op::V : 1];
     Partial thread_partial;
-    if constexpr (CACHED) thread_partial = Op::init_partial(operands, edge, exponentials);
-    else thread_partial = Op::init_partial(operands, edge);
-    Partial partial = block_reduce<Op, T>(thread_partial, warp_partials);
+    if constexpr (CACHED) thread_partial = row.op.init_partial(operands, edge, exponentials);
+    else thread_partial = row.op.init_partial(operands, edge);
+    Partial partial = block_reduce<T>(row.op, thread_partial, warp_partials);
     cluster_wait();
     if (thread < size) send_partial(&mailbox[rank], &exchange_barrier, thread, partial);
     barrier_wait(&exchange_barrier, 0);  // all messages have come: no CTA writes here any more, and this CTA may exit
     const int other = lane % MAX_CLUSTER;
     partial = other < size ? Partial{mailbox[other].maximum, mailbox[other].sum} : Op::identity();
-    const Partial total = Op::finalize(Op::reduce_replicated(partial, MAX_CLUSTER));
+    const Partial total = row.op.finalize(row.op.reduce_replicated(partial, MAX_CLUSTER));
     if (!CACHED) rematerialize<Op>(operands, base_alignment == 0);
 #pragma unroll
     for (int k = 0; k < K; ++k) {
         int i = start + k * int(blockDim.x);
         if (!((NO_EDGES || i >= row.first) && i < row.end)) continue;
-        if constexpr (CACHED) Op::write(row.target + int64_t(i) * Op::V, exponentials + k * Op::V, total, thread_partial);
+        if constexpr (CACHED) row.op.write(row.target + int64_t(i) * Op::V, exponentials + k * Op::V, total, thread_partial);
         else row.write(i, operands[k], total, thread_partial);
     }
     row.write_edge(edge_index, edge, total);

@@ -37,20 +37,25 @@ def sass(library: Path, functions: Iterable[str]) -> str:
     return _run("--dump-sass", "--function", ",".join(functions), str(library))
 
 
-def ptx(architecture: str, functions: Iterable[str]) -> str:
-    """The PTX of the kernels with these mangled names.
+def ptx(architecture: str, functions: Iterable[str], function: str = "softmax") -> str:
+    """The PTX of the kernels with these mangled names, of the library of `function`.
 
     Raises:
         BuildError: there is no nvcc, or it failed.
     """
-    wanted, file = set(functions), build.build(architecture).with_name("softmax.ptx")
+    wanted, file = set(functions), build.build(architecture, function).with_name("softmax.ptx")
     if not file.is_file():
         compiler = build.nvcc()
         if compiler is None:
             raise build.BuildError(build.MISSING)
         fresh = file.with_name(f"softmax.{os.getpid()}.ptx")
         number = architecture.removeprefix("sm_")
-        command = [compiler, *(flag for flag in build.FLAGS if flag.startswith(("-O", "-std"))), "--ptx", f"-arch=compute_{number}"]
+        command = [
+            compiler,
+            *(flag for flag in build.flags(function) if flag.startswith(("-O", "-std", "-D"))),
+            "--ptx",
+            f"-arch=compute_{number}",
+        ]
         done = subprocess.run([*command, "-o", str(fresh), str(build.SOURCE)], capture_output=True, text=True, check=False)
         if done.returncode != 0:
             raise build.BuildError(f"nvcc --ptx failed: {(done.stderr.strip().splitlines() or ['no message'])[0]}")

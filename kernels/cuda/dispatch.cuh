@@ -93,7 +93,7 @@ private:
         if constexpr (SAME_SIZE)
             return select<1, 2, 4, 8, 16, 32>(p.per_row, [&](auto lanes) {
                 const int stride_log2 = row_stride_log2(M, int(N), p.per_row, SIZE, R);
-                const size_t shared = staged_bytes(p, N, SIZE, R, stride_log2);
+                const size_t shared = staged_bytes<Op>(p, N, stride_log2);
                 const int64_t grid = ceil_div(M, int64_t(p.tier_option));
                 launcher.launch(staged<Op, lanes.value, KEEP_IN_L2>, grid, p.threads, shared, 1, t, p.vectors, p.tier_option, stride_log2);
             });

@@ -20,19 +20,20 @@ __global__ void __launch_bounds__(GENERIC_THREADS) generic(Tensors<Op> tensors, 
 #pragma unroll
     for (int r = 0; r < R; ++r) source[r] = tensors.source[r] + index * tensors.source_stride[r];
     typename Op::Out* target = tensors.target + index * tensors.target_stride;
+    const Op op(tensors, index);
     Partial partial = Op::identity();
     float operand[R];
     for (int64_t i = thread; i < N; i += step) {
 #pragma unroll
         for (int r = 0; r < R; ++r) operand[r] = to_float(source[r][i]);
-        Op::accumulate(partial, operand);
+        op.accumulate(partial, operand);
     }
-    partial = WARP_PER_ROW ? Op::reduce_replicated(partial, WARP) : block_reduce<Op>(partial, warp_partials);
-    Partial total = Op::finalize(partial);
+    partial = WARP_PER_ROW ? op.reduce_replicated(partial, WARP) : block_reduce(op, partial, warp_partials);
+    Partial total = op.finalize(partial);
     for (int64_t i = thread; i < N; i += step) {
 #pragma unroll
         for (int r = 0; r < R; ++r) operand[r] = to_float(source[r][i]);
-        target[i] = from_float<typename Op::Out>(Op::result(operand, total));
+        target[i] = from_float<typename Op::Out>(op.result(operand, total));
     }
 }
 

@@ -53,14 +53,15 @@ __device__ __forceinline__ uint32_t launch_tag(const Workspace* workspace) {
 }
 
 // Called by all threads: merges the slots that this thread polls. `timed_out` becomes 1 if a slot did not get its tag.
-template <typename Op> __device__ __forceinline__ Partial gather(const uint4* slots, int ctas, uint32_t tag, int max_polls, int& timed_out) {
+template <typename Op>
+__device__ __forceinline__ Partial gather(const Op& op, const uint4* slots, int ctas, uint32_t tag, int max_polls, int& timed_out) {
     Partial partial = Op::identity();
     for (int other = threadIdx.x; other < ctas; other += blockDim.x) {
         uint4 slot = load_slot(slots + other);
         for (int polls = 0; (slot.y != tag || slot.w != tag) && polls < max_polls; ++polls) slot = load_slot(slots + other);
         if (slot.y != tag || slot.w != tag || max_polls < 0) timed_out = 1;
         Partial other_partial = {__uint_as_float(slot.x), __uint_as_float(slot.z)};
-        partial = other == int(threadIdx.x) ? other_partial : Op::merge(partial, other_partial);
+        partial = other == int(threadIdx.x) ? other_partial : op.merge(partial, other_partial);
     }
     return partial;
 }
@@ -72,7 +73,7 @@ __device__ __forceinline__ void accumulate_from_memory(Partial& partial, const R
         Operands<Op::READS> operands[REREAD_VECTORS];
 #pragma unroll
         for (int u = 0; u < REREAD_VECTORS; ++u) load_operands(operands[u], row, i + u * int(blockDim.x), i + u * int(blockDim.x) < to);
-        Op::accumulate(partial, operands);
+        row.op.accumulate(partial, operands);
     }
 }
 
@@ -86,8 +87,8 @@ __device__ __forceinline__ Partial reduce_whole_row(const Row<Op, NO_EDGES, KEEP
     row.load_edge(edge_index, edge);
     Operands<Op::READS> no_operands[1];
     load_operands(no_operands[0], row, 0, false);
-    partial = Op::merge(partial, Op::init_partial(no_operands, edge));
-    return block_reduce<Op>(partial, warp_partials);
+    partial = row.op.merge(partial, row.op.init_partial(no_operands, edge));
+    return block_reduce(row.op, partial, warp_partials);
 }
 
 }  // namespace softbench

@@ -40,9 +40,11 @@ inline Plan staged_plan(int64_t M, int N, int R, int size) {
     return {STAGED, ceil_div(N, lanes), STAGED_THREADS, lanes, std::max(unit, (rows + unit / 2) / unit * unit), VECTOR_BYTES, 0};
 }
 
-// The shared memory of a tile in bytes: its rows, and behind those of the last tensor what inactive lanes read.
-inline int64_t staged_bytes(const Plan& p, int64_t N, int size, int R, int stride_log2) {
-    return (int64_t(R - 1) * p.tier_option + round_up(p.tier_option, staged_span(p.per_row, stride_log2, p.threads / WARP))) * N * size;
+// The shared memory of a tile in bytes: its rows, and behind those of the last tensor what inactive lanes read. Then the scales of the rows, which
+// begin at any multiple of 4 bytes.
+template <typename Op> int64_t staged_bytes(const Plan& p, int64_t N, int stride_log2) {
+    const int64_t rows = int64_t(Op::READS - 1) * p.tier_option + round_up(p.tier_option, staged_span(p.per_row, stride_log2, p.threads / WARP));
+    return rows * N * int64_t(sizeof(typename Op::Element)) + (Op::SCALED ? p.tier_option * int64_t(sizeof(float)) : 0);
 }
 
 // Whether contiguous rows are faster in tier staged than in sub_warp. `bytes`: of a tensor. Fitted to sweeps over 140 lengths at 4, 20 and 128 MB.

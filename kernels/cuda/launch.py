@@ -1,4 +1,4 @@
-"""Launches of the CUDA C++ softmax kernels on rows, through ctypes. nvcc compiles `softmax.cu` on first use (`build.py`).
+"""Launches of the CUDA C++ kernels on rows, through ctypes. nvcc compiles `softmax.cu` on first use (`build.py`), once for each function.
 
 Launches whose CTAs share a row anywhere on the device need a workspace. Each device and stream has one workspace, because launches on one
 stream follow each other. A launch that a CUDA graph captures gets its own, which the graph sets to zero. The graph may be replayed on
@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from ..common.allocation import persistent_zeros
-from ..common.rows import DTYPES
+from ..common.rows import DTYPES, Scale
 from ..common.softmax import Softmax
 from . import build
 from .launch_plan import Plan
@@ -21,10 +22,10 @@ from .launch_plan import Plan
 _DTYPE_NUMBERS = {dtype: number for number, dtype in enumerate(DTYPES)}
 _MIN_WORKSPACE_BYTES = 1 << 16  # enough for nearly every launch, so that a workspace hardly ever grows
 _workspaces: dict[tuple[int, int], torch.Tensor] = {}  # by device and stream
-_libraries: dict[int, ctypes.CDLL] = {}  # by device
+_libraries: dict[str, dict[int, ctypes.CDLL]] = {function: {} for function in build.FUNCTIONS}  # by function and device
 
 
-def launch_forward(x: torch.Tensor, y: torch.Tensor, plan: Plan | None = None) -> None:
+def launch_forward(x: torch.Tensor, y: torch.Tensor, scale: Scale | None = None, *, plan: Plan | None = None) -> None:
     """Writes the softmax of the rows of `x` (M, N) to `y`, on the current stream.
 
     `y` has x's dtype or float32. See `softbench.kernels.common.rows.Launch`.
@@ -33,33 +34,67 @@ def launch_forward(x: torch.Tensor, y: torch.Tensor, plan: Plan | None = None) -
         BuildError: the kernels cannot be compiled.
         RuntimeError: the launch failed, or `plan` does not fit.
     """
+    if scale is None:
+        _forward("softmax", (), x, y, plan)
+    else:
+        _forward("scaled_softmax", _scales(scale), x, y, plan)
+
+
+def launch_backward(dy: torch.Tensor, y: torch.Tensor, dx: torch.Tensor, scale: Scale | None = None, *, plan: Plan | None = None) -> None:
+    """Writes the gradient of rows (M, N) to `dx`. `dx` has the dtype of `dy` and `y`, or 16 bits where that is float32.
+
+    Raises as `launch_forward`.
+    """
+    if scale is None:
+        _backward("softmax", (), dy, y, dx, plan)
+    else:
+        _backward("scaled_softmax", _scales(scale), dy, y, dx, plan)
+
+
+def launch_log_forward(x: torch.Tensor, y: torch.Tensor, *, plan: Plan | None = None) -> None:
+    """As `launch_forward`, of log_softmax."""
+    _forward("log_softmax", (), x, y, plan)
+
+
+def launch_log_backward(dy: torch.Tensor, y: torch.Tensor, dx: torch.Tensor, *, plan: Plan | None = None) -> None:
+    """As `launch_backward`, of log_softmax."""
+    _backward("log_softmax", (), dy, y, dx, plan)
+
+
+def _scales(scale: Scale) -> tuple[int | None, float]:
+    """The first arguments of scaled softmax: the address of the rows' scales, or None and the scale of all rows."""
+    return (scale.data_ptr(), 1.0) if isinstance(scale, torch.Tensor) else (None, scale)
+
+
+def _forward(function: str, scales: tuple[Any, ...], x: torch.Tensor, y: torch.Tensor, plan: Plan | None) -> None:
     index = x.device.index
-    call = _library(index).softbench_forward
     M, N = x.shape
-    arguments = (x.data_ptr(), y.data_ptr(), x.stride(0), y.stride(0), M, N, _DTYPE_NUMBERS[x.dtype], _DTYPE_NUMBERS[y.dtype])
-    _launch(call, arguments, index, plan)
+    library = _library(function, index)
+    tensors = x.data_ptr(), y.data_ptr(), x.stride(0), y.stride(0), M, N, _DTYPE_NUMBERS[x.dtype], _DTYPE_NUMBERS[y.dtype]
+    _launch(library, library.softbench_forward, (*scales, *tensors), index, plan)
 
 
-def launch_backward(dy: torch.Tensor, y: torch.Tensor, dx: torch.Tensor, plan: Plan | None = None) -> None:
-    """Writes the gradient of rows (M, N) to `dx`. All three have one dtype. Raises as `launch_forward`."""
+def _backward(function: str, scales: tuple[Any, ...], dy: torch.Tensor, y: torch.Tensor, dx: torch.Tensor, plan: Plan | None) -> None:
     index = y.device.index
-    call = _library(index).softbench_backward
+    library = _library(function, index)
     M, N = y.shape
-    strides = dy.stride(0), y.stride(0), dx.stride(0)
-    _launch(call, (dy.data_ptr(), y.data_ptr(), dx.data_ptr(), *strides, M, N, _DTYPE_NUMBERS[y.dtype]), index, plan)
+    addresses, strides = (dy.data_ptr(), y.data_ptr(), dx.data_ptr()), (dy.stride(0), y.stride(0), dx.stride(0))
+    tensors = *addresses, *strides, M, N, _DTYPE_NUMBERS[y.dtype], _DTYPE_NUMBERS[dx.dtype]
+    _launch(library, library.softbench_backward, (*scales, *tensors), index, plan)
 
 
-def _library(index: int) -> ctypes.CDLL:
-    library = _libraries.get(index)
+def _library(function: str, index: int) -> ctypes.CDLL:
+    libraries = _libraries[function]
+    library = libraries.get(index)
     if library is None:
-        library = _libraries[index] = build.load(torch.cuda.get_device_capability(index))
+        library = libraries[index] = build.load(torch.cuda.get_device_capability(index), function)
     return library
 
 
-def _launch(call: Callable[..., int], arguments: tuple[int, ...], index: int, plan: Plan | None) -> None:
+def _launch(library: ctypes.CDLL, call: Callable[..., int], arguments: tuple[Any, ...], index: int, plan: Plan | None) -> None:
     if index != torch._C._cuda_getDevice():  # torch.cuda calls these functions with more Python around them
         with torch.cuda.device(index):
-            return _launch(call, arguments, index, plan)
+            return _launch(library, call, arguments, index, plan)
     stream = torch._C._cuda_getCurrentRawStream(index)
     workspace = _workspaces.get((index, stream))
     capturing = workspace is not None and torch.cuda.is_current_stream_capturing()
@@ -73,10 +108,11 @@ def _launch(call: Callable[..., int], arguments: tuple[int, ...], index: int, pl
             fresh = _workspaces[index, stream] = persistent_zeros(index, max(-code, _MIN_WORKSPACE_BYTES), torch.uint8)
         code = call(*arguments, fresh.data_ptr(), fresh.numel(), stream, by_reference)
     if code != 0:
-        shape = arguments[-4:-2] if call.__name__ == "softbench_forward" else arguments[-3:-1]
-        raise RuntimeError(f"{call.__name__} on {shape}: {_library(index).softbench_error(int(code)).decode()}")
+        raise RuntimeError(f"{call.__name__} on {arguments[-4:-2]}: {library.softbench_error(int(code)).decode()}")
     return None
 
 
 softmax = Softmax(launch_forward, launch_backward)
 """softmax(x, dim=-1), differentiable once, without an operator; see `softbench.kernels.common.softmax.Softmax`."""
+log_softmax = Softmax(launch_log_forward, launch_log_backward, name="log_softmax")
+"""log_softmax(x, dim=-1), likewise. It takes no scale."""

@@ -52,22 +52,32 @@ template <typename Element, int COUNT> __device__ __forceinline__ float packed_m
 
 // Replaces the values of a row by its results, in value[][0]. `maximum` is the largest value of the lane. These rows have few enough values to
 // compute each exponential once, from the maximum of the row.
-template <typename Op, int COUNT, int LANES>
-__device__ __forceinline__ void compute_in_place(float (&value)[COUNT][Op::READS], float maximum, const LogicalWarp<LANES>& logical_warp) {
+template <int COUNT, int LANES, typename Op>
+__device__ __forceinline__ void compute_in_place(const Op& op, float (&value)[COUNT][Op::READS], float maximum, const LogicalWarp<LANES>& logical_warp) {
     float sum = 0.0f;
-    if constexpr (Op::READS == 1) {
+    if constexpr (Op::READS == 1 && Op::LOG) {  // the differences are NaN in a row that contains only -inf
+        const float base = logical_warp.max(maximum);
+#pragma unroll
+        for (int c = 0; c < COUNT; ++c) {
+            value[c][0] -= base;
+            sum += exp2_fast(value[c][0] * LOG2_E);
+        }
+        const float log_sum = logf(logical_warp.sum(sum));
+#pragma unroll
+        for (int c = 0; c < COUNT; ++c) value[c][0] -= log_sum;
+    } else if constexpr (Op::READS == 1) {
         const float base = finite_or_zero(logical_warp.max(maximum));
 #pragma unroll
-        for (int c = 0; c < COUNT; ++c) sum += value[c][0] = exp2_fast(Op::exponent(value[c][0], base));
+        for (int c = 0; c < COUNT; ++c) sum += value[c][0] = exp2_fast(op.exponent(value[c][0], base));
         const float scale = reciprocal(logical_warp.sum(sum));
 #pragma unroll
         for (int c = 0; c < COUNT; ++c) value[c][0] *= scale;
     } else {
 #pragma unroll
-        for (int c = 0; c < COUNT; ++c) sum += value[c][0] * value[c][1];
-        const float dot = logical_warp.sum(sum);
+        for (int c = 0; c < COUNT; ++c) sum += Op::term(value[c][0], value[c][1]);
+        const Partial total = op.finalize({0.0f, logical_warp.sum(sum)});
 #pragma unroll
-        for (int c = 0; c < COUNT; ++c) value[c][0] = value[c][1] * (value[c][0] - dot);
+        for (int c = 0; c < COUNT; ++c) value[c][0] = op.result(value[c], total);
     }
 }
 
@@ -83,7 +93,7 @@ template <bool KEEP_IN_L2, int W> __device__ __forceinline__ void load_packed(ui
         packed[0] = load4<KEEP_IN_L2>(from, policy);
     }
 }
-// Stores V results that take 4, 8, 16 or 32 bytes.
+// Stores V results that take 2, 4, 8, 16 or 32 bytes.
 template <typename Out, int V> __device__ __forceinline__ void store_results(Out* target, const float (&value)[V]) {
     if constexpr (V * sizeof(Out) >= VECTOR_BYTES) {
         store_vector<Out, V>(target, value);
@@ -92,7 +102,8 @@ template <typename Out, int V> __device__ __forceinline__ void store_results(Out
         else *reinterpret_cast<float*>(target) = value[0];
     } else {
         if constexpr (V == 4) *reinterpret_cast<uint2*>(target) = make_uint2(pack<Out>(value[0], value[1]), pack<Out>(value[2], value[3]));
-        else *reinterpret_cast<uint32_t*>(target) = pack<Out>(value[0], value[1]);
+        else if constexpr (V == 2) *reinterpret_cast<uint32_t*>(target) = pack<Out>(value[0], value[1]);
+        else *target = from_float<Out>(value[0]);
     }
 }
 

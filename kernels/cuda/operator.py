@@ -1,6 +1,9 @@
-"""The CUDA C++ softmax as PyTorch operators: `softbench::cuda_softmax` and `softbench::cuda_softmax_backward`, differentiable twice.
+"""The CUDA C++ kernels as PyTorch operators, differentiable twice.
 
-Compilers see one opaque call. On devices other than CUDA, the operators are torch's own softmax.
+- `softbench::cuda_softmax` and `softbench::cuda_softmax_backward`
+- `softbench::cuda_log_softmax` and `softbench::cuda_log_softmax_backward`
+
+Compilers see one opaque call. On devices other than CUDA, the operators are torch's own functions.
 
 The operators are defined in a `torch.library.Library`, with their autograd kernel in this file (`_autograd_kernel`).
 `torch.library.custom_op` runs more Python in each call. Microseconds a call, where the kernel only allocates the result (which takes 1.5),
@@ -22,17 +25,12 @@ from torch.autograd import forward_ad
 
 from ..common import registration, rows
 from ..common.rows import apply_to_rows, canonical_dim, check_same
-from .launch import launch_backward, launch_forward
+from ..common.softmax import NARROW, Softmax
+from . import launch
 
-NARROW = (torch.float16, torch.bfloat16)
 DTYPES = (*rows.DTYPES, torch.float64)
 
 _library = torch.library.Library("softbench", "FRAGMENT")
-for _schema in (
-    "cuda_softmax(Tensor x, int dim, ScalarType? dtype=None) -> Tensor",
-    "cuda_softmax_backward(Tensor dy, Tensor y, int dim, ScalarType? dtype=None) -> Tensor",
-):
-    _library.define(_schema, tags=(torch.Tag.pt2_compliant_tag,))
 
 
 def softmax(x: Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> Tensor:
@@ -43,8 +41,8 @@ def softmax(x: Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> Tenso
       gives the float32 result without rounding, as torch.softmax does. It casts nothing in memory. Autocast changes nothing.
     - Strides: any. Rows with adjacent elements are read in place, others are copied first. The result is contiguous, as in torch.softmax,
       and does not share x's memory. Any `dim` but the last costs a copy.
-    - Gradients: twice through kernels, and further by autograd. The gradient of x has x's dtype. If the result is wider, a separate pass
-      converts the gradient. torch.vmap is supported; forward mode and torch.func's gradients are not.
+    - Gradients: twice through kernels, and further by autograd. The gradient of x has x's dtype, also if the result is wider. torch.vmap is
+      supported; forward mode and torch.func's gradients are not.
     - Tracing: torch.compile (static and dynamic shapes, CUDA graphs) and torch.export see one call, for any shape.
     - Devices: CUDA, where nvcc builds the kernels at the first call (`build.py`). On other devices it is `torch.softmax`, also for float64.
 
@@ -57,66 +55,97 @@ def softmax(x: Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> Tenso
     Source: the online normalizer of Milakov and Gimelshein (arXiv:1805.02867), for rows that do not fit in a CTA's registers. The gradient
     with respect to x is y * (dy - sum(dy * y)). `softmax.cu` describes the kernels.
     """
-    result: Tensor = _FORWARD(x, dim, dtype)
+    result: Tensor = torch.ops.softbench.cuda_softmax.default(x, dim, dtype)
     return result
 
 
-_FORWARD = torch.ops.softbench.cuda_softmax.default
-_BACKWARD = torch.ops.softbench.cuda_softmax_backward.default
+def log_softmax(x: Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> Tensor:
+    """log(softmax(x)) over `dim`, by softbench's CUDA C++ kernels: (x - max(x)) - log(sum(exp(x - max(x)))).
+
+    Everything that `softmax` says holds for it too. The gradient with respect to x is dy - exp(y) * sum(dy). Its own gradients are computed
+    by torch, in float32.
+    """
+    result: Tensor = torch.ops.softbench.cuda_log_softmax.default(x, dim, dtype)
+    return result
 
 
-def _forward(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
-    return apply_to_rows(launch_forward, (x,), _forward_axis(x, dim, dtype), dtype)
+class Operators:
+    """The pair of operators of a function, `softbench::cuda_NAME` and its backward; and their kernels for each kind of device."""
 
+    def __init__(
+        self,
+        function: Softmax,
+        formulas: registration.Formulas,
+        torchs: Callable[..., Tensor],
+        torchs_backward: Callable[..., Tensor],
+    ) -> None:
+        """`torchs` and `torchs_backward` are torch's functions for other devices, with the arguments of torch.softmax and its backward."""
+        self.function, self.torchs, self.torchs_backward = function, torchs, torchs_backward
+        name = f"cuda_{function.name}"
+        for schema in (
+            f"{name}(Tensor x, int dim, ScalarType? dtype=None) -> Tensor",
+            f"{name}_backward(Tensor dy, Tensor y, int dim, ScalarType? dtype=None) -> Tensor",
+        ):
+            _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+        packets = getattr(torch.ops.softbench, name), getattr(torch.ops.softbench, f"{name}_backward")
+        forward, backward = (packet.default for packet in packets)
+        first = _autograd_kernel(forward, 1, registration.save_output, registration.gradient_of_forward(backward))
+        second = _autograd_kernel(backward, 2, registration.save_inputs, registration.gradient_of_backward(backward, formulas))
+        for which, kernel, fallback, fake, autograd in (
+            (name, self.forward, self.forward_fallback, self.forward_fake, first),
+            (f"{name}_backward", self.backward, self.backward_fallback, self.backward_fake, second),
+        ):
+            _library.impl(which, kernel, "CUDA")
+            _library.impl(which, fallback, "CompositeExplicitAutograd")
+            _library.impl(which, autograd, "Autograd", with_keyset=True)
+            torch.library.register_fake(f"softbench::{which}", fake, lib=_library)
+        registration.register_vmap_and_flops(*packets, _library)
 
-def _backward(dy: Tensor, y: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
-    """dx = y * (dy - sum(dy * y)) over `dim`, contiguous. `dtype`: the 16-bit dtype of x, if y is its float32 softmax."""
-    dx = apply_to_rows(launch_backward, (dy, y), _backward_axis(dy, y, dim, dtype))
-    return dx if dtype is None else dx.to(dtype)
+    def forward(self, x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
+        return apply_to_rows(self.function.launch_forward, (x,), self._forward_axis(x, dim, dtype), dtype)
 
+    def backward(self, dy: Tensor, y: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
+        """dx over `dim`, contiguous. `dtype`: the 16-bit dtype of x, if y is its float32 result."""
+        return apply_to_rows(self.function.launch_backward, (dy, y), self._backward_axis(dy, y, dim, dtype), dtype)
 
-def _forward_fallback(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
-    return torch.softmax(x, _forward_axis(x, dim, dtype), dtype=dtype)
+    def forward_fallback(self, x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
+        return self.torchs(x, self._forward_axis(x, dim, dtype), dtype=dtype)
 
+    def backward_fallback(self, dy: Tensor, y: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
+        axis = self._backward_axis(dy, y, dim, dtype)
+        dx = self.torchs_backward(dy, y, axis, y.dtype)  # converts to another dtype only on CUDA
+        return dx if dtype is None else dx.to(dtype)
 
-def _backward_fallback(dy: Tensor, y: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
-    axis = _backward_axis(dy, y, dim, dtype)
-    dx: Tensor = torch.ops.aten._softmax_backward_data(dy, y, axis, y.dtype)  # converts to another dtype only on CUDA
-    return dx if dtype is None else dx.to(dtype)
+    def forward_fake(self, x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
+        self._forward_axis(x, dim, dtype)
+        return x.new_empty(x.shape, dtype=dtype)
 
+    def backward_fake(self, dy: Tensor, y: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
+        self._backward_axis(dy, y, dim, dtype)
+        return y.new_empty(y.shape, dtype=dtype)
 
-def _forward_fake(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
-    _forward_axis(x, dim, dtype)
-    return x.new_empty(x.shape, dtype=dtype)
+    def _forward_axis(self, x: Tensor, dim: int, dtype: torch.dtype | None) -> int:
+        """`dim` as a non-negative index. Raises as `softmax` if the arguments do not fit."""
+        if dtype is not None and dtype != x.dtype and not (dtype is torch.float32 and x.dtype in NARROW):
+            raise TypeError(
+                f"{self.function.name} of {x.dtype} as {dtype}: "
+                "the result has the input's dtype, or is float32 where that is float16 or bfloat16"
+            )
+        return self._axis(x, dim)
 
+    def _backward_axis(self, dy: Tensor, y: Tensor, dim: int, dtype: torch.dtype | None) -> int:
+        check_same(dy, y)
+        if dtype is not None and dtype != y.dtype and not (y.dtype is torch.float32 and dtype in NARROW):
+            raise TypeError(f"dx as {dtype} of y as {y.dtype}: dx has y's dtype, or is float16 or bfloat16 where that is float32")
+        return self._axis(y, dim)
 
-def _backward_fake(dy: Tensor, y: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
-    _backward_axis(dy, y, dim, dtype)
-    return y.new_empty(y.shape, dtype=dtype)
-
-
-def _forward_axis(x: Tensor, dim: int, dtype: torch.dtype | None) -> int:
-    """`dim` as a non-negative index. Raises as `softmax` if the arguments do not fit."""
-    if dtype is not None and dtype != x.dtype and not (dtype is torch.float32 and x.dtype in NARROW):
-        raise TypeError(
-            f"softmax of {x.dtype} as {dtype}: the result has the input's dtype, or is float32 where that is float16 or bfloat16"
-        )
-    return _axis(x, dim)
-
-
-def _backward_axis(dy: Tensor, y: Tensor, dim: int, dtype: torch.dtype | None) -> int:
-    check_same(dy, y)
-    if dtype is not None and dtype != y.dtype and not (y.dtype is torch.float32 and dtype in NARROW):
-        raise TypeError(f"dx as {dtype} of y as {y.dtype}: dx has y's dtype, or is float16 or bfloat16 where that is float32")
-    return _axis(y, dim)
-
-
-def _axis(x: Tensor, dim: int) -> int:
-    if x.dtype not in rows.DTYPES and (x.is_cuda or x.dtype not in DTYPES):
-        raise TypeError(f"softmax of {x.dtype} on {x.device}: the kernels take float32, float16 and bfloat16; float64 is torch's elsewhere")
-    if x.layout is not torch.strided:
-        raise TypeError(f"softmax of a tensor of layout {x.layout}: the kernels take strided ones")
-    return canonical_dim(dim, x.dim())
+    def _axis(self, x: Tensor, dim: int) -> int:
+        if x.dtype not in rows.DTYPES and (x.is_cuda or x.dtype not in DTYPES):
+            kernels = "the kernels take float32, float16 and bfloat16; float64 is torch's elsewhere"
+            raise TypeError(f"{self.function.name} of {x.dtype} on {x.device}: {kernels}")
+        if x.layout is not torch.strided:
+            raise TypeError(f"{self.function.name} of a tensor of layout {x.layout}: the kernels take strided ones")
+        return canonical_dim(dim, x.dim())
 
 
 def _autograd_kernel(
@@ -151,23 +180,5 @@ def _autograd_kernel(
     return kernel
 
 
-for _name, _kernel, _fallback, _fake in (
-    ("cuda_softmax", _forward, _forward_fallback, _forward_fake),
-    ("cuda_softmax_backward", _backward, _backward_fallback, _backward_fake),
-):
-    _library.impl(_name, _kernel, "CUDA")
-    _library.impl(_name, _fallback, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"softbench::{_name}", _fake, lib=_library)
-_library.impl(
-    "cuda_softmax",
-    _autograd_kernel(_FORWARD, 1, registration.save_output, registration.gradient_of_forward(_BACKWARD)),
-    "Autograd",
-    with_keyset=True,
-)
-_library.impl(
-    "cuda_softmax_backward",
-    _autograd_kernel(_BACKWARD, 2, registration.save_inputs, registration.gradient_of_backward(_BACKWARD)),
-    "Autograd",
-    with_keyset=True,
-)
-registration.register_vmap_and_flops(torch.ops.softbench.cuda_softmax, torch.ops.softbench.cuda_softmax_backward, _library)
+SOFTMAX = Operators(launch.softmax, registration.SOFTMAX, torch.softmax, torch.ops.aten._softmax_backward_data)
+LOG_SOFTMAX = Operators(launch.log_softmax, registration.LOG_SOFTMAX, torch.log_softmax, torch.ops.aten._log_softmax_backward_data)

@@ -67,12 +67,17 @@ template <> __device__ __forceinline__ uint32_t pack<__nv_bfloat16>(float low, f
 __device__ __forceinline__ void store16(void* target, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
     asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(target), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
-// Stores V consecutive results: in one 16-byte store, or in two where 16-bit inputs give float32 results.
+__device__ __forceinline__ void store8(void* target, uint32_t a, uint32_t b) {
+    asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(target), "r"(a), "r"(b) : "memory");
+}
+// Stores V consecutive results: in one 16-byte store, in two where 16-bit inputs give float32 results, or in 8 bytes in the opposite case.
 template <typename Out, int V> __device__ __forceinline__ void store_vector(Out* target, const float (&value)[V]) {
     if constexpr (sizeof(Out) == 4) {
 #pragma unroll
         for (int v = 0; v < V; v += 4)
             store16(target + v, __float_as_uint(value[v]), __float_as_uint(value[v + 1]), __float_as_uint(value[v + 2]), __float_as_uint(value[v + 3]));
+    } else if constexpr (V == 4) {
+        store8(target, pack<Out>(value[0], value[1]), pack<Out>(value[2], value[3]));
     } else {
         static_assert(V == 8);
         store16(target, pack<Out>(value[0], value[1]), pack<Out>(value[2], value[3]), pack<Out>(value[4], value[5]), pack<Out>(value[6], value[7]));

@@ -14,7 +14,7 @@ constexpr int FIRST_TAIL_THREAD = 8;  // threads 0..6 have the elements of the h
 constexpr int EDGE_THREADS = 2 * FIRST_TAIL_THREAD;
 
 // The tensors of a launch: those that are read, and the one that is written. Strides between rows are in elements.
-template <typename Op> struct Tensors {
+template <typename Op> struct Tensors : Scales<Op::SCALED> {
     const typename Op::Element* source[Op::READS];
     typename Op::Out* target;
     int64_t source_stride[Op::READS], target_stride;
@@ -63,9 +63,10 @@ template <typename Op, bool NO_EDGES, bool KEEP_IN_L2> struct Row {
     int first, end;  // of the whole vectors
     int N;
     uint64_t policy;
+    Op op;
 
     // `base_alignment` is 16 or 128 bytes. The launch plan ensures that the row has the same offset from a 16-byte boundary in each tensor.
-    __device__ __forceinline__ Row(const Tensors<Op>& tensors, int64_t row, int base_alignment) : N(tensors.N), policy(l2_policy<KEEP_IN_L2>()) {
+    __device__ __forceinline__ Row(const Tensors<Op>& tensors, int64_t row, int base_alignment) : N(tensors.N), policy(l2_policy<KEEP_IN_L2>()), op(tensors, row) {
 #pragma unroll
         for (int r = 0; r < Op::READS; ++r) source[r] = tensors.source[r] + row * tensors.source_stride[r];
         target = tensors.target + row * tensors.target_stride;
@@ -109,14 +110,14 @@ template <typename Op, bool NO_EDGES, bool KEEP_IN_L2> struct Row {
         float value[Op::READS];
 #pragma unroll
         for (int r = 0; r < Op::READS; ++r) value[r] = Packed<Element>::element(packed[r], 0);
-        target[index] = from_float<Out>(Op::result(value, total));
+        target[index] = from_float<Out>(op.result(value, total));
     }
     __device__ __forceinline__ const uint4* vector(int r, int i) const { return reinterpret_cast<const uint4*>(source[r]) + i; }
     __device__ __forceinline__ void write(int i, const Operands<Op::READS>& operands, Partial total) const {
-        Op::write(target + int64_t(i) * V, operands, total);
+        op.write(target + int64_t(i) * V, operands, total);
     }
     __device__ __forceinline__ void write(int i, const Operands<Op::READS>& operands, Partial total, Partial thread_partial) const {
-        Op::write(target + int64_t(i) * V, operands, total, thread_partial);
+        op.write(target + int64_t(i) * V, operands, total, thread_partial);
     }
 };
 

@@ -1,4 +1,5 @@
-// Softmax and its gradient over rows, in CUDA C++. It uses no torch headers, so it compiles in seconds, and it is called through C.
+// Softmax, scaled softmax and log_softmax over rows, and their gradients, in CUDA C++. It uses no torch headers, so it compiles in seconds, and it is
+// called through C. SOFTBENCH_FUNCTION is the number of the function (softmax_ops.cuh); build.py makes a library for each function that is called.
 //
 // Each tier is a kernel that reads a row once and writes it once, with one exchange of {maximum, sum} between. The tiers differ in where a row waits
 // for its exchange, and heuristics.cuh chooses the tier. The sizes are of one row of one tensor, fitted on an H200; the gradient reads two tensors.
@@ -19,7 +20,16 @@
 
 #include "dispatch.cuh"
 
+#ifndef SOFTBENCH_FUNCTION
+#define SOFTBENCH_FUNCTION 0
+#endif
+
 namespace softbench {
+
+constexpr Function FUNCTION = Function(SOFTBENCH_FUNCTION);
+template <typename In, typename Out> using ForwardOp = Forward<In, Out, FUNCTION>;
+template <typename In, typename Out> using BackwardOp = Backward<In, Out, FUNCTION>;
+using RowScales = Scales<FUNCTION == SCALED_SOFTMAX>;
 
 // Launches an operation on the rows of tensors; see softbench_forward.
 template <typename Op> int64_t run(Tensors<Op> t, int64_t N, Plan* p, void* workspace, int64_t workspace_bytes, cudaStream_t stream) {
@@ -28,11 +38,9 @@ template <typename Op> int64_t run(Tensors<Op> t, int64_t N, Plan* p, void* work
     if (p && p->tier == AUTO) *p = chosen;
     else if (p && !plan_fits(t, N, chosen)) return cudaErrorInvalidValue;
     Launcher launcher = {stream, static_cast<Workspace*>(workspace), workspace_bytes, t.M * N * int64_t(sizeof(typename Op::Element))};
-    // 16-bit inputs with float32 results write twice what they read. They do without, as it would double their kernels.
-    constexpr bool SAME_SIZE = sizeof(typename Op::Element) == sizeof(typename Op::Out);
     const int64_t read_bytes = t.M * N * Op::READS * int64_t(sizeof(typename Op::Element));
-    const bool keep_in_l2 = SAME_SIZE && device().major == 9 && device().clusters() && read_bytes >= KEEP_IN_L2_BYTES;
-    if (!(keep_in_l2 ? dispatch<Op, SAME_SIZE>(t, N, chosen, launcher) : dispatch<Op, false>(t, N, chosen, launcher))) return cudaErrorInvalidValue;
+    const bool keep_in_l2 = device().major == 9 && device().clusters() && read_bytes >= KEEP_IN_L2_BYTES;
+    if (!(keep_in_l2 ? dispatch<Op, true>(t, N, chosen, launcher) : dispatch<Op, false>(t, N, chosen, launcher))) return cudaErrorInvalidValue;
     if (launcher.missing_bytes) return -launcher.missing_bytes;
     cudaError_t pending = cudaGetLastError();
     return launcher.error != cudaSuccess ? launcher.error : pending;
@@ -45,28 +53,34 @@ template <typename Op> int64_t run(Tensors<Op> t, int64_t N, Plan* p, void* work
 #define SOFTBENCH_HERE(...) SOFTBENCH_RUN(__VA_ARGS__)
 #define SOFTBENCH_ELSEWHERE(...) extern SOFTBENCH_RUN(__VA_ARGS__)
 #if SOFTBENCH_PART == 0
-SOFTBENCH_HERE(Forward<float, float>);
-SOFTBENCH_ELSEWHERE(Forward<__half, __half>);
-SOFTBENCH_ELSEWHERE(Forward<__half, float>);
-SOFTBENCH_ELSEWHERE(Forward<__nv_bfloat16, __nv_bfloat16>);
-SOFTBENCH_ELSEWHERE(Forward<__nv_bfloat16, float>);
-SOFTBENCH_ELSEWHERE(Backward<float>);
-SOFTBENCH_ELSEWHERE(Backward<__half>);
-SOFTBENCH_ELSEWHERE(Backward<__nv_bfloat16>);
+SOFTBENCH_HERE(ForwardOp<float, float>);
+SOFTBENCH_ELSEWHERE(ForwardOp<__half, __half>);
+SOFTBENCH_ELSEWHERE(ForwardOp<__half, float>);
+SOFTBENCH_ELSEWHERE(ForwardOp<__nv_bfloat16, __nv_bfloat16>);
+SOFTBENCH_ELSEWHERE(ForwardOp<__nv_bfloat16, float>);
+SOFTBENCH_ELSEWHERE(BackwardOp<float, float>);
+SOFTBENCH_ELSEWHERE(BackwardOp<__half, __half>);
+SOFTBENCH_ELSEWHERE(BackwardOp<__nv_bfloat16, __nv_bfloat16>);
+SOFTBENCH_ELSEWHERE(BackwardOp<float, __half>);
+SOFTBENCH_ELSEWHERE(BackwardOp<float, __nv_bfloat16>);
 #elif SOFTBENCH_PART == 1
-SOFTBENCH_HERE(Forward<__half, __half>);
+SOFTBENCH_HERE(ForwardOp<__half, __half>);
 #elif SOFTBENCH_PART == 2
-SOFTBENCH_HERE(Forward<__half, float>);
+SOFTBENCH_HERE(ForwardOp<__half, float>);
 #elif SOFTBENCH_PART == 3
-SOFTBENCH_HERE(Forward<__nv_bfloat16, __nv_bfloat16>);
+SOFTBENCH_HERE(ForwardOp<__nv_bfloat16, __nv_bfloat16>);
 #elif SOFTBENCH_PART == 4
-SOFTBENCH_HERE(Forward<__nv_bfloat16, float>);
+SOFTBENCH_HERE(ForwardOp<__nv_bfloat16, float>);
 #elif SOFTBENCH_PART == 5
-SOFTBENCH_HERE(Backward<float>);
+SOFTBENCH_HERE(BackwardOp<float, float>);
 #elif SOFTBENCH_PART == 6
-SOFTBENCH_HERE(Backward<__half>);
+SOFTBENCH_HERE(BackwardOp<__half, __half>);
 #elif SOFTBENCH_PART == 7
-SOFTBENCH_HERE(Backward<__nv_bfloat16>);
+SOFTBENCH_HERE(BackwardOp<__nv_bfloat16, __nv_bfloat16>);
+#elif SOFTBENCH_PART == 8
+SOFTBENCH_HERE(BackwardOp<float, __half>);
+#elif SOFTBENCH_PART == 9
+SOFTBENCH_HERE(BackwardOp<float, __nv_bfloat16>);
 #endif
 #endif
 
@@ -77,15 +91,18 @@ SOFTBENCH_HERE(Backward<__nv_bfloat16>);
 namespace softbench {
 
 template <typename In, typename Out>
-int64_t forward(const void* x, void* y, int64_t x_stride, int64_t y_stride, int64_t M, int64_t N, Plan* p, void* w, int64_t bytes, cudaStream_t stream) {
-    return run(Tensors<Forward<In, Out>>{{static_cast<const In*>(x)}, static_cast<Out*>(y), {x_stride}, y_stride, M, 0}, N, p, w, bytes, stream);
+int64_t forward(const RowScales& scales, const void* x, void* y, int64_t x_stride, int64_t y_stride, int64_t M, int64_t N, Plan* p, void* w, int64_t bytes,
+                cudaStream_t stream) {
+    const Tensors<ForwardOp<In, Out>> t{scales, {static_cast<const In*>(x)}, static_cast<Out*>(y), {x_stride}, y_stride, M, 0};
+    return run(t, N, p, w, bytes, stream);
 }
 
-template <typename T>
-int64_t backward(const void* dy, const void* y, void* dx, int64_t dy_stride, int64_t y_stride, int64_t dx_stride, int64_t M, int64_t N, Plan* p, void* w,
-                 int64_t bytes, cudaStream_t stream) {
-    return run(Tensors<Backward<T>>{{static_cast<const T*>(dy), static_cast<const T*>(y)}, static_cast<T*>(dx), {dy_stride, y_stride}, dx_stride, M, 0}, N,
-               p, w, bytes, stream);
+template <typename In, typename Out>
+int64_t backward(const RowScales& scales, const void* dy, const void* y, void* dx, int64_t dy_stride, int64_t y_stride, int64_t dx_stride, int64_t M, int64_t N,
+                 Plan* p, void* w, int64_t bytes, cudaStream_t stream) {
+    const Tensors<BackwardOp<In, Out>> t{
+        scales, {static_cast<const In*>(dy), static_cast<const In*>(y)}, static_cast<Out*>(dx), {dy_stride, y_stride}, dx_stride, M, 0};
+    return run(t, N, p, w, bytes, stream);
 }
 
 }  // namespace softbench
@@ -93,28 +110,44 @@ int64_t backward(const void* dy, const void* y, void* dx, int64_t dy_stride, int
 // Both functions launch on `stream` of the current device. They return 0, a cudaError_t, or a negative number. That is the number of bytes of workspace
 // that are missing, and nothing was launched. The caller then calls again with at least that many bytes, set to zero once. Two launches that may run
 // at the same time must not share a workspace.
-// Strides are in elements. dtypes: 0 float32, 1 float16, 2 bfloat16; y has the dtype of x or float32. 1 <= M < 2^31, and N >= 1.
+// Strides are in elements. dtypes: 0 float32, 1 float16, 2 bfloat16. `dtype` is of what is read, `out_dtype` of what is written. They are the same,
+// or y is float32 where x has 16 bits, or dx has 16 bits where dy and y are float32. 1 <= M < 2^31, and N >= 1.
 // `p` may be null. A plan of tier -1 is filled in by the heuristics; any other is carried out, or refused with cudaErrorInvalidValue.
-extern "C" int64_t softbench_forward(const void* x, void* y, int64_t x_stride, int64_t y_stride, int64_t M, int64_t N, int dtype, int out_dtype,
-                                     void* workspace, int64_t workspace_bytes, cudaStream_t stream, SoftbenchPlan* p) {
+// For scaled softmax, the first arguments are the scales: a pointer to those of the rows, or null and the scale of all rows.
+#if SOFTBENCH_FUNCTION == 2
+#define SOFTBENCH_SCALES const float *scales, float scale,
+#define SOFTBENCH_SCALES_GIVEN {scales, scale}
+#else
+#define SOFTBENCH_SCALES
+#define SOFTBENCH_SCALES_GIVEN {}
+#endif
+extern "C" int64_t softbench_forward(SOFTBENCH_SCALES const void* x, void* y, int64_t x_stride, int64_t y_stride, int64_t M, int64_t N, int dtype,
+                                     int out_dtype, void* workspace, int64_t workspace_bytes, cudaStream_t stream, SoftbenchPlan* p) {
     using namespace softbench;
+    const RowScales given SOFTBENCH_SCALES_GIVEN;
+    auto with = [&](auto call) { return call(given, x, y, x_stride, y_stride, M, N, p, workspace, workspace_bytes, stream); };
     switch (dtype * 3 + out_dtype) {
-        case 0: return forward<float, float>(x, y, x_stride, y_stride, M, N, p, workspace, workspace_bytes, stream);
-        case 3: return forward<__half, float>(x, y, x_stride, y_stride, M, N, p, workspace, workspace_bytes, stream);
-        case 4: return forward<__half, __half>(x, y, x_stride, y_stride, M, N, p, workspace, workspace_bytes, stream);
-        case 6: return forward<__nv_bfloat16, float>(x, y, x_stride, y_stride, M, N, p, workspace, workspace_bytes, stream);
-        case 8: return forward<__nv_bfloat16, __nv_bfloat16>(x, y, x_stride, y_stride, M, N, p, workspace, workspace_bytes, stream);
+        case 0: return with(forward<float, float>);
+        case 3: return with(forward<__half, float>);
+        case 4: return with(forward<__half, __half>);
+        case 6: return with(forward<__nv_bfloat16, float>);
+        case 8: return with(forward<__nv_bfloat16, __nv_bfloat16>);
     }
     return cudaErrorInvalidValue;
 }
 
-extern "C" int64_t softbench_backward(const void* dy, const void* y, void* dx, int64_t dy_stride, int64_t y_stride, int64_t dx_stride, int64_t M,
-                                      int64_t N, int dtype, void* workspace, int64_t workspace_bytes, cudaStream_t stream, SoftbenchPlan* p) {
+extern "C" int64_t softbench_backward(SOFTBENCH_SCALES const void* dy, const void* y, void* dx, int64_t dy_stride, int64_t y_stride, int64_t dx_stride,
+                                      int64_t M, int64_t N, int dtype, int out_dtype, void* workspace, int64_t workspace_bytes, cudaStream_t stream,
+                                      SoftbenchPlan* p) {
     using namespace softbench;
-    switch (dtype) {
-        case 0: return backward<float>(dy, y, dx, dy_stride, y_stride, dx_stride, M, N, p, workspace, workspace_bytes, stream);
-        case 1: return backward<__half>(dy, y, dx, dy_stride, y_stride, dx_stride, M, N, p, workspace, workspace_bytes, stream);
-        case 2: return backward<__nv_bfloat16>(dy, y, dx, dy_stride, y_stride, dx_stride, M, N, p, workspace, workspace_bytes, stream);
+    const RowScales given SOFTBENCH_SCALES_GIVEN;
+    auto with = [&](auto call) { return call(given, dy, y, dx, dy_stride, y_stride, dx_stride, M, N, p, workspace, workspace_bytes, stream); };
+    switch (dtype * 3 + out_dtype) {
+        case 0: return with(backward<float, float>);
+        case 1: return with(backward<float, __half>);
+        case 2: return with(backward<float, __nv_bfloat16>);
+        case 4: return with(backward<__half, __half>);
+        case 8: return with(backward<__nv_bfloat16, __nv_bfloat16>);
     }
     return cudaErrorInvalidValue;
 }

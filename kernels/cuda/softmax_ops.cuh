@@ -1,14 +1,20 @@
-// The two operations, Forward and Backward: how a thread's part of a row is reduced, how partial results merge, and how results are written.
-// Each tier's kernel is one template over the operation and its dtypes.
+// The operations, Forward and Backward of three functions: how a thread's part of a row is reduced, how partial results merge, and how results are
+// written. Each tier's kernel is one template over the operation, its function and its dtypes.
+//
+//   softmax          y = exp(x - maximum) / sum                 dx = y * (dy - sum(dy * y))
+//   scaled softmax   the softmax of scale * x, for scale > 0    dx = scale * y * (dy - sum(dy * y))
+//   log_softmax      y = (x - maximum) - log(sum)               dx = dy - exp(y) * sum(dy)
 //
 // Arithmetic is float32. 16-bit inputs stay packed in registers, because unpacked copies would halve the occupancy. Most threads therefore
 // compute each exponential twice: once for the sum and once for the result. At full memory speed, that takes half of the exponential unit's
-// rate. Threads that hold few vectors cache their exponentials (CACHES_EXPONENTIALS).
+// rate. Threads that hold few vectors cache their exponentials (CACHES_EXPONENTIALS). The results of log_softmax need no exponential.
 //
-// Exponentials are exp2((x - maximum) * log2 e), with the subtraction first. As a single fma, maximum * log2 e overflows beyond 2.4e38.
+// Exponentials are exp2((x - maximum) * log2 e), with the subtraction first. As a single fma, maximum * log2 e overflows beyond 2.4e38. The scale is
+// part of the factor log2 e, so it costs no instruction. The logarithm is computed once a thread and row. It has the full precision of float32,
+// because the approximate one is off by 2^-22.
 //
 // Template parameters and constants that all kernels share:
-//   Op: the operation. Op::Element and Op::Out are the dtypes of its inputs and its output.
+//   Op: the operation. Op::Element and Op::Out are the dtypes of its inputs and its output. An object of it has what differs between rows.
 //   R = Op::READS: how many tensors the operation reads.
 //   V = Op::V: the elements of a 16-byte vector. E = Op::E: the elements of a 32-bit register, 1 or 2.
 //   K: the vectors of each tensor that a thread holds in registers. T: the threads of a CTA.
@@ -19,6 +25,24 @@
 namespace softbench {
 
 constexpr float LOG2_E = 1.4426950408889634f;
+constexpr float LARGEST_FLOAT = 3.402823466e38f;
+
+enum Function { SOFTMAX, LOG_SOFTMAX, SCALED_SOFTMAX };  // build.py has their names in this order
+
+// The scales of the rows: `scales` has one for each row, or is null; then `scale` is that of all rows. Other functions than scaled softmax have none.
+template <bool SCALED> struct Scales {};
+template <> struct Scales<true> {
+    const float* scales;
+    float scale;
+};
+// The scale of one row, in an operation. The row exists.
+template <bool SCALED> struct RowScale {
+    __device__ __forceinline__ RowScale(const Scales<false>&, int64_t) {}
+};
+template <> struct RowScale<true> {
+    float scale;
+    __device__ __forceinline__ RowScale(const Scales<true>& all, int64_t row) : scale(all.scales ? all.scales[row] : all.scale) {}
+};
 
 __device__ __forceinline__ float exp2_fast(float x) {
     float y;
@@ -34,7 +58,7 @@ __device__ __forceinline__ float reciprocal(float x) {
 // The result of reducing a part of a row.
 // Forward: the maximum, and the sum of exp(x - maximum). A part that contains only -inf uses 0 in place of its maximum, and its sum stays 0.
 // A NaN in such a part stays in the sum. A row that contains only -inf ends as 0 / 0 = NaN, as in torch.
-// Backward: `sum` is the dot product of dy and y, and `maximum` is unused.
+// Backward: `sum` is the dot product of dy and y, or for log_softmax the sum of dy. `maximum` is unused.
 struct Partial {
     float maximum, sum;
 };
@@ -71,21 +95,30 @@ __device__ __forceinline__ float finite_or_zero(float maximum) { return maximum 
 //   init_partial: reduces the K vectors in a thread's registers, and its edge element or padding.
 //   accumulate: adds vectors to a Partial and leaves the vectors unchanged. edge_partial: reduces one edge element.
 //   merge, reduce_lanes, reduce_replicated: combine Partials of one row.
-//   finalize: turns a row's Partial into what its elements need, {maximum, 1 / sum} or {unused, dot product}. Kernels call it `total`.
+//   finalize: turns a row's Partial into what its elements need. Kernels call it `total`. Forward: {maximum, 1 / sum} or {maximum, log(sum)};
+//     backward: {the scale, if there is one, sum}.
 //   result: one result from the operands of one element.
 //   write: stores the results of a vector. With `thread_partial`, the vector is one that init_partial has reduced to that Partial.
-template <typename In, typename Output> struct Forward {
+template <typename In, typename Output, Function FUNCTION = SOFTMAX> struct Forward : RowScale<FUNCTION == SCALED_SOFTMAX> {
     using Element = In;
     using Out = Output;
+    static constexpr bool LOG = FUNCTION == LOG_SOFTMAX, SCALED = FUNCTION == SCALED_SOFTMAX;
     static constexpr int READS = 1;
     static constexpr int V = VECTOR_BYTES / sizeof(In);
     static constexpr int E = Packed<In>::ELEMENTS;
     // True: init_partial replaces float32 elements by exponentials from the thread's own maximum. One factor a thread corrects for that later.
-    static constexpr bool EXPONENTIALS_IN_PLACE = E == 1;
+    static constexpr bool EXPONENTIALS_IN_PLACE = E == 1 && !LOG;
 
+    // The factor of the exponents replaces the scale. It is finite, since 0 * infinity is NaN.
+    __device__ __forceinline__ Forward(const Scales<SCALED>& scales, int64_t row) : RowScale<SCALED>(scales, row) {
+        if constexpr (SCALED) this->scale = fminf(this->scale * LOG2_E, LARGEST_FLOAT);
+    }
     static __device__ __forceinline__ Partial identity() { return {MINUS_INFINITY, 0.0f}; }
     static __device__ __forceinline__ uint32_t padding() { return Packed<In>::MINUS_INFINITY_BITS; }
-    static __device__ __forceinline__ float exponent(float x, float base) { return (x - base) * LOG2_E; }
+    __device__ __forceinline__ float exponent(float x, float base) const {
+        if constexpr (SCALED) return (x - base) * this->scale;
+        else return (x - base) * LOG2_E;
+    }
 
     template <int K> static __device__ __forceinline__ float thread_maximum(const Operands<1> (&operands)[K], const uint32_t (&edge)[1]) {
         uint32_t running = E == 2 ? (edge[0] & 0xffffu) * 0x10001u : edge[0];
@@ -96,7 +129,7 @@ template <typename In, typename Output> struct Forward {
         const float maximum = Packed<In>::element(running, 0);
         return E == 2 ? fmaxf(maximum, Packed<In>::element(running, E - 1)) : maximum;
     }
-    template <int K> static __device__ __forceinline__ Partial init_partial(Operands<1> (&operands)[K], const uint32_t (&edge)[1]) {
+    template <int K> __device__ __forceinline__ Partial init_partial(Operands<1> (&operands)[K], const uint32_t (&edge)[1]) const {
         const float maximum = thread_maximum(operands, edge), base = finite_or_zero(maximum);
         float sum = exp2_fast(exponent(Packed<In>::element(edge[0], 0), base));
 #pragma unroll
@@ -113,7 +146,7 @@ template <typename In, typename Output> struct Forward {
     }
     // The same, and stores the exponentials of 16-bit vectors in `exponentials`. That takes twice the registers and saves half the exponentials.
     template <int K>
-    static __device__ __forceinline__ Partial init_partial(Operands<1> (&operands)[K], const uint32_t (&edge)[1], float (&exponentials)[K * V]) {
+    __device__ __forceinline__ Partial init_partial(Operands<1> (&operands)[K], const uint32_t (&edge)[1], float (&exponentials)[K * V]) const {
         const float maximum = thread_maximum(operands, edge), base = finite_or_zero(maximum);
         float sum[2] = {exp2_fast(exponent(Packed<In>::element(edge[0], 0), base)), 0.0f};
 #pragma unroll
@@ -125,20 +158,20 @@ template <typename In, typename Output> struct Forward {
     }
     // Writes from stored exponentials. The factor uses thread_partial.maximum itself and not its finite form. For a thread that has only -inf,
     // the exponentials and the factor are then 0. They are NaN if the whole row is -inf.
-    static __device__ __forceinline__ void write(Out* target, const float* exponentials, Partial total, Partial thread_partial) {
+    __device__ __forceinline__ void write(Out* target, const float* exponentials, Partial total, Partial thread_partial) const {
         const float factor = exp2_fast(exponent(thread_partial.maximum, total.maximum)) * total.sum;
         float value[V];
 #pragma unroll
         for (int v = 0; v < V; ++v) value[v] = exponentials[v] * factor;
         store_vector<Out, V>(target, value);
     }
-    static __device__ __forceinline__ Partial edge_partial(const uint32_t (&edge)[1]) {
+    __device__ __forceinline__ Partial edge_partial(const uint32_t (&edge)[1]) const {
         const float x = Packed<In>::element(edge[0], 0);
         return {x, exp2_fast(exponent(x, finite_or_zero(x)))};
     }
     // New elements get their own sum first. So rounding errors grow with the number of calls and not of elements. `zero` is 0; a barrier can
     // provide it, and then nothing here is computed before that barrier.
-    template <int K> static __device__ __forceinline__ void accumulate(Partial& partial, const Operands<1> (&operands)[K], uint32_t zero = 0) {
+    template <int K> __device__ __forceinline__ void accumulate(Partial& partial, const Operands<1> (&operands)[K], uint32_t zero = 0) const {
         uint32_t running = padding() | zero;
 #pragma unroll
         for (int k = 0; k < K; ++k)
@@ -156,27 +189,34 @@ template <typename In, typename Output> struct Forward {
                 for (int e = 0; e < E; ++e) sum += exp2_fast(exponent(Packed<In>::element(operands[k].packed[0][w], e), base));
         partial = {maximum, partial.sum * exp2_fast(exponent(partial.maximum, base)) + sum};
     }
-    static __device__ __forceinline__ void accumulate(Partial& partial, const float (&x)[1]) {
+    __device__ __forceinline__ void accumulate(Partial& partial, const float (&x)[1]) const {
         float maximum = fmaxf(partial.maximum, x[0]), base = finite_or_zero(maximum);
         partial = {maximum, partial.sum * exp2_fast(exponent(partial.maximum, base)) + exp2_fast(exponent(x[0], base))};
     }
-    static __device__ __forceinline__ Partial merge(Partial a, Partial b) {
+    __device__ __forceinline__ Partial merge(Partial a, Partial b) const {
         float maximum = fmaxf(a.maximum, b.maximum), base = finite_or_zero(maximum);
         return {maximum, a.sum * exp2_fast(exponent(a.maximum, base)) + b.sum * exp2_fast(exponent(b.maximum, base))};
     }
     // Merges over aligned groups of `lanes` lanes, a power of two. All lanes of the warp must call it, and each gets its group's result.
-    static __device__ __forceinline__ Partial reduce_lanes(Partial partial, int lanes) {
+    __device__ __forceinline__ Partial reduce_lanes(Partial partial, int lanes) const {
         float maximum = max_over_lanes(partial.maximum, lanes);
         return {maximum, sum_over_lanes(partial.sum * exp2_fast(exponent(partial.maximum, finite_or_zero(maximum))), lanes)};
     }
     // Merges `lanes` Partials, a power of two, where each aligned group of `lanes` lanes has the same Partials.
-    static __device__ __forceinline__ Partial reduce_replicated(Partial partial, int lanes) {
+    __device__ __forceinline__ Partial reduce_replicated(Partial partial, int lanes) const {
         float maximum = max_over_warp(partial.maximum);
         return {maximum, sum_over_lanes(partial.sum * exp2_fast(exponent(partial.maximum, finite_or_zero(maximum))), lanes)};
     }
-    static __device__ __forceinline__ Partial finalize(Partial partial) { return {finite_or_zero(partial.maximum), reciprocal(partial.sum)}; }
-    static __device__ __forceinline__ float result(const float (&x)[1], Partial total) { return exp2_fast(exponent(x[0], total.maximum)) * total.sum; }
-    static __device__ __forceinline__ void write(Out* target, const Operands<1>& operands, Partial total) {
+    // For log_softmax, the maximum of a row that contains only -inf stays -inf. Its results are then -inf - -inf = NaN, as in torch.
+    __device__ __forceinline__ Partial finalize(Partial partial) const {
+        if constexpr (LOG) return {partial.maximum, logf(partial.sum)};
+        else return {finite_or_zero(partial.maximum), reciprocal(partial.sum)};
+    }
+    __device__ __forceinline__ float result(const float (&x)[1], Partial total) const {
+        if constexpr (LOG) return (x[0] - total.maximum) - total.sum;
+        else return exp2_fast(exponent(x[0], total.maximum)) * total.sum;
+    }
+    __device__ __forceinline__ void write(Out* target, const Operands<1>& operands, Partial total) const {
         float value[V];
 #pragma unroll
         for (int v = 0; v < V; ++v) {
@@ -185,7 +225,7 @@ template <typename In, typename Output> struct Forward {
         }
         store_vector<Out, V>(target, value);
     }
-    static __device__ __forceinline__ void write(Out* target, const Operands<1>& operands, Partial total, Partial thread_partial) {
+    __device__ __forceinline__ void write(Out* target, const Operands<1>& operands, Partial total, Partial thread_partial) const {
         if constexpr (EXPONENTIALS_IN_PLACE) {
             float exponentials[V];
 #pragma unroll
@@ -197,42 +237,52 @@ template <typename In, typename Output> struct Forward {
     }
 };
 
-template <typename T> struct Backward {
+template <typename T, typename Output = T, Function FUNCTION = SOFTMAX> struct Backward : RowScale<FUNCTION == SCALED_SOFTMAX> {
     using Element = T;
-    using Out = T;
+    using Out = Output;
+    static constexpr bool LOG = FUNCTION == LOG_SOFTMAX, SCALED = FUNCTION == SCALED_SOFTMAX;
     static constexpr int READS = 2;  // dy, y
     static constexpr int V = VECTOR_BYTES / sizeof(T);
     static constexpr int E = Packed<T>::ELEMENTS;
     static constexpr bool EXPONENTIALS_IN_PLACE = false;
 
+    using RowScale<SCALED>::RowScale;
     static __device__ __forceinline__ Partial identity() { return {0.0f, 0.0f}; }
     static __device__ __forceinline__ uint32_t padding() { return 0; }
+    static __device__ __forceinline__ float term(float dy, float y) { return LOG ? dy : dy * y; }
 
-    template <int K> static __device__ __forceinline__ Partial init_partial(Operands<2> (&operands)[K], const uint32_t (&edge)[2]) {
+    template <int K> __device__ __forceinline__ Partial init_partial(Operands<2> (&operands)[K], const uint32_t (&edge)[2]) const {
         Partial partial = edge_partial(edge);
         accumulate(partial, operands);
         return partial;
     }
-    static __device__ __forceinline__ Partial edge_partial(const uint32_t (&edge)[2]) {
-        return {0.0f, Packed<T>::element(edge[0], 0) * Packed<T>::element(edge[1], 0)};
+    __device__ __forceinline__ Partial edge_partial(const uint32_t (&edge)[2]) const {
+        return {0.0f, term(Packed<T>::element(edge[0], 0), Packed<T>::element(edge[1], 0))};
     }
-    template <int K> static __device__ __forceinline__ void accumulate(Partial& partial, const Operands<2> (&operands)[K], uint32_t zero = 0) {
+    template <int K> __device__ __forceinline__ void accumulate(Partial& partial, const Operands<2> (&operands)[K], uint32_t zero = 0) const {
         float sum = __uint_as_float(zero);
 #pragma unroll
         for (int k = 0; k < K; ++k)
 #pragma unroll
             for (int w = 0; w < 4; ++w)
 #pragma unroll
-                for (int e = 0; e < E; ++e) sum += Packed<T>::element(operands[k].packed[0][w], e) * Packed<T>::element(operands[k].packed[1][w], e);
+                for (int e = 0; e < E; ++e) sum += term(Packed<T>::element(operands[k].packed[0][w], e), Packed<T>::element(operands[k].packed[1][w], e));
         partial.sum += sum;
     }
-    static __device__ __forceinline__ void accumulate(Partial& partial, const float (&v)[2]) { partial.sum += v[0] * v[1]; }
-    static __device__ __forceinline__ Partial merge(Partial a, Partial b) { return {0.0f, a.sum + b.sum}; }
-    static __device__ __forceinline__ Partial reduce_lanes(Partial partial, int lanes) { return {0.0f, sum_over_lanes(partial.sum, lanes)}; }
-    static __device__ __forceinline__ Partial reduce_replicated(Partial partial, int lanes) { return reduce_lanes(partial, lanes); }
-    static __device__ __forceinline__ Partial finalize(Partial partial) { return partial; }
-    static __device__ __forceinline__ float result(const float (&v)[2], Partial total) { return v[1] * (v[0] - total.sum); }
-    static __device__ __forceinline__ void write(Out* target, const Operands<2>& operands, Partial total) {
+    __device__ __forceinline__ void accumulate(Partial& partial, const float (&v)[2]) const { partial.sum += term(v[0], v[1]); }
+    __device__ __forceinline__ Partial merge(Partial a, Partial b) const { return {0.0f, a.sum + b.sum}; }
+    __device__ __forceinline__ Partial reduce_lanes(Partial partial, int lanes) const { return {0.0f, sum_over_lanes(partial.sum, lanes)}; }
+    __device__ __forceinline__ Partial reduce_replicated(Partial partial, int lanes) const { return reduce_lanes(partial, lanes); }
+    __device__ __forceinline__ Partial finalize(Partial partial) const {
+        if constexpr (SCALED) partial.maximum = this->scale;
+        return partial;
+    }
+    __device__ __forceinline__ float result(const float (&v)[2], Partial total) const {
+        if constexpr (LOG) return v[0] - exp2_fast(v[1] * LOG2_E) * total.sum;
+        else if constexpr (SCALED) return total.maximum * (v[1] * (v[0] - total.sum));
+        else return v[1] * (v[0] - total.sum);
+    }
+    __device__ __forceinline__ void write(Out* target, const Operands<2>& operands, Partial total) const {
         float value[V];
 #pragma unroll
         for (int v = 0; v < V; ++v) {
@@ -241,12 +291,12 @@ template <typename T> struct Backward {
         }
         store_vector<Out, V>(target, value);
     }
-    static __device__ __forceinline__ void write(Out* target, const Operands<2>& operands, Partial total, Partial) { write(target, operands, total); }
+    __device__ __forceinline__ void write(Out* target, const Operands<2>& operands, Partial total, Partial) const { write(target, operands, total); }
 };
 
 // Whether a thread holds the exponentials of its 16-bit vectors in registers during the exchange. That is for few rows, with at most two vectors a
 // thread.
-template <typename Op, int K> constexpr bool CACHES_EXPONENTIALS = Op::READS == 1 && Op::E == 2 && K <= 2;
+template <typename Op, int K> constexpr bool CACHES_EXPONENTIALS = Op::READS == 1 && !Op::LOG && Op::E == 2 && K <= 2;
 
 // Makes the compiler reload float32 values from the packed registers after an exchange. Otherwise it preserves the unpacked copies across the
 // exchange, which costs twice the registers or spills. An empty asm statement hides the link from the front end of nvcc but not from ptxas.

@@ -65,9 +65,9 @@ __global__ void __launch_bounds__(SPLIT_THREADS, 2)
     constexpr bool CACHED = CHUNK_IN_REGISTERS && CACHES_EXPONENTIALS<Op, K>;
     float exponentials[CACHED ? K * Op::V : 1];
     Partial thread_partial;
-    if constexpr (CACHED) thread_partial = Op::init_partial(operands, edge, exponentials);
-    else thread_partial = Op::init_partial(operands, edge);
-    partial = CHUNK_IN_REGISTERS ? thread_partial : Op::merge(partial, thread_partial);
+    if constexpr (CACHED) thread_partial = row.op.init_partial(operands, edge, exponentials);
+    else thread_partial = row.op.init_partial(operands, edge);
+    partial = CHUNK_IN_REGISTERS ? thread_partial : row.op.merge(partial, thread_partial);
     if (!CHUNK_IN_REGISTERS) {
         rematerialize<Op>(operands, base_alignment == 0);
         copy_async_wait();
@@ -83,29 +83,29 @@ __global__ void __launch_bounds__(SPLIT_THREADS, 2)
     for (int s = 0; s < in_smem; s += SMEM_VECTORS_AT_ONCE / R) {
         Operands<R> batch[SMEM_VECTORS_AT_ONCE / R];
         fetch(batch, s);
-        Op::accumulate(partial, batch);
+        row.op.accumulate(partial, batch);
     }
 
     bool recompute = false;
     if (ctas > 1) {
         if (thread == 0) tag = tag_register;
-        partial = block_reduce<Op, SPLIT_THREADS>(partial, warp_partials[0]);
+        partial = block_reduce<SPLIT_THREADS>(row.op, partial, warp_partials[0]);
         uint4* slots = workspace->slots + int64_t(index) * ctas;
         if (thread == 0) publish(slots + cta, partial, tag, workspace);
-        partial = block_reduce<Op, SPLIT_THREADS>(gather<Op>(slots, ctas, tag, max_polls, timed_out), warp_partials[1]);
+        partial = block_reduce<SPLIT_THREADS>(row.op, gather(row.op, slots, ctas, tag, max_polls, timed_out), warp_partials[1]);
         recompute = timed_out;
-    } else partial = block_reduce<Op, SPLIT_THREADS>(partial, warp_partials[0]);
+    } else partial = block_reduce<SPLIT_THREADS>(row.op, partial, warp_partials[0]);
 
     int memory_start = reread_start;  // from here on, vectors are read from memory a first or second time
     Partial total;
     if (!recompute) {
-        total = Op::finalize(partial);
+        total = row.op.finalize(partial);
         if (!CACHED) rematerialize<Op>(operands, base_alignment == 0);
 #pragma unroll
         for (int k = 0; k < K; ++k) {
             int i = start + k * T;
             if (!((NO_EDGES || i >= row.first) && i < end)) continue;
-            if constexpr (CACHED) Op::write(row.target + int64_t(i) * Op::V, exponentials + k * Op::V, total, thread_partial);
+            if constexpr (CACHED) row.op.write(row.target + int64_t(i) * Op::V, exponentials + k * Op::V, total, thread_partial);
             else row.write(i, operands[k], total, thread_partial);
         }
 #pragma unroll 1
@@ -117,7 +117,7 @@ __global__ void __launch_bounds__(SPLIT_THREADS, 2)
                 if (s + u < in_smem) row.write(smem_start + (s + u) * T, batch[u], total);
         }
     } else {
-        total = Op::finalize(reduce_whole_row(row, warp_partials[0]));
+        total = row.op.finalize(reduce_whole_row(row, warp_partials[0]));
         memory_start = start < row.first ? start + T : start;
     }
     row.write_edge(edge_index, edge, total);

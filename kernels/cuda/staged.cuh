@@ -37,7 +37,9 @@ __host__ __device__ inline int staged_span(int lanes, int stride_log2, int warps
 // Computes the `tile_rows` rows of a tile that has room for `rows`. A row has LANES lanes of K elements; some lanes lack the last element. A
 // warp works on rows that are 2^stride_log2 rows apart, so that they lie in different banks (see row_stride_log2). In `steps_per_span` steps,
 // the warps share the rows between these. Then they jump to the next span.
-template <typename Op, int K, int LANES> __device__ __forceinline__ void compute_tile(uint32_t tile, int tile_rows, int rows, int N, int stride_log2) {
+// `scales`: those of the tile's rows.
+template <typename Op, int K, int LANES>
+__device__ __forceinline__ void compute_tile(uint32_t tile, int tile_rows, int rows, int N, int stride_log2, const Scales<Op::SCALED>& scales) {
     using Element = typename Op::Element;
     constexpr int R = Op::READS, SIZE = sizeof(Element), GROUPS = WARP / LANES;
     const int lane = threadIdx.x % LANES, group = threadIdx.x % WARP / LANES, warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
@@ -47,11 +49,14 @@ template <typename Op, int K, int LANES> __device__ __forceinline__ void compute
     const int steps_per_span = max(1, (1 << stride_log2) / warps), span = staged_span(LANES, stride_log2, warps);  // powers of two, as warps are
     const uint32_t step = warps * N * SIZE, jump = span * N * SIZE - (steps_per_span - 1) * step;
     const int steps = ((tile_rows + span - 1) >> (31 - __clz(span))) * steps_per_span;  // the same for all lanes, for the shuffles
-    uint32_t next = tile + (((((warp >> stride_log2) * GROUPS + group) << stride_log2) + (warp & ((1 << stride_log2) - 1))) * N + lane) * SIZE;
+    int row = (((warp >> stride_log2) * GROUPS + group) << stride_log2) + (warp & ((1 << stride_log2) - 1));
+    uint32_t next = tile + (row * N + lane) * SIZE;
     for (int i = 1; i <= steps; ++i) {
         const bool active = next <= last_row;  // inactive lanes compute what lies behind the rows
         const uint32_t address = next;
         next += i & (steps_per_span - 1) ? step : jump;
+        const Op op(scales, min(row, tile_rows - 1));
+        if constexpr (Op::SCALED) row += i & (steps_per_span - 1) ? warps : span - (steps_per_span - 1) * warps;
         float value[K][R];
 #pragma unroll
         for (int r = 0; r < R; ++r) {
@@ -64,7 +69,7 @@ template <typename Op, int K, int LANES> __device__ __forceinline__ void compute
         if constexpr (R == 1)
 #pragma unroll
             for (int k = 1; k < K; ++k) maximum = fmaxf(maximum, value[k][0]);
-        compute_in_place<Op>(value, maximum, LogicalWarp<LANES>{LANES, lane, 0, true});
+        compute_in_place(op, value, maximum, LogicalWarp<LANES>{LANES, lane, 0, true});
         if (!active) continue;
 #pragma unroll
         for (int k = 0; k < K - 1; ++k) store_shared<Element>(address + k * LANES * SIZE, value[k][0]);
@@ -91,21 +96,29 @@ __global__ void __launch_bounds__(STAGED_THREADS, Op::READS == 1 ? 16 : 10) stag
         for (int i = threadIdx.x; i < vectors; i += blockDim.x) copy_async<KEEP_IN_L2>(buffer[r] + i * V, tile + i * V, policy);
         for (int e = vectors * V + threadIdx.x; e < elements; e += blockDim.x) buffer[r][e] = tile[e];
     }
+    Scales<Op::SCALED> scales = tensors;
+    if constexpr (Op::SCALED)
+        if (scales.scales) {  // behind the rows
+            const int span = staged_span(LANES, stride_log2, blockDim.x / WARP);
+            float* tile_scales = reinterpret_cast<float*>(dynamic + ((R - 1) * rows + (rows + span - 1) / span * span) * N * int(sizeof(Element)));
+            for (int i = threadIdx.x; i < tile_rows; i += blockDim.x) tile_scales[i] = scales.scales[start + i];
+            scales.scales = tile_scales;
+        }
     copy_async_wait();
     __syncthreads();
     const uint32_t address = shared_address(dynamic);
     if constexpr (LANES == 1) {
-        if (elements_per_lane == 1) compute_tile<Op, 1, LANES>(address, tile_rows, rows, N, stride_log2);
-        else if (elements_per_lane == 2) compute_tile<Op, 2, LANES>(address, tile_rows, rows, N, stride_log2);
-        else if (elements_per_lane == 3) compute_tile<Op, 3, LANES>(address, tile_rows, rows, N, stride_log2);
-        else if (elements_per_lane == 4) compute_tile<Op, 4, LANES>(address, tile_rows, rows, N, stride_log2);
-        else if (elements_per_lane == 5) compute_tile<Op, 5, LANES>(address, tile_rows, rows, N, stride_log2);
+        if (elements_per_lane == 1) compute_tile<Op, 1, LANES>(address, tile_rows, rows, N, stride_log2, scales);
+        else if (elements_per_lane == 2) compute_tile<Op, 2, LANES>(address, tile_rows, rows, N, stride_log2, scales);
+        else if (elements_per_lane == 3) compute_tile<Op, 3, LANES>(address, tile_rows, rows, N, stride_log2, scales);
+        else if (elements_per_lane == 4) compute_tile<Op, 4, LANES>(address, tile_rows, rows, N, stride_log2, scales);
+        else if (elements_per_lane == 5) compute_tile<Op, 5, LANES>(address, tile_rows, rows, N, stride_log2, scales);
     }
-    if (elements_per_lane == 6) compute_tile<Op, 6, LANES>(address, tile_rows, rows, N, stride_log2);
-    else if (elements_per_lane == 7) compute_tile<Op, 7, LANES>(address, tile_rows, rows, N, stride_log2);
-    else if (elements_per_lane == 8) compute_tile<Op, 8, LANES>(address, tile_rows, rows, N, stride_log2);
-    else if (elements_per_lane == 9) compute_tile<Op, 9, LANES>(address, tile_rows, rows, N, stride_log2);
-    else if (elements_per_lane == STAGED_MAX_ELEMENTS) compute_tile<Op, STAGED_MAX_ELEMENTS, LANES>(address, tile_rows, rows, N, stride_log2);
+    if (elements_per_lane == 6) compute_tile<Op, 6, LANES>(address, tile_rows, rows, N, stride_log2, scales);
+    else if (elements_per_lane == 7) compute_tile<Op, 7, LANES>(address, tile_rows, rows, N, stride_log2, scales);
+    else if (elements_per_lane == 8) compute_tile<Op, 8, LANES>(address, tile_rows, rows, N, stride_log2, scales);
+    else if (elements_per_lane == 9) compute_tile<Op, 9, LANES>(address, tile_rows, rows, N, stride_log2, scales);
+    else if (elements_per_lane == STAGED_MAX_ELEMENTS) compute_tile<Op, STAGED_MAX_ELEMENTS, LANES>(address, tile_rows, rows, N, stride_log2, scales);
     __syncthreads();
     Element* tile = tensors.target + start * N;
     for (int i = threadIdx.x; i < vectors; i += blockDim.x) reinterpret_cast<uint4*>(tile)[i] = reinterpret_cast<uint4*>(buffer[0])[i];

@@ -30,6 +30,7 @@ __global__ void __launch_bounds__(SUB_WARP_THREADS,
     const bool active = row_in_warp < rows && index < tensors.M;  // inactive lanes take part in the shuffles
     const int remaining = active ? tensors.N / V - lane : 0;      // accesses from this lane's first to the end of the row
     const uint64_t policy = l2_policy<KEEP_IN_L2>();
+    const Op op(tensors, active ? index : 0);
     uint32_t packed[K][R][W];
 #pragma unroll
     for (int r = 0; r < R; ++r) {
@@ -47,7 +48,7 @@ __global__ void __launch_bounds__(SUB_WARP_THREADS,
 #pragma unroll
         for (int r = 0; r < R; ++r) value[c][r] = Packed<typename Op::Element>::element(packed[c / V][r][c % V / E], c % E);
     if constexpr (R == 1) maximum = packed_maximum<typename Op::Element>(reinterpret_cast<const uint32_t(&)[K * W]>(packed));
-    compute_in_place<Op>(value, maximum, logical_warp);
+    compute_in_place(op, value, maximum, logical_warp);
     typename Op::Out* to = tensors.target + int64_t(index) * tensors.target_stride + lane * V;
 #pragma unroll
     for (int k = 0; k < K; ++k) {
@@ -92,7 +93,7 @@ __global__ void __launch_bounds__(SUB_WARP_THREADS, unaligned_min_ctas(K, Op::RE
         value[K * V][0] = Packed<typename Op::Element>::element(edge[0], 0);
 #pragma unroll
         for (int c = 0; c < K * V; ++c) value[c][0] = Packed<typename Op::Element>::element(operands[c / V].packed[0][c % V / E], c % E);
-        compute_in_place<Op>(value, Op::thread_maximum(operands, edge), LogicalWarp<LANES>{LANES, lane, 0, true});
+        compute_in_place(row.op, value, Op::thread_maximum(operands, edge), LogicalWarp<LANES>{LANES, lane, 0, true});
         if (!active) return;
 #pragma unroll
         for (int k = 0; k < K; ++k) {
@@ -104,8 +105,8 @@ __global__ void __launch_bounds__(SUB_WARP_THREADS, unaligned_min_ctas(K, Op::RE
         if (edge_index >= 0) row.target[edge_index] = from_float<typename Op::Out>(value[K * V][0]);
         return;
     }
-    const Partial thread_partial = Op::init_partial(operands, edge);
-    const Partial total = Op::finalize(LANES == WARP ? Op::reduce_replicated(thread_partial, LANES) : Op::reduce_lanes(thread_partial, LANES));
+    const Partial thread_partial = row.op.init_partial(operands, edge);
+    const Partial total = row.op.finalize(LANES == WARP ? row.op.reduce_replicated(thread_partial, LANES) : row.op.reduce_lanes(thread_partial, LANES));
     if (!active) return;
     rematerialize<Op>(operands, tensors.N == 0);
 #pragma unroll

@@ -94,7 +94,7 @@ template <typename Op> bool plan_fits(const Tensors<Op>& t, int64_t N, const Pla
                    p.threads <= STAGED_THREADS &&
                    (p.threads & (p.threads - 1)) == 0 && p.vectors == ceil_div<int64_t>(N, p.per_row) && p.vectors <= STAGED_MAX_ELEMENTS &&
                    (p.per_row == 1 || p.vectors > STAGED_MAX_ELEMENTS / 2) && p.tier_option > 0 && p.tier_option % V == 0 &&
-                   staged_bytes(p, N, SIZE, R, row_stride_log2(t.M, int(N), p.per_row, SIZE, R)) <= device().shared_block - 2048;
+                   staged_bytes<Op>(p, N, row_stride_log2(t.M, int(N), p.per_row, SIZE, R)) <= device().shared_block - 2048;
         }
         case ONE_WARP:
             return select_warp<Op>(p, [](auto) {}) && l.granularity == V && p.per_row == 1 && p.base_alignment == VECTOR_BYTES && p.threads <= WARP_THREADS &&

@@ -17,20 +17,20 @@ constexpr int WARP_MAX_VECTORS = Op::READS == 2 || sizeof(typename Op::Element) 
 
 constexpr int WARP_THREADS = 128;  // the most of a CTA
 
-// The least CTAs an SM for __launch_bounds__, as registers allow.
+// The least CTAs an SM for __launch_bounds__, as registers allow. A logarithm takes some.
 template <typename Op> constexpr int warp_min_ctas(int K) {
-    return Op::E == 1 ? (K <= 4 ? 16 : K == 5 ? 12 : K == 6 ? 10 : K == 7 ? 9 : 8) : (K == 3 ? 12 : K == 4 ? 10 : K == 5 ? 9 : 8);
+    return Op::E == 1 ? (K <= 4 ? 16 : K == 5 ? 12 : K == 6 ? 10 : K == 7 && !Op::LOG ? 9 : 8) : (K == 3 ? 12 : K == 4 ? 10 : K == 5 ? 9 : 8);
 }
 
 // Computes and writes a row that exists. K: the vectors a lane. `remaining`: the vectors from the lane's first to the end of the row.
 template <typename Op, int K>
-__device__ __forceinline__ void compute_and_write_row(const Tensors<Op>& tensors, unsigned row, uint32_t (&packed)[K][4], int lane, int remaining) {
+__device__ __forceinline__ void compute_and_write_row(const Op& op, const Tensors<Op>& tensors, unsigned row, uint32_t (&packed)[K][4], int lane, int remaining) {
     constexpr int E = Op::E, V = Op::V;
     float value[K * V][1];
 #pragma unroll
     for (int c = 0; c < K * V; ++c) value[c][0] = Packed<typename Op::Element>::element(packed[c / V][c % V / E], c % E);
     const float maximum = packed_maximum<typename Op::Element>(reinterpret_cast<const uint32_t(&)[K * 4]>(packed));
-    compute_in_place<Op>(value, maximum, LogicalWarp<WARP>{WARP, lane, 0, true});
+    compute_in_place(op, value, maximum, LogicalWarp<WARP>{WARP, lane, 0, true});
     typename Op::Out* to = tensors.target + int64_t(row) * tensors.target_stride + lane * V;
 #pragma unroll
     for (int k = 0; k < K; ++k) {
@@ -45,6 +45,7 @@ template <typename Op, int K, bool KEEP_IN_L2> __global__ void __launch_bounds__
     const int lane = threadIdx.x % WARP, remaining = tensors.N / Op::V - lane;
     const unsigned row = blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP;  // less than 2^31 plus a CTA's rows
     if (row >= tensors.M) return;
+    const Op op(tensors, row);
     const uint64_t policy = l2_policy<KEEP_IN_L2>();
     const uint4* from = reinterpret_cast<const uint4*>(tensors.source[0] + int64_t(row) * tensors.source_stride[0]) + lane;
     uint32_t packed[K][4];
@@ -53,7 +54,7 @@ template <typename Op, int K, bool KEEP_IN_L2> __global__ void __launch_bounds__
         assign(packed[k], padding_vector<Op>());
         if (k * WARP < remaining) load_packed<KEEP_IN_L2, 4>(packed[k], from + k * WARP, policy);
     }
-    compute_and_write_row<Op, K>(tensors, row, packed, lane, remaining);
+    compute_and_write_row<Op, K>(op, tensors, row, packed, lane, remaining);
 }
 
 // A warp has two rows, which are `row_stride` vectors apart in shared memory. A lane reads only what it has copied, so there is no barrier.
@@ -61,6 +62,8 @@ template <typename Op, int K> __global__ void __launch_bounds__(WARP_THREADS, wa
     extern __shared__ __align__(LINE_BYTES) unsigned char dynamic[];
     const int lane = threadIdx.x % WARP, remaining = tensors.N / Op::V - lane, warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
     const unsigned first = blockIdx.x * warps * 2 + warp;
+    const unsigned last = unsigned(tensors.M) - 1;
+    const Op op0(tensors, min(first, last)), op1(tensors, min(first + warps, last));
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
         const unsigned row = first + r * warps;
@@ -82,7 +85,7 @@ template <typename Op, int K> __global__ void __launch_bounds__(WARP_THREADS, wa
         uint32_t packed[K][4];
 #pragma unroll
         for (int k = 0; k < K; ++k) assign(packed[k], k * WARP < remaining ? smem[k * WARP] : padding_vector<Op>());
-        compute_and_write_row<Op, K>(tensors, row, packed, lane, remaining);
+        compute_and_write_row<Op, K>(r == 0 ? op0 : op1, tensors, row, packed, lane, remaining);
     }
 }
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from operands import LAYOUTS, LONG, TOLERANCE, close, randn
 from pairs import EVERY_TEST, run_and_differentiate
-from softbench.kernels.cuda import build, launch, launch_plan, operator, softmax
+from softbench.kernels.cuda import build, launch, launch_plan, softmax
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.library import opcheck
@@ -68,8 +68,8 @@ def test_opcheck_passes_on_any_strides_and_wider_results(layout, dtype):
 def test_the_kernels_fill_fresh_contiguous_memory_with_correct_results(dtype, result, monkeypatch):
     launches = []
     for name in ("launch_forward", "launch_backward"):
-        call = getattr(operator, name)
-        monkeypatch.setattr(operator, name, lambda *given, call=call: (launches.append(given), call(*given)))
+        call = getattr(launch.softmax, name)
+        monkeypatch.setattr(launch.softmax, name, lambda *given, call=call: (launches.append(given), call(*given)))
     cases = [(randn(*shape, dtype=dtype), dim) for shape, dim in SHAPES]
     cases += [(make(dtype), dim) for make in LAYOUTS.values() for dim in (0, 1, -1)]
     for x, dim in cases:
@@ -147,7 +147,7 @@ def test_dynamic_shapes_are_compiled_once():
 
 def needs_a_workspace(x):
     plan = launch_plan.Plan(-1)
-    launch.launch_forward(x, torch.empty_like(x), plan)
+    launch.launch_forward(x, torch.empty_like(x), plan=plan)
     return launch_plan.TIERS[plan.tier] in ("split", "split_bulk") and plan.per_row > 1
 
 

@@ -28,7 +28,7 @@ def test_a_library_links_all_parts(tmp_path, monkeypatch):
 
 
 def test_softmax_cu_has_a_part_for_each_operation():
-    assert build.parts() == 8
+    assert build.parts() == 10
 
 
 @needs_nvcc
@@ -38,7 +38,7 @@ def test_a_library_is_rebuilt_only_when_its_source_changes(tmp_path, monkeypatch
     source.write_text('__global__ void nothing() {}\nextern "C" void softbench_nothing() { nothing<<<1, 1>>>(); }\n')
     monkeypatch.setattr(build, "SOURCE", source)
     library = build.build("sm_90a")
-    assert "building softmax.cu for sm_90a" in capfd.readouterr().err
+    assert "building softmax.cu (softmax) for sm_90a" in capfd.readouterr().err
     assert ctypes.CDLL(str(library)).softbench_nothing
     stamp = library.stat().st_mtime_ns
     assert build.build("sm_90a") == library
@@ -49,18 +49,18 @@ def test_a_library_is_rebuilt_only_when_its_source_changes(tmp_path, monkeypatch
         build.build("sm_90a")
 
 
-def test_the_cache_key_covers_sources_torch_and_architecture(monkeypatch, tmp_path):
+def test_the_cache_key_covers_sources_function_torch_and_architecture(monkeypatch, tmp_path):
     for path in build.sources():
         shutil.copy(path, tmp_path)
     monkeypatch.setattr(build, "SOURCE", tmp_path / "softmax.cu")
     assert len(build.sources()) > 5
-    keys = [build._key("/bin/true", "sm_90a")]
+    keys = [build._key("/bin/true", "sm_90a", function) for function in build.FUNCTIONS]
     with (tmp_path / "row_access.cuh").open("a") as header:
         header.write("// a change\n")
-    keys.append(build._key("/bin/true", "sm_90a"))
+    keys.append(build._key("/bin/true", "sm_90a", "softmax"))
     monkeypatch.setattr(torch, "__version__", "0.0")
-    keys += [build._key("/bin/true", "sm_90a"), build._key("/bin/true", "sm_80")]
-    assert len(set(keys)) == 4
+    keys += [build._key("/bin/true", "sm_90a", "softmax"), build._key("/bin/true", "sm_80", "softmax")]
+    assert len(set(keys)) == 6
 
 
 def test_a_packaged_compiler_links_with_its_own_runtime(tmp_path):

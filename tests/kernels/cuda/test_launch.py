@@ -40,9 +40,9 @@ def launch_with(monkeypatch):
     monkeypatch.setattr(torch, "zeros", lambda *size, dtype, **_: plain_zeros(*size, dtype=dtype))
 
     def launch_with(library, plan=None):
-        monkeypatch.setattr(launch, "_library", lambda index: library)
+        monkeypatch.setattr(launch, "_library", lambda function, index: library)
         x = torch.ones(3, 5)
-        launch.launch_forward(x, torch.empty_like(x), plan)
+        launch.launch_forward(x, torch.empty_like(x), plan=plan)
         return zeros
 
     launch_with.capturing = False
