@@ -19,14 +19,17 @@ EMPTY = "it takes no tensors without elements"
 
 
 def by_direction(case: Case, forward: TensorCall, backward: TensorCall) -> Call:
-    """The callable of a case, from a differentiable `forward(x) -> y` and a `backward(dy, y) -> dx`. `both` uses autograd."""
+    """The callable of a case, from a differentiable `forward(x) -> y` and a `backward(dy, y) -> dx`. `both` uses autograd.
+
+    All take the operation's further tensors last.
+    """
     if case.direction is Direction.FORWARD:
         return forward
     if case.direction is Direction.BACKWARD:
         return backward
 
-    def both(x: torch.Tensor, dy: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        y = forward(x)
+    def both(x: torch.Tensor, dy: torch.Tensor, *others: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = forward(x, *others)
         (dx,) = torch.autograd.grad(y, x, dy)
         return y.detach(), dx
 

@@ -6,20 +6,22 @@ the interpreter, as Triton reads TRITON_INTERPRET when it is imported; only the 
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from softbench.backends.directions import TensorCall, by_direction
-from softbench.core.case import Case, Direction
+from softbench.core.case import OPERATION, Case, Direction, Value, parse_op
 from softbench.core.inspection import NAME_CHARACTERS
 from softbench.core.text import one_line
 from softbench.core.toolchain import missing_compiler
+from softbench.ops.dtypes import DTYPES
 from softbench.plugins.backend import Call, Piece
 
 if TYPE_CHECKING:
@@ -32,10 +34,11 @@ INTERPRETED_ROWS = 32  # the interpreter takes about a millisecond per program
 
 
 class Kernels:
-    """Base of the four: a module of `softbench.kernels` that has a `softmax`."""
+    """Base of the four: a module of `softbench.kernels` that has a `softmax`, and perhaps a `log_softmax`."""
 
     name: str
     module: str
+    operations: tuple[str, ...] = (OPERATION,)
     compiles = True
 
     def available(self) -> str | None:
@@ -44,24 +47,49 @@ class Kernels:
     def supports(self, case: Case) -> str | None:
         return None
 
-    def softmax(self) -> Softmax:
-        """The module's softmax, differentiable and over any dimension."""
-        return importlib.import_module(f"softbench.kernels.{self.module}").softmax
+    def function(self, operation: str = OPERATION) -> Softmax:
+        """The module's function of that name, differentiable and over any dimension."""
+        found: Softmax = getattr(importlib.import_module(f"softbench.kernels.{self.module}"), operation)
+        return found
 
     def sources(self) -> list[Path]:
         """The kernels' files; preparing a case imports them."""
         return sources_of(self.module.partition(".")[0])
 
     def prepare(self, case: Case) -> Call:
-        softmax = self.softmax()
-        if case.M == 0 or case.N == 0:
-            return by_direction(case, softmax.forward, softmax.backward)
-        return by_direction(case, softmax if case.direction is Direction.BOTH else softmax.forward_rows, softmax.backward_rows)
+        function = self.function(case.operation)
+        if case.direction is Direction.BOTH:
+            forward, backward = function.__call__, function.backward
+        elif case.M == 0 or case.N == 0:
+            forward, backward = function.forward, function.backward
+        else:
+            forward, backward = function.forward_rows, function.backward_rows
+        return by_direction(case, given(forward, 1, case.parameters), given(backward, 2, case.parameters, DTYPES[case.dtype]))
 
-    def over_dim(self, direction: Direction) -> TensorCall:
+    def over_dim(self, direction: Direction, op: str = OPERATION) -> TensorCall:
         """`f(x, dim)` or `f(dy, y, dim)` on tensors of any shape and strides."""
-        softmax = self.softmax()
-        return softmax.forward if direction is Direction.FORWARD else softmax.backward
+        operation, parameters = parse_op(op)
+        function = self.function(operation)
+        return given(function.forward, 1, parameters) if direction is Direction.FORWARD else given(function.backward, 2, parameters)
+
+
+def given(call: TensorCall, tensors: int, parameters: Mapping[str, Value], narrow: torch.dtype | None = None) -> TensorCall:
+    """`call` with the parameters of a case: the first `tensors` arguments are its tensors, and a scale of rows is the next one.
+
+    `narrow` is the dtype of a gradient if results are wider; None for a forward.
+    """
+    if not parameters:
+        return call
+    settings: dict[str, Any] = {}
+    if "out_dtype" in parameters:
+        settings["dtype"] = narrow or torch.float32
+    if (scale := parameters.get("scale")) != "row":
+        return functools.partial(call, scale=scale, **settings)
+
+    def scaled(*arguments: Any) -> torch.Tensor:
+        return call(*arguments[:tensors], *arguments[tensors + 1 :], scale=arguments[tensors], **settings)
+
+    return scaled
 
 
 def sources_of(package: str) -> list[Path]:
@@ -123,6 +151,7 @@ class TritonOwn(Triton):
     """softbench's Triton softmax: tiers by N, configurations by heuristics."""
 
     name, module = "triton", "triton.dispatch"
+    operations = ("softmax(scale,out_dtype)", "log_softmax")
     advice = "for any shape without nvcc: no tuning at run time, no compilation for each N"
 
 
@@ -130,6 +159,7 @@ class Cuda(Kernels):
     """softbench's CUDA C++ softmax; nvcc compiles it on first use."""
 
     name, module = "cuda", "cuda.launch"
+    operations = ("softmax(scale,out_dtype)", "log_softmax")
     advice = "for any shape, if nvcc is available once: one build serves all shapes"
 
     def available(self) -> str | None:
@@ -151,9 +181,10 @@ def cuda_code(case: Case, launched: Sequence[str]) -> tuple[list[Piece], dict[st
     """
     from softbench.kernels.cuda import build, disassemble
 
+    function = "scaled_softmax" if "scale" in case.parameters else case.operation
     architecture = build.architecture_of(torch.cuda.get_device_capability())
     try:
-        library = build.build(architecture)
+        library = build.build(architecture, function)
         taken = disassemble.resources(library)
         by_letters = {"".join(name.split()): name for name in launched}  # demanglers differ in white space
         spelt = {name: one_line(torch._C._demangle(name), NAME_CHARACTERS) for name in taken}
@@ -163,7 +194,7 @@ def cuda_code(case: Case, launched: Sequence[str]) -> tuple[list[Piece], dict[st
         lines = [f"{names[name]}\n    {', '.join(f'{key} {value}' for key, value in taken[name].items())}" for name in names]
         pieces = [("softmax.txt", "report", "text", "\n".join(lines) + "\n")]
         pieces += [("softmax.sass", "sass", "gas", disassemble.sass(library, names))]
-        pieces += [("softmax.ptx", "ptx", "gas", disassemble.ptx(architecture, names))]
+        pieces += [("softmax.ptx", "ptx", "gas", disassemble.ptx(architecture, names, function))]
         return pieces, {names[name]: taken[name].get("LOCAL", 0) for name in names}
     except build.BuildError as error:
         return [("softmax.txt", "report", "text", f"{error}\n")], {}

@@ -265,7 +265,8 @@ def test_importing_it_needs_no_triton_and_builds_nothing(tmp_path):
 
 
 def test_the_cuda_backend_is_not_the_operator():
-    assert own_kernels.cuda.softmax() is launch.softmax
+    assert own_kernels.cuda.function() is launch.softmax
+    assert own_kernels.cuda.function("log_softmax") is launch.log_softmax
     assert launch.softmax is not softmax
     assert {"softmax.cu", "operator.py", "launch.py"} <= {file.name for file in torch_library.cuda_op.sources()}
 
