@@ -19,15 +19,17 @@ constexpr int CTAS_OF_16_VECTORS = 4;  // ptxas needs more registers there
 #else
 constexpr int CTAS_OF_16_VECTORS = 5;
 #endif
-// `extra`: the kernel needs more registers, because it widens results and has a policy.
-constexpr int block_min_ctas(int thread_vectors, int max_threads, bool extra) {
-    return thread_vectors <= 4 ? (extra && thread_vectors == 4 ? 1 : 2) : max_threads == BLOCK_THREADS ? 1 : thread_vectors <= 12 ? 7 : CTAS_OF_16_VECTORS;
+constexpr int block_min_ctas(int thread_vectors, int max_threads) {
+    return thread_vectors <= 4 ? 2 : max_threads == BLOCK_THREADS ? 1 : thread_vectors <= 12 ? 7 : CTAS_OF_16_VECTORS;
 }
 
-// T: the most threads of a CTA. NO_EDGES, KEEP_IN_L2: see Row.
+// The most threads of a CTA. With a policy, 4 vectors that give wider results do not fit in 32 registers.
+template <typename Op, int K, int T, bool KEEP_IN_L2>
+constexpr int BLOCK_MAX_THREADS = KEEP_IN_L2 && K == 4 && sizeof(typename Op::Out) > sizeof(typename Op::Element) ? 3 * T / 4 : T;
+
+// T: the most threads of a CTA; see BLOCK_MAX_THREADS. NO_EDGES, KEEP_IN_L2: see Row.
 template <typename Op, int K, int T, bool NO_EDGES, bool KEEP_IN_L2>
-__global__ void __launch_bounds__(T, block_min_ctas(K * Op::READS, T, KEEP_IN_L2 && sizeof(typename Op::Out) > sizeof(typename Op::Element)))
-    block(Tensors<Op> tensors, int base_alignment) {
+__global__ void __launch_bounds__(BLOCK_MAX_THREADS<Op, K, T, KEEP_IN_L2>, block_min_ctas(K * Op::READS, T)) block(Tensors<Op> tensors, int base_alignment) {
     __shared__ Partial warp_partials[MAX_WARPS];
     const int thread = threadIdx.x;
     const Row<Op, NO_EDGES, KEEP_IN_L2> row(tensors, blockIdx.x, base_alignment);

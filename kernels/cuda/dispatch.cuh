@@ -102,6 +102,8 @@ private:
 
     bool one_block() {
         return select_block<Op>(p, [&](auto k, auto max_threads) {
+            if (p.threads > BLOCK_MAX_THREADS<Op, k.value, max_threads.value, KEEP_IN_L2>)
+                return launcher.launch(block<Op, k.value, max_threads.value, false, false>, M, p.threads, 0, 1, t, p.base_alignment);
             const auto kernel =
                 no_edges ? block<Op, k.value, max_threads.value, !KEEP_IN_L2, KEEP_IN_L2> : block<Op, k.value, max_threads.value, false, KEEP_IN_L2>;
             launcher.launch(kernel, M, p.threads, 0, 1, t, p.base_alignment);

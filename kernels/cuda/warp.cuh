@@ -62,8 +62,6 @@ template <typename Op, int K> __global__ void __launch_bounds__(WARP_THREADS, wa
     extern __shared__ __align__(LINE_BYTES) unsigned char dynamic[];
     const int lane = threadIdx.x % WARP, remaining = tensors.N / Op::V - lane, warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
     const unsigned first = blockIdx.x * warps * 2 + warp;
-    const unsigned last = unsigned(tensors.M) - 1;
-    const Op op0(tensors, min(first, last)), op1(tensors, min(first + warps, last));
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
         const unsigned row = first + r * warps;
@@ -79,13 +77,14 @@ template <typename Op, int K> __global__ void __launch_bounds__(WARP_THREADS, wa
     for (int r = 0; r < 2; ++r) {
         const unsigned row = first + r * warps;
         if (row >= tensors.M) return;
+        const Op op(tensors, row);
         if (r == 0) copy_async_wait_but<1>();
         else copy_async_wait();
         const uint4* smem = reinterpret_cast<const uint4*>(dynamic) + (r * warps + warp) * row_stride + lane;
         uint32_t packed[K][4];
 #pragma unroll
         for (int k = 0; k < K; ++k) assign(packed[k], k * WARP < remaining ? smem[k * WARP] : padding_vector<Op>());
-        compute_and_write_row<Op, K>(r == 0 ? op0 : op1, tensors, row, packed, lane, remaining);
+        compute_and_write_row<Op, K>(op, tensors, row, packed, lane, remaining);
     }
 }
 

@@ -1,6 +1,6 @@
-"""The CUDA softmax operator without a GPU.
+"""The CUDA operators of softmax and log_softmax without a GPU.
 
-Tensors are on the CPU, where the operator is torch's softmax. Launches that call torch's softmax test the code around the kernels.
+Tensors are on the CPU, where the operators are torch's functions. Launches that call torch's functions test the code around the kernels.
 """
 
 import itertools
@@ -11,7 +11,7 @@ import sys
 import pytest
 import torch
 from pairs import EVERY_TEST, run_and_differentiate
-from softbench.kernels.cuda import build, launch, operator, softmax
+from softbench.kernels.cuda import build, launch, log_softmax, operator, softmax
 from subclass import Wrapped
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.library import opcheck
@@ -21,6 +21,10 @@ from softbench.backends import own_kernels, torch_library
 
 OPS = torch.ops.softbench
 FORWARD, BACKWARD = OPS.cuda_softmax.default, OPS.cuda_softmax_backward.default
+LOG_FORWARD, LOG_BACKWARD = OPS.cuda_log_softmax.default, OPS.cuda_log_softmax_backward.default
+PAIRS = {"softmax": (FORWARD, BACKWARD), "log_softmax": (LOG_FORWARD, LOG_BACKWARD)}
+PYTHON = {"softmax": softmax, "log_softmax": log_softmax}
+each = pytest.mark.parametrize("name", PAIRS)
 SHAPES = [((5, 7), -1), ((5, 7), 0), ((2, 3, 4), -2), ((6,), 0), ((), -1), ((1, 5), 0), ((4, 1, 1), 0), ((0, 3), 1), ((3, 0), 1)]
 LAYOUTS = [
     torch.randn(7, 5).t(),
@@ -45,6 +49,14 @@ def test_opcheck_passes_with_all_its_tests(shape, dim):
     opcheck(BACKWARD, (dy, y, dim), test_utils=EVERY_TEST)
 
 
+def test_opcheck_passes_on_log_softmax():
+    for dtype, given in ((torch.float64, ()), (torch.bfloat16, (torch.float32,))):
+        x = torch.randn(2, 3, 4, dtype=dtype, requires_grad=True)
+        opcheck(LOG_FORWARD, (x, -2, *given), test_utils=EVERY_TEST)
+    dy, y = (torch.randn(3, 4, requires_grad=True) for _ in range(2))
+    opcheck(LOG_BACKWARD, (dy, y, 0, torch.bfloat16), test_utils=EVERY_TEST, rtol=2e-2, atol=2e-2)
+
+
 @pytest.mark.parametrize("layout", range(len(LAYOUTS)))
 def test_opcheck_passes_on_any_strides(layout):
     x = LAYOUTS[layout]
@@ -59,14 +71,16 @@ def test_opcheck_passes_on_wider_results(dtype):
     opcheck(BACKWARD, (dy.requires_grad_(), y.requires_grad_(), -1, dtype), test_utils=EVERY_TEST, rtol=2e-2, atol=2e-2)
 
 
+@each
 @pytest.mark.parametrize(("shape", "dim"), [((3, 5), -1), ((2, 3, 2), 1), ((), 0)])
-def test_gradients_of_both_orders_are_those_of_finite_differences(shape, dim):
+def test_gradients_of_both_orders_are_those_of_finite_differences(name, shape, dim):
+    forward, backward = PAIRS[name]
     x, dy, y = (torch.randn(shape, dtype=torch.float64, requires_grad=True) for _ in range(3))
     for check in (torch.autograd.gradcheck, torch.autograd.gradgradcheck):
-        assert check(lambda x: softmax(x, dim), (x,), check_batched_grad=True)
-        assert check(lambda dy, y: BACKWARD(dy, y, dim), (dy, y), check_batched_grad=True)
-    assert torch.autograd.gradcheck(lambda y: BACKWARD(dy.detach(), y, dim), (y,))
-    assert torch.autograd.gradcheck(lambda dy: BACKWARD(dy, y.detach(), dim), (dy,))
+        assert check(lambda x: forward(x, dim), (x,), check_batched_grad=True)
+        assert check(lambda dy, y: backward(dy, y, dim), (dy, y), check_batched_grad=True)
+    assert torch.autograd.gradcheck(lambda y: backward(dy.detach(), y, dim), (y,))
+    assert torch.autograd.gradcheck(lambda dy: backward(dy, y.detach(), dim), (dy,))
 
 
 def results_of(dtype):
@@ -78,59 +92,68 @@ def near(got, expected, dtype):
     assert torch.allclose(got.double(), expected.double(), rtol=tolerance, atol=tolerance)
 
 
+@each
 @pytest.mark.parametrize("dtype", operator.DTYPES)
-def test_other_devices_get_torchs_softmax_in_fresh_memory(dtype):
+def test_other_devices_get_torchs_function_in_fresh_memory(name, dtype):
     for (x, dim), result in itertools.product(INPUTS, results_of(dtype)):
         x = x.to(dtype)
-        y, expected = softmax(x, dim, result), torch.softmax(x, dim, dtype=result)
+        y, expected = PYTHON[name](x, dim, result), getattr(torch, name)(x, dim, dtype=result)
         assert torch.equal(y, expected)
         assert (y.dtype, y.stride()) == (result or dtype, expected.stride())
-        dx = BACKWARD(y, y, dim, dtype)
+        dx = PAIRS[name][1](y, y, dim, dtype)
         assert (dx.dtype, dx.shape, dx.stride()) == (dtype, x.shape, expected.stride())
         assert len({tensor.untyped_storage().data_ptr() for tensor in (x, y, dx)}) == 3 or x.numel() == 0
 
 
+def gradient(name, dy, y, dim):
+    """dx in float64."""
+    dy, y = dy.double(), y.double()
+    return y * (dy - (dy * y).sum(dim, keepdim=True)) if name == "softmax" else dy - y.exp() * dy.sum(dim, keepdim=True)
+
+
+@each
 @pytest.mark.parametrize("dtype", [torch.float32, *NARROW])
-def test_launches_get_rows_and_fill_the_result(dtype, monkeypatch):
-    launched = []
+def test_launches_get_rows_and_fill_the_result(name, dtype, monkeypatch):
+    launched, torchs, own = [], getattr(torch, name), getattr(operator, name.upper())
 
     def forward(x, y):
         launched.append((x, y))
-        y.copy_(torch.softmax(x.double(), 1))
+        y.copy_(torchs(x.double(), 1))
 
     def backward(dy, y, dx):
         launched.append((dy, y, dx))
         assert (dy.dtype, dx.dtype) == (y.dtype, dtype)  # no pass converts the gradient
-        dx.copy_(y.double() * (dy.double() - (dy.double() * y.double()).sum(1, keepdim=True)))
+        dx.copy_(gradient(name, dy, y, 1))
 
-    monkeypatch.setattr(launch.softmax, "launch_forward", forward)
-    monkeypatch.setattr(launch.softmax, "launch_backward", backward)
+    monkeypatch.setattr(own.function, "launch_forward", forward)
+    monkeypatch.setattr(own.function, "launch_backward", backward)
     for (x, dim), result in itertools.product(INPUTS, results_of(dtype)):
         x = x.to(dtype)
         launched.clear()
-        y = operator.SOFTMAX.forward(x, dim, result)
+        y = own.forward(x, dim, result)
         dy = torch.randn(x.shape).to(y.dtype)
-        dx = operator.SOFTMAX.backward(dy, y, dim, dtype)
+        dx = own.backward(dy, y, dim, dtype)
         assert len(launched) == (2 if x.numel() else 0)
         assert all(tensor.dim() == 2 and tensor.stride(1) == 1 for given in launched for tensor in given if tensor.shape[1] > 1)
-        expected = torch.softmax(x, dim)
+        expected = torchs(x, dim)
         assert (y.dtype, y.shape, y.stride()) == (result or dtype, x.shape, expected.stride())
         assert (dx.dtype, dx.shape, dx.stride()) == (dtype, x.shape, expected.stride())
-        near(y, torch.softmax(x.double(), dim), dtype if result is None else result)
-        near(dx, torch.ops.aten._softmax_backward_data(dy.double(), y.double(), dim, torch.float64), dtype)
+        near(y, torchs(x.double(), dim), dtype if result is None else result)
+        near(dx, gradient(name, dy, y, dim), dtype)
 
 
+@each
 @pytest.mark.parametrize("dtype", NARROW)
-def test_wider_results_have_gradients_in_the_inputs_dtype(dtype):
+def test_wider_results_have_gradients_in_the_inputs_dtype(name, dtype):
     x, dy, g = (torch.randn(4, 50) for _ in range(3))
     x = x.to(dtype).requires_grad_()
-    y = softmax(x, dtype=torch.float32)
+    y = PYTHON[name](x, dtype=torch.float32)
     dy.requires_grad_()
     (dx,) = torch.autograd.grad(y, x, dy, create_graph=True)
     of_x, of_dy = torch.autograd.grad(dx, (x, dy), g.to(dtype))
     assert (y.dtype, dx.dtype, of_x.dtype, of_dy.dtype) == (torch.float32, dtype, dtype, torch.float32)
     wide, slope = x.detach().double().requires_grad_(), dy.detach().double().requires_grad_()
-    (expected,) = torch.autograd.grad(torch.softmax(wide, -1), wide, slope, create_graph=True)
+    (expected,) = torch.autograd.grad(getattr(torch, name)(wide, -1), wide, slope, create_graph=True)
     near(dx, expected, dtype)
     for got, want in zip((of_x, of_dy), torch.autograd.grad(expected, (wide, slope), g.to(dtype).double()), strict=True):
         near(got, want, dtype)
@@ -141,6 +164,7 @@ def test_refused_arguments_raise_a_one_line_error():
         (TypeError, "the kernels take float32, float16 and bfloat16", lambda: softmax(torch.ones(3, dtype=torch.int32))),
         (TypeError, "the kernels take float32, float16 and bfloat16", lambda: softmax(torch.ones(3, dtype=torch.bool))),
         (TypeError, "layout", lambda: softmax(torch.eye(3).to_sparse())),
+        (TypeError, "log_softmax of torch.int32 on cpu", lambda: log_softmax(torch.ones(3, dtype=torch.int32))),
         (IndexError, "Dimension out of range", lambda: softmax(torch.ones(3, 4), -3)),
         (IndexError, "Dimension out of range", lambda: softmax(torch.ones(()), 1)),
         (TypeError, "they must agree", lambda: BACKWARD(torch.ones(3, 2), torch.ones(2, 3), -1)),
@@ -210,20 +234,22 @@ def test_inductor_compiles_it():
         assert torch.allclose(compiled(x), torch.softmax(x, -1), atol=1e-6)
 
 
-def test_export_keeps_one_call():
+def test_export_keeps_one_call_of_each():
     class Module(torch.nn.Module):
         def forward(self, x):
-            return softmax(x)
+            return softmax(x), log_softmax(x)
 
     exported = torch.export.export(Module(), (torch.randn(3, 5),))
-    assert [node.target for node in exported.graph.nodes if node.op == "call_function"] == [FORWARD]
+    assert [node.target for node in exported.graph.nodes if node.op == "call_function"] == [FORWARD, LOG_FORWARD]
 
 
-def test_flops_are_counted_forward_and_backward():
+@each
+def test_flops_are_counted_forward_and_backward(name):
     x = torch.randn(3, 5, 7, requires_grad=True)
     with FlopCounterMode(display=False) as counter:
-        softmax(x, 1).sum().backward()
-    assert counter.get_flop_counts()["Global"] == {OPS.cuda_softmax: 5 * 3 * 5 * 7, OPS.cuda_softmax_backward: 4 * 3 * 5 * 7}
+        PYTHON[name](x, 1).sum().backward()
+    forward, backward = PAIRS[name]
+    assert counter.get_flop_counts()["Global"] == {forward._overloadpacket: 5 * 3 * 5 * 7, backward._overloadpacket: 4 * 3 * 5 * 7}
 
 
 def test_tensor_subclasses_see_the_operators():
@@ -237,15 +263,17 @@ def test_tensor_subclasses_see_the_operators():
         assert torch.allclose(got, want, atol=1e-6)
 
 
-def test_vmap_takes_any_batched_dimension():
+@each
+def test_vmap_takes_any_batched_dimension(name):
+    own, torchs, backward = PYTHON[name], getattr(torch, name), PAIRS[name][1]
     for shape, dims in (((3, 4, 5), (0, 1, -1)), ((4, 5), (0, -1)), ((5,), (0, -1))):
         for at, dim in itertools.product(range(len(shape)), dims):
             x, dy = torch.randn(2, *shape).bfloat16().unbind()
-            y = torch.vmap(lambda x, dim=dim: torch.softmax(x, dim, dtype=torch.float32), at)(x)
-            assert torch.equal(torch.vmap(lambda x, dim=dim: softmax(x, dim, torch.float32), at)(x), y)
+            y = torch.vmap(lambda x, dim=dim: torchs(x, dim, dtype=torch.float32), at)(x)
+            assert torch.equal(torch.vmap(lambda x, dim=dim: own(x, dim, torch.float32), at)(x), y)
             one = dy.select(at, 0).float()
-            got = torch.vmap(lambda dy, y, dim=dim: BACKWARD(dy, y, dim, torch.bfloat16), (None, 0))(one, y)
-            assert torch.equal(got, torch.stack([BACKWARD(one, sample, dim, torch.bfloat16) for sample in y]))
+            got = torch.vmap(lambda dy, y, dim=dim: backward(dy, y, dim, torch.bfloat16), (None, 0))(one, y)
+            assert torch.equal(got, torch.stack([backward(one, sample, dim, torch.bfloat16) for sample in y]))
     with pytest.raises(IndexError):
         torch.vmap(lambda x: softmax(x, 1))(torch.ones(3, 4))
 
