@@ -87,6 +87,9 @@ int main() {
     sweep<Forward<__nv_bfloat16, float>>("forward bfloat16 to float32", 3);
     sweep<Backward<float>>("backward float32", 4);
     sweep<Backward<__nv_bfloat16>>("backward bfloat16", 5);
+    sweep<Backward<float, __half>>("backward float32 to float16", 6);
+    sweep<Forward<float, float, LOG_SOFTMAX>>("log_softmax forward float32", 7);
+    sweep<Forward<__half, __half, SCALED_SOFTMAX>>("scaled softmax forward float16", 8);
     std::printf("%ld plans, %ld bad\n", tested, bad);
     return bad != 0;
 }

@@ -4,6 +4,7 @@ import functools
 import os
 import re
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from nvcc import needs_nvcc
@@ -12,26 +13,35 @@ from softbench.kernels.cuda import build, disassemble
 KERNELS = ("sub_warp_aligned", "sub_warp_unaligned", "staged", "warp_row", "warp_two_rows", "block", "cluster", "bulk", "split", "generic")
 
 
-def parts(architecture):
-    """The parts to compile; None is the whole file, which takes two minutes on a machine of few cores.
+def few_cores():
+    return (os.cpu_count() or 1) < build.FEW_CORES
 
-    Such a machine compiles the parts that need most registers: float32 rows and the gradient of 16-bit rows. For sm_90a it also compiles
-    16-bit rows with float32 results.
+
+def parts(architecture):
+    """The functions and parts of softmax.cu to compile: all, which takes seven minutes of a core.
+
+    A machine of few cores compiles the parts that need most registers: float32 rows and the gradient of 16-bit rows. For sm_90a it also
+    compiles 16-bit rows with float32 results. A scale takes one register more, so float32 rows are those of scaled softmax.
     """
-    if (os.cpu_count() or 1) >= build.FEW_CORES:
-        return (None,)
-    return (0, 4, 7) if architecture == "sm_90a" else (0, 7)
+    if not few_cores():
+        return [(function, part) for function in build.FUNCTIONS for part in range(build.parts())]
+    few = [("scaled_softmax", 0), ("softmax", 7)]
+    return [*few, ("softmax", 4), ("log_softmax", 0)] if architecture == "sm_90a" else few
 
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory):
-    """`compiled(architecture, part)` is the cubin of a part of softmax.cu, or of the whole file, and ptxas's report. Each is made once."""
+    """`compiled(architecture, function, part)`: the cubin of a part of softmax.cu and ptxas's report; made once."""
+
+    folder = tmp_path_factory.mktemp("cubin")
 
     @functools.cache
-    def compile_part(architecture, part):
-        cubin = tmp_path_factory.mktemp("cubin") / f"{architecture}-{part}.cubin"
-        words = [word for word in build.command(build.nvcc(), architecture, cubin) if word not in ("-shared", "-Xcompiler", "-fPIC")]
-        words += [*([] if part is None else [f"-DSOFTBENCH_PART={part}"]), "-cubin", "-Xptxas", "-v"]
+    def compile_part(architecture, function, part):
+        cubin = folder / f"{architecture}-{function}-{part}.cubin"
+        words = [
+            word for word in build.command(build.nvcc(), architecture, cubin, function) if word not in ("-shared", "-Xcompiler", "-fPIC")
+        ]
+        words += [f"-DSOFTBENCH_PART={part}", "-cubin", "-Xptxas", "-v"]
         done = subprocess.run(words, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         assert f"for '{architecture}'" in done.stderr
@@ -43,10 +53,11 @@ def compiled(tmp_path_factory):
 @needs_nvcc
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90a", "sm_100a"])
 def test_no_kernel_spills_a_register(compiled, architecture):
-    report = "".join(compiled(architecture, part)[1] for part in parts(architecture))
-    kernels = report.count("Compiling entry function")  # tiers x variants x (5 pairs of dtypes forward, 3 backward)
+    with ThreadPoolExecutor(1 if few_cores() else os.cpu_count()) as pool:
+        report = "".join(pool.map(lambda part: compiled(architecture, *part)[1], parts(architecture)))
+    kernels = report.count("Compiling entry function")  # tiers x variants x (5 pairs of dtypes forward, 5 backward) x functions
     spills = [line for line in report.splitlines() if "spill stores" in line]
-    assert kernels == len(spills) > (300 if parts(architecture) == (None,) else 100)
+    assert kernels == len(spills) > (100 if few_cores() else 900)
     assert all("0 bytes spill stores, 0 bytes spill loads" in line for line in spills)
     for kernel in KERNELS:
         assert report.count(f"_ZN9softbench{len(kernel)}{kernel}I") >= 1, kernel
@@ -84,11 +95,10 @@ def test_copies_to_shared_memory_have_a_defined_policy(compiled, architecture):
     known = subprocess.run([build.nvcc(), "--list-gpu-arch"], capture_output=True, text=True, check=True).stdout
     if f"compute_{architecture[3:-1]}" not in known:
         pytest.skip(f"this nvcc does not know {architecture}")
-    cubin, _ = compiled(architecture, 7)  # the gradient of 16-bit rows
+    cubin, _ = compiled(architecture, "softmax", 7)  # the gradient of 16-bit rows
     try:
         kernels = [name for name in disassemble.resources(cubin) if "5split" in name or "6staged" in name]
-        few_cores = parts(architecture) != (None,)  # there every third kernel: disassembling all takes twelve seconds
-        sass = disassemble.sass(cubin, kernels[:: 3 if few_cores else 1])
+        sass = disassemble.sass(cubin, kernels[:: 3 if few_cores() else 1])  # disassembling all takes twelve seconds there
     except build.BuildError as error:
         pytest.skip(str(error))
     assert sass.count("LDGSTS") >= 4
