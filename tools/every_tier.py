@@ -1,4 +1,6 @@
-"""Small launches of every tier of our kernels, for compute-sanitizer: python tools/every_tier.py cuda|triton [--rows MOST]
+"""Small launches of every tier of our kernels, for compute-sanitizer: python tools/every_tier.py cuda|triton [--rows MOST] [--function F]
+
+F is softmax, scaled_softmax or log_softmax; the last two are of `cuda` only. Half of the scaled launches have a scale for each row.
 
 Some launches are just large enough for the kernels that keep their reads in L2. PYTORCH_NO_CUDA_MEMORY_CACHING=1 makes allocations
 exact, so that the sanitizer sees an access one byte beside a tensor. The script prints the launched tiers as JSON, of all launches and
@@ -20,7 +22,8 @@ from softbench.kernels.triton.launch_plan import KEEP_IN_L2_BYTES  # heuristics.
 
 HALF, BRAIN, FULL = torch.float16, torch.bfloat16, torch.float32
 TOLERANCE = {HALF: 1e-2, BRAIN: 1e-2, FULL: 1e-5}
-Run = Callable[[tuple[torch.Tensor, ...]], str]
+Scale = float | torch.Tensor
+Run = Callable[..., str]
 
 
 def operands(backward: bool, dtype: torch.dtype, M: int, N: int, pad: int = 0, offset: int = 0, out: torch.dtype | None = None) -> Any:
@@ -32,30 +35,43 @@ def operands(backward: bool, dtype: torch.dtype, M: int, N: int, pad: int = 0, o
     x = rows(dtype).copy_(torch.randn(M, N, device="cuda"))
     if not backward:
         return x, rows(out or dtype)
-    return x, rows(dtype).copy_(torch.softmax(torch.randn(M, N, device="cuda"), -1)), rows(dtype)
+    return x, rows(dtype).copy_(torch.softmax(torch.randn(M, N, device="cuda"), -1)), rows(out or dtype)
 
 
-def large(backward: bool, dtype: torch.dtype, N: int, offset: int = 0) -> Any:
+def large(backward: bool, dtype: torch.dtype, N: int, offset: int = 0, out: torch.dtype | None = None) -> Any:
     """Operands with just enough rows for the kernels that keep their reads in L2."""
-    return operands(backward, dtype, math.ceil(KEEP_IN_L2_BYTES / ((2 if backward else 1) * N * dtype.itemsize)), N, offset=offset)
+    return operands(backward, dtype, math.ceil(KEEP_IN_L2_BYTES / ((2 if backward else 1) * N * dtype.itemsize)), N, offset=offset, out=out)
 
 
-def right(tensors: tuple[torch.Tensor, ...]) -> bool:
+def right(tensors: tuple[torch.Tensor, ...], function: str, scale: Scale) -> bool:
     """Whether the result is correct, computed on the CPU: racecheck reports hazards in torch's reduction of doubles."""
     given = [tensor.cpu().double() for tensor in tensors]
-    slope = given[1] * (given[0] - (given[0] * given[1]).sum(-1, keepdim=True))
-    expected = slope if len(tensors) == 3 else torch.softmax(given[0], -1)
+    factor = scale.cpu().double()[:, None] if isinstance(scale, torch.Tensor) else scale
+    if len(tensors) == 2:
+        expected = getattr(torch, function.removeprefix("scaled_"))(given[0] * factor, -1)
+    elif function == "log_softmax":
+        expected = given[0] - given[1].exp() * given[0].sum(-1, keepdim=True)
+    else:
+        expected = factor * given[1] * (given[0] - (given[0] * given[1]).sum(-1, keepdim=True))
     worst = (given[-1] - expected).abs().max()
     return bool(worst <= TOLERANCE[tensors[-1].dtype] * expected.abs().max() + 1e-6)
 
 
-def cuda_launches() -> Iterator[tuple[Run, tuple[torch.Tensor, ...]]]:
+def scale_of(function: str, tensors: tuple[torch.Tensor, ...]) -> Scale:
+    """The scale of a launch: that of each row for an even number of columns."""
+    M, N = tensors[0].shape
+    return 1.0 if function != "scaled_softmax" else 0.7 if N % 2 else torch.rand(M, device="cuda") + 0.5
+
+
+def cuda_launches(function: str) -> Iterator[tuple[Run, tuple[torch.Tensor, ...]]]:
     from softbench.kernels.cuda import launch, launch_plan
 
+    pair = launch.log_softmax if function == "log_softmax" else launch.softmax
+
     def by(*numbers: int) -> Run:
-        def run(tensors: tuple[torch.Tensor, ...]) -> str:
+        def run(tensors: tuple[torch.Tensor, ...], *scale: Scale) -> str:
             plan = launch_plan.Plan(*(numbers or (-1,)))
-            (launch.launch_backward if len(tensors) == 3 else launch.launch_forward)(*tensors, plan=plan)
+            (pair.launch_backward if len(tensors) == 3 else pair.launch_forward)(*tensors, *scale, plan=plan)
             return launch_plan.TIERS[plan.tier]
 
         return run
@@ -116,8 +132,13 @@ def cuda_launches() -> Iterator[tuple[Run, tuple[torch.Tensor, ...]]]:
         yield by(), operands(backward, dtype, 140, 40000)
     for dtype, N in itertools.product((BRAIN, HALF), (64, 100, 781, 1000, 20001)):
         yield by(), operands(False, dtype, 3, N, out=FULL)
+        yield by(), operands(True, FULL, 3, N, out=dtype)
+        yield by(), operands(True, FULL, 3, N, pad=4, offset=1, out=dtype)
     x, y = operands(False, FULL, 3, 300, offset=1)[0], operands(False, FULL, 3, 300, offset=2)[1]
     yield by(), (x, y)
+    for N in (64, 197, 1030, 16389, 200001):
+        yield by(), large(False, BRAIN, N, out=FULL)
+        yield by(), large(True, FULL, N, out=BRAIN)
     for backward, dtype in ((False, BRAIN), (False, FULL), (True, BRAIN), (True, FULL)):
         R = 2 if backward else 1
         for N in (16, 33, 50, 64, 197, 781, 1024, 1030, 8190):
@@ -137,7 +158,7 @@ def cuda_launches() -> Iterator[tuple[Run, tuple[torch.Tensor, ...]]]:
             yield by(tier["split"], words // R, threads, G, smem, 128, max_polls), large(backward, dtype, long, offset=1)
 
 
-def triton_launches() -> Iterator[tuple[Run, tuple[torch.Tensor, ...]]]:
+def triton_launches(_: str) -> Iterator[tuple[Run, tuple[torch.Tensor, ...]]]:
     from softbench.kernels.triton import dispatch
     from softbench.kernels.triton.launch_plan import Plan
 
@@ -176,20 +197,22 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("kernels", choices=("cuda", "triton"))
     parser.add_argument("--rows", type=int, help="leave out launches of more rows")
+    parser.add_argument("--function", choices=("softmax", "scaled_softmax", "log_softmax"), default="softmax")
     asked = parser.parse_args()
     torch.manual_seed(0)
     seen: dict[str, int] = {}
     staying: dict[str, int] = {}
     wrong = []
-    for run, tensors in {"cuda": cuda_launches, "triton": triton_launches}[asked.kernels]():
+    for run, tensors in {"cuda": cuda_launches, "triton": triton_launches}[asked.kernels](asked.function):
         if asked.rows is not None and len(tensors[0]) > asked.rows:
             continue
-        tier = run(tensors)
+        scale = scale_of(asked.function, tensors)
+        tier = run(tensors, scale) if asked.function == "scaled_softmax" else run(tensors)
         torch.cuda.synchronize()
         seen[tier] = seen.get(tier, 0) + 1
         if sum(tensor.nbytes for tensor in tensors[:-1]) >= KEEP_IN_L2_BYTES:
             staying[tier] = staying.get(tier, 0) + 1
-        if not right(tensors):
+        if not right(tensors, asked.function, scale):
             wrong.append(f"{tier} {tuple(tensors[0].shape)} {tensors[0].dtype}")
     print(json.dumps({"launches": seen, "large": staying, "wrong": wrong}))
     return 1 if wrong else 0

@@ -1,4 +1,4 @@
-"""The CUDA softmax operator on a GPU: eager, differentiated, compiled, captured, on other streams."""
+"""The CUDA operators of softmax and log_softmax on a GPU: eager, differentiated, compiled, captured, on other streams."""
 
 import csv
 import itertools
@@ -8,7 +8,7 @@ import pytest
 import torch
 from operands import LAYOUTS, LONG, TOLERANCE, close, randn
 from pairs import EVERY_TEST, run_and_differentiate
-from softbench.kernels.cuda import build, launch, launch_plan, softmax
+from softbench.kernels.cuda import build, launch, launch_plan, log_softmax, softmax
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.library import opcheck
@@ -22,6 +22,7 @@ pytestmark = [
 
 OPS = torch.ops.softbench
 FORWARD, BACKWARD = OPS.cuda_softmax.default, OPS.cuda_softmax_backward.default
+LOG_FORWARD, LOG_BACKWARD = OPS.cuda_log_softmax.default, OPS.cuda_log_softmax_backward.default
 SHARED = (2, 1 << 20)  # CTAs anywhere on the device share a row: the launch needs a workspace
 SHAPES = [((5, 7), -1), ((5, 7), 0), ((2, 3, 4), 1), ((2, 3, 4), -3), ((6,), 0), ((), -1), ((1, 5), 0), ((4, 1, 1), 0), ((0, 3), 1)]
 SHAPES += [((3, 0), 1), ((37, 781), 1), ((3, 10_000), 1), ((3, LONG), 1), ((LONG, 3), 0), (SHARED, 1)]
@@ -86,15 +87,80 @@ def test_the_kernels_fill_fresh_contiguous_memory_with_correct_results(dtype, re
         assert not x.numel() or len({tensor.untyped_storage().data_ptr() for tensor in (x, dy, y, dx)}) == 4
 
 
-def test_a_wider_result_takes_no_extra_memory():
-    x = randn(4096, 4096, dtype=torch.bfloat16)
-    softmax(x, dtype=torch.float32)
+def test_a_wider_result_and_its_gradient_take_no_extra_memory():
+    x, dy = randn(4096, 4096, dtype=torch.bfloat16), randn(4096, 4096)
+    for call in (lambda: softmax(x, dtype=torch.float32), lambda: BACKWARD(dy, dy, -1, torch.bfloat16)):
+        call()
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        result = call()
+        torch.cuda.synchronize()
+        assert torch.cuda.max_memory_allocated() - before <= result.nbytes + (1 << 20)
+
+
+@typed
+def test_log_softmax_is_right_on_any_shape_and_strides(dtype, result):
+    cases = [(randn(*shape, dtype=dtype), dim) for shape, dim in SHAPES]
+    cases += [(make(dtype), dim) for make in LAYOUTS.values() for dim in (0, 1, -1)]
+    for x, dim in cases:
+        x = x.detach().requires_grad_()
+        y = log_softmax(x, dim, result)
+        dy = torch.randn_like(y)
+        (dx,) = torch.autograd.grad(y, x, dy)
+        assert (y.dtype, dx.dtype, y.shape, dx.shape) == (result or dtype, dtype, x.shape, x.shape)
+        near_log(y, torch.log_softmax(x.double(), dim))
+        wide_dy, p = dy.double(), y.detach().double().exp()
+        expected = wide_dy - p * wide_dy.sum(dim, keepdim=True)
+        terms = wide_dy.abs() + p * wide_dy.abs().sum(dim, keepdim=True)
+        assert ((dx.double() - expected).abs() <= TOLERANCE[dx.dtype] * terms).all()
+
+
+def near_log(y, expected):
+    """Within the rounding of y's dtype, relative to 1 and to y."""
+    assert ((y.double() - expected).abs() <= TOLERANCE[y.dtype] * (1 + expected.abs())).all()
+
+
+def test_log_softmax_passes_opcheck_and_compiles():
+    x, dy = randn(37, 781), randn(37, 781)
+    opcheck(LOG_FORWARD, (x.requires_grad_(), -1), test_utils=EVERY_TEST)
+    y = torch.log_softmax(x.detach(), -1).requires_grad_()
+    opcheck(LOG_BACKWARD, (dy.requires_grad_(), y, -1), test_utils=EVERY_TEST)
+    opcheck(LOG_BACKWARD, (dy, y, -1, torch.bfloat16), test_utils=EVERY_TEST, rtol=2e-2, atol=2e-2)
+    for dynamic in (False, True):
+        compiled = torch.compile(log_softmax, fullgraph=True, dynamic=dynamic)
+        for M, N in ((37, 300), (3, LONG)):
+            x, dy = randn(M, N), randn(M, N)
+            for got, want in zip(run_and_differentiate(compiled, x, dy), run_and_differentiate(log_softmax, x, dy), strict=True):
+                assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("shape", [(64, 300), SHARED])
+def test_a_cuda_graph_replays_log_softmax_on_fresh_input(shape):
+    x = randn(*shape)
+    log_softmax(x)
     torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    y = softmax(x, dtype=torch.float32)
-    torch.cuda.synchronize()
-    assert torch.cuda.max_memory_allocated() - before <= y.nbytes + (1 << 20)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = log_softmax(x)
+    for _ in range(3):
+        x.copy_(torch.randn_like(x))
+        graph.replay()
+        near_log(y, torch.log_softmax(x.double(), -1))
+
+
+@pytest.mark.parametrize("shape", [(5, 7), (37, 781), (4096, 1024), (3, LONG), SHARED])
+@typed
+def test_scaled_rows_are_those_of_the_scaled_input(dtype, result, shape):
+    for scale in (0.7, 3, torch.rand(shape[0], device="cuda") + 0.5):
+        factor = scale.double()[:, None] if isinstance(scale, torch.Tensor) else scale
+        x = randn(*shape, dtype=dtype).requires_grad_()
+        y = launch.softmax(x, dtype=result, scale=scale)
+        dy = torch.randn_like(y)
+        (dx,) = torch.autograd.grad(y, x, dy)
+        assert (y.dtype, dx.dtype) == (result or dtype, dtype)
+        close(y, torch.softmax(x.double() * factor, -1), y.dtype)
+        close_gradient((dx.double() / factor).to(dtype), dy, y.detach())
 
 
 @typed
@@ -277,12 +343,13 @@ def test_cuda_op_passes_every_check_case(cli, direction):
 
 @pytest.mark.parametrize("N", [32_768, 32_771, 200_001, 1 << 20])
 @typed
-def test_few_long_rows_treat_nan_and_infinity_as_torch(dtype, result, N):
+@pytest.mark.parametrize("name", ["softmax", "log_softmax"])
+def test_few_long_rows_treat_nan_and_infinity_as_torch(name, dtype, result, N):
     """Threads of few rows cache exponentials and find maxima among integers, so special values take another path."""
     x = randn(8, N, dtype=dtype)
     x[1, 5], x[2, N - 1], x[3, :4096], x[4], x[5, 7] = float("nan"), float("nan"), -float("inf"), -float("inf"), float("inf")
     x[6], x[7] = -0.0, -1e4
-    expected = torch.softmax(x.double(), -1).to(result or dtype)
-    torch.testing.assert_close(
-        softmax(x, -1, result), expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype] * 1e-2 / N**0.5, equal_nan=True
-    )
+    function, torchs = {"softmax": (softmax, torch.softmax), "log_softmax": (log_softmax, torch.log_softmax)}[name]
+    expected = torchs(x.double(), -1).to(result or dtype)
+    atol = TOLERANCE[dtype] * (1 if name == "log_softmax" else 1e-2 / N**0.5)
+    torch.testing.assert_close(function(x, -1, result), expected, rtol=TOLERANCE[dtype], atol=atol, equal_nan=True)

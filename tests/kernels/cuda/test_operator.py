@@ -11,6 +11,7 @@ import sys
 import pytest
 import torch
 from pairs import EVERY_TEST, run_and_differentiate
+from softbench.kernels.common.softmax import Softmax
 from softbench.kernels.cuda import build, launch, log_softmax, operator, softmax
 from subclass import Wrapped
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -18,6 +19,7 @@ from torch.library import opcheck
 from torch.utils.flop_counter import FlopCounterMode
 
 from softbench.backends import own_kernels, torch_library
+from softbench.core.case import Case, Direction
 
 OPS = torch.ops.softbench
 FORWARD, BACKWARD = OPS.cuda_softmax.default, OPS.cuda_softmax_backward.default
@@ -297,6 +299,49 @@ def test_the_cuda_backend_is_not_the_operator():
     assert own_kernels.cuda.function("log_softmax") is launch.log_softmax
     assert launch.softmax is not softmax
     assert {"softmax.cu", "operator.py", "launch.py"} <= {file.name for file in torch_library.cuda_op.sources()}
+
+
+@pytest.mark.parametrize(
+    ("op", "given"),
+    [
+        ("softmax", {}),
+        ("log_softmax", {}),
+        ("softmax(scale=0.7)", {"scale": 0.7}),
+        ("softmax(out_dtype=fp32)", {"dtype": torch.float32}),
+        ("softmax(scale=row,out_dtype=fp32)", {"scale": "row", "dtype": torch.float32}),
+    ],
+)
+def test_the_cuda_backend_gives_parameters_to_its_function(op, given, monkeypatch):
+    """Each call of the three passes equals a call of the function with its keywords. The kernels are torch's, on the CPU."""
+
+    def factor(scale):
+        return scale[:, None] if isinstance(scale, torch.Tensor) else scale
+
+    def forward(x, y, scale=1.0):
+        y.copy_(getattr(torch, op.partition("(")[0])(x.float() * factor(scale), 1))
+
+    def backward(dy, y, dx, scale=1.0):
+        dx.copy_(factor(scale) * (dy - y.exp() * dy if op.startswith("log") else dy * y))
+
+    function = Softmax(forward, backward, ("cpu",))
+    monkeypatch.setattr(own_kernels.Cuda, "function", lambda self, operation: function)
+    x = torch.randn(4, 6, dtype=torch.bfloat16)
+    keywords = {**given, **({"scale": torch.rand(4) + 0.5} if given.get("scale") == "row" else {})}
+    more = (keywords["scale"],) if given.get("scale") == "row" else ()
+    dy = torch.randn(4, 6, dtype=keywords.get("dtype", x.dtype))
+
+    def prepared(direction):
+        return own_kernels.cuda.prepare(Case(4, 6, "bf16", direction, "cpu", op))
+
+    y, narrow = function.forward(x, **keywords), {**keywords, "dtype": torch.bfloat16}
+    dx = function.backward(dy, y, **narrow)
+    assert dx.dtype is torch.bfloat16
+    assert torch.equal(prepared(Direction.FORWARD)(x, *more), y)
+    assert torch.equal(prepared(Direction.BACKWARD)(dy, y, *more), dx)
+    for got, want in zip(prepared(Direction.BOTH)(x.requires_grad_(), dy, *more), (y, dx), strict=True):
+        assert torch.equal(got, want)
+    if not more:
+        assert torch.equal(own_kernels.cuda.over_dim(Direction.FORWARD, op)(x.detach().t(), 0), y.t())
 
 
 def test_the_cuda_op_backend_gives_its_reason_for_not_running(monkeypatch):
