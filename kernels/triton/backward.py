@@ -1,4 +1,7 @@
-"""Kernels of the backward's fast tiers, dx = y * (dy - sum(dy * y)): they read dy and y once and write dx once.
+"""Kernels of the backward's fast tiers, of softmax and log-softmax: they read dy and y once and write dx once.
+
+dx is y * (dy - sum(dy * y)), or for LOG dy - exp(y) * sum(dy), in both cases times `scale`, which is as in `forward.py`. dx has the dtype of
+dy and y, or 16 bits where they are float32.
 
 They work as in `forward.py`. With two tensors in registers, every tier ends at half the row. The programs of a row exchange one sum.
 """
@@ -10,19 +13,20 @@ import triton.language as tl
 
 from .cluster_exchange import cluster_arrive_sum, cluster_exchange_sum
 from .grid_exchange import count_program, grid_exchange_sum, launch_tag, prefetch_slots, slot_word
-from .packed_io import edge_columns, load_tiles, rounded, row_vectors, word_pointers
-from .softmax_ops import dot_product, rematerialize, thread_dot, write_gradient
+from .packed_io import edge_columns, load_tiles, output_pointers, rounded, row_vectors, word_pointers
+from .softmax_ops import dot_product, dot_terms, gradient, rematerialize, thread_dot, write_gradient
 from .staggered_start import staggered_start
 
 
-@triton.jit(do_not_specialize=["dy_stride", "y_stride", "dx_stride", "M", "N"])
+@triton.jit(do_not_specialize=["dy_stride", "y_stride", "dx_stride", "M", "N", "scale"])
 def backward_rows(
     dy_ptr, y_ptr, dx_ptr, dy_stride, y_stride, dx_stride, M, N,
     ROWS: tl.constexpr, TILES: tl.constexpr, THREADS: tl.constexpr, WORDS: tl.constexpr, VECTOR: tl.constexpr,
-    BASE_ALIGNMENT: tl.constexpr, KEEP_IN_L2: tl.constexpr,
+    BASE_ALIGNMENT: tl.constexpr, KEEP_IN_L2: tl.constexpr, LOG: tl.constexpr, scale,
 ):  # fmt: skip
     """See `softbench.kernels.triton.forward.forward_rows`."""
     DTYPE: tl.constexpr = y_ptr.dtype.element_ty
+    OUT: tl.constexpr = dx_ptr.dtype.element_ty
     UNIT: tl.constexpr = 1 if BASE_ALIGNMENT > 0 else VECTOR
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     dy_row = dy_ptr + row * dy_stride * UNIT
@@ -32,6 +36,12 @@ def backward_rows(
     if ROWS > 1:
         end = tl.where(row < M, end, 0)
     start = offset * 0
+    if scale is not None:
+        if scale.dtype.is_ptr():
+            if ROWS > 1:
+                scale = tl.load(scale + row, mask=row < M, other=1.0)[:, None]
+            else:
+                scale = tl.load(scale + tl.program_id(0))
     if BASE_ALIGNMENT > 0:
         columns, inside = edge_columns(N, offset, first, end, VECTOR, 2 * VECTOR)
         if ROWS > 1:
@@ -42,34 +52,40 @@ def backward_rows(
     dy = load_tiles(dy_words, first, end, start, 0, TILES, THREADS, WORDS, BASE_ALIGNMENT, KEEP_IN_L2)
     y_words = word_pointers(y_row, offset, WORDS)
     y = load_tiles(y_words, first, end, start, 0, TILES, THREADS, WORDS, BASE_ALIGNMENT, KEEP_IN_L2)
-    dot = dot_product(dy, y, DTYPE)
+    dot = dot_product(dy, y, DTYPE, LOG)
     if BASE_ALIGNMENT > 0:
-        dot += tl.sum(dy_edge * y_edge, 1)
+        dot += tl.sum(dot_terms(dy_edge, y_edge, LOG), 1)
     if TILES * WORDS > 8:
         zero = tl.where(dot != dot, -1, 0)[:, None, None]  # of a NaN, every result is NaN in any case
         dy = rematerialize(dy, zero)
         y = rematerialize(y, zero)
-    write_gradient(word_pointers(dx_row, offset, WORDS), dy, y, dot, first, end, start, THREADS, WORDS, DTYPE, BASE_ALIGNMENT)
+    dx_out = output_pointers(dx_row, offset, WORDS, DTYPE)
+    write_gradient(dx_out, dy, y, dot, scale, first, end, start, THREADS, WORDS, DTYPE, BASE_ALIGNMENT, LOG)
     if BASE_ALIGNMENT > 0:
-        tl.store(dx_row[:, None] + columns, rounded(y_edge * (dy_edge - dot[:, None]), DTYPE), mask=inside)
+        tl.store(dx_row[:, None] + columns, rounded(gradient(y_edge, dy_edge, dot[:, None], scale, LOG), OUT), mask=inside)
 
 
-@triton.jit(do_not_specialize=["dy_stride", "y_stride", "dx_stride", "N", "chunk", "stagger_rows", "stagger_cycles"])
+@triton.jit(do_not_specialize=["dy_stride", "y_stride", "dx_stride", "N", "chunk", "stagger_rows", "stagger_cycles", "scale"])
 def backward_cluster(
     dy_ptr, y_ptr, dx_ptr, dy_stride, y_stride, dx_stride, N, chunk, stagger_rows, stagger_cycles,
     TILES: tl.constexpr, CTAS: tl.constexpr, THREADS: tl.constexpr, VECTOR: tl.constexpr, BASE_ALIGNMENT: tl.constexpr,
-    KEEP_IN_L2: tl.constexpr,
+    KEEP_IN_L2: tl.constexpr, LOG: tl.constexpr, scale,
 ):  # fmt: skip
     """See `softbench.kernels.triton.forward.forward_cluster`."""
     DTYPE: tl.constexpr = y_ptr.dtype.element_ty
+    OUT: tl.constexpr = dx_ptr.dtype.element_ty
     UNIT: tl.constexpr = 1 if BASE_ALIGNMENT > 0 else VECTOR
     rank = tl.arange(0, CTAS)
     cluster_arrive_sum(rank, CTAS)
-    row = staggered_start(tl.program_id(0), stagger_rows, stagger_cycles).to(tl.int64) + rank * 0
+    row_number = staggered_start(tl.program_id(0), stagger_rows, stagger_cycles)
+    row = row_number.to(tl.int64) + rank * 0
     dy_row = dy_ptr + row * dy_stride * UNIT
     y_row = y_ptr + row * y_stride * UNIT
     dx_row = dx_ptr + row * dx_stride * UNIT
     offset, first, end = row_vectors(y_row, N, VECTOR, BASE_ALIGNMENT)
+    if scale is not None:
+        if scale.dtype.is_ptr():
+            scale = tl.load(scale + row_number)
     if BASE_ALIGNMENT > 0:
         columns, inside = edge_columns(N, offset, first, end, VECTOR, 2 * VECTOR)
         inside = inside & (rank == 0)[:, None]
@@ -79,28 +95,32 @@ def backward_cluster(
     end = tl.minimum(start + chunk, end)
     dy = load_tiles(word_pointers(dy_row, offset, 4), first, end, start, 0, TILES, THREADS, 4, BASE_ALIGNMENT, KEEP_IN_L2)
     y = load_tiles(word_pointers(y_row, offset, 4), first, end, start, 0, TILES, THREADS, 4, BASE_ALIGNMENT, KEEP_IN_L2)
-    dot = dot_product(dy, y, DTYPE)
+    dot = dot_product(dy, y, DTYPE, LOG)
     if BASE_ALIGNMENT > 0:
-        dot += tl.sum(dy_edge * y_edge, 1)
+        dot += tl.sum(dot_terms(dy_edge, y_edge, LOG), 1)
     dot = cluster_exchange_sum(dot, CTAS)
     zero = tl.where(dot != dot, -1, 0)[:, None, None]
-    dx_words = word_pointers(dx_row, offset, 4)
-    write_gradient(dx_words, rematerialize(dy, zero), rematerialize(y, zero), dot, first, end, start, THREADS, 4, DTYPE, BASE_ALIGNMENT)
+    dx_out = output_pointers(dx_row, offset, 4, DTYPE)
+    dy = rematerialize(dy, zero)
+    y = rematerialize(y, zero)
+    write_gradient(dx_out, dy, y, dot, scale, first, end, start, THREADS, 4, DTYPE, BASE_ALIGNMENT, LOG)
     if BASE_ALIGNMENT > 0:
-        tl.store(dx_row[:, None] + columns, rounded(y_edge * (dy_edge - dot[:, None]), DTYPE), mask=inside)
+        tl.store(dx_row[:, None] + columns, rounded(gradient(y_edge, dy_edge, dot[:, None], scale, LOG), OUT), mask=inside)
 
 
 @triton.jit(do_not_specialize=[
-    "dy_stride", "y_stride", "dx_stride", "N", "ctas", "chunk", "programs", "extra_tiles", "stagger_rows", "stagger_cycles"
+    "dy_stride", "y_stride", "dx_stride", "N", "ctas", "chunk", "programs", "extra_tiles", "stagger_rows", "stagger_cycles",
+    "scale",
 ])  # fmt: skip
 def backward_split(
     dy_ptr, y_ptr, dx_ptr, counter, slots, dy_stride, y_stride, dx_stride, N, ctas, chunk, programs, extra_tiles, stagger_rows,
     stagger_cycles,
     TILES: tl.constexpr, THREADS: tl.constexpr, VECTOR: tl.constexpr, BASE_ALIGNMENT: tl.constexpr, MAX_CTAS: tl.constexpr,
-    READ_TWICE: tl.constexpr, KEEP_IN_L2: tl.constexpr,
+    READ_TWICE: tl.constexpr, KEEP_IN_L2: tl.constexpr, LOG: tl.constexpr, scale,
 ):  # fmt: skip
     """See `softbench.kernels.triton.forward.forward_split`. `slots` are MAX_CTAS a row, `ctas` > 1, and shared memory holds no tiles."""
     DTYPE: tl.constexpr = y_ptr.dtype.element_ty
+    OUT: tl.constexpr = dx_ptr.dtype.element_ty
     UNIT: tl.constexpr = 1 if BASE_ALIGNMENT > 0 else VECTOR
     row_number = staggered_start(tl.program_id(0) // ctas, stagger_rows, stagger_cycles)
     rank = tl.program_id(0) % ctas
@@ -111,6 +131,9 @@ def backward_split(
     offset, first, row_end = row_vectors(y_row, N, VECTOR, BASE_ALIGNMENT)
     start = rank * chunk + tl.arange(0, 1)
     end = tl.minimum(start + chunk, row_end)
+    if scale is not None:
+        if scale.dtype.is_ptr():
+            scale = tl.load(scale + row_number)
     dy_words = word_pointers(dy_row, offset, 4)
     y_words = word_pointers(y_row, offset, 4)
     dy = load_tiles(dy_words, first, end, start, 0, TILES, THREADS, 4, BASE_ALIGNMENT, KEEP_IN_L2)
@@ -123,17 +146,17 @@ def backward_split(
     tag = launch_tag(counter, THREADS)
     row_slots = slots + row_number.to(tl.int64) * MAX_CTAS
     prefetch_slots(row_slots, ctas, MAX_CTAS, False, THREADS)
-    chunk_dot = dot_product(dy, y, DTYPE)
+    chunk_dot = dot_product(dy, y, DTYPE, LOG)
     if READ_TWICE:
         extra_dot = tl.zeros((1, THREADS), tl.float32)
         for i in range(extra_tiles):
             at = start + (TILES + i) * THREADS
             dy_tile = load_tiles(dy_words, first, end, at, 0, 1, THREADS, 4, BASE_ALIGNMENT, KEEP_IN_L2)
             y_tile = load_tiles(y_words, first, end, at, 0, 1, THREADS, 4, BASE_ALIGNMENT, KEEP_IN_L2)
-            extra_dot += thread_dot(dy_tile[0], y_tile[0], DTYPE)
+            extra_dot += thread_dot(dy_tile[0], y_tile[0], DTYPE, LOG)
         chunk_dot += tl.sum(extra_dot, 1)
     if BASE_ALIGNMENT > 0:
-        chunk_dot += tl.sum(dy_edge * y_edge, 1)
+        chunk_dot += tl.sum(dot_terms(dy_edge, y_edge, LOG), 1)
     tl.store(slots + row * MAX_CTAS + rank, slot_word(tag, chunk_dot))
     count_program(counter, tag, programs)
     timed_out, row_dot = grid_exchange_sum(row_slots, tag, ctas, MAX_CTAS, THREADS)
@@ -143,22 +166,24 @@ def backward_split(
             begin = at_all + tl.arange(0, 1)
             dy_one = load_tiles(dy_words, first, row_end, begin, 0, 1, THREADS, 4, BASE_ALIGNMENT, KEEP_IN_L2)
             y_one = load_tiles(y_words, first, row_end, begin, 0, 1, THREADS, 4, BASE_ALIGNMENT, KEEP_IN_L2)
-            dot_all += thread_dot(dy_one[0], y_one[0], DTYPE)
+            dot_all += thread_dot(dy_one[0], y_one[0], DTYPE, LOG)
         whole = tl.sum(dot_all, 1)
         if BASE_ALIGNMENT > 0:
             dy_edges = tl.load(dy_row[:, None] + columns, mask=row_edges, other=0.0).to(tl.float32)
             y_edges = tl.load(y_row[:, None] + columns, mask=row_edges, other=0.0).to(tl.float32)
-            whole += tl.sum(dy_edges * y_edges, 1)
+            whole += tl.sum(dot_terms(dy_edges, y_edges, LOG), 1)
         row_dot = tl.sum(whole, 0)
     dot = row_dot + tl.zeros((1,), tl.float32)
     zero = tl.where(dot != dot, -1, 0)[:, None, None]
-    dx_words = word_pointers(dx_row, offset, 4)
-    write_gradient(dx_words, rematerialize(dy, zero), rematerialize(y, zero), dot, first, end, start, THREADS, 4, DTYPE, BASE_ALIGNMENT)
+    dx_out = output_pointers(dx_row, offset, 4, DTYPE)
+    dy = rematerialize(dy, zero)
+    y = rematerialize(y, zero)
+    write_gradient(dx_out, dy, y, dot, scale, first, end, start, THREADS, 4, DTYPE, BASE_ALIGNMENT, LOG)
     if READ_TWICE:
         for i in range(extra_tiles):
             at_tile = start + (TILES + i) * THREADS
             dy_again = load_tiles(dy_words, first, end, at_tile, 0, 1, THREADS, 4, BASE_ALIGNMENT, KEEP_IN_L2)
             y_again = load_tiles(y_words, first, end, at_tile, 0, 1, THREADS, 4, BASE_ALIGNMENT, KEEP_IN_L2)
-            write_gradient(dx_words, dy_again, y_again, dot, first, end, at_tile, THREADS, 4, DTYPE, BASE_ALIGNMENT)
+            write_gradient(dx_out, dy_again, y_again, dot, scale, first, end, at_tile, THREADS, 4, DTYPE, BASE_ALIGNMENT, LOG)
     if BASE_ALIGNMENT > 0:
-        tl.store(dx_row[:, None] + columns, rounded(y_edge * (dy_edge - dot[:, None]), DTYPE), mask=inside)
+        tl.store(dx_row[:, None] + columns, rounded(gradient(y_edge, dy_edge, dot[:, None], scale, LOG), OUT), mask=inside)

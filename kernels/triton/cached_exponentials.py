@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .packed_io import pack, unpack_high, unpack_low, vectors_inside
+from .packed_io import result_mask, store_tile, unpack_high, unpack_low
 from .softmax_ops import exp_fast, finite_or_zero, tile_max
 
 
@@ -22,8 +22,8 @@ def row_max(tiles, DTYPE: tl.constexpr):
 
 
 @triton.jit
-def exponentials(tiles, base, DTYPE: tl.constexpr):
-    """exp(x - base) of the tiles as two tuples of float32: of the words' lower and of their higher elements.
+def exponentials(tiles, base, scale, DTYPE: tl.constexpr):
+    """exp((x - base) * scale) of the tiles as two tuples of float32: of the words' lower and of their higher elements.
 
     With float32 inputs, both tuples are the same. `base` is (R, 1), or (R, THREADS) for a base of each thread.
     """
@@ -31,11 +31,11 @@ def exponentials(tiles, base, DTYPE: tl.constexpr):
     lower = ()
     upper = ()
     for p in tl.static_range(len(tiles)):
-        lower = lower + (exp_fast(unpack_low(tiles[p], DTYPE) - b),)
+        lower = lower + (exp_fast(unpack_low(tiles[p], DTYPE) - b, scale),)
         if DTYPE == tl.float32:
             upper = upper + (lower[p],)
         else:
-            upper = upper + (exp_fast(unpack_high(tiles[p], DTYPE) - b),)
+            upper = upper + (exp_fast(unpack_high(tiles[p], DTYPE) - b, scale),)
     return lower, upper
 
 
@@ -49,27 +49,22 @@ def exponential_sum(lower, upper, DTYPE: tl.constexpr):
 
 
 @triton.jit
-def init_partial_cached(tiles, DTYPE: tl.constexpr):
+def init_partial_cached(tiles, scale, DTYPE: tl.constexpr):
     """Each thread's (max, sum), (R, THREADS), and its exponentials relative to its own maximum."""
     m = tile_max(tiles[0], DTYPE)
     for p in tl.static_range(1, len(tiles)):
         m = tl.maximum(m, tile_max(tiles[p], DTYPE))
-    lower, upper = exponentials(tiles, finite_or_zero(m), DTYPE)
+    lower, upper = exponentials(tiles, finite_or_zero(m), scale, DTYPE)
     return m, exponential_sum(lower, upper, DTYPE), lower, upper
 
 
 @triton.jit
 def write_exponentials(
-    words, lower, upper, scale, first, end, start,
+    out, lower, upper, norm, first, end, start,
     THREADS: tl.constexpr, WORDS: tl.constexpr, DTYPE: tl.constexpr, BASE_ALIGNMENT: tl.constexpr,
 ):  # fmt: skip
-    """Stores exponentials times `scale` where `load_tiles` with the same bounds reads; `scale` is (R, 1) or (R, THREADS)."""
-    o = start[:, None, None] * WORDS + tl.arange(0, THREADS)[None, :, None] * WORDS + tl.arange(0, WORDS)[None, None, :]
-    c = scale[:, :, None]
+    """Stores exponentials times `norm` where `load_tiles` with the same bounds reads; `norm` is (R, 1) or (R, THREADS)."""
+    c = norm[:, :, None]
     for p in tl.static_range(len(lower)):
-        inside = vectors_inside(first, end, start, p, THREADS, WORDS, BASE_ALIGNMENT)
-        if DTYPE == tl.float32:
-            y = (lower[p] * c).to(tl.int32, bitcast=True)
-        else:
-            y = pack(lower[p] * c, upper[p] * c, DTYPE)
-        tl.store(words[:, None, None] + o + p * THREADS * WORDS, y, mask=inside)
+        inside = result_mask(out, first, end, start, p, THREADS, WORDS, DTYPE, BASE_ALIGNMENT)
+        store_tile(out, start, lower[p] * c, upper[p] * c, inside, p, DTYPE)

@@ -10,7 +10,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .block_reduce import REGISTERS, merge_lanes
+from .block_reduce import LOG2E_BITS, REGISTERS, merge_lanes
+from .softmax_ops import exp_factor
 
 
 def _arrive(ctas: int, pairs: bool) -> tl.constexpr:
@@ -31,7 +32,7 @@ def _arrive(ctas: int, pairs: bool) -> tl.constexpr:
     return tl.constexpr("\n".join(lines))
 
 
-def _exchange(ctas: int, pairs: bool) -> tl.constexpr:
+def _exchange(ctas: int, pairs: bool, factor: str = LOG2E_BITS) -> tl.constexpr:
     """Assembly that merges one (max, sum) pair of each CTA, or adds one value of each.
 
     It waits twice: until all mailboxes are ready, and until all partial results have arrived. No CTA writes to another one's memory after
@@ -50,7 +51,10 @@ def _exchange(ctas: int, pairs: bool) -> tl.constexpr:
         "WAIT: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [received], 0; @!p bra WAIT;",
     ]
     if pairs:
-        lines += [f"and.b32 at, thread, {ctas - 1}; mad.lo.u32 at, at, 8, base; ld.shared.v2.f32 {{m, s}}, [at];", *merge_lanes(ctas)]
+        lines += [
+            f"and.b32 at, thread, {ctas - 1}; mad.lo.u32 at, at, 8, base; ld.shared.v2.f32 {{m, s}}, [at];",
+            *merge_lanes(ctas, factor),
+        ]
         lines += ["mov.f32 $0, m; mov.f32 $1, s;"]
     else:
         lines += [f"ld.shared.f32 s{i}, [base + {4 * i}];" for i in range(ctas)]
@@ -59,6 +63,7 @@ def _exchange(ctas: int, pairs: bool) -> tl.constexpr:
 
 
 PAIRS_2, PAIRS_4, PAIRS_8, PAIRS_16 = (_exchange(ctas, True) for ctas in (2, 4, 8, 16))
+SCALED_2, SCALED_4, SCALED_8, SCALED_16 = (_exchange(ctas, True, "$4") for ctas in (2, 4, 8, 16))
 SUMS_2, SUMS_4, SUMS_8, SUMS_16 = (_exchange(ctas, False) for ctas in (2, 4, 8, 16))
 ARRIVE_2, ARRIVE_4, ARRIVE_8, ARRIVE_16 = (_arrive(ctas, True) for ctas in (2, 4, 8, 16))
 ARRIVE_SUM_2, ARRIVE_SUM_4, ARRIVE_SUM_8, ARRIVE_SUM_16 = (_arrive(ctas, False) for ctas in (2, 4, 8, 16))
@@ -79,10 +84,18 @@ def cluster_arrive_sum(rank, CTAS: tl.constexpr):
 
 
 @triton.jit
-def cluster_exchange(maximum, total, CTAS: tl.constexpr):
-    """Merges the CTAs' (max, sum), each (CTAS, THREADS). Each thread has its CTA's pair, and gets the cluster's."""
-    ASM: tl.constexpr = PAIRS_2 if CTAS == 2 else (PAIRS_4 if CTAS == 4 else (PAIRS_8 if CTAS == 8 else PAIRS_16))
-    return tl.inline_asm_elementwise(ASM, "=&f,=&f,f,f", [maximum, total], dtype=(tl.float32, tl.float32), is_pure=False, pack=1)
+def cluster_exchange(maximum, total, scale, CTAS: tl.constexpr):
+    """Merges the CTAs' (max, sum), each (CTAS, THREADS). Each thread has its CTA's pair, and gets the cluster's.
+
+    `scale` is None or a number.
+    """
+    if scale is None:
+        ASM: tl.constexpr = PAIRS_2 if CTAS == 2 else (PAIRS_4 if CTAS == 4 else (PAIRS_8 if CTAS == 8 else PAIRS_16))
+        return tl.inline_asm_elementwise(ASM, "=&f,=&f,f,f", [maximum, total], dtype=(tl.float32, tl.float32), is_pure=False, pack=1)
+    else:
+        WITH_SCALE: tl.constexpr = SCALED_2 if CTAS == 2 else (SCALED_4 if CTAS == 4 else (SCALED_8 if CTAS == 8 else SCALED_16))
+        inputs = [maximum, total, exp_factor(scale, maximum)]
+        return tl.inline_asm_elementwise(WITH_SCALE, "=&f,=&f,f,f,f", inputs, dtype=(tl.float32, tl.float32), is_pure=False, pack=1)
 
 
 @triton.jit

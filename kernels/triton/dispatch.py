@@ -1,6 +1,8 @@
-"""softbench's Triton softmax over rows: launches the plan that `heuristics.py` chooses.
+"""softbench's Triton softmax and log_softmax over rows: launches the plan that `heuristics.py` chooses.
 
 Any M and N, row strides without a copy, 64-bit offsets. float32, float16 and bfloat16 in float32 arithmetic, float64 in its own.
+
+All functions share the plans, which depend on the bytes that are read.
 
 A launch is prepared once for operands with the same layout (`_layout_key`), and cached with its compiled kernel. Triton's binder and the
 choice of a plan take several times as long as a kernel on few rows. The GPU would wait for them.
@@ -16,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 import triton
 
-from ..common.rows import Launch
+from ..common.rows import Launch, Scale
 from ..common.softmax import Softmax
 from . import carveout
 from .backward import backward_cluster, backward_rows, backward_split
@@ -24,18 +26,16 @@ from .forward import forward_cluster, forward_rows, forward_split
 from .generic import (
     INTERPRETED,
     LOOP_COLUMNS,
-    backward_loop,
-    backward_tile,
-    backward_tile_keep_in_l2,
     block_m,
     block_n,
-    forward_loop,
-    forward_tile,
-    forward_tile_keep_in_l2,
+    gradient_loop,
+    gradient_tile,
+    loop_over_row,
+    tile_of_rows,
     warps,
 )
 from .heuristics import choose
-from .launch_plan import VECTOR_BYTES, Plan, Problem, chunk_of
+from .launch_plan import VECTOR_BYTES, Plan, Problem, chunk_of, for_wide_results
 from .staggered_start import bytes_per_cycle, stagger
 from .workspace import workspace
 
@@ -57,13 +57,15 @@ class PreparedLaunch:
 
     kernel: triton.JITFunction
     programs: int
-    arguments: tuple[int, ...]  # after the operands: strides, sizes, constants
+    arguments: tuple[int | str, ...]  # after the operands: strides, sizes, constants
     options: dict[str, int] = field(default_factory=dict)
     slots: int = 0  # int64 words of workspace
 
-    def __call__(self, tensors: tuple[torch.Tensor, ...]) -> CompiledKernel:
+    def __call__(self, tensors: tuple[torch.Tensor, ...], scale: Scale | None = None) -> CompiledKernel:
         """Launches through Triton's interface, which compiles the kernel if necessary; returns the compiled kernel."""
-        return self.kernel[(self.programs,)](*self.operands(tensors), *self.arguments, **self.options)
+        if INTERPRETED and isinstance(scale, float):
+            scale = interpreted_number(scale)
+        return self.kernel[(self.programs,)](*self.operands(tensors), *self.arguments, scale, **self.options)
 
     def operands(self, tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         """The tensors and, if the kernel needs them, the workspace's counter and slots."""
@@ -74,44 +76,59 @@ class PreparedLaunch:
         return [operand.data_ptr() for operand in self.operands(tensors)]
 
 
-def launch_forward(x: torch.Tensor, y: torch.Tensor) -> None:
-    """y = softmax(x) by rows; see `softbench.kernels.common.rows.Launch`."""
-    _launch((x, y))
+def launch_forward(x: torch.Tensor, y: torch.Tensor, scale: Scale | None = None) -> None:
+    """y = softmax(x * scale) by rows; see `softbench.kernels.common.rows.Launch`."""
+    _launch((x, y), False, scale)
 
 
-def launch_backward(dy: torch.Tensor, y: torch.Tensor, dx: torch.Tensor) -> None:
+def launch_backward(dy: torch.Tensor, y: torch.Tensor, dx: torch.Tensor, scale: Scale | None = None) -> None:
     """dx by rows; see `softbench.kernels.common.rows.Launch`."""
-    _launch((dy, y, dx))
+    _launch((dy, y, dx), False, scale)
+
+
+def launch_log_forward(x: torch.Tensor, y: torch.Tensor, scale: Scale | None = None) -> None:
+    """y = log_softmax(x * scale) by rows; see `softbench.kernels.common.rows.Launch`."""
+    _launch((x, y), True, scale)
+
+
+def launch_log_backward(dy: torch.Tensor, y: torch.Tensor, dx: torch.Tensor, scale: Scale | None = None) -> None:
+    """dx of log_softmax by rows; see `softbench.kernels.common.rows.Launch`."""
+    _launch((dy, y, dx), True, scale)
 
 
 _cache: dict[tuple[Hashable, ...], tuple[Callable[..., object], PreparedLaunch]] = {}
 
 
-def _launch(tensors: tuple[torch.Tensor, ...]) -> None:
+def _launch(tensors: tuple[torch.Tensor, ...], log: bool, scale: Scale | None) -> None:
     device = tensors[0].device
     if device.type == "cuda" and device.index != torch._C._cuda_getDevice():  # Triton launches on the current device
         with torch.cuda.device(device):
-            return _launch(tensors)
-    key = _layout_key(tensors)
+            return _launch(tensors, log, scale)
+    key = _layout_key(tensors, log, scale)
     found = _cache.get(key)
     if found is not None:
         run_compiled, launch = found
-        run_compiled(*launch.addresses(tensors), *launch.arguments)
+        run_compiled(*launch.addresses(tensors), *launch.arguments, _scale_argument(scale))
         return None
     problem, plan = choose_plan(tensors)
-    compiled = run(problem, plan, tensors)
+    compiled = run(problem, plan, tensors, log, scale)
     if hasattr(compiled, "function"):  # not under the interpreter, nor while Triton compiles in the background
         if len(_cache) >= MAX_CACHED:
             _cache.clear()
-        launch = prepare_launch(problem, plan, tensors)
+        launch = prepare_launch(problem, plan, tensors, log)
         _cache[key] = _compiled_launch(compiled, launch, tensors), launch
     return None
 
 
-def _layout_key(tensors: tuple[torch.Tensor, ...]) -> tuple[Hashable, ...]:
+def _scale_argument(scale: Scale | None) -> float | int | None:
+    """`scale` as a compiled kernel takes it. The kernels are not specialized on its alignment or its value."""
+    return scale.data_ptr() if isinstance(scale, torch.Tensor) else scale
+
+
+def _layout_key(tensors: tuple[torch.Tensor, ...], log: bool, scale: Scale | None) -> tuple[Hashable, ...]:
     """Everything that a launch depends on: what the choice of a plan and Triton's specialization look at."""
     first = tensors[0]
-    key: list[Hashable] = [first.shape, first.device]
+    key: list[Hashable] = [first.shape, first.device, log, type(scale)]
     for tensor in tensors:
         key += (tensor.dtype, tensor.stride(0), tensor.data_ptr() % LINE_BYTES)
     return tuple(key)
@@ -119,18 +136,25 @@ def _layout_key(tensors: tuple[torch.Tensor, ...]) -> tuple[Hashable, ...]:
 
 def problem_of(tensors: tuple[torch.Tensor, ...]) -> Problem:
     """What the choice of a plan depends on, for a forward's (x, y) or a backward's (dy, y, dx)."""
-    first = tensors[0]
+    first, last = tensors[0], tensors[-1]
     M, N = first.shape
     size = first.element_size()
-    addresses = [tensor.data_ptr() % LINE_BYTES for tensor in tensors]
+    # Of tensors with elements of another size, in bytes of as many elements of the first.
+    addresses = [tensor.data_ptr() // tensor.element_size() * size % LINE_BYTES for tensor in tensors]
     strides = [tensor.stride(0) * size % LINE_BYTES if M > 1 else 0 for tensor in tensors]
-    one_dtype = all(tensor.dtype == first.dtype for tensor in tensors)  # the generic kernels convert, the others move words
     misaligned = N * size % LINE_BYTES
     for number in (*addresses, *strides):
         misaligned |= number
     alignment = min(VECTOR_BYTES, misaligned & -misaligned) if misaligned else VECTOR_BYTES
-    apart = [(number - addresses[0]) % VECTOR_BYTES for number in addresses] + [(number - strides[0]) % VECTOR_BYTES for number in strides]
-    return Problem(len(tensors) == 3, M, N, size, alignment, one_dtype and not any(apart), *_device(first.device)[1:])
+    backward = len(tensors) == 3
+    wide = not backward and size == 2 and last.element_size() == 4
+    vector = VECTOR_BYTES // 2 if wide else VECTOR_BYTES
+    apart = [(number - addresses[0]) % vector for number in addresses] + [(number - strides[0]) % vector for number in strides]
+    # The generic kernels convert any dtype to any other; the others only between float32 and 16 bits.
+    one_dtype = all(tensor.dtype == first.dtype for tensor in tensors[:-1])
+    converted = last.dtype == first.dtype or wide or (backward and size == 4 and last.element_size() == 2)
+    congruent = one_dtype and converted and not any(apart)
+    return Problem(backward, M, N, size, alignment, congruent, *_device(first.device)[1:], wide=wide)
 
 
 def choose_plan(tensors: tuple[torch.Tensor, ...]) -> tuple[Problem, Plan]:
@@ -149,18 +173,20 @@ def _device(device: torch.device) -> tuple[str, int, bool, float, bool]:
     return found.name, found.multi_processor_count, clusters, bytes_per_cycle(device.index or 0), (found.major, found.minor) == (HOPPER, 0)
 
 
-def run(problem: Problem, plan: Plan, tensors: tuple[torch.Tensor, ...]) -> CompiledKernel:
-    """Launches a plan on a forward's (x, y) or a backward's (dy, y, dx); returns the compiled kernel."""
+def run(problem: Problem, plan: Plan, tensors: tuple[torch.Tensor, ...], log: bool = False, scale: Scale | None = None) -> CompiledKernel:
+    """Launches a plan on a forward's (x, y) or a backward's (dy, y, dx); returns the compiled kernel. `log`: of log_softmax."""
     if INTERPRETED and plan.tier in ("tile", "loop"):
-        return round_to_nearest(lambda *operands: prepare_launch(problem, plan, operands)(operands), *tensors)
-    return prepare_launch(problem, plan, tensors)(tensors)
+        return round_to_nearest(lambda *operands: prepare_launch(problem, plan, operands, log)(operands, scale), *tensors)
+    return prepare_launch(problem, plan, tensors, log)(tensors, scale)
 
 
-def compiled_call(problem: Problem, plan: Plan, tensors: tuple[torch.Tensor, ...]) -> Callable[[], object]:
+def compiled_call(
+    problem: Problem, plan: Plan, tensors: tuple[torch.Tensor, ...], log: bool = False, scale: Scale | None = None
+) -> Callable[[], object]:
     """Compiles a plan's kernel, and returns a call that launches it with as little host time as a cached launch."""
-    launch = prepare_launch(problem, plan, tensors)
-    run_compiled = _compiled_launch(launch(tensors), launch, tensors)
-    return lambda: run_compiled(*launch.addresses(tensors), *launch.arguments)
+    launch = prepare_launch(problem, plan, tensors, log)
+    run_compiled = _compiled_launch(launch(tensors, scale), launch, tensors)
+    return lambda: run_compiled(*launch.addresses(tensors), *launch.arguments, _scale_argument(scale))
 
 
 def _compiled_launch(compiled: CompiledKernel, launch: PreparedLaunch, tensors: tuple[torch.Tensor, ...]) -> Callable[..., object]:
@@ -169,8 +195,8 @@ def _compiled_launch(compiled: CompiledKernel, launch: PreparedLaunch, tensors: 
     return compiled[(launch.programs, 1, 1)]
 
 
-def prepare_launch(problem: Problem, plan: Plan, tensors: tuple[torch.Tensor, ...]) -> PreparedLaunch:
-    """The launch of a plan on operands.
+def prepare_launch(problem: Problem, plan: Plan, tensors: tuple[torch.Tensor, ...], log: bool = False) -> PreparedLaunch:
+    """The launch of a plan on operands, of log_softmax if `log`.
 
     Raises:
         ValueError: some threads of the plan would have no vector of a tile, or more than one. A reduction would then mix rows or miss some.
@@ -178,17 +204,31 @@ def prepare_launch(problem: Problem, plan: Plan, tensors: tuple[torch.Tensor, ..
     fast = plan.tier in ("rows", "cluster", "split")
     if plan.threads > WARP and fast and (plan.rows > 1 or plan.threads != WARP * plan.warps):
         raise ValueError(f"invalid plan {plan}: above 32, threads must be 32 * warps and rows must be 1")
-    return PREPARE[plan.tier](problem, plan, tuple(tensor.stride(0) for tensor in tensors))
+    fitted = for_wide_results(plan) if problem.wide and fast else plan
+    return PREPARE[plan.tier](problem, fitted, tuple(tensor.stride(0) for tensor in tensors), log)
 
 
-def round_to_nearest(launch: Callable[..., Result], *tensors: torch.Tensor) -> Result:
-    """`launch` with a float32 output for a bfloat16 one, converted after it: Triton's interpreter truncates where hardware rounds."""
-    if not INTERPRETED or tensors[-1].dtype != torch.bfloat16:
-        return launch(*tensors)
-    wide = torch.empty(tensors[-1].shape, dtype=torch.float32, device=tensors[-1].device)
-    result = launch(*tensors[:-1], wide)
-    tensors[-1].copy_(wide)
+def round_to_nearest(launch: Callable[..., Result], *given: Any) -> Result:
+    """`launch` with a float32 output for a bfloat16 one, converted after it: Triton's interpreter truncates where hardware rounds.
+
+    `given` are the launch's tensors, the output last, and possibly a number or a tensor (M,) as `scale`.
+    """
+    output = 1 + max(i for i, one in enumerate(given) if isinstance(one, torch.Tensor) and one.dim() == 2)
+    out = given[output - 1]
+    if not INTERPRETED or out.dtype != torch.bfloat16:
+        return launch(*given)
+    wide = torch.empty(out.shape, dtype=torch.float32, device=out.device)
+    result = launch(*given[: output - 1], wide, *given[output:])
+    out.copy_(wide)
     return result
+
+
+def interpreted_number(value: float) -> Any:
+    """A number as kernels get it: Triton's interpreter wraps integers so, and passes floats unchanged."""
+    import numpy
+    from triton.runtime.interpreter import TensorHandle
+
+    return triton.language.tensor(TensorHandle(numpy.array([value], numpy.float32), triton.language.float32), triton.language.float32)
 
 
 def _options(plan: Plan, **more: int) -> dict[str, int]:
@@ -206,7 +246,7 @@ def _strides_and_N(problem: Problem, plan: Plan, strides: tuple[int, ...]) -> tu
     return *(stride // plan.vector_elements if problem.M > 1 else 0 for stride in strides), problem.N // plan.vector_elements
 
 
-def _tile(problem: Problem, plan: Plan, strides: tuple[int, ...]) -> PreparedLaunch:
+def _tile(problem: Problem, plan: Plan, strides: tuple[int, ...], log: bool) -> PreparedLaunch:
     M, N = problem.M, problem.N
     BM, BN = block_m(problem.reads * N), block_n(N)
     if plan.vector_elements > 1:  # short aligned rows: a vector a thread, 4 warps
@@ -214,45 +254,47 @@ def _tile(problem: Problem, plan: Plan, strides: tuple[int, ...]) -> PreparedLau
         count = max(1, min(4, BM * BN // (32 * plan.vector_elements)))
     else:
         count = warps(problem.reads * BM * BN)
-    kernels = (forward_tile_keep_in_l2, backward_tile_keep_in_l2) if problem.keep_in_l2 else (forward_tile, backward_tile)
-    return PreparedLaunch(kernels[problem.backward], triton.cdiv(M, BM), (*strides, M, N, BM, BN), {"num_warps": count})
+    kernel = gradient_tile if problem.backward else tile_of_rows
+    eviction = "evict_last" if problem.keep_in_l2 else ""
+    return PreparedLaunch(kernel, triton.cdiv(M, BM), (*strides, M, N, BM, BN, eviction, log), {"num_warps": count})
 
 
-def _loop(problem: Problem, plan: Plan, strides: tuple[int, ...]) -> PreparedLaunch:
-    kernel = backward_loop if problem.backward else forward_loop
+def _loop(problem: Problem, plan: Plan, strides: tuple[int, ...], log: bool) -> PreparedLaunch:
+    kernel = gradient_loop if problem.backward else loop_over_row
     block = LOOP_COLUMNS // problem.reads // (2 if problem.element_size == 8 else 1)
-    return PreparedLaunch(kernel, problem.M, (*strides, problem.M, problem.N, block), {"num_warps": warps(LOOP_COLUMNS)})
+    return PreparedLaunch(kernel, problem.M, (*strides, problem.M, problem.N, block, log), {"num_warps": warps(LOOP_COLUMNS)})
 
 
-def _rows(problem: Problem, plan: Plan, strides: tuple[int, ...]) -> PreparedLaunch:
+def _rows(problem: Problem, plan: Plan, strides: tuple[int, ...], log: bool) -> PreparedLaunch:
     kernel = backward_rows if problem.backward else forward_rows
     *units, N = _strides_and_N(problem, plan, strides)
     layout = plan.vector_words, plan.vector_elements, plan.base_alignment
-    constants = plan.rows, plan.tiles, plan.threads, *layout, problem.keep_in_l2
+    constants = plan.rows, plan.tiles, plan.threads, *layout, problem.keep_in_l2, log
     return PreparedLaunch(kernel, triton.cdiv(problem.M, plan.rows), (*units, problem.M, N, *constants), _options(plan))
 
 
-def _cluster(problem: Problem, plan: Plan, strides: tuple[int, ...]) -> PreparedLaunch:
+def _cluster(problem: Problem, plan: Plan, strides: tuple[int, ...], log: bool) -> PreparedLaunch:
     kernel = backward_cluster if problem.backward else forward_cluster
-    constants = plan.tiles, plan.cluster_ctas, plan.threads, plan.vector_elements, plan.base_alignment, problem.keep_in_l2
+    constants = plan.tiles, plan.cluster_ctas, plan.threads, plan.vector_elements, plan.base_alignment, problem.keep_in_l2, log
     arguments = *_strides_and_N(problem, plan, strides), chunk_of(problem, plan), *stagger(problem, plan), *constants
     return PreparedLaunch(kernel, problem.M, arguments, _options(plan, num_ctas=plan.cluster_ctas))
 
 
-def _split(problem: Problem, plan: Plan, strides: tuple[int, ...]) -> PreparedLaunch:
+def _split(problem: Problem, plan: Plan, strides: tuple[int, ...], log: bool) -> PreparedLaunch:
     max_ctas = triton.next_power_of_2(plan.split_ctas)
     programs = problem.M * plan.split_ctas
     chunk = chunk_of(problem, plan)
-    extra_tiles = max(0, triton.cdiv(chunk, plan.threads) - plan.tiles - plan.smem_tiles)
+    in_smem = plan.smem_tiles * (VECTOR_BYTES // (4 * plan.vector_words))
+    extra_tiles = max(0, triton.cdiv(chunk, plan.threads) - plan.tiles - in_smem)
     tiles = (plan.tiles,) if problem.backward else (plan.tiles, plan.smem_tiles)
-    constants = *tiles, plan.threads, plan.vector_elements, plan.base_alignment, max_ctas, extra_tiles > 0, problem.keep_in_l2
+    constants = *tiles, plan.threads, plan.vector_elements, plan.base_alignment, max_ctas, extra_tiles > 0, problem.keep_in_l2, log
     sizes = plan.split_ctas, chunk, programs, extra_tiles
     arguments = *_strides_and_N(problem, plan, strides), *sizes, *stagger(problem, plan), *constants
     kernel = backward_split if problem.backward else forward_split
     return PreparedLaunch(kernel, programs, arguments, _options(plan), slots=problem.M * max_ctas * (1 if problem.backward else 2))
 
 
-PREPARE: dict[str, Callable[[Problem, Plan, tuple[int, ...]], PreparedLaunch]] = {
+PREPARE: dict[str, Callable[[Problem, Plan, tuple[int, ...], bool], PreparedLaunch]] = {
     "tile": _tile,
     "loop": _loop,
     "rows": _rows,
@@ -268,5 +310,8 @@ def softmax_of(forward: Launch, backward: Launch) -> Softmax:
     return Softmax(functools.partial(round_to_nearest, forward), functools.partial(round_to_nearest, backward), ("cuda", "cpu"))
 
 
-softmax = Softmax(launch_forward, launch_backward, ("cuda", "cpu") if INTERPRETED else ("cuda",))
+DEVICE_TYPES = ("cuda", "cpu") if INTERPRETED else ("cuda",)
+softmax = Softmax(launch_forward, launch_backward, DEVICE_TYPES)
 """softmax(x, dim=-1): differentiable, any shape and strides; see `softbench.kernels.common.softmax.Softmax`."""
+log_softmax = Softmax(launch_log_forward, launch_log_backward, DEVICE_TYPES, "log_softmax")
+"""log_softmax(x, dim=-1), as `softmax`."""

@@ -1,4 +1,4 @@
-"""Kernels of the forward's fast tiers: they read x once and write y once. `heuristics.py` chooses among them.
+"""Kernels of the forward's fast tiers, of softmax and log-softmax: they read x once and write y once. `heuristics.py` chooses among them.
 
 - rows: a program has whole rows in registers. For rows up to about 36 KiB, or 128 KiB without clusters. The grid is not persistent: the
   hardware's order of programs keeps the addresses in flight close together, and a static loop over rows does not.
@@ -8,6 +8,9 @@
 
 Each kernel loads its part of a row (`packed_io.py`), and reduces it to one (max, sum) a thread (`softmax_ops.py`). It merges those over the
 program (`block_reduce.py`) and over the programs of the row. Then it writes the result from the registers.
+
+LOG and `scale` are as in `softmax_ops.py`; here `scale` is None, a number, or a pointer to one number a row. y has x's dtype, or is float32
+where x has 16 bits. Then a vector has 8 bytes of x.
 
 The experiments behind the design are in `docs/kernels/notes-triton.md`.
 """
@@ -21,7 +24,7 @@ from .block_reduce import block_reduce
 from .cached_exponentials import exponential_sum, exponentials, init_partial_cached, row_max, write_exponentials
 from .cluster_exchange import cluster_arrive, cluster_exchange
 from .grid_exchange import count_program, grid_exchange, launch_tag, prefetch_slots, publish
-from .packed_io import edge_columns, load_tiles, padding, rounded, row_vectors, word_pointers
+from .packed_io import edge_columns, load_tiles, output_pointers, padding, rounded, row_vectors, word_pointers
 from .smem_tiles import accumulate_smem, copy_to_smem, write_smem
 from .softmax_ops import (
     MINUS_INFINITY,
@@ -31,26 +34,31 @@ from .softmax_ops import (
     init_partial,
     init_partial_online,
     merge,
+    norm_of,
+    normalized,
     rematerialize,
     tile_exp_sum,
     tile_max,
-    write_softmax,
+    write_normalized,
 )
 from .staggered_start import staggered_start
 
 
-@triton.jit(do_not_specialize=["x_stride", "y_stride", "M", "N"])
+@triton.jit(do_not_specialize=["x_stride", "y_stride", "M", "N", "scale"])
 def forward_rows(
     x_ptr, y_ptr, x_stride, y_stride, M, N,
     ROWS: tl.constexpr, TILES: tl.constexpr, THREADS: tl.constexpr, WORDS: tl.constexpr, VECTOR: tl.constexpr,
-    BASE_ALIGNMENT: tl.constexpr, KEEP_IN_L2: tl.constexpr,
+    BASE_ALIGNMENT: tl.constexpr, KEEP_IN_L2: tl.constexpr, LOG: tl.constexpr, scale,
 ):  # fmt: skip
     """ROWS rows a program, each in TILES tiles of THREADS vectors of WORDS words (VECTOR elements).
 
     BASE_ALIGNMENT = 0: strides and N count vectors; otherwise elements.
     """
     DTYPE: tl.constexpr = x_ptr.dtype.element_ty
+    OUT: tl.constexpr = y_ptr.dtype.element_ty
+    WIDE: tl.constexpr = OUT != DTYPE
     UNIT: tl.constexpr = 1 if BASE_ALIGNMENT > 0 else VECTOR
+    VECTORS: tl.constexpr = TILES * WORDS // 4 if WIDE else TILES
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     x_row = x_ptr + row * x_stride * UNIT
     y_row = y_ptr + row * y_stride * UNIT
@@ -58,6 +66,12 @@ def forward_rows(
     if ROWS > 1:
         end = tl.where(row < M, end, 0)
     start = offset * 0
+    if scale is not None:
+        if scale.dtype.is_ptr():
+            if ROWS > 1:
+                scale = tl.load(scale + row, mask=row < M, other=1.0)[:, None]
+            else:
+                scale = tl.load(scale + tl.program_id(0))
     if BASE_ALIGNMENT > 0:
         columns, inside = edge_columns(N, offset, first, end, VECTOR, 2 * VECTOR if THREADS <= 32 else THREADS)
         if ROWS > 1:
@@ -65,94 +79,109 @@ def forward_rows(
         edge = tl.load(x_row[:, None] + columns, mask=inside, other=MINUS_INFINITY).to(tl.float32)
     x_words = word_pointers(x_row, offset, WORDS)
     x = load_tiles(x_words, first, end, start, padding(DTYPE), TILES, THREADS, WORDS, BASE_ALIGNMENT, KEEP_IN_L2)
-    y_words = word_pointers(y_row, offset, WORDS)
+    y_out = output_pointers(y_row, offset, WORDS, DTYPE)
     if THREADS <= 32:
         m = row_max(x, DTYPE)
         if BASE_ALIGNMENT > 0:
             m = tl.maximum(m, tl.max(edge, 1))
         base = finite_or_zero(m)[:, None]
-        lower, upper = exponentials(x, base, DTYPE)
+        lower, upper = exponentials(x, base, scale, DTYPE)
         s = tl.sum(exponential_sum(lower, upper, DTYPE), 1)[:, None]
         if BASE_ALIGNMENT > 0:
-            e = exp_fast(edge - base)
+            e = exp_fast(edge - base, scale)
             s += tl.sum(e, 1)[:, None]
-        scale = 1.0 / s
-        write_exponentials(y_words, lower, upper, scale, first, end, start, THREADS, WORDS, DTYPE, BASE_ALIGNMENT)
-        if BASE_ALIGNMENT > 0:
-            tl.store(y_row[:, None] + columns, rounded(e * scale, DTYPE), mask=inside)
-    else:
-        if TILES > 8:
-            thread_max, thread_sum = init_partial_online(rematerialize(x, barrier_zero(N)), DTYPE)
-        elif TILES > 2:
-            thread_max, thread_sum = init_partial(x, DTYPE)
+        norm = norm_of(s, LOG)
+        if LOG:
+            write_normalized(y_out, x, base, norm, scale, first, end, start, THREADS, WORDS, DTYPE, BASE_ALIGNMENT, LOG)
         else:
-            thread_max, thread_sum, lower, upper = init_partial_cached(x, DTYPE)
+            write_exponentials(y_out, lower, upper, norm, first, end, start, THREADS, WORDS, DTYPE, BASE_ALIGNMENT)
+        if BASE_ALIGNMENT > 0:
+            edge_y = normalized(edge, base, norm, scale, LOG) if LOG else e * norm
+            tl.store(y_row[:, None] + columns, rounded(edge_y, OUT), mask=inside)
+    else:
+        if VECTORS > 8:
+            thread_max, thread_sum = init_partial_online(rematerialize(x, barrier_zero(N)), scale, DTYPE)
+        elif VECTORS > 2:
+            thread_max, thread_sum = init_partial(x, scale, DTYPE)
+        else:
+            thread_max, thread_sum, lower, upper = init_partial_cached(x, scale, DTYPE)
         m, s = thread_max, thread_sum
         if BASE_ALIGNMENT > 0:
-            m, s = merge(thread_max, thread_sum, edge, exp_fast(edge - finite_or_zero(edge)))
-        m, s = block_reduce(m, s)
-        scale = 1.0 / s
-        if TILES > 2:
+            m, s = merge(thread_max, thread_sum, edge, exp_fast(edge - finite_or_zero(edge)), scale)
+        m, s = block_reduce(m, s, scale)
+        norm = norm_of(s, LOG)
+        if LOG or VECTORS > 2:
             zero = tl.where(s < 0, -1, 0)  # s is never negative
             if TILES * WORDS > 8:
                 x = rematerialize(x, zero[:, :, None])
-            write_softmax(y_words, x, m, scale, first, end[:, None] | zero, start, THREADS, WORDS, DTYPE, BASE_ALIGNMENT)
+            write_normalized(y_out, x, m, norm, scale, first, end[:, None] | zero, start, THREADS, WORDS, DTYPE, BASE_ALIGNMENT, LOG)
         else:  # thread_max is -inf only where all exponentials of the thread are 0
-            scale_thread = exp_fast(thread_max - m) * scale
-            write_exponentials(y_words, lower, upper, scale_thread, first, end, start, THREADS, WORDS, DTYPE, BASE_ALIGNMENT)
+            thread_norm = exp_fast(thread_max - m, scale) * norm
+            write_exponentials(y_out, lower, upper, thread_norm, first, end, start, THREADS, WORDS, DTYPE, BASE_ALIGNMENT)
         if BASE_ALIGNMENT > 0:
-            tl.store(y_row[:, None] + columns, rounded(exp_fast(edge - m) * scale, DTYPE), mask=inside)
+            tl.store(y_row[:, None] + columns, rounded(normalized(edge, m, norm, scale, LOG), OUT), mask=inside)
 
 
-@triton.jit(do_not_specialize=["x_stride", "y_stride", "N", "chunk", "stagger_rows", "stagger_cycles"])
+@triton.jit(do_not_specialize=["x_stride", "y_stride", "N", "chunk", "stagger_rows", "stagger_cycles", "scale"])
 def forward_cluster(
     x_ptr, y_ptr, x_stride, y_stride, N, chunk, stagger_rows, stagger_cycles,
     TILES: tl.constexpr, CTAS: tl.constexpr, THREADS: tl.constexpr, VECTOR: tl.constexpr, BASE_ALIGNMENT: tl.constexpr,
-    KEEP_IN_L2: tl.constexpr,
+    KEEP_IN_L2: tl.constexpr, LOG: tl.constexpr, scale,
 ):  # fmt: skip
     """A row a cluster of CTAS CTAs, each with `chunk` <= TILES * THREADS vectors. Strides and N count as in `forward_rows`."""
     DTYPE: tl.constexpr = x_ptr.dtype.element_ty
+    OUT: tl.constexpr = y_ptr.dtype.element_ty
+    WIDE: tl.constexpr = OUT != DTYPE
     UNIT: tl.constexpr = 1 if BASE_ALIGNMENT > 0 else VECTOR
+    WORDS: tl.constexpr = 2 if WIDE else 4
+    VECTORS: tl.constexpr = TILES * WORDS // 4
     rank = tl.arange(0, CTAS)
     cluster_arrive(rank, CTAS)
-    row = staggered_start(tl.program_id(0), stagger_rows, stagger_cycles).to(tl.int64) + rank * 0
+    row_number = staggered_start(tl.program_id(0), stagger_rows, stagger_cycles)
+    row = row_number.to(tl.int64) + rank * 0
     x_row = x_ptr + row * x_stride * UNIT
     y_row = y_ptr + row * y_stride * UNIT
     offset, first, end = row_vectors(x_row, N, VECTOR, BASE_ALIGNMENT)
+    if scale is not None:
+        if scale.dtype.is_ptr():
+            scale = tl.load(scale + row_number)
     if BASE_ALIGNMENT > 0:
         columns, inside = edge_columns(N, offset, first, end, VECTOR, THREADS)
         inside = inside & (rank == 0)[:, None]
         edge = tl.load(x_row[:, None] + columns, mask=inside, other=MINUS_INFINITY).to(tl.float32)
     start = rank * chunk
     end = tl.minimum(start + chunk, end)
-    x = load_tiles(word_pointers(x_row, offset, 4), first, end, start, padding(DTYPE), TILES, THREADS, 4, BASE_ALIGNMENT, KEEP_IN_L2)
-    if TILES > 2:
-        thread_max, thread_sum = init_partial_online(rematerialize(x, barrier_zero(N)), DTYPE)
+    words = word_pointers(x_row, offset, WORDS)
+    x = load_tiles(words, first, end, start, padding(DTYPE), TILES, THREADS, WORDS, BASE_ALIGNMENT, KEEP_IN_L2)
+    if VECTORS > 2:
+        thread_max, thread_sum = init_partial_online(rematerialize(x, barrier_zero(N)), scale, DTYPE)
     else:
-        thread_max, thread_sum, lower, upper = init_partial_cached(x, DTYPE)
+        thread_max, thread_sum, lower, upper = init_partial_cached(x, scale, DTYPE)
     m, s = thread_max, thread_sum
     if BASE_ALIGNMENT > 0:
-        m, s = merge(thread_max, thread_sum, edge, exp_fast(edge - finite_or_zero(edge)))
-    m, s = block_reduce(m, s)
-    m, s = cluster_exchange(m, s, CTAS)
-    scale = 1.0 / s
-    y_words = word_pointers(y_row, offset, 4)
-    if TILES > 2:
+        m, s = merge(thread_max, thread_sum, edge, exp_fast(edge - finite_or_zero(edge)), scale)
+    m, s = block_reduce(m, s, scale)
+    m, s = cluster_exchange(m, s, scale, CTAS)
+    norm = norm_of(s, LOG)
+    y_out = output_pointers(y_row, offset, WORDS, DTYPE)
+    if LOG or VECTORS > 2:
         zero = tl.where(s < 0, -1, 0)
         x = rematerialize(x, zero[:, :, None])
-        write_softmax(y_words, x, m, scale, first, end[:, None] | zero, start, THREADS, 4, DTYPE, BASE_ALIGNMENT)
+        write_normalized(y_out, x, m, norm, scale, first, end[:, None] | zero, start, THREADS, WORDS, DTYPE, BASE_ALIGNMENT, LOG)
     else:
-        scale_thread = exp_fast(thread_max - m) * scale
-        write_exponentials(y_words, lower, upper, scale_thread, first, end, start, THREADS, 4, DTYPE, BASE_ALIGNMENT)
+        thread_norm = exp_fast(thread_max - m, scale) * norm
+        write_exponentials(y_out, lower, upper, thread_norm, first, end, start, THREADS, WORDS, DTYPE, BASE_ALIGNMENT)
     if BASE_ALIGNMENT > 0:
-        tl.store(y_row[:, None] + columns, rounded(exp_fast(edge - m) * scale, DTYPE), mask=inside)
+        tl.store(y_row[:, None] + columns, rounded(normalized(edge, m, norm, scale, LOG), OUT), mask=inside)
 
 
-@triton.jit(do_not_specialize=["x_stride", "y_stride", "N", "ctas", "chunk", "programs", "extra_tiles", "stagger_rows", "stagger_cycles"])
+@triton.jit(
+    do_not_specialize=["x_stride", "y_stride", "N", "ctas", "chunk", "programs", "extra_tiles", "stagger_rows", "stagger_cycles", "scale"]
+)
 def forward_split(
     x_ptr, y_ptr, counter, slots, x_stride, y_stride, N, ctas, chunk, programs, extra_tiles, stagger_rows, stagger_cycles,
     TILES: tl.constexpr, SMEM_TILES: tl.constexpr, THREADS: tl.constexpr, VECTOR: tl.constexpr, BASE_ALIGNMENT: tl.constexpr,
-    MAX_CTAS: tl.constexpr, READ_TWICE: tl.constexpr, KEEP_IN_L2: tl.constexpr,
+    MAX_CTAS: tl.constexpr, READ_TWICE: tl.constexpr, KEEP_IN_L2: tl.constexpr, LOG: tl.constexpr, scale,
 ):  # fmt: skip
     """A row `ctas` programs, each with `chunk` vectors: TILES tiles in registers, SMEM_TILES in shared memory. MAX_CTAS = 1: `ctas` is 1.
 
@@ -160,8 +189,12 @@ def forward_split(
     counter: an int64 that only these kernels write. slots: 2 * MAX_CTAS int64 a row, which may hold anything but this launch's tag.
     """
     DTYPE: tl.constexpr = x_ptr.dtype.element_ty
+    OUT: tl.constexpr = y_ptr.dtype.element_ty
+    WIDE: tl.constexpr = OUT != DTYPE
     UNIT: tl.constexpr = 1 if BASE_ALIGNMENT > 0 else VECTOR
-    CACHED: tl.constexpr = TILES <= 2
+    WORDS: tl.constexpr = 2 if WIDE else 4
+    CACHED: tl.constexpr = TILES * WORDS <= 8
+    IN_SMEM: tl.constexpr = SMEM_TILES * 4 // WORDS  # of tiles of WORDS words
     row_number = staggered_start(tl.program_id(0) // ctas, stagger_rows, stagger_cycles)
     rank = tl.program_id(0) % ctas
     row = row_number.to(tl.int64) + tl.arange(0, 1)
@@ -170,10 +203,13 @@ def forward_split(
     offset, first, row_end = row_vectors(x_row, N, VECTOR, BASE_ALIGNMENT)
     start = rank * chunk + tl.arange(0, 1)
     end = tl.minimum(start + chunk, row_end)
-    words = word_pointers(x_row, offset, 4)
+    words = word_pointers(x_row, offset, WORDS)
+    if scale is not None:
+        if scale.dtype.is_ptr():
+            scale = tl.load(scale + row_number)
     if SMEM_TILES > 0:
-        smem = copy_to_smem(words, first, end, start + TILES * THREADS, SMEM_TILES, THREADS, KEEP_IN_L2)
-    x = load_tiles(words, first, end, start, padding(DTYPE), TILES, THREADS, 4, BASE_ALIGNMENT, KEEP_IN_L2)
+        smem = copy_to_smem(words, first, end, start + TILES * THREADS, SMEM_TILES, THREADS, WORDS, KEEP_IN_L2)
+    x = load_tiles(words, first, end, start, padding(DTYPE), TILES, THREADS, WORDS, BASE_ALIGNMENT, KEEP_IN_L2)
     if BASE_ALIGNMENT > 0:
         columns, row_edges = edge_columns(N, offset, first, row_end, VECTOR, THREADS)
         inside = row_edges & (start == 0)[:, None]
@@ -183,27 +219,27 @@ def forward_split(
         row_slots = slots + row_number.to(tl.int64) * (2 * MAX_CTAS)
         prefetch_slots(row_slots, ctas, MAX_CTAS, True, THREADS)
     if CACHED:
-        thread_max, thread_sum, lower, upper = init_partial_cached(x, DTYPE)
+        thread_max, thread_sum, lower, upper = init_partial_cached(x, scale, DTYPE)
     else:
-        thread_max, thread_sum = init_partial_online(rematerialize(x, barrier_zero(N)), DTYPE)
+        thread_max, thread_sum = init_partial_online(rematerialize(x, barrier_zero(N)), scale, DTYPE)
     m, s = thread_max, thread_sum
     if SMEM_TILES > 0:
-        m, s = accumulate_smem(m, s, smem, first, end, start + TILES * THREADS, SMEM_TILES, THREADS, DTYPE)
+        m, s = accumulate_smem(m, s, scale, smem, first, end, start + TILES * THREADS, IN_SMEM, THREADS, WORDS, DTYPE)
     if READ_TWICE:
         for i in range(extra_tiles):
-            at = start + (TILES + SMEM_TILES + i) * THREADS
-            tile = load_tiles(words, first, end, at, padding(DTYPE), 1, THREADS, 4, BASE_ALIGNMENT, KEEP_IN_L2)
+            at = start + (TILES + IN_SMEM + i) * THREADS
+            tile = load_tiles(words, first, end, at, padding(DTYPE), 1, THREADS, WORDS, BASE_ALIGNMENT, KEEP_IN_L2)
             n = tl.maximum(m, tile_max(tile[0], DTYPE))
             base = finite_or_zero(n)
-            s = s * exp_fast(m - base) + tile_exp_sum(tile[0], base[:, :, None], DTYPE)
+            s = s * exp_fast(m - base, scale) + tile_exp_sum(tile[0], base[:, :, None], scale, DTYPE)
             m = n
     if BASE_ALIGNMENT > 0:
-        m, s = merge(m, s, edge, exp_fast(edge - finite_or_zero(edge)))
-    m, s = block_reduce(m, s)
+        m, s = merge(m, s, edge, exp_fast(edge - finite_or_zero(edge)), scale)
+    m, s = block_reduce(m, s, scale)
     if MAX_CTAS > 1:
         publish(slots + row * (2 * MAX_CTAS) + rank * 2, tag, m, s, THREADS)
         count_program(counter, tag, programs)
-        timed_out, row_m, row_s = grid_exchange(row_slots, tag, ctas, MAX_CTAS, THREADS)
+        timed_out, row_m, row_s = grid_exchange(row_slots, tag, ctas, scale, MAX_CTAS, THREADS)
         m = row_m + tl.zeros((1, THREADS), tl.float32)
         s = row_s + tl.zeros((1, THREADS), tl.float32)
         if timed_out != 0:  # reduce the whole row again, from x
@@ -211,30 +247,30 @@ def forward_split(
             s_all = tl.zeros((1, THREADS), tl.float32)
             for at_all in range(0, ctas * chunk, THREADS):
                 begin = at_all + tl.arange(0, 1)
-                tile = load_tiles(words, first, row_end, begin, padding(DTYPE), 1, THREADS, 4, BASE_ALIGNMENT, KEEP_IN_L2)
+                tile = load_tiles(words, first, row_end, begin, padding(DTYPE), 1, THREADS, WORDS, BASE_ALIGNMENT, KEEP_IN_L2)
                 n = tl.maximum(m_all, tile_max(tile[0], DTYPE))
                 base = finite_or_zero(n)
-                s_all = s_all * exp_fast(m_all - base) + tile_exp_sum(tile[0], base[:, :, None], DTYPE)
+                s_all = s_all * exp_fast(m_all - base, scale) + tile_exp_sum(tile[0], base[:, :, None], scale, DTYPE)
                 m_all = n
             if BASE_ALIGNMENT > 0:
                 edges = tl.load(x_row[:, None] + columns, mask=row_edges, other=MINUS_INFINITY).to(tl.float32)
-                m_all, s_all = merge(m_all, s_all, edges, exp_fast(edges - finite_or_zero(edges)))
-            m, s = block_reduce(m_all, s_all)
-    scale = 1.0 / s
-    y_words = word_pointers(y_row, offset, 4)
-    if CACHED:
-        scale_thread = exp_fast(thread_max - m) * scale
-        write_exponentials(y_words, lower, upper, scale_thread, first, end, start, THREADS, 4, DTYPE, BASE_ALIGNMENT)
+                m_all, s_all = merge(m_all, s_all, edges, exp_fast(edges - finite_or_zero(edges)), scale)
+            m, s = block_reduce(m_all, s_all, scale)
+    norm = norm_of(s, LOG)
+    y_out = output_pointers(y_row, offset, WORDS, DTYPE)
+    if CACHED and not LOG:
+        thread_norm = exp_fast(thread_max - m, scale) * norm
+        write_exponentials(y_out, lower, upper, thread_norm, first, end, start, THREADS, WORDS, DTYPE, BASE_ALIGNMENT)
     else:
         zero = tl.where(s < 0, -1, 0)
         x = rematerialize(x, zero[:, :, None])
-        write_softmax(y_words, x, m, scale, first, end[:, None] | zero, start, THREADS, 4, DTYPE, BASE_ALIGNMENT)
+        write_normalized(y_out, x, m, norm, scale, first, end[:, None] | zero, start, THREADS, WORDS, DTYPE, BASE_ALIGNMENT, LOG)
     if SMEM_TILES > 0:
-        write_smem(y_words, smem, m, scale, first, end, start + TILES * THREADS, SMEM_TILES, THREADS, DTYPE)
+        write_smem(y_out, smem, m, norm, scale, first, end, start + TILES * THREADS, IN_SMEM, THREADS, WORDS, DTYPE, LOG)
     if READ_TWICE:
         for i in range(extra_tiles):
-            at = start + (TILES + SMEM_TILES + i) * THREADS
-            again = load_tiles(words, first, end, at, padding(DTYPE), 1, THREADS, 4, BASE_ALIGNMENT, KEEP_IN_L2)
-            write_softmax(y_words, again, m, scale, first, end, at, THREADS, 4, DTYPE, BASE_ALIGNMENT)
+            at = start + (TILES + IN_SMEM + i) * THREADS
+            again = load_tiles(words, first, end, at, padding(DTYPE), 1, THREADS, WORDS, BASE_ALIGNMENT, KEEP_IN_L2)
+            write_normalized(y_out, again, m, norm, scale, first, end, at, THREADS, WORDS, DTYPE, BASE_ALIGNMENT, LOG)
     if BASE_ALIGNMENT > 0:
-        tl.store(y_row[:, None] + columns, rounded(exp_fast(edge - m) * scale, DTYPE), mask=inside)
+        tl.store(y_row[:, None] + columns, rounded(normalized(edge, m, norm, scale, LOG), OUT), mask=inside)

@@ -1,8 +1,8 @@
-"""Softmax and its gradient for every layout, every dtype and any N: masked tiles, and loops for longer rows.
+"""Softmax, log-softmax and their gradients for every layout, every dtype and any N: masked tiles, and loops for longer rows.
 
 The fast tiers (`forward.py`, `backward.py`) leave to these kernels what they do not take. That is float64, rows that no vector can move,
-operands with different alignments, and rows beyond any tier. Compilers trace these kernels (`traceable.py`), so they have no inline
-assembly and no workspace.
+operands with different alignments, and rows beyond any tier. Compilers trace some of these kernels (`traceable.py`), so they have no inline
+assembly and no workspace. LOG and `scale` are as in `forward.py`.
 
 - tile, N <= TILE_COLUMNS: BLOCK_M whole rows a program. Short rows share a program, because a row of 128 elements would leave most of a
   warp idle. A long row has as many warps as keep about 16 elements a thread. One read.
@@ -37,32 +37,73 @@ def widen(x):
 
 
 @triton.jit
-def softmax_of_tile(x_ptr, y_ptr, x_stride, y_stride, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, POLICY: tl.constexpr):
+def distance(x, base, scale):
+    """(x - base) * scale; `scale` is None, a number, or one number a row in the rank of x."""
+    if scale is None:
+        return x - base
+    else:
+        return (x - base) * scale
+
+
+@triton.jit
+def slope(dy, y, dot, scale, LOG: tl.constexpr):
+    """dx of elements; `dot` is the sum of `slope_terms` over their row."""
+    if LOG:
+        dx = dy - tl.exp(y) * dot
+    else:
+        dx = y * (dy - dot)
+    return dx if scale is None else dx * scale
+
+
+@triton.jit
+def slope_terms(dy, y, LOG: tl.constexpr):
+    """The terms of a row's dot."""
+    if LOG:
+        return dy
+    else:
+        return dy * y
+
+
+@triton.jit(do_not_specialize=["scale"])
+def tile_of_rows(
+    x_ptr, y_ptr, x_stride, y_stride, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, POLICY: tl.constexpr, LOG: tl.constexpr, scale
+):  # fmt: skip
+    """POLICY: the eviction policy of the loads."""
     rows = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = tl.arange(0, BLOCK_N)
     mask = (rows < M)[:, None] & (columns < N)[None, :]
+    if scale is not None:
+        if scale.dtype.is_ptr():
+            scale = tl.load(scale + rows, mask=rows < M, other=1.0)[:, None]
     x = widen(tl.load(x_ptr + rows[:, None] * x_stride + columns[None, :], mask=mask, other=-float("inf"), eviction_policy=POLICY))
-    numerator = tl.exp(x - tl.max(x, 1)[:, None])  # a row of only -inf becomes NaN, as in torch
-    y = numerator / tl.sum(numerator, 1)[:, None]
+    below = distance(x, tl.max(x, 1)[:, None], scale)
+    numerator = tl.exp(below)  # a row of only -inf becomes NaN, as in torch
+    total = tl.sum(numerator, 1)[:, None]
+    if LOG:
+        y = below - tl.log(total)
+    else:
+        y = numerator / total
     tl.store(y_ptr + rows[:, None] * y_stride + columns[None, :], y, mask=mask)
 
 
 @triton.jit
 def forward_tile(x_ptr, y_ptr, x_stride, y_stride, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    softmax_of_tile(x_ptr, y_ptr, x_stride, y_stride, M, N, BLOCK_M, BLOCK_N, "")
+    tile_of_rows(x_ptr, y_ptr, x_stride, y_stride, M, N, BLOCK_M, BLOCK_N, "", False, None)
 
 
 @triton.jit
-def forward_tile_keep_in_l2(x_ptr, y_ptr, x_stride, y_stride, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """For launches with `softbench.kernels.triton.launch_plan.Problem.keep_in_l2`."""
-    softmax_of_tile(x_ptr, y_ptr, x_stride, y_stride, M, N, BLOCK_M, BLOCK_N, "evict_last")
+def log_forward_tile(x_ptr, y_ptr, x_stride, y_stride, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    tile_of_rows(x_ptr, y_ptr, x_stride, y_stride, M, N, BLOCK_M, BLOCK_N, "", True, None)
 
 
-@triton.jit
-def forward_loop(x_ptr, y_ptr, x_stride, y_stride, M, N, BLOCK: tl.constexpr):
+@triton.jit(do_not_specialize=["scale"])
+def loop_over_row(x_ptr, y_ptr, x_stride, y_stride, M, N, BLOCK: tl.constexpr, LOG: tl.constexpr, scale):
     row = tl.program_id(0).to(tl.int64)
     x_ptr += row * x_stride
     y_ptr += row * y_stride
+    if scale is not None:
+        if scale.dtype.is_ptr():
+            scale = tl.load(scale + row)
     columns = tl.arange(0, BLOCK)
     x = widen(tl.load(x_ptr + columns, mask=columns < N, other=-float("inf")))
     lane_max = x
@@ -72,60 +113,89 @@ def forward_loop(x_ptr, y_ptr, x_stride, y_stride, M, N, BLOCK: tl.constexpr):
         x = widen(tl.load(x_ptr + start + columns, mask=start + columns < N, other=-float("inf")))
         new_max = tl.maximum(lane_max, x)
         base = tl.where(new_max == -float("inf"), 0.0, new_max)
-        lane_sum = lane_sum * tl.exp(lane_max - base) + tl.exp(x - base)
+        lane_sum = lane_sum * tl.exp(distance(lane_max, base, scale)) + tl.exp(distance(x, base, scale))
         lane_max = new_max
     row_max = tl.max(lane_max, 0)
-    row_sum = tl.sum(lane_sum * tl.exp(lane_max - row_max), 0)
+    row_sum = tl.sum(lane_sum * tl.exp(distance(lane_max, row_max, scale)), 0)
     for start in range(0, N, BLOCK):
         mask = start + columns < N
         x = widen(tl.load(x_ptr + start + columns, mask=mask, other=-float("inf")))
-        tl.store(y_ptr + start + columns, tl.exp(x - row_max) / row_sum, mask=mask)
+        below = distance(x, row_max, scale)
+        y = below - tl.log(row_sum) if LOG else tl.exp(below) / row_sum
+        tl.store(y_ptr + start + columns, y, mask=mask)
 
 
 @triton.jit
-def gradient_of_tile(
-    dy_ptr, y_ptr, dx_ptr, dy_stride, y_stride, dx_stride, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, POLICY: tl.constexpr
+def forward_loop(x_ptr, y_ptr, x_stride, y_stride, M, N, BLOCK: tl.constexpr):
+    loop_over_row(x_ptr, y_ptr, x_stride, y_stride, M, N, BLOCK, False, None)
+
+
+@triton.jit
+def log_forward_loop(x_ptr, y_ptr, x_stride, y_stride, M, N, BLOCK: tl.constexpr):
+    loop_over_row(x_ptr, y_ptr, x_stride, y_stride, M, N, BLOCK, True, None)
+
+
+@triton.jit(do_not_specialize=["scale"])
+def gradient_tile(
+    dy_ptr, y_ptr, dx_ptr, dy_stride, y_stride, dx_stride, M, N,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, POLICY: tl.constexpr, LOG: tl.constexpr, scale,
 ):  # fmt: skip
     rows = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = tl.arange(0, BLOCK_N)
     mask = (rows < M)[:, None] & (columns < N)[None, :]
+    if scale is not None:
+        if scale.dtype.is_ptr():
+            scale = tl.load(scale + rows, mask=rows < M, other=1.0)[:, None]
     dy = widen(tl.load(dy_ptr + rows[:, None] * dy_stride + columns[None, :], mask=mask, other=0.0, eviction_policy=POLICY))
     y = widen(tl.load(y_ptr + rows[:, None] * y_stride + columns[None, :], mask=mask, other=0.0, eviction_policy=POLICY))
-    dx = y * (dy - tl.sum(dy * y, 1)[:, None])
+    dx = slope(dy, y, tl.sum(slope_terms(dy, y, LOG), 1)[:, None], scale, LOG)
     tl.store(dx_ptr + rows[:, None] * dx_stride + columns[None, :], dx, mask=mask)
 
 
 @triton.jit
 def backward_tile(dy_ptr, y_ptr, dx_ptr, dy_stride, y_stride, dx_stride, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    gradient_of_tile(dy_ptr, y_ptr, dx_ptr, dy_stride, y_stride, dx_stride, M, N, BLOCK_M, BLOCK_N, "")
+    gradient_tile(dy_ptr, y_ptr, dx_ptr, dy_stride, y_stride, dx_stride, M, N, BLOCK_M, BLOCK_N, "", False, None)
 
 
 @triton.jit
-def backward_tile_keep_in_l2(dy_ptr, y_ptr, dx_ptr, dy_stride, y_stride, dx_stride, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    gradient_of_tile(dy_ptr, y_ptr, dx_ptr, dy_stride, y_stride, dx_stride, M, N, BLOCK_M, BLOCK_N, "evict_last")
+def log_backward_tile(dy_ptr, y_ptr, dx_ptr, dy_stride, y_stride, dx_stride, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    gradient_tile(dy_ptr, y_ptr, dx_ptr, dy_stride, y_stride, dx_stride, M, N, BLOCK_M, BLOCK_N, "", True, None)
 
 
-@triton.jit
-def backward_loop(dy_ptr, y_ptr, dx_ptr, dy_stride, y_stride, dx_stride, M, N, BLOCK: tl.constexpr):
+@triton.jit(do_not_specialize=["scale"])
+def gradient_loop(dy_ptr, y_ptr, dx_ptr, dy_stride, y_stride, dx_stride, M, N, BLOCK: tl.constexpr, LOG: tl.constexpr, scale):
     row = tl.program_id(0).to(tl.int64)
     dy_ptr += row * dy_stride
     y_ptr += row * y_stride
     dx_ptr += row * dx_stride
+    if scale is not None:
+        if scale.dtype.is_ptr():
+            scale = tl.load(scale + row)
     columns = tl.arange(0, BLOCK)
     dy = widen(tl.load(dy_ptr + columns, mask=columns < N, other=0.0))
     y = widen(tl.load(y_ptr + columns, mask=columns < N, other=0.0))
-    lane_dot = dy * y
+    lane_dot = slope_terms(dy, y, LOG)
     for start in range(BLOCK, N, BLOCK):
         mask = start + columns < N
         dy = widen(tl.load(dy_ptr + start + columns, mask=mask, other=0.0))
         y = widen(tl.load(y_ptr + start + columns, mask=mask, other=0.0))
-        lane_dot += dy * y
+        lane_dot += slope_terms(dy, y, LOG)
     dot = tl.sum(lane_dot, 0)
     for start in range(0, N, BLOCK):
         mask = start + columns < N
         dy = widen(tl.load(dy_ptr + start + columns, mask=mask, other=0.0))
         y = widen(tl.load(y_ptr + start + columns, mask=mask, other=0.0))
-        tl.store(dx_ptr + start + columns, y * (dy - dot), mask=mask)
+        tl.store(dx_ptr + start + columns, slope(dy, y, dot, scale, LOG), mask=mask)
+
+
+@triton.jit
+def backward_loop(dy_ptr, y_ptr, dx_ptr, dy_stride, y_stride, dx_stride, M, N, BLOCK: tl.constexpr):
+    gradient_loop(dy_ptr, y_ptr, dx_ptr, dy_stride, y_stride, dx_stride, M, N, BLOCK, False, None)
+
+
+@triton.jit
+def log_backward_loop(dy_ptr, y_ptr, dx_ptr, dy_stride, y_stride, dx_stride, M, N, BLOCK: tl.constexpr):
+    gradient_loop(dy_ptr, y_ptr, dx_ptr, dy_stride, y_stride, dx_stride, M, N, BLOCK, True, None)
 
 
 def block_n(N: int) -> int:

@@ -13,9 +13,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .block_reduce import FINITE_OR_ZERO, REGISTERS, merge_lanes, merge_warps, rescale
+from .block_reduce import FINITE_OR_ZERO, LOG2E_BITS, REGISTERS, merge_lanes, merge_warps, rescale
 from .packed_io import INTERPRETED
-from .softmax_ops import MINUS_INFINITY, exp_fast, finite_or_zero
+from .softmax_ops import LOG2E, MINUS_INFINITY, exp_fast, finite_or_zero
 
 MAX_POLLS = tl.constexpr(1 if INTERPRETED.value else 1 << 15)
 
@@ -94,10 +94,10 @@ def publish(slot, tag, maximum, total, THREADS: tl.constexpr):
         tl.inline_asm_elementwise(PUBLISH, "=r,l,f,r,f", inputs, dtype=tl.int32, is_pure=False, pack=1)
 
 
-def _gather(warps: int) -> tl.constexpr:
+def _gather(warps: int, factor: str = LOG2E_BITS) -> tl.constexpr:
     """Assembly: each thread polls its slots, then the CTA's threads merge what they have read.
 
-    Inputs: the slots' address, the tag, the number of slots. Outputs, the same in all threads: (max, sum), and whether any poll timed out.
+    Inputs: the slots' address, the tag, the number of slots, and $6 if it is the `factor`. Outputs, the same in all threads: (max, sum), and whether any poll timed out.
     """
     poll = (
         "setp.ge.u32 p, peer, $5; @p bra DONE; mul.wide.u32 place, peer, 16; add.u64 place, place, $3; mov.u32 tries, 0;"
@@ -115,20 +115,21 @@ def _gather(warps: int) -> tl.constexpr:
         f"NEXT: add.u32 peer, peer, {32 * warps};",
         poll.format("AGAIN"),
         f"mov.b32 x, bits; mov.b32 u, sign; max.f32 top, m, x; {FINITE_OR_ZERO}",
-        f"{rescale('m', 's')} {rescale('x', 'u')} add.f32 s, s, u; mov.f32 m, top; bra NEXT;",
+        f"{rescale('m', 's', factor)} {rescale('x', 'u', factor)} add.f32 s, s, u; mov.f32 m, top; bra NEXT;",
         "DONE: bar.warp.sync 0xffffffff;",
-        *merge_lanes(32),
-        *merge_warps(warps, "bar.red.or.pred timed_out, 0, timed_out;"),
+        *merge_lanes(32, factor),
+        *merge_warps(warps, "bar.red.or.pred timed_out, 0, timed_out;", factor),
         "mov.f32 $0, m; mov.f32 $1, s; selp.u32 $2, 1, 0, timed_out;",
     ]
     return tl.constexpr("{\n" + "\n".join(lines) + "\n}")
 
 
 GATHER_2, GATHER_4, GATHER_8, GATHER_16, GATHER_32 = (_gather(warps) for warps in (2, 4, 8, 16, 32))
+SCALED_2, SCALED_4, SCALED_8, SCALED_16, SCALED_32 = (_gather(warps, "$6") for warps in (2, 4, 8, 16, 32))
 
 
 @triton.jit
-def grid_exchange(slots, tag, ctas, MAX_CTAS: tl.constexpr, THREADS: tl.constexpr):
+def grid_exchange(slots, tag, ctas, scale, MAX_CTAS: tl.constexpr, THREADS: tl.constexpr):
     """(timed_out, max, sum), scalars: 0 and the row's merged result, or 1 if a poll timed out.
 
     `slots`: the row's pairs of words, `ctas` <= MAX_CTAS of them. Each thread polls its own slots. If all warps polled all slots, the few
@@ -142,8 +143,8 @@ def grid_exchange(slots, tag, ctas, MAX_CTAS: tl.constexpr, THREADS: tl.constexp
         maximum = tl.where(peer < ctas, slot_value(first), MINUS_INFINITY)
         total = tl.where(peer < ctas, slot_value(second), 0.0)
         row_max = tl.max(maximum, 0)
-        return tl.max(missing.to(tl.int32), 0), row_max, tl.sum(total * exp_fast(maximum - finite_or_zero(row_max)), 0)
-    else:
+        return tl.max(missing.to(tl.int32), 0), row_max, tl.sum(total * exp_fast(maximum - finite_or_zero(row_max), scale), 0)
+    elif scale is None:
         UP_TO_8: tl.constexpr = GATHER_2 if THREADS == 64 else (GATHER_4 if THREADS == 128 else GATHER_8)
         ASM: tl.constexpr = UP_TO_8 if THREADS <= 256 else (GATHER_16 if THREADS == 512 else GATHER_32)
         inputs = [slots.to(tl.int64), tag.to(tl.int32), ctas]
@@ -151,6 +152,14 @@ def grid_exchange(slots, tag, ctas, MAX_CTAS: tl.constexpr, THREADS: tl.constexp
             ASM, "=&f,=&f,=&r,l,r,r", inputs, dtype=(tl.float32, tl.float32, tl.int32), is_pure=False, pack=1
         )
         return timed_out, maximum, total
+    else:
+        WITH_8: tl.constexpr = SCALED_2 if THREADS == 64 else (SCALED_4 if THREADS == 128 else SCALED_8)
+        WITH_SCALE: tl.constexpr = WITH_8 if THREADS <= 256 else (SCALED_16 if THREADS == 512 else SCALED_32)
+        operands = [slots.to(tl.int64), tag.to(tl.int32), ctas, scale * LOG2E]
+        row_max, row_sum, missed = tl.inline_asm_elementwise(
+            WITH_SCALE, "=&f,=&f,=&r,l,r,r,f", operands, dtype=(tl.float32, tl.float32, tl.int32), is_pure=False, pack=1
+        )
+        return missed, row_max, row_sum
 
 
 @triton.jit

@@ -6,7 +6,7 @@ import functools
 import json
 import math
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ class Problem:
     clusters: bool  # the device has clusters of 16 CTAs (Hopper or later), and the kernels are not interpreted.
     bytes_per_cycle: float = 0.0  # peak of memory, per cycle of an SM; 0 if unknown.
     hopper: bool = False  # compute capability 9.0.
+    wide: bool = False  # a forward whose results are float32 and whose inputs have 16 bits. `element_size` is that of the inputs.
 
     @property
     def reads(self) -> int:
@@ -63,6 +64,11 @@ class Plan:
     cluster_ctas: int = 1  # CTAs of a cluster; they share a row.
     split_ctas: int = 1  # programs anywhere in the grid that share a row.
     smem_tiles: int = 0  # tiles that wait in shared memory.
+
+
+def for_wide_results(plan: Plan) -> Plan:
+    """The same plan with vectors of 8 bytes of inputs, whose float32 results are 16 bytes: a warp then writes whole lines."""
+    return replace(plan, tiles=2 * plan.tiles, vector_words=2, vector_elements=4) if plan.vector_words == 4 else plan
 
 
 SM_REGISTERS, SM_THREADS, SM_SHARED = 65536, 2048, 227 * 1024

@@ -9,7 +9,11 @@ power of two costs no more than its own length.
   that are whole inside the row move as such. Up to VECTOR - 1 elements before and after them, the edges, move one by one. No address
   outside the row is accessed.
 
-Parameters of most functions: DTYPE of an element, TILES, THREADS, WORDS a vector, VECTOR (the elements of a vector), BASE_ALIGNMENT in
+- Results of another dtype: a thread's vector has as many elements in the results as in the inputs. So 16-bit inputs come in vectors of
+  8 bytes where results are float32, and each warp writes whole lines. Each row's results must start as many elements above a vector's
+  boundary as its inputs.
+
+Parameters of most functions: DTYPE of an input's element, TILES, THREADS, WORDS a vector, VECTOR (the elements of a vector), BASE_ALIGNMENT in
 bytes.
 """
 
@@ -157,3 +161,45 @@ def load_tiles(
         inside = vectors_inside(first, end, start, p, THREADS, WORDS, BASE_ALIGNMENT)
         out = out + (tl.load(words[:, None, None] + o + p * THREADS * WORDS, mask=inside, other=other, eviction_policy=POLICY),)
     return out
+
+
+@triton.jit
+def output_pointers(row, offset, WORDS: tl.constexpr, DTYPE: tl.constexpr):
+    """Pointers to the results' base, for `store_tile`: to words, or to elements of another dtype than DTYPE, the inputs'."""
+    OUT: tl.constexpr = row.dtype.element_ty
+    if OUT == DTYPE:
+        return word_pointers(row, offset, WORDS)
+    elif OUT == tl.float32:
+        return tl.multiple_of(row - offset, 8 * WORDS)
+    else:
+        return tl.multiple_of(row - offset, 2 * WORDS)
+
+
+@triton.jit
+def result_mask(
+    out, first, end, start, p: tl.constexpr,
+    THREADS: tl.constexpr, WORDS: tl.constexpr, DTYPE: tl.constexpr, BASE_ALIGNMENT: tl.constexpr,
+):  # fmt: skip
+    """`vectors_inside` for `store_tile`. WORDS and BASE_ALIGNMENT are those of the inputs."""
+    if out.dtype.element_ty == tl.float32 and DTYPE != tl.float32:
+        return vectors_inside(first, end, start, p, THREADS, 2 * WORDS, 2 * BASE_ALIGNMENT)
+    else:
+        return vectors_inside(first, end, start, p, THREADS, WORDS, BASE_ALIGNMENT)
+
+
+@triton.jit
+def store_tile(out, start, lower, upper, inside, p: tl.constexpr, DTYPE: tl.constexpr):
+    """Stores tile `p`: the float32 results of the words' lower and higher elements; with float32 inputs, both are the same."""
+    OUT: tl.constexpr = out.dtype.element_ty
+    THREADS: tl.constexpr = inside.shape[1]
+    COLUMNS: tl.constexpr = inside.shape[2]  # words, or elements of another dtype than DTYPE
+    o = start[:, None, None] * COLUMNS + tl.arange(0, THREADS)[None, :, None] * COLUMNS + tl.arange(0, COLUMNS)[None, None, :]
+    if OUT == tl.float32:
+        value = tl.interleave(lower, upper)
+    elif OUT != tl.int32:
+        value = rounded(lower, OUT)
+    elif DTYPE == tl.float32:
+        value = lower.to(tl.int32, bitcast=True)
+    else:
+        value = pack(lower, upper, DTYPE)
+    tl.store(out[:, None, None] + o + p * THREADS * COLUMNS, value, mask=inside)

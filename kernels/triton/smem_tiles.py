@@ -1,7 +1,7 @@
 """Tiles of a chunk that wait in shared memory, because registers are full. Asynchronous copies fill them.
 
-Registers hold at most three quarters of an SM's 256 KiB, and shared memory has about as much again. Each thread's vector has a place that
-only this thread uses. Triton has such copies only in its own pipelined loops, so this is inline assembly on (R, THREADS) tensors of
+Registers hold at most three quarters of an SM's 256 KiB, and shared memory has about as much again. Each thread copies 16-byte vectors to
+places of its own. It also reads those, unless the results are wider than the inputs: then it reads vectors of 8 bytes. Triton has such copies only in its own pipelined loops, so this is inline assembly on (R, THREADS) tensors of
 addresses. The shared memory is static: up to 44 KiB beside what Triton takes.
 """
 
@@ -10,8 +10,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .packed_io import padding, unpack_high, unpack_low
-from .softmax_ops import exp_fast, finite_or_zero, softmax_words
+from .packed_io import pack, padding, unpack_high, unpack_low
+from .softmax_ops import exp_fast, finite_or_zero, normalized
 
 
 def _allocate(kib: int) -> tl.constexpr:
@@ -28,12 +28,16 @@ COPY_KEEP_IN_L2 = tl.constexpr(
 COMMIT = tl.constexpr("cp.async.commit_group; mov.b32 $0, $1;")
 WAIT = tl.constexpr("cp.async.wait_all; bar.sync 0; mov.b32 $0, $1;")
 READ_SMEM = tl.constexpr("ld.shared.v4.b32 {$0, $1, $2, $3}, [$4];")
+READ_SMEM_8 = tl.constexpr("ld.shared.v2.b32 {$0, $1}, [$2];")
 STORE = tl.constexpr("{ .reg .pred p; setp.ne.u32 p, $6, 0; @p st.global.v4.b32 [$1], {$2, $3, $4, $5}; mov.b32 $0, 0; }")
 
 
 @triton.jit
-def copy_to_smem(words, first, end, start, SMEM_TILES: tl.constexpr, THREADS: tl.constexpr, KEEP_IN_L2: tl.constexpr):
-    """Begins to copy SMEM_TILES tiles, from vector `start` on. Returns their address in shared memory."""
+def copy_to_smem(words, first, end, start, SMEM_TILES: tl.constexpr, THREADS: tl.constexpr, WORDS: tl.constexpr, KEEP_IN_L2: tl.constexpr):
+    """Begins to copy SMEM_TILES tiles of 16-byte vectors, from vector `start` on. Returns their address in shared memory.
+
+    `first`, `end` and `start` count vectors of WORDS words. With two words, `start` is even and above `first`.
+    """
     COPY_ASM: tl.constexpr = COPY_KEEP_IN_L2 if KEEP_IN_L2 else COPY
     BYTES: tl.constexpr = SMEM_TILES * THREADS * 16
     UP_TO_16: tl.constexpr = ALLOCATE_4 if BYTES <= 4096 else (ALLOCATE_8 if BYTES <= 8192 else ALLOCATE_16)
@@ -42,9 +46,13 @@ def copy_to_smem(words, first, end, start, SMEM_TILES: tl.constexpr, THREADS: tl
     smem = tl.inline_asm_elementwise(ALLOCATE, "=r,r", [SMEM_TILES * THREADS], dtype=tl.int32, is_pure=False, pack=1)
     t = tl.arange(0, THREADS)[None, :]
     for h in tl.static_range(SMEM_TILES):
-        v = start[:, None] + t + h * THREADS
-        size = tl.where((v >= first[:, None]) & (v < end[:, None]), 16, 0)
-        address = (words[:, None] + v * 4).to(tl.int64)
+        if WORDS == 4:
+            v = start[:, None] + t + h * THREADS
+            size = tl.where((v >= first[:, None]) & (v < end[:, None]), 16, 0)
+        else:
+            v = start[:, None] + (t + h * THREADS) * 2
+            size = tl.minimum(tl.maximum(end[:, None] - v, 0), 2) * 8
+        address = (words[:, None] + v * WORDS).to(tl.int64)
         at = smem + (t + h * THREADS) * 16
         tl.inline_asm_elementwise(COPY_ASM, "=r,r,l,r", [at, address, size], dtype=tl.int32, is_pure=False, pack=1)
     tl.inline_asm_elementwise(COMMIT, "=r,r", [smem], dtype=tl.int32, is_pure=False, pack=1)
@@ -52,17 +60,21 @@ def copy_to_smem(words, first, end, start, SMEM_TILES: tl.constexpr, THREADS: tl
 
 
 @triton.jit
-def read_tile(smem, first, end, start, h, THREADS: tl.constexpr, DTYPE: tl.constexpr):
-    """Tile `h` as four (R, THREADS) tensors of words, then a mask of the vectors inside the row, and the vectors' numbers."""
+def read_tile(smem, first, end, start, h, THREADS: tl.constexpr, WORDS: tl.constexpr, DTYPE: tl.constexpr):
+    """Tile `h` as a tuple of WORDS tensors (R, THREADS) of words, then a mask of the vectors inside the row, and the vectors' numbers."""
     t = tl.arange(0, THREADS)[None, :]
     v = start[:, None] + t + h * THREADS
     inside = (v >= first[:, None]) & (v < end[:, None])
-    at = smem + (t + h * THREADS) * 16 + v * 0
-    a, b, c, d = tl.inline_asm_elementwise(
-        READ_SMEM, "=r,=r,=r,=r,r", [at], dtype=(tl.int32, tl.int32, tl.int32, tl.int32), is_pure=False, pack=1
-    )
+    at = smem + (t + h * THREADS) * (4 * WORDS) + v * 0
     n = padding(DTYPE)
-    return tl.where(inside, a, n), tl.where(inside, b, n), tl.where(inside, c, n), tl.where(inside, d, n), inside, v
+    if WORDS == 4:
+        a, b, c, d = tl.inline_asm_elementwise(
+            READ_SMEM, "=r,=r,=r,=r,r", [at], dtype=(tl.int32, tl.int32, tl.int32, tl.int32), is_pure=False, pack=1
+        )
+        return (tl.where(inside, a, n), tl.where(inside, b, n), tl.where(inside, c, n), tl.where(inside, d, n)), inside, v
+    else:
+        a, b = tl.inline_asm_elementwise(READ_SMEM_8, "=r,=r,r", [at], dtype=(tl.int32, tl.int32), is_pure=False, pack=1)
+        return (tl.where(inside, a, n), tl.where(inside, b, n)), inside, v
 
 
 @triton.jit
@@ -75,36 +87,80 @@ def word_max(words, DTYPE: tl.constexpr):
 
 
 @triton.jit
-def word_exp_sum(words, base, DTYPE: tl.constexpr):
+def word_exp_sum(words, base, scale, DTYPE: tl.constexpr):
     """The sum of exp(x - base) over the elements of each word."""
-    e = exp_fast(unpack_low(words, DTYPE) - base)
+    e = exp_fast(unpack_low(words, DTYPE) - base, scale)
     if DTYPE != tl.float32:
-        e += exp_fast(unpack_high(words, DTYPE) - base)
+        e += exp_fast(unpack_high(words, DTYPE) - base, scale)
     return e
 
 
 @triton.jit
-def accumulate_smem(maximum, total, smem, first, end, start, SMEM_TILES: tl.constexpr, THREADS: tl.constexpr, DTYPE: tl.constexpr):
-    """Each thread's (max, sum), (R, THREADS), with the tiles in shared memory. Waits for their copies, and is a barrier of the CTA."""
+def accumulate_smem(
+    maximum, total, scale, smem, first, end, start,
+    TILES: tl.constexpr, THREADS: tl.constexpr, WORDS: tl.constexpr, DTYPE: tl.constexpr,
+):  # fmt: skip
+    """Each thread's (max, sum), (R, THREADS), with the TILES tiles in shared memory, whose vectors have WORDS words.
+
+    Waits for their copies, and is a barrier of the CTA, so that a thread may read what another one has copied.
+    """
     tl.inline_asm_elementwise(WAIT, "=r,r", [smem], dtype=tl.int32, is_pure=False, pack=1)
-    for h in tl.static_range(SMEM_TILES):
-        w0, w1, w2, w3, _inside, _v = read_tile(smem, first, end, start, h, THREADS, DTYPE)
-        m = tl.maximum(tl.maximum(word_max(w0, DTYPE), word_max(w1, DTYPE)), tl.maximum(word_max(w2, DTYPE), word_max(w3, DTYPE)))
+    for h in tl.static_range(TILES):
+        w, _inside, _v = read_tile(smem, first, end, start, h, THREADS, WORDS, DTYPE)
+        m = tl.maximum(word_max(w[0], DTYPE), word_max(w[1], DTYPE))
+        if WORDS == 4:
+            m = tl.maximum(m, tl.maximum(word_max(w[2], DTYPE), word_max(w[3], DTYPE)))
         m = tl.maximum(maximum, m)
         b = finite_or_zero(m)
-        s = (word_exp_sum(w0, b, DTYPE) + word_exp_sum(w1, b, DTYPE)) + (word_exp_sum(w2, b, DTYPE) + word_exp_sum(w3, b, DTYPE))
-        total = total * exp_fast(maximum - b) + s
+        s = word_exp_sum(w[0], b, scale, DTYPE) + word_exp_sum(w[1], b, scale, DTYPE)
+        if WORDS == 4:
+            s += word_exp_sum(w[2], b, scale, DTYPE) + word_exp_sum(w[3], b, scale, DTYPE)
+        total = total * exp_fast(maximum - b, scale) + s
         maximum = m
     return maximum, total
 
 
 @triton.jit
-def write_smem(words, smem, maximum, scale, first, end, start, SMEM_TILES: tl.constexpr, THREADS: tl.constexpr, DTYPE: tl.constexpr):
-    """Stores exp(x - maximum) * scale of the tiles in shared memory; `maximum` and `scale` are (R, THREADS)."""
-    for h in tl.static_range(SMEM_TILES):
-        w0, w1, w2, w3, inside, v = read_tile(smem, first, end, start, h, THREADS, DTYPE)
-        address = (words[:, None] + v * 4).to(tl.int64)
-        y0, y1 = softmax_words(w0, maximum, scale, DTYPE), softmax_words(w1, maximum, scale, DTYPE)
-        y2, y3 = softmax_words(w2, maximum, scale, DTYPE), softmax_words(w3, maximum, scale, DTYPE)
+def word_results(words, maximum, norm, scale, DTYPE: tl.constexpr, LOG: tl.constexpr):
+    """The results of each word's lower and higher element, which are the same with float32 inputs."""
+    lower = normalized(unpack_low(words, DTYPE), maximum, norm, scale, LOG)
+    if DTYPE == tl.float32:
+        return lower, lower
+    else:
+        return lower, normalized(unpack_high(words, DTYPE), maximum, norm, scale, LOG)
+
+
+@triton.jit
+def packed_results(words, maximum, norm, scale, DTYPE: tl.constexpr, LOG: tl.constexpr):
+    """The results of packed words, packed."""
+    lower, upper = word_results(words, maximum, norm, scale, DTYPE, LOG)
+    if DTYPE == tl.float32:
+        return lower.to(tl.int32, bitcast=True)
+    else:
+        return pack(lower, upper, DTYPE)
+
+
+@triton.jit
+def write_smem(
+    out, smem, maximum, norm, scale, first, end, start,
+    TILES: tl.constexpr, THREADS: tl.constexpr, WORDS: tl.constexpr, DTYPE: tl.constexpr, LOG: tl.constexpr,
+):  # fmt: skip
+    """Stores the results of the tiles in shared memory, 16 bytes a vector. `out` is from `output_pointers`.
+
+    `maximum` and `norm` are (R, THREADS).
+    """
+    for h in tl.static_range(TILES):
+        w, inside, v = read_tile(smem, first, end, start, h, THREADS, WORDS, DTYPE)
+        address = (out[:, None] + v * 4).to(tl.int64)
+        if WORDS == 4:
+            y0 = packed_results(w[0], maximum, norm, scale, DTYPE, LOG)
+            y1 = packed_results(w[1], maximum, norm, scale, DTYPE, LOG)
+            y2 = packed_results(w[2], maximum, norm, scale, DTYPE, LOG)
+            y3 = packed_results(w[3], maximum, norm, scale, DTYPE, LOG)
+        else:  # float32 results of 16-bit inputs
+            e0, e1 = word_results(w[0], maximum, norm, scale, DTYPE, LOG)
+            e2, e3 = word_results(w[1], maximum, norm, scale, DTYPE, LOG)
+            y0, y1 = e0.to(tl.int32, bitcast=True), e1.to(tl.int32, bitcast=True)
+            y2, y3 = e2.to(tl.int32, bitcast=True), e3.to(tl.int32, bitcast=True)
         inputs = [address, y0, y1, y2, y3, inside.to(tl.int32)]
         tl.inline_asm_elementwise(STORE, "=r,l,r,r,r,r,r", inputs, dtype=tl.int32, is_pure=False, pack=1)
