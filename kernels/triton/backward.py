@@ -1,7 +1,7 @@
 """Kernels of the backward's fast tiers, of softmax and log-softmax: they read dy and y once and write dx once.
 
-dx is y * (dy - sum(dy * y)), or for LOG dy - exp(y) * sum(dy), in both cases times `scale`, which is as in `forward.py`. dx has the dtype of
-dy and y, or 16 bits where they are float32.
+dx is y * (dy - sum(dy * y)), or for LOG dy - exp(y) * sum(dy), in both cases times `scale`, which is as in `forward.py`. dx has the dtype
+of dy and y, or 16 bits where they are float32.
 
 They work as in `forward.py`. With two tensors in registers, every tier ends at half the row. The programs of a row exchange one sum.
 """
@@ -36,12 +36,11 @@ def backward_rows(
     if ROWS > 1:
         end = tl.where(row < M, end, 0)
     start = offset * 0
-    if scale is not None:
-        if scale.dtype.is_ptr():
-            if ROWS > 1:
-                scale = tl.load(scale + row, mask=row < M, other=1.0)[:, None]
-            else:
-                scale = tl.load(scale + tl.program_id(0))
+    if scale is not None and scale.dtype.is_ptr():
+        if ROWS > 1:
+            scale = tl.load(scale + row, mask=row < M, other=1.0)[:, None]
+        else:
+            scale = tl.load(scale + tl.program_id(0))
     if BASE_ALIGNMENT > 0:
         columns, inside = edge_columns(N, offset, first, end, VECTOR, 2 * VECTOR)
         if ROWS > 1:
@@ -83,9 +82,8 @@ def backward_cluster(
     y_row = y_ptr + row * y_stride * UNIT
     dx_row = dx_ptr + row * dx_stride * UNIT
     offset, first, end = row_vectors(y_row, N, VECTOR, BASE_ALIGNMENT)
-    if scale is not None:
-        if scale.dtype.is_ptr():
-            scale = tl.load(scale + row_number)
+    if scale is not None and scale.dtype.is_ptr():
+        scale = tl.load(scale + row_number)
     if BASE_ALIGNMENT > 0:
         columns, inside = edge_columns(N, offset, first, end, VECTOR, 2 * VECTOR)
         inside = inside & (rank == 0)[:, None]
@@ -131,9 +129,8 @@ def backward_split(
     offset, first, row_end = row_vectors(y_row, N, VECTOR, BASE_ALIGNMENT)
     start = rank * chunk + tl.arange(0, 1)
     end = tl.minimum(start + chunk, row_end)
-    if scale is not None:
-        if scale.dtype.is_ptr():
-            scale = tl.load(scale + row_number)
+    if scale is not None and scale.dtype.is_ptr():
+        scale = tl.load(scale + row_number)
     dy_words = word_pointers(dy_row, offset, 4)
     y_words = word_pointers(y_row, offset, 4)
     dy = load_tiles(dy_words, first, end, start, 0, TILES, THREADS, 4, BASE_ALIGNMENT, KEEP_IN_L2)

@@ -128,7 +128,8 @@ def _scale_argument(scale: Scale | None) -> float | int | None:
 def _layout_key(tensors: tuple[torch.Tensor, ...], log: bool, scale: Scale | None) -> tuple[Hashable, ...]:
     """Everything that a launch depends on: what the choice of a plan and Triton's specialization look at."""
     first = tensors[0]
-    key: list[Hashable] = [first.shape, first.device, log, type(scale)]
+    kind = None if scale is None else type(scale).__name__
+    key: list[Hashable] = [first.shape, first.device, log, kind]
     for tensor in tensors:
         key += (tensor.dtype, tensor.stride(0), tensor.data_ptr() % LINE_BYTES)
     return tuple(key)

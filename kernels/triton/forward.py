@@ -66,12 +66,11 @@ def forward_rows(
     if ROWS > 1:
         end = tl.where(row < M, end, 0)
     start = offset * 0
-    if scale is not None:
-        if scale.dtype.is_ptr():
-            if ROWS > 1:
-                scale = tl.load(scale + row, mask=row < M, other=1.0)[:, None]
-            else:
-                scale = tl.load(scale + tl.program_id(0))
+    if scale is not None and scale.dtype.is_ptr():
+        if ROWS > 1:
+            scale = tl.load(scale + row, mask=row < M, other=1.0)[:, None]
+        else:
+            scale = tl.load(scale + tl.program_id(0))
     if BASE_ALIGNMENT > 0:
         columns, inside = edge_columns(N, offset, first, end, VECTOR, 2 * VECTOR if THREADS <= 32 else THREADS)
         if ROWS > 1:
@@ -142,9 +141,8 @@ def forward_cluster(
     x_row = x_ptr + row * x_stride * UNIT
     y_row = y_ptr + row * y_stride * UNIT
     offset, first, end = row_vectors(x_row, N, VECTOR, BASE_ALIGNMENT)
-    if scale is not None:
-        if scale.dtype.is_ptr():
-            scale = tl.load(scale + row_number)
+    if scale is not None and scale.dtype.is_ptr():
+        scale = tl.load(scale + row_number)
     if BASE_ALIGNMENT > 0:
         columns, inside = edge_columns(N, offset, first, end, VECTOR, THREADS)
         inside = inside & (rank == 0)[:, None]
@@ -204,9 +202,8 @@ def forward_split(
     start = rank * chunk + tl.arange(0, 1)
     end = tl.minimum(start + chunk, row_end)
     words = word_pointers(x_row, offset, WORDS)
-    if scale is not None:
-        if scale.dtype.is_ptr():
-            scale = tl.load(scale + row_number)
+    if scale is not None and scale.dtype.is_ptr():
+        scale = tl.load(scale + row_number)
     if SMEM_TILES > 0:
         smem = copy_to_smem(words, first, end, start + TILES * THREADS, SMEM_TILES, THREADS, WORDS, KEEP_IN_L2)
     x = load_tiles(words, first, end, start, padding(DTYPE), TILES, THREADS, WORDS, BASE_ALIGNMENT, KEEP_IN_L2)

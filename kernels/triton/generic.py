@@ -72,9 +72,8 @@ def tile_of_rows(
     rows = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = tl.arange(0, BLOCK_N)
     mask = (rows < M)[:, None] & (columns < N)[None, :]
-    if scale is not None:
-        if scale.dtype.is_ptr():
-            scale = tl.load(scale + rows, mask=rows < M, other=1.0)[:, None]
+    if scale is not None and scale.dtype.is_ptr():
+        scale = tl.load(scale + rows, mask=rows < M, other=1.0)[:, None]
     x = widen(tl.load(x_ptr + rows[:, None] * x_stride + columns[None, :], mask=mask, other=-float("inf"), eviction_policy=POLICY))
     below = distance(x, tl.max(x, 1)[:, None], scale)
     numerator = tl.exp(below)  # a row of only -inf becomes NaN, as in torch
@@ -101,9 +100,8 @@ def loop_over_row(x_ptr, y_ptr, x_stride, y_stride, M, N, BLOCK: tl.constexpr, L
     row = tl.program_id(0).to(tl.int64)
     x_ptr += row * x_stride
     y_ptr += row * y_stride
-    if scale is not None:
-        if scale.dtype.is_ptr():
-            scale = tl.load(scale + row)
+    if scale is not None and scale.dtype.is_ptr():
+        scale = tl.load(scale + row)
     columns = tl.arange(0, BLOCK)
     x = widen(tl.load(x_ptr + columns, mask=columns < N, other=-float("inf")))
     lane_max = x
@@ -143,9 +141,8 @@ def gradient_tile(
     rows = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = tl.arange(0, BLOCK_N)
     mask = (rows < M)[:, None] & (columns < N)[None, :]
-    if scale is not None:
-        if scale.dtype.is_ptr():
-            scale = tl.load(scale + rows, mask=rows < M, other=1.0)[:, None]
+    if scale is not None and scale.dtype.is_ptr():
+        scale = tl.load(scale + rows, mask=rows < M, other=1.0)[:, None]
     dy = widen(tl.load(dy_ptr + rows[:, None] * dy_stride + columns[None, :], mask=mask, other=0.0, eviction_policy=POLICY))
     y = widen(tl.load(y_ptr + rows[:, None] * y_stride + columns[None, :], mask=mask, other=0.0, eviction_policy=POLICY))
     dx = slope(dy, y, tl.sum(slope_terms(dy, y, LOG), 1)[:, None], scale, LOG)
@@ -168,9 +165,8 @@ def gradient_loop(dy_ptr, y_ptr, dx_ptr, dy_stride, y_stride, dx_stride, M, N, B
     dy_ptr += row * dy_stride
     y_ptr += row * y_stride
     dx_ptr += row * dx_stride
-    if scale is not None:
-        if scale.dtype.is_ptr():
-            scale = tl.load(scale + row)
+    if scale is not None and scale.dtype.is_ptr():
+        scale = tl.load(scale + row)
     columns = tl.arange(0, BLOCK)
     dy = widen(tl.load(dy_ptr + columns, mask=columns < N, other=0.0))
     y = widen(tl.load(y_ptr + columns, mask=columns < N, other=0.0))

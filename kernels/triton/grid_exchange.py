@@ -97,7 +97,8 @@ def publish(slot, tag, maximum, total, THREADS: tl.constexpr):
 def _gather(warps: int, factor: str = LOG2E_BITS) -> tl.constexpr:
     """Assembly: each thread polls its slots, then the CTA's threads merge what they have read.
 
-    Inputs: the slots' address, the tag, the number of slots, and $6 if it is the `factor`. Outputs, the same in all threads: (max, sum), and whether any poll timed out.
+    Inputs: the slots' address, the tag, the number of slots, and `factor` if it is $6. Outputs, the same in all threads: (max, sum), and
+    whether any poll timed out.
     """
     poll = (
         "setp.ge.u32 p, peer, $5; @p bra DONE; mul.wide.u32 place, peer, 16; add.u64 place, place, $3; mov.u32 tries, 0;"

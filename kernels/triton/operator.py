@@ -1,13 +1,16 @@
-"""Softmax as PyTorch operators: differentiable twice, and traced by torch.compile, torch.export and AOTInductor.
+"""Softmax and log-softmax as PyTorch operators: differentiable twice, and traced by torch.compile, torch.export and AOTInductor.
 
 - `softbench::triton_softmax` and `softbench::triton_softmax_backward` (`torch.library.triton_op`): a compiler sees the kernels themselves.
 - `softbench::triton_softmax_opaque` and its backward (`torch.library.custom_op`): a compiler sees opaque calls.
+- `softbench::triton_log_softmax` and its backward, `softbench::triton_log_softmax_opaque` and its backward: likewise.
 
-Both pairs compute the same, and differ only in what a compiler sees. On devices other than CUDA, the operators call torch's own softmax.
-They do so by a branch in their bodies, because a kernel registered for the CPU would fail in AOT tracing.
+A pair and its opaque pair compute the same, and differ only in what a compiler sees. On devices other than CUDA, the operators call torch's
+own functions. They do so by a branch in their bodies, because a kernel registered for the CPU would fail in AOT tracing.
 """
 
 import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -15,9 +18,15 @@ from torch.library import custom_op, triton_op, wrap_triton
 
 from ..common import registration, rows
 from ..common.rows import Launch, apply_to_rows, canonical_dim, check_same
-from .dispatch import launch_backward, launch_forward
+from ..common.softmax import Softmax
+from . import dispatch
 from .generic import INTERPRETED, forward_tile
-from .traceable import launch_backward_traceable, launch_forward_traceable
+from .traceable import (
+    launch_backward_traceable,
+    launch_forward_traceable,
+    launch_log_backward_traceable,
+    launch_log_forward_traceable,
+)
 
 DTYPES = (*rows.DTYPES, torch.float64)
 
@@ -47,43 +56,67 @@ def softmax(x: Tensor, dim: int = -1) -> Tensor:
     return result
 
 
+def log_softmax(x: Tensor, dim: int = -1) -> Tensor:
+    """log(softmax(x)) over `dim`, by softbench's Triton kernels: (x - max(x)) - log(sum(exp(x - max(x)))).
+
+    Everything that `softmax` says holds for it too; on other devices it is `torch.log_softmax`. The gradient with respect to x is
+    dy - exp(y) * sum(dy). Its own gradients are computed by torch, in at least float32.
+    """
+    result: Tensor = torch.ops.softbench.triton_log_softmax.default(x, dim)
+    return result
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A function of rows, for which two pairs of operators are defined."""
+
+    kernels: Softmax  # launched on tensors with data.
+    torchs: Callable[..., Tensor]  # torch's function, for other devices.
+    torchs_backward: Callable[..., Tensor]
+    formulas: registration.Formulas
+
+    def forward(self, x: Tensor, y: Tensor) -> None:
+        """Launches the kernel; see `softbench.kernels.common.rows.Launch`."""
+        with torch.cuda.device_of(y):  # Triton launches on the current device
+            self.kernels.launch_forward(x, y)
+
+    def backward(self, dy: Tensor, y: Tensor, dx: Tensor) -> None:
+        """As `forward`."""
+        with torch.cuda.device_of(dx):
+            self.kernels.launch_backward(dy, y, dx)
+
+
+SOFTMAX = Function(dispatch.softmax, torch.softmax, torch.ops.aten._softmax_backward_data, registration.SOFTMAX)
+LOG_SOFTMAX = Function(dispatch.log_softmax, torch.log_softmax, torch.ops.aten._log_softmax_backward_data, registration.LOG_SOFTMAX)
+
+
+# torch finds the kernels that a compiler sees in the source of these four functions.
 @triton_op("softbench::triton_softmax", mutates_args=())
 def triton_softmax(x: Tensor, dim: int) -> Tensor:
     """The operator behind `softmax`."""
-    launch = launch_forward_traceable if _tracing() else _eager_forward
-    return _forward(launch, x, dim)
+    launch = launch_forward_traceable if _tracing() else SOFTMAX.forward
+    return _forward(SOFTMAX, launch, x, dim)
 
 
 @triton_op("softbench::triton_softmax_backward", mutates_args=())
 def triton_softmax_backward(dy: Tensor, y: Tensor, dim: int) -> Tensor:
     """dx = y * (dy - sum(dy * y)) over `dim`, contiguous. `dy` and `y` have one shape, dtype and device. Raises as `softmax`."""
-    launch = launch_backward_traceable if _tracing() else _eager_backward
-    return _backward(launch, dy, y, dim)
+    launch = launch_backward_traceable if _tracing() else SOFTMAX.backward
+    return _backward(SOFTMAX, launch, dy, y, dim)
 
 
-@custom_op("softbench::triton_softmax_opaque", mutates_args=())
-def triton_softmax_opaque(x: Tensor, dim: int) -> Tensor:
-    """As `triton_softmax`, but opaque to compilers."""
-    return _forward(_eager_forward, x, dim)
+@triton_op("softbench::triton_log_softmax", mutates_args=())
+def triton_log_softmax(x: Tensor, dim: int) -> Tensor:
+    """The operator behind `log_softmax`."""
+    launch = launch_log_forward_traceable if _tracing() else LOG_SOFTMAX.forward
+    return _forward(LOG_SOFTMAX, launch, x, dim)
 
 
-@custom_op("softbench::triton_softmax_opaque_backward", mutates_args=())
-def triton_softmax_opaque_backward(dy: Tensor, y: Tensor, dim: int) -> Tensor:
-    """As `triton_softmax_backward`, but opaque to compilers."""
-    return _backward(_eager_backward, dy, y, dim)
-
-
-@triton_softmax_opaque.register_fake
-def _(x: Tensor, dim: int) -> Tensor:
-    _axis(x, dim)
-    return x.new_empty(x.shape)
-
-
-@triton_softmax_opaque_backward.register_fake
-def _(dy: Tensor, y: Tensor, dim: int) -> Tensor:
-    check_same(dy, y)
-    _axis(y, dim)
-    return y.new_empty(y.shape)
+@triton_op("softbench::triton_log_softmax_backward", mutates_args=())
+def triton_log_softmax_backward(dy: Tensor, y: Tensor, dim: int) -> Tensor:
+    """dx = dy - exp(y) * sum(dy) over `dim`; otherwise as `triton_softmax_backward`."""
+    launch = launch_log_backward_traceable if _tracing() else LOG_SOFTMAX.backward
+    return _backward(LOG_SOFTMAX, launch, dy, y, dim)
 
 
 def _tracing() -> bool:
@@ -103,49 +136,64 @@ with contextlib.suppress(ImportError):  # newer torch: the same without the 4 us
     from torch._library.triton import is_wrap_triton_enabled as _wrap_triton_enabled
 
 
-def _eager_forward(x: Tensor, y: Tensor) -> None:
-    with torch.cuda.device_of(y):  # Triton launches on the current device
-        launch_forward(x, y)
-
-
-def _eager_backward(dy: Tensor, y: Tensor, dx: Tensor) -> None:
-    with torch.cuda.device_of(dx):
-        launch_backward(dy, y, dx)
-
-
-def _forward(launch: Launch, x: Tensor, dim: int) -> Tensor:
-    axis = _axis(x, dim)
+def _forward(function: Function, launch: Launch, x: Tensor, dim: int) -> Tensor:
+    axis = _axis(function, x, dim)
     if x.device.type != "cuda":
-        return torch.softmax(x, axis)
+        return function.torchs(x, axis)
     return apply_to_rows(launch, (x,), axis)
 
 
-def _backward(launch: Launch, dy: Tensor, y: Tensor, dim: int) -> Tensor:
+def _backward(function: Function, launch: Launch, dy: Tensor, y: Tensor, dim: int) -> Tensor:
     check_same(dy, y)
-    axis = _axis(y, dim)
+    axis = _axis(function, y, dim)
     if y.device.type != "cuda":
-        dx: Tensor = torch.ops.aten._softmax_backward_data(dy, y, axis, y.dtype)
-        return dx
+        return function.torchs_backward(dy, y, axis, y.dtype)
     return apply_to_rows(launch, (dy, y), axis)
 
 
-def _axis(x: Tensor, dim: int) -> int:
+def _axis(function: Function, x: Tensor, dim: int) -> int:
     """`dim` as a non-negative index. Raises as `softmax`."""
     if x.dtype not in DTYPES:
-        raise TypeError(f"softmax of {x.dtype}: the kernels take float32, float16, bfloat16 and float64")
+        raise TypeError(f"{function.kernels.name} of {x.dtype}: the kernels take float32, float16, bfloat16 and float64")
     if x.layout is not torch.strided:
-        raise TypeError(f"softmax of a tensor of layout {x.layout}: the kernels take strided ones")
+        raise TypeError(f"{function.kernels.name} of a tensor of layout {x.layout}: the kernels take strided ones")
     return canonical_dim(dim, x.dim())
 
 
-def _register(name: str) -> None:
+def _define_opaque(function: Function) -> None:
+    """Defines the pair that compilers do not see into: as the other pair, with `_opaque` after the function's name."""
+    name = f"softbench::triton_{function.kernels.name}_opaque"
+
+    @custom_op(name, mutates_args=())
+    def forward(x: Tensor, dim: int) -> Tensor:
+        return _forward(function, function.forward, x, dim)
+
+    @custom_op(f"{name}_backward", mutates_args=())
+    def backward(dy: Tensor, y: Tensor, dim: int) -> Tensor:
+        return _backward(function, function.backward, dy, y, dim)
+
+    @forward.register_fake
+    def _(x: Tensor, dim: int) -> Tensor:
+        _axis(function, x, dim)
+        return x.new_empty(x.shape)
+
+    @backward.register_fake
+    def _(dy: Tensor, y: Tensor, dim: int) -> Tensor:
+        check_same(dy, y)
+        _axis(function, y, dim)
+        return y.new_empty(y.shape)
+
+
+def _register(name: str, formulas: registration.Formulas) -> None:
     """Registers autograd, vmap and flops of the operators `name` and `name`_backward."""
     forward, backward = (getattr(torch.ops.softbench, which) for which in (name, f"{name}_backward"))
-    gradient, second = registration.gradient_of_forward(backward.default), registration.gradient_of_backward(backward.default)
+    gradient, second = registration.gradient_of_forward(backward.default), registration.gradient_of_backward(backward.default, formulas)
     torch.library.register_autograd(f"softbench::{name}", gradient, setup_context=registration.save_output)
     torch.library.register_autograd(f"softbench::{name}_backward", second, setup_context=registration.save_inputs)
     registration.register_vmap_and_flops(forward, backward)
 
 
-_register("triton_softmax")
-_register("triton_softmax_opaque")
+for _function in (SOFTMAX, LOG_SOFTMAX):
+    _define_opaque(_function)
+    for _kind in ("", "_opaque"):
+        _register(f"triton_{_function.kernels.name}{_kind}", _function.formulas)

@@ -13,8 +13,8 @@ power of two costs no more than its own length.
   8 bytes where results are float32, and each warp writes whole lines. Each row's results must start as many elements above a vector's
   boundary as its inputs.
 
-Parameters of most functions: DTYPE of an input's element, TILES, THREADS, WORDS a vector, VECTOR (the elements of a vector), BASE_ALIGNMENT in
-bytes.
+Parameters of most functions: DTYPE of an input's element, TILES, THREADS, WORDS a vector, VECTOR (the elements of a vector), BASE_ALIGNMENT
+in bytes of the inputs.
 """
 
 from __future__ import annotations

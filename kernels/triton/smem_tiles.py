@@ -1,8 +1,9 @@
 """Tiles of a chunk that wait in shared memory, because registers are full. Asynchronous copies fill them.
 
 Registers hold at most three quarters of an SM's 256 KiB, and shared memory has about as much again. Each thread copies 16-byte vectors to
-places of its own. It also reads those, unless the results are wider than the inputs: then it reads vectors of 8 bytes. Triton has such copies only in its own pipelined loops, so this is inline assembly on (R, THREADS) tensors of
-addresses. The shared memory is static: up to 44 KiB beside what Triton takes.
+places of its own. It also reads those, unless the results are wider than the inputs: then it reads vectors of 8 bytes. Triton has such
+copies only in its own pipelined loops, so this is inline assembly on (R, THREADS) tensors of addresses. The shared memory is static: up to
+44 KiB beside what Triton takes.
 """
 
 from __future__ import annotations
