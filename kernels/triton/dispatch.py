@@ -104,6 +104,8 @@ def _launch(tensors: tuple[torch.Tensor, ...], log: bool, scale: Scale | None) -
     if device.type == "cuda" and device.index != torch._C._cuda_getDevice():  # Triton launches on the current device
         with torch.cuda.device(device):
             return _launch(tensors, log, scale)
+    if isinstance(scale, int):
+        scale = float(scale)
     key = _layout_key(tensors, log, scale)
     found = _cache.get(key)
     if found is not None:

@@ -1,7 +1,7 @@
 """softbench's kernels through PyTorch's compiler: `triton-compiled`, `triton-op`, `triton-custom-op`, `triton-aoti` and `cuda-op`.
 
 They launch the same kernels as `triton` and `cuda`, so the difference is the cost of the operator. They are unavailable without a GPU:
-there the operators call torch's softmax.
+there the operators call torch's own functions.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import softbench.backends.torch_compile  # noqa: F401  # keeps Inductor from sta
 from softbench.backends.autograd import differentiable
 from softbench.backends.directions import Pair, TensorCall, by_direction
 from softbench.backends.own_kernels import cuda_code, sources_of
-from softbench.core.case import Case, Direction
+from softbench.core.case import OPERATION, Case, Direction, parse_op
 from softbench.core.toolchain import missing_compiler, packaging_compiler
 from softbench.kernels.common.cuda_toolkit import cuda_home
 from softbench.ops.dtypes import DTYPES
@@ -35,7 +35,7 @@ class OperatorBackend:
 
     def available(self) -> str | None:
         if not torch.cuda.is_available():
-            return "no CUDA GPU here; without one the operator is torch's own softmax"
+            return "no CUDA GPU here; without one the operator is torch's own function"
         try:
             import triton  # noqa: F401
         except ImportError as error:
@@ -72,24 +72,25 @@ class TritonCompiled(OperatorBackend):
 class TritonOp(OperatorBackend):
     """The Triton kernels behind torch.library.triton_op, through torch.compile(fullgraph=True)."""
 
-    name, operator = "triton-op", "triton_softmax"
+    name, operator = "triton-op", "triton_{}"
+    operations = ("softmax", "log_softmax")
     advice = "in a compiled model: the compiler sees the kernel"
 
     def prepare(self, case: Case) -> Call:
-        return by_direction(case, *self._compiled())
+        return by_direction(case, *self._compiled(case.operation))
 
-    def over_dim(self, direction: Direction) -> TensorCall:
-        forward, backward = self._compiled()
+    def over_dim(self, direction: Direction, op: str = OPERATION) -> TensorCall:
+        forward, backward = self._compiled(parse_op(op)[0])
         return forward if direction is Direction.FORWARD else backward
 
-    def _compiled(self) -> Pair:
+    def _compiled(self, operation: str) -> Pair:
         """Newly compiled functions: automatic dynamic shapes would replace the kernel under test."""
         torch._dynamo.reset()
         self._module()
-        forward = getattr(torch.ops.softbench, self.operator).default
-        backward = getattr(torch.ops.softbench, f"{self.operator}_backward").default
+        name = self.operator.format(operation)
+        forward, backward = (getattr(torch.ops.softbench, which).default for which in (name, f"{name}_backward"))
 
-        def softmax(x: torch.Tensor, dim: int = -1) -> torch.Tensor:
+        def function(x: torch.Tensor, dim: int = -1) -> torch.Tensor:
             result: torch.Tensor = forward(x, dim)
             return result
 
@@ -97,20 +98,20 @@ class TritonOp(OperatorBackend):
             result: torch.Tensor = backward(dy, y, dim)
             return result
 
-        return tuple(torch.compile(function, dynamic=False, fullgraph=True) for function in (softmax, gradient))  # type: ignore[return-value]
+        return tuple(torch.compile(one, dynamic=False, fullgraph=True) for one in (function, gradient))  # type: ignore[return-value]
 
 
 class TritonCustomOp(TritonOp):
     """The Triton kernels behind torch.library.custom_op, opaque to torch.compile(fullgraph=True)."""
 
-    name, operator = "triton-custom-op", "triton_softmax_opaque"
+    name, operator = "triton-custom-op", "triton_{}_opaque"
     advice = "in a compiled model, if the compiler must not change the kernel"
 
 
 class CudaOp(TritonOp):
     """The CUDA C++ kernels behind an operator of torch.library, opaque to torch.compile(fullgraph=True)."""
 
-    name, package, operator = "cuda-op", "cuda", "cuda_softmax"
+    name, package, operator = "cuda-op", "cuda", "cuda_{}"
     advice = "the CUDA kernels in a compiled or differentiated model"
 
     def available(self) -> str | None:
@@ -129,6 +130,7 @@ class TritonAoti(OperatorBackend):
     """The Triton operator, exported and packaged by AOTInductor: one package for each shape."""
 
     name = "triton-aoti"
+    operations = ("softmax", "log_softmax")
     advice = "if no Python may compile at run time: build a package for each shape beforehand"
     compiles = "always"
 
@@ -151,8 +153,11 @@ class TritonAoti(OperatorBackend):
         os.environ["CUDA_HOME"] = str(cuda_home())  # without it torch uses the folder above `nvcc`, which may be a script
         self._module()
         example = torch.empty(case.M, case.N, dtype=DTYPES[case.dtype], device=case.device)
-        forward = case.direction is Direction.FORWARD
-        exported = torch.export.export(_Softmax() if forward else _Gradient(), (example,) if forward else (example, example.clone()))
+        exported = (
+            torch.export.export(_Function(case.operation), (example,))
+            if case.direction is Direction.FORWARD
+            else torch.export.export(_Gradient(case.operation), (example, example.clone()))
+        )
         with tempfile.TemporaryDirectory(prefix="softbench-") as folder:
             inductor = importlib.import_module("torch._inductor")
             with inductor.config.patch({"cpp.cxx": (None, packaging_compiler())}):
@@ -161,15 +166,23 @@ class TritonAoti(OperatorBackend):
         return call
 
 
-class _Softmax(torch.nn.Module):
+class _Function(torch.nn.Module):
+    def __init__(self, operation: str) -> None:
+        super().__init__()
+        self.operator = getattr(torch.ops.softbench, f"triton_{operation}").default
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = torch.ops.softbench.triton_softmax.default(x, -1)
+        result: torch.Tensor = self.operator(x, -1)
         return result
 
 
 class _Gradient(torch.nn.Module):
+    def __init__(self, operation: str) -> None:
+        super().__init__()
+        self.operator = getattr(torch.ops.softbench, f"triton_{operation}_backward").default
+
     def forward(self, dy: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = torch.ops.softbench.triton_softmax_backward.default(dy, y, -1)
+        result: torch.Tensor = self.operator(dy, y, -1)
         return result
 
 

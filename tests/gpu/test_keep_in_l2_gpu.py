@@ -9,7 +9,7 @@ import pytest
 import torch
 from softbench.kernels.cuda import softmax as cuda_softmax
 from softbench.kernels.triton import softmax as triton_softmax
-from softbench.kernels.triton.generic import forward_tile_keep_in_l2
+from softbench.kernels.triton.generic import tile_of_rows
 
 pytestmark = [pytest.mark.gpu, pytest.mark.alone, pytest.mark.timeout(300)]
 
@@ -71,7 +71,7 @@ def test_a_small_input_kept_in_l2_is_detected():
     M, N = 64, 32768
 
     def call(x):
-        forward_tile_keep_in_l2[(M,)](x, y, N, N, M, N, 1, N, num_warps=16)
+        tile_of_rows[(M,)](x, y, N, N, M, N, 1, N, "evict_last", False, None, num_warps=16)
 
     y = torch.empty(M, N, device="cuda", dtype=torch.bfloat16)
     many, one = excess(call, rows(M, N, torch.bfloat16, MOST))
