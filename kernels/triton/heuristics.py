@@ -101,7 +101,8 @@ def fit(problem: Problem, plan: Plan) -> Plan | None:
     if plan.tier == "tile":
         # Triton moves aligned rows in whole vectors only if it sees that 16 divides N. A tile's columns are a power of two.
         moves_vectors = problem.alignment < VECTOR_BYTES or problem.N % 16 == 0
-        return plan if moves_vectors and 1 << (problem.N - 1).bit_length() <= MAX_TILE_PADDING * problem.N else None
+        fast = moves_vectors and not problem.wide  # results of another dtype pass through shared memory
+        return plan if fast and 1 << (problem.N - 1).bit_length() <= MAX_TILE_PADDING * problem.N else None
     vectors = vectors_in_row(problem, plan.vector_elements, plan.base_alignment)
     if plan.tier == "split":
         needed = math.ceil(chunk_vectors(vectors, plan.split_ctas) / plan.threads)

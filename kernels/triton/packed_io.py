@@ -29,6 +29,12 @@ INTERPRETED = tl.constexpr(_INTERPRETED)
 LOW_HALF = tl.constexpr("{ .reg .b16 low, high; mov.b32 {low, high}, $1; cvt.f32.f16 $0, low; }")
 HIGH_HALF = tl.constexpr("{ .reg .b16 low, high; mov.b32 {low, high}, $1; cvt.f32.f16 $0, high; }")
 
+# Inputs: address, results of the lower element, of the higher one, and a mask; each of one word, or of two.
+STORE_WIDE_8 = tl.constexpr("{ .reg .pred p; setp.ne.u32 p, $4, 0; @p st.global.v2.b32 [$1], {$2, $3}; mov.b32 $0, 0; }")
+STORE_WIDE_16 = tl.constexpr(
+    "{ .reg .pred p; setp.ne.u32 p, $8, 0; @p st.global.v4.b32 [$2], {$4, $6, $5, $7}; mov.b32 $0, 0; mov.b32 $1, 0; }"
+)
+
 
 @triton.jit
 def unpack_low(words, DTYPE: tl.constexpr):
@@ -180,9 +186,9 @@ def result_mask(
     out, first, end, start, p: tl.constexpr,
     THREADS: tl.constexpr, WORDS: tl.constexpr, DTYPE: tl.constexpr, BASE_ALIGNMENT: tl.constexpr,
 ):  # fmt: skip
-    """`vectors_inside` for `store_tile`. WORDS and BASE_ALIGNMENT are those of the inputs."""
+    """`vectors_inside` for `store_tile`; for float32 results of 16-bit inputs one element a vector."""
     if out.dtype.element_ty == tl.float32 and DTYPE != tl.float32:
-        return vectors_inside(first, end, start, p, THREADS, 2 * WORDS, 2 * BASE_ALIGNMENT)
+        return vectors_inside(first, end, start, p, THREADS, 1, BASE_ALIGNMENT // WORDS)
     else:
         return vectors_inside(first, end, start, p, THREADS, WORDS, BASE_ALIGNMENT)
 
@@ -191,15 +197,35 @@ def result_mask(
 def store_tile(out, start, lower, upper, inside, p: tl.constexpr, DTYPE: tl.constexpr):
     """Stores tile `p`: the float32 results of the words' lower and higher elements; with float32 inputs, both are the same."""
     OUT: tl.constexpr = out.dtype.element_ty
-    THREADS: tl.constexpr = inside.shape[1]
-    COLUMNS: tl.constexpr = inside.shape[2]  # words, or elements of another dtype than DTYPE
-    o = start[:, None, None] * COLUMNS + tl.arange(0, THREADS)[None, :, None] * COLUMNS + tl.arange(0, COLUMNS)[None, None, :]
+    THREADS: tl.constexpr = lower.shape[1]
+    WORDS: tl.constexpr = lower.shape[2]
     if OUT == tl.float32:
-        value = tl.interleave(lower, upper)
-    elif OUT != tl.int32:
-        value = rounded(lower, OUT)
-    elif DTYPE == tl.float32:
-        value = lower.to(tl.int32, bitcast=True)
+        store_wide(out, start + p * THREADS, lower, upper, inside)
     else:
-        value = pack(lower, upper, DTYPE)
-    tl.store(out[:, None, None] + o + p * THREADS * COLUMNS, value, mask=inside)
+        o = start[:, None, None] * WORDS + tl.arange(0, THREADS)[None, :, None] * WORDS + tl.arange(0, WORDS)[None, None, :]
+        if OUT != tl.int32:
+            value = rounded(lower, OUT)
+        elif DTYPE == tl.float32:
+            value = lower.to(tl.int32, bitcast=True)
+        else:
+            value = pack(lower, upper, DTYPE)
+        tl.store(out[:, None, None] + o + p * THREADS * WORDS, value, mask=inside)
+
+
+@triton.jit
+def store_wide(out, start, lower, upper, inside):
+    """Stores float32 results of 16-bit words, from vector `start` on. `inside` has one element a vector.
+
+    Each thread has one or two adjacent words, whose results are 8 or 16 adjacent bytes. Triton 3.6 cannot interleave tensors on a cluster.
+    """
+    THREADS: tl.constexpr = lower.shape[1]
+    WORDS: tl.constexpr = lower.shape[2]
+    place = out[:, None, None] + (start[:, None, None] + tl.arange(0, THREADS)[None, :, None]) * (2 * WORDS)
+    if INTERPRETED:
+        tl.store(place + tl.arange(0, 2 * WORDS)[None, None, :], tl.interleave(lower, upper), mask=inside)
+    else:
+        inputs = [place.to(tl.int64), lower, upper, inside.to(tl.int32)]
+        if WORDS == 2:
+            tl.inline_asm_elementwise(STORE_WIDE_16, "=r,=r,l,l,f,f,f,f,r,r", inputs, dtype=tl.int32, is_pure=False, pack=2)
+        else:
+            tl.inline_asm_elementwise(STORE_WIDE_8, "=r,l,f,f,r", inputs, dtype=tl.int32, is_pure=False, pack=1)

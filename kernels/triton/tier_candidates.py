@@ -48,7 +48,7 @@ def short_row_plans(problem: Problem) -> Iterator[Plan]:
                 score = order + 2 * (padding - 1) + _relative_distance(words_per_thread * problem.reads, 8)
                 score += 0.25 * (32 * warps < rows * threads) + 0.5 * (threads > 32)
                 scored.append((score, Plan("rows", tiles, threads, vector_words, vector_elements, base_alignment, warps, None, rows)))
-    if problem.alignment == VECTOR_BYTES and problem.N & (problem.N - 1) == 0:
+    if problem.alignment == VECTOR_BYTES and problem.N & (problem.N - 1) == 0 and not problem.wide:
         yield Plan("tile", vector_elements=VECTOR_BYTES // problem.element_size)
     yield from _best(scored, 9)
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from softbench.kernels.cuda import build, log_softmax as cuda_log_softmax, softmax as cuda_softmax
-from softbench.kernels.triton import softmax as triton_softmax
+from softbench.kernels.triton import log_softmax as triton_log_softmax, softmax as triton_softmax
 
 opinfos = pytest.importorskip("opinfos", reason="torch.testing._internal needs expecttest; pip install expecttest")
 
@@ -11,14 +11,24 @@ pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 needs_nvcc = pytest.mark.skipif(build.nvcc() is None, reason="no nvcc on this machine")
 
 OPS = torch.ops.softbench
-SOFTMAX = {"triton": triton_softmax, "opaque": OPS.triton_softmax_opaque, "cuda": cuda_softmax, "cuda log": cuda_log_softmax}
+SOFTMAX = {
+    "triton": triton_softmax,
+    "triton log": triton_log_softmax,
+    "opaque": OPS.triton_softmax_opaque,
+    "opaque log": OPS.triton_log_softmax_opaque,
+    "cuda": cuda_softmax,
+    "cuda log": cuda_log_softmax,
+}
 PAIRS = {
     "triton": (OPS.triton_softmax.default, OPS.triton_softmax_backward.default),
     "opaque": (OPS.triton_softmax_opaque.default, OPS.triton_softmax_opaque_backward.default),
+    "triton log": (OPS.triton_log_softmax.default, OPS.triton_log_softmax_backward.default),
+    "opaque log": (OPS.triton_log_softmax_opaque.default, OPS.triton_log_softmax_opaque_backward.default),
     "cuda": (OPS.cuda_softmax.default, OPS.cuda_softmax_backward.default),
     "cuda log": (OPS.cuda_log_softmax.default, OPS.cuda_log_softmax_backward.default),
 }
-each = pytest.mark.parametrize("name", ["triton", "opaque", *(pytest.param(name, marks=needs_nvcc) for name in ("cuda", "cuda log"))])
+TRITON = ("triton", "triton log", "opaque", "opaque log")
+each = pytest.mark.parametrize("name", [*TRITON, *(pytest.param(name, marks=needs_nvcc) for name in ("cuda", "cuda log"))])
 
 
 def of(name):
@@ -41,8 +51,8 @@ def test_results_agree_with_torch_on_its_samples(name, dtype):
 
 
 def test_float64_results_agree_with_torch():
-    for name in ("triton", "opaque"):
-        opinfos.agree_with_torch(SOFTMAX[name], "cuda", torch.float64)
+    for name in TRITON:
+        opinfos.agree_with_torch(SOFTMAX[name], "cuda", torch.float64, of(name))
 
 
 @needs_nvcc
@@ -57,6 +67,6 @@ def test_opcheck_passes_on_torchs_samples(name):
     opinfos.opchecked(*PAIRS[name], "cuda", torch.float32, of(name))
 
 
-@pytest.mark.parametrize("name", ["triton", "opaque"])
+@pytest.mark.parametrize("name", TRITON)
 def test_gradients_of_both_orders_are_right_on_torchs_samples(name):
-    opinfos.gradchecked(SOFTMAX[name], "cuda")
+    opinfos.gradchecked(SOFTMAX[name], "cuda", of(name))

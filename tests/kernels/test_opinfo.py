@@ -9,13 +9,22 @@ pytestmark = pytest.mark.skipif(generic.INTERPRETED, reason="fake tensors and TR
 opinfos = pytest.importorskip("opinfos", reason="torch.testing._internal needs expecttest; pip install expecttest")
 
 from softbench.kernels.cuda import log_softmax as cuda_log_softmax, softmax as cuda_softmax  # noqa: E402
-from softbench.kernels.triton import softmax as triton_softmax  # noqa: E402
+from softbench.kernels.triton import log_softmax as triton_log_softmax, softmax as triton_softmax  # noqa: E402
 
 OPS = torch.ops.softbench
-SOFTMAX = {"triton": triton_softmax, "opaque": OPS.triton_softmax_opaque, "cuda": cuda_softmax, "cuda log": cuda_log_softmax}
+SOFTMAX = {
+    "triton": triton_softmax,
+    "triton log": triton_log_softmax,
+    "opaque": OPS.triton_softmax_opaque,
+    "opaque log": OPS.triton_log_softmax_opaque,
+    "cuda": cuda_softmax,
+    "cuda log": cuda_log_softmax,
+}
 PAIRS = {
     "triton": (OPS.triton_softmax.default, OPS.triton_softmax_backward.default),
     "opaque": (OPS.triton_softmax_opaque.default, OPS.triton_softmax_opaque_backward.default),
+    "triton log": (OPS.triton_log_softmax.default, OPS.triton_log_softmax_backward.default),
+    "opaque log": (OPS.triton_log_softmax_opaque.default, OPS.triton_log_softmax_opaque_backward.default),
     "cuda": (OPS.cuda_softmax.default, OPS.cuda_softmax_backward.default),
     "cuda log": (OPS.cuda_log_softmax.default, OPS.cuda_log_softmax_backward.default),
 }
@@ -41,7 +50,7 @@ def test_results_with_a_dtype_agree_with_torch():
         opinfos.widened_as_torch(cuda_log_softmax, "cpu", dtype, "log_softmax")
 
 
-@each
+@pytest.mark.parametrize("name", [name for name in SOFTMAX if name != "opaque log"])  # test_operator.py has that
 def test_opcheck_passes_on_torchs_samples(name):
     opinfos.opchecked(*PAIRS[name], "cpu", torch.float32, of(name))
 

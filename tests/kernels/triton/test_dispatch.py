@@ -18,8 +18,9 @@ def test_the_former_module_name_still_works():
     assert importlib.import_module("softbench.kernels.triton.tiers").softmax is dispatch.softmax
 
 
-EVERY_TIER = """
-import itertools, torch
+TIERS = """
+import torch
+from dataclasses import replace
 from softbench.kernels.triton import dispatch, heuristics
 from softbench.kernels.triton.launch_plan import Plan
 torch.manual_seed(0)
@@ -32,33 +33,45 @@ def strided(M, N, pad, offset, dtype, fill=None):
     return memory, memory[offset : offset + M * (N + pad)].view(M, N + pad)[:, :N]
 
 def close(got, expected, scale, unit):
-    return bool(((got.double() - expected).abs() <= unit * 1.01 * expected.abs() + 2e-6 * scale + 1e-7).all())
+    got, same = got.double(), got.double() == expected  # also -inf
+    return bool((same | ((got - expected).abs() <= unit * 1.01 * expected.abs() + 3e-6 * scale + 1e-7)).all())
 
-def both_ways(M, N, pad, offset, dtype, plans=None):
+def both_ways(M, N, pad, offset, dtype, plans=None, result=None, log=False, scale=None):
+    # result: the dtype of y and dy; log: of log_softmax
+    result = result or dtype
+    factor = scale if isinstance(scale, float) else 1.0 if scale is None else scale.double()[:, None]
     _, x = strided(M, N, pad, offset, dtype)
     x[0, : N // 2] = -float("inf")
-    memory, y = strided(M, N, pad, offset, dtype, float("nan"))
-    expected = torch.softmax(x.double(), -1)
+    memory, y = strided(M, N, pad, offset, result, float("nan"))
+    expected = (torch.log_softmax if log else torch.softmax)(x.double() * factor, -1)
     problem = dispatch.problem_of((x, y))
+    assert problem.congruent and problem.wide == (result != dtype)
     for plan in plans or list(heuristics.candidates(problem))[:2]:
         memory.fill_(float("nan"))
-        dispatch.run(problem, plan, (x, y))
+        dispatch.run(problem, plan, (x, y), log, scale)
         tiers_seen.add(plan.tier)
-        assert close(y, expected, expected, UNIT[dtype]), (plan, M, N, pad, offset, dtype)
+        terms = 1 + expected.abs() if log else expected
+        assert close(y, expected, terms, UNIT[result]), (plan, M, N, pad, offset, dtype, result, log, scale)
         assert int(torch.isnan(memory).sum()) == memory.numel() - M * N, ("wrote outside its rows", plan)
     y.copy_(expected)
-    _, dy = strided(M, N, pad, offset, dtype)
+    _, dy = strided(M, N, pad, offset, result)
     memory, dx = strided(M, N, pad, offset, dtype, float("nan"))
     a, b = y.double(), dy.double()
-    expected = a * (b - (a * b).sum(-1, keepdim=True))
-    scale = a * (b.abs() + (a * b).abs().sum(-1, keepdim=True))
+    if log:
+        expected = factor * (b - a.exp() * b.sum(-1, keepdim=True))
+        terms = factor * (b.abs() + a.exp() * b.abs().sum(-1, keepdim=True))
+    else:
+        expected = factor * a * (b - (a * b).sum(-1, keepdim=True))
+        terms = factor * a * (b.abs() + (a * b).abs().sum(-1, keepdim=True))
     problem = dispatch.problem_of((dy, y, dx))
+    assert problem.congruent
     for plan in plans or list(heuristics.candidates(problem))[:2]:
         memory.fill_(float("nan"))
-        dispatch.run(problem, plan, (dy, y, dx))
-        assert close(dx, expected, scale, UNIT[dtype]), ("backward", plan, M, N, pad, offset, dtype)
+        dispatch.run(problem, replace(plan, vector_elements=16 // result.itemsize) if plans else plan, (dy, y, dx), log, scale)
+        assert close(dx, expected, terms, UNIT[dtype]), ("backward", plan, M, N, pad, offset, dtype, result, log, scale)
         assert int(torch.isnan(memory).sum()) == memory.numel() - M * N, ("wrote outside its rows", plan)
-
+"""
+EVERY_TIER = """
 for dtype in UNIT:
     short = (3, 1, 0, 0), (5, 7, 0, 0), (9, 17, 0, 0), (7, 100, 0, 0), (5, 197, 0, 1)
     for M, N, pad, offset in (*short, (3, 333, 3, 0), (2, 1000, 8, 0), (2, 5003, 0, 3)):
@@ -78,11 +91,40 @@ assert torch.allclose(wide, torch.softmax(x.bfloat16().float(), -1), atol=1e-6)
 assert {"rows", "split"} <= tiers_seen, tiers_seen
 print("fine")
 """
+POLICIES = """
+F, B, H = torch.float32, torch.bfloat16, torch.float16
+for dtype, result, log, kind in (
+    (F, F, True, None), (B, B, True, None), (F, F, False, "row"), (H, H, False, "number"), (B, F, False, None), (H, F, True, "row")
+):
+    for M, N, pad, offset in ((5, 7, 0, 0), (5, 197, 0, 1), (2, 1000, 8, 0)):
+        scale = torch.rand(M) + 0.5 if kind == "row" else 0.7 if kind else None
+        both_ways(M, N, pad, offset, dtype, None, result, log, scale)
+# programs that poll in vain, and rows that are read twice
+for dtype, result, log, scale in ((B, F, False, torch.tensor([0.7])), (F, F, True, 1.5)):
+    plans = [Plan("split", tiles, 128, 4, 16 // dtype.itemsize, 128, 4, split_ctas=2) for tiles in (4, 1)]
+    both_ways(1, 3003, 0, 0, dtype, plans, result, log, scale)
+assert {"rows", "split"} <= tiers_seen, tiers_seen
+# rows of special values are torch's
+x = torch.randn(6, 300)
+x[0], x[1, 5], x[2, 7], x[3, :299], x[4, 0] = -torch.inf, torch.nan, torch.inf, -torch.inf, 80.0
+for given, expected in ((x[:, :40], torch.log_softmax(x[:, :40].double(), -1)), (x, torch.log_softmax(x.double(), -1))):
+    y = torch.empty(given.shape)
+    dispatch.launch_log_forward(given.contiguous(), y)
+    assert torch.allclose(y.double(), expected, atol=1e-5, equal_nan=True)
+    dispatch.launch_forward(given.contiguous(), y, 2)
+    assert torch.allclose(y.double(), torch.softmax(given.double() * 2, -1), atol=1e-6, equal_nan=True)
+print("fine")
+"""
 
 
 @pytest.mark.timeout(280)
 def test_interpreted_tiers_are_right_and_write_only_their_rows():
-    run_interpreted(EVERY_TIER, timeout=270)
+    run_interpreted(TIERS + EVERY_TIER, timeout=270)
+
+
+@pytest.mark.timeout(280)
+def test_interpreted_tiers_have_every_function():
+    run_interpreted(TIERS + POLICIES, timeout=270)
 
 
 def test_kernels_are_told_to_keep_large_inputs_in_l2():
@@ -91,20 +133,28 @@ def test_kernels_are_told_to_keep_large_inputs_in_l2():
     split = Plan("split", tiles=8, threads=256, vector_elements=8, warps=8, split_ctas=2, smem_tiles=4)
     for problem in (large, replace(large, M=8)):
         for plan in (rows, split):
-            assert dispatch.prepare_launch(problem, plan, (torch.empty(2, 8),) * 2).arguments[-1] == problem.keep_in_l2
+            assert dispatch.prepare_launch(problem, plan, (torch.empty(2, 8),) * 2).arguments[-2:] == (problem.keep_in_l2, False)
 
 
 @pytest.mark.parametrize("wrong", [{"threads": 128}, {"threads": 512}, {"rows": 2}])
 def test_a_plan_without_one_vector_a_thread_is_refused(wrong):
     problem = Problem(False, 8, 4096, 4, 16, True, 132, True)
     plan = Plan("rows", 4, 256, 4, 4, 0, 8)
-    assert dispatch.PREPARE["rows"](problem, plan, (4096, 4096)).programs == 8
+    assert dispatch.PREPARE["rows"](problem, plan, (4096, 4096), False).programs == 8
     with pytest.raises(ValueError, match=r"invalid plan .*: above 32, threads must be 32"):
         dispatch.prepare_launch(problem, replace(plan, **wrong), (torch.empty(8, 4096),) * 2)
 
 
-def test_operands_of_different_dtypes_are_not_congruent():
-    x = torch.empty(4, 256)
+def test_only_results_of_float32_and_16_bits_are_converted_by_fast_tiers():
+    x, narrow = torch.empty(4, 256), torch.empty(4, 256, dtype=torch.float16)
     assert dispatch.problem_of((x, torch.empty(4, 256))).congruent
-    assert not dispatch.problem_of((x, torch.empty(4, 256, dtype=torch.float16))).congruent
+    assert not dispatch.problem_of((x, narrow)).congruent
+    assert not dispatch.problem_of((narrow, narrow.bfloat16())).congruent
+    assert not dispatch.problem_of((x, narrow, narrow)).congruent
+    assert dispatch.problem_of((x, x, narrow)).congruent
+    wide = dispatch.problem_of((narrow, x))
+    assert wide.congruent and wide.wide and wide.alignment == 16
+    odd = torch.empty(4 * 257 + 3, dtype=torch.float16)[3:].view(4, 257)
+    assert not dispatch.problem_of((odd, torch.empty(4, 257))).congruent  # rows start 3 elements further apart
+    assert dispatch.problem_of((odd, torch.empty(4 * 257 + 3)[3:].view(4, 257))).congruent
     assert dispatch.problem_of((x[:, 1:], torch.empty(4, 256)[:, 1:])).alignment == 4

@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
+from problems import covers
 from softbench.kernels.triton import launch_plan
 from softbench.kernels.triton.launch_plan import Plan, Problem, plan_from_json, plan_to_json
 
@@ -55,3 +56,12 @@ def test_a_plan_survives_json():
 @pytest.mark.parametrize(("limits", "programs"), [((512, 32), 4), ((512, 128), 1), ((256, 64, 11), 4), ((1024, 128), 0)])
 def test_resident_programs_follow_from_registers_and_shared_memory(limits, programs):
     assert launch_plan.resident_programs(*limits) == programs
+
+
+def test_plans_of_wide_results_cover_rows_with_shorter_vectors():
+    for N, plan in ((4099, Plan("rows", 9, 64, 4, 8, 128, 2)), (50257, Plan("cluster", 7, 128, 4, 8, 128, 4, cluster_ctas=8))):
+        problem, wide = replace(LARGE, N=N, wide=True), launch_plan.for_wide_results(plan)
+        assert (wide.vector_words, wide.vector_elements) == (2, 4)
+        assert covers(problem, plan) and covers(problem, wide)
+    short = Plan("rows", 5, 16, 1, 2)
+    assert launch_plan.for_wide_results(short) == short

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 import torch
-from pairs import EVERY_TEST, OPS, PAIRS, both, run_and_differentiate
+from pairs import EVERY_TEST, LOG_PAIRS, OF_FUNCTION, OPS, PAIRS, both, each, run_and_differentiate
 from softbench.kernels.triton import generic, operator
 from subclass import Wrapped
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -63,13 +63,32 @@ def test_opcheck_passes_on_any_strides(pair, layout):
     opcheck(backward, (x, torch.softmax(x, 1), 1), test_utils=EVERY_TEST)
 
 
+@pytest.mark.parametrize("kind", LOG_PAIRS)
+def test_opcheck_passes_on_log_softmax(kind):
+    forward, backward = LOG_PAIRS[kind]
+    for shape, dim in (((2, 3, 4), -2), ((), 0), ((3, 0), 1)):
+        x, dy, y = (torch.randn(shape, dtype=torch.float64, requires_grad=True) for _ in range(3))
+        opcheck(forward, (x, dim), test_utils=EVERY_TEST)
+        opcheck(backward, (dy, y, dim), test_utils=EVERY_TEST)
+
+
+@each
+def test_gradients_of_both_orders_are_those_of_finite_differences(name):
+    forward, backward = OF_FUNCTION[name]["triton_op"]
+    x, dy, y = (torch.randn(2, 3, 2, dtype=torch.float64, requires_grad=True) for _ in range(3))
+    for check in (torch.autograd.gradcheck, torch.autograd.gradgradcheck):
+        assert check(lambda x: forward(x, 1), (x,), check_batched_grad=True)
+        assert check(lambda dy, y: backward(dy, y, 1), (dy, y), check_batched_grad=True)
+
+
+@each
 @pytest.mark.parametrize("dtype", operator.DTYPES)
-def test_values_and_strides_are_torchs_in_fresh_memory(dtype):
+def test_values_and_strides_are_torchs_in_fresh_memory(name, dtype):
     for x, dim in [*((torch.randn(shape), dim) for shape, dim in SHAPES), *itertools.product(LAYOUTS, (0, 1, -1))]:
         x = x.to(dtype)
-        for forward, backward in PAIRS.values():
+        for forward, backward in OF_FUNCTION[name].values():
             y = forward(x, dim)
-            expected = torch.softmax(x, dim)
+            expected = getattr(torch, name)(x, dim)
             assert (y.dtype, y.shape, y.stride()) == (dtype, x.shape, expected.stride())
             assert torch.equal(y, expected)
             dx = backward(x, y, dim)
@@ -84,6 +103,8 @@ def test_wrong_dtypes_layouts_dims_and_gradients_are_refused():
     for dtype in (torch.int32, torch.bool, torch.complex64):
         with pytest.raises(TypeError, match=r"the kernels take float32, float16, bfloat16 and float64"):
             softmax(torch.ones(3, dtype=dtype))
+    with pytest.raises(TypeError, match=r"log_softmax of torch\.int32"):
+        kernels.log_softmax(torch.ones(3, dtype=torch.int32))
     with pytest.raises(TypeError, match="strided"):
         softmax(torch.eye(3).to_sparse())
     for shape, dim in (((3,), 1), ((3, 4), -3), ((), 1), ((0, 3), 2)):
@@ -102,7 +123,7 @@ def test_fake_tensors_have_torchs_strides_dtype_and_device_on_cuda():
                 continue  # Tensor.contiguous() of a fake CUDA tensor needs a torch that was built for CUDA
             x = torch.empty(shape, dtype=dtype, device="cuda")
             expected = torch.softmax(x, dim)
-            for forward, backward in PAIRS.values():
+            for forward, backward in (*PAIRS.values(), *LOG_PAIRS.values()):
                 for out in (forward(x, dim), backward(x, x, dim)):
                     assert (out.shape, out.stride(), out.dtype, out.device) == (x.shape, expected.stride(), dtype, x.device)
 
@@ -130,6 +151,7 @@ def test_the_operator_is_imported_on_first_use():
         "import sys; from softbench.kernels.common import rows; assert 'triton' not in sys.modules;"
         "from softbench.kernels.triton import softmax; import torch; assert callable(softmax);"
         "assert softmax(torch.zeros(2, 4))[0, 0] == 0.25; import softbench.kernels.triton as t; assert t.softmax is softmax;"
+        "assert t.log_softmax(torch.zeros(2, 1))[0, 0] == 0;"
         "assert not hasattr(t, 'nothing')"
     )
     subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "TRITON_INTERPRET": "1"})

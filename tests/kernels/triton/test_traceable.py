@@ -6,7 +6,7 @@ import warnings
 
 import pytest
 import torch
-from pairs import PAIRS, both, run_and_differentiate
+from pairs import OF_FUNCTION, PAIRS, both, run_and_differentiate
 from softbench.kernels.triton import generic, operator, traceable
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch._subclasses.functional_tensor import dispatch_functionalize
@@ -62,10 +62,12 @@ def hopper(monkeypatch):
         monkeypatch.setattr(triton.runtime.driver, "_active", types.SimpleNamespace(get_current_target=lambda: GPUTarget("cuda", 90, 32)))
 
 
-@pytest.mark.parametrize("N", [1, 300, 4096, 20000])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_compiler_sees_one_kernel_that_writes_only_the_result(hopper, N, dtype):
-    forward, backward = PAIRS["triton_op"]
+LAUNCHES = [("softmax", N, dtype) for N in (1, 300, 4096, 20000) for dtype in (torch.float32, torch.bfloat16)]
+
+
+@pytest.mark.parametrize(("name", "N", "dtype"), [*LAUNCHES, ("log_softmax", 300, torch.bfloat16), ("log_softmax", 20000, torch.float32)])
+def test_a_compiler_sees_one_kernel_that_writes_only_the_result(hopper, name, N, dtype):
+    forward, backward = OF_FUNCTION[name]["triton_op"]
     _, (launch,) = graph_of(lambda x: forward(x, -1), (37, N), dtype=dtype)
     assert launch.kwargs["tensors_to_clone"] == ["y_ptr"]
     _, (launch,) = graph_of(lambda dy, y: backward(dy, y, -1), (37, N), (37, N), dtype=dtype)
@@ -84,6 +86,9 @@ def test_cached_graphs_are_keyed_by_the_kernels():
 
     assert set(get_triton_kernels_for_op("softbench::triton_softmax")) == {generic.forward_tile, generic.forward_loop}
     assert set(get_triton_kernels_for_op("softbench::triton_softmax_backward")) == {generic.backward_tile, generic.backward_loop}
+    log_backward = {generic.log_backward_tile, generic.log_backward_loop}
+    assert set(get_triton_kernels_for_op("softbench::triton_log_softmax")) == {generic.log_forward_tile, generic.log_forward_loop}
+    assert set(get_triton_kernels_for_op("softbench::triton_log_softmax_backward")) == log_backward
 
 
 def compilations(function, shapes, **options):
