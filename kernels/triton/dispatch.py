@@ -110,7 +110,7 @@ def _launch(tensors: tuple[torch.Tensor, ...], log: bool, scale: Scale | None) -
     found = _cache.get(key)
     if found is not None:
         run_compiled, launch = found
-        run_compiled(*launch.addresses(tensors), *launch.arguments, _scale_argument(scale))
+        run_compiled(*launch.addresses(tensors), *launch.arguments, None if scale is None else _scale_argument(scale))
         return None
     problem, plan = choose_plan(tensors)
     compiled = run(problem, plan, tensors, log, scale)

@@ -6,9 +6,9 @@ import pytest
 import torch
 import torch.utils.cpp_extension
 from operands import LONG, TOLERANCE, close, gradient, randn
-from pairs import OPS, PAIRS, both, run_and_differentiate
+from pairs import LOG_PAIRS, OPS, PAIRS, both, run_and_differentiate
 from softbench.kernels.common.cuda_toolkit import cuda_home
-from softbench.kernels.triton import softmax, traceable
+from softbench.kernels.triton import log_softmax, softmax, traceable
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._inductor.utils import run_and_get_code
 
@@ -36,6 +36,17 @@ def test_operator_compiles_whole_with_its_gradient_for_a_static_shape(pair, N):
     forward, _ = pair
     compiled = torch.compile(lambda x: forward(x, -1), fullgraph=True, dynamic=False)
     agree(compiled, randn(37, N))
+
+
+@pytest.mark.parametrize("N", [300, LONG])
+def test_log_softmax_compiles_whole_with_its_gradient(N):
+    x, dy = randn(37, N), randn(37, N)
+    expected = run_and_differentiate(lambda x: torch.log_softmax(x.double(), -1), x, dy.double())
+    for forward, _ in LOG_PAIRS.values():
+        torch._dynamo.reset()
+        compiled = torch.compile(lambda x, forward=forward: forward(x, -1), fullgraph=True)
+        for got, want in zip(run_and_differentiate(compiled, x, dy), expected, strict=True):
+            torch.testing.assert_close(got.double(), want.double(), rtol=1e-5, atol=1e-4)
 
 
 def test_dynamic_shapes_compile_once_for_each_range_of_columns():
@@ -105,6 +116,11 @@ class Forward(torch.nn.Module):
         return softmax(x, -1)
 
 
+class LogForward(torch.nn.Module):
+    def forward(self, x):
+        return log_softmax(x, -1)
+
+
 class Backward(torch.nn.Module):
     def forward(self, dy, y):
         return OPS.triton_softmax_backward(dy, y, -1)
@@ -133,6 +149,7 @@ def test_aotinductors_package_gives_the_same_result(N, dtype, tmp_path, toolkit)
     x, dy = randn(37, N, dtype=dtype), randn(37, N, dtype=dtype)
     y = softmax(x)
     close(packaged(Forward(), (x,), tmp_path)(x), torch.softmax(x.double(), -1), dtype)
+    close(packaged(LogForward(), (x,), tmp_path)(x), torch.log_softmax(x.double(), -1), dtype)
     dx = packaged(Backward(), (dy, y), tmp_path)(dy, y)
     torch.testing.assert_close(dx, OPS.triton_softmax_backward(dy, y, -1), rtol=TOLERANCE[dtype], atol=1e-6)
 

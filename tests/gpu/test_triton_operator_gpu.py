@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 from operands import LAYOUTS, LONG, TOLERANCE, close, gradient, randn
-from pairs import EVERY_TEST, PAIRS, both
+from pairs import EVERY_TEST, LOG_PAIRS, OF_FUNCTION, PAIRS, both, each
 from softbench.kernels.triton import dispatch, operator, softmax
 from subclass import Wrapped
 from torch.library import opcheck
@@ -57,10 +57,38 @@ def test_gradients_of_both_orders_are_those_of_finite_differences(pair, shape, d
         assert check(lambda dy, y: backward(dy, y, dim), (dy, y), check_batched_grad=True)
 
 
-def test_gradients_of_both_orders_are_right_beyond_a_tile():
+@each
+def test_gradients_of_both_orders_are_right_beyond_a_tile(name):
+    forward, _ = OF_FUNCTION[name]["triton_op"]
     x = (randn(2, LONG, dtype=torch.float64) * 3).requires_grad_()
-    assert torch.autograd.gradcheck(softmax, (x,), fast_mode=True, atol=1e-9)
-    assert torch.autograd.gradgradcheck(softmax, (x,), fast_mode=True, atol=1e-9)
+    assert torch.autograd.gradcheck(lambda x: forward(x, -1), (x,), fast_mode=True, atol=1e-9)
+    assert torch.autograd.gradgradcheck(lambda x: forward(x, -1), (x,), fast_mode=True, atol=1e-9)
+
+
+@pytest.mark.parametrize("kind", LOG_PAIRS)
+def test_log_softmax_passes_opcheck_and_finite_differences(kind):
+    forward, backward = LOG_PAIRS[kind]
+    for shape, dim in (((5, 7), 0), ((2, 3, 4), 1), ((), -1), ((3, 0), 1), ((3, 10_000), 1)):
+        x = randn(*shape).requires_grad_()
+        opcheck(forward, (x, dim), test_utils=EVERY_TEST)
+    x, dy, y = (randn(3, 4, 5, dtype=torch.float64).requires_grad_() for _ in range(3))
+    opcheck(backward, (dy, y, 1), test_utils=EVERY_TEST)
+    for check in (torch.autograd.gradcheck, torch.autograd.gradgradcheck):
+        assert check(lambda x: forward(x, 1), (x,), check_batched_grad=True)
+        assert check(lambda dy, y: backward(dy, y, 1), (dy, y), check_batched_grad=True)
+
+
+@pytest.mark.parametrize("dtype", operator.DTYPES)
+def test_log_softmax_is_right_in_fresh_contiguous_memory(dtype):
+    for x, dim in [*((randn(*shape, dtype=dtype), dim) for shape, dim in SHAPES), *((make(dtype), 0) for make in LAYOUTS.values())]:
+        for forward, backward in LOG_PAIRS.values():
+            y = forward(x, dim)
+            expected = torch.log_softmax(x.double(), dim)
+            close(y, expected, dtype)
+            assert (y.dtype, y.stride()) == (dtype, torch.log_softmax(x, dim).stride())
+            dy = torch.randn_like(x)
+            slope = dy.double() - y.double().exp() * dy.double().sum(dim, keepdim=True)
+            torch.testing.assert_close(backward(dy, y, dim).double(), slope, rtol=TOLERANCE[dtype], atol=100 * TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("dtype", operator.DTYPES)
