@@ -65,7 +65,7 @@ COVERED_BY = {
     "run/request": "gate/test_ab_run.py",
     # Backends of one call each: the check cases run all of them.
     "backends/autograd": "run/test_check.py",
-    "backends/copy": "run/test_check.py",
+    "backends/copy": "backends/test_traffic.py",
     "backends/directions": "run/test_check.py",
     "backends/injected_slowdown": "gate/test_self_test.py",
     "backends/naive": "ops/softmax/test_tolerance.py",

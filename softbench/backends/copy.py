@@ -1,24 +1,31 @@
-"""The yardstick `copy`: it moves the bytes of the operation's pass and computes nothing.
+"""The yardstick `copy`: it moves the bytes of the operation's pass and computes nothing else.
 
-Only this class is graded as a yardstick: `softbench.ops.softmax.tolerance` compares its output bit by bit with the bytes to move.
+Only this class is graded as a yardstick: `softbench.ops.traffic` says what it moves, and compares its results bit by bit.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+
 import torch
 
-from softbench.core.case import Case, Direction
+from softbench.core.case import Case
 from softbench.ops.dtypes import TENSOR_DTYPES
 from softbench.ops.operation import Operation
-from softbench.ops.registry import NAMES, operation
+from softbench.ops.registry import operation
+from softbench.ops.traffic import Step, add, read_bytes, steps
 from softbench.plugins.backend import Call
+
+Move = Callable[[Sequence[torch.Tensor]], object]
+"""Moves the bytes of a step. It gets all tensors of the pass."""
 
 
 class Copy:
-    """The yardstick: a same-bytes device copy (forward) or two-read-one-write add (backward)."""
+    """The yardstick: it reads and writes the bytes of the pass, with one launch for each step."""
 
     name = "copy"
-    advice = "never for softmax: the other backends are compared with it"
+    advice = "never: the other backends are compared with it"
 
     def available(self) -> str | None:
         return None
@@ -27,68 +34,51 @@ class Copy:
         return None
 
     def prepare(self, case: Case) -> Call:
-        """The first call allocates the outputs, so later calls do not time the allocator.
-
-        Of softbench's operations: forward: `x -> x`; backward: `(dy, y) -> dy + y`;
-        both: `(x, dy) -> (x, dy + x)`. Of users' operations: see `_moving`.
-        """
+        """The first call allocates the results, so later calls do not time the allocator."""
         op = operation(case.op)
-        if case.op not in NAMES:
-            return _moving(op, case)
-        first: list[torch.Tensor] = []
-        second: list[torch.Tensor] = []
+        one = op.passes[case.direction]
+        ours = (*one.outputs, *(name for name in one.reads if name not in (*one.inputs, *one.outputs)))
+        names = (*one.inputs, *ours)
+        moves = [_move(op, case, step, names) for step in steps(op, case)]
+        kept: list[torch.Tensor] = []
 
-        def forward(x: torch.Tensor) -> torch.Tensor:
-            if not first:
-                first.append(torch.empty_like(x))
-            return first[0].copy_(x)
+        def call(*given: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
+            if not kept:
+                for spec in (op.tensors[name] for name in ours):
+                    kept.append(torch.zeros(spec.shape(case), dtype=TENSOR_DTYPES[spec.dtype_of(case)], device=given[0].device))
+            tensors = [*(tensor.detach() if tensor.requires_grad else tensor for tensor in given), *kept]
+            for move in moves:
+                move(tensors)
+            return kept[0] if len(one.outputs) == 1 else tuple(kept[: len(one.outputs)])
 
-        def backward(dy: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-            if not second:
-                second.append(torch.empty_like(y))
-            return torch.add(dy, y, out=second[0])
-
-        def both(x: torch.Tensor, dy: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            x = x.detach()
-            return forward(x), backward(dy, x)
-
-        calls: dict[Direction, Call] = {Direction.FORWARD: forward, Direction.BACKWARD: backward, Direction.BOTH: both}
-        return calls[case.direction]
+        return call
 
 
-def _moving(op: Operation, case: Case) -> Call:
-    """A call that reads and writes the bytes of a pass.
+def _move(op: Operation, case: Case, step: Step, names: Sequence[str]) -> Move:
+    """One operator of torch if the step is a copy or an addition of two, which no kernel does faster; else one launch of a kernel."""
+    dtypes = {op.tensors[name].dtype_of(case) for one in step.sums for name in (*one.sources, *one.results)}
+    fills = [(len(one.sources), len(one.results)) for one in step.sums]
+    plain = not step.others and len(dtypes) == 1 and fills in ([(0, 1)], [(1, 1)], [(2, 1)])
+    if plain or case.device != "cuda" or find_spec("triton") is None:
+        return _by_torch(op, case, step, names)
+    from softbench.backends.traffic import Launch
 
-    An output is a copy of a read of its form, or the sum of two; without such a read it is filled. Reads that are left are reduced to a
-    maximum, which writes nothing but one value.
-    """
-    one = op.passes[case.direction]
-    left = [name for name in one.inputs if name in one.reads]
-    sources: list[list[int]] = []
-    for output in one.outputs:
-        same = [name for name in left if op.tensors[name] == op.tensors[output]][:2]
-        sources.append([one.inputs.index(name) for name in same])
-        left = [name for name in left if name not in same]
-    others = [one.inputs.index(name) for name in left]
-    kept: list[torch.Tensor] = []
+    return Launch(op, case, step, names)
 
-    def call(*given: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
-        given = tuple(tensor.detach() for tensor in given)
-        if not kept:
-            specs = op.outputs(case).values()
-            kept.extend(torch.empty(spec.shape(case), dtype=TENSOR_DTYPES[spec.dtype_of(case)], device=given[0].device) for spec in specs)
-        for out, places in zip(kept, sources, strict=True):
-            if len(places) == 2:
-                torch.add(given[places[0]], given[places[1]], out=out)
-            elif places:
-                out.copy_(given[places[0]])
-            else:
-                out.zero_()
-        for place in others:
-            given[place].amax() if given[place].dtype is not torch.bool else given[place].any()
-        return kept[0] if len(kept) == 1 else tuple(kept)
 
-    return call
+def _by_torch(op: Operation, case: Case, step: Step, names: Sequence[str]) -> Move:
+    sums = [([names.index(name) for name in one.sources], names.index(result)) for one in step.sums for result in one.results]
+    others = [(names.index(name), read_bytes(op, case, name)) for name in step.others]
+
+    def move(tensors: Sequence[torch.Tensor]) -> None:
+        for sources, result in sums:
+            add([tensors[place] for place in sources], tensors[result])
+        for place, length in others:
+            flat = tensors[place].reshape(-1)
+            part = flat[: length // flat.element_size()]
+            part.any() if part.dtype is torch.bool else part.amax()
+
+    return move
 
 
 backend = Copy()

@@ -60,10 +60,6 @@ class Numerics(Protocol):
         """
         ...
 
-    def check_yardstick(self, case: Case, inputs: Tensors, outputs: Tensors) -> Accuracy:
-        """The verdict on the outputs of the yardstick, which moves the bytes of the pass and computes nothing else."""
-        ...
-
     def check_cases(self) -> list[CheckCase]:
         """The check cases. Cases of one shape are neighbours, so that a backend compiles once for each shape."""
         ...

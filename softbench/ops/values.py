@@ -128,10 +128,6 @@ class Values(ABC):
         told = f" (structured rows: {', '.join(kinds[kind] for kind in sorted(wrong))})" if wrong else ""
         return Accuracy(Grade.WRONG, worst, where + told)
 
-    def check_yardstick(self, case: Case, inputs: Tensors, outputs: Tensors) -> Accuracy:
-        """The yardstick computes nothing that could be compared."""
-        return Accuracy(Grade.YARDSTICK, 0.0, "")
-
     def check_cases(self) -> list[CheckCase]:
         """A check case of each shape for each pass with one output: normal values, and structured rows."""
         found = []

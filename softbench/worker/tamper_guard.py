@@ -14,7 +14,7 @@ from types import ModuleType
 
 import torch
 
-from softbench.ops import operation, registry, rows, values
+from softbench.ops import operation, registry, rows, traffic, values
 from softbench.ops.log_softmax import (
     independent as log_independent,
     inputs as log_inputs,
@@ -41,7 +41,7 @@ def methods(owner: str, names: str) -> str:
     return " ".join(f"{owner}.{name}" for name in names.split())
 
 
-NUMERICS = "make refill drawn kinds make_structured forward gradient estimate check check_yardstick check_cases"
+NUMERICS = "make refill drawn kinds make_structured forward gradient estimate check check_cases"
 """The methods of an operation's numerics."""
 TOLERANCE = "bound_forward bound_backward bound_both again_forward again_backward check _check _again _rows"
 """The methods of an operation's tolerance."""
@@ -57,14 +57,14 @@ PROTECTED: dict[ModuleType, str] = {
     rowwise_independent: "chosen wide drawn compare",
     rowwise_inputs: "make refill",
     rowwise_structured_rows: "make_structured",
-    tolerance: "TOLERANCE check check_yardstick FusedExponent.loosest " + methods("SoftmaxTolerance", TOLERANCE),
+    tolerance: "TOLERANCE check FusedExponent.loosest " + methods("SoftmaxTolerance", TOLERANCE),
     reference: "forward backward softmax gradient",
     independent: "forward backward again_forward again_backward",
     output_checks: "breach misformed poison forms as_tuple same",
     inputs: "make",
     structured_rows: "kinds make_structured",
     numerics: "NUMERICS " + methods("SoftmaxNumerics", NUMERICS),
-    log_tolerance: "TOLERANCE check check_yardstick " + methods("LogSoftmaxTolerance", TOLERANCE),
+    log_tolerance: "TOLERANCE check " + methods("LogSoftmaxTolerance", TOLERANCE),
     log_reference: "forward backward log_softmax gradient",
     log_independent: "forward backward again_forward again_backward",
     log_inputs: "make",
@@ -76,6 +76,7 @@ PROTECTED: dict[ModuleType, str] = {
     "TensorSpec.shape TensorSpec.dtype_of TensorSpec.has_rows TensorSpec.has_columns",
     spec: "OPERATION",
     rows: "row_chunks",
+    traffic: "check steps add read_bytes",
     values: "excess",
     row_sample: "rows_of rows_to_compare suspects",
 }

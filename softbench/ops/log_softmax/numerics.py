@@ -19,7 +19,6 @@ class LogSoftmaxNumerics(RowwiseNumerics):
     forward = staticmethod(reference.log_softmax)
     gradient = staticmethod(reference.gradient)
     check = staticmethod(tolerance.check)
-    check_yardstick = staticmethod(tolerance.check_yardstick)
     check_cases = staticmethod(check_cases.items)
 
     def kinds(self, case: Case) -> Sequence[str]:

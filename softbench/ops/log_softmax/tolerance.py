@@ -47,9 +47,9 @@ import torch
 from softbench.core.case import Case
 from softbench.ops.log_softmax import independent, reference
 from softbench.ops.rowwise.independent import Again, Array
-from softbench.ops.rowwise.tolerance import ETA, MAX_EXPONENT, SMALLEST, U_OUT, Bounded, Tolerance, U, check_yardstick, summing
+from softbench.ops.rowwise.tolerance import ETA, MAX_EXPONENT, SMALLEST, U_OUT, Bounded, Tolerance, U, summing
 
-__all__ = ["LogSoftmaxTolerance", "check", "check_yardstick"]
+__all__ = ["LogSoftmaxTolerance", "check"]
 
 
 class LogSoftmaxTolerance(Tolerance):

@@ -211,15 +211,3 @@ def _told(kinds: Sequence[str], wrong: set[int], M: int) -> str:
         return f" (structured rows: all {there} kinds)"
     named = ", ".join(kinds[kind] for kind in sorted(wrong))
     return f" (structured rows: those {named}" + ("; the others are right)" if there > 1 else ")")
-
-
-def check_yardstick(case: Case, inputs: Tensors, outputs: Tensors) -> Accuracy:
-    """The yardstick's verdict: bit by bit what a copy (x), an add (dy + y) or the two of them (x, dy + x) leave behind."""
-    first, *rest = (tensor.detach() for tensor in inputs)
-    for rows in row_chunks(case):
-        copied = [] if case.direction is Direction.BACKWARD else [first[rows]]
-        added = [first[rows] + rest[0][rows]] if rest else []
-        pairs = [(got[rows], want) for got, want in zip(outputs, copied + added, strict=True)]
-        if not all(torch.equal(got, want) or ((got == want) | (got.isnan() & want.isnan())).all() for got, want in pairs):
-            return Accuracy(Grade.WRONG, math.inf, "the yardstick did not move what it should have moved")
-    return Accuracy(Grade.YARDSTICK, 0.0, "")

@@ -43,10 +43,10 @@ import torch
 
 from softbench.core.case import Case
 from softbench.ops.rowwise.independent import Again, Array
-from softbench.ops.rowwise.tolerance import ETA, MAX_EXPONENT, OVERRIDDEN, SMALLEST, U_OUT, Bounded, Tolerance, U, check_yardstick, summing
+from softbench.ops.rowwise.tolerance import ETA, MAX_EXPONENT, OVERRIDDEN, SMALLEST, U_OUT, Bounded, Tolerance, U, summing
 from softbench.ops.softmax import independent, reference
 
-__all__ = ["OVERRIDDEN", "SoftmaxTolerance", "U", "check", "check_yardstick"]
+__all__ = ["OVERRIDDEN", "SoftmaxTolerance", "U", "check"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -233,13 +233,6 @@ def test_inputs_are_repeatable_and_differ_by_seed():
     assert torch.allclose(first[1].float().sum(-1), torch.ones(4), atol=1e-2)
 
 
-def test_the_yardstick_must_move_every_bit():
-    case = Case(4, 32, "fp32", Direction.BOTH, "cpu")
-    x, dy = inputs.make(case, 0, CPU)
-    assert tolerance.check_yardstick(case, (x, dy), (x.detach().clone(), dy + x.detach())).grade is Grade.YARDSTICK
-    assert tolerance.check_yardstick(case, (x, dy), (x.detach().clone(), dy)).grade is Grade.WRONG
-
-
 def online(guarded, x, parts=8):
     """An online softmax; without a guard a part of -inf alone is NaN."""
     high, total = torch.full_like(x[:, :1], -math.inf), torch.zeros_like(x[:, :1])

@@ -1,0 +1,57 @@
+"""The yardstick on a GPU: each step is one launch, and leaves the right bits."""
+
+import pytest
+import torch
+from passes import OPERATIONS, inputs
+
+from softbench.backends import copy
+from softbench.core.case import Case, Direction
+from softbench.core.outcome import Grade
+from softbench.ops import registry, traffic
+
+pytestmark = pytest.mark.gpu
+
+SHAPES = ((4096, 1024), (1, 4194304), (524288, 8), (333, 50257), (1, 1), (7, 1001))
+
+
+@pytest.fixture(autouse=True)
+def added(monkeypatch):
+    monkeypatch.setattr(registry, "_added", {name: (op, "file.py") for name, op in OPERATIONS.items()})
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_the_yardstick_moves_the_bytes_of_unlike_tensors(name, dtype):
+    for M, N in SHAPES:
+        case = Case(M, N, dtype, Direction.FORWARD, "cuda", name)
+        given = inputs(OPERATIONS[name], case)
+        call = copy.backend.prepare(case)
+        call(*given)
+        for tensor in given:
+            tensor.copy_(tensor.flip(0))
+        results = call(*given)
+        found = traffic.check(case, given, results if isinstance(results, tuple) else (results,))
+        assert found.grade is Grade.YARDSTICK, (M, N)
+
+
+@pytest.mark.parametrize("op", ["softmax", "softmax(scale=row,out_dtype=fp32)", "log_softmax"])
+@pytest.mark.parametrize("direction", Direction)
+def test_the_yardstick_of_softmax_leaves_every_bit(op, direction):
+    for M, N in SHAPES[:4]:
+        case = Case(M, N, "bf16", direction, "cuda", op)
+        given = registry.numerics(op).make(case, 0, torch.device("cuda"))
+        results = copy.backend.prepare(case)(*given)
+        assert traffic.check(case, given, results if isinstance(results, tuple) else (results,)).grade is Grade.YARDSTICK
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_each_step_is_one_launch(name):
+    case = Case(512, 1024, "bf16", Direction.FORWARD, "cuda", name)
+    given, call = inputs(OPERATIONS[name], case), copy.backend.prepare(case)
+    call(*given)
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        call(*given)
+        torch.cuda.synchronize()
+    launched = [event.name for event in profile.events() if event.device_type is torch.autograd.DeviceType.CUDA]
+    assert len(launched) == len(traffic.steps(OPERATIONS[name], case)), launched
