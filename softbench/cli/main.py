@@ -29,7 +29,7 @@ class InOrderOfUse(TyperGroup):
 
 app = typer.Typer(
     cls=InOrderOfUse,
-    help="Compare softmax strategies on the GPU: checked, isolated, interleaved, in GB/s.",
+    help="Compare kernels of an operation on the GPU: checked, isolated, interleaved, in GB/s.",
     epilog=f"{RUN_EPILOG} gate, baseline and compare: 3 inconclusive or not comparable.",
     no_args_is_help=True,
     rich_markup_mode=None,  # plain help takes half the time

@@ -9,7 +9,7 @@ import typer
 
 from softbench.cli import completion
 from softbench.cli.panels import ADVANCED, HOW_LONG, JUDGE, OUTPUT, WHAT, WHERE
-from softbench.core.case import DTYPES, TIMERS, Direction
+from softbench.core.case import DTYPES, OPERATION, TIMERS, Direction
 from softbench.ops import registry
 
 BASELINES = Path("results") / "baselines"
@@ -60,9 +60,9 @@ Operations = Annotated[
     list[str] | None,
     _option(
         WHAT,
-        "The operation: softmax, or several; softbench list --ops shows them.",
+        f"The operation: {OPERATION}, or several; softbench list --ops shows them.",
         "--op",
-        default="softmax",
+        default=OPERATION,
         complete=completion.several(OPERATION_NAMES),
     ),
 ]

@@ -48,7 +48,7 @@ def parse_op(text: str) -> tuple[str, dict[str, Value]]:
     """
     found = OP.fullmatch(text) if len(text) <= LONGEST_OP else None
     if found is None:
-        raise ValueError(f"'{text[:40]}' is no operation; write softmax, or softmax(scale=0.7)")
+        raise ValueError(f"'{text[:40]}' is no operation; write {OPERATION}, or {OPERATION}(scale=0.7)")
     pairs = [part.partition("=") for part in (found[2] or "").split(",") if part]
     return found[1], {name: parse_value(value) for name, _, value in pairs}
 

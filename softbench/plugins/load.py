@@ -37,7 +37,7 @@ def load(origin: PluginSource, operations: Sequence[str] = (OPERATION,)) -> tupl
         module = _import_file(Path(origin.target))
         offered = getattr(module, "backends", None) or getattr(module, "backend", None) or from_functions(module, origin.label, operations)
         if offered is None:
-            raise UsageError("defines neither `backend` nor `backends`, or nothing in them, and no function `softmax`")
+            raise UsageError(f"defines neither `backend` nor `backends`, or nothing in them, and no function `{OPERATION}`")
     else:
         offered = metadata.EntryPoint(origin.label, origin.target, GROUP).load()
     found = tuple(offered) if isinstance(offered, list | tuple) else (offered,)

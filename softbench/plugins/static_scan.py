@@ -7,6 +7,7 @@ from collections.abc import Collection
 from importlib.machinery import PathFinder
 from pathlib import Path
 
+from softbench.core.case import OPERATION
 from softbench.core.text import one_line
 from softbench.core.validate import NAME
 from softbench.plugins.info import BackendInfo
@@ -76,10 +77,10 @@ def _backends(tree: ast.Module, targets: Collection[str]) -> dict[str, str]:
 
 
 def _functions(tree: ast.Module, label: str) -> dict[str, str]:
-    """The backend of a file that defines the function `softmax` and assigns no backend; else empty."""
+    """The backend of a file that defines the function of the default operation and assigns no backend; else empty."""
     targets = {getattr(target, "id", "") for node in tree.body if isinstance(node, ast.Assign) for target in node.targets}
     for node in tree.body:
-        if isinstance(node, ast.FunctionDef) and node.name == "softmax" and not targets.intersection(ASSIGNED):
+        if isinstance(node, ast.FunctionDef) and node.name == OPERATION and not targets.intersection(ASSIGNED):
             return {label: one_line((ast.get_docstring(node) or ast.get_docstring(tree) or "").partition("\n")[0])}
     return {}
 

@@ -122,7 +122,7 @@ def check(request: CheckRequest, advance: Callable[[int, int], None]) -> CheckRe
         unable = [slot for slot in chosen if not slot.info.able]
         notes = [f"{slot.name}: {slot.info.broken or 'unavailable: ' + slot.info.unavailable}" for slot in unable]
         if not chosen:
-            raise UsageError(f"--backends {YARDSTICK}: the yardstick is no softmax; name the backends to check")
+            raise UsageError(f"--backends {YARDSTICK}: the yardstick computes nothing; name the backends to check")
         session.drop([slot for slot in opened if slot not in able])
         checker = _Checker(session, settings)
         steps = [(dtype, case) for direction in request.directions for dtype in request.dtypes for case in cases if case[1] == direction]

@@ -6,78 +6,35 @@ for example a patched `torch.cuda.Event`, `perf_counter` or float64 reference.
 
 from __future__ import annotations
 
+import inspect
+import pkgutil
 import time
 import timeit
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import reduce
+from importlib import import_module
 from types import ModuleType
 
 import torch
 
-from softbench.ops import operation, registry, rows, traffic, values
-from softbench.ops.log_softmax import (
-    independent as log_independent,
-    inputs as log_inputs,
-    numerics as log_numerics,
-    reference as log_reference,
-    spec as log_spec,
-    structured_rows as log_structured_rows,
-    tolerance as log_tolerance,
-)
-from softbench.ops.rowwise import (
-    independent as rowwise_independent,
-    inputs as rowwise_inputs,
-    reference as rowwise_reference,
-    structured_rows as rowwise_structured_rows,
-    tolerance as rowwise_tolerance,
-)
-from softbench.ops.softmax import independent, inputs, numerics, reference, spec, structured_rows, tolerance
+from softbench import ops
+from softbench.ops import registry
 from softbench.worker import output_checks, persisting_l2, row_sample
 from softbench.worker.persisting_l2 import PersistingL2
 
-
-def methods(owner: str, names: str) -> str:
-    """The names of an object's methods."""
-    return " ".join(f"{owner}.{name}" for name in names.split())
-
-
-NUMERICS = "make refill drawn kinds make_structured forward gradient estimate check check_cases"
-"""The methods of an operation's numerics."""
-TOLERANCE = "bound_forward bound_backward bound_both again_forward again_backward check _check _again _rows"
-"""The methods of an operation's tolerance."""
+OPERATIONS = tuple(import_module(found.name) for found in pkgutil.walk_packages(ops.__path__, f"{ops.__name__}."))
+"""All modules of `softbench.ops`. Every name that they define or import is protected."""
+USED = " ".join(name for module in OPERATIONS for name in getattr(module, "OPERATORS", ()))
+"""The operators of torch that operations use, by their own word."""
 PROTECTED: dict[ModuleType, str] = {
     time: "perf_counter perf_counter_ns monotonic sleep",
     timeit: "default_timer",
     torch.cuda: "Event Event.record Event.elapsed_time Event.synchronize Event.wait Event.__new__ "
     "synchronize Stream current_stream CUDAGraph graph _sleep",
-    torch: "softmax equal full_like randn where empty Tensor.double Tensor.clone Tensor.copy_ Tensor.abs Tensor.amax Tensor.sum "
-    "Tensor.item Tensor.isnan Tensor.data_ptr log_softmax",
-    rowwise_tolerance: "excess summing Bounded.loosest",
-    rowwise_reference: "by_numpy reference",
-    rowwise_independent: "chosen wide drawn compare",
-    rowwise_inputs: "make refill",
-    rowwise_structured_rows: "make_structured",
-    tolerance: "TOLERANCE check FusedExponent.loosest " + methods("SoftmaxTolerance", TOLERANCE),
-    reference: "forward backward softmax gradient",
-    independent: "forward backward again_forward again_backward",
+    torch: "equal full_like randn where empty Tensor.double Tensor.clone Tensor.copy_ Tensor.abs Tensor.amax Tensor.sum "
+    f"Tensor.item Tensor.isnan Tensor.data_ptr {USED}",
     output_checks: "breach misformed poison forms as_tuple same",
-    inputs: "make",
-    structured_rows: "kinds make_structured",
-    numerics: "NUMERICS " + methods("SoftmaxNumerics", NUMERICS),
-    log_tolerance: "TOLERANCE check " + methods("LogSoftmaxTolerance", TOLERANCE),
-    log_reference: "forward backward log_softmax gradient",
-    log_independent: "forward backward again_forward again_backward",
-    log_inputs: "make",
-    log_structured_rows: "kinds make_structured",
-    log_numerics: "NUMERICS " + methods("LogSoftmaxNumerics", NUMERICS),
-    log_spec: "OPERATION",
-    registry: "NAMES names numerics operation declared _own",
-    operation: "Operation.at Operation.inputs Operation.outputs TensorSpec.at "
-    "TensorSpec.shape TensorSpec.dtype_of TensorSpec.has_rows TensorSpec.has_columns",
-    spec: "OPERATION",
-    rows: "row_chunks",
-    traffic: "check steps add read_bytes",
-    values: "excess",
     row_sample: "rows_of rows_to_compare suspects",
 }
 """Names that timing and checking depend on, by module. Each must exist, unless it is in OPTIONAL."""
@@ -132,18 +89,39 @@ def bind(device: str) -> TamperGuard:
         from triton import testing
 
         protected |= {testing: "do_bench", profiler: "profile"}
-        return TamperGuard((*bound(protected), *_of_users()), persisting_l2.bind())
-    return TamperGuard((*bound(protected), *_of_users()))
+    names = (*bound(protected), *_of_operations(), *_of_users())
+    return TamperGuard(names, persisting_l2.bind() if device == "cuda" else None)
 
 
-def _of_users() -> tuple[ProtectedName, ...]:
+def _of_operations() -> Iterator[ProtectedName]:
+    """The names in OPERATIONS and the members of their classes. A module's own come first, because others may import them."""
+    for own in (True, False):
+        for module in OPERATIONS:
+            for name, value in vars(module).items():
+                if name.startswith("__") or (getattr(value, "__module__", module.__name__) == module.__name__) is not own:
+                    continue
+                yield _protected(module, name, f"{module.__name__}.{name}")
+                if own and inspect.isclass(value):
+                    yield from _members(value, f"{module.__name__}.{name}")
+
+
+def _of_users() -> Iterator[ProtectedName]:
     """The methods of the users' operations that are loaded."""
-    owners = {type(registry.numerics(name)) for name in registry.names() if name not in registry.NAMES}
-    methods = ((owner, name) for owner in owners for name in dir(owner) if not name.startswith("__") and callable(getattr(owner, name)))
-    return tuple(
-        ProtectedName(owner, name, f"{owner.__name__}.{name}", value := getattr(owner, name), getattr(value, "__code__", None))
-        for owner, name in methods
-    )
+    for owner in {type(registry.numerics(name)) for name in registry.names() if name not in registry.NAMES}:
+        yield from _members(owner, owner.__name__)
+
+
+def _members(owner: type, label: str) -> Iterator[ProtectedName]:
+    """The methods and properties of a class, inherited ones too."""
+    for name in dir(owner):
+        value = inspect.getattr_static(owner, name)
+        if not name.startswith("__") and (callable(value) or isinstance(value, property | staticmethod)):
+            yield _protected(owner, name, f"{label}.{name}")
+
+
+def _protected(owner: object, name: str, label: str) -> ProtectedName:
+    value = getattr(owner, name)
+    return ProtectedName(owner, name, label, value, getattr(value, "__code__", None))
 
 
 def bound(protected: dict[ModuleType, str]) -> tuple[ProtectedName, ...]:
@@ -159,10 +137,10 @@ def bound(protected: dict[ModuleType, str]) -> tuple[ProtectedName, ...]:
             label = f"{module.__name__}.{name}"
             try:
                 owner = reduce(getattr, path, module)
-                value = getattr(owner, attribute)
+                getattr(owner, attribute)
             except AttributeError:
                 if label in OPTIONAL:
                     continue
                 raise AttributeError(f"the tamper guard protects {label}, which does not exist; correct the list in {__name__}") from None
-            found.append(ProtectedName(owner, attribute, label, value, getattr(value, "__code__", None)))
+            found.append(_protected(owner, attribute, label))
     return tuple(found)

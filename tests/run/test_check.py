@@ -145,7 +145,7 @@ def test_a_crash_in_a_check_case_is_a_finding(cli, plugins):
         (("--dtype", "fp8"), "known are fp32, fp16, bf16"),
         (("--direction", "bath"), "known are forward, backward, both"),
         (("--backends", "troch"), "did you mean 'torch'?"),
-        (("--backends", "copy", "--case", "shape 37x1"), "--backends copy: the yardstick is no softmax"),
+        (("--backends", "copy", "--case", "shape 37x1"), "--backends copy: the yardstick computes nothing"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_2(cli, arguments, part):

@@ -7,6 +7,9 @@ import torch
 from softbench.ops.log_softmax import independent
 from softbench.ops.rowwise.reference import reference
 
+OPERATORS = ("log_softmax",)
+"""What the tamper guard protects of torch for this reference."""
+
 
 def log_softmax(x: torch.Tensor) -> torch.Tensor:
     """log_softmax(x) over the last axis, in x's dtype."""

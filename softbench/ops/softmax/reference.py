@@ -7,6 +7,9 @@ import torch
 from softbench.ops.rowwise.reference import reference
 from softbench.ops.softmax import independent
 
+OPERATORS = ("softmax",)
+"""What the tamper guard protects of torch for this reference."""
+
 
 def softmax(x: torch.Tensor) -> torch.Tensor:
     """softmax(x) over the last axis, in x's dtype."""
