@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from rms_norms import RIGHT, RIGHT_BACKWARD, WRONG, WRONG_BACKWARD
 
 from softbench.core.case import Case, Direction
 from softbench.core.outcome import Grade
@@ -18,7 +19,6 @@ from softbench.worker.pre_check import PreCheck
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "tests/plugins/operations"
 FILES = (FOLDER / "rms_norm.py", FOLDER / "rms_norm_kernels.py")
-EPS = 1e-6
 
 
 @pytest.fixture(autouse=True)
@@ -32,55 +32,6 @@ def test_the_page_shows_the_tested_files():
     blocks = re.findall(r"```python\n(.*?)\n```", (ROOT / "docs/operations.md").read_text(), re.DOTALL)
     assert blocks == [file.read_text().strip() for file in FILES]
     assert sum(len(block.splitlines()) for block in blocks) <= 120
-
-
-def wide(x, w, *, eps=EPS, mean=lambda square: square.mean(-1, keepdim=True)):
-    x32 = x.float()
-    return (x32 * torch.rsqrt(mean(x32.square()) + eps) * w.float()).to(x.dtype)
-
-
-def cached(function=wide):
-    kept = {}
-    return lambda x, w: kept.setdefault(x.data_ptr(), function(x, w)).clone()
-
-
-def serial(x, w):
-    total = torch.zeros(len(x), 1)
-    for column in x.float().split(1, dim=1):
-        total += column.square()
-    return (x.float() * torch.rsqrt(total / x.shape[1] + EPS) * w.float()).to(x.dtype)
-
-
-def gradient(dy, x, w, *, less=1.0):
-    x, w, dy = x.float(), w.float(), dy.float()
-    r = torch.rsqrt(x.square().mean(-1, keepdim=True) + EPS)
-    return r * w * dy - less * r**3 * x * (w * dy * x).mean(-1, keepdim=True)
-
-
-RIGHT = {
-    "F.rms_norm": lambda x, w: torch.nn.functional.rms_norm(x, w.shape, w, EPS),
-    "float32": wide,
-    "float64": lambda x, w: wide(x.double(), w.double()).to(x.dtype),
-    "sums one by one": serial,
-    "weight first": lambda x, w: (x.float() * w.float() / (x.float().square().mean(-1, keepdim=True) + EPS).sqrt()).to(x.dtype),
-    "a norm": lambda x, w: (x.float() * w.float() / (x.float().norm(dim=-1, keepdim=True) ** 2 / x.shape[1] + EPS).sqrt()).to(x.dtype),
-}
-WRONG = {
-    "zeros": lambda x, w: torch.zeros_like(x),
-    "no EPS": lambda x, w: wide(x, w, eps=0),
-    "EPS of 1e-5": lambda x, w: wide(x, w, eps=1e-5),
-    "EPS outside the root": lambda x, w: (x.float() / (x.float().square().mean(-1, keepdim=True).sqrt() + EPS) * w.float()).to(x.dtype),
-    "sum for mean": lambda x, w: wide(x, w, mean=lambda square: square.sum(-1, keepdim=True)),
-    "half of the row": lambda x, w: wide(x, w, mean=lambda square: square[:, : x.shape[1] // 2].mean(-1, keepdim=True)),
-    "without the last column": lambda x, w: wide(x, w, mean=lambda square: square[:, :-1].sum(-1, keepdim=True) / x.shape[1]),
-    "mean removed": lambda x, w: wide(x - x.mean(-1, keepdim=True), w),
-    "no weight": lambda x, w: wide(x, torch.ones_like(w)),
-    "weight of the next column": lambda x, w: wide(x, w.roll(1)),
-    "root missing": lambda x, w: (x.float() / (x.float().square().mean(-1, keepdim=True) + EPS) * w.float()).to(x.dtype),
-    "of the row before": lambda x, w: wide(x.roll(1, 0), w),
-    "cached": cached(),
-    "sum in 16 bits": lambda x, w: wide(x, w, mean=lambda square: square.half().cumsum(-1)[:, -1:].float() / x.shape[1]),
-}
 
 
 def graded(call, dtype="fp32", direction=Direction.FORWARD):
@@ -98,13 +49,15 @@ def test_right_kernels_of_the_pages_operation_pass(name, dtype):
 
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_kernels_of_the_pages_operation_are_found(name):
-    assert graded(WRONG[name]).grade is Grade.WRONG
+    assert graded(WRONG[name]()).grade is Grade.WRONG
 
 
 def test_the_gradient_is_checked_too():
-    assert graded(gradient, direction=Direction.BACKWARD).grade is Grade.PASS
-    wrong = graded(lambda dy, x, w: gradient(dy, x, w, less=0.0), direction=Direction.BACKWARD)
-    assert (wrong.grade, "structured rows" in wrong.detail) == (Grade.WRONG, True)
+    for dtype in ("fp32", "bf16"):
+        assert [graded(call, dtype, Direction.BACKWARD).grade for call in RIGHT_BACKWARD.values()] == [Grade.PASS] * len(RIGHT_BACKWARD)
+    for name, call in WRONG_BACKWARD.items():
+        wrong = graded(call, direction=Direction.BACKWARD)
+        assert (wrong.grade, "structured rows" in wrong.detail) == (Grade.WRONG, True), name
 
 
 def test_the_pages_backend_passes_all_check_cases():

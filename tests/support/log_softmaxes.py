@@ -1,6 +1,7 @@
 """Right and wrong ways to compute log-softmax and its gradient, by name. Each takes tensors of any dtype of a case."""
 
 import math
+import warnings
 
 import torch
 
@@ -65,6 +66,15 @@ def by_autograd(dy, y):
     return torch._log_softmax_backward_data(dy, y, -1, y.dtype)
 
 
+def plain(x: torch.Tensor) -> torch.Tensor:
+    below = x.float() - x.float().amax(-1, keepdim=True)
+    return (below - below.exp().sum(-1, keepdim=True).log()).to(x.dtype)
+
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)
+    scripted = torch.jit.script(plain)
+
 RIGHT_FORWARD = {
     "torch": lambda x: torch.log_softmax(x, -1),
     "torch over another axis": lambda x: torch.log_softmax(x.t().contiguous(), 0).t().contiguous(),
@@ -78,17 +88,22 @@ RIGHT_FORWARD = {
     "minus logsumexp": in_float32(minus_logsumexp),
     "minus logsumexp, twice": in_float32(lambda x: minus_logsumexp(minus_logsumexp(x))),
     "fused exponent": in_float32(fused_exponent),
+    "float64": lambda x: torch.log_softmax(x.double(), -1).to(x.dtype),
+    "chunks of rows": in_float32(lambda x: torch.cat([normalized(rows) for rows in x.split(7)])),
+    "torch.jit": scripted,
 }
 RIGHT_BACKWARD = {
     "torch": by_autograd,
     "float32": in_float32(backward),
     "serial sum": in_float32(lambda dy, y: backward(dy, y, one_by_one)),
     "exp2": in_float32(lambda dy, y: dy - torch.exp2(y * LOG2E) * total(dy)),
+    "float64": lambda dy, y: backward(dy.double(), y.double()).to(y.dtype),
+    "chunks of rows": in_float32(lambda dy, y: torch.cat([backward(*rows) for rows in zip(dy.split(7), y.split(7), strict=True)])),
 }
 
 
-def of_torch(x, dy):
-    y = torch.log_softmax(x, -1)
+def of_torch(x, dy, function=torch.log_softmax):
+    y = function(x, -1)
     (dx,) = torch.autograd.grad(y, x, dy)
     return y.detach(), dx
 
@@ -103,6 +118,8 @@ def of_both(forward, backward):
     return both
 
 
+LIMITED = {"minus logsumexp", "fused exponent", "torch"}
+"""Right ways that may be of low precision: see the docstring of the bounds. torch is in 16 bits only."""
 RIGHT_BOTH = {"torch": of_torch} | {name: of_both(forward, in_float32(backward)) for name, forward in RIGHT_FORWARD.items()}
 
 
@@ -147,9 +164,16 @@ class Stale:
         return y.clone()
 
 
+def cached():
+    """An output kept by the address of its input."""
+    kept = {}
+    return lambda x: kept.setdefault(x.data_ptr(), torch.log_softmax(x, -1)).clone()
+
+
 WRONG_FORWARD = {
     "zeros": lambda: torch.zeros_like,
     "softmax": lambda: lambda x: torch.softmax(x, -1),
+    "over the rows": lambda: lambda x: torch.log_softmax(x, 0),
     "log of softmax": lambda: in_float32(lambda x: torch.log(torch.softmax(x, -1))),
     "no maximum subtracted": lambda: in_float32(lambda x: x - torch.log(total(torch.exp(x)))),
     "maximum of half of the row": lambda: in_float32(lambda x: normalized(x, high=highest(x[:, : -(-x.shape[1] // 2)]))),
@@ -169,6 +193,7 @@ WRONG_FORWARD = {
     "a masked row of zeros": lambda: lambda x: torch.where(x.isneginf().all(-1, keepdim=True), 0.0, torch.log_softmax(x, -1)),
     "NaN swallowed": lambda: lambda x: torch.log_softmax(x.nan_to_num(nan=-math.inf, neginf=-math.inf), -1),
     "stale rows": Stale,
+    "cached": cached,
 }
 WRONG_BACKWARD = {
     "zeros": lambda dy, y: torch.zeros_like(y),
@@ -186,4 +211,12 @@ WRONG_BACKWARD = {
         y.dtype
     ),
     "NaN where y is -inf": in_float32(lambda dy, y: dy - torch.exp(y) * total(dy) + 0 * y),
+}
+WRONG_BOTH = {
+    "zeros": lambda x, dy: (torch.zeros_like(dy), torch.zeros_like(dy)),
+    "zeros for dx": lambda x, dy: (torch.log_softmax(x.detach(), -1), torch.zeros_like(dy)),
+    "zeros for y": lambda x, dy: (torch.zeros_like(dy), of_torch(x, dy)[1]),
+    "softmax": lambda x, dy: of_torch(x, dy, torch.softmax),
+    "gradient without the sum": lambda x, dy: (torch.log_softmax(x.detach(), -1), dy.clone()),
+    "gradient of softmax": lambda x, dy: (torch.log_softmax(x.detach(), -1), of_torch(x, dy, torch.softmax)[1]),
 }

@@ -30,6 +30,8 @@ VALUES = load(PLUGINS / "wrong" / "values.py")
 CALLS = load(PLUGINS / "wrong" / "calls.py")
 BATCH_TRICKS = load(PLUGINS / "wrong" / "batch_tricks.py")
 TRICKS = load(PLUGINS / "wrong" / "tricks.py")
+WRONG_WAYS = load(PLUGINS / "wrong" / "operations.py")
+RIGHT_WAYS = load(PLUGINS / "correct" / "operations.py")
 
 
 def grade(backend, item, direction, dtype, device):

@@ -4,7 +4,18 @@ import math
 
 import pytest
 import torch
-from log_softmaxes import RIGHT_BACKWARD, RIGHT_BOTH, RIGHT_FORWARD, WRONG_BACKWARD, WRONG_FORWARD, in_float32, nan_beside_masks, online
+from log_softmaxes import (
+    LIMITED,
+    RIGHT_BACKWARD,
+    RIGHT_BOTH,
+    RIGHT_FORWARD,
+    WRONG_BACKWARD,
+    WRONG_BOTH,
+    WRONG_FORWARD,
+    in_float32,
+    nan_beside_masks,
+    online,
+)
 
 from softbench.core.case import Case, Direction
 from softbench.core.outcome import Grade
@@ -17,8 +28,6 @@ from softbench.worker.pre_check import PreCheck
 CPU = torch.device("cpu")
 F, B, BOTH = Direction.FORWARD, Direction.BACKWARD, Direction.BOTH
 RIGHT = {F: RIGHT_FORWARD, B: RIGHT_BACKWARD, BOTH: RIGHT_BOTH}
-LIMITED = {"minus logsumexp", "fused exponent", "torch"}
-"""Right ways that may be of low precision: see the docstring of the bounds. torch is in 16 bits only."""
 dtypes = pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
 
 
@@ -71,11 +80,11 @@ def test_an_exp_in_16_bits_is_rejected(dtype, N):
     assert pre_checked(WRONG_FORWARD["exp in 16 bits"](), case_of(64, N, dtype, F)).grade is Grade.WRONG
 
 
-def test_wrong_gradients_of_both_are_rejected():
-    def wrong(x, dy):
-        return torch.log_softmax(x.detach(), -1), dy.clone()
-
-    assert pre_checked(wrong, case_of(64, 4096, "fp32", BOTH)).detail.startswith("dx[")
+@pytest.mark.parametrize("name", WRONG_BOTH)
+def test_a_wrong_result_of_both_is_named(name):
+    found = pre_checked(WRONG_BOTH[name], case_of(64, 4096, "fp32", BOTH))
+    assert found.grade is Grade.WRONG
+    assert found.detail.startswith("dx[" if "dx" in name or "gradient" in name else "y[")
 
 
 @pytest.mark.parametrize("forward", [nan_beside_masks, in_float32(lambda x: online(x, guarded=False))], ids=["all masks", "online"])

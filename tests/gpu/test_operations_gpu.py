@@ -1,0 +1,170 @@
+"""`--op` on a GPU: log_softmax and an operation from a file, in `run`, `check`, `inspect` and `gate`, with wrong and right plugins."""
+
+import json
+
+import pytest
+from log_softmaxes import LIMITED
+from ways import by_cell, slug
+from wrongs import PLUGINS, RIGHT_WAYS, WRONG_WAYS
+
+from softbench.backends import cudnn
+from softbench.backends.own_kernels import cuda, own
+from softbench.backends.torch_compile import backend as compile_backend
+from softbench.ops.softmax.check_cases import OVER_INT32
+from softbench.plugins.traits import operations
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]
+
+RMS_NORM = PLUGINS / "operations" / "rms_norm.py"
+RMS_KERNELS = PLUGINS / "operations" / "rms_norm_kernels.py"
+FILES = {"log_softmax": "log_softmax", "rms_norm": RMS_NORM}
+"""What `--op` takes, by operation."""
+M, N = 4096, 1024
+NOT_HUGE = f"!shape {OVER_INT32}"  # it needs most of the card
+
+
+def lines(rows):
+    """Rows of a CSV as lines that say what went wrong."""
+    return [" ".join(row[name] for name in ("backend", "direction", "dtype", "N", "status", "class", "reason")) for row in rows]
+
+
+def measured(cli, *arguments, codes=(0,)):
+    """The rows of a run, as `by_cell`; the run must end with one of these exit codes."""
+    done = cli("run", *arguments, "--quick", timeout=800)
+    assert done.returncode in codes, f"exit code {done.returncode}\n{done.stderr[-3000:]}\n{done.stdout[-3000:]}"
+    return by_cell(cli.folder / "results" / "latest.csv")
+
+
+def cells(ways, operation):
+    """Backend and direction of the ways to compute an operation. A sum of one term after the other is too slow here."""
+    few = [way for way in ways if operation in way.operations and "serial" not in way.name and "one-by-one" not in way.name]
+    return [(way.name, direction) for way in few for direction in way.makers]
+
+
+def of_ways(cli, ways, folder, operation, dtype, codes):
+    """The rows of a run of a plugin file's ways, and their backends and directions."""
+    wanted = cells(ways, operation)
+    names = ",".join(dict.fromkeys(name for name, _ in wanted))
+    directions = ",".join(dict.fromkeys(direction for _, direction in wanted))
+    found = measured(
+        cli,
+        *("--op", FILES[operation], "--plugin", PLUGINS / folder / "operations.py", "--backends", names),
+        *("--M", 256, "--N", 4096, "--dtype", dtype, "--direction", directions),
+        codes=codes,
+    )
+    return [found[cell] for cell in wanted]
+
+
+@pytest.mark.parametrize(("operation", "dtype"), [("log_softmax", "fp32"), ("log_softmax", "bf16"), ("rms_norm", "fp32")])
+def test_wrong_plugins_are_rejected(cli, operation, dtype):
+    found = of_ways(cli, WRONG_WAYS, "wrong", operation, dtype, codes=(1,))
+    assert len({row["backend"] for row in found}) >= 10
+    assert lines(row for row in found if row["status"] != "wrong") == []
+    assert lines(row for row in found if row["gbps"]) == []
+
+
+@pytest.mark.parametrize("operation", FILES)
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_right_plugins_have_figures(cli, operation, dtype):
+    found = of_ways(cli, RIGHT_WAYS, "correct", operation, dtype, codes=(0,))
+    assert len({row["backend"] for row in found}) >= 5
+    assert lines(row for row in found if row["status"] != "ok" or not row["gbps"]) == []
+    limited = {f"right-{slug(name)}" for name in LIMITED}
+    assert lines(row for row in found if row["class"] != "pass" and row["backend"] not in limited) == []
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_every_backend_measures_log_softmax_or_says_why_not(cli, dtype):
+    extras = "jit-trace,jit-script,fx,compile-torch,compile:reduce-overhead,compile:aot_eager"
+    given = ("--op", "log_softmax", "--backends", f"all,{extras}", "--M", 512, "--N", 1000, "--dtype", dtype)
+    found = measured(cli, *given, "--direction", "forward,backward,both")
+    assert {row["op"] for row in found.values()} == {"log_softmax"}
+    assert lines(row for row in found.values() if row["status"] not in ("ok", "skipped", "unavailable")) == []
+    assert lines(row for row in found.values() if row["status"] != "ok" and not row["reason"]) == []
+    required = {"copy", "torch", "naive", "compile", *extras.split(",")}
+    ok = {name for name in required if all(found.get((name, way), {}).get("status") == "ok" for way in ("forward", "backward", "both"))}
+    assert required - ok == set(), "\n".join(lines(row for row in found.values() if row["backend"] in required - ok))
+    for row in found.values():
+        lacks = row["reason"].startswith("it has no log_softmax")
+        assert not (lacks and row["backend"] in ("cudnn", "flaggems")), lines([row])
+    if dtype == "fp32":
+        assert lines(found[name, "forward"] for name in ("torch", "naive", "compile") if found[name, "forward"]["class"] != "pass") == []
+
+
+def findings(cli, operation, backends, *more):
+    """The findings of `check`; none is wrong or failed."""
+    done = cli("check", "--op", operation, "--backends", backends, *more, "--json", "-", timeout=850)
+    assert done.stdout.startswith("{"), done.stderr[-3000:]
+    found = json.loads(done.stdout)["findings"]
+    assert found, done.stderr[-3000:]
+    bad = [one for one in found if one["verdict"] not in ("pass", "low-precision", "skipped")]
+    assert [f"{one['backend']} {one['item']} {one['direction']} {one['dtype']}: {one['verdict']} {one['reason']}" for one in bad] == []
+    assert done.returncode == 0, done.stderr[-3000:]
+    return found
+
+
+def test_torch_and_naive_pass_the_check_cases_of_log_softmax(cli):
+    found = findings(cli, "log_softmax", "torch,naive", "--case", NOT_HUGE)
+    assert {(one["backend"], one["direction"]) for one in found} == {
+        (name, way) for name in ("torch", "naive") for way in ("forward", "backward", "both")
+    }
+    assert {one["verdict"] for one in found if one["dtype"] == "fp32"} <= {"pass", "skipped"}
+
+
+def test_a_compiled_log_softmax_passes_normal_and_structured_rows(cli):
+    able = ["compile", "jit-script", *([] if cudnn.backend.available() else ["cudnn"])]
+    findings(cli, "log_softmax", ",".join(able), "--case", "shape 37x256")
+    findings(cli, "log_softmax", "compile,jit-script", "--case", "structured 64x1000")
+
+
+@pytest.mark.parametrize("backend", [cuda, own], ids=lambda backend: backend.name)
+def test_our_kernels_pass_the_check_cases_of_log_softmax(cli, backend):
+    if "log_softmax" not in [name.partition("(")[0] for name in operations(backend)]:
+        pytest.skip(f"{backend.name} has no log_softmax")
+    found = findings(cli, "log_softmax", backend.name, "--case", NOT_HUGE)
+    assert "pass" in {one["verdict"] for one in found}
+    assert {one["verdict"] for one in found} <= {"pass", "skipped"}
+
+
+def looked_at(cli, name, *more):
+    """The document of `inspect`."""
+    done = cli("inspect", name, "--M", M, "--N", N, "--json", "all.json", "--show", "none", *more, timeout=400)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return json.loads((cli.folder / "all.json").read_text())
+
+
+@pytest.mark.parametrize(("direction", "tensors"), [("forward", 2), ("backward", 3)])
+@pytest.mark.parametrize("name", ["torch", "compile"])
+def test_inspect_shows_the_kernels_of_log_softmax(cli, name, direction, tensors):
+    if name == "compile" and (reason := compile_backend.available()):
+        pytest.skip(reason)
+    found = looked_at(cli, name, "--op", "log_softmax", "--direction", direction)
+    moved, names = sum(launch["moved_bytes"] or 0 for launch in found["launches"]), [launch["name"] for launch in found["launches"]]
+    assert len(names) >= 1
+    assert name != "torch" or any("softmax" in kernel.lower() for kernel in names), names
+    assert tensors * M * N * 4 <= moved <= 1.05 * tensors * M * N * 4, (moved, names)
+    assert name != "compile" or any("@triton.jit" in artifact["text"] for artifact in found["artifacts"])
+
+
+def test_an_operation_from_a_file_is_measured_checked_and_inspected(cli):
+    given = ("--op", RMS_NORM, "--plugin", RMS_KERNELS)
+    found = measured(cli, *given, "--backends", "rms-*,torch", "--M", M, "--N", N, "--dtype", "bf16", "--direction", "forward,backward")
+    for direction in ("forward", "backward"):
+        rows = [found[name, direction] for name in ("copy", "rms-torch", "rms-compile")]
+        assert lines(row for row in rows if row["status"] != "ok" or not float(row["gbps"] or 0) > 0) == []
+        assert found["torch", direction]["status"] == "skipped"
+        assert found["torch", direction]["reason"].startswith("it has no rms_norm")
+    checked = findings(cli, RMS_NORM, "rms-torch", "--plugin", RMS_KERNELS)
+    assert {one["verdict"] for one in checked} == {"pass"}
+    inspected = looked_at(cli, "rms-compile", *given, "--dtype", "bf16")
+    assert len(inspected["launches"]) >= 1
+
+
+@pytest.mark.alone  # other work on the GPU would change the verdict
+@pytest.mark.parametrize(("candidate", "reference", "code"), [("naive", "torch", 1), ("torch", "naive", 0)])
+def test_the_gate_judges_log_softmax(cli, candidate, reference, code):
+    given = ("--op", "log_softmax", "--candidate", candidate, "--reference", reference, "--M", M, "--N", f"{N},2000", "--json", "-")
+    done = cli("gate", *given, timeout=850)
+    assert done.returncode == code, f"exit code {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+    cases = {verdict["case"] for verdict in json.loads(done.stdout)["verdicts"]}
+    assert cases == {f"log_softmax-forward-fp32-{M}x{columns}" for columns in (N, 2000)}

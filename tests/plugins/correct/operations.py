@@ -1,0 +1,21 @@
+"""Right ways to compute log_softmax and rms_norm, one backend for each name."""
+
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[2] / "support"))
+import log_softmaxes
+import rms_norms
+from ways import backends, same
+
+LOG_SOFTMAX = backends(
+    "right",
+    "log_softmax",
+    {
+        "forward": same(log_softmaxes.RIGHT_FORWARD),
+        "backward": same(log_softmaxes.RIGHT_BACKWARD),
+        "both": same(log_softmaxes.RIGHT_BOTH),
+    },
+)
+RMS_NORM = backends("right-rms", "rms_norm", {"forward": same(rms_norms.RIGHT), "backward": same(rms_norms.RIGHT_BACKWARD)})
+backends = [*LOG_SOFTMAX, *RMS_NORM]

@@ -1,0 +1,38 @@
+"""Wrong ways to compute log_softmax and rms_norm, one backend for each name. One of them is right until its calls seem unchecked."""
+
+import sys
+from pathlib import Path
+
+import torch
+
+sys.path.append(str(Path(__file__).parents[2] / "support"))
+import log_softmaxes
+import rms_norms
+from ways import Way, backends, same
+
+
+def first_buffer():
+    """Zeros for other memory than that of its first call. A run checks one set of inputs, and then times two."""
+    places = []
+
+    def call(x):
+        places.append(x.data_ptr())
+        return torch.log_softmax(x, -1) if x.data_ptr() == places[0] else torch.zeros_like(x)
+
+    return call
+
+
+LOG_SOFTMAX = [
+    Way("wrong-first-buffer", "log_softmax", {"forward": first_buffer}),
+    *backends(
+        "wrong",
+        "log_softmax",
+        {
+            "forward": log_softmaxes.WRONG_FORWARD,
+            "backward": same(log_softmaxes.WRONG_BACKWARD),
+            "both": same(log_softmaxes.WRONG_BOTH),
+        },
+    ),
+]
+RMS_NORM = backends("wrong-rms", "rms_norm", {"forward": rms_norms.WRONG, "backward": same(rms_norms.WRONG_BACKWARD)})
+backends = [*LOG_SOFTMAX, *RMS_NORM]
