@@ -94,8 +94,8 @@ def _descriptor(M: int, N: int, dtype: str) -> ctypes.c_void_p:
 class _Softmax:
     """Forward and backward of one operation and shape, on torch's current stream."""
 
-    def __init__(self, op: str, M: int, N: int, dtype: str) -> None:
-        self.algorithm, self.index = ALGORITHMS[op], torch.cuda.current_device()
+    def __init__(self, operation: str, M: int, N: int, dtype: str) -> None:
+        self.algorithm, self.index = ALGORITHMS[operation], torch.cuda.current_device()
         self.handle, self.rows = _handle(self.index), _descriptor(M, N, dtype)
         self.one, self.zero = ctypes.c_float(1.0), ctypes.c_float(0.0)
         self.by_one, self.by_zero = ctypes.byref(self.one), ctypes.byref(self.zero)
@@ -159,22 +159,22 @@ class Cudnn:
             return EMPTY
         if case.M * case.N >= MAX_ELEMENTS:
             return f"a cuDNN tensor holds fewer than 2^31 elements; this one has {case.M * case.N}"
-        return _refusal(case.op, case.dtype, case.direction)
+        return _refusal(case.operation, case.dtype, case.direction)
 
     def prepare(self, case: Case) -> Call:
-        softmax = _Softmax(case.op, case.M, case.N, case.dtype)
+        softmax = _Softmax(case.operation, case.M, case.N, case.dtype)
         forward = differentiable(softmax.forward, softmax.backward) if case.direction is Direction.BOTH else softmax.forward
         return by_direction(case, forward, softmax.backward)
 
 
 @functools.cache
-def _refusal(op: str, dtype: str, direction: Direction) -> str | None:
+def _refusal(operation: str, dtype: str, direction: Direction) -> str | None:
     """Why this version of cuDNN refuses the dtype, found by running a row of eight; None if it accepts."""
     from softbench.ops.dtypes import DTYPES
 
     row = torch.zeros(1, 8, dtype=DTYPES[dtype], device="cuda")
     try:
-        softmax = _Softmax(op, 1, 8, dtype)
+        softmax = _Softmax(operation, 1, 8, dtype)
         if direction is not Direction.BACKWARD:
             softmax.forward(row)
         if direction is not Direction.FORWARD:

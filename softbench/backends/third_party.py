@@ -157,8 +157,8 @@ class FlagGems(ThirdParty):
 
     def prepare(self, case: Case) -> Call:
         """A module and its functions have the name of the operation."""
-        gems = importlib.import_module(f"flag_gems.ops.{case.op}")
-        gems_forward, gems_backward = getattr(gems, case.op), getattr(gems, f"{case.op}_backward")
+        gems = importlib.import_module(f"flag_gems.ops.{case.operation}")
+        gems_forward, gems_backward = getattr(gems, case.operation), getattr(gems, f"{case.operation}_backward")
 
         def forward(x: torch.Tensor) -> torch.Tensor:
             y: torch.Tensor = gems_forward(x, -1)

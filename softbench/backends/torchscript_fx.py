@@ -64,7 +64,7 @@ class TorchScriptOrFx:
         x = torch.zeros(case.M, case.N, dtype=DTYPES[case.dtype], device=case.device)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # the summary says that TorchScript is deprecated
-            forward, backward = PAIRS[case.op]
+            forward, backward = PAIRS[case.operation]
             converted = self.convert(backward, (x, x)) if case.direction is Direction.BACKWARD else self.convert(forward, (x,))
         call = by_direction(case, converted, converted)
         given = (x,) if case.direction is Direction.FORWARD else (x.requires_grad_(case.direction is Direction.BOTH), torch.zeros_like(x))

@@ -67,7 +67,7 @@ class Function:
 def fake_cudnn(monkeypatch):
     fake = FakeCudnn()
     monkeypatch.setattr(cudnn, "library", lambda: fake)
-    monkeypatch.setattr(cudnn, "_refusal", lambda op, dtype, direction: None)
+    monkeypatch.setattr(cudnn, "_refusal", lambda operation, dtype, direction: None)
     monkeypatch.setattr(cudnn, "_streams", {})
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "device", lambda index: torch.no_grad())
