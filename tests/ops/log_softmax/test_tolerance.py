@@ -82,7 +82,7 @@ def test_an_exp_in_16_bits_is_rejected(dtype, N):
 
 @pytest.mark.parametrize("name", WRONG_BOTH)
 def test_a_wrong_result_of_both_is_named(name):
-    found = pre_checked(WRONG_BOTH[name], case_of(64, 4096, "fp32", BOTH))
+    found = pre_checked(WRONG_BOTH[name], case_of(32, 512, "fp32", BOTH))
     assert found.grade is Grade.WRONG
     assert found.detail.startswith("dx[" if "dx" in name or "gradient" in name else "y[")
 
