@@ -13,7 +13,7 @@ namespace softbench {
 constexpr int cluster_min_ctas(int thread_vectors, int max_threads, bool caches_exponentials) {
     return thread_vectors == 2 ? (caches_exponentials ? 1536 : 2048) / max_threads
          : thread_vectors == 4 ? 1536 / max_threads
-         : thread_vectors == 8 ? 1024 / max_threads
+         : thread_vectors == 8 ? (max_threads == 192 ? 6 : max_threads == 224 ? 5 : 1024 / max_threads)
          : thread_vectors == 12 ? 768 / max_threads
                                 : 640 / max_threads;
 }

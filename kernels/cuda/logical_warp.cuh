@@ -62,7 +62,7 @@ __device__ __forceinline__ void compute_in_place(const Op& op, float (&value)[CO
             value[c][0] -= base;
             sum += exp2_fast(value[c][0] * LOG2_E);
         }
-        const float log_sum = logf(logical_warp.sum(sum));
+        const float log_sum = log_of_sum(logical_warp.sum(sum));
 #pragma unroll
         for (int c = 0; c < COUNT; ++c) value[c][0] -= log_sum;
     } else if constexpr (Op::READS == 1) {

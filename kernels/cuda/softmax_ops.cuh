@@ -10,8 +10,7 @@
 // rate. Threads that hold few vectors cache their exponentials (CACHES_EXPONENTIALS). The results of log_softmax need no exponential.
 //
 // Exponentials are exp2((x - maximum) * log2 e), with the subtraction first. As a single fma, maximum * log2 e overflows beyond 2.4e38. The scale is
-// part of the factor log2 e, so it costs no instruction. The logarithm is computed once a thread and row. It has the full precision of float32,
-// because the approximate one is off by 2^-22.
+// part of the factor log2 e, so it costs no instruction.
 //
 // Template parameters and constants that all kernels share:
 //   Op: the operation. Op::Element and Op::Out are the dtypes of its inputs and its output. An object of it has what differs between rows.
@@ -25,6 +24,7 @@
 namespace softbench {
 
 constexpr float LOG2_E = 1.4426950408889634f;
+constexpr float LN_2 = 0.6931471805599453f;
 constexpr float LARGEST_FLOAT = 3.402823466e38f;
 
 enum Function { SOFTMAX, LOG_SOFTMAX, SCALED_SOFTMAX };  // build.py has their names in this order
@@ -53,6 +53,15 @@ __device__ __forceinline__ float reciprocal(float x) {
     float y;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
+}
+
+// The logarithm of a sum that is at least 1, or NaN. With sum = m * 2^e and m in [0.75, 1.5), the error is 2^-24 of the result, and ln 2 * 2^-22 by the
+// approximation at m. At the sum itself, the approximation may be off by 2^-22 of the result. logf takes twice the instructions.
+__device__ __forceinline__ float log_of_sum(float sum) {
+    const int exponent = (__float_as_int(sum) - 0x3f400000) & int(0xff800000);  // e in the place of a float's exponent
+    float log2_m;
+    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(log2_m) : "f"(sum * __int_as_float(0x3f800000 - exponent)));
+    return fmaf(float(exponent >> 23), LN_2, log2_m * LN_2);
 }
 
 // The result of reducing a part of a row.
@@ -209,7 +218,7 @@ template <typename In, typename Output, Function FUNCTION = SOFTMAX> struct Forw
     }
     // For log_softmax, the maximum of a row that contains only -inf stays -inf. Its results are then -inf - -inf = NaN, as in torch.
     __device__ __forceinline__ Partial finalize(Partial partial) const {
-        if constexpr (LOG) return {partial.maximum, logf(partial.sum)};
+        if constexpr (LOG) return {partial.maximum, log_of_sum(partial.sum)};
         else return {finite_or_zero(partial.maximum), reciprocal(partial.sum)};
     }
     __device__ __forceinline__ float result(const float (&x)[1], Partial total) const {

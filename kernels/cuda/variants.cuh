@@ -36,8 +36,10 @@ template <typename Op, typename F> bool select_cluster(const Plan& p, F call) {
     if constexpr (Op::READS == 1 && Op::E == 2) {
         if (is(integral_constant<int, 16>(), integral_constant<int, 128>())) return true;
     }
+    // With 256, ptxas takes so many registers for these operations that an SM holds a CTA less of the threads that many_rows_plan chooses.
+    constexpr int of_8_vectors = Op::READS == 1 && Op::E == 1 && Op::LOG ? 192 : Op::READS == 2 && Op::SCALED ? 224 : 256;
     return is(integral_constant<int, 2>(), integral_constant<int, 512>()) || is(integral_constant<int, 4>(), integral_constant<int, 512>()) ||
-           is(integral_constant<int, 8>(), integral_constant<int, 256>()) || is(integral_constant<int, 8>(), integral_constant<int, 512>()) ||
+           is(integral_constant<int, 8>(), integral_constant<int, of_8_vectors>()) || is(integral_constant<int, 8>(), integral_constant<int, 512>()) ||
            is(integral_constant<int, 12>(), integral_constant<int, 256>());
 }
 

@@ -17,9 +17,9 @@ constexpr int WARP_MAX_VECTORS = Op::READS == 2 || sizeof(typename Op::Element) 
 
 constexpr int WARP_THREADS = 128;  // the most of a CTA
 
-// The least CTAs an SM for __launch_bounds__, as registers allow. A logarithm takes some.
+// The least CTAs an SM for __launch_bounds__, as registers allow.
 template <typename Op> constexpr int warp_min_ctas(int K) {
-    return Op::E == 1 ? (K <= 4 ? 16 : K == 5 ? 12 : K == 6 ? 10 : K == 7 && !Op::LOG ? 9 : 8) : (K == 3 ? 12 : K == 4 ? 10 : K == 5 ? 9 : 8);
+    return Op::E == 1 ? (K <= 4 ? 16 : K == 5 ? 12 : K == 6 ? 10 : K == 7 ? 9 : 8) : (K == 3 ? 12 : K == 4 ? 10 : K == 5 ? 9 : 8);
 }
 
 // Computes and writes a row that exists. K: the vectors a lane. `remaining`: the vectors from the lane's first to the end of the row.
