@@ -1,5 +1,8 @@
 """The yardstick moves what `softbench.ops.traffic` says, by torch and by the Triton kernel. Wrong yardsticks are found."""
 
+from functools import partial
+from itertools import count
+
 import pytest
 import torch
 from interpreted import run_interpreted
@@ -9,7 +12,8 @@ from softbench.backends import copy
 from softbench.core.case import Case, Direction
 from softbench.core.outcome import Grade
 from softbench.ops import registry, traffic
-from softbench.worker.pre_check import PreCheck
+from softbench.worker.pre_check import PreCheck, verify_outputs
+from softbench.worker.rotating_inputs import RotatingInputs
 
 UNDER_THE_INTERPRETER = """
 import torch
@@ -105,6 +109,41 @@ def test_a_yardstick_that_moves_less_is_found(name):
     case = Case(64, 128, "fp32", Direction.BACKWARD, "cpu")
     assert graded(case, lambda call, *given: call(*given)).grade is Grade.YARDSTICK
     assert graded(case, WRONG[name]).grade is Grade.WRONG
+
+
+def timed(case, wrong, batches=6):
+    """The verdict on timed batches of softbench's yardstick with another call."""
+    call = copy.backend.prepare(case)
+    given = registry.numerics(case.op).make(case, 0, torch.device("cpu"))
+    rotation = RotatingInputs(case, given, lambda *given: wrong(call, *given), overwrites=True)
+    rotation.widen()
+    for _ in range(batches):
+        body = rotation.renew()
+        rotation.stir()
+        for _ in range(20):
+            body()
+        rotation.collect()
+        found = rotation.verify(lambda *asked: verify_outputs(copy.backend, *asked))
+        if found is not None and found.grade is Grade.WRONG:
+            return found
+    return found
+
+
+def sometimes(calls, call, *given):
+    """After a few calls it moves a half of the rows."""
+    if next(calls) < 10:
+        return call(*given)
+    kept = call(*given).clone()
+    kept[: len(kept) // 2] = 0
+    return kept
+
+
+@pytest.mark.parametrize("direction", [Direction.FORWARD, Direction.BACKWARD])
+def test_a_yardstick_that_moves_less_later_is_found(direction):
+    case = Case(64, 128, "bf16", direction, "cpu")
+    assert timed(case, lambda call, *given: call(*given)).grade is Grade.YARDSTICK
+    assert timed(case, partial(sometimes, count())).grade is Grade.WRONG
+    assert timed(case, partial(cached, {})).grade is Grade.WRONG
 
 
 def test_a_fused_pass_returns_both_results():
