@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from forks import Forks
 
 from softbench.core.case import Case, Direction
 from softbench.core.outcome import Accuracy, Batch, Build, Grade, Measured, Record, Timing
@@ -21,6 +22,8 @@ from softbench.ops import registry
 
 TESTS = Path(__file__).parent
 PLUGINS = TESTS / "plugins"
+INTERPRETER = "TRITON_INTERPRET"
+CHOSEN = os.environ.get(INTERPRETER)
 SLOW_FILES = (
     "run/test_check.py",
     "cli/test_main.py",
@@ -75,6 +78,35 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu_of(worker, devices)
 
 
+def choose(interpreter: str | None) -> None:
+    """Set or remove the variable that chooses Triton's interpreter."""
+    if interpreter is None:
+        os.environ.pop(INTERPRETER, None)
+    else:
+        os.environ[INTERPRETER] = interpreter
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
+    """Without a GPU, importing own_kernels chooses Triton's interpreter, also for modules that are imported later."""
+    try:
+        return (yield)
+    finally:
+        choose(CHOSEN)
+
+
+@pytest.fixture(autouse=True)
+def _without_interpreter() -> Iterator[None]:
+    yield
+    choose(CHOSEN)
+
+
+def pytest_collection_finish() -> None:
+    generic = sys.modules.get("softbench.kernels.triton.generic")
+    if generic is not None and (CHOSEN == "1") != generic.INTERPRETED:
+        raise pytest.UsageError(f"a test module imported own_kernels before the kernels and so chose {INTERPRETER}; exchange the imports")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     place = {file: i for i, file in enumerate(by_cost(list(dict.fromkeys(item.path for item in items))))}
     items.sort(key=lambda item: place[item.path])
@@ -93,10 +125,14 @@ class Cli:
 
     With -P Python does not search the scratch folder for modules, as with the installed `softbench`. So all tests have one environment to
     `softbench.run.info_cache`, and `list` asks workers in the first of them only.
+
+    A call forks the command from a process with its imports (`forks`), unless the test changed a variable that imports read. `alone` and
+    `start` are new processes.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, forks: Callable[[], Forks] | None = None) -> None:
+        self.folder, self.forks = folder, forks
+        self.used: Forks | None = None
         self.mark = uuid.uuid4().hex
         self.env = {**os.environ, "SOFTBENCH_TEST_MARK": self.mark, "COLUMNS": "80"}
 
@@ -104,6 +140,13 @@ class Cli:
         return [sys.executable, "-P", "-m", "softbench", *map(str, arguments)]
 
     def __call__(self, *arguments: object, timeout: float = 240) -> subprocess.CompletedProcess[str]:
+        if self.forks and (forks := self.forks()).suit(self.env):
+            self.used = forks
+            return forks.run([str(argument) for argument in arguments], self.folder, self.env, timeout)
+        return self.alone(*arguments, timeout=timeout)
+
+    def alone(self, *arguments: object, timeout: float = 240) -> subprocess.CompletedProcess[str]:
+        """In a new process."""
         return subprocess.run(
             self.command(*arguments), cwd=self.folder, env=self.env, capture_output=True, text=True, timeout=timeout, check=False
         )
@@ -124,7 +167,7 @@ class Cli:
 
     def left_behind(self) -> list[str]:
         """Command lines of live processes that this one started, directly or indirectly."""
-        found = []
+        found = self.used.left() if self.used else []
         for entry in Path("/proc").iterdir():
             try:
                 if entry.name.isdigit() and self.mark.encode() in (entry / "environ").read_bytes():
@@ -137,9 +180,24 @@ class Cli:
         return json.loads((self.folder / "results" / "latest.json").read_text())
 
 
+@pytest.fixture(scope="session")
+def forks() -> Iterator[Callable[[], Forks]]:
+    """The process from which commands are forked; it starts when it is needed."""
+    started: list[Forks] = []
+
+    def running() -> Forks:
+        if not started:
+            started.append(Forks())
+        return started[0]
+
+    yield running
+    for one in started:
+        one.close()
+
+
 @pytest.fixture
-def cli(tmp_path: Path) -> Iterator[Cli]:
-    runner = Cli(tmp_path)
+def cli(tmp_path: Path, forks: Callable[[], Forks], request: pytest.FixtureRequest) -> Iterator[Cli]:
+    runner = Cli(tmp_path, None if request.node.get_closest_marker("gpu") else forks)
     yield runner
     assert runner.left_behind() == []
 

@@ -22,7 +22,8 @@ def rows(cli):
 
 
 def test_a_run_ends_with_table_csv_and_exit_0(cli):
-    done = cli("run", "--backends", "naive,torch", *SMALL, "--N", "16,32", "--dtype", "fp32,bf16", "--direction", "forward,backward,both")
+    directions = ("--direction", "forward,backward,both")
+    done = cli.alone("run", "--backends", "naive,torch", *SMALL, "--N", "16,32", "--dtype", "fp32,bf16", *directions)
     assert done.returncode == 0, done.stderr
     assert "forward fp32, M=8" in done.stdout
     assert "~ low-precision" in done.stdout

@@ -1,8 +1,11 @@
-"""softbench's Triton backends as a plugin, under an interpreter that patches triton.language once in a launch.
+"""softbench's Triton backends as a plugin, under an interpreter that leaves out work which changes no result.
 
-Triton's interpreter does so again in each call of a device function, which takes a third of these kernels' time and changes nothing.
+Triton's interpreter patches triton.language again in each call of a device function, and makes a table of dtypes in each operation. It also
+repeats each addition and multiplication of indices in 64 bits to find overflows. `check` runs two of the backends with that, in
+tests/run/test_check.py.
 """
 
+import functools
 import os
 
 os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it when it is imported
@@ -30,5 +33,16 @@ def patch_once(function):
     return patch(function)
 
 
+find_np_dtype = interpreter._get_np_dtype
+find_once = functools.cache(find_np_dtype)
+
+
+def get_np_dtype(dtype):
+    scalar = dtype.scalar
+    return find_once(scalar) if type(scalar) is interpreter.tl.dtype else find_np_dtype(dtype)  # pointers have no hash
+
+
 interpreter.GridExecutor.__call__, interpreter._patch_lang = launch_anew, patch_once
+interpreter._get_np_dtype = get_np_dtype
+interpreter.interpreter_builder.options = interpreter.InterpreterOptions(sanitize_overflow=False)
 backends = [row, tile, own]

@@ -1,0 +1,236 @@
+"""Commands and forkservers without their imports: one process imports softbench and torch once, and forks each of them.
+
+A command costs seconds of imports, most of them in its forkserver. A fork has what a new process imports, so that the rest is the same:
+arguments, folder, environment, output files, forkserver, workers. The process is the subreaper of its forks, so it finds all that is left.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import os
+import random
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import traceback
+from contextlib import suppress
+from pathlib import Path
+
+from softbench.processes.launch import openmp_environment
+
+PR_SET_CHILD_SUBREAPER = 36
+MESSAGE_BYTES = 1 << 18
+PASSING = ("PYTEST_CURRENT_TEST", "SOFTBENCH_TEST_MARK")
+"""Variables that differ between tests and decide nothing."""
+READ_LATE = ("PATH", "CC", "CXX", "CUDA_HOME", "HOME", "TORCHINDUCTOR_CACHE_DIR", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE")
+"""Variables that no import of the forking process reads, or that `command` reads in place of Python."""
+RUNNING: dict[int, socket.socket] = {}
+"""In the forking process: the sockets for the exit codes of its forks, by process number."""
+
+
+class Fork:
+    """A fork, with the methods of `subprocess.Popen` that softbench's pool needs."""
+
+    def __init__(self, orders: socket.socket, order: dict, descriptors: list[int]) -> None:
+        self.replies, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            socket.send_fds(orders, [json.dumps(order).encode()], [theirs.fileno(), *descriptors])
+        self.pid, self.returncode = json.loads(self.replies.recv(MESSAGE_BYTES))["pid"], None
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.returncode is None:
+            self.replies.settimeout(timeout)
+            try:
+                self.returncode = json.loads(self.replies.recv(MESSAGE_BYTES))["code"]
+            except TimeoutError:
+                raise subprocess.TimeoutExpired("a fork", timeout) from None
+            self.replies.close()
+        return self.returncode
+
+    def kill(self) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+
+
+class Forks:
+    """The forking process, from the test's side."""
+
+    def __init__(self) -> None:
+        self.env = {name: value for name, value in os.environ.items() if name not in PASSING}
+        self.orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            command = [sys.executable, "-P", __file__, str(theirs.fileno()), str(self.orders.fileno())]
+            self.process = subprocess.Popen(
+                command,
+                pass_fds=[theirs.fileno(), self.orders.fileno()],
+                env=self.env | openmp_environment(None),
+                stdin=subprocess.PIPE,
+                start_new_session=True,
+            )
+
+    def suit(self, env: dict[str, str]) -> bool:
+        """True if a fork can have this environment: other variables are read at imports."""
+        changed = {name for name in env.keys() | self.env.keys() if env.get(name) != self.env.get(name)}
+        return changed <= {*PASSING, *READ_LATE}
+
+    def run(self, words: list[str], cwd: Path, env: dict[str, str], timeout: float) -> subprocess.CompletedProcess[str]:
+        """`python -m softbench` with these words."""
+        with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+            order = {"kind": "command", "words": words, "cwd": str(cwd), "env": env}
+            fork = Fork(self.orders, order, [out.fileno(), err.fileno()])
+            try:
+                code = fork.wait(timeout)
+            except BaseException:
+                fork.kill()
+                raise
+            out.seek(0)
+            err.seek(0)
+            return subprocess.CompletedProcess(words, code, out.read(), err.read())
+
+    def left(self) -> list[str]:
+        """The command lines of the live processes that forks left behind."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with ours:
+            with theirs:
+                socket.send_fds(self.orders, [b'{"kind": "left"}'], [theirs.fileno()])
+            return json.loads(ours.recv(MESSAGE_BYTES))
+
+    def close(self) -> None:
+        self.process.stdin.close()
+        self.process.wait()
+        self.orders.close()
+
+
+def start_forkserver(orders: socket.socket, log: Path, environment: dict[str, str]) -> tuple[Fork, socket.socket]:
+    """Stands in for `softbench.processes.launch.start_forkserver`."""
+    control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs, log.open("wb") as output:
+        order = {"kind": "forkserver", "env": {**os.environ, **environment}, "path": sys.path}
+        return Fork(orders, order, [theirs.fileno(), output.fileno(), output.fileno()]), control
+
+
+def main(descriptor: int, orders: int) -> None:
+    """The forking process: takes orders until standard input closes."""
+    import softbench.cli.gate
+    import softbench.cli.main
+    import softbench.cli.output
+    import softbench.report.progress
+    import softbench.report.tables
+    import softbench.run.check
+    import softbench.run.run
+    import softbench.worker.serve  # noqa: F401
+
+    taken, given = socket.socket(fileno=descriptor), socket.socket(fileno=orders)
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+    wake_read, wake_write = os.pipe()
+    os.set_blocking(wake_write, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wake_write)
+    gc.freeze()
+    while True:
+        readable, _, _ = select.select([0, taken.fileno(), wake_read], [], [])
+        if 0 in readable:  # closed
+            os._exit(0)
+        if wake_read in readable:
+            os.read(wake_read, 4096)
+            reap()
+        if taken.fileno() in readable:
+            data, descriptors, _, _ = socket.recv_fds(taken, MESSAGE_BYTES, 4)
+            order = json.loads(data)
+            replies = socket.socket(fileno=descriptors[0])
+            if order["kind"] == "left":
+                reap()
+                replies.send(json.dumps(left_behind()).encode())
+                replies.close()
+            elif pid := os.fork():
+                RUNNING[pid] = replies
+                replies.send(json.dumps({"pid": pid}).encode())
+            else:
+                become(order, descriptors, [taken.fileno(), wake_read, wake_write], given)
+            for fd in descriptors[1:]:
+                os.close(fd)
+
+
+def reap() -> None:
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if pid == 0:
+            return
+        if replies := RUNNING.pop(pid, None):
+            with suppress(OSError), replies:  # a test that was interrupted does not wait
+                replies.send(json.dumps({"code": os.waitstatus_to_exitcode(status)}).encode())
+
+
+def left_behind() -> list[str]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        with suppress(OSError, ValueError, IndexError):
+            if entry.name.isdigit() and int((entry / "stat").read_text().rpartition(")")[2].split()[1]) == os.getpid():
+                found.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+    return found
+
+
+def become(order: dict, descriptors: list[int], others: list[int], orders: socket.socket) -> None:
+    """Become a command or a forkserver. It never returns."""
+    code = 1
+    try:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nothing, 0)
+        os.dup2(descriptors[-2], 1)
+        os.dup2(descriptors[-1], 2)
+        kept = descriptors[1] if order["kind"] == "forkserver" else orders.fileno()
+        for fd in {*descriptors, *others, nothing, orders.fileno(), *(one.fileno() for one in RUNNING.values())} - {kept}:
+            os.close(fd)
+        os.environ.clear()
+        os.environ.update(order["env"])
+        random.seed()
+        code = serve(kept, order["path"]) if order["kind"] == "forkserver" else command(order, orders)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        with suppress(OSError, ValueError):
+            sys.stdout.flush()
+        os._exit(code)
+
+
+def command(order: dict, orders: socket.socket) -> int:
+    import softbench
+    from softbench.cli import main as cli
+    from softbench.processes import pool
+
+    os.chdir(order["cwd"])
+    sys.path[:0] = [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder and folder not in sys.path]
+    sys.dont_write_bytecode = bool(os.environ.get("PYTHONDONTWRITEBYTECODE"))
+    sys.argv = [str(Path(softbench.__file__).with_name("__main__.py")), *order["words"]]
+    pool.start_forkserver = lambda log, environment: start_forkserver(orders, log, environment)
+    try:
+        cli.main()
+    except SystemExit as end:
+        return int(end.code or 0)
+
+
+def serve(control: int, path: list[str]) -> int:
+    import torch
+
+    from softbench.worker import forkserver
+
+    os.setsid()
+    sys.path[:] = path
+    if threads := os.environ.get("OMP_NUM_THREADS"):  # which OpenMP read when torch was imported
+        torch.set_num_threads(int(threads))
+    forkserver.main(control)
+    return 0
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))
