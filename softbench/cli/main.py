@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -57,17 +58,26 @@ def main() -> NoReturn:
         app(standalone_mode=True)
         sys.stdout.flush()
     except SoftbenchError as error:
-        typer.echo(f"softbench: {one_line(str(error), 2000)}", err=True)
-        sys.exit(error.exit_code)
+        _end(error.exit_code, one_line(str(error), 2000))
     except BrokenPipeError:  # `softbench show | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(141)
+        _end(141)
     except OSError as error:  # of an output stream
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         failed = not_written("the output", error)
-        typer.echo(f"softbench: {failed}", err=True)
-        sys.exit(failed.exit_code)
+        _end(failed.exit_code, str(failed))
     sys.exit(0)
+
+
+def _end(code: int, message: str = "") -> NoReturn:
+    """Exit with this code, also if the message or what the streams still hold cannot be written."""
+    with suppress(OSError):
+        if message:
+            typer.echo(f"softbench: {message}", err=True)
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:  # Python flushes again when it ends, and would exit with 120
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -31,6 +31,11 @@ def percent(fraction: float) -> str:
     return f"{fraction:.0%}" if fraction >= 0.01 else f"{100 * fraction:.1g}%"
 
 
+def margin(fraction: float) -> str:
+    """`3.0%`, `0.25%`: a margin, below 1 % with two significant digits."""
+    return f"{fraction:.1%}" if fraction >= 0.01 else f"{100 * fraction:.2g}%"
+
+
 def ratio(value: float, digits: int = 2) -> str:
     """A ratio with `digits` decimals, or with significant digits if it is very small or large: `2.45`, `0.0031`, `12346`."""
     if value >= 99.95:

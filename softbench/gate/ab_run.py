@@ -86,10 +86,10 @@ def plan_text(plan: Plan, rules: Rules) -> str:
     """What the comparison can find and how long it takes, as a sentence, before anything is measured. `plan` is that of the screening."""
     settings = plan.settings
     looks = fresh_pairs.looks(settings.processes)
-    finds = " and ".join(f"{finds_slowdown(rules, looks, sd):.0%} if processes differ by {sd:.1%}" for sd in EXAMPLE_SDS)
+    finds = " and ".join(f"{text.percent(finds_slowdown(rules, looks, sd))} if processes differ by {sd:.1%}" for sd in EXAMPLE_SDS)
     return (
         f"plan: {text.count(settings.rounds, 'round')}, {text.count(settings.processes, 'process pair')}, then undecided cells again in "
-        f"{looks[0].pairs} to {looks[-1].pairs} fresh pairs; {times(plan, looks[-1].pairs)}; margin {rules.margin:.0%}; "
+        f"{looks[0].pairs} to {looks[-1].pairs} fresh pairs; {times(plan, looks[-1].pairs)}; margin {100 * rules.margin:.3g}%; "
         f"finds a slowdown of {finds} with probability .95"
     )
 

@@ -110,5 +110,5 @@ def plan_text(plan: Plan, base: RunSamples, rules: Rules) -> str:
     return (
         f"plan: {text.count(settings.processes, 'new process set')} of {text.count(settings.rounds, 'round')} against "
         f"{base.processes} processes of the baseline, then undecided cells again in {more} more; {times(plan, more)}; "
-        f"margin {rules.margin:.0%}; finds a slowdown of {finds:.0%} with probability .95"
+        f"margin {100 * rules.margin:.3g}%; finds a slowdown of {text.percent(finds)} with probability .95"
     )

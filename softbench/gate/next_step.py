@@ -66,7 +66,10 @@ def after_files(report: GateReport, command: str, files: Collection[Path], new: 
         return NOTHING_JUDGED
     if report.exit_code and abs(unpaired.machine_change(new, base)) > math.log1p(report.rules.reference_moves):
         return f"measure the baseline anew on the machine as it is now: {_new_baseline(base, again)}"
-    return f"measure again, with a second look in new processes: {again}" if report.exit_code else ""
+    away = [flag.partition("=")[2] or flag for flag in new.plugin_flags if flag.endswith(".py")]
+    away = [file for file in away if not Path(file).is_file()]
+    add = f" (add the folder of {text.few(away)}, which results do not store)" if away else ""
+    return f"measure again, with a second look in new processes{add}: {again}" if report.exit_code else ""
 
 
 def _find_the_error(report: GateReport, command: str) -> str:

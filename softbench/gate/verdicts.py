@@ -251,19 +251,23 @@ def corrected(tests: Sequence[CellTest], rules: Rules, *, share: float = 1.0, ot
 def state_and_reason(verdict: Verdict, slower_p: float, faster_p: float, rules: Rules) -> tuple[State, str]:
     """The state of a cell by its corrected p values and its interval, and a sentence for the report."""
     margin = verdict.margin or rules.margin
+    shown = text.margin(margin)
     if slower_p <= rules.alpha:
-        return State.SLOWER, f"slower by more than the margin of {margin:.1%}, after correction for multiple tests (p {slower_p:.2g})"
+        return (
+            State.SLOWER,
+            f"slower by more than the margin of {shown}, after correction for multiple tests (p {slower_p:.2g})",
+        )
     if faster_p <= rules.alpha:
-        return State.FASTER, f"faster by more than the margin of {margin:.1%} (p {faster_p:.2g})"
+        return State.FASTER, f"faster by more than the margin of {shown} (p {faster_p:.2g})"
     if verdict.interval and 1 / (1 + margin) <= verdict.interval[0] and verdict.interval[1] <= 1 + margin:
-        return State.SAME, f"within the margin of {margin:.1%}"
+        return State.SAME, f"within the margin of {shown}"
     if verdict.interval and verdict.interval[1] <= 1 + margin:
         return (
             State.AMBIGUOUS,
-            f"no slower than the margin of {margin:.1%}, perhaps faster: its interval reaches {_interval_text(verdict.interval)}",
+            f"no slower than the margin of {shown}, perhaps faster: its interval reaches {_interval_text(verdict.interval)}",
         )
     width = f"its interval reaches {_interval_text(verdict.interval)}" if verdict.interval else "too few values for an interval"
-    return State.AMBIGUOUS, f"neither within the margin of {margin:.1%} nor beyond it: {width}"
+    return State.AMBIGUOUS, f"neither within the margin of {shown} nor beyond it: {width}"
 
 
 def _interval_text(interval: tuple[float, float]) -> str:

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from softbench.core.errors import ResultsError
 from softbench.core.files import not_written
-from softbench.core.text import count, one_line
+from softbench.core.text import count, margin, one_line
 from softbench.gate.inference import proportion_bounds
 from softbench.gate.self_test.analysis import SelfTest
 from softbench.gate.sittings import SittingTest
@@ -23,7 +23,7 @@ def table(result: SelfTest) -> RenderableType:
     flagged_at_most = proportion_bounds(result.flagged, result.repetitions)[1]
     passed_at_least = proportion_bounds(result.passed, result.repetitions)[0]
     lines = [
-        f"{result.reference} on {result.device_name}, margin {result.margin:.1%}, A/A repetitions of {count(result.cells, 'case')}",
+        f"{result.reference} on {result.device_name}, margin {margin(result.margin)}, A/A repetitions of {count(result.cells, 'case')}",
         f"false alarms: {result.alarms} of {result.repetitions} A/A repetitions (at most {alarms_at_most:.2%}, with 95 % confidence); "
         f"a cell beyond the margin in the screening alone: {result.flagged} (at most {flagged_at_most:.2%})",
         f"ended with exit 0: {result.passed} of {result.repetitions} (at least {passed_at_least:.1%})",

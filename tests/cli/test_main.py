@@ -234,10 +234,20 @@ backend = Odd()
 def test_closed_and_full_streams_are_no_tracebacks(cli):
     assert cli("run", "--backends", "torch", *SMALL, "--N", "16,32").returncode == 0
     show = " ".join(cli.command("show", "results/latest.csv"))
-    for shell, code in ((f"{show} | true; exit ${{PIPESTATUS[0]}}", (0, 141)), (f"{show} >&-", (0,)), (f"{show} > /dev/full", (4,))):
+    for shell, code in (
+        (f"{show} | true; exit ${{PIPESTATUS[0]}}", (0, 141)),
+        (f"{show} >&-", (0,)),
+        (f"{show} > /dev/full", (4,)),
+        (f"{show} > /dev/full 2>&1", (4,)),
+    ):
         done = subprocess.run(["bash", "-c", shell], cwd=cli.folder, env=cli.env, capture_output=True, text=True, check=False)
         assert done.returncode in code, (shell, done.stderr)
         assert "Traceback" not in done.stderr
+
+
+def test_an_errors_exit_code_survives_a_full_disk_of_stderr(cli):
+    show = " ".join(cli.command("show", "none.csv"))
+    assert subprocess.run(["bash", "-c", f"{show} 2> /dev/full"], cwd=cli.folder, env=cli.env, check=False).returncode == 2
 
 
 def test_nohup_is_respected(cli):

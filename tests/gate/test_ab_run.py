@@ -149,6 +149,7 @@ def test_the_plan_says_what_it_finds_and_its_time():
     assert "20 rounds, 1 process pair, then undecided cells again in 3 to 12 fresh pairs; " in plan
     assert f"; about {duration(seconds)}, and up to {duration(13 * seconds)} if all cells are undecided; margin 3%; finds a slow" in plan
     assert "finds a slowdown of 4% if" in plan
+    assert "; margin 0.5%; " in ab_run.plan_text(screening, Rules(margin=0.005))
     found = ab_run.finds_slowdown(RULES, fresh_pairs.looks(), 0.02)
     assert f"{found:.0%} if processes differ by 2.0%" in plan
     result = families(20, NOISES["tau 2 %"], 20, found + 0.01, 1, RULES.margin, seed=1)

@@ -29,11 +29,16 @@ def test_more_pairs_and_processes_keep_every_option():
     assert command_in(processes) == [*GIVEN, "--processes", "6"]
 
 
-def test_stored_runs_are_measured_again_with_every_option():
+def test_stored_runs_are_measured_again_with_every_option(tmp_path, monkeypatch):
     new = run_samples({}, command="softbench run --plugin 'a b.py' --plugin=c.py")
     typed = "softbench gate --margin 4 ./a.csv 'b c.csv' --baseline a.csv --json report.json"
     step = next_step.after_files(report(State.AMBIGUOUS), typed, [Path("a.csv"), Path("b c.csv")], new, BASE)
     assert command_in(step) == shlex.split("softbench gate --margin 4 --baseline a.csv --json report.json --plugin 'a b.py' --plugin=c.py")
+    assert "(add the folder of a b.py, c.py, which results do not store): " in step
+    (tmp_path / "c.py").touch()
+    monkeypatch.chdir(tmp_path)
+    step = next_step.after_files(report(State.AMBIGUOUS), typed, [], new, BASE)
+    assert "(add the folder of a b.py, which results do not store): " in step
 
 
 def test_a_new_baseline_names_plugins_as_they_were_typed():

@@ -8,7 +8,7 @@ from gating import cell_samples, dice, interleaved, key, run_samples
 
 from softbench.gate import paired
 from softbench.gate.fresh_pairs import undecided
-from softbench.gate.verdicts import Rules, State
+from softbench.gate.verdicts import Rules, State, Verdict, state_and_reason
 
 RULES = Rules(margin=paired.MARGIN)
 ORDER = [(turn + turn // 2) % 2 for turn in range(20)]
@@ -34,6 +34,12 @@ def test_a_few_disturbed_rounds_change_no_pair_value():
     for disturbed in (3, 4, 9):
         logs[disturbed] -= math.log(4)
     assert pair(logs).value == pytest.approx(math.log(1.5))
+
+
+def test_a_small_margin_keeps_its_digits():
+    same = Verdict(key("new", 8), State.SAME, "", interval=(0.9999, 1.0001))
+    reasons = [state_and_reason(same, 1.0, 1.0, Rules(margin=margin))[1] for margin in (0.03, 0.0025)]
+    assert reasons == ["within the margin of 3.0%", "within the margin of 0.25%"]
 
 
 def test_both_orders_count_alike():
