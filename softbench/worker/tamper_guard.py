@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import pkgutil
+import sys
 import time
 import timeit
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from functools import reduce
 from importlib import import_module
 from types import ModuleType
+from typing import Any
 
 import torch
 
@@ -69,7 +71,8 @@ class TamperGuard:
     def replaced(self) -> str:
         """`replaced torch.cuda.Event, which measures or judges it`, or an empty text. A changed setting of L2 is named too."""
         for name in self.names:
-            now = getattr(name.owner, name.attribute, None)
+            entries = isinstance(name.owner, dict)
+            now = name.owner.get(name.attribute) if entries else getattr(name.owner, name.attribute, None)  # type: ignore[attr-defined]
             if now is not name.value or getattr(now, "__code__", None) is not name.code:
                 return f"replaced {name.label}, which measures or judges it"
         return self.persisting_l2.changed() if self.persisting_l2 else ""
@@ -106,9 +109,28 @@ def _of_operations() -> Iterator[ProtectedName]:
 
 
 def _of_users() -> Iterator[ProtectedName]:
-    """The methods of the users' operations that are loaded."""
-    for owner in {type(registry.numerics(name)) for name in registry.names() if name not in registry.NAMES}:
+    """The users' operations that are loaded: their entries in the registry, the names of their files, classes and instances."""
+    for operation in registry.names():
+        if operation in registry.NAMES:
+            continue
+        values = registry.numerics(operation)
+        owner, module = type(values), sys.modules.get(type(values).__module__)
+        for entries in (registry._added, registry._numerics):
+            yield _entry(entries, operation, f"the operation {operation}")
         yield from _members(owner, owner.__name__)
+        for name in dir(owner):
+            if not name.startswith("__"):
+                yield _protected(owner, name, f"{owner.__name__}.{name}")
+                yield _entry(vars(values), name, f"{owner.__name__}.{name}")  # would hide the class's
+        for name in vars(module) if module else ():
+            if not name.startswith("__"):
+                yield _protected(module, name, f"{owner.__module__}.{name}")
+
+
+def _entry(entries: dict[str, Any], name: str, label: str) -> ProtectedName:
+    """An entry of a dictionary. It is None if it does not exist."""
+    value = entries.get(name)
+    return ProtectedName(entries, name, label, value, getattr(value, "__code__", None))
 
 
 def _members(owner: type, label: str) -> Iterator[ProtectedName]:

@@ -1,6 +1,7 @@
 """Operations from a user's file on the command line."""
 
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from softbench.ops import registry, user_file
 from softbench.ops.operation import from_json, to_json
 from softbench.plan.sweep import Sweep, cases
 from softbench.run import operations
+from softbench.worker import tamper_guard
 
 FOLDER = Path(__file__).parents[1] / "plugins" / "operations"
 TEXT = (FOLDER / "rms_norm.py").read_text()
@@ -187,6 +189,26 @@ def test_a_run_measures_and_rejects_backends_of_the_operation(cli):
     assert cli("compare", "results/latest.csv", "results/latest.csv").returncode == 0
     done = cli("baseline", "save", "results/latest.csv", "--name", "rms")  # one process is too few, and the operation is no error
     assert (done.returncode, "processes" in done.stderr) == (3, True)
+
+
+CHANGES = {
+    "its bound": "object.__setattr__(values, 'bound', lambda *_: ())",
+    "a constant of its file": "module.ETA = 1e9",
+    "its entry": "registry._numerics['rms_norm'] = registry.numerics('softmax')",
+    "its tensors": "registry._added['rms_norm'] = registry._added['rms_norm'][:1] + ('other',)",
+}
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_a_changed_operation_of_a_user_is_noticed(file, what, monkeypatch):
+    """A bound that a plugin made wide, or a constant of it, made wrong kernels pass."""
+    monkeypatch.setattr(registry, "_numerics", {})
+    user_file.load(file(TEXT))
+    values = registry.numerics("rms_norm")
+    guard = tamper_guard.bind("cpu")
+    assert guard.replaced() == ""
+    exec(CHANGES[what], {"values": values, "module": sys.modules[type(values).__module__], "registry": registry})
+    assert guard.replaced().endswith(", which measures or judges it")
 
 
 LOG_ZEROS = """
