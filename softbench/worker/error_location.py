@@ -18,6 +18,8 @@ ASSEMBLER_ERROR = re.compile(
     r"^(?P<tool>ptxas|nvlink) +(?:(?P<file>\S+), line (?P<line>\d+); )?(?:error|fatal) *: *(?P<text>.+)$", re.MULTILINE
 )
 """An error line of ptxas (`ptxas a.ptx, line 3; error   : ...`, or without a line) or nvlink."""
+OPERATION_FILE = "softbench_operation_"
+"""The beginning of the names of the modules that `softbench.ops.user_file` imports."""
 SEARCHED = 1 << 16
 """Characters of a compiler's log that are searched."""
 
@@ -66,13 +68,15 @@ def _kernel_of(source: str) -> FunctionType | None:
 
 
 def user_line(error: BaseException, source: PluginSource | None) -> str:
-    """`in prepare, mine.py:12`: the innermost frame in the plugin's own code; empty for softbench's own backends, or if there is none."""
+    """`in prepare, mine.py:12`: the innermost frame in the code of the plugin or of a user's operation; empty if there is none."""
+    frames = traceback.extract_tb(error.__traceback__)
+    operations = {getattr(module, "__file__", "") for name, module in list(sys.modules.items()) if name.startswith(OPERATION_FILE)}
     if source is None or source.own:
-        return ""
-    if isinstance(error, SyntaxError) and error.filename and error.lineno:
+        source = None
+    elif isinstance(error, SyntaxError) and error.filename and error.lineno:
         return f"{Path(error.filename).name}:{error.lineno}"
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if _belongs(Path(frame.filename), source):
+    for frame in reversed(frames):
+        if frame.filename in operations or (source is not None and _belongs(Path(frame.filename), source)):
             return f"in {frame.name}, {Path(frame.filename).name}:{frame.lineno}"
     return ""
 

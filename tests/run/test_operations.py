@@ -11,8 +11,10 @@ from softbench.core.errors import UsageError
 from softbench.ops import registry, user_file
 from softbench.ops.operation import from_json, to_json
 from softbench.plan.sweep import Sweep, cases
+from softbench.plugins.source import PluginSource
 from softbench.run import operations
 from softbench.worker import tamper_guard
+from softbench.worker.error_location import user_line
 
 FOLDER = Path(__file__).parents[1] / "plugins" / "operations"
 TEXT = (FOLDER / "rms_norm.py").read_text()
@@ -189,6 +191,17 @@ def test_a_run_measures_and_rejects_backends_of_the_operation(cli):
     assert cli("compare", "results/latest.csv", "results/latest.csv").returncode == 0
     done = cli("baseline", "save", "results/latest.csv", "--name", "rms")  # one process is too few, and the operation is no error
     assert (done.returncode, "processes" in done.stderr) == (3, True)
+
+
+def test_an_error_in_an_operations_file_has_its_line(file, monkeypatch):
+    """Also where a backend of softbench is loaded or checked, and not the file itself."""
+    monkeypatch.setattr(registry, "_numerics", {})
+    path = file(TEXT.replace("    def bound(self", "    def bound(self, *_):\n        raise ValueError('late')\n\n    def other(self"))
+    line = Path(path).read_text().splitlines().index("        raise ValueError('late')") + 1
+    with pytest.raises(ValueError, match="late") as error:
+        user_file.load(path)
+    for source in (None, PluginSource("entry point", "torch", "softbench.backends.torch_eager:backend", "softbench")):
+        assert user_line(error.value, source) == f"in bound, rms.py:{line}"
 
 
 CHANGES = {
