@@ -44,6 +44,7 @@ COVERED_BY = {
     "ops/user_file": "docs/test_operations.py",
     "ops/values": "docs/test_operations.py",
     "ops/parameters": "ops/test_operation.py",
+    "worker/callables": "worker/test_any_dim.py",
     "ops/rows": "ops/softmax/test_tolerance.py",
     "ops/softmax/numerics": "worker/test_row_sample.py",
     "plugins/backend": "plugins/test_select.py",

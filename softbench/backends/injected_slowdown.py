@@ -71,6 +71,8 @@ class InjectedSlowdown:
         """The answer of the backend itself; refuses cases without an injected slowdown."""
         if self.slowdown and self.cases is not None and case.key not in self.cases:
             return "no slowdown is injected in this case"
+        if self.slowdown and case.shape:
+            return "no slowdown is injected in an N-D case"
         return self.base.supports(case)
 
     def prepare(self, case: Case) -> Call:

@@ -67,10 +67,13 @@ class Kernels:
         return by_direction(case, given(forward, 1, case.parameters), given(backward, 2, case.parameters, DTYPES[case.dtype]))
 
     def over_dim(self, direction: Direction, op: str = OPERATION) -> TensorCall:
-        """`f(x, dim)` or `f(dy, y, dim)` on tensors of any shape and strides."""
+        """`f(x, dim)`, differentiable, or `f(dy, y, dim)`, on tensors of any shape and strides."""
         operation, parameters = parse_op(op)
         function = self.function(operation)
-        return given(function.forward, 1, parameters) if direction is Direction.FORWARD else given(function.backward, 2, parameters)
+        if direction is not Direction.FORWARD:
+            return given(function.backward, 2, parameters)
+        forward, differentiable = (given(call, 1, parameters) for call in (function.forward, function.__call__))
+        return lambda x, *others: (differentiable if x.requires_grad else forward)(x, *others)
 
 
 def given(call: TensorCall, tensors: int, parameters: Mapping[str, Value], narrow: torch.dtype | None = None) -> TensorCall:

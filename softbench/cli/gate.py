@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from softbench.run.request import Request
 
 
+SWEEP = ("M", "N", "shape", "dim", "dtype", "direction", "device", "threads", "rounds", "processes", "seed", "timeout")
+"""The options of a measurement that are settings under their own name."""
+
+
 def register(app: typer.Typer) -> None:
     """Add the command to the program."""
     app.command(cls=PanelCommand, epilog=options.GATE_EPILOG)(gate)
@@ -49,6 +53,8 @@ def gate(
     plot: options.VerdictsPlot = None,
     M: options.Rows = None,
     N: options.Columns = None,
+    shape: options.Shapes = None,
+    dim: options.Dims = None,
     dtype: options.Dtype = None,
     direction: options.Directions = None,
     op: options.Operations = None,
@@ -75,8 +81,7 @@ def gate(
     Exit code 1: a false alarm, or fewer than 95 % pass. With --baseline and FILES of unchanged code, each file is judged.
     """
     outputs = Outputs(json, markdown, junit, plot, long, quiet).checked()
-    sweep: dict[str, Any] = {"M": M, "N": N, "dtype": dtype, "direction": direction, "op": names(op), "device": device}
-    sweep |= {"plugins": plugin, "threads": threads, "rounds": rounds, "processes": processes, "seed": seed, "timeout": timeout}
+    sweep: dict[str, Any] = {name: value for name, value in locals().items() if name in SWEEP} | {"op": names(op), "plugins": plugin}
     stored, strictness = _Stored(baseline, folder, allow_env_mismatch or []), _Strictness(margin, max_ambiguous)
     if self_test:
         _reject_with_self_test(candidate, processes, markdown, junit, sittings=baseline is not None and (plot is not None or resume))
@@ -88,8 +93,7 @@ def gate(
         outputs.render(_ab_run(*_pair(candidate, reference, files), _request(sweep, config, output), strictness, stored))
     if baseline is not None and not files:
         outputs.render(_new_processes(_request(sweep, config, output), strictness, stored))
-    _reject_with_stored_runs({**sweep, "config": config})
-    outputs.render(_against_baseline(files, baseline, strictness, stored))
+    outputs.render(_against_baseline(files, {**sweep, "config": config}, baseline, strictness, stored))
 
 
 def _reject_with_self_test(*values: object, sittings: bool) -> None:
@@ -189,7 +193,10 @@ def _sitting_test(
     raise typer.Exit(result.exit_code)
 
 
-def _against_baseline(files: list[Path] | None, name: str | None, strictness: _Strictness, stored: _Stored) -> GateReport:
+def _against_baseline(
+    files: list[Path] | None, others: dict[str, Any], name: str | None, strictness: _Strictness, stored: _Stored
+) -> GateReport:
+    _reject_with_stored_runs(others)
     if not files or name is None:
         raise UsageError("gate: give results and a baseline: softbench gate results/latest.csv --baseline NAME|FILE")
     from softbench.gate import environment_match, next_step, run_files, samples, unpaired

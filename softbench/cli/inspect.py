@@ -21,8 +21,12 @@ def register(app: typer.Typer) -> None:
 
 def inspect(
     backend: Annotated[str, typer.Argument(help="A name from softbench list.", autocompletion=options.BACKEND)],
-    M: Annotated[int, typer.Option("--M", help="Rows.", min=1, rich_help_panel=WHAT)] = 4096,
-    N: Annotated[int, typer.Option("--N", help="Columns.", min=1, rich_help_panel=WHAT)] = 4096,
+    M: Annotated[int | None, typer.Option("--M", help="Rows.", min=1, rich_help_panel=WHAT, show_default="4096")] = None,
+    N: Annotated[int | None, typer.Option("--N", help="Columns.", min=1, rich_help_panel=WHAT, show_default="4096")] = None,
+    shape: Annotated[
+        str | None, typer.Option(help="Shape of N-D tensors in place of --M and --N: 8x16x1024x1024.", rich_help_panel=WHAT)
+    ] = None,
+    dim: Annotated[str | None, typer.Option(help="Dimension of --shape that is reduced.", rich_help_panel=WHAT, show_default="-1")] = None,
     dtype: Annotated[str, typer.Option(help="fp32, fp16 or bf16.", rich_help_panel=WHAT, autocompletion=options.DTYPE)] = "fp32",
     direction: Annotated[
         str, typer.Option(help="forward, backward or both.", rich_help_panel=WHAT, autocompletion=options.DIRECTION)
@@ -47,18 +51,19 @@ def inspect(
     For each kernel of a call on a GPU it shows grid, block, registers, spills, shared memory and bytes moved.
     """
     from softbench.cli import output
-    from softbench.core.case import Case
     from softbench.plan import sweep
     from softbench.plan.flags import from_flags
-    from softbench.plan.settings import Settings
+    from softbench.plan.settings import Settings, with_axes
     from softbench.report import listing
     from softbench.run import inspect as inspections, operations
 
     flags = from_flags({"device": device, "seed": seed, "timeout": timeout, "plugins": plugin})
-    dtypes, directions = sweep.parse_dtypes(dtype, "--dtype"), sweep.parse_directions(direction, "--direction")
-    if len(dtypes) + len(directions) != 2:
-        raise UsageError("softbench inspect shows one case: give one --dtype and one --direction")
-    case = Case(M, N, dtypes[0], directions[0], op=operations.name(op))
+    extents = {"M": M and str(M), "N": N and str(N), "shape": shape, "dim": dim}
+    axes = from_flags({**extents, "dtype": dtype, "direction": direction, "op": operations.name(op)})
+    try:
+        (case,) = sweep.cases([with_axes(sweep.Sweep((4096,), (4096,)), axes)], "cuda")
+    except ValueError:
+        raise UsageError("softbench inspect shows one case: give one --dtype, one --direction, and one --shape with one --dim") from None
     kinds = inspections.kinds(show)
     try_file(json)
     if out is not None:

@@ -52,6 +52,14 @@ Rows = Annotated[
     list[str] | None, _option(WHAT, "Rows: 4096, or 256,1024, or 256:8192:256, or 256:65536:*2.", "--M", default="of --config")
 ]
 Columns = Annotated[list[str] | None, _option(WHAT, "Columns, the reduced axis; written like --M.", "--N", default="of --config")]
+Shapes = Annotated[
+    list[str] | None,
+    _option(WHAT, "Shape of N-D tensors in place of --M and --N: 8x16x1024x1024, or several.", "--shape", default="(M, N)"),
+]
+Dims = Annotated[
+    list[str] | None,
+    _option(WHAT, "Dimension of --shape that is reduced: -1 is the last, 0 the first; or several: -1,1.", "--dim", default="-1"),
+]
 Dtype = Annotated[list[str] | None, _option(WHAT, "fp32, fp16, bf16, or several: fp32,bf16.", default="fp32", complete=DTYPE)]
 Directions = Annotated[
     list[str] | None, _option(WHAT, "forward, backward, both (through autograd), or several.", default="forward", complete=DIRECTION)

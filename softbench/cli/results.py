@@ -44,6 +44,9 @@ def show(
     ] = None,
     M: Annotated[list[str] | None, typer.Option("--M", help="Rows: 4096, or 256,1024, or 256:8192:256.", rich_help_panel=WHAT)] = None,
     N: Annotated[list[str] | None, typer.Option("--N", help="Columns; written like --M.", rich_help_panel=WHAT)] = None,
+    shape: Annotated[
+        list[str] | None, typer.Option("--shape", help="Shape of N-D cases: 8x16x1024x1024, 64x32x1000@dim1.", rich_help_panel=WHAT)
+    ] = None,
     dtype: Annotated[
         list[str] | None, typer.Option(help="fp32, fp16, bf16, or several.", rich_help_panel=WHAT, autocompletion=options.DTYPE)
     ] = None,
@@ -68,7 +71,7 @@ def show(
     ] = None,
 ) -> None:
     """Show the table of a results file, or of some of its cells."""
-    from softbench.plan.sweep import parse_axis, parse_directions, parse_dtypes
+    from softbench.plan.sweep import parse_axis, parse_directions, parse_dtypes, parse_shapes
     from softbench.plan.values import strings
     from softbench.results.csv import to_csv
     from softbench.results.select import select
@@ -86,6 +89,7 @@ def show(
         dtypes=parse_dtypes(joined(dtype), "--dtype") if dtype else (),
         directions=parse_directions(joined(direction), "--direction") if direction else (),
         ops=strings(joined(op), "--op") if op else (),
+        shapes=parse_shapes(joined(shape), "--shape") if shape else (),
     )
     in_csv = csv is not None and printed(to_csv(rows), csv, "--csv")
     if not wrote_to_stdout(lambda: {"cells": [_values(row) for row in rows]}, json) and not in_csv:

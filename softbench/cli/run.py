@@ -30,6 +30,8 @@ def run(
     backends: options.Backends = None,
     M: options.Rows = None,
     N: options.Columns = None,
+    shape: options.Shapes = None,
+    dim: options.Dims = None,
     dtype: options.Dtype = None,
     direction: options.Directions = None,
     op: options.Operations = None,
@@ -68,7 +70,8 @@ def run(
 
     verbosity.choose(quiet=quiet, verbose=verbose)
     flags = from_flags(
-        {"backends": backends, "M": M, "N": N, "dtype": dtype, "direction": direction, "op": names(op), "device": device, "plugins": plugin}
+        {"backends": backends, "M": M, "N": N, "shape": shape, "dim": dim}
+        | {"dtype": dtype, "direction": direction, "op": names(op), "device": device, "plugins": plugin}
         | {"threads": threads, "rounds": rounds, "processes": processes, "seed": seed, "relative_to": relative_to, "timeout": timeout}
         | {"timer": timer, "l2": l2, "profile": profile, "max_rounds": max_rounds, "precision": precision}
     )

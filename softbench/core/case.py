@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import lru_cache
+from math import prod
 from typing import NamedTuple
 
 DTYPES = {"fp32": 4, "fp16": 2, "bf16": 2}
@@ -75,10 +77,87 @@ def op_text(name: str, parameters: Mapping[str, Value]) -> str:
     return f"{name}({inner})" if inner else name
 
 
+AT_DIM = "@dim"
+"""Stands before the dimension in a shape's text."""
+MAX_EXTENT = 2**48
+"""Largest number of rows or columns. It is beyond any memory, and M * N * itemsize stays an exact number."""
+MAX_DIMENSIONS = 8
+
+
+class Shape(NamedTuple):
+    """The shape of a case's tensors where they are not (M, N), and the dimension of the rows."""
+
+    sizes: tuple[int, ...]
+    """The sizes of all dimensions."""
+    dim: int
+    """The dimension that an operation reduces; its size is N. It counts from 0."""
+
+    @property
+    def rows(self) -> int:
+        """M: the product of the other sizes."""
+        return prod(self.sizes[: self.dim] + self.sizes[self.dim + 1 :])
+
+    @property
+    def columns(self) -> int:
+        """N: the size of the dimension."""
+        return self.sizes[self.dim]
+
+    @property
+    def plain(self) -> bool:
+        """True if the tensors are (M, N)."""
+        return len(self.sizes) == 2 and self.dim == 1
+
+    def with_rows(self, most: int) -> Shape:
+        """The same dimensions with fewer rows, at most `most`. The last dimensions keep their sizes first."""
+        sizes = list(self.sizes)
+        for place in reversed(range(len(sizes))):
+            if place != self.dim:
+                sizes[place] = max(1, min(sizes[place], most))
+                most //= sizes[place]
+        return Shape(tuple(sizes), self.dim)
+
+    def __str__(self) -> str:
+        """`8x16x1024x1024`, or `64x32x1000@dim1` where the dimension is not the last."""
+        last = self.dim == len(self.sizes) - 1
+        return "x".join(map(str, self.sizes)) + ("" if last else f"{AT_DIM}{self.dim}")
+
+
+@lru_cache(maxsize=1024)
+def shape_of(text: str) -> Shape:
+    """The shape of a text that `str` of a Shape gave.
+
+    Raises:
+        ValueError: the text is not the shape of a case; the message says why.
+    """
+    sizes, at, dim = text.partition(AT_DIM)
+    words = sizes.split("x")
+    if not all(word.isascii() and word.isdecimal() and len(word) < 18 for word in (*words, dim or "0")) or bool(at) != bool(dim):
+        raise ValueError(f"'{text[:60]}' is no shape; write sizes with x between them, as in 8x16x1024x1024")
+    found = Shape(tuple(map(int, words)), int(dim) if dim else len(words) - 1)
+    if not 2 <= len(words) <= MAX_DIMENSIONS:
+        raise ValueError(f"'{text[:60]}' is no shape of 2 to {MAX_DIMENSIONS} sizes; for one row give --M 1 and --N")
+    if found.dim >= len(words):
+        raise ValueError(f"'{text[:60]}' has no dimension {found.dim}; they are 0 to {len(words) - 1}, or -{len(words)} to -1")
+    if not all(found.sizes) or max(found.rows, found.columns) > MAX_EXTENT:
+        raise ValueError(f"'{text[:60]}' is out of range; each size is at least 1, and there are at most {MAX_EXTENT} rows or columns")
+    return found
+
+
+def valid_shape(text: object, M: int, N: int) -> bool:
+    """True if a text from a file is empty, or the shape of an N-D case with so many rows and columns."""
+    if not isinstance(text, str):
+        return False
+    try:
+        found = shape_of(text) if text else None
+    except ValueError:
+        return False
+    return found is None or (not found.plain and (found.rows, found.columns, str(found)) == (M, N, text))
+
+
 class CaseKey(NamedTuple):
     """A case's identity in a results file of one device. Its text is the case's name: `forward-bf16-4096x1024`.
 
-    Other operations than softmax stand in front: `log_softmax-forward-bf16-4096x1024`.
+    Other operations than softmax stand in front: `log_softmax-forward-bf16-4096x1024`. An N-D case has its shape in place of MxN.
     """
 
     direction: str
@@ -86,9 +165,15 @@ class CaseKey(NamedTuple):
     M: int
     N: int
     op: str = OPERATION
+    shape: str = ""
 
     def __str__(self) -> str:
-        return f"{pass_name(self.op, self.direction, '-')}-{self.dtype}-{self.M}x{self.N}"
+        return f"{pass_name(self.op, self.direction, '-')}-{self.dtype}-{self.size}"
+
+    @property
+    def size(self) -> str:
+        """The shape: `4096x1024`, or `64x32x1000@dim1`."""
+        return self.shape or f"{self.M}x{self.N}"
 
 
 def pass_name(op: str, direction: str, between: str = " ") -> str:
@@ -111,6 +196,8 @@ class Case:
     """`cuda` or `cpu`."""
     op: str = OPERATION
     """A name of `softbench.ops.registry`, with the parameters that are not at their default: `softmax(scale=0.7)`."""
+    shape: str = ""
+    """The text of an N-D case's Shape, whose M and N the case has; empty if the tensors are (M, N)."""
 
     @property
     def operation(self) -> str:
@@ -123,6 +210,27 @@ class Case:
         return parse_op(self.op)[1]
 
     @property
+    def sizes(self) -> tuple[int, ...]:
+        """The shape of the tensors."""
+        return shape_of(self.shape).sizes if self.shape else (self.M, self.N)
+
+    @property
+    def dim(self) -> int:
+        """The dimension that the operation reduces."""
+        return shape_of(self.shape).dim if self.shape else 1
+
+    def of_rows(self, M: int) -> Case:
+        """The case of an (M, N) tensor that holds some of the rows, or copies of them."""
+        return replace(self, M=M, shape="")
+
+    def with_rows(self, most: int) -> Case:
+        """The case with at most so many rows; an N-D case keeps its dimensions."""
+        if not self.shape:
+            return replace(self, M=min(self.M, most))
+        fewer = shape_of(self.shape).with_rows(most)
+        return replace(self, M=fewer.rows, shape=str(fewer))
+
+    @property
     def key(self) -> str:
         """The case's name, such as `forward-bf16-4096x1024`; unique in a run."""
         return str(self.identity)
@@ -130,7 +238,7 @@ class Case:
     @property
     def identity(self) -> CaseKey:
         """The case without its device."""
-        return CaseKey(self.direction.value, self.dtype, self.M, self.N, self.op)
+        return CaseKey(self.direction.value, self.dtype, self.M, self.N, self.op, self.shape)
 
 
 YARDSTICK = "copy"

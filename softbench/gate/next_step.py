@@ -12,10 +12,10 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from softbench.core import text
-from softbench.core.case import OPERATION
+from softbench.core.case import AT_DIM, OPERATION
 from softbench.gate import unpaired
 from softbench.gate.fresh_pairs import MORE_PAIRS
-from softbench.gate.samples import RunSamples
+from softbench.gate.samples import CellKey, RunSamples
 from softbench.gate.verdicts import GateReport, State
 
 NOTHING_JUDGED = "no cell counts, because all are advisory or not measured on both sides: measure larger shapes (--M, --N)"
@@ -30,7 +30,7 @@ def after_pairs(report: GateReport, command: str, processes: int) -> str:
         return broken
     if slower := [verdict.cell for verdict in report.verdicts if verdict.fails and verdict.state is State.SLOWER]:
         cell = slower[0]
-        axes: dict[str, object] = {"--M": cell.M, "--N": cell.N, "--dtype": cell.dtype, "--direction": cell.direction}
+        axes: dict[str, object] = {**_extents(cell), "--dtype": cell.dtype, "--direction": cell.direction}
         axes |= {"--op": cell.op} if cell.op != OPERATION else {}
         return f"if the change is not intended, look at its worst cell alone: {_with(command, {**axes, '--processes': MORE_PAIRS})}"
     if report.exit_code == 1:
@@ -81,11 +81,20 @@ def _find_the_error(report: GateReport, command: str) -> str:
     program = words[: words.index("gate")] if "gate" in words else ["softbench"]
     axes = ["--dtype", cell.dtype, "--direction", cell.direction, *_given(words, OF_ANY_COMMAND)]
     check = shlex.join([*program, "check", "--backends", cell.backend, *axes])
-    inspect = shlex.join([*program, "inspect", cell.backend, "--M", str(cell.M), "--N", str(cell.N), *axes])
+    extents = [word for pair in _extents(cell).items() for word in pair]
+    inspect = shlex.join([*program, "inspect", cell.backend, *extents, *axes])
     return (
         f"{text.count(len(broken), 'cell')} of {text.few(list(dict.fromkeys(one.backend for one in broken)))} "
         f"broke, so find the error before you measure again: {check}; or look at the code of that case: {inspect}"
     )
+
+
+def _extents(cell: CellKey) -> dict[str, str]:
+    """The options that give the cell's shape."""
+    if not cell.shape:
+        return {"--M": str(cell.M), "--N": str(cell.N)}
+    sizes, _, dim = cell.shape.partition(AT_DIM)
+    return {"--shape": sizes, "--dim": dim or "-1"}
 
 
 def _new_baseline(base: RunSamples, command: str) -> str:

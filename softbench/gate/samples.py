@@ -29,6 +29,8 @@ class CellKey(NamedTuple):
     """Columns: the reduced axis."""
     op: str = OPERATION
     """Name of the operation."""
+    shape: str = ""
+    """Shape of an N-D case; empty if it is (M, N)."""
 
     @property
     def identity(self) -> CaseKey:

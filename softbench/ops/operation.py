@@ -32,7 +32,9 @@ class TensorSpec:
     """The value of a parameter without which the tensor does not exist, such as `("scale", "row")`."""
 
     def shape(self, case: Case) -> tuple[int, ...]:
-        """The sizes of the axes in a case."""
+        """The tensor's shape in a case."""
+        if case.shape and self.has_columns:
+            return case.sizes
         return tuple(axis if isinstance(axis, int) else getattr(case, axis) for axis in self.axes)
 
     def dtype_of(self, case: Case) -> str:
@@ -115,6 +117,8 @@ class Operation:
     """What `--set` sets."""
     values: Mapping[str, Value] = field(default_factory=dict)
     """The value of each parameter, of an operation that `at` returned."""
+    any_dim: bool = False
+    """True if its rows may lie along any dimension of an N-D tensor, as `--shape` gives it. Tensors of M and N then have that shape."""
 
     def at(self, given: Mapping[str, Value]) -> Operation:
         """The operation for these parameters: tensors, dtypes, passes and bytes follow from them.
@@ -125,7 +129,7 @@ class Operation:
         values = parameters.read(self.parameters, given, self.name)
         tensors = {name: tensor.at(values) for name, tensor in self.tensors.items() if holds(tensor.when, values)}
         passes = {direction: one.at(values, tensors) for direction, one in self.passes.items()}
-        return Operation(self.name, tensors, passes, self.summary, self.parameters, values)
+        return replace(self, tensors=tensors, passes=passes, values=values)
 
     @property
     def text(self) -> str:
@@ -237,7 +241,7 @@ def from_json(data: JsonObject) -> Operation:
     }
     passes = {str(name): _pass_from_json(one) for name, one in data["passes"].items()}
     known = tuple(parameters.from_json(one) for one in data["parameters"])
-    found = Operation(str(data["name"]), tensors, passes, str(data["summary"]), known)
+    found = Operation(str(data["name"]), tensors, passes, str(data["summary"]), known, any_dim=bool(data["any_dim"]))
     validate(found)
     return found
 

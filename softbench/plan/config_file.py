@@ -9,6 +9,9 @@ N = "256:6272:128"
 dtype = ["fp32", "bf16"]
 direction = "forward"
 op = "softmax"
+[[sweep]]
+shape = ["8x16x1024x1024", "64x32x1000"]    # in place of M and N
+dim = [-1, 1]                 # the dimension of the rows; the last without it
 """
 
 from __future__ import annotations
@@ -97,8 +100,12 @@ def _sweep(table: object, at: str) -> Sweep:
     for key in table:
         if key not in SWEEP_READERS:
             raise ConfigError(f"{at}: {unknown(key, SWEEP_READERS, 'key')}")
+    if "shape" in table and ("M" in table or "N" in table):
+        raise ConfigError(f"{at}: shape gives all sizes of the tensor; leave out M and N")
+    if "dim" in table and "shape" not in table:
+        raise ConfigError(f"{at}: dim is a dimension of shape, which is missing")
     for key in ("M", "N"):
-        if key not in table:
+        if key not in table and "shape" not in table:
             raise ConfigError(f"{at}: {key} is missing")
     try:
         axes: JsonObject = {key: SWEEP_READERS[key](axis_text(value, f"{at} {key}"), f"{at} {key}") for key, value in table.items()}

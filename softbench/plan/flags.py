@@ -34,6 +34,8 @@ def from_flags(flags: Mapping[str, Any]) -> Layer:
             layer[key] = None if value.strip() == "all" else strings(value, flag)
         else:
             layer[key] = READERS[key](value, flag)
+    if "shape" in layer and ("M" in layer or "N" in layer):
+        raise UsageError("--shape gives all sizes of the tensor; leave out --M and --N")
     return with_fixed_rounds(cast(Layer, layer))
 
 

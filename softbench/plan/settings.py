@@ -9,7 +9,7 @@ from typing import TypedDict, cast
 from softbench.core.case import Direction
 from softbench.core.errors import UsageError
 from softbench.core.json_types import JsonObject
-from softbench.plan.sweep import Sweep, thinned
+from softbench.plan.sweep import LAST, Sweep, thinned
 
 PHASES = {"import": 60.0, "build": 300.0, "check": 120.0, "time": 120.0}
 """The phases of a cell and their default deadlines in seconds."""
@@ -25,6 +25,8 @@ class Axes(TypedDict, total=False):
     dtype: tuple[str, ...]
     direction: tuple[Direction, ...]
     op: tuple[str, ...]
+    shape: tuple[str, ...]
+    dim: tuple[int, ...]
 
 
 class Layer(Axes, total=False):
@@ -54,7 +56,7 @@ class Layer(Axes, total=False):
 
 QUICK: Layer = {"rounds": 3, "max_rounds": 3, "batch_ms": 5.0}
 """What `--quick` sets."""
-AXES = ("M", "N", "dtype", "direction", "op")
+AXES = ("M", "N", "dtype", "direction", "op", "shape", "dim")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,7 @@ class Settings:
     """One run, fully described. The field docs are the text of docs/configuration.md."""
 
     sweep: tuple[Sweep, ...] = ()
-    """Tables with M, N, dtype, direction and op, the operation."""
+    """Tables with M and N, or shape and dim, and with dtype, direction and op, the operation."""
     backends: tuple[str, ...] | None = None
     """Names or patterns of backends; None means all but the extras."""
     plugins: tuple[Path, ...] = ()
@@ -115,7 +117,7 @@ class Settings:
             UsageError: settings contradict each other.
         """
         axes = cast(Axes, {key: value for key, value in flags.items() if key in AXES})
-        sweeps = [replace(sweep, **axes) for sweep in config.get("sweep", ())]
+        sweeps = [with_axes(sweep, axes) for sweep in config.get("sweep", ())]
         if quick and "N" not in axes:
             sweeps = [replace(sweep, N=thinned(sweep.N, QUICK_SHAPES)) for sweep in sweeps]
         others: Layer = {**config, **(QUICK if quick else {}), **flags}
@@ -130,6 +132,23 @@ class Settings:
                 f"max_rounds: {settings.max_rounds} is less than the {settings.rounds} that are always taken; lower rounds too"
             )
         return settings
+
+
+def with_axes(sweep: Sweep, axes: Axes) -> Sweep:
+    """A sweep with other axes. A shape replaces M and N, and these replace a shape.
+
+    Raises:
+        UsageError: M or N is missing, or dim has no shape.
+    """
+    if "shape" in axes:
+        sweep = replace(sweep, M=(), N=(), shape=axes["shape"])
+    elif sweep.shape and ("M" in axes or "N" in axes):
+        if missing := [name for name in ("M", "N") if name not in axes]:
+            raise UsageError(f"--{missing[0]} is missing: the sweep has shapes, which --M and --N replace together")
+        sweep = replace(sweep, shape=(), dim=(LAST,))
+    if "dim" in axes and not sweep.shape:
+        raise UsageError("--dim is a dimension of --shape; without a shape the rows are along N")
+    return replace(sweep, **axes)
 
 
 def with_fixed_rounds(layer: Layer) -> Layer:

@@ -1,33 +1,52 @@
-"""The sweep grammar (`256,1024`, `256:8192:256`, `256:65536:*2`) and the cases it makes."""
+"""The sweep grammar (`256,1024`, `256:8192:256`, `256:65536:*2`, `8x16x1024x1024`) and the cases it makes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
 
-from softbench.core.case import DTYPES, OPERATION, Case, CaseKey, Direction
+from softbench.core.case import AT_DIM, DTYPES, MAX_EXTENT, OPERATION, Case, CaseKey, Direction, shape_of
 from softbench.core.errors import UsageError
 from softbench.core.text import unknown
 from softbench.ops.registry import names, operation
 
 MAX_VALUES = 10_000  # of one axis: more is a slip of the pen, and would be weeks of measuring
 MAX_CASES = 100_000
-MAX_EXTENT = 2**48  # a row or column count beyond any memory; keeps M * N * itemsize an honest number
 DTYPE_ALIASES = {"float32": "fp32", "float": "fp32", "float16": "fp16", "half": "fp16", "bfloat16": "bf16"}
 """torch's names of the dtypes."""
+LAST = -1
+"""The dimension of the rows unless `--dim` gives another."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """The cartesian product of its axes."""
+    """The cartesian product of its axes: M and N, or shape and dim in their place."""
 
-    M: tuple[int, ...]
-    N: tuple[int, ...]
+    M: tuple[int, ...] = ()
+    N: tuple[int, ...] = ()
     dtype: tuple[str, ...] = ("fp32",)
     direction: tuple[Direction, ...] = (Direction.FORWARD,)
     op: tuple[str, ...] = (OPERATION,)
+    shape: tuple[str, ...] = ()
+    """Texts such as `8x16x1024x1024`; one with `@dim1` has its own dimension."""
+    dim: tuple[int, ...] = (LAST,)
+
+    def extents(self) -> Iterator[tuple[int, int, str]]:
+        """M, N and shape of the cases in order; the shape is empty where the tensors are (M, N).
+
+        Raises:
+            UsageError: a shape has no such dimension.
+        """
+        yield from ((M, N, "") for M, N in product(self.M, self.N) if not self.shape)
+        for text, dim in product(self.shape, self.dim):
+            sizes, at, _ = text.partition(AT_DIM)
+            dimensions = len(sizes.split("x"))
+            if not -dimensions <= dim < dimensions:
+                raise UsageError(f"dim {dim}: {text} has the dimensions 0 to {dimensions - 1}, or -{dimensions} to -1")
+            found = shape_of(text if at else f"{text}{AT_DIM}{dim % dimensions}")
+            yield found.rows, found.columns, "" if found.plain else str(found)
 
 
 def parse_axis(text: str, name: str) -> tuple[int, ...]:
@@ -81,6 +100,28 @@ def _positive(text: str, name: str) -> int:
     return value
 
 
+def parse_shapes(text: str, name: str) -> tuple[str, ...]:
+    """Shapes of a sweep from a list such as `8x16x1024x1024,64x32x1000@dim1`, without repeats. Raises as `parse_axis`."""
+    try:
+        return tuple(dict.fromkeys(_canonical(part.strip()) for part in text.split(",")))
+    except ValueError as error:
+        raise UsageError(f"{name}: {error}") from None
+
+
+def _canonical(text: str) -> str:
+    """A shape's text with plain numbers. One that names its dimension keeps it, so that `--dim` does not change it."""
+    found = shape_of(text)
+    return "x".join(map(str, found.sizes)) + (f"{AT_DIM}{found.dim}" if AT_DIM in text else "")
+
+
+def parse_dims(text: str, name: str) -> tuple[int, ...]:
+    """Dimensions of a sweep from a list such as `-1,1`, without repeats. Raises as `parse_axis`."""
+    words = [part.strip() for part in text.split(",")]
+    if wrong := [word for word in words if not (word.isascii() and word.removeprefix("-").isdecimal() and len(word) < 4)]:
+        raise UsageError(f"{name}: '{wrong[0]}' is no dimension; write -1 for the last, 0 for the first, or several: -1,1")
+    return tuple(dict.fromkeys(map(int, words)))
+
+
 def parse_choices(text: str, name: str, known: Iterable[str], what: str, also: Iterable[str] = ()) -> tuple[str, ...]:
     """Names from a comma-separated list, each one of `known`, without repeats.
 
@@ -123,7 +164,8 @@ def parse_operation(text: str, name: str) -> str:
 
 def only(case: CaseKey) -> Sweep:
     """The sweep of one case."""
-    return Sweep((case.M,), (case.N,), (case.dtype,), (Direction(case.direction),), (case.op,))
+    found = Sweep((case.M,), (case.N,), (case.dtype,), (Direction(case.direction),), (case.op,))
+    return replace(found, M=(), N=(), shape=(case.shape,)) if case.shape else found
 
 
 def require_passes(op: str, directions: Iterable[str]) -> None:
@@ -142,14 +184,17 @@ def cases(sweeps: Iterable[Sweep], device: str) -> tuple[Case, ...]:
     for sweep in sweeps:
         if unknown_ops := [op for op in sweep.op if op not in names()]:  # of a baseline, say
             raise UsageError(f"operation {unknown_ops[0]}: softbench has none of this name; give its file with --op FILE.py")
-        axes = (sweep.op, sweep.direction, sweep.dtype, sweep.M, sweep.N)
-        if prod(map(len, axes)) > MAX_CASES:
+        axes = (sweep.op, sweep.direction, sweep.dtype)
+        of_shape = (sweep.shape, sweep.dim) if sweep.shape else (sweep.M, sweep.N)
+        if prod(map(len, (*axes, *of_shape))) > MAX_CASES:
             raise UsageError(f"the sweep has more than {MAX_CASES} cases; split it into several runs")
         for op in sweep.op:
             require_passes(op, sweep.direction)
-        for op, direction, dtype, M, N in product(*axes):
+            if sweep.shape and not operation(op).any_dim:
+                raise UsageError(f"--shape: {op} takes (M, N) tensors only; give --M and --N")
+        for op, direction, dtype, (M, N, shape) in product(*axes, tuple(sweep.extents())):
             if direction in operation(op).passes:
-                found[Case(M, N, dtype, direction, device, op)] = None
+                found[Case(M, N, dtype, direction, device, op, shape)] = None
     return tuple(found)
 
 

@@ -51,7 +51,17 @@ def unsupported(backend: Backend, case: Case) -> str:
     """Why a backend cannot compute a case, in one line; empty if it can. Raises what its `supports` raises, and as `why_not`."""
     if not is_yardstick(backend) and (reason := lacking(operations(backend), case.op)):
         return reason
+    if case.shape and not is_yardstick(backend) and over_dim(backend, case.op) is None:
+        return "it takes (M, N) tensors only, because it has no over_dim"
     return why_not(backend.supports(case), "supports")
+
+
+def measured_case(backend: Backend, case: Case) -> Case:
+    """The case as a worker measures it: the yardstick moves rows of the same bytes, and an interpreted backend gets few rows."""
+    if is_yardstick(backend):
+        return case.of_rows(case.M)
+    only = interpreted(backend)
+    return case.with_rows(only[1]) if only else case
 
 
 def why_not(answer: object, method: str) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from softbench.core.outcome import FAILURES, Grade, Status
 from softbench.core.text import bandwidth_unit, percent
 from softbench.report import matrix, style
-from softbench.report.slices import Slice
+from softbench.report.slices import Slice, shape as shape_of
 from softbench.report.style import DARK, OTHER, Style
 from softbench.results.rows import Row
 
@@ -36,12 +36,12 @@ def figure(runs: Sequence[Sequence[Row]], what: Slice, styles: Mapping[str, Styl
     made.subplots_adjust(wspace=0.06, top=1 - 0.7 / height, bottom=0.5 / height)
     unit, factor = bandwidth_unit([row.gbps for row in every if row.gbps])
     for panel, shape in zip(axes[0], what.shapes, strict=True):
-        cells = [{row.backend: row for row in rows if shape == (row.M, row.N)} for rows in kept]
+        cells = [{row.backend: row for row in rows if shape == shape_of(row)} for rows in kept]
         _limits(panel, [factor * row.gbps for rows in cells for row in rows.values() if row.gbps])
         _panel(panel, [(styles.get(name, OTHER), cells[source].get(name)) for name, source in lines], factor)
         for row in (row for rows in cells for row in rows.values() if row.grade == Grade.YARDSTICK):
             panel.axvline(factor * (row.gbps or 0), color=DARK, linewidth=1)
-        panel.set_title(f"M = {shape[0]}, N = {shape[1]}", fontsize=9)
+        panel.set_title(shape[2] or f"M = {shape[0]}, N = {shape[1]}", fontsize=9)
         panel.set_xlabel(unit, fontsize=8)
     first = axes[0][0]
     texts = [style.label(name, [row for row in kept[source] if row.backend == name], sources[source]) for name, source in lines]

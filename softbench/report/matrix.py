@@ -28,6 +28,10 @@ SEPARATOR = " ┃ "  # between the columns of a rich table
 WIDE = 12  # backends; a Markdown table of more has a row per backend
 
 
+Extent = int | str
+"""N or M of a case, or the shape of an N-D case."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Cell:
     """A table cell: its numbers, or one word."""
@@ -39,17 +43,17 @@ class _Cell:
 
 
 class Section:
-    """The rows of one table: one direction and dtype, and one M (or one N, if only M varies)."""
+    """The rows of one table: one direction and dtype, and one M (or one N, if only M varies), or all N-D shapes."""
 
     def __init__(self, rows: Sequence[Row], axis: str) -> None:
-        """`axis` is `N` or `M`: what differs between the shapes."""
+        """`axis` is `N`, `M` or `shape`: what differs between the cases."""
         self.rows, self.axis = rows, axis
         self.cells = {(self.shape(row), row.backend): row for row in rows}
         self.shapes = list(dict.fromkeys(map(self.shape, rows)))
         names = list(dict.fromkeys(row.backend for row in rows if row.status != Status.UNAVAILABLE))
         self.backends = names or list(dict.fromkeys(row.backend for row in rows))
         """The backends that are available, in the file's order; all of them if none is."""
-        self.fastest: dict[int, Row] = {}
+        self.fastest: dict[Extent, Row] = {}
         """The fastest backend of each shape. The yardstick and implausible cells do not count."""
         for row in rows:
             if row.status == Status.OK and row.median_us and IMPLAUSIBLE not in row.labels and row.grade != Grade.YARDSTICK:
@@ -57,8 +61,9 @@ class Section:
                 if best is None or row.median_us < (best.median_us or 0):
                     self.fastest[self.shape(row)] = row
 
-    def shape(self, row: Row) -> int:
-        return row.N if self.axis == "N" else row.M
+    def shape(self, row: Row) -> Extent:
+        """What names the row's case in this section."""
+        return row.shape or (row.N if self.axis == "N" else row.M)
 
     def ranked(self) -> list[str]:
         """The yardstick, then the other backends by their mean time over the fastest of a shape; those without a result last."""
@@ -105,17 +110,22 @@ class _Grid:
 
 
 def sections(rows: Sequence[Row]) -> list[Section]:
-    """A section per pass, dtype and M. Where each M has the same single N, one section holds all of them."""
+    """A section per pass, dtype and M. Where each M has the same single N, one section holds all of them. N-D cases have a section."""
     by_m: dict[tuple[str, str, int], list[Row]] = {}
+    shaped: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
-        by_m.setdefault((row.of_pass, row.dtype, row.M), []).append(row)
+        if row.shape:
+            shaped.setdefault((row.of_pass, row.dtype), []).append(row)
+        else:
+            by_m.setdefault((row.of_pass, row.dtype, row.M), []).append(row)
     columns = {key: {row.N for row in some} for key, some in by_m.items()}
     merged: dict[tuple[str, str, int | None, int | None], list[Row]] = {}
     for (of_pass, dtype, M), some in by_m.items():
         of_dtype = [found for key, found in columns.items() if key[:2] == (of_pass, dtype)]
         scan = len(of_dtype) > 1 and all(found == of_dtype[0] and len(found) == 1 for found in of_dtype)
         merged.setdefault((of_pass, dtype, None, some[0].N) if scan else (of_pass, dtype, M, None), []).extend(some)
-    return [Section(some, "M" if key[2] is None else "N") for key, some in merged.items()]
+    found = [Section(some, "M" if key[2] is None else "N") for key, some in merged.items()]
+    return found + [Section(some, "shape") for some in shaped.values()]
 
 
 def tables(section: Section, console: Console) -> list[RenderableType]:
@@ -136,8 +146,8 @@ def title(section: Section, detail: int) -> str:
     relative = next((row.relative_to for row in section.rows if row.relative_to), "")
     unit, _ = _unit(section)
     parts = [unit, "% of copy", *([f"speed-up over {relative}"] if relative else [])]
-    fixed = f"M={first.M}" if section.axis == "N" else f"N={first.N}"
-    return f"{first.of_pass} {first.dtype}, {fixed}, {first.device}{clock}: {', '.join(parts[:detail])}"
+    fixed = {"N": f" M={first.M},", "M": f" N={first.N},"}.get(section.axis, "")
+    return f"{first.of_pass} {first.dtype},{fixed} {first.device}{clock}: {', '.join(parts[:detail])}"
 
 
 def _unit(section: Section) -> tuple[str, float]:
@@ -149,12 +159,13 @@ def _grid(section: Section, detail: int, *, turned: bool) -> _Grid:
     names = section.ranked() if turned else section.backends
     factor = _unit(section)[1]
 
-    def column(head: str, keys: Iterable[tuple[int, str]]) -> tuple[str, list[Text]]:
+    def column(head: str, keys: Iterable[tuple[Extent, str]]) -> tuple[str, list[Text]]:
         cells = [_cell(section.cells.get(key), detail, section.fastest.get(key[0]), factor) for key in keys]
         return head, _aligned(cells, cell_len(head))
 
     if turned:
-        return _Grid("backend", names, [column(f"{section.axis}={N}", ((N, name) for name in names)) for N in section.shapes])
+        start = "" if section.axis == "shape" else f"{section.axis}="
+        return _Grid("backend", names, [column(f"{start}{N}", ((N, name) for name in names)) for N in section.shapes])
     return _Grid(section.axis, list(map(str, section.shapes)), [column(name, ((N, name) for N in section.shapes)) for name in names])
 
 

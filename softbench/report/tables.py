@@ -93,7 +93,7 @@ def _reason(status: str, reason: str, rows: Sequence[Row]) -> Text:
 
 def _span(rows: Sequence[Row]) -> str:
     """`forward fp32 8x16`, or `3 cells, ... to ...`."""
-    first, last = (f"{row.of_pass} {row.dtype} {row.M}x{row.N}" for row in (rows[0], rows[-1]))
+    first, last = (f"{row.of_pass} {row.dtype} {row.case.size}" for row in (rows[0], rows[-1]))
     return first if len(rows) == 1 else f"{units.count(len(rows), 'cell')}, {first} to {last}"
 
 
@@ -118,10 +118,15 @@ def cells(rows: Sequence[Row]) -> RenderableType:
     return Group(table, Text(), *notes(rows, all_reasons=True))
 
 
+def _columns(row: Row) -> str:
+    """N, with the shape of an N-D case."""
+    return f"{row.N} ({row.shape})" if row.shape else str(row.N)
+
+
 def _cell_lines(rows: Sequence[Row]) -> Iterator[tuple[str, ...]]:
     for row in rows:
         yield (
-            *(row.backend, row.of_pass, row.dtype, str(row.M), str(row.N), row.status, row.grade),
+            *(row.backend, row.of_pass, row.dtype, str(row.M), _columns(row), row.status, row.grade),
             units.micros(row.median_us) if row.median_us else "",
             f"{units.micros(row.p20_us)}..{units.micros(row.p80_us)}" if row.p20_us and row.p80_us else "",
             str(row.n or ""),

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import MISSING, fields
 from pathlib import Path
 
-from softbench.core.case import DTYPES, Direction, parse_op
+from softbench.core.case import DTYPES, Direction, parse_op, valid_shape
 from softbench.core.errors import ResultsError
 from softbench.core.json_types import JsonObject
 from softbench.core.outcome import Grade, Status
@@ -119,6 +119,8 @@ def _row_of(values: dict[str, str]) -> Row:
     parse_op(row.op)
     if not (0 < row.M < 2**63 and 0 < row.N < 2**63):
         raise ValueError("M and N must be positive")
+    if not valid_shape(row.shape, row.M, row.N):
+        raise ValueError(f"shape: '{row.shape[:40]}' is no shape of {row.M} rows and {row.N} columns")
     figures = (row.median_us, row.p20_us, row.p80_us, *(() if row.timer == "host" or IMPLAUSIBLE in row.labels else (row.gbps,)))
     if row.status == Status.OK and (row.grade in (Grade.WRONG, Grade.UNVERIFIED) or not all(f and 0 < f < math.inf for f in figures)):
         raise ValueError("status is ok, but there is no figure, or a class that has none")

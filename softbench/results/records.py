@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from softbench.core.case import DTYPES, LONGEST_OP, OP, Case, Direction
+from softbench.core.case import DTYPES, LONGEST_OP, OP, Case, Direction, valid_shape
 from softbench.core.json_types import JsonObject, to_json
 from softbench.core.outcome import (
     Batch,
@@ -98,6 +98,7 @@ def record_from_json(data: JsonObject) -> Record:
 def _case(data: JsonObject) -> Case:
     case = Case(**{**data, "direction": Direction(data["direction"])})
     known = OP.fullmatch(case.op) and len(case.op) <= LONGEST_OP and case.dtype in DTYPES and case.device in ("cpu", "cuda")
+    known = known and valid_shape(case.shape, case.M, case.N)
     if not known or not all(0 < _count(size) < 2**63 for size in (case.M, case.N)):
         raise ValueError("an invalid case")
     return case

@@ -107,10 +107,12 @@ class Row:
     """Places where `torch.compile` left a part of the function to Python; empty if it compiled nothing."""
     op: str = OPERATION
     """Name of the operation."""
+    shape: str = ""
+    """Shape of an N-D case, such as `8x16x1024x1024`, with `@dim1` where the rows are along dimension 1; empty if it is (M, N)."""
 
     @property
     def case(self) -> CaseKey:
-        return CaseKey(self.direction, self.dtype, self.M, self.N, self.op)
+        return CaseKey(self.direction, self.dtype, self.M, self.N, self.op, self.shape)
 
     @property
     def of_pass(self) -> str:
@@ -176,6 +178,7 @@ def row(
         peak_bytes=profile.peak_bytes,
         graph_breaks=build.graph_breaks if build else None,
         op=case.op,
+        shape=case.shape,
         of_peak=gbps / peak if gbps and isinstance(peak, float) else None,
     )
 

@@ -20,6 +20,7 @@ def select(
     M: Collection[int] = (),
     N: Collection[int] = (),
     ops: Collection[str] = (),
+    shapes: Collection[str] = (),
 ) -> list[Row]:
     """The rows of these backends (names or shell patterns) and values; an empty filter selects all. The yardstick stays.
 
@@ -30,7 +31,7 @@ def select(
     for pattern in backends:
         if not any(fnmatchcase(name, pattern) for name in names):
             raise UsageError(f"--backends: {unknown(pattern, names, 'backend')}")
-    axes: dict[str, Collection[object]] = {"direction": directions, "dtype": dtypes, "M": M, "N": N, "op": ops}
+    axes: dict[str, Collection[object]] = {"direction": directions, "dtype": dtypes, "M": M, "N": N, "op": ops, "shape": shapes}
     filters = {axis: wanted for axis, wanted in axes.items() if wanted}
     for axis, wanted in filters.items():
         there = dict.fromkeys(getattr(row, axis) for row in rows)

@@ -22,10 +22,10 @@ from softbench.core.case import Case
 from softbench.core.inspection import LANGUAGES, NAME_CHARACTERS, Artifact, Inspection, Launch
 from softbench.core.json_types import JsonObject
 from softbench.core.text import count, one_line, size
-from softbench.ops.registry import numerics, operation
+from softbench.ops.registry import operation
 from softbench.plugins.backend import Backend, Generated
 from softbench.plugins.traits import generated
-from softbench.worker import timers
+from softbench.worker import any_dim, callables, timers
 from softbench.worker.compile_stats import Graphs
 
 if TYPE_CHECKING:
@@ -54,8 +54,8 @@ def inspect(backend: Backend, case: Case, seed: int) -> Inspection:
     """Build one case, and collect its generated code and its launches. Exceptions of the backend pass through."""
     with watched() as seen:
         graphs = Graphs()
-        given = numerics(case.op).make(case, seed, torch.device(case.device))
-        prepared = backend.prepare(case)
+        given = any_dim.make(case, seed, torch.device(case.device))
+        prepared = callables.prepared(backend, case)
 
         def call() -> None:
             prepared(*given)

@@ -15,9 +15,9 @@ from softbench.core.outcome import Accuracy, Grade
 from softbench.ops.registry import numerics
 from softbench.plugins.traits import reuses_output
 from softbench.worker import caller_state, output_checks
+from softbench.worker.any_dim import rows_of
 from softbench.worker.async_work import AsyncWorkWatch
 from softbench.worker.probes import OVERWRITTEN
-from softbench.worker.row_sample import rows_of
 
 if TYPE_CHECKING:
     from softbench.worker.tamper_guard import TamperGuard
@@ -126,7 +126,7 @@ class ContractCase:
                 with torch.cuda.stream(stream):
                     outputs.append((given, tuple(out[:EDGE_ROWS].clone() for out in self.results(*given))))
         torch.cuda.synchronize()
-        edge = replace(self.case, M=min(self.case.M, EDGE_ROWS))
+        edge = self.case.with_rows(EDGE_ROWS)
         found = [self.verify(self.backend, edge, rows_of(self.case, given, slice(EDGE_ROWS)), outs) for given, outs in outputs]
         worst = max(found, key=lambda one: (one.grade is Grade.WRONG, one.worst))
         return replace(worst, detail=f"with calls on two streams: {worst.detail}") if worst.grade is Grade.WRONG else worst
@@ -154,7 +154,7 @@ class ContractCase:
             reason = "changed its input"
         if reason := reason or (self.guard.replaced() if self.guard else ""):
             return Accuracy.wrong(reason)
-        return self.verify(self.backend, replace(self.case, M=len(numbers)), kept, (out[places],), numbers=numbers)
+        return self.verify(self.backend, self.case.of_rows(len(numbers)), kept, (out[places],), numbers=numbers)
 
     def results(self, *given: torch.Tensor) -> Tensors:
         """The outputs of a call."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,7 +16,7 @@ from softbench.ops import traffic
 from softbench.ops.check_case import See
 from softbench.ops.registry import numerics
 from softbench.plugins.traits import is_yardstick, reuses_output
-from softbench.worker import caller_state, output_checks, row_sample, timers
+from softbench.worker import any_dim, caller_state, output_checks, row_sample, timers
 from softbench.worker.async_work import AsyncWorkWatch
 from softbench.worker.failures import out_of_memory
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 Tensors = tuple[torch.Tensor, ...]
 
+DRAWN_ROWS = 4096
+"""Rows that `Numerics.drawn` gets, at most."""
 ROWS_OF_A_KIND = 2
 """Structured rows of each kind, at least, if the rows are not long."""
 
@@ -49,8 +51,8 @@ class PreCheck:
         first, hard = self._structured(seed)
         if hard.grade in (Grade.WRONG, Grade.UNVERIFIED):
             return hard
-        numerics(self.case.op).refill(self.given, self.case, seed)
-        if not numerics(self.case.op).drawn(self.given):
+        any_dim.refill(self.case, self.given, seed)
+        if not numerics(self.case.op).drawn(any_dim.rows_of(self.case, self.given, slice(DRAWN_ROWS))):
             return Accuracy(Grade.UNVERIFIED, float("nan"), "the inputs are not normal: the plugin replaced operators that draw them")
         second, reason = self._once()
         if reason:
@@ -65,9 +67,9 @@ class PreCheck:
         values = numerics(self.case.op)
         kinds = len(values.kinds(self.case))
         calls = -(-min(ROWS_OF_A_KIND * kinds, row_sample.most_rows(self.case)) // self.case.M)
-        many = replace(self.case, M=calls * self.case.M)
-        values.refill(self.given, self.case, seed + 1)
-        given = self.given if calls == 1 else values.make(many, seed + 1, self.given[0].device)
+        many, apart = self.case.of_rows(calls * self.case.M), calls > 1 or bool(self.case.shape)
+        any_dim.refill(self.case, self.given, seed + 1)
+        given = values.make(many, seed + 1, self.given[0].device) if apart else self.given
         names = values.make_structured(given, many, seed)
         first: Tensors = ()
         # Allocated before the calls, so that a backend that takes the memory is not blamed for what the check lacks.
@@ -75,16 +77,17 @@ class PreCheck:
         gathered = tuple(torch.empty(form.shape, dtype=form.dtype, device=given[0].device) for form in due)
         for call in range(calls):
             place = slice(call * self.case.M, (call + 1) * self.case.M)
-            if calls > 1:
-                for tensor, rows in zip(self.given, row_sample.rows_of(many, given, place), strict=True):
-                    tensor.data.copy_(rows)
+            if apart:
+                any_dim.write(self.case, self.given, any_dim.rows_of(many, given, place))
             results, reason = self._once() if call == 0 else self._again()
             if reason:
                 return (), Accuracy.wrong(reason)
             first = first or results
-            for all_rows, out in zip(gathered, results, strict=bool(gathered)):
-                all_rows[place].copy_(out.detach())
-        return first, self._compared(given, gathered or results, seed, names, many)
+            for all_rows, out in zip(gathered, any_dim.rows_of_outputs(self.case, results, slice(None)), strict=bool(gathered)):
+                all_rows[place].copy_(out)
+        if calls == 1:
+            return first, self._compared(self.given, results, seed, names)
+        return first, self._compared(given, gathered, seed, names, many)
 
     def compared_once(self, seed: int, kinds: Sequence[str] = ()) -> Accuracy:
         """The verdict on one call on the present values, whose rows have these kinds."""
@@ -121,13 +124,12 @@ class PreCheck:
         case = case or self.case
         numbers = row_sample.rows_to_compare(case, seed, max(1, len(kinds)))
         if numbers is None or is_yardstick(self.backend):
-            return verify_outputs(self.backend, case, given, outputs, kinds=kinds)
+            return verify_outputs(self.backend, case.of_rows(case.M), *_rows(case, given, outputs, slice(None)), kinds=kinds)
         if not kinds:
             with one_thread(case.device):
                 numbers = sorted({*numbers, *row_sample.suspects(case, given, outputs)})
         places = torch.tensor(numbers, device=given[0].device)
-        sampled = row_sample.rows_of(case, given, places), tuple(out.detach()[places] for out in outputs)
-        return verify_outputs(self.backend, replace(case, M=len(numbers)), *sampled, kinds=kinds, numbers=numbers)
+        return verify_outputs(self.backend, case.of_rows(len(numbers)), *_rows(case, given, outputs, places), kinds=kinds, numbers=numbers)
 
     def _reset_peak(self) -> int | None:
         """Bytes that are allocated now, the peak from here on; None on the CPU."""
@@ -135,6 +137,10 @@ class PreCheck:
             return None
         torch.cuda.reset_peak_memory_stats()
         return torch.cuda.memory_allocated()
+
+
+def _rows(case: Case, given: Tensors, outputs: Tensors, which: torch.Tensor | slice) -> tuple[Tensors, Tensors]:
+    return any_dim.rows_of(case, given, which), any_dim.rows_of_outputs(case, outputs, which)
 
 
 @contextmanager

@@ -19,6 +19,7 @@ import torch
 from softbench.core.case import Case
 from softbench.core.outcome import Accuracy, Grade
 from softbench.ops.registry import operation
+from softbench.worker import any_dim
 from softbench.worker.output_checks import as_tuple, forms, misformed, same
 
 Tensors = tuple[torch.Tensor, ...]
@@ -90,7 +91,7 @@ class Probes:
             self.at = self.due
             return
         row, pair = self.random.randrange(self.case.M), self.random.randrange(len(self._columns))
-        rows = [tensor.data[row] for tensor in self._with_columns(place)]
+        rows = self._with_columns(place, row)
         values = tuple(tensor.index_select(0, self._columns[pair]) for tensor in rows)
         for tensor, old in zip(rows, values, strict=True):
             tensor.index_copy_(0, self._flipped[pair], old)
@@ -105,13 +106,13 @@ class Probes:
         self.broken = self.broken or self._resized(place) or misformed(given, results, self.due_outputs)
         if not self.broken and isinstance(results, tuple | list):
             here = slice(row, row + 1)
-            inputs = [tensor.detach()[here] if spec.has_rows else tensor.detach() for tensor, spec in zip(given, self.specs, strict=True)]
-            probe = Probe(place, row, tuple(tensor.clone() for tensor in inputs), tuple(out.detach()[here].clone() for out in results))
+            inputs, outputs_row = any_dim.rows_of(self.case, given, here), any_dim.rows_of_outputs(self.case, tuple(results), here)
+            probe = Probe(place, row, tuple(tensor.clone() for tensor in inputs), tuple(out.clone() for out in outputs_row))
             self.done.append(probe)
             self.held = None if self.overwrites else (turn + HELD_CALLS, tuple(results), probe)
         if not self._resized(place):
-            for tensor, old in zip(self._with_columns(place), values, strict=True):
-                tensor.data[row].index_copy_(0, columns, old)
+            for tensor, old in zip(self._with_columns(place, row), values, strict=True):
+                tensor.index_copy_(0, columns, old)
         self.turns.append(turn)
         self.due = turn + HELD_CALLS + int(turn * (self.random.uniform(*APART) - 1))
         self.at = self.held[0] if self.held else self.due
@@ -122,15 +123,17 @@ class Probes:
         lost = any(tuple(tensor.shape) != spec.shape(self.case) for tensor, spec in zip(self.sets[place], self.specs, strict=True))
         return "changed its input" if lost else ""
 
-    def _with_columns(self, place: int) -> list[torch.Tensor]:
-        """The inputs whose rows have N values."""
-        return [tensor for tensor, spec in zip(self.sets[place], self.specs, strict=True) if spec.has_columns]
+    def _with_columns(self, place: int, row: int) -> list[torch.Tensor]:
+        """Views of a row, of the inputs whose rows have N values."""
+        given = zip(self.sets[place], self.specs, strict=True)
+        return [any_dim.rows(self.case, spec, tensor)[row] for tensor, spec in given if spec.has_columns]
 
     def release(self) -> None:
         """Copy the row of the held output once more, and let it go."""
         if self.held:
             _, results, probe = self.held
-            probe.later = tuple(out.detach()[probe.row : probe.row + 1].clone() for out in results)
+            here = slice(probe.row, probe.row + 1)
+            probe.later = tuple(out.clone() for out in any_dim.rows_of_outputs(self.case, results, here))
             self.held = None
 
     def without(self, samples: list[float], block: int, calls: int) -> list[float]:
@@ -160,7 +163,7 @@ class Probes:
         inputs = zip(*(probe.given for probe in probes), strict=True)
         given = tuple(torch.cat(rows) if spec.has_rows else rows[0] for spec, rows in zip(self.specs, inputs, strict=True))
         outputs = tuple(map(torch.cat, zip(*(probe.outputs for probe in probes), strict=True)))
-        found = judge(replace(self.case, M=len(probes)), given, outputs)
+        found = judge(self.case.of_rows(len(probes)), given, outputs)
         return replace(found, detail=f"{CHANGED_ROW}: {found.detail}") if found.grade is Grade.WRONG else found
 
 

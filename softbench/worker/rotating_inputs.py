@@ -30,7 +30,7 @@ from softbench.core.case import Case
 from softbench.core.outcome import Accuracy, Grade
 from softbench.ops.registry import numerics, operation
 from softbench.plugins.backend import Call
-from softbench.worker import output_checks
+from softbench.worker import any_dim, output_checks
 from softbench.worker.probes import Probes
 
 Tensors = tuple[torch.Tensor, ...]
@@ -120,7 +120,7 @@ class RotatingInputs:
                 outputs, given = output_checks.as_tuple(self.kept[index], self.due), self._looked_at(index)
                 wrong = output_checks.misformed(self.sets[index], outputs, self.due) if given else CHANGED
                 alive += () if wrong else outputs
-                copied = () if wrong else tuple(out.detach()[self._rows[index]] for out in outputs)
+                copied = () if wrong else any_dim.rows_of_outputs(self.case, outputs, self._rows[index])
                 self._collected.append((index, wrong, copied, given))
         if not self.overwrites and output_checks.shared(alive):
             self._wrong = output_checks.SHARED
@@ -177,9 +177,9 @@ class RotatingInputs:
         """Writes new values into a block of rows, or into all rows of a small tensor."""
         M = max(1, min(self.case.M, CHANGED_ELEMENTS[self.case.device] // self.case.N))
         first = self.random.randrange(self.case.M - M + 1)
-        fresh = numerics(self.case.op).make(replace(self.case, M=M), self.random.getrandbits(31), tensors[0].device)
+        fresh = numerics(self.case.op).make(self.case.of_rows(M), self.random.getrandbits(31), tensors[0].device)
         for tensor, values, spec in zip(tensors, fresh, self.specs, strict=True):
-            tensor.data[slice(first, first + M) if spec.has_rows else ...] = values.detach()
+            any_dim.rows(self.case, spec, tensor)[slice(first, first + M) if spec.has_rows else ...] = values.detach()
         return range(first, first + M)
 
     def _exchange(self, tensors: Tensors, among: Sequence[int], most: int) -> list[int]:
@@ -192,10 +192,11 @@ class RotatingInputs:
         shift = self.random.randint(1, max(1, length - 1))
         places = torch.tensor(rows, device=tensors[0].device)
         for tensor, spec in zip(tensors, self.specs, strict=True):
+            by_row = any_dim.rows(self.case, spec, tensor)
             if whole and spec.has_rows:
-                tensor.data[places] = tensor.data[places.roll(1)]
+                by_row[places] = by_row[places.roll(1)]
             elif not whole and spec.has_columns:
-                tensor.data[places, first : first + length] = tensor.data[places, first : first + length].roll(shift, 1)
+                by_row[places, first : first + length] = by_row[places, first : first + length].roll(shift, 1)
         return rows
 
     def _small(self, least: int, most: int) -> int:
@@ -215,7 +216,7 @@ class RotatingInputs:
         if any(tuple(tensor.shape) != spec.shape(self.case) for tensor, spec in zip(tensors, self.specs, strict=True)):
             return ()
         kept = zip(tensors, self.specs, strict=True)
-        return tuple(tensor.detach()[rows] if spec.has_rows else tensor.detach().clone() for tensor, spec in kept)
+        return tuple(any_dim.rows(self.case, spec, tensor)[rows] if spec.has_rows else tensor.detach().clone() for tensor, spec in kept)
 
     def _as_renewed(self, index: int, rows: Tensors) -> bool:
         return bool(rows) and all(map(output_checks.same, rows, self._truth[index]))
@@ -229,7 +230,7 @@ class RotatingInputs:
             wrong = CHANGED
         if wrong:
             return Accuracy.wrong(f"in a timed call: {wrong}")
-        found = judge(replace(self.case, M=len(self._rows[index])), truth, outputs)
+        found = judge(self.case.of_rows(len(self._rows[index])), truth, outputs)
         return (
             found
             if found.grade is not Grade.WRONG

@@ -12,8 +12,9 @@ import random
 import torch
 
 from softbench.core.case import Case
-from softbench.ops.registry import numerics, operation
+from softbench.ops.registry import numerics
 from softbench.ops.rows import row_chunks
+from softbench.worker.any_dim import rows_of, rows_of_outputs
 
 WHOLE_ELEMENTS = {"cpu": 2**22, "cuda": 2**28}
 """Elements of a tensor that are compared in full."""
@@ -47,18 +48,13 @@ def rows_to_compare(case: Case, seed: int, kinds: int = 1) -> list[int] | None:
     return sorted(rows | set(chosen.sample(range(case.M), max(0, most - len(rows)))))
 
 
-def rows_of(case: Case, given: tuple[torch.Tensor, ...], rows: torch.Tensor | slice) -> tuple[torch.Tensor, ...]:
-    """These rows of the inputs, without autograd; an input that has no rows as it is."""
-    specs = operation(case.op).inputs(case)
-    return tuple(tensor.detach()[rows] if spec.has_rows else tensor.detach() for tensor, spec in zip(given, specs, strict=True))
-
-
 def suspects(case: Case, given: tuple[torch.Tensor, ...], outputs: tuple[torch.Tensor, ...]) -> list[int]:
     """The rows whose outputs differ most from float32 ones. The inputs are normal: no NaN, no infinity."""
     found, estimate = torch.zeros(case.M, device=outputs[0].device), numerics(case.op).estimate
     for rows in row_chunks(case):
-        for got, expected in zip(outputs, estimate(case, rows_of(case, given, rows)), strict=True):
-            apart = (got.detach()[rows] - expected).abs_()
+        expected_rows = estimate(case, rows_of(case, given, rows))
+        for got, expected in zip(rows_of_outputs(case, outputs, rows), expected_rows, strict=True):
+            apart = (got - expected).abs_()
             worst = _row_peak(apart) / _row_peak(expected.abs())
             found[rows] = torch.maximum(found[rows], worst.nan_to_num(nan=torch.inf))
     return found.topk(min(SUSPECTS, max(1, most_rows(case) // 4), case.M)).indices.tolist()

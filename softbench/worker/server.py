@@ -30,12 +30,12 @@ from softbench.core.replies import (
 )
 from softbench.core.text import one_line
 from softbench.ops import user_file
-from softbench.ops.registry import names, numerics
+from softbench.ops.registry import names
 from softbench.plugins.info import info_to_json
 from softbench.plugins.load import load
 from softbench.plugins.source import PluginSource
-from softbench.plugins.traits import compilations, compiles, info, interpreted, overwrites_output, reuses_output, unsupported
-from softbench.worker import tamper_guard, telemetry
+from softbench.plugins.traits import compilations, compiles, info, interpreted, measured_case, overwrites_output, reuses_output, unsupported
+from softbench.worker import any_dim, callables, tamper_guard, telemetry
 from softbench.worker.batches import Batches
 from softbench.worker.check_case import CheckCaseRunner
 from softbench.worker.compile_stats import CompilerCounts, Graphs
@@ -115,13 +115,11 @@ class Server:
     def build(self, case: Case, seed: int) -> Built | Skip:
         """Prepare the backend for a case, with a first call and a synchronization."""
         self._forget()
-        self.case, self.seed = case, seed
-        if reason := unsupported(self.backend, self.case):
+        self.case, self.seed = measured_case(self.backend, case), seed
+        if reason := unsupported(self.backend, case):
             return Skip(reason)
-        if only := interpreted(self.backend):
-            self.case = replace(self.case, M=min(self.case.M, only[1]))
         self.telemetry = self.telemetry or telemetry.reader(self.device)  # slow the first time; all workers build at the same time
-        self.inputs = numerics(self.case.op).make(self.case, seed, torch.device(self.device))
+        self.inputs = any_dim.make(self.case, seed, torch.device(self.device))
         synchronize(self.device)
         if self.guard and self.guard.persisting_l2:
             self.guard.persisting_l2.remember()
@@ -129,7 +127,10 @@ class Server:
         counts = CompilerCounts(partial(compilations, self.backend)) if compiling else None
         self.graphs = Graphs()
         start = CLOCK()
-        self._prepare()
+        try:
+            self._prepare()
+        except callables.NoGradientError as error:
+            return Skip(str(error))
         seconds = CLOCK() - start
         state = "cold" if compiling == "always" else counts.state() if counts else ""
         self.graphs_built = self.graphs.count()
@@ -253,7 +254,7 @@ class Server:
     def _ready(self, l2: str) -> tuple[Timers, Batches]:
         """The timers, and the batches of the present case; released buffers are allocated again."""
         if self.inputs is None:
-            self.inputs = numerics(self._case().op).make(self._case(), self.seed, torch.device(self.device))
+            self.inputs = any_dim.make(self._case(), self.seed, torch.device(self.device))
         if self.call is None:
             before = self.graphs.count()
             self._prepare()
@@ -287,11 +288,8 @@ class Server:
             torch.cuda.empty_cache()
 
     def _prepare(self) -> None:
-        call = self.backend.prepare(self._case())
-        if not callable(call):
-            raise TypeError(f"prepare() returned {type(call).__name__}, not a callable")
-        self.call = call
-        call(*self._inputs())
+        self.call = callables.prepared(self.backend, self._case())
+        self.call(*self._inputs())
         synchronize(self.device)
 
     def _untimed(self) -> str:

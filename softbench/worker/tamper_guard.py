@@ -22,7 +22,7 @@ import torch
 
 from softbench import ops
 from softbench.ops import registry
-from softbench.worker import output_checks, persisting_l2, row_sample
+from softbench.worker import any_dim, output_checks, persisting_l2, row_sample
 from softbench.worker.persisting_l2 import PersistingL2
 
 OPERATIONS = tuple(import_module(found.name) for found in pkgutil.walk_packages(ops.__path__, f"{ops.__name__}."))
@@ -35,9 +35,10 @@ PROTECTED: dict[ModuleType, str] = {
     torch.cuda: "Event Event.record Event.elapsed_time Event.synchronize Event.wait Event.__new__ "
     "synchronize Stream current_stream CUDAGraph graph _sleep",
     torch: "equal full_like randn where empty Tensor.double Tensor.clone Tensor.copy_ Tensor.abs Tensor.amax Tensor.sum "
-    f"Tensor.item Tensor.isnan Tensor.data_ptr {USED}",
+    f"Tensor.item Tensor.isnan Tensor.data_ptr Tensor.movedim {USED}",
     output_checks: "breach misformed poison forms as_tuple same",
-    row_sample: "rows_of rows_to_compare suspects",
+    any_dim: "make refill write laid_out rows rows_of rows_of_outputs _rows_of _places Rows.__getitem__ Rows.__setitem__ Rows._moved",
+    row_sample: "rows_to_compare suspects",
 }
 """Names that timing and checking depend on, by module. Each must exist, unless it is in OPTIONAL."""
 PROTECTED_TIMER = "Timer Timer.timeit Timer.blocked_autorange Timer._timeit"

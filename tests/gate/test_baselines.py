@@ -124,6 +124,7 @@ DAMAGE = {
     "a lost process": (lambda text: text.replace('"processes": 10', '"processes": 11'), "says 11 processes and has 10"),
     "a cell twice": (lambda text: text.replace('"N": 2,', '"N": 1,'), "occurs twice"),
     "an unknown dtype": (lambda text: text.replace('"bf16"', '"fp8"', 1), "its case is invalid"),
+    "a shape of other sizes": (lambda text: text.replace('"shape": ""', '"shape": "2x3x4"', 1), "its shape is invalid"),
     "no environment": (lambda text: text.replace('"environment"', '"environs"'), "its header is damaged: KeyError"),
     "deep": (lambda text: "[" * 100_000, "is damaged or not JSON"),
 }

@@ -1,6 +1,7 @@
 """The command that a report names repeats what was asked, and the shell takes it as it is printed."""
 
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -68,3 +69,14 @@ def test_a_broken_cell_is_checked_before_it_is_measured_again():
 
 def test_a_missing_cell_has_no_command_that_measures_it_again():
     assert next_step.after_pairs(report(State.MISSING), shlex.join(GIVEN), 1).startswith("column why has the reason of each missing cell")
+
+
+@pytest.mark.parametrize(("shape", "dim"), [("64x8x64@dim1", "1"), ("64x64x8", "-1")])
+def test_the_command_for_an_nd_case_gives_its_shape(shape, dim):
+    cell = key("ours", 8)._replace(shape=shape)
+    broken = GateReport("x", (Verdict(cell, State.BROKEN, "why"),), Rules(margin=0.05))
+    typed = "softbench gate --shape 64x8x64,64x64x8 --dim -1,1"
+    extents = f"--shape {shape.partition('@')[0]} --dim {dim} --dtype bf16 --direction forward"
+    assert f"softbench inspect ours {extents}" in next_step.after_pairs(broken, typed, 1)
+    slower = replace(broken, verdicts=(Verdict(cell, State.SLOWER, "why"),))
+    assert command_in(next_step.after_pairs(slower, typed, 1)) == shlex.split(f"softbench gate {extents} --processes 10")

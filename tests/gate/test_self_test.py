@@ -205,6 +205,8 @@ def test_injected_slowdowns_take_time_and_the_copy_takes_none(tmp_path):
     aa_copy, slow = injected_slowdown.inject("torch", (0.0, 3.0))
     case, x = Case(512, 2048, "fp32", Direction.FORWARD, "cpu"), torch.randn(512, 2048)
     assert (aa_copy.name, slow.name, slow.available(), slow.supports(case)) == ("torch+0", "torch+3", None, None)
+    shaped = replace(case, shape=f"{case.N}x{case.M}@dim0")
+    assert (aa_copy.supports(shaped), slow.supports(shaped)) == (None, "no slowdown is injected in an N-D case")
     assert torch.equal(aa_copy.prepare(case)(x), slow.prepare(case)(x))
 
     def spin(x):

@@ -161,3 +161,48 @@ def test_threads_are_refused_on_a_gpu():
     assert len(cases_of(settings, "cpu")) == 1
     with pytest.raises(UsageError, match="--threads sets the threads of a CPU run"):
         cases_of(settings, "cuda")
+
+
+SHAPES = {"sweep": (Sweep(shape=("8x4x2",), dim=(0, 1)),)}
+
+
+def keys(config, **flags):
+    return [case.key.removeprefix("forward-fp32-") for case in cases_of(Settings.from_sources(config, from_flags(flags)), "cpu")]
+
+
+def test_flags_of_shapes_replace_rows_and_columns_and_are_replaced():
+    assert keys(SHAPES) == ["8x4x2@dim0", "8x4x2@dim1"]
+    assert keys(SHAPES, dim=["-1"]) == ["8x4x2"]
+    assert keys(SHAPES, shape=["5x6x7"]) == ["5x6x7@dim0", "5x6x7@dim1"]
+    assert keys(SHAPES, M=["8"], N=["4"]) == ["8x4"]
+    assert keys({"sweep": (Sweep((8,), (4,)), Sweep((9,), (4,)))}, shape=["2x3x4"]) == ["2x3x4"]
+
+
+@pytest.mark.parametrize(
+    ("config", "flags", "message"),
+    [
+        (SHAPES, {"shape": ["2x3"], "N": ["4"]}, "--shape gives all sizes of the tensor; leave out --M and --N"),
+        (SHAPES, {"N": ["4"]}, "--M is missing: the sweep has shapes, which --M and --N replace together"),
+        ({"sweep": (Sweep((8,), (4,)),)}, {"dim": ["1"]}, "--dim is a dimension of --shape; without a shape the rows are along N"),
+    ],
+)
+def test_shape_and_rows_do_not_go_together(config, flags, message):
+    with pytest.raises(UsageError) as raised:
+        keys(config, **flags)
+    assert str(raised.value) == message
+
+
+def test_a_file_gives_shapes_and_dimensions(tmp_path):
+    file = tmp_path / "shapes.toml"
+    file.write_text('[[sweep]]\nshape = ["8x16x4", "6x5x7"]\ndim = [-1, 1]\n[[sweep]]\nshape = "2x3@dim0"\n')
+    assert keys(load_config(str(file))) == ["8x16x4", "8x16x4@dim1", "6x5x7", "6x5x7@dim1", "2x3@dim0"]
+    for text, message in (
+        ('shape = "2x3"\nN = 4', "shape gives all sizes of the tensor; leave out M and N"),
+        ("M = 4\nN = 4\ndim = 1", "dim is a dimension of shape, which is missing"),
+        ("shape = [8, 16]", "[[sweep]] 1 shape: '8' is no shape of 2 to 8 sizes"),
+        ("dim = 1", "dim is a dimension of shape"),
+    ):
+        file.write_text(f"[[sweep]]\n{text}\n")
+        with pytest.raises(ConfigError) as raised:
+            load_config(str(file))
+        assert message in str(raised.value)

@@ -1,20 +1,25 @@
 """The grammar of --M and --N, and the cases it makes."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, strategies as st
 
 from softbench.core.case import Direction
 from softbench.core.errors import UsageError
+from softbench.ops import registry
 from softbench.plan.sweep import (
     MAX_VALUES,
     Sweep,
     cases,
     only,
     parse_axis,
+    parse_dims,
     parse_directions,
     parse_dtypes,
     parse_operation,
     parse_operations,
+    parse_shapes,
     thinned,
 )
 
@@ -106,3 +111,59 @@ def test_an_operation_of_an_unknown_file_is_one_line():
 def test_one_operation_is_a_name_of_the_list(pick, text, message):
     with pytest.raises(UsageError, match=message):
         parse_operation(text, "--op")
+
+
+def shaped(shapes, dims="-1", **axes):
+    return cases([Sweep(shape=parse_shapes(shapes, "--shape"), dim=parse_dims(dims, "--dim"), **axes)], "cpu")
+
+
+def test_a_shape_is_named_with_its_dimension_counted_from_zero():
+    found = shaped("8x16x1024x1024,64x32x1000", "-1,1,2")
+    names = ["8x16x1024x1024", "8x16x1024x1024@dim1", "8x16x1024x1024@dim2", "64x32x1000", "64x32x1000@dim1"]
+    assert [case.key for case in found] == [f"forward-fp32-{name}" for name in names]
+    assert [(case.M, case.N) for case in found[1:4]] == [(8 * 1024 * 1024, 16), (8 * 16 * 1024, 1024), (64 * 32, 1000)]
+    assert (found[1].sizes, found[1].dim) == ((8, 16, 1024, 1024), 1)
+    assert shaped("64x32x1000", "-1") == shaped("064x32x1000", "2") == shaped("64x32x1000@dim2", "0")
+
+
+def test_a_matrix_over_its_last_dimension_is_the_plain_case():
+    assert shaped("4096x1024") == cases([Sweep((4096,), (1024,))], "cpu")
+    assert [case.key for case in shaped("4096x1024", "-1,0")] == ["forward-fp32-4096x1024", "forward-fp32-4096x1024@dim0"]
+
+
+def test_the_sweep_of_one_shape_makes_its_case_again():
+    found = shaped("3x4x5,6x7", "0,1", op=("softmax", "log_softmax"))
+    assert cases([only(case.identity) for case in found], "cpu") == found
+
+
+@pytest.mark.parametrize(
+    ("shapes", "dims", "message"),
+    [
+        ("8x0x4", "-1", "--shape: '8x0x4' is out of range; each size is at least 1"),
+        ("8", "-1", "--shape: '8' is no shape of 2 to 8 sizes; for one row give --M 1 and --N"),
+        ("x".join("1" * 9), "-1", "is no shape of 2 to 8 sizes"),
+        ("8x16,8xax4", "-1", "--shape: '8xax4' is no shape; write sizes with x between them, as in 8x16x1024x1024"),
+        ("", "-1", "--shape: '' is no shape"),
+        ("8x\u0663", "-1", "is no shape"),
+        ("8x-4", "-1", "is no shape"),
+        ("9x" + "9" * 17, "-1", "is out of range"),
+        ("8x16@dim2", "-1", "--shape: '8x16@dim2' has no dimension 2; they are 0 to 1, or -2 to -1"),
+        ("8x16@dim", "-1", "is no shape"),
+        ("8x16x4,8x16", "2", "dim 2: 8x16 has the dimensions 0 to 1, or -2 to -1"),
+        ("8x16", "-3", "dim -3: 8x16 has the dimensions 0 to 1, or -2 to -1"),
+        ("8x16", "1.5", "--dim: '1.5' is no dimension; write -1 for the last, 0 for the first, or several: -1,1"),
+        ("8x16", "", "--dim: '' is no dimension"),
+    ],
+)
+def test_an_invalid_shape_or_dimension_is_one_line(shapes, dims, message):
+    with pytest.raises(UsageError) as raised:
+        shaped(shapes, dims)
+    assert message in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_an_operation_that_declares_no_dimension_refuses_shapes(monkeypatch):
+    monkeypatch.setattr(registry, "_added", {})
+    registry.add(replace(registry.operation("softmax"), name="rows", any_dim=False), "rows.py")
+    with pytest.raises(UsageError, match=r"^--shape: rows takes \(M, N\) tensors only; give --M and --N$"):
+        shaped("8x16x4", op=("softmax", "rows"))

@@ -57,3 +57,8 @@ def test_two_runs_have_a_row_each(rows):
     figure = dots.figure([rows, rows], what, style.styles(rows), {0: ", a", 1: ", b"})
     assert [text.get_text() for text in figure.axes[0].get_yticklabels()][:2] == ["best, a", "best, b"]
     pyplot.close("all")
+
+
+def test_the_panel_of_an_nd_case_has_its_shape(rows, draw):
+    figure = draw([replace(row, shape=f"64x{row.N}x64@dim1") for row in rows])
+    assert [panel.get_title() for panel in figure.axes] == ["64x256x64@dim1", "64x512x64@dim1"]

@@ -109,3 +109,13 @@ def test_each_operation_has_a_table_with_its_name(cell):
     text = shown(rows)
     assert "forward fp32, M=4096, H200" in text.splitlines()[0]
     assert any(line.startswith("log_softmax forward fp32, M=4096, H200") for line in text.splitlines())
+
+
+def test_nd_cases_have_a_table_with_a_line_per_shape(cell):
+    plain = cell("torch", 200, M=64, N=256)
+    rows = [plain, *(replace(plain, shape=shape) for shape in ("8x8x256", "8x256x8@dim1"))]
+    text = shown(rows)
+    assert "forward fp32, M=64, H200" in text
+    assert "forward fp32, H200" in text
+    assert [line.split("│")[0].strip() for line in text.splitlines() if "│" in line] == ["256", "8x8x256", "8x256x8@dim1"]
+    assert "backend ┃ 8x8x256 ┃ 8x256x8@dim1" in shown([replace(row, backend=f"b{i}" * 3) for row in rows[1:] for i in range(9)])

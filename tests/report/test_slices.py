@@ -30,7 +30,7 @@ def test_a_scan_over_columns_is_one_figure_per_row_count(rows):
 def test_shapes_without_a_line_share_a_figure(rows):
     cross = rows(*((4096, N) for N in (128, 256, 512)), (8, 128256), (1024, 50257))
     assert names(cross) == [("forward-fp32-M4096", "N", 3), ("forward-fp32", "", 2)]
-    assert slices(cross)[1].shapes == ((8, 128256), (1024, 50257))
+    assert slices(cross)[1].shapes == ((8, 128256, ""), (1024, 50257, ""))
     assert [len(what.shapes) for what in slices(rows(*((2**i, 3**i) for i in range(6))))] == [4, 2]
 
 
@@ -47,3 +47,11 @@ def test_each_operation_has_figures_of_its_own(rows):
     both = [*rows((8, 256), (8, 512), (8, 1024)), *(replace(row, op="log_softmax") for row in rows((8, 256), (8, 512), (8, 1024)))]
     assert [what.name for what in slices(both)] == ["forward-fp32-M8", "log_softmax-forward-fp32-M8"]
     assert [len(what.of(both)) for what in slices(both)] == [3, 3]
+
+
+def test_nd_shapes_are_panels_and_points_of_no_line(rows):
+    plain = rows((16, 128), (16, 256), (16, 512))
+    shaped = [replace(row, shape=f"4x4x{row.N}") for row in plain]
+    assert names([*plain, *shaped]) == [("forward-fp32-M16", "N", 3), ("forward-fp32", "", 3)]
+    line, panels = slices([*plain, *shaped])
+    assert (line.of([*plain, *shaped]), panels.of([*plain, *shaped])) == (plain, shaped)

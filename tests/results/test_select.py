@@ -1,5 +1,7 @@
 """Filters of rows."""
 
+from dataclasses import replace
+
 import pytest
 
 from softbench.core.case import Direction
@@ -43,3 +45,10 @@ def test_filters_that_match_only_apart_are_an_error(rows):
         select(kept, directions=("backward",), N=(512,))
     with pytest.raises(UsageError, match=r"^no cell matches all of --backends, --N; without"):
         select([row for row in rows if (row.backend == "torch") == (row.N == 256) and row.backend != "copy"], ["torch"], N=(512,))
+
+
+def test_a_shape_selects_its_rows(rows):
+    shaped = [replace(row, shape="64x64x256") for row in rows]
+    assert select([*rows, *shaped], shapes=("64x64x256",)) == shaped
+    with pytest.raises(UsageError, match=r"^--shape: no cell has 2x3x4; the file has"):
+        select(rows, shapes=("2x3x4",))

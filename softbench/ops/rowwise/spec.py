@@ -20,7 +20,7 @@ def operation(
     others: Mapping[str, TensorSpec] = MappingProxyType({}),
     parameters: tuple[Parameter, ...] = (),
 ) -> Operation:
-    """An operation that makes y of x, and dx of dy and y; these tensors are (M, N).
+    """An operation that makes y of x, and dx of dy and y; these tensors are (M, N), or rows along any dimension.
 
     `result` is the form of y and dy. `others` are inputs of every pass, behind x, dy and y.
     """
@@ -28,6 +28,7 @@ def operation(
     return Operation(
         name=name,
         summary=summary,
+        any_dim=True,
         tensors=MappingProxyType({"x": ROWS, "y": result, "dy": result, "dx": ROWS, **others}),
         passes=MappingProxyType(
             {

@@ -1,0 +1,50 @@
+"""The callable of a case: what a backend's `prepare` returns, or its `over_dim` at the dimension of an N-D case."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from softbench.core.case import Case, Direction
+from softbench.plugins.backend import Backend, Call
+from softbench.plugins.traits import over_dim
+
+
+class NoGradientError(Exception):
+    """`over_dim` of a backend gives a forward without a gradient, so that `both` cannot be measured."""
+
+
+def prepared(backend: Backend, case: Case) -> Call:
+    """The callable of a case: what `prepare` returns, or for an N-D case what `over_dim` returns, at the case's dimension.
+
+    Raises:
+        TypeError: the backend gives no callable.
+    """
+    along = over_dim(backend, case.op) if case.shape else None
+    if along is None:
+        return _callable(backend.prepare(case), "prepare")
+    if case.direction is Direction.BOTH:
+        return _through_autograd(_callable(along(Direction.FORWARD), "over_dim"), case.dim)
+    function, dim = _callable(along(case.direction), "over_dim"), case.dim
+    return lambda *given: function(*given, dim)
+
+
+def _callable(found: object, method: str) -> Call:
+    if not callable(found):
+        raise TypeError(f"{method}() returned {type(found).__name__}, not a callable")
+    return found
+
+
+def _through_autograd(forward: Callable[..., Any], dim: int) -> Call:
+    """`(x, dy) -> (y, dx)` of a differentiable `forward(x, dim)`."""
+
+    def both(x: torch.Tensor, dy: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = forward(x, dim)
+        if not y.requires_grad:
+            raise NoGradientError("the forward of its over_dim has no gradient")
+        (dx,) = torch.autograd.grad(y, x, dy)
+        return y.detach(), dx
+
+    return both
