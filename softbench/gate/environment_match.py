@@ -16,6 +16,8 @@ STRICT = {
 """Facts that must be equal, by device. An absent fact counts as different."""
 OPTIONAL_FACTS = ("ecc", "mig")
 """Facts that many GPUs lack. If both sides lack them, they count as equal."""
+OPERATIONS = "operations"
+"""The fact with the hashes of users' operations, by name. Only the operations of both runs must be equal."""
 WARNING_FACTS = (
     *("driver", "cuda", "torch", "triton", "python", "gpu_count", "interleaved"),
     *("sm_clock_max_mhz", "memory_clock_max_mhz"),  # the clock policy that NVML reports
@@ -28,7 +30,7 @@ TIMING_DEFAULTS = {"timer": "do_bench", "l2": "cold"}
 
 def strict_fields() -> list[str]:
     """Every field that `--allow-env-mismatch` can name."""
-    return list(dict.fromkeys(field for fields in STRICT.values() for field in fields))
+    return [*dict.fromkeys(field for fields in STRICT.values() for field in fields), OPERATIONS]
 
 
 def validate(allowed: Sequence[str]) -> None:
@@ -54,13 +56,20 @@ def check(new: RunSamples, base: RunSamples, allowed: Sequence[str] = ()) -> lis
             f"{new.source} cannot be compared with {base.source}: {'; '.join(_difference(name, new, base) for name in refused)}; "
             f"measure both on one machine, or: {' '.join(f'--allow-env-mismatch {name}' for name in refused)}"
         )
+    warnings = [f"compared although different: {_difference(name, new, base)}" for name in different]
+    for text in _redefined(base.environment, new.environment):
+        if OPERATIONS not in allowed:
+            raise InconclusiveError(
+                f"{new.source} cannot be compared with {base.source}: {text}; measure both with one file, "
+                f"or: --allow-env-mismatch {OPERATIONS}"
+            )
+        warnings.append(f"compared although different: {text}")
     for name, default in TIMING_DEFAULTS.items():
         old_value, new_value = base.settings.get(name, default), new.settings.get(name, default)
         if old_value != new_value:
             raise InconclusiveError(
                 f"{new.source} cannot be compared with {base.source}: {name} was {old_value}, now it is {new_value}; measure again"
             )
-    warnings = [f"compared although different: {_difference(name, new, base)}" for name in different]
     for name in WARNING_FACTS:
         if new.environment.get(name) != base.environment.get(name):
             warnings.append(f"differs: {_difference(name, new, base)}")
@@ -87,7 +96,20 @@ def check_threads(threads: int | None, base: RunSamples, allowed: Sequence[str])
 def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
     """The facts in which the environments of two runs on one device differ, as `torch_threads is 2 in A, 1 in B`."""
     facts = (*STRICT.get(str(a.get("device")), STRICT["cuda"]), *WARNING_FACTS)
-    return [f"{name} is {_recorded(a.get(name))} in A, {_recorded(b.get(name))} in B" for name in facts if a.get(name) != b.get(name)]
+    found = [f"{name} is {_recorded(a.get(name))} in A, {_recorded(b.get(name))} in B" for name in facts if a.get(name) != b.get(name)]
+    return found + _redefined(a, b)
+
+
+def _redefined(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
+    """The operations that two files define, one in each environment."""
+    first, second = (facts.get(OPERATIONS) for facts in (a, b))
+    if not isinstance(first, dict) or not isinstance(second, dict):
+        return []
+    return [
+        f"two files define the operation {one_line(str(name), 60)}: their hashes are {_recorded(first[name])} and {_recorded(second[name])}"
+        for name in first
+        if name in second and first[name] != second[name]
+    ]
 
 
 def one_machine(parts: Sequence[RunSamples], allowed: Sequence[str] = ()) -> list[str]:

@@ -34,6 +34,11 @@ def files() -> tuple[str, ...]:
     return tuple(file for _, file in _added.values())
 
 
+def file_of(name: str) -> str:
+    """The file of a user's operation; empty for softbench's own."""
+    return _added[name][1] if name in _added else ""
+
+
 def add(operation: Operation, file: str, numerics: Numerics | None = None) -> None:
     """Make a user's operation known in this process. Workers also give its values.
 

@@ -36,7 +36,7 @@ def header(plan: Plan, command: str, version: str) -> JsonObject:
         "yardstick": YARDSTICK,
         "relative_to": settings.relative_to,
         "settings": {**settings.measuring(), "timeout": settings.timeout, "memory_share": settings.memory_share},
-        "environment": plan.facts,
+        "environment": {**plan.facts, **_operations(plan.cases)},
         "fingerprint": fingerprint(settings.measuring(), plan.facts, version, plan.cases, [info.name for info in plan.infos]),
     }
 
@@ -50,6 +50,13 @@ def fingerprint(
     if files := registry.files():
         what["operations"] = hashlib.sha256(b"\0".join(Path(file).read_bytes() for file in files)).hexdigest()[:8]
     return {**what, **measuring, **{key: facts.get(key) for key in KEYED}}
+
+
+def _operations(cases: Sequence[Case]) -> dict[str, dict[str, str]]:
+    """The fact `operations`: the hash of the file of each user's operation that the run measures. Empty without such operations."""
+    files = {name: registry.file_of(name) for name in dict.fromkeys(case.operation for case in cases)}
+    hashes = {name: hashlib.sha256(Path(file).read_bytes()).hexdigest()[:8] for name, file in files.items() if file}
+    return {"operations": hashes} if hashes else {}
 
 
 def _own_commit() -> str | None:

@@ -112,6 +112,22 @@ def test_absent_metadata_counts_as_different(main, files, field):
     assert "now it is not recorded" in err
 
 
+def test_two_files_of_one_operation_are_not_compared(main, tmp_path):
+    def written(name, count, **hashes):
+        return write_run(tmp_path, stored(dice(count), count, source=name), name=name, environment={**GPU, "operations": hashes})
+
+    base, new = written("base", 10, rms="0123abcd", other="0"), written("new", 3, rms="4567abcd", third="1")
+    code, out, err = main("gate", new, "--baseline", base)
+    text = "two files define the operation rms: their hashes are 0123abcd and 4567abcd"
+    assert (code, out) == (3, "")
+    assert err.endswith(f"cannot be compared with {base}: {text}; measure both with one file, or: --allow-env-mismatch operations\n")
+    assert err.count("\n") == 1
+    code, _, err = main("gate", new, "--baseline", base, "--allow-env-mismatch", "operations")
+    assert (code, err) == (0, f"softbench: compared although different: {text}\n")
+    assert main("gate", written("same", 3, rms="0123abcd"), "--baseline", base)[::2] == (0, "")
+    assert main("gate", written("none", 3), "--baseline", base)[::2] == (0, "")
+
+
 def test_other_environment_differences_are_warnings(main, files):
     code, _, err = main("gate", files(stored(dice(1), 3), environment={**GPU, "driver": "590"}), "--baseline", "h200")
     assert code == 0

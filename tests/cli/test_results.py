@@ -72,6 +72,10 @@ def test_compare_names_the_facts_that_differ(main, write):
     assert main("compare", "a.csv", "b.csv")[::2] == (0, "softbench: the environments differ: torch_threads is 2 in A, 1 in B\n")
     Path("b.json").write_text('{"environment": 3}')
     assert main("compare", "a.csv", "b.csv")[2] == ""
+    for name, found in (("a", {"rms": "0123abcd", "other": "0"}), ("b", {"rms": "4567abcd", "third": "1"})):
+        Path(f"{name}.json").write_text(json.dumps({"environment": {"device": "cpu", "cpu": "x", "operations": found}}))
+    message = "softbench: the environments differ: two files define the operation rms: their hashes are 0123abcd and 4567abcd\n"
+    assert main("compare", "a.csv", "b.csv")[::2] == (0, message)
 
 
 def test_compare_of_two_devices_is_one_line_and_exit_3(main, write):

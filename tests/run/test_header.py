@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from pretended import info, make
 
+from softbench.ops import registry
 from softbench.plugins.source import PluginSource
 from softbench.run.header import header
 
@@ -44,3 +45,17 @@ def test_the_index_of_the_checkout_is_not_written(plugin, tmp_path):
     before = index.read_bytes()
     assert len(header(replace(make(), infos=(plugin,)), "softbench run", "0")["commits"]["mine"]) == 12
     assert index.read_bytes() == before
+
+
+def test_the_file_of_a_users_operation_is_recorded(tmp_path, monkeypatch):
+    monkeypatch.setattr(registry, "_added", {})
+    file = tmp_path / "pick.py"
+    file.write_text("x = 1\n")
+    registry.add(replace(registry.operation("softmax"), name="pick"), str(file))
+    plan = make()
+    of_user = replace(plan, cases=tuple(replace(case, op="pick") for case in plan.cases))
+    assert "operations" not in header(plan, "softbench run", "0")["environment"]
+    before = header(of_user, "softbench run", "0")["environment"]["operations"]
+    assert list(before) == ["pick"]
+    file.write_text("x = 2\n")
+    assert header(of_user, "softbench run", "0")["environment"]["operations"]["pick"] != before["pick"]
