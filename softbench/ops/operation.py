@@ -118,7 +118,8 @@ class Operation:
     values: Mapping[str, Value] = field(default_factory=dict)
     """The value of each parameter, of an operation that `at` returned."""
     any_dim: bool = False
-    """True if its rows may lie along any dimension of an N-D tensor, as `--shape` gives it. Tensors of M and N then have that shape."""
+    """True if its rows may lie along any dimension of an N-D tensor, as `--shape` gives it. Tensors of M and N then have that shape.
+    With parameters that add a tensor or change a dtype it is False, because `over_dim` of a backend gets no such tensors."""
 
     def at(self, given: Mapping[str, Value]) -> Operation:
         """The operation for these parameters: tensors, dtypes, passes and bytes follow from them.
@@ -129,7 +130,8 @@ class Operation:
         values = parameters.read(self.parameters, given, self.name)
         tensors = {name: tensor.at(values) for name, tensor in self.tensors.items() if holds(tensor.when, values)}
         passes = {direction: one.at(values, tensors) for direction, one in self.passes.items()}
-        return replace(self, tensors=tensors, passes=passes, values=values)
+        any_dim = self.any_dim and all(tensor == TensorSpec(AXES) for tensor in tensors.values())
+        return replace(self, tensors=tensors, passes=passes, values=values, any_dim=any_dim)
 
     @property
     def text(self) -> str:

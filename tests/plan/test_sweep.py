@@ -167,3 +167,10 @@ def test_an_operation_that_declares_no_dimension_refuses_shapes(monkeypatch):
     registry.add(replace(registry.operation("softmax"), name="rows", any_dim=False), "rows.py")
     with pytest.raises(UsageError, match=r"^--shape: rows takes \(M, N\) tensors only; give --M and --N$"):
         shaped("8x16x4", op=("softmax", "rows"))
+
+
+def test_shapes_go_with_parameters_that_leave_the_tensors_as_they_are():
+    operations = {
+        text: registry.operation(text).any_dim for text in ("softmax(scale=0.7)", "softmax(scale=row)", "softmax(out_dtype=fp32)")
+    }
+    assert list(operations.values()) == [True, False, False]
