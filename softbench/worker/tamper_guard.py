@@ -35,7 +35,7 @@ PROTECTED: dict[ModuleType, str] = {
     torch.cuda: "Event Event.record Event.elapsed_time Event.synchronize Event.wait Event.__new__ "
     "synchronize Stream current_stream CUDAGraph graph _sleep",
     torch: "equal full_like randn where empty Tensor.double Tensor.clone Tensor.copy_ Tensor.abs Tensor.amax Tensor.sum "
-    f"Tensor.item Tensor.isnan Tensor.data_ptr Tensor.movedim {USED}",
+    f"Tensor.item Tensor.isnan Tensor.data_ptr Tensor.movedim Tensor.reshape {USED}",
     output_checks: "breach misformed poison forms as_tuple same",
     any_dim: "make refill write laid_out rows rows_of rows_of_outputs _rows_of _places Rows.__getitem__ Rows.__setitem__ Rows._moved",
     row_sample: "rows_to_compare suspects",
