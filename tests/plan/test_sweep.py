@@ -169,7 +169,7 @@ def test_an_operation_that_declares_no_dimension_refuses_shapes(monkeypatch):
         shaped("8x16x4", op=("softmax", "rows"))
 
 
-def test_shapes_go_with_parameters_that_leave_the_tensors_as_they_are():
+def test_shapes_go_with_parameters_that_leave_the_tensors():
     operations = {
         text: registry.operation(text).any_dim for text in ("softmax(scale=0.7)", "softmax(scale=row)", "softmax(out_dtype=fp32)")
     }
