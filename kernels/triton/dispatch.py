@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 import triton
@@ -35,6 +35,7 @@ from .generic import (
     warps,
 )
 from .heuristics import choose
+from .interpreter import interpreted_number, round_to_nearest
 from .launch_plan import VECTOR_BYTES, Plan, Problem, chunk_of, for_wide_results
 from .staggered_start import bytes_per_cycle, stagger
 from .workspace import workspace
@@ -48,7 +49,6 @@ INTERPRETED_SMS = 4
 MAX_CACHED = 4096  # launches
 WARP = 32
 LINE_BYTES = 128
-Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,29 +209,6 @@ def prepare_launch(problem: Problem, plan: Plan, tensors: tuple[torch.Tensor, ..
         raise ValueError(f"invalid plan {plan}: above 32, threads must be 32 * warps and rows must be 1")
     fitted = for_wide_results(plan) if problem.wide and fast else plan
     return PREPARE[plan.tier](problem, fitted, tuple(tensor.stride(0) for tensor in tensors), log)
-
-
-def round_to_nearest(launch: Callable[..., Result], *given: Any) -> Result:
-    """`launch` with a float32 output for a bfloat16 one, converted after it: Triton's interpreter truncates where hardware rounds.
-
-    `given` are the launch's tensors, the output last, and possibly a number or a tensor (M,) as `scale`.
-    """
-    output = 1 + max(i for i, one in enumerate(given) if isinstance(one, torch.Tensor) and one.dim() == 2)
-    out = given[output - 1]
-    if not INTERPRETED or out.dtype != torch.bfloat16:
-        return launch(*given)
-    wide = torch.empty(out.shape, dtype=torch.float32, device=out.device)
-    result = launch(*given[: output - 1], wide, *given[output:])
-    out.copy_(wide)
-    return result
-
-
-def interpreted_number(value: float) -> Any:
-    """A number as kernels get it: Triton's interpreter wraps integers so, and passes floats unchanged."""
-    import numpy
-    from triton.runtime.interpreter import TensorHandle
-
-    return triton.language.tensor(TensorHandle(numpy.array([value], numpy.float32), triton.language.float32), triton.language.float32)
 
 
 def _options(plan: Plan, **more: int) -> dict[str, int]:

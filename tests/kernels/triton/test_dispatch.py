@@ -145,7 +145,7 @@ def test_a_plan_without_one_vector_a_thread_is_refused(wrong):
         dispatch.prepare_launch(problem, replace(plan, **wrong), (torch.empty(8, 4096),) * 2)
 
 
-def test_only_results_of_float32_and_16_bits_are_converted_by_fast_tiers():
+def test_fast_tiers_convert_only_float32_and_16_bits():
     x, narrow = torch.empty(4, 256), torch.empty(4, 256, dtype=torch.float16)
     assert dispatch.problem_of((x, torch.empty(4, 256))).congruent
     assert not dispatch.problem_of((x, narrow)).congruent
