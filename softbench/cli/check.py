@@ -27,6 +27,7 @@ def check(
     dtype: options.CheckDtype = None,
     direction: options.CheckDirections = None,
     op: options.Operation = OPERATION,
+    set: options.Parameters = None,
     device: options.Device = None,
     seed: options.Seed = None,
     timeout: options.Timeout = None,
@@ -42,6 +43,7 @@ def check(
     """
     from softbench.cli.output import counter
     from softbench.core.case import DTYPES, Direction
+    from softbench.ops.registry import operation
     from softbench.plan import sweep
     from softbench.plan.flags import from_flags
     from softbench.plan.settings import Settings
@@ -54,9 +56,11 @@ def check(
     dtypes = sweep.parse_dtypes(",".join(dtype or DTYPES), "--dtype")
     try_file(json)
     try_file(junit, flag="--junit")
-    of = operations.name(op)
+    of = operations.name(op, set)
     sweep.require_passes(of, directions)
-    request = CheckRequest(Settings.from_sources({}, flags), case, dtypes, directions, of, op)
+    sweep.require_dtypes(of, dtypes)
+    dtypes = tuple(one for one in dtypes if one in operation(of).dtypes)
+    request = CheckRequest(Settings.from_sources({}, flags), case, dtypes, directions, of, op, ",".join(set or ()))
     with interruptible():
         report = run_check(request, counter("cases"))
     files = [str(path) for path in plugin or ()]

@@ -58,6 +58,7 @@ def gate(
     dtype: options.Dtype = None,
     direction: options.Directions = None,
     op: options.Operations = None,
+    set: options.Parameters = None,
     config: options.Config = None,
     device: options.Device = None,
     threads: options.Threads = None,
@@ -223,7 +224,7 @@ def _request(sweep: dict[str, Any], config: str | None, folder: Path, resume: bo
     from softbench.plan.flags import from_flags
     from softbench.run.request import Request
 
-    layer = load(config) if config is not None else {}
+    layer = load(config, names) if config is not None else {}
     return Request(layer, from_flags(sweep), False, folder, resume, command_line(sys.argv[1:]), __version__)
 
 

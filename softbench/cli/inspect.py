@@ -32,6 +32,7 @@ def inspect(
         str, typer.Option(help="forward, backward or both.", rich_help_panel=WHAT, autocompletion=options.DIRECTION)
     ] = "forward",
     op: options.Operation = OPERATION,
+    set: options.Parameters = None,
     show: Annotated[
         str, typer.Option(help="source, wrapper, ttir, ttgir, llir, ptx, sass, report, several; all or none.", rich_help_panel=OUTPUT)
     ] = "source",
@@ -59,7 +60,7 @@ def inspect(
 
     flags = from_flags({"device": device, "seed": seed, "timeout": timeout, "plugins": plugin})
     extents = {"M": M and str(M), "N": N and str(N), "shape": shape, "dim": dim}
-    axes = from_flags({**extents, "dtype": dtype, "direction": direction, "op": operations.name(op)})
+    axes = from_flags({**extents, "dtype": dtype, "direction": direction, "op": operations.name(op, set)})
     try:
         (case,) = sweep.cases([with_axes(sweep.Sweep((4096,), (4096,)), axes)], "cuda")
     except ValueError:

@@ -77,6 +77,16 @@ Operations = Annotated[
 Operation = Annotated[
     str, _option(WHAT, "The operation; softbench list --ops shows them.", "--op", complete=completion.one(OPERATION_NAMES))
 ]
+Parameters = Annotated[
+    list[str] | None,
+    _option(
+        WHAT,
+        "Parameters of the operation, as in scale=0.7,out_dtype=fp32. Each further --set makes cases of its own.",
+        "--set",
+        metavar="NAME=VALUE",
+        default="the defaults",
+    ),
+]
 Config = Annotated[
     str | None,
     _option(

@@ -53,7 +53,12 @@ def show(
     direction: Annotated[
         list[str] | None, typer.Option(help="forward, backward, both, or several.", rich_help_panel=WHAT, autocompletion=options.DIRECTION)
     ] = None,
-    op: Annotated[list[str] | None, typer.Option("--op", help="The operation, or several.", rich_help_panel=WHAT)] = None,
+    op: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--op", help="The operation, or several, or a pattern: softmax, 'softmax(scale=0.7)', 'softmax*'.", rich_help_panel=WHAT
+        ),
+    ] = None,
     long: Annotated[
         bool, typer.Option("--long", help="One line per cell: latency, spread, samples, build, error over bound.", rich_help_panel=OUTPUT)
     ] = False,
@@ -71,8 +76,7 @@ def show(
     ] = None,
 ) -> None:
     """Show the table of a results file, or of some of its cells."""
-    from softbench.plan.sweep import parse_axis, parse_directions, parse_dtypes, parse_shapes
-    from softbench.plan.values import strings
+    from softbench.plan.sweep import parse_axis, parse_directions, parse_dtypes, parse_shapes, split
     from softbench.results.csv import to_csv
     from softbench.results.select import select
 
@@ -88,7 +92,7 @@ def show(
         N=parse_axis(joined(N), "--N") if N else (),
         dtypes=parse_dtypes(joined(dtype), "--dtype") if dtype else (),
         directions=parse_directions(joined(direction), "--direction") if direction else (),
-        ops=strings(joined(op), "--op") if op else (),
+        ops=split(joined(op)) if op else (),
         shapes=parse_shapes(joined(shape), "--shape") if shape else (),
     )
     in_csv = csv is not None and printed(to_csv(rows), csv, "--csv")

@@ -35,6 +35,7 @@ def run(
     dtype: options.Dtype = None,
     direction: options.Directions = None,
     op: options.Operations = None,
+    set: options.Parameters = None,
     config: options.Config = None,
     device: options.Device = None,
     threads: options.Threads = None,
@@ -71,11 +72,11 @@ def run(
     verbosity.choose(quiet=quiet, verbose=verbose)
     flags = from_flags(
         {"backends": backends, "M": M, "N": N, "shape": shape, "dim": dim}
-        | {"dtype": dtype, "direction": direction, "op": names(op), "device": device, "plugins": plugin}
+        | {"dtype": dtype, "direction": direction, "op": names(op), "set": set, "device": device}
         | {"threads": threads, "rounds": rounds, "processes": processes, "seed": seed, "relative_to": relative_to, "timeout": timeout}
-        | {"timer": timer, "l2": l2, "profile": profile, "max_rounds": max_rounds, "precision": precision}
+        | {"plugins": plugin, "timer": timer, "l2": l2, "profile": profile, "max_rounds": max_rounds, "precision": precision}
     )
-    layer = load(config) if config is not None else {}
+    layer = load(config, names) if config is not None else {}
     request = Request(layer, flags, quick, output, resume, command_line(sys.argv[1:]), __version__)
     try_file(json)
     if dry_run:

@@ -12,11 +12,12 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from softbench.core import text
-from softbench.core.case import AT_DIM, OPERATION
+from softbench.core.case import AT_DIM, OPERATION, parse_op, value_text
 from softbench.gate import unpaired
 from softbench.gate.fresh_pairs import MORE_PAIRS
 from softbench.gate.samples import CellKey, RunSamples
 from softbench.gate.verdicts import GateReport, State
+from softbench.ops import registry
 
 NOTHING_JUDGED = "no cell counts, because all are advisory or not measured on both sides: measure larger shapes (--M, --N)"
 """What to do about a report that judged nothing."""
@@ -31,8 +32,8 @@ def after_pairs(report: GateReport, command: str, processes: int) -> str:
     if slower := [verdict.cell for verdict in report.verdicts if verdict.fails and verdict.state is State.SLOWER]:
         cell = slower[0]
         axes: dict[str, object] = {**_extents(cell), "--dtype": cell.dtype, "--direction": cell.direction}
-        axes |= {"--op": cell.op} if cell.op != OPERATION else {}
-        return f"if the change is not intended, look at its worst cell alone: {_with(command, {**axes, '--processes': MORE_PAIRS})}"
+        words = shlex.join([*_others(shlex.split(command), ("--op", "--set")), *_operation(cell.op, shlex.split(command))])
+        return f"if the change is not intended, look at its worst cell alone: {_with(words, {**axes, '--processes': MORE_PAIRS})}"
     if report.exit_code == 1:
         return "column why has the reason of each missing cell: mend it, or leave the case out (--M, --N, --dtype, --direction)"
     if report.nothing_judged:
@@ -79,7 +80,7 @@ def _find_the_error(report: GateReport, command: str) -> str:
         return ""
     cell, words = broken[0], shlex.split(command)
     program = words[: words.index("gate")] if "gate" in words else ["softbench"]
-    axes = ["--dtype", cell.dtype, "--direction", cell.direction, *_given(words, OF_ANY_COMMAND)]
+    axes = ["--dtype", cell.dtype, "--direction", cell.direction, *_operation(cell.op, words), *_given(words, OF_ANY_COMMAND)]
     check = shlex.join([*program, "check", "--backends", cell.backend, *axes])
     extents = [word for pair in _extents(cell).items() for word in pair]
     inspect = shlex.join([*program, "inspect", cell.backend, *extents, *axes])
@@ -95,6 +96,18 @@ def _extents(cell: CellKey) -> dict[str, str]:
         return {"--M": str(cell.M), "--N": str(cell.N)}
     sizes, _, dim = cell.shape.partition(AT_DIM)
     return {"--shape": sizes, "--dim": dim or "-1"}
+
+
+def _operation(op: str, words: Sequence[str]) -> list[str]:
+    """The options for a cell's operation. That of a file has the file as the command names it."""
+    name, parameters = parse_op(op)
+    given = [word.partition("=")[2] or word for word in _given(words, ("--op",))]
+    files = [
+        part for text in given for part in text.split(",") if part.endswith(".py") and registry.of_file(str(Path(part).resolve())) == name
+    ]
+    found = ["--op", files[0] if files else name] if name != OPERATION else []
+    pairs = ",".join(f"{key}={value_text(value)}" for key, value in parameters.items())
+    return [*found, "--set", pairs] if pairs else found
 
 
 def _new_baseline(base: RunSamples, command: str) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NoReturn
 
-from softbench.core.case import DTYPES, OPERATION, TIMERS, Direction, valid_shape
+from softbench.core.case import DTYPES, OPERATION, TIMERS, Direction, parse_op, valid_shape
 from softbench.core.errors import ResultsError
 from softbench.core.json_types import JsonObject
 from softbench.core.outcome import Measured, Record, Skipped
@@ -112,7 +112,8 @@ def cell_key(backend: Any, case: JsonObject) -> CellKey:
     dtype, M, N, op, shape = case["dtype"], case["M"], case["N"], case.get("op", OPERATION), case.get("shape", "")
     if not isinstance(backend, str) or not NAME.fullmatch(backend):
         raise ValueError("its backend has no valid name")
-    if not NAME.fullmatch(op) or dtype not in DTYPES or not all(isinstance(extent, int) and 0 < extent < 2**63 for extent in (M, N)):
+    parse_op(op)
+    if dtype not in DTYPES or not all(isinstance(extent, int) and 0 < extent < 2**63 for extent in (M, N)):
         raise ValueError("its case is invalid")
     if not valid_shape(shape, M, N):
         raise ValueError("its shape is invalid")

@@ -139,6 +139,12 @@ class Operation:
         defaults = {parameter.name: parameter.default for parameter in self.parameters}
         return op_text(self.name, {name: value for name, value in self.values.items() if value != defaults[name]})
 
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        """The dtypes of its cases; those that its parameters are for."""
+        changed = [parameter for parameter in self.parameters if self.values and self.values[parameter.name] != parameter.default]
+        return tuple(dtype for dtype in DTYPES if all(dtype in parameter.dtypes for parameter in changed))
+
     def inputs(self, case: Case) -> tuple[TensorSpec, ...]:
         """The arguments of a call of this case, in order."""
         return tuple(self.tensors[name] for name in self.passes[case.direction].inputs)

@@ -76,9 +76,10 @@ def read(known: Iterable[Parameter], given: Mapping[str, Value], operation: str)
         ValueError: a parameter is unknown or has another value.
     """
     by_name = {parameter.name: parameter for parameter in known}
-    for name in given:
+    for name, value in given.items():
         if name not in by_name:
-            raise ValueError(unknown(name, tuple(by_name), f"parameter of {operation}"))
+            what = unknown(name, tuple(by_name), f"parameter of {operation}") if by_name else f"{operation} has no parameters"
+            raise ValueError(f"{name}={value_text(value)}: {what}")
     return {name: parameter.read(given[name]) if name in given else parameter.default for name, parameter in by_name.items()}
 
 

@@ -39,6 +39,11 @@ def file_of(name: str) -> str:
     return _added[name][1] if name in _added else ""
 
 
+def of_file(file: str) -> str:
+    """The name of the operation of this file; empty if the file was not read."""
+    return next((name for name, (_, other) in _added.items() if other == file), "")
+
+
 def add(operation: Operation, file: str, numerics: Numerics | None = None) -> None:
     """Make a user's operation known in this process. Workers also give its values.
 

@@ -8,7 +8,8 @@ M = 4096                      # a number, a list, or the grammar of --M
 N = "256:6272:128"
 dtype = ["fp32", "bf16"]
 direction = "forward"
-op = "softmax"
+op = "softmax"                # a name, a list, or a Python file beside the configuration
+set = {scale = [0.5, 1.0]}    # parameters of the operation
 [[sweep]]
 shape = ["8x16x1024x1024", "64x32x1000"]    # in place of M and N
 dim = [-1, 1]                 # the dimension of the rows; the last without it
@@ -17,6 +18,7 @@ dim = [-1, 1]                 # the dimension of the rows; the last without it
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from importlib import resources
 from pathlib import Path
@@ -25,16 +27,25 @@ from typing import cast
 from softbench.core.errors import ConfigError, UsageError
 from softbench.core.json_types import JsonObject
 from softbench.core.text import unknown
+from softbench.plan import parameters
 from softbench.plan.settings import Layer, Settings, with_fixed_rounds
-from softbench.plan.sweep import Sweep
+from softbench.plan.sweep import Sweep, split
 from softbench.plan.values import READERS, SWEEP_READERS, axis_text, strings, timeouts
 from softbench.plugins.source import beside
 
 DEFAULT_CONFIG = {"cuda": "tutorial", "cpu": "cpu"}
 """The configuration of a run without shapes, by device."""
 
+Operations = Callable[[Sequence[str]], Sequence[str] | None]
+"""`softbench.run.operations.names`."""
+
 MAX_BYTES = 64 * 1024
 """Longest configuration. The time of `tomllib` grows with the square of a key's dots: it takes minutes for 100000 of them."""
+
+
+def known(words: Sequence[str]) -> Sequence[str]:
+    """The words as they are: a configuration without files of operations."""
+    return words
 
 
 def shipped() -> dict[str, str]:
@@ -44,8 +55,10 @@ def shipped() -> dict[str, str]:
     return dict(sorted(found.items()))
 
 
-def load(name_or_file: str) -> Layer:
+def load(name_or_file: str, operations: Operations = known) -> Layer:
     """Read a shipped configuration (by name) or a TOML file (by path).
+
+    `operations` replaces the files among values of `op` by the names of their operations.
 
     Raises:
         ConfigError: it is missing, unreadable or not TOML, or has an unknown key or a wrong value. The message names file and key.
@@ -69,10 +82,10 @@ def load(name_or_file: str) -> Layer:
         table = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # TOMLDecodeError is a ValueError, as is a number of thousands of digits
         raise ConfigError(f"{name_or_file}: not valid TOML: {error}") from None
-    return from_table(table, name_or_file, base=path.parent)
+    return from_table(table, name_or_file, base=path.parent, operations=operations)
 
 
-def from_table(table: JsonObject, where: str, base: Path) -> Layer:
+def from_table(table: JsonObject, where: str, base: Path, operations: Operations = known) -> Layer:
     layer: JsonObject = {}
     for key, value in table.items():
         at = f"{where}: {key}"
@@ -80,7 +93,7 @@ def from_table(table: JsonObject, where: str, base: Path) -> Layer:
             sweeps = value if isinstance(value, list) else [value]
             if not sweeps:
                 raise ConfigError(f"{at}: is empty; write [[sweep]] and then M = ..., N = ...")
-            layer[key] = tuple(_sweep(sweep, f"{where}: [[sweep]] {i + 1}") for i, sweep in enumerate(sweeps))
+            layer[key] = tuple(_sweep(sweep, f"{where}: [[sweep]] {i + 1}", base, operations) for i, sweep in enumerate(sweeps))
         elif key == "timeout":
             layer[key] = timeouts(value, at)
         elif key == "plugins":
@@ -94,12 +107,12 @@ def from_table(table: JsonObject, where: str, base: Path) -> Layer:
     return with_fixed_rounds(cast(Layer, layer))
 
 
-def _sweep(table: object, at: str) -> Sweep:
+def _sweep(table: object, at: str, base: Path, operations: Operations) -> Sweep:
     if not isinstance(table, dict):
         raise ConfigError(f"{at}: must be a table; write [[sweep]] and then M = ..., N = ...")
     for key in table:
-        if key not in SWEEP_READERS:
-            raise ConfigError(f"{at}: {unknown(key, SWEEP_READERS, 'key')}")
+        if key not in (*SWEEP_READERS, "set"):
+            raise ConfigError(f"{at}: {unknown(key, (*SWEEP_READERS, 'set'), 'key')}")
     if "shape" in table and ("M" in table or "N" in table):
         raise ConfigError(f"{at}: shape gives all sizes of the tensor; leave out M and N")
     if "dim" in table and "shape" not in table:
@@ -108,7 +121,13 @@ def _sweep(table: object, at: str) -> Sweep:
         if key not in table and "shape" not in table:
             raise ConfigError(f"{at}: {key} is missing")
     try:
-        axes: JsonObject = {key: SWEEP_READERS[key](axis_text(value, f"{at} {key}"), f"{at} {key}") for key, value in table.items()}
+        texts = {key: axis_text(value, f"{at} {key}") for key, value in table.items() if key != "set"}
+        if "op" in texts:
+            words = [str(beside(base, word)) if word.endswith(".py") else word for word in split(texts["op"])]
+            texts["op"] = ",".join(operations(words) or ())
+        axes: JsonObject = {key: SWEEP_READERS[key](text, f"{at} {key}") for key, text in texts.items()}
+        if "set" in table:
+            axes["set"] = parameters.from_toml(table["set"], f"{at} set")
         return Sweep(**axes)
     except UsageError as error:
         raise ConfigError(str(error)) from None

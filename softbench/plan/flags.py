@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from softbench.core.errors import UsageError
+from softbench.plan import parameters
 from softbench.plan.settings import PHASES, Layer, with_fixed_rounds
 from softbench.plan.values import READERS, SWEEP_READERS, strings, timeouts
 
@@ -21,10 +22,12 @@ def from_flags(flags: Mapping[str, Any]) -> Layer:
     given = {key: value for key, value in flags.items() if value not in (None, (), [])}
     layer: dict[str, object] = {}
     for key, value in given.items():
-        if isinstance(value, list) and key != "plugins":
-            value = ",".join(value)
         flag = f"--{key.replace('_', '-')}"
-        if key in SWEEP_READERS:
+        if isinstance(value, list) and key not in ("plugins", "set"):
+            value = ",".join(value)
+        if key == "set":
+            layer[key] = parameters.from_flags(value, flag)
+        elif key in SWEEP_READERS:
             layer[key] = SWEEP_READERS[key](value, flag)
         elif key == "timeout":
             layer[key] = parse_timeout(value)

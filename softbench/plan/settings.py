@@ -9,7 +9,7 @@ from typing import TypedDict, cast
 from softbench.core.case import Direction
 from softbench.core.errors import UsageError
 from softbench.core.json_types import JsonObject
-from softbench.plan.sweep import LAST, Sweep, thinned
+from softbench.plan.sweep import LAST, Given, Sweep, thinned
 
 PHASES = {"import": 60.0, "build": 300.0, "check": 120.0, "time": 120.0}
 """The phases of a cell and their default deadlines in seconds."""
@@ -27,6 +27,7 @@ class Axes(TypedDict, total=False):
     op: tuple[str, ...]
     shape: tuple[str, ...]
     dim: tuple[int, ...]
+    set: tuple[Given, ...]
 
 
 class Layer(Axes, total=False):
@@ -56,7 +57,7 @@ class Layer(Axes, total=False):
 
 QUICK: Layer = {"rounds": 3, "max_rounds": 3, "batch_ms": 5.0}
 """What `--quick` sets."""
-AXES = ("M", "N", "dtype", "direction", "op", "shape", "dim")
+AXES = ("M", "N", "dtype", "direction", "op", "set", "shape", "dim")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,7 @@ class Settings:
     """One run, fully described. The field docs are the text of docs/configuration.md."""
 
     sweep: tuple[Sweep, ...] = ()
-    """Tables with M and N, or shape and dim, and with dtype, direction and op, the operation."""
+    """Tables with M and N, or shape and dim, and with dtype, direction, op, the operation, and set, its parameters."""
     backends: tuple[str, ...] | None = None
     """Names or patterns of backends; None means all but the extras."""
     plugins: tuple[Path, ...] = ()

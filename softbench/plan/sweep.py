@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
 
-from softbench.core.case import AT_DIM, DTYPES, MAX_EXTENT, OPERATION, Case, CaseKey, Direction, shape_of
+from softbench.core.case import AT_DIM, DTYPES, MAX_EXTENT, OPERATION, Case, CaseKey, Direction, Value, parse_op, shape_of
 from softbench.core.errors import UsageError
 from softbench.core.text import unknown
-from softbench.ops.registry import names, operation
+from softbench.ops.registry import declared, names, operation
 
 MAX_VALUES = 10_000  # of one axis: more is a slip of the pen, and would be weeks of measuring
 MAX_CASES = 100_000
@@ -18,6 +18,9 @@ DTYPE_ALIASES = {"float32": "fp32", "float": "fp32", "float16": "fp16", "half": 
 """torch's names of the dtypes."""
 LAST = -1
 """The dimension of the rows unless `--dim` gives another."""
+Given = tuple[tuple[str, Value], ...]
+"""Parameters of an operation and their values, of one `--set`."""
+DEFAULTS: tuple[Given, ...] = ((),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +32,7 @@ class Sweep:
     dtype: tuple[str, ...] = ("fp32",)
     direction: tuple[Direction, ...] = (Direction.FORWARD,)
     op: tuple[str, ...] = (OPERATION,)
+    set: tuple[Given, ...] = DEFAULTS
     shape: tuple[str, ...] = ()
     """Texts such as `8x16x1024x1024`; one with `@dim1` has its own dimension."""
     dim: tuple[int, ...] = (LAST,)
@@ -149,17 +153,59 @@ def parse_directions(text: str, name: str) -> tuple[Direction, ...]:
     return tuple(Direction(word) for word in parse_choices(text, name, [direction.value for direction in Direction], "direction"))
 
 
-def parse_operations(text: str, name: str) -> tuple[str, ...]:
-    """Operations of a sweep: see `parse_choices`."""
-    return parse_choices(text, name, names(), "operation")
+def with_parameters(op: str, given: Given) -> str:
+    """The text of an operation with these parameters besides its own.
+
+    Raises:
+        UsageError: the operation is unknown, or it has no such parameter or value.
+    """
+    name, own = parse_op(op)
+    if name not in names():  # of a baseline, say
+        raise UsageError(f"operation {name}: softbench has none of this name; give its file with --op FILE.py")
+    try:
+        return declared(name).at({**own, **dict(given)}).text
+    except ValueError as error:
+        raise UsageError(f"--set {error}") from None
 
 
-def parse_operation(text: str, name: str) -> str:
-    """One operation: see `parse_choices`."""
-    (found, *others) = parse_operations(text, name)
-    if others:
-        raise UsageError(f"{name} {text}: give one operation")
-    return found
+def parse_operations(text: str, flag: str) -> tuple[str, ...]:
+    """Operations from a list with commas, each a name or a text such as `softmax(scale=0.7)`, without repeats.
+
+    Raises:
+        UsageError: naming `flag`, the unknown operation and the known ones.
+    """
+    found: dict[str, None] = {}
+    for word in split(text):
+        try:
+            name, _ = parse_op(word)
+        except ValueError:
+            name = word
+        if name not in names():
+            raise UsageError(f"{flag}: {unknown(name, names(), 'operation')}")
+        found[with_parameters(word, ())] = None
+    return tuple(found)
+
+
+def parse_operation(text: str, flag: str, given: Sequence[Given] = DEFAULTS) -> str:
+    """One operation with its parameters: see `parse_operations`."""
+    found = [with_parameters(op, one) for op in parse_operations(text, flag) for one in given]
+    if len(found) > 1:
+        raise UsageError(
+            f"{flag} {text}: give one operation" if len(given) == 1 else "--set: give it once, with one value for each parameter"
+        )
+    return found[0]
+
+
+def split(text: str) -> list[str]:
+    """The parts of a list with commas; the commas between parentheses separate none."""
+    parts, depth = [""], 0
+    for character in text:
+        depth += (character == "(") - (character == ")")
+        if character == "," and depth <= 0:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return [part.strip() for part in parts]
 
 
 def only(case: CaseKey) -> Sweep:
@@ -174,26 +220,32 @@ def require_passes(op: str, directions: Iterable[str]) -> None:
         raise UsageError(f"--direction {','.join(directions)}: {op} has only {', '.join(there)}")
 
 
+def require_dtypes(op: str, dtypes: Iterable[str]) -> None:
+    """Raises a UsageError if the parameters of an operation are for none of the dtypes."""
+    if not set(dtypes) & set(there := operation(op).dtypes):
+        raise UsageError(f"--dtype {','.join(dtypes)}: {op} is for {', '.join(there)} only")
+
+
 def cases(sweeps: Iterable[Sweep], device: str) -> tuple[Case, ...]:
     """Every case of the sweeps once: by operation, direction, dtype and M, and N in the order written.
 
     Raises:
-        UsageError: an operation is unknown, or there are more than MAX_CASES.
+        UsageError: an operation is unknown or lacks a parameter, a pass or a dtype, or there are more than MAX_CASES.
     """
     found: dict[Case, None] = {}
     for sweep in sweeps:
-        if unknown_ops := [op for op in sweep.op if op not in names()]:  # of a baseline, say
-            raise UsageError(f"operation {unknown_ops[0]}: softbench has none of this name; give its file with --op FILE.py")
-        axes = (sweep.op, sweep.direction, sweep.dtype)
+        ops = dict.fromkeys(with_parameters(op, given) for op in sweep.op for given in sweep.set)
+        axes = (ops, sweep.direction, sweep.dtype)
         of_shape = (sweep.shape, sweep.dim) if sweep.shape else (sweep.M, sweep.N)
         if prod(map(len, (*axes, *of_shape))) > MAX_CASES:
             raise UsageError(f"the sweep has more than {MAX_CASES} cases; split it into several runs")
-        for op in sweep.op:
+        for op in ops:
             require_passes(op, sweep.direction)
+            require_dtypes(op, sweep.dtype)
             if sweep.shape and not operation(op).any_dim:
                 raise UsageError(f"--shape: {op} takes (M, N) tensors only; give --M and --N")
         for op, direction, dtype, (M, N, shape) in product(*axes, tuple(sweep.extents())):
-            if direction in operation(op).passes:
+            if direction in operation(op).passes and dtype in operation(op).dtypes:
                 found[Case(M, N, dtype, direction, device, op, shape)] = None
     return tuple(found)
 

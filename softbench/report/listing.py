@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from softbench.core import text
-from softbench.core.case import YARDSTICK
+from softbench.core.case import YARDSTICK, value_text
 from softbench.core.inspection import Artifact, Inspection, Launch
 from softbench.ops.operation import Operation
 from softbench.plugins.info import BackendInfo, lacking
@@ -62,6 +62,10 @@ def operations(known: Sequence[Operation], infos: Sequence[BackendInfo]) -> Rend
             Text(item.name, style="bold"),
             Text(f"  {item.summary}"),
             *(Text(f"  {line}") for line in passes),
+            *(
+                Text(f"  --set {parameter.name}: {parameter.allowed}; {value_text(parameter.default)} by default. {parameter.doc}")
+                for parameter in item.parameters
+            ),
             Text(f"  backends: {', '.join(names) or 'none'}"),
         ]
     return Group(*parts)

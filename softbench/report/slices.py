@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -30,7 +31,8 @@ class Slice:
         """The figure's part of a file name."""
         M, N, _ = self.shapes[0]
         fixed = {"N": f"-M{M}", "M": f"-N{N}", "": ""}[self.axis]
-        return f"{pass_name(self.op, self.direction, '-')}-{self.dtype}{fixed}"
+        op = re.sub(r"[(),=]+", "-", self.op).rstrip("-")
+        return f"{pass_name(op, self.direction, '-')}-{self.dtype}{fixed}"
 
     def of(self, rows: Sequence[Row]) -> list[Row]:
         """The rows of these shapes."""

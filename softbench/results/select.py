@@ -22,7 +22,7 @@ def select(
     ops: Collection[str] = (),
     shapes: Collection[str] = (),
 ) -> list[Row]:
-    """The rows of these backends (names or shell patterns) and values; an empty filter selects all. The yardstick stays.
+    """The rows of these backends and operations (names or shell patterns) and values; an empty filter selects all. The yardstick stays.
 
     Raises:
         UsageError: a name or pattern matches no backend, or no row is left.
@@ -31,7 +31,8 @@ def select(
     for pattern in backends:
         if not any(fnmatchcase(name, pattern) for name in names):
             raise UsageError(f"--backends: {unknown(pattern, names, 'backend')}")
-    axes: dict[str, Collection[object]] = {"direction": directions, "dtype": dtypes, "M": M, "N": N, "op": ops, "shape": shapes}
+    named = {row.op for row in rows if any(fnmatchcase(row.op, pattern) for pattern in ops)}
+    axes: dict[str, Collection[object]] = {"direction": directions, "dtype": dtypes, "M": M, "N": N, "op": named or ops, "shape": shapes}
     filters = {axis: wanted for axis, wanted in axes.items() if wanted}
     for axis, wanted in filters.items():
         there = dict.fromkeys(getattr(row, axis) for row in rows)

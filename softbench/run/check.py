@@ -64,6 +64,8 @@ class CheckRequest:
     op: str = OPERATION
     op_given: str = OPERATION
     """The operation as the user wrote it: its name, or its file."""
+    set_given: str = ""
+    """Its parameters as the user wrote them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,7 @@ class CheckReport:
     device: str
     seed: int
     op_given: str = OPERATION
+    set_given: str = ""
     """As in `CheckRequest`."""
 
     @property
@@ -102,6 +105,7 @@ class CheckReport:
     def _command(self, finding: Finding, plugins: Sequence[str]) -> str:
         words = ["softbench", "check", "--backends", finding.backend, f"--case={escape(finding.item)}", "--direction", finding.direction]
         words += ["--op", self.op_given] if self.op_given != OPERATION else []
+        words += ["--set", self.set_given] if self.set_given else []
         words += ["--dtype", finding.dtype, "--device", self.device, "--seed", str(self.seed)]
         return shlex.join(words + [part for file in plugins for part in ("--plugin", file)])
 
@@ -131,7 +135,7 @@ def check(request: CheckRequest, advance: Callable[[int, int], None]) -> CheckRe
             findings += checker.run(able, RunCheckCase(request.op, name, direction, dtype, settings.seed), alone=alone)
             advance(done, len(steps))
     broken = tuple(note for note, slot in zip(notes, unable, strict=True) if slot.info.broken)
-    return CheckReport(tuple(findings), tuple(notes), broken, session.device, settings.seed, request.op_given)
+    return CheckReport(tuple(findings), tuple(notes), broken, session.device, settings.seed, request.op_given, request.set_given)
 
 
 def _cases(pool: Pool, request: CheckRequest) -> list[tuple[str, Direction, bool]]:

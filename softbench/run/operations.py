@@ -10,8 +10,9 @@ from softbench.core.messages import LoadOperation
 from softbench.core.replies import INVALID, INVALID_REPLY, Failure
 from softbench.ops import registry
 from softbench.ops.operation import from_json
+from softbench.plan.parameters import from_flags
 from softbench.plan.settings import PHASES
-from softbench.plan.sweep import parse_operation
+from softbench.plan.sweep import DEFAULTS, parse_operation, split
 from softbench.processes.pool import Lost, Pool
 
 
@@ -27,18 +28,17 @@ def names(given: Sequence[str] | None, seconds: float = PHASES["import"]) -> lis
     """
     if given is None:
         return None
-    words = [word.strip() for text in given for word in text.split(",")]
-    files = list(dict.fromkeys(word for word in words if word.endswith(".py")))
-    found = {}
-    if files:
+    words = [word for text in given for word in split(text)]
+    found = {word: registry.of_file(str(Path(word).resolve())) for word in words if word.endswith(".py")}
+    if files := [file for file, known in found.items() if not known]:
         with Pool() as pool:
-            found = {file: _read(pool, file, seconds) for file in files}
+            found |= {file: _read(pool, file, seconds) for file in files}
     return [found.get(word, word) for word in words]
 
 
-def name(given: str) -> str:
-    """The one operation of a value of `--op`; raises as `names`, also if there are several or an unknown one."""
-    return parse_operation(",".join(names([given]) or ()), "--op")
+def name(given: str, parameters: Sequence[str] | None = None) -> str:
+    """The one operation of values of `--op` and `--set`; raises as `names`, also if there are several or an unknown one."""
+    return parse_operation(",".join(names([given]) or ()), "--op", from_flags(parameters, "--set") if parameters else DEFAULTS)
 
 
 def _read(pool: Pool, file: str, seconds: float) -> str:

@@ -96,7 +96,7 @@ def test_the_text_has_the_parameters_in_declared_order():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"k": 1}, "unknown parameter of masked 'k'; did you mean 'K'? known are K, kept, bias, causal, cap"),
+        ({"k": 1}, "k=1: unknown parameter of masked 'k'; did you mean 'K'? known are K, kept, bias, causal, cap"),
         ({"K": 0}, "K=0: must be a whole number from 1"),
         ({"K": 2.5}, "K=2.5: must be a whole number from 1"),
         ({"K": True}, "K=true: must be a whole number from 1"),

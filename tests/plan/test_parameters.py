@@ -1,0 +1,98 @@
+"""Parameters of operations from `--set` and from TOML, and the cases that they make."""
+
+from pathlib import Path
+
+import pytest
+
+from softbench.core.errors import ConfigError, UsageError
+from softbench.plan.config_file import load as load_config
+from softbench.plan.flags import from_flags as layer_of
+from softbench.plan.parameters import from_flags, from_toml
+from softbench.plan.settings import Settings
+from softbench.plan.sweep import Sweep, cases, parse_operation, parse_operations
+
+
+def test_each_flag_makes_parameters_of_its_own():
+    assert from_flags(["scale=.7, out_dtype=fp32", "scale=row"], "--set") == ((("scale", 0.7), ("out_dtype", "fp32")), (("scale", "row"),))
+    assert from_flags(["K=64:256:*2,causal=true"], "--set") == tuple((("K", K), ("causal", True)) for K in (64, 128, 256))
+
+
+def test_a_table_sweeps_over_its_lists():
+    found = from_toml({"scale": [0.5, 2], "out_dtype": "fp32"}, "set")
+    assert found == ((("scale", 0.5), ("out_dtype", "fp32")), (("scale", 2), ("out_dtype", "fp32")))
+    assert from_toml([{"scale": "row"}, {"K": "8:16:8"}], "set") == ((("scale", "row"),), (("K", 8),), (("K", 16),))
+
+
+@pytest.mark.parametrize("text", ["scale", "scale=", "=1", "", "scale=1,,", "scale=1,scale=2", "K=8:4:1"])
+def test_an_invalid_flag_is_one_line(text):
+    with pytest.raises(UsageError, match=r"^--set "):
+        from_flags([text], "--set")
+
+
+@pytest.mark.parametrize("value", [{}, [], 1, {"scale": []}, {"scale": {"a": 1}}, [{"scale": 1}, 2]])
+def test_an_invalid_table_is_one_line(value):
+    if value == {}:
+        assert from_toml(value, "set") == ((),)
+        return
+    with pytest.raises(ConfigError, match=r"^set"):
+        from_toml(value, "set")
+
+
+def test_a_sweep_has_cases_of_each_parameter_once():
+    sweep = Sweep((8,), (4,), ("fp32", "bf16"), set=((("scale", 1.0),), (("out_dtype", "fp32"), ("scale", 0.5)), (("scale", "row"),)))
+    assert [(case.op, case.dtype) for case in cases([sweep, sweep], "cpu")] == [
+        ("softmax", "fp32"),
+        ("softmax", "bf16"),
+        ("softmax(scale=0.5,out_dtype=fp32)", "bf16"),
+        ("softmax(scale=row)", "fp32"),
+        ("softmax(scale=row)", "bf16"),
+    ]
+
+
+def test_operations_may_name_their_parameters():
+    assert parse_operations("softmax(out_dtype=fp32,scale=2.0),log_softmax", "--op") == ("softmax(scale=2,out_dtype=fp32)", "log_softmax")
+    assert parse_operation("softmax", "--op", from_flags(["scale=2"], "--set")) == "softmax(scale=2)"
+    with pytest.raises(UsageError, match="give it once"):
+        parse_operation("softmax", "--op", from_flags(["scale=2", "scale=3"], "--set"))
+
+
+def test_a_configuration_sets_parameters_and_flags_replace_them(tmp_path):
+    file = tmp_path / "sweep.toml"
+    file.write_text("[[sweep]]\nM = 8\nN = 4\nset = {scale = [0.5, 2.0]}\n")
+    layer = load_config(str(file))
+    assert [case.op for case in cases(Settings.from_sources(layer, {}).sweep, "cpu")] == ["softmax(scale=0.5)", "softmax(scale=2)"]
+    flags = layer_of({"set": ["scale=row"]})
+    assert [case.op for case in cases(Settings.from_sources(layer, flags).sweep, "cpu")] == ["softmax(scale=row)"]
+
+
+def test_a_configuration_names_a_file_beside_it(tmp_path):
+    (tmp_path / "sweep.toml").write_text('[[sweep]]\nM = 8\nN = 4\nop = "rms.py"\n')
+    asked = []
+
+    def names(words):
+        asked.extend(words)
+        return ["softmax"]
+
+    assert load_config(str(tmp_path / "sweep.toml"), names)["sweep"][0].op == ("softmax",)
+    assert [Path(word) for word in asked] == [tmp_path / "rms.py"]
+
+
+BAD = {
+    ("--set", "k=1"): "--set k=1: unknown parameter of softmax 'k'; known are scale, out_dtype",
+    ("--set", "scale=0"): "--set scale=0: must be a number from 0.0001 to 10000 or row",
+    ("--set", "scale=nan"): "--set scale=nan: must be a number from 0.0001 to 10000 or row",
+    ("--set", "scale=rows"): "--set scale=rows: must be a number from 0.0001 to 10000 or row",
+    ("--set", "out_dtype=fp32"): "--dtype fp32: softmax(out_dtype=fp32) is for fp16, bf16 only",
+    ("--set", "out_dtype=fp16", "--dtype", "bf16"): "--set out_dtype=fp16: must be case or fp32",
+    ("--op", "log_softmax", "--set", "scale=2"): "--set scale=2: log_softmax has no parameters",
+    ("--set", "scale"): "--set scale: write NAME=VALUE, as in scale=0.7,out_dtype=fp32",
+}
+
+
+@pytest.mark.parametrize("given", BAD)
+def test_an_unknown_parameter_is_one_line(main, given):
+    dtype = () if "--dtype" in given else ("--dtype", "fp32")
+    shapes = {"run": ("--M", "8", "--N", "8", "--dry-run"), "inspect": ("torch",), "check": ("--backends", "torch")}
+    for command, more in shapes.items():
+        code, _, err = main(command, *more, "--device", "cpu", *dtype, *given)
+        assert (code, err) == (2, f"softbench: {BAD[given]}\n"), command
