@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import torch
 
-from softbench.backends.directions import Pair, TensorCall, by_direction
-from softbench.core.case import OPERATION, Case, Direction
+from softbench.backends.directions import Pair, TensorCall, by_direction, with_parameters
+from softbench.core.case import OPERATION, Case, Direction, parse_op
 from softbench.plugins.backend import Call
 
 
-def naive_forward(x: torch.Tensor, dim: int = -1) -> torch.Tensor:
+def naive_forward(x: torch.Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> torch.Tensor:
     """Numerically stable softmax over `dim`. It moves about 8MN + 4M elements; the algorithmic count is 2MN.
 
     The maximum is detached. Softmax does not change under a shift, so the gradient of the maximum is exactly zero. Autograd would
     compute that zero with rounding errors. Source of the five steps: Triton's fused-softmax tutorial.
     """
+    x = x if dtype is None else x.to(dtype)
     if x.numel() == 0:
         return torch.empty_like(x)  # no maximum to take
     row_max = x.amax(dim=dim, keepdim=True).detach()
@@ -52,11 +53,16 @@ PAIRS: dict[str, Pair] = {"softmax": (naive_forward, naive_backward), "log_softm
 """The forward and backward of each operation."""
 
 
+def pair(op: str, dtype: str = "") -> Pair:
+    """The forward and backward of a case's `op`; `dtype` is that of dx."""
+    return with_parameters(op, PAIRS[parse_op(op)[0]], dtype)
+
+
 class Naive:
     """Five eager operations, numerically stable; 16-bit inputs are rounded after each operation."""
 
     name = "naive"
-    operations = tuple(PAIRS)
+    operations = ("softmax(scale,out_dtype)", "log_softmax")
     advice = "never for use; the compilers fuse this function"
 
     def available(self) -> str | None:
@@ -66,10 +72,10 @@ class Naive:
         return None
 
     def prepare(self, case: Case) -> Call:
-        return by_direction(case, *PAIRS[case.op])
+        return by_direction(case, *pair(case.op, case.dtype))
 
     def over_dim(self, direction: Direction, op: str = OPERATION) -> TensorCall:
-        return PAIRS[op][direction is not Direction.FORWARD]
+        return pair(op)[direction is not Direction.FORWARD]
 
 
 backend = Naive()

@@ -7,6 +7,7 @@ The text after the colon names the difference: `compile:plain` is `torch.compile
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,7 +16,8 @@ from softbench.backends import naive, torch_eager
 from softbench.backends.directions import Pair, by_direction
 from softbench.core.case import Case, Direction
 from softbench.core.toolchain import missing_compiler
-from softbench.ops.dtypes import DTYPES
+from softbench.ops.dtypes import TENSOR_DTYPES
+from softbench.ops.registry import operation
 from softbench.plugins.backend import Call
 
 # Without this, Inductor starts a pool of compile processes in every worker; one shape at a time needs no pool.
@@ -23,8 +25,8 @@ os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
 GRAPH_CALLS = 3  # the first call warms up, the second records the CUDA graph, the third replays it
 
-FUNCTIONS: dict[str, dict[str, Pair]] = {"compile": naive.PAIRS, "compile-torch": torch_eager.PAIRS}
-"""The forward and backward to compile, by the name before the colon and the operation."""
+FUNCTIONS: dict[str, Callable[[str, str], Pair]] = {"compile": naive.pair, "compile-torch": torch_eager.pair}
+"""The forward and backward to compile, by the name before the colon."""
 OF = {"compile": "the naive function", "compile-torch": "F.softmax"}
 
 
@@ -32,7 +34,7 @@ class Compiled:
     """torch.compile of a function, by Inductor or another Dynamo backend."""
 
     compiles: bool | str = True
-    operations = tuple(naive.PAIRS)
+    operations = naive.backend.operations
     build_seconds = 1.5
 
     def __init__(
@@ -70,7 +72,7 @@ class Compiled:
         key = case.op, case.dtype, case.direction
         if self.reset or self._kept is None or self._kept[0] != key:
             torch._dynamo.reset()
-            forward, backward = FUNCTIONS[self.family][case.op]
+            forward, backward = FUNCTIONS[self.family](case.op, case.dtype)
             self._kept = key, (torch.compile(forward, **self.options), torch.compile(backward, **self.options))
         call = by_direction(case, *self._kept[1])
         if self.reuses_output:
@@ -80,9 +82,8 @@ class Compiled:
 
 def _record(call: Call, case: Case) -> None:
     """Call until the CUDA graph is recorded, so that the worker's first call is a replay."""
-    given = [torch.zeros(case.M, case.N, dtype=DTYPES[case.dtype], device=case.device)]
-    if case.direction is not Direction.FORWARD:
-        given.append(torch.zeros_like(given[0]))
+    specs = operation(case.op).inputs(case)
+    given = [torch.zeros(spec.shape(case), dtype=TENSOR_DTYPES[spec.dtype_of(case)], device=case.device) for spec in specs]
     given[0].requires_grad_(case.direction is Direction.BOTH)
     for _ in range(GRAPH_CALLS):
         call(*given)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from softbench.backends.directions import Pair, TensorCall, by_direction
-from softbench.core.case import OPERATION, Case, Direction
+from softbench.backends.directions import Pair, TensorCall, by_direction, with_parameters
+from softbench.core.case import OPERATION, Case, Direction, parse_op
 from softbench.plugins.backend import Call
 
 
-def _forward(x: torch.Tensor, dim: int = -1) -> torch.Tensor:
-    return torch.nn.functional.softmax(x, dim=dim)
+def _forward(x: torch.Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> torch.Tensor:
+    return torch.nn.functional.softmax(x, dim=dim, dtype=dtype)
 
 
 def _backward(dy: torch.Tensor, y: torch.Tensor, dim: int = -1) -> torch.Tensor:
@@ -29,11 +29,16 @@ PAIRS: dict[str, Pair] = {"softmax": (_forward, _backward), "log_softmax": (_log
 """The forward and backward of each operation."""
 
 
+def pair(op: str, dtype: str = "") -> Pair:
+    """The forward and backward of a case's `op`; `dtype` is that of dx."""
+    return with_parameters(op, PAIRS[parse_op(op)[0]], dtype)
+
+
 class Functional:
     """torch.nn.functional.softmax, eager; backward is the operator that autograd calls."""
 
     name = "torch"
-    operations = tuple(PAIRS)
+    operations = ("softmax(scale,out_dtype)", "log_softmax")
     advice = "if softmax is not the hot spot: no build, float32 arithmetic for 16-bit inputs"
 
     def available(self) -> str | None:
@@ -43,10 +48,10 @@ class Functional:
         return None
 
     def prepare(self, case: Case) -> Call:
-        return by_direction(case, *PAIRS[case.op])
+        return by_direction(case, *pair(case.op, case.dtype))
 
     def over_dim(self, direction: Direction, op: str = OPERATION) -> TensorCall:
-        return PAIRS[op][direction is not Direction.FORWARD]
+        return pair(op)[direction is not Direction.FORWARD]
 
 
 backend = Functional()

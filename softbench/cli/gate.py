@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from softbench.run.request import Request
 
 
-SWEEP = ("M", "N", "shape", "dim", "dtype", "direction", "device", "threads", "rounds", "processes", "seed", "timeout")
+SWEEP = ("M", "N", "shape", "dim", "set", "dtype", "direction", "device", "threads", "rounds", "processes", "seed", "timeout")
 """The options of a measurement that are settings under their own name."""
 
 

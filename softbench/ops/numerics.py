@@ -60,6 +60,6 @@ class Numerics(Protocol):
         """
         ...
 
-    def check_cases(self) -> list[CheckCase]:
-        """The check cases. Cases of one shape are neighbours, so that a backend compiles once for each shape."""
+    def check_cases(self, op: str) -> list[CheckCase]:
+        """The check cases of a case's `op`. Cases of one shape are neighbours, so that a backend compiles once for each shape."""
         ...

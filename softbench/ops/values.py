@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +17,7 @@ from softbench.ops.check_case import CheckCase, Draw, See, Tensors
 from softbench.ops.dtypes import TENSOR_DTYPES
 from softbench.ops.operation import TensorSpec
 from softbench.ops.rows import row_chunks
+from softbench.ops.rowwise.tolerance import excess
 
 SHAPES = ((1, 1), (1, 7), (3, 1000), (64, 781), (5, 4097), (300, 64), (2, 20000))
 """M and N of the check cases: odd and even, one row, and rows longer than a block."""
@@ -128,10 +128,9 @@ class Values(ABC):
         told = f" (structured rows: {', '.join(kinds[kind] for kind in sorted(wrong))})" if wrong else ""
         return Accuracy(Grade.WRONG, worst, where + told)
 
-    def check_cases(self) -> list[CheckCase]:
+    def check_cases(self, op: str) -> list[CheckCase]:
         """A check case of each shape for each pass with one output: normal values, and structured rows."""
         found = []
-        op = next(name for name in registry.names() if registry.numerics(name) is self)
         for M, N in SHAPES:
             for direction, one in registry.operation(op).passes.items():
                 if len(one.outputs) == 1:  # a check case compares one output
@@ -150,18 +149,6 @@ class Values(ABC):
     def _marked(self, case: Case, given: Tensors) -> list[tuple[torch.Tensor, bool]]:
         """The inputs, each with True if element i belongs to row i."""
         return [(tensor.detach(), spec.has_rows) for tensor, spec in zip(given, registry.operation(case.op).inputs(case), strict=True)]
-
-
-def excess(out: torch.Tensor, expected: torch.Tensor, bound: torch.Tensor) -> torch.Tensor:
-    """|out - expected| / bound, elementwise; inf where NaN or infinities are not exactly where they belong.
-
-    It is also inf where the bound is negative, NaN, or infinite for a finite value.
-    """
-    out, expected = out.double(), expected.double()
-    bound = torch.where((bound >= 0) & bound.isfinite(), bound, math.nan)
-    ratio = ((out - expected).abs() / bound).nan_to_num(nan=math.inf, posinf=math.inf)
-    same = (out == expected) | (out.isnan() & expected.isnan())
-    return torch.where(expected.isfinite() & ~same, ratio, torch.where(same, 0.0, math.inf))
 
 
 def _wide(tensor: torch.Tensor) -> torch.Tensor:

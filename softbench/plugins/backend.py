@@ -15,7 +15,7 @@ A trait is an optional attribute or method:
 | `reuses_output = True` | The next call overwrites the output of this one, as with CUDA graphs. The cell gets a note. |
 | `generated(case, launched)` | Code and spills of a kernel that neither Triton nor Inductor made, for `softbench inspect`. |
 | `sources()` | Files besides its module; a resumed run measures the backend again if one changes. |
-| `over_dim(direction)` | `f(x, dim)` or `f(dy, y, dim)` for any shape and strides: `--shape` and `check` call it. Not softmax: `op=`. |
+| `over_dim(direction)` | `f(x, dim)` or `f(dy, y, dim)` for any strides: `--shape` and `check` call it. Not plain softmax: `op=`. |
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ class CheckCaseRunner:
         self.operation = operation
         self.guard, self._metrics = guard, MetricsAccumulator()
         self.backend, self.device = backend, torch.device(device)
-        self.items = {(item.name, item.direction): item for item in numerics(operation).check_cases()}
+        self.items = {(item.name, item.direction): item for item in numerics(operation).check_cases(operation)}
         self.most_rows = rows[1] if (rows := interpreted(backend)) else None
         self._case: Case | None = None
         self._call: Call | None = None
@@ -95,7 +95,7 @@ class CheckCaseRunner:
     def _judge(self, item: CheckCase, case: Case, call: Call, given: tuple[torch.Tensor, ...]) -> Accuracy:
         """The accuracy of a call."""
         kept, written = tuple(tensor.clone() for tensor in given), versions(given)
-        due = forms(case) if item.dim is None and given[0].numel() else like(given[0])
+        due = forms(case) if item.dim is None and given[0].numel() else like(given[0], forms(case)[0].dtype)
         poison(due, given)
         watch = AsyncWorkWatch(self.device.type)
         out = self._on_stream(call, given) if item.repeat == "stream" else call(*given)

@@ -75,7 +75,7 @@ def software() -> dict[str, object]:
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
     }
-    for package in ("triton", "numpy", "quack-kernels", "nvidia-cutlass-dsl", "liger-kernel"):
+    for package in ("triton", "numpy", "quack-kernels", "nvidia-cutlass-dsl", "liger-kernel", "flashinfer-python"):
         with suppress(metadata.PackageNotFoundError):
             found[package] = metadata.version(package)
     return found

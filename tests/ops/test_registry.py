@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.parametrize("name", registry.NAMES)
 def test_an_operation_has_its_numerics_under_its_name(name):
     assert registry.operation(name).name == name
-    assert registry.numerics(name).check_cases()
+    assert registry.numerics(name).check_cases(name)
 
 
 def test_the_default_operation_exists():

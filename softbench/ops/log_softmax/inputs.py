@@ -11,4 +11,4 @@ from softbench.ops.rowwise import inputs
 
 def make(case: Case, seed: int, device: torch.device) -> tuple[torch.Tensor, ...]:
     """As `softbench.ops.rowwise.inputs.make`."""
-    return inputs.make(case, seed, device, log_softmax)
+    return inputs.make(case, inputs.generator_of(case, seed, device), lambda x, rows: log_softmax(x))

@@ -40,6 +40,10 @@ class Bounded:
     high: torch.Tensor | None = None
     """The maxima of the rows of x, (rows, 1); None where x is not known."""
 
+    def tightest(self, out: torch.Tensor) -> torch.Tensor:
+        """The bound of `pass` for this output."""
+        return self.tight
+
     def loosest(self, out: torch.Tensor) -> torch.Tensor:
         """The bound of `low-precision` for this output."""
         return self.loose
@@ -58,11 +62,15 @@ def summing(terms: torch.Tensor, repeated: torch.Tensor | float = 0.0) -> torch.
 
 
 def excess(out: torch.Tensor, expected: torch.Tensor, bound: torch.Tensor) -> torch.Tensor:
-    """|out - expected| / bound, elementwise; inf where NaN or infinities are not exactly where they belong, or the bound is NaN."""
-    out = out.double()
+    """|out - expected| / bound, elementwise; inf where NaN or infinities are not exactly where they belong.
+
+    It is also inf where the bound is negative or NaN, or infinite for a finite value. It is 0 where both are equal.
+    """
+    out, expected = out.double(), expected.double()
+    bound = torch.where((bound >= 0) & bound.isfinite(), bound, math.nan)
     ratio = ((out - expected).abs() / bound).nan_to_num(nan=math.inf, posinf=math.inf)
     same = (out == expected) | (out.isnan() & expected.isnan())
-    return torch.where(expected.isfinite(), ratio, torch.where(same, 0.0, math.inf))
+    return torch.where(expected.isfinite() & ~same, ratio, torch.where(same, 0.0, math.inf))
 
 
 class Tolerance(ABC):
@@ -138,9 +146,9 @@ class Tolerance(ABC):
                     see(got, bounded.expected)
                 lost = _lost_to_masks(case, inputs, rows, got, bounded.expected)
                 masked |= bool(lost.any())
-                over = excess(got, bounded.expected, bounded.tight).masked_fill(lost, 0)
-                peak = over.max().item()
-                bound, loose = bounded.tight, over
+                bound = bounded.tightest(got)
+                over = excess(got, bounded.expected, bound).masked_fill(lost, 0)
+                peak, loose = over.max().item(), over
                 if not peak <= 1:
                     bound = bounded.loosest(got)
                     loose = excess(got, bounded.expected, bound).masked_fill(lost, 0)

@@ -13,8 +13,8 @@ SCALE = Parameter(
     1.0,
     "softmax(x * scale); 1 / temperature. row: each row's own, in a float32 tensor of shape (M,)",
     choices=(ROW,),
-    least=1e-6,
-    most=1e6,
+    least=1e-4,
+    most=1e4,
 )
 OUT_DTYPE = Parameter(
     "out_dtype",

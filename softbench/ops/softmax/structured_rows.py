@@ -11,9 +11,12 @@ import torch
 from softbench.core.case import Case, Direction
 from softbench.ops.rowwise import structured_rows
 from softbench.ops.rowwise.structured_rows import LARGE_DY, Kinds, Places, first, of_dy, of_x, put, second
+from softbench.ops.softmax import scaling
 
+NEAR_ZERO = "1000 times as narrow"
+"""Its products with a scale are small, and so are their errors: y has no error but its own rounding."""
 SMALL_DY = {"fp32": 1e-8, "fp16": 1e-4, "bf16": 1e-8}
-FLAT = ("constant", "stepping up", "stepping down", "all below -100", "with a dy of mean 5", "with a dy of ones")
+FLAT = ("constant", "stepping up", "stepping down", "all below -100", "with a dy of mean 5", "with a dy of ones", NEAR_ZERO)
 """Kinds that `both` lacks in float16. There an eager gradient divides twice by the sum, and on flat rows the quotient is subnormal."""
 HUGE_DY = {"fp32": 1e30, "fp16": LARGE_DY, "bf16": 1e30}
 
@@ -51,17 +54,26 @@ def of_dy_and_y(dtype: str) -> dict[str, Callable[[torch.Tensor, torch.Tensor, P
     }
 
 
-def kinds(direction: Direction, dtype: str) -> Kinds:
-    """All kinds of a direction."""
-    if direction is Direction.FORWARD:
-        return dict(of_x(dtype))
-    if direction is Direction.BACKWARD:
+def kinds(case: Case) -> Kinds:
+    """All kinds of a case."""
+    dtype, changes = case.dtype, of_x(case.dtype)
+    if case.parameters:
+        changes |= {NEAR_ZERO: lambda x, places: x.mul_(1e-3)}
+    if case.direction is Direction.FORWARD:
+        return dict(changes)
+    if case.direction is Direction.BACKWARD:
         return dict(of_dy_and_y(dtype))
-    of_both: dict[str, Callable[..., object]] = {name: partial(first, change) for name, change in of_x(dtype).items()}
+    of_both: dict[str, Callable[..., object]] = {name: partial(first, change) for name, change in changes.items()}
     of_both |= {name: partial(second, change) for name, change in of_dy(dtype).items()}
     return {name: change for name, change in of_both.items() if dtype != "fp16" or name not in FLAT}
 
 
 def make_structured(given: tuple[torch.Tensor, ...], case: Case, seed: int) -> list[str]:
-    """As `softbench.ops.rowwise.structured_rows.make_structured`."""
-    return structured_rows.make_structured(given, case, seed, kinds(case.direction, case.dtype))
+    """As `softbench.ops.rowwise.structured_rows.make_structured`. With a scale above 1, x * scale has them."""
+    rows, scale = scaling.split(case, given)
+    names = structured_rows.make_structured(rows, case, seed, kinds(case))
+    if case.direction is not Direction.BACKWARD:
+        scaling.shrink(rows[0], scale)
+    if case.direction is not Direction.FORWARD and case.dtype == "fp16":
+        scaling.fit(rows[0 if case.direction is Direction.BACKWARD else 1], scale)
+    return names
