@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
 import torch
 
-from softbench.core.case import Case, Direction
+from softbench.core.case import Case, Direction, Value
 from softbench.core.errors import UsageError
 from softbench.core.outcome import Grade
 from softbench.ops import registry
-from softbench.ops.dtypes import DTYPES, TENSOR_DTYPES
+from softbench.ops.dtypes import TENSOR_DTYPES
 from softbench.ops.operation import Operation, validate
 from softbench.ops.values import Values
 
@@ -40,15 +40,26 @@ def load(path: str) -> Operation:
         registry.add(operation, path, values)
     except ValueError as error:
         raise UsageError(f"OPERATION: {error}") from None
-    for direction in operation.passes:
-        for dtype in DTYPES:
-            _try(operation, values, Case(*SMALL, dtype, Direction(direction), "cpu", operation.name))
+    for given in _settings(operation):
+        special = operation.at(given)
+        for direction in special.passes:
+            for dtype in special.dtypes:
+                _try(special, values, Case(*SMALL, dtype, Direction(direction), "cpu", special.text))
     return operation
+
+
+def _settings(operation: Operation) -> Iterator[dict[str, Value]]:
+    """The defaults, and each other word or truth value of a parameter."""
+    yield {}
+    for parameter in operation.parameters:
+        for value in (True, False) if parameter.kind == "bool" else parameter.choices:
+            if value != parameter.default:
+                yield {parameter.name: value}
 
 
 def _try(operation: Operation, values: Values, case: Case) -> None:
     """A pass must accept its own reference in the dtype of its outputs, and reject zeros in each output, in normal and structured rows."""
-    where = f"NUMERICS: {case.direction} in {case.dtype}"
+    where = f"NUMERICS: {case.direction} in {case.dtype}" + (f" of {case.op}" if case.parameters else "")
     given = values.make(case, 0, torch.device("cpu"))
     outputs = operation.outputs(case)
     if not values.kinds(case):
