@@ -116,7 +116,10 @@ def _row_of(values: dict[str, str]) -> Row:
     row = Row(**found)
     if not NAME.fullmatch(row.backend):
         raise ValueError(f"backend: '{row.backend[:40]}' is no name of one")
-    parse_op(row.op)
+    try:
+        parse_op(row.op)
+    except ValueError as error:
+        raise ValueError(f"op: {error}") from None
     if not (0 < row.M < 2**63 and 0 < row.N < 2**63):
         raise ValueError("M and N must be positive")
     if not valid_shape(row.shape, row.M, row.N):

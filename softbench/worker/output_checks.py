@@ -31,9 +31,9 @@ def forms(case: Case) -> tuple[Form, ...]:
     return tuple(Form(name, spec.shape(case), TENSOR_DTYPES[spec.dtype_of(case)]) for name, spec in due.items())
 
 
-def like(given: torch.Tensor, dtype: torch.dtype) -> tuple[Form, ...]:
-    """One output of the shape of this input."""
-    return (Form("y", tuple(given.shape), dtype),)
+def like(given: torch.Tensor, dtype: torch.dtype | None = None) -> tuple[Form, ...]:
+    """One output of the shape of this input, and of its dtype without another."""
+    return (Form("y", tuple(given.shape), dtype or given.dtype),)
 
 
 def poison(due: Sequence[Form], given: tuple[torch.Tensor, ...]) -> None:

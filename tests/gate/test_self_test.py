@@ -16,7 +16,7 @@ from softbench.core.errors import UsageError
 from softbench.gate import ab_run, paired
 from softbench.gate.self_test import analysis, measure as self_test_measure
 from softbench.gate.verdicts import Rules
-from softbench.ops.softmax.spec import OPERATION
+from softbench.ops.registry import operation
 from softbench.plan import sweep
 from softbench.plan.config_file import load as load_config
 from softbench.plan.settings import Settings
@@ -182,7 +182,12 @@ def test_the_gate_configuration_injects_into_its_largest_calls(plugins):
     cases = sweep.cases(settings.sweep, "cuda")
     injected = self_test_measure.injected_cases(cases)
     assert (len(cases), len(injected), settings.rounds, settings.max_rounds) == (20, 5, 20, 20)
-    assert min(map(OPERATION.bytes_moved, injected)) > 2e8 > 1.4e8 > max(OPERATION.bytes_moved(c) for c in cases if c not in injected)
+    assert (
+        min(map(operation("softmax").bytes_moved, injected))
+        > 2e8
+        > 1.4e8
+        > max(operation("softmax").bytes_moved(c) for c in cases if c not in injected)
+    )
     (source,) = [source for source in origins([plugins.parents[1] / "tools" / "guarded_slower.py"]) if source.kind == "file"]
     (changed,) = load(source)
     assert set(sys.modules[type(changed).__module__].SLOWER) <= {case.key for case in cases}

@@ -201,7 +201,7 @@ def test_structured_rows_keep_normal_inputs_and_hold_every_kind(direction):
 @pytest.mark.parametrize("direction", list(Direction))
 def test_a_case_of_few_rows_meets_every_kind(direction, M):
     case = Case(M, 255, "fp32", direction, "cpu")
-    kinds = structured_rows.kinds(direction, "fp32")
+    kinds = structured_rows.kinds(case)
     rows = []
 
     def call(*given):
