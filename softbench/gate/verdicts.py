@@ -253,10 +253,7 @@ def state_and_reason(verdict: Verdict, slower_p: float, faster_p: float, rules: 
     margin = verdict.margin or rules.margin
     shown = text.margin(margin)
     if slower_p <= rules.alpha:
-        return (
-            State.SLOWER,
-            f"slower by more than the margin of {shown}, after correction for multiple tests (p {slower_p:.2g})",
-        )
+        return State.SLOWER, f"slower by more than the margin of {shown}, after correction for multiple tests (p {slower_p:.2g})"
     if faster_p <= rules.alpha:
         return State.FASTER, f"faster by more than the margin of {shown} (p {faster_p:.2g})"
     if verdict.interval and 1 / (1 + margin) <= verdict.interval[0] and verdict.interval[1] <= 1 + margin:
