@@ -48,7 +48,9 @@ __global__ void __launch_bounds__(BLOCK_MAX_THREADS<Op, K, T, KEEP_IN_L2>, block
 #pragma unroll
     for (int k = 0; k < K; ++k) {
         int i = thread + k * int(blockDim.x);
-        if ((NO_EDGES || i >= row.first) && i < row.end) row.write(i, operands[k], total, thread_partial);
+        if constexpr (STORES_IN_PAIRS<Op> && (K != 4 || NO_EDGES || KEEP_IN_L2)) {  // else it would spill registers
+            if (warp_has_vector(i, row.first, row.end)) row.op.write(row.pair_target(i, row.first, row.end), operands[k], total, thread_partial);
+        } else if ((NO_EDGES || i >= row.first) && i < row.end) row.write(i, operands[k], total, thread_partial);
     }
     row.write_edge(edge_index, edge, total);
 }

@@ -155,17 +155,30 @@ __global__ void __launch_bounds__(T, bulk_min_ctas(THREAD_VECTORS, T))
     rematerialize<Op>(operands, base_alignment == 0);
     const int own_start = saved_begin + thread, limit = saved_end - own_start;
     typename Op::Out* const out = saved_target + int64_t(own_start) * Op::V;
-    if (own_start >= saved_first && limit > 0) row.op.write(out, operands[0], total);
+    // Where lanes store the vector `from` after their first in pairs.
+    [[maybe_unused]] auto pair = [&](int from) {
+        const int other = (thread ^ 1) - thread;
+        return PairTarget{reinterpret_cast<float*>(out) + int64_t(from) * Op::V, from < limit && own_start + from >= saved_first,
+                          from + other < limit && own_start + from + other >= saved_first};
+    };
+    [[maybe_unused]] auto warp_writes = [&](int from) { return warp_has_vector(own_start + from, saved_first, saved_end); };
+    if constexpr (STORES_IN_PAIRS<Op>) {
+        if (warp_writes(0)) row.op.write(pair(0), operands[0], total);
+    } else if (own_start >= saved_first && limit > 0) row.op.write(out, operands[0], total);
 #pragma unroll
     for (int k = 1; k < K; ++k)
-        if (k * T < limit) row.op.write(out + k * T * Op::V, operands[k], total);
+        if constexpr (STORES_IN_PAIRS<Op>) {
+            if (warp_writes(k * T)) row.op.write(pair(k * T), operands[k], total);
+        } else if (k * T < limit) row.op.write(out + k * T * Op::V, operands[k], total);
 #pragma unroll 1
     for (int from = 0; K * T + from < limit + thread; from += STAGE_VECTORS * T) {
         Operands<R> stage[STAGE_VECTORS];
         fetch(stage, from, limit + thread - K * T);
 #pragma unroll
         for (int u = 0; u < STAGE_VECTORS; ++u)
-            if (K * T + from + u * T < limit) row.op.write(out + int64_t(K * T + from + u * T) * Op::V, stage[u], total);
+            if constexpr (STORES_IN_PAIRS<Op>) {
+                if (warp_writes(K * T + from + u * T)) row.op.write(pair(K * T + from + u * T), stage[u], total);
+            } else if (K * T + from + u * T < limit) row.op.write(out + int64_t(K * T + from + u * T) * Op::V, stage[u], total);
     }
     write_edges(total);
 #endif

@@ -84,9 +84,14 @@ template <typename Out, int V> __device__ __forceinline__ void store_vector(Out*
     }
 }
 
+#if defined(SOFTBENCH_WIDE) && SOFTBENCH_WIDE == 2
+#define SOFTBENCH_STORE "st.global.cs"
+#else
+#define SOFTBENCH_STORE "st.global"
+#endif
 // The same stores under a predicate: there is no branch around what is computed.
 __device__ __forceinline__ void store16_if(bool condition, void* target, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
-    asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %0, 0;\n@p st.global.v4.b32 [%1], {%2, %3, %4, %5};\n}" ::"r"(unsigned(condition)), "l"(target), "r"(a),
+    asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %0, 0;\n@p " SOFTBENCH_STORE ".v4.b32 [%1], {%2, %3, %4, %5};\n}" ::"r"(unsigned(condition)), "l"(target), "r"(a),
                  "r"(b), "r"(c), "r"(d)
                  : "memory");
 }
@@ -101,6 +106,38 @@ template <typename Out, int V> __device__ __forceinline__ void store_vector_if(b
         store16_if(condition, target, pack<Out>(value[0], value[1]), pack<Out>(value[2], value[3]), pack<Out>(value[4], value[5]),
                    pack<Out>(value[6], value[7]));
     }
+}
+
+// The target of a vector of 16-bit inputs whose results are float32, and whether the row has this vector and that of the other lane of a pair.
+// Lanes 2i and 2i + 1 are a pair and hold neighbouring vectors, of 32 bytes of results each.
+struct PairTarget {
+    float* target;
+    bool inside, other_inside;
+};
+// Whether a warp has a vector of [from, to): the lanes have consecutive vectors, and this lane has vector i. All lanes get the same answer. A branch
+// on it keeps ptxas from computing the results of several vectors at once, for which it would spill registers.
+__device__ __forceinline__ bool warp_has_vector(int i, int from, int to) {
+    const int first = i - int(threadIdx.x % WARP);
+    return first < to && first + WARP > from;
+}
+#ifndef SOFTBENCH_WIDE
+#define SOFTBENCH_WIDE 1
+#endif
+// Stores the vectors of a pair of lanes: first both lanes store the even lane's vector, then the odd lane's. If each lane stored its own, each store
+// would write half of every 32-byte sector. All lanes of the warp must call it.
+template <typename Out, int V> __device__ __forceinline__ void store_vector(PairTarget pair, const float (&value)[V]) {
+    static_assert(sizeof(Out) == 4 && V == 8);
+    const bool odd = threadIdx.x % 2;
+    uint32_t even_part[4], odd_part[4];
+#pragma unroll
+    for (int v = 0; v < 4; ++v) {
+        const uint32_t low = __float_as_uint(value[v]), high = __float_as_uint(value[4 + v]), other = __shfl_xor_sync(~0u, odd ? low : high, 1);
+        even_part[v] = odd ? other : low;
+        odd_part[v] = odd ? high : other;
+    }
+    float* const target = pair.target - (odd ? 4 : 0);
+    store16_if(odd ? pair.other_inside : pair.inside, target, even_part[0], even_part[1], even_part[2], even_part[3]);
+    store16_if(odd ? pair.inside : pair.other_inside, target + 8, odd_part[0], odd_part[1], odd_part[2], odd_part[3]);
 }
 
 }  // namespace softbench

@@ -119,6 +119,10 @@ template <typename Op, bool NO_EDGES, bool KEEP_IN_L2> struct Row {
     __device__ __forceinline__ void write(int i, const Operands<Op::READS>& operands, Partial total, Partial thread_partial) const {
         op.write(target + int64_t(i) * V, operands, total, thread_partial);
     }
+    // Where lanes store vector i in pairs. The row has the vectors of [from, to). All lanes of the warp have consecutive i, the first one even.
+    __device__ __forceinline__ PairTarget pair_target(int i, int from, int to) const {
+        return {reinterpret_cast<float*>(target) + int64_t(i) * V, i >= from && i < to, (i ^ 1) >= from && (i ^ 1) < to};
+    }
 };
 
 __device__ __forceinline__ void assign(uint32_t (&packed)[4], uint4 v) {

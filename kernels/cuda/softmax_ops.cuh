@@ -167,7 +167,7 @@ template <typename In, typename Output, Function FUNCTION = SOFTMAX> struct Forw
     }
     // Writes from stored exponentials. The factor uses thread_partial.maximum itself and not its finite form. For a thread that has only -inf,
     // the exponentials and the factor are then 0. They are NaN if the whole row is -inf.
-    __device__ __forceinline__ void write(Out* target, const float* exponentials, Partial total, Partial thread_partial) const {
+    template <typename Target> __device__ __forceinline__ void write(Target target, const float* exponentials, Partial total, Partial thread_partial) const {
         const float factor = exp2_fast(exponent(thread_partial.maximum, total.maximum)) * total.sum;
         float value[V];
 #pragma unroll
@@ -225,7 +225,7 @@ template <typename In, typename Output, Function FUNCTION = SOFTMAX> struct Forw
         if constexpr (LOG) return (x[0] - total.maximum) - total.sum;
         else return exp2_fast(exponent(x[0], total.maximum)) * total.sum;
     }
-    __device__ __forceinline__ void write(Out* target, const Operands<1>& operands, Partial total) const {
+    template <typename Target> __device__ __forceinline__ void write(Target target, const Operands<1>& operands, Partial total) const {
         float value[V];
 #pragma unroll
         for (int v = 0; v < V; ++v) {
@@ -234,7 +234,7 @@ template <typename In, typename Output, Function FUNCTION = SOFTMAX> struct Forw
         }
         store_vector<Out, V>(target, value);
     }
-    __device__ __forceinline__ void write(Out* target, const Operands<1>& operands, Partial total, Partial thread_partial) const {
+    template <typename Target> __device__ __forceinline__ void write(Target target, const Operands<1>& operands, Partial total, Partial thread_partial) const {
         if constexpr (EXPONENTIALS_IN_PLACE) {
             float exponentials[V];
 #pragma unroll
@@ -302,6 +302,9 @@ template <typename T, typename Output = T, Function FUNCTION = SOFTMAX> struct B
     }
     __device__ __forceinline__ void write(Out* target, const Operands<2>& operands, Partial total, Partial) const { write(target, operands, total); }
 };
+
+// Whether pairs of lanes exchange float32 results before they store them; see PairTarget.
+template <typename Op> constexpr bool STORES_IN_PAIRS = SOFTBENCH_WIDE && Op::READS == 1 && sizeof(typename Op::Out) > sizeof(typename Op::Element);
 
 // Whether a thread holds the exponentials of its 16-bit vectors in registers during the exchange. That is for few rows, with at most two vectors a
 // thread.

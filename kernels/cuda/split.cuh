@@ -104,6 +104,13 @@ __global__ void __launch_bounds__(SPLIT_THREADS, 2)
 #pragma unroll
         for (int k = 0; k < K; ++k) {
             int i = start + k * T;
+            if constexpr (STORES_IN_PAIRS<Op>) {
+                if (!warp_has_vector(i, row.first, end)) continue;
+                const PairTarget pair = row.pair_target(i, row.first, end);
+                if constexpr (CACHED) row.op.write(pair, exponentials + k * Op::V, total, thread_partial);
+                else row.op.write(pair, operands[k], total, thread_partial);
+                continue;
+            }
             if (!((NO_EDGES || i >= row.first) && i < end)) continue;
             if constexpr (CACHED) row.op.write(row.target + int64_t(i) * Op::V, exponentials + k * Op::V, total, thread_partial);
             else row.write(i, operands[k], total, thread_partial);

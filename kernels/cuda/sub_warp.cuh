@@ -55,7 +55,9 @@ __global__ void __launch_bounds__(SUB_WARP_THREADS,
         float result[V];
 #pragma unroll
         for (int v = 0; v < V; ++v) result[v] = value[k * V + v][0];
-        if (k * lanes < remaining) store_results<typename Op::Out, V>(to + k * lanes * V, result);
+        if constexpr (STORES_IN_PAIRS<Op> && W == 4 && LANES >= 2)
+            store_vector<typename Op::Out, V>(PairTarget{to + k * lanes * V, k * lanes < remaining, k * lanes + (lane ^ 1) - lane < remaining}, result);
+        else if (k * lanes < remaining) store_results<typename Op::Out, V>(to + k * lanes * V, result);
     }
 }
 
@@ -94,15 +96,17 @@ __global__ void __launch_bounds__(SUB_WARP_THREADS, unaligned_min_ctas(K, Op::RE
 #pragma unroll
         for (int c = 0; c < K * V; ++c) value[c][0] = Packed<typename Op::Element>::element(operands[c / V].packed[0][c % V / E], c % E);
         compute_in_place(row.op, value, Op::thread_maximum(operands, edge), LogicalWarp<LANES>{LANES, lane, 0, true});
-        if (!active) return;
+        if (!STORES_IN_PAIRS<Op> && !active) return;  // else the lane takes part in the exchange
 #pragma unroll
         for (int k = 0; k < K; ++k) {
             float result[V];
 #pragma unroll
             for (int v = 0; v < V; ++v) result[v] = value[k * V + v][0];
-            store_vector_if<typename Op::Out, V>(inside[k], row.target + (k * LANES + lane) * V, result);
+            if constexpr (STORES_IN_PAIRS<Op>)
+                store_vector<typename Op::Out, V>(row.pair_target(k * LANES + lane, row.first, active ? row.end : 0), result);
+            else store_vector_if<typename Op::Out, V>(inside[k], row.target + (k * LANES + lane) * V, result);
         }
-        if (edge_index >= 0) row.target[edge_index] = from_float<typename Op::Out>(value[K * V][0]);
+        if ((!STORES_IN_PAIRS<Op> || active) && edge_index >= 0) row.target[edge_index] = from_float<typename Op::Out>(value[K * V][0]);
         return;
     }
     const Partial thread_partial = row.op.init_partial(operands, edge);
