@@ -84,14 +84,9 @@ template <typename Out, int V> __device__ __forceinline__ void store_vector(Out*
     }
 }
 
-#if defined(SOFTBENCH_WIDE) && SOFTBENCH_WIDE == 2
-#define SOFTBENCH_STORE "st.global.cs"
-#else
-#define SOFTBENCH_STORE "st.global"
-#endif
 // The same stores under a predicate: there is no branch around what is computed.
 __device__ __forceinline__ void store16_if(bool condition, void* target, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
-    asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %0, 0;\n@p " SOFTBENCH_STORE ".v4.b32 [%1], {%2, %3, %4, %5};\n}" ::"r"(unsigned(condition)), "l"(target), "r"(a),
+    asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %0, 0;\n@p st.global.v4.b32 [%1], {%2, %3, %4, %5};\n}" ::"r"(unsigned(condition)), "l"(target), "r"(a),
                  "r"(b), "r"(c), "r"(d)
                  : "memory");
 }
@@ -120,9 +115,6 @@ __device__ __forceinline__ bool warp_has_vector(int i, int from, int to) {
     const int first = i - int(threadIdx.x % WARP);
     return first < to && first + WARP > from;
 }
-#ifndef SOFTBENCH_WIDE
-#define SOFTBENCH_WIDE 1
-#endif
 // Stores the vectors of a pair of lanes: first both lanes store the even lane's vector, then the odd lane's. If each lane stored its own, each store
 // would write half of every 32-byte sector. All lanes of the warp must call it.
 template <typename Out, int V> __device__ __forceinline__ void store_vector(PairTarget pair, const float (&value)[V]) {

@@ -304,7 +304,7 @@ template <typename T, typename Output = T, Function FUNCTION = SOFTMAX> struct B
 };
 
 // Whether pairs of lanes exchange float32 results before they store them; see PairTarget.
-template <typename Op> constexpr bool STORES_IN_PAIRS = SOFTBENCH_WIDE && Op::READS == 1 && sizeof(typename Op::Out) > sizeof(typename Op::Element);
+template <typename Op> constexpr bool STORES_IN_PAIRS = Op::READS == 1 && sizeof(typename Op::Out) > sizeof(typename Op::Element);
 
 // Whether a thread holds the exponentials of its 16-bit vectors in registers during the exchange. That is for few rows, with at most two vectors a
 // thread.

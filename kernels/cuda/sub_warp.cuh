@@ -28,7 +28,8 @@ __global__ void __launch_bounds__(SUB_WARP_THREADS,
     const LogicalWarp<LANES> logical_warp = {lanes, lane, row_in_warp * lanes, rows * lanes == WARP};
     const unsigned index = (blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP) * rows + row_in_warp;  // less than 2^31 plus a CTA's rows
     const bool active = row_in_warp < rows && index < tensors.M;  // inactive lanes take part in the shuffles
-    const int remaining = active ? tensors.N / V - lane : 0;      // accesses from this lane's first to the end of the row
+    // Accesses from this lane's first to the end of the row. A lane that stores in pairs looks one access back, so -1 keeps an inactive one from it.
+    const int remaining = active ? tensors.N / V - lane : STORES_IN_PAIRS<Op> ? -1 : 0;
     const uint64_t policy = l2_policy<KEEP_IN_L2>();
     const Op op(tensors, active ? index : 0);
     uint32_t packed[K][R][W];
