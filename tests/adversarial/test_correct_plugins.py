@@ -12,7 +12,7 @@ OVERFLOW = ("largest and smallest", "all the smallest")
 """Check cases whose maximum times log2(e) overflows float32, and so makes a fused exponent NaN."""
 CASES = [
     item
-    for item in items()
+    for item in items("softmax")
     if not item.gpu_only and not item.name.startswith(("shape 65", "shape 5x", "shape 3x", "shape 18", "shape 1x13"))
 ]
 

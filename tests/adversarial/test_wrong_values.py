@@ -17,7 +17,7 @@ CPU = torch.device("cpu")
 
 @pytest.mark.parametrize("bug", VALUES, ids=lambda bug: bug.name)
 def test_a_bug_hidden_by_normal_values_is_found_by_check(bug):
-    names = [item.name for item in items() if item.direction is bug.direction and fnmatchcase(item.name, bug.item)]
+    names = [item.name for item in items("softmax") if item.direction is bug.direction and fnmatchcase(item.name, bug.item)]
     assert names
     reasons = [reason for name in names for verdict, reason in [grade(bug, name, bug.direction, bug.dtype, "cpu")] if verdict == "wrong"]
     assert reasons

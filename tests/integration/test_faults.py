@@ -48,7 +48,7 @@ def test_every_fault_has_a_reason_and_other_cells_are_measured(cli, plugins):
         "exits": ("failed", "exited with code 7 in build"),
     }
     sources = ["triton-compiled", "triton-op", "triton-custom-op", "triton-aoti", "cuda-op"]
-    peers = ["quack", "liger", "flaggems", "helion", "cudnn", "cupy", "numba"]
+    peers = ["quack", "liger", "flaggems", "flashinfer", "helion", "cudnn", "cupy", "numba"]
     assert {name for name, _ in found} == {*healthy, *expected, *sources, *peers, "compile", "cuda", "triton", "triton-row", "triton-tile"}
     assert {found[name, "16"]["status"] for name in ("compile", "cuda", *sources, *peers)} == {"unavailable"}
     assert found["triton", "16"]["status"] in ("checked", "unavailable")  # the interpreter of an older Triton fails with a newer numpy

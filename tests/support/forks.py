@@ -110,7 +110,7 @@ def start_forkserver(orders: socket.socket, log: Path, environment: dict[str, st
     """Stands in for `softbench.processes.launch.start_forkserver`."""
     control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs, log.open("wb") as output:
-        order = {"kind": "forkserver", "env": {**os.environ, **environment}, "path": sys.path}
+        order = {"kind": "forkserver", "cwd": os.getcwd(), "env": {**os.environ, **environment}, "path": sys.path}
         return Fork(orders, order, [theirs.fileno(), output.fileno(), output.fileno()]), control
 
 
@@ -193,6 +193,7 @@ def become(order: dict, descriptors: list[int], others: list[int], orders: socke
             os.close(fd)
         os.environ.clear()
         os.environ.update(order["env"])
+        os.chdir(order["cwd"])
         random.seed()
         code = serve(kept, order["path"]) if order["kind"] == "forkserver" else command(order, orders)
     except BaseException:
@@ -208,7 +209,6 @@ def command(order: dict, orders: socket.socket) -> int:
     from softbench.cli import main as cli
     from softbench.processes import pool
 
-    os.chdir(order["cwd"])
     sys.path[:0] = [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder and folder not in sys.path]
     sys.dont_write_bytecode = bool(os.environ.get("PYTHONDONTWRITEBYTECODE"))
     sys.argv = [str(Path(softbench.__file__).with_name("__main__.py")), *order["words"]]
