@@ -54,7 +54,12 @@ Rows = Annotated[
 Columns = Annotated[list[str] | None, _option(WHAT, "Columns, the reduced axis; written like --M.", "--N", default="of --config")]
 Shapes = Annotated[
     list[str] | None,
-    _option(WHAT, "Shape of N-D tensors in place of --M and --N: 8x16x1024x1024, or several.", "--shape", default="M by N"),
+    _option(
+        WHAT,
+        "Shape in place of --M and --N: 8x16x1024x1024, a preset of the operation such as vocabularies, or several.",
+        "--shape",
+        default="M by N",
+    ),
 ]
 Dims = Annotated[
     list[str] | None,
