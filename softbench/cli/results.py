@@ -34,7 +34,7 @@ Shapes = Annotated[
 ]
 Operations = Annotated[
     list[str] | None,
-    typer.Option("--op", help="The operation, or several, or a pattern: softmax, 'softmax(scale=0.7)', 'softmax*'.", rich_help_panel=WHAT),
+    typer.Option("--op", help="The operation, or several, or a pattern: NAME, 'NAME(scale=0.7)', 'NAME*'.", rich_help_panel=WHAT),
 ]
 
 
