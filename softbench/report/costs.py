@@ -41,7 +41,7 @@ def figure(rows: Sequence[Row]) -> Drawing:
         panel.set_xlim(0, 1.1)
         panel.margins(y=0.01)
         panel.grid(visible=False, axis="y")
-        panel.set_title(style.plain(titles[of_pass]))
+        panel.set_title(titles[of_pass])
     times = " by device times" if any(cost.by_device for cost in costs.values()) else ""
     means = "geometric mean over its measured cells, each at most 1; higher is better"
     made.supxlabel(f"fraction of the same-bytes yardstick{times}, {rows[0].device}\n{means}", fontsize=8.5)

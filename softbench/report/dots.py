@@ -68,7 +68,7 @@ def figure(
         for text, (name, _) in zip(first.get_yticklabels(), lines, strict=True):
             text.set_color(styles[name].colour if name in styles and styles[name].named else INK)
     devices = " and ".join(dict.fromkeys(row.device for row in every))
-    made.suptitle(style.plain(f"{what.op} {what.direction}, {what.dtype}, {devices}"), fontsize=10, y=1 - 0.1 / height)
+    made.suptitle(f"{what.op} {what.direction}, {what.dtype}, {devices}", fontsize=10, y=1 - 0.1 / height)
     made.legend(handles=_key(every, shown), loc="upper center", bbox_to_anchor=(0.5, 0), ncols=2, frameon=False, fontsize=8)
     return Drawing(what.name, made, {numbers[key]: label for key, label in labels.items()}, points)
 

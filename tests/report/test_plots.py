@@ -8,7 +8,7 @@ import pytest
 from softbench.core.case import Direction
 from softbench.core.errors import ResultsError, UsageError
 from softbench.core.outcome import Grade
-from softbench.report import plots
+from softbench.report import plots, style
 from softbench.results import rows as results
 from softbench.results.csv import read_csv
 
@@ -136,3 +136,11 @@ def test_formats_and_output_name_the_files():
         with pytest.raises(UsageError) as caught:
             files(out, *formats)
         assert str(caught.value) == message
+
+
+def test_a_dollar_sign_starts_no_formula(rows):
+    """Devices and files may have such names."""
+    named = [replace(row, device=r"$\frac{1 $ x") for row in rows]
+    for kind, over in KINDS:
+        for drawing in plots.drawings([(Path("a.csv"), named)], kind, over):
+            assert r"$\frac{1 $ x" in style.as_svg(drawing.figure)
