@@ -61,10 +61,9 @@ def figure(
 
     The named backends have colours, and the others are grey. Hollow points are doubtful.
     """
-    kept = [what.of(rows) for rows in runs]
-    quantities = [shown] if shown else [bandwidth([row for rows in kept for row in rows]), FRACTION]
+    quantities = [shown] if shown else [bandwidth([row for rows in runs for row in what.of(rows)]), FRACTION]
     first = quantities[0]
-    curves = [curve for curve in _curves(kept, what.axis, styles, sources) if any(map(first.value, curve.rows))]
+    curves = [curve for curve in _curves(runs, what, styles, sources) if any(map(first.value, curve.rows))]
     curves = [curve for curve in curves if not (first.over and curve.rows[0].backend == first.over)]
     rows = [row for curve in curves for row in curve.rows if first.value(row)]
     if not any(map(quantities[-1].value, rows)):
@@ -107,20 +106,18 @@ def title(what: Slice, rows: Sequence[Row]) -> str:
     return f"{what.op} {what.direction}, {what.dtype}, {fixed} = {getattr(rows[0], fixed)}, {devices}"
 
 
-def _curves(kept: Sequence[Sequence[Row]], axis: str, styles: Mapping[str, Style], sources: Mapping[int, str]) -> list[Curve]:
-    """The backends of each run: those with a style in its order, then the yardstick. Each has rows, and keeps its number in all figures."""
-    yardsticks = dict.fromkeys(row.backend for rows in kept for row in rows if row.grade == Grade.YARDSTICK)
-    found = []
-    for source, rows in enumerate(kept):
-        for place, name in enumerate(names := [*styles, *yardsticks]):
-            some = sorted((row for row in rows if row.backend == name), key=lambda row: int(getattr(row, axis)))
-            own = styles.get(name, OTHER)
-            dash = DASHES[source % len(DASHES)] if len(sources) > 1 else own.dash
-            if name in yardsticks:
-                own = Style(INK, "", dash, named=False)
+def _curves(runs: Sequence[Sequence[Row]], what: Slice, styles: Mapping[str, Style], sources: Mapping[int, str]) -> list[Curve]:
+    """The backends of each run that have rows, in the order of their numbers."""
+    numbers, found = style.numbers([row for rows in runs for row in rows]), []
+    for source, rows in enumerate(map(what.of, runs)):
+        for name, number in numbers.items():
+            some = sorted((row for row in rows if row.backend == name), key=lambda row: int(getattr(row, what.axis)))
             if some:
-                styled = Style(own.colour, own.marker, dash, own.named)
-                found.append(Curve(source * len(names) + place, some, styled, style.label(name, some, sources[source])))
+                own = styles.get(name, OTHER)
+                dash = DASHES[source % len(DASHES)] if len(sources) > 1 else own.dash
+                yardstick = some[0].grade == Grade.YARDSTICK
+                styled = Style(INK, "", dash, named=False) if yardstick else Style(own.colour, own.marker, dash, own.named)
+                found.append(Curve(source * len(numbers) + number, some, styled, style.label(name, some, sources[source])))
     return found
 
 

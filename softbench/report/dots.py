@@ -33,7 +33,8 @@ def figure(
     names = [*style.ranked(every), *(name for name in styles if name not in drawn and any(row.backend == name for row in every))]
     lines = [(name, source) for name in names for source in sources if any(row.backend == name for row in kept[source])]
     lines = [line for line in lines if line[0] != shown.over]
-    numbers = {(name, source): source * (len(styles) + 1) + place for source in sources for place, name in enumerate(styles)}
+    places = style.numbers([row for rows in runs for row in rows])
+    numbers = {(name, source): source * len(places) + places[name] for name, source in lines}
     across = len(what.shapes) if len(lines) > SHORT else min(2, len(what.shapes))
     down = -(-len(what.shapes) // across)
     height = down * (HEAD_INCHES + ROW_INCHES * len(lines)) + 0.35

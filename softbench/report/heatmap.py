@@ -120,7 +120,8 @@ def figure(rows: Sequence[Row], group: Group, styles: Mapping[str, Style]) -> Dr
     panel.set_title(f"fastest: {group.op} {group.direction}, {group.dtype}\n{devices}")
     _key(panel, standings.values(), looks)
     points = {_gid(place): found.rows[0] for place, found in standings.items() if found.rows}
-    series = dict(enumerate(style.label(name, [row for row in kept if row.backend == name]) for name in looks))
+    numbers = style.numbers(rows)
+    series = {numbers[name]: style.label(name, [row for row in kept if row.backend == name]) for name in looks}
     return Drawing(group_name(group), made, series, points)
 
 

@@ -5,7 +5,8 @@ that a page decides them: INK becomes `currentColor`, and PAPER becomes `var(--p
 
 Parts have these gids, which are the ids of their groups in SVG:
 
-- `series-K-...`: a backend. The ids of all its parts start with `series-K-`, where K is its key in `Drawing.series`.
+- `series-K-...`: a backend. The ids of all its parts start with `series-K-`, where K is its key in
+  `Drawing.series`. A backend has the same K in all figures of a run (`numbers`).
 - `series-K-pP-line-L`: line L of panel P, from 0. A backend has a line for each kind of length (`softbench.report.curves`); further
   pieces of a line end in `-1`, `-2`.
 - `series-K-pP-point-I`: point I of panel P, in the order of its values along the axis. `Drawing.points` has its row. A line with many
@@ -82,7 +83,7 @@ class Drawing:
     """The figure's part of a file name; empty if a file has one figure."""
     figure: Figure
     series: Mapping[int, str] = field(default_factory=dict)
-    """The label of each backend by its K: its place in the order of the rows, the yardstick last. It is the same in all figures of a run."""
+    """The label of each drawn backend by its K (`numbers`), which is the same in all figures of a run."""
     points: Mapping[str, Row] = field(default_factory=dict)
     """The row that each point or cell shows, by its gid."""
 
@@ -150,6 +151,12 @@ def styles(rows: Sequence[Row]) -> dict[str, Style]:
         dash = DASHES[i // len(LINE_COLOURS) % len(DASHES)]
         found[name] = Style(LINE_COLOURS[i % len(LINE_COLOURS)], MARKERS[i % len(MARKERS)], dash, named=True)
     return found
+
+
+def numbers(rows: Sequence[Row]) -> dict[str, int]:
+    """The K of each backend: its place in the order of the rows, the yardstick last. The K of the next overlaid run start behind these."""
+    yardsticks = {row.backend for row in rows if row.grade == Grade.YARDSTICK}
+    return {name: number for number, name in enumerate(sorted(dict.fromkeys(row.backend for row in rows), key=yardsticks.__contains__))}
 
 
 def _named(rows: Sequence[Row], names: Sequence[str]) -> set[str]:

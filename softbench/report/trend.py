@@ -99,8 +99,7 @@ def figure(runs: Runs) -> Drawing:
         several = f"a trend is of one machine, and the runs are of {', '.join(devices)}"
         raise ResultsError("a trend needs two runs" if len(runs) < 2 else several if len(devices) > 1 else "no cell has a fraction of copy")
     passes = list(dict.fromkeys(group[1:] for group in values))
-    found, styles = changes(values), style.styles(rows)
-    numbers = {name: number for number, name in enumerate(styles)}
+    found, styles, numbers = changes(values), style.styles(rows), style.numbers(rows)
     size = (max(3.5, 1 + RUN_INCHES * len(runs)), 0.6 + PANEL_INCHES * len(passes))
     made, lines = style.subplots(len(passes), 1, size, sharex=True, gridspec_kw={"hspace": 0.25})
     for place, ((panel,), of_pass) in enumerate(zip(lines, passes, strict=True)):
@@ -138,4 +137,4 @@ def figure(runs: Runs) -> Drawing:
     lines[-1][0].set_xticks(range(len(runs)), [label for label, _ in runs], rotation=35, ha="right", fontsize=7.5)
     text = f"Geometric mean over the cells of all runs. Arrow: changed by more than {MARGIN:.0%} from the run before."
     lines[-1][0].set_xlabel(text, fontsize=7.5)
-    return Drawing("trend", made, {number: style.label(name, ()) for name, number in numbers.items()})
+    return Drawing("trend", made, {numbers[name]: style.label(name, ()) for name, *_ in values})
