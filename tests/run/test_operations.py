@@ -209,6 +209,7 @@ CHANGES = {
     "a constant of its file": "module.ETA = 1e9",
     "its entry": "registry._numerics['rms_norm'] = registry.numerics('softmax')",
     "its tensors": "registry._added['rms_norm'] = registry._added['rms_norm'][:1] + ('other',)",
+    "an axis of a tensor": "object.__setattr__(registry.declared('rms_norm').tensors['w'], 'axes', ('M',))",
 }
 
 
