@@ -46,13 +46,16 @@ def parse_op(text: str) -> tuple[str, dict[str, Value]]:
     """The name and the parameters of an operation's text.
 
     Raises:
-        ValueError: it is no such text.
+        ValueError: it is no such text, or has a parameter twice.
     """
     found = OP.fullmatch(text) if len(text) <= LONGEST_OP else None
     if found is None:
         raise ValueError(f"'{text[:40]}' is no operation; write {OPERATION}, or {OPERATION}(scale=0.7)")
     pairs = [part.partition("=") for part in (found[2] or "").split(",") if part]
-    return found[1], {name: parse_value(value) for name, _, value in pairs}
+    values = {name: parse_value(value) for name, _, value in pairs}
+    if len(values) < len(pairs):
+        raise ValueError(f"'{text[:40]}' has a parameter twice")
+    return found[1], values
 
 
 def parse_value(text: str) -> Value:

@@ -45,11 +45,10 @@ class Sweep:
         """
         yield from ((M, N, "") for M, N in product(self.M, self.N) if not self.shape)
         for text, dim in product(self.shape, self.dim):
-            sizes, at, _ = text.partition(AT_DIM)
-            dimensions = len(sizes.split("x"))
-            if not -dimensions <= dim < dimensions:
+            dimensions, own = text.count("x") + 1, AT_DIM in text
+            if not own and not -dimensions <= dim < dimensions:
                 raise UsageError(f"dim {dim}: {text} has the dimensions 0 to {dimensions - 1}, or -{dimensions} to -1")
-            found = shape_of(text if at else f"{text}{AT_DIM}{dim % dimensions}")
+            found = shape_of(text if own else f"{text}{AT_DIM}{dim % dimensions}")
             yield found.rows, found.columns, "" if found.plain else str(found)
 
 
@@ -153,11 +152,11 @@ def parse_directions(text: str, name: str) -> tuple[Direction, ...]:
     return tuple(Direction(word) for word in parse_choices(text, name, [direction.value for direction in Direction], "direction"))
 
 
-def with_parameters(op: str, given: Given) -> str:
+def with_parameters(op: str, given: Given, at: str = "--set") -> str:
     """The text of an operation with these parameters besides its own.
 
     Raises:
-        UsageError: the operation is unknown, or it has no such parameter or value.
+        UsageError: the operation is unknown, or it has no such parameter or value. The message begins with `at`.
     """
     name, own = parse_op(op)
     if name not in names():  # of a baseline, say
@@ -165,7 +164,7 @@ def with_parameters(op: str, given: Given) -> str:
     try:
         return declared(name).at({**own, **dict(given)}).text
     except ValueError as error:
-        raise UsageError(f"--set {error}") from None
+        raise UsageError(f"{at} {error}") from None
 
 
 def parse_operations(text: str, flag: str) -> tuple[str, ...]:
@@ -176,13 +175,14 @@ def parse_operations(text: str, flag: str) -> tuple[str, ...]:
     """
     found: dict[str, None] = {}
     for word in split(text):
-        try:
-            name, _ = parse_op(word)
-        except ValueError:
-            name = word
+        name = word.partition("(")[0]
         if name not in names():
             raise UsageError(f"{flag}: {unknown(name, names(), 'operation')}")
-        found[with_parameters(word, ())] = None
+        try:
+            parse_op(word)
+        except ValueError as error:
+            raise UsageError(f"{flag}: {error}") from None
+        found[with_parameters(word, (), flag)] = None
     return tuple(found)
 
 

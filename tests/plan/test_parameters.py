@@ -49,6 +49,41 @@ def test_a_sweep_has_cases_of_each_parameter_once():
     ]
 
 
+def test_an_operation_of_a_flag_replaces_a_sweeps_parameters(tmp_path):
+    (tmp_path / "a.toml").write_text("[[sweep]]\nM = 4\nN = 8\nset = {scale = [0.5, 2]}")
+    layer = load_config(str(tmp_path / "a.toml"))
+    for flags, ops in (
+        ({"op": ["log_softmax"]}, ["log_softmax"]),
+        ({"op": ["softmax"]}, ["softmax"]),
+        ({"set": ["scale=3"]}, ["softmax(scale=3)"]),
+        ({"op": ["softmax"], "set": ["scale=3"]}, ["softmax(scale=3)"]),
+        ({}, ["softmax(scale=0.5)", "softmax(scale=2)"]),
+    ):
+        assert [case.op for case in cases(Settings.from_sources(layer, layer_of(flags)).sweep, "cpu")] == ops
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("set = {scale = nan}", "set scale=nan: must be a number from 0.0001 to 10000 or row"),
+        (f"set = {{scale = 1{'0' * 400}}}", "set scale=1000"),
+        ('op = "log_softmax"\nset = {scale = 1}', "set scale=1: log_softmax has no parameters"),
+        ('op = "softmax(scale=0)"', "op scale=0: must be a number from 0.0001 to 10000 or row"),
+        ('op = "softmax(scale"', "op: 'softmax(scale' is no operation; write softmax, or softmax(scale=0.7)"),
+    ],
+)
+def test_an_invalid_value_names_the_file_and_its_key(tmp_path, line, message):
+    (tmp_path / "a.toml").write_text(f"[[sweep]]\nM = 4\nN = 8\n{line}")
+    with pytest.raises(ConfigError) as error:
+        load_config(str(tmp_path / "a.toml"))
+    assert str(error.value).startswith(f"{tmp_path / 'a.toml'}: [[sweep]] 1 {message}")
+
+
+def test_a_parameter_comes_once_in_a_text():
+    with pytest.raises(UsageError, match=r"^--op: 'softmax\(scale=1,scale=2\)' has a parameter twice$"):
+        parse_operations("softmax(scale=1,scale=2)", "--op")
+
+
 def test_operations_may_name_their_parameters():
     assert parse_operations("softmax(out_dtype=fp32,scale=2.0),log_softmax", "--op") == ("softmax(scale=2,out_dtype=fp32)", "log_softmax")
     assert parse_operation("softmax", "--op", from_flags(["scale=2"], "--set")) == "softmax(scale=2)"
