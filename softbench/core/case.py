@@ -23,7 +23,9 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:+-]{0,63}")
 _WORD = r"[A-Za-z_][A-Za-z0-9_.]{0,63}"
 _NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?(e[+-]?[0-9]+)?")
 _SETTING = rf"{_WORD}=(?:{_WORD}|{_NUMBER.pattern})"
-OP = re.compile(rf"({NAME.pattern})(?:\(({_SETTING}(?:,{_SETTING}){{0,15}})\))?")
+MAX_PARAMETERS = 16
+"""Parameters of an operation, at most."""
+OP = re.compile(rf"({NAME.pattern})(?:\(({_SETTING}(?:,{_SETTING}){{0,{MAX_PARAMETERS - 1}}})\))?")
 """The text of an operation with its parameters: `softmax`, `softmax(scale=0.7,out_dtype=fp32)`."""
 LONGEST_OP = 256
 CPU_TIMER = "torch.utils.benchmark"

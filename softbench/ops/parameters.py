@@ -104,10 +104,15 @@ def validate(parameter: Parameter) -> None:
         raise ValueError(f"{at}: a choice must have two choices at least")
     if parameter.kind == "bool" and parameter.choices:
         raise ValueError(f"{at}: a bool has no choices")
+    limits = [limit for limit in (parameter.least, parameter.most) if limit is not None]
+    if not all(isinstance(limit, int | float) and -LARGEST <= limit <= LARGEST for limit in limits):
+        raise ValueError(f"{at}: least and most must be numbers, or None without a limit")
     if parameter.least is not None and parameter.most is not None and parameter.least > parameter.most:
         raise ValueError(f"{at}: least is {parameter.least:g}, and most is {parameter.most:g}")
     if not set(parameter.dtypes) <= set(DTYPES) or not parameter.dtypes:
         raise ValueError(f"{at}: dtypes must be of {', '.join(DTYPES)}")
+    if not isinstance(parameter.default, bool | int | float | str):
+        raise ValueError(f"{at}: the default must be a number, a text, True or False")
     if parameter.read(parameter.default) != parameter.default:
         raise ValueError(f"{at}: the default has another type than its kind")
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
 
-from softbench.core.case import AT_DIM, DTYPES, MAX_EXTENT, OPERATION, Case, CaseKey, Direction, Value, parse_op, shape_of
+from softbench.core.case import AT_DIM, DTYPES, LONGEST_OP, MAX_EXTENT, OPERATION, Case, CaseKey, Direction, Value, parse_op, shape_of
 from softbench.core.errors import UsageError
 from softbench.core.text import unknown
 from softbench.ops.registry import declared, names, operation
@@ -162,9 +162,12 @@ def with_parameters(op: str, given: Given, at: str = "--set") -> str:
     if name not in names():  # of a baseline, say
         raise UsageError(f"operation {name}: softbench has none of this name; give its file with --op FILE.py")
     try:
-        return declared(name).at({**own, **dict(given)}).text
+        text = declared(name).at({**own, **dict(given)}).text
     except ValueError as error:
         raise UsageError(f"{at} {error}") from None
+    if len(text) > LONGEST_OP:
+        raise UsageError(f"{at}: {name} with these parameters has {len(text)} characters; a case's operation has at most {LONGEST_OP}")
+    return text
 
 
 def parse_operations(text: str, flag: str) -> tuple[str, ...]:

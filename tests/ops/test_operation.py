@@ -136,6 +136,11 @@ INVALID = {
     "a default out of range": ({"parameters": (*MASKED.parameters, Parameter("a", "number", -1.0, least=0))}, "a=-1: must be"),
     "a default of another kind": ({"parameters": (*MASKED.parameters, Parameter("a", "bool", 1))}, "a=1: must be true or false"),
     "a choice that is a number": ({"parameters": (*MASKED.parameters, Parameter("a", "choice", "b", choices=("b", "1")))}, "no choice"),
+    "no parameter": ({"parameters": (("cap", "number", 1.0),)}, "parameters must be a tuple of at most 16"),
+    "seventeen parameters": ({"parameters": tuple(replace(ONE, name=f"p{i}") for i in range(17))}, "must be a tuple of at most 16"),
+    "no default": ({"parameters": (*MASKED.parameters, Parameter("a", "number", None))}, "parameter a: the default must be a number"),
+    "a limit of words": ({"parameters": (*MASKED.parameters, replace(ONE, name="a", least="b"))}, "parameter a: least and most must be"),
+    "a limit beyond floats": ({"parameters": (*MASKED.parameters, replace(ONE, name="a", most=10**400))}, "a: least and most must be"),
     "a choice of one": ({"parameters": (*MASKED.parameters, Parameter("a", "choice", "b", choices=("b",)))}, "two choices"),
 }
 

@@ -1,10 +1,13 @@
 """Parameters of operations from `--set` and from TOML, and the cases that they make."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from softbench.core.errors import ConfigError, UsageError
+from softbench.ops import registry
+from softbench.ops.parameters import Parameter
 from softbench.plan.config_file import load as load_config
 from softbench.plan.flags import from_flags as layer_of
 from softbench.plan.parameters import from_flags, from_toml
@@ -77,6 +80,14 @@ def test_an_invalid_value_names_the_file_and_its_key(tmp_path, line, message):
     with pytest.raises(ConfigError) as error:
         load_config(str(tmp_path / "a.toml"))
     assert str(error.value).startswith(f"{tmp_path / 'a.toml'}: [[sweep]] 1 {message}")
+
+
+def test_a_text_beyond_its_limit_is_one_line(monkeypatch):
+    many = tuple(Parameter(f"a_long_name_of_a_parameter_{i:02}", "number", 1.0) for i in range(16))
+    declared = replace(registry.declared("log_softmax"), name="many", parameters=many)
+    monkeypatch.setattr(registry, "_added", {"many": (declared, "many.py")})
+    with pytest.raises(UsageError, match=r"^--set: many with these parameters has 517 characters; a case's operation has at most 256$"):
+        cases([Sweep((8,), (4,), op=("many",), set=(tuple((one.name, 2) for one in many),))], "cpu")
 
 
 def test_a_parameter_comes_once_in_a_text():
