@@ -56,3 +56,20 @@ def test_each_step_is_one_launch(name):
     on_device = [event.name for event in profile.events() if event.device_type == torch.autograd.DeviceType.CUDA]
     launched = [name for name in on_device if not name.endswith("Sync") and not name.startswith("Activity")]
     assert len(launched) == len(traffic.steps(OPERATIONS[name], case)), launched
+
+
+@pytest.mark.parametrize("name", ["loss", "masked"])
+def test_reads_of_odd_sizes_take_their_time(name):
+    """An odd number of elements of 8 or 16 bits is read as such words; a compiler must not drop them."""
+    case = Case(8191, 16383, "bf16", Direction.FORWARD, "cuda", name)
+    given, call = inputs(OPERATIONS[name], case), copy.backend.prepare(case)
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    for _ in range(3):
+        call(*given)
+    begin.record()
+    for _ in range(10):
+        call(*given)
+    end.record()
+    end.synchronize()
+    seconds = begin.elapsed_time(end) / 10 / 1e3
+    assert OPERATIONS[name].bytes_moved(case) / seconds < 20e12  # faster than the memory of any GPU
