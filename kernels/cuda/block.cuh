@@ -27,9 +27,12 @@ constexpr int block_min_ctas(int thread_vectors, int max_threads) {
 template <typename Op, int K, int T, bool KEEP_IN_L2>
 constexpr int BLOCK_MAX_THREADS = KEEP_IN_L2 && K == 4 && sizeof(typename Op::Out) > sizeof(typename Op::Element) ? 3 * T / 4 : T;
 
-// T: the most threads of a CTA; see BLOCK_MAX_THREADS. NO_EDGES, KEEP_IN_L2: see Row.
-template <typename Op, int K, int T, bool NO_EDGES, bool KEEP_IN_L2>
+// T: the most threads of a CTA; see BLOCK_MAX_THREADS. KNOWN_NO_EDGES: NO_EDGES of the Row, if registers suffice. KEEP_IN_L2: see Row.
+template <typename Op, int K, int T, bool KNOWN_NO_EDGES, bool KEEP_IN_L2>
 __global__ void __launch_bounds__(BLOCK_MAX_THREADS<Op, K, T, KEEP_IN_L2>, block_min_ctas(K * Op::READS, T)) block(Tensors<Op> tensors, int base_alignment) {
+    constexpr bool FULL = STORES_IN_PAIRS<Op> && Op::SCALED && K == 4;  // all registers are taken
+    constexpr bool NO_EDGES = KNOWN_NO_EDGES && !(AFTER_HOPPER && FULL);
+    constexpr bool IN_PAIRS = STORES_IN_PAIRS<Op> && (K != 4 || (NO_EDGES && !FULL) || KEEP_IN_L2);  // else it would spill registers
     __shared__ Partial warp_partials[MAX_WARPS];
     const int thread = threadIdx.x;
     const Row<Op, NO_EDGES, KEEP_IN_L2> row(tensors, blockIdx.x, base_alignment);
@@ -48,7 +51,7 @@ __global__ void __launch_bounds__(BLOCK_MAX_THREADS<Op, K, T, KEEP_IN_L2>, block
 #pragma unroll
     for (int k = 0; k < K; ++k) {
         int i = thread + k * int(blockDim.x);
-        if constexpr (STORES_IN_PAIRS<Op> && (K != 4 || NO_EDGES || KEEP_IN_L2)) {  // else it would spill registers
+        if constexpr (IN_PAIRS) {
             if (warp_has_vector(i, row.first, row.end)) row.op.write(row.pair_target(i, row.first, row.end), operands[k], total, thread_partial);
         } else if ((NO_EDGES || i >= row.first) && i < row.end) row.write(i, operands[k], total, thread_partial);
     }

@@ -144,6 +144,13 @@ constexpr bool PREDICATED_LOADS = true;
 constexpr bool PREDICATED_LOADS = false;
 #endif
 
+// ptxas needs a register or two more there. So that they do not spill, some kernels take NO_EDGES for false there, or do not store in pairs.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ > 900
+constexpr bool AFTER_HOPPER = true;
+#else
+constexpr bool AFTER_HOPPER = false;
+#endif
+
 // Loads vector i of a row if `inside`, else padding, which changes neither maximum nor sum.
 template <typename Op, bool NO_EDGES, bool KEEP_IN_L2>
 __device__ __forceinline__ void load_operands(Operands<Op::READS>& operands, const Row<Op, NO_EDGES, KEEP_IN_L2>& row, int i, bool inside) {
