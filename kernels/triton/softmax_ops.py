@@ -23,6 +23,7 @@ from .packed_io import INTERPRETED, result_mask, store_tile, unpack_high, unpack
 
 MINUS_INFINITY = tl.constexpr(-float("inf"))
 LOG2E = tl.constexpr(1.4426950408889634)
+LARGEST = tl.constexpr(3.4028234663852886e38)
 
 # A zero the compiler cannot fold until a CTA barrier; orders all loads before its first use.
 BARRIER_ZERO = tl.constexpr(
@@ -61,18 +62,18 @@ def scaled(value, scale):
 
 
 @triton.jit
+def exp_factor(scale):
+    """What x is multiplied by for exp2(x) to be exp(x * scale). It is finite, since 0 * infinity is NaN, or the NaN of `scale`."""
+    return tl.minimum(scale * LOG2E, LARGEST, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
 def exp_fast(x, scale=None):
     """exp(x * scale) by exp2."""
     if scale is None:
         return tl.exp2(x * LOG2E)
     else:
-        return tl.exp2(scaled(x, scale * LOG2E))
-
-
-@triton.jit
-def exp_factor(scale, like):
-    """What assembly multiplies x by for exp2(x) to be exp(x * scale): a tensor in the shape of `like`. `scale` is a number."""
-    return tl.broadcast_to(scale * LOG2E, like.shape)
+        return tl.exp2(scaled(x, exp_factor(scale)))
 
 
 @triton.jit

@@ -70,7 +70,7 @@ def test_invalid_scales_and_dtypes_are_refused():
             call(x, scale=0.7)
 
 
-def test_a_scale_with_a_gradient_is_taken_where_none_is_recorded():
+def test_no_grad_takes_a_scale_with_a_gradient():
     softmax, x, scale = softmax_of_torch(), torch.randn(3, 4), torch.full((3,), 0.5, requires_grad=True)
     for mode in (torch.no_grad(), torch.inference_mode()):
         with mode:
