@@ -19,6 +19,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from .generic import dot_terms
 from .packed_io import INTERPRETED, result_mask, store_tile, unpack_high, unpack_low
 
 MINUS_INFINITY = tl.constexpr(-float("inf"))
@@ -101,15 +102,6 @@ def gradient(y, dy, dot, scale, LOG: tl.constexpr):
         return scaled(dy - exp_fast(y) * dot, scale)
     else:
         return scaled(y * (dy - dot), scale)
-
-
-@triton.jit
-def dot_terms(dy, y, LOG: tl.constexpr):
-    """The terms of a row's dot: dy * y, or for log-softmax dy."""
-    if LOG:
-        return dy
-    else:
-        return dy * y
 
 
 @triton.jit
