@@ -21,7 +21,7 @@ class Softmax:
       float32 `dy` and `y`.
     - `scale`: z = x * scale is computed in place of x. It is a positive finite number, or a float32 tensor of shape (M,), one number a row.
       With another `dim` than the last, the rows are counted after `dim` has moved last. It has no gradient. The numbers of a tensor are not
-      checked: a NaN makes its row NaN, and the result of a row with another number that is not positive and finite is undefined.
+      checked. A NaN makes its row NaN. With another number that is not positive and finite, the result of its row is undefined.
     """
 
     def __init__(

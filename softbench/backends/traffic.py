@@ -2,8 +2,8 @@
 
 Each program moves its part of every tensor. There is a program for each part, without a loop and without cache hints
 (`docs/kernels/notes-cuda.md`). A program stores the sum of its sources to each result. It combines the other reads to a few words. A
-word is stored only if it is NEVER. The kernel gets NEVER as an argument: compared with a constant, a word of 8 or 16 bits would be known
-to differ from it, and the compiler would drop its load.
+word is stored only if it is NEVER. The kernel gets NEVER as an argument. No word of 8 or 16 bits has this value: a compiler that knew it
+would drop their loads.
 """
 
 from __future__ import annotations
