@@ -14,13 +14,8 @@ namespace softbench {
 constexpr int BLOCK_THREADS = 1024;
 
 // The least CTAs an SM for __launch_bounds__, which fill the SM. `thread_vectors`: the vectors of all tensors that a thread holds.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-constexpr int CTAS_OF_16_VECTORS = 4;  // ptxas needs more registers there
-#else
-constexpr int CTAS_OF_16_VECTORS = 5;
-#endif
 constexpr int block_min_ctas(int thread_vectors, int max_threads) {
-    return thread_vectors <= 4 ? 2 : max_threads == BLOCK_THREADS ? 1 : thread_vectors <= 12 ? 7 : CTAS_OF_16_VECTORS;
+    return thread_vectors <= 4 ? 2 : max_threads == BLOCK_THREADS ? 1 : thread_vectors <= 12 ? 7 : BEFORE_HOPPER ? 4 : 5;
 }
 
 // The most threads of a CTA. With a policy, 4 vectors that give wider results do not fit in 32 registers.
@@ -32,7 +27,7 @@ template <typename Op, int K, int T, bool KNOWN_NO_EDGES, bool KEEP_IN_L2>
 __global__ void __launch_bounds__(BLOCK_MAX_THREADS<Op, K, T, KEEP_IN_L2>, block_min_ctas(K * Op::READS, T)) block(Tensors<Op> tensors, int base_alignment) {
     // More than this would spill registers of kernels that give wider results from 4 vectors.
     constexpr bool NO_EDGES = KNOWN_NO_EDGES && !(AFTER_HOPPER && STORES_IN_PAIRS<Op> && K == 4 && Op::SCALED);
-    constexpr bool IN_PAIRS = STORES_IN_PAIRS<Op> && (K != 4 || KEEP_IN_L2 || (NO_EDGES && !Op::SCALED && !AFTER_HOPPER));
+    constexpr bool IN_PAIRS = STORES_IN_PAIRS<Op> && (K != 4 || KEEP_IN_L2 || (NO_EDGES && !Op::SCALED && ARCHITECTURE == 900));
     __shared__ Partial warp_partials[MAX_WARPS];
     const int thread = threadIdx.x;
     const Row<Op, NO_EDGES, KEEP_IN_L2> row(tensors, blockIdx.x, base_alignment);
