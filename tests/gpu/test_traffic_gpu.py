@@ -58,11 +58,10 @@ def test_each_step_is_one_launch(name):
     assert len(launched) == len(traffic.steps(OPERATIONS[name], case)), launched
 
 
-@pytest.mark.parametrize("name", ["loss", "masked"])
-def test_reads_of_odd_sizes_take_their_time(name):
-    """An odd number of elements of 8 or 16 bits is read as such words; a compiler must not drop them."""
-    case = Case(8191, 16383, "bf16", Direction.FORWARD, "cuda", name)
-    given, call = inputs(OPERATIONS[name], case), copy.backend.prepare(case)
+def test_reads_of_an_odd_size_take_their_time():
+    """An odd number of 16-bit elements is read as such words; a compiler must not drop them."""
+    case = Case(16383, 32767, "bf16", Direction.FORWARD, "cuda", "loss")
+    given, call = inputs(OPERATIONS["loss"], case), copy.backend.prepare(case)
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     for _ in range(3):
         call(*given)
@@ -72,4 +71,4 @@ def test_reads_of_odd_sizes_take_their_time(name):
     end.record()
     end.synchronize()
     seconds = begin.elapsed_time(end) / 10 / 1e3
-    assert OPERATIONS[name].bytes_moved(case) / seconds < 20e12  # faster than the memory of any GPU
+    assert OPERATIONS["loss"].bytes_moved(case) / seconds < 9e12  # more than the peak of any GPU's memory
