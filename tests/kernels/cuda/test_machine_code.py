@@ -26,7 +26,11 @@ def parts(architecture):
     if not few_cores():
         return [(function, part) for function in build.FUNCTIONS for part in range(build.parts())]
     few = [("scaled_softmax", 0), ("softmax", 7)]
-    wide = {"sm_80": [("softmax", 4)], "sm_90a": [("scaled_softmax", 4), ("log_softmax", 0)], "sm_100a": [("scaled_softmax", 2)]}
+    wide = {
+        "sm_80": [("softmax", 4)],
+        "sm_90a": [("scaled_softmax", 4), ("log_softmax", 0)],
+        "sm_100a": [("scaled_softmax", 2), ("scaled_softmax", 7)],
+    }
     return few + wide.get(architecture, [])
 
 
