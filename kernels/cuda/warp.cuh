@@ -58,7 +58,9 @@ template <typename Op, int K, bool KEEP_IN_L2> __global__ void __launch_bounds__
 }
 
 // A warp has two rows, which are `row_stride` vectors apart in shared memory. A lane reads only what it has copied, so there is no barrier.
-template <typename Op, int K> __global__ void __launch_bounds__(WARP_THREADS, warp_min_ctas<Op>(K)) warp_two_rows(Tensors<Op> tensors, int row_stride) {
+// After Hopper, a scale and five or six vectors of 16-bit elements need more registers than the bound of warp_row leaves.
+template <typename Op, int K>
+__global__ void __launch_bounds__(WARP_THREADS, warp_min_ctas<Op>(K) - (AFTER_HOPPER && Op::SCALED && Op::E == 2 && K >= 5)) warp_two_rows(Tensors<Op> tensors, int row_stride) {
     extern __shared__ __align__(LINE_BYTES) unsigned char dynamic[];
     const int lane = threadIdx.x % WARP, remaining = tensors.N / Op::V - lane, warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
     const unsigned first = blockIdx.x * warps * 2 + warp;
