@@ -1,0 +1,6 @@
+page.all("table.sortable").forEach((table) => page.sortable(table, (row, column) => {
+  const text = row.cells[column].textContent;
+  return text !== "" && Number.isFinite(Number(text)) ? Number(text) : text;
+}));
+addEventListener("hashchange", page.tabs.follow);
+page.tabs.follow();
