@@ -1,0 +1,99 @@
+"""Turns a figure's SVG into a small part of the page: no styles of its own, few ids, colours of the page, and points that name their cell.
+
+The policy of the page allows no `style` attribute, so that each property becomes a presentation attribute. A group `series-K-...` gets the
+class `kK`, by which the legend hides it. A point gets `data-c`, the index of its cell in the page's data.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from xml.etree import ElementTree
+from xml.etree.ElementTree import Element
+
+from softbench.report.style import COLOURS
+
+SVG, XLINK = "{http://www.w3.org/2000/svg}", "{http://www.w3.org/1999/xlink}"
+NUMBER = re.compile(r"-?\d+\.\d+")
+SERIES = re.compile(r"series-(\d+)(?:-|$)")
+REFERENCE = re.compile(r"url\(#([^)]+)\)")
+OWN = {colour.lower(): f"var(--c{number})" for number, colour in enumerate(COLOURS)}
+NEEDLESS = {"font-family", "font", "stroke-miterlimit", "stroke-linejoin"}
+"""Properties that the page's style sheet decides."""
+
+
+def compact(text: str, prefix: str, cells: Mapping[str, int]) -> str:
+    """The figure's `<svg>` for the page.
+
+    Args:
+        text: what `softbench.report.style.as_svg` returned, without a prefix.
+        prefix: what makes its ids unique in the page.
+        cells: the index of the cell of each point, by the id of its group.
+    """
+    root = ElementTree.fromstring(text)
+    needed = _references(root)
+    names = {old: f"{prefix}{number}" for number, old in enumerate(sorted(needed))}
+    for element in root.iter():
+        _mend(element, names, cells)
+    _flatten(root)
+    for name in ("width", "height", "version"):
+        root.attrib.pop(name, None)
+    return ElementTree.tostring(root, encoding="unicode").replace(" />", "/>")
+
+
+def _references(root: Element) -> set[str]:
+    found = set()
+    for element in root.iter():
+        for value in element.attrib.values():
+            found.update(REFERENCE.findall(value))
+        if href := element.get(f"{XLINK}href"):
+            found.add(href.removeprefix("#"))
+    return found
+
+
+def _mend(element: Element, names: Mapping[str, str], cells: Mapping[str, int]) -> None:
+    """Rewrite one element's name, style, id, references and numbers."""
+    element.tag = element.tag.removeprefix(SVG)
+    element.tail = None
+    if element.tag != "text" and element.text and not element.text.strip():
+        element.text = None
+    for name, value in _style(element.attrib.pop("style", "")).items():
+        element.set(name, value)
+    if href := element.attrib.pop(f"{XLINK}href", ""):
+        element.set("href", f"#{names[href.removeprefix('#')]}")
+    own = element.attrib.pop("id", "")
+    if own in names:
+        element.set("id", names[own])
+    if series := SERIES.match(own):
+        element.set("class", f"k{series[1]}")
+    if own in cells:
+        element.set("data-c", str(cells[own]))
+    for name in ("d", "x", "y", "transform", "points", "width", "height"):
+        if value := element.get(name):
+            element.set(name, NUMBER.sub(_short, " ".join(value.split())))
+    if reference := element.get("clip-path"):
+        element.set("clip-path", REFERENCE.sub(lambda found: f"url(#{names[found[1]]})", reference))
+
+
+def _style(text: str) -> dict[str, str]:
+    """The properties of a style as attributes, with the colours of the page."""
+    pairs = (part.partition(":") for part in text.split(";") if part.strip())
+    found = {name.strip(): value.strip() for name, _, value in pairs if name.strip() not in NEEDLESS}
+    return {name: OWN.get(value, value.replace("var(--paper, #ffffff)", "var(--paper)")) for name, value in found.items()}
+
+
+def _short(number: re.Match[str]) -> str:
+    """A number with two decimals, without needless zeros."""
+    return f"{float(number[0]):.2f}".rstrip("0").rstrip(".") or "0"
+
+
+def _flatten(parent: Element) -> None:
+    """Remove invisible shapes and empty groups, and replace a group without attributes by its children."""
+    kept: list[Element] = []
+    for child in list(parent):
+        _flatten(child)
+        invisible = child.tag == "path" and child.get("fill") == "none" and not {"stroke", "id"} & child.attrib.keys()
+        if invisible or (child.tag in ("g", "defs") and not len(child)):
+            continue
+        kept += list(child) if child.tag == "g" and not child.attrib else [child]
+    parent[:] = kept

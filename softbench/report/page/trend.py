@@ -1,0 +1,63 @@
+"""The trend of a page: how fast the backends were in many runs of one machine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from softbench.core.errors import ResultsError
+from softbench.core.text import one_line
+from softbench.report import style, trend
+from softbench.report.page import svg
+from softbench.report.page.comparison import Line
+from softbench.report.page.figures import Entry, legend
+from softbench.report.page.source import Source
+
+HEAD = (("backend", False), ("pass and dtype", False), ("from", False), ("to", False), ("fraction of copy", True), ("p", True))
+
+
+@dataclass(frozen=True, slots=True)
+class Trend:
+    """The runs of one machine, oldest first."""
+
+    svg: str
+    legend: tuple[Entry, ...]
+    changes: tuple[Line, ...]
+    """The change points."""
+    runs: tuple[tuple[str, str, str], ...]
+    """Label, start and file of each run."""
+    note: str
+    """What is left out, or why there is no trend; empty if nothing is."""
+
+
+def make(sources: Sequence[Source]) -> Trend:
+    """The trend of the runs on the machine of the last one. Runs are in the order of their start if all have one, else as given."""
+    kept = [source for source in sources if source.device == sources[-1].device]
+    if all(source.started for source in kept):
+        kept.sort(key=lambda source: source.started)
+    labels = _labels(kept)
+    left = len(sources) - len(kept)
+    note = f"Of {len(sources)} files, {left} are of another device and left out." if left else ""
+    about = tuple((label, source.started, source.name) for label, source in zip(labels, kept, strict=True))
+    runs = [(label, source.rows) for label, source in zip(labels, kept, strict=True)]
+    try:
+        drawing = trend.figure(runs)
+    except ResultsError as error:
+        return Trend("", (), (), about, f"{note} There is no trend: {one_line(str(error))}.".strip())
+    styles = style.styles([row for source in kept for row in source.rows])
+    changes = trend.changes(trend.logs(runs))
+    lines = [
+        Line(
+            (change.group[0], " ".join(change.group[1:]), labels[change.run - 1], labels[change.run], f"{change.ratio - 1:+.1%}", f"{change.p:.2g}"),
+            "good" if change.ratio > 1 else "bad",
+        )
+        for change in changes
+    ]
+    entries = legend(drawing, styles)
+    return Trend(svg.compact(style.as_svg(drawing.figure), "trend-", {}), entries, tuple(lines), about, note)
+
+
+def _labels(sources: Sequence[Source]) -> list[str]:
+    """The commits if each run has its own, else the names of the runs, else of the files."""
+    ways = ([source.commit[:9] for source in sources], [source.run for source in sources], [source.name for source in sources])
+    return next((way for way in ways if len(set(way)) == len(sources)), ways[-1])
