@@ -37,6 +37,8 @@ BACKENDS = completion.several(completion.patterns)
 BACKEND = completion.one(completion.backends)
 DTYPE = completion.several(completion.fixed(*DTYPES))
 DIRECTION = completion.several(completion.fixed(*(direction.value for direction in Direction)))
+PLOT_KIND = completion.one(completion.fixed("curves", "heatmap", "speedup", "costs"))
+PLOT_FORMATS = completion.several(completion.fixed("png", "svg", "pdf"))
 OPERATION_NAMES = completion.fixed(*registry.NAMES)
 
 Backends = Annotated[
