@@ -46,6 +46,7 @@ def report(
     from softbench.cli.output import command_line
     from softbench.report.page.document import write
     from softbench.report.page.read import source
+    from softbench.report.page.verdicts import read_gate
 
     files = files or [LATEST]
     if "-" in map(str, files):
@@ -58,7 +59,7 @@ def report(
     for one in found:
         if one.missing:
             note(f"{one.missing}; the page has no samples of it")
-    write(found, target, command_line(sys.argv[1:]))
+    write(found, target, command_line(sys.argv[1:]), read_gate(gate) if gate else None)
     typer.echo(printable(str(target)))
 
 

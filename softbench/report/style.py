@@ -116,7 +116,10 @@ def as_svg(figure: Figure, prefix: str = "") -> str:
 
     text = StringIO()
     with look(), matplotlib.rc_context({"svg.fonttype": "none"}):
-        figure.savefig(text, format="svg", bbox_inches="tight", pad_inches=0.05, metadata={"Date": None})
+        if figure.get_layout_engine():
+            figure.draw_without_rendering()  # places the panels
+        box = figure.get_tightbbox().padded(0.05)  # "tight" would draw the figure twice
+        figure.savefig(text, format="svg", bbox_inches=box, metadata={"Date": None})
     svg = text.getvalue()
     svg = re.sub(r"<metadata>.*?</metadata>|<defs>\s*<style.*?</style>\s*</defs>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
     svg = (

@@ -21,7 +21,7 @@ from softbench.results.rows import Row
 
 MAX_TEXT = 4000
 """Characters of one text."""
-SAMPLES = 300_000
+SAMPLES = 200_000
 """The most samples in a page. Each takes about six bytes."""
 COMMAND_FLAGS = ("--plugin", "--device", "--threads")
 """Options of the run that the command of one cell repeats."""

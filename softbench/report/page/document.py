@@ -17,13 +17,15 @@ from softbench import __version__
 from softbench.core.errors import ResultsError
 from softbench.core.files import not_written
 from softbench.core.text import count, one_line
-from softbench.report import matrix, style
-from softbench.report.page import cells, details, environment, heat, overview, wrong
+from softbench.report import forest_plot, matrix, style
+from softbench.report.page import cells, comparison, details, environment, figures, heat, overview, svg, trend, verdicts, wrong
 from softbench.report.page.source import Source
 from softbench.results.labels import MEANING
 
 if TYPE_CHECKING:
     from jinja2 import Environment
+
+    from softbench.gate.verdicts import GateReport
 
 SCRIPTS = ("page.js", "charts.js", "detail.js", "cells.js", "tabs.js", "start.js")
 """The parts of the script, in their order."""
@@ -37,7 +39,7 @@ class Part(NamedTuple):
     name: str
 
 
-PARTS = (
+FIXED = (
     Part("overview", "Overview"),
     Part("curves", "Curves"),
     Part("heat", "Heat map"),
@@ -45,15 +47,18 @@ PARTS = (
     Part("wrong", "Wrong and skipped"),
     Part("environment", "Environment"),
 )
+COMPARISON, GATE, TREND = Part("comparison", "Comparison"), Part("gate", "Gate"), Part("trend", "Trend")
+COMPARED = 2
+"""So many files are compared, and the page shows both. Of more files it shows the last, and compares it with the one before."""
 
 
-def write(sources: Sequence[Source], out: Path, command: str = "softbench report") -> Path:
-    """Write the page of these results.
+def write(sources: Sequence[Source], out: Path, command: str = "softbench report", gate: GateReport | None = None) -> Path:
+    """Write the page of these results, with the gate's report if there is one.
 
     Raises:
         ResultsError: the file cannot be written.
     """
-    text = html(sources, command)
+    text = html(sources, command, gate)
     try:
         out.write_text(text, encoding="utf-8")
     except OSError as error:
@@ -61,23 +66,24 @@ def write(sources: Sequence[Source], out: Path, command: str = "softbench report
     return out
 
 
-def html(sources: Sequence[Source], command: str) -> str:
+def html(sources: Sequence[Source], command: str, gate: GateReport | None = None) -> str:
     """The page as text. `command` is the command line that made it."""
     if not sources:
         raise ResultsError("no results file is given, so there is nothing to show")
-    environment_ = _environment()
     css, script = _asset("page.css"), "\n".join(map(_asset, SCRIPTS))
     policy = POLICY.format(style=_hash(css), script=_hash(script))
     from markupsafe import Markup
 
     fixed = {"policy": policy, "style": Markup(css), "script": Markup(script), "version": __version__, "command": one_line(command, 500)}
-    return environment_.get_template("page.html").render(fixed | _content(sources))
+    return _environment().get_template("page.html").render(fixed | _content(sources, gate))
 
 
 def _environment() -> Environment:
     from jinja2 import Environment, FunctionLoader, StrictUndefined
 
-    return Environment(loader=FunctionLoader(_asset), autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
+    made = Environment(loader=FunctionLoader(_asset), autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
+    made.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
+    return made
 
 
 def _asset(name: str) -> str:
@@ -89,26 +95,51 @@ def _hash(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
-def _content(sources: Sequence[Source]) -> dict[str, Any]:
+def _content(sources: Sequence[Source], gate: GateReport | None) -> dict[str, Any]:
     """The values of the templates."""
-    last = sources[-1]
-    every = [row for source in sources for row in source.rows]
-    data = details.data(sources)
+    shown, last = sources if len(sources) <= COMPARED else sources[-1:], sources[-1]
+    every = [row for source in shown for row in source.rows]
+    data = details.data(shown)
     data["doubtful"] = [i for i, row in enumerate(every) if row.median_us and matrix.doubtful(row)]
+    more = _compared(sources, gate)
     return {
         "title": f"softbench: {last.device}",
-        "subtitle": f"{', '.join(source.name for source in sources)}: {count(len(every), 'cell')}",
-        "parts": PARTS,
+        "subtitle": f"{', '.join(source.name for source in shown)}: {count(len(every), 'cell')}",
+        "parts": [*FIXED, *(part for part in (COMPARISON, GATE, TREND) if part.id in more)],
         "data": data,
         "colours": colours(every),
-        **_overview(sources),
-        **_cells(sources),
+        "figures": figures.figures(shown),
+        **_overview(last),
+        **_cells(shown),
         "heat_maps": heat.heat_maps(last.rows, len(every) - len(last.rows)),
         "competitors": list(dict.fromkeys(row.backend for row in last.rows if row.median_us)),
-        "groups": wrong.groups(sources),
-        "environment": [table for source in sources for table in environment.facts(source)],
-        "figures": [],
+        "groups": wrong.groups(shown),
+        "environment": [table for source in shown for table in environment.facts(source)],
+        **more,
     }
+
+
+def _compared(sources: Sequence[Source], gate: GateReport | None) -> dict[str, Any]:
+    """The values of the parts that need several files or the gate's report."""
+    found: dict[str, Any] = {}
+    missing = ""
+    if len(sources) >= COMPARED:
+        found |= {"comparison": comparison.compare(*sources[-COMPARED:]), "comparison_head": comparison.HEAD}
+        if gate is None:
+            gate, missing = verdicts.judged(*sources[-COMPARED:])
+    if len(sources) > COMPARED:
+        found |= {"trend": trend.make(sources), "trend_head": trend.HEAD}
+    if gate or missing:
+        lines = verdicts.verdict_lines(gate) if gate else []
+        found |= {"gate": gate, "gate_missing": missing, "gate_head": verdicts.HEAD, "gate_lines": lines, "gate_svg": _forest(gate)}
+    return found
+
+
+def _forest(gate: GateReport | None) -> str:
+    """The forest plot; empty if no cell has a ratio."""
+    if gate is None or all(verdict.ratio is None for verdict in gate.verdicts):
+        return ""
+    return svg.compact(style.as_svg(forest_plot.figure(gate)), "gate-", {})
 
 
 def colours(rows: Sequence[Any]) -> dict[str, int]:
@@ -116,14 +147,13 @@ def colours(rows: Sequence[Any]) -> dict[str, int]:
     return {name: style.LINE_COLOURS.index(own.colour) for name, own in style.styles(rows).items() if own.named}
 
 
-def _overview(sources: Sequence[Source]) -> dict[str, Any]:
-    rows = sources[-1].rows
+def _overview(last: Source) -> dict[str, Any]:
+    rows = last.rows
     return {
         "sentences": overview.sentences(rows),
         "counts": overview.counts(rows),
         "regions": overview.regions(rows),
-        "summary": overview.summary(sources[-1]),
-        "notes": [],
+        "summary": overview.summary(last),
     }
 
 

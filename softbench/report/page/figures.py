@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from softbench.core.case import CaseKey
-from softbench.core.errors import UsageError
 from softbench.core.text import count
-from softbench.report import curves, dots, quantities, style
+from softbench.report import curves, dots, style
 from softbench.report.page import svg
 from softbench.report.page.source import Source
 from softbench.report.quantities import Quantity
@@ -45,20 +44,20 @@ class Figure:
 
 
 def figures(sources: Sequence[Source]) -> list[Figure]:
-    """Bandwidth with the fraction of copy, speed-up, and device time of all shapes. Several sources are overlaid."""
+    """Bandwidth with the fraction of copy, and device time, of all shapes. Several sources are overlaid."""
     runs = [source.rows for source in sources]
     rows = [row for run in runs for row in run]
     cells = {(source, row.backend, row.case): number for number, (source, row) in enumerate(_numbered(runs))}
     names = style.sources([(Path(source.name), source.rows) for source in sources])
     styles = style.styles(rows)
-    found = []
+    found: list[Figure] = []
     for quantity, shown in _quantities(rows):
-        for what in slices([row for row in rows if shown is None or (row.backend != shown.over and shown.value(row))]):
+        for what in slices([row for row in rows if shown is None or shown.value(row)]):
             draw = curves.figure if what.axis else dots.figure
             drawing = draw(runs, what, styles, names, shown)
             numbers = {gid: _number(row, runs, cells) for gid, row in drawing.points.items()}
             picture = svg.compact(style.as_svg(drawing.figure), f"f{len(found)}-", numbers)
-            found.append(Figure(_title(what, rows), quantity, picture, legend(drawing, styles)))
+            found.append(Figure(_title(what, rows), quantity, picture, legend(drawing, backends_of(drawing), styles)))
     return found
 
 
@@ -74,18 +73,17 @@ def _number(row: Row, runs: Sequence[Sequence[Row]], cells: Mapping[tuple[int, s
 
 def _quantities(rows: Sequence[Row]) -> Iterator[tuple[str, Quantity | None]]:
     yield FIRST, None
-    try:
-        shown = quantities.speedup(rows)
-        yield shown.label, shown
-    except UsageError:  # no backend is the reference
-        pass
     if any(row.device_us for row in rows):
         yield "device time", DEVICE
 
 
-def legend(drawing: Drawing, styles: Mapping[str, style.Style]) -> tuple[Entry, ...]:
-    """The legend of a drawing: the named backends first, and the grey ones."""
-    backends = {int(found[1]): row.backend for gid, row in drawing.points.items() if (found := svg.SERIES.match(gid))}
+def backends_of(drawing: Drawing) -> dict[int, str]:
+    """The backend of each series that has points."""
+    return {int(found[1]): row.backend for gid, row in drawing.points.items() if (found := svg.SERIES.match(gid))}
+
+
+def legend(drawing: Drawing, backends: Mapping[int, str], styles: Mapping[str, style.Style]) -> tuple[Entry, ...]:
+    """The legend of a drawing: the backends with a colour first, and the grey ones."""
     entries = []
     for number, label in drawing.series.items():
         if number in backends:

@@ -1,15 +1,25 @@
-"""The heat maps of a page: who is fastest over M and N."""
+"""The heat maps of a page as tables: who is fastest over M and N, and by how much."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from softbench.core import text as units
 from softbench.core.case import CaseKey
-from softbench.core.outcome import Status
-from softbench.report.page.winners import Winner, crossover, winners
+from softbench.report import matrix
+from softbench.report.heatmap import Standing
+from softbench.report.page.winners import crossover, names, standings
+from softbench.report.slices import groups
 from softbench.results.rows import Row
+
+
+class Place(NamedTuple):
+    """A cell of a heat map: the extent that goes down, and the one that goes across."""
+
+    down: int
+    across: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,64 +31,67 @@ class HeatCell:
     text: str
     title: str
     backend: str
-    crossover: bool
-    """True if the fastest backend changes between this case and the one left of it, and the intervals part them."""
+    """The fastest backend."""
+    edges: str
+    """`left`, `top` or both, separated by a blank: where the fastest backend changes to this case."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeatMap:
-    """Who is fastest over M and N: a table of one pass and dtype."""
+    """One pass and dtype: M by N, or the shapes of N-D cases below each other."""
 
     title: str
     corner: str
-    """What the lines and columns are."""
+    """What goes down and across."""
     columns: tuple[str, ...]
     lines: tuple[tuple[str, tuple[HeatCell | None, ...]], ...]
+    """Each line with its name. None where the case was not measured."""
 
 
 def heat_maps(rows: Sequence[Row], start: int = 0) -> list[HeatMap]:
-    """A table per pass and dtype: M down, N across. N-D shapes have a table of one column. `start` is the index of the first row."""
-    found, index = winners(rows), {(row.backend, row.case): start + i for i, row in enumerate(rows)}
-    groups: dict[tuple[str, str, bool], dict[CaseKey, None]] = {}
-    for row in rows:
-        if row.status != Status.UNAVAILABLE:
-            groups.setdefault((row.of_pass, row.dtype, bool(row.shape)), {})[row.case] = None
-    return [
-        _shapes(f"{of_pass} {dtype}", cases, found, index) if shaped else _grid(f"{of_pass} {dtype}", cases, found, index)
-        for (of_pass, dtype, shaped), cases in groups.items()
-    ]
+    """A map for each pass and dtype with a result. `start` is the index of the first row in the page's data."""
+    index = {(row.backend, row.case): start + i for i, row in enumerate(rows)}
+    made = []
+    for group in groups(rows):
+        kept = group.of(rows)
+        found = standings(kept)
+        cases = list(dict.fromkeys(row.case for row in kept))
+        title = f"{kept[0].of_pass} {group.dtype}"
+        made.append(_shapes(title, cases, found, index) if group.shaped else _grid(title, cases, found, index))
+    return made
 
 
-Index = dict[tuple[str, CaseKey], int]
-
-
-def _grid(title: str, cases: dict[CaseKey, None], found: dict[CaseKey, Winner], index: Index) -> HeatMap:
-    by_place = {(case.M, case.N): case for case in cases}
-    columns = sorted({N for _, N in by_place})
-    rows = []
-    for M in sorted({M for M, _ in by_place}):
+def _grid(title: str, cases: Sequence[CaseKey], found: Mapping[CaseKey, Standing], index: Mapping[tuple[str, CaseKey], int]) -> HeatMap:
+    """M by N. The axis with more values goes down."""
+    n_down = len({case.N for case in cases}) > len({case.M for case in cases})
+    by_place = {Place(case.N, case.M) if n_down else Place(case.M, case.N): case for case in cases}
+    downs, acrosses = (sorted({place[i] for place in by_place}) for i in (0, 1))
+    above: dict[int, Standing] = {}
+    lines = []
+    for down in downs:
         line: list[HeatCell | None] = []
-        before: Winner | None = None
-        for N in columns:
-            case = by_place.get((M, N))
-            line.append(_heat_cell(case, found, index, before) if case else None)
-            before = found.get(case, before) if case else before
-        rows.append((str(M), tuple(line)))
-    return HeatMap(title, "M \\ N", tuple(map(str, columns)), tuple(rows))
+        left: Standing | None = None
+        for across in acrosses:
+            case = by_place.get(Place(down, across))
+            standing = found.get(case) if case else None
+            edges = [name for name, other in (("left", left), ("top", above.get(across))) if crossover(other, standing)]
+            line.append(_cell(case, standing, index, edges) if case else None)
+            if standing:
+                left = above[across] = standing
+        lines.append((str(down), tuple(line)))
+    return HeatMap(title, "N \\ M" if n_down else "M \\ N", tuple(map(str, acrosses)), tuple(lines))
 
 
-def _shapes(title: str, cases: dict[CaseKey, None], found: dict[CaseKey, Winner], index: Index) -> HeatMap:
-    return HeatMap(title, "shape", ("fastest",), tuple((case.shape, (_heat_cell(case, found, index, None),)) for case in cases))
+def _shapes(title: str, cases: Sequence[CaseKey], found: Mapping[CaseKey, Standing], index: Mapping[tuple[str, CaseKey], int]) -> HeatMap:
+    return HeatMap(title, "shape", ("fastest",), tuple((case.shape, (_cell(case, found.get(case), index, ()),)) for case in cases))
 
 
-def _heat_cell(case: CaseKey, found: dict[CaseKey, Winner], index: Index, before: Winner | None) -> HeatCell:
-    winner = found.get(case)
-    if winner is None:
-        return HeatCell(None, "none", f"{case}: no backend has a result", "", crossover=False)
-    best, others = winner.best, ", ".join(row.backend for row in winner.rivals)
-    title = f"{case}: {best.backend}, {units.micros(best.median_us or 0)}"
-    title += f"; not parted from {others}" if others else "; its interval is parted from all others"
-    changed = before is not None and crossover(before, winner)
-    return HeatCell(
-        index[best.backend, case], best.backend if winner.clear else f"{best.backend} ~", title, best.backend, crossover=changed
-    )
+def _cell(case: CaseKey, found: Standing | None, index: Mapping[tuple[str, CaseKey], int], edges: Sequence[str]) -> HeatCell:
+    if found is None:
+        return HeatCell(None, "none", f"{case}: no backend has a result", "", "")
+    best = found.rows[0]
+    tied = " or ".join(names(found)) if len(found.tied) <= 2 else f"{best.backend} or {len(found.tied) - 1} others"
+    lead = f" +{units.percent(found.lead)}" if found.lead is not None and len(found.tied) == 1 else ""
+    doubt = " !" if any(map(matrix.doubtful, found.rows[:2])) else ""
+    title = f"{case}: {tied}, {units.micros(best.median_us or 0)}"
+    return HeatCell(index[best.backend, case], f"{tied}{lead}{doubt}", title, best.backend, " ".join(edges))

@@ -12,8 +12,9 @@ from softbench.core.case import CaseKey
 from softbench.core.outcome import FAILURES, Grade, Status
 from softbench.core.text import count, few, one_line, percent
 from softbench.report import matrix
+from softbench.report.heatmap import Standing
 from softbench.report.page.source import Source
-from softbench.report.page.winners import Winner, winners
+from softbench.report.page.winners import names, standings
 from softbench.report.slices import Slice, slices
 from softbench.results.labels import HARMLESS
 from softbench.results.rows import IMPLAUSIBLE, Row
@@ -52,14 +53,14 @@ class Count:
 
 def sentences(rows: Sequence[Row]) -> list[str]:
     """Three sentences: who is fastest, how close the fastest is to the yardstick, and what is wrong or doubtful."""
-    found = list(winners(rows).values())
-    return [_fastest(found), _closeness([winner.best for winner in found if winner.best.of_copy]), _trouble(rows)]
+    found = list(standings(rows).values())
+    return [_fastest(found), _closeness([standing.rows[0] for standing in found if standing.rows[0].of_copy]), _trouble(rows)]
 
 
-def _fastest(found: Sequence[Winner]) -> str:
+def _fastest(found: Sequence[Standing]) -> str:
     if not found:
         return "No cell has a result, so no backend is the fastest."
-    clear = Counter(winner.best.backend for winner in found if winner.clear)
+    clear = Counter(standing.rows[0].backend for standing in found if len(standing.tied) == 1)
     overlap = len(found) - clear.total()
     parts = [f"{name} in {number}" for name, number in clear.most_common()]
     if not parts:
@@ -112,27 +113,22 @@ def counts(rows: Sequence[Row]) -> list[Count]:
 
 def regions(rows: Sequence[Row]) -> list[Region]:
     """Who is fastest along each line of shapes, and in each shape of no line. Neighbours with the same backends are one span."""
-    found = winners(rows)
+    found = standings(rows)
     return [region for what in slices(rows) if (region := _region(what, rows, found)).spans]
 
 
-def _region(what: Slice, rows: Sequence[Row], found: dict[CaseKey, Winner]) -> Region:
+def _region(what: Slice, rows: Sequence[Row], found: dict[CaseKey, Standing]) -> Region:
     some = what.of(rows)
     first, head = some[0], f"{some[0].of_pass} {what.dtype}"
     cases = dict.fromkeys(row.case for row in some if row.case in found)
     if not what.axis:
-        return Region(head, "shape", tuple(Span(case.size, _names(found[case])) for case in cases))
-    along = sorted((getattr(case, what.axis), _names(found[case])) for case in cases)
+        return Region(head, "shape", tuple(Span(case.size, names(found[case])) for case in cases))
+    along = sorted((getattr(case, what.axis), names(found[case])) for case in cases)
     spans = []
-    for names, group in groupby(along, key=lambda item: item[1]):
+    for fastest, group in groupby(along, key=lambda item: item[1]):
         places = [str(place) for place, _ in group]
-        spans.append(Span(places[0] if len(places) == 1 else f"{places[0]} to {places[-1]}", names))
+        spans.append(Span(places[0] if len(places) == 1 else f"{places[0]} to {places[-1]}", fastest))
     return Region(f"{head}, " + (f"N = {first.N}" if what.axis == "M" else f"M = {first.M}"), what.axis, tuple(spans))
-
-
-def _names(winner: Winner) -> tuple[str, ...]:
-    """The names in alphabetical order, so that neighbours with the same names are one span."""
-    return tuple(sorted(winner.names))
 
 
 def summary(source: Source) -> list[tuple[str, str]]:

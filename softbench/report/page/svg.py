@@ -18,6 +18,8 @@ NUMBER = re.compile(r"-?\d+\.\d+")
 SERIES = re.compile(r"series-(\d+)(?:-|$)")
 REFERENCE = re.compile(r"url\(#([^)]+)\)")
 OWN = {colour.lower(): f"var(--c{number})" for number, colour in enumerate(COLOURS)}
+SCALE = 1.75
+"""Pixels of the page for a point of the figure, where there is room."""
 NEEDLESS = {"font-family", "font", "stroke-miterlimit", "stroke-linejoin"}
 """Properties that the page's style sheet decides."""
 
@@ -36,8 +38,9 @@ def compact(text: str, prefix: str, cells: Mapping[str, int]) -> str:
     for element in root.iter():
         _mend(element, names, cells)
     _flatten(root)
-    for name in ("width", "height", "version"):
+    for name in ("height", "version"):
         root.attrib.pop(name, None)
+    root.set("width", f"{SCALE * float(root.get('viewBox', '').split()[2]):.0f}")
     return ElementTree.tostring(root, encoding="unicode").replace(" />", "/>")
 
 
@@ -57,8 +60,7 @@ def _mend(element: Element, names: Mapping[str, str], cells: Mapping[str, int]) 
     element.tail = None
     if element.tag != "text" and element.text and not element.text.strip():
         element.text = None
-    for name, value in _style(element.attrib.pop("style", "")).items():
-        element.set(name, value)
+    element.attrib.update(_style(element.attrib.pop("style", "")))
     if href := element.attrib.pop(f"{XLINK}href", ""):
         element.set("href", f"#{names[href.removeprefix('#')]}")
     own = element.attrib.pop("id", "")
@@ -69,7 +71,7 @@ def _mend(element: Element, names: Mapping[str, str], cells: Mapping[str, int]) 
     if own in cells:
         element.set("data-c", str(cells[own]))
     for name in ("d", "x", "y", "transform", "points", "width", "height"):
-        if value := element.get(name):
+        if (value := element.get(name)) is not None:
             element.set(name, NUMBER.sub(_short, " ".join(value.split())))
     if reference := element.get("clip-path"):
         element.set("clip-path", REFERENCE.sub(lambda found: f"url(#{names[found[1]]})", reference))
@@ -95,5 +97,8 @@ def _flatten(parent: Element) -> None:
         invisible = child.tag == "path" and child.get("fill") == "none" and not {"stroke", "id"} & child.attrib.keys()
         if invisible or (child.tag in ("g", "defs") and not len(child)):
             continue
+        if child.tag == "g" and len(child) == 1 and child[0].tag == "g" and not child.attrib.keys() & child[0].attrib.keys():
+            child.attrib |= child[0].attrib
+            child[:] = list(child[0])
         kept += list(child) if child.tag == "g" and not child.attrib else [child]
     parent[:] = kept

@@ -46,14 +46,8 @@ def make(sources: Sequence[Source]) -> Trend:
         return Trend("", (), (), about, f"{note} There is no trend: {one_line(str(error))}.".strip())
     styles = style.styles([row for source in kept for row in source.rows])
     changes = trend.changes(trend.logs(runs))
-    lines = [
-        Line(
-            (change.group[0], " ".join(change.group[1:]), labels[change.run - 1], labels[change.run], f"{change.ratio - 1:+.1%}", f"{change.p:.2g}"),
-            "good" if change.ratio > 1 else "bad",
-        )
-        for change in changes
-    ]
-    entries = legend(drawing, styles)
+    lines = [Line(_texts(change, labels), "good" if change.ratio > 1 else "bad") for change in changes]
+    entries = legend(drawing, dict(enumerate(styles)), styles)
     return Trend(svg.compact(style.as_svg(drawing.figure), "trend-", {}), entries, tuple(lines), about, note)
 
 
@@ -61,3 +55,8 @@ def _labels(sources: Sequence[Source]) -> list[str]:
     """The commits if each run has its own, else the names of the runs, else of the files."""
     ways = ([source.commit[:9] for source in sources], [source.run for source in sources], [source.name for source in sources])
     return next((way for way in ways if len(set(way)) == len(sources)), ways[-1])
+
+
+def _texts(change: trend.Change, labels: Sequence[str]) -> tuple[str, ...]:
+    backend, *of_pass = change.group
+    return backend, " ".join(of_pass), labels[change.run - 1], labels[change.run], f"{change.ratio - 1:+.1%}", f"{change.p:.2g}"
