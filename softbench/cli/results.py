@@ -27,6 +27,17 @@ COMPARE_EPILOG = (
 )
 
 
+Rows = Annotated[list[str] | None, typer.Option("--M", help="Rows: 4096, or 256,1024, or 256:8192:256.", rich_help_panel=WHAT)]
+Columns = Annotated[list[str] | None, typer.Option("--N", help="Columns; written like --M.", rich_help_panel=WHAT)]
+Shapes = Annotated[
+    list[str] | None, typer.Option("--shape", help="Shape of N-D cases: 8x16x1024x1024, 64x32x1000@dim1.", rich_help_panel=WHAT)
+]
+Operations = Annotated[
+    list[str] | None,
+    typer.Option("--op", help="The operation, or several, or a pattern: NAME, 'NAME(scale=0.7)', 'NAME*'.", rich_help_panel=WHAT),
+]
+
+
 def register(app: typer.Typer) -> None:
     """Add the commands to the program."""
     for command in (show, plot):
@@ -42,23 +53,16 @@ def show(
             help="Names or patterns such as torch,compile:*. The yardstick stays.", rich_help_panel=WHAT, autocompletion=options.BACKENDS
         ),
     ] = None,
-    M: Annotated[list[str] | None, typer.Option("--M", help="Rows: 4096, or 256,1024, or 256:8192:256.", rich_help_panel=WHAT)] = None,
-    N: Annotated[list[str] | None, typer.Option("--N", help="Columns; written like --M.", rich_help_panel=WHAT)] = None,
-    shape: Annotated[
-        list[str] | None, typer.Option("--shape", help="Shape of N-D cases: 8x16x1024x1024, 64x32x1000@dim1.", rich_help_panel=WHAT)
-    ] = None,
+    M: Rows = None,
+    N: Columns = None,
+    shape: Shapes = None,
     dtype: Annotated[
         list[str] | None, typer.Option(help="fp32, fp16, bf16, or several.", rich_help_panel=WHAT, autocompletion=options.DTYPE)
     ] = None,
     direction: Annotated[
         list[str] | None, typer.Option(help="forward, backward, both, or several.", rich_help_panel=WHAT, autocompletion=options.DIRECTION)
     ] = None,
-    op: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--op", help="The operation, or several, or a pattern: softmax, 'softmax(scale=0.7)', 'softmax*'.", rich_help_panel=WHAT
-        ),
-    ] = None,
+    op: Operations = None,
     long: Annotated[
         bool, typer.Option("--long", help="One line per cell: latency, spread, samples, build, error over bound.", rich_help_panel=OUTPUT)
     ] = False,

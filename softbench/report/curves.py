@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from softbench.core.outcome import Grade
 from softbench.report import line_names, matrix, scales, style
 from softbench.report.quantities import FRACTION, Quantity, bandwidth
-from softbench.report.slices import Slice, kinds
+from softbench.report.slices import ANY, WHOLE, Slice, kinds
 from softbench.report.style import DASHES, GREY, INK, OTHER, PAPER, Drawing, Style
 from softbench.results.rows import Row
 
@@ -28,8 +28,10 @@ WIDTH_INCHES = 5.6
 NEAR = 3  # times the largest bandwidth; a datasheet peak further away is left out, as is one of several devices
 PEAK = Style(GREY, "", "--", named=False)
 MEANING = {"N": "N, columns of a row", "M": "M, rows"}
-KINDS = (("", 1.5, 4.5), (":", 0.9, 3.5), ("--", 0.9, 3.5))
-"""Dash, width and point size of each kind of length; an empty dash is that of the backend."""
+OTHER_DASH = {WHOLE: ":", ANY: "--"}
+"""The dash of a kind of length that is not the first of its figure."""
+WIDTHS, SIZES = (1.5, 0.9), (4.5, 3.5)
+"""Widths of lines and sizes of points: of the first kind, and of the others."""
 ALIKE = 0.015  # of the axis; two lines whose points differ by less, in half of their places, lie on each other
 DEEPEST = 3
 LEAP = 8  # a line of a kind does not join places that are further apart than this factor: what lies between is another kind's
@@ -128,9 +130,9 @@ def _draw(
     own, by_place = curve.style, {getattr(row, axis): row for row in curve.rows}
     values = {place: value for place, row in by_place.items() if (value := shown.value(row))}
     over_others = 2 + own.named - 0.1 * depth
-    for number, ((dash, wide, _), members) in enumerate(zip(KINDS, lengths.values(), strict=False)):
-        dash = dash if dash and own.dash == "-" else own.dash
-        width = (wide if own.named else 0.7 * wide) + (1.3 if number == 0 else 0.8) * depth
+    for number, (kind, members) in enumerate(lengths.items()):
+        dash = OTHER_DASH[kind] if number and own.dash == "-" else own.dash
+        width = WIDTHS[number > 0] * (1 if own.named else 0.7) + (0.8 if number else 1.3) * depth
         for part, xs in enumerate(_stretches([place for place in members if place in by_place], first=number == 0)):
             ys = [values.get(place, nan) for place in xs]
             name = f"{gid}-line-{number}" + (f"-{part}" if part else "")
@@ -139,7 +141,7 @@ def _draw(
             for left, right in pairwise(known):
                 if right > left + 1:  # a thin line joins what a missing point parts
                     panel.plot([xs[left], xs[right]], [ys[left], ys[right]], color=own.colour, linewidth=0.5, zorder=over_others)
-    sizes = {place: size for (_, _, size), members in zip(KINDS, lengths.values(), strict=False) for place in members}
+    sizes = {place: SIZES[number > 0] for number, members in enumerate(lengths.values()) for place in members}
     drawn: dict[str, Row] = {}
     for number, (place, value) in enumerate(sorted(values.items())):
         row, name = by_place[place], f"{gid}-point-{number}"
@@ -170,6 +172,8 @@ def _band(panel: Axes, curve: Curve, lengths: Mapping[str, Sequence[int]], axis:
     for number, members in enumerate(lengths.values()):
         for xs in _stretches([place for place in members if place in ends], first=number == 0):
             lows, highs = [ends[x][0] for x in xs], [ends[x][1] for x in xs]
+            if len(xs) == 1:
+                panel.plot([*xs, *xs], [*lows, *highs], color=curve.style.colour, alpha=0.4, linewidth=1, zorder=1)
             panel.fill_between(xs, lows, highs, color=curve.style.colour, alpha=0.12, linewidth=0, zorder=1)
 
 
@@ -242,8 +246,9 @@ def _name(
         others=len(others),
     )
     if len(lengths) > 1:
-        drawn = zip(lengths, KINDS, strict=False)
-        entries += [line_names.sign(f"N: {kind}", linestyle=dash or "-", linewidth=wide) for kind, (dash, wide, _) in drawn]
+        for number, kind in enumerate(lengths):
+            dash, wide = OTHER_DASH[kind] if number else "-", WIDTHS[number > 0]
+            entries.append(line_names.sign(f"N: {kind}", linestyle=dash, linewidth=wide))
     line_names.legend(panels[-1], entries, 0.42)
     if others:
         names = sorted(dict.fromkeys(curve.rows[0].backend for curve in others), key=best.index)

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 ROW_INCHES = 0.19
+HEAD_INCHES = 0.75  # of a title and an axis
+SHORT = 14  # lines; panels of more are side by side
 PANEL_INCHES = 2.3
 
 
@@ -32,11 +34,17 @@ def figure(
     lines = [(name, source) for name in names for source in sources if any(row.backend == name for row in kept[source])]
     lines = [line for line in lines if line[0] != shown.over]
     numbers = {(name, source): source * (len(styles) + 1) + place for source in sources for place, name in enumerate(styles)}
-    height = 1.0 + ROW_INCHES * len(lines)
-    made, (panels,) = style.subplots(1, len(what.shapes), (1 + PANEL_INCHES * len(what.shapes), height), sharey=True)
-    made.subplots_adjust(wspace=0.06, top=1 - 0.6 / height, bottom=0.4 / height)
+    across = len(what.shapes) if len(lines) > SHORT else min(2, len(what.shapes))
+    down = -(-len(what.shapes) // across)
+    height = down * (HEAD_INCHES + ROW_INCHES * len(lines)) + 0.35
+    made, grid = style.subplots(down, across, (1 + PANEL_INCHES * across, height), sharey=True)
+    gap = HEAD_INCHES / (ROW_INCHES * len(lines))
+    made.subplots_adjust(wspace=0.09, hspace=gap, top=1 - 0.6 / height, bottom=0.4 / height)
+    panels = [panel for line in grid for panel in line]
+    for panel in panels[len(what.shapes) :]:
+        panel.set_visible(False)
     points: dict[str, Row] = {}
-    for number, (panel, shape) in enumerate(zip(panels, what.shapes, strict=True)):
+    for number, (panel, shape) in enumerate(zip(panels, what.shapes, strict=False)):
         cells = [{row.backend: row for row in rows if shape == shape_of(row)} for rows in kept]
         values = [value for rows in cells for row in rows.values() if row.backend != shown.over and (value := shown.value(row))]
         _limits(panel, values, shown)
@@ -54,10 +62,11 @@ def figure(
         panel.set_title(shape[2] or f"M = {shape[0]}, N = {shape[1]}", fontsize=9)
         panel.set_xlabel(shown.label, fontsize=8)
     labels = {key: style.label(key[0], [row for row in kept[key[1]] if row.backend == key[0]], sources[key[1]]) for key in lines}
-    panels[0].set_yticks(range(len(lines)), labels.values(), fontsize=7.5)
     panels[0].set_ylim(len(lines) - 0.4, -0.6)
-    for text, (name, _) in zip(panels[0].get_yticklabels(), lines, strict=True):
-        text.set_color(styles[name].colour if name in styles and styles[name].named else INK)
+    for first, *_ in grid:
+        first.set_yticks(range(len(lines)), labels.values(), fontsize=7.5)
+        for text, (name, _) in zip(first.get_yticklabels(), lines, strict=True):
+            text.set_color(styles[name].colour if name in styles and styles[name].named else INK)
     devices = " and ".join(dict.fromkeys(row.device for row in every))
     made.suptitle(style.plain(f"{what.op} {what.direction}, {what.dtype}, {devices}"), fontsize=10, y=1 - 0.1 / height)
     made.legend(handles=_key(every, shown), loc="upper center", bbox_to_anchor=(0.5, 0), ncols=2, frameon=False, fontsize=8)

@@ -16,7 +16,7 @@ from softbench.results.rows import IMPLAUSIBLE, Row
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-CELL_INCHES = (0.72, 0.27)
+CELL_INCHES = (0.8, 0.27)
 PALEST, FULLEST = 0.08, 0.6
 """The opacity of a tie, and of a lead of LARGE or more; text stays legible on it. Between them it grows with the lead's root."""
 LARGE = 0.5
@@ -26,7 +26,7 @@ FEW_TICKS = 7.5
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """The backends of one case."""
+    """The backends of one case, as far as 95 % intervals of the medians part them."""
 
     rows: tuple[Row, ...]
     """Those with a result, fastest first. The yardstick and implausible results do not count."""
@@ -45,15 +45,23 @@ class Standing:
 
     @property
     def tied(self) -> tuple[Row, ...]:
-        """The fastest, and each backend whose 95 % interval overlaps its interval."""
+        """The fastest, and each backend whose interval overlaps its interval."""
         first = self.rows[0]
         return (first, *(row for row in self.rows[1:] if row.low_us and first.high_us and row.low_us <= first.high_us))
 
     @property
     def parted(self) -> bool:
-        """True if the intervals of the fastest two are known and do not overlap."""
-        known = all(row.low_us and row.high_us for row in self.rows[:2])
-        return known and len(self.rows) > 1 and len(self.tied) == 1
+        """True if the fastest is ahead of all others beyond their intervals."""
+        return len(self.rows) > 1 and all(_parted(self.rows[0], row) for row in self.rows[1:])
+
+    def beats(self, backend: str) -> bool:
+        """True if the fastest is ahead of this backend beyond their intervals."""
+        return any(row.backend == backend and _parted(self.rows[0], row) for row in self.rows[1:])
+
+
+def _parted(first: Row, other: Row) -> bool:
+    """True if the intervals are known, and that of the first lies before that of the other."""
+    return bool(first.high_us and other.low_us and first.high_us < other.low_us)
 
 
 def standing(rows: Sequence[Row]) -> Standing:
@@ -116,7 +124,9 @@ def _looks(standings: Any, styles: Mapping[str, Style]) -> dict[str, Style]:
     """The style of each backend that is fastest or ties somewhere: that of the other figures, or a free one if it is grey there."""
     names = dict.fromkeys(row.backend for found in standings if found.rows for row in found.tied)
     taken = {(own.colour, own.marker) for own in styles.values()}
-    free = (Style(colour, marker, "-", named=True) for marker in MARKERS for colour in LINE_COLOURS if (colour, marker) not in taken)
+    used = {own.colour for name, own in styles.items() if own.named and name in names}
+    colours = sorted(LINE_COLOURS, key=lambda colour: colour in used)
+    free = (Style(colour, marker, "-", named=True) for marker in MARKERS for colour in colours if (colour, marker) not in taken)
     return {name: own if (own := styles.get(name, OTHER)).named else next(free, OTHER) for name in styles if name in names}
 
 
@@ -142,18 +152,20 @@ def _cell(panel: Axes, place: tuple[int, int], found: Standing, looks: Mapping[s
         text = f"tie of {len(found.tied)}"
     text = f"({text})" if lead is not None and len(found.tied) == 1 and not found.parted else text
     text += "!" if any(matrix.doubtful(row) for row in found.rows[:2]) else ""
-    panel.text(x + 0.46 - 0.07 * len(lost) - 0.05 * bool(lost), y, text, fontsize=6.5, ha="right", va="center")
+    panel.text(x + 0.46 - 0.055 * len(lost) - 0.03 * bool(lost), y, text, fontsize=6.5, ha="right", va="center")
     if lost:
         panel.text(x + 0.46, y, lost, fontsize=5.5, ha="right", va="center", color=COLOURS[1] if found.failed else INK)
 
 
 def _crossovers(panel: Axes, standings: Mapping[tuple[int, int], Standing]) -> None:
-    """A line between two neighbours with unlike fastest backends, if each is ahead of all others of its case by its interval."""
+    """A line between two neighbours with unlike fastest backends, if in each case the intervals part these two."""
     number = 0
     for (y, x), found in standings.items():
         for down, right in ((0, 1), (1, 0)):
             other = standings.get((y + down, x + right))
-            if other is None or not (found.parted and other.parted) or found.rows[0].backend == other.rows[0].backend:
+            if other is None or not (found.rows and other.rows):
+                continue
+            if not (found.beats(other.rows[0].backend) and other.beats(found.rows[0].backend)):
                 continue
             xs = [x + 0.5, x + 0.5] if right else [x - 0.5, x + 0.5]
             ys = [y - 0.5, y + 0.5] if right else [y + 0.5, y + 0.5]
@@ -177,6 +189,6 @@ def _key(panel: Axes, standings: Any, looks: Mapping[str, Style]) -> None:
         lines.append("In parentheses: the file has no interval.")
     if any(one.failed or one.skipped for one in found):
         lines.append("xN: N backends are wrong or failed. -N: N were not run there.")
-    lines.append("Thick line: crossover of two backends that both lead without a tie. !: doubtful.")
+    lines.append("Thick line: crossover of two backends that the intervals part on both sides. !: doubtful.")
     place = (0, -32 - 13 * -(-len(handles) // line_names.PER_LINE) - 12)
     panel.annotate("\n".join(lines), (0, 0), place, "axes fraction", "offset points", fontsize=6.5, va="top", annotation_clip=False)

@@ -49,7 +49,7 @@ def speedup(rows: Sequence[Row], over: str = "") -> Quantity:
     """The speed-up over a backend, by default the reference backend of the rows.
 
     Over the reference backend it is that of the results, whose rounds are paired. Over another it is the ratio of the medians. Its ends
-    are ratios of the ends of both 95 % intervals, the furthest apart, so they cover more than 95 %. Rounds are not paired in them.
+    are the ratios of the ends of both 95 % intervals that are furthest apart: they cover at least 95 %, and do not pair rounds.
 
     Raises:
         UsageError: no row has the backend, or none is given and the rows have no reference backend.
@@ -75,7 +75,7 @@ def speedup(rows: Sequence[Row], over: str = "") -> Quantity:
             return None
         return theirs.low_us / row.high_us, theirs.high_us / row.low_us
 
-    return Quantity(f"speed-up over {over}", value, ends, "from both 95 % intervals", over)
+    return Quantity(f"speed-up over {over}", value, ends, "95 % intervals of both", over)
 
 
 def text(quantity: Quantity, row: Row) -> str:

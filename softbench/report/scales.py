@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import log, log2
+from math import log, log2, log10
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ CROWDED = 30  # half of the figures lie below this part of the largest: a linear
 RATIOS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 NARROW = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1, 1.05, 1.1, 1.25, 1.5, 1.75, 2)
 """Ticks of a ratio, and those of ratios from 0.5 to 2."""
-FEWEST = 2  # of these ticks; an axis with so few has others
+FEWEST, MOST = 2, 7  # of these ticks; an axis with so few has others, and of more only powers of ten
 
 
 def places(panel: Axes, values: Sequence[int]) -> None:
@@ -52,6 +52,8 @@ def ratios(axis: Any, set_limits: Any, values: Sequence[float]) -> None:
     low, high = low / room, high * room
     set_limits(low, high)
     inside = [tick for tick in (NARROW if low > NARROW[0] and high < NARROW[-1] else RATIOS) if low <= tick <= high]
+    if len(inside) > MOST:
+        inside = [tick for tick in inside if log10(tick).is_integer()]
     axis.set_major_locator(FixedLocator(inside) if len(inside) > FEWEST else MaxNLocator(5))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(StrMethodFormatter("{x:g}x"))

@@ -119,8 +119,8 @@ def kinds(lengths: Collection[int], dtype: str, axis: str) -> dict[str, list[int
     """The lengths of one figure by kind, each of which makes a line; in ascending order, the powers of two first.
 
     Kernels treat three kinds of N unlike, so one line through all of them zigzags. Powers of two fill their blocks. Other rows of whole
-    16-byte vectors are all aligned. The rest start at any address. A kind of fewer than MIN_POINTS lengths makes no line: it joins the
-    next kind, and the last one joins the kind before it. M has no kinds, as it does not change how a row is read.
+    16-byte vectors are all aligned. The rest start at any address. Where fewer than MIN_POINTS lengths are powers of two, they count as
+    others; then so few of whole vectors count as the rest. M has no kinds, as it does not change how a row is read.
     """
     found: dict[str, list[int]] = {POWER: [], WHOLE: [], ANY: []}
     for length in sorted(lengths):
@@ -128,10 +128,9 @@ def kinds(lengths: Collection[int], dtype: str, axis: str) -> dict[str, list[int
         found[POWER if axis == "M" or length & (length - 1) == 0 else WHOLE if aligned else ANY].append(length)
     if axis == "M":
         return {"": found[POWER]}
-    for kind, following in ((POWER, WHOLE), (WHOLE, ANY)):
-        if len(found[kind]) < MIN_POINTS:
-            found[following] = sorted(found[following] + found.pop(kind))
-    if len(found[ANY]) < MIN_POINTS and len(found) > 1:
-        *_, before = (kind for kind in found if kind != ANY)
-        found[before] = sorted(found[before] + found.pop(ANY))
+    if len(found[POWER]) < MIN_POINTS:
+        found[WHOLE] = sorted(found.pop(POWER) + found[WHOLE])
+        if len(found[WHOLE]) < MIN_POINTS:
+            found[ANY] = sorted(found.pop(WHOLE) + found[ANY])
+    found = {kind: members for kind, members in found.items() if members}
     return found if len(found) > 1 else {"": next(iter(found.values()))}

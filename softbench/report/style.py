@@ -136,7 +136,7 @@ def saved(figure: Figure, file: Path, flag: str) -> Path:
     """
     with look():
         try:
-            figure.savefig(file, dpi=180, bbox_inches="tight", pad_inches=0.12, facecolor="white")
+            figure.savefig(file, dpi=150, bbox_inches="tight", pad_inches=0.12, facecolor="white")
         except OSError as error:
             raise not_written(f"{flag} {file}", error) from None
     return file

@@ -94,3 +94,10 @@ def test_cells_in_svg_have_their_ids(cell):
     drawing = draw([cell(name, N, us) for N in (256, 512) for name, us in (("a", N), ("b", 2 * N))])
     ids = {element.get("id") for element in ElementTree.fromstring(style.as_svg(drawing.figure)).iter()}
     assert {"cell-0-0", "cell-1-0"} == set(drawing.points) <= ids
+
+
+def test_a_tie_with_a_third_backend_hides_no_crossover(cell):
+    """At 256, a and c tie and both are ahead of b; at 512, b is ahead of both."""
+    tied = [cell("a", 256, 10), cell("b", 256, 20), cell("c", 256, 10.1)]
+    assert edges(draw([*tied, cell("a", 512, 20), cell("b", 512, 10), cell("c", 512, 20)])) == ["edge-0"]
+    assert edges(draw([*tied, cell("a", 512, 20), cell("b", 512, 20), cell("c", 512, 10)])) == []
