@@ -85,9 +85,7 @@ def run(
         _dry_run(request, json)
         return
     measured = measure(request, show=partial(_show, json=json if str(json) == "-" else None))  # a file may be on the full disk too
-    _report(measured, json)
-    if report:
-        _page(measured)
+    _report(measured, json, page=report)
     raise typer.Exit(exit_code(measured.records()))
 
 
@@ -95,8 +93,10 @@ SHOWN_SECONDS = 0.1
 """Phases of a run that took less are not named."""
 
 
-def _report(measured: Run, json: Path | None) -> None:
+def _report(measured: Run, json: Path | None, *, page: bool) -> None:
     """Print the table (or the JSON) on stdout, and the names of the files on stderr; if quiet, failures and the CSV's name."""
+    if page:
+        _page(measured)
     if verbosity.quiet():
         _report_quietly(measured, json)
         return

@@ -139,7 +139,7 @@ def _forest(gate: GateReport | None) -> str:
     """The forest plot; empty if no cell has a ratio."""
     if gate is None or all(verdict.ratio is None for verdict in gate.verdicts):
         return ""
-    return svg.compact(style.as_svg(forest_plot.figure(gate)), "gate-", {})
+    return svg.picture(forest_plot.figure(gate), "gate-", {})
 
 
 def colours(rows: Sequence[Any]) -> dict[str, int]:

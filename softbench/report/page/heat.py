@@ -9,9 +9,8 @@ from typing import NamedTuple
 from softbench.core import text as units
 from softbench.core.case import CaseKey
 from softbench.report import matrix
-from softbench.report.heatmap import Standing
-from softbench.report.page.winners import crossover, names, standings
 from softbench.report.slices import groups
+from softbench.report.standings import Standing, crossover, names, standings
 from softbench.results.rows import Row
 
 

@@ -12,10 +12,9 @@ from softbench.core.case import CaseKey
 from softbench.core.outcome import FAILURES, Grade, Status
 from softbench.core.text import count, few, one_line, percent
 from softbench.report import matrix
-from softbench.report.heatmap import Standing
 from softbench.report.page.source import Source
-from softbench.report.page.winners import names, standings
 from softbench.report.slices import Slice, slices
+from softbench.report.standings import Standing, names, standings
 from softbench.results.labels import HARMLESS
 from softbench.results.rows import IMPLAUSIBLE, Row
 

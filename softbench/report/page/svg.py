@@ -8,10 +8,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
 
-from softbench.report.style import COLOURS
+from softbench.report import style
+from softbench.report.style import COLOURS, LINE_COLOURS, OTHER, Drawing, Style
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 SVG, XLINK = "{http://www.w3.org/2000/svg}", "{http://www.w3.org/1999/xlink}"
 NUMBER = re.compile(r"-?\d+\.\d+")
@@ -22,6 +28,22 @@ SCALE = 1.75
 """Pixels of the page for a point of the figure, where there is room."""
 NEEDLESS = {"font-family", "font", "stroke-miterlimit", "stroke-linejoin"}
 """Properties that the page's style sheet decides."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A line of a legend, which is a button."""
+
+    number: int
+    """The class of its parts is `k` with this number."""
+    name: str
+    colour: str
+    """The class of its colour."""
+
+
+def picture(figure: Figure, prefix: str, cells: Mapping[str, int]) -> str:
+    """A figure as the `<svg>` of the page; see `compact`."""
+    return compact(style.as_svg(figure), prefix, cells)
 
 
 def compact(text: str, prefix: str, cells: Mapping[str, int]) -> str:
@@ -102,3 +124,19 @@ def _flatten(parent: Element) -> None:
             child[:] = list(child[0])
         kept += list(child) if child.tag == "g" and not child.attrib else [child]
     parent[:] = kept
+
+
+def backends_of(drawing: Drawing) -> dict[int, str]:
+    """The backend of each series that has points."""
+    return {int(found[1]): row.backend for gid, row in drawing.points.items() if (found := SERIES.match(gid))}
+
+
+def legend(drawing: Drawing, backends: Mapping[int, str], styles: Mapping[str, Style]) -> tuple[Entry, ...]:
+    """The legend of a drawing: the backends with a colour first, and the grey ones."""
+    entries = []
+    for number, label in drawing.series.items():
+        if number in backends:
+            own = styles.get(backends[number], OTHER)
+            colour = f"c{LINE_COLOURS.index(own.colour)}" if own.named else "ci" if backends[number] not in styles else "cx"
+            entries.append(Entry(number, label.replace(r"\$", "$"), colour))
+    return tuple(sorted(entries, key=lambda entry: entry.colour == "cx"))

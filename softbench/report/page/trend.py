@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from softbench.core.errors import ResultsError
 from softbench.core.text import one_line
-from softbench.report import style, trend
+from softbench.report import style
 from softbench.report.page import svg
 from softbench.report.page.comparison import Line
-from softbench.report.page.figures import Entry, legend
 from softbench.report.page.source import Source
+from softbench.report.page.svg import Entry
+
+if TYPE_CHECKING:
+    from softbench.report.trend import Change
 
 HEAD = (("backend", False), ("pass and dtype", False), ("from", False), ("to", False), ("fraction of copy", True), ("p", True))
 
@@ -32,6 +36,8 @@ class Trend:
 
 def make(sources: Sequence[Source]) -> Trend:
     """The trend of the runs on the machine of the last one. Runs are in the order of their start if all have one, else as given."""
+    from softbench.report import trend
+
     kept = [source for source in sources if source.device == sources[-1].device]
     if all(source.started for source in kept):
         kept.sort(key=lambda source: source.started)
@@ -47,8 +53,8 @@ def make(sources: Sequence[Source]) -> Trend:
     styles = style.styles([row for source in kept for row in source.rows])
     changes = trend.changes(trend.logs(runs))
     lines = [Line(_texts(change, labels), "good" if change.ratio > 1 else "bad") for change in changes]
-    entries = legend(drawing, dict(enumerate(styles)), styles)
-    return Trend(svg.compact(style.as_svg(drawing.figure), "trend-", {}), entries, tuple(lines), about, note)
+    entries = svg.legend(drawing, dict(enumerate(styles)), styles)
+    return Trend(svg.picture(drawing.figure, "trend-", {}), entries, tuple(lines), about, note)
 
 
 def _labels(sources: Sequence[Source]) -> list[str]:
@@ -57,6 +63,6 @@ def _labels(sources: Sequence[Source]) -> list[str]:
     return next((way for way in ways if len(set(way)) == len(sources)), ways[-1])
 
 
-def _texts(change: trend.Change, labels: Sequence[str]) -> tuple[str, ...]:
+def _texts(change: Change, labels: Sequence[str]) -> tuple[str, ...]:
     backend, *of_pass = change.group
     return backend, " ".join(of_pass), labels[change.run - 1], labels[change.run], f"{change.ratio - 1:+.1%}", f"{change.p:.2g}"
