@@ -55,6 +55,7 @@ page.reachable = (root, points) => {
     const choose = () => {
       for (const figure of page.all("figure.chart", controls.parentElement)) {
         figure.hidden = page.all("select", controls).some((select) => figure.dataset[select.name] !== select.value);
+        figure.classList.toggle("other", figure.dataset.quantity !== page.find("[name=quantity]", controls).value);  // not printed
       }
       page.tip.hide();
     };

@@ -79,14 +79,14 @@ page.strip = (rounds) => {
     made.textContent = text;
     return made;
   };
-  const width = 900, height = 170, left = 60, bottom = 22, top = 8;
+  const width = Math.max(300, Math.min(960, innerWidth - 90)), height = 180, left = 60, bottom = 22, top = 8;
   const values = rounds.flatMap((round) => round[8]).sort((a, b) => a - b);
   const low = values[0];
-  const high = Math.max(values[Math.floor(0.98 * (values.length - 1))], low * 1.02);
+  const high = Math.max(values[Math.floor(0.96 * (values.length - 1))], low * 1.02);
   const y = (us) => top + (height - top - bottom) * (1 - (Math.min(us, high) - low) / (high - low));
   const above = values.filter((us) => us > high).length;
   const label = `Samples of ${rounds.length} rounds, from ${page.micros(low)} to ${page.micros(values.at(-1))}`;
-  const picture = svg("svg", { viewBox: `0 0 ${width} ${height}`, class: "strip", role: "img", "aria-label": label });
+  const picture = svg("svg", { viewBox: `0 0 ${width} ${height}`, width, height, class: "strip", role: "img", "aria-label": label });
   for (const us of [low, (low + high) / 2, high]) {
     picture.append(svg("line", { x1: left, x2: width, y1: y(us), y2: y(us) }), svg("text", { x: left - 6, y: y(us) + 4, "text-anchor": "end" }, page.micros(us)));
   }
@@ -97,7 +97,7 @@ page.strip = (rounds) => {
     const middle = y(page.median(samples));
     picture.append(svg("line", { x1: begin, x2: begin + 0.84 * step, y1: middle, y2: middle, class: "median" }));
     const every = Math.ceil(rounds.length / 15);
-    if (i % every === 0) picture.append(svg("text", { x: begin + 0.42 * step, y: height - 6, "text-anchor": "middle" }, rounds.length > 8 ? String(round) : `round ${round}` + (set ? `, set ${set}` : "")));
+    if (i % every === 0) picture.append(svg("text", { x: begin + 0.42 * step, y: height - 6, "text-anchor": "middle" }, rounds.length * 90 > width ? String(round) : `round ${round}` + (set ? `, set ${set}` : "")));
   });
   if (above) picture.append(svg("text", { x: width - 4, y: top + 12, "text-anchor": "end" }, `${above} above ${page.micros(high)}`));
   return picture;

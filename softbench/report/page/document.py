@@ -97,6 +97,7 @@ def _hash(text: str) -> str:
 
 def _content(sources: Sequence[Source], gate: GateReport | None) -> dict[str, Any]:
     """The values of the templates."""
+    sources = _in_order(sources)
     shown, last = sources if len(sources) <= COMPARED else sources[-1:], sources[-1]
     every = [row for source in shown for row in source.rows]
     data = details.data(shown)
@@ -117,6 +118,12 @@ def _content(sources: Sequence[Source], gate: GateReport | None) -> dict[str, An
         "environment": [table for source in shown for table in environment.facts(source)],
         **more,
     }
+
+
+def _in_order(sources: Sequence[Source]) -> Sequence[Source]:
+    """Many files by the start of their runs if all starts are known; otherwise, and two files, as they were given."""
+    known = len(sources) > COMPARED and all(source.started for source in sources)
+    return sorted(sources, key=lambda source: source.started) if known else sources
 
 
 def _compared(sources: Sequence[Source], gate: GateReport | None) -> dict[str, Any]:

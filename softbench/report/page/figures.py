@@ -30,6 +30,7 @@ class Figure:
     svg: str
     """An `<svg>` element, safe to be put into the page: ElementTree wrote it."""
     legend: tuple[Entry, ...]
+    """Empty for rows of points, which have the names beside them."""
 
 
 def figures(sources: Sequence[Source]) -> list[Figure]:
@@ -48,7 +49,9 @@ def figures(sources: Sequence[Source]) -> list[Figure]:
             drawing = draw(runs, what, styles, names, shown)
             numbers = {gid: _number(row, runs, cells) for gid, row in drawing.points.items()}
             picture = svg.picture(drawing.figure, f"f{len(found)}-", numbers)
-            found.append(Figure(_title(what, rows), quantity, picture, svg.legend(drawing, svg.backends_of(drawing), styles)))
+            found.append(
+                Figure(_title(what, rows), quantity, picture, svg.legend(drawing, svg.backends_of(drawing), styles) if what.axis else ())
+            )
     return found
 
 
@@ -72,5 +75,5 @@ def _title(what: Slice, rows: Sequence[Row]) -> str:
     first = what.of(rows)[0]
     if what.axis:
         return f"{first.of_pass} {what.dtype}, " + (f"N = {first.N}" if what.axis == "M" else f"M = {first.M}")
-    sizes = list(dict.fromkeys(row.case.size for row in what.of(rows)))
+    sizes = [shape or f"{M}x{N}" for M, N, shape in what.shapes]
     return f"{first.of_pass} {what.dtype}, {sizes[0]}" + (f" and {count(len(sizes) - 1, 'other shape')}" if len(sizes) > 1 else "")

@@ -20,6 +20,7 @@ page.pass = (cell) => (page.value(cell, "op") === "softmax" ? "" : `${page.value
 page.micros = (us) => us < 1e3 ? `${+us.toPrecision(3)} us` : us < 1e6 ? `${+(us / 1e3).toPrecision(3)} ms` : `${+(us / 1e6).toPrecision(3)} s`;
 page.percent = (fraction) => fraction >= 0.01 ? `${Math.round(100 * fraction)}%` : `${+(100 * fraction).toPrecision(1)}%`;
 
+page.short = (value) => typeof value === "number" ? +value.toPrecision(3) : value;
 page.ratio = (value) => value >= 99.95 ? value.toFixed(0) : value >= 0.095 ? value.toFixed(2) : String(+value.toPrecision(2));
 
 /** What a point says: the same for a mouse, a keyboard and a screen reader. */
@@ -38,7 +39,7 @@ page.describe = (cell) => {
   if (value("speedup")) more.push(`${page.ratio(value("speedup"))}x ${value("relative_to")}`);
   if (value("device_us")) more.push(`device time ${page.micros(value("device_us"))}`);
   if (more.length) lines.push(more.join(", "));
-  if (value("error_over_bound") !== null) lines.push(`error ${value("error_over_bound")} of its bound (${value("class")})`);
+  if (value("error_over_bound") !== null) lines.push(`error ${page.short(value("error_over_bound"))} of its bound (${value("class")})`);
   if (value("labels")) lines.push(`labels: ${value("labels")}`);
   if (value("reason")) lines.push(value("reason"));
   lines.push(page.data.more[cell].command);

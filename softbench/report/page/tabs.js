@@ -20,6 +20,7 @@ page.tabs = (() => {
       link.setAttribute("aria-selected", chosen);
       link.tabIndex = chosen ? 0 : -1;
       sections[i].hidden = !chosen;
+      if (chosen) link.scrollIntoView({ block: "nearest", inline: "nearest" });
     });
     page.tip.hide();
   };

@@ -35,12 +35,10 @@ class Trend:
 
 
 def make(sources: Sequence[Source]) -> Trend:
-    """The trend of the runs on the machine of the last one. Runs are in the order of their start if all have one, else as given."""
+    """The trend of the runs on the machine of the last one, which are in order of time."""
     from softbench.report import trend
 
     kept = [source for source in sources if source.device == sources[-1].device]
-    if all(source.started for source in kept):
-        kept.sort(key=lambda source: source.started)
     labels = _labels(kept)
     left = len(sources) - len(kept)
     note = f"Of {len(sources)} files, {left} are of another device and left out." if left else ""

@@ -1,16 +1,24 @@
 """The page of results in a browser: what it shows, that it asks for nothing, and that clicks and keys work."""
 
+import base64
 import csv
+import hashlib
+import html
 import json
 import re
 from dataclasses import replace
+from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
 from softbench.core.text import figure
+from softbench.gate.samples import CellKey
+from softbench.gate.verdicts import GateReport, Rules, State, Verdict
 from softbench.report.page import document
 from softbench.report.page.read import source
+from softbench.report.page.verdicts import read_gate
+from softbench.results import compare
 from softbench.results.csv import read_csv, to_csv
 
 RESULTS = Path(__file__).parents[3] / "results" / "h200"
@@ -197,3 +205,165 @@ def test_heat_map_shows_the_speed_up_over_a_chosen_backend(browser, page, many):
     assert place.text == f"{float(row['speedup']):.2f}x cuda"
     browser.click(".heat td[data-c]")
     assert browser.find(".detail .command").is_displayed()
+
+
+class Tables(HTMLParser):
+    """The texts of the cells of each table, and of each `<p>`, as a reader without a script gets them."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tables, self.paragraphs, self.open = [], [], ""
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        assert not [name for name, _ in attributes if name.startswith("on") or name == "style"], (tag, attributes)
+        self.open = tag if tag in ("td", "th", "p") else self.open
+        if tag == "table":
+            self.tables.append([])
+        elif tag == "tr":
+            self.tables[-1].append([])
+        elif tag in ("td", "th"):
+            self.tables[-1][-1].append("")
+        elif tag == "p":
+            self.paragraphs.append("")
+
+    def handle_endtag(self, tag):
+        self.open = "" if tag in ("td", "th", "p") else self.open
+
+    def handle_data(self, data):
+        if self.open in ("td", "th"):
+            self.tables[-1][-1][-1] += data
+        elif self.open == "p":
+            self.paragraphs[-1] += data
+
+
+def test_tables_are_complete_without_a_script(page, many):
+    text = page("odd").read_text()
+    rows = csv_of("odd", many)
+    cells = next(table for table in Tables(text).tables if table[0][:2] == ["backend", "pass"])
+    assert [(line[0], line[8]) for line in cells[1:]] == [(row["backend"], figure(float(row["gbps"]))) for row in rows]
+    assert "Without JavaScript the table is complete" in text
+    assert len(re.findall("<svg", text)) == 4
+
+
+def test_policy_forbids_all_but_the_own_style_and_script(page):
+    text = page("odd").read_text()
+    policy = html.unescape(re.search(r'Content-Security-Policy" content="([^"]+)"', text)[1])
+    assert policy.startswith("default-src 'none'; ")
+    assert "unsafe" not in policy and "http" not in policy
+    for element in ("style", "script"):
+        (inner,) = re.findall(rf"<{element}>(.*?)</{element}>", text, re.DOTALL)
+        digest = base64.b64encode(hashlib.sha256(inner.encode()).digest()).decode()
+        assert f"{element}-src 'sha256-{digest}'" in policy
+    assert not re.findall(r"(?:src|href)=\"(?!#|data:)", text)
+
+
+MARKUP = "</script><script>document.title='owned'</script><img src=x onerror=alert(1)> {{ 7 * 7 }} ${7} \\u003c ]]> <!--"
+
+
+@pytest.fixture
+def hostile(tmp_path):
+    """A results file whose texts are markup and scripts, with a JSON that has a reason of a megabyte."""
+    rows, _ = read_csv(RESULTS / "odd.csv")
+    document_ = json.loads((RESULTS / "odd.json").read_text())
+    texts = {"device": MARKUP, "reason": MARKUP, "labels": f"noisy {MARKUP}", "run": MARKUP, "relative_to": "<b>", "timer": "'-alert(1)-'"}
+    changed = [replace(row, **texts) for row in rows]
+    changed[0] = replace(changed[0], status="failed", grade="", reason="x" * 2_000_000 + MARKUP)
+    name = "a<img src=x onerror=alert(1)>'\".csv"
+    (tmp_path / name).write_text(to_csv(changed))
+    read, _ = read_csv(tmp_path / name)
+    cells = document_["cells"]
+    cells[0]["outcome"] = {
+        "kind": "failed",
+        "status": "failed",
+        "stage": "build",
+        "reason": MARKUP * 10_000,
+        "build": None,
+        "accuracy": None,
+    }
+    cells[1]["outcome"]["profile"]["kernels"] = [MARKUP, "k" * 1_000_000]
+    header = {"run": read[0].run, "command": MARKUP, "environment": {MARKUP: MARKUP, "list": [MARKUP]}, "git_commit": MARKUP}
+    (tmp_path / name).with_suffix(".json").write_text(json.dumps(document_ | header))
+    return tmp_path / name
+
+
+def test_hostile_texts_stay_texts(browser, hostile):
+    found = source(hostile, read_csv(hostile)[0])
+    assert found.missing == ""
+    verdict = Verdict(CellKey("cuda", "forward", "bf16", 1, 2), State.SLOWER, MARKUP, 1.2, (1.1, 1.3), MARKUP, MARKUP)
+    report = GateReport(MARKUP, (verdict,), Rules(0.05), (MARKUP,), MARKUP)
+    other = replace(found, name="b<script>", header={**found.header, "environment": {"gpu": MARKUP}})
+    file = document.write([found, other], hostile.with_name("page.html"), MARKUP, report)
+    assert file.stat().st_size < 5e6
+    browser.open(file)
+    for link in browser.all("#tabs a"):
+        link.click()
+    browser.click("#tab-cells")
+    for cell in (0, 1):
+        browser.click(f"#cell-table tr[data-c='{cell}'] button.open")
+    assert browser.all(".detail .long")[0].text.endswith(f"(4000 of {len(MARKUP) * 10_000} characters; the run's JSON has all)")
+    browser.click("#tab-curves")
+    browser.hover(browser.all("figure.chart:not([hidden]) svg [data-c]")[3])
+    assert "<img src=x" in browser.find("#tip").text
+    assert "owned" not in browser.driver.title.replace("document.title='owned'", "")
+    assert browser.run("return document.querySelectorAll('img, iframe, object, main script').length") == 0
+    assert browser.console() == []
+    assert browser.requests() == [file.as_uri()]
+
+
+def test_two_files_are_compared_and_more_are_a_trend(browser, main, many):
+    files = [RESULTS / f"{name}.csv" for name in ("small", "small-2")]
+    assert main("report", *files, "-o", "two.html")[:2] == (0, "two.html\n")
+    browser.open(Path("two.html").resolve(), "comparison")
+    texts = browser.run("return page.all('#part-comparison tbody tr').map((row) => [...row.cells].map((cell) => cell.textContent))")
+    pairs = compare.pairs(*(read_csv(file)[0] for file in files))
+    assert sorted(line[:2] + line[-1:] for line in texts) == sorted([pair.backend, str(pair.case), pair.verdict] for pair in pairs)
+    browser.click("#tab-gate")
+    assert "a baseline needs 5 processes" in browser.find("#part-gate .note").text
+    assert browser.all("#tab-trend") == []
+    assert main("report", *files, RESULTS / "cuda.csv", RESULTS / "small.csv", "-o", "many.html")[0] == 0
+    browser.open(Path("many.html").resolve(), "trend")
+    assert "small.csv" in browser.find("#part-trend").text
+    assert browser.console() == []
+
+
+def test_gate_json_is_shown_and_a_wrong_one_is_refused(browser, main):
+    verdicts = [
+        Verdict(CellKey("cuda", "forward", "bf16", 4096, N), state, f"why {N}", ratio, (ratio - 0.02, ratio + 0.02), "c", "20 rounds", 0.05)
+        for N, state, ratio in ((1024, State.SLOWER, 1.12), (2048, State.SAME, 1.0), (4096, State.FASTER, 0.9))
+    ]
+    report = GateReport("new against old", tuple(verdicts), Rules(0.05), ("a note",), "do this")
+    Path("gate.json").write_text(json.dumps(report.document()))
+    assert read_gate(Path("gate.json")) == report
+    assert main("report", RESULTS / "odd.csv", "--gate", "gate.json", "-o", "page.html")[0] == 0
+    browser.open(Path("page.html").resolve(), "gate")
+    shown = browser.find("#part-gate").text
+    assert report.summary in shown
+    assert all(f"why {verdict.cell.N}" in shown for verdict in verdicts)
+    assert len(browser.all("#part-gate svg")) == 1
+    Path("gate.json").write_text('{"verdicts": [3]}')
+    code, _, err = main("report", RESULTS / "odd.csv", "--gate", "gate.json")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "give the file of softbench gate --json FILE" in err
+
+
+def test_report_refuses_what_it_cannot_read_or_write(main):
+    assert main("report", "-")[::2] == (2, "softbench: report -: reads files only, because the samples lie beside the CSV; name the file\n")
+    assert main("report", "none.csv")[0] == 2
+    Path("a.csv").write_text((RESULTS / "odd.csv").read_text())
+    code, out, err = main("report", "a.csv")
+    assert (code, out, Path("a.html").is_file()) == (0, "a.html\n", True)
+    assert err == "softbench: a.json is not beside a.csv, and that file has the samples; the page has no samples of it\n"
+    assert "name another one" in main("report", "a.csv", "-o", "a.csv")[2]
+    assert "cannot be written" in main("report", "a.csv", "-o", "none/a.html")[2]
+    Path("a.json").write_text('{"run": "another", "cells": []}')
+    assert "a.json: is of another, and a.csv is of" in main("report", "a.csv")[2]
+
+
+def test_run_writes_the_page_beside_its_results(cli):
+    done = cli("run", "--backends", "torch", "--device", "cpu", "--M", "4", "--N", "8", "--quick", "--report")
+    assert done.returncode == 0, done.stderr
+    (page,) = (cli.folder / "results").glob("run-*.html")
+    assert f"wrote results/{page.name}" in done.stderr
+    assert page.read_text() == (cli.folder / "results" / "latest.html").read_text()
+    assert page.with_suffix(".csv").name in page.read_text()
