@@ -108,7 +108,6 @@ COVERED_BY = {
     "cli/report": "report/page/test_document.py",
     "report/check_report": "run/test_check.py",
     "report/costs": "report/test_plots.py",
-    "report/forest_plot": "cli/test_gate.py",
     "report/line_names": "report/test_curves.py",
     "report/gate_report": "cli/test_gate.py",
     "report/markdown": "report/test_matrix.py",

@@ -26,7 +26,7 @@ def figure(rows: Sequence[Row]) -> Drawing:
     if not passes:
         raise ResultsError("no cell has a fraction of copy, so there is nothing to draw")
     titles = {row.of_pass: f"{row.op} {row.direction}" for row in rows}
-    numbers = {name: number for number, name in enumerate(costs)}
+    numbers = style.numbers(rows)
     names = NAME_INCHES * max(len(style.label(name, ())) for name in costs)
     size = ((PANEL_INCHES + names) * len(passes), 1.5 + BAR_INCHES * len(costs))
     made, (panels,) = style.subplots(1, len(passes), size, layout="constrained")
@@ -41,8 +41,8 @@ def figure(rows: Sequence[Row]) -> Drawing:
         panel.set_xlim(0, 1.1)
         panel.margins(y=0.01)
         panel.grid(visible=False, axis="y")
-        panel.set_title(style.plain(titles[of_pass]))
+        panel.set_title(titles[of_pass])
     times = " by device times" if any(cost.by_device for cost in costs.values()) else ""
     means = "geometric mean over its measured cells, each at most 1; higher is better"
     made.supxlabel(f"fraction of the same-bytes yardstick{times}, {rows[0].device}\n{means}", fontsize=8.5)
-    return Drawing("", made, {number: style.label(name, ()) for name, number in numbers.items()})
+    return Drawing("", made, {numbers[name]: style.label(name, ()) for name in costs})

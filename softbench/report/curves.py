@@ -1,7 +1,7 @@
 """Draws lines over N or M: the bandwidth, and below it the fraction of copy; or the speed-up. Lines have their names beside them.
 
 A backend has a line for each kind of length (`softbench.report.slices.kinds`). Where named lines lie on each other, the lower ones are
-wider and have larger points, so that each one shows as a border of its colour. No point is moved.
+wider and have larger points: each shows as a border of its colour. No point is moved.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ WIDTHS, SIZES = (1.5, 0.9), (4.5, 3.5)
 """Widths of lines and sizes of points: of the first kind, and of the others."""
 ALIKE = 0.015  # of the axis; two lines whose points differ by less, in half of their places, lie on each other
 DEEPEST = 3
+MANY = 300  # points of a line; each has its own part up to here, as more parts would take minutes
 LEAP = 8  # a line of a kind does not join places that are further apart than this factor: what lies between is another kind's
 
 
@@ -60,10 +61,9 @@ def figure(
 
     The named backends have colours, and the others are grey. Hollow points are doubtful.
     """
-    kept = [what.of(rows) for rows in runs]
-    quantities = [shown] if shown else [bandwidth([row for rows in kept for row in rows]), FRACTION]
+    quantities = [shown] if shown else [bandwidth([row for rows in runs for row in what.of(rows)]), FRACTION]
     first = quantities[0]
-    curves = [curve for curve in _curves(kept, what.axis, styles, sources) if any(map(first.value, curve.rows))]
+    curves = [curve for curve in _curves(runs, what, styles, sources) if any(map(first.value, curve.rows))]
     curves = [curve for curve in curves if not (first.over and curve.rows[0].backend == first.over)]
     rows = [row for curve in curves for row in curve.rows if first.value(row)]
     if not any(map(quantities[-1].value, rows)):
@@ -103,23 +103,21 @@ def title(what: Slice, rows: Sequence[Row]) -> str:
     """What the figure shows, and on which device."""
     fixed = "N" if what.axis == "M" else "M"
     devices = " and ".join(dict.fromkeys(row.device for row in rows))
-    return style.plain(f"{what.op} {what.direction}, {what.dtype}, {fixed} = {getattr(rows[0], fixed)}, {devices}")
+    return f"{what.op} {what.direction}, {what.dtype}, {fixed} = {getattr(rows[0], fixed)}, {devices}"
 
 
-def _curves(kept: Sequence[Sequence[Row]], axis: str, styles: Mapping[str, Style], sources: Mapping[int, str]) -> list[Curve]:
-    """The backends of each run: those with a style in its order, then the yardstick. Each has rows, and keeps its number in all figures."""
-    yardsticks = dict.fromkeys(row.backend for rows in kept for row in rows if row.grade == Grade.YARDSTICK)
-    found = []
-    for source, rows in enumerate(kept):
-        for place, name in enumerate(names := [*styles, *yardsticks]):
-            some = sorted((row for row in rows if row.backend == name), key=lambda row: int(getattr(row, axis)))
-            own = styles.get(name, OTHER)
-            dash = DASHES[source % len(DASHES)] if len(sources) > 1 else own.dash
-            if name in yardsticks:
-                own = Style(INK, "", dash, named=False)
+def _curves(runs: Sequence[Sequence[Row]], what: Slice, styles: Mapping[str, Style], sources: Mapping[int, str]) -> list[Curve]:
+    """The backends of each run that have rows, in the order of their numbers."""
+    numbers, found = style.numbers([row for rows in runs for row in rows]), []
+    for source, rows in enumerate(map(what.of, runs)):
+        for name, number in numbers.items():
+            some = sorted((row for row in rows if row.backend == name), key=lambda row: int(getattr(row, what.axis)))
             if some:
-                styled = Style(own.colour, own.marker, dash, own.named)
-                found.append(Curve(source * len(names) + place, some, styled, style.label(name, some, sources[source])))
+                own = styles.get(name, OTHER)
+                dash = DASHES[source % len(DASHES)] if len(sources) > 1 else own.dash
+                yardstick = some[0].grade == Grade.YARDSTICK
+                styled = Style(INK, "", dash, named=False) if yardstick else Style(own.colour, own.marker, dash, own.named)
+                found.append(Curve(source * len(numbers) + number, some, styled, style.label(name, some, sources[source])))
     return found
 
 
@@ -141,32 +139,58 @@ def _draw(
             for left, right in pairwise(known):
                 if right > left + 1:  # a thin line joins what a missing point parts
                     panel.plot([xs[left], xs[right]], [ys[left], ys[right]], color=own.colour, linewidth=0.5, zorder=over_others)
-    sizes = {place: SIZES[number > 0] for number, members in enumerate(lengths.values()) for place in members}
-    drawn: dict[str, Row] = {}
-    for number, (place, value) in enumerate(sorted(values.items())):
-        row, name = by_place[place], f"{gid}-point-{number}"
-        ends = shown.ends(row) if own.named or curve.yardstick else None
-        if ends and shown.over:
-            panel.plot([place, place], ends, color=own.colour, linewidth=1, zorder=over_others)
+    if own.named or curve.yardstick:
+        if shown.over:
+            _intervals(panel, curve, axis, shown)
+        else:
+            _bands(panel, curve, axis, shown, lengths)
+    return _points(panel, gid, curve, values, by_place, lengths, depth)
+
+
+def _points(
+    panel: Axes,
+    gid: str,
+    curve: Curve,
+    values: Mapping[int, float],
+    rows: Mapping[int, Row],
+    lengths: Mapping[str, Sequence[int]],
+    depth: int,
+) -> dict[str, Row]:
+    """A part for each point, with its row. Many points have few parts: the full and the hollow ones of each kind of length."""
+    own = curve.style
+    single = len(values) <= MANY
+    kinds_of = {place: number for number, members in enumerate(lengths.values()) for place in members}
+    groups: dict[tuple[str, bool, int], list[int]] = {}
+    for number, place in enumerate(sorted(values)):
+        kind = kinds_of[place]
+        hollow = own.named and matrix.doubtful(rows[place])
+        part = f"point-{number}" if single else f"points-{kind}" + "-hollow" * hollow
+        groups.setdefault((f"{gid}-{part}", hollow, kind), []).append(place)
+    for (name, hollow, kind), places in groups.items():
         panel.plot(
-            [place],
-            [value],
+            places,
+            [values[place] for place in places],
             color=own.colour,
             marker=own.marker or ".",
             linestyle="",
-            zorder=over_others + 1.5,
+            zorder=3.5 + own.named - 0.1 * depth,
             gid=name,
-            markersize=sizes[place] + 2.2 * depth if own.named else 3 if own.marker else 1,
-            markerfacecolor=PAPER if own.named and matrix.doubtful(row) else own.colour,
+            markersize=SIZES[kind > 0] + 2.2 * depth if own.named else 3 if own.marker else 1,
+            markerfacecolor=PAPER if hollow else own.colour,
             markeredgewidth=1,
         )
-        drawn[name] = row
-    if not shown.over and shown.spread and (own.named or curve.yardstick):
-        _band(panel, curve, lengths, axis, shown)
-    return drawn
+    return {name: rows[places[0]] for (name, _, _), places in groups.items()} if single else {}
 
 
-def _band(panel: Axes, curve: Curve, lengths: Mapping[str, Sequence[int]], axis: str, shown: Quantity) -> None:
+def _intervals(panel: Axes, curve: Curve, axis: str, shown: Quantity) -> None:
+    """The interval of each point."""
+    found = [(getattr(row, axis), *ends) for row in curve.rows if shown.value(row) and (ends := shown.ends(row))]
+    if found:
+        places, lows, highs = zip(*found, strict=True)
+        panel.vlines(places, lows, highs, colors=curve.style.colour, linewidth=1, zorder=2)
+
+
+def _bands(panel: Axes, curve: Curve, axis: str, shown: Quantity, lengths: Mapping[str, Sequence[int]]) -> None:
     """The spread of the samples around each line."""
     ends = {getattr(row, axis): found for row in curve.rows if (found := shown.ends(row))}
     for number, members in enumerate(lengths.values()):
@@ -194,7 +218,9 @@ def _depths(curves: Sequence[Curve], axis: str, shown: Quantity, panel: Axes) ->
     depths = {}
     for i, curve in enumerate(curves):
         above = 0
-        for other in found[i + 1 :]:
+        for later, other in zip(curves[i + 1 :], found[i + 1 :], strict=True):
+            if later.style.colour == curve.style.colour:  # the same backend of another run, which a border of its colour would not show
+                continue
             common = [scales.apart(panel, value, other[place]) for place, value in found[i].items() if place in other]
             above += bool(common) and median(common) < ALIKE
         depths[curve.number] = min(above, DEEPEST)

@@ -33,7 +33,8 @@ def figure(
     names = [*style.ranked(every), *(name for name in styles if name not in drawn and any(row.backend == name for row in every))]
     lines = [(name, source) for name in names for source in sources if any(row.backend == name for row in kept[source])]
     lines = [line for line in lines if line[0] != shown.over]
-    numbers = {(name, source): source * (len(styles) + 1) + place for source in sources for place, name in enumerate(styles)}
+    places = style.numbers([row for rows in runs for row in rows])
+    numbers = {(name, source): source * len(places) + places[name] for name, source in lines}
     across = len(what.shapes) if len(lines) > SHORT else min(2, len(what.shapes))
     down = -(-len(what.shapes) // across)
     height = down * (HEAD_INCHES + ROW_INCHES * len(lines)) + 0.35
@@ -68,7 +69,7 @@ def figure(
         for text, (name, _) in zip(first.get_yticklabels(), lines, strict=True):
             text.set_color(styles[name].colour if name in styles and styles[name].named else INK)
     devices = " and ".join(dict.fromkeys(row.device for row in every))
-    made.suptitle(style.plain(f"{what.op} {what.direction}, {what.dtype}, {devices}"), fontsize=10, y=1 - 0.1 / height)
+    made.suptitle(f"{what.op} {what.direction}, {what.dtype}, {devices}", fontsize=10, y=1 - 0.1 / height)
     made.legend(handles=_key(every, shown), loc="upper center", bbox_to_anchor=(0.5, 0), ncols=2, frameon=False, fontsize=8)
     return Drawing(what.name, made, {numbers[key]: label for key, label in labels.items()}, points)
 

@@ -61,9 +61,9 @@ def figure(report: GateReport) -> Figure:
         face = colour if verdict.gated else PAPER
         axes.plot(ratio, row, marker=marker, color=colour, markerfacecolor=face, markersize=5, gid=f"verdict-{row}")
     axes.axvline(1, color=INK, linewidth=1)
-    axes.set_yticks(range(len(drawn)), [style.plain(f"{v.cell.backend}  {v.cell.case}") for v in drawn], fontsize=7.5)
+    axes.set_yticks(range(len(drawn)), [f"{v.cell.backend}  {v.cell.case}" for v in drawn], fontsize=7.5)
     axes.set_ylim(len(drawn) - 0.5, -0.5)
     axes.set_xlabel("latency new / old, 95 % interval; grey: the margin; hollow: advisory; right is slower", fontsize=8)
     title = f"{report.what}: {report.summary.partition(':')[0]}" + (f" ({left_out} cells nearest 1 left out)" if left_out > 0 else "")
-    axes.set_title(style.plain(title), fontsize=9, wrap=True)
+    axes.set_title(title, fontsize=9, wrap=True)
     return made

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from softbench.core.errors import ResultsError
 from softbench.core.text import count
 from softbench.report import line_names, matrix, style
 from softbench.report.slices import Group, group_name
@@ -20,7 +21,8 @@ PALEST, FULLEST = 0.08, 0.6
 """The opacity of a tie, and of a lead of LARGE or more; text stays legible on it. Between them it grows with the lead's root."""
 LARGE = 0.5
 MARKS = 3  # of backends that tie; more of them are a number
-FEW_TICKS = 7.5
+TICK_POINTS = 7.5
+MOST = 200  # values of an axis
 
 
 @style.look()
@@ -29,6 +31,9 @@ def figure(rows: Sequence[Row], group: Group, styles: Mapping[str, Style]) -> Dr
 
     The axis with more values goes down. A cell has the mark and the colour of the fastest backend, stronger with its lead, and its lead as
     a number. Backends whose intervals overlap that of the fastest tie with it.
+
+    Raises:
+        ResultsError: an axis has more than MOST values, which would be no legible picture.
     """
     kept = group.of(rows)
     shaped = bool(group.shaped)
@@ -36,6 +41,9 @@ def figure(rows: Sequence[Row], group: Group, styles: Mapping[str, Style]) -> Dr
     down_n = len(Ns) >= len(Ms)
     down: list[Any] = list(dict.fromkeys(row.shape for row in kept)) if shaped else Ns if down_n else Ms
     across: list[Any] = [""] if shaped else Ms if down_n else Ns
+    if max(len(down), len(across)) > MOST:
+        some = "softbench show FILE --M ... --N ... --csv - | softbench plot - --kind heatmap -o NAME.png"
+        raise ResultsError(f"plot --kind heatmap: {max(len(down), len(across))} shapes in a line, at most {MOST}; select some: {some}")
     cells: dict[tuple[int, int], list[Row]] = {}
     for row in kept:
         place = (row.shape, "") if shaped else (row.N, row.M) if down_n else (row.M, row.N)
@@ -50,17 +58,18 @@ def figure(rows: Sequence[Row], group: Group, styles: Mapping[str, Style]) -> Dr
     _crossovers(panel, standings)
     panel.set_xlim(-0.5, len(across) - 0.5)
     panel.set_ylim(len(down) - 0.5, -0.5)
-    panel.tick_params(length=0, labelsize=FEW_TICKS)
+    panel.tick_params(length=0, labelsize=TICK_POINTS)
     panel.spines[:].set_visible(False)
     panel.set_xticks(range(len(across)), list(map(str, across)))
     panel.set_yticks(range(len(down)), list(map(str, down)))
     panel.set_xlabel("" if shaped else "M, rows" if down_n else "N, columns of a row")
     panel.set_ylabel("shape" if shaped else "N, columns of a row" if down_n else "M, rows")
     devices = " and ".join(dict.fromkeys(row.device for row in kept))
-    panel.set_title(style.plain(f"fastest: {group.op} {group.direction}, {group.dtype}\n{devices}"))
+    panel.set_title(f"fastest: {group.op} {group.direction}, {group.dtype}\n{devices}")
     _key(panel, standings.values(), looks)
     points = {_gid(place): found.rows[0] for place, found in standings.items() if found.rows}
-    series = dict(enumerate(style.label(name, [row for row in kept if row.backend == name]) for name in looks))
+    numbers = style.numbers(rows)
+    series = {numbers[name]: style.label(name, [row for row in kept if row.backend == name]) for name in looks}
     return Drawing(group_name(group), made, series, points)
 
 
@@ -94,13 +103,13 @@ def _cell(panel: Axes, place: tuple[int, int], found: Standing, looks: Mapping[s
     panel.add_patch(Rectangle(**box, facecolor=(best.colour, PALEST + (FULLEST - PALEST) * part), linewidth=0))
     for i, row in enumerate(found.tied[:MARKS]):
         own = looks[row.backend]
-        panel.plot(x - 0.38 + 0.14 * i, y, marker=own.marker, color=own.colour, markersize=5, markeredgecolor=INK, markeredgewidth=0.5)
+        panel.plot(x - 0.39 + 0.14 * i, y, marker=own.marker, color=own.colour, markersize=6, markeredgecolor=INK, markeredgewidth=0.5)
     text = "alone" if lead is None else "tie" if len(found.tied) > 1 else f"+{lead:.1%}" if lead < 0.0995 else f"+{lead:.0%}"
     if len(found.tied) > MARKS:
         text = f"tie of {len(found.tied)}"
     text = f"({text})" if lead is not None and len(found.tied) == 1 and not found.parted else text
     text += "!" if any(matrix.doubtful(row) for row in found.rows[:2]) else ""
-    panel.text(x + 0.46 - 0.055 * len(lost) - 0.03 * bool(lost), y, text, fontsize=6.5, ha="right", va="center")
+    panel.text(x + 0.46 - 0.058 * len(lost) - 0.03 * bool(lost), y, text, fontsize=6.5, ha="right", va="center")
     if lost:
         panel.text(x + 0.46, y, lost, fontsize=5.5, ha="right", va="center", color=COLOURS[1] if found.failed else INK)
 
@@ -126,7 +135,7 @@ def _key(panel: Axes, standings: Any, looks: Mapping[str, Style]) -> None:
     wins = {name: sum(bool(one.rows) and one.parted and one.rows[0].backend == name for one in found) for name in looks}
     handles = [
         line_names.sign(
-            f"{style.label(name, ())}: {wins[name]}", marker=own.marker, color=own.colour, markeredgecolor=INK, markeredgewidth=0.5
+            f"{style.label(name, ())} leads in {wins[name]}", marker=own.marker, color=own.colour, markeredgecolor=INK, markeredgewidth=0.5
         )
         for name, own in sorted(looks.items(), key=lambda item: -wins[item[0]])
     ]

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from softbench.core.text import count
-from softbench.report import style
 from softbench.report.scales import spread
 from softbench.report.style import GREY, INK, PAPER, Style
 
@@ -87,4 +86,4 @@ def grey_names(panel: Axes, names: Sequence[str], lines_above: int) -> None:
     """The names of the grey lines, below a legend of so many lines."""
     text = "\n".join(textwrap.wrap("grey, best first: " + ", ".join(names), 100, break_on_hyphens=False))
     below = -44 - 13 * lines_above
-    panel.annotate(style.plain(text), (0, 0), (0, below), "axes fraction", "offset points", fontsize=6.5, va="top", annotation_clip=False)
+    panel.annotate(text, (0, 0), (0, below), "axes fraction", "offset points", fontsize=6.5, va="top", annotation_clip=False)

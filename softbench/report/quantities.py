@@ -49,7 +49,7 @@ def speedup(rows: Sequence[Row], over: str = "") -> Quantity:
     """The speed-up over a backend, by default the reference backend of the rows.
 
     Over the reference backend it is that of the results, whose rounds are paired. Over another it is the ratio of the medians. Its ends
-    are the ratios of the ends of both 95 % intervals that are furthest apart: they cover at least 95 %, and do not pair rounds.
+    are the ratios of those ends of both 95 % intervals that are furthest apart. They cover at least 95 %, and do not pair rounds.
 
     Raises:
         UsageError: no row has the backend, or none is given and the rows have no reference backend.

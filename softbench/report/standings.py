@@ -75,5 +75,5 @@ def names(found: Standing) -> tuple[str, ...]:
 
 
 def crossover(a: Standing | None, b: Standing | None) -> bool:
-    """True if the fastest backend differs between two cases, and the intervals part it from all others in both."""
-    return a is not None and b is not None and a.parted and b.parted and a.rows[0].backend != b.rows[0].backend
+    """True if the fastest backend differs between two cases, and the intervals part these two backends in both."""
+    return a is not None and b is not None and a.beats(b.rows[0].backend) and b.beats(a.rows[0].backend)

@@ -5,10 +5,12 @@ that a page decides them: INK becomes `currentColor`, and PAPER becomes `var(--p
 
 Parts have these gids, which are the ids of their groups in SVG:
 
-- `series-K-...`: a backend. The ids of all its parts start with `series-K-`, where K is its key in `Drawing.series`.
+- `series-K-...`: a backend. The ids of all its parts start with `series-K-`, where K is its key in
+  `Drawing.series`. A backend has the same K in all figures of a run (`numbers`).
 - `series-K-pP-line-L`: line L of panel P, from 0. A backend has a line for each kind of length (`softbench.report.curves`); further
   pieces of a line end in `-1`, `-2`.
-- `series-K-pP-point-I`: point I of panel P, in the order of its values along the axis. `Drawing.points` has its row.
+- `series-K-pP-point-I`: point I of panel P, in the order of its values along the axis. `Drawing.points` has its row. A line with many
+  points has them in few parts, `series-K-pP-points-L`, without rows.
 - `series-K-name`: the name of a line, with its mark.
 - `series-K-pP-point-0`: the bar of a backend in panel P of the costs, or its point in panel P of rows of points.
 - `cell-R-C`: a cell of a heatmap: line R, column C, from 0. `Drawing.points` has the row of the fastest backend.
@@ -38,8 +40,8 @@ if TYPE_CHECKING:
 FORMATS = (".png", ".svg", ".pdf")
 INK, PAPER = "#1b1c1d", "#fefefd"
 """The colours of text and of hollow points. No backend has them, so `as_svg` can replace them."""
-FAINT, GREY = f"{INK}26", f"{INK}59"
-"""Ink that lets 15 % and 35 % through, for either page."""
+FAINT, GREY = f"{INK}26", f"{INK}4d"
+"""Ink of 15 % and of 30 % opacity, for either page."""
 # Okabe and Ito's palette, which colour-blind readers can tell apart; markers repeat the distinction in print.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6D31", "#F0E442")
 LINE_COLOURS = COLOURS[:7]  # a yellow line is hard to see on white
@@ -54,6 +56,7 @@ LOOK: dict[Any, Any] = {
     **dict.fromkeys(("figure.facecolor", "axes.facecolor", "savefig.facecolor", "savefig.edgecolor"), "none"),
     **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color", "grid.color"), INK),
     **{"font.size": 9, "axes.titlesize": 9.5, "legend.fontsize": 8, "legend.frameon": False},
+    "text.parse_math": False,  # a dollar sign in the name of a device or of a file starts no formula
     **{"grid.alpha": 0.13, "axes.axisbelow": True, "svg.hashsalt": "softbench"},
 }
 
@@ -80,7 +83,7 @@ class Drawing:
     """The figure's part of a file name; empty if a file has one figure."""
     figure: Figure
     series: Mapping[int, str] = field(default_factory=dict)
-    """The label of each backend by its K, which is the same in all figures of a run: the order of the rows, the yardstick last."""
+    """The label of each drawn backend by its K (`numbers`), which is the same in all figures of a run."""
     points: Mapping[str, Row] = field(default_factory=dict)
     """The row that each point or cell shows, by its gid."""
 
@@ -153,6 +156,12 @@ def styles(rows: Sequence[Row]) -> dict[str, Style]:
     return found
 
 
+def numbers(rows: Sequence[Row]) -> dict[str, int]:
+    """The K of each backend: its place in the order of the rows, the yardstick last. The K of the next overlaid run start behind these."""
+    yardsticks = {row.backend for row in rows if row.grade == Grade.YARDSTICK}
+    return {name: number for number, name in enumerate(sorted(dict.fromkeys(row.backend for row in rows), key=yardsticks.__contains__))}
+
+
 def _named(rows: Sequence[Row], names: Sequence[str]) -> set[str]:
     """All backends if they are few; else the peers, the best of each direction and dtype, and the best of all."""
     if len(names) <= FEW:
@@ -183,12 +192,7 @@ def label(name: str, rows: Sequence[Row], source: str = "") -> str:
     short = name if len(name) <= LONGEST else name[: LONGEST - 3] + "..."
     mark = " (yardstick)" if rows and rows[0].grade == Grade.YARDSTICK else ""
     mark += "".join(f" ({grade})" for grade in sorted(LIMITED) if any(row.grade == grade for row in rows))
-    return plain(short + mark + source)
-
-
-def plain(text: str) -> str:
-    """Text for matplotlib, in which a dollar sign would start a formula."""
-    return text.replace("$", r"\$")
+    return short + mark + source
 
 
 def check_format(out: Path, flag: str) -> None:

@@ -15,7 +15,7 @@ from softbench.gate.inference import holm, moderate, t_upper
 from softbench.gate.unpaired import MARGIN, SITTING_SD
 from softbench.gate.verdicts import Rules
 from softbench.report import line_names, matrix, scales, style
-from softbench.report.style import INK, OTHER, Drawing
+from softbench.report.style import INK, OTHER, PAPER, Drawing
 from softbench.results.rows import Row
 
 MIN_CELLS = 3  # of a change point
@@ -65,9 +65,9 @@ def changes(
 ) -> list[Change]:
     """The change points: runs in which a group's mean differs by more than the margin from the run before that has it.
 
-    It is the test of the gate's unpaired comparison (`softbench.gate.unpaired`), with cells in place of processes: a t test on the log
-    ratios of the cells, with spreads that are moderated over all groups (Smyth 2004), an assumed spread between sittings, and Holm's
-    correction. It finds a change of many cells of a group. `softbench gate` judges single cells.
+    It is the test of the gate's unpaired comparison (`softbench.gate.unpaired`), with cells in place of processes: a t test on log ratios.
+    Spreads are moderated over all groups (Smyth 2004), and one between sittings is assumed. Holm's correction is over groups and runs.
+    The test finds a change of many cells of a group. `softbench gate` judges single cells.
     """
     steps = []
     for group, by_run in values.items():
@@ -99,8 +99,7 @@ def figure(runs: Runs) -> Drawing:
         several = f"a trend is of one machine, and the runs are of {', '.join(devices)}"
         raise ResultsError("a trend needs two runs" if len(runs) < 2 else several if len(devices) > 1 else "no cell has a fraction of copy")
     passes = list(dict.fromkeys(group[1:] for group in values))
-    found, styles = changes(values), style.styles(rows)
-    numbers = {name: number for number, name in enumerate(styles)}
+    found, styles, numbers = changes(values), style.styles(rows), style.numbers(rows)
     size = (max(3.5, 1 + RUN_INCHES * len(runs)), 0.6 + PANEL_INCHES * len(passes))
     made, lines = style.subplots(len(passes), 1, size, sharex=True, gridspec_kw={"hspace": 0.25})
     for place, ((panel,), of_pass) in enumerate(zip(lines, passes, strict=True)):
@@ -125,11 +124,17 @@ def figure(runs: Runs) -> Drawing:
                 at, up = (change.run, means[change.group[0]][change.run]), 12 if change.ratio > 1 else -12
                 arrow = {"arrowstyle": "-|>", "color": INK, "linewidth": 0.8}
                 mark = panel.annotate(f"{change.ratio - 1:+.0%}", at, (0, up), textcoords="offset points", arrowprops=arrow)
-                mark.set(fontsize=7, ha="center", va="bottom" if up > 0 else "top", gid=f"change-{number}")
+                mark.set(
+                    bbox={"facecolor": PAPER, "edgecolor": "none", "alpha": 0.8, "pad": 0.5},
+                    fontsize=7,
+                    ha="center",
+                    va="bottom" if up > 0 else "top",
+                    gid=f"change-{number}",
+                )
         line_names.beside(panel, ends)
-        panel.set_title(style.plain(f"{' '.join(of_pass)}, {devices[0]}"))
+        panel.set_title(f"{' '.join(of_pass)}, {devices[0]}")
         panel.set_ylabel("fraction of the yardstick", fontsize=8)
-    lines[-1][0].set_xticks(range(len(runs)), [style.plain(label) for label, _ in runs], rotation=35, ha="right", fontsize=7.5)
+    lines[-1][0].set_xticks(range(len(runs)), [label for label, _ in runs], rotation=35, ha="right", fontsize=7.5)
     text = f"Geometric mean over the cells of all runs. Arrow: changed by more than {MARGIN:.0%} from the run before."
     lines[-1][0].set_xlabel(text, fontsize=7.5)
-    return Drawing("trend", made, {number: style.label(name, ()) for name, number in numbers.items()})
+    return Drawing("trend", made, {numbers[name]: style.label(name, ()) for name, *_ in values})

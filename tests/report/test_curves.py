@@ -163,3 +163,16 @@ def test_names_without_room_are_in_the_legend(rows, draw):
     listed = [text.get_text() for text in figure.axes[-1].get_legend().get_texts() if text.get_text().startswith("b")]
     assert len(beside) <= height / line_names.LABEL + 1
     assert len(beside) + len(listed) == 27
+
+
+def test_long_sweeps_have_few_parts(rows):
+    """Thousands of parts took half a minute."""
+    ours, torch = rows[1], rows[2]
+    many = [replace(row, N=256 * i, labels="noisy" * (i == 7)) for i in range(1, curves.MANY + 2) for row in (ours, torch)]
+    (what,) = slices(many)
+    drawing = curves.figure([many], what, style.styles(many), {0: ""})
+    parts = {line.get_gid(): len(line.get_xdata()) for line in drawing.figure.axes[0].lines if "-points-" in (line.get_gid() or "")}
+    assert sum(parts.values()) == 2 * (curves.MANY + 1)
+    assert len(parts) <= 2 * 2 * 2
+    assert parts["series-0-p0-points-1-hollow"] == 1
+    assert drawing.points == {}

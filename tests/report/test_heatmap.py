@@ -5,6 +5,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from softbench.core.errors import ResultsError
 from softbench.core.outcome import Grade
 from softbench.report import heatmap, style
 from softbench.report.slices import groups
@@ -38,7 +39,7 @@ def test_a_cell_has_the_fastest_and_its_lead(cell):
     drawing = draw([cell("copy", 256, 1), cell("a", 256, 10), cell("b", 256, 12), cell("a", 512, 22), cell("b", 512, 20)])
     assert {gid: row.backend for gid, row in drawing.points.items()} == {"cell-0-0": "a", "cell-1-0": "b"}
     assert texts(drawing)[:2] == ["+20%", "+10%"]
-    assert [text.get_text() for text in drawing.figure.axes[0].get_legend().get_texts()] == ["a: 1", "b: 1"]
+    assert [text.get_text() for text in drawing.figure.axes[0].get_legend().get_texts()] == ["a leads in 1", "b leads in 1"]
     assert edges(drawing) == ["edge-0"]
 
 
@@ -88,6 +89,11 @@ def test_a_fastest_backend_is_never_grey(cell):
     marks = {(line.get_marker(), line.get_color()) for line in drawing.figure.axes[0].lines if line.get_gid() is None}
     assert len(marks) == 2
     assert style.OTHER.marker not in {marker for marker, _ in marks}
+
+
+def test_a_picture_of_too_many_shapes_is_refused(cell):
+    with pytest.raises(ResultsError, match=r"201 shapes in a line, at most 200; select some: softbench show FILE"):
+        draw([replace(cell("a", 256, 1), N=N) for N in range(1, 202)])
 
 
 def test_cells_in_svg_have_their_ids(cell):

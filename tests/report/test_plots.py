@@ -2,16 +2,19 @@
 
 from dataclasses import replace
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
 from softbench.core.case import Direction
 from softbench.core.errors import ResultsError, UsageError
 from softbench.core.outcome import Grade
-from softbench.report import plots
+from softbench.report import plots, style
 from softbench.results import rows as results
 from softbench.results.csv import read_csv
 
+KINDS = (("curves", ""), ("heatmap", ""), ("speedup", "copy"), ("costs", ""))
+"""Each kind, with the backend of its speed-ups."""
 RESULTS = Path(__file__).parents[2] / "results" / "h200"
 
 
@@ -100,9 +103,6 @@ def test_each_kind_draws_every_group(rows):
     assert set(names) == set(plots.KINDS)
 
 
-KINDS = (("curves", ""), ("heatmap", ""), ("speedup", "copy"), ("costs", ""))
-
-
 @pytest.mark.parametrize("kind", plots.ONE_FILE)
 def test_figures_of_one_file_refuse_two(rows, kind):
     with pytest.raises(UsageError, match=f"plot --kind {kind}: draws one file at a time"):
@@ -136,3 +136,23 @@ def test_formats_and_output_name_the_files():
         with pytest.raises(UsageError) as caught:
             files(out, *formats)
         assert str(caught.value) == message
+
+
+def test_a_dollar_sign_starts_no_formula(rows):
+    """Devices and files may have such names."""
+    named = [replace(row, device=r"$\frac{1 $ x") for row in rows]
+    for kind, over in KINDS:
+        for drawing in plots.drawings([(Path("a.csv"), named)], kind, over):
+            assert r"$\frac{1 $ x" in style.as_svg(drawing.figure)
+
+
+@pytest.mark.parametrize(("kind", "over"), KINDS)
+def test_ids_in_svg_are_unique_and_name_points_and_series(rows, kind, over):
+    for drawing in plots.drawings([(Path("a.csv"), rows)], kind, over):
+        root = ElementTree.fromstring(style.as_svg(drawing.figure, "x-"))
+        ids = [element.get("id") for element in root.iter() if element.get("id")]
+        assert len(ids) == len(set(ids))
+        assert {f"x-{gid}" for gid in drawing.points} <= set(ids)
+        numbers = {int(name.split("-")[2]) for name in ids if name.startswith("x-series-")}
+        assert numbers <= set(drawing.series)
+        assert bool(drawing.points) == (kind != "costs")

@@ -81,3 +81,8 @@ def test_a_file_has_a_white_page_and_the_settings_stay(tmp_path):
     file = style.saved(figure, tmp_path / "x.png", "-o")
     assert Image.open(file).convert("RGBA").getpixel((1, 1)) == (255, 255, 255, 255)
     assert dict(matplotlib.rcParams) == before
+
+
+def test_a_backend_has_one_number_with_the_yardstick_last(row):
+    copy = replace(row("copy", 9), grade="yardstick")
+    assert style.numbers([copy, row("b", None), row("a", 1), copy, row("b", 2)]) == {"b": 0, "a": 1, "copy": 2}

@@ -49,9 +49,7 @@ def figures(sources: Sequence[Source]) -> list[Figure]:
             drawing = draw(runs, what, styles, names, shown)
             numbers = {gid: _number(row, runs, cells) for gid, row in drawing.points.items()}
             picture = svg.picture(drawing.figure, f"f{len(found)}-", numbers)
-            found.append(
-                Figure(_title(what, rows), quantity, picture, svg.legend(drawing, svg.backends_of(drawing), styles) if what.axis else ())
-            )
+            found.append(Figure(_title(what, rows), quantity, picture, svg.legend(drawing, rows, styles) if what.axis else ()))
     return found
 
 

@@ -7,7 +7,7 @@ class `kK`, by which the legend hides it. A point gets `data-c`, the index of it
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree
@@ -15,6 +15,7 @@ from xml.etree.ElementTree import Element
 
 from softbench.report import style
 from softbench.report.style import COLOURS, LINE_COLOURS, OTHER, Drawing, Style
+from softbench.results.rows import Row
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -126,17 +127,12 @@ def _flatten(parent: Element) -> None:
     parent[:] = kept
 
 
-def backends_of(drawing: Drawing) -> dict[int, str]:
-    """The backend of each series that has points."""
-    return {int(found[1]): row.backend for gid, row in drawing.points.items() if (found := SERIES.match(gid))}
-
-
-def legend(drawing: Drawing, backends: Mapping[int, str], styles: Mapping[str, Style]) -> tuple[Entry, ...]:
-    """The legend of a drawing: the backends with a colour first, and the grey ones."""
+def legend(drawing: Drawing, rows: Sequence[Row], styles: Mapping[str, Style]) -> tuple[Entry, ...]:
+    """The legend of a drawing of these rows: the backends with a colour first, then the grey ones."""
+    names = list(style.numbers(rows))
     entries = []
     for number, label in drawing.series.items():
-        if number in backends:
-            own = styles.get(backends[number], OTHER)
-            colour = f"c{LINE_COLOURS.index(own.colour)}" if own.named else "ci" if backends[number] not in styles else "cx"
-            entries.append(Entry(number, label.replace(r"\$", "$"), colour))
+        own = styles.get(backend := names[number % len(names)], OTHER)
+        colour = f"c{LINE_COLOURS.index(own.colour)}" if own.named else "cx" if backend in styles else "ci"
+        entries.append(Entry(number, label, colour))
     return tuple(sorted(entries, key=lambda entry: entry.colour == "cx"))

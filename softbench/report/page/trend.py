@@ -48,10 +48,10 @@ def make(sources: Sequence[Source]) -> Trend:
         drawing = trend.figure(runs)
     except ResultsError as error:
         return Trend("", (), (), about, f"{note} There is no trend: {one_line(str(error))}.".strip())
-    styles = style.styles([row for source in kept for row in source.rows])
+    rows = [row for source in kept for row in source.rows]
     changes = trend.changes(trend.logs(runs))
     lines = [Line(_texts(change, labels), "good" if change.ratio > 1 else "bad") for change in changes]
-    entries = svg.legend(drawing, dict(enumerate(styles)), styles)
+    entries = svg.legend(drawing, rows, style.styles(rows))
     return Trend(svg.picture(drawing.figure, "trend-", {}), entries, tuple(lines), about, note)
 
 

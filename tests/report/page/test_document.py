@@ -342,7 +342,7 @@ def test_gate_json_is_shown_and_a_wrong_one_is_refused(browser, main):
     assert all(f"why {verdict.cell.N}" in shown for verdict in verdicts)
     assert len(browser.all("#part-gate svg")) == 1
     Path("gate.json").write_text('{"verdicts": [3]}')
-    code, _, err = main("report", RESULTS / "odd.csv", "--gate", "gate.json")
+    code, _, err = main("report", RESULTS / "odd.csv", "--gate", "gate.json", "-o", "page.html")
     assert (code, err.count("\n")) == (2, 1)
     assert "give the file of softbench gate --json FILE" in err
 
