@@ -97,7 +97,7 @@ def _more(source: Source, row: Row, kernels: dict[str, int], most: int) -> JsonO
 def _round(batch: Batch, most: int) -> list[object]:
     """A round: process set, round, place in its order, why it was throttled, SM clock, watts, degrees, number of samples, samples."""
     samples, read = batch.samples_us, batch.telemetry
-    telemetry = [read.sm_clock_mhz, read.power_w, read.temperature_c] if read else [None] * 3
+    telemetry = list(map(_value, (read.sm_clock_mhz, read.power_w, read.temperature_c))) if read else [None] * 3
     throttled = _cut(read.throttled) if read else ""
     return [batch.process, batch.round, batch.position, throttled, *telemetry, len(samples), list(_spread(samples, most))]
 

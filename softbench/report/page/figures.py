@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from softbench.core.case import CaseKey
 from softbench.core.text import count
 from softbench.report import style
 from softbench.report.page import svg
@@ -39,7 +38,7 @@ def figures(sources: Sequence[Source]) -> list[Figure]:
 
     runs = [source.rows for source in sources]
     rows = [row for run in runs for row in run]
-    cells = {(source, row.backend, row.case): number for number, (source, row) in enumerate(_numbered(runs))}
+    cells = {id(row): number for number, row in enumerate(rows)}  # two runs may have equal rows
     names = style.sources([(Path(source.name), source.rows) for source in sources])
     styles = style.styles(rows)
     found: list[Figure] = []
@@ -47,20 +46,10 @@ def figures(sources: Sequence[Source]) -> list[Figure]:
         for what in slices([row for row in rows if shown is None or shown.value(row)]):
             draw = curves.figure if what.axis else dots.figure
             drawing = draw(runs, what, styles, names, shown)
-            numbers = {gid: _number(row, runs, cells) for gid, row in drawing.points.items()}
+            numbers = {gid: cells[id(row)] for gid, row in drawing.points.items()}
             picture = svg.picture(drawing.figure, f"f{len(found)}-", numbers)
             found.append(Figure(_title(what, rows), quantity, picture, svg.legend(drawing, rows, styles) if what.axis else ()))
     return found
-
-
-def _numbered(runs: Sequence[Sequence[Row]]) -> Iterator[tuple[int, Row]]:
-    return ((number, row) for number, run in enumerate(runs) for row in run)
-
-
-def _number(row: Row, runs: Sequence[Sequence[Row]], cells: Mapping[tuple[int, str, CaseKey], int]) -> int:
-    """The index of a row's cell in the page's data."""
-    source = next(number for number, run in enumerate(runs) if run[0].run == row.run or len(runs) == 1)
-    return cells[source, row.backend, row.case]
 
 
 def _quantities(rows: Sequence[Row]) -> Iterator[tuple[str, Quantity | None]]:
