@@ -52,7 +52,7 @@ page.cells = (() => {
     const button = page.make("button", first.textContent, { type: "button", class: "open", "aria-expanded": "false" });
     first.replaceChildren(button);
   };
-  rows.forEach(opener);
+  page.first.cells = () => rows.forEach(opener);
   table.tBodies[0].addEventListener("click", (event) => {
     const row = event.target.closest("tr[data-c]");
     if (!row || getSelection().toString()) return;

@@ -31,17 +31,16 @@ class Line:
 
     number: int
     """The index of the cell in the page's data."""
-    source: int
-    """The index of its file."""
     texts: tuple[str, ...]
     kind: str
     """`bad`, `warn`, `plain` or empty: how it is shown."""
 
 
 def lines(sources: Sequence[Source]) -> list[Line]:
-    """A line per cell, in the order of the page's data."""
-    pairs = [(place, row) for place, source in enumerate(sources) for row in source.rows]
-    return [Line(number, place, _texts(row), _kind(row)) for number, (place, row) in enumerate(pairs)]
+    """A line per cell, in the order of the page's data. Of several files, each line ends with the name of its file."""
+    pairs = [(source.name, row) for source in sources for row in source.rows]
+    several = len(sources) > 1
+    return [Line(number, (*_texts(row), *([file] if several else [])), _kind(row)) for number, (file, row) in enumerate(pairs)]
 
 
 def _kind(row: Row) -> str:

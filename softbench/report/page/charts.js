@@ -50,11 +50,17 @@ page.reachable = (root, points) => {
 
 (() => {
   const figures = page.all("figure.chart");
+  const prepared = new Set();
+  const prepare = (figure) => {
+    if (!prepared.has(figure)) page.reachable(figure, page.all("svg [data-c]", figure));
+    prepared.add(figure);
+  };
   const controls = page.find("#curve-controls");
   if (controls) {
     const choose = () => {
       for (const figure of page.all("figure.chart", controls.parentElement)) {
         figure.hidden = page.all("select", controls).some((select) => figure.dataset[select.name] !== select.value);
+        if (!figure.hidden && !page.first.curves) prepare(figure);
         figure.classList.toggle("other", figure.dataset.quantity !== page.find("[name=quantity]", controls).value);  // not printed
       }
       page.tip.hide();
@@ -62,6 +68,7 @@ page.reachable = (root, points) => {
     controls.hidden = false;
     controls.addEventListener("input", choose);
     controls.addEventListener("submit", (event) => event.preventDefault());
+    page.first.curves = () => figures.filter((figure) => !figure.hidden && controls.parentElement.contains(figure)).forEach(prepare);
     choose();
   }
   const press = (name, on) => {
@@ -74,7 +81,6 @@ page.reachable = (root, points) => {
     }
   };
   for (const figure of figures) {
-    page.reachable(figure, page.all("svg [data-c]", figure));
     for (const button of page.all(".legend button", figure)) {
       button.addEventListener("click", () => press(button.dataset.name, button.getAttribute("aria-pressed") !== "true"));
     }
@@ -106,5 +112,5 @@ page.reachable = (root, points) => {
   page.find("#heat-controls").addEventListener("submit", (event) => event.preventDefault());
   select.addEventListener("input", show);
   cells.forEach((place) => place.removeAttribute("title"));
-  for (const table of page.all("table.heat")) page.reachable(table, page.all("td[data-c]", table));
+  page.first.heat = () => page.all("table.heat").forEach((table) => page.reachable(table, page.all("td[data-c]", table)));
 })();

@@ -11,6 +11,8 @@ const page = {
     for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
     return made;
   },
+  /** What each part of the page does before it is shown for the first time. */
+  first: {},
   say: (text) => { page.find("#said").textContent = text; },
 };
 page.column = Object.fromEntries(page.data.columns.map((name, i) => [name, i]));

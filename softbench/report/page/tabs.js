@@ -15,6 +15,8 @@ page.tabs = (() => {
   });
 
   const show = (id) => {
+    page.first[id]?.();
+    delete page.first[id];
     links.forEach((link, i) => {
       const chosen = names[i] === id;
       link.setAttribute("aria-selected", chosen);

@@ -318,6 +318,8 @@ def test_two_files_are_compared_and_more_are_a_trend(browser, main, many):
     texts = browser.run("return page.all('#part-comparison tbody tr').map((row) => [...row.cells].map((cell) => cell.textContent))")
     pairs = compare.pairs(*(read_csv(file)[0] for file in files))
     assert sorted(line[:2] + line[-1:] for line in texts) == sorted([pair.backend, str(pair.case), pair.verdict] for pair in pairs)
+    browser.click("#tab-cells")
+    assert [line[-1] for line in shown_rows(browser)] == ["small.csv"] * 108 + ["small-2.csv"] * 120
     browser.click("#tab-gate")
     assert "a baseline needs 5 processes" in browser.find("#part-gate .note").text
     assert browser.all("#tab-trend") == []
