@@ -39,7 +39,7 @@ def figure(
     down = -(-len(what.shapes) // across)
     height = down * (HEAD_INCHES + ROW_INCHES * len(lines)) + 0.35
     made, grid = style.subplots(down, across, (1 + PANEL_INCHES * across, height), sharey=True)
-    gap = HEAD_INCHES / (ROW_INCHES * len(lines))
+    gap = HEAD_INCHES / (ROW_INCHES * max(1, len(lines)))  # none if only the yardstick has a bandwidth
     made.subplots_adjust(wspace=0.09, hspace=gap, top=1 - 0.6 / height, bottom=0.4 / height)
     panels = [panel for line in grid for panel in line]
     for panel in panels[len(what.shapes) :]:

@@ -14,7 +14,9 @@ page.detail = (cell) => {
   }
   if (more.rounds) {
     title("Samples by round, microseconds");
-    inner.append(page.strip(more.rounds), rounds(more.rounds));
+    inner.append(page.strip(more.rounds));
+    if (more.rounds.some((round) => round[3])) inner.append(make("p", "Red: the GPU was slowed, or the CPU was busy.", { class: "help" }));
+    inner.append(rounds(more.rounds));
   } else if (page.value(cell, "median_us")) {
     title("Samples by round");
     inner.append(make("p", file.missing || "The run's JSON has no samples of this cell."));

@@ -46,6 +46,8 @@ def figures(sources: Sequence[Source]) -> list[Figure]:
         for what in slices([row for row in rows if shown is None or shown.value(row)]):
             draw = curves.figure if what.axis else dots.figure
             drawing = draw(runs, what, styles, names, shown)
+            if not drawing.points and not drawing.series:  # only the yardstick has a result
+                continue
             numbers = {gid: cells[id(row)] for gid, row in drawing.points.items()}
             picture = svg.picture(drawing.figure, f"f{len(found)}-", numbers)
             found.append(Figure(_title(what, rows), quantity, picture, svg.legend(drawing, rows, styles) if what.axis else ()))

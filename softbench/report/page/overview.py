@@ -58,7 +58,7 @@ def sentences(rows: Sequence[Row]) -> list[str]:
 
 def _fastest(found: Sequence[Standing]) -> str:
     if not found:
-        return "No cell has a result, so no backend is the fastest."
+        return "No case has a fastest backend, because none but the yardstick has a result."
     clear = Counter(standing.rows[0].backend for standing in found if len(standing.tied) == 1)
     overlap = len(found) - clear.total()
     parts = [f"{name} in {number}" for name, number in clear.most_common()]

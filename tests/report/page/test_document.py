@@ -17,6 +17,7 @@ from softbench.gate.samples import CellKey
 from softbench.gate.verdicts import GateReport, Rules, State, Verdict
 from softbench.report.page import document
 from softbench.report.page.read import source
+from softbench.report.page.source import Source
 from softbench.report.page.verdicts import read_gate
 from softbench.results import compare
 from softbench.results.csv import read_csv, to_csv
@@ -327,6 +328,16 @@ def test_two_files_are_compared_and_more_are_a_trend(browser, main, many):
     browser.open(Path("many.html").resolve(), "trend")
     assert "small.csv" in browser.find("#part-trend").text
     assert browser.console() == []
+
+
+def test_results_without_any_time_make_a_page():
+    rows, _ = read_csv(RESULTS / "odd.csv")
+    times = ("median_us", "gbps", "of_copy", "speedup", "p20_us", "p80_us", "low_us", "high_us", "of_peak")
+    lost = [replace(row, status="skipped", grade="", reason="too large", **dict.fromkeys(times)) for row in rows]
+    for some in (lost, lost[:1], [row for row in rows if row.backend == "copy"]):
+        text = document.html([Source("a.csv", some)], "softbench report")
+        assert f"{len(some)} cell" in text
+        assert "No case has a fastest backend" in text
 
 
 def test_gate_json_is_shown_and_a_wrong_one_is_refused(browser, main):

@@ -41,7 +41,7 @@ def test_sentences_say_who_is_fastest_and_how_close(rows):
 def test_sentences_without_results(rows):
     lost = [replace(row, status="failed", median_us=None, gbps=None, of_copy=None) for row in rows if row.backend != "copy"]
     assert overview.sentences(lost) == [
-        "No cell has a result, so no backend is the fastest.",
+        "No case has a fastest backend, because none but the yardstick has a result.",
         "No cell has a fraction of the yardstick.",
         "Of 12 cells, 12 failed; none is doubtful.",
     ]
