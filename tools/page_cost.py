@@ -1,6 +1,6 @@
 """What pages of results cost: python tools/page_cost.py FILE.csv ...
 
-A line for each file: cells, size of the page, CPU seconds to write it, and seconds until Chromium has loaded it (the median of five).
+Each file has a line: its cells, the size of its page, CPU seconds to write it, and seconds until Chromium has loaded it (median of five).
 """
 
 from __future__ import annotations

@@ -91,7 +91,9 @@ def _limits(panel: Axes, values: Sequence[float], shown: Quantity) -> None:
         scales.ratios(panel.xaxis, lambda low, high: panel.set_xlim(low, high * (high / low) ** 0.3), values)
     elif scales.crowded(values):
         panel.set_xscale("log")
-        panel.set_xlim(min(values) / 2, max(values) * (max(values) / min(values)) ** 0.35)
+        low, high = min(values) / 2, max(values) * (max(values) / min(values)) ** 0.35
+        panel.set_xlim(low, high)
+        scales.powers(panel.xaxis, low, high)
     else:
         panel.set_xlim(0, 1.25 * max(values, default=1))
 

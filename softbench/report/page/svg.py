@@ -1,4 +1,4 @@
-"""Turns a figure's SVG into a small part of the page: no styles of its own, few ids, colours of the page, and points that name their cell.
+"""Turns a figure's SVG into a small part of the page, with the colours of the page, and with points that name their cell.
 
 The policy of the page allows no `style` attribute, so that each property becomes a presentation attribute. A group `series-K-...` gets the
 class `kK`, by which the legend hides it. A point gets `data-c`, the index of its cell in the page's data.
@@ -27,6 +27,8 @@ REFERENCE = re.compile(r"url\(#([^)]+)\)")
 OWN = {colour.lower(): f"var(--c{number})" for number, colour in enumerate(COLOURS)}
 SCALE = 1.75
 """Pixels of the page for a point of the figure, where there is room."""
+BROAD = 520
+"""Points. A broader figure is scrolled on a small screen, as its text would be too small."""
 NEEDLESS = {"font-family", "font", "stroke-miterlimit", "stroke-linejoin"}
 """Properties that the page's style sheet decides."""
 
@@ -63,7 +65,10 @@ def compact(text: str, prefix: str, cells: Mapping[str, int]) -> str:
     _flatten(root)
     for name in ("height", "version"):
         root.attrib.pop(name, None)
-    root.set("width", f"{SCALE * float(root.get('viewBox', '').split()[2]):.0f}")
+    width = float(root.get("viewBox", "").split()[2])
+    root.set("width", f"{SCALE * width:.0f}")
+    if width > BROAD:
+        root.set("class", "broad")
     return ElementTree.tostring(root, encoding="unicode").replace(" />", "/>")
 
 
