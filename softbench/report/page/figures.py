@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from softbench.core.outcome import Measured
+from softbench.core.statistics import median_interval
 from softbench.core.text import count
 from softbench.report import style
 from softbench.report.page import svg
@@ -16,7 +18,6 @@ from softbench.report.slices import Slice, slices
 from softbench.results.rows import Row
 
 FIRST = "bandwidth and fraction of copy"
-DEVICE = Quantity("device time (us), median", lambda row: row.device_us)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ def figures(sources: Sequence[Source]) -> list[Figure]:
     names = style.sources([(Path(source.name), source.rows) for source in sources])
     styles = style.styles(rows)
     found: list[Figure] = []
-    for quantity, shown in _quantities(rows):
+    for quantity, shown in _quantities(sources):
         for what in slices([row for row in rows if shown is None or shown.value(row)]):
             draw = curves.figure if what.axis else dots.figure
             drawing = draw(runs, what, styles, names, shown)
@@ -54,10 +55,20 @@ def figures(sources: Sequence[Source]) -> list[Figure]:
     return found
 
 
-def _quantities(rows: Sequence[Row]) -> Iterator[tuple[str, Quantity | None]]:
+def _quantities(sources: Sequence[Source]) -> Iterator[tuple[str, Quantity | None]]:
+    """The quantities that the results have. None stands for bandwidth and fraction of copy."""
     yield FIRST, None
-    if any(row.device_us for row in rows):
-        yield "device time", DEVICE
+    if any(row.device_us for source in sources for row in source.rows):
+        yield "device time", _device_time(sources)
+
+
+def _device_time(sources: Sequence[Source]) -> Quantity:
+    """The median device time, with the 95 % interval of the median where the samples are known."""
+    ends = {}
+    for row, record in ((row, source.records.get((row.backend, row.case))) for source in sources for row in source.rows):
+        if record and isinstance(record.outcome, Measured):
+            ends[id(row)] = median_interval(record.outcome.profile.device_us)
+    return Quantity("device time (us), median", lambda row: row.device_us, lambda row: ends.get(id(row)), "95 % interval")
 
 
 def _title(what: Slice, rows: Sequence[Row]) -> str:

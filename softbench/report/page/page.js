@@ -39,7 +39,10 @@ page.describe = (cell) => {
   if (value("gbps")) more.push(`${+value("gbps").toPrecision(4)} GB/s`);
   if (value("of_copy")) more.push(`${page.percent(value("of_copy"))} of copy`);
   if (value("speedup")) more.push(`${page.ratio(value("speedup"))}x ${value("relative_to")}`);
-  if (value("device_us")) more.push(`device time ${page.micros(value("device_us"))}`);
+  if (value("device_us")) {
+    const ends = page.data.more[cell].device;
+    more.push(`device time ${page.micros(value("device_us"))}` + (ends ? ` (${ends.map(page.micros).join(" to ")})` : ""));
+  }
   if (more.length) lines.push(more.join(", "));
   if (value("error_over_bound") !== null) lines.push(`error ${page.short(value("error_over_bound"))} of its bound (${value("class")})`);
   if (value("labels")) lines.push(`labels: ${value("labels")}`);
