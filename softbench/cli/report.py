@@ -54,12 +54,13 @@ def report(
     target = out or files[-1].with_suffix(".html")
     if target.resolve() in [file.resolve() for file in files]:
         raise UsageError(f"-o {target}: is a results file; name another one")
-    try_file(target, flag="-o")
     found = [source(file, read(file)) for file in files]
+    verdicts = read_gate(gate) if gate else None
+    try_file(target, flag="-o")
     for one in found:
         if one.missing:
             note(f"{one.missing}; the page has no samples of it")
-    write(found, target, command_line(sys.argv[1:]), read_gate(gate) if gate else None)
+    write(found, target, command_line(sys.argv[1:]), verdicts)
     typer.echo(printable(str(target)))
 
 

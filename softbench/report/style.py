@@ -20,6 +20,7 @@ Parts have these gids, which are the ids of their groups in SVG:
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -118,7 +119,8 @@ def as_svg(figure: Figure, prefix: str = "") -> str:
     import matplotlib
 
     text = StringIO()
-    with look(), matplotlib.rc_context({"svg.fonttype": "none"}):
+    with look(), matplotlib.rc_context({"svg.fonttype": "none"}), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph")  # the page's font has it
         if figure.get_layout_engine():
             figure.draw_without_rendering()  # places the panels
         box = figure.get_tightbbox().padded(0.05)  # "tight" would draw the figure twice

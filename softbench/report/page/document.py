@@ -110,6 +110,7 @@ def _content(sources: Sequence[Source], gate: GateReport | None) -> dict[str, An
         "data": data,
         "colours": colours(every),
         "figures": figures.figures(shown),
+        "of_file": last.name if len(sources) > 1 else "",
         **_overview(last),
         **_cells(shown),
         "heat_maps": heat.heat_maps(last.rows, len(every) - len(last.rows)),

@@ -57,7 +57,7 @@ def compact(text: str, prefix: str, cells: Mapping[str, int]) -> str:
         prefix: what makes its ids unique in the page.
         cells: the index of the cell of each point, by the id of its group.
     """
-    root = ElementTree.fromstring(text)
+    root = ElementTree.fromstring(text.replace("\ufffe", "?").replace("\uffff", "?"))  # XML does not allow these two
     needed = _references(root)
     names = {old: f"{prefix}{number}" for number, old in enumerate(sorted(needed))}
     for element in root.iter():

@@ -355,8 +355,8 @@ def test_gate_json_is_shown_and_a_wrong_one_is_refused(browser, main):
     assert all(f"why {verdict.cell.N}" in shown for verdict in verdicts)
     assert len(browser.all("#part-gate svg")) == 1
     Path("gate.json").write_text('{"verdicts": [3]}')
-    code, _, err = main("report", RESULTS / "odd.csv", "--gate", "gate.json", "-o", "page.html")
-    assert (code, err.count("\n")) == (2, 1)
+    code, _, err = main("report", RESULTS / "odd.csv", "--gate", "gate.json", "-o", "other.html")
+    assert (code, err.count("\n"), Path("other.html").exists()) == (2, 1, False)
     assert "give the file of softbench gate --json FILE" in err
 
 
