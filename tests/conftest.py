@@ -25,6 +25,7 @@ PLUGINS = TESTS / "plugins"
 INTERPRETER = "TRITON_INTERPRET"
 CHOSEN = os.environ.get(INTERPRETER)
 SLOW_FILES = (
+    "report/page/test_document.py",
     "run/test_check.py",
     "cli/test_main.py",
     "kernels/cuda/test_machine_code.py",

@@ -75,7 +75,8 @@ def check(environment, folder, expected_in):
     assert {"copy", "naive", "torch", "compile"} <= set(found["backends"])
     script = environment.parent / "softbench"
     run(script, "run", "--backends", "torch", "--device", "cpu", "--M", "4", "--N", "8", "--quick", cwd=outside)
-    assert (outside / "results" / "latest.csv").is_file()
+    run(script, "report", cwd=outside)
+    assert "<h2" in (outside / "results" / "latest.html").read_text()
 
 
 def test_the_wheel_works_outside_the_checkout(wheel, environment, tmp_path):
@@ -100,6 +101,9 @@ def test_the_wheel_ships_softbench_and_no_tests(wheel):
     assert "softbench/configs/tutorial.toml" in names
     assert "softbench/py.typed" in names
     assert "softbench/kernels/cuda/softmax.cu" in names
+    page = {file.name for file in (ROOT / "softbench" / "report" / "page").iterdir() if file.suffix in (".html", ".css", ".js")}
+    assert len(page) > 10
+    assert {f"softbench/report/page/{name}" for name in page} <= set(names)
     assert not any(part.startswith("test") for name in names for part in name.split("/"))
 
 

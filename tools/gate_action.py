@@ -79,7 +79,9 @@ def gate(env: Mapping[str, str], options: list[str]) -> int:
     try:
         neutral = _switch(env, "GATE_NEUTRAL")
         arguments = options or two_commits(env, report.parent / "softbench-base")
-        code, text = measured([str(folder(env) / "bin" / "softbench"), "gate", *arguments, *_files(report)], report / "gate.log")
+        softbench = str(folder(env) / "bin" / "softbench")
+        code, text = measured([softbench, "gate", *arguments, *_files(report)], report / "gate.log")
+        write_page(softbench, report)
     except NotMeasuredError as error:
         code, text, neutral = error.code, str(error), neutral if error.code == INCONCLUSIVE else False
         print(f"::error title=softbench gate::{text}")
@@ -130,6 +132,15 @@ def measured(command: list[str], log: Path) -> tuple[int, str]:
             lines.append(line)
     report = [line for line in lines if not line.startswith("softbench: ")]  # without the notes and the progress of stderr
     return process.returncode, "".join(report if process.returncode in VERDICTS else lines[-20:])
+
+
+def write_page(softbench: str, report: Path) -> None:
+    """Write gate.html from the first run, which has every cell, and the verdicts. Without a page the verdict stands all the same."""
+    runs, verdicts = sorted((report / "measurements").glob("run-*.csv")), report / "gate.json"
+    if runs and verdicts.is_file():
+        command = [softbench, "report", str(runs[0]), "--gate", str(verdicts), "-o", str(report / "gate.html")]
+        if subprocess.run(command, check=False).returncode:
+            print("::warning title=softbench gate::gate.html was not written; the log has the reason")
 
 
 def _files(report: Path) -> list[str]:

@@ -135,6 +135,7 @@ Precision = Annotated[
 Processes = Annotated[int | None, _option(HOW_LONG, "Process sets: fresh workers that each measure the whole sweep.", default="1")]
 Quick = Annotated[bool, _option(HOW_LONG, "A short run: three short rounds and, without --N, at most six N.", "--quick", default=False)]
 Output = Annotated[Path, _option(WHERE, "Folder of the results.", "-o", "--output")]
+Report = Annotated[bool, _option(WHERE, "Write DIR/latest.html too: a page of the results (softbench report).", "--report", default=False)]
 Resume = Annotated[bool, _option(WHERE, "Continue the newest interrupted run of these settings in that folder.", "--resume", default=False)]
 DryRun = Annotated[
     bool, _option(WHERE, "Show the cells and the estimated time; measure nothing. With --resume: what is left.", "--dry-run", default=False)

@@ -13,6 +13,7 @@ from softbench import __version__
 from softbench.cli import options, verbosity
 from softbench.cli.actions import measure, note, show_table, try_file, warn, wrote_to_stdout
 from softbench.cli.panels import PanelCommand
+from softbench.core.errors import SoftbenchError
 from softbench.core.text import printable
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ def run(
     timeout: options.Timeout = None,
     plugin: options.Plugin = None,
     output: options.Output = Path("results"),
+    report: options.Report = False,
     resume: options.Resume = False,
     dry_run: options.DryRun = False,
     quick: options.Quick = False,
@@ -83,7 +85,7 @@ def run(
         _dry_run(request, json)
         return
     measured = measure(request, show=partial(_show, json=json if str(json) == "-" else None))  # a file may be on the full disk too
-    _report(measured, json)
+    _report(measured, json, page=report)
     raise typer.Exit(exit_code(measured.records()))
 
 
@@ -91,8 +93,10 @@ SHOWN_SECONDS = 0.1
 """Phases of a run that took less are not named."""
 
 
-def _report(measured: Run, json: Path | None) -> None:
+def _report(measured: Run, json: Path | None, *, page: bool) -> None:
     """Print the table (or the JSON) on stdout, and the names of the files on stderr; if quiet, failures and the CSV's name."""
+    if page:
+        _page(measured)
     if verbosity.quiet():
         _report_quietly(measured, json)
         return
@@ -105,6 +109,16 @@ def _report(measured: Run, json: Path | None) -> None:
             f"took {spent['wall']:.1f} s: "
             + ", ".join(f"{phase} {seconds:.1f} s" for seconds, phase in phases if seconds >= SHOWN_SECONDS or verbosity.verbose())
         )
+
+
+def _page(measured: Run) -> None:
+    """Write the page of the results. An error is printed and does not change the exit code, because the results are on disk."""
+    from softbench.cli.report import write_page
+
+    try:
+        note(f"wrote {write_page(measured)}")
+    except (OSError, SoftbenchError) as error:
+        note(f"--report: {error}", error=True)
 
 
 def _report_quietly(measured: Run, json: Path | None) -> None:

@@ -39,7 +39,7 @@ def figure(
     down = -(-len(what.shapes) // across)
     height = down * (HEAD_INCHES + ROW_INCHES * len(lines)) + 0.35
     made, grid = style.subplots(down, across, (1 + PANEL_INCHES * across, height), sharey=True)
-    gap = HEAD_INCHES / (ROW_INCHES * len(lines))
+    gap = HEAD_INCHES / (ROW_INCHES * max(1, len(lines)))  # none if only the yardstick has a bandwidth
     made.subplots_adjust(wspace=0.09, hspace=gap, top=1 - 0.6 / height, bottom=0.4 / height)
     panels = [panel for line in grid for panel in line]
     for panel in panels[len(what.shapes) :]:
@@ -91,7 +91,9 @@ def _limits(panel: Axes, values: Sequence[float], shown: Quantity) -> None:
         scales.ratios(panel.xaxis, lambda low, high: panel.set_xlim(low, high * (high / low) ** 0.3), values)
     elif scales.crowded(values):
         panel.set_xscale("log")
-        panel.set_xlim(min(values) / 2, max(values) * (max(values) / min(values)) ** 0.35)
+        low, high = min(values) / 2, max(values) * (max(values) / min(values)) ** 0.35
+        panel.set_xlim(low, high)
+        scales.powers(panel.xaxis, low, high)
     else:
         panel.set_xlim(0, 1.25 * max(values, default=1))
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from softbench.core.errors import ResultsError
-from softbench.core.outcome import FAILURES, Grade, Status
 from softbench.core.text import count
 from softbench.report import line_names, matrix, style
 from softbench.report.slices import Group, group_name
+from softbench.report.standings import Standing, standing
 from softbench.report.style import COLOURS, INK, LINE_COLOURS, MARKERS, OTHER, Drawing, Style
-from softbench.results.rows import IMPLAUSIBLE, Row
+from softbench.results.rows import Row
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,57 +23,6 @@ LARGE = 0.5
 MARKS = 3  # of backends that tie; more of them are a number
 TICK_POINTS = 7.5
 MOST = 200  # values of an axis
-
-
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """The backends of one case, as far as 95 % intervals of the medians part them."""
-
-    rows: tuple[Row, ...]
-    """Those with a result, fastest first. The yardstick and implausible results do not count."""
-    failed: int
-    """Number of backends that are wrong, failed, timed out or ran out of memory."""
-    skipped: int
-    """Number of other available backends without a result."""
-    status: str
-    """The status of a case without a result."""
-
-    @property
-    def lead(self) -> float | None:
-        """The time of the second over that of the fastest, less 1; None if there is no second."""
-        times = [row.median_us for row in self.rows[:2] if row.median_us]
-        return times[1] / times[0] - 1 if len(times) == 2 else None
-
-    @property
-    def tied(self) -> tuple[Row, ...]:
-        """The fastest, and each backend whose interval overlaps its interval."""
-        first = self.rows[0]
-        return (first, *(row for row in self.rows[1:] if row.low_us and first.high_us and row.low_us <= first.high_us))
-
-    @property
-    def parted(self) -> bool:
-        """True if the fastest is ahead of all others beyond their intervals."""
-        return len(self.rows) > 1 and all(_parted(self.rows[0], row) for row in self.rows[1:])
-
-    def beats(self, backend: str) -> bool:
-        """True if the fastest is ahead of this backend beyond their intervals."""
-        return any(row.backend == backend and _parted(self.rows[0], row) for row in self.rows[1:])
-
-
-def _parted(first: Row, other: Row) -> bool:
-    """True if the intervals are known, and that of the first lies before that of the other."""
-    return bool(first.high_us and other.low_us and first.high_us < other.low_us)
-
-
-def standing(rows: Sequence[Row]) -> Standing:
-    """Who is fastest in one case. The order is that of the medians; equal ones keep the order of the rows."""
-    others = [row for row in rows if row.grade != Grade.YARDSTICK]
-    timed = [row for row in others if row.status == Status.OK and row.median_us and IMPLAUSIBLE not in row.labels]
-    lost = [row for row in others if row not in timed and row.status != Status.UNAVAILABLE]
-    failed = sum(row.status in FAILURES for row in lost)
-    worst = sorted(lost, key=lambda row: row.status not in FAILURES)
-    status = worst[0].status if worst and worst[0].status != Status.OK else IMPLAUSIBLE if worst else Status.UNAVAILABLE
-    return Standing(tuple(sorted(timed, key=lambda row: row.median_us or 0)), failed, len(lost) - failed, str(status))
 
 
 @style.look()

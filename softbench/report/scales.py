@@ -38,9 +38,20 @@ def amounts(panel: Axes, values: Sequence[float], *, least: float = 0.0) -> None
     """The axis of a bandwidth or a fraction: from 0 to at least `least`, or logarithmic if most values lie close to 0."""
     if crowded(values):
         panel.set_yscale("log")
-        panel.set_ylim(min(values) / 1.3, max(*values, least) * 1.3)
+        low, high = min(values) / 1.3, max(*values, least) * 1.3
+        panel.set_ylim(low, high)
+        powers(panel.yaxis, low, high)
     else:
         panel.set_ylim(0, max(1.05 * max(values, default=1.0), least))
+
+
+def powers(axis: Any, low: float, high: float) -> None:
+    """Numbers such as 0.1 and 1000 on a logarithmic axis. Matplotlib's own are formulas, and no text of a figure is one."""
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+
+    axis.set_major_locator(LogLocator(subs=(1.0,) if high > 30 * low else (1.0, 2.0, 5.0)))
+    axis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axis.set_minor_formatter(NullFormatter())
 
 
 def ratios(axis: Any, set_limits: Any, values: Sequence[float]) -> None:

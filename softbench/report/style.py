@@ -20,6 +20,7 @@ Parts have these gids, which are the ids of their groups in SVG:
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -118,8 +119,12 @@ def as_svg(figure: Figure, prefix: str = "") -> str:
     import matplotlib
 
     text = StringIO()
-    with look(), matplotlib.rc_context({"svg.fonttype": "none"}):
-        figure.savefig(text, format="svg", bbox_inches="tight", pad_inches=0.05, metadata={"Date": None})
+    with look(), matplotlib.rc_context({"svg.fonttype": "none"}), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph")  # the page's font has it
+        if figure.get_layout_engine():
+            figure.draw_without_rendering()  # places the panels
+        box = figure.get_tightbbox().padded(0.05)  # "tight" would draw the figure twice
+        figure.savefig(text, format="svg", bbox_inches=box, metadata={"Date": None})
     svg = text.getvalue()
     svg = re.sub(r"<metadata>.*?</metadata>|<defs>\s*<style.*?</style>\s*</defs>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
     svg = (

@@ -59,3 +59,7 @@ def test_two_runs_have_a_row_each(rows):
 def test_the_panel_of_an_nd_case_has_its_shape(rows, draw):
     figure = draw([replace(row, shape=f"64x{row.N}x64@dim1") for row in rows])
     assert [panel.get_title() for panel in figure.axes] == ["64x256x64@dim1", "64x512x64@dim1"]
+
+
+def test_shapes_with_a_yardstick_alone_are_drawn(rows, draw):
+    assert len(draw([row for row in rows if row.backend == "copy"]).axes) == 2

@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 from matplotlib.figure import Figure
 
-from softbench.report import scales
+from softbench.report import scales, style
 
 
 def test_ticks_have_room_and_prefer_powers_of_two():
@@ -40,3 +40,14 @@ def test_distances_are_parts_of_the_axis():
     panel.set_yscale("log")
     panel.set_ylim(1, 10000)
     assert scales.apart(panel, 10, 100) == pytest.approx(0.25)
+
+
+def test_numbers_of_logarithmic_axes_are_no_formulas():
+    """Formulas are off, so `$\\mathdefault{10^{3}}$` was shown as it is."""
+    _, ((panel,),) = style.subplots(1, 1, (3, 2))
+    for values, expected in (([1, 2, 3, 1000], {"1", "10", "100", "1000"}), ([1.0, 1.1, 40.0], {"1", "10"})):
+        scales.amounts(panel, values)
+        assert panel.get_yscale() == "log"
+        texts = {label.get_text() for label in (*panel.get_yticklabels(), *panel.get_yticklabels(minor=True))}
+        assert expected <= texts
+        assert not [text for text in texts if "$" in text]

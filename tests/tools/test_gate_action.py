@@ -79,7 +79,7 @@ def test_a_planted_slowdown_fails_and_the_summary_names_it(machine, tmp_path):
     assert {name: done.outputs["gate"][name] for name in ("exit-code", "verdict")} == {"exit-code": "1", "verdict": "fail"}
     assert re.search(r"\| slower \| head \| forward-fp32-8x(64|128) \|", (tmp_path / "job" / "summary.md").read_text())
     artifact = tmp_path / "job" / "artifacts" / "softbench-gate"
-    assert {"gate.json", "gate.md", "gate.xml", "gate.png", "gate.log", "comment.json", "measurements"} <= {
+    assert {"gate.json", "gate.md", "gate.xml", "gate.png", "gate.html", "gate.log", "comment.json", "measurements"} <= {
         x.name for x in artifact.iterdir()
     }
     comment = json.loads((artifact / "comment.json").read_text())

@@ -1,0 +1,80 @@
+"""`softbench report`, and the page of `softbench run --report`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from softbench.cli.actions import note, read, try_file
+from softbench.cli.panels import PanelCommand
+from softbench.core.errors import UsageError
+from softbench.core.files import replace_file
+from softbench.core.text import printable
+
+if TYPE_CHECKING:
+    from softbench.results.store import Run
+
+LATEST = Path("results") / "latest.csv"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the program."""
+    app.command(cls=PanelCommand)(report)
+
+
+def report(
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            help="One results CSV, two to compare, or the runs of one machine in order of time.", show_default="results/latest.csv"
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", "--output", help="The HTML file.", show_default="the last FILE with .html")
+    ] = None,
+    gate: Annotated[
+        Path | None, typer.Option("--gate", help="The JSON of softbench gate, whose verdicts the page shows.", metavar="FILE")
+    ] = None,
+) -> None:
+    """Write one HTML page with curves, heat maps, cells down to their samples, and errors. It needs no network.
+
+    Raw samples come from the JSON beside each CSV. Two files are compared; three or more are a trend, and the page shows the last.
+    """
+    from softbench.cli.output import command_line
+    from softbench.report.page.document import write
+    from softbench.report.page.read import source
+    from softbench.report.page.verdicts import read_gate
+
+    files = files or [LATEST]
+    if "-" in map(str, files):
+        raise UsageError("report -: reads files only, because the samples lie beside the CSV; name the file")
+    target = out or files[-1].with_suffix(".html")
+    if target.resolve() in [file.resolve() for file in files]:
+        raise UsageError(f"-o {target}: is a results file; name another one")
+    found = [source(file, read(file)) for file in files]
+    verdicts = read_gate(gate) if gate else None
+    try_file(target, flag="-o")
+    for one in found:
+        if one.missing:
+            note(f"{one.missing}; the page has no samples of it")
+    write(found, target, command_line(sys.argv[1:]), verdicts)
+    typer.echo(printable(str(target)))
+
+
+def write_page(measured: Run) -> Path:
+    """Write the page of a run beside its CSV, and as `latest.html` if the run is `latest`."""
+    from softbench.report.page.document import html
+    from softbench.report.page.source import Source
+
+    records = {(record.backend, record.case.identity): record for record in measured.records()}
+    text = html(
+        [Source(measured.csv.name, measured.rows(), measured.header, records)], str(measured.header.get("command", "softbench run"))
+    )
+    page, latest = measured.csv.with_suffix(".html"), measured.folder / "latest.csv"
+    replace_file(page, text)
+    if latest.is_file() and latest.read_bytes() == measured.csv.read_bytes():
+        replace_file(latest.with_suffix(".html"), text)
+    return page

@@ -1,0 +1,1 @@
+"""The page of results: one HTML file without network."""

