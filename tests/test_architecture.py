@@ -26,6 +26,7 @@ MAY_IMPORT = {
     "run": "core plugins ops results processes plan kernels",
     "gate": "core plugins ops results plan run",
     "report": "core plugins ops results plan gate run",
+    "api": "core plugins ops results plan gate run report",
     "cli": "core plugins ops results plan gate run report",
 }
 """A package imports from itself and from these."""

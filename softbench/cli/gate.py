@@ -218,10 +218,9 @@ def _against_baseline(
 
 
 def _request(sweep: dict[str, Any], config: str | None, folder: Path, resume: bool = False) -> Request:
-    from softbench.cli.output import command_line
     from softbench.plan.config_file import load
     from softbench.plan.flags import from_flags
-    from softbench.run.request import Request
+    from softbench.run.request import Request, command_line
 
     layer = load(config, names) if config is not None else {}
     return Request(layer, from_flags(sweep), False, folder, resume, command_line(sys.argv[1:]), __version__)

@@ -96,7 +96,7 @@ Config = Annotated[
     str | None,
     _option(
         WHAT,
-        "A configuration: tutorial, powers, frontier, small, strategies, gate, cpu, or a TOML file. Flags override it.",
+        "A configuration: tutorial, powers, frontier, small, strategies, operations, gate, cpu, or a TOML file. Flags override it.",
         metavar="NAME|FILE",
         default="tutorial; cpu without a GPU",
         complete=completion.one(completion.configurations),
@@ -105,7 +105,10 @@ Config = Annotated[
 Plugin = Annotated[
     list[Path] | None,
     _option(
-        WHAT, "A Python file that defines backends; softbench runs its code. NAME= renames its backend. Repeatable.", metavar="[NAME=]FILE"
+        WHAT,
+        "A Python file that defines backends, or one function of a file or module; softbench runs its code. "
+        "NAME= renames its backend. Repeatable.",
+        metavar="[NAME=]FILE[:FUNCTION]",
     ),
 ]
 Device = Annotated[

@@ -11,7 +11,7 @@ import time
 import pytest
 import torch
 
-from softbench.cli import output
+from softbench.run.request import command_line
 
 SMALL = ("--device", "cpu", "--M", "8", "--quick")
 
@@ -355,4 +355,4 @@ def test_a_full_disk_shows_what_was_measured_and_is_resumed(cli):
 def test_a_stored_command_has_no_absolute_paths():
     given = ["run", "--output", "/data/a b.csv", "--plugin=/home/me/mine.py", "--config", "configs/own.toml", "--M", "1,2"]
     expected = "softbench run --output 'a b.csv' --plugin=mine.py --config configs/own.toml --M 1,2"
-    assert output.command_line(given) == expected
+    assert command_line(given) == expected
