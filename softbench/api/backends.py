@@ -49,14 +49,15 @@ def given(backends: Sequence[Backend], *, one_each: bool = False) -> Given:
         if isinstance(backend, str | PathLike):
             alias, path = split_alias(Path(backend))
             file, function = split_function(path)
-            if one_each and not alias and not function:
-                alias = _free([safe_name(file.stem)], taken)
-            name = alias or (safe_name(function) if function else str(file.resolve()))
-            plugin, label = f"{alias}={path}" if alias else str(path), alias or safe_name(function or file.stem)
+            if function and not alias:
+                plugin, name = _named(str(path), taken)
+            else:
+                alias = alias or (_free([safe_name(file.stem)], taken) if one_each else "")
+                plugin, name = (f"{alias}={path}", alias) if alias else (str(path), str(file.resolve()))
+            label = safe_name(file.stem) if name == str(file.resolve()) else name
         elif callable(backend):
-            plugin = place(backend)
-            name = label = _free(_names(plugin), taken)
-            plugin = plugin if name == _names(plugin)[0] else f"{name}={plugin}"
+            plugin, name = _named(place(backend), taken)
+            label = name
         else:
             raise UsageError(f"{one_line(repr(backend), 80)} is no backend; give a name, a file, or a function")
         names.append(name)
@@ -68,6 +69,12 @@ def given(backends: Sequence[Backend], *, one_each: bool = False) -> Given:
 def _is_file(text: str) -> bool:
     """True for `[NAME=]FILE.py` and `[NAME=]FILE.py:FUNCTION`; else the text is a name or pattern."""
     return split_function(split_alias(Path(text))[1])[0].suffix == ".py"
+
+
+def _named(where: str, taken: set[str]) -> tuple[str, str]:
+    """A function's plugin and the name of its backend, which is not taken."""
+    name = _free(_names(where), taken)
+    return where if name == _names(where)[0] else f"{name}={where}", name
 
 
 def _names(where: str) -> list[str]:

@@ -44,6 +44,12 @@ def test_a_function_has_its_name_unless_that_is_taken():
     assert found.plugins[:2] == (Path(f"{HERE}:mine"), Path(f"test_backends.mine={HERE}:mine"))
 
 
+def test_functions_of_one_name_in_two_files_are_told_apart():
+    found = given(["old/a.py:fast", "new/b.py:fast", "torch.py:softmax"])
+    assert found.names == found.labels == ("fast", "b.fast", "softmax")
+    assert found.plugins == tuple(map(Path, ("old/a.py:fast", "b.fast=new/b.py:fast", "torch.py:softmax")))
+
+
 def test_another_object_is_refused():
     with pytest.raises(UsageError, match="3 is no backend; give a name, a file, or a function"):
         given([3])
