@@ -70,7 +70,6 @@ COVERED_BY = {
     "backends/injected_slowdown": "gate/test_self_test.py",
     "backends/naive": "ops/softmax/test_tolerance.py",
     "backends/own_kernels": "gpu/test_backends_gpu.py",
-    "backends/torch_eager": "run/test_check.py",
     # What a worker does, seen from the command line.
     "worker/async_work": "adversarial/test_wrong_plugins.py",
     "worker/check_case": "run/test_check.py",
@@ -92,7 +91,8 @@ COVERED_BY = {
     "cli/listing": "cli/test_main.py",
     "cli/run": "run/test_run.py",
     "report/check_report": "run/test_check.py",
-    "report/forest_plot": "cli/test_gate.py",
+    "report/costs": "report/test_plots.py",
+    "report/line_names": "report/test_curves.py",
     "report/gate_report": "cli/test_gate.py",
     "report/markdown": "report/test_matrix.py",
     "report/listing": "run/test_inspect.py",

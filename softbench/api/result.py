@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from softbench.core.errors import ResultsError, UsageError
 from softbench.core.outcome import Measured, Record
-from softbench.core.text import count, few, one_line
+from softbench.core.text import count, few, one_line, unknown
 from softbench.results.rows import Row, rows_of_run
 
 if TYPE_CHECKING:
@@ -140,21 +140,25 @@ class Result:
 
         return Shown(lambda console: tables.cells(self.rows) if long else tables.results(self.rows, console))
 
-    def plot(self, out: str | Path | None = None) -> Pictures:
+    def plot(self, out: str | Path | None = None, *, kind: str = "curves", over: str = "") -> Pictures:
         """Draw the pictures of `softbench plot`. A notebook shows them.
 
         Args:
             out: the file, which ends in .png, .svg or .pdf. The default is the CSV's name with .png. Several pictures add to its name.
+            kind: `curves`, `heatmap`, `speedup` or `costs`, as `--kind`.
+            over: the backend of speed-ups; the default is the reference backend.
 
         Raises:
-            UsageError: another suffix.
+            UsageError: another suffix or kind.
             ResultsError: there is nothing to draw, or a file cannot be written.
         """
         from softbench.api.shown import Pictures
         from softbench.report import plots
 
+        if kind not in plots.KINDS:
+            raise UsageError(f"kind: {unknown(kind, plots.KINDS, 'kind')}")
         target = Path(out) if out is not None else self.csv.with_suffix(".png")
-        return Pictures(plots.write([(self.csv, self.rows)], target))
+        return Pictures(plots.write([(self.csv, self.rows)], [target], kind, over))
 
     def __repr__(self) -> str:
         backends = few(list(dict.fromkeys(row.backend for row in self.rows)))

@@ -37,6 +37,8 @@ BACKENDS = completion.several(completion.patterns)
 BACKEND = completion.one(completion.backends)
 DTYPE = completion.several(completion.fixed(*DTYPES))
 DIRECTION = completion.several(completion.fixed(*(direction.value for direction in Direction)))
+PLOT_KIND = completion.one(completion.fixed("curves", "heatmap", "speedup", "costs"))
+PLOT_FORMATS = completion.several(completion.fixed("png", "svg", "pdf"))
 OPERATION_NAMES = completion.fixed(*registry.NAMES)
 
 Backends = Annotated[
@@ -96,7 +98,7 @@ Config = Annotated[
     str | None,
     _option(
         WHAT,
-        "A configuration: tutorial, powers, frontier, small, strategies, operations, gate, cpu, or a TOML file. Flags override it.",
+        "A configuration: tutorial, powers, frontier, operations, small, strategies, gate, cpu, or a TOML file. Flags override it.",
         metavar="NAME|FILE",
         default="tutorial; cpu without a GPU",
         complete=completion.one(completion.configurations),

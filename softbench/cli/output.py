@@ -15,6 +15,7 @@ from rich.console import Console, RenderableType
 from softbench.cli import verbosity
 from softbench.core.errors import Interrupted
 from softbench.report.width import LOG_WIDTH, widen
+from softbench.run.request import command_line as command_line
 
 
 def console(*, stderr: bool = False) -> Console:

@@ -62,10 +62,11 @@ def run(
 
     Without shapes, a GPU runs the sweep of Triton's fused-softmax tutorial (M=4096, N=256:6272:128, fp32), a CPU a short one.
     """
+    from softbench.cli.output import command_line
     from softbench.plan.config_file import load
     from softbench.plan.flags import from_flags
     from softbench.run.operations import names
-    from softbench.run.request import Request, command_line
+    from softbench.run.request import Request
     from softbench.run.run import exit_code
 
     verbosity.choose(quiet=quiet, verbose=verbose)

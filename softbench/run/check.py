@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from fnmatch import fnmatchcase
 from glob import escape
 
-from softbench.core.case import DTYPES, OPERATION, YARDSTICK, Direction
+from softbench.core.case import DTYPES, OPERATION, YARDSTICK, Direction, parse_op, pass_name, value_text
 from softbench.core.errors import UsageError, WorkersError
 from softbench.core.json_types import JsonObject
 from softbench.core.messages import ListCheckCases, RunCheckCase
@@ -49,6 +49,13 @@ class Finding:
     row_sum: float | None = None
     frobenius: float | None = None
     """Error metrics of other tools (`softbench.worker.error_metrics`); they do not affect the verdict."""
+    op: str = OPERATION
+    """The operation with its parameters."""
+
+    @property
+    def of_pass(self) -> str:
+        """The operation and the direction, as in `log_softmax forward`; the direction alone for the default operation."""
+        return pass_name(self.op, self.direction)
 
 
 METRICS = tuple(field.name for field in fields(ErrorMetrics))
@@ -66,8 +73,6 @@ class CheckRequest:
     op: str = OPERATION
     op_given: str = OPERATION
     """The operation as the user wrote it: its name, or its file."""
-    set_given: str = ""
-    """Its parameters as the user wrote them."""
 
     @classmethod
     def of(
@@ -91,7 +96,7 @@ class CheckRequest:
         sweep.require_passes(of, directions)
         sweep.require_dtypes(of, dtypes)
         dtypes = tuple(one for one in dtypes if one in registry.operation(of).dtypes)
-        return cls(Settings.from_sources({}, flags), pattern, dtypes, directions, of, op, ",".join(set or ()))
+        return cls(Settings.from_sources({}, flags), pattern, dtypes, directions, of, op)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +111,6 @@ class CheckReport:
     device: str
     seed: int
     op_given: str = OPERATION
-    set_given: str = ""
     """As in `CheckRequest`."""
 
     @property
@@ -130,8 +134,9 @@ class CheckReport:
 
     def _command(self, finding: Finding, plugins: Sequence[str]) -> str:
         words = ["softbench", "check", "--backends", finding.backend, f"--case={escape(finding.item)}", "--direction", finding.direction]
-        words += ["--op", self.op_given] if self.op_given != OPERATION else []
-        words += ["--set", self.set_given] if self.set_given else []
+        name, parameters = parse_op(finding.op)
+        words += ["--op", self.op_given if self.op_given.endswith(".py") else name] if name != OPERATION else []
+        words += ["--set", ",".join(f"{key}={value_text(value)}" for key, value in parameters.items())] if parameters else []
         words += ["--dtype", finding.dtype, "--device", self.device, "--seed", str(self.seed)]
         return shlex.join(words + [part for file in plugins for part in ("--plugin", file)])
 
@@ -161,7 +166,7 @@ def check(request: CheckRequest, advance: Callable[[int, int], None]) -> CheckRe
             findings += checker.run(able, RunCheckCase(request.op, name, direction, dtype, settings.seed), alone=alone)
             advance(done, len(steps))
     broken = tuple(note for note, slot in zip(notes, unable, strict=True) if slot.info.broken)
-    return CheckReport(tuple(findings), tuple(notes), broken, session.device, settings.seed, request.op_given, request.set_given)
+    return CheckReport(tuple(findings), tuple(notes), broken, session.device, settings.seed, request.op_given)
 
 
 def _cases(pool: Pool, request: CheckRequest) -> list[tuple[str, Direction, bool]]:
@@ -230,4 +235,4 @@ class _Checker:
 
 
 def _finding(slot: WorkerSlot, request: RunCheckCase, verdict: str, reason: str) -> Finding:
-    return Finding(slot.name, request.name, request.direction, request.dtype, verdict, None, reason)
+    return Finding(slot.name, request.name, request.direction, request.dtype, verdict, None, reason, op=request.operation)

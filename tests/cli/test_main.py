@@ -11,7 +11,7 @@ import time
 import pytest
 import torch
 
-from softbench.run.request import command_line
+from softbench.cli import output
 
 SMALL = ("--device", "cpu", "--M", "8", "--quick")
 
@@ -143,6 +143,9 @@ def test_a_dry_run_with_resume_counts_stored_cells(cli):
 def test_without_a_gpu_auto_says_so_in_one_line(cli):
     done = cli("run", "--dry-run")
     assert [line for line in done.stderr.splitlines() if "no GPU" in line] == [done.stderr.strip()]
+    assert "): a short sweep on the CPU instead" in done.stderr
+    for given in (("--M", 8, "--N", 8), ("--shape", "2x3x8")):
+        assert "): measuring on the CPU instead" in cli("run", "--dry-run", *given).stderr
 
 
 def test_show_and_plot_read_what_run_wrote(cli):
@@ -355,4 +358,4 @@ def test_a_full_disk_shows_what_was_measured_and_is_resumed(cli):
 def test_a_stored_command_has_no_absolute_paths():
     given = ["run", "--output", "/data/a b.csv", "--plugin=/home/me/mine.py", "--config", "configs/own.toml", "--M", "1,2"]
     expected = "softbench run --output 'a b.csv' --plugin=mine.py --config configs/own.toml --M 1,2"
-    assert command_line(given) == expected
+    assert output.command_line(given) == expected

@@ -20,11 +20,18 @@ class Way:
         return self.makers[case.direction]()
 
 
-def backends(prefix, operation, makers):
+class CaseWay(Way):
+    """A way that depends on the parameters of its case, which its makers take."""
+
+    def prepare(self, case):
+        return self.makers[case.direction](case)
+
+
+def backends(prefix, operation, makers, way_of=Way):
     """A backend for each name in any direction's makers: `softmax's formula` becomes `PREFIX-softmaxs-formula`."""
     names = dict.fromkeys(name for by_name in makers.values() for name in by_name)
     return [
-        Way(f"{prefix}-{slug(name)}", operation, {way: by_name[name] for way, by_name in makers.items() if name in by_name})
+        way_of(f"{prefix}-{slug(name)}", operation, {way: by_name[name] for way, by_name in makers.items() if name in by_name})
         for name in names
     ]
 

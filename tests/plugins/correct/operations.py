@@ -1,4 +1,4 @@
-"""Right ways to compute log_softmax and rms_norm, one backend for each name."""
+"""Right ways to compute log_softmax, rms_norm and softmax with parameters, one backend for each name."""
 
 import sys
 from pathlib import Path
@@ -6,7 +6,8 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).parents[2] / "support"))
 import log_softmaxes
 import rms_norms
-from ways import backends, same
+import scaled
+from ways import CaseWay, backends, same
 
 LOG_SOFTMAX = backends(
     "right",
@@ -18,4 +19,5 @@ LOG_SOFTMAX = backends(
     },
 )
 RMS_NORM = backends("right-rms", "rms_norm", {"forward": same(rms_norms.RIGHT), "backward": same(rms_norms.RIGHT_BACKWARD)})
-backends = [*LOG_SOFTMAX, *RMS_NORM]
+SCALED = backends("right-scaled", "softmax(scale,out_dtype)", dict.fromkeys(("forward", "backward", "both"), scaled.HONEST), CaseWay)
+backends = [*LOG_SOFTMAX, *RMS_NORM, *SCALED]

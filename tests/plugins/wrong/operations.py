@@ -1,4 +1,7 @@
-"""Wrong ways to compute log_softmax and rms_norm, one backend for each name. One of them is right until its calls seem unchecked."""
+"""Wrong ways to compute log_softmax, rms_norm and softmax with parameters, one backend for each name.
+
+One of them is right until its calls seem unchecked.
+"""
 
 import sys
 from pathlib import Path
@@ -8,7 +11,8 @@ import torch
 sys.path.append(str(Path(__file__).parents[2] / "support"))
 import log_softmaxes
 import rms_norms
-from ways import Way, backends, same
+import scaled
+from ways import CaseWay, Way, backends, same
 
 
 def first_buffer():
@@ -35,4 +39,5 @@ LOG_SOFTMAX = [
     ),
 ]
 RMS_NORM = backends("wrong-rms", "rms_norm", {"forward": rms_norms.WRONG, "backward": same(rms_norms.WRONG_BACKWARD)})
-backends = [*LOG_SOFTMAX, *RMS_NORM]
+SCALED = backends("wrong-scaled", "softmax(scale,out_dtype)", {"forward": scaled.WRONG_FORWARD, "backward": scaled.WRONG_BACKWARD}, CaseWay)
+backends = [*LOG_SOFTMAX, *RMS_NORM, *SCALED]
