@@ -1,5 +1,6 @@
 """`compare`, `judge` and `check` from Python: the results of the command line, and nothing is left behind."""
 
+import json
 import random
 import shlex
 import sys
@@ -136,3 +137,14 @@ def test_judge_gives_the_gates_report_and_the_command(tmp_path, monkeypatch):
 def test_judge_takes_a_margin_as_a_fraction():
     with pytest.raises(softbench.UsageError, match=r"margin 3: must be a fraction above 0, such as .03 for 3 %"):
         softbench.judge("new", "old", margin=3)
+
+
+def test_the_stored_command_repeats_the_comparison(here, cli):
+    """It names the file of a function relative to the folder."""
+    Path("mine.py").write_text("import torch\ndef fast(x):\n    return torch.softmax(x, -1)\n")
+    result = softbench.compare("mine.py:fast", "new=mine.py:fast", set={"scale": 1}, output=cli.folder / "results", **QUICK)
+    words = shlex.split(softbench.api.result._document(result.json)["command"])
+    done = cli(*words[1:], "--dry-run", "--json", "-")
+    assert done.returncode == 0, done.stderr
+    planned = [(cell["backend"], cell["op"], cell["dtype"], cell["M"], cell["N"]) for cell in json.loads(done.stdout)["cells"]]
+    assert planned == [(row.backend, row.op, row.dtype, row.M, row.N) for row in result.rows]
