@@ -18,6 +18,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import sysconfig
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -200,6 +201,8 @@ def without_triton() -> str:
     compilers = [os.environ.get("CC", "").partition(" ")[0], "gcc", "clang", "cc"]
     if not any(name and shutil.which(name) for name in compilers):
         return "Triton needs a C compiler"
+    if not (Path(sysconfig.get_path("include")) / "Python.h").is_file():
+        return "Triton needs the headers of Python"
     return "TRITON_INTERPRET=1 is set" if os.environ.get("TRITON_INTERPRET") == "1" else ""
 
 

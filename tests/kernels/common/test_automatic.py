@@ -78,14 +78,17 @@ def test_a_missing_library_is_named_with_the_way_to_build(monkeypatch, tmp_path)
     assert (automatic.without_cuda(GPU, "softmax"), build.built("sm_90a", "log_softmax")) == ("", None)
 
 
-@pytest.mark.parametrize("variable", ["TRITON_INTERPRET", "PATH"])
-def test_triton_needs_a_compiler_and_no_interpreter(monkeypatch, variable):
-    monkeypatch.setattr(automatic.shutil, "which", lambda name: None if variable == "PATH" else f"/bin/{name}")
+def test_triton_needs_compiler_and_headers_and_no_interpreter(monkeypatch, tmp_path):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    if variable == "TRITON_INTERPRET":
-        assert automatic.without_triton() == ""
-        monkeypatch.setenv(variable, "1")
-    assert automatic.without_triton() in ("Triton needs a C compiler", "TRITON_INTERPRET=1 is set")
+    monkeypatch.setattr(automatic.shutil, "which", lambda name: f"/bin/{name}")
+    monkeypatch.setattr(automatic.sysconfig, "get_path", lambda name: str(tmp_path))
+    assert automatic.without_triton() == "Triton needs the headers of Python"
+    (tmp_path / "Python.h").touch()
+    assert automatic.without_triton() == ""
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert automatic.without_triton() == "TRITON_INTERPRET=1 is set"
+    monkeypatch.setattr(automatic.shutil, "which", lambda name: None)
+    assert automatic.without_triton() == "Triton needs a C compiler"
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)
