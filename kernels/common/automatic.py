@@ -2,15 +2,16 @@
 
 The rule, for each class of calls: device, dtype of x, dtype of the result, and whether `dim` is the last dimension.
 
-1. torch, where x is not on a CUDA device, has another dtype than float32, float16 and bfloat16, or `dim` is not the last. Our kernels read
-   rows of adjacent elements, so they would copy x and the result: three times the bytes.
+1. torch, where x is not on a CUDA device, or is not float32, float16 or bfloat16, or `dim` is not the last. In the last case our kernels
+   would copy x and the result, three times the bytes, because they read rows of adjacent elements.
 2. The CUDA kernels, where their library is built. Nothing is built in a call: `build()` builds.
 3. The Triton kernels, where Triton can compile. They are compiled at their first call.
 4. torch.
 
-A class is decided at its first call and not again in this process, unless `build()` adds a library. In all 109 cells of
-results/h200/frontier.csv the CUDA and the Triton kernels take less device time than torch; CUDA comes first because its one library serves
-every shape, and its calls take the host less time in most cells.
+A class is decided at its first call and not again in this process, unless `build()` adds a library.
+
+Source of the order: results/h200/frontier.csv. In each of its 109 cells the CUDA and the Triton kernels take less device time than torch.
+CUDA and Triton have the same device time in the median. CUDA is first, because one library serves every shape.
 """
 
 from __future__ import annotations

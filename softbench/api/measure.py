@@ -92,8 +92,8 @@ def judge(
         output: the folder of the measurements.
 
     Returns:
-        The report. Its `exit_code` is 0 for a pass, 1 for a regression and 3 for an inconclusive result, `summary` is one line, and
-        `verdicts` has ratio, interval and p of each cell.
+        The report. Its `exit_code` is 0 for a pass, 1 for a regression and 3 for an inconclusive result. Its `summary` is one line.
+        Its `verdicts` have ratio, interval and p of each cell.
 
     Raises:
         UsageError, ResultsError, StorageError, WorkersError, KeyboardInterrupt: as `compare`.
