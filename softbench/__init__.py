@@ -1,10 +1,60 @@
-"""softbench: compare softmax strategies on the GPU - checked, isolated, interleaved, in GB/s.
+"""softbench: compare kernels on the GPU - checked, isolated, interleaved, in GB/s.
 
-What a plugin needs stands here: `Case`, `Direction` and the `Backend` protocol.
+- `compare`, `judge`, `check` and `Result` are the commands `run`, `gate` and `check`, and their results.
+- `Case`, `Direction` and the protocol `Backend` are what a plugin needs.
+- Every expected error is a `SoftbenchError`; its classes are here too.
+
+Importing softbench imports neither torch nor pandas.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from softbench.core.case import Case, Direction
+from softbench.core.errors import ConfigError, InconclusiveError, ResultsError, SoftbenchError, StorageError, UsageError, WorkersError
 from softbench.plugins.backend import Backend
 
+if TYPE_CHECKING:
+    from softbench.api.measure import check as check, compare as compare, judge as judge
+    from softbench.api.result import Result as Result
+
 __version__ = "0.1.0"
-__all__ = ["Backend", "Case", "Direction", "__version__"]
+__all__ = [
+    "Backend",
+    "Case",
+    "ConfigError",
+    "Direction",
+    "InconclusiveError",
+    "Result",
+    "ResultsError",
+    "SoftbenchError",
+    "StorageError",
+    "UsageError",
+    "WorkersError",
+    "__version__",
+    "check",
+    "compare",
+    "judge",
+]
+_LATER = {"check": "measure", "compare": "measure", "judge": "measure", "Result": "result"}
+"""Names that are imported when they are used first, with their modules in `softbench.api`."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    found = getattr(import_module(f"softbench.api.{_LATER[name]}"), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+def load_ipython_extension(ipython: Any) -> None:
+    """Register the cell magic `%%softbench`; `%load_ext softbench` calls this."""
+    from softbench.api.notebook import load
+
+    load(ipython)

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from forks import Forks
+from forks import Forks, start_forkserver
 
 from softbench.core.case import Case, Direction
 from softbench.core.outcome import Accuracy, Batch, Build, Grade, Measured, Record, Timing
@@ -194,6 +194,17 @@ def forks() -> Iterator[Callable[[], Forks]]:
     yield running
     for one in started:
         one.close()
+
+
+@pytest.fixture(scope="module")
+def forked(forks: Callable[[], Forks]) -> Iterator[Callable[[], list[str]]]:
+    """Forks the forkservers of this process too. Yields a function that lists the processes that are left."""
+    from softbench.processes import pool
+
+    running = forks()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pool, "start_forkserver", lambda log, environment: start_forkserver(running.orders, log, environment))
+        yield running.left
 
 
 @pytest.fixture

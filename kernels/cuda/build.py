@@ -29,6 +29,7 @@ SOURCE = Path(__file__).with_name("softmax.cu")
 FUNCTIONS = ("softmax", "log_softmax", "scaled_softmax")
 """The functions by their number in softmax_ops.cuh."""
 MISSING = "no nvcc on PATH, under CUDA_HOME or in pip's packages; install the CUDA toolkit or: pip install 'softbench[cuda]'"
+LIBRARY = "softmax.so"
 FEW_CORES = 4  # with fewer, one compiler that reads the source once is faster than several
 FLAGS = ("-O3", "-std=c++17", "-shared", "-Xcompiler", "-fPIC")
 
@@ -105,7 +106,7 @@ def build(architecture: str, function: str = "softmax") -> Path:
     if compiler is None:
         raise BuildError(MISSING)
     folder = cache_folder() / _key(compiler, architecture, function)
-    library = folder / "softmax.so"
+    library = folder / LIBRARY
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -126,6 +127,13 @@ def build(architecture: str, function: str = "softmax") -> Path:
             fresh.replace(library)
         print(f"built {SOURCE.name} in {time.monotonic() - began:.0f} s: {library}", file=sys.stderr, flush=True)
     return library
+
+
+def built(architecture: str, function: str = "softmax") -> Path | None:
+    """The library of a function for an architecture, if it is built; None if it is not, or without the compiler that built it."""
+    compiler = nvcc()
+    library = cache_folder() / _key(compiler, architecture, function) / LIBRARY if compiler else None
+    return library if library and library.is_file() else None
 
 
 def _key(compiler: str, architecture: str, function: str) -> str:

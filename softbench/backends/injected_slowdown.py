@@ -45,8 +45,8 @@ def inject(
         UsageError: no backend has that name.
     """
     sources = origins([Path(plugin) for plugin in plugins])
-    for source in sorted(sources, key=lambda source: (source.kind != "file", source.label != base)):
-        if source.kind == "file" or source.label == base:
+    for source in sorted(sources, key=lambda source: (not source.given, source.label != base)):
+        if source.given or source.label == base:
             for backend in load(source):
                 if backend.name == base:
                     return [InjectedSlowdown(backend, slowdown, cases, CalibrationFile(memory)) for slowdown in slowdowns]

@@ -42,25 +42,14 @@ def check(
     Each dtype has a sign: . pass, ~ low-precision, X wrong, ! failed, ? unverified, - skipped.
     """
     from softbench.cli.output import counter
-    from softbench.core.case import DTYPES, Direction
-    from softbench.ops.registry import operation
-    from softbench.plan import sweep
     from softbench.plan.flags import from_flags
-    from softbench.plan.settings import Settings
-    from softbench.run import operations
     from softbench.run.check import CheckRequest, check as run_check
 
     verbosity.choose(quiet=quiet, verbose=long)
     flags = from_flags({"backends": backends, "device": device, "seed": seed, "timeout": timeout, "plugins": plugin})
-    directions = sweep.parse_directions(",".join(direction or Direction), "--direction")
-    dtypes = sweep.parse_dtypes(",".join(dtype or DTYPES), "--dtype")
     try_file(json)
     try_file(junit, flag="--junit")
-    of = operations.name(op, set)
-    sweep.require_passes(of, directions)
-    sweep.require_dtypes(of, dtypes)
-    dtypes = tuple(one for one in dtypes if one in operation(of).dtypes)
-    request = CheckRequest(Settings.from_sources({}, flags), case, dtypes, directions, of, op)
+    request = CheckRequest.of(flags, op, pattern=case, dtype=dtype, direction=direction, set=set)
     with interruptible():
         report = run_check(request, counter("cases"))
     files = [str(path) for path in plugin or ()]

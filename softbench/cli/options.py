@@ -107,7 +107,10 @@ Config = Annotated[
 Plugin = Annotated[
     list[Path] | None,
     _option(
-        WHAT, "A Python file that defines backends; softbench runs its code. NAME= renames its backend. Repeatable.", metavar="[NAME=]FILE"
+        WHAT,
+        "A Python file that defines backends, or one function of a file or module; softbench runs its code. "
+        "NAME= renames its backend. Repeatable.",
+        metavar="[NAME=]FILE[:FUNCTION]",
     ),
 ]
 Device = Annotated[

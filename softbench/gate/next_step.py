@@ -18,6 +18,7 @@ from softbench.gate.fresh_pairs import MORE_PAIRS
 from softbench.gate.samples import CellKey, RunSamples
 from softbench.gate.verdicts import GateReport, State
 from softbench.ops import registry
+from softbench.plugins.source import split_alias, split_function
 
 OF_A_CELL = ("--M", "--N", "--shape", "--dim", "--op", "--set")
 """The options that the command for one cell replaces, besides those of every cell. `--M` and `--shape` exclude each other."""
@@ -71,8 +72,9 @@ def after_files(report: GateReport, command: str, files: Collection[Path], new: 
         return NOTHING_JUDGED
     if report.exit_code and abs(unpaired.machine_change(new, base)) > math.log1p(report.rules.reference_moves):
         return f"measure the baseline anew on the machine as it is now: {_new_baseline(base, again)}"
-    away = [flag.partition("=")[2] or flag for flag in new.plugin_flags if flag.endswith(".py")]
-    away = [file for file in away if not Path(file).is_file()]
+    plugins = [flag.removeprefix("--plugin=") for flag in new.plugin_flags if flag != "--plugin"]
+    places = [split_function(split_alias(Path(plugin))[1])[0] for plugin in plugins]
+    away = [str(place) for place in places if place.suffix == ".py" and not place.is_file()]
     add = f" (add the folder of {text.few(away)}, which results do not store)" if away else ""
     return f"measure again, with a second look in new processes{add}: {again}" if report.exit_code else ""
 

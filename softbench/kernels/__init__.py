@@ -1,11 +1,41 @@
-"""The anchor of softbench's own kernels: `softbench.kernels.common`, `softbench.kernels.triton` and `softbench.kernels.cuda`.
+"""softbench's own kernels. `from softbench.kernels import softmax, log_softmax` takes the fastest that work here.
 
-Their sources are in `kernels/` at the top of a checkout, and an installation maps them here. A bare checkout has no such mapping: there
-this module adds the folder beside the package to its own path.
+`softbench.kernels.which(x)` says what runs and why, and `softbench.kernels.build()` builds the CUDA kernels. The rule is in
+`softbench.kernels.common.automatic`. `softbench.kernels.triton` and `softbench.kernels.cuda` have the operators of each.
+
+The sources are in `kernels/` at the top of a checkout, and an installation maps them here. A bare checkout has no such mapping: there this
+module adds the folder beside the package to its own path.
 """
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from softbench.kernels.common.automatic import (
+        Choice as Choice,
+        build as build,
+        log_softmax as log_softmax,
+        softmax as softmax,
+        which as which,
+    )
+
+__all__ = ["Choice", "build", "log_softmax", "softmax", "which"]
 
 _checkout = Path(__file__).resolve().parents[2] / "kernels"
 if (_checkout / "triton" / "__init__.py").is_file() and (_checkout.parent / "pyproject.toml").is_file():
     __path__.append(str(_checkout))
+
+
+def __getattr__(name: str) -> Any:
+    """One of `__all__`, imported on first use: the parent process of a run imports this package, and never torch."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from softbench.kernels.common import automatic
+
+    found = getattr(automatic, name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -69,7 +69,7 @@ class Settings:
     backends: tuple[str, ...] | None = None
     """Names or patterns of backends; None means all but the extras."""
     plugins: tuple[Path, ...] = ()
-    """Python files that define backends, each `FILE` or `NAME=FILE`."""
+    """Python files that define backends, or functions: each `FILE`, `FILE:FUNCTION` or `MODULE:FUNCTION`, with `NAME=` in front or not."""
     device: str = "auto"
     """`auto`, `cpu`, `cuda` or `cuda:K`."""
     threads: int | None = None

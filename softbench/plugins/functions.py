@@ -1,14 +1,17 @@
-"""A backend from the functions of a plugin file that defines no backend.
+"""Backends from functions: those of a plugin file that defines no backend, or one function that the user names.
 
-They have the names of operations: `softmax(x)`, and `softmax_backward(dy, y)` if there is one; `log_softmax(x)`; `rms_norm(x, w)`.
+The functions of a file have the names of operations: `softmax(x)`, and `softmax_backward(dy, y)` if there is one; `log_softmax(x)`;
+`rms_norm(x, w)`. A function that the user names may have any name: it is taken for the operation and the direction that are asked for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 from types import ModuleType
 
 from softbench.core.case import Case, Direction
+from softbench.core.errors import UsageError
 from softbench.plugins.backend import Backend, Call
 
 SUFFIXES = {Direction.FORWARD: "", Direction.BACKWARD: "_backward"}
@@ -50,3 +53,38 @@ def from_functions(module: ModuleType, name: str, operations: Sequence[str]) -> 
         return None
     first = next(iter(functions.values()))
     return FunctionBackend(name, functions, (first.__doc__ or module.__doc__ or "").strip().partition("\n")[0])
+
+
+class GivenFunction:
+    """One function that the user names."""
+
+    def __init__(self, name: str, function: Call, operations: Sequence[str]) -> None:
+        self.name, self.function, self.operations = name, function, tuple(operations)
+        self.summary = (function.__doc__ or "").strip().partition("\n")[0]
+
+    def available(self) -> str | None:
+        """None: whether the function can run here shows when it is called."""
+        return None
+
+    def supports(self, case: Case) -> str | None:
+        """None: the function is what the user asks about."""
+        return None
+
+    def prepare(self, case: Case) -> Call:
+        """The function as it is. It gets the tensors of the case's pass, as `softbench.plugins.backend` describes."""
+        return self.function
+
+
+def given_function(module: ModuleType, function: str, name: str, operations: Sequence[str]) -> Backend:
+    """The backend of a module's function.
+
+    Raises:
+        UsageError: the module has no such function.
+    """
+    try:
+        found = attrgetter(function)(module)
+    except AttributeError:
+        raise UsageError(f"has no function {function}") from None
+    if not callable(found) or isinstance(found, type):
+        raise UsageError(f"{function} is no function, but of {type(found).__name__}")
+    return GivenFunction(name, found, operations)

@@ -16,8 +16,8 @@ from softbench.core.errors import UsageError
 from softbench.core.text import one_line
 from softbench.core.validate import NAME
 from softbench.plugins.backend import Backend
-from softbench.plugins.functions import from_functions
-from softbench.plugins.source import ALL, GROUP, SOURCES, PluginSource
+from softbench.plugins.functions import from_functions, given_function
+from softbench.plugins.source import ALL, FILE, GROUP, MODULE, SOURCES, PluginSource
 
 METHODS = ("available", "supports", "prepare")
 
@@ -28,13 +28,16 @@ def load(origin: PluginSource, operations: Sequence[str] = (OPERATION,)) -> tupl
     `operations` are the names of functions that make a backend of a file without one.
 
     An entry point names one Backend or a list. A file has them under the name `backend` or `backends`, or it has functions only
-    (`softbench.plugins.functions`).
+    (`softbench.plugins.functions`). A source may also be one function.
 
     Raises:
-        UsageError: the object is not a backend. Exceptions of the plugin's own import pass through.
+        UsageError: the object is not a backend or function. Exceptions of the plugin's own import pass through.
     """
-    if origin.kind == "file":
-        module = _import_file(Path(origin.target))
+    offered: object
+    if origin.function:
+        offered = given_function(_import(origin), origin.function, origin.label, operations)
+    elif origin.kind == FILE:
+        module = _import(origin)
         offered = getattr(module, "backends", None) or getattr(module, "backend", None) or from_functions(module, origin.label, operations)
         if offered is None:
             raise UsageError(f"defines neither `backend` nor `backends`, or nothing in them, and no function `{OPERATION}`")
@@ -50,7 +53,7 @@ def load(origin: PluginSource, operations: Sequence[str] = (OPERATION,)) -> tupl
         name = getattr(backend, "name", None)
         if not isinstance(name, str) or not NAME.fullmatch(name) or name == ALL:
             raise UsageError(f"{_shown(name)} is no name for a backend; use 1 to 64 letters, digits and . _ : + -, and not '{ALL}'")
-    if not origin.alias:
+    if not origin.alias or origin.function:  # a function has its name already
         return found
     return tuple(_renamed(backend, origin.alias if len(found) == 1 else f"{origin.alias}.{backend.name}") for backend in found)
 
@@ -75,6 +78,22 @@ def _renamed(backend: Backend, name: str) -> Backend:
     return renamed
 
 
+def importing() -> bool:
+    """True while this process imports a plugin source."""
+    return bool(_importing)
+
+
+_importing: list[PluginSource] = []
+
+
+def _import(origin: PluginSource) -> ModuleType:
+    _importing.append(origin)
+    try:
+        return importlib.import_module(origin.target) if origin.kind == MODULE else _import_file(Path(origin.target))
+    finally:
+        _importing.pop()
+
+
 def _import_file(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"softbench_plugin_{path.stem}", path)
     if spec is None or spec.loader is None:
@@ -87,12 +106,12 @@ def _import_file(path: Path) -> ModuleType:
 
 
 def source_hash(backend: object, origin: PluginSource) -> str:
-    """A hash of a backend's source files and its `sources()`: the plugin file, or the folders of its package's loaded modules."""
+    """A hash of a backend's source files and its `sources()`: the plugin's file, or the folders of its package's loaded modules."""
     digest = hashlib.sha256()
-    if origin.kind == "file":
-        folder = Path(origin.target).parent  # modules beside the file belong to it
+    if own_file := origin.file:
+        folder = own_file.parent  # modules beside the file belong to it
         loaded = [Path(file) for module in list(sys.modules.values()) if (file := getattr(module, "__file__", None))]
-        files = sorted({Path(origin.target), *(file for file in loaded if file.parent == folder)})
+        files = sorted({own_file, *(file for file in loaded if file.parent == folder)})
     else:
         package = origin.target.partition(":")[0].partition(".")[0]
         modules = [m for name, m in list(sys.modules.items()) if name == package or name.startswith(package + ".")]

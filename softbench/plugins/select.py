@@ -23,7 +23,7 @@ def needed(sources: Sequence[PluginSource], names: Sequence[str] | None) -> tupl
     if names is None or any(name == ALL or WILDCARDS & set(name) for name in names):
         return tuple(sources)
     labels = {YARDSTICK, *names, *(name.partition(":")[0] for name in names)}
-    return tuple(source for source in sources if source.kind == "file" or source.label in labels)
+    return tuple(source for source in sources if source.given or source.label in labels)
 
 
 def missing(infos: Iterable[BackendInfo], names: Sequence[str] | None) -> bool:
@@ -33,8 +33,11 @@ def missing(infos: Iterable[BackendInfo], names: Sequence[str] | None) -> bool:
 
 
 def _label(info: BackendInfo) -> tuple[str, ...]:
-    """The name of a plugin's source, which selects all its backends. It is what `softbench list` has of a plugin that it cannot read."""
-    return () if info.origin.own else (info.origin.label,)
+    """The names of a plugin's source, which select all its backends. `softbench list` has the first of a plugin that it cannot read.
+
+    The file's absolute path is the second. It never is the name of a backend.
+    """
+    return () if info.origin.own else (info.origin.label, info.origin.target)
 
 
 def of_source(infos: Iterable[BackendInfo], name: str) -> list[BackendInfo]:
@@ -83,7 +86,7 @@ def select(
 
 def not_loaded(infos: Iterable[BackendInfo]) -> list[BackendInfo]:
     """The infos of plugin files that could not be loaded."""
-    return [info for info in infos if info.broken and info.origin.kind == "file"]
+    return [info for info in infos if info.broken and info.origin.given]
 
 
 def not_loaded_text(info: BackendInfo) -> str:

@@ -1,4 +1,4 @@
-"""Where backends come from: entry points and plugin files."""
+"""Where backends come from: entry points, plugin files, and functions of files or modules."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import metadata
+from importlib.machinery import PathFinder
+from importlib.util import find_spec
 from pathlib import Path
 
 from softbench.core.errors import UsageError
@@ -15,34 +17,49 @@ from softbench.core.validate import NAME
 GROUP = "softbench.backends"
 ALL = "all"
 SOURCES = {".py", ".cu", ".cuh", ".cpp", ".h"}
+FILE, MODULE, ENTRY_POINT = "file", "module", "entry point"
+_FUNCTION = re.compile(r"(?P<place>.+):(?P<name>[^\W\d]\w*(?:\.[^\W\d]\w*)*)")
+_DOTTED = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*")
 
 
 @dataclass(frozen=True, slots=True)
 class PluginSource:
-    """A plugin source: an entry point or a file."""
+    """A plugin source: an entry point, a file, or a function of a file or a module."""
 
     kind: str
-    """`entry point` or `file`."""
+    """`entry point`, `file`, or `module` for a function of an importable module."""
     label: str
-    """The entry point's name or the file's stem: the name of a backend that is not loaded yet."""
+    """The name of the entry point, the function, or the file without suffix: the name of a backend that is not loaded yet."""
     target: str
-    """`module:attribute`, or the file's absolute path."""
+    """`module:attribute`, the file's absolute path, or the module's name."""
     shown: str
     """For messages: the distribution, or the file as the user wrote it."""
     alias: str = ""
     """The name that the user gives its backend, so that two versions of a file can run side by side."""
+    function: str = ""
+    """The function that is the backend, by its qualified name; empty if the file or entry point has backends."""
+
+    @property
+    def given(self) -> bool:
+        """True if the user named the source, and it is not an entry point."""
+        return self.kind != ENTRY_POINT
+
+    @property
+    def file(self) -> Path | None:
+        """The file of a source that the user named."""
+        return Path(self.target) if self.kind == FILE else module_file(self.target) if self.kind == MODULE else None
 
     @property
     def own(self) -> bool:
         """True for softbench's own backends, false for a plugin."""
-        return self.kind != "file" and self.target.startswith("softbench.")
+        return not self.given and self.target.startswith("softbench.")
 
 
 def origins(plugins: Iterable[Path]) -> tuple[PluginSource, ...]:
     """Every plugin source: entry points of all installed distributions (not imported here), then the files.
 
     Raises:
-        UsageError: a file does not exist, or there is no entry point because softbench is not installed.
+        UsageError: a file or module does not exist, or there is no entry point because softbench is not installed.
     """
     found = []
     for point in metadata.entry_points(group=GROUP):
@@ -50,18 +67,40 @@ def origins(plugins: Iterable[Path]) -> tuple[PluginSource, ...]:
         found.append(PluginSource("entry point", safe_name(point.name), point.value, one_line(shown)))
     if not found:
         raise UsageError("softbench is not installed, so its backends are not registered; run: pip install -e .")
-    for given in plugins:
-        alias, path = split_alias(given)
-        if alias == ALL:
-            raise UsageError(f"--plugin {given}: '{ALL}' names every backend; give this one another name")
-        try:
-            there = path.is_file()
-        except OSError as error:
-            raise UsageError(f"--plugin {path}: {error.strerror}") from None
-        if not there:
-            raise UsageError(f"--plugin {path}: no such file")
-        found.append(PluginSource("file", alias or safe_name(path.stem), str(path.resolve()), one_line(str(given)), alias))
-    return tuple(found)
+    return (*found, *map(_given, plugins))
+
+
+def _given(plugin: Path) -> PluginSource:
+    """The source of a `--plugin`. Raises as `origins`."""
+    alias, path = split_alias(plugin)
+    if alias == ALL:
+        raise UsageError(f"--plugin {plugin}: '{ALL}' names every backend; give this one another name")
+    place, function = split_function(path)
+    label, shown = alias or safe_name(function.rpartition(".")[2] or place.stem), one_line(str(plugin))
+    if _is_module(path):
+        if module_file(str(place)) is None:
+            raise UsageError(f"--plugin {path}: Python finds no module {place}; give its file: FILE.py:{function}")
+        return PluginSource(MODULE, label, str(place), shown, alias, function)
+    try:
+        there = place.is_file()
+    except OSError as error:
+        raise UsageError(f"--plugin {path}: {error.strerror}") from None
+    if not there:
+        raise UsageError(f"--plugin {path}: no such file")
+    return PluginSource(FILE, label, str(place.resolve()), shown, alias, function)
+
+
+def module_file(module: str) -> Path | None:
+    """The source file of a module, found without importing its package; None if there is none."""
+    first, *rest = module.split(".")
+    try:
+        spec = find_spec(first)
+        for depth in range(1, len(rest) + 1):
+            folders = spec.submodule_search_locations if spec else None
+            spec = PathFinder.find_spec(".".join((first, *rest[:depth])), folders) if folders else None
+    except (ImportError, ValueError):  # ValueError: a loaded module without a spec
+        return None
+    return Path(spec.origin) if spec and spec.origin and spec.has_location else None
 
 
 def safe_name(text: str) -> str:
@@ -72,14 +111,32 @@ def safe_name(text: str) -> str:
 def split_alias(given: Path, base: Path = Path()) -> tuple[str, Path]:
     """Splits `[NAME=]FILE` into the name (or an empty text) and the file, which is relative to `base`.
 
-    The name ends at the first `=`. An existing file whose own name has a `=` is taken as it is.
+    The name ends at the first `=`. An existing file whose own name has a `=` is taken as it is. In place of FILE there may be
+    `FILE:FUNCTION` or `MODULE:FUNCTION`.
     """
     alias, equals, rest = str(given).partition("=")
+    named = equals and NAME.fullmatch(alias) and not _is_file(base / given)
+    path = Path(rest) if named else given
+    return alias if named else "", path if _is_module(path) else base / path
+
+
+def split_function(path: Path) -> tuple[Path, str]:
+    """Splits `FILE:FUNCTION` or `MODULE:FUNCTION`; the function is empty without one. An existing file is taken as it is."""
+    found = _FUNCTION.fullmatch(str(path))
+    return (Path(found["place"]), found["name"]) if found and not _is_file(path) else (path, "")
+
+
+def _is_module(path: Path) -> bool:
+    """True for `MODULE:FUNCTION`."""
+    place, function = split_function(path)
+    return bool(function and _DOTTED.fullmatch(str(place))) and place.suffix != ".py"
+
+
+def _is_file(path: Path) -> bool:
     try:
-        exists = (base / given).is_file()
+        return path.is_file()
     except OSError:
-        exists = False
-    return (alias, base / rest) if equals and NAME.fullmatch(alias) and not exists else ("", base / given)
+        return False
 
 
 def beside(base: Path, given: str) -> Path:
@@ -91,4 +148,5 @@ def beside(base: Path, given: str) -> Path:
 def absolute(given: Path) -> Path:
     """`[NAME=]FILE` with the file's absolute path."""
     alias, path = split_alias(given)
-    return Path(f"{alias}={path.resolve()}") if alias else path.resolve()
+    whole = path if _is_module(path) else path.resolve()
+    return Path(f"{alias}={whole}") if alias else whole

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Collection
-from importlib.machinery import PathFinder
 from pathlib import Path
 
 from softbench.core.case import OPERATION
 from softbench.core.text import one_line
 from softbench.core.validate import NAME
 from softbench.plugins.info import BackendInfo
-from softbench.plugins.source import PluginSource
+from softbench.plugins.source import FILE, PluginSource, module_file
 
 ASSIGNED = ("backend", "backends")
 """The names under which a file has its backends."""
@@ -22,10 +21,10 @@ def at(source: PluginSource) -> list[BackendInfo]:
     """The infos of a plugin source by static scan; at least one, with the source's label."""
     file = Path(source.target)
     targets: Collection[str] = ASSIGNED
-    if source.kind != "file":
+    if source.kind != FILE:
         module, _, attribute = source.target.partition(":")
-        found_file, targets = _module_file(module), (attribute,)
-        if found_file is None:
+        found_file, targets = module_file(module), (attribute,)
+        if found_file is None or found_file.suffix != ".py":
             return [_unread(source)]
         file = found_file
     try:
@@ -36,28 +35,24 @@ def at(source: PluginSource) -> list[BackendInfo]:
         place = f"{error.msg} ({file.name}:{error.lineno})" if isinstance(error, SyntaxError) else f"({file.name})"
         line = f"{type(error).__name__}: {place}" if isinstance(error, SyntaxError) else f"{type(error).__name__} {place}"
         return [BackendInfo(source.label, source, broken=f"import: {one_line(line)}", loaded=False)]
-    found = _backends(tree, targets) or (_functions(tree, source.label) if source.kind == "file" else {})
+    if source.function:
+        return [BackendInfo(source.label, source, summary=f"{_summary(tree, source.function)} ({LOAD})".strip(), loaded=False)]
+    found = _backends(tree, targets) or (_functions(tree, source.label) if source.kind == FILE else {})
     if not found:
         return [_unread(source)]
     names = {name: f"{source.alias}.{name}" if len(found) > 1 else source.alias for name in found} if source.alias else {}
     return [BackendInfo(names.get(name, name), source, summary=f"{text} ({LOAD})".strip(), loaded=False) for name, text in found.items()]
 
 
+def _summary(tree: ast.Module, function: str) -> str:
+    """The first line of the docstring of a function at the top level; empty if there is none."""
+    named = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == function]
+    return one_line((ast.get_docstring(named[0]) or "").partition("\n")[0]) if named else ""
+
+
 def _unread(source: PluginSource) -> BackendInfo:
     text = f"its source does not state its backends' names; {source.label} selects all of them ({LOAD})"
     return BackendInfo(source.label, source, summary=text, loaded=False)
-
-
-def _module_file(module: str) -> Path | None:
-    """The source file of a module, found without importing its package; None if there is none."""
-    folders, file = None, None
-    parts = module.split(".")
-    for depth in range(len(parts)):
-        spec = PathFinder.find_spec(".".join(parts[: depth + 1]), folders)
-        if spec is None:
-            return None
-        folders, file = spec.submodule_search_locations, spec.origin
-    return Path(file) if file and file.endswith(".py") else None
 
 
 def _backends(tree: ast.Module, targets: Collection[str]) -> dict[str, str]:

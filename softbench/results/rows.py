@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
 from softbench.core import statistics as stats
-from softbench.core.case import OPERATION, CaseKey, pass_name
+from softbench.core.case import OPERATION, Case, CaseKey, pass_name
 from softbench.core.json_types import JsonObject
 from softbench.core.outcome import Build, Checked, Failed, Measured, Profile, Record, Skipped, Timing
 from softbench.ops.registry import operation
@@ -181,6 +181,21 @@ def row(
         shape=case.shape,
         of_peak=gbps / peak if gbps and isinstance(peak, float) else None,
     )
+
+
+def rows_of_run(records: Iterable[Record], header: JsonObject) -> list[Row]:
+    """The rows of a run's records, in their order. `header`: see `softbench.run.header.header`, with the run's name."""
+    by_case: dict[Case, dict[str, Record]] = {}
+    for record in records:
+        by_case.setdefault(record.case, {})[record.backend] = record
+    return [found for of in by_case.values() for found in rows_of_case(of, header)]
+
+
+def rows_of_case(records: Mapping[str, Record], header: JsonObject) -> list[Row]:
+    """The rows of one case, whose records are given by backend."""
+    beside = records.get(header["yardstick"]), records.get(header["relative_to"])
+    about = {"device": header["device_name"], "run": header["run"], "facts": header.get("environment", {})}
+    return [row(record, *beside, **about) for record in records.values()]
 
 
 def _sampling(timing: Timing | None) -> JsonObject:

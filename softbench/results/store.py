@@ -29,7 +29,7 @@ from softbench.core.text import one_line, printable
 from softbench.results.csv import to_csv
 from softbench.results.journal import Cells, newest
 from softbench.results.records import SCHEMA, merge, record_to_json
-from softbench.results.rows import Row, row
+from softbench.results.rows import Row, rows_of_case
 
 CHEAP_SECONDS, LAG = 0.02, 20  # a CSV that takes longer is written in at most a twentieth of the time
 
@@ -135,9 +135,7 @@ class Run:
             by_case.setdefault(record.case, {})[record.backend] = record
         for case, of in by_case.items():
             if case not in self._rows:
-                beside = of.get(self.header["yardstick"]), of.get(self.header["relative_to"])
-                about = {"device": self.header["device_name"], "run": self.name, "facts": self.header.get("environment", {})}
-                self._rows[case] = [row(record, *beside, **about) for record in of.values()]
+                self._rows[case] = rows_of_case(of, {**self.header, "run": self.name})
         return [found for case in by_case for found in self._rows[case]]
 
     def document(self) -> JsonObject:

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from fnmatch import fnmatchcase
 from glob import escape
 
-from softbench.core.case import OPERATION, YARDSTICK, Direction, parse_op, pass_name, value_text
+from softbench.core.case import DTYPES, OPERATION, YARDSTICK, Direction, parse_op, pass_name, value_text
 from softbench.core.errors import UsageError, WorkersError
 from softbench.core.json_types import JsonObject
 from softbench.core.messages import ListCheckCases, RunCheckCase
@@ -17,12 +17,14 @@ from softbench.core.outcome import Grade
 from softbench.core.replies import CheckCaseGraded, ErrorMetrics, Failure, Skip
 from softbench.core.text import unknown
 from softbench.ops import registry
-from softbench.plan.settings import Settings
+from softbench.plan import sweep
+from softbench.plan.settings import Layer, Settings
 from softbench.plugins.select import select
 from softbench.plugins.source import origins
 from softbench.processes.pool import Lost, Pool
 from softbench.processes.session import Session
 from softbench.processes.slot import MAX_DEATHS, WorkerSlot
+from softbench.run import operations
 
 FAILED = "failed"
 SKIPPED = "skipped"
@@ -71,6 +73,30 @@ class CheckRequest:
     op: str = OPERATION
     op_given: str = OPERATION
     """The operation as the user wrote it: its name, or its file."""
+
+    @classmethod
+    def of(
+        cls,
+        flags: Layer,
+        op: str = OPERATION,
+        *,
+        pattern: str = "*",
+        dtype: Sequence[str] | None = None,
+        direction: Sequence[str] | None = None,
+        set: Sequence[str] | None = None,
+    ) -> CheckRequest:
+        """A request from the texts of options; without dtypes and directions those that the operation has.
+
+        Raises:
+            UsageError: an option is invalid, or does not fit the operation.
+        """
+        directions = sweep.parse_directions(",".join(direction or Direction), "--direction")
+        dtypes = sweep.parse_dtypes(",".join(dtype or DTYPES), "--dtype")
+        of = operations.name(op, set)
+        sweep.require_passes(of, directions)
+        sweep.require_dtypes(of, dtypes)
+        dtypes = tuple(one for one in dtypes if one in registry.operation(of).dtypes)
+        return cls(Settings.from_sources({}, flags), pattern, dtypes, directions, of, op)
 
 
 @dataclass(frozen=True, slots=True)

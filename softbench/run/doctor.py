@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 from softbench.core import toolchain
 from softbench.core.errors import WorkersError
 from softbench.core.machine import Gpu
 from softbench.core.text import one_line, size
 from softbench.kernels.common import cuda_toolkit
+from softbench.plan.settings import PHASES
+from softbench.plugins.source import origins
 from softbench.processes.session import Session
+from softbench.run import info_cache
 
 Finding = tuple[str, str, str]
 """A name; `ok`, `missing`, `absent` (works without it) or `warning`; what it is, or what to do."""
@@ -46,6 +51,21 @@ def examine(deadline: float) -> list[Finding]:
         )
     )
     return found
+
+
+@cache
+def no_gpu() -> str:
+    """Why no run can use a GPU here; empty if one can. A process asks once; what an earlier command found out suffices.
+
+    Raises:
+        WorkersError: the machine cannot be probed.
+    """
+    if known := info_cache.read("auto", origins(())):
+        machine = known.machine
+    else:
+        with Session("auto", PHASES["import"]) as session:
+            machine = session.machine
+    return "" if machine.gpus else machine.no_gpu
 
 
 def healthy(findings: list[Finding]) -> bool:

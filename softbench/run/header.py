@@ -67,7 +67,7 @@ def _own_commit() -> str | None:
 
 def _plugin_commits(infos: Sequence[BackendInfo]) -> dict[str, str | None]:
     """The commit of the checkout that each plugin file lies in, by backend; None for files outside a checkout."""
-    folders = {info.name: Path(info.origin.target).parent for info in infos if info.origin.kind == "file"}
+    folders = {info.name: file.parent for info in infos if (file := info.origin.file)}
     commits = {folder: _git_commit(folder) for folder in {*folders.values()}}
     return {name: commits[folder] for name, folder in folders.items()}
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,3 +43,13 @@ class Request:
     def gives(self, *names: str) -> bool:
         """True if the configuration or a flag sets all these fields."""
         return set(names) <= {*self.config, *self.flags}
+
+
+def command_line(arguments: Sequence[str]) -> str:
+    """The command for a results file. An absolute path becomes its last part, as results may be published."""
+
+    def without_folders(argument: str) -> str:
+        option, equals, value = argument.rpartition("=")
+        return f"{option}{equals}{Path(value).name}" if value.startswith("/") else argument
+
+    return shlex.join(["softbench", *map(without_folders, arguments)])

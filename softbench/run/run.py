@@ -37,6 +37,7 @@ from softbench.processes.pool import Lost, Pool
 from softbench.processes.session import Session, choose_device
 from softbench.processes.slot import WorkerSlot
 from softbench.results import store
+from softbench.results.rows import Row
 from softbench.run import info_cache, isolation, queue
 from softbench.run.header import header
 from softbench.run.load import CpuLoad
@@ -208,10 +209,10 @@ def run(
             with suppress(SoftbenchError, OSError):
                 kept.restore_journal()
                 kept.write_rows()
+            kept.journal.close()  # and so its lock: the caller's process may live on, and resume the run
             raise
         kept.header["seconds"] = {key: round(value, 3) for key, value in {**activity.seconds, "wall": time.monotonic() - begin}.items()}
-    measured = any(record.status is Status.OK for record in kept.records())
-    kept.finish(publish=measured)
+    kept.finish(publish=(measured := any(record.status is Status.OK for record in kept.records())))
     if not measured:
         observer.note("nothing was measured, so latest.csv and latest.json stay those of an earlier run")
     return kept
@@ -230,12 +231,12 @@ def _in_turn(settings: Settings, activity: Activity, observer: Observer, end: Ex
     return session, place
 
 
-def exit_code(records: Sequence[Record]) -> int:
+def exit_code(records: Sequence[Record] | Sequence[Row]) -> int:
     """0 if a requested backend was measured and no cell is wrong or failed, else 1. The yardstick counts only if it is alone."""
     if any(record.status in FAILURES for record in records):
         return 1
     names = {record.backend for record in records} - {YARDSTICK} or {YARDSTICK}
-    return 0 if any(record.status is Status.OK for record in records if record.backend in names) else 1
+    return 0 if any(record.status == Status.OK for record in records if record.backend in names) else 1
 
 
 def unsupported(pool: Pool, plan: Plan, opened: Sequence[WorkerSlot]) -> frozenset[tuple[str, Case]]:

@@ -40,6 +40,9 @@ def test_stored_runs_are_measured_again_with_every_option(tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path)
     step = next_step.after_files(report(State.AMBIGUOUS), typed, [], new, BASE)
     assert "(add the folder of a b.py, which results do not store): " in step
+    new = run_samples({}, command="softbench run --plugin new=gone.py:fast --plugin=old=c.py:fast --plugin torch.nn.functional:softmax")
+    step = next_step.after_files(report(State.AMBIGUOUS), typed, [], new, BASE)
+    assert "(add the folder of gone.py, which results do not store): " in step
 
 
 def test_a_new_baseline_names_plugins_as_they_were_typed():

@@ -1,5 +1,8 @@
 """A plugin file of bare functions is a backend."""
 
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -7,7 +10,7 @@ from softbench.core.case import Case, Direction
 from softbench.core.errors import UsageError
 from softbench.plugins import static_scan
 from softbench.plugins.load import load
-from softbench.plugins.source import PluginSource
+from softbench.plugins.source import PluginSource, origins
 from softbench.plugins.traits import info
 
 CODE = '''"""My kernels."""
@@ -66,3 +69,57 @@ def test_the_static_scan_names_the_backend_of_functions(tmp_path):
     assert found.name == "new"
     (found,) = static_scan.at(source(tmp_path, CODE + "backend = make()\n"))
     assert "does not state its backends' names" in found.summary
+
+
+def given(text):
+    (source,) = [source for source in origins([Path(text)]) if source.given]
+    return source
+
+
+@pytest.mark.parametrize("direction", list(Direction))
+def test_a_named_function_is_taken_for_any_case(tmp_path, direction):
+    (tmp_path / "mine.py").write_text(CODE + "def fast(x):\n    'Fast.'\n    return softmax(x)\n")
+    origin = given(f"new={tmp_path}/mine.py:fast")
+    (backend,) = load(origin, ("softmax", "log_softmax"))
+    assert (backend.name, backend.supports(case(direction)), info(backend, origin).operations) == ("new", None, ("softmax", "log_softmax"))
+    assert torch.equal(backend.prepare(case(direction))(torch.ones(4, 8)), torch.full((4, 8), 0.125))
+    assert [(one.name, one.summary) for one in static_scan.at(origin)] == [("new", f"Fast. ({static_scan.LOAD})")]
+
+
+def test_a_function_of_a_module_keeps_its_package(tmp_path, monkeypatch):
+    folder = tmp_path / "some_kernels"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("raise RuntimeError('the parent process imports no package of a user')\n")
+    (folder / "fast.py").write_text(CODE)
+    monkeypatch.syspath_prepend(tmp_path)
+    origin = given("some_kernels.fast:softmax")
+    assert (origin.kind, origin.label, origin.file, "some_kernels" in sys.modules) == ("module", "softmax", folder / "fast.py", False)
+    (folder / "__init__.py").write_text("")
+    (backend,) = load(origin)
+    hashed = info(backend, origin).source
+    (folder / "fast.py").write_text(CODE + "\n")
+    assert (backend.name, hashed == info(backend, origin).source) == ("softmax", False)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("no_such_module:softmax", "Python finds no module no_such_module; give its file: FILE.py:softmax"),
+        ("no_such_file.py:softmax", "no_such_file.py:softmax: no such file"),
+    ],
+)
+def test_a_function_of_nothing_is_refused(text, message):
+    with pytest.raises(UsageError, match=message):
+        given(text)
+
+
+@pytest.mark.parametrize(("function", "message"), [("slow", "has no function slow"), ("torch", "torch is no function, but of module")])
+def test_a_name_that_is_no_function_is_refused(tmp_path, function, message):
+    (tmp_path / "mine.py").write_text(CODE)
+    with pytest.raises(UsageError, match=message):
+        load(given(f"{tmp_path}/mine.py:{function}"))
+
+
+def test_a_file_whose_name_has_a_colon_is_a_file(tmp_path):
+    (tmp_path / "a.py:b").write_text(CODE)
+    assert (given(tmp_path / "a.py:b").function, given(tmp_path / "a.py:b").target) == ("", str((tmp_path / "a.py:b").resolve()))

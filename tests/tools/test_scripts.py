@@ -1,4 +1,4 @@
-"""The conclusions of tools/against_ncu.py and tools/harness_cost.py, tested without a GPU."""
+"""The conclusions of tools/against_ncu.py, harness_cost.py and assertion_rates.py, tested without a GPU."""
 
 import argparse
 import importlib.util
@@ -18,7 +18,7 @@ def script(name):
     return module
 
 
-ncu, cost = script("against_ncu"), script("harness_cost")
+ncu, cost, rates = script("against_ncu"), script("harness_cost"), script("assertion_rates")
 CELLS = [
     {"backend": "torch", "M": 4096, "N": 256, "dtype": "bf16", "direction": "forward", "us": 3.2, "kernels": ["softmax"]},
     {"backend": "naive", "M": 4096, "N": 256, "dtype": "bf16", "direction": "forward", "us": 50.0, "kernels": ["max", "sub"]},
@@ -96,3 +96,26 @@ def test_softbenchs_time_is_the_median_over_processes(tmp_path, monkeypatch):
     assert asked[0][asked[0].index("--processes") + 1] == "3"
     sweeps = tomllib.loads((tmp_path / "grid.toml").read_text())["sweep"]
     assert [sweep["M"] * sweep["N"] for sweep in sweeps] == [ncu.ELEMENTS] * 2
+
+
+@pytest.mark.parametrize(("alarms", "found", "code"), [(1, 19, 0), (2, 20, 1), (0, 18, 1)])
+def test_rates_of_the_assertion_are_counted_and_bounded(monkeypatch, capsys, alarms, found, code):
+    """Of 20 repetitions; one of the slower ones is inconclusive in the first."""
+    answers = {
+        "torch+0": iter(["fail"] * alarms + ["pass"] * (20 - alarms)),
+        "torch+0.08": iter(["fail"] * found + ["skip"] * (20 - found)),
+    }
+
+    def asserted(self, new, old, margin, **options):
+        assert (old, margin, options["plugins"][0].name) == ("torch", 0.03, "slowed.py")
+        outcome = next(answers[new])
+        if outcome == "skip":
+            pytest.skip("inconclusive")
+        assert outcome == "pass"
+
+    monkeypatch.setattr(rates.Softbench, "assert_not_slower", asserted)
+    assert rates.main(["--repetitions", "20"]) == code
+    told = capsys.readouterr().out
+    assert f"unchanged: {alarms} of 20 fail" in told
+    assert f"8 % slower: {found} of 20 fail" in told
+    assert f"{20 - found} inconclusive" in told

@@ -1,0 +1,184 @@
+"""The assertions of the pytest fixture `softbench`."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn, Unpack, cast
+
+import pytest
+
+from softbench.api.backends import Backend, given
+from softbench.api.measure import checked, compare, judged
+from softbench.api.options import CheckOptions, GateOptions, Options, Words, known_only, texts, words
+from softbench.core.case import OPERATION
+from softbench.core.errors import InconclusiveError
+from softbench.core.text import count, margin as shown_margin, percent
+
+if TYPE_CHECKING:
+    from softbench.gate.verdicts import GateReport, Verdict
+    from softbench.results.rows import Row
+
+CHECKED = ("set", "device", "seed", "timeout", "plugins")
+"""The options of a measurement that a check has too."""
+SHAPE: Options = {"M": 4096, "N": 4096}
+"""The shape of a measurement that names none."""
+ALL = "*"
+"""The pattern of all check cases."""
+NAMED = 3
+"""Cells or findings that a message names."""
+
+
+class Softbench:
+    """What a test asserts about kernels. A backend is what `softbench.compare` takes: a function, a file, or a name."""
+
+    def __init__(self, folder: Path, note: Callable[[str], object]) -> None:
+        """`folder` gets the results; `note` gets a line of the summary for each assertion."""
+        self.folder, self._note = folder, note
+
+    def assert_correct(
+        self,
+        fn: Backend,
+        op: str = OPERATION,
+        *,
+        dtype: Words = None,
+        direction: Words = "forward",
+        case: str = ALL,
+        **options: Unpack[CheckOptions],
+    ) -> None:
+        """Assert that `fn` passes the check cases of the operation: shapes, layouts and values, in all dtypes or in these.
+
+        Arguments are those of `softbench.check`.
+
+        Raises:
+            AssertionError: an output is wrong, or a check case fails; with the reason and the command that repeats it.
+        """
+        __tracebackhide__ = True
+        self._check((fn,), op, dtype, direction, case, options)
+
+    def assert_not_slower(
+        self,
+        new: Backend,
+        old: Backend,
+        margin: float = 0.03,
+        *,
+        op: str | None = None,
+        config: str | None = None,
+        **options: Unpack[GateOptions],
+    ) -> None:
+        """Assert that `new` is correct and not more than `margin` slower than `old`, as `softbench.judge` finds. .03 is 3 %.
+
+        An inconclusive measurement skips the test, with the reason. Without a GPU both are checked, and the test is then skipped; with
+        `device="cpu"` they are measured on the CPU.
+
+        Raises:
+            AssertionError: it is slower, or wrong; with ratio, interval and p, and the command that repeats the measurement.
+        """
+        __tracebackhide__ = True
+        self._without_gpu((new, old), op, options)
+        try:
+            report, command = judged(new, old, margin, op, config, self.folder, None, _with_shape(options, config))
+        except InconclusiveError as error:
+            pytest.skip(f"softbench: {error}")
+        text = _verdicts(report)
+        self._note(f"{report.what.partition(', ')[0]}: {text}")
+        if report.exit_code == 1:
+            raise AssertionError(f"{report.summary}\n{text}\nrepeat it: {command}\nresults: {self.folder}")
+        if report.exit_code:
+            pytest.skip(f"softbench: {report.summary}; {text}; repeat it: {command}")
+
+    def assert_bandwidth(
+        self,
+        fn: Backend,
+        at_least_of_copy: float = 0.9,
+        *,
+        op: str | None = None,
+        config: str | None = None,
+        quick: bool = False,
+        **options: Unpack[Options],
+    ) -> None:
+        """Assert that `fn` is correct and reaches this fraction of the bandwidth of `copy` in every cell, as `softbench.compare` finds.
+
+        Doubtful cells, whose labels say that the host or the L2 cache shows, count as they are. Without a GPU `fn` is checked, and the
+        test is then skipped; with `device="cpu"` it is measured on the CPU.
+
+        Raises:
+            AssertionError: a cell is slower, wrong, or has no bandwidth; with the fraction, and the command that repeats the measurement.
+        """
+        __tracebackhide__ = True
+        known_only(options, Options)
+        self._without_gpu((fn,), op, cast(GateOptions, options))
+        sized = _with_shape(options, config)
+        result = compare(fn, op=op, config=config, quick=quick, output=self.folder, **sized)
+        rows = [row for row in result.rows if row.backend != "copy"]
+        low = [row for row in rows if not (row.of_copy or 0) >= at_least_of_copy]
+        text = _fractions(low or sorted(rows, key=lambda row: row.of_copy or 0))
+        self._note(f"{rows[0].backend if rows else fn}: {text}")
+        if low or not rows:
+            chosen, found = given((fn,)), texts(sized)
+            named = {"backends": ",".join(chosen.labels), **found, "config": config, "quick": quick}
+            command = shlex.join(["softbench", "run", *words(chosen, op, named)])
+            found_low = f"{count(len(low), 'cell')} below {percent(at_least_of_copy)} of copy"
+            raise AssertionError(f"{found_low}\n{text}\nrepeat it: {command}\nresults: {result.csv}")
+
+    def _without_gpu(self, backends: Sequence[Backend], op: str | None, options: GateOptions) -> None:
+        """Without a GPU: check the backends, and skip the test. With one, or on the CPU if the test names it: return."""
+        __tracebackhide__ = True
+        from softbench.run import doctor
+
+        if options.get("device", "auto") != "auto" or not (reason := doctor.no_gpu()):
+            return
+        of_check = cast(CheckOptions, {name: value for name, value in options.items() if name in CHECKED})
+        self._check(backends, op or OPERATION, options.get("dtype", "fp32"), options.get("direction", "forward"), ALL, of_check)
+        self._skip(f"checked, and not timed: no GPU ({reason}); device='cpu' times it on the CPU")
+
+    def _skip(self, reason: str) -> NoReturn:
+        pytest.skip(f"softbench: {reason}")
+
+    def _check(self, backends: Sequence[Backend], op: str, dtype: Words, direction: Words, case: str, options: CheckOptions) -> None:
+        __tracebackhide__ = True
+        report, plugins = checked(backends, op, case, dtype, direction, options)
+        names = ", ".join(dict.fromkeys(finding.backend for finding in report.findings))
+        compared = sum(finding.worst is not None for finding in report.findings)
+        bad = report.to_repeat(plugins)
+        self._note(f"{names or 'no backend'}: {count(compared, 'check case')}, {len(bad)} wrong or failed")
+        if report.exit_code == 0:
+            return
+        lines = [
+            f"{finding.backend} {finding.verdict} in '{finding.item}' {finding.direction} {finding.dtype}: {finding.reason}\n"
+            f"  repeat it: {command}"
+            for finding, command in bad[:NAMED]
+        ]
+        more = [f"and {count(len(bad) - NAMED, 'other')}"] if len(bad) > NAMED else []
+        raise AssertionError(
+            "\n".join([*report.notes, *lines, *more]) or "no check case compared an output; see skipped cases: softbench check"
+        )
+
+
+def _with_shape(options: Options | GateOptions, config: str | None) -> Options:
+    """The options with the default shape, unless they or a configuration give one."""
+    sized = config is not None or options.keys() & {"M", "N", "shape"}
+    return cast(Options, {**({} if sized else SHAPE), **options})
+
+
+def _verdicts(report: GateReport) -> str:
+    """The worst cells: ratio, interval and p."""
+    shown = [_verdict(verdict) for verdict in report.verdicts[:NAMED]]
+    more = len(report.verdicts) - NAMED
+    return "; ".join([*shown, *([f"and {count(more, 'other cell')}"] if more > 0 else [])])
+
+
+def _verdict(verdict: Verdict) -> str:
+    if verdict.ratio is None:
+        return f"{verdict.cell.case}: {verdict.state}: {verdict.reason}"
+    interval = f" ({verdict.interval[0]:.3f} to {verdict.interval[1]:.3f})" if verdict.interval else ""
+    p = f", p {verdict.p:.2g}" if verdict.p is not None else ""
+    limit = f", margin {shown_margin(verdict.margin)}" if verdict.margin else ""
+    return f"{verdict.cell.case}: {verdict.state}, new/old {verdict.ratio:.3f}{interval}{p}{limit}"
+
+
+def _fractions(rows: Sequence[Row]) -> str:
+    """The fraction of copy of some rows."""
+    shown = [f"{row.case}: {percent(row.of_copy)} of copy" if row.of_copy else f"{row.case}: {row.status}: {row.reason}" for row in rows]
+    return "; ".join([*shown[:NAMED], *([f"and {count(len(shown) - NAMED, 'other cell')}"] if len(shown) > NAMED else [])])

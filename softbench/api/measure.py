@@ -1,0 +1,185 @@
+"""`compare`, `judge` and `check`: the commands `run`, `gate` and `check` as functions."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Unpack
+
+from softbench.api.backends import Backend, given
+from softbench.api.options import CheckOptions, GateOptions, Options, Words, known_only, layer, request, texts, words
+from softbench.api.progress import watched
+from softbench.core.case import OPERATION
+from softbench.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from softbench.api.result import Result
+    from softbench.gate.verdicts import GateReport
+    from softbench.plan.plan import Plan
+    from softbench.results.store import Run
+    from softbench.run.check import CheckReport
+    from softbench.run.request import Request
+
+RESULTS = Path("results")
+
+
+def compare(
+    *backends: Backend,
+    op: str | Sequence[str] | None = None,
+    config: str | None = None,
+    output: str | Path = RESULTS,
+    quick: bool = False,
+    progress: bool | None = None,
+    **options: Unpack[Options],
+) -> Result:
+    """Check and time backends on every shape, as `softbench run` does: isolated, interleaved, with the same files.
+
+    Args:
+        backends: names and patterns (`"torch"`, `"compile:*"`), plugin files (`"my_kernels.py"`, `"new=my_kernels.py"`), and functions
+            that a worker can import. A function gets the tensors of the case's pass, such as `f(x)` of (M, N), and returns the result.
+            Without backends all are measured. The yardstick `copy` is always added.
+        op: the operation, several, or the Python file of one. None is that of the configuration, else softmax.
+        config: a configuration: the name of a shipped one, or a TOML file. Other arguments override it.
+        output: the folder of the results.
+        quick: a short run: three short rounds and, without `N`, at most six N.
+        progress: None shows the progress on a terminal and in a notebook, True always, False never.
+        options: `M`, `N`, `shape`, `dim`, `dtype`, `direction`, `set`, `device`, `rounds` and others of `softbench run`.
+
+    Returns:
+        The result. A cell that is wrong or failed is a row with its reason, and `Result.ok` is false.
+
+    Raises:
+        UsageError: an argument is invalid, or a backend or device does not exist.
+        ResultsError: the folder cannot be written.
+        StorageError: the disk is full. The cells that were measured before are in the folder.
+        WorkersError: the workers cannot be started.
+        KeyboardInterrupt: Ctrl-C. All workers have ended, and the cells that were measured are in the folder.
+    """
+    from softbench.api.result import Result
+    from softbench.run import run
+
+    known_only(options, Options)
+    with watched(progress) as observer:
+        chosen, found = given(backends), texts(options)
+        named = {"backends": ",".join(chosen.labels) or None, **found, "config": config, "quick": quick}
+        command = ["run", *words(chosen, op, named)]
+        asked = request(chosen, op, found, command, output=output, config=config, quick=quick)
+        measured = run.run(asked, observer, lambda started: None)
+    return Result.of_run(measured, observer.notes)
+
+
+def judge(
+    candidate: Backend,
+    reference: Backend,
+    *,
+    margin: float = 0.03,
+    op: str | Sequence[str] | None = None,
+    config: str | None = None,
+    output: str | Path = RESULTS / "gate",
+    progress: bool | None = None,
+    **options: Unpack[GateOptions],
+) -> GateReport:
+    """Judge whether `candidate` is slower than `reference`, as `softbench gate --candidate --reference` does.
+
+    Both are measured now, interleaved. Undecided cells are measured again, in fresh process pairs.
+
+    Args:
+        candidate, reference: as the backends of `compare`. The same function twice measures the noise of the gate.
+        margin: the slowdown that passes, as a fraction: .03 is 3 %.
+        op, config, progress, options: as in `compare`.
+        output: the folder of the measurements.
+
+    Returns:
+        The report. Its `exit_code` is 0 for a pass, 1 for a regression and 3 for an inconclusive result. Its `summary` is one line.
+        Its `verdicts` have ratio, interval and p of each cell.
+
+    Raises:
+        UsageError, ResultsError, StorageError, WorkersError, KeyboardInterrupt: as `compare`.
+        InconclusiveError: the two did not run interleaved, because the device cannot hold both.
+    """
+    return judged(candidate, reference, margin, op, config, output, progress, options)[0]
+
+
+def judged(
+    candidate: Backend,
+    reference: Backend,
+    margin: float,
+    op: str | Sequence[str] | None,
+    config: str | None,
+    output: str | Path,
+    progress: bool | None,
+    options: GateOptions,
+) -> tuple[GateReport, str]:
+    """The report of `judge`, and the command line that repeats the measurement."""
+    from softbench.gate import ab_run, next_step
+    from softbench.gate.verdicts import Rules
+    from softbench.run import run
+
+    known_only(options, GateOptions)
+    if not 0 < margin <= 1:
+        raise UsageError(f"margin {margin:g}: must be a fraction above 0, such as .03 for 3 %")
+    rules = Rules(margin=margin)
+    with watched(progress) as observer:
+        both, found = given((candidate, reference), one_each=True), texts(options)
+        new, old = both.names
+        named = {"candidate": new, "reference": old, **found, "config": config, "margin": f"{100 * margin:g}"}
+        command = ["gate", *words(both, op, named)]
+        asked = ab_run.ab_request(request(both, op, found, command, output=output, config=config), new, old)
+        announced: list[str] = []
+
+        def on_plan(plan: Plan) -> None:
+            if not announced:
+                ab_run.check_candidate(plan, new)
+                announced.append(ab_run.plan_text(plan, rules))
+                observer.note(announced[0])
+
+        def measure(one: Request) -> Run:
+            return run.run(one, observer, lambda started: None, on_plan)
+
+        report = ab_run.judge(measure, asked, new, old, rules)
+    line = shlex.join(["softbench", *command])
+    return replace(report, next_step=next_step.after_pairs(report, line, asked.settings().processes)), line
+
+
+def check(
+    *backends: Backend,
+    op: str = OPERATION,
+    case: str = "*",
+    dtype: Words = None,
+    direction: Words = None,
+    **options: Unpack[CheckOptions],
+) -> CheckReport:
+    """Check backends on difficult shapes, layouts, values and gradients, as `softbench check` does. Nothing is timed.
+
+    Args:
+        backends: as in `compare`.
+        op: the operation, or the Python file of one.
+        case: a shell pattern of the names of check cases; a leading `!` selects the others.
+        dtype, direction: one or several; None for all that the operation has. A function is of one direction.
+        options: `set`, `device`, `seed`, `timeout` and `plugins`, as in `compare`.
+
+    Returns:
+        The report: `exit_code` is 0 if all is correct, `findings` has a verdict of each check case.
+
+    Raises:
+        UsageError, WorkersError, KeyboardInterrupt: as `compare`.
+    """
+    return checked(backends, op, case, dtype, direction, options)[0]
+
+
+def checked(
+    backends: Sequence[Backend], op: str, case: str, dtype: Words, direction: Words, options: CheckOptions
+) -> tuple[CheckReport, list[str]]:
+    """The report of `check`, and the plugins, which `CheckReport.to_repeat` takes."""
+    from softbench.run.check import CheckRequest, check as run_check
+
+    known_only(options, CheckOptions)
+    with watched(progress=False):
+        chosen, found = given(backends), texts({**options, "dtype": dtype, "direction": direction})
+        axes = {name: [found.pop(name)] if name in found else None for name in ("dtype", "direction")}
+        parameters = found.pop("set", None)
+        asked = CheckRequest.of(layer(found, None, chosen), op, pattern=case, set=parameters, **axes)
+        report = run_check(asked, lambda done, total: None)
+    return report, [str(plugin) for plugin in (*chosen.plugins, *found.get("plugins", ()))]

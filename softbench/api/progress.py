@@ -1,0 +1,86 @@
+"""What a caller of Python sees of a measurement: a bar on a terminal, a line in a notebook, and the notes."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from softbench.core.errors import UsageError
+from softbench.plugins.load import importing
+
+if TYPE_CHECKING:
+    from softbench.core.case import Case
+    from softbench.plan.plan import Plan
+    from softbench.run.pace import Pace
+    from softbench.run.run import Observer
+
+_MEASURING = threading.RLock()
+"""Two measurements of one process would measure each other, so that the second waits."""
+
+
+class Watched:
+    """A `softbench.run.run.Observer` that keeps the notes, and passes everything on."""
+
+    def __init__(self, inner: Observer | None) -> None:
+        self.inner = inner
+        self.notes: list[str] = []
+
+    def watch(self, doing: Callable[[], str]) -> None:
+        if self.inner:
+            self.inner.watch(doing)
+
+    def begin(self, plan: Plan, pace: Pace, name: str) -> None:
+        if self.inner:
+            self.inner.begin(plan, pace, name)
+
+    def advance(self, case: Case) -> None:
+        if self.inner:
+            self.inner.advance(case)
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+        if self.inner:
+            self.inner.note(text)
+
+
+@contextmanager
+def watched(progress: bool | None) -> Iterator[Watched]:
+    """The observer of one measurement of this process; another thread waits for its end.
+
+    `progress`: None shows it on a terminal and in a notebook, True also in a log.
+
+    Raises:
+        UsageError: a worker imports the file that calls this.
+    """
+    if importing():
+        raise UsageError("called while a worker imports this file; put the call under: if __name__ == '__main__':")
+    with _MEASURING:
+        if progress is False:
+            yield Watched(None)
+            return
+        if in_notebook():
+            from softbench.api.notebook import NotebookProgress
+
+            with NotebookProgress() as line:
+                yield Watched(line)
+            return
+        from rich.console import Console
+
+        from softbench.report.progress import Progress
+
+        console = Console(stderr=True)
+        if progress is None and not console.is_terminal:
+            yield Watched(None)
+            return
+        with Progress(console) as bar:
+            yield Watched(bar)
+
+
+def in_notebook() -> bool:
+    """True in a Jupyter kernel."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython else None
+    return shell is not None and hasattr(shell, "kernel")

@@ -1,0 +1,192 @@
+"""The result of a comparison: its rows, tables, pictures and raw samples."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from softbench.core.errors import ResultsError, UsageError
+from softbench.core.outcome import Measured, Record
+from softbench.core.text import count, few, one_line, unknown
+from softbench.results.rows import Row, rows_of_run
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+    from softbench.api.shown import Pictures, Shown
+    from softbench.core.json_types import JsonObject
+    from softbench.results.store import Run
+
+
+class Sample(NamedTuple):
+    """One latency of a cell."""
+
+    backend: str
+    op: str
+    direction: str
+    dtype: str
+    M: int
+    N: int
+    shape: str
+    process: int
+    """Number of the process set, from 0."""
+    round: int
+    """Number of the round in that set, from 0."""
+    position: int
+    """The backend's place in the round's order, from 0."""
+    us: float
+    """The latency in microseconds."""
+    throttled: bool
+    """True if the GPU was throttled or the CPU busy during the batch."""
+
+
+class Result:
+    """A run of `softbench.compare`, or a results file that `Result.load` read."""
+
+    def __init__(self, rows: Sequence[Row], csv: Path, notes: Sequence[str] = (), records: Sequence[Record] | None = None) -> None:
+        """`records` are those of the rows; None if they must be read from the JSON beside the CSV."""
+        self.rows = tuple(rows)
+        """A row per cell, with the columns of the CSV."""
+        self.csv = csv
+        """The file of the rows."""
+        self.notes = tuple(notes)
+        """What the command line would have printed as notes."""
+        self._records = records
+
+    @classmethod
+    def of_run(cls, run: Run, notes: Sequence[str] = ()) -> Result:
+        """The result of a run that was just measured."""
+        return cls(run.rows(), run.csv, notes, run.records())
+
+    @classmethod
+    def load(cls, path: str | Path) -> Result:
+        """Read a results file: the CSV of a run, or its JSON.
+
+        Raises:
+            ResultsError: the file is missing, damaged or of another program.
+        """
+        from softbench.results.csv import read_csv
+
+        file = Path(path)
+        if file.suffix == ".json":
+            document = _document(file)
+            records = _records(document, file)
+            try:
+                return cls(rows_of_run(records, document), file.with_suffix(".csv"), (), records)
+            except (KeyError, TypeError, ValueError) as error:
+                raise ResultsError(f"{file}: its header is damaged: {type(error).__name__}: {one_line(str(error), 120)}") from None
+        rows, warnings = read_csv(file)
+        return cls(rows, file, warnings)
+
+    @property
+    def json(self) -> Path:
+        """The file with the raw samples and the environment."""
+        return self.csv.with_suffix(".json")
+
+    @property
+    def ok(self) -> bool:
+        """True if a backend other than the yardstick was measured, and no cell is wrong or failed: the exit code of the run is 0."""
+        from softbench.run.run import exit_code
+
+        return exit_code(self.rows) == 0
+
+    @property
+    def samples(self) -> tuple[Sample, ...]:
+        """Every latency of every cell; `pandas.DataFrame(result.samples)` is a table of them.
+
+        Raises:
+            ResultsError: the JSON is not beside the CSV, is damaged, or is of another run.
+        """
+        if self._records is None:
+            document = _document(self.json)
+            if self.rows and document.get("run") != self.rows[0].run:
+                raise ResultsError(
+                    f"{self.csv}: is of {self.rows[0].run}, but {self.json.name} is of another run; take both files of one run"
+                )
+            self._records = _records(document, self.json)
+        return tuple(
+            Sample(record.backend, case.op, case.direction.value, case.dtype, case.M, case.N, case.shape, *where, us, batch.throttled)
+            for record in self._records
+            if isinstance(record.outcome, Measured)
+            for case in (record.case,)
+            for batch in record.outcome.timing.batches
+            for where in ((batch.process, batch.round, batch.position),)
+            for us in batch.samples_us
+        )
+
+    def frame(self) -> DataFrame:
+        """The rows as a tidy pandas table: a line per cell, and the columns of the CSV (docs/results-format.md).
+
+        Raises:
+            UsageError: pandas is not installed.
+        """
+        from softbench.results.csv import COLUMNS
+
+        try:
+            from pandas import DataFrame
+        except ImportError:
+            raise UsageError("frame() needs pandas: pip install pandas") from None
+        values = {name: [getattr(row, "grade" if name == "class" else name) for row in self.rows] for name in COLUMNS}
+        return DataFrame(values)
+
+    def table(self, *, long: bool = False) -> Shown:
+        """The table of `softbench show`: text by `print`, with colours by `rich.print`, and HTML in a notebook.
+
+        `long`: one line per cell, with latency, spread and check.
+        """
+        from softbench.api.shown import Shown
+        from softbench.report import tables
+
+        return Shown(lambda console: tables.cells(self.rows) if long else tables.results(self.rows, console))
+
+    def plot(self, out: str | Path | None = None, *, kind: str = "curves", over: str = "") -> Pictures:
+        """Draw the pictures of `softbench plot`. A notebook shows them.
+
+        Args:
+            out: the file, which ends in .png, .svg or .pdf. The default is the CSV's name with .png. Several pictures add to its name.
+            kind: `curves`, `heatmap`, `speedup` or `costs`, as `--kind`.
+            over: the backend of speed-ups; the default is the reference backend.
+
+        Raises:
+            UsageError: another suffix or kind.
+            ResultsError: there is nothing to draw, or a file cannot be written.
+        """
+        from softbench.api.shown import Pictures
+        from softbench.report import plots
+
+        if kind not in plots.KINDS:
+            raise UsageError(f"kind: {unknown(kind, plots.KINDS, 'kind')}")
+        target = Path(out) if out is not None else self.csv.with_suffix(".png")
+        return Pictures(plots.write([(self.csv, self.rows)], [target], kind, over))
+
+    def __repr__(self) -> str:
+        backends = few(list(dict.fromkeys(row.backend for row in self.rows)))
+        state = "ok" if self.ok else "a cell is wrong or failed, or nothing was measured"
+        return f"<Result: {count(len(self.rows), 'cell')} of {backends}; {state}; {self.csv}>"
+
+    def _repr_html_(self) -> str:
+        return self.table()._repr_html_()
+
+
+def _document(file: Path) -> JsonObject:
+    """A run document. Raises ResultsError if it is none."""
+    from softbench.gate.run_files import load
+
+    document = load(file)
+    if not isinstance(document.get("cells"), list):
+        raise ResultsError(f"{file}: is not a softbench run: it lacks cells")
+    return document
+
+
+def _records(document: JsonObject, file: Path) -> list[Record]:
+    """The records of a run document. Raises ResultsError for a damaged cell."""
+    from softbench.results.records import record_from_json
+
+    found = []
+    for number, cell in enumerate(document["cells"], 1):
+        try:
+            found.append(record_from_json(cell))
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+            raise ResultsError(f"{file}: cell {number} is damaged: {type(error).__name__}: {one_line(str(error), 120)}") from None
+    return found

@@ -1,0 +1,39 @@
+"""The width in which a table is rendered: the console's, or more where a column that is not wrapped needs it."""
+
+from __future__ import annotations
+
+from rich.cells import cell_len
+from rich.console import Console, ConsoleDimensions, Group, RenderableType
+from rich.measure import Measurement
+from rich.table import Table
+from rich.text import Text
+
+LOG_WIDTH = 400  # columns of a log, in which tables keep their natural width
+MIN_FOLDED = 30  # minimum width of a column that may be wrapped
+
+
+def widen(target: Console, renderable: RenderableType) -> None:
+    """Make a console wide enough for a renderable, so that no column is cut; a terminal breaks long lines."""
+    width = max(target.width, _min_width(renderable, target))
+    target.size = ConsoleDimensions(width, target.height)  # rich ignores a width alone if TERM=dumb
+
+
+def _min_width(renderable: RenderableType, target: Console) -> int:
+    """The minimum width of a table whose unwrapped columns are not cut."""
+    if isinstance(renderable, Group):
+        return max((_min_width(part, target) for part in renderable.renderables), default=0)
+    if not isinstance(renderable, Table):
+        return 0
+    unlimited = target.options.update(width=LOG_WIDTH)
+    for column in renderable.columns:
+        cells = (column.header, *column.cells)
+        if column.no_wrap and all(isinstance(cell, str | Text) for cell in cells):
+            column.width = max(map(_width, cells))  # with a given width rich does not measure each cell twice more
+            continue
+        width = max((Measurement.get(target, unlimited, cell).maximum for cell in cells), default=0)
+        column.min_width = width if column.no_wrap else min(width, MIN_FOLDED)
+    return Measurement.get(target, unlimited, renderable).minimum
+
+
+def _width(cell: RenderableType) -> int:
+    return cell.cell_len if isinstance(cell, Text) else cell_len(str(cell))

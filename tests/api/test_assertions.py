@@ -1,0 +1,121 @@
+"""What the fixture asserts: messages, skips, and how often it is wrong on simulated noise."""
+
+import random
+
+import pytest
+import torch
+from gating import interleaved, stored_run
+
+from softbench.api.assertions import Softbench
+from softbench.run import doctor, run
+
+ARGUMENTS = {"M": 4096, "N": 1, "dtype": "bf16", "device": "cuda"}
+
+
+def right(x):
+    return torch.softmax(x, -1)
+
+
+def wrong(x):
+    return torch.softmax(x, 0)
+
+
+class Measured:
+    """Stands in for `run.run`: synthetic runs of `new` and `old`."""
+
+    def __init__(self, folder, seed, slowdown=0.0, process_sd=0.003):
+        self.folder, self.dice, self.slowdown, self.process_sd = folder, random.Random(seed), slowdown, process_sd
+
+    def __call__(self, request, observer, on_start, on_plan=lambda plan: None):
+        given = {"processes": request.flags.get("processes", 1), "process_sd": self.process_sd}
+        return stored_run(self.folder, interleaved(self.dice, 1, slowdown=lambda i: self.slowdown, **given))
+
+
+@pytest.fixture
+def softbench(tmp_path):
+    notes = []
+    fixture = Softbench(tmp_path, notes.append)
+    fixture.notes = notes
+    return fixture
+
+
+def outcomes(softbench, monkeypatch, count, **noise):
+    """How many of the assertions pass, fail and are skipped."""
+    found = {"pass": 0, "fail": 0, "skip": 0}
+    for seed in range(count):
+        monkeypatch.setattr(run, "run", Measured(softbench.folder, seed, **noise))
+        try:
+            softbench.assert_not_slower("new", "old", **ARGUMENTS)
+        except AssertionError:
+            found["fail"] += 1
+        except pytest.skip.Exception:
+            found["skip"] += 1
+        else:
+            found["pass"] += 1
+    return found
+
+
+@pytest.mark.parametrize("process_sd", [0.002, 0.005])
+def test_unchanged_code_fails_at_most_one_in_twenty(softbench, monkeypatch, process_sd):
+    found = outcomes(softbench, monkeypatch, 60, process_sd=process_sd)
+    assert found["fail"] <= 3, found
+    assert found["pass"] >= 57, found
+
+
+@pytest.mark.parametrize("process_sd", [0.002, 0.005])
+def test_eight_percent_slower_is_found(softbench, monkeypatch, process_sd):
+    found = outcomes(softbench, monkeypatch, 60, slowdown=0.08, process_sd=process_sd)
+    assert found["fail"] >= 57, found
+
+
+def test_a_slower_one_is_told_with_its_numbers(softbench, monkeypatch):
+    monkeypatch.setattr(run, "run", Measured(softbench.folder, 1, slowdown=0.2))
+    with pytest.raises(AssertionError) as raised:
+        softbench.assert_not_slower("new", "old", 0.05, **ARGUMENTS)
+    first, numbers, command, folder = str(raised.value).splitlines()
+    assert first == "FAIL: 1 cell slower"
+    assert numbers.startswith("forward-bf16-4096x1: slower, new/old 1.")
+    assert all(part in numbers for part in (" to 1.", ", p ", ", margin 5.0%"))
+    flags = "--candidate new --reference old --M 4096 --N 1 --dtype bf16 --device cuda --margin 5"
+    assert command == f"repeat it: softbench gate {flags}"
+    assert folder == f"results: {softbench.folder}"
+    assert softbench.notes == [f"new against old: {numbers}"]
+
+
+def test_an_inconclusive_measurement_is_skipped(softbench, monkeypatch):
+    monkeypatch.setattr(run, "run", Measured(softbench.folder, 2, slowdown=0.12, process_sd=0.1))
+    with pytest.raises(pytest.skip.Exception, match=r"softbench: INCONCLUSIVE: 1 ambiguous cell .*repeat it: softbench gate"):
+        softbench.assert_not_slower("new", "old", **ARGUMENTS)
+
+
+def test_correct_and_wrong_functions_are_told_apart(softbench, forked):
+    softbench.assert_correct(right, dtype="fp32", case="shape *", device="cpu")
+    with pytest.raises(
+        AssertionError, match=r"(?s)wrong wrong in 'shape 37x1' forward fp32: .*repeat it: softbench check .*and \d+ others"
+    ):
+        softbench.assert_correct(wrong, dtype="fp32", case="shape *", device="cpu")
+    assert softbench.notes[0].startswith("right: ")
+    assert softbench.notes[0].endswith(" check cases, 0 wrong or failed")
+    assert forked() == []
+
+
+def test_bandwidth_is_compared_with_copy(softbench, forked):
+    given = {"device": "cpu", "M": 8, "N": 64, "quick": True}
+    softbench.assert_bandwidth(right, 1e-9, **given)
+    with pytest.raises(
+        AssertionError, match=r"(?s)1 cell below 1000x of copy.*forward-fp32-8x64: .* of copy.*repeat it: softbench run .*right"
+    ):
+        softbench.assert_bandwidth(right, 1000, **given)
+    assert softbench.notes[0].startswith("right: forward-fp32-8x64: ")
+
+
+@pytest.mark.parametrize("assertion", ["assert_not_slower", "assert_bandwidth"])
+def test_without_a_gpu_it_checks_and_skips(softbench, monkeypatch, forked, assertion):
+    monkeypatch.setattr(doctor, "no_gpu", lambda: "none is here")
+    monkeypatch.setattr("softbench.api.assertions.ALL", "shape 37*")
+    given = {"assert_not_slower": (right, "torch"), "assert_bandwidth": (right,)}[assertion]
+    with pytest.raises(pytest.skip.Exception, match=r"checked, and not timed: no GPU \(none is here\); device='cpu' times it"):
+        getattr(softbench, assertion)(*given)
+    if assertion == "assert_not_slower":
+        with pytest.raises(AssertionError, match="wrong wrong in"):
+            softbench.assert_not_slower(right, wrong)

@@ -1,0 +1,94 @@
+"""Where a worker finds a function of the caller, and what is said about one that no worker can import."""
+
+import functools
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+from softbench.api.functions import place, shown
+from softbench.core.errors import UsageError
+from softbench.plugins.source import origins
+
+
+def plain(x):
+    return torch.softmax(x, -1)
+
+
+class Kernels:
+    @staticmethod
+    def inner(x):
+        return torch.softmax(x, -1)
+
+
+partial = functools.partial(torch.softmax, dim=-1)
+
+
+@functools.wraps(plain)
+def decorated(x):
+    return plain(x)
+
+
+HERE = shown(Path(__file__))
+
+
+def test_a_function_of_a_file_is_found_by_the_file():
+    assert place(plain) == f"{HERE}:plain"
+    assert place(Kernels.inner) == f"{HERE}:Kernels.inner"
+    (source,) = [source for source in origins([Path(place(plain))]) if source.given]
+    assert (source.kind, source.label, source.target, source.function) == ("file", "plain", str(Path(__file__).resolve()), "plain")
+
+
+def test_a_function_of_a_package_is_found_by_the_module():
+    assert place(torch.nn.functional.softmax) == "torch.nn.functional:softmax"
+    assert place(torch.softmax).startswith("torch:") or ":softmax" in place(torch.softmax)
+
+
+def test_another_object_of_that_name_is_not_taken():
+    """`functools.wraps` gives a function the name of the one that it calls."""
+    assert place(decorated) == f"{HERE}:decorated"
+    assert place(partial) == f"{HERE}:partial"
+
+
+def nested():
+    def kernel(x):
+        return x
+
+    return kernel
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda x: x, "a lambda cannot be imported by a worker; write it as a function with def, at the top level of a file"),
+        (nested(), "kernel is defined inside nested, so a worker cannot import it; define it at the top level of a file"),
+        (functools.partial(plain), "an object of partial has no name in a module, so a worker cannot import it"),
+    ],
+)
+def test_a_function_without_a_name_is_refused(function, message):
+    with pytest.raises(UsageError, match=message):
+        place(function)
+
+
+def in_main(code, monkeypatch, file=None):
+    module = ModuleType("__main__")
+    if file is not None:
+        module.__file__ = str(file)
+    exec(compile(code, str(file or "<ipython-input-1>"), "exec"), vars(module))
+    monkeypatch.setitem(sys.modules, "__main__", module)
+    return module.kernel
+
+
+CODE = "def kernel(x):\n    return x\n"
+
+
+def test_a_scripts_function_is_found_and_a_cells_is_refused(monkeypatch, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(CODE)
+    assert place(in_main(CODE, monkeypatch, script)) == f"{script.resolve()}:kernel"
+    with pytest.raises(
+        UsageError, match=r"kernel is defined in a notebook cell or an interpreter.*begin the cell with %%softbench FILE.py"
+    ):
+        place(in_main(CODE, monkeypatch))

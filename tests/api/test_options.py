@@ -1,0 +1,56 @@
+"""Arguments of Python are the options of the command line: their words, read by the command line, give the same settings."""
+
+import pytest
+import torch
+import typer
+
+from softbench.api.backends import given
+from softbench.api.options import CheckOptions, GateOptions, Options, known_only, layer, texts, words
+from softbench.cli import gate
+from softbench.cli.main import app
+from softbench.core.errors import UsageError
+from softbench.plan.flags import from_flags
+
+CALLS = {
+    "numbers": {"M": 4096, "N": [1024, 4096], "rounds": 4, "max_rounds": 8, "precision": 0.01, "seed": 3, "processes": 2, "timeout": 30},
+    "ranges": {"M": range(8, 32, 8), "N": "256:1024:*2", "dtype": "bf16", "direction": ["forward", "backward"]},
+    "torch's dtypes": {"M": 8, "N": 8, "dtype": (torch.float32, torch.bfloat16)},
+    "one shape": {"shape": (8, 16, 1024), "dim": -1},
+    "shapes": {"shape": ["8x16x1024", "attention"], "dim": [0, -1]},
+    "lists of sizes": {"shape": [(8, 16, 1024), [4, 4, 4]]},
+    "parameters": {"M": 8, "N": 8, "set": {"scale": 0.5, "out_dtype": "fp32"}, "device": "cpu"},
+    "two sets": {"M": 8, "N": 8, "set": [{"scale": 0.5}, "scale=0.7"], "timer": "device", "l2": "warm", "profile": "off"},
+    "phases": {"M": 8, "N": 8, "timeout": {"import": 10, "build": 600}, "relative_to": "torch"},
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_the_words_give_the_same_settings(name):
+    chosen, found = given(["torch", "compile:*"]), texts(CALLS[name])
+    line = words(chosen, None, {"backends": ",".join(chosen.labels), **found})
+    context = typer.main.get_command(app).commands["run"].make_context("run", list(line))
+    flags = {key: value for key, value in context.params.items() if key in (*Options.__annotations__, *GateOptions.__annotations__)}
+    both = {key: context.params[key] for key in ("backends", "set", "timeout", "device", "seed")}
+    assert layer(found, None, chosen) == from_flags({**flags, **both, "op": context.params["op"]})
+
+
+def test_an_operation_and_plugins_are_words_too():
+    chosen, found = given(["new=a b.py"]), texts({"plugins": ["c.py"], "shape": "attention"})
+    line = words(chosen, ["softmax", "log_softmax"], {**found, "quick": True, "config": None})
+    assert line == ["--plugin", "new=a b.py", "--plugin", "c.py", "--op", "softmax,log_softmax", "--shape", "attention", "--quick"]
+
+
+def test_errors_are_those_of_the_command_line():
+    with pytest.raises(UsageError, match="--N: 0 is out of range"):
+        layer(texts({"M": 8, "N": 0}), "softmax", given([]))
+    with pytest.raises(UsageError, match=r"--dtype.*did you mean 'bf16'"):
+        layer(texts({"dtype": "bf61"}), "softmax", given([]))
+
+
+def test_an_unknown_argument_is_a_type_error():
+    with pytest.raises(TypeError, match="unknown argument 'dtpye'; did you mean 'dtype'"):
+        known_only({"M": 1, "dtpye": "bf16"}, Options)
+
+
+def test_the_gates_arguments_are_the_gates_options():
+    assert set(gate.SWEEP) | {"plugins"} == set(GateOptions.__annotations__) | set(CheckOptions.__annotations__)

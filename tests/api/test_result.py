@@ -1,0 +1,109 @@
+"""A result reads every file that a run writes, and earlier ones; its tables, frames and pictures have the file's cells."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from softbench.api.result import Result
+from softbench.core.errors import ResultsError, UsageError
+from softbench.results.csv import COLUMNS, read_csv
+
+ROOT = Path(__file__).parents[2]
+H200 = ROOT / "results" / "h200"
+
+
+@pytest.fixture(scope="module")
+def strategies():
+    return Result.load(H200 / "strategies.csv")
+
+
+@pytest.mark.parametrize("name", ["odd", "strategies"])
+def test_csv_and_json_of_a_run_have_the_same_cells(name):
+    by_csv, by_json = (Result.load(H200 / f"{name}.{suffix}") for suffix in ("csv", "json"))
+    assert [(row.backend, row.case, row.status) for row in by_csv.rows] == [(row.backend, row.case, row.status) for row in by_json.rows]
+    medians = [(one.median_us, other.median_us) for one, other in zip(by_csv.rows, by_json.rows, strict=True) if one.median_us]
+    assert all(abs(a / b - 1) < 1e-5 for a, b in medians)
+    assert by_csv.samples == by_json.samples
+
+
+def test_a_frame_is_tidy(strategies):
+    frame = strategies.frame()
+    assert (list(frame.columns), len(frame)) == (list(COLUMNS), len(strategies.rows))
+    best = frame[frame["status"] == "ok"].groupby("backend")["of_copy"].mean()
+    assert best["cuda"] > 0.5
+    import pandas
+
+    samples = pandas.DataFrame(strategies.samples)
+    assert set(samples["backend"]) == {row.backend for row in strategies.rows if row.status == "ok"}
+
+
+def test_ok_is_the_exit_code_of_the_run(strategies):
+    assert Result.load(H200 / "odd.csv").ok
+    assert not strategies.ok
+    assert "a cell is wrong or failed" in repr(strategies)
+    assert not Result([], Path("none.csv")).ok
+
+
+def test_tables_have_the_numbers_of_show(main, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "400")  # as wide as a log
+    shown = Result.load(H200 / "odd.csv").table()
+    code, out, _ = main("show", H200 / "odd.csv")
+    assert code == 0
+    assert [line.split() for line in str(shown).splitlines()] == [line.split() for line in out.strip().splitlines()]
+
+
+def test_pictures_are_written_and_embedded(tmp_path):
+    shutil.copy(H200 / "odd.csv", tmp_path / "odd.csv")
+    rows = [row for row in read_csv(tmp_path / "odd.csv")[0] if (row.dtype, row.direction) == ("bf16", "forward")]
+    result = Result(rows, tmp_path / "odd.csv")
+    (file,) = result.plot()
+    assert (file, file.read_bytes()[:4]) == (tmp_path / "odd.png", b"\x89PNG")
+    assert (
+        result.plot(tmp_path / "own.svg")
+        ._repr_html_()
+        .startswith('<img alt="own.svg" style="max-width: 100%" src="data:image/svg+xml;base64,')
+    )
+    assert [path.name for path in result.plot(tmp_path / "over.png", kind="speedup", over="cuda")] == ["over.png"]
+    with pytest.raises(UsageError, match="kind: unknown kind 'heat'; did you mean 'heatmap'"):
+        result.plot(kind="heat")
+    with pytest.raises(UsageError, match="must end in"):
+        result.plot(tmp_path / "own.gif")
+
+
+def damaged(change):
+    document = json.loads((H200 / "odd.json").read_text())
+    document["cells"] = document["cells"][:2]
+    change(document)
+    return json.dumps(document)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "is damaged or not JSON"),
+        ("{}", "is not a softbench run: it lacks cells"),
+        (damaged(lambda document: document.pop("yardstick")), "its header is damaged: KeyError"),
+        (damaged(lambda document: document["cells"][1].pop("case")), "cell 2 is damaged: KeyError"),
+    ],
+)
+def test_a_damaged_file_is_refused(tmp_path, text, message):
+    (tmp_path / "run.json").write_text(text)
+    with pytest.raises(ResultsError, match=message):
+        Result.load(tmp_path / "run.json")
+
+
+def test_samples_of_another_run_are_refused(tmp_path):
+    shutil.copy(H200 / "odd.csv", tmp_path / "x.csv")
+    with pytest.raises(ResultsError, match=r"x\.json: No such file"):
+        _ = Result.load(tmp_path / "x.csv").samples
+    (tmp_path / "x.json").write_text(damaged(lambda document: document.update(run="run-1")))
+    with pytest.raises(ResultsError, match="of another run; take both files of one run"):
+        _ = Result.load(tmp_path / "x.csv").samples
+
+
+def test_without_pandas_a_frame_says_what_to_install(strategies, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "pandas", None)
+    with pytest.raises(UsageError, match="frame\\(\\) needs pandas: pip install pandas"):
+        strategies.frame()
