@@ -62,7 +62,13 @@ Dims = Annotated[
 ]
 Dtype = Annotated[list[str] | None, _option(WHAT, "fp32, fp16, bf16, or several: fp32,bf16.", default="fp32", complete=DTYPE)]
 Directions = Annotated[
-    list[str] | None, _option(WHAT, "forward, backward, both (through autograd), or several.", default="forward", complete=DIRECTION)
+    list[str] | None,
+    _option(
+        WHAT,
+        "forward, backward, both (through autograd), fused (result and gradient in one call), or several.",
+        default="forward",
+        complete=DIRECTION,
+    ),
 ]
 Operations = Annotated[
     list[str] | None,
@@ -182,7 +188,8 @@ Pattern = Annotated[
 ]
 CheckDtype = Annotated[list[str] | None, _option(WHAT, "fp32, fp16, bf16, or several.", default="fp32,fp16,bf16", complete=DTYPE)]
 CheckDirections = Annotated[
-    list[str] | None, _option(WHAT, "forward, backward, both, or several of them.", default="forward,backward,both", complete=DIRECTION)
+    list[str] | None,
+    _option(WHAT, "forward, backward, both, fused, or several of them.", default="all of the operation", complete=DIRECTION),
 ]
 FindingsJson = Annotated[Path | None, _option(OUTPUT, "Write the findings as JSON; - is stdout, without the table.", metavar="FILE|-")]
 FindingsJunit = Annotated[Path | None, _option(OUTPUT, "Write the findings as JUnit XML.", metavar="FILE")]

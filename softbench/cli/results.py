@@ -51,7 +51,7 @@ def show(
         list[str] | None, typer.Option(help="fp32, fp16, bf16, or several.", rich_help_panel=WHAT, autocompletion=options.DTYPE)
     ] = None,
     direction: Annotated[
-        list[str] | None, typer.Option(help="forward, backward, both, or several.", rich_help_panel=WHAT, autocompletion=options.DIRECTION)
+        list[str] | None, typer.Option(help="forward, backward, both, fused.", rich_help_panel=WHAT, autocompletion=options.DIRECTION)
     ] = None,
     op: Annotated[
         list[str] | None,
