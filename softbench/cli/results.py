@@ -26,11 +26,6 @@ COMPARE_EPILOG = (
     "Exit codes: 0 fine; 1 with --exit-code, if a cell is worse; 2 usage or unreadable input; 3 other devices, or no common cell."
 )
 
-Ops = Annotated[
-    list[str] | None,
-    typer.Option("--op", help="The operation, or several, or a pattern: softmax, 'softmax(scale=0.7)', 'softmax*'.", rich_help_panel=WHAT),
-]
-
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the program."""
@@ -58,7 +53,12 @@ def show(
     direction: Annotated[
         list[str] | None, typer.Option(help="forward, backward, both, fused.", rich_help_panel=WHAT, autocompletion=options.DIRECTION)
     ] = None,
-    op: Ops = None,
+    op: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--op", help="The operation, or several, or a pattern: softmax, 'softmax(scale=0.7)', 'softmax*'.", rich_help_panel=WHAT
+        ),
+    ] = None,
     long: Annotated[
         bool, typer.Option("--long", help="One line per cell: latency, spread, samples, build, error over bound.", rich_help_panel=OUTPUT)
     ] = False,
