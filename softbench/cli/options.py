@@ -37,6 +37,8 @@ BACKENDS = completion.several(completion.patterns)
 BACKEND = completion.one(completion.backends)
 DTYPE = completion.several(completion.fixed(*DTYPES))
 DIRECTION = completion.several(completion.fixed(*(direction.value for direction in Direction)))
+PLOT_KIND = completion.one(completion.fixed("curves", "heatmap", "speedup", "costs"))
+PLOT_FORMATS = completion.several(completion.fixed("png", "svg", "pdf"))
 OPERATION_NAMES = completion.fixed(*registry.NAMES)
 
 Backends = Annotated[
@@ -54,7 +56,12 @@ Rows = Annotated[
 Columns = Annotated[list[str] | None, _option(WHAT, "Columns, the reduced axis; written like --M.", "--N", default="of --config")]
 Shapes = Annotated[
     list[str] | None,
-    _option(WHAT, "Shape of N-D tensors in place of --M and --N: 8x16x1024x1024, or several.", "--shape", default="M by N"),
+    _option(
+        WHAT,
+        "Shape in place of --M and --N: 8x16x1024x1024, a preset of the operation such as vocabularies, or several.",
+        "--shape",
+        default="M by N",
+    ),
 ]
 Dims = Annotated[
     list[str] | None,
@@ -97,7 +104,7 @@ Config = Annotated[
     str | None,
     _option(
         WHAT,
-        "A configuration: tutorial, powers, frontier, small, strategies, gate, cpu, or a TOML file. Flags override it.",
+        "A configuration: tutorial, powers, frontier, operations, small, strategies, gate, cpu, or a TOML file. Flags override it.",
         metavar="NAME|FILE",
         default="tutorial; cpu without a GPU",
         complete=completion.one(completion.configurations),

@@ -27,6 +27,17 @@ COMPARE_EPILOG = (
 )
 
 
+Rows = Annotated[list[str] | None, typer.Option("--M", help="Rows: 4096, or 256,1024, or 256:8192:256.", rich_help_panel=WHAT)]
+Columns = Annotated[list[str] | None, typer.Option("--N", help="Columns; written like --M.", rich_help_panel=WHAT)]
+Shapes = Annotated[
+    list[str] | None, typer.Option("--shape", help="Shape of N-D cases: 8x16x1024x1024, 64x32x1000@dim1.", rich_help_panel=WHAT)
+]
+Operations = Annotated[
+    list[str] | None,
+    typer.Option("--op", help="The operation, or several, or a pattern: NAME, 'NAME(scale=0.7)', 'NAME*'.", rich_help_panel=WHAT),
+]
+
+
 def register(app: typer.Typer) -> None:
     """Add the commands to the program."""
     for command in (show, plot):
@@ -42,23 +53,16 @@ def show(
             help="Names or patterns such as torch,compile:*. The yardstick stays.", rich_help_panel=WHAT, autocompletion=options.BACKENDS
         ),
     ] = None,
-    M: Annotated[list[str] | None, typer.Option("--M", help="Rows: 4096, or 256,1024, or 256:8192:256.", rich_help_panel=WHAT)] = None,
-    N: Annotated[list[str] | None, typer.Option("--N", help="Columns; written like --M.", rich_help_panel=WHAT)] = None,
-    shape: Annotated[
-        list[str] | None, typer.Option("--shape", help="Shape of N-D cases: 8x16x1024x1024, 64x32x1000@dim1.", rich_help_panel=WHAT)
-    ] = None,
+    M: Rows = None,
+    N: Columns = None,
+    shape: Shapes = None,
     dtype: Annotated[
         list[str] | None, typer.Option(help="fp32, fp16, bf16, or several.", rich_help_panel=WHAT, autocompletion=options.DTYPE)
     ] = None,
     direction: Annotated[
         list[str] | None, typer.Option(help="forward, backward, both, fused.", rich_help_panel=WHAT, autocompletion=options.DIRECTION)
     ] = None,
-    op: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--op", help="The operation, or several, or a pattern: softmax, 'softmax(scale=0.7)', 'softmax*'.", rich_help_panel=WHAT
-        ),
-    ] = None,
+    op: Operations = None,
     long: Annotated[
         bool, typer.Option("--long", help="One line per cell: latency, spread, samples, build, error over bound.", rich_help_panel=OUTPUT)
     ] = False,
@@ -140,24 +144,49 @@ def plot(
         list[Path] | None,
         typer.Argument(help="One or several results CSVs; several are overlaid; - is stdin.", show_default="results/latest.csv"),
     ] = None,
-    out: Annotated[Path | None, typer.Option("-o", "--out", "--output", help=".png, .svg or .pdf.", show_default="FILE with .png")] = None,
-    costs: Annotated[bool, typer.Option("--costs", help="One bar per backend: its mean fraction of copy.")] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option("-o", "--out", "--output", help=".png, .svg or .pdf; with --format without suffix.", show_default="FILE with .png"),
+    ] = None,
+    kind: Annotated[
+        str,
+        typer.Option(
+            help="curves over N or M; heatmap of the fastest at M and N; speedup over a backend; costs, one bar per backend.",
+            autocompletion=options.PLOT_KIND,
+            show_default="curves",
+        ),
+    ] = "",
+    format: Annotated[
+        list[str] | None,
+        typer.Option("--format", help="png, svg, pdf, or several: png,svg.", autocompletion=options.PLOT_FORMATS, show_default="of -o"),
+    ] = None,
+    over: Annotated[
+        str | None,
+        typer.Option("--over", help="The backend that speed-ups are over.", autocompletion=options.BACKEND, show_default="of the run"),
+    ] = None,
+    costs: Annotated[bool, typer.Option("--costs", help="The same as --kind costs.")] = False,
 ) -> None:
     """Plot bandwidth and fraction of copy over N or M; shapes that make no line have a row per backend.
 
-    Hollow points are doubtful. Of more than nine backends, the best, torch and compile have a colour; the others are grey.
+    Hollow points are doubtful. Of more than nine backends, the best, torch and compile have a colour; the others are grey. Powers of two
+    and other N have a line each. A heatmap says `tie` where the 95 % intervals of the fastest backends overlap.
     """
+    from softbench.plan.sweep import split
+    from softbench.report import plots
+
     files = files or [LATEST]
-    if costs and len(files) > 1:
-        raise UsageError("plot --costs: draws one file at a time")
+    if costs and kind not in ("", "costs"):
+        raise UsageError(f"plot: --costs and --kind {kind} are two figures; give one of them")
+    kind = "costs" if costs else kind or plots.KINDS[0]
+    if kind not in plots.KINDS:
+        raise UsageError(f"--kind: {unknown(kind, plots.KINDS, 'kind')}")
+    if over is not None and kind != "speedup":
+        raise UsageError(f"--over {over}: goes with --kind speedup, not with {kind}")
     _reject_two_stdins(files)
     if out is None and str(files[0]) == "-":
         raise UsageError("plot -: name the picture with -o")
-    runs = [(file, read(file)) for file in files]
-    from softbench.report import plots
-
-    target = out or files[0].with_suffix(".png")
-    for written in [plots.backends(runs[0][1], target)] if costs else plots.write(runs, target):
+    targets = plots.targets(out, split(joined(format)) if format else (), files[0])
+    for written in plots.write([(file, read(file)) for file in files], targets, kind, over or ""):
         typer.echo(printable(str(written)))
 
 

@@ -79,6 +79,8 @@ def op_text(name: str, parameters: Mapping[str, Value]) -> str:
     return f"{name}({inner})" if inner else name
 
 
+PRESET = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}")
+"""The name of an operation's preset of shapes. A shape begins with a digit."""
 AT_DIM = "@dim"
 """Stands before the dimension in a shape's text."""
 MAX_EXTENT = 2**48

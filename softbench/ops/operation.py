@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from math import prod
 
-from softbench.core.case import DTYPES, Case, Direction, Value, op_text
+from softbench.core.case import DTYPES, PRESET, Case, Direction, Value, op_text, shape_of
 from softbench.core.json_types import JsonObject
 from softbench.core.validate import NAME
 from softbench.ops import parameters
@@ -102,6 +102,16 @@ class Pass:
 
 
 @dataclass(frozen=True, slots=True)
+class Preset:
+    """Shapes that users of an operation have, under a name that `--shape` takes."""
+
+    shapes: tuple[str, ...]
+    """As `--shape` takes them: `4096x32000`, or `8x16x1024x1024` of an operation with `any_dim`."""
+    doc: str = ""
+    """One line for `softbench list --ops`: whose shapes they are."""
+
+
+@dataclass(frozen=True, slots=True)
 class Operation:
     """What a backend computes, as far as it can be said without values."""
 
@@ -120,6 +130,8 @@ class Operation:
     any_dim: bool = False
     """True if its rows may lie along any dimension of an N-D tensor, as `--shape` gives it. Tensors of M and N then have that shape.
     With parameters that add a tensor or change a dtype it is False, because `over_dim` of a backend gets no such tensors."""
+    presets: Mapping[str, Preset] = field(default_factory=dict)
+    """Shapes by name."""
 
     def at(self, given: Mapping[str, Value]) -> Operation:
         """The operation for these parameters: tensors, dtypes, passes and bytes follow from them.
@@ -193,6 +205,8 @@ def validate(operation: Operation) -> None:
         parameters.validate(parameter)
     for name, tensor in operation.tensors.items():
         _validate_tensor(name, tensor, known)
+    for name, preset in operation.presets.items():
+        _validate_preset(name, preset, any_dim=operation.any_dim)
     if not operation.passes:
         raise ValueError("it has no pass; give it one named forward")
     for direction, one in operation.passes.items():
@@ -209,6 +223,20 @@ def _validate_tensor(name: str, tensor: TensorSpec, known: Mapping[str, Paramete
     if not dtypes or not set(dtypes) <= {CASE_DTYPE, *ELEMENT_BYTES}:
         raise ValueError(f"tensor {name} has dtype {tensor.dtype}; known are {CASE_DTYPE}, {', '.join(ELEMENT_BYTES)}")
     _validate_setting(f"tensor {name}", tensor.when, known)
+
+
+def _validate_preset(name: str, preset: Preset, *, any_dim: bool) -> None:
+    if not PRESET.fullmatch(name):
+        raise ValueError(f"preset '{name}' needs a name of at most 32 letters, digits, _ and - that begins with a letter")
+    if isinstance(preset.shapes, str) or not preset.shapes:
+        raise ValueError(f"preset {name}: shapes must be a tuple of texts such as 4096x1024")
+    for text in preset.shapes:
+        try:
+            found = shape_of(text)
+        except ValueError as error:
+            raise ValueError(f"preset {name}: {error}") from None
+        if not (found.plain or any_dim):
+            raise ValueError(f"preset {name}: {text} is not (M, N), and the operation has no any_dim")
 
 
 def _validate_setting(at: str, when: Setting, known: Mapping[str, Parameter]) -> None:
@@ -240,7 +268,15 @@ def _validate_pass(operation: Operation, direction: str, one: Pass) -> None:
 
 def to_json(operation: Operation) -> JsonObject:
     """An operation as JSON."""
-    return asdict(replace(operation, tensors=dict(operation.tensors), passes=dict(operation.passes), values={}))
+    return asdict(
+        replace(
+            operation,
+            tensors=dict(operation.tensors),
+            passes=dict(operation.passes),
+            presets=dict(operation.presets),
+            values={},
+        )
+    )
 
 
 def from_json(data: JsonObject) -> Operation:
@@ -254,7 +290,8 @@ def from_json(data: JsonObject) -> Operation:
     }
     passes = {str(name): _pass_from_json(one) for name, one in data["passes"].items()}
     known = tuple(parameters.from_json(one) for one in data["parameters"])
-    found = Operation(str(data["name"]), tensors, passes, str(data["summary"]), known, any_dim=bool(data["any_dim"]))
+    presets = {str(name): Preset(tuple(map(str, one["shapes"])), str(one["doc"])) for name, one in data["presets"].items()}
+    found = Operation(str(data["name"]), tensors, passes, str(data["summary"]), known, any_dim=bool(data["any_dim"]), presets=presets)
     validate(found)
     return found
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
 
-from softbench.core.case import AT_DIM, DTYPES, MAX_EXTENT, OPERATION, Case, CaseKey, Direction, Value, parse_op, shape_of
+from softbench.core.case import AT_DIM, DTYPES, MAX_EXTENT, OPERATION, PRESET, Case, CaseKey, Direction, Value, parse_op, shape_of
 from softbench.core.errors import UsageError
 from softbench.core.text import unknown
 from softbench.ops.registry import declared, names, operation
@@ -34,23 +34,33 @@ class Sweep:
     op: tuple[str, ...] = (OPERATION,)
     set: tuple[Given, ...] = DEFAULTS
     shape: tuple[str, ...] = ()
-    """Texts such as `8x16x1024x1024`; one with `@dim1` has its own dimension."""
+    """Texts such as `8x16x1024x1024`; one with `@dim1` has its own dimension. A name is a preset of the operation."""
     dim: tuple[int, ...] = (LAST,)
 
-    def extents(self) -> Iterator[tuple[int, int, str]]:
-        """M, N and shape of the cases in order; the shape is empty where the tensors are (M, N).
+    def extents(self, op: str) -> Iterator[tuple[int, int, str]]:
+        """M, N and shape of the cases of an operation, in order; the shape is empty where the tensors are (M, N).
 
         Raises:
-            UsageError: a shape has no such dimension.
+            UsageError: a shape has no such dimension, or the operation has no such preset.
         """
         yield from ((M, N, "") for M, N in product(self.M, self.N) if not self.shape)
-        for text, dim in product(self.shape, self.dim):
+        shapes = [text for word in self.shape for text in (_preset(op, word) if PRESET.fullmatch(word) else (word,))]
+        for text, dim in product(dict.fromkeys(shapes), self.dim):
             sizes, at, _ = text.partition(AT_DIM)
             dimensions = len(sizes.split("x"))
             if not -dimensions <= dim < dimensions:
                 raise UsageError(f"dim {dim}: {text} has the dimensions 0 to {dimensions - 1}, or -{dimensions} to -1")
             found = shape_of(text if at else f"{text}{AT_DIM}{dim % dimensions}")
             yield found.rows, found.columns, "" if found.plain else str(found)
+
+
+def _preset(op: str, name: str) -> tuple[str, ...]:
+    presets = operation(op).presets
+    if name not in presets:
+        if not presets:
+            raise UsageError(f"--shape {name}: {op} has no presets; give sizes, as in 4096x1024")
+        raise UsageError(f"--shape: {unknown(name, presets, f'preset of {op}')}")
+    return presets[name].shapes
 
 
 def parse_axis(text: str, name: str) -> tuple[int, ...]:
@@ -116,6 +126,12 @@ def _canonical(text: str) -> str:
     """A shape's text with plain numbers. One that names its dimension keeps it, so that `--dim` does not change it."""
     found = shape_of(text)
     return "x".join(map(str, found.sizes)) + (f"{AT_DIM}{found.dim}" if AT_DIM in text else "")
+
+
+def parse_shapes_or_presets(text: str, name: str) -> tuple[str, ...]:
+    """As `parse_shapes`, for a sweep: a word that begins with a letter is the name of a preset, which `Sweep.extents` looks up."""
+    words = dict.fromkeys(part.strip() for part in text.split(","))
+    return tuple(one for word in words for one in ((word,) if PRESET.fullmatch(word) else parse_shapes(word, name)))
 
 
 def parse_dims(text: str, name: str) -> tuple[int, ...]:
@@ -242,11 +258,12 @@ def cases(sweeps: Iterable[Sweep], device: str) -> tuple[Case, ...]:
         for op in ops:
             require_passes(op, sweep.direction)
             require_dtypes(op, sweep.dtype)
-            if sweep.shape and not operation(op).any_dim:
-                raise UsageError(f"--shape: {op} takes (M, N) tensors only; give --M and --N")
-        for op, direction, dtype, (M, N, shape) in product(*axes, tuple(sweep.extents())):
-            if direction in operation(op).passes and dtype in operation(op).dtypes:
-                found[Case(M, N, dtype, direction, device, op, shape)] = None
+            extents = tuple(sweep.extents(op))
+            if any(shape for _, _, shape in extents) and not operation(op).any_dim:
+                raise UsageError(f"--shape: {op} takes (M, N) tensors only; give --M and --N, or a shape of two sizes")
+            for direction, dtype, (M, N, shape) in product(*axes[1:], extents):
+                if direction in operation(op).passes and dtype in operation(op).dtypes:
+                    found[Case(M, N, dtype, direction, device, op, shape)] = None
     return tuple(found)
 
 

@@ -9,7 +9,7 @@ from softbench.core.case import TIMERS
 from softbench.core.errors import ConfigError
 from softbench.core.text import unknown
 from softbench.plan.settings import PHASES
-from softbench.plan.sweep import parse_axis, parse_dims, parse_directions, parse_dtypes, parse_operations, parse_shapes
+from softbench.plan.sweep import parse_axis, parse_dims, parse_directions, parse_dtypes, parse_operations, parse_shapes_or_presets
 
 
 def axis_text(value: object, at: str) -> str:
@@ -106,6 +106,6 @@ SWEEP_READERS: dict[str, Callable[[str, str], object]] = {
     "dtype": parse_dtypes,
     "direction": parse_directions,
     "op": parse_operations,
-    "shape": parse_shapes,
+    "shape": parse_shapes_or_presets,
     "dim": parse_dims,
 }

@@ -1,36 +1,49 @@
-"""Draws lines over N or M: the bandwidth, and below it the fraction of copy. Lines have their names beside them."""
+"""Draws lines over N or M: the bandwidth, and below it the fraction of copy; or the speed-up. Lines have their names beside them.
+
+A backend has a line for each kind of length (`softbench.report.slices.kinds`). Where named lines lie on each other, the lower ones are
+wider and have larger points: each shows as a border of its colour. No point is moved.
+"""
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from math import log2, nan
-from typing import TYPE_CHECKING, Any
+from math import nan
+from statistics import median
+from typing import TYPE_CHECKING
 
 from softbench.core.outcome import Grade
-from softbench.core.text import bandwidth_unit, count
-from softbench.report import matrix, style
-from softbench.report.slices import Slice
-from softbench.report.style import DARK, DASHES, GREY, OTHER, Style
+from softbench.report import line_names, matrix, scales, style
+from softbench.report.quantities import FRACTION, Quantity, bandwidth
+from softbench.report.slices import ANY, WHOLE, Slice, kinds
+from softbench.report.style import DASHES, GREY, INK, OTHER, PAPER, Drawing, Style
 from softbench.results.rows import Row
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
-LABEL = 0.155  # inches between two labels
-PANEL_INCHES = (3.6, 2.7)
+PANEL_INCHES = (3.2, 2.2)
+WIDTH_INCHES = 5.6
 NEAR = 3  # times the largest bandwidth; a datasheet peak further away is left out, as is one of several devices
-SHORT = 8  # points; the axis of a sweep with so few has a tick at each
+PEAK = Style(GREY, "", "--", named=False)
 MEANING = {"N": "N, columns of a row", "M": "M, rows"}
+OTHER_DASH = {WHOLE: ":", ANY: "--"}
+"""The dash of a kind of length that is not the first of its figure."""
+WIDTHS, SIZES = (1.5, 0.9), (4.5, 3.5)
+"""Widths of lines and sizes of points: of the first kind, and of the others."""
+ALIKE = 0.015  # of the axis; two lines whose points differ by less, in half of their places, lie on each other
+DEEPEST = 3
+MANY = 300  # points of a line; each has its own part up to here, as more parts would take minutes
+LEAP = 8  # a line of a kind does not join places that are further apart than this factor: what lies between is another kind's
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
     """One backend of one run."""
 
+    number: int
+    """Its place in `Drawing.series`."""
     rows: list[Row]
     style: Style
     label: str
@@ -40,188 +53,229 @@ class Curve:
         return self.rows[0].grade == Grade.YARDSTICK
 
 
-def figure(runs: Sequence[Sequence[Row]], what: Slice, styles: Mapping[str, Style], sources: Mapping[int, str]) -> Figure:
-    """A figure with the lines of the named backends in colour and the others in grey. Hollow points are doubtful."""
-    from matplotlib import pyplot
+@style.look()
+def figure(
+    runs: Sequence[Sequence[Row]], what: Slice, styles: Mapping[str, Style], sources: Mapping[int, str], shown: Quantity | None = None
+) -> Drawing:
+    """The lines of bandwidth, and in a second panel of the fraction of copy if there is one; or the lines of `shown`.
 
-    drawn = [curve for source, rows in enumerate(runs) for curve in _curves(what.of(rows), what.axis, styles, source, sources)]
-    shown = [row for curve in drawn for row in curve.rows if row.gbps]
-    fractions = any(row.of_copy for row in shown if row.grade != Grade.YARDSTICK)
-    heights = PANEL_INCHES if fractions else PANEL_INCHES[:1]
-    made, axes = pyplot.subplots(
-        len(heights), 1, figsize=(8, sum(heights)), sharex=True, squeeze=False, height_ratios=heights, gridspec_kw={"hspace": 0.06}
+    The named backends have colours, and the others are grey. Hollow points are doubtful.
+    """
+    quantities = [shown] if shown else [bandwidth([row for rows in runs for row in what.of(rows)]), FRACTION]
+    first = quantities[0]
+    curves = [curve for curve in _curves(runs, what, styles, sources) if any(map(first.value, curve.rows))]
+    curves = [curve for curve in curves if not (first.over and curve.rows[0].backend == first.over)]
+    rows = [row for curve in curves for row in curve.rows if first.value(row)]
+    if not any(map(quantities[-1].value, rows)):
+        quantities.pop()
+    heights = PANEL_INCHES[: len(quantities)]
+    made, lines = style.subplots(
+        len(heights), 1, (WIDTH_INCHES, sum(heights)), sharex=True, height_ratios=heights, gridspec_kw={"hspace": 0.07}
     )
-    panels: list[Axes] = list(axes[:, 0])
-    unit, factor = bandwidth_unit([row.gbps for row in shown if row.gbps])
-    named = [curve for curve in drawn if curve.style.named or curve.yardstick]
-    for curve in drawn:
-        _draw(panels[0], curve, what.axis, {row.case: factor * row.gbps for row in curve.rows if row.gbps}, band=curve in named)
-        if fractions and not curve.yardstick:
-            _draw(panels[1], curve, what.axis, {row.case: row.of_copy for row in curve.rows if row.of_copy and row.gbps}, band=False)
+    panels: list[Axes] = [panel for (panel,) in lines]
+    named = [curve for curve in curves if curve.style.named or curve.yardstick]
+    places = sorted({getattr(row, what.axis) for row in rows})
+    lengths = kinds(places, what.dtype, what.axis)
+    points: dict[str, Row] = {}
+    peak = None if shown else _peak(rows, [value for curve in named for row in curve.rows if (value := first.value(row))], first)
+    for number, (panel, quantity) in enumerate(zip(panels, quantities, strict=True)):
+        values = [value for curve in named for row in curve.rows if (value := quantity.value(row))]
+        if quantity.over:
+            panel.set_yscale("log")
+            scales.ratios(panel.yaxis, panel.set_ylim, values)
+        else:
+            scales.amounts(panel, [*values, *([peak] if peak and not number else [])], least=1.08 if number else 0)
+        depths = _depths([curve for curve in named if curve.style.named], what.axis, quantity, panel)
+        for curve in curves:
+            points |= _draw(panel, f"series-{curve.number}-p{number}", curve, what.axis, quantity, lengths, depths.get(curve.number, 0))
+        panel.set_ylabel(quantity.label)
+        if number or quantity.over:
+            panel.axhline(1, color=INK, linewidth=1, zorder=1.9)
     _missing(panels[0], named, what.axis)
-    values = [factor * row.gbps for curve in named for row in curve.rows if row.gbps]
-    peaks = {factor * row.gbps / row.of_peak for row in shown if row.of_peak and row.gbps}
-    peak = max(peaks) if peaks and max(peaks) < min(1.01 * min(peaks), NEAR * max(values)) else None
-    _axes(panels, [*values, *([peak] if peak else [])], sorted({getattr(row, what.axis) for row in shown}))
-    first, fixed = shown[0], "N" if what.axis == "M" else "M"
-    devices = " and ".join(dict.fromkeys(row.device for row in shown))
-    panels[0].set_title(style.plain(f"{what.op} {what.direction}, {what.dtype}, {fixed} = {getattr(first, fixed)}, {devices}"))
-    panels[0].set_ylabel(f"bandwidth ({unit}), median")
-    if fractions:
-        panels[1].set_ylabel("fraction of the yardstick")
-        panels[1].axhline(1, color=DARK, linewidth=1)
+    scales.places(panels[-1], places)
+    panels[0].set_title(title(what, rows))
     panels[-1].set_xlabel(MEANING[what.axis])
-    _names(panels[0], named, what.axis, factor, peak)
-    _key(panels[-1], [row for curve in named for row in curve.rows], [curve for curve in drawn if curve not in named], shown)
-    return made
+    _name(panels, curves, what.axis, first, lengths, peak)
+    return Drawing(what.name, made, {curve.number: curve.label for curve in curves}, points)
 
 
-def _curves(rows: Sequence[Row], axis: str, styles: Mapping[str, Style], source: int, sources: Mapping[int, str]) -> list[Curve]:
-    by_name: dict[str, list[Row]] = {}
-    for row in sorted(rows, key=lambda row: getattr(row, axis)):
-        by_name.setdefault(row.backend, []).append(row)
-    found = []
-    for name, some in by_name.items():
-        if any(row.gbps for row in some):
-            own = styles.get(name, OTHER)
-            dash = DASHES[source % len(DASHES)] if len(sources) > 1 else own.dash
-            if some[0].grade == Grade.YARDSTICK:
-                own = Style(DARK, "", dash, named=False)
-            found.append(Curve(some, Style(own.colour, own.marker, dash, own.named), style.label(name, some, sources[source])))
+def title(what: Slice, rows: Sequence[Row]) -> str:
+    """What the figure shows, and on which device."""
+    fixed = "N" if what.axis == "M" else "M"
+    devices = " and ".join(dict.fromkeys(row.device for row in rows))
+    return f"{what.op} {what.direction}, {what.dtype}, {fixed} = {getattr(rows[0], fixed)}, {devices}"
+
+
+def _curves(runs: Sequence[Sequence[Row]], what: Slice, styles: Mapping[str, Style], sources: Mapping[int, str]) -> list[Curve]:
+    """The backends of each run that have rows, in the order of their numbers."""
+    numbers, found = style.numbers([row for rows in runs for row in rows]), []
+    for source, rows in enumerate(map(what.of, runs)):
+        for name, number in numbers.items():
+            some = sorted((row for row in rows if row.backend == name), key=lambda row: int(getattr(row, what.axis)))
+            if some:
+                own = styles.get(name, OTHER)
+                dash = DASHES[source % len(DASHES)] if len(sources) > 1 else own.dash
+                yardstick = some[0].grade == Grade.YARDSTICK
+                styled = Style(INK, "", dash, named=False) if yardstick else Style(own.colour, own.marker, dash, own.named)
+                found.append(Curve(source * len(numbers) + number, some, styled, style.label(name, some, sources[source])))
     return found
 
 
-def _draw(panel: Axes, curve: Curve, axis: str, values: Mapping[Any, float], *, band: bool) -> None:
-    """A line that is thin across missing points, and with hollow points where the figure is doubtful."""
-    own, xs = curve.style, [getattr(row, axis) for row in curve.rows]
-    ys = [values.get(row.case, nan) for row in curve.rows]
-    wide = 1.5 if own.named else 1.0
-    panel.plot(xs, ys, color=own.colour, linestyle=own.dash, linewidth=wide, zorder=2 + own.named)
-    known = [i for i, y in enumerate(ys) if y == y]
-    for left, right in pairwise(known):
-        if right > left + 1:  # a thin line joins what a missing point parts
-            panel.plot([xs[left], xs[right]], [ys[left], ys[right]], color=own.colour, linewidth=0.5, zorder=2)
-    if not own.named:
-        if not curve.yardstick:
-            panel.plot(xs, ys, color=own.colour, marker=own.marker, linestyle="", markersize=3, zorder=2)
-    else:
-        for doubtful in (False, True):
-            points = [y if matrix.doubtful(row) == doubtful else nan for row, y in zip(curve.rows, ys, strict=True)]
-            face = "white" if doubtful else own.colour
-            panel.plot(xs, points, color=own.colour, marker=own.marker, linestyle="", markersize=5, markerfacecolor=face, zorder=4)
-    if band:
-        low, high = (
-            [y * row.median_us / us if row.median_us and (us := getattr(row, end)) else y for row, y in zip(curve.rows, ys, strict=True)]
-            for end in ("p80_us", "p20_us")
+def _draw(
+    panel: Axes, gid: str, curve: Curve, axis: str, shown: Quantity, lengths: Mapping[str, Sequence[int]], depth: int
+) -> dict[str, Row]:
+    """A line for each kind of length, thin across missing points. Then its points, of which the doubtful ones are hollow."""
+    own, by_place = curve.style, {getattr(row, axis): row for row in curve.rows}
+    values = {place: value for place, row in by_place.items() if (value := shown.value(row))}
+    over_others = 2 + own.named - 0.1 * depth
+    for number, (kind, members) in enumerate(lengths.items()):
+        dash = OTHER_DASH[kind] if number and own.dash == "-" else own.dash
+        width = WIDTHS[number > 0] * (1 if own.named else 0.7) + (0.8 if number else 1.3) * depth
+        for part, xs in enumerate(_stretches([place for place in members if place in by_place], first=number == 0)):
+            ys = [values.get(place, nan) for place in xs]
+            name = f"{gid}-line-{number}" + (f"-{part}" if part else "")
+            panel.plot(xs, ys, color=own.colour, linestyle=dash, linewidth=width, zorder=over_others, gid=name)
+            known = [i for i, y in enumerate(ys) if y == y]
+            for left, right in pairwise(known):
+                if right > left + 1:  # a thin line joins what a missing point parts
+                    panel.plot([xs[left], xs[right]], [ys[left], ys[right]], color=own.colour, linewidth=0.5, zorder=over_others)
+    if own.named or curve.yardstick:
+        if shown.over:
+            _intervals(panel, curve, axis, shown)
+        else:
+            _bands(panel, curve, axis, shown, lengths)
+    return _points(panel, gid, curve, values, by_place, lengths, depth)
+
+
+def _points(
+    panel: Axes,
+    gid: str,
+    curve: Curve,
+    values: Mapping[int, float],
+    rows: Mapping[int, Row],
+    lengths: Mapping[str, Sequence[int]],
+    depth: int,
+) -> dict[str, Row]:
+    """A part for each point, with its row. Many points have few parts: the full and the hollow ones of each kind of length."""
+    own = curve.style
+    single = len(values) <= MANY
+    kinds_of = {place: number for number, members in enumerate(lengths.values()) for place in members}
+    groups: dict[tuple[str, bool, int], list[int]] = {}
+    for number, place in enumerate(sorted(values)):
+        kind = kinds_of[place]
+        hollow = own.named and matrix.doubtful(rows[place])
+        part = f"point-{number}" if single else f"points-{kind}" + "-hollow" * hollow
+        groups.setdefault((f"{gid}-{part}", hollow, kind), []).append(place)
+    for (name, hollow, kind), places in groups.items():
+        panel.plot(
+            places,
+            [values[place] for place in places],
+            color=own.colour,
+            marker=own.marker or ".",
+            linestyle="",
+            zorder=3.5 + own.named - 0.1 * depth,
+            gid=name,
+            markersize=SIZES[kind > 0] + 2.2 * depth if own.named else 3 if own.marker else 1,
+            markerfacecolor=PAPER if hollow else own.colour,
+            markeredgewidth=1,
         )
-        panel.fill_between(xs, low, high, color=own.colour, alpha=0.13, linewidth=0)
+    return {name: rows[places[0]] for (name, _, _), places in groups.items()} if single else {}
+
+
+def _intervals(panel: Axes, curve: Curve, axis: str, shown: Quantity) -> None:
+    """The interval of each point."""
+    found = [(getattr(row, axis), *ends) for row in curve.rows if shown.value(row) and (ends := shown.ends(row))]
+    if found:
+        places, lows, highs = zip(*found, strict=True)
+        panel.vlines(places, lows, highs, colors=curve.style.colour, linewidth=1, zorder=2)
+
+
+def _bands(panel: Axes, curve: Curve, axis: str, shown: Quantity, lengths: Mapping[str, Sequence[int]]) -> None:
+    """The spread of the samples around each line."""
+    ends = {getattr(row, axis): found for row in curve.rows if (found := shown.ends(row))}
+    for number, members in enumerate(lengths.values()):
+        for xs in _stretches([place for place in members if place in ends], first=number == 0):
+            lows, highs = [ends[x][0] for x in xs], [ends[x][1] for x in xs]
+            if len(xs) == 1:
+                panel.plot([*xs, *xs], [*lows, *highs], color=curve.style.colour, alpha=0.4, linewidth=1, zorder=1)
+            panel.fill_between(xs, lows, highs, color=curve.style.colour, alpha=0.12, linewidth=0, zorder=1)
+
+
+def _stretches(places: Sequence[int], *, first: bool) -> list[list[int]]:
+    """The places that a line joins: all of the first kind, and else those without a leap between them."""
+    found: list[list[int]] = []
+    for place in places:
+        if found and (first or place <= LEAP * found[-1][-1]):
+            found[-1].append(place)
+        else:
+            found.append([place])
+    return found
+
+
+def _depths(curves: Sequence[Curve], axis: str, shown: Quantity, panel: Axes) -> dict[int, int]:
+    """How many later lines lie on each line, at most DEEPEST."""
+    found = [{getattr(row, axis): value for row in curve.rows if (value := shown.value(row))} for curve in curves]
+    depths = {}
+    for i, curve in enumerate(curves):
+        above = 0
+        for later, other in zip(curves[i + 1 :], found[i + 1 :], strict=True):
+            if later.style.colour == curve.style.colour:  # the same backend of another run, which a border of its colour would not show
+                continue
+            common = [scales.apart(panel, value, other[place]) for place, value in found[i].items() if place in other]
+            above += bool(common) and median(common) < ALIKE
+        depths[curve.number] = min(above, DEEPEST)
+    return depths
 
 
 def _missing(panel: Axes, named: Sequence[Curve], axis: str) -> None:
-    """A cross at the bottom for each cell of a named backend that has no bandwidth."""
+    """A cross at the bottom for each cell of a named backend that has no result."""
     stacked: dict[int, int] = {}
     for curve in named:
         for row in curve.rows:
             if not row.gbps:
                 place = getattr(row, axis)
-                y = 0.025 + 0.035 * stacked.get(place, 0)
+                y = 0.025 + 0.04 * stacked.get(place, 0)
                 stacked[place] = stacked.get(place, 0) + 1
-                panel.plot(place, y, marker="x", color=curve.style.colour, markersize=5, transform=panel.get_xaxis_transform())
+                panel.plot(place, y, marker="x", color=curve.style.colour, markersize=4.5, transform=panel.get_xaxis_transform(), zorder=5)
 
 
-def _axes(panels: Sequence[Axes], values: Sequence[float], places: Sequence[int]) -> None:
-    """Scales and ticks. A sweep over a wide range has powers of two; a short one has a tick at each value."""
-    from matplotlib.ticker import FixedLocator, NullLocator, StrMethodFormatter
-
-    short = len(places) <= SHORT
-    wide = places[-1] >= (4 if short else 32) * places[0]
-    for panel in panels:
-        panel.grid(alpha=0.3)
-        if wide:
-            panel.set_xscale("log", base=2)
-        panel.set_ylim(bottom=0)
-    if style.crowded(values):
-        for panel in panels:
-            panel.set_ylim(auto=True)
-            panel.set_yscale("log")
-    else:
-        panels[0].set_ylim(0, 1.05 * max(values))
-        panels[-1].set_ylim(top=max(panels[-1].get_ylim()[1], 1.08))  # the yardstick's line stays inside
-    if short or wide:
-        powers = [2**i for i in range(int(log2(places[0])), int(log2(places[-1])) + 1) if 2**i >= places[0]]
-        axis = panels[-1].xaxis
-        axis.set_major_locator(FixedLocator(ticks(places if short else powers, wide=wide)))
-        axis.set_minor_locator(NullLocator())
-        axis.set_major_formatter(StrMethodFormatter("{x:.0f}"))
+def _peak(rows: Sequence[Row], values: Sequence[float], shown: Quantity) -> float | None:
+    """The datasheet's bandwidth, if the rows are of one device and it is not far above them."""
+    peaks = [value / row.of_peak for row in rows if row.of_peak and (value := shown.value(row))]
+    return max(peaks) if peaks and max(peaks) < min(1.01 * min(peaks), NEAR * max(values, default=0)) else None
 
 
-def ticks(values: Sequence[int], *, wide: bool, apart: float = 0.07) -> list[int]:
-    """The values that have room for their text: powers of two first, at least `apart` of the axis from each other."""
-    at = {value: log2(value) if wide else float(value) for value in values}
-    room = apart * (max(at.values()) - min(at.values()))
-    chosen: list[int] = []
-    for value in sorted(values, key=lambda value: (value & (value - 1) != 0, -value)):
-        if all(abs(at[value] - at[other]) >= room for other in chosen):
-            chosen.append(value)
-    return sorted(chosen)
-
-
-def spread(wanted: Sequence[float], gap: float) -> list[float]:
-    """Ascending places near the wanted ones (ascending, from 0 to 1), at least `gap` apart and within 0 and 1 if there is room."""
-    clusters: list[tuple[float, int]] = []
-
-    def centre(total: float, number: int) -> float:
-        half = gap * (number - 1) / 2
-        return min(max(total / number, half), max(1 - half, half))
-
-    for place in wanted:
-        clusters.append((place, 1))
-        while len(clusters) > 1:
-            (low, before), (high, after) = clusters[-2:]
-            if centre(high, after) - centre(low, before) >= gap * (before + after) / 2:
-                break
-            clusters[-2:] = [(low + high, before + after)]
-    return [centre(total, number) + gap * (i - (number - 1) / 2) for total, number in clusters for i in range(number)]
-
-
-def _names(panel: Axes, named: Sequence[Curve], axis: str, factor: float, peak: float | None) -> None:
-    """The name of each line right of the axes, joined with the line's last point."""
-    labels: list[tuple[float, tuple[float, float], Style, str]] = []
-    inside = panel.transData + panel.transAxes.inverted()
-    right = panel.get_xlim()[1]
-    if peak:
-        panel.axhline(peak, color="0.6", linewidth=1, linestyle="--")
-        labels.append((inside.transform((right, peak))[1], (right, peak), Style("0.6", "", "--", named=False), "datasheet peak"))
+def _name(
+    panels: Sequence[Axes], curves: Sequence[Curve], axis: str, shown: Quantity, lengths: Mapping[str, Sequence[int]], peak: float | None
+) -> None:
+    """The names of the lines, the legend with the signs, and the names of the grey lines, best first."""
+    rows = [row for curve in curves for row in curve.rows if shown.value(row)]
+    best = style.ranked(rows)
+    others = [curve for curve in curves if not (curve.style.named or curve.yardstick)]
+    named = sorted(
+        (curve for curve in curves if curve not in others), key=lambda curve: not curve.yardstick and best.index(curve.rows[0].backend)
+    )
+    ends = []
     for curve in named:
-        last = [row for row in curve.rows if row.gbps][-1]
-        point = (getattr(last, axis), factor * (last.gbps or 0))
-        labels.append((inside.transform(point)[1], point, curve.style, curve.label))
-    labels.sort(key=lambda item: item[0])
-    height = panel.get_window_extent().height / panel.figure.dpi
-    for y, (_, point, own, text) in zip(spread([item[0] for item in labels], LABEL / height), labels, strict=True):
-        panel.plot([1.035, 1.075], [y, y], color=own.colour, linestyle=own.dash, linewidth=1.3, transform=panel.transAxes, clip_on=False)
-        panel.plot(1.055, y, color=own.colour, marker=own.marker or None, markersize=5, transform=panel.transAxes, clip_on=False)
-        arrow = {"arrowstyle": "-", "color": own.colour, "linewidth": 0.6, "alpha": 0.5, "shrinkA": 0, "shrinkB": 2}
-        panel.annotate("", point, (1.035, y), textcoords=panel.transAxes, arrowprops=arrow, annotation_clip=False)
-        panel.text(1.085, y, text, transform=panel.transAxes, fontsize=8.5, va="center")
-
-
-def _key(panel: Axes, named: Sequence[Row], others: Sequence[Curve], shown: Sequence[Row]) -> None:
-    """Below the axes: the signs that the figure has, and the names of the grey lines, best first."""
-    from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
-
-    handles: list[Any] = [Patch(color=DARK, alpha=0.2, linewidth=0, label="p20 to p80")]
-    if any(row.gbps and matrix.doubtful(row) for row in named):
-        handles.append(Line2D([], [], color=DARK, marker="o", linestyle="", markerfacecolor="white", label="doubtful: see the labels"))
-    if any(not row.gbps for row in named):
-        handles.append(Line2D([], [], color=DARK, marker="x", linestyle="", label="no result"))
+        last = [row for row in curve.rows if shown.value(row)][-1]
+        ends.append(line_names.End(curve.label, getattr(last, axis), shown.value(last) or 0, curve.style, f"series-{curve.number}"))
+    if peak:
+        panels[0].axhline(peak, color=GREY, linewidth=1, linestyle="--")
+        ends.append(line_names.End("datasheet peak", panels[0].get_xlim()[1], peak, PEAK, "peak"))
+    entries = [line_names.entry(end) for end in line_names.beside(panels[0], ends)]
+    of_named = [row for curve in named for row in curve.rows]
+    entries += line_names.signs(
+        spread=shown.spread if any(map(shown.ends, rows)) else "",
+        segment=bool(shown.over),
+        doubtful=any(row.gbps and matrix.doubtful(row) for row in of_named),
+        missing=any(not row.gbps for row in of_named),
+        others=len(others),
+    )
+    if len(lengths) > 1:
+        for number, kind in enumerate(lengths):
+            dash, wide = OTHER_DASH[kind] if number else "-", WIDTHS[number > 0]
+            entries.append(line_names.sign(f"N: {kind}", linestyle=dash, linewidth=wide))
+    line_names.legend(panels[-1], entries, 0.42)
     if others:
-        handles.append(Line2D([], [], color=GREY, marker=".", label=count(len(others), "other backend")))
-    below = (0.5, -0.52 / PANEL_INCHES[-1])
-    panel.legend(handles=handles, loc="upper center", bbox_to_anchor=below, ncols=len(handles), frameon=False, fontsize=8.5)
-    if others:
-        best = style.ranked(shown)
         names = sorted(dict.fromkeys(curve.rows[0].backend for curve in others), key=best.index)
-        text = "\n".join(textwrap.wrap("grey, best first: " + ", ".join(names), 128, break_on_hyphens=False))
-        panel.annotate(style.plain(text), (0, 0), (0, -60), "axes fraction", "offset points", fontsize=7, color="0.35", va="top")
+        line_names.grey_names(panels[-1], names, -(-len(entries) // line_names.PER_LINE))

@@ -6,86 +6,109 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from softbench.core.outcome import FAILURES, Grade, Status
-from softbench.core.text import bandwidth_unit, percent
-from softbench.report import matrix, style
+from softbench.report import line_names, matrix, quantities, scales, style
+from softbench.report.quantities import Quantity
 from softbench.report.slices import Slice, shape as shape_of
-from softbench.report.style import DARK, OTHER, Style
+from softbench.report.style import INK, OTHER, PAPER, Drawing, Style
 from softbench.results.rows import Row
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 ROW_INCHES = 0.19
-PANEL_INCHES = 3.1
+HEAD_INCHES = 0.75  # of a title and an axis
+SHORT = 14  # lines; panels of more are side by side
+PANEL_INCHES = 2.3
 
 
-def figure(runs: Sequence[Sequence[Row]], what: Slice, styles: Mapping[str, Style], sources: Mapping[int, str]) -> Figure:
-    """A figure with the best backend first; the yardstick is a line in each panel. Hollow points are doubtful."""
-    from matplotlib import pyplot
-    from matplotlib.lines import Line2D
-
+@style.look()
+def figure(
+    runs: Sequence[Sequence[Row]], what: Slice, styles: Mapping[str, Style], sources: Mapping[int, str], shown: Quantity | None = None
+) -> Drawing:
+    """The best backend first, by bandwidth or by `shown`; the yardstick is a line in each panel. Hollow points are doubtful."""
     kept = [what.of(rows) for rows in runs]
     every = [row for rows in kept for row in rows]
+    shown = shown or quantities.bandwidth(every)
     drawn = {row.backend for row in every if row.gbps}
     names = [*style.ranked(every), *(name for name in styles if name not in drawn and any(row.backend == name for row in every))]
     lines = [(name, source) for name in names for source in sources if any(row.backend == name for row in kept[source])]
-    height = 1.2 + ROW_INCHES * len(lines)
-    size = (PANEL_INCHES * len(what.shapes), height)
-    made, axes = pyplot.subplots(1, len(what.shapes), figsize=size, sharey=True, squeeze=False)
-    made.subplots_adjust(wspace=0.06, top=1 - 0.7 / height, bottom=0.5 / height)
-    unit, factor = bandwidth_unit([row.gbps for row in every if row.gbps])
-    for panel, shape in zip(axes[0], what.shapes, strict=True):
+    lines = [line for line in lines if line[0] != shown.over]
+    places = style.numbers([row for rows in runs for row in rows])
+    numbers = {(name, source): source * len(places) + places[name] for name, source in lines}
+    across = len(what.shapes) if len(lines) > SHORT else min(2, len(what.shapes))
+    down = -(-len(what.shapes) // across)
+    height = down * (HEAD_INCHES + ROW_INCHES * len(lines)) + 0.35
+    made, grid = style.subplots(down, across, (1 + PANEL_INCHES * across, height), sharey=True)
+    gap = HEAD_INCHES / (ROW_INCHES * len(lines))
+    made.subplots_adjust(wspace=0.09, hspace=gap, top=1 - 0.6 / height, bottom=0.4 / height)
+    panels = [panel for line in grid for panel in line]
+    for panel in panels[len(what.shapes) :]:
+        panel.set_visible(False)
+    points: dict[str, Row] = {}
+    for number, (panel, shape) in enumerate(zip(panels, what.shapes, strict=False)):
         cells = [{row.backend: row for row in rows if shape == shape_of(row)} for rows in kept]
-        _limits(panel, [factor * row.gbps for rows in cells for row in rows.values() if row.gbps])
-        _panel(panel, [(styles.get(name, OTHER), cells[source].get(name)) for name, source in lines], factor)
+        values = [value for rows in cells for row in rows.values() if row.backend != shown.over and (value := shown.value(row))]
+        _limits(panel, values, shown)
+        for line, key in enumerate(lines):
+            if row := cells[key[1]].get(key[0]):
+                gid = f"series-{numbers[key]}-p{number}-point-0"
+                if _point(panel, line, styles.get(key[0], OTHER), row, shown, gid):
+                    points[gid] = row
         for row in (row for rows in cells for row in rows.values() if row.grade == Grade.YARDSTICK):
-            panel.axvline(factor * (row.gbps or 0), color=DARK, linewidth=1)
+            panel.axvline(shown.value(row) or 0, color=INK, linewidth=1)
+        if shown.over:
+            panel.axvline(1, color=INK, linewidth=1, linestyle="--")
+        panel.tick_params(axis="x", labelsize=7.5)
+        panel.tick_params(axis="y", length=0)
         panel.set_title(shape[2] or f"M = {shape[0]}, N = {shape[1]}", fontsize=9)
-        panel.set_xlabel(unit, fontsize=8)
-    first = axes[0][0]
-    texts = [style.label(name, [row for row in kept[source] if row.backend == name], sources[source]) for name, source in lines]
-    first.set_yticks(range(len(lines)), texts, fontsize=7)
-    first.set_ylim(len(lines) - 0.4, -0.6)
-    for text, (name, _) in zip(first.get_yticklabels(), lines, strict=True):
-        text.set_color(styles[name].colour if name in styles and styles[name].named else DARK)
+        panel.set_xlabel(shown.label, fontsize=8)
+    labels = {key: style.label(key[0], [row for row in kept[key[1]] if row.backend == key[0]], sources[key[1]]) for key in lines}
+    panels[0].set_ylim(len(lines) - 0.4, -0.6)
+    for first, *_ in grid:
+        first.set_yticks(range(len(lines)), labels.values(), fontsize=7.5)
+        for text, (name, _) in zip(first.get_yticklabels(), lines, strict=True):
+            text.set_color(styles[name].colour if name in styles and styles[name].named else INK)
     devices = " and ".join(dict.fromkeys(row.device for row in every))
-    made.suptitle(style.plain(f"{what.op} {what.direction}, {what.dtype}, {devices}"), fontsize=10, y=1 - 0.15 / height)
-    handles = [
-        Line2D([], [], color=DARK, linewidth=1, label="yardstick"),
-        Line2D([], [], color=DARK, marker="o", markersize=5, linewidth=1, label="median, p20 to p80; percentage of the yardstick"),
-    ]
-    if any(row.gbps and matrix.doubtful(row) for row in every):
-        label = "doubtful: see the labels"
-        handles.append(Line2D([], [], color=DARK, marker="o", markersize=5, linestyle="", markerfacecolor="white", label=label))
-    made.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, 0.05 / height), ncols=len(handles), frameon=False, fontsize=8)
-    return made
+    made.suptitle(f"{what.op} {what.direction}, {what.dtype}, {devices}", fontsize=10, y=1 - 0.1 / height)
+    made.legend(handles=_key(every, shown), loc="upper center", bbox_to_anchor=(0.5, 0), ncols=2, frameon=False, fontsize=8)
+    return Drawing(what.name, made, {numbers[key]: label for key, label in labels.items()}, points)
 
 
-def _limits(panel: Axes, values: Sequence[float]) -> None:
-    """An axis with room for the percentages at its right end."""
-    if style.crowded(values):
+def _key(rows: Sequence[Row], shown: Quantity) -> list[object]:
+    """The entries of the legend."""
+    handles = [line_names.sign("yardstick", linestyle="-")] if any(row.grade == Grade.YARDSTICK for row in rows) else []
+    beside = "speed-up" if shown.over else "percentage of the yardstick"
+    handles.append(line_names.sign(f"median, {shown.spread}; {beside}", marker="o", linestyle="-"))
+    if any(row.gbps and matrix.doubtful(row) for row in rows):
+        handles.append(line_names.sign("doubtful: see the labels", marker="o", markerfacecolor=PAPER))
+    return handles
+
+
+def _limits(panel: Axes, values: Sequence[float], shown: Quantity) -> None:
+    """An axis with room for the numbers at its right end."""
+    if shown.over:
+        panel.set_xscale("log")
+        scales.ratios(panel.xaxis, lambda low, high: panel.set_xlim(low, high * (high / low) ** 0.3), values)
+    elif scales.crowded(values):
         panel.set_xscale("log")
         panel.set_xlim(min(values) / 2, max(values) * (max(values) / min(values)) ** 0.35)
     else:
         panel.set_xlim(0, 1.25 * max(values, default=1))
 
 
-def _panel(panel: Axes, rows: Sequence[tuple[Style, Row | None]], factor: float) -> None:
-    for line, (drawn, row) in enumerate(rows):
-        if row is not None and row.gbps and row.median_us:
-            face = "white" if matrix.doubtful(row) else drawn.colour
-            low, high = (factor * row.gbps * row.median_us / (us or row.median_us) for us in (row.p80_us, row.p20_us))
-            panel.plot([low, high], [line, line], color=drawn.colour, linewidth=1.2)
-            marker = drawn.marker if drawn.named else "o"
-            panel.plot(factor * row.gbps, line, marker=marker, color=drawn.colour, markerfacecolor=face, markersize=5)
-            if row.of_copy:
-                panel.text(0.985, line, percent(row.of_copy), transform=panel.get_yaxis_transform(), fontsize=6.5, ha="right", va="center")
-        elif row is not None and row.status != Status.UNAVAILABLE:
-            word = row.status if row.status != Status.OK else "no bandwidth"
-            colour = style.COLOURS[1] if row.status in FAILURES else "0.5"
-            panel.text(0.02, line, word, transform=panel.get_yaxis_transform(), fontsize=6.5, color=colour, va="center")
-    panel.grid(alpha=0.25)
-    panel.set_axisbelow(True)
-    panel.tick_params(axis="x", labelsize=7)
-    panel.tick_params(axis="y", length=0)
+def _point(panel: Axes, line: int, drawn: Style, row: Row, shown: Quantity, gid: str) -> bool:
+    """The point of one backend, or the word of its status. True if there is a point."""
+    across = panel.get_yaxis_transform()
+    value = shown.value(row)
+    if value is not None:
+        low, high = shown.ends(row) or (value, value)
+        panel.plot([low, high], [line, line], color=drawn.colour, linewidth=1.2)
+        face = PAPER if matrix.doubtful(row) else drawn.colour
+        marker = drawn.marker if drawn.named else "o"
+        panel.plot(value, line, marker=marker, color=drawn.colour, markerfacecolor=face, markersize=4.5, gid=gid)
+        panel.text(0.985, line, quantities.text(shown, row), transform=across, fontsize=6.5, ha="right", va="center")
+    elif row.status != Status.UNAVAILABLE:
+        word = row.status if row.status != Status.OK else "no bandwidth"
+        colour = style.COLOURS[1] if row.status in FAILURES else INK
+        panel.text(0.02, line, word, transform=across, fontsize=6.5, color=colour, va="center")
+    return value is not None

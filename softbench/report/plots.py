@@ -1,81 +1,111 @@
-"""Draws the figures of results: lines over N or M, rows of points, or one bar per backend."""
+"""Draws the figures of results: `drawings` makes those of a kind, and `write` puts them into files.
+
+Each kind has a module whose `figure` takes rows and returns a `softbench.report.style.Drawing`: a Matplotlib figure, and what its parts
+show. None of them prints or writes. `curves` draws lines over N or M, and `dots` rows of points for shapes that make no line; the
+speed-up is drawn by both. `heatmap` draws which backend is fastest, and `costs` one bar per backend. `softbench.report.forest_plot` draws
+a gate's report, and `softbench.report.trend` many runs.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from softbench.core.errors import ResultsError
-from softbench.report import curves, dots, style
-from softbench.report.slices import slices
-from softbench.report.style import COLOURS, FORMATS
-from softbench.results import by_backend
+from softbench.core.errors import ResultsError, UsageError
+from softbench.core.text import unknown
+from softbench.report import costs, curves, dots, heatmap, quantities, style
+from softbench.report.quantities import Quantity
+from softbench.report.slices import groups, slices
+from softbench.report.style import Drawing
 from softbench.results.rows import Row
 
-__all__ = ["COLOURS", "FORMATS", "backends", "write"]
+KINDS = ("curves", "heatmap", "speedup", "costs")
+ONE_FILE = ("heatmap", "costs")
+"""Kinds that overlay no runs."""
+
+Runs = Sequence[tuple[Path, Sequence[Row]]]
+"""Each run with the path that names it."""
 
 
-def write(runs: Sequence[tuple[Path, Sequence[Row]]], out: Path) -> list[Path]:
-    """Draw every shape with a bandwidth: lines over N or M where at least three shapes make a line, else a row per backend.
+def drawings(runs: Runs, kind: str = "curves", over: str = "") -> Iterator[Drawing]:
+    """The figures of a kind that together show every shape. `over` is the backend of speed-ups, by default the reference backend.
 
-    Several runs are overlaid: the first solid, the next dashed, dotted. With several figures, each file's name has the
-    direction, the dtype and what is fixed: `out-forward-bf16-M4096.png`. A backend looks the same in all of them.
+    Several runs are overlaid: the first solid, the next dashed, dotted. A backend looks the same in all figures.
+
+    Raises:
+        UsageError: a kind that overlays no runs has several, or no cell has the backend `over`.
+        ResultsError: there is nothing to draw.
+    """
+    rows = [row for _, run in runs for row in run]
+    if kind in ONE_FILE and len(runs) > 1:
+        raise UsageError(f"plot --kind {kind}: draws one file at a time")
+    if kind == "costs":
+        yield costs.figure(rows)
+        return
+    styles = style.styles(rows)
+    if kind == "heatmap":
+        if not (found := groups(rows)):
+            raise ResultsError("no cell has a time, so there is nothing to draw")
+        yield from (heatmap.figure(rows, group, styles) for group in found)
+        return
+    shown = quantities.speedup(rows, over) if kind == "speedup" else None
+    shapes = slices([row for row in rows if _drawn(row, shown)])
+    if not shapes:
+        raise ResultsError(f"no cell has a {'speed-up' if shown else 'bandwidth'}, so there is nothing to draw")
+    sources = style.sources(runs)
+    for what in shapes:
+        draw = curves.figure if what.axis else dots.figure
+        yield draw([run for _, run in runs], what, styles, sources, shown)
+
+
+def _drawn(row: Row, shown: Quantity | None) -> bool:
+    """True if the row makes a point, and not only the line at 1."""
+    return shown is None or (row.backend != shown.over and shown.value(row) is not None)
+
+
+def write(runs: Runs, files: Sequence[Path], kind: str = "curves", over: str = "") -> list[Path]:
+    """Draw the figures of a kind into each of the files, which differ in their suffix.
+
+    With several figures, each file's name has the direction, the dtype and what is fixed: `out-forward-bf16-M4096.png`.
 
     Returns:
         The files.
 
     Raises:
-        UsageError: a format that is not png, svg or pdf.
-        ResultsError: nothing to draw, or the file cannot be written.
+        UsageError: a format that is not png, svg or pdf; or as `drawings`.
+        ResultsError: nothing to draw, or a file cannot be written.
     """
-    style.check_format(out, "-o")
-    rows = [row for _, run in runs for row in run]
-    found = slices(rows)
-    if not found:
-        raise ResultsError("no cell has a bandwidth, so there is nothing to draw")
-    import matplotlib
-
-    matplotlib.use("Agg")
-    styles, sources = style.styles(rows), style.sources(runs)
-    files: list[Path] = []
-    for what in found:
-        file = out if len(found) == 1 else out.with_name(f"{out.stem}-{what.name}{out.suffix}")
-        same = sum(other.name == what.name for other in found[: found.index(what)])
-        file = file.with_name(f"{file.stem}-{same + 1}{file.suffix}") if same else file
-        draw = curves.figure if what.axis else dots.figure
-        files.append(style.saved(draw([run for _, run in runs], what, styles, sources), file, "-o"))
-    return files
+    for file in files:
+        style.check_format(file, "-o")
+    found = list(drawings(runs, kind, over))
+    names = [drawing.name for drawing in found]
+    written = []
+    for i, drawing in enumerate(found):
+        name = f"-{drawing.name}" if len(found) > 1 else ""
+        name += f"-{names[:i].count(drawing.name) + 1}" if drawing.name in names[:i] else ""
+        written += [style.saved(drawing.figure, file.with_name(f"{file.stem}{name}{file.suffix}"), "-o") for file in files]
+    return written
 
 
-def backends(run: Sequence[Row], out: Path) -> Path:
-    """Draw one bar per backend: the mean fraction of copy over the cells of a direction, best first.
+def targets(out: Path | None, formats: Sequence[str], default: Path) -> list[Path]:
+    """The files of the formats `png`, `svg` or `pdf`: `out` without a suffix gets that of each.
+
+    Without formats the suffix of `out` decides. Without `out`, files are beside `default`, as png if no format is given.
 
     Raises:
-        UsageError, ResultsError: as `write`.
+        UsageError: an unknown format, or one that the suffix of `out` contradicts.
     """
-    style.check_format(out, "-o")
-    costs = {name: cost for name, cost in by_backend.by_backend(run).items() if cost.of_copy}
-    directions = list(dict.fromkeys(direction for cost in costs.values() for direction in cost.of_copy))
-    if not directions:
-        raise ResultsError("no cell has a fraction of copy, so there is nothing to draw")
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    titles = {row.of_pass: f"{row.op} {row.direction}" for row in run}
-    size = (7 * len(directions), 1.5 + 0.22 * len(costs))
-    figure, axes = pyplot.subplots(1, len(directions), figsize=size, squeeze=False, layout="constrained")
-    for panel, direction, colour in zip(axes[0], directions, COLOURS, strict=False):
-        bars = sorted((cost.of_copy[direction], name) for name, cost in costs.items() if direction in cost.of_copy)
-        drawn = panel.barh([style.plain(name) for _, name in bars], [fraction for fraction, _ in bars], color=colour)
-        panel.bar_label(drawn, fmt="{:.0%}", padding=2, fontsize=7)
-        panel.tick_params(axis="y", labelsize=7)
-        panel.set_xlim(0, 1.1)
-        panel.margins(y=0.01)
-        panel.grid(axis="x", alpha=0.3)
-        panel.set_title(style.plain(f"{titles[direction]}, {run[0].device}"))
-        times = " by device times" if any(cost.by_device for cost in costs.values()) else ""
-        means = "geometric mean over its measured cells, each at most 1"
-        panel.set_xlabel(f"fraction of the same-bytes yardstick{times}\n{means}\nhigher is better")
-    return style.saved(figure, out, "-o")
+    known = tuple(suffix.removeprefix(".") for suffix in style.FORMATS)
+    for name in formats:
+        if name not in known:
+            raise UsageError(f"--format: {unknown(name, known, 'format')}")
+    if out is None:
+        return [default.with_suffix(f".{name}") for name in formats or ("png",)]
+    if not formats:
+        style.check_format(out, "-o")
+        return [out]
+    if out.suffix not in style.FORMATS:
+        return [out.with_name(f"{out.name}.{name}") for name in dict.fromkeys(formats)]
+    if set(formats) != {out.suffix.removeprefix(".")}:
+        raise UsageError(f"-o {out} --format {','.join(formats)}: contradict each other; give -o {out.with_suffix('')}, or no --format")
+    return [out]

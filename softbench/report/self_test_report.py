@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from softbench.core.errors import ResultsError
-from softbench.core.files import not_written
 from softbench.core.text import count, margin, one_line
 from softbench.gate.inference import proportion_bounds
 from softbench.gate.self_test.analysis import SelfTest
 from softbench.gate.sittings import SittingTest
-from softbench.report.plots import COLOURS
+from softbench.report import style
+from softbench.report.style import COLOURS, FAINT
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def table(result: SelfTest) -> RenderableType:
@@ -64,13 +68,13 @@ def plot(result: SelfTest, out: Path) -> Path:
     """
     if not result.power:
         raise ResultsError(f"--plot {out}: no slowdown was injected, so there is no curve to draw")
-    import matplotlib
+    return style.saved(_power_curve(result), out, "--plot")
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(figsize=(9, 5), layout="constrained")
-    axes.axvspan(0, 100 * result.margin, color="0.92", label="the margin")
+@style.look()
+def _power_curve(result: SelfTest) -> Figure:
+    figure, ((axes,),) = style.subplots(1, 1, (9, 5), layout="constrained")
+    axes.axvspan(0, 100 * result.margin, color=FAINT, label="the margin")
     xs, ys = zip(*[(100 * x, y) for x, y in result.points], strict=True)
     axes.plot(xs, ys, "o", color=COLOURS[5], markersize=3, alpha=0.5, label="a cell")
     levels = sorted(result.power, key=lambda level: level.measured)
@@ -91,11 +95,4 @@ def plot(result: SelfTest, out: Path) -> Path:
         fontsize=9,
     )
     axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)  # outside the axes, so that it hides no data
-    axes.grid(alpha=0.3)
-    try:
-        figure.savefig(out, dpi=150)
-    except OSError as error:
-        raise not_written(f"--plot {out}", error) from None
-    finally:
-        pyplot.close(figure)
-    return out
+    return figure

@@ -1,12 +1,32 @@
-"""What the figures share: formats, colours, the backends that are named, and how a file is written."""
+"""What the figures share: colours for light and dark pages, names of their parts, the backends that are named, and files.
+
+A figure has no background. Text, axes and frames have the colour INK; hollow points have the colour PAPER. `as_svg` replaces both, so
+that a page decides them: INK becomes `currentColor`, and PAPER becomes `var(--paper, #ffffff)`. `saved` puts a white page behind a figure.
+
+Parts have these gids, which are the ids of their groups in SVG:
+
+- `series-K-...`: a backend. The ids of all its parts start with `series-K-`, where K is its key in
+  `Drawing.series`. A backend has the same K in all figures of a run (`numbers`).
+- `series-K-pP-line-L`: line L of panel P, from 0. A backend has a line for each kind of length (`softbench.report.curves`); further
+  pieces of a line end in `-1`, `-2`.
+- `series-K-pP-point-I`: point I of panel P, in the order of its values along the axis. `Drawing.points` has its row. A line with many
+  points has them in few parts, `series-K-pP-points-L`, without rows.
+- `series-K-name`: the name of a line, with its mark.
+- `series-K-pP-point-0`: the bar of a backend in panel P of the costs, or its point in panel P of rows of points.
+- `cell-R-C`: a cell of a heatmap: line R, column C, from 0. `Drawing.points` has the row of the fastest backend.
+- `edge-I`: a crossover of a heatmap. `change-I`: a change point of a trend. `verdict-I`: a verdict of the forest plot, from the top.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from io import StringIO
 from pathlib import Path
-from statistics import fmean, median
-from typing import TYPE_CHECKING
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
 
 from softbench.core.errors import UsageError
 from softbench.core.files import not_written
@@ -14,21 +34,31 @@ from softbench.core.outcome import LIMITED, Grade
 from softbench.results.rows import Row
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 FORMATS = (".png", ".svg", ".pdf")
+INK, PAPER = "#1b1c1d", "#fefefd"
+"""The colours of text and of hollow points. No backend has them, so `as_svg` can replace them."""
+FAINT, GREY = f"{INK}26", f"{INK}4d"
+"""Ink of 15 % and of 30 % opacity, for either page."""
 # Okabe and Ito's palette, which colour-blind readers can tell apart; markers repeat the distinction in print.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6D31", "#F0E442")
 LINE_COLOURS = COLOURS[:7]  # a yellow line is hard to see on white
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")  # 9 markers and 7 colours make 63 pairs
 DASHES = ("-", "--", ":", "-.")
-GREY, DARK = "0.75", "0.35"
 FEW, NAMED = 9, 7
 """Up to FEW backends all have a colour. Of more, NAMED have one, and the others are grey."""
 PEERS = ("torch", "compile")
 """These backends have a colour in every run. So has the reference backend."""
 LONGEST = 44  # characters of a name in a figure
-CROWDED = 30  # half of the figures lie below this part of the largest: a linear axis would hide them
+LOOK: dict[Any, Any] = {
+    **dict.fromkeys(("figure.facecolor", "axes.facecolor", "savefig.facecolor", "savefig.edgecolor"), "none"),
+    **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color", "grid.color"), INK),
+    **{"font.size": 9, "axes.titlesize": 9.5, "legend.fontsize": 8, "legend.frameon": False},
+    "text.parse_math": False,  # a dollar sign in the name of a device or of a file starts no formula
+    **{"grid.alpha": 0.13, "axes.axisbelow": True, "svg.hashsalt": "softbench"},
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +75,73 @@ class Style:
 OTHER = Style(GREY, ".", "-", named=False)
 
 
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """A figure, and what its parts show."""
+
+    name: str
+    """The figure's part of a file name; empty if a file has one figure."""
+    figure: Figure
+    series: Mapping[int, str] = field(default_factory=dict)
+    """The label of each drawn backend by its K (`numbers`), which is the same in all figures of a run."""
+    points: Mapping[str, Row] = field(default_factory=dict)
+    """The row that each point or cell shows, by its gid."""
+
+
+@contextmanager
+def look() -> Iterator[None]:
+    """Matplotlib's settings for drawing and saving. The decorator of each function that returns a figure."""
+    import matplotlib
+
+    with matplotlib.rc_context(LOOK):
+        yield
+
+
+def subplots(rows: int, columns: int, size: tuple[float, float], **settings: Any) -> tuple[Figure, list[list[Axes]]]:
+    """A figure of `size` inches with its panels. pyplot does not know it, so it needs no closing."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=size, layout=settings.pop("layout", None))
+    panels = figure.subplots(rows, columns, squeeze=False, **settings).tolist()
+    for panel in (panel for line in panels for panel in line):
+        panel.tick_params(color=INK, labelcolor=INK)  # ticks are made when they are drawn, when the settings may be others
+        panel.spines[["top", "right"]].set_visible(False)
+        panel.grid()
+    return figure, panels
+
+
+def as_svg(figure: Figure, prefix: str = "") -> str:
+    """The figure as an `<svg>` element of a page: no background, text as text, INK as `currentColor`, PAPER as `var(--paper)`.
+
+    Each id, and each reference to one, gets the prefix: the ids of a page are unique.
+    """
+    import matplotlib
+
+    text = StringIO()
+    with look(), matplotlib.rc_context({"svg.fonttype": "none"}):
+        figure.savefig(text, format="svg", bbox_inches="tight", pad_inches=0.05, metadata={"Date": None})
+    svg = text.getvalue()
+    svg = re.sub(r"<metadata>.*?</metadata>|<defs>\s*<style.*?</style>\s*</defs>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
+    svg = (
+        svg.replace("<svg ", '<svg style="stroke-linejoin: round" ', 1).replace(INK, "currentColor").replace(PAPER, "var(--paper, #ffffff)")
+    )
+    return re.sub(r'(\bid="|xlink:href="#|url\(#)', rf"\g<1>{prefix}", svg)
+
+
+def saved(figure: Figure, file: Path, flag: str) -> Path:
+    """Write the figure on a white page, which grows to hold all of it, so that no label is cut.
+
+    Raises:
+        ResultsError: the file cannot be written.
+    """
+    with look():
+        try:
+            figure.savefig(file, dpi=150, bbox_inches="tight", pad_inches=0.12, facecolor="white")
+        except OSError as error:
+            raise not_written(f"{flag} {file}", error) from None
+    return file
+
+
 def styles(rows: Sequence[Row]) -> dict[str, Style]:
     """A style for each backend with a bandwidth, in the order of the rows. Each named backend has its own colour and marker."""
     names = list(dict.fromkeys(row.backend for row in rows if row.gbps and row.grade != Grade.YARDSTICK))
@@ -54,6 +151,12 @@ def styles(rows: Sequence[Row]) -> dict[str, Style]:
         dash = DASHES[i // len(LINE_COLOURS) % len(DASHES)]
         found[name] = Style(LINE_COLOURS[i % len(LINE_COLOURS)], MARKERS[i % len(MARKERS)], dash, named=True)
     return found
+
+
+def numbers(rows: Sequence[Row]) -> dict[str, int]:
+    """The K of each backend: its place in the order of the rows, the yardstick last. The K of the next overlaid run start behind these."""
+    yardsticks = {row.backend for row in rows if row.grade == Grade.YARDSTICK}
+    return {name: number for number, name in enumerate(sorted(dict.fromkeys(row.backend for row in rows), key=yardsticks.__contains__))}
 
 
 def _named(rows: Sequence[Row], names: Sequence[str]) -> set[str]:
@@ -86,40 +189,13 @@ def label(name: str, rows: Sequence[Row], source: str = "") -> str:
     short = name if len(name) <= LONGEST else name[: LONGEST - 3] + "..."
     mark = " (yardstick)" if rows and rows[0].grade == Grade.YARDSTICK else ""
     mark += "".join(f" ({grade})" for grade in sorted(LIMITED) if any(row.grade == grade for row in rows))
-    return plain(short + mark + source)
-
-
-def crowded(values: Sequence[float]) -> bool:
-    """True if a linear axis from 0 would hide most of the values."""
-    return bool(values) and median(values) < max(values) / CROWDED
-
-
-def plain(text: str) -> str:
-    """Text for matplotlib, in which a dollar sign would start a formula."""
-    return text.replace("$", r"\$")
+    return short + mark + source
 
 
 def check_format(out: Path, flag: str) -> None:
     """Raise UsageError if the file's suffix is not a supported format."""
     if out.suffix not in FORMATS:
         raise UsageError(f"{flag} {out}: the file must end in {', '.join(FORMATS)}")
-
-
-def saved(figure: Figure, file: Path, flag: str) -> Path:
-    """Write and close the figure. The page grows to hold all of it, so that no label is cut.
-
-    Raises:
-        ResultsError: the file cannot be written.
-    """
-    from matplotlib import pyplot
-
-    try:
-        figure.savefig(file, dpi=150, bbox_inches="tight", pad_inches=0.15)
-    except OSError as error:
-        raise not_written(f"{flag} {file}", error) from None
-    finally:
-        pyplot.close(figure)
-    return file
 
 
 def sources(runs: Sequence[tuple[Path, Sequence[Row]]]) -> Mapping[int, str]:

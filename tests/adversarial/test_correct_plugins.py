@@ -15,6 +15,9 @@ CASES = [
     for item in items("softmax")
     if not item.gpu_only and not item.name.startswith(("shape 65", "shape 5x", "shape 3x", "shape 18", "shape 1x13"))
 ]
+"""Without those of many rows or long rows."""
+OF_CALLS = [item for item in CASES if item.repeat or item.name.startswith("shape 37")]
+"""The cases that call a backend in a special way, and small shapes: a habit is about calls, not about values."""
 
 
 @pytest.mark.parametrize("plugin", ARITHMETIC, ids=lambda plugin: plugin.name)
@@ -52,7 +55,7 @@ def test_run_gives_figures_to_honest_arithmetic(cli):
 
 @pytest.mark.parametrize("plugin", HABITS, ids=lambda plugin: plugin.name)
 def test_honest_habits_pass_in_check(plugin):
-    for item in CASES:
+    for item in OF_CALLS:
         found, reason = grade(plugin, item.name, item.direction, "fp32", "cpu")
         assert found == "pass", (item.name, reason)
 

@@ -165,6 +165,16 @@ def test_selected_rows_can_be_read_again(main):
     assert again == [row for row in read_csv(STRATEGIES)[0] if row.backend in ("copy", "cuda")]
 
 
+def test_plot_writes_a_kind_in_several_formats(main):
+    some = ("--M", "4096", "--N", "1024,2048,4096", "--dtype", "bf16", "--direction", "forward")
+    main("show", FRONTIER, *some, "--csv", "some.csv")
+    assert main("plot", "some.csv", "--kind", "speedup", "--over", "compile", "-o", "s", "--format", "png,svg") == (0, "s.png\ns.svg\n", "")
+    assert main("plot", "some.csv", "--kind", "heatmap", "--format", "svg") == (0, "some.svg\n", "")
+    assert "speed-up over compile" in Path("s.svg").read_text()
+    assert "fastest: softmax forward, bf16" in Path("some.svg").read_text()
+    assert main("plot", "some.csv", "--costs") == main("plot", "some.csv", "--kind", "costs") == (0, "some.png\n", "")
+
+
 def test_show_and_plot_take_the_latest_results_by_default(main, tmp_path):
     assert main("show") == (2, "", "softbench: results/latest.csv: No such file or directory\n")
     (tmp_path / "results").mkdir()
@@ -176,6 +186,7 @@ def test_show_and_plot_take_the_latest_results_by_default(main, tmp_path):
 
 
 ONE_STDOUT = "only one of them can have stdout; give a file instead of -"
+KINDS = "known are curves, heatmap, speedup, costs"
 CONTRADICTIONS = {
     "two tables": (("show", "a.csv", "--long", "--costs"), "show: --long and --costs are two tables; give one of them"),
     "two documents": (("show", "a.csv", "--csv", "-", "--json", "-"), f"--csv - and --json -: {ONE_STDOUT}"),
@@ -184,6 +195,15 @@ CONTRADICTIONS = {
     "a comparison twice": (("compare", "a.csv", "b.csv", "--json", "-", "--markdown"), f"--json - and --markdown: {ONE_STDOUT}"),
     "stdin twice": (("compare", "-", "-"), "-: only one of the files can be stdin"),
     "stdin twice in a plot": (("plot", "-", "-", "-o", "x.png"), "-: only one of the files can be stdin"),
+    "two kinds": (("plot", "a.csv", "--costs", "--kind", "heatmap"), "plot: --costs and --kind heatmap are two figures; give one of them"),
+    "an unknown kind": (("plot", "a.csv", "--kind", "heat"), "--kind: unknown kind 'heat'; did you mean 'heatmap'? " + KINDS),
+    "a reference of no speed-up": (("plot", "a.csv", "--over", "x"), "--over x: goes with --kind speedup, not with curves"),
+    "an unknown reference": (("plot", "a.csv", "--kind", "speedup", "--over", "x"), "--over: unknown backend 'x'; known are ours"),
+    "costs of two files": (("plot", "a.csv", "a.csv", "--costs"), "plot --kind costs: draws one file at a time"),
+    "a suffix and another format": (
+        ("plot", "a.csv", "-o", "x.svg", "--format", "png"),
+        "-o x.svg --format png: contradict each other; give -o x, or no --format",
+    ),
     "the JSON": (("show", "run.json"), "run.json: is JSON; give the .csv beside it"),
     "an empty file": (("show", "empty.csv"), "empty.csv: is empty; give the .csv that softbench run wrote"),
 }

@@ -8,7 +8,7 @@ from softbench.core import statistics
 from softbench.core.case import Case, Direction
 from softbench.core.outcome import Batch, Telemetry, Timing
 from softbench.core.statistics import median_interval
-from softbench.ops.softmax.spec import OPERATION
+from softbench.ops import registry
 
 
 def timing(*rounds: tuple[float, ...]) -> Timing:
@@ -34,8 +34,9 @@ def test_ratios_are_paired_by_round_so_that_drift_cancels():
 @pytest.mark.parametrize(("direction", "passes"), [(Direction.FORWARD, 2), (Direction.BACKWARD, 3), (Direction.BOTH, 5)])
 def test_bandwidth_counts_algorithmic_bytes(direction, passes):
     case = Case(4096, 1024, "bf16", direction)
-    assert OPERATION.bytes_moved(case) == passes * 4096 * 1024 * 2
-    assert OPERATION.gbps(case, 10) == pytest.approx(passes * 4096 * 1024 * 2 / 10e-6 / 1e9)
+    softmax = registry.operation(case.op)
+    assert softmax.bytes_moved(case) == passes * 4096 * 1024 * 2
+    assert softmax.gbps(case, 10) == pytest.approx(passes * 4096 * 1024 * 2 / 10e-6 / 1e9)
 
 
 @pytest.mark.parametrize(("n", "ranks"), [(12, (3, 10)), (20, (6, 15)), (30, (10, 21)), (6, (1, 6))])

@@ -123,4 +123,6 @@ def test_a_new_operation_is_measured_stored_and_shown(cli):
     assert "row_mean forward fp32, N=64" in done.stdout
     shown = cli("show", "results/latest.csv")
     assert "row_mean forward fp32, N=64" in shown.stdout
-    assert "the mean of each row" in cli("list", "--ops").stdout
+    listed = cli("list", "--ops").stdout
+    assert "the mean of each row" in listed
+    assert "--shape attention: 4 shapes. scores of ViT-B/16" in " ".join(listed.split())

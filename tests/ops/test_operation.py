@@ -7,7 +7,7 @@ import pytest
 
 from softbench.core.case import Case, Direction, op_text, parse_op
 from softbench.ops import registry
-from softbench.ops.operation import Operation, Pass, Share, TensorSpec, from_json, to_json, validate
+from softbench.ops.operation import Operation, Pass, Preset, Share, TensorSpec, from_json, to_json, validate
 from softbench.ops.parameters import Parameter
 
 LOSS = Operation(
@@ -153,6 +153,11 @@ INVALID = {
     "a default out of range": ({"parameters": (*MASKED.parameters, Parameter("a", "number", -1.0, least=0))}, "a=-1: must be"),
     "a default of another kind": ({"parameters": (*MASKED.parameters, Parameter("a", "bool", 1))}, "a=1: must be true or false"),
     "a choice that is a number": ({"parameters": (*MASKED.parameters, Parameter("a", "choice", "b", choices=("b", "1")))}, "no choice"),
+    "a preset without shapes": ({"presets": {"a": Preset(())}}, "preset a: shapes must be a tuple of texts"),
+    "a preset of one text": ({"presets": {"a": Preset("8x16")}}, "preset a: shapes must be a tuple of texts"),
+    "a preset named as a shape": ({"presets": {"8x16": Preset(("8x16",))}}, "preset '8x16' needs a name"),
+    "a preset with a wrong shape": ({"presets": {"a": Preset(("8x",))}}, "preset a: '8x' is no shape"),
+    "a preset of N-D shapes": ({"presets": {"a": Preset(("8x16x4",))}}, "preset a: 8x16x4 is not (M, N)"),
     "a choice of one": ({"parameters": (*MASKED.parameters, Parameter("a", "choice", "b", choices=("b",)))}, "two choices"),
 }
 

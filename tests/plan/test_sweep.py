@@ -19,7 +19,7 @@ from softbench.plan.sweep import (
     parse_dtypes,
     parse_operation,
     parse_operations,
-    parse_shapes,
+    parse_shapes_or_presets,
     thinned,
 )
 
@@ -114,7 +114,7 @@ def test_one_operation_is_a_name_of_the_list(pick, text, message):
 
 
 def shaped(shapes, dims="-1", **axes):
-    return cases([Sweep(shape=parse_shapes(shapes, "--shape"), dim=parse_dims(dims, "--dim"), **axes)], "cpu")
+    return cases([Sweep(shape=parse_shapes_or_presets(shapes, "--shape"), dim=parse_dims(dims, "--dim"), **axes)], "cpu")
 
 
 def test_a_shape_is_named_with_its_dimension_counted_from_zero():
@@ -165,8 +165,28 @@ def test_an_invalid_shape_or_dimension_is_one_line(shapes, dims, message):
 def test_an_operation_that_declares_no_dimension_refuses_shapes(monkeypatch):
     monkeypatch.setattr(registry, "_added", {})
     registry.add(replace(registry.operation("softmax"), name="rows", any_dim=False), "rows.py")
-    with pytest.raises(UsageError, match=r"^--shape: rows takes \(M, N\) tensors only; give --M and --N$"):
+    with pytest.raises(UsageError, match=r"^--shape: rows takes \(M, N\) tensors only; give --M and --N, or"):
         shaped("8x16x4", op=("softmax", "rows"))
+    assert [case.key for case in shaped("8x16", op=("rows",))] == ["rows-forward-fp32-8x16"]
+
+
+def test_a_preset_names_shapes_of_the_operation():
+    found = shaped("vocabularies,8x16,1x32000")
+    assert len(found) == 19
+    assert [case.key for case in found[:2]] == ["forward-fp32-1x32000", "forward-fp32-1x50257"]
+    assert found[-1].key == "forward-fp32-8x16"
+    assert {case.shape for case in shaped("attention", op=("log_softmax",))} == set(
+        registry.operation("log_softmax").presets["attention"].shapes
+    )
+
+
+def test_an_unknown_preset_is_one_line(monkeypatch):
+    with pytest.raises(UsageError, match=r"^--shape: unknown preset of softmax 'vocabulary'; did you mean 'vocabularies'\?"):
+        shaped("vocabulary")
+    monkeypatch.setattr(registry, "_added", {})
+    registry.add(replace(registry.operation("softmax"), name="rows", presets={}), "rows.py")
+    with pytest.raises(UsageError, match=r"^--shape attention: rows has no presets; give sizes, as in 4096x1024$"):
+        shaped("attention", op=("rows",))
 
 
 def test_shapes_go_with_parameters_that_leave_the_tensors():

@@ -1,14 +1,13 @@
 """Lines over N or M: their labels, signs and axes."""
 
 from dataclasses import replace
-from itertools import pairwise
+from xml.etree import ElementTree
 
 import pytest
-from matplotlib import pyplot
 from matplotlib.colors import to_hex
 
 from softbench.core.outcome import Grade
-from softbench.report import curves, style
+from softbench.report import curves, line_names, quantities, slices as slices_module, style
 from softbench.report.slices import slices
 from softbench.results import rows as results
 
@@ -29,33 +28,35 @@ def draw():
         every = [row for run in runs for row in run]
         (what,) = slices(every)
         sources = {i: f", run {i}" if len(runs) > 1 else "" for i in range(len(runs))}
-        return curves.figure(runs, what, style.styles(every), sources)
+        return curves.figure(runs, what, style.styles(every), sources).figure
 
-    yield drawn
-    pyplot.close("all")
+    return drawn
 
 
-def points(figure, face):
-    panel = figure.axes[0]
-    lines = [line for line in panel.lines if line.get_transform() == panel.transData and line.get_marker() not in ("None", "", "x")]
-    return {x for line in lines if (line.get_markerfacecolor() == "white") == (face == "white") for x, y in line.get_xydata() if y == y}
+def points(figure, *, hollow):
+    lines = [line for line in figure.axes[0].lines if "-point-" in (line.get_gid() or "") and line.get_markersize() > 1]
+    return {line.get_xdata()[0] for line in lines if (line.get_markerfacecolor() == style.PAPER) == hollow}
+
+
+def lines_of(figure, number, panel=0):
+    return [line for line in figure.axes[panel].lines if (line.get_gid() or "").startswith(f"series-{number}-p{panel}-line-")]
 
 
 def test_doubtful_points_are_hollow(rows, draw):
     noisy = [replace(row, labels="noisy") if (row.backend, row.N) == ("ours", 512) else row for row in rows]
     figure = draw([row for row in noisy if row.backend != "torch"])
-    assert points(figure, "white") == {512}
-    assert points(figure, "full") == {256, 1024, 2048}
+    assert points(figure, hollow=True) == {512}
+    assert points(figure, hollow=False) == {256, 1024, 2048}
     assert "doubtful: see the labels" in [text.get_text() for text in figure.axes[-1].get_legend().get_texts()]
-    assert points(draw(rows), "white") == set()
+    assert points(draw(rows), hollow=True) == set()
 
 
 def test_a_missing_point_is_a_cross_and_a_gap(rows, draw):
     failed = [replace(row, status="failed", gbps=None) if (row.backend, row.N) == ("ours", 512) else row for row in rows]
     panel = draw(failed).axes[0]
     assert [line.get_xdata() for line in panel.lines if line.get_marker() == "x"] == [[512]]
-    thick = next(line for line in panel.lines if line.get_linewidth() == 1.5)
-    assert [y == y for y in thick.get_ydata()] == [True, False, True, True]
+    (line,) = lines_of(panel.figure, 0)
+    assert [y == y for y in line.get_ydata()] == [True, False, True, True]
     assert [list(line.get_xdata()) for line in panel.lines if line.get_linewidth() == 0.5] == [[256, 1024]]
 
 
@@ -64,7 +65,7 @@ def test_each_line_has_its_name_beside_it(rows, draw):
     assert {text.get_text() for text in panel.texts} >= {"ours", "torch", "copy (yardstick)"}
     overlaid = draw(rows, rows)
     assert {"ours, run 0", "ours, run 1"} <= {text.get_text() for text in overlaid.axes[0].texts}
-    assert {line.get_linestyle() for line in overlaid.axes[0].lines if line.get_linewidth() == 1.5} == {"-", "--", "None"}
+    assert [line.get_linestyle() for number in (0, 1, 3, 4) for line in lines_of(overlaid, number)] == ["-", "-", "--", "--"]
 
 
 def test_other_backends_are_grey_and_listed(rows, draw):
@@ -75,8 +76,8 @@ def test_other_backends_are_grey_and_listed(rows, draw):
     assert "b39" in listed
     named = [text.get_text() for text in figure.axes[0].texts if text.get_text()]
     assert len(named) == 8
-    lines = [line for line in figure.axes[0].lines if to_hex(line.get_color()) == to_hex(style.GREY) and line.get_marker() == "."]
-    assert len(lines) == 35
+    grey = [line for line in figure.axes[0].lines if "-line-" in (line.get_gid() or "") and to_hex(line.get_color(), True) == style.GREY]
+    assert len(grey) == 35
 
 
 def test_a_short_sweep_has_a_tick_at_each_value(rows, draw):
@@ -88,20 +89,90 @@ def test_a_short_sweep_has_a_tick_at_each_value(rows, draw):
     assert "N = 64" in turned.axes[0].get_title()
 
 
-def test_ticks_have_room_and_prefer_powers_of_two():
-    assert curves.ticks([1000, 1024, 1025, 4096, 50257], wide=True) == [1024, 4096, 50257]
-    assert curves.ticks([5, 12, 31, 33, 63], wide=False) == [5, 12, 33, 63]
-
-
-def test_labels_are_spread_around_their_lines():
-    assert curves.spread([0.2, 0.5, 0.9], 0.1) == pytest.approx([0.2, 0.5, 0.9])
-    assert curves.spread([0.5, 0.5, 0.5], 0.1) == pytest.approx([0.4, 0.5, 0.6])
-    assert curves.spread([0.98, 0.99, 1.0], 0.1) == pytest.approx([0.8, 0.9, 1.0])
-    crowd = curves.spread([0.01 * i for i in range(20)], 0.05)
-    assert min(b - a for a, b in pairwise(crowd)) == pytest.approx(0.05)
-
-
 def test_values_far_apart_have_a_logarithmic_axis(rows, draw):
     assert draw(rows).axes[0].get_yscale() == "linear"
     slow = [row if row.backend == "copy" else replace(row, gbps=row.gbps / 5000) for row in rows]
     assert draw(slow).axes[0].get_yscale() == "log"
+
+
+def test_powers_of_two_and_other_lengths_have_their_own_lines(rows, draw):
+    odd = [replace(row, N=row.N + 1, gbps=row.gbps / 2) for row in rows]
+    aligned = [replace(row, N=row.N * 2 + 8) for row in rows]
+    figure = draw([*rows, *odd, *aligned])
+    assert [list(line.get_xdata()) for line in lines_of(figure, 0)] == [
+        [256, 512, 1024, 2048],
+        [520, 1032, 2056, 4104],
+        [257, 513, 1025, 2049],
+    ]
+    assert len({line.get_linestyle() for line in lines_of(figure, 0)}) == 3
+    legend = [text.get_text() for text in figure.axes[-1].get_legend().get_texts()]
+    assert [text for text in legend if text.startswith("N: ")] == [f"N: {kind}" for kind in slices_module.KINDS]
+
+
+def test_a_line_of_other_lengths_does_not_leap(rows, draw):
+    other = [replace(row, N=row.N + 1 if row.N < 2048 else 100001) for row in rows]
+    parts = [list(line.get_xdata()) for line in lines_of(draw([*rows, *other]), 0)]
+    assert parts == [[256, 512, 1024, 2048], [257, 513, 1025], [100001]]
+
+
+def test_lines_on_each_other_have_unlike_widths(rows, draw):
+    """The lower line is wider, and its points lie where they were measured."""
+    twins = [replace(row, backend="twin", gbps=1.001 * row.gbps) for row in rows if row.backend == "ours"]
+    figure = draw([*rows, *twins])
+    (ours,), (torch,), (twin,) = (lines_of(figure, number) for number in range(3))
+    assert ours.get_linewidth() > twin.get_linewidth() == torch.get_linewidth()
+    assert ours.get_zorder() < twin.get_zorder()
+    assert [list(line.get_ydata()) for line in (ours, twin)] == [[row.gbps for row in some] for some in (rows[1::3], twins)]
+
+
+def test_a_speedup_is_drawn_around_one(rows, draw):
+    every = [
+        replace(row, speedup=0.9 / 0.5, relative_to="torch") if row.backend == "ours" else replace(row, relative_to="torch") for row in rows
+    ]
+    (what,) = slices(every)
+    drawing = curves.figure([every], what, style.styles(every), {0: ""}, quantities.speedup(every))
+    (panel,) = drawing.figure.axes
+    assert panel.get_yscale() == "log"
+    assert panel.get_ylabel() == "speed-up over torch"
+    assert drawing.series == {0: "ours"}
+    assert list(drawing.points) == [f"series-0-p0-point-{i}" for i in range(4)]
+    assert [line.get_ydata()[0] for line in panel.lines if (line.get_gid() or "").startswith("series-0-p0-point")] == [1.8] * 4
+
+
+def test_each_point_in_svg_has_its_row(rows):
+    """A page finds the points of a backend by their ids, and the row of each in `Drawing.points`."""
+    (what,) = slices(rows)
+    drawing = curves.figure([rows], what, style.styles(rows), {0: ""})
+    root = ElementTree.fromstring(style.as_svg(drawing.figure, "f1-"))
+    ids = [element.get("id") for element in root.iter() if element.get("id")]
+    assert len(ids) == len(set(ids))
+    assert all(name.startswith("f1-") for name in ids)
+    assert {f"f1-{gid}" for gid in drawing.points} <= set(ids)
+    places = [(drawing.points[f"series-1-p0-point-{i}"].backend, drawing.points[f"series-1-p0-point-{i}"].N) for i in range(4)]
+    assert places == [("torch", N) for N in (256, 512, 1024, 2048)]
+    assert dict(drawing.series) == {0: "ours", 1: "torch", 2: "copy (yardstick)"}
+    assert {f"f1-series-{number}-name" for number in drawing.series} <= set(ids)
+    assert {f"f1-series-0-p{panel}-line-0" for panel in (0, 1)} <= set(ids)
+
+
+def test_names_without_room_are_in_the_legend(rows, draw):
+    ours = [row for row in rows if row.backend == "ours"]
+    figure = draw(*([replace(row, backend=f"b{i}") for i in range(9) for row in ours] for _ in range(3)))
+    height = figure.axes[0].get_window_extent().height / figure.dpi
+    beside = [text for text in figure.axes[0].texts if text.get_text()]
+    listed = [text.get_text() for text in figure.axes[-1].get_legend().get_texts() if text.get_text().startswith("b")]
+    assert len(beside) <= height / line_names.LABEL + 1
+    assert len(beside) + len(listed) == 27
+
+
+def test_long_sweeps_have_few_parts(rows):
+    """Thousands of parts took half a minute."""
+    ours, torch = rows[1], rows[2]
+    many = [replace(row, N=256 * i, labels="noisy" * (i == 7)) for i in range(1, curves.MANY + 2) for row in (ours, torch)]
+    (what,) = slices(many)
+    drawing = curves.figure([many], what, style.styles(many), {0: ""})
+    parts = {line.get_gid(): len(line.get_xdata()) for line in drawing.figure.axes[0].lines if "-points-" in (line.get_gid() or "")}
+    assert sum(parts.values()) == 2 * (curves.MANY + 1)
+    assert len(parts) <= 2 * 2 * 2
+    assert parts["series-0-p0-points-1-hollow"] == 1
+    assert drawing.points == {}

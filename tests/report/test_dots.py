@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import pytest
-from matplotlib import pyplot
 
 from softbench.core.outcome import Grade
 from softbench.report import dots, style
@@ -25,10 +24,9 @@ def rows(make_record):
 def draw():
     def drawn(rows):
         (what,) = slices(rows)
-        return dots.figure([rows], what, style.styles(rows), {0: ""})
+        return dots.figure([rows], what, style.styles(rows), {0: ""}).figure
 
-    yield drawn
-    pyplot.close("all")
+    return drawn
 
 
 def test_the_best_backend_is_first(rows, draw):
@@ -42,7 +40,7 @@ def test_missing_and_doubtful_cells_look_different(rows, draw):
     changed = {("mean", 256): {"labels": "noisy"}, ("slow", 512): {"status": "wrong", "gbps": None}}
     first, second = draw([replace(row, **changed.get((row.backend, row.N), {})) for row in rows]).axes
     faces = [line.get_markerfacecolor() for line in first.lines if line.get_marker() not in ("None", "")]
-    assert [face == "white" for face in faces] == [False, True, False]
+    assert [face == style.PAPER for face in faces] == [False, True, False]
     assert [text.get_text() for text in second.texts] == ["98%", "50%", "wrong"]
 
 
@@ -54,9 +52,8 @@ def test_the_legend_names_doubtful_points_only_if_there_are_some(rows, draw):
 
 def test_two_runs_have_a_row_each(rows):
     (what,) = slices(rows)
-    figure = dots.figure([rows, rows], what, style.styles(rows), {0: ", a", 1: ", b"})
+    figure = dots.figure([rows, rows], what, style.styles(rows), {0: ", a", 1: ", b"}).figure
     assert [text.get_text() for text in figure.axes[0].get_yticklabels()][:2] == ["best, a", "best, b"]
-    pyplot.close("all")
 
 
 def test_the_panel_of_an_nd_case_has_its_shape(rows, draw):

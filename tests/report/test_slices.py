@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from softbench.report.slices import slices
+from softbench.report.slices import ANY, POWER, WHOLE, kinds, slices
 from softbench.results import rows as results
 
 
@@ -55,3 +55,12 @@ def test_nd_shapes_are_panels_and_points_of_no_line(rows):
     assert names([*plain, *shaped]) == [("forward-fp32-M16", "N", 3), ("forward-fp32", "", 3)]
     line, panels = slices([*plain, *shaped])
     assert (line.of([*plain, *shaped]), panels.of([*plain, *shaped])) == (plain, shaped)
+
+
+def test_lengths_are_powers_whole_vectors_and_others():
+    """1000 bf16 are 125 vectors of 16 bytes, and 12 are one and a half."""
+    assert kinds([1024, 781, 4096, 1000, 2048, 12], "bf16", "N") == {POWER: [1024, 2048, 4096], WHOLE: [1000], ANY: [12, 781]}
+    assert kinds([1024, 2048, 4096, 12], "fp32", "N") == {POWER: [1024, 2048, 4096], WHOLE: [12]}
+    assert kinds([512, 640, 768, 781], "bf16", "N") == {WHOLE: [512, 640, 768], ANY: [781]}
+    assert kinds([5, 33, 200], "bf16", "N") == {"": [5, 33, 200]}
+    assert kinds([1, 3, 64], "bf16", "M") == {"": [1, 3, 64]}

@@ -53,3 +53,36 @@ def test_runs_are_named_by_device_file_or_path(row):
     assert named(("a.csv", "A"), ("b.csv", "B")) == [", A", ", B"]
     assert named(("x/a.csv", "A"), ("x/b.csv", "A")) == [", a", ", b"]
     assert named(("x/a.csv", "A"), ("y/a.csv", "A")) == [", x/a.csv", ", y/a.csv"]
+
+
+def test_a_page_decides_the_colours_of_text():
+    with style.look():
+        figure, ((panel,),) = style.subplots(1, 1, (2, 2))
+        panel.plot([1, 2], [1, 2], marker="o", markerfacecolor=style.PAPER, color=style.GREY, gid="series-0-p0-line-0")
+        panel.text(1, 1, "a <b> & c")
+    svg = style.as_svg(figure, "f3-")
+    assert svg.startswith("<svg ")
+    absent = (style.INK, style.PAPER, "#000000", "<style", "<!DOCTYPE", "dc:date")
+    assert [text for text in absent if text in svg] == []
+    assert "currentColor" in svg
+    assert "var(--paper, #ffffff)" in svg
+    assert "a &lt;b&gt; &amp; c" in svg
+    assert svg == style.as_svg(figure, "f3-")
+    assert svg == style.as_svg(figure).replace('id="', 'id="f3-').replace('href="#', 'href="#f3-').replace("url(#", "url(#f3-")
+
+
+def test_a_file_has_a_white_page_and_the_settings_stay(tmp_path):
+    import matplotlib
+    from PIL import Image
+
+    before = dict(matplotlib.rcParams)
+    with style.look():
+        figure, _ = style.subplots(1, 1, (2, 2))
+    file = style.saved(figure, tmp_path / "x.png", "-o")
+    assert Image.open(file).convert("RGBA").getpixel((1, 1)) == (255, 255, 255, 255)
+    assert dict(matplotlib.rcParams) == before
+
+
+def test_a_backend_has_one_number_with_the_yardstick_last(row):
+    copy = replace(row("copy", 9), grade="yardstick")
+    assert style.numbers([copy, row("b", None), row("a", 1), copy, row("b", 2)]) == {"b": 0, "a": 1, "copy": 2}

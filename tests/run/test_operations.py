@@ -240,7 +240,7 @@ def softmax(x):
 
 def test_log_softmax_is_measured_beside_softmax_and_zeros_are_wrong(cli):
     (cli.folder / "zeros.py").write_text(LOG_ZEROS)
-    sweep = ("--op", "softmax,log_softmax", "--direction", "forward,backward,both", "--dtype", "fp32,bf16", "--M", 8, "--N", 1000)
+    sweep = ("--op", "softmax,log_softmax", "--direction", "forward,backward,both", "--dtype", "bf16", "--M", 8, "--N", 1000)
     done = cli("run", *sweep, "--plugin", "zeros.py", "--backends", "torch,naive,zeros,triton", "--device", "cpu", "--quick")
     assert done.returncode == 1
     kinds = {(cell["backend"], cell["case"]["op"], cell["case"]["direction"]): cell["outcome"]["kind"] for cell in cli.document()["cells"]}

@@ -110,7 +110,7 @@ def start_forkserver(orders: socket.socket, log: Path, environment: dict[str, st
     """Stands in for `softbench.processes.launch.start_forkserver`."""
     control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs, log.open("wb") as output:
-        order = {"kind": "forkserver", "cwd": os.getcwd(), "env": {**os.environ, **environment}, "path": sys.path}
+        order = {"kind": "forkserver", "cwd": str(Path.cwd()), "env": {**os.environ, **environment}, "path": sys.path}
         return Fork(orders, order, [theirs.fileno(), output.fileno(), output.fileno()]), control
 
 

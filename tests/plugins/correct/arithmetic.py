@@ -5,6 +5,7 @@
 
 import math
 
+import numpy as np
 import torch
 
 from softbench import Direction
@@ -34,7 +35,10 @@ def fused_exponent(x):
 
 
 def serial(terms):
-    """The sum of each row, one float32 term after the other: a vector of rows holds the sums so far."""
+    """The sum of each row, one float32 term after the other. numpy adds so too, and faster than a vector of sums so far."""
+    if terms.device.type == "cpu":
+        with np.errstate(invalid="ignore", over="ignore"):
+            return torch.from_numpy(np.add.accumulate(terms.detach().numpy(), axis=-1))[..., -1:]
     total = torch.zeros_like(terms[..., 0])
     for column in terms.movedim(-1, 0).contiguous():
         total = total + column

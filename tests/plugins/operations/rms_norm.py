@@ -2,7 +2,7 @@
 
 import torch
 
-from softbench.ops.operation import Operation, Pass, TensorSpec
+from softbench.ops.operation import Operation, Pass, Preset, TensorSpec
 from softbench.ops.values import Values
 
 EPS = 1e-6
@@ -19,6 +19,7 @@ OPERATION = Operation(
         "forward": Pass(inputs=("x", "w"), outputs=("y",), reads=("x", "w")),
         "backward": Pass(inputs=("dy", "x", "w"), outputs=("dx",), reads=("dy", "x", "w")),
     },
+    presets={"llama": Preset(("4096x2048", "4096x4096", "4096x8192"), "hidden sizes of Llama 3.2 1B, 3 8B and 3 70B, 4096 tokens")},
 )
 
 

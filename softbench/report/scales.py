@@ -1,0 +1,101 @@
+"""Scales and ticks of the figures' axes, and places of labels beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import log, log2, log10
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+SHORT = 8  # points; the axis of a sweep with so few has a tick at each
+CROWDED = 30  # half of the figures lie below this part of the largest: a linear axis would hide them
+RATIOS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
+NARROW = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1, 1.05, 1.1, 1.25, 1.5, 1.75, 2)
+"""Ticks of a ratio, and those of ratios from 0.5 to 2."""
+FEWEST, MOST = 2, 7  # of these ticks; an axis with so few has others, and of more only powers of ten
+
+
+def places(panel: Axes, values: Sequence[int]) -> None:
+    """The axis of N or M. A wide range is logarithmic, with ticks at powers of two; a short sweep has a tick at each value."""
+    from matplotlib.ticker import FixedLocator, NullLocator, StrMethodFormatter
+
+    panel.tick_params(axis="x", labelsize=7.5)
+    short = len(values) <= SHORT
+    wide = values[-1] >= (4 if short else 32) * values[0]
+    if wide:
+        panel.set_xscale("log", base=2)
+    if short or wide:
+        powers = [2**i for i in range(int(log2(values[0])), int(log2(values[-1])) + 1) if 2**i >= values[0]]
+        panel.xaxis.set_major_locator(FixedLocator(ticks(values if short else powers, wide=wide)))
+        panel.xaxis.set_minor_locator(NullLocator())
+        panel.xaxis.set_major_formatter(StrMethodFormatter("{x:.0f}"))
+
+
+def amounts(panel: Axes, values: Sequence[float], *, least: float = 0.0) -> None:
+    """The axis of a bandwidth or a fraction: from 0 to at least `least`, or logarithmic if most values lie close to 0."""
+    if crowded(values):
+        panel.set_yscale("log")
+        panel.set_ylim(min(values) / 1.3, max(*values, least) * 1.3)
+    else:
+        panel.set_ylim(0, max(1.05 * max(values, default=1.0), least))
+
+
+def ratios(axis: Any, set_limits: Any, values: Sequence[float]) -> None:
+    """The logarithmic axis of a ratio, with 1 inside and ticks such as 0.5x and 2x. `axis` is the scale's; `set_limits` sets its ends."""
+    from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator, StrMethodFormatter
+
+    low, high = min([*values, 1.0]), max([*values, 1.0])
+    room = max(1.02, (high / low) ** 0.06)
+    low, high = low / room, high * room
+    set_limits(low, high)
+    inside = [tick for tick in (NARROW if low > NARROW[0] and high < NARROW[-1] else RATIOS) if low <= tick <= high]
+    if len(inside) > MOST:
+        inside = [tick for tick in inside if log10(tick).is_integer()]
+    axis.set_major_locator(FixedLocator(inside) if len(inside) > FEWEST else MaxNLocator(5))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(StrMethodFormatter("{x:g}x"))
+
+
+def crowded(values: Sequence[float]) -> bool:
+    """True if a linear axis from 0 would hide most of the values."""
+    return bool(values) and median(values) < max(values) / CROWDED
+
+
+def apart(panel: Axes, a: float, b: float) -> float:
+    """The distance of two values as a part of the panel's height."""
+    low, high = panel.get_ylim()
+    if panel.get_yscale() == "log":
+        return abs(log(a / b)) / log(high / low)
+    return abs(a - b) / (high - low)
+
+
+def ticks(values: Sequence[int], *, wide: bool, apart: float = 0.08) -> list[int]:
+    """The values that have room for their text: powers of two first, at least `apart` of the axis from each other."""
+    at = {value: log2(value) if wide else float(value) for value in values}
+    room = apart * (max(at.values()) - min(at.values()))
+    chosen: list[int] = []
+    for value in sorted(values, key=lambda value: (value & (value - 1) != 0, -value)):
+        if all(abs(at[value] - at[other]) >= room for other in chosen):
+            chosen.append(value)
+    return sorted(chosen)
+
+
+def spread(wanted: Sequence[float], gap: float) -> list[float]:
+    """Ascending places near the wanted ones (ascending, from 0 to 1), at least `gap` apart and within 0 and 1 if there is room."""
+    clusters: list[tuple[float, int]] = []
+
+    def centre(total: float, number: int) -> float:
+        half = gap * (number - 1) / 2
+        return min(max(total / number, half), max(1 - half, half))
+
+    for place in wanted:
+        clusters.append((place, 1))
+        while len(clusters) > 1:
+            (low, before), (high, after) = clusters[-2:]
+            if centre(high, after) - centre(low, before) >= gap * (before + after) / 2:
+                break
+            clusters[-2:] = [(low + high, before + after)]
+    return [centre(total, number) + gap * (i - (number - 1) / 2) for total, number in clusters for i in range(number)]

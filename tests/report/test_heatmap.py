@@ -1,0 +1,109 @@
+"""Who is fastest in each case: leads, ties, crossovers, and cases without a result."""
+
+from dataclasses import replace
+from xml.etree import ElementTree
+
+import pytest
+
+from softbench.core.errors import ResultsError
+from softbench.core.outcome import Grade
+from softbench.report import heatmap, style
+from softbench.report.slices import groups
+from softbench.results import rows as results
+
+
+@pytest.fixture
+def cell(make_record):
+    def make(backend, N, us, width=0.01, **changes):
+        grade = Grade.YARDSTICK if backend == "copy" else Grade.PASS
+        made = results.row(make_record(backend, [us] * 3, N=N, grade=grade), None, None, device="H200", run="r")
+        return replace(made, low_us=us * (1 - width), high_us=us * (1 + width), labels="", **changes)
+
+    return make
+
+
+def draw(rows):
+    (group,) = groups(rows)
+    return heatmap.figure(rows, group, style.styles(rows))
+
+
+def texts(drawing):
+    return [text.get_text() for text in drawing.figure.axes[0].texts]
+
+
+def edges(drawing):
+    return [line.get_gid() for line in drawing.figure.axes[0].lines if (line.get_gid() or "").startswith("edge-")]
+
+
+def test_a_cell_has_the_fastest_and_its_lead(cell):
+    drawing = draw([cell("copy", 256, 1), cell("a", 256, 10), cell("b", 256, 12), cell("a", 512, 22), cell("b", 512, 20)])
+    assert {gid: row.backend for gid, row in drawing.points.items()} == {"cell-0-0": "a", "cell-1-0": "b"}
+    assert texts(drawing)[:2] == ["+20%", "+10%"]
+    assert [text.get_text() for text in drawing.figure.axes[0].get_legend().get_texts()] == ["a leads in 1", "b leads in 1"]
+    assert edges(drawing) == ["edge-0"]
+
+
+def test_overlapping_intervals_tie_and_make_no_crossover(cell):
+    drawing = draw([cell("a", 256, 10), cell("b", 256, 12), cell("a", 512, 20.1), cell("b", 512, 20)])
+    assert texts(drawing)[:2] == ["+20%", "tie"]
+    assert edges(drawing) == []
+    assert "Of 2 cases, 1 tie" in texts(drawing)[-1]
+    many = heatmap.standing([cell(name, 256, us) for name, us in (("a", 10), ("b", 10.1), ("c", 10.15), ("d", 11))])
+    assert [row.backend for row in many.tied] == ["a", "b", "c"]
+
+
+def test_a_lead_without_intervals_is_in_parentheses(cell):
+    older = [replace(cell(name, 256, us), low_us=None, high_us=None) for name, us in (("a", 10), ("b", 12))]
+    drawing = draw([*older, cell("a", 512, 30), cell("b", 512, 20)])
+    assert texts(drawing)[0] == "(+20%)"
+    assert edges(drawing) == []
+    assert "the file has no interval" in texts(drawing)[-1]
+
+
+def test_cases_without_a_result_are_visible(cell):
+    def lost(backend, N, status):
+        return replace(cell(backend, N, 1), status=status, median_us=None, gbps=None)
+
+    drawing = draw([
+        *(cell("a", 256, 10), lost("b", 256, "wrong"), lost("c", 256, "skipped")),
+        *(lost("a", 512, "wrong"), lost("b", 512, "skipped")),
+        *(lost("a", 1024, "skipped"), lost("b", 1024, "unavailable")),
+    ])  # fmt: skip
+    assert texts(drawing)[:4] == ["alone", "x1 -1", "wrong", "skipped"]
+    assert [patch.get_hatch() for patch in drawing.figure.axes[0].patches] == [None, "////", "////"]
+    assert list(drawing.points) == ["cell-0-0"]
+
+
+def test_implausible_and_yardstick_cells_never_lead(cell):
+    found = heatmap.standing([cell("copy", 256, 1), cell("a", 256, 9), replace(cell("b", 256, 2), labels="implausible")])
+    assert ([row.backend for row in found.rows], found.lead, found.parted) == (["a"], None, False)
+
+
+def test_a_fastest_backend_is_never_grey(cell):
+    """Of 40 backends 7 have a colour, and another one is fastest in one case."""
+    rows = [cell(f"b{i:02}", N, 10 + i) for i in range(40) for N in (256, 512, 1024)]
+    rows = [replace(row, median_us=1.0, low_us=1.0, high_us=1.0) if (row.backend, row.N) == ("b39", 256) else row for row in rows]
+    styles = style.styles(rows)
+    drawing = draw(rows)
+    assert not styles["b39"].named
+    marks = {(line.get_marker(), line.get_color()) for line in drawing.figure.axes[0].lines if line.get_gid() is None}
+    assert len(marks) == 2
+    assert style.OTHER.marker not in {marker for marker, _ in marks}
+
+
+def test_a_picture_of_too_many_shapes_is_refused(cell):
+    with pytest.raises(ResultsError, match=r"201 shapes in a line, at most 200; select some: softbench show FILE"):
+        draw([replace(cell("a", 256, 1), N=N) for N in range(1, 202)])
+
+
+def test_cells_in_svg_have_their_ids(cell):
+    drawing = draw([cell(name, N, us) for N in (256, 512) for name, us in (("a", N), ("b", 2 * N))])
+    ids = {element.get("id") for element in ElementTree.fromstring(style.as_svg(drawing.figure)).iter()}
+    assert {"cell-0-0", "cell-1-0"} == set(drawing.points) <= ids
+
+
+def test_a_tie_with_a_third_backend_hides_no_crossover(cell):
+    """At 256, a and c tie and both are ahead of b; at 512, b is ahead of both."""
+    tied = [cell("a", 256, 10), cell("b", 256, 20), cell("c", 256, 10.1)]
+    assert edges(draw([*tied, cell("a", 512, 20), cell("b", 512, 10), cell("c", 512, 20)])) == ["edge-0"]
+    assert edges(draw([*tied, cell("a", 512, 20), cell("b", 512, 20), cell("c", 512, 10)])) == []

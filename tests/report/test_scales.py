@@ -1,0 +1,42 @@
+"""Ticks, scales, and places of labels."""
+
+from itertools import pairwise
+
+import pytest
+from matplotlib.figure import Figure
+
+from softbench.report import scales
+
+
+def test_ticks_have_room_and_prefer_powers_of_two():
+    assert scales.ticks([1000, 1024, 1025, 4096, 50257], wide=True) == [1024, 4096, 50257]
+    assert scales.ticks([5, 12, 31, 33, 63], wide=False) == [5, 12, 33, 63]
+
+
+def test_labels_are_spread_around_their_lines():
+    assert scales.spread([0.2, 0.5, 0.9], 0.1) == pytest.approx([0.2, 0.5, 0.9])
+    assert scales.spread([0.5, 0.5, 0.5], 0.1) == pytest.approx([0.4, 0.5, 0.6])
+    assert scales.spread([0.98, 0.99, 1.0], 0.1) == pytest.approx([0.8, 0.9, 1.0])
+    crowd = scales.spread([0.01 * i for i in range(20)], 0.05)
+    assert min(b - a for a, b in pairwise(crowd)) == pytest.approx(0.05)
+
+
+def test_the_axis_of_a_ratio_has_one_inside():
+    for values, inside in (([1.2, 3.0], [1, 2]), ([0.97, 1.02], [1]), ([0.01, 0.5], [0.01, 0.1, 1]), ([1.001], [1])):
+        panel = Figure().subplots()
+        panel.set_yscale("log")
+        scales.ratios(panel.yaxis, panel.set_ylim, values)
+        low, high = panel.get_ylim()
+        assert low < min(*values, 1) < 1.0001 < high
+        ticks = [tick for tick in panel.get_yticks() if low <= tick <= high]
+        assert set(inside) <= set(ticks)
+        assert len(ticks) > 1
+
+
+def test_distances_are_parts_of_the_axis():
+    panel = Figure().subplots()
+    panel.set_ylim(0, 200)
+    assert scales.apart(panel, 20, 40) == pytest.approx(0.1)
+    panel.set_yscale("log")
+    panel.set_ylim(1, 10000)
+    assert scales.apart(panel, 10, 100) == pytest.approx(0.25)
