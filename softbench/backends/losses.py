@@ -18,6 +18,7 @@ from softbench.plugins.backend import Call
 Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
 Maker = Callable[[Case, Wrap], Call]
 Tensors = tuple[torch.Tensor, ...]
+LOWEST = torch.finfo(torch.float32).min
 
 
 def as_it_is(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -137,9 +138,45 @@ def _by_autograd(loss_of: Callable[..., torch.Tensor], x: torch.Tensor, target: 
     return loss.detach(), dx
 
 
+def naive_logprob(case: Case, wrap: Wrap = as_it_is) -> Call:
+    """x_t - max - L and L + sum(p (max - x)) in float32, one operation after the other; no term of this entropy is negative."""
+
+    def forward(x: torch.Tensor, target: torch.Tensor) -> Tensors:
+        wide = x.float()
+        high, log = _log_sum(wide)
+        below = high[:, None] - wide
+        p = torch.exp(-below - log[:, None])
+        entropy = log + torch.where(p == 0, 0.0, p * below).sum(dim=-1)
+        return -below.gather(1, target[:, None])[:, 0] - log, entropy
+
+    def backward(
+        x: torch.Tensor, target: torch.Tensor, lse: torch.Tensor, entropy: torch.Tensor, dlogprob: torch.Tensor, dentropy: torch.Tensor
+    ) -> torch.Tensor:
+        y = x.float() - lse[:, None]
+        p = torch.exp(y)
+        hot = torch.arange(x.shape[1], device=x.device) == target[:, None]
+        of_entropy = torch.where(p == 0, 0.0, p * (y + entropy[:, None])) * dentropy[:, None]
+        return ((hot.float() - p) * dlogprob[:, None] - of_entropy).to(x.dtype)
+
+    return wrap(forward if case.direction is Direction.FORWARD else backward)
+
+
+def torch_logprob(case: Case, wrap: Wrap = as_it_is) -> Call:
+    """log_softmax and gather of float32 logits, and -sum(p log p), with the clamp of `torch.distributions.Categorical`.
+
+    Without the clamp, as TRL and verl have it, the entropy is NaN beside -inf. The backward is that of `naive`.
+    """
+
+    def forward(x: torch.Tensor, target: torch.Tensor) -> Tensors:
+        y = torch.nn.functional.log_softmax(x.float(), dim=-1)
+        return y.gather(1, target[:, None])[:, 0], -(torch.exp(y) * y.clamp(min=LOWEST)).sum(dim=-1)
+
+    return wrap(forward) if case.direction is Direction.FORWARD else naive_logprob(case, wrap)
+
+
 OF_CROSS_ENTROPY = "cross_entropy(ignore_index,label_smoothing,z_loss,softcap)"
-NAIVE: dict[str, Maker] = {"cross_entropy": naive_cross_entropy}
-TORCH: dict[str, Maker] = {"cross_entropy": torch_cross_entropy}
+NAIVE: dict[str, Maker] = {"cross_entropy": naive_cross_entropy, "logprob": naive_logprob}
+TORCH: dict[str, Maker] = {"cross_entropy": torch_cross_entropy, "logprob": torch_logprob}
 """The makers by operation."""
-OPERATIONS = (OF_CROSS_ENTROPY,)
+OPERATIONS = (OF_CROSS_ENTROPY, "logprob")
 """The operations that both have, with their parameters."""

@@ -104,7 +104,7 @@ def one_by_one(terms, rounded=lambda total: total):
     return found
 
 
-def online(terms_of, z, guarded=True):
+def online(z, guarded=True):
     """The maximum and the logarithm of a row in tiles with a running maximum."""
     high, so_far = torch.full_like(z[:, 0], -math.inf), torch.zeros_like(z[:, 0])
     for part in z.split(TILE, dim=-1):
@@ -120,7 +120,7 @@ class Online(Steps):
     guarded: bool = True
 
     def logs(self, z):
-        high, log = online(None, z, self.guarded)
+        high, log = online(z, self.guarded)
         high = torch.where(high == -math.inf, 0.0, high) if self.guarded else high
         return high, log, high + log
 

@@ -20,6 +20,21 @@ class Way:
         return self.makers[case.direction]()
 
 
+class WayOfCase(Way):
+    """A way whose makers take the case, because its functions depend on parameters and direction."""
+
+    def prepare(self, case):
+        return self.makers[case.direction](case)
+
+
+def of_cases(prefix, operation, ways):
+    """A backend for each name; a way is its maker, and the directions that it has."""
+    return [
+        WayOfCase(f"{prefix}-{slug(name)}", operation, dict.fromkeys(map(str, directions), make))
+        for name, (make, directions) in ways.items()
+    ]
+
+
 def backends(prefix, operation, makers):
     """A backend for each name in any direction's makers: `softmax's formula` becomes `PREFIX-softmaxs-formula`."""
     names = dict.fromkeys(name for by_name in makers.values() for name in by_name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -10,13 +10,12 @@ from softbench.core.case import Case, Direction
 from softbench.ops.check_case import Draw, Tensors
 from softbench.ops.cross_entropy import reference, tolerance
 from softbench.ops.rows import row_chunks
-from softbench.ops.rowwise.structured_rows import Change
 from softbench.ops.rowwise.targets import TargetValues, draw_target
 
-DLOSS: Mapping[str, Change] = {
-    "with a dloss of 0": lambda dloss, places: dloss.zero_(),
-    "with a dloss of 1e-3": lambda dloss, places: dloss.fill_(1e-3),
-    "with a dloss of -100": lambda dloss, places: dloss.fill_(-100),
+DLOSS: Mapping[str, Callable[..., object]] = {
+    "with a dloss of 0": lambda x, target, lse, dloss, places: dloss.zero_(),
+    "with a dloss of 1e-3": lambda x, target, lse, dloss, places: dloss.fill_(1e-3),
+    "with a dloss of -100": lambda x, target, lse, dloss, places: dloss.fill_(-100),
 }
 
 
@@ -40,7 +39,7 @@ class CrossEntropy(TargetValues):
             for rows in row_chunks(case):
                 given[2].data[rows] = reference.logsumexp(given[0].data[rows].double(), reference.settings(case).cap).float()
 
-    def upstream(self, case: Case) -> Mapping[str, Change]:
+    def upstream(self, case: Case) -> Mapping[str, Callable[..., object]]:
         return DLOSS if case.direction is Direction.BACKWARD else {}
 
     def reference(self, case: Case, *inputs: torch.Tensor) -> Sequence[torch.Tensor]:

@@ -1,12 +1,14 @@
-"""Right ways to compute log_softmax and rms_norm, one backend for each name."""
+"""Right ways to compute log_softmax, rms_norm, cross_entropy and logprob, one backend for each name."""
 
 import sys
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[2] / "support"))
+import cross_entropies
 import log_softmaxes
+import logprobs
 import rms_norms
-from ways import backends, same
+from ways import backends, of_cases, same
 
 LOG_SOFTMAX = backends(
     "right",
@@ -18,4 +20,6 @@ LOG_SOFTMAX = backends(
     },
 )
 RMS_NORM = backends("right-rms", "rms_norm", {"forward": same(rms_norms.RIGHT), "backward": same(rms_norms.RIGHT_BACKWARD)})
-backends = [*LOG_SOFTMAX, *RMS_NORM]
+CROSS_ENTROPY = of_cases("right-ce", "cross_entropy", cross_entropies.RIGHT)
+LOGPROB = backends("right-logprob", "logprob", {"forward": same(logprobs.RIGHT), "backward": same(logprobs.RIGHT_BACKWARD)})
+backends = [*LOG_SOFTMAX, *RMS_NORM, *CROSS_ENTROPY, *LOGPROB]

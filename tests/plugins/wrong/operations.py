@@ -1,4 +1,7 @@
-"""Wrong ways to compute log_softmax and rms_norm, one backend for each name. One of them is right until its calls seem unchecked."""
+"""Wrong ways to compute log_softmax, rms_norm, cross_entropy and logprob, one backend for each name.
+
+One of them is right until its calls seem unchecked.
+"""
 
 import sys
 from pathlib import Path
@@ -6,9 +9,11 @@ from pathlib import Path
 import torch
 
 sys.path.append(str(Path(__file__).parents[2] / "support"))
+import cross_entropies
 import log_softmaxes
+import logprobs
 import rms_norms
-from ways import Way, backends, same
+from ways import Way, backends, of_cases, same
 
 
 def first_buffer():
@@ -35,4 +40,6 @@ LOG_SOFTMAX = [
     ),
 ]
 RMS_NORM = backends("wrong-rms", "rms_norm", {"forward": rms_norms.WRONG, "backward": same(rms_norms.WRONG_BACKWARD)})
-backends = [*LOG_SOFTMAX, *RMS_NORM]
+CROSS_ENTROPY = of_cases("wrong-ce", "cross_entropy", cross_entropies.WRONG)
+LOGPROB = backends("wrong-logprob", "logprob", {"forward": same(logprobs.WRONG), "backward": same(logprobs.WRONG_BACKWARD)})
+backends = [*LOG_SOFTMAX, *RMS_NORM, *CROSS_ENTROPY, *LOGPROB]
