@@ -29,6 +29,7 @@ COVERED_BY = {
     "ops/log_softmax/reference": "ops/log_softmax/test_independent.py",
     "ops/log_softmax/spec": "ops/test_registry.py",
     "ops/log_softmax/structured_rows": "ops/log_softmax/test_tolerance.py",
+    "ops/logprob/independent": "ops/cross_entropy/test_independent.py",
     "ops/logprob/numerics": "ops/logprob/test_tolerance.py",
     "ops/logprob/reference": "ops/logprob/test_tolerance.py",
     "ops/logprob/spec": "ops/logprob/test_tolerance.py",

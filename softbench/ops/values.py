@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
@@ -17,7 +19,9 @@ from softbench.ops.check_case import CheckCase, Draw, See, Tensors
 from softbench.ops.dtypes import TENSOR_DTYPES
 from softbench.ops.operation import TensorSpec
 from softbench.ops.rows import row_chunks
-from softbench.ops.rowwise.tolerance import excess
+from softbench.ops.rowwise import independent
+from softbench.ops.rowwise.independent import Again, Array
+from softbench.ops.rowwise.tolerance import OVERRIDDEN, excess
 
 SHAPES = ((1, 1), (1, 7), (3, 1000), (64, 781), (5, 4097), (300, 64), (2, 20000))
 """M and N of the check cases: odd and even, one row, and rows longer than a block."""
@@ -107,13 +111,26 @@ class Values(ABC):
         kinds: Sequence[str] = (),
         numbers: Sequence[int] | None = None,
     ) -> Accuracy:
-        """The verdict on outputs: each element within its bound. See `Numerics.check`."""
-        verdict = _Verdict(range(case.M) if numbers is None else numbers, kinds)
+        """The verdict on outputs: each element within its bound. See `Numerics.check`.
+
+        If `again` of the operation shows that operators of torch were replaced, its results are the reference.
+        """
+        numbers, witnesses = range(case.M) if numbers is None else numbers, independent.chosen(case.M)
+        for by_numpy in (False, True):
+            with suppress(independent.OverriddenError):
+                return self._check(case, inputs, outputs, see, _Verdict(numbers, kinds), witnesses, by_numpy=by_numpy)
+        return Accuracy(Grade.UNVERIFIED, math.nan, OVERRIDDEN)
+
+    def _check(
+        self, case: Case, inputs: Tensors, outputs: Tensors, see: See | None, verdict: _Verdict, witnesses: Set[int], *, by_numpy: bool
+    ) -> Accuracy:
         names = list(registry.operation(case.op).outputs(case))
         for rows in row_chunks(case):
             part = replace(case, M=rows.stop - rows.start)
             given = [_wide(tensor[rows] if has_rows else tensor) for tensor, has_rows in self._marked(case, inputs)]
             expected, bounds = tuple(self.reference(part, *given)), tuple(self.bound(part, *given))
+            if by_numpy:
+                expected = tuple(torch.from_numpy(one.expected).to(given[0].device) for one in self._again(part, given) or ())
             if not len(expected) == len(bounds) == len(names):
                 raise TypeError(f"reference gives {len(expected)} tensors and bound {len(bounds)}; the pass has {len(names)}")
             loose: Sequence[torch.Tensor] | None = None
@@ -123,13 +140,30 @@ class Values(ABC):
                 if see is not None:
                     see(got.reshape(part.M, -1), exact.reshape(part.M, -1))
                 lost = _lost_to_masks(given[0], got, exact)
-                over = within = excess(got, exact, bound).masked_fill(lost, 0).reshape(part.M, -1)
+                over = within = excess(got, exact, bound).masked_fill(lost, 0)
                 if over.numel() and not over.amax().item() <= 1:
                     loose = loose or self.low_precision(part, *given)
                     if loose is not None:
-                        within = excess(got, exact, loose[place]).masked_fill(lost, 0).reshape(part.M, -1)
+                        bound, within = loose[place], excess(got, exact, loose[place]).masked_fill(lost, 0)
+                for row in (number - rows.start for number in witnesses if rows.start <= number < rows.stop):
+                    self._witness(case, given, row, place, (got, exact, bound, within.masked_fill(lost, math.inf)))
+                over, within = (ratio.reshape(part.M, -1) for ratio in (over, within))
                 verdict.add(rows.start, name, got, exact, over, within, masked=bool(lost.any()))
         return verdict.found(partial(self.rounding, case))
+
+    def again(self, case: Case, *inputs: Array) -> Sequence[Again] | None:
+        """The outputs by numpy, which no operator of torch reaches; None without such a check. All inputs come in float64."""
+        return None
+
+    def _again(self, case: Case, given: Sequence[torch.Tensor]) -> Sequence[Again] | None:
+        return self.again(case, *map(independent.wide, given))
+
+    def _witness(self, case: Case, given: Sequence[torch.Tensor], row: int, place: int, found: Tensors) -> None:
+        """Compare a row of an output, the reference, the bound and the error over it with numpy. Raises an OverriddenError."""
+        specs = registry.operation(case.op).inputs(case)
+        one = [tensor[row : row + 1] if spec.has_rows else tensor for tensor, spec in zip(given, specs, strict=True)]
+        if (again := self._again(replace(case, M=1), one)) is not None:
+            independent.compare(again[place], *(independent.wide(tensor[row : row + 1]) for tensor in found))
 
     def check_cases(self, op: str) -> list[CheckCase]:
         """A check case of each shape for each pass: normal values, and structured rows."""

@@ -8,8 +8,9 @@ import torch
 
 from softbench.core.case import Case, Direction
 from softbench.ops.check_case import Draw, Tensors
-from softbench.ops.logprob import reference, tolerance
+from softbench.ops.logprob import independent, reference, tolerance
 from softbench.ops.rows import row_chunks
+from softbench.ops.rowwise.independent import Again, Array
 from softbench.ops.rowwise.targets import TargetValues, draw_target
 
 UPSTREAM: Mapping[str, Callable[..., object]] = {
@@ -52,6 +53,9 @@ class LogProb(TargetValues):
 
     def low_precision(self, case: Case, *inputs: torch.Tensor) -> Sequence[torch.Tensor]:
         return tolerance.bounds(case, inputs, loose=True)
+
+    def again(self, case: Case, *inputs: Array) -> Sequence[Again]:
+        return independent.again(case, *inputs)
 
     def rounding(self, case: Case, output: str) -> str:
         return tolerance.rounding(case, output)
