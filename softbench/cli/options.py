@@ -104,7 +104,7 @@ Config = Annotated[
     str | None,
     _option(
         WHAT,
-        "A configuration: tutorial, powers, frontier, operations, small, strategies, gate, cpu, or a TOML file. Flags override it.",
+        "A configuration: tutorial, powers, frontier, operations, models, small, strategies, gate, cpu, or a TOML file. Flags override it.",
         metavar="NAME|FILE",
         default="tutorial; cpu without a GPU",
         complete=completion.one(completion.configurations),
