@@ -82,7 +82,6 @@ COVERED_BY = {
     "backends/third_party_losses": "backends/test_third_party.py",
     "backends/naive": "ops/softmax/test_tolerance.py",
     "backends/own_kernels": "gpu/test_backends_gpu.py",
-    "backends/torch_eager": "run/test_check.py",
     # What a worker does, seen from the command line.
     "worker/async_work": "adversarial/test_wrong_plugins.py",
     "worker/check_case": "run/test_check.py",

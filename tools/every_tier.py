@@ -1,6 +1,6 @@
 """Small launches of every tier of our kernels, for compute-sanitizer: python tools/every_tier.py cuda|triton [--rows MOST] [--function F]
 
-F is softmax, scaled_softmax or log_softmax; the last two are of `cuda` only. Half of the scaled launches have a scale for each row.
+F is softmax, scaled_softmax or log_softmax. Half of the scaled launches have a scale for each row.
 
 Some launches are just large enough for the kernels that keep their reads in L2. PYTORCH_NO_CUDA_MEMORY_CACHING=1 makes allocations
 exact, so that the sanitizer sees an access one byte beside a tensor. The script prints the launched tiers as JSON, of all launches and
@@ -158,18 +158,33 @@ def cuda_launches(function: str) -> Iterator[tuple[Run, tuple[torch.Tensor, ...]
             yield by(tier["split"], words // R, threads, G, smem, 128, max_polls), large(backward, dtype, long, offset=1)
 
 
-def triton_launches(_: str) -> Iterator[tuple[Run, tuple[torch.Tensor, ...]]]:
+def triton_launches(function: str) -> Iterator[tuple[Run, tuple[torch.Tensor, ...]]]:
     from softbench.kernels.triton import dispatch
     from softbench.kernels.triton.launch_plan import Plan
 
     def by(plan: Plan | None = None) -> Run:
-        def run(tensors: tuple[torch.Tensor, ...]) -> str:
+        def run(tensors: tuple[torch.Tensor, ...], *scale: Scale) -> str:
             problem, chosen = dispatch.choose_plan(tensors)
-            dispatch.run(problem, plan or chosen, tensors)
+            dispatch.run(problem, plan or chosen, tensors, function == "log_softmax", *scale)
             return (plan or chosen).tier
 
         return run
 
+    for backward, (dtype, out) in itertools.product((False, True), ((BRAIN, FULL), (HALF, FULL))):
+        given, result = (out, dtype) if backward else (dtype, out)
+        for N in (16, 100, 197, 1000, 5003):
+            yield by(), operands(backward, given, 5, N, pad=N % 2 * 3, out=result)
+            yield by(), large(backward, given, N, out=result)
+        layout = 4, 16 // given.itemsize, 128
+        smem = {} if backward else {"smem_tiles": 2}
+        ctas = 4 if backward else 2  # of 1024 vectors
+        for plan in (
+            Plan("rows", 8, 256, *layout, 8),
+            Plan("cluster", 4, 128, *layout, 4, cluster_ctas=ctas),
+            Plan("split", 4, 128, *layout, 4, split_ctas=ctas, **smem),
+            Plan("split", 2, 128, *layout, 4, split_ctas=2),  # read twice
+        ):
+            yield by(plan), operands(backward, given, 3, 4057, offset=1, out=result)
     for backward, dtype in itertools.product((False, True), (BRAIN, FULL)):
         V = 16 // dtype.itemsize
         for N in (1, 7, 16, 100, 197, 1000, 5003):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Protocol
 
 import torch
@@ -10,6 +9,7 @@ import torch
 from .rows import DTYPES, Launch, Scale, as_rows, check_same, from_rows
 
 NARROW = (torch.float16, torch.bfloat16)
+LEAST_SCALE, MOST_SCALE = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max
 
 
 class Softmax:
@@ -20,12 +20,19 @@ class Softmax:
     - `dtype`: of the result; None for the dtype of the input. A forward of 16 bits may give float32. Its gradient in 16 bits comes from
       float32 `dy` and `y`.
     - `scale`: z = x * scale is computed in place of x. It is a positive finite number, or a float32 tensor of shape (M,), one number a row.
-      With another `dim` than the last, the rows are counted after `dim` has moved last. It has no gradient.
+      With another `dim` than the last, the rows are counted after `dim` has moved last. It has no gradient. The numbers of a tensor are not
+      checked. A NaN makes its row NaN. With another number that is not positive and finite, the result of its row is undefined.
     """
 
-    def __init__(self, forward: Launch, backward: Launch, device_types: tuple[str, ...] = ("cuda",), name: str = "softmax") -> None:
-        """`name` is the function's name in error messages. The launchers get `scale` as their last argument, unless it is None."""
+    def __init__(
+        self, forward: Launch, backward: Launch, device_types: tuple[str, ...] = ("cuda",), name: str = "softmax", *, scales: bool = True
+    ) -> None:
+        """`name` is the function's name in error messages. The launchers get `scale` as their last argument, unless it is None.
+
+        `scales`: whether the launchers have that argument.
+        """
         self.launch_forward, self.launch_backward, self.device_types, self.name = forward, backward, device_types, name
+        self.scales = scales
 
     def forward_rows(self, x: torch.Tensor, *, dtype: torch.dtype | None = None, scale: Scale | None = None) -> torch.Tensor:
         """The function over the last axis of an (M, N) tensor whose last stride is 1.
@@ -51,8 +58,8 @@ class Softmax:
 
         Raises:
             TypeError: a dtype other than float32, float16 and bfloat16, a dtype that the result cannot have, a device that the kernels do
-                not run on, or a tensor `scale` of another dtype, shape or device.
-            ValueError: `scale` is a number that is not positive and finite.
+                not run on, a `scale` where the kernels have none, or a tensor `scale` of another dtype, shape or device.
+            ValueError: `scale` is a number that is not positive and finite in float32.
             IndexError: `dim` is out of range.
         """
         self._check(x)
@@ -62,7 +69,7 @@ class Softmax:
             return torch.empty_like(x, dtype=dtype)
         rows = as_rows(x, dim)
         y = torch.empty(rows.shape, dtype=dtype or x.dtype, device=x.device)
-        _launch(self.launch_forward, (rows, y), _checked(scale, rows))
+        _launch(self.launch_forward, (rows, y), self._checked(scale, rows))
         return from_rows(y, x, dim)
 
     def backward(
@@ -80,11 +87,16 @@ class Softmax:
             return torch.empty_like(y, dtype=dtype)
         dy_rows, y_rows = as_rows(dy, dim), as_rows(y, dim)
         dx = torch.empty(y_rows.shape, dtype=dtype or y.dtype, device=y.device)
-        _launch(self.launch_backward, (dy_rows, y_rows, dx), _checked(scale, y_rows))
+        _launch(self.launch_backward, (dy_rows, y_rows, dx), self._checked(scale, y_rows))
         return from_rows(dx, y, dim)
 
     def __call__(self, x: torch.Tensor, dim: int = -1, *, dtype: torch.dtype | None = None, scale: Scale | None = None) -> torch.Tensor:
-        """The function of `x` over `dim`, differentiable once with respect to `x`; otherwise as `forward`."""
+        """The function of `x` over `dim`, differentiable once with respect to `x`; otherwise as `forward`.
+
+        It also raises TypeError if `scale` requires a gradient, except under torch.no_grad.
+        """
+        if isinstance(scale, torch.Tensor) and scale.requires_grad and torch.is_grad_enabled():
+            raise TypeError("scale requires a gradient; it has none here, so pass scale.detach()")
         result: torch.Tensor = _Function.apply(x, scale, self, dim, dtype)
         return result
 
@@ -94,6 +106,21 @@ class Softmax:
         if x.device.type not in self.device_types:
             raise TypeError(f"{self.name} on {x.device}: the kernels run on {' and '.join(self.device_types)}")
 
+    def _checked(self, scale: Scale | None, rows: torch.Tensor) -> Scale | None:
+        """`scale` as the launchers take it."""
+        if scale is None:
+            return None
+        if not self.scales:
+            raise TypeError(f"{self.name} takes no scale here")
+        if isinstance(scale, torch.Tensor):
+            if scale.dtype is not torch.float32 or scale.shape != rows.shape[:1] or scale.device != rows.device:
+                got = f"{tuple(scale.shape)} {scale.dtype} on {scale.device}"
+                raise TypeError(f"scale is {got}; it must be ({rows.shape[0]},) float32 on {rows.device}, one number a row")
+            return scale.contiguous()
+        if not LEAST_SCALE <= scale <= MOST_SCALE:
+            raise ValueError(f"scale is {scale}; it must be positive and finite in float32")
+        return float(scale)
+
 
 def _launch(launch: Launch, tensors: tuple[torch.Tensor, ...], scale: Scale | None) -> None:
     if scale is None:
@@ -102,23 +129,10 @@ def _launch(launch: Launch, tensors: tuple[torch.Tensor, ...], scale: Scale | No
         launch(*tensors, scale)
 
 
-def _checked(scale: Scale | None, rows: torch.Tensor) -> Scale | None:
-    """`scale` as the launchers take it."""
-    if isinstance(scale, torch.Tensor):
-        if scale.dtype is not torch.float32 or scale.shape != rows.shape[:1] or scale.device != rows.device:
-            got = f"{tuple(scale.shape)} {scale.dtype} on {scale.device}"
-            raise TypeError(f"scale is {got}; it must be ({rows.shape[0]},) float32 on {rows.device}, one number a row")
-        return scale.contiguous()
-    if scale is not None and not (math.isfinite(scale) and scale > 0):
-        raise ValueError(f"scale is {scale}; it must be positive and finite")
-    return scale
-
-
 class _Context(Protocol):
     """The context of autograd, with the attributes that this function adds."""
 
     saved_tensors: tuple[torch.Tensor, torch.Tensor | None]
-    needs_input_grad: tuple[bool, ...]
     softmax: Softmax
     dim: int
     dtype: torch.dtype
@@ -130,8 +144,6 @@ class _Context(Protocol):
 class _Function(torch.autograd.Function):
     @staticmethod
     def forward(ctx: _Context, x: torch.Tensor, scale: Scale | None, softmax: Softmax, dim: int, dtype: torch.dtype | None) -> torch.Tensor:
-        if ctx.needs_input_grad[1]:
-            raise TypeError("scale requires a gradient; it has none here")
         y = softmax.forward(x, dim, dtype=dtype, scale=scale)
         by_row, number = (scale, None) if isinstance(scale, torch.Tensor) else (None, scale)
         ctx.save_for_backward(y, by_row)

@@ -14,22 +14,20 @@ namespace softbench {
 constexpr int BLOCK_THREADS = 1024;
 
 // The least CTAs an SM for __launch_bounds__, which fill the SM. `thread_vectors`: the vectors of all tensors that a thread holds.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-constexpr int CTAS_OF_16_VECTORS = 4;  // ptxas needs more registers there
-#else
-constexpr int CTAS_OF_16_VECTORS = 5;
-#endif
 constexpr int block_min_ctas(int thread_vectors, int max_threads) {
-    return thread_vectors <= 4 ? 2 : max_threads == BLOCK_THREADS ? 1 : thread_vectors <= 12 ? 7 : CTAS_OF_16_VECTORS;
+    return thread_vectors <= 4 ? 2 : max_threads == BLOCK_THREADS ? 1 : thread_vectors <= 12 ? 7 : BEFORE_HOPPER ? 4 : 5;
 }
 
 // The most threads of a CTA. With a policy, 4 vectors that give wider results do not fit in 32 registers.
 template <typename Op, int K, int T, bool KEEP_IN_L2>
 constexpr int BLOCK_MAX_THREADS = KEEP_IN_L2 && K == 4 && sizeof(typename Op::Out) > sizeof(typename Op::Element) ? 3 * T / 4 : T;
 
-// T: the most threads of a CTA; see BLOCK_MAX_THREADS. NO_EDGES, KEEP_IN_L2: see Row.
-template <typename Op, int K, int T, bool NO_EDGES, bool KEEP_IN_L2>
+// T: the most threads of a CTA; see BLOCK_MAX_THREADS. KNOWN_NO_EDGES: NO_EDGES of the Row, if registers suffice. KEEP_IN_L2: see Row.
+template <typename Op, int K, int T, bool KNOWN_NO_EDGES, bool KEEP_IN_L2>
 __global__ void __launch_bounds__(BLOCK_MAX_THREADS<Op, K, T, KEEP_IN_L2>, block_min_ctas(K * Op::READS, T)) block(Tensors<Op> tensors, int base_alignment) {
+    // More than this would spill registers of kernels that give wider results from 4 vectors.
+    constexpr bool NO_EDGES = KNOWN_NO_EDGES && !(AFTER_HOPPER && STORES_IN_PAIRS<Op> && K == 4 && Op::SCALED);
+    constexpr bool IN_PAIRS = STORES_IN_PAIRS<Op> && (K != 4 || KEEP_IN_L2 || (NO_EDGES && !Op::SCALED && ARCHITECTURE == 900));
     __shared__ Partial warp_partials[MAX_WARPS];
     const int thread = threadIdx.x;
     const Row<Op, NO_EDGES, KEEP_IN_L2> row(tensors, blockIdx.x, base_alignment);
@@ -48,7 +46,7 @@ __global__ void __launch_bounds__(BLOCK_MAX_THREADS<Op, K, T, KEEP_IN_L2>, block
 #pragma unroll
     for (int k = 0; k < K; ++k) {
         int i = thread + k * int(blockDim.x);
-        if constexpr (STORES_IN_PAIRS<Op> && (K != 4 || NO_EDGES || KEEP_IN_L2)) {  // else it would spill registers
+        if constexpr (IN_PAIRS) {
             if (warp_has_vector(i, row.first, row.end)) row.op.write(row.pair_target(i, row.first, row.end), operands[k], total, thread_partial);
         } else if ((NO_EDGES || i >= row.first) && i < row.end) row.write(i, operands[k], total, thread_partial);
     }

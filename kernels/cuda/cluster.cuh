@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(T, cluster_min_ctas(K * Op::READS, T, CACHES_E
 #pragma unroll
     for (int k = 0; k < K; ++k) {
         int i = start + k * int(blockDim.x);
-        if constexpr (STORES_IN_PAIRS<Op>) {
+        if constexpr (STORES_IN_PAIRS<Op> && !(AFTER_HOPPER && K == 16)) {
             if (!warp_has_vector(i, row.first, row.end)) continue;
             const PairTarget pair = row.pair_target(i, row.first, row.end);
             if constexpr (CACHED) row.op.write(pair, exponentials + k * Op::V, total, thread_partial);

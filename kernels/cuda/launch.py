@@ -114,5 +114,5 @@ def _launch(library: ctypes.CDLL, call: Callable[..., int], arguments: tuple[Any
 
 softmax = Softmax(launch_forward, launch_backward)
 """softmax(x, dim=-1), differentiable once, without an operator; see `softbench.kernels.common.softmax.Softmax`."""
-log_softmax = Softmax(launch_log_forward, launch_log_backward, name="log_softmax")
+log_softmax = Softmax(launch_log_forward, launch_log_backward, name="log_softmax", scales=False)
 """log_softmax(x, dim=-1), likewise. It takes no scale."""

@@ -137,19 +137,22 @@ template <typename Op> __device__ __forceinline__ uint4 padding_vector() {
     return make_uint4(padding, padding, padding, padding);
 }
 
-// Conditional loads use a predicate where a branch would take more registers: with a policy, and before Hopper.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-constexpr bool PREDICATED_LOADS = true;
+// The compute capability, times 100. ptxas takes more registers before and after Hopper. So that they do not spill, some kernels load by predicates,
+// take NO_EDGES for false, or do not store in pairs there.
+#ifdef __CUDA_ARCH__
+constexpr int ARCHITECTURE = __CUDA_ARCH__;
 #else
-constexpr bool PREDICATED_LOADS = false;
+constexpr int ARCHITECTURE = 900;  // host code has no kernel
 #endif
+constexpr bool BEFORE_HOPPER = ARCHITECTURE < 900, AFTER_HOPPER = ARCHITECTURE > 900;
 
-// Loads vector i of a row if `inside`, else padding, which changes neither maximum nor sum.
+// Loads vector i of a row if `inside`, else padding, which changes neither maximum nor sum. It uses a predicate where a branch would take more
+// registers: with a policy, and before Hopper.
 template <typename Op, bool NO_EDGES, bool KEEP_IN_L2>
 __device__ __forceinline__ void load_operands(Operands<Op::READS>& operands, const Row<Op, NO_EDGES, KEEP_IN_L2>& row, int i, bool inside) {
 #pragma unroll
     for (int r = 0; r < Op::READS; ++r) {
-        if constexpr (KEEP_IN_L2 || PREDICATED_LOADS) {  // the load replaces the padding
+        if constexpr (KEEP_IN_L2 || BEFORE_HOPPER) {  // the load replaces the padding
             uint32_t(&packed)[4] = operands.packed[r];
             assign(packed, padding_vector<Op>());
             if constexpr (KEEP_IN_L2)

@@ -54,6 +54,11 @@ __device__ __forceinline__ float reciprocal(float x) {
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
+__device__ __forceinline__ float min_or_nan(float a, float b) {  // fminf takes the number of a number and a NaN
+    float y;
+    asm("min.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
+    return y;
+}
 
 // The logarithm of a sum that is at least 1, or NaN. With sum = m * 2^e and m in [0.75, 1.5), the error is 2^-24 of the result, and ln 2 * 2^-22 by the
 // approximation at m. At the sum itself, the approximation may be off by 2^-22 of the result. logf takes twice the instructions.
@@ -118,9 +123,9 @@ template <typename In, typename Output, Function FUNCTION = SOFTMAX> struct Forw
     // True: init_partial replaces float32 elements by exponentials from the thread's own maximum. One factor a thread corrects for that later.
     static constexpr bool EXPONENTIALS_IN_PLACE = E == 1 && !LOG;
 
-    // The factor of the exponents replaces the scale. It is finite, since 0 * infinity is NaN.
+    // The factor of the exponents replaces the scale. It is finite, since 0 * infinity is NaN, or the NaN of the scale.
     __device__ __forceinline__ Forward(const Scales<SCALED>& scales, int64_t row) : RowScale<SCALED>(scales, row) {
-        if constexpr (SCALED) this->scale = fminf(this->scale * LOG2_E, LARGEST_FLOAT);
+        if constexpr (SCALED) this->scale = min_or_nan(this->scale * LOG2_E, LARGEST_FLOAT);
     }
     static __device__ __forceinline__ Partial identity() { return {MINUS_INFINITY, 0.0f}; }
     static __device__ __forceinline__ uint32_t padding() { return Packed<In>::MINUS_INFINITY_BITS; }

@@ -20,11 +20,7 @@ template <typename Op, int K, bool CHUNK_IN_REGISTERS, bool KNOWN_NO_EDGES, bool
 __global__ void __launch_bounds__(SPLIT_THREADS, 2)
     split(Tensors<Op> tensors, int ctas, int chunk, int smem_per_thread, int base_alignment, int max_polls, Workspace* workspace) {
     constexpr int R = Op::READS;
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ > 900
-    constexpr bool NO_EDGES = KNOWN_NO_EDGES && K * R < 8;  // otherwise ptxas spills registers there
-#else
-    constexpr bool NO_EDGES = KNOWN_NO_EDGES;
-#endif
+    constexpr bool NO_EDGES = KNOWN_NO_EDGES && !(AFTER_HOPPER && K * R == 8);
     extern __shared__ __align__(LINE_BYTES) unsigned char dynamic[];
     __shared__ Partial warp_partials[2][MAX_WARPS];
     __shared__ int timed_out;

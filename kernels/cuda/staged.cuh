@@ -80,7 +80,7 @@ __device__ __forceinline__ void compute_tile(uint32_t tile, int tile_rows, int r
 // The tensors begin at aligned addresses. `rows`, a multiple of V: the rows of a CTA's tile. `elements_per_lane`: 6 to STAGED_MAX_ELEMENTS, or any
 // number up to that if LANES is 1.
 template <typename Op, int LANES, bool KEEP_IN_L2>
-__global__ void __launch_bounds__(STAGED_THREADS, Op::READS == 1 ? 16 : Op::LOG || Op::SCALED ? 12 : 10) staged(Tensors<Op> tensors, int elements_per_lane, int rows, int stride_log2) {
+__global__ void __launch_bounds__(STAGED_THREADS, Op::READS == 1 ? 16 : Op::LOG || (Op::SCALED && !AFTER_HOPPER) ? 12 : 10) staged(Tensors<Op> tensors, int elements_per_lane, int rows, int stride_log2) {
     using Element = typename Op::Element;
     static_assert(sizeof(Element) == sizeof(typename Op::Out), "results replace their operands");
     constexpr int R = Op::READS, V = Op::V;

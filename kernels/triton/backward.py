@@ -12,9 +12,10 @@ import triton
 import triton.language as tl
 
 from .cluster_exchange import cluster_arrive_sum, cluster_exchange_sum
+from .generic import dot_terms
 from .grid_exchange import count_program, grid_exchange_sum, launch_tag, prefetch_slots, slot_word
 from .packed_io import edge_columns, load_tiles, output_pointers, rounded, row_vectors, word_pointers
-from .softmax_ops import dot_product, dot_terms, gradient, rematerialize, thread_dot, write_gradient
+from .softmax_ops import dot_product, gradient, rematerialize, thread_dot, write_gradient
 from .staggered_start import staggered_start
 
 

@@ -84,5 +84,5 @@ def block_reduce(maximum, total, scale):
     else:
         WITH_8: tl.constexpr = SCALED_2 if THREADS == 64 else (SCALED_4 if THREADS == 128 else SCALED_8)
         WITH_SCALE: tl.constexpr = WITH_8 if THREADS <= 256 else (SCALED_16 if THREADS == 512 else SCALED_32)
-        inputs = [maximum, total, exp_factor(scale, maximum)]
+        inputs = [maximum, total, tl.broadcast_to(exp_factor(scale), maximum.shape)]
         return tl.inline_asm_elementwise(WITH_SCALE, "=&f,=&f,f,f,f", inputs, dtype=(tl.float32, tl.float32), is_pure=False, pack=1)

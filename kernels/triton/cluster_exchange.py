@@ -94,7 +94,7 @@ def cluster_exchange(maximum, total, scale, CTAS: tl.constexpr):
         return tl.inline_asm_elementwise(ASM, "=&f,=&f,f,f", [maximum, total], dtype=(tl.float32, tl.float32), is_pure=False, pack=1)
     else:
         WITH_SCALE: tl.constexpr = SCALED_2 if CTAS == 2 else (SCALED_4 if CTAS == 4 else (SCALED_8 if CTAS == 8 else SCALED_16))
-        inputs = [maximum, total, exp_factor(scale, maximum)]
+        inputs = [maximum, total, tl.broadcast_to(exp_factor(scale), maximum.shape)]
         return tl.inline_asm_elementwise(WITH_SCALE, "=&f,=&f,f,f,f", inputs, dtype=(tl.float32, tl.float32), is_pure=False, pack=1)
 
 

@@ -47,7 +47,7 @@ def distance(x, base, scale):
 
 @triton.jit
 def slope(dy, y, dot, scale, LOG: tl.constexpr):
-    """dx of elements; `dot` is the sum of `slope_terms` over their row."""
+    """dx of elements; `dot` is the sum of `dot_terms` over their row."""
     if LOG:
         dx = dy - tl.exp(y) * dot
     else:
@@ -56,8 +56,8 @@ def slope(dy, y, dot, scale, LOG: tl.constexpr):
 
 
 @triton.jit
-def slope_terms(dy, y, LOG: tl.constexpr):
-    """The terms of a row's dot."""
+def dot_terms(dy, y, LOG: tl.constexpr):
+    """The terms of a row's dot: dy * y, or for log-softmax dy."""
     if LOG:
         return dy
     else:
@@ -145,7 +145,7 @@ def gradient_tile(
         scale = tl.load(scale + rows, mask=rows < M, other=1.0)[:, None]
     dy = widen(tl.load(dy_ptr + rows[:, None] * dy_stride + columns[None, :], mask=mask, other=0.0, eviction_policy=POLICY))
     y = widen(tl.load(y_ptr + rows[:, None] * y_stride + columns[None, :], mask=mask, other=0.0, eviction_policy=POLICY))
-    dx = slope(dy, y, tl.sum(slope_terms(dy, y, LOG), 1)[:, None], scale, LOG)
+    dx = slope(dy, y, tl.sum(dot_terms(dy, y, LOG), 1)[:, None], scale, LOG)
     tl.store(dx_ptr + rows[:, None] * dx_stride + columns[None, :], dx, mask=mask)
 
 
@@ -170,12 +170,12 @@ def gradient_loop(dy_ptr, y_ptr, dx_ptr, dy_stride, y_stride, dx_stride, M, N, B
     columns = tl.arange(0, BLOCK)
     dy = widen(tl.load(dy_ptr + columns, mask=columns < N, other=0.0))
     y = widen(tl.load(y_ptr + columns, mask=columns < N, other=0.0))
-    lane_dot = slope_terms(dy, y, LOG)
+    lane_dot = dot_terms(dy, y, LOG)
     for start in range(BLOCK, N, BLOCK):
         mask = start + columns < N
         dy = widen(tl.load(dy_ptr + start + columns, mask=mask, other=0.0))
         y = widen(tl.load(y_ptr + start + columns, mask=mask, other=0.0))
-        lane_dot += slope_terms(dy, y, LOG)
+        lane_dot += dot_terms(dy, y, LOG)
     dot = tl.sum(lane_dot, 0)
     for start in range(0, N, BLOCK):
         mask = start + columns < N

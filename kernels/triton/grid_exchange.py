@@ -15,7 +15,7 @@ import triton.language as tl
 
 from .block_reduce import FINITE_OR_ZERO, LOG2E_BITS, REGISTERS, merge_lanes, merge_warps, rescale
 from .packed_io import INTERPRETED
-from .softmax_ops import LOG2E, MINUS_INFINITY, exp_fast, finite_or_zero
+from .softmax_ops import MINUS_INFINITY, exp_factor, exp_fast, finite_or_zero
 
 MAX_POLLS = tl.constexpr(1 if INTERPRETED.value else 1 << 15)
 
@@ -156,7 +156,7 @@ def grid_exchange(slots, tag, ctas, scale, MAX_CTAS: tl.constexpr, THREADS: tl.c
     else:
         WITH_8: tl.constexpr = SCALED_2 if THREADS == 64 else (SCALED_4 if THREADS == 128 else SCALED_8)
         WITH_SCALE: tl.constexpr = WITH_8 if THREADS <= 256 else (SCALED_16 if THREADS == 512 else SCALED_32)
-        operands = [slots.to(tl.int64), tag.to(tl.int32), ctas, scale * LOG2E]
+        operands = [slots.to(tl.int64), tag.to(tl.int32), ctas, exp_factor(scale)]
         row_max, row_sum, missed = tl.inline_asm_elementwise(
             WITH_SCALE, "=&f,=&f,=&r,l,r,r,f", operands, dtype=(tl.float32, tl.float32, tl.int32), is_pure=False, pack=1
         )

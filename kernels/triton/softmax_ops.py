@@ -19,10 +19,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from .generic import dot_terms
 from .packed_io import INTERPRETED, result_mask, store_tile, unpack_high, unpack_low
 
 MINUS_INFINITY = tl.constexpr(-float("inf"))
 LOG2E = tl.constexpr(1.4426950408889634)
+LARGEST = tl.constexpr(3.4028234663852886e38)
 
 # A zero the compiler cannot fold until a CTA barrier; orders all loads before its first use.
 BARRIER_ZERO = tl.constexpr(
@@ -61,18 +63,18 @@ def scaled(value, scale):
 
 
 @triton.jit
+def exp_factor(scale):
+    """What x is multiplied by for exp2(x) to be exp(x * scale). It is finite, since 0 * infinity is NaN, or the NaN of `scale`."""
+    return tl.minimum(scale * LOG2E, LARGEST, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
 def exp_fast(x, scale=None):
     """exp(x * scale) by exp2."""
     if scale is None:
         return tl.exp2(x * LOG2E)
     else:
-        return tl.exp2(scaled(x, scale * LOG2E))
-
-
-@triton.jit
-def exp_factor(scale, like):
-    """What assembly multiplies x by for exp2(x) to be exp(x * scale): a tensor in the shape of `like`. `scale` is a number."""
-    return tl.broadcast_to(scale * LOG2E, like.shape)
+        return tl.exp2(scaled(x, exp_factor(scale)))
 
 
 @triton.jit
@@ -100,15 +102,6 @@ def gradient(y, dy, dot, scale, LOG: tl.constexpr):
         return scaled(dy - exp_fast(y) * dot, scale)
     else:
         return scaled(y * (dy - dot), scale)
-
-
-@triton.jit
-def dot_terms(dy, y, LOG: tl.constexpr):
-    """The terms of a row's dot: dy * y, or for log-softmax dy."""
-    if LOG:
-        return dy
-    else:
-        return dy * y
 
 
 @triton.jit

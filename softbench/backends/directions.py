@@ -22,7 +22,7 @@ EMPTY = "it takes no tensors without elements"
 def with_parameters(op: str, pair: Pair, dtype: str = "") -> Pair:
     """A pair of softmax with the parameters of a case's `op`, as users write them in eager PyTorch.
 
-    `pair` takes `(z, dim, dtype)` and `(dy, y, dim)`. A product of 16 bits and a number is rounded to 16 bits; one with the float32
+    `pair` takes `(z, dim, dtype)` and `(dy, y, dim, dtype)`. A product of 16 bits and a number is rounded to 16 bits; one with the float32
     scales of rows is not. `dtype` is that of dx, which has y's without it. With scales of rows the functions take no `dim`.
     """
     given = parse_op(op)[1]
@@ -41,7 +41,7 @@ def with_parameters(op: str, pair: Pair, dtype: str = "") -> Pair:
         return forward(x if number is None else x * number, dim, wide)
 
     def scaled_backward(dy: torch.Tensor, y: torch.Tensor, dim: int = -1) -> torch.Tensor:
-        dz = backward(dy, y, dim).to(of_dx or y.dtype)
+        dz = backward(dy, y, dim, of_dx)
         return dz if number is None else dz * number
 
     if not given:

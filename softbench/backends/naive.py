@@ -26,10 +26,11 @@ def naive_forward(x: torch.Tensor, dim: int = -1, dtype: torch.dtype | None = No
     return numerator / denominator
 
 
-def naive_backward(dy: torch.Tensor, y: torch.Tensor, dim: int = -1) -> torch.Tensor:
+def naive_backward(dy: torch.Tensor, y: torch.Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> torch.Tensor:
     """dx = y * (dy - sum(dy * y)) over `dim`."""
     dot = (dy * y).sum(dim=dim, keepdim=True)
-    return y * (dy - dot)
+    dx = y * (dy - dot)
+    return dx if dtype is None else dx.to(dtype)
 
 
 def naive_log_forward(x: torch.Tensor, dim: int = -1) -> torch.Tensor:

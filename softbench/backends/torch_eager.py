@@ -14,8 +14,11 @@ def _forward(x: torch.Tensor, dim: int = -1, dtype: torch.dtype | None = None) -
     return torch.nn.functional.softmax(x, dim=dim, dtype=dtype)
 
 
-def _backward(dy: torch.Tensor, y: torch.Tensor, dim: int = -1) -> torch.Tensor:
-    return torch.ops.aten._softmax_backward_data(dy, y, dim, y.dtype)
+def _backward(dy: torch.Tensor, y: torch.Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """dx as autograd computes it: of a float32 result, only the CUDA kernel gives a narrower gradient, and only float16."""
+    fused = dtype is torch.float16 and y.dtype is torch.float32 and y.is_cuda
+    dx = torch.ops.aten._softmax_backward_data(dy, y, dim, torch.float16 if fused else y.dtype)
+    return dx if dtype is None else dx.to(dtype)
 
 
 def _log_forward(x: torch.Tensor, dim: int = -1) -> torch.Tensor:

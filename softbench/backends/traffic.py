@@ -2,7 +2,8 @@
 
 Each program moves its part of every tensor. There is a program for each part, without a loop and without cache hints
 (`docs/kernels/notes-cuda.md`). A program stores the sum of its sources to each result. It combines the other reads to a few words. A
-word is stored only if it is NEVER, so the compiler cannot drop these reads.
+word is stored only if it is NEVER. The kernel gets NEVER as an argument. No word of 8 or 16 bits has this value: a compiler that knew it
+would drop their loads.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ WORDS = 4
 """Words to which a thread combines the reads without a result: a vector of 16 bytes."""
 TYPES = {4: tl.int32, 2: tl.int16, 1: tl.int8}
 """The words of these reads, by their bytes."""
-NEVER = tl.constexpr(0x5EED1E55)
+NEVER = 0x5EED1E55
 MASKED = tl.constexpr(256)
 """Parts of fewer elements are masked in each program."""
 
@@ -58,18 +59,18 @@ def _store(pointer, values, program, count, BLOCK: tl.constexpr, WHOLE: tl.const
 
 
 @triton.jit
-def _combine(others, scratch, program, counts, TYPES: tl.constexpr, BLOCKS: tl.constexpr, PIECE: tl.constexpr, WHOLE: tl.constexpr):
+def _combine(others, scratch, never, program, counts, TYPES: tl.constexpr, BLOCKS: tl.constexpr, PIECE: tl.constexpr, WHOLE: tl.constexpr):
     """Reads the parts of the tensors that no result depends on. `counts` are numbers of words of TYPES."""
     words = tl.zeros([PIECE], tl.int32)
     for i in tl.static_range(len(TYPES)):
         pointer = others[i].to(tl.pointer_type(TYPES[i]), bitcast=True)
         if BLOCKS[i] < PIECE:
             few = _load(pointer, program, counts[i], BLOCKS[i], WHOLE).to(tl.int32)
-            tl.store(scratch + tl.arange(0, BLOCKS[i] + 0), few, few == NEVER)
+            tl.store(scratch + tl.arange(0, BLOCKS[i] + 0), few, few == never)
         else:
             for piece in tl.static_range(BLOCKS[i] // PIECE):
                 words ^= _load(pointer, program * (BLOCKS[i] // PIECE) + piece, counts[i], PIECE, WHOLE).to(tl.int32)
-    tl.store(scratch + tl.arange(0, PIECE), words, words == NEVER)
+    tl.store(scratch + tl.arange(0, PIECE), words, words == never)
 
 
 @triton.jit
@@ -95,7 +96,7 @@ def _add(sources, results, program, counts, SOURCES: tl.constexpr, RESULTS: tl.c
 
 @triton.jit
 def _move(
-    sources, results, others, scratch, sum_counts, other_counts, whole,
+    sources, results, others, scratch, never, sum_counts, other_counts, whole,
     SOURCES: tl.constexpr, RESULTS: tl.constexpr, SUM_BLOCKS: tl.constexpr,
     TYPES: tl.constexpr, OTHER_BLOCKS: tl.constexpr, PIECE: tl.constexpr,
 ):  # fmt: skip
@@ -103,11 +104,11 @@ def _move(
     program = tl.program_id(0).to(tl.int64)
     if program < whole:
         if len(TYPES):
-            _combine(others, scratch, program, other_counts, TYPES, OTHER_BLOCKS, PIECE, True)
+            _combine(others, scratch, never, program, other_counts, TYPES, OTHER_BLOCKS, PIECE, True)
         _add(sources, results, program, sum_counts, SOURCES, RESULTS, SUM_BLOCKS, True)
     else:
         if len(TYPES):
-            _combine(others, scratch, program, other_counts, TYPES, OTHER_BLOCKS, PIECE, False)
+            _combine(others, scratch, never, program, other_counts, TYPES, OTHER_BLOCKS, PIECE, False)
         _add(sources, results, program, sum_counts, SOURCES, RESULTS, SUM_BLOCKS, False)
 
 
@@ -149,7 +150,7 @@ class Launch:
         sources, results, others = (
             tuple(tensors[place].contiguous() for place in side) for side in (self.sources, self.results, self.others)
         )
-        _move[self.grid](sources, results, others, self.scratch, *self.counts, **self.options)
+        _move[self.grid](sources, results, others, self.scratch, NEVER, *self.counts, **self.options)
 
 
 def _starts(groups: Sequence[Sequence[str]]) -> tuple[int, ...]:

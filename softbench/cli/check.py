@@ -60,7 +60,7 @@ def check(
     sweep.require_passes(of, directions)
     sweep.require_dtypes(of, dtypes)
     dtypes = tuple(one for one in dtypes if one in operation(of).dtypes)
-    request = CheckRequest(Settings.from_sources({}, flags), case, dtypes, directions, of, op, ",".join(set or ()))
+    request = CheckRequest(Settings.from_sources({}, flags), case, dtypes, directions, of, op)
     with interruptible():
         report = run_check(request, counter("cases"))
     files = [str(path) for path in plugin or ()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -83,12 +84,11 @@ def gate(
     outputs = Outputs(json, markdown, junit, plot, long, quiet).checked()
     sweep: dict[str, Any] = {name: value for name, value in locals().items() if name in SWEEP} | {"op": names(op), "plugins": plugin}
     stored, strictness = _Stored(baseline, folder, allow_env_mismatch or []), _Strictness(margin, max_ambiguous)
+    _reject_mixed(self_test, families, resume, (candidate, processes, markdown, junit), sittings=bool(baseline and (plot or resume)))
     if self_test:
-        _reject_with_self_test(candidate, processes, markdown, junit, sittings=baseline is not None and (plot is not None or resume))
         if baseline is not None:
             _sitting_test(files, dict(sweep, config=config, families=families, reference=reference), baseline, strictness, stored, outputs)
         _self_test(files, reference, families, _request(sweep, config, output, resume), strictness, stored, outputs)
-    _reject_without_self_test(families, resume)
     if candidate is not None or reference is not None:
         outputs.render(_ab_run(*_pair(candidate, reference, files), _request(sweep, config, output), strictness, stored))
     if baseline is not None and not files:
@@ -96,18 +96,16 @@ def gate(
     outputs.render(_against_baseline(files, {**sweep, "config": config}, baseline, strictness, stored))
 
 
-def _reject_with_self_test(*values: object, sittings: bool) -> None:
-    if any(value is not None for value in values):
+def _reject_mixed(self_test: bool, families: int | None, resume: bool, others: Sequence[object], *, sittings: bool) -> None:
+    """Raises a UsageError for options that do not go with `--self-test`, or only with it."""
+    if not self_test and (families is not None or resume):
+        raise UsageError(f"gate: --{'resume' if resume else 'families'} goes with --self-test")
+    if self_test and any(value is not None for value in others):
         raise UsageError(
             "gate: --self-test goes with --reference, --families, --baseline, --json, --plot and the sweep; leave out the others"
         )
-    if sittings:
+    if self_test and sittings:
         raise UsageError("gate: --plot and --resume do not go with --self-test --baseline, which judges files")
-
-
-def _reject_without_self_test(families: int | None, resume: bool) -> None:
-    if families is not None or resume:
-        raise UsageError(f"gate: --{'resume' if resume else 'families'} goes with --self-test")
 
 
 def _pair(candidate: str | None, reference: str | None, files: list[Path] | None) -> tuple[str, str]:

@@ -30,7 +30,11 @@ COMPARE_EPILOG = (
 Rows = Annotated[list[str] | None, typer.Option("--M", help="Rows: 4096, or 256,1024, or 256:8192:256.", rich_help_panel=WHAT)]
 Columns = Annotated[list[str] | None, typer.Option("--N", help="Columns; written like --M.", rich_help_panel=WHAT)]
 Shapes = Annotated[
-    list[str] | None, typer.Option("--shape", help="Shape of N-D cases: 8x16x1024x1024, 64x32x1000@dim1.", rich_help_panel=WHAT)
+    list[str] | None, typer.Option("--shape", help="Shapes as in the names of cases: 4096x1024, 64x32x1000@dim1.", rich_help_panel=WHAT)
+]
+Directions = Annotated[
+    list[str] | None,
+    typer.Option(help="forward, backward, both, fused, or several.", rich_help_panel=WHAT, autocompletion=options.DIRECTION),
 ]
 Operations = Annotated[
     list[str] | None,
@@ -59,9 +63,7 @@ def show(
     dtype: Annotated[
         list[str] | None, typer.Option(help="fp32, fp16, bf16, or several.", rich_help_panel=WHAT, autocompletion=options.DTYPE)
     ] = None,
-    direction: Annotated[
-        list[str] | None, typer.Option(help="forward, backward, both, fused.", rich_help_panel=WHAT, autocompletion=options.DIRECTION)
-    ] = None,
+    direction: Directions = None,
     op: Operations = None,
     long: Annotated[
         bool, typer.Option("--long", help="One line per cell: latency, spread, samples, build, error over bound.", rich_help_panel=OUTPUT)
@@ -80,6 +82,7 @@ def show(
     ] = None,
 ) -> None:
     """Show the table of a results file, or of some of its cells."""
+    from softbench.core.case import shape_of
     from softbench.plan.sweep import parse_axis, parse_directions, parse_dtypes, parse_shapes, split
     from softbench.results.csv import to_csv
     from softbench.results.select import select
@@ -97,7 +100,7 @@ def show(
         dtypes=parse_dtypes(joined(dtype), "--dtype") if dtype else (),
         directions=parse_directions(joined(direction), "--direction") if direction else (),
         ops=split(joined(op)) if op else (),
-        shapes=parse_shapes(joined(shape), "--shape") if shape else (),
+        shapes=[str(shape_of(text)) for text in parse_shapes(joined(shape), "--shape")] if shape else (),
     )
     in_csv = csv is not None and printed(to_csv(rows), csv, "--csv")
     if not wrote_to_stdout(lambda: {"cells": [_values(row) for row in rows]}, json) and not in_csv:

@@ -23,7 +23,9 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:+-]{0,63}")
 _WORD = r"[A-Za-z_][A-Za-z0-9_.]{0,63}"
 _NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?(e[+-]?[0-9]+)?")
 _SETTING = rf"{_WORD}=(?:{_WORD}|{_NUMBER.pattern})"
-OP = re.compile(rf"({NAME.pattern})(?:\(({_SETTING}(?:,{_SETTING}){{0,15}})\))?")
+MAX_PARAMETERS = 16
+"""Parameters of an operation, at most."""
+OP = re.compile(rf"({NAME.pattern})(?:\(({_SETTING}(?:,{_SETTING}){{0,{MAX_PARAMETERS - 1}}})\))?")
 """The text of an operation with its parameters: `softmax`, `softmax(scale=0.7,out_dtype=fp32)`."""
 LONGEST_OP = 256
 CPU_TIMER = "torch.utils.benchmark"
@@ -48,13 +50,16 @@ def parse_op(text: str) -> tuple[str, dict[str, Value]]:
     """The name and the parameters of an operation's text.
 
     Raises:
-        ValueError: it is no such text.
+        ValueError: it is no such text, or has a parameter twice.
     """
     found = OP.fullmatch(text) if len(text) <= LONGEST_OP else None
     if found is None:
         raise ValueError(f"'{text[:40]}' is no operation; write {OPERATION}, or {OPERATION}(scale=0.7)")
     pairs = [part.partition("=") for part in (found[2] or "").split(",") if part]
-    return found[1], {name: parse_value(value) for name, _, value in pairs}
+    values = {name: parse_value(value) for name, _, value in pairs}
+    if len(values) < len(pairs):
+        raise ValueError(f"'{text[:40]}' has a parameter twice")
+    return found[1], values
 
 
 def parse_value(text: str) -> Value:

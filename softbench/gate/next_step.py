@@ -19,6 +19,8 @@ from softbench.gate.samples import CellKey, RunSamples
 from softbench.gate.verdicts import GateReport, State
 from softbench.ops import registry
 
+OF_A_CELL = ("--M", "--N", "--shape", "--dim", "--op", "--set")
+"""The options that the command for one cell replaces, besides those of every cell. `--M` and `--shape` exclude each other."""
 NOTHING_JUDGED = "no cell counts, because all are advisory or not measured on both sides: measure larger shapes (--M, --N)"
 """What to do about a report that judged nothing."""
 OF_ANY_COMMAND = ("--plugin", "--device", "--seed", "--timeout")
@@ -32,8 +34,10 @@ def after_pairs(report: GateReport, command: str, processes: int) -> str:
     if slower := [verdict.cell for verdict in report.verdicts if verdict.fails and verdict.state is State.SLOWER]:
         cell = slower[0]
         axes: dict[str, object] = {**_extents(cell), "--dtype": cell.dtype, "--direction": cell.direction}
-        words = shlex.join([*_others(shlex.split(command), ("--op", "--set")), *_operation(cell.op, shlex.split(command))])
-        return f"if the change is not intended, look at its worst cell alone: {_with(words, {**axes, '--processes': MORE_PAIRS})}"
+        words = shlex.split(command)
+        of_cell = _operation(cell.op, words, named=bool(_given(words, ("--config",))))
+        alone = shlex.join([*_others(words, OF_A_CELL), *of_cell])
+        return f"if the change is not intended, look at its worst cell alone: {_with(alone, {**axes, '--processes': MORE_PAIRS})}"
     if report.exit_code == 1:
         return "column why has the reason of each missing cell: mend it, or leave the case out (--M, --N, --dtype, --direction)"
     if report.nothing_judged:
@@ -98,14 +102,14 @@ def _extents(cell: CellKey) -> dict[str, str]:
     return {"--shape": sizes, "--dim": dim or "-1"}
 
 
-def _operation(op: str, words: Sequence[str]) -> list[str]:
-    """The options for a cell's operation. That of a file has the file as the command names it."""
+def _operation(op: str, words: Sequence[str], *, named: bool = False) -> list[str]:
+    """The options for a cell's operation, with a file as the command names it. The default one is left out, unless `named`."""
     name, parameters = parse_op(op)
     given = [word.partition("=")[2] or word for word in _given(words, ("--op",))]
     files = [
         part for text in given for part in text.split(",") if part.endswith(".py") and registry.of_file(str(Path(part).resolve())) == name
     ]
-    found = ["--op", files[0] if files else name] if name != OPERATION else []
+    found = ["--op", files[0] if files else registry.file_of(name) or name] if named or name != OPERATION else []
     pairs = ",".join(f"{key}={value_text(value)}" for key, value in parameters.items())
     return [*found, "--set", pairs] if pairs else found
 

@@ -28,7 +28,7 @@ class CellKey(NamedTuple):
     N: int
     """Columns: the reduced axis."""
     op: str = OPERATION
-    """Name of the operation."""
+    """The operation with the parameters that are not at their default, such as `softmax(scale=0.7)`."""
     shape: str = ""
     """Shape of an N-D case; empty if it is (M, N)."""
 

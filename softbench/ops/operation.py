@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from math import prod
 
-from softbench.core.case import DTYPES, PRESET, Case, Direction, Value, op_text, shape_of
+from softbench.core.case import DTYPES, MAX_PARAMETERS, PRESET, Case, Direction, Value, op_text, shape_of
 from softbench.core.json_types import JsonObject
 from softbench.core.validate import NAME
 from softbench.ops import parameters
@@ -198,6 +198,8 @@ def validate(operation: Operation) -> None:
     """Raises a ValueError for the first part of an operation that softbench cannot measure."""
     if not NAME.fullmatch(operation.name):
         raise ValueError(f"'{operation.name}' is no name; use 1 to 64 letters, digits and . _ : + -")
+    if not all(isinstance(parameter, Parameter) for parameter in operation.parameters) or len(operation.parameters) > MAX_PARAMETERS:
+        raise ValueError(f"parameters must be a tuple of at most {MAX_PARAMETERS} softbench.ops.parameters.Parameter")
     known = {parameter.name: parameter for parameter in operation.parameters}
     if len(known) < len(operation.parameters) or set(known) & {*AXES, CASE_DTYPE, *ELEMENT_BYTES}:
         raise ValueError(f"its parameters need a name each, and none of {', '.join((*AXES, CASE_DTYPE, *ELEMENT_BYTES))}")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import re
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -16,6 +16,8 @@ KINDS = {"number": "a number", "whole": "a whole number", "bool": "true or false
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,31}")
 WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_.]{0,31}")
 MAX_WHOLE = 2**48
+LARGEST = sys.float_info.max
+"""The largest number: TOML's whole numbers have no limit, and cannot all be floats."""
 Setting = tuple[str, Value] | tuple[()]
 """A parameter and its value; empty for a part of an operation that does not depend on one."""
 
@@ -52,12 +54,12 @@ class Parameter:
         elif isinstance(value, bool):
             if self.kind == "bool":
                 return value
-        elif self.kind in ("number", "whole") and math.isfinite(value) and self._within(value):
+        elif self.kind in ("number", "whole") and -LARGEST <= value <= LARGEST and self._within(value):
             if self.kind == "number":
                 return float(value)
             if value == int(value) and self._smallest <= value <= MAX_WHOLE:
                 return int(value)
-        raise ValueError(f"{self.name}={value_text(value)}: must be {self.allowed}")
+        raise ValueError(f"{self.name}={value_text(value)[:40]}: must be {self.allowed}")
 
     @property
     def _smallest(self) -> int:
@@ -107,10 +109,15 @@ def validate(parameter: Parameter) -> None:
         raise ValueError(f"{at}: a choice must have two choices at least")
     if parameter.kind == "bool" and parameter.choices:
         raise ValueError(f"{at}: a bool has no choices")
+    limits = [limit for limit in (parameter.least, parameter.most) if limit is not None]
+    if not all(isinstance(limit, int | float) and -LARGEST <= limit <= LARGEST for limit in limits):
+        raise ValueError(f"{at}: least and most must be numbers, or None without a limit")
     if parameter.least is not None and parameter.most is not None and parameter.least > parameter.most:
         raise ValueError(f"{at}: least is {parameter.least:g}, and most is {parameter.most:g}")
     if not set(parameter.dtypes) <= set(DTYPES) or not parameter.dtypes:
         raise ValueError(f"{at}: dtypes must be of {', '.join(DTYPES)}")
+    if not isinstance(parameter.default, bool | int | float | str):
+        raise ValueError(f"{at}: the default must be a number, a text, True or False")
     if parameter.read(parameter.default) != parameter.default:
         raise ValueError(f"{at}: the default has another type than its kind")
 

@@ -6,8 +6,10 @@ An operation of softbench is a package beside this module: its module `spec` has
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from importlib import import_module
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from softbench.core.case import parse_op
@@ -45,7 +47,7 @@ def of_file(file: str) -> str:
 
 
 def add(operation: Operation, file: str, numerics: Numerics | None = None) -> None:
-    """Make a user's operation known in this process. Workers also give its values.
+    """Make a copy of a user's operation known in this process, whose parts cannot be exchanged. Workers also give its values.
 
     Raises:
         ValueError: softbench or another file has an operation of this name.
@@ -53,7 +55,8 @@ def add(operation: Operation, file: str, numerics: Numerics | None = None) -> No
     other = "softbench" if operation.name in NAMES else _added.get(operation.name, (None, file))[1]
     if other != file:
         raise ValueError(f"{other} has an operation {operation.name} too; give this one another name")
-    _added[operation.name] = operation, file
+    tensors, passes = MappingProxyType(dict(operation.tensors)), MappingProxyType(dict(operation.passes))
+    _added[operation.name] = replace(operation, tensors=tensors, passes=passes), file
     if numerics is not None:
         _numerics[operation.name] = numerics
 

@@ -60,7 +60,10 @@ class Values(ABC):
         """
         generator = torch.Generator(device)
         generator.manual_seed(zlib.crc32(f"{seed} {case.key}".encode()))
-        given = tuple(self.draw(case, Draw(generator, case.dtype, device, None)))
+        drawn = self.draw(case, Draw(generator, case.dtype, device, None))
+        if not isinstance(drawn, tuple | list) or not all(isinstance(tensor, torch.Tensor) for tensor in drawn):
+            raise TypeError(f"draw of {case.op} returns {type(drawn).__name__}; give a tuple of tensors, those of the pass in order")
+        given = tuple(drawn)
         expected = tuple(registry.operation(case.op).inputs(case))
         _compare_forms("draw", case, given, expected, [TENSOR_DTYPES[spec.dtype_of(case)] for spec in expected])
         if case.direction is Direction.BOTH:

@@ -21,6 +21,7 @@ import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from importlib import resources
+from itertools import product
 from pathlib import Path
 from typing import cast
 
@@ -29,7 +30,7 @@ from softbench.core.json_types import JsonObject
 from softbench.core.text import unknown
 from softbench.plan import parameters
 from softbench.plan.settings import Layer, Settings, with_fixed_rounds
-from softbench.plan.sweep import Sweep, split
+from softbench.plan.sweep import Sweep, split, with_parameters
 from softbench.plan.values import READERS, SWEEP_READERS, axis_text, strings, timeouts
 from softbench.plugins.source import beside
 
@@ -128,6 +129,9 @@ def _sweep(table: object, at: str, base: Path, operations: Operations) -> Sweep:
         axes: JsonObject = {key: SWEEP_READERS[key](text, f"{at} {key}") for key, text in texts.items()}
         if "set" in table:
             axes["set"] = parameters.from_toml(table["set"], f"{at} set")
-        return Sweep(**axes)
+        sweep = Sweep(**axes)
+        for op, given in product(sweep.op, sweep.set):
+            with_parameters(op, given, f"{at} set")
+        return sweep
     except UsageError as error:
         raise ConfigError(str(error)) from None

@@ -9,7 +9,7 @@ from typing import TypedDict, cast
 from softbench.core.case import Direction
 from softbench.core.errors import UsageError
 from softbench.core.json_types import JsonObject
-from softbench.plan.sweep import LAST, Given, Sweep, thinned
+from softbench.plan.sweep import DEFAULTS, LAST, Given, Sweep, thinned
 
 PHASES = {"import": 60.0, "build": 300.0, "check": 120.0, "time": 120.0}
 """The phases of a cell and their default deadlines in seconds."""
@@ -136,7 +136,7 @@ class Settings:
 
 
 def with_axes(sweep: Sweep, axes: Axes) -> Sweep:
-    """A sweep with other axes. A shape replaces M and N, and these replace a shape.
+    """A sweep with other axes. A shape replaces M and N, and these replace a shape. An operation replaces the parameters too.
 
     Raises:
         UsageError: M or N is missing, or dim has no shape.
@@ -147,6 +147,8 @@ def with_axes(sweep: Sweep, axes: Axes) -> Sweep:
         if missing := [name for name in ("M", "N") if name not in axes]:
             raise UsageError(f"--{missing[0]} is missing: the sweep has shapes, which --M and --N replace together")
         sweep = replace(sweep, shape=(), dim=(LAST,))
+    if "op" in axes:
+        sweep = replace(sweep, set=DEFAULTS)
     if "dim" in axes and not sweep.shape:
         raise UsageError("--dim is a dimension of --shape; without a shape the rows are along N")
     return replace(sweep, **axes)

@@ -7,7 +7,20 @@ from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
 
-from softbench.core.case import AT_DIM, DTYPES, MAX_EXTENT, OPERATION, PRESET, Case, CaseKey, Direction, Value, parse_op, shape_of
+from softbench.core.case import (
+    AT_DIM,
+    DTYPES,
+    LONGEST_OP,
+    MAX_EXTENT,
+    OPERATION,
+    PRESET,
+    Case,
+    CaseKey,
+    Direction,
+    Value,
+    parse_op,
+    shape_of,
+)
 from softbench.core.errors import UsageError
 from softbench.core.text import unknown
 from softbench.ops.registry import declared, names, operation
@@ -46,11 +59,10 @@ class Sweep:
         yield from ((M, N, "") for M, N in product(self.M, self.N) if not self.shape)
         shapes = [text for word in self.shape for text in (_preset(op, word) if PRESET.fullmatch(word) else (word,))]
         for text, dim in product(dict.fromkeys(shapes), self.dim):
-            sizes, at, _ = text.partition(AT_DIM)
-            dimensions = len(sizes.split("x"))
-            if not -dimensions <= dim < dimensions:
+            dimensions, own = text.count("x") + 1, AT_DIM in text
+            if not own and not -dimensions <= dim < dimensions:
                 raise UsageError(f"dim {dim}: {text} has the dimensions 0 to {dimensions - 1}, or -{dimensions} to -1")
-            found = shape_of(text if at else f"{text}{AT_DIM}{dim % dimensions}")
+            found = shape_of(text if own else f"{text}{AT_DIM}{dim % dimensions}")
             yield found.rows, found.columns, "" if found.plain else str(found)
 
 
@@ -169,19 +181,22 @@ def parse_directions(text: str, name: str) -> tuple[Direction, ...]:
     return tuple(Direction(word) for word in parse_choices(text, name, [direction.value for direction in Direction], "direction"))
 
 
-def with_parameters(op: str, given: Given) -> str:
+def with_parameters(op: str, given: Given, at: str = "--set") -> str:
     """The text of an operation with these parameters besides its own.
 
     Raises:
-        UsageError: the operation is unknown, or it has no such parameter or value.
+        UsageError: the operation is unknown, or it has no such parameter or value. The message begins with `at`.
     """
     name, own = parse_op(op)
     if name not in names():  # of a baseline, say
         raise UsageError(f"operation {name}: softbench has none of this name; give its file with --op FILE.py")
     try:
-        return declared(name).at({**own, **dict(given)}).text
+        text = declared(name).at({**own, **dict(given)}).text
     except ValueError as error:
-        raise UsageError(f"--set {error}") from None
+        raise UsageError(f"{at} {error}") from None
+    if len(text) > LONGEST_OP:
+        raise UsageError(f"{at}: {name} with these parameters has {len(text)} characters; a case's operation has at most {LONGEST_OP}")
+    return text
 
 
 def parse_operations(text: str, flag: str) -> tuple[str, ...]:
@@ -192,13 +207,14 @@ def parse_operations(text: str, flag: str) -> tuple[str, ...]:
     """
     found: dict[str, None] = {}
     for word in split(text):
-        try:
-            name, _ = parse_op(word)
-        except ValueError:
-            name = word
+        name = word.partition("(")[0]
         if name not in names():
             raise UsageError(f"{flag}: {unknown(name, names(), 'operation')}")
-        found[with_parameters(word, ())] = None
+        try:
+            parse_op(word)
+        except ValueError as error:
+            raise UsageError(f"{flag}: {error}") from None
+        found[with_parameters(word, (), flag)] = None
     return tuple(found)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 from softbench.core.case import OPERATION, YARDSTICK, Case, Direction
@@ -53,7 +54,7 @@ def unsupported(backend: Backend, case: Case) -> str:
         return reason
     if case.shape and not is_yardstick(backend) and over_dim(backend, case.op) is None:
         return "it takes (M, N) tensors only, because it has no over_dim"
-    return why_not(backend.supports(case), "supports")
+    return why_not(backend.supports(replace(case)), "supports")  # a copy, because a backend can write to a frozen object
 
 
 def measured_case(backend: Backend, case: Case) -> Case:

@@ -33,7 +33,7 @@ def table(findings: Sequence[Finding]) -> RenderableType:
             grid.add_column(name, justify="center", no_wrap=True)
         for item in dict.fromkeys(finding.item for finding in section):
             grid.add_row(item, *(_signs([by_cell.get((item, name, dtype)) for dtype in dtypes]) for name in names))
-        parts += [Text(f"{direction}: {', '.join(dtypes)}", style="bold"), grid, Text()]
+        parts += [Text(f"{section[0].of_pass}: {', '.join(dtypes)}", style="bold"), grid, Text()]
     legend = "; ".join(f"{sign} {verdict}" for verdict, sign in SIGNS.items())
     return Group(*parts, Text(legend, style="dim"), *_counts(findings, names), *_reasons(findings))
 
@@ -85,7 +85,7 @@ def lines(findings: Sequence[Finding]) -> RenderableType:
     for finding in findings:
         numbers = (finding.worst, finding.ulp, finding.row_sum, finding.frobenius)
         table.add_row(
-            *(Text(text) for text in (finding.backend, finding.direction, finding.dtype, finding.item)),
+            *(Text(text) for text in (finding.backend, finding.of_pass, finding.dtype, finding.item)),
             Text(finding.verdict, style=STYLES.get(finding.verdict, "")),
             *("" if number is None else f"{number:.3g}" for number in numbers),
             Text(finding.reason),
@@ -102,7 +102,7 @@ def junit(report: CheckReport, plugins: Sequence[str]) -> str:
     commands = dict(report.to_repeat(plugins))
     suite = ElementTree.Element("testsuite", {"name": "softbench check"})
     for finding in report.findings:
-        name = f"{finding.direction} {finding.dtype} {finding.item}"
+        name = f"{finding.of_pass} {finding.dtype} {finding.item}"
         case = ElementTree.SubElement(suite, "testcase", {"classname": f"softbench.{finding.backend}", "name": name})
         if finding.verdict in BAD:
             kind = "error" if finding.verdict == FAILED else "failure"

@@ -106,7 +106,7 @@ class Row:
     graph_breaks: int | None = None
     """Places where `torch.compile` left a part of the function to Python; empty if it compiled nothing."""
     op: str = OPERATION
-    """Name of the operation."""
+    """The operation with the parameters that are not at their default, such as `softmax(scale=0.7)`."""
     shape: str = ""
     """Shape of an N-D case, such as `8x16x1024x1024`, with `@dim1` where the rows are along dimension 1; empty if it is (M, N)."""
 

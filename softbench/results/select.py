@@ -24,6 +24,8 @@ def select(
 ) -> list[Row]:
     """The rows of these backends and operations (names or shell patterns) and values; an empty filter selects all. The yardstick stays.
 
+    `shapes` are texts as in a case's name: `64x32x1000@dim1`, or `4096x1024` for M and N.
+
     Raises:
         UsageError: a name or pattern matches no backend, or no row is left.
     """
@@ -35,16 +37,20 @@ def select(
     axes: dict[str, Collection[object]] = {"direction": directions, "dtype": dtypes, "M": M, "N": N, "op": named or ops, "shape": shapes}
     filters = {axis: wanted for axis, wanted in axes.items() if wanted}
     for axis, wanted in filters.items():
-        there = dict.fromkeys(getattr(row, axis) for row in rows)
+        there = dict.fromkeys(_value(row, axis) for row in rows)
         if not any(value in wanted for value in there):
             raise UsageError(f"--{axis}: no cell has {few(list(map(str, wanted)))}; the file has {few(list(map(str, there)))}")
     found = [
         row
         for row in rows
         if (not backends or row.grade == Grade.YARDSTICK or any(fnmatchcase(row.backend, pattern) for pattern in backends))
-        and all(getattr(row, axis) in wanted for axis, wanted in filters.items())
+        and all(_value(row, axis) in wanted for axis, wanted in filters.items())
     ]
     if not found:
         flags = [*(["--backends"] if backends else []), *(f"--{axis}" for axis in filters)]
         raise UsageError(f"no cell matches all of {', '.join(flags)}; without them, softbench show FILE --long lists the cells")
     return found
+
+
+def _value(row: Row, axis: str) -> object:
+    return row.case.size if axis == "shape" else getattr(row, axis)

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from fnmatch import fnmatchcase
 from glob import escape
 
-from softbench.core.case import OPERATION, YARDSTICK, Direction
+from softbench.core.case import OPERATION, YARDSTICK, Direction, parse_op, pass_name, value_text
 from softbench.core.errors import UsageError, WorkersError
 from softbench.core.json_types import JsonObject
 from softbench.core.messages import ListCheckCases, RunCheckCase
@@ -47,6 +47,13 @@ class Finding:
     row_sum: float | None = None
     frobenius: float | None = None
     """Error metrics of other tools (`softbench.worker.error_metrics`); they do not affect the verdict."""
+    op: str = OPERATION
+    """The operation with its parameters."""
+
+    @property
+    def of_pass(self) -> str:
+        """The operation and the direction, as in `log_softmax forward`; the direction alone for the default operation."""
+        return pass_name(self.op, self.direction)
 
 
 METRICS = tuple(field.name for field in fields(ErrorMetrics))
@@ -64,8 +71,6 @@ class CheckRequest:
     op: str = OPERATION
     op_given: str = OPERATION
     """The operation as the user wrote it: its name, or its file."""
-    set_given: str = ""
-    """Its parameters as the user wrote them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +85,6 @@ class CheckReport:
     device: str
     seed: int
     op_given: str = OPERATION
-    set_given: str = ""
     """As in `CheckRequest`."""
 
     @property
@@ -104,8 +108,9 @@ class CheckReport:
 
     def _command(self, finding: Finding, plugins: Sequence[str]) -> str:
         words = ["softbench", "check", "--backends", finding.backend, f"--case={escape(finding.item)}", "--direction", finding.direction]
-        words += ["--op", self.op_given] if self.op_given != OPERATION else []
-        words += ["--set", self.set_given] if self.set_given else []
+        name, parameters = parse_op(finding.op)
+        words += ["--op", self.op_given if self.op_given.endswith(".py") else name] if name != OPERATION else []
+        words += ["--set", ",".join(f"{key}={value_text(value)}" for key, value in parameters.items())] if parameters else []
         words += ["--dtype", finding.dtype, "--device", self.device, "--seed", str(self.seed)]
         return shlex.join(words + [part for file in plugins for part in ("--plugin", file)])
 
@@ -135,7 +140,7 @@ def check(request: CheckRequest, advance: Callable[[int, int], None]) -> CheckRe
             findings += checker.run(able, RunCheckCase(request.op, name, direction, dtype, settings.seed), alone=alone)
             advance(done, len(steps))
     broken = tuple(note for note, slot in zip(notes, unable, strict=True) if slot.info.broken)
-    return CheckReport(tuple(findings), tuple(notes), broken, session.device, settings.seed, request.op_given, request.set_given)
+    return CheckReport(tuple(findings), tuple(notes), broken, session.device, settings.seed, request.op_given)
 
 
 def _cases(pool: Pool, request: CheckRequest) -> list[tuple[str, Direction, bool]]:
@@ -204,4 +209,4 @@ class _Checker:
 
 
 def _finding(slot: WorkerSlot, request: RunCheckCase, verdict: str, reason: str) -> Finding:
-    return Finding(slot.name, request.name, request.direction, request.dtype, verdict, None, reason)
+    return Finding(slot.name, request.name, request.direction, request.dtype, verdict, None, reason, op=request.operation)

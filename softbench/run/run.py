@@ -134,7 +134,7 @@ def _plan(request: Request, machine: Machine, device: str, gpu: Gpu | None, info
     settings = request.settings(device)
     notes = []
     if gpu is None and settings.device == "auto" and not request.settings().sweep:
-        measured = "measuring" if request.gives("M", "N") else "a short sweep"
+        measured = "measuring" if request.gives("M", "N") or request.gives("shape") else "a short sweep"
         notes.append(f"no GPU ({machine.no_gpu}): {measured} on the CPU instead")
     cases = cases_of(settings, device)
     selected = select(_having({case.op for case in cases}, infos, settings.backends), settings.backends, yardstick=settings.yardstick)

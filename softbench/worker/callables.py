@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,12 +20,14 @@ class NoGradientError(Exception):
 def prepared(backend: Backend, case: Case) -> Call:
     """The callable of a case: what `prepare` returns, or for an N-D case what `over_dim` returns, at the case's dimension.
 
+    The backend gets a copy of the case, because it can write to a frozen object, and outputs are compared with what the case says.
+
     Raises:
         TypeError: the backend gives no callable.
     """
     along = over_dim(backend, case.op) if case.shape else None
     if along is None:
-        return _callable(backend.prepare(case), "prepare")
+        return _callable(backend.prepare(replace(case)), "prepare")
     if case.direction is Direction.BOTH:
         return _through_autograd(_callable(along(Direction.FORWARD), "over_dim"), case.dim)
     function, dim = _callable(along(case.direction), "over_dim"), case.dim

@@ -18,6 +18,7 @@ from softbench.ops.dtypes import DTYPES
 from softbench.ops.registry import numerics
 from softbench.plugins.traits import interpreted, over_dim, reuses_output, unsupported
 from softbench.worker.async_work import AsyncWorkWatch
+from softbench.worker.callables import prepared
 from softbench.worker.contract_cases import WAYS, ContractCase
 from softbench.worker.error_metrics import MetricsAccumulator
 from softbench.worker.output_checks import SHARED, as_tuple, breach, forms, like, poison, same, shared, versions
@@ -83,8 +84,7 @@ class CheckCaseRunner:
     def _prepared(self, case: Case) -> Call:
         if self._call is None or self._case != case:
             self._case, self._call = None, None
-            call: Call = self.backend.prepare(case)
-            self._case, self._call = case, call
+            self._call, self._case = prepared(self.backend, case), case
         assert self._call is not None
         return self._call
 

@@ -1,43 +1,44 @@
-"""`run` rejects wrong plugins of other operations than softmax, and gives figures to right ones. The GPU runs all of these files."""
+"""`run` rejects wrong plugins of other operations, and of parameters; it gives figures to right ones. The GPU runs all of these files."""
 
 import pytest
 from ways import by_cell
 from wrongs import PLUGINS, RIGHT_WAYS, WRONG_WAYS
 
-from softbench.ops.registry import operation
-
-WRONG = {
+LOG_SOFTMAX = {
     *("zeros", "softmax", "over-the-rows", "log-of-softmax", "no-maximum-subtracted", "log2-for-log", "sum-without-the-last-column"),
     *("sum-in-16-bits", "stale-rows", "first-buffer", "y-for-exp-y", "softmaxs-formula", "gradient-of-softmax"),
 }
 RIGHT = {"two-passes", "online", "float64", "minus-logsumexp", "chunks-of-rows", "torch-jit"}
+NAMED = {*(f"wrong-{name}" for name in LOG_SOFTMAX), *(f"right-{name}" for name in RIGHT)}
+SCALED = {way.name for way in (*WRONG_WAYS, *RIGHT_WAYS) if way.operations == ("softmax(scale,out_dtype)",)}
 
 
-CE = {
-    *("wrong-ce-target-one-too-high", "wrong-ce-ignore-index-ignored", "wrong-ce-lse-in-bf16", "wrong-ce-without-the-1-at-the-target"),
-    *("wrong-ce-without-dloss", "wrong-ce-zeros-second", "right-ce-two-passes", "right-ce-tiles", "right-ce-torch", "right-ce-lse-first"),
+def some(operation):
+    """Ten wrong ways to compute an operation, and the right ones but for sums of one term after the other."""
+    wrong, right = ([way.name for way in ways if way.operations == (operation,)] for ways in (WRONG_WAYS, RIGHT_WAYS))
+    return {*wrong[:10], *(name for name in right if "serial" not in name)}
+
+
+CASES = {
+    "log_softmax": (NAMED, ("--op", "log_softmax", "--N", 1024)),
+    "cross_entropy": (some("cross_entropy"), ("--op", "cross_entropy", "--N", 257)),
+    "logprob": (some("logprob"), ("--op", "logprob", "--N", 1024)),
+    "scaled softmax": (SCALED, ("--set", "scale=0.7", "--N", 257)),
 }
-LOGPROB = {
-    *("wrong-logprob-negative-entropy", "wrong-logprob-target-one-too-low", "wrong-logprob-without-p", "wrong-logprob-zeros-for-entropy"),
-    *("right-logprob-no-negative-term", "right-logprob-tiles", "right-logprob-float32"),
-}
-NAMES = {
-    "log_softmax": {*(f"wrong-{name}" for name in WRONG), *(f"right-{name}" for name in RIGHT)},
-    "cross_entropy": CE,
-    "logprob": LOGPROB,
-}
 
 
-@pytest.mark.parametrize("op", NAMES)
-def test_a_run_rejects_wrong_ways_and_measures_right_ones(cli, op):
-    names = NAMES[op]
+@pytest.mark.parametrize("what", CASES)
+def test_a_run_rejects_wrong_plugins_and_measures_right_ones(cli, what):
+    names, given = CASES[what]
     files = [part for folder in ("wrong", "correct") for part in ("--plugin", PLUGINS / folder / "operations.py")]
-    shape = ("--device", "cpu", "--quick", "--M", 32, "--N", 1024, "--direction", ",".join(operation(op).directions))
-    done = cli("run", "--op", op, *files, "--backends", ",".join(sorted(names)), *shape)
+    shape = ("--device", "cpu", "--quick", "--M", 32, "--direction", "forward,backward,both,fused")
+    done = cli("run", *given, *files, "--backends", ",".join(sorted(names)), *shape)
     assert done.returncode == 1, done.stdout + done.stderr
     found = by_cell(cli.folder / "results" / "latest.csv")
     expected = [way for way in (*WRONG_WAYS, *RIGHT_WAYS) if way.name in names]
     assert len(expected) == len(names)
+    assert sum(name.startswith("wrong-") for name in names) >= 10
+    assert sum(name.startswith("right-") for name in names) >= 5
     for way in expected:
         for direction in way.makers:
             row = found[way.name, direction]

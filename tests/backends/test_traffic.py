@@ -5,6 +5,7 @@ from itertools import count
 
 import pytest
 import torch
+from compiling import python
 from interpreted import run_interpreted
 from passes import OPERATIONS, inputs
 
@@ -45,11 +46,30 @@ assert not launch.scratch.any() and not loss.any()
 for tensor in (x, target):
     words = tensor.view(torch.int32).view(-1)
     for place in (0, len(words) // 2, len(words) - 1):
-        words[place] = kernel.NEVER.value
+        words[place] = kernel.NEVER
         launch([x, target, loss])
-        assert (launch.scratch == kernel.NEVER.value).sum() == 1, (len(words), place)
+        assert (launch.scratch == kernel.NEVER).sum() == 1, (len(words), place)
         words[place] = 0
         launch.scratch.zero_()
+print("fine")
+"""
+
+FOR_A_GPU = """
+import triton
+import triton.language as tl
+from softbench.backends import traffic
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+types = tl.int8, tl.int16, tl.int32
+for block in (256, 2048):  # less than a piece of words, and four of them
+    constants = {"SOURCES": (0, 0), "RESULTS": (0, 1), "SUM_BLOCKS": (256,), "TYPES": types, "OTHER_BLOCKS": (block,) * 3, "PIECE": 512}
+    tensors = {"sources": (), "results": ("*fp32",), "others": ("*i1", "*bf16", "*i32"), "scratch": "*i32"}
+    numbers = {"never": "i32", "sum_counts": ("i32",), "other_counts": ("i32",) * 3, "whole": "i32"}
+    signature = tensors | numbers | dict.fromkeys(constants, "constexpr")
+    source = ASTSource(traffic._move, signature, {(traffic._move.arg_names.index(name),): value for name, value in constants.items()})
+    code = triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["sass"]
+    for load in ("LDG.E.U8 ", "LDG.E.U16 ", "LDG.E "):
+        assert code.count(load) >= 2 * block // 128, (load, code.count(load), block)
 print("fine")
 """
 
@@ -61,6 +81,10 @@ def added(monkeypatch):
 
 def test_the_kernel_moves_the_bytes_of_unlike_tensors():
     run_interpreted(UNDER_THE_INTERPRETER)
+
+
+def test_a_compiler_keeps_reads_that_no_result_depends_on():
+    assert python(FOR_A_GPU, TRITON_INTERPRET="0", PYTHONWARNINGS="ignore") == "fine\n"
 
 
 @pytest.mark.parametrize("name", OPERATIONS)

@@ -143,6 +143,9 @@ def test_a_dry_run_with_resume_counts_stored_cells(cli):
 def test_without_a_gpu_auto_says_so_in_one_line(cli):
     done = cli("run", "--dry-run")
     assert [line for line in done.stderr.splitlines() if "no GPU" in line] == [done.stderr.strip()]
+    assert "): a short sweep on the CPU instead" in done.stderr
+    for given in (("--M", 8, "--N", 8), ("--shape", "2x3x8")):
+        assert "): measuring on the CPU instead" in cli("run", "--dry-run", *given).stderr
 
 
 def test_show_and_plot_read_what_run_wrote(cli):

@@ -67,6 +67,14 @@ def test_a_broken_cell_is_checked_before_it_is_measured_again():
     assert "softbench check --backends ours --dtype bf16 --direction forward --plugin ours.py" in step
 
 
+def test_one_cell_of_a_configuration_replaces_its_sweeps():
+    """`--shape` excludes `--M`, and parameters of the configuration would stay without an operation."""
+    slower = GateReport("x", (Verdict(key("ours", 8), State.SLOWER, "why"),), Rules(margin=0.05))
+    step = next_step.after_pairs(slower, "softbench gate --config c.toml --shape 4x8,9x8 --dim -1 --set scale=2", 1)
+    shape = ["--M", "4096", "--N", "8", "--dtype", "bf16", "--direction", "forward"]
+    assert command_in(step) == ["softbench", "gate", "--config", "c.toml", "--op", "softmax", *shape, "--processes", "10"]
+
+
 def test_a_missing_cell_has_no_command_that_measures_it_again():
     assert next_step.after_pairs(report(State.MISSING), shlex.join(GIVEN), 1).startswith("column why has the reason of each missing cell")
 

@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]
     [
         *(("cuda", tool, "softmax") for tool in ("memcheck", "racecheck", "initcheck", "synccheck")),
         *(("cuda", tool, function) for function in ("scaled_softmax", "log_softmax") for tool in ("memcheck", "racecheck")),
-        ("triton", "memcheck", "softmax"),
+        *(("triton", "memcheck", function) for function in ("softmax", "scaled_softmax", "log_softmax")),
     ],
 )
 def test_sanitizers_report_no_error_in_any_tier(kernels, tool, function):

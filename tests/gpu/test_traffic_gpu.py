@@ -57,3 +57,19 @@ def test_each_step_is_one_launch(name):
     on_device = [event.name for event in profile.events() if event.device_type == torch.autograd.DeviceType.CUDA]
     launched = [name for name in on_device if not name.endswith("Sync") and not name.startswith("Activity")]
     assert len(launched) == len(traffic.steps(OPERATIONS[name], case)), launched
+
+
+def test_reads_of_an_odd_size_take_their_time():
+    """An odd number of 16-bit elements is read as such words; a compiler must not drop them."""
+    case = Case(16383, 32767, "bf16", Direction.FORWARD, "cuda", "loss")
+    given, call = inputs(OPERATIONS["loss"], case), copy.backend.prepare(case)
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    for _ in range(3):
+        call(*given)
+    begin.record()
+    for _ in range(10):
+        call(*given)
+    end.record()
+    end.synchronize()
+    seconds = begin.elapsed_time(end) / 10 / 1e3
+    assert OPERATIONS["loss"].bytes_moved(case) / seconds < 9e12  # more than the peak of any GPU's memory

@@ -1,6 +1,7 @@
 """An operation from a file with integer inputs, one result a row, parameters, and half of a tensor read: through all commands."""
 
 import csv
+import json
 import shutil
 from pathlib import Path
 
@@ -33,9 +34,14 @@ def test_parameters_of_a_file_go_through_all_commands(cli):
     assert (
         cli("plot", "results/latest.csv", "-o", "p.png").stdout.splitlines()[0].startswith("p-masked_pick-causal-true-cap-2-forward-fp32")
     )
-    checked = cli("check", *GIVEN, "--backends", "right,ignores-cap", "--set", "cap=2", "--case", "normal 1x7", "--dtype", "fp32")
+    case = ("--set", "cap=2", "--case", "normal 1x7", "--dtype", "fp32")
+    checked = cli("check", *GIVEN, "--backends", "right,ignores-cap", *case, "--json", "check.json", "--junit", "check.xml")
     assert (checked.returncode, "ignores-cap is wrong" in checked.stderr, "right is" in checked.stderr) == (1, True, False)
     assert "--op masked_pick.py --set cap=2 " in checked.stderr
+    assert "masked_pick(cap=2) forward: fp32" in checked.stdout
+    findings = json.loads((cli.folder / "check.json").read_text())["findings"]
+    assert {finding["op"] for finding in findings} == {"masked_pick(cap=2)"}
+    assert 'name="masked_pick(cap=2) forward fp32 normal 1x7"' in (cli.folder / "check.xml").read_text()
 
 
 def test_half_a_tensor_is_half_its_bytes(monkeypatch):

@@ -158,6 +158,11 @@ INVALID = {
     "a preset named as a shape": ({"presets": {"8x16": Preset(("8x16",))}}, "preset '8x16' needs a name"),
     "a preset with a wrong shape": ({"presets": {"a": Preset(("8x",))}}, "preset a: '8x' is no shape"),
     "a preset of N-D shapes": ({"presets": {"a": Preset(("8x16x4",))}}, "preset a: 8x16x4 is not (M, N)"),
+    "no parameter": ({"parameters": (("cap", "number", 1.0),)}, "parameters must be a tuple of at most 16"),
+    "seventeen parameters": ({"parameters": tuple(replace(ONE, name=f"p{i}") for i in range(17))}, "must be a tuple of at most 16"),
+    "no default": ({"parameters": (*MASKED.parameters, Parameter("a", "number", None))}, "parameter a: the default must be a number"),
+    "a limit of words": ({"parameters": (*MASKED.parameters, replace(ONE, name="a", least="b"))}, "parameter a: least and most must be"),
+    "a limit beyond floats": ({"parameters": (*MASKED.parameters, replace(ONE, name="a", most=10**400))}, "a: least and most must be"),
     "a choice of one": ({"parameters": (*MASKED.parameters, Parameter("a", "choice", "b", choices=("b",)))}, "two choices"),
 }
 

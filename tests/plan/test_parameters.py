@@ -1,10 +1,13 @@
 """Parameters of operations from `--set` and from TOML, and the cases that they make."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from softbench.core.errors import ConfigError, UsageError
+from softbench.ops import registry
+from softbench.ops.parameters import Parameter
 from softbench.plan.config_file import load as load_config
 from softbench.plan.flags import from_flags as layer_of
 from softbench.plan.parameters import from_flags, from_toml
@@ -47,6 +50,49 @@ def test_a_sweep_has_cases_of_each_parameter_once():
         ("softmax(scale=row)", "fp32"),
         ("softmax(scale=row)", "bf16"),
     ]
+
+
+def test_an_operation_of_a_flag_replaces_a_sweeps_parameters(tmp_path):
+    (tmp_path / "a.toml").write_text("[[sweep]]\nM = 4\nN = 8\nset = {scale = [0.5, 2]}")
+    layer = load_config(str(tmp_path / "a.toml"))
+    for flags, ops in (
+        ({"op": ["log_softmax"]}, ["log_softmax"]),
+        ({"op": ["softmax"]}, ["softmax"]),
+        ({"set": ["scale=3"]}, ["softmax(scale=3)"]),
+        ({"op": ["softmax"], "set": ["scale=3"]}, ["softmax(scale=3)"]),
+        ({}, ["softmax(scale=0.5)", "softmax(scale=2)"]),
+    ):
+        assert [case.op for case in cases(Settings.from_sources(layer, layer_of(flags)).sweep, "cpu")] == ops
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("set = {scale = nan}", "set scale=nan: must be a number from 0.0001 to 10000 or row"),
+        (f"set = {{scale = 1{'0' * 400}}}", "set scale=1000"),
+        ('op = "log_softmax"\nset = {scale = 1}', "set scale=1: log_softmax has no parameters"),
+        ('op = "softmax(scale=0)"', "op scale=0: must be a number from 0.0001 to 10000 or row"),
+        ('op = "softmax(scale"', "op: 'softmax(scale' is no operation; write softmax, or softmax(scale=0.7)"),
+    ],
+)
+def test_an_invalid_value_names_the_file_and_its_key(tmp_path, line, message):
+    (tmp_path / "a.toml").write_text(f"[[sweep]]\nM = 4\nN = 8\n{line}")
+    with pytest.raises(ConfigError) as error:
+        load_config(str(tmp_path / "a.toml"))
+    assert str(error.value).startswith(f"{tmp_path / 'a.toml'}: [[sweep]] 1 {message}")
+
+
+def test_a_text_beyond_its_limit_is_one_line(monkeypatch):
+    many = tuple(Parameter(f"a_long_name_of_a_parameter_{i:02}", "number", 1.0) for i in range(16))
+    declared = replace(registry.declared("log_softmax"), name="many", parameters=many)
+    monkeypatch.setattr(registry, "_added", {"many": (declared, "many.py")})
+    with pytest.raises(UsageError, match=r"^--set: many with these parameters has 517 characters; a case's operation has at most 256$"):
+        cases([Sweep((8,), (4,), op=("many",), set=(tuple((one.name, 2) for one in many),))], "cpu")
+
+
+def test_a_parameter_comes_once_in_a_text():
+    with pytest.raises(UsageError, match=r"^--op: 'softmax\(scale=1,scale=2\)' has a parameter twice$"):
+        parse_operations("softmax(scale=1,scale=2)", "--op")
 
 
 def test_operations_may_name_their_parameters():

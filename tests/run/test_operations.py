@@ -65,6 +65,7 @@ BAD = {
     "an unknown tensor": (TEXT.replace('outputs=("y",)', 'outputs=("z",)'), "pass forward: outputs has z"),
     "a taken name": (TEXT.replace('name="rms_norm"', 'name="softmax"'), "softbench has an operation softmax"),
     "another input": (TEXT.replace('TensorSpec(("N",))', 'TensorSpec(("N",), "int64")'), "TypeError: draw of rms_norm returns"),
+    "no inputs": (TEXT.replace("        return *rows, 1 +", "        return\n        _ = *rows, 1 +"), "draw of rms_norm returns NoneType"),
     "two results": (TEXT.replace("+ ETA,)", "+ ETA, exact)"), "reference gives 1 tensors and bound 2"),
     "a negative bound": (
         TEXT.replace("U_OUT[case.dtype] * exact.abs() +", "U_OUT[case.dtype] * exact +").replace("+ ETA,)", "* exact.sign(),)"),
@@ -209,6 +210,7 @@ CHANGES = {
     "a constant of its file": "module.ETA = 1e9",
     "its entry": "registry._numerics['rms_norm'] = registry.numerics('softmax')",
     "its tensors": "registry._added['rms_norm'] = registry._added['rms_norm'][:1] + ('other',)",
+    "an axis of a tensor": "object.__setattr__(registry.declared('rms_norm').tensors['w'], 'axes', ('M',))",
 }
 
 

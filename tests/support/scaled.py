@@ -88,7 +88,11 @@ HONEST = {
     "float64": kernel(times=lambda x, s: x.double() * s, backward=lambda dy, y: gradient(dy.double(), y.double())),
     "maximum first": kernel(times=lambda x, s: (x.float() - x.float().amax(dim=-1, keepdim=True)) * s),
 }
-ROUNDED = {"product in 16 bits": kernel(times=lambda x, s: (x * s).float()), "dx in 16 bits before its factor": kernel(rounded=True)}
+ROUNDED = {
+    "product in 16 bits": kernel(times=lambda x, s: (x * s).float()),
+    "quotient in 16 bits": kernel(times=lambda x, s: (x / (1 / s)).float()),
+    "dx in 16 bits before its factor": kernel(rounded=True),
+}
 """Of low precision in 16 bits. A product with the scales of rows is in float32."""
 WRONG_FORWARD = {
     "zeros": kernel(finish=lambda y, s: 0 * y),

@@ -20,8 +20,8 @@ class Way:
         return self.makers[case.direction]()
 
 
-class WayOfCase(Way):
-    """A way whose makers take the case, because its functions depend on parameters and direction."""
+class CaseWay(Way):
+    """A way that depends on the parameters of its case, which its makers take."""
 
     def prepare(self, case):
         return self.makers[case.direction](case)
@@ -29,17 +29,15 @@ class WayOfCase(Way):
 
 def of_cases(prefix, operation, ways):
     """A backend for each name; a way is its maker, and the directions that it has."""
-    return [
-        WayOfCase(f"{prefix}-{slug(name)}", operation, dict.fromkeys(map(str, directions), make))
-        for name, (make, directions) in ways.items()
-    ]
+    makers = {name: dict.fromkeys(map(str, directions), make) for name, (make, directions) in ways.items()}
+    return [CaseWay(f"{prefix}-{slug(name)}", operation, made) for name, made in makers.items()]
 
 
-def backends(prefix, operation, makers):
+def backends(prefix, operation, makers, way_of=Way):
     """A backend for each name in any direction's makers: `softmax's formula` becomes `PREFIX-softmaxs-formula`."""
     names = dict.fromkeys(name for by_name in makers.values() for name in by_name)
     return [
-        Way(f"{prefix}-{slug(name)}", operation, {way: by_name[name] for way, by_name in makers.items() if name in by_name})
+        way_of(f"{prefix}-{slug(name)}", operation, {way: by_name[name] for way, by_name in makers.items() if name in by_name})
         for name in names
     ]
 

@@ -15,6 +15,7 @@ from softbench.ops.softmax import inputs
 from softbench.plugins.traits import measured_case, unsupported
 from softbench.worker import any_dim, row_sample
 from softbench.worker.callables import prepared
+from softbench.worker.check_case import CheckCaseRunner
 from softbench.worker.pre_check import PreCheck, verify_outputs
 from softbench.worker.rotating_inputs import RotatingInputs
 from softbench.worker.server import Server
@@ -180,3 +181,24 @@ def test_both_needs_a_forward_with_a_gradient():
 def test_over_dim_must_give_a_callable():
     with pytest.raises(TypeError, match=r"over_dim\(\) returned str, not a callable"):
         prepared(SimpleNamespace(over_dim=lambda direction: "softmax"), case_of(1))
+
+
+class Writes:
+    """Makes its case one without a scale."""
+
+    name, operations = "writes", ("softmax(scale)",)
+
+    def supports(self, case):
+        object.__setattr__(case, "op", "softmax")
+
+    def prepare(self, case):
+        self.supports(case)
+        return lambda x: torch.softmax(x, -1)
+
+
+def test_a_backend_gets_a_copy_of_its_case():
+    case = Case(64, 33, "fp32", Direction.FORWARD, "cpu", "softmax(scale=0.7)")
+    assert unsupported(Writes(), case) == ""
+    assert check(Writes(), case).grade is Grade.WRONG
+    assert case.op == "softmax(scale=0.7)"
+    assert CheckCaseRunner(Writes(), "cpu", operation=case.op).run("twice the same", Direction.FORWARD, "fp32", 0).grade is Grade.WRONG

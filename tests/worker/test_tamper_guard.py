@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from softbench.worker import tamper_guard
+from softbench.core import case
+from softbench.ops.softmax.spec import OPERATION
+from softbench.worker import any_dim, pre_check, tamper_guard
 from softbench.worker.tamper_guard import OPTIONAL, PROTECTED, PROTECTED_TIMER, bind, bound
 
 LABELS = {f"{module.__name__}.{name}" for module, names in PROTECTED.items() for name in names.split()} | {
@@ -60,7 +62,6 @@ def test_an_operation_can_be_changed_in_no_unguarded_way(monkeypatch):
     """An attribute of NUMERICS made zeros pass, and another spec of x made probes change nothing."""
     from softbench.ops.operation import TensorSpec
     from softbench.ops.softmax import numerics
-    from softbench.ops.softmax.spec import OPERATION
 
     with pytest.raises(AttributeError):
         numerics.NUMERICS.check = lambda *_: None
@@ -74,6 +75,51 @@ def test_an_operation_can_be_changed_in_no_unguarded_way(monkeypatch):
     monkeypatch.undo()
     monkeypatch.setattr(numerics.SoftmaxNumerics, "kinds", lambda self, case: [])
     assert guard.replaced() == "replaced softbench.ops.softmax.numerics.SoftmaxNumerics.kinds, which measures or judges it"
+
+
+CHOOSERS = [
+    (case.Case, "parameters"),
+    (case.Case, "op"),
+    (case.Case, "of_rows"),
+    (case.Shape, "columns"),
+    (case, "parse_op"),
+    (pre_check, "numerics"),
+    (pre_check, "verify_outputs"),
+    (any_dim.Rows, "__getitem__"),
+]
+
+
+@pytest.mark.parametrize(("owner", "name"), CHOOSERS)
+def test_what_chooses_the_comparison_is_protected(owner, name, monkeypatch):
+    """Without a case's parameters, softmax that ignores its scale passed."""
+    guard = bind("cpu")
+    monkeypatch.setattr(owner, name, property(lambda self: {}))
+    label = f"{owner.__module__}.{owner.__name__}" if isinstance(owner, type) else owner.__name__
+    assert guard.replaced() == f"replaced {label}.{name}, which measures or judges it"
+
+
+def test_exchanged_code_of_a_property_is_noticed(monkeypatch):
+    guard = bind("cpu")
+    monkeypatch.setattr(case.Case.parameters.fget, "__code__", (lambda self: {}).__code__)
+    assert guard.replaced() == "replaced softbench.core.case.Case.parameters, which measures or judges it"
+
+
+@pytest.mark.parametrize(
+    ("record", "field", "label"),
+    [
+        (OPERATION, "any_dim", "spec.OPERATION.any_dim"),
+        (OPERATION.passes["forward"], "reads", "spec.OPERATION.passes[forward].reads"),
+        (OPERATION.parameters[0], "least", "scaling.SCALE.least"),
+    ],
+)
+def test_a_changed_field_of_a_frozen_record_is_noticed(record, field, label):
+    guard, before = bind("cpu"), getattr(record, field)
+    object.__setattr__(record, field, None)
+    try:
+        assert guard.replaced() == f"replaced softbench.ops.softmax.{label}, which measures or judges it"
+    finally:
+        object.__setattr__(record, field, before)
+    assert guard.replaced() == ""
 
 
 def dotted_names(path: Path) -> set[str]:

@@ -31,11 +31,12 @@ product has no fraction.
 `both` is checked against float64 from x on, so a backend's own y counts. With dx = y (dy - s) and s = sum_j y_j dy_j, an error of y within
 the forward bound F moves dx. It moves by at most F_i (|dy_i| + |s|) + |y_i| sum_j F_j |dy_j|, which is added to the backward bound.
 
-With a scale s, z = x s stands for x. A product is rounded, and exp may be of x (s log2 e): each z has an error of up to 2 u |z|. The factor
-of d_i + D is 6, because s itself is rounded, or is 1 / T. The bounds of y are those for any such errors (`scaling.extreme`), plus the
-terms above. Where x has 16 bits, `low-precision` has errors of u_x |z|: torch rounds x * s to the dtype of x. Such a row still has the
-sum 1. In float32 `low-precision` adds u |max| to the error of each z, as above. The backward is that of softmax times s, with 4 u S more,
-and its `low-precision` has one more rounding, of dx before the product.
+With a scale s, z = x s stands for x. A product is rounded, and exp may be of x (s log2 e): each z has an error of up to 2 u |z|. The
+factor of d_i + D is 6, because s itself is rounded, or is 1 / T. The bounds of y are those for any such errors (`scaling.extreme`), plus
+the terms above. Where x has 16 bits, `low-precision` has errors of u_x |z|: torch rounds x * s and x / T to the dtype of x. A scale that
+is rounded to 16 bits is within it too, and so is no scale where x * s rounds to x. Such a row still has the sum 1. In float32 `low-
+precision` adds u |max| to the error of each z, as above. The backward is that of softmax times s, with 4 u S more, and its `low-
+precision` has one more rounding, of dx before the product.
 
 With out_dtype=fp32, u_o and eta of y are those of float32. With either parameter, r is counted (`scaling.ties`): elements of 16
 bits are often equal, and so are those of narrow rows, nearly.

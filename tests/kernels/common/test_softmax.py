@@ -1,5 +1,6 @@
 """The differentiable function of two launchers, here launchers of torch's softmax on the CPU."""
 
+import numpy as np
 import pytest
 import torch
 from softbench.kernels.common.softmax import Softmax
@@ -51,7 +52,7 @@ def test_scaled_and_wider_results_have_their_gradients(shape, dim, dtype):
 
 def test_invalid_scales_and_dtypes_are_refused():
     softmax, x = softmax_of_torch(), torch.ones(3, 4)
-    for scale in (0.0, -1.0, float("nan"), float("inf")):
+    for scale in (0.0, -1.0, float("nan"), float("inf"), 1e39, 10**400, 1e-60):
         with pytest.raises(ValueError, match="it must be positive and finite"):
             softmax(x, scale=scale)
     for scale in (torch.ones(4), torch.ones(3, dtype=torch.float64), torch.ones(3, 1), torch.ones(3, device="meta")):
@@ -63,6 +64,23 @@ def test_invalid_scales_and_dtypes_are_refused():
         softmax(x, dtype=torch.float16)
     with pytest.raises(TypeError, match=r"dx as torch\.float16 of y as torch\.bfloat16"):
         softmax.backward(x.bfloat16(), x.bfloat16(), dtype=torch.float16)
+    without = Softmax(softmax.launch_forward, softmax.launch_backward, ("cpu",), "log_softmax", scales=False)
+    for call in (without, lambda x, scale: without.backward(x, x, scale=scale)):
+        with pytest.raises(TypeError, match="log_softmax takes no scale here"):
+            call(x, scale=0.7)
+
+
+def test_no_grad_takes_a_scale_with_a_gradient():
+    softmax, x, scale = softmax_of_torch(), torch.randn(3, 4), torch.full((3,), 0.5, requires_grad=True)
+    for mode in (torch.no_grad(), torch.inference_mode()):
+        with mode:
+            assert torch.equal(softmax(x, scale=scale), softmax(x, scale=0.5))
+
+
+def test_numbers_of_other_types_are_scales():
+    softmax, x = softmax_of_torch(), torch.randn(3, 4)
+    for scale in (2, np.float32(2), np.int64(2)):
+        assert torch.equal(softmax(x, scale=scale), softmax(x, scale=2.0))
 
 
 def test_rows_are_computed_without_checks():

@@ -113,6 +113,13 @@ for given, expected in ((x[:, :40], torch.log_softmax(x[:, :40].double(), -1)), 
     assert torch.allclose(y.double(), expected, atol=1e-5, equal_nan=True)
     dispatch.launch_forward(given.contiguous(), y, 2)
     assert torch.allclose(y.double(), torch.softmax(given.double() * 2, -1), atol=1e-6, equal_nan=True)
+# the largest scales have a finite factor, and NaN stays NaN
+for N in (40, 300, 3003):
+    x = torch.randn(3, N)
+    x[:, 5] = x[:, N - 1] = 9.0
+    y = torch.empty(x.shape)
+    dispatch.launch_forward(x, y, torch.tensor([3.4e38, torch.nan, 1e-37]))
+    assert y[0, 5] == y[0, N - 1] == 0.5 and y[1].isnan().all() and torch.allclose(y[2], torch.tensor(1 / N))
 print("fine")
 """
 

@@ -58,8 +58,22 @@ def test_a_product_in_16_bits_has_low_precision():
             found = graded(ROUNDED["product in 16 bits"], op, dtype, "forward")
             assert found.grade is Grade.LOW_PRECISION
             assert found.detail.startswith("rounds x * scale, or dx before its product with scale, to 16 bits: y[")
+            assert graded(ROUNDED["quotient in 16 bits"], op, dtype, "forward").grade is Grade.LOW_PRECISION
             assert graded(ROUNDED["dx in 16 bits before its factor"], op, dtype, "backward").grade is Grade.LOW_PRECISION
     assert graded(ROUNDED["product in 16 bits"], "softmax(scale=row)", "bf16", "forward").grade is Grade.PASS
+
+
+def test_a_scale_next_to_one_counts_in_float32():
+    """In 16 bits x * 1.0001 rounds to x, so there the scale counts as rounded; y as its factor never does."""
+    near = "softmax(scale=1.0001)"
+    for name in ("ignores scale", "scale twice", "scale after softmax"):
+        assert graded(WRONG_FORWARD[name], near, "fp32", "forward").grade is Grade.WRONG, name
+    assert graded(WRONG_BACKWARD["no factor"], near, "fp32", "backward").grade is Grade.WRONG
+    for name, make in HONEST.items():
+        assert graded(make, near, "fp32", "forward").grade is Grade.PASS, name
+    wide = "softmax(scale=1.0001,out_dtype=fp32)"
+    assert graded(WRONG_FORWARD["ignores scale"], wide, "bf16", "forward").grade is Grade.LOW_PRECISION
+    assert graded(WRONG_FORWARD["scale after softmax"], wide, "bf16", "forward").grade is Grade.WRONG
 
 
 def test_the_extremes_are_those_of_all_errors():

@@ -1,4 +1,4 @@
-"""Right ways to compute log_softmax, rms_norm, cross_entropy and logprob, one backend for each name."""
+"""Right ways to compute log_softmax, rms_norm, softmax with parameters, cross_entropy and logprob, one backend each."""
 
 import sys
 from pathlib import Path
@@ -8,7 +8,8 @@ import cross_entropies
 import log_softmaxes
 import logprobs
 import rms_norms
-from ways import backends, of_cases, same
+import scaled
+from ways import CaseWay, backends, of_cases, same
 
 LOG_SOFTMAX = backends(
     "right",
@@ -20,6 +21,7 @@ LOG_SOFTMAX = backends(
     },
 )
 RMS_NORM = backends("right-rms", "rms_norm", {"forward": same(rms_norms.RIGHT), "backward": same(rms_norms.RIGHT_BACKWARD)})
+SCALED = backends("right-scaled", "softmax(scale,out_dtype)", dict.fromkeys(("forward", "backward", "both"), scaled.HONEST), CaseWay)
 CROSS_ENTROPY = of_cases("right-ce", "cross_entropy", cross_entropies.RIGHT)
 LOGPROB = backends("right-logprob", "logprob", {"forward": same(logprobs.RIGHT), "backward": same(logprobs.RIGHT_BACKWARD)})
-backends = [*LOG_SOFTMAX, *RMS_NORM, *CROSS_ENTROPY, *LOGPROB]
+backends = [*LOG_SOFTMAX, *RMS_NORM, *SCALED, *CROSS_ENTROPY, *LOGPROB]
