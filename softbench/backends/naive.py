@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from softbench.backends import losses
 from softbench.backends.directions import Pair, TensorCall, by_direction, with_parameters
 from softbench.core.case import OPERATION, Case, Direction, parse_op
 from softbench.plugins.backend import Call
@@ -63,7 +64,7 @@ class Naive:
     """Five eager operations, numerically stable; 16-bit inputs are rounded after each operation."""
 
     name = "naive"
-    operations = ("softmax(scale,out_dtype)", "log_softmax")
+    operations = ("softmax(scale,out_dtype)", "log_softmax", *losses.OPERATIONS)
     advice = "never for use; the compilers fuse this function"
 
     def available(self) -> str | None:
@@ -73,6 +74,8 @@ class Naive:
         return None
 
     def prepare(self, case: Case) -> Call:
+        if loss := losses.NAIVE.get(case.operation):
+            return loss(case, losses.as_it_is)
         return by_direction(case, *pair(case.op, case.dtype))
 
     def over_dim(self, direction: Direction, op: str = OPERATION) -> TensorCall:

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from softbench.backends import third_party_losses
 from softbench.backends.autograd import differentiable
 from softbench.backends.directions import EMPTY, by_direction
 from softbench.core.case import DTYPES, Case, Direction
@@ -62,6 +63,7 @@ class ThirdParty:
 
 QUACK_TILE_BYTES = 256 * 16  # 256 threads load 16 bytes each: shared memory is allocated in such steps
 QUACK_WARPS = 8
+QUACK_KERNELS = {"quack.softmax": ("Softmax", "SoftmaxBackward"), "quack.cross_entropy": ("CrossEntropy", "CrossEntropyBackward")}
 
 
 class Quack(ThirdParty):
@@ -69,11 +71,12 @@ class Quack(ThirdParty):
 
     name, package, module = "quack", "quack-kernels", "quack.softmax"
     install = "pip install quack-kernels (for CUDA 13: 'quack-kernels[cu13]')"
+    operations = ("softmax", third_party_losses.QUACK)
     advice = "for few, aligned N on Hopper or newer, if a build for each N is acceptable"
 
     def supports(self, case: Case) -> str | None:
         vector = 16 // DTYPES[case.dtype]
-        if case.N % vector:
+        if case.N % vector and case.operation == "softmax":
             return f"it reads rows in 16-byte vectors: N must be a multiple of {vector} in {case.dtype}"
         if (most := self._most_columns(case)) < case.N:
             return f"a row must fit the shared memory of one cluster of CTAs: N is at most {most} here"
@@ -82,24 +85,28 @@ class Quack(ThirdParty):
     def _most_columns(self, case: Case) -> int:
         """The longest row that the largest cluster can store (`_set_cluster_n` in quack).
 
-        Each CTA stores its part of x, or of dy and y, and the exchange buffer. quack chooses a smaller cluster only for rows that fit it.
+        Each CTA stores its part of x, or of softmax's dy and y, and the exchange buffer. quack chooses a smaller cluster only for rows that
+        fit it.
         """
         card: Any = torch.cuda.get_device_properties(torch.cuda.current_device())  # torch's type stub misses a property
         cluster = 1 if card.major < 9 else 8 if card.major == 12 else 16
         exchange = 8 * (QUACK_WARPS * cluster + 1)
-        tensors = 1 if case.direction is Direction.FORWARD else 2
+        tensors = 1 if case.direction is Direction.FORWARD or case.operation != "softmax" else 2
         tiles = (card.shared_memory_per_block_optin - exchange) // (tensors * QUACK_TILE_BYTES)
         most: int = cluster * tiles * QUACK_TILE_BYTES // DTYPES[case.dtype]
         return most
 
     def compilations(self) -> int:
-        """The number of times that quack's softmax called its compiler. A kernel from its cache on disk does not count."""
-        with suppress(KeyError, AttributeError):  # it is not imported, or is another version
-            quack = sys.modules[self.module]
-            return sum(kernel.compile.cache_info().misses for kernel in (quack.Softmax, quack.SoftmaxBackward))
-        return 0
+        """The number of times that quack's kernels called their compiler. A kernel from quack's cache on disk does not count."""
+        found = 0
+        for module, kernels in QUACK_KERNELS.items():
+            with suppress(KeyError, AttributeError):  # it is not imported, or is another version
+                found += sum(getattr(sys.modules[module], kernel).compile.cache_info().misses for kernel in kernels)
+        return found
 
     def prepare(self, case: Case) -> Call:
+        if case.operation != "softmax":
+            return third_party_losses.quack_cross_entropy(case)
         quack = self._module()
         return by_direction(case, quack.softmax if case.direction is Direction.BOTH else quack.softmax_fwd, quack.softmax_bwd)
 
@@ -112,14 +119,17 @@ class Liger(ThirdParty):
 
     name, package, module = "liger", "liger-kernel", "liger_kernel.ops.softmax"
     install = "pip install liger-kernel"
+    operations = ("softmax", third_party_losses.LIGER)
     advice = "if Liger's other kernels are in use; N up to 65536"
 
     def available(self) -> str | None:
         return super().available() or missing_compiler(cuda=True)
 
     def supports(self, case: Case) -> str | None:
-        if case.N == 0:
+        if case.M * case.N == 0 and (case.N == 0 or case.operation != "softmax"):
             return EMPTY
+        if case.operation != "softmax":
+            return third_party_losses.liger_refuses(case)
         return f"a row must fit one block: N is at most {LIGER_MAX_COLUMNS}" if case.N > LIGER_MAX_COLUMNS else None
 
     def prepare(self, case: Case) -> Call:
@@ -127,6 +137,8 @@ class Liger(ThirdParty):
 
         The functions come from the module: the package can select another implementation by LIGER_KERNEL_IMPL.
         """
+        if case.operation != "softmax":
+            return third_party_losses.liger_cross_entropy(case)
         liger = self._module()
         settings = liger.calculate_settings(case.N)
 

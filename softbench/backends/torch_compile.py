@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
-from softbench.backends import naive, torch_eager
+from softbench.backends import losses, naive, torch_eager
 from softbench.backends.directions import Pair, by_direction
 from softbench.core.case import Case, Direction
 from softbench.core.toolchain import missing_compiler
@@ -27,6 +28,8 @@ GRAPH_CALLS = 3  # the first call warms up, the second records the CUDA graph, t
 
 FUNCTIONS: dict[str, Callable[[str, str], Pair]] = {"compile": naive.pair, "compile-torch": torch_eager.pair}
 """The forward and backward to compile, by the name before the colon."""
+LOSSES = {"compile": losses.NAIVE, "compile-torch": losses.TORCH}
+"""The losses to compile. Of F.cross_entropy with its gradient autograd takes the compiled loss."""
 OF = {"compile": "the naive function", "compile-torch": "F.softmax"}
 
 
@@ -53,7 +56,7 @@ class Compiled:
         self.family = name.partition(":")[0]
         self.summary = f"torch.compile of {OF[self.family]}{summary}"
         self.reset, self.options = reset, options
-        self._kept: tuple[tuple[str, str, Direction], Pair] | None = None
+        self._kept: tuple[tuple[str, str, Direction], Callable[[Case], Call]] | None = None
 
     def available(self) -> str | None:
         return missing_compiler(cuda=torch.cuda.is_available())
@@ -72,12 +75,20 @@ class Compiled:
         key = case.op, case.dtype, case.direction
         if self.reset or self._kept is None or self._kept[0] != key:
             torch._dynamo.reset()
-            forward, backward = FUNCTIONS[self.family](case.op, case.dtype)
-            self._kept = key, (torch.compile(forward, **self.options), torch.compile(backward, **self.options))
-        call = by_direction(case, *self._kept[1])
+            self._kept = key, self._compiled(case)
+        call = self._kept[1](case)
         if self.reuses_output:
             _record(call, case)
         return call
+
+    def _compiled(self, case: Case) -> Callable[[Case], Call]:
+        """Gives the call of a case of this operation, dtype and direction."""
+        wrap = partial(torch.compile, **self.options)
+        if loss := LOSSES[self.family].get(case.operation):
+            made = loss(case, wrap)
+            return lambda case: made
+        forward, backward = map(wrap, FUNCTIONS[self.family](case.op, case.dtype))
+        return lambda case: by_direction(case, forward, backward)
 
 
 def _record(call: Call, case: Case) -> None:

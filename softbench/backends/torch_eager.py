@@ -1,9 +1,10 @@
-"""The backend `torch`: `torch.nn.functional.softmax` and `log_softmax`, eager."""
+"""The backend `torch`: the functions of `torch.nn.functional`, eager."""
 
 from __future__ import annotations
 
 import torch
 
+from softbench.backends import losses
 from softbench.backends.directions import Pair, TensorCall, by_direction, with_parameters
 from softbench.core.case import OPERATION, Case, Direction, parse_op
 from softbench.plugins.backend import Call
@@ -41,7 +42,7 @@ class Functional:
     """torch.nn.functional.softmax, eager; backward is the operator that autograd calls."""
 
     name = "torch"
-    operations = ("softmax(scale,out_dtype)", "log_softmax")
+    operations = ("softmax(scale,out_dtype)", "log_softmax", *losses.OPERATIONS)
     advice = "if softmax is not the hot spot: no build, float32 arithmetic for 16-bit inputs"
 
     def available(self) -> str | None:
@@ -51,6 +52,8 @@ class Functional:
         return None
 
     def prepare(self, case: Case) -> Call:
+        if loss := losses.TORCH.get(case.operation):
+            return loss(case, losses.as_it_is)
         return by_direction(case, *pair(case.op, case.dtype))
 
     def over_dim(self, direction: Direction, op: str = OPERATION) -> TensorCall:

@@ -29,7 +29,7 @@ def inspect(
     dim: Annotated[str | None, typer.Option(help="Dimension of --shape that is reduced.", rich_help_panel=WHAT, show_default="-1")] = None,
     dtype: Annotated[str, typer.Option(help="fp32, fp16 or bf16.", rich_help_panel=WHAT, autocompletion=options.DTYPE)] = "fp32",
     direction: Annotated[
-        str, typer.Option(help="forward, backward or both.", rich_help_panel=WHAT, autocompletion=options.DIRECTION)
+        str, typer.Option(help="forward, backward, both or fused.", rich_help_panel=WHAT, autocompletion=options.DIRECTION)
     ] = "forward",
     op: options.Operation = OPERATION,
     set: options.Parameters = None,

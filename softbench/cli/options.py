@@ -69,7 +69,13 @@ Dims = Annotated[
 ]
 Dtype = Annotated[list[str] | None, _option(WHAT, "fp32, fp16, bf16, or several: fp32,bf16.", default="fp32", complete=DTYPE)]
 Directions = Annotated[
-    list[str] | None, _option(WHAT, "forward, backward, both (through autograd), or several.", default="forward", complete=DIRECTION)
+    list[str] | None,
+    _option(
+        WHAT,
+        "forward, backward, both (through autograd), fused (result and gradient in one call), or several.",
+        default="forward",
+        complete=DIRECTION,
+    ),
 ]
 Operations = Annotated[
     list[str] | None,
@@ -98,7 +104,7 @@ Config = Annotated[
     str | None,
     _option(
         WHAT,
-        "A configuration: tutorial, powers, frontier, operations, small, strategies, gate, cpu, or a TOML file. Flags override it.",
+        "A configuration: tutorial, powers, frontier, operations, models, small, strategies, gate, cpu, or a TOML file. Flags override it.",
         metavar="NAME|FILE",
         default="tutorial; cpu without a GPU",
         complete=completion.one(completion.configurations),
@@ -193,7 +199,8 @@ Pattern = Annotated[
 ]
 CheckDtype = Annotated[list[str] | None, _option(WHAT, "fp32, fp16, bf16, or several.", default="fp32,fp16,bf16", complete=DTYPE)]
 CheckDirections = Annotated[
-    list[str] | None, _option(WHAT, "forward, backward, both, or several of them.", default="forward,backward,both", complete=DIRECTION)
+    list[str] | None,
+    _option(WHAT, "forward, backward, both, fused, or several of them.", default="all of the operation", complete=DIRECTION),
 ]
 FindingsJson = Annotated[Path | None, _option(OUTPUT, "Write the findings as JSON; - is stdout, without the table.", metavar="FILE|-")]
 FindingsJunit = Annotated[Path | None, _option(OUTPUT, "Write the findings as JUnit XML.", metavar="FILE")]

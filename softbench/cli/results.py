@@ -33,7 +33,8 @@ Shapes = Annotated[
     list[str] | None, typer.Option("--shape", help="Shapes as in the names of cases: 4096x1024, 64x32x1000@dim1.", rich_help_panel=WHAT)
 ]
 Directions = Annotated[
-    list[str] | None, typer.Option(help="forward, backward, both, or several.", rich_help_panel=WHAT, autocompletion=options.DIRECTION)
+    list[str] | None,
+    typer.Option(help="forward, backward, both, fused, or several.", rich_help_panel=WHAT, autocompletion=options.DIRECTION),
 ]
 Operations = Annotated[
     list[str] | None,

@@ -42,6 +42,8 @@ class Direction(StrEnum):
     """dx from (dy, y), without autograd's bookkeeping."""
     BOTH = "both"
     """y and dx through autograd, as in a training step."""
+    FUSED = "fused"
+    """A result and its gradient in one call, which reads the input once: a loss and dx."""
 
 
 def parse_op(text: str) -> tuple[str, dict[str, Value]]:

@@ -157,6 +157,11 @@ class Operation:
         changed = [parameter for parameter in self.parameters if self.values and self.values[parameter.name] != parameter.default]
         return tuple(dtype for dtype in DTYPES if all(dtype in parameter.dtypes for parameter in changed))
 
+    @property
+    def directions(self) -> tuple[Direction, ...]:
+        """The directions of its passes."""
+        return tuple(Direction(name) for name in self.passes)
+
     def inputs(self, case: Case) -> tuple[TensorSpec, ...]:
         """The arguments of a call of this case, in order."""
         return tuple(self.tensors[name] for name in self.passes[case.direction].inputs)
@@ -213,7 +218,7 @@ def validate(operation: Operation) -> None:
 
 
 def _validate_tensor(name: str, tensor: TensorSpec, known: Mapping[str, Parameter]) -> None:
-    axes = {*AXES, *(parameter.name for parameter in known.values() if parameter.kind == "whole")}
+    axes = {*AXES, *(parameter.name for parameter in known.values() if parameter.kind == "whole" and (parameter.least or 0) >= 0)}
     if not tensor.axes or not set(tensor.axes) <= axes or len(set(tensor.axes)) < len(tensor.axes):
         raise ValueError(f"tensor {name} has axes {tensor.axes}; they must be of {' and '.join(sorted(axes))}")
     dtypes = known[tensor.dtype].choices if tensor.dtype in known else (tensor.dtype,)

@@ -57,9 +57,14 @@ class Parameter:
         elif self.kind in ("number", "whole") and -LARGEST <= value <= LARGEST and self._within(value):
             if self.kind == "number":
                 return float(value)
-            if value == int(value) and 0 <= value <= MAX_WHOLE:
+            if value == int(value) and self._smallest <= value <= MAX_WHOLE:
                 return int(value)
         raise ValueError(f"{self.name}={value_text(value)[:40]}: must be {self.allowed}")
+
+    @property
+    def _smallest(self) -> int:
+        """A whole number is negative only where `least` says so: others may be the size of an axis."""
+        return -MAX_WHOLE if self.least is not None and self.least < 0 else 0
 
     def _within(self, value: float) -> bool:
         return (self.least is None or self.least <= value) and (self.most is None or value <= self.most)

@@ -14,7 +14,7 @@ from softbench.core.case import Case, Direction
 from softbench.core.errors import UsageError
 from softbench.plugins.backend import Backend, Call
 
-SUFFIXES = {Direction.FORWARD: "", Direction.BACKWARD: "_backward"}
+SUFFIXES = {Direction.FORWARD: "", Direction.BACKWARD: "_backward", Direction.FUSED: "_fused"}
 """What follows the operation's name in a function's name, by direction."""
 Functions = dict[tuple[str, Direction], Call]
 """Functions by operation and direction."""

@@ -13,7 +13,7 @@ from softbench.core.case import OPERATION, Case, Direction
 from softbench.core.outcome import Accuracy, Grade
 from softbench.core.replies import ErrorMetrics
 from softbench.core.text import size
-from softbench.ops.check_case import CheckCase, Draw
+from softbench.ops.check_case import CheckCase, Draw, Tensors
 from softbench.ops.dtypes import DTYPES
 from softbench.ops.registry import numerics
 from softbench.plugins.traits import interpreted, over_dim, reuses_output, unsupported
@@ -21,7 +21,7 @@ from softbench.worker.async_work import AsyncWorkWatch
 from softbench.worker.callables import prepared
 from softbench.worker.contract_cases import WAYS, ContractCase
 from softbench.worker.error_metrics import MetricsAccumulator
-from softbench.worker.output_checks import SHARED, breach, forms, like, poison, same, shared, versions
+from softbench.worker.output_checks import SHARED, as_tuple, breach, forms, like, poison, same, shared, versions
 from softbench.worker.pre_check import PreCheck, verify_outputs
 
 if TYPE_CHECKING:
@@ -92,44 +92,45 @@ class CheckCaseRunner:
         """The error metrics of the last check case; None if nothing was compared."""
         return self._metrics.found() if self._metrics.rows else None
 
-    def _judge(self, item: CheckCase, case: Case, call: Call, given: tuple[torch.Tensor, ...]) -> Accuracy:
+    def _judge(self, item: CheckCase, case: Case, call: Call, given: Tensors) -> Accuracy:
         """The accuracy of a call."""
         kept, written = tuple(tensor.clone() for tensor in given), versions(given)
-        due = forms(case) if item.dim is None and given[0].numel() else like(given[0], forms(case)[0].dtype)
+        due = forms(case) if item.dim is None and (given[0].numel() or case.N) else like(given[0], forms(case)[0].dtype)
         poison(due, given)
         watch = AsyncWorkWatch(self.device.type)
         out = self._on_stream(call, given) if item.repeat == "stream" else call(*given)
         late = watch.unfinished(out)
-        reason = breach(given, kept, (out,), due, written=written) or late
+        results = as_tuple(out, due)
+        reason = breach(given, kept, results, due, written=written) or late
         if reason := reason or (self.guard.replaced() if self.guard else ""):
             return Accuracy.wrong(reason)
-        return self._compared(item, case, call, given, out)
+        return self._compared(item, case, call, given, results)
 
-    def _compared(self, item: CheckCase, case: Case, call: Call, given: tuple[torch.Tensor, ...], out: torch.Tensor) -> Accuracy:
-        note, outputs = "", [out]
+    def _compared(self, item: CheckCase, case: Case, call: Call, given: Tensors, results: Tensors) -> Accuracy:
+        note, outputs = "", [results]
         if item.repeat == "twice":
-            first = out.clone()
-            again = call(*given)
-            if shared((again, out)):
+            first = tuple(out.clone() for out in results)
+            again = as_tuple(call(*given), results)
+            if shared((*again, *results)):
                 if not reuses_output(self.backend):
                     return Accuracy.wrong(SHARED)
                 note = REUSES
-            if not same(again, first):
+            if not all(map(same, again, first)):
                 note, outputs = VARIES, [first, again]
-        if out.numel() == 0:
+        if not any(out.numel() for out in results):
             return Accuracy(Grade.PASS, 0.0, "")
         found = max(
             (self._verified(case, given, each, item.dim) for each in outputs), key=lambda found: (found.grade is Grade.WRONG, found.worst)
         )
         return replace(found, detail=note) if note and found.grade is Grade.PASS else found
 
-    def _verified(self, case: Case, given: tuple[torch.Tensor, ...], out: torch.Tensor, dim: int | None) -> Accuracy:
-        rows = [*given, out]
+    def _verified(self, case: Case, given: Tensors, outputs: Tensors, dim: int | None) -> Accuracy:
+        rows = [*given, *outputs]
         if dim is not None:
             rows = [tensor.movedim(dim, -1).reshape(case.M, case.N) if tensor.dim() else tensor.reshape(1, 1) for tensor in rows]
-        return verify_outputs(self.backend, case, tuple(rows[:-1]), (rows[-1],), self._metrics)
+        return verify_outputs(self.backend, case, tuple(rows[: len(given)]), tuple(rows[len(given) :]), self._metrics)
 
-    def _on_stream(self, call: Call, given: tuple[torch.Tensor, ...]) -> Any:
+    def _on_stream(self, call: Call, given: Tensors) -> Any:
         """Call the backend on a stream other than the default one. The caller waits for that stream only."""
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
@@ -139,9 +140,7 @@ class CheckCaseRunner:
         return out
 
 
-def contract_case(
-    backend: Any, case: Case, call: Call, given: tuple[torch.Tensor, ...], guard: TamperGuard | None, seed: int
-) -> ContractCase:
+def contract_case(backend: Any, case: Case, call: Call, given: Tensors, guard: TamperGuard | None, seed: int) -> ContractCase:
     """A contract case whose outputs are compared as before timing."""
     pre_check = PreCheck(case, call, given, backend, guard)
     return ContractCase(backend, case, call, given, guard, seed, pre_check.compared_once, verify_outputs)

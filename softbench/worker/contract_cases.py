@@ -142,10 +142,11 @@ class ContractCase:
         stale = torch.full_like(self.given[0], float("nan"))
         del stale
         before, watch = caller_state.of(self.given), AsyncWorkWatch(self.case.device)
-        out = self.call(*self.given)
+        due = output_checks.forms(self.case)
+        outs = output_checks.as_tuple(self.call(*self.given), due)
         reason = (
-            output_checks.misformed(self.given, (out,), output_checks.forms(self.case))
-            or watch.unfinished((out[:EDGE_ROWS], out[-EDGE_ROWS:]))
+            output_checks.misformed(self.given, outs, due)
+            or watch.unfinished(tuple(edge for out in outs for edge in (out[:EDGE_ROWS], out[-EDGE_ROWS:])))
             or before.changed(lambda: self.call(*self.given))
         )
         if not reason and (
@@ -154,7 +155,7 @@ class ContractCase:
             reason = "changed its input"
         if reason := reason or (self.guard.replaced() if self.guard else ""):
             return Accuracy.wrong(reason)
-        return self.verify(self.backend, self.case.of_rows(len(numbers)), kept, (out[places],), numbers=numbers)
+        return self.verify(self.backend, self.case.of_rows(len(numbers)), kept, tuple(out[places] for out in outs), numbers=numbers)
 
     def results(self, *given: torch.Tensor) -> Tensors:
         """The outputs of a call."""

@@ -55,7 +55,7 @@ def _poison(dtype: torch.dtype) -> float | int | bool:
     return True if dtype is torch.bool else torch.iinfo(dtype).max
 
 
-def as_tuple(results: Any, due: Sequence[Form]) -> Any:
+def as_tuple(results: Any, due: Sequence[object]) -> Any:
     """The results of a call as a tuple. A call with one output returns the tensor itself."""
     return results if len(due) > 1 else (results,)
 

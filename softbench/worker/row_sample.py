@@ -55,7 +55,8 @@ def suspects(case: Case, given: tuple[torch.Tensor, ...], outputs: tuple[torch.T
         expected_rows = estimate(case, rows_of(case, given, rows))
         for got, expected in zip(rows_of_outputs(case, outputs, rows), expected_rows, strict=True):
             apart = (got - expected).abs_()
-            worst = _row_peak(apart) / _row_peak(expected.abs())
+            peak = _row_peak(apart)
+            worst = torch.where(peak == 0, 0.0, peak / _row_peak(expected.abs()))  # a loss of zero may be exact
             found[rows] = torch.maximum(found[rows], worst.nan_to_num(nan=torch.inf))
     return found.topk(min(SUSPECTS, max(1, most_rows(case) // 4), case.M)).indices.tolist()
 

@@ -10,7 +10,7 @@ import torch
 from compiling import assert_passes, case, install, rows_at
 
 from softbench.backends import dsl
-from softbench.core.case import Direction
+from softbench.ops.registry import operation
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def fake_cupy(monkeypatch):
     sys.modules.pop("softbench.backends.cupy_softmax", None)
 
 
-@pytest.mark.parametrize("direction", list(Direction))
+@pytest.mark.parametrize("direction", operation("softmax").directions)
 def test_each_row_gets_a_block_on_torchs_stream(fake_cupy, direction):
     assert_passes(dsl.cupy, case(direction=direction))
     assert fake_cupy[0] == ("-std=c++17", "-DKIND=0", "-DCOLUMNS=32", "-DTHREADS=512")

@@ -2,6 +2,7 @@
 
 import importlib.util
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -11,6 +12,7 @@ from compiling import assert_passes, install
 from softbench.backends.directions import EMPTY
 from softbench.backends.third_party import flaggems, liger, quack
 from softbench.core.case import Case, Direction
+from softbench.ops.registry import operation
 from softbench.plugins.load import load, source_hash
 from softbench.plugins.source import origins
 from softbench.plugins.traits import unsupported
@@ -185,7 +187,7 @@ def test_quack_refuses_rows_over_the_shared_memory_of_a_cluster(card, dtype, dir
     )
 
 
-@pytest.mark.parametrize("direction", list(Direction))
+@pytest.mark.parametrize("direction", operation("softmax").directions)
 def test_liger_refuses_rows_over_one_block(direction):
     for N in (1, 781, 65536):
         assert liger.supports(case(N, direction=direction, M=2**20)) is None
@@ -218,8 +220,47 @@ def test_a_quack_build_is_cold_if_its_compiler_ran(monkeypatch):
     assert built.state() == "cold"
 
 
+LOSS = "cross_entropy(ignore_index=7)"
+
+
+def loss_of(x, target, ignore_index, **options):
+    return torch.nn.functional.cross_entropy(x.float(), target, ignore_index=ignore_index, reduction="none", **options)
+
+
+@pytest.mark.parametrize("direction", operation(LOSS).directions)
+def test_quack_computes_a_loss_its_gradient_or_both(monkeypatch, direction):
+    def forward(x, target, target_logit=None, weight=None, ignore_index=-100, return_lse=False, return_dx=False, inplace_backward=False):
+        if return_lse:  # the signature of quack-kernels 0.6.4
+            return loss_of(x, target, ignore_index), torch.logsumexp(x.float(), -1)
+        leaf = x.clone().requires_grad_()
+        loss = loss_of(leaf, target, ignore_index)
+        return loss.detach(), torch.autograd.grad(loss.sum(), leaf)[0]
+
+    def backward(x, target, dloss, lse, weight=None, ignore_index=-100, inplace_backward=False):
+        dz = torch.exp(x.float() - lse[:, None]) - torch.nn.functional.one_hot(target, x.shape[1])
+        return torch.where((target == ignore_index)[:, None], 0, dz * dloss[:, None]).to(x.dtype)
+
+    install(monkeypatch, "quack.cross_entropy", cross_entropy_fwd=forward, cross_entropy_bwd=backward)
+    assert_passes(quack, Case(4, 32, "fp32", direction, "cpu", LOSS))
+
+
+def test_liger_computes_a_loss_with_its_gradient(monkeypatch):
+    def forward(_input, target, weight, ignore_index, lse_square_scale, label_smoothing, reduction, softcap, return_z_loss):
+        assert (weight, lse_square_scale, reduction, softcap, return_z_loss) == (None, 0.0, "none", None, False)
+        assert _input.requires_grad  # the signature of liger-kernel 0.8.2, whose kernel then computes the gradient
+        loss = loss_of(_input, target, ignore_index, label_smoothing=label_smoothing)
+        (dx,) = torch.autograd.grad(loss.sum(), _input)
+        _input.data.copy_(dx)
+        return loss.detach().to(_input.dtype), None, None, None, _input
+
+    install(monkeypatch, "liger_kernel.ops.cross_entropy", cross_entropy_forward=forward)
+    found = Case(4, 32, "fp32", Direction.FUSED, "cpu", "cross_entropy(ignore_index=7,label_smoothing=0.1)")
+    assert_passes(liger, found)
+    assert "--direction fused" in liger.supports(replace(found, direction=Direction.FORWARD))
+
+
 @pytest.mark.parametrize("op", flaggems.operations)
-@pytest.mark.parametrize("direction", list(Direction))
+@pytest.mark.parametrize("direction", operation("softmax").directions)
 def test_flaggems_is_called_with_rows(monkeypatch, direction, op):
     def forward(self, dim, half_to_float=False):  # the signatures of FlagGems 5.0.2
         return getattr(torch, op)(self, dim)
@@ -232,5 +273,6 @@ def test_flaggems_is_called_with_rows(monkeypatch, direction, op):
 
 
 @each_backend
-def test_a_backend_of_softmax_alone_is_skipped_for_log_softmax(backend):
-    assert unsupported(backend, Case(4, 32, "bf16", Direction.FORWARD, op="log_softmax")) == "it has no log_softmax, only softmax"
+def test_a_backend_without_log_softmax_is_skipped_for_it(backend):
+    found = unsupported(backend, Case(4, 32, "bf16", Direction.FORWARD, op="log_softmax"))
+    assert found.startswith("it has no log_softmax, only softmax")

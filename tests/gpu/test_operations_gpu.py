@@ -2,6 +2,8 @@
 
 import json
 
+import cross_entropies
+import logprobs
 import pytest
 from log_softmaxes import LIMITED
 from ways import by_cell, slug
@@ -19,6 +21,8 @@ RMS_NORM = PLUGINS / "operations" / "rms_norm.py"
 RMS_KERNELS = PLUGINS / "operations" / "rms_norm_kernels.py"
 FILES = {"log_softmax": "log_softmax", "rms_norm": RMS_NORM}
 """What `--op` takes, by operation."""
+WAYS = {**FILES, "cross_entropy": "cross_entropy", "logprob": "logprob"}
+"""The same, of the operations that plugins compute in right and in wrong ways."""
 M, N = 4096, 1024
 NOT_HUGE = f"!shape {OVER_INT32}"  # it needs most of the card
 
@@ -48,14 +52,17 @@ def of_ways(cli, ways, folder, operation, dtype, codes):
     directions = ",".join(dict.fromkeys(direction for _, direction in wanted))
     found = measured(
         cli,
-        *("--op", FILES[operation], "--plugin", PLUGINS / folder / "operations.py", "--backends", names),
+        *("--op", WAYS[operation], "--plugin", PLUGINS / folder / "operations.py", "--backends", names),
         *("--M", 256, "--N", 4096, "--dtype", dtype, "--direction", directions),
         codes=codes,
     )
     return [found[cell] for cell in wanted]
 
 
-@pytest.mark.parametrize(("operation", "dtype"), [("log_softmax", "fp32"), ("log_softmax", "bf16"), ("rms_norm", "fp32")])
+WRONG_IN = [("rms_norm", "fp32"), *((operation, dtype) for operation in WAYS if operation != "rms_norm" for dtype in ("fp32", "bf16"))]
+
+
+@pytest.mark.parametrize(("operation", "dtype"), WRONG_IN)
 def test_wrong_plugins_are_rejected(cli, operation, dtype):
     found = of_ways(cli, WRONG_WAYS, "wrong", operation, dtype, codes=(1,))
     assert len({row["backend"] for row in found}) >= 10
@@ -63,13 +70,14 @@ def test_wrong_plugins_are_rejected(cli, operation, dtype):
     assert lines(row for row in found if row["gbps"]) == []
 
 
-@pytest.mark.parametrize("operation", FILES)
+@pytest.mark.parametrize("operation", WAYS)
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_right_plugins_have_figures(cli, operation, dtype):
     found = of_ways(cli, RIGHT_WAYS, "correct", operation, dtype, codes=(0,))
     assert len({row["backend"] for row in found}) >= 5
     assert lines(row for row in found if row["status"] != "ok" or not row["gbps"]) == []
-    limited = {f"right-{slug(name)}" for name in LIMITED}
+    limited = {f"right-{slug(name)}" for name in LIMITED} | {f"right-ce-{slug(name)}" for name in cross_entropies.LIMITED}
+    limited |= {f"right-logprob-{slug(name)}" for name in logprobs.LIMITED | logprobs.LIMITED_BACKWARD}
     assert lines(row for row in found if row["class"] != "pass" and row["backend"] not in limited) == []
 
 

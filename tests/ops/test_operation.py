@@ -113,6 +113,16 @@ def test_a_value_that_a_parameter_lacks_is_one_line(given, message):
     assert str(error.value) == message
 
 
+def test_a_whole_number_is_negative_where_declared():
+    signed = Parameter("skip", "whole", -100, least=-(2**31), most=2**31)
+    assert [signed.read(value) for value in (-100, 0, 7.0)] == [-100, 0, 7]
+    assert parse_op("masked(skip=-7)")[1] == {"skip": -7}
+    with pytest.raises(ValueError, match=r"from -2\.14748e"):
+        signed.read(-(2**40))
+    with pytest.raises(ValueError, match="n=-1: must be a whole number"):
+        Parameter("n", "whole", 4).read(-1)
+
+
 def test_parameters_survive_json():
     validate(MASKED)
     assert from_json(json.loads(json.dumps(to_json(MASKED), allow_nan=False))) == MASKED
@@ -123,6 +133,13 @@ def test_parameters_survive_json():
 ONE = MASKED.parameters[0]
 INVALID = {
     "an axis that is no whole number": ({"tensors": {**MASKED.tensors, "table": TensorSpec(("cap", "N"))}}, "tensor table has axes"),
+    "an axis that may be negative": (
+        {
+            "parameters": (Parameter("back", "whole", -1, least=-8),),
+            "tensors": {"x": TensorSpec(("M", "N")), "y": TensorSpec(("M", "back"))},
+        },
+        "tensor y has axes",
+    ),
     "a dtype without choices": ({"tensors": {**MASKED.tensors, "table": TensorSpec(("N",), "K")}}, "tensor table has dtype K"),
     "a condition on no parameter": ({"tensors": {**MASKED.tensors, "bias": TensorSpec(("N",), when=("b", True))}}, "when names b"),
     "a condition that never holds": ({"tensors": {**MASKED.tensors, "bias": TensorSpec(("N",), when=("bias", 2))}}, "bias=2: must be"),

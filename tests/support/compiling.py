@@ -23,7 +23,7 @@ def grade(backend, wanted: Case) -> tuple[Grade, str]:
     values = numerics(wanted.op)
     given = values.make(wanted, 0, torch.device("cpu"))
     out = backend.prepare(wanted)(*given)
-    accuracy = values.check(wanted, given, out if wanted.direction is Direction.BOTH else (out,))
+    accuracy = values.check(wanted, given, out if isinstance(out, tuple) else (out,))
     return accuracy.grade, accuracy.detail
 
 

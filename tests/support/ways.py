@@ -27,6 +27,12 @@ class CaseWay(Way):
         return self.makers[case.direction](case)
 
 
+def of_cases(prefix, operation, ways):
+    """A backend for each name; a way is its maker, and the directions that it has."""
+    makers = {name: dict.fromkeys(map(str, directions), make) for name, (make, directions) in ways.items()}
+    return [CaseWay(f"{prefix}-{slug(name)}", operation, made) for name, made in makers.items()]
+
+
 def backends(prefix, operation, makers, way_of=Way):
     """A backend for each name in any direction's makers: `softmax's formula` becomes `PREFIX-softmaxs-formula`."""
     names = dict.fromkeys(name for by_name in makers.values() for name in by_name)

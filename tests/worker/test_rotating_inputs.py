@@ -9,6 +9,7 @@ import torch
 
 from softbench.core.case import Case, Direction
 from softbench.core.outcome import Grade
+from softbench.ops.registry import operation
 from softbench.ops.softmax import inputs, structured_rows
 from softbench.plugins.traits import interpreted, is_yardstick, why_not
 from softbench.worker import output_checks, tamper_guard
@@ -80,7 +81,7 @@ def test_batches_get_other_values_at_the_same_address_and_version():
         assert sorted(sums_kept) == [False, True]  # one refilled, in the other rows or columns have changed places
 
 
-@pytest.mark.parametrize("direction", list(Direction))
+@pytest.mark.parametrize("direction", operation("softmax").directions)
 @pytest.mark.parametrize(("M", "N"), [(1, 1), (1, 300), (3, 1), (2, 70_000), (9_000, 2)])
 def test_any_shape_and_direction_is_renewed_and_verified(M, N, direction):
     def call(*given):
@@ -177,7 +178,7 @@ def test_rows_changed_before_a_batch_are_among_the_checked(M, N, looked_at, monk
                 assert torch.equal(x.flatten().sort().values, values.flatten().sort().values)
 
 
-@pytest.mark.parametrize("direction", list(Direction))
+@pytest.mark.parametrize("direction", operation("softmax").directions)
 def test_structured_rows_keep_normal_inputs_and_hold_every_kind(direction):
     for dtype in ("fp32", "fp16", "bf16"):
         long = Case(32, 70_000, dtype, Direction.FORWARD, "cpu")  # beyond float16's largest number
@@ -198,7 +199,7 @@ def test_structured_rows_keep_normal_inputs_and_hold_every_kind(direction):
 
 
 @pytest.mark.parametrize("M", [1, 3, 20])
-@pytest.mark.parametrize("direction", list(Direction))
+@pytest.mark.parametrize("direction", operation("softmax").directions)
 def test_a_case_of_few_rows_meets_every_kind(direction, M):
     case = Case(M, 255, "fp32", direction, "cpu")
     kinds = structured_rows.kinds(case)

@@ -47,7 +47,7 @@ import torch
 from softbench.core.case import Case
 from softbench.ops.log_softmax import independent, reference
 from softbench.ops.rowwise.independent import Again, Array
-from softbench.ops.rowwise.tolerance import ETA, MAX_EXPONENT, SMALLEST, U_OUT, Bounded, Tolerance, U, summing
+from softbench.ops.rowwise.tolerance import ETA, MAX_EXPONENT, SMALLEST, U_OUT, Bounded, Tolerance, U, alike, summing
 
 __all__ = ["LogSoftmaxTolerance", "check"]
 
@@ -63,7 +63,7 @@ class LogSoftmaxTolerance(Tolerance):
         high = wide.amax(dim=-1, keepdim=True)
         p = torch.exp(y)
         mean = torch.where(p == 0, 0.0, p * (high - wide)).sum(dim=-1, keepdim=True)
-        of_sum = summing(p, _alike(torch.exp(wide - high))) + 4 * mean
+        of_sum = summing(p, alike(torch.exp(wide - high))) + 4 * mean
         tight = u_out * y.abs() + U * (of_sum + 4 * y.abs()) + ETA[case.dtype]
         at_once = torch.where(high.abs() * math.log2(math.e) < MAX_EXPONENT, 2 * U * high.abs(), 0.0)
         log_sum = -y.amax(dim=-1, keepdim=True)
@@ -94,20 +94,12 @@ class LogSoftmaxTolerance(Tolerance):
         return f"{stored}rounds max + log(sum) or max*log2(e): error {abs(value - expected):.2g} in a row whose maximum is {high:.3g}"
 
 
-def _alike(terms: torch.Tensor) -> torch.Tensor:
-    """r of some rows, (rows, 1), for terms that are (rows, N) and not negative."""
-    apart, total = (terms - terms.roll(1, dims=-1)).abs(), terms.sum(dim=-1, keepdim=True)
-    rounded = (terms != terms.round()) & (terms >= U * total)
-    near = (rounded & (apart < 2 * U * total)).double().mean(dim=-1, keepdim=True)
-    return (rounded & (apart == 0)).double().mean(dim=-1, keepdim=True) + near.square()
-
-
 def _gradient_bound(dy: torch.Tensor, y: torch.Tensor, dx: torch.Tensor, case: Case, error: torch.Tensor | float = 0.0) -> torch.Tensor:
     """The bound on dx, (rows, N) float64, where y has this error."""
     u_out, p, sizes = U_OUT[case.dtype], torch.exp(y), dy.abs()
     size = sizes.sum(dim=-1, keepdim=True)
     grown = torch.where(p == 0, 0.0, p * torch.exp(torch.as_tensor(error)))  # an exact zero stays one, however far away
-    steep = torch.where(p == 0, 0.0, grown * (summing(sizes, _alike(sizes)) - 8 + 4 * y.abs()))
+    steep = torch.where(p == 0, 0.0, grown * (summing(sizes, alike(sizes)) - 8 + 4 * y.abs()))
     carried = (grown - p) * dy.sum(dim=-1, keepdim=True).abs()
     return u_out * dx.abs() + U * (dx.abs() + size * steep) + (1 + u_out) * carried + ETA[case.dtype] + SMALLEST * size
 

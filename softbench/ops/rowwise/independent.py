@@ -61,6 +61,21 @@ def wide(tensor: torch.Tensor) -> Array:
     return there.numpy().astype(numpy.float64)
 
 
+def log_sum(x: Array) -> tuple[Array, Array]:
+    """log(sum(exp(x))) and the maximum over the last axis; both are -inf for a row of -inf."""
+    with numpy.errstate(all="ignore"):
+        high = x.max(axis=-1)
+        finite = numpy.where(numpy.isneginf(high), 0.0, high)
+        found: Array = finite + numpy.log(numpy.exp(x - finite[..., None]).sum(axis=-1))
+        return found, high
+
+
+def moved(size: Array) -> Array:
+    """What a relative error of exp(x - lse) may be, in units of 1e-9, where both are of this size: float32 rounds lse, float64 too."""
+    found: Array = numpy.exp(numpy.minimum(size * 2.0**-21, 50.0))
+    return found
+
+
 def chosen(M: int) -> frozenset[int]:
     """The rows of a check that are computed again; a plugin cannot predict them."""
     return frozenset(random.SystemRandom().sample(range(M), min(M, ROWS)))

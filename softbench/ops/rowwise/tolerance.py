@@ -61,6 +61,17 @@ def summing(terms: torch.Tensor, repeated: torch.Tensor | float = 0.0) -> torch.
     return 16 + 2 * math.log2(max(N, 1)) + serial + torch.where(total > 0, lost, 0.0)
 
 
+def alike(terms: torch.Tensor) -> torch.Tensor:
+    """The share of terms that round alike in a sum, (rows, 1), for terms that are (rows, N) and not negative: `repeated` of `summing`.
+
+    `softbench.ops.log_softmax.tolerance` derives it.
+    """
+    apart, total = (terms - terms.roll(1, dims=-1)).abs(), terms.sum(dim=-1, keepdim=True)
+    rounded = (terms != terms.round()) & (terms >= U * total)
+    near = (rounded & (apart < 2 * U * total)).double().mean(dim=-1, keepdim=True)
+    return (rounded & (apart == 0)).double().mean(dim=-1, keepdim=True) + near.square()
+
+
 def excess(out: torch.Tensor, expected: torch.Tensor, bound: torch.Tensor) -> torch.Tensor:
     """|out - expected| / bound, elementwise; inf where NaN or infinities are not exactly where they belong.
 

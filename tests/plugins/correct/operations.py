@@ -1,13 +1,15 @@
-"""Right ways to compute log_softmax, rms_norm and softmax with parameters, one backend for each name."""
+"""Right ways to compute log_softmax, rms_norm, softmax with parameters, cross_entropy and logprob, one backend each."""
 
 import sys
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[2] / "support"))
+import cross_entropies
 import log_softmaxes
+import logprobs
 import rms_norms
 import scaled
-from ways import CaseWay, backends, same
+from ways import CaseWay, backends, of_cases, same
 
 LOG_SOFTMAX = backends(
     "right",
@@ -20,4 +22,6 @@ LOG_SOFTMAX = backends(
 )
 RMS_NORM = backends("right-rms", "rms_norm", {"forward": same(rms_norms.RIGHT), "backward": same(rms_norms.RIGHT_BACKWARD)})
 SCALED = backends("right-scaled", "softmax(scale,out_dtype)", dict.fromkeys(("forward", "backward", "both"), scaled.HONEST), CaseWay)
-backends = [*LOG_SOFTMAX, *RMS_NORM, *SCALED]
+CROSS_ENTROPY = of_cases("right-ce", "cross_entropy", cross_entropies.RIGHT)
+LOGPROB = backends("right-logprob", "logprob", {"forward": same(logprobs.RIGHT), "backward": same(logprobs.RIGHT_BACKWARD)})
+backends = [*LOG_SOFTMAX, *RMS_NORM, *SCALED, *CROSS_ENTROPY, *LOGPROB]

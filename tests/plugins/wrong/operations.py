@@ -1,4 +1,4 @@
-"""Wrong ways to compute log_softmax, rms_norm and softmax with parameters, one backend for each name.
+"""Wrong ways to compute log_softmax, rms_norm, softmax with parameters, cross_entropy and logprob, one backend each.
 
 One of them is right until its calls seem unchecked.
 """
@@ -9,10 +9,12 @@ from pathlib import Path
 import torch
 
 sys.path.append(str(Path(__file__).parents[2] / "support"))
+import cross_entropies
 import log_softmaxes
+import logprobs
 import rms_norms
 import scaled
-from ways import CaseWay, Way, backends, same
+from ways import CaseWay, Way, backends, of_cases, same
 
 
 def first_buffer():
@@ -40,4 +42,6 @@ LOG_SOFTMAX = [
 ]
 RMS_NORM = backends("wrong-rms", "rms_norm", {"forward": rms_norms.WRONG, "backward": same(rms_norms.WRONG_BACKWARD)})
 SCALED = backends("wrong-scaled", "softmax(scale,out_dtype)", {"forward": scaled.WRONG_FORWARD, "backward": scaled.WRONG_BACKWARD}, CaseWay)
-backends = [*LOG_SOFTMAX, *RMS_NORM, *SCALED]
+CROSS_ENTROPY = of_cases("wrong-ce", "cross_entropy", cross_entropies.WRONG)
+LOGPROB = backends("wrong-logprob", "logprob", {"forward": same(logprobs.WRONG), "backward": same(logprobs.WRONG_BACKWARD)})
+backends = [*LOG_SOFTMAX, *RMS_NORM, *SCALED, *CROSS_ENTROPY, *LOGPROB]
