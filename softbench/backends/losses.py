@@ -164,7 +164,7 @@ def naive_logprob(case: Case, wrap: Wrap = as_it_is) -> Call:
 def torch_logprob(case: Case, wrap: Wrap = as_it_is) -> Call:
     """log_softmax and gather of float32 logits, and -sum(p log p), with the clamp of `torch.distributions.Categorical`.
 
-    Without the clamp, as TRL and verl have it, the entropy is NaN beside -inf. The backward is that of `naive`.
+    Without the clamp, as TRL has it, the entropy is NaN beside -inf. The backward is that of `naive`.
     """
 
     def forward(x: torch.Tensor, target: torch.Tensor) -> Tensors:
