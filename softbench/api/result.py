@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -159,6 +160,27 @@ class Result:
             raise UsageError(f"kind: {unknown(kind, plots.KINDS, 'kind')}")
         target = Path(out) if out is not None else self.csv.with_suffix(".png")
         return Pictures(plots.write([(self.csv, self.rows)], [target], kind, over))
+
+    def report(self, out: str | Path | None = None) -> Path:
+        """Write the page of `softbench report`: curves, heat maps, and cells down to their samples. It needs no network.
+
+        Args:
+            out: the HTML file. The default is the CSV's name with .html.
+
+        Returns:
+            The file. Without the JSON beside the CSV, the page has no samples and says so.
+
+        Raises:
+            ResultsError: there is no row, or the file cannot be written.
+        """
+        from softbench.report.page import document, read
+
+        if not self.rows:
+            raise ResultsError(f"{self.csv}: has no row, so there is nothing to show")
+        target = Path(out) if out is not None else self.csv.with_suffix(".html")
+        if target.resolve() in (self.csv.resolve(), self.json.resolve()):
+            raise UsageError(f"out {target}: is a results file; name another one")
+        return document.write([read.source(self.csv, self.rows)], target, f"softbench report {shlex.quote(str(self.csv))}")
 
     def __repr__(self) -> str:
         backends = few(list(dict.fromkeys(row.backend for row in self.rows)))

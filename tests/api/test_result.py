@@ -72,6 +72,17 @@ def test_pictures_are_written_and_embedded(tmp_path):
         result.plot(tmp_path / "own.gif")
 
 
+def test_the_page_of_a_result_has_its_cells(tmp_path):
+    for suffix in (".csv", ".json"):
+        shutil.copy((H200 / "odd.csv").with_suffix(suffix), tmp_path)
+    result = Result.load(tmp_path / "odd.csv")
+    assert result.report() == tmp_path / "odd.html"
+    assert "1000000x5" in (tmp_path / "odd.html").read_text()
+    assert result.report(tmp_path / "own.html").read_text() == (tmp_path / "odd.html").read_text()
+    with pytest.raises(UsageError, match="is a results file; name another one"):
+        result.report(tmp_path / "odd.csv")
+
+
 def damaged(change):
     document = json.loads((H200 / "odd.json").read_text())
     document["cells"] = document["cells"][:2]
