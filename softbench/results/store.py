@@ -188,7 +188,10 @@ def start(folder: Path, header: JsonObject) -> Run:
             name = f"run-{moment:%Y%m%d-%H%M%S}" + (f"-{attempt + 1}" if attempt else "")
             with suppress(FileExistsError):
                 journal = (folder / f"{name}.jsonl").open("xb", buffering=0)
-                break
+                if not any(os.path.lexists(folder / f"{name}{suffix}") for suffix in (".csv", ".json")):
+                    break
+                journal.close()  # the files are of a run that ended within this second
+                Path(journal.name).unlink()
         fcntl.flock(journal, fcntl.LOCK_EX)
         header = {"schema": SCHEMA, "run": name, "started": moment.isoformat(timespec="seconds"), **header}
         _append(journal, _line(header))

@@ -71,6 +71,15 @@ def test_two_runs_at_once_keep_their_own_files(tmp_path, make_record):
     assert json.loads((tmp_path / "latest.json").read_text())["run"] == first.name
 
 
+def test_two_runs_within_a_second_have_two_names(tmp_path, make_record):
+    for us in (10.0, 20.0, 30.0):
+        run = store.start(tmp_path, header())
+        run.add(0, [make_record("copy", [us])])
+        run.finish(publish=False)
+    assert len(list(tmp_path.glob("run-*.csv"))) == len(list(tmp_path.glob("run-*.json"))) == 3
+    assert not list(tmp_path.glob("*.jsonl"))
+
+
 def journal_of(tmp_path, make_record, **measuring):
     run = store.start(tmp_path, header(**measuring))
     run.add(0, [make_record("copy", [10.0]), make_record("ours", [20.0])])

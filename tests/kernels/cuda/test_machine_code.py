@@ -20,18 +20,13 @@ def few_cores():
 def parts(architecture):
     """The functions and parts of softmax.cu to compile: all, which takes seven minutes of a core.
 
-    A machine of few cores compiles the parts that need most registers: float32 rows, and the gradient of 16-bit rows or those with float32
-    results. A scale takes one register more, so these rows are those of scaled softmax.
+    A machine of few cores compiles the parts that need most registers: float32 rows, and the wide parts of 16-bit rows with float32 results.
+    A scale takes one register more, so these rows are those of scaled softmax.
     """
     if not few_cores():
         return [(function, part) for function in build.FUNCTIONS for part in range(build.parts())]
-    few = [("scaled_softmax", 0), ("softmax", 7)]
-    wide = {
-        "sm_80": [("softmax", 4)],
-        "sm_90a": [("scaled_softmax", 4), ("log_softmax", 0)],
-        "sm_100a": [("scaled_softmax", 2), ("scaled_softmax", 7)],
-    }
-    return few + wide.get(architecture, [])
+    wide = {"sm_80": ("softmax", 4), "sm_90a": ("scaled_softmax", 4), "sm_100a": ("scaled_softmax", 2)}
+    return [("scaled_softmax", 0), wide[architecture]]
 
 
 @pytest.fixture(scope="module")

@@ -53,7 +53,7 @@ def test_float32_stays_below_half_of_the_bound(direction):
 @dtypes
 @ways(WRONG)
 def test_wrong_ways_are_rejected(name, direction, dtype):
-    found = graded(WRONG[name][0], case_of(64, 1024, dtype, direction))
+    found = graded(WRONG[name][0], case_of(40, 1024, dtype, direction))
     assert found.grade is Grade.WRONG, found
     assert "x the bound" in found.detail
 

@@ -47,7 +47,7 @@ def allowed(name, dtype):
 @dtypes
 @pytest.mark.parametrize(("direction", "name"), [(direction, name) for direction, ways in RIGHT.items() for name in ways])
 def test_right_ways_are_accepted(direction, name, dtype):
-    for M, N, seed in ((8, 1, 0), (8, 2, 1), (64, 33, 2), (64, 257, 3), (48, 4096, 4)):
+    for M, N, seed in ((8, 1, 0), (8, 2, 1), (64, 33, 2), (64, 257, 3), (32, 4096, 4)):
         found = pre_checked(RIGHT[direction][name], case_of(M, N, dtype, direction), seed)
         assert found.grade in allowed(name, dtype), (N, found)
 
@@ -61,7 +61,7 @@ def test_float32_forwards_stay_below_half_of_the_bound(name):
 @dtypes
 @pytest.mark.parametrize("name", WRONG_FORWARD)
 def test_wrong_forwards_are_rejected(name, dtype):
-    found = pre_checked(WRONG_FORWARD[name](), case_of(64, 4096, dtype, F))
+    found = pre_checked(WRONG_FORWARD[name](), case_of(32, 4096, dtype, F))
     assert found.grade is Grade.WRONG
     assert "x the bound" in found.detail
 
@@ -69,7 +69,7 @@ def test_wrong_forwards_are_rejected(name, dtype):
 @dtypes
 @pytest.mark.parametrize("name", WRONG_BACKWARD)
 def test_wrong_backwards_are_rejected(name, dtype):
-    found = pre_checked(WRONG_BACKWARD[name], case_of(64, 4096, dtype, B))
+    found = pre_checked(WRONG_BACKWARD[name], case_of(32, 4096, dtype, B))
     assert found.grade is Grade.WRONG
     assert "x the bound" in found.detail
 
@@ -120,7 +120,8 @@ FUNCTIONS = {F: RIGHT_FORWARD["torch"], B: RIGHT_BACKWARD["float32"], BOTH: RIGH
 CASES = [
     item
     for item in numerics("log_softmax").check_cases("log_softmax")
-    if not item.gpu_only and not item.name.startswith(("shape 65", "shape 1310"))
+    if not item.gpu_only
+    and not item.name.startswith(("shape 65", "shape 1310", "shape 3x", "shape 5x", "shape 18", "shape 1x13", "shape 1x52"))
 ]
 
 
