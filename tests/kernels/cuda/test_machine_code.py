@@ -20,8 +20,8 @@ def few_cores():
 def parts(architecture):
     """The functions and parts of softmax.cu to compile: all, which takes seven minutes of a core.
 
-    A machine of few cores compiles the parts that need most registers: float32 rows, and the wide parts of 16-bit rows with float32 results.
-    A scale takes one register more, so these rows are those of scaled softmax.
+    A machine of few cores compiles parts that need most registers: float32 rows, and 16-bit rows with float32 results. A scale takes one
+    register more, so these rows are those of scaled softmax.
     """
     if not few_cores():
         return [(function, part) for function in build.FUNCTIONS for part in range(build.parts())]
