@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from softbench.run.run import Observer
 
 _MEASURING = threading.RLock()
-"""Two measurements of one process would measure each other, so that the second waits."""
+"""Two measurements of one process would disturb each other, so the second waits."""
 
 
 class Watched:
