@@ -1,4 +1,4 @@
-"""What a caller of Python sees of a measurement: a bar on a terminal, a line in a notebook, and the notes."""
+"""What a measurement from Python shows: a bar on a terminal, a line in a notebook, and the notes."""
 
 from __future__ import annotations
 
