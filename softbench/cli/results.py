@@ -183,7 +183,7 @@ def plot(
     """Draw bandwidth and fraction of copy over N or M, or another kind of figure.
 
     Hollow points are doubtful. Of more than nine backends, the best, torch and compile have a colour; the others are grey. Powers of two
-    and other N have a line each. Shapes that make no line have a row per backend. A heatmap says `tie` where 95 % intervals overlap.
+    and other N have a line each. Shapes that make no line have a row per backend. A heat map says `tie` where 95 % intervals overlap.
     """
     from softbench.plan.sweep import split
     from softbench.report import plots
