@@ -1,6 +1,6 @@
 """softbench: compare kernels on the GPU - checked, isolated, interleaved, in GB/s.
 
-- `compare`, `judge`, `check` and `Result` are the commands `run`, `gate` and `check`, and their results.
+- `compare`, `judge` and `check` do what the commands `run`, `gate` and `check` do. `Result` is what `compare` returns.
 - `Case`, `Direction` and the protocol `Backend` are what a plugin needs.
 - Every expected error is a `SoftbenchError`; its classes are here too.
 

@@ -47,12 +47,12 @@ class Softbench:
         case: str = ALL,
         **options: Unpack[CheckOptions],
     ) -> None:
-        """Assert that `fn` passes the check cases of the operation: shapes, layouts and values, in all dtypes or in these.
+        """Assert that `fn` is correct in the check cases of the operation: shapes, layouts and values, in all dtypes or in these.
 
-        Arguments are those of `softbench.check`.
+        The arguments are those of `softbench.check`.
 
         Raises:
-            AssertionError: an output is wrong, or a check case fails; with the reason and the command that repeats it.
+            AssertionError: an output is wrong, or a check case fails. The message has the reason and the command that repeats it.
         """
         __tracebackhide__ = True
         self._check((fn,), op, dtype, direction, case, options)
@@ -69,11 +69,11 @@ class Softbench:
     ) -> None:
         """Assert that `new` is correct and not more than `margin` slower than `old`, as `softbench.judge` finds. .03 is 3 %.
 
-        An inconclusive measurement skips the test, with the reason. Without a GPU both are checked, and the test is then skipped; with
-        `device="cpu"` they are measured on the CPU.
+        An inconclusive measurement skips the test, with the reason. Without a GPU both backends are checked, and the test is then skipped.
+        With `device="cpu"` they are measured on the CPU.
 
         Raises:
-            AssertionError: it is slower, or wrong; with ratio, interval and p, and the command that repeats the measurement.
+            AssertionError: `new` is slower or wrong. The message has ratio, interval, p and the command that repeats the measurement.
         """
         __tracebackhide__ = True
         self._without_gpu((new, old), op, options)
@@ -100,11 +100,11 @@ class Softbench:
     ) -> None:
         """Assert that `fn` is correct and reaches this fraction of the bandwidth of `copy` in every cell, as `softbench.compare` finds.
 
-        Doubtful cells, whose labels say that the host or the L2 cache shows, count as they are. Without a GPU `fn` is checked, and the
-        test is then skipped; with `device="cpu"` it is measured on the CPU.
+        Cells with a label, such as `launch-bound`, count as the others do. Without a GPU `fn` is checked, and the test is then skipped.
+        With `device="cpu"` it is measured on the CPU.
 
         Raises:
-            AssertionError: a cell is slower, wrong, or has no bandwidth; with the fraction, and the command that repeats the measurement.
+            AssertionError: a cell is slower, wrong, or has no bandwidth. The message has the fraction and the command that repeats it.
         """
         __tracebackhide__ = True
         known_only(options, Options)

@@ -21,9 +21,9 @@ class Given(NamedTuple):
     """The backends of a call."""
 
     names: tuple[str, ...]
-    """Their names or patterns, in order. That of a file without a name is the file's path, which selects all its backends."""
+    """Their names or patterns, in order. For a file without a name, its path stands here and selects all its backends."""
     labels: tuple[str, ...]
-    """As `names`, with the name of a file in place of its path."""
+    """The same names, with the name of a file in place of its path."""
     plugins: tuple[Path, ...]
     """Each `[NAME=]FILE`, `[NAME=]FILE:FUNCTION` or `[NAME=]MODULE:FUNCTION`."""
 

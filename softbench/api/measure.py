@@ -39,8 +39,8 @@ def compare(
     Args:
         backends: names and patterns (`"torch"`, `"compile:*"`), plugin files (`"my_kernels.py"`, `"new=my_kernels.py"`), and functions
             that a worker can import. A function gets the tensors of the case's pass, such as `f(x)` of (M, N), and returns the result.
-            Without backends all are measured. The yardstick `copy` is always added.
-        op: the operation, several, or the Python file of one. None is that of the configuration, else softmax.
+            Without this argument, all but the extras. The yardstick `copy` is always added.
+        op: one operation or several, by name or by Python file. The default is that of the configuration, or softmax.
         config: a configuration: the name of a shipped one, or a TOML file. Other arguments override it.
         output: the folder of the results.
         quick: a short run: three short rounds and, without `N`, at most six N.
@@ -86,7 +86,7 @@ def judge(
     Both are measured now, interleaved. Undecided cells are measured again, in fresh process pairs.
 
     Args:
-        candidate, reference: as the backends of `compare`. The same function twice measures the noise of the gate.
+        candidate, reference: as the backends of `compare`. The same one twice measures the noise.
         margin: the slowdown that passes, as a fraction: .03 is 3 %.
         op, config, progress, options: as in `compare`.
         output: the folder of the measurements.
@@ -97,7 +97,7 @@ def judge(
 
     Raises:
         UsageError, ResultsError, StorageError, WorkersError, KeyboardInterrupt: as `compare`.
-        InconclusiveError: the two did not run interleaved, because the device cannot hold both.
+        InconclusiveError: the two backends did not run interleaved, because the device cannot hold both.
     """
     return judged(candidate, reference, margin, op, config, output, progress, options)[0]
 
@@ -157,11 +157,11 @@ def check(
         backends: as in `compare`.
         op: the operation, or the Python file of one.
         case: a shell pattern of the names of check cases; a leading `!` selects the others.
-        dtype, direction: one or several; None for all that the operation has. A function is of one direction.
+        dtype, direction: one or several; None for all that the operation has. A function needs one direction.
         options: `set`, `device`, `seed`, `timeout` and `plugins`, as in `compare`.
 
     Returns:
-        The report: `exit_code` is 0 if all is correct, `findings` has a verdict of each check case.
+        The report. Its `exit_code` is 0 if no check case is wrong or fails. Its `findings` have a verdict for each check case.
 
     Raises:
         UsageError, WorkersError, KeyboardInterrupt: as `compare`.

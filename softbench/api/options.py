@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 Axis = int | str | Iterable[int | str]
 """Values of an axis: `4096`, `[256, 512]`, `range(256, 8192, 256)`, or a text such as `"256:8192:*2"`."""
 Words = str | Iterable[str] | Any
-"""One or several words. For dtypes those of torch do too: `torch.bfloat16`."""
+"""One or several words. A dtype may be one of torch: `torch.bfloat16`."""
 
 
 class CheckOptions(TypedDict, total=False):
-    """Arguments that every call takes. Each has the meaning of the option of its name; `softbench check --help` describes them."""
+    """Arguments that every call takes. Each means what the option of its name does; `softbench check --help` describes these options."""
 
     set: Mapping[str, Value] | str | Sequence[Mapping[str, Value] | str]
-    """Parameters of the operation: `{"scale": 0.7}`; several make cases of their own."""
+    """Parameters of the operation: `{"scale": 0.7}`. Each of several mappings makes cases of its own."""
     device: str
     seed: int
     timeout: float | str | Mapping[str, float]
@@ -33,7 +33,7 @@ class CheckOptions(TypedDict, total=False):
 
 
 class GateOptions(CheckOptions, total=False):
-    """Arguments that every measurement takes besides."""
+    """Arguments that every measurement takes too."""
 
     M: Axis
     N: Axis
@@ -48,7 +48,7 @@ class GateOptions(CheckOptions, total=False):
 
 
 class Options(GateOptions, total=False):
-    """Arguments that a comparison takes besides."""
+    """Arguments that a comparison takes too."""
 
     max_rounds: int
     precision: float

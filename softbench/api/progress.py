@@ -1,4 +1,4 @@
-"""What a caller of Python sees of a measurement: a bar on a terminal, a line in a notebook, and the notes."""
+"""What a measurement from Python shows: a bar on a terminal, a line in a notebook, and the notes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from softbench.run.run import Observer
 
 _MEASURING = threading.RLock()
-"""Two measurements of one process would measure each other, so that the second waits."""
+"""Two measurements of one process would disturb each other, so the second waits."""
 
 
 class Watched:

@@ -1,4 +1,4 @@
-"""The result of a comparison: its rows, tables, pictures and raw samples."""
+"""The result of a comparison: its rows, tables, figures and samples."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Result:
         self.csv = csv
         """The file of the rows."""
         self.notes = tuple(notes)
-        """What the command line would have printed as notes."""
+        """The notes that the command line prints."""
         self._records = records
 
     @classmethod
@@ -142,12 +142,12 @@ class Result:
         return Shown(lambda console: tables.cells(self.rows) if long else tables.results(self.rows, console))
 
     def plot(self, out: str | Path | None = None, *, kind: str = "curves", over: str = "") -> Pictures:
-        """Draw the pictures of `softbench plot`. A notebook shows them.
+        """Draw the figures of `softbench plot`. A notebook shows them.
 
         Args:
-            out: the file, which ends in .png, .svg or .pdf. The default is the CSV's name with .png. Several pictures add to its name.
+            out: the file, which ends in .png, .svg or .pdf. The default is the CSV's name with .png. Each of several figures adds to it.
             kind: `curves`, `heatmap`, `speedup` or `costs`, as `--kind`.
-            over: the backend of speed-ups; the default is the reference backend.
+            over: the backend that speed-ups compare with; the default is the reference backend.
 
         Raises:
             UsageError: another suffix or kind.

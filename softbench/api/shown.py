@@ -1,4 +1,4 @@
-"""What a result shows: tables as text and HTML, and pictures."""
+"""What a result shows: tables as text and HTML, and figures."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TYPES = {".png": "image/png", ".svg": "image/svg+xml"}
 
 
 class Shown:
-    """A table. `print` and the interpreter show text, `rich.print` colours, and a notebook HTML."""
+    """A table. `print` and the interpreter show text, `rich.print` shows colours, and a notebook shows HTML."""
 
     def __init__(self, make: Callable[[Console], RenderableType]) -> None:
         """`make` renders the table for the width of a console."""
@@ -52,7 +52,7 @@ class Shown:
 
 
 class Pictures(tuple[Path, ...]):
-    """The files of pictures, which a notebook shows."""
+    """The files of figures, which a notebook shows."""
 
     __slots__ = ()
 

@@ -73,12 +73,11 @@ def gate(
 ) -> None:
     """Judge whether a backend became slower: 0 pass, 1 regression, 3 inconclusive.
 
-    With --baseline, the baseline's cells are measured in 3 new processes. With FILES too, the gate judges these runs instead.
-    With --candidate and --reference, both are measured now, interleaved. Cells that are not clearly within the margin are
-    measured again, in 6 more processes or in 3 to 12 fresh process pairs, which decide. Both tests are moderated t tests
-    with Holm's correction.
+    With --candidate and --reference, both are measured now, interleaved; 3 to 12 fresh process pairs decide undecided cells.
+    With --baseline, the baseline's cells are measured in 3 new processes, and undecided cells in 6 more. With FILES too,
+    nothing is measured, and the gate judges these runs. The tests are moderated t tests with Holm's correction.
 
-    With --self-test, --reference is measured with its A/A copy and with slowed copies, to bound false alarms and power.
+    With --self-test, --reference is measured beside its A/A copy and slowed copies, to measure false alarms and power.
     Exit code 1: a false alarm, or fewer than 95 % pass. With --baseline and FILES of unchanged code, each file is judged.
     """
     outputs = Outputs(json, markdown, junit, plot, long, quiet).checked()

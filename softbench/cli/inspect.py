@@ -23,10 +23,8 @@ def inspect(
     backend: Annotated[str, typer.Argument(help="A name from softbench list.", autocompletion=options.BACKEND)],
     M: Annotated[int | None, typer.Option("--M", help="Rows.", min=1, rich_help_panel=WHAT, show_default="4096")] = None,
     N: Annotated[int | None, typer.Option("--N", help="Columns.", min=1, rich_help_panel=WHAT, show_default="4096")] = None,
-    shape: Annotated[
-        str | None, typer.Option(help="Shape of N-D tensors in place of --M and --N: 8x16x1024x1024.", rich_help_panel=WHAT)
-    ] = None,
-    dim: Annotated[str | None, typer.Option(help="Dimension of --shape that is reduced.", rich_help_panel=WHAT, show_default="-1")] = None,
+    shape: Annotated[str | None, typer.Option(help="Shape in place of --M and --N: 8x16x1024x1024.", rich_help_panel=WHAT)] = None,
+    dim: Annotated[str | None, typer.Option(help="The reduced dimension of --shape.", rich_help_panel=WHAT, show_default="-1")] = None,
     dtype: Annotated[str, typer.Option(help="fp32, fp16 or bf16.", rich_help_panel=WHAT, autocompletion=options.DTYPE)] = "fp32",
     direction: Annotated[
         str, typer.Option(help="forward, backward, both or fused.", rich_help_panel=WHAT, autocompletion=options.DIRECTION)
@@ -44,10 +42,10 @@ def inspect(
     timeout: options.Timeout = None,
     plugin: options.Plugin = None,
     json: Annotated[
-        Path | None, typer.Option(metavar="FILE|-", help="Write everything as JSON; - is stdout alone.", rich_help_panel=OUTPUT)
+        Path | None, typer.Option(metavar="FILE|-", help="Write everything as JSON; - is stdout, without the code.", rich_help_panel=OUTPUT)
     ] = None,
 ) -> None:
-    """Show the code generated for one case and its facts: sources, Triton's stages, PTX, SASS, registers, spills, grids, bytes.
+    """Show the code that a backend generates for one case: sources, Triton's stages, PTX and SASS.
 
     For each kernel of a call on a GPU it shows grid, block, registers, spills, shared memory and bytes moved.
     """

@@ -26,14 +26,19 @@ def list_backends(
     ] = False,
     costs: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="A results CSV for --long.", show_default="results/h200/strategies.csv", rich_help_panel=OUTPUT),
+        typer.Option(
+            metavar="FILE",
+            help="A results CSV whose costs --long shows.",
+            show_default="results/h200/strategies.csv",
+            rich_help_panel=OUTPUT,
+        ),
     ] = None,
     plugin: options.Plugin = None,
     device: options.Device = None,
     ops: Annotated[
         bool, typer.Option("--ops", help="List the operations, each with its passes and its backends.", rich_help_panel=OUTPUT)
     ] = False,
-    load: Annotated[bool, typer.Option("--load", help="Also load plugins, each in its own process; this runs their code.")] = False,
+    load: Annotated[bool, typer.Option("--load", help="Load plugins too, each in its own process; this runs their code.")] = False,
 ) -> None:
     """List the backends with their sources, and whether they can run here. Plugins are read and not run, unless --load."""
     from softbench.cli import output

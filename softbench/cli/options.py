@@ -58,21 +58,21 @@ Shapes = Annotated[
     list[str] | None,
     _option(
         WHAT,
-        "Shape in place of --M and --N: 8x16x1024x1024, a preset of the operation such as vocabularies, or several.",
+        "Shapes in place of --M and --N: 8x16x1024x1024, a preset of the operation such as vocabularies, or several.",
         "--shape",
         default="M by N",
     ),
 ]
 Dims = Annotated[
     list[str] | None,
-    _option(WHAT, "Dimension of --shape that is reduced: -1 is the last, 0 the first; or several: -1,1.", "--dim", default="-1"),
+    _option(WHAT, "The reduced dimension of --shape: -1 is the last, 0 the first; or several: -1,1.", "--dim", default="-1"),
 ]
 Dtype = Annotated[list[str] | None, _option(WHAT, "fp32, fp16, bf16, or several: fp32,bf16.", default="fp32", complete=DTYPE)]
 Directions = Annotated[
     list[str] | None,
     _option(
         WHAT,
-        "forward, backward, both (through autograd), fused (result and gradient in one call), or several.",
+        "forward, backward, both (through autograd), fused (output and gradient in one call), or several.",
         default="forward",
         complete=DIRECTION,
     ),
@@ -81,14 +81,20 @@ Operations = Annotated[
     list[str] | None,
     _option(
         WHAT,
-        f"The operation: {OPERATION}, or several; softbench list --ops shows them.",
+        "One operation or several, by name or by Python file; softbench list --ops shows the names.",
         "--op",
         default=OPERATION,
         complete=completion.several(OPERATION_NAMES),
     ),
 ]
 Operation = Annotated[
-    str, _option(WHAT, "The operation; softbench list --ops shows them.", "--op", complete=completion.one(OPERATION_NAMES))
+    str,
+    _option(
+        WHAT,
+        "The operation, by name or by Python file; softbench list --ops shows the names.",
+        "--op",
+        complete=completion.one(OPERATION_NAMES),
+    ),
 ]
 Parameters = Annotated[
     list[str] | None,
@@ -132,19 +138,22 @@ Timeout = Annotated[
     list[str] | None,
     _option(
         ADVANCED,
-        "Deadlines in seconds: one for all phases, or some phases.",
+        "Deadlines in seconds: one number for all phases, or PHASE=SECONDS for some.",
         default="import=60,build=300,check=120,time=120",
     ),
 ]
-Rounds = Annotated[int | None, _option(HOW_LONG, "Number of rounds: passes over the backends of a case.", default="3 to --max-rounds")]
+Rounds = Annotated[int | None, _option(HOW_LONG, "Number of rounds; in each, every backend takes one batch.", default="3 to --max-rounds")]
 MaxRounds = Annotated[int | None, _option(HOW_LONG, "Maximum rounds if the target precision is not reached.", default="10")]
 Precision = Annotated[
-    float | None, _option(HOW_LONG, "Target precision: half width of the 95 % interval over the median.", default="0.005")
+    float | None,
+    _option(HOW_LONG, "Target precision: the 95 % interval of the median lies within this fraction of the median.", default="0.005"),
 ]
 Processes = Annotated[int | None, _option(HOW_LONG, "Process sets: fresh workers that each measure the whole sweep.", default="1")]
 Quick = Annotated[bool, _option(HOW_LONG, "A short run: three short rounds and, without --N, at most six N.", "--quick", default=False)]
 Output = Annotated[Path, _option(WHERE, "Folder of the results.", "-o", "--output")]
-Report = Annotated[bool, _option(WHERE, "Write DIR/latest.html too: a page of the results (softbench report).", "--report", default=False)]
+Report = Annotated[
+    bool, _option(WHERE, "Also write the results as an HTML page, DIR/latest.html; see softbench report.", "--report", default=False)
+]
 Resume = Annotated[bool, _option(WHERE, "Continue the newest interrupted run of these settings in that folder.", "--resume", default=False)]
 DryRun = Annotated[
     bool, _option(WHERE, "Show the cells and the estimated time; measure nothing. With --resume: what is left.", "--dry-run", default=False)
@@ -172,7 +181,7 @@ Profile = Annotated[
     str | None,
     _option(
         ADVANCED,
-        "off skips the device and host time of a call, for shorter runs.",
+        "off skips device time and host time, for shorter runs.",
         default="on",
         complete=completion.one(completion.fixed("on", "off")),
     ),
@@ -191,7 +200,7 @@ Pattern = Annotated[
     str,
     _option(
         WHAT,
-        "Names of check cases as a shell pattern: 'layout *'. A leading ! selects the others.",
+        "A shell pattern of names of check cases: 'layout *'. A leading ! selects the others.",
         "--case",
         metavar="PATTERN",
         default="all",
@@ -233,14 +242,18 @@ SelfTest = Annotated[
     bool,
     _option(
         JUDGE,
-        "Measure the false alarms and the power of the gate; with FILES, add up earlier self-tests, or judge sittings (--baseline).",
+        "Measure the false alarms and the power of the gate. With FILES, add up earlier self-tests; with --baseline too, judge each file.",
         "--self-test",
         default=False,
     ),
 ]
 Families = Annotated[int | None, _option(JUDGE, "A/A repetitions of the self-test, each with fresh processes; 4 to 1000.", default="59")]
-Margin = Annotated[float | None, _option(JUDGE, "The slowdown that passes.", metavar="PERCENT", default="5; 3 with --candidate")]
-MaxAmbiguous = Annotated[float, _option(JUDGE, "A larger share of ambiguous cells gives exit code 3.", metavar="PERCENT")]
+Margin = Annotated[
+    float | None, _option(JUDGE, "The slowdown that passes, in percent.", metavar="PERCENT", default="5; 3 with --candidate")
+]
+MaxAmbiguous = Annotated[
+    float, _option(JUDGE, "The largest share of ambiguous cells, in percent; a larger one gives exit code 3.", metavar="PERCENT")
+]
 Mismatch = Annotated[
     list[str] | None,
     _option(JUDGE, "Compare even if this fact of the environment differs. Repeatable.", "--allow-env-mismatch", metavar="FIELD"),
@@ -251,7 +264,7 @@ GateProcesses = Annotated[
     int | None,
     _option(
         HOW_LONG,
-        "Process pairs of the first measurement. More find smaller slowdowns where processes differ.",
+        "Process pairs of the screening, or new processes of each cell with --baseline. More find smaller slowdowns.",
         default="1; 3 with --baseline",
     ),
 ]

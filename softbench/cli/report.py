@@ -29,7 +29,8 @@ def report(
     files: Annotated[
         list[Path] | None,
         typer.Argument(
-            help="One results CSV, two to compare, or the runs of one machine in order of time.", show_default="results/latest.csv"
+            help="One results CSV, two to compare, or three and more runs of one device, the oldest first.",
+            show_default="results/latest.csv",
         ),
     ] = None,
     out: Annotated[
@@ -39,9 +40,9 @@ def report(
         Path | None, typer.Option("--gate", help="The JSON of softbench gate, whose verdicts the page shows.", metavar="FILE")
     ] = None,
 ) -> None:
-    """Write one HTML page with curves, heat maps, cells down to their samples, and errors. It needs no network.
+    """Write the results as one HTML page: curves, heat maps, cells down to their samples, and errors. It needs no network.
 
-    Raw samples come from the JSON beside each CSV. Two files are compared; three or more are a trend, and the page shows the last.
+    Samples come from the JSON beside each CSV. Two files are compared. Of three or more, the page shows the last and the trend of all.
     """
     from softbench.cli.output import command_line
     from softbench.report.page.document import write

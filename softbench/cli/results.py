@@ -30,7 +30,7 @@ COMPARE_EPILOG = (
 Rows = Annotated[list[str] | None, typer.Option("--M", help="Rows: 4096, or 256,1024, or 256:8192:256.", rich_help_panel=WHAT)]
 Columns = Annotated[list[str] | None, typer.Option("--N", help="Columns; written like --M.", rich_help_panel=WHAT)]
 Shapes = Annotated[
-    list[str] | None, typer.Option("--shape", help="Shapes as in the names of cases: 4096x1024, 64x32x1000@dim1.", rich_help_panel=WHAT)
+    list[str] | None, typer.Option("--shape", help="Shapes, as names of cases have them: 4096x1024, 64x32x1000@dim1.", rich_help_panel=WHAT)
 ]
 Directions = Annotated[
     list[str] | None,
@@ -38,7 +38,7 @@ Directions = Annotated[
 ]
 Operations = Annotated[
     list[str] | None,
-    typer.Option("--op", help="The operation, or several, or a pattern: NAME, 'NAME(scale=0.7)', 'NAME*'.", rich_help_panel=WHAT),
+    typer.Option("--op", help="One operation or several, or a pattern: NAME, 'NAME(scale=0.7)', 'NAME*'.", rich_help_panel=WHAT),
 ]
 
 
@@ -145,11 +145,17 @@ def _show(rows: Sequence[Row], *, long: bool, costs: bool, markdown: bool) -> No
 def plot(
     files: Annotated[
         list[Path] | None,
-        typer.Argument(help="One or several results CSVs; several are overlaid; - is stdin.", show_default="results/latest.csv"),
+        typer.Argument(help="Results CSVs; several are overlaid; - is stdin.", show_default="results/latest.csv"),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option("-o", "--out", "--output", help=".png, .svg or .pdf; with --format without suffix.", show_default="FILE with .png"),
+        typer.Option(
+            "-o",
+            "--out",
+            "--output",
+            help="The file: .png, .svg or .pdf; with --format, its name without suffix.",
+            show_default="FILE with .png",
+        ),
     ] = None,
     kind: Annotated[
         str,
@@ -165,14 +171,19 @@ def plot(
     ] = None,
     over: Annotated[
         str | None,
-        typer.Option("--over", help="The backend that speed-ups are over.", autocompletion=options.BACKEND, show_default="of the run"),
+        typer.Option(
+            "--over",
+            help="With --kind speedup: the backend that the others are compared with.",
+            autocompletion=options.BACKEND,
+            show_default="of the run",
+        ),
     ] = None,
     costs: Annotated[bool, typer.Option("--costs", help="The same as --kind costs.")] = False,
 ) -> None:
-    """Plot bandwidth and fraction of copy over N or M; shapes that make no line have a row per backend.
+    """Draw bandwidth and fraction of copy over N or M, or another kind of figure.
 
     Hollow points are doubtful. Of more than nine backends, the best, torch and compile have a colour; the others are grey. Powers of two
-    and other N have a line each. A heatmap says `tie` where the 95 % intervals of the fastest backends overlap.
+    and other N have a line each. Shapes that make no line have a row per backend. A heat map says `tie` where 95 % intervals overlap.
     """
     from softbench.plan.sweep import split
     from softbench.report import plots
@@ -201,9 +212,15 @@ def _reject_two_stdins(files: Sequence[Path]) -> None:
 def compare(
     a: ResultsFile,
     b: ResultsFile,
-    threshold: Annotated[float, typer.Option(metavar="PERCENT", help="A smaller change counts as noise.", rich_help_panel=OUTPUT)] = 0.0,
-    only_changed: Annotated[bool, typer.Option("--only-changed", help="Leave out the cells within noise.", rich_help_panel=OUTPUT)] = False,
-    sort: Annotated[str, typer.Option(help="file, ratio (slowest first) or backend.", rich_help_panel=OUTPUT)] = "file",
+    threshold: Annotated[
+        float, typer.Option(metavar="PERCENT", help="A change of fewer percent counts as noise.", rich_help_panel=OUTPUT)
+    ] = 0.0,
+    only_changed: Annotated[
+        bool, typer.Option("--only-changed", help="Leave out the cells whose change is within noise.", rich_help_panel=OUTPUT)
+    ] = False,
+    sort: Annotated[
+        str, typer.Option(help="The order of the cells: file, ratio (slowest first) or backend.", rich_help_panel=OUTPUT)
+    ] = "file",
     exit_code: Annotated[
         bool,
         typer.Option("--exit-code", help="Exit with 1 if B is slower, or has no result, in a cell of both files.", rich_help_panel=OUTPUT),
@@ -214,9 +231,9 @@ def compare(
         typer.Option(metavar="FILE|-", help="Write the comparison as JSON; - is stdout, without the table.", rich_help_panel=OUTPUT),
     ] = None,
 ) -> None:
-    """Compare two results files cell by cell: the ratio of their bandwidths, marked if it is beyond the noise of both.
+    """Compare two results files cell by cell: the ratio of bandwidths, marked if it is beyond the noise of both.
 
-    Cells of one file only are counted below the table. softbench gate judges whether a backend became slower.
+    A line below the table counts the cells that only one file has. softbench gate judges whether a backend became slower.
     """
     from softbench.results.compare import ORDERS, pairs, summary
 

@@ -20,7 +20,7 @@ class CellKey(NamedTuple):
     backend: str
     """Name of the backend."""
     direction: str
-    """`forward`, `backward` or `both`."""
+    """`forward`, `backward`, `both` or `fused`."""
     dtype: str
     """`fp32`, `fp16` or `bf16`."""
     M: int

@@ -71,7 +71,7 @@ class Verdict:
     reason: str
     """Why the cell has this state."""
     ratio: float | None = None
-    """Latency new over old, against a baseline less the change of copy; null if a side was not measured."""
+    """New latency over old latency, against a baseline without the change of copy; null if a side was not measured."""
     interval: tuple[float, float] | None = None
     """The 95 % interval of the ratio, low and high; null if it is unknown."""
     covers: str = ""

@@ -74,12 +74,12 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """What one timed call computes. Tensors have the names of the operation's."""
+    """The call of an operation in one direction. It names tensors of the operation."""
 
     inputs: tuple[str, ...]
-    """The arguments of the call, in order."""
+    """The inputs of the call, in order."""
     outputs: tuple[str, ...]
-    """What the call returns: a tensor, or a tuple if there are several."""
+    """The outputs of the call: it returns a tensor, or a tuple if there are several."""
     reads: tuple[str, ...]
     """The tensors that an ideal kernel reads, each once."""
     shares: tuple[Share, ...] = ()
@@ -103,17 +103,17 @@ class Pass:
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """Shapes that users of an operation have, under a name that `--shape` takes."""
+    """Shapes of an operation under a name that `--shape` takes."""
 
     shapes: tuple[str, ...]
     """As `--shape` takes them: `4096x32000`, or `8x16x1024x1024` of an operation with `any_dim`."""
     doc: str = ""
-    """One line for `softbench list --ops`: whose shapes they are."""
+    """One line for `softbench list --ops`: where the shapes come from."""
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """What a backend computes, as far as it can be said without values."""
+    """What backends compute, without values: tensors, passes, parameters and shapes."""
 
     name: str
     """The name of its package in `softbench.ops`."""
@@ -124,7 +124,7 @@ class Operation:
     summary: str = ""
     """One line for `softbench list --ops`."""
     parameters: tuple[Parameter, ...] = ()
-    """What `--set` sets."""
+    """The parameters, which `--set` sets."""
     values: Mapping[str, Value] = field(default_factory=dict)
     """The value of each parameter, of an operation that `at` returned."""
     any_dim: bool = False

@@ -65,15 +65,15 @@ class Settings:
     """One run, fully described. The field docs are the text of docs/configuration.md."""
 
     sweep: tuple[Sweep, ...] = ()
-    """Tables with M and N, or shape and dim, and with dtype, direction, op, the operation, and set, its parameters."""
+    """Tables with M and N, or shape and dim, and with dtype, direction, op (the operation) and set (its parameters)."""
     backends: tuple[str, ...] | None = None
-    """Names or patterns of backends; None means all but the extras."""
+    """Names or patterns of backends; without this key all but the extras."""
     plugins: tuple[Path, ...] = ()
-    """Python files that define backends, or functions: each `FILE`, `FILE:FUNCTION` or `MODULE:FUNCTION`, with `NAME=` in front or not."""
+    """Plugins: each is `FILE`, `FILE:FUNCTION` or `MODULE:FUNCTION`. `NAME=` in front renames the backend."""
     device: str = "auto"
     """`auto`, `cpu`, `cuda` or `cuda:K`."""
     threads: int | None = None
-    """CPU threads of torch in each worker; None keeps torch's own number. A GPU run refuses it."""
+    """CPU threads of torch in each worker; without this key torch's own number. Only on the CPU."""
     rounds: int = 3
     """Minimum number of rounds."""
     max_rounds: int = 10
@@ -81,7 +81,7 @@ class Settings:
     precision: float = 0.005
     """Target precision: the 95 % interval of the median lies within this fraction of the median. 0 is never reached."""
     tick_us: float = 0.032
-    """The precision is also reached within this many microseconds; CUDA events tick in 32 ns."""
+    """The precision is also reached if the interval lies within this many microseconds of the median; CUDA events have a tick of 32 ns."""
     processes: int = 1
     """Process sets: fresh workers that each measure the whole sweep."""
     seed: int = 0

@@ -1,4 +1,4 @@
-"""The protocol of a backend, and the traits that it may have besides.
+"""The protocol of a backend, and the optional traits that it may have.
 
 A trait is an optional attribute or method:
 
@@ -15,7 +15,7 @@ A trait is an optional attribute or method:
 | `reuses_output = True` | The next call overwrites the output of this one, as with CUDA graphs. The cell gets a note. |
 | `generated(case, launched)` | Code and spills of a kernel that neither Triton nor Inductor made, for `softbench inspect`. |
 | `sources()` | Files besides its module; a resumed run measures the backend again if one changes. |
-| `over_dim(direction)` | `f(x, dim)` or `f(dy, y, dim)` for any strides: `--shape` and `check` call it. Not plain softmax: `op=`. |
+| `over_dim(direction)` | `f(x, dim)` or `f(dy, y, dim)` for any strides, for `--shape` and `check`. Except for softmax it gets `op=`. |
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Protocol, runtime_checkable
 from softbench.core.case import Case
 
 Call = Callable[..., object]
-"""A function of tensors that `prepare` returns; see there for its arguments and its result."""
+"""A function of tensors that `prepare` returns; `Backend.prepare` describes its inputs and outputs."""
 Piece = tuple[str, str, str, str]
 """A piece of generated code: its file name, kind, language and text, as in `softbench.core.inspection.Artifact`."""
 Generated = tuple[Sequence[Piece], Mapping[str, int]]

@@ -23,7 +23,7 @@ class Row:
     backend: str
     """Name of the backend."""
     direction: str
-    """`forward`, `backward` or `both`."""
+    """`forward`, `backward`, `both` or `fused`."""
     M: int
     """Rows."""
     N: int
@@ -31,7 +31,7 @@ class Row:
     dtype: str
     """`fp32`, `fp16` or `bf16`."""
     status: str
-    """`ok`, `wrong`, `failed`, `timeout`, `oom`, `unverified`, `checked` (not timed), `skipped` or `unavailable`. Only `ok` has results."""
+    """`ok`, `wrong`, `failed`, `timeout`, `oom`, `unverified`, `checked` (not timed), `skipped` or `unavailable`. Only `ok` has times."""
     grade: str
     """`pass`, `low-precision`, `finite-only`, `yardstick`, `wrong` or `unverified`; empty without a check."""
     reason: str
@@ -45,7 +45,7 @@ class Row:
     n: int | None
     """Number of samples."""
     rounds: int | None
-    """Number of rounds over all processes."""
+    """Number of rounds, over all process sets."""
     processes: int | None
     """Number of process sets."""
     gbps: float | None
@@ -53,7 +53,7 @@ class Row:
     of_copy: float | None
     """Fraction of copy: the median over shared rounds of copy's time over this time."""
     speedup: float | None
-    """The median over shared rounds of the reference backend's time over this time."""
+    """Speed-up: the median over shared rounds of the reference backend's time over this time."""
     relative_to: str
     """The reference backend."""
     build_s: float | None
@@ -80,7 +80,7 @@ class Row:
     labels: str = ""
     """Labels of the cell, separated by blanks."""
     of_peak: float | None = None
-    """Bandwidth over the datasheet's bandwidth: NVML's memory clock x 2 x bus width."""
+    """Bandwidth over that of the datasheet, which is NVML's memory clock x 2 x bus width."""
     low_us: float | None = None
     """Lower end of the 95 % interval of the median over all samples, microseconds."""
     high_us: float | None = None
@@ -108,7 +108,7 @@ class Row:
     op: str = OPERATION
     """The operation with the parameters that are not at their default, such as `softmax(scale=0.7)`."""
     shape: str = ""
-    """Shape of an N-D case, such as `8x16x1024x1024`, with `@dim1` where the rows are along dimension 1; empty if it is (M, N)."""
+    """Shape of an N-D case, such as `8x16x1024x1024`, or `64x32x1000@dim1` with rows along dimension 1; empty if it is (M, N)."""
 
     @property
     def case(self) -> CaseKey:

@@ -1,8 +1,8 @@
 """A case in which a worker was killed is measured again, one backend at a time, to find a backend that kills the others.
 
-Plugins have the user's rights, so one can send SIGKILL to all workers and be the only backend with a figure. The kernel sends it too, to
-a process of a machine without memory. So each backend is measured again beside one other worker. Is that killed again, and the backend
-not, then the backend gets no figure and is not asked any more.
+Plugins have the user's rights, so one can send SIGKILL to all workers and be the only backend with a result. Linux sends it too, if a
+machine has no memory left. So each backend is measured again beside one other worker. If that worker is killed again and
+the backend is not, the backend gets no result and no more requests.
 """
 
 from __future__ import annotations

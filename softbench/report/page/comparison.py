@@ -1,4 +1,4 @@
-"""Two files cell by cell."""
+"""Compares two results files cell by cell, as lines of a table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The data of a page that its script reads: every column of each cell, and what lies under its mark.
+"""The data of a page that its script reads: every column of each cell, and the details that a click on it opens.
 
 A text longer than MAX_TEXT, and rounds with more samples than fit, are cut, and the data say so.
 """

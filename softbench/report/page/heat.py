@@ -1,4 +1,4 @@
-"""The heat maps of a page as tables: who is fastest over M and N, and by how much."""
+"""The heat maps of a page as tables: the fastest backend of each M and N, and its lead."""
 
 from __future__ import annotations
 

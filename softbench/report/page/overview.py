@@ -31,7 +31,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """A line of shapes, or shapes that make no line, and who is fastest there."""
+    """A line of shapes, or shapes that make no line, with the fastest backends there."""
 
     what: str
     """The pass, the dtype and the fixed extent."""
@@ -51,7 +51,7 @@ class Count:
 
 
 def sentences(rows: Sequence[Row]) -> list[str]:
-    """Three sentences: who is fastest, how close the fastest is to the yardstick, and what is wrong or doubtful."""
+    """Three sentences: the fastest backend, how close it is to the yardstick, and which cells are wrong or doubtful."""
     found = list(standings(rows).values())
     return [_fastest(found), _closeness([standing.rows[0] for standing in found if standing.rows[0].of_copy]), _trouble(rows)]
 

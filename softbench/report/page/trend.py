@@ -1,4 +1,4 @@
-"""The trend of a page: how fast the backends were in many runs of one machine."""
+"""The trend of a page: the mean fraction of copy of each backend in many runs of one machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Groups the cells without a result, and those whose result has a reservation, by status and reason."""
+"""Groups the cells without a bandwidth or device time, and those of a limited class, by status and reason."""
 
 from __future__ import annotations
 
