@@ -65,7 +65,7 @@ def _value(value: object) -> object:
     """A value of a column. JSON has no infinity, so it becomes a text; a number has the CSV's six digits."""
     if isinstance(value, float):
         return float(f"{value:.6g}") if math.isfinite(value) else str(value)
-    return value
+    return _cut(value) if isinstance(value, str) else value
 
 
 def _cut(text: str) -> str:
@@ -90,7 +90,7 @@ def _more(source: Source, row: Row, kernels: dict[str, int], most: int) -> JsonO
             found["reason"] = accuracy.detail or profile.note
         case Skipped(reason=reason) | Failed(reason=reason) | Checked(reason=reason):
             found["reason"] = reason
-    found["reason"] = _cut(found["reason"])
+    found["reason"] = _cut(found["reason"]) if found["reason"] != row.reason else ""  # the column has it
     return {name: value for name, value in found.items() if value}
 
 

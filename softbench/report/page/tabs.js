@@ -30,6 +30,7 @@ page.tabs = (() => {
   const follow = () => {
     const wanted = location.hash.slice(1);
     const cell = /^cell-(\d+)$/.exec(wanted);
+    if (wanted === "main" && sections.some((section) => !section.hidden) && sections.some((section) => section.hidden)) return;  // the link to the content
     if (cell) {
       show("cells");
       page.cells.reveal(Number(cell[1]));
