@@ -4,6 +4,7 @@ page.tabs = (() => {
   const sections = page.all("main > section");
   const names = sections.map((section) => section.id);
   page.find("#tabs").setAttribute("role", "tablist");
+  page.find("#tabs").setAttribute("aria-label", "Parts of the report");
   page.find("main").classList.add("tabbed");
   links.forEach((link, i) => {
     sections[i].id = `part-${names[i]}`;  // so that the browser does not scroll to it
