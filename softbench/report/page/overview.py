@@ -66,6 +66,8 @@ def _fastest(found: Sequence[Standing]) -> str:
     tail = f"; in {unknown} the file has no interval, so the fastest is uncertain" if unknown else ""
     if not parts:
         return f"In none of {count(len(found), 'case')} do the intervals part the fastest backend from the others{tail}."
+    alone = sum(len(standing.rows) == 1 for standing in found)
+    tail = (f"; in {alone} no other backend has a result" if alone else "") + tail
     tail = (f"; in {overlap} its interval overlaps that of another backend" if overlap else "") + tail
     return f"Of {count(len(found), 'case')}, the fastest backend is {few(parts)}{tail}."
 
