@@ -46,16 +46,19 @@ def report(
     """
     from softbench.cli.output import command_line
     from softbench.report.page.document import write
-    from softbench.report.page.read import source
+    from softbench.report.page.read import names, source
     from softbench.report.page.verdicts import read_gate
 
     files = files or [LATEST]
     if "-" in map(str, files):
         raise UsageError("report -: reads files only, because the samples lie beside the CSV; name the file")
     target = out or files[-1].with_suffix(".html")
-    if target.resolve() in [file.resolve() for file in files]:
-        raise UsageError(f"-o {target}: is a results file; name another one")
-    found = [source(file, read(file)) for file in files]
+    if str(target) == "-":
+        raise UsageError("report -o -: writes a file only; name it")
+    inputs = [*files, *(file.with_suffix(".json") for file in files), *([gate] if gate else [])]
+    if target.resolve() in [file.resolve() for file in inputs]:
+        raise UsageError(f"-o {target}: is a file that the page is made from; name another one")
+    found = [source(file, read(file), name) for file, name in zip(files, names(files), strict=True)]
     verdicts = read_gate(gate) if gate else None
     try_file(target, flag="-o")
     for one in found:

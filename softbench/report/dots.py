@@ -66,8 +66,6 @@ def figure(
     panels[0].set_ylim(len(lines) - 0.4, -0.6)
     for first, *_ in grid:
         first.set_yticks(range(len(lines)), labels.values(), fontsize=7.5)
-        for text, (name, _) in zip(first.get_yticklabels(), lines, strict=True):
-            text.set_color(styles[name].colour if name in styles and styles[name].named else INK)
     devices = " and ".join(dict.fromkeys(row.device for row in every))
     made.suptitle(f"{what.op} {what.direction}, {what.dtype}, {devices}", fontsize=10, y=1 - 0.1 / height)
     made.legend(handles=_key(every, shown), loc="upper center", bbox_to_anchor=(0.5, 0), ncols=2, frameon=False, fontsize=8)
@@ -111,6 +109,6 @@ def _point(panel: Axes, line: int, drawn: Style, row: Row, shown: Quantity, gid:
         panel.text(0.985, line, quantities.text(shown, row), transform=across, fontsize=6.5, ha="right", va="center")
     elif row.status != Status.UNAVAILABLE:
         word = row.status if row.status != Status.OK else "no bandwidth"
-        colour = style.COLOURS[1] if row.status in FAILURES else INK
-        panel.text(0.02, line, word, transform=across, fontsize=6.5, color=colour, va="center")
+        weight = "bold" if row.status in FAILURES else "normal"  # a colour would be too pale for text of this size
+        panel.text(0.02, line, word, transform=across, fontsize=6.5, fontweight=weight, va="center")
     return value is not None

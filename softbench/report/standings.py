@@ -1,4 +1,8 @@
-"""Which backend is fastest in each case, and whether the 95 % intervals of the medians part it from the others."""
+"""Which backend is fastest in each case, and whether the 95 % intervals of the medians part it from the others.
+
+The order is that of `median_us`, a median of round medians. The interval is that of all samples, and where rounds disagree it may lie
+beside that median. It then counts as reaching to the median, so that no backend is ahead by an interval that its own median contradicts.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +36,14 @@ class Standing:
     @property
     def tied(self) -> tuple[Row, ...]:
         """The fastest, and each backend whose interval overlaps its interval."""
-        first = self.rows[0]
-        return (first, *(row for row in self.rows[1:] if row.low_us and first.high_us and row.low_us <= first.high_us))
+        first, *others = self.rows
+        own = ends(first)
+        return (first, *(row for row in others if own and _begin(row) <= own[1]))
+
+    @property
+    def unknown(self) -> bool:
+        """True if the lead over the second may be noise, because the file has no interval of the fastest."""
+        return len(self.rows) > 1 and ends(self.rows[0]) is None
 
     @property
     def parted(self) -> bool:
@@ -46,8 +56,22 @@ class Standing:
 
 
 def _parted(first: Row, other: Row) -> bool:
-    """True if the intervals are known, and that of the first lies before that of the other."""
-    return bool(first.high_us and other.low_us and first.high_us < other.low_us)
+    """True if the interval of the first is known, and lies before that of the other."""
+    own = ends(first)
+    return own is not None and own[1] < _begin(other)
+
+
+def ends(row: Row) -> tuple[float, float] | None:
+    """The ends of the interval, which reaches to the median; None if it is unknown."""
+    if not (row.low_us and row.high_us and row.median_us):
+        return None
+    return min(row.low_us, row.median_us), max(row.high_us, row.median_us)
+
+
+def _begin(row: Row) -> float:
+    """The lower end of the interval. A slow backend may have too few samples for one: then their 20th percentile."""
+    known = ends(row)
+    return known[0] if known else min(row.p20_us or 0.0, row.median_us or 0.0)
 
 
 def standing(rows: Sequence[Row]) -> Standing:

@@ -135,6 +135,6 @@ def figure(runs: Runs) -> Drawing:
         panel.set_title(f"{' '.join(of_pass)}, {devices[0]}")
         panel.set_ylabel("fraction of the yardstick", fontsize=8)
     lines[-1][0].set_xticks(range(len(runs)), [label for label, _ in runs], rotation=35, ha="right", fontsize=7.5)
-    text = f"Geometric mean over the cells of all runs. Arrow: changed by more than {MARGIN:.0%} from the run before."
+    text = f"Geometric mean over the cells of all runs.\nArrow: changed by more than {MARGIN:.0%} from the run before."
     lines[-1][0].set_xlabel(text, fontsize=7.5)
     return Drawing("trend", made, {numbers[name]: style.label(name, ()) for name, *_ in values})

@@ -127,6 +127,9 @@ def _row_of(values: dict[str, str]) -> Row:
     figures = (row.median_us, row.p20_us, row.p80_us, *(() if row.timer == "host" or IMPLAUSIBLE in row.labels else (row.gbps,)))
     if row.status == Status.OK and (row.grade in (Grade.WRONG, Grade.UNVERIFIED) or not all(f and 0 < f < math.inf for f in figures)):
         raise ValueError("status is ok, but there is no figure, or a class that has none")
+    for name in ("low_us", "high_us", "device_us", "host_us"):
+        if not (getattr(row, name) is None or 0 <= getattr(row, name) < math.inf):
+            raise ValueError(f"{name}: {getattr(row, name):g} is no time")
     if not all(ratio is None or 0 < ratio < math.inf for ratio in (row.of_copy, row.speedup, row.of_peak)):
         raise ValueError("of_copy, speedup and of_peak must be positive numbers")
     if row.gbps and row.of_peak and not 0 < row.gbps / row.of_peak < math.inf:

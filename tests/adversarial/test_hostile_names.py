@@ -3,6 +3,7 @@
 import ast
 import csv
 import json
+import math
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -202,4 +203,13 @@ def test_an_absurd_fraction_of_the_peak_is_refused(tmp_path, make_record):
     row = results.row(make_record("ours", [1.0, 1.0, 1.0]), None, None, device="d", run="r")
     (tmp_path / "x.csv").write_text(to_csv([replace(row, of_peak=1e-320)]))
     with pytest.raises(ResultsError, match="of_peak"):
+        read_csv(tmp_path / "x.csv")
+
+
+@pytest.mark.parametrize("name", ["low_us", "high_us", "device_us", "host_us"])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -1.0])
+def test_a_time_that_is_no_number_is_refused(tmp_path, make_record, name, value):
+    row = results.row(make_record("ours", [1.0, 1.0, 1.0]), None, None, device="d", run="r")
+    (tmp_path / "x.csv").write_text(to_csv([replace(row, **{name: value})]))
+    with pytest.raises(ResultsError, match=rf"line 2: {name}: .* is no time"):
         read_csv(tmp_path / "x.csv")

@@ -52,6 +52,25 @@ def test_overlapping_intervals_tie_and_make_no_crossover(cell):
     assert [row.backend for row in many.tied] == ["a", "b", "c"]
 
 
+def test_an_interval_beside_its_median_reaches_to_it(cell):
+    """The interval of a is of all samples, and rounds disagree: its median lies above it, at that of b."""
+    beside = replace(cell("a", 256, 10), low_us=8.0, high_us=8.5)
+    found = heatmap.standing([beside, cell("b", 256, 10.05)])
+    assert [row.backend for row in found.tied] == ["a", "b"]
+    assert not found.parted
+    assert heatmap.standing([beside, cell("b", 256, 12)]).parted
+    above = replace(cell("b", 256, 10.05), low_us=12.0, high_us=13.0)
+    assert [row.backend for row in heatmap.standing([cell("a", 256, 10), above]).tied] == ["a", "b"]
+
+
+def test_few_samples_of_a_slow_backend_hide_no_lead(cell):
+    slow = replace(cell("c", 256, 100), low_us=None, high_us=None, p20_us=90.0)
+    found = heatmap.standing([cell("a", 256, 10), cell("b", 256, 12), slow])
+    assert (found.parted, found.unknown) == (True, False)
+    near = heatmap.standing([cell("a", 256, 10), replace(slow, median_us=10.2, p20_us=10.0)])
+    assert [row.backend for row in near.tied] == ["a", "c"]
+
+
 def test_a_lead_without_intervals_is_in_parentheses(cell):
     older = [replace(cell(name, 256, us), low_us=None, high_us=None) for name, us in (("a", 10), ("b", 12))]
     drawing = draw([*older, cell("a", 512, 30), cell("b", 512, 20)])

@@ -59,12 +59,13 @@ def test_a_backend_looks_the_same_in_all_figures(tmp_path, monkeypatch):
 
 
 def colours(figure):
-    """The colours of the names: beside lines by the order of the marks, else of the ticks."""
-    ticks = {text.get_text().partition(" ")[0]: text.get_color() for text in figure.axes[0].get_yticklabels()}
+    """The colours of the names: beside lines by the order of the marks, else of the points of each tick's row."""
+    ticks = [text.get_text().partition(" ")[0] for text in figure.axes[0].get_yticklabels()]
+    points = [line for panel in figure.axes for line in panel.lines if (line.get_gid() or "").endswith("point-0")]
     panel = figure.axes[0]
     marks = {line.get_ydata()[0]: line.get_color() for line in panel.lines if line.get_transform() == panel.transAxes}
     lines = {text.get_text().partition(" ")[0]: marks[text.get_position()[1]] for text in panel.texts if text.get_position()[1] in marks}
-    return lines or {name: colour for name, colour in ticks.items() if name}
+    return lines or {ticks[int(point.get_ydata()[0])]: point.get_color() for point in points}
 
 
 @pytest.mark.parametrize(("suffix", "magic"), [(".svg", b"<?xml"), (".pdf", b"%PDF")])

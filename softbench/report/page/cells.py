@@ -66,7 +66,7 @@ def _texts(row: Row) -> tuple[str, ...]:
 
 
 def interval(row: Row) -> str:
-    """The 95 % interval of the median: `8.74 to 8.77 us`; empty if it is unknown."""
+    """The 95 % interval of the median of all samples: `8.74 to 8.77 us`; empty if it is unknown."""
     if not (row.low_us and row.high_us):
         return ""
     (low, unit), (high, other) = (units.micros(us).split(" ") for us in (row.low_us, row.high_us))

@@ -16,10 +16,17 @@ page.tip = (() => {
   return { show, hide };
 })();
 
+/** The Tab key stops at the point that had the focus last, or else at the first that is shown. */
+page.stop = (points) => {
+  const visible = points.filter((point) => !point.closest(".off"));
+  const chosen = visible.find((point) => point.getAttribute("tabindex") === "0") ?? visible[0];
+  points.forEach((point) => point.setAttribute("tabindex", point === chosen ? "0" : "-1"));
+};
+
 /** Points of a figure or cells of a heat map: one stop of the Tab key, arrow keys between them, and the same text for all readers. */
 page.reachable = (root, points) => {
-  points.forEach((point, i) => {
-    point.setAttribute("tabindex", i ? "-1" : "0");
+  page.stop(points);
+  points.forEach((point) => {
     point.setAttribute("aria-label", page.describe(Number(point.dataset.c)));
     if (root.tagName === "FIGURE") point.setAttribute("role", "img");
   });
@@ -78,6 +85,7 @@ page.reachable = (root, points) => {
         button.setAttribute("aria-pressed", on);
         page.all(`.k${button.dataset.k}`, figure).forEach((part) => part.classList.toggle("off", !on));
       }
+      if (prepared.has(figure)) page.stop(page.all("svg [data-c]", figure));
     }
   };
   for (const figure of figures) {

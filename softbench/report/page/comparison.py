@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from softbench.core import text as units
 from softbench.gate import environment_match
 from softbench.report.page.source import Key, Source
+from softbench.report.standings import ends
 from softbench.results.compare import SAME, pairs, summary
 from softbench.results.rows import Row
 
@@ -58,8 +59,8 @@ def compare(a: Source, b: Source) -> Comparison:
 
 
 def _interval(key: Key, first: Mapping[Key, Row], second: Mapping[Key, Row]) -> str:
-    """The ratio of the bandwidths for the ends of both 95 % intervals that lie furthest apart."""
+    """The ratio of the bandwidths for the ends of both 95 % intervals that lie furthest apart. It contains the ratio of the medians."""
     a, b = first.get(key), second.get(key)
-    if not (a and b and a.low_us and a.high_us and b.low_us and b.high_us and a.gbps and b.gbps):
+    if not (a and b and a.gbps and b.gbps and (own := ends(a)) and (other := ends(b))):
         return ""
-    return f"{a.low_us / b.high_us:.3f} to {a.high_us / b.low_us:.3f}"
+    return f"{own[0] / other[1]:.3f} to {own[1] / other[0]:.3f}"

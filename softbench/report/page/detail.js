@@ -4,7 +4,7 @@ page.detail = (cell) => {
   const more = data.more[cell];
   const file = data.files[page.value(cell, "file")];
   const inner = make("div", "", { class: "inner" });
-  const title = (text) => inner.append(make("h4", text));
+  const title = (text) => inner.append(make("h3", text));
 
   title("Command to measure it again");
   inner.append(make("code", more.command, { class: "command" }));

@@ -65,7 +65,7 @@ def _value(value: object) -> object:
     """A value of a column. JSON has no infinity, so it becomes a text; a number has the CSV's six digits."""
     if isinstance(value, float):
         return float(f"{value:.6g}") if math.isfinite(value) else str(value)
-    return value
+    return _cut(value) if isinstance(value, str) else value
 
 
 def _cut(text: str) -> str:
@@ -90,7 +90,7 @@ def _more(source: Source, row: Row, kernels: dict[str, int], most: int) -> JsonO
             found["reason"] = accuracy.detail or profile.note
         case Skipped(reason=reason) | Failed(reason=reason) | Checked(reason=reason):
             found["reason"] = reason
-    found["reason"] = _cut(found["reason"])
+    found["reason"] = _cut(found["reason"]) if found["reason"] != row.reason else ""  # the column has it
     return {name: value for name, value in found.items() if value}
 
 
@@ -121,7 +121,7 @@ def command(row: Row, header: JsonObject) -> str:
         words += ["--M", str(row.M), "--N", str(row.N)]
     words += ["--dtype", row.dtype, "--direction", row.direction]
     if row.op != OPERATION:
-        words += ["--op", name]
+        words += ["--op", _file_of(name, header) or name]
     if parameters:
         words += ["--set", ",".join(f"{key}={value_text(value)}" for key, value in parameters.items())]
     if row.timer in TIMERS[1:]:
@@ -133,13 +133,27 @@ def command(row: Row, header: JsonObject) -> str:
 
 def _of_the_run(header: JsonObject) -> list[str]:
     """The options of COMMAND_FLAGS in the run's own command line."""
-    try:
-        given = shlex.split(str(header.get("command", "")))
-    except ValueError:
-        return []
     found = []
-    for word, following in pairwise([*given, ""]):
+    for word, following in pairwise([*_given(header), ""]):
         flag, equals, _ = word.partition("=")
         if flag in COMMAND_FLAGS:
             found += [word] if equals else [word, following]
     return found
+
+
+def _file_of(op: str, header: JsonObject) -> str:
+    """The Python file of a user's operation, as the run's command line has it; empty if there is none, or which one is unknown."""
+    environment = header.get("environment")
+    hashes = environment.get("operations") if isinstance(environment, dict) else None
+    words = pairwise([*_given(header), ""])
+    values = [word.removeprefix("--op=") if word != "--op" else following for word, following in words if word.startswith("--op")]
+    files = list(dict.fromkeys(name for value in values for name in value.split(",") if name.endswith(".py")))
+    return files[0] if len(files) == 1 and isinstance(hashes, dict) and op in hashes else ""
+
+
+def _given(header: JsonObject) -> list[str]:
+    """The words of the run's own command line; none if a quotation mark is open."""
+    try:
+        return shlex.split(str(header.get("command", "")))
+    except ValueError:
+        return []

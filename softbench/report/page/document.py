@@ -139,7 +139,10 @@ def _compared(sources: Sequence[Source], gate: GateReport | None) -> dict[str, A
         found |= {"trend": trend.make(sources), "trend_head": trend.HEAD}
     if gate or missing:
         lines = verdicts.verdict_lines(gate) if gate else []
+        others = verdicts.of_others(gate, sources[-1].rows) if gate else ""
+        covers = sorted({verdict.covers for verdict in gate.verdicts} - {""}) if gate else []
         found |= {"gate": gate, "gate_missing": missing, "gate_head": verdicts.HEAD, "gate_lines": lines, "gate_svg": _forest(gate)}
+        found |= {"gate_others": others, "gate_covers": covers}
     return found
 
 

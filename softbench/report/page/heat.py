@@ -90,7 +90,8 @@ def _cell(case: CaseKey, found: Standing | None, index: Mapping[tuple[str, CaseK
         return HeatCell(None, "none", f"{case}: no backend has a result", "", "")
     best = found.rows[0]
     tied = " or ".join(names(found)) if len(found.tied) <= 2 else f"{best.backend} or {len(found.tied) - 1} others"
-    lead = f" +{units.percent(found.lead)}" if found.lead is not None and len(found.tied) == 1 else ""
+    lead = f"+{units.percent(found.lead)}" if found.lead is not None and len(found.tied) == 1 else ""
+    lead = f" ({lead})" if found.unknown else f" {lead}" if lead else ""
     doubt = " !" if any(map(matrix.doubtful, found.rows[:2])) else ""
     title = f"{case}: {tied}, {units.micros(best.median_us or 0)}"
     return HeatCell(index[best.backend, case], f"{tied}{lead}{doubt}", title, best.backend, " ".join(edges))

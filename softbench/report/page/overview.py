@@ -59,12 +59,16 @@ def sentences(rows: Sequence[Row]) -> list[str]:
 def _fastest(found: Sequence[Standing]) -> str:
     if not found:
         return "No case has a fastest backend, because none but the yardstick has a result."
-    clear = Counter(standing.rows[0].backend for standing in found if len(standing.tied) == 1)
-    overlap = len(found) - clear.total()
+    clear = Counter(standing.rows[0].backend for standing in found if len(standing.tied) == 1 and not standing.unknown)
+    unknown = sum(standing.unknown for standing in found)
+    overlap = len(found) - clear.total() - unknown
     parts = [f"{name} in {number}" for name, number in clear.most_common()]
+    tail = f"; in {unknown} the file has no interval, so the fastest is uncertain" if unknown else ""
     if not parts:
-        return f"In none of {count(len(found), 'case')} do the intervals part the fastest backend from the others."
-    tail = f"; in {overlap} its interval overlaps that of another backend" if overlap else ""
+        return f"In none of {count(len(found), 'case')} do the intervals part the fastest backend from the others{tail}."
+    alone = sum(len(standing.rows) == 1 for standing in found)
+    tail = (f"; in {alone} no other backend has a result" if alone else "") + tail
+    tail = (f"; in {overlap} its interval overlaps that of another backend" if overlap else "") + tail
     return f"Of {count(len(found), 'case')}, the fastest backend is {few(parts)}{tail}."
 
 
@@ -84,15 +88,15 @@ def _closeness(best: Sequence[Row]) -> str:
 
 def _trouble(rows: Sequence[Row]) -> str:
     statuses = Counter(row.status for row in rows if row.status in FAILURES or row.status == Status.UNVERIFIED)
-    parts = [f"{number} {status}" for status, number in statuses.most_common()]
-    finite = sum(row.grade == Grade.FINITE_ONLY for row in rows)
-    parts += [f"{finite} finite-only (NaN in rows that hold -inf)"] if finite else []
+    parts = [f"{number} {status}" for status, number in statuses.most_common()] or ["none is wrong"]
+    limits = ((Grade.FINITE_ONLY, " (NaN in rows that hold -inf)"), (Grade.LOW_PRECISION, ""))
+    parts += [f"{number} {grade}{what}" for grade, what in limits if (number := sum(row.grade == grade for row in rows))]
     without = [
         f"{number} {status}" for status in (Status.SKIPPED, Status.UNAVAILABLE) if (number := sum(row.status == status for row in rows))
     ]
     doubtful = [row for row in rows if row.median_us and matrix.doubtful(row)]
     names = Counter(label for row in doubtful for label in row.labels.split() if label not in HARMLESS)
-    head = f"Of {count(len(rows), 'cell')}, {', '.join(parts) or 'none is wrong'}"
+    head = f"Of {count(len(rows), 'cell')}, {', '.join(parts)}"
     tail = f"; {', '.join(without)}" if without else ""
     listed = ", ".join(f"{name} {number}" for name, number in names.most_common())
     return f"{head}{tail}; " + (f"{len(doubtful)} doubtful ({listed})." if doubtful else "none is doubtful.")

@@ -13,10 +13,21 @@ from softbench.results.records import record_from_json
 from softbench.results.rows import Row
 
 
-def source(path: Path, rows: Sequence[Row]) -> Source:
-    """A results file with the JSON of its name. A JSON that is missing, damaged or of another run gives no samples, and a reason."""
+def names(files: Sequence[Path]) -> list[str]:
+    """The names of the files, with as many of their folders as part them. A file that is given twice has a number."""
+    parts = [file.absolute().parts for file in files]
+    depth = next(n for n in range(1, 1 + max(map(len, parts))) if len({one[-n:] for one in parts}) == len(set(parts)))
+    found = ["/".join(one[-depth:]) for one in parts]
+    return [name if found.count(name) == 1 else f"{name} ({1 + found[:i].count(name)})" for i, name in enumerate(found)]
+
+
+def source(path: Path, rows: Sequence[Row], name: str = "") -> Source:
+    """A results file with the JSON of its name. A JSON that is missing, damaged or of another run gives no samples, and a reason.
+
+    `name` is what the page calls the file, by default the name of the path.
+    """
     document_path = path.with_suffix(".json")
-    name = one_line(path.name, 120)
+    name = one_line(name or path.name, 120)
     if not document_path.is_file():
         return Source(name, rows, missing=f"{one_line(document_path.name, 120)} is not beside {name}, and that file has the samples")
     try:

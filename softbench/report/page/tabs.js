@@ -4,6 +4,7 @@ page.tabs = (() => {
   const sections = page.all("main > section");
   const names = sections.map((section) => section.id);
   page.find("#tabs").setAttribute("role", "tablist");
+  page.find("#tabs").setAttribute("aria-label", "Parts of the report");
   page.find("main").classList.add("tabbed");
   links.forEach((link, i) => {
     sections[i].id = `part-${names[i]}`;  // so that the browser does not scroll to it
@@ -30,6 +31,7 @@ page.tabs = (() => {
   const follow = () => {
     const wanted = location.hash.slice(1);
     const cell = /^cell-(\d+)$/.exec(wanted);
+    if (wanted === "main" && sections.some((section) => !section.hidden) && sections.some((section) => section.hidden)) return;  // the link to the content
     if (cell) {
       show("cells");
       page.cells.reveal(Number(cell[1]));

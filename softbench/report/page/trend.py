@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 from softbench.core.errors import ResultsError
@@ -28,6 +30,8 @@ class Trend:
     legend: tuple[Entry, ...]
     changes: tuple[Line, ...]
     """The change points."""
+    means: tuple[tuple[str, ...], ...]
+    """What the figure shows: a backend, pass and dtype, and its mean in each run; empty where a run lacks it."""
     runs: tuple[tuple[str, str, str], ...]
     """Label, start and file of each run."""
     note: str
@@ -47,12 +51,17 @@ def make(sources: Sequence[Source]) -> Trend:
     try:
         drawing = trend.figure(runs)
     except ResultsError as error:
-        return Trend("", (), (), about, f"{note} There is no trend: {one_line(str(error))}.".strip())
+        return Trend("", (), (), (), about, f"{note} There is no trend: {one_line(str(error))}.".strip())
     rows = [row for source in kept for row in source.rows]
-    changes = trend.changes(trend.logs(runs))
+    values = trend.logs(runs)
+    changes = trend.changes(values)
     lines = [Line(_texts(change, labels), "good" if change.ratio > 1 else "bad") for change in changes]
     entries = svg.legend(drawing, rows, style.styles(rows))
-    return Trend(svg.picture(drawing.figure, "trend-", {}), entries, tuple(lines), about, note)
+    means = [
+        (backend, " ".join(of_pass), *(f"{math.exp(fmean(cells.values())):.3f}" if cells else "" for cells in by_run))
+        for (backend, *of_pass), by_run in values.items()
+    ]
+    return Trend(svg.picture(drawing.figure, "trend-", {}), entries, tuple(lines), tuple(means), about, note)
 
 
 def _labels(sources: Sequence[Source]) -> list[str]:

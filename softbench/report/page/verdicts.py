@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,11 @@ from softbench.core import text as units
 from softbench.core.errors import InconclusiveError, ResultsError
 from softbench.core.json_types import JsonObject
 from softbench.gate import environment_match, run_files, unpaired
+from softbench.gate.samples import CellKey
 from softbench.gate.verdicts import GateReport, Rules, State, Verdict
 from softbench.report.page.comparison import Line
 from softbench.report.page.source import Source
+from softbench.results.rows import Row
 
 HEAD = (("state", False), ("backend", False), ("case", False), ("new/old", True), ("95 % interval", True), ("n", False), ("reason", False))
 KIND = {State.SLOWER: "bad", State.BROKEN: "bad", State.MISSING: "bad", State.AMBIGUOUS: "warn", State.FASTER: "good", State.NEW: "plain"}
@@ -28,6 +31,18 @@ def _texts(verdict: Verdict) -> tuple[str, ...]:
     ratio = f"{verdict.ratio:.3f}" if verdict.ratio is not None else ""
     state = verdict.state + ("" if verdict.gated else " (advisory)")
     return state, verdict.cell.backend, verdict.cell.case, ratio, interval, verdict.n, verdict.reason
+
+
+def of_others(report: GateReport, rows: Sequence[Row]) -> str:
+    """A note if the report has cells that these rows lack, as that of another run has; else an empty text."""
+    known = {CellKey(row.backend, *row.case) for row in rows}
+    judged = [verdict.cell for verdict in report.verdicts if verdict.state is not State.MISSING]
+    absent = sum(cell not in known for cell in judged)
+    return (
+        f"The results of this page lack {absent} of the {units.count(len(judged), 'cell')} below: the gate judged another run."
+        if absent
+        else ""
+    )
 
 
 def judged(a: Source, b: Source) -> tuple[GateReport | None, str]:

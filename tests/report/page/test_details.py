@@ -58,6 +58,16 @@ def test_data_have_no_infinity_and_no_endless_text(made):
         ({"timer": "graph", "l2": "warm"}, {}, "--timer graph --l2 warm"),
         ({}, {"command": "softbench run --plugin 'my k.py' --device=cpu --M 4"}, "--plugin 'my k.py' --device=cpu"),
         ({}, {"command": "softbench 'open"}, "--direction forward"),
+        (
+            {"op": "rms_norm"},
+            {"command": "softbench run --op rms_norm.py --plugin k.py", "environment": {"operations": {"rms_norm": "1"}}},
+            "--op rms_norm.py --plugin k.py",
+        ),
+        (
+            {"op": "rms_norm"},
+            {"command": "softbench run --op a.py,b.py", "environment": {"operations": {"rms_norm": "1"}}},
+            "--op rms_norm",
+        ),
         ({"relative_to": "torch"}, {}, "--backends copy,torch,ours "),
     ],
 )

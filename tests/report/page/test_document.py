@@ -16,7 +16,7 @@ from softbench.core.text import figure
 from softbench.gate.samples import CellKey
 from softbench.gate.verdicts import GateReport, Rules, State, Verdict
 from softbench.report.page import document
-from softbench.report.page.read import source
+from softbench.report.page.read import names, source
 from softbench.report.page.source import Source
 from softbench.report.page.verdicts import read_gate
 from softbench.results import compare
@@ -195,6 +195,32 @@ def test_legend_hides_a_line_in_every_figure(browser, page):
     assert browser.run(shown) == before
 
 
+def test_tab_reaches_a_figure_whose_first_line_is_hidden(browser, page):
+    browser.open(page("odd"), "curves")
+    stops = "return page.all('figure.chart:not([hidden]) svg [data-c][tabindex=\"0\"]').map((point) => point.getClientRects().length)"
+    first = browser.run("return page.data.cells[page.find('figure.chart:not([hidden]) svg [data-c][tabindex=\"0\"]').dataset.c][1]")
+    browser.click(f".legend button[data-name^={first}]")
+    assert browser.run(stops) == [1]
+
+
+def test_skip_link_stays_on_the_shown_part(browser, page):
+    browser.open(page("odd"), "cells")
+    browser.run("page.find('.skip').focus()")
+    browser.keys("\ue007")  # Enter
+    assert browser.find("#cell-table").is_displayed()
+    assert browser.driver.switch_to.active_element.get_attribute("id") == "main"
+
+
+def test_dark_page_prints_light(browser, page):
+    browser.open(page("odd"))
+    paper = "return getComputedStyle(document.body).backgroundColor"
+    browser.click("#theme")
+    assert browser.run(paper) != "rgb(255, 255, 255)"
+    browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+    assert browser.run(paper) == "rgb(255, 255, 255)"
+    browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
+
+
 def test_heat_map_shows_the_speed_up_over_a_chosen_backend(browser, page, many):
     browser.open(page("odd"), "heat")
     rows = csv_of("odd", many)
@@ -319,6 +345,11 @@ def test_two_files_are_compared_and_more_are_a_trend(browser, main, many):
     texts = browser.run("return page.all('#part-comparison tbody tr').map((row) => [...row.cells].map((cell) => cell.textContent))")
     pairs = compare.pairs(*(read_csv(file)[0] for file in files))
     assert sorted(line[:2] + line[-1:] for line in texts) == sorted([pair.backend, str(pair.case), pair.verdict] for pair in pairs)
+    assert all(
+        ends[0] - 0.001 <= float(line[4]) <= ends[1] + 0.001
+        for line in texts
+        if (ends := [*map(float, line[5].split(" to "))] if line[5] else [])
+    )
     browser.click("#tab-cells")
     assert [line[-1] for line in shown_rows(browser)] == ["small.csv"] * 108 + ["small-2.csv"] * 120
     browser.click("#tab-gate")
@@ -327,6 +358,9 @@ def test_two_files_are_compared_and_more_are_a_trend(browser, main, many):
     assert main("report", *files, RESULTS / "cuda.csv", RESULTS / "small.csv", "-o", "many.html")[0] == 0
     browser.open(Path("many.html").resolve(), "trend")
     assert "small.csv" in browser.find("#part-trend").text
+    browser.click("#part-trend summary")
+    shown = [[cell.text for cell in row.find_elements("css selector", "td")] for row in browser.all("#part-trend details tbody tr")]
+    assert [row for row in shown if row[0] == "quack"] and all(len(row) == 2 + 4 and all(row[:2]) for row in shown)
     assert browser.console() == []
 
 
@@ -360,6 +394,23 @@ def test_gate_json_is_shown_and_a_wrong_one_is_refused(browser, main):
     assert "give the file of softbench gate --json FILE" in err
 
 
+def test_names_have_the_folders_that_part_them():
+    assert names([Path("old/latest.csv"), Path("new/latest.csv")]) == ["old/latest.csv", "new/latest.csv"]
+    assert names([Path("old/a.csv"), Path("new/b.csv")]) == ["a.csv", "b.csv"]
+    assert names([Path("a.csv"), Path("a.csv"), Path("b.csv")]) == ["a.csv (1)", "a.csv (2)", "b.csv"]
+
+
+def test_page_says_if_the_gate_judged_another_run():
+    rows, _ = read_csv(RESULTS / "odd.csv")
+    cells = [CellKey(rows[1].backend, *rows[1].case), CellKey("other", "forward", "bf16", 1, 2)]
+    report = GateReport("a", tuple(Verdict(cell, State.SAME, "", 1.0, (0.9, 1.1), "rounds") for cell in cells), Rules(0.05))
+    text = document.html([Source("a.csv", rows)], "softbench report", report)
+    assert "lack 1 of the 2 cells below: the gate judged another run" in text
+    assert "Its interval covers rounds." in text
+    own = replace(report, verdicts=report.verdicts[:1])
+    assert "judged another run" not in document.html([Source("a.csv", rows)], "softbench report", own)
+
+
 def test_report_refuses_what_it_cannot_read_or_write(main):
     assert main("report", "-")[::2] == (2, "softbench: report -: reads files only, because the samples lie beside the CSV; name the file\n")
     assert main("report", "none.csv")[0] == 2
@@ -367,7 +418,11 @@ def test_report_refuses_what_it_cannot_read_or_write(main):
     code, out, err = main("report", "a.csv")
     assert (code, out, Path("a.html").is_file()) == (0, "a.html\n", True)
     assert err == "softbench: a.json is not beside a.csv, and that file has the samples; the page has no samples of it\n"
-    assert "name another one" in main("report", "a.csv", "-o", "a.csv")[2]
+    for taken in ("a.csv", "a.json"):
+        before = Path(taken).read_text() if Path(taken).exists() else None
+        assert "name another one" in main("report", "a.csv", "-o", taken)[2]
+        assert (Path(taken).read_text() if Path(taken).exists() else None) == before
+    assert main("report", "a.csv", "-o", "-")[0] == 2 and not Path("-").exists()
     assert "cannot be written" in main("report", "a.csv", "-o", "none/a.html")[2]
     Path("a.json").write_text('{"run": "another", "cells": []}')
     assert "a.json: is of another, and a.csv is of" in main("report", "a.csv")[2]

@@ -38,6 +38,26 @@ def test_sentences_say_who_is_fastest_and_how_close(rows):
     assert third == "Of 16 cells, none is wrong; none is doubtful."
 
 
+def test_sentences_without_intervals_call_no_backend_the_fastest(rows):
+    first, *_ = overview.sentences([replace(row, low_us=None, high_us=None) for row in rows])
+    assert first == (
+        "In none of 4 cases do the intervals part the fastest backend from the others; "
+        "in 4 the file has no interval, so the fastest is uncertain."
+    )
+
+
+def test_third_sentence_counts_limited_classes():
+    rows, _ = read_csv(RESULTS / "strategies.csv")
+    assert overview.sentences(rows)[-1].startswith("Of 783 cells, 1 wrong, 115 low-precision; 31 skipped, 360 unavailable; 235 doubtful (")
+
+
+def test_first_sentence_says_where_a_backend_has_no_other(rows):
+    first, *_ = overview.sentences([row for row in rows if row.N > 256 or row.backend in ("a", "copy")])
+    assert first == (
+        "Of 4 cases, the fastest backend is a in 2; in 2 its interval overlaps that of another backend; in 1 no other backend has a result."
+    )
+
+
 def test_sentences_without_results(rows):
     lost = [replace(row, status="failed", median_us=None, gbps=None, of_copy=None) for row in rows if row.backend != "copy"]
     assert overview.sentences(lost) == [
