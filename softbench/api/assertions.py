@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Sequence
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, Unpack, cast
 
@@ -11,7 +12,7 @@ import pytest
 
 from softbench.api.backends import Backend, given
 from softbench.api.measure import checked, compare, judged
-from softbench.api.options import CheckOptions, GateOptions, Options, Words, known_only, texts, words
+from softbench.api.options import CheckOptions, GateOptions, Operations, Options, Words, known_only, texts, words
 from softbench.core.case import OPERATION
 from softbench.core.errors import InconclusiveError
 from softbench.core.text import count, margin as shown_margin, percent
@@ -40,7 +41,7 @@ class Softbench:
     def assert_correct(
         self,
         fn: Backend,
-        op: str = OPERATION,
+        op: str | PathLike[str] = OPERATION,
         *,
         dtype: Words = None,
         direction: Words = "forward",
@@ -63,8 +64,8 @@ class Softbench:
         old: Backend,
         margin: float = 0.03,
         *,
-        op: str | None = None,
-        config: str | None = None,
+        op: Operations = None,
+        config: str | Path | None = None,
         **options: Unpack[GateOptions],
     ) -> None:
         """Assert that `new` is correct and not more than `margin` slower than `old`, as `softbench.judge` finds. .03 is 3 %.
@@ -93,8 +94,8 @@ class Softbench:
         fn: Backend,
         at_least_of_copy: float = 0.9,
         *,
-        op: str | None = None,
-        config: str | None = None,
+        op: Operations = None,
+        config: str | Path | None = None,
         quick: bool = False,
         **options: Unpack[Options],
     ) -> None:
@@ -109,20 +110,20 @@ class Softbench:
         __tracebackhide__ = True
         known_only(options, Options)
         self._without_gpu((fn,), op, cast(GateOptions, options))
-        sized = _with_shape(options, config)
+        sized = cast(Options, texts(_with_shape(options, config)))  # a generator gives its values once
         result = compare(fn, op=op, config=config, quick=quick, output=self.folder, **sized)
         rows = [row for row in result.rows if row.backend != "copy"]
         low = [row for row in rows if not (row.of_copy or 0) >= at_least_of_copy]
         text = _fractions(low or sorted(rows, key=lambda row: row.of_copy or 0))
         self._note(f"{rows[0].backend if rows else fn}: {text}")
         if low or not rows:
-            chosen, found = given((fn,)), texts(sized)
-            named = {"backends": ",".join(chosen.labels), **found, "config": config, "quick": quick}
+            chosen = given((fn,))
+            named = {"backends": ",".join(chosen.labels), **sized, "config": config, "quick": quick}
             command = shlex.join(["softbench", "run", *words(chosen, op, named)])
             found_low = f"{count(len(low), 'cell')} below {percent(at_least_of_copy)} of copy"
             raise AssertionError(f"{found_low}\n{text}\nrepeat it: {command}\nresults: {result.csv}")
 
-    def _without_gpu(self, backends: Sequence[Backend], op: str | None, options: GateOptions) -> None:
+    def _without_gpu(self, backends: Sequence[Backend], op: Operations, options: GateOptions) -> None:
         """Without a GPU: check the backends, and skip the test. With one, or on the CPU if the test names it: return."""
         __tracebackhide__ = True
         from softbench.run import doctor
@@ -136,7 +137,7 @@ class Softbench:
     def _skip(self, reason: str) -> NoReturn:
         pytest.skip(f"softbench: {reason}")
 
-    def _check(self, backends: Sequence[Backend], op: str, dtype: Words, direction: Words, case: str, options: CheckOptions) -> None:
+    def _check(self, backends: Sequence[Backend], op: Operations, dtype: Words, direction: Words, case: str, options: CheckOptions) -> None:
         __tracebackhide__ = True
         report, plugins = checked(backends, op, case, dtype, direction, options)
         names = ", ".join(dict.fromkeys(finding.backend for finding in report.findings))
@@ -156,7 +157,7 @@ class Softbench:
         )
 
 
-def _with_shape(options: Options | GateOptions, config: str | None) -> Options:
+def _with_shape(options: Options | GateOptions, config: str | Path | None) -> Options:
     """The options with the default shape, unless they or a configuration give one."""
     sized = config is not None or options.keys() & {"M", "N", "shape"}
     return cast(Options, {**({} if sized else SHAPE), **options})

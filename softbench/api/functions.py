@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import sys
 from collections.abc import Callable, Iterator
+from inspect import unwrap
 from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
@@ -67,23 +69,33 @@ def _attribute(module: ModuleType, qualified: str) -> object:
 def _place(module: ModuleType, name: str, function: Callable[..., Any]) -> str:
     """The text for `--plugin`. Raises as `place`."""
     file = getattr(module, "__file__", None)
-    code = getattr(function, "__code__", None)
     known = module.__name__
     if known == "__main__":
         spec = getattr(module, "__spec__", None)
         known = spec.name if spec else ""  # of python -m
-        if not file or (code is not None and not _same(Path(code.co_filename), Path(file))):
+        code = getattr(unwrap(function), "__code__", None)
+        if not file or (code is not None and not Path(code.co_filename).is_file()):
             raise UsageError(
                 f"{name} is defined in a notebook cell or an interpreter, so a worker cannot import it; "
                 "begin the cell with %%softbench FILE.py, or write the function into a file"
             )
     importable = bool(known and file) and (there := module_file(known)) is not None and _same(there, Path(str(file)))
-    in_package = Path(str(file)).with_name("__init__.py").is_file()
-    if importable and (in_package or Path(str(file)).suffix != ".py"):
+    if importable and not _alone(Path(str(file))):
         return f"{known}:{name}"
     if not file or not str(file).endswith(".py"):
         raise UsageError(f"{module.__name__}.{name} comes from no Python file; write a function that calls it, {TOP_LEVEL}")
     return f"{shown(Path(file))}:{name}"
+
+
+def _alone(file: Path) -> bool:
+    """True for a Python file that can be imported without a package. One in an archive is no file."""
+    if not file.is_file() or file.suffix != ".py" or file.with_name("__init__.py").is_file():
+        return False
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (SyntaxError, ValueError):
+        return True
+    return not any(isinstance(node, ast.ImportFrom) and node.level for node in ast.walk(tree))  # of a package without __init__.py
 
 
 def _same(a: Path, b: Path) -> bool:

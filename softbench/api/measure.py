@@ -5,14 +5,28 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from dataclasses import replace
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
 from softbench.api.backends import Backend, given
-from softbench.api.options import CheckOptions, GateOptions, Options, Words, known_only, layer, request, texts, words
+from softbench.api.options import (
+    CheckOptions,
+    GateOptions,
+    Operations,
+    Options,
+    Words,
+    known_only,
+    layer,
+    operations,
+    request,
+    texts,
+    words,
+)
 from softbench.api.progress import watched
 from softbench.core.case import OPERATION
 from softbench.core.errors import UsageError
+from softbench.plugins.source import split_alias, split_function
 
 if TYPE_CHECKING:
     from softbench.api.result import Result
@@ -27,8 +41,8 @@ RESULTS = Path("results")
 
 def compare(
     *backends: Backend,
-    op: str | Sequence[str] | None = None,
-    config: str | None = None,
+    op: Operations = None,
+    config: str | Path | None = None,
     output: str | Path = RESULTS,
     quick: bool = False,
     progress: bool | None = None,
@@ -75,8 +89,8 @@ def judge(
     reference: Backend,
     *,
     margin: float = 0.03,
-    op: str | Sequence[str] | None = None,
-    config: str | None = None,
+    op: Operations = None,
+    config: str | Path | None = None,
     output: str | Path = RESULTS / "gate",
     progress: bool | None = None,
     **options: Unpack[GateOptions],
@@ -106,8 +120,8 @@ def judged(
     candidate: Backend,
     reference: Backend,
     margin: float,
-    op: str | Sequence[str] | None,
-    config: str | None,
+    op: Operations,
+    config: str | Path | None,
     output: str | Path,
     progress: bool | None,
     options: GateOptions,
@@ -118,8 +132,8 @@ def judged(
     from softbench.run import run
 
     known_only(options, GateOptions)
-    if not 0 < margin <= 1:
-        raise UsageError(f"margin {margin:g}: must be a fraction above 0, such as .03 for 3 %")
+    if not isinstance(margin, int | float) or not 0 < margin <= 1:
+        raise UsageError(f"margin {margin}: must be a fraction above 0, such as .03 for 3 %")
     rules = Rules(margin=margin)
     with watched(progress) as observer:
         both, found = given((candidate, reference), one_each=True), texts(options)
@@ -145,7 +159,7 @@ def judged(
 
 def check(
     *backends: Backend,
-    op: str = OPERATION,
+    op: str | PathLike[str] = OPERATION,
     case: str = "*",
     dtype: Words = None,
     direction: Words = None,
@@ -157,7 +171,7 @@ def check(
         backends: as in `compare`.
         op: the operation, or the Python file of one.
         case: a shell pattern of the names of check cases; a leading `!` selects the others.
-        dtype, direction: one or several; None for all that the operation has. A function needs one direction.
+        dtype, direction: one or several; None for all that the operation has. Beside a function, no direction means `forward`.
         options: `set`, `device`, `seed`, `timeout` and `plugins`, as in `compare`.
 
     Returns:
@@ -170,16 +184,19 @@ def check(
 
 
 def checked(
-    backends: Sequence[Backend], op: str, case: str, dtype: Words, direction: Words, options: CheckOptions
+    backends: Sequence[Backend], op: Operations, case: str, dtype: Words, direction: Words, options: CheckOptions
 ) -> tuple[CheckReport, list[str]]:
     """The report of `check`, and the plugins, which `CheckReport.to_repeat` takes."""
     from softbench.run.check import CheckRequest, check as run_check
 
     known_only(options, CheckOptions)
     with watched(progress=False):
-        chosen, found = given(backends), texts({**options, "dtype": dtype, "direction": direction})
+        chosen = given(backends)
+        if direction is None and any(split_function(split_alias(plugin)[1])[1] for plugin in chosen.plugins):
+            direction = "forward"
+        found = texts({**options, "dtype": dtype, "direction": direction})
         axes = {name: [found.pop(name)] if name in found else None for name in ("dtype", "direction")}
         parameters = found.pop("set", None)
-        asked = CheckRequest.of(layer(found, None, chosen), op, pattern=case, set=parameters, **axes)
+        asked = CheckRequest.of(layer(found, None, chosen), ",".join(operations(op) or ()), pattern=case, set=parameters, **axes)
         report = run_check(asked, lambda done, total: None)
     return report, [str(plugin) for plugin in (*chosen.plugins, *found.get("plugins", ()))]

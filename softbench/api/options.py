@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from os import PathLike
 from pathlib import Path
+from types import UnionType
 from typing import TYPE_CHECKING, Any, TypedDict, get_type_hints
 
 from softbench import __version__
 from softbench.api.backends import Given
 from softbench.core.case import Value, value_text
-from softbench.core.text import did_you_mean
+from softbench.core.errors import UsageError
+from softbench.core.text import did_you_mean, one_line
 
 if TYPE_CHECKING:
     from softbench.plan.settings import Layer
@@ -19,6 +22,8 @@ Axis = int | str | Iterable[int | str]
 """Values of an axis: `4096`, `[256, 512]`, `range(256, 8192, 256)`, or a text such as `"256:8192:*2"`."""
 Words = str | Iterable[str] | Any
 """One or several words. A dtype may be one of torch: `torch.bfloat16`."""
+Operations = str | PathLike[str] | Sequence[str | PathLike[str]] | None
+"""An operation's name, the Python file of one, or several."""
 
 
 class CheckOptions(TypedDict, total=False):
@@ -26,10 +31,11 @@ class CheckOptions(TypedDict, total=False):
 
     set: Mapping[str, Value] | str | Sequence[Mapping[str, Value] | str]
     """Parameters of the operation: `{"scale": 0.7}`. Each of several mappings makes cases of its own."""
-    device: str
+    device: Any
+    """A text such as `"cuda:1"`, or a `torch.device`."""
     seed: int
     timeout: float | str | Mapping[str, float]
-    plugins: Sequence[str | Path]
+    plugins: str | Path | Sequence[str | Path]
 
 
 class GateOptions(CheckOptions, total=False):
@@ -58,10 +64,6 @@ class Options(GateOptions, total=False):
     profile: str
 
 
-TEXTS = ("M", "N", "dim", "dtype", "direction")
-"""Options whose values the command line takes as one text with commas."""
-
-
 def known_only(options: Mapping[str, object], kind: type) -> None:
     """Raises TypeError for an argument that is not of this kind, as Python does for its own functions."""
     names = get_type_hints(kind)
@@ -71,22 +73,23 @@ def known_only(options: Mapping[str, object], kind: type) -> None:
 
 def texts(options: Mapping[str, Any]) -> dict[str, Any]:
     """The options as the command line has them: texts where it takes texts, numbers where it takes numbers."""
-    found: dict[str, Any] = {}
-    for key, value in options.items():
-        if value is None:
-            continue
-        if key in TEXTS:
-            found[key] = _listed(value)
-        elif key == "shape":
-            found[key] = _shapes(value)
-        elif key == "set":
-            found[key] = [_parameters(one) for one in ([value] if isinstance(value, str | Mapping) else value)]
-        elif key == "timeout":
-            found[key] = ",".join(f"{phase}={seconds:g}" for phase, seconds in value.items()) if isinstance(value, Mapping) else str(value)
-        elif key == "plugins":
-            found[key] = [Path(plugin) for plugin in ([value] if isinstance(value, str | Path) else value)]
-        else:
-            found[key] = value
+    return {key: _READERS.get(key, _plain)(value) for key, value in options.items() if value is not None}
+
+
+def _plain(value: Any) -> Any:
+    """A number of Python for one of numpy."""
+    return value.item() if hasattr(value, "item") and getattr(value, "shape", None) == () else value
+
+
+def _timeouts(value: Any) -> str:
+    return ",".join(f"{phase}={seconds}" for phase, seconds in value.items()) if isinstance(value, Mapping) else str(value)
+
+
+def _items(value: Any, kinds: type | UnionType, what: str) -> list[Any]:
+    """One value of these kinds, or several, as a list. Raises UsageError for others."""
+    found = [value] if isinstance(value, kinds) or not isinstance(value, Iterable) else list(value)
+    if wrong := [one for one in found if not isinstance(one, kinds)]:
+        raise UsageError(f"{one_line(repr(wrong[0]), 80)} is no {what}")
     return found
 
 
@@ -97,17 +100,50 @@ def _listed(value: object) -> str:
 
 
 def _shapes(value: Any) -> str:
-    if isinstance(value, str):
-        return value
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        return str(value)
     sizes = list(value)
-    return "x".join(map(str, sizes)) if all(isinstance(size, int) for size in sizes) else ",".join(map(_shapes, sizes))
+    return ",".join(map(_shapes, sizes)) if any(isinstance(size, str | Iterable) for size in sizes) else "x".join(map(str, sizes))
 
 
 def _parameters(value: str | Mapping[str, Value]) -> str:
-    return value if isinstance(value, str) else ",".join(f"{name}={value_text(one)}" for name, one in value.items())
+    return value if isinstance(value, str) else ",".join(f"{name}={_value(one)}" for name, one in value.items())
 
 
-def layer(found: Mapping[str, Any], op: str | Sequence[str] | None, backends: Given) -> Layer:
+def _value(value: Any) -> str:
+    """A parameter's value. A dtype of torch has softbench's name."""
+    from softbench.plan.sweep import DTYPE_ALIASES
+
+    plain = _plain(value)
+    name = str(plain).removeprefix("torch.")
+    return value_text(plain) if isinstance(plain, bool | int | float | str) else DTYPE_ALIASES.get(name, name)
+
+
+def _parameter_sets(value: Any) -> list[str]:
+    return [_parameters(one) for one in _items(value, str | Mapping, "set of parameters; write {'scale': 0.7}")]
+
+
+def _plugins(value: Any) -> list[Path]:
+    return [Path(one) for one in _items(value, str | PathLike, "plugin file")]
+
+
+def operations(op: Operations) -> list[str] | None:
+    """The values of `--op`; None without an operation. Raises UsageError for what is neither a name nor a file."""
+    return None if op is None else [str(one) for one in _items(op, str | PathLike, "operation; give a name or a file")] or None
+
+
+_READERS: dict[str, Callable[[Any], object]] = {
+    **dict.fromkeys(("M", "N", "dim", "dtype", "direction"), _listed),
+    **dict.fromkeys(("device", "timer", "l2", "profile", "relative_to"), str),
+    "shape": _shapes,
+    "set": _parameter_sets,
+    "timeout": _timeouts,
+    "plugins": _plugins,
+}
+"""What makes a text or a list of texts of an argument, where the command line takes one."""
+
+
+def layer(found: Mapping[str, Any], op: Operations, backends: Given) -> Layer:
     """The settings of the options that `texts` made.
 
     Raises:
@@ -118,8 +154,7 @@ def layer(found: Mapping[str, Any], op: str | Sequence[str] | None, backends: Gi
     from softbench.run.operations import names
 
     plugins = [*backends.plugins, *found.get("plugins", ())]
-    ops = [op] if isinstance(op, str) else list(op) if op else None
-    flags = from_flags({**found, "op": names(ops), "plugins": plugins})
+    flags = from_flags({**found, "op": names(operations(op)), "plugins": plugins})
     if backends.names and backends.names != ("all",):
         flags["backends"] = strings(list(backends.names), "backends")
     return flags
@@ -127,12 +162,12 @@ def layer(found: Mapping[str, Any], op: str | Sequence[str] | None, backends: Gi
 
 def request(
     backends: Given,
-    op: str | Sequence[str] | None,
+    op: Operations,
     found: Mapping[str, Any],
     command: Sequence[str],
     *,
     output: str | Path,
-    config: str | None = None,
+    config: str | PathLike[str] | None = None,
     quick: bool = False,
 ) -> Request:
     """The request of a measurement. `found` is of `texts`; `command` has the words of the command line that repeats it.
@@ -144,13 +179,13 @@ def request(
     from softbench.run.operations import names
     from softbench.run.request import Request, command_line
 
-    base = load(config, names) if config is not None else {}
+    base = load(str(config), names) if config is not None else {}
     return Request(base, layer(found, op, backends), quick, Path(output), False, command_line(command), __version__)
 
 
-def words(backends: Given, op: str | Sequence[str] | None, options: Mapping[str, Any]) -> list[str]:
+def words(backends: Given, op: Operations, options: Mapping[str, Any]) -> list[str]:
     """The words of a command line with these plugins, operation and options. An option that is true is a flag alone."""
-    ops = [op] if isinstance(op, str) else list(op or ())
+    ops = operations(op)
     found = [word for plugin in (*backends.plugins, *options.get("plugins", ())) for word in ("--plugin", str(plugin))]
     found += ["--op", ",".join(ops)] if ops else []
     for key, value in options.items():

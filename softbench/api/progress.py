@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -19,6 +20,15 @@ if TYPE_CHECKING:
 
 _MEASURING = threading.RLock()
 """Two measurements of one process would disturb each other, so the second waits."""
+
+
+def _forked() -> None:
+    """A process that was forked during a measurement has no thread that would release the lock."""
+    global _MEASURING
+    _MEASURING = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 class Watched:

@@ -44,7 +44,9 @@ class Shown:
 
         from softbench.report.width import widen
 
-        console = Console(file=StringIO(), width=width or shutil.get_terminal_size().columns, record=True)
+        columns = width or shutil.get_terminal_size().columns
+        # Jupyter has variables of colour, and there rich would display the text itself.
+        console = Console(file=StringIO(), width=columns, record=True, force_terminal=False, force_jupyter=False)
         made = self._make(console)
         widen(console, made)
         console.print(made, markup=False, highlight=False)

@@ -31,6 +31,12 @@ def names() -> tuple[str, ...]:
     return (*NAMES, *_added)
 
 
+def declarations() -> tuple[str, ...]:
+    """All operations with all their parameters, as a backend declares them: `softmax(scale,out_dtype)`."""
+    parameters = {name: ",".join(parameter.name for parameter in declared(name).parameters) for name in names()}
+    return tuple(f"{name}({inner})" if inner else name for name, inner in parameters.items())
+
+
 def files() -> tuple[str, ...]:
     """The files of the users' operations."""
     return tuple(file for _, file in _added.values())

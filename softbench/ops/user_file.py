@@ -14,6 +14,7 @@ import torch
 from softbench.core.case import Case, Direction, Value
 from softbench.core.errors import UsageError
 from softbench.core.outcome import Grade
+from softbench.core.text import few
 from softbench.ops import registry
 from softbench.ops.dtypes import TENSOR_DTYPES
 from softbench.ops.operation import Operation, validate
@@ -71,6 +72,9 @@ def _try(operation: Operation, values: Values, case: Case) -> None:
         if len(exact := tuple(values.reference(case, *wide))) != len(outputs):
             raise UsageError(f"{where}: reference gives {len(exact)} tensors; the pass has {len(outputs)}")
         _require_separate_rows(operation, values, case, wide, exact, where)
+        low, due = values.low_precision(case, *wide), [tuple(out.shape) for out in exact]
+        if low is not None and (shapes := [tuple(bound.shape) for bound in low]) != due:
+            raise UsageError(f"{where}: low_precision gives {_few(shapes)}; give a tuple with a bound of each output: {_few(due)}")
         right = tuple(out.to(TENSOR_DTYPES[spec.dtype_of(case)]) for out, spec in zip(exact, outputs.values(), strict=True))
         found = values.check(case, given, right)
         rows = "structured rows" if structured else "normal rows"
@@ -80,6 +84,10 @@ def _try(operation: Operation, values: Values, case: Case) -> None:
             zeroed = tuple(torch.zeros_like(out) if i == place else out for i, out in enumerate(right))
             if values.check(case, given, zeroed).grade is not Grade.WRONG:
                 raise UsageError(f"{where}: the bound of {name} accepts zeros in {rows}; make it smaller")
+
+
+def _few(shapes: Sequence[tuple[int, ...]]) -> str:
+    return few([str(shape) for shape in shapes])
 
 
 def _require_separate_rows(

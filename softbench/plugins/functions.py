@@ -1,7 +1,8 @@
 """Backends from functions: those of a plugin file that defines no backend, or one function that the user names.
 
 The functions of a file have the names of operations: `softmax(x)`, and `softmax_backward(dy, y)` if there is one; `log_softmax(x)`;
-`rms_norm(x, w)`. A function that the user names may have any name: it is taken for the operation and the direction that are asked for.
+`rms_norm(x, w)`. A function that the user names may have any name: it is taken for the operation, the parameters and the direction that
+are asked for.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def from_functions(module: ModuleType, name: str, operations: Sequence[str]) -> 
     """The backend of a file's own functions; None if none has the name of an operation. Imported functions do not count."""
     named = {(op, way): getattr(module, op + suffix, None) for op in operations for way, suffix in SUFFIXES.items()}
     own = {key: found for key, found in named.items() if callable(found) and getattr(found, "__module__", "") == module.__name__}
-    functions = {(op, way): found for (op, way), found in own.items() if (op, Direction.FORWARD) in own}
+    functions = {(op, way): found for (op, way), found in own.items() if {(op, Direction.FORWARD), (op, Direction.FUSED)} & own.keys()}
     if not functions:
         return None
     first = next(iter(functions.values()))
@@ -59,6 +60,7 @@ class GivenFunction:
     """One function that the user names."""
 
     def __init__(self, name: str, function: Call, operations: Sequence[str]) -> None:
+        """`operations` are all, each with its parameters as in `softmax(scale)`."""
         self.name, self.function, self.operations = name, function, tuple(operations)
         self.summary = (function.__doc__ or "").strip().partition("\n")[0]
 

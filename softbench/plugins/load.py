@@ -25,7 +25,8 @@ METHODS = ("available", "supports", "prepare")
 def load(origin: PluginSource, operations: Sequence[str] = (OPERATION,)) -> tuple[Backend, ...]:
     """Import the backends of a plugin source. This runs the plugin's code, so only workers call it.
 
-    `operations` are the names of functions that make a backend of a file without one.
+    `operations` are all operations, each with its parameters as in `softmax(scale)`. Their names are those of the functions that make a
+    backend of a file without one.
 
     An entry point names one Backend or a list. A file has them under the name `backend` or `backends`, or it has functions only
     (`softbench.plugins.functions`). A source may also be one function.
@@ -38,7 +39,8 @@ def load(origin: PluginSource, operations: Sequence[str] = (OPERATION,)) -> tupl
         offered = given_function(_import(origin), origin.function, origin.label, operations)
     elif origin.kind == FILE:
         module = _import(origin)
-        offered = getattr(module, "backends", None) or getattr(module, "backend", None) or from_functions(module, origin.label, operations)
+        names = [operation.partition("(")[0] for operation in operations]
+        offered = getattr(module, "backends", None) or getattr(module, "backend", None) or from_functions(module, origin.label, names)
         if offered is None:
             raise UsageError(f"defines neither `backend` nor `backends`, or nothing in them, and no function `{OPERATION}`")
     else:

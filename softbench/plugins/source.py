@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import metadata
@@ -91,12 +92,16 @@ def _given(plugin: Path) -> PluginSource:
 
 
 def module_file(module: str) -> Path | None:
-    """The source file of a module, found without importing its package; None if there is none."""
+    """The source file of a module, found without importing its package; None if there is none.
+
+    A package that is loaded may have changed its search path, as `softbench.kernels` does in a checkout.
+    """
     first, *rest = module.split(".")
     try:
         spec = find_spec(first)
         for depth in range(1, len(rest) + 1):
-            folders = spec.submodule_search_locations if spec else None
+            loaded = sys.modules.get(".".join((first, *rest[: depth - 1])))
+            folders = getattr(loaded, "__path__", None) or (spec.submodule_search_locations if spec else None)
             spec = PathFinder.find_spec(".".join((first, *rest[:depth])), folders) if folders else None
     except (ImportError, ValueError):  # ValueError: a loaded module without a spec
         return None

@@ -30,7 +30,7 @@ from softbench.core.replies import (
 )
 from softbench.core.text import one_line
 from softbench.ops import user_file
-from softbench.ops.registry import names
+from softbench.ops.registry import declarations
 from softbench.plugins.info import info_to_json
 from softbench.plugins.load import load
 from softbench.plugins.source import PluginSource
@@ -94,7 +94,7 @@ class Server:
         self.source, self.device = source, device
         self.timers = bind(device)
         self.guard = tamper_guard.bind(device)
-        self.backends = {backend.name: backend for backend in load(source, names())}
+        self.backends = {backend.name: backend for backend in load(source, declarations())}
         named = [self.backends[name]] if name in self.backends else list(self.backends.values())
         self.backend = named[0]
         if overwrites_output(self.backend):  # by a CUDA graph

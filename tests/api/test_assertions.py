@@ -106,6 +106,8 @@ def test_bandwidth_is_compared_with_copy(softbench, forked):
         AssertionError, match=r"(?s)1 cell below 1000x of copy.*forward-fp32-8x64: .* of copy.*repeat it: softbench run .*right"
     ):
         softbench.assert_bandwidth(right, 1000, **given)
+    with pytest.raises(AssertionError, match="--N 32,64 "):
+        softbench.assert_bandwidth(right, 1000, **{**given, "N": (N for N in (32, 64))})
     assert softbench.notes[0].startswith("right: forward-fp32-8x64: ")
 
 

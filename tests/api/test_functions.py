@@ -1,6 +1,8 @@
 """Where a worker finds a function of the caller, and what is said about one that no worker can import."""
 
 import functools
+import importlib
+import shutil
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -8,6 +10,7 @@ from types import ModuleType
 import pytest
 import torch
 
+from softbench import kernels
 from softbench.api.functions import place, shown
 from softbench.core.errors import UsageError
 from softbench.plugins.source import origins
@@ -44,6 +47,27 @@ def test_a_function_of_a_file_is_found_by_the_file():
 def test_a_function_of_a_package_is_found_by_the_module():
     assert place(torch.nn.functional.softmax) == "torch.nn.functional:softmax"
     assert place(torch.softmax).startswith("torch:") or ":softmax" in place(torch.softmax)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_packages_without_init_and_archives_are_found_by_module(tmp_path, monkeypatch, packed):
+    (tmp_path / "spaced").mkdir()
+    (tmp_path / "spaced" / "one.py").write_text(("" if packed else "from .other import kernel\n") + "def fast(x):\n    return x\n")
+    (tmp_path / "spaced" / "other.py").write_text(CODE)
+    place_of = shutil.make_archive(str(tmp_path / "packed"), "zip", tmp_path, "spaced") if packed else str(tmp_path)
+    monkeypatch.syspath_prepend(place_of)
+    found = place(importlib.import_module("spaced.one").fast)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "spaced"]:
+        del sys.modules[name]
+    assert found == "spaced.one:fast"
+    (source,) = [source for source in origins([Path(found)]) if source.given]
+    assert (source.kind, source.target) == ("module", "spaced.one")
+
+
+def test_a_function_of_softbenchs_kernels_is_found():
+    found = place(kernels.softmax)
+    assert found == "softbench.kernels.common.automatic:softmax"
+    assert [source.kind for source in origins([Path(found)]) if source.given] == ["module"]
 
 
 def test_another_object_of_that_name_is_not_taken():
@@ -88,6 +112,8 @@ def test_a_scripts_function_is_found_and_a_cells_is_refused(monkeypatch, tmp_pat
     script = tmp_path / "script.py"
     script.write_text(CODE)
     assert place(in_main(CODE, monkeypatch, script)) == f"{script.resolve()}:kernel"
+    decorated = "import torch\n@torch.no_grad()\n" + CODE  # the code of the wrapper is in a file of torch
+    assert place(in_main(decorated, monkeypatch, script)) == f"{script.resolve()}:kernel"
     with pytest.raises(
         UsageError, match=r"kernel is defined in a notebook cell or an interpreter.*begin the cell with %%softbench FILE.py"
     ):

@@ -16,6 +16,7 @@ import softbench
 from softbench.gate.verdicts import GateReport
 from softbench.plugins import load
 from softbench.run import run
+from softbench.run.check import CheckReport
 
 QUICK = {"device": "cpu", "M": 8, "N": 32, "quick": True}
 
@@ -107,6 +108,16 @@ def test_check_finds_the_wrong_one(here):
     report = softbench.check(right, wrong, case="shape 37x33", dtype="fp32", direction="forward", device="cpu")
     assert {finding.backend: finding.verdict for finding in report.findings} == {"right": "pass", "wrong": "wrong"}
     assert report.exit_code == 1
+
+
+def test_a_function_is_checked_forward_only(monkeypatch):
+    asked = []
+    report = CheckReport((), (), (), "cpu", 0)
+    monkeypatch.setattr("softbench.run.check.check", lambda request, advance: asked.append(request.directions) or report)
+    softbench.check(right)
+    softbench.check("torch", direction="backward")
+    softbench.check("torch", op=Path("log_softmax"))
+    assert asked == [("forward",), ("backward",), ("forward", "backward", "both", "fused")]
 
 
 class Measured:

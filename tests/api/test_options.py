@@ -1,11 +1,14 @@
 """Arguments of Python are the options of the command line: their words, read by the command line, give the same settings."""
 
+from pathlib import Path
+
+import numpy
 import pytest
 import torch
 import typer
 
 from softbench.api.backends import given
-from softbench.api.options import CheckOptions, GateOptions, Options, known_only, layer, texts, words
+from softbench.api.options import CheckOptions, GateOptions, Options, known_only, layer, operations, texts, words
 from softbench.cli import gate
 from softbench.cli.main import app
 from softbench.core.errors import UsageError
@@ -20,6 +23,14 @@ CALLS = {
     "lists of sizes": {"shape": [(8, 16, 1024), [4, 4, 4]]},
     "parameters": {"M": 8, "N": 8, "set": {"scale": 0.5, "out_dtype": "fp32"}, "device": "cpu"},
     "two sets": {"M": 8, "N": 8, "set": [{"scale": 0.5}, "scale=0.7"], "timer": "device", "l2": "warm", "profile": "off"},
+    "numpy's numbers": {
+        "shape": numpy.array([8, 16, 1024]),
+        "dim": numpy.int64(2),
+        "rounds": numpy.int64(4),
+        "precision": numpy.float64(0.01),
+    },
+    "numpy's parameters": {"M": numpy.int64(8), "N": numpy.array([8, 16]), "set": {"scale": numpy.float64(0.5)}},
+    "torch's objects": {"M": 8, "N": 8, "set": {"out_dtype": torch.float32}, "device": torch.device("cpu")},
     "phases": {"M": 8, "N": 8, "timeout": {"import": 10, "build": 600}, "relative_to": "torch"},
 }
 
@@ -45,6 +56,26 @@ def test_errors_are_those_of_the_command_line():
         layer(texts({"M": 8, "N": 0}), "softmax", given([]))
     with pytest.raises(UsageError, match=r"--dtype.*did you mean 'bf16'"):
         layer(texts({"dtype": "bf61"}), "softmax", given([]))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"set": 5}, r"5 is no set of parameters; write \{'scale': 0.7\}"),
+        ({"plugins": [5]}, "5 is no plugin file"),
+        ({"timeout": {"build": "soon"}}, "--timeout build=soon: write seconds"),
+        ({"shape": 8.5}, "--shape"),
+    ],
+)
+def test_values_of_another_type_are_refused(options, message):
+    with pytest.raises(UsageError, match=message):
+        layer(texts(options), None, given([]))
+
+
+def test_an_operation_is_a_name_or_a_path():
+    assert (operations(None), operations(Path("a.py")), operations(["softmax", Path("a.py")])) == (None, ["a.py"], ["softmax", "a.py"])
+    with pytest.raises(UsageError, match="5 is no operation; give a name or a file"):
+        operations(5)
 
 
 def test_an_unknown_argument_is_a_type_error():

@@ -1,6 +1,7 @@
 """What a caller sees of a measurement, and that two of them wait for each other."""
 
 import io
+import os
 import threading
 
 import pytest
@@ -36,6 +37,25 @@ def test_a_second_thread_waits_for_the_first():
         order.append("first")
     thread.join()
     assert order == ["first", "second"]
+
+
+def test_a_process_forked_during_a_measurement_does_not_wait():
+    inside, over = threading.Event(), threading.Event()
+
+    def measure():
+        with watched(False):
+            inside.set()
+            over.wait()
+
+    thread = threading.Thread(target=measure)
+    thread.start()
+    inside.wait()
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if progress._MEASURING.acquire(blocking=False) else 1)
+    over.set()
+    thread.join()
+    assert os.waitpid(child, 0)[1] == 0
 
 
 def test_no_kernel_of_a_notebook_runs_here():

@@ -26,6 +26,18 @@ def test_text_has_no_control_sequences_and_cuts_nothing(monkeypatch):
     assert repr(Shown(make)) == text
 
 
+def test_jupyter_gets_text_and_html_once(monkeypatch):
+    """There rich would display what it prints, with nothing left for the text."""
+    shown: list[object] = []
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    monkeypatch.setattr("rich.jupyter.display", lambda *given: shown.append(given))
+    assert "<b>[red]x" in str(Shown(make))
+    assert "\x1b" not in str(Shown(make))
+    assert "&lt;b&gt;[red]x" in Shown(make)._repr_html_()
+    assert shown == []
+
+
 def test_html_is_escaped_and_has_its_own_colours():
     html = Shown(make)._repr_html_()
     assert html.startswith("<pre style=")

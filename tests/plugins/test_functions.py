@@ -8,10 +8,11 @@ import torch
 
 from softbench.core.case import Case, Direction
 from softbench.core.errors import UsageError
+from softbench.ops.registry import declarations
 from softbench.plugins import static_scan
 from softbench.plugins.load import load
 from softbench.plugins.source import PluginSource, origins
-from softbench.plugins.traits import info
+from softbench.plugins.traits import info, unsupported
 
 CODE = '''"""My kernels."""
 import torch
@@ -60,6 +61,23 @@ def test_the_backward_is_taken_and_an_alias_renames(tmp_path):
 def test_a_file_without_its_own_softmax_is_refused(tmp_path, code):
     with pytest.raises(UsageError, match="and no function `softmax`"):
         load(source(tmp_path, code))
+
+
+def test_a_fused_function_needs_no_forward(tmp_path):
+    (backend,) = load(source(tmp_path, "def loss_fused(x, target):\n    return x\n"), ("softmax", "loss(softcap)"))
+    fused, forward = (Case(4, 8, "fp32", direction, "cpu", "loss") for direction in (Direction.FUSED, Direction.FORWARD))
+    assert (backend.operations, backend.supports(fused)) == (("loss",), None)
+    assert backend.supports(forward) == "its file defines no function loss"
+
+
+def test_a_named_function_takes_all_parameters(tmp_path):
+    """The functions of a file do not know the parameters, and are skipped for them. A named function is what the user asks about."""
+    (tmp_path / "mine.py").write_text(CODE)
+    (named,), (whole,) = (load(given(f"{tmp_path}/mine.py{function}"), declarations()) for function in (":softmax", ""))
+    assert [unsupported(backend, Case(4, 8, "fp32", "forward", "cpu", "softmax(scale=0.7)")) for backend in (named, whole)] == [
+        "",
+        "its softmax has no parameter scale",
+    ]
 
 
 def test_the_static_scan_names_the_backend_of_functions(tmp_path):

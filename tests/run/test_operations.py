@@ -71,6 +71,12 @@ BAD = {
         TEXT.replace("U_OUT[case.dtype] * exact.abs() +", "U_OUT[case.dtype] * exact +").replace("+ ETA,)", "* exact.sign(),)"),
         "the bound",
     ),
+    "a second bound of another form": (
+        TEXT.replace(
+            "    def structured", "    def low_precision(self, *given):\n        return self.bound(*given)[0]\n\n    def structured"
+        ),
+        "give a tuple with a bound of each output: (32, 48)",
+    ),
     "no structured rows": (TEXT.replace("        return {\n", "        return {}\n        return {\n"), "structured_rows gives no rows"),
     "rows that mix": (
         TEXT.replace(".mean(dim=-1, keepdim=True) + EPS)\n        if", ".mean() + EPS)\n        if"),

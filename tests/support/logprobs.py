@@ -80,6 +80,18 @@ def rounded_lse(x, target):
 
 MASKED = {"log_softmax without guard": lambda x, t: of_logs(x, t, guarded=False)}
 """Wrong beside -inf only, where 0 * -inf is NaN."""
+
+
+def with_log(x, target, log):
+    p = torch.softmax(x.float(), -1)
+    return float64(x, target)[0], -(p * log(p)).sum(-1)
+
+
+OF_TAILS = {
+    "logarithm of a clamped p": lambda x, t: with_log(x, t, lambda p: torch.log(p.clamp(min=1e-6))),
+    "logarithm of p and a bit": lambda x, t: with_log(x, t, lambda p: torch.log(p + 1e-8)),
+}
+"""Wrong where many small probabilities have the entropy; in 16 bits the errors are those of `low-precision`."""
 WRONG = {
     "lse - mean of a rounded lse": rounded_lse,
     "zeros for logprob": lambda x, t: (x.new_zeros(len(x), dtype=torch.float32), float64(x, t)[1]),
@@ -92,6 +104,7 @@ WRONG = {
     "entropy of the maximum": lambda x, t: positive(x, t, of_entropy=lambda log, terms: log),
     "entropy without log(sum)": lambda x, t: positive(x, t, of_entropy=lambda log, terms: terms.sum(-1)),
     "entropy without the last column": lambda x, t: positive(x, t, of_entropy=lambda log, terms: log + terms[:, :-1].sum(-1)),
+    "entropy without the first column": lambda x, t: positive(x, t, of_entropy=lambda log, terms: log + terms[:, 1:].sum(-1)),
     "entropy of another row": lambda x, t: (float64(x, t)[0], float64(x, t)[1].roll(1)),
     "without the maximum": lambda x, t: positive(x, t, high=lambda z: torch.zeros_like(z[:, 0])),
     "maximum of the first half": lambda x, t: positive(x, t, high=lambda z: z[:, : -(-z.shape[1] // 2)].amax(-1)),

@@ -31,7 +31,8 @@ def _loss(z: Array, target: Array, lse: Array, high: Array, given: Settings) -> 
     if e:
         loss, size = loss + e * (lse - z.mean(axis=-1)), size + numpy.abs(z).mean(axis=-1)
     square = given.z_loss * lse**2
-    return Again(numpy.where(ignored, 0.0, loss + square), size + numpy.abs(loss) + square * (1 + size), SMALLEST)
+    size = size + numpy.abs(loss) + square * (1 + size)
+    return Again(numpy.where(ignored, 0.0, loss + square), numpy.where(ignored, 1.0, size), SMALLEST)  # an ignored row may be NaN
 
 
 def _gradient(z: Array, target: Array, lse: Array, dloss: Array, given: Settings) -> Again:
@@ -43,11 +44,12 @@ def _gradient(z: Array, target: Array, lse: Array, dloss: Array, given: Settings
     steep = (
         1 + numpy.where(p == 0, 0.0, numpy.abs(z - lse[:, None])) + moved(numpy.abs(lse))[:, None] + given.z_loss * numpy.abs(lse)[:, None]
     )
-    scale = numpy.where(target == given.ignore_index, 0.0, dloss)[:, None]
+    ignored = (target == given.ignore_index)[:, None]
     slope = 1 - (z / given.cap) ** 2 if given.cap else 1.0
-    dx = numpy.where(scale == 0, 0.0, dz * slope * scale)
+    dx = numpy.where(ignored, 0.0, dz * slope * dloss[:, None])
     largest = float(numpy.abs(dloss).max(initial=0.0))
-    return Again(dx, numpy.abs(dloss)[:, None] * size * steep * (1 + given.cap), SMALLEST * (1 + 4 * largest))
+    whole = numpy.abs(dloss)[:, None] * size * steep * (1 + given.cap)
+    return Again(dx, numpy.where(ignored, 1.0, whole), SMALLEST * (1 + 4 * largest))
 
 
 def _places(target: Array, given: Settings) -> numpy.typing.NDArray[numpy.int64]:

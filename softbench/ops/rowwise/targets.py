@@ -38,6 +38,8 @@ HUGE = (2**13 + 1, 2**18)
 HUGE_TENSORS = 6
 TILE = 4096
 """Columns of a tile that holds only -inf; kernels have smaller ones."""
+TAIL = 14.0
+"""How far below the largest element those of a small tail are."""
 FAR = 1e4
 """A shift at which float32 has a spacing of 2^-10."""
 UNDEFINED = ("of -inf", "with one NaN")
@@ -73,6 +75,7 @@ def kinds(case: Case, ignore_index: int | None) -> dict[str, Change]:
         "one-hot at the target": partial(_at_target, value=50.0, others=-50.0),
         "one-hot elsewhere": _elsewhere,
         "with its sum in two columns": _two_columns,
+        "with one element above many small ones": _tail,
         "with -inf at the target": partial(_at_target, value=-math.inf),
     }
     if ignore_index is None:
@@ -193,10 +196,17 @@ def _with_large(x: torch.Tensor, places: Places) -> None:
 
 
 def _two_columns(x: torch.Tensor, target: torch.Tensor, places: Places) -> None:
-    """A quarter of the sum is in the last column: without its term an entropy is off by as much as 16 bits cannot hide."""
+    """A quarter of the sum is in the last column or the first, in turn: an entropy without it is off by more than 16 bits can hide."""
     x.fill_(-60)
     x[:, (places.N - 1) // 2] = 0
-    x[:, -1] = -1
+    x[::2, -1] = -1
+    x[1::2, 0] = -1
+
+
+def _tail(x: torch.Tensor, target: torch.Tensor, places: Places) -> None:
+    """Probabilities of about 1e-6, which have nearly all of the entropy: log(max(p, 1e-6)) and log(p + 1e-8) are off by much of it."""
+    x.sub_(TAIL)
+    structured_rows.put(x, places, 0.0)
 
 
 def _first_two(change: Change, *given: object) -> None:

@@ -41,6 +41,17 @@ def test_honest_outputs_never_disagree_with_numpy(op, dtype, monkeypatch):
                 assert found.grade in (Grade.PASS, Grade.LOW_PRECISION), (direction, N, found)
 
 
+@pytest.mark.parametrize("direction", operation("cross_entropy").directions)
+def test_an_ignored_row_that_is_nan_is_compared_with_zero(direction):
+    """With one column and an ignore_index of 0 all rows are ignored, also those of -inf."""
+    case = Case(40, 1, "fp32", direction, "cpu", "cross_entropy(ignore_index=0)")
+    given = numerics(case.op).make(case, 0, CPU)
+    given[0][::2], given[0][1::2] = float("nan"), -float("inf")
+    outputs = RIGHT["two passes"][0](case)(*given)
+    found = numerics(case.op).check(case, given, outputs if isinstance(outputs, tuple) else (outputs,))
+    assert found.grade is Grade.PASS, found
+
+
 @contextmanager
 def replaced(**operators):
     """Operators of torch on the CPU, replaced."""

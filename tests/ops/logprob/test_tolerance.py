@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from logprobs import LIMITED, LIMITED_BACKWARD, MASKED, RIGHT, RIGHT_BACKWARD, WRONG, WRONG_BACKWARD, minus_mean
+from logprobs import LIMITED, LIMITED_BACKWARD, MASKED, OF_TAILS, RIGHT, RIGHT_BACKWARD, WRONG, WRONG_BACKWARD, minus_mean
 
 from softbench.backends import naive, torch_eager
 from softbench.core.case import Case, Direction
@@ -45,6 +45,11 @@ def test_wrong_forwards_are_rejected(name, dtype):
     found = graded(WRONG[name], case_of(64, 1024, dtype, F))
     assert found.grade is Grade.WRONG, found
     assert "x the bound" in found.detail
+
+
+@pytest.mark.parametrize("name", OF_TAILS)
+def test_a_changed_logarithm_of_small_probabilities_is_rejected(name):
+    assert graded(OF_TAILS[name], case_of(64, 1024, "fp32", F)).grade is Grade.WRONG
 
 
 @dtypes
