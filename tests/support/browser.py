@@ -67,8 +67,12 @@ class Browser:
         return self.driver.execute_script(script, *arguments)
 
     def find(self, selector: str) -> Any:
-        """The first element that is shown."""
-        return next(element for element in self.all(selector) if element.is_displayed())
+        """The first element that is shown, which may take some milliseconds after a key."""
+        from selenium.webdriver.support.wait import WebDriverWait
+
+        return WebDriverWait(self.driver, 10).until(
+            lambda _: next((element for element in self.all(selector) if element.is_displayed()), None)
+        )
 
     def all(self, selector: str) -> list[Any]:
         from selenium.webdriver.common.by import By
