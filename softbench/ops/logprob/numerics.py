@@ -10,7 +10,6 @@ from softbench.core.case import Case, Direction
 from softbench.ops.check_case import Draw, Tensors
 from softbench.ops.logprob import independent, reference, tolerance
 from softbench.ops.rows import row_chunks
-from softbench.ops.rowwise.independent import Again, Array
 from softbench.ops.rowwise.targets import TargetValues, draw_target
 
 UPSTREAM: Mapping[str, Callable[..., object]] = {
@@ -22,6 +21,9 @@ UPSTREAM: Mapping[str, Callable[..., object]] = {
 
 class LogProb(TargetValues):
     """logprob and entropy of each row, and the gradient of both."""
+
+    again = staticmethod(independent.again)
+    rounding = staticmethod(tolerance.rounding)
 
     def ignore_index(self, case: Case) -> None:
         return None
@@ -53,12 +55,6 @@ class LogProb(TargetValues):
 
     def low_precision(self, case: Case, *inputs: torch.Tensor) -> Sequence[torch.Tensor]:
         return tolerance.bounds(case, inputs, loose=True)
-
-    def again(self, case: Case, *inputs: Array) -> Sequence[Again]:
-        return independent.again(case, *inputs)
-
-    def rounding(self, case: Case, output: str) -> str:
-        return tolerance.rounding(case, output)
 
 
 NUMERICS = LogProb()
