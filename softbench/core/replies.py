@@ -262,7 +262,7 @@ class Profiled(Reply):
 
     profile: Profile
     unverified: str = ""
-    """Why the case has no figure; empty if it has one."""
+    """Why the case has no result; empty if it has one."""
     unordered: str = ""
     """Work of the traced calls that is not ordered with the caller's stream; empty if there is none."""
 

@@ -153,7 +153,7 @@ def cost_rows(by_backend: Mapping[str, BackendCost]) -> list[tuple[str, ...]]:
     """The rows of the tables of `costs` and `markdown`; the first is the heading."""
     directions = list(dict.fromkeys(direction for cost in by_backend.values() for direction in cost.of_copy))
     kernels = " kernels" if any(cost.by_device for cost in by_backend.values()) else ""
-    rows = [("backend", "build", "host", *(f"{direction}{kernels}, of copy" for direction in directions), "cells", "without a figure")]
+    rows = [("backend", "build", "host", *(f"{direction}{kernels}, of copy" for direction in directions), "cells", "without a result")]
     for name, cost in by_backend.items():
         if not cost.cells:
             continue

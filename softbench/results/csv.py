@@ -126,7 +126,7 @@ def _row_of(values: dict[str, str]) -> Row:
         raise ValueError(f"shape: '{row.shape[:40]}' is no shape of {row.M} rows and {row.N} columns")
     figures = (row.median_us, row.p20_us, row.p80_us, *(() if row.timer == "host" or IMPLAUSIBLE in row.labels else (row.gbps,)))
     if row.status == Status.OK and (row.grade in (Grade.WRONG, Grade.UNVERIFIED) or not all(f and 0 < f < math.inf for f in figures)):
-        raise ValueError("status is ok, but there is no figure, or a class that has none")
+        raise ValueError("status is ok, but there is no bandwidth, or a class that has none")
     for name in ("low_us", "high_us", "device_us", "host_us"):
         if not (getattr(row, name) is None or 0 <= getattr(row, name) < math.inf):
             raise ValueError(f"{name}: {getattr(row, name):g} is no time")

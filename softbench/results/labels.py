@@ -12,7 +12,7 @@ from softbench.ops.registry import operation
 
 MEANING = {
     "launch-bound": "do_bench read the host; the kernels take less: see device_us",
-    "L2-resident": "the tensors fit the GPU's L2: no figure of its memory",
+    "L2-resident": "the tensors fit the GPU's L2: no bandwidth of its memory",
     "throttled": "the GPU was slowed in every round, and waiting did not help",
     "busy": "in every round threads waited for a processor: other processes use the CPU, or it has a quota",
     "noisy": "the middle 60 % of the samples lie further apart than 10 %, or rounds disagree",

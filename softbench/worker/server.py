@@ -69,7 +69,7 @@ class Server:
         self.profile = Profile()
         """The profile of the case, as far as it is measured."""
         self.unverified = ""
-        """Why the profile leaves the case without a figure."""
+        """Why the profile leaves the case without a result."""
         self.unordered = ""
         """Work of the traced calls that is not ordered with the caller's stream."""
         self.telemetry: Callable[[], Telemetry | None] | None = None

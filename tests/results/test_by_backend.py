@@ -82,7 +82,7 @@ def test_costs_are_shown_for_a_terminal_and_as_markdown(tmp_path, main):
     assert "numba" not in out.split("unavailable:")[0]
     _, text, _ = main("show", "r.csv", "--costs", "--markdown")
     head, rule, first, *_ = text.splitlines()
-    assert head == "| backend | build | host | forward, of copy | backward, of copy | cells | without a figure |"
+    assert head == "| backend | build | host | forward, of copy | backward, of copy | cells | without a result |"
     assert rule.count("|") == head.count("|")
     assert first == "| `compile` | 2 s cold | 75 us | 71% | 25% | 4 |  |"
     assert text.endswith("\n\nunavailable: `numba`\n")

@@ -105,11 +105,11 @@ def test_a_byte_order_mark_is_no_damage(tmp_path, rows):
     assert len(read_csv(write(tmp_path, "\ufeff" + to_csv(rows)))[0]) == 4
 
 
-def test_an_ok_row_without_a_figure_is_damaged(tmp_path, rows):
+def test_an_ok_row_without_a_bandwidth_is_damaged(tmp_path, rows):
     lines = to_csv(rows).splitlines()
     values = lines[2].split(",")
     values[COLUMNS.index("gbps")] = ""
-    with pytest.raises(ResultsError, match="no figure"):
+    with pytest.raises(ResultsError, match="no bandwidth"):
         read_csv(write(tmp_path, "\n".join([*lines[:2], ",".join(values), *lines[3:]]) + "\n"))
 
 

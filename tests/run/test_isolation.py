@@ -1,4 +1,4 @@
-"""A backend that kills the workers of others gets no figure."""
+"""A backend that kills the workers of others gets no result."""
 
 import csv
 
