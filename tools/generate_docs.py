@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import inspect
 import re
+import statistics
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
@@ -149,6 +150,25 @@ def odd() -> str:
     return shown(rows_of("odd.csv"), legend=False)
 
 
+def summary(file: str, backends: tuple[str, ...]) -> str:
+    """Per operation, pass, dtype and number of rows: the geometric mean and the least of each backend's share of the yardstick, over N."""
+    shares: dict[tuple[str, ...], dict[str, list[float]]] = {}
+    for row in rows_of(file):
+        if row.of_copy and row.backend in backends:
+            section = (f"`{row.op}`", row.direction, row.dtype, str(row.M))
+            shares.setdefault(section, {}).setdefault(row.backend, []).append(row.of_copy)
+
+    def cell(found: list[float] | None) -> str:
+        return f"{statistics.geometric_mean(found):.1%} ({min(found):.1%})" if found else ""
+
+    lines = [(*section, *(cell(of.get(name)) for name in backends)) for section, of in shares.items()]
+    return table(("operation", "pass", "dtype", "M", *(f"`{name}`" for name in backends)), lines, "lllr" + "r" * len(backends))
+
+
+def operations() -> str:
+    return summary("operations.csv", ("torch", "compile", "triton", "cuda"))
+
+
 README_DOUBT = "! noisy or launch-bound: the host's time shows"
 """What `!` means in README's rows of bf16."""
 
@@ -221,6 +241,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "self-test-report": self_test_report,
     "frontier": frontier,
     "odd": odd,
+    "operations": operations,
 }
 
 
