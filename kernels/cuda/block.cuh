@@ -15,7 +15,7 @@ constexpr int BLOCK_THREADS = 1024;
 
 // The least CTAs an SM for __launch_bounds__, which fill the SM. `thread_vectors`: the vectors of all tensors that a thread holds.
 constexpr int block_min_ctas(int thread_vectors, int max_threads) {
-    return thread_vectors <= 4 ? 2 : max_threads == BLOCK_THREADS ? 1 : thread_vectors <= 12 ? 7 : BEFORE_HOPPER ? 4 : 5;
+    return thread_vectors <= 4 ? (max_threads == BLOCK_THREADS ? 2 : 3) : max_threads == BLOCK_THREADS ? 1 : thread_vectors <= 12 ? 7 : BEFORE_HOPPER ? 4 : 5;
 }
 
 // The most threads of a CTA. With a policy, 4 vectors that give wider results do not fit in 32 registers.
@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(BLOCK_MAX_THREADS<Op, K, T, KEEP_IN_L2>, block
         load_operands(operands[k], row, i, (NO_EDGES || i >= row.first) && i < row.end);
     }
     const Partial thread_partial = row.op.init_partial(operands, edge);
-    const Partial total = row.op.finalize(block_reduce<T>(row.op, thread_partial, warp_partials));
+    const typename Op::Total total = row.op.finalize(block_reduce<T>(row.op, thread_partial, warp_partials));
     rematerialize<Op>(operands, base_alignment == 0);
 #pragma unroll
     for (int k = 0; k < K; ++k) {

@@ -1,4 +1,4 @@
-"""Builds softmax.cu into shared libraries on first use, one for each function, and loads them.
+"""Builds the kernels into shared libraries on first use, one for each function, and loads them.
 
 nvcc compiles for the architecture of the device, without torch's headers, and with a process for each operation. That takes seconds and not
 a minute. A library is cached under a hash of the sources, the flags, the function, the architecture, and the versions of nvcc, torch and
@@ -27,7 +27,9 @@ from ..common.cuda_toolkit import cache_folder, nvcc
 
 SOURCE = Path(__file__).with_name("softmax.cu")
 FUNCTIONS = ("softmax", "log_softmax", "scaled_softmax")
-"""The functions by their number in softmax_ops.cuh."""
+"""The functions of softmax.cu by their number in softmax_ops.cuh."""
+LOSSES = ("cross_entropy", "logprob")
+"""The functions that have a source of their name."""
 MISSING = "no nvcc on PATH, under CUDA_HOME or in pip's packages; install the CUDA toolkit or: pip install 'softbench[cuda]'"
 LIBRARY = "softmax.so"
 FEW_CORES = 4  # with fewer, one compiler that reads the source once is faster than several
@@ -39,21 +41,26 @@ class BuildError(RuntimeError):
 
 
 def command(compiler: str, architecture: str, out: Path, function: str = "softmax") -> list[str]:
-    """The command line that compiles the whole source into the library of a function. `architecture` is a name such as `sm_90a`."""
+    """The command line that compiles a function's source into its library. `architecture` is a name such as `sm_90a`."""
     number = architecture.removeprefix("sm_")
     libraries = Path(compiler).resolve().parents[1] / "lib"  # the folder in pip's packages; nvcc itself looks only in lib64
     paths = [f"-L{libraries}"] if (libraries / "libcudart_static.a").is_file() else []
-    return [compiler, *flags(function), *paths, f"-gencode=arch=compute_{number},code=sm_{number}", "-o", str(out), str(SOURCE)]
+    return [compiler, *flags(function), *paths, f"-gencode=arch=compute_{number},code=sm_{number}", "-o", str(out), str(source(function))]
+
+
+def source(function: str) -> Path:
+    """The file that has a function's kernels; it includes the headers beside it."""
+    return SOURCE.with_name(f"{function}.cu") if function in LOSSES else SOURCE
 
 
 def flags(function: str) -> tuple[str, ...]:
     """The compiler's flags for a function, on any architecture."""
-    return *FLAGS, f"-DSOFTBENCH_FUNCTION={FUNCTIONS.index(function)}"
+    return FLAGS if function in LOSSES else (*FLAGS, f"-DSOFTBENCH_FUNCTION={FUNCTIONS.index(function)}")
 
 
-def parts() -> int:
-    """The number of parts in which the source can be compiled, by the numbers that it compares SOFTBENCH_PART with; 1 without parts."""
-    return len(set(re.findall(r"^#(?:el)?if SOFTBENCH_PART == (\d+)$", SOURCE.read_text(), re.MULTILINE))) or 1
+def parts(function: str = "softmax") -> int:
+    """The number of parts in which a function's source can be compiled, by the numbers that it compares SOFTBENCH_PART with; 1 without."""
+    return len(set(re.findall(r"^#(?:el)?if SOFTBENCH_PART == (\d+)$", source(function).read_text(), re.MULTILINE))) or 1
 
 
 def _compile(compiler: str, architecture: str, out: Path, function: str) -> str:
@@ -61,7 +68,7 @@ def _compile(compiler: str, architecture: str, out: Path, function: str) -> str:
 
     Returns what the compilers print, or raises _CompilerError with it.
     """
-    whole, count = command(compiler, architecture, out, function), parts()
+    whole, count = command(compiler, architecture, out, function), parts(function)
     if count == 1 or (os.cpu_count() or 1) < FEW_CORES:
         return _run(whole)
     objects = [out.with_suffix(f".{part}.o") for part in range(count)]
@@ -71,7 +78,7 @@ def _compile(compiler: str, architecture: str, out: Path, function: str) -> str:
     ]
     with ThreadPoolExecutor(count) as pool:
         texts = list(pool.map(_run, commands))
-    return "".join([*texts, _run([*(word for word in whole if word != str(SOURCE)), *map(str, objects)])])
+    return "".join([*texts, _run([*(word for word in whole if word != str(source(function))), *map(str, objects)])])
 
 
 class _CompilerError(Exception):
@@ -85,9 +92,9 @@ def _run(line: list[str]) -> str:
     return done.stdout + done.stderr
 
 
-def sources() -> list[Path]:
-    """softmax.cu and the headers that it includes."""
-    return [SOURCE, *sorted(SOURCE.parent.glob("*.cuh"))]
+def sources(function: str = "softmax") -> list[Path]:
+    """A function's source, and the headers that it may include."""
+    return [source(function), *sorted(SOURCE.parent.glob("*.cuh"))]
 
 
 def architecture_of(capability: tuple[int, int]) -> str:
@@ -112,7 +119,7 @@ def build(architecture: str, function: str = "softmax") -> Path:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if library.is_file():
             return library
-        print(f"building {SOURCE.name} ({function}) for {architecture} with {compiler}", file=sys.stderr, flush=True)
+        print(f"building {source(function).name} ({function}) for {architecture} with {compiler}", file=sys.stderr, flush=True)
         began = time.monotonic()
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
             fresh = Path(scratch) / "softmax.so"
@@ -125,7 +132,7 @@ def build(architecture: str, function: str = "softmax") -> Path:
                 lines = [line for line in text.splitlines() if "error" in line.lower()] or [f"exit code {code}"]
                 raise BuildError(f"nvcc failed: {lines[0].strip()} (log: {log})") from None
             fresh.replace(library)
-        print(f"built {SOURCE.name} in {time.monotonic() - began:.0f} s: {library}", file=sys.stderr, flush=True)
+        print(f"built {source(function).name} in {time.monotonic() - began:.0f} s: {library}", file=sys.stderr, flush=True)
     return library
 
 
@@ -138,7 +145,7 @@ def built(architecture: str, function: str = "softmax") -> Path | None:
 
 def _key(compiler: str, architecture: str, function: str) -> str:
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
-    texts = [path.read_text() for path in sources()]
+    texts = [path.read_text() for path in sources(function)]
     digest = hashlib.sha256(
         "\0".join([*texts, *flags(function), version, torch.__version__, str(torch.version.cuda), architecture]).encode()
     )
@@ -149,14 +156,26 @@ def _key(compiler: str, architecture: str, function: str) -> str:
 def load(capability: tuple[int, int], function: str = "softmax") -> ctypes.CDLL:
     """Loads the library of a function for devices of a compute capability, once. Raises BuildError as `build`."""
     library = ctypes.CDLL(str(build(architecture_of(capability), function)))
-    pointer, number = ctypes.c_void_p, ctypes.c_int64
-    forward = [pointer] * 2 + [number] * 4 + [ctypes.c_int] * 2 + [pointer, number, pointer, pointer]
-    backward = [pointer] * 3 + [number] * 5 + [ctypes.c_int] * 2 + [pointer, number, pointer, pointer]
-    scales: list[Any] = [pointer, ctypes.c_float] if function == "scaled_softmax" else []
-    library.softbench_forward.argtypes = [*scales, *forward]
-    library.softbench_backward.argtypes = [*scales, *backward]
-    for launch in (library.softbench_forward, library.softbench_backward):
-        launch.restype = number
+    for name, arguments in _arguments(function).items():
+        launch = getattr(library, f"softbench_{name}")
+        launch.argtypes, launch.restype = arguments, ctypes.c_int64
     library.softbench_error.argtypes = [ctypes.c_int]
     library.softbench_error.restype = ctypes.c_char_p
     return library
+
+
+def _arguments(function: str) -> dict[str, list[Any]]:
+    """The types of the arguments of a library's functions, by their names."""
+    pointer, number, real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+    launch = [number] * 2 + [ctypes.c_int] * 2 + [pointer, number, pointer, pointer]  # shape, dtypes, workspace, stream, plan
+    if function == "cross_entropy":
+        options = [number, real, real, real]
+        return {
+            "forward": [pointer] * 5 + options + [number] + launch,
+            "backward": [pointer] * 6 + options + [number] * 2 + launch,
+            "fused": [pointer] * 4 + [number, real] + [number] * 2 + launch,
+        }
+    if function == "logprob":
+        return {"forward": [pointer] * 5 + [number] + launch, "backward": [pointer] * 7 + [number] * 2 + launch}
+    scales: list[Any] = [pointer, real] if function == "scaled_softmax" else []
+    return {"forward": [*scales, *[pointer] * 2, *[number] * 2, *launch], "backward": [*scales, *[pointer] * 3, *[number] * 3, *launch]}

@@ -117,12 +117,12 @@ __global__ void __launch_bounds__(T, bulk_min_ctas(THREAD_VECTORS, T))
         fetch(stage, p * STAGE_VECTORS * T, smem_vectors);
         row.op.accumulate(partial, stage);
     }
-    auto write_edges = [&](Partial total) {
+    auto write_edges = [&](typename Op::Total total) {
         if (thread >= EDGE_THREADS || saved_edge_index[thread] < 0) return;
         float value[R];
 #pragma unroll
         for (int r = 0; r < R; ++r) value[r] = Packed<typename Op::Element>::element(saved_edge[thread][r], 0);
-        saved_target[saved_edge_index[thread]] = from_float<typename Op::Out>(row.op.result(value, total));
+        row.op.write_one(saved_target + saved_edge_index[thread], value, total);
     };
     if (OVER_GRID && thread == 0) saved_tag = tag;
     partial = block_reduce<T>(row.op, partial, warp_partials[0]);
@@ -132,7 +132,7 @@ __global__ void __launch_bounds__(T, bulk_min_ctas(THREAD_VECTORS, T))
         partial = block_reduce<T>(row.op, gather(row.op, slots, size, saved_tag, max_polls, timed_out), warp_partials[1]);
         if (timed_out) {  // uses nothing that is in registers or shared memory, but reads the chunk again
             const Row<Op, false, KEEP_IN_L2> again(tensors, blockIdx.x / unsigned(size), base_alignment);
-            const Partial total = row.op.finalize(reduce_whole_row(again, warp_partials[0]));
+            const typename Op::Total total = row.op.finalize(reduce_whole_row(again, warp_partials[0]));
             const int end = saved_end;
             for (int i = max(saved_begin, again.first) + thread; i < end; i += T) {
                 Operands<R> one;
@@ -151,7 +151,7 @@ __global__ void __launch_bounds__(T, bulk_min_ctas(THREAD_VECTORS, T))
         partial = row.op.reduce_replicated(partial, MAX_CLUSTER);
     }
 
-    const Partial total = row.op.finalize(partial);
+    const typename Op::Total total = row.op.finalize(partial);
     rematerialize<Op>(operands, base_alignment == 0);
     const int own_start = saved_begin + thread, limit = saved_end - own_start;
     typename Op::Out* const out = saved_target + int64_t(own_start) * Op::V;

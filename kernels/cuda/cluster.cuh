@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(T, cluster_min_ctas(K * Op::READS, T, CACHES_E
     barrier_wait(&exchange_barrier, 0);  // all messages have come: no CTA writes here any more, and this CTA may exit
     const int other = lane % MAX_CLUSTER;
     partial = other < size ? Partial{mailbox[other].maximum, mailbox[other].sum} : Op::identity();
-    const Partial total = row.op.finalize(row.op.reduce_replicated(partial, MAX_CLUSTER));
+    const typename Op::Total total = row.op.finalize(row.op.reduce_replicated(partial, MAX_CLUSTER));
     if (!CACHED) rematerialize<Op>(operands, base_alignment == 0);
 #pragma unroll
     for (int k = 0; k < K; ++k) {

@@ -56,7 +56,7 @@ def ptx(architecture: str, functions: Iterable[str], function: str = "softmax") 
             "--ptx",
             f"-arch=compute_{number}",
         ]
-        done = subprocess.run([*command, "-o", str(fresh), str(build.SOURCE)], capture_output=True, text=True, check=False)
+        done = subprocess.run([*command, "-o", str(fresh), str(build.source(function))], capture_output=True, text=True, check=False)
         if done.returncode != 0:
             raise build.BuildError(f"nvcc --ptx failed: {(done.stderr.strip().splitlines() or ['no message'])[0]}")
         fresh.replace(file)

@@ -47,7 +47,8 @@ private:
     }
 
     bool aligned_sub_warp() {
-        return select<1, 2, 3, 4>(p.vectors, [&](auto k) {
+        if constexpr (Op::HAS_TARGET) return false;
+        else return select<1, 2, 3, 4>(p.vectors, [&](auto k) {
             const int rows = WARP / p.per_row;
             const int64_t grid = ceil_div(M, int64_t(p.threads / WARP * rows));
             select<4, 2, 1>(p.base_alignment / 4, [&](auto w) {
@@ -90,7 +91,7 @@ private:
     }
 
     bool stage() {
-        if constexpr (SAME_SIZE)
+        if constexpr (SAME_SIZE && !Op::HAS_TARGET)
             return select<1, 2, 4, 8, 16, 32>(p.per_row, [&](auto lanes) {
                 const int stride_log2 = row_stride_log2(M, int(N), p.per_row, SIZE, R);
                 const size_t shared = staged_bytes<Op>(p, N, stride_log2);
@@ -130,9 +131,9 @@ private:
                             launcher.workspace);
         };
         if (p.tier_option == 0 && chunk() <= p.vectors * p.threads)
-            return select<2 / R, 4 / R, 8 / R>(
+            return select<2 / R, 4 / R, SPLIT_VECTORS<Op> / R>(
                 p.vectors, [&](auto k) { with(no_edges ? split<Op, k.value, true, !KEEP_IN_L2, KEEP_IN_L2> : split<Op, k.value, true, false, KEEP_IN_L2>); });
-        return select<4 / R, 8 / R>(p.vectors, [&](auto k) { with(split<Op, k.value, false, false, KEEP_IN_L2>); });
+        return select<4 / R, SPLIT_VECTORS<Op> / R>(p.vectors, [&](auto k) { with(split<Op, k.value, false, false, KEEP_IN_L2>); });
     }
 
     size_t bulk_shared() const { return size_t(std::max(0, chunk() - p.vectors * p.threads)) * R * VECTOR_BYTES; }
@@ -165,6 +166,21 @@ private:
 
 template <typename Op, bool KEEP_IN_L2> bool dispatch(const Tensors<Op>& t, int64_t N, const Plan& p, Launcher& launcher) {
     return Dispatch<Op, KEEP_IN_L2>{t, N, p, launcher}();
+}
+
+// Launches an operation on the rows of tensors; see softbench_forward.
+template <typename Op> int64_t run(Tensors<Op> t, int64_t N, Plan* p, void* workspace, int64_t workspace_bytes, cudaStream_t stream) {
+    t.N = int(std::min<int64_t>(N, MAX_N));
+    Plan chosen = p && p->tier != AUTO ? *p : choose_plan(t, N);
+    if (p && p->tier == AUTO) *p = chosen;
+    else if (p && !plan_fits(t, N, chosen)) return cudaErrorInvalidValue;
+    Launcher launcher = {stream, static_cast<Workspace*>(workspace), workspace_bytes, t.M * N * int64_t(sizeof(typename Op::Element))};
+    const int64_t read_bytes = t.M * N * Op::READS * int64_t(sizeof(typename Op::Element));
+    const bool keep_in_l2 = device().major == 9 && device().clusters() && read_bytes >= KEEP_IN_L2_BYTES;
+    if (!(keep_in_l2 ? dispatch<Op, true>(t, N, chosen, launcher) : dispatch<Op, false>(t, N, chosen, launcher))) return cudaErrorInvalidValue;
+    if (launcher.missing_bytes) return -launcher.missing_bytes;
+    cudaError_t pending = cudaGetLastError();
+    return launcher.error != cudaSuccess ? launcher.error : pending;
 }
 
 }  // namespace softbench

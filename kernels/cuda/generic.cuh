@@ -29,11 +29,11 @@ __global__ void __launch_bounds__(GENERIC_THREADS) generic(Tensors<Op> tensors, 
         op.accumulate(partial, operand);
     }
     partial = WARP_PER_ROW ? op.reduce_replicated(partial, WARP) : block_reduce(op, partial, warp_partials);
-    Partial total = op.finalize(partial);
+    const typename Op::Total total = op.finalize(partial);
     for (int64_t i = thread; i < N; i += step) {
 #pragma unroll
         for (int r = 0; r < R; ++r) operand[r] = to_float(source[r][i]);
-        target[i] = from_float<typename Op::Out>(op.result(operand, total));
+        op.write_one(target + i, operand, total);
     }
 }
 

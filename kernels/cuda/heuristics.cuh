@@ -199,7 +199,7 @@ template <typename Op> Plan choose_plan(const Tensors<Op>& t, int64_t N) {
     const int64_t M = t.M, bytes = N * int64_t(sizeof(typename Op::Element));
     if (!l.congruent || N > MAX_N) return {GENERIC, 0, N <= 2048 ? 128 : GENERIC_THREADS, N <= 2048, 0, 16, 0};
     const bool whole_vectors = l.granularity == V;
-    if (bytes <= (whole_vectors ? SHORT_BYTES : R == 1 && Op::E == 2 ? SHORT_UNALIGNED_16_BIT_BYTES : SHORT_UNALIGNED_BYTES) / R)
+    if (!Op::HAS_TARGET && bytes <= (whole_vectors ? SHORT_BYTES : R == 1 && Op::E == 2 ? SHORT_UNALIGNED_16_BIT_BYTES : SHORT_UNALIGNED_BYTES) / R)
         if (const Plan found = short_row_plan(t, int(N), l); found.tier != AUTO) return found;
     const int64_t vectors = (l.offset + N) / V;  // counted from the 128-byte base
     const bool widens = sizeof(typename Op::Out) > sizeof(typename Op::Element);
@@ -214,6 +214,7 @@ template <typename Op> Plan choose_plan(const Tensors<Op>& t, int64_t N) {
         return medium_row_plan(vectors_from_16, vectors, R, Op::E == 2, UNALIGNED_MAX_VECTORS<Op>);
     }
     Plan found = M <= FEW_ROWS && bytes >= FEW_BYTES ? few_rows_plan(M, vectors, R, Op::E == 2) : many_rows_plan(M, vectors, R, whole_vectors, Op::E == 2);
+    if (Op::HAS_TARGET && found.tier == SPLIT && found.vectors > 4) found = split_plan(vectors, R, 4, found.threads, found.per_row);
     found.stagger_cycles = stagger_cycles(found, M, bytes * R);
     return found;
 }

@@ -1,4 +1,4 @@
-"""Launches of the CUDA C++ kernels on rows, through ctypes. nvcc compiles `softmax.cu` on first use (`build.py`), once for each function.
+"""Launches of the CUDA C++ kernels on rows, through ctypes. nvcc compiles them on first use (`build.py`), once for each function.
 
 Launches whose CTAs share a row anywhere on the device need a workspace. Each device and stream has one workspace, because launches on one
 stream follow each other. A launch that a CUDA graph captures gets its own, which the graph sets to zero. The graph may be replayed on
@@ -22,7 +22,9 @@ from .launch_plan import Plan
 _DTYPE_NUMBERS = {dtype: number for number, dtype in enumerate(DTYPES)}
 _MIN_WORKSPACE_BYTES = 1 << 16  # enough for nearly every launch, so that a workspace hardly ever grows
 _workspaces: dict[tuple[int, int], torch.Tensor] = {}  # by device and stream
-_libraries: dict[str, dict[int, ctypes.CDLL]] = {function: {} for function in build.FUNCTIONS}  # by function and device
+_counters: dict[tuple[int, int], torch.Tensor] = {}
+"""As `_workspaces`, of launches that count the finished CTAs of a row: their counters are zeros between launches."""
+_libraries: dict[str, dict[int, ctypes.CDLL]] = {function: {} for function in (*build.FUNCTIONS, *build.LOSSES)}  # by function and device
 
 
 def launch_forward(x: torch.Tensor, y: torch.Tensor, scale: Scale | None = None, *, plan: Plan | None = None) -> None:
@@ -61,6 +63,17 @@ def launch_log_backward(dy: torch.Tensor, y: torch.Tensor, dx: torch.Tensor, *, 
     _backward("log_softmax", (), dy, y, dx, plan)
 
 
+def launch_function(function: str, which: str, arguments: tuple[Any, ...], x: torch.Tensor, plan: Plan | None, *, accepted: int = 0) -> int:
+    """Calls softbench_`which` of the library of a loss, on the current stream of x's device.
+
+    `arguments` are those before the dtypes; M and N are last. Returns 0 or the CUDA error `accepted`. Raises as `launch_forward`.
+    """
+    index, number = x.device.index, _DTYPE_NUMBERS[x.dtype]
+    library = _library(function, index)
+    workspaces = _workspaces if which == "fused" else _counters
+    return _launch(library, getattr(library, f"softbench_{which}"), (*arguments, number, number), index, plan, workspaces, accepted)
+
+
 def _scales(scale: Scale) -> tuple[int | None, float]:
     """The first arguments of scaled softmax: the address of the rows' scales, or None and the scale of all rows."""
     return (scale.data_ptr(), 1.0) if isinstance(scale, torch.Tensor) else (None, scale)
@@ -91,12 +104,23 @@ def _library(function: str, index: int) -> ctypes.CDLL:
     return library
 
 
-def _launch(library: ctypes.CDLL, call: Callable[..., int], arguments: tuple[Any, ...], index: int, plan: Plan | None) -> None:
+def _launch(
+    library: ctypes.CDLL,
+    call: Callable[..., int],
+    arguments: tuple[Any, ...],
+    index: int,
+    plan: Plan | None,
+    workspaces: dict[tuple[int, int], torch.Tensor] | None = None,
+    accepted: int = 0,
+) -> int:
+    """Launches with the workspace of the current stream. Returns 0 or `accepted`, and raises RuntimeError for another error."""
+    if workspaces is None:
+        workspaces = _workspaces
     if index != torch._C._cuda_getDevice():  # torch.cuda calls these functions with more Python around them
         with torch.cuda.device(index):
-            return _launch(library, call, arguments, index, plan)
+            return _launch(library, call, arguments, index, plan, workspaces, accepted)
     stream = torch._C._cuda_getCurrentRawStream(index)
-    workspace = _workspaces.get((index, stream))
+    workspace = workspaces.get((index, stream))
     capturing = workspace is not None and torch.cuda.is_current_stream_capturing()
     given = (None, 0) if workspace is None or capturing else (workspace.data_ptr(), workspace.numel())
     by_reference = None if plan is None else ctypes.addressof(plan)
@@ -105,11 +129,11 @@ def _launch(library: ctypes.CDLL, call: Callable[..., int], arguments: tuple[Any
         if torch.cuda.is_current_stream_capturing():
             fresh = torch.zeros(-code, dtype=torch.uint8, device=f"cuda:{index}")
         else:
-            fresh = _workspaces[index, stream] = persistent_zeros(index, max(-code, _MIN_WORKSPACE_BYTES), torch.uint8)
+            fresh = workspaces[index, stream] = persistent_zeros(index, max(-code, _MIN_WORKSPACE_BYTES), torch.uint8)
         code = call(*arguments, fresh.data_ptr(), fresh.numel(), stream, by_reference)
-    if code != 0:
+    if code not in (0, accepted):
         raise RuntimeError(f"{call.__name__} on {arguments[-4:-2]}: {library.softbench_error(int(code)).decode()}")
-    return None
+    return code
 
 
 softmax = Softmax(launch_forward, launch_backward)

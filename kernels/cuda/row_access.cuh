@@ -14,7 +14,7 @@ constexpr int FIRST_TAIL_THREAD = 8;  // threads 0..6 have the elements of the h
 constexpr int EDGE_THREADS = 2 * FIRST_TAIL_THREAD;
 
 // The tensors of a launch: those that are read, and the one that is written. Strides between rows are in elements.
-template <typename Op> struct Tensors : Scales<Op::SCALED> {
+template <typename Op> struct Tensors : Op::Inputs {
     const typename Op::Element* source[Op::READS];
     typename Op::Out* target;
     int64_t source_stride[Op::READS], target_stride;
@@ -105,18 +105,18 @@ template <typename Op, bool NO_EDGES, bool KEEP_IN_L2> struct Row {
             }
         }
     }
-    __device__ __forceinline__ void write_edge(int index, const uint32_t (&packed)[Op::READS], Partial total) const {
+    __device__ __forceinline__ void write_edge(int index, const uint32_t (&packed)[Op::READS], typename Op::Total total) const {
         if (index < 0) return;
         float value[Op::READS];
 #pragma unroll
         for (int r = 0; r < Op::READS; ++r) value[r] = Packed<Element>::element(packed[r], 0);
-        target[index] = from_float<Out>(op.result(value, total));
+        op.write_one(target + index, value, total);
     }
     __device__ __forceinline__ const uint4* vector(int r, int i) const { return reinterpret_cast<const uint4*>(source[r]) + i; }
-    __device__ __forceinline__ void write(int i, const Operands<Op::READS>& operands, Partial total) const {
+    __device__ __forceinline__ void write(int i, const Operands<Op::READS>& operands, typename Op::Total total) const {
         op.write(target + int64_t(i) * V, operands, total);
     }
-    __device__ __forceinline__ void write(int i, const Operands<Op::READS>& operands, Partial total, Partial thread_partial) const {
+    __device__ __forceinline__ void write(int i, const Operands<Op::READS>& operands, typename Op::Total total, Partial thread_partial) const {
         op.write(target + int64_t(i) * V, operands, total, thread_partial);
     }
     // Where lanes store vector i in pairs. The row has the vectors of [from, to). All lanes of the warp have consecutive i, the first one even.

@@ -31,21 +31,6 @@ template <typename In, typename Out> using ForwardOp = Forward<In, Out, FUNCTION
 template <typename In, typename Out> using BackwardOp = Backward<In, Out, FUNCTION>;
 using RowScales = Scales<FUNCTION == SCALED_SOFTMAX>;
 
-// Launches an operation on the rows of tensors; see softbench_forward.
-template <typename Op> int64_t run(Tensors<Op> t, int64_t N, Plan* p, void* workspace, int64_t workspace_bytes, cudaStream_t stream) {
-    t.N = int(std::min<int64_t>(N, MAX_N));
-    Plan chosen = p && p->tier != AUTO ? *p : choose_plan(t, N);
-    if (p && p->tier == AUTO) *p = chosen;
-    else if (p && !plan_fits(t, N, chosen)) return cudaErrorInvalidValue;
-    Launcher launcher = {stream, static_cast<Workspace*>(workspace), workspace_bytes, t.M * N * int64_t(sizeof(typename Op::Element))};
-    const int64_t read_bytes = t.M * N * Op::READS * int64_t(sizeof(typename Op::Element));
-    const bool keep_in_l2 = device().major == 9 && device().clusters() && read_bytes >= KEEP_IN_L2_BYTES;
-    if (!(keep_in_l2 ? dispatch<Op, true>(t, N, chosen, launcher) : dispatch<Op, false>(t, N, chosen, launcher))) return cudaErrorInvalidValue;
-    if (launcher.missing_bytes) return -launcher.missing_bytes;
-    cudaError_t pending = cudaGetLastError();
-    return launcher.error != cudaSuccess ? launcher.error : pending;
-}
-
 // A compiler uses one core. So build.py runs a compiler for each part, which is one operation and its dtypes, and links the results. Without
 // SOFTBENCH_PART, this file has all parts. Part 0 also has the functions with C linkage.
 #ifdef SOFTBENCH_PART

@@ -27,7 +27,7 @@ constexpr float LOG2_E = 1.4426950408889634f;
 constexpr float LN_2 = 0.6931471805599453f;
 constexpr float LARGEST_FLOAT = 3.402823466e38f;
 
-enum Function { SOFTMAX, LOG_SOFTMAX, SCALED_SOFTMAX };  // build.py has their names in this order
+enum Function { SOFTMAX, LOG_SOFTMAX, SCALED_SOFTMAX, CROSS_ENTROPY };  // build.py has the names of the first three in this order
 
 // The scales of the rows: `scales` has one for each row, or is null; then `scale` is that of all rows. Other functions than scaled softmax have none.
 template <bool SCALED> struct Scales {};
@@ -110,18 +110,23 @@ __device__ __forceinline__ float finite_or_zero(float maximum) { return maximum 
 //   accumulate: adds vectors to a Partial and leaves the vectors unchanged. edge_partial: reduces one edge element.
 //   merge, reduce_lanes, reduce_replicated: combine Partials of one row.
 //   finalize: turns a row's Partial into what its elements need. Kernels call it `total`. Forward: {maximum, 1 / sum} or {maximum, log(sum)};
-//     backward: {the scale, if there is one, sum}.
+//     backward: {the scale, if there is one, sum}. Its type is Op::Total.
 //   result: one result from the operands of one element.
 //   write: stores the results of a vector. With `thread_partial`, the vector is one that init_partial has reduced to that Partial.
+//   write_one: stores one result.
+// Op::Inputs is what each row has beside its elements. HAS_TARGET: a row also has a target and a loss (loss_ops.cuh); the tiers that compute short
+// rows in place do not take such operations.
 template <typename In, typename Output, Function FUNCTION = SOFTMAX> struct Forward : RowScale<FUNCTION == SCALED_SOFTMAX> {
     using Element = In;
     using Out = Output;
-    static constexpr bool LOG = FUNCTION == LOG_SOFTMAX, SCALED = FUNCTION == SCALED_SOFTMAX;
+    static constexpr bool LOG = FUNCTION == LOG_SOFTMAX, SCALED = FUNCTION == SCALED_SOFTMAX, HAS_TARGET = FUNCTION == CROSS_ENTROPY;
+    using Inputs = Scales<SCALED>;
+    using Total = Partial;
     static constexpr int READS = 1;
     static constexpr int V = VECTOR_BYTES / sizeof(In);
     static constexpr int E = Packed<In>::ELEMENTS;
     // True: init_partial replaces float32 elements by exponentials from the thread's own maximum. One factor a thread corrects for that later.
-    static constexpr bool EXPONENTIALS_IN_PLACE = E == 1 && !LOG;
+    static constexpr bool EXPONENTIALS_IN_PLACE = E == 1 && !LOG && !HAS_TARGET;
 
     // The factor of the exponents replaces the scale. It is finite, since 0 * infinity is NaN, or the NaN of the scale.
     __device__ __forceinline__ Forward(const Scales<SCALED>& scales, int64_t row) : RowScale<SCALED>(scales, row) {
@@ -230,6 +235,7 @@ template <typename In, typename Output, Function FUNCTION = SOFTMAX> struct Forw
         if constexpr (LOG) return (x[0] - total.maximum) - total.sum;
         else return exp2_fast(exponent(x[0], total.maximum)) * total.sum;
     }
+    __device__ __forceinline__ void write_one(Out* target, const float (&x)[1], Partial total) const { *target = from_float<Out>(result(x, total)); }
     template <typename Target> __device__ __forceinline__ void write(Target target, const Operands<1>& operands, Partial total) const {
         float value[V];
 #pragma unroll
@@ -254,7 +260,9 @@ template <typename In, typename Output, Function FUNCTION = SOFTMAX> struct Forw
 template <typename T, typename Output = T, Function FUNCTION = SOFTMAX> struct Backward : RowScale<FUNCTION == SCALED_SOFTMAX> {
     using Element = T;
     using Out = Output;
-    static constexpr bool LOG = FUNCTION == LOG_SOFTMAX, SCALED = FUNCTION == SCALED_SOFTMAX;
+    static constexpr bool LOG = FUNCTION == LOG_SOFTMAX, SCALED = FUNCTION == SCALED_SOFTMAX, HAS_TARGET = false;
+    using Inputs = Scales<SCALED>;
+    using Total = Partial;
     static constexpr int READS = 2;  // dy, y
     static constexpr int V = VECTOR_BYTES / sizeof(T);
     static constexpr int E = Packed<T>::ELEMENTS;
@@ -296,6 +304,7 @@ template <typename T, typename Output = T, Function FUNCTION = SOFTMAX> struct B
         else if constexpr (SCALED) return total.maximum * (v[1] * (v[0] - total.sum));
         else return v[1] * (v[0] - total.sum);
     }
+    __device__ __forceinline__ void write_one(Out* target, const float (&v)[2], Partial total) const { *target = from_float<Out>(result(v, total)); }
     __device__ __forceinline__ void write(Out* target, const Operands<2>& operands, Partial total) const {
         float value[V];
 #pragma unroll
@@ -313,7 +322,7 @@ template <typename Op> constexpr bool STORES_IN_PAIRS = Op::READS == 1 && sizeof
 
 // Whether a thread holds the exponentials of its 16-bit vectors in registers during the exchange. That is for few rows, with at most two vectors a
 // thread.
-template <typename Op, int K> constexpr bool CACHES_EXPONENTIALS = Op::READS == 1 && !Op::LOG && Op::E == 2 && K <= 2;
+template <typename Op, int K> constexpr bool CACHES_EXPONENTIALS = Op::READS == 1 && !Op::LOG && !Op::HAS_TARGET && Op::E == 2 && K <= 2;
 
 // Makes the compiler reload float32 values from the packed registers after an exchange. Otherwise it preserves the unpacked copies across the
 // exchange, which costs twice the registers or spills. An empty asm statement hides the link from the front end of nvcc but not from ptxas.

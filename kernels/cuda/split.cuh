@@ -14,6 +14,9 @@ namespace softbench {
 constexpr int SPLIT_THREADS = 512;
 constexpr int SMEM_VECTORS_AT_ONCE = 2;  // vectors of all tensors that a thread reads from shared memory at once
 
+// The most vectors of all tensors that a thread has in registers. A target takes registers too.
+template <typename Op> constexpr int SPLIT_VECTORS = Op::HAS_TARGET ? 4 : 8;
+
 // `ctas`: the CTAs of a row. `chunk`: the vectors of a CTA. `smem_per_thread`: the vectors of each tensor that a thread holds in shared memory.
 // CHUNK_IN_REGISTERS: the compiler knows that registers hold each chunk. KNOWN_NO_EDGES: NO_EDGES of the Row, if registers suffice.
 template <typename Op, int K, bool CHUNK_IN_REGISTERS, bool KNOWN_NO_EDGES, bool KEEP_IN_L2>
@@ -93,7 +96,7 @@ __global__ void __launch_bounds__(SPLIT_THREADS, 2)
     } else partial = block_reduce<SPLIT_THREADS>(row.op, partial, warp_partials[0]);
 
     int memory_start = reread_start;  // from here on, vectors are read from memory a first or second time
-    Partial total;
+    typename Op::Total total;
     if (!recompute) {
         total = row.op.finalize(partial);
         if (!CACHED) rematerialize<Op>(operands, base_alignment == 0);

@@ -74,7 +74,7 @@ constexpr int unaligned_min_ctas(int K, int READS, int E) {
 // Rows that begin and end anywhere, on 16 or 32 lanes. All warps of an SM begin together, so each instruction before the loads delays all of
 // them. The loads of vectors therefore come first, and those of edge elements after them.
 template <typename Op, int K, int LANES, bool KEEP_IN_L2>
-__global__ void __launch_bounds__(SUB_WARP_THREADS, unaligned_min_ctas(K, Op::READS, Op::E)) sub_warp_unaligned(Tensors<Op> tensors) {
+__global__ void __launch_bounds__(SUB_WARP_THREADS, unaligned_min_ctas(K, Op::READS, Op::HAS_TARGET ? 2 : Op::E)) sub_warp_unaligned(Tensors<Op> tensors) {
     const int lane = threadIdx.x % LANES;
     const unsigned index = blockIdx.x * (blockDim.x / LANES) + threadIdx.x / LANES;  // less than 2^31 plus a CTA's rows
     const bool active = index < tensors.M;  // inactive lanes take the last row, take part in the shuffles, and write nothing
@@ -90,7 +90,7 @@ __global__ void __launch_bounds__(SUB_WARP_THREADS, unaligned_min_ctas(K, Op::RE
     const int edge_index = row.edge_index(lane);
     uint32_t edge[Op::READS];
     row.load_edge(edge_index, edge);
-    if constexpr (Op::READS == 1 && Op::E == 2) {  // a second exponential of each element would be a fifth of all instructions
+    if constexpr (Op::READS == 1 && Op::E == 2 && !Op::HAS_TARGET) {  // a second exponential of each element would be a fifth of all instructions
         constexpr int V = Op::V, E = Op::E;
         float value[K * V + 1][1];
         value[K * V][0] = Packed<typename Op::Element>::element(edge[0], 0);
@@ -111,7 +111,7 @@ __global__ void __launch_bounds__(SUB_WARP_THREADS, unaligned_min_ctas(K, Op::RE
         return;
     }
     const Partial thread_partial = row.op.init_partial(operands, edge);
-    const Partial total = row.op.finalize(LANES == WARP ? row.op.reduce_replicated(thread_partial, LANES) : row.op.reduce_lanes(thread_partial, LANES));
+    const typename Op::Total total = row.op.finalize(LANES == WARP ? row.op.reduce_replicated(thread_partial, LANES) : row.op.reduce_lanes(thread_partial, LANES));
     if (!active) return;
     rematerialize<Op>(operands, tensors.N == 0);
 #pragma unroll

@@ -58,7 +58,8 @@ template <typename Op, typename F> bool select_block(const Plan& p, F call) {
     if constexpr (R == 2 || Op::E == 1) {
         if (is(integral_constant<int, 16 / R>(), few)) return true;
     }
-    return is(integral_constant<int, 4>(), any) || is(integral_constant<int, 2>(), any) || is(integral_constant<int, 1>(), any);
+    // A target takes registers too, so fewer threads share those of an SM.
+    return is(integral_constant<int, 4>(), integral_constant<int, Op::HAS_TARGET ? BLOCK_THREADS / 2 : BLOCK_THREADS>()) || is(integral_constant<int, 2>(), any) || is(integral_constant<int, 1>(), any);
 }
 
 // Calls with K of `warp_row` and `warp_two_rows`.
@@ -82,7 +83,7 @@ template <typename Op> bool plan_fits(const Tensors<Op>& t, int64_t N, const Pla
     const int64_t chunk = ceil_div<int64_t>(vectors, p.per_row);
     switch (p.tier) {
         case SUB_WARP: {
-            if (p.per_row > WARP || p.threads > SUB_WARP_THREADS) return false;
+            if (p.per_row > WARP || p.threads > SUB_WARP_THREADS || (Op::HAS_TARGET && !p.tier_option)) return false;
             if (p.tier_option)
                 return p.base_alignment == VECTOR_BYTES && vectors <= p.per_row * p.vectors && power_of_two && p.per_row >= EDGE_THREADS &&
                        p.vectors <= (p.per_row == WARP ? UNALIGNED_MAX_VECTORS<Op> : 3);
@@ -92,7 +93,7 @@ template <typename Op> bool plan_fits(const Tensors<Op>& t, int64_t N, const Pla
         }
         case STAGED: {
             constexpr int SIZE = sizeof(typename Op::Element);
-            return l.contiguous && reinterpret_cast<uintptr_t>(t.source[0]) % VECTOR_BYTES == 0 && power_of_two && p.per_row <= WARP &&
+            return !Op::HAS_TARGET && l.contiguous && reinterpret_cast<uintptr_t>(t.source[0]) % VECTOR_BYTES == 0 && power_of_two && p.per_row <= WARP &&
                    p.threads <= STAGED_THREADS &&
                    (p.threads & (p.threads - 1)) == 0 && p.vectors == ceil_div<int64_t>(N, p.per_row) && p.vectors <= STAGED_MAX_ELEMENTS &&
                    (p.per_row == 1 || p.vectors > STAGED_MAX_ELEMENTS / 2) && p.tier_option > 0 && p.tier_option % V == 0 &&
@@ -113,7 +114,7 @@ template <typename Op> bool plan_fits(const Tensors<Op>& t, int64_t N, const Pla
                    (p.tier == SPLIT_BULK ? select_bulk<Op, true>(p, [](auto, auto) {}) : select_bulk<Op, false>(p, [](auto, auto) {})) &&
                    R * (round_up<int64_t>(chunk, LINE_VECTORS) - p.vectors * p.threads) * VECTOR_BYTES <= device().shared_block - 2048;
         case SPLIT:
-            if (p.vectors != 4 / R && p.vectors != 8 / R &&
+            if (p.vectors != 4 / R && p.vectors != SPLIT_VECTORS<Op> / R &&
                 !(p.vectors == 2 / R && p.tier_option == 0 && round_up<int64_t>(chunk, LINE_VECTORS) <= p.vectors * p.threads))
                 return false;
             return p.threads <= SPLIT_THREADS && (p.per_row == 1 || p.threads >= 2 * WARP) && p.tier_option >= 0 && p.base_alignment == LINE_ALIGNMENT &&

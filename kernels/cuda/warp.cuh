@@ -13,7 +13,7 @@ namespace softbench {
 
 // The most vectors a lane, or 0 if the operation has no such kernel. Eight vectors of 16-bit elements would not fit in registers.
 template <typename Op>
-constexpr int WARP_MAX_VECTORS = Op::READS == 2 || sizeof(typename Op::Element) != sizeof(typename Op::Out) ? 0 : Op::E == 1 ? 8 : 6;
+constexpr int WARP_MAX_VECTORS = Op::READS == 2 || Op::HAS_TARGET || sizeof(typename Op::Element) != sizeof(typename Op::Out) ? 0 : Op::E == 1 ? 8 : 6;
 
 constexpr int WARP_THREADS = 128;  // the most of a CTA
 

@@ -1,0 +1,141 @@
+// Cross entropy of rows of logits, its gradient, and both in one pass. As softmax.cu, it is called through C.
+//
+//   forward   row_statistics.cuh   reads x once and writes two numbers of each row
+//   backward  row_gradient.cuh     computes dx from x and the lse of each row
+//   fused     loss_ops.cuh         reads x once and writes dx once, by the tiers of softmax.cu, with a loss in addition. Smoothing and a softcap take
+//                                  the kernels of forward and backward one after the other.
+
+#include "dispatch.cuh"
+#include "row_gradient.cuh"
+
+namespace softbench {
+
+template <typename T> using Fused = FusedCrossEntropy<T>;
+
+// The plan of rows that are written in place. A tier whose CTAs wait for each other in global memory may have to read a row again, so a cluster takes
+// its place. AUTO: no cluster has the room.
+template <typename T> Plan in_place_plan(const Tensors<Fused<T>>& t, int64_t N) {
+    const Plan found = choose_plan(t, N);
+    if (found.tier != SPLIT_BULK && (found.tier != SPLIT || found.per_row == 1)) return found;
+    Plan p = {AUTO};
+    if (device().clusters()) {
+        const int64_t vectors = (layout_of(t, N).offset + N) / Fused<T>::V;
+        const int64_t ctas = std::max<int64_t>(2, std::min<int64_t>(MAX_CLUSTER, ceil_div<int64_t>(vectors, 5800)));
+        p = vectors <= 2 * MAX_CLUSTER * 8 * 128 ? cluster_plan(vectors, 1, 8, 256) : Plan{CLUSTER_BULK, 24, CLUSTER_BULK_THREADS, int(ctas), 0, LINE_ALIGNMENT, 0};
+        if (!plan_fits(t, N, p)) p = {AUTO};
+    }
+    return p;
+}
+
+template <typename T>
+int64_t fused(const LossRows& given, const void* x, void* dx, int64_t x_stride, int64_t dx_stride, int64_t M, int64_t N, Plan* p, void* workspace, int64_t bytes,
+              cudaStream_t stream) {
+    const Tensors<Fused<T>> t{given, {static_cast<const T*>(x)}, static_cast<T*>(dx), {x_stride}, dx_stride, M, int(std::min(N, MAX_N))};
+    if (N > MAX_N || N * int64_t(sizeof(T)) > int64_t(1) << 32) return cudaErrorNotSupported;
+    if (x != dx || (p && p->tier != AUTO)) return run(t, N, p, workspace, bytes, stream);
+    Plan found = in_place_plan(t, N);
+    if (found.tier == AUTO) return cudaErrorNotSupported;
+    if (p) *p = found;
+    return run(t, N, &found, workspace, bytes, stream);
+}
+
+template <typename T, Logits LOGITS>
+int64_t forward_of(const CrossEntropyRows& given, const void* x, int64_t stride, int64_t M, int64_t N, Plan* p, void* workspace, int64_t bytes, cudaStream_t stream) {
+    return run_statistics(StatisticsRows<CrossEntropy<T, LOGITS>>{given, static_cast<const T*>(x), stride, M, int(N), 0, nullptr, nullptr}, p, workspace, bytes, stream);
+}
+template <typename T>
+int64_t forward(const CrossEntropyRows& given, const void* x, int64_t stride, int64_t M, int64_t N, Plan* p, void* workspace, int64_t bytes, cudaStream_t stream) {
+    const auto call = given.softcap.cap != 0.0f ? forward_of<T, SOFTCAPPED> : given.smoothing != 0.0f ? forward_of<T, SMOOTHED> : forward_of<T, PLAIN>;
+    return call(given, x, stride, M, N, p, workspace, bytes, stream);
+}
+template <typename T, bool CAPPED>
+int64_t backward_of(const CrossEntropyGradients& given, const void* x, void* dx, int64_t x_stride, int64_t dx_stride, int64_t M, int64_t N, Plan* p,
+                    cudaStream_t stream) {
+    return run_gradient(GradientRows<CrossEntropyGradient<T, CAPPED>>{given, static_cast<const T*>(x), static_cast<T*>(dx), x_stride, dx_stride, M, int(N)}, p, stream);
+}
+template <typename T>
+int64_t backward(const CrossEntropyGradients& given, const void* x, void* dx, int64_t x_stride, int64_t dx_stride, int64_t M, int64_t N, Plan* p,
+                 cudaStream_t stream) {
+    return (given.softcap.cap != 0.0f ? backward_of<T, true> : backward_of<T, false>)(given, x, dx, x_stride, dx_stride, M, N, p, stream);
+}
+
+// As in softmax.cu: the parts that build.py compiles at the same time. The first three also take most of the time.
+#ifdef SOFTBENCH_PART
+#define SOFTBENCH_FUSED(T) \
+    template int64_t fused<T>(const LossRows&, const void*, void*, int64_t, int64_t, int64_t, int64_t, Plan*, void*, int64_t, cudaStream_t)
+#define SOFTBENCH_FORWARD(T) \
+    template int64_t forward<T>(const CrossEntropyRows&, const void*, int64_t, int64_t, int64_t, Plan*, void*, int64_t, cudaStream_t)
+#define SOFTBENCH_BACKWARD(T) \
+    template int64_t backward<T>(const CrossEntropyGradients&, const void*, void*, int64_t, int64_t, int64_t, int64_t, Plan*, cudaStream_t)
+#if SOFTBENCH_PART == 0
+SOFTBENCH_FUSED(float);
+extern SOFTBENCH_FUSED(__half);
+extern SOFTBENCH_FUSED(__nv_bfloat16);
+extern SOFTBENCH_FORWARD(float);
+extern SOFTBENCH_FORWARD(__half);
+extern SOFTBENCH_FORWARD(__nv_bfloat16);
+extern SOFTBENCH_BACKWARD(float);
+extern SOFTBENCH_BACKWARD(__half);
+extern SOFTBENCH_BACKWARD(__nv_bfloat16);
+#elif SOFTBENCH_PART == 1
+SOFTBENCH_FUSED(__half);
+#elif SOFTBENCH_PART == 2
+SOFTBENCH_FUSED(__nv_bfloat16);
+#elif SOFTBENCH_PART == 3
+SOFTBENCH_FORWARD(float);
+SOFTBENCH_FORWARD(__half);
+SOFTBENCH_FORWARD(__nv_bfloat16);
+#elif SOFTBENCH_PART == 4
+SOFTBENCH_BACKWARD(float);
+SOFTBENCH_BACKWARD(__half);
+SOFTBENCH_BACKWARD(__nv_bfloat16);
+#endif
+#endif
+
+}  // namespace softbench
+
+#if !defined(SOFTBENCH_PART) || SOFTBENCH_PART == 0
+
+// All launch on `stream` of the current device and return as softbench_forward of softmax.cu: 0, a cudaError_t, or the missing bytes of workspace. The
+// workspace of softbench_fused is that of softmax. softbench_forward needs one of its own. softbench_backward ignores it.
+// `target` is int64. `lse`, `statistics` and `dloss` may be null where loss_ops.cuh says so. `cap` 0: no softcap. dtype: 0 float32, 1 float16, 2 bfloat16.
+// softbench_fused returns cudaErrorNotSupported where only the two other functions can do the work.
+#define SOFTBENCH_WITH_DTYPE(function)                       \
+    switch (dtype) {                                         \
+        case 0: return with(softbench::function<float>);     \
+        case 1: return with(softbench::function<__half>);    \
+        case 2: return with(softbench::function<__nv_bfloat16>); \
+    }                                                        \
+    return cudaErrorInvalidValue
+
+extern "C" int64_t softbench_forward(const void* x, const int64_t* target, float* loss, float* lse, void* statistics, int64_t ignore_index, float smoothing,
+                                     float z_loss, float cap, int64_t x_stride, int64_t M, int64_t N, int dtype, int, void* workspace,
+                                     int64_t workspace_bytes, cudaStream_t stream, SoftbenchPlan* p) {
+    const softbench::CrossEntropyRows given{target, loss, lse, static_cast<float2*>(statistics), ignore_index, smoothing, z_loss, {cap, cap != 0.0f ? 1.0f / cap : 0.0f}};
+    if (N > softbench::MAX_N) return cudaErrorNotSupported;
+    auto with = [&](auto call) { return call(given, x, x_stride, M, N, p, workspace, workspace_bytes, stream); };
+    SOFTBENCH_WITH_DTYPE(forward);
+}
+
+extern "C" int64_t softbench_backward(const void* x, const int64_t* target, const float* lse, const void* statistics, const float* dloss, void* dx,
+                                      int64_t ignore_index, float smoothing, float z_loss, float cap, int64_t x_stride, int64_t dx_stride, int64_t M, int64_t N,
+                                      int dtype, int, void*, int64_t, cudaStream_t stream, SoftbenchPlan* p) {
+    const softbench::CrossEntropyGradients given{target,    lse,    static_cast<const float2*>(statistics), dloss, ignore_index, smoothing, z_loss,
+                                                 {cap, cap != 0.0f ? 1.0f / cap : 0.0f}};
+    if (N > softbench::MAX_N) return cudaErrorNotSupported;
+    auto with = [&](auto call) { return call(given, x, dx, x_stride, dx_stride, M, N, p, stream); };
+    SOFTBENCH_WITH_DTYPE(backward);
+}
+
+extern "C" int64_t softbench_fused(const void* x, const int64_t* target, float* loss, void* dx, int64_t ignore_index, float z_loss, int64_t x_stride,
+                                   int64_t dx_stride, int64_t M, int64_t N, int dtype, int, void* workspace, int64_t workspace_bytes, cudaStream_t stream,
+                                   SoftbenchPlan* p) {
+    if (ignore_index != int(ignore_index)) return cudaErrorNotSupported;
+    const softbench::LossRows given{target, loss, int(ignore_index), z_loss};
+    auto with = [&](auto call) { return call(given, x, dx, x_stride, dx_stride, M, N, p, workspace, workspace_bytes, stream); };
+    SOFTBENCH_WITH_DTYPE(fused);
+}
+
+extern "C" const char* softbench_error(int code) { return cudaGetErrorString(cudaError_t(code)); }
+
+#endif

@@ -1,0 +1,286 @@
+// Losses of rows of logits x and a target t, and their gradients.
+//
+//   cross entropy   loss = (1 - e) (lse - z_t) + e (lse - mean(z)) + z_loss lse^2       e is the label smoothing
+//                   dx = g ((1 + 2 z_loss lse) p - (1 - e) [i = t] - e / N) slope       g is the gradient of the loss
+//   logprob         logprob = x_t - lse, entropy = -sum(p log p)
+//                   dx = a ([i = t] - p) - b p (log p + entropy)                        a and b are the gradients of both
+//
+// z = x, or cap * tanh(x / cap) with a softcap; lse = log(sum(exp(z))); p = exp(z - lse); slope = 1 - (z / cap)^2, or 1.
+//
+// lse - z_t is (maximum - z_t) + log(sum): an lse is rounded at the size of the maximum. Sums of z and of p log p are taken relative to the maximum
+// so far, so that no term has another sign than the others. A new maximum rescales them.
+#pragma once
+
+#include "softmax_ops.cuh"
+
+namespace softbench {
+
+// The largest distance below a maximum. There an exponential is 0, and its product with the distance also is; 0 * infinity would be NaN.
+constexpr float FAR_BELOW = -1000.0f;
+constexpr float NOT_A_NUMBER = __builtin_nanf("");
+
+__device__ __forceinline__ float max_or_nan(float a, float b) {  // fmaxf takes the number of a number and a NaN
+    float y;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
+    return y;
+}
+// log(sum) of a row whose largest term is 1; -inf for a row that contains only -inf.
+__device__ __forceinline__ float log_of_row_sum(float sum) { return sum == 0.0f ? MINUS_INFINITY : log_of_sum(sum); }
+
+// Element `index` of a vector in registers.
+template <typename T> __device__ __forceinline__ float element_at(const uint32_t (&packed)[4], uint32_t index) {
+    constexpr int E = Packed<T>::ELEMENTS;
+    uint32_t word = packed[0];
+#pragma unroll
+    for (int w = 1; w < 4; ++w)
+        if (index / E == w) word = packed[w];
+    return E == 2 && index % 2 ? Packed<T>::element(word, 1) : Packed<T>::element(word, 0);
+}
+
+// A target as a load that the compiler leaves where it is: the loads of the row do not wait for it.
+__device__ __forceinline__ int load_target(const int64_t* from) {
+    int low;  // rows have less than 2^31 elements
+    asm volatile("ld.global.b32 %0, [%1];" : "=r"(low) : "l"(from));
+    return low;
+}
+
+// What the rows of FusedCrossEntropy have beside x and dx. Rows whose target is `ignore_index` have zeros as loss and gradient.
+struct LossRows {
+    const int64_t* targets;
+    float* loss;
+    int ignore_index;
+    float z_loss;
+};
+
+// Cross entropy and its gradient in one pass over a row, for g = 1 and without smoothing or softcap: an operation of the tiers of softmax.
+//
+// The thread that writes the target's element also writes the row's loss, as it has z_t. It finds the element by the lower half of its address, so a
+// row has less than 2^32 bytes. The target of an ignored row is the first element here, with bit 0 of the address set: no element has that address.
+// With a target outside of the row, loss and gradient are NaN.
+template <typename T> struct FusedCrossEntropy : Forward<T, T, CROSS_ENTROPY> {
+    using Base = Forward<T, T, CROSS_ENTROPY>;
+    using Base::V, Base::E, Base::exponent;
+    using Inputs = LossRows;
+    using Out = T;
+    struct Total {
+        float maximum, scale, sum;
+        uint32_t hot;  // see above
+    };
+
+    LossRows rows;
+    uint32_t results, row_bytes, row;  // the lower halves of: the address of the results, the bytes between rows, and the row
+    int N, target;
+
+    template <typename Given>
+    __device__ __forceinline__ FusedCrossEntropy(const Given& given, int64_t row)
+        : Base(Scales<false>{}, row), rows(given), results(uint32_t(reinterpret_cast<uintptr_t>(given.target))), row_bytes(uint32_t(given.target_stride * sizeof(T))),
+          row(uint32_t(row)), N(given.N), target(load_target(given.targets + row)) {}
+
+    __device__ __forceinline__ Total finalize(Partial partial) const {
+        const bool ignored = target == rows.ignore_index;
+        uint32_t hot = results + row * row_bytes;
+        if (ignored) hot |= 1u;
+        else if (unsigned(target) < unsigned(N)) hot += unsigned(target) * unsigned(sizeof(T));
+        else partial.sum = NOT_A_NUMBER;
+        const float maximum = finite_or_zero(partial.maximum), lse = maximum + log_of_row_sum(partial.sum);
+        const float factor = rows.z_loss == 0.0f ? 1.0f : fmaf(2.0f * rows.z_loss, lse, 1.0f);
+        return {maximum, reciprocal(partial.sum) * factor, partial.sum, hot};
+    }
+    __device__ __forceinline__ float result(float x, const Total& total) const { return exp2_fast(exponent(x, total.maximum)) * total.scale; }
+    // Writes the element at the target again, and the loss. `x` is that element.
+    __device__ __forceinline__ void write_target(T* to, float x, const Total& total) const {
+        if (total.hot & 1) {
+            rows.loss[row] = 0.0f;
+            return;
+        }
+        *to = from_float<T>(result(x, total) - 1.0f);
+        const float log_sum = log_of_row_sum(total.sum), lse = total.maximum + log_sum, loss = (total.maximum - x) + log_sum;
+        rows.loss[row] = rows.z_loss == 0.0f ? loss : fmaf(rows.z_loss * lse, lse, loss);
+    }
+    __device__ __forceinline__ void write_one(T* to, const float (&x)[1], const Total& total) const {
+        *to = from_float<T>(total.hot & 1 ? 0.0f : result(x[0], total));
+        if ((total.hot & ~1u) == uint32_t(reinterpret_cast<uintptr_t>(to))) write_target(to, x[0], total);
+    }
+    __device__ __forceinline__ void write(T* to, const Operands<1>& operands, const Total& total) const {
+        if (total.hot & 1) {
+            store16(to, 0, 0, 0, 0);
+        } else {
+            float value[V];
+#pragma unroll
+            for (int v = 0; v < V; ++v) value[v] = result(Packed<T>::element(operands.packed[0][v / E], v % E), total);
+            store_vector<T, V>(to, value);
+        }
+        const uint32_t bytes = total.hot - uint32_t(reinterpret_cast<uintptr_t>(to));
+        if (bytes < VECTOR_BYTES) write_target(to + bytes / sizeof(T), element_at<T>(operands.packed[0], bytes / sizeof(T)), total);
+    }
+    __device__ __forceinline__ void write(T* to, const Operands<1>& operands, const Total& total, Partial) const { write(to, operands, total); }
+};
+
+// Cross entropy of the rows of logits: whether z is x, whether mean(z) is needed, and whether z has a softcap. SOFTCAPPED has the mean too.
+enum Logits { PLAIN, SMOOTHED, SOFTCAPPED };
+
+struct Softcap {
+    float cap, inverse;
+    __device__ __forceinline__ float tangent(float x) const { return tanhf(x * inverse); }
+};
+
+// The result of reducing a part of a row. `third`: SMOOTHED and SOFTCAPPED have the sum of (maximum - z) and `count`, the number of elements;
+// logprob has the sum of exp(x - maximum) (maximum - x). A part that contains only -inf uses 0 in place of its maximum.
+struct Sums {
+    float maximum, sum, third, count;
+};
+
+// The operations of row_statistics.cuh. `accumulate` adds vectors that a row has; padding is no element. `rescaled` changes the maximum.
+// `finish` gets the Sums of a row, and its element at the target if it has one. `given` has the pointers to what a row has beside x.
+struct CrossEntropyRows {
+    const int64_t* target;
+    float *loss, *lse;
+    float2* statistics;  // maximum and sum, for a gradient as exact as that of one pass; or null
+    int64_t ignore_index;
+    float smoothing, z_loss;
+    Softcap softcap;
+};
+template <typename T, Logits LOGITS> struct CrossEntropy {
+    using Element = T;
+    using Given = CrossEntropyRows;
+    static constexpr int V = VECTOR_BYTES / sizeof(T), E = Packed<T>::ELEMENTS;
+    static constexpr bool COUNTS = LOGITS != PLAIN;
+
+    static __device__ __forceinline__ float logit(const Given& given, float x) {
+        return LOGITS == SOFTCAPPED ? given.softcap.cap * given.softcap.tangent(x) : x;
+    }
+    static __device__ __forceinline__ void add(float z, float base, Sums& sums) {
+        const float below = z - base;
+        sums.sum += exp2_fast(below * LOG2_E);
+        if constexpr (COUNTS) sums.third -= below;
+    }
+    static __device__ __forceinline__ Sums rescaled(Sums sums, float maximum) {
+        const float base = finite_or_zero(maximum);
+        sums.sum *= exp2_fast((sums.maximum - base) * LOG2_E);
+        if constexpr (COUNTS) sums.third = fmaf(sums.count, base - finite_or_zero(sums.maximum), sums.third);
+        sums.maximum = maximum;
+        return sums;
+    }
+    static __device__ __forceinline__ void finish(const Given& given, int64_t row, int N, int64_t target, float x, const Sums& sums) {
+        const float base = finite_or_zero(sums.maximum), log_sum = log_of_row_sum(sums.sum), lse = base + log_sum;
+        float loss = (base - logit(given, x)) + log_sum;
+        if constexpr (COUNTS) {
+            if (given.smoothing != 0.0f) loss = (1.0f - given.smoothing) * loss + given.smoothing * (sums.third / float(N) + log_sum);
+        }
+        if (given.z_loss != 0.0f) loss = fmaf(given.z_loss * lse, lse, loss);
+        if (target < 0 || target >= N) loss = NOT_A_NUMBER;
+        given.loss[row] = target == given.ignore_index ? 0.0f : loss;
+        if (given.lse) given.lse[row] = lse;
+        if (given.statistics) given.statistics[row] = make_float2(base, sums.sum);
+    }
+};
+
+struct LogprobRows {
+    const int64_t* target;
+    float *logprob, *entropy, *lse;
+};
+template <typename T> struct Logprob {
+    using Element = T;
+    using Given = LogprobRows;
+    static constexpr int V = VECTOR_BYTES / sizeof(T), E = Packed<T>::ELEMENTS;
+    static constexpr bool COUNTS = false;
+
+    static __device__ __forceinline__ float logit(const Given&, float x) { return x; }
+    static __device__ __forceinline__ void add(float x, float base, Sums& sums) {
+        const float below = max_or_nan(x - base, FAR_BELOW), exponential = exp2_fast(below * LOG2_E);
+        sums.sum += exponential;
+        sums.third = fmaf(exponential, -below, sums.third);
+    }
+    static __device__ __forceinline__ Sums rescaled(Sums sums, float maximum) {
+        const float below = max_or_nan(sums.maximum - finite_or_zero(maximum), FAR_BELOW), factor = exp2_fast(below * LOG2_E);
+        return {maximum, sums.sum * factor, fmaf(sums.sum, -below, sums.third) * factor, 0.0f};
+    }
+    static __device__ __forceinline__ void finish(const Given& given, int64_t row, int N, int64_t target, float x, const Sums& sums) {
+        const float base = finite_or_zero(sums.maximum), log_sum = log_of_row_sum(sums.sum);
+        given.logprob[row] = target < 0 || target >= N ? NOT_A_NUMBER : (x - base) - log_sum;
+        given.entropy[row] = log_sum + sums.third / sums.sum;  // 0 / 0 in a row that contains only -inf
+        if (given.lse) given.lse[row] = base + log_sum;
+    }
+};
+
+// The operations of row_gradient.cuh, for one row: `result` of an element, and `at_target` of the one at the target.
+struct CrossEntropyGradients {
+    const int64_t* target;
+    const float* lse;          // of each row, or null
+    const float2* statistics;  // then the maximum and the sum of each row
+    const float* dloss;        // of each row; null: 1
+    int64_t ignore_index;
+    float smoothing, z_loss;
+    Softcap softcap;
+};
+template <typename T, bool CAPPED> struct CrossEntropyGradient {
+    using Element = T;
+    using Given = CrossEntropyGradients;
+    static constexpr int V = VECTOR_BYTES / sizeof(T), E = Packed<T>::ELEMENTS;
+
+    float base, factor, even, hot;  // dx = factor * exp(z - base) + even, and hot more at the target
+    int target;                     // -1: none
+    bool ignored;
+    Softcap softcap;
+
+    __device__ __forceinline__ CrossEntropyGradient(const Given& given, int64_t row, int N) : softcap(given.softcap) {
+        const int64_t found = given.target[row];
+        const float g = given.dloss ? given.dloss[row] : 1.0f;
+        float lse;
+        factor = g;
+        if (given.lse) {
+            base = lse = given.lse[row];
+        } else {
+            const float2 statistics = given.statistics[row];
+            base = statistics.x;
+            factor = g / statistics.y;
+            lse = base + log_of_row_sum(statistics.y);
+        }
+        if (given.z_loss != 0.0f) factor *= fmaf(2.0f * given.z_loss, lse, 1.0f);
+        even = -g * (given.smoothing / float(N));
+        hot = -g * (1.0f - given.smoothing);
+        ignored = found == given.ignore_index;
+        const bool outside = found < 0 || found >= N;
+        if (outside) factor = NOT_A_NUMBER;
+        target = ignored || outside ? -1 : int(found);
+    }
+    __device__ __forceinline__ float with(float x, float more) const {
+        if constexpr (CAPPED) {
+            const float tangent = softcap.tangent(x), dz = fmaf(exp2_fast((softcap.cap * tangent - base) * LOG2_E), factor, even) + more;
+            return dz * fmaf(-tangent, tangent, 1.0f);
+        } else {
+            return fmaf(exp2_fast((x - base) * LOG2_E), factor, even) + more;
+        }
+    }
+    __device__ __forceinline__ float result(float x) const { return with(x, 0.0f); }
+    __device__ __forceinline__ float at_target(float x) const { return with(x, hot); }
+};
+
+struct LogprobGradients {
+    const int64_t* target;
+    const float *lse, *entropy, *dlogprob, *dentropy;
+};
+template <typename T> struct LogprobGradient {
+    using Element = T;
+    using Given = LogprobGradients;
+    static constexpr int V = VECTOR_BYTES / sizeof(T), E = Packed<T>::ELEMENTS;
+
+    float lse, entropy, a, b;
+    int target;
+    static constexpr bool ignored = false;
+
+    __device__ __forceinline__ LogprobGradient(const Given& given, int64_t row, int N)
+        : lse(given.lse[row]), entropy(given.entropy[row]), a(given.dlogprob[row]), b(given.dentropy[row]) {
+        const int64_t found = given.target[row];
+        const bool outside = found < 0 || found >= N;
+        if (outside) a = NOT_A_NUMBER;
+        target = outside ? -1 : int(found);
+    }
+    __device__ __forceinline__ float result(float x) const {
+        const float y = max_or_nan(x - lse, FAR_BELOW);
+        return -exp2_fast(y * LOG2_E) * fmaf(b, y + entropy, a);
+    }
+    __device__ __forceinline__ float at_target(float x) const { return result(x) + a; }
+};
+
+}  // namespace softbench
