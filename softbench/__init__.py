@@ -1,6 +1,7 @@
 """softbench: compare kernels on the GPU - checked, isolated, interleaved, in GB/s.
 
 - `compare`, `judge` and `check` do what the commands `run`, `gate` and `check` do. `Result` is what `compare` returns.
+- `use` and `enable` let torch's own softmax and log_softmax run softbench's kernels.
 - `Case`, `Direction` and the protocol `Backend` are what a plugin needs.
 - Every expected error is a `SoftbenchError`; its classes are here too.
 
@@ -16,6 +17,7 @@ from softbench.plugins.backend import Backend
 if TYPE_CHECKING:
     from softbench.api.measure import check as check, compare as compare, judge as judge
     from softbench.api.result import Result as Result
+    from softbench.kernels import enable as enable, use as use
 
 __version__ = "0.1.0"
 __all__ = [
@@ -33,10 +35,16 @@ __all__ = [
     "__version__",
     "check",
     "compare",
+    "enable",
     "judge",
+    "use",
 ]
-_LATER = {"check": "measure", "compare": "measure", "judge": "measure", "Result": "result"}
-"""Names that are imported when they are used first, with their modules in `softbench.api`."""
+_LATER = {
+    **dict.fromkeys(("check", "compare", "judge"), "api.measure"),
+    "Result": "api.result",
+    **dict.fromkeys(("enable", "use"), "kernels"),
+}
+"""Names that are imported when they are used first, with their modules."""
 
 
 def __getattr__(name: str) -> Any:
@@ -44,7 +52,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    found = getattr(import_module(f"softbench.api.{_LATER[name]}"), name)
+    found = getattr(import_module(f"softbench.{_LATER[name]}"), name)
     globals()[name] = found
     return found
 

@@ -1,6 +1,7 @@
 """Code that the Triton and the CUDA softmax kernels share. It needs neither Triton nor nvcc.
 
 - `automatic.py`: `softmax` and `log_softmax` by the fastest kernels that work here; `softbench.kernels` has them.
+- `override.py`: `use` and `enable`, by which torch's own functions run these kernels; `filter.py` and `filter.cpp`: its rule in C++.
 - `rows.py`: tensors of any shape, strides and `dim` as (M, N) rows.
 - `softmax.py`: `Softmax`, two launchers as a differentiable function without an operator.
 - `registration.py`: what the operators register beside their kernels, which is gradients, vmap and flops.

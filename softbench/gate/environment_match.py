@@ -19,7 +19,7 @@ OPTIONAL_FACTS = ("ecc", "mig")
 OPERATIONS = "operations"
 """The fact with the hashes of users' operations, by name. Only the operations of both runs must be equal."""
 WARNING_FACTS = (
-    *("driver", "cuda", "torch", "triton", "python", "gpu_count", "interleaved"),
+    *("driver", "cuda", "torch", "overrides", "triton", "python", "gpu_count", "interleaved"),
     *("sm_clock_max_mhz", "memory_clock_max_mhz"),  # the clock policy that NVML reports
 )
 WARNING_SETTINGS = ("rounds", "max_rounds", "precision", "warmup_ms", "batch_ms", "seed")

@@ -1,7 +1,8 @@
 """softbench's own kernels. `from softbench.kernels import softmax, log_softmax` takes the fastest that work here.
 
 `softbench.kernels.which(x)` says what runs and why, and `softbench.kernels.build()` builds the CUDA kernels. The rule is in
-`softbench.kernels.common.automatic`. `softbench.kernels.triton` and `softbench.kernels.cuda` have the operators of each.
+`softbench.kernels.common.automatic`. `softbench.kernels.triton` and `softbench.kernels.cuda` have the operators of each. `use` and `enable`
+let torch's own functions run these kernels.
 
 The sources are in `kernels/` at the top of a checkout, and an installation maps them here. A bare checkout has no such mapping: there this
 module adds the folder beside the package to its own path.
@@ -18,8 +19,9 @@ if TYPE_CHECKING:
         softmax as softmax,
         which as which,
     )
+    from softbench.kernels.common.override import enable as enable, use as use
 
-__all__ = ["Choice", "build", "log_softmax", "softmax", "which"]
+__all__ = ["Choice", "build", "enable", "log_softmax", "softmax", "use", "which"]
 
 _checkout = Path(__file__).resolve().parents[2] / "kernels"
 if (_checkout / "triton" / "__init__.py").is_file() and (_checkout.parent / "pyproject.toml").is_file():
@@ -30,9 +32,9 @@ def __getattr__(name: str) -> Any:
     """One of `__all__`, imported on first use: the parent process of a run imports this package, and never torch."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from softbench.kernels.common import automatic
+    from importlib import import_module
 
-    found = getattr(automatic, name)
+    found = getattr(import_module(f"softbench.kernels.common.{'override' if name in ('enable', 'use') else 'automatic'}"), name)
     globals()[name] = found
     return found
 

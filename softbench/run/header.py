@@ -16,7 +16,7 @@ from softbench.plugins.info import BackendInfo
 
 KEYED = (
     *("device", "gpu", "gpu_memory_bytes", "driver", "power_limit_w", "cpu", "torch_threads"),
-    *("cuda", "torch", "triton", "python", "interleaved"),
+    *("cuda", "torch", "overrides", "triton", "python", "interleaved"),
 )
 """Facts of the environment that must be equal to resume a run."""
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from softbench.core.machine import Gpu, Machine, free_memory, peak_gbps
+from softbench.worker import overrides
 
 COMPUTE_MODES = {0: "default", 1: "exclusive_thread", 2: "prohibited", 3: "exclusive_process"}
 
@@ -65,7 +66,7 @@ def describe_gpu(index: int) -> dict[str, object]:
 
 
 def software() -> dict[str, object]:
-    """Versions, the CPU, and the switches that change what torch does."""
+    """Versions, the CPU, and what changes torch: the number of threads and overridden operators."""
     found: dict[str, object] = {
         "python": platform.python_version(),
         "os": f"{platform.system()} {platform.release().partition('-')[0]}",  # what follows names a distribution, or a host's own build
@@ -78,6 +79,8 @@ def software() -> dict[str, object]:
     for package in ("triton", "numpy", "quack-kernels", "nvidia-cutlass-dsl", "liger-kernel", "flashinfer-python"):
         with suppress(metadata.PackageNotFoundError):
             found[package] = metadata.version(package)
+    if replaced := overrides.active():
+        found["overrides"] = replaced
     return found
 
 

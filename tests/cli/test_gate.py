@@ -128,10 +128,17 @@ def test_two_files_of_one_operation_are_not_compared(main, tmp_path):
     assert main("gate", written("none", 3), "--baseline", base)[::2] == (0, "")
 
 
-def test_other_environment_differences_are_warnings(main, files):
-    code, _, err = main("gate", files(stored(dice(1), 3), environment={**GPU, "driver": "590"}), "--baseline", "h200")
+@pytest.mark.parametrize(
+    ("fact", "value", "text"),
+    [
+        ("driver", "590", "driver was 580, now it is 590"),
+        ("overrides", {"flag_gems": ["_softmax"]}, "overrides was not recorded, now it is {'flag_gems': ['_softmax']}"),
+    ],
+)
+def test_other_environment_differences_are_warnings(main, files, fact, value, text):
+    code, _, err = main("gate", files(stored(dice(1), 3), environment={**GPU, fact: value}), "--baseline", "h200")
     assert code == 0
-    assert err == "softbench: differs: driver was 580, now it is 590\n"
+    assert err == f"softbench: differs: {text}\n"
 
 
 def test_runs_add_up_and_a_run_can_be_a_baseline(main, tmp_path):

@@ -1,0 +1,100 @@
+"""Builds and loads `filter.cpp`, which decides in C++ whether a call of an overridden operator runs our kernel or torch's.
+
+g++ compiles it with torch's headers in about five seconds, once for each version of torch. The library is cached as those of the CUDA
+kernels are. A machine without g++ has no filter.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import functools
+import hashlib
+import logging
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from .cuda_toolkit import cache_folder
+
+SOURCE = Path(__file__).with_name("filter.cpp")
+FLAGS = ("-O1", "-std=c++20", "-shared", "-fPIC", "-Wno-deprecated-declarations")  # std::atomic_load of a shared_ptr is deprecated
+SLOTS = 8
+"""The most operators with a filter, as in filter.cpp."""
+
+log = logging.getLogger(__name__)
+
+
+class Filters:
+    """The loaded library."""
+
+    def __init__(self, library: Path) -> None:
+        self._library = ctypes.CDLL(str(library))
+        self._library.softbench_install.argtypes = [
+            *(ctypes.c_int, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int64, ctypes.c_uint64),
+            *[ctypes.POINTER(ctypes.c_int64)] * 2,
+        ]
+        self._library.softbench_filter_error.restype = ctypes.c_char_p
+
+    def install(
+        self, slot: int, name: str, ours: str, key: str, tensor: int, devices: Sequence[int], least: Sequence[tuple[int, int]]
+    ) -> None:
+        """Register a filter for the operator `name` and a dispatch key, over the kernel that it has there.
+
+        Args:
+            slot: a number below SLOTS.
+            name, ours: operators with one schema, such as `aten::_softmax`. The second has our kernel.
+            tensor: the index of the tensor that the filter looks at; `dim` follows it.
+            devices: the indices of the devices on which our kernel may run.
+            least: for float32, float16 and bfloat16 the least elements, and the least columns.
+
+        Raises:
+            RuntimeError: torch refused the registration.
+        """
+        elements, columns = ((ctypes.c_int64 * len(least))(*numbers) for numbers in zip(*least, strict=True))
+        mask = sum(1 << index for index in devices)
+        names = (text.encode() for text in (name, ours, key))
+        if self._library.softbench_install(slot, *names, tensor, mask, elements, columns):
+            raise RuntimeError(f"no filter for {name}: {self._library.softbench_filter_error().decode()}")
+
+    def remove(self, slot: int) -> None:
+        """Undo `install`."""
+        self._library.softbench_remove(slot)
+
+
+@functools.cache
+def load() -> Filters | None:
+    """The library, which is built unless it is cached; None without a working g++. The log (`logging`, INFO) has the reason."""
+    compiler = shutil.which("g++")
+    if compiler is None:
+        log.info("no filter in C++: no g++ on PATH")
+        return None
+    try:
+        return Filters(_built(compiler))
+    except (OSError, subprocess.CalledProcessError) as error:
+        log.info("no filter in C++: %s %s", error, getattr(error, "stderr", ""))
+        return None
+
+
+def _built(compiler: str) -> Path:
+    root = Path(torch.__file__).parent
+    include = root / "include"
+    abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
+    torchs = [f"-I{include}", f"-I{include / 'torch/csrc/api/include'}", f"-L{root / 'lib'}", "-ltorch_cpu", "-lc10", abi]
+    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True).stdout
+    digest = hashlib.sha256("\0".join([SOURCE.read_text(), *FLAGS, version, torch.__version__, str(torch.version.git_version)]).encode())
+    folder = cache_folder() / f"filter-{digest.hexdigest()[:16]}"
+    library = folder / "filter.so"
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not library.is_file():
+            with tempfile.TemporaryDirectory(dir=folder) as scratch:
+                fresh = Path(scratch) / "filter.so"
+                subprocess.run([compiler, *FLAGS, str(SOURCE), *torchs, "-o", str(fresh)], capture_output=True, text=True, check=True)
+                fresh.replace(library)
+    return library

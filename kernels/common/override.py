@@ -1,0 +1,251 @@
+"""`use` and `enable`: torch's own softmax and log_softmax run our kernels where these are right and faster.
+
+The override is registered on PyTorch's dispatcher for CUDA, below autograd and autocast. So all of PyTorch's formulas stay: gradients of
+any order, forward mode, vmap, casts, tensor subclasses such as DTensor. Callers in C++, such as `cross_entropy` and autograd, get it too.
+
+The rule (`Override.fits`) keeps torch's kernel unless torch takes longer on the device than our call takes on the host. Then a call is
+faster, whatever limits the program. All limits are in `FORWARD` and `BACKWARD`, with their source.
+
+A filter in C++ (`filter.cpp`) applies the rule, so that a call that keeps torch's kernel costs no Python. Where there is no g++, `kernel`
+applies it. Host time of softmax on a tensor of 8 elements, on a CPU with torch 2.13, in microseconds:
+
+                                                      in total   more
+torch                                                      1.1
+filter in C++                                              1.2    0.1
+functions of torch replaced in Python                      1.4    0.3
+Python kernel that calls torch's by `get_kernel`           3.1    2.0
+
+Functions replaced in Python would miss callers in C++, and would need formulas of their own. `torch._native` of PyTorch 2.13 takes the last
+way.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import functools
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from . import filter as filters
+from .automatic import choose
+from .rows import DTYPES, Launch, apply_to_rows
+
+KEY = "CUDA"
+"""The dispatch key of the overrides. Tests on the CPU replace it."""
+MEASURED = ((9, 0),)
+"""The compute capabilities on which the limits were measured. Other devices keep torch's kernels."""
+NEVER = 2**62
+KEPT = 64
+
+
+class Least(NamedTuple):
+    """Our kernel runs from this size on."""
+
+    elements: int
+    columns: int = NEVER
+    """For rows of so many columns, any number of elements."""
+
+
+WIDE, HALF, BRAIN = DTYPES
+FORWARD: Mapping[torch.dtype, Least] = dict.fromkeys(DTYPES, Least(2**24, 125_000))
+BACKWARD: Mapping[torch.dtype, Least] = {WIDE: Least(2**22), HALF: Least(2**23), BRAIN: Least(2**23)}
+"""The sizes from which torch's kernel takes at least 25 us on an H200, and ours less.
+
+Source: the columns device_us and host_us of results/h200/frontier.csv. Our calls take 12 to 25 us on the host in nine of ten cells. In all
+cells from these sizes on, our kernels take .01 to .98 of torch's time. Torch gives a row to one CTA, so a row of 125000 columns takes
+32 us, however few the rows. That was not measured for gradients.
+"""
+
+
+@dataclass
+class Override:
+    """One operator of torch with our kernel."""
+
+    operator: str
+    """The operator's name in `aten`. Its arguments are tensors of one shape, `dim`, and one more."""
+    tensors: int
+    least: Mapping[torch.dtype, Least]
+    launchers: Callable[[str], Launch]
+    """Our launcher of these kernels, `cuda` or `triton`."""
+    function: str
+    """The function whose kernels these are, as in `automatic`."""
+    torchs: Any = None
+    """torch's kernel, while the override is registered."""
+    launches: dict[tuple[torch.device, torch.dtype], Launch | None] = field(default_factory=dict)
+    devices: Sequence[int] = ()
+
+    @property
+    def ours(self) -> str:
+        """The operator of softbench that has our kernel under the schema of torch's operator. Filters call it."""
+        return f"override_{self.operator.lstrip('_')}"
+
+    def fits(self, x: Tensor, dim: int) -> bool:
+        """The rule: whether our kernel runs. `x` is the last tensor among the arguments. filter.cpp has the same rule."""
+        least = self.least.get(x.dtype)
+        if least is None or dim not in (-1, x.dim() - 1) or x.dim() == 0:
+            return False
+        elements = x.numel()
+        if elements < least.elements and (elements == 0 or x.shape[-1] < least.columns):
+            return False
+        return max(0, x.get_device()) in self.devices
+
+    def kernel(self, keys: torch._C.DispatchKeySet, *given: Any) -> Tensor:
+        """The operator where no filter decides."""
+        x, dim = given[self.tensors - 1 : self.tensors + 1]
+        return self.run(keys, *given) if self.fits(x, dim) else self.torchs.call_boxed(keys, *given)
+
+    def run(self, keys: torch._C.DispatchKeySet, *given: Any) -> Tensor:
+        """The operator by our kernel, where the rule holds."""
+        tensors, last = given[: self.tensors], given[-1]
+        x = tensors[-1]
+        key = (x.device, x.dtype)
+        launch = self.launches[key] if key in self.launches else self.decide(key)
+        first = tensors[0]
+        if launch is None or first.dtype != x.dtype or first.shape != x.shape or first.device != x.device:
+            result: Tensor = self.torchs.call_boxed(keys, *given)
+            return result
+        dtype = last if isinstance(last, torch.dtype) else torch.float32 if last else x.dtype
+        return apply_to_rows(launch, tensors, x.dim() - 1, None if dtype == x.dtype else dtype)
+
+    def decide(self, key: tuple[torch.device, torch.dtype]) -> Launch | None:
+        """Our launcher for a device and a dtype; None for torch's kernel."""
+        chosen = choose((*key, None, True), self.function).kernels
+        found = self.launches[key] = None if chosen == "torch" else self.launchers(chosen)
+        return found
+
+
+def _launcher(name: str) -> Callable[[str], Launch]:
+    """The launcher of this name by its kernels, which are imported when they run."""
+
+    def found(kernels: str) -> Launch:
+        if kernels == "cuda":
+            from ..cuda import launch as module
+        else:
+            from ..triton import dispatch as module  # type: ignore[no-redef]
+        launch: Launch = getattr(module, name)
+        return launch
+
+    return found
+
+
+OVERRIDES = (
+    Override("_softmax", 1, FORWARD, _launcher("launch_forward"), "softmax"),
+    Override("_log_softmax", 1, FORWARD, _launcher("launch_log_forward"), "log_softmax"),
+    Override("_softmax_backward_data", 2, BACKWARD, _launcher("launch_backward"), "softmax"),
+    Override("_log_softmax_backward_data", 2, BACKWARD, _launcher("launch_log_backward"), "log_softmax"),
+)
+"""What `use` overrides. Another operator is another line."""
+
+
+@contextlib.contextmanager
+def use() -> Iterator[None]:
+    """Inside `with softbench.use():` torch's softmax and log_softmax run softbench's kernels where these are right and faster.
+
+    The calls are those of `torch.softmax`, `torch.nn.functional.softmax`, `cross_entropy` and others, and their gradients, in all threads
+    of the process. Everything is undone at the end of the last of several such blocks, also after an exception.
+
+    - Cases: float32, float16 and bfloat16, `dim` is the last, and torch's kernel takes longer than our call takes on the host: from 4 to
+      16 million elements on, or rows of 125000 columns. GPUs of compute capability 9.0 (H100, H200). All other calls keep torch's kernels.
+    - Results: within the bound of docs/correctness.md, and not bit for bit those of torch.
+    - torch.compile: compiled code has Inductor's own kernels, inside and outside of the block. `softbench.kernels.softmax` is for compiled
+      functions. Backends that run operators of aten, such as `aot_eager` and `cudagraphs`, run what is active when the operator runs.
+    - CUDA graphs: a graph keeps the kernels that were active while it was captured. Call the function once before, as always.
+
+    On a machine without such a GPU it does nothing. The first block on a machine builds a filter in C++, in about five seconds.
+    """
+    _enter()
+    try:
+        yield
+    finally:
+        _leave()
+
+
+def enable() -> None:
+    """As `use`, for the rest of the process."""
+    _enter()
+
+
+_lock = threading.Lock()
+_depth = 0
+_undo: list[Callable[[], object]] = []
+_kept: collections.deque[Any] = collections.deque(maxlen=KEPT)
+"""Removed kernels in Python. A call in another thread may still run one, and torch does not keep it alive."""
+
+
+def _enter() -> None:
+    global _depth
+    with _lock:
+        if not _depth and (devices := _devices()):
+            try:
+                _register(devices)
+            except BaseException:
+                _unregister()
+                raise
+        _depth += 1
+
+
+def _leave() -> None:
+    global _depth
+    with _lock:
+        _depth -= 1
+        if not _depth:
+            _unregister()
+
+
+def _devices() -> list[int]:
+    """The indices of the devices on which our kernels may run."""
+    if KEY != "CUDA":
+        return [0]
+    found = range(torch.cuda.device_count()) if torch.cuda.is_available() else ()
+    return [index for index in found if torch.cuda.get_device_capability(index) in MEASURED]
+
+
+def _register(devices: Sequence[int]) -> None:
+    found = filters.load()
+    for slot, override in enumerate(OVERRIDES):
+        override.torchs = torch.library.get_kernel(f"aten::{override.operator}", KEY)
+        override.devices = devices
+        override.launches.clear()
+        if found is None:
+            _undo.append(_override_in_python(override))
+        else:
+            _define(override, KEY)
+            least = [override.least[dtype] for dtype in DTYPES]
+            found.install(slot, f"aten::{override.operator}", f"softbench::{override.ours}", KEY, override.tensors - 1, devices, least)
+            _undo.append(functools.partial(found.remove, slot))
+
+
+def _unregister() -> None:
+    while _undo:
+        _undo.pop()()
+
+
+def _override_in_python(override: Override) -> Callable[[], object]:
+    """Register the kernel that applies the rule itself; returns how to remove it."""
+    library = torch.library.Library("aten", "IMPL")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="(?s).*Overriding a previously registered kernel")
+        library.impl(override.operator, override.kernel, KEY, with_keyset=True)
+    _kept.append(torch.library.get_kernel(f"aten::{override.operator}", KEY))
+    return library._destroy
+
+
+_library = torch.library.Library("softbench", "FRAGMENT")
+_defined: set[tuple[str, str]] = set()
+
+
+def _define(override: Override, key: str) -> None:
+    """Define our operator and its kernel once; they stay, because a call in another thread may run them."""
+    if not any(name == override.ours for name, _ in _defined):
+        schema = str(getattr(torch.ops.aten, override.operator).default._schema)
+        _library.define(f"{override.ours}{schema[schema.index('(') :]}")
+    if (override.ours, key) not in _defined:
+        _library.impl(override.ours, override.run, key, with_keyset=True)
+        _defined.add((override.ours, key))
