@@ -48,6 +48,7 @@ COVERED_BY = {
     "ops/softmax/reference": "ops/softmax/test_tolerance.py",
     "ops/softmax/structured_rows": "worker/test_rotating_inputs.py",
     "ops/check_case": "run/test_check.py",
+    "ops/declaration": "ops/test_operation.py",
     "ops/dtypes": "ops/softmax/test_tolerance.py",
     "ops/numerics": "ops/softmax/test_tolerance.py",
     "ops/user_file": "docs/test_operations.py",
