@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from softbench.backends import losses
+from softbench.backends import losses, scores
 from softbench.backends.directions import Pair, TensorCall, by_direction, with_parameters
 from softbench.core.case import OPERATION, Case, Direction, parse_op
 from softbench.plugins.backend import Call
@@ -52,7 +52,9 @@ def naive_log_backward(dy: torch.Tensor, y: torch.Tensor, dim: int = -1) -> torc
 
 
 PAIRS: dict[str, Pair] = {"softmax": (naive_forward, naive_backward), "log_softmax": (naive_log_forward, naive_log_backward)}
-"""The forward and backward of each operation."""
+"""The forward and backward of each operation over any dimension."""
+MAKERS = losses.NAIVE | scores.NAIVE
+"""The makers of the other operations."""
 
 
 def pair(op: str, dtype: str = "") -> Pair:
@@ -64,7 +66,7 @@ class Naive:
     """Five eager operations, numerically stable; 16-bit inputs are rounded after each operation."""
 
     name = "naive"
-    operations = ("softmax(scale,out_dtype)", "log_softmax", *losses.OPERATIONS)
+    operations = ("softmax(scale,out_dtype)", "log_softmax", *losses.OPERATIONS, *scores.OPERATIONS)
     advice = "never for use; the compilers fuse this function"
 
     def available(self) -> str | None:
@@ -74,8 +76,8 @@ class Naive:
         return None
 
     def prepare(self, case: Case) -> Call:
-        if loss := losses.NAIVE.get(case.operation):
-            return loss(case, losses.as_it_is)
+        if make := MAKERS.get(case.operation):
+            return make(case, losses.as_it_is)
         return by_direction(case, *pair(case.op, case.dtype))
 
     def over_dim(self, direction: Direction, op: str = OPERATION) -> TensorCall:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from softbench.backends import losses, naive, torch_eager
+from softbench.backends import naive, torch_eager
 from softbench.backends.directions import Pair, by_direction
 from softbench.core.case import Case, Direction
 from softbench.core.toolchain import missing_compiler
@@ -28,8 +28,8 @@ GRAPH_CALLS = 3  # the first call warms up, the second records the CUDA graph, t
 
 FUNCTIONS: dict[str, Callable[[str, str], Pair]] = {"compile": naive.pair, "compile-torch": torch_eager.pair}
 """The forward and backward to compile, by the name before the colon."""
-LOSSES = {"compile": losses.NAIVE, "compile-torch": losses.TORCH}
-"""The losses to compile. Of F.cross_entropy with its gradient autograd takes the compiled loss."""
+MAKERS = {"compile": naive.MAKERS, "compile-torch": torch_eager.MAKERS}
+"""The other operations to compile. Of F.cross_entropy with its gradient autograd takes the compiled loss."""
 OF = {"compile": "the naive function", "compile-torch": "F.softmax"}
 
 
@@ -84,8 +84,8 @@ class Compiled:
     def _compiled(self, case: Case) -> Callable[[Case], Call]:
         """Gives the call of a case of this operation, dtype and direction."""
         wrap = partial(torch.compile, **self.options)
-        if loss := LOSSES[self.family].get(case.operation):
-            made = loss(case, wrap)
+        if make := MAKERS[self.family].get(case.operation):
+            made = make(case, wrap)
             return lambda case: made
         forward, backward = map(wrap, FUNCTIONS[self.family](case.op, case.dtype))
         return lambda case: by_direction(case, forward, backward)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from softbench.backends import losses
+from softbench.backends import losses, scores
 from softbench.backends.directions import Pair, TensorCall, by_direction, with_parameters
 from softbench.core.case import OPERATION, Case, Direction, parse_op
 from softbench.plugins.backend import Call
@@ -30,7 +30,9 @@ def _log_backward(dy: torch.Tensor, y: torch.Tensor, dim: int = -1) -> torch.Ten
 
 
 PAIRS: dict[str, Pair] = {"softmax": (_forward, _backward), "log_softmax": (_log_forward, _log_backward)}
-"""The forward and backward of each operation."""
+"""The forward and backward of each operation over any dimension."""
+MAKERS = losses.TORCH | scores.TORCH
+"""The makers of the other operations."""
 
 
 def pair(op: str, dtype: str = "") -> Pair:
@@ -42,7 +44,7 @@ class Functional:
     """torch.nn.functional.softmax, eager; backward is the operator that autograd calls."""
 
     name = "torch"
-    operations = ("softmax(scale,out_dtype)", "log_softmax", *losses.OPERATIONS)
+    operations = ("softmax(scale,out_dtype)", "log_softmax", *losses.OPERATIONS, *scores.OPERATIONS)
     advice = "if softmax is not the hot spot: no build, float32 arithmetic for 16-bit inputs"
 
     def available(self) -> str | None:
@@ -52,8 +54,8 @@ class Functional:
         return None
 
     def prepare(self, case: Case) -> Call:
-        if loss := losses.TORCH.get(case.operation):
-            return loss(case, losses.as_it_is)
+        if make := MAKERS.get(case.operation):
+            return make(case, losses.as_it_is)
         return by_direction(case, *pair(case.op, case.dtype))
 
     def over_dim(self, direction: Direction, op: str = OPERATION) -> TensorCall:

@@ -98,7 +98,7 @@ class Described(Reply):
     """A user's operation."""
 
     operation: JsonObject
-    """As `softbench.ops.operation.to_json` makes it."""
+    """As `softbench.ops.declaration.to_json` makes it."""
 
     @classmethod
     def parse(cls, fields: JsonObject) -> Described:

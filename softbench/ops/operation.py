@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from math import prod
 
-from softbench.core.case import DTYPES, MAX_PARAMETERS, PRESET, Case, Direction, Value, op_text, shape_of
-from softbench.core.json_types import JsonObject
-from softbench.core.validate import NAME
+from softbench.core.case import DTYPES, Case, Direction, Value, op_text
 from softbench.ops import parameters
 from softbench.ops.parameters import Parameter, Setting, holds
 
 ELEMENT_BYTES = DTYPES | {"int64": 8, "int32": 4, "bool": 1}
 """Bytes per element of each dtype that a tensor may have."""
 AXES = ("M", "N")
+DIMS = ("B", "H", "S", "N")
+"""The axes of attention scores: batch, heads, queries, and keys, which are the columns."""
+SEEN = "seen"
+"""The share of a tensor that consists of what queries see, and the name of the number of columns that each row sees."""
 CASE_DTYPE = "case"
 """The dtype of a tensor that has the case's."""
 
@@ -25,16 +27,22 @@ class TensorSpec:
 
     axes: tuple[str | int, ...]
     """Its axes, such as `("M", "N")`: M, N, the name of a parameter that is a whole number, or a number. The first axis of an output is M,
-    because rows of it are sampled."""
+    because rows of it are sampled. With `scores` of the operation, a tensor may have axes of DIMS. A parameter whose choices are words of
+    such axes, such as BSN, gives all axes: those that the word lacks have size 1, and rows share the tensor along them."""
     dtype: str = CASE_DTYPE
     """A key of ELEMENT_BYTES, CASE_DTYPE, or the name of a parameter whose choices are such."""
     when: Setting = ()
     """The value of a parameter without which the tensor does not exist, such as `("scale", "row")`."""
+    only_seen: bool = False
+    """True if an input is 0 beyond what its query sees."""
 
     def shape(self, case: Case) -> tuple[int, ...]:
-        """The tensor's shape in a case."""
+        """The tensor's shape in a case. In a case of rows each row has its own part of a tensor that rows share."""
         if case.shape and self.has_columns:
             return case.sizes
+        if self.is_shared:
+            sizes: dict[str | int, int] = dict(zip(DIMS, case.sizes, strict=True)) if case.shape else {}
+            return tuple(sizes.get(axis, 1) for axis in self.axes) if sizes else (case.M, case.N)[: 1 + ("N" in self.axes)]
         return tuple(axis if isinstance(axis, int) else getattr(case, axis) for axis in self.axes)
 
     def dtype_of(self, case: Case) -> str:
@@ -47,8 +55,13 @@ class TensorSpec:
 
     @property
     def has_rows(self) -> bool:
-        """True if its first axis is M: element i belongs to row i."""
-        return self.axes[:1] == ("M",)
+        """True if element i belongs to row i, because its first axis is M, or if each row has a part of it."""
+        return self.axes[:1] == ("M",) or self.is_shared
+
+    @property
+    def is_shared(self) -> bool:
+        """True if it has batch, heads or queries: several rows may have one part of it."""
+        return not set(DIMS[:-1]).isdisjoint(self.axes)
 
     @property
     def has_columns(self) -> bool:
@@ -57,8 +70,14 @@ class TensorSpec:
 
     def at(self, values: Mapping[str, Value]) -> TensorSpec:
         """The tensor for these values of the operation's parameters."""
-        axes = tuple(int(values[axis]) if axis in values else axis for axis in self.axes)  # type: ignore[index]
-        return TensorSpec(axes, str(values.get(self.dtype, self.dtype)))
+        axes: tuple[str | int, ...] = ()
+        for axis in self.axes:
+            value = values.get(axis) if isinstance(axis, str) else None
+            if isinstance(value, str):
+                axes += tuple(one if one in value else 1 for one in DIMS)
+            else:
+                axes += (axis if value is None else int(value),)
+        return TensorSpec(axes, str(values.get(self.dtype, self.dtype)), only_seen=self.only_seen)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +85,8 @@ class Share:
     """The share of a tensor that an ideal kernel reads, such as half of masked scores."""
 
     tensor: str
-    of: float
-    """Above 0, and at most 1."""
+    of: float | str
+    """Above 0, and at most 1; or SEEN, the share that the queries of a causal operation see."""
     when: Setting = ()
     """The value of a parameter without which the whole tensor is read, such as `("causal", True)`."""
 
@@ -90,8 +109,8 @@ class Pass:
         """The tensors that an ideal kernel writes, each once."""
         return self.outputs
 
-    def share(self, tensor: str) -> float:
-        """The share of a tensor that is read."""
+    def share(self, tensor: str) -> float | str:
+        """The share of a tensor that is read, as it is declared."""
         return next((share.of for share in self.shares if share.tensor == tensor), 1.0)
 
     def at(self, values: Mapping[str, Value], tensors: Mapping[str, TensorSpec]) -> Pass:
@@ -132,6 +151,10 @@ class Operation:
     With parameters that add a tensor or change a dtype it is False, because `over_dim` of a backend gets no such tensors."""
     presets: Mapping[str, Preset] = field(default_factory=dict)
     """Shapes by name."""
+    scores: bool = False
+    """True if its tensors of M and N are attention scores of shape (B, H, S, N). Each case then has such a shape."""
+    causal: Setting = ()
+    """The value of a parameter with which a query sees no later key. Query s sees its first s + 1 + max(0, N - S) keys."""
 
     def at(self, given: Mapping[str, Value]) -> Operation:
         """The operation for these parameters: tensors, dtypes, passes and bytes follow from them.
@@ -162,9 +185,15 @@ class Operation:
         """The directions of its passes."""
         return tuple(Direction(name) for name in self.passes)
 
+    @property
+    def is_causal(self) -> bool:
+        """True if queries see no later keys, of an operation that `at` returned."""
+        return bool(self.causal) and holds(self.causal, self.values)
+
     def inputs(self, case: Case) -> tuple[TensorSpec, ...]:
-        """The arguments of a call of this case, in order."""
-        return tuple(self.tensors[name] for name in self.passes[case.direction].inputs)
+        """The arguments of a call of this case, in order. A case of rows of a causal operation also has what each row sees."""
+        given = tuple(self.tensors[name] for name in self.passes[case.direction].inputs)
+        return (*given, TensorSpec(("M",), "int64")) if self.is_causal and not case.shape else given
 
     def outputs(self, case: Case) -> dict[str, TensorSpec]:
         """What a call of this case returns, by name."""
@@ -180,124 +209,34 @@ class Operation:
         Triton's tutorial counts M*N*itemsize for softmax forward: half of this.
         """
         done = self.passes[case.direction]
-        read = sum(round(done.share(name) * self.tensors[name].bytes(case)) for name in done.reads)
+        read = sum(self.bytes_read(case, name) for name in done.reads)
         return read + sum(self.tensors[name].bytes(case) for name in done.writes)
 
     def distinct_bytes(self, case: Case) -> int:
         """Bytes of the case's distinct tensors: one that is written and read again counts once."""
         done = self.passes[case.direction]
-        read = sum(round(done.share(name) * self.tensors[name].bytes(case)) for name in done.reads if name not in done.writes)
+        read = sum(self.bytes_read(case, name) for name in done.reads if name not in done.writes)
         return read + sum(self.tensors[name].bytes(case) for name in done.writes)
+
+    def bytes_read(self, case: Case, name: str) -> int:
+        """The bytes of a tensor that the pass of a case reads."""
+        share, spec = self.passes[case.direction].share(name), self.tensors[name]
+        if isinstance(share, str):
+            whole = not (spec.has_columns or {"S", "N"} <= set(spec.axes))  # what queries share is read for the last one
+            share = 1.0 if whole else _seen_share(*case.sizes[-2:])
+        return round(share * spec.bytes(case))
 
     def gbps(self, case: Case, us: float) -> float:
         """Decimal GB/s of a call that takes `us` microseconds."""
         return self.bytes_moved(case) / us / 1e3
 
 
-def validate(operation: Operation) -> None:
-    """Raises a ValueError for the first part of an operation that softbench cannot measure."""
-    if not NAME.fullmatch(operation.name):
-        raise ValueError(f"'{operation.name}' is no name; use 1 to 64 letters, digits and . _ : + -")
-    if not all(isinstance(parameter, Parameter) for parameter in operation.parameters) or len(operation.parameters) > MAX_PARAMETERS:
-        raise ValueError(f"parameters must be a tuple of at most {MAX_PARAMETERS} softbench.ops.parameters.Parameter")
-    known = {parameter.name: parameter for parameter in operation.parameters}
-    if len(known) < len(operation.parameters) or set(known) & {*AXES, CASE_DTYPE, *ELEMENT_BYTES}:
-        raise ValueError(f"its parameters need a name each, and none of {', '.join((*AXES, CASE_DTYPE, *ELEMENT_BYTES))}")
-    for parameter in known.values():
-        parameters.validate(parameter)
-    for name, tensor in operation.tensors.items():
-        _validate_tensor(name, tensor, known)
-    for name, preset in operation.presets.items():
-        _validate_preset(name, preset, any_dim=operation.any_dim)
-    if not operation.passes:
-        raise ValueError("it has no pass; give it one named forward")
-    for direction, one in operation.passes.items():
-        _validate_pass(operation, direction, one)
-        for share in one.shares:
-            _validate_setting(f"pass {direction}: shares", share.when, known)
+def first_sees(S: int, N: int) -> int:
+    """How many of N keys the first of S queries sees, if none sees a later key: the last query sees all keys if there are as many."""
+    return 1 + max(0, N - S)
 
 
-def _validate_tensor(name: str, tensor: TensorSpec, known: Mapping[str, Parameter]) -> None:
-    axes = {*AXES, *(parameter.name for parameter in known.values() if parameter.kind == "whole" and (parameter.least or 0) >= 0)}
-    if not tensor.axes or not set(tensor.axes) <= axes or len(set(tensor.axes)) < len(tensor.axes):
-        raise ValueError(f"tensor {name} has axes {tensor.axes}; they must be of {' and '.join(sorted(axes))}")
-    dtypes = known[tensor.dtype].choices if tensor.dtype in known else (tensor.dtype,)
-    if not dtypes or not set(dtypes) <= {CASE_DTYPE, *ELEMENT_BYTES}:
-        raise ValueError(f"tensor {name} has dtype {tensor.dtype}; known are {CASE_DTYPE}, {', '.join(ELEMENT_BYTES)}")
-    _validate_setting(f"tensor {name}", tensor.when, known)
-
-
-def _validate_preset(name: str, preset: Preset, *, any_dim: bool) -> None:
-    if not PRESET.fullmatch(name):
-        raise ValueError(f"preset '{name}' needs a name of at most 32 letters, digits, _ and - that begins with a letter")
-    if isinstance(preset.shapes, str) or not preset.shapes:
-        raise ValueError(f"preset {name}: shapes must be a tuple of texts such as 4096x1024")
-    for text in preset.shapes:
-        try:
-            found = shape_of(text)
-        except ValueError as error:
-            raise ValueError(f"preset {name}: {error}") from None
-        if not (found.plain or any_dim):
-            raise ValueError(f"preset {name}: {text} is not (M, N), and the operation has no any_dim")
-
-
-def _validate_setting(at: str, when: Setting, known: Mapping[str, Parameter]) -> None:
-    if not when:
-        return
-    if when[0] not in known:
-        raise ValueError(f"{at}: when names {when[0]}, which is none of its parameters")
-    known[when[0]].read(when[1])
-
-
-def _validate_pass(operation: Operation, direction: str, one: Pass) -> None:
-    if direction not in set(Direction):
-        raise ValueError(f"pass {direction}: the name must be one of {', '.join(Direction)}")
-    for part in ("inputs", "outputs", "reads"):
-        if isinstance(names := getattr(one, part), str) or len(set(names)) < len(names):
-            raise ValueError(f"pass {direction}: {part} must be a tuple of names, each once")
-        for name in names:
-            if name not in operation.tensors:
-                raise ValueError(f"pass {direction}: {part} has {name}, which is none of its tensors")
-    for share in one.shares:
-        if share.tensor not in one.reads or not 0 < share.of <= 1:
-            raise ValueError(f"pass {direction}: the share of {share.tensor} is {share.of}; give a number up to 1 for one of its reads")
-    first = operation.tensors[one.inputs[0]] if one.inputs else None
-    if first is None or first.when or not first.has_columns:
-        raise ValueError(f"pass {direction}: its first input must have the axes M and N")
-    if not one.outputs or any(operation.tensors[name].when or not operation.tensors[name].has_rows for name in one.outputs):
-        raise ValueError(f"pass {direction}: every output must have M as its first axis")
-
-
-def to_json(operation: Operation) -> JsonObject:
-    """An operation as JSON."""
-    return asdict(
-        replace(
-            operation,
-            tensors=dict(operation.tensors),
-            passes=dict(operation.passes),
-            presets=dict(operation.presets),
-            values={},
-        )
-    )
-
-
-def from_json(data: JsonObject) -> Operation:
-    """The inverse of `to_json`; the data are untrusted.
-
-    Raises:
-        AttributeError, KeyError, TypeError, ValueError: it is invalid.
-    """
-    tensors = {
-        str(name): TensorSpec(tuple(map(str, one["axes"])), str(one["dtype"]), tuple(one["when"])) for name, one in data["tensors"].items()
-    }
-    passes = {str(name): _pass_from_json(one) for name, one in data["passes"].items()}
-    known = tuple(parameters.from_json(one) for one in data["parameters"])
-    presets = {str(name): Preset(tuple(map(str, one["shapes"])), str(one["doc"])) for name, one in data["presets"].items()}
-    found = Operation(str(data["name"]), tensors, passes, str(data["summary"]), known, any_dim=bool(data["any_dim"]), presets=presets)
-    validate(found)
-    return found
-
-
-def _pass_from_json(data: JsonObject) -> Pass:
-    inputs, outputs, reads = (tuple(map(str, data[part])) for part in ("inputs", "outputs", "reads"))
-    return Pass(inputs, outputs, reads, tuple(Share(str(one["tensor"]), float(one["of"]), tuple(one["when"])) for one in data["shares"]))
+def _seen_share(S: int, N: int) -> float:
+    """The share of S x N scores that causal queries see."""
+    steps = min(S, N)  # the numbers of keys that queries see rise to N in so many steps
+    return (S * N - steps * (steps - 1) // 2) / (S * N)

@@ -123,7 +123,7 @@ def validate(parameter: Parameter) -> None:
 
 
 def from_json(data: JsonObject) -> Parameter:
-    """The inverse of `dataclasses.asdict`; the data are untrusted. Raises as `softbench.ops.operation.from_json`."""
+    """The inverse of `dataclasses.asdict`; the data are untrusted. Raises as `softbench.ops.declaration.from_json`."""
     default = data["default"]
     if not isinstance(default, bool | int | float | str):
         raise TypeError("a default of another type")

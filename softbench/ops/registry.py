@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from softbench.ops.numerics import Numerics
     from softbench.ops.operation import Operation
 
-NAMES = ("softmax", "log_softmax", "cross_entropy", "logprob")
+NAMES = ("softmax", "log_softmax", "cross_entropy", "logprob", "masked_softmax")
 """The names of softbench's operations."""
 _added: dict[str, tuple[Operation, str]] = {}
 """The operations of users by name, each with its file."""

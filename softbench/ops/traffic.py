@@ -79,8 +79,8 @@ def _kind(op: Operation, case: Case, name: str) -> tuple[object, ...]:
 
 def read_bytes(op: Operation, case: Case, name: str) -> int:
     """The bytes of a tensor that the pass reads. A share is rounded down to 8 bytes, the largest element."""
-    whole, share = op.tensors[name].bytes(case), op.passes[case.direction].share(name)
-    return whole if share == 1 else max(min(whole, 8), int(share * whole) // 8 * 8)
+    whole, read = op.tensors[name].bytes(case), op.bytes_read(case, name)
+    return whole if read == whole else max(min(whole, 8), read // 8 * 8)
 
 
 def add(sources: Sequence[torch.Tensor], out: torch.Tensor) -> torch.Tensor:
@@ -100,7 +100,9 @@ def check(case: Case, inputs: Tensors, outputs: Tensors) -> Accuracy:
     """The verdict on the results of the yardstick for these inputs. Each element must have the right bits; NaN may be any NaN."""
     op = operation(case.op)
     one = op.passes[case.direction]
-    tensors = {name: tensor.detach() for name, tensor in zip((*one.inputs, *one.outputs), (*inputs, *outputs), strict=True)}
+    tensors = {
+        name: tensor.detach() for name, tensor in zip((*one.inputs, *one.outputs), (*inputs[: len(one.inputs)], *outputs), strict=True)
+    }
     for step in steps(op, case):
         for group in step.sums:
             for rows in row_chunks(case):

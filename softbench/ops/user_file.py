@@ -16,8 +16,9 @@ from softbench.core.errors import UsageError
 from softbench.core.outcome import Grade
 from softbench.core.text import few
 from softbench.ops import registry
+from softbench.ops.declaration import validate
 from softbench.ops.dtypes import TENSOR_DTYPES
-from softbench.ops.operation import Operation, validate
+from softbench.ops.operation import Operation
 from softbench.ops.values import Values
 
 SMALL = (32, 48)

@@ -23,6 +23,7 @@ from softbench.core.case import (
 )
 from softbench.core.errors import UsageError
 from softbench.core.text import unknown
+from softbench.ops.operation import DIMS
 from softbench.ops.registry import declared, names, operation
 
 MAX_VALUES = 10_000  # of one axis: more is a slip of the pen, and would be weeks of measuring
@@ -275,12 +276,22 @@ def cases(sweeps: Iterable[Sweep], device: str) -> tuple[Case, ...]:
             require_passes(op, sweep.direction)
             require_dtypes(op, sweep.dtype)
             extents = tuple(sweep.extents(op))
-            if any(shape for _, _, shape in extents) and not operation(op).any_dim:
+            if operation(op).scores:
+                extents = tuple(_of_scores(op, *one) for one in extents)
+            elif any(shape for _, _, shape in extents) and not operation(op).any_dim:
                 raise UsageError(f"--shape: {op} takes (M, N) tensors only; give --M and --N, or a shape of two sizes")
             for direction, dtype, (M, N, shape) in product(*axes[1:], extents):
                 if direction in operation(op).passes and dtype in operation(op).dtypes:
                     found[Case(M, N, dtype, direction, device, op, shape)] = None
     return tuple(found)
+
+
+def _of_scores(op: str, M: int, N: int, shape: str) -> tuple[int, int, str]:
+    """M, N and shape of scores. Without a shape they are those of M queries of one head."""
+    found = shape_of(shape) if shape else None
+    if found and (len(found.sizes) != len(DIMS) or found.dim != len(DIMS) - 1):
+        raise UsageError(f"--shape {shape}: {op} takes shapes of {', '.join(DIMS)} with rows along N, as in 8x16x1024x1024")
+    return M, N, shape or f"1x1x{M}x{N}"
 
 
 def thinned(values: tuple[int, ...], keep: int) -> tuple[int, ...]:

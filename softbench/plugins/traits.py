@@ -48,18 +48,24 @@ def operations(backend: object) -> tuple[str, ...]:
     return tuple(declared)
 
 
-def unsupported(backend: Backend, case: Case) -> str:
-    """Why a backend cannot compute a case, in one line; empty if it can. Raises what its `supports` raises, and as `why_not`."""
+def unsupported(backend: Backend, case: Case, *, by_dim: bool | None = None) -> str:
+    """Why a backend cannot compute a case, in one line; empty if it can. Raises what its `supports` raises, and as `why_not`.
+
+    `by_dim`: whether the case needs `over_dim`; without it any case with a shape does.
+    """
     if not is_yardstick(backend) and (reason := lacking(operations(backend), case.op)):
         return reason
-    if case.shape and not is_yardstick(backend) and over_dim(backend, case.op) is None:
+    if (bool(case.shape) if by_dim is None else by_dim) and not is_yardstick(backend) and over_dim(backend, case.op) is None:
         return "it takes (M, N) tensors only, because it has no over_dim"
     return why_not(backend.supports(replace(case)), "supports")  # a copy, because a backend can write to a frozen object
 
 
-def measured_case(backend: Backend, case: Case) -> Case:
-    """The case as a worker measures it: the yardstick moves rows of the same bytes, and an interpreted backend gets few rows."""
-    if is_yardstick(backend):
+def measured_case(backend: Backend, case: Case, *, by_dim: bool = True) -> Case:
+    """The case as a worker measures it: an interpreted backend gets few rows, and the yardstick moves rows of the same bytes.
+
+    Without `by_dim` the yardstick gets the tensors in the case's shape, as other tensors depend on it.
+    """
+    if is_yardstick(backend) and by_dim:
         return case.of_rows(case.M)
     only = interpreted(backend)
     return case.with_rows(only[1]) if only else case

@@ -9,7 +9,7 @@ from softbench.core.errors import UsageError
 from softbench.core.messages import LoadOperation
 from softbench.core.replies import INVALID, INVALID_REPLY, Failure
 from softbench.ops import registry
-from softbench.ops.operation import from_json
+from softbench.ops.declaration import from_json
 from softbench.plan.parameters import from_flags
 from softbench.plan.settings import PHASES
 from softbench.plan.sweep import DEFAULTS, parse_operation, split

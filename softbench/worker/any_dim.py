@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from softbench.core.case import Case
+from softbench.ops import scores
 from softbench.ops.operation import TensorSpec
 from softbench.ops.registry import numerics, operation
 
@@ -57,13 +58,23 @@ def _places(key: Any, moved: torch.Tensor) -> tuple[Any, ...]:
 
 
 def rows(case: Case, spec: TensorSpec, tensor: torch.Tensor) -> Any:
-    """A tensor of a case, indexed by rows: the tensor itself, without autograd, or the Rows of an N-D tensor."""
+    """A tensor of a case, indexed by rows: the tensor itself, without autograd, the Rows of an N-D tensor, or what rows share."""
+    if case.shape and spec.is_shared:
+        return scores.Shared(case, spec, tensor)
     return Rows(tensor, case.dim) if case.shape and spec.has_columns else tensor.data
 
 
+def row_specs(case: Case) -> tuple[TensorSpec, ...]:
+    """The tensors that `rows_of` gives."""
+    return operation(case.op).inputs(case.of_rows(case.M))
+
+
 def rows_of(case: Case, given: Tensors, which: torch.Tensor | slice) -> Tensors:
-    """These rows of the inputs, without autograd; an input that has no rows as it is."""
-    return _rows_of(case, operation(case.op).inputs(case), given, which)
+    """These rows of the inputs, without autograd; an input that has no rows as it is. Those of a causal case end with what each sees."""
+    found = _rows_of(case, operation(case.op).inputs(case), given, which)
+    if case.shape and operation(case.op).is_causal:
+        return *found, scores.seen(case, which, found[0].device)
+    return found
 
 
 def rows_of_outputs(case: Case, outputs: Tensors, which: torch.Tensor | slice) -> Tensors:
@@ -86,6 +97,8 @@ def laid_out(case: Case, spec: TensorSpec, values: torch.Tensor) -> torch.Tensor
 def make(case: Case, seed: int, device: torch.device) -> Tensors:
     """The inputs of a case, contiguous in its shape. Their rows are those that `Numerics.make` draws."""
     given = numerics(case.op).make(case.of_rows(case.M), seed, device)
+    if case.shape and operation(case.op).scores:
+        return scores.of_rows(case, given)
     if not case.shape:
         return given
     specs = operation(case.op).inputs(case)
@@ -96,8 +109,9 @@ def make(case: Case, seed: int, device: torch.device) -> Tensors:
 
 def write(case: Case, given: Tensors, values: Tensors) -> None:
     """Write other rows into the memory of the inputs. Torch's version counter does not show it."""
-    for spec, tensor, fresh in zip(operation(case.op).inputs(case), given, values, strict=True):
-        tensor.data.copy_(laid_out(case, spec, fresh))
+    for spec, tensor, fresh in zip(operation(case.op).inputs(case), given, values[: len(given)], strict=True):
+        tensor.data.copy_(scores.laid_out(case, spec, fresh) if spec.is_shared else laid_out(case, spec, fresh))
+    scores.clear_unseen(case, given)
 
 
 def refill(case: Case, given: Tensors, seed: int) -> None:
@@ -106,3 +120,13 @@ def refill(case: Case, given: Tensors, seed: int) -> None:
         write(case, given, numerics(case.op).make(case.of_rows(case.M), seed, given[0].device))
     else:
         numerics(case.op).refill(given, case, seed)
+
+
+def make_structured(case: Case, given: Tensors, seed: int) -> list[str]:
+    """Change the rows of the inputs into structured rows, in the same memory: see `softbench.ops.numerics`."""
+    if not case.shape:
+        return numerics(case.op).make_structured(given, case, seed)
+    changed = tuple(tensor.clone() for tensor in rows_of(case, given, slice(None)))
+    names = numerics(case.op).make_structured(changed, case.of_rows(case.M), seed)
+    write(case, given, changed)
+    return names

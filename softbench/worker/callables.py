@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from softbench.core.case import Case, Direction
+from softbench.ops.registry import operation
 from softbench.plugins.backend import Backend, Call
-from softbench.plugins.traits import over_dim
+from softbench.plugins.traits import over_dim, unsupported
 
 
 class NoGradientError(Exception):
@@ -25,13 +26,23 @@ def prepared(backend: Backend, case: Case) -> Call:
     Raises:
         TypeError: the backend gives no callable.
     """
-    along = over_dim(backend, case.op) if case.shape else None
+    along = over_dim(backend, case.op) if by_dim(case) else None
     if along is None:
         return _callable(backend.prepare(replace(case)), "prepare")
     if case.direction is Direction.BOTH:
         return _through_autograd(_callable(along(Direction.FORWARD), "over_dim"), case.dim)
     function, dim = _callable(along(case.direction), "over_dim"), case.dim
     return lambda *given: function(*given, dim)
+
+
+def by_dim(case: Case) -> bool:
+    """True if a backend needs `over_dim` for the case: the operation takes rows, and they lie along a dimension."""
+    return bool(case.shape) and not operation(case.op).scores
+
+
+def refused(backend: Backend, case: Case) -> str:
+    """Why a backend cannot compute a case; empty if it can. Raises as `softbench.plugins.traits.unsupported`."""
+    return unsupported(backend, case, by_dim=by_dim(case))
 
 
 def _callable(found: object, method: str) -> Call:

@@ -15,10 +15,11 @@ from softbench.core.replies import ErrorMetrics
 from softbench.core.text import size
 from softbench.ops.check_case import CheckCase, Draw, Tensors
 from softbench.ops.dtypes import DTYPES
-from softbench.ops.registry import numerics
-from softbench.plugins.traits import interpreted, over_dim, reuses_output, unsupported
+from softbench.ops.registry import numerics, operation
+from softbench.plugins.traits import interpreted, over_dim, reuses_output
+from softbench.worker.any_dim import rows_of, rows_of_outputs
 from softbench.worker.async_work import AsyncWorkWatch
-from softbench.worker.callables import prepared
+from softbench.worker.callables import prepared, refused
 from softbench.worker.contract_cases import WAYS, ContractCase
 from softbench.worker.error_metrics import MetricsAccumulator
 from softbench.worker.output_checks import SHARED, as_tuple, breach, forms, like, poison, same, shared, versions
@@ -67,7 +68,9 @@ class CheckCaseRunner:
         dim = -1 if item.dim is None else item.dim
         shape = given[0].movedim(dim, -1).shape
         case = Case(max(1, given[0].numel()) // max(1, shape[-1]), shape[-1], dtype, direction, self.device.type, self.operation)
-        if reason := unsupported(self.backend, case):
+        if operation(self.operation).scores:
+            case = replace(case, shape="x".join(map(str, given[0].shape)))
+        if reason := refused(self.backend, case):
             return reason
         if item.dim is None:
             call = self._prepared(case)
@@ -125,6 +128,9 @@ class CheckCaseRunner:
         return replace(found, detail=note) if note and found.grade is Grade.PASS else found
 
     def _verified(self, case: Case, given: Tensors, outputs: Tensors, dim: int | None) -> Accuracy:
+        if case.shape:
+            given, outputs = rows_of(case, given, slice(None)), rows_of_outputs(case, outputs, slice(None))
+            return verify_outputs(self.backend, case.of_rows(case.M), given, outputs, self._metrics)
         rows = [*given, *outputs]
         if dim is not None:
             rows = [tensor.movedim(dim, -1).reshape(case.M, case.N) if tensor.dim() else tensor.reshape(1, 1) for tensor in rows]

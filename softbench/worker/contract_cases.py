@@ -12,10 +12,9 @@ import torch
 
 from softbench.core.case import Case
 from softbench.core.outcome import Accuracy, Grade
-from softbench.ops.registry import numerics
 from softbench.plugins.traits import reuses_output
-from softbench.worker import caller_state, output_checks
-from softbench.worker.any_dim import rows_of
+from softbench.worker import any_dim, caller_state, output_checks
+from softbench.worker.any_dim import rows_of, rows_of_outputs
 from softbench.worker.async_work import AsyncWorkWatch
 from softbench.worker.probes import OVERWRITTEN
 
@@ -67,7 +66,7 @@ class ContractCase:
 
     def structured(self) -> Accuracy:
         """One call on structured rows."""
-        names = numerics(self.case.op).make_structured(self.given, self.case, self.seed)
+        names = any_dim.make_structured(self.case, self.given, self.seed)
         return self.compared_once(self.seed, names)
 
     def held(self) -> Accuracy:
@@ -121,13 +120,14 @@ class ContractCase:
         for _, stream in sides:
             stream.wait_stream(torch.cuda.current_stream())
         outputs: list[tuple[Tensors, Tensors]] = []
+        edge = torch.arange(min(EDGE_ROWS, self.case.M), device=self.given[0].device)  # rows by number are copied
         for _ in range(STREAM_CALLS):
             for given, stream in sides:
                 with torch.cuda.stream(stream):
-                    outputs.append((given, tuple(out[:EDGE_ROWS].clone() for out in self.results(*given))))
+                    outputs.append((given, rows_of_outputs(self.case, self.results(*given), edge)))
         torch.cuda.synchronize()
-        edge = self.case.with_rows(EDGE_ROWS)
-        found = [self.verify(self.backend, edge, rows_of(self.case, given, slice(EDGE_ROWS)), outs) for given, outs in outputs]
+        few = self.case.of_rows(len(edge))
+        found = [self.verify(self.backend, few, rows_of(self.case, given, edge), outs) for given, outs in outputs]
         worst = max(found, key=lambda one: (one.grade is Grade.WRONG, one.worst))
         return replace(worst, detail=f"with calls on two streams: {worst.detail}") if worst.grade is Grade.WRONG else worst
 
@@ -155,7 +155,8 @@ class ContractCase:
             reason = "changed its input"
         if reason := reason or (self.guard.replaced() if self.guard else ""):
             return Accuracy.wrong(reason)
-        return self.verify(self.backend, self.case.of_rows(len(numbers)), kept, tuple(out[places] for out in outs), numbers=numbers)
+        found = rows_of_outputs(self.case, outs, places)
+        return self.verify(self.backend, self.case.of_rows(len(numbers)), kept, found, numbers=numbers)
 
     def results(self, *given: torch.Tensor) -> Tensors:
         """The outputs of a call."""
@@ -164,13 +165,15 @@ class ContractCase:
     def _other(self) -> Tensors:
         """Other inputs: the same rows in another order."""
         order = torch.arange(self.case.M, device=self.given[0].device).roll(1)
-        rolled = rows_of(self.case, self.given, order)
-        return tuple(rows.requires_grad_(tensor.requires_grad) for rows, tensor in zip(rolled, self.given, strict=True))
+        other = tuple(tensor.detach().clone() for tensor in self.given)
+        any_dim.write(self.case, other, rows_of(self.case, self.given, order))
+        return tuple(mine.requires_grad_(tensor.requires_grad) for mine, tensor in zip(other, self.given, strict=True))
 
     def _verified(self, given: Tensors, outputs: Tensors) -> Accuracy:
         if reason := output_checks.misformed(given, outputs, output_checks.forms(self.case)):
             return Accuracy.wrong(reason)
-        return self.verify(self.backend, self.case, given, outputs)
+        rows = rows_of(self.case, given, slice(None)), rows_of_outputs(self.case, outputs, slice(None))
+        return self.verify(self.backend, self.case.of_rows(self.case.M), *rows)
 
     def _allocated(self) -> int:
         return torch.cuda.memory_allocated() if self.case.device == "cuda" else 0

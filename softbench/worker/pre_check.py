@@ -72,6 +72,7 @@ class PreCheck:
         given = values.make(many, seed + 1, self.given[0].device) if apart else self.given
         names = values.make_structured(given, many, seed)
         first: Tensors = ()
+        asked: list[Tensors] = []
         # Allocated before the calls, so that a backend that takes the memory is not blamed for what the check lacks.
         due = output_checks.forms(many) if calls > 1 else ()
         gathered = tuple(torch.empty(form.shape, dtype=form.dtype, device=given[0].device) for form in due)
@@ -83,10 +84,14 @@ class PreCheck:
             if reason:
                 return (), Accuracy.wrong(reason)
             first = first or results
+            if calls > 1 and self.case.shape:  # rows share tensors, so theirs may differ from those that were written
+                asked.append(tuple(rows.clone() for rows in any_dim.rows_of(self.case, self.given, slice(None))))
             for all_rows, out in zip(gathered, any_dim.rows_of_outputs(self.case, results, slice(None)), strict=bool(gathered)):
                 all_rows[place].copy_(out)
         if calls == 1:
             return first, self._compared(self.given, results, seed, names)
+        if asked:
+            given = tuple(torch.cat(rows) for rows in zip(*asked, strict=True))
         return first, self._compared(given, gathered, seed, names, many)
 
     def compared_once(self, seed: int, kinds: Sequence[str] = ()) -> Accuracy:

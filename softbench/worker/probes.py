@@ -18,6 +18,7 @@ import torch
 
 from softbench.core.case import Case
 from softbench.core.outcome import Accuracy, Grade
+from softbench.ops import scores
 from softbench.ops.registry import operation
 from softbench.worker import any_dim
 from softbench.worker.output_checks import as_tuple, forms, misformed, same
@@ -95,6 +96,7 @@ class Probes:
         values = tuple(tensor.index_select(0, self._columns[pair]) for tensor in rows)
         for tensor, old in zip(rows, values, strict=True):
             tensor.index_copy_(0, self._flipped[pair], old)
+        scores.clear_unseen(self.case, self.sets[place], torch.tensor([row], device=self._columns.device))
         self._changed = place, row, self._columns[pair], values
 
     def after(self, turn: int, outputs: object) -> bool:
@@ -161,7 +163,9 @@ class Probes:
     def _verdict(self, judge: Judge, probes: Sequence[Probe]) -> Accuracy:
         """The verdict on probes that share the inputs without rows."""
         inputs = zip(*(probe.given for probe in probes), strict=True)
-        given = tuple(torch.cat(rows) if spec.has_rows else rows[0] for spec, rows in zip(self.specs, inputs, strict=True))
+        given = tuple(
+            torch.cat(rows) if spec.has_rows else rows[0] for spec, rows in zip(any_dim.row_specs(self.case), inputs, strict=True)
+        )
         outputs = tuple(map(torch.cat, zip(*(probe.outputs for probe in probes), strict=True)))
         found = judge(self.case.of_rows(len(probes)), given, outputs)
         return replace(found, detail=f"{CHANGED_ROW}: {found.detail}") if found.grade is Grade.WRONG else found

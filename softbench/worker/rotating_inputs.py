@@ -28,6 +28,7 @@ import torch
 
 from softbench.core.case import Case
 from softbench.core.outcome import Accuracy, Grade
+from softbench.ops import scores
 from softbench.ops.registry import numerics, operation
 from softbench.plugins.backend import Call
 from softbench.worker import any_dim, output_checks
@@ -178,8 +179,9 @@ class RotatingInputs:
         M = max(1, min(self.case.M, CHANGED_ELEMENTS[self.case.device] // self.case.N))
         first = self.random.randrange(self.case.M - M + 1)
         fresh = numerics(self.case.op).make(self.case.of_rows(M), self.random.getrandbits(31), tensors[0].device)
-        for tensor, values, spec in zip(tensors, fresh, self.specs, strict=True):
+        for tensor, values, spec in zip(tensors, fresh[: len(tensors)], self.specs, strict=True):
             any_dim.rows(self.case, spec, tensor)[slice(first, first + M) if spec.has_rows else ...] = values.detach()
+        scores.clear_unseen(self.case, tensors, torch.arange(first, first + M, device=tensors[0].device))
         return range(first, first + M)
 
     def _exchange(self, tensors: Tensors, among: Sequence[int], most: int) -> list[int]:
@@ -197,6 +199,7 @@ class RotatingInputs:
                 by_row[places] = by_row[places.roll(1)]
             elif not whole and spec.has_columns:
                 by_row[places, first : first + length] = by_row[places, first : first + length].roll(shift, 1)
+        scores.clear_unseen(self.case, tensors, places)
         return rows
 
     def _small(self, least: int, most: int) -> int:
@@ -215,8 +218,8 @@ class RotatingInputs:
         tensors, rows = self.sets[index], self._rows[index]
         if any(tuple(tensor.shape) != spec.shape(self.case) for tensor, spec in zip(tensors, self.specs, strict=True)):
             return ()
-        kept = zip(tensors, self.specs, strict=True)
-        return tuple(any_dim.rows(self.case, spec, tensor)[rows] if spec.has_rows else tensor.detach().clone() for tensor, spec in kept)
+        found = zip(any_dim.rows_of(self.case, tensors, rows), any_dim.row_specs(self.case), strict=True)
+        return tuple(part if spec.has_rows else part.clone() for part, spec in found)
 
     def _as_renewed(self, index: int, rows: Tensors) -> bool:
         return bool(rows) and all(map(output_checks.same, rows, self._truth[index]))

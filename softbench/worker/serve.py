@@ -9,7 +9,7 @@ from softbench.core.channel import Channel
 from softbench.core.messages import Request, reply_to_json, request_from_json
 from softbench.core.replies import CheckCases, Described, Probed, Reply
 from softbench.ops import user_file
-from softbench.ops.operation import to_json
+from softbench.ops.declaration import to_json
 from softbench.ops.registry import numerics
 from softbench.plugins.source import PluginSource
 from softbench.worker.failures import failure

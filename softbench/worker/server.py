@@ -34,7 +34,7 @@ from softbench.ops.registry import declarations
 from softbench.plugins.info import info_to_json
 from softbench.plugins.load import load
 from softbench.plugins.source import PluginSource
-from softbench.plugins.traits import compilations, compiles, info, interpreted, measured_case, overwrites_output, reuses_output, unsupported
+from softbench.plugins.traits import compilations, compiles, info, interpreted, measured_case, overwrites_output, reuses_output
 from softbench.worker import any_dim, callables, tamper_guard, telemetry
 from softbench.worker.batches import Batches
 from softbench.worker.check_case import CheckCaseRunner
@@ -108,15 +108,15 @@ class Server:
         for name in self.backends.keys() & found:
             for place, case in enumerate(cases):
                 with suppress(Exception):  # its build reports the failure
-                    if unsupported(self.backends[name], case):
+                    if callables.refused(self.backends[name], case):
                         found[name].append(place)
         return Unsupported(found)
 
     def build(self, case: Case, seed: int) -> Built | Skip:
         """Prepare the backend for a case, with a first call and a synchronization."""
         self._forget()
-        self.case, self.seed = measured_case(self.backend, case), seed
-        if reason := unsupported(self.backend, case):
+        self.case, self.seed = measured_case(self.backend, case, by_dim=callables.by_dim(case)), seed
+        if reason := callables.refused(self.backend, case):
             return Skip(reason)
         self.telemetry = self.telemetry or telemetry.reader(self.device)  # slow the first time; all workers build at the same time
         self.inputs = any_dim.make(self.case, seed, torch.device(self.device))
@@ -159,7 +159,7 @@ class Server:
         """Collect the code generated for a case (`softbench.worker.code_capture`)."""
         from softbench.worker import code_capture
 
-        if reason := unsupported(self.backend, case):
+        if reason := callables.refused(self.backend, case):
             return Skip(reason)
         if only := interpreted(self.backend):
             return Skip(f"nothing is compiled here: {only[0]}")

@@ -7,7 +7,8 @@ import pytest
 
 from softbench.core.case import Case, Direction, op_text, parse_op
 from softbench.ops import registry
-from softbench.ops.operation import Operation, Pass, Preset, Share, TensorSpec, from_json, to_json, validate
+from softbench.ops.declaration import from_json, to_json, validate
+from softbench.ops.operation import Operation, Pass, Preset, Share, TensorSpec
 from softbench.ops.parameters import Parameter
 
 LOSS = Operation(

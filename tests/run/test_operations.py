@@ -9,7 +9,7 @@ import pytest
 from softbench.core.case import Direction
 from softbench.core.errors import UsageError
 from softbench.ops import registry, user_file
-from softbench.ops.operation import from_json, to_json
+from softbench.ops.declaration import from_json, to_json
 from softbench.plan.sweep import Sweep, cases
 from softbench.plugins.source import PluginSource
 from softbench.run import operations

@@ -175,7 +175,7 @@ class Tolerance(ABC):
                     independent.compare(self._again(case, inputs, name, row), *arrays)
                 if peak > worst:
                     worst = peak
-                    row, column = divmod(int(over.argmax().item()), case.N)
+                    row, column = divmod(int(over.argmax().item()), over.shape[-1])
                     value, expected = got[row, column].item(), bounded.expected[row, column].item()
                     number = numbers[rows.start + row]
                     where = f"{name}[{number}, {column}] is {value:.6g} where float64 gives {expected:.6g}: {peak:.3g} x the bound"

@@ -1,0 +1,1 @@
+"""Softmax of attention scores with scale, mask and sink, and its gradient."""
