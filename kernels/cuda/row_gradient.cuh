@@ -2,7 +2,6 @@
 // row, or a warp has a short row; there is no exchange. Each thread loads its U vectors, then computes and stores them. dx may be x itself.
 #pragma once
 
-#include "heuristics.cuh"
 #include "row_statistics.cuh"
 
 namespace softbench {
@@ -57,7 +56,7 @@ __device__ __forceinline__ void gradient_of_element(const Op& op, const typename
 
 // CONGRUENT: all rows of x and dx have the same offset from a 16-byte boundary. Otherwise elements are computed one by one.
 template <typename Op, int U, bool WARP_PER_ROW, bool CONGRUENT, bool KEEP_IN_L2>
-__global__ void __launch_bounds__(GRADIENT_THREADS, U <= 4 ? 5 : 3) row_gradient(GradientRows<Op> rows) {
+__global__ void __launch_bounds__(GRADIENT_THREADS, U > 4 ? 3 : WARP_PER_ROW ? 4 : 5) row_gradient(GradientRows<Op> rows) {
     constexpr int V = Op::V, BASE_ALIGNMENT = WARP_PER_ROW ? VECTOR_BYTES : LINE_BYTES;
     using Element = typename Op::Element;
     const int lanes = WARP_PER_ROW ? WARP : blockDim.x, lane = WARP_PER_ROW ? threadIdx.x % WARP : threadIdx.x;

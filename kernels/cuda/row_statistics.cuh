@@ -97,7 +97,7 @@ __device__ __forceinline__ Sums thread_sums(const typename Op::Given& given, con
 }
 
 // The least CTAs an SM for __launch_bounds__, as registers allow.
-constexpr int statistics_min_ctas(int U, bool counts) { return counts ? 4 : U <= 4 ? 6 : 4; }
+constexpr int statistics_min_ctas(int U, bool counts) { return counts ? 3 : U <= 4 ? 6 : 4; }
 
 // U: the vectors of a thread in flight. WARP_PER_ROW: the rows of a CTA are as many as its warps.
 template <typename Op, int U, bool WARP_PER_ROW>
@@ -182,7 +182,7 @@ template <typename Op> int64_t run_statistics(StatisticsRows<Op> rows, Plan* p, 
     Plan chosen = p && p->tier != AUTO ? *p : statistics_plan(rows.M, vectors);
     if (p && p->tier == AUTO) *p = chosen;
     if (chosen.threads < WARP || chosen.threads > STATISTICS_THREADS || chosen.threads % WARP || chosen.per_row < 1) return cudaErrorInvalidValue;
-    if (chosen.vectors != 4 && !(chosen.vectors == 8 && chosen.tier == SPLIT)) return cudaErrorInvalidValue;
+    if (chosen.vectors != 4 && !(chosen.vectors == 8 && chosen.tier == SPLIT && !Op::COUNTS)) return cudaErrorInvalidValue;
     if (chosen.tier == ONE_WARP) {
         row_statistics<Op, 4, true><<<unsigned(ceil_div<int64_t>(rows.M, chosen.threads / WARP)), chosen.threads, 0, stream>>>(rows);
         return cudaGetLastError();
@@ -197,8 +197,10 @@ template <typename Op> int64_t run_statistics(StatisticsRows<Op> rows, Plan* p, 
     }
     rows.chunk = int(round_up<int64_t>(ceil_div(vectors, ctas), LINE_VECTORS));
     const dim3 grid = grid_of_rows(int(ctas), rows.M);
-    if (chosen.vectors == 8) row_statistics<Op, 8, false><<<grid, chosen.threads, 0, stream>>>(rows);
-    else row_statistics<Op, 4, false><<<grid, chosen.threads, 0, stream>>>(rows);
+    if constexpr (!Op::COUNTS) {
+        if (chosen.vectors == 8) return row_statistics<Op, 8, false><<<grid, chosen.threads, 0, stream>>>(rows), cudaGetLastError();
+    }
+    row_statistics<Op, 4, false><<<grid, chosen.threads, 0, stream>>>(rows);
     return cudaGetLastError();
 }
 
