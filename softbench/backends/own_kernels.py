@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from softbench.backends import own_losses
 from softbench.backends.directions import TensorCall, by_direction
 from softbench.core.case import OPERATION, Case, Direction, Value, parse_op
 from softbench.core.inspection import NAME_CHARACTERS
@@ -38,6 +39,8 @@ class Kernels:
 
     name: str
     module: str
+    losses = ""
+    """The module with the functions of `softbench.backends.own_losses`, if there is one."""
     operations: tuple[str, ...] = (OPERATION,)
     compiles = True
 
@@ -57,6 +60,8 @@ class Kernels:
         return sources_of(self.module.partition(".")[0])
 
     def prepare(self, case: Case) -> Call:
+        if case.operation in own_losses.NAMES:
+            return own_losses.prepare(self.losses, case)
         function = self.function(case.operation)
         if case.direction is Direction.BOTH:
             forward, backward = function.__call__, function.backward
