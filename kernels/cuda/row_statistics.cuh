@@ -99,6 +99,13 @@ __device__ __forceinline__ Sums thread_sums(const typename Op::Given& given, con
 // The least CTAs an SM for __launch_bounds__, as registers allow.
 constexpr int statistics_min_ctas(int U, bool counts) { return counts ? 3 : U <= 4 ? 6 : 4; }
 
+// Counts a CTA as finished, and returns how many were before. What it stored before is visible to CTAs that count later.
+__device__ __forceinline__ unsigned count_finished(unsigned* counter) {
+    unsigned before;
+    asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
+    return before;
+}
+
 // U: the vectors of a thread in flight. WARP_PER_ROW: the rows of a CTA are as many as its warps.
 template <typename Op, int U, bool WARP_PER_ROW>
 __global__ void __launch_bounds__(STATISTICS_THREADS, statistics_min_ctas(U, Op::COUNTS)) row_statistics(StatisticsRows<Op> rows) {
@@ -111,7 +118,7 @@ __global__ void __launch_bounds__(STATISTICS_THREADS, statistics_min_ctas(U, Op:
     if (row >= rows.M) return;  // only whole warps return, and their path has no barrier
     const int cta = WARP_PER_ROW ? 0 : blockIdx.x, ctas = WARP_PER_ROW ? 1 : gridDim.x;
     int64_t target = 0;
-    if (lane == 0) asm volatile("ld.global.b64 %0, [%1];" : "=l"(target) : "l"(rows.target + row));  // early: x at the target waits for it
+    if (lane == 0) target = load_word(rows.target + row);  // early: x at the target waits for it
 
     const Element* const x = rows.x + row * rows.stride;
     const int offset = int(reinterpret_cast<uintptr_t>(x) & (BASE_ALIGNMENT - 1)) / int(sizeof(Element)), row_end = offset + rows.N;
@@ -138,9 +145,7 @@ __global__ void __launch_bounds__(STATISTICS_THREADS, statistics_min_ctas(U, Op:
             Sums* const slots = rows.slots + row * ctas;
             if (lane == 0) {
                 __stcg(reinterpret_cast<float4*>(slots + cta), make_float4(sums.maximum, sums.sum, sums.third, sums.count));
-                __threadfence();
-                is_last = atomicAdd(rows.counters + row, 1u) == unsigned(ctas - 1);
-                __threadfence();
+                is_last = count_finished(rows.counters + row) == unsigned(ctas - 1);
             }
             __syncthreads();  // also: all threads have read warp_sums
             if (!is_last) return;

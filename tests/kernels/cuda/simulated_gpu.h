@@ -179,8 +179,6 @@ inline uint32_t __shfl_xor_sync(unsigned mask, uint32_t value, int other) {
 }
 inline float __shfl_down_sync(unsigned, float, int) { std::abort(); }
 inline float __shfl_sync(unsigned, float, int) { std::abort(); }
-inline void __threadfence() {}
-inline unsigned atomicAdd(unsigned* p, unsigned v) { return std::exchange(*p, *p + v); }
 inline void __stcg(float4* p, float4 v) { *p = v; }
 inline float4 __ldcg(const float4* p) { return *p; }
 inline float __uint_as_float(uint32_t v) { return simulated::number(v); }

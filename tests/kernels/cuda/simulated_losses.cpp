@@ -143,8 +143,8 @@ template <typename T, Logits LOGITS> void test_cross_entropy(const Rows<T>& r, c
         std::vector<float> dloss(r.M);
         for (float& g : dloss) g = float(generator() % 9) - 4;
         using Gradient = CrossEntropyGradient<T, LOGITS == SOFTCAPPED>;
-        const typename Gradient::Given given{r.target.data(), exact ? nullptr : lse.data(), statistics.data(), exact ? nullptr : dloss.data(), IGNORED, float(o.smoothing),
-                                             float(o.z_loss), softcap};
+        const typename Gradient::Given given{r.target.data(), exact ? nullptr : lse.data(), &statistics[0].x, exact ? nullptr : dloss.data(), IGNORED, float(o.smoothing),
+                                             float(o.smoothing / r.N), float(o.z_loss), softcap};
         Plan p = {AUTO};
         if (const int64_t code = run_gradient<Gradient>({given, r.x, dx, r.stride, r.stride, r.M, r.N}, &p, nullptr)) report("code of gradient", r, 0, 0, double(code), 0, p);
         auto wanted = [&](int m, int n) {

@@ -17,7 +17,10 @@ ASSEMBLER = {
     "st.global.v4.b32 [%0]": "simulated::store(target, {a, b, c, d});",
     "st.global.v2.b32 [%0]": "simulated::store(target, {a, b});",
     "ld.global.b32": "low = int(*from);",
-    "ld.global.b64": "target = rows.target[row];",
+    "ld.global.b64": "word = *from;",
+    "ld.global.f32": "number = *from;",
+    "{\\n.reg .pred p;\\nsetp.ne.u32 p, %4, 0;\\n@p ld.global.v4.u32": "if (inside) std::memcpy(packed, from, 16);",
+    "atom.acq_rel.gpu.global.add.u32": "before = (*counter)++;",
 }
 """What a statement of assembler does, by its beginning. Others are not simulated."""
 
@@ -26,7 +29,8 @@ def simulated(source):
     """The source of a header for the host's compiler."""
 
     def statement(match):
-        return next((text for start, text in ASSEMBLER.items() if match[1].startswith(start)), "std::abort();")
+        known = (text for start, text in ASSEMBLER.items() if match[1].startswith(start) and "row.vector" not in match[1])
+        return next(known, "std::abort();")
 
     source = re.sub(r'asm(?: volatile)?\(\s*"(.*?)\);(?=\s*(?:\}|//|\n|$))', statement, source, flags=re.DOTALL)
     return re.sub(r"(\brow_\w+<[^;{}]*?>)<<<([^;]*?)>>>\((\w+)\)", r"simulated::launch(\2, [&] { \1(\3); })", source)
