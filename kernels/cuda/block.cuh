@@ -25,8 +25,8 @@ constexpr int BLOCK_MAX_THREADS = KEEP_IN_L2 && K == 4 && sizeof(typename Op::Ou
 // T: the most threads of a CTA; see BLOCK_MAX_THREADS. KNOWN_NO_EDGES: NO_EDGES of the Row, if registers suffice. KEEP_IN_L2: see Row.
 template <typename Op, int K, int T, bool KNOWN_NO_EDGES, bool KEEP_IN_L2>
 __global__ void __launch_bounds__(BLOCK_MAX_THREADS<Op, K, T, KEEP_IN_L2>, block_min_ctas(K * Op::READS, T)) block(Tensors<Op> tensors, int base_alignment) {
-    // More than this would spill registers of kernels that give wider results from 4 vectors.
-    constexpr bool NO_EDGES = KNOWN_NO_EDGES && !(AFTER_HOPPER && STORES_IN_PAIRS<Op> && K == 4 && Op::SCALED);
+    // More than this would spill registers of kernels that give wider results from 4 vectors, or have a target and 16 vectors.
+    constexpr bool NO_EDGES = KNOWN_NO_EDGES && !(AFTER_HOPPER && ((STORES_IN_PAIRS<Op> && K == 4 && Op::SCALED) || (Op::HAS_TARGET && K == 16)));
     constexpr bool IN_PAIRS = STORES_IN_PAIRS<Op> && (K != 4 || KEEP_IN_L2 || (NO_EDGES && !Op::SCALED && ARCHITECTURE == 900));
     __shared__ Partial warp_partials[MAX_WARPS];
     const int thread = threadIdx.x;

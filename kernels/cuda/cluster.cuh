@@ -18,11 +18,12 @@ constexpr int cluster_min_ctas(int thread_vectors, int max_threads, bool caches_
                                 : 640 / max_threads;
 }
 
-// `size`: the CTAs of a cluster. T: the most threads of a CTA. NO_EDGES, KEEP_IN_L2: see Row.
-template <typename Op, int K, int T, bool NO_EDGES, bool KEEP_IN_L2>
+// `size`: the CTAs of a cluster. T: the most threads of a CTA. KNOWN_NO_EDGES: NO_EDGES of the Row, if registers suffice. KEEP_IN_L2: see Row.
+template <typename Op, int K, int T, bool KNOWN_NO_EDGES, bool KEEP_IN_L2>
 __global__ void __launch_bounds__(T, cluster_min_ctas(K * Op::READS, T, CACHES_EXPONENTIALS<Op, K>))
     cluster(Tensors<Op> tensors, int size, int base_alignment, Stagger stagger) {
 #if SOFTBENCH_CLUSTERS
+    constexpr bool NO_EDGES = KNOWN_NO_EDGES && !(AFTER_HOPPER && Op::HAS_TARGET && K == 16);
     __shared__ Partial warp_partials[MAX_WARPS];
     __shared__ Message mailbox[MAX_CLUSTER];
     __shared__ uint64_t exchange_barrier;

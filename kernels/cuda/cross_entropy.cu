@@ -117,11 +117,11 @@ extern "C" int64_t softbench_forward(const void* x, const int64_t* target, float
     SOFTBENCH_WITH_DTYPE(forward);
 }
 
-extern "C" int64_t softbench_backward(const void* x, const int64_t* target, const float* lse, const void* statistics, const float* dloss, void* dx,
+extern "C" int64_t softbench_backward(const void* x, const int64_t* target, const float* lse, const float* statistics, const float* dloss, void* dx,
                                       int64_t ignore_index, float smoothing, float z_loss, float cap, int64_t x_stride, int64_t dx_stride, int64_t M, int64_t N,
                                       int dtype, int, void*, int64_t, cudaStream_t stream, SoftbenchPlan* p) {
-    const softbench::CrossEntropyGradients given{target,    lse,    static_cast<const float2*>(statistics), dloss, ignore_index, smoothing, z_loss,
-                                                 {cap, cap != 0.0f ? 1.0f / cap : 0.0f}};
+    const softbench::CrossEntropyGradients given{
+        target, lse, statistics, dloss, ignore_index, smoothing, smoothing / float(N), z_loss, {cap, cap != 0.0f ? 1.0f / cap : 0.0f}};
     if (N > softbench::MAX_N) return cudaErrorNotSupported;
     auto with = [&](auto call) { return call(given, x, dx, x_stride, dx_stride, M, N, p, stream); };
     SOFTBENCH_WITH_DTYPE(backward);

@@ -17,7 +17,6 @@ constexpr int SPLIT_CTA_VECTORS = 8208;         // of a CTA, two CTAs an SM: 128
 constexpr int THIRD_OF_SM_VECTORS = 4700;       // of a CTA, three CTAs an SM, with 32 KB in registers; the rest of the SM's memory is L1
 constexpr int HALF_OF_SM_VECTORS = 10950;       // of a CTA, two CTAs an SM, with 96 KB in registers
 constexpr int64_t STAGGER_BYTES = 8 << 20;      // of all tensors read
-constexpr int64_t KEEP_IN_L2_BYTES = 32 << 20;  // of all tensors read: half of an H200's L2
 constexpr int MANY_ROWS = 16384;                // of several KB: dozens of times what the device holds
 constexpr int FEW_ROWS = 128, FEW_BYTES = 16 << 10;
 

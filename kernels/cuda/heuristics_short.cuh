@@ -96,7 +96,7 @@ template <typename Op> Plan short_row_plan(const Tensors<Op>& t, int N, const La
 // of a copy. `vectors` counts from a 16-byte base, `line_vectors` from a 128-byte base; the latter is used unless it takes another warp.
 inline Plan medium_row_plan(int64_t vectors, int64_t line_vectors, int R, bool is_16_bit, int max_lane_vectors) {
     if (vectors <= (R == 1 ? max_lane_vectors : 2) * WARP)
-        return {SUB_WARP, int(ceil_div<int64_t>(vectors, WARP)), SUB_WARP_THREADS / 4, WARP, 1, 16, 0};
+        return {SUB_WARP, std::max(1, int(ceil_div<int64_t>(vectors, WARP))), SUB_WARP_THREADS / 4, WARP, 1, 16, 0};
     const int K = R == 2 ? (is_16_bit && vectors <= 128 ? 2 : 4) : !is_16_bit ? 8 : vectors <= 6 * WARP ? 2 : 4;
     const int threads = threads_for(vectors, K, BLOCK_THREADS);
     return {BLOCK, K, threads, 1, 0, line_vectors <= int64_t(K) * threads ? LINE_ALIGNMENT : 16, 0};

@@ -31,6 +31,7 @@ namespace softbench {
 using Plan = SoftbenchPlan;
 
 constexpr int LINE_ALIGNMENT = LINE_BYTES;
+constexpr int64_t KEEP_IN_L2_BYTES = 32 << 20;  // of all tensors read: half of an H200's L2
 constexpr int64_t LARGE_BYTES = 64 << 20;  // of a tensor: a launch of tens of microseconds
 constexpr int64_t MAX_N = (int64_t(1) << 31) - 4096;  // indices within a row have 32 bits; tier generic takes longer rows
 

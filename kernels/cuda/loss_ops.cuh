@@ -37,11 +37,21 @@ template <typename T> __device__ __forceinline__ float element_at(const uint32_t
     return E == 2 && index % 2 ? Packed<T>::element(word, 1) : Packed<T>::element(word, 0);
 }
 
-// A target as a load that the compiler leaves where it is: the loads of the row do not wait for it.
+// Loads that the compiler leaves where they are. So they are in flight together with the loads of a row, which do not wait for them.
 __device__ __forceinline__ int load_target(const int64_t* from) {
     int low;  // rows have less than 2^31 elements
     asm volatile("ld.global.b32 %0, [%1];" : "=r"(low) : "l"(from));
     return low;
+}
+__device__ __forceinline__ int64_t load_word(const int64_t* from) {
+    int64_t word;
+    asm volatile("ld.global.b64 %0, [%1];" : "=l"(word) : "l"(from));
+    return word;
+}
+__device__ __forceinline__ float load_number(const float* from) {
+    float number;
+    asm volatile("ld.global.f32 %0, [%1];" : "=f"(number) : "l"(from));
+    return number;
 }
 
 // What the rows of FusedCrossEntropy have beside x and dx. Rows whose target is `ignore_index` have zeros as loss and gradient.
@@ -203,46 +213,46 @@ template <typename T> struct Logprob {
     }
 };
 
-// The operations of row_gradient.cuh, for one row: `result` of an element, and `at_target` of the one at the target.
+// The operations of row_gradient.cuh, for one row: `result` of an element, and `at_target` of the one at the target. `Loaded` is what a row has beside
+// x, before anything is computed.
 struct CrossEntropyGradients {
     const int64_t* target;
-    const float* lse;          // of each row, or null
-    const float2* statistics;  // then the maximum and the sum of each row
-    const float* dloss;        // of each row; null: 1
+    const float* lse;         // of each row, or null
+    const float* statistics;  // then the maximum and the sum of each row
+    const float* dloss;       // of each row; null: 1
     int64_t ignore_index;
-    float smoothing, z_loss;
+    float smoothing, even_smoothing, z_loss;  // even: for each column
     Softcap softcap;
 };
 template <typename T, bool CAPPED> struct CrossEntropyGradient {
     using Element = T;
     using Given = CrossEntropyGradients;
     static constexpr int V = VECTOR_BYTES / sizeof(T), E = Packed<T>::ELEMENTS;
+    struct Loaded {
+        int64_t target;
+        float g, base, sum;  // sum 1: base is lse
+
+        __device__ __forceinline__ Loaded(const Given& given, int64_t row) : target(load_word(given.target + row)), g(1.0f), sum(1.0f) {
+            if (given.dloss) g = load_number(given.dloss + row);
+            base = load_number(given.lse ? given.lse + row : given.statistics + 2 * row);
+            if (!given.lse) sum = load_number(given.statistics + 2 * row + 1);
+        }
+    };
 
     float base, factor, even, hot;  // dx = factor * exp(z - base) + even, and hot more at the target
     int target;                     // -1: none
     bool ignored;
     Softcap softcap;
 
-    __device__ __forceinline__ CrossEntropyGradient(const Given& given, int64_t row, int N) : softcap(given.softcap) {
-        const int64_t found = given.target[row];
-        const float g = given.dloss ? given.dloss[row] : 1.0f;
-        float lse;
-        factor = g;
-        if (given.lse) {
-            base = lse = given.lse[row];
-        } else {
-            const float2 statistics = given.statistics[row];
-            base = statistics.x;
-            factor = g / statistics.y;
-            lse = base + log_of_row_sum(statistics.y);
-        }
-        if (given.z_loss != 0.0f) factor *= fmaf(2.0f * given.z_loss, lse, 1.0f);
-        even = -g * (given.smoothing / float(N));
-        hot = -g * (1.0f - given.smoothing);
-        ignored = found == given.ignore_index;
-        const bool outside = found < 0 || found >= N;
+    __device__ __forceinline__ CrossEntropyGradient(const Given& given, const Loaded& loaded, int N) : base(loaded.base), softcap(given.softcap) {
+        factor = loaded.g * reciprocal(loaded.sum);
+        if (given.z_loss != 0.0f) factor *= fmaf(2.0f * given.z_loss, base + log_of_row_sum(loaded.sum), 1.0f);
+        even = -loaded.g * given.even_smoothing;
+        hot = -loaded.g * (1.0f - given.smoothing);
+        ignored = loaded.target == given.ignore_index;
+        const bool outside = loaded.target < 0 || loaded.target >= N;
         if (outside) factor = NOT_A_NUMBER;
-        target = ignored || outside ? -1 : int(found);
+        target = ignored || outside ? -1 : int(loaded.target);
     }
     __device__ __forceinline__ float with(float x, float more) const {
         if constexpr (CAPPED) {
@@ -264,17 +274,23 @@ template <typename T> struct LogprobGradient {
     using Element = T;
     using Given = LogprobGradients;
     static constexpr int V = VECTOR_BYTES / sizeof(T), E = Packed<T>::ELEMENTS;
+    struct Loaded {
+        int64_t target;
+        float lse, entropy, a, b;
+
+        __device__ __forceinline__ Loaded(const Given& given, int64_t row)
+            : target(load_word(given.target + row)), lse(load_number(given.lse + row)), entropy(load_number(given.entropy + row)),
+              a(load_number(given.dlogprob + row)), b(load_number(given.dentropy + row)) {}
+    };
 
     float lse, entropy, a, b;
     int target;
     static constexpr bool ignored = false;
 
-    __device__ __forceinline__ LogprobGradient(const Given& given, int64_t row, int N)
-        : lse(given.lse[row]), entropy(given.entropy[row]), a(given.dlogprob[row]), b(given.dentropy[row]) {
-        const int64_t found = given.target[row];
-        const bool outside = found < 0 || found >= N;
+    __device__ __forceinline__ LogprobGradient(const Given&, const Loaded& loaded, int N) : lse(loaded.lse), entropy(loaded.entropy), a(loaded.a), b(loaded.b) {
+        const bool outside = loaded.target < 0 || loaded.target >= N;
         if (outside) a = NOT_A_NUMBER;
-        target = outside ? -1 : int(found);
+        target = outside ? -1 : int(loaded.target);
     }
     __device__ __forceinline__ float result(float x) const {
         const float y = max_or_nan(x - lse, FAR_BELOW);

@@ -2,7 +2,6 @@
 // row, or a warp has a short row; there is no exchange. Each thread loads its U vectors, then computes and stores them. dx may be x itself.
 #pragma once
 
-#include "heuristics.cuh"
 #include "row_statistics.cuh"
 
 namespace softbench {
@@ -16,38 +15,37 @@ template <typename Op> struct GradientRows : Op::Given {
     int N;
 };
 
-// Computes U vectors, `lanes` vectors apart, of which the row has those below `left`, and not the first one if `skips_first`. `column`: that of the
-// first vector's first element.
-template <typename Op, int U, bool KEEP_IN_L2>
-__device__ __forceinline__ void gradient_of_vectors(const Op& op, const uint4* from, typename Op::Element* to, int column, int left, bool skips_first, int lanes,
-                                                    uint64_t policy) {
+// Loads a vector if the row has it. The compiler leaves the load where it is.
+template <bool KEEP_IN_L2> __device__ __forceinline__ void load16_if(bool inside, uint32_t (&packed)[4], const void* from, uint64_t policy) {
+#pragma unroll
+    for (int w = 0; w < 4; ++w) packed[w] = 0;
+    if constexpr (KEEP_IN_L2)
+        asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %4, 0;\n@p ld.global.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%5], %6;\n}"
+                     : "+r"(packed[0]), "+r"(packed[1]), "+r"(packed[2]), "+r"(packed[3])
+                     : "r"(unsigned(inside)), "l"(from), "l"(policy));
+    else
+        asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %4, 0;\n@p ld.global.v4.u32 {%0, %1, %2, %3}, [%5];\n}"
+                     : "+r"(packed[0]), "+r"(packed[1]), "+r"(packed[2]), "+r"(packed[3])
+                     : "r"(unsigned(inside)), "l"(from));
+}
+
+// Computes a vector that the row has. `column`: that of its first element. `from`: where it was loaded.
+template <typename Op>
+__device__ __forceinline__ void gradient_of_vector(const Op& op, const uint32_t (&packed)[4], const typename Op::Element* from, typename Op::Element* to, int column) {
     constexpr int V = Op::V, E = Op::E;
     using Element = typename Op::Element;
-    uint32_t packed[U][4];
+    if (op.ignored) return store16(to, 0, 0, 0, 0);
+    float value[V];
 #pragma unroll
-    for (int u = 0; u < U; ++u)
-        if (u * lanes < left && (u > 0 || !skips_first)) assign(packed[u], load16<KEEP_IN_L2>(from + u * lanes, policy));
+    for (int v = 0; v < V; ++v) value[v] = op.result(Packed<Element>::element(packed[v / E], v % E));
+    const unsigned place = unsigned(op.target - column);
+    if (place < V) {  // reads the element again: with an index, registers would become local memory
+        const float result = op.at_target(to_float(from[place]));
 #pragma unroll
-    for (int u = 0; u < U; ++u) {
-        if (u * lanes < left && (u > 0 || !skips_first)) {
-            Element* const target = to + u * lanes * V;
-            if (op.ignored) {
-                store16(target, 0, 0, 0, 0);
-            } else {
-                float value[V];
-#pragma unroll
-                for (int v = 0; v < V; ++v) value[v] = op.result(Packed<Element>::element(packed[u][v / E], v % E));
-                const unsigned place = unsigned(op.target - (column + u * lanes * V));
-                if (place < V) {  // reads the element again: with an index, registers would become local memory
-                    const float result = op.at_target(to_float(reinterpret_cast<const Element*>(from + u * lanes)[place]));
-#pragma unroll
-                    for (int v = 0; v < V; ++v)
-                        if (place == v) value[v] = result;
-                }
-                store_vector<Element, V>(target, value);
-            }
-        }
+        for (int v = 0; v < V; ++v)
+            if (place == v) value[v] = result;
     }
+    store_vector<Element, V>(to, value);
 }
 template <typename Op>
 __device__ __forceinline__ void gradient_of_element(const Op& op, const typename Op::Element* from, typename Op::Element* to, int column) {
@@ -57,7 +55,7 @@ __device__ __forceinline__ void gradient_of_element(const Op& op, const typename
 
 // CONGRUENT: all rows of x and dx have the same offset from a 16-byte boundary. Otherwise elements are computed one by one.
 template <typename Op, int U, bool WARP_PER_ROW, bool CONGRUENT, bool KEEP_IN_L2>
-__global__ void __launch_bounds__(GRADIENT_THREADS, U <= 4 ? 5 : 3) row_gradient(GradientRows<Op> rows) {
+__global__ void __launch_bounds__(GRADIENT_THREADS, U > 4 ? 3 : WARP_PER_ROW ? 4 : 5) row_gradient(GradientRows<Op> rows) {
     constexpr int V = Op::V, BASE_ALIGNMENT = WARP_PER_ROW ? VECTOR_BYTES : LINE_BYTES;
     using Element = typename Op::Element;
     const int lanes = WARP_PER_ROW ? WARP : blockDim.x, lane = WARP_PER_ROW ? threadIdx.x % WARP : threadIdx.x;
@@ -66,8 +64,9 @@ __global__ void __launch_bounds__(GRADIENT_THREADS, U <= 4 ? 5 : 3) row_gradient
     const int cta = WARP_PER_ROW ? 0 : blockIdx.x, ctas = WARP_PER_ROW ? 1 : gridDim.x;
     const Element* const x = rows.x + row * rows.x_stride;
     Element* const dx = rows.dx + row * rows.dx_stride;
-    const Op op(rows, row, rows.N);
+    const typename Op::Loaded loaded(rows, row);
     if constexpr (!CONGRUENT) {
+        const Op op(rows, loaded, rows.N);
         for (int64_t i = int64_t(cta) * lanes + lane; i < rows.N; i += int64_t(ctas) * lanes) gradient_of_element(op, x, dx, int(i));
         return;
     }
@@ -75,8 +74,19 @@ __global__ void __launch_bounds__(GRADIENT_THREADS, U <= 4 ? 5 : 3) row_gradient
     const int offset = int(reinterpret_cast<uintptr_t>(x) & (BASE_ALIGNMENT - 1)) / int(sizeof(Element)), row_end = offset + rows.N;
     const int first = (offset + V - 1) / V, end = max(first, row_end / V);  // of the whole vectors, counted from the base
     const int begin = cta * U * lanes + lane;
-    gradient_of_vectors<Op, U, KEEP_IN_L2>(op, reinterpret_cast<const uint4*>(x - offset) + begin, dx - offset + int64_t(begin) * V, begin * V - offset, end - begin,
-                                           begin < first, lanes, policy);
+    const Element* const from = x - offset + int64_t(begin) * V;
+    uint32_t packed[U][4];
+    bool inside[U];
+#pragma unroll
+    for (int u = 0; u < U; ++u) {
+        inside[u] = begin + u * lanes < end && (u > 0 || begin >= first);  // `first` is at most LINE_VECTORS
+        load16_if<KEEP_IN_L2>(inside[u], packed[u], from + u * lanes * V, policy);
+    }
+    const Op op(rows, loaded, rows.N);
+    Element* const to = dx - offset + int64_t(begin) * V;
+#pragma unroll
+    for (int u = 0; u < U; ++u)
+        if (inside[u]) gradient_of_vector(op, packed[u], from + u * lanes * V, to + u * lanes * V, (begin + u * lanes) * V - offset);
     if (cta == 0 && lane < EDGE_THREADS) {
         const int index = lane < FIRST_TAIL_THREAD ? offset + lane : end * V + lane - FIRST_TAIL_THREAD;
         if (index < row_end && (lane >= FIRST_TAIL_THREAD || index < first * V)) gradient_of_element(op, x, dx, index - offset);

@@ -97,7 +97,14 @@ __device__ __forceinline__ Sums thread_sums(const typename Op::Given& given, con
 }
 
 // The least CTAs an SM for __launch_bounds__, as registers allow.
-constexpr int statistics_min_ctas(int U, bool counts) { return counts ? 4 : U <= 4 ? 6 : 4; }
+constexpr int statistics_min_ctas(int U, bool counts) { return counts ? 3 : U <= 4 ? 6 : 4; }
+
+// Counts a CTA as finished, and returns how many were before. What it stored before is visible to CTAs that count later.
+__device__ __forceinline__ unsigned count_finished(unsigned* counter) {
+    unsigned before;
+    asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
+    return before;
+}
 
 // U: the vectors of a thread in flight. WARP_PER_ROW: the rows of a CTA are as many as its warps.
 template <typename Op, int U, bool WARP_PER_ROW>
@@ -111,7 +118,7 @@ __global__ void __launch_bounds__(STATISTICS_THREADS, statistics_min_ctas(U, Op:
     if (row >= rows.M) return;  // only whole warps return, and their path has no barrier
     const int cta = WARP_PER_ROW ? 0 : blockIdx.x, ctas = WARP_PER_ROW ? 1 : gridDim.x;
     int64_t target = 0;
-    if (lane == 0) asm volatile("ld.global.b64 %0, [%1];" : "=l"(target) : "l"(rows.target + row));  // early: x at the target waits for it
+    if (lane == 0) target = load_word(rows.target + row);  // early: x at the target waits for it
 
     const Element* const x = rows.x + row * rows.stride;
     const int offset = int(reinterpret_cast<uintptr_t>(x) & (BASE_ALIGNMENT - 1)) / int(sizeof(Element)), row_end = offset + rows.N;
@@ -138,9 +145,7 @@ __global__ void __launch_bounds__(STATISTICS_THREADS, statistics_min_ctas(U, Op:
             Sums* const slots = rows.slots + row * ctas;
             if (lane == 0) {
                 __stcg(reinterpret_cast<float4*>(slots + cta), make_float4(sums.maximum, sums.sum, sums.third, sums.count));
-                __threadfence();
-                is_last = atomicAdd(rows.counters + row, 1u) == unsigned(ctas - 1);
-                __threadfence();
+                is_last = count_finished(rows.counters + row) == unsigned(ctas - 1);
             }
             __syncthreads();  // also: all threads have read warp_sums
             if (!is_last) return;
@@ -182,7 +187,7 @@ template <typename Op> int64_t run_statistics(StatisticsRows<Op> rows, Plan* p, 
     Plan chosen = p && p->tier != AUTO ? *p : statistics_plan(rows.M, vectors);
     if (p && p->tier == AUTO) *p = chosen;
     if (chosen.threads < WARP || chosen.threads > STATISTICS_THREADS || chosen.threads % WARP || chosen.per_row < 1) return cudaErrorInvalidValue;
-    if (chosen.vectors != 4 && !(chosen.vectors == 8 && chosen.tier == SPLIT)) return cudaErrorInvalidValue;
+    if (chosen.vectors != 4 && !(chosen.vectors == 8 && chosen.tier == SPLIT && !Op::COUNTS)) return cudaErrorInvalidValue;
     if (chosen.tier == ONE_WARP) {
         row_statistics<Op, 4, true><<<unsigned(ceil_div<int64_t>(rows.M, chosen.threads / WARP)), chosen.threads, 0, stream>>>(rows);
         return cudaGetLastError();
@@ -197,8 +202,10 @@ template <typename Op> int64_t run_statistics(StatisticsRows<Op> rows, Plan* p, 
     }
     rows.chunk = int(round_up<int64_t>(ceil_div(vectors, ctas), LINE_VECTORS));
     const dim3 grid = grid_of_rows(int(ctas), rows.M);
-    if (chosen.vectors == 8) row_statistics<Op, 8, false><<<grid, chosen.threads, 0, stream>>>(rows);
-    else row_statistics<Op, 4, false><<<grid, chosen.threads, 0, stream>>>(rows);
+    if constexpr (!Op::COUNTS) {
+        if (chosen.vectors == 8) return row_statistics<Op, 8, false><<<grid, chosen.threads, 0, stream>>>(rows), cudaGetLastError();
+    }
+    row_statistics<Op, 4, false><<<grid, chosen.threads, 0, stream>>>(rows);
     return cudaGetLastError();
 }
 

@@ -164,7 +164,7 @@ class TritonOwn(Triton):
 
 
 class Cuda(Kernels):
-    """softbench's CUDA C++ softmax; nvcc compiles it on first use."""
+    """softbench's CUDA C++ kernels; nvcc compiles those of an operation on first use."""
 
     name, module, losses = "cuda", "cuda.launch", "cuda.losses"
     operations = ("softmax(scale,out_dtype)", "log_softmax", *own_losses.OPERATIONS)

@@ -25,6 +25,8 @@ inline cudaError_t attribute(int* value, cudaDeviceAttr which, int device) {
 #define SOFTBENCH_PART 99  // no kernel is compiled
 #include "softmax.cu"
 
+#include "loss_ops.cuh"
+
 #include <cmath>
 #include <cstdio>
 #include <random>
@@ -90,6 +92,8 @@ int main() {
     sweep<Backward<float, __half>>("backward float32 to float16", 6);
     sweep<Forward<float, float, LOG_SOFTMAX>>("log_softmax forward float32", 7);
     sweep<Forward<__half, __half, SCALED_SOFTMAX>>("scaled softmax forward float16", 8);
+    sweep<FusedCrossEntropy<float>>("cross entropy float32", 9);
+    sweep<FusedCrossEntropy<__nv_bfloat16>>("cross entropy bfloat16", 10);
     std::printf("%ld plans, %ld bad\n", tested, bad);
     return bad != 0;
 }

@@ -1,0 +1,218 @@
+// A GPU for kernels that a host compiler compiles: the threads of a CTA are fibers, and one CTA runs after the other. test_simulated_losses.py
+// replaces the assembler of the kernels' sources and their launches; what it does not replace ends the program.
+#pragma once
+
+#include <cuda_runtime_api.h>
+#include <vector_functions.h>
+
+#include <setjmp.h>
+#include <ucontext.h>
+
+#include <algorithm>
+#include <cassert>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <utility>
+#include <vector>
+
+#undef __device__
+#undef __host__
+#undef __global__
+#undef __shared__
+#undef __forceinline__
+#undef __launch_bounds__
+#undef __align__
+#define __device__
+#define __host__
+#define __global__
+#define __shared__ static
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+#define __align__(n)
+#define CUDART_VERSION 12000
+
+namespace simulated {
+
+struct Fiber {
+    ucontext_t context;  // where it begins
+    jmp_buf place;       // where it goes on: without a system call
+    bool begun;
+    std::vector<char> stack;
+    unsigned thread;
+    bool done;
+};
+struct Barrier {
+    unsigned arrived = 0, generation = 0;
+};
+inline std::vector<Fiber> fibers;
+inline Fiber* running;
+inline ucontext_t start;
+inline jmp_buf scheduler;
+inline std::function<void()> body;
+inline Barrier block_barrier, warp_barriers[32];
+inline uint32_t lanes[32][32];
+
+inline void yield() {
+    if (!_setjmp(running->place)) _longjmp(scheduler, 1);
+}
+inline void resume(Fiber& fiber) {
+    running = &fiber;
+    if (_setjmp(scheduler)) return;
+    if (std::exchange(fiber.begun, true)) _longjmp(fiber.place, 1);
+    swapcontext(&start, &fiber.context);
+}
+inline unsigned alive(unsigned from, unsigned to) {
+    unsigned count = 0;
+    for (unsigned i = from; i < to && i < fibers.size(); ++i) count += !fibers[i].done;
+    return count;
+}
+// Waits for all threads of [from, to) that have not ended.
+inline void wait(Barrier& barrier, unsigned from, unsigned to) {
+    const unsigned generation = barrier.generation;
+    ++barrier.arrived;
+    while (barrier.generation == generation) {
+        if (barrier.arrived >= alive(from, to)) barrier.arrived = 0, ++barrier.generation;
+        else yield();
+    }
+}
+// Each lane gives a word and gets all words of its warp.
+inline const uint32_t* exchange(uint32_t mine, unsigned mask) {
+    const unsigned warp = running->thread / 32, first = warp * 32;
+    if (mask != ~0u || alive(first, first + 32) != 32) std::printf("a warp exchanges without all of its lanes\n"), std::exit(1);
+    static uint32_t copy[32][32];
+    lanes[warp][running->thread % 32] = mine;
+    wait(warp_barriers[warp], first, first + 32);
+    std::memcpy(copy[warp], lanes[warp], sizeof(lanes[warp]));
+    wait(warp_barriers[warp], first, first + 32);
+    return copy[warp];
+}
+
+}  // namespace simulated
+
+struct ThreadIndex {
+    struct X {
+        operator unsigned() const { return simulated::running->thread; }
+    } x;
+};
+inline ThreadIndex threadIdx;
+inline dim3 blockIdx, blockDim, gridDim;
+
+namespace simulated {
+
+inline void enter() {
+    body();
+    running->done = true;
+    yield();
+}
+template <typename F> void launch(dim3 grid, unsigned threads, size_t, cudaStream_t, F kernel) {
+    body = kernel;
+    gridDim = grid;
+    blockDim = dim3(threads);
+    fibers.resize(threads);
+    for (blockIdx.z = 0; blockIdx.z < grid.z; ++blockIdx.z)
+        for (blockIdx.y = 0; blockIdx.y < grid.y; ++blockIdx.y)
+            for (blockIdx.x = 0; blockIdx.x < grid.x; ++blockIdx.x) {
+                block_barrier = {};
+                for (Barrier& barrier : warp_barriers) barrier = {};
+                for (unsigned i = 0; i < threads; ++i) {
+                    Fiber& fiber = fibers[i];
+                    fiber.stack.resize(1 << 16);
+                    fiber.thread = i;
+                    fiber.done = fiber.begun = false;
+                    getcontext(&fiber.context);
+                    fiber.context.uc_stack.ss_sp = fiber.stack.data();
+                    fiber.context.uc_stack.ss_size = fiber.stack.size();
+                    fiber.context.uc_link = nullptr;
+                    makecontext(&fiber.context, enter, 0);
+                }
+                while (alive(0, threads))
+                    for (Fiber& fiber : fibers)
+                        if (!fiber.done) resume(fiber);
+            }
+}
+
+inline uint32_t bits(float v) {
+    uint32_t b;
+    std::memcpy(&b, &v, 4);
+    return b;
+}
+inline float number(uint32_t b) {
+    float v;
+    std::memcpy(&v, &b, 4);
+    return v;
+}
+inline void store(void* target, std::initializer_list<uint32_t> words) {
+    if (uintptr_t(target) % (words.size() * 4)) std::printf("an unaligned store\n"), std::exit(1);
+    std::memcpy(target, words.begin(), words.size() * 4);
+}
+inline float max_or_nan(float a, float b) { return std::isnan(a) || std::isnan(b) ? NAN : std::max(a, b); }
+inline float min_or_nan(float a, float b) { return std::isnan(a) || std::isnan(b) ? NAN : std::min(a, b); }
+inline cudaError_t device(int* index) { return *index = 0, cudaSuccess; }
+inline cudaError_t attribute(int* value, cudaDeviceAttr which, int) {
+    *value = which == cudaDevAttrMultiProcessorCount ? 4 : which == cudaDevAttrComputeCapabilityMajor ? 9 : 232448;
+    return cudaSuccess;
+}
+inline cudaError_t no_error() { return cudaSuccess; }
+
+}  // namespace simulated
+
+#define cudaGetDevice simulated::device
+#define cudaDeviceGetAttribute simulated::attribute
+#define cudaGetLastError simulated::no_error
+
+inline void __syncthreads() { simulated::wait(simulated::block_barrier, 0, unsigned(simulated::fibers.size())); }
+inline int __reduce_max_sync(unsigned mask, int value) {
+    const uint32_t* all = simulated::exchange(uint32_t(value), mask);
+    int most = int(all[0]);
+    for (int i = 1; i < 32; ++i) most = std::max(most, int(all[i]));
+    return most;
+}
+inline float __shfl_xor_sync(unsigned mask, float value, int other) {
+    return simulated::number(simulated::exchange(simulated::bits(value), mask)[(simulated::running->thread % 32) ^ unsigned(other)]);
+}
+inline uint32_t __shfl_xor_sync(unsigned mask, uint32_t value, int other) {
+    return simulated::exchange(value, mask)[(simulated::running->thread % 32) ^ unsigned(other)];
+}
+inline float __shfl_down_sync(unsigned, float, int) { std::abort(); }
+inline float __shfl_sync(unsigned, float, int) { std::abort(); }
+inline void __stcg(float4* p, float4 v) { *p = v; }
+inline float4 __ldcg(const float4* p) { return *p; }
+inline float __uint_as_float(uint32_t v) { return simulated::number(v); }
+inline float __int_as_float(int v) { return simulated::number(uint32_t(v)); }
+inline uint32_t __float_as_uint(float v) { return simulated::bits(v); }
+inline int __float_as_int(float v) { return int(simulated::bits(v)); }
+inline int min(int a, int b) { return std::min(a, b); }
+inline int max(int a, int b) { return std::max(a, b); }
+
+// 16-bit floats. Only bfloat16 can compute.
+struct __half {
+    uint16_t bits;
+};
+struct __half2 {
+    __half x, y;
+};
+inline float __half2float(__half) { std::abort(); }
+inline __half __float2half_rn(float) { std::abort(); }
+inline float __low2float(__half2) { std::abort(); }
+inline float __high2float(__half2) { std::abort(); }
+inline __half2 __hmax2(__half2, __half2) { std::abort(); }
+inline __half2 __floats2half2_rn(float, float) { std::abort(); }
+struct __nv_bfloat16 {
+    uint16_t bits;
+};
+struct __nv_bfloat162 {
+    __nv_bfloat16 x, y;
+};
+inline float __bfloat162float(__nv_bfloat16 v) { return simulated::number(uint32_t(v.bits) << 16); }
+inline __nv_bfloat16 __float2bfloat16_rn(float v) {
+    if (std::isnan(v)) return {0x7fff};
+    const uint32_t b = simulated::bits(v);
+    return {uint16_t((b + 0x7fff + ((b >> 16) & 1)) >> 16)};
+}
+inline __nv_bfloat162 __floats2bfloat162_rn(float x, float y) { return {__float2bfloat16_rn(x), __float2bfloat16_rn(y)}; }
+inline __nv_bfloat16 larger(__nv_bfloat16 a, __nv_bfloat16 b) { return __float2bfloat16_rn(std::fmax(__bfloat162float(a), __bfloat162float(b))); }
+inline __nv_bfloat162 __hmax2(__nv_bfloat162 a, __nv_bfloat162 b) { return {larger(a.x, b.x), larger(a.y, b.y)}; }

@@ -1,0 +1,256 @@
+// Compares the loss kernels on a simulated GPU with float64, for rows of all alignments and lengths about the limits of vectors, CTAs and loops.
+// Prints how many launches it compared, and a line for each of the first that are off.
+#include "simulated_gpu.h"
+
+#include "block.cuh"
+#include "generic.cuh"
+#include "row_gradient.cuh"
+#include "sub_warp.cuh"
+
+#include <random>
+
+using namespace softbench;
+
+long tested = 0, bad = 0;
+std::mt19937 generator(1);
+
+template <typename T> T rounded(float v);
+template <> float rounded<float>(float v) { return v; }
+template <> __nv_bfloat16 rounded<__nv_bfloat16>(float v) { return __float2bfloat16_rn(v); }
+
+constexpr int IGNORED = -100;
+
+struct Options {
+    double smoothing, z_loss, cap;
+};
+
+template <typename T> struct Aligned {  // to 128 bytes
+    using value_type = T;
+    Aligned() = default;
+    template <typename U> Aligned(const Aligned<U>&) {}
+    T* allocate(size_t n) { return static_cast<T*>(std::aligned_alloc(128, (n * sizeof(T) + 127) / 128 * 128)); }
+    void deallocate(T* p, size_t) { std::free(p); }
+    bool operator==(const Aligned&) const { return true; }
+    bool operator!=(const Aligned&) const { return false; }
+};
+template <typename T> using Memory = std::vector<T, Aligned<T>>;
+
+// M rows of N logits, `offset` elements from a 128-byte boundary and `stride` apart, with NaN between them; and the results in float64.
+template <typename T> struct Rows {
+    int M, N, offset, stride;
+    Memory<T> memory, results;
+    std::vector<int64_t> target;
+    T *x, *dx;
+
+    Rows(int M, int N, int offset, int pad, int dx_offset) : M(M), N(N), offset(offset), stride(N + pad), memory(M * (N + pad) + 256), results(memory.size()) {
+        x = memory.data() + offset;
+        dx = results.data() + dx_offset;
+        for (T& v : memory) v = rounded<T>(NAN);
+        for (T& v : results) v = rounded<T>(12345.0f);
+        std::normal_distribution<float> normal;
+        for (int m = 0; m < M; ++m) {
+            target.push_back(int64_t(generator() % unsigned(N)));
+            const int kind = int(generator() % 10);
+            for (int n = 0; n < N; ++n) {
+                float v = 3 * normal(generator);
+                if (kind == 1) v += 1e4f;
+                if (kind == 2) v -= 1e4f;
+                if (kind == 3 && n < N / 2 && n != target[m]) v = -INFINITY;
+                if (kind == 4) v = n == target[m] ? 50.0f : -50.0f;
+                if (kind == 5) v = n == (target[m] + 1) % N ? 50.0f : -50.0f;
+                x[int64_t(m) * stride + n] = rounded<T>(v);
+            }
+            if (kind == 6) target[m] = 0;
+            if (kind == 7) target[m] = N - 1;
+            if (kind == 8) target[m] = IGNORED;
+            if (kind == 9) x[int64_t(m) * stride + target[m]] = rounded<T>(-INFINITY);
+        }
+    }
+    double z(int m, int n, double cap) const {
+        const double v = to_float(x[int64_t(m) * stride + n]);
+        return cap ? cap * std::tanh(v / cap) : v;
+    }
+    double lse(int m, double cap, double* largest = nullptr) const {
+        double most = -INFINITY, sum = 0;
+        for (int n = 0; n < N; ++n) most = std::max(most, z(m, n, cap));
+        for (int n = 0; n < N; ++n) sum += std::exp(z(m, n, cap) - most);
+        if (largest) *largest = std::max(most, -1e300);
+        return std::isinf(most) ? most : most + std::log(sum);
+    }
+};
+
+bool near(double got, double wanted, double relative, double absolute) {
+    if (std::isnan(wanted) || std::isinf(wanted)) return std::isnan(wanted) ? std::isnan(got) : got == wanted;
+    return std::abs(got - wanted) <= absolute + relative * std::abs(wanted);
+}
+template <typename T> void report(const char* what, const Rows<T>& r, int m, int n, double got, double wanted, const Plan& p) {
+    if (++bad <= 20)
+        std::printf("%s %dx%d + %d, %d apart, %zu bytes: row %d column %d target %lld: %g for %g; tier %d, %d vectors, %d threads, %d a row\n", what, r.M, r.N, r.offset,
+                    r.stride, sizeof(T), m, n, (long long)r.target[m], got, wanted, p.tier, p.vectors, p.threads, p.per_row);
+}
+
+template <typename T> void compare_loss(const char* what, const Rows<T>& r, const std::vector<float>& loss, const Options& o, const Plan& p) {
+    for (int m = 0; m < r.M; ++m) {
+        double lse = r.lse(m, o.cap), mean = 0;
+        for (int n = 0; n < r.N; ++n) mean += (lse - r.z(m, n, o.cap)) / r.N;
+        double wanted = r.target[m] == IGNORED ? 0 : (1 - o.smoothing) * (lse - r.z(m, int(r.target[m]), o.cap)) + o.z_loss * lse * lse;
+        if (o.smoothing && r.target[m] != IGNORED) wanted += o.smoothing * mean;
+        if (!near(loss[m], wanted, 3e-6, 3e-6)) report(what, r, m, -1, loss[m], wanted, p);
+    }
+}
+// dx against a function of row and column; `between`: elements outside of the rows that a kernel has changed.
+template <typename T, typename F> void compare_gradient(const char* what, const Rows<T>& r, F wanted, const Plan& p, const T* dx, const Memory<T>& all, int stride) {
+    const double relative = sizeof(T) == 2 ? 4e-3 : 1e-5;
+    std::vector<char> own(all.size());
+    for (int m = 0; m < r.M; ++m)
+        for (int n = 0; n < r.N; ++n) {
+            const T* at = dx + int64_t(m) * stride + n;
+            own[at - all.data()] = 1;
+            const double w = wanted(m, n);
+            if (!near(to_float(*at), w, relative, 3e-6)) report(what, r, m, n, to_float(*at), w, p);
+        }
+    for (size_t i = 0; i < all.size(); ++i)
+        if (!own[i] && to_float(all[i]) != to_float(rounded<T>(12345.0f))) report("outside of rows", r, 0, int(i), to_float(all[i]), 12345, p);
+}
+
+std::vector<char> workspace(1 << 22);
+template <typename Op> void run_rows(const Rows<typename Op::Element>& r, const typename Op::Given& given, Plan& p) {
+    StatisticsRows<Op> rows{given, r.x, r.stride, r.M, r.N, 0, nullptr, nullptr};
+    const int64_t code = run_statistics<Op>(rows, &p, workspace.data(), int64_t(workspace.size()), nullptr);
+    if (code) report("code of statistics", r, 0, 0, double(code), 0, p);
+    for (int i = 0; i < COUNTED_ROWS * 4; ++i)
+        if (workspace[i]) return report("a counter is not 0", r, 0, i, 1, 0, p);
+}
+
+template <typename T, Logits LOGITS> void test_cross_entropy(const Rows<T>& r, const Options& o, Plan plan) {
+    ++tested;
+    std::vector<float> loss(r.M, 7.0f), lse(r.M, 7.0f);
+    std::vector<float2> statistics(r.M);
+    const Softcap softcap{float(o.cap), o.cap ? float(1 / o.cap) : 0.0f};
+    run_rows<CrossEntropy<T, LOGITS>>(r, {r.target.data(), loss.data(), lse.data(), statistics.data(), IGNORED, float(o.smoothing), float(o.z_loss), softcap}, plan);
+    compare_loss("loss", r, loss, o, plan);
+    std::vector<double> exact_lse(r.M);
+    for (int m = 0; m < r.M; ++m) {
+        double largest, wanted = r.lse(m, o.cap, &largest);
+        exact_lse[m] = wanted;
+        if (!near(lse[m], wanted, 3e-7, 3e-6)) report("lse", r, m, -1, lse[m], wanted, plan);
+        if (!std::isinf(wanted) && (!near(statistics[m].x, largest, 3e-7, 1e-6) || !near(std::log(double(statistics[m].y)), wanted - largest, 3e-6, 3e-6)))
+            report("statistics", r, m, -1, statistics[m].y, std::exp(wanted - largest), plan);
+    }
+    for (const bool exact : {false, true}) {  // from lse, and from the statistics
+        Memory<T> out = r.results;
+        T* const dx = out.data() + (r.dx - r.results.data());
+        std::vector<float> dloss(r.M);
+        for (float& g : dloss) g = float(generator() % 9) - 4;
+        using Gradient = CrossEntropyGradient<T, LOGITS == SOFTCAPPED>;
+        const typename Gradient::Given given{r.target.data(), exact ? nullptr : lse.data(), &statistics[0].x, exact ? nullptr : dloss.data(), IGNORED, float(o.smoothing),
+                                             float(o.smoothing / r.N), float(o.z_loss), softcap};
+        Plan p = {AUTO};
+        if (const int64_t code = run_gradient<Gradient>({given, r.x, dx, r.stride, r.stride, r.M, r.N}, &p, nullptr)) report("code of gradient", r, 0, 0, double(code), 0, p);
+        auto wanted = [&](int m, int n) {
+            if (r.target[m] == IGNORED) return 0.0;
+            const double z = r.z(m, n, o.cap), l = exact ? exact_lse[m] : double(lse[m]), slope = o.cap ? 1 - z / o.cap * z / o.cap : 1;
+            const double dz = (1 + 2 * o.z_loss * l) * std::exp(z - l) - (n == r.target[m] ? 1 - o.smoothing : 0) - o.smoothing / r.N;
+            return (exact ? 1 : double(dloss[m])) * dz * slope;
+        };
+        compare_gradient(exact ? "dx from statistics" : "dx", r, wanted, p, dx, out, r.stride);
+    }
+}
+
+template <typename T> void test_logprob(const Rows<T>& r, Plan plan) {
+    ++tested;
+    std::vector<float> logprob(r.M), entropy(r.M), lse(r.M), a(r.M), b(r.M);
+    std::vector<int64_t> target = r.target;
+    for (int64_t& t : target) t = t == IGNORED ? 0 : t;
+    run_rows<Logprob<T>>(r, {target.data(), logprob.data(), entropy.data(), lse.data()}, plan);
+    for (int m = 0; m < r.M; ++m) {
+        const double l = r.lse(m, 0);
+        double h = 0;
+        for (int n = 0; n < r.N; ++n)
+            if (const double y = r.z(m, n, 0) - l; !(y <= -700)) h -= std::exp(y) * y;
+        if (!near(logprob[m], r.z(m, int(target[m]), 0) - l, 3e-6, 3e-6)) report("logprob", r, m, -1, logprob[m], r.z(m, int(target[m]), 0) - l, plan);
+        if (!near(entropy[m], h, 3e-6, 3e-6)) report("entropy", r, m, -1, entropy[m], h, plan);
+        if (!near(lse[m], l, 3e-7, 3e-6)) report("lse of logprob", r, m, -1, lse[m], l, plan);
+        a[m] = float(generator() % 5) - 2;
+        b[m] = float(generator() % 5) - 2;
+    }
+    Memory<T> out = r.results;
+    T* const dx = out.data() + (r.dx - r.results.data());
+    Plan p = {AUTO};
+    run_gradient<LogprobGradient<T>>({{target.data(), lse.data(), entropy.data(), a.data(), b.data()}, r.x, dx, r.stride, r.stride, r.M, r.N}, &p, nullptr);
+    auto wanted = [&](int m, int n) {
+        const double y = r.z(m, n, 0) - lse[m], p = std::exp(y);
+        return a[m] * ((n == target[m]) - p) - (p == 0 ? 0 : b[m] * p * (y + entropy[m]));
+    };
+    compare_gradient("dx of logprob", r, wanted, p, dx, out, r.stride);
+}
+
+// The fused operation in tiers block, sub_warp and generic; in place too.
+template <typename T> void test_fused(const Rows<T>& given, double z_loss) {
+    using Op = FusedCrossEntropy<T>;
+    constexpr int V = Op::V;
+    const Options o = {0, z_loss, 0};
+    std::vector<double> lse;
+    for (int m = 0; m < given.M; ++m) lse.push_back(given.lse(m, 0));
+    for (int tier = 0; tier < 8; ++tier)
+        for (const bool in_place : {false, true}) {
+            Rows<T> r = given;
+            r.x = r.memory.data() + given.offset;
+            if (in_place) {  // what is between the rows of x has the value that compare_gradient expects
+                for (T& v : r.memory)
+                    if (std::isnan(to_float(v))) v = rounded<T>(12345.0f);
+            }
+            r.dx = in_place ? r.x : r.results.data() + given.offset;
+            std::vector<float> loss(r.M, 7.0f);
+            const Tensors<Op> t{{r.target.data(), loss.data(), IGNORED, float(z_loss)}, {r.x}, r.dx, {r.stride}, r.stride, r.M, r.N};
+            const int from_16 = (r.N + V - 1 + V - 1) / V, from_128 = (128 / int(sizeof(T)) - 1 + r.N) / V;
+            Plan p = {BLOCK, 2, 64, 1, 0, 128, 0, 0};
+            if (tier == 0 && from_128 <= 2 * 64) simulated::launch(dim3(r.M), 64, 0, nullptr, [&] { block<Op, 2, 1024, false, false>(t, 128); });
+            else if (tier == 1 && from_128 <= 4 * 96) simulated::launch(dim3(r.M), 96, 0, nullptr, [&] { block<Op, 4, 512, false, false>(t, 128); });
+            else if (tier == 2 && from_128 <= 8 * 32) simulated::launch(dim3(r.M), 32, 0, nullptr, [&] { block<Op, 8, 1024, false, false>(t, 128); });
+            else if (tier == 3 && from_16 <= 2 * 16) simulated::launch(dim3((r.M + 3) / 4), 64, 0, nullptr, [&] { sub_warp_unaligned<Op, 2, 16, false>(t); });
+            else if (tier == 4 && from_16 <= 4 * 32) simulated::launch(dim3((r.M + 1) / 2), 64, 0, nullptr, [&] { sub_warp_unaligned<Op, 4, 32, false>(t); });
+            else if (tier == 5) simulated::launch(dim3((r.M + 1) / 2), 64, 0, nullptr, [&] { generic<Op, true>(t, r.N); });
+            else if (tier == 6) simulated::launch(dim3(r.M), 64, 0, nullptr, [&] { generic<Op, false>(t, r.N); });
+            else if (tier == 7 && given.offset == 0 && r.N % V == 0 && r.stride * sizeof(T) % 128 == 0 && r.N / V <= 4 * 64)
+                simulated::launch(dim3(r.M), 64, 0, nullptr, [&] { block<Op, 4, 512, true, false>(t, 128); });
+            else continue;
+            ++tested;
+            p.tier = tier;
+            compare_loss("fused loss", given, loss, o, p);
+            auto wanted = [&](int m, int n) {
+                const double l = lse[m];
+                return given.target[m] == IGNORED ? 0.0 : (1 + 2 * z_loss * l) * std::exp(given.z(m, n, 0) - l) - (n == given.target[m]);
+            };
+            compare_gradient("fused dx", given, wanted, p, r.dx, in_place ? r.memory : r.results, r.stride);
+        }
+}
+
+template <typename T> void test_all(int M, int N) {
+    constexpr int V = VECTOR_BYTES / sizeof(T);
+    for (int round = 0; round < 4; ++round) {
+        const int offset = round == 0 ? 0 : int(generator() % (128 / sizeof(T))), pad = round == 0 ? 0 : round == 1 ? (V - N % V) % V : int(generator() % 9);
+        const int dx_offset = round == 3 ? int(generator() % (128 / sizeof(T))) : offset;
+        const Rows<T> r(M, N, offset, pad, dx_offset);
+        const Options plain{0, round % 2 ? 1e-3 : 0, 0}, smooth{0.1, 1e-4, 0}, capped{round % 2 ? 0.1 : 0, 0, 30};
+        for (const Plan& p : {Plan{AUTO}, Plan{ONE_WARP, 4, 64, 1, 0, 16, 0, 0}, Plan{SPLIT, 4, 64, 1, 0, 128, 0, 0}, Plan{SPLIT, 4, 96, 3, 0, 128, 0, 0}, Plan{SPLIT, 8, 32, 2, 0, 128, 0, 0}}) {
+            test_cross_entropy<T, PLAIN>(r, plain, p);
+            test_logprob<T>(r, p);
+            if (p.vectors == 8) continue;
+            test_cross_entropy<T, SMOOTHED>(r, smooth, p);
+            test_cross_entropy<T, SOFTCAPPED>(r, capped, p);
+        }
+        if (round < 3) test_fused<T>(Rows<T>(M, N, offset, pad, offset), plain.z_loss);
+    }
+}
+
+int main() {
+    std::setvbuf(stdout, nullptr, _IOLBF, 0);
+    for (int N : {1, 3, 7, 8, 9, 17, 33, 64, 127, 255, 257, 512, 1000, 2047, 5001}) {
+        const int M = N < 100 ? 11 : N < 1000 ? 4 : 2;
+        test_all<float>(M, N);
+        test_all<__nv_bfloat16>(M, N);
+    }
+    std::printf("%ld launches, %ld results off\n", tested, bad);
+    return bad != 0;
+}
