@@ -52,7 +52,7 @@ class Problem:
 class Plan:
     """How a launch is done. A tile is one vector of each thread (`packed_io.py`). The tiers tile and loop use only `vector_elements`."""
 
-    tier: str  # tile or loop (`generic.py`), rows, cluster or split (`forward.py`).
+    tier: str  # tile or loop (`generic.py`), rows, cluster or split (`forward.py`), stream (`loss_stream.py`).
     tiles: int = 1  # of each input in registers.
     threads: int = 32  # of a row (rows), or of a program (cluster, split).
     vector_words: int = 4  # 4-byte words of a vector.

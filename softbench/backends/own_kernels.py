@@ -156,10 +156,10 @@ class TritonTile(Triton):
 
 
 class TritonOwn(Triton):
-    """softbench's Triton softmax: tiers by N, configurations by heuristics."""
+    """softbench's Triton softmax and losses: tiers by N, configurations by heuristics."""
 
-    name, module = "triton", "triton.dispatch"
-    operations = ("softmax(scale,out_dtype)", "log_softmax")
+    name, module, losses = "triton", "triton.dispatch", "triton.losses"
+    operations = ("softmax(scale,out_dtype)", "log_softmax", *own_losses.OPERATIONS)
     advice = "for any shape without nvcc: no tuning at run time, no compilation for each N"
 
 

@@ -1,0 +1,170 @@
+"""Launches of the kernels of losses. A launch is prepared once for operands with the same layout, as in `dispatch.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import triton
+
+from . import dispatch, loss_plans
+from .generic import block_m, block_n, warps
+from .launch_plan import VECTOR_BYTES, Plan, Problem, chunk_of
+from .loss_fused import fused_cluster, fused_rows
+from .loss_stream import FIELDS, gradient_of_row, reduce_row
+from .loss_tiles import fused_tile, gradient_tile, reduction_tile
+from .staggered_start import stagger
+from .workspace import workspace
+
+Operands = tuple[torch.Tensor | None, ...]
+MAX_CACHED = 4096  # launches
+COUNTERS = "rows that several programs reduce"
+
+
+class Options(NamedTuple):
+    """The parameters of cross entropy, or logprob."""
+
+    ignore_index: int = -100
+    label_smoothing: float = 0.0
+    z_loss: float = 0.0
+    softcap: float = 0.0
+    logprob: bool = False
+
+    def numbers(self, N: int) -> tuple[int | float | None, ...]:
+        """As the kernels take them: ignore_index, hot, share, z_loss, softcap, inverse. None where it has no effect."""
+        e, z_loss, cap = self.label_smoothing, self.z_loss, self.softcap
+        return self.ignore_index, float(1 - e), e / N if e else None, float(z_loss) if z_loss else None, *_with_inverse(cap)
+
+
+def _with_inverse(cap: float) -> tuple[float | None, float | None]:
+    return (float(cap), 1 / cap) if cap else (None, None)
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A launch on operands of one layout."""
+
+    kernel: triton.JITFunction
+    programs: int
+    arguments: tuple[object, ...]  # after the operands and the scratch memory: strides, sizes, numbers, constants
+    options: dict[str, int]
+    floats: int = 0  # of fresh scratch memory
+    counters: int = 0  # int64 of the workspace
+    places: int = 0  # for scratch tensors in the kernel's signature
+    share: float = 0.0  # the loss lacks this times the sums of its row in scratch memory
+
+    def scratch(self, device: torch.device) -> Operands:
+        """What the kernel takes after its operands."""
+        floats = torch.empty(self.floats, dtype=torch.float32, device=device) if self.floats else None
+        counters = workspace(device, self.counters, COUNTERS)[1] if self.counters else None
+        return (floats, counters)[: self.places]
+
+
+_cache: dict[tuple[Hashable, ...], tuple[Callable[..., object], Prepared]] = {}
+
+
+def launch(name: str, operands: Operands, options: Options) -> bool:
+    """Launches `reduction`, `gradient` or `fused` on x, the target and the kernel's other operands; dx is among them where there is one.
+
+    Returns whether it could: `fused` launches nothing if neither a program nor a cluster can hold a row.
+    """
+    x = operands[0]
+    assert x is not None
+    device = x.device
+    if x.numel() == 0:
+        return True
+    if device.type == "cuda" and device.index != torch._C._cuda_getDevice():  # Triton launches on the current device
+        with torch.cuda.device(device):
+            return launch(name, operands, options)
+    key = _layout_key(name, operands, options)
+    found = _cache.get(key)
+    if found is not None:
+        run_compiled, ready = found
+        scratch = ready.scratch(device)
+        run_compiled(*(None if one is None else one.data_ptr() for one in (*operands, *scratch)), *ready.arguments)
+    else:
+        prepared = prepare(name, operands, options)
+        if prepared is None:
+            return False
+        ready, scratch = prepared, prepared.scratch(device)
+        compiled = ready.kernel[(ready.programs,)](*operands, *scratch, *ready.arguments, **ready.options)
+        if hasattr(compiled, "function"):  # not under the interpreter, nor while Triton compiles in the background
+            if len(_cache) >= MAX_CACHED:
+                _cache.clear()
+            _cache[key] = compiled[(ready.programs, 1, 1)], ready
+    if ready.share:
+        loss, sums = operands[3], scratch[0]
+        assert loss is not None and sums is not None
+        loss.add_(sums.view(x.shape[0], -1).sum(1), alpha=ready.share)
+    return True
+
+
+def _layout_key(name: str, operands: Operands, options: Options) -> tuple[Hashable, ...]:
+    """Everything that a launch depends on: what the choice of a plan and Triton's specialization look at."""
+    x = operands[0]
+    assert x is not None
+    key: list[Hashable] = [name, options, x.shape, x.device]
+    for one in operands:
+        key += (None,) if one is None else (one.dtype, one.stride(0), one.data_ptr() % dispatch.LINE_BYTES)
+    return tuple(key)
+
+
+def prepare(name: str, operands: Operands, options: Options) -> Prepared | None:
+    """The launch of a pass, or None as `launch` says."""
+    x, dx = operands[0], {"reduction": None, "gradient": operands[-1], "fused": operands[2]}[name]
+    assert x is not None
+    problem = dispatch.problem_of((x, x if dx is None else dx))
+    strides = (x.stride(0), *(() if dx is None else (dx.stride(0),)))
+    if loss_plans.is_short(problem):
+        return _tile(name, problem, strides, options)
+    if name == "fused":
+        plan = loss_plans.fused_plan(problem, dispatch._device(x.device)[0])
+        return None if plan is None else _fused(problem, plan, strides, options)
+    plan = loss_plans.reduction_plan(problem) if name == "reduction" else loss_plans.gradient_plan(problem)
+    return (_reduction if name == "reduction" else _gradient)(problem, plan, strides, options)
+
+
+TILES = {"reduction": reduction_tile, "gradient": gradient_tile, "fused": fused_tile}
+
+
+def _tile(name: str, problem: Problem, strides: tuple[int, ...], options: Options) -> Prepared:
+    M, N = problem.M, problem.N
+    BM, BN = block_m(N), block_n(N)
+    unit = VECTOR_BYTES // problem.element_size if problem.alignment == VECTOR_BYTES else 1
+    # The stride of a single row is never used, and need not be a multiple of a vector.
+    counted = (stride // unit if M > 1 else 0 for stride in strides)
+    arguments = *counted, M, N // unit, *options.numbers(N), unit, BM, BN, options.logprob
+    return Prepared(TILES[name], triton.cdiv(M, BM), arguments, {"num_warps": warps(BM * BN)})
+
+
+def _fused(problem: Problem, plan: Plan, strides: tuple[int, ...], options: Options) -> Prepared:
+    sizes = dispatch._strides_and_N(problem, plan, strides)
+    numbers = options.numbers(problem.N)
+    layout = plan.threads, plan.vector_elements, plan.base_alignment, problem.keep_in_l2
+    if plan.tier == "rows":
+        return Prepared(fused_rows, problem.M, (*sizes, *numbers, plan.tiles, *layout), dispatch._options(plan))
+    arguments = *sizes, chunk_of(problem, plan), *stagger(problem, plan), *numbers, plan.tiles, plan.cluster_ctas, *layout
+    share = options.label_smoothing / problem.N
+    floats = problem.M * plan.cluster_ctas if share else 0
+    ctas = {"num_ctas": plan.cluster_ctas}
+    return Prepared(fused_cluster, problem.M, arguments, dispatch._options(plan, **ctas), floats, places=1, share=share)
+
+
+def _reduction(problem: Problem, plan: Plan, strides: tuple[int, ...], options: Options) -> Prepared:
+    sizes = dispatch._strides_and_N(problem, plan, strides)
+    parts = plan.split_ctas
+    most = triton.next_power_of_2(parts)
+    constants = plan.tiles, plan.threads, plan.vector_elements, plan.base_alignment, most, options.logprob
+    arguments = *sizes, parts, chunk_of(problem, plan), *options.numbers(problem.N), *constants
+    shared = problem.M if parts > 1 else 0
+    floats = shared * parts * FIELDS.value
+    return Prepared(reduce_row, problem.M * parts, arguments, dispatch._options(plan), floats, shared, places=2)
+
+
+def _gradient(problem: Problem, plan: Plan, strides: tuple[int, ...], options: Options) -> Prepared:
+    sizes = dispatch._strides_and_N(problem, plan, strides)
+    constants = plan.tiles, plan.threads, plan.vector_elements, plan.base_alignment, problem.keep_in_l2, options.logprob
+    arguments = *sizes, plan.split_ctas, *options.numbers(problem.N), *constants
+    return Prepared(gradient_of_row, problem.M * plan.split_ctas, arguments, dispatch._options(plan))

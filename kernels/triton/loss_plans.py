@@ -1,0 +1,75 @@
+"""The launch plans of losses over rows with a target, by arithmetic on the row's length, the number of rows and the device's SMs.
+
+The fused pass takes the plans of softmax's forward, which moves the same bytes. The other passes read a row once and exchange nothing while
+they read. Their plans have the tier `stream`: `split_ctas` programs share a row. No table of measured plans has them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+from .heuristics import candidates, choose
+from .launch_plan import VECTOR_BYTES, Plan, Problem, chunk_vectors, vectors_in_row
+from .tier_candidates import LINE_BYTES, SHORT_ROW, rows_plans
+
+SHORT_SCALAR_ROW = 512  # bytes
+STREAM_TILES = 4  # vectors of a thread in flight; 32 to 40 registers then let an SM hold enough threads
+GRADIENT_THREADS = (64, 128, 256)
+REDUCTION_THREADS = (64, 128, 256)  # of a program that reduces part of a row
+WAVES = 12  # programs for each SM that a reduction of many rows has at least, so that the last ones end together
+LEAST_CHUNK, LEAST_CHUNK_OF_FEW = 16384, 4096  # bytes of a program's part of a row, of many and of few rows
+FEW_BYTES = 64 * 1024  # for each SM: below it, all bytes are in flight at once
+MAX_PARTS = 128
+WARP = 32
+
+
+def is_short(problem: Problem) -> bool:
+    """Whether a row is short enough for `loss_tiles.py`."""
+    scalar = problem.element_size == 2 and problem.alignment < VECTOR_BYTES  # such elements move one by one there
+    return problem.N * problem.element_size <= (SHORT_SCALAR_ROW if scalar else SHORT_ROW)
+
+
+def fused_plan(problem: Problem, device: str) -> Plan | None:
+    """A plan of the tier rows or cluster; None if neither can hold a row."""
+    plans = itertools.chain((choose(problem, device),), candidates(problem), rows_plans(problem))
+    return next((plan for plan in plans if _fits_fused(plan)), None)
+
+
+def _fits_fused(plan: Plan) -> bool:
+    whole = plan.vector_words * 4 == VECTOR_BYTES
+    return whole and (plan.tier == "cluster" or (plan.tier == "rows" and plan.threads > WARP and plan.rows == 1))
+
+
+def _stream(problem: Problem, tiles: int, threads: int, parts: int) -> Plan:
+    elements = VECTOR_BYTES // problem.element_size
+    base_alignment = 0 if problem.alignment == VECTOR_BYTES else LINE_BYTES
+    return Plan("stream", tiles, threads, 4, elements, base_alignment, threads // WARP, split_ctas=parts)
+
+
+def vectors_of(problem: Problem) -> int:
+    """The most vectors that a row of a stream plan touches."""
+    plan = _stream(problem, 1, WARP, 1)
+    return vectors_in_row(problem, plan.vector_elements, plan.base_alignment)
+
+
+def reduction_plan(problem: Problem) -> Plan:
+    """The plan of a pass that only reads x."""
+    vectors = vectors_of(problem)
+    row = vectors * VECTOR_BYTES
+    few = problem.M * row < problem.sms * FEW_BYTES
+    wanted = math.ceil(problem.sms * (2 if few else WAVES) / problem.M)
+    parts = max(1, min(wanted, row // (LEAST_CHUNK_OF_FEW if few else LEAST_CHUNK), MAX_PARTS))
+    chunk = chunk_vectors(vectors, parts)
+    threads = next((count for count in REDUCTION_THREADS if count * STREAM_TILES >= chunk), REDUCTION_THREADS[-1])
+    tiles = min(STREAM_TILES, math.ceil(chunk / threads))
+    return _stream(problem, tiles, threads, math.ceil(vectors / chunk))
+
+
+def gradient_plan(problem: Problem) -> Plan:
+    """The plan of a backward: as many programs a row as its vectors need."""
+    vectors = vectors_of(problem)
+    threads = next((count for count in GRADIENT_THREADS if count * STREAM_TILES >= vectors), GRADIENT_THREADS[-1])
+    parts = math.ceil(vectors / (threads * STREAM_TILES))
+    tiles = math.ceil(vectors / parts / threads)
+    return _stream(problem, tiles, threads, math.ceil(vectors / (tiles * threads)))
