@@ -34,7 +34,7 @@ import torch
 from torch import Tensor
 
 from . import filter as filters
-from .automatic import choose
+from .automatic import which
 from .rows import DTYPES, Launch, apply_to_rows
 
 KEY = "CUDA"
@@ -106,7 +106,7 @@ class Override:
         tensors, last = given[: self.tensors], given[-1]
         x = tensors[-1]
         key = (x.device, x.dtype)
-        launch = self.launches[key] if key in self.launches else self.decide(key)
+        launch = self.launches[key] if key in self.launches else self.decide(x)
         first = tensors[0]
         if launch is None or first.dtype != x.dtype or first.shape != x.shape or first.device != x.device:
             result: Tensor = self.torchs.call_boxed(keys, *given)
@@ -114,10 +114,10 @@ class Override:
         dtype = last if isinstance(last, torch.dtype) else torch.float32 if last else x.dtype
         return apply_to_rows(launch, tensors, x.dim() - 1, None if dtype == x.dtype else dtype)
 
-    def decide(self, key: tuple[torch.device, torch.dtype]) -> Launch | None:
-        """Our launcher for a device and a dtype; None for torch's kernel."""
-        chosen = choose((*key, None, True), self.function).kernels
-        found = self.launches[key] = None if chosen == "torch" else self.launchers(chosen)
+    def decide(self, x: Tensor) -> Launch | None:
+        """Our launcher for the device and dtype of x; None for torch's kernel."""
+        chosen = which(x, function=self.function).kernels
+        found = self.launches[x.device, x.dtype] = None if chosen == "torch" else self.launchers(chosen)
         return found
 
 

@@ -7,6 +7,8 @@ import torch
 from softbench.kernels.common import filter as filters, override
 from softbench.kernels.common.automatic import Choice
 
+opinfos = pytest.importorskip("opinfos", reason="torch.testing._internal needs expecttest; pip install expecttest")
+
 WAYS = ("filter", "python")
 """The rule in C++, and the rule in Python for machines without g++."""
 OPERATORS = [one.operator for one in override.OVERRIDES]
@@ -44,7 +46,7 @@ def on_the_cpu(monkeypatch, way, least=None):
         return lambda kernels: launch
 
     monkeypatch.setattr(override, "KEY", "CPU")
-    monkeypatch.setattr(override, "choose", lambda key, function: Choice("triton", "a test"))
+    monkeypatch.setattr(override, "which", lambda x, function: Choice("triton", "a test"))
     for one in override.OVERRIDES:
         monkeypatch.setattr(one, "launchers", recorded(one.operator))
         if least:
@@ -70,3 +72,20 @@ def other_override(operator, kernel, key="CPU"):
         yield
     finally:
         library._destroy()
+
+
+def agrees_on_torchs_samples(function, variant, device, dtype):
+    """Inside `use`, torch's samples of softmax or log_softmax have torch's dtypes, shapes and strides, and right values and gradients."""
+    name = function.__name__
+    for x, given, keywords in opinfos.twins(opinfos.INFO[name, variant], device, dtype, requires_grad=True):
+        expected = function(x, *given, **keywords)
+        dy = torch.randn_like(expected)
+        with override.use():
+            y = function(x, *given, **keywords)
+            (dx,) = torch.autograd.grad(y, x, dy)
+        assert (y.dtype, y.shape, y.stride()) == (expected.dtype, expected.shape, expected.stride())
+        wide = function(x.detach().double(), given[0])
+        opinfos.near(y.to(x.dtype), wide, 2)  # not torch's log_softmax of 16 bits on the CPU, which rounds intermediates
+        assert (dx.dtype, dx.shape) == (x.dtype, x.shape)
+        of_y = y.detach() if name == "log_softmax" else wide  # log_softmax of 16 bits rounds y before its exponential
+        opinfos.near(dx, opinfos.gradient(dy, of_y, given[0], name), 8)

@@ -1,0 +1,238 @@
+"""`softbench.use()` on a GPU: torch's own functions with our kernels, at their limits of size and with all sizes."""
+
+import importlib
+import threading
+import timeit
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from overridden import agrees_on_torchs_samples, opinfos, registered
+from softbench.kernels.common import override
+from softbench.kernels.common.override import OVERRIDES, Least, use
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
+FUNCTIONS = (torch.softmax, torch.log_softmax)
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+each = pytest.mark.parametrize("function", FUNCTIONS)
+
+
+@pytest.fixture(autouse=True)
+def undone():
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    before = registered()
+    yield
+    assert registered() == before
+    assert override._depth == 0
+
+
+@pytest.fixture(autouse=True)
+def ran(monkeypatch):
+    """The operators that ran our kernels."""
+    if not override._devices():
+        pytest.skip("the rule was not measured on this GPU")
+    found = []
+
+    def recorded(name, launchers):
+        def chosen(kernels):
+            launch = launchers(kernels)
+
+            def recording(*tensors):
+                found.append(name)
+                launch(*tensors)
+
+            return recording
+
+        return chosen
+
+    for one in OVERRIDES:
+        monkeypatch.setattr(one, "launchers", recorded(one.operator, one.launchers))
+    return found
+
+
+@pytest.fixture
+def any_size(monkeypatch):
+    for one in OVERRIDES:
+        monkeypatch.setattr(one, "least", dict.fromkeys(override.DTYPES, Least(1)))
+
+
+def large(dtype=torch.bfloat16, columns=4096, **options):
+    return torch.randn(2**24 // columns, columns, device="cuda", dtype=dtype, **options)
+
+
+@each
+@pytest.mark.parametrize("variant", ["", "with_dtype"])
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float64])
+def test_torchs_samples_have_torchs_results(any_size, ran, function, variant, dtype):
+    agrees_on_torchs_samples(function, variant, "cuda", dtype)
+    in_float64 = variant or dtype is torch.float64  # the variant has a result in float64
+    assert bool(ran) == (not in_float64)
+
+
+@each
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_results_in_float32_agree_with_torch(any_size, ran, function, dtype):
+    def inside(x, dim, dtype):
+        with use():
+            return function(x, dim, dtype=dtype)
+
+    opinfos.widened_as_torch(inside, "cuda", dtype, function.__name__)
+    assert ran
+
+
+@each
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gradients_of_large_tensors_are_close_to_float64(ran, function, dtype):
+    x, dy = large(dtype, 1000, requires_grad=True), large(dtype, 1000)
+    with use():
+        y = function(x, -1)
+        (dx,) = torch.autograd.grad(y, x, dy)
+    assert ran == [f"_{function.__name__}", f"_{function.__name__}_backward_data"]
+    wide = function(x.detach().double(), -1)
+    opinfos.near(y, wide, 2)
+    given = wide if function is torch.softmax else y.detach()
+    opinfos.near(dx, opinfos.gradient(dy, given, -1, function.__name__), 8)
+
+
+@each
+def test_float16_with_a_float32_result_runs_one_kernel(ran, function):
+    """torch calls its operator so for float16 only; bfloat16 it casts."""
+    x = large(torch.float16, requires_grad=True)
+    with use():
+        y = function(x, -1, dtype=torch.float32)
+        (dx,) = torch.autograd.grad(y, x, torch.randn_like(y))
+    assert (y.dtype, dx.dtype) == (torch.float32, torch.float16)
+    assert ran == [f"_{function.__name__}", f"_{function.__name__}_backward_data"]
+    opinfos.near(y.half(), function(x.detach().double(), -1), 2)
+
+
+@each
+def test_second_gradients_agree_with_float64(any_size, ran, function):
+    def gradients(x, dy):
+        (dx,) = torch.autograd.grad(function(x, -1), x, dy, create_graph=True)
+        return dx, *torch.autograd.grad(dx.square().sum(), (x, dy))
+
+    x, dy = (torch.randn(64, 333, device="cuda", requires_grad=True) for _ in range(2))
+    with use():
+        found = gradients(x, dy)
+    for got, wide in zip(found, gradients(*(tensor.detach().double().requires_grad_() for tensor in (x, dy))), strict=True):
+        torch.testing.assert_close(got.double(), wide, rtol=1e-4, atol=1e-5)
+    assert f"_{function.__name__}_backward_data" in ran
+
+
+@each
+def test_autocast_casts_as_it_does_outside(ran, function):
+    x = large(requires_grad=True)
+    with torch.autocast("cuda", torch.bfloat16):
+        expected = function(x, -1)
+        with use():
+            y = function(x, -1)
+            y.sum().backward()
+    assert (y.dtype, x.grad.dtype) == (expected.dtype, x.dtype)
+    torch.testing.assert_close(y, expected)
+    assert len(ran) == 2
+
+
+def test_cross_entropy_and_attention_get_it(ran):
+    x = large(torch.float32, 50257)[:400].requires_grad_()
+    target = torch.randint(50257, (400,), device="cuda")
+    with use():
+        loss = F.cross_entropy(x, target)
+        loss.backward()
+    assert ran == ["_log_softmax", "_log_softmax_backward_data"]
+    torch.testing.assert_close(loss, F.cross_entropy(x, target))
+    q = torch.randn(16, 16, 512, 64, device="cuda", dtype=torch.bfloat16)
+    with use(), torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        F.scaled_dot_product_attention(q, q, q)
+    assert ran[2:] == ["_softmax"]
+
+
+def test_small_tensors_and_other_cases_keep_torchs_kernels(ran):
+    with use():
+        torch.softmax(torch.randn(4096, 1024, device="cuda"), -1)
+        torch.softmax(large(), 0)
+        torch.softmax(large(torch.float64), -1)
+        torch.softmax(torch.randn(1, 124_999, device="cuda"), -1)
+        assert ran == []
+        torch.softmax(torch.randn(1, 125_000, device="cuda"), -1)
+    assert ran == ["_softmax"]
+
+
+def test_strides_of_rows_and_of_gradients(ran):
+    wide = torch.randn(4096, 8192, device="cuda", dtype=torch.bfloat16)
+    x = wide[:, :5000].requires_grad_()
+    with use():
+        y = torch.softmax(x, -1)
+        (dx,) = torch.autograd.grad(y.sum(), x)  # the gradient of a sum has strides of 0
+        transposed = torch.softmax(wide.t(), -1)
+    assert y.is_contiguous() and transposed.is_contiguous()
+    assert len(ran) == 3
+    torch.testing.assert_close(y, torch.softmax(x, -1))
+    torch.testing.assert_close(transposed, torch.softmax(wide.t(), -1))
+    torch.testing.assert_close(dx, torch.zeros_like(dx), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize(("backend", "ours"), [("inductor", False), ("aot_eager", True)])
+def test_compiled_functions_are_compiled_once(ran, backend, ours):
+    counted = importlib.import_module("torch._dynamo.testing").CompileCounterWithBackend(backend)
+    compiled = torch.compile(lambda x: torch.softmax(x, -1) * 2, backend=counted, fullgraph=True)
+    x = large()
+    outside = compiled(x)
+    with use():
+        inside = compiled(x)
+    torch.testing.assert_close(inside, outside)
+    assert counted.frame_count == 1
+    assert bool(ran) == ours
+
+
+def test_a_cuda_graph_keeps_the_kernels_of_its_capture(ran):
+    x = large()
+    with use():
+        torch.softmax(x, -1)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y = torch.softmax(x, -1)
+    assert len(ran) == 2
+    x.copy_(large())
+    graph.replay()
+    torch.testing.assert_close(y, torch.softmax(x, -1))
+    assert len(ran) == 2
+
+
+def test_other_streams_and_threads_get_right_results(ran):
+    tensors = [large() for _ in range(4)]
+    expected = [torch.softmax(x, -1) for x in tensors]
+    found = [None] * len(tensors)
+
+    def compute(index):
+        with torch.cuda.stream(torch.cuda.Stream()):
+            for _ in range(20):
+                with use():
+                    found[index] = torch.softmax(tensors[index], -1)
+            torch.cuda.current_stream().synchronize()
+
+    threads = [threading.Thread(target=compute, args=(index,)) for index in range(len(tensors))]
+    torch.cuda.synchronize()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for got, right in zip(found, expected, strict=True):
+        torch.testing.assert_close(got, right)
+    assert len(ran) == 80
+
+
+@pytest.mark.alone
+def test_a_call_that_keeps_torchs_kernel_takes_no_longer():
+    """Host time of a call that waits for nothing, in microseconds; the GPU follows behind."""
+    x = torch.randn(1, 64, device="cuda")
+
+    def cost():
+        torch.cuda.synchronize()
+        return min(timeit.repeat(lambda: torch.softmax(x, -1), number=200, repeat=50, setup=torch.cuda.synchronize)) / 200
+
+    outside = cost()
+    with use():
+        inside = cost()
+    assert inside - outside < 0.5e-6, (inside, outside)

@@ -1,0 +1,118 @@
+"""tools/use_ab.py and tools/use_models.py: their cells, commands and numbers, without a GPU."""
+
+import importlib.util
+import json
+import math
+import sys
+import tomllib
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from softbench.kernels.common import override
+
+import softbench
+from softbench.core.case import Case, Direction
+
+
+def script(name):
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).parents[2] / "tools" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+ab, models = script("use_ab"), script("use_models")
+
+
+def test_the_gate_judges_two_hundred_cells_around_the_rule():
+    sizes = [
+        (override.FORWARD if way == "forward" else override.BACKWARD, dtype, M, N)
+        for sweep in tomllib.loads(ab.SWEEPS.format(l2="cold"))["sweep"]
+        for op in listed(sweep.get("op", "softmax"))
+        for M in listed(sweep["M"])
+        for N in listed(sweep["N"])
+        for dtype in listed(sweep["dtype"])
+        for way in listed(sweep["direction"])
+        if op
+    ]
+    dtypes = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+    ours = [least[dtypes[dtype]].elements <= M * N or least[dtypes[dtype]].columns <= N for least, dtype, M, N in sizes]
+    assert len(ours) == 200
+    assert 50 <= sum(ours) <= 150
+    assert max(M * N for _, _, M, N in sizes) * 8 < 2**30
+    assert math.prod(sizes[0][2:]) * 2 < 2**15
+
+
+def listed(value):
+    return value if isinstance(value, list) else [value]
+
+
+@pytest.mark.parametrize(("codes", "code"), [((0, 0), 0), ((1, 3), 1), ((3, 0), 3), ((0, 1), 1), ((0, 2), 2)])
+def test_the_worse_of_both_gates_is_the_exit_code(monkeypatch, tmp_path, codes, code):
+    asked, answers = [], iter(codes)
+
+    def run(command, check):
+        asked.append(command)
+        return SimpleNamespace(returncode=next(answers))
+
+    monkeypatch.setattr(ab.subprocess, "run", run)
+    assert ab.main(["--output", str(tmp_path), "--M", "64"]) == code
+    assert [tomllib.loads(Path(line[line.index("--config") + 1]).read_text())["l2"] for line in asked] == ["cold", "warm"]
+    assert all(line[-2:] == ["--M", "64"] for line in asked)
+
+
+def test_the_backend_enters_the_block_once(monkeypatch):
+    entered = []
+    monkeypatch.setattr(softbench, "enable", lambda: entered.append(1))
+    monkeypatch.setattr(ab.InsideUse, "entered", False)
+    case = Case(4, 8, "fp32", Direction.FORWARD, "cpu")
+    for _ in range(2):
+        assert torch.equal(ab.backend.prepare(case)(torch.ones(4, 8)), torch.full((4, 8), 1 / 8))
+    assert entered == [1]
+
+
+def test_a_model_is_measured_outside_and_inside(monkeypatch, capsys, tmp_path):
+    entered = []
+    monkeypatch.setattr(softbench, "use", lambda: entered.append(1) or models.contextlib.nullcontext())
+    file = tmp_path / "models.json"
+    line = ["--models", "tiny", "--device", "cpu", "--dtype", "fp32", "--rounds", "3", "--steps", "1", "--json", str(file)]
+    assert models.main(line) == 0
+    assert len(entered) == 4  # of three steps, and of the profile
+    (found,) = json.loads(file.read_text())["lines"]
+    for where in ("outside", "inside"):
+        assert found["step_ms"][where] > 0
+        assert sorted(found["softmax_ms"][where]) == sorted(models.OPERATORS)
+        assert all(ms > 0 for ms in found["softmax_ms"][where].values())
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[0].split() == ["model", "dtype", "step:", "torch", "use()", "faster", "softmax:", "torch", "use()", "faster", "share"]
+    assert shown[1].startswith("tiny   fp32")
+
+
+def test_the_table_has_ratios_and_the_share_of_the_step():
+    line = {"model": "gpt2", "dtype": "bf16", "step_ms": {"outside": 100.0, "inside": 80.0}}
+    line["softmax_ms"] = {"outside": {"_softmax": 25.0, "_log_softmax": 15.0}, "inside": {"_softmax": 20.0}}
+    assert models.table([line]).splitlines()[1].split()[2:] == [
+        "100.00",
+        "ms",
+        "80.00",
+        "ms",
+        "1.25x",
+        "40.000",
+        "ms",
+        "20.000",
+        "ms",
+        "2.00x",
+        "40.0%",
+    ]
+
+
+def test_bad_arguments_are_one_line(capsys):
+    for arguments, text in ((["--models", "gpt3"], "--models: no model 'gpt3'"), ([], "no CUDA GPU here")):
+        if not arguments and torch.cuda.is_available():
+            continue
+        with pytest.raises(SystemExit):
+            models.main(arguments)
+        assert text in capsys.readouterr().err

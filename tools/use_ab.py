@@ -1,0 +1,108 @@
+"""Is any call slower inside `softbench.use()`? `softbench gate` judges it, on 200 cells from 8 kB to 800 MB.
+
+    python tools/use_ab.py                          on the GPU: 200 cells with a cold L2, and the same with a warm L2
+    python tools/use_ab.py --l2 warm --M 64         one of both, and some of the cells
+
+With a cold L2 a flush before each call hides the host time of the calls. With a warm L2 calls follow each other, so that small cells take
+as long as the host does. This file is the plugin too: `torch-use` is the backend `torch` inside the block. The exit code is the worse one
+of both gates: 0 if no cell is slower, 1 if one is, 3 if that is not known.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+
+import softbench
+from softbench.backends.torch_eager import Functional
+from softbench.core.case import Case
+from softbench.plugins.backend import Call
+
+SWEEPS = """
+rounds = 20
+warmup_ms = 0.5
+batch_ms = 2
+l2 = "{l2}"
+
+[[sweep]]
+op = ["softmax", "log_softmax"]
+M = [64, 1024, 4096]
+N = [128, 1000, 4096, 16384]
+dtype = ["bf16", "fp32"]
+direction = ["forward", "backward"]
+
+[[sweep]]
+M = [1, 8]
+N = [128, 4096, 50257, 128256, 1048576]
+dtype = ["bf16", "fp32"]
+direction = "forward"
+
+[[sweep]]
+M = [8, 48]
+N = [1024, 151936]
+dtype = ["bf16", "fp32"]
+direction = "backward"
+
+# Attention: batch x heads x queries, and keys
+[[sweep]]
+M = [25216, 98304]
+N = [197, 512, 1024]
+dtype = ["bf16", "fp16"]
+direction = ["forward", "both"]
+
+# Around the limits of the rule
+[[sweep]]
+M = [2048, 3072, 8192]
+N = [1536, 2048, 5003]
+dtype = ["bf16", "fp32"]
+direction = ["forward", "backward"]
+
+[[sweep]]
+op = ["softmax", "log_softmax"]
+M = [64, 4096]
+N = [256, 8192]
+dtype = ["bf16", "fp32"]
+direction = "both"
+"""
+
+
+class InsideUse(Functional):
+    """torch.nn.functional.softmax inside softbench.use()."""
+
+    name = "torch-use"
+    entered = False
+
+    def prepare(self, case: Case) -> Call:
+        """The block lasts as long as the worker, which runs no other backend."""
+        if not InsideUse.entered:
+            softbench.enable()
+            InsideUse.entered = True
+        return super().prepare(case)
+
+
+backend = InsideUse()
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--l2", choices=("cold", "warm", "both"), default="both")
+    parser.add_argument("--margin", default="3", help="percent; what counts as noise")
+    parser.add_argument("--output", type=Path, default=Path("results/use"))
+    given, others = parser.parse_known_args(arguments)
+    given.output.mkdir(parents=True, exist_ok=True)
+    codes = []
+    for l2 in ("cold", "warm") if given.l2 == "both" else (given.l2,):
+        config = given.output / f"{l2}.toml"
+        config.write_text(SWEEPS.format(l2=l2))
+        print(f"{l2} L2:", flush=True)
+        command = [sys.executable, "-m", "softbench", "gate", "--candidate", InsideUse.name, "--reference", "torch"]
+        command += ["--plugin", __file__, "--config", str(config), "--margin", given.margin, "--output", str(given.output / l2)]
+        command += ["--json", str(given.output / f"{l2}.json"), *others]
+        codes.append(subprocess.run(command, check=False).returncode)
+    return max(codes, key=lambda code: (code == 1, code))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
