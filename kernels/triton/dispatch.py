@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 HOPPER = 9
 LARGE_SHARED = 200 * 1024  # bytes a program: a generation's large GPUs have more, and clusters of 16; the small ones have clusters of 8
 INTERPRETED_SMS = 4
+ABSENT_SMS = 132  # an H100's or H200's
 MAX_CACHED = 4096  # launches
 WARP = 32
 LINE_BYTES = 128
@@ -157,20 +158,22 @@ def problem_of(tensors: tuple[torch.Tensor, ...]) -> Problem:
     one_dtype = all(tensor.dtype == first.dtype for tensor in tensors[:-1])
     converted = last.dtype == first.dtype or wide or (backward and size == 4 and last.element_size() == 2)
     congruent = one_dtype and converted and not any(apart)
-    return Problem(backward, M, N, size, alignment, congruent, *_device(first.device)[1:], wide=wide)
+    return Problem(backward, M, N, size, alignment, congruent, *device_traits(first.device)[1:], wide=wide)
 
 
 def choose_plan(tensors: tuple[torch.Tensor, ...]) -> tuple[Problem, Plan]:
     """The problem of these operands, and the plan for it."""
     problem = problem_of(tensors)
-    return problem, choose(problem, _device(tensors[0].device)[0])
+    return problem, choose(problem, device_traits(tensors[0].device)[0])
 
 
 @functools.cache
-def _device(device: torch.device) -> tuple[str, int, bool, float, bool]:
+def device_traits(device: torch.device) -> tuple[str, int, bool, float, bool]:
     """(name, SMs, whether it has clusters of 16 CTAs, its memory's bytes per cycle, whether it is a Hopper GPU)."""
     if INTERPRETED or device.type != "cuda":
         return "", INTERPRETED_SMS, False, 0.0, False
+    if not torch.cuda.is_available():  # a compiler traces for a GPU that this machine lacks
+        return "", ABSENT_SMS, True, 0.0, True
     found: Any = torch.cuda.get_device_properties(device)  # torch's stubs lack shared_memory_per_block_optin
     clusters = found.major >= HOPPER and found.shared_memory_per_block_optin >= LARGE_SHARED
     return found.name, found.multi_processor_count, clusters, bytes_per_cycle(device.index or 0), (found.major, found.minor) == (HOPPER, 0)

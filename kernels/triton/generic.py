@@ -90,18 +90,17 @@ def forward_tile(x_ptr, y_ptr, x_stride, y_stride, M, N, BLOCK_M: tl.constexpr, 
     tile_of_rows(x_ptr, y_ptr, x_stride, y_stride, M, N, BLOCK_M, BLOCK_N, "", False, None)
 
 
-@triton.jit
-def log_forward_tile(x_ptr, y_ptr, x_stride, y_stride, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    tile_of_rows(x_ptr, y_ptr, x_stride, y_stride, M, N, BLOCK_M, BLOCK_N, "", True, None)
-
-
 @triton.jit(do_not_specialize=["scale"])
 def loop_over_row(x_ptr, y_ptr, x_stride, y_stride, M, N, BLOCK: tl.constexpr, LOG: tl.constexpr, scale):
     row = tl.program_id(0).to(tl.int64)
-    x_ptr += row * x_stride
-    y_ptr += row * y_stride
     if scale is not None and scale.dtype.is_ptr():
         scale = tl.load(scale + row)
+    row_by_steps(x_ptr + row * x_stride, y_ptr + row * y_stride, N, BLOCK, LOG, scale)
+
+
+@triton.jit
+def row_by_steps(x_ptr, y_ptr, N, BLOCK: tl.constexpr, LOG: tl.constexpr, scale):
+    """The row at `x_ptr`, in steps of BLOCK columns. `scale` is None or a number."""
     columns = tl.arange(0, BLOCK)
     x = widen(tl.load(x_ptr + columns, mask=columns < N, other=-float("inf")))
     lane_max = x
@@ -128,11 +127,6 @@ def forward_loop(x_ptr, y_ptr, x_stride, y_stride, M, N, BLOCK: tl.constexpr):
     loop_over_row(x_ptr, y_ptr, x_stride, y_stride, M, N, BLOCK, False, None)
 
 
-@triton.jit
-def log_forward_loop(x_ptr, y_ptr, x_stride, y_stride, M, N, BLOCK: tl.constexpr):
-    loop_over_row(x_ptr, y_ptr, x_stride, y_stride, M, N, BLOCK, True, None)
-
-
 @triton.jit(do_not_specialize=["scale"])
 def gradient_tile(
     dy_ptr, y_ptr, dx_ptr, dy_stride, y_stride, dx_stride, M, N,
@@ -154,19 +148,17 @@ def backward_tile(dy_ptr, y_ptr, dx_ptr, dy_stride, y_stride, dx_stride, M, N, B
     gradient_tile(dy_ptr, y_ptr, dx_ptr, dy_stride, y_stride, dx_stride, M, N, BLOCK_M, BLOCK_N, "", False, None)
 
 
-@triton.jit
-def log_backward_tile(dy_ptr, y_ptr, dx_ptr, dy_stride, y_stride, dx_stride, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    gradient_tile(dy_ptr, y_ptr, dx_ptr, dy_stride, y_stride, dx_stride, M, N, BLOCK_M, BLOCK_N, "", True, None)
-
-
 @triton.jit(do_not_specialize=["scale"])
 def gradient_loop(dy_ptr, y_ptr, dx_ptr, dy_stride, y_stride, dx_stride, M, N, BLOCK: tl.constexpr, LOG: tl.constexpr, scale):
     row = tl.program_id(0).to(tl.int64)
-    dy_ptr += row * dy_stride
-    y_ptr += row * y_stride
-    dx_ptr += row * dx_stride
     if scale is not None and scale.dtype.is_ptr():
         scale = tl.load(scale + row)
+    gradient_of_row(dy_ptr + row * dy_stride, y_ptr + row * y_stride, dx_ptr + row * dx_stride, N, BLOCK, LOG, scale)
+
+
+@triton.jit
+def gradient_of_row(dy_ptr, y_ptr, dx_ptr, N, BLOCK: tl.constexpr, LOG: tl.constexpr, scale):
+    """As `row_by_steps`."""
     columns = tl.arange(0, BLOCK)
     dy = widen(tl.load(dy_ptr + columns, mask=columns < N, other=0.0))
     y = widen(tl.load(y_ptr + columns, mask=columns < N, other=0.0))
@@ -187,11 +179,6 @@ def gradient_loop(dy_ptr, y_ptr, dx_ptr, dy_stride, y_stride, dx_stride, M, N, B
 @triton.jit
 def backward_loop(dy_ptr, y_ptr, dx_ptr, dy_stride, y_stride, dx_stride, M, N, BLOCK: tl.constexpr):
     gradient_loop(dy_ptr, y_ptr, dx_ptr, dy_stride, y_stride, dx_stride, M, N, BLOCK, False, None)
-
-
-@triton.jit
-def log_backward_loop(dy_ptr, y_ptr, dx_ptr, dy_stride, y_stride, dx_stride, M, N, BLOCK: tl.constexpr):
-    gradient_loop(dy_ptr, y_ptr, dx_ptr, dy_stride, y_stride, dx_stride, M, N, BLOCK, True, None)
 
 
 def block_n(N: int) -> int:

@@ -1,10 +1,11 @@
 """Softmax and log-softmax as PyTorch operators: differentiable twice, and traced by torch.compile, torch.export and AOTInductor.
 
-- `softbench::triton_softmax` and `softbench::triton_softmax_backward` (`torch.library.triton_op`): a compiler sees the kernels themselves.
+- `softbench::triton_softmax` and `softbench::triton_softmax_backward` (`torch.library.triton_op`): a compiler sees the kernels themselves,
+  or for long rows a call of the opaque pair (`traceable.py`).
 - `softbench::triton_softmax_opaque` and its backward (`torch.library.custom_op`): a compiler sees opaque calls.
 - `softbench::triton_log_softmax` and its backward, `softbench::triton_log_softmax_opaque` and its backward: likewise.
 
-A pair and its opaque pair compute the same, and differ only in what a compiler sees. On devices other than CUDA, the operators call torch's
+A pair and its opaque pair compute the same, and differ in what a compiler sees. On devices other than CUDA, the operators call torch's
 own functions. They do so by a branch in their bodies, because a kernel registered for the CPU would fail in AOT tracing.
 """
 
@@ -22,6 +23,7 @@ from ..common.softmax import Softmax
 from . import dispatch
 from .generic import INTERPRETED, forward_tile
 from .traceable import (
+    calls_operator,
     launch_backward_traceable,
     launch_forward_traceable,
     launch_log_backward_traceable,
@@ -41,8 +43,9 @@ def softmax(x: Tensor, dim: int = -1) -> Tensor:
       and never shares x's memory. A `dim` other than the last costs one more copy.
     - Gradients: of any order, by autograd; those of the first two orders run the kernels. torch.vmap is supported. Forward mode and
       torch.func's gradients are not supported, as for all custom operators of PyTorch.
-    - Tracing: torch.compile (static and dynamic shapes, CUDA graphs), torch.export and AOTInductor see the kernels. Ranges guard a dynamic
-      size of `dim` (see `softbench.kernels.triton.traceable.SYMBOLIC_BLOCKS`). For export, give a size within one range.
+    - Tracing: torch.compile (static and dynamic shapes, CUDA graphs), torch.export and AOTInductor see the kernels. Graphs of torch.compile
+      call the opaque operator for rows of more than 36 KiB, since compilers cannot launch its kernels. Ranges guard a dynamic size of `dim`
+      (see `softbench.kernels.triton.traceable.SYMBOLIC_BYTES`). For export, give a size within one range.
     - Devices: CUDA. On others, and under TRITON_INTERPRET=1, it is `torch.softmax`.
 
     Raises:
@@ -74,6 +77,11 @@ class Function:
     torchs: Callable[..., Tensor]  # torch's function, for other devices.
     torchs_backward: Callable[..., Tensor]
     formulas: registration.Formulas
+
+    def opaque(self) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
+        """The operators that compilers do not see into: the forward and the backward."""
+        name = f"triton_{self.kernels.name}_opaque"
+        return getattr(torch.ops.softbench, name).default, getattr(torch.ops.softbench, f"{name}_backward").default
 
     def forward(self, x: Tensor, y: Tensor) -> None:
         """Launches the kernel; see `softbench.kernels.common.rows.Launch`."""
@@ -140,6 +148,9 @@ def _forward(function: Function, launch: Launch, x: Tensor, dim: int) -> Tensor:
     axis = _axis(function, x, dim)
     if x.device.type != "cuda":
         return function.torchs(x, axis)
+    traced = launch != function.forward
+    if traced and x.dim() and calls_operator(x.shape[axis], x.element_size(), 1):
+        return function.opaque()[0](x, axis)
     return apply_to_rows(launch, (x,), axis)
 
 
@@ -148,6 +159,9 @@ def _backward(function: Function, launch: Launch, dy: Tensor, y: Tensor, dim: in
     axis = _axis(function, y, dim)
     if y.device.type != "cuda":
         return function.torchs_backward(dy, y, axis, y.dtype)
+    traced = launch != function.backward
+    if traced and y.dim() and calls_operator(y.shape[axis], y.element_size(), 2):
+        return function.opaque()[1](dy, y, axis)
     return apply_to_rows(launch, (dy, y), axis)
 
 

@@ -107,7 +107,7 @@ def gradient(y, dy, dot, scale, LOG: tl.constexpr):
 @triton.jit
 def finite_or_zero(maximum):
     """What exponentials subtract: the maximum, or 0 if it is -inf, because -inf - -inf is NaN."""
-    return tl.where(maximum == MINUS_INFINITY, 0.0, maximum)
+    return tl.where(maximum == -float("inf"), 0.0, maximum)
 
 
 @triton.jit

@@ -1,97 +1,169 @@
 """The launches that a compiler traces: torch.compile, torch.export and AOTInductor see the kernels themselves.
 
-Unlike the launches of `dispatch.py`, they need no workspace, no cooperative launch and no device properties. Sizes may be symbols, so only
-comparisons choose the kernel and the block. A compiled graph is therefore guarded by a range of N, never by its value, and by none of M.
+The plans are those of `heuristics.py`, as far as a compiler can launch them. Inductor passes a kernel's warps on, and nothing else: neither
+clusters (num_ctas) nor a register limit (maxnreg). It makes no cooperative launch, and takes an input for written if a kernel has assembly
+with side effects, as every exchange between programs has. So compilers trace the tiers rows, tile and loop.
+
+- Rows of up to LONG_ROW bytes, where those tiers are the fastest, are traced.
+- Longer rows are calls of the opaque operator in a graph that torch.compile runs (`calls_operator`). It chooses its plan at run time.
+- AOTInductor's packages call no Python. They have longer rows in the registers of one program, up to 128 KiB, and then in a loop.
+
+Sizes may be symbols. N is compared with the ranges of SYMBOLIC_BYTES only, and M with nothing: a graph is guarded by a range of N, never by
+its value, and by none of M.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import math
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 from torch.library import wrap_triton
 
-from .generic import (
-    LOOP_COLUMNS,
-    TILE_COLUMNS,
-    TILE_ELEMENTS,
-    backward_loop,
-    backward_tile,
-    forward_loop,
-    forward_tile,
-    log_backward_loop,
-    log_backward_tile,
-    log_forward_loop,
-    log_forward_tile,
-    warps,
+from .dispatch import device_traits
+from .generic import LOOP_COLUMNS, TILE_ELEMENTS, block_n, warps
+from .heuristics import LONG_ROW, choose
+from .launch_plan import LINE_VECTORS, VECTOR_BYTES, Plan, Problem, vectors_in_row
+from .traceable_rows import (
+    backward_traceable,
+    forward_traceable,
+    gradient_loop_traceable,
+    gradient_tile_traceable,
+    loop_traceable,
+    tile_traceable,
 )
 
-SYMBOLIC_BLOCKS = (128, 512, 2048, 8192, TILE_COLUMNS)
-"""Blocks for an N that is a symbol. With the loop for longer rows, six graphs cover all N; torch.compile allows a function eight by
-default.
-A block four times the row has idle lanes, but moves no more bytes."""
+SYMBOLIC_BYTES = (512, 2048, 8192, 16384, LONG_ROW, 64 << 10, 128 << 10)
+"""Bytes of all inputs: rows of a symbolic N have the plan of the next of these lengths. With the call for longer rows, six graphs of
+torch.compile cover all N; it allows a function eight by default. A plan for four times the row has idle lanes, but moves no more bytes."""
+TYPICAL_ROWS = 4096  # what a symbolic M counts as in the choice of a plan.
+MAX_WORDS = 32  # of a thread, of all inputs: ptxas then takes at most 64 registers without a limit.
+BLOCK_THREADS = (64, 128, 256, 512, 1024)
+STEP = 128  # columns that each warp takes at once of rows that vectors cannot move.
 
 
 class Launch(NamedTuple):
     """How a traced kernel is launched."""
 
-    loop: bool  # whether the loop's kernel is launched, and not the tile's
-    programs: int
-    arguments: tuple[int, ...]  # after the tensors: strides, sizes, constants
+    tier: str  # rows, tile or loop
+    programs: int | torch.SymInt
+    arguments: tuple[int | str | torch.SymInt, ...]  # after the tensors: strides, sizes, constants
     num_warps: int
 
 
-def block(N: int | torch.SymInt) -> int:
-    """Columns of a tile for N <= TILE_COLUMNS: the next power of two, or the next of SYMBOLIC_BLOCKS if N is a symbol."""
-    if isinstance(N, int):
-        return 1 << (N - 1).bit_length()
-    return next(columns for columns in SYMBOLIC_BLOCKS if columns >= N)
+def calls_operator(N: int | torch.SymInt, element_size: int, reads: int) -> bool:
+    """Whether a traced graph calls the opaque operator for rows of N columns, of `reads` inputs."""
+    return bool(N * (element_size * reads) > LONG_ROW) and not _packaging()
 
 
-def _forward_launch(x: torch.Tensor, y: torch.Tensor) -> Launch:
-    M, N = x.shape
-    sizes = x.stride(0), y.stride(0), M, N
-    if N > TILE_COLUMNS:
-        return Launch(True, M, (*sizes, LOOP_COLUMNS), warps(LOOP_COLUMNS))
-    BN = block(N)
-    BM = max(1, TILE_ELEMENTS // BN)
-    return Launch(False, (M + BM - 1) // BM, (*sizes, BM, BN), warps(BM * BN))
+def _packaging() -> bool:
+    """Whether the graph is for AOTInductor. True if torch does not say so: traced kernels are right everywhere."""
+    try:
+        from torch._inductor.virtualized import V
+
+        return bool(V.aot_compilation)
+    except (ImportError, AttributeError):
+        return True
 
 
-def _backward_launch(dy: torch.Tensor, y: torch.Tensor, dx: torch.Tensor) -> Launch:
-    M, N = y.shape
-    sizes = dy.stride(0), y.stride(0), dx.stride(0), M, N
-    if N > TILE_COLUMNS // 2:
-        return Launch(True, M, (*sizes, LOOP_COLUMNS // 2), warps(LOOP_COLUMNS))
-    BN = block(N)
-    BM = max(1, TILE_ELEMENTS // (2 * BN))
-    return Launch(False, (M + BM - 1) // BM, (*sizes, BM, BN), warps(2 * BM * BN))
+def plan_for(problem: Problem, device: str) -> Plan:
+    """The plan for a problem, among those that compilers can launch."""
+    plan = choose(problem, device)
+    if plan.tier in ("tile", "loop") or (plan.tier == "rows" and plan.tiles * plan.vector_words * problem.reads <= MAX_WORDS):
+        return replace(plan, registers=None)
+    elements = VECTOR_BYTES // problem.element_size
+    base = 0 if problem.alignment == VECTOR_BYTES else VECTOR_BYTES * LINE_VECTORS
+    vectors = vectors_in_row(problem, elements, base)
+    for threads in BLOCK_THREADS:
+        tiles = math.ceil(vectors / threads)
+        if tiles * 4 * problem.reads <= MAX_WORDS:
+            return Plan("rows", tiles, threads, 4, elements, base, threads // 32)
+    return Plan("loop")
+
+
+def launch_of(tensors: tuple[torch.Tensor, ...], log: bool, device: torch.device | None = None) -> Launch:
+    """The launch for a forward's (x, y) or a backward's (dy, y, dx), on a device that need not be the tensors'."""
+    M, N = tensors[0].shape
+    strides = tuple(tensor.stride(0) for tensor in tensors)
+    name, *traits = device_traits(device or tensors[0].device)
+    problem = _problem(tensors, strides, tuple(traits))
+    plan = plan_for(problem, name)
+    if plan.tier == "loop":
+        block = LOOP_COLUMNS // problem.reads // (2 if problem.element_size == 8 else 1)
+        return Launch("loop", M, (*strides, M, N, block, log), warps(LOOP_COLUMNS))
+    if plan.tier == "tile":
+        columns = block_n(problem.N)
+        short = plan.vector_elements > 1  # short aligned rows: a vector a thread, 4 warps
+        rows = max(1, 128 * plan.vector_elements // columns if short else TILE_ELEMENTS // (problem.reads * columns))
+        count = max(1, min(4, rows * columns // (32 * plan.vector_elements))) if short else warps(problem.reads * rows * columns)
+        policy = "evict_last" if problem.keep_in_l2 else ""
+        return Launch("tile", (M + rows - 1) // rows, (*strides, M, N, rows, columns, policy, log), count)
+    unit = 1 if plan.base_alignment else plan.vector_elements
+    units = tuple(stride // unit for stride in strides)
+    layout = plan.rows, plan.tiles, plan.threads, plan.vector_words, plan.vector_elements, plan.base_alignment
+    constants = *layout, problem.keep_in_l2, STEP * plan.warps, log
+    return Launch("rows", (M + plan.rows - 1) // plan.rows, (*units, M, N // unit, *constants), plan.warps)
+
+
+def _problem(tensors: tuple[torch.Tensor, ...], strides: tuple[int | torch.SymInt, ...], traits: tuple[Any, ...]) -> Problem:
+    """What the choice of a plan depends on, as far as a compiler knows it: addresses count as aligned, and the kernels check them.
+
+    A symbolic N has the plan of the longest row of its range, and rows that start anywhere.
+    """
+    M, N = tensors[0].shape
+    size = tensors[0].element_size()
+    reads = len(tensors) - 1
+    static = isinstance(N, int) and all(isinstance(stride, int) for stride in strides)
+    if static:
+        columns = N
+        apart = [0 if M == 1 else stride * size for stride in strides]
+        misaligned = math.gcd(VECTOR_BYTES, N * size, *apart)
+        congruent = not any((one - apart[0]) % VECTOR_BYTES for one in apart)
+    else:
+        lengths = (length // (size * reads) for length in SYMBOLIC_BYTES)
+        columns = N if isinstance(N, int) else next((length for length in lengths if length >= N), SYMBOLIC_BYTES[-1])
+        misaligned = size
+        congruent = all(bool(stride == N) for stride in strides)
+    one_dtype = all(tensor.dtype == tensors[0].dtype for tensor in tensors)
+    rows = M if isinstance(M, int) else TYPICAL_ROWS
+    return Problem(reads == 2, rows, columns, size, misaligned, congruent and one_dtype and size < 8, *traits)
 
 
 # torch finds the kernels of an operator in the source of these functions: each names its own.
+def _forward(x: torch.Tensor, y: torch.Tensor, log: bool) -> None:
+    how = launch_of((x, y), log)
+    if how.tier == "rows":
+        kernel = wrap_triton(forward_traceable)
+    else:
+        kernel = wrap_triton(loop_traceable) if how.tier == "loop" else wrap_triton(tile_traceable)
+    kernel[(how.programs,)](x, y, *how.arguments, num_warps=how.num_warps)
+
+
+def _backward(dy: torch.Tensor, y: torch.Tensor, dx: torch.Tensor, log: bool) -> None:
+    how = launch_of((dy, y, dx), log)
+    if how.tier == "rows":
+        kernel = wrap_triton(backward_traceable)
+    else:
+        kernel = wrap_triton(gradient_loop_traceable) if how.tier == "loop" else wrap_triton(gradient_tile_traceable)
+    kernel[(how.programs,)](dy, y, dx, *how.arguments, num_warps=how.num_warps)
+
+
 def launch_forward_traceable(x: torch.Tensor, y: torch.Tensor) -> None:
     """y = softmax(x) by rows; see `softbench.kernels.common.rows.Launch`."""
-    how = _forward_launch(x, y)
-    kernel = wrap_triton(forward_loop) if how.loop else wrap_triton(forward_tile)
-    kernel[(how.programs,)](x, y, *how.arguments, num_warps=how.num_warps)
+    _forward(x, y, False)
 
 
 def launch_backward_traceable(dy: torch.Tensor, y: torch.Tensor, dx: torch.Tensor) -> None:
     """dx of softmax by rows; see `softbench.kernels.common.rows.Launch`."""
-    how = _backward_launch(dy, y, dx)
-    kernel = wrap_triton(backward_loop) if how.loop else wrap_triton(backward_tile)
-    kernel[(how.programs,)](dy, y, dx, *how.arguments, num_warps=how.num_warps)
+    _backward(dy, y, dx, False)
 
 
 def launch_log_forward_traceable(x: torch.Tensor, y: torch.Tensor) -> None:
     """y = log_softmax(x) by rows; see `softbench.kernels.common.rows.Launch`."""
-    how = _forward_launch(x, y)
-    kernel = wrap_triton(log_forward_loop) if how.loop else wrap_triton(log_forward_tile)
-    kernel[(how.programs,)](x, y, *how.arguments, num_warps=how.num_warps)
+    _forward(x, y, True)
 
 
 def launch_log_backward_traceable(dy: torch.Tensor, y: torch.Tensor, dx: torch.Tensor) -> None:
     """dx of log_softmax by rows; see `softbench.kernels.common.rows.Launch`."""
-    how = _backward_launch(dy, y, dx)
-    kernel = wrap_triton(log_backward_loop) if how.loop else wrap_triton(log_backward_tile)
-    kernel[(how.programs,)](dy, y, dx, *how.arguments, num_warps=how.num_warps)
+    _backward(dy, y, dx, True)

@@ -1,8 +1,13 @@
 """Raw Triton kernels in plain functions for torch.compile, as in PyTorch's recipe "Using user-defined Triton kernels with torch.compile".
 
-There is no operator and no autograd: Dynamo sees the launches themselves. The tile's shape follows from N by heuristics, and the number of
-warps is autotuned. The heuristics wrap the autotuner: Dynamo calls them as Python, and then finds an autotuner with complete arguments.
-Compile with static sizes (`dynamic=False`), because the autotuner chooses for one shape.
+There is no operator and no autograd: Dynamo sees the launches themselves.
+
+- Rows of up to SHORT_ROW bytes: a tile of rows, whose shape follows from N by heuristics, and whose number of warps is autotuned. The
+  heuristics wrap the autotuner: Dynamo calls them as Python, and then finds an autotuner with complete arguments.
+- Longer rows: the launch of `traceable.py`, which Dynamo takes as constants.
+- Rows that need several programs: a call of the opaque operator, as in `traceable.py`.
+
+Compile with static sizes (`dynamic=False`), because the autotuner and the plan are for one shape.
 """
 
 from __future__ import annotations
@@ -10,12 +15,21 @@ from __future__ import annotations
 import torch
 import triton
 
-from .generic import LOOP_COLUMNS, TILE_COLUMNS, backward_loop, forward_loop
+from . import operator as operator  # defines torch.ops.softbench
+from .tier_candidates import SHORT_ROW
 from .tiled import BACKWARD_TILE, FORWARD_TILE
+from .traceable import LONG_ROW, launch_of
+from .traceable_rows import (
+    backward_traceable,
+    forward_traceable,
+    gradient_loop_traceable,
+    gradient_tile_traceable,
+    loop_traceable,
+    tile_traceable,
+)
 
-LOOP_CONFIGS = [triton.Config({}, num_warps=warps) for warps in (8, 16, 32)]
-FORWARD_LOOP = triton.autotune(configs=LOOP_CONFIGS, key=["N"])(forward_loop)
-BACKWARD_LOOP = triton.autotune(configs=LOOP_CONFIGS, key=["N"])(backward_loop)
+Constants = tuple[str, int, int, tuple[int | str, ...]]
+"""Of a launch: tier, programs, warps, and the arguments after the tensors."""
 
 
 def forward(x: torch.Tensor) -> torch.Tensor:
@@ -24,11 +38,16 @@ def forward(x: torch.Tensor) -> torch.Tensor:
     M, N = x.shape
     if M * N == 0:
         return y
-    strides = x.stride(0), y.stride(0)
-    if N > TILE_COLUMNS:
-        FORWARD_LOOP[(M,)](x, y, *strides, M, N, LOOP_COLUMNS)
-    else:
-        FORWARD_TILE[lambda meta: (triton.cdiv(M, meta["BLOCK_M"]),)](x, y, *strides, M, N)
+    row = N * x.element_size()
+    if row > LONG_ROW:
+        result: torch.Tensor = torch.ops.softbench.triton_softmax_opaque.default(x, -1)
+        return result
+    if row <= SHORT_ROW:
+        FORWARD_TILE[lambda meta: (triton.cdiv(M, meta["BLOCK_M"]),)](x, y, x.stride(0), y.stride(0), M, N)
+        return y
+    tier, programs, warps, arguments = _constants(M, N, x.dtype, 1)
+    kernel = forward_traceable if tier == "rows" else loop_traceable if tier == "loop" else tile_traceable
+    kernel[(programs,)](x, y, *arguments, num_warps=warps)
     return y
 
 
@@ -38,9 +57,22 @@ def backward(dy: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     M, N = y.shape
     if M * N == 0:
         return dx
-    strides = dy.stride(0), y.stride(0), dx.stride(0)
-    if N > TILE_COLUMNS // 2:
-        BACKWARD_LOOP[(M,)](dy, y, dx, *strides, M, N, LOOP_COLUMNS // 2)
-    else:
-        BACKWARD_TILE[lambda meta: (triton.cdiv(M, meta["BLOCK_M"]),)](dy, y, dx, *strides, M, N)
+    row = 2 * N * y.element_size()
+    if row > LONG_ROW:
+        result: torch.Tensor = torch.ops.softbench.triton_softmax_opaque_backward.default(dy, y, -1)
+        return result
+    if row <= SHORT_ROW:
+        BACKWARD_TILE[lambda meta: (triton.cdiv(M, meta["BLOCK_M"]),)](dy, y, dx, dy.stride(0), y.stride(0), dx.stride(0), M, N)
+        return dx
+    tier, programs, warps, arguments = _constants(M, N, y.dtype, 2)
+    kernel = backward_traceable if tier == "rows" else gradient_loop_traceable if tier == "loop" else gradient_tile_traceable
+    kernel[(programs,)](dy, y, dx, *arguments, num_warps=warps)
     return dx
+
+
+@torch.compiler.assume_constant_result
+def _constants(M: int, N: int, dtype: torch.dtype, reads: int) -> Constants:
+    """The launch for contiguous rows."""
+    rows = torch.empty(M, N, dtype=dtype, device="meta")
+    how = launch_of((rows,) * (reads + 1), False, torch.device("cuda"))
+    return how.tier, int(how.programs), how.num_warps, how.arguments  # type: ignore[return-value]

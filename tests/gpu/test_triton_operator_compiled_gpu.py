@@ -8,7 +8,7 @@ import torch.utils.cpp_extension
 from operands import LONG, TOLERANCE, close, gradient, randn
 from pairs import LOG_PAIRS, OPS, PAIRS, both, run_and_differentiate
 from softbench.kernels.common.cuda_toolkit import cuda_home
-from softbench.kernels.triton import log_softmax, softmax, traceable
+from softbench.kernels.triton import log_softmax, softmax, traceable, user_defined
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._inductor.utils import run_and_get_code
 
@@ -56,20 +56,55 @@ def test_dynamic_shapes_compile_once_for_each_range_of_columns():
         x = randn(M, N)
         close(compiled(x), torch.softmax(x, -1))
     assert counter.frame_count == 1
-    for M, N in itertools.product((3, 64), (5, 128, 513, 4096, 8192, 8193, 16_384, LONG)):
+    for M, N in itertools.product((3, 64), (5, 128, 513, 2049, 4096, 4097, 8192, 9217, LONG)):
         agree(compiled, randn(M, N))
-    assert counter.frame_count <= 2 * (len(traceable.SYMBOLIC_BLOCKS) + 1)  # without a gradient and with one
+    assert counter.frame_count <= 2 * 6  # without a gradient and with one
 
 
-@pytest.mark.parametrize("N", [300, LONG])
+@pytest.mark.parametrize("N", [300, 4096, LONG])
 def test_a_compiled_graph_launches_one_kernel_and_copies_nothing(N):
     x, dy = randn(37, N), randn(37, N)
     forward, backward = PAIRS["triton_op"]
     for function, given in ((lambda x: forward(x, -1), (x,)), (lambda dy, y: backward(dy, y, -1), (dy, x))):
         _, (code,) = run_and_get_code(torch.compile(function, fullgraph=True, dynamic=False), *given)
         body = code[code.index("def call(") :]
-        assert body.count(".run(") == 1
-        assert body.count("empty_strided_cuda(") == 1
+        traced = N * x.element_size() * len(given) <= traceable.LONG_ROW
+        assert body.count(".run(") == body.count("empty_strided_cuda(") == int(traced)
+        assert body.count("triton_softmax_opaque") >= int(not traced)
+
+
+TRACED = [(M, N) for N in (1, 64, 100, 197, 781, 1000, 2048, 4096, 5003, 8192, 9216) for M in (37, 4096 if N > 1000 else 40_000)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_traced_kernels_agree_with_torch(dtype):
+    forward, backward = PAIRS["triton_op"]
+    for M, N in TRACED:  # the larger ones keep their inputs in L2
+        torch._dynamo.reset()
+        x, dy = randn(M, N, dtype=dtype), randn(M, N, dtype=dtype)
+        y = torch.compile(lambda x: forward(x, -1), fullgraph=True, dynamic=False)(x)
+        close(y, torch.softmax(x.double(), -1), dtype)
+        dx = torch.compile(lambda dy, y: backward(dy, y, -1), fullgraph=True, dynamic=False)(dy, y)
+        torch.testing.assert_close(dx.double(), gradient(dy, y), rtol=2 * TOLERANCE[dtype], atol=2 * TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("N", [128, 5003])
+def test_views_at_odd_addresses_inside_a_graph_are_right(dtype, N):
+    """A view's address is not a graph input's, so Inductor does not align it."""
+    compiled = torch.compile(lambda base: softmax(base[1 : 12 * N + 1].view(12, N), -1), fullgraph=True, dynamic=False)
+    base = randn(12 * N + 64, dtype=dtype)
+    close(compiled(base), torch.softmax(base[1 : 12 * N + 1].view(12, N).double(), -1), dtype)
+
+
+def test_the_raw_kernels_compile_whole_and_agree():
+    for dtype, N in itertools.product((torch.float32, torch.bfloat16), (300, 4096, 5003, LONG)):
+        torch._dynamo.reset()
+        x, dy = randn(37, N, dtype=dtype), randn(37, N, dtype=dtype)
+        y = torch.compile(user_defined.forward, fullgraph=True, dynamic=False)(x)
+        close(y, torch.softmax(x.double(), -1), dtype)
+        dx = torch.compile(user_defined.backward, fullgraph=True, dynamic=False)(dy, y)
+        torch.testing.assert_close(dx.double(), gradient(dy, y), rtol=2 * TOLERANCE[dtype], atol=2 * TOLERANCE[dtype])
 
 
 def test_compiled_graphs_take_tensors_of_any_alignment():
@@ -143,7 +178,7 @@ def packaged(module, given, folder, shapes=None):
     return torch._inductor.aoti_load_package(path)
 
 
-@pytest.mark.parametrize("N", [300, LONG])
+@pytest.mark.parametrize("N", [300, 5003, LONG, 70_000])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_aotinductors_package_gives_the_same_result(N, dtype, tmp_path, toolkit):
     x, dy = randn(37, N, dtype=dtype), randn(37, N, dtype=dtype)

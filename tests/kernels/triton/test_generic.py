@@ -6,7 +6,7 @@ from softbench.kernels.triton import generic
 
 LOOPS = """
 import torch
-from softbench.kernels.triton.generic import backward_loop, forward_loop, gradient_loop, log_backward_loop, log_forward_loop, loop_over_row
+from softbench.kernels.triton.generic import backward_loop, forward_loop, gradient_loop, loop_over_row
 torch.manual_seed(0)
 for dtype, tolerance in ((torch.float32, 1e-6), (torch.float64, 1e-12)):
     x, dy = torch.randn(2, 3, 100, dtype=dtype).unbind()
@@ -16,8 +16,8 @@ for dtype, tolerance in ((torch.float32, 1e-6), (torch.float64, 1e-12)):
     backward_loop[(3,)](dy, y, dx, 100, 100, 100, 3, 100, 16)
     assert torch.allclose(y, torch.softmax(x, -1), atol=tolerance)
     assert torch.allclose(dx, y * (dy - (dy * y).sum(-1, keepdim=True)), atol=tolerance)
-    log_forward_loop[(3,)](x, y, 100, 100, 3, 100, 16)
-    log_backward_loop[(3,)](dy, y, dx, 100, 100, 100, 3, 100, 16)
+    loop_over_row[(3,)](x, y, 100, 100, 3, 100, 16, True, None)
+    gradient_loop[(3,)](dy, y, dx, 100, 100, 100, 3, 100, 16, True, None)
     assert torch.allclose(y, torch.log_softmax(x, -1), atol=20 * tolerance)
     assert torch.allclose(dx, dy - y.exp() * dy.sum(-1, keepdim=True), atol=20 * tolerance)
     scale = torch.tensor([0.5, 2.0, 1.5])

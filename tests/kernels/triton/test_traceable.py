@@ -1,13 +1,18 @@
 """The operator as compilers see it. Fake CUDA tensors, which need no GPU, show them the kernels; compiled code runs on the CPU."""
 
+import collections
 import itertools
+import math
+import random
 import types
 import warnings
 
 import pytest
 import torch
 from pairs import OF_FUNCTION, PAIRS, both, run_and_differentiate
-from softbench.kernels.triton import generic, operator, traceable
+from softbench.kernels.triton import generic, operator, traceable, traceable_rows
+from softbench.kernels.triton.launch_plan import Problem, vectors_in_row
+from torch._inductor.virtualized import V
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch._subclasses.functional_tensor import dispatch_functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -62,16 +67,69 @@ def hopper(monkeypatch):
         monkeypatch.setattr(triton.runtime.driver, "_active", types.SimpleNamespace(get_current_target=lambda: GPUTarget("cuda", 90, 32)))
 
 
-LAUNCHES = [("softmax", N, dtype) for N in (1, 300, 4096, 20000) for dtype in (torch.float32, torch.bfloat16)]
+@pytest.fixture
+def packaging():
+    """As while AOTInductor makes a package."""
+    with V.set_aot_compilation(True):
+        yield
 
 
-@pytest.mark.parametrize(("name", "N", "dtype"), [*LAUNCHES, ("log_softmax", 300, torch.bfloat16), ("log_softmax", 20000, torch.float32)])
-def test_a_compiler_sees_one_kernel_that_writes_only_the_result(hopper, name, N, dtype):
+def assert_one_kernel(name, N, dtype):
     forward, backward = OF_FUNCTION[name]["triton_op"]
     _, (launch,) = graph_of(lambda x: forward(x, -1), (37, N), dtype=dtype)
     assert launch.kwargs["tensors_to_clone"] == ["y_ptr"]
     _, (launch,) = graph_of(lambda dy, y: backward(dy, y, -1), (37, N), (37, N), dtype=dtype)
     assert launch.kwargs["tensors_to_clone"] == ["dx_ptr"]
+
+
+LAUNCHES = [("softmax", N, dtype) for N in (1, 301, 4096, 8192) for dtype in (torch.float32, torch.bfloat16)]
+
+
+@pytest.mark.parametrize(("name", "N", "dtype"), [*LAUNCHES[:-2], ("softmax", 9216, torch.bfloat16), ("log_softmax", 300, torch.bfloat16)])
+def test_a_compiler_sees_one_kernel_that_writes_only_the_result(hopper, name, N, dtype):
+    assert_one_kernel(name, N, dtype)
+
+
+@pytest.mark.parametrize(("name", "N", "dtype"), [("softmax", 32_768, torch.float32), ("log_softmax", 50_257, torch.bfloat16)])
+def test_a_package_has_kernels_for_long_rows_too(hopper, packaging, name, N, dtype):
+    assert_one_kernel(name, N, dtype)
+
+
+@pytest.mark.parametrize("name", OF_FUNCTION)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_of_more_than_36_kib_are_calls_of_the_opaque_operator(name, dtype):
+    (forward, backward), opaque = OF_FUNCTION[name]["triton_op"], OF_FUNCTION[name]["custom_op"]
+    longest = traceable.LONG_ROW // dtype.itemsize
+    for M in (1, 4096):
+        graph, launches = graph_of(lambda x: forward(x, -1), (M, longest + 1), dtype=dtype)
+        assert not launches
+        assert [node.target for node in graph.nodes if node.op == "call_function"] == [opaque[0]]
+        graph, launches = graph_of(lambda dy, y: backward(dy, y, -1), (M, longest), (M, longest), dtype=dtype)
+        assert not launches
+        assert [node.target for node in graph.nodes if node.op == "call_function"] == [opaque[1]]
+
+
+def test_plans_that_compilers_launch_need_no_option_but_the_warps():
+    """A thread holds at most MAX_WORDS words, and every row of the range fits the plan of a symbolic N."""
+    tiers = collections.Counter()
+    for backward, size, alignment in itertools.product((False, True), (2, 4), (2, 4, 8, 16)):
+        for N in (*range(1, 300), *(random.Random(0).randrange(300, 70_000) for _ in range(300))):
+            if N * size % alignment or alignment < size:
+                continue
+            aligned = math.gcd(16, N * size) if alignment == 16 else alignment
+            problem = Problem(backward, 4096, N, size, aligned, True, 132, True, hopper=True)
+            for device in ("", "NVIDIA H200"):
+                plan = traceable.plan_for(problem, device)
+                tiers[plan.tier] += 1
+                assert plan.registers is None
+                assert plan.tier in ("rows", "tile", "loop")
+                if plan.tier == "rows":
+                    assert plan.tiles * plan.vector_words * problem.reads <= 64
+                    assert plan.tiles * plan.threads >= vectors_in_row(problem, plan.vector_elements, plan.base_alignment)
+                    assert plan.threads <= 32 or (plan.rows == 1 and plan.threads == 32 * plan.warps <= 1024)
+                elif plan.tier == "loop":
+                    assert N * size * problem.reads > 128 << 10 or aligned < size
+    assert set(tiers) == {"rows", "tile", "loop"}
 
 
 def test_a_compiler_sees_no_kernel_of_the_opaque_operator():
@@ -84,11 +142,12 @@ def test_a_compiler_sees_no_kernel_of_the_opaque_operator():
 def test_cached_graphs_are_keyed_by_the_kernels():
     from torch._library.triton import get_triton_kernels_for_op
 
-    assert set(get_triton_kernels_for_op("softbench::triton_softmax")) == {generic.forward_tile, generic.forward_loop}
-    assert set(get_triton_kernels_for_op("softbench::triton_softmax_backward")) == {generic.backward_tile, generic.backward_loop}
-    log_backward = {generic.log_backward_tile, generic.log_backward_loop}
-    assert set(get_triton_kernels_for_op("softbench::triton_log_softmax")) == {generic.log_forward_tile, generic.log_forward_loop}
-    assert set(get_triton_kernels_for_op("softbench::triton_log_softmax_backward")) == log_backward
+    kernels = traceable_rows
+    forward = {kernels.forward_traceable, kernels.tile_traceable, kernels.loop_traceable}
+    backward = {kernels.backward_traceable, kernels.gradient_tile_traceable, kernels.gradient_loop_traceable}
+    for name in ("triton_softmax", "triton_log_softmax"):
+        assert set(get_triton_kernels_for_op(f"softbench::{name}")) == forward
+        assert set(get_triton_kernels_for_op(f"softbench::{name}_backward")) == backward
 
 
 def compilations(function, shapes, **options):
@@ -111,18 +170,12 @@ def test_dynamic_shapes_compile_once_for_each_range_of_columns():
     every_M = (2, 3, 37, 4096, 100_003)
     assert compilations(softmax, itertools.product(every_M, (300, 257, 511, 512, 129)), dynamic=True) == 1
     torch._dynamo.reset()
-    ranges_of_N = (3, 100, 128, 129, 513, 2048, 2049, 8192, 8193, 16384, 16385, 50257, 262_144)
-    assert compilations(softmax, itertools.product((2, 4096), ranges_of_N), dynamic=True) == len(traceable.SYMBOLIC_BLOCKS) + 1
+    ranges_of_N = (3, 100, 128, 129, 513, 2048, 2049, 4096, 4097, 9216, 9217, 16384, 50257, 262_144)
+    assert compilations(softmax, itertools.product((2, 4096), ranges_of_N), dynamic=True) == 6
     torch._dynamo.reset()
     assert compilations(lambda x: softmax(x, 1), ((2, 300, 5), (7, 400, 9), (100, 511, 33)), dynamic=True) == 1
     torch._dynamo.reset()
     assert compilations(softmax, ((37, N) for N in (256, 300, 400, 511)), dynamic=None) == 2  # automatic: first static, then once dynamic
-
-
-def test_static_blocks_are_powers_of_two_and_symbolic_ones_few():
-    assert [traceable.block(N) for N in (1, 2, 3, 128, 129, 4097, 16384)] == [1, 2, 4, 128, 256, 8192, 16384]
-    assert traceable.SYMBOLIC_BLOCKS[-1] == generic.TILE_COLUMNS
-    assert generic.TILE_COLUMNS // 2 in traceable.SYMBOLIC_BLOCKS  # the backward's tiles end there, without another range
 
 
 class Softmax(torch.nn.Module):

@@ -1,0 +1,67 @@
+"""The kernels that compilers trace, under the interpreter: the launches that `traceable.py` chooses, for rows at any address."""
+
+from interpreted import run_interpreted
+
+LAUNCHES = """
+import torch
+from softbench.kernels.triton import traceable, traceable_rows as kernels
+from softbench.kernels.triton.interpreter import round_to_nearest
+torch.manual_seed(0)
+UNIT = {torch.float32: 1e-6, torch.float16: 2**-11, torch.bfloat16: 2**-8}
+FORWARD = {"rows": kernels.forward_traceable, "tile": kernels.tile_traceable, "loop": kernels.loop_traceable}
+BACKWARD = {"rows": kernels.backward_traceable, "tile": kernels.gradient_tile_traceable, "loop": kernels.gradient_loop_traceable}
+seen = set()
+
+def at(M, N, offset, pad, dtype):
+    memory = torch.full((offset + M * (N + pad) + 64,), float("nan"), dtype=dtype)
+    return memory, memory[offset : offset + M * (N + pad)].view(M, N + pad)[:, :N]
+
+def run(tensors, log):
+    how = traceable.launch_of(tensors, log)
+    seen.add((how.tier, len(tensors)))
+    kernel = (BACKWARD if len(tensors) == 3 else FORWARD)[how.tier]
+    def launch(*operands):
+        kernel[(how.programs,)](*operands, *how.arguments)
+    launch(*tensors) if how.tier == "rows" else round_to_nearest(launch, *tensors)
+
+def close(got, expected, terms, unit):
+    got = got.double()
+    if unit == UNIT[torch.bfloat16]:
+        unit *= 2  # where rows are taken by steps, the interpreter truncates
+    return bool(((got == expected) | ((got - expected).abs() <= unit * 1.01 * expected.abs() + 3e-6 * terms + 1e-7)).all())
+
+def check(M, N, dtype, x_offset, y_offset, pad, log):
+    _, x = at(M, N, x_offset, pad, dtype)
+    x.copy_(torch.randn(M, N))
+    x[0, : N // 2] = -float("inf")
+    memory, y = at(M, N, y_offset, 0, dtype)
+    expected = (torch.log_softmax if log else torch.softmax)(x.double(), -1)
+    run((x, y), log)
+    assert close(y, expected, 1 + expected.abs() if log else expected, UNIT[dtype]), ("forward", M, N, dtype, x_offset, y_offset, pad, log)
+    assert int(torch.isnan(memory).sum()) == memory.numel() - M * N
+    _, dy = at(M, N, x_offset, pad, dtype)
+    dy.copy_(torch.randn(M, N))
+    y.copy_(expected)
+    memory, dx = at(M, N, y_offset, 0, dtype)
+    a, b = y.double(), dy.double()
+    size = a.exp() if log else a
+    expected = b - size * b.sum(-1, keepdim=True) if log else a * (b - (a * b).sum(-1, keepdim=True))
+    terms = b.abs() + size * b.abs().sum(-1, keepdim=True)
+    run((dy, y, dx), log)
+    assert close(dx, expected, terms, UNIT[dtype]), ("backward", M, N, dtype, x_offset, y_offset, pad, log)
+    assert int(torch.isnan(memory).sum()) == memory.numel() - M * N
+
+for dtype in UNIT:
+    for M, N in ((5, 7), (3, 100), (5, 64), (3, 333), (2, 1000), (2, 1024), (2, 5003)):
+        for x_offset, y_offset, pad in ((0, 0, 0), (1, 1, 0), (1, 0, 0), (0, 0, 3), (8, 0, 8)):
+            check(M, N, dtype, x_offset, y_offset, pad, N == 1024)
+assert {tier for tier, _ in seen} == {"rows", "tile"}, seen
+check(1, 70000, torch.float32, 0, 0, 0, False)
+check(1, 20000, torch.float32, 1, 0, 0, True)
+assert ("loop", 2) in seen and ("loop", 3) in seen, seen
+print("fine")
+"""
+
+
+def test_traced_launches_are_right_at_any_address():
+    run_interpreted(LAUNCHES, timeout=270)
