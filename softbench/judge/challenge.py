@@ -26,6 +26,8 @@ READ_ELEMENTS = {"cpu": 2**17, "cuda": 2**21}
 """Elements of all outputs that are read before the clock stops, about."""
 READ_ROWS = 8
 """Rows of each output that are read, at most."""
+STRUCTURED_CALLS = 8
+"""Calls of a challenge that get structured rows, at most: making them takes milliseconds each."""
 STRUCTURED_ELEMENTS = {"cpu": 2**20, "cuda": 2**24}
 """Elements of the rows that are drawn for structured rows, about."""
 SECRET = random.SystemRandom()
@@ -87,7 +89,7 @@ def draw(case: Case, calls: int) -> Challenge:
     block = shared_memory.create(calls * each, case.device, read_only=True)
     count = rows_to_read(case, calls)
     kinds = max(1, len(numerics(case.op).kinds(case)))
-    hard = SECRET.sample(range(calls), max(1, min(calls, STRUCTURED_ELEMENTS[case.device] // (kinds * case.N))))
+    hard = SECRET.sample(range(calls), max(1, min(calls, STRUCTURED_CALLS, STRUCTURED_ELEMENTS[case.device] // (kinds * case.N))))
     chosen = SECRET.randrange(calls)
     numbers: list[list[int]] = []
     truth: list[Tensors] = []

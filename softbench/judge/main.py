@@ -81,6 +81,7 @@ def readable_folders() -> list[str]:
     for name in OWN_PACKAGES:
         spec = find_spec(name)
         found += spec.submodule_search_locations or () if spec else ()
+    found += [str(Path(path).parent) for path in found if Path(path).parent.name == "kernels"]  # a checkout's sources are elsewhere
     found += [os.environ[name] for name in ("CUDA_HOME", "CUDA_PATH") if name in os.environ]
     return sorted({str(Path(path).resolve()) for path in found})
 

@@ -90,7 +90,7 @@ class PluginProcess:
     def empty(self) -> float:
         """Microseconds of a challenge that computes nothing. The plugin is not loaded yet."""
         size = self.calls * input_layout(self.case)[1]
-        with _created(size, self.case.device) as block:
+        with _created(size, self.case.device, read_only=True) as block:
             rows = torch.zeros((self.calls, challenge.rows_to_read(self.case, self.calls)), dtype=torch.int64, device=self.case.device)
             return self._timed(block, size, rows)[0]
 
@@ -161,8 +161,8 @@ def _others(leader: int) -> list[int]:
 
 
 @contextmanager
-def _created(size: int, device: str) -> Iterator[shared_memory.Block]:
-    block = shared_memory.create(size, device)
+def _created(size: int, device: str, *, read_only: bool = False) -> Iterator[shared_memory.Block]:
+    block = shared_memory.create(size, device, read_only=read_only)
     try:
         yield block
     finally:
