@@ -18,7 +18,7 @@ from softbench.ops.dtypes import TENSOR_DTYPES
 from softbench.ops.operation import TensorSpec
 from softbench.ops.registry import numerics, operation
 from softbench.worker import any_dim, output_checks, shared_memory
-from softbench.worker.judged_calls import Tensors, input_layout, output_layout, tensors_at
+from softbench.worker.judged_calls import Tensors, input_layout, output_layout, tensors_of_calls
 from softbench.worker.pre_check import verify_outputs
 from softbench.worker.row_sample import WHOLE_ELEMENTS
 
@@ -73,7 +73,7 @@ class Challenge:
     def _of_chosen(self, outputs: Tensors) -> Accuracy:
         """The accuracy of the chosen call, of all its rows or of some."""
         layout, each = input_layout(self.case)
-        now = tensors_at(self.inputs.bytes, self.chosen * each, layout, self.case)
+        now = tensors_of_calls(self.inputs.bytes[self.chosen * each :], layout, each, self.case, 1)[0]
         if not all(map(output_checks.same, now, self.whole)):
             return Accuracy.wrong(CHANGED)
         rows = min(self.case.M, max(1, WHOLE_ELEMENTS[self.case.device] // self.case.N))
@@ -94,11 +94,11 @@ def draw(case: Case, calls: int) -> Challenge:
     numbers: list[list[int]] = []
     truth: list[Tensors] = []
     whole: Tensors = ()
-    for call in range(calls):
+    for call, shares in enumerate(tensors_of_calls(block.bytes, layout, each, case, calls)):
         given = any_dim.make(case, SECRET.getrandbits(62), device)
         structured = _structured(case, given, specs, device) if call in hard else []
         rows = _chosen_rows(case, structured, count)
-        for tensor, shared in zip(given, tensors_at(block.bytes, call * each, layout, case), strict=True):
+        for tensor, shared in zip(given, shares, strict=True):
             shared.copy_(tensor.detach())
         numbers.append(rows)
         truth.append(any_dim.rows_of(case, given, torch.tensor(rows, device=device)))

@@ -61,6 +61,8 @@ def judged(request: JsonObject) -> JsonObject:
     readable = readable_folders()
     require_unreadable([Path(file) for file in request["private"]], [*readable, *([str(source.file.parent)] if source.file else [])])
     with Session(request["device"], request["timeout"]["import"]) as session:
+        if session.exclusive:
+            raise UsageError("the GPU takes one process at a time, and the judge needs two; see: nvidia-smi -c DEFAULT")
         os.environ.update(session.environment)
         from softbench.judge.judgement import Judge  # torch sees the session's device only
         from softbench.ops import user_file

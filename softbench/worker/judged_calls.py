@@ -6,7 +6,7 @@ Nothing here counts: the judge has the clock, the inputs' values, the reference 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from softbench.worker.server import Server
 
 Tensors = tuple[torch.Tensor, ...]
-SPARE_BYTES = 2**28
-"""Of the memory for outputs on a GPU: temporaries of a call, and what torch's allocator rounds up."""
-SPARE_CALLS = 16
-"""Temporaries of a call have at most the bytes of so many calls' outputs."""
+SPARE_BYTES = 2**29
+"""Of the memory for outputs on a GPU: what torch's allocator rounds up."""
+SPARE_CALLS, LARGE_SPARE_CALLS, LARGE_BYTES = 16, 4, 2**33
+"""Temporaries of a call have the bytes of so many calls' outputs; of fewer where they would have LARGE_BYTES."""
 
 
 def input_layout(case: Case) -> tuple[list[tuple[int, TensorSpec]], int]:
@@ -45,7 +45,9 @@ def output_layout(case: Case) -> tuple[list[tuple[int, TensorSpec]], int]:
 def output_bytes(case: Case, calls: int) -> int:
     """The bytes of a block for the outputs of so many calls. On a GPU the worker's allocator takes outputs from the rest."""
     size = output_layout(case)[1]
-    return size * calls if case.device == "cpu" else size * (2 * calls + SPARE_CALLS) + SPARE_BYTES
+    if case.device == "cpu":
+        return size * calls
+    return size * 2 * calls + min(size * SPARE_CALLS, max(size * LARGE_SPARE_CALLS, LARGE_BYTES)) + SPARE_BYTES
 
 
 def _layout(specs: Any, case: Case) -> tuple[list[tuple[int, TensorSpec]], int]:
@@ -56,9 +58,13 @@ def _layout(specs: Any, case: Case) -> tuple[list[tuple[int, TensorSpec]], int]:
     return places, end
 
 
-def tensors_at(block: torch.Tensor, start: int, layout: Sequence[tuple[int, TensorSpec]], case: Case) -> Tensors:
-    """The tensors of a call in a block whose bytes for this call begin at `start`."""
-    return tuple(shared_memory.typed(block, start + place, spec.shape(case), TENSOR_DTYPES[spec.dtype_of(case)]) for place, spec in layout)
+def tensors_of_calls(block: torch.Tensor, layout: Sequence[tuple[int, TensorSpec]], each: int, case: Case, calls: int) -> list[Tensors]:
+    """The tensors of each call in a block that has `each` bytes for a call. A worker does this while the clock runs, so it is quick."""
+    by_call, found = block[: each * calls].view(calls, each), []
+    for place, spec in layout:
+        values = by_call[:, place : place + spec.bytes(case)].view(TENSOR_DTYPES[spec.dtype_of(case)])
+        found.append(values.view(calls, *spec.shape(case)).unbind())
+    return list(zip(*found, strict=True))
 
 
 class JudgedCalls:
@@ -100,18 +106,21 @@ class JudgedCalls:
         case, function, arena = self.case, self.server.call, self.arena
         self.inputs = shared_memory.attach(descriptor, size, case.device, read_only=True)
         layout, each = input_layout(case)
-        grads = [tensor.requires_grad for tensor in self.server.inputs or ()] or [False] * len(layout)
-        given = [tensors_at(self.inputs.bytes, call * each, layout, case) for call in range(self.calls)]
-        for tensors in given:
-            for tensor, grad in zip(tensors, grads, strict=True):
-                tensor.requires_grad_(grad)
-        places, prepared = [], arena.slots[0]
-        with arena.allocating():
-            for call, tensors in enumerate(given):
-                outputs = prepared if function is None else output_checks.as_tuple(function(*tensors), prepared)
-                places.append(arena.place(call, outputs, self.kept))
+        given = tensors_of_calls(self.inputs.bytes, layout, each, case, self.calls)
+        nothing = [arena.place(0, arena.slots[0], self.kept)] * self.calls
+        places = self._places(function, arena, given) if function else nothing
         synchronize(case.device)
         return Called(tuple(places))
+
+    def _places(self, function: Callable[..., Any], arena: _Arena, given: list[Tensors]) -> list[tuple[int, ...]]:
+        """Where the outputs of each call lie."""
+        places, grads = [], [tensor.requires_grad for tensor in self.server.inputs or ()]
+        if any(grads):
+            given = [tuple(tensor.detach().requires_grad_(grad) for tensor, grad in zip(each, grads, strict=True)) for each in given]
+        with arena.allocating():
+            for call, tensors in enumerate(given):
+                places.append(arena.place(call, output_checks.as_tuple(function(*tensors), arena.forms), self.kept))
+        return places
 
 
 class _Arena:
@@ -121,7 +130,7 @@ class _Arena:
         self.block, self.device, self.forms = block, case.device, output_checks.forms(case)
         layout, size = output_layout(case)
         self.start, self.bytes = block.bytes.data_ptr(), block.bytes.nbytes
-        self.slots = [tensors_at(block.bytes, call * size, layout, case) for call in range(calls)]
+        self.slots = tensors_of_calls(block.bytes, layout, size, case, calls)
         """Where outputs are copied that lie elsewhere."""
         self._next = calls * size
         self._pool = self._mem_pool() if case.device == "cuda" else None

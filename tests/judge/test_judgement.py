@@ -81,7 +81,7 @@ def test_an_honest_backend_gets_a_limit_and_every_level(judge):
     assert all(document["confinement"].values())
 
 
-def test_a_figure_is_what_a_challenge_takes_beyond_an_empty_one():
+def test_a_figure_is_the_time_beyond_an_empty_challenge():
     found = Judgement(calls=10, empty_us=[90.0, 100.0, 110.0], challenges_us=[1100.0, 1300.0, 1200.0]).document(CASE)
     assert (found["us"], found["at_most_us"], found["uncertainty_us"]) == (110.0, 120.0, 2.0)
     assert found["gbps"] == pytest.approx(2 * 16 * 96 * 4 / 110e3, abs=1e-3)
