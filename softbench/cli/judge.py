@@ -29,7 +29,9 @@ def judge(
     plugin: Annotated[
         Path | None, typer.Argument(metavar="[FILE[:FUNCTION]]", help="The plugin: a Python file, in a folder that it may read.")
     ] = None,
-    backend: Annotated[str | None, typer.Option(help="The backend, if the file has several.", rich_help_panel=WHAT)] = None,
+    backend: Annotated[
+        str | None, typer.Option(help="The backend, if the file has several; without a file an installed one.", rich_help_panel=WHAT)
+    ] = None,
     M: Annotated[int | None, typer.Option("--M", help="Rows.", min=1, rich_help_panel=WHAT, show_default="4096")] = None,
     N: Annotated[int | None, typer.Option("--N", help="Columns.", min=1, rich_help_panel=WHAT, show_default="4096")] = None,
     shape: Annotated[str | None, typer.Option(help="Shape in place of --M and --N: 8x16x1024x1024.", rich_help_panel=WHAT)] = None,
@@ -62,13 +64,12 @@ def judge(
     from softbench.run import judge as judging
 
     key = key or signature.default_key()
-    if (plugin is None) == (verify is None):
-        raise UsageError("softbench judge takes a plugin's file, or --verify and a verdict's file")
+    if (plugin is None and backend is None) == (verify is None):
+        raise UsageError("softbench judge takes a plugin's file or --backend, or else --verify and a verdict's file")
     if verify is not None:
         _show(judging.verified(verify, key))
         note("the signature is right")
         return
-    assert plugin is not None
     from softbench.plan.flags import from_flags
     from softbench.plan.settings import Settings
     from softbench.run import operations

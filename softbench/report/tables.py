@@ -202,7 +202,11 @@ def verdict(found: Mapping[str, Any]) -> Table:
     had = [level for level, there in found["confinement"].items() if there]
     lacking = [level for level, there in found["confinement"].items() if not there]
     rows = [
-        ("plugin", "", f"{found['plugin']}, sha256 {found['sha256'][:16]}"),
+        (
+            "plugin",
+            "",
+            ", ".join(word for word in (found["backend"], found["plugin"], found["sha256"] and f"sha256 {found['sha256'][:16]}") if word),
+        ),
         ("case", "", f"{found['case']} on {found['device']}"),
         ("verdict", str(found["status"]), str(found["reason"] or f"every output is right ({found['class']})")),
     ]

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from softbench.core.case import Case
+from softbench.core.case import YARDSTICK, Case
 from softbench.core.errors import SoftbenchError, UsageError, WorkersError
 from softbench.core.json_types import JsonObject
 from softbench.core.outcome import Status
@@ -21,7 +21,8 @@ from softbench.ops import registry
 from softbench.plan import sweep
 from softbench.plan.flags import from_flags
 from softbench.plan.settings import Settings, with_axes
-from softbench.plugins.source import FILE, origins
+from softbench.plugins.select import needed
+from softbench.plugins.source import FILE, PluginSource, origins
 from softbench.results import signature
 
 END_SECONDS = 20.0
@@ -45,25 +46,23 @@ class Verdict:
         return 0 if self.document["status"] == Status.OK else 1
 
 
-def judge(settings: Settings, plugin: Path, case: Case, backend: str | None, key: Path, version: str) -> Verdict:
-    """Judge one backend of a plugin file on one case.
+def judge(settings: Settings, plugin: Path | None, case: Case, backend: str | None, key: Path, version: str) -> Verdict:
+    """Judge one backend on one case.
 
     Args:
         settings: device and deadlines.
-        plugin: `FILE`, or `FILE:FUNCTION`.
+        plugin: `FILE`, or `FILE:FUNCTION`; None for an installed backend.
         case: its device is replaced by that of the settings.
-        backend: its name, which a file of several needs.
+        backend: its name, which an installed backend and a file of several need.
         key: the file of the key; it is made if it does not exist.
         version: softbench's.
 
     Raises:
-        UsageError: the file, the key or the device does not exist, or the plugin could read the key.
+        UsageError: the file, the backend, the key or the device does not exist, or the plugin could read the key.
         WorkersError: the judge's process failed.
     """
-    source = origins([plugin])[-1]
-    if source.kind != FILE or source.file is None:
-        raise UsageError(f"{plugin}: no file; the judge takes a Python file")
-    secret, content = signature.read_key(key, make=True), source.file.read_bytes()
+    source = _source(plugin, backend)
+    secret, content = signature.read_key(key, make=True), source.file.read_bytes() if source.file else b""
     request = {
         "source": asdict(source),
         "case": asdict(case),
@@ -78,10 +77,23 @@ def judge(settings: Settings, plugin: Path, case: Case, backend: str | None, key
         "softbench": version,
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "plugin": source.shown,
-        "sha256": hashlib.sha256(content).hexdigest(),
+        "sha256": hashlib.sha256(content).hexdigest() if content else "",
         "case": case.key,
     }
     return Verdict(signature.signed({**facts, **found}, secret))
+
+
+def _source(plugin: Path | None, backend: str | None) -> PluginSource:
+    """The file, or the entry point of an installed backend."""
+    if plugin is None:
+        found = [source for source in needed(origins(()), [backend or ""]) if source.label != YARDSTICK]
+        if len(found) != 1:
+            raise UsageError(f"--backend {backend}: no installed backend of that name; see: softbench list")
+        return found[0]
+    source = origins([plugin])[-1]
+    if source.kind != FILE:
+        raise UsageError(f"{plugin}: no file; the judge takes a Python file")
+    return source
 
 
 def one_case(flags: Mapping[str, Any]) -> Case:

@@ -43,6 +43,7 @@ def test_a_judged_failure_gives_exit_code_1():
     ("arguments", "text"),
     [
         ((), "takes a plugin's file"),
+        (("--backend", "none"), "no installed backend of that name"),
         (("missing.py",), "no such file"),
         (("json:dumps",), "takes a Python file"),
         (("--verify", "missing.json"), "cannot be read as a verdict"),

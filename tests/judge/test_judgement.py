@@ -26,7 +26,7 @@ FOUND = (
 """Tricks without a figure, one of each kind."""
 HARMLESS = ("lazy-negation", "patches-the-judge")
 """Tricks that compute every call, so that their figure is honest."""
-SLOW_US = 2000
+SLOW_US = 1000
 LANDLOCK = max(0, ctypes.CDLL(None).syscall(confinement.LANDLOCK_CREATE, None, ctypes.c_size_t(0), 1))
 confined = pytest.mark.skipif(LANDLOCK < 6 or os.uname().machine != "x86_64", reason="this kernel has no landlock 6, or no seccomp table")
 
@@ -58,11 +58,11 @@ def test_a_patch_of_its_own_process_changes_nothing(judge, name):
 
 
 @confined
-@pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.name)
+@pytest.mark.parametrize("attack", [attack for attack in ATTACKS if not attack.cuda], ids=lambda attack: attack.name)
 def test_an_attack_reaches_nothing_that_counts(judge, attack):
     found = judged(judge, "wrong/judge_attacks.py", attack.name)
     assert (found.status, attack.rule in found.reason) == (attack.ends, True), found
-    if attack.name == "without-clocks":
+    if attack.name in ("without-clocks", "detours-a-clock"):
         assert found.document(CASE)["at_most_us"] > SLOW_US
 
 

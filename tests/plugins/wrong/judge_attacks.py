@@ -4,6 +4,7 @@ An attack that reaches what it must not reach raises an error that begins with `
 """
 
 import ctypes
+import gc
 import json
 import mmap
 import os
@@ -20,6 +21,11 @@ import torch
 from softbench import Direction
 
 SLOW_SECONDS = 0.002
+SLOW_CALLS = 300
+CALLS = [64]
+"""Calls of a challenge; on a GPU there are more."""
+TIME_STANDS_STILL = bytes.fromhex("48c70600000000 48c7460800000000 31c0 c3")
+"""x86-64: stores zero seconds and nanoseconds at rsi, and returns 0."""
 LIBC = ctypes.CDLL(None, use_errno=True)
 HERE = Path(__file__).resolve()
 
@@ -163,6 +169,28 @@ def without_clocks():
     return call
 
 
+def detouring():
+    """Is slow, and after the build replaces the code of libc's clock."""
+    calls = [0]
+
+    def call(x):
+        calls[0] += 1
+        if calls[0] == 2:
+            address = ctypes.cast(LIBC.clock_gettime, ctypes.c_void_p).value
+            if LIBC.mprotect(ctypes.c_void_p(address & -mmap.PAGESIZE), 2 * mmap.PAGESIZE, 7):
+                raise RuntimeError("the code cannot be changed, so this attack shows nothing")
+            ctypes.memmove(address, TIME_STANDS_STILL, len(TIME_STANDS_STILL))
+        return [honest(x) for _ in range(SLOW_CALLS)][-1]
+
+    return call
+
+
+def from_the_heap(x):
+    """Returns a tensor of the right form that the collector knows, in the hope for an expected output."""
+    found = [item for item in gc.get_objects() if type(item) is torch.Tensor and item.shape == x.shape and item is not x]
+    return found[-1].clone() if found else torch.zeros_like(x)
+
+
 def forging(places):
     """Replies before it computes."""
     calls = [0]
@@ -178,6 +206,14 @@ def forging(places):
         return honest(x)
 
     return call
+
+
+def without_a_wait():
+    """Its process does not wait for the GPU before it replies. The judge's read then finds wrong rows, or waits for the GPU itself."""
+    from softbench.worker import judged_calls
+
+    judged_calls.synchronize = torch.cuda.synchronize = lambda *_: None
+    return honest
 
 
 def forking():
@@ -203,7 +239,7 @@ def last_only():
 
     def call(x):
         calls[0] += 1
-        return honest(x) if calls[0] % 64 < 2 else torch.full_like(x, 1 / x.shape[1])
+        return honest(x) if calls[0] % CALLS[0] < 2 else torch.full_like(x, 1 / x.shape[1])
 
     calls = [0]
     return call
@@ -232,16 +268,17 @@ def ahead():
 class Attack:
     """A softmax that attacks its judge."""
 
-    def __init__(self, name, make, ends="ok", rule=""):
-        self.name, self.make, self.ends, self.rule = name, make, ends, rule
+    def __init__(self, name, make, ends="ok", rule="", *, cuda=False):
+        self.name, self.make, self.ends, self.rule, self.cuda = name, make, ends, rule, cuda
 
     def available(self):
-        return None
+        return "no GPU" if self.cuda and not torch.cuda.is_available() else None
 
     def supports(self, case):
         return None if case.direction is Direction.FORWARD else "forward only"
 
     def prepare(self, case):
+        CALLS[0] = 64 if case.device == "cpu" else 256
         return self.make()
 
 
@@ -251,11 +288,15 @@ backends = [
     Attack("reaches-files-and-network", attempting(FILES)),
     Attack("changes-shared-memory", attempting(INPUTS, in_a_call=True)),
     Attack("without-clocks", without_clocks),
+    Attack("detours-a-clock", detouring),
+    Attack("from-the-heap", lambda: from_the_heap, "wrong", "where float64 gives"),
     Attack("leaves-a-process", leaving_a_process),
     Attack("forks-when-timed", forking, "wrong", "started a process"),
-    Attack("forges-a-reply", lambda: forging(lambda size: [[call * size] for call in range(64)]), "wrong", "where float64 gives"),
-    Attack("forges-places", lambda: forging(lambda size: [[-8 * size] for _ in range(64)]), "wrong", "outside the judge's memory"),
+    Attack("forges-a-reply", lambda: forging(lambda size: [[call * size] for call in range(CALLS[0])]), "wrong", "where float64 gives"),
+    Attack("forges-places", lambda: forging(lambda size: [[-8 * size] for _ in range(CALLS[0])]), "wrong", "outside the judge's memory"),
+    Attack("forges-fewer-places", lambda: forging(lambda size: [[0]]), "wrong", "outside the judge's memory"),
     Attack("forges-nonsense", lambda: forging(lambda size: "nonsense"), "failed", "invalid reply"),
+    Attack("without-a-wait", without_a_wait, cuda=True),
     Attack("last-call-only", last_only, "wrong", "where float64 gives"),
     Attack("ahead-of-the-request", ahead, "wrong", "where float64 gives"),
 ]
