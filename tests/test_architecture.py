@@ -26,12 +26,13 @@ MAY_IMPORT = {
     "run": "core plugins ops results processes plan kernels",
     "gate": "core plugins ops results plan run",
     "report": "core plugins ops results plan gate run",
+    "judge": "core plugins ops processes worker",
     "api": "core plugins ops results plan gate run report",
     "cli": "core plugins ops results plan gate run report",
 }
 """A package imports from itself and from these."""
-TORCH = {"ops", "backends", "worker"}
-"""Packages whose modules run in workers; the parent process never imports torch."""
+TORCH = {"ops", "backends", "worker", "judge"}
+"""Packages whose modules run in workers or in the judge's process; the parent process never imports torch."""
 HEAVY = {"torch", "triton", "numpy", "pandas", "matplotlib", "pynvml", "scipy"}
 
 

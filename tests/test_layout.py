@@ -102,6 +102,15 @@ COVERED_BY = {
     "worker/serve": "worker/test_batches.py",
     "worker/server": "worker/test_batches.py",
     "worker/timers": "gpu/test_timers_gpu.py",
+    # The judge, seen from its judgements.
+    "judge/challenge": "judge/test_judgement.py",
+    "judge/main": "cli/test_judge.py",
+    "judge/plugin_process": "judge/test_judgement.py",
+    "results/signature": "cli/test_judge.py",
+    "run/judge": "cli/test_judge.py",
+    "worker/confinement": "judge/test_judgement.py",
+    "worker/judged_calls": "judge/test_judgement.py",
+    "worker/shared_memory": "judge/test_judgement.py",
     # Commands and tables, compared as a whole.
     "cli/baseline": "cli/test_gate.py",
     "cli/check": "run/test_check.py",

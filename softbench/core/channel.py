@@ -8,21 +8,32 @@ import socket
 from softbench.core.json_types import JsonObject
 
 CHUNK = 1 << 16
+MAX_DESCRIPTORS = 4
 
 
 class Channel:
     """One end of a worker's socket."""
 
-    def __init__(self, end: socket.socket) -> None:
-        self.socket = end
+    def __init__(self, end: socket.socket, *, takes_descriptors: bool = False) -> None:
+        """`takes_descriptors`: only a worker takes file descriptors. A parent takes none, because it cannot trust a worker."""
+        self.socket, self.takes_descriptors = end, takes_descriptors
         self._buffer = bytearray()
+        self.outgoing: list[int] = []
+        """File descriptors that the next message takes along; this process keeps its own."""
+        self.received: list[int] = []
+        """File descriptors that came with messages."""
 
     def fileno(self) -> int:
         return self.socket.fileno()
 
     def send(self, message: JsonObject) -> None:
         """Send a message; raises OSError if the other end is closed."""
-        self.socket.sendall(json.dumps(message, separators=(",", ":")).encode() + b"\n")
+        data = json.dumps(message, separators=(",", ":")).encode() + b"\n"
+        if self.outgoing:  # they go with the first byte
+            descriptors, self.outgoing = self.outgoing, []
+            socket.send_fds(self.socket, [data[:1]], descriptors)
+            data = data[1:]
+        self.socket.sendall(data)
 
     def receive(self) -> JsonObject | None:
         """Wait for the next message; None if the other end is closed."""
@@ -34,7 +45,11 @@ class Channel:
     def fill(self) -> bool:
         """Wait for data and read it; False if the other end is closed."""
         try:
-            data = self.socket.recv(CHUNK)
+            if self.takes_descriptors:
+                data, descriptors, _, _ = socket.recv_fds(self.socket, CHUNK, MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
+                self.received += descriptors
+            else:
+                data = self.socket.recv(CHUNK)
         except ConnectionResetError:
             return False
         self._buffer += data

@@ -9,8 +9,10 @@ from softbench.core.case import Case, Direction
 from softbench.core.json_types import JsonObject, to_json
 from softbench.core.replies import (
     Built,
+    Called,
     CheckCaseGraded,
     CheckCases,
+    Confined,
     Described,
     Done,
     Failure,
@@ -186,6 +188,41 @@ class Release(Request[Done]):
     """Free the case's device memory; `RenewInputs` allocates it again."""
 
     op = "release"
+
+
+@dataclass(frozen=True)
+class ConfineProcess(Request[Confined]):
+    """Take rights from the worker for the rest of its life, before it loads a plugin (`softbench.worker.confinement`)."""
+
+    readable: tuple[str, ...]
+    """Files and folders that it may read."""
+    folder: str
+    """The only folder that it may write to."""
+    device: str
+    sockets: bool = False
+    """True while CUDA still needs a socket of its own. Another request without it then forbids sockets."""
+    op, replies = "confine", (Confined,)
+
+
+@dataclass(frozen=True)
+class ShareOutputs(Request[Done]):
+    """Map the judge's memory for the outputs of the calls of a challenge. Its descriptor comes with the request."""
+
+    case: Case
+    calls: int
+    bytes: int
+    op = "share"
+
+
+@dataclass(frozen=True)
+class MakeCalls(Request[Called]):
+    """Call the backend once on each set of inputs in the memory whose descriptor comes with the request.
+
+    Without a backend nothing is computed: such requests show what a challenge costs otherwise.
+    """
+
+    bytes: int
+    op, replies = "calls_of_judge", (Called,)
 
 
 REQUESTS: dict[str, type[Request[Any]]] = {kind.op: kind for kind in Request.__subclasses__()}

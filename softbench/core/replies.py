@@ -269,3 +269,27 @@ class Profiled(Reply):
     @classmethod
     def parse(cls, fields: JsonObject) -> Profiled:
         return cls(profile_from_json(fields["profile"]), str(fields["unverified"]), str(fields["unordered"]))
+
+
+@dataclass(frozen=True, slots=True)
+class Confined(Reply):
+    """The rights that were taken from the worker."""
+
+    levels: dict[str, bool]
+    """By level: whether this machine has it."""
+
+    @classmethod
+    def parse(cls, fields: JsonObject) -> Confined:
+        return cls({str(name): bool(had) for name, had in fields["levels"].items()})
+
+
+@dataclass(frozen=True, slots=True)
+class Called(Reply):
+    """The calls of a challenge were made."""
+
+    places: tuple[tuple[int, ...], ...]
+    """For each call: the byte of the shared memory at which each output begins."""
+
+    @classmethod
+    def parse(cls, fields: JsonObject) -> Called:
+        return cls(tuple(tuple(int(place) for place in call) for call in fields["places"]))

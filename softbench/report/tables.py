@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
@@ -194,3 +195,25 @@ def facts(pairs: Sequence[tuple[str, str, str]]) -> Table:
         style = {"ok": "green", "available": "green", "missing": "red", "broken": "red"}.get(state, "yellow")
         table.add_row(Text(name), Text(state, style=style), Text(text))
     return table
+
+
+def verdict(found: Mapping[str, Any]) -> Table:
+    """A verdict of the judge (`softbench.run.judge`)."""
+    had = [level for level, there in found["confinement"].items() if there]
+    lacking = [level for level, there in found["confinement"].items() if not there]
+    rows = [
+        (
+            "plugin",
+            "",
+            ", ".join(word for word in (found["backend"], found["plugin"], found["sha256"] and f"sha256 {found['sha256'][:16]}") if word),
+        ),
+        ("case", "", f"{found['case']} on {found['device']}"),
+        ("verdict", str(found["status"]), str(found["reason"] or f"every output is right ({found['class']})")),
+    ]
+    if found["status"] == Status.OK:
+        about = f"{units.micros(found['us'])} a call, uncertain by {units.micros(found['uncertainty_us'])}; " if found["us"] else ""
+        rows.append(("time", "", f"{about}at most {units.micros(found['at_most_us'])}, over {found['calls']} calls in a row"))
+    if found["gbps"]:
+        rows.append(("bandwidth", "", f"{units.figure(found['gbps'])} GB/s"))
+    rows.append(("confined", "", ", ".join(had) or "not at all"))
+    return facts([*rows, *([("not confined", "", ", ".join(lacking))] if lacking else [])])

@@ -128,7 +128,7 @@ def _become_worker(control: socket.socket, order: dict[str, Any], pipe: int, log
     from softbench.core.channel import Channel
     from softbench.worker.serve import serve
 
-    serve(Channel(socket.socket(fileno=pipe)))
+    serve(Channel(socket.socket(fileno=pipe), takes_descriptors=True))
 
 
 def _end_children() -> None:

@@ -13,6 +13,7 @@ from softbench.ops.declaration import to_json
 from softbench.ops.registry import numerics
 from softbench.plugins.source import PluginSource
 from softbench.worker.failures import failure
+from softbench.worker.judged_calls import JudgedCalls
 from softbench.worker.probe import probe
 from softbench.worker.server import Server
 
@@ -20,10 +21,12 @@ from softbench.worker.server import Server
 def serve(channel: Channel) -> None:
     """Reply to requests until the parent closes the socket."""
     server = Server()
+    judged = JudgedCalls(server, channel.received)
     while (data := channel.receive()) is not None:
         request = request_from_json(data)
         try:
-            reply = reply_to_json(handle(server, request))
+            of_judge = isinstance(request, messages.ConfineProcess | messages.ShareOutputs | messages.MakeCalls)
+            reply = reply_to_json(judged.handle(request) if of_judge else handle(server, request))
         except Exception as error:  # the boundary of a request: an exception of a plugin becomes a reply
             reply = reply_to_json(failure(request.op, error, server.source))
         channel.send(reply)

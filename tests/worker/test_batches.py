@@ -283,6 +283,7 @@ def test_telemetry_is_read_after_the_reply_to_a_batch_only(monkeypatch):
             order.append("read")
 
     class Channel:
+        received = ()
         messages = iter([request_to_json(TimeBatch(1, 1, "", "")), request_to_json(VerifyOutputs()), None])
 
         def receive(self):

@@ -1,0 +1,1 @@
+"""The judge's process: it owns inputs, outputs, reference and clock, and a plugin's process cannot reach it."""

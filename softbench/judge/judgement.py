@@ -1,0 +1,140 @@
+"""A judgement: one backend on one case, in a process that holds nothing that counts.
+
+The order matters. The plugin's process is confined before it has a second thread. What a challenge costs without computing is measured
+before the plugin is loaded, so the plugin cannot change it. Then the plugin is loaded and built, and all other processes of its group end.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from softbench.core.case import Case
+from softbench.core.json_types import JsonObject
+from softbench.core.messages import BuildCase, ConfineProcess
+from softbench.core.outcome import Grade, Status
+from softbench.core.replies import Skip
+from softbench.judge.challenge import SECRET
+from softbench.judge.plugin_process import EndedError, PluginProcess
+from softbench.ops.registry import operation
+from softbench.plugins.source import PluginSource
+from softbench.processes.pool import Pool
+from softbench.worker.judged_calls import input_layout, output_layout
+
+CHALLENGES = 9
+"""Challenges whose time counts. One before them is checked only."""
+EMPTY_CHALLENGES = 5
+"""Challenges that compute nothing and count. One before them does not."""
+CALLS = {"cpu": 64, "cuda": 256}
+"""Calls of a challenge, at most."""
+LEAST_CALLS = 2
+CALL_BYTES = {"cpu": 2**26, "cuda": 2**32}
+"""Bytes of the inputs and outputs of a challenge, about."""
+CACHES = ("HOME", "TMPDIR", "XDG_CACHE_HOME", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TORCH_EXTENSIONS_DIR", "CUDA_CACHE_PATH")
+"""Variables that get folders of the plugin's own, so that it poisons no other process's cache."""
+REFUSED = (Grade.WRONG, Grade.UNVERIFIED)
+
+
+@dataclass(slots=True)
+class Judgement:
+    """What the judge found."""
+
+    status: Status = Status.OK
+    reason: str = ""
+    grade: str = ""
+    """The class of the worst output; empty if none was compared."""
+    backend: str = ""
+    calls: int = 0
+    """Calls of a challenge."""
+    empty_us: list[float] = field(default_factory=list)
+    """Microseconds of the challenges that computed nothing."""
+    challenges_us: list[float] = field(default_factory=list)
+    """Microseconds of the challenges that count, from the request to the end of the judge's own read."""
+    confinement: dict[str, bool] = field(default_factory=dict)
+
+    def document(self, case: Case) -> JsonObject:
+        """The figures and facts as JSON. `us` is None if a call takes no longer than the clock is uncertain."""
+        found: JsonObject = {"status": self.status.value, "reason": self.reason, "class": self.grade, "backend": self.backend}
+        found |= {"confinement": self.confinement, "calls": self.calls, "us": None, "gbps": None}
+        if self.status is not Status.OK:
+            return found
+        empty = statistics.median(self.empty_us)
+        samples = [(us - empty) / self.calls for us in self.challenges_us]
+        us, uncertainty = statistics.median(samples), (max(self.empty_us) - min(self.empty_us)) / self.calls
+        found |= {"at_most_us": round(statistics.median(self.challenges_us) / self.calls, 3), "uncertainty_us": round(uncertainty, 3)}
+        found |= {"samples_us": [round(sample, 3) for sample in samples]}
+        return found | {"us": round(us, 3), "gbps": round(operation(case.op).gbps(case, us), 3)} if us > uncertainty else found
+
+
+@dataclass(slots=True)
+class Judge:
+    """Judges backends on one device."""
+
+    pool: Pool
+    environment: Mapping[str, str]
+    """Variables of the plugin's process."""
+    readable: Sequence[str]
+    """Files and folders that it may read, beside the plugin's folder and those of the system."""
+    deadlines: Mapping[str, float]
+    """Seconds by phase: `import`, `build` and `time`."""
+    challenges: int = CHALLENGES
+    """Challenges whose time counts."""
+
+    def judge(self, source: PluginSource, case: Case, name: str | None = None, operations: Sequence[str] = ()) -> Judgement:
+        """Judge one backend. A fault of the plugin is the status of the judgement.
+
+        Args:
+            source: where the backend comes from.
+            case: what is computed, on the case's device.
+            name: the backend, which a source of several needs.
+            operations: files of users' operations, which are loaded already.
+        """
+        found = Judgement(calls=calls_of(case))
+        with ExitStack() as stack:
+            folder = stack.enter_context(TemporaryDirectory(prefix="softbench-plugin-", ignore_cleanup_errors=True))
+            own = {variable: f"{folder}/{variable.lower()}" for variable in CACHES}
+            for path in own.values():
+                Path(path).mkdir()
+            worker = self.pool.spawn("plugin", {**self.environment, **own, "TORCHINDUCTOR_COMPILE_THREADS": "1"})
+            stack.callback(self.pool.discard, worker)
+            plugin = PluginProcess(self.pool, worker, case, found.calls, self.deadlines)
+            try:
+                self._judge(plugin, found, source, name, folder, operations)
+            except EndedError as ended:
+                found.status, found.reason = ended.status, ended.reason
+        return found
+
+    def _judge(
+        self, plugin: PluginProcess, found: Judgement, source: PluginSource, name: str | None, folder: str, operations: Sequence[str]
+    ) -> None:
+        case = plugin.case
+        files = [file for file in (source.file, *map(Path, operations)) if file]
+        readable = (*self.readable, *(str(file.parent) for file in files))
+        sockets = case.device == "cuda"
+        found.confinement |= plugin.ask(ConfineProcess(readable, folder, case.device, sockets), "import").levels
+        with plugin.outputs():
+            found.empty_us += [plugin.empty() for _ in range(1 + EMPTY_CHALLENGES)][1:]
+            if sockets:
+                found.confinement |= plugin.ask(ConfineProcess((), folder, case.device), "import").levels
+            found.backend = plugin.load(source, name)
+            built = plugin.ask(BuildCase(case, SECRET.getrandbits(31)), "build")
+            if isinstance(built, Skip):
+                raise EndedError(Status.SKIPPED, built.reason)
+            plugin.end_others()
+            for number in range(1 + self.challenges):
+                us, accuracy = plugin.challenge()
+                if not found.grade or accuracy.grade is not Grade.PASS:
+                    found.grade = accuracy.grade.value
+                if accuracy.grade in REFUSED:
+                    raise EndedError(Status(accuracy.grade.value), accuracy.detail)
+                found.challenges_us += [us] if number else []
+
+
+def calls_of(case: Case) -> int:
+    """Calls of a challenge: as many as its memory has room for."""
+    size = input_layout(case)[1] + output_layout(case)[1]
+    return max(LEAST_CALLS, min(CALLS[case.device], CALL_BYTES[case.device] // size))

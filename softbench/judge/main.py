@@ -1,0 +1,100 @@
+"""The judge's process: it reads one request from stdin, judges, and writes one answer to stdout, each as JSON.
+
+It is a process of its own because the command line never imports torch. The key that signs a verdict is not here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from importlib.util import find_spec
+from pathlib import Path
+
+from softbench.core.case import Case, Direction
+from softbench.core.errors import SoftbenchError, UsageError
+from softbench.core.json_types import JsonObject
+from softbench.plugins.source import PluginSource
+from softbench.processes.session import Session
+
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE = 1, 4
+KEPT_VARIABLES = (
+    *("PATH", "LANG", "LC_*", "TZ", "LD_LIBRARY_PATH", "CC", "CXX", "VIRTUAL_ENV", "PYTHON*", "SOFTBENCH_*"),
+    *("CUDA*", "NVIDIA*", "OMP_*", "GOMP_*", "MKL_*", "KMP_*", "TORCH*", "TRITON*", "TEARDOWN_CUPTI", "HSA_*", "HIP_*"),
+)
+"""Patterns of the environment's variables that a plugin may see. Others may be secrets."""
+OWN_PACKAGES = ("softbench", "softbench.configs", "softbench.kernels.common", "softbench.kernels.triton", "softbench.kernels.cuda")
+
+
+def main() -> None:
+    """Serve one request. Expected errors are answers."""
+    libc = ctypes.CDLL(None)
+    libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    libc.prctl(PR_SET_DUMPABLE, 0)  # no process of the same user can trace it or read its memory
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that workers end and folders are removed
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # nothing else may print among the answers
+    request = json.load(sys.stdin)
+    for name in set(os.environ) - {name for pattern in KEPT_VARIABLES for name in os.environ if fnmatchcase(name, pattern)}:
+        del os.environ[name]
+    try:
+        answer = judged(request)
+    except SoftbenchError as error:
+        answer = {"error": str(error), "exit_code": error.exit_code}
+    answers.write(json.dumps(answer) + "\n")
+    answers.close()
+
+
+def judged(request: JsonObject) -> JsonObject:
+    """The judgement of a request, with its device.
+
+    Raises:
+        UsageError: the device does not exist, or the plugin's process could read a private file.
+        WorkersError: workers cannot be started.
+    """
+    source = PluginSource(**request["source"])
+    readable = readable_folders()
+    require_unreadable([Path(file) for file in request["private"]], [*readable, *([str(source.file.parent)] if source.file else [])])
+    with Session(request["device"], request["timeout"]["import"]) as session:
+        if session.exclusive:
+            raise UsageError("the GPU takes one process at a time, and the judge needs two; see: nvidia-smi -c DEFAULT")
+        os.environ.update(session.environment)
+        from softbench.judge.judgement import Judge  # torch sees the session's device only
+        from softbench.ops import user_file
+
+        for file in request["operations"]:
+            user_file.load(file)
+        given = request["case"]
+        case = replace(Case(**{**given, "direction": Direction(given["direction"])}), device=session.device)
+        judge = Judge(session.pool, session.environment, readable, request["timeout"])
+        found = judge.judge(source, case, request["backend"], request["operations"])
+        device = session.gpu.name if session.gpu else session.machine.cpu
+    return {**found.document(case), "device": device}
+
+
+def readable_folders() -> list[str]:
+    """The folders of Python, of its packages and of softbench."""
+    found = [sys.prefix, sys.base_prefix, *(path for path in sys.path if path.endswith(("site-packages", "dist-packages")))]
+    for name in OWN_PACKAGES:
+        spec = find_spec(name)
+        found += spec.submodule_search_locations or () if spec else ()
+    found += [str(Path(path).parent) for path in found if Path(path).parent.name == "kernels"]  # a checkout's sources are elsewhere
+    found += [os.environ[name] for name in ("CUDA_HOME", "CUDA_PATH") if name in os.environ]
+    return sorted({str(Path(path).resolve()) for path in found})
+
+
+def require_unreadable(files: Sequence[Path], folders: Sequence[str]) -> None:
+    """Raise UsageError if one of the files lies in one of the folders."""
+    for file in files:
+        for folder in folders:
+            if file.resolve().is_relative_to(Path(folder).resolve()):
+                raise UsageError(f"{file}: the plugin may read {folder}; move the plugin to a folder of its own, or name another --key")
+
+
+if __name__ == "__main__":
+    main()

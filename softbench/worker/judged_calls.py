@@ -1,0 +1,187 @@
+"""What a worker does for the judge (`softbench.judge`): it gives up rights, maps the judge's memory, and calls its backend there.
+
+Nothing here counts: the judge has the clock, the inputs' values, the reference and the verdict.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from softbench.core import messages
+from softbench.core.case import Case
+from softbench.core.messages import Request
+from softbench.core.replies import Called, Confined, Done, Reply
+from softbench.ops.dtypes import TENSOR_DTYPES
+from softbench.ops.operation import TensorSpec
+from softbench.ops.registry import operation
+from softbench.worker import confinement, output_checks, shared_memory
+from softbench.worker.timers import synchronize
+
+if TYPE_CHECKING:
+    from softbench.worker.server import Server
+
+Tensors = tuple[torch.Tensor, ...]
+SPARE_BYTES = 2**29
+"""Of the memory for outputs on a GPU: what torch's allocator rounds up."""
+SPARE_CALLS, LARGE_SPARE_CALLS, LARGE_BYTES = 16, 4, 2**33
+"""Temporaries of a call have the bytes of so many calls' outputs; of fewer where they would have LARGE_BYTES."""
+
+
+def input_layout(case: Case) -> tuple[list[tuple[int, TensorSpec]], int]:
+    """The byte at which each input of a call begins, and the bytes of a call's inputs."""
+    return _layout(operation(case.op).inputs(case), case)
+
+
+def output_layout(case: Case) -> tuple[list[tuple[int, TensorSpec]], int]:
+    """The same of its outputs."""
+    return _layout(operation(case.op).outputs(case).values(), case)
+
+
+def output_bytes(case: Case, calls: int) -> int:
+    """The bytes of a block for the outputs of so many calls. On a GPU the worker's allocator takes outputs from the rest."""
+    size = output_layout(case)[1]
+    if case.device == "cpu":
+        return size * calls
+    return size * 2 * calls + min(size * SPARE_CALLS, max(size * LARGE_SPARE_CALLS, LARGE_BYTES)) + SPARE_BYTES
+
+
+def _layout(specs: Any, case: Case) -> tuple[list[tuple[int, TensorSpec]], int]:
+    places, end = [], 0
+    for spec in specs:
+        places.append((end, spec))
+        end += shared_memory.aligned(spec.bytes(case))
+    return places, end
+
+
+def tensors_of_calls(block: torch.Tensor, layout: Sequence[tuple[int, TensorSpec]], each: int, case: Case, calls: int) -> list[Tensors]:
+    """The tensors of each call in a block that has `each` bytes for a call. A worker does this while the clock runs, so it is quick."""
+    by_call, found = block[: each * calls].view(calls, each), []
+    for place, spec in layout:
+        values = by_call[:, place : place + spec.bytes(case)].view(TENSOR_DTYPES[spec.dtype_of(case)])
+        found.append(values.view(calls, *spec.shape(case)).unbind())
+    return list(zip(*found, strict=True))
+
+
+class JudgedCalls:
+    """A worker's answers to the judge's requests."""
+
+    def __init__(self, server: Server, descriptors: list[int]) -> None:
+        """`descriptors` are those that came with requests; an answer takes them out."""
+        self.server, self.descriptors = server, descriptors
+        self.case: Case | None = None
+        self.calls = 0
+        self.arena: _Arena | None = None
+        self.inputs: shared_memory.Block | None = None
+        self.kept: list[torch.Tensor] = []
+        """The outputs of the last challenge that lie in the judge's memory."""
+
+    def handle(self, request: Request[Any]) -> Reply:
+        """The reply to a request. Exceptions of the backend pass through."""
+        match request:
+            case messages.ConfineProcess(readable, folder, device, sockets):
+                if self.arena is not None:
+                    return Confined({"network": confinement.forbid_sockets()})
+                return Confined(confinement.confine(readable, folder, device, sockets=sockets))
+            case messages.ShareOutputs(case, calls, size):
+                block = shared_memory.attach(self.descriptors.pop(0), size, case.device)
+                self.case, self.calls, self.arena = case, calls, _Arena(block, case, calls)
+                return Done()
+            case messages.MakeCalls(size):
+                return self._make_calls(self.descriptors.pop(0), size)
+        raise TypeError(f"unknown request {request}")
+
+    def _make_calls(self, descriptor: int, size: int) -> Called:
+        if self.case is None or self.arena is None:
+            raise RuntimeError("calls before their memory")
+        if self.server.case not in (None, self.case):
+            raise RuntimeError("only an interpreter runs it here, on fewer rows, so it is not timed")
+        self.kept.clear()
+        if self.inputs is not None:
+            self.inputs.close()
+        case, function, arena = self.case, self.server.call, self.arena
+        self.inputs = shared_memory.attach(descriptor, size, case.device, read_only=True)
+        layout, each = input_layout(case)
+        given = tensors_of_calls(self.inputs.bytes, layout, each, case, self.calls)
+        nothing = [arena.place(0, arena.slots[0], self.kept)] * self.calls
+        places = self._places(function, arena, given) if function else nothing
+        synchronize(case.device)
+        return Called(tuple(places))
+
+    def _places(self, function: Callable[..., Any], arena: _Arena, given: list[Tensors]) -> list[tuple[int, ...]]:
+        """Where the outputs of each call lie."""
+        places, grads = [], [tensor.requires_grad for tensor in self.server.inputs or ()]
+        if any(grads):
+            given = [tuple(tensor.detach().requires_grad_(grad) for tensor, grad in zip(each, grads, strict=True)) for each in given]
+        with arena.allocating():
+            for call, tensors in enumerate(given):
+                places.append(arena.place(call, output_checks.as_tuple(function(*tensors), arena.forms), self.kept))
+        return places
+
+
+class _Arena:
+    """The judge's memory for outputs. On a GPU torch allocates there during calls, so that outputs need no copy."""
+
+    def __init__(self, block: shared_memory.Block, case: Case, calls: int) -> None:
+        self.block, self.device, self.forms = block, case.device, output_checks.forms(case)
+        layout, size = output_layout(case)
+        self.start, self.bytes = block.bytes.data_ptr(), block.bytes.nbytes
+        self.slots = tensors_of_calls(block.bytes, layout, size, case, calls)
+        """Where outputs are copied that lie elsewhere."""
+        self._next = calls * size
+        self._pool = self._mem_pool() if case.device == "cuda" else None
+
+    @contextmanager
+    def allocating(self) -> Iterator[None]:
+        """What this thread allocates on the GPU meanwhile lies in the arena."""
+        if self._pool is None:
+            yield
+            return
+        with torch.cuda.use_mem_pool(self._pool):
+            yield
+
+    def place(self, call: int, outputs: Any, kept: list[torch.Tensor]) -> tuple[int, ...]:
+        """The byte at which each output of a call begins; an output outside is copied. `kept` gets the outputs inside.
+
+        Raises:
+            ValueError: an output has another form.
+        """
+        if not isinstance(outputs, tuple | list) or len(outputs) != len(self.forms):
+            raise ValueError(f"must return ({', '.join(form.name for form in self.forms)})")
+        found = []
+        for out, form, slot in zip(outputs, self.forms, self.slots[call], strict=True):
+            if type(out) is not torch.Tensor or tuple(out.shape) != form.shape or out.dtype != form.dtype or out.device != slot.device:
+                raise ValueError(f"returned {_form_of(out)}, not {form.dtype} {form.shape} on {self.device}")
+            place = out.data_ptr() - self.start
+            if 0 <= place <= self.bytes - slot.nbytes and out.is_contiguous():
+                kept.append(out)
+            else:
+                slot.copy_(out.detach())
+                place = slot.data_ptr() - self.start
+            found.append(place)
+        return tuple(found)
+
+    def _mem_pool(self) -> Any:
+        """A pool of torch whose memory is the arena's."""
+        takes = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)(self._take)
+        gives = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)(lambda *_: None)
+        self._functions = takes, gives  # the pool refers to them by address
+        addresses = [ctypes.cast(function, ctypes.c_void_p).value or 0 for function in self._functions]
+        self._allocator = torch._C._cuda_customAllocator(addresses[0], addresses[1])
+        return torch.cuda.MemPool(self._allocator)
+
+    def _take(self, size: int, device: int, stream: int | None) -> int | None:
+        """The address of so many bytes, or None: torch then raises an error of memory. Torch keeps what it took."""
+        start = shared_memory.aligned(self._next)
+        if start + size > self.bytes:
+            return None
+        self._next = start + size
+        return self.start + start
+
+
+def _form_of(out: object) -> str:
+    return f"{out.dtype} {tuple(out.shape)} on {out.device.type}" if type(out) is torch.Tensor else type(out).__name__

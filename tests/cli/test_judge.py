@@ -1,0 +1,68 @@
+"""`softbench judge`: a signed verdict, its check, and what the command refuses."""
+
+import json
+import shutil
+import stat
+
+import pytest
+
+from softbench.core.errors import UsageError
+from softbench.judge.main import require_unreadable
+from softbench.results import signature
+from softbench.run.judge import Verdict
+
+SMALL = ("--M", 8, "--N", 32, "--device", "cpu")
+
+
+@pytest.fixture
+def plugin(tmp_path, plugins):
+    (tmp_path / "plugin").mkdir()
+    return shutil.copy(plugins / "correct" / "logsumexp.py", tmp_path / "plugin")
+
+
+def test_a_verdict_is_signed_and_a_changed_one_found(cli, plugin):
+    cli.env["XDG_CONFIG_HOME"] = str(cli.folder / "config")
+    done = cli("judge", plugin, *SMALL, "--json", "verdict.json")
+    assert done.returncode == 0, done.stderr
+    assert "every output is right (pass)" in done.stdout
+    assert stat.S_IMODE((cli.folder / "config" / "softbench" / "judge.key").stat().st_mode) == 0o600
+    file = cli.folder / "verdict.json"
+    verdict = json.loads(file.read_text())
+    assert (verdict["status"], verdict["case"], verdict["backend"]) == ("ok", "forward-fp32-8x32", "logsumexp")
+    assert cli("judge", "--verify", file).returncode == 0
+    file.write_text(json.dumps(verdict | {"us": 0.001}))
+    done = cli("judge", "--verify", file)
+    assert (done.returncode, "not signed with the key" in done.stderr) == (1, True)
+
+
+def test_a_judged_failure_gives_exit_code_1():
+    assert [Verdict({"status": status}).exit_code for status in ("ok", "wrong", "skipped")] == [0, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ((), "takes a plugin's file"),
+        (("--backend", "none"), "no installed backend of that name"),
+        (("missing.py",), "no such file"),
+        (("json:dumps",), "takes a Python file"),
+        (("--verify", "missing.json"), "cannot be read as a verdict"),
+    ],
+)
+def test_wrong_arguments_are_usage_errors(main, arguments, text):
+    code, _, err = main("judge", *arguments, "--key", "key")
+    assert code == 2
+    assert text in err
+
+
+def test_a_key_that_the_plugin_could_read_is_refused(tmp_path):
+    with pytest.raises(UsageError, match="the plugin may read"):
+        require_unreadable([tmp_path / "key"], [str(tmp_path)])
+
+
+def test_a_file_without_a_key_is_refused(tmp_path):
+    (tmp_path / "key").write_text("00ff")
+    with pytest.raises(UsageError, match="needs 64 hexadecimal digits"):
+        signature.read_key(tmp_path / "key")
+    with pytest.raises(UsageError, match="makes a key"):
+        signature.read_key(tmp_path / "none")

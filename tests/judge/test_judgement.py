@@ -1,0 +1,144 @@
+"""Judgements of honest backends, of known tricks, and of attacks by host code on the judge, each in a process of its own."""
+
+import ctypes
+import os
+from dataclasses import replace
+
+import pytest
+import torch
+from wrongs import PLUGINS, load
+
+from softbench.core.case import Case, Direction
+from softbench.judge import challenge
+from softbench.judge.challenge import OutputReader
+from softbench.judge.judgement import Judge, Judgement
+from softbench.judge.main import readable_folders
+from softbench.plugins.source import FILE, PluginSource, origins
+from softbench.processes.pool import Pool
+from softbench.worker import any_dim, confinement, shared_memory
+
+ATTACKS = load(PLUGINS / "wrong" / "judge_attacks.py")
+CASE = Case(16, 96, "fp32", Direction.FORWARD, "cpu")
+FOUND = (
+    *("cached-by-address", "cached-by-version", "skips-when-unwatched", "normal-rows-only", "by-a-pool-of-threads", "by-and-by", "ahead"),
+    *("lazy", "stale-memory", "damages-when-unwatched", "patches-the-reference"),
+)
+"""Tricks without a figure, one of each kind."""
+HARMLESS = ("lazy-negation", "patches-the-judge")
+"""Tricks that compute every call, so that their figure is honest."""
+SLOW_US = 1000
+LANDLOCK = max(0, ctypes.CDLL(None).syscall(confinement.LANDLOCK_CREATE, None, ctypes.c_size_t(0), 1))
+confined = pytest.mark.skipif(LANDLOCK < 6 or os.uname().machine != "x86_64", reason="this kernel has no landlock 6, or no seccomp table")
+
+
+@pytest.fixture(scope="module")
+def judge(forked):
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with Pool(threads=1) as pool:
+        yield Judge(pool, {"CUDA_VISIBLE_DEVICES": ""}, readable_folders(), {"import": 60, "build": 60, "time": 60}, challenges=1)
+    torch.set_num_threads(threads)
+
+
+def judged(judge, file, name, case=CASE):
+    path = PLUGINS / file
+    return judge.judge(PluginSource(FILE, path.stem, str(path), path.name), case, name)
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_a_known_trick_gets_no_figure(judge, name):
+    found = judged(judge, "wrong/tricks.py", name)
+    assert found.status in ("wrong", "failed"), found
+    assert found.document(CASE)["us"] is None
+
+
+@pytest.mark.parametrize("name", HARMLESS)
+def test_a_patch_of_its_own_process_changes_nothing(judge, name):
+    assert judged(judge, "wrong/tricks.py", name).status == "ok"
+
+
+@confined
+@pytest.mark.parametrize("attack", [attack for attack in ATTACKS if not attack.cuda], ids=lambda attack: attack.name)
+def test_an_attack_reaches_nothing_that_counts(judge, attack):
+    found = judged(judge, "wrong/judge_attacks.py", attack.name)
+    assert (found.status, attack.rule in found.reason) == (attack.ends, True), found
+    if attack.name in ("without-clocks", "detours-a-clock"):
+        assert found.document(CASE)["at_most_us"] > SLOW_US
+
+
+def test_a_left_process_ends_with_its_judgement(judge, forked):
+    before = set(forked())
+    assert judged(judge, "wrong/judge_attacks.py", "leaves-a-process").status == "ok"
+    assert not [line for line in set(forked()) - before if "sleep" in line]
+
+
+@confined
+def test_an_honest_backend_gets_a_limit_and_every_level(judge):
+    found = judged(judge, "correct/logsumexp.py", None)
+    document = found.document(CASE)
+    assert (document["status"], document["class"], document["calls"]) == ("ok", "pass", 64)
+    assert document["at_most_us"] > 0
+    assert all(document["confinement"].values())
+
+
+def test_a_figure_is_the_time_beyond_an_empty_challenge():
+    found = Judgement(calls=10, empty_us=[90.0, 100.0, 110.0], challenges_us=[1100.0, 1300.0, 1200.0]).document(CASE)
+    assert (found["us"], found["at_most_us"], found["uncertainty_us"]) == (110.0, 120.0, 2.0)
+    assert found["gbps"] == pytest.approx(2 * 16 * 96 * 4 / 110e3, abs=1e-3)
+    assert Judgement(calls=10, empty_us=[90.0, 110.0], challenges_us=[115.0]).document(CASE)["us"] is None
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        replace(CASE, direction=Direction.BOTH),
+        replace(CASE, dtype="bf16", direction=Direction.BACKWARD),
+        Case(12, 40, "fp32", Direction.FORWARD, "cpu", "log_softmax", "3x40x4@dim1"),
+        Case(16, 96, "fp32", Direction.FUSED, "cpu", "cross_entropy"),
+    ],
+    ids=lambda case: case.key,
+)
+def test_other_passes_and_shapes_are_judged(judge, case):
+    (torch_backend,) = (source for source in origins(()) if source.label == "torch")
+    found = judge.judge(torch_backend, case)
+    assert (found.status, found.reason) == ("ok", "")
+    assert found.document(case)["class"] in ("pass", "low-precision")
+
+
+def test_a_plugin_of_several_backends_needs_a_name(judge):
+    found = judged(judge, "wrong/judge_attacks.py", None)
+    assert found.status == "failed"
+    assert "name one of them with --backend" in found.reason
+    assert judged(judge, "wrong/judge_attacks.py", "reads-memory", replace(CASE, direction=Direction.BOTH)).status == "skipped"
+
+
+def test_inputs_of_a_challenge_differ_and_have_structured_rows():
+    drawn = challenge.draw(CASE, 8)
+    size = drawn.bytes // 8
+    sets = [shared_memory.typed(drawn.inputs.bytes, call * size, (16, 96), torch.float32) for call in range(8)]
+    assert not any(torch.equal(one, other) for i, one in enumerate(sets) for other in sets[:i])
+    assert any(bool(((one.abs() > 1e3) | one.isnan()).any()) for one in sets)
+    for call, one in enumerate(sets):
+        torch.testing.assert_close(one[drawn.rows[call]], drawn.truth[call][0], rtol=0, atol=0, equal_nan=True)
+    drawn.inputs.close()
+
+
+def test_places_outside_the_memory_are_invalid():
+    block = shared_memory.create(4096, "cpu")
+    reader = OutputReader(Case(2, 8, "fp32", Direction.FORWARD, "cpu"), 2, block, 4096)
+    assert reader.valid([[0], [4032]])
+    for places in ([[0]], [[0], [4036]], [[0], [-4]], [[0], [2]], [[0], [0, 0]]):
+        assert not reader.valid(places)
+    block.close()
+
+
+@pytest.mark.parametrize("shape", ["", "3x40x4@dim1"])
+def test_rows_are_read_as_the_reference_numbers_them(shape):
+    case = Case(12, 40, "fp32", Direction.FORWARD, "cpu", "softmax", shape)
+    block = shared_memory.create(2 * 2048, "cpu")
+    block.bytes.view(torch.float32).copy_(torch.arange(1024.0))
+    reader, rows = OutputReader(case, 2, block, 4096), torch.tensor([[3, 11], [0, 7]])
+    for call, found in enumerate(reader.rows([[0], [2048]], reader.indices(rows))):
+        (whole,) = reader.whole([call * 2048])
+        assert torch.equal(found[0], any_dim.rows_of_outputs(case, (whole,), rows[call])[0])
+    block.close()
