@@ -97,7 +97,9 @@ __device__ __forceinline__ Sums thread_sums(const typename Op::Given& given, con
 }
 
 // The least CTAs an SM for __launch_bounds__, as registers allow.
-constexpr int statistics_min_ctas(int U, bool counts) { return counts ? 3 : U <= 4 ? 6 : 4; }
+constexpr int statistics_min_ctas(int U, bool counts, bool warp_per_row) {
+    return counts ? 3 : U > 4 ? 4 : warp_per_row || BEFORE_HOPPER || AFTER_HOPPER ? 5 : 6;
+}
 
 // Counts a CTA as finished, and returns how many were before. What it stored before is visible to CTAs that count later.
 __device__ __forceinline__ unsigned count_finished(unsigned* counter) {
@@ -108,7 +110,7 @@ __device__ __forceinline__ unsigned count_finished(unsigned* counter) {
 
 // U: the vectors of a thread in flight. WARP_PER_ROW: the rows of a CTA are as many as its warps.
 template <typename Op, int U, bool WARP_PER_ROW>
-__global__ void __launch_bounds__(STATISTICS_THREADS, statistics_min_ctas(U, Op::COUNTS)) row_statistics(StatisticsRows<Op> rows) {
+__global__ void __launch_bounds__(STATISTICS_THREADS, statistics_min_ctas(U, Op::COUNTS, WARP_PER_ROW)) row_statistics(StatisticsRows<Op> rows) {
     constexpr int V = Op::V, BASE_ALIGNMENT = WARP_PER_ROW ? VECTOR_BYTES : LINE_BYTES;
     using Element = typename Op::Element;
     __shared__ Sums warp_sums[STATISTICS_THREADS / WARP];
