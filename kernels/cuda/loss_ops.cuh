@@ -140,7 +140,8 @@ struct Sums {
     float maximum, sum, third, count;
 };
 
-// The operations of row_statistics.cuh. `accumulate` adds vectors that a row has; padding is no element. `rescaled` changes the maximum.
+// The operations of row_statistics.cuh. `logit` is z of an element. `add` adds a z to Sums from `base`. `rescaled` changes the maximum. COUNTS: the
+// elements are counted.
 // `finish` gets the Sums of a row, and its element at the target if it has one. `given` has the pointers to what a row has beside x.
 struct CrossEntropyRows {
     const int64_t* target;

@@ -15,20 +15,6 @@ template <typename Op> struct GradientRows : Op::Given {
     int N;
 };
 
-// Loads a vector if the row has it. The compiler leaves the load where it is.
-template <bool KEEP_IN_L2> __device__ __forceinline__ void load16_if(bool inside, uint32_t (&packed)[4], const void* from, uint64_t policy) {
-#pragma unroll
-    for (int w = 0; w < 4; ++w) packed[w] = 0;
-    if constexpr (KEEP_IN_L2)
-        asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %4, 0;\n@p ld.global.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%5], %6;\n}"
-                     : "+r"(packed[0]), "+r"(packed[1]), "+r"(packed[2]), "+r"(packed[3])
-                     : "r"(unsigned(inside)), "l"(from), "l"(policy));
-    else
-        asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %4, 0;\n@p ld.global.v4.u32 {%0, %1, %2, %3}, [%5];\n}"
-                     : "+r"(packed[0]), "+r"(packed[1]), "+r"(packed[2]), "+r"(packed[3])
-                     : "r"(unsigned(inside)), "l"(from));
-}
-
 // Computes a vector that the row has. `column`: that of its first element. `from`: where it was loaded.
 template <typename Op>
 __device__ __forceinline__ void gradient_of_vector(const Op& op, const uint32_t (&packed)[4], const typename Op::Element* from, typename Op::Element* to, int column) {
@@ -80,7 +66,7 @@ __global__ void __launch_bounds__(GRADIENT_THREADS, U > 4 ? 3 : WARP_PER_ROW ? 4
 #pragma unroll
     for (int u = 0; u < U; ++u) {
         inside[u] = begin + u * lanes < end && (u > 0 || begin >= first);  // `first` is at most LINE_VECTORS
-        load16_if<KEEP_IN_L2>(inside[u], packed[u], from + u * lanes * V, policy);
+        load16_if<KEEP_IN_L2>(inside[u], packed[u], 0, from + u * lanes * V, policy);
     }
     const Op op(rows, loaded, rows.N);
     Element* const to = dx - offset + int64_t(begin) * V;

@@ -49,7 +49,7 @@ template <typename Op> __device__ __forceinline__ Sums merged_over_block(Sums su
     return merged_over_warp<Op>(lane < warps ? warp_sums[lane] : Sums{MINUS_INFINITY, 0.0f, 0.0f, 0.0f});
 }
 
-// Adds U vectors, all of which the row has.
+// Adds U vectors, all of which the row has, or padding where elements are not counted.
 template <typename Op, int U> __device__ __forceinline__ void accumulate(const typename Op::Given& given, Sums& sums, const uint32_t (&packed)[U][4]) {
     using P = Packed<typename Op::Element>;
     uint32_t running = packed[0][0];
@@ -74,30 +74,50 @@ template <typename Op> __device__ __forceinline__ void accumulate_one(const type
     sums.count += 1.0f;
 }
 
-// The Sums of a thread: of the vectors from `from` to `to` that begin at `base`, `lanes` vectors apart.
-template <typename Op, int U>
+// Loads a vector if `inside`; else its registers have `padding`. The compiler leaves the load where it is.
+template <bool KEEP_IN_L2> __device__ __forceinline__ void load16_if(bool inside, uint32_t (&packed)[4], uint32_t padding, const void* from, uint64_t policy) {
+#pragma unroll
+    for (int w = 0; w < 4; ++w) packed[w] = padding;
+    if constexpr (KEEP_IN_L2)
+        asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %4, 0;\n@p ld.global.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%5], %6;\n}"
+                     : "+r"(packed[0]), "+r"(packed[1]), "+r"(packed[2]), "+r"(packed[3])
+                     : "r"(unsigned(inside)), "l"(from), "l"(policy));
+    else
+        asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %4, 0;\n@p ld.global.v4.u32 {%0, %1, %2, %3}, [%5];\n}"
+                     : "+r"(packed[0]), "+r"(packed[1]), "+r"(packed[2]), "+r"(packed[3])
+                     : "r"(unsigned(inside)), "l"(from));
+}
+
+// The Sums of a thread: of the vectors from `from` to `to` that begin at `base`, `lanes` vectors apart. Padding takes the place of vectors behind `to`,
+// except where elements are counted. SHORT: a warp has the row, and all its lanes go the same way.
+template <typename Op, int U, bool SHORT>
 __device__ __forceinline__ Sums thread_sums(const typename Op::Given& given, const typename Op::Element* base, int from, int to, int lanes) {
     const uint4* next = reinterpret_cast<const uint4*>(base) + from;
     Sums sums = {MINUS_INFINITY, 0.0f, 0.0f, 0.0f};
     uint32_t packed[U][4];
     int left = to - from;  // also of the other threads
-    for (; left > (U - 1) * lanes; left -= U * lanes, next += U * lanes) {
+    if constexpr (!SHORT || Op::COUNTS)
+        for (; left > (U - 1) * lanes; left -= U * lanes, next += U * lanes) {
 #pragma unroll
-        for (int u = 0; u < U; ++u) assign(packed[u], next[u * lanes]);
-        accumulate<Op, U>(given, sums, packed);
+            for (int u = 0; u < U; ++u) assign(packed[u], next[u * lanes]);
+            accumulate<Op, U>(given, sums, packed);
+        }
+    for (; left > 0; left -= U * lanes, next += U * lanes) {  // once, unless SHORT
+#pragma unroll
+        for (int u = 0; u < U; ++u) load16_if<false>(u * lanes < left, packed[u], Packed<typename Op::Element>::MINUS_INFINITY_BITS, next + u * lanes, 0);
+        if constexpr (!Op::COUNTS) accumulate<Op, U>(given, sums, packed);
+        else
+#pragma unroll
+            for (int u = 0; u < U; ++u)
+                if (u * lanes < left) accumulate<Op, 1>(given, sums, reinterpret_cast<const uint32_t(&)[1][4]>(packed[u]));
     }
-    if (left <= 0) return sums;
-#pragma unroll
-    for (int u = 0; u < U - 1; ++u)
-        if (u * lanes < left) assign(packed[u], next[u * lanes]);
-#pragma unroll
-    for (int u = 0; u < U - 1; ++u)
-        if (u * lanes < left) accumulate<Op, 1>(given, sums, reinterpret_cast<const uint32_t(&)[1][4]>(packed[u]));
     return sums;
 }
 
 // The least CTAs an SM for __launch_bounds__, as registers allow.
-constexpr int statistics_min_ctas(int U, bool counts) { return counts ? 3 : U <= 4 ? 6 : 4; }
+constexpr int statistics_min_ctas(int U, bool counts, bool warp_per_row) {
+    return counts ? 3 : U > 4 ? 4 : warp_per_row || BEFORE_HOPPER || AFTER_HOPPER ? 5 : 6;
+}
 
 // Counts a CTA as finished, and returns how many were before. What it stored before is visible to CTAs that count later.
 __device__ __forceinline__ unsigned count_finished(unsigned* counter) {
@@ -108,7 +128,7 @@ __device__ __forceinline__ unsigned count_finished(unsigned* counter) {
 
 // U: the vectors of a thread in flight. WARP_PER_ROW: the rows of a CTA are as many as its warps.
 template <typename Op, int U, bool WARP_PER_ROW>
-__global__ void __launch_bounds__(STATISTICS_THREADS, statistics_min_ctas(U, Op::COUNTS)) row_statistics(StatisticsRows<Op> rows) {
+__global__ void __launch_bounds__(STATISTICS_THREADS, statistics_min_ctas(U, Op::COUNTS, WARP_PER_ROW)) row_statistics(StatisticsRows<Op> rows) {
     constexpr int V = Op::V, BASE_ALIGNMENT = WARP_PER_ROW ? VECTOR_BYTES : LINE_BYTES;
     using Element = typename Op::Element;
     __shared__ Sums warp_sums[STATISTICS_THREADS / WARP];
@@ -129,7 +149,7 @@ __global__ void __launch_bounds__(STATISTICS_THREADS, statistics_min_ctas(U, Op:
         to = min(end, (cta + 1) * rows.chunk);
     }
     if (from < first) from += lanes;  // `first` is at most LINE_VECTORS
-    Sums sums = thread_sums<Op, U>(rows, x - offset, from, to, lanes);
+    Sums sums = thread_sums<Op, U, WARP_PER_ROW>(rows, x - offset, from, to, lanes);
     if (cta == 0 && lane < EDGE_THREADS) {
         const int index = lane < FIRST_TAIL_THREAD ? offset + lane : end * V + lane - FIRST_TAIL_THREAD;
         if (index < row_end && (lane >= FIRST_TAIL_THREAD || index < first * V)) accumulate_one<Op>(rows, sums, to_float((x - offset)[index]));

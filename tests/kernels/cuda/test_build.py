@@ -2,6 +2,7 @@
 
 import ctypes
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -29,6 +30,15 @@ def test_a_library_links_all_parts(tmp_path, monkeypatch):
 
 def test_softmax_cu_has_a_part_for_each_operation():
     assert build.parts() == 10
+
+
+def test_losses_are_built_from_sources_of_their_names(tmp_path):
+    assert (build.parts("cross_entropy"), build.parts("logprob")) == (5, 1)
+    for function in build.LOSSES:
+        *words, source = build.command("nvcc", "sm_90a", tmp_path / "out.so", function)
+        assert Path(source).name == f"{function}.cu" and not [word for word in words if "SOFTBENCH_FUNCTION" in word]
+        assert build.sources(function)[0].name == f"{function}.cu"
+    assert len({build._key("/bin/true", "sm_90a", function) for function in (*build.FUNCTIONS, *build.LOSSES)}) == 5
 
 
 @needs_nvcc

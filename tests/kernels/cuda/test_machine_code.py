@@ -1,4 +1,4 @@
-"""The machine code that nvcc makes of softmax.cu."""
+"""The machine code that nvcc makes of softmax.cu and of the losses."""
 
 import functools
 import os
@@ -31,7 +31,7 @@ def parts(architecture):
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory):
-    """`compiled(architecture, function, part)`: the cubin of a part of softmax.cu and ptxas's report; made once."""
+    """`compiled(architecture, function, part)`: the cubin of a part of a function's source and ptxas's report; made once."""
 
     folder = tmp_path_factory.mktemp("cubin")
 
@@ -61,6 +61,55 @@ def test_no_kernel_spills_a_register(compiled, architecture):
     assert all("0 bytes spill stores, 0 bytes spill loads" in line for line in spills)
     for kernel in KERNELS:
         assert report.count(f"_ZN9softbench{len(kernel)}{kernel}I") >= 1, kernel
+
+
+LOSS_KERNELS = (
+    *(kernel for kernel in KERNELS if kernel not in ("sub_warp_aligned", "staged", "warp_row", "warp_two_rows")),
+    "row_statistics",
+)
+
+
+def loss_parts():
+    """The functions and parts of the losses to compile. On a machine of few cores, those without the tiers."""
+    if few_cores():
+        return [("cross_entropy", 3), ("logprob", 0)]
+    return [("logprob", 0), *(("cross_entropy", part) for part in range(build.parts("cross_entropy")))]
+
+
+@needs_nvcc
+@pytest.mark.parametrize("architecture", ["sm_90a"] if few_cores() else ["sm_80", "sm_90a", "sm_100a"])
+def test_no_kernel_of_a_loss_spills_a_register(compiled, architecture):
+    with ThreadPoolExecutor(1 if few_cores() else os.cpu_count()) as pool:
+        report = "".join(pool.map(lambda part: compiled(architecture, *part)[1], loss_parts()))
+    spills = [line for line in report.splitlines() if "spill stores" in line]
+    assert report.count("Compiling entry function") == len(spills) > (50 if few_cores() else 250)
+    assert all("0 bytes stack frame, 0 bytes spill stores" in line for line in spills)
+    for kernel in LOSS_KERNELS[-1:] if few_cores() else LOSS_KERNELS:
+        assert f"_ZN9softbench{len(kernel)}{kernel}I" in report, kernel
+
+
+@needs_nvcc
+@pytest.mark.parametrize(("kernel", "loads"), [("row_statistics", 4), ("row_gradient", 4)])
+def test_loads_of_a_row_are_in_flight_together(compiled, kernel, loads):
+    """Of 16 bytes each: the first use of the first vector comes after the last load."""
+    cubin, _ = compiled("sm_90a", "logprob", 0)
+    try:
+        names = [name for name in disassemble.resources(cubin) if kernel in name and "bfloat16" in name and "Li4ELb0" in name]
+        functions = disassemble.sass(cubin, names).split("Function : ")[1:]
+    except build.BuildError as error:
+        pytest.skip(str(error))
+    vectors = 0
+    for function in functions:
+        code = [line.split("*/", 1)[1].split(";")[0] for line in function.splitlines() if line.lstrip().startswith("/*") and ";" in line]
+        places = [i for i, line in enumerate(code) if "LDG" in line and ".128" in line]
+        if len(places) < loads:
+            continue  # the kernel that computes element by element
+        vectors += 1
+        first = re.search(r"(?:LDG\S+) R(\d+),", code[places[0]])
+        loaded = {f"R{int(first[1]) + word}" for word in range(4)}
+        between = code[places[0] + 1 : places[loads - 1]]
+        assert not [line for line in between if loaded & set(re.findall(r"(?<!U)R\d+", line.partition(",")[2]))], function.splitlines()[0]
+    assert vectors
 
 
 WRITES = re.compile(r"^\s*(?:@!?U?P\w+ )?(\S+) (?:U?P\w+, )*UR(\d+)")
