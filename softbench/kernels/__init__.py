@@ -1,7 +1,8 @@
-"""softbench's own kernels. `from softbench.kernels import softmax, log_softmax` takes the fastest that work here.
+"""softbench's own kernels. `from softbench.kernels import softmax, cross_entropy` takes the fastest that work here.
 
 `softbench.kernels.which(x)` says what runs and why, and `softbench.kernels.build()` builds the CUDA kernels. The rule is in
-`softbench.kernels.common.automatic`. `softbench.kernels.triton` and `softbench.kernels.cuda` have the operators of each.
+`softbench.kernels.common.automatic`, and for losses in `softbench.kernels.common.losses`. `softbench.kernels.triton` and
+`softbench.kernels.cuda` have the operators of each.
 
 The sources are in `kernels/` at the top of a checkout, and an installation maps them here. A bare checkout has no such mapping: there this
 module adds the folder beside the package to its own path.
@@ -16,10 +17,11 @@ if TYPE_CHECKING:
         build as build,
         log_softmax as log_softmax,
         softmax as softmax,
-        which as which,
     )
+    from softbench.kernels.common.losses import cross_entropy as cross_entropy, logprob as logprob, which as which
 
-__all__ = ["Choice", "build", "log_softmax", "softmax", "which"]
+__all__ = ["Choice", "build", "cross_entropy", "log_softmax", "logprob", "softmax", "which"]
+_OF_LOSSES = ("cross_entropy", "logprob", "which")
 
 _checkout = Path(__file__).resolve().parents[2] / "kernels"
 if (_checkout / "triton" / "__init__.py").is_file() and (_checkout.parent / "pyproject.toml").is_file():
@@ -30,9 +32,12 @@ def __getattr__(name: str) -> Any:
     """One of `__all__`, imported on first use: the parent process of a run imports this package, and never torch."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from softbench.kernels.common import automatic
+    if name in _OF_LOSSES:
+        from softbench.kernels.common import losses as module
+    else:
+        from softbench.kernels.common import automatic as module
 
-    found = getattr(automatic, name)
+    found = getattr(module, name)
     globals()[name] = found
     return found
 
