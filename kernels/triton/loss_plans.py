@@ -15,7 +15,8 @@ from .tier_candidates import LINE_BYTES, SHORT_ROW, rows_plans
 
 SHORT_SCALAR_ROW = 512  # bytes
 STREAM_TILES = 4  # vectors of a thread in flight; 32 to 40 registers then let an SM hold enough threads
-GRADIENT_THREADS = (64, 128, 256)
+GRADIENT_PROGRAMS = ((256, STREAM_TILES), (256, 2), (256, 1), (128, 1))  # threads and tiles
+LEAST_THREADS = 64
 REDUCTION_THREADS = (64, 128, 256)  # of a program that reduces part of a row
 WAVES = 12  # programs for each SM that a reduction of many rows has at least, so that the last ones end together
 LEAST_CHUNK, LEAST_CHUNK_OF_FEW = 16384, 4096  # bytes of a program's part of a row, of many and of few rows
@@ -75,9 +76,13 @@ def reduction_plan(problem: Problem) -> Plan:
 
 
 def gradient_plan(problem: Problem) -> Plan:
-    """The plan of a backward: as many programs a row as its vectors need."""
+    """The plan of a backward: as many programs a row as its vectors need. Few rows have shorter programs, so that every SM has one."""
     vectors = vectors_of(problem)
-    threads = next((count for count in GRADIENT_THREADS if count * STREAM_TILES >= vectors), GRADIENT_THREADS[-1])
-    parts = math.ceil(vectors / (threads * STREAM_TILES))
+    for threads, most in GRADIENT_PROGRAMS:
+        parts = math.ceil(vectors / (threads * most))
+        if problem.M * parts >= 2 * problem.sms:
+            break
+    while threads > LEAST_THREADS and threads // 2 * most >= vectors:
+        threads //= 2
     tiles = math.ceil(vectors / parts / threads)
     return _stream(problem, tiles, threads, math.ceil(vectors / (tiles * threads)))

@@ -29,7 +29,8 @@ def test_stream_plans_cover_each_row_once(size, sms):
             assert (plan.split_ctas - 1) * reach < vectors <= plan.split_ctas * reach and plan.threads == 32 * plan.warps
 
 
-def test_reductions_of_few_rows_use_every_sm():
+def test_few_rows_use_many_sms():
+    assert loss_plans.gradient_plan(problem(1, 128256, 2)).split_ctas > 120
     for M in (1, 8, 64):
         plan = loss_plans.reduction_plan(problem(M, 128256, 2))
         assert M * plan.split_ctas >= 60  # a program has at least 4 KiB
