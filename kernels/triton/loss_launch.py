@@ -120,7 +120,8 @@ def prepare(name: str, operands: Operands, options: Options) -> Prepared | None:
     if loss_plans.is_short(problem):
         return _tile(name, problem, strides, options)
     if name == "fused":
-        plan = loss_plans.fused_plan(problem, dispatch._device(x.device)[0])
+        additions = bool(options.label_smoothing) + bool(options.softcap)
+        plan = loss_plans.fused_plan(problem, dispatch.device_traits(x.device)[0], additions)
         return None if plan is None else _fused(problem, plan, strides, options)
     plan = loss_plans.reduction_plan(problem) if name == "reduction" else loss_plans.gradient_plan(problem)
     return (_reduction if name == "reduction" else _gradient)(problem, plan, strides, options)

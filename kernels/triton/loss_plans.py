@@ -15,12 +15,15 @@ from .tier_candidates import LINE_BYTES, SHORT_ROW, rows_plans
 
 SHORT_SCALAR_ROW = 512  # bytes
 STREAM_TILES = 4  # vectors of a thread in flight; 32 to 40 registers then let an SM hold enough threads
-GRADIENT_THREADS = (64, 128, 256)
+GRADIENT_PROGRAMS = ((256, STREAM_TILES), (256, 2), (256, 1), (128, 1))  # threads and tiles
+LEAST_THREADS = 64
 REDUCTION_THREADS = (64, 128, 256)  # of a program that reduces part of a row
 WAVES = 12  # programs for each SM that a reduction of many rows has at least, so that the last ones end together
 LEAST_CHUNK, LEAST_CHUNK_OF_FEW = 16384, 4096  # bytes of a program's part of a row, of many and of few rows
 FEW_BYTES = 64 * 1024  # for each SM: below it, all bytes are in flight at once
 MAX_PARTS = 128
+# Tiles of a cluster's plan, twice those of 16 bits, by the number of additions: PlanCTA of Triton 3.6 gives up at a number of operations.
+MOST_WORDS_OF_CLUSTER = (64, 32, 16)
 WARP = 32
 
 
@@ -30,15 +33,21 @@ def is_short(problem: Problem) -> bool:
     return problem.N * problem.element_size <= (SHORT_SCALAR_ROW if scalar else SHORT_ROW)
 
 
-def fused_plan(problem: Problem, device: str) -> Plan | None:
-    """A plan of the tier rows or cluster; None if neither can hold a row."""
+def fused_plan(problem: Problem, device: str, additions: int = 0) -> Plan | None:
+    """A plan of the tier rows or cluster; None if neither can hold a row.
+
+    `additions`: how many of label smoothing and softcap add operations to each element.
+    """
     plans = itertools.chain((choose(problem, device),), candidates(problem), rows_plans(problem))
-    return next((plan for plan in plans if _fits_fused(plan)), None)
+    most = MOST_WORDS_OF_CLUSTER[additions] // (2 if problem.element_size == 2 else 1)
+    return next((plan for plan in plans if _fits_fused(plan, most)), None)
 
 
-def _fits_fused(plan: Plan) -> bool:
+def _fits_fused(plan: Plan, most_tiles: int) -> bool:
     whole = plan.vector_words * 4 == VECTOR_BYTES
-    return whole and (plan.tier == "cluster" or (plan.tier == "rows" and plan.threads > WARP and plan.rows == 1))
+    if plan.tier == "cluster":
+        return whole and plan.tiles <= most_tiles
+    return whole and plan.tier == "rows" and plan.threads > WARP and plan.rows == 1
 
 
 def _stream(problem: Problem, tiles: int, threads: int, parts: int) -> Plan:
@@ -67,9 +76,13 @@ def reduction_plan(problem: Problem) -> Plan:
 
 
 def gradient_plan(problem: Problem) -> Plan:
-    """The plan of a backward: as many programs a row as its vectors need."""
+    """The plan of a backward: as many programs a row as its vectors need. Few rows have shorter programs, so that every SM has one."""
     vectors = vectors_of(problem)
-    threads = next((count for count in GRADIENT_THREADS if count * STREAM_TILES >= vectors), GRADIENT_THREADS[-1])
-    parts = math.ceil(vectors / (threads * STREAM_TILES))
+    for threads, most in GRADIENT_PROGRAMS:
+        parts = math.ceil(vectors / (threads * most))
+        if problem.M * parts >= 2 * problem.sms:
+            break
+    while threads > LEAST_THREADS and threads // 2 * most >= vectors:
+        threads //= 2
     tiles = math.ceil(vectors / parts / threads)
     return _stream(problem, tiles, threads, math.ceil(vectors / (tiles * threads)))

@@ -1,8 +1,8 @@
-"""softbench's own kernels. `from softbench.kernels import softmax, log_softmax` takes the fastest that work here.
+"""softbench's own kernels. `from softbench.kernels import softmax, cross_entropy` takes the fastest that work here.
 
 `softbench.kernels.which(x)` says what runs and why, and `softbench.kernels.build()` builds the CUDA kernels. The rule is in
-`softbench.kernels.common.automatic`. `softbench.kernels.triton` and `softbench.kernels.cuda` have the operators of each. `use` and `enable`
-let torch's own functions run these kernels.
+`softbench.kernels.common.automatic`, and for losses in `softbench.kernels.common.losses`. `softbench.kernels.triton` and
+`softbench.kernels.cuda` have the operators of each. `use` and `enable` let torch's own functions run these kernels.
 
 The sources are in `kernels/` at the top of a checkout, and an installation maps them here. A bare checkout has no such mapping: there this
 module adds the folder beside the package to its own path.
@@ -17,11 +17,13 @@ if TYPE_CHECKING:
         build as build,
         log_softmax as log_softmax,
         softmax as softmax,
-        which as which,
     )
+    from softbench.kernels.common.losses import cross_entropy as cross_entropy, logprob as logprob, which as which
     from softbench.kernels.common.override import enable as enable, use as use
 
-__all__ = ["Choice", "build", "enable", "log_softmax", "softmax", "use", "which"]
+__all__ = ["Choice", "build", "cross_entropy", "enable", "log_softmax", "logprob", "softmax", "use", "which"]
+_MODULES = {"cross_entropy": "losses", "logprob": "losses", "which": "losses", "enable": "override", "use": "override"}
+"""The modules of `softbench.kernels.common` with these names; the others are in `automatic`."""
 
 _checkout = Path(__file__).resolve().parents[2] / "kernels"
 if (_checkout / "triton" / "__init__.py").is_file() and (_checkout.parent / "pyproject.toml").is_file():
@@ -34,7 +36,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    found = getattr(import_module(f"softbench.kernels.common.{'override' if name in ('enable', 'use') else 'automatic'}"), name)
+    found = getattr(import_module(f"softbench.kernels.common.{_MODULES.get(name, 'automatic')}"), name)
     globals()[name] = found
     return found
 

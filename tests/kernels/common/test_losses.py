@@ -1,0 +1,147 @@
+"""`softbench.kernels.cross_entropy` and `logprob` on the CPU, where torch computes: gradients, options, compilers and errors."""
+
+import math
+
+import pytest
+import torch
+from softbench.kernels.common import losses
+from torch.library import opcheck
+from torch.nn import functional
+
+from softbench.kernels import cross_entropy, logprob, which
+
+OPTIONS = [{}, {"label_smoothing": 0.1, "z_loss": 0.01, "softcap": 3.0}]
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def logits():
+    torch.manual_seed(0)
+    return torch.randn(2, 3, 11, dtype=torch.float64, requires_grad=True)
+
+
+TARGET = torch.tensor([[0, -100, 10], [3, 3, 7]])
+COUNTED = TARGET.clamp(min=0)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_gradients_in_float64_are_those_of_finite_differences(logits, options):
+    for reduction in losses.REDUCTIONS:
+        assert torch.autograd.gradcheck(lambda x, how=reduction: cross_entropy(x, TARGET, reduction=how, **options), (logits,))
+    assert torch.autograd.gradcheck(lambda x: logprob(x, COUNTED), (logits,))
+
+
+@pytest.mark.parametrize("reduction", losses.REDUCTIONS)
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_cross_entropy_is_torchs(logits, reduction, smoothing):
+    given = {"reduction": reduction, "label_smoothing": smoothing}
+    x = logits.detach().float().requires_grad_()
+    got = cross_entropy(x, TARGET, **given)
+    expected = functional.cross_entropy(x.flatten(0, 1), TARGET.flatten(), **given)
+    assert torch.allclose(got.flatten(), expected.flatten(), atol=1e-6)
+    pair = [torch.autograd.grad(loss.sum(), x)[0] for loss in (got, expected)]
+    assert torch.allclose(*pair, atol=1e-6)
+
+
+def test_means_of_no_rows_are_nan_as_torchs():
+    assert cross_entropy(torch.randn(2, 5), torch.tensor([-100, -100])).isnan()
+    assert cross_entropy(torch.randn(0, 5), torch.zeros(0, dtype=torch.int64)).isnan()
+
+
+def test_logprob_and_entropy_are_those_of_a_categorical(logits):
+    found, entropy = logprob(logits, COUNTED)
+    expected = torch.distributions.Categorical(logits=logits)
+    assert torch.allclose(found, expected.log_prob(COUNTED)) and torch.allclose(entropy, expected.entropy())
+
+
+def test_16_bits_have_float32_losses_and_gradients_in_16_bits(logits):
+    x = logits.detach().bfloat16().requires_grad_()
+    loss = cross_entropy(x, TARGET)
+    assert loss.dtype is torch.float32 and torch.autograd.grad(loss, x)[0].dtype is torch.bfloat16
+    with torch.autocast("cpu", torch.bfloat16):
+        wide = torch.randn(4, 8) @ torch.randn(8, 11)
+        classes = torch.tensor([1, 2, 3, 4])
+        ours, theirs = cross_entropy(wide, classes), functional.cross_entropy(wide, classes)
+    assert wide.dtype is torch.bfloat16 and ours.dtype is theirs.dtype is torch.float32 and torch.allclose(ours, theirs)
+
+
+def test_torch_compile_takes_both_whole(logits):
+    def step(x):
+        found, entropy = logprob(x, COUNTED)
+        return cross_entropy(x, TARGET) + found.sum() + entropy.sum()
+
+    (expected,) = torch.autograd.grad(step(logits), logits)
+    torch._dynamo.reset()
+    (got,) = torch.autograd.grad(torch.compile(step, fullgraph=True, backend="aot_eager")(logits), logits)
+    assert torch.allclose(got, expected)
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_operators_are_registered_whole(logits, requires_grad):
+    x = logits.detach().float().view(-1, 11).requires_grad_(requires_grad)
+    opcheck(losses._cross_entropy, (x, TARGET.view(-1), -100, 0.1, 0.01, 3.0))
+    opcheck(losses._logprob, (x, COUNTED.view(-1)))
+    rows = torch.rand(6)
+    opcheck(losses._cross_entropy_backward, (x.detach(), TARGET.view(-1), rows, rows, -100, 0.1, 0.01, 3.0))
+    opcheck(losses._logprob_backward, (x.detach(), COUNTED.view(-1), rows, rows, rows, rows))
+
+
+def test_training_steps_are_those_with_torchs_loss():
+    def trained(loss):
+        torch.manual_seed(1)
+        model = torch.nn.Sequential(torch.nn.Embedding(17, 8), torch.nn.Linear(8, 8), torch.nn.Tanh(), torch.nn.Linear(8, 17))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        tokens = torch.randint(17, (4, 9))
+        tokens[0, -1] = -100
+        for _ in range(5):
+            optimizer.zero_grad()
+            logits = model(tokens[:, :-1])
+            loss(logits, tokens[:, 1:]).backward()
+            optimizer.step()
+        return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+    ours = trained(cross_entropy)
+    assert torch.allclose(ours, trained(lambda x, target: functional.cross_entropy(x.flatten(0, 1), target.flatten())), atol=1e-6)
+
+
+def test_targets_out_of_range_raise_as_torch_does():
+    x, target = torch.randn(2, 5), torch.tensor([0, 5])
+    with pytest.raises(IndexError, match="Target 5 is out of bounds"):
+        cross_entropy(x, target)
+    with pytest.raises(RuntimeError, match="out of bounds"):
+        logprob(x, target)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "said"),
+    [
+        (lambda x, t: cross_entropy(x, t, reduction="max"), ValueError, "must be one of mean, sum, none"),
+        (lambda x, t: cross_entropy(x, t, label_smoothing=1.5), ValueError, "must be 0 to 1"),
+        (lambda x, t: cross_entropy(x, t[:1]), ValueError, r"target is \(1,\); it must have the shape of the logits, \(2, 5\)"),
+        (lambda x, t: logprob(x, t.int()), TypeError, "it must be int64"),
+    ],
+)
+def test_wrong_arguments_are_named(call, error, said):
+    with pytest.raises(error, match=said):
+        call(torch.randn(2, 5), torch.tensor([0, 1]))
+
+
+def test_which_says_what_runs_a_loss(monkeypatch):
+    assert str(which(torch.randn(2, 5), function="logprob")) == "torch: the logits are on cpu, and our kernels run on CUDA GPUs"
+    assert which(torch.randn(2, 5)).kernels == "torch"  # softmax
+    with pytest.raises(ValueError, match="must be one of softmax, log_softmax, cross_entropy, logprob"):
+        which(torch.randn(2, 5), function="gelu")
+    monkeypatch.setattr(losses, "without_triton", lambda: "")
+    assert losses._choose(torch.device("cuda"), torch.bfloat16).kernels == "triton"
+    assert "float64" in losses._choose(torch.device("cuda"), torch.float64).why
+    monkeypatch.setattr(losses, "without_triton", lambda: "Triton is not installed")
+    assert losses._choose(torch.device("cuda"), torch.bfloat16) == losses.Choice("torch", "Triton is not installed")
+
+
+def test_infinities_are_those_of_torch():
+    x = torch.tensor([[0.0, -math.inf, 1.0], [-math.inf, 2.0, -math.inf]], requires_grad=True)
+    target = torch.tensor([1, 1])
+    loss = cross_entropy(x, target, reduction="none")
+    assert loss[0] == math.inf and loss[1] == 0
+    _, entropy = logprob(x, target)
+    assert torch.isfinite(entropy).all() and entropy[1] == 0
