@@ -121,6 +121,9 @@ def test_the_yardstick_moves_the_bytes_of_scores(direction):
         case, backend = case_of(text, direction, (2, 3, 40, 33)), copy.Copy()
         found = PreCheck(case, backend.prepare(case), any_dim.make(case, 0, CPU), backend, None).run(3)
         assert found.grade is Grade.YARDSTICK, (text, found)
+        one_query = case_of(text, direction, (2, 3, 1, 33))  # a single query sees all keys, and its rows are a matrix
+        found = PreCheck(one_query, backend.prepare(one_query), any_dim.make(one_query, 0, CPU), backend, None).run(3)
+        assert found.grade is Grade.YARDSTICK, (text, found)
 
 
 def test_a_sweep_gives_scores_four_sizes():
