@@ -36,6 +36,7 @@ COVERED_BY = {
     "ops/masked_softmax/check_cases": "ops/masked_softmax/test_tolerance.py",
     "ops/masked_softmax/independent": "ops/masked_softmax/test_tolerance.py",
     "ops/masked_softmax/inputs": "ops/masked_softmax/test_tolerance.py",
+    "ops/masked_softmax/masks": "ops/masked_softmax/test_tolerance.py",
     "ops/masked_softmax/numerics": "ops/masked_softmax/test_tolerance.py",
     "ops/masked_softmax/reference": "ops/masked_softmax/test_tolerance.py",
     "ops/masked_softmax/spec": "ops/test_scores.py",

@@ -93,6 +93,15 @@ MAX_EXTENT = 2**48
 MAX_DIMENSIONS = 8
 
 
+DIMS = ("B", "H", "S", "N")
+"""The axes of attention scores: batch, heads, queries, and keys, which are the columns."""
+
+
+def first_sees(S: int, N: int) -> int:
+    """How many of N keys the first of S queries sees, if none sees a later key: the last query sees all keys if there are as many."""
+    return 1 + max(0, N - S)
+
+
 class Shape(NamedTuple):
     """The shape of a case's tensors where they are not (M, N), and the dimension of the rows."""
 

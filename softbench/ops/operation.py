@@ -6,15 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
 
-from softbench.core.case import DTYPES, Case, Direction, Value, op_text
+from softbench.core.case import DIMS, DTYPES, Case, Direction, Value, op_text
 from softbench.ops import parameters
 from softbench.ops.parameters import Parameter, Setting, holds
 
 ELEMENT_BYTES = DTYPES | {"int64": 8, "int32": 4, "bool": 1}
 """Bytes per element of each dtype that a tensor may have."""
 AXES = ("M", "N")
-DIMS = ("B", "H", "S", "N")
-"""The axes of attention scores: batch, heads, queries, and keys, which are the columns."""
 SEEN = "seen"
 """The share of a tensor that consists of what queries see, and the name of the number of columns that each row sees."""
 CASE_DTYPE = "case"
@@ -27,8 +25,8 @@ class TensorSpec:
 
     axes: tuple[str | int, ...]
     """Its axes, such as `("M", "N")`: M, N, the name of a parameter that is a whole number, or a number. The first axis of an output is M,
-    because rows of it are sampled. With `scores` of the operation, a tensor may have axes of DIMS. A parameter whose choices are words of
-    such axes, such as BSN, gives all axes: those that the word lacks have size 1, and rows share the tensor along them."""
+    because rows of it are sampled. With `scores` of the operation, a tensor may have axes of DIMS in their order, or a parameter whose
+    choices are words of such axes, such as BSN. Rows share it along the others, which have size 1 if it has N, and else do not exist."""
     dtype: str = CASE_DTYPE
     """A key of ELEMENT_BYTES, CASE_DTYPE, or the name of a parameter whose choices are such."""
     when: Setting = ()
@@ -41,8 +39,10 @@ class TensorSpec:
         if case.shape and self.has_columns:
             return case.sizes
         if self.is_shared:
-            sizes: dict[str | int, int] = dict(zip(DIMS, case.sizes, strict=True)) if case.shape else {}
-            return tuple(sizes.get(axis, 1) for axis in self.axes) if sizes else (case.M, case.N)[: 1 + ("N" in self.axes)]
+            if not case.shape:
+                return (case.M, case.N)[: 1 + ("N" in self.axes)]
+            sizes = {axis: size if axis in self.axes else 1 for axis, size in zip(DIMS, case.sizes, strict=True)}
+            return tuple(sizes[axis] for axis in DIMS if "N" in self.axes or axis in self.axes)
         return tuple(axis if isinstance(axis, int) else getattr(case, axis) for axis in self.axes)
 
     def dtype_of(self, case: Case) -> str:
@@ -74,7 +74,7 @@ class TensorSpec:
         for axis in self.axes:
             value = values.get(axis) if isinstance(axis, str) else None
             if isinstance(value, str):
-                axes += tuple(one if one in value else 1 for one in DIMS)
+                axes += tuple(value)
             else:
                 axes += (axis if value is None else int(value),)
         return TensorSpec(axes, str(values.get(self.dtype, self.dtype)), only_seen=self.only_seen)
@@ -229,11 +229,6 @@ class Operation:
     def gbps(self, case: Case, us: float) -> float:
         """Decimal GB/s of a call that takes `us` microseconds."""
         return self.bytes_moved(case) / us / 1e3
-
-
-def first_sees(S: int, N: int) -> int:
-    """How many of N keys the first of S queries sees, if none sees a later key: the last query sees all keys if there are as many."""
-    return 1 + max(0, N - S)
 
 
 def _seen_share(S: int, N: int) -> float:

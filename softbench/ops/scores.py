@@ -7,13 +7,15 @@ such a part belongs to the first of the rows that share it.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from softbench.core.case import Case
-from softbench.ops.operation import DIMS, TensorSpec, first_sees
+from softbench.core.case import DIMS, Case, first_sees
 from softbench.ops.registry import operation
+
+if TYPE_CHECKING:
+    from softbench.ops.operation import TensorSpec
 
 OPERATORS = ("Tensor.tril_", "Tensor.masked_fill_")
 """What the tamper guard protects of torch for these functions."""

@@ -22,7 +22,7 @@ from softbench.core.case import Case
 from softbench.core.outcome import Accuracy, Grade
 from softbench.ops.check_case import Tensors
 from softbench.ops.dtypes import TENSOR_DTYPES
-from softbench.ops.operation import Operation
+from softbench.ops.operation import SEEN, Operation
 from softbench.ops.registry import operation
 from softbench.ops.rows import row_chunks
 
@@ -61,7 +61,7 @@ def steps(op: Operation, case: Case) -> tuple[Step, ...]:
 
 def _step(op: Operation, case: Case, reads: Sequence[str], writes: Sequence[str]) -> Step:
     one = op.passes[case.direction]
-    usable = [name for name in reads if name in (*one.inputs, *one.outputs) and read_bytes(op, case, name) == op.tensors[name].bytes(case)]
+    usable = [name for name in reads if name in (*one.inputs, *one.outputs) and _is_whole(op, case, name)]
     sums: dict[tuple[object, ...], Sum] = {}
     for result in writes:
         kind = _kind(op, case, result)
@@ -69,6 +69,12 @@ def _step(op: Operation, case: Case, reads: Sequence[str], writes: Sequence[str]
         sums[kind] = Sum(tuple(name for name in usable if _kind(op, case, name) == kind), (*there, result))
     used = {name for one in sums.values() for name in one.sources}
     return Step(tuple(sums.values()), tuple(name for name in reads if name not in used))
+
+
+def _is_whole(op: Operation, case: Case, name: str) -> bool:
+    """True if the pass reads a tensor as a whole, in any part of its rows too: what queries see depends on their place."""
+    seen = op.passes[case.direction].share(name) == SEEN
+    return not seen and read_bytes(op, case, name) == op.tensors[name].bytes(case)
 
 
 def _kind(op: Operation, case: Case, name: str) -> tuple[object, ...]:

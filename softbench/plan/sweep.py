@@ -9,6 +9,7 @@ from math import prod
 
 from softbench.core.case import (
     AT_DIM,
+    DIMS,
     DTYPES,
     LONGEST_OP,
     MAX_EXTENT,
@@ -23,7 +24,6 @@ from softbench.core.case import (
 )
 from softbench.core.errors import UsageError
 from softbench.core.text import unknown
-from softbench.ops.operation import DIMS
 from softbench.ops.registry import declared, names, operation
 
 MAX_VALUES = 10_000  # of one axis: more is a slip of the pen, and would be weeks of measuring

@@ -16,6 +16,7 @@ from softbench.core.text import size
 from softbench.ops.check_case import CheckCase, Draw, Tensors
 from softbench.ops.dtypes import DTYPES
 from softbench.ops.registry import numerics, operation
+from softbench.ops.scores import of_rows
 from softbench.plugins.traits import interpreted, over_dim, reuses_output
 from softbench.worker.any_dim import rows_of, rows_of_outputs
 from softbench.worker.async_work import AsyncWorkWatch
@@ -69,7 +70,9 @@ class CheckCaseRunner:
         shape = given[0].movedim(dim, -1).shape
         case = Case(max(1, given[0].numel()) // max(1, shape[-1]), shape[-1], dtype, direction, self.device.type, self.operation)
         if operation(self.operation).scores:
-            case = replace(case, shape="x".join(map(str, given[0].shape)))
+            sizes = tuple(given[0].shape)
+            case = replace(case, shape="x".join(map(str, sizes if len(sizes) > 2 else (1, 1, *sizes))))
+            given = given if len(sizes) > 2 else of_rows(case, given)
         if reason := refused(self.backend, case):
             return reason
         if item.dim is None:

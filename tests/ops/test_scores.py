@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,12 +11,15 @@ from softbench.backends import copy, torch_eager
 from softbench.core.case import Case, Direction
 from softbench.core.errors import UsageError
 from softbench.core.outcome import Grade
-from softbench.ops import scores
+from softbench.ops import registry, scores, user_file
 from softbench.ops.declaration import from_json, to_json, validate
-from softbench.ops.operation import Preset, TensorSpec
+from softbench.ops.operation import SEEN, Operation, Pass, Preset, Share, TensorSpec
+from softbench.ops.parameters import Parameter
 from softbench.ops.registry import declared, operation
+from softbench.ops.values import Values
 from softbench.plan.sweep import Sweep, cases
 from softbench.worker import any_dim
+from softbench.worker.check_case import CheckCaseRunner
 from softbench.worker.pre_check import PreCheck, verify_outputs
 from softbench.worker.rotating_inputs import RotatingInputs
 
@@ -32,10 +36,10 @@ def case_of(text, direction=F, sizes=(2, 3, 4, 5), dtype="bf16"):
 @pytest.mark.parametrize(
     ("axes", "shape", "of_row"),
     [
-        (("B", 1, "S", "N"), (2, 1, 4, 5), lambda b, h, s: (b, 0, s)),
-        ((1, "H", "S", "N"), (1, 3, 4, 5), lambda b, h, s: (0, h, s)),
-        ((1, 1, "S", "N"), (1, 1, 4, 5), lambda b, h, s: (0, 0, s)),
-        (("B", 1, 1, "N"), (2, 1, 1, 5), lambda b, h, s: (b, 0, 0)),
+        (("B", "S", "N"), (2, 1, 4, 5), lambda b, h, s: (b, 0, s)),
+        (("H", "S", "N"), (1, 3, 4, 5), lambda b, h, s: (0, h, s)),
+        (("S", "N"), (1, 1, 4, 5), lambda b, h, s: (0, 0, s)),
+        (("B", "N"), (2, 1, 1, 5), lambda b, h, s: (b, 0, 0)),
         (("B", "H", "S", "N"), (2, 3, 4, 5), lambda b, h, s: (b, h, s)),
         (("H",), (3,), lambda b, h, s: (h,)),
         (("B", "H", "S"), (2, 3, 4), lambda b, h, s: (b, h, s)),
@@ -117,6 +121,9 @@ def test_the_yardstick_moves_the_bytes_of_scores(direction):
         case, backend = case_of(text, direction, (2, 3, 40, 33)), copy.Copy()
         found = PreCheck(case, backend.prepare(case), any_dim.make(case, 0, CPU), backend, None).run(3)
         assert found.grade is Grade.YARDSTICK, (text, found)
+        one_query = case_of(text, direction, (2, 3, 1, 33))  # a single query sees all keys, and its rows are a matrix
+        found = PreCheck(one_query, backend.prepare(one_query), any_dim.make(one_query, 0, CPU), backend, None).run(3)
+        assert found.grade is Grade.YARDSTICK, (text, found)
 
 
 def test_a_sweep_gives_scores_four_sizes():
@@ -142,3 +149,56 @@ def test_the_declaration_survives_json_and_is_checked():
     ):
         with pytest.raises(ValueError, match=message):
             validate(replace(given, **changed))
+
+
+BIASED = Operation(
+    name="biased",
+    tensors={"x": TensorSpec(("M", "N")), "bias": TensorSpec(("H", "S", "N")), "y": TensorSpec(("M", "N"))},
+    passes={"forward": Pass(("x", "bias"), ("y",), ("x", "bias"), (Share("x", SEEN, ("causal", True)),))},
+    parameters=(Parameter("causal", "bool", False),),
+    scores=True,
+    causal=("causal", True),
+)
+
+
+class Biased(Values):
+    """x + bias, and 0 beyond what a causal query sees."""
+
+    def draw(self, case, random):
+        rows = random.normal(case.M, case.N), random.normal(case.M, case.N)
+        return (*rows, torch.randint(1, case.N + 1, (case.M,), generator=random.generator)) if case.parameters else rows
+
+    def reference(self, case, x, bias, *seen):
+        y = x + bias
+        return (torch.where(torch.arange(case.N) < seen[0][:, None], y, 0.0) if seen else y,)
+
+    def bound(self, case, x, bias, *seen):
+        return (2.0**-7 * (x.abs() + bias.abs()) + 2.0**-24,)
+
+    def structured_rows(self, case):
+        return {"constant": lambda x, *others: x.fill_(3), "large": lambda x, *others: x.mul_(100)}
+
+
+def biased(ahead, case):
+    """The call of a backend that sees so many keys ahead."""
+    if not case.parameters:
+        return lambda x, bias: x + bias
+    return lambda x, bias: (x + bias).tril(max(0, x.shape[-1] - x.shape[-2]) + ahead)
+
+
+def test_a_user_may_declare_an_operation_of_scores(monkeypatch):
+    monkeypatch.setattr(registry, "_added", {})
+    monkeypatch.setattr(registry, "_numerics", {})
+    validate(BIASED)
+    registry.add(BIASED, "biased.py", Biased())
+    for op in ("biased", "biased(causal=true)"):
+        user_file._try(operation(op), registry.numerics(op), Case(32, 48, "bf16", F, "cpu", op))
+        case = Case(24, 5, "bf16", F, "cpu", op, "2x3x4x5")
+        right = biased(0, case)
+        for call, grade in ((right, Grade.PASS), (lambda x, bias: x + bias.flip(1), Grade.WRONG), (lambda x, bias: x, Grade.WRONG)):
+            assert PreCheck(case, call, any_dim.make(case, 0, CPU), object(), None).run(3).grade is grade
+        backend = SimpleNamespace(name="user", operations=("biased(causal)",), supports=lambda case: None)
+        for ahead in (0, 1):
+            backend.prepare = partial(biased, ahead)
+            found = CheckCaseRunner(backend, "cpu", operation=op).run("normal 64x781", F, "bf16", 0)
+            assert found.grade is (Grade.WRONG if ahead and op != "biased" else Grade.PASS)

@@ -33,7 +33,7 @@ def logits(case, x, mask, *, later=0, wrap=lambda z: z):
     if mask is not None:
         z = z + mask.float() if given["mask"] == "additive" else z.masked_fill(~mask, -math.inf)
     if given["causal"]:
-        z = z.masked_fill(torch.ones(S, N, dtype=torch.bool).triu(1 + later + max(0, N - S)), -math.inf)
+        z = z.masked_fill(torch.ones(S, N, dtype=torch.bool, device=x.device).triu(1 + later + max(0, N - S)), -math.inf)
     return z
 
 
@@ -154,7 +154,8 @@ def _top_left(case):
     """A query sees as many keys as its number, though there are more keys than queries."""
 
     def forward(x):
-        return torch.softmax(x.float().masked_fill(torch.ones(x.shape[-2:], dtype=torch.bool).triu(1), -math.inf), dim=-1).to(x.dtype)
+        later = torch.ones(x.shape[-2:], dtype=torch.bool, device=x.device).triu(1)
+        return torch.softmax(x.float().masked_fill(later, -math.inf), dim=-1).to(x.dtype)
 
     return forward
 
@@ -163,7 +164,11 @@ def constant(value):
     def made(case):
         def call(first, *others):
             out = torch.full_like(first, value)
-            return (out, torch.full(first.shape[:-1], value)) if case.direction is B and operation(case.op).values["sink"] else out
+            return (
+                (out, torch.full(first.shape[:-1], value, device=first.device))
+                if case.direction is B and operation(case.op).values["sink"]
+                else out
+            )
 
         return call
 

@@ -12,7 +12,7 @@ import torch
 from softbench.core.case import Case, Direction
 from softbench.ops import scores
 from softbench.ops.check_case import CheckCase, Draw, Tensors
-from softbench.ops.masked_softmax import inputs, reference, structured_rows
+from softbench.ops.masked_softmax import inputs, masks, reference
 from softbench.ops.masked_softmax.reference import Rows
 from softbench.ops.registry import operation
 from softbench.ops.rowwise.structured_rows import Places
@@ -110,12 +110,12 @@ def _scale(op: str) -> float:
 
 
 def _of_mask(name: str, off: float) -> Iterator[tuple[str, Change]]:
-    for what, change in structured_rows.of_mask(off).items():
+    for what, change in masks.of_mask(off).items():
         yield f"a {name} {what}", partial(_changed, name, change)
         yield f"a {name} {what} in one row", partial(_changed, name, change, row=3)
 
 
-def _changed(name: str, change: structured_rows.Change, rows: Rows, places: Places, row: int | None = None) -> None:
+def _changed(name: str, change: masks.Change, rows: Rows, places: Places, row: int | None = None) -> None:
     values = getattr(rows, name)
     change(values if row is None else values[row : row + 1], places)
 

@@ -16,8 +16,8 @@ from softbench.ops.masked_softmax.spec import ADDITIVE, BOOLEAN, MASK
 from softbench.ops.rows import row_chunks
 from softbench.ops.rowwise.inputs import generator_of
 
-KEPT = 0.8
-"""The share of elements that take part where there is a mask. The first of each row does, so no row of the draw is NaN."""
+KEPT = 205
+"""Of 256 elements so many take part where there is a mask. The first of each row does, so no row of the draw is NaN."""
 GRID = 16
 """Sinks are multiples of 1 / GRID: 16 bits hold them, so models with sinks of 16 bits compute the same."""
 
@@ -43,8 +43,9 @@ def _draw(case: Case, x: torch.Tensor, generator: torch.Generator) -> Rows:
     """x with masks, sinks, and the number of keys that each row sees."""
     kind, device = case.parameters.get(MASK.name), x.device
     needs = reference.names(replace(case, direction=Direction.FORWARD))
-    kept = torch.rand(x.shape, generator=generator, device=device) < KEPT if kind else None
-    if kept is not None:
+    kept = None
+    if kind:
+        kept = torch.randint(256, x.shape, generator=generator, dtype=torch.uint8, device=device) < KEPT
         kept[:, :1] = True
     bias = None
     if kind == ADDITIVE and kept is not None:

@@ -1,0 +1,138 @@
+"""The kernels of attention scores: right within the bounds under the interpreter, vectors and no spills in machine code for sm_90."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from interpreted import run_interpreted
+from softbench.kernels.triton import scores
+
+CHECKED = """
+import torch
+from masked_softmaxes import case_of
+from softbench.backends.own_kernels import own
+from softbench.core.case import Direction
+from softbench.worker import any_dim
+from softbench.worker.pre_check import PreCheck
+for direction in Direction.FORWARD, Direction.BACKWARD:
+    for dtype, sizes in {shapes}:
+        case = case_of({text!r}, dtype, direction, sizes)
+        given = any_dim.make(case, 0, torch.device("cpu"))
+        found = PreCheck(case, own.prepare(case), given, own, None).run(3)
+        assert found.grade.value == "pass", (case.key, found)
+print("fine")
+"""
+SHAPES = [("fp32", (2, 2, 9, 65)), ("fp16", (1, 2, 9, 4)), ("bf16", (2, 3, 3, 1025)), ("bf16", (1, 2, 5, 1026))]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "scale=0.125",
+        "mask=boolean,mask_axes=BN,causal=true",
+        "scale=0.3,mask=additive,mask_axes=HSN,causal=true,sink=true",
+        "scale=5,mask=boolean,mask_axes=SN,sink=true",
+        "mask=additive,causal=true",
+        "mask=additive,mask_axes=BHSN",
+    ],
+)
+def test_results_are_within_the_bounds(text):
+    run_interpreted(CHECKED.format(text=text, shapes=SHAPES))
+
+
+GRADIENTS = """
+import math, torch
+from softbench.kernels.triton.masked_softmax import masked_softmax
+torch.manual_seed(0)
+keep = torch.rand(2, 1, 1, 13) < 0.7
+keep[..., 0] = True
+bias = torch.randn(3, 1, 5).movedim(2, 0)[:, :, None].expand(5, 3, 7, 1)[:1]
+for mask, causal in ((None, False), (keep, True), (torch.randn(3, 7, 13), True), (torch.randn(13, 7).t(), False), (bias, True)):
+    for sink in (None, torch.randn(3, requires_grad=True)):
+        x = torch.randn(2, 7, 3, 13).transpose(1, 2).requires_grad_()
+        z = 0.3 * x.double()
+        if mask is not None:
+            z = z.masked_fill(~mask, -math.inf) if mask.dtype is torch.bool else z + mask
+        if causal:
+            z = z.masked_fill(torch.ones(7, 13, dtype=torch.bool).triu(7), -math.inf)
+        logit = torch.full((3,), -math.inf) if sink is None else sink
+        p = torch.softmax(torch.cat([z, logit.double()[:, None, None].expand(2, 3, 7, 1)], -1), -1)[..., :-1]
+        dy = torch.randn(2, 3, 7, 13)
+        expected = torch.autograd.grad(p, [x] if sink is None else [x, sink], dy.double())
+        y = masked_softmax(x, scale=0.3, mask=mask, causal=causal, sink=sink)
+        found = torch.autograd.grad(y, [x] if sink is None else [x, sink], dy)
+        assert torch.allclose(y.double(), p, atol=1e-6)
+        assert all(torch.allclose(one, other, atol=1e-5) for one, other in zip(found, expected, strict=True))
+assert masked_softmax(torch.zeros(0, 2, 3, 4)).shape == (0, 2, 3, 4)
+for given, error in (
+    (dict(x=torch.zeros(2, 3)), ValueError),
+    (dict(x=torch.zeros(1, 1, 1, 16385), causal=True), ValueError),
+    (dict(x=torch.zeros(1, 2, 3, 4), sink=torch.zeros(3)), ValueError),
+    (dict(x=torch.zeros(1, 2, 3, 4), mask=torch.zeros(1, dtype=torch.int32)), TypeError),
+    (dict(x=torch.zeros(1, 2, 3, 4, dtype=torch.float64)), TypeError),
+    (dict(x=torch.zeros(1, 2, 3, 4), mask=torch.zeros(4, requires_grad=True)), NotImplementedError),
+):
+    try:
+        masked_softmax(given.pop("x"), **given)
+    except error:
+        continue
+    raise AssertionError(given)
+print("fine")
+"""
+
+
+def test_results_and_gradients_are_those_of_torch():
+    run_interpreted(GRADIENTS)
+
+
+@pytest.mark.parametrize("reads", [1, 2])
+def test_a_thread_has_at_most_32_elements_of_a_tensor(reads):
+    for N in (1, 31, 512, 1025, 5000, scores.MAX_COLUMNS):
+        shape = scores.shape_of(N, reads)
+        assert shape.block // 2 < N <= shape.block
+        assert shape.rows * shape.block <= 32 * 32 * shape.warps
+
+
+COMPILED = """
+import json, re, subprocess, tempfile, triton
+from pathlib import Path
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from softbench.kernels.triton import scores
+
+def code(kernel, constants, N, reads):
+    shape = scores.shape_of(N, reads)
+    constants = {"ROWS": shape.rows, "BLOCK": shape.block, "POLICY": "", **constants}
+    kinds = {"scale": "fp32", "share_ptr": "*fp32", "sink_ptr": "*fp32", "dsink_ptr": "*fp32", "mask_ptr": "*u8"}
+    names = kernel.arg_names
+    signature = {name: "constexpr" if name in constants else kinds.get(name, "*bf16" if name.endswith("ptr") else "i32") for name in names}
+    divisible = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if signature[name] not in ("constexpr", "fp32")}
+    source = ASTSource(kernel, signature, {(names.index(name),): value for name, value in constants.items()}, divisible)
+    found = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": shape.warps, "maxnreg": scores.REGISTERS})
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(found.asm["cubin"])
+        file.flush()
+        tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+        told = subprocess.run([tool, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True).stdout
+    return {
+        "registers": int(re.search(r"REG:(\\d+)", told)[1]),
+        "spills": int(re.search(r"LOCAL:(\\d+)", told)[1]) + int(re.search(r"STACK:(\\d+)", told)[1]),
+        "scalars": len(re.findall(r"ld\\.global\\S*\\.b(?:8|16) ", found.asm["ptx"])),
+    }
+
+forward = {"KIND": 2, "CAUSAL": True, "ORDER": 1}
+print(json.dumps([
+    code(scores.forward_scores, forward, 16384, 1),
+    code(scores.forward_scores, {"KIND": 0, "CAUSAL": True, "ORDER": 0, "mask_ptr": None, "share_ptr": None}, 1024, 1),
+    code(scores.backward_scores, {"CAUSAL": True, "PACKED": True}, 16384, 1),
+]))
+"""
+
+
+def test_rows_move_in_vectors_without_spills_on_sm_90():
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", COMPILED], capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    for found in json.loads(done.stdout.splitlines()[-1]):
+        assert found["spills"] == found["scalars"] == 0, found
+        assert found["registers"] <= 64, found
