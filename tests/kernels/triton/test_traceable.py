@@ -97,7 +97,7 @@ def test_a_package_has_kernels_for_long_rows_too(hopper, packaging, name, N, dty
 
 @pytest.mark.parametrize("name", OF_FUNCTION)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_rows_of_more_than_36_kib_are_calls_of_the_opaque_operator(name, dtype):
+def test_rows_beyond_36_kib_call_the_opaque_operator(name, dtype):
     (forward, backward), opaque = OF_FUNCTION[name]["triton_op"], OF_FUNCTION[name]["custom_op"]
     longest = traceable.LONG_ROW // dtype.itemsize
     for M in (1, 4096):
