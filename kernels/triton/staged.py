@@ -161,15 +161,6 @@ def added(lower, upper, PAIRS: tl.constexpr):
     return s
 
 
-@triton.jit
-def scale_of(scale, row, M):
-    """`scale` of the rows (R): None, a number, or (R, 1) numbers."""
-    if scale is not None and scale.dtype.is_ptr():
-        return tl.load(scale + row, mask=row < M, other=1.0)[:, None]
-    else:
-        return scale
-
-
 @triton.jit(do_not_specialize=["M", "N", "scale"])
 def forward_staged(
     x_ptr, y_ptr, M, N,
@@ -189,7 +180,10 @@ def forward_staged(
     for number in range(PASSES):
         rows = number * ROWS + tl.arange(0, ROWS)
         exists = rows < count
-        factor = scale_of(scale, first + rows, M)
+        if scale is not None and scale.dtype.is_ptr():
+            factor = tl.load(scale + first + rows, mask=exists, other=1.0)[:, None]
+        else:
+            factor = scale
         lower, upper = read_units(smem, x_block, rows, exists, N, MINUS_INFINITY, EACH, LANES, PAIRS)
         m = tl.maximum(lower[0], upper[0])
         for e in tl.static_range(1, EACH):
@@ -234,7 +228,10 @@ def backward_staged(
     for number in range(PASSES):
         rows = number * ROWS + tl.arange(0, ROWS)
         exists = rows < count
-        factor = scale_of(scale, first + rows, M)
+        if scale is not None and scale.dtype.is_ptr():
+            factor = tl.load(scale + first + rows, mask=exists, other=1.0)[:, None]
+        else:
+            factor = scale
         dy_low, dy_high = read_units(smem, dy_block, rows, exists, N, 0.0, EACH, LANES, PAIRS)
         y_low, y_high = read_units(smem + BYTES, y_block, rows, exists, N, 0.0, EACH, LANES, PAIRS)
         low = ()

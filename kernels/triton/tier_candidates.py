@@ -148,6 +148,7 @@ def cluster_plans(problem: Problem) -> Iterator[Plan]:
             if all_tiles > (24 if threads == 256 else 16) or chunk * VECTOR_BYTES < 2048:
                 continue
             more = 12 if problem.element_size == 2 and all_tiles >= 12 else 0
+            more += 8 if problem.backward and all_tiles > 20 else 0
             for number, registers in enumerate(_register_limits(problem, tiles, threads, more)):
                 plan = Plan("cluster", tiles, threads, 4, vector_elements, base_alignment, threads // 32, registers, cluster_ctas=ctas)
                 score = tiles * threads / chunk - 1 + 0.1 * number + 0.01 * max(0, all_tiles - 8) + 0.5 * (registers is None)
@@ -234,7 +235,7 @@ def _split_programs(problem: Problem) -> list[tuple[int, int, int, int]]:
     if not problem.clusters:  # with more tiles or fewer registers, ptxas spills on sm_80 to sm_89 and sm_120
         return [(256, 4, 0, 80), (256, 2, 0, 48)] if problem.backward else [(512, 8, 0, 64), (256, 8, 0, 64)]
     if problem.backward:
-        return [(256, 8, 0, 96), (512, 4, 0, 64), (256, 4, 0, 64), (512, 2, 0, 40), (512, 1, 0, 32)]
+        return [(256, 8, 0, 128), (512, 4, 0, 64), (256, 4, 0, 64), (512, 2, 0, 40), (512, 1, 0, 32)]
     return [
         (512, 24, 5, 128), (256, 24, 11, 128), (128, 16, 14, 96), (256, 8, 11, 64), (256, 8, 8, 64), (256, 16, 11, 80), (256, 12, 10, 80),
         (512, 8, 5, 64), (256, 16, 0, 80), (256, 8, 0, 56), (512, 4, 0, 40), (512, 2, 0, 32), (1024, 4, 0, 32), (1024, 2, 0, 32),

@@ -48,7 +48,7 @@ class Launch(NamedTuple):
 
     tier: str  # rows, tile or loop
     programs: int | torch.SymInt
-    arguments: tuple[int | str | torch.SymInt, ...]  # after the tensors: strides, sizes, constants
+    arguments: tuple[int | torch.SymInt, ...]  # after the tensors: strides, sizes, constants
     num_warps: int
 
 
@@ -97,8 +97,7 @@ def launch_of(tensors: tuple[torch.Tensor, ...], log: bool, device: torch.device
         short = plan.vector_elements > 1  # short aligned rows: a vector a thread, 4 warps
         rows = max(1, 128 * plan.vector_elements * plan.rows // columns if short else TILE_ELEMENTS // (problem.reads * columns))
         count = max(1, min(4, rows * columns // (32 * plan.vector_elements))) if short else warps(problem.reads * rows * columns)
-        policy = "evict_last" if problem.keep_in_l2 else ""
-        return Launch("tile", (M + rows - 1) // rows, (*strides, M, N, rows, columns, policy, log), count)
+        return Launch("tile", (M + rows - 1) // rows, (*strides, M, N, rows, columns, problem.keep_in_l2, log), count)
     unit = 1 if plan.base_alignment else plan.vector_elements
     units = tuple(stride // unit for stride in strides)
     layout = plan.rows, plan.tiles, plan.threads, plan.vector_words, plan.vector_elements, plan.base_alignment
