@@ -15,6 +15,7 @@ import json
 import math
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -161,6 +162,7 @@ def cuda_launches(function: str) -> Iterator[tuple[Run, tuple[torch.Tensor, ...]
 def triton_launches(function: str) -> Iterator[tuple[Run, tuple[torch.Tensor, ...]]]:
     from softbench.kernels.triton import dispatch
     from softbench.kernels.triton.launch_plan import Plan
+    from softbench.kernels.triton.tier_candidates import staged_plans
 
     def by(plan: Plan | None = None) -> Run:
         def run(tensors: tuple[torch.Tensor, ...], *scale: Scale) -> str:
@@ -206,6 +208,14 @@ def triton_launches(function: str) -> Iterator[tuple[Run, tuple[torch.Tensor, ..
                     yield by(plan), large(backward, dtype, N, offset=1)
         for N in (16, 100, 1000):
             yield by(), large(backward, dtype, N)
+        for N in (5, 17, 50, 77, 197):  # rows back to back, in whole blocks and in part of one
+            for M in (3, 301):
+                tensors = operands(backward, dtype, M, N)
+                problem = replace(dispatch.problem_of(tensors), M=1 << 24)
+                for plan in itertools.islice(staged_plans(problem), 2):
+                    yield by(plan), tensors
+            if N in (50, 77):
+                yield by(next(staged_plans(problem))), large(backward, dtype, N)
 
 
 def main() -> int:

@@ -11,9 +11,10 @@ choice of a plan take several times as long as a kernel on few rows. The GPU wou
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import triton
@@ -22,6 +23,7 @@ from ..common.rows import Launch, Scale
 from ..common.softmax import Softmax
 from . import carveout
 from .backward import backward_cluster, backward_rows, backward_split
+from .devices import device_traits
 from .forward import forward_cluster, forward_rows, forward_split
 from .generic import (
     INTERPRETED,
@@ -36,17 +38,14 @@ from .generic import (
 )
 from .heuristics import choose
 from .interpreter import interpreted_number, round_to_nearest
-from .launch_plan import VECTOR_BYTES, Plan, Problem, chunk_of, for_wide_results
-from .staggered_start import bytes_per_cycle, stagger
+from .launch_plan import VECTOR_BYTES, Plan, Problem, chunk_of, for_wide_results, staged_bytes
+from .staged import backward_staged, forward_staged
+from .staggered_start import stagger
 from .workspace import workspace
 
 if TYPE_CHECKING:
     from triton.compiler import CompiledKernel
 
-HOPPER = 9
-LARGE_SHARED = 200 * 1024  # bytes a program: a generation's large GPUs have more, and clusters of 16; the small ones have clusters of 8
-INTERPRETED_SMS = 4
-ABSENT_SMS = 132  # an H100's or H200's
 MAX_CACHED = 4096  # launches
 WARP = 32
 LINE_BYTES = 128
@@ -157,26 +156,17 @@ def problem_of(tensors: tuple[torch.Tensor, ...]) -> Problem:
     # The generic kernels convert any dtype to any other; the others only between float32 and 16 bits.
     one_dtype = all(tensor.dtype == first.dtype for tensor in tensors[:-1])
     converted = last.dtype == first.dtype or wide or (backward and size == 4 and last.element_size() == 2)
-    congruent = one_dtype and converted and not any(apart)
-    return Problem(backward, M, N, size, alignment, congruent, *device_traits(first.device)[1:], wide=wide)
+    nvidia = torch.version.hip is None  # the fast tiers contain PTX
+    congruent = nvidia and one_dtype and converted and not any(apart)
+    back_to_back = all(tensor.data_ptr() % VECTOR_BYTES == 0 and tensor.stride(0) == N for tensor in tensors)
+    contiguous = congruent and back_to_back and last.dtype == first.dtype
+    return Problem(backward, M, N, size, alignment, congruent, *device_traits(first.device)[1:], contiguous=contiguous, wide=wide)
 
 
 def choose_plan(tensors: tuple[torch.Tensor, ...]) -> tuple[Problem, Plan]:
     """The problem of these operands, and the plan for it."""
     problem = problem_of(tensors)
     return problem, choose(problem, device_traits(tensors[0].device)[0])
-
-
-@functools.cache
-def device_traits(device: torch.device) -> tuple[str, int, bool, float, bool]:
-    """(name, SMs, whether it has clusters of 16 CTAs, its memory's bytes per cycle, whether it is a Hopper GPU)."""
-    if INTERPRETED or device.type != "cuda":
-        return "", INTERPRETED_SMS, False, 0.0, False
-    if not torch.cuda.is_available():  # a compiler traces for a GPU that this machine lacks
-        return "", ABSENT_SMS, True, 0.0, True
-    found: Any = torch.cuda.get_device_properties(device)  # torch's stubs lack shared_memory_per_block_optin
-    clusters = found.major >= HOPPER and found.shared_memory_per_block_optin >= LARGE_SHARED
-    return found.name, found.multi_processor_count, clusters, bytes_per_cycle(device.index or 0), (found.major, found.minor) == (HOPPER, 0)
 
 
 def run(problem: Problem, plan: Plan, tensors: tuple[torch.Tensor, ...], log: bool = False, scale: Scale | None = None) -> CompiledKernel:
@@ -196,7 +186,7 @@ def compiled_call(
 
 
 def _compiled_launch(compiled: CompiledKernel, launch: PreparedLaunch, tensors: tuple[torch.Tensor, ...]) -> Callable[..., object]:
-    if launch.kernel is forward_split:  # the kernel that has part of a row in shared memory
+    if launch.kernel in (forward_split, forward_staged, backward_staged):  # the kernels that have rows in shared memory
         carveout.prefer_shared_memory(compiled, tensors[0].device)
     return compiled[(launch.programs, 1, 1)]
 
@@ -233,7 +223,7 @@ def _tile(problem: Problem, plan: Plan, strides: tuple[int, ...], log: bool) -> 
     M, N = problem.M, problem.N
     BM, BN = block_m(problem.reads * N), block_n(N)
     if plan.vector_elements > 1:  # short aligned rows: a vector a thread, 4 warps
-        BM = max(1, 128 * plan.vector_elements // BN)
+        BM = max(1, 128 * plan.vector_elements * plan.rows // BN)
         count = max(1, min(4, BM * BN // (32 * plan.vector_elements)))
     else:
         count = warps(problem.reads * BM * BN)
@@ -254,6 +244,14 @@ def _rows(problem: Problem, plan: Plan, strides: tuple[int, ...], log: bool) -> 
     layout = plan.vector_words, plan.vector_elements, plan.base_alignment
     constants = plan.rows, plan.tiles, plan.threads, *layout, problem.keep_in_l2, log
     return PreparedLaunch(kernel, triton.cdiv(problem.M, plan.rows), (*units, problem.M, N, *constants), _options(plan))
+
+
+def _staged(problem: Problem, plan: Plan, strides: tuple[int, ...], log: bool) -> PreparedLaunch:
+    kernel = backward_staged if problem.backward else forward_staged
+    rows = WARP * plan.warps // plan.threads  # at once
+    block = math.ceil(staged_bytes(problem, plan) / (VECTOR_BYTES * WARP * plan.warps)) * VECTOR_BYTES * WARP * plan.warps
+    constants = rows, plan.rows // rows, plan.tiles, plan.threads, plan.vector_elements == 2, block, problem.keep_in_l2, log
+    return PreparedLaunch(kernel, triton.cdiv(problem.M, plan.rows), (problem.M, problem.N, *constants), _options(plan))
 
 
 def _cluster(problem: Problem, plan: Plan, strides: tuple[int, ...], log: bool) -> PreparedLaunch:
@@ -280,6 +278,7 @@ def _split(problem: Problem, plan: Plan, strides: tuple[int, ...], log: bool) ->
 PREPARE: dict[str, Callable[[Problem, Plan, tuple[int, ...], bool], PreparedLaunch]] = {
     "tile": _tile,
     "loop": _loop,
+    "staged": _staged,
     "rows": _rows,
     "cluster": _cluster,
     "split": _split,

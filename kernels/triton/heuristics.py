@@ -12,7 +12,18 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from .launch_plan import VECTOR_BYTES, Plan, Problem, chunk_vectors, measured_plans, vectors_in_row
-from .tier_candidates import CLUSTER_CTAS, SHORT_ROW, SMEM_BYTES, cluster_plans, generic_plan, rows_plans, short_row_plans, split_plans
+from .tier_candidates import (
+    CLUSTER_CTAS,
+    SHORT_ROW,
+    SMEM_BYTES,
+    cluster_plans,
+    fit_staged,
+    generic_plan,
+    rows_plans,
+    short_row_plans,
+    split_plans,
+    staged_plans,
+)
 
 ROW_VECTORS = {2: 4096, 4: 8192}  # by element size: the most of a row that a program's registers hold at full speed.
 LONG_ROW = 36 * 1024  # bytes of all inputs: above it, clusters are faster.
@@ -58,6 +69,7 @@ def _by_tier(problem: Problem) -> Iterator[Plan]:
     max_rows_row = ROW_VECTORS[min(4, problem.element_size)] * VECTOR_BYTES // problem.reads
     small = problem.M * problem.reads * row < problem.sms * 64 * 1024  # less than a quarter of the device's registers
     if row <= SHORT_ROW:
+        yield from staged_plans(problem)
         yield from short_row_plans(problem)
     elif row <= max_rows_row and (row * problem.reads <= LONG_ROW or not (problem.clusters or small)):
         yield from rows_plans(problem)
@@ -98,6 +110,8 @@ def fit(problem: Problem, plan: Plan) -> Plan | None:
     """
     if plan.tier == "loop":
         return plan
+    if plan.tier == "staged":
+        return fit_staged(problem, plan)
     if plan.tier == "tile":
         # Triton moves aligned rows in whole vectors only if it sees that 16 divides N. A tile's columns are a power of two.
         moves_vectors = problem.alignment < VECTOR_BYTES or problem.N % 16 == 0

@@ -30,6 +30,7 @@ class Problem:
     clusters: bool  # the device has clusters of 16 CTAs (Hopper or later), and the kernels are not interpreted.
     bytes_per_cycle: float = 0.0  # peak of memory, per cycle of an SM; 0 if unknown.
     hopper: bool = False  # compute capability 9.0.
+    contiguous: bool = False  # all operands have one dtype, and their rows lie back to back from a 16-byte boundary on.
     wide: bool = False  # a forward whose results are float32 and whose inputs have 16 bits. `element_size` is that of the inputs.
 
     @property
@@ -52,15 +53,15 @@ class Problem:
 class Plan:
     """How a launch is done. A tile is one vector of each thread (`packed_io.py`). The tiers tile and loop use only `vector_elements`."""
 
-    tier: str  # tile or loop (`generic.py`), rows, cluster or split (`forward.py`), stream (`loss_stream.py`).
-    tiles: int = 1  # of each input in registers.
-    threads: int = 32  # of a row (rows), or of a program (cluster, split).
+    tier: str  # tile or loop (`generic.py`), staged (`staged.py`), rows, cluster or split (`forward.py`), stream (`loss_stream.py`).
+    tiles: int = 1  # of each input in registers. In tier staged, units a lane.
+    threads: int = 32  # of a row (rows, staged), or of a program (cluster, split).
     vector_words: int = 4  # 4-byte words of a vector.
-    vector_elements: int = 1  # elements of a vector. In tier tile, 1 or a thread's elements of a short aligned row.
+    vector_elements: int = 1  # elements of a vector, or of a staged unit. In tier tile, 1 or a thread's elements of a short aligned row.
     base_alignment: int = 0  # bytes of the boundary from which a row's vectors are counted. 0: rows start at a vector.
     warps: int = 1  # of a program.
     registers: int | None = None  # limit for a thread; fewer registers let an SM hold more programs. None: no limit.
-    rows: int = 1  # of a program.
+    rows: int = 1  # of a program. In tier tile, how many times as many rows as usual a program has.
     cluster_ctas: int = 1  # CTAs of a cluster; they share a row.
     split_ctas: int = 1  # programs anywhere in the grid that share a row.
     smem_tiles: int = 0  # tiles that wait in shared memory.
@@ -81,6 +82,11 @@ def resident_programs(threads: int, registers: int | None, smem_tiles: int = 0) 
     """Programs that an SM holds at once, each with `smem_tiles` tiles of 16-byte vectors in shared memory; 0 if none fits."""
     by_registers = SM_REGISTERS // ((registers or UNLIMITED_REGISTERS) * threads)
     return min(by_registers, SM_THREADS // threads, SM_SHARED // (smem_tiles * threads * 16 + PROGRAM_SHARED))
+
+
+def staged_bytes(problem: Problem, plan: Plan) -> int:
+    """Bytes of one tensor's rows in a program of a staged plan."""
+    return plan.rows * problem.N * problem.element_size
 
 
 def vectors_in_row(problem: Problem, vector_elements: int, base_alignment: int) -> int:

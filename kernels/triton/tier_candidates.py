@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 from .launch_plan import GPC_SMS, SM_REGISTERS, VECTOR_BYTES, Plan, Problem, chunk_vectors, resident_programs, vectors_in_row
 
@@ -16,6 +17,10 @@ SHORT_ROW = 4096  # bytes: up to here several rows share a program, or a row has
 BLOCK_THREADS = (64, 128, 256, 512, 1024)
 SMEM_BYTES = 44 * 1024  # of a program, for `smem_tiles.py`: static shared memory ends at 48 KiB
 CLUSTER_CTAS = (2, 4, 8, 16)
+STAGED_ROW = 1024  # bytes
+STAGED_BYTES = 8192  # of a block of rows, in all inputs
+MAX_STAGED_BYTES = 24 * 1024
+STAGED_LEAST = 8 << 20  # bytes of all inputs: smaller launches make one trip to memory in other tiers
 IN_FLIGHT = 104 * 1024  # bytes of rows that an SM wants to have in flight while clusters exchange
 MAX_SPLIT_CTAS = 512
 
@@ -49,8 +54,63 @@ def short_row_plans(problem: Problem) -> Iterator[Plan]:
                 score += 0.25 * (32 * warps < rows * threads) + 0.5 * (threads > 32)
                 scored.append((score, Plan("rows", tiles, threads, vector_words, vector_elements, base_alignment, warps, None, rows)))
     if problem.alignment == VECTOR_BYTES and problem.N & (problem.N - 1) == 0 and not problem.wide:
-        yield Plan("tile", vector_elements=VECTOR_BYTES // problem.element_size)
+        plan = Plan("tile", vector_elements=VECTOR_BYTES // problem.element_size)
+        short = problem.N * problem.element_size <= 64 and problem.M * problem.N * problem.element_size >= STAGED_LEAST
+        # A program of one vector a thread moves 2 KiB; a launch of many is then as slow as the start of programs.
+        yield from (replace(plan, rows=4), replace(plan, rows=2), plan) if short else (plan,)
     yield from _best(scored, 9)
+
+
+def staged_plans(problem: Problem) -> Iterator[Plan]:
+    """Plans for rows of at most STAGED_ROW bytes back to back, which no 16-byte vector can move row by row.
+
+    A power of two of lanes shares a row, with about ten elements each: the reduction over lanes then costs less than the elements do. A
+    block has about STAGED_BYTES, and leaves several blocks to each SM.
+    """
+    row = problem.N * problem.element_size
+    if not problem.contiguous or problem.alignment == VECTOR_BYTES or row > STAGED_ROW or problem.M * row * problem.reads < STAGED_LEAST:
+        return
+    elements = 2 if problem.element_size == 2 and problem.alignment >= 4 else 1
+    units = problem.N // elements
+    scored: list[Scored] = []
+    for lanes in (1, 2, 4, 8, 16, 32):
+        each = math.ceil(units / lanes)
+        if each * elements * problem.reads > 40 or (each < 3 and lanes > 1):
+            continue
+        for warps in (4, 2):
+            for size in (STAGED_BYTES, 2 * STAGED_BYTES):
+                plan = Plan("staged", each, lanes, elements * problem.element_size // 4, elements, 0, warps)
+                rows = _staged_rows(problem, plan, min(size // problem.reads, problem.M * row // (8 * problem.sms)))
+                if rows * row * problem.reads > MAX_STAGED_BYTES:
+                    continue
+                score = (
+                    each * lanes / units
+                    - 1
+                    + _relative_distance(each * elements, 10) / 2
+                    + 0.1 * (warps == 2)
+                    + 0.2 * (size > STAGED_BYTES)
+                )
+                scored.append((score, replace(plan, rows=rows)))
+    yield from _best(scored, 8)
+
+
+def _staged_rows(problem: Problem, plan: Plan, size: int) -> int:
+    """Rows of about `size` bytes, whole passes of a program whose bytes 16 divides."""
+    row = problem.N * problem.element_size
+    rows_of_pass = 32 * plan.warps // plan.threads
+    unit = math.lcm(rows_of_pass, VECTOR_BYTES // math.gcd(VECTOR_BYTES, row))
+    return max(1, size // row // unit) * unit
+
+
+def fit_staged(problem: Problem, plan: Plan) -> Plan | None:
+    """A table's staged plan with the numbers of this problem, or None if it does not fit."""
+    if not problem.contiguous or problem.alignment == VECTOR_BYTES or (plan.vector_elements == 2 and problem.alignment < 4):
+        return None
+    row = problem.N * problem.element_size
+    each = math.ceil(problem.N / plan.vector_elements / plan.threads)
+    rows = _staged_rows(problem, plan, STAGED_BYTES // problem.reads)
+    fits = rows * row * problem.reads <= MAX_STAGED_BYTES and each <= 1.5 * plan.tiles + 1
+    return replace(plan, tiles=each, rows=rows) if fits else None
 
 
 def rows_plans(problem: Problem) -> Iterator[Plan]:
@@ -88,6 +148,7 @@ def cluster_plans(problem: Problem) -> Iterator[Plan]:
             if all_tiles > (24 if threads == 256 else 16) or chunk * VECTOR_BYTES < 2048:
                 continue
             more = 12 if problem.element_size == 2 and all_tiles >= 12 else 0
+            more += 8 if problem.backward and all_tiles > 20 else 0
             for number, registers in enumerate(_register_limits(problem, tiles, threads, more)):
                 plan = Plan("cluster", tiles, threads, 4, vector_elements, base_alignment, threads // 32, registers, cluster_ctas=ctas)
                 score = tiles * threads / chunk - 1 + 0.1 * number + 0.01 * max(0, all_tiles - 8) + 0.5 * (registers is None)
@@ -171,10 +232,10 @@ def _likely_split_plan(problem: Problem, vectors: int, vector_elements: int, bas
 
 def _split_programs(problem: Problem) -> list[tuple[int, int, int, int]]:
     """(threads, tiles, smem_tiles, registers) of programs worth trying."""
-    if not problem.clusters:  # before Hopper, and under the interpreter, where a step costs the same whatever its width
-        return [(1024, 8 if problem.backward else 16, 0, 64)]
+    if not problem.clusters:  # with more tiles or fewer registers, ptxas spills on sm_80 to sm_89 and sm_120
+        return [(256, 4, 0, 80), (256, 2, 0, 48)] if problem.backward else [(512, 8, 0, 64), (256, 8, 0, 64)]
     if problem.backward:
-        return [(256, 8, 0, 96), (512, 4, 0, 64), (256, 4, 0, 64), (512, 2, 0, 40), (512, 1, 0, 32)]
+        return [(256, 8, 0, 128), (512, 4, 0, 64), (256, 4, 0, 64), (512, 2, 0, 40), (512, 1, 0, 32)]
     return [
         (512, 24, 5, 128), (256, 24, 11, 128), (128, 16, 14, 96), (256, 8, 11, 64), (256, 8, 8, 64), (256, 16, 11, 80), (256, 12, 10, 80),
         (512, 8, 5, 64), (256, 16, 0, 80), (256, 8, 0, 56), (512, 4, 0, 40), (512, 2, 0, 32), (1024, 4, 0, 32), (1024, 2, 0, 32),

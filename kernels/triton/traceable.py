@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.library import wrap_triton
 
-from .dispatch import device_traits
+from .devices import device_traits
 from .generic import LOOP_COLUMNS, TILE_ELEMENTS, block_n, warps
 from .heuristics import LONG_ROW, choose
 from .launch_plan import LINE_VECTORS, VECTOR_BYTES, Plan, Problem, vectors_in_row
@@ -48,7 +48,7 @@ class Launch(NamedTuple):
 
     tier: str  # rows, tile or loop
     programs: int | torch.SymInt
-    arguments: tuple[int | str | torch.SymInt, ...]  # after the tensors: strides, sizes, constants
+    arguments: tuple[int | torch.SymInt, ...]  # after the tensors: strides, sizes, constants
     num_warps: int
 
 
@@ -95,10 +95,9 @@ def launch_of(tensors: tuple[torch.Tensor, ...], log: bool, device: torch.device
     if plan.tier == "tile":
         columns = block_n(problem.N)
         short = plan.vector_elements > 1  # short aligned rows: a vector a thread, 4 warps
-        rows = max(1, 128 * plan.vector_elements // columns if short else TILE_ELEMENTS // (problem.reads * columns))
+        rows = max(1, 128 * plan.vector_elements * plan.rows // columns if short else TILE_ELEMENTS // (problem.reads * columns))
         count = max(1, min(4, rows * columns // (32 * plan.vector_elements))) if short else warps(problem.reads * rows * columns)
-        policy = "evict_last" if problem.keep_in_l2 else ""
-        return Launch("tile", (M + rows - 1) // rows, (*strides, M, N, rows, columns, policy, log), count)
+        return Launch("tile", (M + rows - 1) // rows, (*strides, M, N, rows, columns, problem.keep_in_l2, log), count)
     unit = 1 if plan.base_alignment else plan.vector_elements
     units = tuple(stride // unit for stride in strides)
     layout = plan.rows, plan.tiles, plan.threads, plan.vector_words, plan.vector_elements, plan.base_alignment
@@ -127,7 +126,7 @@ def _problem(tensors: tuple[torch.Tensor, ...], strides: tuple[int | torch.SymIn
         congruent = all(bool(stride == N) for stride in strides)
     one_dtype = all(tensor.dtype == tensors[0].dtype for tensor in tensors)
     rows = M if isinstance(M, int) else TYPICAL_ROWS
-    return Problem(reads == 2, rows, columns, size, misaligned, congruent and one_dtype and size < 8, *traits)
+    return Problem(reads == 2, rows, columns, size, misaligned, congruent and one_dtype and size < 8 and torch.version.hip is None, *traits)
 
 
 # torch finds the kernels of an operator in the source of these functions: each names its own.

@@ -168,7 +168,10 @@ def backward_vectors(
 
 
 @triton.jit
-def tile_traceable(x_ptr, y_ptr, x_stride, y_stride, M, N, BM: tl.constexpr, BN: tl.constexpr, POLICY: tl.constexpr, LOG: tl.constexpr):
+def tile_traceable(
+    x_ptr, y_ptr, x_stride, y_stride, M, N, BM: tl.constexpr, BN: tl.constexpr, KEEP_IN_L2: tl.constexpr, LOG: tl.constexpr
+):  # fmt: skip
+    POLICY: tl.constexpr = "evict_last" if KEEP_IN_L2 else ""
     tile_of_rows(x_ptr, y_ptr, x_stride, y_stride, M, N, BM, BN, POLICY, LOG, None)
 
 
@@ -180,8 +183,9 @@ def loop_traceable(x_ptr, y_ptr, x_stride, y_stride, M, N, BLOCK: tl.constexpr, 
 @triton.jit
 def gradient_tile_traceable(
     dy_ptr, y_ptr, dx_ptr, dy_stride, y_stride, dx_stride, M, N,
-    BM: tl.constexpr, BN: tl.constexpr, POLICY: tl.constexpr, LOG: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, KEEP_IN_L2: tl.constexpr, LOG: tl.constexpr,
 ):  # fmt: skip
+    POLICY: tl.constexpr = "evict_last" if KEEP_IN_L2 else ""
     gradient_tile(dy_ptr, y_ptr, dx_ptr, dy_stride, y_stride, dx_stride, M, N, BM, BN, POLICY, LOG, None)
 
 

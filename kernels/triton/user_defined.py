@@ -28,7 +28,7 @@ from .traceable_rows import (
     tile_traceable,
 )
 
-Constants = tuple[str, int, int, tuple[int | str, ...]]
+Constants = tuple[str, int, int, tuple[int, ...]]
 """Of a launch: tier, programs, warps, and the arguments after the tensors."""
 
 

@@ -14,7 +14,7 @@ TOOLS = Path(__file__).parents[2] / "tools"
 WITHIN = 0.03  # of the algorithmic bytes; about 60 MB of the result stay in L2
 ALL_TIERS = {
     "cuda": {"sub_warp", "staged", "warp", "block", "cluster", "split", "generic", "cluster_bulk", "split_bulk"},
-    "triton": {"rows", "cluster", "split", "tile", "loop"},
+    "triton": {"rows", "staged", "cluster", "split", "tile", "loop"},
 }
 NEVER_STAY = {"generic", "loop"}  # tiers for rows that no other tier takes; they give no L2 hint
 LARGE = ("sub_warp", "staged", "warp", "block", "cluster", "cluster_bulk", "split_bulk", "split", "backward cluster_bulk")

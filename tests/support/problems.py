@@ -15,6 +15,7 @@ problems = st.builds(
     congruent=st.booleans(),
     sms=st.sampled_from([4, 20, 108, 132]),
     clusters=st.booleans(),
+    contiguous=st.booleans(),
 ).map(
     lambda problem: replace(
         problem,
@@ -30,6 +31,9 @@ def covers(problem: Problem, plan: Plan) -> bool:
     """Whether the plan's programs cover every vector of a row."""
     if plan.tier in ("tile", "loop"):
         return True
+    if plan.tier == "staged":
+        whole_blocks = plan.rows * plan.threads % (32 * plan.warps) == 0 and plan.rows * problem.N * problem.element_size % 16 == 0
+        return problem.contiguous and whole_blocks and plan.tiles * plan.threads * plan.vector_elements >= problem.N
     vectors = vectors_in_row(problem, plan.vector_elements, plan.base_alignment)
     if plan.tier == "rows":
         return vectors <= plan.tiles * plan.threads

@@ -1,6 +1,7 @@
 """The operator as compilers see it. Fake CUDA tensors, which need no GPU, show them the kernels; compiled code runs on the CPU."""
 
 import collections
+import importlib.util
 import itertools
 import math
 import random
@@ -74,11 +75,11 @@ def packaging():
         yield
 
 
-def assert_one_kernel(name, N, dtype):
+def assert_one_kernel(name, N, dtype, M=37):
     forward, backward = OF_FUNCTION[name]["triton_op"]
-    _, (launch,) = graph_of(lambda x: forward(x, -1), (37, N), dtype=dtype)
+    _, (launch,) = graph_of(lambda x: forward(x, -1), (M, N), dtype=dtype)
     assert launch.kwargs["tensors_to_clone"] == ["y_ptr"]
-    _, (launch,) = graph_of(lambda dy, y: backward(dy, y, -1), (37, N), (37, N), dtype=dtype)
+    _, (launch,) = graph_of(lambda dy, y: backward(dy, y, -1), (M, N), (M, N), dtype=dtype)
     assert launch.kwargs["tensors_to_clone"] == ["dx_ptr"]
 
 
@@ -90,6 +91,11 @@ def test_a_compiler_sees_one_kernel_that_writes_only_the_result(hopper, name, N,
     assert_one_kernel(name, N, dtype)
 
 
+@pytest.mark.parametrize("N", [64, 2048])
+def test_large_launches_keep_their_inputs_in_l2(hopper, N):
+    assert_one_kernel("softmax", N, torch.bfloat16, M=(1 << 25) // N)
+
+
 @pytest.mark.parametrize(("name", "N", "dtype"), [("softmax", 32_768, torch.float32), ("log_softmax", 50_257, torch.bfloat16)])
 def test_a_package_has_kernels_for_long_rows_too(hopper, packaging, name, N, dtype):
     assert_one_kernel(name, N, dtype)
@@ -97,7 +103,7 @@ def test_a_package_has_kernels_for_long_rows_too(hopper, packaging, name, N, dty
 
 @pytest.mark.parametrize("name", OF_FUNCTION)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_rows_of_more_than_36_kib_are_calls_of_the_opaque_operator(name, dtype):
+def test_rows_beyond_36_kib_call_the_opaque_operator(name, dtype):
     (forward, backward), opaque = OF_FUNCTION[name]["triton_op"], OF_FUNCTION[name]["custom_op"]
     longest = traceable.LONG_ROW // dtype.itemsize
     for M in (1, 4096):
@@ -222,3 +228,30 @@ def test_aotinductors_package_gives_the_same_result(tmp_path):
         loaded = torch._inductor.aoti_load_package(package)
     for rows in (x, torch.randn(9, 30)):
         assert torch.allclose(loaded(rows), torch.softmax(rows, -1), atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["forward_traceable", "backward_traceable", "tile_traceable", "gradient_loop_traceable"])
+def test_inductors_copy_of_a_kernels_source_compiles(hopper, name, tmp_path):
+    """Inductor writes a kernel, what it calls and its constants into one file, by their names and `repr`."""
+    import triton
+    from torch._inductor.codegen.triton import TritonKernel
+    from torch._inductor.codegen.wrapper import user_defined_triton_kernel_transitive_closure_source_code as source_of
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    kernel = getattr(traceable_rows, name)
+    file = tmp_path / f"{name}_copy.py"
+    imports = "import triton\nimport triton.language as tl\n" + TritonKernel.gen_common_triton_imports()
+    file.write_text(f"{imports}\n@triton.jit\n{source_of(kernel)}")
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    copy = getattr(module, name)
+    numbers = {"ROWS": 1, "TILES": 3, "THREADS": 64, "WORDS": 4, "VECTOR": 8, "BASE_ALIGNMENT": 16, "KEEP_IN_L2": True, "LOG": False}
+    numbers |= {"BLOCK": 256, "BM": 4, "BN": 256}
+    signature = {
+        argument: "constexpr" if argument in numbers else "*bf16" if argument.endswith("_ptr") else "i32" for argument in copy.arg_names
+    }
+    constants = {argument: numbers[argument] for argument in copy.arg_names if argument in numbers}
+    compiled = triton.compile(ASTSource(copy, signature, constants), target=GPUTarget("cuda", 90, 32), options={"num_warps": 2})
+    assert compiled.asm["ptx"].count("st.global") >= 1

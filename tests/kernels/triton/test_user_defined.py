@@ -49,7 +49,7 @@ def test_dynamo_takes_the_raw_kernels_whole(graphs):
     assert configs == {(300, 1): len(tiled.WARPS), (300, 2): len(tiled.WARPS), (4096, 1): 1, (4096, 2): 1, (9216, 1): 1}
 
 
-def test_rows_that_need_several_programs_are_calls_of_the_opaque_operator(graphs):
+def test_rows_for_several_programs_call_the_opaque_operator(graphs):
     from softbench.kernels.triton import user_defined
 
     with FakeTensorMode():

@@ -1,0 +1,88 @@
+"""Kernels for GPUs that are not here: a sample of what tools/cards.py compiles, and the rules' plans for every card."""
+
+import dataclasses
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from softbench.kernels.common.cuda_toolkit import cuobjdump
+from softbench.kernels.triton import generic
+from softbench.kernels.triton.launch_plan import Plan
+
+pytestmark = pytest.mark.skipif(generic.INTERPRETED or torch.cuda.is_available(), reason="replaces Triton's driver, which GPUs need")
+
+
+@pytest.fixture(scope="module")
+def cards():
+    spec = importlib.util.spec_from_file_location("cards", Path(__file__).parents[2] / "tools" / "cards.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["cards"] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def driver(monkeypatch):
+    """Restores Triton's driver after a test that compiles."""
+    import triton
+
+    monkeypatch.setattr(triton.runtime.driver, "_active", None)
+
+
+def card(cards, name):
+    return next(one for one in cards.CARDS if one.name == name)
+
+
+def test_the_table_has_twelve_nvidia_cards_and_three_of_amd(cards):
+    architectures = [one.architecture for one in cards.CARDS]
+    assert len([one for one in cards.CARDS if not one.amd]) == 12
+    assert set(architectures) == {"sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_103a", "sm_120a", "gfx942", "gfx950", "gfx1201"}
+
+
+def test_every_plan_by_rule_fits_every_card(cards):
+    assert cards.ask_plans(list(cards.CARDS), 300, seed=1) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "plan", "what"),
+    [
+        ("L4", Plan("cluster", 4, 256, 4, 8, warps=8, cluster_ctas=4), "a cluster of 4 CTAs"),
+        ("H100", Plan("split", 8, 1024, 4, 8, warps=32, registers=80, split_ctas=2), "80 registers of 1024 threads"),
+        ("A10", Plan("split", 8, 512, 4, 8, warps=16, registers=64, split_ctas=2, smem_tiles=16), "16 tiles of 512 threads"),
+        ("MI300X", Plan("rows", 8, 256, 4, 8, warps=8), "contains PTX"),
+    ],
+)
+def test_a_plan_that_a_card_does_not_have_is_found(cards, name, plan, what):
+    problem = cards.problem_of(card(cards, name), False, 4096, 8192, 2, 16)
+    assert what in cards.misfit(card(cards, name), problem, plan)
+
+
+def test_resources_beyond_a_cards_limits_are_found(cards):
+    fits = cards.Resources(registers=64, spilled=0, shared=90 * 1024, threads=512)
+    l4 = card(cards, "L4")
+    assert fits.misfit(l4) is None
+    assert "spilled" in dataclasses.replace(fits, spilled=8).misfit(l4)
+    assert "registers for each" in dataclasses.replace(fits, registers=136).misfit(l4)
+    assert "shared memory" in dataclasses.replace(fits, shared=100 * 1024).misfit(l4)
+    assert "threads" in dataclasses.replace(fits, registers=32, threads=2048).misfit(l4)
+
+
+@pytest.mark.skipif(cuobjdump() is None, reason="no cuobjdump, which reads registers from machine code")
+@pytest.mark.parametrize("name", ["A100", "RTX-5090", "B300"])
+def test_a_sample_of_triton_kernels_fits(cards, driver, name):
+    one = card(cards, name)
+    for plan in (Plan("rows", 2, 128, 4, 8, warps=4), Plan("tile")):
+        resources = cards.compile_plan(one, cards.problem_of(one, False, 4096, 2048, 2, 16), plan)
+        assert resources.misfit(one) is None
+        assert 16 <= resources.registers <= 64
+
+
+@pytest.mark.parametrize("name", ["MI300X", "RX-9070-XT"])
+def test_amds_gpus_get_kernels_without_ptx(cards, driver, name):
+    one = card(cards, name)
+    problem = cards.problem_of(one, True, 4096, 1000, 4, 16)
+    resources = cards.compile_plan(one, problem, Plan("tile"))
+    assert resources.misfit(one) is None
+    assert resources.registers > 8

@@ -1,0 +1,301 @@
+"""Compiles our kernels for cards that are not here, without a GPU: python tools/cards.py plans|triton|cuda [--card NAME ...]
+
+- plans: asks the Triton rules for --shapes random shapes for each card, and compares the plans with the card's limits.
+- triton: compiles the kernels of --most of those plans for each architecture. AMD's GPUs have the kernels without PTX.
+- cuda: compiles every part of softmax.cu for each architecture, which takes minutes of a core for each.
+
+It prints a line for each thing that spills registers or does not fit a card, and a summary. Exit code 1: there was such a thing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from multiprocessing import get_context
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+KIB = 1024
+SM_REGISTERS = 65536  # of each NVIDIA GPU below
+RESERVED = KIB  # bytes of shared memory that the driver takes of each CTA, from sm_80 on
+
+
+@dataclass(frozen=True)
+class Card:
+    """The limits of a GPU: CUDA C++ programming guide, "Technical Specifications per Compute Capability"; AMD: instinct.docs.amd.com."""
+
+    name: str
+    architecture: str
+    sms: int
+    sm_threads: int
+    sm_ctas: int
+    sm_shared: int  # bytes
+    cta_shared: int  # bytes
+
+    @property
+    def amd(self) -> bool:
+        return self.architecture.startswith("gfx")
+
+    @property
+    def capability(self) -> int:
+        """90 for sm_90a."""
+        return int(re.sub(r"\D", "", self.architecture))
+
+
+def _data_center(name: str, architecture: str, sms: int) -> Card:
+    return Card(name, architecture, sms, 2048, 32, 228 * KIB, 227 * KIB)
+
+
+CARDS = (
+    Card("A100", "sm_80", 108, 2048, 32, 164 * KIB, 163 * KIB),
+    Card("A10", "sm_86", 72, 1536, 16, 100 * KIB, 99 * KIB),
+    Card("RTX-3090", "sm_86", 82, 1536, 16, 100 * KIB, 99 * KIB),
+    Card("L4", "sm_89", 58, 1536, 24, 100 * KIB, 99 * KIB),
+    Card("L40S", "sm_89", 142, 1536, 24, 100 * KIB, 99 * KIB),
+    Card("RTX-4090", "sm_89", 128, 1536, 24, 100 * KIB, 99 * KIB),
+    _data_center("H100", "sm_90a", 132),
+    _data_center("H200", "sm_90a", 132),
+    _data_center("B200", "sm_100a", 148),
+    _data_center("B300", "sm_103a", 148),
+    Card("RTX-5090", "sm_120a", 170, 1536, 24, 100 * KIB, 99 * KIB),
+    Card("RTX-PRO-6000", "sm_120a", 188, 1536, 24, 100 * KIB, 99 * KIB),
+    Card("MI300X", "gfx942", 304, 2048, 32, 64 * KIB, 64 * KIB),
+    Card("MI355X", "gfx950", 256, 2048, 32, 160 * KIB, 160 * KIB),
+    Card("RX-9070-XT", "gfx1201", 64, 1024, 32, 64 * KIB, 64 * KIB),
+)
+
+
+def problem_of(card: Card, backward: bool, M: int, N: int, size: int, alignment: int) -> Any:
+    """The launch problem on a card. The fast tiers contain PTX, so AMD's GPUs have the generic ones."""
+    from softbench.kernels.triton import devices
+    from softbench.kernels.triton.launch_plan import Problem
+
+    clusters = not card.amd and card.capability >= 10 * devices.HOPPER and card.cta_shared >= devices.LARGE_SHARED
+    return Problem(backward, M, N, size, alignment, not card.amd, card.sms, clusters, 2.0, card.capability == 90 and not card.amd)
+
+
+def random_problems(card: Card, count: int, seed: int) -> Iterator[Any]:
+    """Problems of all lengths, numbers of rows, alignments and directions; half of the lengths are aligned."""
+    dice = random.Random(seed)
+    for _ in range(count):
+        size = dice.choice((2, 4))
+        N = round(2 ** dice.uniform(0, 22))
+        if dice.random() < 0.5:
+            N = max(1, N // 64) * 64
+        M = dice.choice((1, dice.randint(2, 200), round(2 ** dice.uniform(8, 20))))
+        bits = N * size & -(N * size)
+        alignment = min(16, bits) if dice.random() < 0.8 else max(size, min(8, bits))
+        yield problem_of(card, dice.random() < 0.5, M, N, size, alignment)
+
+
+def misfit(card: Card, problem: Any, plan: Any) -> str | None:
+    """What of a plan the card does not have, or None."""
+    from softbench.kernels.triton.tier_candidates import CLUSTER_CTAS
+
+    if plan.tier in ("tile", "loop"):
+        return None
+    if card.amd:
+        return f"tier {plan.tier} contains PTX"
+    threads = 32 * plan.warps
+    if threads > min(1024, card.sm_threads):
+        return f"{threads} threads"
+    if (plan.registers or 0) * threads > SM_REGISTERS:
+        return f"{plan.registers} registers of {threads} threads"
+    if plan.smem_tiles * plan.threads * 16 + RESERVED > card.cta_shared:
+        return f"{plan.smem_tiles} tiles of {plan.threads} threads in shared memory"
+    if plan.cluster_ctas > (CLUSTER_CTAS[-1] if problem.clusters else 1):
+        return f"a cluster of {plan.cluster_ctas} CTAs"
+    return None
+
+
+def ask_plans(cards: list[Card], shapes: int, seed: int) -> list[str]:
+    """What does not fit, of the plans of random shapes."""
+    from softbench.kernels.triton import heuristics
+
+    bad = []
+    for card in cards:
+        for problem in random_problems(card, shapes, seed):
+            plan = heuristics.by_heuristics(problem)
+            if (what := misfit(card, problem, plan)) is not None:
+                bad.append(f"{card.name} has no {what}: {problem} {plan}")
+    return bad
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What a compiled kernel takes."""
+
+    registers: int  # of a thread
+    spilled: int  # bytes of a thread in local memory, or registers on AMD's GPUs
+    shared: int  # bytes of a CTA
+    threads: int  # of a CTA
+
+    def misfit(self, card: Card) -> str | None:
+        """What of these a card does not have, or None."""
+        if self.spilled:
+            return f"{self.spilled} bytes a thread of spilled registers, of {self.registers}"
+        if not card.amd and -(-self.registers // 8) * 8 * self.threads > SM_REGISTERS:
+            return f"{self.registers} registers for each of {self.threads} threads"
+        if self.shared > card.cta_shared:
+            return f"{self.shared} bytes of shared memory for a CTA"
+        return f"{self.threads} threads for a CTA" if self.threads > min(1024, card.sm_threads) else None
+
+
+class _Driver:
+    """A driver of Triton for a GPU that is not here. It can only say what to compile for."""
+
+    def __init__(self, card: Card) -> None:
+        from triton.backends.compiler import GPUTarget
+
+        wave = 32 if card.architecture.startswith("gfx1") else 64
+        self.target = GPUTarget("hip", card.architecture, wave) if card.amd else GPUTarget("cuda", card.capability, 32)
+
+    def get_current_target(self) -> Any:
+        return self.target
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return device
+
+
+@dataclass(frozen=True)
+class _Operand:
+    """A tensor without data, as Triton's binder looks at one."""
+
+    dtype: Any
+    address: int
+
+    def data_ptr(self) -> int:
+        return self.address
+
+
+def compile_launch(card: Card, kernel: Any, operands: list[Any], arguments: tuple[Any, ...], options: dict[str, int]) -> Resources:
+    """Compiles a Triton kernel for a card, specialized as a launch with these arguments would be. Replaces this process's Triton driver."""
+    import triton
+    from triton.runtime.jit import JITFunction
+
+    triton.runtime.driver._active = _Driver(card)
+    assert isinstance(kernel, JITFunction)
+    kernel.device_caches.clear()
+    compiled: Any = kernel.warmup(*operands, *arguments, grid=(1,), **options)
+    threads = compiled.metadata.num_warps * (compiled.metadata.target.warp_size)
+    if card.amd:
+        code = compiled.asm["amdgcn"]
+        numbers = [max(map(int, re.findall(rf"\.{name}:\s*(\d+)", code)), default=0) for name in ("vgpr_count", "vgpr_spill_count")]
+        return Resources(*numbers, compiled.metadata.shared, threads)
+    return Resources(*_of_cubin(compiled.asm["cubin"]), compiled.metadata.shared, threads)
+
+
+def _of_cubin(cubin: bytes) -> tuple[int, int]:
+    """Registers and bytes of local memory of the only kernel of a cubin."""
+    from softbench.kernels.cuda import disassemble
+
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        ((_, found),) = disassemble.resources(Path(file.name)).items()
+    return found["REG"], found["STACK"] + found["LOCAL"]
+
+
+def compile_plan(card: Card, problem: Any, plan: Any, log: bool = False) -> Resources:
+    """Compiles the kernel of a plan for a card: of float32 or bfloat16 rows."""
+    import torch
+    from softbench.kernels.triton import dispatch
+
+    dtype = torch.float32 if problem.element_size == 4 else torch.bfloat16
+    rows: Any = SimpleNamespace(stride=lambda _: problem.N)
+    launch = dispatch.prepare_launch(problem, plan, (rows,) * (problem.reads + 1), log)
+    operands = [_Operand(dtype, 16 if problem.alignment == 16 else problem.alignment)] * (problem.reads + 1)
+    if launch.slots:
+        operands += [_Operand(torch.int64, 0)] * 2
+    return compile_launch(card, launch.kernel, operands, (*launch.arguments, None), launch.options)
+
+
+def _compile(work: tuple[Card, Any, Any]) -> str | None:
+    """A line if the kernel does not compile, spills or does not fit; for a process of its own."""
+    card, problem, plan = work
+    try:
+        what = compile_plan(card, problem, plan).misfit(card)
+    except Exception as error:
+        what = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
+    return what and f"{card.name} ({card.architecture}): {what}: {problem} {plan}"
+
+
+def triton_work(cards: list[Card], most: int, seed: int) -> list[tuple[Card, Any, Any]]:
+    """`most` kernels for each architecture, of the plans of random shapes; no kernel twice, and each tier and direction among the first."""
+    from softbench.kernels.triton import heuristics
+
+    work: dict[tuple[Any, ...], tuple[Card, Any, Any]] = {}
+    for card in {card.architecture: card for card in cards}.values():
+        found: dict[tuple[Any, ...], tuple[Card, Any, Any]] = {}
+        for problem in random_problems(card, 40 * most, seed):
+            plan = heuristics.by_heuristics(problem)
+            columns = problem.N.bit_length() if plan.tier in ("tile", "loop") else 0
+            key = card.architecture, problem.backward, problem.element_size, columns, replace(plan, split_ctas=min(2, plan.split_ctas))
+            found.setdefault(key, (card, problem, plan))
+        by_tier = sorted(found, key=lambda key: [*found].index(key))
+        first = {(key[1], key[4].tier): key for key in reversed(by_tier)}
+        order = dict.fromkeys([*first.values(), *by_tier])
+        work |= {key: found[key] for key in list(order)[:most]}
+    return list(work.values())
+
+
+def cuda_reports(architectures: list[str]) -> Iterator[str]:
+    """A line for each kernel of softmax.cu that spills."""
+    from softbench.kernels.cuda import build
+
+    def compile_part(asked: tuple[str, str, int]) -> list[str]:
+        architecture, function, part = asked
+        dropped = ("-shared", "-Xcompiler", "-fPIC")
+        with tempfile.TemporaryDirectory() as folder:
+            line = build.command(str(build.nvcc()), architecture, Path(folder) / "part.cubin", function)
+            words = [*(word for word in line if word not in dropped), f"-DSOFTBENCH_PART={part}", "-cubin", "-Xptxas", "-v"]
+            done = subprocess.run(words, capture_output=True, text=True, check=False)
+        where = f"{architecture} {function} part {part}"
+        if done.returncode:
+            return [f"{where}: {(done.stderr.strip().splitlines() or ['no message'])[0]}"]
+        return [f"{where}: {line}" for line in done.stderr.splitlines() if re.search(r"[1-9]\d* bytes spill", line)]
+
+    asked = [(one, function, part) for one in architectures for function in build.FUNCTIONS for part in range(build.parts())]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for lines in pool.map(compile_part, asked):
+            yield from lines
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("what", choices=("plans", "triton", "cuda"))
+    parser.add_argument("--card", nargs="*", choices=[card.name for card in CARDS], help="by default all")
+    parser.add_argument("--shapes", type=int, default=5000, help="of each card, for plans")
+    parser.add_argument("--most", type=int, default=40, help="kernels of each architecture, for triton")
+    parser.add_argument("--seed", type=int, default=0)
+    asked = parser.parse_args()
+    cards = [card for card in CARDS if not asked.card or card.name in asked.card]
+    if asked.what == "plans":
+        bad, done = ask_plans(cards, asked.shapes, asked.seed), f"{len(cards)} cards, {asked.shapes} plans each"
+    elif asked.what == "triton":
+        work = triton_work(cards, asked.most, asked.seed)
+        with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
+            bad = [line for line in pool.map(_compile, work) if line]
+        done = f"{len(work)} kernels"
+    else:
+        architectures = list(dict.fromkeys(card.architecture for card in cards if not card.amd))
+        bad, done = list(cuda_reports(architectures)), f"{', '.join(architectures)}: every part of softmax.cu"
+    print(*bad, sep="\n")
+    print(f"{done}; {len(bad)} do not fit")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
