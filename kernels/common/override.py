@@ -141,7 +141,30 @@ OVERRIDES = (
     Override("_softmax_backward_data", 2, BACKWARD, _launcher("launch_backward"), "softmax"),
     Override("_log_softmax_backward_data", 2, BACKWARD, _launcher("launch_log_backward"), "log_softmax"),
 )
-"""What `use` overrides. Another operator is another line."""
+"""The operators of rows that `use` overrides."""
+
+
+@dataclass
+class Whole:
+    """A function of torch that is composed of operators, such as `cross_entropy_loss`, and ours, which has its own gradient."""
+
+    operator: str
+    """Its name in `aten`, with the overload's name unless that is `default`."""
+    ours: Callable[..., Tensor]
+    """Takes the same arguments by position, and is differentiable."""
+    fits: Callable[..., bool]
+    """The rule: gets the arguments. It costs a Python call, so the function should take longer than that."""
+    torchs: dict[str, Any] = field(default_factory=dict)
+    """torch's kernels by dispatch key, while the override is registered."""
+
+    def kernel(self, key: str, keys: torch._C.DispatchKeySet, *given: Any) -> Tensor:
+        """The function, for a dispatch key."""
+        result: Tensor = self.ours(*given) if self.fits(*given) else self.torchs[key].call_boxed(keys, *given)
+        return result
+
+
+WHOLE: tuple[Whole, ...] = ()
+"""The functions that `use` overrides as a whole. None is measured yet; cross_entropy runs our log_softmax."""
 
 
 @contextlib.contextmanager
@@ -203,7 +226,7 @@ def _devices() -> list[int]:
     """The indices of the devices on which our kernels may run."""
     if KEY != "CUDA":
         return [0]
-    found = range(torch.cuda.device_count()) if torch.cuda.is_available() else ()
+    found = range(torch.cuda.device_count()) if torch.version.hip is None and torch.cuda.is_available() else ()  # gfx90a is 9.0 too
     return [index for index in found if torch.cuda.get_device_capability(index) in MEASURED]
 
 
@@ -214,12 +237,17 @@ def _register(devices: Sequence[int]) -> None:
         override.devices = devices
         override.launches.clear()
         if found is None:
-            _undo.append(_override_in_python(override))
+            _undo.append(_impl(override.operator, override.kernel, KEY))
         else:
             _define(override, KEY)
             least = [override.least[dtype] for dtype in DTYPES]
             found.install(slot, f"aten::{override.operator}", f"softbench::{override.ours}", KEY, override.tensors - 1, devices, least)
             _undo.append(functools.partial(found.remove, slot))
+    for whole in WHOLE:
+        keys = (KEY, f"Autograd{KEY}")  # inference mode has no autograd keys
+        # Both before either is replaced: with a kernel for KEY, torch would have another one for autograd.
+        whole.torchs = {key: torch.library.get_kernel(f"aten::{whole.operator}", key) for key in keys}
+        _undo.extend(_impl(whole.operator, functools.partial(whole.kernel, key), key) for key in keys)
 
 
 def _unregister() -> None:
@@ -227,13 +255,13 @@ def _unregister() -> None:
         _undo.pop()()
 
 
-def _override_in_python(override: Override) -> Callable[[], object]:
-    """Register the kernel that applies the rule itself; returns how to remove it."""
+def _impl(operator: str, kernel: Callable[..., Tensor], key: str) -> Callable[[], object]:
+    """Register a kernel in Python; returns how to remove it."""
     library = torch.library.Library("aten", "IMPL")
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="(?s).*Overriding a previously registered kernel")
-        library.impl(override.operator, override.kernel, KEY, with_keyset=True)
-    _kept.append(torch.library.get_kernel(f"aten::{override.operator}", KEY))
+        library.impl(operator, kernel, key, with_keyset=True)
+    _kept.append(torch.library.get_kernel(f"aten::{operator}", key))
     return library._destroy
 
 

@@ -8,6 +8,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from gating import dice, self_test_run
 
 
 def script(name):
@@ -114,8 +115,38 @@ def test_rates_of_the_assertion_are_counted_and_bounded(monkeypatch, capsys, ala
         assert outcome == "pass"
 
     monkeypatch.setattr(rates.Softbench, "assert_not_slower", asserted)
-    assert rates.main(["--repetitions", "20"]) == code
+    assert rates.main(["--repetitions", "20", "--apart"]) == code
     told = capsys.readouterr().out
     assert f"unchanged: {alarms} of 20 fail" in told
     assert f"8 % slower: {found} of 20 fail" in told
     assert f"{20 - found} inconclusive" in told
+
+
+@pytest.mark.parametrize(("slower", "code"), [(0.08, 0), (0.02, 1)])
+def test_repetitions_of_the_assertion_share_measured_sets(monkeypatch, capsys, slower, code):
+    samples = self_test_run(dice(1), 20, 1, realised={0.08: slower})
+    monkeypatch.setattr(rates, "compare", lambda *backends, **options: argparse.Namespace(csv=(backends, options)))
+    monkeypatch.setattr(rates.run_files, "read", lambda found: asked.append(found) or samples)
+    asked = []
+    assert rates.main(["--repetitions", "20", "--device", "cpu"]) == code
+    ((backends, options),) = asked
+    assert backends == ("torch", "torch+0", "torch+0.08")
+    assert (options["processes"], options["rounds"], options["max_rounds"]) == (20, 20, 20)
+    told = capsys.readouterr().out
+    assert "20 process sets" in told
+    assert "unchanged: 0 of 20 fail" in told
+    assert f"8 % slower: {20 if code == 0 else 0} of 20 fail" in told
+
+
+def test_a_repetition_takes_its_own_set_first():
+    sets = rates.Sets(self_test_run(dice(1), 14, 1, realised={0.08: 0.08}))
+
+    def given(processes):
+        return argparse.Namespace(settings=lambda: argparse.Namespace(processes=processes), flags={"backends": ("torch+0", "torch")})
+
+    with sets.serving(12):
+        first, fresh = (rates.ab_run.samples_of(rates.run.run(given(count), None)) for count in (1, 3))
+    for measured, taken in ((first, [12]), (fresh, [13, 0, 1])):
+        assert {key.backend for key in measured.cells} == {"torch", "torch+0"}
+        for key, cell in measured.cells.items():
+            assert [*cell.processes.values()] == [sets.samples.cells[key].processes[number] for number in taken]

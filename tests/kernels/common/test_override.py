@@ -4,6 +4,7 @@ import importlib
 import subprocess
 import sys
 import threading
+import warnings
 from pathlib import Path
 
 import overridden
@@ -240,6 +241,29 @@ def test_threads_enter_and_leave_while_others_compute(calls):
     assert len(calls) >= 300
 
 
+def test_a_function_is_overridden_as_a_whole(calls, monkeypatch):
+    whole = []
+
+    def ours(x, target, *others):
+        whole.append(x.shape)
+        return -torch.log_softmax(x, -1).gather(1, target[:, None]).mean() * 1
+
+    monkeypatch.setattr(override, "WHOLE", (override.Whole("cross_entropy_loss", ours, lambda x, *others: x.shape[0] > 2),))
+    x, target = torch.randn(4, 6, requires_grad=True), torch.tensor([0, 1, 2, 3])
+    expected = torch.autograd.grad(F.cross_entropy(x, target), x)
+    with use():
+        found = torch.autograd.grad(F.cross_entropy(x, target), x)
+        with warnings.catch_warnings(action="error"):  # torch would warn if its own function had lost its gradient
+            F.cross_entropy(x[:2], target[:2]).backward()
+        with torch.inference_mode():
+            F.cross_entropy(torch.randn(3, 6), target[:3])
+            F.cross_entropy(torch.randn(2, 6), target[:2])
+    torch.testing.assert_close(found, expected)
+    F.cross_entropy(x, target)
+    assert whole == [(4, 6), (3, 6)]
+    assert len(calls) == 6
+
+
 def test_another_override_is_called_and_stays(calls):
     theirs = []
 
@@ -323,6 +347,9 @@ def test_only_measured_gpus_are_taken(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: [(9, 0), (8, 9), (9, 0)][index])
     assert override._devices() == [0, 2]
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    assert override._devices() == []
+    monkeypatch.setattr(torch.version, "hip", None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert override._devices() == []
     before = registered()
