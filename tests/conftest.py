@@ -111,7 +111,7 @@ def pytest_collection_finish() -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     place = {file: i for i, file in enumerate(by_cost(list(dict.fromkeys(item.path for item in items))))}
     items.sort(key=lambda item: place[item.path])
-    marked = [item for item in items if "gpu" in item.keywords]
+    marked = [item for item in items if "gpu" in item.keywords and isinstance(item, pytest.Function)]
     if not marked:
         return
     import torch

@@ -66,7 +66,7 @@ def test_completion_takes_at_most_half_a_second_of_cpu(complete):
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
-    assert min(once() for _ in range(3)) <= 0.5
+    assert any(once() <= 0.5 for _ in range(3))
 
 
 def test_help_offers_the_installation_of_completion(main):

@@ -105,7 +105,7 @@ def test_looks_spend_the_error_rate_once():
     assert sum(look.share for look in fresh_pairs.looks()) == pytest.approx(1)
 
 
-@pytest.mark.parametrize(("noise", "cells", "count"), [(name, 20, 60) for name in NOISES] + [("tau 2 %", 300, 6), ("half 3.8 %", 300, 6)])
+@pytest.mark.parametrize(("noise", "cells", "count"), [(name, 20, 60) for name in NOISES] + [("tau 2 %", 300, 2), ("half 3.8 %", 300, 2)])
 def test_identical_cells_raise_no_alarm(noise, cells, count):
     """With processes that differ by 2 and 4 %, 3 and 39 % of the families of 20 cells alarmed, and 21 % with `half 3.8 %`."""
     result = families(count, NOISES[noise], cells, 0.0, 1, 0.03, seed=3)

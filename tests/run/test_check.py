@@ -27,6 +27,7 @@ from softbench.worker.check_case import CheckCaseRunner
 
 NUMPY, TRITON = (tuple(int(part) for part in metadata.version(name).split(".")[:2]) for name in ("numpy", "triton"))
 
+TRITON_BACKENDS = "triton,triton-row,triton-tile"
 QUICK = Path(__file__).parents[1] / "support" / "quick_interpreter.py"
 
 
@@ -34,15 +35,25 @@ def findings(done):
     return json.loads(done.stdout)["findings"]
 
 
-@pytest.mark.skipif(
+needs_interpreter = pytest.mark.skipif(
     NUMPY >= (2, 5) and TRITON < (3, 9), reason=f"the interpreter of Triton {metadata.version('triton')} does not run with this numpy"
 )
-@pytest.mark.parametrize(("backends", "passes"), [("quick.triton", 95), ("triton-row,triton-tile", 110)])
+
+
+@needs_interpreter
+def test_triton_kernels_pass_a_check_case_under_tritons_own_interpreter(cli):
+    done = cli("check", "--backends", TRITON_BACKENDS, "--case", "shape 37x33", "--dtype", "bf16", "--device", "cpu", "--json", "-")
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr
+    passed = {(finding["backend"], finding["direction"]) for finding in findings(done) if finding["verdict"] == "pass"}
+    assert passed == {(name, direction) for name in TRITON_BACKENDS.split(",") for direction in ("forward", "backward")}
+
+
+@needs_interpreter
+@pytest.mark.parametrize(("backends", "passes"), [("quick.triton", 95), ("quick.triton-row,quick.triton-tile", 110)])
 def test_our_triton_kernels_pass_all_check_cases_under_the_interpreter(cli, backends, passes):
     # bf16 is the longer way; fp32 is examined whole on a GPU, where it takes seconds, and here by test_tiers.py
-    given = ("--plugin", f"quick={QUICK}") if "quick" in backends else ()
-    given += () if "quick" in backends else ("--direction", "forward,both")  # Triton's own interpreter takes longer
-    done = cli("check", *given, "--backends", backends, "--dtype", "bf16", "--device", "cpu", "--json", "-")
+    given = ("--direction", "forward,both") if "row" in backends else ()
+    done = cli("check", "--plugin", f"quick={QUICK}", *given, "--backends", backends, "--dtype", "bf16", "--device", "cpu", "--json", "-")
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr
     found = findings(done)
     assert {finding["verdict"] for finding in found} == {"pass", "skipped"}
@@ -51,11 +62,11 @@ def test_our_triton_kernels_pass_all_check_cases_under_the_interpreter(cli, back
         "needs a GPU: streams",
         "needs a GPU: its number of rows",
         "takes more calls than an interpreter can run",
-        *(["a row must fit one program: N is at most 131072"] if "triton-row" in backends else []),
+        *(["a row must fit one program: N is at most 131072"] if "row" in backends else []),
     }
     assert len([finding for finding in found if finding["verdict"] == "pass"]) > passes
     names = {finding["item"] for finding in found}
-    assert {"shape 1823x781", "shape 0x16", "a row of -inf", "layout channels-last", *(["dy = 1"] if "quick" in backends else [])} <= names
+    assert {"shape 1823x781", "shape 0x16", "a row of -inf", "layout channels-last", *([] if "row" in backends else ["dy = 1"])} <= names
 
 
 def test_eager_backends_land_in_the_classes_that_are_predicted(cli):

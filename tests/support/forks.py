@@ -119,11 +119,15 @@ def main(descriptor: int, orders: int) -> None:
     import softbench.cli.gate
     import softbench.cli.main
     import softbench.cli.output
+    import softbench.report.check_report
     import softbench.report.progress
     import softbench.report.tables
     import softbench.run.check
     import softbench.run.run
     import softbench.worker.serve  # noqa: F401
+
+    with suppress(ImportError):  # some versions of Typer import it, and pydantic, when they parse the first argument
+        import typer._adapters  # noqa: F401
 
     taken, given = socket.socket(fileno=descriptor), socket.socket(fileno=orders)
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)

@@ -1,0 +1,48 @@
+"""Without a GPU each file of this folder is one test, which collects the file's tests and skips.
+
+A file that cannot be imported or collected fails. pytest would collect a thousand tests in each process, only to skip them one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+
+class WithoutGPU(pytest.File):
+    def collect(self):
+        yield CollectedOnly.from_parent(self, name="gpu")
+
+
+class CollectedOnly(pytest.Item):
+    """A file's tests, which need a GPU."""
+
+    def __init__(self, **given) -> None:
+        super().__init__(**given)
+        self.add_marker("gpu")
+
+    def runtest(self) -> None:
+        import torch
+
+        module = pytest.Module.from_parent(self.parent.parent, path=self.path)
+        count = sum(1 for _ in tests_of(module))
+        pytest.skip(f"{self.path.name}: its {count} tests need a CUDA GPU; torch {torch.__version__} sees none")
+
+    def reportinfo(self):
+        return self.path, 0, self.nodeid
+
+
+def tests_of(node: pytest.Item | pytest.Collector) -> Iterator[pytest.Item]:
+    """The tests of a file or class. Raises what is wrong in the file."""
+    if isinstance(node, pytest.Item):
+        yield node
+    else:
+        for child in node.collect():
+            yield from tests_of(child)
+
+
+def pytest_pycollect_makemodule(module_path, parent):
+    import torch
+
+    return None if torch.cuda.is_available() else WithoutGPU.from_parent(parent, path=module_path)
