@@ -49,6 +49,7 @@ def run(
     timer: options.Timer = None,
     l2: options.L2 = None,
     profile: options.Profile = None,
+    judge: options.Judge = None,
     timeout: options.Timeout = None,
     plugin: options.Plugin = None,
     output: options.Output = Path("results"),
@@ -76,7 +77,8 @@ def run(
         {"backends": backends, "M": M, "N": N, "shape": shape, "dim": dim}
         | {"dtype": dtype, "direction": direction, "op": names(op), "set": set, "device": device}
         | {"threads": threads, "rounds": rounds, "processes": processes, "seed": seed, "relative_to": relative_to, "timeout": timeout}
-        | {"plugins": plugin, "timer": timer, "l2": l2, "profile": profile, "max_rounds": max_rounds, "precision": precision}
+        | {"plugins": plugin, "timer": timer, "l2": l2, "profile": profile, "judge": judge, "max_rounds": max_rounds}
+        | {"precision": precision}
     )
     layer = load(config, names) if config is not None else {}
     request = Request(layer, flags, quick, output, resume, command_line(sys.argv[1:]), __version__)

@@ -40,6 +40,7 @@ from softbench.results import store
 from softbench.results.rows import Row
 from softbench.run import info_cache, isolation, queue
 from softbench.run.header import header
+from softbench.run.judged_cells import SEPARATE, CellJudge
 from softbench.run.load import CpuLoad
 from softbench.run.pace import Pace, working
 from softbench.run.request import Request
@@ -279,12 +280,13 @@ def execute(plan: Plan, kept: store.Run, watch: Watch, pool: Pool, first: list[W
         return end.enter_context(Pool(activity=pool.activity, threads=pool.threads))
 
     with ExitStack() as end:  # closes every pool on every exit
+        judge = end.enter_context(CellJudge(plan)) if plan.settings.judge == SEPARATE else None
         for process, more in zip(left, [*left[1:], None], strict=True):
             current = ahead or fresh()
             ahead = fresh() if more is not None and plan.device == "cuda" else None
             current.tell(kept.keep_log)
             slots = [WorkerSlot(info) for info in plan.infos] if process else first
-            _one_set(plan, kept, watch, Scheduler(plan, current, process, environment), slots)
+            _one_set(plan, kept, watch, Scheduler(plan, current, process, environment), slots, judge if process == 0 else None)
             if process:
                 current.close()
 
@@ -293,7 +295,7 @@ def _complete(plan: Plan, kept: store.Run, process: int) -> bool:
     return all(kept.has(process, names, case) for names in plan.groups for case in plan.cases)
 
 
-def _one_set(plan: Plan, kept: store.Run, watch: Watch, scheduler: Scheduler, slots: list[WorkerSlot]) -> None:
+def _one_set(plan: Plan, kept: store.Run, watch: Watch, scheduler: Scheduler, slots: list[WorkerSlot], judge: CellJudge | None) -> None:
     by_name = {slot.name: slot for slot in slots}
     for names in plan.groups:
         scheduler.take([by_name[name] for name in names])
@@ -303,6 +305,7 @@ def _one_set(plan: Plan, kept: store.Run, watch: Watch, scheduler: Scheduler, sl
                 continue
             watch.pace.begin(*cells, lambda: scheduler.round)
             records = isolation.measure(scheduler, case, watch.observer.note)
+            records = judge.judged(records) if judge else records
             kept.add(scheduler.process, records)
             watch.pace.end(records)
             watch.load.measured(case, records)
