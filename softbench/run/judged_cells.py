@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from types import TracebackType
 
@@ -22,10 +21,10 @@ TOLERANCE = 0.03
 
 
 class CellJudge:
-    """Judges the cells of a plan's first process set. Leaving the context ends the judge's process."""
+    """Judges the cells of a plan's first process set, if the plan asks for it. Leaving the context ends the judge's process."""
 
     def __init__(self, plan: Plan) -> None:
-        self.process = JudgeProcess(plan.settings.device, plan.settings.timeout)
+        self.process = JudgeProcess(plan.settings.device, plan.settings.timeout) if plan.settings.judge == SEPARATE else None
         self.origins = {info.name: info.origin for info in plan.infos}
         self.compares = plan.device == "cuda" and plan.timer != "host"
 
@@ -33,17 +32,21 @@ class CellJudge:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
-        self.process.__exit__(kind, value, trace)
+        if self.process:
+            self.process.__exit__(kind, value, trace)
 
-    def judged(self, records: Sequence[Record]) -> list[Record]:
+    def judged(self, records: list[Record], process: int) -> list[Record]:
         """The records; a measured cell that does not stand before the judge has failed. Raises WorkersError if the judge's process did."""
-        return [self._judged(record) if record.backend != YARDSTICK else record for record in records]
+        judge = self.process
+        if judge is None or process:
+            return records
+        return [self._judged(record, judge) if record.backend != YARDSTICK else record for record in records]
 
-    def _judged(self, record: Record) -> Record:
+    def _judged(self, record: Record, judge: JudgeProcess) -> Record:
         outcome = record.outcome
         if not isinstance(outcome, Measured):
             return record
-        found = self.process.ask(self.origins[record.backend], record.case, record.backend)
+        found = judge.ask(self.origins[record.backend], record.case, record.backend)
         failed = refused(found) or (disputed(found, statistics.median_us(outcome.timing)) if self.compares else None)
         return replace(record, outcome=replace(failed, build=outcome.build, accuracy=outcome.accuracy)) if failed else record
 

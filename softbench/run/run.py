@@ -40,7 +40,7 @@ from softbench.results import store
 from softbench.results.rows import Row
 from softbench.run import info_cache, isolation, queue
 from softbench.run.header import header
-from softbench.run.judged_cells import SEPARATE, CellJudge
+from softbench.run.judged_cells import CellJudge
 from softbench.run.load import CpuLoad
 from softbench.run.pace import Pace, working
 from softbench.run.request import Request
@@ -205,7 +205,7 @@ def run(
         pace = Pace(plan, activity, kept.has, skipped)
         observer.begin(plan, pace, kept.name)
         try:
-            execute(plan, kept, Watch(observer, pace, load), session.pool, slots, session.environment)
+            execute(plan, kept, Watch(observer, pace, load, end.enter_context(CellJudge(plan))), session.pool, slots, session.environment)
         except BaseException:
             with suppress(SoftbenchError, OSError):
                 kept.restore_journal()
@@ -265,6 +265,7 @@ class Watch:
     observer: Observer
     pace: Pace
     load: CpuLoad
+    judge: CellJudge
 
 
 def execute(plan: Plan, kept: store.Run, watch: Watch, pool: Pool, first: list[WorkerSlot], environment: dict[str, str]) -> None:
@@ -280,13 +281,12 @@ def execute(plan: Plan, kept: store.Run, watch: Watch, pool: Pool, first: list[W
         return end.enter_context(Pool(activity=pool.activity, threads=pool.threads))
 
     with ExitStack() as end:  # closes every pool on every exit
-        judge = end.enter_context(CellJudge(plan)) if plan.settings.judge == SEPARATE else None
         for process, more in zip(left, [*left[1:], None], strict=True):
             current = ahead or fresh()
             ahead = fresh() if more is not None and plan.device == "cuda" else None
             current.tell(kept.keep_log)
             slots = [WorkerSlot(info) for info in plan.infos] if process else first
-            _one_set(plan, kept, watch, Scheduler(plan, current, process, environment), slots, judge if process == 0 else None)
+            _one_set(plan, kept, watch, Scheduler(plan, current, process, environment), slots)
             if process:
                 current.close()
 
@@ -295,7 +295,7 @@ def _complete(plan: Plan, kept: store.Run, process: int) -> bool:
     return all(kept.has(process, names, case) for names in plan.groups for case in plan.cases)
 
 
-def _one_set(plan: Plan, kept: store.Run, watch: Watch, scheduler: Scheduler, slots: list[WorkerSlot], judge: CellJudge | None) -> None:
+def _one_set(plan: Plan, kept: store.Run, watch: Watch, scheduler: Scheduler, slots: list[WorkerSlot]) -> None:
     by_name = {slot.name: slot for slot in slots}
     for names in plan.groups:
         scheduler.take([by_name[name] for name in names])
@@ -304,8 +304,7 @@ def _one_set(plan: Plan, kept: store.Run, watch: Watch, scheduler: Scheduler, sl
             if kept.has(*cells):
                 continue
             watch.pace.begin(*cells, lambda: scheduler.round)
-            records = isolation.measure(scheduler, case, watch.observer.note)
-            records = judge.judged(records) if judge else records
+            records = watch.judge.judged(isolation.measure(scheduler, case, watch.observer.note), scheduler.process)
             kept.add(scheduler.process, records)
             watch.pace.end(records)
             watch.load.measured(case, records)
