@@ -205,7 +205,9 @@ def run(
         pace = Pace(plan, activity, kept.has, skipped)
         observer.begin(plan, pace, kept.name)
         try:
-            execute(plan, kept, Watch(observer, pace, load, end.enter_context(CellJudge(plan))), session.pool, slots, session.environment)
+            execute(
+                plan, kept, Watch(observer, pace, load, end.enter_context(CellJudge(plan)).judged), session.pool, slots, session.environment
+            )
         except BaseException:
             with suppress(SoftbenchError, OSError):
                 kept.restore_journal()
@@ -265,7 +267,7 @@ class Watch:
     observer: Observer
     pace: Pace
     load: CpuLoad
-    judge: CellJudge
+    judged: Callable[[list[Record], int], list[Record]] = lambda records, process: records
 
 
 def execute(plan: Plan, kept: store.Run, watch: Watch, pool: Pool, first: list[WorkerSlot], environment: dict[str, str]) -> None:
@@ -274,7 +276,8 @@ def execute(plan: Plan, kept: store.Run, watch: Watch, pool: Pool, first: list[W
     Every other set also has a new forkserver: addresses and start-up history differ, as between two runs. With a GPU, the forkserver
     imports torch while the previous set is measured; on the CPU that would disturb the measurement.
     """
-    left = [process for process in range(plan.settings.processes) if process == 0 or not _complete(plan, kept, process)]
+    cells = [(names, case) for names in plan.groups for case in plan.cases]
+    left = [process for process in range(plan.settings.processes) if process == 0 or not all(kept.has(process, *cell) for cell in cells)]
     ahead: Pool | None = pool
 
     def fresh() -> Pool:
@@ -291,10 +294,6 @@ def execute(plan: Plan, kept: store.Run, watch: Watch, pool: Pool, first: list[W
                 current.close()
 
 
-def _complete(plan: Plan, kept: store.Run, process: int) -> bool:
-    return all(kept.has(process, names, case) for names in plan.groups for case in plan.cases)
-
-
 def _one_set(plan: Plan, kept: store.Run, watch: Watch, scheduler: Scheduler, slots: list[WorkerSlot]) -> None:
     by_name = {slot.name: slot for slot in slots}
     for names in plan.groups:
@@ -304,7 +303,7 @@ def _one_set(plan: Plan, kept: store.Run, watch: Watch, scheduler: Scheduler, sl
             if kept.has(*cells):
                 continue
             watch.pace.begin(*cells, lambda: scheduler.round)
-            records = watch.judge.judged(isolation.measure(scheduler, case, watch.observer.note), scheduler.process)
+            records = watch.judged(isolation.measure(scheduler, case, watch.observer.note), scheduler.process)
             kept.add(scheduler.process, records)
             watch.pace.end(records)
             watch.load.measured(case, records)
