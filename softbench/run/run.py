@@ -5,9 +5,8 @@
     Then each round: refresh the inputs -> time one batch of each worker -> verify its outputs.
     Last: profile each backend.
 
-Each backend has its own worker, and the order of the workers rotates and reverses from round to round. If the device cannot hold all
-buffers, workers hold them one after the other. If it cannot hold all workers, groups of backends run one after the other. The run
-document then says that the run was not interleaved.
+Each backend has its own worker, and their order changes from round to round. If the device cannot hold all buffers, workers hold them one
+after the other. If it cannot hold all workers, groups of backends run one after the other: the run was then not interleaved.
 """
 
 from __future__ import annotations
