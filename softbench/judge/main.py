@@ -29,7 +29,22 @@ if TYPE_CHECKING:
 
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE = 1, 4
 KEPT_VARIABLES = (
-    *("PATH", "LANG", "LC_*", "TZ", "LD_LIBRARY_PATH", "CC", "CXX", "VIRTUAL_ENV", "PYTHON*", "SOFTBENCH_*"),
+    *(
+        "PATH",
+        "HOME",
+        "USER",
+        "LOGNAME",
+        "TMPDIR",
+        "LANG",
+        "LC_*",
+        "TZ",
+        "LD_LIBRARY_PATH",
+        "CC",
+        "CXX",
+        "VIRTUAL_ENV",
+        "PYTHON*",
+        "SOFTBENCH_*",
+    ),
     *("CUDA*", "NVIDIA*", "OMP_*", "GOMP_*", "MKL_*", "KMP_*", "TORCH*", "TRITON*", "TEARDOWN_CUPTI", "HSA_*", "HIP_*"),
 )
 """Patterns of the environment's variables that a plugin may see. Others may be secrets."""

@@ -19,6 +19,7 @@ from softbench.core.replies import Called, Confined, Done, Reply
 from softbench.ops.dtypes import TENSOR_DTYPES
 from softbench.ops.operation import TensorSpec
 from softbench.ops.registry import operation
+from softbench.plugins.traits import overwrites_output
 from softbench.worker import confinement, output_checks, shared_memory
 from softbench.worker.timers import synchronize
 
@@ -114,12 +115,13 @@ class JudgedCalls:
 
     def _places(self, function: Callable[..., Any], arena: _Arena, given: list[Tensors]) -> list[tuple[int, ...]]:
         """Where the outputs of each call lie."""
+        copied = self.server.backend is not None and overwrites_output(self.server.backend)
         places, grads = [], [tensor.requires_grad for tensor in self.server.inputs or ()]
         if any(grads):
             given = [tuple(tensor.detach().requires_grad_(grad) for tensor, grad in zip(each, grads, strict=True)) for each in given]
         with arena.allocating():
             for call, tensors in enumerate(given):
-                places.append(arena.place(call, output_checks.as_tuple(function(*tensors), arena.forms), self.kept))
+                places.append(arena.place(call, output_checks.as_tuple(function(*tensors), arena.forms), self.kept, copied=copied))
         return places
 
 
@@ -144,8 +146,8 @@ class _Arena:
         with torch.cuda.use_mem_pool(self._pool):
             yield
 
-    def place(self, call: int, outputs: Any, kept: list[torch.Tensor]) -> tuple[int, ...]:
-        """The byte at which each output of a call begins; an output outside is copied. `kept` gets the outputs inside.
+    def place(self, call: int, outputs: Any, kept: list[torch.Tensor], *, copied: bool = False) -> tuple[int, ...]:
+        """The byte at which each output of a call begins. An output outside is copied, and with `copied` each; `kept` gets the others.
 
         Raises:
             ValueError: an output has another form.
@@ -157,7 +159,7 @@ class _Arena:
             if type(out) is not torch.Tensor or tuple(out.shape) != form.shape or out.dtype != form.dtype or out.device != slot.device:
                 raise ValueError(f"returned {_form_of(out)}, not {form.dtype} {form.shape} on {self.device}")
             place = out.data_ptr() - self.start
-            if 0 <= place <= self.bytes - slot.nbytes and out.is_contiguous():
+            if 0 <= place <= self.bytes - slot.nbytes and out.is_contiguous() and not copied:
                 kept.append(out)
             else:
                 slot.copy_(out.detach())
