@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from statistics import median
 from types import TracebackType
 
 from softbench.core import statistics
@@ -47,7 +48,7 @@ class CellJudge:
         if not isinstance(outcome, Measured):
             return record
         found = judge.ask(self.origins[record.backend], record.case, record.backend)
-        failed = refused(found) or (disputed(found, statistics.median_us(outcome.timing)) if self.compares else None)
+        failed = refused(found) or (disputed(found, outcome) if self.compares else None)
         return replace(record, outcome=replace(failed, build=outcome.build, accuracy=outcome.accuracy)) if failed else record
 
 
@@ -59,9 +60,14 @@ def refused(found: JsonObject) -> Failed | None:
     return Failed(status if status in FAILURES else Status.UNVERIFIED, "time", f"before the judge: {found['reason']}")
 
 
-def disputed(found: JsonObject, us: float) -> Failed | None:
-    """The failure of a cell whose time is shorter than the judge's clock allows."""
-    judged = found["us"]
-    if judged is None or judged < LEAST_US or us >= (1 - TOLERANCE) * judged - found["uncertainty_us"]:
+def disputed(found: JsonObject, outcome: Measured) -> Failed | None:
+    """The failure of a cell whose time is shorter than the judge's clock allows.
+
+    Calls of the judge follow each other at once, so each takes the host's time if that is longer. A cell with such a host time is not
+    disputed: it is launch-bound.
+    """
+    judged, us = found["us"], statistics.median_us(outcome.timing)
+    longest = max([us, *([median(outcome.profile.host_us)] if outcome.profile.host_us else [])])
+    if judged is None or judged < LEAST_US or longest >= (1 - TOLERANCE) * judged - found["uncertainty_us"]:
         return None
     return Failed(Status.UNVERIFIED, "time", f"disputed: {micros(us)} a call by its worker's clock, {micros(judged)} by the judge's")

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 Tensors = tuple[torch.Tensor, ...]
 SPARE_BYTES = 2**29
-"""Of the memory for outputs on a GPU: what torch's allocator rounds up."""
+"""Of the memory for outputs on a GPU, beside half of the outputs' bytes: what torch's allocator rounds up."""
 SPARE_CALLS, LARGE_SPARE_CALLS, LARGE_BYTES = 16, 4, 2**33
 """Temporaries of a call have the bytes of so many calls' outputs; of fewer where they would have LARGE_BYTES."""
 
@@ -48,7 +48,7 @@ def output_bytes(case: Case, calls: int) -> int:
     size = output_layout(case)[1]
     if case.device == "cpu":
         return size * calls
-    return size * 2 * calls + min(size * SPARE_CALLS, max(size * LARGE_SPARE_CALLS, LARGE_BYTES)) + SPARE_BYTES
+    return size * (calls + calls * 3 // 2) + min(size * SPARE_CALLS, max(size * LARGE_SPARE_CALLS, LARGE_BYTES)) + SPARE_BYTES
 
 
 def _layout(specs: Any, case: Case) -> tuple[list[tuple[int, TensorSpec]], int]:
