@@ -107,6 +107,7 @@ COVERED_BY = {
     "judge/challenge": "judge/test_judgement.py",
     "judge/main": "cli/test_judge.py",
     "judge/plugin_process": "judge/test_judgement.py",
+    "processes/judge_process": "cli/test_judge.py",
     "results/signature": "cli/test_judge.py",
     "run/judge": "cli/test_judge.py",
     "worker/confinement": "judge/test_judgement.py",

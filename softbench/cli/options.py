@@ -186,6 +186,15 @@ Profile = Annotated[
         complete=completion.one(completion.fixed("on", "off")),
     ),
 ]
+Judge = Annotated[
+    str | None,
+    _option(
+        ADVANCED,
+        "separate also judges each cell in a process that its backend cannot reach; docs/judge.md describes it.",
+        default="worker",
+        complete=completion.one(completion.fixed("worker", "separate")),
+    ),
+]
 Quiet = Annotated[bool, _option(OUTPUT, "Print only errors and the result: no progress, no notes.", "-q", "--quiet", default=False)]
 Verbose = Annotated[
     bool,

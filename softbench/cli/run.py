@@ -49,6 +49,7 @@ def run(
     timer: options.Timer = None,
     l2: options.L2 = None,
     profile: options.Profile = None,
+    judge: options.Judge = None,
     timeout: options.Timeout = None,
     plugin: options.Plugin = None,
     output: options.Output = Path("results"),
@@ -73,13 +74,12 @@ def run(
 
     verbosity.choose(quiet=quiet, verbose=verbose)
     flags = from_flags(
-        {"backends": backends, "M": M, "N": N, "shape": shape, "dim": dim}
+        {"backends": backends, "M": M, "N": N, "shape": shape, "dim": dim, "judge": judge}
         | {"dtype": dtype, "direction": direction, "op": names(op), "set": set, "device": device}
         | {"threads": threads, "rounds": rounds, "processes": processes, "seed": seed, "relative_to": relative_to, "timeout": timeout}
         | {"plugins": plugin, "timer": timer, "l2": l2, "profile": profile, "max_rounds": max_rounds, "precision": precision}
     )
-    layer = load(config, names) if config is not None else {}
-    request = Request(layer, flags, quick, output, resume, command_line(sys.argv[1:]), __version__)
+    request = Request({} if config is None else load(config, names), flags, quick, output, resume, command_line(sys.argv[1:]), __version__)
     try_file(json)
     if dry_run:
         _dry_run(request, json)

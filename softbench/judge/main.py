@@ -1,4 +1,4 @@
-"""The judge's process: it reads one request from stdin, judges, and writes one answer to stdout, each as JSON.
+"""The judge's process: it reads requests from stdin, judges, and writes an answer to each to stdout, as lines of JSON.
 
 It is a process of its own because the command line never imports torch. The key that signs a verdict is not here.
 """
@@ -10,11 +10,13 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from softbench.core.case import Case, Direction
 from softbench.core.errors import SoftbenchError, UsageError
@@ -22,9 +24,27 @@ from softbench.core.json_types import JsonObject
 from softbench.plugins.source import PluginSource
 from softbench.processes.session import Session
 
+if TYPE_CHECKING:
+    from softbench.judge.judgement import Judge
+
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE = 1, 4
 KEPT_VARIABLES = (
-    *("PATH", "LANG", "LC_*", "TZ", "LD_LIBRARY_PATH", "CC", "CXX", "VIRTUAL_ENV", "PYTHON*", "SOFTBENCH_*"),
+    *(
+        "PATH",
+        "HOME",
+        "USER",
+        "LOGNAME",
+        "TMPDIR",
+        "LANG",
+        "LC_*",
+        "TZ",
+        "LD_LIBRARY_PATH",
+        "CC",
+        "CXX",
+        "VIRTUAL_ENV",
+        "PYTHON*",
+        "SOFTBENCH_*",
+    ),
     *("CUDA*", "NVIDIA*", "OMP_*", "GOMP_*", "MKL_*", "KMP_*", "TORCH*", "TRITON*", "TEARDOWN_CUPTI", "HSA_*", "HIP_*"),
 )
 """Patterns of the environment's variables that a plugin may see. Others may be secrets."""
@@ -32,34 +52,35 @@ OWN_PACKAGES = ("softbench", "softbench.configs", "softbench.kernels.common", "s
 
 
 def main() -> None:
-    """Serve one request. Expected errors are answers."""
+    """Serve requests until stdin ends. Expected errors are answers."""
     libc = ctypes.CDLL(None)
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     libc.prctl(PR_SET_DUMPABLE, 0)  # no process of the same user can trace it or read its memory
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that workers end and folders are removed
-    answers = os.fdopen(os.dup(1), "w")
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # nothing else may print among the answers
-    request = json.load(sys.stdin)
     for name in set(os.environ) - {name for pattern in KEPT_VARIABLES for name in os.environ if fnmatchcase(name, pattern)}:
         del os.environ[name]
-    try:
-        answer = judged(request)
-    except SoftbenchError as error:
-        answer = {"error": str(error), "exit_code": error.exit_code}
-    answers.write(json.dumps(answer) + "\n")
-    answers.close()
+    with ExitStack() as end:
+        court: list[tuple[Session, Judge]] = []
+        for line in sys.stdin:
+            request = json.loads(line)
+            try:
+                court = court or [end.enter_context(opened(request))]
+                answer = judged(*court[0], request)
+            except SoftbenchError as error:
+                answer = {"error": str(error), "exit_code": error.exit_code}
+            answers.write(json.dumps(answer) + "\n")
 
 
-def judged(request: JsonObject) -> JsonObject:
-    """The judgement of a request, with its device.
+@contextmanager
+def opened(request: JsonObject) -> Iterator[tuple[Session, Judge]]:
+    """A session and a judge on the device of a request, with its users' operations.
 
     Raises:
-        UsageError: the device does not exist, or the plugin's process could read a private file.
+        UsageError: the device does not exist, or takes one process at a time.
         WorkersError: workers cannot be started.
     """
-    source = PluginSource(**request["source"])
-    readable = readable_folders()
-    require_unreadable([Path(file) for file in request["private"]], [*readable, *([str(source.file.parent)] if source.file else [])])
     with Session(request["device"], request["timeout"]["import"]) as session:
         if session.exclusive:
             raise UsageError("the GPU takes one process at a time, and the judge needs two; see: nvidia-smi -c DEFAULT")
@@ -69,12 +90,18 @@ def judged(request: JsonObject) -> JsonObject:
 
         for file in request["operations"]:
             user_file.load(file)
-        given = request["case"]
-        case = replace(Case(**{**given, "direction": Direction(given["direction"])}), device=session.device)
-        judge = Judge(session.pool, session.environment, readable, request["timeout"])
-        found = judge.judge(source, case, request["backend"], request["operations"])
-        device = session.gpu.name if session.gpu else session.machine.cpu
-    return {**found.document(case), "device": device}
+        yield session, Judge(session.pool, session.environment, readable_folders(), request["timeout"])
+
+
+def judged(session: Session, judge: Judge, request: JsonObject) -> JsonObject:
+    """The judgement of a request, with its device. Raises UsageError if the plugin's process could read a private file."""
+    source = PluginSource(**request["source"])
+    folders = [*judge.readable, *([str(source.file.parent)] if source.file else [])]
+    require_unreadable([Path(file) for file in request["private"]], folders)
+    given = request["case"]
+    case = replace(Case(**{**given, "direction": Direction(given["direction"])}), device=session.device)
+    found = judge.judge(source, case, request["backend"], request["operations"])
+    return {**found.document(case), "device": session.gpu.name if session.gpu else session.machine.cpu}
 
 
 def readable_folders() -> list[str]:

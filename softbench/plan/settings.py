@@ -13,6 +13,8 @@ from softbench.plan.sweep import DEFAULTS, LAST, Given, Sweep, thinned
 
 PHASES = {"import": 60.0, "build": 300.0, "check": 120.0, "time": 120.0}
 """The phases of a cell and their default deadlines in seconds."""
+WORKER = "worker"
+"""The setting `judge` of a run without the judge's process."""
 QUICK_SHAPES = 6
 """The largest number of N in a `--quick` run without `--N`."""
 
@@ -50,6 +52,7 @@ class Layer(Axes, total=False):
     timer: str
     l2: str
     profile: str
+    judge: str
     yardstick: bool
     memory_share: float
     timeout: dict[str, float]
@@ -98,6 +101,8 @@ class Settings:
     """`cold` flushes the GPU's L2 before every timed call; `warm` does not."""
     profile: str = "on"
     """`on` measures device and host time of a call after the rounds; `off` saves that time."""
+    judge: str = WORKER
+    """`separate` also judges each cell in a process that its backend cannot reach, as `softbench judge`; `worker` does not."""
     yardstick: bool = True
     """Measure the yardstick too. A run always does; an A/B run does not need it."""
     memory_share: float = 0.9
@@ -108,7 +113,8 @@ class Settings:
     def measuring(self) -> dict[str, object]:
         """The settings that affect a measurement. A resumed run must have the same ones."""
         keys = ("rounds", "max_rounds", "precision", "tick_us", "processes", "seed", "warmup_ms", "batch_ms", "timer", "l2", "profile")
-        return {key: value for key, value in asdict(self).items() if key in ("threads", *keys)}
+        judged = ("judge",) if self.judge != WORKER else ()  # older runs have no such setting
+        return {key: value for key, value in asdict(self).items() if key in ("threads", *keys, *judged)}
 
     @classmethod
     def from_sources(cls, config: Layer, flags: Layer, *, quick: bool = False) -> Settings:

@@ -98,6 +98,7 @@ READERS: dict[str, Callable[[object, str], object]] = {
     "timer": one_of(*TIMERS),
     "l2": one_of("cold", "warm"),
     "profile": one_of("on", "off"),
+    "judge": one_of("worker", "separate"),
     "memory_share": number(1e-6, 1),
 }
 SWEEP_READERS: dict[str, Callable[[str, str], object]] = {

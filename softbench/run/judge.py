@@ -4,29 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import json
-import subprocess
-import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from softbench.core.case import YARDSTICK, Case
-from softbench.core.errors import SoftbenchError, UsageError, WorkersError
+from softbench.core.errors import SoftbenchError, UsageError
 from softbench.core.json_types import JsonObject
 from softbench.core.outcome import Status
-from softbench.core.text import one_line
-from softbench.ops import registry
 from softbench.plan import sweep
 from softbench.plan.flags import from_flags
 from softbench.plan.settings import Settings, with_axes
 from softbench.plugins.select import needed
 from softbench.plugins.source import FILE, PluginSource, origins
+from softbench.processes.judge_process import JudgeProcess
 from softbench.results import signature
-
-END_SECONDS = 20.0
-_CODE = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from softbench.judge.main import main; main()"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,16 +57,8 @@ def judge(settings: Settings, plugin: Path | None, case: Case, backend: str | No
     """
     source = _source(plugin, backend)
     secret, content = signature.read_key(key, make=True), source.file.read_bytes() if source.file else b""
-    request = {
-        "source": asdict(source),
-        "case": asdict(case),
-        "backend": backend,
-        "device": settings.device,
-        "timeout": settings.timeout,
-        "operations": registry.files(),
-        "private": [str(key.resolve())],
-    }
-    found = _ask(request)
+    with JudgeProcess(settings.device, settings.timeout, [key]) as process:
+        found = process.ask(source, case, backend)
     facts: JsonObject = {
         "softbench": version,
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -116,32 +102,3 @@ def verified(file: Path, key: Path) -> JsonObject:
     if not signature.is_signed(document, signature.read_key(key)):
         raise SoftbenchError(f"{file}: not signed with the key in {key}, or changed since")
     return document
-
-
-def _ask(request: JsonObject) -> JsonObject:
-    """The answer of a new judge's process."""
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-c", _CODE, json.dumps(sys.path)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,  # a terminal's Ctrl-C reaches this process only, which then ends the other
-    )
-    try:
-        output, errors = process.communicate(json.dumps(request))
-    except BaseException:
-        process.terminate()
-        try:
-            process.wait(END_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-        raise
-    try:
-        answer = json.loads(output)
-    except ValueError:
-        lines: Sequence[str] = errors.strip().splitlines() or [f"exit code {process.returncode}"]
-        raise WorkersError(f"the judge's process failed: {one_line(lines[-1])}; try: softbench doctor") from None
-    if "error" in answer:
-        raise (UsageError if answer["exit_code"] == UsageError.exit_code else WorkersError)(answer["error"])
-    return answer

@@ -5,9 +5,8 @@
     Then each round: refresh the inputs -> time one batch of each worker -> verify its outputs.
     Last: profile each backend.
 
-Each backend has its own worker, and the order of the workers rotates and reverses from round to round. If the device cannot hold all
-buffers, workers hold them one after the other. If it cannot hold all workers, groups of backends run one after the other. The run
-document then says that the run was not interleaved.
+Each backend has its own worker, and their order changes from round to round. If the device cannot hold all buffers, workers hold them one
+after the other. If it cannot hold all workers, groups of backends run one after the other: the run was then not interleaved.
 """
 
 from __future__ import annotations
@@ -40,6 +39,7 @@ from softbench.results import store
 from softbench.results.rows import Row
 from softbench.run import info_cache, isolation, queue
 from softbench.run.header import header
+from softbench.run.judged_cells import CellJudge
 from softbench.run.load import CpuLoad
 from softbench.run.pace import Pace, working
 from softbench.run.request import Request
@@ -204,7 +204,9 @@ def run(
         pace = Pace(plan, activity, kept.has, skipped)
         observer.begin(plan, pace, kept.name)
         try:
-            execute(plan, kept, Watch(observer, pace, load), session.pool, slots, session.environment)
+            execute(
+                plan, kept, Watch(observer, pace, load, end.enter_context(CellJudge(plan)).judged), session.pool, slots, session.environment
+            )
         except BaseException:
             with suppress(SoftbenchError, OSError):
                 kept.restore_journal()
@@ -264,6 +266,7 @@ class Watch:
     observer: Observer
     pace: Pace
     load: CpuLoad
+    judged: Callable[[list[Record], int], list[Record]] = lambda records, process: records
 
 
 def execute(plan: Plan, kept: store.Run, watch: Watch, pool: Pool, first: list[WorkerSlot], environment: dict[str, str]) -> None:
@@ -272,7 +275,8 @@ def execute(plan: Plan, kept: store.Run, watch: Watch, pool: Pool, first: list[W
     Every other set also has a new forkserver: addresses and start-up history differ, as between two runs. With a GPU, the forkserver
     imports torch while the previous set is measured; on the CPU that would disturb the measurement.
     """
-    left = [process for process in range(plan.settings.processes) if process == 0 or not _complete(plan, kept, process)]
+    cells = [(names, case) for names in plan.groups for case in plan.cases]
+    left = [process for process in range(plan.settings.processes) if process == 0 or not all(kept.has(process, *cell) for cell in cells)]
     ahead: Pool | None = pool
 
     def fresh() -> Pool:
@@ -289,10 +293,6 @@ def execute(plan: Plan, kept: store.Run, watch: Watch, pool: Pool, first: list[W
                 current.close()
 
 
-def _complete(plan: Plan, kept: store.Run, process: int) -> bool:
-    return all(kept.has(process, names, case) for names in plan.groups for case in plan.cases)
-
-
 def _one_set(plan: Plan, kept: store.Run, watch: Watch, scheduler: Scheduler, slots: list[WorkerSlot]) -> None:
     by_name = {slot.name: slot for slot in slots}
     for names in plan.groups:
@@ -302,7 +302,7 @@ def _one_set(plan: Plan, kept: store.Run, watch: Watch, scheduler: Scheduler, sl
             if kept.has(*cells):
                 continue
             watch.pace.begin(*cells, lambda: scheduler.round)
-            records = isolation.measure(scheduler, case, watch.observer.note)
+            records = watch.judged(isolation.measure(scheduler, case, watch.observer.note), scheduler.process)
             kept.add(scheduler.process, records)
             watch.pace.end(records)
             watch.load.measured(case, records)

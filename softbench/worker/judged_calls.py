@@ -19,6 +19,7 @@ from softbench.core.replies import Called, Confined, Done, Reply
 from softbench.ops.dtypes import TENSOR_DTYPES
 from softbench.ops.operation import TensorSpec
 from softbench.ops.registry import operation
+from softbench.plugins.traits import overwrites_output
 from softbench.worker import confinement, output_checks, shared_memory
 from softbench.worker.timers import synchronize
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 Tensors = tuple[torch.Tensor, ...]
 SPARE_BYTES = 2**29
-"""Of the memory for outputs on a GPU: what torch's allocator rounds up."""
+"""Of the memory for outputs on a GPU, beside half of the outputs' bytes: what torch's allocator rounds up."""
 SPARE_CALLS, LARGE_SPARE_CALLS, LARGE_BYTES = 16, 4, 2**33
 """Temporaries of a call have the bytes of so many calls' outputs; of fewer where they would have LARGE_BYTES."""
 
@@ -47,7 +48,7 @@ def output_bytes(case: Case, calls: int) -> int:
     size = output_layout(case)[1]
     if case.device == "cpu":
         return size * calls
-    return size * 2 * calls + min(size * SPARE_CALLS, max(size * LARGE_SPARE_CALLS, LARGE_BYTES)) + SPARE_BYTES
+    return size * (calls + calls * 3 // 2) + min(size * SPARE_CALLS, max(size * LARGE_SPARE_CALLS, LARGE_BYTES)) + SPARE_BYTES
 
 
 def _layout(specs: Any, case: Case) -> tuple[list[tuple[int, TensorSpec]], int]:
@@ -114,12 +115,13 @@ class JudgedCalls:
 
     def _places(self, function: Callable[..., Any], arena: _Arena, given: list[Tensors]) -> list[tuple[int, ...]]:
         """Where the outputs of each call lie."""
+        copied = self.server.backend is not None and overwrites_output(self.server.backend)
         places, grads = [], [tensor.requires_grad for tensor in self.server.inputs or ()]
         if any(grads):
             given = [tuple(tensor.detach().requires_grad_(grad) for tensor, grad in zip(each, grads, strict=True)) for each in given]
         with arena.allocating():
             for call, tensors in enumerate(given):
-                places.append(arena.place(call, output_checks.as_tuple(function(*tensors), arena.forms), self.kept))
+                places.append(arena.place(call, output_checks.as_tuple(function(*tensors), arena.forms), self.kept, copied=copied))
         return places
 
 
@@ -144,8 +146,8 @@ class _Arena:
         with torch.cuda.use_mem_pool(self._pool):
             yield
 
-    def place(self, call: int, outputs: Any, kept: list[torch.Tensor]) -> tuple[int, ...]:
-        """The byte at which each output of a call begins; an output outside is copied. `kept` gets the outputs inside.
+    def place(self, call: int, outputs: Any, kept: list[torch.Tensor], *, copied: bool = False) -> tuple[int, ...]:
+        """The byte at which each output of a call begins. An output outside is copied, and with `copied` each; `kept` gets the others.
 
         Raises:
             ValueError: an output has another form.
@@ -157,7 +159,7 @@ class _Arena:
             if type(out) is not torch.Tensor or tuple(out.shape) != form.shape or out.dtype != form.dtype or out.device != slot.device:
                 raise ValueError(f"returned {_form_of(out)}, not {form.dtype} {form.shape} on {self.device}")
             place = out.data_ptr() - self.start
-            if 0 <= place <= self.bytes - slot.nbytes and out.is_contiguous():
+            if 0 <= place <= self.bytes - slot.nbytes and out.is_contiguous() and not copied:
                 kept.append(out)
             else:
                 slot.copy_(out.detach())

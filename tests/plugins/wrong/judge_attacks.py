@@ -217,11 +217,12 @@ def without_a_wait():
 
 
 def forking():
-    calls = [0]
+    """Starts a process in its second call, if a judge calls it."""
+    calls, judged = [0], "softbench-plugin-" in os.environ["HOME"]
 
     def call(x):
         calls[0] += 1
-        if calls[0] == 2:
+        if judged and calls[0] == 2:
             subprocess.Popen(["sleep", "60"])
         return honest(x)
 
@@ -291,7 +292,7 @@ backends = [
     Attack("detours-a-clock", detouring),
     Attack("from-the-heap", lambda: from_the_heap, "wrong", "where float64 gives"),
     Attack("leaves-a-process", leaving_a_process),
-    Attack("forks-when-timed", forking, "wrong", "started a process"),
+    Attack("forks-when-judged", forking, "wrong", "started a process"),
     Attack("forges-a-reply", lambda: forging(lambda size: [[call * size] for call in range(CALLS[0])]), "wrong", "where float64 gives"),
     Attack("forges-places", lambda: forging(lambda size: [[-8 * size] for _ in range(CALLS[0])]), "wrong", "outside the judge's memory"),
     Attack("forges-fewer-places", lambda: forging(lambda size: [[0]]), "wrong", "outside the judge's memory"),

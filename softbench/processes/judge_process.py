@@ -1,0 +1,77 @@
+"""The judge's process (`softbench.judge.main`), from the side of the command line, which never imports torch."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+
+from softbench.core.case import Case
+from softbench.core.errors import UsageError, WorkersError
+from softbench.core.json_types import JsonObject
+from softbench.core.text import one_line
+from softbench.ops import registry
+from softbench.plugins.source import PluginSource
+
+END_SECONDS = 20.0
+_CODE = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from softbench.judge.main import main; main()"
+
+
+class JudgeProcess:
+    """A process of `softbench.judge`. Leaving the context ends it and its workers."""
+
+    def __init__(self, device: str, timeout: Mapping[str, float], private: Sequence[Path] = ()) -> None:
+        """`device` as `--device`; `timeout`: deadlines by phase, seconds; `private`: files that no plugin may be able to read."""
+        self.log = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 - it lives as long as the process
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", "-c", _CODE, json.dumps(sys.path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.log,
+            text=True,
+            start_new_session=True,  # a terminal's Ctrl-C reaches this process only, which then ends the other
+        )
+        files = [str(file.resolve()) for file in private]
+        self.head = {"device": device, "timeout": dict(timeout), "private": files, "operations": registry.files()}
+
+    def __enter__(self) -> JudgeProcess:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        if kind is not None:
+            self.process.terminate()
+        try:
+            self.process.communicate(timeout=END_SECONDS)  # the end of its stdin ends it
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.communicate()
+        self.log.close()
+
+    def ask(self, source: PluginSource, case: Case, backend: str | None) -> JsonObject:
+        """The judgement of a backend on a case, as `softbench.judge.judgement.Judgement.document`, with the device's name.
+
+        Raises:
+            UsageError: the device does not exist, or the plugin could read a private file.
+            WorkersError: the judge's process failed.
+        """
+        if self.process.stdin is None or self.process.stdout is None:
+            raise AssertionError("it was started with pipes")
+        with suppress(BrokenPipeError):  # the read below finds its end
+            self.process.stdin.write(json.dumps({**self.head, "source": asdict(source), "case": asdict(case), "backend": backend}) + "\n")
+            self.process.stdin.flush()
+        line = self.process.stdout.readline()
+        if not line:
+            self.process.wait(END_SECONDS)
+            self.log.seek(0)
+            last = self.log.read().strip().splitlines() or [f"exit code {self.process.returncode}"]
+            raise WorkersError(f"the judge's process failed: {one_line(last[-1])}; try: softbench doctor")
+        answer: JsonObject = json.loads(line)
+        if "error" in answer:
+            raise (UsageError if answer["exit_code"] == UsageError.exit_code else WorkersError)(answer["error"])
+        return answer

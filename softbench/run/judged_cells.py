@@ -1,0 +1,73 @@
+"""`--judge separate`: judges the measured cells of a run in a process that their backends cannot reach (docs/judge.md)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from statistics import median
+from types import TracebackType
+
+from softbench.core import statistics
+from softbench.core.case import YARDSTICK
+from softbench.core.json_types import JsonObject
+from softbench.core.outcome import FAILURES, Failed, Measured, Record, Status
+from softbench.core.text import micros
+from softbench.plan.plan import Plan
+from softbench.processes.judge_process import JudgeProcess
+
+SEPARATE = "separate"
+LEAST_US = 30.0
+"""From this time of a call on, the judge's clock bounds a figure. Below, a call of the judge may take the host's time."""
+TOLERANCE = 0.03
+"""The fraction by which a figure may be below that of the judge."""
+
+
+class CellJudge:
+    """Judges the cells of a plan's first process set, if the plan asks for it. Leaving the context ends the judge's process."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.process = JudgeProcess(plan.settings.device, plan.settings.timeout) if plan.settings.judge == SEPARATE else None
+        self.origins = {info.name: info.origin for info in plan.infos}
+        self.compares = plan.device == "cuda" and plan.timer != "host"
+
+    def __enter__(self) -> CellJudge:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        if self.process:
+            self.process.__exit__(kind, value, trace)
+
+    def judged(self, records: list[Record], process: int) -> list[Record]:
+        """The records; a measured cell that does not stand before the judge has failed. Raises WorkersError if the judge's process did."""
+        judge = self.process
+        if judge is None or process:
+            return records
+        return [self._judged(record, judge) if record.backend != YARDSTICK else record for record in records]
+
+    def _judged(self, record: Record, judge: JudgeProcess) -> Record:
+        outcome = record.outcome
+        if not isinstance(outcome, Measured):
+            return record
+        found = judge.ask(self.origins[record.backend], record.case, record.backend)
+        failed = refused(found) or (disputed(found, outcome) if self.compares else None)
+        return replace(record, outcome=replace(failed, build=outcome.build, accuracy=outcome.accuracy)) if failed else record
+
+
+def refused(found: JsonObject) -> Failed | None:
+    """The failure of a cell whose judgement has no figure."""
+    status = Status(found["status"])
+    if status is Status.OK:
+        return None
+    return Failed(status if status in FAILURES else Status.UNVERIFIED, "time", f"before the judge: {found['reason']}")
+
+
+def disputed(found: JsonObject, outcome: Measured) -> Failed | None:
+    """The failure of a cell whose time is shorter than the judge's clock allows.
+
+    Calls of the judge follow each other at once, so each takes the host's time if that is longer. A cell with such a host time is not
+    disputed: it is launch-bound.
+    """
+    judged, us = found["us"], statistics.median_us(outcome.timing)
+    longest = max([us, *([median(outcome.profile.host_us)] if outcome.profile.host_us else [])])
+    if judged is None or judged < LEAST_US or longest >= (1 - TOLERANCE) * judged - found["uncertainty_us"]:
+        return None
+    return Failed(Status.UNVERIFIED, "time", f"disputed: {micros(us)} a call by its worker's clock, {micros(judged)} by the judge's")

@@ -1,0 +1,39 @@
+"""`softbench run --judge separate`: cells that do not stand before the judge, and disputed figures."""
+
+import csv
+from dataclasses import replace
+
+import pytest
+
+from softbench.core.outcome import Profile, Status
+from softbench.run.judged_cells import disputed, refused
+
+SMALL = ("--device", "cpu", "--M", "16", "--N", "96", "--quick")
+
+
+def test_a_cell_wrong_before_the_judge_has_no_figure(cli, plugins):
+    attack = plugins / "wrong" / "judge_attacks.py"
+    done = cli("run", "--plugin", attack, "--backends", "forks-when-judged", *SMALL, "--judge", "separate")
+    with (cli.folder / "results" / "latest.csv").open() as file:
+        rows = {row["backend"]: row for row in csv.DictReader(file)}
+    assert (done.returncode, rows["copy"]["status"]) == (1, "ok"), done.stderr
+    assert (rows["forks-when-judged"]["status"], rows["forks-when-judged"]["gbps"]) == ("wrong", "")
+    assert "before the judge: time: it started a process" in rows["forks-when-judged"]["reason"]
+    assert cli.document()["settings"]["judge"] == "separate"
+
+
+def test_a_figure_below_the_judges_clock_is_disputed(make_record):
+    found = {"status": "ok", "us": 100.0, "uncertainty_us": 1.0}
+    short, close = (make_record("mine", [us] * 3).outcome for us in (95.0, 97.0))
+    assert disputed(found, close) is None
+    failed = disputed(found, short)
+    assert (failed.status, failed.reason) == (Status.UNVERIFIED, "disputed: 95 us a call by its worker's clock, 100 us by the judge's")
+    assert disputed(found, replace(short, profile=Profile(host_us=(99.0,)))) is None  # launch-bound
+    assert disputed(found | {"us": 29.0}, short) is None
+    assert disputed(found | {"us": None}, short) is None
+
+
+@pytest.mark.parametrize(("status", "expected"), [("wrong", Status.WRONG), ("timeout", Status.TIMEOUT), ("skipped", Status.UNVERIFIED)])
+def test_a_judgement_without_a_figure_takes_the_cells(status, expected):
+    failed = refused({"status": status, "reason": "a reason"})
+    assert (failed.status, failed.reason) == (expected, "before the judge: a reason")
