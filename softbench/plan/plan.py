@@ -9,7 +9,7 @@ from itertools import product
 from softbench.core.case import CPU_TIMER, TIMERS, Case
 from softbench.core.errors import UsageError
 from softbench.core.json_types import JsonObject
-from softbench.core.machine import Gpu, Machine
+from softbench.core.machine import Gpu, Machine, unit_of
 from softbench.core.outcome import Status
 from softbench.core.text import size, unknown
 from softbench.ops.registry import operation
@@ -53,6 +53,11 @@ class Plan:
     """Facts about the machine; results store them."""
     notes: tuple[str, ...]
     """Notes for the user before the run starts."""
+
+    @property
+    def unit(self) -> str:
+        """The unit that measures."""
+        return str(self.facts.get("unit", ""))
 
     @property
     def timer(self) -> str:
@@ -167,7 +172,8 @@ def make(
     if others := int(str(gpu.facts.get("gpu_other_processes") or 0)) if gpu else 0:
         processes = "1 other process is" if others == 1 else f"{others} other processes are"
         notes.append(f"{processes} using this GPU; results may be disturbed")
-    facts = {**machine.software, **(gpu.facts if gpu else {}), "device": device, "interleaved": len(groups) == 1}
+    about = {"device": device, "interleaved": len(groups) == 1, "unit": unit_of(machine, gpu)}
+    facts = {**machine.software, **(gpu.facts if gpu else {}), **about}
     name = gpu.name if gpu else machine.cpu
     return Plan(settings, tuple(cases), tuple(infos), device, name, free, groups, facts, tuple(notes))
 

@@ -15,8 +15,10 @@ from softbench.core.json_types import JsonObject
 from softbench.core.outcome import Measured, Record
 from softbench.results.records import record_from_json
 
-Cells = dict[tuple[int, str, Case], Record]
-"""Records by process set, backend and case."""
+SHARD = "shard"
+"""The entry `spread` of a run whose cases are dealt to several cards."""
+Cells = dict[tuple[int, str, Case, str], Record]
+"""Records by process set, backend, case and unit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +79,20 @@ def _read(path: Path, file: IO[bytes], header: JsonObject, cases: Collection[Cas
             process, record = int(entry.pop("process")), record_from_json(entry)
             if difference is None and (reason := _not_planned(process, record, header, cases)):
                 raise ValueError(reason)
-            cells[process, record.backend, record.case] = record
+            put(cells, process, record, header)
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise ValueError(f"{path.name}, line {number} is damaged ({type(error).__name__}: {error})") from None
     if difference is not None:
         raise ValueError(f"{difference} was {then.get(difference)}, now it is {now.get(difference)}")
     return Journal(path.stem, file, {**header, **kept}, cells), sum(len(line) + 1 for line in lines)
+
+
+def put(cells: Cells, process: int, record: Record, header: JsonObject) -> None:
+    """Add a record. In a sharded run one card measures a case: another card's records of it came before its loss, and are removed."""
+    if header.get("spread") == SHARD:
+        for key in [key for key in cells if key[2] == record.case and key[3] != record.unit]:
+            del cells[key]
+    cells[process, record.backend, record.case, record.unit] = record
 
 
 def _not_planned(process: int, record: Record, header: JsonObject, cases: Collection[Case] | None) -> str:

@@ -13,10 +13,11 @@ from softbench.core.json_types import JsonObject
 from softbench.ops import registry
 from softbench.plan.plan import Plan
 from softbench.plugins.info import BackendInfo
+from softbench.results.units import environments
 
 KEYED = (
     *("device", "gpu", "gpu_memory_bytes", "driver", "power_limit_w", "cpu", "torch_threads"),
-    *("cuda", "torch", "triton", "python", "interleaved"),
+    *("cuda", "torch", "triton", "python", "interleaved", "unit"),
 )
 """Facts of the environment that must be equal to resume a run."""
 
@@ -36,7 +37,7 @@ def header(plan: Plan, command: str, version: str) -> JsonObject:
         "yardstick": YARDSTICK,
         "relative_to": settings.relative_to,
         "settings": {**settings.measuring(), "timeout": settings.timeout, "memory_share": settings.memory_share},
-        "environment": {**plan.facts, **_operations(plan.cases)},
+        **environments({plan.unit: {**plan.facts, **_operations(plan.cases)}}),
         "fingerprint": fingerprint(settings.measuring(), plan.facts, version, plan.cases, [info.name for info in plan.infos]),
     }
 
