@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from softbench import __version__
-from softbench.cli import options, verbosity
+from softbench.cli import fleet_options, options, verbosity
 from softbench.cli.actions import measure, note, show_table, try_file, warn, wrote_to_stdout
 from softbench.cli.panels import PanelCommand
 from softbench.core.errors import SoftbenchError
@@ -20,6 +20,13 @@ if TYPE_CHECKING:
     from softbench.plan.plan import Plan, Stored
     from softbench.results.store import Run
     from softbench.run.request import Request
+
+
+SETTINGS = (
+    *("backends", "M", "N", "shape", "dim", "dtype", "direction", "set", "device", "threads", "rounds", "max_rounds", "precision"),
+    *("processes", "seed", "relative_to", "timer", "l2", "profile", "timeout"),
+)
+"""The parameters of `run` that are settings as they are."""
 
 
 def register(app: typer.Typer) -> None:
@@ -55,6 +62,7 @@ def run(
     report: options.Report = False,
     resume: options.Resume = False,
     dry_run: options.DryRun = False,
+    shard: fleet_options.Shard = None,
     quick: options.Quick = False,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
@@ -64,22 +72,20 @@ def run(
 
     Without shapes, a GPU runs the sweep of Triton's fused-softmax tutorial (M=4096, N=256:6272:128, fp32), a CPU a short one.
     """
+    given = dict(locals())
     from softbench.cli.output import command_line
     from softbench.plan.config_file import load
+    from softbench.plan.deal import parse_shard
     from softbench.plan.flags import from_flags
     from softbench.run.operations import names
     from softbench.run.request import Request
     from softbench.run.run import exit_code
 
     verbosity.choose(quiet=quiet, verbose=verbose)
-    flags = from_flags(
-        {"backends": backends, "M": M, "N": N, "shape": shape, "dim": dim}
-        | {"dtype": dtype, "direction": direction, "op": names(op), "set": set, "device": device}
-        | {"threads": threads, "rounds": rounds, "processes": processes, "seed": seed, "relative_to": relative_to, "timeout": timeout}
-        | {"plugins": plugin, "timer": timer, "l2": l2, "profile": profile, "max_rounds": max_rounds, "precision": precision}
-    )
+    flags = from_flags({key: given[key] for key in SETTINGS} | {"op": names(op), "plugins": plugin})
     layer = load(config, names) if config is not None else {}
-    request = Request(layer, flags, quick, output, resume, command_line(sys.argv[1:]), __version__)
+    part = parse_shard(shard) if shard else None
+    request = Request(layer, flags, quick, output, resume, command_line(sys.argv[1:]), __version__, part)
     try_file(json)
     if dry_run:
         _dry_run(request, json)

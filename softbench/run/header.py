@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from softbench.core.case import YARDSTICK, Case
 from softbench.core.json_types import JsonObject
@@ -15,6 +16,9 @@ from softbench.plan.plan import Plan
 from softbench.plugins.info import BackendInfo
 from softbench.results.units import environments
 
+if TYPE_CHECKING:
+    from softbench.run.request import Request
+
 KEYED = (
     *("device", "gpu", "gpu_memory_bytes", "driver", "power_limit_w", "cpu", "torch_threads"),
     *("cuda", "torch", "triton", "python", "interleaved", "unit"),
@@ -22,13 +26,14 @@ KEYED = (
 """Facts of the environment that must be equal to resume a run."""
 
 
-def header(plan: Plan, command: str, version: str) -> JsonObject:
+def header(plan: Plan, request: Request) -> JsonObject:
     """The run document without its cells: command, versions, settings, machine and backends."""
     settings = plan.settings
     return {
-        "command": command,
-        "softbench": version,
+        "command": request.command,
+        "softbench": request.version,
         "git_commit": _own_commit(),
+        **({"shard": str(request.shard)} if request.shard else {}),
         "device_name": plan.device_name,
         "backends": [info.name for info in plan.infos],
         "origins": {info.name: info.origin.shown for info in plan.infos},
@@ -38,7 +43,7 @@ def header(plan: Plan, command: str, version: str) -> JsonObject:
         "relative_to": settings.relative_to,
         "settings": {**settings.measuring(), "timeout": settings.timeout, "memory_share": settings.memory_share},
         **environments({plan.unit: {**plan.facts, **_operations(plan.cases)}}),
-        "fingerprint": fingerprint(settings.measuring(), plan.facts, version, plan.cases, [info.name for info in plan.infos]),
+        "fingerprint": fingerprint(settings.measuring(), plan.facts, request.version, plan.cases, [info.name for info in plan.infos]),
     }
 
 

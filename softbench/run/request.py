@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from softbench.plan.config_file import DEFAULT_CONFIG, load
+from softbench.plan.deal import Shard
 from softbench.plan.settings import Layer, Settings
 
 
@@ -27,6 +28,8 @@ class Request:
     """The command line, stored in the run document."""
     version: str
     """softbench's version."""
+    shard: Shard | None = None
+    """The part of the cases to measure."""
 
     def settings(self, device: str = "") -> Settings:
         """The settings; with `device`, a request without a sweep gets the device's default configuration.

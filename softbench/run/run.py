@@ -78,7 +78,7 @@ def dry_run(request: Request) -> Plan:
 
 def interrupted_run(request: Request, plan: Plan, head: JsonObject | None = None) -> tuple[store.Run | None, str]:
     """The interrupted run that a run of this plan continues, and a note for the user. Without the run's header no file changes."""
-    now = head or header(plan, request.command, request.version)
+    now = head or header(plan, request)
     found, note = store.resume(request.output, now, frozenset(plan.cases), look=head is None)
     return found, note if found else f"{note}; measuring everything"
 
@@ -117,7 +117,7 @@ def prepare(session: Session, request: Request) -> Prepared:
         UsageError: a device, backend, reference backend or timer does not exist.
     """
     settings = request.settings(session.device)
-    cases_of(settings, session.device)  # an error of the sweep comes before any plugin is imported
+    cases_of(settings, session.device, request.shard)  # an error of the sweep comes before any plugin is imported
     opened = session.open_for(settings.backends)
     infos = [slot.info for slot in opened]
     info_cache.write(settings.device, session.machine, session.sources, infos)
@@ -137,7 +137,7 @@ def _plan(request: Request, machine: Machine, device: str, gpu: Gpu | None, info
     if gpu is None and settings.device == "auto" and not request.settings().sweep:
         measured = "measuring" if request.gives("M", "N") or request.gives("shape") else "a short sweep"
         notes.append(f"no GPU ({machine.no_gpu}): {measured} on the CPU instead")
-    cases = cases_of(settings, device)
+    cases = cases_of(settings, device, request.shard)
     selected = select(_having({case.op for case in cases}, infos, settings.backends), settings.backends, yardstick=settings.yardstick)
     notes += [not_loaded_text(info) for info in not_loaded(selected)]
     plan = make(settings, cases, machine, gpu, selected, asked=request.gives("relative_to"))
@@ -192,7 +192,7 @@ def run(
         load = CpuLoad(observer.note)
         if plan.device == "cpu":
             load.look()
-        head = header(plan, request.command, request.version)
+        head = header(plan, request)
         found = None
         if request.resume:
             found, note = interrupted_run(request, plan, head)
