@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from softbench.core.errors import UsageError
+from softbench.core.text import unknown
+
+if TYPE_CHECKING:
+    from softbench.run.fleet.fleet import How
 
 FLEET = "Several cards"
 
@@ -16,3 +23,38 @@ Shard = Annotated[
         rich_help_panel=FLEET,
     ),
 ]
+Devices = Annotated[
+    str | None, typer.Option(help="GPUs of this host that measure at once: all, or numbers such as 0,2.", rich_help_panel=FLEET)
+]
+Spread = Annotated[
+    str | None,
+    typer.Option(
+        help="shard deals the cases to the cards of a model; replicate measures everything on every card.",
+        rich_help_panel=FLEET,
+        show_default="shard",
+    ),
+]
+Force = Annotated[
+    bool, typer.Option("--force", help="Deal cases to cards of one model that are more than 2 % apart.", rich_help_panel=FLEET)
+]
+
+
+def how(devices: str | None, spread: str | None, force: bool, device: str | None) -> How | None:
+    """How a run uses several cards; None if it uses one.
+
+    Raises:
+        UsageError: options that contradict each other.
+    """
+    if devices is None:
+        if spread is not None or force:
+            raise UsageError(f"--{'force' if spread is None else 'spread'} goes with --devices: a run on one card deals nothing")
+        return None
+    if device is not None:
+        raise UsageError(f"--device {device} and --devices {devices}: give one of them")
+    from softbench.run.fleet.cards import LocalCards
+    from softbench.run.fleet.fleet import SPREADS, How
+
+    chosen = spread or SPREADS[0]
+    if chosen not in SPREADS:
+        raise UsageError(f"--spread: {unknown(chosen, SPREADS, 'spread')}")
+    return How(partial(LocalCards, devices), chosen, force)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -63,6 +63,9 @@ def run(
     resume: options.Resume = False,
     dry_run: options.DryRun = False,
     shard: fleet_options.Shard = None,
+    devices: fleet_options.Devices = None,
+    spread: fleet_options.Spread = None,
+    force: fleet_options.Force = False,
     quick: options.Quick = False,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
@@ -72,27 +75,35 @@ def run(
 
     Without shapes, a GPU runs the sweep of Triton's fused-softmax tutorial (M=4096, N=256:6272:128, fp32), a CPU a short one.
     """
-    given = dict(locals())
+    request = _request(dict(locals()))
+    try_file(json)
+    several = fleet_options.how(devices, spread, force, device)
+    if dry_run:
+        _dry_run(request, json)
+        return
+    from softbench.run.run import exit_code
+
+    show = partial(_show, json=json if str(json) == "-" else None)  # a file may be on the full disk too
+    measured = measure(request, show=show, several=several)
+    _report(measured, json, page=report)
+    raise typer.Exit(exit_code(measured.records()))
+
+
+def _request(given: dict[str, Any]) -> Request:
+    """The request from the parameters of `run`. Raises UsageError for a wrong one."""
     from softbench.cli.output import command_line
     from softbench.plan.config_file import load
     from softbench.plan.deal import parse_shard
     from softbench.plan.flags import from_flags
     from softbench.run.operations import names
     from softbench.run.request import Request
-    from softbench.run.run import exit_code
 
-    verbosity.choose(quiet=quiet, verbose=verbose)
-    flags = from_flags({key: given[key] for key in SETTINGS} | {"op": names(op), "plugins": plugin})
-    layer = load(config, names) if config is not None else {}
-    part = parse_shard(shard) if shard else None
-    request = Request(layer, flags, quick, output, resume, command_line(sys.argv[1:]), __version__, part)
-    try_file(json)
-    if dry_run:
-        _dry_run(request, json)
-        return
-    measured = measure(request, show=partial(_show, json=json if str(json) == "-" else None))  # a file may be on the full disk too
-    _report(measured, json, page=report)
-    raise typer.Exit(exit_code(measured.records()))
+    verbosity.choose(quiet=given["quiet"], verbose=given["verbose"])
+    flags = from_flags({key: given[key] for key in SETTINGS} | {"op": names(given["op"]), "plugins": given["plugin"]})
+    layer = load(given["config"], names) if given["config"] is not None else {}
+    shard = parse_shard(given["shard"]) if given["shard"] else None
+    about = (given["quick"], given["output"], given["resume"], command_line(sys.argv[1:]), __version__, shard)
+    return Request(layer, flags, *about)
 
 
 SHOWN_SECONDS = 0.1

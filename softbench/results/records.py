@@ -71,7 +71,12 @@ def record_from_json(data: JsonObject) -> Record:
     Raises:
         KeyError, TypeError, ValueError: it is not a record.
     """
-    backend, case, source, unit = _text(data["backend"]), _case(data["case"]), _text(data["source"]), unit_text(data.get("unit", ""))
+    backend, case, source, unit = (
+        _text(data["backend"]),
+        case_from_json(data["case"]),
+        _text(data["source"]),
+        unit_text(data.get("unit", "")),
+    )
     return Record(backend, case, _outcome(data["outcome"]), source, unit)
 
 
@@ -105,7 +110,8 @@ def unit_text(value: object) -> str:
     return str(value)
 
 
-def _case(data: JsonObject) -> Case:
+def case_from_json(data: JsonObject) -> Case:
+    """A case of a file or a message. Raises KeyError, TypeError or ValueError for an invalid one."""
     case = Case(**{**data, "direction": Direction(data["direction"])})
     known = OP.fullmatch(case.op) and len(case.op) <= LONGEST_OP and case.dtype in DTYPES and case.device in ("cpu", "cuda")
     known = known and valid_shape(case.shape, case.M, case.N)

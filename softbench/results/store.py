@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO
+from typing import IO, Protocol
 
 from softbench.core.case import Case
 from softbench.core.errors import ResultsError
@@ -33,6 +33,19 @@ from softbench.results.rows import Row, rows_of_case
 from softbench.results.units import units_of
 
 CHEAP_SECONDS, LAG = 0.02, 20  # a CSV that takes longer is written in at most a twentieth of the time
+
+
+class Keeps(Protocol):
+    """What takes the records of a measurement: a `Run`, or the link of a card to its fleet."""
+
+    def has(self, process: int, names: Sequence[str], case: Case) -> bool:
+        """True if the records of all these backends exist."""
+
+    def add(self, process: int, records: Sequence[Record]) -> None:
+        """Take the records of one case."""
+
+    def keep_log(self, label: str, text: str) -> None:
+        """Take the output of a failed worker."""
 
 
 @dataclass(slots=True)
@@ -92,7 +105,7 @@ class Run:
             if self.restore_journal():
                 raise ResultsError(f"{self.journal.name}: another process wrote to it, perhaps a plugin; what it wrote was removed")
             for record in records:
-                put(self.cells, process, record, self.header)
+                put(self.cells, process, record, self.header, units_of(self.header))
                 self._rows.pop((record.case, record.unit), None)
             _append(self.journal, b"".join(_line({"process": process, **record_to_json(record)}) for record in records))
             self._size = self.journal.tell()
@@ -218,6 +231,10 @@ def resume(folder: Path, header: JsonObject, cases: Collection[Case] | None = No
     run = Run(folder, found.name, found.header, found.file, found.cells)
     if look:
         run.journal.close()
+    elif header.get("spread"):
+        with _writing(folder):
+            _append(found.file, _line({"environment": header["environment"], "units": header["units"]}))
+            run._size = found.file.tell()
     return run, _resuming(run)
 
 
