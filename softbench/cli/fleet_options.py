@@ -26,6 +26,14 @@ Shard = Annotated[
 Devices = Annotated[
     str | None, typer.Option(help="GPUs of this host that measure at once: all, or numbers such as 0,2.", rich_help_panel=FLEET)
 ]
+Ray = Annotated[
+    str | None,
+    typer.Option(
+        help="Measure on all GPUs of a Ray cluster: its address, or auto; needs softbench[ray].",
+        metavar="auto|ADDRESS",
+        rich_help_panel=FLEET,
+    ),
+]
 Spread = Annotated[
     str | None,
     typer.Option(
@@ -39,22 +47,25 @@ Force = Annotated[
 ]
 
 
-def how(devices: str | None, spread: str | None, force: bool, device: str | None) -> How | None:
+def how(devices: str | None, ray: str | None, spread: str | None, force: bool, device: str | None) -> How | None:
     """How a run uses several cards; None if it uses one.
 
     Raises:
         UsageError: options that contradict each other.
     """
-    if devices is None:
+    given = [f"--{name} {value}" for name, value in (("device", device), ("devices", devices), ("ray", ray)) if value is not None]
+    if len(given) > 1:
+        raise UsageError(f"{' and '.join(given)}: give one of them")
+    if devices is None and ray is None:
         if spread is not None or force:
-            raise UsageError(f"--{'force' if spread is None else 'spread'} goes with --devices: a run on one card deals nothing")
+            raise UsageError(f"--{'force' if spread is None else 'spread'} goes with --devices or --ray: a run on one card deals nothing")
         return None
-    if device is not None:
-        raise UsageError(f"--device {device} and --devices {devices}: give one of them")
     from softbench.run.fleet.cards import LocalCards
     from softbench.run.fleet.fleet import SPREADS, How
+    from softbench.run.fleet.ray_cards import RayCards
 
     chosen = spread or SPREADS[0]
     if chosen not in SPREADS:
         raise UsageError(f"--spread: {unknown(chosen, SPREADS, 'spread')}")
-    return How(partial(LocalCards, devices), chosen, force)
+    cards = partial(RayCards, ray) if ray is not None else (lambda request: LocalCards(devices or ""))
+    return How(cards, chosen, force)

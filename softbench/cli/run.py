@@ -64,6 +64,7 @@ def run(
     dry_run: options.DryRun = False,
     shard: fleet_options.Shard = None,
     devices: fleet_options.Devices = None,
+    ray: fleet_options.Ray = None,
     spread: fleet_options.Spread = None,
     force: fleet_options.Force = False,
     quick: options.Quick = False,
@@ -77,7 +78,7 @@ def run(
     """
     request = _request(dict(locals()))
     try_file(json)
-    several = fleet_options.how(devices, spread, force, device)
+    several = fleet_options.how(devices, ray, spread, force, device)
     if dry_run:
         _dry_run(request, json)
         return

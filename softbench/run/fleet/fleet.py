@@ -67,8 +67,8 @@ class Pace:
 class How:
     """How a run uses several cards."""
 
-    cards: Callable[[], Cards]
-    """Opens their processes."""
+    cards: Callable[[Request], Cards]
+    """Opens their processes for a request."""
     spread: str = SHARD
     force: bool = False
     """Share a sweep among cards that differ."""
@@ -84,7 +84,7 @@ def run(how: How, request: Request, observer: Observer, on_start: Callable[[stor
     """
     store.writable(request.output)
     begin = time.monotonic()
-    with closing(how.cards()) as opened:
+    with closing(how.cards(request)) as opened:
         members = Members(opened, request, observer)
         members.open()
         compare(members, observer, sharded=how.spread == SHARD, force=how.force)

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 SILENT_SECONDS = 60.0
 """A card that says nothing for so long is lost. Its process says something every second, whatever its workers do."""
+FIRST_SECONDS = 180.0
+"""How long a card may take to say something at all: Ray starts processes on nodes that are busy."""
 LOOK_SECONDS = 0.5
 SKEW = ("softbench", "torch", "python")
 """Versions that all cards of a run have in common."""
@@ -53,7 +55,8 @@ class Member:
     lost: str = ""
     """Why it is lost; empty if it is not."""
     heard: float = 0.0
-    """Time of its last message."""
+    """Time of its last message, or of its start."""
+    spoke: bool = False
     seconds: dict[str, float] = field(default_factory=dict)
     """Where its time went, by request."""
     doing: str = ""
@@ -99,6 +102,10 @@ class Members:
             self.take()
         self.require(self.alive)
         first = self.alive[0]
+        if first.versions[0] != self.request.version:
+            raise UsageError(
+                f"{first.name} has softbench {first.versions[0]}, and this host has {self.request.version}: install one version"
+            )
         for member in self.alive:
             for name, mine, its in zip(SKEW, first.versions, member.versions, strict=True):
                 if mine != its:
@@ -129,8 +136,9 @@ class Members:
             self._read(self.all[number], message, records)
         now = time.monotonic()
         for member in self.alive:
-            if now - member.heard > SILENT_SECONDS:
-                self.lose(member, f"it said nothing for {SILENT_SECONDS:g} s")
+            patience = SILENT_SECONDS if member.spoke else FIRST_SECONDS
+            if now - member.heard > patience:
+                self.lose(member, f"it said nothing for {patience:g} s")
 
     def lose(self, member: Member, reason: str) -> None:
         """Do without a card from now on."""
@@ -142,7 +150,7 @@ class Members:
     def _read(self, member: Member, message: JsonObject, records: Callable[[Member, int, list[Record]], object] | None) -> None:
         if member.lost:
             return
-        member.heard = time.monotonic()
+        member.heard, member.spoke = time.monotonic(), True
         try:
             match message["op"]:
                 case "beat":

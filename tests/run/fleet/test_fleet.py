@@ -22,7 +22,7 @@ N = list(range(256, 1536, 256))
 
 
 def measured(cards, asked, spread="shard", force=False, observer=None):
-    return run(How(lambda: cards, spread, force), asked, Note() if observer is None else observer, lambda kept: None)
+    return run(How(lambda asked: cards, spread, force), asked, Note() if observer is None else observer, lambda kept: None)
 
 
 def cells(kept):

@@ -4,6 +4,7 @@ import pytest
 from fleets import FakeCards, Note, request
 
 from softbench.core.errors import UsageError
+from softbench.run.fleet import members as members_module
 from softbench.run.fleet.members import CardsLostError, Members
 
 
@@ -27,6 +28,19 @@ def test_an_invalid_message_costs_the_card(tmp_path):
         "it sent an invalid message: ValueError: could not convert string to float: 'soon'",
     ]
     assert members.cards.killed == [0, 1]
+
+
+def test_a_card_that_never_speaks_is_lost_later(tmp_path, monkeypatch):
+    monkeypatch.setattr(members_module, "SILENT_SECONDS", 0.0)
+    monkeypatch.setattr(members_module, "FIRST_SECONDS", 3600.0)
+    cards = FakeCards()
+    cards.hung = {0, 1}
+    members = Members(cards, request(tmp_path), Note())
+    members.take()
+    assert len(members.alive) == 2
+    monkeypatch.setattr(members_module, "FIRST_SECONDS", 0.0)
+    members.take()
+    assert [member.lost for member in members.all] == ["it said nothing for 0 s"] * 2
 
 
 def test_cards_of_one_host_have_one_note(tmp_path):
