@@ -89,7 +89,6 @@ COVERED_BY = {
     "worker/error_metrics": "run/test_check.py",
     "worker/failures": "integration/test_faults.py",
     "worker/pre_check": "worker/test_rotating_inputs.py",
-    "worker/probe": "results/test_labels.py",
     "worker/serve": "worker/test_batches.py",
     "worker/server": "worker/test_batches.py",
     "worker/timers": "gpu/test_timers_gpu.py",

@@ -80,7 +80,7 @@ def run(
     try_file(json)
     several = fleet_options.how(devices, ray, spread, force, device)
     if dry_run:
-        _dry_run(request, json)
+        _dry_run(request, json, several=several is not None)
         return
     from softbench.run.run import exit_code
 
@@ -155,7 +155,7 @@ def _show(measured: Run, json: Path | None) -> None:
     wrote_to_stdout(measured.document, json)
 
 
-def _dry_run(request: Request, json: Path | None) -> None:
+def _dry_run(request: Request, json: Path | None, *, several: bool) -> None:
     """Print the plan of a run, or of what is left of the interrupted run that it would continue."""
     from softbench.plan.estimate import run_seconds
     from softbench.plan.plan import nothing_stored
@@ -164,7 +164,8 @@ def _dry_run(request: Request, json: Path | None) -> None:
     plan, found, text = run.dry_run(request), None, ""
     if request.resume:
         found, text = run.interrupted_run(request, plan)
-    warn([*plan.notes, *([text] if text and not found else [])])
+    more = ["this is the plan of one card, whose time is without the others"] if several else []
+    warn([*plan.notes, *([text] if text and not found else []), *more])
     stored, name = (found.has, found.name) if found else (nothing_stored, "")
     seconds = run_seconds(plan, stored=stored)
     if not wrote_to_stdout(lambda: plan.document(seconds, name, stored), json):

@@ -1,6 +1,10 @@
-"""The cards of a Ray cluster. One test starts a cluster of three nodes, kills one of them and stops another; without Ray it skips."""
+"""The cards of a Ray cluster. One test starts a cluster of three nodes, kills one of them and stops another; without Ray it skips.
+
+The tests of the relay have a Ray that only pretends.
+"""
 
 import os
+import re
 import signal
 from collections import Counter
 from contextlib import suppress
@@ -12,8 +16,9 @@ from fleets import Note
 from softbench import __version__
 from softbench.core.errors import UsageError
 from softbench.plan.flags import from_flags
-from softbench.run.fleet import members, ray_cards
+from softbench.run.fleet import members, ray_cards, ray_relay
 from softbench.run.fleet.fleet import How, run
+from softbench.run.fleet.members import CardsLostError
 from softbench.run.fleet.ray_cards import RayCards, ship
 from softbench.run.request import Request
 
@@ -42,11 +47,11 @@ def plugin(tmp_path):
     return folder / "mine.py"
 
 
-def asked(folder, plugin):
+def asked(folder, plugin, resume=False):
     flags = from_flags(
         {"M": ["64"], "N": [",".join(map(str, N))], "backends": ["torch,mine"], "plugins": [plugin], "rounds": 1, "batch_ms": 40.0}
     )
-    return Request({}, flags, False, folder / "results", False, "softbench run --ray auto", __version__)
+    return Request({}, flags, False, folder / "results", resume, "softbench run --ray auto", __version__)
 
 
 def test_files_are_shipped_with_the_sources_beside_them(tmp_path, plugin):
@@ -126,6 +131,58 @@ def test_a_cluster_loses_two_of_three_nodes(cluster, tmp_path, plugin, monkeypat
     hosts = {row.unit.partition("/")[0] for row in kept.rows()}
     assert {"softbench-test-1", "softbench-test-2"} < hosts and len(hosts) == 3
     assert {one["unit"] for one in kept.header["units"]} == {row.unit for row in kept.rows()}
+
+
+@pytest.fixture
+def fake_ray(monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "support" / "fake_ray")
+
+
+class Kills(Note):
+    """An observer that kills the relay after so many cases."""
+
+    def __init__(self, cards, after):
+        super().__init__()
+        self.cards, self.after = cards, after
+
+    def advance(self, case):
+        self.after -= 1
+        if self.after == 0:
+            self.cards[-1]._relay.kill()
+
+
+def test_a_run_without_its_head_node_is_resumed(fake_ray, tmp_path, plugin):
+    """The relay ends, as Ray ends its driver. The next run through it measures only the rest, with the plugin that was shipped."""
+    opened = []
+
+    def cards(request):
+        opened.append(RayCards("auto", request))
+        return opened[-1]
+
+    with pytest.raises(CardsLostError, match=r"cases of run-.* could not be measured: here:0 is lost: the Ray cluster is gone"):
+        run(How(cards), asked(tmp_path, plugin), Kills(opened, 3), lambda kept: None)
+    seen = Kills(opened, -1)
+    kept = run(How(cards), asked(tmp_path, plugin, resume=True), seen, lambda kept: None)
+    assert any(re.fullmatch(r"resuming run-.*: \d+ cells are there already", text) for text in seen)
+    assert Counter((row.backend, row.N) for row in kept.rows()) == {(name, n): 1 for name in ("copy", "torch", "mine") for n in N}
+    assert {row.status for row in kept.rows()} == {"ok"}
+    assert opened[1].names == ["here:0"] and opened[1]._relay.poll() == 0
+
+
+def test_a_cluster_that_cannot_be_reached_is_one_line(fake_ray, tmp_path, plugin):
+    with pytest.raises(UsageError, match=r"--ray there:1: no Ray cluster at there:1: ConnectionError: no cluster at there:1"):
+        RayCards("there:1", asked(tmp_path, plugin))
+
+
+def test_each_gpu_is_a_card():
+    nodes = [
+        {"Alive": True, "NodeID": "aaaa1", "NodeName": "one", "Resources": {"CPU": 8.0, "GPU": 2.0}},
+        {"Alive": True, "NodeID": "bbbb2", "NodeName": "one", "Resources": {"CPU": 8.0, "GPU": 1.0}},
+        {"Alive": True, "NodeID": "cccc3", "NodeName": "head", "Resources": {"CPU": 8.0}},
+        {"Alive": False, "NodeID": "dddd4", "NodeName": "gone", "Resources": {"GPU": 8.0}},
+    ]
+    assert [card["name"] for card in ray_relay._slots(nodes)] == ["one-aaaa:0", "one-aaaa:1", "one-bbbb:0"]
+    assert [(card["name"], card["resource"]) for card in ray_relay._slots(nodes[2:])] == [("head:0", "CPU")]
 
 
 def test_without_ray_the_extra_is_named(tmp_path, plugin, monkeypatch):
