@@ -65,11 +65,12 @@ def report(
         raise UsageError("report: a file holds several cards; give it alone for a page of each, or run: softbench compare A B")
     found = [source(*part) for part in parts]
     verdicts = read_gate(gate) if gate else None
-    try_file(target, flag="-o")
+    pages = [(found, target)] if len(parts) == len(files) else [([one], file_of(target, one.rows)) for one in found]
+    for _, page in pages:
+        try_file(page, flag="-o")
     for one in found:
         if one.missing:
             note(f"{one.missing}; the page has no samples of it")
-    pages = [(found, target)] if len(parts) == len(files) else [([one], file_of(target, one.rows)) for one in found]
     for sources, page in pages:
         write(sources, page, command_line(sys.argv[1:]), verdicts)
         typer.echo(printable(str(page)))

@@ -87,6 +87,7 @@ def test_report_has_a_page_for_each_card(main, tmp_path, both, rows):
     pages = main("report", name)[1].split()
     assert pages == ["both-NVIDIA-H200-node1-0-0000000a.html", "both-NVIDIA-H200-node1-1-0000000b.html"]
     assert all("is not beside" not in (tmp_path / page).read_text() for page in pages)
+    assert not (tmp_path / "both.html").exists()
     code, _, err = main("report", name, write(tmp_path, rows, "one.csv"))
     assert code == 2 and "several cards" in err
 

@@ -115,6 +115,9 @@ def main() -> NoReturn:
         code = error.exit_code
     except Interrupted:
         pass
+    except BaseException:
+        sys.excepthook(*sys.exc_info())  # into the card's log, whose last line the fleet reads
+        code = 1
     sys.stderr.flush()
     os._exit(code)  # the thread that reads stdin may hold its lock
 

@@ -61,7 +61,7 @@ def test_a_wrong_message_ends_the_card_with_a_reason():
     try:
         assert found.opening[0]["device"] == "cpu" and found.opening[0]["processors"]
         found.send(0, {"op": "open"})
-        assert "its process ended with code" in next_of(found, "ended")[1]["text"]
+        assert next_of(found, "ended")[1]["text"] == "its process ended with code 1: KeyError: 'processors'"
     finally:
         found.close()
 
