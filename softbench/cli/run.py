@@ -162,9 +162,9 @@ def _dry_run(request: Request, json: Path | None, *, several: bool) -> None:
     from softbench.run import run
 
     plan, found, text = run.dry_run(request), None, ""
-    if request.resume:
+    if request.resume and not several:
         found, text = run.interrupted_run(request, plan)
-    more = ["this is the plan of one card, whose time is without the others"] if several else []
+    more = ["this is the whole sweep on one card: without the other cards, and without what an interrupted run has"] if several else []
     warn([*plan.notes, *([text] if text and not found else []), *more])
     stored, name = (found.has, found.name) if found else (nothing_stored, "")
     seconds = run_seconds(plan, stored=stored)
