@@ -20,7 +20,7 @@ from softbench.core.text import duration, printable
 if TYPE_CHECKING:
     from softbench.core.case import Case
     from softbench.plan.plan import Plan
-    from softbench.run.pace import Pace
+    from softbench.run.pace import Pacing
 
 SECONDS = 0.5
 """Between two updates of the line."""
@@ -33,7 +33,7 @@ class NotebookProgress:
 
     def __init__(self) -> None:
         self._doing: Callable[[], str] = str
-        self._pace: Pace | None = None
+        self._pace: Pacing | None = None
         self._notes: list[str] = []
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._update, daemon=True)
@@ -54,7 +54,7 @@ class NotebookProgress:
     def watch(self, doing: Callable[[], str]) -> None:
         self._doing = doing
 
-    def begin(self, plan: Plan, pace: Pace, name: str) -> None:
+    def begin(self, plan: Plan, pace: Pacing, name: str) -> None:
         self._pace = pace
 
     def advance(self, case: Case) -> None:

@@ -15,7 +15,7 @@ from softbench.plugins.load import importing
 if TYPE_CHECKING:
     from softbench.core.case import Case
     from softbench.plan.plan import Plan
-    from softbench.run.pace import Pace
+    from softbench.run.pace import Pacing
     from softbench.run.run import Observer
 
 _MEASURING = threading.RLock()
@@ -42,7 +42,7 @@ class Watched:
         if self.inner:
             self.inner.watch(doing)
 
-    def begin(self, plan: Plan, pace: Pace, name: str) -> None:
+    def begin(self, plan: Plan, pace: Pacing, name: str) -> None:
         if self.inner:
             self.inner.begin(plan, pace, name)
 

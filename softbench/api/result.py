@@ -174,9 +174,12 @@ class Result:
             ResultsError: there is no row, or the file cannot be written.
         """
         from softbench.report.page import document, read
+        from softbench.results.parts import apart
 
         if not self.rows:
             raise ResultsError(f"{self.csv}: has no row, so there is nothing to show")
+        if len(apart(self.rows)) > 1:
+            raise UsageError(f"{self.csv}: holds several cards; for a page of each: softbench report {self.csv}")
         target = Path(out) if out is not None else self.csv.with_suffix(".html")
         if target.resolve() in (self.csv.resolve(), self.json.resolve()):
             raise UsageError(f"out {target}: is a results file; name another one")

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from softbench.plan.plan import Plan
     from softbench.results.rows import Row
     from softbench.results.store import Run
+    from softbench.run.fleet.fleet import How
     from softbench.run.request import Request
 
 
@@ -44,17 +45,21 @@ def measure(
     resumable: bool = True,
     announced: list[Callable[[Plan], str]] | None = None,
     show: Callable[[Run], None] | None = None,
+    several: How | None = None,
 ) -> Run:
     """Run with progress on stderr. An interruption prints the files that exist, and the command to continue if there is one.
+
+    `several`: the cards, if there are several.
 
     Each function of `announced` is called once, with the plan of the first measurement. It returns a note, or raises to measure nothing.
 
     Raises:
-        StorageError: the disk is full. `show`, or a table, has printed what was measured.
+        StorageError, CardsLostError: the disk is full, or no card is left. `show`, or a table, has printed what was measured.
     """
     from softbench.cli import output
     from softbench.report.progress import Progress
     from softbench.run import run
+    from softbench.run.fleet.members import CardsLostError
 
     started: list[Run] = []
     try:
@@ -67,12 +72,16 @@ def measure(
                 while announced:
                     progress.note(announced.pop(0)(plan))
 
-            return run.run(request, progress, started.append, on_plan)
-    except StorageError as error:
+            if several is None:
+                return run.run(request, progress, started.append, on_plan)
+            from softbench.run.fleet import fleet
+
+            return fleet.run(several, request, progress, started.append)
+    except (StorageError, CardsLostError) as error:
         if not started or not started[0].cells:
             raise
         (show or show_table)(started[0])
-        raise StorageError(f"{error}; then continue with: {_continuation(request)}" if resumable else str(error)) from None
+        raise type(error)(f"{error}; then continue with: {_continuation(request)}" if resumable else str(error)) from None
     except Interrupted as stop:
         if started:
             state = f"what was measured is in {started[0].csv}" if started[0].cells else "nothing was measured yet"

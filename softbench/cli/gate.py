@@ -196,13 +196,12 @@ def _against_baseline(
     _reject_with_stored_runs(others)
     if not files or name is None:
         raise UsageError("gate: give results and a baseline: softbench gate results/latest.csv --baseline NAME|FILE")
-    from softbench.gate import environment_match, next_step, run_files, samples, unpaired
+    from softbench.gate import environment_match, next_step, run_files, samples, units, unpaired
     from softbench.gate.baselines import open_baseline
 
     base = open_baseline(name, stored.folder)
     runs = [run_files.read(file) for file in files]
-    notes = [text for run in runs for text in environment_match.check(run, base, stored.allowed)]
-    notes += environment_match.one_machine(runs, stored.allowed)
+    notes = environment_match.one_machine(runs, stored.allowed)
     rules = strictness.rules(unpaired.MARGIN)
     for run in runs:
         if shared := sorted(set(run.runs) & set(base.runs)):
@@ -210,7 +209,7 @@ def _against_baseline(
                 f"{run.source}: {shared[0]} is part of the baseline {name}; a run cannot be compared with itself: measure again"
             )
     new = samples.join(runs)
-    report = unpaired.judge(new, base, rules, tuple(dict.fromkeys(notes)))
+    report = units.judge(new, base, rules, notes, stored.allowed)
     return replace(report, next_step=next_step.after_files(report, typed_command(), files, new, base))
 
 

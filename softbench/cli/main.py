@@ -12,13 +12,13 @@ import typer
 from typer.core import TyperGroup
 
 from softbench import __version__
-from softbench.cli import baseline, check, doctor, gate, inspect, judge, listing, report, results, run
+from softbench.cli import baseline, check, doctor, gate, inspect, judge, listing, merge, report, results, run
 from softbench.cli.options import RUN_EPILOG
 from softbench.core.errors import SoftbenchError
 from softbench.core.files import not_written
 from softbench.core.text import one_line
 
-ORDER = ("run", "check", "show", "plot", "report", "compare", "gate", "baseline", "judge", "list", "doctor", "inspect")
+ORDER = ("run", "check", "show", "plot", "report", "compare", "merge", "gate", "baseline", "judge", "list", "doctor", "inspect")
 
 
 class InOrderOfUse(TyperGroup):
@@ -37,7 +37,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for commands in (run, check, results, report, gate, baseline, judge, listing, doctor, inspect):
+for commands in (run, check, results, report, merge, gate, baseline, judge, listing, doctor, inspect):
     commands.register(app)
 
 

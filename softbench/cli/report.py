@@ -43,11 +43,13 @@ def report(
     """Write the results as one HTML page: curves, heat maps, cells down to their samples, and errors. It needs no network.
 
     Samples come from the JSON beside each CSV. Two files are compared. Of three or more, the page shows the last and the trend of all.
+    A file of several cards has a page for each.
     """
     from softbench.cli.output import command_line
     from softbench.report.page.document import write
     from softbench.report.page.read import names, source
     from softbench.report.page.verdicts import read_gate
+    from softbench.results.parts import apart, file_of
 
     files = files or [LATEST]
     if "-" in map(str, files):
@@ -58,25 +60,33 @@ def report(
     inputs = [*files, *(file.with_suffix(".json") for file in files), *([gate] if gate else [])]
     if target.resolve() in [file.resolve() for file in inputs]:
         raise UsageError(f"-o {target}: is a file that the page is made from; name another one")
-    found = [source(file, read(file), name) for file, name in zip(files, names(files), strict=True)]
+    parts = [(file, some, name) for file, name in zip(files, names(files), strict=True) for some in apart(read(file))]
+    if len(parts) > len(files) > 1:
+        raise UsageError("report: a file holds several cards; give it alone for a page of each, or run: softbench compare A B")
+    found = [source(*part) for part in parts]
     verdicts = read_gate(gate) if gate else None
-    try_file(target, flag="-o")
+    pages = [(found, target)] if len(parts) == len(files) else [([one], file_of(target, one.rows)) for one in found]
+    for _, page in pages:
+        try_file(page, flag="-o")
     for one in found:
         if one.missing:
             note(f"{one.missing}; the page has no samples of it")
-    write(found, target, command_line(sys.argv[1:]), verdicts)
-    typer.echo(printable(str(target)))
+    for sources, page in pages:
+        write(sources, page, command_line(sys.argv[1:]), verdicts)
+        typer.echo(printable(str(page)))
 
 
 def write_page(measured: Run) -> Path:
     """Write the page of a run beside its CSV, and as `latest.html` if the run is `latest`."""
     from softbench.report.page.document import html
     from softbench.report.page.source import Source
+    from softbench.results.parts import apart
 
     records = {(record.backend, record.case.identity): record for record in measured.records()}
-    text = html(
-        [Source(measured.csv.name, measured.rows(), measured.header, records)], str(measured.header.get("command", "softbench run"))
-    )
+    rows = measured.rows()
+    if len(apart(rows)) > 1:
+        raise UsageError(f"the run has several cards; for a page of each: softbench report {measured.csv}")
+    text = html([Source(measured.csv.name, rows, measured.header, records)], str(measured.header.get("command", "softbench run")))
     page, latest = measured.csv.with_suffix(".html"), measured.folder / "latest.csv"
     replace_file(page, text)
     if latest.is_file() and latest.read_bytes() == measured.csv.read_bytes():

@@ -132,12 +132,18 @@ def _show(rows: Sequence[Row], *, long: bool, costs: bool, markdown: bool) -> No
     from softbench.cli import output
     from softbench.report import listing, tables
     from softbench.results.by_backend import by_backend
+    from softbench.results.parts import apart
 
     console = output.console()
-    if markdown:
-        typer.echo(listing.markdown(by_backend(rows)) if costs else tables.as_markdown(rows, long=long))
-    elif costs:
-        output.show(listing.costs(by_backend(rows)), console)
+    if costs:
+        parts = apart(rows)
+        for some in parts:
+            if len(parts) > 1:
+                typer.echo(printable(f"{some[0].device}:"))
+            found = by_backend(some)
+            typer.echo(listing.markdown(found)) if markdown else output.show(listing.costs(found), console)
+    elif markdown:
+        typer.echo(tables.as_markdown(rows, long=long))
     else:
         output.show(tables.cells(rows) if long else tables.results(rows, console), console)
 
@@ -266,10 +272,10 @@ def compare(
 def _different_environments(a: Path, b: Path) -> list[str]:
     """How the environments of two results files differ, from the JSON beside each; none if one has no JSON."""
     from softbench.gate.environment_match import differences
-    from softbench.gate.run_files import load
+    from softbench.gate.run_files import environment_and_units, load
 
     with suppress(ResultsError, KeyError, TypeError, ValueError):
-        first, second = (dict(load(file.with_suffix(".json"))["environment"]) for file in (a, b))
+        first, second = (environment_and_units(load(file.with_suffix(".json")))[0] for file in (a, b))
         return differences(first, second)
     return []
 
@@ -278,7 +284,7 @@ def _document(names: Sequence[str], devices: Sequence[str], threshold: float, sh
     cells = [
         {
             **{"backend": pair.backend, **pair.case._asdict(), "a_gbps": pair.a_gbps, "b_gbps": pair.b_gbps},
-            **{"ratio": pair.ratio, "verdict": pair.verdict},
+            **{"ratio": pair.ratio, "verdict": pair.verdict, "unit": pair.unit},
         }
         for pair in shown
     ]

@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from softbench import __version__
-from softbench.cli import options, verbosity
+from softbench.cli import fleet_options, options, verbosity
 from softbench.cli.actions import measure, note, show_table, try_file, warn, wrote_to_stdout
 from softbench.cli.panels import PanelCommand
 from softbench.core.errors import SoftbenchError
@@ -20,6 +20,13 @@ if TYPE_CHECKING:
     from softbench.plan.plan import Plan, Stored
     from softbench.results.store import Run
     from softbench.run.request import Request
+
+
+SETTINGS = (
+    *("backends", "M", "N", "shape", "dim", "dtype", "direction", "set", "device", "threads", "rounds", "max_rounds", "precision"),
+    *("processes", "seed", "relative_to", "timer", "l2", "profile", "judge", "timeout"),
+)
+"""The parameters of `run` that are settings as they are."""
 
 
 def register(app: typer.Typer) -> None:
@@ -56,6 +63,11 @@ def run(
     report: options.Report = False,
     resume: options.Resume = False,
     dry_run: options.DryRun = False,
+    shard: fleet_options.Shard = None,
+    devices: fleet_options.Devices = None,
+    ray: fleet_options.Ray = None,
+    spread: fleet_options.Spread = None,
+    force: fleet_options.Force = False,
     quick: options.Quick = False,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
@@ -65,28 +77,35 @@ def run(
 
     Without shapes, a GPU runs the sweep of Triton's fused-softmax tutorial (M=4096, N=256:6272:128, fp32), a CPU a short one.
     """
+    request = _request(dict(locals()))
+    try_file(json)
+    several = fleet_options.how(devices, ray, spread, force, device)
+    if dry_run:
+        _dry_run(request, json, several=several is not None)
+        return
+    from softbench.run.run import exit_code
+
+    show = partial(_show, json=json if str(json) == "-" else None)  # a file may be on the full disk too
+    measured = measure(request, show=show, several=several)
+    _report(measured, json, page=report)
+    raise typer.Exit(exit_code(measured.records()))
+
+
+def _request(given: dict[str, Any]) -> Request:
+    """The request from the parameters of `run`. Raises UsageError for a wrong one."""
     from softbench.cli.output import command_line
     from softbench.plan.config_file import load
+    from softbench.plan.deal import parse_shard
     from softbench.plan.flags import from_flags
     from softbench.run.operations import names
     from softbench.run.request import Request
-    from softbench.run.run import exit_code
 
-    verbosity.choose(quiet=quiet, verbose=verbose)
-    flags = from_flags(
-        {"backends": backends, "M": M, "N": N, "shape": shape, "dim": dim, "judge": judge}
-        | {"dtype": dtype, "direction": direction, "op": names(op), "set": set, "device": device}
-        | {"threads": threads, "rounds": rounds, "processes": processes, "seed": seed, "relative_to": relative_to, "timeout": timeout}
-        | {"plugins": plugin, "timer": timer, "l2": l2, "profile": profile, "max_rounds": max_rounds, "precision": precision}
-    )
-    request = Request({} if config is None else load(config, names), flags, quick, output, resume, command_line(sys.argv[1:]), __version__)
-    try_file(json)
-    if dry_run:
-        _dry_run(request, json)
-        return
-    measured = measure(request, show=partial(_show, json=json if str(json) == "-" else None))  # a file may be on the full disk too
-    _report(measured, json, page=report)
-    raise typer.Exit(exit_code(measured.records()))
+    verbosity.choose(quiet=given["quiet"], verbose=given["verbose"])
+    flags = from_flags({key: given[key] for key in SETTINGS} | {"op": names(given["op"]), "plugins": given["plugin"]})
+    layer = load(given["config"], names) if given["config"] is not None else {}
+    shard = parse_shard(given["shard"]) if given["shard"] else None
+    about = (given["quick"], given["output"], given["resume"], command_line(sys.argv[1:]), __version__, shard)
+    return Request(layer, flags, *about)
 
 
 SHOWN_SECONDS = 0.1
@@ -137,16 +156,17 @@ def _show(measured: Run, json: Path | None) -> None:
     wrote_to_stdout(measured.document, json)
 
 
-def _dry_run(request: Request, json: Path | None) -> None:
+def _dry_run(request: Request, json: Path | None, *, several: bool) -> None:
     """Print the plan of a run, or of what is left of the interrupted run that it would continue."""
     from softbench.plan.estimate import run_seconds
     from softbench.plan.plan import nothing_stored
     from softbench.run import run
 
     plan, found, text = run.dry_run(request), None, ""
-    if request.resume:
+    if request.resume and not several:
         found, text = run.interrupted_run(request, plan)
-    warn([*plan.notes, *([text] if text and not found else [])])
+    more = ["this is the whole sweep on one card: without the other cards, and without what an interrupted run has"] if several else []
+    warn([*plan.notes, *([text] if text and not found else []), *more])
     stored, name = (found.has, found.name) if found else (nothing_stored, "")
     seconds = run_seconds(plan, stored=stored)
     if not wrote_to_stdout(lambda: plan.document(seconds, name, stored), json):

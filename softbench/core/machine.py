@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
+import re
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,6 +53,8 @@ class Machine:
     cpu_free_bytes: int
     software: dict[str, object]
     """Versions and the CPU; results store them."""
+    host: str = "host"
+    """The label of the host (`softbench.worker.probe.host_label`)."""
 
 
 def machine_from_json(data: JsonObject) -> Machine:
@@ -59,6 +64,31 @@ def machine_from_json(data: JsonObject) -> Machine:
         KeyError, TypeError: it is not a machine.
     """
     return Machine(**{**data, "gpus": tuple(Gpu(**gpu) for gpu in data["gpus"])})
+
+
+UNIT = re.compile(r"[A-Za-z0-9._-]{1,40}/[A-Za-z0-9-]{1,20}/[0-9a-f]{8}")
+"""The text of a unit: the label of its host, its index there, and a hash of its UUID."""
+
+
+def unit_of(machine: Machine, gpu: Gpu | None) -> str:
+    """The unit of a run: a GPU, as in `node7/0/9c1d22e0`, or the processors of this process, as in `node7/cpu0-3/51aa0c7e`.
+
+    A GPU's index is NVML's, which CUDA_VISIBLE_DEVICES does not change, or torch's without NVML.
+    """
+    if gpu is not None:
+        return f"{machine.host}/{gpu.facts.get('gpu_index', machine.gpus.index(gpu))}/{_hash(gpu.uuid)}"
+    processors = sorted(os.sched_getaffinity(0))
+    span = f"cpu{processors[0]}" + (f"-{processors[-1]}" if len(processors) > 1 else "")
+    return f"{machine.host}/{span}/{_hash(f'{machine.host} {machine.cpu} {processors}')}"
+
+
+def same_card(a: object, b: object) -> bool:
+    """True if two units are one card: its host and its index may have changed. A unit that is not recorded is any card."""
+    return not a or not b or str(a).rpartition("/")[2] == str(b).rpartition("/")[2]
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 def free_memory() -> int:

@@ -204,6 +204,8 @@ class Record:
     outcome: Outcome
     source: str = ""
     """Hash of the backend's source files; a resumed run keeps only cells with the present hash."""
+    unit: str = ""
+    """The unit that measured it (`softbench.core.machine.unit_of`); empty in results of earlier versions."""
 
     @property
     def status(self) -> Status:

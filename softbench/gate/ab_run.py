@@ -13,6 +13,7 @@ from softbench.gate import environment_match, fresh_pairs, paired
 from softbench.gate.inference import t_quantile
 from softbench.gate.run_files import from_run
 from softbench.gate.samples import CellKey, RunSamples
+from softbench.gate.units import own
 from softbench.gate.verdicts import GateReport, Rules
 from softbench.plan import estimate
 from softbench.plan.plan import Plan
@@ -135,7 +136,7 @@ def judge(
         message = str(error).replace("--backends", "--candidate, --reference", 1).replace("--relative-to", "--reference", 1)
         raise UsageError(message) from None
     screened = samples_of(run)
-    notes = [f"measured: {run.csv}"] + (environment_match.check(screened, base, allowed) if base else [])
+    notes = [f"measured: {run.csv}"] + (environment_match.check(screened, own(screened, base), allowed) if base else [])
     process_sds = paired.spreads(base, reference, candidate) if base else None
 
     def fresh(cells: Sequence[CellKey], pairs: int) -> RunSamples:

@@ -19,7 +19,7 @@ from softbench.core.text import one_line, unknown
 from softbench.core.validate import NAME
 from softbench.gate import environment_match
 from softbench.gate.power import check_noise
-from softbench.gate.run_files import cell_key, from_document, load, positive, read
+from softbench.gate.run_files import cell_key, environment_and_units, from_document, load, positive, read
 from softbench.gate.samples import CellKey, CellSamples, RoundMedian, RunSamples, join
 from softbench.gate.unpaired import MIN_BASE, RECOMMENDED_BASE
 from softbench.results.records import SCHEMA
@@ -135,6 +135,7 @@ def _write(baseline: RunSamples, name: str, file: Path) -> Path:
             "measured_by": baseline.versions,
             "settings": baseline.settings,
             "environment": baseline.environment,
+            **({"units": [{**facts, "unit": unit} for unit, facts in baseline.units.items()]} if baseline.units else {}),
         },
     }
     lines = [f"  {json.dumps(key)}: {json.dumps(value, allow_nan=False)}" for key, value in header.items()]
@@ -149,7 +150,8 @@ def _write(baseline: RunSamples, name: str, file: Path) -> Path:
 
 
 def _cell(key: CellKey, samples: CellSamples) -> JsonObject:
-    cell: JsonObject = {**key._asdict(), "status": samples.status, "class": samples.grade}
+    place = {name: value for name, value in key._asdict().items() if name != "unit" or value}
+    cell: JsonObject = {**place, "status": samples.status, "class": samples.grade}
     if samples.status != "ok":
         return {**cell, "reason": samples.reason}
     if samples.host_bound:
@@ -169,12 +171,13 @@ def _parse(document: JsonObject, source: str) -> RunSamples:
     cells: dict[CellKey, CellSamples] = {}
     place = "its header"
     try:
-        environment, settings = dict(document["environment"]), dict(document["settings"])
+        environment, units = environment_and_units(document)
+        settings = dict(document["settings"])
         runs = tuple(one_line(str(run)) for run in document["runs"])
         versions = {str(key): one_line(str(value)) for key, value in dict(document.get("measured_by") or {}).items()}
         for number, cell in enumerate(document["cells"], 1):
             place = f"cell {number}"
-            key = cell_key(cell["backend"], cell)
+            key = cell_key(cell["backend"], cell, cell.get("unit", "") if units else "")
             place = f"{key.backend} {key.case}"
             if key in cells:
                 raise ValueError("the cell occurs twice")
@@ -186,7 +189,7 @@ def _parse(document: JsonObject, source: str) -> RunSamples:
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise ResultsError(f"{source}: {place} is damaged: {type(error).__name__}: {one_line(str(error), 120)}; save it again") from None
     texts = [one_line(str(document.get(name) or ""), 2000) for name in ("device_name", "command")]
-    return RunSamples(source, runs, SCHEMA, texts[0], environment, settings, texts[1], cells, processes, versions, sittings)
+    return RunSamples(source, runs, SCHEMA, texts[0], environment, settings, texts[1], cells, processes, versions, sittings, units)
 
 
 def _samples(cell: JsonObject) -> CellSamples:

@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from softbench.core.errors import InconclusiveError, UsageError
+from softbench.core.machine import same_card
 from softbench.core.text import one_line, unknown
 from softbench.gate.samples import RunSamples
 
 STRICT = {
-    "cuda": ("device", "gpu", "gpu_memory_bytes", "ecc", "mig", "power_limit_w"),
+    "cuda": ("device", "gpu", "gpu_memory_bytes", "ecc", "mig", "power_limit_w", "unit"),
     "cpu": ("device", "cpu", "cpu_count", "torch_threads"),
 }
 """Facts that must be equal, by device. An absent fact counts as different."""
@@ -96,8 +97,13 @@ def check_threads(threads: int | None, base: RunSamples, allowed: Sequence[str])
 def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
     """The facts in which the environments of two runs on one device differ, as `torch_threads is 2 in A, 1 in B`."""
     facts = (*STRICT.get(str(a.get("device")), STRICT["cuda"]), *WARNING_FACTS)
-    found = [f"{name} is {_recorded(a.get(name))} in A, {_recorded(b.get(name))} in B" for name in facts if a.get(name) != b.get(name)]
+    found = [f"{name} is {_recorded(a.get(name))} in A, {_recorded(b.get(name))} in B" for name in facts if _differs_at_all(name, a, b)]
     return found + _redefined(a, b)
+
+
+def _differs_at_all(name: str, a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
+    """True if a fact has two values; unlike `_differs`, an absent fact is a value."""
+    return _differs(name, a.get(name), b.get(name)) if name == "unit" else bool(a.get(name) != b.get(name))
 
 
 def _redefined(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
@@ -122,6 +128,8 @@ def one_machine(parts: Sequence[RunSamples], allowed: Sequence[str] = ()) -> lis
 
 
 def _differs(name: str, new_value: Any, old_value: Any) -> bool:
+    if name == "unit":
+        return not same_card(new_value, old_value)
     return bool(new_value != old_value) or (new_value is None and name not in OPTIONAL_FACTS)
 
 

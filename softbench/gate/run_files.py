@@ -18,7 +18,8 @@ from softbench.core.validate import NAME
 from softbench.gate.samples import CellKey, CellSamples, RoundMedian, RunSamples
 from softbench.results import labels
 from softbench.results.csv import read_csv
-from softbench.results.records import SCHEMA, record_from_json
+from softbench.results.records import SCHEMA, record_from_json, unit_text
+from softbench.results.units import units_of
 
 LATENCIES_US = (1e-6, 1e12)
 """The range of valid latencies; every ratio within it is finite."""
@@ -83,18 +84,25 @@ def from_document(document: JsonObject, source: str) -> RunSamples:
     cells: dict[CellKey, CellSamples] = {}
     place = "header"
     try:
-        environment, settings = dict(document["environment"]), dict(document.get("settings") or {})
+        environment, units = environment_and_units(document)
+        settings = dict(document.get("settings") or {})
         for number, cell in enumerate(document["cells"], 1):
             place = f"cell {number}"
             case = cell["case"]
-            key = cell_key(cell["backend"], case)
+            key = cell_key(cell["backend"], case, cell.get("unit", "") if units else "")
             place = f"{key.backend} {key.case}"
             if key in cells:
                 raise ValueError("the cell occurs twice")
             cells[key] = from_record(record_from_json(cell), str(settings.get("timer", TIMERS[0])))
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise ResultsError(f"{source}: {place} is damaged: {type(error).__name__}: {one_line(str(error), 120)}") from None
-    return _run_samples({**document, "environment": environment, "settings": settings}, cells, source)
+    return _run_samples({**document, "environment": environment, "units": units, "settings": settings}, cells, source)
+
+
+def environment_and_units(document: JsonObject) -> tuple[JsonObject, dict[str, JsonObject]]:
+    """The environment of a document, and that of each unit if there are several."""
+    units = units_of({**document, "environment": dict(document["environment"])})
+    return (next(iter(units.values())), {}) if len(units) == 1 else (dict(document["environment"]), units)
 
 
 def _run_samples(document: JsonObject, cells: dict[CellKey, CellSamples], source: str) -> RunSamples:
@@ -104,10 +112,11 @@ def _run_samples(document: JsonObject, cells: dict[CellKey, CellSamples], source
     texts = [one_line(str(document.get(name) or ""), 2000) for name in ("run", "device_name", "command")]
     versions = {name: one_line(str(document[name])) for name in ("softbench", "git_commit") if document.get(name)}
     environment, settings = document["environment"], document["settings"]
-    return RunSamples(source, (texts[0],), SCHEMA, texts[1], environment, settings, texts[2], cells, processes, versions)
+    about = (source, (texts[0],), SCHEMA, texts[1], environment, settings, texts[2], cells, processes, versions)
+    return RunSamples(*about, units=document["units"])
 
 
-def cell_key(backend: Any, case: JsonObject) -> CellKey:
+def cell_key(backend: Any, case: JsonObject, unit: Any = "") -> CellKey:
     """A validated key; raises KeyError, ValueError or TypeError for a missing or invalid part. A case without `op` is of softmax."""
     dtype, M, N, op, shape = case["dtype"], case["M"], case["N"], case.get("op", OPERATION), case.get("shape", "")
     if not isinstance(backend, str) or not NAME.fullmatch(backend):
@@ -117,7 +126,7 @@ def cell_key(backend: Any, case: JsonObject) -> CellKey:
         raise ValueError("its case is invalid")
     if not valid_shape(shape, M, N):
         raise ValueError("its shape is invalid")
-    return CellKey(backend, Direction(case["direction"]).value, dtype, M, N, op, shape)
+    return CellKey(backend, Direction(case["direction"]).value, dtype, M, N, op, shape, unit_text(unit))
 
 
 def from_record(record: Record, timer: str) -> CellSamples:
@@ -161,5 +170,6 @@ def from_run(header: JsonObject, records: Iterable[Record], source: str) -> RunS
     """The samples of a run that was just measured."""
     settings = dict(header["settings"])
     timer = str(settings.get("timer", TIMERS[0]))
-    cells = {CellKey(record.backend, *record.case.identity): from_record(record, timer) for record in records}
-    return _run_samples({**header, "settings": settings}, cells, source)
+    environment, units = environment_and_units(header)
+    cells = {CellKey(record.backend, *record.case.identity, record.unit if units else ""): from_record(record, timer) for record in records}
+    return _run_samples({**header, "environment": environment, "units": units, "settings": settings}, cells, source)

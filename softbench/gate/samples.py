@@ -31,16 +31,18 @@ class CellKey(NamedTuple):
     """The operation with the parameters that are not at their default, such as `softmax(scale=0.7)`."""
     shape: str = ""
     """Shape of an N-D case; empty if it is (M, N)."""
+    unit: str = ""
+    """The unit that measured it; empty if all results are of one."""
 
     @property
     def identity(self) -> CaseKey:
         """The case."""
-        return CaseKey(*self[1:])
+        return CaseKey(self.direction, self.dtype, self.M, self.N, self.op, self.shape)
 
     @property
     def case(self) -> str:
-        """The case's name, such as `forward-fp32-4096x1024`."""
-        return str(self.identity)
+        """The case's name, such as `forward-fp32-4096x1024`, with the unit if it has one."""
+        return f"{self.identity} {self.unit}".strip()
 
     def with_backend(self, backend: str) -> CellKey:
         """The cell of another backend on the same case."""
@@ -91,6 +93,8 @@ class RunSamples:
     """Versions of `softbench` and `git_commit`, if known."""
     sittings: tuple[tuple[int, ...], ...] = ()
     """The processes of each sitting, which is one run; empty if all processes are of one."""
+    units: dict[str, JsonObject] = field(default_factory=dict)
+    """The environment of each unit, if there are several; then cells have their unit, and `environment` is what the units share."""
 
     @property
     def by_sitting(self) -> tuple[tuple[int, ...], ...]:
@@ -156,6 +160,7 @@ def join(parts: Sequence[RunSamples]) -> RunSamples:
         cells=cells,
         processes=sum(part.processes for part in parts),
         sittings=tuple(sittings),
+        units={unit: facts for part in parts for unit, facts in part.units.items()},
     )
 
 

@@ -9,10 +9,11 @@ from itertools import product
 from softbench.core.case import CPU_TIMER, TIMERS, Case
 from softbench.core.errors import UsageError
 from softbench.core.json_types import JsonObject
-from softbench.core.machine import Gpu, Machine
+from softbench.core.machine import Gpu, Machine, unit_of
 from softbench.core.outcome import Status
 from softbench.core.text import size, unknown
 from softbench.ops.registry import operation
+from softbench.plan.deal import Shard, of_shard
 from softbench.plan.settings import Settings
 from softbench.plan.sweep import cases as cases_of_sweeps
 from softbench.plugins.info import BackendInfo
@@ -53,6 +54,11 @@ class Plan:
     """Facts about the machine; results store them."""
     notes: tuple[str, ...]
     """Notes for the user before the run starts."""
+
+    @property
+    def unit(self) -> str:
+        """The unit that measures."""
+        return str(self.facts.get("unit", ""))
 
     @property
     def timer(self) -> str:
@@ -130,17 +136,18 @@ def grouped(names: Sequence[str], most: int, idle: Sequence[str] = ()) -> tuple[
     return (*groups[:-1], (*groups[-1], *idle))
 
 
-def cases_of(settings: Settings, device: str) -> tuple[Case, ...]:
-    """The cases of a run on this device.
+def cases_of(settings: Settings, device: str, shard: Shard | None = None) -> tuple[Case, ...]:
+    """The cases of a run on this device, or of one shard of it.
 
     Raises:
-        UsageError: the device has no such timer or no threads, or there are too many cases.
+        UsageError: the device has no such timer or no threads, there are too many cases, or the shard has none.
     """
     if device == "cpu" and (settings.timer, settings.l2) != (TIMERS[0], "cold"):
         raise UsageError(f"--timer and --l2 need a GPU; on the CPU the timer is {CPU_TIMER}")
     if device != "cpu" and settings.threads is not None:
         raise UsageError("--threads sets the threads of a CPU run; leave it out, or add --device cpu")
-    return cases_of_sweeps(settings.sweep, device)
+    every = cases_of_sweeps(settings.sweep, device)
+    return of_shard(every, shard) if shard else every
 
 
 def make(
@@ -167,7 +174,8 @@ def make(
     if others := int(str(gpu.facts.get("gpu_other_processes") or 0)) if gpu else 0:
         processes = "1 other process is" if others == 1 else f"{others} other processes are"
         notes.append(f"{processes} using this GPU; results may be disturbed")
-    facts = {**machine.software, **(gpu.facts if gpu else {}), "device": device, "interleaved": len(groups) == 1}
+    about = {"device": device, "interleaved": len(groups) == 1, "unit": unit_of(machine, gpu)}
+    facts = {**machine.software, **(gpu.facts if gpu else {}), **about}
     name = gpu.name if gpu else machine.cpu
     return Plan(settings, tuple(cases), tuple(infos), device, name, free, groups, facts, tuple(notes))
 

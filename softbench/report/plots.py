@@ -17,6 +17,7 @@ from softbench.report import costs, curves, dots, heatmap, quantities, style
 from softbench.report.quantities import Quantity
 from softbench.report.slices import groups, slices
 from softbench.report.style import Drawing
+from softbench.results.parts import apart, file_of
 from softbench.results.rows import Row
 
 KINDS = ("curves", "heatmap", "speedup", "costs")
@@ -66,7 +67,8 @@ def _drawn(row: Row, shown: Quantity | None) -> bool:
 def write(runs: Runs, files: Sequence[Path], kind: str = "curves", over: str = "") -> list[Path]:
     """Draw the figures of a kind into each of the files, which differ in their suffix.
 
-    With several figures, each file's name has the direction, the dtype and what is fixed: `out-forward-bf16-M4096.png`.
+    With several figures, each file's name has the direction, the dtype and what is fixed: `out-forward-bf16-M4096.png`. The cards of a
+    run are overlaid as runs are; kinds that overlay none, and more cards than dashes, have figures for each card.
 
     Returns:
         The files.
@@ -77,7 +79,10 @@ def write(runs: Runs, files: Sequence[Path], kind: str = "curves", over: str = "
     """
     for file in files:
         style.check_format(file, "-o")
-    found = list(drawings(runs, kind, over))
+    parts = [(file, some) for file, rows in runs for some in apart(rows)]
+    if len(parts) > len(runs) and (len(parts) > len(style.DASHES) or (len(runs) == 1 and kind in ONE_FILE)):
+        return [name for run, some in parts for name in write([(run, some)], [file_of(file, some) for file in files], kind, over)]
+    found = list(drawings(parts or runs, kind, over))
     names = [drawing.name for drawing in found]
     written = []
     for i, drawing in enumerate(found):

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress as Bar, TaskID
 from softbench.core.case import Case
 from softbench.core.text import count, duration
 from softbench.plan.plan import Plan
-from softbench.run.pace import Pace
+from softbench.run.pace import Pacing
 
 LOG_SECONDS = 10.0
 BAR_SECONDS = 0.5
@@ -26,7 +26,7 @@ class Progress:
         """`quiet` prints nothing; `verbose` prints a line for every case."""
         self.console, self.quiet, self.verbose = console, quiet, verbose
         self._working: Callable[[], str] = str
-        self._pace: Pace | None = None
+        self._pace: Pacing | None = None
         self._bar: Bar | None = None
         self._task = TaskID(0)
         self._over = threading.Event()
@@ -54,7 +54,7 @@ class Progress:
     def watch(self, working: Callable[[], str]) -> None:
         self._working = working
 
-    def begin(self, plan: Plan, pace: Pace, name: str) -> None:
+    def begin(self, plan: Plan, pace: Pacing, name: str) -> None:
         available = [info.name for info in plan.infos if info.able]
         cases, left = count(len(plan.cases), "case"), duration(pace.seconds_left())
         self.note(f"{name}: {', '.join(available)} over {cases} on {plan.device_name}; {count(pace.cells, 'cell')}, about {left}")

@@ -16,6 +16,7 @@ from softbench.plugins.info import BackendInfo
 from softbench.report import markdown, matrix
 from softbench.results import labels
 from softbench.results.compare import SAME, Pair
+from softbench.results.parts import apart
 from softbench.results.rows import Row
 
 CELL = (
@@ -35,10 +36,15 @@ FINITE_ONLY = "~ finite-only: NaN in rows that hold -inf"
 def results(rows: Sequence[Row], console: Console, *, all_reasons: bool = False) -> RenderableType:
     """A table for each section of `matrix`; below them the notes."""
     parts: list[RenderableType] = []
-    for section in matrix.sections(rows):
+    for section in _sections(rows):
         parts += [*matrix.tables(section, console), Text()]
     parts += notes(rows, all_reasons=all_reasons)
     return Group(*parts)
+
+
+def _sections(rows: Sequence[Row]) -> list[matrix.Section]:
+    """The sections of each GPU model, or of each card if two have one cell."""
+    return [section for some in apart(rows) for section in matrix.sections(some)]
 
 
 def failures(rows: Sequence[Row]) -> list[str]:
@@ -112,11 +118,16 @@ def _limited(rows: Sequence[Row]) -> list[Text]:
 def cells(rows: Sequence[Row]) -> RenderableType:
     """One line per cell, with its latency, spread, build and check."""
     table = Table(show_edge=False, pad_edge=False)
-    for i, name in enumerate(CELL):
+    for i, name in enumerate(_cell_head(rows)):
         table.add_column(name, justify="right" if i in NUMBERS else "left", no_wrap=True)
     for line in _cell_lines(rows):
         table.add_row(*line)
     return Group(table, Text(), *notes(rows, all_reasons=True))
+
+
+def _cell_head(rows: Sequence[Row]) -> tuple[str, ...]:
+    """The columns of `cells`; several cards have a column."""
+    return (*CELL, "unit") if len({row.unit for row in rows}) > 1 else CELL
 
 
 def _columns(row: Row) -> str:
@@ -125,6 +136,7 @@ def _columns(row: Row) -> str:
 
 
 def _cell_lines(rows: Sequence[Row]) -> Iterator[tuple[str, ...]]:
+    several = len({row.unit for row in rows}) > 1
     for row in rows:
         yield (
             *(row.backend, row.of_pass, row.dtype, str(row.M), _columns(row), row.status, row.grade),
@@ -137,15 +149,16 @@ def _cell_lines(rows: Sequence[Row]) -> Iterator[tuple[str, ...]]:
             f"{row.build_s:.3g} s {row.build_cache}".strip() if row.build_s is not None else "",
             f"{row.error_over_bound:.3g}" if row.error_over_bound is not None else "",
             row.labels,
+            *([row.unit] if several else []),
         )
 
 
 def as_markdown(rows: Sequence[Row], *, long: bool = False) -> str:
     """The tables of `results`, or of `cells` if `long`, as Markdown; below them the notes as a list."""
     if long:
-        parts = [markdown.table(CELL, list(_cell_lines(rows)), NUMBERS)]
+        parts = [markdown.table(_cell_head(rows), list(_cell_lines(rows)), NUMBERS)]
     else:
-        parts = [matrix.as_markdown(section) for section in matrix.sections(rows)]
+        parts = [matrix.as_markdown(section) for section in _sections(rows)]
     return "\n\n".join([*parts, "\n".join(f"- {markdown.safe(note.plain)}" for note in notes(rows, all_reasons=long))])
 
 
@@ -162,7 +175,7 @@ def comparison(pairs: Sequence[Pair]) -> RenderableType:
 
 def _pair_line(pair: Pair) -> tuple[str, ...]:
     figures = (units.figure(gbps) if gbps else "" for gbps in (pair.a_gbps, pair.b_gbps))
-    return (pair.backend, str(pair.case), *figures, units.ratio(pair.ratio, 3) if pair.ratio else "", pair.verdict)
+    return (pair.backend, f"{pair.case} {pair.unit}".strip(), *figures, units.ratio(pair.ratio, 3) if pair.ratio else "", pair.verdict)
 
 
 def comparison_markdown(pairs: Sequence[Pair]) -> str:

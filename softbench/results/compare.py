@@ -19,6 +19,8 @@ class Pair:
 
     backend: str
     case: CaseKey
+    unit: str
+    """The unit in B, or in A if B lacks the cell; empty if both files have each cell once."""
     a_gbps: float | None
     b_gbps: float | None
     ratio: float | None
@@ -56,28 +58,49 @@ ORDERS: dict[str, Callable[[Pair], Any]] = {
 
 
 def pairs(a: Sequence[Row], b: Sequence[Row], threshold: float = 0.0) -> list[Pair]:
-    """Every cell with a result in one of the files, in A's order. A change up to the threshold (0.05 is 5 %) is `same`."""
-    first = {(row.backend, row.case): row for row in a}
-    second = {(row.backend, row.case): row for row in b}
+    """Every cell with a result in one of the files, in A's order. A change up to the threshold (0.05 is 5 %) is `same`.
+
+    If a file has a cell of several units, each unit is compared with itself, or with the other file's only unit.
+    """
     found = []
-    for key in dict.fromkeys([*first, *second]):
-        left, right = first.get(key), second.get(key)
-        if (left and left.gbps) or (right and right.gbps):
-            found.append(_pair(key, left, right, threshold))
+    for unit, left_rows, right_rows in _by_unit(a, b):
+        first = {(row.backend, row.case): row for row in left_rows}
+        second = {(row.backend, row.case): row for row in right_rows}
+        for key in dict.fromkeys([*first, *second]):
+            left, right = first.get(key), second.get(key)
+            if (left and left.gbps) or (right and right.gbps):
+                found.append(_pair((*key, unit), left, right, threshold))
     return found
 
 
-def _pair(key: tuple[str, CaseKey], a: Row | None, b: Row | None, threshold: float) -> Pair:
-    backend, case = key
+def _by_unit(a: Sequence[Row], b: Sequence[Row]) -> list[tuple[str, Sequence[Row], Sequence[Row]]]:
+    """The rows that are compared with each other, by unit; all of them together if both files have each cell once."""
+    if all(len({(row.backend, row.case) for row in rows}) == len(rows) for rows in (a, b)):
+        return [("", a, b)]
+    sides: list[dict[str, list[Row]]] = [{}, {}]
+    for side, rows in zip(sides, (a, b), strict=True):
+        for row in rows:
+            side.setdefault(row.unit, []).append(row)
+    first, second = sides
+    only_a, only_b = (next(iter(side.values())) if len(side) == 1 else [] for side in sides)
+    found: list[tuple[str, Sequence[Row], Sequence[Row]]] = []
+    for unit in dict.fromkeys([*first, *second]):
+        if (unit in first or not only_b) and (unit in second or not only_a):  # an only unit is compared with each of the others
+            found.append((unit, first.get(unit, only_a), second.get(unit, only_b)))
+    return found
+
+
+def _pair(key: tuple[str, CaseKey, str], a: Row | None, b: Row | None, threshold: float) -> Pair:
+    backend, case, unit = key
     a_gbps, b_gbps = a.gbps if a else None, b.gbps if b else None
     if a is None or b is None or not a_gbps or not b_gbps:
         lacking = "A" if not a_gbps else "B"
         row = a if lacking == "A" else b
-        return Pair(backend, case, a_gbps, b_gbps, None, f"{lacking}: {_without(row)}")
+        return Pair(backend, case, unit, a_gbps, b_gbps, None, f"{lacking}: {_without(row)}")
     verdict, ratio = SAME, b_gbps / a_gbps
     if a.p20_us and a.p80_us and b.p20_us and b.p80_us and max(ratio, 1 / ratio) > 1 + threshold:
         verdict = "faster" if b.p80_us < a.p20_us else "slower" if b.p20_us > a.p80_us else SAME
-    return Pair(backend, case, a_gbps, b_gbps, ratio, verdict)
+    return Pair(backend, case, unit, a_gbps, b_gbps, ratio, verdict)
 
 
 def _without(row: Row | None) -> str:

@@ -15,6 +15,7 @@ from softbench.core.json_types import JsonObject
 from softbench.core.outcome import Grade, Status
 from softbench.core.text import one_line, size
 from softbench.core.validate import NAME
+from softbench.results.records import unit_text
 from softbench.results.rows import IMPLAUSIBLE, Row
 
 FORMULA = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")  # the last four are full-width signs
@@ -86,9 +87,9 @@ def read_csv(path: Path) -> tuple[list[Row], list[str]]:
         seen = set()
         for values in reader:
             row = _row_of(dict(zip(header, values, strict=True)))
-            if (row.backend, row.case) in seen:
+            if (row.unit, row.backend, row.case) in seen:
                 raise ValueError(f"{row.backend} has this case twice")
-            seen.add((row.backend, row.case))
+            seen.add((row.unit, row.backend, row.case))
             rows.append(row)
     except (ValueError, csv.Error) as error:
         if not text.endswith("\n") and reader.line_num >= len(text.splitlines()):
@@ -124,6 +125,10 @@ def _row_of(values: dict[str, str]) -> Row:
         raise ValueError("M and N must be positive")
     if not valid_shape(row.shape, row.M, row.N):
         raise ValueError(f"shape: '{row.shape[:40]}' is no shape of {row.M} rows and {row.N} columns")
+    try:
+        unit_text(row.unit)
+    except ValueError as error:
+        raise ValueError(f"unit: {error}") from None
     figures = (row.median_us, row.p20_us, row.p80_us, *(() if row.timer == "host" or IMPLAUSIBLE in row.labels else (row.gbps,)))
     if row.status == Status.OK and (row.grade in (Grade.WRONG, Grade.UNVERIFIED) or not all(f and 0 < f < math.inf for f in figures)):
         raise ValueError("status is ok, but there is no bandwidth, or a class that has none")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -14,9 +14,12 @@ from softbench.core.files import no_link
 from softbench.core.json_types import JsonObject
 from softbench.core.outcome import Measured, Record
 from softbench.results.records import record_from_json
+from softbench.results.units import device_name, environments, units_of
 
-Cells = dict[tuple[int, str, Case], Record]
-"""Records by process set, backend and case."""
+SHARD = "shard"
+"""The entry `spread` of a run whose cases are dealt to several cards."""
+Cells = dict[tuple[int, str, Case, str], Record]
+"""Records by process set, backend, case and unit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,19 +73,38 @@ def _read(path: Path, file: IO[bytes], header: JsonObject, cases: Collection[Cas
         first = json.loads(lines[0])
         then, now = first["fingerprint"], json.loads(json.dumps(header["fingerprint"]))
         kept = {key: first[key] for key in ("schema", "run", "started")}
+        facts = units_of(first)
         difference = next((key for key in {**then, **now} if then.get(key) != now.get(key)), None)
         for line in lines[1:]:
             number += 1
             entry = json.loads(line)
+            if "units" in entry:  # of cards that joined when the run was resumed
+                facts |= units_of(entry)
+                continue
             process, record = int(entry.pop("process")), record_from_json(entry)
             if difference is None and (reason := _not_planned(process, record, header, cases)):
                 raise ValueError(reason)
-            cells[process, record.backend, record.case] = record
+            put(cells, process, record, header, {**facts, **units_of(header)})
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise ValueError(f"{path.name}, line {number} is damaged ({type(error).__name__}: {error})") from None
     if difference is not None:
         raise ValueError(f"{difference} was {then.get(difference)}, now it is {now.get(difference)}")
-    return Journal(path.stem, file, {**header, **kept}, cells), sum(len(line) + 1 for line in lines)
+    units = environments({**facts, **units_of(header)}) if header.get("spread") else {}
+    return Journal(path.stem, file, {**header, **kept, **units}, cells), sum(len(line) + 1 for line in lines)
+
+
+def put(cells: Cells, process: int, record: Record, header: JsonObject, units: Mapping[str, JsonObject]) -> None:
+    """Add a record. In a sharded run one card of a model measures a case: those of a card that was lost before are removed.
+
+    `units` are the facts of the units that measured the run.
+    """
+    if header.get("spread") == SHARD:
+        model = device_name(units.get(record.unit, {}))
+        others = [key for key in cells if key[2] == record.case and key[3] != record.unit]
+        for key in others:
+            if device_name(units.get(key[3], {})) == model:
+                del cells[key]
+    cells[process, record.backend, record.case, record.unit] = record
 
 
 def _not_planned(process: int, record: Record, header: JsonObject, cases: Collection[Case] | None) -> str:

@@ -8,11 +8,13 @@ from dataclasses import replace
 
 from softbench.core.case import DTYPES, LONGEST_OP, OP, Case, Direction, valid_shape
 from softbench.core.json_types import JsonObject, to_json
+from softbench.core.machine import UNIT
 from softbench.core.outcome import (
     Batch,
     Checked,
     Failed,
     Measured,
+    Outcome,
     Profile,
     Record,
     Skipped,
@@ -41,7 +43,7 @@ def merge(records: Sequence[Record]) -> Record:
     limited = next((outcome.timing for outcome in measured if outcome.timing.stopped == LIMIT), measured[0].timing)
     timing = replace(limited, batches=batches)
     profile = _merged([outcome.profile for outcome in measured])
-    return Record(first.backend, first.case, Measured(measured[0].build, worst, timing, profile), first.source)
+    return Record(first.backend, first.case, Measured(measured[0].build, worst, timing, profile), first.source, first.unit)
 
 
 def _merged(profiles: Sequence[Profile]) -> Profile:
@@ -69,21 +71,28 @@ def record_from_json(data: JsonObject) -> Record:
     Raises:
         KeyError, TypeError, ValueError: it is not a record.
     """
-    case = _case(data["case"])
-    backend, source = _text(data["backend"]), _text(data["source"])
-    outcome = dict(data["outcome"])
+    backend, case, source, unit = (
+        _text(data["backend"]),
+        case_from_json(data["case"]),
+        _text(data["source"]),
+        unit_text(data.get("unit", "")),
+    )
+    return Record(backend, case, _outcome(data["outcome"]), source, unit)
+
+
+def _outcome(data: JsonObject) -> Outcome:
+    outcome = dict(data)
     kind = outcome.pop("kind")
     if kind == "skipped":
-        return Record(backend, case, Skipped(_text(outcome["reason"]), bool(outcome["unavailable"])), source)
+        return Skipped(_text(outcome["reason"]), bool(outcome["unavailable"]))
     build = build_from_json(outcome["build"]) if outcome["build"] else None
     accuracy = accuracy_from_json(outcome["accuracy"]) if outcome["accuracy"] else None
     if kind == "failed":
-        ended = Failed(Status(outcome["status"]), _text(outcome["stage"]), _text(outcome["reason"]), build, accuracy)
-        return Record(backend, case, ended, source)
+        return Failed(Status(outcome["status"]), _text(outcome["stage"]), _text(outcome["reason"]), build, accuracy)
     if build is None or accuracy is None:
         raise ValueError("a cell without build or accuracy")
     if kind == "checked":
-        return Record(backend, case, Checked(build, accuracy, _text(outcome["reason"])), source)
+        return Checked(build, accuracy, _text(outcome["reason"]))
     if kind != "measured":
         raise ValueError("an unknown kind of outcome")
     timing = dict(outcome["timing"])
@@ -91,11 +100,18 @@ def record_from_json(data: JsonObject) -> Record:
     if not batches:
         raise ValueError("a cell without samples")
     words = (_text(timing.get(name, "")) for name in ("kind", "l2", "stopped"))
-    measured = Measured(build, accuracy, Timing(batches, *words), profile_from_json(outcome.get("profile", {})))
-    return Record(backend, case, measured, source)
+    return Measured(build, accuracy, Timing(batches, *words), profile_from_json(outcome.get("profile", {})))
 
 
-def _case(data: JsonObject) -> Case:
+def unit_text(value: object) -> str:
+    """A unit from a file, or an empty text. Raises TypeError or ValueError for any other value."""
+    if _text(value) and not UNIT.fullmatch(str(value)):
+        raise ValueError(f"'{str(value)[:60]}' is no unit; one is HOST/INDEX/HASH")
+    return str(value)
+
+
+def case_from_json(data: JsonObject) -> Case:
+    """A case of a file or a message. Raises KeyError, TypeError or ValueError for an invalid one."""
     case = Case(**{**data, "direction": Direction(data["direction"])})
     known = OP.fullmatch(case.op) and len(case.op) <= LONGEST_OP and case.dtype in DTYPES and case.device in ("cpu", "cuda")
     known = known and valid_shape(case.shape, case.M, case.N)

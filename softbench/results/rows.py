@@ -14,6 +14,7 @@ from softbench.core.json_types import JsonObject
 from softbench.core.outcome import Build, Checked, Failed, Measured, Profile, Record, Skipped, Timing
 from softbench.ops.registry import operation
 from softbench.results import labels
+from softbench.results.units import device_name, units_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +110,8 @@ class Row:
     """The operation with the parameters that are not at their default, such as `softmax(scale=0.7)`."""
     shape: str = ""
     """Shape of an N-D case, such as `8x16x1024x1024`, or `64x32x1000@dim1` with rows along dimension 1; empty if it is (M, N)."""
+    unit: str = ""
+    """The unit that measured the cell: label of the host, index and hash of the UUID, as in `node7/0/9c1d22e0`."""
 
     @property
     def case(self) -> CaseKey:
@@ -180,22 +183,25 @@ def row(
         op=case.op,
         shape=case.shape,
         of_peak=gbps / peak if gbps and isinstance(peak, float) else None,
+        unit=record.unit,
     )
 
 
 def rows_of_run(records: Iterable[Record], header: JsonObject) -> list[Row]:
     """The rows of a run's records, in their order. `header`: see `softbench.run.header.header`, with the run's name."""
-    by_case: dict[Case, dict[str, Record]] = {}
+    by_case: dict[tuple[Case, str], dict[str, Record]] = {}
     for record in records:
-        by_case.setdefault(record.case, {})[record.backend] = record
+        by_case.setdefault((record.case, record.unit), {})[record.backend] = record
     return [found for of in by_case.values() for found in rows_of_case(of, header)]
 
 
 def rows_of_case(records: Mapping[str, Record], header: JsonObject) -> list[Row]:
-    """The rows of one case, whose records are given by backend."""
+    """The rows of one case on one unit, whose records are given by backend."""
     beside = records.get(header["yardstick"]), records.get(header["relative_to"])
-    about = {"device": header["device_name"], "run": header["run"], "facts": header.get("environment", {})}
-    return [row(record, *beside, **about) for record in records.values()]
+    units = units_of(header)
+    facts: JsonObject = units.get(next(iter(records.values())).unit) or dict(header.get("environment") or {})
+    device = device_name(facts) if len(units) > 1 else header["device_name"]
+    return [row(record, *beside, device=device, run=header["run"], facts=facts) for record in records.values()]
 
 
 def _sampling(timing: Timing | None) -> JsonObject:

@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO
+from typing import IO, Protocol
 
 from softbench.core.case import Case
 from softbench.core.errors import ResultsError
@@ -27,11 +27,25 @@ from softbench.core.json_types import JsonObject
 from softbench.core.outcome import Record
 from softbench.core.text import one_line, printable
 from softbench.results.csv import to_csv
-from softbench.results.journal import Cells, newest
+from softbench.results.journal import Cells, newest, put
 from softbench.results.records import SCHEMA, merge, record_to_json
 from softbench.results.rows import Row, rows_of_case
+from softbench.results.units import units_of
 
 CHEAP_SECONDS, LAG = 0.02, 20  # a CSV that takes longer is written in at most a twentieth of the time
+
+
+class Keeps(Protocol):
+    """What takes the records of a measurement: a `Run`, or the link of a card to its fleet."""
+
+    def has(self, process: int, names: Sequence[str], case: Case) -> bool:
+        """True if the records of all these backends exist."""
+
+    def add(self, process: int, records: Sequence[Record]) -> None:
+        """Take the records of one case."""
+
+    def keep_log(self, label: str, text: str) -> None:
+        """Take the output of a failed worker."""
 
 
 @dataclass(slots=True)
@@ -43,8 +57,10 @@ class Run:
     header: JsonObject
     journal: IO[bytes]
     cells: Cells = field(default_factory=dict)
-    _rows: dict[Case, list[Row]] = field(default_factory=dict)
-    """Cached rows of unchanged cases."""
+    cases: Sequence[Case] = ()
+    """The cases in the order of the sweep; without them cells have the order in which they were measured."""
+    _rows: dict[tuple[Case, str], list[Row]] = field(default_factory=dict)
+    """Cached rows of unchanged cases, by case and unit."""
     _due: float = 0.0
     """Time of the next CSV write."""
     _size: int = 0
@@ -70,10 +86,12 @@ class Run:
         with suppress(OSError), open(self.log, "a", encoding="utf-8", errors="replace", opener=no_link) as file:
             file.write(f"== {one_line(label, 100)} ==\n{printable(text).rstrip()}\n")
 
-    def has(self, process: int, names: Sequence[str], case: Case) -> bool:
-        """True if the records of all these backends exist, measured from the present source files."""
+    def has(self, process: int, names: Sequence[str], case: Case, unit: str | None = None) -> bool:
+        """True if the records of all these backends exist, measured from the present source files. Without `unit` by any one unit."""
+        if unit is None:
+            return any(self.has(process, names, case, one) for one in units_of(self.header))
         sources = self.header["sources"]
-        found = [self.cells.get((process, name, case)) for name in names]
+        found = [self.cells.get((process, name, case, unit)) for name in names]
         return all(record is not None and record.source == sources.get(record.backend) for record in found)
 
     def add(self, process: int, records: Sequence[Record]) -> None:
@@ -87,8 +105,8 @@ class Run:
             if self.restore_journal():
                 raise ResultsError(f"{self.journal.name}: another process wrote to it, perhaps a plugin; what it wrote was removed")
             for record in records:
-                self.cells[process, record.backend, record.case] = record
-                self._rows.pop(record.case, None)
+                put(self.cells, process, record, self.header, units_of(self.header))
+                self._rows.pop((record.case, record.unit), None)
             _append(self.journal, b"".join(_line({"process": process, **record_to_json(record)}) for record in records))
             self._size = self.journal.tell()
         begin = time.monotonic()
@@ -118,25 +136,26 @@ class Run:
 
     def records(self) -> list[Record]:
         """One record per cell, merged over process sets, in the order of the cases."""
-        merged: dict[tuple[Case, str], list[Record]] = {}
-        for (_, name, case), record in sorted(self.cells.items(), key=lambda item: item[0][0]):
-            merged.setdefault((case, name), []).append(record)
+        merged: dict[tuple[Case, str, str], list[Record]] = {}
+        for (_, name, case, unit), record in sorted(self.cells.items(), key=lambda item: item[0][0]):
+            merged.setdefault((case, name, unit), []).append(record)
         order = {name: i for i, name in enumerate(self.header["backends"])}
-        place: dict[Case, int] = {}
-        for case, _ in merged:
+        units = {unit: i for i, unit in enumerate(units_of(self.header))}
+        place = {case: i for i, case in enumerate(self.cases)}
+        for case, _, _ in merged:
             place.setdefault(case, len(place))
-        keys = sorted(merged, key=lambda key: (place[key[0]], order.get(key[1], len(order))))
+        keys = sorted(merged, key=lambda key: (place[key[0]], units.get(key[2], len(units)), order.get(key[1], len(order))))
         return [merge(merged[key]) for key in keys if key[1] in order]
 
     def rows(self) -> list[Row]:
         """The CSV's rows; only changed cases are computed again."""
-        by_case: dict[Case, dict[str, Record]] = {}
+        by_case: dict[tuple[Case, str], dict[str, Record]] = {}
         for record in self.records():
-            by_case.setdefault(record.case, {})[record.backend] = record
-        for case, of in by_case.items():
-            if case not in self._rows:
-                self._rows[case] = rows_of_case(of, {**self.header, "run": self.name})
-        return [found for case in by_case for found in self._rows[case]]
+            by_case.setdefault((record.case, record.unit), {})[record.backend] = record
+        for key, of in by_case.items():
+            if key not in self._rows:
+                self._rows[key] = rows_of_case(of, {**self.header, "run": self.name})
+        return [found for key in by_case for found in self._rows[key]]
 
     def document(self) -> JsonObject:
         """The run document: the header, and every cell with its raw samples."""
@@ -212,6 +231,10 @@ def resume(folder: Path, header: JsonObject, cases: Collection[Case] | None = No
     run = Run(folder, found.name, found.header, found.file, found.cells)
     if look:
         run.journal.close()
+    elif header.get("spread"):
+        with _writing(folder):
+            _append(found.file, _line({"environment": header["environment"], "units": header["units"]}))
+            run._size = found.file.tell()
     return run, _resuming(run)
 
 

@@ -7,27 +7,33 @@ import subprocess
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from softbench.core.case import YARDSTICK, Case
 from softbench.core.json_types import JsonObject
 from softbench.ops import registry
 from softbench.plan.plan import Plan
 from softbench.plugins.info import BackendInfo
+from softbench.results.units import environments
+
+if TYPE_CHECKING:
+    from softbench.run.request import Request
 
 KEYED = (
     *("device", "gpu", "gpu_memory_bytes", "driver", "power_limit_w", "cpu", "torch_threads"),
-    *("cuda", "torch", "overrides", "triton", "python", "interleaved"),
+    *("cuda", "torch", "overrides", "triton", "python", "interleaved", "unit"),
 )
 """Facts of the environment that must be equal to resume a run."""
 
 
-def header(plan: Plan, command: str, version: str) -> JsonObject:
+def header(plan: Plan, request: Request) -> JsonObject:
     """The run document without its cells: command, versions, settings, machine and backends."""
     settings = plan.settings
     return {
-        "command": command,
-        "softbench": version,
+        "command": request.command,
+        "softbench": request.version,
         "git_commit": _own_commit(),
+        **({"shard": str(request.shard)} if request.shard else {}),
         "device_name": plan.device_name,
         "backends": [info.name for info in plan.infos],
         "origins": {info.name: info.origin.shown for info in plan.infos},
@@ -36,8 +42,8 @@ def header(plan: Plan, command: str, version: str) -> JsonObject:
         "yardstick": YARDSTICK,
         "relative_to": settings.relative_to,
         "settings": {**settings.measuring(), "timeout": settings.timeout, "memory_share": settings.memory_share},
-        "environment": {**plan.facts, **_operations(plan.cases)},
-        "fingerprint": fingerprint(settings.measuring(), plan.facts, version, plan.cases, [info.name for info in plan.infos]),
+        **environments({plan.unit: {**plan.facts, **_operations(plan.cases)}}),
+        "fingerprint": fingerprint(settings.measuring(), plan.facts, request.version, plan.cases, [info.name for info in plan.infos]),
     }
 
 

@@ -56,7 +56,7 @@ def _one_by_one(scheduler: Scheduler, case: Case, found: dict[str, Record], kill
             reason = f"the worker of {beside.name} was killed {TIMES} times as it ran beside this backend, and not alone"
             slot.drop(scheduler.pool)
             slot.info = replace(slot.info, broken=reason, broken_status=Status.FAILED)  # not asked any more
-            found[slot.name] = Record(slot.name, case, Failed(Status.FAILED, "time", reason), slot.info.source)
+            found[slot.name] = Record(slot.name, case, Failed(Status.FAILED, "time", reason), slot.info.source, scheduler.plan.unit)
         else:
             found[slot.name] = pair[slot.name]
             if beside in killed:

@@ -6,6 +6,7 @@ The estimate (`softbench.plan.estimate`) is corrected by phase with the ratio of
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from typing import Protocol
 
 from softbench.core.case import Case
 from softbench.core.outcome import Record, Skipped
@@ -32,6 +33,24 @@ OF_THE_MACHINE = ("check", "time", "profile")
 FEW = 3
 """Names of more backends are counted."""
 Key = tuple[int, tuple[str, ...], Case]
+
+
+class Pacing(Protocol):
+    """How far a run is, for an observer."""
+
+    @property
+    def done(self) -> int:
+        """Cells that are measured."""
+
+    @property
+    def cells(self) -> int:
+        """Cells to measure."""
+
+    def seconds_left(self) -> float:
+        """The estimate for the rest of the run."""
+
+    def doing(self) -> str:
+        """What runs now, in words."""
 
 
 class Pace:

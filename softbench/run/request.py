@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
 
+from softbench.core.case import Direction
+from softbench.core.json_types import JsonObject, to_json
 from softbench.plan.config_file import DEFAULT_CONFIG, load
-from softbench.plan.settings import Layer, Settings
+from softbench.plan.deal import Shard
+from softbench.plan.settings import AXES, Layer, Settings
+from softbench.plan.sweep import Sweep
+from softbench.plugins.source import absolute
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +33,8 @@ class Request:
     """The command line, stored in the run document."""
     version: str
     """softbench's version."""
+    shard: Shard | None = None
+    """The part of the cases to measure."""
 
     def settings(self, device: str = "") -> Settings:
         """The settings; with `device`, a request without a sweep gets the device's default configuration.
@@ -43,6 +51,45 @@ class Request:
     def gives(self, *names: str) -> bool:
         """True if the configuration or a flag sets all these fields."""
         return set(names) <= {*self.config, *self.flags}
+
+
+def request_to_json(request: Request) -> JsonObject:
+    """A request as JSON, for another process; files of plugins have absolute paths."""
+    layers = {name: {**layer, "plugins": [str(absolute(path)) for path in layer.get("plugins", ())]} for name, layer in _layers(request)}
+    shard = list(request.shard) if request.shard else None
+    return {**layers, "quick": request.quick, "command": request.command, "version": request.version, "shard": shard}
+
+
+def _layers(request: Request) -> Iterator[tuple[str, JsonObject]]:
+    for name, layer in (("config", request.config), ("flags", request.flags)):
+        found: JsonObject = dict(layer)
+        if "sweep" in found:
+            found["sweep"] = [to_json(sweep) for sweep in layer["sweep"]]
+        yield name, found
+
+
+def request_from_json(data: JsonObject) -> Request:
+    """The inverse of `request_to_json`, without a folder of results."""
+    config, flags = (_layer(data[name]) for name in ("config", "flags"))
+    shard = Shard(*data["shard"]) if data["shard"] else None
+    return Request(config, flags, data["quick"], Path(), False, data["command"], data["version"], shard)
+
+
+def _layer(data: JsonObject) -> Layer:
+    found = {key: _axis(key, value) if key in AXES else value for key, value in data.items()}
+    found["plugins"] = tuple(map(Path, data["plugins"]))
+    if "sweep" in data:
+        found["sweep"] = tuple(Sweep(**{axis: _axis(axis, values) for axis, values in sweep.items()}) for sweep in data["sweep"])
+    if data.get("backends"):
+        found["backends"] = tuple(data["backends"])
+    return cast(Layer, found)
+
+
+def _axis(name: str, values: list[Any]) -> tuple[Any, ...]:
+    """The values of an axis. Parameters are pairs of name and value."""
+    if name == "direction":
+        return tuple(map(Direction, values))
+    return tuple(tuple((key, value) for key, value in given) for given in values) if name == "set" else tuple(values)
 
 
 def command_line(arguments: Sequence[str]) -> str:

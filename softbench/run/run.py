@@ -21,15 +21,15 @@ from typing import NamedTuple, Protocol
 from softbench.core.case import YARDSTICK, Case
 from softbench.core.errors import SoftbenchError
 from softbench.core.json_types import JsonObject
-from softbench.core.machine import Gpu, Machine, free_memory
+from softbench.core.machine import free_memory
 from softbench.core.messages import ListUnsupported
 from softbench.core.outcome import FAILURES, Record, Status
 from softbench.core.replies import Unsupported
-from softbench.plan.plan import Plan, cases_of, make
+from softbench.plan.plan import Plan, cases_of
 from softbench.plan.settings import Settings
 from softbench.plugins import static_scan
-from softbench.plugins.info import BackendInfo, lacking
-from softbench.plugins.select import not_loaded, not_loaded_text, select, unknown_names
+from softbench.plugins.info import BackendInfo
+from softbench.plugins.select import select, unknown_names
 from softbench.plugins.source import PluginSource, origins
 from softbench.processes.activity import Activity
 from softbench.processes.pool import Lost, Pool
@@ -41,7 +41,8 @@ from softbench.run import info_cache, isolation, queue
 from softbench.run.header import header
 from softbench.run.judged_cells import CellJudge
 from softbench.run.load import CpuLoad
-from softbench.run.pace import Pace, working
+from softbench.run.pace import Pace, Pacing, working
+from softbench.run.plan_of import plan_of
 from softbench.run.request import Request
 from softbench.run.scheduler import Scheduler
 
@@ -52,7 +53,7 @@ class Observer(Protocol):
     def watch(self, doing: Callable[[], str]) -> None:
         """The command starts; `doing` says what it waits for."""
 
-    def begin(self, plan: Plan, pace: Pace, name: str) -> None:
+    def begin(self, plan: Plan, pace: Pacing, name: str) -> None:
         """The measurement starts; `pace` has the cells and the time that is left."""
 
     def advance(self, case: Case) -> None:
@@ -71,14 +72,14 @@ def dry_run(request: Request) -> Plan:
     known = _known(settings, origins(settings.plugins))
     if known and not known.machine.gpus:
         device, gpu = choose_device(settings.device, known.machine)
-        return _plan(request, replace(known.machine, cpu_free_bytes=free_memory()), device, gpu, known.infos)
+        return plan_of(request, replace(known.machine, cpu_free_bytes=free_memory()), device, gpu, known.infos)
     with open_session(settings) as session:
         return prepare(session, request).plan
 
 
 def interrupted_run(request: Request, plan: Plan, head: JsonObject | None = None) -> tuple[store.Run | None, str]:
     """The interrupted run that a run of this plan continues, and a note for the user. Without the run's header no file changes."""
-    now = head or header(plan, request.command, request.version)
+    now = head or header(plan, request)
     found, note = store.resume(request.output, now, frozenset(plan.cases), look=head is None)
     return found, note if found else f"{note}; measuring everything"
 
@@ -117,38 +118,17 @@ def prepare(session: Session, request: Request) -> Prepared:
         UsageError: a device, backend, reference backend or timer does not exist.
     """
     settings = request.settings(session.device)
-    cases_of(settings, session.device)  # an error of the sweep comes before any plugin is imported
+    cases_of(settings, session.device, request.shard)  # an error of the sweep comes before any plugin is imported
     opened = session.open_for(settings.backends)
     infos = [slot.info for slot in opened]
     info_cache.write(settings.device, session.machine, session.sources, infos)
-    plan = _plan(request, session.machine, session.device, session.gpu, infos)
+    plan = plan_of(request, session.machine, session.device, session.gpu, infos)
     slots = [slot for info in plan.infos for slot in opened if slot.info is info]
     skipped = unsupported(session.pool, plan, opened)
     session.drop([slot for slot in opened if slot not in slots])
     if len(plan.groups) > 1:
         session.drop(slots)
     return Prepared(plan, slots, skipped)
-
-
-def _plan(request: Request, machine: Machine, device: str, gpu: Gpu | None, infos: Sequence[BackendInfo]) -> Plan:
-    """The plan of a run with the backends that it selects among these. Raises as `prepare`."""
-    settings = request.settings(device)
-    notes = []
-    if gpu is None and settings.device == "auto" and not request.settings().sweep:
-        measured = "measuring" if request.gives("M", "N") or request.gives("shape") else "a short sweep"
-        notes.append(f"no GPU ({machine.no_gpu}): {measured} on the CPU instead")
-    cases = cases_of(settings, device)
-    selected = select(_having({case.op for case in cases}, infos, settings.backends), settings.backends, yardstick=settings.yardstick)
-    notes += [not_loaded_text(info) for info in not_loaded(selected)]
-    plan = make(settings, cases, machine, gpu, selected, asked=request.gives("relative_to"))
-    return replace(plan, notes=(*notes, *plan.notes))
-
-
-def _having(ops: set[str], infos: Sequence[BackendInfo], names: Sequence[str] | None) -> Sequence[BackendInfo]:
-    """The backends that `all` may select: those that have one of the operations. Named ones stay, and are skipped with the reason."""
-    if names is not None:
-        return infos
-    return [info for info in infos if info.broken or info.name == YARDSTICK or not all(lacking(info.operations, op) for op in ops)]
 
 
 def infos(settings: Settings, *, load: bool) -> list[BackendInfo]:
@@ -184,7 +164,7 @@ def run(
     activity = Activity()
     observer.watch(partial(working, activity))
     with ExitStack() as end:
-        session, place = _in_turn(request.settings(), activity, observer, end)
+        session, place = in_turn(request.settings(), activity, observer, end)
         plan, slots, skipped = prepare(session, request)
         for text in plan.notes:
             observer.note(text)
@@ -192,7 +172,7 @@ def run(
         load = CpuLoad(observer.note)
         if plan.device == "cpu":
             load.look()
-        head = header(plan, request.command, request.version)
+        head = header(plan, request)
         found = None
         if request.resume:
             found, note = interrupted_run(request, plan, head)
@@ -220,7 +200,7 @@ def run(
     return kept
 
 
-def _in_turn(settings: Settings, activity: Activity, observer: Observer, end: ExitStack) -> tuple[Session, queue.Place]:
+def in_turn(settings: Settings, activity: Activity, observer: Observer, end: ExitStack) -> tuple[Session, queue.Place]:
     """A session whose device no other run measures on, and this run's place in the queue. Both are left with `end`."""
     opened = end.enter_context(ExitStack())
     session = opened.enter_context(open_session(settings, activity))
@@ -269,7 +249,7 @@ class Watch:
     judged: Callable[[list[Record], int], list[Record]] = lambda records, process: records
 
 
-def execute(plan: Plan, kept: store.Run, watch: Watch, pool: Pool, first: list[WorkerSlot], environment: dict[str, str]) -> None:
+def execute(plan: Plan, kept: store.Keeps, watch: Watch, pool: Pool, first: list[WorkerSlot], environment: dict[str, str]) -> None:
     """Measure all cells that are not stored yet. `first` are the open slots of the first process set, whose workers live in `pool`.
 
     Every other set also has a new forkserver: addresses and start-up history differ, as between two runs. With a GPU, the forkserver
@@ -293,7 +273,7 @@ def execute(plan: Plan, kept: store.Run, watch: Watch, pool: Pool, first: list[W
                 current.close()
 
 
-def _one_set(plan: Plan, kept: store.Run, watch: Watch, scheduler: Scheduler, slots: list[WorkerSlot]) -> None:
+def _one_set(plan: Plan, kept: store.Keeps, watch: Watch, scheduler: Scheduler, slots: list[WorkerSlot]) -> None:
     by_name = {slot.name: slot for slot in slots}
     for names in plan.groups:
         scheduler.take([by_name[name] for name in names])

@@ -298,7 +298,7 @@ class Scheduler:
             outcome = Measured(state.build, state.accuracy, timing, state.profile)
         if slot.worker is not None:
             slot.deaths = 0  # the worker survived the case
-        return Record(slot.name, case, outcome, slot.info.source)
+        return Record(slot.name, case, outcome, slot.info.source, self.plan.unit)
 
 
 def round_order(slots: Sequence[WorkerSlot], number: int) -> list[WorkerSlot]:

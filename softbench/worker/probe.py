@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib import metadata
@@ -26,7 +28,7 @@ def probe() -> Machine:
             gpus = [_gpu(index) for index in range(torch.cuda.device_count())]
         except Exception as raised:  # a broken driver is a finding, not a crash
             error, gpus = str(raised), []
-    return Machine(torch.__version__, error or _why_no_gpu(), tuple(gpus), _cpu_name(), free_memory(), software())
+    return Machine(torch.__version__, error or _why_no_gpu(), tuple(gpus), _cpu_name(), free_memory(), software(), host_label())
 
 
 def describe_gpu(index: int) -> dict[str, object]:
@@ -51,6 +53,8 @@ def describe_gpu(index: int) -> dict[str, object]:
             "memory_clock_at_start_mhz": lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM),
             "memory_bus_bits": lambda: nvml.nvmlDeviceGetMemoryBusWidth(handle),
             "ecc": lambda: bool(nvml.nvmlDeviceGetEccMode(handle)[0]),
+            "gpu_index": lambda: nvml.nvmlDeviceGetIndex(handle),
+            "gpu_numa_node": lambda: _numa_node(nvml.nvmlDeviceGetPciInfo(handle).busId),
             "mig": lambda: bool(nvml.nvmlDeviceGetMigMode(handle)[0]),
         }.items():
             with suppress(Exception):  # NVML says NotSupported for some fields on some cards
@@ -63,6 +67,22 @@ def describe_gpu(index: int) -> dict[str, object]:
         found["peak_gbps"] = peak_gbps(clock, bus)
         found["peak_source"] = f"NVML: {clock} MHz x 2 x {bus} bits"
     return found
+
+
+def host_label() -> str:
+    """The environment variable SOFTBENCH_HOST, or a hash of the host's name: results may be published."""
+    given = re.sub(r"[^A-Za-z0-9._-]", "-", os.environ.get("SOFTBENCH_HOST", ""))[:40]
+    return given or f"host-{hashlib.sha256(platform.node().encode()).hexdigest()[:6]}"
+
+
+def _numa_node(bus: str | bytes) -> int:
+    """The NUMA node of a PCI device. Raises OSError or ValueError if Linux does not tell it."""
+    text = bus.decode() if isinstance(bus, bytes) else bus
+    domain, _, rest = text.lower().partition(":")
+    node = int((Path("/sys/bus/pci/devices") / f"{domain[-4:]}:{rest}" / "numa_node").read_text())
+    if node < 0:
+        raise ValueError("the machine has one node")
+    return node
 
 
 def software() -> dict[str, object]:

@@ -3,6 +3,7 @@
 import os
 import subprocess
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from pretended import info, make
@@ -10,6 +11,9 @@ from pretended import info, make
 from softbench.ops import registry
 from softbench.plugins.source import PluginSource
 from softbench.run.header import header
+from softbench.run.request import Request
+
+REQUEST = Request({}, {}, False, Path("results"), False, "softbench run", "0")
 
 
 @pytest.fixture
@@ -26,14 +30,14 @@ def git(folder, *words):
 
 def test_the_commit_of_a_plugin_is_recorded_with_its_changes(plugin, tmp_path):
     plan = replace(make(), infos=(plugin,))
-    assert header(plan, "softbench run", "0")["commits"] == {"mine": None}
+    assert header(plan, REQUEST)["commits"] == {"mine": None}
     git(tmp_path, "init", "-q")
     git(tmp_path, "add", "mine.py")
     git(tmp_path, "commit", "-q", "-m", "first")
-    clean = header(plan, "softbench run", "0")["commits"]["mine"]
+    clean = header(plan, REQUEST)["commits"]["mine"]
     assert len(clean) == 12
     (tmp_path / "mine.py").write_text("x = 2\n")
-    assert header(plan, "softbench run", "0")["commits"] == {"mine": f"{clean}+"}
+    assert header(plan, REQUEST)["commits"] == {"mine": f"{clean}+"}
 
 
 def test_the_index_of_the_checkout_is_not_written(plugin, tmp_path):
@@ -43,7 +47,7 @@ def test_the_index_of_the_checkout_is_not_written(plugin, tmp_path):
     index = tmp_path / ".git" / "index"
     os.utime(tmp_path / "mine.py", (1e9, 1e9))  # git would note the new time in the index
     before = index.read_bytes()
-    assert len(header(replace(make(), infos=(plugin,)), "softbench run", "0")["commits"]["mine"]) == 12
+    assert len(header(replace(make(), infos=(plugin,)), REQUEST)["commits"]["mine"]) == 12
     assert index.read_bytes() == before
 
 
@@ -54,8 +58,8 @@ def test_the_file_of_a_users_operation_is_recorded(tmp_path, monkeypatch):
     registry.add(replace(registry.operation("softmax"), name="pick"), str(file))
     plan = make()
     of_user = replace(plan, cases=tuple(replace(case, op="pick") for case in plan.cases))
-    assert "operations" not in header(plan, "softbench run", "0")["environment"]
-    before = header(of_user, "softbench run", "0")["environment"]["operations"]
+    assert "operations" not in header(plan, REQUEST)["environment"]
+    before = header(of_user, REQUEST)["environment"]["operations"]
     assert list(before) == ["pick"]
     file.write_text("x = 2\n")
-    assert header(of_user, "softbench run", "0")["environment"]["operations"]["pick"] != before["pick"]
+    assert header(of_user, REQUEST)["environment"]["operations"]["pick"] != before["pick"]

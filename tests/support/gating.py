@@ -91,7 +91,7 @@ def stored_run(folder, measured, *, environment=GPU, device="cuda"):
         for process, rounds in s.processes.items():
             batches = tuple(Batch(process, one.number, one.position, (one.median_us,)) for one in rounds)
             outcome = Measured(Build(0.1, ""), Accuracy(grade, 0.1, ""), Timing(batches, "do_bench"))
-            run.cells[process, k.backend, case] = Record(k.backend, case, outcome)
+            run.cells[process, k.backend, case, ""] = Record(k.backend, case, outcome)
     run.finish(publish=False)
     (folder / f"{run.name}.jsonl").touch()  # so the next run of this second gets another name
     return run

@@ -11,6 +11,7 @@ from softbench.gate.run_files import load
 from softbench.report.page.source import Source
 from softbench.results.records import record_from_json
 from softbench.results.rows import Row
+from softbench.results.units import units_of
 
 
 def names(files: Sequence[Path]) -> list[str]:
@@ -24,7 +25,8 @@ def names(files: Sequence[Path]) -> list[str]:
 def source(path: Path, rows: Sequence[Row], name: str = "") -> Source:
     """A results file with the JSON of its name. A JSON that is missing, damaged or of another run gives no samples, and a reason.
 
-    `name` is what the page calls the file, by default the name of the path.
+    `rows` are those of the file, or one of its parts (`softbench.results.parts.apart`). `name` is what the page calls the file, by default
+    the name of the path.
     """
     document_path = path.with_suffix(".json")
     name = one_line(name or path.name, 120)
@@ -35,8 +37,12 @@ def source(path: Path, rows: Sequence[Row], name: str = "") -> Source:
         if document.get("run") != rows[0].run:
             raise ResultsError(f"{document_path.name}: is of {one_line(str(document.get('run')), 60)}, and {name} is of {rows[0].run}")
         records = [record_from_json(cell) for cell in document.pop("cells")]
+        units_of(document)
     except ResultsError as error:
         return Source(name, rows, missing=one_line(str(error).replace(str(document_path), document_path.name)))
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
         return Source(name, rows, missing=one_line(f"{document_path.name}: a cell is damaged: {type(error).__name__}: {error}"))
-    return Source(name, rows, document, {(record.backend, record.case.identity): record for record in records})
+    units = list(dict.fromkeys(row.unit for row in rows))
+    if len(units) == 1 and (facts := units_of(document).get(units[0])):
+        document = {**document, "environment": facts, "device_name": rows[0].device}
+    return Source(name, rows, document, {(record.backend, record.case.identity): record for record in records if record.unit in units})

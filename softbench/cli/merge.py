@@ -1,0 +1,87 @@
+"""`softbench merge`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from softbench.cli.actions import note, read
+from softbench.cli.panels import PanelCommand
+from softbench.core.errors import ResultsError, UsageError
+from softbench.core.files import not_written, replace_file
+from softbench.core.text import one_line, printable
+
+if TYPE_CHECKING:
+    from softbench.results.merge import Part
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the program."""
+    app.command(cls=PanelCommand)(merge)
+
+
+def merge(
+    files: Annotated[list[Path], typer.Argument(help="Results CSVs, each with its JSON beside it.")],
+    out: Annotated[Path, typer.Option("-o", "--out", "--output", help="The merged CSV; its JSON is written beside it.")],
+) -> None:
+    """Merge shards of a sweep, or one sweep measured by several cards, into one results file with all raw samples.
+
+    A cell that two files have of one card is refused, and so are runs with other settings.
+    """
+    from softbench.results.csv import to_csv
+    from softbench.results.merge import merged, notes
+    from softbench.results.rows import rows_of_run
+
+    if out.suffix != ".csv":
+        raise UsageError(f"-o {out}: the file must end in .csv")
+    if out.resolve() in [file.resolve() for file in files]:
+        raise UsageError(f"-o {out}: is one of the files that are merged; name another one")
+    parts = [_part(file) for file in files]
+    header, records = merged(parts)
+    for text in notes(parts):
+        note(text)
+    from softbench.results.records import record_to_json
+
+    document = {**header, "cells": [record_to_json(record) for record in records]}
+    try:
+        replace_file(out.with_suffix(".json"), json.dumps(document, separators=(",", ":"), allow_nan=False) + "\n")
+        replace_file(out, to_csv(rows_of_run(records, header)))
+    except OSError as error:
+        raise not_written(f"-o {out}", error) from None
+    typer.echo(printable(str(out)))
+
+
+def _part(file: Path) -> Part:
+    """A run from its files.
+
+    Raises:
+        ResultsError: the JSON is missing, damaged or of another run.
+    """
+    from softbench.gate.run_files import load
+    from softbench.results.merge import Part
+    from softbench.results.records import record_from_json
+
+    rows, path = read(file), file.with_suffix(".json")
+    if not path.is_file():
+        raise ResultsError(
+            f"{file}: {path.name} is not in its folder, and that file has the samples; an interrupted run gets it after --resume"
+        )
+    document = load(path)
+    place = "header"
+    try:
+        if document["run"] != rows[0].run:
+            raise ResultsError(f"{file}: is of {rows[0].run}, but {path.name} is of {one_line(str(document['run']), 60)}")
+        cells, records = document.pop("cells"), []
+        for number, cell in enumerate(cells, 1):
+            place = f"cell {number}"
+            records.append(record_from_json(cell))
+        if unknown := {record.unit for record in records} - {one["unit"] for one in document.get("units", ())}:
+            raise ResultsError(f"{file}: does not say which card measured {unknown.pop() or 'its cells'}; measure it again")
+        part = Part(one_line(str(file)), document, records)
+        _ = part.about, list(document["backends"])
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
+        raise ResultsError(f"{path}: {place} is damaged: {type(error).__name__}: {one_line(str(error), 120)}") from None
+    return part

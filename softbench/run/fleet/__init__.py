@@ -1,0 +1,1 @@
+"""Runs on several cards: a process for each card, whose records go into one store."""

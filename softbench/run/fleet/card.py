@@ -1,0 +1,185 @@
+"""The process of one card: it plans and measures as a run does, and sends each case's records to the fleet as JSON lines.
+
+It receives on stdin:
+
+    {"op": "open", "request": {...}, "device": "cuda:1", "processors": [0, 1]}
+    {"op": "measure", "cases": [...], "stored": [[process, unit's case], ...], "backends": null}, after `opened` or `done`
+
+It sends on stdout: `opened` with the machine and its backends, then for each case `records`; `log`, `note`, `done`, and `error`
+before it ends. `beat` comes every second and says how far it is. When stdin closes, it ends with all its workers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, replace
+from functools import partial
+from types import FrameType
+from typing import IO, NoReturn
+
+from softbench import __version__
+from softbench.core.case import Case
+from softbench.core.errors import Interrupted, SoftbenchError
+from softbench.core.json_types import JsonObject, to_json
+from softbench.core.outcome import Record
+from softbench.plan.plan import Plan
+from softbench.plugins.info import info_to_json
+from softbench.processes.activity import Activity
+from softbench.processes.session import Session
+from softbench.results.records import case_from_json, record_to_json
+from softbench.run import operations
+from softbench.run.load import CpuLoad
+from softbench.run.pace import Pace, Pacing, working
+from softbench.run.request import request_from_json
+from softbench.run.run import Prepared, Watch, execute, in_turn, prepare
+
+BEAT_SECONDS = 1.0
+
+
+class Link:
+    """The messages to the fleet. It also is the observer of the card's run."""
+
+    def __init__(self, out: IO[str]) -> None:
+        self._out, self._lock = out, threading.Lock()
+        self._doing: Callable[[], str] = str
+        self._pace: Pacing | None = None
+
+    def send(self, op: str, **fields: object) -> None:
+        """Send a message. A fleet that is gone ends this process."""
+        with self._lock:
+            try:
+                self._out.write(json.dumps({"op": op, **fields}, separators=(",", ":")) + "\n")
+                self._out.flush()
+            except OSError:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    def beat(self) -> None:
+        """Say every second how far this card is, until the process ends."""
+        over = threading.Event()
+        while not over.wait(BEAT_SECONDS):
+            pace = self._pace
+            self.send("beat", doing=pace.doing() if pace else self._doing(), left=pace.seconds_left() if pace else 0.0)
+
+    def watch(self, doing: Callable[[], str]) -> None:
+        self._doing = doing
+
+    def begin(self, plan: Plan, pace: Pacing, name: str) -> None:
+        self._pace = pace
+
+    def advance(self, case: Case) -> None:
+        """The fleet counts records."""
+
+    def note(self, text: str) -> None:
+        self.send("note", text=text)
+
+
+class Sent:
+    """Takes the place of the store (`softbench.results.store.Keeps`): records go to the fleet."""
+
+    def __init__(self, link: Link, stored: set[tuple[int, Case]]) -> None:
+        """`stored` has the cases of each process set that the fleet has from this unit already."""
+        self.link, self.stored = link, stored
+
+    def has(self, process: int, names: Sequence[str], case: Case) -> bool:
+        return (process, case) in self.stored
+
+    def add(self, process: int, records: Sequence[Record]) -> None:
+        self.link.send("records", process=process, records=[record_to_json(record) for record in records])
+
+    def keep_log(self, label: str, text: str) -> None:
+        self.link.send("log", label=label, text=text)
+
+
+def main() -> NoReturn:
+    """Serve the fleet until it closes stdin."""
+    link = Link(os.fdopen(os.dup(1), "w", encoding="utf-8"))
+    os.dup2(2, 1)  # what else is printed must not get between the messages
+    messages: queue.Queue[JsonObject | None] = queue.Queue()
+    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the fleet, which then closes stdin
+    threading.Thread(target=_receive, args=(messages,), daemon=True).start()
+    threading.Thread(target=link.beat, daemon=True).start()
+    code = 0
+    try:
+        with ExitStack() as end:
+            serve(link, messages.get, end)
+    except SoftbenchError as error:
+        link.send("error", text=str(error), code=error.exit_code)
+        code = error.exit_code
+    except Interrupted:
+        pass
+    except BaseException:
+        sys.excepthook(*sys.exc_info())  # into the card's log, whose last line the fleet reads
+        code = 1
+    sys.stderr.flush()
+    os._exit(code)  # the thread that reads stdin may hold its lock
+
+
+def _interrupt(signum: int, frame: FrameType | None) -> NoReturn:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough; what follows is the end of the workers
+    raise Interrupted(signum)
+
+
+def _receive(messages: queue.Queue[JsonObject | None]) -> None:
+    with suppress(OSError, ValueError):
+        for line in sys.stdin:
+            messages.put(json.loads(line))
+    messages.put(None)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def serve(link: Link, receive: Callable[[], JsonObject | None], end: ExitStack) -> None:
+    """Open the card's session, then measure what the fleet deals. The session is left with `end`."""
+    first = receive()
+    if first is None:
+        return
+    if first["processors"]:
+        os.sched_setaffinity(0, first["processors"])  # the workers inherit it
+    operations.names(first["operations"] or None)
+    request = request_from_json({**first["request"], "flags": {**first["request"]["flags"], "device": first["device"]}})
+    activity = Activity()
+    link.watch(partial(working, activity))
+    session, _ = in_turn(request.settings(), activity, link, end)
+    prepared = prepare(session, request)
+    link.send("opened", **_about(session, prepared))
+    while (message := receive()) is not None:
+        _measure(link, message, session, prepared)
+        link.send("done", seconds=activity.seconds)
+
+
+def _about(session: Session, prepared: Prepared) -> JsonObject:
+    """What the fleet plans with: the machine and its backends, as `softbench.run.info_cache` keeps them."""
+    return {
+        "softbench": __version__,
+        "machine": asdict(session.machine),
+        "gpu": session.machine.gpus.index(session.gpu) if session.gpu else None,
+        "unit": prepared.plan.unit,
+        "infos": [{"label": info.origin.label, "info": info_to_json(info)} for info in prepared.plan.infos],
+        "unsupported": [[name, to_json(case)] for name, case in prepared.unsupported],
+    }
+
+
+def _measure(link: Link, message: JsonObject, session: Session, prepared: Prepared) -> None:
+    """Measure cases, with all backends or some, and send their records."""
+    plan = replace(prepared.plan, cases=tuple(map(case_from_json, message["cases"])))
+    if chosen := message.get("backends"):
+        infos = tuple(info for info in plan.infos if info.name in chosen)
+        settings = replace(plan.settings, profile="off", processes=1)
+        plan = replace(plan, infos=infos, groups=(tuple(info.name for info in infos),), settings=settings)
+    kept = Sent(link, {(process, case_from_json(case)) for process, case in message.get("stored", ())})
+    slots = [slot for slot in prepared.slots if slot.info.name in {info.name for info in plan.infos}]
+    pace = Pace(plan, session.pool.activity, kept.has, prepared.unsupported)
+    link.begin(plan, pace, "")
+    session.pool.tell(kept.keep_log)
+    execute(plan, kept, Watch(link, pace, CpuLoad(link.note)), session.pool, slots, session.environment)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""Compares cards before a sweep is sharded over them: the yardstick on each card alone, then on all at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from softbench.core.case import YARDSTICK, Case, Direction
+from softbench.core.errors import UsageError
+from softbench.core.outcome import Failed, Record
+from softbench.core.text import figure, percent
+from softbench.results.rows import Row, row
+
+if TYPE_CHECKING:
+    from softbench.run.fleet.members import Member, Members
+
+APART = 0.02
+"""Bandwidths of equal cards that differ by more belong into no common table."""
+EXTENTS = {"cuda": (4096, 32768, "bf16"), "cpu": (1024, 2048, "fp32")}
+"""M, N and dtype of the copy: too large for the L2 of any GPU, and short."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """One card's copy."""
+
+    member: Member
+    alone: Row
+    together: Row
+    """While all other cards copy too; `alone` itself if there is one card."""
+
+    @property
+    def text(self) -> str:
+        """The bandwidths with their 95 % intervals, the clocks and the temperature."""
+        parts = [f"copy {_gbps(self.alone)} alone"]
+        if self.together is not self.alone:
+            parts.append(f"{_gbps(self.together)} with all cards at once")
+        read = self.together
+        clocks = [f"{name} {mhz:.0f} MHz" for name, mhz in (("SM", read.sm_clock_mhz), ("memory", read.memory_clock_mhz)) if mhz]
+        return ", ".join([*parts, *clocks, *([f"{read.temperature_c:.0f} C"] if read.temperature_c else [])])
+
+
+def _gbps(one: Row) -> str:
+    """The bandwidth, and its interval if there is one."""
+    gbps, us = one.gbps or 0.0, one.median_us or 0.0
+    ends = f" ({figure(gbps * us / one.high_us)} to {figure(gbps * us / one.low_us)})" if one.low_us and one.high_us else ""
+    return f"{figure(gbps)} GB/s{ends}"
+
+
+def compare(members: Members) -> list[Compared]:
+    """Copy on each card alone, then on all at once. Cards of several hosts are alone at the same time. A card that cannot copy is lost."""
+    hosts: dict[str, list[Member]] = {}
+    for member in members.alive:
+        hosts.setdefault(member.unit.partition("/")[0], []).append(member)
+    alone: dict[Member, Row] = {}
+    for turn in range(max(map(len, hosts.values()), default=0)):
+        alone |= _copy(members, [some[turn] for some in hosts.values() if turn < len(some)])
+    several = len(members.alive) > 1
+    together = _copy(members, members.alive) if several else alone
+    return [Compared(member, alone[member], together[member]) for member in members.alive if member in alone and member in together]
+
+
+def _copy(members: Members, chosen: Sequence[Member]) -> dict[Member, Row]:
+    """The row of copy on each of these cards, all at once."""
+    found: dict[Member, Row] = {}
+
+    def records(member: Member, process: int, given: list[Record]) -> None:
+        for record in given:
+            if isinstance(record.outcome, Failed):
+                members.lose(member, f"copy failed on it: {record.outcome.reason}")
+                return
+            found[member] = row(record, None, None, device=member.known.device_name, run="", facts=member.known.facts)
+
+    for member in chosen:
+        if not member.lost:
+            M, N, dtype = EXTENTS[member.known.device]
+            members.measure(member, [Case(M, N, dtype, Direction.FORWARD, member.known.device)], backends=[YARDSTICK])
+    while any(member.working and not member.lost for member in chosen):
+        members.take(records)
+    for member in chosen:
+        member.busy = set()
+        if not member.lost and member not in found:
+            members.lose(member, "it has no result of copy")
+    return {member: one for member, one in found.items() if one.gbps}
+
+
+def require_alike(compared: Sequence[Compared]) -> None:
+    """Cards of one model that are to share a sweep must be equally fast.
+
+    Raises:
+        UsageError: two cards of one model are further apart than APART, alone.
+    """
+    models: dict[str, list[Compared]] = {}
+    for one in compared:
+        models.setdefault(one.member.known.device_name, []).append(one)
+    for model, some in models.items():
+        slow, *_, fast = sorted([some[0], *some], key=lambda one: one.alone.gbps or 0)
+        ratio = (fast.alone.gbps or 0) / (slow.alone.gbps or 1) - 1
+        if ratio > APART:
+            figures = f"{figure(slow.alone.gbps or 0)} and {figure(fast.alone.gbps or 0)} GB/s"
+            raise UsageError(
+                f"{slow.member.name} and {fast.member.name} ({model}) are {percent(ratio)} apart: copy moves {figures}, so one table of "
+                "both would mislead; name equal cards with --devices, measure all of them with --spread replicate, or add --force"
+            )

@@ -1,0 +1,259 @@
+"""A run on several cards: the steps of `softbench.run.run`, where each card's process measures and this process stores.
+
+    open a process for each card -> each opens its session and plans -> compare the cards.
+    Deal the cases to the cards -> store records as they come -> deal the cases of lost cards to the others.
+
+With the spread `shard`, the cards of one GPU model share the sweep. With `replicate` every card measures all of it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from softbench.core.case import YARDSTICK, Case
+from softbench.core.errors import SoftbenchError
+from softbench.core.json_types import JsonObject, to_json
+from softbench.core.outcome import Failed, Record, Status
+from softbench.core.text import count
+from softbench.plan.deal import deal
+from softbench.plan.plan import Plan
+from softbench.results import store
+from softbench.results.journal import SHARD
+from softbench.results.units import environments, units_of
+from softbench.run.fleet import comparison
+from softbench.run.fleet.members import Member, Members
+from softbench.run.header import header
+from softbench.run.request import Request
+
+if TYPE_CHECKING:
+    from softbench.run.fleet.cards import Cards
+    from softbench.run.run import Observer
+
+REPLICATE = "replicate"
+SPREADS = (SHARD, REPLICATE)
+
+
+@dataclass(slots=True)
+class Pool:
+    """Cards that share a sweep, and its cases that no card was dealt yet."""
+
+    members: list[Member]
+    waiting: list[Case]
+
+    @property
+    def alive(self) -> list[Member]:
+        return [member for member in self.members if not member.lost]
+
+
+class Pace:
+    """How far the fleet is (`softbench.run.pace.Pacing`). One thread writes it; others may read it."""
+
+    def __init__(self, members: Sequence[Member], cells: int, done: int) -> None:
+        self.members, self.cells, self.done = members, cells, done
+
+    def seconds_left(self) -> float:
+        return max((member.left for member in self.members if member.working), default=0.0)
+
+    def doing(self) -> str:
+        busy = [f"{member.name}: {member.doing}" for member in self.members if member.working and member.doing]
+        return "; ".join(busy) if len(busy) <= 2 else f"{busy[0]}; {count(len(busy) - 1, 'more card')}"
+
+
+@dataclass(frozen=True, slots=True)
+class How:
+    """How a run uses several cards."""
+
+    cards: Callable[[Request], Cards]
+    """Opens their processes for a request."""
+    spread: str = SHARD
+    force: bool = False
+    """Share a sweep among cards that differ."""
+
+
+def run(how: How, request: Request, observer: Observer, on_start: Callable[[store.Run], None]) -> store.Run:
+    """Measure a request on several cards and store it as one run. `on_start`: as in `softbench.run.run.run`.
+
+    Raises:
+        CardsLostError: no card is left that could measure the rest. What was measured is on disk, and can be resumed.
+        SoftbenchError: a card, backend or folder cannot be used, or the cards differ too much to share a sweep.
+        Interrupted: SIGINT or SIGTERM. Every card has ended, and all measured cells are on disk.
+    """
+    store.writable(request.output)
+    begin = time.monotonic()
+    with closing(how.cards(request)) as opened:
+        members = Members(opened, request, observer)
+        members.open()
+        compare(members, observer, sharded=how.spread == SHARD, force=how.force)
+        head = _header(members.alive, request, how.spread)
+        kept = _store(request, head, members.alive, observer)
+        on_start(kept)
+        members.keep_log = kept.keep_log
+        try:
+            Fleet(members, kept, how.spread, observer).measure()
+        except BaseException:
+            with suppress(SoftbenchError, OSError):
+                kept.restore_journal()
+                kept.write_rows()
+            kept.journal.close()  # and so its lock
+            raise
+    spent = {op: sum(member.seconds.get(op, 0.0) for member in members.all) for member in members.all for op in member.seconds}
+    kept.header["seconds"] = {op: round(seconds, 3) for op, seconds in {**spent, "wall": time.monotonic() - begin}.items()}
+    kept.finish(publish=(measured := any(record.status is Status.OK for record in kept.records())))
+    if not measured:
+        observer.note("nothing was measured, so latest.csv and latest.json stay those of an earlier run")
+    return kept
+
+
+def compare(members: Members, observer: Observer, *, sharded: bool, force: bool) -> None:
+    """Compare the cards, if there are several and one can share a sweep. Raises as `softbench.run.fleet.comparison.require_alike`."""
+    if len(members.alive) < 2:
+        return
+    compared = comparison.compare(members)
+    for one in compared:
+        observer.note(f"{one.member.name} ({one.member.unit}): {one.text}")
+    members.require(members.alive)
+    if sharded and not force:
+        comparison.require_alike(compared)
+
+
+def _header(members: Sequence[Member], request: Request, spread: str) -> JsonObject:
+    """The header of the run document: that of a card, with the units of all. The cards may be others when the run is resumed."""
+    heads = [header(member.known, request) for member in members]
+    first = heads[0]
+    facts = {unit: one for head in heads for unit, one in units_of(head).items()}
+    keys = {key: None for head in heads for key in head["fingerprint"] if key != "unit"}
+    fingerprint = {key: _one_or_all(head["fingerprint"].get(key) for head in heads) for key in keys}
+    return {
+        **first,
+        "device_name": " and ".join(dict.fromkeys(head["device_name"] for head in heads)),
+        "backends": list(dict.fromkeys(name for head in heads for name in head["backends"])),
+        **{
+            key: {name: value for head in reversed(heads) for name, value in head[key].items()} for key in ("origins", "sources", "commits")
+        },
+        **environments(facts),
+        "spread": spread,
+        "fingerprint": {**fingerprint, "spread": spread},
+    }
+
+
+def _one_or_all(values: Iterable[object]) -> object:
+    """The value that all have, or the values in order."""
+    found = list(dict.fromkeys(values))
+    return found[0] if len(found) == 1 else ", ".join(sorted(map(str, found)))
+
+
+def _store(request: Request, head: JsonObject, members: Sequence[Member], observer: Observer) -> store.Run:
+    """The interrupted run that continues, or a new one."""
+    cases = members[0].known.cases
+    found = None
+    if request.resume:
+        found, note = store.resume(request.output, head, frozenset(case for member in members for case in member.known.cases))
+        observer.note(note if found else f"{note}; measuring everything")
+    kept = found or store.start(request.output, head)
+    kept.cases = cases
+    return kept
+
+
+class Fleet:
+    """Deals cases to cards, and stores what they measure."""
+
+    def __init__(self, members: Members, kept: store.Run, spread: str, observer: Observer) -> None:
+        self.members, self.kept, self.observer = members, kept, observer
+        models: dict[str, list[Member]] = {}
+        for member in members.alive:
+            models.setdefault(member.known.device_name if spread == SHARD else member.unit, []).append(member)
+        self.pools = [Pool(some, []) for some in models.values()]
+        self.suspects: set[Case] = set()
+        """Cases in which copy failed on a card that was given up for that."""
+        cells = done = 0
+        for pool in self.pools:
+            plan = pool.members[0].known
+            pool.waiting = [case for case in plan.cases if not self._measured(pool, case)]
+            cells += sum(self._cells(pool.members[0], case) for case in plan.cases)
+            done += sum(self._cells(pool.members[0], case) for case in plan.cases if case not in pool.waiting)
+        self.pace = Pace(members.all, cells, done)
+
+    def measure(self) -> None:
+        """Measure all cases that are not stored. Raises CardsLostError if a pool has cases and no card left."""
+        first = self.members.alive[0].known
+        names = ", ".join(dict.fromkeys(member.known.device_name for member in self.members.alive))
+        about = f"{count(len(self.members.alive), 'card')} ({names})"
+        self.observer.begin(replace(first, device_name=about), self.pace, self.kept.name)
+        while True:
+            for pool in self.pools:
+                self._collect(pool)
+                self._deal(pool)
+            if not any(member.working for member in self.members.alive):
+                break
+            self.members.take(self._records)
+        left = sum(len(pool.waiting) for pool in self.pools if not pool.alive)
+        if left:
+            self.members.require([], f"{count(left, 'case')} of {self.kept.name} could not be measured: ")
+
+    def _collect(self, pool: Pool) -> None:
+        """Take back what lost and idle cards were dealt and did not measure."""
+        for member in pool.members:
+            if member.busy and not member.working and not member.lost:
+                self.members.lose(member, f"it did not measure {next(iter(member.busy)).key}")
+            if member.busy and not member.working:
+                pool.waiting += [case for case in member.known.cases if case in member.busy]
+                member.busy = set()
+
+    def _deal(self, pool: Pool) -> None:
+        """Deal the waiting cases to the idle cards. A case of which a card has a part goes to that card."""
+        idle = [member for member in pool.alive if not member.working]
+        if not pool.waiting or not idle:
+            return
+        begun = {case: member for case in pool.waiting for member in idle if self._begun(member, case)}
+        hands = deal([case for case in pool.waiting if case not in begun], len(idle))
+        for member, hand in zip(idle, hands, strict=True):
+            cases = [case for case in member.known.cases if case in {*hand, *(case for case, of in begun.items() if of is member)}]
+            if cases:
+                stored = [[process, to_json(case)] for case in cases for process in self._begun(member, case)]
+                self.members.measure(member, cases, stored=stored)
+        pool.waiting = []
+
+    def _records(self, member: Member, process: int, records: list[Record]) -> None:
+        """Store the records of a case. A card on which copy fails is lost, and another one measures the case."""
+        failed = next((record.outcome for record in records if record.backend == YARDSTICK and isinstance(record.outcome, Failed)), None)
+        others = any(member in pool.members and len(pool.alive) > 1 for pool in self.pools)
+        cases = {record.case for record in records}
+        if failed and failed.status in (Status.FAILED, Status.TIMEOUT) and others and not cases & self.suspects:
+            self.suspects |= cases
+            self.members.lose(member, f"copy failed on it: {failed.reason}")
+            return
+        self.kept.add(process, records)
+        able = {info.name for info in member.known.infos if info.able}
+        self.pace.done += sum(record.backend in able and (record.backend, record.case) not in member.unsupported for record in records)
+        for case in cases:
+            if len(self._begun(member, case)) == member.known.settings.processes:
+                member.busy.discard(case)
+                self.observer.advance(case)
+
+    def _begun(self, member: Member, case: Case) -> list[int]:
+        """The process sets in which this card has measured a case."""
+        plan = member.known
+        sets = range(plan.settings.processes)
+        return [process for process in sets if all(self.kept.has(process, names, case, member.unit) for names in plan.groups)]
+
+    def _measured(self, pool: Pool, case: Case) -> bool:
+        """True if a card of the pool, or one of an earlier run that shared the sweep, has measured the case in all process sets."""
+        plan = pool.members[0].known
+        units = [plan.unit] if self.kept.header["spread"] == REPLICATE else self._units(plan)
+        sets = range(plan.settings.processes)
+        return any(all(self.kept.has(process, names, case, unit) for process in sets for names in plan.groups) for unit in units)
+
+    def _units(self, plan: Plan) -> list[str]:
+        """The units of this GPU model, also those of the interrupted run."""
+        of_model = plan.facts.get("gpu")
+        return [unit for unit, facts in units_of(self.kept.header).items() if facts.get("gpu") == of_model]
+
+    def _cells(self, member: Member, case: Case) -> int:
+        """Cells of a case that are measured, over all process sets."""
+        plan = member.known
+        names = [info.name for info in plan.infos if info.able and (info.name, case) not in member.unsupported]
+        return 0 if plan.too_large(case) else len(names) * plan.settings.processes

@@ -1,0 +1,37 @@
+"""The plan of a request: the cases, and the backends that it selects."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from softbench.core.case import YARDSTICK
+from softbench.core.machine import Gpu, Machine
+from softbench.plan.plan import Plan, cases_of, make
+from softbench.plugins.info import BackendInfo, lacking
+from softbench.plugins.select import not_loaded, not_loaded_text, select
+
+if TYPE_CHECKING:
+    from softbench.run.request import Request
+
+
+def plan_of(request: Request, machine: Machine, device: str, gpu: Gpu | None, infos: Sequence[BackendInfo]) -> Plan:
+    """The plan of a run with the backends that it selects among these. Raises as `prepare`."""
+    settings = request.settings(device)
+    notes = []
+    if gpu is None and settings.device == "auto" and not request.settings().sweep:
+        measured = "measuring" if request.gives("M", "N") or request.gives("shape") else "a short sweep"
+        notes.append(f"no GPU ({machine.no_gpu}): {measured} on the CPU instead")
+    cases = cases_of(settings, device, request.shard)
+    selected = select(_having({case.op for case in cases}, infos, settings.backends), settings.backends, yardstick=settings.yardstick)
+    notes += [not_loaded_text(info) for info in not_loaded(selected)]
+    plan = make(settings, cases, machine, gpu, selected, asked=request.gives("relative_to"))
+    return replace(plan, notes=(*notes, *plan.notes))
+
+
+def _having(ops: set[str], infos: Sequence[BackendInfo], names: Sequence[str] | None) -> Sequence[BackendInfo]:
+    """The backends that `all` may select: those that have one of the operations. Named ones stay, and are skipped with the reason."""
+    if names is not None:
+        return infos
+    return [info for info in infos if info.broken or info.name == YARDSTICK or not all(lacking(info.operations, op) for op in ops)]

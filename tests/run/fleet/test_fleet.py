@@ -1,0 +1,266 @@
+"""A run on several cards: what is dealt, what a lost card costs, and what is stored. Some tests have real cards of the CPU."""
+
+import csv
+import json
+import os
+import signal
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from fleets import BACKENDS, FakeCards, Note, request
+from hypothesis import HealthCheck, given, settings, strategies as st
+
+from softbench.core.errors import StorageError, UsageError
+from softbench.results import store
+from softbench.run.fleet import fleet, members
+from softbench.run.fleet.fleet import How, run
+from softbench.run.fleet.members import CardsLostError
+
+N = list(range(256, 1536, 256))
+
+
+def measured(cards, asked, spread="shard", force=False, observer=None):
+    return run(How(lambda asked: cards, spread, force), asked, Note() if observer is None else observer, lambda kept: None)
+
+
+def cells(kept):
+    return Counter((record.backend, record.case.N) for record in kept.records())
+
+
+def test_cases_are_dealt_to_equal_cards_whole(tmp_path):
+    cards = FakeCards()
+    kept = measured(cards, request(tmp_path))
+    assert cells(kept) == {(name, n): 1 for name in BACKENDS for n in N}
+    assert {number for number, _ in cards.dealt} == {0, 1}
+    for n in N:  # the backends of a case share a card
+        assert len({record.unit for record in kept.records() if n == record.case.N}) == 1
+    assert cards.closed
+    rows = kept.rows()
+    assert [row.N for row in rows] == [n for n in N for _ in BACKENDS]  # the order of the sweep
+    document = json.loads(kept.json.read_text())
+    assert [one["unit"] for one in document["units"]] == ["node1/0/00000000", "node1/1/00000001"]
+    assert (tmp_path / "latest.csv").read_text() == kept.csv.read_text()
+    assert document["seconds"]["time"] == 2.0
+
+
+def test_replicate_measures_everything_on_every_card(tmp_path):
+    kept = measured(FakeCards(us=(100, 130)), request(tmp_path), "replicate")
+    assert cells(kept) == {(name, n): 2 for name in BACKENDS for n in N}
+    assert {row.unit: row.median_us for row in kept.rows()} == {"node1/0/00000000": 100, "node1/1/00000001": 130}
+    assert all(row.speedup == pytest.approx(1) for row in kept.rows() if row.backend == "naive")  # over torch of its own card
+
+
+def test_models_are_kept_apart(tmp_path):
+    kept = measured(FakeCards(("H200", "H200", "B200"), us=(100, 100, 50)), request(tmp_path))
+    assert cells(kept) == {(name, n): 2 for name in BACKENDS for n in N}
+    assert Counter(row.device for row in kept.rows()) == {"H200": len(BACKENDS) * len(N), "B200": len(BACKENDS) * len(N)}
+    assert kept.header["device_name"] == "H200 and B200"
+
+
+def test_cards_that_differ_share_no_sweep(tmp_path):
+    with pytest.raises(UsageError, match=r"cuda:1 and cuda:0 \(H200\) are 3% apart: .* or add --force"):
+        measured(FakeCards(us=(100, 103)), request(tmp_path))
+    assert not list(tmp_path.glob("run-*"))
+    assert cells(measured(FakeCards(us=(100, 103)), request(tmp_path), force=True)).total() == len(BACKENDS) * len(N)
+    assert measured(FakeCards(us=(100, 101)), request(tmp_path))
+
+
+@pytest.mark.parametrize("how", ["dies", "copy fails", "forgets"])
+def test_other_cards_measure_the_cases_of_a_lost_card(tmp_path, how):
+    seen = Note()
+    cards = FakeCards(("H200",) * 3, fails={1: (1, how)})
+    kept = measured(cards, request(tmp_path), observer=seen)
+    assert cells(kept) == {(name, n): 1 for name in BACKENDS for n in N}
+    assert all(row.status == "ok" for row in kept.rows())
+    assert any(text.startswith("cuda:1 is lost: ") for text in seen)
+    assert cards.killed == [1]
+    assert seen.pace.done == seen.pace.cells
+
+
+def test_a_silent_card_is_lost(tmp_path, monkeypatch):
+    monkeypatch.setattr(members, "SILENT_SECONDS", 1.2)
+    seen = Note()
+    kept = measured(FakeCards(fails={0: (1, "hangs")}), request(tmp_path), observer=seen)
+    assert cells(kept) == {(name, n): 1 for name in BACKENDS for n in N}
+    assert "cuda:0 is lost: it said nothing for 1.2 s" in seen
+
+
+def test_process_sets_of_a_case_are_of_one_card(tmp_path):
+    """Card 1 has measured one process set of a case when it is lost: the other card measures both, and that record is removed."""
+    cards = FakeCards(fails={1: (3, "dies")})
+    kept = measured(cards, request(tmp_path, processes=2))
+    assert all(row.processes == 2 for row in kept.rows())
+    assert cells(kept) == {(name, n): 1 for name in BACKENDS for n in N}
+
+
+def test_a_case_that_breaks_copy_everywhere_is_a_failure(tmp_path):
+    cards = FakeCards(fails={0: (0, "copy fails"), 1: (0, "copy fails")})
+    kept = measured(cards, request(tmp_path))
+    assert cards.killed == [0] or cards.killed == [1]  # only one card is given up for it
+    assert {row.status for row in kept.rows()} == {"failed"}
+
+
+def test_without_a_card_left_the_run_can_be_resumed(tmp_path):
+    """What the cards measured is stored, with the reason of each; a later run with one of them measures only the rest."""
+    with pytest.raises(CardsLostError, match=r"cases? of run-.* could not be measured: cuda:0 is lost: .*; cuda:1 is lost"):
+        measured(FakeCards(fails={0: (2, "dies"), 1: (1, "dies")}), request(tmp_path))
+    assert not (tmp_path / "latest.csv").exists()
+    (csv,) = tmp_path.glob("run-*.csv")
+    before = csv.read_text().splitlines()
+    assert len(before) == 1 + 3 * len(BACKENDS)
+    cards, seen = FakeCards(), Note()
+    kept = measured(cards, request(tmp_path, resume=True), observer=seen)
+    assert sum(len(some) for _, some in cards.dealt) == len(N) - 3
+    assert cells(kept) == {(name, n): 1 for name in BACKENDS for n in N}
+    assert f"resuming {kept.name}: 9 cells are there already" in seen
+    assert set(before) <= set(kept.csv.read_text().splitlines())
+
+
+def test_resuming_without_the_card_that_died_keeps_its_cells(tmp_path):
+    with pytest.raises(CardsLostError):
+        measured(FakeCards(fails={0: (1, "dies"), 1: (1, "dies")}), request(tmp_path))
+    one = FakeCards(("H200",))
+    kept = measured(one, request(tmp_path, resume=True))
+    assert len({row.unit for row in kept.rows()}) == 2
+    assert {row.device for row in kept.rows()} == {"H200"}
+    assert sum(len(some) for _, some in one.dealt) == len(N) - 2
+
+
+def test_a_card_that_joins_a_resumed_run_is_recorded(tmp_path):
+    for models, fails in ((("H200",), {0: (1, "dies")}), (("H200",) * 3, {i: (i > 0, "dies") for i in range(3)})):
+        with pytest.raises(CardsLostError):
+            measured(FakeCards(models, fails=fails), request(tmp_path, resume=True))
+    kept = measured(FakeCards(("H200",)), request(tmp_path, resume=True))
+    assert len(kept.header["units"]) == 3
+    assert {row.device for row in kept.rows()} == {"H200"}
+
+
+def test_a_full_disk_ends_every_card(tmp_path, monkeypatch):
+    added = []
+
+    def full(self, process, records):
+        added.append(records)
+        if len(added) == 3:
+            raise StorageError("--output: the disk is full")
+        return before(self, process, records)
+
+    before = store.Run.add
+    monkeypatch.setattr(store.Run, "add", full)
+    cards = FakeCards()
+    with pytest.raises(StorageError):
+        measured(cards, request(tmp_path))
+    assert cards.closed
+    monkeypatch.undo()
+    kept = measured(FakeCards(), request(tmp_path, resume=True))
+    assert cells(kept) == {(name, n): 1 for name in BACKENDS for n in N}
+
+
+def test_a_card_that_does_not_open_is_left_out(tmp_path):
+    seen = Note()
+    kept = measured(FakeCards(unopened={1: "CUDA driver initialization failed"}), request(tmp_path), observer=seen)
+    assert {row.unit for row in kept.rows()} == {"node1/0/00000000"}
+    assert "cuda:1 is lost: CUDA driver initialization failed" in seen
+
+
+def test_other_versions_are_refused(tmp_path):
+    with pytest.raises(UsageError, match=r"cuda:1 has torch 2\.9, and cuda:0 has 2\.13: install one version on all hosts"):
+        measured(FakeCards(torch={1: "2.9"}), request(tmp_path))
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_every_cell_is_measured_once_whatever_fails(tmp_path_factory, data):
+    """Any number of cards, process sets and losses: with one card left, each cell is there once, from one card a case."""
+    count = data.draw(st.integers(2, 4))
+    fails = {
+        number: (data.draw(st.integers(0, 4)), data.draw(st.sampled_from(["dies", "copy fails", "forgets"])))
+        for number in data.draw(st.sets(st.integers(0, count - 2)))
+    }
+    kept = measured(
+        FakeCards(("H200",) * count, fails=fails), request(tmp_path_factory.mktemp("run"), processes=data.draw(st.integers(1, 2)))
+    )
+    assert cells(kept) == {(name, n): 1 for name in BACKENDS for n in N}
+    assert len({(record.case, record.unit) for record in kept.records()}) == len(N)
+
+
+ARGUMENTS = ("run", "--devices", "cpu:0,cpu:1", "--force", "--backends", "torch,naive", "--M", 64, "--N", "8:128:8", "--rounds", 2)
+needs_two = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two cards of the CPU need two processors")
+
+
+def lines(folder):
+    found = [*(folder / "results").glob("run-*.csv")]
+    return list(csv.DictReader(found[0].open())) if found else []
+
+
+def wait_for(condition, seconds=90.0):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.05)
+
+
+def card_processes(cli):
+    """The numbers of the processes of the cards."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            ours = entry.name.isdigit() and cli.mark.encode() in (entry / "environ").read_bytes()
+            if ours and b"fleet.card import main" in (entry / "cmdline").read_bytes():
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return sorted(found)
+
+
+@needs_two
+def test_a_killed_card_of_the_cpu_costs_nothing(cli):
+    """Two real cards in parallel; one is killed in mid-run. Every cell is measured once, and no process is left."""
+    process = cli.start(*ARGUMENTS)
+    wait_for(lambda: len({row["unit"] for row in lines(cli.folder)}) == 2)
+    os.kill(card_processes(cli)[1], signal.SIGKILL)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    assert "cpu:1 is lost: its process was killed (SIGKILL)" in err
+    found = lines(cli.folder)
+    assert Counter((row["backend"], row["N"]) for row in found) == {(b, str(n)): 1 for b in BACKENDS for n in range(8, 129, 8)}
+    assert {row["status"] for row in found} == {"ok"}
+    document = cli.document()
+    assert {cell["unit"] for cell in document["cells"]} == {one["unit"] for one in document["units"]}
+    assert cli.left_behind() == []
+
+
+@needs_two
+def test_an_interrupted_fleet_is_resumed(cli):
+    process = cli.start(*ARGUMENTS)
+    wait_for(lambda: len(lines(cli.folder)) >= 6)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "interrupted; what was measured is in" in err and "Traceback" not in err
+    assert cli.left_behind() == []
+    before = lines(cli.folder)
+    done = cli.alone(*ARGUMENTS, "--resume")
+    assert done.returncode == 0, done.stderr
+    assert f"{len(before)} cells are there already" in done.stderr
+    after = lines(cli.folder)
+    assert len(after) == 16 * len(BACKENDS)
+    key = ("backend", "N", "unit", "median_us")
+    assert {tuple(row[k] for k in key) for row in before} <= {tuple(row[k] for k in key) for row in after}
+    assert cli.left_behind() == []
+
+
+def test_the_fleet_ends_with_its_parent(cli):
+    """A fleet that is killed leaves no card behind."""
+    process = cli.start("run", "--devices", "cpu:0", "--backends", "torch", "--M", 8, "--N", "8:800:8")
+    wait_for(lambda: len(lines(cli.folder)) >= 2)
+    process.kill()
+    process.communicate(timeout=30)
+    wait_for(lambda: cli.left_behind() == [], 30)
+
+
+def test_the_pace_names_two_cards_at_most():
+    busy = [members.Member(number, f"cuda:{number}", working=True, doing="time of torch") for number in range(3)]
+    assert fleet.Pace(busy[:2], 9, 3).doing() == "cuda:0: time of torch; cuda:1: time of torch"
+    assert fleet.Pace(busy, 9, 3).doing() == "cuda:0: time of torch; 2 more cards"

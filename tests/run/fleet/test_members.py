@@ -1,0 +1,68 @@
+"""The messages between a fleet and its cards."""
+
+import pytest
+from fleets import FakeCards, Note, request
+
+from softbench.core.errors import UsageError
+from softbench.run.fleet import members as members_module
+from softbench.run.fleet.members import CardsLostError, Members
+
+
+def opened(tmp_path, **about):
+    members = Members(FakeCards(**about), request(tmp_path), Note())
+    members.open()
+    return members
+
+
+def say(members, number, **message):
+    members.cards.events.put((number, message))
+    members.take(lambda member, process, records: None)
+
+
+def test_an_invalid_message_costs_the_card(tmp_path):
+    members = opened(tmp_path)
+    for number, message in enumerate(({"op": "records", "process": 0, "records": [{}]}, {"op": "beat", "doing": "x", "left": "soon"})):
+        say(members, number, **message)
+    assert [member.lost for member in members.all] == [
+        "it sent an invalid message: KeyError: 'backend'",
+        "it sent an invalid message: ValueError: could not convert string to float: 'soon'",
+    ]
+    assert members.cards.killed == [0, 1]
+
+
+def test_a_card_that_never_speaks_is_lost_later(tmp_path, monkeypatch):
+    monkeypatch.setattr(members_module, "SILENT_SECONDS", 0.0)
+    monkeypatch.setattr(members_module, "FIRST_SECONDS", 3600.0)
+    cards = FakeCards()
+    cards.hung = {0, 1}
+    members = Members(cards, request(tmp_path), Note())
+    members.take()
+    assert len(members.alive) == 2
+    monkeypatch.setattr(members_module, "FIRST_SECONDS", 0.0)
+    members.take()
+    assert [member.lost for member in members.all] == ["it said nothing for 0 s"] * 2
+
+
+def test_cards_of_one_host_have_one_note(tmp_path):
+    members = opened(tmp_path)
+    for number in (0, 1):
+        say(members, number, op="note", text="1 other process is using this GPU")
+    assert list(members.observer) == ["cuda:0: 1 other process is using this GPU"]
+
+
+def test_logs_of_failed_workers_name_their_card(tmp_path):
+    members, logs = opened(tmp_path), []
+    members.keep_log = lambda label, text: logs.append((label, text))
+    say(members, 1, op="log", label="torch", text="Traceback")
+    assert logs == [("cuda:1 torch", "Traceback")]
+
+
+def test_a_wrong_request_is_one_error(tmp_path):
+    members = opened(tmp_path)
+    with pytest.raises(UsageError, match="--backends: unknown backend"):
+        say(members, 0, op="error", text="--backends: unknown backend 'x'", code=2)
+
+
+def test_without_any_card_the_reasons_are_given(tmp_path):
+    with pytest.raises(CardsLostError, match="cuda:0 is lost: no driver; cuda:1 is lost: no driver"):
+        opened(tmp_path, unopened={0: "no driver", 1: "no driver"})
