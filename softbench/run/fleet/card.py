@@ -35,6 +35,7 @@ from softbench.processes.activity import Activity
 from softbench.processes.session import Session
 from softbench.results.records import case_from_json, record_to_json
 from softbench.run import operations
+from softbench.run.judged_cells import CellJudge
 from softbench.run.load import CpuLoad
 from softbench.run.pace import Pace, Pacing, working
 from softbench.run.request import request_from_json
@@ -178,7 +179,8 @@ def _measure(link: Link, message: JsonObject, session: Session, prepared: Prepar
     pace = Pace(plan, session.pool.activity, kept.has, prepared.unsupported)
     link.begin(plan, pace, "")
     session.pool.tell(kept.keep_log)
-    execute(plan, kept, Watch(link, pace, CpuLoad(link.note)), session.pool, slots, session.environment)
+    with CellJudge(plan) as judge:
+        execute(plan, kept, Watch(link, pace, CpuLoad(link.note), judge.judged), session.pool, slots, session.environment)
 
 
 if __name__ == "__main__":
