@@ -22,7 +22,7 @@ import shutil
 import sysconfig
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,6 +33,9 @@ from .rows import DTYPES
 Call = Callable[[Tensor, int, torch.dtype | None], Tensor]
 Key = tuple[torch.device, torch.dtype, torch.dtype | None, bool]
 """A class of calls: device, dtype of x, dtype of the result (None: that of x), and whether `dim` is the last dimension."""
+
+DECISIONS: list[dict[Any, Any]] = []
+"""The decisions of this process, which `build` clears."""
 
 
 class Choice(NamedTuple):
@@ -92,9 +95,10 @@ def build() -> list[Path]:
     if not torch.cuda.is_available():
         raise RuntimeError("softbench.kernels.build: no CUDA GPU here, so there is nothing to build")
     architectures = {cuda.architecture_of(torch.cuda.get_device_capability(index)) for index in range(torch.cuda.device_count())}
-    libraries = [cuda.build(architecture, name) for architecture in sorted(architectures) for name in _FUNCTIONS]
-    for function in _FUNCTIONS.values():
-        function.forget()
+    names = (*_FUNCTIONS, *cuda.LOSSES)
+    libraries = [cuda.build(architecture, name) for architecture in sorted(architectures) for name in names]
+    for decisions in DECISIONS:
+        decisions.clear()
     return libraries
 
 
@@ -110,6 +114,7 @@ class Function:
         self.name, self.torchs = name, torchs
         self.calls: dict[Key, Call] = {}
         self.choices: dict[Key, Choice] = {}
+        DECISIONS.extend((self.calls, self.choices))
 
     def call(self, x: Tensor, dim: int, dtype: torch.dtype | None) -> Call:
         """The function for this class of calls, which is decided at the first of them."""
@@ -126,11 +131,6 @@ class Function:
         if key not in self.choices:
             self.choices[key] = choose(key, self.name)
         return self.choices[key]
-
-    def forget(self) -> None:
-        """Decide anew from now on."""
-        self.calls.clear()
-        self.choices.clear()
 
     def by_cuda(self) -> Call:
         """The operator of the CUDA kernels."""

@@ -1,7 +1,7 @@
 """`cross_entropy` and `logprob` of logits by the fastest kernels that work here, as differentiable PyTorch operators.
 
-The device and the dtype of the logits decide. The Triton kernels take float32, float16 and bfloat16 on a CUDA device, where Triton can
-compile. Otherwise torch computes: float64 in float64, and other dtypes in float32.
+The device and the dtype of the logits decide. On a CUDA device, float32, float16 and bfloat16 are for the CUDA kernels where `build()` has
+built them, else for the Triton kernels where Triton can compile. Otherwise torch computes: float64 in float64, other dtypes in float32.
 
 The operators are `softbench::cross_entropy`, `softbench::logprob` and their backwards, of logits (M, V). torch.compile sees opaque calls.
 The backward computes the gradient from the logits and lse, so nothing of the logits' size is kept besides the logits.
@@ -15,13 +15,14 @@ from torch import Tensor
 from torch.library import custom_op
 
 from . import automatic
-from .automatic import Choice, without_triton
+from .automatic import Choice, without_cuda, without_triton
 from .rows import DTYPES
 
 FUNCTIONS = ("cross_entropy", "logprob")
 REDUCTIONS = ("mean", "sum", "none")
 LOWEST = torch.finfo(torch.float32).min
-_choices: dict[tuple[torch.device, torch.dtype], Choice] = {}
+_choices: dict[tuple[str, torch.device, torch.dtype], Choice] = {}
+automatic.DECISIONS.append(_choices)
 
 
 def cross_entropy(
@@ -80,28 +81,30 @@ def which(x: Tensor, dim: int = -1, dtype: torch.dtype | None = None, *, functio
     names = (*automatic._FUNCTIONS, *FUNCTIONS)
     if function not in names:
         raise ValueError(f"function {function!r}: must be one of {', '.join(names)}")
-    return _choice(x) if function in FUNCTIONS else automatic.which(x, dim, dtype, function=function)
+    return _choice(function, x) if function in FUNCTIONS else automatic.which(x, dim, dtype, function=function)
 
 
-def _choice(x: Tensor) -> Choice:
-    key = x.device, x.dtype
+def _choice(function: str, x: Tensor) -> Choice:
+    key = function, x.device, x.dtype
     if key not in _choices:
         _choices[key] = _choose(*key)
     return _choices[key]
 
 
-def _choose(device: torch.device, dtype: torch.dtype) -> Choice:
+def _choose(function: str, device: torch.device, dtype: torch.dtype) -> Choice:
     if device.type != "cuda":
         return Choice("torch", f"the logits are on {device.type}, and our kernels run on CUDA GPUs")
     if dtype not in DTYPES:
         return Choice("torch", f"the logits are {dtype}, and our kernels take float32, float16 and bfloat16")
-    lacks = without_triton()
-    return Choice("torch", lacks) if lacks else Choice("triton", "Triton compiles the kernels at the first call")
+    if not (lacks_cuda := without_cuda(device, function)):
+        return Choice("cuda", "the CUDA kernels are built")
+    lacks_triton = without_triton()
+    return Choice("torch", f"{lacks_cuda}; {lacks_triton}") if lacks_triton else Choice("triton", lacks_cuda)
 
 
-def _kernels(x: Tensor) -> Any:
-    """The module with our kernels for x, or None: torch."""
-    found = _choice(x).kernels
+def _kernels(function: str, x: Tensor) -> Any:
+    """The module with our kernels of a function for x, or None: torch."""
+    found = _choice(function, x).kernels
     return None if found == "torch" or x.shape[-1] == 0 else importlib.import_module(f"..{found}.losses", __package__)
 
 
@@ -128,7 +131,7 @@ def _cross_entropy(
     x: Tensor, target: Tensor, ignore_index: int, label_smoothing: float, z_loss: float, softcap: float
 ) -> tuple[Tensor, Tensor]:
     """(loss, lse)."""
-    if (kernels := _kernels(x)) is not None:
+    if (kernels := _kernels("cross_entropy", x)) is not None:
         loss, lse = kernels.cross_entropy_forward(
             x, target, ignore_index=ignore_index, label_smoothing=label_smoothing, z_loss=z_loss, softcap=softcap
         )
@@ -148,7 +151,7 @@ def _cross_entropy_backward(
     x: Tensor, target: Tensor, lse: Tensor, dloss: Tensor, ignore_index: int, label_smoothing: float, z_loss: float, softcap: float
 ) -> Tensor:
     """dx, with x's dtype."""
-    if (kernels := _kernels(x)) is not None:
+    if (kernels := _kernels("cross_entropy", x)) is not None:
         dx: Tensor = kernels.cross_entropy_backward(
             x, target, lse, dloss, ignore_index=ignore_index, label_smoothing=label_smoothing, z_loss=z_loss, softcap=softcap
         )
@@ -167,7 +170,7 @@ def _cross_entropy_backward(
 @custom_op("softbench::logprob", mutates_args=())
 def _logprob(x: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """(logprob, entropy, lse)."""
-    if (kernels := _kernels(x)) is not None:
+    if (kernels := _kernels("logprob", x)) is not None:
         found, entropy, lse = kernels.logprob_forward(x, target)
         return found, entropy, lse
     wide = _wide(x)
@@ -179,7 +182,7 @@ def _logprob(x: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 @custom_op("softbench::logprob_backward", mutates_args=())
 def _logprob_backward(x: Tensor, target: Tensor, lse: Tensor, entropy: Tensor, dlogprob: Tensor, dentropy: Tensor) -> Tensor:
     """dx, with x's dtype."""
-    if (kernels := _kernels(x)) is not None:
+    if (kernels := _kernels("logprob", x)) is not None:
         dx: Tensor = kernels.logprob_backward(x, target, lse, entropy, dlogprob, dentropy)
         return dx
     y = _wide(x) - lse[:, None]

@@ -1,5 +1,6 @@
 """`softbench.kernels.cross_entropy` and `logprob` on the CPU, where torch computes: gradients, options, compilers and errors."""
 
+import functools
 import math
 
 import pytest
@@ -131,11 +132,15 @@ def test_which_says_what_runs_a_loss(monkeypatch):
     assert which(torch.randn(2, 5)).kernels == "torch"  # softmax
     with pytest.raises(ValueError, match="must be one of softmax, log_softmax, cross_entropy, logprob"):
         which(torch.randn(2, 5), function="gelu")
+    decided = functools.partial(losses._choose, "logprob", torch.device("cuda"))
+    monkeypatch.setattr(losses, "without_cuda", lambda device, function: f"{function} is not built")
     monkeypatch.setattr(losses, "without_triton", lambda: "")
-    assert losses._choose(torch.device("cuda"), torch.bfloat16).kernels == "triton"
-    assert "float64" in losses._choose(torch.device("cuda"), torch.float64).why
+    assert decided(torch.bfloat16) == losses.Choice("triton", "logprob is not built")
+    assert "float64" in decided(torch.float64).why
     monkeypatch.setattr(losses, "without_triton", lambda: "Triton is not installed")
-    assert losses._choose(torch.device("cuda"), torch.bfloat16) == losses.Choice("torch", "Triton is not installed")
+    assert decided(torch.bfloat16) == losses.Choice("torch", "logprob is not built; Triton is not installed")
+    monkeypatch.setattr(losses, "without_cuda", lambda device, function: "")
+    assert decided(torch.bfloat16) == losses.Choice("cuda", "the CUDA kernels are built")
 
 
 def test_infinities_are_those_of_torch():
