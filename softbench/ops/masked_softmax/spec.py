@@ -38,7 +38,7 @@ MODELS = MappingProxyType(
         "llama": Preset(("1x32x2048x2048", "1x32x4096x4096", "1x32x8192x8192"), "Llama 2 7B and Llama 3 8B, one text"),
         "gpt-oss": Preset(("1x64x2048x2048", "1x64x4096x4096", "1x64x8192x8192"), "gpt-oss-20b and gpt-oss-120b, one text"),
         "openfold": Preset(("128x8x256x256", "256x4x256x256", "384x4x384x384"), "AlphaFold 2: MSA rows (8 heads) and triangles (4 heads)"),
-        "long": Preset(("1x8x16384x16384", "1x1x16384x16384"), "16384 keys, 8 heads of Llama 3 8B on one of 4 GPUs, and one head"),
+        "long": Preset(("1x8x16384x16384", "1x1x16384x16384"), "16384 keys, 8 heads of Llama 3.1 8B on one of 4 GPUs, and one head"),
     }
 )
 """Heads are those of the models' published configurations."""
