@@ -22,8 +22,8 @@ WAVES = 12  # programs for each SM that a reduction of many rows has at least, s
 LEAST_CHUNK, LEAST_CHUNK_OF_FEW = 16384, 4096  # bytes of a program's part of a row, of many and of few rows
 FEW_BYTES = 64 * 1024  # for each SM: below it, all bytes are in flight at once
 MAX_PARTS = 128
-# Tiles of a cluster's plan, twice those of 16 bits, by the number of additions: PlanCTA of Triton 3.6 gives up at a number of operations.
-MOST_WORDS_OF_CLUSTER = (64, 32, 16)
+# Tiles of a cluster's plan, by element size and number of additions: PlanCTA of Triton 3.6 gives up at a number of operations.
+MOST_TILES_OF_CLUSTER = {2: (32, 12, 8), 4: (32, 16, 12)}
 WARP = 32
 
 
@@ -39,7 +39,7 @@ def fused_plan(problem: Problem, device: str, additions: int = 0) -> Plan | None
     `additions`: how many of label smoothing and softcap add operations to each element.
     """
     plans = itertools.chain((choose(problem, device),), candidates(problem), rows_plans(problem))
-    most = MOST_WORDS_OF_CLUSTER[additions] // (2 if problem.element_size == 2 else 1)
+    most = MOST_TILES_OF_CLUSTER[min(4, problem.element_size)][additions]
     return next((plan for plan in plans if _fits_fused(plan, most)), None)
 
 

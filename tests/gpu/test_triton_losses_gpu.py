@@ -55,7 +55,7 @@ def test_every_fused_plan_is_right_also_in_place(dtype, op):
         case, given = given_for(M, N, dtype, Direction.FUSED, op)
         problem = dispatch.problem_of((given[0], given[0]))
         additions = bool(options.label_smoothing) + bool(options.softcap)
-        most = loss_plans.MOST_WORDS_OF_CLUSTER[additions] // (2 if problem.element_size == 2 else 1)
+        most = loss_plans.MOST_TILES_OF_CLUSTER[problem.element_size][additions]
         plans = [plan for plan in heuristics.candidates(problem) if loss_plans._fits_fused(plan, most)]
         for plan in [*plans[:2], *plans[-1:]]:
             x = given[0].clone()

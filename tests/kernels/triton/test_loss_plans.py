@@ -46,8 +46,7 @@ def test_vocabularies_have_a_fused_plan_on_an_h200(size):
                 for additions in (0, 1, 2):
                     plan = loss_plans.fused_plan(given, H200, additions)
                     assert plan is not None and plan.tier in ("rows", "cluster"), (M, N)
-                    words = plan.tiles * (2 if size == 2 else 1)
-                    assert plan.tier == "rows" or words <= loss_plans.MOST_WORDS_OF_CLUSTER[additions]
+                    assert plan.tier == "rows" or plan.tiles <= loss_plans.MOST_TILES_OF_CLUSTER[size][additions]
 
 
 def test_options_without_effect_are_no_arguments():
