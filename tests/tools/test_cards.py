@@ -69,6 +69,17 @@ def test_resources_beyond_a_cards_limits_are_found(cards):
     assert "threads" in dataclasses.replace(fits, registers=32, threads=2048).misfit(l4)
 
 
+def test_kernels_that_spill_are_found_in_ptxas_report(cards):
+    def entry(name, spilled):
+        line = f"    8 bytes stack frame, {spilled} bytes spill stores, {spilled} bytes spill loads"
+        return f"ptxas info    : Function properties for _ZN9softbench{len(name)}{name}INS_7ForwardEEEvv\n{line}\n"
+
+    report = entry("block", 0) + entry("block", 8) + entry("cluster", 4) + entry("bulk", 12)
+    assert [line.split("bytes")[1].split()[-1] for line in cards.spilling(report, clusters=True)] == ["8", "4", "12"]
+    (only,) = cards.spilling(report, clusters=False)
+    assert "5block" in only
+
+
 @pytest.mark.skipif(cuobjdump() is None, reason="no cuobjdump, which reads registers from machine code")
 @pytest.mark.parametrize("name", ["A100", "RTX-5090", "B300"])
 def test_a_sample_of_triton_kernels_fits(cards, driver, name):

@@ -8,7 +8,8 @@ struct Numbers {
     int sms, shared_block, shared_sm, major;
 };
 constexpr Numbers DEVICES[] = {{132, 232448, 233472, 9},  {78, 232448, 233472, 9}, {16, 232448, 233472, 9}, {148, 232448, 233472, 10},
-                               {108, 166912, 167936, 8},  {14, 166912, 167936, 8}, {24, 101376, 102400, 8}, {170, 101376, 102400, 12}};
+                               {108, 166912, 167936, 8},  {14, 166912, 167936, 8}, {24, 101376, 102400, 8}, {170, 101376, 102400, 12},
+                               {58, 101376, 102400, 8},   {72, 101376, 102400, 8}, {142, 101376, 102400, 8}, {188, 101376, 102400, 12}};
 int current = 0;
 inline cudaError_t get(int* device) { return *device = current, cudaSuccess; }
 inline cudaError_t attribute(int* value, cudaDeviceAttr which, int device) {
@@ -44,7 +45,8 @@ template <typename Op> bool runs_at_once(const Tensors<Op>& t, int64_t N, const 
     const int64_t smem = p.tier == SPLIT ? int64_t(p.tier_option) * p.threads : std::max<int64_t>(0, chunk - p.vectors * p.threads);
     const int64_t by_shared = device().shared_sm / (smem * R * VECTOR_BYTES + static_shared + RESERVED);
     const int64_t by_registers = REGISTERS / (p.threads * (p.vectors * R == 24 ? 128 : 64));
-    return p.per_row <= std::min(by_shared, by_registers) * device().sms;
+    const int64_t by_threads = (device().shared_sm > 102400 ? 2048 : 1536) / p.threads;  // sm_86, sm_89 and sm_120 have 1536
+    return p.per_row <= std::min({by_shared, by_registers, by_threads}) * device().sms;
 }
 
 template <typename Op> void test(const char* name, int64_t M, int64_t N, int64_t offset, int64_t pad) {
