@@ -12,7 +12,6 @@ import resource
 import socket
 import statistics
 import subprocess
-import threading
 import time
 from pathlib import Path
 
@@ -246,26 +245,6 @@ def last_only():
     return call
 
 
-def ahead():
-    """A thread computes for inputs as soon as they can be read."""
-    seen, ready = {}, {}
-
-    def watch():
-        while True:
-            for address, x in list(seen.items()):
-                ready[address] = honest(x)
-            time.sleep(0.0005)
-
-    threading.Thread(target=watch, daemon=True).start()
-
-    def call(x):
-        found = ready.get(x.data_ptr())
-        seen[x.data_ptr()] = x
-        return honest(x) if found is None else found
-
-    return call
-
-
 class Attack:
     """A softmax that attacks its judge."""
 
@@ -299,5 +278,4 @@ backends = [
     Attack("forges-nonsense", lambda: forging(lambda size: "nonsense"), "failed", "invalid reply"),
     Attack("without-a-wait", without_a_wait, cuda=True),
     Attack("last-call-only", last_only, "wrong", "where float64 gives"),
-    Attack("ahead-of-the-request", ahead, "wrong", "where float64 gives"),
 ]
