@@ -151,12 +151,17 @@ def odd() -> str:
 
 
 def summary(file: str, backends: tuple[str, ...]) -> str:
-    """Per operation, pass, dtype and number of rows: the geometric mean and the least of each backend's share of the yardstick, over N."""
+    """Per operation, pass, dtype and number of rows: each backend's share of the yardstick over N, its geometric mean and its least.
+
+    Shares are by device time, which do_bench's time exceeds in short calls.
+    """
+    rows = [row for row in rows_of(file) if row.device_us]
+    yardstick = {row.case: row.device_us for row in rows if row.backend == "copy"}
     shares: dict[tuple[str, ...], dict[str, list[float]]] = {}
-    for row in rows_of(file):
-        if row.of_copy and row.backend in backends:
+    for row in rows:
+        if row.backend in backends and row.device_us and (copied := yardstick.get(row.case)):
             section = (f"`{row.op}`", row.direction, row.dtype, str(row.M))
-            shares.setdefault(section, {}).setdefault(row.backend, []).append(row.of_copy)
+            shares.setdefault(section, {}).setdefault(row.backend, []).append(copied / row.device_us)
 
     def cell(found: list[float] | None) -> str:
         return f"{statistics.geometric_mean(found):.1%} ({min(found):.1%})" if found else ""
@@ -167,6 +172,10 @@ def summary(file: str, backends: tuple[str, ...]) -> str:
 
 def operations() -> str:
     return summary("operations.csv", ("torch", "compile", "triton", "cuda"))
+
+
+def losses() -> str:
+    return summary("losses.csv", ("compile", "liger", "quack", "triton", "cuda"))
 
 
 README_DOUBT = "! noisy or launch-bound: the host's time shows"
@@ -242,6 +251,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "frontier": frontier,
     "odd": odd,
     "operations": operations,
+    "losses": losses,
 }
 
 
