@@ -38,7 +38,7 @@ def complete(tmp_path):
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("softbench ", ["run", "check", "show", "plot", "report", "compare", "gate", "baseline", "list", "doctor", "inspect"]),
+        ("softbench ", ["run", "check", "show", "plot", "report", "compare", "gate", "baseline", "judge", "list", "doctor", "inspect"]),
         ("softbench run --dev", ["--device"]),
         ("softbench run --backends nai", ["naive"]),
         ("softbench run --backends torch,nai", ["torch,naive"]),
