@@ -44,8 +44,10 @@ class Compared:
 def _gbps(one: Row) -> str:
     """The bandwidth, and its interval if there is one."""
     gbps, us = one.gbps or 0.0, one.median_us or 0.0
-    ends = f" ({figure(gbps * us / one.high_us)} to {figure(gbps * us / one.low_us)})" if one.low_us and one.high_us else ""
-    return f"{figure(gbps)} GB/s{ends}"
+    if not (one.low_us and one.high_us):
+        return f"{figure(gbps)} GB/s"
+    low, high = min(us, one.low_us), max(us, one.high_us)  # the median is of round medians, and the interval of all samples
+    return f"{figure(gbps)} GB/s ({figure(gbps * us / high)} to {figure(gbps * us / low)})"
 
 
 def compare(members: Members) -> list[Compared]:

@@ -38,7 +38,7 @@ SPREADS = (SHARD, REPLICATE)
 
 
 @dataclass(slots=True)
-class Pool:
+class Team:
     """Cards that share a sweep, and its cases that no card was dealt yet."""
 
     members: list[Member]
@@ -49,7 +49,7 @@ class Pool:
         return [member for member in self.members if not member.lost]
 
 
-class Pace:
+class FleetPace:
     """How far the fleet is (`softbench.run.pace.Pacing`). One thread writes it; others may read it."""
 
     def __init__(self, members: Sequence[Member], cells: int, done: int) -> None:
@@ -166,61 +166,61 @@ class Fleet:
         models: dict[str, list[Member]] = {}
         for member in members.alive:
             models.setdefault(member.known.device_name if spread == SHARD else member.unit, []).append(member)
-        self.pools = [Pool(some, []) for some in models.values()]
+        self.teams = [Team(some, []) for some in models.values()]
         self.suspects: set[Case] = set()
         """Cases in which copy failed on a card that was given up for that."""
         cells = done = 0
-        for pool in self.pools:
-            plan = pool.members[0].known
-            pool.waiting = [case for case in plan.cases if not self._measured(pool, case)]
-            cells += sum(self._cells(pool.members[0], case) for case in plan.cases)
-            done += sum(self._cells(pool.members[0], case) for case in plan.cases if case not in pool.waiting)
-        self.pace = Pace(members.all, cells, done)
+        for team in self.teams:
+            plan = team.members[0].known
+            team.waiting = [case for case in plan.cases if not self._measured(team, case)]
+            cells += sum(self._cells(team.members[0], case) for case in plan.cases)
+            done += sum(self._cells(team.members[0], case) for case in plan.cases if case not in team.waiting)
+        self.pace = FleetPace(members.all, cells, done)
 
     def measure(self) -> None:
-        """Measure all cases that are not stored. Raises CardsLostError if a pool has cases and no card left."""
+        """Measure all cases that are not stored. Raises CardsLostError if a team has cases and no card left."""
         first = self.members.alive[0].known
         names = ", ".join(dict.fromkeys(member.known.device_name for member in self.members.alive))
         about = f"{count(len(self.members.alive), 'card')} ({names})"
         self.observer.begin(replace(first, device_name=about), self.pace, self.kept.name)
         while True:
-            for pool in self.pools:
-                self._collect(pool)
-                self._deal(pool)
+            for team in self.teams:
+                self._collect(team)
+                self._deal(team)
             if not any(member.working for member in self.members.alive):
                 break
             self.members.take(self._records)
-        left = sum(len(pool.waiting) for pool in self.pools if not pool.alive)
+        left = sum(len(team.waiting) for team in self.teams if not team.alive)
         if left:
             self.members.require([], f"{count(left, 'case')} of {self.kept.name} could not be measured: ")
 
-    def _collect(self, pool: Pool) -> None:
+    def _collect(self, team: Team) -> None:
         """Take back what lost and idle cards were dealt and did not measure."""
-        for member in pool.members:
+        for member in team.members:
             if member.busy and not member.working and not member.lost:
                 self.members.lose(member, f"it did not measure {next(iter(member.busy)).key}")
             if member.busy and not member.working:
-                pool.waiting += [case for case in member.known.cases if case in member.busy]
+                team.waiting += [case for case in member.known.cases if case in member.busy]
                 member.busy = set()
 
-    def _deal(self, pool: Pool) -> None:
+    def _deal(self, team: Team) -> None:
         """Deal the waiting cases to the idle cards. A case of which a card has a part goes to that card."""
-        idle = [member for member in pool.alive if not member.working]
-        if not pool.waiting or not idle:
+        idle = [member for member in team.alive if not member.working]
+        if not team.waiting or not idle:
             return
-        begun = {case: member for case in pool.waiting for member in idle if self._begun(member, case)}
-        hands = deal([case for case in pool.waiting if case not in begun], len(idle))
+        begun = {case: member for case in team.waiting for member in idle if self._begun(member, case)}
+        hands = deal([case for case in team.waiting if case not in begun], len(idle))
         for member, hand in zip(idle, hands, strict=True):
             cases = [case for case in member.known.cases if case in {*hand, *(case for case, of in begun.items() if of is member)}]
             if cases:
                 stored = [[process, to_json(case)] for case in cases for process in self._begun(member, case)]
                 self.members.measure(member, cases, stored=stored)
-        pool.waiting = []
+        team.waiting = []
 
     def _records(self, member: Member, process: int, records: list[Record]) -> None:
         """Store the records of a case. A card on which copy fails is lost, and another one measures the case."""
         failed = next((record.outcome for record in records if record.backend == YARDSTICK and isinstance(record.outcome, Failed)), None)
-        others = any(member in pool.members and len(pool.alive) > 1 for pool in self.pools)
+        others = any(member in team.members and len(team.alive) > 1 for team in self.teams)
         cases = {record.case for record in records}
         if failed and failed.status in (Status.FAILED, Status.TIMEOUT) and others and not cases & self.suspects:
             self.suspects |= cases
@@ -228,7 +228,8 @@ class Fleet:
             return
         self.kept.add(process, records)
         able = {info.name for info in member.known.infos if info.able}
-        self.pace.done += sum(record.backend in able and (record.backend, record.case) not in member.unsupported for record in records)
+        new = sum(record.backend in able and (record.backend, record.case) not in member.unsupported for record in records)
+        self.pace.done = min(self.pace.cells, self.pace.done + new)  # what a lost card had of a case is measured anew
         for case in cases:
             if len(self._begun(member, case)) == member.known.settings.processes:
                 member.busy.discard(case)
@@ -240,9 +241,9 @@ class Fleet:
         sets = range(plan.settings.processes)
         return [process for process in sets if all(self.kept.has(process, names, case, member.unit) for names in plan.groups)]
 
-    def _measured(self, pool: Pool, case: Case) -> bool:
-        """True if a card of the pool, or one of an earlier run that shared the sweep, has measured the case in all process sets."""
-        plan = pool.members[0].known
+    def _measured(self, team: Team, case: Case) -> bool:
+        """True if a card of the team, or one of an earlier run that shared the sweep, has measured the case in all process sets."""
+        plan = team.members[0].known
         units = [plan.unit] if self.kept.header["spread"] == REPLICATE else self._units(plan)
         sets = range(plan.settings.processes)
         return any(all(self.kept.has(process, names, case, unit) for process in sets for names in plan.groups) for unit in units)
