@@ -57,7 +57,7 @@ def short_row_plans(problem: Problem) -> Iterator[Plan]:
         plan = Plan("tile", vector_elements=VECTOR_BYTES // problem.element_size)
         short = problem.N * problem.element_size <= 64 and problem.M * problem.N * problem.element_size >= STAGED_LEAST
         # A program of one vector a thread moves 2 KiB; a launch of many is then as slow as the start of programs.
-        yield from (replace(plan, rows=4), replace(plan, rows=2), plan) if short else (plan,)
+        yield from (replace(plan, rows=2), replace(plan, rows=4), plan) if short else (plan,)
     yield from _best(scored, 9)
 
 

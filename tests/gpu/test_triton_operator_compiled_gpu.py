@@ -73,7 +73,7 @@ def test_a_compiled_graph_launches_one_kernel_and_copies_nothing(N):
         assert body.count("triton_softmax_opaque") >= int(not traced)
 
 
-TRACED = [(M, N) for N in (1, 64, 100, 197, 781, 1000, 2048, 4096, 5003, 8192, 9216) for M in (37, 4096 if N > 1000 else 40_000)]
+TRACED = [(M, N) for N in (1, 8, 64, 100, 197, 781, 1000, 2048, 4096, 5003, 8192, 9216) for M in (1, 37, 4096 if N > 1000 else 40_000)]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
