@@ -1,6 +1,6 @@
 """softbench: compare kernels on the GPU - checked, isolated, interleaved, in GB/s.
 
-- `compare`, `judge` and `check` do what the commands `run`, `gate` and `check` do. `Result` is what `compare` returns.
+- `compare`, `run_gate` and `check` do what the commands `run`, `gate` and `check` do. `Result` is what `compare` returns.
 - `use` and `enable` let torch's own softmax and log_softmax run softbench's kernels.
 - `Case`, `Direction` and the protocol `Backend` are what a plugin needs.
 - Every expected error is a `SoftbenchError`; its classes are here too.
@@ -15,7 +15,7 @@ from softbench.core.errors import ConfigError, InconclusiveError, ResultsError, 
 from softbench.plugins.backend import Backend
 
 if TYPE_CHECKING:
-    from softbench.api.measure import check as check, compare as compare, judge as judge
+    from softbench.api.measure import check as check, compare as compare, run_gate as run_gate
     from softbench.api.result import Result as Result
     from softbench.kernels import enable as enable, use as use
 
@@ -36,11 +36,11 @@ __all__ = [
     "check",
     "compare",
     "enable",
-    "judge",
+    "run_gate",
     "use",
 ]
 _LATER = {
-    **dict.fromkeys(("check", "compare", "judge"), "api.measure"),
+    **dict.fromkeys(("check", "compare", "run_gate"), "api.measure"),
     "Result": "api.result",
     **dict.fromkeys(("enable", "use"), "kernels"),
 }

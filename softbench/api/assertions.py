@@ -68,7 +68,7 @@ class Softbench:
         config: str | Path | None = None,
         **options: Unpack[GateOptions],
     ) -> None:
-        """Assert that `new` is correct and not more than `margin` slower than `old`, as `softbench.judge` finds. .03 is 3 %.
+        """Assert that `new` is correct and not more than `margin` slower than `old`, as `softbench.run_gate` finds. .03 is 3 %.
 
         An inconclusive measurement skips the test, with the reason. Without a GPU both backends are checked, and the test is then skipped.
         With `device="cpu"` they are measured on the CPU.

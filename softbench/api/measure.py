@@ -1,4 +1,4 @@
-"""`compare`, `judge` and `check`: the commands `run`, `gate` and `check` as functions."""
+"""`compare`, `run_gate` and `check`: the commands `run`, `gate` and `check` as functions."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def compare(
     return Result.of_run(measured, observer.notes)
 
 
-def judge(
+def run_gate(
     candidate: Backend,
     reference: Backend,
     *,
@@ -126,7 +126,7 @@ def judged(
     progress: bool | None,
     options: GateOptions,
 ) -> tuple[GateReport, str]:
-    """The report of `judge`, and the command line that repeats the measurement."""
+    """The report of `run_gate`, and the command line that repeats the measurement."""
     from softbench.gate import ab_run, next_step
     from softbench.gate.verdicts import Rules
     from softbench.run import run

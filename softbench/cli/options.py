@@ -100,7 +100,7 @@ Parameters = Annotated[
     list[str] | None,
     _option(
         WHAT,
-        "Parameters of the operation, as in scale=0.7,out_dtype=fp32. Each further --set makes cases of its own.",
+        "Parameters of the operation, as in scale=0.7,out_dtype=fp32. Where a command takes several, each --set makes cases of its own.",
         "--set",
         metavar="NAME=VALUE",
         default="the defaults",
@@ -110,7 +110,8 @@ Config = Annotated[
     str | None,
     _option(
         WHAT,
-        "A configuration: tutorial, powers, frontier, operations, models, small, strategies, gate, cpu, or a TOML file. Flags override it.",
+        "A configuration: tutorial, powers, frontier, operations, losses, models, small, strategies, gate, cpu, or a TOML file. "
+        "Flags override it.",
         metavar="NAME|FILE",
         default="tutorial; cpu without a GPU",
         complete=completion.one(completion.configurations),

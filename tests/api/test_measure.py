@@ -1,4 +1,4 @@
-"""`compare`, `judge` and `check` from Python: the results of the command line, and nothing is left behind."""
+"""`compare`, `run_gate` and `check` from Python: the results of the command line, and nothing is left behind."""
 
 import json
 import random
@@ -135,7 +135,7 @@ class Measured:
 def test_judge_gives_the_gates_report_and_the_command(tmp_path, monkeypatch):
     measured = Measured(tmp_path, 1, slowdown=0.2)
     monkeypatch.setattr(run, "run", measured)
-    report = softbench.judge("new", "old", margin=0.05, M=4096, N=1, dtype="bf16", output=tmp_path)
+    report = softbench.run_gate("new", "old", margin=0.05, M=4096, N=1, dtype="bf16", output=tmp_path)
     assert isinstance(report, GateReport)
     assert (report.exit_code, report.rules.margin) == (1, 0.05)
     assert 1.1 < report.verdicts[0].ratio < 1.3
@@ -147,7 +147,7 @@ def test_judge_gives_the_gates_report_and_the_command(tmp_path, monkeypatch):
 
 def test_judge_takes_a_margin_as_a_fraction():
     with pytest.raises(softbench.UsageError, match=r"margin 3: must be a fraction above 0, such as .03 for 3 %"):
-        softbench.judge("new", "old", margin=3)
+        softbench.run_gate("new", "old", margin=3)
 
 
 def test_the_stored_command_repeats_the_comparison(here, cli):
