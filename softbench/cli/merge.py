@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -80,6 +81,8 @@ def _part(file: Path) -> Part:
             records.append(record_from_json(cell))
         if unknown := {record.unit for record in records} - {one["unit"] for one in document.get("units", ())}:
             raise ResultsError(f"{file}: does not say which card measured {unknown.pop() or 'its cells'}; measure it again")
+        if (shard := document.get("shard")) and not re.fullmatch(r"[1-9]\d*/[1-9]\d*", str(shard), re.ASCII):
+            raise ValueError(f"shard {shard!r}")
         part = Part(one_line(str(file)), document, records)
         _ = part.about, list(document["backends"])
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:

@@ -103,7 +103,7 @@ def _request(given: dict[str, Any]) -> Request:
     verbosity.choose(quiet=given["quiet"], verbose=given["verbose"])
     flags = from_flags({key: given[key] for key in SETTINGS} | {"op": names(given["op"]), "plugins": given["plugin"]})
     layer = load(given["config"], names) if given["config"] is not None else {}
-    shard = parse_shard(given["shard"]) if given["shard"] else None
+    shard = parse_shard(given["shard"]) if given["shard"] is not None else None
     about = (given["quick"], given["output"], given["resume"], command_line(sys.argv[1:]), __version__, shard)
     return Request(layer, flags, *about)
 

@@ -15,9 +15,10 @@ from tempfile import TemporaryDirectory
 
 from softbench.core.case import Case
 from softbench.core.json_types import JsonObject
-from softbench.core.messages import BuildCase, ConfineProcess
+from softbench.core.messages import BuildCase, ConfineProcess, LoadOperation
 from softbench.core.outcome import Grade, Status
 from softbench.core.replies import Skip
+from softbench.core.text import one_line
 from softbench.judge.challenge import SECRET
 from softbench.judge.plugin_process import EndedError, PluginProcess
 from softbench.ops.registry import operation
@@ -106,6 +107,8 @@ class Judge:
                 self._judge(plugin, found, source, name, folder, operations)
             except EndedError as ended:
                 found.status, found.reason = ended.status, ended.reason
+            except (OSError, MemoryError, RuntimeError) as error:  # the judge's own memory for a case, or its reference
+                found.status, found.reason = Status.UNVERIFIED, f"the judge cannot judge this case: {one_line(repr(error), 200)}"
         return found
 
     def _judge(
@@ -116,6 +119,8 @@ class Judge:
         readable = (*self.readable, *(str(file.parent) for file in files))
         sockets = case.device == "cuda"
         found.confinement |= plugin.ask(ConfineProcess(readable, folder, case.device, sockets), "import").levels
+        for file in operations:  # the empty challenges have the case's tensors
+            plugin.ask(LoadOperation(file), "import")
         with plugin.outputs():
             found.empty_us += [plugin.empty() for _ in range(1 + EMPTY_CHALLENGES)][1:]
             if sockets:

@@ -23,6 +23,7 @@ from softbench.core.errors import SoftbenchError, UsageError
 from softbench.core.json_types import JsonObject
 from softbench.plugins.source import PluginSource
 from softbench.processes.session import Session
+from softbench.worker.confinement import SYSTEM
 
 if TYPE_CHECKING:
     from softbench.judge.judgement import Judge
@@ -96,7 +97,8 @@ def opened(request: JsonObject) -> Iterator[tuple[Session, Judge]]:
 def judged(session: Session, judge: Judge, request: JsonObject) -> JsonObject:
     """The judgement of a request, with its device. Raises UsageError if the plugin's process could read a private file."""
     source = PluginSource(**request["source"])
-    folders = [*judge.readable, *([str(source.file.parent)] if source.file else [])]
+    files = [*([source.file] if source.file else []), *map(Path, request["operations"])]
+    folders = [*judge.readable, *(str(file.parent) for file in files), *SYSTEM]
     require_unreadable([Path(file) for file in request["private"]], folders)
     given = request["case"]
     case = replace(Case(**{**given, "direction": Direction(given["direction"])}), device=session.device)

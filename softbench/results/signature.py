@@ -6,7 +6,9 @@ import hmac
 import json
 import os
 import secrets
+from contextlib import suppress
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 
 from softbench.core.errors import ResultsError, UsageError
 from softbench.core.files import not_written
@@ -32,8 +34,11 @@ def read_key(file: Path, *, make: bool = False) -> bytes:
     if make and not file.exists():
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
-            with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as target:
+            with NamedTemporaryFile("w", dir=file.parent, prefix=f".{file.name}-") as target:  # for its owner only
                 target.write(secrets.token_hex(KEY_BYTES) + "\n")
+                target.flush()
+                with suppress(FileExistsError):  # another process made a key meanwhile
+                    os.link(target.name, file)
         except OSError as error:
             raise not_written(f"--key {file}", error) from None
     try:

@@ -56,9 +56,15 @@ def judge(settings: Settings, plugin: Path | None, case: Case, backend: str | No
         WorkersError: the judge's process failed.
     """
     source = _source(plugin, backend)
+    made = not key.exists()
     secret, content = signature.read_key(key, make=True), source.file.read_bytes() if source.file else b""
-    with JudgeProcess(settings.device, settings.timeout, [key]) as process:
-        found = process.ask(source, case, backend)
+    try:
+        with JudgeProcess(settings.device, settings.timeout, [key]) as process:
+            found = process.ask(source, case, backend)
+    except UsageError:
+        if made:  # it may be where the plugin can read it
+            key.unlink(missing_ok=True)
+        raise
     facts: JsonObject = {
         "softbench": version,
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -72,11 +78,16 @@ def judge(settings: Settings, plugin: Path | None, case: Case, backend: str | No
 def _source(plugin: Path | None, backend: str | None) -> PluginSource:
     """The file, or the entry point of an installed backend."""
     if plugin is None:
+        if backend == YARDSTICK:
+            raise UsageError(f"--backend {backend}: the yardstick is not judged; see: softbench list")
         found = [source for source in needed(origins(()), [backend or ""]) if source.label != YARDSTICK]
         if len(found) != 1:
             raise UsageError(f"--backend {backend}: no installed backend of that name; see: softbench list")
         return found[0]
-    source = origins([plugin])[-1]
+    try:
+        source = origins([plugin])[-1]
+    except UsageError as error:
+        raise UsageError(str(error).removeprefix("--plugin ")) from None
     if source.kind != FILE:
         raise UsageError(f"{plugin}: no file; the judge takes a Python file")
     return source

@@ -3,6 +3,8 @@
 import json
 import shutil
 import stat
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -44,7 +46,8 @@ def test_a_judged_failure_gives_exit_code_1():
     [
         ((), "takes a plugin's file"),
         (("--backend", "none"), "no installed backend of that name"),
-        (("missing.py",), "no such file"),
+        (("--backend", "copy"), "the yardstick is not judged"),
+        (("missing.py",), "softbench: missing.py: no such file"),
         (("json:dumps",), "takes a Python file"),
         (("--verify", "missing.json"), "cannot be read as a verdict"),
     ],
@@ -58,6 +61,26 @@ def test_wrong_arguments_are_usage_errors(main, arguments, text):
 def test_a_key_that_the_plugin_could_read_is_refused(tmp_path):
     with pytest.raises(UsageError, match="the plugin may read"):
         require_unreadable([tmp_path / "key"], [str(tmp_path)])
+
+
+def test_a_key_beside_the_plugin_is_refused_and_not_left_there(cli, plugin):
+    key = Path(plugin).parent / "judge.key"
+    done = cli("judge", plugin, *SMALL, "--key", key)
+    assert (done.returncode, "the plugin may read" in done.stderr, key.exists()) == (2, True, False)
+
+
+def test_processes_that_make_a_key_at_once_have_the_same(tmp_path):
+    with ThreadPoolExecutor(8) as pool:
+        keys = list(pool.map(lambda _: signature.read_key(tmp_path / "key", make=True), range(64)))
+    assert len(set(keys)) == 1
+    assert [file.name for file in tmp_path.iterdir()] == ["key"]
+
+
+def test_a_backend_of_a_users_operation_is_judged(cli, tmp_path, plugins):
+    (tmp_path / "kernels").mkdir()
+    kernels = shutil.copy(plugins / "operations" / "rms_norm_kernels.py", tmp_path / "kernels")
+    done = cli("judge", kernels, "--op", plugins / "operations" / "rms_norm.py", "--backend", "rms-torch", *SMALL)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_a_file_without_a_key_is_refused(tmp_path):

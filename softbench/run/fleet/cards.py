@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import queue
+import re
 import signal
 import subprocess
 import sys
@@ -128,13 +129,13 @@ class LocalCards:
 def _devices(text: str) -> tuple[list[str], list[int | None]]:
     """The names of the cards and their NUMA nodes. `cpu:0,cpu:1` are parts of the processors, for tests without GPUs."""
     words = list(dict.fromkeys(word.strip().removeprefix("cuda:") for word in text.split(",")))
-    if all(word.startswith("cpu:") for word in words):
+    if all(re.fullmatch("cpu:[0-9]+", word) for word in words):
         return words, [None] * len(words)
     if words != ["all"] and not all(word.isascii() and word.isdecimal() for word in words):
         raise UsageError(f"--devices {text}: write all, or the numbers of GPUs as in 0,2")
     with Session("auto", PHASES["import"]) as session:
         machine = session.machine
-    chosen = range(len(machine.gpus)) if words == ["all"] else map(int, words)
+    chosen = range(len(machine.gpus)) if words == ["all"] else dict.fromkeys(map(int, words))
     names = [f"cuda:{number}" for number in chosen]
     if not names:
         raise UsageError(f"--devices {text}: {machine.no_gpu}; leave out --devices for a run on the CPU")

@@ -8,6 +8,7 @@ With the spread `shard`, the cards of one GPU model share the sweep. With `repli
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing, suppress
@@ -141,9 +142,9 @@ def _header(members: Sequence[Member], request: Request, spread: str) -> JsonObj
 
 
 def _one_or_all(values: Iterable[object]) -> object:
-    """The value that all have, or the values in order."""
-    found = list(dict.fromkeys(values))
-    return found[0] if len(found) == 1 else ", ".join(sorted(map(str, found)))
+    """The value that all have, or the values in order. A value may be a dict, which has no hash."""
+    found = {json.dumps(value, sort_keys=True): value for value in values}
+    return next(iter(found.values())) if len(found) == 1 else ", ".join(sorted(map(str, found.values())))
 
 
 def _store(request: Request, head: JsonObject, members: Sequence[Member], observer: Observer) -> store.Run:

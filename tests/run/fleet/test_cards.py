@@ -27,14 +27,15 @@ def machine(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("text", "names", "nodes"), [("all", "0123", [0, 0, 1, 1]), ("0,2", "02", [0, 1]), ("cuda:3, 1", "31", [1, 0]), ("1,1", "1", [0])]
+    ("text", "names", "nodes"), [("all", "0123", [0, 0, 1, 1]), ("0,2", "02", [0, 1]), ("cuda:3, 1", "31", [1, 0]), ("1,01", "1", [0])]
 )
 def test_devices_are_all_or_numbers(machine, text, names, nodes):
     assert cards._devices(text) == ([f"cuda:{number}" for number in names], nodes)
 
 
 @pytest.mark.parametrize(
-    ("text", "why"), [("4", "no such GPU"), ("x", "write all, or the numbers"), ("0,cpu:1", "write all"), ("", "write all")]
+    ("text", "why"),
+    [("4", "no such GPU"), ("x", "write all, or the numbers"), *((text, "write all") for text in ("cpu:", "0,cpu:1", ""))],
 )
 def test_wrong_devices_are_refused(machine, text, why):
     with pytest.raises(UsageError, match=f"--devices {text}: .*{why}|--devices {text}: {why}"):
