@@ -22,7 +22,7 @@ import shutil
 import sysconfig
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,8 +34,8 @@ Call = Callable[[Tensor, int, torch.dtype | None], Tensor]
 Key = tuple[torch.device, torch.dtype, torch.dtype | None, bool]
 """A class of calls: device, dtype of x, dtype of the result (None: that of x), and whether `dim` is the last dimension."""
 
-DECISIONS: list[dict[Any, Any]] = []
-"""The decisions of this process, which `build` clears."""
+FORGETS: list[Callable[[], None]] = []
+"""What `build` calls so that this process decides anew."""
 
 
 class Choice(NamedTuple):
@@ -97,8 +97,8 @@ def build() -> list[Path]:
     architectures = {cuda.architecture_of(torch.cuda.get_device_capability(index)) for index in range(torch.cuda.device_count())}
     names = (*_FUNCTIONS, *cuda.LOSSES)
     libraries = [cuda.build(architecture, name) for architecture in sorted(architectures) for name in names]
-    for decisions in DECISIONS:
-        decisions.clear()
+    for forget in FORGETS:
+        forget()
     return libraries
 
 
@@ -114,7 +114,7 @@ class Function:
         self.name, self.torchs = name, torchs
         self.calls: dict[Key, Call] = {}
         self.choices: dict[Key, Choice] = {}
-        DECISIONS.extend((self.calls, self.choices))
+        FORGETS.append(self.forget)
 
     def call(self, x: Tensor, dim: int, dtype: torch.dtype | None) -> Call:
         """The function for this class of calls, which is decided at the first of them."""
@@ -131,6 +131,11 @@ class Function:
         if key not in self.choices:
             self.choices[key] = choose(key, self.name)
         return self.choices[key]
+
+    def forget(self) -> None:
+        """Decide anew from now on."""
+        self.calls.clear()
+        self.choices.clear()
 
     def by_cuda(self) -> Call:
         """The operator of the CUDA kernels."""

@@ -22,7 +22,7 @@ FUNCTIONS = ("cross_entropy", "logprob")
 REDUCTIONS = ("mean", "sum", "none")
 LOWEST = torch.finfo(torch.float32).min
 _choices: dict[tuple[str, torch.device, torch.dtype], Choice] = {}
-automatic.DECISIONS.append(_choices)
+automatic.FORGETS.append(_choices.clear)
 
 
 def cross_entropy(

@@ -38,8 +38,11 @@ def complete(tmp_path):
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("softbench ", ["run", "check", "show", "plot", "report", "compare", "gate", "baseline", "judge", "list", "doctor", "inspect"]),
-        ("softbench run --dev", ["--device"]),
+        (
+            "softbench ",
+            ["run", "check", "show", "plot", "report", "compare", "merge", "gate", "baseline", "judge", "list", "doctor", "inspect"],
+        ),
+        ("softbench run --dev", ["--device", "--devices"]),
         ("softbench run --backends nai", ["naive"]),
         ("softbench run --backends torch,nai", ["torch,naive"]),
         ("softbench run --plugin mine.py --backends min", ["mine"]),

@@ -60,7 +60,7 @@ def test_every_option_of_the_long_commands_has_a_panel():
 def test_output_has_a_short_name_in_every_command():
     group = typer.main.get_command(app)
     found = {name: param.opts for name, command in group.commands.items() for param in command.params if "--output" in param.opts}
-    assert sorted(found) == ["gate", "inspect", "plot", "report", "run"]
+    assert sorted(found) == ["gate", "inspect", "merge", "plot", "report", "run"]
     assert all("-o" in names for names in found.values())
 
 
@@ -68,7 +68,21 @@ def test_commands_stand_in_the_order_of_use(main):
     code, text, _ = main("--help")
     commands = [line.split()[0] for line in text.partition("Commands:\n")[2].partition("\n\n")[0].splitlines()]
     assert code == 0
-    assert commands == ["run", "check", "show", "plot", "report", "compare", "gate", "baseline", "list", "doctor", "inspect"]
+    assert commands == [
+        "run",
+        "check",
+        "show",
+        "plot",
+        "report",
+        "compare",
+        "merge",
+        "gate",
+        "baseline",
+        "judge",
+        "list",
+        "doctor",
+        "inspect",
+    ]
 
 
 @pytest.mark.parametrize(

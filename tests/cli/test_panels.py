@@ -7,7 +7,7 @@ def test_help_groups_options_and_shows_defaults_once(main):
     code, text, _ = main("run", "--help")
     assert code == 0
     panels = re.findall(r"^([A-Z][a-z ]+):$", text, re.M)
-    assert panels == ["What to measure", "How long", "Where to", "Output", "Advanced", "Options"]
+    assert panels == ["What to measure", "How long", "Where to", "Several cards", "Output", "Advanced", "Options"]
     assert "[default: 0.005]" in text
     assert "(" not in "".join(re.findall(r"\[default: [^\]]*\]", text))
 

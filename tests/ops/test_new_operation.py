@@ -109,7 +109,7 @@ def test_a_new_operation_is_measured_stored_and_shown(cli):
     (cli.folder / "mean.py").write_text(BACKENDS)
     cli.env["PYTHONPATH"] = str(started)
     shape = ("--M", "8,16", "--N", "64", "--quick", "--device", "cpu")
-    done = cli("run", "--op", "row_mean", "--plugin", "mean.py", "--backends", "mean,torch", *shape)
+    done = cli.alone("run", "--op", "row_mean", "--plugin", "mean.py", "--backends", "mean,torch", *shape)
     assert done.returncode == 0, done.stdout + done.stderr
     with (cli.folder / "results" / "latest.csv").open() as file:
         rows = {(row["backend"], row["M"]): row for row in csv.DictReader(file)}
@@ -121,8 +121,8 @@ def test_a_new_operation_is_measured_stored_and_shown(cli):
     row = rows["mean", "16"]
     assert float(row["gbps"]) * float(row["median_us"]) == pytest.approx(1e-3 * 4 * (16 * 64 + 16), rel=1e-3)
     assert "row_mean forward fp32, N=64" in done.stdout
-    shown = cli("show", "results/latest.csv")
+    shown = cli.alone("show", "results/latest.csv")
     assert "row_mean forward fp32, N=64" in shown.stdout
-    listed = cli("list", "--ops").stdout
+    listed = cli.alone("list", "--ops").stdout
     assert "the mean of each row" in listed
     assert "--shape attention: 4 shapes. scores of ViT-B/16" in " ".join(listed.split())
