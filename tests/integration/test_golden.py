@@ -148,6 +148,10 @@ def leaves(value, path=""):
         yield f"{path} {value:.6g}" if isinstance(value, float) else f"{path} {value}"
 
 
+OF_THE_MACHINE = (".environment.", ".fingerprint.overrides", ".cells[].outcome.timing.batches[].telemetry")
+"""Key paths that depend on the machine."""
+
+
 def key_paths(value, path="", found=None):
     """Every key path of a JSON document with the types of its values."""
     found = {} if found is None else found
@@ -166,9 +170,7 @@ def test_a_run_writes_the_same_columns_and_keys(main, folder, plugins, golden):
     paths = key_paths(document)
     lines = [f"exit code {code}", "# columns", *columns, "# key paths"]
     for path, kinds in sorted(paths.items()):
-        if not path.startswith(
-            (".environment.", ".fingerprint.overrides", ".cells[].outcome.timing.batches[].telemetry")
-        ):  # these depend on the machine
+        if not path.startswith(OF_THE_MACHINE):
             lines.append(f"{path} {' '.join(sorted(kinds))}" if KEEPS_ITS_TYPE.match(path) else path)
     lines.append("# cells")
     for cell in document["cells"]:
