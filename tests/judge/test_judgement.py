@@ -63,7 +63,7 @@ def test_an_attack_reaches_nothing_that_counts(judge, attack):
     found = judged(judge, "wrong/judge_attacks.py", attack.name)
     assert (found.status, attack.rule in found.reason) == (attack.ends, True), found
     if attack.name in ("without-clocks", "detours-a-clock"):
-        assert found.document(CASE)["at_most_us"] > 0.7 * SLOW_US  # the fixed costs that are subtracted vary
+        assert found.document(CASE)["at_most_us"] > SLOW_US
 
 
 def test_a_left_process_ends_with_its_judgement(judge, forked):

@@ -20,7 +20,6 @@ import torch
 from softbench import Direction
 
 SLOW_SECONDS = 0.002
-SLOW_CALLS = 300
 CALLS = [64]
 """Calls of a challenge; on a GPU there are more."""
 TIME_STANDS_STILL = bytes.fromhex("48c70600000000 48c7460800000000 31c0 c3")
@@ -179,7 +178,8 @@ def detouring():
             if LIBC.mprotect(ctypes.c_void_p(address & -mmap.PAGESIZE), 2 * mmap.PAGESIZE, 7):
                 raise RuntimeError("the code cannot be changed, so this attack shows nothing")
             ctypes.memmove(address, TIME_STANDS_STILL, len(TIME_STANDS_STILL))
-        return [honest(x) for _ in range(SLOW_CALLS)][-1]
+        LIBC.usleep(int(SLOW_SECONDS * 1e6))  # relative to now, so the kernel keeps it whatever the clock says
+        return honest(x)
 
     return call
 
