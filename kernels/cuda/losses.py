@@ -10,7 +10,7 @@ With z = x, or softcap * tanh(x / softcap), lse = log(sum_j exp(z_j)), p = exp(z
     dx_i = dloss ((1 + 2 z_loss lse) p_i - (1 - e) [i = t] - e / N) (1 - (z_i / softcap)^2)
 
 Where the target is `ignore_index`, loss and dx are 0. Another target out of range makes loss and logprob of its row NaN, and dx too. No
-address out of range is read or written.
+address out of range is read or written. `cross_entropy_fused` sees the lower 32 bits of a target only.
 
 `out` receives dx. It has x's shape, dtype and device, adjacent elements in each row, and may be x itself. All functions raise TypeError or
 ValueError for other arguments, BuildError if the kernels cannot be compiled, and RuntimeError if a launch fails.
@@ -22,12 +22,10 @@ from typing import Any
 
 import torch
 
-from ..common.rows import DTYPES
+from ..common.loss_rows import logits_and_targets, number_of_rows, result_of_rows
 from .launch import launch_function
 from .launch_plan import Plan
 
-MOST_COLUMNS = 2**31 - 4096
-"""The longest row, in elements: an index within a row has 32 bits."""
 NOT_SUPPORTED = 801
 """cudaErrorNotSupported: the kernels of one pass do not take these rows."""
 
@@ -43,8 +41,8 @@ def cross_entropy_forward(
     plan: Plan | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(loss, lse). x is read once. lse is that of z, also in ignored rows."""
-    x, target = _checked(x, target)
-    loss, lse = _each(x), _each(x)
+    x, target = logits_and_targets(x, target)
+    loss, lse = result_of_rows(x), result_of_rows(x)
     _forward(x, target, loss, lse, None, (ignore_index, label_smoothing, z_loss, softcap), plan)
     return loss, lse
 
@@ -63,9 +61,9 @@ def cross_entropy_backward(
     plan: Plan | None = None,
 ) -> torch.Tensor:
     """dx from the forward's lse and the gradient of the loss. x is read once and dx is written once."""
-    x, target = _checked(x, target)
+    x, target = logits_and_targets(x, target)
     dx = _gradient(x, out)
-    lse, dloss = _of_rows(lse, x, "lse"), _of_rows(dloss, x, "dloss")
+    lse, dloss = number_of_rows(lse, x, "lse"), number_of_rows(dloss, x, "dloss")
     _backward(x, target, lse, None, dloss, dx, (ignore_index, label_smoothing, z_loss, softcap), plan)
     return dx
 
@@ -86,8 +84,8 @@ def cross_entropy_fused(
     x is read once and dx is written once. With label smoothing or a softcap, x is read twice: first for the sums of each row. It is also
     where no cluster of CTAs has room for a row that is written in place.
     """
-    x, target = _checked(x, target)
-    loss, dx = _each(x), _gradient(x, out)
+    x, target = logits_and_targets(x, target)
+    loss, dx = result_of_rows(x), _gradient(x, out)
     if not (label_smoothing or softcap):
         tensors = x.data_ptr(), target.data_ptr(), loss.data_ptr(), dx.data_ptr(), ignore_index, z_loss, x.stride(0), dx.stride(0)
         if _launch("cross_entropy", "fused", tensors, x, plan) != NOT_SUPPORTED:
@@ -101,8 +99,8 @@ def cross_entropy_fused(
 
 def logprob_forward(x: torch.Tensor, target: torch.Tensor, *, plan: Plan | None = None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(logprob, entropy, lse): x_t - lse, -sum_j p_j log(p_j) and lse. x is read once. An element of -inf adds nothing to the entropy."""
-    x, target = _checked(x, target)
-    results = _each(x), _each(x), _each(x)
+    x, target = logits_and_targets(x, target)
+    results = result_of_rows(x), result_of_rows(x), result_of_rows(x)
     tensors = x.data_ptr(), target.data_ptr(), *(result.data_ptr() for result in results), x.stride(0)
     _launch("logprob", "forward", tensors, x, plan)
     return results
@@ -120,10 +118,10 @@ def logprob_backward(
     plan: Plan | None = None,
 ) -> torch.Tensor:
     """dx = dlogprob ([i = t] - p_i) - dentropy p_i (log(p_i) + entropy). x is read once and dx is written once."""
-    x, target = _checked(x, target)
+    x, target = logits_and_targets(x, target)
     dx = _gradient(x, out)
     named = {"lse": lse, "entropy": entropy, "dlogprob": dlogprob, "dentropy": dentropy}
-    of_rows = [_of_rows(tensor, x, name) for name, tensor in named.items()]
+    of_rows = [number_of_rows(tensor, x, name) for name, tensor in named.items()]
     tensors = x.data_ptr(), target.data_ptr(), *(tensor.data_ptr() for tensor in of_rows), dx.data_ptr(), x.stride(0), dx.stride(0)
     _launch("logprob", "backward", tensors, x, plan)
     return dx
@@ -166,33 +164,8 @@ def _launch(function: str, which: str, tensors: tuple[Any, ...], x: torch.Tensor
     return launch_function(function, which, (*tensors, M, N), x, plan, accepted=NOT_SUPPORTED if which == "fused" else 0)
 
 
-def _each(x: torch.Tensor) -> torch.Tensor:
-    """A float32 result of each row."""
-    return torch.empty(x.shape[0], dtype=torch.float32, device=x.device)
-
-
 def _pointer(tensor: torch.Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
-
-
-def _checked(x: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """x with adjacent elements in each row, and the targets as they lie in memory for the kernels."""
-    if x.dim() != 2 or not 0 < x.shape[1] <= MOST_COLUMNS:
-        raise ValueError(f"x is {tuple(x.shape)}; it must be (M, N) with an N from 1 to {MOST_COLUMNS}")
-    if x.dtype not in DTYPES or x.device.type != "cuda":
-        raise TypeError(f"x is {x.dtype} on {x.device}; the kernels take float32, float16 and bfloat16 on CUDA devices")
-    if target.dtype is not torch.int64 or target.shape != x.shape[:1] or target.device != x.device:
-        got = f"{tuple(target.shape)} {target.dtype} on {target.device}"
-        raise TypeError(f"target is {got}; it must be ({x.shape[0]},) int64 on {x.device}")
-    return x if x.stride(1) == 1 else x.contiguous(), target.contiguous()
-
-
-def _of_rows(tensor: torch.Tensor, x: torch.Tensor, name: str) -> torch.Tensor:
-    """A float32 number of each row."""
-    if tensor.dtype is not torch.float32 or tensor.shape != x.shape[:1] or tensor.device != x.device:
-        got = f"{tuple(tensor.shape)} {tensor.dtype} on {tensor.device}"
-        raise TypeError(f"{name} is {got}; it must be ({x.shape[0]},) float32 on {x.device}")
-    return tensor.contiguous()
 
 
 def _gradient(x: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:

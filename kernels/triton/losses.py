@@ -19,11 +19,12 @@ from __future__ import annotations
 
 import torch
 
-from ..common.rows import DTYPES
+from ..common.loss_rows import logits_and_targets, number_of_rows, result_of_rows
 from .generic import INTERPRETED
 from .loss_launch import Options, launch
 
 DEVICE_TYPES = ("cuda", "cpu") if INTERPRETED else ("cuda",)
+VECTOR_BYTES = 16
 
 
 def cross_entropy_forward(
@@ -36,8 +37,8 @@ def cross_entropy_forward(
     softcap: float = 0.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(loss, lse). x is read once. lse is that of z, also in ignored rows."""
-    x, target = _checked(x, target)
-    loss, lse = _each(x), _each(x)
+    x, target = logits_and_targets(x, target, DEVICE_TYPES)
+    loss, lse = result_of_rows(x), result_of_rows(x)
     launch("reduction", (x, target, loss, lse, None), Options(ignore_index, label_smoothing, z_loss, softcap))
     return loss, lse
 
@@ -55,9 +56,9 @@ def cross_entropy_backward(
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """dx from the forward's lse and the gradient of the loss. x is read once and dx is written once."""
-    x, target = _checked(x, target)
+    x, target = logits_and_targets(x, target, DEVICE_TYPES)
     x, dx = _with_gradient(x, out)
-    given = (x, target, _of_rows(lse, x, "lse"), None, _of_rows(dloss, x, "dloss"), None, dx)
+    given = (x, target, number_of_rows(lse, x, "lse"), None, number_of_rows(dloss, x, "dloss"), None, dx)
     launch("gradient", given, Options(ignore_index, label_smoothing, z_loss, softcap))
     return _result(dx, out)
 
@@ -73,11 +74,11 @@ def cross_entropy_fused(
     out: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(loss, dx) for a dloss of 1. x is read once and dx is written once, unless no program or cluster can hold a row."""
-    x, target = _checked(x, target)
+    x, target = logits_and_targets(x, target, DEVICE_TYPES)
     x, dx = _with_gradient(x, out)
-    loss, options = _each(x), Options(ignore_index, label_smoothing, z_loss, softcap)
+    loss, options = result_of_rows(x), Options(ignore_index, label_smoothing, z_loss, softcap)
     if not launch("fused", (x, target, dx, loss), options):
-        maximum, total = _each(x), _each(x)
+        maximum, total = result_of_rows(x), result_of_rows(x)
         launch("reduction", (x, target, loss, maximum, total), options)
         launch("gradient", (x, target, maximum, total, None, None, dx), options)
     return loss, _result(dx, out)
@@ -85,8 +86,8 @@ def cross_entropy_fused(
 
 def logprob_forward(x: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(logprob, entropy, lse): x_t - lse, and -sum_j p_j (x_j - lse). x is read once. All are NaN for a row of -inf but lse."""
-    x, target = _checked(x, target)
-    results = _each(x), _each(x), _each(x)
+    x, target = logits_and_targets(x, target, DEVICE_TYPES)
+    results = result_of_rows(x), result_of_rows(x), result_of_rows(x)
     launch("reduction", (x, target, *results), Options(logprob=True))
     return results
 
@@ -102,36 +103,11 @@ def logprob_backward(
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """dx = dlogprob ([i = t] - p_i) - dentropy p_i (x_i - lse + entropy), from the forward's lse and entropy."""
-    x, target = _checked(x, target)
+    x, target = logits_and_targets(x, target, DEVICE_TYPES)
     x, dx = _with_gradient(x, out)
     named = {"lse": lse, "entropy": entropy, "dlogprob": dlogprob, "dentropy": dentropy}
-    launch("gradient", (x, target, *(_of_rows(given, x, name) for name, given in named.items()), dx), Options(logprob=True))
+    launch("gradient", (x, target, *(number_of_rows(given, x, name) for name, given in named.items()), dx), Options(logprob=True))
     return _result(dx, out)
-
-
-def _checked(x: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    if x.dtype not in DTYPES:
-        raise TypeError(f"x is {x.dtype}: the kernels take float32, float16 and bfloat16")
-    if x.device.type not in DEVICE_TYPES:
-        raise TypeError(f"x is on {x.device}: the kernels run on {' and '.join(DEVICE_TYPES)}")
-    if x.dim() != 2 or (x.shape[1] == 0 and x.shape[0]):
-        raise ValueError(f"x is {tuple(x.shape)}: it must be (M, N), with at least one column")
-    if target.dtype is not torch.int64 or target.shape != x.shape[:1] or target.device != x.device:
-        raise TypeError(f"target is {tuple(target.shape)} {target.dtype} on {target.device}; it must be ({len(x)},) int64 on {x.device}")
-    return x if x.stride(1) == 1 or x.shape[1] == 1 else x.contiguous(), target.contiguous()
-
-
-def _of_rows(given: torch.Tensor, x: torch.Tensor, name: str) -> torch.Tensor:
-    if given.dtype is not torch.float32 or given.shape != x.shape[:1] or given.device != x.device:
-        raise TypeError(f"{name} is {tuple(given.shape)} {given.dtype} on {given.device}; it must be ({len(x)},) float32 on {x.device}")
-    return given.contiguous()
-
-
-def _each(x: torch.Tensor) -> torch.Tensor:
-    return torch.empty(x.shape[0], dtype=torch.float32, device=x.device)
-
-
-VECTOR_BYTES = 16
 
 
 def _with_gradient(x: torch.Tensor, out: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -62,6 +61,7 @@ def _part(file: Path) -> Part:
         ResultsError: the JSON is missing, damaged or of another run.
     """
     from softbench.gate.run_files import load
+    from softbench.plan.deal import parse_shard
     from softbench.results.merge import Part
     from softbench.results.records import record_from_json
 
@@ -75,16 +75,16 @@ def _part(file: Path) -> Part:
     try:
         if document["run"] != rows[0].run:
             raise ResultsError(f"{file}: is of {rows[0].run}, but {path.name} is of {one_line(str(document['run']), 60)}")
+        if shard := document.get("shard"):
+            parse_shard(str(shard), "shard")
         cells, records = document.pop("cells"), []
         for number, cell in enumerate(cells, 1):
             place = f"cell {number}"
             records.append(record_from_json(cell))
         if unknown := {record.unit for record in records} - {one["unit"] for one in document.get("units", ())}:
             raise ResultsError(f"{file}: does not say which card measured {unknown.pop() or 'its cells'}; measure it again")
-        if (shard := document.get("shard")) and not re.fullmatch(r"[1-9]\d*/[1-9]\d*", str(shard), re.ASCII):
-            raise ValueError(f"shard {shard!r}")
         part = Part(one_line(str(file)), document, records)
         _ = part.about, list(document["backends"])
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError, UsageError) as error:
         raise ResultsError(f"{path}: {place} is damaged: {type(error).__name__}: {one_line(str(error), 120)}") from None
     return part

@@ -57,6 +57,15 @@ def test_a_patch_of_its_own_process_changes_nothing(judge, name):
     assert judged(judge, "wrong/tricks.py", name).status == "ok"
 
 
+def test_a_case_too_large_for_the_judge_is_unverified(judge, monkeypatch):
+    def refuse(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(shared_memory, "create", refuse)
+    found = judged(judge, "wrong/tricks.py", FOUND[0])
+    assert (found.status, "the judge cannot judge this case" in found.reason, "No space left" in found.reason) == ("unverified", True, True)
+
+
 @confined
 @pytest.mark.parametrize("attack", [attack for attack in ATTACKS if not attack.cuda], ids=lambda attack: attack.name)
 def test_an_attack_reaches_nothing_that_counts(judge, attack):

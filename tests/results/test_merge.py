@@ -119,5 +119,9 @@ def test_shards_of_a_run_merge_to_a_single_runs_file(main, tmp_path):
     assert main("show", "all.csv")[0] == 0
     code, _, err = main("merge", "all.csv", "s1/latest.csv", "-o", "more.csv")
     assert code == 2 and "leave one file out" in err
+    damaged = json.loads(Path("s1/latest.json").read_text()) | {"shard": "x"}
+    Path("s1/latest.json").write_text(json.dumps(damaged))
+    code, _, err = main("merge", "s1/latest.csv", "s2/latest.csv", "-o", "more.csv")
+    assert code == 2 and "header is damaged: UsageError: shard 'x'" in err and err.count("\n") == 1, err
     code, _, err = main("merge", "all.csv", "-o", "all.csv")
     assert code == 2 and "name another one" in err

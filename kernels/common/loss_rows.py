@@ -1,0 +1,44 @@
+"""Checks of what the losses' kernels are given: rows of logits with their targets, and tensors with a number for each row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from .rows import DTYPES
+
+MOST_COLUMNS = 2**31 - 4096
+"""The longest row, in elements: an index within a row has 32 bits."""
+
+
+def logits_and_targets(x: torch.Tensor, target: torch.Tensor, device_types: Sequence[str] = ("cuda",)) -> tuple[torch.Tensor, torch.Tensor]:
+    """x of (M, N) with adjacent elements in each row, and the targets of (M,), each a copy where it has other strides.
+
+    Raises:
+        TypeError: a dtype or a device does not fit, or target has another shape.
+        ValueError: x has another number of dimensions, or no columns, or too many.
+    """
+    if x.dim() != 2 or not 0 < x.shape[1] <= MOST_COLUMNS:
+        raise ValueError(f"x is {tuple(x.shape)}; it must be (M, N) with an N from 1 to {MOST_COLUMNS}")
+    if x.dtype not in DTYPES or x.device.type not in device_types:
+        raise TypeError(f"x is {x.dtype} on {x.device}; the kernels take float32, float16 and bfloat16 on {' and '.join(device_types)}")
+    _require(target, x, "target", torch.int64)
+    return x if x.stride(1) == 1 or x.shape[1] == 1 else x.contiguous(), target.contiguous()
+
+
+def number_of_rows(given: torch.Tensor, x: torch.Tensor, name: str) -> torch.Tensor:
+    """`given`, a float32 number for each row of x, contiguous. Raises TypeError, with its name, if it is something else."""
+    _require(given, x, name, torch.float32)
+    return given.contiguous()
+
+
+def result_of_rows(x: torch.Tensor) -> torch.Tensor:
+    """An empty float32 result for each row of x."""
+    return torch.empty(x.shape[0], dtype=torch.float32, device=x.device)
+
+
+def _require(given: torch.Tensor, x: torch.Tensor, name: str, dtype: torch.dtype) -> None:
+    if given.dtype is not dtype or given.shape != x.shape[:1] or given.device != x.device:
+        wanted = str(dtype).removeprefix("torch.")
+        raise TypeError(f"{name} is {tuple(given.shape)} {given.dtype} on {given.device}; it must be ({len(x)},) {wanted} on {x.device}")
