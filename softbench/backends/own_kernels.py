@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from softbench.backends import own_losses, own_scores
+from softbench.backends import own_losses, own_scores, scores
 from softbench.backends.directions import TensorCall, by_direction
 from softbench.core.case import OPERATION, Case, Direction, Value, parse_op
 from softbench.core.inspection import NAME_CHARACTERS
@@ -159,7 +159,7 @@ class TritonOwn(Triton):
     """softbench's Triton softmax and losses: tiers by N, configurations by heuristics."""
 
     name, module, losses = "triton", "triton.dispatch", "triton.losses"
-    operations = ("softmax(scale,out_dtype)", "log_softmax", *own_losses.OPERATIONS, own_scores.DECLARED)
+    operations = ("softmax(scale,out_dtype)", "log_softmax", *own_losses.OPERATIONS, *scores.OPERATIONS)
     advice = "for any shape without nvcc: no tuning at run time, no compilation for each N"
 
     def supports(self, case: Case) -> str | None:

@@ -11,7 +11,6 @@ from softbench.ops.registry import operation
 from softbench.plugins.backend import Call
 
 NAME = "masked_softmax"
-DECLARED = f"{NAME}(scale,mask,mask_axes,causal,sink)"
 
 
 def refused(case: Case) -> str | None:

@@ -1,4 +1,4 @@
-"""A challenge: many calls on inputs that nobody else knows, and what their outputs must be.
+"""A challenge: many calls on inputs that only the judge knows, and what their outputs must be.
 
 All inputs of a challenge differ. They come from seeds of the operating system, and some of their rows are structured. Their memory is new,
 and the plugin's process gets it with the request. So it cannot compute before the clock starts, and no output serves for two calls.

@@ -63,12 +63,12 @@ def main() -> None:
     for name in set(os.environ) - {name for pattern in KEPT_VARIABLES for name in os.environ if fnmatchcase(name, pattern)}:
         del os.environ[name]
     with ExitStack() as end:
-        court: list[tuple[Session, Judge]] = []
+        sessions: list[tuple[Session, Judge]] = []
         for line in sys.stdin:
             request = json.loads(line)
             try:
-                court = court or [end.enter_context(opened(request))]
-                answer = judged(*court[0], request)
+                sessions = sessions or [end.enter_context(opened(request))]
+                answer = judged(*sessions[0], request)
             except SoftbenchError as error:
                 answer = {"error": str(error), "exit_code": error.exit_code}
             answers.write(json.dumps(answer) + "\n")

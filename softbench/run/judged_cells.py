@@ -37,7 +37,7 @@ class CellJudge:
             self.process.__exit__(kind, value, trace)
 
     def judged(self, records: list[Record], process: int) -> list[Record]:
-        """The records; a measured cell that does not stand before the judge has failed. Raises WorkersError if the judge's process did."""
+        """The records; a measured cell that the judge refuses or disputes has failed. Raises WorkersError if the judge's process did."""
         judge = self.process
         if judge is None or process:
             return records
@@ -57,7 +57,7 @@ def refused(found: JsonObject) -> Failed | None:
     status = Status(found["status"])
     if status is Status.OK:
         return None
-    return Failed(status if status in FAILURES else Status.UNVERIFIED, "time", f"before the judge: {found['reason']}")
+    return Failed(status if status in FAILURES else Status.UNVERIFIED, "time", f"judge: {found['reason']}")
 
 
 def disputed(found: JsonObject, outcome: Measured) -> Failed | None:

@@ -1,4 +1,4 @@
-"""`softbench run --judge separate`: cells that do not stand before the judge, and disputed figures."""
+"""`softbench run --judge separate`: cells that the judge refuses, and disputed figures."""
 
 import csv
 from dataclasses import replace
@@ -18,7 +18,7 @@ def test_a_cell_wrong_before_the_judge_has_no_figure(cli, plugins):
         rows = {row["backend"]: row for row in csv.DictReader(file)}
     assert (done.returncode, rows["copy"]["status"]) == (1, "ok"), done.stderr
     assert (rows["forks-when-judged"]["status"], rows["forks-when-judged"]["gbps"]) == ("wrong", "")
-    assert "before the judge: time: it started a process" in rows["forks-when-judged"]["reason"]
+    assert "judge: time: it started a process" in rows["forks-when-judged"]["reason"]
     assert cli.document()["settings"]["judge"] == "separate"
 
 
@@ -36,4 +36,4 @@ def test_a_figure_below_the_judges_clock_is_disputed(make_record):
 @pytest.mark.parametrize(("status", "expected"), [("wrong", Status.WRONG), ("timeout", Status.TIMEOUT), ("skipped", Status.UNVERIFIED)])
 def test_a_judgement_without_a_figure_takes_the_cells(status, expected):
     failed = refused({"status": status, "reason": "a reason"})
-    assert (failed.status, failed.reason) == (expected, "before the judge: a reason")
+    assert (failed.status, failed.reason) == (expected, "judge: a reason")

@@ -30,7 +30,7 @@ def part(
 ) -> list[frozenset[int]]:
     """As `parted`, on a machine that is described: the processors of each node, and the hardware threads of each processor's core.
 
-    Each node's processors go to its cards. Nodes without a card help nobody, as their memory is far. Cards of an unknown node, or of a
+    Each node's processors go to its cards. These get none of another node, as that memory is far. Cards of an unknown node, or of a
     node without processors, share what no node's card has.
     """
     if len(nodes) > len(usable):

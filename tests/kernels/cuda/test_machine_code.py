@@ -21,12 +21,12 @@ def parts(architecture):
     """The functions and parts of softmax.cu to compile: all, which takes seven minutes of a core.
 
     A machine of few cores compiles parts that need most registers: float32 rows, and 16-bit rows with float32 results. A scale takes one
-    register more, so these rows are those of scaled softmax. Wide results are compiled where they have spilled: before and after Hopper.
+    register more, so these rows are those of scaled softmax.
     """
     if not few_cores():
         return [(function, part) for function in build.FUNCTIONS for part in range(build.parts())]
-    wide = {"sm_80": [("softmax", 4)], "sm_100a": [("scaled_softmax", 2)]}
-    return [("scaled_softmax", 0), *wide.get(architecture, [])]
+    wide = {"sm_80": ("softmax", 4), "sm_90a": ("scaled_softmax", 4), "sm_100a": ("scaled_softmax", 2)}
+    return [("scaled_softmax", 0), wide[architecture]]
 
 
 @pytest.fixture(scope="module")
