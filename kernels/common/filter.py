@@ -1,6 +1,6 @@
 """Builds and loads `filter.cpp`, which decides in C++ whether a call of an overridden operator runs our kernel or torch's.
 
-g++ compiles it with torch's headers in about five seconds, once for each version of torch. The library is cached as those of the CUDA
+g++ compiles it with torch's headers, once for each version of torch. The library is cached as those of the CUDA
 kernels are. A machine without g++ has no filter.
 """
 
