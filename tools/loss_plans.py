@@ -17,12 +17,12 @@ from softbench.kernels.cuda.launch_plan import TIERS, Plan
 from triton.testing import do_bench
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-WARP, BLOCK, CLUSTER, SPLIT, CLUSTER_BULK, SPLIT_BULK = (
-    TIERS.index(name) for name in ("warp", "block", "cluster", "split", "cluster_bulk", "split_bulk")
+WARP, STAGED, BLOCK, CLUSTER, SPLIT, CLUSTER_BULK, SPLIT_BULK = (
+    TIERS.index(name) for name in ("warp", "staged", "block", "cluster", "split", "cluster_bulk", "split_bulk")
 )
 SHAPES = "4096x1000,4096x4096,4096x32000,4096x128256,1024x32000,1024x201088,1x128256,8x128256,64x128256,2048x50257"
 SHOWN = 6
-"""Plans of a pass, at most."""
+"""Plans of a pass, beside the best of each tier."""
 
 
 def reading_plans(M: int, vectors: int) -> Iterator[Plan]:
@@ -33,6 +33,10 @@ def reading_plans(M: int, vectors: int) -> Iterator[Plan]:
         for threads in (64, 128, 256):
             most = -(-vectors // threads)
             yield from (Plan(SPLIT, in_flight, threads, ctas) for ctas in (1, 2, 3, 4, 6, 8, 12, 16, 32, 64, 128, 256) if ctas <= most)
+    yield from (Plan(STAGED, 4, 256, ctas, stages) for ctas, stages in ((1, 12), (2, 4), (2, 5), (2, 6), (3, 3), (3, 4), (4, 2), (4, 3)))
+    for threads in (64, 128, 192, 256):
+        if M <= 1024:
+            yield from (Plan(CLUSTER, 4, threads, ctas) for ctas in (2, 4, 8, 12, 16) if ctas * threads <= 2 * vectors)
 
 
 def gradient_plans(M: int, vectors: int) -> Iterator[Plan]:
@@ -98,12 +102,15 @@ def compare(which: str, x: torch.Tensor, target: torch.Tensor) -> None:
     call, plans, moves = calls(x, target)[which]
     M, N = x.shape
     own = Plan(-1)
-    call(plan=own)
+    for _ in range(3):  # clocks and caches
+        timed(functools.partial(call, plan=own))
     found = [(timed(call), f"{words(own)}  <- heuristics")]
     found += [(timed(functools.partial(call, plan=plan)), words(plan)) for plan in plans(M, -(-N * x.element_size() // 16))]
     copied = timed(functools.partial(torch.empty_like(x).copy_, x)) if moves == 2 else 0.0
     print(f"\n{which} {M}x{N} {x.dtype}" + (f", copy {copied:.1f} us" if copied else ""))
-    for us, text in [found[0], *sorted(found[1:])[:SHOWN]]:
+    ranked = sorted(found[1:])
+    best = [next(one for one in ranked if one[1].split()[0] == tier) for tier in {text.split()[0] for _, text in ranked}]
+    for us, text in [found[0], *sorted({*ranked[:SHOWN], *best})]:
         speed = moves * x.nbytes / us / 1e6
         print(f"  {us:9.1f} us {speed:6.2f} TB/s " + (f"{copied / us:5.3f} " if copied else "") + text, flush=True)
 

@@ -31,6 +31,11 @@ __device__ __forceinline__ int cluster_index() {  // among the grid's clusters, 
     asm volatile("mov.u32 %0, %%clusterid.x;" : "=r"(i));
     return int(i);
 }
+__device__ __forceinline__ int cluster_size() {
+    uint32_t n;
+    asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(n));
+    return int(n);
+}
 // The arrival is relaxed. The default is a release: it waits for all memory of the device (MEMBAR.GPU) before the first load is issued. That
 // costs 4 % of the bandwidth. The other CTAs must only see that the barrier is ready, and barrier_inits_done ensures that.
 __device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }

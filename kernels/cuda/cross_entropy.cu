@@ -7,6 +7,7 @@
 
 #include "dispatch.cuh"
 #include "row_gradient.cuh"
+#include "statistics_launch.cuh"
 
 namespace softbench {
 

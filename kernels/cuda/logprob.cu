@@ -2,6 +2,7 @@
 // called through C.
 
 #include "row_gradient.cuh"
+#include "statistics_launch.cuh"
 
 namespace softbench {
 

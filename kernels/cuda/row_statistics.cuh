@@ -7,6 +7,7 @@
 // as finished. The last one merges the slots. No CTA waits for another.
 #pragma once
 
+#include "cluster_exchange.cuh"
 #include "launch_plan.cuh"
 #include "loss_ops.cuh"
 
@@ -126,17 +127,95 @@ __device__ __forceinline__ unsigned count_finished(unsigned* counter) {
     return before;
 }
 
-// U: the vectors of a thread in flight. WARP_PER_ROW: the rows of a CTA are as many as its warps.
-template <typename Op, int U, bool WARP_PER_ROW>
-__global__ void __launch_bounds__(STATISTICS_THREADS, statistics_min_ctas(U, Op::COUNTS, WARP_PER_ROW)) row_statistics(StatisticsRows<Op> rows) {
+template <typename Op> __device__ __forceinline__ Sums merged(const Sums& one, const Sums& other) {
+    const float maximum = fmaxf(one.maximum, other.maximum);
+    const Sums a = Op::rescaled(one, maximum), b = Op::rescaled(other, maximum);
+    return {maximum, a.sum + b.sum, a.third + b.third, a.count + b.count};
+}
+
+// Merges the Sums of all CTAs of a row by the counter. True in the CTA that finishes the row: it counted itself last, and its first warp has all Sums.
+template <typename Op>
+__device__ __forceinline__ bool merged_by_last(const StatisticsRows<Op>& rows, int64_t row, int cta, int ctas, Sums& sums, Sums* warp_sums) {
+    __shared__ bool is_last;
+    Sums* const slots = rows.slots + row * ctas;
+    if (threadIdx.x == 0) {
+        __stcg(reinterpret_cast<float4*>(slots + cta), make_float4(sums.maximum, sums.sum, sums.third, sums.count));
+        is_last = count_finished(rows.counters + row) == unsigned(ctas - 1);
+    }
+    __syncthreads();  // also: all threads have read warp_sums
+    if (!is_last) return false;
+    sums = {MINUS_INFINITY, 0.0f, 0.0f, 0.0f};
+    for (int other = threadIdx.x; other < ctas; other += blockDim.x) {
+        const float4 v = __ldcg(reinterpret_cast<const float4*>(slots + other));
+        sums = merged<Op>(sums, {v.x, v.y, v.z, v.w});
+    }
+    sums = merged_over_block<Op>(sums, warp_sums);
+    if (threadIdx.x == 0) rows.counters[row] = 0;
+    return true;
+}
+
+// What the CTAs of a cluster need to merge their Sums: the first one has a message from each.
+struct SumsMailbox {
+    Sums messages[MAX_CLUSTER];
+    uint64_t barrier;  // its phase ends when all messages have come
+};
+// Called before the loads. The wait for the other CTAs comes after them.
+__device__ __forceinline__ void prepare_mailbox(SumsMailbox& mailbox, int size) {
+#if SOFTBENCH_CLUSTERS
+    if (threadIdx.x == 0) {
+        barrier_init(&mailbox.barrier);
+        barrier_inits_done();
+        barrier_expect(&mailbox.barrier, uint32_t(sizeof(Sums)) * size);
+    }
+    cluster_arrive();
+#endif
+}
+// Merges the Sums of all CTAs of a cluster. True in the warp that finishes the row: the first one of the first CTA.
+template <typename Op> __device__ __forceinline__ bool merged_by_first(int rank, int size, Sums& sums, SumsMailbox& mailbox) {
+#if SOFTBENCH_CLUSTERS
+    cluster_wait();
+    if (threadIdx.x == 0)
+        asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(remote_address(&mailbox.messages[rank], 0)),
+                     "r"(__float_as_uint(sums.maximum)), "r"(__float_as_uint(sums.sum)), "r"(__float_as_uint(sums.third)), "r"(__float_as_uint(sums.count)),
+                     "r"(remote_address(&mailbox.barrier, 0))
+                     : "memory");
+    if (rank != 0 || threadIdx.x >= WARP) return false;
+    barrier_wait(&mailbox.barrier, 0);
+    sums = merged_over_warp<Op>(int(threadIdx.x) < size ? mailbox.messages[threadIdx.x] : Sums{MINUS_INFINITY, 0.0f, 0.0f, 0.0f});
+#endif
+    return true;
+}
+
+// What has a row. SEVERAL_CTAS (or one) are anywhere on the device.
+enum Share { ONE_WARP_EACH, SEVERAL_CTAS, ONE_CLUSTER };
+
+// The row of a thread, the number of its CTA among those of the row, and how many these are.
+struct Place {
+    int64_t row;
+    int cta, ctas;
+};
+template <Share SHARE> __device__ __forceinline__ Place place_of() {
+    if constexpr (SHARE == ONE_WARP_EACH) return {int64_t(blockIdx.x) * (blockDim.x / WARP) + threadIdx.x / WARP, 0, 1};
+#if SOFTBENCH_CLUSTERS
+    if constexpr (SHARE == ONE_CLUSTER) return {cluster_index(), cluster_rank(), cluster_size()};
+#endif
+    return {grid_row(), int(blockIdx.x), int(gridDim.x)};
+}
+
+// U: the vectors of a thread in flight.
+template <typename Op, int U, Share SHARE>
+__global__ void __launch_bounds__(STATISTICS_THREADS, statistics_min_ctas(U, Op::COUNTS, SHARE == ONE_WARP_EACH)) row_statistics(StatisticsRows<Op> rows) {
+    constexpr bool WARP_PER_ROW = SHARE == ONE_WARP_EACH;
     constexpr int V = Op::V, BASE_ALIGNMENT = WARP_PER_ROW ? VECTOR_BYTES : LINE_BYTES;
     using Element = typename Op::Element;
     __shared__ Sums warp_sums[STATISTICS_THREADS / WARP];
-    __shared__ bool is_last;
     const int lanes = WARP_PER_ROW ? WARP : blockDim.x, lane = WARP_PER_ROW ? threadIdx.x % WARP : threadIdx.x;
-    const int64_t row = WARP_PER_ROW ? int64_t(blockIdx.x) * (blockDim.x / WARP) + threadIdx.x / WARP : grid_row();
+    const Place place = place_of<SHARE>();
+    const int64_t row = place.row;
+    const int cta = place.cta, ctas = place.ctas;
     if (row >= rows.M) return;  // only whole warps return, and their path has no barrier
-    const int cta = WARP_PER_ROW ? 0 : blockIdx.x, ctas = WARP_PER_ROW ? 1 : gridDim.x;
+    __shared__ SumsMailbox mailbox;
+    if constexpr (SHARE == ONE_CLUSTER) prepare_mailbox(mailbox, ctas);
     int64_t target = 0;
     if (lane == 0) target = load_word(rows.target + row);  // early: x at the target waits for it
 
@@ -149,11 +228,12 @@ __global__ void __launch_bounds__(STATISTICS_THREADS, statistics_min_ctas(U, Op:
         to = min(end, (cta + 1) * rows.chunk);
     }
     if (from < first) from += lanes;  // `first` is at most LINE_VECTORS
+    const int edge_index = lane < FIRST_TAIL_THREAD ? offset + lane : end * V + lane - FIRST_TAIL_THREAD;
+    const bool has_edge = cta == 0 && lane < EDGE_THREADS && edge_index < row_end && (lane >= FIRST_TAIL_THREAD || edge_index < first * V);
+    Element edge = from_float<Element>(0.0f);
+    if (has_edge) edge = (x - offset)[edge_index];  // it is converted after the vectors, which do not wait for it
     Sums sums = thread_sums<Op, U, WARP_PER_ROW>(rows, x - offset, from, to, lanes);
-    if (cta == 0 && lane < EDGE_THREADS) {
-        const int index = lane < FIRST_TAIL_THREAD ? offset + lane : end * V + lane - FIRST_TAIL_THREAD;
-        if (index < row_end && (lane >= FIRST_TAIL_THREAD || index < first * V)) accumulate_one<Op>(rows, sums, to_float((x - offset)[index]));
-    }
+    if (has_edge) accumulate_one<Op>(rows, sums, to_float(edge));
     float x_target = 0.0f;
     if (lane == 0 && target >= 0 && target < rows.N) x_target = to_float(x[target]);
 
@@ -161,72 +241,11 @@ __global__ void __launch_bounds__(STATISTICS_THREADS, statistics_min_ctas(U, Op:
         sums = merged_over_warp<Op>(sums);
     } else {
         sums = merged_over_block<Op>(sums, warp_sums);
-        if (ctas > 1) {
-            Sums* const slots = rows.slots + row * ctas;
-            if (lane == 0) {
-                __stcg(reinterpret_cast<float4*>(slots + cta), make_float4(sums.maximum, sums.sum, sums.third, sums.count));
-                is_last = count_finished(rows.counters + row) == unsigned(ctas - 1);
-            }
-            __syncthreads();  // also: all threads have read warp_sums
-            if (!is_last) return;
-            sums = {MINUS_INFINITY, 0.0f, 0.0f, 0.0f};
-            for (int other = lane; other < ctas; other += lanes) {
-                const float4 v = __ldcg(reinterpret_cast<const float4*>(slots + other));
-                const Sums another = {v.x, v.y, v.z, v.w};
-                const float maximum = fmaxf(sums.maximum, another.maximum);
-                const Sums a = Op::rescaled(sums, maximum), b = Op::rescaled(another, maximum);
-                sums = {maximum, a.sum + b.sum, a.third + b.third, a.count + b.count};
-            }
-            sums = merged_over_block<Op>(sums, warp_sums);
-            if (lane == 0) rows.counters[row] = 0;
-        }
+        if constexpr (SHARE == ONE_CLUSTER) {
+            if (!merged_by_first<Op>(cta, ctas, sums, mailbox)) return;
+        } else if (ctas > 1 && !merged_by_last<Op>(rows, row, cta, ctas, sums, warp_sums)) return;
     }
     if (lane == 0) Op::finish(rows, row, rows.N, target, x_target, sums);
-}
-
-// Plans: ONE_WARP, or SPLIT with the CTAs of a row in `per_row`. `vectors` is U.
-constexpr int64_t STATISTICS_CHUNK = 4096;  // vectors of a CTA, at most: 64 KB
-
-inline Plan statistics_plan(int64_t M, int64_t vectors) {
-    const int64_t sms = device().sms;
-    if (vectors <= 64 || (vectors <= 256 && M >= 16 * sms) || (vectors <= 1024 && M >= 128 * sms))
-        return {ONE_WARP, 4, STATISTICS_WARPS * WARP, 1, 0, VECTOR_BYTES, 0, 0};
-    const int64_t wanted = ceil_div<int64_t>(16 * sms, M), few = ceil_div<int64_t>(2 * sms, M), in_flight = 4 * STATISTICS_THREADS;
-    int64_t ctas = std::max<int64_t>(ceil_div(vectors, STATISTICS_CHUNK), std::min(wanted, ceil_div(vectors, in_flight)));
-    if (M * ctas < sms) ctas = std::max(ctas, std::min(few, ceil_div<int64_t>(vectors, STATISTICS_THREADS)));
-    ctas = M > COUNTED_ROWS ? 1 : std::max<int64_t>(1, std::min(ctas, COUNTED_SLOTS / M));
-    const int64_t each = ceil_div(vectors, ctas), quarter = ceil_div<int64_t>(each, 4);
-    const int threads = each > 4 * STATISTICS_THREADS || M * ctas <= 2 * sms ? STATISTICS_THREADS : int(std::max<int64_t>(2 * WARP, round_up<int64_t>(quarter, WARP)));
-    return {SPLIT, 4, threads, int(ctas), 0, LINE_ALIGNMENT, 0, 0};
-}
-
-// Launches the kernel of a plan; see `run`. The workspace has the counters first.
-template <typename Op> int64_t run_statistics(StatisticsRows<Op> rows, Plan* p, void* workspace, int64_t workspace_bytes, cudaStream_t stream) {
-    constexpr int64_t counter_bytes = COUNTED_ROWS * int64_t(sizeof(unsigned));
-    const int64_t vectors = ceil_div<int64_t>(rows.N, Op::V) + LINE_VECTORS;  // at most, counted from the base
-    Plan chosen = p && p->tier != AUTO ? *p : statistics_plan(rows.M, vectors);
-    if (p && p->tier == AUTO) *p = chosen;
-    if (chosen.threads < WARP || chosen.threads > STATISTICS_THREADS || chosen.threads % WARP || chosen.per_row < 1) return cudaErrorInvalidValue;
-    if (chosen.vectors != 4 && !(chosen.vectors == 8 && chosen.tier == SPLIT && !Op::COUNTS)) return cudaErrorInvalidValue;
-    if (chosen.tier == ONE_WARP) {
-        row_statistics<Op, 4, true><<<unsigned(ceil_div<int64_t>(rows.M, chosen.threads / WARP)), chosen.threads, 0, stream>>>(rows);
-        return cudaGetLastError();
-    }
-    const int64_t ctas = chosen.per_row;
-    if (chosen.tier != SPLIT || (ctas > 1 && (rows.M > COUNTED_ROWS || rows.M * ctas > COUNTED_SLOTS))) return cudaErrorInvalidValue;
-    if (ctas > 1) {
-        const int64_t bytes = counter_bytes + rows.M * ctas * int64_t(sizeof(Sums));
-        if (workspace_bytes < bytes) return -bytes;
-        rows.counters = static_cast<unsigned*>(workspace);
-        rows.slots = reinterpret_cast<Sums*>(static_cast<char*>(workspace) + counter_bytes);
-    }
-    rows.chunk = int(round_up<int64_t>(ceil_div(vectors, ctas), LINE_VECTORS));
-    const dim3 grid = grid_of_rows(int(ctas), rows.M);
-    if constexpr (!Op::COUNTS) {
-        if (chosen.vectors == 8) return row_statistics<Op, 8, false><<<grid, chosen.threads, 0, stream>>>(rows), cudaGetLastError();
-    }
-    row_statistics<Op, 4, false><<<grid, chosen.threads, 0, stream>>>(rows);
-    return cudaGetLastError();
 }
 
 }  // namespace softbench

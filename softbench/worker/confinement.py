@@ -38,6 +38,8 @@ SYSTEM = (
     *("/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/alternatives", "/etc/localtime", "/etc/passwd"),
 )
 """Files and folders of the system that every process may read."""
+OWN_PROCESS = "/proc/self"
+"""The files of this process. They stay writable on a GPU: CUDA names its threads there, and does not start without that."""
 
 AUDIT_ARCH_X86_64 = 0xC000003E
 SET_FILTER, SYNCHRONIZE, ALLOW, ERROR = 1, 1, 0x7FFF0000, 0x00050000
@@ -72,14 +74,14 @@ def confine(readable: Iterable[str], folder: str, device: str, *, sockets: bool)
 
     Args:
         readable: files and folders that stay readable, beside those of SYSTEM.
-        folder: the only folder that stays writable.
+        folder: the only folder that stays writable, beside OWN_PROCESS.
         device: `cpu` or `cuda`.
         sockets: sockets stay allowed: CUDA makes one when it starts.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     privileges = libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
     version = max(0, libc.syscall(LANDLOCK_CREATE, None, ctypes.c_size_t(0), 1))
-    files = version > 0 and _landlock(libc, version, readable, folder)
+    files = version > 0 and _landlock(libc, version, readable, (folder, OWN_PROCESS) if device == "cuda" else (folder,))
     capabilities = _drop_capabilities(libc)
     memory = _limit(device)
     signals = files and version >= 6
@@ -104,7 +106,7 @@ def forbid_sockets() -> bool:
     return _filter(ctypes.CDLL(None, use_errno=True), SOCKETS.values())
 
 
-def _landlock(libc: ctypes.CDLL, version: int, readable: Iterable[str], folder: str) -> bool:
+def _landlock(libc: ctypes.CDLL, version: int, readable: Iterable[str], writable: Iterable[str]) -> bool:
     rights = sum(bits for since, bits in RIGHTS if version >= since)
     # TCP's bind and connect; abstract sockets and signals.
     attributes = struct.pack("QQQ", rights, 3 if version >= 4 else 0, 3 if version >= 6 else 0)
@@ -118,7 +120,8 @@ def _landlock(libc: ctypes.CDLL, version: int, readable: Iterable[str], folder: 
         for pattern in DEVICES:
             for file in Path("/").glob(pattern[1:]):
                 _allow(libc, rules, str(file), rights & OF_FILES & ~1)
-        _allow(libc, rules, folder, rights)
+        for path in writable:
+            _allow(libc, rules, path, rights)
         return libc.syscall(LANDLOCK_RESTRICT, rules, 0) == 0
     finally:
         os.close(rules)

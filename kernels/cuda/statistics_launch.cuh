@@ -1,0 +1,81 @@
+// Which kernel reads the rows of a loss, and its launch.
+#pragma once
+
+#include "launcher.cuh"
+#include "row_statistics.cuh"
+#include "row_stream.cuh"
+
+namespace softbench {
+
+// Plans: ONE_WARP, or SPLIT with the CTAs of a row in `per_row`. `vectors` is U.
+constexpr int64_t STATISTICS_CHUNK = 4096;  // vectors of a CTA, at most: 64 KB
+
+inline Plan statistics_plan(int64_t M, int64_t vectors) {
+    const int64_t sms = device().sms;
+    if (vectors <= 64 || (vectors <= 256 && M >= 16 * sms) || (vectors <= 1024 && M >= 128 * sms))
+        return {ONE_WARP, 4, STATISTICS_WARPS * WARP, 1, 0, VECTOR_BYTES, 0, 0};
+    const int64_t wanted = ceil_div<int64_t>(16 * sms, M), few = ceil_div<int64_t>(2 * sms, M), in_flight = 4 * STATISTICS_THREADS;
+    int64_t ctas = std::max<int64_t>(ceil_div(vectors, STATISTICS_CHUNK), std::min(wanted, ceil_div(vectors, in_flight)));
+    if (M * ctas < sms) ctas = std::max(ctas, std::min(few, ceil_div<int64_t>(vectors, STATISTICS_THREADS)));
+    ctas = M > COUNTED_ROWS ? 1 : std::max<int64_t>(1, std::min(ctas, COUNTED_SLOTS / M));
+    const int64_t each = ceil_div(vectors, ctas), quarter = ceil_div<int64_t>(each, 4);
+    const int threads = each > 4 * STATISTICS_THREADS || M * ctas <= 2 * sms ? STATISTICS_THREADS : int(std::max<int64_t>(2 * WARP, round_up<int64_t>(quarter, WARP)));
+    return {SPLIT, 4, threads, int(ctas), 0, LINE_ALIGNMENT, 0, 0};
+}
+
+constexpr int64_t COUNTER_BYTES = COUNTED_ROWS * int64_t(sizeof(unsigned));
+
+// As run_statistics, of a plan of row_stream.cuh: `per_row` are the CTAs of an SM, and `tier_option` the stages of a CTA.
+template <typename Op> int64_t run_stream(StatisticsRows<Op> rows, const Plan& plan, void* workspace, int64_t workspace_bytes, cudaStream_t stream) {
+    if (!device().clusters() || plan.threads != STREAM_THREADS || plan.tier_option < 1 || plan.tier_option > RING_STAGES) return cudaErrorInvalidValue;
+    const bool aligned = (reinterpret_cast<uintptr_t>(rows.x) | (rows.M > 1 ? rows.stride * sizeof(typename Op::Element) : 0)) % LINE_BYTES == 0;
+    const int64_t row_vectors = round_up<int64_t>(ceil_div<int64_t>(rows.N, Op::V) + (aligned ? 0 : LINE_VECTORS - 1), LINE_VECTORS);
+    const int64_t ctas = std::min<int64_t>({int64_t(plan.per_row) * device().sms, rows.M * row_vectors / LINE_VECTORS, COUNTED_ROWS});
+    const int64_t bytes = COUNTER_BYTES + STREAM_SLOTS * ctas * int64_t(sizeof(Sums));
+    if (workspace_bytes < bytes) return -bytes;
+    rows.counters = static_cast<unsigned*>(workspace);
+    rows.slots = reinterpret_cast<Sums*>(static_cast<char*>(workspace) + COUNTER_BYTES);
+    Launcher launcher{stream, nullptr, 0, LARGE_BYTES};
+    launcher.launch(row_stream<Op>, ctas, STREAM_THREADS + WARP, size_t(plan.tier_option) * RING_VECTORS * VECTOR_BYTES, 1, rows, int(row_vectors), plan.tier_option);
+    return launcher.error;
+}
+
+// Launches the kernel of a plan; see `run`. The workspace has the counters first.
+template <typename Op> int64_t run_statistics(StatisticsRows<Op> rows, Plan* p, void* workspace, int64_t workspace_bytes, cudaStream_t stream) {
+    const int64_t vectors = ceil_div<int64_t>(rows.N, Op::V) + LINE_VECTORS;  // at most, counted from the base
+    Plan chosen = p && p->tier != AUTO ? *p : statistics_plan(rows.M, vectors);
+    if (p && p->tier == AUTO) *p = chosen;
+    if (chosen.threads < WARP || chosen.threads > STATISTICS_THREADS || chosen.threads % WARP || chosen.per_row < 1) return cudaErrorInvalidValue;
+    if (chosen.vectors != 4 && !(chosen.vectors == 8 && chosen.tier == SPLIT && !Op::COUNTS)) return cudaErrorInvalidValue;
+    if (chosen.tier == ONE_WARP) {
+        row_statistics<Op, 4, ONE_WARP_EACH><<<unsigned(ceil_div<int64_t>(rows.M, chosen.threads / WARP)), chosen.threads, 0, stream>>>(rows);
+        return cudaGetLastError();
+    }
+    if (chosen.tier == STAGED) {
+        if constexpr (!Op::COUNTS) return run_stream(rows, chosen, workspace, workspace_bytes, stream);
+        return cudaErrorInvalidValue;
+    }
+    const int64_t ctas = chosen.per_row;
+    rows.chunk = int(round_up<int64_t>(ceil_div(vectors, ctas), LINE_VECTORS));
+    if (chosen.tier == CLUSTER) {
+        if (!device().clusters() || ctas > MAX_CLUSTER) return cudaErrorInvalidValue;
+        Launcher launcher{stream, nullptr, 0, 0};
+        launcher.launch(row_statistics<Op, 4, ONE_CLUSTER>, rows.M * ctas, chosen.threads, 0, int(ctas), rows);
+        return launcher.error;
+    }
+    if (chosen.tier != SPLIT || (ctas > 1 && (rows.M > COUNTED_ROWS || rows.M * ctas > COUNTED_SLOTS))) return cudaErrorInvalidValue;
+    if (ctas > 1) {
+        const int64_t bytes = COUNTER_BYTES + rows.M * ctas * int64_t(sizeof(Sums));
+        if (workspace_bytes < bytes) return -bytes;
+        rows.counters = static_cast<unsigned*>(workspace);
+        rows.slots = reinterpret_cast<Sums*>(static_cast<char*>(workspace) + COUNTER_BYTES);
+    }
+    const dim3 grid = grid_of_rows(int(ctas), rows.M);
+    if constexpr (!Op::COUNTS) {
+        if (chosen.vectors == 8) return row_statistics<Op, 8, SEVERAL_CTAS><<<grid, chosen.threads, 0, stream>>>(rows), cudaGetLastError();
+    }
+    row_statistics<Op, 4, SEVERAL_CTAS><<<grid, chosen.threads, 0, stream>>>(rows);
+    return cudaGetLastError();
+}
+
+}  // namespace softbench
