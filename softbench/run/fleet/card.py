@@ -180,7 +180,7 @@ def _measure(link: Link, message: JsonObject, session: Session, prepared: Prepar
     pace = Pace(plan, session.pool.activity, kept.has, prepared.unsupported)
     link.begin(plan, pace, "")
     session.pool.tell(kept.keep_log)
-    with CellJudge(plan) as judge:
+    with CellJudge(plan, session.pool.activity) as judge:
         execute(plan, kept, Watch(link, pace, CpuLoad(link.note), judge.judged), session.pool, slots, session.environment)
 
 
