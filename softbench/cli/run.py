@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ import typer
 
 from softbench import __version__
 from softbench.cli import fleet_options, options, verbosity
-from softbench.cli.actions import measure, note, show_table, try_file, warn, wrote_to_stdout
+from softbench.cli.actions import interruptible, measure, note, show_table, try_file, warn, wrote_to_stdout
 from softbench.cli.panels import PanelCommand
 from softbench.core.errors import SoftbenchError
 from softbench.core.text import printable
@@ -19,6 +20,7 @@ from softbench.core.text import printable
 if TYPE_CHECKING:
     from softbench.plan.plan import Plan, Stored
     from softbench.results.store import Run
+    from softbench.run.fleet.fleet import How
     from softbench.run.request import Request
 
 
@@ -81,7 +83,7 @@ def run(
     try_file(json)
     several = fleet_options.how(devices, ray, spread, force, device)
     if dry_run:
-        _dry_run(request, json, several=several is not None)
+        _dry_run(request, json) if several is None else _dry_run_of_cards(several, request, json)
         return
     from softbench.run.run import exit_code
 
@@ -156,21 +158,48 @@ def _show(measured: Run, json: Path | None) -> None:
     wrote_to_stdout(measured.document, json)
 
 
-def _dry_run(request: Request, json: Path | None, *, several: bool) -> None:
+def _dry_run(request: Request, json: Path | None) -> None:
     """Print the plan of a run, or of what is left of the interrupted run that it would continue."""
     from softbench.plan.estimate import run_seconds
     from softbench.plan.plan import nothing_stored
     from softbench.run import run
 
     plan, found, text = run.dry_run(request), None, ""
-    if request.resume and not several:
+    if request.resume:
         found, text = run.interrupted_run(request, plan)
-    more = ["this is the whole sweep on one card: without the other cards, and without what an interrupted run has"] if several else []
-    warn([*plan.notes, *([text] if text and not found else []), *more])
+    warn([*plan.notes, *([text] if text and not found else [])])
     stored, name = (found.has, found.name) if found else (nothing_stored, "")
     seconds = run_seconds(plan, stored=stored)
     if not wrote_to_stdout(lambda: plan.document(seconds, name, stored), json):
         _show_plan(plan, seconds, name, stored)
+
+
+def _dry_run_of_cards(several: How, request: Request, json: Path | None) -> None:
+    """Print the plan of the whole sweep, and what each card would measure of it."""
+    from softbench.core.text import count, duration, few
+    from softbench.plan.estimate import run_seconds
+    from softbench.plan.plan import nothing_stored
+    from softbench.run.fleet import fleet
+    from softbench.run.fleet.doctor import Notes
+
+    with interruptible():
+        hands = fleet.dry_run(several, request, Notes(note))
+    if request.resume:
+        note("this is the whole sweep, without what an interrupted run has")
+    seconds = [run_seconds(replace(hand.plan, cases=hand.cases)) for hand in hands]
+    names = ", ".join(dict.fromkeys(hand.plan.device_name for hand in hands))
+    plan = replace(hands[0].plan, device_name=f"{count(len(hands), 'card')} ({names})")
+    cards = [
+        {"card": hand.name, "unit": hand.plan.unit, "estimate_s": round(own, 3), "cases": [case.key for case in hand.cases]}
+        for hand, own in zip(hands, seconds, strict=True)
+    ]
+    if wrote_to_stdout(lambda: {**plan.document(max(seconds)), "cards": cards}, json):
+        return
+    _show_plan(plan, max(seconds), "", nothing_stored)
+    for hand, own in zip(hands, seconds, strict=True):
+        keys = [case.key for case in hand.cases]
+        what = f": {', '.join(keys) if verbosity.verbose() else few(keys)}" if keys else ""
+        typer.echo(f"{hand.name} ({hand.plan.unit}): {count(len(keys), 'case')}, about {duration(own)}{what}")
 
 
 def _show_plan(plan: Plan, seconds: float, resumed: str, stored: Stored) -> None:

@@ -136,8 +136,9 @@ def judge(
         message = str(error).replace("--backends", "--candidate, --reference", 1).replace("--relative-to", "--reference", 1)
         raise UsageError(message) from None
     screened = samples_of(run)
-    notes = [f"measured: {run.csv}"] + (environment_match.check(screened, own(screened, base), allowed) if base else [])
-    process_sds = paired.spreads(base, reference, candidate) if base else None
+    mine = own(screened, base) if base else None
+    notes = [f"measured: {run.csv}"] + (environment_match.check(screened, mine, allowed) if mine else [])
+    process_sds = paired.spreads(mine, reference, candidate) if mine else None
 
     def fresh(cells: Sequence[CellKey], pairs: int) -> RunSamples:
         again = measure(confirmation(request, cells, pairs))

@@ -17,7 +17,7 @@ from softbench.gate.ab_run import Measure, confirmation, samples_of, times
 from softbench.gate.fresh_pairs import controls_of
 from softbench.gate.power import SECOND_LOOK, finds_slowdown
 from softbench.gate.samples import CellKey, RunSamples
-from softbench.gate.units import own
+from softbench.gate.units import dealt, own
 from softbench.gate.verdicts import CORRECT, GateReport, Rules, State, Verdict, ranked
 from softbench.plan.plan import Plan
 from softbench.plan.settings import Layer
@@ -65,16 +65,16 @@ def judge(measure: Measure, request: Request, base: RunSamples, rules: Rules, al
     except UsageError as error:
         raise UsageError(str(error).replace("--backends", f"{base.source}: its backends need their --plugin", 1)) from None
     new = samples_of(run)
-    base = own(new, base)
-    notes = [f"measured: {run.csv}", *environment_match.check(new, base, allowed)]
-    first = unpaired.judge(new, _of_cases(base, new.cells), rules)
+    mine = own(new, base)
+    notes = [f"measured: {run.csv}", *environment_match.check(new, mine, allowed)]
+    first = unpaired.judge(new, _of_cases(mine, new.cells), rules)
 
     def fresh(cells: Sequence[CellKey]) -> RunSamples:
         again = measure(confirmation(request, cells, SECOND_LOOK * request.settings().processes))
         notes.append(f"{text.count(len(cells), 'cell')} measured again in new processes: {again.csv}")
         return samples_of(again)
 
-    report = second_look(first, base, rules, fresh)
+    report = dealt(second_look(first, mine, rules, fresh), new, new, base)
     return replace(report, notes=(*notes, *report.notes))
 
 

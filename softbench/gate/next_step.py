@@ -16,6 +16,7 @@ from softbench.core.case import AT_DIM, OPERATION, parse_op, value_text
 from softbench.gate import unpaired
 from softbench.gate.fresh_pairs import MORE_PAIRS
 from softbench.gate.samples import CellKey, RunSamples
+from softbench.gate.units import count_dealt
 from softbench.gate.verdicts import GateReport, State
 from softbench.ops import registry
 from softbench.plugins.source import split_alias, split_function
@@ -55,6 +56,8 @@ def after_new_processes(report: GateReport, command: str, base: RunSamples, proc
         return broken
     if report.exit_code == 1:
         return f"if the change is intended, measure a new baseline: {_new_baseline(base, command)}"
+    if dealt := _baseline_of_each_card(report, base, command):
+        return dealt
     if report.nothing_judged:
         return NOTHING_JUDGED
     if report.exit_code:
@@ -68,6 +71,8 @@ def after_files(report: GateReport, command: str, files: Collection[Path], new: 
     again = shlex.join([*_without_files(command, files), *new.plugin_flags])
     if broken := _find_the_error(report, again):
         return broken
+    if report.exit_code == 3 and (dealt := _baseline_of_each_card(report, base, again)):
+        return dealt
     if report.exit_code == 3 and report.nothing_judged:
         return NOTHING_JUDGED
     if report.exit_code and abs(unpaired.machine_change(new, base)) > math.log1p(report.rules.reference_moves):
@@ -77,6 +82,17 @@ def after_files(report: GateReport, command: str, files: Collection[Path], new: 
     away = [str(place) for place in places if place.suffix == ".py" and not place.is_file()]
     add = f" (add the folder of {text.few(away)}, which results do not store)" if away else ""
     return f"measure again, with a second look in new processes{add}: {again}" if report.exit_code else ""
+
+
+def _baseline_of_each_card(report: GateReport, base: RunSamples, command: str) -> str:
+    """What to do about cells that another card measured than in the baseline; empty if there are none."""
+    if not (number := count_dealt(report)):
+        return ""
+    once = _new_baseline(base, command)
+    shared = _given(shlex.split(once), ("--devices", "--ray"))
+    each = _with(once, {"--spread": "replicate"}) if shared else f"{once}, on each card"
+    were = "cell was" if number == 1 else "cells were"
+    return f"{number} {were} measured on another card than in the baseline; measure a baseline that has every cell of each card: {each}"
 
 
 def _find_the_error(report: GateReport, command: str) -> str:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from softbench.core.case import YARDSTICK
 from softbench.core.errors import InconclusiveError
 from softbench.core.machine import same_card
 from softbench.gate import environment_match, unpaired
-from softbench.gate.samples import RunSamples
-from softbench.gate.verdicts import GateReport, Rules, ranked
+from softbench.gate.samples import CellKey, CellSamples, RunSamples
+from softbench.gate.verdicts import GateReport, Rules, State, Verdict, ranked, unmeasured
+from softbench.results.units import device_name
+
+DEALT = "measured on another card than in the baseline"
+"""How the reason of a cell begins that was dealt to another card of the same model."""
 
 
 def split(run: RunSamples) -> list[RunSamples]:
@@ -47,7 +52,7 @@ def own(new: RunSamples, base: RunSamples) -> RunSamples:
 def judge(new: RunSamples, base: RunSamples, rules: Rules, notes: Sequence[str], allowed: Sequence[str]) -> GateReport:
     """Judge each unit of `new` against its own part of the baseline. The units share the error rate.
 
-    Cells of the baseline on units that `new` lacks are not missing.
+    Cells of the baseline on units that `new` lacks are not missing. A cell that was dealt to another card is ambiguous: see `dealt`.
 
     Raises:
         InconclusiveError: a unit has no baseline, or `softbench.gate.unpaired.judge` raises it.
@@ -57,12 +62,64 @@ def judge(new: RunSamples, base: RunSamples, rules: Rules, notes: Sequence[str],
     checks = [text for part, of in pairs for text in environment_match.check(part, of, allowed)]
     notes = tuple(dict.fromkeys([*checks, *notes]))
     if len(parts) == 1:
-        return unpaired.judge(*pairs[0], rules, notes)
+        return dealt(unpaired.judge(*pairs[0], rules, notes), parts[0], new, base)
     shared = replace(rules, alpha=rules.alpha / len(parts))
     verdicts = []
     for part, of in pairs:
-        report = unpaired.judge(part, of, shared)
+        report = dealt(unpaired.judge(part, of, shared), part, new, base)
         unit = str(part.environment.get("unit", ""))
         verdicts += [replace(verdict, cell=verdict.cell._replace(unit=unit)) for verdict in report.verdicts]
         notes += tuple(f"{unit}: {note}" for note in report.notes)
     return GateReport(f"{new.source} against {base.source}, each card against its own", ranked(verdicts), rules, notes)
+
+
+def dealt(report: GateReport, part: RunSamples, new: RunSamples, base: RunSamples) -> GateReport:
+    """The report of one unit, corrected for cells that a shared sweep dealt to another card of the model than in the baseline.
+
+    Such a cell is ambiguous on the card that measured it now, and not missing on the card that measured it before.
+
+    Args:
+        report: the verdicts on the cells of `part`, without units.
+        part: the samples of one unit of `new`.
+        new: the samples of all units.
+        base: the baseline of all units.
+    """
+    mine = own(part, base)
+    known = [*_alike(mine, split(base))]
+    now = [*_alike(part, split(new))]
+    verdicts = [found for verdict in report.verdicts if (found := _dealt(verdict, part, mine, now, known))]
+    return replace(report, verdicts=ranked(verdicts))
+
+
+def count_dealt(report: GateReport) -> int:
+    """How many cells are ambiguous because another card measured them."""
+    return sum(verdict.reason.startswith(DEALT) for verdict in report.verdicts)
+
+
+def _alike(part: RunSamples, parts: Sequence[RunSamples]) -> Iterator[RunSamples]:
+    """Those of the parts that are of other cards of its model."""
+    unit, model = part.environment.get("unit"), device_name(part.environment)
+    for other in parts:
+        if not same_card(other.environment.get("unit"), unit) and device_name(other.environment) == model:
+            yield other
+
+
+def _dealt(verdict: Verdict, part: RunSamples, mine: RunSamples, now: Sequence[RunSamples], known: Sequence[RunSamples]) -> Verdict | None:
+    """The verdict on a cell of `part`, if other cards have it now, or had it in the baseline; None if there is nothing to say."""
+    cell = verdict.cell
+    if cell not in part.cells:
+        return None if any(cell in other.cells for other in now) else verdict
+    if cell in mine.cells or not (before := next((other for other in known if cell in other.cells), None)):
+        return verdict
+    if any(cell in other.cells and same_card(other.environment.get("unit"), before.environment.get("unit")) for other in now):
+        return verdict  # it is judged there
+    return _elsewhere(cell, part.cells[cell], before)
+
+
+def _elsewhere(cell: CellKey, samples: CellSamples, before: RunSamples) -> Verdict | None:
+    """The verdict on a cell that only another card of the baseline measured: a change of its class counts, and its time does not."""
+    if verdict := unmeasured(cell, samples, before.cells[cell], "the baseline"):
+        return verdict
+    if cell.backend == YARDSTICK or samples.status != "ok":
+        return None
+    return Verdict(cell, State.AMBIGUOUS, f"{DEALT}, which was {before.environment.get('unit')}; cards of one model differ")

@@ -10,11 +10,12 @@ import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from softbench.core.case import DTYPES, Case, Direction
+from softbench.core.case import DTYPES, YARDSTICK, Case, Direction
 from softbench.ops.registry import operation
 from softbench.plan.plan import Plan, Stored, nothing_stored
+from softbench.plan.settings import WORKER
 
-PHASES = ("load", "first build", "build", "check", "time", "profile")
+PHASES = ("load", "first build", "build", "check", "time", "profile", "judge")
 """A first build is the first of a dtype and direction in its worker: it may compile what later ones use again."""
 
 Seconds = dict[str, float]
@@ -46,6 +47,7 @@ RATES = {
         "check": Rates(case=0.01, cell=0.003, element=5e-10),
         "round": Rates(case=0.005, cell=0.02, element=1e-11),
         "profile": Rates(case=0.05, cell=0.025),
+        "judge": Rates(cell=3, element=1e-11),
     },
     "cpu": {
         "load": Rates(case=1.5, cell=0.2),
@@ -55,11 +57,18 @@ RATES = {
         "check": Rates(cell=0.02, element=3e-8, compared=1e-7),
         "round": Rates(cell=0.01, element=5e-9, compared=1e-7),
         "profile": Rates(cell=0.001),
+        "judge": Rates(cell=0.55, element=1.5e-8, compared=1e-7),
     },
 }
 """`round` is what a round costs beside its timed calls: new inputs, and the verification of outputs.
 
 `later load` is the import of every process set but the first. On a GPU its forkserver starts while the set before it is measured.
+"""
+JUDGE_START = 3.6
+"""Seconds until the judge's process has started and has its device."""
+CHALLENGES, JUDGED_CALLS, JUDGED_BYTES = 10, {"cpu": 64, "cuda": 256}, {"cpu": 2**26, "cuda": 2**32}
+"""Challenges of a judgement; calls of one and their bytes, at most (`softbench.judge.judgement`). `judge` is for all elements of the calls.
+No run has measured the judge on a GPU yet, so there its numbers are guesses.
 """
 CALL_ELEMENT = {"cuda": 2e-12, "cpu": 2e-9}
 """Seconds of a call per element, in fp32 and forward."""
@@ -93,8 +102,19 @@ def _verified(case: Case) -> float:
     return 2 * min(case.M * case.N, max(case.N, LOOKED_AT)) + PROBES * case.N
 
 
-def case_seconds(plan: Plan, case: Case, names: Iterable[str], *, first: bool) -> Seconds:
-    """The phases of one case with these backends; `first`: none of its dtype and direction was built before in these workers."""
+def _judged(plan: Plan, case: Case, cells: int) -> float:
+    """Seconds of the judgements of a case's cells."""
+    moved = operation(case.op).bytes_moved(case)
+    elements = CHALLENGES * max(2, min(JUDGED_CALLS[plan.device], JUDGED_BYTES[plan.device] // moved)) * moved / (2 * DTYPES[case.dtype])
+    compared = CHALLENGES * min(case.M * case.N, max(case.N, WHOLE)) * moved / (2 * DTYPES[case.dtype] * case.M * case.N)
+    return RATES[plan.device]["judge"].seconds(cells, elements, compared)
+
+
+def case_seconds(plan: Plan, case: Case, names: Iterable[str], *, first: bool, process: int = 0) -> Seconds:
+    """The phases of one case with these backends; `first`: none of its dtype and direction was built before in these workers.
+
+    The judge judges the cells of the first process set.
+    """
     chosen = {*names}
     able = [info for info in plan.infos if info.able and info.name in chosen]
     if not able or plan.too_large(case):
@@ -123,6 +143,8 @@ def case_seconds(plan: Plan, case: Case, names: Iterable[str], *, first: bool) -
     }
     if plan.device == "cpu" or settings.profile == "on":
         found["profile"] = rates["profile"].seconds(cells, elements)
+    if settings.judge != WORKER and process == 0:
+        found["judge"] = _judged(plan, case, sum(info.name != YARDSTICK for info in able))
     return found
 
 
@@ -140,14 +162,17 @@ def set_seconds(
 
     `supported`: whether a backend has a case, as far as that is known. Cases that are `stored` are left out.
     """
-    found = []
+    found: list[tuple[Case, tuple[str, ...], Seconds]] = []
     for names in plan.groups:
         built: set[tuple[str, str, Direction]] = set()
         for case in plan.cases:
             if stored(process, names, case):
                 continue
             kind = (case.op, case.dtype, case.direction)
-            seconds = case_seconds(plan, case, [name for name in names if supported(name, case)], first=kind not in built)
+            chosen = [name for name in names if supported(name, case)]
+            seconds = case_seconds(plan, case, chosen, first=kind not in built, process=process)
+            if "judge" in seconds and not any("judge" in earlier for _, _, earlier in found):
+                seconds["judge"] += JUDGE_START
             found.append((case, names, {**({} if built else load_seconds(plan, names, later=process > 0)), **seconds}))
             built.add(kind)
     return found

@@ -12,6 +12,7 @@ from softbench.core.json_types import JsonObject
 from softbench.core.outcome import FAILURES, Failed, Measured, Record, Status
 from softbench.core.text import micros
 from softbench.plan.plan import Plan
+from softbench.processes.activity import Activity
 from softbench.processes.judge_process import JudgeProcess
 
 SEPARATE = "separate"
@@ -24,7 +25,9 @@ TOLERANCE = 0.03
 class CellJudge:
     """Judges the cells of a plan's first process set, if the plan asks for it. Leaving the context ends the judge's process."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, activity: Activity) -> None:
+        """`activity` counts the time of the judgements."""
+        self.activity = activity
         self.process = JudgeProcess(plan.settings.device, plan.settings.timeout) if plan.settings.judge == SEPARATE else None
         self.origins = {info.name: info.origin for info in plan.infos}
         self.compares = plan.device == "cuda" and plan.timer != "host"
@@ -47,7 +50,8 @@ class CellJudge:
         outcome = record.outcome
         if not isinstance(outcome, Measured):
             return record
-        found = judge.ask(self.origins[record.backend], record.case, record.backend)
+        with self.activity.waiting("judge", [record.backend]):
+            found = judge.ask(self.origins[record.backend], record.case, record.backend)
         failed = refused(found) or (disputed(found, outcome) if self.compares else None)
         return replace(record, outcome=replace(failed, build=outcome.build, accuracy=outcome.accuracy)) if failed else record
 

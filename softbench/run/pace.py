@@ -21,14 +21,20 @@ PHASE = {
     **dict.fromkeys(("host", "trace", "calls", "profile", "release"), "profile"),
 }
 """The phase of a request; the others have their own name."""
-SHOWN = {"list_unsupported": "supported cases of", "queue": "waiting for", "start": "start of a worker:", "load": "import of"}
+SHOWN = {
+    "list_unsupported": "supported cases of",
+    "queue": "waiting for",
+    "start": "start of a worker:",
+    "load": "import of",
+    "judge": "judgement of",
+}
 """The words of phases; of the others it is their name with `of`."""
 PRIOR_SECONDS = 1.0
 """Weight of the estimate in its correction: a few short cells say little about long ones."""
 OVERDUE = 0.25
 """What is left of a case that takes longer than estimated, as a share of the time so far."""
 OVER_BEFORE_TIME = ("first build", "build", "check")
-OF_THE_MACHINE = ("check", "time", "profile")
+OF_THE_MACHINE = ("check", "time", "profile", "judge")
 """Phases that show how fast the machine is; builds and imports depend on caches."""
 FEW = 3
 """Names of more backends are counted."""
@@ -124,7 +130,7 @@ class Pace:
         rest = [name for name in names if (name, case) not in self._unsupported]
         for key in later:
             old = self._left[key]
-            new = estimate.case_seconds(self.plan, case, rest, first="first build" in old)
+            new = estimate.case_seconds(self.plan, case, rest, first="first build" in old, process=key[0])
             self._left[key] = {**{phase: s for phase, s in old.items() if phase == "load"}, **new}
             _add(self._expected, old, -1)
             _add(self._expected, self._left[key])

@@ -184,9 +184,8 @@ def run(
         pace = Pace(plan, activity, kept.has, skipped)
         observer.begin(plan, pace, kept.name)
         try:
-            execute(
-                plan, kept, Watch(observer, pace, load, end.enter_context(CellJudge(plan)).judged), session.pool, slots, session.environment
-            )
+            judge = end.enter_context(CellJudge(plan, activity))
+            execute(plan, kept, Watch(observer, pace, load, judge.judged), session.pool, slots, session.environment)
         except BaseException:
             with suppress(SoftbenchError, OSError):
                 kept.restore_journal()

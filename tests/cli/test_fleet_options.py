@@ -24,3 +24,23 @@ def test_options_that_contradict_each_other_are_one_line(main, options, why):
     code, out, err = main("run", *options)
     assert (code, out) == (2, "")
     assert err.startswith(f"softbench: {why}") and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("more", [(), ("--dry-run",)])
+def test_cards_that_do_not_exist_are_one_line(cli, more):
+    done = cli("run", "--devices", "70,90", *more)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("softbench: --devices 70,90: ") and done.stderr.count("\n") == 1
+
+
+def test_a_dry_run_shows_the_cases_of_each_card(cli):
+    done = cli("run", "--devices", "cpu:0", "--backends", "torch", "--M", 8, "--N", "8,16,24", "--dry-run")
+    assert done.returncode == 0, done.stderr
+    *_, whole, card = done.stdout.splitlines()
+    assert whole.startswith("3 cases x 2 backends (copy, torch) = 6 cells") and " on 1 card (" in whole
+    assert (
+        card.startswith("cpu:0 (")
+        and ": 3 cases, about " in card
+        and card.endswith("forward-fp32-8x8, forward-fp32-8x16, forward-fp32-8x24")
+    )
+    assert not list(cli.folder.iterdir())

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from gating import cell_samples, dice, key, stored, stored_run
+from gating import GPU, cell_samples, dice, key, stored, stored_run
 from pretended import make
 from simulate_gate import STORED, Noise, Stored, families
 
@@ -71,6 +71,24 @@ def test_new_processes_decide_the_cells_that_are_not_the_same(tmp_path):
 def test_a_quiet_comparison_needs_no_second_look(tmp_path):
     report, requests = judge(tmp_path, stored(dice(1), 10), stored(dice(2), 3))
     assert (report.exit_code, len(requests)) == (0, 1)
+
+
+def test_cells_that_the_baseline_has_of_another_card_are_inconclusive(tmp_path):
+    """A shared sweep: card A has the first ten cases of the baseline and card B the others. All are measured on A now."""
+    base, new, (A, B) = stored(dice(1), 10, cells=20), stored(dice(2), 3, cells=20), ("host/0/0000000a", "host/1/0000000b")
+    cells = {cell._replace(unit=A if cell.N <= 10 else B): samples for cell, samples in base.cells.items()}
+    base = replace(base, cells=cells, units={unit: {**GPU, "unit": unit} for unit in (A, B)}, command="softbench run --devices=0,1")
+
+    def measure(request):
+        return stored_run(tmp_path, new, environment={**GPU, "unit": A})
+
+    request = baseline_run.baseline_request(replace(asked(), output=tmp_path), base)
+    report = baseline_run.judge(measure, request, base, RULES)
+    assert {verdict.cell.N for verdict in report.verdicts if verdict.state is State.AMBIGUOUS} == set(range(11, 21))
+    assert report.exit_code == 3
+    step = next_step.after_new_processes(report, "softbench gate --baseline two", base, 3)
+    assert step.startswith("10 cells were measured on another card than in the baseline; measure a baseline that has every cell of")
+    assert step.endswith("softbench run --devices=0,1 --processes 10 --spread replicate")
 
 
 def test_a_baseline_of_few_processes_is_refused_before_measuring(tmp_path):

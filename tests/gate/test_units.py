@@ -32,6 +32,14 @@ def together(run, **parts):
     return {**first, "run": run, "units": [{"unit": A}, {"unit": B}], "cells": cells}
 
 
+def shared(run, *, a, b, first=True):
+    """One document in which card A measured every second case, and card B the others; with `first=False` the other way round."""
+    cases = list(dict.fromkeys(json.dumps(cell["case"]) for cell in a["cells"]))
+    of_a = set(cases[::2] if first else cases[1::2])
+    parts = [[cell for cell in part["cells"] if (json.dumps(cell["case"]) in of_a) is mine] for part, mine in ((a, True), (b, False))]
+    return together(run, a={**a, "cells": parts[0]}, b={**b, "cells": parts[1]})
+
+
 def judged(main, *arguments):
     code, out, err = main("gate", *arguments, "--json", "-")
     return code, json.loads(out)["verdicts"] if out else [], err
@@ -79,3 +87,62 @@ def test_a_saved_baseline_keeps_the_units(main, here, document):
     stranger = write(of_unit(several(document, 3, seed=4), C), "stranger.json")
     code, _, err = judged(main, stranger, "--baseline", "two")
     assert code == 3 and f"the baseline is of {A}, {B}" in err
+
+
+def test_cells_dealt_to_other_cards_are_inconclusive(main, here, document):
+    base = shared("run-1", a=several(document, 10, seed=1), b=several(document, 10, seed=2))
+    base["command"] = "softbench run --config odd --devices 0,1"
+    same = shared("run-2", a=several(document, 3, seed=3), b=several(document, 3, seed=4))
+    swapped = shared("run-3", a=several(document, 3, seed=3), b=several(document, 3, seed=4), first=False)
+    main("baseline", "save", write(base, "base.json"), "--name", "two")
+    assert judged(main, write(same, "same.json"), "--baseline", "two")[0] == 0
+    code, verdicts, _ = judged(main, write(swapped, "swapped.json"), "--baseline", "two")
+    assert code == 3
+    cells = {(cell["backend"], json.dumps(cell["case"]), cell["unit"]) for cell in swapped["cells"] if cell["backend"] != "copy"}
+    assert len(verdicts) == len(cells)  # each cell once, on the card that measured it now
+    assert {verdict["state"] for verdict in verdicts} == {"ambiguous"}
+    other = {A: B, B: A}
+    assert all(f"which was {other[verdict['unit']]}" in verdict["reason"] for verdict in verdicts)
+    _, out, _ = main("gate", "swapped.json", "--baseline", "two")
+    assert "measured on another card than in the baseline; measure a baseline that has every cell of each card" in " ".join(out.split())
+    assert "softbench run --config odd --devices 0,1 --processes 10 --spread replicate" in " ".join(out.split())
+
+
+def test_cells_that_only_another_model_measured_are_missing(main, here, document):
+    base = shared("run-1", a=several(document, 5, seed=1), b=several(document, 5, seed=2))
+    swapped = shared("run-2", a=several(document, 3, seed=3), b=several(document, 3, seed=4), first=False)
+    for part in (base, swapped):
+        part["units"][1]["gpu"] = "another GPU"
+    code, verdicts, _ = judged(main, write(swapped, "swapped.json"), "--baseline", write(base, "base.json"))
+    assert code == 1 and {verdict["state"] for verdict in verdicts} == {"missing", "new"}
+
+
+def test_a_cell_that_breaks_on_another_card_is_broken(main, here, document):
+    base = shared("run-1", a=several(document, 10, seed=1), b=several(document, 10, seed=2))
+    broken = Change(failed=frozenset({0}))
+    new = shared("run-2", a=several(document, 3, seed=3, change=broken), b=several(document, 3, seed=4, change=broken), first=False)
+    code, verdicts, _ = judged(main, write(new, "new.json"), "--baseline", write(base, "base.json"))
+    assert code == 1
+    assert ["broken", "was correct in the baseline, is failed: it broke"] in [[one["state"], one["reason"]] for one in verdicts]
+
+
+def test_a_baseline_of_every_card_judges_any_shared_sweep(main, here, document):
+    """Card B is slower by 30 %. A cell that no card measured now is missing."""
+    base = together("run-1", a=several(document, 10, seed=1), b=several(document, 10, seed=2, change=SLOWER))
+    write(base, "base.json")
+    for seed, first in ((3, True), (5, False)):
+        new = shared(f"run-{seed}", a=several(document, 3, seed=seed), b=several(document, 3, seed=seed + 1, change=SLOWER), first=first)
+        code, verdicts, _ = judged(main, write(new, f"{seed}.json"), "--baseline", "base.json")
+        assert code == 0 and {verdict["state"] for verdict in verdicts} == {"same"}
+    lost = next(cell for cell in new["cells"] if cell["backend"] != "copy")
+    new["cells"].remove(lost)
+    code, verdicts, _ = judged(main, write(new, "lost.json"), "--baseline", "base.json")
+    missing = {(one["backend"], one["N"], one["unit"]) for one in verdicts if one["state"] == "missing"}
+    assert code == 1 and (lost["backend"], lost["case"]["N"], lost["unit"]) in missing
+
+
+def test_a_shared_baseline_judges_a_replicated_run(main, here, document):
+    base = shared("run-1", a=several(document, 10, seed=1), b=several(document, 10, seed=2))
+    new = together("run-2", a=several(document, 3, seed=3), b=several(document, 3, seed=4))
+    code, verdicts, _ = judged(main, write(new, "new.json"), "--baseline", write(base, "base.json"))
+    assert code == 0 and {verdict["state"] for verdict in verdicts} == {"same", "new"}

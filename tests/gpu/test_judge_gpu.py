@@ -2,6 +2,8 @@
 
 import ctypes
 import os
+import subprocess
+import sys
 from statistics import median
 
 import pytest
@@ -20,6 +22,19 @@ pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 CASE = Case(4096, 16384, "bf16", Direction.FORWARD, "cuda")
 SMALL = Case(64, 512, "fp32", Direction.FORWARD, "cuda")
 ATTACKS = load(PLUGINS / "wrong" / "judge_attacks.py")
+PORTS = load(PLUGINS / "wrong" / "harness_attacks.py")
+EVENTS = """
+import torch
+from wrongs import PLUGINS, load
+[attack] = [one for one in load(PLUGINS / "wrong" / "harness_attacks.py") if one.name == "without-events"]
+call, x = attack.make(), torch.randn(4096, 16384, device="cuda")
+begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+begin.record()
+call(x)
+end.record()
+end.synchronize()
+print(begin.elapsed_time(end))
+"""
 TOLERANCE = 0.03
 ON_CPU = ("changes-shared-memory",)
 LANDLOCK = max(0, ctypes.CDLL(None).syscall(confinement.LANDLOCK_CREATE, None, ctypes.c_size_t(0), 1))
@@ -92,3 +107,29 @@ def test_a_reply_before_the_gpu_is_done_gains_nothing(judge):
 @pytest.mark.parametrize("name", ["damages-its-input", "damages-when-unwatched", "cached-by-address", "stale-memory", "by-thread"])
 def test_a_known_trick_gets_no_figure(judge, name):
     assert judged(judge, name, SMALL, "wrong/tricks.py").status in ("wrong", "failed")
+
+
+@confined
+@pytest.mark.parametrize("attack", [attack for attack in PORTS if not attack.cuda], ids=lambda one: one.name)
+def test_an_attack_on_a_shared_process_gains_nothing(judge, attack):
+    found = judged(judge, attack.name, Case(16, 96, "fp32", Direction.FORWARD, "cuda"), "wrong/harness_attacks.py")
+    assert (found.status, attack.rule in found.reason, found.calls) == (attack.ends, True, 256), found
+
+
+@pytest.mark.alone
+def test_events_without_time_gain_nothing(judge):
+    """The call computes three times. Its own events say that it took a nanosecond."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    events = subprocess.run([sys.executable, "-c", EVENTS], env=environment, capture_output=True, text=True, check=True)
+    assert float(events.stdout) <= 1e-6
+    honest = judged(judge, "torch", CASE).document(CASE)
+    found = judged(judge, "without-events", CASE, "wrong/harness_attacks.py").document(CASE)
+    assert found["status"] == "ok" and found["us"] >= 2.9 * honest["us"]
+
+
+@pytest.mark.alone
+def test_an_overwritten_gpu_gains_nothing(judge):
+    """It overwrites all memory that it finds. The judge's process, its copies and its inputs' reference are elsewhere."""
+    found = judged(judge, "overwrites-the-gpu", SMALL, "wrong/harness_attacks.py")
+    assert found.status in ("wrong", "failed"), found
+    assert judged(judge, "torch", SMALL).status == "ok"

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from shared_harness import MOST, SECRET, measured
 from wrongs import PLUGINS, load
 
 from softbench.core.case import Case, Direction
@@ -18,6 +19,7 @@ from softbench.processes.pool import Pool
 from softbench.worker import any_dim, confinement, shared_memory
 
 ATTACKS = load(PLUGINS / "wrong" / "judge_attacks.py")
+PORTS = [attack for attack in load(PLUGINS / "wrong" / "harness_attacks.py") if not attack.cuda]
 CASE = Case(16, 96, "fp32", Direction.FORWARD, "cpu")
 FOUND = (
     *("cached-by-version", "skips-when-unwatched", "normal-rows-only", "by-a-pool-of-threads", "by-and-by", "ahead"),
@@ -73,6 +75,40 @@ def test_an_attack_reaches_nothing_that_counts(judge, attack):
     assert (found.status, attack.rule in found.reason) == (attack.ends, True), found
     if attack.name in ("without-clocks", "detours-a-clock"):
         assert found.document(CASE)["at_most_us"] > SLOW_US
+
+
+@confined
+@pytest.mark.parametrize("attack", PORTS, ids=lambda attack: attack.name)
+def test_an_attack_on_a_shared_process_gains_nothing(judge, attack):
+    """This process has the secret, and the plugin's process has not. A slow call stays slow, and no call is left out."""
+    found = judged(judge, "wrong/harness_attacks.py", attack.name)
+    assert (found.status, attack.rule in found.reason, found.calls) == (attack.ends, True, 64), (found, SECRET[:9])
+    if attack.name in ("rewrites-its-replies", "patches-the-table"):
+        assert found.document(CASE)["at_most_us"] > SLOW_US
+    assert found.status == "ok" or found.document(CASE)["us"] is None
+
+
+@pytest.mark.parametrize(
+    "attack", [*PORTS, *(attack for attack in ATTACKS if attack.name == "detours-a-clock")], ids=lambda attack: attack.name
+)
+def test_the_same_attack_fools_a_harness_in_its_process(judge, attack):
+    if attack.name in ("patches-the-table", "detours-a-clock") and os.uname().machine != "x86_64":
+        pytest.skip("its code is x86-64's")
+    found = measured(attack.make)
+    fools = getattr(attack, "fools", "time")
+    if fools == "error":
+        if "error" not in found:
+            pytest.skip("this machine forbids ptrace to all")
+        assert found["error"].startswith("reached ")
+        return
+    assert found["right"]
+    assert fools != "time" or found["us"] < SLOW_US / 10
+    assert fools != "calls" or found["calls"] < MOST / 2
+
+
+def test_a_shared_harness_is_right_about_honest_code():
+    assert measured(lambda: lambda x: torch.softmax(x, dim=-1)) == {"right": True, "us": pytest.approx(500, abs=500), "calls": MOST}
+    assert not measured(lambda: torch.zeros_like)["right"]
 
 
 def test_a_left_process_ends_with_its_judgement(judge, forked):

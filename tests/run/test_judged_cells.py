@@ -20,6 +20,7 @@ def test_a_cell_wrong_before_the_judge_has_no_figure(cli, plugins):
     assert (rows["forks-when-judged"]["status"], rows["forks-when-judged"]["gbps"]) == ("wrong", "")
     assert "judge: time: it started a process" in rows["forks-when-judged"]["reason"]
     assert cli.document()["settings"]["judge"] == "separate"
+    assert cli.document()["seconds"]["judge"] > 0
 
 
 def test_a_figure_below_the_judges_clock_is_disputed(make_record):

@@ -2,7 +2,7 @@
 
 It receives on stdin:
 
-    {"op": "open", "request": {...}, "device": "cuda:1", "processors": [0, 1]}
+    {"op": "open", "request": {...}, "device": "cuda:1", "processors": [0, 1], "wait": true}
     {"op": "measure", "cases": [...], "stored": [[process, unit's case], ...], "backends": null}, after `opened` or `done`
 
 It sends on stdout: `opened` with the machine and its backends, then for each case `records`; `log`, `note`, `done`, and `error`
@@ -39,7 +39,7 @@ from softbench.run.judged_cells import CellJudge
 from softbench.run.load import CpuLoad
 from softbench.run.pace import Pace, Pacing, working
 from softbench.run.request import request_from_json
-from softbench.run.run import Prepared, Watch, execute, in_turn, prepare
+from softbench.run.run import Prepared, Watch, execute, in_turn, open_session, prepare
 
 BEAT_SECONDS = 1.0
 
@@ -147,7 +147,8 @@ def serve(link: Link, receive: Callable[[], JsonObject | None], end: ExitStack) 
     request = request_from_json({**first["request"], "flags": {**first["request"]["flags"], "device": first["device"]}})
     activity = Activity()
     link.watch(partial(working, activity))
-    session, _ = in_turn(request.settings(), activity, link, end)
+    settings = request.settings()
+    session = in_turn(settings, activity, link, end)[0] if first.get("wait", True) else end.enter_context(open_session(settings, activity))
     prepared = prepare(session, request)
     link.send("opened", **_about(session, prepared))
     while (message := receive()) is not None:
@@ -179,7 +180,7 @@ def _measure(link: Link, message: JsonObject, session: Session, prepared: Prepar
     pace = Pace(plan, session.pool.activity, kept.has, prepared.unsupported)
     link.begin(plan, pace, "")
     session.pool.tell(kept.keep_log)
-    with CellJudge(plan) as judge:
+    with CellJudge(plan, session.pool.activity) as judge:
         execute(plan, kept, Watch(link, pace, CpuLoad(link.note), judge.judged), session.pool, slots, session.environment)
 
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from softbench.core.case import YARDSTICK, Case
 from softbench.core.errors import SoftbenchError
@@ -109,6 +109,33 @@ def run(how: How, request: Request, observer: Observer, on_start: Callable[[stor
     return kept
 
 
+class Hand(NamedTuple):
+    """What a card is dealt."""
+
+    name: str
+    """The card, such as `cuda:1`."""
+    plan: Plan
+    """The card's plan of the whole sweep."""
+    cases: tuple[Case, ...]
+
+
+def dry_run(how: How, request: Request, observer: Observer) -> list[Hand]:
+    """What each card would measure, if all measure to the end. The cards open their sessions, and measure and write nothing.
+
+    Raises:
+        CardsLostError: no card opens.
+        SoftbenchError: a card or backend cannot be used.
+    """
+    with closing(how.cards(request)) as opened:
+        members = Members(opened, request, observer)
+        members.open(wait=False)
+        hands = []
+        for team in _teams(members.alive, how.spread):
+            cases = deal(team.members[0].known.cases, len(team.members))
+            hands += [Hand(member.name, member.known, hand) for member, hand in zip(team.members, cases, strict=True)]
+    return hands
+
+
 def compare(members: Members, observer: Observer, *, sharded: bool, force: bool) -> None:
     """Compare the cards, if there are several and one can share a sweep. Raises as `softbench.run.fleet.comparison.require_alike`."""
     if len(members.alive) < 2:
@@ -159,15 +186,19 @@ def _store(request: Request, head: JsonObject, members: Sequence[Member], observ
     return kept
 
 
+def _teams(members: Sequence[Member], spread: str) -> list[Team]:
+    models: dict[str, list[Member]] = {}
+    for member in members:
+        models.setdefault(member.known.device_name if spread == SHARD else member.unit, []).append(member)
+    return [Team(some, []) for some in models.values()]
+
+
 class Fleet:
     """Deals cases to cards, and stores what they measure."""
 
     def __init__(self, members: Members, kept: store.Run, spread: str, observer: Observer) -> None:
         self.members, self.kept, self.observer = members, kept, observer
-        models: dict[str, list[Member]] = {}
-        for member in members.alive:
-            models.setdefault(member.known.device_name if spread == SHARD else member.unit, []).append(member)
-        self.teams = [Team(some, []) for some in models.values()]
+        self.teams = _teams(members.alive, spread)
         self.suspects: set[Case] = set()
         """Cases in which copy failed on a card that was given up for that."""
         cells = done = 0

@@ -88,14 +88,14 @@ class Members:
         """The cards that are not lost."""
         return [member for member in self.all if not member.lost]
 
-    def open(self) -> None:
-        """Open all cards, and wait until each is open or lost.
+    def open(self, *, wait: bool = True) -> None:
+        """Open all cards, and wait until each is open or lost. Without `wait` they do not wait for other runs, so they must not measure.
 
         Raises:
             CardsLostError: every card is lost.
             UsageError: the versions of two cards differ, or the request is wrong.
         """
-        about = {"op": "open", "request": request_to_json(self.request), "operations": list(registry.files())}
+        about = {"op": "open", "request": request_to_json(self.request), "operations": list(registry.files()), "wait": wait}
         for member, opening in zip(self.all, self.cards.opening, strict=True):
             self.cards.send(member.number, {**about, **opening})
         while any(member.plan is None for member in self.alive):

@@ -103,6 +103,7 @@ FILES = {
     "a file of another folder": opened(HERE.parents[2] / "conftest.py"),
     "passwords": opened("/etc/shadow"),
     "a file beside the plugin": opened(HERE.parent / "written", "w"),
+    "a module in the working folder": opened(Path.cwd() / f"softbench_reached_{os.getpid()}.py", "w"),
     "a file in /tmp": opened(f"/tmp/softbench-reached-{os.getpid()}", "w"),
     "shared memory": opened(f"/dev/shm/softbench-reached-{os.getpid()}", "w"),
     "an INET socket": lambda: socket.socket(socket.AF_INET).close(),

@@ -59,6 +59,18 @@ def test_models_are_kept_apart(tmp_path):
     assert kept.header["device_name"] == "H200 and B200"
 
 
+def test_a_dry_run_tells_what_each_card_would_measure(tmp_path):
+    models, asked = ("H200", "H200", "B200"), request(tmp_path)
+    dealt = fleet.dry_run(How(lambda asked: FakeCards(models)), asked, Note())
+    cards = FakeCards(models)
+    measured(cards, asked)
+    assert [(hand.name, [case.N for case in hand.cases]) for hand in dealt] == [(f"cuda:{number}", N) for number, N in cards.dealt]
+    every = fleet.dry_run(How(lambda asked: FakeCards(models), "replicate"), asked, Note())
+    assert [len(hand.cases) for hand in every] == [len(N)] * 3
+    with pytest.raises(CardsLostError, match="no driver"):
+        fleet.dry_run(How(lambda asked: FakeCards(unopened={0: "no driver", 1: "no driver"})), asked, Note())
+
+
 def test_cards_that_differ_share_no_sweep(tmp_path):
     with pytest.raises(UsageError, match=r"cuda:1 and cuda:0 \(H200\) are 3% apart: .* or add --force"):
         measured(FakeCards(us=(100, 103)), request(tmp_path))
