@@ -180,21 +180,25 @@ class _Operand:
         return self.address
 
 
-def compile_launch(card: Card, kernel: Any, operands: list[Any], arguments: tuple[Any, ...], options: dict[str, int]) -> Resources:
-    """Compiles a Triton kernel for a card, specialized as a launch with these arguments would be. Replaces this process's Triton driver."""
+def compiled(card: Card, kernel: Any, operands: list[Any], arguments: tuple[Any, ...], options: dict[str, int]) -> Any:
+    """A Triton kernel for a card, specialized as a launch with these arguments would be. Replaces this process's Triton driver."""
     import triton
     from triton.runtime.jit import JITFunction
 
     triton.runtime.driver._active = _Driver(card)
     assert isinstance(kernel, JITFunction)
     kernel.device_caches.clear()
-    compiled: Any = kernel.warmup(*operands, *arguments, grid=(1,), **options)
-    threads = compiled.metadata.num_warps * (compiled.metadata.target.warp_size)
+    return kernel.warmup(*operands, *arguments, grid=(1,), **options)
+
+
+def resources(card: Card, found: Any) -> Resources:
+    """What a compiled kernel takes."""
+    threads = found.metadata.num_warps * found.metadata.target.warp_size
     if card.amd:
-        code = compiled.asm["amdgcn"]
+        code = found.asm["amdgcn"]
         numbers = [max(map(int, re.findall(rf"\.{name}:\s*(\d+)", code)), default=0) for name in ("vgpr_count", "vgpr_spill_count")]
-        return Resources(*numbers, compiled.metadata.shared, threads)
-    return Resources(*_of_cubin(compiled.asm["cubin"]), compiled.metadata.shared, threads)
+        return Resources(*numbers, found.metadata.shared, threads)
+    return Resources(*_of_cubin(found.asm["cubin"]), found.metadata.shared, threads)
 
 
 def _of_cubin(cubin: bytes) -> tuple[int, int]:
@@ -210,6 +214,11 @@ def _of_cubin(cubin: bytes) -> tuple[int, int]:
 
 def compile_plan(card: Card, problem: Any, plan: Any, log: bool = False) -> Resources:
     """Compiles the kernel of a plan for a card: of float32 or bfloat16 rows."""
+    return resources(card, compiled_plan(card, problem, plan, log))
+
+
+def compiled_plan(card: Card, problem: Any, plan: Any, log: bool = False, scale: float | None = None) -> Any:
+    """The kernel of a plan for a card: of float32 or bfloat16 rows."""
     import torch
     from softbench.kernels.triton import dispatch
 
@@ -219,7 +228,7 @@ def compile_plan(card: Card, problem: Any, plan: Any, log: bool = False) -> Reso
     operands = [_Operand(dtype, 16 if problem.alignment == 16 else problem.alignment)] * (problem.reads + 1)
     if launch.slots:
         operands += [_Operand(torch.int64, 0)] * 2
-    return compile_launch(card, launch.kernel, operands, (*launch.arguments, None), launch.options)
+    return compiled(card, launch.kernel, operands, (*launch.arguments, scale), launch.options)
 
 
 def _compile(work: tuple[Card, Any, Any]) -> str | None:

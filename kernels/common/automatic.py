@@ -92,7 +92,7 @@ def build() -> list[Path]:
     """
     from ..cuda import build as cuda
 
-    if not torch.cuda.is_available():
+    if not torch.cuda.is_available() or torch.version.hip is not None:
         raise RuntimeError("softbench.kernels.build: no CUDA GPU here, so there is nothing to build")
     architectures = {cuda.architecture_of(torch.cuda.get_device_capability(index)) for index in range(torch.cuda.device_count())}
     names = (*_FUNCTIONS, *cuda.LOSSES)
@@ -190,6 +190,8 @@ def choose(key: Key, function: str) -> Choice:
 
 def without_cuda(device: torch.device, function: str) -> str:
     """Why the CUDA kernels cannot run on this device without a build; empty if they can."""
+    if torch.version.hip is not None:
+        return "the CUDA kernels need an NVIDIA GPU"
     if nvcc() is None:
         return "the CUDA kernels need nvcc"
     from ..cuda import build as cuda

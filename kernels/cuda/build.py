@@ -33,7 +33,8 @@ LOSSES = ("cross_entropy", "logprob")
 MISSING = "no nvcc on PATH, under CUDA_HOME or in pip's packages; install the CUDA toolkit or: pip install 'softbench[cuda]'"
 LIBRARY = "softmax.so"
 FEW_CORES = 4  # with fewer, one compiler that reads the source once is faster than several
-FLAGS = ("-O3", "-std=c++17", "-shared", "-Xcompiler", "-fPIC")
+FLAGS = ("-O3", "-std=c++17", "-fmad=true", "-shared", "-Xcompiler", "-fPIC")
+"""-fmad is nvcc's default. As in Triton's kernels (`triton/generic.py`, CONTRACTION), no bound depends on it."""
 
 
 class BuildError(RuntimeError):

@@ -127,6 +127,12 @@ inline Plan few_rows_plan(int64_t M, int64_t vectors, int R, bool is_16_bit) {
     return split_any_plan(M, vectors, R, is_16_bit);
 }
 
+// Gradients of a few KB, whose rows have an SM each. Nothing else runs there while a thread computes, so a thread has few vectors.
+inline Plan few_short_gradients_plan(int64_t vectors) {
+    const int K = vectors <= SPLIT_THREADS ? 1 : 2;
+    return {BLOCK, K, threads_for(vectors, K, BLOCK_THREADS), 1, 0, LINE_ALIGNMENT, 0};
+}
+
 // Many rows: as many bytes in flight on an SM as it has room for. On devices with clusters, rows beyond some 30 KB use a cluster: its CTAs wait at
 // different times, and registers suffice. Vectors a thread and threads a CTA are those that were best on average over some hundred lengths. CTAs
 // that fill most of an SM (six of 160 threads, five of 192) are faster than CTAs that fill it. 16-bit rows compute the most and need more rows at once.
@@ -212,6 +218,7 @@ template <typename Op> Plan choose_plan(const Tensors<Op>& t, int64_t N) {
         if (large && !widens) return medium_many_rows_plan(vectors_from_16, vectors, R, UNALIGNED_MAX_VECTORS<Op>);
         return medium_row_plan(vectors_from_16, vectors, R, Op::E == 2, UNALIGNED_MAX_VECTORS<Op>);
     }
+    if (R == 2 && M <= device().sms && bytes < FEW_BYTES) return few_short_gradients_plan(vectors);
     Plan found = M <= FEW_ROWS && bytes >= FEW_BYTES ? few_rows_plan(M, vectors, R, Op::E == 2) : many_rows_plan(M, vectors, R, whole_vectors, Op::E == 2);
     if (Op::HAS_TARGET && found.tier == SPLIT && found.vectors > 4) found = split_plan(vectors, R, 4, found.threads, found.per_row);
     found.stagger_cycles = stagger_cycles(found, M, bytes * R);

@@ -26,6 +26,7 @@ from .backward import backward_cluster, backward_rows, backward_split
 from .devices import device_traits
 from .forward import forward_cluster, forward_rows, forward_split
 from .generic import (
+    CONTRACTION,
     INTERPRETED,
     LOOP_COLUMNS,
     block_m,
@@ -205,7 +206,7 @@ def prepare_launch(problem: Problem, plan: Plan, tensors: tuple[torch.Tensor, ..
 
 
 def _options(plan: Plan, **more: int) -> dict[str, int]:
-    options: dict[str, int] = {"num_warps": plan.warps, **more}
+    options: dict[str, int] = {"num_warps": plan.warps, **more, **CONTRACTION}
     if plan.registers is not None and not INTERPRETED:
         options["maxnreg"] = plan.registers
     return options
@@ -229,13 +230,15 @@ def _tile(problem: Problem, plan: Plan, strides: tuple[int, ...], log: bool) -> 
         count = warps(problem.reads * BM * BN)
     kernel = gradient_tile if problem.backward else tile_of_rows
     eviction = "evict_last" if problem.keep_in_l2 else ""
-    return PreparedLaunch(kernel, triton.cdiv(M, BM), (*strides, M, N, BM, BN, eviction, log), {"num_warps": count})
+    return PreparedLaunch(kernel, triton.cdiv(M, BM), (*strides, M, N, BM, BN, eviction, log), {"num_warps": count, **CONTRACTION})
 
 
 def _loop(problem: Problem, plan: Plan, strides: tuple[int, ...], log: bool) -> PreparedLaunch:
     kernel = gradient_loop if problem.backward else loop_over_row
     block = LOOP_COLUMNS // problem.reads // (2 if problem.element_size == 8 else 1)
-    return PreparedLaunch(kernel, problem.M, (*strides, problem.M, problem.N, block, log), {"num_warps": warps(LOOP_COLUMNS)})
+    return PreparedLaunch(
+        kernel, problem.M, (*strides, problem.M, problem.N, block, log), {"num_warps": warps(LOOP_COLUMNS), **CONTRACTION}
+    )
 
 
 def _rows(problem: Problem, plan: Plan, strides: tuple[int, ...], log: bool) -> PreparedLaunch:

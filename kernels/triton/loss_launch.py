@@ -10,7 +10,7 @@ import torch
 import triton
 
 from . import dispatch, loss_plans
-from .generic import block_m, block_n, warps
+from .generic import CONTRACTION, block_m, block_n, warps
 from .launch_plan import VECTOR_BYTES, Plan, Problem, chunk_of
 from .loss_fused import fused_cluster, fused_rows
 from .loss_stream import FIELDS, gradient_of_row, reduce_row
@@ -137,7 +137,7 @@ def _tile(name: str, problem: Problem, strides: tuple[int, ...], options: Option
     # The stride of a single row is never used, and need not be a multiple of a vector.
     counted = (stride // unit if M > 1 else 0 for stride in strides)
     arguments = *counted, M, N // unit, *options.numbers(N), unit, BM, BN, options.logprob
-    return Prepared(TILES[name], triton.cdiv(M, BM), arguments, {"num_warps": warps(BM * BN)})
+    return Prepared(TILES[name], triton.cdiv(M, BM), arguments, {"num_warps": warps(BM * BN), **CONTRACTION})
 
 
 def _fused(problem: Problem, plan: Plan, strides: tuple[int, ...], options: Options) -> Prepared:

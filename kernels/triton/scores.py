@@ -21,7 +21,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .generic import INTERPRETED
+from .generic import CONTRACTION, INTERPRETED
 from .interpreter import interpreted_number
 from .launch_plan import KEEP_IN_L2_BYTES
 from .packed_io import pack, rounded, unpack_high, unpack_low
@@ -224,7 +224,7 @@ def _launch(
         addresses = [None if tensor is None else tensor.data_ptr() for tensor in tensors]
         found(*addresses, scale, *numbers, *constants)
         return None
-    options = {"num_warps": shape.warps} | ({} if INTERPRETED or registers is None else {"maxnreg": registers})
+    options = {"num_warps": shape.warps, **CONTRACTION} | ({} if INTERPRETED or registers is None else {"maxnreg": registers})
     compiled = kernel[grid](*tensors, _number(scale), *numbers, *constants, **options)
     if hasattr(compiled, "function"):  # not under the interpreter
         if len(_cache) >= MAX_CACHED:

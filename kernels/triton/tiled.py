@@ -15,7 +15,7 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from . import dispatch
-from .generic import INTERPRETED, TILE_COLUMNS, backward_tile, block_m, block_n, forward_tile
+from .generic import CONTRACTION, INTERPRETED, TILE_COLUMNS, backward_tile, block_m, block_n, forward_tile
 
 DESCRIPTOR_ALIGNMENT = 16  # bytes, of a descriptor's base and strides
 WARPS = (1, 2, 4, 8, 16)
@@ -72,9 +72,9 @@ def launch(tensors: tuple[torch.Tensor, ...], with_pointers: triton.JITFunction,
         if not INTERPRETED:
             # Encoding a descriptor needs a current CUDA context, which autograd's thread may lack. Any runtime call creates it.
             torch.cuda.is_current_stream_capturing()
-        with_descriptors[grid](*[TensorDescriptor.from_tensor(tensor, [BM, BN]) for tensor in tensors], N, **constants)
+        with_descriptors[grid](*[TensorDescriptor.from_tensor(tensor, [BM, BN]) for tensor in tensors], N, **constants, **CONTRACTION)
     else:
-        with_pointers[grid](*tensors, *[tensor.stride(0) for tensor in tensors], M, N, **constants)
+        with_pointers[grid](*tensors, *[tensor.stride(0) for tensor in tensors], M, N, **constants, **CONTRACTION)
 
 
 def launch_forward(x: torch.Tensor, y: torch.Tensor) -> None:

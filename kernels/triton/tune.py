@@ -33,7 +33,8 @@ MIDDLE = (1024, 768, 512, 384)
 SHORT = (16, 24, 32, 48, 64, 100, 128, 130, 200, 256)
 ODD_SHORT = (5, 6, 9, 12, 17, 20, 33, 50, 60, 65, 77, 131, 197, 333)
 FEW = (*((M, 1 << log) for log in (15, 16, 17, 18, 19, 20, 22) for M in (1, 2, 4, 8, 16, 32, 64, 128) if M <= 1 << (27 - log)),
-       *((M, N) for N in (50257, 151937) for M in (2, 8, 32, 128)), (512, 1 << 20), (1024, 1 << 18), (1024, 1 << 19))  # fmt: skip
+       *((M, N) for N in (50257, 151937) for M in (2, 8, 32, 128)),
+       *((M, N) for N in (5120, 151936) for M in (2, 48)), (512, 1 << 20), (1024, 1 << 18), (1024, 1 << 19))  # fmt: skip
 MIN_GAIN = 1.01
 FINALISTS, ROUNDS = 6, 4  # plans of a cell that are measured again, and how often: one short measurement is good to a percent or two
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}

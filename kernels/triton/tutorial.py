@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from .dispatch import softmax_of
-from .generic import INTERPRETED
+from .generic import CONTRACTION, INTERPRETED
 
 MAX_COLUMNS = 131072  # a longer row does not fit a program.
 PREFETCH_BYTES = 128 * 1024  # of a row of all inputs: the most of an SM's 227 KiB shared memory that the next row may take.
@@ -47,6 +47,11 @@ def warps_of_block(block: int) -> int:
     return 8 if block <= 32768 else 16 if block <= 65536 else 32
 
 
+def options(block: int) -> dict[str, int]:
+    """The options of a launch."""
+    return {"num_warps": warps_of_block(block), **CONTRACTION}
+
+
 def pipeline_stages(block: int, dtypes: tuple[torch.dtype, ...]) -> int:
     """2, to fetch the next row while this one is computed, if shared memory holds it; otherwise 1."""
     return 2 if block * sum(dtype.itemsize for dtype in dtypes[:-1]) <= PREFETCH_BYTES else 1
@@ -58,7 +63,7 @@ def resident_programs(kernel: triton.JITFunction, dtypes: tuple[torch.dtype, ...
     block = triton.next_power_of_2(N)
     tensors = [torch.empty((1, N), dtype=dtype, device=f"cuda:{device}") for dtype in dtypes]
     constants = block, pipeline_stages(block, dtypes)
-    compiled = kernel.warmup(*tensors, *[N] * len(tensors), 1, N, *constants, num_warps=warps_of_block(block), grid=(1,))
+    compiled = kernel.warmup(*tensors, *[N] * len(tensors), 1, N, *constants, **options(block), grid=(1,))
     compiled._init_handles()
     properties = triton.runtime.driver.active.utils.get_device_properties(device)
     by_registers = properties["max_num_regs"] // max(1, compiled.n_regs * 32 * warps_of_block(block))
@@ -79,7 +84,7 @@ def launch(kernel: triton.JITFunction, tensors: tuple[torch.Tensor, ...]) -> Non
     dtypes = tuple(tensor.dtype for tensor in tensors)
     resident = M if INTERPRETED else resident_programs(kernel, dtypes, tensors[0].device.index or 0, N)
     strides = [tensor.stride(0) for tensor in tensors]
-    kernel[(min(M, resident),)](*tensors, *strides, M, N, block, pipeline_stages(block, dtypes), num_warps=warps_of_block(block))
+    kernel[(min(M, resident),)](*tensors, *strides, M, N, block, pipeline_stages(block, dtypes), **options(block))
 
 
 def launch_forward(x: torch.Tensor, y: torch.Tensor) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 
+from softbench.backends import nvidia
 from softbench.backends.autograd import differentiable
 from softbench.backends.directions import EMPTY, by_direction
 from softbench.core.case import Case, Direction
@@ -144,10 +145,8 @@ class Cudnn:
     advice = "if a program already uses cuDNN's C interface; compare it with torch first"
 
     def available(self) -> str | None:
-        if not torch.cuda.is_available():
-            return "no CUDA GPU here"
-        if torch.version.hip:
-            return "cuDNN is NVIDIA's; this torch is for ROCm"
+        if reason := nvidia.missing():
+            return reason
         try:
             library()
         except Exception as error:

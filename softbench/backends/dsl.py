@@ -55,6 +55,7 @@ class CuPy(Language):
     """A plain CUDA C++ kernel through CuPy's RawModule: a CTA per row, two passes. NVRTC compiles it for each N."""
 
     name, package, needs, module = "cupy", "cupy", "cupy", "softbench.backends.cupy_softmax"
+    only_nvidia = True
     install = "pip install cupy-cuda13x (for CUDA 12: cupy-cuda12x)"
     advice = "for a CUDA C++ kernel without nvcc and without a build step"
     compiles = "always"
@@ -68,6 +69,7 @@ class Numba(Language):
     """A plain kernel in Numba's CUDA Python: a CTA per row, fp32 only."""
 
     name, package, needs, module = "numba", "numba-cuda", "numba", "softbench.backends.numba_softmax"
+    only_nvidia = True
     install = "pip install 'numba-cuda[cu13]' (for CUDA 12: 'numba-cuda[cu12]')"
     advice = "for a first kernel in Python, in fp32"
     compiles = "always"

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from softbench.backends import own_losses, own_scores, scores
+from softbench.backends import nvidia, own_losses, own_scores, scores
 from softbench.backends.directions import TensorCall, by_direction
 from softbench.core.case import OPERATION, Case, Direction, Value, parse_op
 from softbench.core.inspection import NAME_CHARACTERS
@@ -163,6 +163,8 @@ class TritonOwn(Triton):
     advice = "for any shape without nvcc: no tuning at run time, no compilation for each N"
 
     def supports(self, case: Case) -> str | None:
+        if case.operation in (*own_losses.NAMES, own_scores.NAME) and torch.version.hip is not None:
+            return f"its kernels of {case.operation} contain PTX, which AMD's GPUs do not run"
         return own_scores.refused(case) if case.operation == own_scores.NAME else None
 
     def prepare(self, case: Case) -> Call:
@@ -177,8 +179,8 @@ class Cuda(Kernels):
     advice = "for any shape, if nvcc is available once: one build serves all shapes"
 
     def available(self) -> str | None:
-        if not torch.cuda.is_available():
-            return "no CUDA GPU here"
+        if reason := nvidia.missing():
+            return reason
         from softbench.kernels.cuda import build
 
         return build.MISSING if build.nvcc() is None else None

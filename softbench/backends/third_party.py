@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from softbench.backends import third_party_losses
+from softbench.backends import nvidia, third_party_losses
 from softbench.backends.autograd import differentiable
 from softbench.backends.directions import EMPTY, by_direction
 from softbench.core.case import DTYPES, Case, Direction
@@ -37,8 +37,11 @@ class ThirdParty:
     install: str
     advice: str
     compiles: bool | str = True
+    only_nvidia = False
 
     def available(self) -> str | None:
+        if self.only_nvidia and torch.version.hip is not None:
+            return nvidia.missing()
         try:
             if importlib.util.find_spec(self.needs or self.module.partition(".")[0]) is None:
                 return f"{self.package} is not installed; where there is a CUDA GPU: {self.install}"
@@ -72,6 +75,7 @@ class Quack(ThirdParty):
     name, package, module = "quack", "quack-kernels", "quack.softmax"
     install = "pip install quack-kernels (for CUDA 13: 'quack-kernels[cu13]')"
     operations = ("softmax", third_party_losses.QUACK)
+    only_nvidia = True
     advice = "for few, aligned N on Hopper or newer, if a build for each N is acceptable"
 
     def supports(self, case: Case) -> str | None:
@@ -188,6 +192,7 @@ class FlashInfer(ThirdParty):
 
     name, package, module = "flashinfer", "flashinfer-python", "flashinfer.sampling"
     operations = ("softmax(scale,out_dtype)",)
+    only_nvidia = True
     install = "pip install flashinfer-python"
     advice = "if the probabilities of a sampler come from logits with a temperature"
 

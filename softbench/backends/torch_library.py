@@ -16,6 +16,7 @@ from types import ModuleType
 import torch
 
 import softbench.backends.torch_compile  # noqa: F401  # keeps Inductor from starting a pool of compile processes
+from softbench.backends import nvidia
 from softbench.backends.autograd import differentiable
 from softbench.backends.directions import Pair, TensorCall, by_direction
 from softbench.backends.own_kernels import cuda_code, sources_of
@@ -117,6 +118,8 @@ class CudaOp(TritonOp):
     def available(self) -> str | None:
         if reason := super().available():
             return reason
+        if reason := nvidia.missing():
+            return reason
         from softbench.kernels.cuda import build
 
         return build.MISSING if build.nvcc() is None else None
@@ -136,6 +139,8 @@ class TritonAoti(OperatorBackend):
 
     def available(self) -> str | None:
         if reason := super().available():
+            return reason
+        if reason := nvidia.missing():
             return reason
         if packaging_compiler() is None:
             return "no C++ compiler for AOTInductor; install g++ (Debian: apt install g++)"

@@ -33,6 +33,8 @@ class Gpu:
     """`default`, `exclusive_process`, `prohibited`, or empty if NVML reports nothing."""
     facts: dict[str, object]
     """Facts that results store."""
+    hip_device: str = ""
+    """What HIP_VISIBLE_DEVICES calls it, with a torch for ROCm: it takes no UUID. Empty with CUDA."""
 
     @property
     def exclusive(self) -> bool:

@@ -90,8 +90,10 @@ class Session:
 def environment(gpu: Gpu | None, machine: Machine) -> dict[str, str]:
     """Variables for a worker, so that it sees its device as the only one."""
     if gpu is None:
-        return {"CUDA_VISIBLE_DEVICES": ""}
-    return {"CUDA_VISIBLE_DEVICES": gpu.uuid} if len(machine.gpus) > 1 else {}
+        return {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "-1"}  # HIP takes an empty list for all devices
+    if len(machine.gpus) <= 1:
+        return {}
+    return {"HIP_VISIBLE_DEVICES": gpu.hip_device} if gpu.hip_device else {"CUDA_VISIBLE_DEVICES": gpu.uuid}
 
 
 def probe(pool: Pool, deadline: float) -> Machine:

@@ -17,10 +17,19 @@ from softbench.run import info_cache
 Finding = tuple[str, str, str]
 """A name; `ok`, `missing`, `absent` (works without it) or `warning`; what it is, or what to do."""
 
+ROCM: list[Finding] = [
+    ("CUDA kernels", "absent", "an NVIDIA GPU runs them; softbench's Triton kernels take the tiers without PTX here"),
+    ("CUPTI", "absent", "HIP events give the times; device times and kernel names come from roctracer, if this torch has it"),
+    ("ncu", "absent", "it profiles NVIDIA's GPUs only; rocprofv3 is AMD's"),
+    ("NVML", "absent", "so clocks, power, temperature and the peak bandwidth are not recorded"),
+]
+"""What a torch for AMD's GPUs does without."""
+
 
 def examine(deadline: float) -> list[Finding]:
     """Look at everything a run may need. Whatever is wrong is a finding, never an exception."""
     found: list[Finding] = []
+    rocm = False
     try:
         with Session("cpu", deadline) as session:
             look = session.machine
@@ -28,7 +37,10 @@ def examine(deadline: float) -> list[Finding]:
         found.append(("torch", "missing", str(error)))
     else:
         software = look.software
-        found.append(("torch", "ok", f"{look.torch}, CUDA {software.get('cuda') or 'none'}, Python {software['python']}"))
+        toolkit = f"ROCm {software['rocm']}" if software.get("rocm") else f"CUDA {software.get('cuda') or 'none'}"
+        found.append(("torch", "ok", f"{look.torch}, {toolkit}, Python {software['python']}"))
+        rocm = "rocm" in software
+        found += ROCM if rocm else []
         found += [finding for i, gpu in enumerate(look.gpus) for finding in _gpu(i, gpu)]
         if not look.gpus:
             found.append(("GPU", "absent", f"{look.no_gpu}; everything runs on the CPU"))
@@ -42,14 +54,9 @@ def examine(deadline: float) -> list[Finding]:
     found.append(
         _tool("Python.h", str(headers) if headers else None, "missing", "Triton and torch.compile need it: apt install python3-dev")
     )
-    found.append(
-        _tool(
-            "nvcc",
-            cuda_toolkit.nvcc(),
-            "absent",
-            "only CUDA C++ extensions need it: install the CUDA toolkit, or pip install 'softbench[cuda]'",
-        )
-    )
+    if not rocm:
+        advice = "only CUDA C++ extensions need it: install the CUDA toolkit, or pip install 'softbench[cuda]'"
+        found.append(_tool("nvcc", cuda_toolkit.nvcc(), "absent", advice))
     return found
 
 

@@ -26,7 +26,8 @@ from softbench.plugins.source import PluginSource
 
 SECONDS = 24 * 3600.0
 PROGRAMS = ("nvcc", "gcc", "clang", "cc", "g++", "clang++", "c++")
-VARIABLES = ("CUDA", "NVIDIA", "TORCH", "PYTORCH", "TRITON", "HELION", "CUPY", "NUMBA", "OMP", "MKL", "PYTHON", "CC", "CXX", "PATH", "LD_")
+VARIABLES = ("CUDA", "NVIDIA", "HIP", "ROC", "TORCH", "PYTORCH", "TRITON", "HELION", "CUPY", "NUMBA", "OMP", "MKL", "PYTHON",
+             "CC", "CXX", "PATH", "LD_")  # fmt: skip
 """Beginnings of the names of environment variables that decide which backends can run."""
 
 

@@ -268,7 +268,8 @@ class _Kineto:
             if _on_device(event)
         ]
         if not found:
-            raise UntracedError("torch's profiler saw nothing on the device; does another profiler hold CUPTI?")
+            why = "does another profiler hold CUPTI?" if torch.version.hip is None else "it needs roctracer, as ROCm has no CUPTI"
+            raise UntracedError(f"torch's profiler saw nothing on the device; {why}")
         return found
 
 

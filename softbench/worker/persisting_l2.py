@@ -48,7 +48,9 @@ class PersistingL2:
 
 
 def bind() -> PersistingL2 | None:
-    """The driver, before any plugin is imported; None without its library. It creates no CUDA context."""
+    """The driver, before any plugin is imported; None without its library, and on ROCm. It creates no CUDA context."""
+    if torch.version.hip is not None:
+        return None
     try:
         driver = ctypes.CDLL("libcuda.so.1")
         return PersistingL2(driver) if all(hasattr(driver, name) for name in FUNCTIONS) else None

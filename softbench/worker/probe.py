@@ -39,7 +39,7 @@ def describe_gpu(index: int) -> dict[str, object]:
         "gpu_memory_bytes": properties.total_memory,
         "gpu_sm_count": properties.multi_processor_count,
         "gpu_l2_bytes": properties.L2_cache_size,
-        "gpu_compute_capability": f"{properties.major}.{properties.minor}",
+        "gpu_compute_capability": f"{properties.major}.{properties.minor}" if torch.version.hip is None else properties.gcnArchName,
         "gpu_count": torch.cuda.device_count(),
     }
     with _nvml(index) as (nvml, handle):
@@ -96,6 +96,8 @@ def software() -> dict[str, object]:
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
     }
+    if torch.version.hip is not None:
+        found["rocm"] = torch.version.hip
     for package in ("triton", "numpy", "quack-kernels", "nvidia-cutlass-dsl", "liger-kernel", "flashinfer-python"):
         with suppress(metadata.PackageNotFoundError):
             found[package] = metadata.version(package)
@@ -107,7 +109,16 @@ def software() -> dict[str, object]:
 def _gpu(index: int) -> Gpu:
     free, total = torch.cuda.mem_get_info(index)
     facts = describe_gpu(index)
-    return Gpu(str(facts["gpu"]), gpu_uuid(index), total, free, str(facts.get("compute_mode", "")), facts)
+    return Gpu(str(facts["gpu"]), gpu_uuid(index), total, free, str(facts.get("compute_mode", "")), facts, _hip_device(index))
+
+
+def _hip_device(index: int) -> str:
+    """What HIP_VISIBLE_DEVICES calls torch's GPU `index`: its place among all, or among those that the user chose. Empty with CUDA."""
+    if torch.version.hip is None:
+        return ""
+    chosen = os.environ.get("HIP_VISIBLE_DEVICES") or os.environ.get("CUDA_VISIBLE_DEVICES") or ""
+    places = [place.strip() for place in chosen.split(",") if place.strip()]
+    return places[index] if index < len(places) else str(index)
 
 
 @contextmanager
@@ -130,13 +141,15 @@ def _nvml(index: int) -> Iterator[tuple[Any, Any]]:
 
 
 def gpu_uuid(index: int) -> str:
-    """As NVML and CUDA_VISIBLE_DEVICES take it."""
+    """As NVML and CUDA_VISIBLE_DEVICES take it. On ROCm it only tells GPUs apart."""
     return f"GPU-{torch.cuda.get_device_properties(index).uuid}"
 
 
 def _why_no_gpu() -> str:
     if torch.cuda.is_available():
         return ""
+    if torch.version.hip is not None:
+        return "torch sees no AMD GPU; is the driver amdgpu loaded, may this user open /dev/kfd, and is HIP_VISIBLE_DEVICES right?"
     if torch.version.cuda is None:
         return f"torch {torch.__version__} is built without CUDA"
     return "torch sees no CUDA GPU; is the driver installed, and CUDA_VISIBLE_DEVICES right?"

@@ -120,6 +120,8 @@ class _Access(ctypes.Structure):
 
 @cache
 def _driver() -> Any:
+    if torch.version.hip is not None:
+        raise RuntimeError("the judge shares memory through CUDA's driver, which ROCm does not have; use --device cpu")
     torch.cuda.synchronize()  # the calls below need torch's context
     return ctypes.CDLL("libcuda.so.1")
 

@@ -1,6 +1,6 @@
 // Whether every plan of the heuristics fits its rows. It calls `choose_plan` and `plan_fits` on the host, with devices that are only numbers.
 // It also tests that the CTAs of a row which exchange in global memory can run at the same time. Otherwise each would wait in vain and then reduce
-// the whole row. Prints how many plans it tested, and a line for each that does not fit.
+// the whole row. And few short gradients use many threads. Prints how many plans it tested, and a line for each that does not fit.
 #include <cuda_runtime.h>
 
 namespace fake {
@@ -49,6 +49,12 @@ template <typename Op> bool runs_at_once(const Tensors<Op>& t, int64_t N, const 
     return p.per_row <= std::min({by_shared, by_registers, by_threads}) * device().sms;
 }
 
+// Whether a gradient of a few KB, whose row has an SM to itself, is on threads that hold more than two vectors of each tensor.
+template <typename Op> bool lacks_threads(int64_t M, int64_t N, const Plan& p) {
+    const int64_t bytes = N * int64_t(sizeof(typename Op::Element));
+    return Op::READS == 2 && M <= device().sms && bytes > MEDIUM_BYTES && bytes < FEW_BYTES && p.tier == BLOCK && p.vectors > 2;
+}
+
 template <typename Op> void test(const char* name, int64_t M, int64_t N, int64_t offset, int64_t pad) {
     Tensors<Op> t;
     for (int r = 0; r < Op::READS; ++r) {
@@ -63,7 +69,7 @@ template <typename Op> void test(const char* name, int64_t M, int64_t N, int64_t
     const bool needs_clusters = p.tier == CLUSTER || p.tier == CLUSTER_BULK || p.tier == SPLIT_BULK;
     ++tested;
     if (p.tier == AUTO || !plan_fits(t, N, p) || p.threads > 1024 || p.stagger_cycles < 0 || (M == 1 && p.stagger_cycles) || !runs_at_once(t, N, p) ||
-        (needs_clusters && !device().clusters()))
+        (needs_clusters && !device().clusters()) || lacks_threads<Op>(M, N, p))
         if (++bad <= 20)
             std::printf("%s %lldx%lld + %lld, %lld apart, device %d: tier %d, %d vectors, %d threads, per_row %d, tier_option %d, base_alignment %d\n", name, (long long)M,
                         (long long)N, (long long)offset, (long long)pad, fake::current, p.tier, p.vectors, p.threads, p.per_row, p.tier_option, p.base_alignment);

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from nvcc import needs_nvcc
+from ptx import exponents
 from softbench.kernels.cuda import build, disassemble
 
 KERNELS = ("sub_warp_aligned", "sub_warp_unaligned", "staged", "warp_row", "warp_two_rows", "block", "cluster", "bulk", "split", "generic")
@@ -152,3 +153,23 @@ def test_copies_to_shared_memory_have_a_defined_policy(compiled, architecture):
         pytest.skip(str(error))
     assert sass.count("LDGSTS") >= 4
     assert undefined_descriptors(sass) == []
+
+
+@needs_nvcc
+@pytest.mark.parametrize(("function", "part"), [("softmax", 3), ("log_softmax", 5), ("scaled_softmax", 0)])
+def test_no_exponent_is_contracted(tmp_path, function, part):
+    """exp2(x * log2 e - m * log2 e) in one multiply-add rounds m * log2 e, which no bound of the class pass allows."""
+    words = [
+        word
+        for word in build.command(build.nvcc(), "sm_90a", tmp_path / "part.ptx", function)
+        if word not in ("-shared", "-Xcompiler", "-fPIC")
+    ]
+    subprocess.run([*words, f"-DSOFTBENCH_PART={part}", "-ptx"], check=True, capture_output=True)
+    made = exponents((tmp_path / "part.ptx").read_text())
+    assert len(made) > 1000
+    assert {*made} == {"mul.f32"}
+
+
+@pytest.mark.parametrize("function", [*build.FUNCTIONS, *build.LOSSES])
+def test_contraction_is_stated_for_nvcc(function, tmp_path):
+    assert [word for word in build.command("nvcc", "sm_90a", tmp_path, function) if word.startswith("-fmad")] == ["-fmad=true"]

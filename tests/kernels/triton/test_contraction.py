@@ -1,0 +1,141 @@
+"""Contraction of products and sums is pinned, and no exponent is contracted, in code compiled without a GPU.
+
+Bounds rest on the second: exp2(x * log2 e - m * log2 e) in one multiply-add rounds m * log2 e, which is the class low-precision.
+"""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from ptx import exponents
+from softbench.kernels.triton import dispatch, generic, loss_launch, loss_plans, scores, tiled, tutorial
+from softbench.kernels.triton.launch_plan import Plan
+from softbench.kernels.triton.loss_launch import Options
+
+pytestmark = pytest.mark.skipif(generic.INTERPRETED or torch.cuda.is_available(), reason="replaces Triton's driver, which GPUs need")
+
+ROWS = Plan("rows", 2, 128, 4, 8, warps=4)
+CLUSTER = Plan("cluster", 4, 256, 4, 8, warps=8, registers=64, cluster_ctas=4)
+SPLIT = Plan("split", 4, 256, 4, 8, warps=8, registers=64, split_ctas=4)
+STAGED = Plan("staged", 10, 8, 1, 1, warps=4, rows=32)
+PLANS = [(Plan("tile"), 2048), (Plan("loop"), 50000), (ROWS, 2048), (CLUSTER, 32768), (SPLIT, 32768), (STAGED, 77)]
+
+
+@pytest.fixture(scope="module")
+def cards():
+    spec = importlib.util.spec_from_file_location("cards", Path(__file__).parents[3] / "tools" / "cards.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["cards"] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def h100(cards, monkeypatch):
+    monkeypatch.setattr(triton.runtime.driver, "_active", None)
+    return next(one for one in cards.CARDS if one.name == "H100")
+
+
+@triton.jit
+def contracted_exponent(x_ptr, y_ptr, m):
+    at = tl.arange(0, 128)
+    tl.store(y_ptr + at, tl.exp2(tl.load(x_ptr + at) * 1.4426950408889634 - m * 1.4426950408889634))
+
+
+@pytest.mark.parametrize(("fused", "expected"), [(True, {"fma.rn.f32"}), (False, {"sub.rn.f32", "add.rn.f32", "sub.f32", "add.f32"})])
+def test_a_contracted_exponent_is_found(cards, h100, fused, expected):
+    operands = [cards._Operand(torch.float32, 16)] * 2
+    found = cards.compiled(h100, contracted_exponent, operands, (3.5,), {"num_warps": 4, "enable_fp_fusion": fused})
+    assert {*exponents(found.asm["ptx"])} <= expected
+    assert ("fma" in found.asm["ptx"]) == fused
+
+
+@pytest.mark.parametrize(("plan", "N"), PLANS, ids=lambda value: getattr(value, "tier", None))
+@pytest.mark.parametrize("log", [False, True])
+@pytest.mark.parametrize("backward", [False, True])
+def test_kernels_are_pinned_and_contract_no_exponent(cards, h100, plan, N, log, backward):
+    problem = cards.problem_of(h100, backward, 4096, N, 2, 16 if N % 8 == 0 else 2)
+    for scale in (None, 0.7):
+        found = cards.compiled_plan(h100, problem, plan, log, scale)
+        assert found.metadata.enable_fp_fusion is True
+        made = exponents(found.asm["ptx"])
+        assert {*made} <= {"mul.f32"}
+        assert made or (backward and not log)  # only the gradient of softmax has no exponential
+
+
+def test_the_gradients_sum_is_contracted(cards, h100):
+    """A product and a sum of dy * y are one instruction, as when the speeds were measured."""
+    ptx = cards.compiled_plan(h100, cards.problem_of(h100, True, 4096, 2048, 2, 16), ROWS).asm["ptx"]
+    assert ptx.count("fma.rn.f32") >= 4 * ROWS.tiles  # one for each word of two elements
+
+
+def losses(cards, h100):
+    """Prepared launches of losses with all options, and their operands."""
+    every = Options(label_smoothing=0.1, z_loss=1e-4, softcap=30.0)
+    data, rows, target = (cards._Operand(dtype, 16) for dtype in (torch.bfloat16, torch.float32, torch.int64))
+    wide, short = (cards.problem_of(h100, False, 4096, N, 2, 16) for N in (32000, 512))
+    for options in (every, Options(logprob=True)):
+        third = rows if options.logprob else None
+        reading, writing = loss_plans.reduction_plan(wide), loss_plans.gradient_plan(wide)
+        given = (rows, rows, rows, rows) if options.logprob else (rows, None, rows, None)
+        yield loss_launch._reduction(wide, reading, (32000,), options), [data, target, rows, rows, third]
+        yield loss_launch._gradient(wide, writing, (32000, 32000), options), [data, target, *given, data]
+        yield loss_launch._tile("reduction", short, (512,), options), [data, target, rows, rows, third]
+    fused = loss_plans.fused_plan(wide, "", 2)
+    yield loss_launch._fused(wide, fused, (32000, 32000), every), [data, target, data, rows]
+
+
+def test_losses_are_pinned_and_contract_no_exponent(cards, h100):
+    for ready, operands in losses(cards, h100):
+        scratch = [None] * ready.places
+        if ready.floats:
+            scratch[0] = cards._Operand(torch.float32, 16)
+        if ready.counters:
+            scratch[1] = cards._Operand(torch.int64, 16)
+        found = cards.compiled(h100, ready.kernel, [*operands, *scratch], ready.arguments, ready.options)
+        assert found.metadata.enable_fp_fusion is True
+        made = exponents(found.asm["ptx"])
+        assert made
+        assert {*made} <= {"mul.f32"}, ready.kernel
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_scores_are_pinned_and_contract_no_exponent(cards, h100, monkeypatch, causal):
+    """With a sink, the product x * scale is rounded before the maximum. Contracted with the difference, it would have one rounding less."""
+    asked = []
+
+    class Kernel:
+        def __getitem__(self, grid):
+            return lambda *arguments, **options: asked.append((arguments, options))
+
+    for name in ("forward_scores", "backward_scores"):
+        monkeypatch.setattr(scores, name, Kernel())
+    x, sink = torch.empty(1, 2, 4, 256, dtype=torch.bfloat16), torch.empty(2)
+    scores.launch_forward(x, None, sink, x, torch.empty(1, 2, 4), 0.125, causal)
+    scores.launch_backward(x, x, torch.empty(1, 2, 4), x, torch.empty(1, 2, 4), 0.125, causal)
+    assert [options["enable_fp_fusion"] for _, options in asked] == [True, True]
+    monkeypatch.undo()
+    (arguments, options), _ = asked
+    operands = [cards._Operand(one.dtype, 16) if isinstance(one, torch.Tensor) else one for one in arguments]
+    found = cards.compiled(h100, scores.forward_scores, operands, (), options)
+    assert {*exponents(found.asm["ptx"])} == {"mul.f32"}
+
+
+def test_the_tutorials_kernels_are_pinned(cards, h100, monkeypatch):
+    asked = []
+
+    class Kernel:
+        def __getitem__(self, grid):
+            return lambda *arguments, **options: asked.append(options)
+
+    x = torch.empty(4, 64)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    tiled.launch((x, x), Kernel(), Kernel())
+    monkeypatch.setattr(tutorial, "resident_programs", lambda *_: 4)
+    tutorial.launch(Kernel(), (x, x))
+    assert [options["enable_fp_fusion"] for options in asked] == [True, True]
+    assert dispatch.CONTRACTION == {"enable_fp_fusion": True}
