@@ -73,9 +73,9 @@ class Rounding:
         return U_OUT[self.case.dtype]
 
     @property
-    def carried(self) -> torch.Tensor | float:
+    def carried(self) -> torch.Tensor:
         """E, (rows,)."""
-        return 0.0 if self.z_error is None else weighted(self.of_z.p, self.z_error)
+        return torch.zeros_like(self.of_z.lse) if self.z_error is None else weighted(self.of_z.p, self.z_error)
 
     def at_target(self, rows: torch.Tensor) -> torch.Tensor:
         """Its element at the target, (rows,)."""
@@ -101,7 +101,7 @@ def bounds(case: Case, inputs: Tensors, *, loose: bool) -> Tensors:
         return _of_loss(one), _of_gradient(one, one.of_z.lse, ones, one.of_z.log_error + extra, one.of_z.error, one.carried)
     lse, dloss = rest
     extra = torch.expm1(2 * U * lse.abs()) if loose else torch.zeros_like(lse)
-    return (_of_gradient(one, lse, dloss, extra, 3 * U * lse.abs(), 0.0),)
+    return (_of_gradient(one, lse, dloss, extra, 3 * U * lse.abs(), torch.zeros_like(lse)),)
 
 
 def _of_cap(z: torch.Tensor, case: Case, given: Settings, *, loose: bool) -> torch.Tensor | None:
@@ -137,7 +137,7 @@ def _of_loss(one: Rounding) -> torch.Tensor:
 
 
 def _of_gradient(
-    one: Rounding, lse: torch.Tensor, dloss: torch.Tensor, of_p: torch.Tensor, of_lse: torch.Tensor, carried: torch.Tensor | float
+    one: Rounding, lse: torch.Tensor, dloss: torch.Tensor, of_p: torch.Tensor, of_lse: torch.Tensor, carried: torch.Tensor
 ) -> torch.Tensor:
     """The bound on dx, (rows, N). The others are (rows,): `of_p` is in R, `of_lse` the error of lse in the z-loss, `carried` is E."""
     given, z, N, u_out = one.given, one.z, one.z.shape[1], one.u_out
@@ -151,7 +151,7 @@ def _of_gradient(
     )
     bound = factor * steep + 2 * given.z_loss * p * of_lse[:, None] + 4 * U * terms + SMALLEST * factor
     if one.z_error is not None:
-        bound = bound + factor * p * (one.z_error + torch.as_tensor(carried).view(-1, 1))
+        bound = bound + factor * p * (one.z_error + carried[:, None])
     if one.loose and u_out:
         bound = bound + u_out * (torch.where(p == 0, 0.0, factor * p * (2 * y.abs() + 3)) + 2 * terms)
     if given.cap:

@@ -155,6 +155,15 @@ def test_the_gradient_is_that_of_autograd():
     torch.testing.assert_close(lse, of_rows.detach(), rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("op", [OP, ALL_SET])
+@pytest.mark.parametrize("direction", ALL)
+def test_reference_and_bounds_are_computed_where_the_inputs_are(direction, op):
+    case = case_of(6, 10, "bf16", direction, op)  # torch refuses to mix tensors of the device "meta" with those of the CPU, as on a GPU
+    given = [(t.double() if t.is_floating_point() else t).to("meta") for t in numerics(op).make(case, 0, CPU)]
+    for computed in (numerics(op).reference, numerics(op).bound, numerics(op).low_precision):
+        assert {tensor.device.type for tensor in computed(case, *given)} == {"meta"}
+
+
 @pytest.mark.parametrize("direction", ALL)
 def test_estimates_and_the_yardstick_are_accepted(direction):
     case = case_of(6, 100, "fp32", direction)
