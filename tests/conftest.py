@@ -196,15 +196,31 @@ def forks() -> Iterator[Callable[[], Forks]]:
         one.close()
 
 
+def fork_pools(forks: Callable[[], Forks], patch: pytest.MonkeyPatch) -> None:
+    """Forks the forkservers of this process too, where its environment is that of the forking process."""
+    from softbench.processes import launch, pool
+
+    def start(log: Path, environment: dict[str, str]) -> object:
+        running = forks()
+        suits = running.suit(dict(os.environ))
+        return start_forkserver(running.orders, log, environment) if suits else launch.start_forkserver(log, environment)
+
+    patch.setattr(pool, "start_forkserver", start)
+
+
+@pytest.fixture(autouse=True)
+def _forked_pools(request: pytest.FixtureRequest, forks: Callable[[], Forks], monkeypatch: pytest.MonkeyPatch) -> None:
+    """In all tests but those of `processes`, which start forkservers, and those of GPUs."""
+    if not (request.path.is_relative_to(TESTS / "processes") or request.node.get_closest_marker("gpu")):
+        fork_pools(forks, monkeypatch)
+
+
 @pytest.fixture(scope="module")
 def forked(forks: Callable[[], Forks]) -> Iterator[Callable[[], list[str]]]:
-    """Forks the forkservers of this process too. Yields a function that lists the processes that are left."""
-    from softbench.processes import pool
-
-    running = forks()
+    """The same for the fixtures of a module. Yields a function that lists the processes that are left."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pool, "start_forkserver", lambda log, environment: start_forkserver(running.orders, log, environment))
-        yield running.left
+        fork_pools(forks, patch)
+        yield lambda: forks().left()
 
 
 @pytest.fixture
