@@ -58,6 +58,7 @@ def gpus() -> list[str]:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="store the outputs of tests/integration/test_golden.py anew")
+    parser.addoption("--slow", action="store_true", help="run the tests marked slow too")
 
 
 def by_cost(files: Sequence[Path]) -> list[Path]:
@@ -108,7 +109,11 @@ def pytest_collection_finish() -> None:
         raise pytest.UsageError(f"a test module imported own_kernels before the kernels and so chose {INTERPRETER}; exchange the imports")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.option.slow and "slow" not in config.option.markexpr:
+        for item in items:
+            if "slow" in item.keywords:
+                item.add_marker(pytest.mark.skip(reason="slow; pytest --slow runs it"))
     place = {file: i for i, file in enumerate(by_cost(list(dict.fromkeys(item.path for item in items))))}
     items.sort(key=lambda item: place[item.path])
     marked = [item for item in items if "gpu" in item.keywords and isinstance(item, pytest.Function)]
