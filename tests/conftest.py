@@ -58,6 +58,7 @@ def gpus() -> list[str]:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="store the outputs of tests/integration/test_golden.py anew")
+    parser.addoption("--slow", action="store_true", help="run the tests marked slow too")
 
 
 def by_cost(files: Sequence[Path]) -> list[Path]:
@@ -108,7 +109,11 @@ def pytest_collection_finish() -> None:
         raise pytest.UsageError(f"a test module imported own_kernels before the kernels and so chose {INTERPRETER}; exchange the imports")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.option.slow and "slow" not in config.option.markexpr:
+        for item in items:
+            if "slow" in item.keywords:
+                item.add_marker(pytest.mark.skip(reason="slow; pytest --slow runs it"))
     place = {file: i for i, file in enumerate(by_cost(list(dict.fromkeys(item.path for item in items))))}
     items.sort(key=lambda item: place[item.path])
     marked = [item for item in items if "gpu" in item.keywords and isinstance(item, pytest.Function)]
@@ -196,15 +201,31 @@ def forks() -> Iterator[Callable[[], Forks]]:
         one.close()
 
 
+def fork_pools(forks: Callable[[], Forks], patch: pytest.MonkeyPatch) -> None:
+    """Forks the forkservers of this process too, where its environment is that of the forking process."""
+    from softbench.processes import launch, pool
+
+    def start(log: Path, environment: dict[str, str]) -> object:
+        running = forks()
+        suits = running.suit(dict(os.environ))
+        return start_forkserver(running.orders, log, environment) if suits else launch.start_forkserver(log, environment)
+
+    patch.setattr(pool, "start_forkserver", start)
+
+
+@pytest.fixture(autouse=True)
+def _forked_pools(request: pytest.FixtureRequest, forks: Callable[[], Forks], monkeypatch: pytest.MonkeyPatch) -> None:
+    """In all tests but those of `processes`, which start forkservers, and those of GPUs."""
+    if not (request.path.is_relative_to(TESTS / "processes") or request.node.get_closest_marker("gpu")):
+        fork_pools(forks, monkeypatch)
+
+
 @pytest.fixture(scope="module")
 def forked(forks: Callable[[], Forks]) -> Iterator[Callable[[], list[str]]]:
-    """Forks the forkservers of this process too. Yields a function that lists the processes that are left."""
-    from softbench.processes import pool
-
-    running = forks()
+    """The same for the fixtures of a module. Yields a function that lists the processes that are left."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pool, "start_forkserver", lambda log, environment: start_forkserver(running.orders, log, environment))
-        yield running.left
+        fork_pools(forks, patch)
+        yield lambda: forks().left()
 
 
 @pytest.fixture

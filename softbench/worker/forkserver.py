@@ -41,6 +41,9 @@ def main(descriptor: int) -> None:
     try:
         with _ending_with(control):
             import softbench.worker.serve  # noqa: F401 - imports torch, which every worker then has
+            from softbench.worker import tamper_guard
+
+            tamper_guard.remember()
     except BaseException as error:  # a broken torch may raise anything at import; the parent reports it
         _send(control, {"ready": False, "error": f"{type(error).__name__}: {error}"})
         return

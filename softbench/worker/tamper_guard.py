@@ -61,6 +61,8 @@ PROTECTED_TIMER = "Timer Timer.timeit Timer.blocked_autorange Timer._timeit"
 The forkserver imports this module, so only `bind`, in a worker, imports `torch.utils.benchmark`."""
 OPTIONAL = frozenset({"torch.utils.benchmark.Timer._timeit"})
 """Private names, which another version of torch may lack."""
+_remembered: list[ProtectedName] = []
+"""In a process that the forkserver forked: what `remember` found."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +116,12 @@ def _function(value: object) -> object:
     return value.fget if isinstance(value, property) else value
 
 
+def remember() -> None:
+    """Record the names of softbench's modules in the forkserver, where no plugin runs, so that its workers start sooner."""
+    if not _remembered:
+        _remembered.extend(_of_modules())
+
+
 def bind(device: str) -> TamperGuard:
     """Record the values of all protected names. Call it before a plugin is imported.
 
@@ -128,7 +136,7 @@ def bind(device: str) -> TamperGuard:
         from triton import testing
 
         protected |= {testing: "do_bench", profiler: "profile"}
-    names = (*bound(protected), *_of_modules(), *_of_users())
+    names = (*bound(protected), *(_remembered or _of_modules()), *_of_users())
     return TamperGuard(names, persisting_l2.bind() if device == "cuda" else None)
 
 

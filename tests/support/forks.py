@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import importlib
 import json
 import os
 import random
@@ -29,6 +30,8 @@ PASSING = ("PYTEST_CURRENT_TEST", "SOFTBENCH_TEST_MARK")
 """Variables that differ between tests and decide nothing."""
 READ_LATE = ("PATH", "CC", "CXX", "CUDA_HOME", "HOME", "TORCHINDUCTOR_CACHE_DIR", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE")
 """Variables that no import of the forking process reads, or that `command` reads in place of Python."""
+IMPORTED_BY_WORKERS = ("torch.utils.benchmark", "torch._dynamo", "torch._inductor.compile_fx")
+"""What a worker imports for the tamper guard, and to compile."""
 RUNNING: dict[int, socket.socket] = {}
 """In the forking process: the sockets for the exit codes of its forks, by process number."""
 
@@ -125,9 +128,14 @@ def main(descriptor: int, orders: int) -> None:
     import softbench.run.check
     import softbench.run.run
     import softbench.worker.serve  # noqa: F401
+    from softbench.worker import tamper_guard
+
+    tamper_guard.remember()  # as the forkserver does
 
     with suppress(ImportError):  # some versions of Typer import it, and pydantic, when they parse the first argument
         import typer._adapters  # noqa: F401
+    if not list(Path("/dev").glob("nvidia[0-9]*")):  # torch.utils.benchmark calls the CUDA driver, which no fork could use then
+        import_for_workers()
 
     taken, given = socket.socket(fileno=descriptor), socket.socket(fileno=orders)
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
@@ -158,6 +166,15 @@ def main(descriptor: int, orders: int) -> None:
                 become(order, descriptors, [taken.fileno(), wake_read, wake_write], given)
             for fd in descriptors[1:]:
                 os.close(fd)
+
+
+def import_for_workers() -> None:
+    """Import what workers import, except Triton: each worker imports that with or without its interpreter."""
+    sys.modules["triton"] = None
+    for name in IMPORTED_BY_WORKERS:
+        importlib.import_module(name)
+    del sys.modules["triton"]
+    importlib.import_module("torch.utils._triton").has_triton_package.cache_clear()
 
 
 def reap() -> None:

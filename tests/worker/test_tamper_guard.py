@@ -43,6 +43,17 @@ def test_optional_names_are_protected_names():
     assert LABELS >= OPTIONAL
 
 
+def test_what_the_forkserver_remembers_is_what_a_worker_would_record(monkeypatch):
+    from softbench.ops.softmax import reference
+
+    monkeypatch.setattr(tamper_guard, "_remembered", [])
+    recorded = bind("cpu").names
+    tamper_guard.remember()
+    assert bind("cpu").names == recorded
+    monkeypatch.setattr(reference, "forward", lambda x: x)  # by the file of a user's operation, which is loaded before the guard is bound
+    assert bind("cpu").replaced() == "replaced softbench.ops.softmax.reference.forward, which measures or judges it"
+
+
 def test_replaced_function_is_named(monkeypatch):
     guard = bind("cpu")
     assert guard.replaced() == ""
