@@ -36,7 +36,9 @@ ROWWISE = {
     "log_softmax_backward": launch.launch_log_backward,
 }
 SHOWN = 6
-"""Plans of a pass, beside the fastest of each tier. Each is measured in ROUNDS rounds, because one short measurement is good to a percent or two."""
+"""Plans of a pass, beside the fastest of each tier.
+
+Each is measured in ROUNDS rounds, because one short measurement is good to a percent or two."""
 ROUNDS = 5
 MAX_POLLS, LINE = 1 << 16, 128  # as in heuristics.cuh
 STAGGER_BYTES = 8 << 20

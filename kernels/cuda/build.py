@@ -29,7 +29,9 @@ SOURCE = Path(__file__).with_name("softmax.cu")
 FUNCTIONS = ("softmax", "log_softmax", "scaled_softmax")
 """The functions of softmax.cu by their number in softmax_ops.cuh."""
 LOSSES = ("cross_entropy", "logprob")
-"""The functions that have a source of their name."""
+"""Losses. Each has a source of its name."""
+ALL = (*FUNCTIONS, *LOSSES, "masked_softmax")
+"""The functions that have a library: these, and softmax of attention scores, in a source of its name."""
 MISSING = "no nvcc on PATH, under CUDA_HOME or in pip's packages; install the CUDA toolkit or: pip install 'softbench[cuda]'"
 LIBRARY = "softmax.so"
 FEW_CORES = 4  # with fewer, one compiler that reads the source once is faster than several
@@ -51,12 +53,12 @@ def command(compiler: str, architecture: str, out: Path, function: str = "softma
 
 def source(function: str) -> Path:
     """The file that has a function's kernels; it includes the headers beside it."""
-    return SOURCE.with_name(f"{function}.cu") if function in LOSSES else SOURCE
+    return SOURCE.with_name(f"{function}.cu") if function not in FUNCTIONS else SOURCE
 
 
 def flags(function: str) -> tuple[str, ...]:
     """The compiler's flags for a function, on any architecture."""
-    return FLAGS if function in LOSSES else (*FLAGS, f"-DSOFTBENCH_FUNCTION={FUNCTIONS.index(function)}")
+    return FLAGS if function not in FUNCTIONS else (*FLAGS, f"-DSOFTBENCH_FUNCTION={FUNCTIONS.index(function)}")
 
 
 def parts(function: str = "softmax") -> int:
@@ -178,5 +180,11 @@ def _arguments(function: str) -> dict[str, list[Any]]:
         }
     if function == "logprob":
         return {"forward": [pointer] * 5 + [number] + launch, "backward": [pointer] * 7 + [number] * 2 + launch}
+    if function == "masked_softmax":
+        sizes = [number] * 4  # what query 0 sees, B, H, S
+        return {
+            "forward": [pointer] * 5 + [real, ctypes.c_int] + [number] * 3 + sizes + launch,
+            "backward": [pointer] * 5 + [real] + sizes + launch,
+        }
     scales: list[Any] = [pointer, real] if function == "scaled_softmax" else []
     return {"forward": [*scales, *[pointer] * 2, *[number] * 2, *launch], "backward": [*scales, *[pointer] * 3, *[number] * 3, *launch]}

@@ -24,7 +24,7 @@ _MIN_WORKSPACE_BYTES = 1 << 16  # enough for nearly every launch, so that a work
 _workspaces: dict[tuple[int, int], torch.Tensor] = {}  # by device and stream
 _counters: dict[tuple[int, int], torch.Tensor] = {}
 """As `_workspaces`, of launches that count the finished CTAs of a row: their counters are zeros between launches."""
-_libraries: dict[str, dict[int, ctypes.CDLL]] = {function: {} for function in (*build.FUNCTIONS, *build.LOSSES)}  # by function and device
+_libraries: dict[str, dict[int, ctypes.CDLL]] = {function: {} for function in build.ALL}  # by function and device
 
 
 def launch_forward(x: torch.Tensor, y: torch.Tensor, scale: Scale | None = None, *, plan: Plan | None = None) -> None:
@@ -64,7 +64,7 @@ def launch_log_backward(dy: torch.Tensor, y: torch.Tensor, dx: torch.Tensor, *, 
 
 
 def launch_function(function: str, which: str, arguments: tuple[Any, ...], x: torch.Tensor, plan: Plan | None, *, accepted: int = 0) -> int:
-    """Calls softbench_`which` of the library of a loss, on the current stream of x's device.
+    """Calls softbench_`which` of the library of a loss or of scores, on the current stream of x's device.
 
     `arguments` are those before the dtypes; M and N are last. Returns 0 or the CUDA error `accepted`. Raises as `launch_forward`.
     """

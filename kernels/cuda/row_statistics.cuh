@@ -75,20 +75,6 @@ template <typename Op> __device__ __forceinline__ void accumulate_one(const type
     sums.count += 1.0f;
 }
 
-// Loads a vector if `inside`; else its registers have `padding`. The compiler leaves the load where it is.
-template <bool KEEP_IN_L2> __device__ __forceinline__ void load16_if(bool inside, uint32_t (&packed)[4], uint32_t padding, const void* from, uint64_t policy) {
-#pragma unroll
-    for (int w = 0; w < 4; ++w) packed[w] = padding;
-    if constexpr (KEEP_IN_L2)
-        asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %4, 0;\n@p ld.global.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%5], %6;\n}"
-                     : "+r"(packed[0]), "+r"(packed[1]), "+r"(packed[2]), "+r"(packed[3])
-                     : "r"(unsigned(inside)), "l"(from), "l"(policy));
-    else
-        asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %4, 0;\n@p ld.global.v4.u32 {%0, %1, %2, %3}, [%5];\n}"
-                     : "+r"(packed[0]), "+r"(packed[1]), "+r"(packed[2]), "+r"(packed[3])
-                     : "r"(unsigned(inside)), "l"(from));
-}
-
 // The Sums of a thread: of the vectors from `from` to `to` that begin at `base`, `lanes` vectors apart. Padding takes the place of vectors behind `to`,
 // except where elements are counted. SHORT: a warp has the row, and all its lanes go the same way.
 template <typename Op, int U, bool SHORT>

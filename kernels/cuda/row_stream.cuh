@@ -25,11 +25,11 @@ struct Segment {
     int64_t left;  // vectors of the CTA's part in later rows
 
     __device__ __forceinline__ Segment(int64_t begin, int64_t stop, int row_vectors)
-        : row(begin / row_vectors), from(int(begin % row_vectors)), to(int(min(int64_t(row_vectors), from + stop - begin))), left(stop - begin - (to - from)) {}
+        : row(begin / row_vectors), from(int(begin % row_vectors)), to(int(from + stop - begin < row_vectors ? from + stop - begin : row_vectors)), left(stop - begin - (to - from)) {}
     __device__ __forceinline__ void next(int row_vectors) {
         ++row;
         from = 0;
-        to = int(min(int64_t(row_vectors), left));
+        to = int(left < row_vectors ? left : row_vectors);
         left -= to;
     }
 };

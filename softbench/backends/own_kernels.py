@@ -165,17 +165,17 @@ class TritonOwn(Triton):
     def supports(self, case: Case) -> str | None:
         if case.operation in (*own_losses.NAMES, own_scores.NAME) and torch.version.hip is not None:
             return f"its kernels of {case.operation} contain PTX, which AMD's GPUs do not run"
-        return own_scores.refused(case) if case.operation == own_scores.NAME else None
+        return own_scores.refused("triton", case) if case.operation == own_scores.NAME else None
 
     def prepare(self, case: Case) -> Call:
-        return own_scores.prepare(case) if case.operation == own_scores.NAME else super().prepare(case)
+        return own_scores.prepare("triton", case) if case.operation == own_scores.NAME else super().prepare(case)
 
 
 class Cuda(Kernels):
     """softbench's CUDA C++ kernels; nvcc compiles those of an operation on first use."""
 
     name, module, losses = "cuda", "cuda.launch", "cuda.losses"
-    operations = ("softmax(scale,out_dtype)", "log_softmax", *own_losses.OPERATIONS)
+    operations = ("softmax(scale,out_dtype)", "log_softmax", *own_losses.OPERATIONS, *scores.OPERATIONS)
     advice = "for any shape, if nvcc is available once: one build serves all shapes"
 
     def available(self) -> str | None:
@@ -184,6 +184,12 @@ class Cuda(Kernels):
         from softbench.kernels.cuda import build
 
         return build.MISSING if build.nvcc() is None else None
+
+    def supports(self, case: Case) -> str | None:
+        return own_scores.refused("cuda", case) if case.operation == own_scores.NAME else None
+
+    def prepare(self, case: Case) -> Call:
+        return own_scores.prepare("cuda", case) if case.operation == own_scores.NAME else super().prepare(case)
 
     def generated(self, case: Case, launched: Sequence[str]) -> tuple[list[Piece], dict[str, int]]:
         """As `cuda_code`."""
@@ -197,7 +203,7 @@ def cuda_code(case: Case, launched: Sequence[str]) -> tuple[list[Piece], dict[st
     """
     from softbench.kernels.cuda import build, disassemble
 
-    function = "scaled_softmax" if "scale" in case.parameters else case.operation
+    function = _library(case)
     architecture = build.architecture_of(torch.cuda.get_device_capability())
     try:
         library = build.build(architecture, function)
@@ -214,6 +220,13 @@ def cuda_code(case: Case, launched: Sequence[str]) -> tuple[list[Piece], dict[st
         return pieces, {names[name]: taken[name].get("LOCAL", 0) for name in names}
     except build.BuildError as error:
         return [("softmax.txt", "report", "text", f"{error}\n")], {}
+
+
+def _library(case: Case) -> str:
+    """The function of `softbench.kernels.cuda.build` whose library a case calls."""
+    if case.operation == own_scores.NAME:
+        return own_scores.NAME if own_scores.special(case) else "scaled_softmax"
+    return "scaled_softmax" if "scale" in case.parameters else case.operation
 
 
 row, tile, own, cuda = TritonRow(), TritonTile(), TritonOwn(), Cuda()

@@ -1,10 +1,10 @@
-"""The Triton kernels of attention scores as the backend `triton`: its check cases, and the rows that it refuses."""
+"""The kernels of attention scores as the backends `triton` and `cuda`: the check cases, and the rows that it refuses."""
 
 import pytest
 from interpreted import run_interpreted
 from masked_softmaxes import B, F, case_of
 
-from softbench.backends import own_scores
+from softbench.backends import own_kernels, own_scores
 
 CHECK_CASES = """
 from softbench.backends.own_kernels import own
@@ -39,5 +39,14 @@ def test_check_cases_pass_under_the_interpreter():
     ],
 )
 def test_longer_rows_are_refused_with_the_reason(text, direction, reason):
-    assert own_scores.refused(case_of(text, "bf16", direction, (1, 1, 2, 16384))) is None
-    assert own_scores.refused(case_of(text, "bf16", direction, (1, 1, 2, 16385))) == reason
+    for package in ("triton", "cuda"):
+        assert own_scores.refused(package, case_of(text, "bf16", direction, (1, 1, 2, 16384))) is None
+        assert own_scores.refused(package, case_of(text, "bf16", direction, (1, 1, 2, 16385))) == reason
+
+
+LIBRARIES = (("scale=2", F), ("mask=boolean", B), ("mask=boolean", F), ("sink=true", B))
+
+
+def test_the_library_of_a_case_is_the_one_it_calls():
+    found = [own_kernels._library(case_of(text, "bf16", direction)) for text, direction in LIBRARIES]
+    assert found == ["scaled_softmax", "scaled_softmax", "masked_softmax", "masked_softmax"]

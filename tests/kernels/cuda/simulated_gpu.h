@@ -179,6 +179,10 @@ inline void store(void* target, std::initializer_list<uint32_t> words) {
     if (uintptr_t(target) % (words.size() * 4)) std::printf("an unaligned store\n"), std::exit(1);
     std::memcpy(target, words.begin(), words.size() * 4);
 }
+template <int W> void load_if(bool inside, uint32_t (&to)[W], const void* from) {
+    if (inside && uintptr_t(from) % (W * 4)) std::printf("an unaligned load\n"), std::exit(1);
+    if (inside) std::memcpy(to, from, W * 4);
+}
 inline float max_or_nan(float a, float b) { return std::isnan(a) || std::isnan(b) ? NAN : std::max(a, b); }
 inline float min_or_nan(float a, float b) { return std::isnan(a) || std::isnan(b) ? NAN : std::min(a, b); }
 inline cudaError_t device(int* index) { return *index = 0, cudaSuccess; }
@@ -236,19 +240,39 @@ inline int __float_as_int(float v) { return int(simulated::bits(v)); }
 inline int min(int a, int b) { return std::min(a, b); }
 inline int max(int a, int b) { return std::max(a, b); }
 
-// 16-bit floats. Only bfloat16 can compute.
+inline unsigned min(unsigned a, unsigned b) { return std::min(a, b); }
+inline uint32_t __byte_perm(uint32_t a, uint32_t b, uint32_t selectors) {
+    const uint64_t bytes = uint64_t(b) << 32 | a;
+    uint32_t found = 0;
+    for (int i = 0; i < 4; ++i) found |= uint32_t(bytes >> 8 * (selectors >> 4 * i & 7) & 0xff) << 8 * i;
+    return found;
+}
+
+// 16-bit floats
 struct __half {
     uint16_t bits;
 };
 struct __half2 {
     __half x, y;
 };
-inline float __half2float(__half) { std::abort(); }
-inline __half __float2half_rn(float) { std::abort(); }
-inline float __low2float(__half2) { std::abort(); }
-inline float __high2float(__half2) { std::abort(); }
-inline __half2 __hmax2(__half2, __half2) { std::abort(); }
-inline __half2 __floats2half2_rn(float, float) { std::abort(); }
+inline float __half2float(__half v) {
+    const int exponent = v.bits >> 10 & 31, fraction = v.bits & 1023;
+    const float size = exponent == 0 ? std::ldexp(float(fraction), -24) : exponent < 31 ? std::ldexp(float(1024 + fraction), exponent - 25) : fraction ? NAN : INFINITY;
+    return v.bits >> 15 ? -size : size;
+}
+inline __half __float2half_rn(float v) {
+    const uint16_t sign = uint16_t(std::signbit(v) << 15);
+    const float size = std::fabs(v);
+    if (!(size < 65520.0f)) return {uint16_t(std::isnan(v) ? 0x7fff : sign | 0x7c00)};
+    if (size < 0x1p-14f) return {uint16_t(sign | int(std::nearbyint(std::ldexp(size, 24))))};
+    const uint32_t b = simulated::bits(size);
+    return {uint16_t(sign | (b + 0xfff + (b >> 13 & 1) - 0x38000000) >> 13)};
+}
+inline float __low2float(__half2 v) { return __half2float(v.x); }
+inline float __high2float(__half2 v) { return __half2float(v.y); }
+inline __half larger(__half a, __half b) { return __float2half_rn(std::fmax(__half2float(a), __half2float(b))); }
+inline __half2 __hmax2(__half2 a, __half2 b) { return {larger(a.x, b.x), larger(a.y, b.y)}; }
+inline __half2 __floats2half2_rn(float x, float y) { return {__float2half_rn(x), __float2half_rn(y)}; }
 struct __nv_bfloat16 {
     uint16_t bits;
 };

@@ -32,13 +32,13 @@ def test_softmax_cu_has_a_part_for_each_operation():
     assert build.parts() == 10
 
 
-def test_losses_are_built_from_sources_of_their_names(tmp_path):
-    assert (build.parts("cross_entropy"), build.parts("logprob")) == (5, 1)
-    for function in build.LOSSES:
+def test_losses_and_scores_have_sources_of_their_names(tmp_path):
+    assert [build.parts(function) for function in ("cross_entropy", "logprob", "masked_softmax")] == [5, 1, 3]
+    for function in (*build.LOSSES, "masked_softmax"):
         *words, source = build.command("nvcc", "sm_90a", tmp_path / "out.so", function)
         assert Path(source).name == f"{function}.cu" and not [word for word in words if "SOFTBENCH_FUNCTION" in word]
         assert build.sources(function)[0].name == f"{function}.cu"
-    assert len({build._key("/bin/true", "sm_90a", function) for function in (*build.FUNCTIONS, *build.LOSSES)}) == 5
+    assert len({build._key("/bin/true", "sm_90a", function) for function in build.ALL}) == 6
 
 
 @needs_nvcc

@@ -1,4 +1,4 @@
-"""The machine code that nvcc makes of softmax.cu and of the losses."""
+"""The machine code that nvcc makes of softmax.cu, of the losses and of attention scores."""
 
 import functools
 import os
@@ -75,6 +75,8 @@ def test_no_kernel_spills_a_register(compiled, architecture, given):
         assert report.count(f"_ZN9softbench{len(kernel)}{kernel}I") >= 1, kernel
 
 
+SCORES_KERNELS = 32
+"""Forward: 3 dtypes and K of 8 for float32, by 3 kinds of mask and 2 alignments. Backward: without a mask."""
 LOSS_KERNELS = (
     *(kernel for kernel in KERNELS if kernel not in ("sub_warp_aligned", "staged", "warp_row", "warp_two_rows")),
     "row_statistics",
@@ -101,12 +103,35 @@ def test_no_kernel_of_a_loss_spills_a_register(compiled, architecture):
 
 
 @needs_nvcc
-@pytest.mark.parametrize(("kernel", "loads"), [("row_statistics", 4), ("row_gradient", 4)])
-def test_loads_of_a_row_are_in_flight_together(compiled, kernel, loads):
+@pytest.mark.parametrize("architecture", ["sm_90a"] if few_cores() else ["sm_80", "sm_90a", "sm_100a"])
+def test_no_kernel_of_scores_spills_a_register(compiled, architecture):
+    count = build.parts("masked_softmax")
+    with ThreadPoolExecutor(1 if few_cores() else count) as pool:
+        report = "".join(pool.map(lambda part: compiled(architecture, "masked_softmax", part)[1], range(count)))
+    spills = [line for line in report.splitlines() if "spill stores" in line]
+    assert len(spills) == SCORES_KERNELS
+    assert all("0 bytes stack frame, 0 bytes spill stores" in line for line in spills)
+    used = re.findall(r"entry function '(\w+)'.*?Used (\d+) registers", report, re.DOTALL)
+    fast = [int(registers) for name, registers in used if "ELi4ELb1E" in name or "Li4ELb1E" in name]
+    assert fast and max(fast) <= 64, used  # two CTAs of 512 threads an SM
+
+
+@needs_nvcc
+@pytest.mark.parametrize(
+    ("function", "part", "kernel", "loads"),
+    [
+        ("logprob", 0, "row_statistics", 4),
+        ("logprob", 0, "row_gradient", 4),
+        ("masked_softmax", 2, "row_scores", 4),
+        ("masked_softmax", 2, "row_scores_gradient", 8),
+    ],
+)
+def test_loads_of_a_row_are_in_flight_together(compiled, function, part, kernel, loads):
     """Of 16 bytes each: the first use of the first vector comes after the last load."""
-    cubin, _ = compiled("sm_90a", "logprob", 0)
+    cubin, _ = compiled("sm_90a", function, part)
     try:
-        names = [name for name in disassemble.resources(cubin) if kernel in name and "bfloat16" in name and "Li4ELb0" in name]
+        found = [name for name in disassemble.resources(cubin) if f"{len(kernel)}{kernel}I" in name and "bfloat16" in name]
+        names = [name for name in found if "Li4ELb0" in name or "Li4ELb1" in name]
         functions = disassemble.sass(cubin, names).split("Function : ")[1:]
     except build.BuildError as error:
         pytest.skip(str(error))

@@ -1,0 +1,467 @@
+// Softmax of attention scores (B, H, S, N) with scale, bias or mask, causal order and sink, and its gradient. A row has at most 16384 columns, and the
+// threads that share it hold all of it in registers. So each element is read once and written once.
+//
+//   z = scale * x + bias where an element takes part, -inf elsewhere; s is the sink of the head
+//   y = exp(z - maximum) / sum, share = exp(s - maximum) / sum         maximum and sum include s
+//   dx = scale * y * (dy - dot), dsink = -share * dot                  dot = sum(dy * y)
+//
+// Short rows have 1 to 32 lanes of a warp, other rows have a CTA. K vectors of each thread are in flight together.
+//
+// - Causal: a vector whose first column the query does not see is not read. Its zeros are written while the loads are in flight. Rows are taken in
+//   their order, one CTA after the other, so neighbours take about as long, and the hardware starts the next CTA when one ends.
+// - A bias or mask has strides of 0 along the axes that share it. If much is read between two uses of a row of it, the rows that share it become
+//   neighbours (ORDER_* below), so that it comes from L2 the second time.
+// - 16-bit rows stay packed in registers. Elements that do not take part become -inf there.
+#pragma once
+
+#include "block_reduce.cuh"
+#include "launch_plan.cuh"
+
+namespace softbench {
+
+enum MaskKind { NO_MASK, BIAS, BOOLEAN };
+enum Order { ORDER_QUERIES = 0, ORDER_HEADS = 1, ORDER_TEXTS = 2 };  // what is innermost; heads and texts: both, with heads first
+
+constexpr int SCORES_THREADS = 512;        // the most of a CTA
+constexpr int SHORT_ROWS_THREADS = 128;    // of a CTA with several rows
+constexpr int WHOLE_CTA_LOG2 = 10;         // more than SCORES_THREADS
+constexpr int64_t REUSED_BYTES = 16 << 20;  // what may be read and written between two uses of a row of a mask: a fraction of L2
+
+// What forward and backward know of their rows.
+struct Scores {
+    unsigned B, H, S, rows;
+    int N;
+    unsigned first_sees;  // columns that query 0 sees; each later query sees one more. N: all queries see all columns
+    int order;            // of Order
+    int lanes_log2;       // log2 of the lanes that share a row, or WHOLE_CTA_LOG2
+    int base_alignment;   // bytes
+    bool keep_in_l2;
+    float scale;
+};
+
+template <typename T> struct ForwardScores : Scores {
+    const T* x;
+    const void* mask;  // of T or of bytes
+    const float* sink;  // of each head, or null
+    T* y;
+    float* share;  // of each row, or null
+    int64_t mask_b, mask_h, mask_s;
+};
+template <typename T> struct BackwardScores : Scores {
+    const T *dy, *y;
+    const float* share;  // of each row, or null
+    T* dx;
+    float* dsink;
+};
+
+__device__ __forceinline__ uint64_t l2_policy_of(bool keep_in_l2) {
+    if (keep_in_l2) return l2_policy<true>();
+    uint64_t policy;
+    asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+
+// Loads words of a mask, if `inside`. The compiler leaves the loads where they are.
+__device__ __forceinline__ void load_words_if(bool inside, uint32_t (&to)[1], const void* from) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %1, 0;\n@p ld.global.u32 %0, [%2];\n}" : "+r"(to[0]) : "r"(unsigned(inside)), "l"(from));
+}
+__device__ __forceinline__ void load_words_if(bool inside, uint32_t (&to)[2], const void* from) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %2, 0;\n@p ld.global.v2.u32 {%0, %1}, [%3];\n}" : "+r"(to[0]), "+r"(to[1]) : "r"(unsigned(inside)), "l"(from));
+}
+__device__ __forceinline__ void load_words_if(bool inside, uint32_t (&to)[4], const void* from) { load16_if<false>(inside, to, 0, from, 0); }
+// The bits of one element, of 1, 2 or 4 bytes.
+template <int SIZE> __device__ __forceinline__ uint32_t load_bits(const void* from) {
+    if constexpr (SIZE == 4) return *static_cast<const uint32_t*>(from);
+    else if constexpr (SIZE == 2) return *static_cast<const uint16_t*>(from);
+    else return *static_cast<const uint8_t*>(from);
+}
+// The same words element by element, from any address that is a multiple of SIZE bytes.
+template <int SIZE, int W> __device__ __forceinline__ void load_elements(uint32_t (&to)[W], const void* from) {
+    constexpr int EACH = 4 / SIZE;
+#pragma unroll
+    for (int i = 0; i < W * EACH; ++i) {
+        const uint32_t bits = load_bits<SIZE>(static_cast<const char*>(from) + i * SIZE) << (i % EACH * SIZE * 8);
+        to[i / EACH] = i % EACH ? to[i / EACH] | bits : bits;
+    }
+}
+// Replaces the elements from `count` on by those of `other`, whose words are all the same.
+template <typename T> __device__ __forceinline__ void cut(uint32_t (&words)[4], int count, uint32_t other) {
+    constexpr int E = Packed<T>::ELEMENTS;
+#pragma unroll
+    for (int w = 0; w < 4; ++w) {
+        if (w * E >= count) words[w] = other;
+        else if (E == 2 && w * E + 1 == count) words[w] = (words[w] & 0xffffu) | (other & 0xffff0000u);
+    }
+}
+// 0xff in place of each byte that is not 0.
+__device__ __forceinline__ uint32_t bytes_that_are_set(uint32_t bytes) {
+    const uint32_t high = (((bytes & 0x7f7f7f7fu) + 0x7f7f7f7fu) | bytes) & 0x80808080u;
+    return (high >> 7) * 0xffu;
+}
+// Puts -inf where the bytes are 0.
+__device__ __forceinline__ void exclude(uint32_t (&words)[4], const uint32_t (&bytes)[1], float) {
+#pragma unroll
+    for (int w = 0; w < 4; ++w)
+        if (!(bytes[0] >> (8 * w) & 0xffu)) words[w] = Packed<float>::MINUS_INFINITY_BITS;
+}
+template <typename T> __device__ __forceinline__ void exclude(uint32_t (&words)[4], const uint32_t (&bytes)[2], T) {
+#pragma unroll
+    for (int w = 0; w < 4; ++w) {
+        const uint32_t keep = __byte_perm(bytes_that_are_set(bytes[w / 2]), 0, w % 2 ? 0x3322 : 0x1100);
+        words[w] = (words[w] & keep) | (~keep & Packed<T>::MINUS_INFINITY_BITS);
+    }
+}
+
+// The row of a thread. Elements and vectors are counted from a base that is aligned, at or before the row. A thread has the vectors `lane`,
+// `lane` + `lanes`, and so on, and up to two elements of the row's edges, which are shorter than a vector. `lanes` is at least the number of vectors
+// before the row's first whole one, and with edges also the number of elements of a vector.
+template <typename T, bool ALIGNED> struct ScoreRow {
+    static constexpr int V = VECTOR_BYTES / sizeof(T);
+    unsigned b, h, query;
+    int64_t row, begin;  // begin: elements from the first row to the base
+    int lane, lanes;
+    int seen;           // elements that the query sees, counted from the thread's first vector
+    int unread, absent;  // vectors to the first that is not read, and to the first that is not whole, counted from the thread's first
+    bool exists, has_first;  // the row, and the thread's first vector in it as a whole
+    int edge[2];         // the elements before the whole vectors and behind them; -1: none
+
+    __device__ __forceinline__ ScoreRow(const Scores& all, const T* data) {
+        const bool whole_cta = all.lanes_log2 == WHOLE_CTA_LOG2;
+        unsigned number = blockIdx.x * (whole_cta ? 1 : blockDim.x >> all.lanes_log2) + (threadIdx.x >> all.lanes_log2);
+        lane = int(threadIdx.x & ((1u << all.lanes_log2) - 1));
+        lanes = whole_cta ? int(blockDim.x) : 1 << all.lanes_log2;
+        exists = number < all.rows;
+        if (!exists) number = all.rows - 1;
+        row = number;
+        if (all.order & ORDER_HEADS) h = number % all.H, number /= all.H;
+        if (all.order & ORDER_TEXTS) b = number % all.B, number /= all.B;
+        query = number % all.S, number /= all.S;
+        if (!(all.order & ORDER_HEADS)) h = number % all.H, number /= all.H;
+        if (!(all.order & ORDER_TEXTS)) b = number;
+        if (all.order) row = (int64_t(b) * all.H + h) * all.S + query;
+        begin = row * all.N;
+        const int offset = int(reinterpret_cast<uintptr_t>(data + begin) & unsigned(all.base_alignment - 1)) / int(sizeof(T));
+        begin -= offset;
+        const int row_end = offset + (exists ? all.N : 0), seen_end = offset + (exists ? int(min(unsigned(all.N), query + all.first_sees)) : 0);
+        const int first = (offset + V - 1) / V, end = max(first, row_end / V);  // of the whole vectors; equal: all of the row is edge
+        seen = seen_end - lane * V;
+        unread = min(end, (seen_end + V - 1) / V) - lane;
+        absent = end - lane;
+        has_first = lane >= first;
+        edge[0] = edge[1] = -1;
+        if (!ALIGNED) {
+            if (offset + lane < min(row_end, first * V)) edge[0] = offset + lane;
+            if (end * V + lane < row_end) edge[1] = end * V + lane;
+        }
+    }
+    __device__ __forceinline__ bool sees(int index) const { return index < seen + lane * V; }
+    __device__ __forceinline__ bool reads(int k) const { return k * lanes < unread && (k > 0 || has_first); }
+    __device__ __forceinline__ bool clears(int k) const { return k * lanes < absent && k * lanes >= unread && (k > 0 || has_first); }
+    __device__ __forceinline__ int64_t vector(int k) const { return begin + int64_t(lane + k * lanes) * V; }
+    __device__ __forceinline__ int seen_of(int k) const { return seen - k * lanes * V; }
+    // Makes the compiler compute addresses anew behind an exchange, as `rematerialize` does for elements.
+    __device__ __forceinline__ void forget_addresses(bool never) {
+        if (never) {
+            asm volatile("not.b32 %0, %0;" : "+r"(lanes));
+            asm volatile("not.b64 %0, %0;" : "+l"(begin));
+        }
+    }
+    // Writes zeros to the thread's whole vectors that were not read.
+    template <int K> __device__ __forceinline__ void write_zeros(T* to) const {
+#pragma unroll
+        for (int k = 0; k < K; ++k)
+            if (clears(k)) store16(to + vector(k), 0, 0, 0, 0);
+    }
+    // Writes the results of the thread's vector k, with zeros in place of those behind what the query sees.
+    __device__ __forceinline__ void write(T* to, int k, const float (&value)[V]) const {
+        uint32_t words[4];
+#pragma unroll
+        for (int w = 0; w < 4; ++w) {
+            if constexpr (sizeof(T) == 4) words[w] = __float_as_uint(value[w]);
+            else words[w] = pack<T>(value[2 * w], value[2 * w + 1]);
+        }
+        if (seen_of(k) < V) cut<T>(words, seen_of(k), 0);
+        store16(to + vector(k), words[0], words[1], words[2], words[3]);
+    }
+};
+
+// The least CTAs of SCORES_THREADS threads an SM for __launch_bounds__, as registers allow.
+// `words`: of a thread's vectors.
+constexpr int scores_min_ctas(MaskKind kind, int words, bool aligned) {
+    if (words <= 16 && aligned && kind == NO_MASK) return 3;
+    return words <= 32 && (aligned || kind == NO_MASK) ? 2 : 1;
+}
+
+template <typename T, MaskKind KIND, int K, bool ALIGNED>
+__global__ void __launch_bounds__(SCORES_THREADS, scores_min_ctas(KIND, K * (KIND == BIAS ? 8 : 4), ALIGNED)) row_scores(ForwardScores<T> given) {
+    constexpr int V = ScoreRow<T, ALIGNED>::V, E = Packed<T>::ELEMENTS, MASK_SIZE = KIND == BOOLEAN ? 1 : sizeof(T), MASK_WORDS = V * MASK_SIZE / 4;
+    constexpr uint32_t PADDING = Packed<T>::MINUS_INFINITY_BITS;
+    __shared__ Partial warp_partials[MAX_WARPS];
+    ScoreRow<T, ALIGNED> row(given, given.x);
+    const uint64_t policy = l2_policy_of(given.keep_in_l2);
+
+    Operands<1> x[K];
+#pragma unroll
+    for (int k = 0; k < K; ++k) load16_if<true>(row.reads(k), x[k].packed[0], PADDING, given.x + row.vector(k), policy);
+    uint32_t masks[K][MASK_WORDS] = {};
+    const char* mask = nullptr;  // of the row, at its base
+    if constexpr (KIND != NO_MASK) {
+        const int64_t place = row.b * given.mask_b + row.h * given.mask_h + row.query * given.mask_s - (row.row * given.N - row.begin);
+        mask = static_cast<const char*>(given.mask) + place * MASK_SIZE;
+#pragma unroll
+        for (int k = 0; k < K; ++k) {
+            const char* const from = mask + (row.lane + k * row.lanes) * V * MASK_SIZE;
+            if constexpr (ALIGNED) load_words_if(row.reads(k), masks[k], from);
+            else if (row.reads(k)) load_elements<MASK_SIZE>(masks[k], from);
+        }
+    }
+    uint32_t edge[2] = {PADDING, PADDING}, edge_mask[2] = {0, 0};
+    if constexpr (!ALIGNED) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+            const int index = row.edge[e];
+            if (index < 0 || !row.sees(index)) continue;
+            edge[e] = load_bits<sizeof(T)>(given.x + row.begin + index);
+            if constexpr (KIND != NO_MASK) edge_mask[e] = load_bits<MASK_SIZE>(mask + index * MASK_SIZE);
+        }
+    }
+    row.template write_zeros<K>(given.y);
+
+    // With a bias, z takes the registers of x and the bias. Otherwise the scale is a factor of exponents, and the sink is divided by it.
+    float wide[KIND == BIAS ? K * V : 1], of_edge[2];
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+        if constexpr (KIND == BOOLEAN) exclude(x[k].packed[0], masks[k], T());
+        if constexpr (KIND == BIAS) {
+#pragma unroll
+            for (int v = 0; v < V; ++v) {
+                const float z = fmaf(Packed<T>::element(x[k].packed[0][v / E], v % E), given.scale, Packed<T>::element(masks[k][v / E], v % E));
+                wide[k * V + v] = v < row.seen_of(k) ? z : MINUS_INFINITY;
+            }
+        } else if (row.seen_of(k) < V) {
+            cut<T>(x[k].packed[0], row.seen_of(k), PADDING);
+        }
+    }
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+        of_edge[e] = Packed<T>::element(KIND == BOOLEAN && !edge_mask[e] ? PADDING : edge[e], 0);
+        if (KIND == BIAS) of_edge[e] = fmaf(of_edge[e], given.scale, Packed<T>::element(edge_mask[e], 0));
+    }
+    auto logit = [&](int k, int v) {
+        if constexpr (KIND == BIAS) return wide[k * V + v];
+        else return Packed<T>::element(x[k].packed[0][v / E], v % E);
+    };
+
+    const Forward<float, float, SCALED_SOFTMAX> op(Scales<true>{nullptr, KIND == BIAS ? 1.0f : given.scale}, 0);
+    float maximum = fmaxf(of_edge[0], of_edge[1]);
+    if constexpr (KIND == BIAS) {
+#pragma unroll
+        for (int i = 0; i < K * V; ++i) maximum = fmaxf(maximum, wide[i]);
+    } else {
+        uint32_t running = PADDING;
+#pragma unroll
+        for (int k = 0; k < K; ++k)
+#pragma unroll
+            for (int w = 0; w < 4; ++w) running = Packed<T>::elementwise_max(running, x[k].packed[0][w]);
+#pragma unroll
+        for (int e = 0; e < E; ++e) maximum = fmaxf(maximum, Packed<T>::element(running, e));
+    }
+    const float base = finite_or_zero(maximum);
+    float sum[2] = {0.0f, 0.0f};
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+        if (!row.reads(k)) continue;
+#pragma unroll
+        for (int v = 0; v < V; ++v) sum[v % 2] += exp2_fast(op.exponent(logit(k, v), base));
+    }
+    if constexpr (!ALIGNED) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) sum[e] += exp2_fast(op.exponent(of_edge[e], base));
+    }
+    Partial partial = {maximum, sum[0] + sum[1]};
+    partial = given.lanes_log2 == WHOLE_CTA_LOG2 ? block_reduce<SCORES_THREADS>(op, partial, warp_partials) : op.reduce_lanes(partial, row.lanes);
+    float sink = MINUS_INFINITY;
+    if (given.sink) {
+        sink = given.sink[row.h];
+        if (KIND != BIAS) sink /= given.scale;
+        partial = op.merge(partial, {sink, sink == MINUS_INFINITY ? 0.0f : 1.0f});
+    }
+    const Partial total = op.finalize(partial);
+    if (given.share && row.lane == 0 && row.exists) given.share[row.row] = exp2_fast(op.exponent(sink, total.maximum)) * total.sum;
+
+    if constexpr (KIND != BIAS) rematerialize<Forward<T, T>>(x, given.N == 0);
+    row.forget_addresses(given.N == 0);
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+        if (!row.reads(k)) continue;
+        float value[V];
+#pragma unroll
+        for (int v = 0; v < V; ++v) value[v] = exp2_fast(op.exponent(logit(k, v), total.maximum)) * total.sum;
+        row.write(given.y, k, value);
+    }
+    if constexpr (!ALIGNED) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+            const float value = exp2_fast(op.exponent(of_edge[e], total.maximum)) * total.sum;
+            if (row.edge[e] >= 0) given.y[row.begin + row.edge[e]] = from_float<T>(row.sees(row.edge[e]) ? value : 0.0f);
+        }
+    }
+}
+
+template <typename T, int K, bool ALIGNED>
+__global__ void __launch_bounds__(SCORES_THREADS, scores_min_ctas(NO_MASK, K * 8, ALIGNED)) row_scores_gradient(BackwardScores<T> given) {
+    constexpr int V = ScoreRow<T, ALIGNED>::V, E = Packed<T>::ELEMENTS;
+    __shared__ Partial warp_partials[MAX_WARPS];
+    ScoreRow<T, ALIGNED> row(given, given.y);
+    const uint64_t policy = l2_policy_of(given.keep_in_l2);
+
+    Operands<2> both[K];  // dy, y
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+        load16_if<true>(row.reads(k), both[k].packed[0], 0, given.dy + row.vector(k), policy);
+        load16_if<true>(row.reads(k), both[k].packed[1], 0, given.y + row.vector(k), policy);
+    }
+    uint32_t edge[2][2] = {};
+    if constexpr (!ALIGNED) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+            const int index = row.edge[e];
+            if (index < 0 || !row.sees(index)) continue;
+            edge[e][0] = load_bits<sizeof(T)>(given.dy + row.begin + index);
+            edge[e][1] = load_bits<sizeof(T)>(given.y + row.begin + index);
+        }
+    }
+    row.template write_zeros<K>(given.dx);
+
+    const Backward<float, float, SCALED_SOFTMAX> op(Scales<true>{nullptr, given.scale}, 0);
+    float sum[2] = {0.0f, 0.0f};
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+        const int count = row.seen_of(k);
+        if (count > 0 && count < V) {
+            cut<T>(both[k].packed[0], count, 0);
+            cut<T>(both[k].packed[1], count, 0);
+        }
+        if (!row.reads(k)) continue;
+#pragma unroll
+        for (int v = 0; v < V; ++v)
+            sum[v % 2] = fmaf(Packed<T>::element(both[k].packed[0][v / E], v % E), Packed<T>::element(both[k].packed[1][v / E], v % E), sum[v % 2]);
+    }
+    if constexpr (!ALIGNED) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) sum[e] = fmaf(Packed<T>::element(edge[e][0], 0), Packed<T>::element(edge[e][1], 0), sum[e]);
+    }
+    Partial partial = {0.0f, sum[0] + sum[1]};
+    partial = given.lanes_log2 == WHOLE_CTA_LOG2 ? block_reduce<SCORES_THREADS>(op, partial, warp_partials) : op.reduce_lanes(partial, row.lanes);
+    const Partial total = op.finalize(partial);
+    if (given.share && row.lane == 0 && row.exists) given.dsink[row.row] = -given.share[row.row] * total.sum;
+
+    rematerialize<Backward<T>>(both, given.N == 0);
+    row.forget_addresses(given.N == 0);
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+        if (!row.reads(k)) continue;
+        float value[V];
+#pragma unroll
+        for (int v = 0; v < V; ++v) {
+            const float pair[2] = {Packed<T>::element(both[k].packed[0][v / E], v % E), Packed<T>::element(both[k].packed[1][v / E], v % E)};
+            value[v] = op.result(pair, total);
+        }
+        row.write(given.dx, k, value);
+    }
+    if constexpr (!ALIGNED) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+            const float pair[2] = {Packed<T>::element(edge[e][0], 0), Packed<T>::element(edge[e][1], 0)};
+            if (row.edge[e] >= 0) given.dx[row.begin + row.edge[e]] = from_float<T>(row.sees(row.edge[e]) ? op.result(pair, total) : 0.0f);
+        }
+    }
+}
+
+// Plans: SUB_WARP with the lanes of a row in `per_row`, or BLOCK. `tier_option`: 1 + the order of rows; 0: as `order_of_scores` says. AUTO: no thread
+// count holds such rows.
+inline Plan scores_plan(const Scores& all, int size, bool lines) {
+    const int V = VECTOR_BYTES / size;
+    const bool edges = all.N % V != 0;
+    const int64_t vectors = edges ? (V - 1 + all.N) / V : all.N / V, in_lines = lines ? vectors : (LINE_BYTES / size - 1 + all.N) / V;
+    if (vectors <= 4 * WARP) {
+        const int lanes = std::max(edges ? V : 1, 1 << log2_ceil(ceil_div<int64_t>(vectors, 4)));
+        return {SUB_WARP, 4, SHORT_ROWS_THREADS, lanes, 0, VECTOR_BYTES, 0, 0};
+    }
+    for (int K = 4; K <= (size == 4 ? 8 : 4); K *= 2)
+        for (int alignment : {LINE_BYTES, VECTOR_BYTES}) {
+            const int64_t threads = round_up<int64_t>(ceil_div<int64_t>(alignment == LINE_BYTES ? in_lines : vectors, K), WARP);
+            if (threads <= SCORES_THREADS) return {BLOCK, K, int(threads), 0, 0, alignment, 0, 0};
+        }
+    return {AUTO};
+}
+
+// The rows that share a row of a mask are neighbours if more than REUSED_BYTES lie between them otherwise.
+inline int order_of_scores(const Scores& all, int size, int64_t mask_b, int64_t mask_h, int64_t mask_s) {
+    const bool heads = mask_h == 0 && all.H > 1, texts = mask_b == 0 && all.B > 1;
+    const int64_t between = int64_t(heads ? 1 : all.H) * all.S * all.N * 2 * size;
+    return mask_s != 0 && between > REUSED_BYTES ? (heads ? ORDER_HEADS : 0) + (texts ? ORDER_TEXTS : 0) : ORDER_QUERIES;
+}
+
+// Takes a plan or makes one, and fills in what follows from it. Returns 0 or a cudaError_t. `data`: the first row of a tensor. `bytes`: read at most.
+// `order`: that of the rule.
+inline int64_t plan_scores(Scores& all, int size, const void* data, int64_t bytes, int order, Plan* p, Plan& chosen) {
+    const int V = VECTOR_BYTES / size;
+    const bool lines = reinterpret_cast<uintptr_t>(data) % LINE_BYTES == 0 && int64_t(all.N) * size % LINE_BYTES == 0;  // each row begins a line
+    chosen = p && p->tier != AUTO ? *p : scores_plan(all, size, lines);
+    if (chosen.tier == AUTO) return cudaErrorNotSupported;
+    if (chosen.tier_option == 0) chosen.tier_option = 1 + order;
+    if (p) *p = chosen;
+    const bool short_rows = chosen.tier == SUB_WARP, line = chosen.base_alignment == LINE_BYTES;
+    const int lanes = short_rows ? chosen.per_row : chosen.threads;
+    if (chosen.tier_option < 1 || chosen.tier_option > 1 + (ORDER_HEADS | ORDER_TEXTS)) return cudaErrorInvalidValue;
+    if ((!short_rows && chosen.tier != BLOCK) || (!line && chosen.base_alignment != VECTOR_BYTES)) return cudaErrorInvalidValue;
+    if (chosen.vectors != 4 && (chosen.vectors != 8 || size != 4)) return cudaErrorInvalidValue;
+    if (chosen.threads < WARP || chosen.threads > SCORES_THREADS || chosen.threads % WARP) return cudaErrorInvalidValue;
+    if (short_rows && (line || lanes < 1 || lanes > WARP || (lanes & (lanes - 1)))) return cudaErrorInvalidValue;
+    const int64_t most_offset = line ? (lines ? 0 : LINE_BYTES / size - 1) : all.N % V ? V - 1 : 0;
+    if (int64_t(chosen.vectors) * lanes < (most_offset + all.N) / V || (all.N % V && lanes < V)) return cudaErrorInvalidValue;
+    all.lanes_log2 = short_rows ? log2_ceil(lanes) : WHOLE_CTA_LOG2;
+    all.base_alignment = chosen.base_alignment;
+    all.order = chosen.tier_option - 1;
+    all.keep_in_l2 = device().major == 9 && device().clusters() && bytes >= KEEP_IN_L2_BYTES;
+    return cudaSuccess;
+}
+inline bool at_vectors(const void* data, int size = 1) { return reinterpret_cast<uintptr_t>(data) % (VECTOR_BYTES / size) == 0; }
+inline unsigned scores_grid(const Scores& all, const Plan& p) {
+    const unsigned per_cta = p.tier == SUB_WARP ? unsigned(p.threads / p.per_row) : 1;
+    return (all.rows + per_cta - 1) / per_cta;
+}
+
+template <typename T, MaskKind KIND, bool ALIGNED> int64_t launch_scores(const ForwardScores<T>& given, const Plan& p, cudaStream_t stream) {
+    const unsigned grid = scores_grid(given, p);
+    if (p.vectors == 4) row_scores<T, KIND, 4, ALIGNED><<<grid, p.threads, 0, stream>>>(given);
+    else if constexpr (sizeof(T) == 4) row_scores<T, KIND, 8, ALIGNED><<<grid, p.threads, 0, stream>>>(given);
+    return cudaGetLastError();
+}
+template <typename T, MaskKind KIND> int64_t run_scores(ForwardScores<T> given, Plan* p, cudaStream_t stream) {
+    constexpr int V = VECTOR_BYTES / sizeof(T), SIZE = KIND == BOOLEAN ? 1 : sizeof(T);
+    if (!at_vectors(given.x) || !at_vectors(given.y)) return cudaErrorMisalignedAddress;
+    const int order = KIND == NO_MASK ? ORDER_QUERIES : order_of_scores(given, sizeof(T), given.mask_b, given.mask_h, given.mask_s);
+    Plan chosen;
+    if (const int64_t code = plan_scores(given, sizeof(T), given.x, int64_t(given.rows) * given.N * sizeof(T), order, p, chosen)) return code;
+    bool aligned = given.N % V == 0;
+    if (KIND != NO_MASK) aligned &= at_vectors(given.mask, sizeof(T) / SIZE) && (given.mask_b | given.mask_h | given.mask_s) % V == 0;
+    return aligned ? launch_scores<T, KIND, true>(given, chosen, stream) : launch_scores<T, KIND, false>(given, chosen, stream);
+}
+
+template <typename T, bool ALIGNED> int64_t launch_scores_gradient(const BackwardScores<T>& given, const Plan& p, cudaStream_t stream) {
+    const unsigned grid = scores_grid(given, p);
+    if (p.vectors == 4) row_scores_gradient<T, 4, ALIGNED><<<grid, p.threads, 0, stream>>>(given);
+    else if constexpr (sizeof(T) == 4) row_scores_gradient<T, 8, ALIGNED><<<grid, p.threads, 0, stream>>>(given);
+    return cudaGetLastError();
+}
+template <typename T> int64_t run_scores_gradient(BackwardScores<T> given, Plan* p, cudaStream_t stream) {
+    if (!at_vectors(given.dy) || !at_vectors(given.y) || !at_vectors(given.dx)) return cudaErrorMisalignedAddress;
+    Plan chosen;
+    if (const int64_t code = plan_scores(given, sizeof(T), given.y, 2 * int64_t(given.rows) * given.N * sizeof(T), ORDER_QUERIES, p, chosen)) return code;
+    const bool aligned = given.N % (VECTOR_BYTES / sizeof(T)) == 0;
+    return aligned ? launch_scores_gradient<T, true>(given, chosen, stream) : launch_scores_gradient<T, false>(given, chosen, stream);
+}
+
+}  // namespace softbench

@@ -1,0 +1,143 @@
+"""The CUDA kernels of attention scores on a GPU: every check case, long and odd shapes, all plans, graphs, and a run with its yardstick."""
+
+import pytest
+import torch
+from masked_softmaxes import NAME, B, F, op_of
+from softbench.kernels.cuda.launch_plan import TIERS, Plan
+from softbench.kernels.cuda.masked_softmax import launch_backward, launch_forward, masked_softmax
+from ways import by_cell
+
+from softbench.backends.own_kernels import cuda
+from softbench.core.case import Case
+from softbench.core.outcome import Grade
+from softbench.ops.registry import numerics
+from softbench.worker import any_dim
+from softbench.worker.check_case import CheckCaseRunner
+from softbench.worker.pre_check import PreCheck
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]
+
+SETTINGS = (
+    "",
+    "causal=true,scale=0.125",
+    "mask=boolean,mask_axes=BN",
+    "scale=0.3,mask=additive,mask_axes=HSN,causal=true,sink=true",
+    "mask=boolean,mask_axes=SN,causal=true,sink=true",
+    "mask=additive,mask_axes=BHSN",
+    "mask=boolean,causal=true",
+)
+SHAPES = (
+    (8, 12, 197, 197),
+    (2, 3, 1000, 1000),
+    (4, 12, 128, 128),
+    (1, 4, 4096, 4096),
+    (1, 2, 1024, 16384),
+    (1, 1, 2048, 12289),
+    (1, 1, 300, 16383),
+    (3, 2, 130, 66),
+    (1, 1, 1, 1),
+)
+DEVICE = "cuda"
+
+
+def case_of(text, dtype, direction, sizes):
+    rows = sizes[0] * sizes[1] * sizes[2]
+    return Case(rows, sizes[3], dtype, direction, DEVICE, op_of(text), "x".join(map(str, sizes)))
+
+
+@pytest.mark.parametrize("text", SETTINGS)
+@pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
+def test_kernels_pass_on_all_shapes(text, dtype):
+    for sizes in SHAPES:
+        for direction in (F, B):
+            case = case_of(text, dtype, direction, sizes)
+            found = PreCheck(case, cuda.prepare(case), any_dim.make(case, 0, torch.device(DEVICE)), object(), None).run(3)
+            assert found.grade is Grade.PASS, (case.key, found)
+
+
+@pytest.mark.parametrize("text", SETTINGS)
+def test_every_check_case_is_right(text):
+    op = op_of(text)
+    runner = CheckCaseRunner(cuda, DEVICE, operation=op)
+    for dtype in ("fp32", "bf16", "fp16"):
+        for item in numerics(op).check_cases(op):
+            if "over-2^31" in item.name:  # it needs most of the card
+                continue
+            found = runner.run(item.name, item.direction, dtype, 0)
+            assert not isinstance(found, str) and found.grade is Grade.PASS, (item.name, item.direction, dtype, found)
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("direction", [F, B])
+def test_more_than_2_to_the_31_elements_are_right(direction):
+    for text in ("causal=true", "mask=boolean,causal=true,sink=true"):
+        found = CheckCaseRunner(cuda, DEVICE, operation=op_of(text)).run("over-2^31-elements", direction, "bf16", 0)
+        assert isinstance(found, str) or found.grade is Grade.PASS, found
+        torch.cuda.empty_cache()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("N", [1024, 509, 3001])
+def test_all_plans_give_the_same_results(dtype, N):
+    torch.manual_seed(0)
+    B, H, S = 2, 3, 40
+    x, dy = (torch.randn(B, H, S, N, device=DEVICE, dtype=dtype) for _ in range(2))
+    mask = (torch.rand(B, 1, S, N, device=DEVICE) < 0.8).expand(x.shape)
+    sink, size = torch.randn(H, device=DEVICE), dtype.itemsize
+    expected = masked_softmax.forward(x, scale=0.5, mask=mask, causal=True, sink=sink, shares=True)
+    gradients = masked_softmax.backward(dy, *expected, scale=0.5, causal=True)
+    room, tried = -(-N * size // 16) + 8, 0
+    for held in (4, 8) if size == 4 else (4,):
+        lanes = [Plan(TIERS.index("sub_warp"), held, threads, 32, order, 16) for threads in (64, 256) for order in range(5)]
+        whole = [
+            Plan(TIERS.index("block"), held, threads, 0, order, base) for threads in (96, 512) for order in range(5) for base in (16, 128)
+        ]
+        for plan in (*lanes, *whole):
+            if held * (plan.per_row or plan.threads) < room:
+                continue
+            y, share, dx, dsink = (torch.empty_like(tensor) for tensor in (*expected, *gradients))
+            launch_forward(x, mask, sink, y, share, 0.5, True, plan=plan)
+            launch_backward(dy, expected[0], expected[1], dx, dsink, 0.5, True, plan=plan)
+            for found, right in zip((y, share, dx, dsink), (*expected, *gradients), strict=True):
+                torch.testing.assert_close(found, right, atol=1e-5, rtol=1e-2 if size == 2 else 1e-5)
+            tried += 1
+    assert tried >= 10
+
+
+def test_a_programs_gradients_are_those_of_torch():
+    x = torch.randn(2, 4, 100, 120, device=DEVICE, requires_grad=True)
+    sink = torch.randn(4, device=DEVICE, requires_grad=True)
+    keep = torch.rand(2, 1, 1, 120, device=DEVICE) < 0.7
+    keep[..., 0] = True
+    dy = torch.randn_like(x)
+    later = torch.ones(100, 120, dtype=torch.bool, device=DEVICE).triu(21)
+    z = (0.3 * x.double()).masked_fill(~keep, -torch.inf).masked_fill(later, -torch.inf)
+    p = torch.softmax(torch.cat([z, sink.double()[:, None, None].expand(2, 4, 100, 1)], -1), -1)[..., :-1]
+    y = masked_softmax(x, scale=0.3, mask=keep, causal=True, sink=sink)
+    torch.testing.assert_close(y.double(), p, atol=1e-6, rtol=1e-5)
+    for found, expected in zip(torch.autograd.grad(y, (x, sink), dy), torch.autograd.grad(p, (x, sink), dy.double()), strict=True):
+        torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_a_graph_replays_on_new_inputs():
+    x = torch.randn(2, 4, 64, 256, device=DEVICE, dtype=torch.bfloat16)
+    masked_softmax(x, causal=True)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = masked_softmax(x, causal=True)
+    x.normal_()
+    graph.replay()
+    torch.testing.assert_close(y, masked_softmax(x, causal=True), atol=0, rtol=0)
+
+
+@pytest.mark.alone
+def test_a_run_measures_scores_beside_their_yardstick(cli):
+    done = cli(
+        "run", "--quick", "--op", NAME, "--set", "causal=true,sink=true,mask=boolean", "--shape", "2x8x1024x1024", "--dtype", "bf16",
+        "--direction", "forward,backward", "--backends", "cuda,triton,copy", timeout=800,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = by_cell(cli.folder / "results" / "latest.csv")
+    assert {row["status"] for row in found.values()} == {"ok"}, found
+    assert {found["cuda", direction]["class"] for direction in ("forward", "backward")} == {"pass"}

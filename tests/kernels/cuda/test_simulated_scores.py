@@ -1,0 +1,165 @@
+"""The kernels of attention scores on a simulated GPU: the check cases of the backend `cuda`, and all plans, without a GPU."""
+
+import ctypes
+import math
+
+import pytest
+import torch
+from masked_softmaxes import B, F, case_of
+from nvcc import needs_nvcc
+from simulated import compiled
+from softbench.kernels.cuda import build, launch
+from softbench.kernels.cuda.launch_plan import TIERS, Plan
+from softbench.kernels.cuda.masked_softmax import launch_backward, launch_forward, masked_softmax
+
+from softbench.backends import own_scores
+from softbench.backends.own_kernels import cuda
+from softbench.core.outcome import Grade
+from softbench.ops.registry import operation
+from softbench.worker import any_dim
+from softbench.worker.check_case import CheckCaseRunner
+from softbench.worker.pre_check import PreCheck
+
+pytestmark = needs_nvcc
+DTYPES = ("fp32", "bf16", "fp16")
+SUB_WARP, BLOCK = TIERS.index("sub_warp"), TIERS.index("block")
+QUERIES = 0
+OPERATIONS = (
+    "causal=true,scale=0.125",
+    "mask=boolean,mask_axes=BN,causal=true,sink=true",
+    "mask=boolean,mask_axes=BSN",
+    "scale=0.3,mask=additive,mask_axes=HSN,causal=true,sink=true",
+    "scale=5,mask=additive,mask_axes=BHSN",
+    "sink=true",
+)
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    """masked_softmax.cu, compiled for the CPU."""
+    options = "-shared", "-Xcompiler", "-fPIC", "-include", "simulated_gpu.h"
+    found = ctypes.CDLL(str(compiled(tmp_path_factory.mktemp("scores"), "masked_softmax.cu", "scores.so", *options)))
+    for name, types in build._arguments("masked_softmax").items():
+        function = getattr(found, f"softbench_{name}")
+        function.argtypes, function.restype = types, ctypes.c_int64
+    found.softbench_error.argtypes, found.softbench_error.restype = [ctypes.c_int], ctypes.c_char_p
+    return found
+
+
+@pytest.fixture
+def simulated(library, monkeypatch):
+    """Launches on tensors of the CPU go to the library."""
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: None, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0, raising=False)
+    monkeypatch.setattr(launch, "_library", lambda function, index: {"masked_softmax": library}[function])
+    monkeypatch.setattr(masked_softmax.softmax, "device_types", ("cpu",))
+
+
+@pytest.mark.parametrize("text", OPERATIONS)
+def test_check_cases_pass(simulated, text):
+    """Each case in one dtype, another one for each operation."""
+    runner = CheckCaseRunner(cuda, "cpu", operation=case_of(text, "bf16", F).op)
+    checked = 0
+    for number, (name, direction) in enumerate(runner.items):
+        if own_scores.special(case_of(text, "bf16", direction)):
+            found = runner.run(name, direction, DTYPES[(number + OPERATIONS.index(text)) % 3], 0)
+            assert isinstance(found, str) or found.grade is Grade.PASS, (name, direction, found)
+            checked += not isinstance(found, str)
+    assert checked > 20
+
+
+def plans(vectors, edges, size):
+    """Plans that hold rows of so many vectors."""
+    most = 8 if size == 4 else 4
+    for held in (4, most):
+        for lanes in (2, 8, 32):
+            if held * lanes >= vectors and (not edges or lanes * size >= 16):
+                yield Plan(SUB_WARP, held, 64, lanes, 0, 16)
+        for threads in (32, 96, 512):
+            for alignment in (16, 128):
+                if held * threads >= vectors + (0 if alignment == 16 else 8):
+                    yield Plan(BLOCK, held, threads, 0, 0, alignment)
+
+
+PLANNED = (("causal=true", (1, 1, 5)), ("mask=boolean,causal=true,sink=true", (2, 3, 2)), ("scale=0.3,mask=additive", (2, 2, 3)))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("N", [1, 130, 1021, 3001])
+def test_results_of_all_plans_are_within_the_bounds(simulated, dtype, N):
+    tried = 0
+    for text, sizes in PLANNED:
+        for direction in (F, B) if "causal" in text else (F,):
+            case = case_of(text, dtype, direction, (*sizes, N))
+            size = 4 if dtype == "fp32" else 2
+            for number, plan in enumerate(plans(-(-N * size // 16) + (N * size % 16 > 0), N * size % 16, size)):
+                plan.tier_option = number % 5
+                found = PreCheck(case, planned(case, plan), any_dim.make(case, number, torch.device("cpu")), cuda, None).run(3)
+                assert found.grade is Grade.PASS, (case.key, [getattr(plan, name) for name, _ in plan._fields_], found)
+                tried += 1
+    assert tried >= 10
+
+
+def planned(case, plan):
+    """The call of a case by a plan."""
+    given = operation(case.op).values
+
+    def forward(x, *others):
+        y = torch.empty_like(x)
+        mask, sink = others[0] if given["mask"] != "none" else None, others[-1] if given["sink"] else None
+        launch_forward(x, None if mask is None else mask.expand(x.shape), sink, y, None, given["scale"], given["causal"], plan=plan)
+        return y
+
+    def backward(dy, y, *share):
+        dx, dsink = torch.empty_like(y), torch.empty_like(share[0]) if share else None
+        launch_backward(dy, y, share[0] if share else None, dx, dsink, given["scale"], given["causal"], plan=plan)
+        return (dx, dsink) if share else dx
+
+    return forward if case.direction is F else backward
+
+
+def test_the_rules_choose_by_columns_and_masks(simulated):
+    def chosen(sizes, dtype=torch.bfloat16, **given):
+        plan = Plan(-1)
+        lines = torch.zeros(math.prod(sizes) + 64, dtype=dtype)
+        x = lines[-lines.data_ptr() % 128 // lines.element_size() :][: math.prod(sizes)].view(sizes)
+        mask = given.get("mask")
+        launch_forward(x, None if mask is None else mask.expand(sizes), None, torch.empty_like(x), None, 1.0, True, plan=plan)
+        return TIERS[plan.tier], plan.vectors, plan.threads, plan.per_row, plan.tier_option - 1, plan.base_alignment
+
+    assert chosen((1, 1, 2, 128)) == ("sub_warp", 4, 128, 4, QUERIES, 16)
+    assert chosen((1, 1, 2, 1024)) == ("sub_warp", 4, 128, 32, QUERIES, 16)
+    assert chosen((1, 1, 2, 197)) == ("sub_warp", 4, 128, 8, QUERIES, 16)
+    assert chosen((1, 1, 2, 2048)) == ("block", 4, 64, 0, QUERIES, 128)
+    assert chosen((1, 1, 2, 16384)) == ("block", 4, 512, 0, QUERIES, 128)
+    assert chosen((1, 1, 2, 16383)) == ("block", 4, 512, 0, QUERIES, 16)
+    assert chosen((1, 1, 1, 16384), torch.float32) == ("block", 8, 512, 0, QUERIES, 128)
+    ones = torch.ones(1, dtype=torch.bool)
+    assert chosen((2, 2, 3, 128), mask=ones.expand(2, 1, 3, 128))[4] == QUERIES  # little lies between two uses
+    with pytest.raises(RuntimeError, match="operation not supported"):
+        chosen((1, 1, 1, 16385))
+    for plan in (Plan(SUB_WARP, 4, 64, 3), Plan(SUB_WARP, 4, 64, 16, 0, 16), Plan(BLOCK, 8, 64, 0, 0, 128), Plan(SUB_WARP, 4, 64, 32, 9)):
+        with pytest.raises(RuntimeError, match="invalid argument"):
+            x = torch.zeros(1, 1, 1, 1024, dtype=torch.bfloat16)
+            launch_forward(x, None, None, x.clone(), None, 1.0, True, plan=plan)
+
+
+def test_gradients_and_views_are_those_of_torch(simulated):
+    torch.manual_seed(0)
+    keep = torch.rand(2, 1, 1, 13) < 0.7
+    keep[..., 0] = True
+    bias = torch.randn(2 * 3 * 7 * 13 + 1)[1:].view(2, 3, 7, 13)  # not at a vector
+    for mask, causal in ((None, False), (keep, True), (torch.randn(3, 7, 13), True), (torch.randn(13, 7).t(), False), (bias, True)):
+        x = torch.randn(2 * 3 * 7 * 13 + 1)[1:].view(2, 3, 7, 13).requires_grad_()
+        sink = torch.randn(3, requires_grad=True)
+        z = 0.3 * x.double()
+        if mask is not None:
+            z = z.masked_fill(~mask, -math.inf) if mask.dtype is torch.bool else z + mask
+        if causal:
+            z = z.masked_fill(torch.ones(7, 13, dtype=torch.bool).triu(7), -math.inf)
+        p = torch.softmax(torch.cat([z, sink.double()[:, None, None].expand(2, 3, 7, 1)], -1), -1)[..., :-1]
+        dy = torch.randn(2, 3, 7, 13)
+        y = masked_softmax(x, scale=0.3, mask=mask, causal=causal, sink=sink)
+        torch.testing.assert_close(y.double(), p, atol=1e-6, rtol=1e-5)
+        for found, expected in zip(torch.autograd.grad(y, (x, sink), dy), torch.autograd.grad(p, (x, sink), dy.double()), strict=True):
+            torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)

@@ -1,0 +1,62 @@
+"""Compiles the sources of CUDA kernels for the CPU, where `tests/kernels/cuda/simulated_gpu.h` has the GPU."""
+
+import re
+import subprocess
+from pathlib import Path
+
+from softbench.kernels.cuda import build
+
+HERE = Path(__file__).parents[1] / "kernels" / "cuda"
+ASSEMBLER = {
+    "ex2.approx.ftz.f32": "y = exp2f(x);",
+    "rcp.approx.ftz.f32": "y = 1.0f / x;",
+    "min.NaN.f32": "y = simulated::min_or_nan(a, b);",
+    "max.NaN.f32": "y = simulated::max_or_nan(a, b);",
+    "lg2.approx.ftz.f32": "log2_m = log2f(sum * __int_as_float(0x3f800000 - exponent));",
+    "st.global.v4.b32 [%0]": "simulated::store(target, {a, b, c, d});",
+    "st.global.v2.b32 [%0]": "simulated::store(target, {a, b});",
+    "ld.global.b32": "low = int(*from);",
+    "ld.global.b64": "word = *from;",
+    "ld.global.f32": "number = *from;",
+    "{\\n.reg .pred p;\\nsetp.ne.u32 p, %4, 0;\\n@p ld.global.v4.u32": "simulated::load_if(inside, packed, from);",
+    "{\\n.reg .pred p;\\nsetp.ne.u32 p, %4, 0;\\n@p ld.global.L2::cache_hint.v4.u32": "simulated::load_if(inside, packed, from);",
+    "{\\n.reg .pred p;\\nsetp.ne.u32 p, %1, 0;\\n@p ld.global.u32": "simulated::load_if(inside, to, from);",
+    "{\\n.reg .pred p;\\nsetp.ne.u32 p, %2, 0;\\n@p ld.global.v2.u32": "simulated::load_if(inside, to, from);",
+    "createpolicy": "policy = 0;",
+    "mbarrier.init": "simulated::init(barrier, arrivals);",
+    "mbarrier.arrive.shared": "simulated::arrive(barrier, 0);",
+    "mbarrier.arrive.expect_tx": "simulated::arrive(barrier, bytes);",
+    '{\\n.reg .pred p;\\n"': "done = simulated::ended(barrier, parity);",
+    "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0]": "simulated::copy(shared, global, bytes, barrier);",
+    "fence.": ";",
+    "bar.sync 1": "simulated::wait(simulated::named_barrier, 0, THREADS);",
+    "atom.acq_rel.gpu.global.add.u32": "before = (*counter)++;",
+}
+"""What a statement of assembler does, by its beginning. Others are not simulated."""
+
+
+def simulated(source):
+    """The source of a header for the host's compiler."""
+
+    def statement(match):
+        known = (text for start, text in ASSEMBLER.items() if match[1].startswith(start) and "row.vector" not in match[1])
+        return next(known, "std::abort();")
+
+    source = source.replace(
+        "extern __shared__ __align__(LINE_BYTES) unsigned char dynamic[]", "unsigned char* const dynamic = simulated::dynamic"
+    )
+    source = re.sub(r'asm(?: volatile)?\(\s*"(.*?)\);(?=\s*(?:\}|//|\n|$))', statement, source, flags=re.DOTALL)
+    return re.sub(r"(\brow_\w+<[^;{}]*?>)<<<([^;]*?)>>>\(((?:[^()]|\(\w*\))*)\)", r"simulated::launch(\2, [&] { \1(\3); })", source)
+
+
+def compiled(folder, source, out, *options):
+    """Compiles a file of `tests/kernels/cuda`, or a source of the kernels, with the simulated headers; returns the path of `out`."""
+    for path in (*build.SOURCE.parent.glob("*.cuh"), *build.SOURCE.parent.glob("*.cu")):
+        (folder / path.name).write_text(simulated(path.read_text()))
+    for name in ("cuda_bf16.h", "cuda_fp16.h"):
+        (folder / name).touch()  # simulated_gpu.h has their types
+    file = HERE / source if (HERE / source).is_file() else folder / source
+    command = [build.nvcc(), "-std=c++17", "-O1", "-x", "c++", "-I", str(folder), "-I", str(HERE), "-o", str(folder / out), *options]
+    made = subprocess.run([*command, str(file)], capture_output=True, text=True, check=False)
+    assert made.returncode == 0, made.stderr
+    return folder / out
