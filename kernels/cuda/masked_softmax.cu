@@ -41,7 +41,7 @@ SOFTBENCH_SCORES(__nv_bfloat16);
 // What a call has of its scores. M is the number of rows, B * H * S. Returns false if they are too many or too long.
 inline bool scores_of(Scores& all, int64_t B, int64_t H, int64_t S, int64_t first_sees, float scale, int64_t M, int64_t N) {
     if (B < 1 || H < 1 || S < 1 || M != B * H * S || M > INT32_MAX || N < 1 || N > INT32_MAX || first_sees < 1) return false;
-    all = {unsigned(B), unsigned(H), unsigned(S), unsigned(M), int(N), unsigned(std::min(first_sees, N)), ORDER_QUERIES, 0, 0, false, scale};
+    all = {Divisor(unsigned(B)), Divisor(unsigned(H)), Divisor(unsigned(S)), unsigned(M), int(N), unsigned(std::min(first_sees, N)), ORDER_QUERIES, 0, 0, false, scale};
     return true;
 }
 

@@ -27,9 +27,28 @@ constexpr int SHORT_ROWS_THREADS = 128;    // of a CTA with several rows
 constexpr int WHOLE_CTA_LOG2 = 10;         // more than SCORES_THREADS
 constexpr int64_t REUSED_BYTES = 16 << 20;  // what may be read and written between two uses of a row of a mask: a fraction of L2
 
+// A size by which numbers below 2^31 are divided, without the 20 instructions and the latency of a division: the quotient is (n * multiplier / 2^32 + n)
+// / 2^shift (Granlund and Montgomery, 1994).
+struct Divisor {
+    unsigned size, multiplier, shift;
+
+    Divisor() = default;
+    explicit Divisor(unsigned size) : size(size), shift(0) {
+        while (uint64_t(1) << shift < size) ++shift;
+        multiplier = unsigned(((uint64_t(1) << 32) * ((uint64_t(1) << shift) - size)) / size + 1);
+    }
+    // The remainder of n, which becomes the quotient.
+    __device__ __forceinline__ unsigned split(unsigned& n) const {
+        const unsigned quotient = (__umulhi(n, multiplier) + n) >> shift, rest = n - quotient * size;
+        n = quotient;
+        return rest;
+    }
+};
+
 // What forward and backward know of their rows.
 struct Scores {
-    unsigned B, H, S, rows;
+    Divisor B, H, S;
+    unsigned rows;
     int N;
     unsigned first_sees;  // columns that query 0 sees; each later query sees one more. N: all queries see all columns
     int order;            // of Order
@@ -93,10 +112,12 @@ template <typename T> __device__ __forceinline__ void cut(uint32_t (&words)[4], 
         else if (E == 2 && w * E + 1 == count) words[w] = (words[w] & 0xffffu) | (other & 0xffff0000u);
     }
 }
-// 0xff in place of each byte that is not 0.
-__device__ __forceinline__ uint32_t bytes_that_are_set(uint32_t bytes) {
-    const uint32_t high = (((bytes & 0x7f7f7f7fu) + 0x7f7f7f7fu) | bytes) & 0x80808080u;
-    return (high >> 7) * 0xffu;
+// 16 ones for each of two bytes that is not 0: the lower two or the upper two.
+__device__ __forceinline__ uint32_t halves_that_are_set(uint32_t bytes, bool upper) {
+    const uint32_t high = ((bytes & 0x7f7f7f7fu) + 0x7f7f7f7fu) | bytes;  // the sign of each byte
+    uint32_t halves;
+    asm("prmt.b32 %0, %1, 0, %2;" : "=r"(halves) : "r"(high), "r"(upper ? 0xbbaau : 0x9988u));  // repeats signs
+    return halves;
 }
 // Puts -inf where the bytes are 0.
 __device__ __forceinline__ void exclude(uint32_t (&words)[4], const uint32_t (&bytes)[1], float) {
@@ -107,7 +128,7 @@ __device__ __forceinline__ void exclude(uint32_t (&words)[4], const uint32_t (&b
 template <typename T> __device__ __forceinline__ void exclude(uint32_t (&words)[4], const uint32_t (&bytes)[2], T) {
 #pragma unroll
     for (int w = 0; w < 4; ++w) {
-        const uint32_t keep = __byte_perm(bytes_that_are_set(bytes[w / 2]), 0, w % 2 ? 0x3322 : 0x1100);
+        const uint32_t keep = halves_that_are_set(bytes[w / 2], w % 2);
         words[w] = (words[w] & keep) | (~keep & Packed<T>::MINUS_INFINITY_BITS);
     }
 }
@@ -133,12 +154,12 @@ template <typename T, bool ALIGNED> struct ScoreRow {
         exists = number < all.rows;
         if (!exists) number = all.rows - 1;
         row = number;
-        if (all.order & ORDER_HEADS) h = number % all.H, number /= all.H;
-        if (all.order & ORDER_TEXTS) b = number % all.B, number /= all.B;
-        query = number % all.S, number /= all.S;
-        if (!(all.order & ORDER_HEADS)) h = number % all.H, number /= all.H;
+        if (all.order & ORDER_HEADS) h = all.H.split(number);
+        if (all.order & ORDER_TEXTS) b = all.B.split(number);
+        query = all.S.split(number);
+        if (!(all.order & ORDER_HEADS)) h = all.H.split(number);
         if (!(all.order & ORDER_TEXTS)) b = number;
-        if (all.order) row = (int64_t(b) * all.H + h) * all.S + query;
+        if (all.order) row = (int64_t(b) * all.H.size + h) * all.S.size + query;
         begin = row * all.N;
         const int offset = int(reinterpret_cast<uintptr_t>(data + begin) & unsigned(all.base_alignment - 1)) / int(sizeof(T));
         begin -= offset;
@@ -225,7 +246,8 @@ __global__ void __launch_bounds__(SCORES_THREADS, scores_min_ctas(KIND, K * (KIN
             if constexpr (KIND != NO_MASK) edge_mask[e] = load_bits<MASK_SIZE>(mask + index * MASK_SIZE);
         }
     }
-    row.template write_zeros<K>(given.y);
+    const bool causal = given.first_sees < unsigned(given.N);
+    if (causal) row.template write_zeros<K>(given.y);
 
     // With a bias, z takes the registers of x and the bias. Otherwise the scale is a factor of exponents, and the sink is divided by it.
     float wide[KIND == BIAS ? K * V : 1], of_edge[2];
@@ -238,7 +260,7 @@ __global__ void __launch_bounds__(SCORES_THREADS, scores_min_ctas(KIND, K * (KIN
                 const float z = fmaf(Packed<T>::element(x[k].packed[0][v / E], v % E), given.scale, Packed<T>::element(masks[k][v / E], v % E));
                 wide[k * V + v] = v < row.seen_of(k) ? z : MINUS_INFINITY;
             }
-        } else if (row.seen_of(k) < V) {
+        } else if (causal && row.seen_of(k) < V) {
             cut<T>(x[k].packed[0], row.seen_of(k), PADDING);
         }
     }
@@ -331,16 +353,16 @@ __global__ void __launch_bounds__(SCORES_THREADS, scores_min_ctas(NO_MASK, K * 8
             edge[e][1] = load_bits<sizeof(T)>(given.y + row.begin + index);
         }
     }
-    row.template write_zeros<K>(given.dx);
+    const bool causal = given.first_sees < unsigned(given.N);
+    if (causal) row.template write_zeros<K>(given.dx);
 
     const Backward<float, float, SCALED_SOFTMAX> op(Scales<true>{nullptr, given.scale}, 0);
     float sum[2] = {0.0f, 0.0f};
 #pragma unroll
     for (int k = 0; k < K; ++k) {
-        const int count = row.seen_of(k);
-        if (count > 0 && count < V) {
-            cut<T>(both[k].packed[0], count, 0);
-            cut<T>(both[k].packed[1], count, 0);
+        if (causal && row.seen_of(k) < V) {
+            cut<T>(both[k].packed[0], row.seen_of(k), 0);
+            cut<T>(both[k].packed[1], row.seen_of(k), 0);
         }
         if (!row.reads(k)) continue;
 #pragma unroll
@@ -398,8 +420,8 @@ inline Plan scores_plan(const Scores& all, int size, bool lines) {
 
 // The rows that share a row of a mask are neighbours if more than REUSED_BYTES lie between them otherwise.
 inline int order_of_scores(const Scores& all, int size, int64_t mask_b, int64_t mask_h, int64_t mask_s) {
-    const bool heads = mask_h == 0 && all.H > 1, texts = mask_b == 0 && all.B > 1;
-    const int64_t between = int64_t(heads ? 1 : all.H) * all.S * all.N * 2 * size;
+    const bool heads = mask_h == 0 && all.H.size > 1, texts = mask_b == 0 && all.B.size > 1;
+    const int64_t between = int64_t(heads ? 1 : all.H.size) * all.S.size * all.N * 2 * size;
     return mask_s != 0 && between > REUSED_BYTES ? (heads ? ORDER_HEADS : 0) + (texts ? ORDER_TEXTS : 0) : ORDER_QUERIES;
 }
 

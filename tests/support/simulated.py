@@ -22,6 +22,7 @@ ASSEMBLER = {
     "{\\n.reg .pred p;\\nsetp.ne.u32 p, %4, 0;\\n@p ld.global.L2::cache_hint.v4.u32": "simulated::load_if(inside, packed, from);",
     "{\\n.reg .pred p;\\nsetp.ne.u32 p, %1, 0;\\n@p ld.global.u32": "simulated::load_if(inside, to, from);",
     "{\\n.reg .pred p;\\nsetp.ne.u32 p, %2, 0;\\n@p ld.global.v2.u32": "simulated::load_if(inside, to, from);",
+    "prmt.b32": "halves = simulated::signs_of_bytes(high, upper ? 0xbbaau : 0x9988u);",
     "createpolicy": "policy = 0;",
     "mbarrier.init": "simulated::init(barrier, arrivals);",
     "mbarrier.arrive.shared": "simulated::arrive(barrier, 0);",
