@@ -171,11 +171,11 @@ def rowwise_pass(name: str, x: torch.Tensor) -> Pass:
     triton = {False: (dispatch.launch_forward, dispatch.launch_backward), True: (dispatch.launch_log_forward, dispatch.launch_log_backward)}
     others: dict[str, Call] = {"triton": functools.partial(triton[log][backward], *operands)}
     if not log:
-        with suppress(ImportError):
+        with suppress(Exception):  # it is not installed, or does not find its libraries
             from quack.softmax import softmax_bwd, softmax_fwd
 
             others["quack"] = functools.partial(softmax_bwd if backward else softmax_fwd, *operands[:-1])
-        with suppress(ImportError):
+        with suppress(Exception):
             from liger_kernel.ops import softmax as liger
 
             if x.shape[1] <= 65536:  # its limit
@@ -217,6 +217,16 @@ def timed(call: Call) -> float:
     return 1e3 * float(do_bench(call, warmup=2, rep=10, return_mode="median"))
 
 
+def _runs(other: tuple[str, Call]) -> bool:
+    """Whether a kernel of others can be timed; prints why not."""
+    try:
+        other[1]()
+    except Exception as error:  # another library may raise anything
+        print(f"{other[0]}: {type(error).__name__}: {str(error).strip().partition(chr(10))[0][:120]}")
+        return False
+    return True
+
+
 def words(plan: Plan) -> str:
     """The plan in a few words."""
     held = f"{plan.vectors} vectors, {plan.threads} threads, {plan.per_row} a row"
@@ -233,7 +243,11 @@ def compare(told: str, x: torch.Tensor, one: Pass) -> None:
     ranked = sorted((taken for taken in found if taken[0] < float("inf")), key=lambda taken: taken[0])
     tiers = [text.split()[0] for _, text, _ in ranked]
     finalists = [taken for place, taken in enumerate(ranked) if place < SHOWN or tiers.index(tiers[place]) == place]
-    calls = [*([("yardstick", one.yardstick)] if one.yardstick else []), *one.others, (f"{words(own)}  <- heuristics", one.call)]
+    calls = [
+        *([("yardstick", one.yardstick)] if one.yardstick else []),
+        *filter(_runs, one.others),
+        (f"{words(own)}  <- heuristics", one.call),
+    ]
     calls += [(text, call) for _, text, call in finalists]
     times: list[list[float]] = [[] for _ in calls]
     for _ in range(ROUNDS):

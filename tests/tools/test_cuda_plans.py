@@ -47,3 +47,27 @@ def test_only_launches_of_many_bytes_are_staggered(tool, monkeypatch):
     assert tool.stagger_cycles(600_000, 2) == 0
     assert tool.stagger_cycles(600_000, 48) == 300
     assert tool.stagger_cycles(60_000_000, 1) == 0
+
+
+def test_a_table_has_what_runs_and_the_fastest_plans(tool, monkeypatch, capsys):
+    """The fastest plans are measured again beside the others; a refused plan and a failing library are left out."""
+    us = {1: 9.0, 2: 4.0, 3: float("inf")}
+
+    def call(plan=None):
+        if plan is not None and plan.tier == -1:
+            plan.tier = TIERS.index("block")
+
+    def fails():
+        raise OSError("libcute is missing\nsecond line")
+
+    monkeypatch.setattr(tool, "timed", lambda call: us[call.keywords["plan"].vectors] if hasattr(call, "keywords") else 6.0)
+    plans = iter(tool.Plan(tool.BLOCK, vectors, 128, 1) for vectors in us)
+    tool.compare("a pass", tool.torch.empty(4, 8), tool.Pass(call, plans, 3, lambda: None, (("quack", fails), ("triton", lambda: None))))
+    told = capsys.readouterr().out.splitlines()
+    assert "quack: OSError: libcute is missing" in told
+    assert "a pass, 3 plans tried" in told
+    lines = [line.split(" TB/s ")[1] for line in told if "TB/s" in line]
+    assert lines[0] == "1.000 yardstick"
+    assert lines[1] == "1.000 triton"
+    assert lines[2].endswith("<- heuristics")
+    assert [line.split()[:3] for line in lines[3:]] == [["1.500", "block", "2"], ["0.667", "block", "1"]]
