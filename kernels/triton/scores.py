@@ -72,7 +72,7 @@ def forward_scores(
     KIND: tl.constexpr, CAUSAL: tl.constexpr, ORDER: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, POLICY: tl.constexpr,
 ):  # fmt: skip
     """ROWS rows a program. KIND: 0 without a mask, 1 a bias, 2 a mask of bytes. sink_ptr and share_ptr may be None."""
-    VECTOR: tl.constexpr = 128 // x_ptr.dtype.element_ty.primitive_bitwidth
+    VECTOR: tl.constexpr = min(BLOCK, 128 // x_ptr.dtype.element_ty.primitive_bitwidth)  # Triton fails to compile a larger one
     b, h, s, there = _rows(B, H, S, ROWS, ORDER)
     row = ((b * H + h) * S + s).to(tl.int64)
     columns = tl.arange(0, BLOCK)[None, :]
