@@ -3,7 +3,7 @@
 import math
 
 import torch
-from cross_entropies import LOG2E, bf16, online
+from cross_entropies import LOG2E, bf16, flushed, online
 
 TILE = 256
 
@@ -115,9 +115,9 @@ WRONG = {
 }
 
 
-def gradient(x, target, lse, entropy, dlogprob, dentropy, one=1.0, of_p=1.0, sign=1.0, with_entropy=1.0):
+def gradient(x, target, lse, entropy, dlogprob, dentropy, one=1.0, of_p=1.0, sign=1.0, with_entropy=1.0, exp=torch.exp):
     y = x.float() - lse[:, None]
-    p = torch.exp(y)
+    p = exp(y)
     dx = -of_p * p * dlogprob[:, None] - sign * torch.where(p == 0, 0.0, p * (y + with_entropy * entropy[:, None])) * dentropy[:, None]
     return dx.scatter_add_(1, target[:, None], one * dlogprob[:, None]).to(x.dtype)
 
@@ -134,6 +134,7 @@ RIGHT_BACKWARD = {
     "float32": gradient,
     "float64": lambda x, target, *given: gradient64(x, target, *given),
     "chunks of rows": lambda *given: torch.cat([gradient(*rows) for rows in zip(*(t.split(7) for t in given), strict=True)]),
+    "subnormal p as 0": lambda *given: gradient(*given, exp=flushed),
     "from the mean": from_mean,
 }
 LIMITED_BACKWARD = {"from the mean"}

@@ -5,7 +5,7 @@ The symbols are those of `softbench.ops.logprob.reference` and `softbench.ops.ro
 
     logprob   F(L) + 4 u |y_t| + eta
     entropy   F(L) (1 + H) + u ((c' + 8) H + 4 Q) + eta
-    dx        u_o |dx_i| + (8 + 4 |y_i|) u (|a| p_i + |b| p_i (|y_i| + |H|)) + 4 u T_i + 2 u |dx_i| + eta
+    dx        u_o |dx_i| + ((8 + 4 |y_i|) u p_i + 2^-126) (|a| + |b| (|y_i| + |H|)) + 4 u T_i + 2 u |dx_i| + eta
 
 logprob: (x_t - max) - L is rounded as the output of log-softmax is.
 
@@ -13,7 +13,8 @@ entropy: H is L + sum_j p_j d_j, or the sum of p_j |y_j|. No term of either is n
 of itself, and so is y_j in absolute terms. This gives F(L) H + 4 u Q and F(L) + 4 u H. The sum has N terms, with a c' of its own.
 
 dx: a is dlogprob and b is dentropy. T_i = |a| ([i = t] + p_i) + |b| p_i (|y_i| + |H|) is the size of the terms, which cancel. p_i has the
-relative error (8 + 4 |y_i|) u. A p below 2^-126 may be 0.
+relative error (8 + 4 |y_i|) u. A p below 2^-126 may be 0: the exponential of a GPU has no smaller numbers. Then all of dx is lost, and
+that is more than 2^-126, because |y_i| is at least 87.
 
 `low-precision` is a second class, of four kinds of kernels:
 
@@ -86,9 +87,10 @@ def _of_gradient(
     y = x - lse[:, None]
     p = torch.exp(y)
     far = torch.where(p == 0, 0.0, y.abs())
-    weight = p * (a + b * (far + entropy.abs()[:, None]))
+    factor = a + b * (far + entropy.abs()[:, None])
+    weight = p * factor
     terms = weight.scatter_add(1, target[:, None], a)
-    bound = U * (8 + 4 * far) * weight + 4 * U * terms + SMALLEST * (a + b)
+    bound = U * (8 + 4 * far) * weight + 4 * U * terms + SMALLEST * factor
     if loose:
         bound = bound + torch.expm1(2 * U * lse.abs())[:, None] * weight + 8 * U * b * p * lse.abs()[:, None]
         bound = bound + u_out * ((2 * far + 3) * weight + 2 * terms) + ETA[case.dtype]

@@ -11,7 +11,7 @@ from softbench.ops.rowwise.structured_rows import Places, put
 
 LARGE_SINK = 300.0
 LOWEST = {"fp32": -(2.0**127), "fp16": -65504.0, "bf16": -(2.0**127)}
-"""What code adds in place of -inf. A sum with z overflows only in float16, and there to -inf."""
+"""What code adds in place of -inf. A sum with z overflows only in float16, to -inf, so each row has another element."""
 Change = Callable[[torch.Tensor, Places], object]
 
 
@@ -26,6 +26,12 @@ def _first(values: torch.Tensor, places: Places, *, off: float) -> None:
 
 def _last(values: torch.Tensor, places: Places, *, off: float) -> None:
     values[places.before(len(values)).flip(1)] = off
+
+
+def _lowest(bias: torch.Tensor, places: Places, *, lowest: float) -> None:
+    """The first element takes part, whatever was drawn: every causal query sees it."""
+    bias.masked_fill_(places.some(len(bias)), lowest)
+    bias[:, :1] = 0
 
 
 def of_mask(off: float) -> Mapping[str, Change]:
@@ -44,7 +50,7 @@ def of_bias(dtype: str) -> Mapping[str, Change]:
     """Changes of rows of a bias that are none of a mask, by name."""
     return {
         "30 times as wide": lambda bias, places: bias.nan_to_num_(neginf=0.0).mul_(30),
-        "with the lowest number": lambda bias, places: bias.masked_fill_(places.some(len(bias)), LOWEST[dtype]),
+        "with the lowest number": partial(_lowest, lowest=LOWEST[dtype]),
         "falling with the distance": lambda bias, places: bias.copy_(
             -0.5 * torch.arange(places.N, device=bias.device).flip(0).clamp(max=120)
         ),

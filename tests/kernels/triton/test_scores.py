@@ -132,7 +132,7 @@ print(json.dumps([
 """
 
 
-def test_short_rows_compile_and_long_ones_move_in_vectors_without_spills_on_sm_90():
+def test_short_rows_compile_and_long_ones_move_in_vectors():
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", COMPILED], capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     for found in json.loads(done.stdout.splitlines()[-1]):

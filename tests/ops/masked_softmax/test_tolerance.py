@@ -1,6 +1,7 @@
 """The bounds of masked softmax: right ways of computing it are accepted, and the check of a run rejects each wrong one."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from masked_softmaxes import LIMITED, NAME, RIGHT, WRONG, WRONG_BACKWARD, B, F, 
 
 from softbench.backends import naive, torch_eager
 from softbench.core.outcome import Grade
+from softbench.ops.masked_softmax import reference
 from softbench.ops.registry import numerics, operation
 from softbench.worker import any_dim
 from softbench.worker.check_case import CheckCaseRunner
@@ -157,3 +159,16 @@ def test_a_backward_gets_zeros_beyond_what_queries_see():
 def test_low_precision_says_what_is_rounded():
     found = graded(RIGHT["naive"], case_of("scale=0.3,mask=additive", "bf16", F))
     assert found.detail.startswith("rounds intermediates, such as scale * x or its sum with the bias, to 16 bits: y[")
+
+
+@pytest.mark.parametrize("text", ["mask=additive", "mask=additive,causal=true,scale=3"])
+def test_structured_rows_keep_a_finite_sum_in_float16(text):
+    scale = operation(op_of(text)).values["scale"]
+    for seed in range(8):
+        case = case_of(text, "fp16", F, (4, 4, 128, 9)).of_rows(2048)
+        given = numerics(case.op).make(case, seed, CPU)
+        numerics(case.op).make_structured(given, case, seed)
+        rows = reference.split(case, given)
+        wide = replace(rows, first=rows.first.double(), bias=rows.bias.double())
+        lost = ~reference.logits(wide, scale).isneginf().all(-1) & reference.logits(rows, scale).isneginf().all(-1)
+        assert not lost.any(), (seed, lost.nonzero()[:, 0].tolist())
