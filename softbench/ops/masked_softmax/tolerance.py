@@ -89,8 +89,8 @@ class MaskedTolerance(Tolerance):
         if not u_out:
             more = torch.where(high.abs() * math.log2(math.e) < MAX_EXPONENT, U * high.abs(), 0.0)
         sums = scaling.SUM * u_out + 2 * x.shape[-1] * eta if u_out and rows.sink is None else math.inf
-        whole = ScaledBound(y, tight, loose, high, z=z, errors=2 * U * terms, loose_errors=2 * U * terms + more, sums=sums)
-        N = x.shape[-1]
+        errors, N, floors = 2 * U * terms, x.shape[-1], (eta, 2 * eta if u_out else eta)
+        whole = ScaledBound(y, tight, loose, high, z=z, errors=errors, loose_errors=errors + more, floors=floors, sums=sums)
         return Part(y[:, :N], tight[:, :N], loose[:, :N], high, whole=whole, exact=z[:, :N].isneginf())
 
     def bound_backward(self, dy: torch.Tensor, y: torch.Tensor, case: Case, rows: Rows | None = None) -> Bounded:

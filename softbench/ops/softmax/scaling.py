@@ -83,28 +83,31 @@ class ScaledBound(Bounded):
     """The largest error of each z in float32, (rows, N)."""
     loose_errors: torch.Tensor
     """The largest error of each z of `low-precision`."""
+    floors: tuple[float, float]
+    """The parts of `tight` and `loose` that are smallest numbers, which errors of z do not widen."""
     sums: float = math.inf
     """Largest distance of a row's sum from 1."""
 
     def tightest(self, out: torch.Tensor) -> torch.Tensor:
-        return self._around(out, self.errors, self.tight)
+        return self._around(out, self.errors, self.tight, self.floors[0])
 
     def loosest(self, out: torch.Tensor) -> torch.Tensor:
-        bound = self._around(out, self.loose_errors, self.loose)
+        bound = self._around(out, self.loose_errors, self.loose, self.floors[1])
         normal = (out.double().sum(dim=-1, keepdim=True) - 1).abs() <= self.sums
-        return torch.where(normal | self.expected.isnan(), bound, self._around(out, self.errors, self.tight))
+        return torch.where(normal | self.expected.isnan(), bound, self.tightest(out))
 
     def largest(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Both bounds for an output on either side of the reference."""
         sides = (self.expected - 1, self.expected + 1)
         tight = torch.maximum(*(self.tightest(side) for side in sides))
-        return tight, torch.maximum(*(self._around(side, self.loose_errors, self.loose) for side in sides))
+        return tight, torch.maximum(*(self._around(side, self.loose_errors, self.loose, self.floors[1]) for side in sides))
 
-    def _around(self, out: torch.Tensor, errors: torch.Tensor, rest: torch.Tensor) -> torch.Tensor:
+    def _around(self, out: torch.Tensor, errors: torch.Tensor, rest: torch.Tensor, floor: float) -> torch.Tensor:
         """The bound on the side of the reference where `out` is."""
         below, above = (extreme(self.z, errors, sign) for sign in (1, -1))
         grown = torch.where(self.expected > 0, above / self.expected, 1.0)
-        return torch.where(out.double() < self.expected, self.expected - below + rest, above - self.expected + rest * grown)
+        over = above - self.expected + (rest - floor) * grown + floor
+        return torch.where(out.double() < self.expected, self.expected - below + rest, over)
 
 
 def ties(y: torch.Tensor) -> torch.Tensor:

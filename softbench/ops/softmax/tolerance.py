@@ -105,7 +105,8 @@ class SoftmaxTolerance(Tolerance):
         size = torch.where(z.isfinite(), z.abs(), 0.0)
         rounded = (u_x * size + ETA[case.dtype]) if u_x else exponent / 2
         sums = scaling.SUM * u_x + 2 * x.shape[-1] * eta if u_x else math.inf
-        return ScaledBound(y, tight, loose, high, z=z, errors=2 * U * size, loose_errors=2 * U * size + rounded, sums=sums)
+        floors = eta, 2 * eta if u_out else eta
+        return ScaledBound(y, tight, loose, high, z=z, errors=2 * U * size, loose_errors=2 * U * size + rounded, floors=floors, sums=sums)
 
     def bound_backward(self, dy: torch.Tensor, y: torch.Tensor, case: Case, scale: Scale = None) -> Bounded:
         u_out, eta = U_OUT[case.dtype], ETA[case.dtype]

@@ -11,6 +11,7 @@ from softbench.backends import naive, torch_eager
 from softbench.core.outcome import Grade
 from softbench.ops.masked_softmax import reference
 from softbench.ops.registry import numerics, operation
+from softbench.ops.rowwise import independent
 from softbench.worker import any_dim
 from softbench.worker.check_case import CheckCaseRunner
 from softbench.worker.pre_check import PreCheck
@@ -172,3 +173,11 @@ def test_structured_rows_keep_a_finite_sum_in_float16(text):
         wide = replace(rows, first=rows.first.double(), bias=rows.bias.double())
         lost = ~reference.logits(wide, scale).isneginf().all(-1) & reference.logits(rows, scale).isneginf().all(-1)
         assert not lost.any(), (seed, lost.nonzero()[:, 0].tolist())
+
+
+@dtypes
+@pytest.mark.parametrize("make", [RIGHT["naive"], WRONG["mask ignored"][1], constant(0.0)])
+def test_numpy_agrees_with_torch_in_each_row(make, dtype, monkeypatch):
+    monkeypatch.setattr(independent, "chosen", lambda M: frozenset(range(M)))  # a check has two of them
+    for text in ("mask=additive", "scale=0.125,mask=additive", ALL_SET):
+        assert graded(make, case_of(text, dtype, F)).grade is not Grade.UNVERIFIED
