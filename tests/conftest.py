@@ -25,19 +25,29 @@ PLUGINS = TESTS / "plugins"
 INTERPRETER = "TRITON_INTERPRET"
 CHOSEN = os.environ.get(INTERPRETER)
 SLOW_FILES = (
-    "report/page/test_document.py",
     "run/test_check.py",
     "cli/test_main.py",
+    "report/page/test_document.py",
     "kernels/cuda/test_machine_code.py",
-    "integration/test_faults.py",
-    "kernels/triton/test_dispatch.py",
+    "run/fleet/test_fleet.py",
     "integration/test_interrupt.py",
+    "tools/test_gate_action.py",
+    "gate/test_fresh_pairs.py",
+    "kernels/triton/test_scores.py",
+    "cli/test_verbosity.py",
+    "run/test_operations.py",
+    "integration/test_faults.py",
+    "adversarial/test_wrong_operations.py",
+    "kernels/cuda/test_simulated_losses.py",
+    "kernels/triton/test_losses.py",
+    "kernels/triton/test_dispatch.py",
+    "kernels/triton/test_traceable.py",
     "run/test_inspect.py",
-    "adversarial/test_hostile_names.py",
     "gate/test_ab_run.py",
+    "cli/test_output.py",
+    "adversarial/test_hostile_names.py",
     "integration/test_golden.py",
     "test_packaging.py",
-    "tools/test_gate_action.py",
 )
 """The files whose tests take longest, about in the order of their time."""
 

@@ -28,6 +28,8 @@ from softbench.worker.check_case import CheckCaseRunner
 NUMPY, TRITON = (tuple(int(part) for part in metadata.version(name).split(".")[:2]) for name in ("numpy", "triton"))
 
 TRITON_BACKENDS = "triton,triton-row,triton-tile"
+LONGEST = "shape 1x524294"
+"""Its check takes a third of the time of all check cases."""
 QUICK = Path(__file__).parents[1] / "support" / "quick_interpreter.py"
 
 
@@ -52,7 +54,7 @@ def test_triton_kernels_pass_a_check_case_under_tritons_own_interpreter(cli):
 @pytest.mark.parametrize(("backends", "passes"), [("quick.triton", 95), ("quick.triton-row,quick.triton-tile", 110)])
 def test_our_triton_kernels_pass_all_check_cases_under_the_interpreter(cli, backends, passes):
     # bf16 is the longer way; fp32 is examined whole on a GPU, where it takes seconds, and here by test_tiers.py
-    given = ("--direction", "forward,both") if "row" in backends else ()
+    given = ("--direction", "forward,both") if "row" in backends else ("--case", f"!{LONGEST}")
     done = cli("check", "--plugin", f"quick={QUICK}", *given, "--backends", backends, "--dtype", "bf16", "--device", "cpu", "--json", "-")
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr
     found = findings(done)
@@ -67,6 +69,15 @@ def test_our_triton_kernels_pass_all_check_cases_under_the_interpreter(cli, back
     assert len([finding for finding in found if finding["verdict"] == "pass"]) > passes
     names = {finding["item"] for finding in found}
     assert {"shape 1823x781", "shape 0x16", "a row of -inf", "layout channels-last", *([] if "row" in backends else ["dy = 1"])} <= names
+
+
+@needs_interpreter
+@pytest.mark.slow
+def test_our_triton_kernels_pass_the_longest_row_under_the_interpreter(cli):
+    given = ("--plugin", f"quick={QUICK}", "--backends", "quick.triton", "--dtype", "bf16", "--device", "cpu")
+    done = cli("check", *given, "--case", LONGEST, "--json", "-")
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr
+    assert [(finding["direction"], finding["verdict"]) for finding in findings(done)] == [("forward", "pass"), ("backward", "pass")]
 
 
 def test_eager_backends_land_in_the_classes_that_are_predicted(cli):

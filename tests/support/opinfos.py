@@ -1,15 +1,22 @@
 """PyTorch's samples of softmax and log_softmax (its OpInfo database), also in noncontiguous memory, for the operators on CPU and GPU."""
 
+import functools
+
 import pytest
 import torch
 
 pytest.importorskip("expecttest", reason="torch.testing._internal needs it; pip install expecttest")
-from torch.testing._internal.common_methods_invocations import op_db
 
-NAMES = ("softmax", "log_softmax")
-INFO = {(info.name, info.variant_test_name): info for info in op_db if info.name in NAMES}
-BACKWARD = next(info for info in op_db if info.name == "_softmax_backward_data")
+NAMES = ("softmax", "log_softmax", "_softmax_backward_data")
 FULL = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_static", "test_aot_dispatch_dynamic")
+
+
+@functools.cache
+def database():
+    """The entries by name and variant. Importing them takes four seconds, which only the process of these tests needs."""
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    return {(info.name, info.variant_test_name): info for info in op_db if info.name in NAMES}
 
 
 def twins(info, device, dtype, *, requires_grad=False):
@@ -42,7 +49,7 @@ def near(got, expected, roundings):
 def agree_with_torch(function, device, dtype, name="softmax"):
     """Value, dtype, shape, strides and gradient equal those of torch's function `name` on every sample."""
     torchs = getattr(torch, name)
-    for x, (dim,), _ in twins(INFO[name, ""], device, dtype, requires_grad=True):
+    for x, (dim,), _ in twins(database()[name, ""], device, dtype, requires_grad=True):
         y, expected = function(x, dim), torchs(x, dim)
         assert (y.dtype, y.shape, y.stride()) == (expected.dtype, expected.shape, expected.stride())
         close(y, expected)
@@ -56,7 +63,7 @@ def agree_with_torch(function, device, dtype, name="softmax"):
 
 def widened_as_torch(function, device, dtype, name="softmax"):
     """The suite's second variant: with `dtype=torch.float32`."""
-    for x, (dim,), _ in twins(INFO[name, "with_dtype"], device, dtype, requires_grad=True):
+    for x, (dim,), _ in twins(database()[name, "with_dtype"], device, dtype, requires_grad=True):
         y, expected = function(x, dim, dtype=torch.float32), getattr(torch, name)(x, dim, dtype=torch.float32)
         assert (y.dtype, y.shape) == (expected.dtype, expected.shape)
         close(y, expected)
@@ -64,7 +71,11 @@ def widened_as_torch(function, device, dtype, name="softmax"):
 
 def gradients(device, dtype, **options):
     """Samples of the backward, without torch's widening softmax (dy in float32, y in float16)."""
-    found = [(dy, y, dim) for dy, (y, dim, _), _ in twins(BACKWARD, device, dtype, **options) if dy.dtype == y.dtype]
+    found = [
+        (dy, y, dim)
+        for dy, (y, dim, _), _ in twins(database()["_softmax_backward_data", ""], device, dtype, **options)
+        if dy.dtype == y.dtype
+    ]
     assert len(found) >= 4
     return found
 
@@ -76,7 +87,7 @@ def backward_agrees_with_torch(backward, device, dtype):
 
 def opchecked(forward, backward, device, dtype, name="softmax"):
     """torch.library.opcheck with all its tests, on every sample. The suite has no samples of log_softmax's backward."""
-    for x, (dim,), _ in twins(INFO[name, ""], device, dtype, requires_grad=True):
+    for x, (dim,), _ in twins(database()[name, ""], device, dtype, requires_grad=True):
         torch.library.opcheck(forward, (x, dim), test_utils=FULL)
     for dy, y, dim in gradients(device, dtype, requires_grad=True):
         nearly = (0.9 * y.detach()).requires_grad_()  # dx of an exact softmax sums to 0: see gpu/test_triton_operator_gpu.py
@@ -85,7 +96,7 @@ def opchecked(forward, backward, device, dtype, name="softmax"):
 
 def gradchecked(softmax, device, name="softmax"):
     """First and second gradients against finite differences in float64, on every sample."""
-    for x, (dim,), _ in twins(INFO[name, ""], device, torch.float64, requires_grad=True):
+    for x, (dim,), _ in twins(database()[name, ""], device, torch.float64, requires_grad=True):
         fast = x.numel() > 30
         assert torch.autograd.gradcheck(lambda x, dim=dim: softmax(x, dim), (x,), check_batched_grad=not fast, fast_mode=fast)
         assert torch.autograd.gradgradcheck(lambda x, dim=dim: softmax(x, dim), (x,), check_batched_grad=not fast, fast_mode=fast)

@@ -77,7 +77,7 @@ def other_override(operator, kernel, key="CPU"):
 def agrees_on_torchs_samples(function, variant, device, dtype):
     """Inside `use`, torch's samples of softmax or log_softmax have torch's dtypes, shapes and strides, and right values and gradients."""
     name = function.__name__
-    for x, given, keywords in opinfos.twins(opinfos.INFO[name, variant], device, dtype, requires_grad=True):
+    for x, given, keywords in opinfos.twins(opinfos.database()[name, variant], device, dtype, requires_grad=True):
         expected = function(x, *given, **keywords)
         dy = torch.randn_like(expected)
         with override.use():
