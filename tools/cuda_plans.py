@@ -24,8 +24,8 @@ from triton.testing import do_bench
 
 Call = Callable[..., Any]
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-WARP, STAGED, BLOCK, CLUSTER, SPLIT, CLUSTER_BULK, SPLIT_BULK = (
-    TIERS.index(name) for name in ("warp", "staged", "block", "cluster", "split", "cluster_bulk", "split_bulk")
+WARP, BLOCK, CLUSTER, SPLIT, CLUSTER_BULK, SPLIT_BULK = (
+    TIERS.index(name) for name in ("warp", "block", "cluster", "split", "cluster_bulk", "split_bulk")
 )
 SHAPES = "4096x1000,4096x4096,4096x32000,4096x128256,1024x32000,1024x201088,1x128256,8x128256,64x128256,2048x50257"
 LOSSES = ("forward", "logprob_forward", "backward", "logprob_backward", "fused")
@@ -63,8 +63,6 @@ def reading_plans(M: int, vectors: int) -> Iterator[Plan]:
         for threads in (64, 128, 256):
             most = -(-vectors // threads)
             yield from (Plan(SPLIT, in_flight, threads, ctas) for ctas in (1, 2, 3, 4, 6, 8, 12, 16, 32, 64, 128, 256) if ctas <= most)
-    for ctas, stages in ((1, 12), (2, 4), (2, 5), (2, 6), (3, 3), (3, 4), (4, 2), (4, 3)):
-        yield Plan(STAGED, 4, 256, ctas, stages, LINE)
     for threads in (64, 128, 192, 256) if M <= 1024 else ():
         yield from (Plan(CLUSTER, 4, threads, ctas) for ctas in (2, 4, 8, 12, 16) if ctas * threads <= 2 * vectors)
 

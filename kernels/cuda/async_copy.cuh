@@ -25,25 +25,19 @@ __device__ __forceinline__ void copy_async_group() { asm volatile("cp.async.comm
 // Waits for all groups of copies but the last LATER.
 template <int LATER> __device__ __forceinline__ void copy_async_wait_but() { asm volatile("cp.async.wait_group %0;" ::"n"(LATER) : "memory"); }
 
-// Waits for the first THREADS threads of the CTA.
-template <int THREADS> __device__ __forceinline__ void sync_threads() { asm volatile("bar.sync 1, %0;" ::"n"(THREADS) : "memory"); }
-
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 #define SOFTBENCH_CLUSTERS 1
 
-// An mbarrier in shared memory whose phase ends when the arrivals, one or more, and the expected bytes have come.
-__device__ __forceinline__ void barrier_init(uint64_t* barrier, int arrivals = 1) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
-}
-__device__ __forceinline__ void barrier_arrive(uint64_t* barrier) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+// An mbarrier in shared memory whose phase ends when one arrival and the expected bytes have come.
+__device__ __forceinline__ void barrier_init(uint64_t* barrier) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(barrier)) : "memory");
 }
 // Makes initialized barriers visible to the other CTAs of the cluster and to the copy engine.
 __device__ __forceinline__ void barrier_inits_done() {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
-// An arrival that also sets how many bytes the phase waits for.
+// The only arrival of a phase. It also sets how many bytes the phase waits for.
 __device__ __forceinline__ void barrier_expect(uint64_t* barrier, uint32_t bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes) : "memory");
 }

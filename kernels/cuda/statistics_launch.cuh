@@ -3,42 +3,31 @@
 
 #include "launcher.cuh"
 #include "row_statistics.cuh"
-#include "row_stream.cuh"
 
 namespace softbench {
 
-// Plans: ONE_WARP, or SPLIT with the CTAs of a row in `per_row`. `vectors` is U.
-constexpr int64_t STATISTICS_CHUNK = 4096;  // vectors of a CTA, at most: 64 KB
+// Plans: ONE_WARP, SPLIT with the CTAs of a row in `per_row`, or CLUSTER with those of a cluster. `vectors` is U.
+constexpr int64_t STATISTICS_CHUNK = 8192;  // vectors of a CTA, at most: 128 KB
 
+// The limits are from tools/cuda_plans.py; notes-cuda.md has its tables.
 inline Plan statistics_plan(int64_t M, int64_t vectors) {
     const int64_t sms = device().sms;
-    if (vectors <= 64 || (vectors <= 256 && M >= 16 * sms) || (vectors <= 1024 && M >= 128 * sms))
+    const bool one_wave = M <= 40 * sms;  // of warps that have a row each
+    if (vectors <= 64 || (vectors <= 256 && M >= 16 * sms) || (vectors <= 512 && M >= 16 * sms && one_wave) || (vectors <= 1024 && M >= 128 * sms))
         return {ONE_WARP, 4, STATISTICS_WARPS * WARP, 1, 0, VECTOR_BYTES, 0, 0};
-    const int64_t wanted = ceil_div<int64_t>(16 * sms, M), few = ceil_div<int64_t>(2 * sms, M), in_flight = 4 * STATISTICS_THREADS;
-    int64_t ctas = std::max<int64_t>(ceil_div(vectors, STATISTICS_CHUNK), std::min(wanted, ceil_div(vectors, in_flight)));
-    if (M * ctas < sms) ctas = std::max(ctas, std::min(few, ceil_div<int64_t>(vectors, STATISTICS_THREADS)));
+    const int64_t in_flight = 4 * STATISTICS_THREADS;
+    int64_t ctas = ceil_div(vectors, STATISTICS_CHUNK);
+    if (M < sms) ctas = std::max(ctas, std::min(ceil_div<int64_t>(3 * sms, M), ceil_div(vectors, in_flight)));
+    if (M * ctas < sms) ctas = std::max(ctas, std::min(ceil_div<int64_t>(2 * sms, M), ceil_div<int64_t>(vectors, STATISTICS_THREADS)));
     ctas = M > COUNTED_ROWS ? 1 : std::max<int64_t>(1, std::min(ctas, COUNTED_SLOTS / M));
-    const int64_t each = ceil_div(vectors, ctas), quarter = ceil_div<int64_t>(each, 4);
-    const int threads = each > 4 * STATISTICS_THREADS || M * ctas <= 2 * sms ? STATISTICS_THREADS : int(std::max<int64_t>(2 * WARP, round_up<int64_t>(quarter, WARP)));
+    const int64_t each = ceil_div(vectors, ctas), quarter = ceil_div<int64_t>(each, 4), all = M * ctas;
+    const bool small = all > 2 * sms && all <= 10 * sms;  // one wave of CTAs of 128 threads
+    const int most = small ? STATISTICS_THREADS / 2 : STATISTICS_THREADS;
+    const int threads = each > in_flight || all <= 2 * sms ? most : int(std::max<int64_t>(2 * WARP, round_up<int64_t>(quarter, WARP)));
     return {SPLIT, 4, threads, int(ctas), 0, LINE_ALIGNMENT, 0, 0};
 }
 
 constexpr int64_t COUNTER_BYTES = COUNTED_ROWS * int64_t(sizeof(unsigned));
-
-// As run_statistics, of a plan of row_stream.cuh: `per_row` are the CTAs of an SM, and `tier_option` the stages of a CTA.
-template <typename Op> int64_t run_stream(StatisticsRows<Op> rows, const Plan& plan, void* workspace, int64_t workspace_bytes, cudaStream_t stream) {
-    if (!device().clusters() || plan.threads != STREAM_THREADS || plan.tier_option < 1 || plan.tier_option > RING_STAGES) return cudaErrorInvalidValue;
-    const bool aligned = (reinterpret_cast<uintptr_t>(rows.x) | (rows.M > 1 ? rows.stride * sizeof(typename Op::Element) : 0)) % LINE_BYTES == 0;
-    const int64_t row_vectors = round_up<int64_t>(ceil_div<int64_t>(rows.N, Op::V) + (aligned ? 0 : LINE_VECTORS - 1), LINE_VECTORS);
-    const int64_t ctas = std::min<int64_t>({int64_t(plan.per_row) * device().sms, rows.M * row_vectors / LINE_VECTORS, COUNTED_ROWS});
-    const int64_t bytes = COUNTER_BYTES + STREAM_SLOTS * ctas * int64_t(sizeof(Sums));
-    if (workspace_bytes < bytes) return -bytes;
-    rows.counters = static_cast<unsigned*>(workspace);
-    rows.slots = reinterpret_cast<Sums*>(static_cast<char*>(workspace) + COUNTER_BYTES);
-    Launcher launcher{stream, nullptr, 0, LARGE_BYTES};
-    launcher.launch(row_stream<Op>, ctas, STREAM_THREADS + WARP, size_t(plan.tier_option) * RING_VECTORS * VECTOR_BYTES, 1, rows, int(row_vectors), plan.tier_option);
-    return launcher.error;
-}
 
 // Launches the kernel of a plan; see `run`. The workspace has the counters first.
 template <typename Op> int64_t run_statistics(StatisticsRows<Op> rows, Plan* p, void* workspace, int64_t workspace_bytes, cudaStream_t stream) {
@@ -50,10 +39,6 @@ template <typename Op> int64_t run_statistics(StatisticsRows<Op> rows, Plan* p, 
     if (chosen.tier == ONE_WARP) {
         row_statistics<Op, 4, ONE_WARP_EACH><<<unsigned(ceil_div<int64_t>(rows.M, chosen.threads / WARP)), chosen.threads, 0, stream>>>(rows);
         return cudaGetLastError();
-    }
-    if (chosen.tier == STAGED) {
-        if constexpr (!Op::COUNTS) return run_stream(rows, chosen, workspace, workspace_bytes, stream);
-        return cudaErrorInvalidValue;
     }
     const int64_t ctas = chosen.per_row;
     rows.chunk = int(round_up<int64_t>(ceil_div(vectors, ctas), LINE_VECTORS));

@@ -24,13 +24,6 @@ ASSEMBLER = {
     "{\\n.reg .pred p;\\nsetp.ne.u32 p, %2, 0;\\n@p ld.global.v2.u32": "simulated::load_if(inside, to, from);",
     "prmt.b32": "halves = simulated::signs_of_bytes(high, upper ? 0xbbaau : 0x9988u);",
     "createpolicy": "policy = 0;",
-    "mbarrier.init": "simulated::init(barrier, arrivals);",
-    "mbarrier.arrive.shared": "simulated::arrive(barrier, 0);",
-    "mbarrier.arrive.expect_tx": "simulated::arrive(barrier, bytes);",
-    '{\\n.reg .pred p;\\n"': "done = simulated::ended(barrier, parity);",
-    "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0]": "simulated::copy(shared, global, bytes, barrier);",
-    "fence.": ";",
-    "bar.sync 1": "simulated::wait(simulated::named_barrier, 0, THREADS);",
     "atom.acq_rel.gpu.global.add.u32": "before = (*counter)++;",
 }
 """What a statement of assembler does, by its beginning. Others are not simulated."""
@@ -43,9 +36,6 @@ def simulated(source):
         known = (text for start, text in ASSEMBLER.items() if match[1].startswith(start) and "row.vector" not in match[1])
         return next(known, "std::abort();")
 
-    source = source.replace(
-        "extern __shared__ __align__(LINE_BYTES) unsigned char dynamic[]", "unsigned char* const dynamic = simulated::dynamic"
-    )
     source = re.sub(r'asm(?: volatile)?\(\s*"(.*?)\);(?=\s*(?:\}|//|\n|$))', statement, source, flags=re.DOTALL)
     return re.sub(r"(\brow_\w+<[^;{}]*?>)<<<([^;]*?)>>>\(((?:[^()]|\(\w*\))*)\)", r"simulated::launch(\2, [&] { \1(\3); })", source)
 

@@ -16,7 +16,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
-#include <map>
 #include <utility>
 #include <vector>
 
@@ -54,8 +53,7 @@ inline Fiber* running;
 inline ucontext_t start;
 inline jmp_buf scheduler;
 inline std::function<void()> body;
-inline Barrier block_barrier, named_barrier, warp_barriers[32];
-alignas(128) inline unsigned char dynamic[1 << 18];  // shared memory
+inline Barrier block_barrier, warp_barriers[32];
 inline uint32_t lanes[32][32];
 
 inline void yield() {
@@ -118,7 +116,7 @@ template <typename F> void launch(dim3 grid, unsigned threads, size_t, cudaStrea
     for (blockIdx.z = 0; blockIdx.z < grid.z; ++blockIdx.z)
         for (blockIdx.y = 0; blockIdx.y < grid.y; ++blockIdx.y)
             for (blockIdx.x = 0; blockIdx.x < grid.x; ++blockIdx.x) {
-                block_barrier = named_barrier = {};
+                block_barrier = {};
                 for (Barrier& barrier : warp_barriers) barrier = {};
                 for (unsigned i = 0; i < threads; ++i) {
                     Fiber& fiber = fibers[i];
@@ -135,34 +133,6 @@ template <typename F> void launch(dim3 grid, unsigned threads, size_t, cudaStrea
                     for (Fiber& fiber : fibers)
                         if (!fiber.done) resume(fiber);
             }
-}
-
-// An mbarrier. Its phase ends when all arrivals and all expected bytes have come.
-struct Phase {
-    int arrivals, wanted, bytes;
-    uint32_t ended;
-};
-inline std::map<const uint64_t*, Phase> phases;
-inline void end_if_complete(Phase& phase) {
-    if (phase.arrivals == phase.wanted && phase.bytes == 0) phase.arrivals = 0, ++phase.ended;
-}
-inline void init(const uint64_t* barrier, int arrivals) { phases[barrier] = {0, arrivals, 0, 0}; }
-inline void arrive(const uint64_t* barrier, uint32_t bytes) {
-    Phase& phase = phases.at(barrier);
-    ++phase.arrivals;
-    phase.bytes += int(bytes);
-    end_if_complete(phase);
-}
-inline void copy(void* shared, const void* global, uint32_t bytes, const uint64_t* barrier) {
-    if (bytes == 0 || bytes % 16 || uintptr_t(shared) % 16 || uintptr_t(global) % 16) std::printf("not a bulk copy\n"), std::exit(1);
-    std::memcpy(shared, global, bytes);
-    phases.at(barrier).bytes -= int(bytes);
-    end_if_complete(phases.at(barrier));
-}
-inline uint32_t ended(const uint64_t* barrier, uint32_t parity) {
-    if (phases.at(barrier).ended % 2 != parity) return 1;  // the phase of this parity has ended; before the first one, that of parity 1 has
-    yield();
-    return 0;
 }
 
 inline uint32_t bits(float v) {
@@ -214,10 +184,6 @@ template <typename... P> cudaError_t cudaOccupancyMaxActiveClusters(int*, void (
 #define cudaGetLastError simulated::no_error
 
 inline void __syncthreads() { simulated::wait(simulated::block_barrier, 0, unsigned(simulated::fibers.size())); }
-inline void __syncwarp() {
-    const unsigned warp = simulated::running->thread / 32;
-    simulated::wait(simulated::warp_barriers[warp], warp * 32, warp * 32 + 32);
-}
 inline int __reduce_max_sync(unsigned mask, int value) {
     const uint32_t* all = simulated::exchange(uint32_t(value), mask);
     int most = int(all[0]);
@@ -232,7 +198,6 @@ inline uint32_t __shfl_xor_sync(unsigned mask, uint32_t value, int other) {
 }
 inline float __shfl_down_sync(unsigned, float, int) { std::abort(); }
 inline float __shfl_sync(unsigned, float, int) { std::abort(); }
-inline unsigned __shfl_sync(unsigned mask, unsigned value, int from) { return simulated::exchange(value, mask)[from]; }
 inline uintptr_t __cvta_generic_to_shared(const void* p) { return uintptr_t(p); }
 inline long long clock64() { std::abort(); }
 inline void atomicAdd(unsigned long long*, unsigned long long) { std::abort(); }
