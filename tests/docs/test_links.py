@@ -39,9 +39,10 @@ def test_readme_leads_to_every_page():
     assert reached >= set(FILES)
 
 
-def test_every_committed_result_is_linked_from_its_page():
-    text = (ROOT / "docs" / "results" / "h200.md").read_text()
-    committed = sorted((ROOT / "results" / "h200").iterdir())
+@pytest.mark.parametrize("card", ["h200", "h100"])
+def test_every_committed_result_is_linked_from_its_page(card):
+    text = (ROOT / "docs" / "results" / f"{card}.md").read_text()
+    committed = sorted((ROOT / "results" / card).iterdir())
     assert len(committed) >= 9
     for file in committed:
-        assert f"(../../results/h200/{file.name})" in text, f"{file.name} is committed and docs/results/h200.md does not describe it"
+        assert f"(../../results/{card}/{file.name})" in text, f"{file.name} is committed and docs/results/{card}.md does not describe it"
