@@ -72,7 +72,15 @@ PLANNED = (
     *((64, 120), (64, 700), (999, 2048), (3000, 3333), (700, 16384)),
     *((3, 16384), (40, 128256), (1, 128256), (3, 400_000), (2, 2_000_000)),
 )
-HAND_MADE = (Plan(8, 4, 128, 1), Plan(4, 4, 256, 1), Plan(4, 8, 128, 2), Plan(4, 4, 64, 7), Plan(4, 4, 256, 100), Plan(3, 4, 64, 2), Plan(3, 4, 256, 16))
+HAND_MADE = (
+    Plan(8, 4, 128, 1),
+    Plan(4, 4, 256, 1),
+    Plan(4, 8, 128, 2),
+    Plan(4, 4, 64, 7),
+    Plan(4, 4, 256, 100),
+    Plan(3, 4, 64, 2),
+    Plan(3, 4, 256, 16),
+)
 """Of the forward: a warp a row, and one CTA or several a row."""
 MOST_SLOTS = 1 << 17
 """COUNTED_SLOTS of row_statistics.cuh."""

@@ -21,6 +21,7 @@ from softbench.core.json_types import JsonObject, to_json
 from softbench.core.outcome import Failed, Record, Status
 from softbench.core.text import count
 from softbench.plan.deal import deal
+from softbench.plan.estimate import run_seconds
 from softbench.plan.plan import Plan
 from softbench.results import store
 from softbench.results.journal import SHARD
@@ -53,11 +54,12 @@ class Team:
 class FleetPace:
     """How far the fleet is (`softbench.run.pace.Pacing`). One thread writes it; others may read it."""
 
-    def __init__(self, members: Sequence[Member], cells: int, done: int) -> None:
-        self.members, self.cells, self.done = members, cells, done
+    def __init__(self, members: Sequence[Member], cells: int, done: int, estimate: float = 0.0) -> None:
+        """`estimate`: seconds of the run, told until a card works."""
+        self.members, self.cells, self.done, self.estimate = members, cells, done, estimate
 
     def seconds_left(self) -> float:
-        return max((member.left for member in self.members if member.working), default=0.0)
+        return max((member.left for member in self.members if member.working), default=self.estimate)
 
     def doing(self) -> str:
         busy = [f"{member.name}: {member.doing}" for member in self.members if member.working and member.doing]
@@ -207,7 +209,7 @@ class Fleet:
             team.waiting = [case for case in plan.cases if not self._measured(team, case)]
             cells += sum(self._cells(team.members[0], case) for case in plan.cases)
             done += sum(self._cells(team.members[0], case) for case in plan.cases if case not in team.waiting)
-        self.pace = FleetPace(members.all, cells, done)
+        self.pace = FleetPace(members.all, cells, done, max(map(self._estimate, self.teams), default=0.0))
 
     def measure(self) -> None:
         """Measure all cases that are not stored. Raises CardsLostError if a team has cases and no card left."""
@@ -219,12 +221,22 @@ class Fleet:
             for team in self.teams:
                 self._collect(team)
                 self._deal(team)
+            self.pace.estimate = 0.0
             if not any(member.working for member in self.members.alive):
                 break
             self.members.take(self._records)
         left = sum(len(team.waiting) for team in self.teams if not team.alive)
         if left:
             self.members.require([], f"{count(left, 'case')} of {self.kept.name} could not be measured: ")
+
+    def _estimate(self, team: Team) -> float:
+        """Seconds of the card that takes longest."""
+        plan = team.members[0].known
+        hands = deal(team.waiting, len(team.members))
+        return max(
+            run_seconds(replace(plan, cases=tuple(hand)), lambda name, case: (name, case) not in team.members[0].unsupported)
+            for hand in hands
+        )
 
     def _collect(self, team: Team) -> None:
         """Take back what lost and idle cards were dealt and did not measure."""

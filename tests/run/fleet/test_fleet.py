@@ -276,3 +276,17 @@ def test_the_pace_names_two_cards_at_most():
     busy = [members.Member(number, f"cuda:{number}", working=True, doing="time of torch") for number in range(3)]
     assert fleet.FleetPace(busy[:2], 9, 3).doing() == "cuda:0: time of torch; cuda:1: time of torch"
     assert fleet.FleetPace(busy, 9, 3).doing() == "cuda:0: time of torch; 2 more cards"
+
+
+def test_the_estimate_is_told_until_a_card_works(tmp_path):
+    told = []
+
+    class Seen(Note):
+        def begin(self, plan, pace, name):
+            told.append((pace.seconds_left(), pace))
+
+    measured(FakeCards(), request(tmp_path), observer=Seen())
+    measured(FakeCards(("H200",)), request(tmp_path / "one"), observer=Seen())
+    (shared, over), (alone, _) = told
+    assert 0 < shared < alone
+    assert over.seconds_left() == 0
