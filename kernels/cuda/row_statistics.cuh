@@ -4,7 +4,7 @@
 // keeps its own maximum, and takes the maximum of U vectors before their exponentials. So an element takes one exponential.
 //
 // Short rows have a warp each. Other rows have one CTA, or several anywhere on the device. Each of these stores its Sums in a slot and counts itself
-// as finished. The last one merges the slots. No CTA waits for another.
+// as finished. The last one merges the slots, so no CTA waits for another. The CTAs of a cluster send their Sums to its first CTA, which waits.
 #pragma once
 
 #include "cluster_exchange.cuh"
