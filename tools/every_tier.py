@@ -1,10 +1,11 @@
-"""Small launches of every tier of our kernels, for compute-sanitizer: python tools/every_tier.py cuda|triton [--rows MOST] [--function F]
+"""Small launches of every tier of our kernels, for compute-sanitizer: python tools/every_tier.py cuda|triton [--function F] [--verbose]
 
-F is softmax, scaled_softmax or log_softmax. Half of the scaled launches have a scale for each row.
+F is softmax, scaled_softmax, log_softmax, cross_entropy or logprob. Half of the scaled launches have a scale for each row. The launches of
+the last two are in loss_launches.py.
 
-Some launches are just large enough for the kernels that keep their reads in L2. PYTORCH_NO_CUDA_MEMORY_CACHING=1 makes allocations
-exact, so that the sanitizer sees an access one byte beside a tensor. The script prints the launched tiers as JSON, of all launches and
-of the large ones. Exit code 1: a result is wrong.
+Some launches are just large enough for the kernels that keep their reads in L2; `--bytes` and `--rows` leave out what moves more.
+PYTORCH_NO_CUDA_MEMORY_CACHING=1 makes allocations exact, so that the sanitizer sees an access one byte beside a tensor. The script prints
+the launched tiers as JSON, of all launches and of the large ones. Exit code 1: a result is wrong.
 """
 
 from __future__ import annotations
@@ -14,15 +15,20 @@ import itertools
 import json
 import math
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
+import loss_launches
 import torch
+from loss_launches import Launch
 from softbench.kernels.triton.launch_plan import KEEP_IN_L2_BYTES  # heuristics.cuh has the same
 
 HALF, BRAIN, FULL = torch.float16, torch.bfloat16, torch.float32
 TOLERANCE = {HALF: 1e-2, BRAIN: 1e-2, FULL: 1e-5}
+LOSSES = ("cross_entropy", "logprob")
 Scale = float | torch.Tensor
 Run = Callable[..., str]
 
@@ -218,27 +224,43 @@ def triton_launches(function: str) -> Iterator[tuple[Run, tuple[torch.Tensor, ..
                 yield by(next(staged_plans(problem))), large(backward, dtype, N)
 
 
+def launches(kernels: str, function: str) -> Iterator[Launch]:
+    """The launches of a function."""
+    if function in LOSSES:
+        yield from (loss_launches.cuda_launches if kernels == "cuda" else loss_launches.triton_launches)(function)
+        return
+    for run, tensors in (cuda_launches if kernels == "cuda" else triton_launches)(function):
+        scale = scale_of(function, tensors)
+        given = (tensors, scale) if function == "scaled_softmax" else (tensors,)
+        read = sum(tensor.nbytes for tensor in tensors[:-1])
+        yield Launch(len(tensors[0]), read, read + tensors[-1].nbytes, partial(run, *given), partial(right, tensors, function, scale))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("kernels", choices=("cuda", "triton"))
-    parser.add_argument("--rows", type=int, help="leave out launches of more rows")
-    parser.add_argument("--function", choices=("softmax", "scaled_softmax", "log_softmax"), default="softmax")
+    parser.add_argument("--rows", type=int, default=math.inf, help="leave out launches of more rows")
+    parser.add_argument("--bytes", type=int, default=math.inf, help="leave out launches that move more bytes")
+    parser.add_argument("--function", choices=("softmax", "scaled_softmax", "log_softmax", *LOSSES), default="softmax")
+    parser.add_argument("--verbose", action="store_true", help="name each launch on stderr before it ends")
     asked = parser.parse_args()
     torch.manual_seed(0)
-    seen: dict[str, int] = {}
-    staying: dict[str, int] = {}
+    seen: Counter[str] = Counter()
+    staying: Counter[str] = Counter()
     wrong = []
-    for run, tensors in {"cuda": cuda_launches, "triton": triton_launches}[asked.kernels](asked.function):
-        if asked.rows is not None and len(tensors[0]) > asked.rows:
+    for number, launch in enumerate(launches(asked.kernels, asked.function)):
+        if launch.rows > asked.rows or launch.moved > asked.bytes:
             continue
-        scale = scale_of(asked.function, tensors)
-        tier = run(tensors, scale) if asked.function == "scaled_softmax" else run(tensors)
+        tier = launch.run()
+        named = f"{number}: {tier}, {launch.rows} rows, {launch.moved} bytes"
+        if asked.verbose:
+            print(named, file=sys.stderr, flush=True)
         torch.cuda.synchronize()
-        seen[tier] = seen.get(tier, 0) + 1
-        if sum(tensor.nbytes for tensor in tensors[:-1]) >= KEEP_IN_L2_BYTES:
-            staying[tier] = staying.get(tier, 0) + 1
-        if not right(tensors, asked.function, scale):
-            wrong.append(f"{tier} {tuple(tensors[0].shape)} {tensors[0].dtype}")
+        seen[tier] += 1
+        if launch.read >= KEEP_IN_L2_BYTES:
+            staying[tier] += 1
+        if not launch.right():
+            wrong.append(named)
     print(json.dumps({"launches": seen, "large": staying, "wrong": wrong}))
     return 1 if wrong else 0
 
