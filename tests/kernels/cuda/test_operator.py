@@ -348,6 +348,7 @@ def test_the_cuda_op_backend_gives_its_reason_for_not_running(monkeypatch):
     if not torch.cuda.is_available():
         assert "no CUDA GPU" in torch_library.cuda_op.available()
     monkeypatch.setattr(torch_library.OperatorBackend, "available", lambda self: None)
+    monkeypatch.setattr(torch_library.nvidia, "missing", lambda: None)
     monkeypatch.setattr(build, "nvcc", lambda: None)
     assert torch_library.cuda_op.available() == build.MISSING
     monkeypatch.setattr(build, "nvcc", lambda: "/somewhere/nvcc")
