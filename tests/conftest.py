@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from forks import Forks, start_forkserver
+from forks import Command, Forks, start_forkserver
 
 from softbench.core.case import Case, Direction
 from softbench.core.outcome import Accuracy, Batch, Build, Grade, Measured, Record, Timing
@@ -143,7 +143,7 @@ class Cli:
     `softbench.run.info_cache`, and `list` asks workers in the first of them only.
 
     A call forks the command from a process with its imports (`forks`), unless the test changed a variable that imports read. `alone` and
-    `start` are new processes.
+    `start` are new processes; `start_fork` is a fork.
     """
 
     def __init__(self, folder: Path, forks: Callable[[], Forks] | None = None) -> None:
@@ -180,6 +180,12 @@ class Cli:
                 signal.SIGINT, signal.SIG_DFL
             ),  # a shell's background job ignores SIGINT, and its children inherit that
         )
+
+    def start_fork(self, *arguments: object) -> Command:
+        """As `start`, from the forking process. Only another fork has the same hash of its source files, which `--resume` compares."""
+        assert self.forks
+        self.used = self.forks()
+        return self.used.start([str(argument) for argument in arguments], self.folder, self.env)
 
     def left_behind(self) -> list[str]:
         """Command lines of live processes that this one started, directly or indirectly."""

@@ -43,7 +43,8 @@ def wait_for(condition, seconds=60.0):
 
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interrupted_run_keeps_what_it_has_and_is_resumed(cli, signum, code):
-    process = cli.start(*ARGUMENTS)
+    start_run, resume = (cli.start, cli.alone) if signum == signal.SIGINT else (cli.start_fork, cli)
+    process = start_run(*ARGUMENTS)
     wait_for(lambda: len(measured(cli.folder)) >= 3 * BACKENDS)
     start = time.monotonic()
     if signum == signal.SIGINT:
@@ -62,7 +63,7 @@ def test_an_interrupted_run_keeps_what_it_has_and_is_resumed(cli, signum, code):
     assert len(before) % BACKENDS == 0
     assert not (cli.folder / "results" / "latest.csv").exists()
 
-    done = cli.alone(*ARGUMENTS, "--resume")  # a fork has more modules of softbench, and so another hash of its source files
+    done = resume(*ARGUMENTS, "--resume")
     assert done.returncode == 0, done.stderr
     assert f"{len(before)} cells are there already" in done.stderr
     after = measured(cli.folder)
@@ -82,7 +83,7 @@ def test_interrupting_while_workers_start_leaves_nothing_behind(cli):
 
 
 def test_a_second_interrupt_ends_at_once(cli):
-    process = cli.start(*ARGUMENTS)
+    process = cli.start_fork(*ARGUMENTS)
     wait_for(lambda: len(measured(cli.folder)) >= BACKENDS)
     for _ in range(3):
         process.send_signal(signal.SIGINT)
@@ -92,12 +93,12 @@ def test_a_second_interrupt_ends_at_once(cli):
 
 
 def test_a_killed_run_leaves_no_worker_and_can_be_resumed(cli):
-    process = cli.start(*ARGUMENTS)
+    process = cli.start_fork(*ARGUMENTS)
     wait_for(lambda: len(measured(cli.folder)) >= 2 * BACKENDS)
     process.kill()
     process.communicate(timeout=20)
     wait_for(lambda: cli.left_behind() == [], 10)
-    done = cli.alone(*ARGUMENTS, "--resume")  # a fork has more modules of softbench, and so another hash of its source files
+    done = cli(*ARGUMENTS, "--resume")
     assert done.returncode == 0, done.stderr
     assert "cells are there already" in done.stderr
 

@@ -28,7 +28,7 @@ PR_SET_CHILD_SUBREAPER = 36
 MESSAGE_BYTES = 1 << 18
 PASSING = ("PYTEST_CURRENT_TEST", "SOFTBENCH_TEST_MARK")
 """Variables that differ between tests and decide nothing."""
-READ_LATE = ("PATH", "CC", "CXX", "CUDA_HOME", "HOME", "TORCHINDUCTOR_CACHE_DIR", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE")
+READ_LATE = ("PATH", "CC", "CXX", "CUDA_HOME", "HOME", "TORCHINDUCTOR_CACHE_DIR", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "COLUMNS")
 """Variables that no import of the forking process reads, or that `command` reads in place of Python."""
 IMPORTED_BY_WORKERS = ("torch.utils.benchmark", "torch._dynamo", "torch._inductor.compile_fx")
 """What a worker imports for the tamper guard, and to compile."""
@@ -55,9 +55,29 @@ class Fork:
             self.replies.close()
         return self.returncode
 
-    def kill(self) -> None:
+    def send_signal(self, signum: int) -> None:
         with suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL)
+            os.kill(self.pid, signum)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+class Command(Fork):
+    """A fork that is a command, with the methods of `subprocess.Popen` that tests need."""
+
+    def __init__(self, orders: socket.socket, order: dict) -> None:
+        self.files = [tempfile.TemporaryFile("w+") for _ in ("stdout", "stderr")]  # noqa: SIM115 - closed by communicate
+        super().__init__(orders, order, [file.fileno() for file in self.files])
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        self.wait(timeout)
+        texts = []
+        for file in self.files:
+            with file:
+                file.seek(0)
+                texts.append(file.read())
+        return texts[0], texts[1]
 
 
 class Forks:
@@ -83,17 +103,17 @@ class Forks:
 
     def run(self, words: list[str], cwd: Path, env: dict[str, str], timeout: float) -> subprocess.CompletedProcess[str]:
         """`python -m softbench` with these words."""
-        with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
-            order = {"kind": "command", "words": words, "cwd": str(cwd), "env": env}
-            fork = Fork(self.orders, order, [out.fileno(), err.fileno()])
-            try:
-                code = fork.wait(timeout)
-            except BaseException:
-                fork.kill()
-                raise
-            out.seek(0)
-            err.seek(0)
-            return subprocess.CompletedProcess(words, code, out.read(), err.read())
+        fork = self.start(words, cwd, env)
+        try:
+            out, err = fork.communicate(timeout)
+        except BaseException:
+            fork.kill()
+            raise
+        return subprocess.CompletedProcess(words, fork.returncode, out, err)
+
+    def start(self, words: list[str], cwd: Path, env: dict[str, str]) -> Command:
+        """The same, while it runs."""
+        return Command(self.orders, {"kind": "command", "words": words, "cwd": str(cwd), "env": env})
 
     def left(self) -> list[str]:
         """The command lines of the live processes that forks left behind."""
@@ -203,8 +223,10 @@ def become(order: dict, descriptors: list[int], others: list[int], orders: socke
     """Become a command or a forkserver. It never returns."""
     code = 1
     try:
+        os.setsid()
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores SIGINT, and its children inherit that
         nothing = os.open(os.devnull, os.O_RDONLY)
         os.dup2(nothing, 0)
         os.dup2(descriptors[-2], 1)
@@ -245,7 +267,6 @@ def serve(control: int, path: list[str]) -> int:
 
     from softbench.worker import forkserver
 
-    os.setsid()
     sys.path[:] = path
     if threads := os.environ.get("OMP_NUM_THREADS"):  # which OpenMP read when torch was imported
         torch.set_num_threads(int(threads))

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 KERNEL = "import time\n\nimport torch\n\n\ndef softmax(x):\n    time.sleep({seconds})\n    return torch.softmax(x, dim=-1)\n"
 """A kernel whose time hardly depends on what else the machine does."""
 FAST, SLOW = KERNEL.format(seconds=0.003), KERNEL.format(seconds=0.012)
-SWEEP = "--M 8 --N 64,128 --rounds 10 --processes 3 --margin 50 --device cpu"
+SWEEP = "--M 8 --N 64,128 --rounds 10 --margin 50 --device cpu"
 
 pytest.importorskip("ruamel.yaml")
 
