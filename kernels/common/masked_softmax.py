@@ -11,7 +11,7 @@ from typing import Protocol
 
 import torch
 
-from .rows import DTYPES
+from .rows import DTYPES, check_same
 from .softmax import LEAST_SCALE, MOST_SCALE, Softmax
 
 MOST_ROWS = 2**31 - 1
@@ -46,7 +46,7 @@ class MaskedSoftmax:
             return (torch.empty_like(x) if rows is None else self.softmax.forward_rows(rows, scale=float(scale)).view(x.shape)), None
         self._check_columns(x)
         if mask is not None:
-            mask = mask.expand(x.shape)
+            mask = _broadcast(mask, x)
             mask = mask if mask.stride(3) == 1 or x.shape[3] == 1 else mask.contiguous()
         y = torch.empty_like(x)
         share = x.new_empty(x.shape[:3], dtype=torch.float32) if shares and sink is not None else None
@@ -59,6 +59,11 @@ class MaskedSoftmax:
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """dx, and dsink of each row if the share of the sink is given: float32 of shape (B, H, S). Raises as a call."""
         self._check(y, scale, None, None)
+        check_same(dy, y)
+        if share is not None and (share.shape != y.shape[:3] or share.dtype != torch.float32 or share.device != y.device):
+            got = f"{tuple(share.shape)} {share.dtype} on {share.device}"
+            raise TypeError(f"share is {got}; it must be {tuple(y.shape[:3])} float32 on {y.device}")
+        share = None if share is None else share.contiguous()
         dy, y = dy.contiguous(), y.contiguous()
         if share is None and not causal:
             N = y.shape[3]
@@ -111,6 +116,13 @@ class MaskedSoftmax:
     def _check_columns(self, x: torch.Tensor) -> None:
         if x.shape[3] > self.most_columns:
             raise ValueError(f"masked_softmax has rows of at most {self.most_columns} columns; this is {tuple(x.shape)}")
+
+
+def _broadcast(mask: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    try:
+        return mask.expand(x.shape)
+    except RuntimeError:
+        raise ValueError(f"mask is {tuple(mask.shape)}; it must broadcast to the shape of x, {tuple(x.shape)}") from None
 
 
 class _Context(Protocol):

@@ -142,7 +142,7 @@ __device__ __forceinline__ bool merged_by_last(const StatisticsRows<Op>& rows, i
 
 // What the CTAs of a cluster need to merge their Sums: the first one has a message from each.
 struct SumsMailbox {
-    Sums messages[MAX_CLUSTER];
+    alignas(sizeof(Sums)) Sums messages[MAX_CLUSTER];  // each is written as a whole
     uint64_t barrier;  // its phase ends when all messages have come
 };
 // Called before the loads. The wait for the other CTAs comes after them.

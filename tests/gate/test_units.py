@@ -126,6 +126,16 @@ def test_a_cell_that_breaks_on_another_card_is_broken(main, here, document):
     assert ["broken", "was correct in the baseline, is failed: it broke"] in [[one["state"], one["reason"]] for one in verdicts]
 
 
+@pytest.mark.parametrize("status", ["skipped", "unavailable"])
+def test_a_cell_that_another_card_cannot_measure_is_missing(main, here, document, status):
+    base = shared("run-1", a=several(document, 10, seed=1), b=several(document, 10, seed=2))
+    new = shared("run-2", a=several(document, 3, seed=3), b=several(document, 3, seed=4), first=False)
+    cell = next(cell for cell in new["cells"] if cell["backend"] != "copy")
+    cell["outcome"] = {"kind": "skipped", "reason": "not on this card", "unavailable": status == "unavailable"}
+    code, verdicts, _ = judged(main, write(new, "new.json"), "--baseline", write(base, "base.json"))
+    assert (code, [verdict["state"] for verdict in verdicts].count("missing")) == (1, 1)
+
+
 def test_a_baseline_of_every_card_judges_any_shared_sweep(main, here, document):
     """Card B is slower by 30 %. A cell that no card measured now is missing."""
     base = together("run-1", a=several(document, 10, seed=1), b=several(document, 10, seed=2, change=SLOWER))

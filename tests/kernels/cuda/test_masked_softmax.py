@@ -53,12 +53,33 @@ def test_a_view_within_a_vector_is_copied(calls):
         ({"mask": torch.zeros(8, dtype=torch.int32)}, TypeError, "mask is torch.int32 on cpu; give a bool"),
         ({"mask": torch.zeros(8, requires_grad=True)}, NotImplementedError, "gives the mask no gradient"),
         ({"sink": torch.zeros(4)}, ValueError, r"sink is torch.float32 of shape \(4,\) on cpu; give a number for each of 3 heads"),
+        (
+            {"mask": torch.ones(4, 7, dtype=torch.bool)},
+            ValueError,
+            r"mask is \(4, 7\); it must broadcast to the shape of x, \(2, 3, 4, 8\)",
+        ),
+        ({"mask": torch.ones(1, 1, 1, 1, 8, dtype=torch.bool)}, ValueError, "it must broadcast"),
         ({"scale": 0.0, "causal": True}, ValueError, "scale is 0.0; it must be positive and finite"),
     ],
 )
 def test_arguments_that_do_not_fit_are_refused(calls, given, error, match):
     with pytest.raises(error, match=match):
         kernels.masked_softmax(X, **given)
+    assert calls == []
+
+
+@pytest.mark.parametrize(
+    ("dy", "share", "match"),
+    [
+        (X[:1], None, r"dy is \(1, 3, 4, 8\) .* they must agree"),
+        (X.double(), None, "dy is .* torch.float64"),
+        (X, torch.zeros(1), r"share is \(1,\) torch.float32 on cpu; it must be \(2, 3, 4\) float32 on cpu"),
+        (X, torch.zeros(2, 3, 4, dtype=torch.float64), "share is .* torch.float64"),
+    ],
+)
+def test_a_backward_of_other_tensors_is_refused(calls, dy, share, match):
+    with pytest.raises(TypeError, match=match):
+        kernels.masked_softmax.backward(dy, X, share, causal=True)
     assert calls == []
 
 
