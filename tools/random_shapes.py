@@ -4,7 +4,7 @@
 - compile FILE.toml: compiles the Triton kernels of its cases into Triton's cache, in a process a core. It needs an NVIDIA GPU.
 - below FILE.csv ...: lists the cells of our kernels below --share of the yardstick, and how many there are.
 
-A part of ten of 2000 shapes takes some three minutes of a GPU:
+For example:
 
     python tools/random_shapes.py write 3/10 -o three.toml && python tools/random_shapes.py compile three.toml
     softbench run --config three.toml --output random/3 --resume

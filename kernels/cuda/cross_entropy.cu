@@ -101,13 +101,6 @@ SOFTBENCH_BACKWARD(__nv_bfloat16);
 // workspace of softbench_fused is that of softmax. softbench_forward needs one of its own. softbench_backward ignores it.
 // `target` is int64. `lse`, `statistics` and `dloss` may be null where loss_ops.cuh says so. `cap` 0: no softcap. dtype: 0 float32, 1 float16, 2 bfloat16.
 // softbench_fused returns cudaErrorNotSupported where only the two other functions can do the work.
-#define SOFTBENCH_WITH_DTYPE(function)                       \
-    switch (dtype) {                                         \
-        case 0: return with(softbench::function<float>);     \
-        case 1: return with(softbench::function<__half>);    \
-        case 2: return with(softbench::function<__nv_bfloat16>); \
-    }                                                        \
-    return cudaErrorInvalidValue
 
 extern "C" int64_t softbench_forward(const void* x, const int64_t* target, float* loss, float* lse, void* statistics, int64_t ignore_index, float smoothing,
                                      float z_loss, float cap, int64_t x_stride, int64_t M, int64_t N, int dtype, int, void* workspace,

@@ -26,6 +26,15 @@ extern "C" struct SoftbenchPlan {
     int stagger_cycles;  // cycles between the starts of the first rows; 0: all start together
 };
 
+// Calls `with` with the instantiation of a function template for `dtype`: 0 float32, 1 float16, 2 bfloat16.
+#define SOFTBENCH_WITH_DTYPE(function)                       \
+    switch (dtype) {                                         \
+        case 0: return with(softbench::function<float>);     \
+        case 1: return with(softbench::function<__half>);    \
+        case 2: return with(softbench::function<__nv_bfloat16>); \
+    }                                                        \
+    return cudaErrorInvalidValue
+
 namespace softbench {
 
 using Plan = SoftbenchPlan;

@@ -18,14 +18,6 @@ int64_t backward(const LogprobGradients& given, const void* x, void* dx, int64_t
 }  // namespace softbench
 
 // As the functions of cross_entropy.cu. `lse` of the forward may be null.
-#define SOFTBENCH_WITH_DTYPE(function)                       \
-    switch (dtype) {                                         \
-        case 0: return with(softbench::function<float>);     \
-        case 1: return with(softbench::function<__half>);    \
-        case 2: return with(softbench::function<__nv_bfloat16>); \
-    }                                                        \
-    return cudaErrorInvalidValue
-
 extern "C" int64_t softbench_forward(const void* x, const int64_t* target, float* logprob, float* entropy, float* lse, int64_t x_stride, int64_t M, int64_t N,
                                      int dtype, int, void* workspace, int64_t workspace_bytes, cudaStream_t stream, SoftbenchPlan* p) {
     if (N > softbench::MAX_N) return cudaErrorNotSupported;

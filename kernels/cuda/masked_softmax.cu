@@ -53,14 +53,6 @@ inline bool scores_of(Scores& all, int64_t B, int64_t H, int64_t S, int64_t firs
 // contiguous and begin at multiples of 16 bytes. The strides of the mask are in elements. Rows of more than 16384 columns are not supported.
 // `mask_kind`: 0 no mask, 1 a bias of the dtype of x, 2 bytes. Query s sees its first `first_sees` + s columns. `sink` and the two tensors of the share
 // may be null. dtype: 0 float32, 1 float16, 2 bfloat16.
-#define SOFTBENCH_WITH_DTYPE(function)                       \
-    switch (dtype) {                                         \
-        case 0: return with(softbench::function<float>);     \
-        case 1: return with(softbench::function<__half>);    \
-        case 2: return with(softbench::function<__nv_bfloat16>); \
-    }                                                        \
-    return cudaErrorInvalidValue
-
 extern "C" int64_t softbench_forward(const void* x, const void* mask, const float* sink, void* y, float* share, float scale, int mask_kind, int64_t mask_b,
                                      int64_t mask_h, int64_t mask_s, int64_t first_sees, int64_t B, int64_t H, int64_t S, int64_t M, int64_t N, int dtype, int,
                                      void*, int64_t, cudaStream_t stream, SoftbenchPlan* p) {

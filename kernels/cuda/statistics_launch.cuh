@@ -21,7 +21,7 @@ inline Plan statistics_plan(int64_t M, int64_t vectors) {
     if (M * ctas < sms) ctas = std::max(ctas, std::min(ceil_div<int64_t>(2 * sms, M), ceil_div<int64_t>(vectors, STATISTICS_THREADS)));
     ctas = M > COUNTED_ROWS ? 1 : std::max<int64_t>(1, std::min(ctas, COUNTED_SLOTS / M));
     const int64_t each = ceil_div(vectors, ctas), quarter = ceil_div<int64_t>(each, 4), all = M * ctas;
-    const bool small = all > 2 * sms && all <= 10 * sms;  // one wave of CTAs of 128 threads
+    const bool small = all > 2 * sms && all <= 10 * sms;  // one wave, so long rows have CTAs of 128 threads
     const int most = small ? STATISTICS_THREADS / 2 : STATISTICS_THREADS;
     const int threads = each > in_flight || all <= 2 * sms ? most : int(std::max<int64_t>(2 * WARP, round_up<int64_t>(quarter, WARP)));
     return {SPLIT, 4, threads, int(ctas), 0, LINE_ALIGNMENT, 0, 0};

@@ -68,7 +68,7 @@ JUDGE_START = 3.6
 """Seconds until the judge's process has started and has its device."""
 CHALLENGES, JUDGED_CALLS, JUDGED_BYTES = 10, {"cpu": 64, "cuda": 256}, {"cpu": 2**26, "cuda": 2**32}
 """Challenges of a judgement; calls of one and their bytes, at most (`softbench.judge.judgement`). `judge` is for all elements of the calls.
-No run has measured the judge on a GPU yet, so there its numbers are guesses.
+The numbers of a GPU are guesses: they are fitted to no run.
 """
 CALL_ELEMENT = {"cuda": 2e-12, "cpu": 2e-9}
 """Seconds of a call per element, in fp32 and forward."""
@@ -170,10 +170,10 @@ def set_seconds(
                 continue
             kind = (case.op, case.dtype, case.direction)
             chosen = [name for name in names if supported(name, case)]
-            seconds = case_seconds(plan, case, chosen, first=kind not in built, process=process)
-            if "judge" in seconds and not any("judge" in earlier for _, _, earlier in found):
-                seconds["judge"] += JUDGE_START
-            found.append((case, names, {**({} if built else load_seconds(plan, names, later=process > 0)), **seconds}))
+            loading = {} if built else load_seconds(plan, names, later=process > 0)
+            if plan.settings.judge != WORKER and process == 0 and not found:
+                loading["load"] += JUDGE_START
+            found.append((case, names, {**loading, **case_seconds(plan, case, chosen, first=kind not in built, process=process)}))
             built.add(kind)
     return found
 

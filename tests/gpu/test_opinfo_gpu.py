@@ -1,11 +1,10 @@
 """PyTorch's own samples on the operators of both packages, on a GPU."""
 
+import opinfos
 import pytest
 import torch
 from softbench.kernels.cuda import build, log_softmax as cuda_log_softmax, softmax as cuda_softmax
 from softbench.kernels.triton import log_softmax as triton_log_softmax, softmax as triton_softmax
-
-opinfos = pytest.importorskip("opinfos", reason="torch.testing._internal needs expecttest; pip install expecttest")
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 needs_nvcc = pytest.mark.skipif(build.nvcc() is None, reason="no nvcc on this machine")

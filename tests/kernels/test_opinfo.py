@@ -1,12 +1,11 @@
 """PyTorch's own samples on the operators of both packages. On the CPU they call torch's softmax."""
 
+import opinfos
 import pytest
 import torch
 from softbench.kernels.triton import generic
 
 pytestmark = pytest.mark.skipif(generic.INTERPRETED, reason="fake tensors and TRITON_INTERPRET=1 do not go together")
-
-opinfos = pytest.importorskip("opinfos", reason="torch.testing._internal needs expecttest; pip install expecttest")
 
 from softbench.kernels.cuda import log_softmax as cuda_log_softmax, softmax as cuda_softmax  # noqa: E402
 from softbench.kernels.triton import log_softmax as triton_log_softmax, softmax as triton_softmax  # noqa: E402

@@ -5,15 +5,17 @@ import functools
 import pytest
 import torch
 
-pytest.importorskip("expecttest", reason="torch.testing._internal needs it; pip install expecttest")
-
 NAMES = ("softmax", "log_softmax", "_softmax_backward_data")
 FULL = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_static", "test_aot_dispatch_dynamic")
 
 
 @functools.cache
 def database():
-    """The entries by name and variant. Importing them takes four seconds, which only the process of these tests needs."""
+    """The entries by name and variant. Importing them takes four seconds, which only the process of these tests needs.
+
+    A test that asks for them is skipped without expecttest, which torch.testing._internal imports.
+    """
+    pytest.importorskip("expecttest", reason="torch.testing._internal needs it; pip install expecttest")
     from torch.testing._internal.common_methods_invocations import op_db
 
     return {(info.name, info.variant_test_name): info for info in op_db if info.name in NAMES}

@@ -2,12 +2,11 @@
 
 import contextlib
 
+import opinfos
 import pytest
 import torch
 from softbench.kernels.common import filter as filters, override
 from softbench.kernels.common.automatic import Choice
-
-opinfos = pytest.importorskip("opinfos", reason="torch.testing._internal needs expecttest; pip install expecttest")
 
 WAYS = ("filter", "python")
 """The rule in C++, and the rule in Python for machines without g++."""

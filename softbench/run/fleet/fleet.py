@@ -54,12 +54,11 @@ class Team:
 class FleetPace:
     """How far the fleet is (`softbench.run.pace.Pacing`). One thread writes it; others may read it."""
 
-    def __init__(self, members: Sequence[Member], cells: int, done: int, estimate: float = 0.0) -> None:
-        """`estimate`: seconds of the run, told until a card works."""
-        self.members, self.cells, self.done, self.estimate = members, cells, done, estimate
+    def __init__(self, members: Sequence[Member], cells: int, done: int) -> None:
+        self.members, self.cells, self.done = members, cells, done
 
     def seconds_left(self) -> float:
-        return max((member.left for member in self.members if member.working), default=self.estimate)
+        return max((member.left for member in self.members if member.working), default=0.0)
 
     def doing(self) -> str:
         busy = [f"{member.name}: {member.doing}" for member in self.members if member.working and member.doing]
@@ -195,6 +194,11 @@ def _teams(members: Sequence[Member], spread: str) -> list[Team]:
     return [Team(some, []) for some in models.values()]
 
 
+def _seconds(member: Member, cases: Sequence[Case]) -> float:
+    """The estimate for cases of a card, until it tells its own."""
+    return run_seconds(replace(member.known, cases=tuple(cases)), lambda name, case: (name, case) not in member.unsupported)
+
+
 class Fleet:
     """Deals cases to cards, and stores what they measure."""
 
@@ -209,34 +213,26 @@ class Fleet:
             team.waiting = [case for case in plan.cases if not self._measured(team, case)]
             cells += sum(self._cells(team.members[0], case) for case in plan.cases)
             done += sum(self._cells(team.members[0], case) for case in plan.cases if case not in team.waiting)
-        self.pace = FleetPace(members.all, cells, done, max(map(self._estimate, self.teams), default=0.0))
+        self.pace = FleetPace(members.all, cells, done)
 
     def measure(self) -> None:
         """Measure all cases that are not stored. Raises CardsLostError if a team has cases and no card left."""
         first = self.members.alive[0].known
         names = ", ".join(dict.fromkeys(member.known.device_name for member in self.members.alive))
         about = f"{count(len(self.members.alive), 'card')} ({names})"
+        self._deal_all()
         self.observer.begin(replace(first, device_name=about), self.pace, self.kept.name)
-        while True:
-            for team in self.teams:
-                self._collect(team)
-                self._deal(team)
-            self.pace.estimate = 0.0
-            if not any(member.working for member in self.members.alive):
-                break
+        while any(member.working for member in self.members.alive):
             self.members.take(self._records)
+            self._deal_all()
         left = sum(len(team.waiting) for team in self.teams if not team.alive)
         if left:
             self.members.require([], f"{count(left, 'case')} of {self.kept.name} could not be measured: ")
 
-    def _estimate(self, team: Team) -> float:
-        """Seconds of the card that takes longest."""
-        plan = team.members[0].known
-        hands = deal(team.waiting, len(team.members))
-        return max(
-            run_seconds(replace(plan, cases=tuple(hand)), lambda name, case: (name, case) not in team.members[0].unsupported)
-            for hand in hands
-        )
+    def _deal_all(self) -> None:
+        for team in self.teams:
+            self._collect(team)
+            self._deal(team)
 
     def _collect(self, team: Team) -> None:
         """Take back what lost and idle cards were dealt and did not measure."""
@@ -259,6 +255,7 @@ class Fleet:
             if cases:
                 stored = [[process, to_json(case)] for case in cases for process in self._begun(member, case)]
                 self.members.measure(member, cases, stored=stored)
+                member.left = _seconds(member, cases)
         team.waiting = []
 
     def _records(self, member: Member, process: int, records: list[Record]) -> None:

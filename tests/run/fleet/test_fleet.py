@@ -278,7 +278,7 @@ def test_the_pace_names_two_cards_at_most():
     assert fleet.FleetPace(busy, 9, 3).doing() == "cuda:0: time of torch; 2 more cards"
 
 
-def test_the_estimate_is_told_until_a_card_works(tmp_path):
+def test_the_estimate_is_told_from_the_first_line_on(tmp_path):
     told = []
 
     class Seen(Note):
