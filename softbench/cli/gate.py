@@ -17,7 +17,6 @@ from softbench.cli.actions import measure, note, typed_command, warn, wrote_to_s
 from softbench.cli.gate_outputs import Outputs
 from softbench.cli.panels import PanelCommand
 from softbench.core.errors import InconclusiveError, UsageError
-from softbench.run.operations import names
 
 if TYPE_CHECKING:
     from softbench.gate.samples import RunSamples
@@ -81,6 +80,8 @@ def gate(
     Exit code 1: a false alarm, or fewer than 95 % pass. With --baseline and FILES of unchanged code, each file is judged.
     """
     outputs = Outputs(json, markdown, junit, plot, long, quiet).checked()
+    from softbench.run.operations import names
+
     sweep: dict[str, Any] = {name: value for name, value in locals().items() if name in SWEEP} | {"op": names(op), "plugins": plugin}
     stored, strictness = _Stored(baseline, folder, allow_env_mismatch or []), _Strictness(margin, max_ambiguous)
     _reject_mixed(self_test, families, resume, (candidate, processes, markdown, junit), sittings=bool(baseline and (plot or resume)))
@@ -217,6 +218,7 @@ def _request(sweep: dict[str, Any], config: str | None, folder: Path, resume: bo
     from softbench.cli.output import command_line
     from softbench.plan.config_file import load
     from softbench.plan.flags import from_flags
+    from softbench.run.operations import names
     from softbench.run.request import Request
 
     layer = load(config, names) if config is not None else {}
