@@ -16,9 +16,21 @@ import triton.language as tl
 
 from .generic import dot_terms
 from .packed_io import INTERPRETED, pack, rounded, unpack_high, unpack_low
-from .smem_tiles import ALLOCATE_4, ALLOCATE_8, ALLOCATE_16, ALLOCATE_24, ALLOCATE_32, COMMIT, COPY, COPY_KEEP_IN_L2, WAIT
+from .smem_tiles import ALLOCATE_4, ALLOCATE_8, ALLOCATE_16, ALLOCATE_24, ALLOCATE_32, COMMIT, WAIT
 from .softmax_ops import MINUS_INFINITY, exp_fast, finite_or_zero, gradient, norm_of, normalized
 
+# A whole vector, where $3 is not 0. A copy of fewer bytes than 16 also reads the others, which may lie behind the tensor.
+COPY = tl.constexpr("{ .reg .pred p; setp.ne.u32 p, $3, 0; @p cp.async.cg.shared.global [$1], [$2], 16; mov.b32 $0, 0; }")
+COPY_KEEP_IN_L2 = tl.constexpr(
+    "{ .reg .pred p; .reg .b64 policy; setp.ne.u32 p, $3, 0; createpolicy.fractional.L2::evict_last.b64 policy, 1.0;"
+    " @p cp.async.cg.shared.global.L2::cache_hint [$1], [$2], 16, policy; mov.b32 $0, 0; }"
+)
+COPY_WORD = tl.constexpr(
+    "{ .reg .pred p; .reg .b32 word; setp.ne.u32 p, $3, 0; @p ld.global.b32 word, [$2]; @p st.shared.b32 [$1], word; mov.b32 $0, 0; }"
+)
+COPY_HALF = tl.constexpr(
+    "{ .reg .pred p; .reg .b16 half; setp.ne.u32 p, $3, 0; @p ld.global.b16 half, [$2]; @p st.shared.b16 [$1], half; mov.b32 $0, 0; }"
+)
 READ_WORD = tl.constexpr("ld.shared.b32 $0, [$1];")
 READ_HALF = tl.constexpr("{ .reg .b16 half; ld.shared.b16 half, [$1]; mov.b32 $0, {half, half}; }")
 WRITE_WORD = tl.constexpr("st.shared.b32 [$1], $2; mov.b32 $0, 0;")
@@ -54,15 +66,20 @@ def allocate(anything, BYTES: tl.constexpr):
 
 @triton.jit
 def copy_in(smem, block, size, THREADS: tl.constexpr, KEEP_IN_L2: tl.constexpr):
-    """Begins to copy `size` bytes from pointer `block`. It also writes zeros behind them, up to a multiple of 16 * THREADS bytes."""
+    """Begins to copy `size` bytes from pointer `block`. The bytes of shared memory behind them stay as they are."""
     if not INTERPRETED:
         COPY_ASM: tl.constexpr = COPY_KEEP_IN_L2 if KEEP_IN_L2 else COPY
-        t = tl.arange(0, THREADS) * 16
+        WIDTH: tl.constexpr = block.dtype.element_ty.primitive_bitwidth // 8
+        COPY_UNIT: tl.constexpr = COPY_WORD if WIDTH == 4 else COPY_HALF
+        t = tl.arange(0, THREADS)
         for begin in range(0, size, THREADS * 16):
-            inside = tl.minimum(tl.maximum(size - begin - t, 0), 16)
-            address = block.to(tl.int64) + (begin + t)
-            tl.inline_asm_elementwise(COPY_ASM, "=r,r,l,r", [smem + begin + t, address, inside], dtype=tl.int32, is_pure=False, pack=1)
+            at = begin + t * 16
+            inputs = [smem + at, block.to(tl.int64) + at, (at + 16 <= size).to(tl.int32)]
+            tl.inline_asm_elementwise(COPY_ASM, "=r,r,l,r", inputs, dtype=tl.int32, is_pure=False, pack=1)
         tl.inline_asm_elementwise(COMMIT, "=r,r", [smem], dtype=tl.int32, is_pure=False, pack=1)
+        rest = (size & -16) + t * WIDTH
+        inputs = [smem + rest, block.to(tl.int64) + rest, (rest < size).to(tl.int32)]
+        tl.inline_asm_elementwise(COPY_UNIT, "=r,r,l,r", inputs, dtype=tl.int32, is_pure=False, pack=1)
 
 
 @triton.jit

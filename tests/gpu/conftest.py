@@ -5,9 +5,21 @@ A file that cannot be imported or collected fails. pytest would collect a thousa
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 
 import pytest
+
+
+@pytest.fixture(autouse=True)
+def memory_goes_back() -> Iterator[None]:
+    """Processes that run tests at once share the card, and torch's allocator keeps what a test has used."""
+    yield
+    import torch
+
+    if torch.cuda.is_initialized():
+        with contextlib.suppress(torch.AcceleratorError):  # a test may leave the device with an error
+            torch.cuda.empty_cache()
 
 
 class WithoutGPU(pytest.File):

@@ -4,6 +4,7 @@ Bounds rest on the second: exp2(x * log2 e - m * log2 e) in one multiply-add rou
 """
 
 import importlib.util
+import re
 import sys
 from pathlib import Path
 
@@ -71,6 +72,17 @@ def test_the_gradients_sum_is_contracted(cards, h100):
     """A product and a sum of dy * y are one instruction, as when the speeds were measured."""
     ptx = cards.compiled_plan(h100, cards.problem_of(h100, True, 4096, 2048, 2, 16), ROWS).asm["ptx"]
     assert ptx.count("fma.rn.f32") >= 4 * ROWS.tiles  # one for each word of two elements
+
+
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize("M", [41, 1 << 22])  # the second keeps its reads in L2
+def test_copies_of_staged_rows_read_whole_vectors(cards, h100, backward, M):
+    """A cp.async with a size in a register reads 16 bytes all the same, also behind the tensor's end."""
+    ptx = cards.compiled_plan(h100, cards.problem_of(h100, backward, M, 77, 2, 2), STAGED).asm["ptx"]
+    copies = re.findall(r"cp\.async\.cg\.shared\.global\S*\s+\[[^]]*\], \[[^]]*\], (.*?);", ptx)
+    assert copies
+    assert {copy.partition(",")[0] for copy in copies} == {"16"}
+    assert not [copy for copy in copies if copy.count(",") > (M > 41)]  # one more operand is the policy
 
 
 def losses(cards, h100):
