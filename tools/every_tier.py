@@ -241,15 +241,17 @@ def main() -> int:
     parser.add_argument("kernels", choices=("cuda", "triton"))
     parser.add_argument("--rows", type=int, default=math.inf, help="leave out launches of more rows")
     parser.add_argument("--bytes", type=int, default=math.inf, help="leave out launches that move more bytes")
+    parser.add_argument("--part", default="1/1", help="launch every Nth from the Kth on, as in 2/8, to run several processes at once")
     parser.add_argument("--function", choices=("softmax", "scaled_softmax", "log_softmax", *LOSSES), default="softmax")
     parser.add_argument("--verbose", action="store_true", help="name each launch on stderr before it ends")
     asked = parser.parse_args()
+    first, of = map(int, asked.part.split("/"))
     torch.manual_seed(0)
     seen: Counter[str] = Counter()
     staying: Counter[str] = Counter()
     wrong = []
     for number, launch in enumerate(launches(asked.kernels, asked.function)):
-        if launch.rows > asked.rows or launch.moved > asked.bytes:
+        if launch.rows > asked.rows or launch.moved > asked.bytes or number % of != first - 1:
             continue
         tier = launch.run()
         named = f"{number}: {tier}, {launch.rows} rows, {launch.moved} bytes"
