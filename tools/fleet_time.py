@@ -110,9 +110,8 @@ def main() -> None:
     print(f"{found.wall:6.1f} s  wall time, {found.wall / wall:.2f} of one card's {wall:.1f} s")
     for known, what in ((True, "the GPUs are known"), (False, "the host is probed")):
         seconds = found.overlapped(known=known, load=given.load)
-        print(
-            f"{seconds:6.1f} s  predicted if {what}: {seconds / wall:.2f} of {wall:.1f} s, {seconds / loaded:.2f} of one card's {loaded:.1f} s now"
-        )
+        fractions = f"{seconds / wall:.3f} of {wall:.1f} s, {seconds / loaded:.3f} of one card's {loaded:.1f} s now"
+        print(f"{seconds:6.1f} s  predicted if {what}: {fractions}")
 
 
 if __name__ == "__main__":
