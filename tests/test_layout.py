@@ -76,7 +76,6 @@ COVERED_BY = {
     "processes/launch": "processes/test_pool.py",
     "processes/session": "run/test_run.py",
     "processes/worker_log": "processes/test_pool.py",
-    "processes/slot": "run/test_scheduler.py",
     "results/csv": "results/test_store.py",
     "results/journal": "results/test_store.py",
     "run/doctor": "cli/test_main.py",

@@ -156,11 +156,17 @@ def load_seconds(plan: Plan, names: Iterable[str], *, later: bool) -> Seconds:
 
 
 def set_seconds(
-    plan: Plan, supported: Callable[[str, Case], bool] = lambda *_: True, process: int = 0, stored: Stored = nothing_stored
+    plan: Plan,
+    supported: Callable[[str, Case], bool] = lambda *_: True,
+    process: int = 0,
+    stored: Stored = nothing_stored,
+    *,
+    loaded: bool = False,
 ) -> list[tuple[Case, tuple[str, ...], Seconds]]:
     """The cases of one process set in their order, each with its backends and its phases; the first of each group has its import.
 
-    `supported`: whether a backend has a case, as far as that is known. Cases that are `stored` are left out.
+    `supported`: whether a backend has a case, as far as that is known. Cases that are `stored` are left out. `loaded`: the workers of the
+    first process set have imported the backends already, if all are alive at once.
     """
     found: list[tuple[Case, tuple[str, ...], Seconds]] = []
     for names in plan.groups:
@@ -170,15 +176,18 @@ def set_seconds(
                 continue
             kind = (case.op, case.dtype, case.direction)
             chosen = [name for name in names if supported(name, case)]
-            loading = {} if built else load_seconds(plan, names, later=process > 0)
+            over = built or (loaded and process == 0 and len(plan.groups) == 1)
+            loading = {} if over else load_seconds(plan, names, later=process > 0)
             if plan.settings.judge != WORKER and process == 0 and not found:
-                loading["load"] += JUDGE_START
+                loading["load"] = loading.get("load", 0.0) + JUDGE_START
             found.append((case, names, {**loading, **case_seconds(plan, case, chosen, first=kind not in built, process=process)}))
             built.add(kind)
     return found
 
 
-def run_seconds(plan: Plan, supported: Callable[[str, Case], bool] = lambda *_: True, stored: Stored = nothing_stored) -> float:
-    """Wall time of what is left of a run; `supported` and `stored`: as in `set_seconds`."""
-    sets = (set_seconds(plan, supported, process, stored) for process in range(plan.settings.processes))
+def run_seconds(
+    plan: Plan, supported: Callable[[str, Case], bool] = lambda *_: True, stored: Stored = nothing_stored, *, loaded: bool = False
+) -> float:
+    """Wall time of what is left of a run; `supported`, `stored` and `loaded`: as in `set_seconds`."""
+    sets = (set_seconds(plan, supported, process, stored, loaded=loaded) for process in range(plan.settings.processes))
     return sum(sum(seconds.values()) for one in sets for _, _, seconds in one)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
@@ -109,19 +110,31 @@ def _import_file(path: Path) -> ModuleType:
 
 def source_hash(backend: object, origin: PluginSource) -> str:
     """A hash of a backend's source files and its `sources()`: the plugin's file, or the folders of its package's loaded modules."""
-    digest = hashlib.sha256()
     if own_file := origin.file:
         folder = own_file.parent  # modules beside the file belong to it
         loaded = [Path(file) for module in list(sys.modules.values()) if (file := getattr(module, "__file__", None))]
-        files = sorted({own_file, *(file for file in loaded if file.parent == folder)})
+        digest = _digest(sorted({own_file, *(file for file in loaded if file.parent == folder)}))
     else:
         package = origin.target.partition(":")[0].partition(".")[0]
         modules = [m for name, m in list(sys.modules.items()) if name == package or name.startswith(package + ".")]
-        folders = {Path(folder) for module in modules for folder in getattr(module, "__path__", ())}
-        lone = {Path(file) for module in modules if (file := getattr(module, "__file__", None))}
-        files = sorted({f for folder in folders if folder.is_dir() for f in folder.iterdir() if f.suffix in SOURCES} | lone)
+        folders = frozenset(str(folder) for module in modules for folder in getattr(module, "__path__", ()))
+        lone = frozenset(file for module in modules if (file := getattr(module, "__file__", None)))
+        digest = _package_digest(folders, lone).copy()
     own = getattr(backend, "sources", None)
-    for file in [*files, *(own() if callable(own) else ())]:
+    return _digest(own() if callable(own) else (), digest).hexdigest()[:16]
+
+
+@lru_cache(maxsize=8)
+def _package_digest(folders: frozenset[str], lone: frozenset[str]) -> hashlib._Hash:
+    """The digest of these folders' sources and these files. A plugin source may offer dozens of backends of one package."""
+    paths = map(Path, folders)
+    return _digest(sorted({f for folder in paths if folder.is_dir() for f in folder.iterdir() if f.suffix in SOURCES} | {*map(Path, lone)}))
+
+
+def _digest(files: Iterable[Path], digest: hashlib._Hash | None = None) -> hashlib._Hash:
+    """The digest with the names and contents of these files."""
+    digest = digest or hashlib.sha256()
+    for file in files:
         if file.is_file():
             digest.update(file.name.encode() + b"\0" + file.read_bytes())
-    return digest.hexdigest()[:16]
+    return digest

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from softbench.core.channel import Channel
 from softbench.core.errors import WorkersError
@@ -26,7 +26,7 @@ from softbench.core.text import one_line
 from softbench.core.validate import harmless
 from softbench.processes.activity import Activity
 from softbench.processes.launch import openmp_environment, start_forkserver
-from softbench.processes.worker_log import top_frame, useful_line
+from softbench.processes.worker_log import signal_name, top_frame, useful_line
 
 START_SECONDS = 120.0  # importing torch from a cold disk takes tens of seconds
 EXIT_SECONDS = 10.0  # a killed process ends only after the driver has removed its CUDA context
@@ -44,8 +44,9 @@ class Worker:
     channel: Channel
     log: Path
     label: str
-    troubled: bool = False
-    """True after a failure: its log is kept."""
+    troubled: bool = False  # true after a failure: its log is kept
+    ahead: Request[Any] | None = None  # the request that it has already (`Pool.send_ahead`)
+    sent: float = 0.0  # time of the last request
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,12 +140,21 @@ class Pool:
         self.workers.append(worker)
         return worker
 
+    def send_ahead(self, worker: Worker, request: Request[Any]) -> None:
+        """Send a request now. `gather` of the same request waits for its reply, and must come before any other request to this worker."""
+        with suppress(OSError):  # `gather` reads its death
+            worker.channel.send(request_to_json(request))
+        worker.ahead, worker.sent = request, time.monotonic()
+
     def ask(self, worker: Worker, request: Request[Answer], seconds: float, phase: str) -> Result[Answer]:
         """One request to one worker; see `gather`."""
         return self.gather({id(worker): (worker, request)}, seconds, phase)[id(worker)]
 
     def gather(self, requests: Mapping[int, tuple[Worker, Request[Answer]]], seconds: float, phase: str) -> dict[int, Result[Answer]]:
-        """Send each request and wait at most `seconds` for all replies. A worker that died or was late is ended and `Lost`."""
+        """Send each request and wait for all replies, at most `seconds` since the first was sent.
+
+        A worker that died or was late is ended and `Lost`.
+        """
         op = next((request.op for _, request in requests.values()), phase)
         with self.activity.waiting(op, [worker.label for worker, _ in requests.values()]):
             return self._gather(requests, seconds, phase)
@@ -154,10 +164,11 @@ class Pool:
         with selectors.DefaultSelector() as selector:
             for key, (worker, request) in requests.items():
                 selector.register(worker.channel, selectors.EVENT_READ, key)
-                with suppress(OSError):  # the loop below reads its death
-                    worker.channel.send(request_to_json(request))
+                if worker.ahead is not request:
+                    self.send_ahead(worker, request)
+                worker.ahead = None
             selector.register(self._control, selectors.EVENT_READ, None)  # reports the end of a worker whose child keeps its socket open
-            end = time.monotonic() + seconds
+            end = seconds + min((worker.sent for worker, _ in requests.values()), default=0.0)
             while len(replies) < len(requests):
                 events = selector.select(max(0.0, end - time.monotonic()))
                 if not events and time.monotonic() >= end:
@@ -206,10 +217,10 @@ class Pool:
         self._pump_quietly(lambda: worker.pid in self._exits, EXIT_SECONDS)
         code = self._exits.get(worker.pid)
         killed = code is not None and -code in KILLING
-        how = "crashed" if code is None else f"exited with code {code}" if code >= 0 else f"crashed ({_signal_name(-code)})"
+        how = "crashed" if code is None else f"exited with code {code}" if code >= 0 else f"crashed ({signal_name(-code)})"
         where = useful_line(worker.log)
         if killed and code is not None:
-            how, where = f"killed ({_signal_name(-code)})", "by another process, or for lack of memory"
+            how, where = f"killed ({signal_name(-code)})", "by another process, or for lack of memory"
         worker.troubled = True
         self.discard(worker)
         return Lost(Status.FAILED, one_line(f"{how} in {phase}{': ' + where if where else ''}"), killed=killed)
@@ -294,10 +305,3 @@ class Pool:
     def _forkserver_lost(self) -> WorkersError:
         last = useful_line(Path(self._folder.name) / "forkserver.log")
         return WorkersError(f"the forkserver has died{': ' + last if last else ''}; try: python -c 'import torch'")
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

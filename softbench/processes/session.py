@@ -13,7 +13,11 @@ from softbench.plugins.select import missing, needed
 from softbench.plugins.source import PluginSource
 from softbench.processes.activity import Activity
 from softbench.processes.pool import Lost, Pool
-from softbench.processes.slot import WorkerSlot, discover, distinct, revive
+from softbench.processes.slot import Loading, WorkerSlot, discover, distinct, revive
+
+
+class NoGpuError(UsageError):
+    """The requested GPU does not exist."""
 
 
 class Session:
@@ -38,6 +42,7 @@ class Session:
             WorkersError: the machine cannot be probed.
         """
         self.import_seconds, self.sources = import_seconds, sources
+        self._begun: Loading | None = None
         self.pool = Pool(activity=activity, threads=threads)
         self.pool.__enter__()
         try:
@@ -63,8 +68,19 @@ class Session:
         """Variables for every worker, so that it sees its device as the only one."""
         return environment(self.gpu, self.machine)
 
+    def begin(self, names: Sequence[str] | None) -> Loading:
+        """Load the plugin sources that can hold these backends, and do not wait for them. `open_for` of the same names waits.
+
+        The GPU must take several processes at a time.
+        """
+        self._begun = Loading(self.pool, needed(self.sources, names), self.device, self.environment, self.import_seconds)
+        return self._begun
+
     def open(self, sources: Sequence[PluginSource]) -> list[WorkerSlot]:
         """Load plugin sources, all at once unless the GPU takes one process at a time."""
+        if (begun := self._begun) and begun.sources == tuple(sources):
+            self._begun = None
+            return distinct(begun.slots())
         return discover(self.pool, sources, self.device, self.environment, self.import_seconds, together=not self.exclusive)
 
     def open_for(self, names: Sequence[str] | None) -> list[WorkerSlot]:
@@ -116,14 +132,14 @@ def choose_device(wanted: str, machine: Machine) -> tuple[str, Gpu | None]:
     """`cuda` and its GPU, or `cpu` and None.
 
     Raises:
-        UsageError: the requested GPU does not exist.
+        NoGpuError: the requested GPU does not exist.
     """
     if wanted == "cpu" or (wanted == "auto" and not machine.gpus):
         return "cpu", None
     if not machine.gpus:
-        raise UsageError(f"--device {wanted}: {machine.no_gpu}; use --device cpu, or see: softbench doctor")
+        raise NoGpuError(f"--device {wanted}: {machine.no_gpu}; use --device cpu, or see: softbench doctor")
     index = int(wanted.partition(":")[2] or 0)
     if index >= len(machine.gpus):
         there = ", ".join(f"cuda:{i} {gpu.name}" for i, gpu in enumerate(machine.gpus))
-        raise UsageError(f"--device {wanted}: no such GPU; there are {there}")
+        raise NoGpuError(f"--device {wanted}: no such GPU; there are {there}")
     return "cuda", machine.gpus[index]

@@ -1,8 +1,8 @@
-"""Worker slots: a backend's place in a run, with its present worker, and the rule that gives up on a backend."""
+"""Worker slots: a backend's place in a run, with its present worker, how it is loaded, and the rule that gives up on a backend."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -52,28 +52,52 @@ def load_request(source: PluginSource, device: str, name: str | None = None) -> 
     return LoadSource(asdict(source), device, name, registry.files())
 
 
-def discover(
-    pool: Pool, sources: Sequence[PluginSource], device: str, env: dict[str, str], deadline: float, *, together: bool
-) -> list[WorkerSlot]:
-    """Load every plugin source in its own worker.
+class Loading:
+    """Plugin sources that load since this object was made, all at once.
 
-    A source that raises, crashes or hangs becomes one broken info with the source's label. `together` loads all at once. Otherwise
-    each worker ends before the next starts, for a GPU that takes one process at a time.
+    A source that raises, crashes or hangs becomes one broken info with the source's label. `deadline` counts from the beginning.
     """
-    slots: list[WorkerSlot] = []
-    for batch in [sources] if together else [[source] for source in sources]:
-        workers = [pool.spawn(source.label, env) for source in batch]
-        requests = {i: (worker, load_request(source, device)) for i, (worker, source) in enumerate(zip(workers, batch, strict=True))}
-        replies = pool.gather(requests, deadline, "import")
-        for i, (worker, source) in enumerate(zip(workers, batch, strict=True)):
-            infos = infos_of(source, replies[i])
-            found = [WorkerSlot(info) for info in infos]
-            if together and not infos[0].broken:
-                found[0].worker = worker
-                worker.label = found[0].name  # it is this backend's from now on, and so is what it writes
+
+    def __init__(self, pool: Pool, sources: Sequence[PluginSource], device: str, env: Mapping[str, str], deadline: float) -> None:
+        self.pool, self.sources = pool, tuple(sources)
+        self.deadline = deadline
+        workers = [pool.spawn(source.label, env) for source in sources]
+        self._asked = {i: (worker, load_request(source, device)) for i, (worker, source) in enumerate(zip(workers, sources, strict=True))}
+        for worker, request in self._asked.values():
+            pool.send_ahead(worker, request)
+        self._slots: dict[int, list[WorkerSlot]] = {}
+
+    def slots(self, label: str | None = None) -> list[WorkerSlot]:
+        """Wait until the source with this label is loaded, or all are. Their slots; the first of a source has its worker."""
+        chosen = [i for i, source in enumerate(self.sources) if label in (None, source.label)]
+        requests = {i: self._asked[i] for i in chosen if i not in self._slots}
+        replies = self.pool.gather(requests, self.deadline, "import") if requests else {}
+        for i, reply in replies.items():
+            worker = requests[i][0]
+            infos = infos_of(self.sources[i], reply)
+            self._slots[i] = [WorkerSlot(info) for info in infos]
+            if infos[0].broken:
+                self.pool.discard(worker)
             else:
-                pool.discard(worker)
-            slots += found
+                self._slots[i][0].worker = worker
+                worker.label = infos[0].name  # it is this backend's from now on, and so is what it writes
+        return [slot for i in chosen for slot in self._slots[i]]
+
+
+def discover(
+    pool: Pool, sources: Sequence[PluginSource], device: str, env: Mapping[str, str], deadline: float, *, together: bool
+) -> list[WorkerSlot]:
+    """The slots of all sources. `together` loads all at once. Otherwise each worker ends before the next starts, for a GPU that takes
+    one process at a time.
+    """
+    if together:
+        return distinct(Loading(pool, sources, device, env, deadline).slots())
+    slots: list[WorkerSlot] = []
+    for source in sources:
+        found = Loading(pool, [source], device, env, deadline).slots()
+        for slot in found:
+            slot.drop(pool)
+        slots += found
     return distinct(slots)
 
 

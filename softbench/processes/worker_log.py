@@ -1,8 +1,9 @@
-"""The line of a dead or late worker's log that says where it was."""
+"""Why a worker is dead or late: the line of its log that says where it was, and the name of its signal."""
 
 from __future__ import annotations
 
 import re
+import signal
 from contextlib import suppress
 from pathlib import Path
 
@@ -25,3 +26,11 @@ def top_frame(text: str) -> str:
     if frame := FRAME.search(text):
         return f"in {frame['name']}, {Path(frame['file']).name}:{frame['line']}"
     return ""
+
+
+def signal_name(number: int) -> str:
+    """The name of a signal, or its number."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from softbench.core.case import YARDSTICK
 from softbench.core.machine import Gpu, Machine
 from softbench.plan.plan import Plan, cases_of, make
+from softbench.plan.settings import WORKER
 from softbench.plugins.info import BackendInfo, lacking
 from softbench.plugins.select import not_loaded, not_loaded_text, select
 
 if TYPE_CHECKING:
+    from softbench.plan.settings import Layer
     from softbench.run.request import Request
 
 
@@ -28,6 +30,12 @@ def plan_of(request: Request, machine: Machine, device: str, gpu: Gpu | None, in
     notes += [not_loaded_text(info) for info in not_loaded(selected)]
     plan = make(settings, cases, machine, gpu, selected, asked=request.gives("relative_to"))
     return replace(plan, notes=(*notes, *plan.notes))
+
+
+def of_yardstick(request: Request) -> Request:
+    """The request for the same cases of the yardstick alone."""
+    alone = {"backends": (YARDSTICK,), "relative_to": YARDSTICK, "judge": WORKER, "profile": "off", "processes": 1}
+    return replace(request, flags=cast("Layer", {**request.flags, **alone}))
 
 
 def _having(ops: set[str], infos: Sequence[BackendInfo], names: Sequence[str] | None) -> Sequence[BackendInfo]:

@@ -42,7 +42,7 @@ from softbench.run.header import header
 from softbench.run.judged_cells import CellJudge
 from softbench.run.load import CpuLoad
 from softbench.run.pace import Pace, Pacing, working
-from softbench.run.plan_of import plan_of
+from softbench.run.plan_of import of_yardstick, plan_of
 from softbench.run.request import Request
 from softbench.run.scheduler import Scheduler
 
@@ -112,7 +112,7 @@ class Prepared(NamedTuple):
 
 
 def prepare(session: Session, request: Request) -> Prepared:
-    """Load the plugin sources of a run and plan it.
+    """Load the plugin sources of a run, or wait for those of `prepare_yardstick`, and plan it.
 
     Raises:
         UsageError: a device, backend, reference backend or timer does not exist.
@@ -122,6 +122,7 @@ def prepare(session: Session, request: Request) -> Prepared:
     opened = session.open_for(settings.backends)
     infos = [slot.info for slot in opened]
     info_cache.write(settings.device, session.machine, session.sources, infos)
+    info_cache.write_machine(session.machine)
     plan = plan_of(request, session.machine, session.device, session.gpu, infos)
     slots = [slot for info in plan.infos for slot in opened if slot.info is info]
     skipped = unsupported(session.pool, plan, opened)
@@ -129,6 +130,19 @@ def prepare(session: Session, request: Request) -> Prepared:
     if len(plan.groups) > 1:
         session.drop(slots)
     return Prepared(plan, slots, skipped)
+
+
+def prepare_yardstick(session: Session, request: Request) -> Prepared:
+    """The plan of a run's cases with the yardstick alone, and its slot. All plugin sources of the run begin to load.
+
+    Raises:
+        UsageError: as `prepare`, for the sweep and the timer.
+    """
+    settings = request.settings(session.device)
+    cases_of(settings, session.device, request.shard)
+    slots = session.begin(settings.backends).slots(YARDSTICK)
+    plan = plan_of(of_yardstick(request), session.machine, session.device, session.gpu, [slot.info for slot in slots])
+    return Prepared(plan, slots, frozenset())
 
 
 def infos(settings: Settings, *, load: bool) -> list[BackendInfo]:
@@ -248,8 +262,12 @@ class Watch:
     judged: Callable[[list[Record], int], list[Record]] = lambda records, process: records
 
 
-def execute(plan: Plan, kept: store.Keeps, watch: Watch, pool: Pool, first: list[WorkerSlot], environment: dict[str, str]) -> None:
+def execute(
+    plan: Plan, kept: store.Keeps, watch: Watch, pool: Pool, first: list[WorkerSlot], environment: dict[str, str], *, keep: bool = False
+) -> None:
     """Measure all cells that are not stored yet. `first` are the open slots of the first process set, whose workers live in `pool`.
+
+    With `keep` those workers stay, without the buffers of the last case. The plan then has one process set and one group.
 
     Every other set also has a new forkserver: addresses and start-up history differ, as between two runs. With a GPU, the forkserver
     imports torch while the previous set is measured; on the CPU that would disturb the measurement.
@@ -267,12 +285,12 @@ def execute(plan: Plan, kept: store.Keeps, watch: Watch, pool: Pool, first: list
             ahead = fresh() if more is not None and plan.device == "cuda" else None
             current.tell(kept.keep_log)
             slots = [WorkerSlot(info) for info in plan.infos] if process else first
-            _one_set(plan, kept, watch, Scheduler(plan, current, process, environment), slots)
+            _one_set(plan, kept, watch, Scheduler(plan, current, process, environment), slots, keep=keep)
             if process:
                 current.close()
 
 
-def _one_set(plan: Plan, kept: store.Keeps, watch: Watch, scheduler: Scheduler, slots: list[WorkerSlot]) -> None:
+def _one_set(plan: Plan, kept: store.Keeps, watch: Watch, scheduler: Scheduler, slots: list[WorkerSlot], *, keep: bool) -> None:
     by_name = {slot.name: slot for slot in slots}
     for names in plan.groups:
         scheduler.take([by_name[name] for name in names])
@@ -286,4 +304,4 @@ def _one_set(plan: Plan, kept: store.Keeps, watch: Watch, scheduler: Scheduler, 
             watch.pace.end(records)
             watch.load.measured(case, records)
             watch.observer.advance(case)
-        scheduler.close()
+        scheduler.release([*scheduler.state]) if keep else scheduler.close()

@@ -98,14 +98,14 @@ class Scheduler:
             self._build_and_check(together, case, turns)
         if any(state.retried for state in self.state.values()) and not turns:
             turns = True
-            self._release(self._active())
+            self.release(self._active())
         for number in range(self.plan.settings.max_rounds):
             self._round(round_order(self._in_round(number), number), number, turns)
         if self.process == 0:  # profiles are equal in all process sets
             for together in [[slot] for slot in self._active()] if turns else [self._active()]:
                 self._profile(together, case)
                 if turns:
-                    self._release(together)
+                    self.release(together)
         return [self._record(slot, case) for slot in self.slots]
 
     def close(self) -> None:
@@ -132,9 +132,8 @@ class Scheduler:
         return [slot for slot in active if slot in imprecise or slot.name in partners]
 
     def _precise(self, slot: WorkerSlot) -> bool:
-        settings = self.plan.settings
         rounds = [batch.samples_us for batch in statistics.counted(self.state[slot].batches)]
-        return stopping.settled(rounds, settings.precision, settings.tick_us)
+        return stopping.settled(rounds, self.plan.settings.precision, self.plan.settings.tick_us)
 
     def _stopped(self, slot: WorkerSlot) -> str:
         """Why sampling stopped."""
@@ -152,7 +151,7 @@ class Scheduler:
             self._grade(slot, graded)
         self._retry_out_of_memory(slots, case, turns)
         if turns:
-            self._release([slot for slot in slots if slot in self._active()])
+            self.release([slot for slot in slots if slot in self._active()])
 
     def _grade(self, slot: WorkerSlot, graded: Graded) -> None:
         state, accuracy = self.state[slot], graded.accuracy
@@ -168,7 +167,7 @@ class Scheduler:
         short = [slot for slot in short if not self.state[slot].retried]
         if not short:
             return
-        self._release(self._active())
+        self.release(self._active())
         for slot in short:
             slot.drop(self.pool)
             self.state[slot] = SlotState(retried=True)
@@ -193,7 +192,7 @@ class Scheduler:
                 self.pause(seconds)
                 self._batches(throttled, number, places)
             if turns:
-                self._release(together)
+                self.release(together)
 
     def _batches(self, slots: list[WorkerSlot], number: int, places: Mapping[WorkerSlot, int]) -> None:
         """Renew the inputs of all slots, time one slot after the other, then verify the outputs of all."""
@@ -261,7 +260,8 @@ class Scheduler:
                         self._end(slot, Failed(Status.UNVERIFIED, "time", reply.unverified))
         return replied
 
-    def _release(self, slots: Sequence[WorkerSlot]) -> None:
+    def release(self, slots: Sequence[WorkerSlot]) -> None:
+        """Free the buffers of slots that have measured a case."""
         self._ask(list(slots), Release(), "time")
 
     def _ask(self, slots: list[WorkerSlot], request: Request[Answer], phase: str) -> dict[WorkerSlot, Answer]:

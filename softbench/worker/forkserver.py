@@ -39,7 +39,9 @@ def main(descriptor: int) -> None:
     control = socket.socket(fileno=descriptor)
     control.set_inheritable(False)  # the parent must see the close, even if a child process lives on
     try:
-        with _ending_with(control):
+        from softbench.worker.collection import seldom
+
+        with _ending_with(control), seldom():
             import softbench.worker.serve  # noqa: F401 - imports torch, which every worker then has
             from softbench.worker import tamper_guard
 

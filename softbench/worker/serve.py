@@ -12,6 +12,7 @@ from softbench.ops import user_file
 from softbench.ops.declaration import to_json
 from softbench.ops.registry import numerics
 from softbench.plugins.source import PluginSource
+from softbench.worker.collection import seldom
 from softbench.worker.failures import failure
 from softbench.worker.judged_calls import JudgedCalls
 from softbench.worker.probe import probe
@@ -43,7 +44,8 @@ def handle(server: Server, request: Request[Any]) -> Reply:
             server.source = PluginSource("file", "", file, file)  # an error in its code names the line
             return Described(to_json(user_file.load(file)))
         case messages.LoadSource(source, device, name, operations):
-            return server.load(PluginSource(**source), device, name, operations)
+            with seldom():
+                return server.load(PluginSource(**source), device, name, operations)
         case messages.ListUnsupported(names, cases):
             return server.unsupported(names, cases)
         case messages.BuildCase(case, seed):

@@ -50,6 +50,16 @@ def test_two_gpus_share_a_sweep_in_less_time(cli, two):
     assert both["seconds"]["wall"] < alone["seconds"]["wall"]  # a short sweep: imports and the comparison of the cards count
 
 
+def test_two_gpus_take_six_tenths_of_the_default_sweep(cli, two):
+    """The first run fills the compilers' caches, and says which GPUs the host has."""
+    walls = {}
+    for name, options in (("first", ()), ("alone", ()), ("both", ("--devices", "0,1", "--force"))):
+        done = cli("run", "--M", 4096, "--backends", "torch,compile,triton,cuda", "--output", name, *options, timeout=600)
+        assert done.returncode == 0, done.stdout + done.stderr
+        walls[name] = json.loads((cli.folder / name / "latest.json").read_text())["seconds"]["wall"]
+    assert walls["both"] <= 0.6 * walls["alone"], walls
+
+
 def test_replicate_agrees_with_a_single_card(cli, two):
     alone, _ = measured(cli, "alone")
     found, _ = measured(cli, "both", "--devices", "0,1", "--spread", "replicate")

@@ -75,6 +75,16 @@ def test_on_a_gpu_later_process_sets_start_quickly():
         assert least <= 2 * once - twice + 1e-9 and 2 * once - twice <= most + 1e-9
 
 
+def test_loaded_backends_take_no_load_in_the_first_process_set():
+    plan = plan_of(case(8, 8), case(8, 16), processes=2)
+    load = sum(estimate.load_seconds(plan, ("copy", "a"), later=False).values())
+    assert estimate.run_seconds(plan) - estimate.run_seconds(plan, loaded=True) == pytest.approx(load)
+    apart = replace(plan, groups=(("copy",), ("a",)))  # not all alive at once, so each group loads when it is its turn
+    assert estimate.run_seconds(apart) == estimate.run_seconds(apart, loaded=True)
+    judged = plan_of(case(8, 8), judge="separate")
+    assert estimate.set_seconds(judged, loaded=True)[0][2]["load"] == estimate.JUDGE_START
+
+
 def test_stored_cells_take_no_time():
     plan = plan_of(case(8, 8), case(8, 16), processes=2)
     whole, left = (estimate.run_seconds(plan, stored=stored) for stored in (nothing_stored, lambda process, *_: process == 0))

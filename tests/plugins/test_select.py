@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from softbench.core.errors import UsageError
-from softbench.plugins import select
+from softbench.plugins import load as load_module, select
 from softbench.plugins.info import BackendInfo, info_from_json, info_to_json
 from softbench.plugins.load import load, source_hash
 from softbench.plugins.source import GROUP, PluginSource, origins
@@ -101,6 +101,19 @@ def test_a_source_hash_changes_with_the_source(tmp_path):
     assert before == source_hash(None, origin)
     path.write_text("a = 2")
     assert before != source_hash(None, origin)
+
+
+def test_a_package_is_read_once_for_all_its_backends(monkeypatch):
+    """torch.compile's source offers dozens of backends, and each has the hash of the whole package."""
+    from softbench.backends import torch_compile
+
+    read, bytes_of = [], Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda self: read.append(self) or bytes_of(self))
+    door = PluginSource("entry point", "compile", "softbench.backends.torch_compile:inductor", "softbench")
+    load_module._package_digest.cache_clear()
+    hashes = {source_hash(backend, door) for backend in torch_compile.inductor}
+    assert len(hashes) == 1 and len(torch_compile.inductor) > 5
+    assert read and len(read) == len(set(read))
 
 
 def test_the_hash_of_our_own_kernels_covers_their_files(monkeypatch):

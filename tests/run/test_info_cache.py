@@ -46,6 +46,21 @@ def test_plugins_are_neither_kept_nor_looked_up():
     assert info_cache.read("auto", [TORCH, COMPILE, OTHER]).infos == tuple(INFOS)
 
 
+def test_a_machine_with_gpus_is_kept_until_it_is_forgotten(monkeypatch, tmp_path):
+    assert info_cache.read_machine() is None
+    info_cache.write_machine(replace(MACHINE, gpus=()))
+    assert info_cache.read_machine() is None
+    info_cache.write_machine(MACHINE)
+    assert info_cache.read_machine() == MACHINE
+    boot = tmp_path / "boot"
+    boot.write_text("another")
+    with monkeypatch.context() as changed:
+        changed.setattr(info_cache, "BOOT", boot)
+        assert info_cache.read_machine() is None
+    info_cache.forget_machine()
+    assert info_cache.read_machine() is None
+
+
 def test_a_gpu_that_cannot_be_used_is_asked_again(monkeypatch, folder):
     monkeypatch.setattr(info_cache.Path, "glob", lambda self, pattern: iter([self / "nvidia0"]))
     info_cache.write("auto", replace(MACHINE, gpus=()), (TORCH, COMPILE), INFOS)

@@ -2,11 +2,15 @@
 
 It receives on stdin:
 
-    {"op": "open", "request": {...}, "device": "cuda:1", "processors": [0, 1], "wait": true}
+    {"op": "open", "request": {...}, "device": "cuda:1", "processors": [0, 1], "wait": true, "staged": true}
     {"op": "measure", "cases": [...], "stored": [[process, unit's case], ...], "backends": null}, after `opened` or `done`
+    {"op": "load"}, after `ready`
 
 It sends on stdout: `opened` with the machine and its backends, then for each case `records`; `log`, `note`, `done`, and `error`
 before it ends. `beat` comes every second and says how far it is. When stdin closes, it ends with all its workers.
+
+With `staged`, `ready` may come before `opened`: the yardstick is loaded, and `measure` measures it while the other backends load. The
+card waits for them after `load`. On the CPU, and on a GPU that takes one process at a time, `opened` comes at once.
 """
 
 from __future__ import annotations
@@ -26,22 +30,25 @@ from typing import IO, NoReturn
 
 from softbench import __version__
 from softbench.core.case import Case
-from softbench.core.errors import Interrupted, SoftbenchError
+from softbench.core.errors import Interrupted, SoftbenchError, WorkersError
 from softbench.core.json_types import JsonObject, to_json
 from softbench.core.outcome import Record
 from softbench.plan.plan import Plan
+from softbench.plan.settings import WORKER
 from softbench.plugins.info import info_to_json
 from softbench.processes.activity import Activity
-from softbench.processes.session import Session
+from softbench.processes.session import NoGpuError, Session
 from softbench.results.records import case_from_json, record_to_json
-from softbench.run import operations
+from softbench.run import info_cache, operations
 from softbench.run.judged_cells import CellJudge
 from softbench.run.load import CpuLoad
 from softbench.run.pace import Pace, Pacing, working
-from softbench.run.request import request_from_json
-from softbench.run.run import Prepared, Watch, execute, in_turn, open_session, prepare
+from softbench.run.request import Request, request_from_json
+from softbench.run.run import Prepared, Watch, execute, in_turn, open_session, prepare, prepare_yardstick
 
 BEAT_SECONDS = 1.0
+DISTURBED = ("cpu",)
+"""Devices whose measurements are disturbed by what other workers import."""
 
 
 class Link:
@@ -148,12 +155,33 @@ def serve(link: Link, receive: Callable[[], JsonObject | None], end: ExitStack) 
     activity = Activity()
     link.watch(partial(working, activity))
     settings = request.settings()
-    session = in_turn(settings, activity, link, end)[0] if first.get("wait", True) else end.enter_context(open_session(settings, activity))
+    try:
+        session = (
+            in_turn(settings, activity, link, end)[0] if first.get("wait", True) else end.enter_context(open_session(settings, activity))
+        )
+    except NoGpuError as error:
+        if not first.get("remembered"):
+            raise
+        info_cache.forget_machine()
+        raise WorkersError(str(error)) from None  # only this GPU is gone since an earlier command saw it
+    staged = first.get("staged") and session.device not in DISTURBED and not session.exclusive
+    if staged and not _yardstick_first(link, receive, session, request):
+        return
     prepared = prepare(session, request)
     link.send("opened", **_about(session, prepared))
     while (message := receive()) is not None:
         _measure(link, message, session, prepared)
-        link.send("done", seconds=activity.seconds)
+        link.send("done", seconds=session.pool.activity.seconds)
+
+
+def _yardstick_first(link: Link, receive: Callable[[], JsonObject | None], session: Session, request: Request) -> bool:
+    """Measure the yardstick as often as the fleet asks for it, while all other backends load. False if the fleet is gone."""
+    prepared = prepare_yardstick(session, request)
+    link.send("ready", **_about(session, prepared))
+    while (message := receive()) is not None and message["op"] == "measure":
+        _measure(link, message, session, prepared, keep=True)
+        link.send("done", seconds=session.pool.activity.seconds)
+    return message is not None
 
 
 def _about(session: Session, prepared: Prepared) -> JsonObject:
@@ -168,12 +196,12 @@ def _about(session: Session, prepared: Prepared) -> JsonObject:
     }
 
 
-def _measure(link: Link, message: JsonObject, session: Session, prepared: Prepared) -> None:
-    """Measure cases, with all backends or some, and send their records."""
+def _measure(link: Link, message: JsonObject, session: Session, prepared: Prepared, *, keep: bool = False) -> None:
+    """Measure cases, with all backends or some, and send their records. `keep`: as in `softbench.run.run.execute`."""
     plan = replace(prepared.plan, cases=tuple(map(case_from_json, message["cases"])))
     if chosen := message.get("backends"):
         infos = tuple(info for info in plan.infos if info.name in chosen)
-        settings = replace(plan.settings, profile="off", processes=1)
+        settings = replace(plan.settings, profile="off", processes=1, judge=WORKER)
         plan = replace(plan, infos=infos, groups=(tuple(info.name for info in infos),), settings=settings)
     kept = Sent(link, {(process, case_from_json(case)) for process, case in message.get("stored", ())})
     slots = [slot for slot in prepared.slots if slot.info.name in {info.name for info in plan.infos}]
@@ -181,7 +209,8 @@ def _measure(link: Link, message: JsonObject, session: Session, prepared: Prepar
     link.begin(plan, pace, "")
     session.pool.tell(kept.keep_log)
     with CellJudge(plan, session.pool.activity) as judge:
-        execute(plan, kept, Watch(link, pace, CpuLoad(link.note), judge.judged), session.pool, slots, session.environment)
+        watch = Watch(link, pace, CpuLoad(link.note), judge.judged)
+        execute(plan, kept, watch, session.pool, slots, session.environment, keep=keep)
 
 
 if __name__ == "__main__":

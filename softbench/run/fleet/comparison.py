@@ -14,6 +14,7 @@ from softbench.results.rows import Row, row
 
 if TYPE_CHECKING:
     from softbench.run.fleet.members import Member, Members
+    from softbench.run.run import Observer
 
 APART = 0.02
 """Bandwidths of equal cards that differ by more belong into no common table."""
@@ -105,3 +106,33 @@ def require_alike(compared: Sequence[Compared]) -> None:
                 f"{slow.member.name} and {fast.member.name} ({model}) are {percent(ratio)} apart: copy moves {figures}, so one table of "
                 "both would mislead; name equal cards with --devices, measure all of them with --spread replicate, or add --force"
             )
+
+
+def settle(members: Members, observer: Observer, *, alike: bool) -> None:
+    """Compare the cards of a run, if there are several. With `alike` those of one model must be equally fast.
+
+    Their backends may still load. Only a comparison after that can refuse the cards, because loading might disturb one of them.
+
+    Raises:
+        CardsLostError: every card is lost.
+        UsageError: as `require_alike`.
+    """
+    try:
+        _noted(members, observer, alike=alike)
+    except UsageError:
+        if all(member.loaded for member in members.alive):
+            raise
+        observer.note("the cards differ while they load their backends, so they are compared again after that")
+        members.load()
+        _noted(members, observer, alike=alike)
+
+
+def _noted(members: Members, observer: Observer, *, alike: bool) -> None:
+    if len(members.alive) < 2:
+        return
+    compared = compare(members)
+    for one in compared:
+        observer.note(f"{one.member.name} ({one.member.unit}): {one.text}")
+    members.require(members.alive)
+    if alike:
+        require_alike(compared)

@@ -1,7 +1,7 @@
 """A run on several cards: the steps of `softbench.run.run`, where each card's process measures and this process stores.
 
-    open a process for each card -> each opens its session and plans -> compare the cards.
-    Deal the cases to the cards -> store records as they come -> deal the cases of lost cards to the others.
+    open a process for each card -> each opens its session, and its backends begin to load -> compare the cards meanwhile.
+    Wait for the backends -> deal the cases to the cards -> store records as they come -> deal the cases of lost cards to the others.
 
 With the spread `shard`, the cards of one GPU model share the sweep. With `replicate` every card measures all of it.
 """
@@ -88,8 +88,9 @@ def run(how: How, request: Request, observer: Observer, on_start: Callable[[stor
     begin = time.monotonic()
     with closing(how.cards(request)) as opened:
         members = Members(opened, request, observer)
-        members.open()
-        compare(members, observer, sharded=how.spread == SHARD, force=how.force)
+        members.open(staged=len(members.all) > 1)
+        comparison.settle(members, observer, alike=how.spread == SHARD and not how.force)
+        members.load()
         head = _header(members.alive, request, how.spread)
         kept = _store(request, head, members.alive, observer)
         on_start(kept)
@@ -135,18 +136,6 @@ def dry_run(how: How, request: Request, observer: Observer) -> list[Hand]:
             cases = deal(team.members[0].known.cases, len(team.members))
             hands += [Hand(member.name, member.known, hand) for member, hand in zip(team.members, cases, strict=True)]
     return hands
-
-
-def compare(members: Members, observer: Observer, *, sharded: bool, force: bool) -> None:
-    """Compare the cards, if there are several and one can share a sweep. Raises as `softbench.run.fleet.comparison.require_alike`."""
-    if len(members.alive) < 2:
-        return
-    compared = comparison.compare(members)
-    for one in compared:
-        observer.note(f"{one.member.name} ({one.member.unit}): {one.text}")
-    members.require(members.alive)
-    if sharded and not force:
-        comparison.require_alike(compared)
 
 
 def _header(members: Sequence[Member], request: Request, spread: str) -> JsonObject:
@@ -195,8 +184,9 @@ def _teams(members: Sequence[Member], spread: str) -> list[Team]:
 
 
 def _seconds(member: Member, cases: Sequence[Case]) -> float:
-    """The estimate for cases of a card, until it tells its own."""
-    return run_seconds(replace(member.known, cases=tuple(cases)), lambda name, case: (name, case) not in member.unsupported)
+    """The estimate for cases of a card that has loaded its backends, until it tells its own."""
+    plan = replace(member.known, cases=tuple(cases))
+    return run_seconds(plan, lambda name, case: (name, case) not in member.unsupported, loaded=True)
 
 
 class Fleet:

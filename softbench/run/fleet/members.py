@@ -19,7 +19,7 @@ from softbench.plan.plan import Plan
 from softbench.plugins.info import info_from_json
 from softbench.plugins.source import PluginSource, origins
 from softbench.results.records import case_from_json, record_from_json
-from softbench.run.plan_of import plan_of
+from softbench.run.plan_of import of_yardstick, plan_of
 from softbench.run.request import Request, request_to_json
 
 if TYPE_CHECKING:
@@ -46,7 +46,9 @@ class Member:
     number: int
     name: str
     plan: Plan | None = None
-    """None until its process has opened its session."""
+    """None until its process has opened its session. Of the yardstick alone until its backends are loaded."""
+    loaded: bool = False
+    """True if its backends are loaded."""
     unsupported: Collection[tuple[str, Case]] = ()
     versions: tuple[str, ...] = ()
     busy: set[Case] = field(default_factory=set)
@@ -88,8 +90,10 @@ class Members:
         """The cards that are not lost."""
         return [member for member in self.all if not member.lost]
 
-    def open(self, *, wait: bool = True) -> None:
+    def open(self, *, wait: bool = True, staged: bool = False) -> None:
         """Open all cards, and wait until each is open or lost. Without `wait` they do not wait for other runs, so they must not measure.
+
+        With `staged` a card may be open before its backends are loaded; it then measures only the yardstick, until `load`.
 
         Raises:
             CardsLostError: every card is lost.
@@ -97,7 +101,7 @@ class Members:
         """
         about = {"op": "open", "request": request_to_json(self.request), "operations": list(registry.files()), "wait": wait}
         for member, opening in zip(self.all, self.cards.opening, strict=True):
-            self.cards.send(member.number, {**about, **opening})
+            self.cards.send(member.number, {**about, **opening, "staged": staged})
         while any(member.plan is None for member in self.alive):
             self.take()
         self.require(self.alive)
@@ -110,6 +114,27 @@ class Members:
             for name, mine, its in zip(SKEW, first.versions, member.versions, strict=True):
                 if mine != its:
                     raise UsageError(f"{member.name} has {name} {its}, and {first.name} has {mine}: install one version on all hosts")
+        self._require_equal_sources()
+
+    def load(self) -> None:
+        """Wait until the backends of all cards are loaded.
+
+        Raises:
+            CardsLostError: every card is lost.
+            UsageError: a backend has two sources, or the request is wrong.
+        """
+        for member in self.alive:
+            if not member.loaded:
+                member.heard = time.monotonic()
+                self.cards.send(member.number, {"op": "load"})
+        while not all(member.loaded for member in self.alive):
+            self.take()
+        self.require(self.alive)
+        self._require_equal_sources()
+
+    def _require_equal_sources(self) -> None:
+        first = self.alive[0]
+        for member in self.alive:
             for info in member.known.infos:
                 other = next((one for one in first.known.infos if one.name == info.name), info)
                 if other.source != info.source:
@@ -159,8 +184,11 @@ class Members:
                     self._note(one_line(str(message["text"]), 2000), member)
                 case "log":
                     self.keep_log(f"{member.name} {message['label']}", str(message["text"]))
+                case "ready":
+                    self._opened(member, message, of_yardstick(self.request))
                 case "opened":
-                    self._opened(member, message)
+                    self._opened(member, message, self.request)
+                    member.loaded = True
                 case "records" if records:
                     found = [replace(record_from_json(data), unit=member.unit) for data in message["records"]]
                     records(member, int(message["process"]), found)
@@ -180,11 +208,11 @@ class Members:
             self._noted.add(text)
             self.observer.note(f"{member.name}: {text}")
 
-    def _opened(self, member: Member, message: JsonObject) -> None:
+    def _opened(self, member: Member, message: JsonObject, request: Request) -> None:
         machine = machine_from_json(message["machine"])
         gpu = machine.gpus[message["gpu"]] if message["gpu"] is not None else None
         infos = [info_from_json({**one["info"], "origin": None}, self._source(one)) for one in message["infos"]]
-        plan = plan_of(self.request, machine, "cuda" if gpu else "cpu", gpu, infos)
+        plan = plan_of(request, machine, "cuda" if gpu else "cpu", gpu, infos)
         member.plan = replace(plan, facts={**plan.facts, "unit": str(message["unit"])})
         member.unsupported = frozenset((str(name), case_from_json(case)) for name, case in message["unsupported"])
         member.versions = (str(message["softbench"]), machine.torch, str(machine.software.get("python")))

@@ -13,6 +13,7 @@ from fleets import BACKENDS, FakeCards, Note, request
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from softbench.core.errors import StorageError, UsageError
+from softbench.plan.estimate import load_seconds, run_seconds
 from softbench.results import store
 from softbench.run.fleet import fleet, members
 from softbench.run.fleet.fleet import How, run
@@ -77,6 +78,34 @@ def test_cards_that_differ_share_no_sweep(tmp_path):
     assert not list(tmp_path.glob("run-*"))
     assert cells(measured(FakeCards(us=(100, 103)), request(tmp_path), force=True)).total() == len(BACKENDS) * len(N)
     assert measured(FakeCards(us=(100, 101)), request(tmp_path))
+
+
+def test_cards_are_compared_while_their_backends_load(tmp_path):
+    cards = FakeCards()
+    measured(cards, request(tmp_path))
+    assert [op for _, op in cards.log] == ["open"] * 2 + ["copy"] * 4 + ["load"] * 2 + ["measure"] * 2
+    late = FakeCards(loads_late=False)  # cards of the CPU
+    measured(late, request(tmp_path / "late"))
+    assert [op for _, op in late.log] == ["open"] * 2 + ["copy"] * 4 + ["measure"] * 2
+
+
+def test_cards_that_differ_only_while_loading_share_a_sweep(tmp_path):
+    """The comparison is repeated once all backends are loaded, and that one decides."""
+    cards, seen = FakeCards(disturbed={1: 120}), Note()
+    assert measured(cards, request(tmp_path), observer=seen)
+    assert [op for _, op in cards.log] == ["open"] * 2 + ["copy"] * 4 + ["load"] * 2 + ["copy"] * 4 + ["measure"] * 2
+    assert seen.count("the cards differ while they load their backends, so they are compared again after that") == 1
+    slow = FakeCards(us=(100, 110))
+    with pytest.raises(UsageError, match="10% apart"):
+        measured(slow, request(tmp_path / "slow"))
+    assert [op for _, op in slow.log].count("copy") == 8
+
+
+def test_a_card_whose_backends_do_not_load_is_left_out(tmp_path):
+    seen = Note()
+    kept = measured(FakeCards(unloaded={0: "out of memory"}), request(tmp_path), observer=seen)
+    assert cells(kept) == {(name, n): 1 for name in BACKENDS for n in N}
+    assert "cuda:0 is lost: out of memory" in seen
 
 
 @pytest.mark.parametrize("how", ["dies", "copy fails", "forgets"])
@@ -290,3 +319,5 @@ def test_the_estimate_is_told_from_the_first_line_on(tmp_path):
     (shared, over), (alone, _) = told
     assert 0 < shared < alone
     assert over.seconds_left() == 0
+    plan = over.members[0].known
+    assert alone == pytest.approx(run_seconds(plan) - sum(load_seconds(plan, BACKENDS, later=False).values()))  # they are loaded

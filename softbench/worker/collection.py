@@ -1,0 +1,22 @@
+"""Imports without garbage collection: packages such as torch make millions of objects that stay, and each collection visits all of them."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+SELDOM = (10_000_000, 1_000, 1_000)
+"""Thresholds that no import reaches. They have no other meaning, so a plugin does not set the same ones."""
+
+
+@contextmanager
+def seldom() -> Iterator[None]:
+    """In the context the collector almost never runs. What a plugin sets itself meanwhile stays."""
+    before = gc.get_threshold()
+    gc.set_threshold(*SELDOM)
+    try:
+        yield
+    finally:
+        if gc.get_threshold() == SELDOM:
+            gc.set_threshold(*before)

@@ -1,0 +1,64 @@
+"""Plugin sources load while the parent does something else."""
+
+import time
+
+from softbench.core.messages import ProbeMachine
+from softbench.plugins.source import PluginSource
+from softbench.processes.pool import Pool
+from softbench.processes.slot import Loading, discover
+
+GOOD = """
+class Backend:
+    name = "{name}"
+    def available(self): return None
+    def supports(self, case): return None
+    def prepare(self, case): return None
+backend = Backend()
+"""
+
+
+def source(folder, name, before=""):
+    path = folder / f"{name}.py"
+    path.write_text(before + GOOD.format(name=name))
+    return PluginSource("file", name, str(path), f"{name}.py")
+
+
+def waits_for(file):
+    return f"import os, time\nwhile not os.path.exists({str(file)!r}): time.sleep(0.01)\n"
+
+
+def test_one_source_is_used_while_another_loads(tmp_path):
+    with Pool() as pool:
+        loading = Loading(pool, [source(tmp_path, "a"), source(tmp_path, "b", waits_for(tmp_path / "go"))], "cpu", {}, 60)
+        (first,) = loading.slots("a")
+        assert first.name == first.worker.label == "a"
+        assert pool.ask(first.worker, ProbeMachine(), 60, "probe").machine  # it answers, and b has not loaded
+        (tmp_path / "go").touch()
+        again, second = loading.slots()
+        assert again is first and second.info.able and second.worker in pool.workers
+
+
+def test_the_deadline_of_a_load_begins_with_it(tmp_path):
+    with Pool() as pool:
+        loading = Loading(pool, [source(tmp_path, "a"), source(tmp_path, "b", waits_for(tmp_path / "never"))], "cpu", {}, 4.0)
+        loading.slots("a")
+        time.sleep(4.0)
+        begin = time.monotonic()
+        first, second = loading.slots()
+        assert time.monotonic() - begin < 3
+        assert first.info.able and second.info.broken.startswith("import took longer than 4 s") and second.worker is None
+
+
+def test_a_crash_that_was_not_awaited_is_found_later(tmp_path):
+    with Pool() as pool:
+        loading = Loading(pool, [source(tmp_path, "a"), source(tmp_path, "b", "import os\nos._exit(3)\n")], "cpu", {}, 60)
+        loading.slots("a")
+        time.sleep(0.5)
+        assert loading.slots("b")[0].info.broken.startswith("exited with code 3 in import")
+
+
+def test_one_at_a_time_no_worker_is_left(tmp_path):
+    with Pool() as pool:
+        found = discover(pool, [source(tmp_path, "a"), source(tmp_path, "b")], "cpu", {}, 60, together=False)
+        assert [slot.name for slot in found] == ["a", "b"]
+        assert not pool.workers and all(slot.worker is None for slot in found)

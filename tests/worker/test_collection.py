@@ -1,0 +1,55 @@
+"""The garbage collector rests during imports, and is then as it was or as a plugin has set it."""
+
+import gc
+
+import pytest
+
+from softbench.worker.collection import seldom
+
+
+@pytest.fixture(autouse=True)
+def restored():
+    before, enabled = gc.get_threshold(), gc.isenabled()
+    yield
+    gc.set_threshold(*before)
+    (gc.enable if enabled else gc.disable)()
+
+
+def runs_of(count):
+    """Collections while this many objects are made that stay."""
+    runs = []
+
+    def told(phase, info):
+        if phase == "start":
+            runs.append(info["generation"])
+
+    gc.callbacks.append(told)
+    try:
+        kept = [[] for _ in range(count)]
+    finally:
+        gc.callbacks.remove(told)
+    assert len(kept) == count
+    return len(runs)
+
+
+def test_nothing_is_collected_during_an_import():
+    assert runs_of(50_000) > 0
+    with seldom():
+        assert runs_of(50_000) == 0
+    assert runs_of(50_000) > 0
+
+
+def test_an_error_restores_the_thresholds():
+    before = gc.get_threshold()
+    with pytest.raises(ImportError), seldom():
+        raise ImportError
+    assert gc.get_threshold() == before
+
+
+def test_what_a_plugin_sets_stays():
+    with seldom():
+        gc.set_threshold(5, 5, 5)
+    assert gc.get_threshold() == (5, 5, 5)
+    with seldom():
+        gc.disable()
+    assert not gc.isenabled()
