@@ -150,16 +150,16 @@ def odd() -> str:
     return shown(rows_of("odd.csv"), legend=False)
 
 
-def summary(file: str, backends: tuple[str, ...]) -> str:
+def summary(backends: tuple[str, ...], *files: str) -> str:
     """Per operation, pass, dtype and number of rows: each backend's share of the yardstick over N, its geometric mean and its least.
 
     Shares are by device time, which do_bench's time exceeds in short calls.
     """
-    rows = [row for row in rows_of(file) if row.device_us]
-    yardstick = {row.case: row.device_us for row in rows if row.backend == "copy"}
+    rows = [row for file in files for row in rows_of(file) if row.device_us]
+    yardstick = {(row.run, row.case): row.device_us for row in rows if row.backend == "copy"}
     shares: dict[tuple[str, ...], dict[str, list[float]]] = {}
     for row in rows:
-        if row.backend in backends and row.device_us and (copied := yardstick.get(row.case)):
+        if row.backend in backends and row.device_us and (copied := yardstick.get((row.run, row.case))):
             section = (f"`{row.op}`", row.direction, row.dtype, str(row.M))
             shares.setdefault(section, {}).setdefault(row.backend, []).append(copied / row.device_us)
 
@@ -171,11 +171,11 @@ def summary(file: str, backends: tuple[str, ...]) -> str:
 
 
 def operations() -> str:
-    return summary("operations.csv", ("torch", "compile", "triton", "cuda"))
+    return summary(("torch", "compile", "triton", "cuda"), "operations.csv", "operations-2.csv")
 
 
 def losses() -> str:
-    return summary("losses.csv", ("compile", "liger", "quack", "triton", "cuda"))
+    return summary(("compile", "liger", "quack", "triton", "cuda"), "losses.csv")
 
 
 README_DOUBT = "! noisy or launch-bound: the host's time shows"
