@@ -15,6 +15,7 @@ inline Plan statistics_plan(int64_t M, int64_t vectors) {
     const bool one_wave = M <= 40 * sms;  // of warps that have a row each
     if (vectors <= 64 || (vectors <= 256 && M >= 16 * sms) || (vectors <= 512 && M >= 16 * sms && one_wave) || (vectors <= 1024 && M >= 128 * sms))
         return {ONE_WARP, 4, STATISTICS_WARPS * WARP, 1, 0, VECTOR_BYTES, 0, 0};
+    if (device().clusters() && M > sms / 4 && M < sms && vectors > STATISTICS_CHUNK) return {CLUSTER, 4, 6 * WARP, 8, 0, LINE_ALIGNMENT, 0, 0};
     const int64_t in_flight = 4 * STATISTICS_THREADS;
     int64_t ctas = ceil_div(vectors, STATISTICS_CHUNK);
     if (M < sms) ctas = std::max(ctas, std::min(ceil_div<int64_t>(3 * sms, M), ceil_div(vectors, in_flight)));

@@ -19,8 +19,12 @@ REASON = 280
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """torch's own error on the GPU; on the CPU its allocator raises a bare RuntimeError."""
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "DefaultCPUAllocator" in str(error)
+    """torch's own error on the GPU; on the CPU its allocator raises a bare RuntimeError.
+
+    Without the allocator CUDA's own error comes: for a context on a GPU that other processes fill, and from kernels of a plugin.
+    """
+    text = str(error)
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "DefaultCPUAllocator" in text or "CUDA error: out of memory" in text
 
 
 def poisoned() -> bool:

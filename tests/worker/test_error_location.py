@@ -144,6 +144,12 @@ def test_a_failing_search_leaves_the_plain_reason(monkeypatch):
     assert failures.failure("build", ValueError("no luck"), None).reason == "ValueError: no luck"
 
 
+def test_an_error_of_cuda_about_memory_is_out_of_memory():
+    error = RuntimeError("CUDA error: out of memory\nSearch for `cudaErrorMemoryAllocation'")
+    found = failures.failure("build", error, None)
+    assert (found.status, found.reason) == (failures.Status.OOM, "RuntimeError: CUDA error: out of memory")
+
+
 def test_blocked_modules_do_not_end_the_search(monkeypatch):
     pytest.importorskip("triton")
     monkeypatch.setitem(sys.modules, "blocked", None)
