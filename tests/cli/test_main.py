@@ -45,13 +45,13 @@ def test_a_run_ends_with_table_csv_and_exit_0(cli):
 def test_torch_compile_is_cached_the_second_time(cli, tmp_path):
     cli.env["TORCHINDUCTOR_CACHE_DIR"] = str(tmp_path / "inductor")
     for expected in ("cold", "cached"):
-        done = cli("run", "--backends", "compile,torch", *SMALL, "--N", "16,33")
+        done = cli("run", "--backends", "compile,torch", *SMALL, "--N", "33")
         assert done.returncode == 0, done.stdout + done.stderr
         compiled = [row for row in rows(cli) if row["backend"] == "compile"]
-        assert [(row["status"], row["class"]) for row in compiled] == [("ok", "pass")] * 2
-        assert [row["build_cache"] for row in compiled] == [expected] * 2
+        assert [(row["status"], row["class"]) for row in compiled] == [("ok", "pass")]
+        assert [row["build_cache"] for row in compiled] == [expected]
         assert all(float(row["build_s"]) >= float(row["compile_s"]) > 0 for row in compiled)
-        assert [row["recompiles"] for row in compiled] == ["0"] * 2
+        assert [row["recompiles"] for row in compiled] == ["0"]
         assert {row["compile_s"] + row["recompiles"] for row in rows(cli) if row["backend"] == "torch"} == {""}
 
 
