@@ -57,7 +57,9 @@ def test_a_contracted_exponent_is_found(cards, h100, fused, expected):
 
 
 @pytest.mark.parametrize(("plan", "N"), PLANS, ids=lambda value: getattr(value, "tier", None))
-@pytest.mark.parametrize(("backward", "log"), sampled(itertools.product((False, True), repeat=2), lambda backward, log: not (backward and not log)))
+@pytest.mark.parametrize(
+    ("backward", "log"), sampled(itertools.product((False, True), repeat=2), lambda backward, log: not (backward and not log))
+)
 def test_kernels_are_pinned_and_contract_no_exponent(cards, h100, plan, N, log, backward):
     problem = cards.problem_of(h100, backward, 4096, N, 2, 16 if N % 8 == 0 else 2)
     for scale in (None, 0.7):
