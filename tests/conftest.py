@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import shutil
@@ -114,9 +115,14 @@ def _without_interpreter() -> Iterator[None]:
 
 
 def pytest_collection_finish() -> None:
+    gc.freeze()  # each full collection of garbage would look at all modules and tests again
     generic = sys.modules.get("softbench.kernels.triton.generic")
     if generic is not None and (CHOSEN == "1") != generic.INTERPRETED:
         raise pytest.UsageError(f"a test module imported own_kernels before the kernels and so chose {INTERPRETER}; exchange the imports")
+
+
+def pytest_sessionfinish() -> None:
+    gc.unfreeze()  # otherwise Triton's bindings report at the end that all is leaked
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -73,6 +73,10 @@ def check(environment, folder, expected_in):
     assert {"cpu", "powers", "tutorial"} <= set(found["configs"])
     assert found["kernels"] == ["common", "cuda", "triton"]
     assert {"copy", "naive", "torch", "compile"} <= set(found["backends"])
+    return outside
+
+
+def measure(environment, outside):
     script = environment.parent / "softbench"
     run(script, "run", "--backends", "torch", "--device", "cpu", "--M", "4", "--N", "8", "--quick", cwd=outside)
     run(script, "report", cwd=outside)
@@ -81,7 +85,7 @@ def check(environment, folder, expected_in):
 
 def test_the_wheel_works_outside_the_checkout(wheel, environment, tmp_path):
     install(environment, wheel, cwd=tmp_path)
-    check(environment, tmp_path, "site-packages")
+    measure(environment, check(environment, tmp_path, "site-packages"))
 
 
 @pytest.mark.gpu
@@ -118,6 +122,7 @@ def test_the_sdist_builds_the_same_wheel(source, wheel, tmp_path):
 
 
 def test_an_editable_install_works_outside_the_checkout(source, environment, tmp_path):
+    """The other tests measure with an editable install."""
     install(environment, "-e", source, cwd=tmp_path)
     check(environment, tmp_path, str(source))
 

@@ -82,8 +82,15 @@ def test_list_runs_a_plugin_only_with_the_load_flag(cli, plugins):
     assert "exp(x - logsumexp(x)), eager, in float32. (not imported" in lines["logsumexp"]
     assert "SyntaxError: invalid syntax (torn.py:1)" in lines["torn"]
     assert "available" in lines["torch"]
-    assert cli("list", "--load", "--plugin", "own.py", "--device", "cpu").returncode == 0
+    files = ("own.py", plugins / "correct" / "logsumexp.py", plugins / "faulty" / "raises_at_import.py")
+    done = cli("list", "--load", *(word for file in files for word in ("--plugin", file)), "--device", "cpu")
+    assert done.returncode == 0
     assert (cli.folder / "it-ran").exists()
+    lines = {line.split()[0]: line for line in done.stdout.splitlines()}
+    assert "[softbench 0.1.0]" in lines["torch"]
+    assert "logsumexp.py]" in lines["logsumexp"]
+    assert "broken" in lines["raises_at_import"]
+    assert "pip install the-missing-library" in lines["raises_at_import"]
 
 
 def test_static_scan_finds_literal_names_or_uses_the_source_name(tmp_path):

@@ -42,16 +42,16 @@ def test_a_run_ends_with_table_csv_and_exit_0(cli):
     assert sorted({batch["round"] for batch in batches}) == [0, 1, 2]
 
 
-def test_torch_compile_is_cached_the_second_time(cli, tmp_path):
-    cli.env["TORCHINDUCTOR_CACHE_DIR"] = str(tmp_path / "inductor")
+def test_torch_compile_is_cached_the_second_time(cli):
+    N = 1000 + int(time.time()) % 50_000  # not in the cache; an empty one would compile the headers of C++ too
     for expected in ("cold", "cached"):
-        done = cli("run", "--backends", "compile,torch", *SMALL, "--N", "16,33")
+        done = cli("run", "--backends", "compile,torch", *SMALL, "--N", N)
         assert done.returncode == 0, done.stdout + done.stderr
         compiled = [row for row in rows(cli) if row["backend"] == "compile"]
-        assert [(row["status"], row["class"]) for row in compiled] == [("ok", "pass")] * 2
-        assert [row["build_cache"] for row in compiled] == [expected] * 2
+        assert [(row["status"], row["class"]) for row in compiled] == [("ok", "pass")]
+        assert [row["build_cache"] for row in compiled] == [expected]
         assert all(float(row["build_s"]) >= float(row["compile_s"]) > 0 for row in compiled)
-        assert [row["recompiles"] for row in compiled] == ["0"] * 2
+        assert [row["recompiles"] for row in compiled] == ["0"]
         assert {row["compile_s"] + row["recompiles"] for row in rows(cli) if row["backend"] == "torch"} == {""}
 
 
@@ -165,17 +165,6 @@ def test_a_log_gets_no_colour_and_unbroken_tables(cli):
     assert "16 │" in done.stdout
 
 
-def test_list_says_where_backends_come_from_and_keeps_broken_ones(cli, plugins):
-    files = ("--plugin", plugins / "correct" / "logsumexp.py", "--plugin", plugins / "faulty" / "raises_at_import.py")
-    done = cli("list", "--load", *files)
-    assert done.returncode == 0
-    lines = {line.split()[0]: line for line in done.stdout.splitlines()}
-    assert "[softbench 0.1.0]" in lines["torch"]
-    assert "logsumexp.py]" in lines["logsumexp"]
-    assert "broken" in lines["raises_at_import"]
-    assert "pip install the-missing-library" in lines["raises_at_import"]
-
-
 def test_doctor_reports_every_part_and_what_to_install(cli):
     done = cli("doctor")
     for part in ("torch", "triton", "C compiler", "C++ compiler", "Python.h", "nvcc"):
@@ -278,8 +267,8 @@ BAD = {
         ("check", "--device", "cpu", "--case", "constant row"),
         "unknown case 'constant row'; did you mean 'constant rows'?",
     ),
-    "a mistyped backend to list": (("list", "troch"), "no backend matches 'troch'; did you mean 'torch'?"),
-    "a mistyped backend to inspect": (("inspect", "troch"), "unknown backend 'troch'; did you mean 'torch'?"),
+    "a mistyped backend to list": (("list", "troch", "--device", "cpu"), "no backend matches 'troch'; did you mean 'torch'?"),
+    "a mistyped backend to inspect": (("inspect", "troch", "--device", "cpu"), "unknown backend 'troch'; did you mean 'torch'?"),
     "an unknown direction": (("run", "--direction", "up"), "known are forward, backward, both"),
     "an unknown device": (("run", "--device", "tpu"), "known are auto, cpu, cuda, cuda:K"),
     "an unknown timer": (("run", "--timer", "stopwatch"), "--timer: unknown value 'stopwatch'; known are do_bench, device, graph, host"),
@@ -308,24 +297,24 @@ BAD = {
 
 
 @pytest.mark.parametrize("what", BAD)
-def test_bad_input_is_one_clear_line_and_exit_2(cli, what):
-    (cli.folder / "binary.csv").write_bytes(os.urandom(64) + b"\xff")
-    (cli.folder / "torn.csv").write_text("backend,dir")
-    (cli.folder / "torn.toml").write_text("rounds = [")
-    (cli.folder / "unknown.toml").write_text("rouns = 3")
-    before = sorted(cli.folder.rglob("*"))
+def test_bad_input_is_one_clear_line_and_exit_2(main, tmp_path, what):
+    (tmp_path / "binary.csv").write_bytes(os.urandom(64) + b"\xff")
+    (tmp_path / "torn.csv").write_text("backend,dir")
+    (tmp_path / "torn.toml").write_text("rounds = [")
+    (tmp_path / "unknown.toml").write_text("rouns = 3")
+    before = sorted(tmp_path.rglob("*"))
     arguments, part = BAD[what]
-    done = cli(*arguments)
-    assert done.returncode == 2, done.stderr
-    assert part in done.stderr
-    assert "Traceback" not in done.stderr
-    assert done.stdout == ""
+    code, out, err = main(*arguments)
+    assert code == 2, err
+    assert part in err
+    assert "Traceback" not in err
+    assert out == ""
     if what != "an unknown flag":  # Typer prints a usage line above its message
         progress = ("import of", "start of a worker")  # of a slow machine
-        lines = [line for line in done.stderr.splitlines() if not any(part in line for part in progress)]
+        lines = [line for line in err.splitlines() if not any(part in line for part in progress)]
         assert len(lines) == 1
         assert lines[0].startswith("softbench:")
-    assert [path for path in sorted(cli.folder.rglob("*")) if path.name != "results"] == before
+    assert [path for path in sorted(tmp_path.rglob("*")) if path.name != "results"] == before
 
 
 def test_a_full_disk_shows_what_was_measured_and_is_resumed(cli):

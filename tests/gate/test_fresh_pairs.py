@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from gating import cell_samples, key
+from sampled import sampled
 from simulate_gate import NOISES, SLOW_CELLS, Noise, SameRun, families
 
 from softbench.gate import fresh_pairs, paired
@@ -15,6 +16,8 @@ from softbench.gate.inference import proportion_bounds
 from softbench.gate.verdicts import Rules, State
 
 RULES = Rules(margin=paired.MARGIN)
+UNLIKE = ("quiet", "tau 2 %", "half 3.8 %", "drift 20 %", "slow batches")
+"""A noise of each kind."""
 
 
 def source(slowdown=0.0, *, noise=NOISES["quiet"], cells=20, seed=1):
@@ -105,7 +108,10 @@ def test_looks_spend_the_error_rate_once():
     assert sum(look.share for look in fresh_pairs.looks()) == pytest.approx(1)
 
 
-@pytest.mark.parametrize(("noise", "cells", "count"), [(name, 20, 60) for name in NOISES] + [("tau 2 %", 300, 2), ("half 3.8 %", 300, 2)])
+FAMILIES = [*((name, 20, 60) for name in NOISES), ("tau 2 %", 300, 2), ("half 3.8 %", 300, 2)]
+
+
+@pytest.mark.parametrize(("noise", "cells", "count"), sampled(FAMILIES, lambda noise, cells, _: noise in UNLIKE and cells == 20))
 def test_identical_cells_raise_no_alarm(noise, cells, count):
     """With processes that differ by 2 and 4 %, 3 and 39 % of the families of 20 cells alarmed, and 21 % with `half 3.8 %`."""
     result = families(count, NOISES[noise], cells, 0.0, 1, 0.03, seed=3)
@@ -140,11 +146,11 @@ def test_slower_cells_are_found(noise, pairs, slowdown, least):
 
 def test_more_pairs_find_more():
     """Each pair had to agree, so ten pairs found less than one."""
-    few, many = (families(15, NOISES["tau 2 %"], 20, 0.05, pairs, 0.03, seed=6) for pairs in (1, 20))
-    assert many.found > few.found + 5
+    few, many = (families(8, NOISES["tau 2 %"], 20, 0.05, pairs, 0.03, seed=6) for pairs in (1, 20))
+    assert many.found > few.found + 3
 
 
-@pytest.mark.parametrize("noise", NOISES)
+@pytest.mark.parametrize("noise", sampled(NOISES, lambda noise: noise in UNLIKE))
 @pytest.mark.parametrize("slowdown", [0.3, 4.0])
 def test_a_large_slowdown_never_passes(noise, slowdown):
     assert families(10, NOISES[noise], 20, slowdown, 1, 0.03, seed=7).exits[0] == 0

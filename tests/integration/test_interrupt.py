@@ -43,8 +43,7 @@ def wait_for(condition, seconds=60.0):
 
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interrupted_run_keeps_what_it_has_and_is_resumed(cli, signum, code):
-    start_run, resume = (cli.start, cli.alone) if signum == signal.SIGINT else (cli.start_fork, cli)
-    process = start_run(*ARGUMENTS)
+    process = cli.start_fork(*ARGUMENTS)
     wait_for(lambda: len(measured(cli.folder)) >= 3 * BACKENDS)
     start = time.monotonic()
     if signum == signal.SIGINT:
@@ -63,7 +62,7 @@ def test_an_interrupted_run_keeps_what_it_has_and_is_resumed(cli, signum, code):
     assert len(before) % BACKENDS == 0
     assert not (cli.folder / "results" / "latest.csv").exists()
 
-    done = resume(*ARGUMENTS, "--resume")
+    done = cli(*ARGUMENTS, "--resume")
     assert done.returncode == 0, done.stderr
     assert f"{len(before)} cells are there already" in done.stderr
     after = measured(cli.folder)

@@ -3,6 +3,7 @@
 import opinfos
 import pytest
 import torch
+from sampled import sampled
 from softbench.kernels.triton import generic
 
 pytestmark = pytest.mark.skipif(generic.INTERPRETED, reason="fake tensors and TRITON_INTERPRET=1 do not go together")
@@ -36,7 +37,9 @@ def of(name):
 
 
 @each
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize(
+    "dtype", sampled([torch.float32, torch.float16, torch.bfloat16, torch.float64], lambda dtype: dtype is not torch.float16)
+)
 def test_results_agree_with_torch_on_its_samples(name, dtype):
     opinfos.agree_with_torch(SOFTMAX[name], "cpu", dtype, of(name))
     if of(name) == "softmax":  # the suite has no samples of log_softmax's backward
@@ -49,11 +52,13 @@ def test_results_with_a_dtype_agree_with_torch():
         opinfos.widened_as_torch(cuda_log_softmax, "cpu", dtype, "log_softmax")
 
 
-@pytest.mark.parametrize("name", [name for name in SOFTMAX if name != "opaque log"])  # test_operator.py has that
+@pytest.mark.parametrize(
+    "name", sampled(SOFTMAX, lambda name: name in ("triton log", "cuda"))
+)  # test_operator.py has the others, with own operands
 def test_opcheck_passes_on_torchs_samples(name):
     opinfos.opchecked(*PAIRS[name], "cpu", torch.float32, of(name))
 
 
-@each
+@pytest.mark.parametrize("name", sampled(SOFTMAX, lambda name: name in ("triton", "opaque log", "cuda log")))
 def test_gradients_of_both_orders_are_right_on_torchs_samples(name):
     opinfos.gradchecked(SOFTMAX[name], "cpu", of(name))

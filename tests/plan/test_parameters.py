@@ -1,9 +1,11 @@
 """Parameters of operations from `--set` and from TOML, and the cases that they make."""
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from sampled import sampled
 
 from softbench.core.errors import ConfigError, UsageError
 from softbench.ops import registry
@@ -135,10 +137,13 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("given", BAD)
-def test_an_unknown_parameter_is_one_line(main, given):
+SHAPES = {"run": ("--M", "8", "--N", "8", "--dry-run"), "inspect": ("torch",), "check": ("--backends", "torch")}
+
+
+@pytest.mark.parametrize(
+    ("command", "given"), sampled(itertools.product(SHAPES, BAD), lambda command, given: command == "run" or given == ("--set", "k=1"))
+)
+def test_an_unknown_parameter_is_one_line(main, command, given):
     dtype = () if "--dtype" in given else ("--dtype", "fp32")
-    shapes = {"run": ("--M", "8", "--N", "8", "--dry-run"), "inspect": ("torch",), "check": ("--backends", "torch")}
-    for command, more in shapes.items():
-        code, _, err = main(command, *more, "--device", "cpu", *dtype, *given)
-        assert (code, err) == (2, f"softbench: {BAD[given]}\n"), command
+    code, _, err = main(command, *SHAPES[command], "--device", "cpu", *dtype, *given)
+    assert (code, err) == (2, f"softbench: {BAD[given]}\n")

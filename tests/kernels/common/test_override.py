@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from overridden import WAYS, agrees_on_torchs_samples, on_the_cpu, registered
+from sampled import sampled
 from softbench.kernels.common import filter as filters, override
 from softbench.kernels.common.automatic import Choice
 from softbench.kernels.common.override import BACKWARD, FORWARD, OVERRIDES, Least, use
@@ -40,7 +41,9 @@ def undone():
 
 @pytest.mark.parametrize("name", ("softmax", "log_softmax"))
 @pytest.mark.parametrize("variant", ["", "with_dtype"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize(
+    "dtype", sampled([torch.float32, torch.float16, torch.bfloat16, torch.float64], lambda dtype: dtype is not torch.float16)
+)
 def test_torchs_samples_have_torchs_results(calls, name, variant, dtype):
     agrees_on_torchs_samples(getattr(torch, name), variant, "cpu", dtype)
     in_float64 = variant or dtype is torch.float64  # the variant has a result in float64

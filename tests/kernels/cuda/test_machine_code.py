@@ -3,12 +3,14 @@
 import functools
 import os
 import re
+import shutil
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from nvcc import needs_nvcc
 from ptx import exponents
+from sampled import sampled
 from softbench.kernels.cuda import build, disassemble
 
 KERNELS = ("sub_warp_aligned", "sub_warp_unaligned", "staged", "warp_row", "warp_two_rows", "block", "cluster", "bulk", "split", "generic")
@@ -20,30 +22,37 @@ def few_cores():
 
 WIDE = {"sm_80": ("softmax", 4), "sm_90a": ("scaled_softmax", 4), "sm_100a": ("scaled_softmax", 2)}
 """For each architecture a part with 16-bit rows and float32 results."""
+FLOAT32, LOG = ("scaled_softmax", 0), ("log_softmax", 5)
+ROWS_OF_A_WARP = {"warp_row", "warp_two_rows"}
+LACKING = {LOG: ROWS_OF_A_WARP, **{part: {"staged", *ROWS_OF_A_WARP} for part in WIDE.values()}}
+"""The kernels that these parts do not have."""
 
 
 def parts(architecture):
     """The functions and parts of softmax.cu to compile: all, which takes seven minutes of a core.
 
-    A machine of few cores compiles parts that need most registers: float32 rows, and 16-bit rows with float32 results. A scale takes one
-    register more, so these rows are those of scaled softmax.
+    A machine of few cores compiles a part that has all kernels, float32 rows of scaled softmax, and elsewhere gradients of log_softmax.
     """
     if not few_cores():
         return [(function, part) for function in build.FUNCTIONS for part in range(build.parts())]
-    return [("scaled_softmax", 0), WIDE[architecture]]
+    return [FLOAT32] if architecture == "sm_90a" else [LOG]
 
 
 def matrix():
-    """Architectures and their parts. On a machine of few cores, where a part takes ten seconds, all parts but those of sm_90a are slow."""
+    """Architectures and their parts. On a machine of few cores, where a part takes ten seconds, the other parts of each are slow."""
     if not few_cores():
         return [(name, parts(name)) for name in WIDE]
-    slow = [pytest.param(name, parts(name), marks=pytest.mark.slow) for name in ("sm_80", "sm_100a")]
-    return [("sm_90a", parts("sm_90a")), ("sm_100a", parts("sm_100a")[:1]), *slow]
+    others = [("sm_90a", WIDE["sm_90a"]), ("sm_80", FLOAT32), ("sm_80", WIDE["sm_80"]), ("sm_100a", FLOAT32), ("sm_100a", WIDE["sm_100a"])]
+    slow = [pytest.param(name, [part], marks=pytest.mark.slow) for name, part in others]
+    return [("sm_90a", parts("sm_90a")), ("sm_100a", parts("sm_100a")), *slow]
 
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory):
-    """`compiled(architecture, function, part)`: the cubin of a part of a function's source and ptxas's report; made once."""
+    """`compiled(architecture, function, part)`: the cubin of a part of a function's source and ptxas's report; made once.
+
+    The PTX lies beside the cubin.
+    """
 
     folder = tmp_path_factory.mktemp("cubin")
 
@@ -53,10 +62,15 @@ def compiled(tmp_path_factory):
         words = [
             word for word in build.command(build.nvcc(), architecture, cubin, function) if word not in ("-shared", "-Xcompiler", "-fPIC")
         ]
-        words += [f"-DSOFTBENCH_PART={part}", "-cubin", "-Xptxas", "-v"]
+        kept = cubin.with_suffix("")
+        kept.mkdir()
+        words += [f"-DSOFTBENCH_PART={part}", "-cubin", "-Xptxas", "-v", "-keep", "-keep-dir", str(kept)]
         done = subprocess.run(words, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         assert f"for '{architecture}'" in done.stderr
+        (ptx,) = kept.glob("*.ptx")
+        ptx.rename(cubin.with_suffix(".ptx"))
+        shutil.rmtree(kept)
         return cubin, done.stderr
 
     return compile_part
@@ -69,10 +83,10 @@ def test_no_kernel_spills_a_register(compiled, architecture, given):
         report = "".join(pool.map(lambda part: compiled(architecture, *part)[1], given))
     kernels = report.count("Compiling entry function")  # tiers x variants x (5 pairs of dtypes forward, 5 backward) x functions
     spills = [line for line in report.splitlines() if "spill stores" in line]
-    assert kernels == len(spills) > (100 if few_cores() else 900)
+    assert kernels == len(spills) > (60 if few_cores() else 900)
     assert all("0 bytes spill stores, 0 bytes spill loads" in line for line in spills)
-    for kernel in KERNELS:
-        assert report.count(f"_ZN9softbench{len(kernel)}{kernel}I") >= 1, kernel
+    lacking = {kernel for kernel in KERNELS if f"_ZN9softbench{len(kernel)}{kernel}I" not in report}
+    assert lacking <= (LACKING.get(given[0], set()) if len(given) == 1 else set())
 
 
 SCORES_KERNELS = 32
@@ -175,7 +189,7 @@ def test_undefined_descriptors_are_found_in_sass():
 
 
 @needs_nvcc
-@pytest.mark.parametrize("architecture", ["sm_90a", "sm_100a"])
+@pytest.mark.parametrize("architecture", [pytest.param("sm_90a", marks=pytest.mark.slow) if few_cores() else "sm_90a", "sm_100a"])
 def test_copies_to_shared_memory_have_a_defined_policy(compiled, architecture):
     """ptxas of CUDA 12.8 to 13.3 for sm_100 gives a copy with a hint a policy register that it never sets (async_copy.cuh)."""
     known = subprocess.run([build.nvcc(), "--list-gpu-arch"], capture_output=True, text=True, check=True).stdout
@@ -192,16 +206,17 @@ def test_copies_to_shared_memory_have_a_defined_policy(compiled, architecture):
 
 
 @needs_nvcc
-@pytest.mark.parametrize(("function", "part"), [("softmax", 3), ("log_softmax", 5), ("scaled_softmax", 0)])
-def test_no_exponent_is_contracted(tmp_path, function, part):
+@pytest.mark.parametrize(
+    ("architecture", "function", "part"),
+    sampled(
+        [("sm_90a", *WIDE["sm_90a"]), ("sm_100a", *LOG), ("sm_90a", *LOG), ("sm_90a", *FLOAT32), ("sm_90a", "softmax", 3)],
+        lambda architecture, _, part: (architecture, part) in (("sm_90a", 0), ("sm_100a", 5)),
+    ),
+)
+def test_no_exponent_is_contracted(compiled, architecture, function, part):
     """exp2(x * log2 e - m * log2 e) in one multiply-add rounds m * log2 e, which no bound of the class pass allows."""
-    words = [
-        word
-        for word in build.command(build.nvcc(), "sm_90a", tmp_path / "part.ptx", function)
-        if word not in ("-shared", "-Xcompiler", "-fPIC")
-    ]
-    subprocess.run([*words, f"-DSOFTBENCH_PART={part}", "-ptx"], check=True, capture_output=True)
-    made = exponents((tmp_path / "part.ptx").read_text())
+    cubin, _ = compiled(architecture, function, part)
+    made = exponents(cubin.with_suffix(".ptx").read_text())
     assert len(made) > 1000
     assert {*made} == {"mul.f32"}
 

@@ -11,6 +11,7 @@ import sys
 import pytest
 import torch
 from pairs import EVERY_TEST, run_and_differentiate
+from sampled import sampled
 from softbench.kernels.common.softmax import Softmax
 from softbench.kernels.cuda import build, launch, log_softmax, operator, softmax
 from subclass import Wrapped
@@ -44,7 +45,7 @@ def fresh_compiler():
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize(("shape", "dim"), SHAPES)
+@pytest.mark.parametrize(("shape", "dim"), sampled(SHAPES, lambda shape, dim: shape in ((5, 7), (2, 3, 4), (), (0, 3)) and dim))
 def test_opcheck_passes_with_all_its_tests(shape, dim):
     x, dy, y = (torch.randn(shape, dtype=torch.float64, requires_grad=True) for _ in range(3))
     opcheck(FORWARD, (x, dim), test_utils=EVERY_TEST)

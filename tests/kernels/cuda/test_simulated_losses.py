@@ -2,13 +2,22 @@
 
 import subprocess
 
+import pytest
 from nvcc import needs_nvcc
 from simulated import compiled
 
+LENGTHS = (1, 3, 7, 8, 9, 17, 33, 64, 127, 255, 257, 512, 1000, 2047, 5001)
+"""About the limits of vectors, CTAs and loops."""
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory):
+    return compiled(tmp_path_factory.mktemp("losses"), "simulated_losses.cpp", "simulated")
+
 
 @needs_nvcc
-def test_loss_kernels_agree_with_float64_on_a_simulated_gpu(tmp_path):
-    program = compiled(tmp_path, "simulated_losses.cpp", "simulated")
-    done = subprocess.run([str(program)], capture_output=True, text=True, check=False)
+@pytest.mark.parametrize("lengths", [pytest.param(LENGTHS, marks=pytest.mark.slow, id="all"), pytest.param(LENGTHS[::3], id="every third")])
+def test_loss_kernels_agree_with_float64_on_a_simulated_gpu(program, lengths):
+    done = subprocess.run([str(program), *map(str, lengths)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
-    assert int(done.stdout.split()[0]) > 1000
+    assert int(done.stdout.split()[0]) > 60 * len(lengths)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from masked_softmaxes import B, F, case_of
 from nvcc import needs_nvcc
+from sampled import sampled
 from simulated import compiled
 from softbench.kernels.cuda import build, launch
 from softbench.kernels.cuda.launch_plan import TIERS, Plan
@@ -55,7 +56,7 @@ def simulated(library, monkeypatch):
     monkeypatch.setattr(masked_softmax.softmax, "device_types", ("cpu",))
 
 
-@pytest.mark.parametrize("text", OPERATIONS)
+@pytest.mark.parametrize("text", sampled(OPERATIONS, lambda text: "axes=B" in text and "BSN" not in text))
 def test_check_cases_pass(simulated, text):
     """Each case in one dtype, another one for each operation."""
     runner = CheckCaseRunner(cuda, "cpu", operation=case_of(text, "bf16", F).op)
@@ -84,9 +85,10 @@ def plans(vectors, edges, size):
 PLANNED = (("causal=true", (1, 1, 5)), ("mask=boolean,causal=true,sink=true", (2, 3, 2)), ("scale=0.3,mask=additive", (2, 2, 3)))
 
 
-@pytest.mark.parametrize(
-    ("N", "dtype"), [(1, "bf16"), (130, "fp32"), (130, "bf16"), (1021, "fp16"), (1021, "fp32"), (3001, "bf16"), (3001, "fp32")]
-)
+ROWS = ((1, "bf16"), (130, "fp32"), (130, "bf16"), (1021, "fp16"), (1021, "fp32"), (3001, "bf16"), (3001, "fp32"))
+
+
+@pytest.mark.parametrize(("N", "dtype"), sampled(ROWS, lambda N, dtype: (N, dtype) in ROWS[1::2]))
 def test_results_of_all_plans_are_within_the_bounds(simulated, N, dtype):
     tried = 0
     for text, sizes in PLANNED:

@@ -55,7 +55,7 @@ def check(M, N, dtype, op, structured=False, pad=0, offset=0, in_place=False):
 """
 PASSES = """
 for dtype in NAMES:
-    for op in (CE, ALL, "logprob"):
+    for op in (CE, ALL, "logprob") if dtype != "fp16" else (CE,):  # as bf16 but for the conversion
         check(9, 7, dtype, op)
         check(40, 1000, dtype, op, structured=True)
         check(3, 301, dtype, op, pad=3, offset=1)

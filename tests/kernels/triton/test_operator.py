@@ -8,6 +8,7 @@ import sys
 import pytest
 import torch
 from pairs import EVERY_TEST, LOG_PAIRS, OF_FUNCTION, OPS, PAIRS, both, each, run_and_differentiate
+from sampled import sampled
 from softbench.kernels.triton import generic, operator
 from subclass import Wrapped
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -46,7 +47,7 @@ def fresh_compiler():
 
 
 @both
-@pytest.mark.parametrize(("shape", "dim"), SHAPES)
+@pytest.mark.parametrize(("shape", "dim"), sampled(SHAPES, lambda shape, dim: shape in ((2, 3, 4), (), (0, 3)) and dim < 2))
 def test_opcheck_passes_with_all_its_tests(pair, shape, dim):
     forward, backward = pair
     x, dy, y = (torch.randn(shape, dtype=torch.float64, requires_grad=True) for _ in range(3))

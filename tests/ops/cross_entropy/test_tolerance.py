@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from cross_entropies import ALL, FUSED, LIMITED, OF_PARAMETERS, RIGHT, UNGUARDED, WRONG, B, F, float64, of, of_torch
+from sampled import with_dtypes
 
 from softbench.backends import naive, torch_eager
 from softbench.core.case import Case
@@ -17,7 +18,6 @@ from softbench.worker.pre_check import PreCheck
 CPU = torch.device("cpu")
 OP = "cross_entropy"
 ALL_SET = f"{OP}(ignore_index=7,label_smoothing=0.3,z_loss=0.001,softcap=30)"
-dtypes = pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
 
 
 def case_of(M, N, dtype, direction, op=OP):
@@ -30,10 +30,9 @@ def graded(make, case, seed=3):
 
 
 def ways(of_names):
-    return pytest.mark.parametrize(("name", "direction"), [(name, way) for name, made in of_names.items() for way in made[-1]])
+    return with_dtypes("name direction", [(name, way) for name, made in of_names.items() for way in made[-1]])
 
 
-@dtypes
 @ways(RIGHT)
 def test_right_ways_are_accepted(name, direction, dtype):
     for M, N, op in ((8, 1, OP), (40, 2, OP), (64, 257, OP), (48, 65, ALL_SET)):
@@ -50,7 +49,6 @@ def test_float32_stays_below_half_of_the_bound(direction):
         assert graded(of, case_of(36, N, "fp32", direction)).worst <= 0.5
 
 
-@dtypes
 @ways(WRONG)
 def test_wrong_ways_are_rejected(name, direction, dtype):
     found = graded(WRONG[name][0], case_of(40, 1024, dtype, direction))
@@ -58,7 +56,6 @@ def test_wrong_ways_are_rejected(name, direction, dtype):
     assert "x the bound" in found.detail
 
 
-@dtypes
 @ways(OF_PARAMETERS)
 def test_wrong_ways_with_parameters_are_rejected(name, direction, dtype):
     given, make, _ = OF_PARAMETERS[name]

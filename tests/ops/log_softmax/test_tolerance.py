@@ -16,6 +16,7 @@ from log_softmaxes import (
     nan_beside_masks,
     online,
 )
+from sampled import with_dtypes
 
 from softbench.core.case import Case, Direction
 from softbench.core.outcome import Grade
@@ -44,8 +45,7 @@ def allowed(name, dtype):
     return {Grade.PASS, Grade.LOW_PRECISION} if name in LIMITED and (name, dtype) != ("torch", "fp32") else {Grade.PASS}
 
 
-@dtypes
-@pytest.mark.parametrize(("direction", "name"), [(direction, name) for direction, ways in RIGHT.items() for name in ways])
+@with_dtypes("direction name", [(direction, name) for direction, ways in RIGHT.items() for name in ways])
 def test_right_ways_are_accepted(direction, name, dtype):
     for M, N, seed in ((8, 1, 0), (8, 2, 1), (64, 33, 2), (64, 257, 3), (32, 4096, 4)):
         found = pre_checked(RIGHT[direction][name], case_of(M, N, dtype, direction), seed)
@@ -58,16 +58,14 @@ def test_float32_forwards_stay_below_half_of_the_bound(name):
         assert pre_checked(RIGHT_FORWARD[name], case_of(40, N, "fp32", F), seed).worst <= 0.5
 
 
-@dtypes
-@pytest.mark.parametrize("name", WRONG_FORWARD)
+@with_dtypes("name", WRONG_FORWARD)
 def test_wrong_forwards_are_rejected(name, dtype):
     found = pre_checked(WRONG_FORWARD[name](), case_of(32, 4096, dtype, F))
     assert found.grade is Grade.WRONG
     assert "x the bound" in found.detail
 
 
-@dtypes
-@pytest.mark.parametrize("name", WRONG_BACKWARD)
+@with_dtypes("name", WRONG_BACKWARD)
 def test_wrong_backwards_are_rejected(name, dtype):
     found = pre_checked(WRONG_BACKWARD[name], case_of(32, 4096, dtype, B))
     assert found.grade is Grade.WRONG

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from logprobs import LIMITED, LIMITED_BACKWARD, MASKED, OF_TAILS, RIGHT, RIGHT_BACKWARD, WRONG, WRONG_BACKWARD, minus_mean
+from sampled import with_dtypes
 
 from softbench.backends import naive, torch_eager
 from softbench.core.case import Case, Direction
@@ -16,7 +17,6 @@ from softbench.worker.pre_check import PreCheck
 CPU = torch.device("cpu")
 OP = "logprob"
 F, B = Direction.FORWARD, Direction.BACKWARD
-dtypes = pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
 
 
 def case_of(M, N, dtype, direction):
@@ -28,8 +28,7 @@ def graded(function, case, seed=3):
     return PreCheck(case, function, numerics(OP).make(case, seed, CPU), object(), None).run(seed)
 
 
-@dtypes
-@pytest.mark.parametrize(("direction", "name"), [*((F, name) for name in RIGHT), *((B, name) for name in RIGHT_BACKWARD)])
+@with_dtypes("direction name", [*((F, name) for name in RIGHT), *((B, name) for name in RIGHT_BACKWARD)])
 def test_right_ways_are_accepted(direction, name, dtype):
     function = RIGHT[name] if direction is F else RIGHT_BACKWARD[name]
     due = {Grade.PASS, Grade.LOW_PRECISION} if name in LIMITED | LIMITED_BACKWARD else {Grade.PASS}
@@ -39,8 +38,7 @@ def test_right_ways_are_accepted(direction, name, dtype):
         assert found.worst <= 0.6 or dtype != "fp32" or found.grade is Grade.LOW_PRECISION or name == "subnormal p as 0"
 
 
-@dtypes
-@pytest.mark.parametrize("name", WRONG)
+@with_dtypes("name", WRONG)
 def test_wrong_forwards_are_rejected(name, dtype):
     found = graded(WRONG[name], case_of(64, 1024, dtype, F))
     assert found.grade is Grade.WRONG, found
@@ -52,8 +50,7 @@ def test_a_changed_logarithm_of_small_probabilities_is_rejected(name):
     assert graded(OF_TAILS[name], case_of(64, 1024, "fp32", F)).grade is Grade.WRONG
 
 
-@dtypes
-@pytest.mark.parametrize("name", WRONG_BACKWARD)
+@with_dtypes("name", WRONG_BACKWARD)
 def test_wrong_backwards_are_rejected(name, dtype):
     found = graded(WRONG_BACKWARD[name], case_of(64, 1024, dtype, B))
     assert found.grade is Grade.WRONG, found

@@ -1,11 +1,13 @@
 """The bounds of masked softmax: right ways of computing it are accepted, and the check of a run rejects each wrong one."""
 
+import itertools
 import math
 from dataclasses import replace
 
 import pytest
 import torch
 from masked_softmaxes import LIMITED, NAME, RIGHT, WRONG, WRONG_BACKWARD, B, F, case_of, constant, of, op_of
+from sampled import with_dtypes
 
 from softbench.backends import naive, torch_eager
 from softbench.core.outcome import Grade
@@ -27,9 +29,7 @@ def graded(make, case, seed=3):
     return PreCheck(case, make(case), any_dim.make(case, seed, CPU), object(), None).run(seed)
 
 
-@dtypes
-@pytest.mark.parametrize("direction", [F, B])
-@pytest.mark.parametrize("name", RIGHT)
+@with_dtypes("direction name", itertools.product((F, B), RIGHT))
 def test_right_ways_are_accepted(name, direction, dtype):
     for text in SETTINGS:
         for shape in ((2, 3, 40, 65), (1, 2, 9, 4), (1, 1, 5, 129)):
@@ -45,10 +45,9 @@ def test_float32_stays_below_the_bound(direction):
 
 
 def settings(wrongs):
-    return pytest.mark.parametrize(("name", "text"), [(name, text) for name, (texts, _) in wrongs.items() for text in texts])
+    return with_dtypes("name text", [(name, text) for name, (texts, _) in wrongs.items() for text in texts])
 
 
-@dtypes
 @settings(WRONG)
 def test_wrong_forwards_are_rejected(name, text, dtype):
     found = graded(WRONG[name][1], case_of(text, dtype, F))
@@ -56,7 +55,6 @@ def test_wrong_forwards_are_rejected(name, text, dtype):
     assert "x the bound" in found.detail
 
 
-@dtypes
 @settings(WRONG_BACKWARD)
 def test_wrong_gradients_are_rejected(name, text, dtype):
     found = graded(WRONG_BACKWARD[name][1], case_of(text, dtype, B))

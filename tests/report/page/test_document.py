@@ -23,7 +23,7 @@ from softbench.results import compare
 from softbench.results.csv import read_csv, to_csv
 
 RESULTS = Path(__file__).parents[3] / "results" / "h200"
-MANY = 1500
+MANY = 1050
 MAX_BYTES_OF_1000 = 5e6
 PARTS = ("overview", "curves", "heat", "cells", "wrong", "environment")
 
@@ -35,7 +35,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def many(folder):
-    """A CSV of 1500 cells without JSON: one case of a committed file at many N."""
+    """A CSV of 1050 cells without JSON: one case of a committed file at many N."""
     rows, _ = read_csv(RESULTS / "frontier.csv")
     first = [row for row in rows if row.case == rows[0].case]
     lines = [replace(row, N=N) for N in range(64, 64 * MANY, 64) for row in first]
@@ -45,27 +45,50 @@ def many(folder):
 
 
 @pytest.fixture(scope="module")
-def page(folder, many):
+def part(folder):
+    """The cells of a committed file of one dtype and M, with their samples."""
+    rows, _ = read_csv(RESULTS / "frontier.csv")
+    (folder / "part.csv").write_text(to_csv([row for row in rows if (row.dtype, row.M) == ("bf16", 4096)]))
+    stored = json.loads((RESULTS / "frontier.json").read_text())
+    cells = [cell for cell in stored["cells"] if (cell["case"]["dtype"], cell["case"]["M"]) == ("bf16", 4096)]
+    (folder / "part.json").write_text(json.dumps(stored | {"cells": cells}))
+    return folder / "part.csv"
+
+
+@pytest.fixture(scope="module")
+def results(many, part):
+    """The path of a results file by its name."""
+    return lambda name: {"many": many, "part": part}.get(name, RESULTS / f"{name}.csv")
+
+
+@pytest.fixture(scope="module")
+def page(folder, results):
     """Makes the page of a results file once."""
     made = {}
 
     def of(name):
         if name not in made:
-            file = many if name == "many" else RESULTS / f"{name}.csv"
+            file = results(name)
             made[name] = document.write([source(file, read_csv(file)[0])], folder / f"{name}.html")
         return made[name]
 
     return of
 
 
-def csv_of(name, many):
-    with (many if name == "many" else RESULTS / f"{name}.csv").open() as file:
-        return list(csv.DictReader(file))
+@pytest.fixture(scope="module")
+def csv_of(results):
+    """The lines of a results file."""
+
+    def of(name):
+        with results(name).open() as file:
+            return list(csv.DictReader(file))
+
+    return of
 
 
-@pytest.mark.parametrize("name", ["odd", "frontier", pytest.param("strategies", marks=pytest.mark.slow), "many"])
-def test_page_has_the_numbers_of_the_csv_and_no_request(browser, page, many, name):
-    file, rows = page(name), csv_of(name, many)
+@pytest.mark.parametrize("name", ["odd", "many", *(pytest.param(name, marks=pytest.mark.slow) for name in ("frontier", "strategies"))])
+def test_page_has_the_numbers_of_the_csv_and_no_request(browser, page, csv_of, name):
+    file, rows = page(name), csv_of(name)
     assert file.stat().st_size <= MAX_BYTES_OF_1000 * max(1, len(rows) / 1000)
     browser.open(file)
     for part in PARTS:
@@ -99,9 +122,9 @@ def shown_rows(browser):
     return browser.run(f"return {rows}.map((row) => [...row.cells].map((cell) => cell.textContent))")
 
 
-def test_filters_and_sorting_follow_clicks_and_keys(browser, page, many):
-    browser.open(page("frontier"), "cells")
-    rows = csv_of("frontier", many)
+def test_filters_and_sorting_follow_clicks_and_keys(browser, page, csv_of):
+    browser.open(page("part"), "cells")
+    rows = csv_of("part")
     browser.run("page.find('select[data-column=backend]').focus()")
     browser.keys("qua")
     assert {line[0] for line in shown_rows(browser)} == {"quack"}
@@ -127,10 +150,10 @@ def test_filters_and_sorting_follow_clicks_and_keys(browser, page, many):
     assert browser.console() == []
 
 
-def test_row_opens_to_samples_and_every_column(browser, page, many):
+def test_row_opens_to_samples_and_every_column(browser, page, csv_of):
     browser.open(page("frontier"), "cells")
     browser.click("#cell-table tr[data-c='5'] button.open")
-    row = csv_of("frontier", many)[5]
+    row = csv_of("frontier")[5]
     pairs = browser.run("return page.all('.detail dl div').map((pair) => [...pair.children].map((part) => part.textContent))")
     found = {name: text for name, text in pairs if name not in ("file", "op")}  # older files have no column op
     assert found.keys() == {name for name, text in row.items() if text}
@@ -158,10 +181,10 @@ def test_page_without_samples_says_so(browser, page):
     assert "many.json is not beside many.csv" in browser.find(".detail").text
 
 
-def test_points_speak_to_mouse_and_keyboard_alike(browser, page, many):
-    browser.open(page("frontier"), "curves")
+def test_points_speak_to_mouse_and_keyboard_alike(browser, page, csv_of):
+    browser.open(page("part"), "curves")
     point = next(point for point in browser.all("figure.chart:not([hidden]) svg [data-c]") if "cuda" in point.get_attribute("aria-label"))
-    row = csv_of("frontier", many)[int(point.get_attribute("data-c"))]
+    row = csv_of("part")[int(point.get_attribute("data-c"))]
     browser.hover(point)
     text = browser.find("#tip").text
     assert text == point.get_attribute("aria-label")
@@ -179,7 +202,7 @@ def test_points_speak_to_mouse_and_keyboard_alike(browser, page, many):
 
 
 def test_legend_hides_a_line_in_every_figure(browser, page):
-    browser.open(page("frontier"), "curves")
+    browser.open(page("part"), "curves")
     shown = "return page.all('figure.chart:not([hidden]) svg [data-c]').filter((point) => point.getClientRects().length).length"
     before = browser.run(shown)
     browser.click(".legend button[data-name=cuda]")
@@ -221,9 +244,9 @@ def test_dark_page_prints_light(browser, page):
     browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
 
 
-def test_heat_map_shows_the_speed_up_over_a_chosen_backend(browser, page, many):
+def test_heat_map_shows_the_speed_up_over_a_chosen_backend(browser, page, csv_of):
     browser.open(page("odd"), "heat")
-    rows = csv_of("odd", many)
+    rows = csv_of("odd")
     place = next(place for place in browser.all(".heat td[data-c]"))
     row = rows[int(place.get_attribute("data-c"))]
     assert place.text.startswith("cuda +")
@@ -264,9 +287,9 @@ class Tables(HTMLParser):
             self.paragraphs[-1] += data
 
 
-def test_tables_are_complete_without_a_script(page, many):
+def test_tables_are_complete_without_a_script(page, csv_of):
     text = page("odd").read_text()
-    rows = csv_of("odd", many)
+    rows = csv_of("odd")
     cells = next(table for table in Tables(text).tables if table[0][:2] == ["backend", "pass"])
     assert [(line[0], line[8]) for line in cells[1:]] == [(row["backend"], figure(float(row["gbps"]))) for row in rows]
     assert "Without JavaScript the table is complete" in text
@@ -338,7 +361,7 @@ def test_hostile_texts_stay_texts(browser, hostile):
     assert browser.requests() == [file.as_uri()]
 
 
-def test_two_files_are_compared_and_more_are_a_trend(browser, main, many):
+def test_two_files_are_compared_and_more_are_a_trend(browser, main):
     files = [RESULTS / f"{name}.csv" for name in ("small", "small-2")]
     assert main("report", *files, "-o", "two.html")[:2] == (0, "two.html\n")
     browser.open(Path("two.html").resolve(), "comparison")
