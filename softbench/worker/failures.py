@@ -24,7 +24,7 @@ REASON = 280
 def out_of_memory(error: BaseException) -> bool:
     """torch's own error on the GPU; on the CPU its allocator raises a bare RuntimeError.
 
-    Without the allocator the error is CUDA's own: for a context or a module on a GPU that other processes fill, and from kernels of a plugin.
+    Without the allocator the error is CUDA's own: for a context or module on a GPU that others fill, and from kernels of a plugin.
     """
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or FULL.search(str(error)) is not None
 
