@@ -170,14 +170,14 @@ class Pool:
             selector.register(self._control, selectors.EVENT_READ, None)  # reports the end of a worker whose child keeps its socket open
             end = seconds + min((worker.sent for worker, _ in requests.values()), default=0.0)
             while len(replies) < len(requests):
-                events = selector.select(max(0.0, end - time.monotonic()))
-                if not events and time.monotonic() >= end:
+                gone = {key for key, (worker, _) in requests.items() if key not in replies and worker.pid in self._exits}
+                events = selector.select(0.0 if gone else max(0.0, end - time.monotonic()))
+                if not events and not gone and time.monotonic() >= end:
                     late = [key for key in requests if key not in replies]
                     return replies | {key: self._timed_out(requests[key][0], seconds, phase) for key in late}
-                ready = {event.data for event, _ in events}
+                ready = {event.data for event, _ in events} | gone
                 if None in ready:
                     self._take_report(seconds)
-                    ready |= {key for key, (worker, _) in requests.items() if worker.pid in self._exits}
                 for key in ready - {None} - replies.keys():
                     worker, request = requests[key]
                     if (reply := self._read(worker, request, phase)) is not None:

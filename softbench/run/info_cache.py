@@ -30,8 +30,11 @@ SECONDS = 24 * 3600.0
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 PROGRAMS = ("nvcc", "gcc", "clang", "cc", "g++", "clang++", "c++")
 VARIABLES = ("CUDA", "NVIDIA", "HIP", "ROC", "TORCH", "PYTORCH", "TRITON", "HELION", "CUPY", "NUMBA", "OMP", "MKL", "PYTHON",
-             "CC", "CXX", "PATH", "LD_")  # fmt: skip
-"""Beginnings of the names of environment variables that decide which backends can run."""
+             "CC", "CXX", "PATH", "LD_", "SLURM_JOB_GPUS", "SLURM_STEP_GPUS")  # fmt: skip
+"""Beginnings of the names of environment variables that decide which backends can run, and on which GPUs.
+
+Slurm numbers the GPUs of each job from 0, so two jobs of a host may differ only in its own variables.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO
@@ -32,18 +32,7 @@ class Place:
     def __init__(self, gpu: Gpu | None) -> None:
         """`gpu` is None for the CPU: the processors of this process, as runs on others do not disturb."""
         self.device = "GPU" if gpu else "CPU"
-        self._file: IO[str] | None = None
-        if os.environ.get(SWITCH) == "off":
-            return
-        boot = ""
-        with suppress(OSError):
-            boot = BOOT.read_text()
-        what = gpu.uuid if gpu else f"cpu {sorted(os.sched_getaffinity(0))}"
-        name = hashlib.sha256(f"{boot} {what}".encode()).hexdigest()[:16]
-        with suppress(OSError):  # without a folder there is no queue
-            folder = cache_folder() / "queue"
-            folder.mkdir(parents=True, exist_ok=True)
-            self._file = os.fdopen(os.open(folder / f"{name}.json", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600), "r+", encoding="utf-8")
+        self._file = _file(gpu.uuid if gpu else f"cpu {sorted(os.sched_getaffinity(0))}")
 
     def take(self) -> bool:
         """True if no other run measures on the device; none will until `leave`."""
@@ -90,6 +79,39 @@ class Place:
             found = json.load(self._file)
             return one_line(f"{found['run']} (process {int(found['pid'])}, since {found['since']})", 120)
         return "another run"
+
+
+def _file(what: str) -> IO[str] | None:
+    """The open file of a queue in this boot of the machine; None without a queue."""
+    if os.environ.get(SWITCH) == "off":
+        return None
+    boot = ""
+    with suppress(OSError):
+        boot = BOOT.read_text()
+    name = hashlib.sha256(f"{boot} {what}".encode()).hexdigest()[:16]
+    with suppress(OSError):  # without a folder there is no queue
+        folder = cache_folder() / "queue"
+        folder.mkdir(parents=True, exist_ok=True)
+        return os.fdopen(os.open(folder / f"{name}.json", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600), "r+", encoding="utf-8")
+    return None
+
+
+@contextmanager
+def several(note: Callable[[str], object]) -> Iterator[None]:
+    """In the context this command alone takes the places of several devices.
+
+    Of two commands that took them at once, each could hold a device for which the other waits, without end.
+    """
+    with _file("several devices") or nullcontext() as file:
+        if file is not None:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                note("waiting until another command with several cards has opened them; Ctrl-C gives up")
+                fcntl.flock(file, fcntl.LOCK_EX)
+            except OSError:  # a file system without locks
+                pass
+        yield
 
 
 @contextmanager

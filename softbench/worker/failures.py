@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import traceback
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from softbench.core.text import one_line
 from softbench.plugins.source import PluginSource
 from softbench.worker.error_location import compiler_error, user_line
 
+FULL = re.compile(r"DefaultCPUAllocator|(CUDA|HIP)( driver)? error: out of memory|(CUDA|HIP)\]: out of memory|CUDA_ERROR_OUT_OF_MEMORY")
+"""Texts of the CPU's allocator in torch, of the runtimes' and drivers' errors in torch, of Triton, and of cupy and numba."""
 REASON = 280
 """The longest reason with the place at its end; the stage precedes it in a line of 300."""
 
@@ -21,10 +24,9 @@ REASON = 280
 def out_of_memory(error: BaseException) -> bool:
     """torch's own error on the GPU; on the CPU its allocator raises a bare RuntimeError.
 
-    Without the allocator CUDA's own error comes: for a context on a GPU that other processes fill, and from kernels of a plugin.
+    Without the allocator the error is CUDA's own: for a context or module on a GPU that others fill, and from kernels of a plugin.
     """
-    text = str(error)
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "DefaultCPUAllocator" in text or "CUDA error: out of memory" in text
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or FULL.search(str(error)) is not None
 
 
 def poisoned() -> bool:

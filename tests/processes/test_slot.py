@@ -57,6 +57,18 @@ def test_a_crash_that_was_not_awaited_is_found_later(tmp_path):
         assert loading.slots("b")[0].info.broken.startswith("exited with code 3 in import")
 
 
+def test_a_crash_that_was_reported_earlier_is_found_at_once(tmp_path):
+    """A child keeps the socket open, so only the forkserver reports the end, and another wait has read the report."""
+    crash = "import os, time\nif os.fork() == 0:\n    time.sleep(120)\n    os._exit(0)\nos._exit(3)\n"
+    with Pool() as pool:
+        loading = Loading(pool, [source(tmp_path, "a"), source(tmp_path, "b", crash)], "cpu", {}, 60)
+        worker = pool.workers[1]
+        pool._pump(lambda: worker.pid in pool._exits, 30)
+        begin = time.monotonic()
+        assert loading.slots("b")[0].info.broken.startswith("exited with code 3 in import")
+        assert time.monotonic() - begin < 30  # and not its deadline
+
+
 def test_one_at_a_time_no_worker_is_left(tmp_path):
     with Pool() as pool:
         found = discover(pool, [source(tmp_path, "a"), source(tmp_path, "b")], "cpu", {}, 60, together=False)

@@ -58,6 +58,30 @@ def test_each_device_has_its_own_queue(monkeypatch):
     assert others.take()
 
 
+def test_commands_take_several_places_one_after_the_other():
+    """Each of two commands at once could otherwise hold what the other waits for."""
+    notes, inside = [], threading.Event()
+
+    def second():
+        with queue.several(notes.append):
+            inside.set()
+
+    waiting = threading.Thread(target=second)
+    with queue.several(notes.append):
+        assert not notes
+        waiting.start()
+        assert not inside.wait(0.3)
+    assert inside.wait(10)
+    waiting.join(10)
+    assert len(notes) == 1 and notes[0].startswith("waiting until another command with several cards")
+
+
+def test_without_a_queue_nothing_holds_several_places(monkeypatch):
+    monkeypatch.setenv(queue.SWITCH, "off")
+    with queue.several(pytest.fail), queue.several(pytest.fail):
+        pass
+
+
 def test_a_run_without_queue_or_folder_measures_at_once(monkeypatch, folder):
     first = Place(None)
     assert first.take()

@@ -1,4 +1,4 @@
-"""The conclusions of tools/against_ncu.py, harness_cost.py, assertion_rates.py and fleet_time.py, tested without a GPU."""
+"""The conclusions of tools/against_ncu.py, harness_cost.py and assertion_rates.py, tested without a GPU."""
 
 import argparse
 import importlib.util
@@ -19,7 +19,7 @@ def script(name):
     return module
 
 
-ncu, cost, rates, fleet = script("against_ncu"), script("harness_cost"), script("assertion_rates"), script("fleet_time")
+ncu, cost, rates = script("against_ncu"), script("harness_cost"), script("assertion_rates")
 CELLS = [
     {"backend": "torch", "M": 4096, "N": 256, "dtype": "bf16", "direction": "forward", "us": 3.2, "kernels": ["softmax"]},
     {"backend": "naive", "M": 4096, "N": 256, "dtype": "bf16", "direction": "forward", "us": 50.0, "kernels": ["max", "sub"]},
@@ -150,18 +150,3 @@ def test_a_repetition_takes_its_own_set_first():
         assert {key.backend for key in measured.cells} == {"torch", "torch+0"}
         for key, cell in measured.cells.items():
             assert [*cell.processes.values()] == [sets.samples.cells[key].processes[number] for number in taken]
-
-
-def test_the_parts_of_a_fleet_are_its_wall_time():
-    """Of the stored runs on H100s: a comparison during the load leaves out a probe and three turns of copy."""
-    folder = Path(__file__).parents[2] / "results" / "h100"
-    one, two = (json.loads((folder / f"{name}.json").read_text()) for name in ("default", "fleet-shard"))
-    found = fleet.parts(one, two)
-    assert found.wall == pytest.approx(two["seconds"]["wall"])
-    assert found.turns == 3 and 1 < found.turn < 2
-    assert 0 < found.rest < 4  # what no document explains
-    sooner = found.overlapped(known=True, load=1.0)
-    assert found.wall - sooner == pytest.approx(found.probe + found.turns * found.turn, abs=0.3)
-    assert found.overlapped(known=False, load=1.0) - sooner == pytest.approx(found.probe)
-    long = found.overlapped(known=True, load=0.5)  # the comparison is then longer than the rest of the load
-    assert long == pytest.approx(found.overlapped(known=True, load=0.4))

@@ -4,7 +4,7 @@ import gc
 
 import pytest
 
-from softbench.worker.collection import seldom
+from softbench.worker.collection import SELDOM, seldom
 
 
 @pytest.fixture(autouse=True)
@@ -44,6 +44,17 @@ def test_an_error_restores_the_thresholds():
     with pytest.raises(ImportError), seldom():
         raise ImportError
     assert gc.get_threshold() == before
+
+
+def test_the_thresholds_of_python_3_14_are_restored(monkeypatch):
+    """It ignores the third threshold, and reads 0 for it."""
+    now = [(700, 10, 0)]
+    monkeypatch.setattr(gc, "get_threshold", lambda: now[-1])
+    monkeypatch.setattr(gc, "set_threshold", lambda first, second, third: now.append((first, second, 0)))
+    with seldom():
+        assert now[-1] == (*SELDOM[:2], 0)
+    assert now[-1] == now[0] and len(now) == 3
+    monkeypatch.undo()
 
 
 def test_what_a_plugin_sets_stays():

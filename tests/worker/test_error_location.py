@@ -144,10 +144,24 @@ def test_a_failing_search_leaves_the_plain_reason(monkeypatch):
     assert failures.failure("build", ValueError("no luck"), None).reason == "ValueError: no luck"
 
 
-def test_an_error_of_cuda_about_memory_is_out_of_memory():
-    error = RuntimeError("CUDA error: out of memory\nSearch for `cudaErrorMemoryAllocation'")
-    found = failures.failure("build", error, None)
-    assert (found.status, found.reason) == (failures.Status.OOM, "RuntimeError: CUDA error: out of memory")
+@pytest.mark.parametrize(
+    "text",
+    [
+        "CUDA error: out of memory\nSearch for `cudaErrorMemoryAllocation'",
+        "CUDA driver error: out of memory",
+        "HIP error: out of memory",
+        "Triton Error [CUDA]: out of memory",
+        "CUDA_ERROR_OUT_OF_MEMORY: out of memory",
+    ],
+)
+def test_an_error_of_cuda_about_memory_is_out_of_memory(text):
+    found = failures.failure("build", RuntimeError(text), None)
+    assert (found.status, found.reason) == (failures.Status.OOM, f"RuntimeError: {text.splitlines()[0]}")
+
+
+def test_other_errors_are_not_out_of_memory():
+    for text in ("CUDA error: an illegal memory access was encountered", "out of shared memory", "Triton Error [CUDA]: invalid argument"):
+        assert failures.failure("build", RuntimeError(text), None).status is failures.Status.FAILED
 
 
 def test_blocked_modules_do_not_end_the_search(monkeypatch):

@@ -117,7 +117,10 @@ def main() -> NoReturn:
     code = 0
     try:
         with ExitStack() as end:
-            serve(link, messages.get, end)
+            try:
+                serve(link, messages.get, end)
+            finally:
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)  # nothing interrupts the end of the workers
     except SoftbenchError as error:
         link.send("error", text=str(error), code=error.exit_code)
         code = error.exit_code

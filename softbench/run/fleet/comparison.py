@@ -117,22 +117,25 @@ def settle(members: Members, observer: Observer, *, alike: bool) -> None:
         CardsLostError: every card is lost.
         UsageError: as `require_alike`.
     """
+    compared = _noted(members, observer)
+    if not alike:
+        return
     try:
-        _noted(members, observer, alike=alike)
+        require_alike(compared)
     except UsageError:
         if all(member.loaded for member in members.alive):
             raise
         observer.note("the cards differ while they load their backends, so they are compared again after that")
         members.load()
-        _noted(members, observer, alike=alike)
+        require_alike(_noted(members, observer))
 
 
-def _noted(members: Members, observer: Observer, *, alike: bool) -> None:
+def _noted(members: Members, observer: Observer) -> list[Compared]:
+    """The comparison, with a note for each card; empty if there is one card."""
     if len(members.alive) < 2:
-        return
+        return []
     compared = compare(members)
     for one in compared:
         observer.note(f"{one.member.name} ({one.member.unit}): {one.text}")
     members.require(members.alive)
-    if alike:
-        require_alike(compared)
+    return compared

@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import time
 from collections.abc import Callable, Collection, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ from softbench.plan.plan import Plan
 from softbench.plugins.info import info_from_json
 from softbench.plugins.source import PluginSource, origins
 from softbench.results.records import case_from_json, record_from_json
+from softbench.run import queue as place_queue
 from softbench.run.plan_of import of_yardstick, plan_of
 from softbench.run.request import Request, request_to_json
 
@@ -100,10 +102,12 @@ class Members:
             UsageError: the versions of two cards differ, or the request is wrong.
         """
         about = {"op": "open", "request": request_to_json(self.request), "operations": list(registry.files()), "wait": wait}
-        for member, opening in zip(self.all, self.cards.opening, strict=True):
-            self.cards.send(member.number, {**about, **opening, "staged": staged})
-        while any(member.plan is None for member in self.alive):
-            self.take()
+        with place_queue.several(self.observer.note) if wait else nullcontext():
+            for member, opening in zip(self.all, self.cards.opening, strict=True):
+                member.heard = time.monotonic()
+                self.cards.send(member.number, {**about, **opening, "staged": staged})
+            while any(member.plan is None for member in self.alive):
+                self.take()
         self.require(self.alive)
         first = self.alive[0]
         if first.versions[0] != self.request.version:

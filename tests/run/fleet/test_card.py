@@ -2,6 +2,8 @@
 
 import io
 import json
+import subprocess
+import sys
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -46,6 +48,31 @@ def test_a_gpu_that_is_gone_costs_only_its_card(monkeypatch):
         with pytest.raises(kind, match="--device cuda:99: "), ExitStack() as end:
             serve(Link(io.StringIO()), lambda first={**first, "remembered": remembered}: first, end)
     assert forgotten == [True]
+
+
+LEAVING = """
+import os, signal, sys, time
+from softbench.core.errors import UsageError
+from softbench.run.fleet import card
+def serve(link, receive, end):
+    def late():
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.2)
+        print("ended", file=sys.stderr)
+    end.callback(late)
+    raise UsageError("no such backend")
+card.serve = serve
+card.main()
+"""
+
+
+def test_nothing_interrupts_a_card_that_ends_its_workers():
+    """A fleet closes stdin when another card has failed, and this card may end at the same time."""
+    process = subprocess.Popen([sys.executable, "-c", LEAVING], stdin=-1, stdout=-1, stderr=-1, text=True)
+    assert process.stderr.readline() == "ended\n"
+    assert json.loads(process.stdout.readlines()[-1]) == {"op": "error", "text": "no such backend", "code": 2}
+    process.communicate()
+    assert process.returncode == 2
 
 
 CASES = [to_json(Case(8, N, "fp32", Direction.FORWARD, "cpu")) for N in (16, 32)]

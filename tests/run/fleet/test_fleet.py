@@ -101,6 +101,20 @@ def test_cards_that_differ_only_while_loading_share_a_sweep(tmp_path):
     assert [op for _, op in slow.log].count("copy") == 8
 
 
+def test_a_wrong_request_ends_a_comparison(tmp_path):
+    """It does not say that the cards differ."""
+
+    class Refusing(FakeCards):
+        def _measure(self, number, message):
+            self.events.put((number, {"op": "error", "text": "--timer: no such timer", "code": 2}))
+
+    seen, cards = Note(), Refusing()
+    with pytest.raises(UsageError, match="--timer: no such timer"):
+        measured(cards, request(tmp_path), observer=seen)
+    assert list(seen) == []
+    assert cards.log[-1][1] == "copy"
+
+
 def test_a_card_whose_backends_do_not_load_is_left_out(tmp_path):
     seen = Note()
     kept = measured(FakeCards(unloaded={0: "out of memory"}), request(tmp_path), observer=seen)

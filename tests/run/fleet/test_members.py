@@ -1,5 +1,7 @@
 """The messages between a fleet and its cards."""
 
+from contextlib import contextmanager
+
 import pytest
 from fleets import FakeCards, Note, request
 
@@ -17,6 +19,29 @@ def opened(tmp_path, **about):
 def say(members, number, **message):
     members.cards.events.put((number, message))
     members.take(lambda member, process, records: None)
+
+
+@pytest.mark.parametrize("wait", [True, False])
+def test_cards_of_two_commands_do_not_open_at_once(tmp_path, monkeypatch, wait):
+    """Otherwise each command could hold a card for which the other waits. Cards that do not measure hold none."""
+    log = []
+
+    @contextmanager
+    def several(note):
+        log.append("begin")
+        yield
+        log.append("end")
+
+    class Logged(FakeCards):
+        def send(self, number, message):
+            log.append(number)
+            super().send(number, message)
+
+    monkeypatch.setattr(members_module.place_queue, "several", several)
+    members = Members(Logged(), request(tmp_path), Note())
+    members.open(wait=wait)
+    assert all(member.plan for member in members.all)
+    assert log == (["begin", 0, 1, "end"] if wait else [0, 1])
 
 
 def test_an_invalid_message_costs_the_card(tmp_path):
