@@ -26,6 +26,9 @@ import torch
 from loss_launches import Launch
 from softbench.kernels.triton.launch_plan import KEEP_IN_L2_BYTES  # heuristics.cuh has the same
 
+from softbench.core.errors import UsageError
+from softbench.plan.deal import parse_shard
+
 HALF, BRAIN, FULL = torch.float16, torch.bfloat16, torch.float32
 TOLERANCE = {HALF: 1e-2, BRAIN: 1e-2, FULL: 1e-5}
 LOSSES = ("cross_entropy", "logprob")
@@ -241,17 +244,20 @@ def main() -> int:
     parser.add_argument("kernels", choices=("cuda", "triton"))
     parser.add_argument("--rows", type=int, default=math.inf, help="leave out launches of more rows")
     parser.add_argument("--bytes", type=int, default=math.inf, help="leave out launches that move more bytes")
-    parser.add_argument("--part", default="1/1", help="launch every Nth from the Kth on, as in 2/8, to run several processes at once")
+    parser.add_argument("--part", default="1/1", help="launch every Nth from the Kth on, as in 2/8, so that several processes share them")
     parser.add_argument("--function", choices=("softmax", "scaled_softmax", "log_softmax", *LOSSES), default="softmax")
     parser.add_argument("--verbose", action="store_true", help="name each launch on stderr before it ends")
     asked = parser.parse_args()
-    first, of = map(int, asked.part.split("/"))
+    try:
+        part = parse_shard(asked.part, "--part")
+    except UsageError as error:
+        parser.error(str(error))
     torch.manual_seed(0)
     seen: Counter[str] = Counter()
     staying: Counter[str] = Counter()
     wrong = []
     for number, launch in enumerate(launches(asked.kernels, asked.function)):
-        if launch.rows > asked.rows or launch.moved > asked.bytes or number % of != first - 1:
+        if launch.rows > asked.rows or launch.moved > asked.bytes or number % part.of != part.number - 1:
             continue
         tier = launch.run()
         named = f"{number}: {tier}, {launch.rows} rows, {launch.moved} bytes"

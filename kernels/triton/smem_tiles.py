@@ -20,7 +20,7 @@ def _allocate(kib: int) -> tl.constexpr:
 
 
 ALLOCATE_4, ALLOCATE_8, ALLOCATE_16, ALLOCATE_24, ALLOCATE_32, ALLOCATE_44 = (_allocate(kib) for kib in (4, 8, 16, 24, 32, 44))
-COPY = tl.constexpr("cp.async.cg.shared.global [$1], [$2], 16, $3; mov.b32 $0, 0;")  # $3: bytes to read, 0 or 16
+COPY = tl.constexpr("cp.async.cg.shared.global [$1], [$2], 16, $3; mov.b32 $0, 0;")  # $3: bytes to read, 0, 8 or 16
 # For sm_90 only, as `Problem.keep_in_l2`. For sm_100, ptxas of CUDA 12.8 to 13.3 emits a copy with a policy that it never set.
 COPY_KEEP_IN_L2 = tl.constexpr(
     "{ .reg .b64 policy; createpolicy.fractional.L2::evict_last.b64 policy, 1.0;"

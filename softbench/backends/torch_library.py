@@ -136,7 +136,7 @@ class TritonAoti(OperatorBackend):
     operations = ("softmax", "log_softmax")
     advice = "if no Python may compile at run time: build a package for each shape beforehand"
     compiles = "always"
-    extra = True  # it compiles C++ for each shape, which takes longer than all other backends together
+    extra = True  # it compiles C++ for each shape, which takes seconds
 
     def available(self) -> str | None:
         if reason := super().available():

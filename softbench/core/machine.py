@@ -11,6 +11,8 @@ from pathlib import Path
 
 from softbench.core.json_types import JsonObject
 
+BOOT = Path("/proc/sys/kernel/random/boot_id")
+
 
 def peak_gbps(memory_clock_mhz: float, bus_bits: int) -> float:
     """Peak bandwidth of the datasheet in decimal GB/s: two transfers per clock, for HBM and GDDR as NVML counts clocks.
@@ -91,6 +93,13 @@ def same_card(a: object, b: object) -> bool:
 
 def _hash(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def boot_id() -> str:
+    """What Linux calls the present boot of the machine; empty if it does not tell."""
+    with suppress(OSError):
+        return BOOT.read_text().strip()
+    return ""
 
 
 def free_memory() -> int:

@@ -21,13 +21,12 @@ from pathlib import Path
 
 import softbench
 from softbench.core.files import replace_file
-from softbench.core.machine import Machine, machine_from_json
+from softbench.core.machine import Machine, boot_id, machine_from_json
 from softbench.kernels.common.cuda_toolkit import cache_folder
 from softbench.plugins.info import BackendInfo, info_from_json, info_to_json
 from softbench.plugins.source import PluginSource
 
 SECONDS = 24 * 3600.0
-BOOT = Path("/proc/sys/kernel/random/boot_id")
 PROGRAMS = ("nvcc", "gcc", "clang", "cc", "g++", "clang++", "c++")
 VARIABLES = ("CUDA", "NVIDIA", "HIP", "ROC", "TORCH", "PYTORCH", "TRITON", "HELION", "CUPY", "NUMBA", "OMP", "MKL", "PYTHON",
              "CC", "CXX", "PATH", "LD_", "SLURM_JOB_GPUS", "SLURM_STEP_GPUS")  # fmt: skip
@@ -117,10 +116,7 @@ def _path(device: str) -> Path:
 
 
 def _machine_path() -> Path:
-    boot = ""
-    with suppress(OSError):
-        boot = BOOT.read_text().strip()
-    return cache_folder() / "infos" / f"{_environment()}-machine-{hashlib.sha256(boot.encode()).hexdigest()[:8]}.json"
+    return cache_folder() / "infos" / f"{_environment()}-machine-{hashlib.sha256(boot_id().encode()).hexdigest()[:8]}.json"
 
 
 def _environment() -> str:

@@ -13,17 +13,15 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import IO
 
-from softbench.core.machine import Gpu
+from softbench.core.machine import Gpu, boot_id
 from softbench.core.text import one_line
 from softbench.kernels.common.cuda_toolkit import cache_folder
 from softbench.processes.activity import Activity
 
 SWITCH = "SOFTBENCH_QUEUE"
 """An environment variable; `off` measures at once."""
-BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Place:
@@ -85,10 +83,7 @@ def _file(what: str) -> IO[str] | None:
     """The open file of a queue in this boot of the machine; None without a queue."""
     if os.environ.get(SWITCH) == "off":
         return None
-    boot = ""
-    with suppress(OSError):
-        boot = BOOT.read_text()
-    name = hashlib.sha256(f"{boot} {what}".encode()).hexdigest()[:16]
+    name = hashlib.sha256(f"{boot_id()} {what}".encode()).hexdigest()[:16]
     with suppress(OSError):  # without a folder there is no queue
         folder = cache_folder() / "queue"
         folder.mkdir(parents=True, exist_ok=True)

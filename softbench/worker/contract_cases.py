@@ -116,7 +116,8 @@ class ContractCase:
         """Calls on two streams at once must not share memory, unless the backend declares that its calls share their output."""
         if reuses_output(self.backend):
             return Accuracy(Grade.PASS, 0.0, "")
-        edge = torch.arange(min(EDGE_ROWS, self.case.M), device=self.given[0].device)  # rows by number are copied
+        # The rows that are copied. The streams wait for what is written before them.
+        edge = torch.arange(min(EDGE_ROWS, self.case.M), device=self.given[0].device)
         sides = [(self.given, torch.cuda.Stream()), (self._other(), torch.cuda.Stream())]
         for _, stream in sides:
             stream.wait_stream(torch.cuda.current_stream())

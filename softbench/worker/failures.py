@@ -15,7 +15,9 @@ from softbench.core.text import one_line
 from softbench.plugins.source import PluginSource
 from softbench.worker.error_location import compiler_error, user_line
 
-FULL = re.compile(r"DefaultCPUAllocator|(CUDA|HIP)( driver)? error: out of memory|(CUDA|HIP)\]: out of memory|CUDA_ERROR_OUT_OF_MEMORY")
+OUT_OF_MEMORY = re.compile(
+    r"DefaultCPUAllocator|(CUDA|HIP)( driver)? error: out of memory|(CUDA|HIP)\]: out of memory|CUDA_ERROR_OUT_OF_MEMORY"
+)
 """Texts of the CPU's allocator in torch, of the runtimes' and drivers' errors in torch, of Triton, and of cupy and numba."""
 REASON = 280
 """The longest reason with the place at its end; the stage precedes it in a line of 300."""
@@ -26,7 +28,7 @@ def out_of_memory(error: BaseException) -> bool:
 
     Without the allocator the error is CUDA's own: for a context or module on a GPU that others fill, and from kernels of a plugin.
     """
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or FULL.search(str(error)) is not None
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or OUT_OF_MEMORY.search(str(error)) is not None
 
 
 def poisoned() -> bool:

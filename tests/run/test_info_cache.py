@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from softbench.core import machine
 from softbench.core.errors import UsageError
 from softbench.core.machine import Gpu, Machine
 from softbench.plugins.info import BackendInfo
@@ -55,7 +56,7 @@ def test_a_machine_with_gpus_is_kept_until_it_is_forgotten(monkeypatch, tmp_path
     boot = tmp_path / "boot"
     boot.write_text("another")
     with monkeypatch.context() as changed:
-        changed.setattr(info_cache, "BOOT", boot)
+        changed.setattr(machine, "BOOT", boot)
         assert info_cache.read_machine() is None
     info_cache.forget_machine()
     assert info_cache.read_machine() is None

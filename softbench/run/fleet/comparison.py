@@ -108,7 +108,7 @@ def require_alike(compared: Sequence[Compared]) -> None:
             )
 
 
-def settle(members: Members, observer: Observer, *, alike: bool) -> None:
+def compare_or_refuse(members: Members, observer: Observer, *, alike: bool) -> None:
     """Compare the cards of a run, if there are several. With `alike` those of one model must be equally fast.
 
     Their backends may still load. Only a comparison after that can refuse the cards, because loading might disturb one of them.

@@ -89,7 +89,7 @@ def run(how: How, request: Request, observer: Observer, on_start: Callable[[stor
     with closing(how.cards(request)) as opened:
         members = Members(opened, request, observer)
         members.open(staged=len(members.all) > 1)
-        comparison.settle(members, observer, alike=how.spread == SHARD and not how.force)
+        comparison.compare_or_refuse(members, observer, alike=how.spread == SHARD and not how.force)
         members.load()
         head = _header(members.alive, request, how.spread)
         kept = _store(request, head, members.alive, observer)
