@@ -47,7 +47,7 @@ def test_every_fault_has_a_reason_and_other_cells_are_measured(cli, plugins):
         "sleeps-for-ever": ("timeout", "build took longer than 4 s (in <lambda>, faults.py:"),
         "exits": ("failed", "exited with code 7 in build"),
     }
-    sources = ["triton-compiled", "triton-op", "triton-custom-op", "triton-aoti", "cuda-op"]
+    sources = ["triton-compiled", "triton-op", "triton-custom-op", "cuda-op"]
     peers = ["quack", "liger", "flaggems", "flashinfer", "helion", "cudnn", "cupy", "numba"]
     assert {name for name, _ in found} == {*healthy, *expected, *sources, *peers, "compile", "cuda", "triton", "triton-row", "triton-tile"}
     assert {found[name, "16"]["status"] for name in ("compile", "cuda", *sources, *peers)} == {"unavailable"}
