@@ -20,11 +20,21 @@ def _allocate(kib: int) -> tl.constexpr:
 
 
 ALLOCATE_4, ALLOCATE_8, ALLOCATE_16, ALLOCATE_24, ALLOCATE_32, ALLOCATE_44 = (_allocate(kib) for kib in (4, 8, 16, 24, 32, 44))
-COPY = tl.constexpr("cp.async.cg.shared.global [$1], [$2], 16, $3; mov.b32 $0, 0;")  # $3: bytes to read, 0, 8 or 16
+COPY = tl.constexpr("cp.async.cg.shared.global [$1], [$2], 16, $3; mov.b32 $0, 0;")  # $3: bytes to read, 0 or 16
 # For sm_90 only, as `Problem.keep_in_l2`. For sm_100, ptxas of CUDA 12.8 to 13.3 emits a copy with a policy that it never set.
 COPY_KEEP_IN_L2 = tl.constexpr(
     "{ .reg .b64 policy; createpolicy.fractional.L2::evict_last.b64 policy, 1.0;"
     " cp.async.cg.shared.global.L2::cache_hint [$1], [$2], 16, $3, policy; mov.b32 $0, 0; }"
+)
+# Two vectors of 8 bytes, or the last one. A copy of 16 bytes with a size of 8 also reads the others, which may lie behind the tensor.
+COPY_8 = tl.constexpr(
+    "{ .reg .pred p, q; setp.eq.u32 p, $3, 16; setp.eq.u32 q, $3, 8; @p cp.async.cg.shared.global [$1], [$2], 16;"
+    " @q cp.async.ca.shared.global [$1], [$2], 8; mov.b32 $0, 0; }"
+)
+COPY_8_KEEP_IN_L2 = tl.constexpr(
+    "{ .reg .pred p, q; .reg .b64 policy; setp.eq.u32 p, $3, 16; setp.eq.u32 q, $3, 8;"
+    " createpolicy.fractional.L2::evict_last.b64 policy, 1.0; @p cp.async.cg.shared.global.L2::cache_hint [$1], [$2], 16, policy;"
+    " @q cp.async.ca.shared.global.L2::cache_hint [$1], [$2], 8, policy; mov.b32 $0, 0; }"
 )
 COMMIT = tl.constexpr("cp.async.commit_group; mov.b32 $0, $1;")
 WAIT = tl.constexpr("cp.async.wait_all; bar.sync 0; mov.b32 $0, $1;")
@@ -39,7 +49,8 @@ def copy_to_smem(words, first, end, start, SMEM_TILES: tl.constexpr, THREADS: tl
 
     `first`, `end` and `start` count vectors of WORDS words. With two words, `start` is even and above `first`.
     """
-    COPY_ASM: tl.constexpr = COPY_KEEP_IN_L2 if KEEP_IN_L2 else COPY
+    COPY_16: tl.constexpr = COPY_KEEP_IN_L2 if KEEP_IN_L2 else COPY
+    COPY_ASM: tl.constexpr = COPY_16 if WORDS == 4 else (COPY_8_KEEP_IN_L2 if KEEP_IN_L2 else COPY_8)
     BYTES: tl.constexpr = SMEM_TILES * THREADS * 16
     UP_TO_16: tl.constexpr = ALLOCATE_4 if BYTES <= 4096 else (ALLOCATE_8 if BYTES <= 8192 else ALLOCATE_16)
     UP_TO_24: tl.constexpr = UP_TO_16 if BYTES <= 16384 else ALLOCATE_24

@@ -7,7 +7,9 @@ import importlib.util
 import itertools
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -86,6 +88,20 @@ def test_copies_of_staged_rows_read_whole_vectors(cards, h100, backward, M):
     assert copies
     assert {copy.partition(",")[0] for copy in copies} == {"16"}
     assert not [copy for copy in copies if copy.count(",") > (M > 41)]  # one more operand is the policy
+
+
+@pytest.mark.parametrize("M", [64, 4096])  # the second keeps its reads in L2
+def test_copies_of_two_vectors_stay_inside_the_row(cards, h100, M):
+    """Float32 results: the last 8 of 16 bytes may lie behind the tensor, so they are copied as 8 bytes."""
+    problem = replace(cards.problem_of(h100, False, M, 262140, 2, 8), wide=True)
+    plan = Plan("split", 4, 256, 2, 4, warps=8, registers=64, split_ctas=16, smem_tiles=8)
+    ready = dispatch.prepare_launch(problem, plan, (SimpleNamespace(stride=lambda _: 262140),) * 2, False)
+    operands = [cards._Operand(torch.bfloat16, 8), cards._Operand(torch.float32, 16), *[cards._Operand(torch.int64, 0)] * 2]
+    ptx = cards.compiled(h100, ready.kernel, operands, (*ready.arguments, None), ready.options).asm["ptx"]
+    copies = re.findall(r"@[pq] cp\.async\.(c[ag])\.shared\.global(\S*)\s+\[[^]]*\], \[[^]]*\], (\d+)(, policy)?;", ptx)
+    assert {(cache, size) for cache, _, size, _ in copies} == {("cg", "16"), ("ca", "8")}
+    assert len(copies) == ptx.count("cp.async.c") - ptx.count("cp.async.commit")
+    assert {bool(hint) == bool(policy) == problem.keep_in_l2 for _, hint, _, policy in copies} == {True}
 
 
 def losses(cards, h100):
