@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from forks import Command, Forks, start_forkserver
+from interpreted import interpreted
 
 from softbench.core.case import Case, Direction
 from softbench.core.outcome import Accuracy, Batch, Build, Grade, Measured, Record, Timing
@@ -221,6 +222,12 @@ def forks() -> Iterator[Callable[[], Forks]]:
     yield running
     for one in started:
         one.close()
+
+
+@pytest.fixture
+def run_interpreted(forks: Callable[[], Forks]) -> Callable[..., None]:
+    """Runs code that prints `fine` under Triton's interpreter: `run_interpreted(code, timeout=120)`."""
+    return lambda code, **given: interpreted(forks(), code, **given)
 
 
 def fork_pools(forks: Callable[[], Forks], patch: pytest.MonkeyPatch) -> None:

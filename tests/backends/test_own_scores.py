@@ -1,7 +1,6 @@
 """The kernels of attention scores as the backends `triton` and `cuda`: the check cases, and the rows that it refuses."""
 
 import pytest
-from interpreted import run_interpreted
 from masked_softmaxes import B, F, case_of
 
 from softbench.backends import own_kernels, own_scores
@@ -25,7 +24,7 @@ print("fine")
 SHAPES = ["shape 1x1x5x2", "shape 2x3x7x7", "structured 2x5x70x33", "shape 1x2x2x16384"]
 
 
-def test_check_cases_pass_under_the_interpreter():
+def test_check_cases_pass_under_the_interpreter(run_interpreted):
     run_interpreted(CHECK_CASES.format(shapes=SHAPES))
 
 

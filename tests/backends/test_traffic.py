@@ -6,7 +6,6 @@ from itertools import count
 import pytest
 import torch
 from compiling import python
-from interpreted import run_interpreted
 from passes import OPERATIONS, inputs
 
 from softbench.backends import copy
@@ -79,7 +78,7 @@ def added(monkeypatch):
     monkeypatch.setattr(registry, "_added", {name: (op, "file.py") for name, op in OPERATIONS.items()})
 
 
-def test_the_kernel_moves_the_bytes_of_unlike_tensors():
+def test_the_kernel_moves_the_bytes_of_unlike_tensors(run_interpreted):
     run_interpreted(UNDER_THE_INTERPRETER)
 
 

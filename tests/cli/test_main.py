@@ -42,6 +42,7 @@ def test_a_run_ends_with_table_csv_and_exit_0(cli):
     assert sorted({batch["round"] for batch in batches}) == [0, 1, 2]
 
 
+@pytest.mark.slow
 def test_torch_compile_is_cached_the_second_time(cli):
     N = 1000 + int(time.time()) % 50_000  # not in the cache; an empty one would compile the headers of C++ too
     for expected in ("cold", "cached"):

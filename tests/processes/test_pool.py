@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from sampled import sampled
 
 from softbench.core.errors import WorkersError
 from softbench.core.messages import LoadSource, ProbeMachine, request_to_json
@@ -247,7 +248,10 @@ def test_an_interrupt_at_start_waits_for_the_forkserver_to_end(monkeypatch, cli,
     assert took < END_SECONDS  # it was seen to end
 
 
-@pytest.mark.parametrize(("own", "spins"), [({}, "10000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, None)])
+@pytest.mark.parametrize(
+    ("own", "spins"),
+    sampled([({}, "10000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, None)], lambda own, _: not own),
+)
 def test_threads_and_waits_reach_openmp_before_torch(tmp_path, monkeypatch, own, spins):
     for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "OMP_NUM_THREADS"):
         monkeypatch.delenv(name, raising=False)

@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import traceback
+import warnings
 from contextlib import suppress
 from pathlib import Path
 
@@ -103,17 +104,23 @@ class Forks:
 
     def run(self, words: list[str], cwd: Path, env: dict[str, str], timeout: float) -> subprocess.CompletedProcess[str]:
         """`python -m softbench` with these words."""
-        fork = self.start(words, cwd, env)
+        return self._ended(self.start(words, cwd, env), timeout)
+
+    def start(self, words: list[str], cwd: Path, env: dict[str, str]) -> Command:
+        """The same, while it runs."""
+        return Command(self.orders, {"kind": "command", "words": words, "cwd": str(cwd), "env": env})
+
+    def run_code(self, code: str, env: dict[str, str], timeout: float) -> subprocess.CompletedProcess[str]:
+        """`python -c` with this code, without warnings. Triton is not imported yet."""
+        return self._ended(Command(self.orders, {"kind": "code", "words": [code], "cwd": str(Path.cwd()), "env": env}), timeout)
+
+    def _ended(self, fork: Command, timeout: float) -> subprocess.CompletedProcess[str]:
         try:
             out, err = fork.communicate(timeout)
         except BaseException:
             fork.kill()
             raise
-        return subprocess.CompletedProcess(words, fork.returncode, out, err)
-
-    def start(self, words: list[str], cwd: Path, env: dict[str, str]) -> Command:
-        """The same, while it runs."""
-        return Command(self.orders, {"kind": "command", "words": words, "cwd": str(cwd), "env": env})
+        return subprocess.CompletedProcess([], fork.returncode, out, err)
 
     def left(self) -> list[str]:
         """The command lines of the live processes that forks left behind."""
@@ -238,7 +245,10 @@ def become(order: dict, descriptors: list[int], others: list[int], orders: socke
         os.environ.update(order["env"])
         os.chdir(order["cwd"])
         random.seed()
-        code = serve(kept, order["path"]) if order["kind"] == "forkserver" else command(order, orders)
+        if order["kind"] == "code":
+            code = run_code(order)
+        else:
+            code = serve(kept, order["path"]) if order["kind"] == "forkserver" else command(order, orders)
     except BaseException:
         traceback.print_exc()
     finally:
@@ -260,6 +270,13 @@ def command(order: dict, orders: socket.socket) -> int:
         cli.main()
     except SystemExit as end:
         return int(end.code or 0)
+
+
+def run_code(order: dict) -> int:
+    warnings.simplefilter("ignore")
+    (code,) = order["words"]
+    exec(compile(code, "<code of a test>", "exec"), {"__name__": "__main__"})
+    return 0
 
 
 def serve(control: int, path: list[str]) -> int:

@@ -1,9 +1,9 @@
-"""Runs Python code under Triton's interpreter, in a process of its own: the interpreter must be chosen before Triton is imported."""
+"""Runs Python code under Triton's interpreter, in a fork that has not imported Triton, because the interpreter must be chosen before."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
+
+from forks import Forks
 
 PUBLIC_FUNCTION = """
 import torch
@@ -33,14 +33,8 @@ print("fine")
 QUICK = f"import sys; sys.path.append({str(Path(__file__).parent)!r}); import quick_interpreter\n"
 
 
-def run_interpreted(code: str, timeout: float = 120) -> None:
+def interpreted(forks: Forks, code: str, timeout: float = 120) -> None:
     """Runs code that prints `fine` if it succeeds."""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", QUICK + code],
-        env={**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        check=False,
-    )
+    environment = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
+    done = forks.run_code(QUICK + code, environment, timeout)
     assert done.stdout.strip() == "fine", done.stderr[-2000:]

@@ -16,8 +16,9 @@ def sampled(values: Iterable, by_default: Callable[..., bool]) -> list:
 
 
 def with_dtypes(names: str, values: Iterable) -> pytest.MarkDecorator:
-    """Parametrize with these arguments and the dtype. Each value has float32 and in turn one of the 16-bit dtypes by default."""
+    """Parametrize with these arguments and the dtype. Each value has one dtype by default, and the next value the next one."""
     given = [value if isinstance(value, tuple) else (value,) for value in values]
-    every = [(number, *each, dtype) for number, each in enumerate(given) for dtype in ("fp32", "fp16", "bf16")]
-    chosen = sampled(every, lambda number, *each: each[-1] != ("fp16", "bf16")[number % 2])
+    dtypes = ("fp32", "bf16", "fp16")
+    every = [(number, *each, dtype) for number, each in enumerate(given) for dtype in dtypes]
+    chosen = sampled(every, lambda number, *each: each[-1] == dtypes[number % 3])
     return pytest.mark.parametrize((*names.split(), "dtype"), [pytest.param(*one.values[1:], marks=one.marks) for one in chosen])

@@ -56,7 +56,7 @@ def simulated(library, monkeypatch):
     monkeypatch.setattr(masked_softmax.softmax, "device_types", ("cpu",))
 
 
-@pytest.mark.parametrize("text", sampled(OPERATIONS, lambda text: "axes=B" in text and "BSN" not in text))
+@pytest.mark.parametrize("text", sampled(OPERATIONS, lambda text: "axes=BN" in text))
 def test_check_cases_pass(simulated, text):
     """Each case in one dtype, another one for each operation."""
     runner = CheckCaseRunner(cuda, "cpu", operation=case_of(text, "bf16", F).op)
@@ -88,7 +88,7 @@ PLANNED = (("causal=true", (1, 1, 5)), ("mask=boolean,causal=true,sink=true", (2
 ROWS = ((1, "bf16"), (130, "fp32"), (130, "bf16"), (1021, "fp16"), (1021, "fp32"), (3001, "bf16"), (3001, "fp32"))
 
 
-@pytest.mark.parametrize(("N", "dtype"), sampled(ROWS, lambda N, dtype: (N, dtype) in ROWS[1::2]))
+@pytest.mark.parametrize(("N", "dtype"), sampled(ROWS, lambda N, dtype: (N, dtype) in ROWS[1::4]))
 def test_results_of_all_plans_are_within_the_bounds(simulated, N, dtype):
     tried = 0
     for text, sizes in PLANNED:

@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from interpreted import PUBLIC_FUNCTION, run_interpreted
+from interpreted import PUBLIC_FUNCTION
 from softbench.kernels.triton import dispatch
 from softbench.kernels.triton.launch_plan import Plan, Problem
 
 
-def test_public_function_takes_any_shape_and_dim_and_differentiates():
+def test_public_function_takes_any_shape_and_dim_and_differentiates(run_interpreted):
     run_interpreted(PUBLIC_FUNCTION.format(module="dispatch"))
 
 
@@ -125,12 +125,12 @@ print("fine")
 
 
 @pytest.mark.timeout(280)
-def test_interpreted_tiers_are_right_and_write_only_their_rows():
+def test_interpreted_tiers_are_right_and_write_only_their_rows(run_interpreted):
     run_interpreted(TIERS + EVERY_TIER, timeout=270)
 
 
 @pytest.mark.timeout(280)
-def test_interpreted_tiers_have_every_function():
+def test_interpreted_tiers_have_every_function(run_interpreted):
     run_interpreted(TIERS + POLICIES, timeout=270)
 
 

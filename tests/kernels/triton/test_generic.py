@@ -1,7 +1,6 @@
 """The generic kernels: masked tiles and loops, for every dtype."""
 
 import pytest
-from interpreted import run_interpreted
 from softbench.kernels.triton import generic
 
 LOOPS = """
@@ -29,7 +28,7 @@ print("fine")
 """
 
 
-def test_loops_are_right_in_float32_and_float64():
+def test_loops_are_right_in_float32_and_float64(run_interpreted):
     run_interpreted(LOOPS)
 
 

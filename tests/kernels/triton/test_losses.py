@@ -1,7 +1,6 @@
 """Losses by the Triton kernels, under the interpreter: every pass, option, dtype and layout is within the derived bounds."""
 
 import pytest
-from interpreted import run_interpreted
 
 SETUP = """
 import math
@@ -117,14 +116,14 @@ print("fine")
 
 
 @pytest.mark.timeout(280)
-def test_every_pass_is_within_the_bounds():
+def test_every_pass_is_within_the_bounds(run_interpreted):
     run_interpreted(SETUP + PASSES, timeout=270)
 
 
 @pytest.mark.timeout(280)
-def test_structured_long_rows_are_within_the_bounds():
+def test_structured_long_rows_are_within_the_bounds(run_interpreted):
     run_interpreted(SETUP + LONG, timeout=270)
 
 
-def test_special_targets_layouts_and_errors():
+def test_special_targets_layouts_and_errors(run_interpreted):
     run_interpreted(SETUP + SPECIAL)

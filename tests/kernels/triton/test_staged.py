@@ -1,7 +1,5 @@
 """The tier staged under the interpreter: every plan is right, for each number of rows of the last program."""
 
-from interpreted import run_interpreted
-
 STAGED = """
 import torch
 from dataclasses import replace
@@ -46,5 +44,5 @@ print("fine")
 """
 
 
-def test_staged_rows_are_right():
+def test_staged_rows_are_right(run_interpreted):
     run_interpreted(STAGED, timeout=270)

@@ -219,6 +219,7 @@ def test_inductor_compiles_the_operator():
         assert torch.allclose(compiled(x), torch.softmax(x, -1), atol=1e-6)
 
 
+@pytest.mark.slow
 def test_aotinductors_package_gives_the_same_result(tmp_path):
     x = torch.randn(4, 30)
     exported = torch.export.export(Softmax(), (x,), dynamic_shapes={"x": {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.STATIC}})

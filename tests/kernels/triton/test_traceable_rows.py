@@ -1,7 +1,5 @@
 """The kernels that compilers trace, under the interpreter: the launches that `traceable.py` chooses, for rows at any address."""
 
-from interpreted import run_interpreted
-
 LAUNCHES = """
 import torch
 from softbench.kernels.triton import traceable, traceable_rows as kernels
@@ -63,5 +61,5 @@ print("fine")
 """
 
 
-def test_traced_launches_are_right_at_any_address():
+def test_traced_launches_are_right_at_any_address(run_interpreted):
     run_interpreted(LAUNCHES, timeout=270)

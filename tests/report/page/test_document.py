@@ -49,7 +49,7 @@ def part(folder):
     """The cells of a committed file of one dtype and M, with their samples."""
     rows, _ = read_csv(RESULTS / "frontier.csv")
     (folder / "part.csv").write_text(to_csv([row for row in rows if (row.dtype, row.M) == ("bf16", 4096)]))
-    stored = json.loads((RESULTS / "frontier.json").read_text())
+    stored = json.loads((RESULTS / "odd.json").read_text())
     cells = [cell for cell in stored["cells"] if (cell["case"]["dtype"], cell["case"]["M"]) == ("bf16", 4096)]
     (folder / "part.json").write_text(json.dumps(stored | {"cells": cells}))
     return folder / "part.csv"
@@ -151,19 +151,19 @@ def test_filters_and_sorting_follow_clicks_and_keys(browser, page, csv_of):
 
 
 def test_row_opens_to_samples_and_every_column(browser, page, csv_of):
-    browser.open(page("frontier"), "cells")
+    browser.open(page("odd"), "cells")
     browser.click("#cell-table tr[data-c='5'] button.open")
-    row = csv_of("frontier")[5]
+    row = csv_of("odd")[5]
     pairs = browser.run("return page.all('.detail dl div').map((pair) => [...pair.children].map((part) => part.textContent))")
     found = {name: text for name, text in pairs if name not in ("file", "op")}  # older files have no column op
     assert found.keys() == {name for name, text in row.items() if text}
     assert all(text == row[name] or float(text) == float(row[name]) for name, text in found.items())
     command = browser.find(".detail .command").text
-    assert command == "softbench run --backends copy,torch,triton-row --M 4096 --N 1024 --dtype bf16 --direction forward"
+    assert command == "softbench run --backends copy,torch,cuda --M 1000000 --N 12 --dtype bf16 --direction forward"
     dots = len(browser.all(".detail .strip circle"))
     assert 100 < dots <= int(row["n"])
     browser.click(".detail summary")
-    record = json.loads((RESULTS / "frontier.json").read_text())["cells"][5]["outcome"]["timing"]["batches"][0]
+    record = json.loads((RESULTS / "odd.json").read_text())["cells"][5]["outcome"]["timing"]["batches"][0]
     texts = [cell.text for cell in browser.all(".detail details tbody tr:first-child td")]
     assert texts[:4] == ["0", "0", str(record["position"]), str(len(record["samples_us"]))]
     assert f"{record['telemetry']['sm_clock_mhz']} MHz" in texts
