@@ -15,7 +15,7 @@ import pytest
 from softbench.core.text import figure
 from softbench.gate.samples import CellKey
 from softbench.gate.verdicts import GateReport, Rules, State, Verdict
-from softbench.report.page import document
+from softbench.report.page import details, document
 from softbench.report.page.read import names, source
 from softbench.report.page.source import Source
 from softbench.report.page.verdicts import read_gate
@@ -24,6 +24,7 @@ from softbench.results.csv import read_csv, to_csv
 
 RESULTS = Path(__file__).parents[3] / "results" / "h200"
 MANY = 1050
+SAMPLES_OF_PART = 50_000
 MAX_BYTES_OF_1000 = 5e6
 PARTS = ("overview", "curves", "heat", "cells", "wrong", "environment")
 
@@ -49,7 +50,7 @@ def part(folder):
     """The cells of a committed file of one dtype and M, with their samples."""
     rows, _ = read_csv(RESULTS / "frontier.csv")
     (folder / "part.csv").write_text(to_csv([row for row in rows if (row.dtype, row.M) == ("bf16", 4096)]))
-    stored = json.loads((RESULTS / "odd.json").read_text())
+    stored = json.loads((RESULTS / "frontier.json").read_text())
     cells = [cell for cell in stored["cells"] if (cell["case"]["dtype"], cell["case"]["M"]) == ("bf16", 4096)]
     (folder / "part.json").write_text(json.dumps(stored | {"cells": cells}))
     return folder / "part.csv"
@@ -63,13 +64,16 @@ def results(many, part):
 
 @pytest.fixture(scope="module")
 def page(folder, results):
-    """Makes the page of a results file once."""
+    """Makes the page of a results file once. That of `part` has too many samples to show all."""
     made = {}
 
     def of(name):
         if name not in made:
             file = results(name)
-            made[name] = document.write([source(file, read_csv(file)[0])], folder / f"{name}.html")
+            with pytest.MonkeyPatch.context() as patch:
+                if name == "part":
+                    patch.setattr(details, "SAMPLES", SAMPLES_OF_PART)
+                made[name] = document.write([source(file, read_csv(file)[0])], folder / f"{name}.html")
         return made[name]
 
     return of
@@ -150,20 +154,20 @@ def test_filters_and_sorting_follow_clicks_and_keys(browser, page, csv_of):
     assert browser.console() == []
 
 
-def test_row_opens_to_samples_and_every_column(browser, page, csv_of):
-    browser.open(page("odd"), "cells")
+def test_row_opens_to_samples_and_every_column(browser, page, csv_of, part):
+    browser.open(page("part"), "cells")
     browser.click("#cell-table tr[data-c='5'] button.open")
-    row = csv_of("odd")[5]
+    row = csv_of("part")[5]
     pairs = browser.run("return page.all('.detail dl div').map((pair) => [...pair.children].map((part) => part.textContent))")
-    found = {name: text for name, text in pairs if name not in ("file", "op")}  # older files have no column op
+    found = {name: text for name, text in pairs if name != "file"}
     assert found.keys() == {name for name, text in row.items() if text}
     assert all(text == row[name] or float(text) == float(row[name]) for name, text in found.items())
     command = browser.find(".detail .command").text
-    assert command == "softbench run --backends copy,torch,cuda --M 1000000 --N 12 --dtype bf16 --direction forward"
+    assert command == "softbench run --backends copy,torch,triton-row --M 4096 --N 1024 --dtype bf16 --direction forward"
     dots = len(browser.all(".detail .strip circle"))
     assert 100 < dots <= int(row["n"])
     browser.click(".detail summary")
-    record = json.loads((RESULTS / "odd.json").read_text())["cells"][5]["outcome"]["timing"]["batches"][0]
+    record = json.loads(part.with_suffix(".json").read_text())["cells"][5]["outcome"]["timing"]["batches"][0]
     texts = [cell.text for cell in browser.all(".detail details tbody tr:first-child td")]
     assert texts[:4] == ["0", "0", str(record["position"]), str(len(record["samples_us"]))]
     assert f"{record['telemetry']['sm_clock_mhz']} MHz" in texts
