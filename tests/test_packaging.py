@@ -121,6 +121,7 @@ def test_the_sdist_builds_the_same_wheel(source, wheel, tmp_path):
     assert sorted(zipfile.ZipFile(rebuilt).namelist()) == sorted(zipfile.ZipFile(wheel).namelist())
 
 
+@pytest.mark.slow
 def test_an_editable_install_works_outside_the_checkout(source, environment, tmp_path):
     """The other tests measure with an editable install."""
     install(environment, "-e", source, cwd=tmp_path)

@@ -2,7 +2,7 @@
 
 - plans: asks the Triton rules for --shapes random shapes for each card, and compares the plans with the card's limits.
 - triton: compiles the kernels of --most of those plans for each architecture. AMD's GPUs have the kernels without PTX.
-- cuda: compiles every part of softmax.cu for each architecture, which takes minutes of a core for each.
+- cuda: compiles the parts of all CUDA sources for each architecture, or --most of them. All take minutes of a core for each.
 
 It prints a line for each thing that spills registers or does not fit a card, and a summary. Exit code 1: there was such a thing.
 """
@@ -270,8 +270,17 @@ def spilling(report: str, clusters: bool) -> list[str]:
     return found
 
 
-def cuda_reports(architectures: list[str]) -> Iterator[str]:
-    """A line for each kernel of softmax.cu that spills."""
+def cuda_parts(architectures: list[str], most: int | None = None, seed: int = 0) -> list[tuple[str, str, int]]:
+    """The parts of all CUDA sources as (architecture, function, part), or `most` of each architecture's."""
+    from softbench.kernels.cuda import build
+
+    dice, every = random.Random(seed), [(function, part) for function in build.ALL for part in range(build.parts(function))]
+    chosen = {one: dice.sample(every, most) if most is not None and most < len(every) else every for one in architectures}
+    return [(one, function, part) for one in architectures for function, part in chosen[one]]
+
+
+def cuda_reports(parts: list[tuple[str, str, int]]) -> Iterator[str]:
+    """A line for each kernel of these parts that spills, and for each part that does not compile."""
     from softbench.kernels.cuda import build
 
     clusters = {card.architecture: card.cta_shared >= 200 * KIB for card in CARDS}
@@ -288,9 +297,8 @@ def cuda_reports(architectures: list[str]) -> Iterator[str]:
             return [f"{where}: {(done.stderr.strip().splitlines() or ['no message'])[0]}"]
         return [f"{where}: {line}" for line in spilling(done.stderr, clusters[architecture])]
 
-    asked = [(one, function, part) for one in architectures for function in build.FUNCTIONS for part in range(build.parts())]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for lines in pool.map(compile_part, asked):
+        for lines in pool.map(compile_part, parts):
             yield from lines
 
 
@@ -299,20 +307,21 @@ def main() -> int:
     parser.add_argument("what", choices=("plans", "triton", "cuda"))
     parser.add_argument("--card", nargs="*", choices=[card.name for card in CARDS], help="by default all")
     parser.add_argument("--shapes", type=int, default=5000, help="of each card, for plans")
-    parser.add_argument("--most", type=int, default=40, help="kernels of each architecture, for triton")
+    parser.add_argument("--most", type=int, help="kernels (triton, 40 by default) or parts (cuda, all by default) of each architecture")
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
     cards = [card for card in CARDS if not asked.card or card.name in asked.card]
     if asked.what == "plans":
         bad, done = ask_plans(cards, asked.shapes, asked.seed), f"{len(cards)} cards, {asked.shapes} plans each"
     elif asked.what == "triton":
-        work = triton_work(cards, asked.most, asked.seed)
+        work = triton_work(cards, 40 if asked.most is None else asked.most, asked.seed)
         with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
             bad = [line for line in pool.map(_compile, work) if line]
         done = f"{len(work)} kernels"
     else:
         architectures = list(dict.fromkeys(card.architecture for card in cards if not card.amd))
-        bad, done = list(cuda_reports(architectures)), f"{', '.join(architectures)}: every part of softmax.cu"
+        parts = cuda_parts(architectures, asked.most, asked.seed)
+        bad, done = list(cuda_reports(parts)), f"{', '.join(architectures)}: {len(parts)} parts"
     print(*bad, sep="\n")
     print(f"{done}; {len(bad)} do not fit")
     return 1 if bad else 0

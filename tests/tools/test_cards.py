@@ -2,12 +2,15 @@
 
 import dataclasses
 import importlib.util
+import os
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from nvcc import needs_nvcc
 from softbench.kernels.common.cuda_toolkit import cuobjdump
+from softbench.kernels.cuda import build
 from softbench.kernels.triton import generic
 from softbench.kernels.triton.launch_plan import Plan
 
@@ -78,6 +81,36 @@ def test_kernels_that_spill_are_found_in_ptxas_report(cards):
     assert [line.split("bytes")[1].split()[-1] for line in cards.spilling(report, clusters=True)] == ["8", "4", "12"]
     (only,) = cards.spilling(report, clusters=False)
     assert "5block" in only
+
+
+CUDA = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_103a", "sm_120a")
+
+
+def test_parts_of_all_cuda_sources_can_be_asked(cards):
+    every = cards.cuda_parts(list(CUDA))
+    assert {architecture for architecture, _, _ in every} == set(CUDA)
+    assert {function for _, function, _ in every} == set(build.ALL)
+    assert len({*every}) == len(every) == len(CUDA) * sum(map(build.parts, build.ALL))
+    few = cards.cuda_parts(list(CUDA), 2, seed=1)
+    assert {*few} < {*every}
+    assert len(few) == 2 * len(CUDA)
+
+
+@needs_nvcc
+def test_a_part_that_does_not_compile_is_found(cards, monkeypatch):
+    monkeypatch.setattr(build, "FLAGS", ("--no-such-option",))
+    (line,) = cards.cuda_reports([("sm_90a", "logprob", 0)])
+    assert line.startswith("sm_90a logprob part 0: nvcc fatal")
+
+
+@needs_nvcc
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", CUDA)
+def test_no_cuda_part_spills_on_any_architecture(cards, architecture):
+    """All parts, which takes five minutes of a core; on a machine of few cores one of them, another one for each architecture."""
+    few = (os.cpu_count() or 1) < build.FEW_CORES
+    parts = cards.cuda_parts([architecture], 1 if few else None, seed=CUDA.index(architecture))
+    assert list(cards.cuda_reports(parts)) == []
 
 
 @pytest.mark.skipif(cuobjdump() is None, reason="no cuobjdump, which reads registers from machine code")
