@@ -18,6 +18,7 @@ from softbench.core.json_types import JsonObject
 from softbench.core.messages import BuildCase, ConfineProcess, LoadOperation
 from softbench.core.outcome import Grade, Status
 from softbench.core.replies import Skip
+from softbench.core.statistics import median_interval
 from softbench.core.text import one_line
 from softbench.judge.challenge import SECRET
 from softbench.judge.plugin_process import EndedError, PluginProcess
@@ -28,12 +29,12 @@ from softbench.worker.judged_calls import input_layout, output_layout
 
 CHALLENGES = 9
 """Challenges whose time counts. One before them is checked only."""
-EMPTY_CHALLENGES = 5
+EMPTY_CHALLENGES = 15
 """Challenges that compute nothing and count. One before them does not."""
 CALLS = {"cpu": 64, "cuda": 256}
 """Calls of a challenge, at most."""
 LEAST_CALLS = 2
-CALL_BYTES = {"cpu": 2**26, "cuda": 2**32}
+CALL_BYTES = {"cpu": 2**26, "cuda": 2**34}
 """Bytes of the inputs and outputs of a challenge, about."""
 CACHES = ("HOME", "TMPDIR", "XDG_CACHE_HOME", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TORCH_EXTENSIONS_DIR", "CUDA_CACHE_PATH")
 """Variables that get folders of the plugin's own, so that it poisons no other process's cache."""
@@ -58,17 +59,29 @@ class Judgement:
     confinement: dict[str, bool] = field(default_factory=dict)
 
     def document(self, case: Case) -> JsonObject:
-        """The figures and facts as JSON. `us` is None if a call takes no longer than the clock is uncertain."""
+        """The figures and facts as JSON.
+
+        `us` is a median less the median of the empty challenges. `low_us` and `high_us` are from the 95 % intervals of both medians, or
+        from the extremes of fewer than six challenges. All three are None if `low_us` is not positive.
+        """
         found: JsonObject = {"status": self.status.value, "reason": self.reason, "class": self.grade, "backend": self.backend}
-        found |= {"confinement": self.confinement, "calls": self.calls, "us": None, "gbps": None}
+        found |= {"confinement": self.confinement, "calls": self.calls, "us": None, "low_us": None, "high_us": None, "gbps": None}
         if self.status is not Status.OK:
             return found
         empty = statistics.median(self.empty_us)
         samples = [(us - empty) / self.calls for us in self.challenges_us]
-        us, uncertainty = statistics.median(samples), (max(self.empty_us) - min(self.empty_us)) / self.calls
-        found |= {"at_most_us": round(statistics.median(self.challenges_us) / self.calls, 3), "uncertainty_us": round(uncertainty, 3)}
+        us = statistics.median(samples)
+        found |= {"at_most_us": round(statistics.median(self.challenges_us) / self.calls, 3)}
         found |= {"samples_us": [round(sample, 3) for sample in samples]}
-        return found | {"us": round(us, 3), "gbps": round(operation(case.op).gbps(case, us), 3)} if us > uncertainty else found
+        (least_empty, most_empty), (least, most) = interval(self.empty_us), interval(self.challenges_us)
+        low, high = (least - most_empty) / self.calls, (most - least_empty) / self.calls
+        figures = {"us": round(us, 3), "low_us": round(low, 3), "high_us": round(high, 3)}
+        return found | figures | {"gbps": round(operation(case.op).gbps(case, us), 3)} if low > 0 else found
+
+
+def interval(times: Sequence[float]) -> tuple[float, float]:
+    """The 95 % interval of the median, or the extremes of fewer than six times."""
+    return median_interval(times) or (min(times), max(times))
 
 
 @dataclass(slots=True)

@@ -66,7 +66,7 @@ RATES = {
 """
 JUDGE_START = 3.6
 """Seconds until the judge's process has started and has its device."""
-CHALLENGES, JUDGED_CALLS, JUDGED_BYTES = 10, {"cpu": 64, "cuda": 256}, {"cpu": 2**26, "cuda": 2**32}
+CHALLENGES, JUDGED_CALLS, JUDGED_BYTES = 10, {"cpu": 64, "cuda": 256}, {"cpu": 2**26, "cuda": 2**34}
 """Challenges of a judgement; calls of one and their bytes, at most (`softbench.judge.judgement`). `judge` is for all elements of the calls.
 The numbers of a GPU are guesses: they are fitted to no run.
 """

@@ -224,7 +224,10 @@ def verdict(found: Mapping[str, Any]) -> Table:
         ("verdict", str(found["status"]), str(found["reason"] or f"every output is right ({found['class']})")),
     ]
     if found["status"] == Status.OK:
-        about = f"{units.micros(found['us'])} a call, uncertain by {units.micros(found['uncertainty_us'])}; " if found["us"] else ""
+        about = f"{units.micros(found['us'])} a call; " if found["us"] else ""
+        if found.get("low_us"):
+            low, high = (units.micros(found[name]) for name in ("low_us", "high_us"))
+            about = f"{units.micros(found['us'])} a call, 95 % interval {low} to {high}; "
         rows.append(("time", "", f"{about}at most {units.micros(found['at_most_us'])}, over {found['calls']} calls in a row"))
     if found["gbps"]:
         rows.append(("bandwidth", "", f"{units.figure(found['gbps'])} GB/s"))

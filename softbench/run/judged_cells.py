@@ -65,13 +65,13 @@ def refused(found: JsonObject) -> Failed | None:
 
 
 def disputed(found: JsonObject, outcome: Measured) -> Failed | None:
-    """The failure of a cell whose time is shorter than the judge's clock allows.
+    """The failure of a cell whose time is shorter than the judge's clock allows: more than 3 % below the judge's interval.
 
     Calls of the judge follow each other at once, so each takes the host's time if that is longer. A cell with such a host time is not
     disputed: it is launch-bound.
     """
-    judged, us = found["us"], statistics.median_us(outcome.timing)
+    judged, low, us = found["us"], found["low_us"], statistics.median_us(outcome.timing)
     longest = max([us, *([median(outcome.profile.host_us)] if outcome.profile.host_us else [])])
-    if judged is None or judged < LEAST_US or longest >= (1 - TOLERANCE) * judged - found["uncertainty_us"]:
+    if judged is None or judged < LEAST_US or longest >= (1 - TOLERANCE) * low:
         return None
     return Failed(Status.UNVERIFIED, "time", f"disputed: {micros(us)} a call by its worker's clock, {micros(judged)} by the judge's")

@@ -128,9 +128,18 @@ def test_an_honest_backend_gets_a_limit_and_every_level(judge):
 
 def test_a_figure_is_the_time_beyond_an_empty_challenge():
     found = Judgement(calls=10, empty_us=[90.0, 100.0, 110.0], challenges_us=[1100.0, 1300.0, 1200.0]).document(CASE)
-    assert (found["us"], found["at_most_us"], found["uncertainty_us"]) == (110.0, 120.0, 2.0)
+    assert (found["us"], found["low_us"], found["high_us"], found["at_most_us"]) == (110.0, 99.0, 121.0, 120.0)
     assert found["gbps"] == pytest.approx(2 * 16 * 96 * 4 / 110e3, abs=1e-3)
-    assert Judgement(calls=10, empty_us=[90.0, 110.0], challenges_us=[115.0]).document(CASE)["us"] is None
+    short = Judgement(calls=10, empty_us=[90.0, 110.0], challenges_us=[109.0, 115.0, 120.0]).document(CASE)
+    assert (short["status"], short["at_most_us"], short["us"], short["low_us"], short["gbps"]) == ("ok", 11.5, None, None, None)
+
+
+def test_a_few_late_challenges_leave_the_interval_alone():
+    empty, times = [float(us) for us in range(100, 115)], [1000.0 + us for us in range(9)]
+    quiet = Judgement(calls=10, empty_us=empty, challenges_us=times).document(CASE)
+    assert (quiet["us"], quiet["low_us"], quiet["high_us"]) == (89.7, 89.0, 90.4)
+    late = Judgement(calls=10, empty_us=[*empty[:-1], 5000.0], challenges_us=[*times[:-1], 9000.0]).document(CASE)
+    assert [late[name] for name in ("us", "low_us", "high_us")] == [quiet[name] for name in ("us", "low_us", "high_us")]
 
 
 @pytest.mark.parametrize(

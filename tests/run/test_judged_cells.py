@@ -24,14 +24,14 @@ def test_a_cell_wrong_before_the_judge_has_no_figure(cli, plugins):
 
 
 def test_a_figure_below_the_judges_clock_is_disputed(make_record):
-    found = {"status": "ok", "us": 100.0, "uncertainty_us": 1.0}
-    short, close = (make_record("mine", [us] * 3).outcome for us in (95.0, 97.0))
+    found = {"status": "ok", "us": 100.0, "low_us": 99.0}
+    short, close = (make_record("mine", [us] * 3).outcome for us in (96.0, 96.1))
     assert disputed(found, close) is None
     failed = disputed(found, short)
-    assert (failed.status, failed.reason) == (Status.UNVERIFIED, "disputed: 95 us a call by its worker's clock, 100 us by the judge's")
+    assert (failed.status, failed.reason) == (Status.UNVERIFIED, "disputed: 96 us a call by its worker's clock, 100 us by the judge's")
     assert disputed(found, replace(short, profile=Profile(host_us=(99.0,)))) is None  # launch-bound
     assert disputed(found | {"us": 29.0}, short) is None
-    assert disputed(found | {"us": None}, short) is None
+    assert disputed(found | {"us": None, "low_us": None}, short) is None
 
 
 @pytest.mark.parametrize(("status", "expected"), [("wrong", Status.WRONG), ("timeout", Status.TIMEOUT), ("skipped", Status.UNVERIFIED)])
