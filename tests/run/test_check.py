@@ -27,10 +27,9 @@ from softbench.worker.check_case import CheckCaseRunner
 
 NUMPY, TRITON = (tuple(int(part) for part in metadata.version(name).split(".")[:2]) for name in ("numpy", "triton"))
 
-TRITON_BACKENDS = "triton,triton-tile"
 LONGEST = "shape 1x524294"
 """Its check takes a third of the time of all check cases."""
-LONG = "*x[1-9][0-9][0-9][0-9][0-9]*"
+LONG = "*x[1-9][0-9][0-9][0-9]*"
 QUICK = Path(__file__).parents[1] / "support" / "quick_interpreter.py"
 
 
@@ -45,24 +44,24 @@ needs_interpreter = pytest.mark.skipif(
 
 @needs_interpreter
 def test_triton_kernels_pass_a_check_case_under_tritons_own_interpreter(cli):
-    done = cli("check", "--backends", TRITON_BACKENDS, "--case", "shape 37x33", "--dtype", "bf16", "--device", "cpu", "--json", "-")
+    done = cli("check", "--backends", "triton", "--case", "shape 37x33", "--dtype", "bf16", "--device", "cpu", "--json", "-")
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr
     passed = {(finding["backend"], finding["direction"]) for finding in findings(done) if finding["verdict"] == "pass"}
-    assert passed == {(name, direction) for name in TRITON_BACKENDS.split(",") for direction in ("forward", "backward")}
+    assert passed == {("triton", "forward"), ("triton", "backward")}
 
 
 @needs_interpreter
 @pytest.mark.parametrize(
     ("backends", "given", "passes"),
     [
-        ("quick.triton", ("--direction", "forward,backward", "--case", f"!{LONG}"), 80),
+        ("quick.triton", ("--direction", "forward,backward", "--case", f"!{LONG}"), 70),
         ("quick.triton-row,quick.triton-tile", ("--direction", "forward,both", "--case", f"!{LONG}"), 90),
         pytest.param("quick.triton", ("--case", f"!{LONGEST}"), 95, marks=pytest.mark.slow),
         pytest.param("quick.triton-row,quick.triton-tile", ("--direction", "forward,both"), 110, marks=pytest.mark.slow),
     ],
 )
 def test_our_triton_kernels_pass_check_cases_under_the_interpreter(cli, backends, given, passes):
-    """The rows of at least 10000 columns that are left out take half of the time."""
+    """The rows of at least 1000 columns that are left out take most of the time."""
     # bf16 is the longer way; fp32 is examined whole on a GPU, where it takes seconds, and here by test_tiers.py
     done = cli("check", "--plugin", f"quick={QUICK}", *given, "--backends", backends, "--dtype", "bf16", "--device", "cpu", "--json", "-")
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr

@@ -105,6 +105,10 @@ LOSS_KERNELS = (
 )
 
 
+ON_FEW_CORES_SLOW = [pytest.param("sm_90a", marks=pytest.mark.slow)] if few_cores() else ["sm_80", "sm_90a", "sm_100a"]
+"""Architectures. On a machine of few cores other tests compile a part of each source."""
+
+
 def loss_parts():
     """The functions and parts of the losses to compile. On a machine of few cores, those without the tiers."""
     if few_cores():
@@ -113,7 +117,7 @@ def loss_parts():
 
 
 @needs_nvcc
-@pytest.mark.parametrize("architecture", ["sm_90a"] if few_cores() else ["sm_80", "sm_90a", "sm_100a"])
+@pytest.mark.parametrize("architecture", ON_FEW_CORES_SLOW)
 def test_no_kernel_of_a_loss_spills_a_register(compiled, architecture):
     with ThreadPoolExecutor(1 if few_cores() else os.cpu_count()) as pool:
         report = "".join(pool.map(lambda part: compiled(architecture, *part)[1], loss_parts()))
@@ -125,7 +129,7 @@ def test_no_kernel_of_a_loss_spills_a_register(compiled, architecture):
 
 
 @needs_nvcc
-@pytest.mark.parametrize("architecture", ["sm_90a"] if few_cores() else ["sm_80", "sm_90a", "sm_100a"])
+@pytest.mark.parametrize("architecture", ON_FEW_CORES_SLOW)
 def test_no_kernel_of_scores_spills_a_register(compiled, architecture):
     count = build.parts("masked_softmax")
     with ThreadPoolExecutor(1 if few_cores() else count) as pool:
