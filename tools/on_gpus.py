@@ -1,0 +1,215 @@
+"""What a release must show on GPUs, in a limited time: python tools/on_gpus.py --seconds 560 [--steps PATTERN ...] [--out FOLDER]
+
+A step is one command with an estimate of its seconds on an H200. Steps that need all GPUs of the host come first, one at a time. The others
+are dealt to the GPUs, in their order, one at a time on each. A step whose estimate is over the time left is left out. A step that takes
+twice its estimate is interrupted, so that softbench still writes its results. The CUDA libraries are built before.
+
+FOLDER has the output of each step in STEP.log and its files in STEP/. `--pack FILE` makes a .tar.gz of FOLDER. `--list` prints the steps.
+The step `losses` needs liger-kernel and quack-kernels, and `use-models` needs transformers. Exit code 1: a step failed, was interrupted or
+was left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import threading
+import time
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+OURS, PEERS = "copy,triton,cuda", "copy,compile,liger,quack,triton,cuda"
+DEFAULT = "softbench run --M 4096 --backends torch,compile,triton,cuda --output {out}"
+MASKED = "softbench run --op masked_softmax --backends cuda,triton,torch,compile --direction forward,backward --output {out} --shape"
+MASKS = {
+    "gpt2": "scale=0.125,causal=true",
+    "llama": "scale=0.125,causal=true",
+    "gpt-oss": "scale=0.125,causal=true,sink=true",
+    "bert": "scale=0.125,mask=boolean,mask_axes=BN",
+    "openfold": "mask=additive,mask_axes=HSN",
+    "long": "scale=0.125,causal=true",
+}
+PYTEST = "python3 -m pytest -v --tb=short -p no:cacheprovider -p no:benchmark -m"
+SANITIZER = "PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool"
+END_SECONDS = 15
+"""From the interrupt to the kill."""
+PATIENCE = 2
+"""Times its estimate, after which a step is interrupted."""
+BUILD = """
+from concurrent.futures import ThreadPoolExecutor
+import torch
+from softbench.kernels.cuda import build
+name = build.architecture_of(torch.cuda.get_device_capability())
+with ThreadPoolExecutor() as pool:
+    list(pool.map(lambda function: build.build(name, function), build.ALL))
+"""
+
+
+@dataclass(frozen=True)
+class Step:
+    """A command. `{out}` in it is the step's folder. `every`: it needs all GPUs of the host, and at least two."""
+
+    name: str
+    seconds: float
+    command: str
+    every: bool = False
+
+
+STEPS = (
+    Step("fleet-caches", 95, f"{DEFAULT} --devices 0", every=True),
+    Step("fleet-one", 90, f"{DEFAULT} --devices 0", every=True),
+    Step("fleet-shard", 60, f"{DEFAULT} --devices all --force", every=True),
+    Step("fleet-replicate", 100, f"{DEFAULT} --devices all --spread replicate", every=True),
+    Step("frontier", 110, f"softbench run --config frontier --backends {OURS} --profile off --output {{out}}"
+         " && softbench compare {out}/latest.csv results/h200/frontier.csv"),
+    Step("losses", 170, f"softbench run --config losses --backends {PEERS} --output {{out}}"),
+    Step("log-softmax", 80, "softbench run --op log_softmax --backends all --M 4096 --N 1024,16384,50257 --dtype bf16,fp32"
+         " --direction forward,backward --output {out}"),
+    *(Step(f"masked-{shape}", 45, f"{MASKED} {shape} --set {given}") for shape, given in MASKS.items()),
+    Step("harness-cost", 120, "python3 tools/harness_cost.py --N 256:6272:512"),
+    Step("judged", 240, f"softbench run --config frontier --backends {OURS} --profile off --judge separate --output {{out}}"),
+    Step("tests-judge", 150, f"{PYTEST} 'gpu and alone' tests/gpu/test_judge_gpu.py"),
+    Step("tests-operations", 180, f"{PYTEST} gpu -n 4 tests/gpu/test_operations_gpu.py tests/gpu/test_wrong_plugins_gpu.py"),
+    Step("tests-use", 120, f"{PYTEST} gpu -n 4 tests/gpu/test_use_gpu.py"),
+    *(Step(f"use-ab-{l2}", 200, f"python3 tools/use_ab.py --l2 {l2} --output {{out}}") for l2 in ("cold", "warm")),
+    Step("use-models", 120, "python3 tools/use_models.py --json {out}/models.json"),
+    Step("assertion-rates", 200, "python3 tools/assertion_rates.py"),
+    Step("short-rows", 90, "python3 tools/short_rows.py"),
+    Step("few-rows", 60, "python3 tools/cuda_plans.py --passes softmax_backward --shapes 2x151936,48x151936,2x5120"),
+    *(Step(f"random-{part}", 200, f"python3 tools/random_shapes.py write {part}/10 -o {{out}}/shapes.toml &&"
+           f" python3 tools/random_shapes.py compile {{out}}/shapes.toml && softbench run --config {{out}}/shapes.toml --output {{out}}")
+      for part in range(1, 11)),
+    *(Step(f"{tool}-{way}-{function}", 150, f"{SANITIZER} {tool} --error-exitcode 9 python3 tools/every_tier.py {way}"
+           f" --function {function} --rows 600 --bytes 4000000 --verbose")
+      for tool in ("memcheck", "racecheck") for way in ("cuda", "triton")
+      for function in ("scaled_softmax", "log_softmax", "cross_entropy", "logprob")),
+)  # fmt: skip
+
+
+class Gpus:
+    """The steps, dealt to the GPUs of the host until the time is over."""
+
+    def __init__(self, count: int, out: Path, end: float) -> None:
+        self.count, self.out, self.end = count, out, end
+        self.lock = threading.Lock()
+        self.ended: dict[str, tuple[str, float]] = {}
+        """By step: what became of it, and its seconds."""
+
+    def run(self, steps: list[Step]) -> None:
+        for step in (step for step in steps if step.every):
+            if self.count < 2:
+                self.ended[step.name] = "left out: it needs two GPUs", 0
+            else:
+                self._step(step, None)
+        waiting = [step for step in steps if not step.every]
+        threads = [threading.Thread(target=self._work, args=(gpu, waiting)) for gpu in range(self.count)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    def _work(self, gpu: int, waiting: list[Step]) -> None:
+        while True:
+            with self.lock:
+                if not waiting:
+                    return
+                step = waiting.pop(0)
+            self._step(step, gpu)
+
+    def _step(self, step: Step, gpu: int | None) -> None:
+        left = self.end - time.monotonic()
+        if step.seconds > left:
+            self.ended[step.name] = f"left out: {left:.0f} s were left", 0
+            return
+        folder, start = self.out / step.name, time.monotonic()
+        folder.mkdir(parents=True, exist_ok=True)
+        with (self.out / f"{step.name}.log").open("w") as log:
+            command = step.command.format(out=folder)
+            print(command, file=log, flush=True)
+            process = subprocess.Popen(
+                ["bash", "-c", command], cwd=ROOT, env=self._environment(gpu), stdout=log, stderr=log, stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )  # fmt: skip
+            if gpu is not None:
+                os.sched_setaffinity(process.pid, self._cores(gpu))
+            what = self._wait(process, min(PATIENCE * step.seconds, left))
+        self.ended[step.name] = what, time.monotonic() - start
+
+    def _wait(self, process: subprocess.Popen[bytes], seconds: float) -> str:
+        try:
+            code = process.wait(seconds)
+            return "ok" if code == 0 else f"exit code {code}"
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGINT)
+        try:
+            process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        return "interrupted"
+
+    def _environment(self, gpu: int | None) -> dict[str, str]:
+        path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
+        own = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": str(gpu)}
+        return {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", **own}
+
+    def _cores(self, gpu: int) -> set[int]:
+        """This GPU's part of the CPU cores, so that a step does not slow the host work of another."""
+        cores = sorted(os.sched_getaffinity(0))
+        return set(cores[gpu :: self.count]) if len(cores) >= self.count else set(cores)
+
+
+def gpus() -> int:
+    program = shutil.which("nvidia-smi")
+    done = subprocess.run([program, "-L"], capture_output=True, text=True, check=False) if program else None
+    return sum(line.startswith("GPU ") for line in done.stdout.splitlines()) if done else 0
+
+
+def last_line(log: Path) -> str:
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()] if log.is_file() else []
+    return lines[-1][:100] if lines else ""
+
+
+def main(steps: tuple[Step, ...] = STEPS, count: int | None = None, build: str = BUILD) -> int:
+    start = time.monotonic()
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--steps", nargs="+", default=["*"], metavar="PATTERN", help="names of steps, or patterns such as 'masked-*'")
+    parser.add_argument("--seconds", type=float, default=3600, help="for all, the build included")
+    parser.add_argument("--out", type=Path, default=ROOT / "on-gpus")
+    parser.add_argument("--pack", type=Path, metavar="FILE")
+    parser.add_argument("--list", action="store_true")
+    given = parser.parse_args()
+    unknown = [pattern for pattern in given.steps if not any(fnmatch(step.name, pattern) for step in steps)]
+    if unknown:
+        parser.error(f"--steps {unknown[0]}: no step has this name; --list prints all")
+    chosen = [step for pattern in given.steps for step in steps if fnmatch(step.name, pattern)]
+    chosen = list(dict.fromkeys(chosen))
+    if given.list:
+        print(*(f"{step.name:32} {step.seconds:4.0f} s  {step.command}" for step in chosen), sep="\n")
+        return 0
+    count = gpus() if count is None else count
+    if not count:
+        parser.error("this machine has no NVIDIA GPU, or no nvidia-smi")
+    out = given.out.resolve()
+    out.mkdir(parents=True, exist_ok=True)
+    subprocess.run([sys.executable, "-c", build], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True)
+    host = Gpus(count, out, start + given.seconds)
+    host.run(chosen)
+    if given.pack:
+        with tarfile.open(given.pack, "w:gz") as pack:
+            pack.add(out, arcname=out.name)
+    for step in chosen:
+        what, seconds = host.ended[step.name]
+        print(f"{step.name:32} {seconds:5.0f} s  {what:24} {last_line(out / f'{step.name}.log') if seconds else ''}")
+    return 0 if all(what == "ok" for what, _ in host.ended.values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
