@@ -25,11 +25,14 @@ from .tier_candidates import (
     staged_plans,
 )
 
+WARP, MAX_WARPS = 32, 8
 ROW_VECTORS = {2: 4096, 4: 8192}  # by element size: the most of a row that a program's registers hold at full speed.
 LONG_ROW = 36 * 1024  # bytes of all inputs: above it, clusters are faster.
 MAX_CLUSTER_ROW = 1 << 20  # bytes.
 IDLE_ROW = 400 * 1024  # bytes of all inputs: above it, a few rows want more SMs than the 16 of a cluster.
 MAX_TILE_PADDING = 1.3  # columns of a tile to columns of a row.
+PROGRAM_BYTES = 6 * 1024  # that a program of short rows reads and writes, at least: `enlarged`.
+PROGRAMS = 16  # an SM, at least, after that.
 MAX_DISTANCE = 6  # in a table: three quarters of an octave of row length, or half an octave and twice the rows.
 
 
@@ -42,7 +45,7 @@ def choose(problem: Problem, device: str = "") -> Plan:
             if distance > MAX_DISTANCE:
                 break
             if (fitted := fit(problem, plan)) is not None:
-                return fitted
+                return enlarged(problem, fitted)
     return by_heuristics(problem)
 
 
@@ -57,10 +60,28 @@ def candidates(problem: Problem) -> Iterator[Plan]:
         yield generic_plan(problem)
         return
     seen = set()
-    for plan in _by_tier(problem):
+    for plan in (enlarged(problem, plan) for plan in _by_tier(problem)):
         if plan not in seen:
             seen.add(plan)
             yield plan
+
+
+def enlarged(problem: Problem, plan: Plan) -> Plan:
+    """The plan with more rows and warps a program, if there are many programs and each moves few bytes.
+
+    Each thread has as much work as before. An SM starts a program in some 170 to 200 cycles, which is as long as memory takes for 3 KiB
+    (docs/kernels/notes-triton.md, Short rows).
+    """
+    moved = problem.N * problem.element_size * (problem.reads + 1)
+    while (
+        plan.tier == "rows"
+        and plan.threads <= WARP
+        and 2 * plan.warps <= MAX_WARPS
+        and plan.rows * moved < PROGRAM_BYTES
+        and problem.M >= 2 * plan.rows * PROGRAMS * problem.sms
+    ):
+        plan = replace(plan, rows=2 * plan.rows, warps=2 * plan.warps)
+    return plan
 
 
 def _by_tier(problem: Problem) -> Iterator[Plan]:

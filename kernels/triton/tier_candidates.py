@@ -53,7 +53,8 @@ def short_row_plans(problem: Problem) -> Iterator[Plan]:
                 score = order + 2 * (padding - 1) + _relative_distance(words_per_thread * problem.reads, 8)
                 score += 0.25 * (32 * warps < rows * threads) + 0.5 * (threads > 32)
                 scored.append((score, Plan("rows", tiles, threads, vector_words, vector_elements, base_alignment, warps, None, rows)))
-    if problem.alignment == VECTOR_BYTES and problem.N & (problem.N - 1) == 0 and not problem.wide:
+    # Triton moves vectors in the tier tile only if it sees that 16 divides N; else it moves element by element.
+    if problem.alignment == VECTOR_BYTES and problem.N & (problem.N - 1) == 0 and problem.N % 16 == 0 and not problem.wide:
         plan = Plan("tile", vector_elements=VECTOR_BYTES // problem.element_size)
         short = problem.N * problem.element_size <= 64 and problem.M * problem.N * problem.element_size >= STAGED_LEAST
         # A program of one vector a thread moves 2 KiB; a launch of many is then as slow as the start of programs.

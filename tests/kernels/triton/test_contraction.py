@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from ptx import exponents
 from sampled import sampled
-from softbench.kernels.triton import dispatch, generic, loss_launch, loss_plans, scores, tiled, tutorial
+from softbench.kernels.triton import dispatch, generic, heuristics, loss_launch, loss_plans, scores, tiled, tutorial
 from softbench.kernels.triton.launch_plan import Plan
 from softbench.kernels.triton.loss_launch import Options
 
@@ -102,6 +102,16 @@ def test_copies_of_two_vectors_stay_inside_the_row(cards, h100, M):
     assert {(cache, size) for cache, _, size, _ in copies} == {("cg", "16"), ("ca", "8")}
     assert len(copies) == ptx.count("cp.async.c") - ptx.count("cp.async.commit")
     assert {bool(hint) == bool(policy) == problem.keep_in_l2 for _, hint, _, policy in copies} == {True}
+
+
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize(("size", "N"), [(2, 8), (4, 4), (4, 8)])
+def test_rows_of_one_or_two_vectors_move_in_vectors(cards, h100, size, N, backward):
+    problem = cards.problem_of(h100, backward, 1 << 20, N, size, 16)
+    ptx = cards.compiled_plan(h100, problem, heuristics.by_heuristics(problem)).asm["ptx"]
+    moves = re.findall(r"(?:ld|st)\.global\S*", ptx)
+    assert moves
+    assert {"v4" in move or "v8.b16" in move for move in moves} == {True}, moves
 
 
 def losses(cards, h100):

@@ -44,3 +44,27 @@ def test_a_table_decides_for_its_device(monkeypatch, tmp_path):
 def test_a_plan_that_is_too_small_is_not_fitted(tier):
     problem = Problem(False, 4096, 1 << 20, 4, 16, True, 132, True)
     assert heuristics.fit(problem, Plan(tier, tiles=1, threads=128, vector_elements=4, warps=4, cluster_ctas=2, split_ctas=2)) is None
+
+
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize(("size", "N", "alignment"), [(2, 8, 16), (2, 60, 8), (2, 77, 2), (4, 4, 16), (4, 60, 16), (4, 77, 4)])
+def test_programs_of_many_short_rows_move_enough(size, N, alignment, backward):
+    """An SM starts so few programs in a second that small ones keep memory waiting."""
+    many = Problem(backward, 1 << 20, N, size, alignment, True, 132, True)
+    moved = N * size * (3 if backward else 2)
+    for device in ("NVIDIA H200", "another"):
+        plan = heuristics.choose(many, device)
+        assert covers(many, plan), plan
+        assert plan.tier == "rows"
+        assert plan.rows * moved >= 6 * 1024 or plan.warps == 8, plan
+    for plan in heuristics.candidates(many):
+        assert plan.tier != "rows" or plan.threads > 32 or plan.rows * moved >= 6 * 1024 or plan.warps == 8, plan
+
+
+def test_few_rows_keep_their_small_programs():
+    plan = Plan("rows", 2, 8, 2, 4, 0, 2, rows=8)
+    many = Problem(False, 1 << 20, 60, 2, 8, True, 132, True)
+    assert heuristics.enlarged(many, plan) == replace(plan, rows=32, warps=8)
+    assert heuristics.enlarged(replace(many, M=4096), plan) == plan
+    assert heuristics.enlarged(replace(many, M=2 * 8 * 16 * 132), plan) == replace(plan, rows=16, warps=4)  # 16 programs an SM are left
+    assert heuristics.enlarged(many, replace(plan, threads=64)).rows == 8  # several warps share a row
