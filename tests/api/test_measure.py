@@ -150,6 +150,7 @@ def test_judge_takes_a_margin_as_a_fraction():
         softbench.run_gate("new", "old", margin=3)
 
 
+@pytest.mark.slow
 def test_the_stored_command_repeats_the_comparison(here, cli):
     """It names the file of a function relative to the folder."""
     Path("mine.py").write_text("import torch\ndef fast(x):\n    return torch.softmax(x, -1)\n")

@@ -73,6 +73,7 @@ backend = Recompiles()
 """
 
 
+@pytest.mark.slow
 def test_a_recompilation_during_timing_is_counted(cli):
     (cli.folder / "recompiles.py").write_text(RECOMPILES)
     done = cli("run", "--backends", "recompiles", "--plugin", "recompiles.py", *SMALL, "--N", "16")

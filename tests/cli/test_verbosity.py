@@ -82,6 +82,7 @@ def test_quiet_and_verbose_contradict_each_other(main, words):
     assert text == "softbench: --quiet: does not go with --verbose or --long; leave out one of them\n"
 
 
+@pytest.mark.slow
 def test_a_quiet_gate_prints_its_conclusion_only(cli):
     given = ("gate", "--candidate", "torch", "--reference", "naive", "--device", "cpu", "--M", "8", "--N", "16", "--margin", "100")
     done = cli(*given, "-q", "--rounds", "6", "--processes", "1")

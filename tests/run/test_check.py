@@ -55,7 +55,9 @@ def test_triton_kernels_pass_a_check_case_under_tritons_own_interpreter(cli):
     ("backends", "given", "passes"),
     [
         ("quick.triton", ("--direction", "forward,backward", "--case", f"!{LONG}"), 70),
-        ("quick.triton-row,quick.triton-tile", ("--direction", "forward,both", "--case", f"!{LONG}"), 90),
+        pytest.param(
+            "quick.triton-row,quick.triton-tile", ("--direction", "forward,both", "--case", f"!{LONG}"), 90, marks=pytest.mark.slow
+        ),
         pytest.param("quick.triton", ("--case", f"!{LONGEST}"), 95, marks=pytest.mark.slow),
         pytest.param("quick.triton-row,quick.triton-tile", ("--direction", "forward,both"), 110, marks=pytest.mark.slow),
     ],

@@ -246,6 +246,7 @@ def softmax(x):
 """
 
 
+@pytest.mark.slow
 def test_log_softmax_is_measured_beside_softmax_and_zeros_are_wrong(cli):
     (cli.folder / "zeros.py").write_text(LOG_ZEROS)
     sweep = ("--direction", "forward,backward,both", "--dtype", "bf16", "--M", 8, "--device", "cpu", "--quick")

@@ -72,6 +72,7 @@ def kernel(text):
     return {"kernels/mine.py": text}
 
 
+@pytest.mark.slow
 def test_a_planted_slowdown_fails_and_the_summary_names_it(machine, tmp_path):
     origin = pull_request(tmp_path / "origin", kernel(FAST), {}, kernel(SLOW))
     done = run(machine, tmp_path / "job", origin, args=SWEEP)
@@ -141,6 +142,7 @@ def test_inputs_reach_the_gate_as_arguments(pretended, origin, tmp_path):
     assert not list(tmp_path.rglob("stolen"))
 
 
+@pytest.mark.slow
 def test_other_dependencies_are_installed_anew(pretended, origin, tmp_path):
     again = run(pretended, tmp_path / "first", origin, env={"CODE": "0"})
     assert "--no-deps\n--force-reinstall\n" in again.log

@@ -4,6 +4,7 @@ import re
 import subprocess
 from pathlib import Path
 
+import pytest
 from nvcc import needs_nvcc
 from softbench.kernels.cuda import build
 from softbench.kernels.cuda.launch_plan import TIERS, Plan
@@ -12,6 +13,7 @@ HEADER = build.SOURCE.with_name("launch_plan.cuh").read_text()
 
 
 @needs_nvcc
+@pytest.mark.slow
 def test_every_heuristic_plan_fits_on_every_kind_of_device(tmp_path):
     """`launch_plans.cu` runs the heuristics on the host, with devices that are only numbers."""
     program = tmp_path / "plans"

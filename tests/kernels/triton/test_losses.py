@@ -121,6 +121,7 @@ def test_every_pass_is_within_the_bounds(run_interpreted):
 
 
 @pytest.mark.timeout(280)
+@pytest.mark.slow
 def test_structured_long_rows_are_within_the_bounds(run_interpreted):
     run_interpreted(SETUP + LONG, timeout=270)
 
