@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import torch
+
 from softbench.core.case import Case
 from softbench.core.json_types import JsonObject
 from softbench.core.messages import BuildCase, ConfineProcess, LoadOperation
@@ -153,6 +155,8 @@ class Judge:
 
 
 def calls_of(case: Case) -> int:
-    """Calls of a challenge: as many as its memory has room for."""
-    size = input_layout(case)[1] + output_layout(case)[1]
-    return max(LEAST_CALLS, min(CALLS[case.device], CALL_BYTES[case.device] // size))
+    """Calls of a challenge: as many as its memory has room for. That is at most a quarter of a GPU's memory."""
+    size, room = input_layout(case)[1] + output_layout(case)[1], CALL_BYTES[case.device]
+    if case.device == "cuda":
+        room = min(room, torch.cuda.mem_get_info()[1] // 4)
+    return max(LEAST_CALLS, min(CALLS[case.device], room // size))

@@ -12,7 +12,7 @@ from wrongs import PLUGINS, load
 from softbench.core.case import Case, Direction
 from softbench.judge import challenge
 from softbench.judge.challenge import OutputReader
-from softbench.judge.judgement import Judge, Judgement
+from softbench.judge.judgement import Judge, Judgement, calls_of
 from softbench.judge.main import readable_folders
 from softbench.plugins.source import FILE, PluginSource, origins
 from softbench.processes.pool import Pool
@@ -132,6 +132,12 @@ def test_a_figure_is_the_time_beyond_an_empty_challenge():
     assert found["gbps"] == pytest.approx(2 * 16 * 96 * 4 / 110e3, abs=1e-3)
     short = Judgement(calls=10, empty_us=[90.0, 110.0], challenges_us=[109.0, 115.0, 120.0]).document(CASE)
     assert (short["status"], short["at_most_us"], short["us"], short["low_us"], short["gbps"]) == ("ok", 11.5, None, None, None)
+
+
+@pytest.mark.parametrize(("memory", "calls"), [(24 * 2**30, 24), (141 * 2**30, 64), (2**20, 2)])
+def test_a_challenge_takes_a_quarter_of_a_gpus_memory_at_most(monkeypatch, memory, calls):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (0, memory))
+    assert calls_of(Case(4096, 16384, "bf16", Direction.FORWARD, "cuda", "softmax")) == calls
 
 
 def test_a_few_late_challenges_leave_the_interval_alone():
