@@ -69,7 +69,7 @@ def candidates(problem: Problem) -> Iterator[Plan]:
 def enlarged(problem: Problem, plan: Plan) -> Plan:
     """The plan with more rows and warps a program, if there are many programs and each moves few bytes.
 
-    Each thread has as much work as before. An SM starts a program in some 170 to 200 cycles, which is as long as memory takes for 3 KiB
+    Each thread has as much work as before. An SM starts a program in some 170 to 200 cycles. In that time memory moves 3 KiB for it
     (docs/kernels/notes-triton.md, Short rows).
     """
     moved = problem.N * problem.element_size * (problem.reads + 1)
