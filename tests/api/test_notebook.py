@@ -20,6 +20,7 @@ def here(tmp_path, monkeypatch):
     sys.modules.pop("softbench_cell_mine", None)
 
 
+@pytest.mark.slow
 def test_the_notebook_of_the_docs_runs(here):
     nbclient = pytest.importorskip("nbclient", reason="nbclient is missing: pip install -e '.[dev]'")
     nbformat = pytest.importorskip("nbformat")

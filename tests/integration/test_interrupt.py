@@ -94,6 +94,7 @@ def test_a_second_interrupt_ends_at_once(cli):
     wait_for(lambda: cli.left_behind() == [], 10)
 
 
+@pytest.mark.slow
 def test_a_killed_run_leaves_no_worker_and_can_be_resumed(cli):
     process = cli.start_fork(*ARGUMENTS)
     wait_for(lambda: len(measured(cli.folder)) >= 2 * BACKENDS)

@@ -43,6 +43,7 @@ needs_interpreter = pytest.mark.skipif(
 
 
 @needs_interpreter
+@pytest.mark.slow
 def test_triton_kernels_pass_a_check_case_under_tritons_own_interpreter(cli):
     done = cli("check", "--backends", "triton", "--case", "shape 37x33", "--dtype", "bf16", "--device", "cpu", "--json", "-")
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr

@@ -89,7 +89,7 @@ PLANNED = (("causal=true", (1, 1, 5)), ("mask=boolean,causal=true,sink=true", (2
 ROWS = ((1, "bf16"), (130, "fp32"), (130, "bf16"), (1021, "fp16"), (1021, "fp32"), (3001, "bf16"), (3001, "fp32"))
 
 
-@pytest.mark.parametrize(("N", "dtype"), sampled(ROWS, lambda N, dtype: (N, dtype) in ROWS[1:2]))
+@pytest.mark.parametrize(("N", "dtype"), sampled(ROWS, lambda N, dtype: (N, dtype) == (1021, "fp16")))
 def test_results_of_all_plans_are_within_the_bounds(simulated, N, dtype):
     tried = 0
     for text, sizes in PLANNED:
