@@ -45,7 +45,7 @@ Backends = Annotated[
     list[str] | None,
     _option(
         WHAT,
-        "Names or patterns such as torch,compile:*. The yardstick copy is always added.",
+        "Names or patterns such as torch,compile:*. A run adds the yardstick copy.",
         default="all without extras",
         complete=BACKENDS,
     ),
@@ -100,7 +100,7 @@ Parameters = Annotated[
     list[str] | None,
     _option(
         WHAT,
-        "Parameters of the operation, as in scale=0.7,out_dtype=fp32. Where a command takes several, each --set makes cases of its own.",
+        "Parameters of the operation, as in scale=0.7,out_dtype=fp32. Repeated in run or gate, each makes its own cases.",
         "--set",
         metavar="NAME=VALUE",
         default="the defaults",
@@ -269,7 +269,9 @@ Mismatch = Annotated[
     _option(JUDGE, "Compare even if this fact of the environment differs. Repeatable.", "--allow-env-mismatch", metavar="FIELD"),
 ]
 Folder = Annotated[Path, _option(WHERE, "Folder of the baselines.")]
-GateRounds = Annotated[int | None, _option(HOW_LONG, "Rounds of a process pair.", default="20")]
+GateRounds = Annotated[
+    int | None, _option(HOW_LONG, "Rounds of a process pair; with --baseline alone, those of the baseline.", default="20")
+]
 GateProcesses = Annotated[
     int | None,
     _option(
