@@ -135,7 +135,7 @@ def test_a_figure_is_the_time_beyond_an_empty_challenge():
 
 
 @pytest.mark.parametrize(("memory", "calls"), [(24 * 2**30, 24), (141 * 2**30, 64), (2**20, 2)])
-def test_a_challenge_takes_a_quarter_of_a_gpus_memory_at_most(monkeypatch, memory, calls):
+def test_a_challenge_takes_a_quarter_of_a_gpus_memory(monkeypatch, memory, calls):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (0, memory))
     assert calls_of(Case(4096, 16384, "bf16", Direction.FORWARD, "cuda", "softmax")) == calls
 
