@@ -343,7 +343,9 @@ __global__ void __launch_bounds__(SCORES_THREADS, scores_min_ctas(NO_MASK, K * 8
         load16_if<true>(row.reads(k), both[k].packed[0], 0, given.dy + row.vector(k), policy);
         load16_if<true>(row.reads(k), both[k].packed[1], 0, given.y + row.vector(k), policy);
     }
-    uint32_t edge[2][2] = {};
+    const bool causal = given.first_sees < unsigned(given.N);
+    if (causal) row.template write_zeros<K>(given.dx);
+    uint32_t edge[2][2] = {};  // loaded last: sm_120 has too few registers for them during the stores of zeros
     if constexpr (!ALIGNED) {
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
@@ -353,8 +355,6 @@ __global__ void __launch_bounds__(SCORES_THREADS, scores_min_ctas(NO_MASK, K * 8
             edge[e][1] = load_bits<sizeof(T)>(given.y + row.begin + index);
         }
     }
-    const bool causal = given.first_sees < unsigned(given.N);
-    if (causal) row.template write_zeros<K>(given.dx);
 
     const Backward<float, float, SCALED_SOFTMAX> op(Scales<true>{nullptr, given.scale}, 0);
     float sum[2] = {0.0f, 0.0f};
