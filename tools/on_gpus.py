@@ -195,7 +195,8 @@ def gpus() -> list[str]:
 @contextmanager
 def stopped_by_signals(stop: threading.Event) -> Iterator[None]:
     """In the context a signal that ends a process sets `stop`. The steps have sessions of their own, which no terminal reaches."""
-    before = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    numbers = [number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) != signal.SIG_IGN]  # nohup
+    before = {number: signal.signal(number, lambda *_: stop.set()) for number in numbers}
     try:
         yield
     finally:

@@ -65,16 +65,16 @@ def gone(file):
 
 
 @pytest.mark.parametrize("every", [False, True])
-def test_ctrl_c_ends_running_steps_and_leaves_out_the_others(run, every):
+def test_a_signal_ends_running_steps_and_leaves_out_the_others(run, every):
     """A step has its own session, so that no terminal's Ctrl-C reaches it."""
-    handler = signal.getsignal(signal.SIGINT)
+    handler = signal.getsignal(signal.SIGTERM)
     steps = [Step(f"long-{i}", 30, "echo $$ > {out}/pid; sleep 30", every=every) for i in range(3)]
-    timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
+    timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM))
     timer.start()
     begin = time.monotonic()
     code, lines, out = run(steps)
     assert time.monotonic() - begin < 10
-    assert (code, signal.getsignal(signal.SIGINT)) == (1, handler)
+    assert (code, signal.getsignal(signal.SIGTERM)) == (1, handler)
     assert ["left out: interrupted" in line for line in lines.values()] == [False, every, True]
     assert "  interrupted " in lines["long-0"] and gone(out / "long-0" / "pid")
 
