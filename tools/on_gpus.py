@@ -82,7 +82,7 @@ STEPS = (
          " --direction forward,backward --output {out}"),
     *(Step(f"masked-{shape}", 45, f"{MASKED} {shape} --set {given}") for shape, given in MASKS.items()),
     Step("harness-cost", 120, "python3 tools/harness_cost.py --N 256:6272:512"),
-    Step("judged", 240, f"softbench run --config frontier --backends {OURS} --profile off --judge separate --output {{out}}"),
+    Step("judged", 240, f"softbench run --config frontier --backends {OURS} --judge separate --output {{out}}"),
     Step("tests-judge", 150, f"{PYTEST} 'gpu and alone' tests/gpu/test_judge_gpu.py"),
     Step("tests-operations", 180, f"{PYTEST} gpu -n 4 tests/gpu/test_operations_gpu.py tests/gpu/test_wrong_plugins_gpu.py"),
     Step("tests-use", 120, f"{PYTEST} gpu -n 4 tests/gpu/test_use_gpu.py"),
