@@ -222,11 +222,13 @@ def measure_cell(backward: bool, dtype: torch.dtype, M: int, N: int, most: int |
 
 
 def _plans_to_try(problem: Problem, most: int | None, table: Table) -> list[Plan]:
-    """The first candidates, and the plan of the table's line for the problem."""
+    """The first candidates, and the plan that the table's line gives the problem (`heuristics.choose`)."""
     plans = list(itertools.islice(heuristics.candidates(problem), most))
     line = table.get(heuristics.bucket(problem))
-    fitted = heuristics.fit(problem, plan_from_json(line[3])) if line else None
-    return plans if fitted is None or fitted in plans else [*plans, fitted]
+    if not line or (fitted := heuristics.fit(problem, plan_from_json(line[3]))) is None:
+        return plans
+    used = heuristics.enlarged(problem, fitted)
+    return plans if used in plans else [*plans, used]
 
 
 def time_ms(call: Callable[[], object]) -> float:

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from softbench.kernels.triton import heuristics, tune
-from softbench.kernels.triton.launch_plan import Problem, plan_to_json
+from softbench.kernels.triton.launch_plan import Plan, Problem, plan_to_json
 
 PROBLEM = Problem(False, 4096, 65536, 4, 16, True, 132, True)
 CELL = (False, torch.float32, 4096, 65536)
@@ -31,6 +31,14 @@ def test_with_few_plans_the_tables_plan_is_tried_too(without_gpu, monkeypatch):
     assert tune.measure_cell(*CELL, 2)[3] == plan_to_json(plans[0])
     assert tune.measure_cell(*CELL, 2, {line[:3]: line})[3] == plan_to_json(known)
     assert tune.measure_cell(*CELL)[3] == plan_to_json(known)
+
+
+def test_the_plan_that_is_tried_is_the_one_in_use():
+    """A line of short rows counts with more rows a program where there are many rows."""
+    problem = Problem(False, 1 << 18, 256, 2, 16, True, 132, True)
+    line = Plan("rows", 4, 8, 4, 8, 0, 1, rows=4)
+    table = {(key := heuristics.bucket(problem)): (*key, plan_to_json(line))}
+    assert tune._plans_to_try(problem, 1, table)[1:] == [replace(line, rows=8, warps=2)]
 
 
 @pytest.mark.parametrize("only", ["some", ""])
