@@ -2,7 +2,7 @@
 
 A step is one command with an estimate of its seconds on an H200. Steps that need all GPUs of the host come first, one at a time. The others
 are dealt to the GPUs, in their order, one at a time on each. A step whose estimate is over the time left is left out. A step that takes
-twice its estimate is interrupted, so that softbench still writes its results. The CUDA libraries are built before.
+twice its estimate is interrupted, so that softbench still writes its results; Ctrl-C interrupts all. The CUDA libraries are built before.
 
 FOLDER has the output of each step in STEP.log and its files in STEP/. `--pack FILE` makes a .tar.gz of FOLDER. `--list` prints the steps.
 The step `losses` needs liger-kernel and quack-kernels, and `use-models` needs transformers. Exit code 1: a step failed, was interrupted or
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -20,6 +21,8 @@ import sys
 import tarfile
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
@@ -44,6 +47,7 @@ PYTEST = "python3 -m pytest -v --tb=short -p no:cacheprovider -p no:benchmark -m
 SANITIZER = "PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool"
 END_SECONDS = 15
 """From the interrupt to the kill."""
+LOOK_SECONDS = 0.05
 PATIENCE = 2
 """Times its estimate, after which a step is interrupted."""
 BUILD = """
@@ -78,7 +82,7 @@ STEPS = (
          " --direction forward,backward --output {out}"),
     *(Step(f"masked-{shape}", 45, f"{MASKED} {shape} --set {given}") for shape, given in MASKS.items()),
     Step("harness-cost", 120, "python3 tools/harness_cost.py --N 256:6272:512"),
-    Step("judged", 240, f"softbench run --config frontier --backends {OURS} --profile off --judge separate --output {{out}}"),
+    Step("judged", 240, f"softbench run --config frontier --backends {OURS} --judge separate --output {{out}}"),
     Step("tests-judge", 150, f"{PYTEST} 'gpu and alone' tests/gpu/test_judge_gpu.py"),
     Step("tests-operations", 180, f"{PYTEST} gpu -n 4 tests/gpu/test_operations_gpu.py tests/gpu/test_wrong_plugins_gpu.py"),
     Step("tests-use", 120, f"{PYTEST} gpu -n 4 tests/gpu/test_use_gpu.py"),
@@ -100,82 +104,104 @@ STEPS = (
 
 
 class Gpus:
-    """The steps, dealt to the GPUs of the host until the time is over."""
+    """The steps, dealt to GPUs of the host until the time is over."""
 
-    def __init__(self, count: int, out: Path, end: float) -> None:
-        self.count, self.out, self.end = count, out, end
-        self.lock = threading.Lock()
+    def __init__(self, names: list[str], out: Path, end: float) -> None:
+        """`names`: of the GPUs, as in CUDA_VISIBLE_DEVICES."""
+        self.names, self.out, self.end = names, out, end
+        self.lock, self.stop = threading.Lock(), threading.Event()
+        self.cores = sorted(os.sched_getaffinity(0))
         self.ended: dict[str, tuple[str, float]] = {}
         """By step: what became of it, and its seconds."""
 
     def run(self, steps: list[Step]) -> None:
         for step in (step for step in steps if step.every):
-            if self.count < 2:
+            if len(self.names) < 2:
                 self.ended[step.name] = "left out: it needs two GPUs", 0
             else:
                 self._step(step, None)
         waiting = [step for step in steps if not step.every]
-        threads = [threading.Thread(target=self._work, args=(gpu, waiting)) for gpu in range(self.count)]
+        threads = [threading.Thread(target=self._work, args=(number, waiting)) for number in range(len(self.names))]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
 
-    def _work(self, gpu: int, waiting: list[Step]) -> None:
+    def _work(self, number: int, waiting: list[Step]) -> None:
+        if len(self.cores) >= len(self.names):  # of this thread and its steps, so that none slows the host work of another GPU
+            os.sched_setaffinity(0, self.cores[number :: len(self.names)])
         while True:
             with self.lock:
                 if not waiting:
                     return
                 step = waiting.pop(0)
-            self._step(step, gpu)
+            self._step(step, self.names[number])
 
-    def _step(self, step: Step, gpu: int | None) -> None:
-        left = self.end - time.monotonic()
-        if step.seconds > left:
-            self.ended[step.name] = f"left out: {left:.0f} s were left", 0
+    def _step(self, step: Step, gpu: str | None) -> None:
+        start = time.monotonic()
+        left = self.end - start
+        if self.stop.is_set() or step.seconds > left:
+            self.ended[step.name] = "left out: interrupted" if self.stop.is_set() else f"left out: {left:.0f} s were left", 0
             return
-        folder, start = self.out / step.name, time.monotonic()
+        try:
+            what = self._run(step, gpu, min(PATIENCE * step.seconds, left))
+        except OSError as error:  # such as a full disk
+            what = f"failed: {error}"
+        self.ended[step.name] = what, time.monotonic() - start
+
+    def _run(self, step: Step, gpu: str | None, seconds: float) -> str:
+        folder = self.out / step.name
         folder.mkdir(parents=True, exist_ok=True)
         with (self.out / f"{step.name}.log").open("w") as log:
-            command = step.command.format(out=folder)
+            command = step.command.format(out=shlex.quote(str(folder)))
             print(command, file=log, flush=True)
             process = subprocess.Popen(
                 ["bash", "-c", command], cwd=ROOT, env=self._environment(gpu), stdout=log, stderr=log, stdin=subprocess.DEVNULL,
                 start_new_session=True,
             )  # fmt: skip
-            if gpu is not None:
-                os.sched_setaffinity(process.pid, self._cores(gpu))
-            what = self._wait(process, min(PATIENCE * step.seconds, left))
-        self.ended[step.name] = what, time.monotonic() - start
-
-    def _wait(self, process: subprocess.Popen[bytes], seconds: float) -> str:
-        try:
-            code = process.wait(seconds)
-            return "ok" if code == 0 else f"exit code {code}"
-        except subprocess.TimeoutExpired:
+        in_time = self._wait(process, seconds, self.stop)
+        if not in_time:
             os.killpg(process.pid, signal.SIGINT)
-        try:
-            process.wait(END_SECONDS)
-        except subprocess.TimeoutExpired:
+            self._wait(process, END_SECONDS, threading.Event())
+        with suppress(OSError):  # also what a step left behind would disturb the next one; no other process has its number until `wait`
             os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        return "interrupted"
+        code = process.wait()
+        return "interrupted" if not in_time else "ok" if code == 0 else f"exit code {code}"
 
-    def _environment(self, gpu: int | None) -> dict[str, str]:
+    @staticmethod
+    def _wait(process: subprocess.Popen[bytes], seconds: float, stop: threading.Event) -> bool:
+        """True if the process has ended in this time and before `stop`. It is not reaped."""
+        end = time.monotonic() + seconds
+        while os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
+            if time.monotonic() > end or stop.wait(LOOK_SECONDS):
+                return False
+        return True
+
+    def _environment(self, gpu: str | None) -> dict[str, str]:
         path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
-        own = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": str(gpu)}
+        own = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
         return {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", **own}
 
-    def _cores(self, gpu: int) -> set[int]:
-        """This GPU's part of the CPU cores, so that a step does not slow the host work of another."""
-        cores = sorted(os.sched_getaffinity(0))
-        return set(cores[gpu :: self.count]) if len(cores) >= self.count else set(cores)
 
-
-def gpus() -> int:
+def gpus() -> list[str]:
+    """The GPUs of CUDA_VISIBLE_DEVICES, else all of the host."""
+    if (named := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
+        return [name.strip() for name in named.split(",") if name.strip()]
     program = shutil.which("nvidia-smi")
     done = subprocess.run([program, "-L"], capture_output=True, text=True, check=False) if program else None
-    return sum(line.startswith("GPU ") for line in done.stdout.splitlines()) if done else 0
+    return [str(i) for i in range(sum(line.startswith("GPU ") for line in done.stdout.splitlines()))] if done else []
+
+
+@contextmanager
+def stopped_by_signals(stop: threading.Event) -> Iterator[None]:
+    """In the context a signal that ends a process sets `stop`. The steps have sessions of their own, which no terminal reaches."""
+    numbers = [number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) != signal.SIG_IGN]  # nohup
+    before = {number: signal.signal(number, lambda *_: stop.set()) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def last_line(log: Path) -> str:
@@ -183,7 +209,7 @@ def last_line(log: Path) -> str:
     return lines[-1][:100] if lines else ""
 
 
-def main(steps: tuple[Step, ...] = STEPS, count: int | None = None, build: str = BUILD) -> int:
+def main(steps: tuple[Step, ...] = STEPS, names: list[str] | None = None, build: str = BUILD) -> int:
     start = time.monotonic()
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--steps", nargs="+", default=["*"], metavar="PATTERN", help="names of steps, or patterns such as 'masked-*'")
@@ -200,14 +226,15 @@ def main(steps: tuple[Step, ...] = STEPS, count: int | None = None, build: str =
     if given.list:
         print(*(f"{step.name:32} {step.seconds:4.0f} s  {step.command}" for step in chosen), sep="\n")
         return 0
-    count = gpus() if count is None else count
-    if not count:
-        parser.error("this machine has no NVIDIA GPU, or no nvidia-smi")
+    names = gpus() if names is None else names
+    if not names:
+        parser.error("this machine has no NVIDIA GPU or no nvidia-smi, or CUDA_VISIBLE_DEVICES names none")
     out = given.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
     subprocess.run([sys.executable, "-c", build], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True)
-    host = Gpus(count, out, start + given.seconds)
-    host.run(chosen)
+    host = Gpus(names, out, start + given.seconds)
+    with stopped_by_signals(host.stop):
+        host.run(chosen)
     if given.pack:
         with tarfile.open(given.pack, "w:gz") as pack:
             pack.add(out, arcname=out.name)

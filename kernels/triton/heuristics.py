@@ -31,7 +31,7 @@ LONG_ROW = 36 * 1024  # bytes of all inputs: above it, clusters are faster.
 MAX_CLUSTER_ROW = 1 << 20  # bytes.
 IDLE_ROW = 400 * 1024  # bytes of all inputs: above it, a few rows want more SMs than the 16 of a cluster.
 MAX_TILE_PADDING = 1.3  # columns of a tile to columns of a row.
-PROGRAM_BYTES = 6 * 1024  # that a program of short rows reads and writes, at least: `enlarged`.
+PROGRAM_BYTES = 4 * 1024  # that a program of short rows reads and writes, at least: `enlarged`.
 PROGRAMS = 16  # an SM, at least, after that.
 MAX_DISTANCE = 6  # in a table: three quarters of an octave of row length, or half an octave and twice the rows.
 
@@ -45,7 +45,7 @@ def choose(problem: Problem, device: str = "") -> Plan:
             if distance > MAX_DISTANCE:
                 break
             if (fitted := fit(problem, plan)) is not None:
-                return enlarged(problem, fitted)
+                return enlarged(problem, fitted) if distance else fitted  # as it was measured
     return by_heuristics(problem)
 
 
@@ -60,17 +60,18 @@ def candidates(problem: Problem) -> Iterator[Plan]:
         yield generic_plan(problem)
         return
     seen = set()
-    for plan in (enlarged(problem, plan) for plan in _by_tier(problem)):
-        if plan not in seen:
-            seen.add(plan)
-            yield plan
+    for small in _by_tier(problem):
+        for plan in (enlarged(problem, small), small):
+            if plan not in seen:
+                seen.add(plan)
+                yield plan
 
 
 def enlarged(problem: Problem, plan: Plan) -> Plan:
     """The plan with more rows and warps a program, if there are many programs and each moves few bytes.
 
     Each thread has as much work as before. An SM starts a program in some 170 to 200 cycles. In that time memory moves 3 KiB for it
-    (docs/kernels/notes-triton.md, Short rows).
+    (docs/kernels/notes-triton.md, Short rows). A plan that was measured for such a problem stays as it is (`choose`).
     """
     moved = problem.N * problem.element_size * (problem.reads + 1)
     while (

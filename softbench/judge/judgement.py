@@ -23,11 +23,11 @@ from softbench.core.replies import Skip
 from softbench.core.statistics import median_interval
 from softbench.core.text import one_line
 from softbench.judge.challenge import SECRET
-from softbench.judge.plugin_process import EndedError, PluginProcess
+from softbench.judge.plugin_process import FLUSH_BYTES, EndedError, PluginProcess
 from softbench.ops.registry import operation
 from softbench.plugins.source import PluginSource
 from softbench.processes.pool import Pool
-from softbench.worker.judged_calls import input_layout, output_layout
+from softbench.worker.judged_calls import input_layout, output_bytes, output_layout
 
 CHALLENGES = 9
 """Challenges whose time counts. One before them is checked only."""
@@ -38,6 +38,8 @@ CALLS = {"cpu": 64, "cuda": 256}
 LEAST_CALLS = 2
 CALL_BYTES = {"cpu": 2**26, "cuda": 2**34}
 """Bytes of the inputs and outputs of a challenge, about."""
+MEMORY_SHARE = 0.6
+"""The part of a GPU's memory that a judgement may take. A run's workers keep contexts beside it, and buffers of a case."""
 CACHES = ("HOME", "TMPDIR", "XDG_CACHE_HOME", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TORCH_EXTENSIONS_DIR", "CUDA_CACHE_PATH")
 """Variables that get folders of the plugin's own, so that it poisons no other process's cache."""
 REFUSED = (Grade.WRONG, Grade.UNVERIFIED)
@@ -109,7 +111,7 @@ class Judge:
             name: the backend, which a source of several needs.
             operations: files of users' operations, which are loaded already.
         """
-        found = Judgement(calls=calls_of(case))
+        found = Judgement(calls=calls_of(case, memory_of(case.device)))
         with ExitStack() as stack:
             folder = stack.enter_context(TemporaryDirectory(prefix="softbench-plugin-", ignore_cleanup_errors=True))
             own = {variable: f"{folder}/{variable.lower()}" for variable in CACHES}
@@ -154,9 +156,20 @@ class Judge:
                 found.challenges_us += [us] if number else []
 
 
-def calls_of(case: Case) -> int:
-    """Calls of a challenge: as many as its memory has room for. That is at most a quarter of a GPU's memory."""
-    size, room = input_layout(case)[1] + output_layout(case)[1], CALL_BYTES[case.device]
+def memory_of(device: str) -> int:
+    """Bytes of the GPU's memory; 0 on the CPU. Not those that are free: a plugin of a run could fill them, for short challenges."""
+    return torch.cuda.get_device_properties(0).total_memory if device == "cuda" else 0
+
+
+def calls_of(case: Case, memory: int) -> int:
+    """Calls of a challenge: as many as its bytes and a GPU's `memory` have room for.
+
+    The next challenge's inputs are drawn while the plugin's process still maps the last ones.
+    """
+    inputs, outputs = input_layout(case)[1], output_layout(case)[1]
+    most = min(CALLS[case.device], CALL_BYTES[case.device] // (inputs + outputs))
     if case.device == "cuda":
-        room = min(room, torch.cuda.mem_get_info()[1] // 4)
-    return max(LEAST_CALLS, min(CALLS[case.device], room // size))
+        fixed = output_bytes(case, 0) + FLUSH_BYTES
+        each = 2 * inputs + (output_bytes(case, 2) - output_bytes(case, 0)) // 2
+        most = min(most, (int(MEMORY_SHARE * memory) - fixed) // each)
+    return max(LEAST_CALLS, most)

@@ -17,6 +17,7 @@ from softbench.judge.main import readable_folders
 from softbench.plugins.source import FILE, PluginSource, origins
 from softbench.processes.pool import Pool
 from softbench.worker import any_dim, confinement, shared_memory
+from softbench.worker.judged_calls import input_layout, output_bytes
 
 ATTACKS = load(PLUGINS / "wrong" / "judge_attacks.py")
 PORTS = [attack for attack in load(PLUGINS / "wrong" / "harness_attacks.py") if not attack.cuda]
@@ -134,18 +135,25 @@ def test_a_figure_is_the_time_beyond_an_empty_challenge():
     assert (short["status"], short["at_most_us"], short["us"], short["low_us"], short["gbps"]) == ("ok", 11.5, None, None, None)
 
 
-@pytest.mark.parametrize(("memory", "calls"), [(24 * 2**30, 24), (141 * 2**30, 64), (2**20, 2)])
-def test_a_challenge_takes_a_quarter_of_a_gpus_memory(monkeypatch, memory, calls):
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (0, memory))
-    assert calls_of(Case(4096, 16384, "bf16", Direction.FORWARD, "cuda", "softmax")) == calls
-
-
 def test_a_few_late_challenges_leave_the_interval_alone():
     empty, times = [float(us) for us in range(100, 115)], [1000.0 + us for us in range(9)]
     quiet = Judgement(calls=10, empty_us=empty, challenges_us=times).document(CASE)
     assert (quiet["us"], quiet["low_us"], quiet["high_us"]) == (89.7, 89.0, 90.4)
     late = Judgement(calls=10, empty_us=[*empty[:-1], 5000.0], challenges_us=[*times[:-1], 9000.0]).document(CASE)
     assert [late[name] for name in ("us", "low_us", "high_us")] == [quiet[name] for name in ("us", "low_us", "high_us")]
+
+
+@pytest.mark.parametrize("gib", [24, 40, 80])
+@pytest.mark.parametrize("N", [1024, 16384, 32768])
+@pytest.mark.parametrize("direction", [Direction.FORWARD, Direction.BACKWARD])
+def test_a_challenge_leaves_memory_of_a_gpu_free(gib, N, direction):
+    """Both blocks of inputs, the block of outputs, and 7 GiB for the processes of a run."""
+    case = Case(4096, N, "bf16", direction, "cuda")
+    calls = calls_of(case, gib * 2**30)
+    needed = 2 * calls * input_layout(case)[1] + output_bytes(case, calls)
+    assert needed <= (gib - 7) * 2**30
+    assert calls >= 4
+    assert calls == 256 or gib == 80 or needed >= 0.5 * gib * 2**30
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,12 @@
 """tools/on_gpus.py with steps that need no GPU."""
 
+import os
+import signal
 import sys
 import tarfile
+import threading
+import time
+from pathlib import Path
 
 import on_gpus
 import pytest
@@ -18,7 +23,7 @@ def run(monkeypatch, tmp_path, capsys):
 
     def start(steps, *options, count=2):
         monkeypatch.setattr(sys, "argv", ["on_gpus.py", "--out", str(tmp_path / "out"), *options])
-        code = on_gpus.main(tuple(steps), count, build="pass")
+        code = on_gpus.main(tuple(steps), [str(i) for i in range(count)], build="pass")
         lines = capsys.readouterr().out.splitlines()
         return code, {line.split()[0]: line for line in lines}, tmp_path / "out"
 
@@ -52,6 +57,57 @@ def test_failures_and_long_steps_are_told_and_the_rest_runs(run):
     assert " ok " in lines["right"]
     assert "left out" in lines["long"]
     assert not (out / "long").exists()
+
+
+def gone(file):
+    """Whether the process that wrote its number into a file has ended."""
+    return not Path(f"/proc/{number(file)}").exists()
+
+
+@pytest.mark.parametrize("every", [False, True])
+def test_a_signal_ends_running_steps_and_leaves_out_the_others(run, every):
+    """A step has its own session, so that no terminal's Ctrl-C reaches it."""
+    handler = signal.getsignal(signal.SIGTERM)
+    steps = [Step(f"long-{i}", 30, "echo $$ > {out}/pid; sleep 30", every=every) for i in range(3)]
+    timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM))
+    timer.start()
+    begin = time.monotonic()
+    code, lines, out = run(steps)
+    assert time.monotonic() - begin < 10
+    assert (code, signal.getsignal(signal.SIGTERM)) == (1, handler)
+    assert ["left out: interrupted" in line for line in lines.values()] == [False, every, True]
+    assert "  interrupted " in lines["long-0"] and gone(out / "long-0" / "pid")
+
+
+def test_what_a_step_leaves_behind_ends_with_it(run):
+    code, _, out = run([Step("leaves", 9, "sleep 60 & echo $! > {out}/pid")], count=1)
+    assert code == 0
+    end = time.monotonic() + 5
+    while not gone(out / "leaves" / "pid") and time.monotonic() < end:
+        time.sleep(0.01)
+    assert gone(out / "leaves" / "pid")
+
+
+def test_a_step_without_a_log_fails_and_the_rest_runs(run, tmp_path):
+    (tmp_path / "out" / "unwritable.log").mkdir(parents=True)
+    code, lines, _ = run([Step("unwritable", 1, "true"), Step("right", 1, "true")], count=1)
+    assert code == 1
+    assert "failed: [Errno" in lines["unwritable"] and " ok " in lines["right"]
+
+
+def test_each_gpu_has_its_own_cores(run):
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < 2:
+        pytest.skip("one core")
+    steps = [Step(f"cores-{i}", 1, "taskset -pc $$ > {out}/cores; sleep 0.3") for i in range(2)]
+    _, _, out = run(steps)
+    assert len({(out / step.name / "cores").read_text().rpartition(":")[2] for step in steps}) == 2
+    assert sorted(os.sched_getaffinity(0)) == cores
+
+
+def test_only_visible_gpus_get_steps(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2, GPU-abc")
+    assert on_gpus.gpus() == ["2", "GPU-abc"]
 
 
 def test_steps_of_two_gpus_are_left_out_on_one(run):

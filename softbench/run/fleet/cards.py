@@ -22,7 +22,7 @@ from softbench.core.machine import Machine
 from softbench.core.text import one_line
 from softbench.plan.settings import PHASES
 from softbench.processes.session import Session, choose_device
-from softbench.processes.worker_log import useful_line
+from softbench.processes.worker_log import signal_name, useful_line
 from softbench.run import info_cache
 from softbench.run.fleet.processors import parted
 
@@ -98,7 +98,7 @@ class LocalCards:
             for line in process.stdout:
                 self.events.put((number, json.loads(line)))
         code = process.wait()
-        how = f"was killed ({signal.Signals(-code).name})" if code < 0 else f"ended with code {code}"
+        how = f"was killed ({signal_name(-code)})" if code < 0 else f"ended with code {code}"
         last = useful_line(self._log(number))
         self.events.put((number, {"op": "ended", "text": one_line(f"its process {how}{': ' + last if last else ''}")}))
 

@@ -102,7 +102,7 @@ class Members:
             UsageError: the versions of two cards differ, or the request is wrong.
         """
         about = {"op": "open", "request": request_to_json(self.request), "operations": list(registry.files()), "wait": wait}
-        with place_queue.several(self.observer.note) if wait else nullcontext():
+        with place_queue.several(self.observer.note) if wait and len(self.all) > 1 else nullcontext():
             for member, opening in zip(self.all, self.cards.opening, strict=True):
                 member.heard = time.monotonic()
                 self.cards.send(member.number, {**about, **opening, "staged": staged})
@@ -203,7 +203,7 @@ class Members:
                     raise UsageError(one_line(str(message["text"]), 2000))
                 case "error" | "ended":
                     self.lose(member, one_line(str(message["text"]), 500))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
             self.lose(member, one_line(f"it sent an invalid message: {type(error).__name__}: {error}", 200))
 
     def _note(self, text: str, member: Member) -> None:

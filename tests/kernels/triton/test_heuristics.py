@@ -56,9 +56,9 @@ def test_programs_of_many_short_rows_move_enough(size, N, alignment, backward):
         plan = heuristics.choose(many, device)
         assert covers(many, plan), plan
         assert plan.tier == "rows"
-        assert plan.rows * moved >= 6 * 1024 or plan.warps == 8, plan
-    for plan in heuristics.candidates(many):
-        assert plan.tier != "rows" or plan.threads > 32 or plan.rows * moved >= 6 * 1024 or plan.warps == 8, plan
+        assert plan.rows * moved >= 4 * 1024 or plan.warps == 8, plan
+    plans = list(heuristics.candidates(many))
+    assert {heuristics.enlarged(many, plan) for plan in plans} < {*plans}  # the small ones too, for `tune`
 
 
 def test_few_rows_keep_their_small_programs():

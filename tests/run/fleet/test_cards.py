@@ -1,5 +1,7 @@
 """The processes of the cards of this host."""
 
+import os
+import signal
 import time
 
 import pytest
@@ -77,6 +79,17 @@ def test_a_wrong_message_ends_the_card_with_a_reason():
         assert found.opening[0]["device"] == "cpu" and found.opening[0]["processors"]
         found.send(0, {"op": "open"})
         assert next_of(found, "ended")[1]["text"] == "its process ended with code 1: KeyError: 'processors'"
+    finally:
+        found.close()
+
+
+@pytest.mark.parametrize(("number", "name"), [(signal.SIGKILL, "SIGKILL"), (signal.SIGRTMIN + 1, f"signal {signal.SIGRTMIN + 1}")])
+def test_a_killed_card_names_its_signal(number, name):
+    found = LocalCards("cpu:0")
+    try:
+        assert next_of(found, "beat")
+        os.kill(found._processes[0].pid, number)
+        assert next_of(found, "ended")[1]["text"].startswith(f"its process was killed ({name})")
     finally:
         found.close()
 

@@ -1,6 +1,7 @@
 """The messages between a fleet and its cards."""
 
 from contextlib import contextmanager
+from dataclasses import asdict
 
 import pytest
 from fleets import FakeCards, Note, request
@@ -21,9 +22,9 @@ def say(members, number, **message):
     members.take(lambda member, process, records: None)
 
 
-@pytest.mark.parametrize("wait", [True, False])
-def test_cards_of_two_commands_do_not_open_at_once(tmp_path, monkeypatch, wait):
-    """Otherwise each command could hold a card for which the other waits. Cards that do not measure hold none."""
+@pytest.mark.parametrize(("wait", "cards", "log_of"), [(True, 2, ["begin", 0, 1, "end"]), (False, 2, [0, 1]), (True, 1, [0])])
+def test_cards_of_two_commands_do_not_open_at_once(tmp_path, monkeypatch, wait, cards, log_of):
+    """Otherwise each command could hold a card for which the other waits. Cards that do not measure hold none, and one waits for one."""
     log = []
 
     @contextmanager
@@ -38,10 +39,10 @@ def test_cards_of_two_commands_do_not_open_at_once(tmp_path, monkeypatch, wait):
             super().send(number, message)
 
     monkeypatch.setattr(members_module.place_queue, "several", several)
-    members = Members(Logged(), request(tmp_path), Note())
+    members = Members(Logged(("H200",) * cards), request(tmp_path), Note())
     members.open(wait=wait)
     assert all(member.plan for member in members.all)
-    assert log == (["begin", 0, 1, "end"] if wait else [0, 1])
+    assert log == log_of
 
 
 def test_an_invalid_message_costs_the_card(tmp_path):
@@ -53,6 +54,20 @@ def test_an_invalid_message_costs_the_card(tmp_path):
         "it sent an invalid message: ValueError: could not convert string to float: 'soon'",
     ]
     assert members.cards.killed == [0, 1]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"op": "records", "process": 1e400, "records": []},
+        {"op": "opened", "machine": asdict(FakeCards().machine()), "gpu": 9, "unit": "u", "infos": [], "unsupported": []},
+    ],
+    ids=lambda message: message["op"],
+)
+def test_a_number_out_of_range_costs_the_card(tmp_path, message):
+    members = opened(tmp_path)
+    say(members, 1, **message)
+    assert [member.lost.partition(":")[0] for member in members.all] == ["", "it sent an invalid message"]
 
 
 def test_a_card_that_never_speaks_is_lost_later(tmp_path, monkeypatch):
