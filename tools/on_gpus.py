@@ -84,6 +84,8 @@ STEPS = (
     Step("harness-cost", 120, "python3 tools/harness_cost.py --N 256:6272:512"),
     Step("judged", 240, f"softbench run --config frontier --backends {OURS} --judge separate --output {{out}}"),
     Step("tests-judge", 150, f"{PYTEST} 'gpu and alone' tests/gpu/test_judge_gpu.py"),
+    Step("tests-attacks", 150, f"{PYTEST} 'gpu and not alone' -n 4 tests/gpu/test_judge_gpu.py"),
+    Step("tests-losses", 150, f"{PYTEST} gpu -n 4 tests/gpu/test_cuda_losses_gpu.py tests/gpu/test_triton_losses_gpu.py"),
     Step("tests-operations", 180, f"{PYTEST} gpu -n 4 tests/gpu/test_operations_gpu.py tests/gpu/test_wrong_plugins_gpu.py"),
     Step("tests-use", 120, f"{PYTEST} gpu -n 4 tests/gpu/test_use_gpu.py"),
     *(Step(f"use-ab-{l2}", 200, f"python3 tools/use_ab.py --l2 {l2} --output {{out}}") for l2 in ("cold", "warm")),

@@ -152,6 +152,8 @@ def test_a_failing_search_leaves_the_plain_reason(monkeypatch):
         "HIP error: out of memory",
         "Triton Error [CUDA]: out of memory",
         "CUDA_ERROR_OUT_OF_MEMORY: out of memory",
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
     ],
 )
 def test_an_error_of_cuda_about_memory_is_out_of_memory(text):
