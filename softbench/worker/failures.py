@@ -19,7 +19,7 @@ OUT_OF_MEMORY = re.compile(
     r"DefaultCPUAllocator|(CUDA|HIP)( driver)? error: out of memory|(CUDA|HIP)\]: out of memory|CUDA_ERROR_OUT_OF_MEMORY"
     r"|(BLAS|DNN)_STATUS_ALLOC_FAILED"
 )
-"""Texts of the CPU's allocator in torch, of the runtimes' and drivers' errors in torch, of Triton, of cupy and numba, and of cuBLAS and cuDNN."""
+"""Texts of the CPU's allocator in torch, of the runtimes' and drivers' errors in torch, of Triton, cupy and numba, of cuBLAS and cuDNN."""
 REASON = 280
 """The longest reason with the place at its end; the stage precedes it in a line of 300."""
 
