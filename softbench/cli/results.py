@@ -160,7 +160,7 @@ def plot(
             "--out",
             "--output",
             help="The file: .png, .svg or .pdf; with --format, its name without suffix.",
-            show_default="FILE with .png",
+            show_default="FILE.png, or FILE-KIND.png",
         ),
     ] = None,
     kind: Annotated[
@@ -205,7 +205,8 @@ def plot(
     _reject_two_stdins(files)
     if out is None and str(files[0]) == "-":
         raise UsageError("plot -: name the picture with -o")
-    targets = plots.targets(out, split(joined(format)) if format else (), files[0])
+    beside = files[0] if kind == plots.KINDS[0] else files[0].with_name(f"{files[0].stem}-{kind}{files[0].suffix}")
+    targets = plots.targets(out, split(joined(format)) if format else (), beside)
     for written in plots.write([(file, read(file)) for file in files], targets, kind, over or ""):
         typer.echo(printable(str(written)))
 

@@ -170,10 +170,13 @@ def test_plot_writes_a_kind_in_several_formats(main):
     some = ("--M", "4096", "--N", "1024,2048,4096", "--dtype", "bf16", "--direction", "forward")
     main("show", FRONTIER, *some, "--csv", "some.csv")
     assert main("plot", "some.csv", "--kind", "speedup", "--over", "compile", "-o", "s", "--format", "png,svg") == (0, "s.png\ns.svg\n", "")
-    assert main("plot", "some.csv", "--kind", "heatmap", "--format", "svg") == (0, "some.svg\n", "")
+    assert main("plot", "some.csv", "--kind", "heatmap", "--format", "svg") == (0, "some-heatmap.svg\n", "")
     assert "speed-up over compile" in Path("s.svg").read_text()
-    assert "fastest: softmax forward, bf16" in Path("some.svg").read_text()
-    assert main("plot", "some.csv", "--costs") == main("plot", "some.csv", "--kind", "costs") == (0, "some.png\n", "")
+    assert "fastest: softmax forward, bf16" in Path("some-heatmap.svg").read_text()
+    assert main("plot", "some.csv", "--costs") == main("plot", "some.csv", "--kind", "costs") == (0, "some-costs.png\n", "")
+    assert main("plot", "some.csv") == (0, "some.png\n", "")
+    Path("some.csv").rename("v1.5.csv")
+    assert main("plot", "v1.5.csv", "--kind", "heatmap") == (0, "v1.5-heatmap.png\n", "")
 
 
 def test_show_and_plot_take_the_latest_results_by_default(main, tmp_path):
