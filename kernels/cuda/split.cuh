@@ -23,7 +23,7 @@ template <typename Op, int K, bool CHUNK_IN_REGISTERS, bool KNOWN_NO_EDGES, bool
 __global__ void __launch_bounds__(SPLIT_THREADS, 2)
     split(Tensors<Op> tensors, int ctas, int chunk, int smem_per_thread, int base_alignment, int max_polls, Workspace* workspace) {
     constexpr int R = Op::READS;
-    constexpr bool NARROWS = sizeof(typename Op::Out) < sizeof(typename Op::Element);
+    constexpr bool EDGES_LATE = R == 2 && sizeof(typename Op::Element) == 4 && FEW_THREADS;
     constexpr bool NO_EDGES = KNOWN_NO_EDGES && !(AFTER_HOPPER && K * R == 8);
     extern __shared__ __align__(LINE_BYTES) unsigned char dynamic[];
     __shared__ Partial warp_partials[2][MAX_WARPS];
@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(SPLIT_THREADS, 2)
     if constexpr (!CHUNK_IN_REGISTERS) accumulate_from_memory<Op>(partial, row, reread_start, end);  // first, while the registers are free
     const int edge_index = cta == 0 ? row.edge_index(thread) : -1;
     uint32_t edge[R];
-    if constexpr (!NARROWS) row.load_edge(edge_index, edge);
+    if constexpr (!EDGES_LATE) row.load_edge(edge_index, edge);
     Operands<R> operands[K];
 #pragma unroll
     for (int k = 0; k < K; ++k) {
@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(SPLIT_THREADS, 2)
         for (int r = 0; r < R; ++r) copy_async<KEEP_IN_L2>(smem + (s * R + r) * T, row.vector(r, i), row.policy);
     }
 
-    if constexpr (NARROWS) row.load_edge(edge_index, edge);  // here, because the copies above need registers
+    if constexpr (EDGES_LATE) row.load_edge(edge_index, edge);  // here, because the copies above need registers
 
     constexpr bool CACHED = CHUNK_IN_REGISTERS && CACHES_EXPONENTIALS<Op, K>;
     float exponentials[CACHED ? K * Op::V : 1];

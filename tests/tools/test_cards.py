@@ -77,10 +77,15 @@ def test_kernels_that_spill_are_found_in_ptxas_report(cards):
         line = f"    8 bytes stack frame, {spilled} bytes spill stores, {spilled} bytes spill loads"
         return f"ptxas info    : Function properties for _ZN9softbench{len(name)}{name}INS_7ForwardEEEvv\n{line}\n"
 
-    report = entry("block", 0) + entry("block", 8) + entry("cluster", 4) + entry("bulk", 12)
-    assert [line.split("bytes")[1].split()[-1] for line in cards.spilling(report, clusters=True)] == ["8", "4", "12"]
-    (only,) = cards.spilling(report, clusters=False)
-    assert "5block" in only
+    def spilled(architecture):
+        return [(line.split(":")[0], line.split("bytes")[1].split()[-1]) for line in cards.spilling(report, architecture)]
+
+    report = entry("block", 0) + entry("block", 8) + entry("cluster", 4) + entry("bulk", 20)
+    block, cluster, bulk = (f"_ZN9softbench{len(name)}{name}INS_7ForwardEEEvv" for name in ("block", "cluster", "bulk"))
+    assert spilled("sm_90a") == [(block, "8"), (cluster, "4"), (bulk, "20")]
+    assert spilled("sm_86") == [(block, "8")]  # it has no clusters
+    assert spilled("sm_103a") == [(bulk, "20")]
+    assert cards.spilling(entry("block", 8).replace("EEEvv", "ELb1EEEvNS_7TensorsIT_EE"), "sm_86") == []  # keeps its reads in L2
 
 
 CUDA = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_103a", "sm_120a")
@@ -106,7 +111,7 @@ def test_a_part_that_does_not_compile_is_found(cards, monkeypatch):
 @needs_nvcc
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", CUDA)
-def test_no_cuda_part_spills_on_any_architecture(cards, architecture):
+def test_cuda_parts_spill_no_more_than_is_known(cards, architecture):
     """All parts, which takes five minutes of a core; on a machine of few cores one of them, another one for each architecture."""
     few = (os.cpu_count() or 1) < build.FEW_CORES
     parts = cards.cuda_parts([architecture], 1 if few else None, seed=CUDA.index(architecture))
