@@ -270,7 +270,10 @@ def spilling(report: str, architecture: str) -> list[str]:
     Before Hopper that is a kernel that needs clusters, and anywhere but on Hopper one that keeps its reads in L2.
     """
     clusters = any(card.cta_shared >= 200 * KIB for card in CARDS if card.architecture == architecture)
-    unused = [*([] if clusters else ["9softbench(?:7cluster|4bulk)I"]), *([] if architecture == "sm_90a" else [r"9softbench\d+(?!generic)\w*Lb1EEEvNS_7TensorsI"])]
+    unused = [
+        *([] if clusters else ["9softbench(?:7cluster|4bulk)I"]),
+        *([] if architecture == "sm_90a" else [r"9softbench\d+(?!generic)\w*Lb1EEEvNS_7TensorsI"]),
+    ]
     found = []
     for name, line, stored in re.findall(r"Function properties for (\S+)\n\s*(.*?(\d+) bytes spill stores.*)", report):
         if int(stored) > SPILLED.get(architecture, 0) and not any(re.search(pattern, name) for pattern in unused):
