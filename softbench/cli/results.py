@@ -205,8 +205,7 @@ def plot(
     _reject_two_stdins(files)
     if out is None and str(files[0]) == "-":
         raise UsageError("plot -: name the picture with -o")
-    beside = files[0] if kind == plots.KINDS[0] else files[0].with_name(f"{files[0].stem}-{kind}{files[0].suffix}")
-    targets = plots.targets(out, split(joined(format)) if format else (), beside)
+    targets = plots.targets(out, split(joined(format)) if format else (), files[0], kind)
     for written in plots.write([(file, read(file)) for file in files], targets, kind, over or ""):
         typer.echo(printable(str(written)))
 

@@ -92,10 +92,11 @@ def write(runs: Runs, files: Sequence[Path], kind: str = "curves", over: str = "
     return written
 
 
-def targets(out: Path | None, formats: Sequence[str], default: Path) -> list[Path]:
+def targets(out: Path | None, formats: Sequence[str], default: Path, kind: str = KINDS[0]) -> list[Path]:
     """The files of the formats `png`, `svg` or `pdf`: `out` without a suffix gets that of each.
 
-    Without formats the suffix of `out` decides. Without `out`, files are beside `default`, as png if no format is given.
+    Without formats the suffix of `out` decides. Without `out`, files are beside `default`, as png if no format is given. The name of a kind
+    that is not the first is in their names.
 
     Raises:
         UsageError: an unknown format, or one that the suffix of `out` contradicts.
@@ -105,7 +106,8 @@ def targets(out: Path | None, formats: Sequence[str], default: Path) -> list[Pat
         if name not in known:
             raise UsageError(f"--format: {unknown(name, known, 'format')}")
     if out is None:
-        return [default.with_suffix(f".{name}") for name in formats or ("png",)]
+        kinds = "" if kind == KINDS[0] else f"-{kind}"
+        return [default.with_name(f"{default.stem}{kinds}.{name}") for name in formats or ("png",)]
     if not formats:
         style.check_format(out, "-o")
         return [out]

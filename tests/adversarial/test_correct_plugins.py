@@ -42,6 +42,7 @@ def figures(cli, file, *more):
         return [row for row in csv.DictReader(latest) if row["backend"] != "copy"], done.stdout
 
 
+@pytest.mark.slow
 def test_run_gives_figures_to_honest_arithmetic(cli):
     names = ",".join(plugin.name for plugin in ARITHMETIC)
     rows, shown = figures(cli, "arithmetic.py", "--backends", names, "--dtype", "fp32", "--direction", "forward,backward,both")

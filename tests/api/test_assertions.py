@@ -99,6 +99,7 @@ def test_correct_and_wrong_functions_are_told_apart(softbench, forked):
     assert forked() == []
 
 
+@pytest.mark.slow
 def test_bandwidth_is_compared_with_copy(softbench, forked):
     given = {"device": "cpu", "M": 8, "N": 64, "quick": True}
     softbench.assert_bandwidth(right, 1e-9, **given)

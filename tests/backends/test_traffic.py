@@ -82,6 +82,7 @@ def test_the_kernel_moves_the_bytes_of_unlike_tensors(run_interpreted):
     run_interpreted(UNDER_THE_INTERPRETER)
 
 
+@pytest.mark.slow
 def test_a_compiler_keeps_reads_that_no_result_depends_on():
     assert python(FOR_A_GPU, TRITON_INTERPRET="0", PYTHONWARNINGS="ignore") == "fine\n"
 

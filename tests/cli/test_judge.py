@@ -76,6 +76,7 @@ def test_processes_that_make_a_key_at_once_have_the_same(tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["key"]
 
 
+@pytest.mark.slow
 def test_a_backend_of_a_users_operation_is_judged(cli, tmp_path, plugins):
     (tmp_path / "kernels").mkdir()
     kernels = shutil.copy(plugins / "operations" / "rms_norm_kernels.py", tmp_path / "kernels")

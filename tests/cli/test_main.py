@@ -87,6 +87,7 @@ def test_json_to_stdout_can_be_piped(cli):
     assert [cell["backend"] for cell in json.loads(done.stdout)["cells"]] == ["copy", "torch"]
 
 
+@pytest.mark.slow
 def test_process_sets_are_fresh_and_all_recorded(cli):
     done = cli("run", "--backends", "torch", *SMALL, "--N", "16", "--processes", "2")
     assert done.returncode == 0, done.stderr
@@ -244,6 +245,7 @@ def test_an_errors_exit_code_survives_a_full_disk_of_stderr(cli):
     assert subprocess.run(["bash", "-c", f"{show} 2> /dev/full"], cwd=cli.folder, env=cli.env, check=False).returncode == 2
 
 
+@pytest.mark.slow
 def test_nohup_is_respected(cli):
     command = ["nohup", *cli.command("run", "--backends", "torch", *SMALL, "--N", "16:128:16")]
     process = subprocess.Popen(command, cwd=cli.folder, env=cli.env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

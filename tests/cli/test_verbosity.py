@@ -32,6 +32,7 @@ def test_a_quiet_run_prints_the_file_and_failures(cli):
     assert line.endswith("build: ValueError: no luck (in softmax, fails.py:3)")
 
 
+@pytest.mark.slow
 def test_a_verbose_run_tells_cells_and_phases(cli):
     plain, verbose = cli("run", "--backends", "torch", *SMALL), cli("run", "--backends", "torch", *SMALL, "-v")
     assert plain.returncode == verbose.returncode == 0, verbose.stderr

@@ -121,6 +121,7 @@ def test_identical_cells_raise_no_alarm(noise, cells, count):
         assert result.exits[0] == count
 
 
+@pytest.mark.slow
 def test_cells_at_the_margin_stay_within_the_level(monkeypatch):
     """The least favourable truth: every cell is slower by exactly the margin. Two standard errors above 5 % of 80 families are 8."""
     monkeypatch.setattr("simulate_gate.SLOW_CELLS", 1)

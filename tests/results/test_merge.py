@@ -101,6 +101,7 @@ def test_the_command_of_all_shards_has_no_shard():
     assert without_shard("softbench run --shard 2/8 --M 8 --shard=1/2") == "softbench run --M 8"
 
 
+@pytest.mark.slow
 def test_shards_of_a_run_merge_to_a_single_runs_file(main, tmp_path):
     sweep = ("run", "--backends", "torch,naive", "--device", "cpu", "--M", 8, "--N", "8:40:8", "--quick", "--rounds", 1)
     assert main(*sweep, "--output", "one")[0] == 0

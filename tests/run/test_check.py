@@ -91,6 +91,7 @@ def test_our_triton_kernels_pass_the_longest_row_under_the_interpreter(cli):
     assert [(finding["direction"], finding["verdict"]) for finding in findings(done)] == [("forward", "pass"), ("backward", "pass")]
 
 
+@pytest.mark.slow
 def test_eager_backends_land_in_the_classes_that_are_predicted(cli):
     done = cli("check", "--backends", "torch,naive", "--dtype", "fp16", "--case", "shape *", "--device", "cpu", "--json", "-")
     assert done.returncode == 0, done.stderr
@@ -131,6 +132,7 @@ def test_a_refused_direction_is_skipped_over_other_dims_too():
     assert {found.grade for found in forward} <= {Grade.PASS, Grade.LOW_PRECISION}
 
 
+@pytest.mark.slow
 def test_a_pattern_with_an_exclamation_mark_leaves_cases_out(cli):
     asked = ("check", "--backends", "torch", "--dtype", "fp32", "--direction", "forward", "--device", "cpu", "--json", "-")
     names = {finding["item"] for finding in findings(cli(*asked, "--case", "!shape*"))}

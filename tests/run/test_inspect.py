@@ -66,6 +66,7 @@ def test_bytes_are_of_inductor_or_algorithmic_for_one_kernel():
     assert [artifact.name for artifact in code_capture._inductor(seen)] == ["inductor-0.py", "first.py", "other.py"]
 
 
+@pytest.mark.slow
 def test_inductors_code_is_seen_although_it_is_cached():
     if reason := compile_backend.available():
         pytest.skip(reason)
@@ -137,6 +138,7 @@ def test_the_command_writes_files_and_shows_code(cli):
     assert {file.name for file in (cli.folder / "code").iterdir()} == {"inductor-0.py", "inductor-0-0.cpp"}
 
 
+@pytest.mark.slow
 def test_a_backend_that_crashes_is_one_clear_line(cli, plugins):
     crash = cli("inspect", "dies-by-sigsegv", "--plugin", plugins / "faulty" / "faults.py", "--M", 4, "--N", 8, "--device", "cpu")
     assert crash.returncode == 1

@@ -105,6 +105,7 @@ def test_a_damaged_entry_still_makes_a_run_wait(folder, text):
     assert notes[0].startswith("waiting for another run to finish")
 
 
+@pytest.mark.slow
 def test_a_real_run_waits_and_stops_on_ctrl_c(cli, folder):
     cli.env |= {"SOFTBENCH_CACHE": str(folder.parent)}
     cli.env.pop("SOFTBENCH_QUEUE", None)

@@ -44,6 +44,7 @@ def undone():
 @pytest.mark.parametrize(
     "dtype", sampled([torch.float32, torch.float16, torch.bfloat16, torch.float64], lambda dtype: dtype is not torch.float16)
 )
+@pytest.mark.slow
 def test_torchs_samples_have_torchs_results(calls, name, variant, dtype):
     agrees_on_torchs_samples(getattr(torch, name), variant, "cpu", dtype)
     in_float64 = variant or dtype is torch.float64  # the variant has a result in float64

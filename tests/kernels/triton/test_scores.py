@@ -132,6 +132,7 @@ print(json.dumps([
 """
 
 
+@pytest.mark.slow
 def test_short_rows_compile_and_long_ones_move_in_vectors():
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", COMPILED], capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr[-2000:]

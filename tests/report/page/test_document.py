@@ -365,6 +365,7 @@ def test_hostile_texts_stay_texts(browser, hostile):
     assert browser.requests() == [file.as_uri()]
 
 
+@pytest.mark.slow
 def test_two_files_are_compared_and_more_are_a_trend(browser, main):
     files = [RESULTS / f"{name}.csv" for name in ("small", "small-2")]
     assert main("report", *files, "-o", "two.html")[:2] == (0, "two.html\n")

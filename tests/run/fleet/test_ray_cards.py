@@ -151,6 +151,7 @@ class Kills(Note):
             self.cards[-1]._relay.kill()
 
 
+@pytest.mark.slow
 def test_a_run_without_its_head_node_is_resumed(fake_ray, tmp_path, plugin):
     """The relay ends, as Ray ends its driver. The next run through it measures only the rest, with the plugin that was shipped."""
     opened = []
