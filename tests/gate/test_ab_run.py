@@ -75,6 +75,7 @@ def test_two_versions_of_one_file_are_measured_side_by_side(cli, versions):
     assert (cli.folder / "results" / "gate" / "latest.csv").exists()
 
 
+@pytest.mark.slow
 def test_a_wrong_candidate_is_checked_with_the_printed_command(cli):
     (cli.folder / "my own").mkdir()
     file = cli.folder / "my own" / "twice.py"  # a table would break so long a line

@@ -50,6 +50,7 @@ def test_doctor_says_in_a_line_each_what_is_missing(softbench):
     assert "nvcc" not in lines
 
 
+@pytest.mark.slow
 def test_list_has_what_runs_there(softbench):
     """A backend that cannot run has a line with the reason."""
     told = softbench("list", "--long")

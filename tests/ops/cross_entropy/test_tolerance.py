@@ -99,7 +99,7 @@ def checked(make, name, dtype, direction):
 LARGE = ("32000", "50257", "128256", "151936", "201088", "262144", "65537", "1823")
 
 
-@pytest.mark.parametrize(("backend", "dtype"), [(naive.backend, "bf16"), (torch_eager.backend, "fp32")])
+@pytest.mark.parametrize(("backend", "dtype"), [pytest.param(naive.backend, "bf16", marks=pytest.mark.slow), (torch_eager.backend, "fp32")])
 def test_backends_are_right_in_every_check_case(backend, dtype):
     for item in numerics(OP).check_cases(OP):
         if not item.gpu_only and not any(large in item.name for large in LARGE):

@@ -93,7 +93,10 @@ def checked(make, text, name, dtype, direction):
 LARGE = ("4097", "8192", "12289", "16384", "1025", "130x197")
 
 
-@pytest.mark.parametrize(("backend", "dtype", "text"), [(naive.backend, "bf16", ALL_SET), (torch_eager.backend, "fp32", "mask=boolean")])
+@pytest.mark.parametrize(
+    ("backend", "dtype", "text"),
+    [(naive.backend, "bf16", ALL_SET), pytest.param(torch_eager.backend, "fp32", "mask=boolean", marks=pytest.mark.slow)],
+)
 def test_backends_are_right_in_every_check_case(backend, dtype, text):
     op = op_of(text)
     for item in numerics(op).check_cases(op):
