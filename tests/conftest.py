@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from pathlib import Path
 import pytest
 from forks import Command, Forks, start_forkserver
 from interpreted import interpreted
+from on_gpus import gpus
 
 from softbench.core.case import Case, Direction
 from softbench.core.outcome import Accuracy, Batch, Build, Grade, Measured, Record, Timing
@@ -57,15 +57,6 @@ SLOW_FILES = (
 def gpu_of(worker: str, devices: list[str]) -> str:
     """The GPU of a pytest-xdist process (`gw0`, `gw1`, ...)."""
     return devices[int(worker.removeprefix("gw")) % len(devices)]
-
-
-def gpus() -> list[str]:
-    """The GPUs of CUDA_VISIBLE_DEVICES, else those the driver lists. Asking CUDA would fix the answer for the process."""
-    if (named := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
-        return [device.strip() for device in named.split(",") if device.strip()]
-    program = shutil.which("nvidia-smi")
-    done = subprocess.run([program, "-L"], capture_output=True, text=True, check=False) if program else None
-    return [str(i) for i in range(sum(line.startswith("GPU ") for line in done.stdout.splitlines()))] if done else []
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

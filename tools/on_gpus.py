@@ -186,7 +186,7 @@ class Gpus:
 
 
 def gpus() -> list[str]:
-    """The GPUs of CUDA_VISIBLE_DEVICES, else all of the host."""
+    """The GPUs of CUDA_VISIBLE_DEVICES, else those the driver lists. Asking CUDA would fix the answer for the process."""
     if (named := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
         return [name.strip() for name in named.split(",") if name.strip()]
     program = shutil.which("nvidia-smi")

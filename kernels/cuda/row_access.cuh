@@ -159,7 +159,6 @@ constexpr int ARCHITECTURE = __CUDA_ARCH__;
 constexpr int ARCHITECTURE = 900;  // host code has no kernel
 #endif
 constexpr bool BEFORE_HOPPER = ARCHITECTURE < 900, AFTER_HOPPER = ARCHITECTURE > 900;
-constexpr bool FEW_THREADS = ARCHITECTURE == 860 || ARCHITECTURE == 890 || ARCHITECTURE == 1200;  // an SM has 1536 threads in place of 2048
 
 // Loads vector i of a row if `inside`, else padding, which changes neither maximum nor sum. It uses a predicate where a branch would take more
 // registers: with a policy, and before Hopper.

@@ -23,7 +23,7 @@ template <typename Op, int K, bool CHUNK_IN_REGISTERS, bool KNOWN_NO_EDGES, bool
 __global__ void __launch_bounds__(SPLIT_THREADS, 2)
     split(Tensors<Op> tensors, int ctas, int chunk, int smem_per_thread, int base_alignment, int max_polls, Workspace* workspace) {
     constexpr int R = Op::READS;
-    constexpr bool EDGES_LATE = R == 2 && sizeof(typename Op::Element) == 4 && FEW_THREADS;
+    constexpr bool EDGES_LATE = R == 2 && sizeof(typename Op::Element) == 4 && (ARCHITECTURE == 860 || ARCHITECTURE == 890);
     constexpr bool NO_EDGES = KNOWN_NO_EDGES && !(AFTER_HOPPER && K * R == 8);
     extern __shared__ __align__(LINE_BYTES) unsigned char dynamic[];
     __shared__ Partial warp_partials[2][MAX_WARPS];

@@ -39,7 +39,7 @@ from .generic import (
 )
 from .heuristics import choose
 from .interpreter import interpreted_number, round_to_nearest
-from .launch_plan import VECTOR_BYTES, Plan, Problem, chunk_of, for_wide_results, staged_bytes
+from .launch_plan import VECTOR_BYTES, WARP, Plan, Problem, chunk_of, for_wide_results, staged_bytes
 from .staged import backward_staged, forward_staged
 from .staggered_start import stagger
 from .workspace import workspace
@@ -48,7 +48,6 @@ if TYPE_CHECKING:
     from triton.compiler import CompiledKernel
 
 MAX_CACHED = 4096  # launches
-WARP = 32
 LINE_BYTES = 128
 
 

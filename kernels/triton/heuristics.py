@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from .launch_plan import VECTOR_BYTES, Plan, Problem, chunk_vectors, measured_plans, vectors_in_row
+from .launch_plan import VECTOR_BYTES, WARP, Plan, Problem, chunk_vectors, measured_plans, vectors_in_row
 from .tier_candidates import (
     CLUSTER_CTAS,
     SHORT_ROW,
@@ -25,7 +25,7 @@ from .tier_candidates import (
     staged_plans,
 )
 
-WARP, MAX_WARPS = 32, 8
+MAX_WARPS = 8  # of an enlarged program.
 ROW_VECTORS = {2: 4096, 4: 8192}  # by element size: the most of a row that a program's registers hold at full speed.
 LONG_ROW = 36 * 1024  # bytes of all inputs: above it, clusters are faster.
 MAX_CLUSTER_ROW = 1 << 20  # bytes.

@@ -74,6 +74,7 @@ def for_wide_results(plan: Plan) -> Plan:
 
 SM_REGISTERS, SM_THREADS, SM_SHARED = 65536, 2048, 227 * 1024
 PROGRAM_SHARED = 2048  # bytes that Triton's reductions and the driver take of each program's shared memory.
+WARP = 32
 GPC_SMS = 18  # at most, of Hopper. The CTAs of a cluster share a GPC.
 UNLIMITED_REGISTERS = 168  # estimate for a thread of a plan without a limit.
 

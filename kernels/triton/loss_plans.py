@@ -10,7 +10,7 @@ import itertools
 import math
 
 from .heuristics import candidates, choose
-from .launch_plan import VECTOR_BYTES, Plan, Problem, chunk_vectors, vectors_in_row
+from .launch_plan import VECTOR_BYTES, WARP, Plan, Problem, chunk_vectors, vectors_in_row
 from .tier_candidates import LINE_BYTES, SHORT_ROW, rows_plans
 
 SHORT_SCALAR_ROW = 512  # bytes
@@ -24,7 +24,6 @@ FEW_BYTES = 64 * 1024  # for each SM: below it, all bytes are in flight at once
 MAX_PARTS = 128
 # Tiles of a cluster's plan, by element size and number of additions: PlanCTA of Triton 3.6 gives up at a number of operations.
 MOST_TILES_OF_CLUSTER = {2: (32, 12, 8), 4: (32, 16, 12)}
-WARP = 32
 
 
 def is_short(problem: Problem) -> bool:

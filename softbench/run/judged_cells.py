@@ -67,11 +67,11 @@ def refused(found: JsonObject) -> Failed | None:
 def disputed(found: JsonObject, outcome: Measured) -> Failed | None:
     """The failure of a cell whose time is shorter than the judge's clock allows: more than 3 % below the judge's interval.
 
-    Calls of the judge follow each other at once, so each takes the host's time if that is longer. A cell is not disputed if its host time
-    explains the judge's: it is launch-bound. The judge's calls place their outputs, which costs the host a little more, less than LEAST_US.
+    Calls of the judge follow each other at once, so each takes the host's time if that is longer. A cell with such a host time is not
+    disputed: it is launch-bound.
     """
     judged, low, us = found["us"], found["low_us"], statistics.median_us(outcome.timing)
-    host = outcome.profile.host_us
-    if judged is None or judged < LEAST_US or us >= (1 - TOLERANCE) * low or (host and low <= median(host) + LEAST_US):
+    longest = max([us, *([median(outcome.profile.host_us)] if outcome.profile.host_us else [])])
+    if judged is None or judged < LEAST_US or longest >= (1 - TOLERANCE) * low:
         return None
     return Failed(Status.UNVERIFIED, "time", f"disputed: {micros(us)} a call by its worker's clock, {micros(judged)} by the judge's")

@@ -267,7 +267,7 @@ def run_text():
 
 
 def test_the_gate_on_stored_files_is_fast_and_imports_little(main, tmp_path):
-    """300 cells and their copies, 3 processes of 5 rounds: 1.5 seconds of CPU time, more only where a loop shows a slow machine."""
+    """300 cells and their copies, 3 processes of 5 rounds: a second of CPU time, more only where a loop shows a slow machine."""
 
     def five(side):
         for k, s in side.cells.items():
@@ -282,7 +282,7 @@ def test_the_gate_on_stored_files_is_fast_and_imports_little(main, tmp_path):
         f"sys.argv = ['softbench', 'gate', {str(new)!r}, '--baseline', 'h200']; from softbench.cli.main import main; main()"
     )
     seconds, loop_seconds = [], []
-    while len(seconds) < 3 and not (seconds and min(seconds) < max(1.5, 3.5 * min(loop_seconds))):
+    while len(seconds) < 8 and not (seconds and min(seconds) < max(1, 3.5 * min(loop_seconds))):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)  # the CPU time of the gate alone
@@ -292,4 +292,4 @@ def test_the_gate_on_stored_files_is_fast_and_imports_little(main, tmp_path):
         before = time.process_time()
         sum(i * i % 7 for i in range(5_000_000))
         loop_seconds.append(time.process_time() - before)
-    assert min(seconds) < max(1.5, 3.5 * min(loop_seconds))
+    assert min(seconds) < max(1, 3.5 * min(loop_seconds))

@@ -29,8 +29,8 @@ def test_a_figure_below_the_judges_clock_is_disputed(make_record):
     assert disputed(found, close) is None
     failed = disputed(found, short)
     assert (failed.status, failed.reason) == (Status.UNVERIFIED, "disputed: 96 us a call by its worker's clock, 100 us by the judge's")
-    assert disputed(found, replace(short, profile=Profile(host_us=(70.0,)))) is None  # launch-bound
-    assert disputed(found, replace(short, profile=Profile(host_us=(68.0,)))) == failed
+    assert disputed(found, replace(short, profile=Profile(host_us=(96.1,)))) is None  # launch-bound
+    assert disputed(found, replace(short, profile=Profile(host_us=(95.9,)))) == failed
     assert disputed(found | {"us": 29.0}, short) is None
     assert disputed(found | {"us": None, "low_us": None}, short) is None
 
