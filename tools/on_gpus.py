@@ -5,8 +5,8 @@ are dealt to the GPUs, in their order, one at a time on each. A step whose estim
 twice its estimate is interrupted, so that softbench still writes its results; Ctrl-C interrupts all. The CUDA libraries are built before.
 
 FOLDER has the output of each step in STEP.log and its files in STEP/. `--pack FILE` makes a .tar.gz of FOLDER. `--list` prints the steps.
-The step `losses` needs liger-kernel and quack-kernels, and `use-models` needs transformers. Exit code 1: a step failed, was interrupted or
-was left out.
+The step `losses` needs liger-kernel and quack-kernels, `use-models` needs transformers, and `fleet-ray` needs softbench[ray].
+Exit code 1: a step failed, was interrupted or was left out.
 """
 
 from __future__ import annotations
@@ -71,10 +71,11 @@ class Step:
 
 
 STEPS = (
-    Step("fleet-caches", 95, f"{DEFAULT} --devices 0", every=True),
+    Step("fleet-replicate", 120, f"{DEFAULT} --devices all --spread replicate", every=True),  # first: it fills the compilers' caches
     Step("fleet-one", 90, f"{DEFAULT} --devices 0", every=True),
     Step("fleet-shard", 60, f"{DEFAULT} --devices all --force", every=True),
-    Step("fleet-replicate", 100, f"{DEFAULT} --devices all --spread replicate", every=True),
+    Step("fleet-ray", 80, f"ray start --head --include-dashboard=false && {DEFAULT} --ray auto --force; code=$?; ray stop; exit $code",
+         every=True),
     Step("frontier", 110, f"softbench run --config frontier --backends {OURS} --profile off --output {{out}}"
          " && softbench compare {out}/latest.csv results/h200/frontier.csv"),
     Step("losses", 170, f"softbench run --config losses --backends {PEERS} --output {{out}}"),
