@@ -28,20 +28,18 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-OURS, PEERS = "copy,triton,cuda", "copy,compile,liger,quack,triton,cuda"
+OURS, PEERS = "copy,triton,cuda", "copy,torch,compile,liger,quack,triton,cuda"
 DEFAULT = "softbench run --M 4096 --backends torch,compile,triton,cuda --output {out}"
 SHORT = (
     f"softbench run --backends {OURS} --M 1048576 --N 8,60,77,129,197 --dtype bf16,fp32 --direction forward,backward"
     " --profile off --output {out}"
 )
-MASKED = "softbench run --op masked_softmax --backends cuda,triton,torch,compile --direction forward,backward --output {out} --shape"
+MASKED = "softbench run --op masked_softmax --backends torch,compile,triton,cuda --dtype bf16 --direction forward,backward --output {out}"
 MASKS = {
-    "gpt2": "scale=0.125,causal=true",
-    "llama": "scale=0.125,causal=true",
-    "gpt-oss": "scale=0.125,causal=true,sink=true",
-    "bert": "scale=0.125,mask=boolean,mask_axes=BN",
-    "openfold": "mask=additive,mask_axes=HSN",
-    "long": "scale=0.125,causal=true",
+    "causal": (60, "--shape gpt2,llama,long --set scale=0.125,causal=true"),
+    "sink": (40, "--shape gpt-oss --set scale=0.125,causal=true,sink=true"),
+    "boolean": (40, "--shape bert --set scale=0.125,mask=boolean,mask_axes=BN"),
+    "additive": (40, "--shape openfold --set mask=additive,mask_axes=HSN"),
 }
 PYTEST = "python3 -m pytest -v --tb=short -p no:cacheprovider -p no:benchmark -m"
 SANITIZER = "PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool"
@@ -79,9 +77,9 @@ STEPS = (
     Step("frontier", 110, f"softbench run --config frontier --backends {OURS} --profile off --output {{out}}"
          " && softbench compare {out}/latest.csv results/h200/frontier.csv"),
     Step("losses", 170, f"softbench run --config losses --backends {PEERS} --output {{out}}"),
-    Step("log-softmax", 80, "softbench run --op log_softmax --backends all --M 4096 --N 1024,16384,50257 --dtype bf16,fp32"
+    Step("log-softmax", 100, "softbench run --op log_softmax --M 4096 --N 1024,16384,50257 --dtype bf16,fp32"
          " --direction forward,backward --output {out}"),
-    *(Step(f"masked-{shape}", 45, f"{MASKED} {shape} --set {given}") for shape, given in MASKS.items()),
+    *(Step(f"masked-{name}", seconds, f"{MASKED} {given}") for name, (seconds, given) in MASKS.items()),
     Step("harness-cost", 120, "python3 tools/harness_cost.py --N 256:6272:512"),
     Step("judged", 240, f"softbench run --config frontier --backends {OURS} --judge separate --output {{out}}"),
     Step("tests-judge", 150, f"{PYTEST} 'gpu and alone' tests/gpu/test_judge_gpu.py"),
