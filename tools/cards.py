@@ -138,9 +138,12 @@ class Resources:
     spilled: int  # bytes of a thread in local memory, or registers on AMD's GPUs
     shared: int  # bytes of a CTA
     threads: int  # of a CTA
+    illegal: int = 0  # copies that are illegal instructions, as `illegal_copies` counts them
 
     def misfit(self, card: Card) -> str | None:
         """What of these a card does not have, or None."""
+        if self.illegal:
+            return f"{self.illegal} copies with a policy and a uniform register in their shared address"
         if self.spilled:
             return f"{self.spilled} bytes a thread of spilled registers, of {self.registers}"
         if not card.amd and -(-self.registers // 8) * 8 * self.threads > SM_REGISTERS:
@@ -198,18 +201,27 @@ def resources(card: Card, found: Any) -> Resources:
         code = found.asm["amdgcn"]
         numbers = [max(map(int, re.findall(rf"\.{name}:\s*(\d+)", code)), default=0) for name in ("vgpr_count", "vgpr_spill_count")]
         return Resources(*numbers, found.metadata.shared, threads)
-    return Resources(*_of_cubin(found.asm["cubin"]), found.metadata.shared, threads)
+    return _of_cubin(found.asm["cubin"], found.metadata.shared, threads)
 
 
-def _of_cubin(cubin: bytes) -> tuple[int, int]:
-    """Registers and bytes of local memory of the only kernel of a cubin."""
+def illegal_copies(sass: str) -> int:
+    """Asynchronous copies that an H200 refuses as illegal instructions: ptxas gave them a policy and a uniform register in the address.
+
+    The policy is then in the second register of the pair, which has an odd number.
+    """
+    return len(re.findall(r"LDGSTS\S* \[R\d+\+UR\d+[^]]*\], desc\[UR\d*[13579]\]", sass))
+
+
+def _of_cubin(cubin: bytes, shared: int, threads: int) -> Resources:
+    """What the only kernel of a cubin takes."""
     from softbench.kernels.cuda import disassemble
 
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        ((_, found),) = disassemble.resources(Path(file.name)).items()
-    return found["REG"], found["STACK"] + found["LOCAL"]
+        ((name, found),) = disassemble.resources(Path(file.name)).items()
+        sass = disassemble.sass(Path(file.name), [name])
+    return Resources(found["REG"], found["STACK"] + found["LOCAL"], shared, threads, illegal_copies(sass))
 
 
 def compile_plan(card: Card, problem: Any, plan: Any, log: bool = False) -> Resources:

@@ -252,7 +252,7 @@ def _staged(problem: Problem, plan: Plan, strides: tuple[int, ...], log: bool) -
     kernel = backward_staged if problem.backward else forward_staged
     rows = WARP * plan.warps // plan.threads  # at once
     block = math.ceil(staged_bytes(problem, plan) / (VECTOR_BYTES * WARP * plan.warps)) * VECTOR_BYTES * WARP * plan.warps
-    constants = rows, plan.rows // rows, plan.tiles, plan.threads, plan.vector_elements == 2, block, problem.keep_in_l2, log
+    constants = rows, plan.rows // rows, plan.tiles, plan.threads, plan.vector_elements == 2, block, log
     return PreparedLaunch(kernel, triton.cdiv(problem.M, plan.rows), (problem.M, problem.N, *constants), _options(plan))
 
 

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from .launch_plan import VECTOR_BYTES, WARP, Plan, Problem, chunk_vectors, measured_plans, vectors_in_row
+from .launch_plan import VECTOR_BYTES, Plan, Problem, chunk_vectors, measured_plans, vectors_in_row
 from .tier_candidates import (
     CLUSTER_CTAS,
     SHORT_ROW,
@@ -68,15 +68,16 @@ def candidates(problem: Problem) -> Iterator[Plan]:
 
 
 def enlarged(problem: Problem, plan: Plan) -> Plan:
-    """The plan with more rows and warps a program, if there are many programs and each moves few bytes.
+    """The plan with more rows and warps a program, if a thread has whole rows, and there are many programs that each move few bytes.
 
     Each thread has as much work as before. An SM starts a program in some 170 to 200 cycles. In that time memory moves 3 KiB for it
-    (docs/kernels/notes-triton.md, Short rows). A plan that was measured for such a problem stays as it is (`choose`).
+    (docs/kernels/notes-triton.md, Short rows). Where threads share a row, larger programs were slower on an H200.
+    A plan that was measured for such a problem stays as it is (`choose`).
     """
     moved = problem.N * problem.element_size * (problem.reads + 1)
     while (
         plan.tier == "rows"
-        and plan.threads <= WARP
+        and plan.threads == 1
         and 2 * plan.warps <= MAX_WARPS
         and plan.rows * moved < PROGRAM_BYTES
         and problem.M >= 2 * plan.rows * PROGRAMS * problem.sms

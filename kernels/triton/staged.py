@@ -19,12 +19,9 @@ from .packed_io import INTERPRETED, pack, rounded, unpack_high, unpack_low
 from .smem_tiles import ALLOCATE_4, ALLOCATE_8, ALLOCATE_16, ALLOCATE_24, ALLOCATE_32, COMMIT, WAIT
 from .softmax_ops import MINUS_INFINITY, exp_fast, finite_or_zero, gradient, norm_of, normalized
 
-# A whole vector, where $3 is not 0. A copy of fewer bytes than 16 also reads the others, which may lie behind the tensor.
+# A whole vector, where $3 is not 0. A copy of fewer bytes than 16 also reads the others, which may lie behind the tensor. It has no policy
+# for L2: ptxas can add a uniform register to the shared address, and a copy with both is an illegal instruction on an H200.
 COPY = tl.constexpr("{ .reg .pred p; setp.ne.u32 p, $3, 0; @p cp.async.cg.shared.global [$1], [$2], 16; mov.b32 $0, 0; }")
-COPY_KEEP_IN_L2 = tl.constexpr(
-    "{ .reg .pred p; .reg .b64 policy; setp.ne.u32 p, $3, 0; createpolicy.fractional.L2::evict_last.b64 policy, 1.0;"
-    " @p cp.async.cg.shared.global.L2::cache_hint [$1], [$2], 16, policy; mov.b32 $0, 0; }"
-)
 COPY_WORD = tl.constexpr(
     "{ .reg .pred p; .reg .b32 word; setp.ne.u32 p, $3, 0; @p ld.global.b32 word, [$2]; @p st.shared.b32 [$1], word; mov.b32 $0, 0; }"
 )
@@ -65,17 +62,16 @@ def allocate(anything, BYTES: tl.constexpr):
 
 
 @triton.jit
-def copy_in(smem, block, size, THREADS: tl.constexpr, KEEP_IN_L2: tl.constexpr):
+def copy_in(smem, block, size, THREADS: tl.constexpr):
     """Begins to copy `size` bytes from pointer `block`. The bytes of shared memory behind them stay as they are."""
     if not INTERPRETED:
-        COPY_ASM: tl.constexpr = COPY_KEEP_IN_L2 if KEEP_IN_L2 else COPY
         WIDTH: tl.constexpr = block.dtype.element_ty.primitive_bitwidth // 8
         COPY_UNIT: tl.constexpr = COPY_WORD if WIDTH == 4 else COPY_HALF
         t = tl.arange(0, THREADS)
         for begin in range(0, size, THREADS * 16):
             at = begin + t * 16
             inputs = [smem + at, block.to(tl.int64) + at, (at + 16 <= size).to(tl.int32)]
-            tl.inline_asm_elementwise(COPY_ASM, "=r,r,l,r", inputs, dtype=tl.int32, is_pure=False, pack=1)
+            tl.inline_asm_elementwise(COPY, "=r,r,l,r", inputs, dtype=tl.int32, is_pure=False, pack=1)
         tl.inline_asm_elementwise(COMMIT, "=r,r", [smem], dtype=tl.int32, is_pure=False, pack=1)
         rest = (size & -16) + t * WIDTH
         inputs = [smem + rest, block.to(tl.int64) + rest, (rest < size).to(tl.int32)]
@@ -182,7 +178,7 @@ def added(lower, upper, PAIRS: tl.constexpr):
 def forward_staged(
     x_ptr, y_ptr, M, N,
     ROWS: tl.constexpr, PASSES: tl.constexpr, EACH: tl.constexpr, LANES: tl.constexpr, PAIRS: tl.constexpr, BYTES: tl.constexpr,
-    KEEP_IN_L2: tl.constexpr, LOG: tl.constexpr, scale,
+    LOG: tl.constexpr, scale,
 ):  # fmt: skip
     """PASSES * ROWS rows a program, whose bytes 16 divides and BYTES holds. LANES lanes share a row, with EACH units each."""
     THREADS: tl.constexpr = ROWS * LANES
@@ -192,7 +188,7 @@ def forward_staged(
     x_block = x_ptr + first * N
     y_block = y_ptr + first * N
     smem = allocate(count, BYTES)
-    copy_in(smem, x_block, count * N * WIDTH, THREADS, KEEP_IN_L2)
+    copy_in(smem, x_block, count * N * WIDTH, THREADS)
     wait_for_copies(smem)
     for number in range(PASSES):
         rows = number * ROWS + tl.arange(0, ROWS)
@@ -228,7 +224,7 @@ def forward_staged(
 def backward_staged(
     dy_ptr, y_ptr, dx_ptr, M, N,
     ROWS: tl.constexpr, PASSES: tl.constexpr, EACH: tl.constexpr, LANES: tl.constexpr, PAIRS: tl.constexpr, BYTES: tl.constexpr,
-    KEEP_IN_L2: tl.constexpr, LOG: tl.constexpr, scale,
+    LOG: tl.constexpr, scale,
 ):  # fmt: skip
     """As `forward_staged`, with BYTES for each of dy and y. The results take the place of dy."""
     THREADS: tl.constexpr = ROWS * LANES
@@ -239,8 +235,8 @@ def backward_staged(
     y_block = y_ptr + first * N
     dx_block = dx_ptr + first * N
     smem = allocate(count, 2 * BYTES)
-    copy_in(smem, dy_block, count * N * WIDTH, THREADS, KEEP_IN_L2)
-    copy_in(smem + BYTES, y_block, count * N * WIDTH, THREADS, KEEP_IN_L2)
+    copy_in(smem, dy_block, count * N * WIDTH, THREADS)
+    copy_in(smem + BYTES, y_block, count * N * WIDTH, THREADS)
     wait_for_copies(smem)
     for number in range(PASSES):
         rows = number * ROWS + tl.arange(0, ROWS)

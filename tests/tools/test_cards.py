@@ -70,6 +70,14 @@ def test_resources_beyond_a_cards_limits_are_found(cards):
     assert "registers for each" in dataclasses.replace(fits, registers=136).misfit(l4)
     assert "shared memory" in dataclasses.replace(fits, shared=100 * 1024).misfit(l4)
     assert "threads" in dataclasses.replace(fits, registers=32, threads=2048).misfit(l4)
+    assert "a policy" in dataclasses.replace(fits, illegal=1).misfit(l4)
+
+
+def test_copies_that_are_illegal_instructions_are_counted(cards):
+    """The first two copies ran on an H200; the third one ended the process."""
+    right = "@!P1 LDGSTS.E.BYPASS.128 [R5+0x1000], desc[UR6][R12.64] ; LDGSTS.E.BYPASS.128 [R7], desc[UR16][R8.64], P1 ;"
+    assert cards.illegal_copies(right) == 0
+    assert cards.illegal_copies(right + " @!P3 LDGSTS.E.BYPASS.128 [R3+UR6], desc[UR7][R12.64] ;") == 1
 
 
 def test_kernels_that_spill_are_found_in_ptxas_report(cards):

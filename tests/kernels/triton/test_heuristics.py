@@ -52,22 +52,24 @@ def test_a_plan_that_is_too_small_is_not_fitted(tier):
 @pytest.mark.parametrize("backward", [False, True])
 @pytest.mark.parametrize(("size", "N", "alignment"), [(2, 8, 16), (2, 60, 8), (2, 77, 2), (4, 4, 16), (4, 60, 16), (4, 77, 4)])
 def test_programs_of_many_short_rows_move_enough(size, N, alignment, backward):
-    """An SM starts so few programs in a second that small ones keep memory waiting."""
+    """An SM starts so few programs in a second that small ones keep memory waiting. Where threads share a row, larger ones are slower."""
     many = Problem(backward, 1 << 20, N, size, alignment, True, 132, True)
     moved = N * size * (3 if backward else 2)
     for device in ("NVIDIA H200", "another"):
         plan = heuristics.choose(many, device)
         assert covers(many, plan), plan
         assert plan.tier == "rows"
-        assert plan.rows * moved >= 4 * 1024 or plan.warps == 8, plan
+        assert plan.rows * moved >= 4 * 1024 or plan.warps == 8 or plan.threads > 1, plan
     plans = list(heuristics.candidates(many))
-    assert {heuristics.enlarged(many, plan) for plan in plans} < {*plans}  # the small ones too, for `tune`
+    larger = {heuristics.enlarged(many, plan) for plan in plans}
+    assert larger <= {*plans}
+    assert larger != {*plans} or N > 8  # the small ones too, for `tune`
 
 
 def test_few_rows_keep_their_small_programs():
-    plan = Plan("rows", 2, 8, 2, 4, 0, 2, rows=8)
-    many = Problem(False, 1 << 20, 60, 2, 8, True, 132, True)
-    assert heuristics.enlarged(many, plan) == replace(plan, rows=32, warps=8)
+    plan = Plan("rows", 1, 1, 4, 8, 0, 1, rows=32)
+    many = Problem(False, 1 << 20, 8, 2, 16, True, 132, True)
+    assert heuristics.enlarged(many, plan) == replace(plan, rows=128, warps=4)
     assert heuristics.enlarged(replace(many, M=4096), plan) == plan
-    assert heuristics.enlarged(replace(many, M=2 * 8 * 16 * 132), plan) == replace(plan, rows=16, warps=4)  # 16 programs an SM are left
-    assert heuristics.enlarged(many, replace(plan, threads=64)).rows == 8  # several warps share a row
+    assert heuristics.enlarged(replace(many, M=2 * 32 * 16 * 132), plan) == replace(plan, rows=64, warps=2)  # 16 programs an SM are left
+    assert heuristics.enlarged(many, replace(plan, threads=2)).rows == 32  # threads share a row
