@@ -175,7 +175,21 @@ def operations() -> str:
 
 
 def losses() -> str:
-    return summary(("compile", "liger", "quack", "triton", "cuda"), "losses.csv")
+    return summary(("torch", "liger", "triton", "cuda"), "losses-forward.csv", "losses-gradients.csv")
+
+
+def masked() -> str:
+    """Masked softmax by shape: each backend's share of the yardstick by device time, and its speed-up over torch."""
+    backends, lines = ("compile", "triton", "cuda"), []
+    for name in ("causal", "sink", "boolean", "additive"):
+        times: dict[tuple[str, str], dict[str, float]] = {}
+        for row in rows_of(f"masked-{name}.csv"):
+            if row.device_us:
+                times.setdefault((row.direction, row.shape), {})[row.backend] = row.device_us
+        for (direction, shape), of in times.items():
+            cells = (f"{of['copy'] / of[backend]:.1%}, {of['torch'] / of[backend]:.1f}x" if backend in of else "" for backend in backends)
+            lines.append((name, direction, shape, *cells))
+    return table(("scores", "pass", "shape", *(f"`{name}`" for name in backends)), lines, "lll" + "r" * len(backends))
 
 
 README_DOUBT = "! noisy or launch-bound: the host's time shows"
@@ -252,6 +266,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "odd": odd,
     "operations": operations,
     "losses": losses,
+    "masked": masked,
 }
 
 
