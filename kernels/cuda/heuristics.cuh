@@ -84,7 +84,7 @@ inline Plan few_rows_cluster_plan(int64_t M, int64_t vectors, int R, bool is_16_
         return with_16_ctas(8, 128, 512);
     }
     if (row_vectors > MAX_CLUSTER * 8 * 512) return {AUTO};
-    if (R == 2) return row_vectors > 40960 && row_vectors <= 49152 ? with_16_ctas(12, 192, 256) : with_16_ctas(8, 128, 512);
+    if (R == 2) return row_vectors > (is_16_bit ? 36864 : 40960) && row_vectors <= 49152 ? with_16_ctas(12, 192, 256) : with_16_ctas(8, 128, 512);
     if (is_16_bit ? row_vectors > 57344 && total_vectors > 1750000 : total_vectors > 1750000 && total_vectors <= 5000000) return with_16_ctas(8, 128, 512);
     return {AUTO};
 }
