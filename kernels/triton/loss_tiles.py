@@ -38,7 +38,8 @@ def tile_of_losses(
     z_target = tl.sum(tl.where(hit, z, 0.0), 1)
     d = s
     if LOGPROB:
-        d = tl.sum(e * tl.maximum((z - base) * LOG2E, LOWEST), 1)
+        # A product that is rounded before it is added: else each lane of a row rounds its own product less, and their sums differ.
+        d = tl.sum(tl.fma(e, tl.maximum((z - base) * LOG2E, LOWEST), 0.0), 1)
         logprob, entropy, lse = row_logprob(m, s, d, z_target, N, target)
         tl.store(first_ptr + rows, logprob, mask=there)
         tl.store(second_ptr + rows, entropy, mask=there)

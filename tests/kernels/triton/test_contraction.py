@@ -143,6 +143,17 @@ def test_losses_are_pinned_and_contract_no_exponent(cards, h100):
         assert {*made} <= {"mul.f32"}, ready.kernel
 
 
+def test_sums_of_lanes_contract_no_product(cards, h100):
+    """Contracted, each lane of a row of few columns would have another entropy, and the lanes write theirs to one place."""
+    rows, target = (cards._Operand(dtype, 4) for dtype in (torch.float32, torch.int64))
+    ready = loss_launch._tile("reduction", cards.problem_of(h100, False, 200, 7, 4, 4), (7,), Options(logprob=True))
+    ptx = cards.compiled(h100, ready.kernel, [rows, target, rows, rows, rows], ready.arguments, ready.options).asm["ptx"]
+    others = set(re.findall(r"shfl\.sync\.bfly\.b32\s+(%\w+),", ptx))
+    assert others
+    assert [line for line in ptx.splitlines() if "add.f32" in line and others & {*re.findall(r"%\w+", line)}]
+    assert not [line for line in ptx.splitlines() if "fma.rn" in line and others & {*re.findall(r"%\w+", line)}]
+
+
 @pytest.mark.parametrize("causal", [False, True])
 def test_scores_are_pinned_and_contract_no_exponent(cards, h100, monkeypatch, causal):
     """With a sink, the product x * scale is rounded before the maximum. Contracted with the difference, it would have one rounding less."""
