@@ -15,6 +15,7 @@ CROWDED = 30  # half of the figures lie below this part of the largest: a linear
 RATIOS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 NARROW = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1, 1.05, 1.1, 1.25, 1.5, 1.75, 2)
 """Ticks of a ratio, and those of ratios from 0.5 to 2."""
+DIGIT, BLANK = 0.019, 0.02  # of the axis of N: the width of a tick's digit, and of the space between two ticks
 FEWEST, MOST = 2, 7  # of these ticks; an axis with so few has others, and of more only powers of ten
 
 
@@ -83,13 +84,17 @@ def apart(panel: Axes, a: float, b: float) -> float:
     return abs(a - b) / (high - low)
 
 
-def ticks(values: Sequence[int], *, wide: bool, apart: float = 0.08) -> list[int]:
-    """The values that have room for their text: powers of two first, at least `apart` of the axis from each other."""
+def ticks(values: Sequence[int], *, wide: bool) -> list[int]:
+    """The values that have room for their text: powers of two first."""
     at = {value: log2(value) if wide else float(value) for value in values}
-    room = apart * (max(at.values()) - min(at.values()))
+    length = max(at.values()) - min(at.values())
+
+    def room(value: int, other: int) -> float:
+        return length * (BLANK + DIGIT * len(f"{value}{other}") / 2)
+
     chosen: list[int] = []
     for value in sorted(values, key=lambda value: (value & (value - 1) != 0, -value)):
-        if all(abs(at[value] - at[other]) >= room for other in chosen):
+        if all(abs(at[value] - at[other]) >= room(value, other) for other in chosen):
             chosen.append(value)
     return sorted(chosen)
 
