@@ -91,6 +91,7 @@ class PluginProcess:
         """Microseconds of a challenge that computes nothing. The plugin is not loaded yet."""
         size = self.calls * input_layout(self.case)[1]
         with _created(size, self.case.device, read_only=True) as block:
+            block.bytes.fill_(1)  # like the inputs of a challenge, so that both kinds of challenges map memory that has been written
             rows = torch.zeros((self.calls, challenge.rows_to_read(self.case, self.calls)), dtype=torch.int64, device=self.case.device)
             return self._timed(block, size, rows)[0]
 

@@ -14,6 +14,7 @@ from softbench.judge import challenge
 from softbench.judge.challenge import OutputReader
 from softbench.judge.judgement import Judge, Judgement, calls_of
 from softbench.judge.main import readable_folders
+from softbench.judge.plugin_process import PluginProcess
 from softbench.plugins.source import FILE, PluginSource, origins
 from softbench.processes.pool import Pool
 from softbench.worker import any_dim, confinement, shared_memory
@@ -125,6 +126,14 @@ def test_an_honest_backend_gets_a_limit_and_every_level(judge):
     assert (document["status"], document["class"], document["calls"]) == ("ok", "pass", 64)
     assert document["at_most_us"] > 0
     assert all(document["confinement"].values())
+
+
+def test_an_empty_challenge_maps_memory_that_was_written(monkeypatch):
+    written = []
+    plugin = PluginProcess(None, None, CASE, 2, {})
+    monkeypatch.setattr(PluginProcess, "_timed", lambda self, block, size, rows: (written.append(block.bytes.eq(1).all().item()), 5.0)[1:])
+    assert plugin.empty() == 5.0
+    assert written == [True]
 
 
 def test_a_figure_is_the_time_beyond_an_empty_challenge():
