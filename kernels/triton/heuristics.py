@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from .launch_plan import VECTOR_BYTES, Plan, Problem, chunk_vectors, measured_plans, vectors_in_row
+from .launch_plan import VECTOR_BYTES, WARP, Plan, Problem, chunk_vectors, measured_plans, vectors_in_row
 from .tier_candidates import (
     CLUSTER_CTAS,
     SHORT_ROW,
@@ -31,21 +31,24 @@ LONG_ROW = 36 * 1024  # bytes of all inputs: above it, clusters are faster.
 MAX_CLUSTER_ROW = 1 << 20  # bytes.
 IDLE_ROW = 400 * 1024  # bytes of all inputs: above it, a few rows want more SMs than the 16 of a cluster.
 MAX_TILE_PADDING = 1.3  # columns of a tile to columns of a row.
-PROGRAM_BYTES = 4 * 1024  # that a program of short rows reads and writes, at least: `enlarged`.
+PROGRAM_BYTES, SHARED_ROWS_BYTES = 4 * 1024, 3 * 1024  # that a program of short rows reads and writes, at least: `enlarged`.
+MAX_WORDS = 48  # of inputs a thread, after that.
 PROGRAMS = 16  # an SM, at least, after that.
 MAX_DISTANCE = 6  # in a table: three quarters of an octave of row length, or half an octave and twice the rows.
+MAX_SHORT_DISTANCE = 4  # the same for short rows, whose best number of threads changes more often.
 
 
 def choose(problem: Problem, device: str = "") -> Plan:
     """The plan for a problem on a device of this name."""
     if problem.element_size != 8 and problem.congruent:
         kind, length, rows = bucket(problem)
+        most = MAX_SHORT_DISTANCE if problem.N * problem.element_size <= SHORT_ROW else MAX_DISTANCE
         near = ((abs(length - at) + 2 * abs(rows - many), plan) for at, many, plan in measured_plans(device).get(kind, ()))
         for distance, plan in sorted(near, key=lambda pair: pair[0]):
-            if distance > MAX_DISTANCE:
+            if distance > most:
                 break
             if (fitted := fit(problem, plan)) is not None:
-                return enlarged(problem, fitted) if distance else fitted  # as it was measured
+                return enlarged(problem, fitted)
     return by_heuristics(problem)
 
 
@@ -68,21 +71,21 @@ def candidates(problem: Problem) -> Iterator[Plan]:
 
 
 def enlarged(problem: Problem, plan: Plan) -> Plan:
-    """The plan with more rows and warps a program, if a thread has whole rows, and there are many programs that each move few bytes.
+    """The plan with more rows a program, if there are many programs that each move few bytes.
 
-    Each thread has as much work as before. An SM starts a program in some 170 to 200 cycles. In that time memory moves 3 KiB for it
-    (docs/kernels/notes-triton.md, Short rows). Where threads share a row, larger programs were slower on an H200.
-    A plan that was measured for such a problem stays as it is (`choose`).
+    An SM starts a program in some 160 cycles. In that time memory moves 3 KiB for it (docs/kernels/notes-triton.md, Short rows). If a
+    thread has whole rows, the program gets more warps, and each thread as much work as before. If threads share a row, each thread
+    gets more rows: more warps would add barriers.
     """
     moved = problem.N * problem.element_size * (problem.reads + 1)
-    while (
-        plan.tier == "rows"
-        and plan.threads == 1
-        and 2 * plan.warps <= MAX_WARPS
-        and plan.rows * moved < PROGRAM_BYTES
-        and problem.M >= 2 * plan.rows * PROGRAMS * problem.sms
-    ):
-        plan = replace(plan, rows=2 * plan.rows, warps=2 * plan.warps)
+    while plan.tier == "rows" and plan.threads <= WARP and problem.M >= 2 * plan.rows * PROGRAMS * problem.sms:
+        words = plan.tiles * plan.vector_words * problem.reads * plan.rows * plan.threads // (WARP * plan.warps)
+        if plan.threads == 1 and plan.rows * moved < PROGRAM_BYTES and 2 * plan.warps <= MAX_WARPS:
+            plan = replace(plan, rows=2 * plan.rows, warps=2 * plan.warps)
+        elif plan.threads > 1 and plan.rows * moved < SHARED_ROWS_BYTES and 2 * words <= MAX_WORDS:
+            plan = replace(plan, rows=2 * plan.rows)
+        else:
+            break
     return plan
 
 
@@ -92,8 +95,8 @@ def _by_tier(problem: Problem) -> Iterator[Plan]:
     max_rows_row = ROW_VECTORS[min(4, problem.element_size)] * VECTOR_BYTES // problem.reads
     small = problem.M * problem.reads * row < problem.sms * 64 * 1024  # less than a quarter of the device's registers
     if row <= SHORT_ROW:
-        yield from staged_plans(problem)
         yield from short_row_plans(problem)
+        yield from staged_plans(problem)
     elif row <= max_rows_row and (row * problem.reads <= LONG_ROW or not (problem.clusters or small)):
         yield from rows_plans(problem)
         yield from cluster_plans(problem)

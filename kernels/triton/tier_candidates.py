@@ -52,6 +52,8 @@ def short_row_plans(problem: Problem) -> Iterator[Plan]:
                     continue
                 score = order + 2 * (padding - 1) + _relative_distance(words_per_thread * problem.reads, 8)
                 score += 0.25 * (32 * warps < rows * threads) + 0.5 * (threads > 32)
+                # Of several warps, Triton 3.6 lets the threads of a row lie in different ones: each reduction then has barriers.
+                score += 0.5 * (warps > 1 and 1 < threads < 32)
                 scored.append((score, Plan("rows", tiles, threads, vector_words, vector_elements, base_alignment, warps, None, rows)))
     # Triton moves vectors in the tier tile only if it sees that 16 divides N; else it moves element by element.
     if problem.alignment == VECTOR_BYTES and problem.N & (problem.N - 1) == 0 and problem.N % 16 == 0 and not problem.wide:
