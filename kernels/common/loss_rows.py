@@ -35,7 +35,7 @@ def number_of_rows(given: torch.Tensor, x: torch.Tensor, name: str) -> torch.Ten
 
 def result_of_rows(x: torch.Tensor) -> torch.Tensor:
     """An empty float32 result for each row of x."""
-    return torch.empty(x.shape[0], dtype=torch.float32, device=x.device)
+    return x.new_empty(x.shape[0], dtype=torch.float32)
 
 
 def _require(given: torch.Tensor, x: torch.Tensor, name: str, dtype: torch.dtype) -> None:

@@ -2,7 +2,8 @@
 
 - `operator.py`: `softmax` and `log_softmax` as PyTorch operators, differentiable, compiled and exported.
 - `dispatch.py`: the same kernels without an operator. Heuristics and measured tables choose tiers and plans.
-- `masked_softmax.py`: softmax of attention scores with mask, causal order and sink, differentiable; it launches the kernels of `scores.py`.
+- `masked_softmax.py`: softmax of attention scores with mask, causal order and sink, differentiable; it launches the kernels of `scores.py`
+  and `causal_rows.py`.
 - `traceable.py`: the launches that compilers trace.
 - `user_defined.py`: raw kernels, autotuned, as functions for torch.compile.
 - `tutorial.py`: Triton's fused-softmax tutorial, a row per program on a persistent grid.

@@ -21,6 +21,8 @@ from .workspace import workspace
 Operands = tuple[torch.Tensor | None, ...]
 MAX_CACHED = 4096  # launches
 COUNTERS = "rows that several programs reduce"
+"""Of a workspace. Its first words are the counters of rows, and partial results follow. So a counter is never where a result was."""
+WORD_BYTES = 8
 
 
 class Options(NamedTuple):
@@ -50,16 +52,28 @@ class Prepared:
     programs: int
     arguments: tuple[object, ...]  # after the operands and the scratch memory: strides, sizes, numbers, constants
     options: dict[str, int]
-    floats: int = 0  # of fresh scratch memory
+    floats: int = 0  # of scratch memory: of the workspace if there are counters, else fresh
     counters: int = 0  # int64 of the workspace
     places: int = 0  # for scratch tensors in the kernel's signature
     share: float = 0.0  # the loss lacks this times the sums of its row in scratch memory
 
     def scratch(self, device: torch.device) -> Operands:
         """What the kernel takes after its operands."""
+        if self.counters:
+            words = self._words(device)
+            return words[loss_plans.MOST_SHARED_ROWS :].view(torch.float32), words
         floats = torch.empty(self.floats, dtype=torch.float32, device=device) if self.floats else None
-        counters = workspace(device, self.counters, COUNTERS)[1] if self.counters else None
-        return (floats, counters)[: self.places]
+        return (floats, None)[: self.places]
+
+    def addresses(self, device: torch.device) -> tuple[int | None, ...]:
+        """The same as addresses, of a launch with counters or without scratch memory. A view of a tensor would cost some microseconds."""
+        if not self.counters:
+            return (None, None)[: self.places]
+        start = self._words(device).data_ptr()
+        return start + WORD_BYTES * loss_plans.MOST_SHARED_ROWS, start
+
+    def _words(self, device: torch.device) -> torch.Tensor:
+        return workspace(device, loss_plans.MOST_SHARED_ROWS + (self.floats + 1) // 2, COUNTERS)[1]
 
 
 _cache: dict[tuple[Hashable, ...], tuple[Callable[..., object], Prepared]] = {}
@@ -78,12 +92,17 @@ def launch(name: str, operands: Operands, options: Options) -> bool:
     if device.type == "cuda" and device.index != torch._C._cuda_getDevice():  # Triton launches on the current device
         with torch.cuda.device(device):
             return launch(name, operands, options)
-    key = _layout_key(name, operands, options)
+    pointers = [None if one is None else one.data_ptr() for one in operands]
+    key = _layout_key(name, operands, pointers, options)
     found = _cache.get(key)
     if found is not None:
         run_compiled, ready = found
-        scratch = ready.scratch(device)
-        run_compiled(*(None if one is None else one.data_ptr() for one in (*operands, *scratch)), *ready.arguments)
+        if ready.counters or not ready.floats:
+            scratch: Operands = ()
+            run_compiled(*pointers, *ready.addresses(device), *ready.arguments)
+        else:
+            scratch = ready.scratch(device)
+            run_compiled(*pointers, *(None if one is None else one.data_ptr() for one in scratch), *ready.arguments)
     else:
         prepared = prepare(name, operands, options)
         if prepared is None:
@@ -101,19 +120,25 @@ def launch(name: str, operands: Operands, options: Options) -> bool:
     return True
 
 
-def _layout_key(name: str, operands: Operands, options: Options) -> tuple[Hashable, ...]:
-    """Everything that a launch depends on: what the choice of a plan and Triton's specialization look at."""
-    x = operands[0]
+def _layout_key(name: str, operands: Operands, pointers: list[int | None], options: Options) -> tuple[Hashable, ...]:
+    """Everything that a launch depends on: what the choice of a plan and Triton's specialization look at.
+
+    dx has the dtype of x. Other operands have one dtype, and their elements are adjacent.
+    """
+    x, dx = operands[0], _gradient_of(name, operands)
     assert x is not None
-    key: list[Hashable] = [name, options, x.shape, x.device]
-    for one in operands:
-        key += (None,) if one is None else (one.dtype, one.stride(0), one.data_ptr() % dispatch.LINE_BYTES)
-    return tuple(key)
+    starts = [None if one is None else one % dispatch.LINE_BYTES for one in pointers]
+    return name, options, x.shape, x.device, x.dtype, x.stride(0), None if dx is None else dx.stride(0), *starts
+
+
+def _gradient_of(name: str, operands: Operands) -> torch.Tensor | None:
+    """dx among the operands of a pass."""
+    return None if name == "reduction" else operands[-1] if name == "gradient" else operands[2]
 
 
 def prepare(name: str, operands: Operands, options: Options) -> Prepared | None:
     """The launch of a pass, or None as `launch` says."""
-    x, dx = operands[0], {"reduction": None, "gradient": operands[-1], "fused": operands[2]}[name]
+    x, dx = operands[0], _gradient_of(name, operands)
     assert x is not None
     problem = dispatch.problem_of((x, x if dx is None else dx))
     strides = (x.stride(0), *(() if dx is None else (dx.stride(0),)))

@@ -22,6 +22,9 @@ WAVES = 12  # programs for each SM that a reduction of many rows has at least, s
 LEAST_CHUNK, LEAST_CHUNK_OF_FEW = 16384, 4096  # bytes of a program's part of a row, of many and of few rows
 FEW_BYTES = 64 * 1024  # for each SM: below it, all bytes are in flight at once
 MAX_PARTS = 128
+LEAST_PROGRAMS = 4  # of each SM that share rows: 64 KiB in flight
+MUCH_LESS = 0.75
+MOST_SHARED_ROWS = 8192  # rows that several programs reduce: each needs a counter
 # Tiles of a cluster's plan, by element size and number of additions: PlanCTA of Triton 3.6 gives up at a number of operations.
 MOST_TILES_OF_CLUSTER = {2: (32, 12, 8), 4: (32, 16, 12)}
 
@@ -66,12 +69,26 @@ def reduction_plan(problem: Problem) -> Plan:
     vectors = vectors_of(problem)
     row = vectors * VECTOR_BYTES
     few = problem.M * row < problem.sms * FEW_BYTES
-    wanted = math.ceil(problem.sms * (2 if few else WAVES) / problem.M)
+    wanted = 1 if problem.M > MOST_SHARED_ROWS else math.ceil(problem.sms * (2 if few else WAVES) / problem.M)
     parts = max(1, min(wanted, row // (LEAST_CHUNK_OF_FEW if few else LEAST_CHUNK), MAX_PARTS))
+    if not few:
+        parts = _least_work(problem, vectors, parts)
     chunk = chunk_vectors(vectors, parts)
     threads = next((count for count in REDUCTION_THREADS if count * STREAM_TILES >= chunk), REDUCTION_THREADS[-1])
     tiles = min(STREAM_TILES, math.ceil(chunk / threads))
     return _stream(problem, tiles, threads, math.ceil(vectors / chunk))
+
+
+def _least_work(problem: Problem, vectors: int, most: int) -> int:
+    """The parts of a row: `most`, or fewer if the busiest SM then reads much fewer tiles. A part's last tiles may be nearly empty."""
+
+    def work(parts: int) -> int:
+        reads = math.ceil(chunk_vectors(vectors, parts) / (REDUCTION_THREADS[-1] * STREAM_TILES))
+        return math.ceil(problem.M * parts / problem.sms) * reads
+
+    least = max(1, LEAST_PROGRAMS * problem.sms // problem.M)
+    best = min(range(min(most, least), most + 1), key=work)
+    return best if work(best) <= MUCH_LESS * work(most) else most
 
 
 def gradient_plan(problem: Problem) -> Plan:

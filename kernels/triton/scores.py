@@ -2,7 +2,8 @@
 
 A program has whole rows of up to 16384 columns in registers, so it reads and writes each element once. A warp has 1024 columns.
 
-- Causal: loads are masked beyond what the query sees, so memory is read up to there only. Zeros are written beyond.
+- Causal: loads are masked beyond what the query sees, so memory is read up to there only. Zeros are written beyond. Long rows of 16 bits
+  without mask and sink have kernels of their own (`causal_rows.py`).
 - Bias and mask have strides of 0 along the axes that share them. Programs that share a row of them are neighbours in the grid, so it is
   read from memory once and from L2 later. Without H the heads are innermost, and without B the texts are.
 - The sink of a head joins maximum and sum. Its share of the sum is written if the backward needs it.
@@ -21,9 +22,10 @@ import torch
 import triton
 import triton.language as tl
 
+from .causal_rows import MOST_GRID, CausalPlan, backward_causal, causal_plan, forward_causal
 from .generic import CONTRACTION, INTERPRETED
 from .interpreter import interpreted_number
-from .launch_plan import KEEP_IN_L2_BYTES
+from .launch_plan import KEEP_IN_L2_BYTES, VECTOR_BYTES, WARP
 from .packed_io import pack, rounded, unpack_high, unpack_low
 from .softmax_ops import LOG2E, MINUS_INFINITY
 
@@ -182,6 +184,8 @@ def launch_forward(
 ) -> None:  # fmt: skip
     """y of contiguous scores, and the share of the sink if `share` is given. A mask is a bias or a bool that is expanded to x."""
     B, H, S, N = x.shape
+    if causal and mask is None and sink is None and (plan := _causal_plan(False, x, y)) is not None:
+        return _launch_causal(forward_causal, plan, (x, y), (x,), scale)
     shape, kind = shape_of(N, 1), 0 if mask is None else 2 if mask.dtype is torch.bool else 1
     strides = (0, 0, 0) if mask is None else mask.stride()[:3]
     order = 0 if mask is None or not strides[2] else (strides[1] == 0 and H > 1) + 2 * (strides[0] == 0 and B > 1)
@@ -189,7 +193,9 @@ def launch_forward(
     numbers = B, H, S, N, *strides, 1 + max(0, N - S)
     constants = kind, causal, order, shape.rows, shape.block, _policy(x)
     registers = None if kind == 1 and x.dtype is torch.float32 else REGISTERS  # a bias of float32 would spill
-    _launch(forward_scores, (x, given, sink, y, share), scale, numbers, constants, shape, registers)
+    grid = triton.cdiv(B * H * S, shape.rows), 1, 1
+    _launch(forward_scores, (x, given, sink, y, share), scale, numbers, constants, grid, shape.warps, registers)
+    return None
 
 
 def launch_backward(
@@ -198,11 +204,32 @@ def launch_backward(
 ) -> None:  # fmt: skip
     """dx of contiguous dy and y, and dsink of each row if the share of the sink is given."""
     B, H, S, N = y.shape
+    if causal and share is None and (plan := _causal_plan(True, dy, y, dx)) is not None:
+        return _launch_causal(backward_causal, plan, (dy, y, dx), (dy, y), scale)
     packed = N % 2 == 0 and all(tensor.element_size() == 2 and tensor.data_ptr() % 4 == 0 for tensor in (dy, y, dx))
     shape = shape_of(N, 1 if packed else 2)
     constants = causal, shape.rows, shape.block, _policy(dy, y), packed
     registers = REGISTERS if packed else None
-    _launch(backward_scores, (dy, y, share, dx, dsink), scale, (B, H, S, N, 1 + max(0, N - S)), constants, shape, registers)
+    grid, numbers = (triton.cdiv(B * H * S, shape.rows), 1, 1), (B, H, S, N, 1 + max(0, N - S))
+    _launch(backward_scores, (dy, y, share, dx, dsink), scale, numbers, constants, grid, shape.warps, registers)
+    return None
+
+
+def _causal_plan(backward: bool, *tensors: torch.Tensor) -> CausalPlan | None:
+    """The plan of the kernels for long causal rows if they can take these, or None."""
+    B, H, _, N = tensors[0].shape
+    aligned = all(tensor.element_size() == 2 and tensor.data_ptr() % VECTOR_BYTES == 0 for tensor in tensors)
+    nvidia = torch.version.hip is None  # they contain PTX
+    return causal_plan(N, backward) if nvidia and aligned and max(B, H) <= MOST_GRID else None
+
+
+def _launch_causal(
+    kernel: Any, plan: CausalPlan, tensors: tuple[torch.Tensor, ...], inputs: tuple[torch.Tensor, ...], scale: float
+) -> None:
+    B, H, S, N = tensors[0].shape
+    numbers = N * tensors[0].element_size() // VECTOR_BYTES, 1 + max(0, N - S)
+    constants = plan.tiles, plan.threads, plan.group, _policy(*inputs) != ""
+    _launch(kernel, tensors, scale, numbers, constants, (S, H, B), plan.threads // WARP, plan.registers)
 
 
 _cache: dict[tuple[Hashable, ...], Callable[..., object]] = {}
@@ -210,21 +237,20 @@ _cache: dict[tuple[Hashable, ...], Callable[..., object]] = {}
 
 def _launch(
     kernel: Any, tensors: tuple[torch.Tensor | None, ...], scale: float, numbers: tuple[int, ...], constants: tuple[int | str, ...],
-    shape: Shape, registers: int | None,
+    grid: tuple[int, int, int], warps: int, registers: int | None,
 ) -> None:  # fmt: skip
     """Launches a kernel. Triton's binder takes longer than a small kernel, so a compiled one is called by what it is specialized on."""
     device = next(tensor.device for tensor in tensors if tensor is not None)
     if device.type == "cuda" and device.index != torch.cuda.current_device():  # Triton launches on the current device
         with torch.cuda.device(device):
-            return _launch(kernel, tensors, scale, numbers, constants, shape, registers)
+            return _launch(kernel, tensors, scale, numbers, constants, grid, warps, registers)
     kinds = tuple(None if tensor is None else (tensor.dtype, tensor.data_ptr() % 16) for tensor in tensors)
-    key = (kernel, device, kinds, numbers, constants)
-    grid = (triton.cdiv(numbers[0] * numbers[1] * numbers[2], shape.rows), 1, 1)
+    key = (kernel, device, kinds, numbers, constants, grid)
     if (found := _cache.get(key)) is not None:
         addresses = [None if tensor is None else tensor.data_ptr() for tensor in tensors]
         found(*addresses, scale, *numbers, *constants)
         return None
-    options = {"num_warps": shape.warps, **CONTRACTION} | ({} if INTERPRETED or registers is None else {"maxnreg": registers})
+    options = {"num_warps": warps, **CONTRACTION} | ({} if INTERPRETED or registers is None else {"maxnreg": registers})
     compiled = kernel[grid](*tensors, _number(scale), *numbers, *constants, **options)
     if hasattr(compiled, "function"):  # not under the interpreter
         if len(_cache) >= MAX_CACHED:

@@ -176,6 +176,26 @@ def test_scores_are_pinned_and_contract_no_exponent(cards, h100, monkeypatch, ca
     assert {*exponents(found.asm["ptx"])} == {"mul.f32"}
 
 
+def test_long_causal_scores_are_pinned_and_contract_no_exponent(cards, h100, monkeypatch):
+    asked = []
+
+    class Kernel:
+        def __getitem__(self, grid):
+            return lambda *arguments, **options: asked.append((arguments, options))
+
+    for name in ("forward_causal", "backward_causal"):
+        monkeypatch.setattr(scores, name, Kernel())
+    x = torch.empty(1, 1, 1, 8200, dtype=torch.bfloat16)
+    scores.launch_forward(x, None, None, x, None, 0.125, True)
+    scores.launch_backward(x, x, None, x, None, 0.125, True)
+    assert [options["enable_fp_fusion"] for _, options in asked] == [True, True]
+    monkeypatch.undo()
+    (arguments, options), _ = asked
+    operands = [cards._Operand(one.dtype, 16) if isinstance(one, torch.Tensor) else one for one in arguments]
+    found = cards.compiled(h100, scores.forward_causal, operands, (), options)
+    assert {*exponents(found.asm["ptx"])} == {"mul.f32"}
+
+
 def test_the_tutorials_kernels_are_pinned(cards, h100, monkeypatch):
     asked = []
 

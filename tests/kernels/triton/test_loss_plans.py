@@ -1,10 +1,12 @@
 """Launch plans of losses: every row has vectors for all its columns, and large launches have enough programs."""
 
 import pytest
+import torch
 from softbench.kernels.triton import loss_launch, loss_plans
 from softbench.kernels.triton.launch_plan import Problem, chunk_of, vectors_in_row
 
 H200 = "NVIDIA H200"
+PLAIN = loss_launch.Options()
 COLUMNS = (129, 600, 1000, 1001, 4096, 5003, 32000, 50257, 128256, 151936, 201088, 262144)
 
 
@@ -37,6 +39,19 @@ def test_few_rows_use_many_sms():
     assert loss_plans.reduction_plan(problem(4096, 128256, 2)).split_ctas == 1
 
 
+def test_parts_of_a_row_fill_their_last_tiles():
+    given = problem(64, 128256, 2)
+    plan = loss_plans.reduction_plan(given)
+    reads = chunk_of(given, plan) / (plan.tiles * plan.threads)
+    assert 0.9 < reads / -(-reads // 1) <= 1
+    assert 0.9 < 64 * plan.split_ctas / given.sms / loss_plans.LEAST_PROGRAMS <= 2
+
+
+def test_rows_beyond_the_counters_are_not_shared():
+    given = problem(loss_plans.MOST_SHARED_ROWS + 1, 128256, 2, sms=1000)
+    assert loss_plans.reduction_plan(given).split_ctas == 1
+
+
 @pytest.mark.parametrize("size", [2, 4])
 def test_vocabularies_have_a_fused_plan_on_an_h200(size):
     for N in COLUMNS:
@@ -52,3 +67,35 @@ def test_vocabularies_have_a_fused_plan_on_an_h200(size):
 def test_options_without_effect_are_no_arguments():
     assert loss_launch.Options().numbers(8) == (-100, 1.0, None, None, None, None)
     assert loss_launch.Options(5, 0.25, 0.5, 4.0).numbers(10) == (5, 0.75, 0.025, 0.5, 4.0, 0.25)
+
+
+def test_counters_are_never_where_results_were():
+    prepared = loss_launch.Prepared(None, 1, (), {}, floats=7, counters=3, places=2)
+    floats, counters = prepared.scratch(torch.device("cpu"))
+    assert floats.dtype == torch.float32 and len(floats) >= 7 and len(counters) >= loss_plans.MOST_SHARED_ROWS
+    assert floats.data_ptr() - counters.data_ptr() == 8 * loss_plans.MOST_SHARED_ROWS
+
+
+def test_a_launch_knows_the_addresses_of_its_scratch_memory(monkeypatch):
+    words = torch.zeros(2 * loss_plans.MOST_SHARED_ROWS, dtype=torch.int64)
+    monkeypatch.setattr(loss_launch, "workspace", lambda *_: (words[:1], words))
+    for prepared in (loss_launch.Prepared(None, 1, (), {}, 8, 4, 2), loss_launch.Prepared(None, 1, (), {}, places=2)):
+        tensors = prepared.scratch(torch.device("cpu"))
+        assert prepared.addresses(torch.device("cpu")) == tuple(None if one is None else one.data_ptr() for one in tensors)
+
+
+def test_launches_with_other_layouts_have_other_keys():
+    x, target, dx = torch.zeros(4, 16), torch.zeros(4, dtype=torch.int64), torch.zeros(4, 16)
+    lse = torch.zeros(4)
+
+    def key(x=x, lse=lse, dx=dx, options=PLAIN):
+        operands = x, target, lse, None, None, None, dx
+        pointers = [None if one is None else one.data_ptr() for one in operands]
+        return loss_launch._layout_key("gradient", operands, pointers, options)
+
+    assert key() == key()
+    others = (
+        key(x=torch.zeros(65)[1:].view(4, 16)), key(x=torch.zeros(4, 32)[:, :16]), key(x=x.half()), key(dx=torch.zeros(4, 32)[:, :16]),
+        key(lse=torch.zeros(5)[1:]), key(options=loss_launch.Options(z_loss=1.0)), key(x=torch.zeros(3, 16)),
+    )  # fmt: skip
+    assert key() not in others and len(set(others)) == len(others)
