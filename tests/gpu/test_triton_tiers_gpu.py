@@ -14,10 +14,10 @@ FUNCTIONS = [
     (B, B, False, None), (F, F, False, None), (B, B, True, None), (H, H, True, None), (F, F, True, None), (B, B, False, 0.7),
     (F, F, False, "row"), (B, F, False, None), (H, F, False, "row"), (B, F, True, 1.5),
 ]  # fmt: skip
-# M, N, elements between rows, elements before the first row
+# M, N, elements between rows, elements before the first row. The short rows of 32 MiB and more keep their reads in L2.
 SHAPES = [
     (37, 7, 0, 0), (100, 64, 0, 0), (501, 197, 0, 1), (40, 1000, 8, 0), (300, 4096, 0, 0), (150, 5003, 5, 1),
-    (60_001, 77, 0, 0), (90_001, 50, 0, 0), (140, 16384, 0, 0), (140, 50257, 0, 0),
+    (60_001, 77, 0, 0), (90_001, 50, 0, 0), (300_001, 60, 0, 0), (300_001, 77, 0, 0), (140, 16384, 0, 0), (140, 50257, 0, 0),
     (140, 131072, 0, 0), (2, 300001, 0, 1), (20, 262144, 0, 0), (64, 524288, 0, 0),
 ]  # fmt: skip
 OUTSIDE = -7.0
