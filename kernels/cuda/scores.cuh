@@ -11,7 +11,8 @@
 //   their order, one CTA after the other, so neighbours take about as long, and the hardware starts the next CTA when one ends.
 // - A bias or mask has strides of 0 along the axes that share it. If much is read between two uses of a row of it, the rows that share it become
 //   neighbours (ORDER_* below), so that it comes from L2 the second time.
-// - 16-bit rows stay packed in registers. Elements that do not take part become -inf there.
+// - 16-bit rows stay packed in registers. Elements that do not take part become -inf there. With a mask, exponentials take their place, so each is
+//   computed once. Without one, a thread computes them twice, and an SM has 48 warps in place of 32.
 #pragma once
 
 #include "block_reduce.cuh"
@@ -24,7 +25,6 @@ enum Order { ORDER_QUERIES = 0, ORDER_HEADS = 1, ORDER_TEXTS = 2 };  // what is 
 
 constexpr int SCORES_THREADS = 512;        // the most of a CTA
 constexpr int SHORT_ROWS_THREADS = 128;    // of a CTA with several rows
-constexpr int WHOLE_CTA_LOG2 = 10;         // more than SCORES_THREADS
 constexpr int64_t REUSED_BYTES = 16 << 20;  // what may be read and written between two uses of a row of a mask: a fraction of L2
 
 // A size by which numbers below 2^31 are divided, without the 20 instructions and the latency of a division: the quotient is (n * multiplier / 2^32 + n)
@@ -52,7 +52,7 @@ struct Scores {
     int N;
     unsigned first_sees;  // columns that query 0 sees; each later query sees one more. N: all queries see all columns
     int order;            // of Order
-    int lanes_log2;       // log2 of the lanes that share a row, or WHOLE_CTA_LOG2
+    int lanes_log2;       // log2 of the lanes that share a short row
     int base_alignment;   // bytes
     bool keep_in_l2;
     float scale;
@@ -136,10 +136,12 @@ template <typename T> __device__ __forceinline__ void exclude(uint32_t (&words)[
 // The row of a thread. Elements and vectors are counted from a base that is aligned, at or before the row. A thread has the vectors `lane`,
 // `lane` + `lanes`, and so on, and up to two elements of the row's edges, which are shorter than a vector. `lanes` is at least the number of vectors
 // before the row's first whole one, and with edges also the number of elements of a vector.
-template <typename T, bool ALIGNED> struct ScoreRow {
+// SHORT: lanes of a warp share the row, else a CTA. The base of a short row of whole vectors is its begin.
+template <typename T, bool ALIGNED, bool SHORT> struct ScoreRow {
     static constexpr int V = VECTOR_BYTES / sizeof(T);
     unsigned b, h, query;
     int64_t row, begin;  // begin: elements from the first row to the base
+    int offset;          // elements from the base to the row
     int lane, lanes;
     int seen;           // elements that the query sees, counted from the thread's first vector
     int unread, absent;  // vectors to the first that is not read, and to the first that is not whole, counted from the thread's first
@@ -147,11 +149,10 @@ template <typename T, bool ALIGNED> struct ScoreRow {
     int edge[2];         // the elements before the whole vectors and behind them; -1: none
 
     __device__ __forceinline__ ScoreRow(const Scores& all, const T* data) {
-        const bool whole_cta = all.lanes_log2 == WHOLE_CTA_LOG2;
-        unsigned number = blockIdx.x * (whole_cta ? 1 : blockDim.x >> all.lanes_log2) + (threadIdx.x >> all.lanes_log2);
-        lane = int(threadIdx.x & ((1u << all.lanes_log2) - 1));
-        lanes = whole_cta ? int(blockDim.x) : 1 << all.lanes_log2;
-        exists = number < all.rows;
+        unsigned number = SHORT ? blockIdx.x * (blockDim.x >> all.lanes_log2) + (threadIdx.x >> all.lanes_log2) : blockIdx.x;
+        lanes = SHORT ? 1 << all.lanes_log2 : int(blockDim.x);
+        lane = SHORT ? int(threadIdx.x) & (lanes - 1) : int(threadIdx.x);
+        exists = !SHORT || number < all.rows;
         if (!exists) number = all.rows - 1;
         row = number;
         if (all.order & ORDER_HEADS) h = all.H.split(number);
@@ -161,14 +162,15 @@ template <typename T, bool ALIGNED> struct ScoreRow {
         if (!(all.order & ORDER_TEXTS)) b = number;
         if (all.order) row = (int64_t(b) * all.H.size + h) * all.S.size + query;
         begin = row * all.N;
-        const int offset = int(reinterpret_cast<uintptr_t>(data + begin) & unsigned(all.base_alignment - 1)) / int(sizeof(T));
+        offset = 0;
+        if constexpr (!ALIGNED || !SHORT) offset = (unsigned(reinterpret_cast<uintptr_t>(data + begin)) & unsigned(all.base_alignment - 1)) / unsigned(sizeof(T));
         begin -= offset;
         const int row_end = offset + (exists ? all.N : 0), seen_end = offset + (exists ? int(min(unsigned(all.N), query + all.first_sees)) : 0);
-        const int first = (offset + V - 1) / V, end = max(first, row_end / V);  // of the whole vectors; equal: all of the row is edge
+        const int first = unsigned(offset + V - 1) / V, end = max(first, int(unsigned(row_end) / V));  // of the whole vectors; equal: all of the row is edge
         seen = seen_end - lane * V;
-        unread = min(end, (seen_end + V - 1) / V) - lane;
+        unread = min(end, int(unsigned(seen_end + V - 1) / V)) - lane;
         absent = end - lane;
-        has_first = lane >= first;
+        has_first = (ALIGNED && SHORT) || lane >= first;
         edge[0] = edge[1] = -1;
         if (!ALIGNED) {
             if (offset + lane < min(row_end, first * V)) edge[0] = offset + lane;
@@ -207,18 +209,19 @@ template <typename T, bool ALIGNED> struct ScoreRow {
 };
 
 // The least CTAs of SCORES_THREADS threads an SM for __launch_bounds__, as registers allow.
-// `words`: of a thread's vectors.
-constexpr int scores_min_ctas(MaskKind kind, int words, bool aligned) {
+// `words`: of a thread's vectors. The rules choose no short rows with eight vectors a lane; at two CTAs an SM they would spill on sm_120.
+constexpr int scores_min_ctas(MaskKind kind, int words, bool aligned, bool short_of_eight) {
     if (words <= 16 && aligned && kind == NO_MASK) return 3;
-    return words <= 32 && (aligned || kind == NO_MASK) ? 2 : 1;
+    return words <= 32 && (aligned || kind == NO_MASK) && !short_of_eight ? 2 : 1;
 }
 
-template <typename T, MaskKind KIND, int K, bool ALIGNED>
-__global__ void __launch_bounds__(SCORES_THREADS, scores_min_ctas(KIND, K * (KIND == BIAS ? 8 : 4), ALIGNED)) row_scores(ForwardScores<T> given) {
-    constexpr int V = ScoreRow<T, ALIGNED>::V, E = Packed<T>::ELEMENTS, MASK_SIZE = KIND == BOOLEAN ? 1 : sizeof(T), MASK_WORDS = V * MASK_SIZE / 4;
+template <typename T, MaskKind KIND, int K, bool ALIGNED, bool SHORT>
+__global__ void __launch_bounds__(SCORES_THREADS, scores_min_ctas(KIND, K * (KIND == BIAS ? 8 : 4), ALIGNED, SHORT && K == 8)) row_scores(ForwardScores<T> given) {
+    constexpr int V = ScoreRow<T, ALIGNED, SHORT>::V, E = Packed<T>::ELEMENTS, MASK_SIZE = KIND == BOOLEAN ? 1 : sizeof(T), MASK_WORDS = V * MASK_SIZE / 4;
     constexpr uint32_t PADDING = Packed<T>::MINUS_INFINITY_BITS;
-    __shared__ Partial warp_partials[MAX_WARPS];
-    ScoreRow<T, ALIGNED> row(given, given.x);
+    constexpr bool STORED = KIND != NO_MASK && E == 2;  // a thread holds its exponentials over the exchange
+    __shared__ Partial warp_partials[SHORT ? 1 : MAX_WARPS];
+    ScoreRow<T, ALIGNED, SHORT> row(given, given.x);
     const uint64_t policy = l2_policy_of(given.keep_in_l2);
 
     Operands<1> x[K];
@@ -227,11 +230,11 @@ __global__ void __launch_bounds__(SCORES_THREADS, scores_min_ctas(KIND, K * (KIN
     uint32_t masks[K][MASK_WORDS] = {};
     const char* mask = nullptr;  // of the row, at its base
     if constexpr (KIND != NO_MASK) {
-        const int64_t place = row.b * given.mask_b + row.h * given.mask_h + row.query * given.mask_s - (row.row * given.N - row.begin);
+        const int64_t place = row.b * given.mask_b + row.h * given.mask_h + row.query * given.mask_s - row.offset;
         mask = static_cast<const char*>(given.mask) + place * MASK_SIZE;
 #pragma unroll
         for (int k = 0; k < K; ++k) {
-            const char* const from = mask + (row.lane + k * row.lanes) * V * MASK_SIZE;
+            const char* const from = mask + int64_t(row.lane + k * row.lanes) * (V * MASK_SIZE);
             if constexpr (ALIGNED) load_words_if(row.reads(k), masks[k], from);
             else if (row.reads(k)) load_elements<MASK_SIZE>(masks[k], from);
         }
@@ -250,19 +253,23 @@ __global__ void __launch_bounds__(SCORES_THREADS, scores_min_ctas(KIND, K * (KIN
     if (causal) row.template write_zeros<K>(given.y);
 
     // With a bias, z takes the registers of x and the bias. Otherwise the scale is a factor of exponents, and the sink is divided by it.
-    float wide[KIND == BIAS ? K * V : 1], of_edge[2];
+    // Vectors that are not read cost no more than a branch here: rows of 48 vectors on 16 lanes have none for k = 3.
+    float wide[STORED || KIND == BIAS ? K * V : 1], of_edge[2], maximum = MINUS_INFINITY;
 #pragma unroll
     for (int k = 0; k < K; ++k) {
+        if (!row.reads(k)) continue;
         if constexpr (KIND == BOOLEAN) exclude(x[k].packed[0], masks[k], T());
-        if constexpr (KIND == BIAS) {
+        if (causal && row.seen_of(k) < V) {
+            cut<T>(x[k].packed[0], row.seen_of(k), PADDING);
+            if constexpr (KIND == BIAS) cut<T>(masks[k], row.seen_of(k), 0);  // else an infinite bias there makes NaN
+        }
+        if constexpr (KIND == BIAS)
 #pragma unroll
             for (int v = 0; v < V; ++v) {
                 const float z = fmaf(Packed<T>::element(x[k].packed[0][v / E], v % E), given.scale, Packed<T>::element(masks[k][v / E], v % E));
-                wide[k * V + v] = v < row.seen_of(k) ? z : MINUS_INFINITY;
+                wide[k * V + v] = z;
+                maximum = fmaxf(maximum, z);
             }
-        } else if (causal && row.seen_of(k) < V) {
-            cut<T>(x[k].packed[0], row.seen_of(k), PADDING);
-        }
     }
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
@@ -275,11 +282,8 @@ __global__ void __launch_bounds__(SCORES_THREADS, scores_min_ctas(KIND, K * (KIN
     };
 
     const Forward<float, float, SCALED_SOFTMAX> op(Scales<true>{nullptr, KIND == BIAS ? 1.0f : given.scale}, 0);
-    float maximum = fmaxf(of_edge[0], of_edge[1]);
-    if constexpr (KIND == BIAS) {
-#pragma unroll
-        for (int i = 0; i < K * V; ++i) maximum = fmaxf(maximum, wide[i]);
-    } else {
+    if constexpr (!ALIGNED) maximum = fmaxf(maximum, fmaxf(of_edge[0], of_edge[1]));
+    if constexpr (KIND != BIAS) {
         uint32_t running = PADDING;
 #pragma unroll
         for (int k = 0; k < K; ++k)
@@ -288,20 +292,28 @@ __global__ void __launch_bounds__(SCORES_THREADS, scores_min_ctas(KIND, K * (KIN
 #pragma unroll
         for (int e = 0; e < E; ++e) maximum = fmaxf(maximum, Packed<T>::element(running, e));
     }
+    // Stored exponentials are relative to the maximum of the lanes' row, or of the thread, which later corrects them by one factor.
+    if (STORED && SHORT) maximum = max_over_lanes(maximum, row.lanes);
     const float base = finite_or_zero(maximum);
     float sum[2] = {0.0f, 0.0f};
 #pragma unroll
     for (int k = 0; k < K; ++k) {
         if (!row.reads(k)) continue;
 #pragma unroll
-        for (int v = 0; v < V; ++v) sum[v % 2] += exp2_fast(op.exponent(logit(k, v), base));
+        for (int v = 0; v < V; ++v) {
+            const float exponential = exp2_fast(op.exponent(logit(k, v), base));
+            sum[v % 2] += exponential;
+            if constexpr (STORED) wide[k * V + v] = exponential;
+        }
     }
     if constexpr (!ALIGNED) {
 #pragma unroll
         for (int e = 0; e < 2; ++e) sum[e] += exp2_fast(op.exponent(of_edge[e], base));
     }
     Partial partial = {maximum, sum[0] + sum[1]};
-    partial = given.lanes_log2 == WHOLE_CTA_LOG2 ? block_reduce<SCORES_THREADS>(op, partial, warp_partials) : op.reduce_lanes(partial, row.lanes);
+    if constexpr (!SHORT) partial = block_reduce<SCORES_THREADS>(op, partial, warp_partials);
+    else if constexpr (STORED) partial.sum = sum_over_lanes(partial.sum, row.lanes);
+    else partial = op.reduce_lanes(partial, row.lanes);
     float sink = MINUS_INFINITY;
     if (given.sink) {
         sink = given.sink[row.h];
@@ -311,14 +323,16 @@ __global__ void __launch_bounds__(SCORES_THREADS, scores_min_ctas(KIND, K * (KIN
     const Partial total = op.finalize(partial);
     if (given.share && row.lane == 0 && row.exists) given.share[row.row] = exp2_fast(op.exponent(sink, total.maximum)) * total.sum;
 
-    if constexpr (KIND != BIAS) rematerialize<Forward<T, T>>(x, given.N == 0);
+    if constexpr (!STORED && KIND != BIAS) rematerialize<Forward<T, T>>(x, given.N == 0);
+    // With `maximum` itself and not its finite form, a row of -inf gets NaN, as in torch.
+    const float factor = STORED ? exp2_fast(op.exponent(maximum, total.maximum)) * total.sum : total.sum;
     row.forget_addresses(given.N == 0);
 #pragma unroll
     for (int k = 0; k < K; ++k) {
         if (!row.reads(k)) continue;
         float value[V];
 #pragma unroll
-        for (int v = 0; v < V; ++v) value[v] = exp2_fast(op.exponent(logit(k, v), total.maximum)) * total.sum;
+        for (int v = 0; v < V; ++v) value[v] = (STORED ? wide[k * V + v] : exp2_fast(op.exponent(logit(k, v), total.maximum))) * factor;
         row.write(given.y, k, value);
     }
     if constexpr (!ALIGNED) {
@@ -330,11 +344,11 @@ __global__ void __launch_bounds__(SCORES_THREADS, scores_min_ctas(KIND, K * (KIN
     }
 }
 
-template <typename T, int K, bool ALIGNED>
-__global__ void __launch_bounds__(SCORES_THREADS, scores_min_ctas(NO_MASK, K * 8, ALIGNED)) row_scores_gradient(BackwardScores<T> given) {
-    constexpr int V = ScoreRow<T, ALIGNED>::V, E = Packed<T>::ELEMENTS;
-    __shared__ Partial warp_partials[MAX_WARPS];
-    ScoreRow<T, ALIGNED> row(given, given.y);
+template <typename T, int K, bool ALIGNED, bool SHORT>
+__global__ void __launch_bounds__(SCORES_THREADS, scores_min_ctas(NO_MASK, K * 8, ALIGNED, SHORT && K == 8)) row_scores_gradient(BackwardScores<T> given) {
+    constexpr int V = ScoreRow<T, ALIGNED, SHORT>::V, E = Packed<T>::ELEMENTS;
+    __shared__ Partial warp_partials[SHORT ? 1 : MAX_WARPS];
+    ScoreRow<T, ALIGNED, SHORT> row(given, given.y);
     const uint64_t policy = l2_policy_of(given.keep_in_l2);
 
     Operands<2> both[K];  // dy, y
@@ -360,11 +374,11 @@ __global__ void __launch_bounds__(SCORES_THREADS, scores_min_ctas(NO_MASK, K * 8
     float sum[2] = {0.0f, 0.0f};
 #pragma unroll
     for (int k = 0; k < K; ++k) {
+        if (!row.reads(k)) continue;
         if (causal && row.seen_of(k) < V) {
             cut<T>(both[k].packed[0], row.seen_of(k), 0);
             cut<T>(both[k].packed[1], row.seen_of(k), 0);
         }
-        if (!row.reads(k)) continue;
 #pragma unroll
         for (int v = 0; v < V; ++v)
             sum[v % 2] = fmaf(Packed<T>::element(both[k].packed[0][v / E], v % E), Packed<T>::element(both[k].packed[1][v / E], v % E), sum[v % 2]);
@@ -374,7 +388,8 @@ __global__ void __launch_bounds__(SCORES_THREADS, scores_min_ctas(NO_MASK, K * 8
         for (int e = 0; e < 2; ++e) sum[e] = fmaf(Packed<T>::element(edge[e][0], 0), Packed<T>::element(edge[e][1], 0), sum[e]);
     }
     Partial partial = {0.0f, sum[0] + sum[1]};
-    partial = given.lanes_log2 == WHOLE_CTA_LOG2 ? block_reduce<SCORES_THREADS>(op, partial, warp_partials) : op.reduce_lanes(partial, row.lanes);
+    if constexpr (SHORT) partial = op.reduce_lanes(partial, row.lanes);
+    else partial = block_reduce<SCORES_THREADS>(op, partial, warp_partials);
     const Partial total = op.finalize(partial);
     if (given.share && row.lane == 0 && row.exists) given.dsink[row.row] = -given.share[row.row] * total.sum;
 
@@ -443,7 +458,7 @@ inline int64_t plan_scores(Scores& all, int size, const void* data, int64_t byte
     if (short_rows && (line || lanes < 1 || lanes > WARP || (lanes & (lanes - 1)))) return cudaErrorInvalidValue;
     const int64_t most_offset = line ? (lines ? 0 : LINE_BYTES / size - 1) : all.N % V ? V - 1 : 0;
     if (int64_t(chosen.vectors) * lanes < (most_offset + all.N) / V || (all.N % V && lanes < V)) return cudaErrorInvalidValue;
-    all.lanes_log2 = short_rows ? log2_ceil(lanes) : WHOLE_CTA_LOG2;
+    all.lanes_log2 = short_rows ? log2_ceil(lanes) : 0;
     all.base_alignment = chosen.base_alignment;
     all.order = chosen.tier_option - 1;
     all.keep_in_l2 = device().major == 9 && device().clusters() && bytes >= KEEP_IN_L2_BYTES;
@@ -455,10 +470,10 @@ inline unsigned scores_grid(const Scores& all, const Plan& p) {
     return (all.rows + per_cta - 1) / per_cta;
 }
 
-template <typename T, MaskKind KIND, bool ALIGNED> int64_t launch_scores(const ForwardScores<T>& given, const Plan& p, cudaStream_t stream) {
+template <typename T, MaskKind KIND, bool ALIGNED, bool SHORT> int64_t launch_scores(const ForwardScores<T>& given, const Plan& p, cudaStream_t stream) {
     const unsigned grid = scores_grid(given, p);
-    if (p.vectors == 4) row_scores<T, KIND, 4, ALIGNED><<<grid, p.threads, 0, stream>>>(given);
-    else if constexpr (sizeof(T) == 4) row_scores<T, KIND, 8, ALIGNED><<<grid, p.threads, 0, stream>>>(given);
+    if (p.vectors == 4) row_scores<T, KIND, 4, ALIGNED, SHORT><<<grid, p.threads, 0, stream>>>(given);
+    else if constexpr (sizeof(T) == 4) row_scores<T, KIND, 8, ALIGNED, SHORT><<<grid, p.threads, 0, stream>>>(given);
     return cudaGetLastError();
 }
 template <typename T, MaskKind KIND> int64_t run_scores(ForwardScores<T> given, Plan* p, cudaStream_t stream) {
@@ -469,13 +484,15 @@ template <typename T, MaskKind KIND> int64_t run_scores(ForwardScores<T> given, 
     if (const int64_t code = plan_scores(given, sizeof(T), given.x, int64_t(given.rows) * given.N * sizeof(T), order, p, chosen)) return code;
     bool aligned = given.N % V == 0;
     if (KIND != NO_MASK) aligned &= at_vectors(given.mask, sizeof(T) / SIZE) && (given.mask_b | given.mask_h | given.mask_s) % V == 0;
-    return aligned ? launch_scores<T, KIND, true>(given, chosen, stream) : launch_scores<T, KIND, false>(given, chosen, stream);
+    const bool lanes = chosen.tier == SUB_WARP;
+    if (aligned) return lanes ? launch_scores<T, KIND, true, true>(given, chosen, stream) : launch_scores<T, KIND, true, false>(given, chosen, stream);
+    return lanes ? launch_scores<T, KIND, false, true>(given, chosen, stream) : launch_scores<T, KIND, false, false>(given, chosen, stream);
 }
 
-template <typename T, bool ALIGNED> int64_t launch_scores_gradient(const BackwardScores<T>& given, const Plan& p, cudaStream_t stream) {
+template <typename T, bool ALIGNED, bool SHORT> int64_t launch_scores_gradient(const BackwardScores<T>& given, const Plan& p, cudaStream_t stream) {
     const unsigned grid = scores_grid(given, p);
-    if (p.vectors == 4) row_scores_gradient<T, 4, ALIGNED><<<grid, p.threads, 0, stream>>>(given);
-    else if constexpr (sizeof(T) == 4) row_scores_gradient<T, 8, ALIGNED><<<grid, p.threads, 0, stream>>>(given);
+    if (p.vectors == 4) row_scores_gradient<T, 4, ALIGNED, SHORT><<<grid, p.threads, 0, stream>>>(given);
+    else if constexpr (sizeof(T) == 4) row_scores_gradient<T, 8, ALIGNED, SHORT><<<grid, p.threads, 0, stream>>>(given);
     return cudaGetLastError();
 }
 template <typename T> int64_t run_scores_gradient(BackwardScores<T> given, Plan* p, cudaStream_t stream) {
@@ -483,7 +500,9 @@ template <typename T> int64_t run_scores_gradient(BackwardScores<T> given, Plan*
     Plan chosen;
     if (const int64_t code = plan_scores(given, sizeof(T), given.y, 2 * int64_t(given.rows) * given.N * sizeof(T), ORDER_QUERIES, p, chosen)) return code;
     const bool aligned = given.N % (VECTOR_BYTES / sizeof(T)) == 0;
-    return aligned ? launch_scores_gradient<T, true>(given, chosen, stream) : launch_scores_gradient<T, false>(given, chosen, stream);
+    const bool lanes = chosen.tier == SUB_WARP;
+    if (aligned) return lanes ? launch_scores_gradient<T, true, true>(given, chosen, stream) : launch_scores_gradient<T, true, false>(given, chosen, stream);
+    return lanes ? launch_scores_gradient<T, false, true>(given, chosen, stream) : launch_scores_gradient<T, false, false>(given, chosen, stream);
 }
 
 }  // namespace softbench

@@ -97,8 +97,8 @@ def test_no_kernel_spills_a_register(compiled, architecture, given):
     assert lacking <= (LACKING.get(given[0], set()) if len(given) == 1 else set())
 
 
-SCORES_KERNELS = 32
-"""Forward: 3 dtypes and K of 8 for float32, by 3 kinds of mask and 2 alignments. Backward: without a mask."""
+SCORES_KERNELS = 64
+"""Forward: 3 dtypes and K of 8 for float32, by 3 kinds of mask, 2 alignments, and lanes or a CTA a row. Backward: without a mask."""
 LOSS_KERNELS = (
     *(kernel for kernel in KERNELS if kernel not in ("sub_warp_aligned", "staged", "warp_row", "warp_two_rows")),
     "row_statistics",
@@ -173,6 +173,19 @@ def test_loads_of_a_row_are_in_flight_together(compiled, function, part, kernel,
         between = code[places[0] + 1 : places[loads - 1]]
         assert not [line for line in between if loaded & set(re.findall(r"(?<!U)R\d+", line.partition(",")[2]))], function.splitlines()[0]
     assert vectors
+
+
+@needs_nvcc
+def test_masked_rows_compute_each_exponential_once(compiled):
+    """A thread has 32 elements of 16 bits. Others are those of the sink, its share, the edges and the exchange."""
+    cubin, _ = compiled("sm_90a", "masked_softmax", 2)
+    try:
+        names = [name for name in disassemble.resources(cubin) if re.search("row_scoresI.*MaskKindE[12]E", name)]
+        functions = disassemble.sass(cubin, names).split("Function : ")[1:]
+    except build.BuildError as error:
+        pytest.skip(str(error))
+    assert len(functions) == 8
+    assert all(32 <= function.count("MUFU.EX2") < 48 for function in functions)
 
 
 WRITES = re.compile(r"^\s*(?:@!?U?P\w+ )?(\S+) (?:U?P\w+, )*UR(\d+)")

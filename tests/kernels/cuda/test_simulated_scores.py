@@ -176,6 +176,10 @@ def test_what_a_query_does_not_see_changes_nothing(simulated):
             x, dy = torch.randn(1, 2, N, N, dtype=dtype), torch.randn(1, 2, N, N, dtype=dtype)
             later = torch.ones(N, N, dtype=torch.bool).triu(1)
             share = torch.zeros(1, 2, N)
+            bias = torch.randn(N, N, dtype=dtype)
+            biased = masked_softmax.forward(x, mask=bias, causal=True)[0]
+            for hidden in (math.nan, math.inf):
+                assert torch.equal(masked_softmax.forward(x, mask=bias.masked_fill(later, hidden), causal=True)[0], biased)
             y = masked_softmax.forward(x, causal=True)[0]
             dx = masked_softmax.backward(dy, y, share, causal=True)[0]
             assert torch.equal(masked_softmax.forward(x.masked_fill(later, math.nan), causal=True)[0], y)
@@ -185,3 +189,20 @@ def test_what_a_query_does_not_see_changes_nothing(simulated):
             y = masked_softmax.forward(x, causal=True)[0]
             for found in (y, masked_softmax.backward(dy, y, share, causal=True)[0]):
                 assert not found[..., later].any() and found[..., ~later].isnan().all()
+
+
+@pytest.mark.parametrize("N", [40, 384, 1500, 2051])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_threads_without_an_element_change_nothing(simulated, N, dtype):
+    """Most threads of a row have -inf only, or a maximum far below that of the row."""
+    x, keep = torch.randn(1, 2, 3, N, dtype=dtype), torch.zeros(1, 2, 3, N, dtype=torch.bool)
+    keep[0, 0, 0, -1] = keep[0, 0, 1, 7] = keep[0, 0, 2, N // 2 :] = keep[0, 1, 0] = keep[0, 1, 1, ::9] = True  # the last row has none
+    x[0, 1, 0, N // 3] = 300.0
+    bias = torch.zeros(x.shape, dtype=dtype).masked_fill(~keep, -math.inf)
+    z = x.double().masked_fill(~keep, -math.inf)
+    for sink in (None, torch.tensor([0.5, -2.0])):
+        joined = z if sink is None else torch.cat([z, sink.double()[:, None, None].expand(1, 2, 3, 1)], -1)
+        expected = torch.softmax(joined, -1)[..., :N].to(dtype)
+        for mask in (keep, bias):
+            found = masked_softmax.forward(x, mask=mask, sink=sink)[0]
+            torch.testing.assert_close(found, expected, atol=1e-6, rtol=2e-5 if dtype is torch.float32 else 1e-2, equal_nan=True)
