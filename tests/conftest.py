@@ -52,6 +52,8 @@ SLOW_FILES = (
     "test_packaging.py",
 )
 """The files whose tests take longest, about in the order of their time."""
+SEARCHED: list[str] = []
+"""The folders where Python searches for modules, as they are when all tests are collected."""
 
 
 def gpu_of(worker: str, devices: list[str]) -> str:
@@ -107,6 +109,7 @@ def _without_interpreter() -> Iterator[None]:
 
 
 def pytest_collection_finish() -> None:
+    SEARCHED[:] = sys.path
     gc.freeze()  # each full collection of garbage would look at all modules and tests again
     generic = sys.modules.get("softbench.kernels.triton.generic")
     if generic is not None and (CHOSEN == "1") != generic.INTERPRETED:
@@ -257,7 +260,11 @@ def cli(tmp_path: Path, forks: Callable[[], Forks], request: pytest.FixtureReque
 
 @pytest.fixture
 def main(tmp_path, monkeypatch, capsys) -> Callable[..., tuple[int, str, str]]:
-    """Calls the command line within this process, in a scratch folder; returns exit code, stdout and stderr."""
+    """Calls the command line within this process, in a scratch folder; returns exit code, stdout and stderr.
+
+    Plugins of earlier tests added their folders to `sys.path`. Without these, `softbench.run.info_cache` has one environment for all calls.
+    """
+    monkeypatch.setattr(sys, "path", [*SEARCHED])
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
 

@@ -4,6 +4,7 @@ from fnmatch import fnmatchcase
 
 import pytest
 import torch
+from sampled import sampled
 from wrongs import VALUES, grade
 
 from softbench.core.case import Case
@@ -15,7 +16,11 @@ from softbench.worker.pre_check import PreCheck, verify_outputs
 CPU = torch.device("cpu")
 
 
-@pytest.mark.parametrize("bug", VALUES, ids=lambda bug: bug.name)
+IN_CHECK = sampled(VALUES, lambda bug: not bug.in_run or VALUES.index(bug) % 3 == 0)
+"""By default the bugs that only `check` finds, and a third of those that the structured rows of a run find too."""
+
+
+@pytest.mark.parametrize("bug", IN_CHECK, ids=lambda bug: bug.name)
 def test_a_bug_hidden_by_normal_values_is_found_by_check(bug):
     names = [item.name for item in items("softmax") if item.direction is bug.direction and fnmatchcase(item.name, bug.item)]
     assert names

@@ -63,6 +63,7 @@ def test_a_key_that_the_plugin_could_read_is_refused(tmp_path):
         require_unreadable([tmp_path / "key"], [str(tmp_path)])
 
 
+@pytest.mark.slow
 def test_a_key_beside_the_plugin_is_not_left_there(cli, plugin):
     key = Path(plugin).parent / "judge.key"
     done = cli("judge", plugin, *SMALL, "--key", key)

@@ -325,7 +325,7 @@ def test_a_full_disk_shows_what_was_measured_and_is_resumed(cli):
     results = cli.folder / "results"
     results.mkdir()
     (results / "latest.csv").write_text("an earlier run")
-    given = ("run", "--backends", "torch", "--device", "cpu", "--M", "8", "--N", "16,32,64", "--rounds", "5")
+    given = ("run", "--backends", "torch", "--device", "cpu", "--M", "8", "--N", "16,32,64", "--quick", "--rounds", "5")
     limit = 2000  # bytes per file: the journal's header fits, the first cells do not
     done = subprocess.run(
         cli.command(*given, "--json", "run.json"),

@@ -144,7 +144,7 @@ def test_a_selected_plugin_that_fails_to_load_is_an_error(cli, plugins):
 def test_a_broken_file_named_like_a_backend_has_a_row(cli):
     (cli.folder / "naive.py").write_text("raise ValueError('broken')")
     cli.env |= {"PATH": "/nonexistent", "CC": "", "CXX": ""}
-    done = cli("run", "--plugin", "naive.py", "--device", "cpu", "--M", "8", "--N", "8", "--quick")
+    done = cli("run", "--plugin", "naive.py", "--backends", "naive", "--device", "cpu", "--M", "8", "--N", "8", "--quick")
     assert done.returncode == 1, done.stderr
     assert table(cli)["naive", "8"]["status"] == "ok"
     assert table(cli)["naive.py", "8"]["reason"] == "import: ValueError: broken (in <module>, naive.py:1)"

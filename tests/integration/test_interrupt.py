@@ -106,6 +106,7 @@ def test_a_killed_run_leaves_no_worker_and_can_be_resumed(cli):
     assert "cells are there already" in done.stderr
 
 
+@pytest.mark.slow
 def test_resuming_with_nothing_to_resume_measures_everything_and_says_so(cli):
     done = cli("run", "--backends", "torch", "--device", "cpu", "--M", "8", "--N", "16", "--quick", "--resume")
     assert done.returncode == 0

@@ -174,13 +174,20 @@ template __global__ void doubled<double>(double*);
 """
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Has the source, and the library once it is built."""
+    found = tmp_path_factory.mktemp("library")
+    (found / "softmax.cu").write_text(SOURCE)
+    return found
+
+
 @pytest.fixture
-def library(monkeypatch, tmp_path):
+def library(monkeypatch, folder):
     if build.nvcc() is None or disassemble.cuobjdump() is None:
         pytest.skip(f"nvcc: {build.nvcc()}, cuobjdump: {disassemble.cuobjdump()}")
-    (tmp_path / "softmax.cu").write_text(SOURCE)
-    monkeypatch.setattr(build, "SOURCE", tmp_path / "softmax.cu")
-    monkeypatch.setenv("SOFTBENCH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(build, "SOURCE", folder / "softmax.cu")
+    monkeypatch.setenv("SOFTBENCH_CACHE", str(folder / "cache"))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
     return build.build("sm_90a")
 

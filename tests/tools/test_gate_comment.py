@@ -53,7 +53,7 @@ def github():
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()  # it looks that often whether to end
     known.url = f"http://127.0.0.1:{server.server_port}"
     yield known
     server.shutdown()

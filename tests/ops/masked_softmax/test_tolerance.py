@@ -21,7 +21,6 @@ from softbench.worker.pre_check import PreCheck
 CPU = torch.device("cpu")
 ALL_SET = "scale=0.3,mask=additive,mask_axes=HSN,causal=true,sink=true"
 SETTINGS = ("", "scale=5", "mask=boolean,mask_axes=BN", ALL_SET, "mask=boolean,causal=true")
-dtypes = pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
 
 
 def graded(make, case, seed=3):
@@ -176,8 +175,7 @@ def test_structured_rows_keep_a_finite_sum_in_float16(text):
         assert not lost.any(), (seed, lost.nonzero()[:, 0].tolist())
 
 
-@dtypes
-@pytest.mark.parametrize("make", [RIGHT["naive"], WRONG["mask ignored"][1], constant(0.0)])
+@with_dtypes("make", [RIGHT["naive"], WRONG["mask ignored"][1], constant(0.0)])
 def test_numpy_agrees_with_torch_in_each_row(make, dtype, monkeypatch):
     monkeypatch.setattr(independent, "chosen", lambda M: frozenset(range(M)))  # a check has two of them
     for text in ("mask=additive", "scale=0.125,mask=additive", ALL_SET):
