@@ -201,7 +201,7 @@ def resources(card: Card, found: Any) -> Resources:
         code = found.asm["amdgcn"]
         numbers = [max(map(int, re.findall(rf"\.{name}:\s*(\d+)", code)), default=0) for name in ("vgpr_count", "vgpr_spill_count")]
         return Resources(*numbers, found.metadata.shared, threads)
-    return _of_cubin(found.asm["cubin"], found.metadata.shared, threads)
+    return _of_cubin(card, found.asm["cubin"], found.metadata.shared, threads)
 
 
 def illegal_copies(sass: str) -> int:
@@ -212,15 +212,15 @@ def illegal_copies(sass: str) -> int:
     return len(re.findall(r"LDGSTS\S* \[R\d+\+UR\d+[^]]*\], desc\[UR\d*[13579]\]", sass))
 
 
-def _of_cubin(cubin: bytes, shared: int, threads: int) -> Resources:
-    """What the only kernel of a cubin takes."""
+def _of_cubin(card: Card, cubin: bytes, shared: int, threads: int) -> Resources:
+    """What the only kernel of a cubin takes. Copies have a policy on sm_90 only, and not every disassembler knows every card."""
     from softbench.kernels.cuda import disassemble
 
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
         ((name, found),) = disassemble.resources(Path(file.name)).items()
-        sass = disassemble.sass(Path(file.name), [name])
+        sass = disassemble.sass(Path(file.name), [name]) if card.capability == 90 else ""
     return Resources(found["REG"], found["STACK"] + found["LOCAL"], shared, threads, illegal_copies(sass))
 
 

@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[1]
 OURS, PEERS = "copy,triton,cuda", "copy,torch,compile,liger,quack,triton,cuda"
 DEFAULT = "softbench run --output {out}"
 SHORT = (
-    f"softbench run --backends {OURS} --M 1048576 --N 8,60,77,129,197 --dtype bf16,fp32 --direction forward,backward"
+    f"softbench run --backends {OURS} --M 1048576 --N 5,7,8,9,13,60,77,129,197 --dtype bf16,fp32 --direction forward,backward"
     " --profile off --output {out}"
 )
 MASKED = "softbench run --op masked_softmax --backends torch,compile,triton,cuda --dtype bf16 --direction forward,backward --output {out}"
@@ -90,8 +90,8 @@ STEPS = (
     *(Step(f"use-ab-{l2}", 200, f"python3 tools/use_ab.py --l2 {l2} --output {{out}}") for l2 in ("cold", "warm")),
     Step("use-models", 120, "python3 tools/use_models.py --json {out}/models.json"),
     Step("assertion-rates", 200, "python3 tools/assertion_rates.py"),
-    Step("short", 24, SHORT),
-    Step("short-by-rule", 24, f"SOFTBENCH_TRITON_TABLE=none {SHORT}"),
+    Step("short", 40, SHORT),
+    Step("short-by-rule", 40, f"SOFTBENCH_TRITON_TABLE=none {SHORT}"),
     Step("short-rows", 90, "python3 tools/short_rows.py"),
     Step("few-rows", 20, "python3 tools/cuda_plans.py --passes softmax_backward --shapes 2x151936,48x151936,2x5120"),
     *(Step(f"random-{part}", 200, f"python3 tools/random_shapes.py write {part}/10 -o {{out}}/shapes.toml &&"

@@ -2,7 +2,7 @@
 
 Many processes run at once. Each has one function of the CUDA or Triton kernels, or a part of its launches, and writes a log into FOLDER.
 The output has a line for each, with the number of its launches. Launches that move much are left out: the sanitizer takes long for them.
-Exit code 1: the sanitizer found an error, a result is wrong, or a process was interrupted.
+Exit code 1: the sanitizer found an error, a result is wrong, or a process was interrupted or launched nothing.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def main(sanitizer: tuple[str, ...] = ("compute-sanitizer",)) -> int:
         codes = []
         for name, code, launches in found:
             print(f"{name:28} {launches:5} launches, exit code {code}", flush=True)
-            codes.append(code)
+            codes.append(code or not launches)
     return 1 if any(codes) else 0
 
 

@@ -4,8 +4,8 @@ A program has one row in TILES tiles of THREADS vectors of 16 bytes (`packed_io.
 that the query sees. Zeros behind them are written while the loads are in flight. Tiles that the query does not see take a branch and
 no arithmetic.
 
-The vector that a query sees in part has -inf behind it. The gradient needs no such thing, as y is 0 there. A row of NaN has zeros where the
-query does not see.
+The vector that a query sees in part has -inf behind it. The gradient needs no such thing, as y is 0 there. A row of NaN has zeros in the
+vectors that the query does not see.
 
 The grid is (S, H, B), so a program divides nothing before its first load.
 """

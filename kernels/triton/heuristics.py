@@ -29,6 +29,7 @@ MAX_WARPS = 8  # of an enlarged program.
 ROW_VECTORS = {2: 4096, 4: 8192}  # by element size: the most of a row that a program's registers hold at full speed.
 LONG_ROW = 36 * 1024  # bytes of all inputs: above it, clusters are faster.
 MAX_CLUSTER_ROW = 1 << 20  # bytes.
+TWO_VECTORS = 2 * VECTOR_BYTES
 IDLE_ROW = 400 * 1024  # bytes of all inputs: above it, a few rows want more SMs than the 16 of a cluster.
 MAX_TILE_PADDING = 1.3  # columns of a tile to columns of a row.
 PROGRAM_BYTES, SHARED_ROWS_BYTES = 4 * 1024, 3 * 1024  # that a program of short rows reads and writes, at least: `enlarged`.
@@ -48,7 +49,7 @@ def choose(problem: Problem, device: str = "") -> Plan:
             if distance > most:
                 break
             if (fitted := fit(problem, plan)) is not None:
-                return enlarged(problem, fitted)
+                return enlarged(problem, fitted) if distance else fitted  # as it was measured
     return by_heuristics(problem)
 
 
@@ -75,7 +76,7 @@ def enlarged(problem: Problem, plan: Plan) -> Plan:
 
     An SM starts a program in some 160 cycles. In that time memory moves 3 KiB for it (docs/kernels/notes-triton.md, Short rows). If a
     thread has whole rows, the program gets more warps, and each thread as much work as before. If threads share a row, each thread
-    gets more rows: more warps would add barriers.
+    gets more rows: more warps would add barriers. A plan that was measured for such a problem stays as it is (`choose`).
     """
     moved = problem.N * problem.element_size * (problem.reads + 1)
     while plan.tier == "rows" and plan.threads <= WARP and problem.M >= 2 * plan.rows * PROGRAMS * problem.sms:
@@ -94,7 +95,10 @@ def _by_tier(problem: Problem) -> Iterator[Plan]:
     row = problem.N * problem.element_size
     max_rows_row = ROW_VECTORS[min(4, problem.element_size)] * VECTOR_BYTES // problem.reads
     small = problem.M * problem.reads * row < problem.sms * 64 * 1024  # less than a quarter of the device's registers
-    if row <= SHORT_ROW:
+    if row < TWO_VECTORS:  # in other tiers an SM has few bytes of odd rows in flight
+        yield from staged_plans(problem)
+        yield from short_row_plans(problem)
+    elif row <= SHORT_ROW:
         yield from short_row_plans(problem)
         yield from staged_plans(problem)
     elif row <= max_rows_row and (row * problem.reads <= LONG_ROW or not (problem.clusters or small)):

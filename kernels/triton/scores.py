@@ -38,6 +38,8 @@ MAX_CACHED = 4096  # launches
 REGISTERS = 64
 """Of a thread, at most: an SM then has two programs of 512 threads, or 32 of a warp, with 64 KiB of rows."""
 WARP_COLUMNS = 1024
+LEAST_CAUSAL_ROWS = 512
+"""Fewer rows leave SMs idle, so their programs want more threads than those of `causal_rows.py`."""
 """Columns of a warp: 32 of each thread."""
 HOPPER = 9
 
@@ -216,11 +218,11 @@ def launch_backward(
 
 
 def _causal_plan(backward: bool, *tensors: torch.Tensor) -> CausalPlan | None:
-    """The plan of the kernels for long causal rows if they can take these, or None."""
-    B, H, _, N = tensors[0].shape
+    """The plan of the kernels for long causal rows if they can take these, or None. Their limits of registers are those of Hopper."""
+    B, H, S, N = tensors[0].shape
     aligned = all(tensor.element_size() == 2 and tensor.data_ptr() % VECTOR_BYTES == 0 for tensor in tensors)
-    nvidia = torch.version.hip is None  # they contain PTX
-    return causal_plan(N, backward) if nvidia and aligned and max(B, H) <= MOST_GRID else None
+    many = LEAST_CAUSAL_ROWS <= B * H * S and max(B, H) <= MOST_GRID
+    return causal_plan(N, backward) if many and aligned and _hopper(tensors[0].device) else None
 
 
 def _launch_causal(
@@ -262,7 +264,12 @@ def _launch(
 def _policy(*inputs: torch.Tensor) -> str:
     """See `softbench.kernels.triton.launch_plan.Problem.keep_in_l2`."""
     large = sum(tensor.nbytes for tensor in inputs) >= KEEP_IN_L2_BYTES
-    return "evict_last" if large and inputs[0].is_cuda and torch.cuda.get_device_capability(inputs[0].device) == (HOPPER, 0) else ""
+    return "evict_last" if large and inputs[0].is_cuda and _hopper(inputs[0].device) else ""
+
+
+def _hopper(device: torch.device) -> bool:
+    """Whether kernels are for compute capability 9.0. The interpreter runs those as well."""
+    return INTERPRETED or (device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) == (HOPPER, 0))
 
 
 def _number(value: float) -> Any:

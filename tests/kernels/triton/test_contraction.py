@@ -191,6 +191,8 @@ def test_long_causal_scores_are_pinned_and_contract_no_exponent(cards, h100, mon
 
     for name in ("forward_causal", "backward_causal"):
         monkeypatch.setattr(scores, name, Kernel())
+    monkeypatch.setattr(scores, "_hopper", lambda device: True)
+    monkeypatch.setattr(scores, "LEAST_CAUSAL_ROWS", 1)
     x = torch.empty(1, 1, 1, 8200, dtype=torch.bfloat16)
     scores.launch_forward(x, None, None, x, None, 0.125, True)
     scores.launch_backward(x, x, None, x, None, 0.125, True)
