@@ -2,6 +2,7 @@
 
 Many processes run at once. Each has one function of the CUDA or Triton kernels, or a part of its launches, and writes a log into FOLDER.
 The output has a line for each, with the number of its launches. Launches that move much are left out: the sanitizer takes long for them.
+Kernels of masked softmax are not covered.
 Exit code 1: the sanitizer found an error, a result is wrong, or a process was interrupted or launched nothing.
 """
 

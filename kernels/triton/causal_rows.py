@@ -2,7 +2,7 @@
 
 A program has one row in TILES tiles of THREADS vectors of 16 bytes (`packed_io.py`), as words of two elements. Loads end with the vectors
 that the query sees. Zeros behind them are written while the loads are in flight. Tiles that the query does not see take a branch and
-no arithmetic.
+no arithmetic: forward a quarter of the tiles together, backward each by itself.
 
 The vector that a query sees in part has -inf behind it. The gradient needs no such thing, as y is 0 there. A row of NaN has zeros in the
 vectors that the query does not see.
