@@ -270,25 +270,22 @@ def card_processes(cli):
 
 
 @needs_two
-@pytest.mark.parametrize("interrupted", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_a_fleet_loses_a_card(cli, interrupted):
-    """Two real cards in parallel; one is killed, by default in the first run. Every cell is measured once, and no process is left."""
-    before, resume = [], ()
-    if interrupted:
-        process = cli.start(*ARGUMENTS)
-        wait_for(lambda: len(lines(cli.folder)) >= 6)
-        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
-        _, err = process.communicate(timeout=30)
-        assert process.returncode == 130
-        assert "interrupted; what was measured is in" in err and "Traceback" not in err
-        assert cli.left_behind() == []
-        before, resume = lines(cli.folder), ("--resume",)
-    process = cli.start(*ARGUMENTS, *resume)
+def test_an_interrupted_fleet_is_resumed_and_loses_a_card(cli):
+    """Two real cards in parallel; one of the resumed run is killed. Every cell is measured once, and no process is left."""
+    process = cli.start(*ARGUMENTS)
+    wait_for(lambda: len(lines(cli.folder)) >= 6)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "interrupted; what was measured is in" in err and "Traceback" not in err
+    assert cli.left_behind() == []
+    before = lines(cli.folder)
+    process = cli.start(*ARGUMENTS, "--resume")
     wait_for(lambda: len({row["unit"] for row in lines(cli.folder)[len(before) :]}) == 2)
     os.kill(card_processes(cli)[1], signal.SIGKILL)
     _, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
-    assert not interrupted or f"{len(before)} cells are there already" in err
+    assert f"{len(before)} cells are there already" in err
     assert "cpu:1 is lost: its process was killed (SIGKILL)" in err
     after = lines(cli.folder)
     assert Counter((row["backend"], row["N"]) for row in after) == {(b, str(n)): 1 for b in BACKENDS for n in range(8, 97, 8)}
