@@ -71,8 +71,7 @@ STEPS = (
     Step("fleet-caches", 130, f"{DEFAULT} --devices all --force", every=True),  # it fills the compilers' caches for the next three
     Step("fleet-one", 140, f"{DEFAULT} --devices 0", every=True),
     Step("fleet-shard", 85, f"{DEFAULT} --devices all --force", every=True),
-    Step("fleet-ray", 90, f"ray start --head --include-dashboard=false && {DEFAULT} --ray auto --force; code=$?; ray stop; exit $code",
-         every=True),
+    Step("fleet-ray", 90, f"trap 'ray stop' EXIT; ray start --head --include-dashboard=false && {DEFAULT} --ray auto --force", every=True),
     Step("fleet-replicate", 115, f"{DEFAULT} --backends torch,compile,triton,cuda --devices all --spread replicate", every=True),
     Step("frontier", 225, f"softbench run --config frontier --backends {OURS} --profile off --output {{out}}"
          " && softbench compare {out}/latest.csv results/h200/frontier.csv"),
