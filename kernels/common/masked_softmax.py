@@ -121,7 +121,7 @@ class MaskedSoftmax:
 
 def _broadcast(mask: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     try:
-        return mask.expand_as(x)  # with a shape as its argument it takes microseconds longer
+        return mask.expand_as(x)  # `expand` with a shape takes a microsecond longer
     except RuntimeError:
         raise ValueError(f"mask is {tuple(mask.shape)}; it must broadcast to the shape of x, {tuple(x.shape)}") from None
 

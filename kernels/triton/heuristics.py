@@ -29,12 +29,13 @@ MAX_WARPS = 8  # of an enlarged program.
 ROW_VECTORS = {2: 4096, 4: 8192}  # by element size: the most of a row that a program's registers hold at full speed.
 LONG_ROW = 36 * 1024  # bytes of all inputs: above it, clusters are faster.
 MAX_CLUSTER_ROW = 1 << 20  # bytes.
-TWO_VECTORS = 2 * VECTOR_BYTES
 IDLE_ROW = 400 * 1024  # bytes of all inputs: above it, a few rows want more SMs than the 16 of a cluster.
 MAX_TILE_PADDING = 1.3  # columns of a tile to columns of a row.
-PROGRAM_BYTES, SHARED_ROWS_BYTES = 4 * 1024, 3 * 1024  # that a program of short rows reads and writes, at least: `enlarged`.
-MAX_WORDS = 48  # of inputs a thread, after that.
-PROGRAMS = 16  # an SM, at least, after that.
+TWO_VECTORS = 2 * VECTOR_BYTES  # bytes: below it, an SM has few bytes of odd rows in flight in tiers other than staged.
+# Of an enlarged program, which reads and writes at least so many bytes. In the second, threads share a row.
+PROGRAM_BYTES, SHARED_ROWS_BYTES = 4 * 1024, 3 * 1024
+MAX_WORDS = 48  # of inputs a thread
+PROGRAMS = 16  # an SM, at least
 MAX_DISTANCE = 6  # in a table: three quarters of an octave of row length, or half an octave and twice the rows.
 MAX_SHORT_DISTANCE = 4  # the same for short rows, whose best number of threads changes more often.
 
@@ -74,8 +75,8 @@ def candidates(problem: Problem) -> Iterator[Plan]:
 def enlarged(problem: Problem, plan: Plan) -> Plan:
     """The plan with more rows a program, if there are many programs that each move few bytes.
 
-    An SM starts a program in some 160 cycles. In that time memory moves 3 KiB for it (docs/kernels/notes-triton.md, Short rows). If a
-    thread has whole rows, the program gets more warps, and each thread as much work as before. If threads share a row, each thread
+    An SM starts a program in 160 to 190 cycles. In that time memory moves some 3 KiB for it (docs/kernels/notes-triton.md, Short rows).
+    If a thread has whole rows, the program gets more warps, and each thread as much work as before. If threads share a row, each thread
     gets more rows: more warps would add barriers. A plan that was measured for such a problem stays as it is (`choose`).
     """
     moved = problem.N * problem.element_size * (problem.reads + 1)
@@ -95,7 +96,7 @@ def _by_tier(problem: Problem) -> Iterator[Plan]:
     row = problem.N * problem.element_size
     max_rows_row = ROW_VECTORS[min(4, problem.element_size)] * VECTOR_BYTES // problem.reads
     small = problem.M * problem.reads * row < problem.sms * 64 * 1024  # less than a quarter of the device's registers
-    if row < TWO_VECTORS:  # in other tiers an SM has few bytes of odd rows in flight
+    if row < TWO_VECTORS:
         yield from staged_plans(problem)
         yield from short_row_plans(problem)
     elif row <= SHORT_ROW:

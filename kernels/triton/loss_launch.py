@@ -66,7 +66,7 @@ class Prepared:
         return (floats, None)[: self.places]
 
     def addresses(self, device: torch.device) -> tuple[int | None, ...]:
-        """The same as addresses, of a launch with counters or without scratch memory. A view of a tensor would cost some microseconds."""
+        """The same as addresses, of a launch with counters or without scratch memory. A view of a tensor would cost two microseconds."""
         if not self.counters:
             return (None, None)[: self.places]
         start = self._words(device).data_ptr()

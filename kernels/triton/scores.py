@@ -38,9 +38,9 @@ MAX_CACHED = 4096  # launches
 REGISTERS = 64
 """Of a thread, at most: an SM then has two programs of 512 threads, or 32 of a warp, with 64 KiB of rows."""
 WARP_COLUMNS = 1024
+"""Columns of a warp: 32 of each thread."""
 LEAST_CAUSAL_ROWS = 512
 """Fewer rows leave SMs idle, so their programs want more threads than those of `causal_rows.py`."""
-"""Columns of a warp: 32 of each thread."""
 HOPPER = 9
 
 
@@ -268,7 +268,7 @@ def _policy(*inputs: torch.Tensor) -> str:
 
 
 def _hopper(device: torch.device) -> bool:
-    """Whether kernels are for compute capability 9.0. The interpreter runs those as well."""
+    """True on a GPU of compute capability 9.0, and under the interpreter, which runs the kernels for it too."""
     return INTERPRETED or (device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) == (HOPPER, 0))
 
 

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from nvcc import needs_nvcc
-from softbench.kernels.common.cuda_toolkit import cuobjdump
+from nvcc import needs_cuobjdump, needs_nvcc
 from softbench.kernels.cuda import build
 from softbench.kernels.triton import generic
 from softbench.kernels.triton.launch_plan import Plan
@@ -126,7 +125,7 @@ def test_cuda_parts_spill_no_more_than_is_known(cards, architecture):
     assert list(cards.cuda_reports(parts)) == []
 
 
-@pytest.mark.skipif(cuobjdump() is None, reason="no cuobjdump, which reads registers from machine code")
+@needs_cuobjdump
 @pytest.mark.parametrize("name", ["A100", "RTX-5090", "B300"])
 def test_a_sample_of_triton_kernels_fits(cards, driver, name):
     one = card(cards, name)

@@ -160,61 +160,53 @@ def test_sums_of_lanes_contract_no_product(cards, h100):
     assert not [line for line in ptx.splitlines() if "fma.rn" in line and others & {*re.findall(r"%\w+", line)}]
 
 
+class Asked:
+    """Takes the place of kernels, and keeps what they are launched with."""
+
+    def __init__(self):
+        self.launches = []
+
+    def __getitem__(self, grid):
+        return lambda *arguments, **options: self.launches.append((arguments, options))
+
+
+def assert_pinned(cards, card, asked, kernel):
+    """Contraction is pinned in both launches. The first one is of `kernel`, which contracts no exponent."""
+    assert [options["enable_fp_fusion"] for _, options in asked.launches] == [True, True]
+    (arguments, options), _ = asked.launches
+    operands = [cards._Operand(one.dtype, 16) if isinstance(one, torch.Tensor) else one for one in arguments]
+    assert {*exponents(cards.compiled(card, kernel, operands, (), options).asm["ptx"])} == {"mul.f32"}
+
+
 @pytest.mark.parametrize("causal", [False, True])
 def test_scores_are_pinned_and_contract_no_exponent(cards, h100, monkeypatch, causal):
     """With a sink, the product x * scale is rounded before the maximum. Contracted with the difference, it would have one rounding less."""
-    asked = []
-
-    class Kernel:
-        def __getitem__(self, grid):
-            return lambda *arguments, **options: asked.append((arguments, options))
-
+    asked, kernel = Asked(), scores.forward_scores
     for name in ("forward_scores", "backward_scores"):
-        monkeypatch.setattr(scores, name, Kernel())
+        monkeypatch.setattr(scores, name, asked)
     x, sink = torch.empty(1, 2, 4, 256, dtype=torch.bfloat16), torch.empty(2)
     scores.launch_forward(x, None, sink, x, torch.empty(1, 2, 4), 0.125, causal)
     scores.launch_backward(x, x, torch.empty(1, 2, 4), x, torch.empty(1, 2, 4), 0.125, causal)
-    assert [options["enable_fp_fusion"] for _, options in asked] == [True, True]
-    monkeypatch.undo()
-    (arguments, options), _ = asked
-    operands = [cards._Operand(one.dtype, 16) if isinstance(one, torch.Tensor) else one for one in arguments]
-    found = cards.compiled(h100, scores.forward_scores, operands, (), options)
-    assert {*exponents(found.asm["ptx"])} == {"mul.f32"}
+    assert_pinned(cards, h100, asked, kernel)
 
 
 def test_long_causal_scores_are_pinned_and_contract_no_exponent(cards, h100, monkeypatch):
-    asked = []
-
-    class Kernel:
-        def __getitem__(self, grid):
-            return lambda *arguments, **options: asked.append((arguments, options))
-
+    asked, kernel = Asked(), scores.forward_causal
     for name in ("forward_causal", "backward_causal"):
-        monkeypatch.setattr(scores, name, Kernel())
+        monkeypatch.setattr(scores, name, asked)
     monkeypatch.setattr(scores, "_hopper", lambda device: True)
     monkeypatch.setattr(scores, "LEAST_CAUSAL_ROWS", 1)
     x = torch.empty(1, 1, 1, 8200, dtype=torch.bfloat16)
     scores.launch_forward(x, None, None, x, None, 0.125, True)
     scores.launch_backward(x, x, None, x, None, 0.125, True)
-    assert [options["enable_fp_fusion"] for _, options in asked] == [True, True]
-    monkeypatch.undo()
-    (arguments, options), _ = asked
-    operands = [cards._Operand(one.dtype, 16) if isinstance(one, torch.Tensor) else one for one in arguments]
-    found = cards.compiled(h100, scores.forward_causal, operands, (), options)
-    assert {*exponents(found.asm["ptx"])} == {"mul.f32"}
+    assert_pinned(cards, h100, asked, kernel)
 
 
 def test_the_tutorials_kernels_are_pinned(cards, h100, monkeypatch):
-    asked = []
-
-    class Kernel:
-        def __getitem__(self, grid):
-            return lambda *arguments, **options: asked.append(options)
-
-    x = torch.empty(4, 64)
+    asked, x = Asked(), torch.empty(4, 64)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    tiled.launch((x, x), Kernel(), Kernel())
+    tiled.launch((x, x), asked, asked)
     monkeypatch.setattr(tutorial, "resident_programs", lambda *_: 4)
-    tutorial.launch(Kernel(), (x, x))
-    assert [options["enable_fp_fusion"] for options in asked] == [True, True]
+    tutorial.launch(asked, (x, x))
+    assert [options["enable_fp_fusion"] for _, options in asked.launches] == [True, True]
     assert dispatch.CONTRACTION == {"enable_fp_fusion": True}
