@@ -91,8 +91,31 @@ def test_kernels_that_spill_are_found_in_ptxas_report(cards):
     block, cluster, bulk = (f"_ZN9softbench{len(name)}{name}INS_7ForwardEEEvv" for name in ("block", "cluster", "bulk"))
     assert spilled("sm_90a") == [(block, "8"), (cluster, "4"), (bulk, "20")]
     assert spilled("sm_86") == [(block, "8")]  # it has no clusters
-    assert spilled("sm_103a") == [(bulk, "20")]
-    assert cards.spilling(entry("block", 8).replace("EEEvv", "ELb1EEEvNS_7TensorsIT_EE"), "sm_86") == []  # keeps its reads in L2
+    assert spilled("sm_103a") == spilled("sm_90a")
+    assert spilled("sm_120a") == spilled("sm_86")
+
+
+@pytest.mark.parametrize(
+    ("architecture", "kernel"),
+    [
+        ("sm_103a", "7clusterINS_7ForwardIff"),
+        ("sm_120a", "5splitINS_8BackwardIf6__half"),
+        ("sm_120a", "16sub_warp_alignedINS_7ForwardI6__halff"),
+    ],
+)
+def test_known_spills_may_not_grow(cards, architecture, kernel):
+    def found(spilled, architecture=architecture):
+        line = f"    8 bytes stack frame, {spilled} bytes spill stores, {spilled} bytes spill loads"
+        return cards.spilling(f"ptxas info    : Function properties for _ZN9softbench{kernel}LNS_8FunctionE0EEEvv\n{line}\n", architecture)
+
+    assert found(12) == []
+    assert len(found(16)) == len(found(4, "sm_90a")) == 1
+
+
+def test_kernels_that_no_rule_launches_may_spill(cards):
+    kept = "ptxas info    : Function properties for _ZN9softbench5blockINS_7ForwardELb1EEEvNS_7TensorsIT_EE\n"  # it keeps its reads in L2
+    line = "    8 bytes stack frame, 8 bytes spill stores, 8 bytes spill loads\n"
+    assert (len(cards.spilling(kept + line, "sm_90a")), cards.spilling(kept + line, "sm_86")) == (1, [])
 
 
 CUDA = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_103a", "sm_120a")
