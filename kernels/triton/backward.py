@@ -15,7 +15,7 @@ from .cluster_exchange import cluster_arrive_sum, cluster_exchange_sum
 from .generic import dot_terms
 from .grid_exchange import count_program, grid_exchange_sum, launch_tag, prefetch_slots, slot_word
 from .packed_io import edge_columns, load_tiles, output_pointers, rounded, row_vectors, word_pointers
-from .softmax_ops import dot_product, gradient, rematerialize, thread_dot, write_gradient
+from .softmax_ops import dot_product, gradient, late_zero, rematerialize, thread_dots, write_gradient
 from .staggered_start import staggered_start
 
 
@@ -32,7 +32,6 @@ def backward_rows(
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     dy_row = dy_ptr + row * dy_stride * UNIT
     y_row = y_ptr + row * y_stride * UNIT
-    dx_row = dx_ptr + row * dx_stride * UNIT
     offset, first, end = row_vectors(y_row, N, VECTOR, BASE_ALIGNMENT)
     if ROWS > 1:
         end = tl.where(row < M, end, 0)
@@ -59,6 +58,8 @@ def backward_rows(
         zero = tl.where(dot != dot, -1, 0)[:, None, None]  # of a NaN, every result is NaN in any case
         dy = rematerialize(dy, zero)
         y = rematerialize(y, zero)
+        row = row | late_zero(dot)  # so that no address of dx is kept from before the reduction
+    dx_row = dx_ptr + row * dx_stride * UNIT
     dx_out = output_pointers(dx_row, offset, WORDS, DTYPE)
     write_gradient(dx_out, dy, y, dot, scale, first, end, start, THREADS, WORDS, DTYPE, BASE_ALIGNMENT, LOG)
     if BASE_ALIGNMENT > 0:
@@ -81,7 +82,6 @@ def backward_cluster(
     row = row_number.to(tl.int64) + rank * 0
     dy_row = dy_ptr + row * dy_stride * UNIT
     y_row = y_ptr + row * y_stride * UNIT
-    dx_row = dx_ptr + row * dx_stride * UNIT
     offset, first, end = row_vectors(y_row, N, VECTOR, BASE_ALIGNMENT)
     if scale is not None and scale.dtype.is_ptr():
         scale = tl.load(scale + row_number)
@@ -99,6 +99,7 @@ def backward_cluster(
         dot += tl.sum(dot_terms(dy_edge, y_edge, LOG), 1)
     dot = cluster_exchange_sum(dot, CTAS)
     zero = tl.where(dot != dot, -1, 0)[:, None, None]
+    dx_row = dx_ptr + (row | late_zero(dot)) * dx_stride * UNIT  # row, but no address of dx is kept from before the exchange
     dx_out = output_pointers(dx_row, offset, 4, DTYPE)
     dy = rematerialize(dy, zero)
     y = rematerialize(y, zero)
@@ -107,17 +108,39 @@ def backward_cluster(
         tl.store(dx_row[:, None] + columns, rounded(gradient(y_edge, dy_edge, dot[:, None], scale, LOG), OUT), mask=inside)
 
 
+@triton.jit
+def whole_row_dot(
+    dy_ptr, y_ptr, dy_stride, y_stride, row, N, one, UNIT: tl.constexpr, THREADS: tl.constexpr, LOG: tl.constexpr
+):  # fmt: skip
+    """The sum of `dot_terms` over a row of N * UNIT elements. `one` is as in `softbench.kernels.triton.forward.whole_row`."""
+    column = tl.arange(0, THREADS)
+    dy_row = dy_ptr + row.to(tl.int64) * dy_stride * UNIT + column
+    y_row = y_ptr + row.to(tl.int64) * y_stride * UNIT + column
+    STEP: tl.constexpr = THREADS // UNIT
+    terms = tl.zeros((THREADS,), tl.float32)
+    for i in range(0, (N - 1) // STEP + 1, one):
+        at = i * STEP
+        inside = column // UNIT < N - at
+        dy = tl.load(dy_row + at.to(tl.int64) * UNIT, mask=inside, other=0.0).to(tl.float32)
+        y = tl.load(y_row + at.to(tl.int64) * UNIT, mask=inside, other=0.0).to(tl.float32)
+        terms += dot_terms(dy, y, LOG)
+    return tl.sum(terms, 0)
+
+
 @triton.jit(do_not_specialize=[
-    "dy_stride", "y_stride", "dx_stride", "N", "ctas", "chunk", "programs", "extra_tiles", "stagger_rows", "stagger_cycles",
-    "scale",
+    "dy_stride", "y_stride", "dx_stride", "N", "ctas", "chunk", "programs", "step", "stagger_rows", "stagger_cycles", "scale",
 ])  # fmt: skip
 def backward_split(
-    dy_ptr, y_ptr, dx_ptr, counter, slots, dy_stride, y_stride, dx_stride, N, ctas, chunk, programs, extra_tiles, stagger_rows,
+    dy_ptr, y_ptr, dx_ptr, counter, slots, dy_stride, y_stride, dx_stride, N, ctas, chunk, programs, step, stagger_rows,
     stagger_cycles,
     TILES: tl.constexpr, THREADS: tl.constexpr, VECTOR: tl.constexpr, BASE_ALIGNMENT: tl.constexpr, MAX_CTAS: tl.constexpr,
     READ_TWICE: tl.constexpr, KEEP_IN_L2: tl.constexpr, LOG: tl.constexpr, scale,
 ):  # fmt: skip
-    """See `softbench.kernels.triton.forward.forward_split`. `slots` are MAX_CTAS a row, `ctas` > 1, and shared memory holds no tiles."""
+    """See `softbench.kernels.triton.forward.forward_split`. `slots` are MAX_CTAS a row, `ctas` > 1, and shared memory holds no tiles.
+
+    READ_TWICE: how many tiles that are read twice are in flight at once, or 0. step: READ_TWICE * THREADS. As an argument, it keeps the
+    compiler from loading more at once, for which there are no registers.
+    """
     DTYPE: tl.constexpr = y_ptr.dtype.element_ty
     OUT: tl.constexpr = dx_ptr.dtype.element_ty
     UNIT: tl.constexpr = 1 if BASE_ALIGNMENT > 0 else VECTOR
@@ -126,7 +149,6 @@ def backward_split(
     row = row_number.to(tl.int64) + tl.arange(0, 1)
     dy_row = dy_ptr + row * dy_stride * UNIT
     y_row = y_ptr + row * y_stride * UNIT
-    dx_row = dx_ptr + row * dx_stride * UNIT
     offset, first, row_end = row_vectors(y_row, N, VECTOR, BASE_ALIGNMENT)
     start = rank * chunk + tl.arange(0, 1)
     end = tl.minimum(start + chunk, row_end)
@@ -144,44 +166,34 @@ def backward_split(
     tag = launch_tag(counter, THREADS)
     row_slots = slots + row_number.to(tl.int64) * MAX_CTAS
     prefetch_slots(row_slots, ctas, MAX_CTAS, False, THREADS)
-    chunk_dot = dot_product(dy, y, DTYPE, LOG)
-    if READ_TWICE:
-        extra_dot = tl.zeros((1, THREADS), tl.float32)
-        for i in range(extra_tiles):
-            at = start + (TILES + i) * THREADS
-            dy_tile = load_tiles(dy_words, first, end, at, 0, 1, THREADS, 4, BASE_ALIGNMENT, KEEP_IN_L2)
-            y_tile = load_tiles(y_words, first, end, at, 0, 1, THREADS, 4, BASE_ALIGNMENT, KEEP_IN_L2)
-            extra_dot += thread_dot(dy_tile[0], y_tile[0], DTYPE, LOG)
-        chunk_dot += tl.sum(extra_dot, 1)
+    terms = thread_dots(dy, y, DTYPE, LOG)
+    if READ_TWICE > 0:
+        for at in range(TILES * THREADS, chunk, step):
+            dy_more = load_tiles(dy_words, first, end, start + at, 0, READ_TWICE, THREADS, 4, BASE_ALIGNMENT, KEEP_IN_L2)
+            y_more = load_tiles(y_words, first, end, start + at, 0, READ_TWICE, THREADS, 4, BASE_ALIGNMENT, KEEP_IN_L2)
+            terms += thread_dots(dy_more, y_more, DTYPE, LOG)
+    chunk_dot = tl.sum(terms, 1)
     if BASE_ALIGNMENT > 0:
         chunk_dot += tl.sum(dot_terms(dy_edge, y_edge, LOG), 1)
     tl.store(slots + row * MAX_CTAS + rank, slot_word(tag, chunk_dot))
     count_program(counter, tag, programs)
     timed_out, row_dot = grid_exchange_sum(row_slots, tag, ctas, MAX_CTAS, THREADS)
     if timed_out != 0:  # reduce the whole row again, from dy and y
-        dot_all = tl.zeros((1, THREADS), tl.float32)
-        for at_all in range(0, ctas * chunk, THREADS):
-            begin = at_all + tl.arange(0, 1)
-            dy_one = load_tiles(dy_words, first, row_end, begin, 0, 1, THREADS, 4, BASE_ALIGNMENT, KEEP_IN_L2)
-            y_one = load_tiles(y_words, first, row_end, begin, 0, 1, THREADS, 4, BASE_ALIGNMENT, KEEP_IN_L2)
-            dot_all += thread_dot(dy_one[0], y_one[0], DTYPE, LOG)
-        whole = tl.sum(dot_all, 1)
-        if BASE_ALIGNMENT > 0:
-            dy_edges = tl.load(dy_row[:, None] + columns, mask=row_edges, other=0.0).to(tl.float32)
-            y_edges = tl.load(y_row[:, None] + columns, mask=row_edges, other=0.0).to(tl.float32)
-            whole += tl.sum(dot_terms(dy_edges, y_edges, LOG), 1)
-        row_dot = tl.sum(whole, 0)
+        again = row_number * timed_out
+        row_dot = whole_row_dot(dy_ptr, y_ptr, dy_stride, y_stride, again, N, timed_out, UNIT, THREADS, LOG)
     dot = row_dot + tl.zeros((1,), tl.float32)
     zero = tl.where(dot != dot, -1, 0)[:, None, None]
+    late = late_zero(dot)
+    dx_row = dx_ptr + (row | late) * dx_stride * UNIT  # row, but no address of dx is kept from before the exchange
     dx_out = output_pointers(dx_row, offset, 4, DTYPE)
     dy = rematerialize(dy, zero)
     y = rematerialize(y, zero)
-    write_gradient(dx_out, dy, y, dot, scale, first, end, start, THREADS, 4, DTYPE, BASE_ALIGNMENT, LOG)
-    if READ_TWICE:
-        for i in range(extra_tiles):
-            at_tile = start + (TILES + i) * THREADS
-            dy_again = load_tiles(dy_words, first, end, at_tile, 0, 1, THREADS, 4, BASE_ALIGNMENT, KEEP_IN_L2)
-            y_again = load_tiles(y_words, first, end, at_tile, 0, 1, THREADS, 4, BASE_ALIGNMENT, KEEP_IN_L2)
-            write_gradient(dx_out, dy_again, y_again, dot, scale, first, end, at_tile, THREADS, 4, DTYPE, BASE_ALIGNMENT, LOG)
+    write_gradient(dx_out, dy, y, dot, scale, first, end | late, start, THREADS, 4, DTYPE, BASE_ALIGNMENT, LOG)
+    if READ_TWICE > 0:
+        for at_again in range(TILES * THREADS, chunk, step):
+            here = start + at_again
+            dy_again = load_tiles(dy_words, first, end, here, 0, READ_TWICE, THREADS, 4, BASE_ALIGNMENT, KEEP_IN_L2)
+            y_again = load_tiles(y_words, first, end, here, 0, READ_TWICE, THREADS, 4, BASE_ALIGNMENT, KEEP_IN_L2)
+            write_gradient(dx_out, dy_again, y_again, dot, scale, first, end, here, THREADS, 4, DTYPE, BASE_ALIGNMENT, LOG)
     if BASE_ALIGNMENT > 0:
         tl.store(dx_row[:, None] + columns, rounded(gradient(y_edge, dy_edge, dot[:, None], scale, LOG), OUT), mask=inside)

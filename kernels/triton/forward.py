@@ -99,7 +99,8 @@ def forward_rows(
             tl.store(y_row[:, None] + columns, rounded(edge_y, OUT), mask=inside)
     else:
         if VECTORS > 8:
-            thread_max, thread_sum = init_partial_online(rematerialize(x, barrier_zero(N)), scale, DTYPE)
+            x = rematerialize(x, barrier_zero(N))
+            thread_max, thread_sum = init_partial_online(x, scale, DTYPE)
         elif VECTORS > 2:
             thread_max, thread_sum = init_partial(x, scale, DTYPE)
         else:
@@ -152,7 +153,8 @@ def forward_cluster(
     words = word_pointers(x_row, offset, WORDS)
     x = load_tiles(words, first, end, start, padding(DTYPE), TILES, THREADS, WORDS, BASE_ALIGNMENT, KEEP_IN_L2)
     if VECTORS > 2:
-        thread_max, thread_sum = init_partial_online(rematerialize(x, barrier_zero(N)), scale, DTYPE)
+        x = rematerialize(x, barrier_zero(N))
+        thread_max, thread_sum = init_partial_online(x, scale, DTYPE)
     else:
         thread_max, thread_sum, lower, upper = init_partial_cached(x, scale, DTYPE)
     m, s = thread_max, thread_sum
@@ -171,6 +173,27 @@ def forward_cluster(
         write_exponentials(y_out, lower, upper, thread_norm, first, end, start, THREADS, WORDS, DTYPE, BASE_ALIGNMENT)
     if BASE_ALIGNMENT > 0:
         tl.store(y_row[:, None] + columns, rounded(normalized(edge, m, norm, scale, LOG), OUT), mask=inside)
+
+
+@triton.jit
+def whole_row(x_ptr, x_stride, row, N, one, scale, UNIT: tl.constexpr, THREADS: tl.constexpr):
+    """Each thread's (max, sum) of a row of N * UNIT elements, one by one. It runs only after polls have timed out, so registers count.
+
+    `one` is 1, but the compiler does not know it. So it neither unrolls the loop nor keeps values for it before the branch.
+    """
+    column = tl.arange(0, THREADS)[None, :]
+    x_row = x_ptr + row.to(tl.int64) * x_stride * UNIT + column
+    STEP: tl.constexpr = THREADS // UNIT
+    m = tl.full((1, THREADS), MINUS_INFINITY, tl.float32)
+    s = tl.zeros((1, THREADS), tl.float32)
+    for i in range(0, (N - 1) // STEP + 1, one):
+        at = i * STEP
+        x = tl.load(x_row + at.to(tl.int64) * UNIT, mask=column // UNIT < N - at, other=MINUS_INFINITY).to(tl.float32)
+        n = tl.maximum(m, x)
+        base = finite_or_zero(n)
+        s = s * exp_fast(m - base, scale) + exp_fast(x - base, scale)
+        m = n
+    return m, s
 
 
 @triton.jit(
@@ -197,7 +220,6 @@ def forward_split(
     rank = tl.program_id(0) % ctas
     row = row_number.to(tl.int64) + tl.arange(0, 1)
     x_row = x_ptr + row * x_stride * UNIT
-    y_row = y_ptr + row * y_stride * UNIT
     offset, first, row_end = row_vectors(x_row, N, VECTOR, BASE_ALIGNMENT)
     start = rank * chunk + tl.arange(0, 1)
     end = tl.minimum(start + chunk, row_end)
@@ -205,11 +227,11 @@ def forward_split(
     if scale is not None and scale.dtype.is_ptr():
         scale = tl.load(scale + row_number)
     if SMEM_TILES > 0:
-        smem = copy_to_smem(words, first, end, start + TILES * THREADS, SMEM_TILES, THREADS, WORDS, KEEP_IN_L2)
+        smem = copy_to_smem(words, end, start + TILES * THREADS, SMEM_TILES, THREADS, WORDS, KEEP_IN_L2)
     x = load_tiles(words, first, end, start, padding(DTYPE), TILES, THREADS, WORDS, BASE_ALIGNMENT, KEEP_IN_L2)
     if BASE_ALIGNMENT > 0:
-        columns, row_edges = edge_columns(N, offset, first, row_end, VECTOR, THREADS)
-        inside = row_edges & (start == 0)[:, None]
+        columns, inside = edge_columns(N, offset, first, row_end, VECTOR, THREADS)
+        inside = inside & (start == 0)[:, None]
         edge = tl.load(x_row[:, None] + columns, mask=inside, other=MINUS_INFINITY).to(tl.float32)
     if MAX_CTAS > 1:
         tag = launch_tag(counter, THREADS)
@@ -218,10 +240,11 @@ def forward_split(
     if CACHED:
         thread_max, thread_sum, lower, upper = init_partial_cached(x, scale, DTYPE)
     else:
-        thread_max, thread_sum = init_partial_online(rematerialize(x, barrier_zero(N)), scale, DTYPE)
+        x = rematerialize(x, barrier_zero(N))
+        thread_max, thread_sum = init_partial_online(x, scale, DTYPE)
     m, s = thread_max, thread_sum
     if SMEM_TILES > 0:
-        m, s = accumulate_smem(m, s, scale, smem, first, end, start + TILES * THREADS, IN_SMEM, THREADS, WORDS, DTYPE)
+        m, s = accumulate_smem(m, s, scale, smem, end, start + TILES * THREADS, IN_SMEM, THREADS, WORDS, DTYPE)
     if READ_TWICE:
         for i in range(extra_tiles):
             at = start + (TILES + IN_SMEM + i) * THREADS
@@ -240,34 +263,29 @@ def forward_split(
         m = row_m + tl.zeros((1, THREADS), tl.float32)
         s = row_s + tl.zeros((1, THREADS), tl.float32)
         if timed_out != 0:  # reduce the whole row again, from x
-            m_all = tl.full((1, THREADS), MINUS_INFINITY, tl.float32)
-            s_all = tl.zeros((1, THREADS), tl.float32)
-            for at_all in range(0, ctas * chunk, THREADS):
-                begin = at_all + tl.arange(0, 1)
-                tile = load_tiles(words, first, row_end, begin, padding(DTYPE), 1, THREADS, WORDS, BASE_ALIGNMENT, KEEP_IN_L2)
-                n = tl.maximum(m_all, tile_max(tile[0], DTYPE))
-                base = finite_or_zero(n)
-                s_all = s_all * exp_fast(m_all - base, scale) + tile_exp_sum(tile[0], base[:, :, None], scale, DTYPE)
-                m_all = n
-            if BASE_ALIGNMENT > 0:
-                edges = tl.load(x_row[:, None] + columns, mask=row_edges, other=MINUS_INFINITY).to(tl.float32)
-                m_all, s_all = merge(m_all, s_all, edges, exp_fast(edges - finite_or_zero(edges)), scale)
+            m_all, s_all = whole_row(x_ptr, x_stride, row_number * timed_out, N, timed_out, scale, UNIT, THREADS)
             m, s = block_reduce(m_all, s_all, scale)
+        late = tl.where(row_s < 0, -1, 0)  # row_s is never negative
+        # The same values, but nothing that is made of them is kept in registers through the exchange.
+        row, start, offset, first, row_end = row | late, start | late, offset | late, first | late, row_end | late
     norm = norm_of(s, LOG)
+    y_row = y_ptr + row * y_stride * UNIT
     y_out = output_pointers(y_row, offset, WORDS, DTYPE)
+    zero = tl.where(s < 0, -1, 0)
     if CACHED and not LOG:
         thread_norm = exp_fast(thread_max - m, scale) * norm
         write_exponentials(y_out, lower, upper, thread_norm, first, end, start, THREADS, WORDS, DTYPE, BASE_ALIGNMENT)
     else:
-        zero = tl.where(s < 0, -1, 0)
         x = rematerialize(x, zero[:, :, None])
         write_normalized(y_out, x, m, norm, scale, first, end[:, None] | zero, start, THREADS, WORDS, DTYPE, BASE_ALIGNMENT, LOG)
     if SMEM_TILES > 0:
-        write_smem(y_out, smem, m, norm, scale, first, end, start + TILES * THREADS, IN_SMEM, THREADS, WORDS, DTYPE, LOG)
+        write_smem(y_out, smem, m, norm, scale, end[:, None] | zero, start + TILES * THREADS, IN_SMEM, THREADS, WORDS, DTYPE, LOG)
     if READ_TWICE:
         for i in range(extra_tiles):
             at = start + (TILES + IN_SMEM + i) * THREADS
             again = load_tiles(words, first, end, at, padding(DTYPE), 1, THREADS, WORDS, BASE_ALIGNMENT, KEEP_IN_L2)
             write_normalized(y_out, again, m, norm, scale, first, end, at, THREADS, WORDS, DTYPE, BASE_ALIGNMENT, LOG)
     if BASE_ALIGNMENT > 0:
+        columns, inside = edge_columns(N, offset, first, row_end, VECTOR, THREADS)
+        inside = inside & (start == 0)[:, None]
         tl.store(y_row[:, None] + columns, rounded(normalized(edge, m, norm, scale, LOG), OUT), mask=inside)

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from .packed_io import pack, padding, unpack_high, unpack_low
-from .softmax_ops import exp_fast, finite_or_zero, normalized
+from .softmax_ops import barrier_zero, exp_fast, finite_or_zero, normalized
 
 
 def _allocate(kib: int) -> tl.constexpr:
@@ -37,6 +37,7 @@ COPY_8_KEEP_IN_L2 = tl.constexpr(
     " @q cp.async.ca.shared.global.L2::cache_hint [$1], [$2], 8, policy; mov.b32 $0, 0; }"
 )
 COMMIT = tl.constexpr("cp.async.commit_group; mov.b32 $0, $1;")
+COPIED = tl.constexpr("cp.async.wait_all; mov.b32 $0, $1;")
 WAIT = tl.constexpr("cp.async.wait_all; bar.sync 0; mov.b32 $0, $1;")
 READ_SMEM = tl.constexpr("ld.shared.v4.b32 {$0, $1, $2, $3}, [$4];")
 READ_SMEM_8 = tl.constexpr("ld.shared.v2.b32 {$0, $1}, [$2];")
@@ -44,10 +45,10 @@ STORE = tl.constexpr("{ .reg .pred p; setp.ne.u32 p, $6, 0; @p st.global.v4.b32 
 
 
 @triton.jit
-def copy_to_smem(words, first, end, start, SMEM_TILES: tl.constexpr, THREADS: tl.constexpr, WORDS: tl.constexpr, KEEP_IN_L2: tl.constexpr):
+def copy_to_smem(words, end, start, SMEM_TILES: tl.constexpr, THREADS: tl.constexpr, WORDS: tl.constexpr, KEEP_IN_L2: tl.constexpr):
     """Begins to copy SMEM_TILES tiles of 16-byte vectors, from vector `start` on. Returns their address in shared memory.
 
-    `first`, `end` and `start` count vectors of WORDS words. With two words, `start` is even and above `first`.
+    `end` and `start` count vectors of WORDS words, and `start` is not below the row's first vector. With two words it is even.
     """
     COPY_16: tl.constexpr = COPY_KEEP_IN_L2 if KEEP_IN_L2 else COPY
     COPY_ASM: tl.constexpr = COPY_16 if WORDS == 4 else (COPY_8_KEEP_IN_L2 if KEEP_IN_L2 else COPY_8)
@@ -57,36 +58,38 @@ def copy_to_smem(words, first, end, start, SMEM_TILES: tl.constexpr, THREADS: tl
     ALLOCATE: tl.constexpr = UP_TO_24 if BYTES <= 24576 else (ALLOCATE_32 if BYTES <= 32768 else ALLOCATE_44)
     smem = tl.inline_asm_elementwise(ALLOCATE, "=r,r", [SMEM_TILES * THREADS], dtype=tl.int32, is_pure=False, pack=1)
     t = tl.arange(0, THREADS)[None, :]
+    VECTORS: tl.constexpr = 4 // WORDS  # of 16 bytes
+    left = (end - start)[:, None] - t * VECTORS
+    address = (words[:, None] + (start[:, None] + t * VECTORS) * WORDS).to(tl.int64)
+    at = smem + t * 16
     for h in tl.static_range(SMEM_TILES):
         if WORDS == 4:
-            v = start[:, None] + t + h * THREADS
-            size = tl.where((v >= first[:, None]) & (v < end[:, None]), 16, 0)
+            size = tl.where(left > h * THREADS, 16, 0)
         else:
-            v = start[:, None] + (t + h * THREADS) * 2
-            size = tl.minimum(tl.maximum(end[:, None] - v, 0), 2) * 8
-        address = (words[:, None] + v * WORDS).to(tl.int64)
-        at = smem + (t + h * THREADS) * 16
-        tl.inline_asm_elementwise(COPY_ASM, "=r,r,l,r", [at, address, size], dtype=tl.int32, is_pure=False, pack=1)
+            size = tl.minimum(tl.maximum(left - h * THREADS * 2, 0), 2) * 8
+        inputs = [at + h * THREADS * 16, address + h * THREADS * 16, size]
+        tl.inline_asm_elementwise(COPY_ASM, "=r,r,l,r", inputs, dtype=tl.int32, is_pure=False, pack=1)
     tl.inline_asm_elementwise(COMMIT, "=r,r", [smem], dtype=tl.int32, is_pure=False, pack=1)
     return smem
 
 
 @triton.jit
-def read_tile(smem, first, end, start, h, THREADS: tl.constexpr, WORDS: tl.constexpr, DTYPE: tl.constexpr):
-    """Tile `h` as a tuple of WORDS tensors (R, THREADS) of words, then a mask of the vectors inside the row, and the vectors' numbers."""
-    t = tl.arange(0, THREADS)[None, :]
-    v = start[:, None] + t + h * THREADS
-    inside = (v >= first[:, None]) & (v < end[:, None])
-    at = smem + (t + h * THREADS) * (4 * WORDS) + v * 0
+def read_tile(smem, left, h, THREADS: tl.constexpr, WORDS: tl.constexpr, DTYPE: tl.constexpr):
+    """Tile `h` as a tuple of WORDS tensors (R, THREADS) of words, then a mask of the vectors inside the chunk.
+
+    `left`: how many vectors of the chunk there are from the thread's vector of tile 0 on.
+    """
+    at = smem + tl.arange(0, THREADS)[None, :] * (4 * WORDS) + left * 0
+    inside = left > h * THREADS
     n = padding(DTYPE)
     if WORDS == 4:
         a, b, c, d = tl.inline_asm_elementwise(
-            READ_SMEM, "=r,=r,=r,=r,r", [at], dtype=(tl.int32, tl.int32, tl.int32, tl.int32), is_pure=False, pack=1
+            READ_SMEM, "=r,=r,=r,=r,r", [at + h * THREADS * 16], dtype=(tl.int32, tl.int32, tl.int32, tl.int32), is_pure=False, pack=1
         )
-        return (tl.where(inside, a, n), tl.where(inside, b, n), tl.where(inside, c, n), tl.where(inside, d, n)), inside, v
+        return (tl.where(inside, a, n), tl.where(inside, b, n), tl.where(inside, c, n), tl.where(inside, d, n)), inside
     else:
-        a, b = tl.inline_asm_elementwise(READ_SMEM_8, "=r,=r,r", [at], dtype=(tl.int32, tl.int32), is_pure=False, pack=1)
-        return (tl.where(inside, a, n), tl.where(inside, b, n)), inside, v
+        a, b = tl.inline_asm_elementwise(READ_SMEM_8, "=r,=r,r", [at + h * THREADS * 8], dtype=(tl.int32, tl.int32), is_pure=False, pack=1)
+        return (tl.where(inside, a, n), tl.where(inside, b, n)), inside
 
 
 @triton.jit
@@ -109,16 +112,18 @@ def word_exp_sum(words, base, scale, DTYPE: tl.constexpr):
 
 @triton.jit
 def accumulate_smem(
-    maximum, total, scale, smem, first, end, start,
+    maximum, total, scale, smem, end, start,
     TILES: tl.constexpr, THREADS: tl.constexpr, WORDS: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
     """Each thread's (max, sum), (R, THREADS), with the TILES tiles in shared memory, whose vectors have WORDS words.
 
-    Waits for their copies, and is a barrier of the CTA, so that a thread may read what another one has copied.
+    Waits for their copies, and is a barrier of the CTA, so that a thread may read what another one has copied. The zero of the barrier
+    keeps the compiler from holding what the copies have computed, such as a predicate a tile.
     """
-    tl.inline_asm_elementwise(WAIT, "=r,r", [smem], dtype=tl.int32, is_pure=False, pack=1)
+    tl.inline_asm_elementwise(COPIED, "=r,r", [smem], dtype=tl.int32, is_pure=False, pack=1)
+    left = ((end | barrier_zero(smem)) - start)[:, None] - tl.arange(0, THREADS)[None, :]
     for h in tl.static_range(TILES):
-        w, _inside, _v = read_tile(smem, first, end, start, h, THREADS, WORDS, DTYPE)
+        w, _inside = read_tile(smem, left, h, THREADS, WORDS, DTYPE)
         m = tl.maximum(word_max(w[0], DTYPE), word_max(w[1], DTYPE))
         if WORDS == 4:
             m = tl.maximum(m, tl.maximum(word_max(w[2], DTYPE), word_max(w[3], DTYPE)))
@@ -154,16 +159,18 @@ def packed_results(words, maximum, norm, scale, DTYPE: tl.constexpr, LOG: tl.con
 
 @triton.jit
 def write_smem(
-    out, smem, maximum, norm, scale, first, end, start,
+    out, smem, maximum, norm, scale, end, start,
     TILES: tl.constexpr, THREADS: tl.constexpr, WORDS: tl.constexpr, DTYPE: tl.constexpr, LOG: tl.constexpr,
 ):  # fmt: skip
     """Stores the results of the tiles in shared memory, 16 bytes a vector. `out` is from `output_pointers`.
 
-    `maximum` and `norm` are (R, THREADS).
+    `maximum`, `norm` and `end` are (R, THREADS): each thread compares again (`vectors_inside`).
     """
+    t = tl.arange(0, THREADS)[None, :]
+    left = end - start[:, None] - t
+    place = (out[:, None] + (start[:, None] + t) * 4).to(tl.int64)
     for h in tl.static_range(TILES):
-        w, inside, v = read_tile(smem, first, end, start, h, THREADS, WORDS, DTYPE)
-        address = (out[:, None] + v * 4).to(tl.int64)
+        w, inside = read_tile(smem, left, h, THREADS, WORDS, DTYPE)
         if WORDS == 4:
             y0 = packed_results(w[0], maximum, norm, scale, DTYPE, LOG)
             y1 = packed_results(w[1], maximum, norm, scale, DTYPE, LOG)
@@ -174,5 +181,5 @@ def write_smem(
             e2, e3 = word_results(w[1], maximum, norm, scale, DTYPE, LOG)
             y0, y1 = e0.to(tl.int32, bitcast=True), e1.to(tl.int32, bitcast=True)
             y2, y3 = e2.to(tl.int32, bitcast=True), e3.to(tl.int32, bitcast=True)
-        inputs = [address, y0, y1, y2, y3, inside.to(tl.int32)]
+        inputs = [place + h * THREADS * 16, y0, y1, y2, y3, inside.to(tl.int32)]
         tl.inline_asm_elementwise(STORE, "=r,l,r,r,r,r,r", inputs, dtype=tl.int32, is_pure=False, pack=1)

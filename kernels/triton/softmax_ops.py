@@ -52,6 +52,12 @@ def barrier_zero(anything):
 
 
 @triton.jit
+def late_zero(value):
+    """A zero that the compiler does not know before `value`, a float: value - value is 0 or NaN, and so never negative."""
+    return tl.where(value - value < 0, -1, 0)
+
+
+@triton.jit
 def scaled(value, scale):
     """value * scale. `value` is (R, ...) of any rank, and `scale` as in the module's header."""
     if scale is None:
@@ -201,10 +207,16 @@ def write_gradient(
 @triton.jit
 def dot_product(dy, y, DTYPE: tl.constexpr, LOG: tl.constexpr):
     """The sum of `dot_terms` over all tiles, (R)."""
+    return tl.sum(thread_dots(dy, y, DTYPE, LOG), 1)
+
+
+@triton.jit
+def thread_dots(dy, y, DTYPE: tl.constexpr, LOG: tl.constexpr):
+    """Each thread's sum of `dot_terms` over all tiles, (R, THREADS)."""
     s = thread_dot(dy[0], y[0], DTYPE, LOG)
     for p in tl.static_range(1, len(y)):
         s += thread_dot(dy[p], y[p], DTYPE, LOG)
-    return tl.sum(s, 1)
+    return s
 
 
 @triton.jit
