@@ -100,8 +100,7 @@ def staged_plans(problem: Problem) -> Iterator[Plan]:
 def _staged_rows(problem: Problem, plan: Plan, size: int) -> int:
     """Rows of about `size` bytes, whole passes of a program whose bytes 16 divides."""
     row = problem.N * problem.element_size
-    rows_of_pass = 32 * plan.warps // plan.threads
-    unit = math.lcm(rows_of_pass, VECTOR_BYTES // math.gcd(VECTOR_BYTES, row))
+    unit = math.lcm(32 * plan.warps // plan.threads, VECTOR_BYTES // math.gcd(VECTOR_BYTES, row))
     return max(1, size // row // unit) * unit
 
 
@@ -152,9 +151,10 @@ def cluster_plans(problem: Problem) -> Iterator[Plan]:
                 continue
             more = 12 if problem.element_size == 2 and all_tiles >= 12 else 0
             more += 8 if problem.backward and all_tiles > 20 else 0
-            for number, registers in enumerate(_register_limits(problem, tiles, threads, more)):
-                plan = Plan("cluster", tiles, threads, 4, vector_elements, base_alignment, threads // 32, registers, cluster_ctas=ctas)
-                score = tiles * threads / chunk - 1 + 0.1 * number + 0.01 * max(0, all_tiles - 8) + 0.5 * (registers is None)
+            for number, limit in enumerate(_register_limits(problem, tiles, threads, more)):
+                most = _idle_registers(problem, threads, limit, ctas)
+                plan = Plan("cluster", tiles, threads, 4, vector_elements, base_alignment, threads // 32, most, cluster_ctas=ctas)
+                score = tiles * threads / chunk - 1 + 0.1 * number + 0.01 * max(0, all_tiles - 8) + 0.5 * (limit is None)
                 scored.append((_cluster_score(problem, plan, vectors, score), plan))
     yield from _best(scored, 16)
 
@@ -209,7 +209,8 @@ def split_plans(problem: Problem) -> Iterator[Plan]:
             score += (tiles + smem_tiles) / 8 if problem.M * ctas <= problem.sms * programs else 0
             used, smem_used = min(tiles, needed), min(smem_tiles, needed - min(tiles, needed))
             layout = 4, vector_elements, base_alignment
-            plan = Plan("split", used, threads, *layout, threads // 32, registers, split_ctas=ctas, smem_tiles=smem_used)
+            limit = _idle_registers(problem, threads, registers, ctas)
+            plan = Plan("split", used, threads, *layout, threads // 32, limit, split_ctas=ctas, smem_tiles=smem_used)
             scored.append((score, plan))
     yield from _best(scored, 24)
 
@@ -230,7 +231,20 @@ def _likely_split_plan(problem: Problem, vectors: int, vector_elements: int, bas
     ctas = max(2, min(programs * problem.sms // problem.M, vectors * VECTOR_BYTES // 8192, MAX_SPLIT_CTAS))
     threads = 512 if programs <= 2 and vectors // ctas >= 1000 else 256
     tiles = math.ceil(chunk_vectors(vectors, ctas) / threads)
-    return Plan("split", tiles, threads, *layout, threads // 32, _register_limits(problem, tiles, threads, 8)[0], split_ctas=ctas)
+    registers = _idle_registers(problem, threads, _register_limits(problem, tiles, threads, 8)[0], ctas)
+    return Plan("split", tiles, threads, *layout, threads // 32, registers, split_ctas=ctas)
+
+
+def _idle_registers(problem: Problem, threads: int, registers: int | None, ctas: int) -> int | None:
+    """`registers`, or a higher limit up to 64 with which an SM holds at least twice as many programs as it gets, at `ctas` a row."""
+    needed = 2 * math.ceil(problem.M * ctas / problem.sms)
+    most = max((limit for limit in (40, 48, 56, 64) if resident_programs(threads, limit) >= needed), default=0)
+    return registers and max(_free_registers(threads, registers), most)
+
+
+def _free_registers(threads: int, registers: int) -> int:
+    """The highest limit, a multiple of 8, with which an SM holds as many programs as with `registers`."""
+    return SM_REGISTERS // (max(1, resident_programs(threads, registers)) * threads) // 8 * 8
 
 
 def _split_programs(problem: Problem) -> list[tuple[int, int, int, int]]:
@@ -273,7 +287,7 @@ def _register_limits(problem: Problem, tiles: int, threads: int, more: int = 0) 
     least += 4 if problem.alignment < VECTOR_BYTES else 0
     least += 8 if problem.backward and problem.element_size == 2 else 0
     limits = [limit for limit in (32, 40, 48, 56, 64, 72, 80, 96, 128) if limit >= least and limit * threads <= SM_REGISTERS]
-    return list(limits[:2]) or [None]
+    return list(dict.fromkeys(_free_registers(threads, limit) for limit in limits))[:2] or [None]
 
 
 def _program_sizes(threads: int) -> Iterator[tuple[int, int]]:
