@@ -10,7 +10,7 @@ import pytest
 import torch
 from nvcc import needs_cuobjdump, needs_nvcc
 from softbench.kernels.cuda import build
-from softbench.kernels.triton import generic
+from softbench.kernels.triton import generic, heuristics
 from softbench.kernels.triton.launch_plan import Plan
 
 pytestmark = pytest.mark.skipif(generic.INTERPRETED or torch.cuda.is_available(), reason="replaces Triton's driver, which GPUs need")
@@ -156,6 +156,26 @@ def test_a_sample_of_triton_kernels_fits(cards, driver, name):
         resources = cards.compile_plan(one, cards.problem_of(one, False, 4096, 2048, 2, 16), plan)
         assert resources.misfit(one) is None
         assert 16 <= resources.registers <= 64
+
+
+@needs_cuobjdump
+@pytest.mark.parametrize(
+    ("backward", "rows", "columns", "size", "alignment", "tier"),
+    [
+        (False, 47293, 13312, 2, 16, "rows"),
+        (False, 43, 3655842, 4, 8, "split"),
+        (True, 1, 1940544, 4, 8, "split"),
+        (True, 1136, 18930, 2, 4, "cluster"),
+    ],
+)
+def test_rows_that_once_spilled_do_not(cards, driver, backward, rows, columns, size, alignment, tier):
+    """Of each cause the worst, with the plan of the rules (docs/kernels/notes-triton.md, Registers)."""
+    h100 = card(cards, "H100")
+    problem = cards.problem_of(h100, backward, rows, columns, size, alignment)
+    plan = heuristics.by_heuristics(problem)
+    assert plan.tier == tier
+    found = cards.compile_plan(h100, problem, plan)
+    assert found.misfit(h100) is None
 
 
 @pytest.mark.parametrize("name", ["MI300X", "RX-9070-XT"])
