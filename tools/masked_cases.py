@@ -87,8 +87,8 @@ CUDA_COLUMNS = {
     # (short, aligned): columns by the elements V of a vector. 128 vectors are the most of a short row.
     (True, True): lambda V: (V, 8 * V, 16 * V, 32 * V, 48 * V, 128 * V),
     (True, False): lambda V: (1, 7, 33, 197, 333, 127 * V - 1),
-    (False, True): lambda V: (129 * V, 4096, 2048 * V),
-    (False, False): lambda V: (1021, 4099, 2048 * V - 1),  # the last begin at vectors, others at lines: too many threads would hold them
+    (False, True): lambda V: (129 * V, 2048 * V, 4096),
+    (False, False): lambda V: (1021, 2048 * V - 1, 4099),  # the second begin at vectors: from lines on, 512 threads would not hold them
 }
 EIGHT_VECTORS = {(True, True): (1000, 516), (True, False): (997, 515), (False, True): (8196, 16384), (False, False): (8193, 16383)}
 """Columns of float32 rows with eight vectors a thread."""
