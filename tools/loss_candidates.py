@@ -1,8 +1,7 @@
 """Times launch plans of the losses against a kernel that moves the same bytes, on one GPU: `python tools/loss_candidates.py`.
 
 For each pass, dtype and shape it prints the fraction of the traffic kernel's speed of the chosen plan, and of the fastest candidates. It
-times by CUDA events over rotating inputs, which together are larger than L2. Two arguments may follow: the dtypes, as in `bf16,fp32`, and
-how many candidates to print.
+times by CUDA events over rotating inputs, which together are larger than L2.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from dataclasses import replace
 
 import torch
 from softbench.kernels.triton import dispatch, heuristics, loss_launch, loss_plans
-from softbench.kernels.triton.launch_plan import Plan, Problem, resident_programs
+from softbench.kernels.triton.launch_plan import Plan, Problem
 
 from softbench.backends.traffic import Launch
 from softbench.core.case import Case, Direction
@@ -49,35 +48,16 @@ def microseconds(call: Callable[[int], object], sets: int) -> float:
 
 
 def stream_plans(problem: Problem, chosen: Plan, reads_only: bool) -> Iterator[Plan]:
-    """Plans with other threads, tiles, parts and last rows than the chosen one."""
+    """Plans with other threads, tiles and parts than the chosen one."""
     vectors = loss_plans.vectors_of(problem)
-    if not reads_only:
-        for tiles, threads in itertools.product((1, 2, 4, 8), (128, 256, 512)):
+    for tiles, threads in itertools.product((1, 2, 4, 8), (128, 256, 512)) if not reads_only else itertools.product((2, 4, 8), (256, 512)):
+        if not reads_only:
             yield replace(chosen, tiles=tiles, threads=threads, warps=threads // 32, split_ctas=-(-vectors // (tiles * threads)))
-        return
-    many = problem.M > 500
-    if many:
-        yield from plans_with_last_rows(problem, chosen)
-    for tiles, threads in itertools.product((2, 4, 8), (256, 512)):
-        for parts in {1, 2, 4} if many else {max(1, programs // problem.M) for programs in (66, 132, 264, 528)}:
+            continue
+        for parts in {1, 2, 4} if problem.M > 500 else {max(1, programs // problem.M) for programs in (66, 132, 264, 528)}:
             if parts <= loss_plans.MAX_PARTS and vectors // parts >= 64:
                 for registers in (None, 32):
-                    other = replace(chosen, tiles=tiles, threads=threads, warps=threads // 32, split_ctas=parts, registers=registers)
-                    yield replace(other, last_rows=0, last_factor=1)
-
-
-def plans_with_last_rows(problem: Problem, chosen: Plan) -> Iterator[Plan]:
-    """The chosen plan with none, or a quarter, half or whole wave of last rows, which 2, 4 or 8 times as many programs share.
-
-    The limit of 32 registers tells the effect of last rows from that of more programs an SM: kernels with last rows often take 32 anyway.
-    """
-    wave = problem.sms * resident_programs(chosen.threads, loss_plans.REDUCTION_REGISTERS)
-    for registers in (None, 32):
-        yield replace(chosen, registers=registers, last_rows=0, last_factor=1)
-        for share, factor in itertools.product((0.25, 0.5, 1.0), (2, 4, 8)):
-            rows = min(int(wave * share) // chosen.split_ctas, problem.M // 2)
-            if rows and chosen.split_ctas * factor <= loss_plans.MAX_PARTS:
-                yield replace(chosen, registers=registers, last_rows=rows, last_factor=factor)
+                    yield replace(chosen, tiles=tiles, threads=threads, warps=threads // 32, split_ctas=parts, registers=registers)
 
 
 def prepared(
@@ -100,7 +80,7 @@ def prepared(
     for number, plan in enumerate(itertools.chain([chosen], plans)):
         if plan is not None:
             told = f"{plan.tier} tiles {plan.tiles} threads {plan.threads} registers {plan.registers}"
-            told += f" ctas {plan.cluster_ctas} parts {plan.split_ctas} last rows {plan.last_rows} x {plan.last_factor}"
+            told += f" ctas {plan.cluster_ctas} parts {plan.split_ctas}"
             yield ("chosen: " if number == 0 else "") + told, make(problem, plan, strides, options)
 
 
@@ -157,4 +137,4 @@ def main(dtypes: list[str], most: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1].split(",") if len(sys.argv) > 1 else ["bf16"], int(sys.argv[2]) if len(sys.argv) > 2 else 3)
+    main(sys.argv[1].split(",") if len(sys.argv) > 1 else ["bf16"], 3)

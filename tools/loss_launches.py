@@ -259,4 +259,3 @@ def triton_launches(function: str) -> Iterator[Launch]:
         return call(), " and ".join(names)
 
     yield from of_any_plan(function, losses, named, (FULL, BRAIN), (7, 333, 5003, 33000))  # each takes Triton about a second
-    yield reduction(losses, rows_of(function, 1600, 5003, FULL, {}), named)  # more than 8 rows an SM: more programs share the last ones

@@ -65,8 +65,6 @@ class Plan:
     cluster_ctas: int = 1  # CTAs of a cluster; they share a row.
     split_ctas: int = 1  # programs anywhere in the grid that share a row.
     smem_tiles: int = 0  # tiles that wait in shared memory.
-    last_rows: int = 0  # of a launch, which `last_factor` times as many programs share as the others: the last programs are then short.
-    last_factor: int = 1  # a power of two.
 
 
 def for_wide_results(plan: Plan) -> Plan:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -13,8 +13,7 @@ from . import dispatch, loss_plans
 from .generic import CONTRACTION, block_m, block_n, warps
 from .launch_plan import VECTOR_BYTES, Plan, Problem, chunk_of
 from .loss_fused import fused_cluster, fused_rows
-from .loss_parts import FIELDS
-from .loss_stream import gradient_of_row, reduce_row
+from .loss_stream import FIELDS, gradient_of_row, reduce_row
 from .loss_tiles import fused_tile, gradient_tile, reduction_tile
 from .staggered_start import stagger
 from .workspace import workspace
@@ -180,17 +179,14 @@ def _fused(problem: Problem, plan: Plan, strides: tuple[int, ...], options: Opti
 
 
 def _reduction(problem: Problem, plan: Plan, strides: tuple[int, ...], options: Options) -> Prepared:
-    """With parts of 1, only the last rows need counters and scratch memory, and the kernel counts both from the first of them."""
     sizes = dispatch._strides_and_N(problem, plan, strides)
-    parts, last, factor = plan.split_ctas, plan.last_rows, plan.last_factor if plan.last_rows else 1
-    before = (problem.M - last) * parts
-    programs = before + last * parts * factor
-    of_last = (before, chunk_of(problem, replace(plan, split_ctas=parts * factor))) if last else (None, None)
-    layout = plan.tiles, plan.threads, plan.vector_elements, plan.base_alignment
-    constants = *layout, factor, triton.next_power_of_2(parts * factor), options.logprob
-    arguments = *sizes, parts, chunk_of(problem, plan), *of_last, *options.numbers(problem.N), *constants
-    shared, slots = (last, programs - before) if parts == 1 else (problem.M, programs)
-    return Prepared(reduce_row, programs, arguments, dispatch._options(plan), slots * FIELDS.value, shared, places=2)
+    parts = plan.split_ctas
+    most = triton.next_power_of_2(parts)
+    constants = plan.tiles, plan.threads, plan.vector_elements, plan.base_alignment, most, options.logprob
+    arguments = *sizes, parts, chunk_of(problem, plan), *options.numbers(problem.N), *constants
+    shared = problem.M if parts > 1 else 0
+    floats = shared * parts * FIELDS.value
+    return Prepared(reduce_row, problem.M * parts, arguments, dispatch._options(plan), floats, shared, places=2)
 
 
 def _gradient(problem: Problem, plan: Plan, strides: tuple[int, ...], options: Options) -> Prepared:

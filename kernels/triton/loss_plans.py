@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import replace
 
 from .heuristics import candidates, choose
-from .launch_plan import VECTOR_BYTES, WARP, Plan, Problem, chunk_of, chunk_vectors, resident_programs, vectors_in_row
+from .launch_plan import VECTOR_BYTES, WARP, Plan, Problem, chunk_vectors, vectors_in_row
 from .tier_candidates import LINE_BYTES, SHORT_ROW, rows_plans
 
 SHORT_SCALAR_ROW = 512  # bytes
@@ -25,9 +24,6 @@ FEW_BYTES = 64 * 1024  # for each SM: below it, all bytes are in flight at once
 MAX_PARTS = 128
 LEAST_PROGRAMS = 4  # of each SM that share rows: 64 KiB in flight
 MUCH_LESS = 0.75
-REDUCTION_REGISTERS = 32  # of a thread in most kernels with last rows. How many programs an SM holds at once follows.
-LAST_WAVE = 0.5  # share of a wave, the programs that all SMs hold at once, that the last rows would be
-LAST_FACTOR = 4  # at most so many times as many programs share each of the last rows; a power of two
 MOST_SHARED_ROWS = 8192  # rows that several programs reduce: each needs a counter
 # Tiles of a cluster's plan, by element size and number of additions: PlanCTA of Triton 3.6 gives up at a number of operations.
 MOST_TILES_OF_CLUSTER = {2: (32, 12, 8), 4: (32, 16, 12)}
@@ -80,28 +76,7 @@ def reduction_plan(problem: Problem) -> Plan:
     chunk = chunk_vectors(vectors, parts)
     threads = next((count for count in REDUCTION_THREADS if count * STREAM_TILES >= chunk), REDUCTION_THREADS[-1])
     tiles = min(STREAM_TILES, math.ceil(chunk / threads))
-    plan = _stream(problem, tiles, threads, math.ceil(vectors / chunk))
-    return plan if few else with_last_rows(problem, plan)
-
-
-def with_last_rows(problem: Problem, plan: Plan) -> Plan:
-    """The plan with shorter programs for its last rows, if there is more than a wave of programs, and a program reads tiles twice or more.
-
-    When no more programs wait, those that run leave bytes in flight one after the other. The shorter they are, the sooner they end.
-    """
-    parts = plan.split_ctas
-    wave = problem.sms * resident_programs(plan.threads, REDUCTION_REGISTERS)
-    turns = math.ceil(chunk_of(problem, plan) / (plan.tiles * plan.threads))
-    factor = _power_of_two(min(LAST_FACTOR, turns, MAX_PARTS // parts))
-    rows = min(int(wave * LAST_WAVE) // parts, problem.M // 2, MOST_SHARED_ROWS)
-    if problem.M * parts <= wave or factor < 2 or rows < 1:
-        return plan
-    return replace(plan, last_rows=rows, last_factor=factor)
-
-
-def _power_of_two(most: int) -> int:
-    """The largest one up to `most`, which is at least 1."""
-    return 1 << (most.bit_length() - 1)
+    return _stream(problem, tiles, threads, math.ceil(vectors / chunk))
 
 
 def _least_work(problem: Problem, vectors: int, most: int) -> int:

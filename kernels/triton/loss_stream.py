@@ -2,7 +2,6 @@
 
 - reduce_row: loss and lse, or log-probability, entropy and lse. `parts` programs share a row, each with `chunk` vectors, which it reads
   TILES tiles at a time. The last program of a row to finish merges the partial results of all. No program waits for another one.
-  FACTOR times as many programs share each of the last rows, so that the last programs of a launch are short.
 - gradient_of_row: dx from lse. It is elementwise, so each program has TILES tiles of a row. dx may be x itself.
 
 Parameters that are None and units of strides and N are as in `loss_fused.py`. LOGPROB chooses the operation.
@@ -14,8 +13,18 @@ import triton
 import triton.language as tl
 
 from .block_reduce import block_reduce
-from .loss_ops import accumulate, add_edges, column_of, logprob_slope, rebased, slope
-from .loss_parts import merge_parts, place, store_results
+from .loss_ops import (
+    accumulate,
+    add_edges,
+    capped,
+    column_of,
+    logprob_slope,
+    rebased,
+    row_logprob,
+    row_loss,
+    slope,
+    store_first,
+)
 from .packed_io import (
     edge_columns,
     load_tiles,
@@ -28,28 +37,27 @@ from .packed_io import (
     vectors_inside,
     word_pointers,
 )
-from .softmax_ops import MINUS_INFINITY, finite_or_zero
+from .softmax_ops import MINUS_INFINITY, barrier_zero, finite_or_zero
 
-NUMBERS = ["ignore_index", "hot", "share", "z_loss", "softcap", "inverse"]  # of an operation's parameters
+FIELDS = tl.constexpr(4)  # of a partial result
 
 
-@triton.jit(do_not_specialize=["x_stride", "N", "parts", "chunk", "before", "last_chunk", *NUMBERS])
+@triton.jit(do_not_specialize=["x_stride", "N", "parts", "chunk", "ignore_index", "hot", "share", "z_loss", "softcap", "inverse"])
 def reduce_row(
     x_ptr, target_ptr, first_ptr, second_ptr, third_ptr, partials, counters, x_stride, N, parts, chunk,
-    before, last_chunk, ignore_index, hot, share, z_loss, softcap, inverse,
-    TILES: tl.constexpr, THREADS: tl.constexpr, VECTOR: tl.constexpr, BASE_ALIGNMENT: tl.constexpr, FACTOR: tl.constexpr,
-    MAX_PARTS: tl.constexpr, LOGPROB: tl.constexpr,
+    ignore_index, hot, share, z_loss, softcap, inverse,
+    TILES: tl.constexpr, THREADS: tl.constexpr, VECTOR: tl.constexpr, BASE_ALIGNMENT: tl.constexpr, MAX_PARTS: tl.constexpr,
+    LOGPROB: tl.constexpr,
 ):  # fmt: skip
     """Stores loss and lse, or loss, maximum and sum if there is a third pointer, or logprob, entropy and lse.
 
-    Programs from `before` on have the last rows: FACTOR times as many share each, with `last_chunk` vectors. FACTOR = 1: there are none.
-    MAX_PARTS: the power of two from parts * FACTOR on. So MAX_PARTS = FACTOR means that `parts` is 1.
-    partials: FIELDS float32 for each part of each shared row. counters: an int64 for each shared row, 0 before and after.
+    partials: FIELDS float32 for each part of each row. counters: an int64 for each row, 0 before and after. MAX_PARTS = 1: `parts` is 1.
     """
     DTYPE: tl.constexpr = x_ptr.dtype.element_ty
     UNIT: tl.constexpr = 1 if BASE_ALIGNMENT > 0 else VECTOR
     THIRD: tl.constexpr = "entropy" if LOGPROB else ("mean" if share is not None else "")
-    row_number, rank, parts, chunk, slot = place(parts, chunk, before, last_chunk, FACTOR, MAX_PARTS)
+    row_number = (tl.program_id(0) // parts).to(tl.int64)
+    rank = tl.program_id(0) % parts
     row = row_number + tl.arange(0, 1)
     x_row = x_ptr + row * x_stride * UNIT
     offset, first, row_end = row_vectors(x_row, N, VECTOR, BASE_ALIGNMENT)
@@ -76,29 +84,74 @@ def reduce_row(
         _, d = rebased(m, s, d, count, finite_or_zero(program_m), THIRD)
         d = tl.sum(d, 1)[:, None] + program_s * 0
         count = tl.sum(count, 1)[:, None] + program_s * 0
-    if MAX_PARTS == 1:
+    if MAX_PARTS > 1:
+        slot = (partials + (row * parts + rank) * FIELDS)[:, None]
+        any_row = (row >= 0)[:, None]
+        store_first(slot, program_m, any_row)
+        store_first(slot + 1, program_s, any_row)
+        if THIRD != "":
+            store_first(slot + 2, d, any_row)
+            store_first(slot + 3, count, any_row)
+        finished = tl.atomic_add(counters + row_number + barrier_zero(N), 1)
+        if finished == parts - 1:
+            peer = tl.arange(0, MAX_PARTS)
+            there = peer < parts
+            slots = partials + (row_number * parts + peer) * FIELDS
+            part_m = tl.load(slots, mask=there, other=MINUS_INFINITY, volatile=True)
+            part_s = tl.load(slots + 1, mask=there, other=0.0, volatile=True)
+            row_m = tl.max(part_m, 0)
+            part_d = part_s * 0
+            part_count = part_d
+            if THIRD != "":
+                part_d = tl.load(slots + 2, mask=there, other=0.0, volatile=True)
+                part_count = tl.load(slots + 3, mask=there, other=0.0, volatile=True)
+            part_s, part_d = rebased(part_m, part_s, part_d, part_count, finite_or_zero(row_m), THIRD)
+            row_s = tl.sum(part_s, 0)
+            row_d = tl.sum(part_d, 0)
+            store_results(
+                first_ptr, second_ptr, third_ptr, row_number, row_m, row_s, row_d, x_target, N * UNIT, target,
+                ignore_index, hot, share, z_loss, softcap, inverse, LOGPROB,
+            )  # fmt: skip
+            tl.store(counters + row_number, 0)
+    else:
         store_results(
             first_ptr, second_ptr, third_ptr, row, program_m, program_s, d, x_target, N * UNIT, target,
             ignore_index, hot, share, z_loss, softcap, inverse, LOGPROB,
         )  # fmt: skip
-    elif MAX_PARTS == FACTOR:
-        if slot < 0:
-            store_results(
-                first_ptr, second_ptr, third_ptr, row, program_m, program_s, d, x_target, N * UNIT, target,
-                ignore_index, hot, share, z_loss, softcap, inverse, LOGPROB,
-            )  # fmt: skip
-        else:
-            merge_parts(
-                first_ptr, second_ptr, third_ptr, partials, counters + (row_number - before), row_number, slot, rank, parts,
-                program_m, program_s, d, count, x_target, N * UNIT, target,
-                ignore_index, hot, share, z_loss, softcap, inverse, MAX_PARTS, LOGPROB, THIRD,
-            )  # fmt: skip
+
+
+@triton.jit
+def store_value(pointer, value):
+    """Stores a number, or that of the first of a row's threads."""
+    if len(value.shape) == 2:
+        store_first(pointer, value, pointer.to(tl.int64) != 0)
     else:
-        merge_parts(
-            first_ptr, second_ptr, third_ptr, partials, counters + row_number, row_number, slot, rank, parts,
-            program_m, program_s, d, count, x_target, N * UNIT, target,
-            ignore_index, hot, share, z_loss, softcap, inverse, MAX_PARTS, LOGPROB, THIRD,
-        )  # fmt: skip
+        tl.store(pointer, value)
+
+
+@triton.jit
+def store_results(
+    first_ptr, second_ptr, third_ptr, row, m, s, d, x_target, N, target, ignore_index, hot, share, z_loss, softcap, inverse,
+    LOGPROB: tl.constexpr,
+):  # fmt: skip
+    """Stores the results of a row. Its sums are numbers, or all threads have them, (1, THREADS); `row` is a number, or (1)."""
+    at = row
+    if len(m.shape) == 2:
+        at = row[:, None]
+    if LOGPROB:
+        logprob, entropy, lse = row_logprob(m, s, d, x_target, N, target)
+        store_value(first_ptr + at, logprob)
+        store_value(second_ptr + at, entropy)
+        store_value(third_ptr + at, lse)
+    else:
+        z_target = capped(x_target, softcap, inverse)
+        loss, lse = row_loss(m, s, d, z_target, N, target, ignore_index, hot, share, z_loss)
+        store_value(first_ptr + at, loss)
+        if third_ptr is None:
+            store_value(second_ptr + at, lse)
+        else:
+            store_value(second_ptr + at, m)
+            store_value(third_ptr + at, s)
 
 
 @triton.jit
@@ -118,7 +171,7 @@ def gradients(
         return tl.where(kept, tl.where(element == target_at, at_target, others), 0.0)
 
 
-@triton.jit(do_not_specialize=["x_stride", "dx_stride", "N", "parts", *NUMBERS])
+@triton.jit(do_not_specialize=["x_stride", "dx_stride", "N", "parts", "ignore_index", "hot", "share", "z_loss", "softcap", "inverse"])
 def gradient_of_row(
     x_ptr, target_ptr, lse_ptr, extra_ptr, dfirst_ptr, dsecond_ptr, dx_ptr, x_stride, dx_stride, N, parts,
     ignore_index, hot, share, z_loss, softcap, inverse,

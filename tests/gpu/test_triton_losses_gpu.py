@@ -1,7 +1,6 @@
 """Losses by the Triton kernels on a GPU: every pass and plan within the derived bounds, in place, captured, compiled and in training."""
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
@@ -69,26 +68,6 @@ def test_every_fused_plan_is_right_also_in_place(dtype, op):
             if ready.share:
                 loss.add_(scratch[0].view(M, -1).sum(1), alpha=ready.share)
             assert_passes(case, given, (loss, x))
-
-
-@pytest.mark.parametrize("op", OPS)
-@pytest.mark.parametrize("M, N", [(2000, 5003), (2000, 16384), (1500, 50257)])
-def test_last_rows_are_right_with_all_parts(op, M, N):
-    options = loss_launch.Options(**dict(operation(op).values), logprob=op == "logprob")
-    case, given = given_for(M, N, "bf16", Direction.FORWARD, op)
-    problem = dispatch.problem_of((given[0], given[0]))
-    chosen = loss_plans.reduction_plan(problem)
-    assert chosen.last_rows or N == 5003
-    for parts, last, factor in ((1, 500, 2), (1, 500, 4), (1, M, 8), (3, 200, 2), (3, 200, 4)):
-        plan = replace(chosen, split_ctas=parts, last_rows=last, last_factor=factor)
-        ready = loss_launch._reduction(problem, plan, (N,), options)
-        floats, counters = ready.scratch(torch.device("cuda"))
-        for _ in range(3):  # each launch finds the counters as the one before left them
-            results = [torch.full((M,), 7.0, device="cuda") for _ in range(3)]
-            operands = given[0], given[1], *(results if options.logprob else (*results[:2], None))
-            ready.kernel[(ready.programs,)](*operands, floats, counters, *ready.arguments, **ready.options)
-            assert_passes(case, given, tuple(results[:2]))
-            assert not counters[: ready.counters].any()
 
 
 @pytest.mark.parametrize("pad, offset", [(3, 1), (8, 0), (0, 5)])

@@ -128,9 +128,7 @@ def losses(cards, h100):
         third = rows if options.logprob else None
         reading, writing = loss_plans.reduction_plan(wide), loss_plans.gradient_plan(wide)
         given = (rows, rows, rows, rows) if options.logprob else (rows, None, rows, None)
-        assert reading.last_rows
-        for plan in (reading, replace(reading, last_rows=0)):
-            yield loss_launch._reduction(wide, plan, (32000,), options), [data, target, rows, rows, third]
+        yield loss_launch._reduction(wide, reading, (32000,), options), [data, target, rows, rows, third]
         yield loss_launch._gradient(wide, writing, (32000, 32000), options), [data, target, *given, data]
         yield loss_launch._tile("reduction", short, (512,), options), [data, target, rows, rows, third]
     fused = loss_plans.fused_plan(wide, "", 2)

@@ -1,7 +1,5 @@
 """Launch plans of losses: every row has vectors for all its columns, and large launches have enough programs."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from softbench.kernels.triton import loss_launch, loss_plans
@@ -52,50 +50,6 @@ def test_parts_of_a_row_fill_their_last_tiles():
 def test_rows_beyond_the_counters_are_not_shared():
     given = problem(loss_plans.MOST_SHARED_ROWS + 1, 128256, 2, sms=1000)
     assert loss_plans.reduction_plan(given).split_ctas == 1
-
-
-def turns(given, plan):
-    return -(-chunk_of(given, plan) // (plan.tiles * plan.threads))
-
-
-@pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize("sms", [4, 132, 188])
-def test_the_last_rows_are_shared_in_long_launches(size, sms):
-    for N in COLUMNS:
-        for M in (1, 7, 64, 500, 1024, 4096, loss_plans.MOST_SHARED_ROWS + 1, 1 << 20):
-            given = problem(M, N, size, sms)
-            if loss_plans.is_short(given):
-                continue
-            plan = loss_plans.reduction_plan(given)
-            parts, wave = plan.split_ctas, 8 * sms
-            many = M * loss_plans.vectors_of(given) * 16 >= sms * loss_plans.FEW_BYTES and M * parts > wave
-            assert (plan.last_rows > 0) == (plan.last_factor > 1) == (many and turns(given, plan) > 1), (M, N)
-            assert plan.last_rows <= M // 2
-            assert plan.last_rows * parts <= wave
-            assert plan.last_factor in (1, 2, 4) and plan.last_factor <= turns(given, plan)
-            assert parts * plan.last_factor <= loss_plans.MAX_PARTS
-            assert loss_launch._reduction(given, plan, (N,), PLAIN).counters <= loss_plans.MOST_SHARED_ROWS
-
-
-def test_programs_of_the_last_rows_are_short():
-    for N, most in ((32000, 1), (50257, 2), (128256, 4)):
-        given = problem(4096, N, 2)
-        plan = loss_plans.reduction_plan(given)
-        assert plan.last_rows == 528 and turns(given, replace(plan, split_ctas=plan.split_ctas * plan.last_factor)) == most
-    assert loss_plans.reduction_plan(problem(64, 128256, 2)).last_rows == 0
-
-
-def test_only_shared_rows_have_counters_and_scratch_memory():
-    given = problem(1 << 20, 128256, 2)
-    plan = loss_plans.reduction_plan(given)
-    ready = loss_launch._reduction(given, plan, (128256,), PLAIN)
-    parts = plan.last_rows * plan.last_factor
-    assert ready.counters == plan.last_rows and ready.floats == 4 * parts and ready.programs == given.M - plan.last_rows + parts
-    ready = loss_launch._reduction(given, replace(plan, last_rows=0), (128256,), PLAIN)
-    assert ready.counters == ready.floats == 0 and ready.programs == given.M
-    plan = replace(plan, split_ctas=3, last_rows=10, last_factor=2)
-    ready = loss_launch._reduction(problem(1000, 128256, 2), plan, (128256,), PLAIN)
-    assert ready.programs == 3 * 990 + 6 * 10 and ready.floats == 4 * ready.programs and ready.counters == 1000
 
 
 @pytest.mark.parametrize("size", [2, 4])

@@ -74,54 +74,6 @@ check(1, 40003, "fp32", ALL)
 assert None in launched
 print("fine")
 """
-LAST_ROWS = """
-from dataclasses import replace
-from softbench.kernels.triton import dispatch
-
-M = 5
-for N, op, dtype in (
-    (2504, CE, "bf16"), (2501, CE, "bf16"), (2501, CE, "fp32"), (2504, ALL, "bf16"), (2501, ALL, "fp32"), (2504, "logprob", "fp32"),
-    (2501, "logprob", "bf16"),
-):
-    case = Case(M, N, dtype, Direction.FORWARD, "cpu", op)
-    given = numerics(op).make(case, 0, CPU)
-    x, target = given[:2]
-    logprob = case.operation == "logprob"
-    options = loss_launch.Options(**dict(operation(op).values), logprob=logprob)
-    problem = dispatch.problem_of((x, x))
-    for parts, last, factor in ((1, 2, 2), (1, 2, 4), (1, M, 4), (3, 2, 2), (3, 2, 4), (3, M, 2), (3, 0, 1)):
-        plan = replace(loss_plans._stream(problem, 1, 64, parts), last_rows=last, last_factor=factor)
-        ready = loss_launch._reduction(problem, plan, (N,), options)
-        assert ready.programs == (M - last) * parts + last * parts * factor
-        floats = torch.full((ready.floats + 64,), -3.0)
-        counters = torch.full((M + 8,), 5)
-        counters[: ready.counters] = 0
-        rows = [torch.full((M + 1,), 7.0) for _ in range(3)]
-        results = [row[:M] for row in rows]
-        for _ in range(2):  # the second launch finds the counters as the first one left them
-            operands = x, target, *results[: 3 if logprob else 2], *(() if logprob else (None,))
-            ready.kernel[(ready.programs,)](*operands, floats, counters, *ready.arguments, **ready.options)
-            what = N, op, dtype, parts, last, factor
-            accuracy = numerics(op).check(case, given, tuple(results[:2]))
-            assert not logprob or torch.allclose(results[2].double(), x.double().logsumexp(1), rtol=1e-6), what
-            assert accuracy.grade.value == "pass", (what, accuracy.detail)
-            assert not counters[: ready.counters].any(), what
-            assert bool((counters[ready.counters :] == 5).all() and (floats[ready.floats :] == -3).all()), ("out of range", what)
-            assert bool((floats[: ready.floats].view(-1, 4)[:, 1] >= 0).all()), ("a part has no result", what)
-            assert all(row[M] == 7 for row in rows), what
-            for row in rows:
-                row.fill_(7.0)
-    if not logprob:
-        results = torch.full((3, M), 7.0)
-        plan = replace(loss_plans._stream(problem, 1, 64, 1), last_rows=2, last_factor=4)
-        ready = loss_launch._reduction(problem, plan, (N,), options)
-        ready.kernel[(ready.programs,)](x, target, *results, *ready.scratch(CPU), *ready.arguments, **ready.options)
-        z = x.double()
-        z = 30 * torch.tanh(z / 30) if options.softcap else z
-        assert torch.allclose(results[1].double(), z.max(1).values, rtol=1e-6)
-        assert torch.allclose(results[2].double(), (z - z.max(1).values[:, None]).exp().sum(1), rtol=1e-5)
-print("fine")
-"""
 SPECIAL = """
 for N in (9, 5003):
     x = torch.randn(5, N)
@@ -172,11 +124,6 @@ def test_every_pass_is_within_the_bounds(run_interpreted):
 @pytest.mark.slow
 def test_structured_long_rows_are_within_the_bounds(run_interpreted):
     run_interpreted(SETUP + LONG, timeout=270)
-
-
-@pytest.mark.timeout(280)
-def test_last_rows_are_shared_by_more_programs(run_interpreted):
-    run_interpreted(SETUP + LAST_ROWS, timeout=270)
 
 
 def test_special_targets_layouts_and_errors(run_interpreted):
