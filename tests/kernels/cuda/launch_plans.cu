@@ -27,7 +27,6 @@ inline cudaError_t attribute(int* value, cudaDeviceAttr which, int device) {
 #include "softmax.cu"
 
 #include "loss_ops.cuh"
-#include "statistics_launch.cuh"
 
 #include <cmath>
 #include <cstdio>
@@ -92,30 +91,7 @@ template <typename Op> void sweep(const char* name, unsigned seed) {
     }
 }
 
-// Plans of kernels that only read rows: whether a launch takes them, and that the last rows are a small part of those that do not fit at once.
-void sweep_statistics(bool counts) {
-    std::mt19937_64 random(11);
-    auto log_uniform = [&](double most) { return int64_t(std::exp(double(random() % (1 << 20)) * std::log(most) / (1 << 20))); };
-    for (fake::current = 0; fake::current < int(sizeof(fake::DEVICES) / sizeof(fake::DEVICES[0])); ++fake::current) {
-        long shorter = 0;
-        for (int i = 0; i < 20000; ++i) {
-            const int64_t M = log_uniform(1e6), vectors = log_uniform(1e6) + LINE_VECTORS;
-            const Plan p = statistics_plan(M, vectors, counts);
-            const int64_t threads = int64_t(p.per_row) * M * p.threads, last = p.tier == SPLIT ? p.tier_option : 0;
-            const bool short_ctas = last && vectors / p.per_row / p.last_parts < p.vectors * p.threads / 2;  // less than half of one turn each
-            ++tested, shorter += last > 0;
-            if ((p.tier == SPLIT && !split_fits(p, M)) || (last && (2 * last > M || threads <= 1536L * device().sms * 3 / 4 / (counts ? 2 : 1))) || short_ctas)
-                if (++bad <= 20)
-                    std::printf("statistics of %lldx%lld vectors, device %d: tier %d, %d threads, per_row %d, %d last rows in %d\n", (long long)M, (long long)vectors,
-                                fake::current, p.tier, p.threads, p.per_row, p.tier_option, p.last_parts);
-        }
-        if (shorter < 200) ++bad, std::printf("device %d: only %ld plans have shorter CTAs for the last rows\n", fake::current, shorter);
-    }
-}
-
 int main() {
-    sweep_statistics(false);
-    sweep_statistics(true);
     sweep<Forward<float, float>>("forward float32", 1);
     sweep<Forward<__half, __half>>("forward float16", 2);
     sweep<Forward<__nv_bfloat16, float>>("forward bfloat16 to float32", 3);
