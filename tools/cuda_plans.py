@@ -60,7 +60,7 @@ def reading_plans(M: int, vectors: int) -> Iterator[Plan]:
     if vectors <= 2048:
         yield from (Plan(WARP, 4, threads, 1) for threads in (64, 128, 256))
     for in_flight in (4, 8):
-        for threads in (64, 128, 256):
+        for threads in (64, 128, 160, 192, 224, 256):
             most = -(-vectors // threads)
             yield from (Plan(SPLIT, in_flight, threads, ctas) for ctas in (1, 2, 3, 4, 6, 8, 12, 16, 32, 64, 128, 256) if ctas <= most)
     for threads in (64, 128, 192, 256) if M <= 1024 else ():

@@ -7,15 +7,31 @@
 namespace softbench {
 
 // Plans: ONE_WARP, SPLIT with the CTAs of a row in `per_row`, or CLUSTER with those of a cluster. `vectors` is U.
-constexpr int64_t STATISTICS_CHUNK = 8192;  // vectors of a CTA, at most: 128 KB
+constexpr int64_t STATISTICS_CHUNK = 16384;  // vectors of a CTA, at most: 256 KB
+constexpr int64_t CLUSTER_ROW = 8192;        // vectors of a row from which a cluster has it, if rows are about as many as SMs
+constexpr int64_t FEW_ROW = 4096;            // vectors of one of a few rows from which a cluster has it
+constexpr int DEEP = 8;                      // vectors in flight of a thread, where many CTAs have long parts
+
+// Threads of a CTA that reads `each` vectors, U of a thread at a time. All threads wait for the last turn, so it should be nearly full.
+inline int threads_without_waste(int64_t each, int U) {
+    int best = STATISTICS_THREADS;
+    double used = 0;
+    for (int threads = STATISTICS_THREADS; threads >= STATISTICS_THREADS / 2; threads -= WARP) {
+        const double share = double(each) / double(round_up<int64_t>(each, U * threads));
+        if (share > used + 0.02) best = threads, used = share;
+    }
+    return best;
+}
 
 // The limits are from tools/cuda_plans.py; notes-cuda.md has its tables.
-inline Plan statistics_plan(int64_t M, int64_t vectors) {
+inline Plan statistics_plan(int64_t M, int64_t vectors, bool counts) {
     const int64_t sms = device().sms;
     const bool one_wave = M <= 40 * sms;  // of warps that have a row each
     if (vectors <= 64 || (vectors <= 256 && M >= 16 * sms) || (vectors <= 512 && M >= 16 * sms && one_wave) || (vectors <= 1024 && M >= 128 * sms))
         return {ONE_WARP, 4, STATISTICS_WARPS * WARP, 1, 0, VECTOR_BYTES, 0, 0};
-    if (device().clusters() && M > sms / 4 && M < sms && vectors > STATISTICS_CHUNK) return {CLUSTER, 4, 6 * WARP, 8, 0, LINE_ALIGNMENT, 0, 0};
+    if (device().clusters() && M <= 4 && vectors > FEW_ROW && vectors <= 4 * STATISTICS_THREADS * MAX_CLUSTER)
+        return {CLUSTER, 4, int(round_up<int64_t>(ceil_div<int64_t>(vectors, 4 * MAX_CLUSTER), WARP)), MAX_CLUSTER, 0, LINE_ALIGNMENT, 0, 0};
+    if (device().clusters() && M > sms / 4 && M < sms && vectors > CLUSTER_ROW) return {CLUSTER, 4, 6 * WARP, 8, 0, LINE_ALIGNMENT, 0, 0};
     const int64_t in_flight = 4 * STATISTICS_THREADS;
     int64_t ctas = ceil_div(vectors, STATISTICS_CHUNK);
     if (M < sms) ctas = std::max(ctas, std::min(ceil_div<int64_t>(3 * sms, M), ceil_div(vectors, in_flight)));
@@ -25,6 +41,7 @@ inline Plan statistics_plan(int64_t M, int64_t vectors) {
     const bool small = all > 2 * sms && all <= 10 * sms;  // one wave, so long rows have CTAs of 128 threads
     const int most = small ? STATISTICS_THREADS / 2 : STATISTICS_THREADS;
     const int threads = each > in_flight || all <= 2 * sms ? most : int(std::max<int64_t>(2 * WARP, round_up<int64_t>(quarter, WARP)));
+    if (!counts && all > 10 * sms && each > in_flight) return {SPLIT, DEEP, threads_without_waste(each, DEEP), int(ctas), 0, LINE_ALIGNMENT, 0, 0};
     return {SPLIT, 4, threads, int(ctas), 0, LINE_ALIGNMENT, 0, 0};
 }
 
@@ -32,8 +49,9 @@ constexpr int64_t COUNTER_BYTES = COUNTED_ROWS * int64_t(sizeof(unsigned));
 
 // Launches the kernel of a plan; see `run`. The workspace has the counters first.
 template <typename Op> int64_t run_statistics(StatisticsRows<Op> rows, Plan* p, void* workspace, int64_t workspace_bytes, cudaStream_t stream) {
-    const int64_t vectors = ceil_div<int64_t>(rows.N, Op::V) + LINE_VECTORS;  // at most, counted from the base
-    Plan chosen = p && p->tier != AUTO ? *p : statistics_plan(rows.M, vectors);
+    const bool at_lines = reinterpret_cast<uintptr_t>(rows.x) % LINE_BYTES == 0 && rows.stride * int64_t(sizeof(*rows.x)) % LINE_BYTES == 0;
+    const int64_t vectors = ceil_div<int64_t>(rows.N, Op::V) + (at_lines ? 0 : LINE_VECTORS);  // at most, counted from the base
+    Plan chosen = p && p->tier != AUTO ? *p : statistics_plan(rows.M, vectors, Op::COUNTS);
     if (p && p->tier == AUTO) *p = chosen;
     if (chosen.threads < WARP || chosen.threads > STATISTICS_THREADS || chosen.threads % WARP || chosen.per_row < 1) return cudaErrorInvalidValue;
     if (chosen.vectors != 4 && !(chosen.vectors == 8 && chosen.tier == SPLIT && !Op::COUNTS)) return cudaErrorInvalidValue;

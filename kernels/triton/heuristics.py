@@ -31,7 +31,6 @@ LONG_ROW = 36 * 1024  # bytes of all inputs: above it, clusters are faster.
 MAX_CLUSTER_ROW = 1 << 20  # bytes.
 IDLE_ROW = 400 * 1024  # bytes of all inputs: above it, a few rows want more SMs than the 16 of a cluster.
 MAX_TILE_PADDING = 1.3  # columns of a tile to columns of a row.
-TWO_VECTORS = 2 * VECTOR_BYTES  # bytes: below it, an SM has few bytes of odd rows in flight in tiers other than staged.
 # Of an enlarged program, which reads and writes at least so many bytes. In the second, threads share a row.
 PROGRAM_BYTES, SHARED_ROWS_BYTES = 4 * 1024, 3 * 1024
 MAX_WORDS = 48  # of inputs a thread
@@ -96,7 +95,7 @@ def _by_tier(problem: Problem) -> Iterator[Plan]:
     row = problem.N * problem.element_size
     max_rows_row = ROW_VECTORS[min(4, problem.element_size)] * VECTOR_BYTES // problem.reads
     small = problem.M * problem.reads * row < problem.sms * 64 * 1024  # less than a quarter of the device's registers
-    if row < TWO_VECTORS:
+    if row <= SHORT_ROW and problem.alignment < VECTOR_BYTES:
         yield from staged_plans(problem)
         yield from short_row_plans(problem)
     elif row <= SHORT_ROW:
