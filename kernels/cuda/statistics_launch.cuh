@@ -12,17 +12,6 @@ constexpr int64_t CLUSTER_ROW = 8192;        // vectors of a row from which a cl
 constexpr int64_t FEW_ROW = 4096;            // vectors of one of a few rows from which a cluster has it
 constexpr int DEEP = 8;                      // vectors in flight of a thread, where many CTAs have long parts
 
-// Threads of a CTA that reads `each` vectors, U of a thread at a time. All threads wait for the last turn, so it should be nearly full.
-inline int threads_without_waste(int64_t each, int U) {
-    int best = STATISTICS_THREADS;
-    double used = 0;
-    for (int threads = STATISTICS_THREADS; threads >= STATISTICS_THREADS / 2; threads -= WARP) {
-        const double share = double(each) / double(round_up<int64_t>(each, U * threads));
-        if (share > used + 0.02) best = threads, used = share;
-    }
-    return best;
-}
-
 // The limits are from tools/cuda_plans.py; notes-cuda.md has its tables.
 inline Plan statistics_plan(int64_t M, int64_t vectors, bool counts) {
     const int64_t sms = device().sms;
@@ -41,16 +30,15 @@ inline Plan statistics_plan(int64_t M, int64_t vectors, bool counts) {
     const bool small = all > 2 * sms && all <= 10 * sms;  // one wave, so long rows have CTAs of 128 threads
     const int most = small ? STATISTICS_THREADS / 2 : STATISTICS_THREADS;
     const int threads = each > in_flight || all <= 2 * sms ? most : int(std::max<int64_t>(2 * WARP, round_up<int64_t>(quarter, WARP)));
-    if (!counts && all > 10 * sms && each > in_flight) return {SPLIT, DEEP, threads_without_waste(each, DEEP), int(ctas), 0, LINE_ALIGNMENT, 0, 0};
-    return {SPLIT, 4, threads, int(ctas), 0, LINE_ALIGNMENT, 0, 0};
+    const bool deep = !counts && all > 10 * sms && each > in_flight;
+    return {SPLIT, deep ? DEEP : 4, threads, int(ctas), 0, LINE_ALIGNMENT, 0, 0};
 }
 
 constexpr int64_t COUNTER_BYTES = COUNTED_ROWS * int64_t(sizeof(unsigned));
 
 // Launches the kernel of a plan; see `run`. The workspace has the counters first.
 template <typename Op> int64_t run_statistics(StatisticsRows<Op> rows, Plan* p, void* workspace, int64_t workspace_bytes, cudaStream_t stream) {
-    const bool at_lines = reinterpret_cast<uintptr_t>(rows.x) % LINE_BYTES == 0 && rows.stride * int64_t(sizeof(*rows.x)) % LINE_BYTES == 0;
-    const int64_t vectors = ceil_div<int64_t>(rows.N, Op::V) + (at_lines ? 0 : LINE_VECTORS);  // at most, counted from the base
+    const int64_t vectors = ceil_div<int64_t>(rows.N, Op::V) + LINE_VECTORS;  // at most, counted from the base
     Plan chosen = p && p->tier != AUTO ? *p : statistics_plan(rows.M, vectors, Op::COUNTS);
     if (p && p->tier == AUTO) *p = chosen;
     if (chosen.threads < WARP || chosen.threads > STATISTICS_THREADS || chosen.threads % WARP || chosen.per_row < 1) return cudaErrorInvalidValue;

@@ -27,6 +27,7 @@ inline cudaError_t attribute(int* value, cudaDeviceAttr which, int device) {
 #include "softmax.cu"
 
 #include "loss_ops.cuh"
+#include "statistics_launch.cuh"
 
 #include <cmath>
 #include <cstdio>
@@ -91,7 +92,32 @@ template <typename Op> void sweep(const char* name, unsigned seed) {
     }
 }
 
+// Whether a launch takes the plans of kernels that only read rows: its limits on threads, vectors in flight, clusters, counters and slots.
+void sweep_statistics(bool counts) {
+    std::mt19937_64 random(11);
+    auto log_uniform = [&](double most) { return int64_t(std::exp(double(random() % (1 << 20)) * std::log(most) / (1 << 20))); };
+    for (fake::current = 0; fake::current < int(sizeof(fake::DEVICES) / sizeof(fake::DEVICES[0])); ++fake::current) {
+        long deep = 0, clusters = 0;
+        for (int i = 0; i < 20000; ++i) {
+            const int64_t M = log_uniform(1e6), vectors = log_uniform(1e6) + LINE_VECTORS;
+            const Plan p = statistics_plan(M, vectors, counts);
+            bool fits = p.threads >= WARP && p.threads <= STATISTICS_THREADS && p.threads % WARP == 0 && p.per_row >= 1;
+            fits &= p.vectors == 4 || (p.vectors == DEEP && p.tier == SPLIT && !counts);
+            if (p.tier == SPLIT) fits &= p.per_row == 1 || (M <= COUNTED_ROWS && M * p.per_row <= COUNTED_SLOTS);
+            else if (p.tier == CLUSTER) fits &= device().clusters() && p.per_row <= MAX_CLUSTER;
+            else fits &= p.tier == ONE_WARP;
+            ++tested, deep += p.vectors == DEEP, clusters += p.tier == CLUSTER;
+            if (!fits && ++bad <= 20)
+                std::printf("statistics of %lldx%lld vectors, device %d: tier %d, %d vectors, %d threads, per_row %d\n", (long long)M, (long long)vectors, fake::current, p.tier,
+                            p.vectors, p.threads, p.per_row);
+        }
+        if ((deep > 100) == counts || (clusters > 20) != device().clusters()) ++bad, std::printf("device %d: %ld deep plans, %ld clusters\n", fake::current, deep, clusters);
+    }
+}
+
 int main() {
+    sweep_statistics(false);
+    sweep_statistics(true);
     sweep<Forward<float, float>>("forward float32", 1);
     sweep<Forward<__half, __half>>("forward float16", 2);
     sweep<Forward<__nv_bfloat16, float>>("forward bfloat16 to float32", 3);
