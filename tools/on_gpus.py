@@ -5,7 +5,8 @@ are dealt to the GPUs, in their order, one at a time on each. A step whose estim
 twice its estimate is interrupted, so that softbench still writes its results; Ctrl-C interrupts all. The CUDA libraries are built before.
 
 FOLDER has the output of each step in STEP.log and its files in STEP/. `--pack FILE` makes a .tar.gz of FOLDER. `--list` prints the steps.
-The steps `losses` and `judged-honest` need liger-kernel and quack-kernels, `use-models` needs transformers, and `fleet-ray` needs softbench[ray].
+The steps `losses` and `judged-honest` need liger-kernel and quack-kernels, `use-models` needs transformers, and `fleet-ray` needs
+softbench[ray].
 Exit code 1: a step failed, was interrupted or was left out.
 """
 
@@ -81,7 +82,7 @@ STEPS = (
     Step("fleet-replicate", 115, f"{DEFAULT} --backends torch,compile,triton,cuda --devices all --spread replicate", every=True),
     Step("frontier", 225, f"softbench run --config frontier --backends {OURS} --profile off --output {{out}}"
          " && softbench compare {out}/latest.csv results/h200/frontier.csv"),
-    Step("losses", 135, f"softbench run --config losses --backends copy,liger,quack,triton,cuda --output {{out}}"),
+    Step("losses", 135, "softbench run --config losses --backends copy,liger,quack,triton,cuda --output {out}"),
     Step("losses-odd", 35, f"{LOSSES} --M 4096 --N 49152,50176,50257,50264,50304 --output {{out}}"),
     Step("losses-few", 30, f"{LOSSES} --M 1,4,8,64 --N 50257,128256 --output {{out}}"),
     Step("log-softmax", 76, "softbench run --op log_softmax --M 4096 --N 1024,16384,50257 --dtype bf16,fp32"
