@@ -84,6 +84,9 @@ def _libraries() -> int:
 
 
 def built_libraries() -> tuple[dict[str, str], list[str]]:
-    """Variables with which another process finds the built CUDA libraries, and the folders that it must read. A build takes most of a minute."""
+    """Variables with which another process finds the built CUDA libraries, and the folders that it must read.
+
+    A build takes most of a minute.
+    """
     folder = cache_folder()
     return {READ_CACHE: str(folder)}, [str(built) for built in sorted(folder.glob("cuda-*"))]
