@@ -42,6 +42,7 @@ SLOW_FILES = (
     "adversarial/test_wrong_operations.py",
     "kernels/cuda/test_simulated_losses.py",
     "kernels/triton/test_losses.py",
+    "tools/test_every_tier.py",
     "kernels/triton/test_dispatch.py",
     "kernels/triton/test_traceable.py",
     "run/test_inspect.py",

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import itertools
 import statistics
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -44,7 +43,6 @@ ROUNDS = 5
 MAX_POLLS, LINE = 1 << 16, 128  # as in heuristics.cuh
 STAGGER_BYTES = 8 << 20
 SM_SHARED, SM_REGISTERS = 200 << 10, 65536
-STATISTICS_THREADS_AN_SM = 1536
 
 
 class Pass(NamedTuple):
@@ -57,19 +55,14 @@ class Pass(NamedTuple):
     others: tuple[tuple[str, Call], ...] = ()  # other kernels that do the same, by name
 
 
-def reading_plans(M: int, vectors: int, sms: int) -> Iterator[Plan]:
-    """Plans of a forward on a device with `sms` SMs."""
+def reading_plans(M: int, vectors: int) -> Iterator[Plan]:
+    """Plans of a forward."""
     if vectors <= 2048:
         yield from (Plan(WARP, 4, threads, 1) for threads in (64, 128, 256))
     for in_flight in (4, 8):
-        for threads in (64, 128, 256):
+        for threads in (64, 128, 160, 192, 224, 256):
             most = -(-vectors // threads)
             yield from (Plan(SPLIT, in_flight, threads, ctas) for ctas in (1, 2, 3, 4, 6, 8, 12, 16, 32, 64, 128, 256) if ctas <= most)
-    for in_flight, threads, ctas in itertools.product((4, 8), (128, 256), (1, 2, 4)) if M > 1024 else ():
-        whole = STATISTICS_THREADS_AN_SM * sms // threads // ctas  # rows that the device has at once
-        sizes = itertools.product((whole // 4, whole // 2, whole), (2, 4, 8))
-        if vectors > 2 * in_flight * threads * ctas:
-            yield from (Plan(SPLIT, in_flight, threads, ctas, min(M // 2, rows), 0, 0, 0, parts) for rows, parts in sizes)
     for threads in (64, 128, 192, 256) if M <= 1024 else ():
         yield from (Plan(CLUSTER, 4, threads, ctas) for ctas in (2, 4, 8, 12, 16) if ctas * threads <= 2 * vectors)
 
@@ -198,11 +191,10 @@ def loss_pass(name: str, x: torch.Tensor, target: torch.Tensor) -> Pass:
     """A pass of cross entropy or logprob."""
     partial, out, size = functools.partial, torch.empty_like(x), (x.shape[0], -(-x[0].nbytes // 16))
     copy = partial(out.copy_, x)
-    sms = torch.cuda.get_device_properties(x.device).multi_processor_count
     if name == "forward":
-        return Pass(partial(losses.cross_entropy_forward, x, target), reading_plans(*size, sms), 1)
+        return Pass(partial(losses.cross_entropy_forward, x, target), reading_plans(*size), 1)
     if name == "logprob_forward":
-        return Pass(partial(losses.logprob_forward, x, target), reading_plans(*size, sms), 1)
+        return Pass(partial(losses.logprob_forward, x, target), reading_plans(*size), 1)
     if name == "fused":
         return Pass(partial(losses.cross_entropy_fused, x, target, out=out), fused_plans(*size), 2, copy)
     loss, lse = losses.cross_entropy_forward(x, target)
@@ -237,9 +229,7 @@ def words(plan: Plan) -> str:
     """The plan in a few words."""
     held = f"{plan.vectors} vectors, {plan.threads} threads, {plan.per_row} a row"
     stagger = f", stagger {plan.stagger_cycles}" if plan.stagger_cycles else ""
-    option = f", option {plan.tier_option}" if plan.tier_option else ""
-    parts = f", last rows in {plan.last_parts}" if plan.last_parts else ""
-    return f"{TIERS[plan.tier]:13}{held}{option}{stagger}{parts}"
+    return f"{TIERS[plan.tier]:13}{held}" + (f", option {plan.tier_option}" if plan.tier_option else "") + stagger
 
 
 def compare(told: str, x: torch.Tensor, one: Pass) -> None:

@@ -1,7 +1,7 @@
 """Small launches of every tier of our kernels, for compute-sanitizer: python tools/every_tier.py cuda|triton [--function F] [--verbose]
 
-F is softmax, scaled_softmax, log_softmax, cross_entropy or logprob. Half of the scaled launches have a scale for each row. The launches of
-the last two are in loss_launches.py.
+F is softmax, scaled_softmax, log_softmax, cross_entropy, logprob or masked_softmax. Half of the scaled launches have a scale for each row.
+The launches of losses are in loss_launches.py, and those of masked_softmax in masked_launches.py.
 
 Some launches are just large enough for the kernels that keep their reads in L2; `--bytes` and `--rows` leave out what moves more.
 PYTORCH_NO_CUDA_MEMORY_CACHING=1 makes allocations exact, so that the sanitizer sees an access one byte beside a tensor. The script prints
@@ -22,6 +22,7 @@ from functools import partial
 from typing import Any
 
 import loss_launches
+import masked_launches
 import torch
 from loss_launches import Launch
 from softbench.kernels.triton.launch_plan import KEEP_IN_L2_BYTES  # heuristics.cuh has the same
@@ -31,7 +32,7 @@ from softbench.plan.deal import parse_shard
 
 HALF, BRAIN, FULL = torch.float16, torch.bfloat16, torch.float32
 TOLERANCE = {HALF: 1e-2, BRAIN: 1e-2, FULL: 1e-5}
-LOSSES = ("cross_entropy", "logprob")
+ELSEWHERE = {"cross_entropy": loss_launches, "logprob": loss_launches, "masked_softmax": masked_launches}
 Scale = float | torch.Tensor
 Run = Callable[..., str]
 
@@ -231,8 +232,8 @@ def triton_launches(function: str) -> Iterator[tuple[Run, tuple[torch.Tensor, ..
 
 def launches(kernels: str, function: str) -> Iterator[Launch]:
     """The launches of a function."""
-    if function in LOSSES:
-        yield from (loss_launches.cuda_launches if kernels == "cuda" else loss_launches.triton_launches)(function)
+    if (module := ELSEWHERE.get(function)) is not None:
+        yield from (module.cuda_launches if kernels == "cuda" else module.triton_launches)(function)
         return
     for run, tensors in (cuda_launches if kernels == "cuda" else triton_launches)(function):
         scale = scale_of(function, tensors)
@@ -247,7 +248,7 @@ def main() -> int:
     parser.add_argument("--rows", type=int, default=math.inf, help="leave out launches of more rows")
     parser.add_argument("--bytes", type=int, default=math.inf, help="leave out launches that move more bytes")
     parser.add_argument("--part", default="1/1", help="launch every Nth from the Kth on, as in 2/8, so that several processes share them")
-    parser.add_argument("--function", choices=("softmax", "scaled_softmax", "log_softmax", *LOSSES), default="softmax")
+    parser.add_argument("--function", choices=("softmax", "scaled_softmax", "log_softmax", *ELSEWHERE), default="softmax")
     parser.add_argument("--verbose", action="store_true", help="name each launch on stderr before it ends")
     asked = parser.parse_args()
     try:

@@ -5,7 +5,8 @@ are dealt to the GPUs, in their order, one at a time on each. A step whose estim
 twice its estimate is interrupted, so that softbench still writes its results; Ctrl-C interrupts all. The CUDA libraries are built before.
 
 FOLDER has the output of each step in STEP.log and its files in STEP/. `--pack FILE` makes a .tar.gz of FOLDER. `--list` prints the steps.
-The step `losses` needs liger-kernel and quack-kernels, `use-models` needs transformers, and `fleet-ray` needs softbench[ray].
+The steps `losses` and `judged-honest` need liger-kernel and quack-kernels, `use-models` needs transformers, and `fleet-ray` needs
+softbench[ray].
 Exit code 1: a step failed, was interrupted or was left out.
 """
 
@@ -28,12 +29,18 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-OURS, PEERS = "copy,triton,cuda", "copy,torch,compile,liger,quack,triton,cuda"
+OURS = "copy,triton,cuda"
 DEFAULT = "softbench run --output {out}"
+HONEST = (
+    "softbench run --M 4096 --N 16384 --dtype bf16 --backends naive,torch,fx,jit-script,jit-trace,compile,compile:max-autotune"
+    ",compile:reduce-overhead,compile-torch,triton,triton-op,triton-custom-op,triton-compiled,triton-row,triton-tile,cuda,cuda-op,cudnn"
+    ",liger,quack"
+)
 SHORT = (
     f"softbench run --backends {OURS} --M 1048576 --N 5,7,8,9,13,60,77,129,197 --dtype bf16,fp32 --direction forward,backward"
     " --profile off --output {out}"
 )
+LOSSES = "softbench run --op cross_entropy,logprob --backends copy,triton,cuda --dtype bf16 --direction forward"
 MASKED = "softbench run --op masked_softmax --backends torch,compile,triton,cuda --dtype bf16 --direction forward,backward --output {out}"
 MASKS = {
     "causal": (105, "--shape gpt2,llama,long --set scale=0.125,causal=true"),
@@ -68,19 +75,23 @@ class Step:
 
 
 STEPS = (
-    Step("fleet-caches", 130, f"{DEFAULT} --devices all --force", every=True),  # it fills the compilers' caches for the next three
-    Step("fleet-one", 140, f"{DEFAULT} --devices 0", every=True),
-    Step("fleet-shard", 85, f"{DEFAULT} --devices all --force", every=True),
-    Step("fleet-ray", 90, f"trap 'ray stop' EXIT; ray start --head --include-dashboard=false && {DEFAULT} --ray auto --force", every=True),
+    Step("fleet-caches", 230, f"{DEFAULT} --devices all --force", every=True),  # it fills the compilers' caches for the next three
+    Step("fleet-one", 215, f"{DEFAULT} --devices 0", every=True),
+    Step("fleet-shard", 125, f"{DEFAULT} --devices all --force", every=True),
+    Step("fleet-ray", 130, f"trap 'ray stop' EXIT; ray start --head --include-dashboard=false && {DEFAULT} --ray auto --force", every=True),
     Step("fleet-replicate", 115, f"{DEFAULT} --backends torch,compile,triton,cuda --devices all --spread replicate", every=True),
     Step("frontier", 225, f"softbench run --config frontier --backends {OURS} --profile off --output {{out}}"
          " && softbench compare {out}/latest.csv results/h200/frontier.csv"),
-    Step("losses", 250, f"softbench run --config losses --backends {PEERS} --output {{out}}"),
+    Step("losses", 135, "softbench run --config losses --backends copy,liger,quack,triton,cuda --output {out}"),
+    Step("losses-odd", 35, f"{LOSSES} --M 4096 --N 49152,50176,50257,50264,50304 --output {{out}}"),
+    Step("losses-few", 30, f"{LOSSES} --M 1,4,8,64 --N 50257,128256 --output {{out}}"),
     Step("log-softmax", 76, "softbench run --op log_softmax --M 4096 --N 1024,16384,50257 --dtype bf16,fp32"
          " --direction forward,backward --output {out}"),
     *(Step(f"masked-{name}", seconds, f"{MASKED} {given}") for name, (seconds, given) in MASKS.items()),
     Step("harness-cost", 120, "python3 tools/harness_cost.py --N 256:6272:512"),
     Step("judged", 240, f"softbench run --config frontier --backends {OURS} --judge separate --output {{out}}"),
+    Step("judged-honest", 300, f"{HONEST} --output {{out}}/run; {HONEST} --judge separate --output {{out}}/judged;"
+         " softbench compare {out}/run/latest.csv {out}/judged/latest.csv"),
     Step("tests-judge", 150, f"{PYTEST} 'gpu and alone' tests/gpu/test_judge_gpu.py"),
     Step("tests-attacks", 150, f"{PYTEST} 'gpu and not alone' -n 4 tests/gpu/test_judge_gpu.py"),
     Step("tests-losses", 150, f"{PYTEST} gpu -n 4 tests/gpu/test_cuda_losses_gpu.py tests/gpu/test_triton_losses_gpu.py"),

@@ -51,6 +51,16 @@ def cache_folder() -> Path:
         return Path(tempfile.gettempdir()) / f"softbench-{os.getuid()}"
 
 
+READ_CACHE = "SOFTBENCH_READ_CACHE"
+"""The variable of a cache folder that this process may only read, such as the user's in a plugin's process of the judge."""
+
+
+def cached_library(name: str) -> Path | None:
+    """A library in the cache folder, or in $SOFTBENCH_READ_CACHE; None if it is not built. `name` is relative to the folder."""
+    folders = [cache_folder(), *(Path(other) for other in [os.environ.get(READ_CACHE)] if other)]
+    return next((library for folder in folders if (library := folder / name).is_file()), None)
+
+
 def _program(name: str, other_folders: list[Path]) -> str | None:
     """Path of a program: on PATH, in the toolkit's folder (CUDA_HOME, CUDA_PATH or /usr/local/cuda), or in other folders."""
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or "/usr/local/cuda"

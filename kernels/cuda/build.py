@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from ..common.cuda_toolkit import cache_folder, nvcc
+from ..common.cuda_toolkit import cache_folder, cached_library, nvcc
 
 SOURCE = Path(__file__).with_name("softmax.cu")
 FUNCTIONS = ("softmax", "log_softmax", "scaled_softmax")
@@ -115,7 +115,10 @@ def build(architecture: str, function: str = "softmax") -> Path:
     compiler = nvcc()
     if compiler is None:
         raise BuildError(MISSING)
-    folder = cache_folder() / _key(compiler, architecture, function)
+    key = _key(compiler, architecture, function)
+    if (ready := cached_library(f"{key}/{LIBRARY}")) is not None:
+        return ready
+    folder = cache_folder() / key
     library = folder / LIBRARY
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("w") as lock:
@@ -142,8 +145,7 @@ def build(architecture: str, function: str = "softmax") -> Path:
 def built(architecture: str, function: str = "softmax") -> Path | None:
     """The library of a function for an architecture, if it is built; None if it is not, or without the compiler that built it."""
     compiler = nvcc()
-    library = cache_folder() / _key(compiler, architecture, function) / LIBRARY if compiler else None
-    return library if library and library.is_file() else None
+    return cached_library(f"{_key(compiler, architecture, function)}/{LIBRARY}") if compiler else None
 
 
 def _key(compiler: str, architecture: str, function: str) -> str:

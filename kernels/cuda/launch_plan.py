@@ -16,5 +16,5 @@ class Plan(ctypes.Structure):
 
     _fields_ = [
         (name, ctypes.c_int)
-        for name in ("tier", "vectors", "threads", "per_row", "tier_option", "base_alignment", "max_polls", "stagger_cycles", "last_parts")
+        for name in ("tier", "vectors", "threads", "per_row", "tier_option", "base_alignment", "max_polls", "stagger_cycles")
     ]

@@ -5,9 +5,6 @@
 //
 // Short rows have a warp each. Other rows have one CTA, or several anywhere on the device. Each of these stores its Sums in a slot and counts itself
 // as finished. The last one merges the slots, so no CTA waits for another. The CTAs of a cluster send their Sums to its first CTA, which waits.
-//
-// The rows that a launch reads last have more and shorter CTAs than the others. When few CTAs are left on an SM, they have too few bytes in flight for
-// the speed of memory, so they should end soon.
 #pragma once
 
 #include "cluster_exchange.cuh"
@@ -25,11 +22,7 @@ template <typename Op> struct StatisticsRows : Op::Given {
     const typename Op::Element* x;
     int64_t stride, M;  // elements between rows; rows
     int N;
-    int chunk, last_chunk;  // vectors of a CTA, and of one of the last rows; multiples of LINE_VECTORS
-    int last_log;           // of the last rows' CTAs that take the place of one
-    int64_t first_last;     // the first of the last rows, or M
-    int64_t first_counted;  // the first row with a counter and slots
-    int slots_per_row;
+    int chunk;  // vectors of a CTA, a multiple of LINE_VECTORS
     Sums* slots;
     unsigned* counters;  // of finished CTAs of each row; 0 before and after each launch
 };
@@ -130,8 +123,7 @@ template <typename Op> __device__ __forceinline__ Sums merged(const Sums& one, c
 template <typename Op>
 __device__ __forceinline__ bool merged_by_last(const StatisticsRows<Op>& rows, int64_t row, int cta, int ctas, Sums& sums, Sums* warp_sums) {
     __shared__ bool is_last;
-    row -= rows.first_counted;
-    Sums* const slots = rows.slots + row * rows.slots_per_row;
+    Sums* const slots = rows.slots + row * ctas;
     if (threadIdx.x == 0) {
         __stcg(reinterpret_cast<float4*>(slots + cta), make_float4(sums.maximum, sums.sum, sums.third, sums.count));
         is_last = count_finished(rows.counters + row) == unsigned(ctas - 1);
@@ -183,20 +175,17 @@ template <typename Op> __device__ __forceinline__ bool merged_by_first(int rank,
 // What has a row. SEVERAL_CTAS (or one) are anywhere on the device.
 enum Share { ONE_WARP_EACH, SEVERAL_CTAS, ONE_CLUSTER };
 
-// The row of a thread, the number of its CTA among those of the row, how many these are, and the vectors of each.
+// The row of a thread, the number of its CTA among those of the row, and how many these are.
 struct Place {
     int64_t row;
-    int cta, ctas, chunk;
+    int cta, ctas;
 };
-template <Share SHARE, typename Op> __device__ __forceinline__ Place place_of(const StatisticsRows<Op>& rows) {
-    if constexpr (SHARE == ONE_WARP_EACH) return {int64_t(blockIdx.x) * (blockDim.x / WARP) + threadIdx.x / WARP, 0, 1, 0};
+template <Share SHARE> __device__ __forceinline__ Place place_of() {
+    if constexpr (SHARE == ONE_WARP_EACH) return {int64_t(blockIdx.x) * (blockDim.x / WARP) + threadIdx.x / WARP, 0, 1};
 #if SOFTBENCH_CLUSTERS
-    if constexpr (SHARE == ONE_CLUSTER) return {cluster_index(), cluster_rank(), cluster_size(), rows.chunk};
+    if constexpr (SHARE == ONE_CLUSTER) return {cluster_index(), cluster_rank(), cluster_size()};
 #endif
-    const int64_t row = grid_row(), later = row - rows.first_last;  // a row of the grid; the last rows have several
-    if (later < 0) return {row, int(blockIdx.x), int(gridDim.x), rows.chunk};
-    const int part = int(later) & ((1 << rows.last_log) - 1);
-    return {rows.first_last + (later >> rows.last_log), int(part * gridDim.x + blockIdx.x), int(gridDim.x) << rows.last_log, rows.last_chunk};
+    return {grid_row(), int(blockIdx.x), int(gridDim.x)};
 }
 
 // U: the vectors of a thread in flight.
@@ -207,7 +196,7 @@ __global__ void __launch_bounds__(STATISTICS_THREADS, statistics_min_ctas(U, Op:
     using Element = typename Op::Element;
     __shared__ Sums warp_sums[STATISTICS_THREADS / WARP];
     const int lanes = WARP_PER_ROW ? WARP : blockDim.x, lane = WARP_PER_ROW ? threadIdx.x % WARP : threadIdx.x;
-    const Place place = place_of<SHARE>(rows);
+    const Place place = place_of<SHARE>();
     const int64_t row = place.row;
     const int cta = place.cta, ctas = place.ctas;
     if (row >= rows.M) return;  // only whole warps return, and their path has no barrier
@@ -221,8 +210,8 @@ __global__ void __launch_bounds__(STATISTICS_THREADS, statistics_min_ctas(U, Op:
     const int first = (offset + V - 1) / V, end = max(first, row_end / V);  // of the whole vectors, counted from the base
     int from = lane, to = end;
     if constexpr (!WARP_PER_ROW) {
-        from += cta * place.chunk;
-        to = min(end, (cta + 1) * place.chunk);
+        from += cta * rows.chunk;
+        to = min(end, (cta + 1) * rows.chunk);
     }
     if (from < first) from += lanes;  // `first` is at most LINE_VECTORS
     const int edge_index = lane < FIRST_TAIL_THREAD ? offset + lane : end * V + lane - FIRST_TAIL_THREAD;

@@ -19,14 +19,11 @@ import triton.language as tl
 
 from .block_reduce import block_reduce
 from .launch_plan import VECTOR_BYTES
-from .packed_io import INTERPRETED, load_tiles, pack, padding, unpack_high, unpack_low, word_pointers
-from .softmax_ops import finite_or_zero, normalized, rematerialize, thread_dot, tile_exp_sum, tile_max
+from .packed_io import load_tiles, pack, packed_max, padding, unpack_high, unpack_low, word_pointers
+from .softmax_ops import finite_or_zero, normalized, rematerialize, thread_dot, tile_exp_sum
 
 VECTOR = tl.constexpr(VECTOR_BYTES // 2)
 WORDS = tl.constexpr(4)
-MAX_OF_BFLOAT16 = tl.constexpr("max.bf16x2 $0, $1, $2;")
-MAX_OF_FLOAT16 = tl.constexpr("max.f16x2 $0, $1, $2;")
-
 
 MOST_COLUMNS = 16384
 LEAST_COLUMNS = {False: 4096, True: 8192}
@@ -53,28 +50,6 @@ def causal_plan(N: int, backward: bool) -> CausalPlan | None:
     threads = 256 if backward else 128
     tiles = triton.cdiv(N, VECTOR.value * threads)
     return CausalPlan(tiles, threads, 1 if backward else triton.cdiv(tiles, 4), 80 if backward or tiles > 8 else 56)
-
-
-@triton.jit
-def _max_of_bfloat16(a, b):
-    return tl.inline_asm_elementwise(MAX_OF_BFLOAT16, "=r,r,r", [a, b], dtype=tl.int32, is_pure=True, pack=1)
-
-
-@triton.jit
-def _max_of_float16(a, b):
-    return tl.inline_asm_elementwise(MAX_OF_FLOAT16, "=r,r,r", [a, b], dtype=tl.int32, is_pure=True, pack=1)
-
-
-@triton.jit
-def _thread_max(tile, DTYPE: tl.constexpr):
-    """Each thread's maximum, (1, THREADS). One instruction takes two elements of each word."""
-    if INTERPRETED:
-        return tile_max(tile, DTYPE)
-    elif DTYPE == tl.bfloat16:
-        word = tl.reduce(tile, 2, _max_of_bfloat16)
-    else:
-        word = tl.reduce(tile, 2, _max_of_float16)
-    return tl.maximum(unpack_low(word, DTYPE), unpack_high(word, DTYPE))
 
 
 @triton.jit
@@ -136,11 +111,11 @@ def forward_causal(
     y_words = word_pointers(y_ptr + at * N * VECTOR, zero, WORDS)
     _write_zeros(y_words, end, N, TILES, THREADS)
     x = _cut(x, seen, TILES, THREADS, DTYPE)
-    m = _thread_max(x[0], DTYPE)
+    m = packed_max(x[0], DTYPE)
     for group in tl.static_range(0, TILES, GROUP):
         if group * THREADS < end:
             for p in tl.static_range(max(1, group), min(group + GROUP, TILES)):
-                m = tl.maximum(m, _thread_max(x[p], DTYPE))
+                m = tl.maximum(m, packed_max(x[p], DTYPE))
     base = finite_or_zero(m)[:, :, None]
     total = tile_exp_sum(x[0], base, scale, DTYPE)
     for group in tl.static_range(0, TILES, GROUP):

@@ -31,9 +31,9 @@ LONG_ROW = 36 * 1024  # bytes of all inputs: above it, clusters are faster.
 MAX_CLUSTER_ROW = 1 << 20  # bytes.
 IDLE_ROW = 400 * 1024  # bytes of all inputs: above it, a few rows want more SMs than the 16 of a cluster.
 MAX_TILE_PADDING = 1.3  # columns of a tile to columns of a row.
-TWO_VECTORS = 2 * VECTOR_BYTES  # bytes: below it, an SM has few bytes of odd rows in flight in tiers other than staged.
-# Of an enlarged program, which reads and writes at least so many bytes. In the second, threads share a row.
-PROGRAM_BYTES, SHARED_ROWS_BYTES = 4 * 1024, 3 * 1024
+STAGED_COLUMNS = 256  # up to which rows that are not aligned have the tier staged first: docs/kernels/notes-triton.md, Short rows.
+# An enlarged program reads and writes at least so many bytes. In the first, each thread has one vector, which is a row.
+VECTOR_ROWS_BYTES, PROGRAM_BYTES = 4 * 1024, 3 * 1024
 MAX_WORDS = 48  # of inputs a thread
 PROGRAMS = 16  # an SM, at least
 MAX_DISTANCE = 6  # in a table: three quarters of an octave of row length, or half an octave and twice the rows.
@@ -82,9 +82,11 @@ def enlarged(problem: Problem, plan: Plan) -> Plan:
     moved = problem.N * problem.element_size * (problem.reads + 1)
     while plan.tier == "rows" and plan.threads <= WARP and problem.M >= 2 * plan.rows * PROGRAMS * problem.sms:
         words = plan.tiles * plan.vector_words * problem.reads * plan.rows * plan.threads // (WARP * plan.warps)
-        if plan.threads == 1 and plan.rows * moved < PROGRAM_BYTES and 2 * plan.warps <= MAX_WARPS:
+        if plan.rows * moved >= (VECTOR_ROWS_BYTES if plan.threads == plan.tiles == 1 else PROGRAM_BYTES):
+            break
+        if plan.threads == 1 and 2 * plan.warps <= MAX_WARPS:
             plan = replace(plan, rows=2 * plan.rows, warps=2 * plan.warps)
-        elif plan.threads > 1 and plan.rows * moved < SHARED_ROWS_BYTES and 2 * words <= MAX_WORDS:
+        elif plan.threads > 1 and 2 * words <= MAX_WORDS:
             plan = replace(plan, rows=2 * plan.rows)
         else:
             break
@@ -96,7 +98,7 @@ def _by_tier(problem: Problem) -> Iterator[Plan]:
     row = problem.N * problem.element_size
     max_rows_row = ROW_VECTORS[min(4, problem.element_size)] * VECTOR_BYTES // problem.reads
     small = problem.M * problem.reads * row < problem.sms * 64 * 1024  # less than a quarter of the device's registers
-    if row < TWO_VECTORS:
+    if problem.N <= STAGED_COLUMNS and problem.alignment < VECTOR_BYTES:
         yield from staged_plans(problem)
         yield from short_row_plans(problem)
     elif row <= SHORT_ROW:

@@ -19,7 +19,7 @@ import struct
 import triton
 import triton.language as tl
 
-from .packed_io import INTERPRETED, rounded, store_tile, unpack_high, unpack_low, vectors_inside
+from .packed_io import INTERPRETED, larger, packed_max, rounded, store_tile, unpack_high, unpack_low, vectors_inside
 from .softmax_ops import LOG2E, MINUS_INFINITY, exp_fast, finite_or_zero, rematerialize, tile_max
 
 LOWEST = tl.constexpr(-10000.0)  # of y: exp2 is 0 there, and the product is finite
@@ -123,9 +123,15 @@ def accumulate(
     THREADS: tl.constexpr, DTYPE: tl.constexpr, BASE_ALIGNMENT: tl.constexpr, THIRD: tl.constexpr,
 ):  # fmt: skip
     """Each thread's partial result, (R, THREADS), with the tiles that `load_tiles` read with the same bounds."""
-    top = tile_max(tiles[0], DTYPE)
-    for p in tl.static_range(1, len(tiles)):
-        top = tl.maximum(top, tile_max(tiles[p], DTYPE))
+    if DTYPE == tl.float32:
+        top = tile_max(tiles[0], DTYPE)
+        for p in tl.static_range(1, len(tiles)):
+            top = tl.maximum(top, tile_max(tiles[p], DTYPE))
+    else:
+        words = tiles[0]
+        for p in tl.static_range(1, len(tiles)):
+            words = larger(words, tiles[p], DTYPE)
+        top = packed_max(words, DTYPE)
     n = tl.maximum(m, capped(top, softcap, inverse))  # with a softcap, of a thread without elements too: it stays below the row's
     base = finite_or_zero(n)
     s, d = rebased(m, s, d, count, base, THIRD)

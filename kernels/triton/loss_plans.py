@@ -24,6 +24,7 @@ FEW_BYTES = 64 * 1024  # for each SM: below it, all bytes are in flight at once
 MAX_PARTS = 128
 LEAST_PROGRAMS = 4  # of each SM that share rows: 64 KiB in flight
 MUCH_LESS = 0.75
+FEWER_READS = 0.95
 MOST_SHARED_ROWS = 8192  # rows that several programs reduce: each needs a counter
 # Tiles of a cluster's plan, by element size and number of additions: PlanCTA of Triton 3.6 gives up at a number of operations.
 MOST_TILES_OF_CLUSTER = {2: (32, 12, 8), 4: (32, 16, 12)}
@@ -75,8 +76,17 @@ def reduction_plan(problem: Problem) -> Plan:
         parts = _least_work(problem, vectors, parts)
     chunk = chunk_vectors(vectors, parts)
     threads = next((count for count in REDUCTION_THREADS if count * STREAM_TILES >= chunk), REDUCTION_THREADS[-1])
-    tiles = min(STREAM_TILES, math.ceil(chunk / threads))
+    tiles = _tiles_without_waste(chunk, threads) if chunk > STREAM_TILES * threads else math.ceil(chunk / threads)
     return _stream(problem, tiles, threads, math.ceil(vectors / chunk))
+
+
+def _tiles_without_waste(chunk: int, threads: int) -> int:
+    """Tiles of a turn: STREAM_TILES, or one more if the last turn would be nearly empty. All threads wait for that turn."""
+
+    def reads(tiles: int) -> int:
+        return math.ceil(chunk / (tiles * threads)) * tiles
+
+    return STREAM_TILES + 1 if reads(STREAM_TILES + 1) <= FEWER_READS * reads(STREAM_TILES) else STREAM_TILES
 
 
 def _least_work(problem: Problem, vectors: int, most: int) -> int:

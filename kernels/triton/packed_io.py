@@ -26,6 +26,8 @@ from .generic import INTERPRETED as _INTERPRETED
 
 INTERPRETED = tl.constexpr(_INTERPRETED)
 
+MAX_OF_BFLOAT16 = tl.constexpr("max.bf16x2 $0, $1, $2;")
+MAX_OF_FLOAT16 = tl.constexpr("max.f16x2 $0, $1, $2;")
 LOW_HALF = tl.constexpr("{ .reg .b16 low, high; mov.b32 {low, high}, $1; cvt.f32.f16 $0, low; }")
 HIGH_HALF = tl.constexpr("{ .reg .b16 low, high; mov.b32 {low, high}, $1; cvt.f32.f16 $0, high; }")
 
@@ -58,6 +60,40 @@ def unpack_high(words, DTYPE: tl.constexpr):
         return ((words >> 16) & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
     else:
         return tl.inline_asm_elementwise(HIGH_HALF, "=f,r", [words], dtype=tl.float32, is_pure=True, pack=1)
+
+
+@triton.jit
+def _max_of_bfloat16(a, b):
+    return tl.inline_asm_elementwise(MAX_OF_BFLOAT16, "=r,r,r", [a, b], dtype=tl.int32, is_pure=True, pack=1)
+
+
+@triton.jit
+def _max_of_float16(a, b):
+    return tl.inline_asm_elementwise(MAX_OF_FLOAT16, "=r,r,r", [a, b], dtype=tl.int32, is_pure=True, pack=1)
+
+
+@triton.jit
+def larger(a, b, DTYPE: tl.constexpr):
+    """Words of the larger elements, of 16 bits. One instruction compares both elements of a word."""
+    if INTERPRETED:
+        low = tl.maximum(unpack_low(a, DTYPE), unpack_low(b, DTYPE))
+        return pack(low, tl.maximum(unpack_high(a, DTYPE), unpack_high(b, DTYPE)), DTYPE)
+    elif DTYPE == tl.bfloat16:
+        return _max_of_bfloat16(a, b)
+    else:
+        return _max_of_float16(a, b)
+
+
+@triton.jit
+def packed_max(tile, DTYPE: tl.constexpr):
+    """Each thread's maximum of 16-bit elements, (R, THREADS)."""
+    if INTERPRETED:
+        return tl.max(tl.maximum(unpack_low(tile, DTYPE), unpack_high(tile, DTYPE)), 2)
+    elif DTYPE == tl.bfloat16:
+        word = tl.reduce(tile, 2, _max_of_bfloat16)
+    else:
+        word = tl.reduce(tile, 2, _max_of_float16)
+    return tl.maximum(unpack_low(word, DTYPE), unpack_high(word, DTYPE))
 
 
 @triton.jit

@@ -27,6 +27,7 @@ from softbench.judge.plugin_process import FLUSH_BYTES, EndedError, PluginProces
 from softbench.ops.registry import operation
 from softbench.plugins.source import PluginSource
 from softbench.processes.pool import Pool
+from softbench.worker.compile_stats import built_libraries
 from softbench.worker.judged_calls import input_layout, output_bytes, output_layout
 
 CHALLENGES = 9
@@ -40,7 +41,10 @@ CALL_BYTES = {"cpu": 2**26, "cuda": 2**34}
 """Bytes of the inputs and outputs of a challenge, about."""
 MEMORY_SHARE = 0.6
 """The part of a GPU's memory that a judgement may take. A run's workers keep contexts beside it, and buffers of a case."""
-CACHES = ("HOME", "TMPDIR", "XDG_CACHE_HOME", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TORCH_EXTENSIONS_DIR", "CUDA_CACHE_PATH")
+CACHES = (
+    *("HOME", "TMPDIR", "XDG_CACHE_HOME", "SOFTBENCH_CACHE", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TORCH_EXTENSIONS_DIR"),
+    "CUDA_CACHE_PATH",
+)
 """Variables that get folders of the plugin's own, so that it poisons no other process's cache."""
 REFUSED = (Grade.WRONG, Grade.UNVERIFIED)
 
@@ -117,7 +121,8 @@ class Judge:
             own = {variable: f"{folder}/{variable.lower()}" for variable in CACHES}
             for path in own.values():
                 Path(path).mkdir()
-            worker = self.pool.spawn("plugin", {**self.environment, **own, "TORCHINDUCTOR_COMPILE_THREADS": "1"})
+            libraries, _ = built_libraries()
+            worker = self.pool.spawn("plugin", {**self.environment, **own, **libraries, "TORCHINDUCTOR_COMPILE_THREADS": "1"})
             stack.callback(self.pool.discard, worker)
             plugin = PluginProcess(self.pool, worker, case, found.calls, self.deadlines)
             try:
@@ -133,7 +138,7 @@ class Judge:
     ) -> None:
         case = plugin.case
         files = [file for file in (source.file, *map(Path, operations)) if file]
-        readable = (*self.readable, *(str(file.parent) for file in files))
+        readable = (*self.readable, *built_libraries()[1], *(str(file.parent) for file in files))
         sockets = case.device == "cuda"
         found.confinement |= plugin.ask(ConfineProcess(readable, folder, case.device, sockets), "import").levels
         for file in operations:  # the empty challenges have the case's tensors

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from softbench.kernels.common.cuda_toolkit import cache_folder
+from softbench.kernels.common.cuda_toolkit import READ_CACHE, cache_folder
 
 if TYPE_CHECKING:
     from torch._dynamo.utils import CompilationMetrics
@@ -81,3 +81,12 @@ def _libraries() -> int:
     with suppress(OSError):  # this user may not read the folder
         return sum(1 for _ in cache_folder().glob("*/*.so"))
     return 0
+
+
+def built_libraries() -> tuple[dict[str, str], list[str]]:
+    """Variables with which another process finds the built CUDA libraries, and the folders that it must read.
+
+    A build takes most of a minute.
+    """
+    folder = cache_folder()
+    return {READ_CACHE: str(folder)}, [str(built) for built in sorted(folder.glob("cuda-*"))]

@@ -82,8 +82,6 @@ HAND_MADE = (
     Plan(3, 4, 256, 16),
 )
 """Of the forward: a warp a row, and one CTA or several a row."""
-LAST_ROWS = ((1, 256, 1000, 4), (3, 128, 700, 2), (1, 64, 2048, 16), (2, 256, 1, 8))
-"""CTAs of a row, threads, last rows, and the parts of these rows' CTAs."""
 MOST_SLOTS = 1 << 17
 """COUNTED_SLOTS of row_statistics.cuh."""
 
@@ -133,30 +131,6 @@ def test_every_plan_gives_the_same_results(dtype):
             close(losses.cross_entropy_forward(x, target, plan=hand)[0], loss)
         assert losses.logprob_forward(x, target.clamp(min=0), plan=Plan(4, 4, 256, 5))[1].isfinite().all()
     assert launched >= {"sub_warp", "block", "cluster"} and launched & {"split", "split_bulk"}, launched
-
-
-@dtypes
-@pytest.mark.parametrize(("M", "N", "pad", "offset"), [(2048, 16384, 0, 0), (2049, 12345, 2, 3)])
-def test_last_rows_on_shorter_ctas(dtype, M, N, pad, offset):
-    x, target = rows(M, N, dtype, pad, offset)
-    loss, lse, _ = wanted(x, target)
-    smoothed = wanted(x, target, label_smoothing=0.1)[0]
-    rule = Plan(-1)
-    losses.cross_entropy_forward(x, target, plan=rule)
-    assert 0 < rule.tier_option <= M // 2
-    assert rule.last_parts > 1
-    for plan in (rule, *(Plan(4, 4, threads, ctas, last, 0, 0, 0, parts) for ctas, threads, last, parts in LAST_ROWS)):
-        for _ in range(3):  # each launch leaves the counters as it found them
-            found = losses.cross_entropy_forward(x, target, plan=plan)
-            close(found[0], loss), close(found[1], lse)
-        close(losses.cross_entropy_forward(x, target, label_smoothing=0.1, plan=plan)[0], smoothed)
-        named = target.clamp(min=0)
-        logprob, entropy, log_sum = losses.logprob_forward(x, named, plan=plan)
-        close(logprob, x.double().gather(1, named[:, None])[:, 0] - lse), close(log_sum, lse)
-        assert entropy.isfinite().all()
-    for wrong in (Plan(4, 4, 256, 1, M + 1, 0, 0, 0, 2), Plan(4, 4, 256, 1, 9, 0, 0, 0, 3), Plan(4, 4, 256, 1, 9, 0, 0, 0, 0)):
-        with pytest.raises(RuntimeError, match="invalid argument"):
-            losses.cross_entropy_forward(x, target, plan=wrong)
 
 
 @dtypes

@@ -29,6 +29,15 @@ FUSED = {
     "triton": {f"{where} {kernel}" for where in ("fused", "in place") for kernel in ("fused_tile", "fused_rows", "fused_cluster")},
 }
 """The launches of each pass that tools/every_tier.py has of losses."""
+OF_SCORES = {
+    "cuda": {f"{direction} {tier}" for direction in ("forward", "backward") for tier in ("sub_warp", "block", "softmax")},
+    "triton": {
+        f"{direction} {kernel}"
+        for direction in ("forward", "backward")
+        for kernel in (f"{direction}_scores", f"{direction}_causal", "softmax")
+    },
+}
+"""Those of masked softmax. Scores without mask, order and sink are rows of softmax."""
 NEVER_STAY = {"generic", "loop"}  # tiers for rows that no other tier takes; they give no L2 hint
 LARGE = ("sub_warp", "staged", "warp", "block", "cluster", "cluster_bulk", "split_bulk", "split", "backward cluster_bulk")
 
@@ -39,6 +48,8 @@ def tiers_of(kernels, function):
     """The launches that a function has, and those that keep their reads in L2."""
     if function in SOFTMAXES:
         return ALL_TIERS[kernels], ALL_TIERS[kernels] - NEVER_STAY
+    if function == "masked_softmax":
+        return OF_SCORES[kernels], {tier for tier in OF_SCORES[kernels] if "softmax" not in tier}
     tiers = OF_LOSSES[kernels] | (FUSED[kernels] if function == "cross_entropy" else set())
     return tiers, {tier for tier in tiers if tier in ("backward warp", "backward split", "fused sub_warp", "fused block", "fused cluster")}
 
@@ -48,8 +59,8 @@ def tiers_of(kernels, function):
     ("kernels", "tool", "function"),
     [
         *(("cuda", tool, "softmax") for tool in ("memcheck", "racecheck", "initcheck", "synccheck")),
-        *(("cuda", tool, function) for function in (*SOFTMAXES[1:], *LOSSES) for tool in ("memcheck", "racecheck")),
-        *(("triton", "memcheck", function) for function in (*SOFTMAXES, *LOSSES)),
+        *(("cuda", tool, function) for function in (*SOFTMAXES[1:], *LOSSES, "masked_softmax") for tool in ("memcheck", "racecheck")),
+        *(("triton", "memcheck", function) for function in (*SOFTMAXES, *LOSSES, "masked_softmax")),
     ],
 )
 def test_sanitizers_report_no_error_in_any_tier(kernels, tool, function):

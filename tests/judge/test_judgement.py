@@ -128,6 +128,40 @@ def test_an_honest_backend_gets_a_limit_and_every_level(judge):
     assert all(document["confinement"].values())
 
 
+READS_LIBRARIES = """
+import os, pathlib, torch
+from softbench.kernels.common.cuda_toolkit import cache_folder, cached_library
+library = cached_library("cuda-sm_90a-0/softmax.so")
+text = library.read_text()
+hidden = library.parents[1] / "infos" / "some.json"
+refused = 0
+for use in (hidden.read_text, lambda: library.write_text("mine"), library.unlink, (library.parent / "new").touch):
+    try:
+        use()
+    except OSError:
+        refused += 1
+cache_folder().mkdir(exist_ok=True)
+(cache_folder() / "own").touch()
+
+def softmax(x):
+    assert (text, refused) == ("built", 4), (text, refused)
+    return torch.softmax(x, -1)
+"""
+
+
+@confined
+def test_a_plugin_may_read_built_libraries_and_nothing_else_there(judge, tmp_path, monkeypatch):
+    cache, plugin = tmp_path / "cache", tmp_path / "plugin" / "reads.py"
+    for file, text in ((cache / "cuda-sm_90a-0" / "softmax.so", "built"), (cache / "infos" / "some.json", "{}"), (plugin, READS_LIBRARIES)):
+        file.parent.mkdir(parents=True)
+        file.write_text(text)
+    monkeypatch.setenv("SOFTBENCH_CACHE", str(cache))
+    found = judge.judge(PluginSource(FILE, "reads", str(plugin), "reads.py"), CASE, None)
+    assert found.status == "ok", found
+    assert sorted(file.name for file in cache.rglob("*") if file.is_file()) == ["softmax.so", "some.json"]
+    assert (cache / "cuda-sm_90a-0" / "softmax.so").read_text() == "built"
+
+
 def test_an_empty_challenge_maps_memory_that_was_written(monkeypatch):
     written = []
     plugin = PluginProcess(None, None, CASE, 2, {})

@@ -1,10 +1,12 @@
 """Compiles the sources of CUDA kernels for the CPU, where `tests/kernels/cuda/simulated_gpu.h` has the GPU."""
 
+import ctypes
 import re
 import subprocess
 from pathlib import Path
 
-from softbench.kernels.cuda import build
+import torch
+from softbench.kernels.cuda import build, launch
 
 HERE = Path(__file__).parents[1] / "kernels" / "cuda"
 ASSEMBLER = {
@@ -51,3 +53,24 @@ def compiled(folder, source, out, *options):
     made = subprocess.run([*command, str(file)], capture_output=True, text=True, check=False)
     assert made.returncode == 0, made.stderr
     return folder / out
+
+
+def scores_library(folder):
+    """masked_softmax.cu, compiled for the CPU."""
+    options = "-shared", "-Xcompiler", "-fPIC", "-include", "simulated_gpu.h"
+    found = ctypes.CDLL(str(compiled(folder, "masked_softmax.cu", "scores.so", *options)))
+    for name, types in build._arguments("masked_softmax").items():
+        function = getattr(found, f"softbench_{name}")
+        function.argtypes, function.restype = types, ctypes.c_int64
+    found.softbench_error.argtypes, found.softbench_error.restype = [ctypes.c_int], ctypes.c_char_p
+    return found
+
+
+def simulate_scores(library, monkeypatch):
+    """Launches on tensors of the CPU go to the library."""
+    from softbench.kernels.cuda.masked_softmax import masked_softmax
+
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: None, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0, raising=False)
+    monkeypatch.setattr(launch, "_library", lambda function, index: {"masked_softmax": library}[function])
+    monkeypatch.setattr(masked_softmax.softmax, "device_types", ("cpu",))

@@ -92,24 +92,26 @@ template <typename Op> void sweep(const char* name, unsigned seed) {
     }
 }
 
-// Plans of kernels that only read rows: whether a launch takes them, and that the last rows are a small part of those that do not fit at once.
+// Whether a launch takes the plans of kernels that only read rows: its limits on threads, vectors in flight, clusters, counters and slots.
 void sweep_statistics(bool counts) {
     std::mt19937_64 random(11);
     auto log_uniform = [&](double most) { return int64_t(std::exp(double(random() % (1 << 20)) * std::log(most) / (1 << 20))); };
     for (fake::current = 0; fake::current < int(sizeof(fake::DEVICES) / sizeof(fake::DEVICES[0])); ++fake::current) {
-        long shorter = 0;
+        long deep = 0, clusters = 0;
         for (int i = 0; i < 20000; ++i) {
             const int64_t M = log_uniform(1e6), vectors = log_uniform(1e6) + LINE_VECTORS;
             const Plan p = statistics_plan(M, vectors, counts);
-            const int64_t threads = int64_t(p.per_row) * M * p.threads, last = p.tier == SPLIT ? p.tier_option : 0;
-            const bool short_ctas = last && vectors / p.per_row / p.last_parts < p.vectors * p.threads / 2;  // less than half of one turn each
-            ++tested, shorter += last > 0;
-            if ((p.tier == SPLIT && !split_fits(p, M)) || (last && (2 * last > M || threads <= 1536L * device().sms * 3 / 4 / (counts ? 2 : 1))) || short_ctas)
-                if (++bad <= 20)
-                    std::printf("statistics of %lldx%lld vectors, device %d: tier %d, %d threads, per_row %d, %d last rows in %d\n", (long long)M, (long long)vectors,
-                                fake::current, p.tier, p.threads, p.per_row, p.tier_option, p.last_parts);
+            bool fits = p.threads >= WARP && p.threads <= STATISTICS_THREADS && p.threads % WARP == 0 && p.per_row >= 1;
+            fits &= p.vectors == 4 || (p.vectors == DEEP && p.tier == SPLIT && !counts);
+            if (p.tier == SPLIT) fits &= p.per_row == 1 || (M <= COUNTED_ROWS && M * p.per_row <= COUNTED_SLOTS);
+            else if (p.tier == CLUSTER) fits &= device().clusters() && p.per_row <= MAX_CLUSTER;
+            else fits &= p.tier == ONE_WARP;
+            ++tested, deep += p.vectors == DEEP, clusters += p.tier == CLUSTER;
+            if (!fits && ++bad <= 20)
+                std::printf("statistics of %lldx%lld vectors, device %d: tier %d, %d vectors, %d threads, per_row %d\n", (long long)M, (long long)vectors, fake::current, p.tier,
+                            p.vectors, p.threads, p.per_row);
         }
-        if (shorter < 200) ++bad, std::printf("device %d: only %ld plans have shorter CTAs for the last rows\n", fake::current, shorter);
+        if ((deep > 100) == counts || (clusters > 20) != device().clusters()) ++bad, std::printf("device %d: %ld deep plans, %ld clusters\n", fake::current, deep, clusters);
     }
 }
 

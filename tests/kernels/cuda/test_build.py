@@ -54,6 +54,10 @@ def test_a_library_is_rebuilt_only_when_its_source_changes(tmp_path, monkeypatch
     assert build.build("sm_90a") == library
     assert library.stat().st_mtime_ns == stamp
     assert capfd.readouterr().err == ""
+    monkeypatch.setenv("SOFTBENCH_READ_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("SOFTBENCH_CACHE", str(tmp_path / "other"))
+    assert build.built("sm_90a") == build.build("sm_90a") == library
+    assert not (tmp_path / "other").exists()
     source.write_text("int main( {")
     with pytest.raises(build.BuildError, match=r"nvcc failed: .*error.*\(log: "):
         build.build("sm_90a")

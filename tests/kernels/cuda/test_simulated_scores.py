@@ -1,14 +1,12 @@
 """The kernels of attention scores on a simulated GPU: the check cases of the backend `cuda`, and all plans, without a GPU."""
 
-import ctypes
 import math
 
 import pytest
 import torch
 from masked_softmaxes import B, F, case_of
 from nvcc import needs_nvcc
-from simulated import compiled
-from softbench.kernels.cuda import build, launch
+from simulated import scores_library, simulate_scores
 from softbench.kernels.cuda.launch_plan import TIERS, Plan
 from softbench.kernels.cuda.masked_softmax import launch_backward, launch_forward, masked_softmax
 
@@ -36,23 +34,12 @@ OPERATIONS = (
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory):
-    """masked_softmax.cu, compiled for the CPU."""
-    options = "-shared", "-Xcompiler", "-fPIC", "-include", "simulated_gpu.h"
-    found = ctypes.CDLL(str(compiled(tmp_path_factory.mktemp("scores"), "masked_softmax.cu", "scores.so", *options)))
-    for name, types in build._arguments("masked_softmax").items():
-        function = getattr(found, f"softbench_{name}")
-        function.argtypes, function.restype = types, ctypes.c_int64
-    found.softbench_error.argtypes, found.softbench_error.restype = [ctypes.c_int], ctypes.c_char_p
-    return found
+    return scores_library(tmp_path_factory.mktemp("scores"))
 
 
 @pytest.fixture
 def simulated(library, monkeypatch):
-    """Launches on tensors of the CPU go to the library."""
-    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: None, raising=False)
-    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0, raising=False)
-    monkeypatch.setattr(launch, "_library", lambda function, index: {"masked_softmax": library}[function])
-    monkeypatch.setattr(masked_softmax.softmax, "device_types", ("cpu",))
+    simulate_scores(library, monkeypatch)
 
 
 @pytest.mark.slow

@@ -50,19 +50,28 @@ def test_a_plan_that_is_too_small_is_not_fitted(tier):
 
 
 @pytest.mark.parametrize("backward", [False, True])
-@pytest.mark.parametrize(("size", "N", "alignment"), [(2, 8, 16), (2, 60, 8), (2, 77, 2), (4, 4, 16), (4, 60, 16), (4, 77, 4)])
-def test_programs_of_many_short_rows_move_enough(size, N, alignment, backward):
+@pytest.mark.parametrize(("size", "N"), [(2, 8), (2, 24), (2, 160), (4, 4), (4, 60), (4, 100)])
+def test_programs_of_many_short_rows_move_enough(size, N, backward):
     """An SM starts so few programs in a second that small ones keep memory waiting. Warps that share rows wait for each other."""
-    many = Problem(backward, 1 << 20, N, size, alignment, True, 132, True)
+    many = Problem(backward, 1 << 20, N, size, 16, True, 132, True)
     moved = N * size * (3 if backward else 2)
     for device in ("NVIDIA H200", "another"):
         plan = heuristics.choose(many, device)
         assert covers(many, plan), plan
         assert plan.tier == "rows"
-        assert plan.rows * moved >= (4 if plan.threads == 1 else 3) * 1024 or plan.warps == 8 or words_of(many, plan) > 24, plan
+        assert plan.rows * moved >= (4 if plan.threads == plan.tiles == 1 else 3) * 1024 or plan.warps == 8 or words_of(many, plan) > 24
         assert plan.warps == 1 or plan.threads == 1 or device == "NVIDIA H200", plan
     plans = list(heuristics.candidates(many))
     assert {heuristics.enlarged(many, plan) for plan in plans} < {*plans}  # the small ones too, for `tune`
+
+
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize(("size", "N", "alignment"), [(2, 5, 2), (2, 13, 2), (2, 60, 8), (2, 231, 2), (4, 9, 4), (4, 77, 4), (4, 231, 4)])
+def test_short_unaligned_rows_have_the_tier_staged(size, N, alignment, backward):
+    problem = Problem(backward, 1 << 20, N, size, alignment, True, 132, True, contiguous=True)
+    for device in ("NVIDIA H200", "another"):
+        assert heuristics.choose(problem, device).tier == "staged"
+        assert heuristics.choose(replace(problem, contiguous=False), device).tier == "rows"
 
 
 def words_of(problem, plan):

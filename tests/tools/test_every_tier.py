@@ -1,0 +1,184 @@
+"""The launches that tools/every_tier.py has of masked softmax, on the CPU: all kernels are launched, and wrong results are told."""
+
+import itertools
+import json
+import math
+import sys
+from dataclasses import replace
+
+import every_tier
+import masked_cases
+import masked_launches
+import pytest
+import torch
+from loss_launches import BRAIN, FULL, HALF
+from masked_cases import BACKWARD, FORWARD, Asked
+from nvcc import needs_nvcc
+from simulated import scores_library, simulate_scores
+
+LIMITS = ("--rows", "600", "--bytes", "4000000")
+"""Those of tools/sanitized.py."""
+INSTANTIATIONS = 3 * 3 * 4 + 3 * 4 + 3 * 4 + 4
+"""Forward: dtype, kind of mask, aligned, short; in float32 also with eight vectors a thread. Backward: the same without a mask."""
+MOST_LAUNCHES = 125
+
+
+@pytest.fixture
+def launch_all(monkeypatch, capsys):
+    """`launch_all(kernels, *options)`: what every_tier.py prints, and its exit code."""
+    monkeypatch.setattr(masked_launches, "DEVICE", "cpu")
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+
+    def run(kernels, *options):
+        monkeypatch.setattr(sys, "argv", ["every_tier.py", kernels, "--function", "masked_softmax", *options])
+        code = every_tier.main()
+        return json.loads(capsys.readouterr().out), code
+
+    return run
+
+
+@needs_nvcc
+def test_each_cuda_instantiation_is_launched_and_right(launch_all, tmp_path, monkeypatch):
+    library = scores_library(tmp_path)
+    simulate_scores(library, monkeypatch)
+    monkeypatch.setattr(masked_launches, "ROWS_OF_SOFTMAX", ())  # kernels of another library
+    library.simulated_launched()
+    found, code = launch_all("cuda", *LIMITS)
+    assert (found["wrong"], code) == ([], 0)
+    assert library.simulated_launched() == INSTANTIATIONS == 64
+    assert set(found["launches"]) == {f"{direction} {tier}" for direction in (FORWARD, BACKWARD) for tier in ("sub_warp", "block")}
+    assert sum(found["launches"].values()) <= MOST_LAUNCHES
+    halves = [launch_all("cuda", *LIMITS, "--part", f"{part}/2")[0]["launches"] for part in (1, 2)]
+    assert all(sum(half[tier] for half in halves) == count for tier, count in found["launches"].items())
+
+
+@needs_nvcc
+def test_wrong_results_are_named(launch_all, tmp_path, monkeypatch):
+    simulate_scores(scores_library(tmp_path), monkeypatch)
+    monkeypatch.setattr(masked_launches, "ROWS_OF_SOFTMAX", ())
+    called = masked_launches.called
+    monkeypatch.setattr(masked_launches, "called", lambda function, asked, given: called(function, replace(asked, scale=0.4), given))
+    found, code = launch_all("cuda", "--rows", "90", "--bytes", "10000")
+    assert code == 1 and len(found["wrong"]) > 10
+    assert all("rows, " in name for name in found["wrong"])
+
+
+INTERPRETED = f"""
+import io, json, sys
+from contextlib import redirect_stdout
+import torch
+sys.path.append({every_tier.__file__.rpartition("/")[0]!r})
+import every_tier, masked_launches
+masked_launches.DEVICE, torch.cuda.synchronize = "cpu", lambda: None
+sys.argv = ["every_tier.py", "triton", "--function", "masked_softmax", *{LIMITS}]
+with redirect_stdout(io.StringIO()) as out:
+    assert every_tier.main() == 0, out.getvalue()
+found = json.loads(out.getvalue())["launches"]
+kernels = "forward forward_scores", "forward forward_causal", "forward softmax", "backward backward_scores", "backward backward_causal"
+assert set(found) == {{*kernels, "backward softmax"}} and sum(found.values()) <= {MOST_LAUNCHES}, found
+print("fine")
+"""
+
+
+def test_each_triton_kernel_is_launched_and_right(run_interpreted):
+    run_interpreted(INTERPRETED)
+
+
+def test_each_two_settings_of_triton_meet():
+    cases = list(masked_cases.of_triton_forward())
+    names = ("dtype", "mask", "causal", "N", "offset")
+    forward = [dict(zip(names, (one.dtype, one.mask, one.causal, one.sizes[3], one.offset), strict=True)) for one in cases]
+    values = {name: {one[name] for one in forward} for name in forward[0]}
+    assert values["dtype"] == {FULL, HALF, BRAIN} and values["mask"] == {None, torch.bool, FULL, HALF, BRAIN}
+    assert len({(one.sink, one.shares) for one in cases}) == 5 and values["N"] == set(masked_cases.TRITON_COLUMNS)
+    for first, second in itertools.combinations(("dtype", "causal", "N", "offset"), 2):
+        assert {(one[first], one[second]) for one in forward} == set(itertools.product(values[first], values[second]))
+    for name in ("dtype", "N", "causal"):
+        assert {(one["mask"] is None, one["mask"] is torch.bool, one[name]) for one in forward} == {
+            (*kind, value) for kind in ((True, False), (False, True), (False, False)) for value in values[name]
+        }
+    masked = [one for one in cases if one.mask]
+    for of in (lambda one: one.mask is torch.bool, lambda one: one.causal, lambda one: one.sink is None, lambda one: one.sizes[3] < 1000):
+        assert {(one.axes, of(one)) for one in masked} == set(itertools.product(masked_cases.AXES, (True, False)))
+    backward = list(masked_cases.of_triton_backward())
+    assert len({(one.dtype, one.sizes[3]) for one in backward}) == len({(one.causal, one.shares, one.sizes[3]) for one in backward}) == 33
+
+
+def test_each_plan_of_long_causal_rows_is_launched():
+    from softbench.kernels.triton.causal_rows import LEAST_COLUMNS, MOST_COLUMNS, causal_plan
+
+    for direction in (FORWARD, BACKWARD):
+        backward = direction == BACKWARD
+        plans = {causal_plan(N, backward) for N in range(LEAST_COLUMNS[backward] + 8, MOST_COLUMNS + 1, 8)}
+        cases = [one for one in masked_cases.of_long_causal_rows() if one.direction == direction]
+        assert {(one.dtype, causal_plan(one.sizes[3], backward)) for one in cases} == set(itertools.product((HALF, BRAIN), plans))
+    few = [one for one in masked_cases.LARGE_TRITON if one.rows == 512]
+    assert {one.direction for one in few} == {FORWARD, BACKWARD}
+
+
+def by_torch(asked, given):
+    """The right results, in the dtype of the scores."""
+    scores = masked_launches.Scores(asked)
+    if asked.direction == BACKWARD:
+        dy, y, share = (None if one is None else one.double() for one in given)
+        dot = (dy * y).sum(-1, keepdim=True)
+        return [(asked.scale * y * (dy - dot)).to(asked.dtype), None if share is None else (-share * dot[..., 0]).float()]
+    scores.x, scores.mask, scores.sink = given
+    y, share = scores.expected()
+    return [y.to(asked.dtype), share.float() if asked.shares else None]
+
+
+def first_factor(results, scores):
+    results[0][0, 0, -1] *= 1.03
+
+
+def of_share(results, scores):
+    results[1][1, 0, 2] *= 1.03
+
+
+def above_the_diagonal(results, scores):
+    results[0][0, 1, 0, -1] = 1e-6
+
+
+def one_nan(results, scores):
+    results[0][0, 0, -1, 0] = math.nan
+
+
+def no_nan(results, scores):
+    results[0][-1, -1, -1] = 0
+
+
+SHARED = {"causal": True, "sink": FULL, "shares": True}
+
+
+@pytest.mark.parametrize(
+    ("change", "direction", "given"),
+    [
+        *((change, FORWARD, SHARED) for change in (None, first_factor, of_share, above_the_diagonal, one_nan)),
+        *((change, BACKWARD, SHARED) for change in (None, first_factor, of_share, above_the_diagonal, one_nan)),
+        *((change, FORWARD, {"mask": mask, "axes": "BHSN"}) for change in (None, first_factor, no_nan) for mask in (torch.bool, BRAIN)),
+    ],
+)  # fmt: skip
+def test_results_are_compared_with_float64(monkeypatch, change, direction, given):
+    torch.manual_seed(0)
+    monkeypatch.setattr(masked_launches, "DEVICE", "cpu")
+
+    def call(asked, tensors):
+        results = by_torch(asked, tensors)
+        if change:
+            change(results, tensors)
+        return tuple(results), "torch"
+
+    launch = masked_launches.launch_of(Asked(direction, BRAIN, (2, 3, 5, 40), **given), call)
+    assert launch.run() == f"{direction} torch"
+    assert launch.right() is (change is None)
+    assert launch.rows == 30 and launch.moved == (2 if direction == FORWARD else 3) * 30 * 40 * 2
+
+
+def test_scores_begin_anywhere_and_a_mask_row_is_out(monkeypatch):
+    monkeypatch.setattr(masked_launches, "DEVICE", "cpu")
+    scores = masked_launches.Scores(Asked(FORWARD, HALF, (2, 3, 5, 41), torch.bool, "BN", offset=1, mask_offset=3))
+    assert scores.x.storage_offset() == 1 and scores.x.untyped_storage().nbytes() == 2 * (1 + 2 * 3 * 5 * 41)
+    assert scores.mask.shape == (2, 1, 1, 41) and scores.mask.storage_offset() == 3
+    assert not scores.mask[-1].any() and scores.mask[0].any()
+    assert scores.expected()[0][-1].isnan().all() and not scores.expected()[0][0].isnan().any()
