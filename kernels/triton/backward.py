@@ -32,6 +32,7 @@ def backward_rows(
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     dy_row = dy_ptr + row * dy_stride * UNIT
     y_row = y_ptr + row * y_stride * UNIT
+    dx_row = dx_ptr + row * dx_stride * UNIT
     offset, first, end = row_vectors(y_row, N, VECTOR, BASE_ALIGNMENT)
     if ROWS > 1:
         end = tl.where(row < M, end, 0)
@@ -58,8 +59,6 @@ def backward_rows(
         zero = tl.where(dot != dot, -1, 0)[:, None, None]  # of a NaN, every result is NaN in any case
         dy = rematerialize(dy, zero)
         y = rematerialize(y, zero)
-        row = row | late_zero(dot)  # so that no address of dx is kept from before the reduction
-    dx_row = dx_ptr + row * dx_stride * UNIT
     dx_out = output_pointers(dx_row, offset, WORDS, DTYPE)
     write_gradient(dx_out, dy, y, dot, scale, first, end, start, THREADS, WORDS, DTYPE, BASE_ALIGNMENT, LOG)
     if BASE_ALIGNMENT > 0:
@@ -76,12 +75,14 @@ def backward_cluster(
     DTYPE: tl.constexpr = y_ptr.dtype.element_ty
     OUT: tl.constexpr = dx_ptr.dtype.element_ty
     UNIT: tl.constexpr = 1 if BASE_ALIGNMENT > 0 else VECTOR
+    LATE: tl.constexpr = DTYPE != tl.float32 and BASE_ALIGNMENT > 0 and TILES == 5  # ptxas spills such tiles
     rank = tl.arange(0, CTAS)
     cluster_arrive_sum(rank, CTAS)
     row_number = staggered_start(tl.program_id(0), stagger_rows, stagger_cycles)
     row = row_number.to(tl.int64) + rank * 0
     dy_row = dy_ptr + row * dy_stride * UNIT
     y_row = y_ptr + row * y_stride * UNIT
+    dx_row = dx_ptr + row * dx_stride * UNIT
     offset, first, end = row_vectors(y_row, N, VECTOR, BASE_ALIGNMENT)
     if scale is not None and scale.dtype.is_ptr():
         scale = tl.load(scale + row_number)
@@ -99,7 +100,8 @@ def backward_cluster(
         dot += tl.sum(dot_terms(dy_edge, y_edge, LOG), 1)
     dot = cluster_exchange_sum(dot, CTAS)
     zero = tl.where(dot != dot, -1, 0)[:, None, None]
-    dx_row = dx_ptr + (row | late_zero(dot)) * dx_stride * UNIT  # row, but no address of dx is kept from before the exchange
+    if LATE:  # the same row, but no address of dx is kept from before the exchange
+        dx_row = dx_ptr + (row | late_zero(dot)) * dx_stride * UNIT
     dx_out = output_pointers(dx_row, offset, 4, DTYPE)
     dy = rematerialize(dy, zero)
     y = rematerialize(y, zero)
@@ -149,6 +151,7 @@ def backward_split(
     row = row_number.to(tl.int64) + tl.arange(0, 1)
     dy_row = dy_ptr + row * dy_stride * UNIT
     y_row = y_ptr + row * y_stride * UNIT
+    dx_row = dx_ptr + row * dx_stride * UNIT
     offset, first, row_end = row_vectors(y_row, N, VECTOR, BASE_ALIGNMENT)
     start = rank * chunk + tl.arange(0, 1)
     end = tl.minimum(start + chunk, row_end)
@@ -183,12 +186,13 @@ def backward_split(
         row_dot = whole_row_dot(dy_ptr, y_ptr, dy_stride, y_stride, again, N, timed_out, UNIT, THREADS, LOG)
     dot = row_dot + tl.zeros((1,), tl.float32)
     zero = tl.where(dot != dot, -1, 0)[:, None, None]
-    late = late_zero(dot)
-    dx_row = dx_ptr + (row | late) * dx_stride * UNIT  # row, but no address of dx is kept from before the exchange
+    if TILES == 1:  # with a limit of 32: the same row, but no address of dx is kept from before the exchange
+        dx_row = dx_ptr + (row | late_zero(dot)) * dx_stride * UNIT
+        end = end | late_zero(dot)
     dx_out = output_pointers(dx_row, offset, 4, DTYPE)
     dy = rematerialize(dy, zero)
     y = rematerialize(y, zero)
-    write_gradient(dx_out, dy, y, dot, scale, first, end | late, start, THREADS, 4, DTYPE, BASE_ALIGNMENT, LOG)
+    write_gradient(dx_out, dy, y, dot, scale, first, end, start, THREADS, 4, DTYPE, BASE_ALIGNMENT, LOG)
     if READ_TWICE > 0:
         for at_again in range(TILES * THREADS, chunk, step):
             here = start + at_again

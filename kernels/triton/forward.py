@@ -99,8 +99,10 @@ def forward_rows(
             tl.store(y_row[:, None] + columns, rounded(edge_y, OUT), mask=inside)
     else:
         if VECTORS > 8:
-            x = rematerialize(x, barrier_zero(N))
-            thread_max, thread_sum = init_partial_online(x, scale, DTYPE)
+            loaded = rematerialize(x, barrier_zero(N))
+            thread_max, thread_sum = init_partial_online(loaded, scale, DTYPE)
+            if VECTORS < 16 or DTYPE != tl.float16:  # the second pass begins from these words, unless ptxas spills more with it
+                x = loaded
         elif VECTORS > 2:
             thread_max, thread_sum = init_partial(x, scale, DTYPE)
         else:
@@ -153,8 +155,10 @@ def forward_cluster(
     words = word_pointers(x_row, offset, WORDS)
     x = load_tiles(words, first, end, start, padding(DTYPE), TILES, THREADS, WORDS, BASE_ALIGNMENT, KEEP_IN_L2)
     if VECTORS > 2:
-        x = rematerialize(x, barrier_zero(N))
-        thread_max, thread_sum = init_partial_online(x, scale, DTYPE)
+        loaded = rematerialize(x, barrier_zero(N))
+        thread_max, thread_sum = init_partial_online(loaded, scale, DTYPE)
+        if TILES == 16 or DTYPE != tl.float32:  # the second pass begins from these words, where ptxas spills without it
+            x = loaded
     else:
         thread_max, thread_sum, lower, upper = init_partial_cached(x, scale, DTYPE)
     m, s = thread_max, thread_sum
@@ -220,6 +224,7 @@ def forward_split(
     rank = tl.program_id(0) % ctas
     row = row_number.to(tl.int64) + tl.arange(0, 1)
     x_row = x_ptr + row * x_stride * UNIT
+    y_row = y_ptr + row * y_stride * UNIT
     offset, first, row_end = row_vectors(x_row, N, VECTOR, BASE_ALIGNMENT)
     start = rank * chunk + tl.arange(0, 1)
     end = tl.minimum(start + chunk, row_end)
@@ -265,11 +270,12 @@ def forward_split(
         if timed_out != 0:  # reduce the whole row again, from x
             m_all, s_all = whole_row(x_ptr, x_stride, row_number * timed_out, N, timed_out, scale, UNIT, THREADS)
             m, s = block_reduce(m_all, s_all, scale)
-        late = tl.where(row_s < 0, -1, 0)  # row_s is never negative
-        # The same values, but nothing that is made of them is kept in registers through the exchange.
-        row, start, offset, first, row_end = row | late, start | late, offset | late, first | late, row_end | late
+        if SMEM_TILES > 0:
+            # The same values, but nothing that is made of them is kept in registers through the exchange.
+            late = tl.where(row_s < 0, -1, 0)  # row_s is never negative
+            row, start, offset, first, row_end = row | late, start | late, offset | late, first | late, row_end | late
+            y_row = y_ptr + row * y_stride * UNIT
     norm = norm_of(s, LOG)
-    y_row = y_ptr + row * y_stride * UNIT
     y_out = output_pointers(y_row, offset, WORDS, DTYPE)
     zero = tl.where(s < 0, -1, 0)
     if CACHED and not LOG:
