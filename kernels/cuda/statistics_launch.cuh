@@ -8,8 +8,8 @@ namespace softbench {
 
 // Plans: ONE_WARP, SPLIT with the CTAs of a row in `per_row`, or CLUSTER with those of a cluster. `vectors` is U.
 constexpr int64_t STATISTICS_CHUNK = 16384;  // vectors of a CTA, at most: 256 KB
-constexpr int64_t CLUSTER_ROW = 8192;        // vectors of a row from which a cluster has it, if rows are about as many as SMs
-constexpr int64_t FEW_ROW = 4096;            // vectors of one of a few rows from which a cluster has it
+constexpr int64_t CLUSTER_ROW = 8192;        // vectors from which a cluster has a row, if rows are fewer than SMs and more than a quarter of them
+constexpr int64_t FEW_ROW = 4096;            // vectors from which a cluster has a row, if there are at most four
 constexpr int DEEP = 8;                      // vectors in flight of a thread, where many CTAs have long parts
 
 // The limits are from tools/cuda_plans.py; notes-cuda.md has its tables.

@@ -31,8 +31,8 @@ LONG_ROW = 36 * 1024  # bytes of all inputs: above it, clusters are faster.
 MAX_CLUSTER_ROW = 1 << 20  # bytes.
 IDLE_ROW = 400 * 1024  # bytes of all inputs: above it, a few rows want more SMs than the 16 of a cluster.
 MAX_TILE_PADDING = 1.3  # columns of a tile to columns of a row.
-STAGED_COLUMNS = 256  # up to which rows that are not aligned have the tier staged first: docs/kernels/notes-triton.md, Short rows.
-# An enlarged program reads and writes at least so many bytes. In the first, each thread has one vector, which is a row.
+STAGED_COLUMNS = 256  # The tier staged is the fastest for unaligned rows up to here: docs/kernels/notes-triton.md, Short rows.
+# Bytes that an enlarged program reads and writes at least: if a row is one vector of a thread, and otherwise.
 VECTOR_ROWS_BYTES, PROGRAM_BYTES = 4 * 1024, 3 * 1024
 MAX_WORDS = 48  # of inputs a thread
 PROGRAMS = 16  # an SM, at least
