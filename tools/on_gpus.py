@@ -91,8 +91,8 @@ STEPS = (
     *(Step(f"masked-{name}", seconds, f"{MASKED} {given}") for name, (seconds, given) in MASKS.items()),
     Step("harness-cost", 120, "python3 tools/harness_cost.py --N 256:6272:512"),
     Step("judged", 240, f"softbench run --config frontier --backends {OURS} --judge separate --output {{out}}"),
-    Step("judged-honest", 300, f"{HONEST} --output {{out}}/run; {HONEST} --judge separate --output {{out}}/judged;"
-         " softbench compare {out}/run/latest.csv {out}/judged/latest.csv"),
+    Step("judged-honest", 300, f"code=0; {HONEST} --output {{out}}/run || code=1; {HONEST} --judge separate --output {{out}}/judged"
+         " || code=1; softbench compare {out}/run/latest.csv {out}/judged/latest.csv; exit $code"),
     Step("tests-judge", 150, f"{PYTEST} 'gpu and alone' tests/gpu/test_judge_gpu.py"),
     Step("tests-attacks", 150, f"{PYTEST} 'gpu and not alone' -n 4 tests/gpu/test_judge_gpu.py"),
     Step("tests-losses", 150, f"{PYTEST} gpu -n 4 tests/gpu/test_cuda_losses_gpu.py tests/gpu/test_triton_losses_gpu.py"),
