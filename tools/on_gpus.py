@@ -1,8 +1,9 @@
 """What a release must show on GPUs, in a limited time: python tools/on_gpus.py --seconds 560 [--steps PATTERN ...] [--out FOLDER]
 
 A step is one command with an estimate of its seconds on an H200. Steps that need all GPUs of the host come first, one at a time. The others
-are dealt to the GPUs, in their order, one at a time on each. A step whose estimate is over the time left is left out. A step that takes
-twice its estimate is interrupted, so that softbench still writes its results; Ctrl-C interrupts all. The CUDA libraries are built before.
+are dealt to the GPUs, in their order, one at a time on each. A step whose estimate is over the time left is left out. A step is interrupted
+after twice its estimate, and when the time is over, so that softbench still writes its results. Ctrl-C interrupts all. The CUDA libraries
+are built before.
 
 FOLDER has the output of each step in STEP.log and its files in STEP/. `--pack FILE` makes a .tar.gz of FOLDER. `--list` prints the steps.
 The steps `losses` and `judged-honest` need liger-kernel and quack-kernels, `use-models` needs transformers, and `fleet-ray` needs
@@ -90,8 +91,8 @@ STEPS = (
     *(Step(f"masked-{name}", seconds, f"{MASKED} {given}") for name, (seconds, given) in MASKS.items()),
     Step("harness-cost", 120, "python3 tools/harness_cost.py --N 256:6272:512"),
     Step("judged", 240, f"softbench run --config frontier --backends {OURS} --judge separate --output {{out}}"),
-    Step("judged-honest", 300, f"{HONEST} --output {{out}}/run; {HONEST} --judge separate --output {{out}}/judged;"
-         " softbench compare {out}/run/latest.csv {out}/judged/latest.csv"),
+    Step("judged-honest", 300, f"code=0; {HONEST} --output {{out}}/run || code=1; {HONEST} --judge separate --output {{out}}/judged"
+         " || code=1; softbench compare {out}/run/latest.csv {out}/judged/latest.csv; exit $code"),
     Step("tests-judge", 150, f"{PYTEST} 'gpu and alone' tests/gpu/test_judge_gpu.py"),
     Step("tests-attacks", 150, f"{PYTEST} 'gpu and not alone' -n 4 tests/gpu/test_judge_gpu.py"),
     Step("tests-losses", 150, f"{PYTEST} gpu -n 4 tests/gpu/test_cuda_losses_gpu.py tests/gpu/test_triton_losses_gpu.py"),

@@ -37,7 +37,7 @@ ERROR_CODE = 9
 LAUNCH = re.compile(r"^\d+: ", re.MULTILINE)
 FINISHED = re.compile(r'^\{"launches": .*\}$', re.MULTILINE)
 """The last line of every_tier.py."""
-ERRORS = re.compile(r"^=+ (?:ERROR|RACECHECK) SUMMARY: [1-9]", re.MULTILINE)
+SUMMARY = re.compile(r"^=+ (?:ERROR|RACECHECK) SUMMARY: (\d+)", re.MULTILINE)
 ENVIRONMENT = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "PYTHONPATH": str(ROOT)}
 """Exact allocations: the sanitizer then sees an access one byte beside a tensor."""
 END_SECONDS = 5
@@ -95,8 +95,11 @@ def judged(code: int, text: str, in_time: bool) -> Done:
     """By the exit code and by the log: the sanitizer's exit code may be that of every_tier.py."""
     launches, finished = len(LAUNCH.findall(text)), FINISHED.search(text)
     reasons = [] if in_time else ["interrupted"]
-    if ERRORS.search(text):
+    counts = [int(count) for count in SUMMARY.findall(text)]
+    if any(counts):
         reasons.append("the sanitizer found errors")
+    if in_time and finished and not counts:
+        reasons.append("the sanitizer printed no summary")
     if finished and json.loads(finished[0])["wrong"]:
         reasons.append("results are wrong")
     if in_time and not finished:

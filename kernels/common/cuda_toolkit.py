@@ -9,6 +9,7 @@ import importlib.util
 import os
 import shutil
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -57,8 +58,11 @@ READ_CACHE = "SOFTBENCH_READ_CACHE"
 
 def cached_library(name: str) -> Path | None:
     """A library in the cache folder, or in $SOFTBENCH_READ_CACHE; None if it is not built. `name` is relative to the folder."""
-    folders = [cache_folder(), *(Path(other) for other in [os.environ.get(READ_CACHE)] if other)]
-    return next((library for folder in folders if (library := folder / name).is_file()), None)
+    for folder in (cache_folder(), *(Path(other) for other in [os.environ.get(READ_CACHE)] if other)):
+        with suppress(OSError):  # this user may not search the folder
+            if (library := folder / name).is_file():
+                return library
+    return None
 
 
 def _program(name: str, other_folders: list[Path]) -> str | None:

@@ -8,8 +8,8 @@ namespace softbench {
 
 // Plans: ONE_WARP, SPLIT with the CTAs of a row in `per_row`, or CLUSTER with those of a cluster. `vectors` is U.
 constexpr int64_t STATISTICS_CHUNK = 16384;  // vectors of a CTA, at most: 256 KB
-constexpr int64_t CLUSTER_ROW = 8192;        // vectors of a row from which a cluster has it, if rows are about as many as SMs
-constexpr int64_t FEW_ROW = 4096;            // vectors of one of a few rows from which a cluster has it
+constexpr int64_t CLUSTER_ROW = 8192;        // vectors from which a cluster has a row, if rows are fewer than SMs and more than a quarter of them
+constexpr int64_t FEW_ROW = 4096;            // vectors from which a cluster has a row, if there are at most four
 constexpr int DEEP = 8;                      // vectors in flight of a thread, where many CTAs have long parts
 
 // The limits are from tools/cuda_plans.py; notes-cuda.md has its tables.
@@ -30,7 +30,8 @@ inline Plan statistics_plan(int64_t M, int64_t vectors, bool counts) {
     const bool small = all > 2 * sms && all <= 10 * sms;  // one wave, so long rows have CTAs of 128 threads
     const int most = small ? STATISTICS_THREADS / 2 : STATISTICS_THREADS;
     const int threads = each > in_flight || all <= 2 * sms ? most : int(std::max<int64_t>(2 * WARP, round_up<int64_t>(quarter, WARP)));
-    const bool deep = !counts && all > 10 * sms && each > in_flight;
+    const bool full = each > 4 * in_flight || round_up(each, 2 * in_flight) == round_up(each, in_flight);  // turns of DEEP: no more padding than of 4
+    const bool deep = !counts && all > 10 * sms && each > in_flight && full;
     return {SPLIT, deep ? DEEP : 4, threads, int(ctas), 0, LINE_ALIGNMENT, 0, 0};
 }
 

@@ -31,8 +31,8 @@ LONG_ROW = 36 * 1024  # bytes of all inputs: above it, clusters are faster.
 MAX_CLUSTER_ROW = 1 << 20  # bytes.
 IDLE_ROW = 400 * 1024  # bytes of all inputs: above it, a few rows want more SMs than the 16 of a cluster.
 MAX_TILE_PADDING = 1.3  # columns of a tile to columns of a row.
-STAGED_COLUMNS = 256  # up to which rows that are not aligned have the tier staged first: docs/kernels/notes-triton.md, Short rows.
-# An enlarged program reads and writes at least so many bytes. In the first, each thread has one vector, which is a row.
+STAGED_COLUMNS = 256  # Up to here the tier staged has priority: docs/kernels/notes-triton.md, Unaligned rows in the tier staged.
+# Bytes that an enlarged program reads and writes at least: if a row is one vector of a thread, and otherwise.
 VECTOR_ROWS_BYTES, PROGRAM_BYTES = 4 * 1024, 3 * 1024
 MAX_WORDS = 48  # of inputs a thread
 PROGRAMS = 16  # an SM, at least
@@ -45,11 +45,12 @@ def choose(problem: Problem, device: str = "") -> Plan:
     if problem.element_size != 8 and problem.congruent:
         kind, length, rows = bucket(problem)
         most = MAX_SHORT_DISTANCE if problem.N * problem.element_size <= SHORT_ROW else MAX_DISTANCE
+        staged = next(_staged(problem), None) is not None  # a table may be older than the tier
         near = ((abs(length - at) + 2 * abs(rows - many), plan) for at, many, plan in measured_plans(device).get(kind, ()))
         for distance, plan in sorted(near, key=lambda pair: pair[0]):
             if distance > most:
                 break
-            if (fitted := fit(problem, plan)) is not None:
+            if (plan.tier == "staged" or not staged) and (fitted := fit(problem, plan)) is not None:
                 return enlarged(problem, fitted) if distance else fitted  # as it was measured
     return by_heuristics(problem)
 
@@ -98,10 +99,8 @@ def _by_tier(problem: Problem) -> Iterator[Plan]:
     row = problem.N * problem.element_size
     max_rows_row = ROW_VECTORS[min(4, problem.element_size)] * VECTOR_BYTES // problem.reads
     small = problem.M * problem.reads * row < problem.sms * 64 * 1024  # less than a quarter of the device's registers
-    if problem.N <= STAGED_COLUMNS and problem.alignment < VECTOR_BYTES:
-        yield from staged_plans(problem)
-        yield from short_row_plans(problem)
-    elif row <= SHORT_ROW:
+    yield from _staged(problem)
+    if row <= SHORT_ROW:
         yield from short_row_plans(problem)
         yield from staged_plans(problem)
     elif row <= max_rows_row and (row * problem.reads <= LONG_ROW or not (problem.clusters or small)):
@@ -116,6 +115,11 @@ def _by_tier(problem: Problem) -> Iterator[Plan]:
         yield from split_plans(problem)
         yield from cluster_plans(problem)
     yield generic_plan(problem)
+
+
+def _staged(problem: Problem) -> Iterator[Plan]:
+    """The plans of the tier staged, where it has priority."""
+    return staged_plans(problem) if problem.N <= STAGED_COLUMNS else iter(())
 
 
 def _cluster_row(problem: Problem, row: int) -> bool:

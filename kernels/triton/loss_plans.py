@@ -24,7 +24,7 @@ FEW_BYTES = 64 * 1024  # for each SM: below it, all bytes are in flight at once
 MAX_PARTS = 128
 LEAST_PROGRAMS = 4  # of each SM that share rows: 64 KiB in flight
 MUCH_LESS = 0.75
-FEWER_READS = 0.95
+FEWER_READS = 0.95  # of a row, for one more tile a turn
 MOST_SHARED_ROWS = 8192  # rows that several programs reduce: each needs a counter
 # Tiles of a cluster's plan, by element size and number of additions: PlanCTA of Triton 3.6 gives up at a number of operations.
 MOST_TILES_OF_CLUSTER = {2: (32, 12, 8), 4: (32, 16, 12)}
@@ -81,7 +81,7 @@ def reduction_plan(problem: Problem) -> Plan:
 
 
 def _tiles_without_waste(chunk: int, threads: int) -> int:
-    """Tiles of a turn: STREAM_TILES, or one more if the last turn would be nearly empty. All threads wait for that turn."""
+    """Tiles of a turn: STREAM_TILES, or one more if a row then takes at least 5 % fewer reads. All threads wait for the last turn."""
 
     def reads(tiles: int) -> int:
         return math.ceil(chunk / (tiles * threads)) * tiles

@@ -23,6 +23,7 @@ from softbench.core.errors import SoftbenchError, UsageError
 from softbench.core.json_types import JsonObject
 from softbench.plugins.source import PluginSource
 from softbench.processes.session import Session
+from softbench.worker.compile_stats import built_libraries
 from softbench.worker.confinement import SYSTEM
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ KEPT_VARIABLES = (
         "USER",
         "LOGNAME",
         "TMPDIR",
+        "XDG_CACHE_HOME",
         "LANG",
         "LC_*",
         "TZ",
@@ -98,7 +100,7 @@ def judged(session: Session, judge: Judge, request: JsonObject) -> JsonObject:
     """The judgement of a request, with its device. Raises UsageError if the plugin's process could read a private file."""
     source = PluginSource(**request["source"])
     files = [*([source.file] if source.file else []), *map(Path, request["operations"])]
-    folders = [*judge.readable, *(str(file.parent) for file in files), *SYSTEM]
+    folders = [*judge.readable, *built_libraries()[1], *(str(file.parent) for file in files), *SYSTEM]
     require_unreadable([Path(file) for file in request["private"]], folders)
     given = request["case"]
     case = replace(Case(**{**given, "direction": Direction(given["direction"])}), device=session.device)

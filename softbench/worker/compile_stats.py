@@ -84,9 +84,12 @@ def _libraries() -> int:
 
 
 def built_libraries() -> tuple[dict[str, str], list[str]]:
-    """Variables with which another process finds the built CUDA libraries, and the folders that it must read.
+    """Variables with which another process finds the built CUDA libraries, and the files that it must read.
 
-    A build takes most of a minute.
+    A build takes most of a minute. Links are left out, as they may lead anywhere.
     """
-    folder = cache_folder()
-    return {READ_CACHE: str(folder)}, [str(built) for built in sorted(folder.glob("cuda-*"))]
+    with suppress(OSError):  # this user may not read the folder
+        folder = cache_folder()
+        files = sorted(file for file in folder.glob("cuda-sm_*/*.so") if file.is_file() and file.resolve().is_relative_to(folder.resolve()))
+        return {READ_CACHE: str(folder)}, [str(file) for file in files]
+    return {}, []

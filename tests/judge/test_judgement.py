@@ -134,8 +134,10 @@ from softbench.kernels.common.cuda_toolkit import cache_folder, cached_library
 library = cached_library("cuda-sm_90a-0/softmax.so")
 text = library.read_text()
 hidden = library.parents[1] / "infos" / "some.json"
+lock, link = library.with_name("lock"), library.parents[1] / "cuda-sm_80-0" / "softmax.so"
 refused = 0
-for use in (hidden.read_text, lambda: library.write_text("mine"), library.unlink, (library.parent / "new").touch):
+change = (lambda: library.write_text("mine"), library.unlink, (library.parent / "new").touch)
+for use in (hidden.read_text, lock.read_text, link.read_text, *change):
     try:
         use()
     except OSError:
@@ -144,7 +146,7 @@ cache_folder().mkdir(exist_ok=True)
 (cache_folder() / "own").touch()
 
 def softmax(x):
-    assert (text, refused) == ("built", 4), (text, refused)
+    assert (text, refused) == ("built", 6), (text, refused)
     return torch.softmax(x, -1)
 """
 
@@ -152,14 +154,26 @@ def softmax(x):
 @confined
 def test_a_plugin_may_read_built_libraries_and_nothing_else_there(judge, tmp_path, monkeypatch):
     cache, plugin = tmp_path / "cache", tmp_path / "plugin" / "reads.py"
-    for file, text in ((cache / "cuda-sm_90a-0" / "softmax.so", "built"), (cache / "infos" / "some.json", "{}"), (plugin, READS_LIBRARIES)):
-        file.parent.mkdir(parents=True)
+    library, secret = cache / "cuda-sm_90a-0" / "softmax.so", cache / "infos" / "some.json"
+    for file, text in ((library, "built"), (library.with_name("lock"), ""), (secret, "{}"), (plugin, READS_LIBRARIES)):
+        file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
+    (cache / "cuda-sm_80-0").mkdir()
+    (tmp_path / "elsewhere").write_text("")
+    (cache / "cuda-sm_80-0" / "softmax.so").symlink_to(tmp_path / "elsewhere")
     monkeypatch.setenv("SOFTBENCH_CACHE", str(cache))
     found = judge.judge(PluginSource(FILE, "reads", str(plugin), "reads.py"), CASE, None)
     assert found.status == "ok", found
-    assert sorted(file.name for file in cache.rglob("*") if file.is_file()) == ["softmax.so", "some.json"]
-    assert (cache / "cuda-sm_90a-0" / "softmax.so").read_text() == "built"
+    assert sorted(file.name for file in cache.rglob("*")) == [
+        "cuda-sm_80-0",
+        "cuda-sm_90a-0",
+        "infos",
+        "lock",
+        "softmax.so",
+        "softmax.so",
+        "some.json",
+    ]
+    assert library.read_text() == "built"
 
 
 def test_an_empty_challenge_maps_memory_that_was_written(monkeypatch):

@@ -97,21 +97,22 @@ void sweep_statistics(bool counts) {
     std::mt19937_64 random(11);
     auto log_uniform = [&](double most) { return int64_t(std::exp(double(random() % (1 << 20)) * std::log(most) / (1 << 20))); };
     for (fake::current = 0; fake::current < int(sizeof(fake::DEVICES) / sizeof(fake::DEVICES[0])); ++fake::current) {
-        long deep = 0, clusters = 0;
+        long deep = 0, clusters[2] = {};
         for (int i = 0; i < 20000; ++i) {
             const int64_t M = log_uniform(1e6), vectors = log_uniform(1e6) + LINE_VECTORS;
             const Plan p = statistics_plan(M, vectors, counts);
             bool fits = p.threads >= WARP && p.threads <= STATISTICS_THREADS && p.threads % WARP == 0 && p.per_row >= 1;
             fits &= p.vectors == 4 || (p.vectors == DEEP && p.tier == SPLIT && !counts);
             if (p.tier == SPLIT) fits &= p.per_row == 1 || (M <= COUNTED_ROWS && M * p.per_row <= COUNTED_SLOTS);
-            else if (p.tier == CLUSTER) fits &= device().clusters() && p.per_row <= MAX_CLUSTER;
+            else if (p.tier == CLUSTER) fits &= device().clusters() && (p.per_row == 8 || (p.per_row == MAX_CLUSTER && vectors <= p.per_row * p.threads * p.vectors));
             else fits &= p.tier == ONE_WARP;
-            ++tested, deep += p.vectors == DEEP, clusters += p.tier == CLUSTER;
+            ++tested, deep += p.vectors == DEEP, clusters[p.per_row == 8] += p.tier == CLUSTER;
             if (!fits && ++bad <= 20)
                 std::printf("statistics of %lldx%lld vectors, device %d: tier %d, %d vectors, %d threads, per_row %d\n", (long long)M, (long long)vectors, fake::current, p.tier,
                             p.vectors, p.threads, p.per_row);
         }
-        if ((deep > 100) == counts || (clusters > 20) != device().clusters()) ++bad, std::printf("device %d: %ld deep plans, %ld clusters\n", fake::current, deep, clusters);
+        for (const long count : clusters)
+            if ((deep > 100) == counts || (count > 20) != device().clusters()) ++bad, std::printf("device %d: %ld deep plans, %ld clusters\n", fake::current, deep, count);
     }
 }
 

@@ -149,15 +149,16 @@ def test_losses_are_pinned_and_contract_no_exponent(cards, h100):
         assert {*made} <= {"mul.f32"}, ready.kernel
 
 
-def test_losses_take_the_maximum_of_packed_words(cards, h100):
+@pytest.mark.parametrize(("dtype", "name"), [(torch.bfloat16, "bf16"), (torch.float16, "f16")])
+def test_losses_take_the_maximum_of_packed_words(cards, h100, dtype, name):
     problem = cards.problem_of(h100, False, 4096, 32000, 2, 16)
     plan = loss_plans.reduction_plan(problem)
-    data, rows, target = (cards._Operand(dtype, 16) for dtype in (torch.bfloat16, torch.float32, torch.int64))
+    data, rows, target = (cards._Operand(kind, 16) for kind in (dtype, torch.float32, torch.int64))
     for options in (Options(), Options(logprob=True)):
         ready = loss_launch._reduction(problem, plan, (32000,), options)
         operands = [data, target, rows, rows, rows if options.logprob else None, *[None] * ready.places]
         ptx = cards.compiled(h100, ready.kernel, operands, ready.arguments, ready.options).asm["ptx"]
-        assert ptx.count("max.bf16x2") == 4 * plan.tiles - 1  # words of a vector
+        assert ptx.count(f"max.{name}x2") == 4 * plan.tiles - 1  # words of a vector
 
 
 def test_sums_of_lanes_contract_no_product(cards, h100):

@@ -72,6 +72,13 @@ def test_short_unaligned_rows_have_the_tier_staged(size, N, alignment, backward)
     for device in ("NVIDIA H200", "another"):
         assert heuristics.choose(problem, device).tier == "staged"
         assert heuristics.choose(replace(problem, contiguous=False), device).tier == "rows"
+        assert heuristics.choose(replace(problem, M=4096), device).tier == "rows"
+
+
+@pytest.mark.parametrize("changed", [{"contiguous": False}, {"M": 4096}])
+def test_short_rows_that_cannot_be_staged_follow_the_table(changed):
+    problem = replace(Problem(False, 1 << 20, 77, 4, 4, True, 132, True, contiguous=True), **changed)
+    assert heuristics.choose(problem, "NVIDIA H200") == Plan("rows", tiles=5, threads=16, vector_words=1, warps=4, rows=8)
 
 
 def words_of(problem, plan):

@@ -47,6 +47,12 @@ def test_parts_of_a_row_fill_their_last_tiles():
     assert 0.9 < 64 * plan.split_ctas / given.sms / loss_plans.LEAST_PROGRAMS <= 2
 
 
+@pytest.mark.parametrize(("N", "tiles"), [(32000, 4), (50257, 5), (128256, 4), (9000, 5)])
+def test_turns_have_another_tile_where_that_saves_reads(N, tiles):
+    plan = loss_plans.reduction_plan(problem(4096, N, 2))
+    assert (plan.tiles, plan.threads, plan.split_ctas) == (tiles, 256, 1)
+
+
 def test_rows_beyond_the_counters_are_not_shared():
     given = problem(loss_plans.MOST_SHARED_ROWS + 1, 128256, 2, sms=1000)
     assert loss_plans.reduction_plan(given).split_ctas == 1
