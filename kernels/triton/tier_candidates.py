@@ -287,7 +287,7 @@ def _register_limits(problem: Problem, tiles: int, threads: int, more: int = 0) 
     least += 4 if problem.alignment < VECTOR_BYTES else 0
     least += 8 if problem.backward and problem.element_size == 2 else 0
     limits = [limit for limit in (32, 40, 48, 56, 64, 72, 80, 96, 128) if limit >= least and limit * threads <= SM_REGISTERS]
-    return list(dict.fromkeys(_free_registers(threads, limit) for limit in limits))[:2] or [None]
+    return [*list(dict.fromkeys(_free_registers(threads, limit) for limit in limits))[:2]] or [None]
 
 
 def _program_sizes(threads: int) -> Iterator[tuple[int, int]]:
