@@ -30,7 +30,8 @@ inline Plan statistics_plan(int64_t M, int64_t vectors, bool counts) {
     const bool small = all > 2 * sms && all <= 10 * sms;  // one wave, so long rows have CTAs of 128 threads
     const int most = small ? STATISTICS_THREADS / 2 : STATISTICS_THREADS;
     const int threads = each > in_flight || all <= 2 * sms ? most : int(std::max<int64_t>(2 * WARP, round_up<int64_t>(quarter, WARP)));
-    const bool full = each > 4 * in_flight || round_up(each, 2 * in_flight) == round_up(each, in_flight);  // turns of DEEP: no more padding than of 4
+    // A CTA reads in turns, and the last one computes for padding. DEEP vectors a thread must not add much to that of four.
+    const bool full = each > 4 * in_flight || round_up(each, 2 * in_flight) == round_up(each, in_flight);
     const bool deep = !counts && all > 10 * sms && each > in_flight && full;
     return {SPLIT, deep ? DEEP : 4, threads, int(ctas), 0, LINE_ALIGNMENT, 0, 0};
 }
@@ -43,7 +44,7 @@ template <typename Op> int64_t run_statistics(StatisticsRows<Op> rows, Plan* p, 
     Plan chosen = p && p->tier != AUTO ? *p : statistics_plan(rows.M, vectors, Op::COUNTS);
     if (p && p->tier == AUTO) *p = chosen;
     if (chosen.threads < WARP || chosen.threads > STATISTICS_THREADS || chosen.threads % WARP || chosen.per_row < 1) return cudaErrorInvalidValue;
-    if (chosen.vectors != 4 && !(chosen.vectors == 8 && chosen.tier == SPLIT && !Op::COUNTS)) return cudaErrorInvalidValue;
+    if (chosen.vectors != 4 && !(chosen.vectors == DEEP && chosen.tier == SPLIT && !Op::COUNTS)) return cudaErrorInvalidValue;
     if (chosen.tier == ONE_WARP) {
         row_statistics<Op, 4, ONE_WARP_EACH><<<unsigned(ceil_div<int64_t>(rows.M, chosen.threads / WARP)), chosen.threads, 0, stream>>>(rows);
         return cudaGetLastError();
@@ -65,7 +66,7 @@ template <typename Op> int64_t run_statistics(StatisticsRows<Op> rows, Plan* p, 
     }
     const dim3 grid = grid_of_rows(int(ctas), rows.M);
     if constexpr (!Op::COUNTS) {
-        if (chosen.vectors == 8) return row_statistics<Op, 8, SEVERAL_CTAS><<<grid, chosen.threads, 0, stream>>>(rows), cudaGetLastError();
+        if (chosen.vectors == DEEP) return row_statistics<Op, DEEP, SEVERAL_CTAS><<<grid, chosen.threads, 0, stream>>>(rows), cudaGetLastError();
     }
     row_statistics<Op, 4, SEVERAL_CTAS><<<grid, chosen.threads, 0, stream>>>(rows);
     return cudaGetLastError();

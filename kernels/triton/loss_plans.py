@@ -17,15 +17,15 @@ SHORT_SCALAR_ROW = 512  # bytes
 STREAM_TILES = 4  # vectors of a thread in flight; 32 to 40 registers then let an SM hold enough threads
 GRADIENT_PROGRAMS = ((256, STREAM_TILES), (256, 2), (256, 1), (128, 1))  # threads and tiles
 LEAST_THREADS = 64
-REDUCTION_THREADS = (64, 128, 256)  # of a program that reduces part of a row
-WAVES = 12  # programs for each SM that a reduction of many rows has at least, so that the last ones end together
-LEAST_CHUNK, LEAST_CHUNK_OF_FEW = 16384, 4096  # bytes of a program's part of a row, of many and of few rows
-FEW_BYTES = 64 * 1024  # for each SM: below it, all bytes are in flight at once
+REDUCTION_THREADS = (64, 128, 256)  # Of a program that reduces part of a row.
+WAVES = 12  # Programs for each SM that a reduction of many rows has at least, so that the last ones end together.
+LEAST_CHUNK, LEAST_CHUNK_OF_FEW = 16384, 4096  # Bytes of a program's part of a row, of many and of few rows.
+FEW_BYTES = 64 * 1024  # For each SM: below it, all bytes are in flight at once.
 MAX_PARTS = 128
-LEAST_PROGRAMS = 4  # of each SM that share rows: 64 KiB in flight
-MUCH_LESS = 0.75
-FEWER_READS = 0.95  # of a row, for one more tile a turn
-MOST_SHARED_ROWS = 8192  # rows that several programs reduce: each needs a counter
+LEAST_PROGRAMS = 4  # Of each SM that share rows: 64 KiB in flight.
+MUCH_LESS = 0.75  # Of the work of the busiest SM, for fewer parts a row.
+FEWER_READS = 0.95  # Of the reads of a row, for one more tile a turn.
+MOST_SHARED_ROWS = 8192  # Rows that several programs reduce: each needs a counter.
 # Tiles of a cluster's plan, by element size and number of additions: PlanCTA of Triton 3.6 gives up at a number of operations.
 MOST_TILES_OF_CLUSTER = {2: (32, 12, 8), 4: (32, 16, 12)}
 

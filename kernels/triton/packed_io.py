@@ -74,7 +74,7 @@ def _max_of_float16(a, b):
 
 @triton.jit
 def larger(a, b, DTYPE: tl.constexpr):
-    """Words of the larger elements, of 16 bits. One instruction compares both elements of a word."""
+    """Words of the larger elements, of 16 bits; of a number and NaN, the number. One instruction compares both elements of a word."""
     if INTERPRETED:
         low = tl.maximum(unpack_low(a, DTYPE), unpack_low(b, DTYPE))
         return pack(low, tl.maximum(unpack_high(a, DTYPE), unpack_high(b, DTYPE)), DTYPE)
@@ -86,7 +86,7 @@ def larger(a, b, DTYPE: tl.constexpr):
 
 @triton.jit
 def packed_max(tile, DTYPE: tl.constexpr):
-    """Each thread's maximum of 16-bit elements, (R, THREADS)."""
+    """Each thread's maximum of 16-bit elements, (R, THREADS) in float32. NaN counts only if all elements are NaN."""
     if INTERPRETED:
         return tl.max(tl.maximum(unpack_low(tile, DTYPE), unpack_high(tile, DTYPE)), 2)
     elif DTYPE == tl.bfloat16:

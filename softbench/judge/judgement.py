@@ -121,12 +121,15 @@ class Judge:
             own = {variable: f"{folder}/{variable.lower()}" for variable in CACHES}
             for path in own.values():
                 Path(path).mkdir()
-            libraries, _ = built_libraries()
+            libraries, built = built_libraries()
+            files = [file for file in (source.file, *map(Path, operations)) if file]
+            readable = (*self.readable, *built, *(str(file.parent) for file in files))
             worker = self.pool.spawn("plugin", {**self.environment, **own, **libraries, "TORCHINDUCTOR_COMPILE_THREADS": "1"})
             stack.callback(self.pool.discard, worker)
             plugin = PluginProcess(self.pool, worker, case, found.calls, self.deadlines)
             try:
-                self._judge(plugin, found, source, name, folder, operations)
+                confine = ConfineProcess(readable, folder, case.device, sockets=case.device == "cuda")
+                self._judge(plugin, found, source, name, confine, operations)
             except EndedError as ended:
                 found.status, found.reason = ended.status, ended.reason
             except (OSError, MemoryError, RuntimeError) as error:  # the judge's own memory for a case, or its reference
@@ -134,19 +137,22 @@ class Judge:
         return found
 
     def _judge(
-        self, plugin: PluginProcess, found: Judgement, source: PluginSource, name: str | None, folder: str, operations: Sequence[str]
+        self,
+        plugin: PluginProcess,
+        found: Judgement,
+        source: PluginSource,
+        name: str | None,
+        confine: ConfineProcess,
+        operations: Sequence[str],
     ) -> None:
         case = plugin.case
-        files = [file for file in (source.file, *map(Path, operations)) if file]
-        readable = (*self.readable, *built_libraries()[1], *(str(file.parent) for file in files))
-        sockets = case.device == "cuda"
-        found.confinement |= plugin.ask(ConfineProcess(readable, folder, case.device, sockets), "import").levels
+        found.confinement |= plugin.ask(confine, "import").levels
         for file in operations:  # the empty challenges have the case's tensors
             plugin.ask(LoadOperation(file), "import")
         with plugin.outputs():
             found.empty_us += [plugin.empty() for _ in range(1 + EMPTY_CHALLENGES)][1:]
-            if sockets:
-                found.confinement |= plugin.ask(ConfineProcess((), folder, case.device), "import").levels
+            if confine.sockets:
+                found.confinement |= plugin.ask(ConfineProcess((), confine.folder, case.device), "import").levels
             found.backend = plugin.load(source, name)
             built = plugin.ask(BuildCase(case, SECRET.getrandbits(31)), "build")
             if isinstance(built, Skip):

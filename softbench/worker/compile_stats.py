@@ -86,7 +86,7 @@ def _libraries() -> int:
 def built_libraries() -> tuple[dict[str, str], list[str]]:
     """Variables with which another process finds the built CUDA libraries, and the files that it must read.
 
-    A build takes most of a minute. Links are left out, as they may lead anywhere.
+    Links are left out, as they may lead anywhere.
     """
     with suppress(OSError):  # this user may not read the folder
         folder = cache_folder()
