@@ -17,8 +17,7 @@ import math
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import Any
 
 import loss_launches
@@ -34,27 +33,58 @@ HALF, BRAIN, FULL = torch.float16, torch.bfloat16, torch.float32
 TOLERANCE = {HALF: 1e-2, BRAIN: 1e-2, FULL: 1e-5}
 ELSEWHERE = {"cross_entropy": loss_launches, "logprob": loss_launches, "masked_softmax": masked_launches}
 Scale = float | torch.Tensor
+Tensors = tuple[torch.Tensor, ...]
 Run = Callable[..., str]
 
 
-def operands(backward: bool, dtype: torch.dtype, M: int, N: int, pad: int = 0, offset: int = 0, out: torch.dtype | None = None) -> Any:
+@dataclass(frozen=True)
+class Operands:
     """(x, y) of a forward or (dy, y, dx) of a backward. Rows are `N + pad` elements apart; the first starts at `offset`."""
 
-    def rows(dtype: torch.dtype) -> torch.Tensor:
-        return torch.empty((M - 1) * (N + pad) + N + offset, dtype=dtype, device="cuda").as_strided((M, N), (N + pad, 1), offset)
+    backward: bool
+    dtype: torch.dtype
+    M: int
+    N: int
+    pad: int = 0
+    offset: int = 0
+    out: torch.dtype | None = None
+    """The dtype of the result, if another."""
+    out_offset: int | None = None
+    """Where the first row of the result starts, if elsewhere."""
 
-    x = rows(dtype).copy_(torch.randn(M, N, device="cuda"))
-    if not backward:
-        return x, rows(out or dtype)
-    return x, rows(dtype).copy_(torch.softmax(torch.randn(M, N, device="cuda"), -1)), rows(out or dtype)
+    @property
+    def read(self) -> int:
+        return (2 if self.backward else 1) * self.M * self.N * self.dtype.itemsize
+
+    @property
+    def moved(self) -> int:
+        return self.read + self.M * self.N * (self.out or self.dtype).itemsize
+
+    def empty(self) -> Tensors:
+        """Without values, so that no kernel runs."""
+        starts = [self.offset] * (2 if self.backward else 1) + [self.offset if self.out_offset is None else self.out_offset]
+        dtypes = [self.dtype] * (len(starts) - 1) + [self.out or self.dtype]
+        M, N, stride = self.M, self.N, self.N + self.pad
+        return tuple(
+            torch.empty((M - 1) * stride + N + start, dtype=dtype, device="cuda").as_strided((M, N), (stride, 1), start)
+            for start, dtype in zip(starts, dtypes, strict=True)
+        )
+
+    def tensors(self) -> Tensors:
+        found = self.empty()
+        found[0].copy_(torch.randn(self.M, self.N, device="cuda"))
+        if self.backward:
+            found[1].copy_(torch.softmax(torch.randn(self.M, self.N, device="cuda"), -1))
+        return found
 
 
-def large(backward: bool, dtype: torch.dtype, N: int, offset: int = 0, out: torch.dtype | None = None) -> Any:
+def large(backward: bool, dtype: torch.dtype, N: int, offset: int = 0, out: torch.dtype | None = None) -> Operands:
     """Operands with just enough rows for the kernels that keep their reads in L2."""
-    return operands(backward, dtype, math.ceil(KEEP_IN_L2_BYTES / ((2 if backward else 1) * N * dtype.itemsize)), N, offset=offset, out=out)
+    M = math.ceil(KEEP_IN_L2_BYTES / ((2 if backward else 1) * N * dtype.itemsize))
+    return Operands(backward, dtype, M, N, offset=offset, out=out)
 
 
-def right(tensors: tuple[torch.Tensor, ...], function: str, scale: Scale) -> bool:
+def right(tensors: Tensors, function: str, scale: Scale) -> bool:
     """Whether the result is correct, computed on the CPU: racecheck reports hazards in torch's reduction of doubles."""
     given = [tensor.cpu().double() for tensor in tensors]
     factor = scale.cpu().double()[:, None] if isinstance(scale, torch.Tensor) else scale
@@ -68,19 +98,19 @@ def right(tensors: tuple[torch.Tensor, ...], function: str, scale: Scale) -> boo
     return bool(worst <= TOLERANCE[tensors[-1].dtype] * expected.abs().max() + 1e-6)
 
 
-def scale_of(function: str, tensors: tuple[torch.Tensor, ...]) -> Scale:
+def scale_of(function: str, tensors: Tensors) -> Scale:
     """The scale of a launch: that of each row for an even number of columns."""
     M, N = tensors[0].shape
     return 1.0 if function != "scaled_softmax" else 0.7 if N % 2 else torch.rand(M, device="cuda") + 0.5
 
 
-def cuda_launches(function: str) -> Iterator[tuple[Run, tuple[torch.Tensor, ...]]]:
+def cuda_launches(function: str) -> Iterator[tuple[Run, Operands]]:
     from softbench.kernels.cuda import launch, launch_plan
 
     pair = launch.log_softmax if function == "log_softmax" else launch.softmax
 
     def by(*numbers: int) -> Run:
-        def run(tensors: tuple[torch.Tensor, ...], *scale: Scale) -> str:
+        def run(tensors: Tensors, *scale: Scale) -> str:
             plan = launch_plan.Plan(*(numbers or (-1,)))
             (pair.launch_backward if len(tensors) == 3 else pair.launch_forward)(*tensors, *scale, plan=plan)
             return launch_plan.TIERS[plan.tier]
@@ -91,27 +121,27 @@ def cuda_launches(function: str) -> Iterator[tuple[Run, tuple[torch.Tensor, ...]
     for backward, dtype in itertools.product((False, True), (BRAIN, FULL, HALF)):
         R = 2 if backward else 1
         for N in (1, 2, 7, 8, 16, 24, 33, 50, 64, 100, 197, 256, 333, 513, 781, 1000, 1024, 2048, 5003, 8190):
-            yield by(), operands(backward, dtype, 5, N)
+            yield by(), Operands(backward, dtype, 5, N)
         for words, offset in itertools.product((12 * (R - 1), 16), (0, 1)):  # as many rows as the rules want for it need not be
             if words and dtype != HALF and (backward or dtype == FULL):
                 N = 32 * words // R * 16 // dtype.itemsize * 2 - 70
-                yield by(tier["block"], words // R, 64, 1, 0, 128, 0), operands(backward, dtype, 5, N, offset=offset)
+                yield by(tier["block"], words // R, 64, 1, 0, 128, 0), Operands(backward, dtype, 5, N, offset=offset)
         lane_vectors = () if backward else (3, 4, 5, 6, 7, 8) if dtype == FULL else (3, 4, 5, 6)
         for each, (threads, rows) in itertools.product(lane_vectors, ((64, 1), (128, 2), (32, 2))):
             N = (32 * each - 3) * 16 // dtype.itemsize
-            yield by(tier["warp"], each, threads, 1, rows, 16, 0), operands(False, dtype, 5, N)
-            yield by(tier["warp"], each, threads, 1, rows, 16, 0), operands(False, dtype, 3, N + 48 // dtype.itemsize, pad=16)
+            yield by(tier["warp"], each, threads, 1, rows, 16, 0), Operands(False, dtype, 5, N)
+            yield by(tier["warp"], each, threads, 1, rows, 16, 0), Operands(False, dtype, 3, N + 48 // dtype.itemsize, pad=16)
         for lanes in (1, 2, 4, 8, 16, 32):  # a piece and part of one, by one warp or by several
             for N in range(1, 11) if lanes == 1 else (5 * lanes + 1, 7 * lanes, 8 * lanes - 1, 9 * lanes - 1, 10 * lanes):
                 rows = 8 if N % 2 else 64
                 yield (
                     by(tier["staged"], math.ceil(N / lanes), 32 if rows == 8 else 128, lanes, rows, 16, 0),
-                    operands(backward, dtype, rows + 3, N),
+                    Operands(backward, dtype, rows + 3, N),
                 )
         for threads in () if backward else (32, 64, 128):  # as many rows as it takes for a warp's to lie apart
-            yield by(tier["staged"], 8, threads, 8, 64, 16, 0), operands(backward, dtype, 16900, 63)
-        yield by(), operands(backward, dtype, 5, 300, pad=4, offset=1)
-        yield by(), operands(backward, dtype, 3, 4097, offset=3)
+            yield by(tier["staged"], 8, threads, 8, 64, 16, 0), Operands(backward, dtype, 16900, 63)
+        yield by(), Operands(backward, dtype, 5, 300, pad=4, offset=1)
+        yield by(), Operands(backward, dtype, 3, 4097, offset=3)
         if dtype == HALF:
             continue
         for N in (16384, 16389):
@@ -119,34 +149,33 @@ def cuda_launches(function: str) -> Iterator[tuple[Run, tuple[torch.Tensor, ...]
                 if words == 16 and (backward or dtype == FULL):
                     continue  # of 16-bit rows forward only
                 if C * threads * words // R * 16 // dtype.itemsize >= N + 128:
-                    yield by(tier["cluster"], words // R, threads, C, 0, 128, 0), operands(backward, dtype, 3, N)
+                    yield by(tier["cluster"], words // R, threads, C, 0, 128, 0), Operands(backward, dtype, 3, N)
             for (words, threads), G, max_polls in itertools.product(((8, 256), (8, 512), (24, 256)), (1, 3, 5), (1 << 16, 0)):
-                yield by(tier["split_bulk"], words // R, threads, G, 0, 128, max_polls), operands(backward, dtype, 3, N)
+                yield by(tier["split_bulk"], words // R, threads, G, 0, 128, max_polls), Operands(backward, dtype, 3, N)
             # Rows that begin in turns: more of them than the card holds.
-            yield by(tier["cluster"], 8 // R, 256, 16, 0, 128, 0, 2000), operands(backward, dtype, 70, N)
-            yield by(tier["split_bulk"], 8 // R, 256, 66, 0, 128, 1 << 16, 2000), operands(backward, dtype, 40, N)
+            yield by(tier["cluster"], 8 // R, 256, 16, 0, 128, 0, 2000), Operands(backward, dtype, 70, N)
+            yield by(tier["split_bulk"], 8 // R, 256, 66, 0, 128, 1 << 16, 2000), Operands(backward, dtype, 40, N)
             for C in (1, 3):
-                yield by(tier["cluster_bulk"], 24 // R, 256, C, 0, 128, 0), operands(backward, dtype, 3, N)
+                yield by(tier["cluster_bulk"], 24 // R, 256, C, 0, 128, 0), Operands(backward, dtype, 3, N)
                 long = C * 7000 // R * 16 // dtype.itemsize + N % 8  # more than registers hold: the rest is in shared memory
-                yield by(tier["cluster_bulk"], 24 // R, 256, C, 0, 128, 0), operands(backward, dtype, 2, long)
+                yield by(tier["cluster_bulk"], 24 // R, 256, C, 0, 128, 0), Operands(backward, dtype, 2, long)
             for words, threads, G, smem, max_polls in (
                 (8, 512, 4, 0, 1 << 16),
                 (4, 256, 3, 2, 1 << 16),
                 (8, 256, 4, 1, -1),
                 (8, 512, 1, 4, 0),
             ):
-                yield by(tier["split"], words // R, threads, G, smem, 128, max_polls), operands(backward, dtype, 3, N)
+                yield by(tier["split"], words // R, threads, G, smem, 128, max_polls), Operands(backward, dtype, 3, N)
             for words, max_polls in itertools.product((2, 4, 8), (1 << 16, -1)):  # registers hold each chunk
                 G = math.ceil(N * dtype.itemsize / 16 * R / (words * 256)) + 1
-                yield by(tier["split"], words // R, 256, G, 0, 128, max_polls), operands(backward, dtype, 3, N)
-        yield by(), operands(backward, dtype, 2, 60000)
-        yield by(), operands(backward, dtype, 140, 40000)
+                yield by(tier["split"], words // R, 256, G, 0, 128, max_polls), Operands(backward, dtype, 3, N)
+        yield by(), Operands(backward, dtype, 2, 60000)
+        yield by(), Operands(backward, dtype, 140, 40000)
     for dtype, N in itertools.product((BRAIN, HALF), (64, 100, 781, 1000, 20001)):
-        yield by(), operands(False, dtype, 3, N, out=FULL)
-        yield by(), operands(True, FULL, 3, N, out=dtype)
-        yield by(), operands(True, FULL, 3, N, pad=4, offset=1, out=dtype)
-    x, y = operands(False, FULL, 3, 300, offset=1)[0], operands(False, FULL, 3, 300, offset=2)[1]
-    yield by(), (x, y)
+        yield by(), Operands(False, dtype, 3, N, out=FULL)
+        yield by(), Operands(True, FULL, 3, N, out=dtype)
+        yield by(), Operands(True, FULL, 3, N, pad=4, offset=1, out=dtype)
+    yield by(), Operands(False, FULL, 3, 300, offset=1, out_offset=2)
     for N in (64, 197, 1030, 16389, 200001):
         yield by(), large(False, BRAIN, N, out=FULL)
         yield by(), large(True, FULL, N, out=BRAIN)
@@ -169,13 +198,13 @@ def cuda_launches(function: str) -> Iterator[tuple[Run, tuple[torch.Tensor, ...]
             yield by(tier["split"], words // R, threads, G, smem, 128, max_polls), large(backward, dtype, long, offset=1)
 
 
-def triton_launches(function: str) -> Iterator[tuple[Run, tuple[torch.Tensor, ...]]]:
+def triton_launches(function: str) -> Iterator[tuple[Run, Operands]]:
     from softbench.kernels.triton import dispatch
     from softbench.kernels.triton.launch_plan import Plan
     from softbench.kernels.triton.tier_candidates import staged_plans
 
     def by(plan: Plan | None = None) -> Run:
-        def run(tensors: tuple[torch.Tensor, ...], *scale: Scale) -> str:
+        def run(tensors: Tensors, *scale: Scale) -> str:
             problem, chosen = dispatch.choose_plan(tensors)
             dispatch.run(problem, plan or chosen, tensors, function == "log_softmax", *scale)
             return (plan or chosen).tier
@@ -185,10 +214,10 @@ def triton_launches(function: str) -> Iterator[tuple[Run, tuple[torch.Tensor, ..
     for backward, (dtype, out) in itertools.product((False, True), ((BRAIN, FULL), (HALF, FULL))):
         given, result = (out, dtype) if backward else (dtype, out)
         for N in (16, 100, 197, 1000, 5003):
-            yield by(), operands(backward, given, 5, N, pad=N % 2 * 3, out=result)
+            yield by(), Operands(backward, given, 5, N, pad=N % 2 * 3, out=result)
             yield by(), large(backward, given, N, out=result)
         if not backward:  # the last row ends in the middle of 16 bytes
-            yield by(Plan("split", 2, 128, 2, 4, 128, 4, split_ctas=2, smem_tiles=2)), operands(backward, given, 3, 4060, out=result)
+            yield by(Plan("split", 2, 128, 2, 4, 128, 4, split_ctas=2, smem_tiles=2)), Operands(backward, given, 3, 4060, out=result)
         layout = 4, 16 // given.itemsize, 128
         smem = {} if backward else {"smem_tiles": 2}
         ctas = 4 if backward else 2  # of 1024 vectors
@@ -198,11 +227,11 @@ def triton_launches(function: str) -> Iterator[tuple[Run, tuple[torch.Tensor, ..
             Plan("split", 4, 128, *layout, 4, split_ctas=ctas, **smem),
             Plan("split", 2, 128, *layout, 4, split_ctas=2),  # read twice
         ):
-            yield by(plan), operands(backward, given, 3, 4057, offset=1, out=result)
+            yield by(plan), Operands(backward, given, 3, 4057, offset=1, out=result)
     for backward, dtype in itertools.product((False, True), (BRAIN, FULL)):
         V = 16 // dtype.itemsize
         for N in (1, 7, 16, 100, 197, 1000, 5003):
-            yield by(), operands(backward, dtype, 5, N)
+            yield by(), Operands(backward, dtype, 5, N)
         for N, alignment in ((8192, 0), (8153, 128)):  # the longest rows that the plans hold, aligned and behind a line's start
             smem = {} if backward else {"smem_tiles": 2}
             layout = 4, V, alignment
@@ -215,17 +244,15 @@ def triton_launches(function: str) -> Iterator[tuple[Run, tuple[torch.Tensor, ..
                 Plan("split", 2, 128, *layout, 4, split_ctas=2),  # longer than registers hold: read twice
                 Plan("loop"),
             ):
-                yield by(plan), operands(backward, dtype, 3, N, offset=0 if alignment == 0 else 1)
+                yield by(plan), Operands(backward, dtype, 3, N, offset=0 if alignment == 0 else 1)
                 if N % 2 and plan.tier != "loop":
                     yield by(plan), large(backward, dtype, N, offset=1)
         for N in (16, 100, 1000):
             yield by(), large(backward, dtype, N)
         for N in (5, 17, 50, 77, 197):  # rows back to back, in whole blocks and in part of one
-            for M in (3, 301):
-                tensors = operands(backward, dtype, M, N)
-                problem = replace(dispatch.problem_of(tensors), M=1 << 24)
-                for plan in itertools.islice(staged_plans(problem), 2):
-                    yield by(plan), tensors
+            problem = replace(dispatch.problem_of(Operands(backward, dtype, 3, N).empty()), M=1 << 24)
+            for M, plan in itertools.product((3, 301), itertools.islice(staged_plans(problem), 2)):
+                yield by(plan), Operands(backward, dtype, M, N)
             if N in (50, 77):
                 yield by(next(staged_plans(problem))), large(backward, dtype, N)
 
@@ -235,11 +262,20 @@ def launches(kernels: str, function: str) -> Iterator[Launch]:
     if (module := ELSEWHERE.get(function)) is not None:
         yield from (module.cuda_launches if kernels == "cuda" else module.triton_launches)(function)
         return
-    for run, tensors in (cuda_launches if kernels == "cuda" else triton_launches)(function):
+    for run, operands in (cuda_launches if kernels == "cuda" else triton_launches)(function):
+        yield launch_of(function, run, operands)
+
+
+def launch_of(function: str, run: Run, operands: Operands) -> Launch:
+    made: list[Any] = []
+
+    def launch() -> str:
+        tensors = operands.tensors()
         scale = scale_of(function, tensors)
-        given = (tensors, scale) if function == "scaled_softmax" else (tensors,)
-        read = sum(tensor.nbytes for tensor in tensors[:-1])
-        yield Launch(len(tensors[0]), read, read + tensors[-1].nbytes, partial(run, *given), partial(right, tensors, function, scale))
+        made[:] = tensors, scale
+        return run(tensors, scale) if function == "scaled_softmax" else run(tensors)
+
+    return Launch(operands.M, operands.read, operands.moved, launch, lambda: right(made[0], function, made[1]))
 
 
 def main() -> int:

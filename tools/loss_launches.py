@@ -33,7 +33,7 @@ class Launch:
     read: int
     moved: int
     run: Callable[[], str]
-    """Launches, and returns the name of the tier."""
+    """Makes the tensors, launches, and returns the name of the tier. A process makes only the tensors of its own part."""
     right: Callable[[], bool]
     """Whether the results are right."""
 
@@ -42,16 +42,31 @@ class Launch:
 class Rows:
     """Logits, targets, and what the passes compute of them; `expected` and its gradient come from float64 on the CPU."""
 
-    x: torch.Tensor
-    target: torch.Tensor
-    logprob: bool
+    function: str
+    M: int
+    N: int
+    dtype: torch.dtype
     options: dict[str, float]
+    pad: int = 0
+    offset: int = 0
 
-    def __post_init__(self) -> None:
-        self.upstream = torch.rand(2, len(self.x), device=DEVICE) + 0.5
-        with torch.no_grad():  # not of the logits, over which a gradient may be written
-            self.wide, self.places = self.x.cpu().double(), self.target.cpu()
-        inside = (self.places >= 0) & (self.places < self.x.shape[1])
+    @property
+    def bytes(self) -> int:
+        return self.M * self.N * self.dtype.itemsize
+
+    @property
+    def logprob(self) -> bool:
+        return self.function == "logprob"
+
+    def make(self) -> None:
+        """Makes the tensors."""
+        self.target = torch.randint(self.N, (self.M,), device=DEVICE)
+        self.target[1::5], self.target[3::7] = IGNORED, self.N
+        self.target[4::31] = 2**31 - 1
+        self.x = laid_out(self.M, self.N, self.dtype, self.pad, self.offset)
+        self.upstream = torch.rand(2, self.M, device=DEVICE) + 0.5
+        self.wide, self.places = self.x.cpu().double(), self.target.cpu()  # before a gradient is written over the logits
+        inside = (self.places >= 0) & (self.places < self.N)
         self.valid = inside if self.logprob else inside | (self.places == IGNORED)
 
     def given(self) -> Tensors:
@@ -92,18 +107,13 @@ def laid_out(M: int, N: int, dtype: torch.dtype, pad: int = 0, offset: int = 0) 
     return memory.as_strided((M, N), (N + pad, 1), offset).copy_(3 * torch.randn(M, N, device=DEVICE))
 
 
-def rows_of(function: str, M: int, N: int, dtype: torch.dtype, options: dict[str, float], pad: int = 0, offset: int = 0) -> Rows:
-    target = torch.randint(N, (M,), device=DEVICE)
-    target[1::5], target[3::7] = IGNORED, N
-    target[4::31] = 2**31 - 1
-    return Rows(laid_out(M, N, dtype, pad, offset), target, function == "logprob", options)
-
-
 def large(N: int, dtype: torch.dtype) -> int:
     """Rows that are just enough for the kernels that keep their reads in L2."""
     return math.ceil(KEEP_IN_L2_BYTES / (N * dtype.itemsize))
 
 
+Out = Callable[[Rows], torch.Tensor]
+"""Where a gradient is written: it gets rows that are made."""
 Named = Callable[[Callable[..., Any], Any], tuple[Any, str]]
 """Makes a call with a plan, or with None; returns its results and the name of what it launched."""
 
@@ -114,6 +124,7 @@ def reduction(losses: Any, rows: Rows, named: Named, plan: Any = None) -> Launch
     call = losses.logprob_forward if rows.logprob else losses.cross_entropy_forward
 
     def run() -> str:
+        rows.make()
         found, tier = named(lambda **more: call(rows.x, rows.target, **rows.options, **more), plan)
         results.append(found)
         return f"forward {tier}"
@@ -122,41 +133,53 @@ def reduction(losses: Any, rows: Rows, named: Named, plan: Any = None) -> Launch
         pairs = zip(results[0], rows.expected(), strict=True)
         return all(rows.agrees(found, one, always=place > 0) for place, (found, one) in enumerate(pairs))
 
-    return Launch(len(rows.x), rows.x.nbytes, rows.x.nbytes, run, right)
+    return Launch(rows.M, rows.bytes, rows.bytes, run, right)
 
 
-def gradient(losses: Any, rows: Rows, named: Named, plan: Any = None, out: torch.Tensor | None = None) -> Launch:
+def gradient(losses: Any, rows: Rows, named: Named, plan: Any = None, out: Out | None = None) -> Launch:
     """The pass that gets lse and the gradients of the outputs."""
     results: list[torch.Tensor] = []
-    given, count = rows.given(), 2 if rows.logprob else 1
+    count = 2 if rows.logprob else 1
     call = losses.logprob_backward if rows.logprob else losses.cross_entropy_backward
 
     def run() -> str:
-        upstream = rows.upstream[:count]
-        found, tier = named(lambda **more: call(rows.x, rows.target, *given, *upstream, **rows.options, out=out, **more), plan)
+        rows.make()
+        given, to = (*rows.given(), *rows.upstream[:count]), out and out(rows)
+        found, tier = named(lambda **more: call(rows.x, rows.target, *given, **rows.options, out=to, **more), plan)
         results.append(found)
         return f"backward {tier}"
 
     def right() -> bool:
         return rows.agrees(results[0], rows.gradient(rows.upstream[:count]))
 
-    return Launch(len(rows.x), rows.x.nbytes, 2 * rows.x.nbytes, run, right)
+    return Launch(rows.M, rows.bytes, 2 * rows.bytes, run, right)
 
 
-def fused(losses: Any, rows: Rows, named: Named, plan: Any = None, out: torch.Tensor | None = None) -> Launch:
+def fused(losses: Any, rows: Rows, named: Named, plan: Any = None, out: Out | None = None) -> Launch:
     """Loss and gradient in one call."""
     results: list[Tensors] = []
 
     def run() -> str:
-        found, tier = named(lambda **more: losses.cross_entropy_fused(rows.x, rows.target, **rows.options, out=out, **more), plan)
+        rows.make()
+        to = out and out(rows)
+        found, tier = named(lambda **more: losses.cross_entropy_fused(rows.x, rows.target, **rows.options, out=to, **more), plan)
         results.append(found)
-        return f"{'in place' if out is rows.x else 'fused'} {tier}"
+        return f"{'in place' if to is rows.x else 'fused'} {tier}"
 
     def right() -> bool:
         loss, dx = results[0]
-        return rows.agrees(loss, rows.expected()[0]) and rows.agrees(dx, rows.gradient(torch.ones(1, len(rows.x))))
+        return rows.agrees(loss, rows.expected()[0]) and rows.agrees(dx, rows.gradient(torch.ones(1, rows.M)))
 
-    return Launch(len(rows.x), rows.x.nbytes, 2 * rows.x.nbytes, run, right)
+    return Launch(rows.M, rows.bytes, 2 * rows.bytes, run, right)
+
+
+def in_place(rows: Rows) -> torch.Tensor:
+    return rows.x
+
+
+def elsewhere(rows: Rows) -> torch.Tensor:
+    """Rows that lie otherwise than the logits."""
+    return laid_out(rows.M, rows.N, rows.dtype, rows.pad + 1, rows.offset + 1)
 
 
 def of_any_plan(function: str, losses: Any, named: Named, dtypes: Sequence[torch.dtype], lengths: Sequence[int]) -> Iterator[Launch]:
@@ -166,23 +189,22 @@ def of_any_plan(function: str, losses: Any, named: Named, dtypes: Sequence[torch
         for M, (pad, offset) in zip((5, 3, 5, 200 if N < 2000 else 9), LAYOUTS, strict=True):
 
             def rows(options: dict[str, float] = options, M: int = M, pad: int = pad, offset: int = offset) -> Rows:
-                return rows_of(function, M, N, dtype, options, pad, offset)  # noqa: B023
+                return Rows(function, M, N, dtype, options, pad, offset)  # noqa: B023
 
             yield reduction(losses, rows(), named)
-            elsewhere = laid_out(M, N, dtype, pad + 1, offset + 1)
             yield gradient(losses, rows(), named, out=elsewhere)
-            yield gradient(losses, one := rows(), named, out=one.x)
+            yield gradient(losses, rows(), named, out=in_place)
             if function == "cross_entropy":
                 yield fused(losses, rows(), named)
                 yield fused(losses, rows({}), named, out=elsewhere)
-                yield fused(losses, one := rows(), named, out=one.x)
-                yield fused(losses, one := rows({}), named, out=one.x)
+                yield fused(losses, rows(), named, out=in_place)
+                yield fused(losses, rows({}), named, out=in_place)
     if function == "cross_entropy":  # in place, a row that no cluster's registers hold
-        yield fused(losses, one := rows_of(function, 1, 132001, FULL, {}), named, out=one.x)
+        yield fused(losses, Rows(function, 1, 132001, FULL, {}), named, out=in_place)
     for dtype, N in ((BRAIN, 197), (BRAIN, 8190), (FULL, 1030), (BRAIN, 200001)):
-        yield gradient(losses, rows_of(function, large(N, dtype), N, dtype, {}), named)
+        yield gradient(losses, Rows(function, large(N, dtype), N, dtype, {}), named)
         if function == "cross_entropy":
-            yield fused(losses, rows_of(function, large(N, dtype), N, dtype, {}), named)
+            yield fused(losses, Rows(function, large(N, dtype), N, dtype, {}), named)
 
 
 def cuda_launches(function: str) -> Iterator[Launch]:
@@ -208,14 +230,14 @@ def cuda_launches(function: str) -> Iterator[Launch]:
                 *((5003, ("split", 8, 128, ctas)) for ctas in (1, 3) if not counts),
                 (33000, ("split", 4, 256, 100)),
             ):
-                yield reduction(losses, rows_of(function, 5, N, dtype, options, 3, 1), named, (tier[numbers[0]], *numbers[1:]))
+                yield reduction(losses, Rows(function, 5, N, dtype, options, 3, 1), named, (tier[numbers[0]], *numbers[1:]))
             for held in (2, 4, 8):
                 ctas = math.ceil((5003 / V + 8) / (held * 128))
-                yield gradient(losses, rows_of(function, 5, 5003, dtype, options, 3, 1), named, (tier["split"], held, 128, ctas))
+                yield gradient(losses, Rows(function, 5, 5003, dtype, options, 3, 1), named, (tier["split"], held, 128, ctas))
         if function == "cross_entropy":
             for N, (name, *rest) in fused_plans(V):
                 M = 70 if rest[-1] == 2000 else 3
-                yield fused(losses, rows_of(function, M, N, dtype, {"z_loss": 1e-3}), named, (tier[name], *rest))
+                yield fused(losses, Rows(function, M, N, dtype, {"z_loss": 1e-3}), named, (tier[name], *rest))
 
 
 def fused_plans(V: int) -> Iterator[tuple[int, tuple[Any, ...]]]:

@@ -38,8 +38,8 @@ LAUNCH = re.compile(r"^\d+: ", re.MULTILINE)
 FINISHED = re.compile(r'^\{"launches": .*\}$', re.MULTILINE)
 """The last line of every_tier.py."""
 SUMMARY = re.compile(r"^=+ (?:ERROR|RACECHECK) SUMMARY: (\d+)", re.MULTILINE)
-ENVIRONMENT = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "PYTHONPATH": str(ROOT)}
-"""Exact allocations: the sanitizer then sees an access one byte beside a tensor."""
+ENVIRONMENT = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+"""Exact allocations: the sanitizer then sees an access one byte beside a tensor. One thread: the processes already use all cores."""
 END_SECONDS = 5
 """From the interrupt to the kill. on_gpus.py waits 15."""
 LOOK_SECONDS = 0.05
