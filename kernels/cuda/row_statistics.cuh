@@ -50,8 +50,9 @@ template <typename Op> __device__ __forceinline__ Sums merged_over_block(Sums su
     return merged_over_warp<Op>(lane < warps ? warp_sums[lane] : Sums{MINUS_INFINITY, 0.0f, 0.0f, 0.0f});
 }
 
-// Adds U vectors, all of which the row has, or padding where elements are not counted.
-template <typename Op, int U> __device__ __forceinline__ void accumulate(const typename Op::Given& given, Sums& sums, const uint32_t (&packed)[U][4]) {
+// Adds U vectors that are `lanes` vectors apart, or those of them that begin before `left`; padding takes the place of the others. ALL: these count too.
+template <typename Op, int U, bool ALL>
+__device__ __forceinline__ void accumulate(const typename Op::Given& given, Sums& sums, const uint32_t (&packed)[U][4], int left, int lanes) {
     using P = Packed<typename Op::Element>;
     uint32_t running = packed[0][0];
 #pragma unroll
@@ -62,11 +63,14 @@ template <typename Op, int U> __device__ __forceinline__ void accumulate(const t
     const float base = finite_or_zero(sums.maximum);
     Sums fresh[2] = {};  // two sums, so that an addition does not wait for the one before
 #pragma unroll
-    for (int i = 0; i < U * Op::V; ++i)
-        Op::add(Op::logit(given, P::element(packed[i / Op::V][i % Op::V / Op::E], i % Op::E)), base, fresh[i % 2]);
+    for (int u = 0; u < U; ++u)
+        if (ALL || u * lanes < left) {  // the exponentials of padding would take time that logits need
+#pragma unroll
+            for (int i = 0; i < Op::V; ++i) Op::add(Op::logit(given, P::element(packed[u][i / Op::E], i % Op::E)), base, fresh[i % 2]);
+            if constexpr (Op::COUNTS) sums.count += float(Op::V);
+        }
     sums.sum += fresh[0].sum + fresh[1].sum;
     sums.third += fresh[0].third + fresh[1].third;
-    if constexpr (Op::COUNTS) sums.count += float(U * Op::V);
 }
 template <typename Op> __device__ __forceinline__ void accumulate_one(const typename Op::Given& given, Sums& sums, float x) {
     const float z = Op::logit(given, x);
@@ -75,35 +79,32 @@ template <typename Op> __device__ __forceinline__ void accumulate_one(const type
     sums.count += 1.0f;
 }
 
-// The Sums of a thread: of the vectors from `from` to `to` that begin at `base`, `lanes` vectors apart. Padding takes the place of vectors behind `to`,
-// except where elements are counted. SHORT: a warp has the row, and all its lanes go the same way.
+// The Sums of a thread: of the vectors from `from` to `to` that begin at `base`, `lanes` vectors apart. SHORT: a warp has the row, and all its lanes go
+// the same way. Padding takes the place of vectors behind `to`, and counts where nobody counts elements.
 template <typename Op, int U, bool SHORT>
 __device__ __forceinline__ Sums thread_sums(const typename Op::Given& given, const typename Op::Element* base, int from, int to, int lanes) {
+    constexpr bool PADDED = SHORT && !Op::COUNTS;
     const uint4* next = reinterpret_cast<const uint4*>(base) + from;
     Sums sums = {MINUS_INFINITY, 0.0f, 0.0f, 0.0f};
     uint32_t packed[U][4];
     int left = to - from;  // also of the other threads
-    if constexpr (!SHORT || Op::COUNTS)
+    if constexpr (!PADDED)
         for (; left > (U - 1) * lanes; left -= U * lanes, next += U * lanes) {
 #pragma unroll
             for (int u = 0; u < U; ++u) assign(packed[u], next[u * lanes]);
-            accumulate<Op, U>(given, sums, packed);
+            accumulate<Op, U, true>(given, sums, packed, left, lanes);
         }
-    for (; left > 0; left -= U * lanes, next += U * lanes) {  // once, unless SHORT
+    for (; left > 0; left -= U * lanes, next += U * lanes) {  // once, unless PADDED
 #pragma unroll
         for (int u = 0; u < U; ++u) load16_if<false>(u * lanes < left, packed[u], Packed<typename Op::Element>::MINUS_INFINITY_BITS, next + u * lanes, 0);
-        if constexpr (!Op::COUNTS) accumulate<Op, U>(given, sums, packed);
-        else
-#pragma unroll
-            for (int u = 0; u < U; ++u)
-                if (u * lanes < left) accumulate<Op, 1>(given, sums, reinterpret_cast<const uint32_t(&)[1][4]>(packed[u]));
+        accumulate<Op, U, PADDED>(given, sums, packed, left, lanes);
     }
     return sums;
 }
 
 // The least CTAs an SM for __launch_bounds__, as registers allow.
-constexpr int statistics_min_ctas(int U, bool counts, bool warp_per_row) {
-    return counts ? 3 : U > 4 ? 4 : warp_per_row || BEFORE_HOPPER || AFTER_HOPPER ? 5 : 6;
+constexpr int statistics_min_ctas(int U, bool counts, bool together) {
+    return counts ? 3 : U > 4 ? 4 : together || BEFORE_HOPPER || AFTER_HOPPER ? 5 : 6;
 }
 
 // Counts a CTA as finished, and returns how many were before. What it stored before is visible to CTAs that count later.
@@ -190,7 +191,7 @@ template <Share SHARE> __device__ __forceinline__ Place place_of() {
 
 // U: the vectors of a thread in flight.
 template <typename Op, int U, Share SHARE>
-__global__ void __launch_bounds__(STATISTICS_THREADS, statistics_min_ctas(U, Op::COUNTS, SHARE == ONE_WARP_EACH)) row_statistics(StatisticsRows<Op> rows) {
+__global__ void __launch_bounds__(STATISTICS_THREADS, statistics_min_ctas(U, Op::COUNTS, SHARE != SEVERAL_CTAS)) row_statistics(StatisticsRows<Op> rows) {
     constexpr bool WARP_PER_ROW = SHARE == ONE_WARP_EACH;
     constexpr int V = Op::V, BASE_ALIGNMENT = WARP_PER_ROW ? VECTOR_BYTES : LINE_BYTES;
     using Element = typename Op::Element;
