@@ -33,6 +33,7 @@ MAX_COLUMNS = 16384
 """A row is at most 64 KiB of float32."""
 SECTOR = tl.constexpr(16)
 """Causal loads end at a multiple of so many columns, so that they stay vectors; 16 bits have a sector of memory there."""
+WARP_LANES = tl.constexpr(WARP)
 NOT_SPECIALIZED = ["scale", "B", "H", "S", "first_sees"]
 MAX_CACHED = 4096  # launches
 REGISTERS = 64
@@ -146,6 +147,9 @@ def backward_scores(
     y = tl.load(y_ptr + place, mask=read, other=0, eviction_policy=POLICY)
     if PACKED:
         dot = tl.sum(unpack_low(dy, DTYPE) * unpack_low(y, DTYPE) + unpack_high(dy, DTYPE) * unpack_high(y, DTYPE), 1)
+    elif BLOCK <= WARP_LANES:
+        # Lanes may have one element of a row each. Contracted with the sum, each would round its own product less, and their sums differ.
+        dot = tl.sum(tl.fma(dy.to(tl.float32), y.to(tl.float32), 0.0), 1)
     else:
         dot = tl.sum(dy.to(tl.float32) * y.to(tl.float32), 1)
     if share_ptr is not None:

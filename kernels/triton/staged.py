@@ -30,6 +30,11 @@ COPY_HALF = tl.constexpr(
 )
 READ_WORD = tl.constexpr("ld.shared.b32 $0, [$1];")
 READ_HALF = tl.constexpr("{ .reg .b16 half; ld.shared.b16 half, [$1]; mov.b32 $0, {half, half}; }")
+# A lane without a last unit reads nothing: what lies there is another lane's, which may already have written its result.
+READ_LAST_WORD = tl.constexpr("{ .reg .pred p; setp.ne.u32 p, $2, 0; mov.b32 $0, 0; @p ld.shared.b32 $0, [$1]; }")
+READ_LAST_HALF = tl.constexpr(
+    "{ .reg .pred p; .reg .b16 half; setp.ne.u32 p, $2, 0; mov.b16 half, 0; @p ld.shared.b16 half, [$1]; mov.b32 $0, {half, half}; }"
+)
 WRITE_WORD = tl.constexpr("st.shared.b32 [$1], $2; mov.b32 $0, 0;")
 WRITE_HALF = tl.constexpr("{ .reg .b16 half, other; mov.b32 {half, other}, $2; st.shared.b16 [$1], half; mov.b32 $0, 0; }")
 WRITE_LAST_WORD = tl.constexpr("{ .reg .pred p; setp.ne.u32 p, $3, 0; @p st.shared.b32 [$1], $2; mov.b32 $0, 0; }")
@@ -114,6 +119,7 @@ def read_units(
     WIDTH: tl.constexpr = DTYPE.primitive_bitwidth // 8
     UNIT: tl.constexpr = 2 if PAIRS else 1
     READ: tl.constexpr = READ_HALF if WIDTH * UNIT == 2 else READ_WORD
+    LAST: tl.constexpr = READ_LAST_HALF if WIDTH * UNIT == 2 else READ_LAST_WORD
     lower = ()
     upper = ()
     for e in tl.static_range(EACH):
@@ -125,8 +131,11 @@ def read_units(
             low = tl.load(block + place, mask=mask, other=outside).to(tl.float32)
             high = tl.load(block + place + UNIT - 1, mask=mask, other=outside).to(tl.float32)
         else:
-            at = smem + tl.where(inside, place, 0) * WIDTH if e == EACH - 1 else smem + place * WIDTH
-            word = tl.inline_asm_elementwise(READ, "=r,r", [at], dtype=tl.int32, is_pure=False, pack=1)
+            if e < EACH - 1:
+                word = tl.inline_asm_elementwise(READ, "=r,r", [smem + place * WIDTH], dtype=tl.int32, is_pure=False, pack=1)
+            else:
+                inputs = [smem + place * WIDTH, (place * 0 + column * UNIT < N).to(tl.int32)]
+                word = tl.inline_asm_elementwise(LAST, "=&r,r,r", inputs, dtype=tl.int32, is_pure=False, pack=1)
             low = unpack_low(word, DTYPE)
             high = unpack_high(word, DTYPE) if PAIRS else low
             if e == EACH - 1:

@@ -27,6 +27,7 @@ ROWS = Plan("rows", 2, 128, 4, 8, warps=4)
 CLUSTER = Plan("cluster", 4, 256, 4, 8, warps=8, registers=64, cluster_ctas=4)
 SPLIT = Plan("split", 4, 256, 4, 8, warps=8, registers=64, split_ctas=4)
 STAGED = Plan("staged", 10, 8, 1, 1, warps=4, rows=32)
+BACKWARD_SCORES = scores.backward_scores
 PLANS = [(Plan("tile"), 2048), (Plan("loop"), 50000), (ROWS, 2048), (CLUSTER, 32768), (SPLIT, 32768), (STAGED, 77)]
 
 
@@ -95,6 +96,15 @@ def test_copies_of_staged_rows_read_whole_vectors(cards, h100, backward, M):
     assert set(copies) == {"16"}
 
 
+@pytest.mark.parametrize("backward", [False, True])
+def test_no_staged_lane_reads_behind_its_row(cards, h100, backward):
+    """The last unit of a lane may be another lane's, which may already have written its result there."""
+    ptx = cards.compiled_plan(h100, cards.problem_of(h100, backward, 4096, 77, 2, 2), STAGED).asm["ptx"]
+    before_the_copy_back = ptx[: ptx.rindex("bar.sync 0;")]
+    reads = re.findall(r"(@p )?ld\.shared\.b16 half", before_the_copy_back)
+    assert reads == [*[""] * (STAGED.tiles - 1), "@p "] * (2 if backward else 1)
+
+
 @pytest.mark.parametrize("M", [64, 4096])  # the second keeps its reads in L2
 def test_copies_of_two_vectors_stay_inside_the_row(cards, h100, M):
     """Float32 results: the last 8 of 16 bytes may lie behind the tensor, so they are copied as 8 bytes."""
@@ -161,15 +171,19 @@ def test_losses_take_the_maximum_of_packed_words(cards, h100, dtype, name):
         assert ptx.count(f"max.{name}x2") == 4 * plan.tiles - 1  # words of a vector
 
 
-def test_sums_of_lanes_contract_no_product(cards, h100):
-    """Contracted, each lane of a row of few columns would have another entropy, and the lanes write theirs to one place."""
-    rows, target = (cards._Operand(dtype, 4) for dtype in (torch.float32, torch.int64))
-    ready = loss_launch._tile("reduction", cards.problem_of(h100, False, 200, 7, 4, 4), (7,), Options(logprob=True))
-    ptx = cards.compiled(h100, ready.kernel, [rows, target, rows, rows, rows], ready.arguments, ready.options).asm["ptx"]
+def assert_sums_of_lanes_contract_no_product(ptx):
     others = set(re.findall(r"shfl\.sync\.bfly\.b32\s+(%\w+),", ptx))
     assert others
     assert [line for line in ptx.splitlines() if "add.f32" in line and others & {*re.findall(r"%\w+", line)}]
     assert not [line for line in ptx.splitlines() if "fma.rn" in line and others & {*re.findall(r"%\w+", line)}]
+
+
+def test_entropies_of_lanes_contract_no_product(cards, h100):
+    """Contracted, each lane of a row of few columns would have another entropy, and the lanes write theirs to one place."""
+    rows, target = (cards._Operand(dtype, 4) for dtype in (torch.float32, torch.int64))
+    ready = loss_launch._tile("reduction", cards.problem_of(h100, False, 200, 7, 4, 4), (7,), Options(logprob=True))
+    ptx = cards.compiled(h100, ready.kernel, [rows, target, rows, rows, rows], ready.arguments, ready.options).asm["ptx"]
+    assert_sums_of_lanes_contract_no_product(ptx)
 
 
 class Asked:
@@ -200,6 +214,18 @@ def test_scores_are_pinned_and_contract_no_exponent(cards, h100, monkeypatch, ca
     scores.launch_forward(x, None, sink, x, torch.empty(1, 2, 4), 0.125, causal)
     scores.launch_backward(x, x, torch.empty(1, 2, 4), x, torch.empty(1, 2, 4), 0.125, causal)
     assert_pinned(cards, h100, asked, kernel)
+
+
+@pytest.mark.parametrize(("dtype", "N"), [(torch.float32, 7), (torch.float32, 32), (torch.bfloat16, 31), (torch.bfloat16, 64)])
+def test_dots_of_lanes_contract_no_product(cards, h100, monkeypatch, dtype, N):
+    """As for entropies: the lanes of a row write its dot to one place. The last case moves words of two elements."""
+    asked, x, share = Asked(), torch.empty(1, 9, 9, N, dtype=dtype), torch.empty(1, 9, 9)
+    monkeypatch.setattr(scores, "backward_scores", asked)
+    scores.launch_backward(x, x, share, x, share, 0.125, False)
+    ((arguments, options),) = asked.launches
+    operands = [cards._Operand(one.dtype, one.element_size()) if isinstance(one, torch.Tensor) else one for one in arguments]
+    found = cards.compiled(h100, BACKWARD_SCORES, operands, (), options)
+    assert_sums_of_lanes_contract_no_product(found.asm["ptx"])
 
 
 def test_long_causal_scores_are_pinned_and_contract_no_exponent(cards, h100, monkeypatch):
