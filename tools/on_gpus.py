@@ -84,7 +84,7 @@ STEPS = (
     Step("frontier", 225, f"softbench run --config frontier --backends {OURS} --profile off --output {{out}}"
          " && softbench compare {out}/latest.csv results/h200/frontier.csv"),
     Step("losses", 135, "softbench run --config losses --backends copy,liger,quack,triton,cuda --output {out}"),
-    Step("losses-odd", 35, f"{LOSSES} --M 4096 --N 49152,50176,50257,50264,50304 --output {{out}}"),
+    Step("losses-odd", 21, f"{LOSSES} --M 4096 --N 49152,50176,50257,50264,50304 --output {{out}}"),
     Step("losses-few", 30, f"{LOSSES} --M 1,4,8,64 --N 50257,128256 --output {{out}}"),
     Step("log-softmax", 76, "softbench run --op log_softmax --M 4096 --N 1024,16384,50257 --dtype bf16,fp32"
          " --direction forward,backward --output {out}"),
