@@ -33,7 +33,7 @@ ROOT = Path(__file__).parents[1]
 OURS = "copy,triton,cuda"
 DEFAULT = "softbench run --output {out}"
 HONEST = (
-    "softbench run --M 4096 --N 16384 --dtype bf16 --backends naive,torch,fx,jit-script,jit-trace,compile,compile:max-autotune"
+    "softbench run --M 4096 --N 1024,16384 --dtype bf16 --backends naive,torch,fx,jit-script,jit-trace,compile,compile:max-autotune"
     ",compile:reduce-overhead,compile-torch,triton,triton-op,triton-custom-op,triton-compiled,triton-row,triton-tile,cuda,cuda-op,cudnn"
     ",liger,quack"
 )
@@ -90,8 +90,8 @@ STEPS = (
          " --direction forward,backward --output {out}"),
     *(Step(f"masked-{name}", seconds, f"{MASKED} {given}") for name, (seconds, given) in MASKS.items()),
     Step("harness-cost", 120, "python3 tools/harness_cost.py --N 256:6272:512"),
-    Step("judged", 240, f"softbench run --config frontier --backends {OURS} --judge separate --output {{out}}"),
-    Step("judged-honest", 300, f"code=0; {HONEST} --output {{out}}/run || code=1; {HONEST} --judge separate --output {{out}}/judged"
+    Step("judged", 1400, f"softbench run --config frontier --backends {OURS} --judge separate --output {{out}}"),
+    Step("judged-honest", 550, f"code=0; {HONEST} --output {{out}}/run || code=1; {HONEST} --judge separate --output {{out}}/judged"
          " || code=1; softbench compare {out}/run/latest.csv {out}/judged/latest.csv; exit $code"),
     Step("tests-judge", 150, f"{PYTEST} 'gpu and alone' tests/gpu/test_judge_gpu.py"),
     Step("tests-attacks", 150, f"{PYTEST} 'gpu and not alone' -n 4 tests/gpu/test_judge_gpu.py"),
