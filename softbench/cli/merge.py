@@ -85,6 +85,8 @@ def _part(file: Path) -> Part:
             raise ResultsError(f"{file}: does not say which card measured {unknown.pop() or 'its cells'}; measure it again")
         part = Part(one_line(str(file)), document, records)
         _ = part.about, list(document["backends"])
+    except ResultsError:
+        raise  # the file is not damaged
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError, UsageError) as error:
         raise ResultsError(f"{path}: {place} is damaged: {type(error).__name__}: {one_line(str(error), 120)}") from None
     return part

@@ -101,6 +101,12 @@ def test_the_command_of_all_shards_has_no_shard():
     assert without_shard("softbench run --shard 2/8 --M 8 --shard=1/2") == "softbench run --M 8"
 
 
+def test_files_of_earlier_versions_are_not_called_damaged(main):
+    odd = ROOT / "results" / "h200" / "odd.csv"
+    code, _, err = main("merge", odd, odd, "-o", "all.csv")
+    assert code == 2 and err == f"softbench: {odd}: does not say which card measured its cells; measure it again\n"
+
+
 @pytest.mark.slow
 def test_shards_of_a_run_merge_to_a_single_runs_file(main, tmp_path):
     sweep = ("run", "--backends", "torch,naive", "--device", "cpu", "--M", 8, "--N", "8:40:8", "--quick", "--rounds", 1)
