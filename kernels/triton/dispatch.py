@@ -39,7 +39,7 @@ from .generic import (
 )
 from .heuristics import choose
 from .interpreter import interpreted_number, round_to_nearest
-from .launch_plan import VECTOR_BYTES, WARP, Plan, Problem, chunk_of, for_wide_results, staged_bytes
+from .launch_plan import VECTOR_BYTES, WARP, Plan, Problem, chunk_of, for_wide_results, row_distance, staged_bytes
 from .staged import backward_staged, forward_staged
 from .staggered_start import stagger
 from .workspace import workspace
@@ -253,7 +253,9 @@ def _staged(problem: Problem, plan: Plan, strides: tuple[int, ...], log: bool) -
     rows = WARP * plan.warps // plan.threads  # at once
     block = math.ceil(staged_bytes(problem, plan) / (VECTOR_BYTES * WARP * plan.warps)) * VECTOR_BYTES * WARP * plan.warps
     constants = rows, plan.rows // rows, plan.tiles, plan.threads, plan.vector_elements == 2, block, log
-    return PreparedLaunch(kernel, triton.cdiv(problem.M, plan.rows), (problem.M, problem.N, *constants), _options(plan))
+    size = problem.element_size
+    _, distance = row_distance(problem.N * size, plan.vector_elements * size, plan.threads, plan.rows)
+    return PreparedLaunch(kernel, triton.cdiv(problem.M, plan.rows), (problem.M, problem.N, distance, *constants), _options(plan))
 
 
 def _cluster(problem: Problem, plan: Plan, strides: tuple[int, ...], log: bool) -> PreparedLaunch:

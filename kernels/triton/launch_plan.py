@@ -6,6 +6,7 @@ import functools
 import json
 import math
 import os
+from collections import Counter
 from dataclasses import asdict, dataclass, replace
 from importlib import resources
 from pathlib import Path
@@ -75,6 +76,7 @@ def for_wide_results(plan: Plan) -> Plan:
 SM_REGISTERS, SM_THREADS, SM_SHARED = 65536, 2048, 227 * 1024
 PROGRAM_SHARED = 2048  # bytes that Triton's reductions and the driver take of each program's shared memory.
 WARP = 32
+BANKS = 32  # of an SM's shared memory, of 4 bytes each.
 GPC_SMS = 18  # at most, of Hopper. The CTAs of a cluster share a GPC.
 UNLIMITED_REGISTERS = 168  # estimate for a thread of a plan without a limit.
 
@@ -88,6 +90,28 @@ def resident_programs(threads: int, registers: int | None, smem_tiles: int = 0) 
 def staged_bytes(problem: Problem, plan: Plan) -> int:
     """Bytes of one tensor's rows in a program of a staged plan."""
     return plan.rows * problem.N * problem.element_size
+
+
+def bank_turns(row: int, unit: int, lanes: int, distance: int) -> float:
+    """Turns that shared memory takes for an access of a warp: the most words that one of its banks has, on average of two first rows.
+
+    Each lane accesses `unit` bytes. `lanes` of them share a row of `row` bytes, and the rows of a warp are `distance` rows apart.
+    """
+    turns = 0
+    for first in (0, row):
+        words = {(first + i * distance * row + lane * unit) // 4 for i in range(WARP // lanes) for lane in range(lanes)}
+        turns += max(Counter(word % BANKS for word in words).values())
+    return turns / 2
+
+
+@functools.cache
+def row_distance(row: int, unit: int, lanes: int, rows: int) -> tuple[float, int]:
+    """The fewest `bank_turns`, and with how many rows between the rows of a warp. It is a power of two; a staged plan has `rows`.
+
+    If the starts of these rows differ by about a multiple of all banks, their lanes wait for each other.
+    """
+    distances = [1 << i for i in range(10) if rows % (WARP // lanes << i) == 0]
+    return min((bank_turns(row, unit, lanes, distance), distance) for distance in distances)
 
 
 def vectors_in_row(problem: Problem, vector_elements: int, base_alignment: int) -> int:

@@ -29,12 +29,10 @@ COPY_HALF = tl.constexpr(
     "{ .reg .pred p; .reg .b16 half; setp.ne.u32 p, $3, 0; @p ld.global.b16 half, [$2]; @p st.shared.b16 [$1], half; mov.b32 $0, 0; }"
 )
 READ_WORD = tl.constexpr("ld.shared.b32 $0, [$1];")
-READ_HALF = tl.constexpr("{ .reg .b16 half; ld.shared.b16 half, [$1]; mov.b32 $0, {half, half}; }")
+READ_HALF = tl.constexpr("ld.shared.u16 $0, [$1];")
 # A lane without a last unit reads nothing: what lies there is another lane's, which may already have written its result.
 READ_LAST_WORD = tl.constexpr("{ .reg .pred p; setp.ne.u32 p, $2, 0; mov.b32 $0, 0; @p ld.shared.b32 $0, [$1]; }")
-READ_LAST_HALF = tl.constexpr(
-    "{ .reg .pred p; .reg .b16 half; setp.ne.u32 p, $2, 0; mov.b16 half, 0; @p ld.shared.b16 half, [$1]; mov.b32 $0, {half, half}; }"
-)
+READ_LAST_HALF = tl.constexpr("{ .reg .pred p; setp.ne.u32 p, $2, 0; mov.b32 $0, 0; @p ld.shared.u16 $0, [$1]; }")
 WRITE_WORD = tl.constexpr("st.shared.b32 [$1], $2; mov.b32 $0, 0;")
 WRITE_HALF = tl.constexpr("{ .reg .b16 half, other; mov.b32 {half, other}, $2; st.shared.b16 [$1], half; mov.b32 $0, 0; }")
 WRITE_LAST_WORD = tl.constexpr("{ .reg .pred p; setp.ne.u32 p, $3, 0; @p st.shared.b32 [$1], $2; mov.b32 $0, 0; }")
@@ -67,15 +65,15 @@ def allocate(anything, BYTES: tl.constexpr):
 
 
 @triton.jit
-def copy_in(smem, block, size, THREADS: tl.constexpr):
-    """Begins to copy `size` bytes from pointer `block`. The bytes of shared memory behind them stay as they are."""
+def copy_in(smem, block, size, BYTES: tl.constexpr, THREADS: tl.constexpr):
+    """Begins to copy `size` bytes, at most BYTES, from pointer `block`. The bytes of shared memory behind them stay as they are."""
     if not INTERPRETED:
         WIDTH: tl.constexpr = block.dtype.element_ty.primitive_bitwidth // 8
         COPY_UNIT: tl.constexpr = COPY_WORD if WIDTH == 4 else COPY_HALF
         t = tl.arange(0, THREADS)
-        for begin in range(0, size, THREADS * 16):
-            at = begin + t * 16
-            inputs = [smem + at, block.to(tl.int64) + at, (at + 16 <= size).to(tl.int32)]
+        from_block = block.to(tl.int64) + t * 16
+        for begin in tl.static_range(0, BYTES, THREADS * 16):
+            inputs = [smem + t * 16 + begin, from_block + begin, (size - t * 16 >= begin + 16).to(tl.int32)]
             tl.inline_asm_elementwise(COPY, "=r,r,l,r", inputs, dtype=tl.int32, is_pure=False, pack=1)
         tl.inline_asm_elementwise(COMMIT, "=r,r", [smem], dtype=tl.int32, is_pure=False, pack=1)
         rest = (size & -16) + t * WIDTH
@@ -90,20 +88,29 @@ def wait_for_copies(smem):
 
 
 @triton.jit
-def copy_out(smem, block, size, THREADS: tl.constexpr):
-    """Copies `size` bytes to pointer `block`, after a barrier of the CTA."""
+def copy_out(smem, block, size, BYTES: tl.constexpr, THREADS: tl.constexpr):
+    """Copies `size` bytes, at most BYTES, to pointer `block`, after a barrier of the CTA."""
     if not INTERPRETED:
         WIDTH: tl.constexpr = block.dtype.element_ty.primitive_bitwidth // 8
         STORE: tl.constexpr = STORE_WORD if WIDTH == 4 else STORE_HALF
         tl.inline_asm_elementwise(BARRIER, "=r,r", [smem], dtype=tl.int32, is_pure=False, pack=1)
         t = tl.arange(0, THREADS)
-        for begin in range(0, size, THREADS * 16):
-            at = begin + t * 16
-            inputs = [block.to(tl.int64) + at, smem + at, (at + 16 <= size).to(tl.int32)]
+        to_block = block.to(tl.int64) + t * 16
+        for begin in tl.static_range(0, BYTES, THREADS * 16):
+            inputs = [to_block + begin, smem + t * 16 + begin, (size - t * 16 >= begin + 16).to(tl.int32)]
             tl.inline_asm_elementwise(STORE_VECTOR, "=r,l,r,r", inputs, dtype=tl.int32, is_pure=False, pack=1)
         rest = (size & -16) + t * WIDTH
         inputs = [block.to(tl.int64) + rest, smem + rest, (rest < size).to(tl.int32)]
         tl.inline_asm_elementwise(STORE, "=r,l,r,r", inputs, dtype=tl.int32, is_pure=False, pack=1)
+
+
+@triton.jit
+def rows_of_pass(number, distance, ROWS: tl.constexpr, LANES: tl.constexpr):
+    """The rows (ROWS) of a pass. Those of a warp are `distance` rows apart, a power of two: see `launch_plan.row_distance`."""
+    OF_WARP: tl.constexpr = 32 // LANES
+    r = number * ROWS + tl.arange(0, ROWS)
+    within = r & (OF_WARP * distance - 1)
+    return r - within + (within & (OF_WARP - 1)) * distance + within // OF_WARP
 
 
 @triton.jit
@@ -125,7 +132,7 @@ def read_units(
     for e in tl.static_range(EACH):
         column = tl.arange(0, LANES)[None, :] + e * LANES
         inside = column * UNIT < N  # only the last unit of a lane may not be
-        place = rows[:, None] * N + column * UNIT
+        place = rows[:, None] * N + tl.arange(0, LANES)[None, :] * UNIT + e * LANES * UNIT  # a constant from the unit before
         if INTERPRETED:
             mask = inside & exists[:, None]
             low = tl.load(block + place, mask=mask, other=outside).to(tl.float32)
@@ -157,7 +164,7 @@ def write_unit(
     UNIT: tl.constexpr = 2 if PAIRS else 1
     HALF: tl.constexpr = WIDTH * UNIT == 2
     column = tl.arange(0, LANES)[None, :] + e * LANES
-    place = rows[:, None] * N + column * UNIT
+    place = rows[:, None] * N + tl.arange(0, LANES)[None, :] * UNIT + e * LANES * UNIT
     if INTERPRETED:
         mask = (column * UNIT < N) & exists[:, None]
         tl.store(block + place, rounded(low, DTYPE), mask=mask)
@@ -183,9 +190,9 @@ def added(lower, upper, PAIRS: tl.constexpr):
     return s
 
 
-@triton.jit(do_not_specialize=["M", "N", "scale"])
+@triton.jit(do_not_specialize=["M", "N", "distance", "scale"])
 def forward_staged(
-    x_ptr, y_ptr, M, N,
+    x_ptr, y_ptr, M, N, distance,
     ROWS: tl.constexpr, PASSES: tl.constexpr, EACH: tl.constexpr, LANES: tl.constexpr, PAIRS: tl.constexpr, BYTES: tl.constexpr,
     LOG: tl.constexpr, scale,
 ):  # fmt: skip
@@ -197,10 +204,10 @@ def forward_staged(
     x_block = x_ptr + first * N
     y_block = y_ptr + first * N
     smem = allocate(count, BYTES)
-    copy_in(smem, x_block, count * N * WIDTH, THREADS)
+    copy_in(smem, x_block, count * N * WIDTH, BYTES, THREADS)
     wait_for_copies(smem)
     for number in range(PASSES):
-        rows = number * ROWS + tl.arange(0, ROWS)
+        rows = rows_of_pass(number, distance, ROWS, LANES)
         exists = rows < count
         if scale is not None and scale.dtype.is_ptr():
             factor = tl.load(scale + first + rows, mask=exists, other=1.0)[:, None]
@@ -226,12 +233,12 @@ def forward_staged(
                 a = low[e] * norm
                 b = high[e] * norm if PAIRS else a
             write_unit(smem, y_block, rows, exists, N, a, b, e, EACH, LANES, PAIRS)
-    copy_out(smem, y_block, count * N * WIDTH, THREADS)
+    copy_out(smem, y_block, count * N * WIDTH, BYTES, THREADS)
 
 
-@triton.jit(do_not_specialize=["M", "N", "scale"])
+@triton.jit(do_not_specialize=["M", "N", "distance", "scale"])
 def backward_staged(
-    dy_ptr, y_ptr, dx_ptr, M, N,
+    dy_ptr, y_ptr, dx_ptr, M, N, distance,
     ROWS: tl.constexpr, PASSES: tl.constexpr, EACH: tl.constexpr, LANES: tl.constexpr, PAIRS: tl.constexpr, BYTES: tl.constexpr,
     LOG: tl.constexpr, scale,
 ):  # fmt: skip
@@ -244,11 +251,11 @@ def backward_staged(
     y_block = y_ptr + first * N
     dx_block = dx_ptr + first * N
     smem = allocate(count, 2 * BYTES)
-    copy_in(smem, dy_block, count * N * WIDTH, THREADS)
-    copy_in(smem + BYTES, y_block, count * N * WIDTH, THREADS)
+    copy_in(smem, dy_block, count * N * WIDTH, BYTES, THREADS)
+    copy_in(smem + BYTES, y_block, count * N * WIDTH, BYTES, THREADS)
     wait_for_copies(smem)
     for number in range(PASSES):
-        rows = number * ROWS + tl.arange(0, ROWS)
+        rows = rows_of_pass(number, distance, ROWS, LANES)
         exists = rows < count
         if scale is not None and scale.dtype.is_ptr():
             factor = tl.load(scale + first + rows, mask=exists, other=1.0)[:, None]
@@ -266,4 +273,4 @@ def backward_staged(
             a = gradient(y_low[e], dy_low[e], dot, factor, LOG)
             b = gradient(y_high[e], dy_high[e], dot, factor, LOG) if PAIRS else a
             write_unit(smem, dx_block, rows, exists, N, a, b, e, EACH, LANES, PAIRS)
-    copy_out(smem, dx_block, count * N * WIDTH, THREADS)
+    copy_out(smem, dx_block, count * N * WIDTH, BYTES, THREADS)

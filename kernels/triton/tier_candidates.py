@@ -6,11 +6,12 @@ H200 near the front. They have no other justification.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from .launch_plan import GPC_SMS, SM_REGISTERS, VECTOR_BYTES, Plan, Problem, chunk_vectors, resident_programs, vectors_in_row
+from .launch_plan import GPC_SMS, SM_REGISTERS, VECTOR_BYTES, Plan, Problem, chunk_vectors, resident_programs, row_distance, vectors_in_row
 
 LINE_BYTES = 128
 SHORT_ROW = 4096  # bytes: up to here several rows share a program, or a row has fewer than 4 warps
@@ -20,6 +21,7 @@ CLUSTER_CTAS = (2, 4, 8, 16)
 STAGED_ROW = 1024  # bytes
 STAGED_BYTES = 8192  # of a block of rows, in all inputs
 MAX_STAGED_BYTES = 24 * 1024
+APART_BYTES = 17 * 1024  # in all inputs: up to here a block is larger for the rows of a warp to be further apart.
 STAGED_LEAST = 8 << 20  # bytes of all inputs: smaller launches make one trip to memory in other tiers
 IN_FLIGHT = 104 * 1024  # bytes of rows that an SM wants to have in flight while clusters exchange
 MAX_SPLIT_CTAS = 512
@@ -80,28 +82,25 @@ def staged_plans(problem: Problem) -> Iterator[Plan]:
         each = math.ceil(units / lanes)
         if each * elements * problem.reads > 40 or (each < 3 and lanes > 1):
             continue
-        for warps in (4, 2):
-            for size in (STAGED_BYTES, 2 * STAGED_BYTES):
-                plan = Plan("staged", each, lanes, elements * problem.element_size // 4, elements, 0, warps)
-                rows = _staged_rows(problem, plan, min(size // problem.reads, problem.M * row // (8 * problem.sms)))
-                if rows * row * problem.reads > MAX_STAGED_BYTES:
-                    continue
-                score = (
-                    each * lanes / units
-                    - 1
-                    + _relative_distance(each * elements, 10) / 2
-                    + 0.1 * (warps == 2)
-                    + 0.2 * (size > STAGED_BYTES)
-                )
-                scored.append((score, replace(plan, rows=rows)))
+        for warps, size in itertools.product((4, 2), (STAGED_BYTES, 2 * STAGED_BYTES)):
+            plan = Plan("staged", each, lanes, elements * problem.element_size // 4, elements, 0, warps)
+            rows = _staged_rows(problem, plan, min(size // problem.reads, problem.M * row // (8 * problem.sms)))
+            if rows * row * problem.reads > MAX_STAGED_BYTES:
+                continue
+            score = each * lanes / units - 1 + _relative_distance(each * elements, 10) / 2
+            scored.append((score + 0.1 * (warps == 2) + 0.2 * (size > STAGED_BYTES), replace(plan, rows=rows)))
     yield from _best(scored, 8)
 
 
 def _staged_rows(problem: Problem, plan: Plan, size: int) -> int:
-    """Rows of about `size` bytes, whole passes of a program whose bytes 16 divides."""
+    """Rows of about `size` bytes in whole passes. More where accesses of 2 bytes then share banks less: `row_distance`."""
     row = problem.N * problem.element_size
     unit = math.lcm(32 * plan.warps // plan.threads, VECTOR_BYTES // math.gcd(VECTOR_BYTES, row))
-    return max(1, size // row // unit) * unit
+    rows = max(1, size // row // unit) * unit
+    if plan.vector_elements * problem.element_size > 2:
+        return rows
+    most = min(APART_BYTES // problem.reads, problem.M * row // (16 * problem.sms)) // row
+    return min(range(rows, max(rows, most) + 1, unit), key=lambda more: row_distance(row, 2, plan.threads, more)[0])
 
 
 def fit_staged(problem: Problem, plan: Plan) -> Plan | None:

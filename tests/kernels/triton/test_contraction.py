@@ -101,8 +101,20 @@ def test_no_staged_lane_reads_behind_its_row(cards, h100, backward):
     """The last unit of a lane may be another lane's, which may already have written its result there."""
     ptx = cards.compiled_plan(h100, cards.problem_of(h100, backward, 4096, 77, 2, 2), STAGED).asm["ptx"]
     before_the_copy_back = ptx[: ptx.rindex("bar.sync 0;")]
-    reads = re.findall(r"(@p )?ld\.shared\.b16 half", before_the_copy_back)
+    reads = re.findall(r"(@p )?ld\.shared\.u16 %", before_the_copy_back)
     assert reads == [*[""] * (STAGED.tiles - 1), "@p "] * (2 if backward else 1)
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_staged_rows_move_without_a_loop_or_repacking(cards, h100, backward):
+    """16 rows of 77 elements are 2464 bytes: two turns of 128 threads. An element of 16 bits goes from shared memory to the shift."""
+    problem = cards.problem_of(h100, backward, 1 << 20, 77, 2, 2)
+    for rows, turns in ((16, 2), (48, 4)):
+        ptx = cards.compiled_plan(h100, problem, replace(STAGED, rows=rows)).asm["ptx"]
+        assert len(re.findall(r"cp\.async\.cg\.", ptx)) == turns * problem.reads
+        assert len(re.findall(r"st\.global\.v4", ptx)) == turns
+        assert "ld.shared.b16" not in ptx.replace("@p ld.shared.b16", "")  # but for the last elements of the tensor
+        assert ptx.count("ld.shared.u16 %") >= STAGED.tiles * problem.reads
 
 
 @pytest.mark.parametrize("M", [64, 4096])  # the second keeps its reads in L2

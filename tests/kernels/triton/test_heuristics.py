@@ -75,6 +75,29 @@ def test_short_unaligned_rows_have_the_tier_staged(size, N, alignment, backward)
         assert heuristics.choose(replace(problem, M=4096), device).tier == "rows"
 
 
+@pytest.mark.parametrize("backward", [False, True])
+def test_odd_rows_of_16_bits_share_banks_little(backward):
+    """An access of 2 bytes that takes two turns or more costs as much as it moves."""
+    left = {}
+    for N in range(3, heuristics.STAGED_COLUMNS, 2):
+        plan = heuristics.by_heuristics(Problem(backward, 1 << 20, N, 2, 2, True, 132, True, contiguous=True))
+        turns, _ = launch_plan.row_distance(2 * N, 2, plan.threads, plan.rows)
+        assert 2 * N * plan.rows * (2 if backward else 1) <= 17 * 1024
+        if turns > 1:
+            left[N] = turns
+    # No power of two of these rows lies half of all banks away, or only in larger blocks.
+    assert left == ({85: 1.5, 95: 1.5, 97: 1.5, 107: 1.5, 127: 1.5, 129: 1.5, 191: 2, 193: 2} if backward else {191: 1.5, 193: 1.5})
+
+
+def test_a_block_grows_only_while_each_sm_has_many():
+    """Gradients of 129 columns have 32 rows a program, but for few rows 8."""
+    problem = Problem(True, 1 << 20, 129, 2, 2, True, 132, True, contiguous=True)
+    assert heuristics.by_heuristics(problem).rows == 32
+    few = replace(problem, M=1 << 15)
+    assert heuristics.by_heuristics(few).tier == "staged"
+    assert heuristics.by_heuristics(few).rows == 8
+
+
 @pytest.mark.parametrize("changed", [{"contiguous": False}, {"M": 4096}])
 def test_short_rows_that_cannot_be_staged_follow_the_table(changed):
     problem = replace(Problem(False, 1 << 20, 77, 4, 4, True, 132, True, contiguous=True), **changed)

@@ -65,3 +65,20 @@ def test_plans_of_wide_results_cover_rows_with_shorter_vectors():
         assert covers(problem, plan) and covers(problem, wide)
     short = Plan("rows", 5, 16, 1, 2)
     assert launch_plan.for_wide_results(short) == short
+
+
+@pytest.mark.parametrize(
+    ("N", "size", "lanes", "rows", "turns", "distance"),
+    [
+        (63, 2, 8, 4, 4.0, 1),  # four rows begin in one bank
+        (63, 2, 8, 64, 1.0, 16),
+        (129, 2, 16, 8, 2.0, 1),
+        (129, 2, 16, 32, 1.5, 16),  # the second row begins behind the first: in its last bank where the first begins in half a word
+        (197, 2, 16, 8, 1.0, 4),
+        (5, 2, 1, 128, 1.0, 2),
+        (33, 4, 4, 32, 1.0, 4),
+        (255, 2, 32, 4, 1.0, 1),
+    ],
+)
+def test_rows_of_a_warp_are_where_they_share_banks_least(N, size, lanes, rows, turns, distance):
+    assert launch_plan.row_distance(N * size, size, lanes, rows) == (turns, distance)

@@ -34,7 +34,7 @@ def check(M, N, dtype, log, scale):
     assert close(dx, expected, factor * (b.abs() + size * b.abs().sum(-1, keepdim=True)), UNIT[dtype]), ("backward", plan, M, N, dtype)
     assert not dispatch.problem_of((x[:, : N - 1], y[:, : N - 1])).contiguous
 
-COLUMNS = {torch.float32: (1, 5, 77), torch.float16: (17, 130), torch.bfloat16: (2, 17, 50, 197)}
+COLUMNS = {torch.float32: (1, 5, 77), torch.float16: (17, 130), torch.bfloat16: (2, 17, 50, 129, 197)}
 for dtype, columns in COLUMNS.items():
     for N in columns:
         check(41, N, dtype, N == 17, None)
@@ -46,3 +46,27 @@ print("fine")
 
 def test_staged_rows_are_right(run_interpreted):
     run_interpreted(STAGED, timeout=270)
+
+
+PROBE = """
+import torch, triton, triton.language as tl
+from softbench.kernels.triton.staged import rows_of_pass
+
+@triton.jit
+def probe(out_ptr, distance, ROWS: tl.constexpr, PASSES: tl.constexpr, LANES: tl.constexpr):
+    for number in range(PASSES):
+        tl.store(out_ptr + number * ROWS + tl.arange(0, ROWS), rows_of_pass(number, distance, ROWS, LANES))
+
+def check(distance, ROWS, PASSES, LANES):
+    out = torch.full((PASSES * ROWS,), -1, dtype=torch.int32)
+    probe[(1,)](out, distance, ROWS, PASSES, LANES)
+    assert sorted(out.tolist()) == list(range(PASSES * ROWS)), out
+    of_warp = out.view(-1, 32 // LANES)
+    assert (of_warp[:, 1:] - of_warp[:, :-1] == distance).all(), of_warp
+"""
+
+
+def test_rows_of_a_warp_are_apart_and_each_comes_once(run_interpreted, tmp_path):
+    (tmp_path / "probe.py").write_text(PROBE)
+    calls = "check(1, 8, 3, 16), check(16, 8, 4, 16), check(4, 8, 1, 16), check(2, 128, 2, 1), check(8, 32, 2, 4), check(1, 4, 2, 32)"
+    run_interpreted(f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from probe import check; {calls}; print('fine')")
