@@ -141,7 +141,7 @@ struct Sums {
 };
 
 // The operations of row_statistics.cuh. `logit` is z of an element. `add` adds a z to Sums from `base`. `rescaled` changes the maximum. COUNTS: the
-// elements are counted.
+// elements are counted. CLAMPS: `add` clamps z at FAR_BELOW under the base, unless it is known to be NEAR: not below.
 // `finish` gets the Sums of a row, and its element at the target if it has one. `given` has the pointers to what a row has beside x.
 struct CrossEntropyRows {
     const int64_t* target;
@@ -155,12 +155,12 @@ template <typename T, Logits LOGITS> struct CrossEntropy {
     using Element = T;
     using Given = CrossEntropyRows;
     static constexpr int V = VECTOR_BYTES / sizeof(T), E = Packed<T>::ELEMENTS;
-    static constexpr bool COUNTS = LOGITS != PLAIN;
+    static constexpr bool COUNTS = LOGITS != PLAIN, CLAMPS = false;
 
     static __device__ __forceinline__ float logit(const Given& given, float x) {
         return LOGITS == SOFTCAPPED ? given.softcap.cap * given.softcap.tangent(x) : x;
     }
-    static __device__ __forceinline__ void add(float z, float base, Sums& sums) {
+    template <bool> static __device__ __forceinline__ void add(float z, float base, Sums& sums) {
         const float below = z - base;
         sums.sum += exp2_fast(below * LOG2_E);
         if constexpr (COUNTS) sums.third -= below;
@@ -194,11 +194,11 @@ template <typename T> struct Logprob {
     using Element = T;
     using Given = LogprobRows;
     static constexpr int V = VECTOR_BYTES / sizeof(T), E = Packed<T>::ELEMENTS;
-    static constexpr bool COUNTS = false;
+    static constexpr bool COUNTS = false, CLAMPS = true;
 
     static __device__ __forceinline__ float logit(const Given&, float x) { return x; }
-    static __device__ __forceinline__ void add(float x, float base, Sums& sums) {
-        const float below = max_or_nan(x - base, FAR_BELOW), exponential = exp2_fast(below * LOG2_E);
+    template <bool NEAR> static __device__ __forceinline__ void add(float x, float base, Sums& sums) {
+        const float below = NEAR ? x - base : max_or_nan(x - base, FAR_BELOW), exponential = exp2_fast(below * LOG2_E);
         sums.sum += exponential;
         sums.third = fmaf(exponential, -below, sums.third);
     }

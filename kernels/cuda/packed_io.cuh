@@ -13,7 +13,8 @@ constexpr int LINE_BYTES = 128;
 constexpr int LINE_VECTORS = LINE_BYTES / VECTOR_BYTES;
 constexpr float MINUS_INFINITY = -__builtin_huge_valf();
 
-// A 32-bit register of a 16-byte vector: one float or two 16-bit elements. `elementwise_max` compares 16-bit elements without unpacking them.
+// A 32-bit register of a 16-byte vector: one float or two 16-bit elements. `elementwise_max` and `elementwise_min` compare 16-bit elements without
+// unpacking them, and take the number of a number and a NaN.
 template <typename T> struct Packed;
 template <> struct Packed<float> {
     static constexpr int ELEMENTS = 1;
@@ -21,6 +22,9 @@ template <> struct Packed<float> {
     static __device__ __forceinline__ float element(uint32_t packed, int) { return __uint_as_float(packed); }
     static __device__ __forceinline__ uint32_t elementwise_max(uint32_t a, uint32_t b) {
         return __float_as_uint(fmaxf(__uint_as_float(a), __uint_as_float(b)));
+    }
+    static __device__ __forceinline__ uint32_t elementwise_min(uint32_t a, uint32_t b) {
+        return __float_as_uint(fminf(__uint_as_float(a), __uint_as_float(b)));
     }
 };
 template <> struct Packed<__half> {
@@ -34,6 +38,10 @@ template <> struct Packed<__half> {
         __half2 pair = __hmax2(reinterpret_cast<__half2&>(a), reinterpret_cast<__half2&>(b));
         return reinterpret_cast<uint32_t&>(pair);
     }
+    static __device__ __forceinline__ uint32_t elementwise_min(uint32_t a, uint32_t b) {
+        __half2 pair = __hmin2(reinterpret_cast<__half2&>(a), reinterpret_cast<__half2&>(b));
+        return reinterpret_cast<uint32_t&>(pair);
+    }
 };
 template <> struct Packed<__nv_bfloat16> {
     static constexpr int ELEMENTS = 2;
@@ -41,6 +49,10 @@ template <> struct Packed<__nv_bfloat16> {
     static __device__ __forceinline__ float element(uint32_t packed, int i) { return __uint_as_float(i == 0 ? packed << 16 : packed & 0xffff0000u); }
     static __device__ __forceinline__ uint32_t elementwise_max(uint32_t a, uint32_t b) {
         __nv_bfloat162 pair = __hmax2(reinterpret_cast<__nv_bfloat162&>(a), reinterpret_cast<__nv_bfloat162&>(b));
+        return reinterpret_cast<uint32_t&>(pair);
+    }
+    static __device__ __forceinline__ uint32_t elementwise_min(uint32_t a, uint32_t b) {
+        __nv_bfloat162 pair = __hmin2(reinterpret_cast<__nv_bfloat162&>(a), reinterpret_cast<__nv_bfloat162&>(b));
         return reinterpret_cast<uint32_t&>(pair);
     }
 };

@@ -50,8 +50,25 @@ template <typename Op> __device__ __forceinline__ Sums merged_over_block(Sums su
     return merged_over_warp<Op>(lane < warps ? warp_sums[lane] : Sums{MINUS_INFINITY, 0.0f, 0.0f, 0.0f});
 }
 
-// Adds U vectors that are `lanes` vectors apart, or those of them that begin before `left`; padding takes the place of the others. ALL: these count too.
-template <typename Op, int U, bool ALL>
+// Which of a thread's vectors the row has: all, or those that begin before `left`. Padding takes the place of the others, and counts as elements if PADDED.
+enum Vectors { ALL, PADDED, SOME };
+
+template <typename Op, int U, Vectors WHICH, bool NEAR>
+__device__ __forceinline__ void add_vectors(const typename Op::Given& given, float base, Sums& sums, const uint32_t (&packed)[U][4], int left, int lanes) {
+    Sums fresh[2] = {};  // two sums, so that an addition does not wait for the one before
+#pragma unroll
+    for (int u = 0; u < U; ++u)
+        if (WHICH != SOME || u * lanes < left) {  // the exponentials of padding would take time that logits need
+#pragma unroll
+            for (int i = 0; i < Op::V; ++i)
+                Op::template add<NEAR>(Op::logit(given, Packed<typename Op::Element>::element(packed[u][i / Op::E], i % Op::E)), base, fresh[i % 2]);
+            if constexpr (Op::COUNTS) sums.count += float(Op::V);
+        }
+    sums.sum += fresh[0].sum + fresh[1].sum;
+    sums.third += fresh[0].third + fresh[1].third;
+}
+// Adds U vectors that are `lanes` vectors apart.
+template <typename Op, int U, Vectors WHICH>
 __device__ __forceinline__ void accumulate(const typename Op::Given& given, Sums& sums, const uint32_t (&packed)[U][4], int left, int lanes) {
     using P = Packed<typename Op::Element>;
     uint32_t running = packed[0][0];
@@ -61,21 +78,20 @@ __device__ __forceinline__ void accumulate(const typename Op::Given& given, Sums
     if constexpr (Op::E == 2) maximum = fmaxf(maximum, P::element(running, 1));
     sums = Op::rescaled(sums, fmaxf(sums.maximum, Op::logit(given, maximum)));
     const float base = finite_or_zero(sums.maximum);
-    Sums fresh[2] = {};  // two sums, so that an addition does not wait for the one before
+    if constexpr (Op::CLAMPS && WHICH == ALL) {
+        uint32_t least = packed[0][0];
 #pragma unroll
-    for (int u = 0; u < U; ++u)
-        if (ALL || u * lanes < left) {  // the exponentials of padding would take time that logits need
-#pragma unroll
-            for (int i = 0; i < Op::V; ++i) Op::add(Op::logit(given, P::element(packed[u][i / Op::E], i % Op::E)), base, fresh[i % 2]);
-            if constexpr (Op::COUNTS) sums.count += float(Op::V);
-        }
-    sums.sum += fresh[0].sum + fresh[1].sum;
-    sums.third += fresh[0].third + fresh[1].third;
+        for (int i = 1; i < 4 * U; ++i) least = P::elementwise_min(least, packed[i / 4][i % 4]);
+        float minimum = P::element(least, 0);
+        if constexpr (Op::E == 2) minimum = fminf(minimum, P::element(least, 1));
+        if (minimum - base >= FAR_BELOW) return add_vectors<Op, U, WHICH, true>(given, base, sums, packed, left, lanes);
+    }
+    add_vectors<Op, U, WHICH, false>(given, base, sums, packed, left, lanes);
 }
 template <typename Op> __device__ __forceinline__ void accumulate_one(const typename Op::Given& given, Sums& sums, float x) {
     const float z = Op::logit(given, x);
     sums = Op::rescaled(sums, fmaxf(sums.maximum, z));
-    Op::add(z, finite_or_zero(sums.maximum), sums);
+    Op::template add<false>(z, finite_or_zero(sums.maximum), sums);
     sums.count += 1.0f;
 }
 
@@ -83,21 +99,21 @@ template <typename Op> __device__ __forceinline__ void accumulate_one(const type
 // the same way. Padding takes the place of vectors behind `to`, and counts where nobody counts elements.
 template <typename Op, int U, bool SHORT>
 __device__ __forceinline__ Sums thread_sums(const typename Op::Given& given, const typename Op::Element* base, int from, int to, int lanes) {
-    constexpr bool PADDED = SHORT && !Op::COUNTS;
+    constexpr Vectors LAST = SHORT && !Op::COUNTS ? PADDED : SOME;
     const uint4* next = reinterpret_cast<const uint4*>(base) + from;
     Sums sums = {MINUS_INFINITY, 0.0f, 0.0f, 0.0f};
     uint32_t packed[U][4];
     int left = to - from;  // also of the other threads
-    if constexpr (!PADDED)
+    if constexpr (LAST != PADDED)
         for (; left > (U - 1) * lanes; left -= U * lanes, next += U * lanes) {
 #pragma unroll
             for (int u = 0; u < U; ++u) assign(packed[u], next[u * lanes]);
-            accumulate<Op, U, true>(given, sums, packed, left, lanes);
+            accumulate<Op, U, ALL>(given, sums, packed, left, lanes);
         }
-    for (; left > 0; left -= U * lanes, next += U * lanes) {  // once, unless PADDED
+    for (; left > 0; left -= U * lanes, next += U * lanes) {  // once, unless LAST is PADDED
 #pragma unroll
         for (int u = 0; u < U; ++u) load16_if<false>(u * lanes < left, packed[u], Packed<typename Op::Element>::MINUS_INFINITY_BITS, next + u * lanes, 0);
-        accumulate<Op, U, PADDED>(given, sums, packed, left, lanes);
+        accumulate<Op, U, LAST>(given, sums, packed, left, lanes);
     }
     return sums;
 }

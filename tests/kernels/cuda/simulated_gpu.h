@@ -241,7 +241,9 @@ inline __half __float2half_rn(float v) {
 inline float __low2float(__half2 v) { return __half2float(v.x); }
 inline float __high2float(__half2 v) { return __half2float(v.y); }
 inline __half larger(__half a, __half b) { return __float2half_rn(std::fmax(__half2float(a), __half2float(b))); }
+inline __half smaller(__half a, __half b) { return __float2half_rn(std::fmin(__half2float(a), __half2float(b))); }
 inline __half2 __hmax2(__half2 a, __half2 b) { return {larger(a.x, b.x), larger(a.y, b.y)}; }
+inline __half2 __hmin2(__half2 a, __half2 b) { return {smaller(a.x, b.x), smaller(a.y, b.y)}; }
 inline __half2 __floats2half2_rn(float x, float y) { return {__float2half_rn(x), __float2half_rn(y)}; }
 struct __nv_bfloat16 {
     uint16_t bits;
@@ -257,7 +259,9 @@ inline __nv_bfloat16 __float2bfloat16_rn(float v) {
 }
 inline __nv_bfloat162 __floats2bfloat162_rn(float x, float y) { return {__float2bfloat16_rn(x), __float2bfloat16_rn(y)}; }
 inline __nv_bfloat16 larger(__nv_bfloat16 a, __nv_bfloat16 b) { return __float2bfloat16_rn(std::fmax(__bfloat162float(a), __bfloat162float(b))); }
+inline __nv_bfloat16 smaller(__nv_bfloat16 a, __nv_bfloat16 b) { return __float2bfloat16_rn(std::fmin(__bfloat162float(a), __bfloat162float(b))); }
 inline __nv_bfloat162 __hmax2(__nv_bfloat162 a, __nv_bfloat162 b) { return {larger(a.x, b.x), larger(a.y, b.y)}; }
+inline __nv_bfloat162 __hmin2(__nv_bfloat162 a, __nv_bfloat162 b) { return {smaller(a.x, b.x), smaller(a.y, b.y)}; }
 
 // How many instantiations of kernels were launched since the last call.
 extern "C" __attribute__((used)) inline int simulated_launched() { return int(std::exchange(simulated::launched, {}).size()); }
