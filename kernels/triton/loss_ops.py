@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 
 from .packed_io import INTERPRETED, larger, packed_max, rounded, store_tile, unpack_high, unpack_low, vectors_inside
-from .softmax_ops import LOG2E, MINUS_INFINITY, exp_fast, finite_or_zero, rematerialize, tile_max
+from .softmax_ops import LOG2E, MINUS_INFINITY, exp_fast, finite_or_zero, tile_max
 
 LOWEST = tl.constexpr(-10000.0)  # of y: exp2 is 0 there, and the product is finite
 LN2 = tl.constexpr(0.6931471805599453)
@@ -135,20 +135,25 @@ def accumulate(
     n = tl.maximum(m, capped(top, softcap, inverse))  # with a softcap, of a thread without elements too: it stays below the row's
     base = finite_or_zero(n)
     s, d = rebased(m, s, d, count, base, THIRD)
-    again = rematerialize(tiles, tl.where(base != base, -1, 0)[:, :, None])
     b = base[:, :, None]
+    total = 0.0
+    third = 0.0
     for p in tl.static_range(len(tiles)):
         inside = vectors_inside(first, end, start, p, THREADS, 4, BASE_ALIGNMENT)
-        e, more = terms(logits(unpack_low(again[p], DTYPE), inside, softcap, inverse), inside, b, THIRD)
+        e, more = terms(logits(unpack_low(tiles[p], DTYPE), inside, softcap, inverse), inside, b, THIRD)
+        total += e
+        third += more
         if DTYPE != tl.float32:
-            e_high, more_high = terms(logits(unpack_high(again[p], DTYPE), inside, softcap, inverse), inside, b, THIRD)
-            e += e_high
-            more += more_high
-        s += tl.sum(e, 2)
-        if THIRD != "":
-            d += tl.sum(more, 2)
+            e, more = terms(logits(unpack_high(tiles[p], DTYPE), inside, softcap, inverse), inside, b, THIRD)
+            total += e
+            third += more
         if THIRD == "mean":
+            d += tl.sum(third, 2)
+            third = 0.0
             count += tl.sum(tl.where(inside, 1.0, 0.0), 2) * (1 if DTYPE == tl.float32 else 2)
+    s += tl.sum(total, 2)
+    if THIRD == "entropy":
+        d += tl.sum(third, 2)
     return n, s, d, count
 
 
