@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterable, Mapping, Sequence
 
 from softbench.core.json_types import JsonObject
 
@@ -18,6 +19,18 @@ def environments(facts: Mapping[str, Mapping[str, object]]) -> JsonObject:
         "environment": shared,
         "units": [{"unit": unit, **{key: value for key, value in one.items() if key not in shared}} for unit, one in facts.items()],
     }
+
+
+def common(fingerprints: Sequence[Mapping[str, object]]) -> JsonObject:
+    """The fingerprint of several cards or runs: for each key the value that all have, or all values as one text."""
+    keys = dict.fromkeys(key for one in fingerprints for key in one)
+    return {key: _one_or_all(one.get(key) for one in fingerprints) for key in keys}
+
+
+def _one_or_all(values: Iterable[object]) -> object:
+    """The value that all have, or the values in order. A value may be a dict, which has no hash."""
+    found = {json.dumps(value, sort_keys=True): value for value in values}
+    return next(iter(found.values())) if len(found) == 1 else ", ".join(sorted(map(str, found.values())))
 
 
 def units_of(header: JsonObject) -> dict[str, JsonObject]:
