@@ -239,7 +239,8 @@ def compare(
 ) -> None:
     """Compare two results files cell by cell: the ratio of bandwidths, marked if it is beyond the noise of both.
 
-    A line below the table counts the cells that only one file has. softbench gate judges whether a backend became slower.
+    A cell is faster or slower if its ratio exceeds the threshold and the bands p20..p80 of all samples lie apart in that direction; else it
+    is the same. A line below the table counts the cells that only one file has. softbench gate judges whether a backend became slower.
     """
     from softbench.results.compare import ORDERS, pairs, summary
 
