@@ -33,7 +33,7 @@ from typing import IO, NoReturn
 
 from softbench import __version__
 from softbench.core.case import Case
-from softbench.core.errors import Interrupted, SoftbenchError, WorkersError
+from softbench.core.errors import Interrupted, SoftbenchError, UsageError, WorkersError
 from softbench.core.json_types import JsonObject, to_json
 from softbench.core.outcome import Record
 from softbench.plan.plan import Plan
@@ -162,6 +162,8 @@ def serve(link: Link, receive: Callable[[], JsonObject | None], end: ExitStack) 
     activity = Activity()
     link.watch(partial(working, activity))
     settings = request.settings()
+    if settings.threads and settings.threads > (most := len(os.sched_getaffinity(0))):
+        raise UsageError(f"--threads {settings.threads}: must be at most {most}, the processors of the card {first['device']}")
     try:
         session = (
             in_turn(settings, activity, link, end)[0] if first.get("wait", True) else end.enter_context(open_session(settings, activity))
