@@ -13,7 +13,6 @@ COVERED_BY = {
     "core/files": "gate/test_baselines.py",
     "core/inspection": "run/test_inspect.py",
     "core/json_types": "results/test_records.py",
-    "core/machine": "run/test_run.py",
     "core/messages": "run/test_scheduler.py",
     "core/outcome": "results/test_records.py",
     "core/replies": "run/test_scheduler.py",

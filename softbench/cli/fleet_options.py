@@ -64,7 +64,7 @@ def how(devices: str | None, ray: str | None, spread: str | None, force: bool, d
     from softbench.run.fleet.fleet import SPREADS, How
     from softbench.run.fleet.ray_cards import RayCards
 
-    chosen = spread or SPREADS[0]
+    chosen = SPREADS[0] if spread is None else spread
     if chosen not in SPREADS:
         raise UsageError(f"--spread: {unknown(chosen, SPREADS, 'spread')}")
     cards = partial(RayCards, ray) if ray is not None else (lambda request: LocalCards(devices or ""))

@@ -239,9 +239,11 @@ def compare(
 ) -> None:
     """Compare two results files cell by cell: the ratio of bandwidths, marked if it is beyond the noise of both.
 
-    A line below the table counts the cells that only one file has. softbench gate judges whether a backend became slower.
+    A cell is faster or slower if its ratio exceeds the threshold and the bands p20..p80 of both lie apart in that direction. A line below
+    the table counts the cells that only one file has. softbench gate judges whether a backend became slower.
     """
     from softbench.results.compare import ORDERS, pairs, summary
+    from softbench.results.units import unlike
 
     _reject_two_stdins((a, b))
     _reject_two_for_stdout([flag for flag, given in (("--json -", str(json) == "-"), ("--markdown", markdown)) if given])
@@ -261,7 +263,9 @@ def compare(
     head = [f"{letter}: {name}, {device}" for letter, name, device in zip("AB", names, devices, strict=True)]
     if not wrote_to_stdout(lambda: _document(names, devices, threshold, common, summary(compared)), json):
         _compare(head, common, summary(compared), markdown=markdown)
-    if devices[0] == devices[1] and (different := _different_environments(a, b)):
+    if devices[0] == devices[1] and (
+        different := [*_different_environments(a, b), *unlike([row.unit for row in first], [row.unit for row in second])]
+    ):
         note(f"the environments differ: {'; '.join(different)}")
     if devices[0] != devices[1]:
         note(f"the devices differ: A is {devices[0]}, B is {devices[1]}; the ratios compare the devices, not the backends")

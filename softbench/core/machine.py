@@ -11,7 +11,7 @@ from pathlib import Path
 
 from softbench.core.json_types import JsonObject
 
-BOOT = Path("/proc/sys/kernel/random/boot_id")
+BOOT, PCI = Path("/proc/sys/kernel/random/boot_id"), Path("/sys/bus/pci/devices")
 
 
 def peak_gbps(memory_clock_mhz: float, bus_bits: int) -> float:
@@ -100,6 +100,16 @@ def boot_id() -> str:
     with suppress(OSError):
         return BOOT.read_text().strip()
     return ""
+
+
+def numa_node(bus: str | bytes) -> int:
+    """The NUMA node of a PCI device. Raises OSError or ValueError if Linux does not tell it."""
+    text = bus.decode() if isinstance(bus, bytes) else bus
+    domain, _, rest = text.lower().partition(":")
+    node = int((PCI / f"{domain[-4:]}:{rest}" / "numa_node").read_text())
+    if node < 0:
+        raise ValueError("the machine has one node")
+    return node
 
 
 def free_memory() -> int:

@@ -136,7 +136,7 @@ def judge(
         message = str(error).replace("--backends", "--candidate, --reference", 1).replace("--relative-to", "--reference", 1)
         raise UsageError(message) from None
     screened = samples_of(run)
-    mine = own(screened, base) if base else None
+    mine = own(screened, base, allowed) if base else None
     notes = [f"measured: {run.csv}"] + (environment_match.check(screened, mine, allowed) if mine else [])
     process_sds = paired.spreads(mine, reference, candidate) if mine else None
 

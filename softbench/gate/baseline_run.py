@@ -65,7 +65,7 @@ def judge(measure: Measure, request: Request, base: RunSamples, rules: Rules, al
     except UsageError as error:
         raise UsageError(str(error).replace("--backends", f"{base.source}: its backends need their --plugin", 1)) from None
     new = samples_of(run)
-    mine = own(new, base)
+    mine = own(new, base, allowed)
     notes = [f"measured: {run.csv}", *environment_match.check(new, mine, allowed)]
     first = unpaired.judge(new, _of_cases(mine, new.cells), rules)
 
@@ -74,7 +74,7 @@ def judge(measure: Measure, request: Request, base: RunSamples, rules: Rules, al
         notes.append(f"{text.count(len(cells), 'cell')} measured again in new processes: {again.csv}")
         return samples_of(again)
 
-    report = dealt(second_look(first, mine, rules, fresh), new, new, base)
+    report = dealt(second_look(first, mine, rules, fresh), new, mine, new, base)
     return replace(report, notes=(*notes, *report.notes))
 
 

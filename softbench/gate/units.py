@@ -32,10 +32,11 @@ def split(run: RunSamples) -> list[RunSamples]:
     return [part for part in found if part.cells] or [run]
 
 
-def own(new: RunSamples, base: RunSamples) -> RunSamples:
+def own(new: RunSamples, base: RunSamples, allowed: Sequence[str] = ()) -> RunSamples:
     """The part of a baseline that is of the card of `new`, a run of one unit; of one card, the baseline itself.
 
-    `softbench.gate.environment_match` decides whether another card may be compared.
+    `softbench.gate.environment_match` decides whether another card may be compared. If `allowed` has `unit`, a card that the baseline
+    lacks has the part of a card of its model; of several the one with the most of its cells.
 
     Raises:
         InconclusiveError: the baseline is of several cards, and not of this one.
@@ -46,9 +47,12 @@ def own(new: RunSamples, base: RunSamples) -> RunSamples:
     for part in parts:
         if unit and same_card(part.environment.get("unit"), unit):
             return part
+    if "unit" in allowed:
+        model = device_name(new.environment)
+        return max(parts, key=lambda part: (device_name(part.environment) == model, len(part.cells.keys() & new.cells.keys())))
     raise InconclusiveError(
         f"{new.source} cannot be compared with {base.source}: it was measured on {unit or 'an unknown card'}, "
-        f"and the baseline is of {', '.join(base.units)}; measure on one of them"
+        f"and the baseline is of {', '.join(base.units)}; measure on one of them, or: --allow-env-mismatch unit"
     )
 
 
@@ -61,22 +65,22 @@ def judge(new: RunSamples, base: RunSamples, rules: Rules, notes: Sequence[str],
         InconclusiveError: a unit has no baseline, or `softbench.gate.unpaired.judge` raises it.
     """
     parts = split(new)
-    pairs = [(part, own(part, base)) for part in parts]
+    pairs = [(part, own(part, base, allowed)) for part in parts]
     checks = [text for part, of in pairs for text in environment_match.check(part, of, allowed)]
     notes = tuple(dict.fromkeys([*checks, *notes]))
     if len(parts) == 1:
-        return dealt(unpaired.judge(*pairs[0], rules, notes), parts[0], new, base)
+        return dealt(unpaired.judge(*pairs[0], rules, notes), *pairs[0], new, base)
     shared = replace(rules, alpha=rules.alpha / len(parts))
     verdicts = []
     for part, of in pairs:
-        report = dealt(unpaired.judge(part, of, shared), part, new, base)
+        report = dealt(unpaired.judge(part, of, shared), part, of, new, base)
         unit = str(part.environment.get("unit", ""))
         verdicts += [replace(verdict, cell=verdict.cell._replace(unit=unit)) for verdict in report.verdicts]
         notes += tuple(f"{unit}: {note}" for note in report.notes)
     return GateReport(f"{new.source} against {base.source}, each card against its own", ranked(verdicts), rules, notes)
 
 
-def dealt(report: GateReport, part: RunSamples, new: RunSamples, base: RunSamples) -> GateReport:
+def dealt(report: GateReport, part: RunSamples, mine: RunSamples, new: RunSamples, base: RunSamples) -> GateReport:
     """The report of one unit, corrected for cells that a shared sweep dealt to another card of the model than in the baseline.
 
     Such a cell is ambiguous on the card that measured it now, and not missing on the card that measured it before.
@@ -84,10 +88,10 @@ def dealt(report: GateReport, part: RunSamples, new: RunSamples, base: RunSample
     Args:
         report: the verdicts on the cells of `part`, without units.
         part: the samples of one unit of `new`.
+        mine: the part of the baseline that they were judged against (`own`).
         new: the samples of all units.
         base: the baseline of all units.
     """
-    mine = own(part, base)
     known = [*_alike(mine, split(base))]
     now = [*_alike(part, split(new))]
     verdicts = [found for verdict in report.verdicts if (found := _dealt(verdict, part, mine, now, known))]

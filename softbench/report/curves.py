@@ -1,7 +1,8 @@
 """Draws lines over N or M: the bandwidth, and below it the fraction of copy; or the speed-up. Lines have their names beside them.
 
-A backend has a line for each kind of length (`softbench.report.slices.kinds`). Where named lines lie on each other, the lower ones are
-wider and have larger points: each shows as a border of its colour. No point is moved.
+A backend has a line for each kind of length (`softbench.report.slices.kinds`). Of one run, kinds differ in dash and width. If several runs
+or cards are overlaid, kinds differ in width alone: each run has a dash, and a marker unless two backends share a colour. Where named
+lines lie on each other, the lower ones are wider and have larger points: each shows as a border of its colour. No point is moved.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from softbench.core.outcome import Grade
 from softbench.report import line_names, matrix, scales, style
 from softbench.report.quantities import FRACTION, Quantity, bandwidth
 from softbench.report.slices import ANY, WHOLE, Slice, kinds
-from softbench.report.style import DASHES, GREY, INK, OTHER, PAPER, Drawing, Style
+from softbench.report.style import DASHES, GREY, INK, MARKERS, OTHER, PAPER, Drawing, Style
 from softbench.results.rows import Row
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ OTHER_DASH = {WHOLE: ":", ANY: "--"}
 """The dash of a kind of length that is not the first of its figure."""
 WIDTHS, SIZES = (1.5, 0.9), (4.5, 3.5)
 """Widths of lines and sizes of points: of the first kind, and of the others."""
+OVERLAID_WIDTHS = (2.0, 1.1, 0.5)
+"""Widths of lines of each kind, where runs are overlaid."""
 ALIKE = 0.015  # of the axis; two lines whose points differ by less, in half of their places, lie on each other
 DEEPEST = 3
 MANY = 300  # points of a line; each has its own part up to here, as more parts would take minutes
@@ -47,6 +50,17 @@ class Curve:
     rows: list[Row]
     style: Style
     label: str
+
+    overlaid: bool = False
+    """True if there are several runs; then the dash is that of the run for every kind of length."""
+
+    def dash(self, number: int, kind: str) -> str:
+        """The dash of a kind of length, the first of which has the number 0."""
+        return OTHER_DASH[kind] if number and self.style.dash == "-" and not self.overlaid else self.style.dash
+
+    def width(self, number: int) -> float:
+        """The width of its line of a kind of length."""
+        return OVERLAID_WIDTHS[number] if self.overlaid else WIDTHS[number > 0]
 
     @property
     def yardstick(self) -> bool:
@@ -109,15 +123,18 @@ def title(what: Slice, rows: Sequence[Row]) -> str:
 def _curves(runs: Sequence[Sequence[Row]], what: Slice, styles: Mapping[str, Style], sources: Mapping[int, str]) -> list[Curve]:
     """The backends of each run that have rows, in the order of their numbers."""
     numbers, found = style.numbers([row for rows in runs for row in rows]), []
+    overlaid, colours = len(sources) > 1, [one.colour for one in styles.values() if one.named]
+    marked = overlaid and len(set(colours)) == len(colours)  # a colour shows the backend without its marker
     for source, rows in enumerate(map(what.of, runs)):
         for name, number in numbers.items():
             some = sorted((row for row in rows if row.backend == name), key=lambda row: int(getattr(row, what.axis)))
             if some:
                 own = styles.get(name, OTHER)
-                dash = DASHES[source % len(DASHES)] if len(sources) > 1 else own.dash
+                dash = DASHES[source % len(DASHES)] if overlaid else own.dash
+                marker = MARKERS[source % len(MARKERS)] if marked and own.named else own.marker
                 yardstick = some[0].grade == Grade.YARDSTICK
-                styled = Style(INK, "", dash, named=False) if yardstick else Style(own.colour, own.marker, dash, own.named)
-                found.append(Curve(source * len(numbers) + number, some, styled, style.label(name, some, sources[source])))
+                styled = Style(INK, "", dash, named=False) if yardstick else Style(own.colour, marker, dash, own.named)
+                found.append(Curve(source * len(numbers) + number, some, styled, style.label(name, some, sources[source]), overlaid))
     return found
 
 
@@ -129,8 +146,8 @@ def _draw(
     values = {place: value for place, row in by_place.items() if (value := shown.value(row))}
     over_others = 2 + own.named - 0.1 * depth
     for number, (kind, members) in enumerate(lengths.items()):
-        dash = OTHER_DASH[kind] if number and own.dash == "-" else own.dash
-        width = WIDTHS[number > 0] * (1 if own.named else 0.7) + (0.8 if number else 1.3) * depth
+        dash = curve.dash(number, kind)
+        width = curve.width(number) * (1 if own.named else 0.7) + (0.8 if number else 1.3) * depth
         for part, xs in enumerate(_stretches([place for place in members if place in by_place], first=number == 0)):
             ys = [values.get(place, nan) for place in xs]
             name = f"{gid}-line-{number}" + (f"-{part}" if part else "")
@@ -262,7 +279,8 @@ def _name(
     if peak:
         panels[0].axhline(peak, color=GREY, linewidth=1, linestyle="--")
         ends.append(line_names.End("datasheet peak", panels[0].get_xlim()[1], peak, PEAK, "peak"))
-    entries = [line_names.entry(end) for end in line_names.beside(panels[0], ends)]
+    overlaid = any(curve.overlaid for curve in curves)
+    entries = [line_names.entry(end) for end in line_names.beside(panels[0], ends, long=overlaid)]
     of_named = [row for curve in named for row in curve.rows]
     entries += line_names.signs(
         spread=shown.spread if any(map(shown.ends, rows)) else "",
@@ -273,9 +291,9 @@ def _name(
     )
     if len(lengths) > 1:
         for number, kind in enumerate(lengths):
-            dash, wide = OTHER_DASH[kind] if number else "-", WIDTHS[number > 0]
+            dash, wide = OTHER_DASH[kind] if number and not overlaid else "-", curves[0].width(number)
             entries.append(line_names.sign(f"N: {kind}", linestyle=dash, linewidth=wide))
-    line_names.legend(panels[-1], entries, 0.42)
+    line_names.legend(panels[-1], entries, 0.42, long=overlaid)
     if others:
         names = sorted(dict.fromkeys(curve.rows[0].backend for curve in others), key=best.index)
         line_names.grey_names(panels[-1], names, -(-len(entries) // line_names.PER_LINE))

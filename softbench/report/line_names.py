@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 LABEL = 0.15  # inches between two labels
 PER_LINE = 3  # entries of a legend
+SHORT, LONG = 0.025, 0.055  # of the axes; half the length of a mark beside a name
 
 
 class End(NamedTuple):
@@ -27,31 +28,37 @@ class End(NamedTuple):
     gid: str
 
 
-def beside(panel: Axes, ends: Sequence[End]) -> list[End]:
+def beside(panel: Axes, ends: Sequence[End], *, long: bool = False) -> list[End]:
     """Name the lines right of the axes, each joined with its last point. The first ends come first where there is no room for all.
+
+    A `long` mark shows the dash on both sides of its marker.
 
     Returns:
         The ends that had no room.
     """
     height = panel.get_window_extent().height / panel.get_figure(root=True).dpi  # type: ignore[union-attr]
     room = int(height / LABEL) + 1
+    half = LONG if long else SHORT
     inside = panel.transData + panel.transAxes.inverted()
     placed = sorted(((float(inside.transform((end.x, end.y))[1]), end) for end in ends[:room]), key=lambda item: item[0])
     for y, (_, end) in zip(spread([place for place, _ in placed], LABEL / height), placed, strict=True):
         own, at = end.style, panel.transAxes
         arrow = {"arrowstyle": "-", "color": own.colour, "linewidth": 0.7, "alpha": 0.6, "shrinkA": 0, "shrinkB": 3}
         panel.annotate("", (end.x, end.y), (1.03, y), textcoords=at, arrowprops=arrow, annotation_clip=False)
-        (mark,) = panel.plot([1.03, 1.055, 1.08], [y] * 3, color=own.colour, linestyle=own.dash, transform=at, clip_on=False)
+        (mark,) = panel.plot(
+            [1.03, 1.03 + half, 1.03 + 2 * half], [y] * 3, color=own.colour, linestyle=own.dash, transform=at, clip_on=False
+        )
         mark.set(marker=own.marker or "", markersize=4.5, markevery=[1], gid=f"{end.gid}-name")
-        panel.text(1.1, y, end.text, transform=at, fontsize=8.5, va="center")
+        panel.text(1.05 + 2 * half, y, end.text, transform=at, fontsize=8.5, va="center")
     return list(ends[room:])
 
 
-def legend(panel: Axes, handles: Sequence[Any], below: float) -> None:
-    """The legend under the panel, `below` inches from it."""
+def legend(panel: Axes, handles: Sequence[Any], below: float, *, long: bool = False) -> None:
+    """The legend under the panel, `below` inches from it. `long`: as in `beside`."""
     height = panel.get_window_extent().height / panel.get_figure(root=True).dpi  # type: ignore[union-attr]
     place = (0.5, -below / height)
-    panel.legend(handles=handles, loc="upper center", bbox_to_anchor=place, ncols=min(PER_LINE, len(handles)), frameon=False)
+    columns, length = min(PER_LINE, len(handles)), 3.5 if long else 2.0
+    panel.legend(handles=handles, loc="upper center", bbox_to_anchor=place, ncols=columns, frameon=False, handlelength=length)
 
 
 def sign(label: str, **settings: Any) -> Any:

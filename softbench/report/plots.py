@@ -31,7 +31,7 @@ Runs = Sequence[tuple[Path, Sequence[Row]]]
 def drawings(runs: Runs, kind: str = "curves", over: str = "") -> Iterator[Drawing]:
     """The figures of a kind that together show every shape. `over` is the backend of speed-ups, by default the reference backend.
 
-    Several runs are overlaid: the first solid, the next dashed, dotted. A backend looks the same in all figures.
+    Several runs are overlaid: the first solid, the next dashed, dotted. A backend has one colour in all figures.
 
     Raises:
         UsageError: a kind that overlays no runs has several, or no cell has the backend `over`.

@@ -75,7 +75,7 @@ def notes(rows: Sequence[Row], *, all_reasons: bool = False) -> list[Text]:
     if any(matrix.doubtful(row) for row in rows):
         legend.append("! doubtful, for the reason below")
     lines = [Text("; ".join(legend), style="dim")] if any(row.median_us for row in rows) else []
-    lines += _limited(rows)
+    lines += [*_cards(rows), *_limited(rows)]
     unavailable = list(dict.fromkeys(row.backend for row in rows if row.status == Status.UNAVAILABLE))
     folded = len(unavailable) > FEW and not all_reasons
     reasons = _by_reason(rows).items()
@@ -89,6 +89,16 @@ def notes(rows: Sequence[Row], *, all_reasons: bool = False) -> list[Text]:
             where = where if len(cells) <= units.NAMED else f"{units.count(cells.total(), 'cell')} of {units.count(len(cells), 'backend')}"
             lines.append(Text.assemble((label, "dim" if label in labels.HARMLESS else "yellow"), f" ({where}): {meaning}"))
     return lines
+
+
+def _cards(rows: Sequence[Row]) -> list[Text]:
+    """A line for each GPU model whose cards shared a sweep. Cards that have one cell are shown apart, and need none."""
+    found = [list(dict.fromkeys(row.unit for row in some)) for some in apart(rows)]
+    return [
+        Text(f"cells of {units.count(len(cards), 'card')}: {units.few(cards)}; --long has the card of each")
+        for cards in found
+        if len(cards) > 1
+    ]
 
 
 def _reason(status: str, reason: str, rows: Sequence[Row]) -> Text:

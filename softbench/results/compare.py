@@ -26,8 +26,9 @@ class Pair:
     ratio: float | None
     """B's bandwidth over A's; above 1, B is faster."""
     verdict: str
-    """`faster` or `slower` if the p20..p80 bands do not touch and the ratio is beyond the threshold, else `same`.
+    """`faster` or `slower` if the ratio is beyond the threshold and the p20..p80 bands lie apart in its direction, else `same`.
 
+    The bands are of all samples, and the ratio is of the medians that the files state, so the two may disagree.
     If a file lacks a result: which file, and why."""
 
     @property
@@ -99,7 +100,7 @@ def _pair(key: tuple[str, CaseKey, str], a: Row | None, b: Row | None, threshold
         return Pair(backend, case, unit, a_gbps, b_gbps, None, f"{lacking}: {_without(row)}")
     verdict, ratio = SAME, b_gbps / a_gbps
     if a.p20_us and a.p80_us and b.p20_us and b.p80_us and max(ratio, 1 / ratio) > 1 + threshold:
-        verdict = "faster" if b.p80_us < a.p20_us else "slower" if b.p20_us > a.p80_us else SAME
+        verdict = "faster" if ratio > 1 and b.p80_us < a.p20_us else "slower" if ratio < 1 and b.p20_us > a.p80_us else SAME
     return Pair(backend, case, unit, a_gbps, b_gbps, ratio, verdict)
 
 

@@ -11,7 +11,7 @@ from softbench.core.errors import ResultsError
 from softbench.core.json_types import JsonObject
 from softbench.core.outcome import Record
 from softbench.core.text import count, few, one_line
-from softbench.results.units import device_name, environments, units_of
+from softbench.results.units import common, device_name, environments, units_of
 
 UNLIKE = ("timeout", "memory_share")
 """Settings that change no measurement, so they may differ."""
@@ -55,6 +55,7 @@ def merged(parts: Sequence[Part]) -> tuple[JsonObject, list[Record]]:
         **{key: _first(part.header.get(key) for part in parts) for key in ("origins", "sources", "commits") if key in first},
         "backends": list(dict.fromkeys(name for part in parts for name in part.header["backends"])),
         **environments(facts),
+        **({"fingerprint": common([part.header.get("fingerprint") or {} for part in parts])} if "fingerprint" in first else {}),
         **{key: pick(times) for key, pick in (("started", min), ("finished", max)) if (times := _texts(parts, key))},
         **({"seconds": _sums(part.header.get("seconds") or {} for part in parts)} if "seconds" in first else {}),
         "merged": [one for part in parts for one in _sources(part)],
@@ -65,7 +66,7 @@ def merged(parts: Sequence[Part]) -> tuple[JsonObject, list[Record]]:
 def notes(parts: Sequence[Part]) -> list[str]:
     """What each part brings, which shards are missing, and how the parts differ."""
     found = [part.about for part in parts]
-    shards = [str(part.header["shard"]).split("/") for part in parts if part.header.get("shard")]
+    shards = [str(one["shard"]).split("/") for part in parts for one in _sources(part) if one.get("shard")]
     for total in dict.fromkeys(total for _, total in shards):
         there = {number for number, of in shards if of == total}
         missing = [f"{number}/{total}" for number in range(1, int(total) + 1) if str(number) not in there]

@@ -182,27 +182,36 @@ class Run:
 
 
 def writable(folder: Path) -> None:
-    """Create the folder and try to write into it.
+    """Try to write into the folder, or where it would be created. `start` creates it, so that a refused run leaves none.
 
     Raises:
         ResultsError: the folder cannot be created or written.
     """
     with _writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
         if os.path.lexists(folder / ".lock"):
             _lock_file(folder / ".lock").close()
-        with tempfile.TemporaryFile(dir=folder):
+        with tempfile.TemporaryFile(dir=_nearest(folder)):
             pass
 
 
+def _nearest(folder: Path) -> Path:
+    """The folder, or the nearest folder above it that exists. Raises OSError if one is a file or cannot be read."""
+    for place in (folder, *folder.absolute().parents):
+        with suppress(FileNotFoundError):
+            place.lstat()
+            return place
+    return folder
+
+
 def start(folder: Path, header: JsonObject) -> Run:
-    """A new run in `folder`. `header`: see `softbench.run.header.header`.
+    """A new run in `folder`, which is created. `header`: see `softbench.run.header.header`.
 
     Raises:
         ResultsError: the folder cannot be written.
     """
     moment = datetime.now(UTC)
     with _writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
         for attempt in range(1000):
             name = f"run-{moment:%Y%m%d-%H%M%S}" + (f"-{attempt + 1}" if attempt else "")
             with suppress(FileExistsError):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from softbench.core.json_types import JsonObject
+from softbench.core.text import few
 
 
 def environments(facts: Mapping[str, Mapping[str, object]]) -> JsonObject:
@@ -20,10 +22,34 @@ def environments(facts: Mapping[str, Mapping[str, object]]) -> JsonObject:
     }
 
 
+def common(fingerprints: Sequence[Mapping[str, object]]) -> JsonObject:
+    """The fingerprint of several cards or runs: for each key the value that all have, or all values as one text."""
+    keys = dict.fromkeys(key for one in fingerprints for key in one)
+    return {key: _one_or_all(one.get(key) for one in fingerprints) for key in keys}
+
+
+def _one_or_all(values: Iterable[object]) -> object:
+    """The value that all have, or the values in order. A value may be a dict, which has no hash."""
+    found = {json.dumps(value, sort_keys=True): value for value in values}
+    return next(iter(found.values())) if len(found) == 1 else ", ".join(sorted(map(str, found.values())))
+
+
 def units_of(header: JsonObject) -> dict[str, JsonObject]:
     """The facts of each unit of a run document. Documents of earlier versions have one unit without a name."""
     shared = dict(header.get("environment") or {})
     return {str(own["unit"]): {**shared, **own} for own in header.get("units") or ()} or {"": shared}
+
+
+def unlike(a: Collection[str], b: Collection[str]) -> list[str]:
+    """How the units of two results files differ, as `unit is X in A, X, Y in B`, if one of them has several cards.
+
+    `softbench.gate.environment_match.differences` has the difference of two units. Files without units are of any.
+    """
+    first, second = ([*dict.fromkeys(filter(None, units))] for units in (a, b))
+    cards = [{unit.rpartition("/")[2] for unit in units} for units in (first, second)]
+    if not all(cards) or max(map(len, cards)) == 1 or cards[0] == cards[1]:
+        return []
+    return [f"unit is {few(first)} in A, {few(second)} in B"]
 
 
 def device_name(facts: Mapping[str, object], default: str = "") -> str:

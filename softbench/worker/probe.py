@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from softbench.core.machine import Gpu, Machine, free_memory, peak_gbps
+from softbench.core.machine import Gpu, Machine, free_memory, numa_node, peak_gbps
 from softbench.worker import overrides
 
 COMPUTE_MODES = {0: "default", 1: "exclusive_thread", 2: "prohibited", 3: "exclusive_process"}
@@ -54,7 +54,7 @@ def describe_gpu(index: int) -> dict[str, object]:
             "memory_bus_bits": lambda: nvml.nvmlDeviceGetMemoryBusWidth(handle),
             "ecc": lambda: bool(nvml.nvmlDeviceGetEccMode(handle)[0]),
             "gpu_index": lambda: nvml.nvmlDeviceGetIndex(handle),
-            "gpu_numa_node": lambda: _numa_node(nvml.nvmlDeviceGetPciInfo(handle).busId),
+            "gpu_numa_node": lambda: numa_node(nvml.nvmlDeviceGetPciInfo(handle).busId),
             "mig": lambda: bool(nvml.nvmlDeviceGetMigMode(handle)[0]),
         }.items():
             with suppress(Exception):  # NVML says NotSupported for some fields on some cards
@@ -73,16 +73,6 @@ def host_label() -> str:
     """The environment variable SOFTBENCH_HOST, or a hash of the host's name: results may be published."""
     given = re.sub(r"[^A-Za-z0-9._-]", "-", os.environ.get("SOFTBENCH_HOST", ""))[:40]
     return given or f"host-{hashlib.sha256(platform.node().encode()).hexdigest()[:6]}"
-
-
-def _numa_node(bus: str | bytes) -> int:
-    """The NUMA node of a PCI device. Raises OSError or ValueError if Linux does not tell it."""
-    text = bus.decode() if isinstance(bus, bytes) else bus
-    domain, _, rest = text.lower().partition(":")
-    node = int((Path("/sys/bus/pci/devices") / f"{domain[-4:]}:{rest}" / "numa_node").read_text())
-    if node < 0:
-        raise ValueError("the machine has one node")
-    return node
 
 
 def software() -> dict[str, object]:

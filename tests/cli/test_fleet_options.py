@@ -1,5 +1,7 @@
 """The options of runs on several cards."""
 
+import os
+
 import pytest
 
 
@@ -18,6 +20,7 @@ def test_a_wrong_shard_is_one_line(main, text):
         (("--spread", "shard"), "--spread goes with --devices or --ray"),
         (("--force",), "--force goes with --devices or --ray"),
         (("--devices", "all", "--spread", "shart"), "--spread: unknown spread 'shart'; did you mean 'shard'?"),
+        (("--devices", "all", "--spread", ""), "--spread: unknown spread ''"),
     ],
 )
 def test_options_that_contradict_each_other_are_one_line(main, options, why):
@@ -31,6 +34,17 @@ def test_cards_that_do_not_exist_are_one_line(cli, more):
     done = cli("run", "--devices", "70,90", *more)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("softbench: --devices 70,90: ") and done.stderr.count("\n") == 1
+    assert not list(cli.folder.iterdir())
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two processors")
+def test_more_threads_than_a_card_has_processors_are_refused(cli):
+    """As for a run on one processor; the folder of the results is not created."""
+    cards = ",".join(f"cpu:{number}" for number in range(len(os.sched_getaffinity(0))))
+    done = cli("run", "--devices", cards, "--backends", "torch", "--M", 8, "--N", 8, "--threads", 2)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.splitlines()[-1] == "softbench: --threads 2: must be at most 1, the processors of the card cpu"
+    assert not list(cli.folder.iterdir())
 
 
 def test_a_dry_run_shows_the_cases_of_each_card(cli):

@@ -86,7 +86,22 @@ def test_a_saved_baseline_keeps_the_units(main, here, document):
     assert judged(main, alone, "--baseline", "two")[0] == 0  # against the part of card B
     stranger = write(of_unit(several(document, 3, seed=4), C), "stranger.json")
     code, _, err = judged(main, stranger, "--baseline", "two")
-    assert code == 3 and f"the baseline is of {A}, {B}" in err
+    assert code == 3 and f"the baseline is of {A}, {B}" in err and "--allow-env-mismatch unit" in err
+
+
+def test_a_card_that_a_baseline_lacks_is_judged_if_asked(main, here, document):
+    """The stranger is judged against one card of its model: B has been slower by 30 %, and is of another model."""
+    base = together("run-1", a=several(document, 10, seed=1), b=several(document, 10, seed=2, change=SLOWER))
+    base["units"] = [{"unit": B, "gpu": "another GPU"}, {"unit": A}]
+    write(base, "base.json")
+    allowed = ("--baseline", "base.json", "--allow-env-mismatch", "unit")
+    code, verdicts, err = judged(main, write(of_unit(several(document, 3, seed=4), C), "same.json"), *allowed)
+    assert code == 0 and {verdict["state"] for verdict in verdicts} == {"same"}, err
+    slow = write(of_unit(several(document, 3, seed=4, change=SLOWER), C), "slow.json")
+    code, verdicts, _ = judged(main, slow, *allowed)
+    assert code == 1 and len([verdict for verdict in verdicts if verdict["state"] == "slower"]) == 10
+    notes = json.loads(main("gate", slow, *allowed, "--json", "-")[1])["notes"]
+    assert f"compared although different: unit was {A}, now it is {C}" in notes
 
 
 def test_cells_dealt_to_other_cards_are_inconclusive(main, here, document):

@@ -68,6 +68,31 @@ def test_each_line_has_its_name_beside_it(rows, draw):
     assert [line.get_linestyle() for number in (0, 1, 3, 4) for line in lines_of(overlaid, number)] == ["-", "-", "--", "--"]
 
 
+def test_overlaid_cards_look_unlike_for_every_kind_of_length(rows, draw):
+    """The dotted line of a third card was also that of other lengths, and a marker hid the dash beside a name."""
+    every = [*rows, *(replace(row, N=row.N + 1) for row in rows), *(replace(row, N=row.N * 2 + 8) for row in rows)]
+    figure = draw(every, every, every)
+    for backend, card in [(number, card) for number in (0, 1) for card in range(3)]:
+        lines = lines_of(figure, backend + 3 * card)
+        assert {line.get_linestyle() for line in lines} == {style.DASHES[card]}
+        assert len({line.get_linewidth() for line in lines}) == len(lines) == 3
+    marks = {line.get_gid(): line for line in figure.axes[0].lines if (line.get_gid() or "").endswith("-name")}
+    assert len({marks[f"series-{number}-name"].get_marker() for number in (0, 3, 6)}) == 3
+    assert {marks[f"series-{number}-name"].get_color() for number in (0, 3, 6)} == {style.LINE_COLOURS[0]}
+    across = marks["series-3-name"].get_window_extent().width * 72 / figure.dpi
+    assert across > 30 > 20 > marks["series-3-name"].get_markersize()  # points: two dashes on each side of the marker
+    kinds = [line for line in figure.axes[-1].get_legend().get_lines() if line.get_label().startswith("N: ")]
+    assert {line.get_linestyle() for line in kinds} == {"-"} and len({line.get_linewidth() for line in kinds}) == 3
+
+
+def test_backends_of_one_colour_keep_their_markers_in_overlays(rows, draw):
+    ours = [row for row in rows if row.backend == "ours"]
+    some = [replace(row, backend=f"b{i}") for i in range(len(style.LINE_COLOURS) + 1) for row in ours]
+    figure = draw(some, some)
+    points = {line.get_gid().split("-p0")[0]: line for line in figure.axes[0].lines if "-point-0" in (line.get_gid() or "")}
+    assert len({(line.get_color(), line.get_marker()) for line in points.values()}) == len(style.LINE_COLOURS) + 1
+
+
 def test_other_backends_are_grey_and_listed(rows, draw):
     ours = [row for row in rows if row.backend == "ours"]
     figure = draw(rows + [replace(row, backend=f"b{i:02}", gbps=row.gbps / (3 + i)) for i in range(40) for row in ours])

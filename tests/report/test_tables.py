@@ -139,3 +139,14 @@ def test_a_narrow_terminal_cuts_no_column_of_a_wide_table(rows, width):
     assert [word.strip() for word in first.split("│")][:6] == ["copy", "forward", "fp32", "4096", "256", "ok"]
     assert "…" not in out.getvalue()
     assert "\n* fastest" in out.getvalue() or "no nvcc; install it" in out.getvalue()
+
+
+def test_cards_that_shared_a_sweep_are_named_below_the_table(rows):
+    mine, other = "node1/0/0000000a", "node1/1/0000000b"
+    dealt = [replace(row, unit=mine if row.N == 256 else other) for row in rows]
+    line = f"cells of 2 cards: {mine}, {other}; --long has the card of each"
+    assert line in text(tables.results(dealt, Console(width=200)))
+    assert f"- {line}" in tables.as_markdown(dealt).splitlines()
+    twice = [replace(row, unit=unit) for unit in (mine, other) for row in rows]  # these are shown apart
+    for some in (rows, [replace(row, unit=mine) for row in rows], twice):
+        assert "cells of 2 cards" not in text(tables.results(some, Console(width=200)))

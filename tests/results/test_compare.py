@@ -56,3 +56,11 @@ def test_the_command_compares_two_runs(cli, base):
     assert done.stdout.count("slower") == 4
     assert "0.500" in done.stdout
     assert cli("plot", "a.csv", "b.csv", "-o", "both.svg").stdout.strip() == "both.svg"
+
+
+@pytest.mark.parametrize(("median", "band"), [(0.5, (3.0, 4.0)), (2.0, (0.3, 0.4)), (1.0, (3.0, 4.0))])
+def test_a_verdict_has_the_direction_of_its_ratio(base, median, band):
+    """Medians of rounds may say one thing and the band of all samples another; then the cell is within noise."""
+    one = changed(base[0], median)
+    other = replace(one, p20_us=band[0] * base[0].median_us, p80_us=band[1] * base[0].median_us)
+    assert [pair.verdict for pair in compare.pairs(base[:1], [other])] == ["same"]

@@ -64,6 +64,20 @@ def test_merging_twice_keeps_what_was_merged_first():
     assert len(found) == len(RECORDS)
 
 
+def test_merging_in_stages_gives_what_merging_at_once_gives():
+    """Shards that are there are not called missing, and the fingerprint is not that of the first shard."""
+    prints = [{"cases": f"{number} (hash {number})", "torch": "2.9"} for number in range(3)]
+    parts = [
+        part(RECORDS[number * 20 :][:20], unit, number, shard=f"{number + 1}/4", fingerprint=prints[number])
+        for number, unit in enumerate((A, B, C))
+    ]
+    at_once, _ = merged(parts)
+    stages = [Part("m.csv", *merged(parts[:2])), parts[2]]
+    assert "without shard 4/4" in notes(stages)
+    assert at_once["fingerprint"] == {"cases": "0 (hash 0), 1 (hash 1), 2 (hash 2)", "torch": "2.9"}
+    assert merged(stages)[0] == at_once
+
+
 def test_a_cell_twice_from_one_card_is_refused():
     with pytest.raises(ResultsError, match=f"1.csv and 2.csv cannot be merged: both have copy .* of unit {A}; .* leave one file out"):
         merged([part(RECORDS), part(RECORDS[:1], number=2)])

@@ -229,6 +229,15 @@ def test_an_unwritable_folder_is_one_line(tmp_path):
         store.writable(tmp_path / "file" / "results")
 
 
+def test_a_folder_is_created_by_the_run_that_starts(tmp_path):
+    """A refused run left an empty folder."""
+    folder = tmp_path / "some" / "results"
+    store.writable(folder)
+    assert not list(tmp_path.iterdir())
+    store.start(folder, header()).journal.close()
+    assert [file.suffix for file in folder.iterdir()] == [".jsonl"]
+
+
 @pytest.mark.parametrize("readable", [True, False])
 def test_the_lock_of_another_user_is_read_or_named(tmp_path, monkeypatch, make_record, readable):
     (tmp_path / ".lock").touch()

@@ -93,6 +93,7 @@ def _with_copies(request: Request, reference: str, repetitions: int, injected: S
     memory = str(file.with_suffix(".json"))
     values = {"slowdowns": slowdowns, "plugins": [str(absolute(plugin)) for plugin in plugins], "cases": [case.key for case in injected]}
     try:
+        file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(PLUGIN.format(reference=reference, memory=memory, **values), encoding="utf-8")
     except OSError as error:
         raise not_written(file, error) from None

@@ -12,6 +12,7 @@ from softbench.report.page.source import Key, Source
 from softbench.report.standings import ends
 from softbench.results.compare import SAME, pairs, summary
 from softbench.results.rows import Row
+from softbench.results.units import unlike
 
 HEAD = (
     *(("backend", False), ("case", False), ("A, GB/s", True), ("B, GB/s", True)),
@@ -51,11 +52,17 @@ def compare(a: Source, b: Source) -> Comparison:
         kind = {"slower": "bad", "faster": "good", SAME: ""}.get(pair.verdict, "plain")
         lines.append(Line((pair.backend, str(pair.case), *figures, ratio, _interval(key, first, second), pair.verdict), kind))
     notes = [f"The devices differ: A is {a.device}, B is {b.device}. The ratios compare the devices."] if a.device != b.device else []
-    if a.header and b.header and a.device == b.device:
-        environments = [source.header.get("environment") for source in (a, b)]
-        if all(isinstance(one, dict) for one in environments) and (apart := environment_match.differences(*environments)):  # type: ignore[arg-type]
-            notes.append(f"The environments differ: {'; '.join(apart)}.")
+    if a.device == b.device and (
+        apart := [*_environments_apart(a, b), *unlike([row.unit for row in a.rows], [row.unit for row in b.rows])]
+    ):
+        notes.append(f"The environments differ: {'; '.join(apart)}.")
     return Comparison(f"{a.name}, {a.device}", f"{b.name}, {b.device}", f"{summary(found)}." if found else "", tuple(notes), tuple(lines))
+
+
+def _environments_apart(a: Source, b: Source) -> list[str]:
+    """How the recorded environments differ; none if one has none."""
+    first, second = (source.header.get("environment") for source in (a, b))
+    return environment_match.differences(first, second) if isinstance(first, dict) and isinstance(second, dict) else []
 
 
 def _interval(key: Key, first: Mapping[Key, Row], second: Mapping[Key, Row]) -> str:

@@ -6,6 +6,9 @@ It receives on stdin:
     {"op": "measure", "cases": [...], "stored": [[process, unit's case], ...], "backends": null}, after `opened` or `done`
     {"op": "load"}, after `ready`
 
+Without `processors`, `of_node` has the place of the card and the number of cards on its node: the process then takes its share of what it
+may use (`softbench.run.fleet.processors`).
+
 It sends on stdout: `opened` with the machine and its backends, then for each case `records`; `log`, `note`, `done`, and `error`
 before it ends. `beat` comes every second and says how far it is. When stdin closes, it ends with all its workers.
 
@@ -30,7 +33,7 @@ from typing import IO, NoReturn
 
 from softbench import __version__
 from softbench.core.case import Case
-from softbench.core.errors import Interrupted, SoftbenchError, WorkersError
+from softbench.core.errors import Interrupted, SoftbenchError, UsageError, WorkersError
 from softbench.core.json_types import JsonObject, to_json
 from softbench.core.outcome import Record
 from softbench.plan.plan import Plan
@@ -40,6 +43,7 @@ from softbench.processes.activity import Activity
 from softbench.processes.session import NoGpuError, Session
 from softbench.results.records import case_from_json, record_to_json
 from softbench.run import info_cache, operations
+from softbench.run.fleet import processors
 from softbench.run.judged_cells import CellJudge
 from softbench.run.load import CpuLoad
 from softbench.run.pace import Pace, Pacing, working
@@ -151,13 +155,15 @@ def serve(link: Link, receive: Callable[[], JsonObject | None], end: ExitStack) 
     first = receive()
     if first is None:
         return
-    if first["processors"]:
-        os.sched_setaffinity(0, first["processors"])  # the workers inherit it
+    if mine := first["processors"] or ("of_node" in first and processors.of_node(*first["of_node"])):
+        os.sched_setaffinity(0, mine)  # the workers inherit it
     operations.names(first["operations"] or None)
     request = request_from_json({**first["request"], "flags": {**first["request"]["flags"], "device": first["device"]}})
     activity = Activity()
     link.watch(partial(working, activity))
     settings = request.settings()
+    if settings.threads and settings.threads > (most := len(os.sched_getaffinity(0))):
+        raise UsageError(f"--threads {settings.threads}: must be at most {most}, the processors of the card {first['device']}")
     try:
         session = (
             in_turn(settings, activity, link, end)[0] if first.get("wait", True) else end.enter_context(open_session(settings, activity))

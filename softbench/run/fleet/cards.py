@@ -37,7 +37,7 @@ class Cards(Protocol):
     names: list[str]
     """What messages call each card, such as `cuda:1`."""
     opening: list[JsonObject]
-    """What `open` says to each card beside the request: its device and its processors."""
+    """What `open` says to each card beside the request: its device, and its processors or its place on its node."""
     events: queue.Queue[tuple[int, JsonObject]]
     """Messages with the number of their card. The last of a card is `ended` with a reason."""
 

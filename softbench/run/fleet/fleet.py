@@ -8,9 +8,8 @@ With the spread `shard`, the cards of one GPU model share the sweep. With `repli
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
@@ -25,7 +24,7 @@ from softbench.plan.estimate import run_seconds
 from softbench.plan.plan import Plan
 from softbench.results import store
 from softbench.results.journal import SHARD
-from softbench.results.units import environments, units_of
+from softbench.results.units import common, environments, units_of
 from softbench.run.fleet import comparison
 from softbench.run.fleet.members import Member, Members
 from softbench.run.header import header
@@ -143,8 +142,7 @@ def _header(members: Sequence[Member], request: Request, spread: str) -> JsonObj
     heads = [header(member.known, request) for member in members]
     first = heads[0]
     facts = {unit: one for head in heads for unit, one in units_of(head).items()}
-    keys = {key: None for head in heads for key in head["fingerprint"] if key != "unit"}
-    fingerprint = {key: _one_or_all(head["fingerprint"].get(key) for head in heads) for key in keys}
+    fingerprint = {key: value for key, value in common([head["fingerprint"] for head in heads]).items() if key != "unit"}
     return {
         **first,
         "device_name": " and ".join(dict.fromkeys(head["device_name"] for head in heads)),
@@ -156,12 +154,6 @@ def _header(members: Sequence[Member], request: Request, spread: str) -> JsonObj
         "spread": spread,
         "fingerprint": {**fingerprint, "spread": spread},
     }
-
-
-def _one_or_all(values: Iterable[object]) -> object:
-    """The value that all have, or the values in order. A value may be a dict, which has no hash."""
-    found = {json.dumps(value, sort_keys=True): value for value in values}
-    return next(iter(found.values())) if len(found) == 1 else ", ".join(sorted(map(str, found.values())))
 
 
 def _store(request: Request, head: JsonObject, members: Sequence[Member], observer: Observer) -> store.Run:

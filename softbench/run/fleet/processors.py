@@ -9,6 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from softbench.core.errors import UsageError
+from softbench.core.machine import numa_node
 
 CPUS, NODES = Path("/sys/devices/system/cpu"), Path("/sys/devices/system/node")
 
@@ -23,6 +24,42 @@ def parted(nodes: Sequence[int | None]) -> list[frozenset[int]]:
     by_node = {int(path.name[4:]): _listed(path / "cpulist") & usable for path in NODES.glob("node[0-9]*")}
     siblings = {processor: _listed(CPUS / f"cpu{processor}" / "topology" / "thread_siblings_list") for processor in usable}
     return part(nodes, usable, by_node, siblings)
+
+
+def of_node(number: int, count: int) -> frozenset[int]:
+    """The processors for this process's GPU, if the `count` GPUs of this node all measure; empty if they cannot be parted.
+
+    Every card of a node parts them alike and takes its own share. `number` is the card's place among them. It may not be that of its GPU,
+    which CUDA_VISIBLE_DEVICES names. Without that, NUMA nodes cannot be told apart, and a host with several is not parted.
+    """
+    gpus, visible = _gpu_nodes(), os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    if len(gpus) == count and visible.isdecimal() and int(visible) < count:
+        number = int(visible)
+    elif len(list(NODES.glob("node[0-9]*"))) > 1:
+        return frozenset()
+    else:
+        gpus = [None] * count
+    try:
+        return parted(gpus)[number]
+    except UsageError:  # a worker of Ray may use fewer processors than there are cards
+        return frozenset()
+
+
+def _gpu_nodes() -> list[int | None]:
+    """The NUMA node of each GPU of this host (None: unknown), by NVML's index; empty without NVML."""
+    found: list[int | None] = []
+    with suppress(Exception):  # no driver, or one that lacks a fact
+        import pynvml as nvml
+
+        nvml.nvmlInit()
+        try:
+            for index in range(nvml.nvmlDeviceGetCount()):
+                found.append(None)
+                with suppress(OSError, ValueError):
+                    found[-1] = numa_node(nvml.nvmlDeviceGetPciInfo(nvml.nvmlDeviceGetHandleByIndex(index)).busId)
+        finally:
+            nvml.nvmlShutdown()
+    return found
 
 
 def part(

@@ -60,7 +60,7 @@ class RayCards:
             self.close()
             raise
         self.names = [one_line(str(card["name"]), 60) for card in cards]
-        self.opening: list[JsonObject] = [{"device": card["device"], "processors": []} for card in cards]
+        self.opening: list[JsonObject] = [{"device": card["device"], "processors": [], "of_node": card["of_node"]} for card in cards]
 
     def _first(self, address: str) -> JsonObject:
         """The relay's first message. Raises UsageError with the reason if it has no cards."""

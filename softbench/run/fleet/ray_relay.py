@@ -1,8 +1,9 @@
 """The driver of a Ray cluster, in a process of its own: it passes messages between the fleet and the cards, and nothing else.
 
 Ray ends its driver when the head node is gone, so the fleet is another process. On stdin this one receives `{"card": 0, "message": {...}}`,
-and `{"card": 0, "kill": true}`. On stdout it sends `{"cards": [{"name": ..., "device": ...}]}` first, or `{"error": ...}`, and then
-`{"card": 0, "message": {...}}`. Each card is an actor with one GPU, which starts `softbench.run.fleet.card` on its node.
+and `{"card": 0, "kill": true}`. On stdout it sends `{"cards": [{"name": ..., "device": ..., "of_node": [0, 2]}]}` first, or
+`{"error": ...}`, and then `{"card": 0, "message": {...}}`. `of_node` is the place of the card on its node, and the number of cards there.
+Each card is an actor with one GPU, which starts `softbench.run.fleet.card` on its node.
 """
 
 from __future__ import annotations
@@ -89,7 +90,9 @@ def main(address: str, folder: str) -> None:
         say(error=f"the Ray cluster at {address} has no node that is alive")
         return
     actors = [_actor(ray, card) for card in cards]
-    say(cards=[{"name": card["name"], "device": "cuda" if card["resource"] == GPU else "cpu"} for card in cards])
+    say(
+        cards=[{"name": card["name"], "device": "cuda" if card["resource"] == GPU else "cpu", "of_node": card["of_node"]} for card in cards]
+    )
     for number, actor in enumerate(actors):
         threading.Thread(target=_pass_on, args=(ray, number, actor, say), daemon=True).start()
     for line in sys.stdin:
@@ -109,16 +112,17 @@ def _slots(nodes: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """A card for each GPU of the nodes that are alive; without any GPU one for each node that has a processor for it."""
     alive = [node for node in nodes if node["Alive"]]
     resource = GPU if any(node["Resources"].get(GPU) for node in alive) else CPU
-    counts = [(node, int(node["Resources"].get(resource, 0))) for node in alive]
+    found = [(node, int(node["Resources"].get(resource, 0))) for node in alive]
+    counts = [(node, count if resource == GPU else min(count, 1)) for node, count in found]
     names = [node["NodeName"] for node in alive]
 
     def name(node: dict[str, Any]) -> str:
         return f"{node['NodeName']}" if names.count(node["NodeName"]) == 1 else f"{node['NodeName']}-{node['NodeID'][:4]}"
 
     return [
-        {"name": f"{name(node)}:{i}", "node": node["NodeID"], "resource": resource}
+        {"name": f"{name(node)}:{i}", "node": node["NodeID"], "resource": resource, "of_node": [i, count]}
         for node, count in counts
-        for i in range(count if resource == GPU else min(count, 1))
+        for i in range(count)
     ]
 
 

@@ -39,6 +39,18 @@ def talked(*messages, **more):
     return [json.loads(line) for line in out.getvalue().splitlines()]
 
 
+@pytest.mark.parametrize(("message", "expected"), [({"of_node": [1, 2]}, {1}), ({"processors": [0], "of_node": [1, 2]}, {0}), ({}, None)])
+def test_a_card_runs_on_its_share_of_its_node(monkeypatch, message, expected):
+    """Cards of one host through Ray compiled on all of its processors at once."""
+    ran = []
+    monkeypatch.setattr(card.os, "sched_setaffinity", lambda process, some: ran.append(set(some)))
+    monkeypatch.setattr(card.processors, "of_node", lambda number, count: frozenset({number}))
+    monkeypatch.setattr(card, "in_turn", lambda *_: (_ for _ in ()).throw(WorkersError("stop here")))
+    with pytest.raises(WorkersError, match="stop here"):
+        talked(**message)
+    assert ran == ([expected] if expected else [])
+
+
 def test_a_gpu_that_is_gone_costs_only_its_card(monkeypatch):
     """An earlier command saw it: the card is lost and the run goes on. Without that, the request is wrong."""
     forgotten = []

@@ -7,7 +7,7 @@ import os
 import re
 import signal
 from collections import Counter
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -170,6 +170,13 @@ def test_a_run_without_its_head_node_is_resumed(fake_ray, tmp_path, plugin):
     assert opened[1].names == ["here:0"] and opened[1]._relay.poll() == 0
 
 
+def test_cards_of_a_node_open_with_their_places(fake_ray, tmp_path, plugin, monkeypatch):
+    """Each then parts the node's processors, as the processors of the fleet's host may be others."""
+    monkeypatch.setenv("FAKE_RAY_GPUS", "2")
+    with closing(RayCards("auto", asked(tmp_path, plugin))) as cards:
+        assert cards.opening == [{"device": "cuda", "processors": [], "of_node": [number, 2]} for number in range(2)]
+
+
 def test_a_cluster_that_cannot_be_reached_is_one_line(fake_ray, tmp_path, plugin):
     with pytest.raises(UsageError, match=r"--ray there:1: no Ray cluster at there:1: ConnectionError: no cluster at there:1"):
         RayCards("there:1", asked(tmp_path, plugin))
@@ -183,6 +190,7 @@ def test_each_gpu_is_a_card():
         {"Alive": False, "NodeID": "dddd4", "NodeName": "gone", "Resources": {"GPU": 8.0}},
     ]
     assert [card["name"] for card in ray_relay._slots(nodes)] == ["one-aaaa:0", "one-aaaa:1", "one-bbbb:0"]
+    assert [card["of_node"] for card in ray_relay._slots(nodes)] == [[0, 2], [1, 2], [0, 1]]
     assert [(card["name"], card["resource"]) for card in ray_relay._slots(nodes[2:])] == [("head:0", "CPU")]
 
 

@@ -3,6 +3,8 @@
 import os
 import threading
 
+GPUS = {"GPU": float(os.environ["FAKE_RAY_GPUS"])} if "FAKE_RAY_GPUS" in os.environ else {}
+
 
 def init(address, runtime_env, **about):
     if address != "auto":
@@ -13,7 +15,7 @@ def init(address, runtime_env, **about):
 
 def nodes():
     dead = {"Alive": False, "NodeID": "dead", "NodeName": "gone", "Resources": {"CPU": 8.0}}
-    return [dead, {"Alive": True, "NodeID": "abcd", "NodeName": "here", "Resources": {"CPU": 2.0}}]
+    return [dead, {"Alive": True, "NodeID": "abcd", "NodeName": "here", "Resources": {"CPU": 2.0, **GPUS}}]
 
 
 class _Method:
@@ -41,7 +43,7 @@ class _Actor:
         return _Method(getattr(self._made, name))
 
 
-def remote(num_cpus, max_restarts, max_concurrency, scheduling_strategy):
+def remote(*, num_cpus, num_gpus=0, max_restarts, max_concurrency, scheduling_strategy):
     assert (max_restarts, scheduling_strategy.node_id) == (0, "abcd")
 
     class Remote:

@@ -1,0 +1,18 @@
+"""What is read of a machine without torch."""
+
+import pytest
+
+from softbench.core import machine
+
+
+@pytest.mark.parametrize("bus", ["00000000:3B:00.0", b"00000000:3B:00.0"])
+def test_the_numa_node_of_a_gpu_is_read(tmp_path, monkeypatch, bus):
+    """NVML writes the domain with eight digits, and Linux with four."""
+    folder = tmp_path / "0000:3b:00.0"
+    folder.mkdir()
+    monkeypatch.setattr(machine, "PCI", tmp_path)
+    (folder / "numa_node").write_text("1\n")
+    assert machine.numa_node(bus) == 1
+    (folder / "numa_node").write_text("-1\n")
+    with pytest.raises(ValueError, match="one node"):
+        machine.numa_node(bus)
