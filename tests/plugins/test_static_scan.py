@@ -95,7 +95,7 @@ def test_the_gate_refuses_a_sources_name_before_it_measures(package, names):
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.splitlines()[-1] == f"softbench: {NAMED[names]}"
     assert "plan: " not in done.stderr
-    assert list((softbench.folder / "results" / "gate").iterdir()) == []
+    assert not (softbench.folder / "results").exists()
 
 
 @pytest.mark.parametrize("target", ["nothing_there:b", "nothing.there:b", "json:loads", "sys:b", ":", "softbench.core.text:x.y"])
