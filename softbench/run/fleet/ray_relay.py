@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 END_SECONDS = 15.0
+THREADS = "OMP_NUM_THREADS"
+"""Ray sets it for its workers, mostly to 1. A card has as many threads as without Ray, unless the node's user set it."""
 GPU, CPU = "GPU", "CPU"
 
 
@@ -36,6 +38,7 @@ class Pipe:
             stderr=self.log,
             text=True,
             start_new_session=True,
+            env=environment_of_card(),
         )
 
     def send(self, line: str) -> None:
@@ -62,6 +65,15 @@ class Pipe:
             self.process.stdin.close()
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(END_SECONDS)
+
+
+def environment_of_card() -> dict[str, str]:
+    """The environment of this worker of Ray, without what Ray itself has set in THREADS."""
+    theirs = None
+    with suppress(OSError):  # the parent is the node's raylet, which has the environment of `ray start`
+        variables = Path(f"/proc/{os.getppid()}/environ").read_bytes().split(b"\0")
+        theirs = next((value.decode() for name, _, value in (each.partition(b"=") for each in variables) if name == THREADS.encode()), None)
+    return {name: value for name, value in os.environ.items() if name != THREADS or value == theirs}
 
 
 def main(address: str, folder: str) -> None:

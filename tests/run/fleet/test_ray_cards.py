@@ -6,6 +6,8 @@ The tests of the relay have a Ray that only pretends.
 import os
 import re
 import signal
+import subprocess
+import sys
 from collections import Counter
 from contextlib import closing, suppress
 from pathlib import Path
@@ -211,3 +213,18 @@ def test_a_cluster_that_does_not_answer_is_one_line(tmp_path, plugin, monkeypatc
     monkeypatch.setattr(ray_cards, "START_SECONDS", 2.0)
     with pytest.raises(UsageError, match=r"--ray there:1: no Ray cluster answered within 2 s; is its head node running\?"):
         RayCards("there:1", asked(tmp_path, plugin))
+
+
+@pytest.mark.parametrize(("of_raylet", "of_worker", "expected"), [(None, "1", None), ("3", "3", "3"), (None, None, None)])
+def test_a_card_has_the_threads_of_its_node(of_raylet, of_worker, expected):
+    """Ray sets OMP_NUM_THREADS for a worker of a node whose user did not. Here a process takes the place of the raylet."""
+    worker = "from softbench.run.fleet.ray_relay import environment_of_card; print(environment_of_card().get('OMP_NUM_THREADS'))"
+    raylet = f"""
+import os, subprocess, sys
+given = {{**os.environ, **({{"OMP_NUM_THREADS": {of_worker!r}}} if {of_worker!r} else {{}})}}
+subprocess.run([sys.executable, "-c", {worker!r}], env=given, check=True)
+"""
+    clean = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    environment = clean | ({"OMP_NUM_THREADS": of_raylet} if of_raylet else {})
+    done = subprocess.run([sys.executable, "-c", raylet], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == str(expected)
