@@ -61,7 +61,7 @@ class Operands:
         return self.read + self.M * self.N * (self.out or self.dtype).itemsize
 
     def empty(self) -> Tensors:
-        """Without values, so that no kernel runs."""
+        """Tensors without values; no kernel runs."""
         starts = [self.offset] * (2 if self.backward else 1) + [self.offset if self.out_offset is None else self.out_offset]
         dtypes = [self.dtype] * (len(starts) - 1) + [self.out or self.dtype]
         M, N, stride = self.M, self.N, self.N + self.pad

@@ -27,7 +27,7 @@ Tensors = tuple[torch.Tensor, ...]
 
 @dataclass(frozen=True)
 class Launch:
-    """One call of kernels on some rows: bytes of rows that it reads and that it moves."""
+    """One call of kernels on some rows. `read` and `moved` are bytes."""
 
     rows: int
     read: int
@@ -113,7 +113,7 @@ def large(N: int, dtype: torch.dtype) -> int:
 
 
 Out = Callable[[Rows], torch.Tensor]
-"""Where a gradient is written: it gets rows that are made."""
+"""Chooses where a gradient is written, once the rows have tensors."""
 Named = Callable[[Callable[..., Any], Any], tuple[Any, str]]
 """Makes a call with a plan, or with None; returns its results and the name of what it launched."""
 
@@ -178,7 +178,7 @@ def in_place(rows: Rows) -> torch.Tensor:
 
 
 def elsewhere(rows: Rows) -> torch.Tensor:
-    """Rows that lie otherwise than the logits."""
+    """Rows with another stride and start than the logits."""
     return laid_out(rows.M, rows.N, rows.dtype, rows.pad + 1, rows.offset + 1)
 
 

@@ -1,9 +1,9 @@
 """What a release must show on GPUs, in a limited time: python tools/on_gpus.py --seconds 560 [--steps PATTERN ...] [--out FOLDER]
 
 A step is one command with an estimate of its seconds on an H200. Steps that need all GPUs of the host come first, one at a time. The others
-are dealt to the GPUs, in their order, one at a time on each. A step whose estimate is over the time left is left out. A step is interrupted
-after twice its estimate, and when the time is over, so that softbench still writes its results. Ctrl-C interrupts all. The CUDA libraries
-are built before.
+are dealt to the GPUs, in their order, one at a time on each. A step whose estimate is over the time left is left out. The estimates of
+`judged` and `judged-honest` are of no run. A step is interrupted after twice its estimate, and when the time is over, so that softbench
+still writes its results. Ctrl-C interrupts all. The CUDA libraries are built before.
 
 FOLDER has the output of each step in STEP.log and its files in STEP/. `--pack FILE` makes a .tar.gz of FOLDER. `--list` prints the steps.
 The steps `losses` and `judged-honest` need liger-kernel and quack-kernels, `use-models` needs transformers, and `fleet-ray` needs

@@ -43,7 +43,7 @@ def report(
     """Write the results as one HTML page: curves, heat maps, cells down to their samples, and errors. It needs no network.
 
     Samples come from the JSON beside each CSV. Two files are compared. Of three or more, the page shows the last and the trend of all.
-    A file of several cards has a page for each.
+    If two cards measured one cell, each card has a page.
     """
     from softbench.cli.output import command_line
     from softbench.report.page.document import write

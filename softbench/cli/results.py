@@ -239,8 +239,8 @@ def compare(
 ) -> None:
     """Compare two results files cell by cell: the ratio of bandwidths, marked if it is beyond the noise of both.
 
-    A cell is faster or slower if its ratio exceeds the threshold and the bands p20..p80 of both lie apart in that direction. A line below
-    the table counts the cells that only one file has. softbench gate judges whether a backend became slower.
+    A cell is faster or slower if its ratio is beyond the threshold. The bands p20..p80 of both must lie apart in the same direction. A line
+    below the table counts the cells that only one file has. softbench gate judges whether a backend became slower.
     """
     from softbench.results.compare import ORDERS, pairs, summary
     from softbench.results.units import unlike
