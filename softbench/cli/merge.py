@@ -75,8 +75,10 @@ def _part(file: Path) -> Part:
     try:
         if document["run"] != rows[0].run:
             raise ResultsError(f"{file}: is of {rows[0].run}, but {path.name} is of {one_line(str(document['run']), 60)}")
-        if shard := document.get("shard"):
-            parse_shard(str(shard), "shard")
+        for source in (document, *(document.get("merged") or ())):
+            if shard := source.get("shard"):
+                parse_shard(str(shard), "shard")
+            dict(source.get("fingerprint") or {})
         cells, records = document.pop("cells"), []
         for number, cell in enumerate(cells, 1):
             place = f"cell {number}"

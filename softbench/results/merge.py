@@ -46,7 +46,7 @@ def merged(parts: Sequence[Part]) -> tuple[JsonObject, list[Record]]:
     facts: dict[str, JsonObject] = {}
     for part in parts:
         facts |= units_of(part.header)
-    first = parts[0].header
+    first, sources = parts[0].header, [one for part in parts for one in _sources(part)]
     header: JsonObject = {
         **{key: value for key, value in first.items() if key not in ("shard", "units")},
         "run": "+".join(_runs(parts))[:200],
@@ -55,10 +55,10 @@ def merged(parts: Sequence[Part]) -> tuple[JsonObject, list[Record]]:
         **{key: _first(part.header.get(key) for part in parts) for key in ("origins", "sources", "commits") if key in first},
         "backends": list(dict.fromkeys(name for part in parts for name in part.header["backends"])),
         **environments(facts),
-        **({"fingerprint": common([part.header.get("fingerprint") or {} for part in parts])} if "fingerprint" in first else {}),
+        **({"fingerprint": common([dict(one.get("fingerprint") or {}) for one in sources])} if "fingerprint" in first else {}),
         **{key: pick(times) for key, pick in (("started", min), ("finished", max)) if (times := _texts(parts, key))},
         **({"seconds": _sums(part.header.get("seconds") or {} for part in parts)} if "seconds" in first else {}),
-        "merged": [one for part in parts for one in _sources(part)],
+        "merged": sources,
     }
     return header, _in_order([record for part in parts for record in part.records], header)
 
@@ -133,7 +133,9 @@ def _sources(part: Part) -> list[JsonObject]:
     """What a part was made of, for the entry `merged`."""
     if known := part.header.get("merged"):
         return list(known)
-    about = {key: part.header.get(key) for key in ("run", "command", "shard", "softbench", "git_commit") if part.header.get(key)}
+    about = {
+        key: part.header.get(key) for key in ("run", "command", "shard", "softbench", "git_commit", "fingerprint") if part.header.get(key)
+    }
     return [{**about, "cells": len(part.records), "units": list(units_of(part.header))}]
 
 

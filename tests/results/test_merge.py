@@ -66,7 +66,7 @@ def test_merging_twice_keeps_what_was_merged_first():
 
 def test_merging_in_stages_gives_what_merging_at_once_gives():
     """Shards that are there are not called missing, and the fingerprint is not that of the first shard."""
-    prints = [{"cases": f"{number} (hash {number})", "torch": "2.9"} for number in range(3)]
+    prints = [{"cases": f"{number} (hash {number})", "torch": torch} for number, torch in ((0, "2.9"), (2, "2.8"), (1, "2.8"))]
     parts = [
         part(RECORDS[number * 20 :][:20], unit, number, shard=f"{number + 1}/4", fingerprint=prints[number])
         for number, unit in enumerate((A, B, C))
@@ -74,7 +74,7 @@ def test_merging_in_stages_gives_what_merging_at_once_gives():
     at_once, _ = merged(parts)
     stages = [Part("m.csv", *merged(parts[:2])), parts[2]]
     assert "without shard 4/4" in notes(stages)
-    assert at_once["fingerprint"] == {"cases": "0 (hash 0), 1 (hash 1), 2 (hash 2)", "torch": "2.9"}
+    assert at_once["fingerprint"] == {"cases": "0 (hash 0), 1 (hash 1), 2 (hash 2)", "torch": "2.8, 2.9"}
     assert merged(stages)[0] == at_once
 
 
@@ -140,9 +140,16 @@ def test_shards_of_a_run_merge_to_a_single_runs_file(main, tmp_path):
     assert main("show", "all.csv")[0] == 0
     code, _, err = main("merge", "all.csv", "s1/latest.csv", "-o", "more.csv")
     assert code == 2 and "leave one file out" in err
-    damaged = json.loads(Path("s1/latest.json").read_text()) | {"shard": "x"}
-    Path("s1/latest.json").write_text(json.dumps(damaged))
-    code, _, err = main("merge", "s1/latest.csv", "s2/latest.csv", "-o", "more.csv")
-    assert code == 2 and "header is damaged: UsageError: shard 'x'" in err and err.count("\n") == 1, err
+    whole = json.loads(Path("s1/latest.json").read_text())
+    merged_badly = ([{"merged": found} for found in (3, ["x"], [{"shard": "a/b"}], [{"fingerprint": "abc"}])], "header is damaged: ")
+    for damage, said in (
+        ([{"shard": "x"}], "header is damaged: UsageError: shard 'x'"),
+        ([{"fingerprint": "abc"}], "is damaged"),
+        merged_badly,
+    ):
+        for one in damage:
+            Path("s1/latest.json").write_text(json.dumps(whole | one))
+            code, _, err = main("merge", "s1/latest.csv", "s2/latest.csv", "-o", "more.csv")
+            assert code == 2 and said in err and err.count("\n") == 1, err
     code, _, err = main("merge", "all.csv", "-o", "all.csv")
     assert code == 2 and "name another one" in err

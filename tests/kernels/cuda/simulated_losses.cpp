@@ -17,6 +17,7 @@ std::mt19937 generator(1);
 
 template <typename T> T rounded(float v);
 template <> float rounded<float>(float v) { return v; }
+template <> __half rounded<__half>(float v) { return __float2half_rn(v); }
 template <> __nv_bfloat16 rounded<__nv_bfloat16>(float v) { return __float2bfloat16_rn(v); }
 
 constexpr int IGNORED = -100;
@@ -252,6 +253,7 @@ int main(int count, char** given) {  // the lengths of rows
         const int M = N < 100 ? 11 : N < 1000 ? 4 : 2;
         test_all<float>(M, N);
         test_all<__nv_bfloat16>(M, N);
+        if (i == count - 1) test_all<__half>(M, N);  // it differs from bfloat16 in `Packed` only
     }
     std::printf("%ld launches, %ld results off\n", tested, bad);
     return bad != 0;
