@@ -141,17 +141,23 @@ def accumulate(
     for p in tl.static_range(len(tiles)):
         inside = vectors_inside(first, end, start, p, THREADS, 4, BASE_ALIGNMENT)
         e, more = terms(logits(unpack_low(tiles[p], DTYPE), inside, softcap, inverse), inside, b, THIRD)
-        total += e
-        third += more
         if DTYPE != tl.float32:
-            e, more = terms(logits(unpack_high(tiles[p], DTYPE), inside, softcap, inverse), inside, b, THIRD)
+            e_high, more_high = terms(logits(unpack_high(tiles[p], DTYPE), inside, softcap, inverse), inside, b, THIRD)
+        if THIRD == "mean":  # summed at once: two more sums of words would take registers
+            if DTYPE != tl.float32:
+                e += e_high
+                more += more_high
+            s += tl.sum(e, 2)
+            d += tl.sum(more, 2)
+            count += tl.sum(tl.where(inside, 1.0, 0.0), 2) * (1 if DTYPE == tl.float32 else 2)
+        else:
             total += e
             third += more
-        if THIRD == "mean":
-            d += tl.sum(third, 2)
-            third = 0.0
-            count += tl.sum(tl.where(inside, 1.0, 0.0), 2) * (1 if DTYPE == tl.float32 else 2)
-    s += tl.sum(total, 2)
+            if DTYPE != tl.float32:
+                total += e_high
+                third += more_high
+    if THIRD != "mean":
+        s += tl.sum(total, 2)
     if THIRD == "entropy":
         d += tl.sum(third, 2)
     return n, s, d, count
