@@ -66,8 +66,7 @@ def figure(
     panels[0].set_ylim(len(lines) - 0.4, -0.6)
     for first, *_ in grid:
         first.set_yticks(range(len(lines)), labels.values(), fontsize=7.5)
-    devices = " and ".join(dict.fromkeys(row.device for row in every))
-    made.suptitle(f"{what.op} {what.direction}, {what.dtype}, {devices}", fontsize=10, y=1 - 0.1 / height)
+    made.suptitle(f"{what.op} {what.direction}, {what.dtype}, {style.devices(every)}", fontsize=10, y=1 - 0.1 / height)
     made.legend(handles=_key(every, shown), loc="upper center", bbox_to_anchor=(0.5, 0), ncols=2, frameon=False, fontsize=8)
     return Drawing(what.name, made, {numbers[key]: label for key, label in labels.items()}, points)
 

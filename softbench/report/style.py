@@ -203,11 +203,28 @@ def check_format(out: Path, flag: str) -> None:
         raise UsageError(f"{flag} {out}: the file must end in {', '.join(FORMATS)}")
 
 
+def model(row: Row) -> str:
+    """The GPU model of a row whose `device` may end with its card (`softbench.results.parts`)."""
+    return row.device.removesuffix(row.unit).strip()
+
+
+def devices(rows: Sequence[Row]) -> str:
+    """The devices of a figure, for its title: of several cards of one model the model, as the lines name the cards."""
+    found, models = (list(dict.fromkeys(names)) for names in ((row.device for row in rows), map(model, rows)))
+    return models[0] if len(models) == 1 < len(found) else " and ".join(found)
+
+
 def sources(runs: Sequence[tuple[Path, Sequence[Row]]]) -> Mapping[int, str]:
-    """What a label says about each run: nothing for one run, else its device if the devices differ, else its file's name or path."""
+    """What a label says about each run: nothing for one run, else its device if the devices differ, else its file's name or path.
+
+    Of several cards of one model it says the card only.
+    """
     if len(runs) == 1:
         return {0: ""}
     devices = [rows[0].device for _, rows in runs]
+    cards = [rows[0].device.removeprefix(model(rows[0])).strip() for _, rows in runs]
+    if all(cards) and len({model(rows[0]) for _, rows in runs}) == 1:  # the title has the model
+        devices = cards
     ways = (devices, [path.stem for path, _ in runs], [str(path) for path, _ in runs])
     shown = next((way for way in ways if len(set(way)) == len(runs)), ways[-1])
     return {i: f", {name}" for i, name in enumerate(shown)}

@@ -55,6 +55,17 @@ def test_runs_are_named_by_device_file_or_path(row):
     assert named(("x/a.csv", "A"), ("y/a.csv", "A")) == [", x/a.csv", ", y/a.csv"]
 
 
+def test_cards_of_one_model_are_named_without_the_model(row):
+    def shown(*devices):
+        rows = [replace(row("x", 1), device=device, unit=device.partition(" ")[2]) for device in devices]
+        return list(style.sources([(Path("a.csv"), [one]) for one in rows]).values()), style.devices(rows)
+
+    assert shown("A n/0/1", "A n/1/2") == ([", n/0/1", ", n/1/2"], "A")
+    assert shown("A n/0/1", "B n/1/2") == ([", A n/0/1", ", B n/1/2"], "A n/0/1 and B n/1/2")
+    assert shown("A", "A n/1/2") == ([", A", ", A n/1/2"], "A")
+    assert style.devices([replace(row("x", 1), device="A n/0/1", unit="n/0/1")]) == "A n/0/1"
+
+
 def test_a_page_decides_the_colours_of_text():
     with style.look():
         figure, ((panel,),) = style.subplots(1, 1, (2, 2))
