@@ -15,7 +15,7 @@ from softbench.cli.actions import note, printed, read, wrote_to_stdout
 from softbench.cli.options import ResultsFile
 from softbench.cli.panels import OUTPUT, WHAT, PanelCommand
 from softbench.core.errors import InconclusiveError, ResultsError, UsageError
-from softbench.core.text import one_line, printable, unknown
+from softbench.core.text import count, one_line, printable, unknown
 
 if TYPE_CHECKING:
     from softbench.results.compare import Pair
@@ -242,8 +242,7 @@ def compare(
     A cell is faster or slower if its ratio is beyond the threshold. The bands p20..p80 of both must lie apart in the same direction. A line
     below the table counts the cells that only one file has. softbench gate judges whether a backend became slower.
     """
-    from softbench.results.compare import ORDERS, pairs, summary
-    from softbench.results.units import unlike
+    from softbench.results.compare import ORDERS, on_other_cards, pairs, summary
 
     _reject_two_stdins((a, b))
     _reject_two_for_stdout([flag for flag, given in (("--json -", str(json) == "-"), ("--markdown", markdown)) if given])
@@ -263,11 +262,12 @@ def compare(
     head = [f"{letter}: {name}, {device}" for letter, name, device in zip("AB", names, devices, strict=True)]
     if not wrote_to_stdout(lambda: _document(names, devices, threshold, common, summary(compared)), json):
         _compare(head, common, summary(compared), markdown=markdown)
-    if devices[0] == devices[1] and (
-        different := [*_different_environments(a, b), *unlike([row.unit for row in first], [row.unit for row in second])]
-    ):
-        note(f"the environments differ: {'; '.join(different)}")
-    if devices[0] != devices[1]:
+    if devices[0] == devices[1]:
+        if different := _different_environments(a, b):
+            note(f"the environments differ: {'; '.join(different)}")
+        if moved := on_other_cards(first, second):
+            note(f"{count(moved, 'cell')} of another card in B than in A; cards of one model differ in bandwidth")
+    else:
         note(f"the devices differ: A is {devices[0]}, B is {devices[1]}; the ratios compare the devices, not the backends")
         raise typer.Exit(InconclusiveError.exit_code)
     raise typer.Exit(int(exit_code and any(pair.worse for pair in compared)))

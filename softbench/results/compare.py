@@ -91,6 +91,17 @@ def _by_unit(a: Sequence[Row], b: Sequence[Row]) -> list[tuple[str, Sequence[Row
     return found
 
 
+def on_other_cards(a: Sequence[Row], b: Sequence[Row]) -> int:
+    """The number of compared cells that another card measured in B than in A. Files without units are of any."""
+    found = 0
+    for _, left_rows, right_rows in _by_unit(a, b):
+        first, second = (
+            {(row.backend, row.case): row.unit.rpartition("/")[2] for row in rows if row.unit} for rows in (left_rows, right_rows)
+        )
+        found += sum(first[key] != second[key] for key in first.keys() & second.keys())
+    return found
+
+
 def _pair(key: tuple[str, CaseKey, str], a: Row | None, b: Row | None, threshold: float) -> Pair:
     backend, case, unit = key
     a_gbps, b_gbps = a.gbps if a else None, b.gbps if b else None

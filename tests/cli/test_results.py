@@ -63,17 +63,18 @@ def test_compare_fails_on_request_only(main, write):
     )
 
 
-def test_compare_says_that_one_file_has_a_second_card(main, write, base):
-    """It said so only with one unit in each file."""
+def test_compare_counts_the_cells_of_another_card(main, write, base):
     mine, other = "node1/0/0000000a", "node1/1/0000000b"
     write(1, 1, 1)
     for name, units in (("a", [mine] * 3), ("b", [mine, other, mine])):
         Path(f"{name}.csv").write_text(to_csv([replace(row, unit=unit) for row, unit in zip(base, units, strict=True)]))
-    assert main("compare", "a.csv", "b.csv")[::2] == (0, f"softbench: the environments differ: unit is {mine} in A, {mine}, {other} in B\n")
+    code, _, err = main("compare", "a.csv", "b.csv")
+    elsewhere = "of another card in B than in A; cards of one model differ in bandwidth"
+    assert (code, err) == (0, f"softbench: 1 cell {elsewhere}\n")
     assert main("compare", "b.csv", "b.csv")[2] == ""
     moved = to_csv([replace(row, unit=unit.replace("node1/0", "node2/7")) for row, unit in zip(base, [other, mine, mine], strict=True)])
     Path("a.csv").write_text(moved)
-    assert main("compare", "a.csv", "b.csv")[2] == ""  # the same cards in another host
+    assert main("compare", "a.csv", "b.csv")[2] == f"softbench: 2 cells {elsewhere}\n"  # the same cards in another host, dealt otherwise
     assert main("report", "a.csv", "b.csv", "-o", "page.html")[0] == 0
     assert "The environments differ" not in Path("page.html").read_text()
     Path("a.csv").write_text(to_csv([replace(row, unit=mine) for row in base]))
