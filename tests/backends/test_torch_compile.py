@@ -94,9 +94,12 @@ def test_list_and_labels_show_a_reused_output():
     assert "1 extra, which all leaves out" in listing.extras([info])
 
 
-def test_threads_that_stay_pass_and_late_outputs_are_wrong():
+def test_threads_that_stay_pass_and_late_outputs_are_wrong(monkeypatch):
+    """The late thread writes between the two readings, however busy the machine is: when the watch gives threads their time."""
     import threading
+    from types import SimpleNamespace
 
+    from softbench.worker import async_work
     from softbench.worker.check_case import CheckCaseRunner
 
     class Threaded:
@@ -117,13 +120,25 @@ def test_threads_that_stay_pass_and_late_outputs_are_wrong():
             threading.Thread(target=self.work, args=(y,), daemon=True).start()
             return y
 
-    def late(y):
-        done.wait(0.01)
-        y.zero_()
+    def stays(y):
+        written.set()  # nothing
+        done.wait(60)
 
-    name, done = "shape 37x256", threading.Event()
+    def late(y):
+        given_time.wait(60)
+        y.zero_()
+        written.set()
+
+    def sleep(seconds):
+        assert seconds == async_work.SETTLE_SECONDS
+        given_time.set()
+        assert written.wait(60)
+
+    name, (done, given_time, written) = "shape 37x256", (threading.Event() for _ in range(3))
+    monkeypatch.setattr(async_work, "time", SimpleNamespace(sleep=sleep))
     try:
-        for work, grade, detail in ((lambda y: done.wait(60), Grade.PASS, ""), (late, Grade.WRONG, "wrote its output after its call")):
+        for work, grade, detail in ((stays, Grade.PASS, ""), (late, Grade.WRONG, "wrote its output after its call")):
+            given_time.clear(), written.clear()
             found = CheckCaseRunner(Threaded(work), "cpu").run(name, Direction.FORWARD, "fp32", 0)
             assert (found.grade, found.detail[: len(detail)]) == (grade, detail)
     finally:
