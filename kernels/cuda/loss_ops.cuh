@@ -141,7 +141,7 @@ struct Sums {
 };
 
 // The operations of row_statistics.cuh. `logit` is z of an element. `add` adds a z to Sums from `base`. `rescaled` changes the maximum. COUNTS: the
-// elements are counted. CLAMPS: `add` clamps z at FAR_BELOW under the base, unless it is known to be NEAR: not below.
+// elements are counted. CLAMPS: `add` raises z - base to FAR_BELOW if it is less. NEAR: it is known not to be.
 // `finish` gets the Sums of a row, and its element at the target if it has one. `given` has the pointers to what a row has beside x.
 struct CrossEntropyRows {
     const int64_t* target;

@@ -50,7 +50,7 @@ template <typename Op> __device__ __forceinline__ Sums merged_over_block(Sums su
     return merged_over_warp<Op>(lane < warps ? warp_sums[lane] : Sums{MINUS_INFINITY, 0.0f, 0.0f, 0.0f});
 }
 
-// Which of a thread's vectors the row has: all, or those that begin before `left`. Padding takes the place of the others, and counts as elements if PADDED.
+// Which of a thread's vectors are added: ALL belong to the row. PADDED: some are padding of -inf, which adds 0. SOME: those that begin before `left`.
 enum Vectors { ALL, PADDED, SOME };
 
 template <typename Op, int U, Vectors WHICH, bool NEAR>
@@ -96,7 +96,7 @@ template <typename Op> __device__ __forceinline__ void accumulate_one(const type
 }
 
 // The Sums of a thread: of the vectors from `from` to `to` that begin at `base`, `lanes` vectors apart. SHORT: a warp has the row, and all its lanes go
-// the same way. Padding takes the place of vectors behind `to`, and counts where nobody counts elements.
+// the same way, so it adds padding too, unless elements are counted.
 template <typename Op, int U, bool SHORT>
 __device__ __forceinline__ Sums thread_sums(const typename Op::Given& given, const typename Op::Element* base, int from, int to, int lanes) {
     constexpr Vectors LAST = SHORT && !Op::COUNTS ? PADDED : SOME;
@@ -119,8 +119,8 @@ __device__ __forceinline__ Sums thread_sums(const typename Op::Given& given, con
 }
 
 // The least CTAs an SM for __launch_bounds__, as registers allow.
-constexpr int statistics_min_ctas(int U, bool counts, bool together) {
-    return counts ? 3 : U > 4 ? 4 : together || BEFORE_HOPPER || AFTER_HOPPER ? 5 : 6;
+constexpr int statistics_min_ctas(int U, bool counts, bool several_ctas) {
+    return counts ? 3 : U > 4 ? 4 : !several_ctas || BEFORE_HOPPER || AFTER_HOPPER ? 5 : 6;
 }
 
 // Counts a CTA as finished, and returns how many were before. What it stored before is visible to CTAs that count later.
@@ -207,7 +207,7 @@ template <Share SHARE> __device__ __forceinline__ Place place_of() {
 
 // U: the vectors of a thread in flight.
 template <typename Op, int U, Share SHARE>
-__global__ void __launch_bounds__(STATISTICS_THREADS, statistics_min_ctas(U, Op::COUNTS, SHARE != SEVERAL_CTAS)) row_statistics(StatisticsRows<Op> rows) {
+__global__ void __launch_bounds__(STATISTICS_THREADS, statistics_min_ctas(U, Op::COUNTS, SHARE == SEVERAL_CTAS)) row_statistics(StatisticsRows<Op> rows) {
     constexpr bool WARP_PER_ROW = SHARE == ONE_WARP_EACH;
     constexpr int V = Op::V, BASE_ALIGNMENT = WARP_PER_ROW ? VECTOR_BYTES : LINE_BYTES;
     using Element = typename Op::Element;

@@ -15,7 +15,7 @@ from softbench.cli.actions import note, printed, read, wrote_to_stdout
 from softbench.cli.options import ResultsFile
 from softbench.cli.panels import OUTPUT, WHAT, PanelCommand
 from softbench.core.errors import InconclusiveError, ResultsError, UsageError
-from softbench.core.text import count, one_line, printable, unknown
+from softbench.core.text import one_line, printable, unknown
 
 if TYPE_CHECKING:
     from softbench.results.compare import Pair
@@ -242,7 +242,7 @@ def compare(
     A cell is faster or slower if its ratio is beyond the threshold. The bands p20..p80 of both must lie apart in the same direction. A line
     below the table counts the cells that only one file has. softbench gate judges whether a backend became slower.
     """
-    from softbench.results.compare import ORDERS, on_other_cards, pairs, summary
+    from softbench.results.compare import ORDERS, cards_note, pairs, summary
 
     _reject_two_stdins((a, b))
     _reject_two_for_stdout([flag for flag, given in (("--json -", str(json) == "-"), ("--markdown", markdown)) if given])
@@ -265,8 +265,8 @@ def compare(
     if devices[0] == devices[1]:
         if different := _different_environments(a, b):
             note(f"the environments differ: {'; '.join(different)}")
-        if moved := on_other_cards(first, second):
-            note(f"{count(moved, 'cell')} of another card in B than in A; cards of one model differ in bandwidth")
+        if moved := cards_note(first, second):
+            note(moved)
     else:
         note(f"the devices differ: A is {devices[0]}, B is {devices[1]}; the ratios compare the devices, not the backends")
         raise typer.Exit(InconclusiveError.exit_code)

@@ -37,8 +37,10 @@ OVERLAID_WIDTHS = (2.0, 1.1, 0.5)
 """Widths of lines of each kind, where runs are overlaid."""
 ALIKE = 0.015  # of the axis; two lines whose points differ by less, in half of their places, lie on each other
 DEEPEST = 3
-MANY = 300  # points of a line; each has its own part up to here, as more parts would take minutes
-LEAP = 8  # a line of a kind does not join places that are further apart than this factor: what lies between is another kind's
+MANY = 300
+"""Points of a line, up to which each has a part of its own. More parts would take minutes."""
+LEAP = 8
+"""The largest factor between two places that a line of a kind joins. What lies between is another kind's."""
 
 
 @dataclass(frozen=True, slots=True)

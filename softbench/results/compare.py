@@ -9,7 +9,9 @@ from statistics import geometric_mean, median
 from typing import Any
 
 from softbench.core.case import CaseKey
+from softbench.core.machine import same_card
 from softbench.core.outcome import Status
+from softbench.core.text import count
 from softbench.results.rows import IMPLAUSIBLE, Row
 
 
@@ -91,15 +93,13 @@ def _by_unit(a: Sequence[Row], b: Sequence[Row]) -> list[tuple[str, Sequence[Row
     return found
 
 
-def on_other_cards(a: Sequence[Row], b: Sequence[Row]) -> int:
-    """The number of compared cells that another card measured in B than in A. Files without units are of any."""
-    found = 0
+def cards_note(a: Sequence[Row], b: Sequence[Row]) -> str:
+    """How many compared cells another card measured in B than in A, in words; empty for none. Files without units are of any card."""
+    moved = 0
     for _, left_rows, right_rows in _by_unit(a, b):
-        first, second = (
-            {(row.backend, row.case): row.unit.rpartition("/")[2] for row in rows if row.unit} for rows in (left_rows, right_rows)
-        )
-        found += sum(first[key] != second[key] for key in first.keys() & second.keys())
-    return found
+        first = {(row.backend, row.case): row.unit for row in left_rows}
+        moved += sum(not same_card(first.get((row.backend, row.case)), row.unit) for row in right_rows)
+    return f"{count(moved, 'cell')} of another card in B than in A; cards of one model differ in bandwidth" if moved else ""
 
 
 def _pair(key: tuple[str, CaseKey, str], a: Row | None, b: Row | None, threshold: float) -> Pair:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from softbench.core.json_types import JsonObject
-from softbench.core.text import few
 
 
 def environments(facts: Mapping[str, Mapping[str, object]]) -> JsonObject:
@@ -38,18 +37,6 @@ def units_of(header: JsonObject) -> dict[str, JsonObject]:
     """The facts of each unit of a run document. Documents of earlier versions have one unit without a name."""
     shared = dict(header.get("environment") or {})
     return {str(own["unit"]): {**shared, **own} for own in header.get("units") or ()} or {"": shared}
-
-
-def unlike(a: Collection[str], b: Collection[str]) -> list[str]:
-    """How the units of two results files differ, as `unit is X in A, X, Y in B`, if one of them has several cards.
-
-    `softbench.gate.environment_match.differences` has the difference of two units. Files without units are of any.
-    """
-    first, second = ([*dict.fromkeys(filter(None, units))] for units in (a, b))
-    cards = [{unit.rpartition("/")[2] for unit in units} for units in (first, second)]
-    if not all(cards) or max(map(len, cards)) == 1 or cards[0] == cards[1]:
-        return []
-    return [f"unit is {few(first)} in A, {few(second)} in B"]
 
 
 def device_name(facts: Mapping[str, object], default: str = "") -> str:

@@ -141,15 +141,14 @@ def test_shards_of_a_run_merge_to_a_single_runs_file(main, tmp_path):
     code, _, err = main("merge", "all.csv", "s1/latest.csv", "-o", "more.csv")
     assert code == 2 and "leave one file out" in err
     whole = json.loads(Path("s1/latest.json").read_text())
-    merged_badly = ([{"merged": found} for found in (3, ["x"], [{"shard": "a/b"}], [{"fingerprint": "abc"}])], "header is damaged: ")
-    for damage, said in (
-        ([{"shard": "x"}], "header is damaged: UsageError: shard 'x'"),
-        ([{"fingerprint": "abc"}], "is damaged"),
-        merged_badly,
-    ):
-        for one in damage:
-            Path("s1/latest.json").write_text(json.dumps(whole | one))
-            code, _, err = main("merge", "s1/latest.csv", "s2/latest.csv", "-o", "more.csv")
-            assert code == 2 and said in err and err.count("\n") == 1, err
+    damage = [
+        {"shard": "x"},
+        {"fingerprint": "abc"},
+        *({"merged": found} for found in (3, ["x"], [{"shard": "a/b"}], [{"fingerprint": "abc"}])),
+    ]
+    for one in damage:
+        Path("s1/latest.json").write_text(json.dumps(whole | one))
+        code, _, err = main("merge", "s1/latest.csv", "s2/latest.csv", "-o", "more.csv")
+        assert code == 2 and "header is damaged: " in err and err.count("\n") == 1, err
     code, _, err = main("merge", "all.csv", "-o", "all.csv")
     assert code == 2 and "name another one" in err

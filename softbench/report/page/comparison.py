@@ -10,9 +10,8 @@ from softbench.core import text as units
 from softbench.gate import environment_match
 from softbench.report.page.source import Key, Source
 from softbench.report.standings import ends
-from softbench.results.compare import SAME, pairs, summary
+from softbench.results.compare import SAME, cards_note, pairs, summary
 from softbench.results.rows import Row
-from softbench.results.units import unlike
 
 HEAD = (
     *(("backend", False), ("case", False), ("A, GB/s", True), ("B, GB/s", True)),
@@ -52,10 +51,11 @@ def compare(a: Source, b: Source) -> Comparison:
         kind = {"slower": "bad", "faster": "good", SAME: ""}.get(pair.verdict, "plain")
         lines.append(Line((pair.backend, str(pair.case), *figures, ratio, _interval(key, first, second), pair.verdict), kind))
     notes = [f"The devices differ: A is {a.device}, B is {b.device}. The ratios compare the devices."] if a.device != b.device else []
-    if a.device == b.device and (
-        apart := [*_environments_apart(a, b), *unlike([row.unit for row in a.rows], [row.unit for row in b.rows])]
-    ):
-        notes.append(f"The environments differ: {'; '.join(apart)}.")
+    if a.device == b.device:
+        if apart := _environments_apart(a, b):
+            notes.append(f"The environments differ: {'; '.join(apart)}.")
+        if moved := cards_note(a.rows, b.rows):
+            notes.append(f"{moved}.")
     return Comparison(f"{a.name}, {a.device}", f"{b.name}, {b.device}", f"{summary(found)}." if found else "", tuple(notes), tuple(lines))
 
 
