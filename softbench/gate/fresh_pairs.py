@@ -2,27 +2,22 @@
 
 Only fresh pairs count, so that being picked by the screening biases nothing. After 3, 6 and 12 of them a one-sided moderated t test asks
 whether the mean of a cell's pair values exceeds the margin. Holm's correction covers all undecided cells, and each look spends a part of
-the error rate, so that all looks together keep it. `faster` is tested in the same way.
+the error rate, so that all looks together keep it. `faster` is tested in the same way, if the screening did not show it.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean, median, stdev
 from typing import NamedTuple
 
-from softbench.core import text
-from softbench.gate.inference import PROCESS_SD_FLOOR, Moderated, moderate, t_quantile, t_upper, without_outliers
-from softbench.gate.paired import NO_ROUND, SharedRounds, pair, why_order
+from softbench.gate.paired import NO_ROUND, SharedRounds, cell_tests, pair
 from softbench.gate.samples import CellKey, RunSamples, join
-from softbench.gate.verdicts import CellTest, GateReport, Rules, State, Verdict, corrected, ranked
+from softbench.gate.verdicts import GateReport, State, Verdict, corrected, ranked
 
 SPREAD_CELLS = 8
 """Cells that fresh pairs measure at least, as far as there are cells: `same` ones join, so that the spread between pairs is known."""
 
-FEW_PAIRS = 7
 MORE_PAIRS = 10
 """Process pairs of the screening that messages recommend where one is not enough."""
 
@@ -98,9 +93,8 @@ def _look(progress: _Progress, look: Look, reference: str) -> None:
             settled[key] = replace(earlier[key], state=State.BROKEN, reason=reason)
         elif new and old and len(both := list(pair(new, old).values())) > 1:
             pairs[key] = both
-    values = {key: without_outliers([rounds.value for rounds in both]) for key, both in pairs.items()}
-    spreads = dict(zip(values, moderate([[each] for each in values.values()], _floor(values.values())), strict=True)) if values else {}
-    tests = [_cell_test(earlier[key], pairs[key], values[key], spreads[key], report.rules) for key in progress.open if key in pairs]
+    tested = cell_tests(pairs, earlier, report.rules, "fresh process pair")
+    tests = [tested[key] for key in progress.open if key in tested]
     others = progress.passed + sum(bool(test.why_ambiguous) for test in tests)
     for verdict in corrected(tests, report.rules, share=look.share, others=others):
         settled[verdict.cell] = verdict
@@ -108,31 +102,3 @@ def _look(progress: _Progress, look: Look, reference: str) -> None:
     progress.passed += sum(verdict.state in (State.SAME, State.BROKEN) for verdict in settled.values())
     verdicts = [settled.get(verdict.cell, verdict) for verdict in report.verdicts]
     progress.report = replace(report, verdicts=ranked(verdicts))
-
-
-def _floor(cells: Collection[Sequence[float]]) -> float:
-    """The least standard deviation of a cell. With few pairs it is the median of all cells.
-
-    A few values may agree by chance where half of the processes are slower.
-    """
-    if min(map(len, cells)) >= FEW_PAIRS:
-        return PROCESS_SD_FLOOR
-    return max(PROCESS_SD_FLOOR, median(stdev(values) for values in cells))
-
-
-def _cell_test(screened: Verdict, pairs: Sequence[SharedRounds], values: Sequence[float], spread: Moderated, rules: Rules) -> CellTest:
-    """The t test of one cell on its fresh pairs."""
-    centre, error, limit = fmean(values), spread.process_sd / math.sqrt(len(values)), math.log1p(rules.margin)
-    half = t_quantile(0.975, spread.df) * error
-    left_out = len(pairs) - len(values)
-    verdict = replace(
-        screened,
-        reason="",
-        ratio=math.exp(centre),
-        raw_ratio=None,
-        interval=(math.exp(centre - half), math.exp(centre + half)),
-        covers="differences between process pairs",
-        n=f"{text.count(len(pairs), 'fresh process pair')}" + (f", {left_out} outlying left out" if left_out else ""),
-    )
-    slower_p, faster_p = (t_upper((sign * centre - limit) / error, spread.df) for sign in (1, -1))
-    return CellTest(verdict, slower_p, faster_p, why_order(pairs, limit))

@@ -4,21 +4,33 @@ The value of a round is log(candidate / reference), so drift cancels. The value 
 rounds that the candidate began, and over the others. So the order cancels, and a few disturbed rounds change nothing. Rounds of one pair
 share addresses, clocks and warm-up, so they say nothing about the next pair.
 
-`screen` looks for cells that are within the margin. `fresh_pairs` decides all other cells.
+`screen` looks for cells that are within the margin and, in three pairs and more, for faster ones. `fresh_pairs` decides all other cells.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median, stdev
 
+from softbench.core import text
 from softbench.core.errors import InconclusiveError
 from softbench.core.statistics import median_interval
-from softbench.gate.inference import PROCESS_SD_FLOOR, Moderated, moderate, robust_sd, t_quantile, without_outliers
+from softbench.gate.inference import PROCESS_SD_FLOOR, Moderated, moderate, robust_sd, t_quantile, t_upper, without_outliers
 from softbench.gate.samples import CellKey, CellSamples, RunSamples
-from softbench.gate.verdicts import GateReport, Rules, State, Verdict, advisory_reason, ranked, state_and_reason, unmeasured
+from softbench.gate.verdicts import (
+    CellTest,
+    GateReport,
+    Rules,
+    State,
+    Verdict,
+    advisory_reason,
+    corrected,
+    ranked,
+    state_and_reason,
+    unmeasured,
+)
 from softbench.plan.settings import Layer
 
 MARGIN = 0.03
@@ -31,6 +43,12 @@ FIXED_ROUNDS: Layer = {"rounds": ROUNDS, "max_rounds": ROUNDS}
 """Settings for which candidate and reference share every round."""
 MIN_CELLS = 5
 """Fewer cells with one process pair do not show how much processes differ."""
+FEW_PAIRS = 7
+"""Fewer process pairs may agree by chance, so the spread of a cell is at least that of the median cell."""
+FASTER_PAIRS = 3
+"""Process pairs with which the screening looks for faster cells. Fewer do not show whether the order of the two backends matters."""
+FASTER_SHARE = 0.1
+"""The part of the error rate that the screening spends on `faster`. Fresh pairs have the whole rate for the cells that are left."""
 REFERENCE_MOVES = 0.05
 """A larger change of the reference within a run is noted."""
 ORDER_FLOOR = 0.01
@@ -80,7 +98,9 @@ def pair(candidate: CellSamples, reference: CellSamples) -> dict[int, SharedRoun
 
 
 def screen(run: RunSamples, candidate: str, reference: str, rules: Rules, process_sds: Mapping[CellKey, float] | None = None) -> GateReport:
-    """Compare candidate and reference in every case of a run. A cell is `same` or ambiguous; `fresh_pairs.settle` decides the latter.
+    """Compare candidate and reference in every case of a run. A cell is `same`, `faster` or ambiguous.
+
+    `fresh_pairs.settle` decides the ambiguous ones. Only a run of three process pairs and more shows that a cell is `faster`.
 
     `process_sds` are the standard deviations of cells between processes, from a baseline.
 
@@ -104,12 +124,14 @@ def screen(run: RunSamples, candidate: str, reference: str, rules: Rules, proces
                 why = "a value is not a finite number" if cells.pop(key) else NO_ROUND
                 verdicts.append(Verdict(key, State.AMBIGUOUS, why))
     spreads = _spreads(cells, process_sds or {})
+    screened: dict[CellKey, Verdict] = {}
     for key, pairs in cells.items():
         us = median([us for rounds in pairs for us in rounds.reference_us])
         advisory = advisory_reason(
             us, run.environment.get("device"), run.cells[key.with_backend(reference)], math.exp(fmean(rounds.value for rounds in pairs))
         )
-        verdicts.append(_screened(key, pairs, rules, spreads.get(key), advisory))
+        screened[key] = _screened(key, pairs, rules, spreads.get(key), advisory)
+    verdicts += {**screened, **_faster(cells, screened, rules)}.values()
     notes = _reference_note(cells, reference)
     return GateReport(f"{candidate} against {reference}, interleaved in one run", ranked(verdicts), rules, notes)
 
@@ -152,23 +174,76 @@ def _screened(key: CellKey, pairs: Sequence[SharedRounds], rules: Rules, spread:
         ratio=math.exp(centre),
         interval=(math.exp(centre - half), math.exp(centre + half)) if known else None,
         covers="differences between process pairs" if spread else "rounds of one process pair",
-        n=f"{sum(len(rounds.logs) for rounds in pairs)} rounds, {_count(len(pairs))}",
+        n=f"{sum(len(rounds.logs) for rounds in pairs)} rounds, {text.count(len(pairs), 'process pair')}",
         margin=rules.margin,
         gated=not advisory,
     )
     state, reason = state_and_reason(verdict, 1.0, 1.0, rules)
     if state is State.SAME and not spread:
-        state, reason = State.AMBIGUOUS, f"{_count(len(pairs))} of few cells does not show how processes differ"
+        state, reason = State.AMBIGUOUS, f"{text.count(len(pairs), 'process pair')} of few cells does not show how processes differ"
     return with_state(verdict, state, reason)
+
+
+def _faster(cells: Mapping[CellKey, Sequence[SharedRounds]], screened: Mapping[CellKey, Verdict], rules: Rules) -> dict[CellKey, Verdict]:
+    """The verdicts on the cells that the screening shows to be faster.
+
+    `slower` needs fresh pairs, because the screening picks the cells that are tested for it. Here none is picked: all gated cells of enough
+    pairs are tested, and Holm's correction covers all of them. So a wrong `faster` has at most this share of the error rate. A `faster`
+    cell never fails, so its test adds no false alarm.
+    """
+    pairs = {key: cells[key] for key, verdict in screened.items() if verdict.gated and len(cells[key]) >= FASTER_PAIRS}
+    tests = list(cell_tests(pairs, screened, rules, "process pair").values())
+    others = sum(bool(test.why_ambiguous) for test in tests)
+    found = corrected(tests, rules, share=FASTER_SHARE, others=others)
+    return {verdict.cell: verdict for verdict in found if verdict.state is State.FASTER}
+
+
+def cell_tests(
+    cells: Mapping[CellKey, Sequence[SharedRounds]], screened: Mapping[CellKey, Verdict], rules: Rules, unit: str
+) -> dict[CellKey, CellTest]:
+    """The one-sided t tests of cells of several process pairs. Their spreads are moderated together. `unit` names a pair in the report."""
+    values = {key: without_outliers([rounds.value for rounds in pairs]) for key, pairs in cells.items()}
+    if not values:
+        return {}
+    spreads = moderate([[each] for each in values.values()], _floor(values.values()))
+    return {
+        key: _cell_test(screened[key], cells[key], values[key], spread, rules, unit) for key, spread in zip(values, spreads, strict=True)
+    }
+
+
+def _floor(cells: Collection[Sequence[float]]) -> float:
+    """The least standard deviation of a cell. With few pairs it is the median of all cells.
+
+    A few values may agree by chance where half of the processes are slower.
+    """
+    if min(map(len, cells)) >= FEW_PAIRS:
+        return PROCESS_SD_FLOOR
+    return max(PROCESS_SD_FLOOR, median(stdev(values) for values in cells))
+
+
+def _cell_test(
+    screened: Verdict, pairs: Sequence[SharedRounds], values: Sequence[float], spread: Moderated, rules: Rules, unit: str
+) -> CellTest:
+    """The t test of one cell on these pairs, of which `values` leaves out the outlying ones."""
+    centre, error, limit = fmean(values), spread.process_sd / math.sqrt(len(values)), math.log1p(rules.margin)
+    half = t_quantile(0.975, spread.df) * error
+    left_out = len(pairs) - len(values)
+    verdict = replace(
+        screened,
+        reason="",
+        ratio=math.exp(centre),
+        raw_ratio=None,
+        interval=(math.exp(centre - half), math.exp(centre + half)),
+        covers="differences between process pairs",
+        n=text.count(len(pairs), unit) + (f", {left_out} outlying left out" if left_out else ""),
+    )
+    slower_p, faster_p = (t_upper((sign * centre - limit) / error, spread.df) for sign in (1, -1))
+    return CellTest(verdict, slower_p, faster_p, why_order(pairs, limit))
 
 
 def with_state(verdict: Verdict, state: State, reason: str) -> Verdict:
     """The verdict with this state. The reason of an advisory cell stays in front."""
     return replace(verdict, state=state, reason=f"{verdict.reason}; {reason}" if verdict.reason else reason)
-
-
-def _count(pairs: int) -> str:
-    return f"{pairs} process pair" + ("s" if pairs > 1 else "")
 
 
 def _reference_note(cells: Mapping[CellKey, Sequence[SharedRounds]], reference: str) -> tuple[str, ...]:

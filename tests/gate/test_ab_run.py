@@ -13,7 +13,7 @@ from softbench.core.errors import InconclusiveError, UsageError
 from softbench.core.text import duration
 from softbench.gate import ab_run, fresh_pairs, next_step, paired
 from softbench.gate.samples import CellKey
-from softbench.gate.verdicts import Rules
+from softbench.gate.verdicts import Rules, State
 from softbench.plan import estimate
 from softbench.plugins.load import load
 from softbench.plugins.source import PluginSource, origins
@@ -93,7 +93,7 @@ def asked_for(tmp_path, **flags):
     return ab_run.ab_request(request, "new", "old")
 
 
-def judge(tmp_path, *runs, base=None):
+def judge(tmp_path, *runs, base=None, **flags):
     """The report over synthetic runs, and the requests of its measurements."""
     asked, answers = [], iter(runs)
 
@@ -101,7 +101,7 @@ def judge(tmp_path, *runs, base=None):
         asked.append(request)
         return stored_run(tmp_path, next(answers))
 
-    return ab_run.judge(measure, asked_for(tmp_path), "new", "old", RULES, base), asked
+    return ab_run.judge(measure, asked_for(tmp_path, **flags), "new", "old", RULES, base), asked
 
 
 def slow(i):
@@ -121,6 +121,39 @@ def test_a_regression_stands_if_fresh_processes_agree(tmp_path):
     worst = "softbench gate --candidate new --M 4096 --N 3 --dtype bf16 --direction forward --processes 10"
     assert step == f"if the change is not intended, look at its worst cell alone: {worst}"
     assert step in gate_report.markdown(replace(report, next_step=step))
+
+
+def half_faster(seed, *, processes, slower=()):
+    """200 cells as of tools/use_ab.py: every second one is 1.5 times faster."""
+    return interleaved(
+        dice(seed),
+        200,
+        processes=processes,
+        rounds=8,
+        process_sd=0.005,
+        slowdown=lambda i: 0.08 if i in slower else (i % 2) * (1 / 1.5 - 1),
+    )
+
+
+@pytest.mark.parametrize("slower", [(), (10,)])
+def test_half_of_the_cells_may_be_much_faster(tmp_path, slower):
+    """With one process pair all 200 cells were measured again, because their differences looked like those of processes."""
+    runs = [half_faster(seed, processes=3, slower=slower) for seed in (2, 3)]
+    report, asked = judge(tmp_path, *runs, processes=3, rounds=8)
+    again = {verdict.cell.N for verdict in report.verdicts if "fresh" in verdict.n}
+    assert (report.exit_code, len(asked)) == ((1, 2) if slower else (0, 1))
+    assert again == {i + 1 for i in slower}
+    assert {v.cell.N for v in report.verdicts if v.fails} == again
+    assert sum(v.state is State.FASTER for v in report.verdicts) == 100
+    assert all(len(request.config["sweep"]) <= fresh_pairs.SPREAD_CELLS for request in asked[1:])
+
+
+def test_one_process_pair_measures_faster_cells_again(tmp_path):
+    report, asked = judge(
+        tmp_path, *[interleaved(dice(i), 20, processes=p, slowdown=lambda i: -0.3 * (i == 4)) for i, p in ((1, 1), (2, 3))]
+    )
+    assert [(v.cell.N, v.n) for v in report.verdicts if v.state is State.FASTER] == [(5, "3 fresh process pairs")]
+    assert (report.exit_code, len(asked)) == (0, 2)
 
 
 def test_an_inconclusive_report_names_the_next_command(tmp_path):

@@ -3,8 +3,10 @@
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from gating import cell_samples, dice, interleaved, key, run_samples
+from simulate_gate import NOISES, SameRun
 
 from softbench.gate import paired
 from softbench.gate.fresh_pairs import undecided
@@ -66,6 +68,74 @@ def test_differences_between_processes_widen_the_interval():
     assert len(undecided(several)) <= 2  # more pairs have shorter intervals
     known = screen(interleaved(dice(7), 20), process_sds={key("new", 1): 0.02})
     assert {verdict.cell.N for verdict in undecided(known)} == {1}
+
+
+@pytest.mark.parametrize(("pairs", "found"), [(1, set()), (2, set()), (3, {5}), (10, {5})])
+def test_three_pairs_show_faster_cells_and_no_slower_ones(pairs, found):
+    report = screen(interleaved(dice(1), 20, processes=pairs, slowdown=lambda i: {4: -0.3, 5: 0.3}.get(i, 0)))
+    assert {N for N, state in states(report).items() if state is State.FASTER} == found
+    assert {verdict.cell.N for verdict in undecided(report)} == {5, 6} - found
+    for verdict in report.verdicts:
+        if verdict.state is State.FASTER:
+            assert (verdict.n, verdict.covers) == (f"{pairs} process pairs", "differences between process pairs")
+            assert 0.68 < verdict.interval[0] < verdict.ratio < verdict.interval[1] < 0.72
+            assert verdict.p < 0.05
+            assert "faster by more than the margin of 3.0%" in verdict.reason
+
+
+def test_speed_within_the_noise_is_not_shown_faster():
+    """Two cells of one ratio: the pairs of one differ by as much as it is faster."""
+    run = interleaved(dice(1), 20, processes=3)
+    for N, speeds in ((1, (0.92, 0.92, 0.92)), (2, (0.82, 0.92, 1.02))):
+        processes = [tuple(50 * speed + 0.01 * number for number in range(20)) for speed in speeds]
+        run.cells[key("new", N)] = cell_samples(*processes, positions=ORDER)
+    found = states(screen(run))
+    assert (found[1], found[2]) == (State.FASTER, State.AMBIGUOUS)
+
+
+def test_a_faster_cell_counts_all_cells_and_a_small_share(monkeypatch):
+    """The order decides the time of cell 1, which counts too."""
+    run = interleaved(dice(1), 20, processes=3, process_sd=0.01, slowdown=lambda i: -0.12 if i == 4 else 0)
+    run.cells[key("new", 1)] = cell_samples(*[tuple(50 - 15 * place for place in ORDER)] * 3, positions=ORDER)
+
+    def p():
+        (found,) = [verdict for verdict in screen(run).verdicts if verdict.state is State.FASTER]
+        return found.p
+
+    assert 0 < p() < 0.05
+    of_share = p()
+    monkeypatch.setattr(paired, "FASTER_SHARE", 1.0)
+    of_all = p()
+    monkeypatch.setattr("softbench.gate.verdicts.holm", list)
+    assert (of_share / of_all, of_all / p()) == pytest.approx((10, 20))
+
+
+def test_a_cell_faster_in_one_order_stays_undecided():
+    run = interleaved(dice(1), 20, processes=3)
+    for N, logs in ((1, {0: -0.4, 1: 0.0}), (2, {0: -0.2, 1: -0.2})):
+        run.cells[key("new", N)] = cell_samples(*[tuple(50 * math.exp(logs[place]) for place in ORDER)] * 3, positions=ORDER)
+    found = {verdict.cell.N: verdict for verdict in screen(run).verdicts}
+    assert found[1].ratio == pytest.approx(found[2].ratio, abs=0.01)
+    assert (found[1].state, found[2].state) == (State.AMBIGUOUS, State.FASTER)
+
+
+@pytest.mark.parametrize("noise", ["tau 2 %", "half 10 %", "slow batches"])
+@pytest.mark.parametrize("speed", [0.0, 1 / 1.03 - 1], ids=["unchanged", "at the margin"])
+def test_noise_is_not_called_faster(monkeypatch, noise, speed):
+    """At most 0.5 % of the families and three standard errors: 2 of 100. With the whole error rate for each cell it is 22 at the margin."""
+    monkeypatch.setattr("simulate_gate.SLOW_CELLS", 1)
+    wrong = 0
+    for number in range(100):
+        run = SameRun(np.random.default_rng([1, number]), NOISES[noise], 20, speed, rounds=8)
+        wrong += State.FASTER in states(screen(run.measure(run.keys, 3))).values()
+    assert wrong <= 100 * RULES.alpha * paired.FASTER_SHARE + 3 * math.sqrt(100 * RULES.alpha * paired.FASTER_SHARE)
+
+
+def test_faster_advisory_cells_stay_out_of_the_test():
+    run = interleaved(dice(1), 20, processes=3, slowdown=lambda i: -0.3 if i == 4 else 0)
+    run.cells[key("old", 5)] = replace(run.cells[key("old", 5)], host_bound="do_bench measured 70 us")
+    found = {verdict.cell.N: verdict for verdict in screen(run).verdicts}
+    assert (found[5].gated, found[5].state) == (False, State.AMBIGUOUS)
 
 
 def test_one_pair_of_few_cells_decides_nothing():
