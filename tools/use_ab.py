@@ -4,8 +4,9 @@
     python tools/use_ab.py --l2 warm --M 64         one of both, and some of the cells
 
 With a cold L2 a flush before each call hides the host time of the calls. With a warm L2 calls follow each other, so that small cells take
-as long as the host does. This file is the plugin too: `torch-use` is the backend `torch` inside the block. The exit code is the worse one
-of both gates: 0 if no cell is slower, 1 if one is, 3 if that is not known.
+as long as the host does. Three process pairs show which cells are faster, so that these are not measured again. Options of
+`softbench gate` are passed on. This file is the plugin too: `torch-use` is the backend `torch` inside the block. The exit code is the worse
+one of both gates: 0 if no cell is slower, 1 if one is, 3 if that is not known.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ from softbench.core.case import Case
 from softbench.plugins.backend import Call
 
 SWEEPS = """
-rounds = 20
+processes = 3
+rounds = 8
 warmup_ms = 0.5
-batch_ms = 2
+batch_ms = 1
 l2 = "{l2}"
 
 [[sweep]]

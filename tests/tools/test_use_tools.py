@@ -14,6 +14,8 @@ from softbench.kernels.common import override
 
 import softbench
 from softbench.core.case import Case, Direction
+from softbench.gate import paired
+from softbench.gate.verdicts import GateReport
 
 
 def script(name):
@@ -48,6 +50,24 @@ def test_the_gate_judges_two_hundred_cells_around_the_rule():
 
 def listed(value):
     return value if isinstance(value, list) else [value]
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [([], (3, 8, 8)), (["--processes", "5"], (5, 8, 8)), (["--rounds", "12", "--processes", "1"], (1, 12, 12))],
+)
+def test_options_of_the_user_replace_those_of_the_tool(main, monkeypatch, tmp_path, given, expected):
+    """The command of the tool reaches the gate, which judges a request with these settings."""
+    asked = []
+    monkeypatch.setattr(ab.subprocess, "run", lambda command, check: SimpleNamespace(returncode=main(*command[3:])[0]))
+    monkeypatch.setattr(
+        "softbench.gate.ab_run.judge", lambda measure, request, *_: asked.append(request.settings()) or GateReport("", (), _[2])
+    )
+    assert ab.main(["--l2", "cold", "--output", str(tmp_path), *given]) == 3
+    (settings,) = asked
+    assert (settings.processes, settings.rounds, settings.max_rounds) == expected
+    assert settings.rounds >= paired.MIN_ROUNDS
+    assert (settings.batch_ms, settings.l2, settings.backends) == (1, "cold", ("torch-use", "torch"))
 
 
 @pytest.mark.parametrize(("codes", "code"), [((0, 0), 0), ((1, 3), 1), ((3, 0), 3), ((0, 1), 1), ((0, 2), 2)])
