@@ -1,13 +1,17 @@
-// Decides in C++ whether an operator of torch runs our kernel or torch's own, so that a call that keeps torch's costs no Python.
+// Decides in C++ whether an operator of torch runs our kernel or torch's own, and launches our CUDA kernels, without Python.
 //
 // `override.py` has the rule, and `filter.py` builds this file. A filter is registered for an operator and a dispatch key. It looks at one
-// tensor and at `dim`, and calls torch's kernel or ours, a Python function.
+// tensor and at `dim`, and calls torch's kernel or ours. Ours is a Python function. Where that has named a launcher in C, the filter calls
+// it itself, for contiguous tensors and launches that need no workspace.
 
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/empty.h>
+#include <c10/core/DeviceGuard.h>
 #include <torch/library.h>
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <exception>
 #include <memory>
@@ -19,6 +23,7 @@ namespace {
 
 constexpr int SLOTS = 8;   // operators with a filter at once
 constexpr int DTYPES = 3;  // float32, float16, bfloat16, as in rows.py
+constexpr int DEVICES = 64;
 
 // When our kernel runs: `dim` is the last, and the tensor has this many elements, or rows of this many columns.
 struct Rule {
@@ -27,9 +32,25 @@ struct Rule {
   std::array<int64_t, DTYPES> elements, columns;
 };
 
+// softbench_forward and softbench_backward of softmax.cu. Strides and sizes are in elements; the last three arguments are a workspace and its
+// bytes, the stream and a plan. They return 0, or another number if nothing was launched.
+using Forward = int64_t(const void* x, void* y, int64_t, int64_t, int64_t M, int64_t N, int, int, void*, int64_t, void* stream, void*);
+using Backward = int64_t(const void* dy, const void* y, void* dx, int64_t, int64_t, int64_t, int64_t M, int64_t N, int, int, void*, int64_t,
+                         void* stream, void*);
+// aoti_torch_get_current_cuda_stream of torch: writes a stream, and returns 0.
+using CurrentStream = int32_t(int32_t device, void** stream);
+
+struct Launcher {
+  std::atomic<CurrentStream*> stream{nullptr};
+  std::atomic<void*> function{nullptr};  // Forward for one tensor, Backward for two; null: Python launches
+};
+
 struct Filter {
+  Filter(Rule rule, c10::SafeKernelFunction torchs, c10::SafeKernelFunction ours)
+      : rule(rule), torchs(std::move(torchs)), ours(std::move(ours)) {}
   Rule rule;
   c10::SafeKernelFunction torchs, ours;
+  mutable std::array<std::array<Launcher, DTYPES>, DEVICES> launchers;
 };
 
 // Calls in other threads may still run when a filter is removed, so it stays until the slot is used again and these calls have ended.
@@ -47,20 +68,55 @@ int number_of(c10::ScalarType dtype) {
   }
 }
 
+int index_of(const at::Tensor& x) { return std::max<int>(0, x.device().index()); }
+
 bool fits(const Rule& rule, const at::Tensor& x, int64_t dim) {
   const int dtype = number_of(x.scalar_type());
   const int64_t dimensions = x.dim();
   if (dtype < 0 || dimensions == 0 || (dim != -1 && dim != dimensions - 1)) return false;
   if (x.numel() < rule.elements[dtype] && (x.numel() == 0 || x.size(-1) < rule.columns[dtype])) return false;
-  const int index = std::max<int>(0, x.device().index());
-  return index < 64 && (rule.devices >> index & 1);
+  const int index = index_of(x);
+  return index < DEVICES && (rule.devices >> index & 1);
+}
+
+// Launches our kernel and replaces the arguments on the stack by the result; false if Python has to do it.
+bool launched(const Filter& filter, const c10::IValue* arguments, size_t count, torch::jit::Stack* stack) {
+  const int64_t last = filter.rule.tensor;  // of the one or two tensors
+  const at::Tensor& x = arguments[last].toTensor();
+  const int dtype = number_of(x.scalar_type()), index = index_of(x);
+  const Launcher& launcher = filter.launchers[index][dtype];
+  void* function = launcher.function.load(std::memory_order_acquire);
+  if (!function || !x.is_contiguous()) return false;
+  const at::Tensor& first = arguments[0].toTensor();
+  if (last && (first.scalar_type() != x.scalar_type() || first.sizes() != x.sizes() || first.device() != x.device() || !first.is_contiguous()))
+    return false;
+  // The last argument is `half_to_float` of a forward, and `input_dtype` of a gradient.
+  const c10::IValue& given = arguments[count - 1];
+  const c10::ScalarType result = last ? given.toScalarType() : given.toBool() ? c10::kFloat : x.scalar_type();
+  const int out = number_of(result);
+  if (out < 0) return false;
+  const c10::DeviceGuard guard(x.device());
+  void* current = nullptr;
+  if (launcher.stream.load(std::memory_order_relaxed)(index, &current)) return false;
+  at::Tensor y = at::empty(x.sizes(), x.options().dtype(result));
+  const int64_t N = x.size(-1), M = x.numel() / N;
+  const int64_t code =
+      last ? reinterpret_cast<Backward*>(function)(first.const_data_ptr(), x.const_data_ptr(), y.mutable_data_ptr(), N, N, N, M, N, dtype, out,
+                                                   nullptr, 0, current, nullptr)
+           : reinterpret_cast<Forward*>(function)(x.const_data_ptr(), y.mutable_data_ptr(), N, N, M, N, dtype, out, nullptr, 0, current, nullptr);
+  if (code) return false;
+  torch::jit::drop(*stack, count);
+  stack->emplace_back(std::move(y));
+  return true;
 }
 
 template <int slot>
 void filter(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const std::shared_ptr<const Filter> found = std::atomic_load(&filters[slot]);
-  const c10::IValue* arguments = stack->data() + stack->size() - op.schema().arguments().size();
+  const size_t count = op.schema().arguments().size();
+  const c10::IValue* arguments = stack->data() + stack->size() - count;
   const bool ours = fits(found->rule, arguments[found->rule.tensor].toTensor(), arguments[found->rule.tensor + 1].toInt());
+  if (ours && launched(*found, arguments, count, stack)) return;
   (ours ? found->ours : found->torchs).callBoxed(op, keys, stack);
 }
 
@@ -94,7 +150,7 @@ int softbench_install(int slot, const char* name, const char* ours, const char* 
     Rule rule{tensor, devices, {}, {}};
     std::copy_n(elements, DTYPES, rule.elements.begin());
     std::copy_n(columns, DTYPES, rule.columns.begin());
-    std::atomic_store(&filters[slot], std::shared_ptr<const Filter>(new Filter{rule, kernel(name), kernel(ours)}));
+    std::atomic_store(&filters[slot], std::shared_ptr<const Filter>(new Filter(rule, kernel(name), kernel(ours))));
     auto library = std::make_unique<torch::Library>(torch::Library::IMPL, "aten", dispatch_key, "softbench.use", 0);
     library->impl(name, function(slot, std::make_integer_sequence<int, SLOTS>()));
     libraries[slot] = std::move(library);
@@ -103,6 +159,15 @@ int softbench_install(int slot, const char* name, const char* ours, const char* 
     error = raised.what();
     return 1;
   }
+}
+
+// From now on the filter in this slot calls `function` for tensors of this device and dtype, on the stream that `stream` writes.
+void softbench_launch_by(int slot, int device, int dtype, void* function, void* stream) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  const std::shared_ptr<const Filter> found = std::atomic_load(&filters[slot]);
+  Launcher& launcher = found->launchers.at(device).at(dtype);
+  launcher.stream.store(reinterpret_cast<CurrentStream*>(stream), std::memory_order_relaxed);
+  launcher.function.store(function, std::memory_order_release);
 }
 
 void softbench_remove(int slot) {

@@ -1,4 +1,4 @@
-"""Builds and loads `filter.cpp`, which decides in C++ whether a call of an overridden operator runs our kernel or torch's.
+"""Builds and loads `filter.cpp`, which decides in C++ whether an overridden operator runs our kernel or torch's, and launches ours.
 
 g++ compiles it with torch's headers, once for each version of torch. The library is cached as those of the CUDA
 kernels are. A machine without g++ has no filter.
@@ -38,6 +38,8 @@ class Filters:
             *(ctypes.c_int, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int64, ctypes.c_uint64),
             *[ctypes.POINTER(ctypes.c_int64)] * 2,
         ]
+        self._library.softbench_launch_by.argtypes = [*[ctypes.c_int] * 3, *[ctypes.c_void_p] * 2]
+        self._library.softbench_launch_by.restype = None
         self._library.softbench_filter_error.restype = ctypes.c_char_p
 
     def install(
@@ -61,6 +63,18 @@ class Filters:
         if self._library.softbench_install(slot, *names, tensor, mask, elements, columns):
             raise RuntimeError(f"no filter for {name}: {self._library.softbench_filter_error().decode()}")
 
+    def launch_by(self, slot: int, device: int, dtype: int, function: int, stream: int) -> None:
+        """Let the filter launch our kernel itself, where the tensors are contiguous and the launch needs no workspace.
+
+        Args:
+            slot: that of `install`, which forgets earlier launchers.
+            device: the index of a device, below 64.
+            dtype: 0 for float32, 1 for float16, 2 for bfloat16.
+            function: the address of softbench_forward or softbench_backward of softmax.cu, by the number of tensors. It must stay loaded.
+            stream: the address of torch's aoti_torch_get_current_cuda_stream.
+        """
+        self._library.softbench_launch_by(slot, device, dtype, function, stream)
+
     def remove(self, slot: int) -> None:
         """Undo `install`."""
         self._library.softbench_remove(slot)
@@ -77,6 +91,17 @@ def load() -> Filters | None:
         return Filters(_built(compiler))
     except (OSError, subprocess.CalledProcessError) as error:
         log.info("no filter in C++: %s %s", error, getattr(error, "stderr", ""))
+        return None
+
+
+@functools.cache
+def current_stream() -> int | None:
+    """The address of torch's C function that writes the current stream of a CUDA device; None if this torch has none."""
+    try:
+        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cuda.so"))
+        return ctypes.cast(library.aoti_torch_get_current_cuda_stream, ctypes.c_void_p).value
+    except (OSError, AttributeError) as error:
+        log.info("our kernels are launched by Python: %s", error)
         return None
 
 

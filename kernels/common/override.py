@@ -6,8 +6,11 @@ any order, forward mode, vmap, casts, tensor subclasses such as DTensor. Callers
 The rule (`Override.fits`) keeps torch's kernel unless torch takes longer on the device than our call takes on the host. Then a call is
 faster, whatever limits the program. All limits are in `FORWARD` and `BACKWARD`, with their source.
 
-A filter in C++ (`filter.cpp`) applies the rule, so that a call that keeps torch's kernel costs no Python. Where there is no g++, `kernel`
-applies it. Host time of softmax on a tensor of 8 elements, on a CPU with torch 2.13, in microseconds:
+A filter in C++ (`filter.cpp`) applies the rule, so that a call that keeps torch's kernel costs no Python. It also launches our CUDA
+kernels, so that our calls take about as much host time as torch's. Python launches what the filter cannot: strided tensors, launches with
+a workspace, Triton's kernels, and the first call of a device and dtype, which decides. Where there is no g++, `kernel` applies the rule.
+
+Host time of softmax on a tensor of 8 elements, on a CPU with torch 2.13, in microseconds:
 
                                                       in total   more
 torch                                                      1.1
@@ -42,7 +45,7 @@ KEY = "CUDA"
 MEASURED = ((9, 0),)
 """The compute capabilities on which the limits were measured. Other devices keep torch's kernels."""
 NEVER = 2**62
-KEPT = 64
+KEPT = 4096
 
 
 class Least(NamedTuple):
@@ -58,9 +61,9 @@ FORWARD: Mapping[torch.dtype, Least] = dict.fromkeys(DTYPES, Least(2**24, 125_00
 BACKWARD: Mapping[torch.dtype, Least] = {WIDE: Least(2**22), HALF: Least(2**23), BRAIN: Least(2**23)}
 """The sizes from which torch's kernel takes at least 25 us on an H200, and ours less.
 
-Source: the columns device_us and host_us of results/h200/frontier.csv. Our calls take 12 to 25 us on the host in nine of ten cells. In all
-cells from these sizes on, our kernels take .01 to .98 of torch's time. Torch gives a row to one CTA, so a row of 125000 columns takes
-32 us, however few the rows. That was not measured for gradients.
+Source: the columns device_us and host_us of results/h200/frontier.csv. Launched by Python, our calls take 12 to 25 us on the host in nine
+of ten cells. In all cells from these sizes on, our kernels take .01 to .98 of torch's time. Torch gives a row to one CTA, so a row of
+125000 columns takes 32 us, however few the rows. That was not measured for gradients.
 """
 
 
@@ -80,6 +83,8 @@ class Override:
     """torch's kernel, while the override is registered."""
     launches: dict[tuple[torch.device, torch.dtype], Launch | None] = field(default_factory=dict)
     devices: Sequence[int] = ()
+    launch_by: Callable[[int, int, int, int], None] | None = None
+    """Tells this operator's filter the launcher in C, while there is a filter: device, dtype, launcher, function for the stream."""
 
     @property
     def ours(self) -> str:
@@ -118,7 +123,16 @@ class Override:
         """Our launcher for the device and dtype of x; None for torch's kernel."""
         chosen = which(x, function=self.function).kernels
         found = self.launches[x.device, x.dtype] = None if chosen == "torch" else self.launchers(chosen)
+        if chosen == "cuda" and self.launch_by and (stream := filters.current_stream()):
+            device = max(0, x.get_device())
+            self.launch_by(device, DTYPES.index(x.dtype), self.address(device), stream)
         return found
+
+    def address(self, device: int) -> int:
+        """The address of our launcher in C."""
+        from ..cuda import launch
+
+        return launch.address(self.function, "forward" if self.tensors == 1 else "backward", device)
 
 
 def _launcher(name: str) -> Callable[[str], Launch]:
@@ -236,12 +250,14 @@ def _register(devices: Sequence[int]) -> None:
         override.torchs = torch.library.get_kernel(f"aten::{override.operator}", KEY)
         override.devices = devices
         override.launches.clear()
+        override.launch_by = None
         if found is None:
             _undo.append(_impl(override.operator, override.kernel, KEY))
         else:
             _define(override, KEY)
             least = [override.least[dtype] for dtype in DTYPES]
             found.install(slot, f"aten::{override.operator}", f"softbench::{override.ours}", KEY, override.tensors - 1, devices, least)
+            override.launch_by = functools.partial(found.launch_by, slot)
             _undo.append(functools.partial(found.remove, slot))
     for whole in WHOLE:
         keys = (KEY, f"Autograd{KEY}")  # inference mode has no autograd keys

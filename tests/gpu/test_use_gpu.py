@@ -7,7 +7,7 @@ import timeit
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
-from overridden import agrees_on_torchs_samples, opinfos, registered
+from overridden import address, agrees_on_torchs_samples, opinfos, registered, signature
 from softbench.kernels.common import override
 from softbench.kernels.common.override import OVERRIDES, Least, use
 
@@ -27,12 +27,41 @@ def undone():
     assert override._depth == 0
 
 
+class Ran(list):
+    """The operators that ran our kernels; `in_cpp` has those that C++ launched."""
+
+    def __init__(self):
+        super().__init__()
+        self.in_cpp, self.kept = [], []
+
+    def watched(self, one):
+        """`one.address`, with a launcher that records its launches."""
+        found = one.address
+
+        def watching(device):
+            real = signature(one.operator)(found(device))
+
+            def launch(*given):
+                code = real(*given)
+                if not code:
+                    self.append(one.operator)
+                    self.in_cpp.append(one.operator)
+                return code
+
+            self.kept.append(signature(one.operator)(launch))
+            return address(self.kept[-1])
+
+        return watching
+
+
 @pytest.fixture(autouse=True)
-def ran(monkeypatch):
+def ran(request, monkeypatch):
     """The operators that ran our kernels."""
     if not override._devices():
         pytest.skip("the rule was not measured on this GPU")
-    found = []
+    found = Ran()
+    if request.node.get_closest_marker("alone"):  # recording takes host time
+        return found
 
     def recorded(name, launchers):
         def chosen(kernels):
@@ -48,6 +77,7 @@ def ran(monkeypatch):
 
     for one in OVERRIDES:
         monkeypatch.setattr(one, "launchers", recorded(one.operator, one.launchers))
+        monkeypatch.setattr(one, "address", found.watched(one))
     return found
 
 
@@ -223,16 +253,54 @@ def test_other_streams_and_threads_get_right_results(ran):
     assert len(ran) == 80
 
 
+@each
+def test_later_calls_are_launched_in_cpp(ran, function):
+    x, dy = large(torch.float16, 1000, requires_grad=True), large(torch.float16, 1000)
+    with use():
+        found = [(y := function(x, -1), torch.autograd.grad(y, x, dy)[0]) for _ in range(2)]
+    assert ran.in_cpp == [f"_{function.__name__}", f"_{function.__name__}_backward_data"] == ran[2:]
+    for by_python, by_cpp in zip(*found, strict=True):
+        assert torch.equal(by_python, by_cpp)
+
+
+def test_launches_in_cpp_take_the_current_stream_and_device(any_size, ran):
+    x = torch.randn(1000, 1000, device="cuda")
+    expected = torch.softmax(x, -1)
+    with use(), torch.cuda.stream(torch.cuda.Stream()):
+        torch.softmax(x, -1)
+        torch.cuda._sleep(10**8)
+        late = torch.randn(1000, 1000, device="cuda").copy_(x)  # after the sleep, on this stream only
+        y = torch.softmax(late, -1)
+        torch.cuda.current_stream().synchronize()
+    assert ran.in_cpp == ["_softmax"]
+    torch.testing.assert_close(y, expected)
+
+
+def host_time(call):
+    """Host time of a call that waits for nothing, in seconds; the GPU follows behind."""
+    torch.cuda.synchronize()
+    return min(timeit.repeat(call, number=200, repeat=50, setup=torch.cuda.synchronize)) / 200
+
+
 @pytest.mark.alone
 def test_a_call_that_keeps_torchs_kernel_takes_no_longer():
-    """Host time of a call that waits for nothing, in microseconds; the GPU follows behind."""
     x = torch.randn(1, 64, device="cuda")
-
-    def cost():
-        torch.cuda.synchronize()
-        return min(timeit.repeat(lambda: torch.softmax(x, -1), number=200, repeat=50, setup=torch.cuda.synchronize)) / 200
-
-    outside = cost()
+    outside = host_time(lambda: torch.softmax(x, -1))
     with use():
-        inside = cost()
+        inside = host_time(lambda: torch.softmax(x, -1))
     assert inside - outside < 0.5e-6, (inside, outside)
+
+
+@pytest.mark.alone
+@each
+def test_our_launch_takes_as_little_host_time(any_size, function):
+    x = torch.randn(64, 1024, device="cuda", requires_grad=True)
+    y = function(x, -1)
+    dy = torch.randn_like(y)
+    calls = (lambda: function(x.detach(), -1), lambda: torch.autograd.grad(y, x, dy, retain_graph=True))
+    outside = [host_time(call) for call in calls]
+    with use():
+        inside = [host_time(call) for call in calls]
+    print(f"{function.__name__}: {[f'{1e6 * one:.1f} us' for one in outside]} outside, {[f'{1e6 * one:.1f} us' for one in inside]} inside")
+    for ours, torchs in zip(inside, outside, strict=True):
+        assert ours - torchs < 2e-6, (inside, outside)

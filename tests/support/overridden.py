@@ -1,6 +1,7 @@
 """Overrides of torch's functions on the CPU, with launchers that compute in float64 and record their calls."""
 
 import contextlib
+import ctypes
 
 import opinfos
 import pytest
@@ -8,8 +9,8 @@ import torch
 from softbench.kernels.common import filter as filters, override
 from softbench.kernels.common.automatic import Choice
 
-WAYS = ("filter", "python")
-"""The rule in C++, and the rule in Python for machines without g++."""
+WAYS = ("launcher", "filter", "python")
+"""Rule and launch in C++, the rule in C++, and the rule in Python for machines without g++."""
 OPERATORS = [one.operator for one in override.OVERRIDES]
 
 
@@ -33,9 +34,63 @@ def log_softmax_backward(dy, y, dx):
 LAUNCHERS = dict(zip(OPERATORS, (softmax, log_softmax, softmax_backward, log_softmax_backward), strict=True))
 
 
-def on_the_cpu(monkeypatch, way, least=None):
-    """Prepare the overrides for the CPU; returns the list of the operators that ran our kernels. `least`: for all operators and dtypes."""
-    calls = []
+class Calls(list):
+    """The operators that ran our kernels; `streams` has the streams of those that C++ launched."""
+
+    def __init__(self):
+        super().__init__()
+        self.streams = []
+
+
+def signature(operator):
+    """The type of softbench_forward or softbench_backward, by the operator."""
+    tensors, pointer, number = tensors_of(operator), ctypes.c_void_p, ctypes.c_int64
+    sizes = [number] * (tensors + 3) + [ctypes.c_int] * 2
+    return ctypes.CFUNCTYPE(number, *[pointer] * (tensors + 1), *sizes, pointer, number, pointer, pointer)
+
+
+def tensors_of(operator):
+    return 2 if operator.endswith("backward_data") else 1
+
+
+def launcher(operator, calls, failing=False):
+    """softbench_forward or softbench_backward of an operator, for addresses in the CPU's memory. `failing`: it launches nothing."""
+    tensors = tensors_of(operator)
+
+    def at(address, M, N, dtype):
+        dtype = override.DTYPES[dtype]
+        return torch.frombuffer((ctypes.c_char * (M * N * dtype.itemsize)).from_address(address), dtype=dtype).view(M, N)
+
+    def launch(*given):
+        addresses, strides, (M, N, dtype, out) = given[: tensors + 1], given[tensors + 1 : -8], given[-8:-4]
+        assert (*given[-4:-2], given[-1]) == (None, 0, None)  # no workspace, and no plan
+        assert set(strides) == {N}
+        if failing:
+            return -64
+        calls.append(operator)
+        calls.streams.append(given[-2])
+        LAUNCHERS[operator](*(at(address, M, N, dtype) for address in addresses[:-1]), at(addresses[-1], M, N, out))
+        return 0
+
+    return signature(operator)(launch)
+
+
+@ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int32, ctypes.POINTER(ctypes.c_void_p))
+def seventh_stream(device, stream):
+    stream[0] = 7
+    return 0
+
+
+def address(function):
+    return ctypes.cast(function, ctypes.c_void_p).value
+
+
+def on_the_cpu(monkeypatch, way, least=None, *, failing=False):
+    """Prepare the overrides for the CPU; returns the list of the operators that ran our kernels. `least`: for all operators and dtypes.
+
+    With `launcher`, the first call of an operator and dtype is Python's, and others of contiguous tensors are C++'s unless it is `failing`.
+    """
+    calls = Calls()
 
     def recorded(operator):
         def launch(*tensors):
@@ -45,8 +100,11 @@ def on_the_cpu(monkeypatch, way, least=None):
         return lambda kernels: launch
 
     monkeypatch.setattr(override, "KEY", "CPU")
-    monkeypatch.setattr(override, "which", lambda x, function: Choice("triton", "a test"))
+    monkeypatch.setattr(override, "which", lambda x, function: Choice("cuda" if way == "launcher" else "triton", "a test"))
+    monkeypatch.setattr(filters, "current_stream", lambda: address(seventh_stream))
     for one in override.OVERRIDES:
+        direct = launcher(one.operator, calls, failing)
+        monkeypatch.setattr(one, "address", lambda device, direct=direct: address(direct))
         monkeypatch.setattr(one, "launchers", recorded(one.operator))
         if least:
             monkeypatch.setattr(one, "least", dict.fromkeys(override.DTYPES, least))

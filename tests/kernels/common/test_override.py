@@ -114,15 +114,73 @@ def test_strides_and_expanded_gradients(calls):
     assert calls == ["_softmax", "_softmax_backward_data", "_softmax"]
 
 
-def test_the_result_may_be_float32_and_the_gradient_narrow(monkeypatch):
+@pytest.mark.parametrize("way", ("launcher", "filter"))
+def test_the_result_may_be_float32_and_the_gradient_narrow(monkeypatch, way):
     """As torch calls its operators for float16 on CUDA, which no caller does on the CPU."""
-    calls = on_the_cpu(monkeypatch, "filter", ANY)
+    calls = on_the_cpu(monkeypatch, way, ANY)
     x = torch.randn(3, 8).half()
     with use():
-        y = torch.ops.aten._softmax(x, -1, True)
-        dx = torch.ops.aten._softmax_backward_data(torch.ones_like(y), y, -1, torch.float16)
-    assert (y.dtype, dx.dtype, len(calls)) == (torch.float32, torch.float16, 2)
+        for _ in range(2):
+            y = torch.ops.aten._softmax(x, -1, True)
+            dx = torch.ops.aten._softmax_backward_data(torch.ones_like(y), y, -1, torch.float16)
+    assert (y.dtype, dx.dtype, len(calls), len(calls.streams)) == (torch.float32, torch.float16, 4, 2 * (way == "launcher"))
     torch.testing.assert_close(y, torch.softmax(x.float(), -1))
+    torch.testing.assert_close(dx, torch.zeros_like(dx), atol=1e-3, rtol=0)
+
+
+def test_later_contiguous_calls_are_launched_in_cpp(monkeypatch):
+    calls = on_the_cpu(monkeypatch, "launcher", ANY)
+    x = torch.randn(3, 4, 5, requires_grad=True)
+    expected = torch.autograd.grad(torch.log_softmax(x.double(), -1), x, torch.ones(3, 4, 5).double())[0]
+    with use():
+        for launched in (0, 2, 4):
+            y = torch.log_softmax(x, -1)
+            (dx,) = torch.autograd.grad(y, x, torch.ones_like(y))
+            assert calls.streams == [7] * launched
+            assert y.is_contiguous() and y.shape == dx.shape == x.shape
+            torch.testing.assert_close(y.double(), torch.log_softmax(x.double(), -1))
+            torch.testing.assert_close(dx, expected.float(), atol=1e-6, rtol=1e-5)
+    with use():
+        torch.log_softmax(x, -1)  # a new block decides anew
+    assert calls == [*["_log_softmax", "_log_softmax_backward_data"] * 3, "_log_softmax"]
+    assert len(calls.streams) == 4
+
+
+def test_python_launches_strided_tensors_and_other_dtypes(monkeypatch):
+    calls = on_the_cpu(monkeypatch, "launcher", ANY)
+    x = torch.randn(6, 8)
+    given = (x[:, :4], x.t(), x.bfloat16(), x[:2])
+    with use():
+        torch.softmax(x, -1)
+        for one in given:
+            torch.testing.assert_close(torch.softmax(one, -1).double(), torch.softmax(one.double(), -1), atol=4e-3, rtol=0)
+        y = torch.softmax(x.requires_grad_(), -1)
+        for _ in range(2):
+            torch.autograd.grad(y.sum(), x, retain_graph=True)  # the gradient of a sum has strides of 0
+    assert len(calls) == 8
+    assert len(calls.streams) == 2  # the two of contiguous float32 tensors after the first
+
+
+def test_python_launches_what_the_launcher_refuses(monkeypatch):
+    """As a launch that needs a workspace."""
+    calls = on_the_cpu(monkeypatch, "launcher", ANY, failing=True)
+    x = torch.randn(6, 8)
+    with use():
+        for _ in range(2):
+            torch.testing.assert_close(torch.softmax(x, -1), torch.softmax(x.double(), -1).float())
+    assert (calls, calls.streams) == (["_softmax"] * 2, [])
+
+
+def test_tensors_that_differ_are_not_launched_in_cpp(monkeypatch):
+    calls = on_the_cpu(monkeypatch, "launcher", ANY)
+    y = torch.softmax(torch.randn(3, 4), -1)
+    with use():
+        torch.ops.aten._softmax_backward_data(y, y, -1, torch.float32)
+        with pytest.raises(RuntimeError):
+            torch.ops.aten._softmax_backward_data(torch.ones(3, 5), y, -1, torch.float32)
+        with pytest.raises(RuntimeError):
+            torch.ops.aten._softmax_backward_data(y.double(), y, -1, torch.float32)
+    assert (calls, calls.streams) == (["_softmax_backward_data"], [])
 
 
 def test_what_torch_refuses_is_refused(calls):
