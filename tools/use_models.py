@@ -2,10 +2,10 @@
 
     python tools/use_models.py [--models vit,bert,gpt2] [--dtype fp32|bf16|autocast] [--json FILE]
 
-A step is forward, loss, backward and AdamW. Steps outside and inside the block take turns, so that drift affects both alike; the table
-has medians. The softmax's time is the device time, on the CPU the time, of torch's operators for softmax and log_softmax and of their
-gradients, by torch.profiler. The models come from transformers (pip install transformers), which downloads nothing. `tiny` needs torch
-only.
+A step is forward, loss, backward and AdamW. Turns of several steps outside and inside the block alternate, so that drift affects both
+alike. The first step of a turn does not count. The table has medians, and the 95 % interval of the ratio. The softmax's time is the device
+time, on the CPU the time, of torch's operators for softmax and log_softmax and of their gradients, by torch.profiler. The models come from
+transformers (pip install transformers), which downloads nothing. `tiny` needs torch only.
 """
 
 from __future__ import annotations
@@ -17,16 +17,19 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
 import softbench
+from softbench.core.statistics import median_interval
 
 OPERATORS = ("_softmax", "_log_softmax", "_softmax_backward_data", "_log_softmax_backward_data")
 WARMUP = 3
+TURN = 3
+"""Steps of a turn that count."""
 Batch = dict[str, torch.Tensor]
 Step = Callable[[], object]
 
@@ -119,16 +122,22 @@ def synchronized(device: str) -> Iterator[list[float]]:
     taken.append(1e3 * (time.perf_counter() - begin))
 
 
-def step_times(step: Step, device: str, rounds: int) -> dict[str, float]:
-    """Median milliseconds of a step outside and inside the block, in turns that begin with either."""
+def step_times(step: Step, device: str, rounds: int) -> dict[str, Any]:
+    """Median milliseconds of a step outside and inside the block, and the ratio of both with its 95 % interval.
+
+    A round is a turn of each, which begins with either. The ratio is the median over the rounds.
+    """
     found: dict[str, list[float]] = {"outside": [], "inside": []}
     for each in range(rounds):
         for where in ("outside", "inside") if each % 2 else ("inside", "outside"):
             with softbench.use() if where == "inside" else contextlib.nullcontext():
+                step()  # the first calls of a block decide what runs
                 with synchronized(device) as taken:
-                    step()
-                found[where] += taken
-    return {where: median(times) for where, times in found.items()}
+                    for _ in range(TURN):
+                        step()
+            found[where].append(fmean(taken) / TURN)
+    ratios = [torchs / ours for torchs, ours in zip(found["outside"], found["inside"], strict=True)]
+    return {where: median(times) for where, times in found.items()} | {"faster": median(ratios), "interval": median_interval(ratios)}
 
 
 def softmax_time(step: Step, device: str, steps: int) -> dict[str, float]:
@@ -158,14 +167,15 @@ def measured(name: str, given: argparse.Namespace) -> dict[str, Any]:
 
 def table(lines: list[dict[str, Any]]) -> str:
     """The lines as a text."""
-    shown = ["model  dtype     step: torch     use()  faster   softmax: torch     use()  faster  share"]
+    shown = ["model  dtype     step: torch     use()  faster (95 % interval)   softmax: torch     use()  faster  share"]
     for line in lines:
         steps = line["step_ms"]
         softmax = {where: sum(times.values()) for where, times in line["softmax_ms"].items()}
         faster = softmax["outside"] / softmax["inside"] if softmax["inside"] else float("nan")
+        interval = "{:.3f} to {:.3f}".format(*steps["interval"]) if steps["interval"] else "too few rounds"
         shown.append(
             f"{line['model']:6} {line['dtype']:8} {steps['outside']:9.2f} ms {steps['inside']:6.2f} ms "
-            f"{steps['outside'] / steps['inside']:6.2f}x   {softmax['outside']:11.3f} ms {softmax['inside']:6.3f} ms "
+            f"{steps['faster']:6.3f}x {f'({interval})':>16}   {softmax['outside']:11.3f} ms {softmax['inside']:6.3f} ms "
             f"{faster:6.2f}x {softmax['outside'] / steps['outside']:6.1%}"
         )
     return "\n".join(shown)
@@ -177,7 +187,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--dtype", default="bf16", choices=("fp32", "bf16", "autocast"))
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--batch", type=int)
-    parser.add_argument("--rounds", type=int, default=20, help="steps that are timed outside, and inside")
+    parser.add_argument("--rounds", type=int, default=20, help="turns that are timed outside, and inside")
     parser.add_argument("--steps", type=int, default=3, help="steps that are profiled")
     parser.add_argument("--json", type=Path, help="writes the numbers")
     given = parser.parse_args(arguments)

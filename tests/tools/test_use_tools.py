@@ -100,26 +100,30 @@ def test_a_model_is_measured_outside_and_inside(monkeypatch, capsys, tmp_path):
     file = tmp_path / "models.json"
     line = ["--models", "tiny", "--device", "cpu", "--dtype", "fp32", "--rounds", "3", "--steps", "1", "--json", str(file)]
     assert models.main(line) == 0
-    assert len(entered) == 4  # of three steps, and of the profile
+    assert len(entered) == 4  # of three turns, and of the profile
     (found,) = json.loads(file.read_text())["lines"]
+    assert found["step_ms"]["interval"] is None  # of three rounds
     for where in ("outside", "inside"):
         assert found["step_ms"][where] > 0
         assert sorted(found["softmax_ms"][where]) == sorted(models.OPERATORS)
         assert all(ms > 0 for ms in found["softmax_ms"][where].values())
     shown = capsys.readouterr().out.splitlines()
-    assert shown[0].split() == ["model", "dtype", "step:", "torch", "use()", "faster", "softmax:", "torch", "use()", "faster", "share"]
+    assert shown[0].split()[2:8] == ["step:", "torch", "use()", "faster", "(95", "%"]
     assert shown[1].startswith("tiny   fp32")
 
 
 def test_the_table_has_ratios_and_the_share_of_the_step():
-    line = {"model": "gpt2", "dtype": "bf16", "step_ms": {"outside": 100.0, "inside": 80.0}}
+    line = {"model": "gpt2", "dtype": "bf16", "step_ms": {"outside": 100.0, "inside": 80.0, "faster": 1.251, "interval": (1.2, 1.3)}}
     line["softmax_ms"] = {"outside": {"_softmax": 25.0, "_log_softmax": 15.0}, "inside": {"_softmax": 20.0}}
     assert models.table([line]).splitlines()[1].split()[2:] == [
         "100.00",
         "ms",
         "80.00",
         "ms",
-        "1.25x",
+        "1.251x",
+        "(1.200",
+        "to",
+        "1.300)",
         "40.000",
         "ms",
         "20.000",
