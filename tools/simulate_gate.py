@@ -114,7 +114,7 @@ class SameRun:
     def judge(self, pairs: int, margin: float) -> GateReport:
         """The gate's report."""
         report = paired.screen(self.measure(self.keys, pairs), "new", "old", Rules(margin=margin))
-        return fresh_pairs.settle(report, self.measure, "old", fresh_pairs.looks(pairs))
+        return fresh_pairs.settle(report, self.measure, "old", fresh_pairs.looks(pairs), pairs)
 
 
 class Stored:

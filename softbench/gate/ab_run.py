@@ -147,7 +147,8 @@ def judge(
 
     report = paired.screen(screened, candidate, reference, rules, process_sds)
     notes += report.notes
-    report = fresh_pairs.settle(report, fresh, reference, fresh_pairs.looks(request.settings().processes))
+    pairs = request.settings().processes
+    report = fresh_pairs.settle(report, fresh, reference, fresh_pairs.looks(pairs), pairs)
     return replace(report, notes=tuple(notes))
 
 

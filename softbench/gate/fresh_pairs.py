@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from softbench.gate.paired import NO_ROUND, SharedRounds, cell_tests, pair
+from softbench.gate.paired import FASTER_PAIRS, NO_ROUND, SharedRounds, cell_tests, pair
 from softbench.gate.samples import CellKey, RunSamples, join
 from softbench.gate.verdicts import GateReport, State, Verdict, corrected, ranked
 
@@ -52,15 +52,22 @@ class _Progress:
     """Cells that a look found to be `same` or broken. They count in Holm's correction."""
 
 
-def undecided(report: GateReport) -> list[Verdict]:
-    """The gated cells that the screening left undecided, also those whose rounds a busy machine spoiled."""
+def undecided(report: GateReport, pairs: int = 1) -> list[Verdict]:
+    """The gated cells that a screening in this many pairs left undecided, also those whose rounds a busy machine spoiled.
+
+    With several pairs, a cell whose interval shows it to be no slower than the margin is left out. `same` needs no more than that interval.
+    """
     found = [verdict for verdict in report.verdicts if verdict.gated and verdict.state is State.AMBIGUOUS]
-    return [verdict for verdict in found if verdict.ratio is not None or verdict.reason == NO_ROUND]
+    found = [verdict for verdict in found if verdict.ratio is not None or verdict.reason == NO_ROUND]
+    return [verdict for verdict in found if verdict.may_be_slower] if pairs >= FASTER_PAIRS else found
 
 
-def settle(report: GateReport, fresh: Fresh, reference: str, plan: Sequence[Look]) -> GateReport:
-    """Measure undecided cells in fresh process pairs until each is decided, or until the last look. Errors of `fresh` pass through."""
-    found = undecided(report)
+def settle(report: GateReport, fresh: Fresh, reference: str, plan: Sequence[Look], pairs: int = 1) -> GateReport:
+    """Measure undecided cells in fresh process pairs until each is decided, or until the last look. Errors of `fresh` pass through.
+
+    `pairs` are those of the screening.
+    """
+    found = undecided(report, pairs)
     controls = controls_of(report, len(found))
     progress, done = _Progress(report, [verdict.cell for verdict in found], controls), 0
     for look in plan:

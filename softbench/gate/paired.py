@@ -123,14 +123,17 @@ def screen(run: RunSamples, candidate: str, reference: str, rules: Rules, proces
             if not cells[key] or not all(math.isfinite(value) for rounds in cells[key] for value in rounds.logs):
                 why = "a value is not a finite number" if cells.pop(key) else NO_ROUND
                 verdicts.append(Verdict(key, State.AMBIGUOUS, why))
-    spreads = _spreads(cells, process_sds or {})
-    screened: dict[CellKey, Verdict] = {}
-    for key, pairs in cells.items():
-        us = median([us for rounds in pairs for us in rounds.reference_us])
-        advisory = advisory_reason(
-            us, run.environment.get("device"), run.cells[key.with_backend(reference)], math.exp(fmean(rounds.value for rounds in pairs))
+    advisory = {
+        key: advisory_reason(
+            median([us for rounds in pairs for us in rounds.reference_us]),
+            run.environment.get("device"),
+            run.cells[key.with_backend(reference)],
+            math.exp(fmean(_kept(pairs))),
         )
-        screened[key] = _screened(key, pairs, rules, spreads.get(key), advisory)
+        for key, pairs in cells.items()
+    }
+    spreads = _spreads(cells, advisory, process_sds or {})
+    screened = {key: _screened(key, pairs, rules, spreads.get(key), advisory[key]) for key, pairs in cells.items()}
     verdicts += {**screened, **_faster(cells, screened, rules)}.values()
     notes = _reference_note(cells, reference)
     return GateReport(f"{candidate} against {reference}, interleaved in one run", ranked(verdicts), rules, notes)
@@ -143,13 +146,23 @@ def spreads(base: RunSamples, reference: str, candidate: str) -> dict[CellKey, f
     return {key.with_backend(candidate): spread.process_sd for key, spread in zip(keys, moderate(values), strict=True)}
 
 
-def _spreads(cells: Mapping[CellKey, Sequence[SharedRounds]], process_sds: Mapping[CellKey, float]) -> dict[CellKey, Moderated]:
+def _kept(pairs: Sequence[SharedRounds]) -> list[float]:
+    """The values of the pairs, without the outlying ones."""
+    return without_outliers([rounds.value for rounds in pairs])
+
+
+def _spreads(
+    cells: Mapping[CellKey, Sequence[SharedRounds]], advisory: Mapping[CellKey, str], process_sds: Mapping[CellKey, float]
+) -> dict[CellKey, Moderated]:
     """The spread of a cell's pair values: from several pairs, else from the baseline, else from how the cells differ.
 
+    With several pairs, gated and advisory cells are moderated apart: the host's noise says nothing about device time.
     Cells that differ for another reason make the last one too large. Then more cells are measured again, and none is judged wrongly.
     """
-    several = {key: [without_outliers([rounds.value for rounds in pairs])] for key, pairs in cells.items() if len(pairs) > 1}
-    found = dict(zip(several, moderate(list(several.values())), strict=True)) if several else {}
+    found: dict[CellKey, Moderated] = {}
+    for apart in (True, False):
+        several = {key: [_kept(pairs)] for key, pairs in cells.items() if len(pairs) > 1 and bool(advisory[key]) is apart}
+        found |= zip(several, moderate(list(several.values())), strict=True)
     single = {key: pairs[0].value for key, pairs in cells.items() if len(pairs) == 1}
     if len(single) >= MIN_CELLS:
         between_cells = Moderated(max(robust_sd(list(single.values())), PROCESS_SD_FLOOR), len(single) - 1)
@@ -160,7 +173,7 @@ def _spreads(cells: Mapping[CellKey, Sequence[SharedRounds]], process_sds: Mappi
 
 def _screened(key: CellKey, pairs: Sequence[SharedRounds], rules: Rules, spread: Moderated | None, advisory: str) -> Verdict:
     """The verdict of the screening. `same` needs an interval within the margin that includes the differences between processes."""
-    kept = without_outliers([rounds.value for rounds in pairs])
+    kept = _kept(pairs)
     centre = fmean(kept)
     half = t_quantile(0.975, spread.df) * spread.process_sd / math.sqrt(len(kept)) if spread else 0.0
     if len(pairs) == 1:
@@ -203,7 +216,7 @@ def cell_tests(
     cells: Mapping[CellKey, Sequence[SharedRounds]], screened: Mapping[CellKey, Verdict], rules: Rules, unit: str
 ) -> dict[CellKey, CellTest]:
     """The one-sided t tests of cells of several process pairs. Their spreads are moderated together. `unit` names a pair in the report."""
-    values = {key: without_outliers([rounds.value for rounds in pairs]) for key, pairs in cells.items()}
+    values = {key: _kept(pairs) for key, pairs in cells.items()}
     if not values:
         return {}
     spreads = moderate([[each] for each in values.values()], _floor(values.values()))

@@ -93,6 +93,19 @@ def test_speed_within_the_noise_is_not_shown_faster():
     assert (found[1], found[2]) == (State.FASTER, State.AMBIGUOUS)
 
 
+@pytest.mark.parametrize("processes", [2, 3])
+def test_several_pairs_leave_cells_that_are_no_slower(processes):
+    """Cell 1 may be the same or faster, cell 2 may be slower or not. Two pairs do not show a cell's spread."""
+    run = interleaved(dice(1), 20, processes=processes)
+    for N, speeds in ((1, (0.60, 0.70, 0.80)), (2, (0.99, 1.02, 1.08))):
+        samples = [tuple(50 * speed + 0.01 * number for number in range(20)) for speed in speeds[:processes]]
+        run.cells[key("new", N)] = cell_samples(*samples, positions=ORDER)
+    report = screen(run)
+    assert (states(report)[1], states(report)[2]) == (State.AMBIGUOUS, State.AMBIGUOUS)
+    assert {verdict.cell.N for verdict in undecided(report)} == {1, 2}
+    assert {verdict.cell.N for verdict in undecided(report, processes)} == ({2} if processes >= paired.FASTER_PAIRS else {1, 2})
+
+
 def test_a_faster_cell_counts_all_cells_and_a_small_share(monkeypatch):
     """The order decides the time of cell 1, which counts too."""
     run = interleaved(dice(1), 20, processes=3, process_sd=0.01, slowdown=lambda i: -0.12 if i == 4 else 0)
@@ -136,6 +149,50 @@ def test_faster_advisory_cells_stay_out_of_the_test():
     run.cells[key("old", 5)] = replace(run.cells[key("old", 5)], host_bound="do_bench measured 70 us")
     found = {verdict.cell.N: verdict for verdict in screen(run).verdicts}
     assert (found[5].gated, found[5].state) == (False, State.AMBIGUOUS)
+
+
+def beside_advisory_cells(seed, *, process_sd, noisy=0.06, slowdown=lambda i: 0.0, cells=20, processes=3):
+    """Gated cells, and as many advisory ones with noise of the host."""
+    run = interleaved(dice(seed), cells, processes=processes, process_sd=process_sd, slowdown=slowdown)
+    others = interleaved(dice(seed + 1000), cells, processes=processes, process_sd=noisy)
+    for one, samples in others.cells.items():
+        run.cells[key(one.backend, one.N + cells)] = replace(samples, host_bound="do_bench measured 70 us")
+    return run
+
+
+def test_noise_of_advisory_cells_widens_no_gated_interval():
+    """Estimated together, the noise of the host widened all intervals."""
+    run = beside_advisory_cells(1, process_sd=0.007)
+    alone = run_samples({one: samples for one, samples in run.cells.items() if one.N <= 20})
+    found, expected = ({v.cell: v.interval for v in screen(each).verdicts if v.cell.N <= 20} for each in (run, alone))
+    assert found == expected
+    verdicts = screen(run).verdicts
+    assert sum(verdict.gated and verdict.state is State.SAME for verdict in verdicts) >= 15
+    assert all(v.interval[1] / v.interval[0] > 1.1 for v in verdicts if not v.gated)
+
+
+@pytest.mark.parametrize("processes", [3, 5])
+def test_cells_at_the_margin_are_rarely_the_same(processes):
+    """At most 2.5 % of the cells, and three standard errors: an interval of 95 % has so much on each side."""
+    wrong = total = 0
+    for seed in range(30):
+        found = screen(beside_advisory_cells(seed, process_sd=0.007, slowdown=lambda i: 0.03, processes=processes)).verdicts
+        gated = [verdict for verdict in found if verdict.gated]
+        wrong, total = wrong + sum(verdict.state is State.SAME for verdict in gated), total + len(gated)
+    assert total >= 600
+    assert wrong <= 0.025 * total + 3 * math.sqrt(0.025 * total)
+
+
+def test_one_outlying_process_leaves_an_advisory_cell_advisory():
+    """An advisory cell is gated from a slowdown of 25 %. Its ratio has no outlying process."""
+    run = interleaved(dice(1), 6, processes=5)
+    for N, slow in ((1, (1, 4, 1, 1, 1)), (2, (1.3,) * 5)):
+        processes = [tuple(50 * each + number / 100 for number in range(20)) for each in slow]
+        run.cells[key("new", N)] = cell_samples(*processes, positions=ORDER)
+        run.cells[key("old", N)] = replace(run.cells[key("old", N)], host_bound="do_bench measured 70 us")
+    found = {verdict.cell.N: verdict for verdict in screen(run).verdicts}
+    assert (found[1].gated, found[2].gated) == (False, True)
+    assert found[1].ratio == pytest.approx(1, abs=0.02)
 
 
 def test_one_pair_of_few_cells_decides_nothing():

@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-import math
 import sys
 import tomllib
 from pathlib import Path
@@ -29,23 +28,31 @@ def script(name):
 ab, models = script("use_ab"), script("use_models")
 
 
-def test_the_gate_judges_two_hundred_cells_around_the_rule():
-    sizes = [
-        (override.FORWARD if way == "forward" else override.BACKWARD, dtype, M, N)
-        for sweep in tomllib.loads(ab.SWEEPS.format(l2="cold"))["sweep"]
+@pytest.mark.parametrize("l2", ["cold", "warm"])
+def test_the_gate_judges_two_hundred_cells_around_the_rule(l2):
+    dtypes = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+    cells = [
+        (op, way, dtypes[dtype], M, N)
+        for sweep in tomllib.loads(ab.config_of(l2))["sweep"]
         for op in listed(sweep.get("op", "softmax"))
         for M in listed(sweep["M"])
         for N in listed(sweep["N"])
         for dtype in listed(sweep["dtype"])
         for way in listed(sweep["direction"])
-        if op
     ]
-    dtypes = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-    ours = [least[dtypes[dtype]].elements <= M * N or least[dtypes[dtype]].columns <= N for least, dtype, M, N in sizes]
-    assert len(ours) == 200
+    assert len(cells) == len(set(cells)) == 200
+    rules = [(override.FORWARD if way == "forward" else override.BACKWARD)[dtype] for _, way, dtype, _, _ in cells]
+    ours = [least.elements <= M * N or least.columns <= N for least, (*_, M, N) in zip(rules, cells, strict=True)]
     assert 50 <= sum(ours) <= 150
-    assert max(M * N for _, _, M, N in sizes) * 8 < 2**30
-    assert math.prod(sizes[0][2:]) * 2 < 2**15
+    sizes = [M * N * dtype.itemsize for _, _, dtype, M, N in cells]
+    assert max(sizes) < 2**30
+    assert sum(size <= 2**20 for size in sizes) >= 30
+    assert min(sizes) < 2**10
+    autograd = [M * N for _, way, _, M, N in cells if way == "both"]
+    assert all(elements >= 2**26 or elements < 2**20 for elements in autograd)
+    near = [M * N / least.elements for least, (*_, M, N) in zip(rules, cells, strict=True)]
+    assert sum(0.5 < each < 1 for each in near) >= 5
+    assert sum(1 <= each < 2 for each in near) >= 10
 
 
 def listed(value):
@@ -54,7 +61,7 @@ def listed(value):
 
 @pytest.mark.parametrize(
     ("given", "expected"),
-    [([], (3, 8, 8)), (["--processes", "5"], (5, 8, 8)), (["--rounds", "12", "--processes", "1"], (1, 12, 12))],
+    [([], (5, 6, 6)), (["--processes", "3"], (3, 6, 6)), (["--rounds", "12", "--processes", "1"], (1, 12, 12))],
 )
 def test_options_of_the_user_replace_those_of_the_tool(main, monkeypatch, tmp_path, given, expected):
     """The command of the tool reaches the gate, which judges a request with these settings."""
@@ -67,7 +74,7 @@ def test_options_of_the_user_replace_those_of_the_tool(main, monkeypatch, tmp_pa
     (settings,) = asked
     assert (settings.processes, settings.rounds, settings.max_rounds) == expected
     assert settings.rounds >= paired.MIN_ROUNDS
-    assert (settings.batch_ms, settings.l2, settings.backends) == (1, "cold", ("torch-use", "torch"))
+    assert (settings.batch_ms, settings.l2, settings.backends) == (2, "cold", ("torch-use", "torch"))
 
 
 @pytest.mark.parametrize(("codes", "code"), [((0, 0), 0), ((1, 3), 1), ((3, 0), 3), ((0, 1), 1), ((0, 2), 2)])

@@ -5,6 +5,7 @@ import re
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from wrongs import PLUGINS, load
 
 from softbench.backends.naive import naive_backward, naive_forward
@@ -288,3 +289,26 @@ def test_nan_of_both_in_rows_with_masks_is_finite_only(rows_with_masks):
     y = online(False, x)
     dx = y * (dy - (y * dy).sum(-1, keepdim=True))
     assert tolerance.check(case, (x, dy), (y, dx)).grade is Grade.FINITE_ONLY
+
+
+class Reads(TorchDispatchMode):
+    """Counts the numbers that Python reads of tensors."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.count += function is torch.ops.aten._local_scalar_dense.default
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(("direction", "function", "most"), [("forward", torch_forward, 2), ("backward", fp32_backward, 1)])
+def test_checking_right_outputs_waits_little_for_the_gpu(direction, function, most):
+    """Each number that Python reads waits for the GPU. Only wrong outputs need the place of the worst element."""
+    case = Case(64, 1000, "fp32", Direction(direction), "cpu")
+    given = inputs.make(case, 0, CPU)
+    out = function(*given)
+    with Reads() as reads:
+        found = tolerance.check(case, given, (out,))
+    assert (found.grade, found.detail) == (Grade.PASS, "")
+    assert reads.count <= most
+    assert "where float64 gives" in tolerance.check(case, given, (out * 1.5,)).detail
