@@ -132,7 +132,7 @@ def screen(run: RunSamples, candidate: str, reference: str, rules: Rules, proces
         )
         for key, pairs in cells.items()
     }
-    spreads = _spreads(cells, advisory, process_sds or {})
+    spreads = _spreads(cells, process_sds or {})
     screened = {key: _screened(key, pairs, rules, spreads.get(key), advisory[key]) for key, pairs in cells.items()}
     verdicts += {**screened, **_faster(cells, screened, rules)}.values()
     notes = _reference_note(cells, reference)
@@ -151,18 +151,13 @@ def _kept(pairs: Sequence[SharedRounds]) -> list[float]:
     return without_outliers([rounds.value for rounds in pairs])
 
 
-def _spreads(
-    cells: Mapping[CellKey, Sequence[SharedRounds]], advisory: Mapping[CellKey, str], process_sds: Mapping[CellKey, float]
-) -> dict[CellKey, Moderated]:
+def _spreads(cells: Mapping[CellKey, Sequence[SharedRounds]], process_sds: Mapping[CellKey, float]) -> dict[CellKey, Moderated]:
     """The spread of a cell's pair values: from several pairs, else from the baseline, else from how the cells differ.
 
-    With several pairs, gated and advisory cells are moderated apart: the host's noise says nothing about device time.
     Cells that differ for another reason make the last one too large. Then more cells are measured again, and none is judged wrongly.
     """
-    found: dict[CellKey, Moderated] = {}
-    for apart in (True, False):
-        several = {key: [_kept(pairs)] for key, pairs in cells.items() if len(pairs) > 1 and bool(advisory[key]) is apart}
-        found |= zip(several, moderate(list(several.values())), strict=True)
+    several = {key: [_kept(pairs)] for key, pairs in cells.items() if len(pairs) > 1}
+    found = dict(zip(several, moderate(list(several.values())), strict=True)) if several else {}
     single = {key: pairs[0].value for key, pairs in cells.items() if len(pairs) == 1}
     if len(single) >= MIN_CELLS:
         between_cells = Moderated(max(robust_sd(list(single.values())), PROCESS_SD_FLOOR), len(single) - 1)

@@ -1,5 +1,6 @@
 """`softbench.use()` on a GPU: torch's own functions with our kernels, at their limits of size and with all sizes."""
 
+import contextlib
 import importlib
 import threading
 import timeit
@@ -276,18 +277,24 @@ def test_launches_in_cpp_take_the_current_stream_and_device(any_size, ran):
     torch.testing.assert_close(y, expected)
 
 
-def host_time(call):
-    """Host time of a call that waits for nothing, in seconds; the GPU follows behind."""
-    torch.cuda.synchronize()
-    return min(timeit.repeat(call, number=200, repeat=50, setup=torch.cuda.synchronize)) / 200
+def host_times(*calls):
+    """Least host time of each call outside and inside the block, in seconds. Outside and inside take turns; the GPU follows behind.
+
+    The least of many: other programs of the host only add time.
+    """
+    least = [[1.0, 1.0] for _ in calls]
+    for turn in range(40):
+        with use() if turn % 2 else contextlib.nullcontext():
+            for found, call in zip(least, calls, strict=True):
+                call()  # decides what runs
+                found[turn % 2] = min(found[turn % 2], *timeit.repeat(call, number=100, repeat=10, setup=torch.cuda.synchronize))
+    return [(outside / 100, inside / 100) for outside, inside in least]
 
 
 @pytest.mark.alone
 def test_a_call_that_keeps_torchs_kernel_takes_no_longer():
     x = torch.randn(1, 64, device="cuda")
-    outside = host_time(lambda: torch.softmax(x, -1))
-    with use():
-        inside = host_time(lambda: torch.softmax(x, -1))
+    [(outside, inside)] = host_times(lambda: torch.softmax(x, -1))
     assert inside - outside < 0.5e-6, (inside, outside)
 
 
@@ -297,10 +304,7 @@ def test_our_launch_takes_as_little_host_time(any_size, function):
     x = torch.randn(64, 1024, device="cuda")
     y = function(x, -1)
     gradient = getattr(torch.ops.aten, f"_{function.__name__}_backward_data")  # autograd's thread would add its noise
-    calls = (lambda: function(x, -1), lambda: gradient(x, y, -1, torch.float32))
-    outside = [host_time(call) for call in calls]
-    with use():
-        inside = [host_time(call) for call in calls]
-    print(f"{function.__name__}: {[f'{1e6 * one:.1f} us' for one in outside]} outside, {[f'{1e6 * one:.1f} us' for one in inside]} inside")
-    for ours, torchs in zip(inside, outside, strict=True):
-        assert ours - torchs < 2e-6, (inside, outside)
+    found = host_times(lambda: function(x, -1), lambda: gradient(x, y, -1, torch.float32))
+    print(f"{function.__name__}: us outside and inside: {[(round(1e6 * outside, 1), round(1e6 * inside, 1)) for outside, inside in found]}")
+    for outside, inside in found:
+        assert inside - outside < 2e-6, found
