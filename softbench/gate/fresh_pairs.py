@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from statistics import median
 from typing import NamedTuple
 
 from softbench.gate.paired import FASTER_PAIRS, NO_ROUND, SharedRounds, cell_tests, pair
 from softbench.gate.samples import CellKey, RunSamples, join
-from softbench.gate.verdicts import GateReport, State, Verdict, corrected, ranked
+from softbench.gate.verdicts import GateReport, State, Verdict, advisory_reason, corrected, ranked
 
 SPREAD_CELLS = 8
 """Cells that fresh pairs measure at least, as far as there are cells: `same` ones join, so that the spread between pairs is known."""
@@ -77,7 +78,8 @@ def settle(report: GateReport, fresh: Fresh, reference: str, plan: Sequence[Look
         progress.samples = join([progress.samples, more]) if progress.samples else more
         done = look.pairs
         _look(progress, look, reference)
-    return progress.report
+    verdicts = [_advised(v, progress.samples, reference) if v.cell in progress.open else v for v in progress.report.verdicts]
+    return replace(progress.report, verdicts=ranked(verdicts))
 
 
 def controls_of(report: GateReport, others: int) -> list[CellKey]:
@@ -85,6 +87,18 @@ def controls_of(report: GateReport, others: int) -> list[CellKey]:
     steady = [verdict.cell for verdict in report.verdicts if verdict.gated and verdict.state is State.SAME]
     wanted = min(max(0, SPREAD_CELLS - others), len(steady))
     return [steady[i * len(steady) // wanted] for i in range(wanted)]
+
+
+def _advised(verdict: Verdict, samples: RunSamples | None, reference: str) -> Verdict:
+    """The verdict, which is advisory if all fresh pairs leave the cell undecided and show no more than the noise of the host.
+
+    The screening gates a launch-bound cell of a large ratio, which may have been noise.
+    """
+    old = samples.cells.get(verdict.cell.with_backend(reference)) if samples else None
+    if samples is None or old is None or verdict.ratio is None:
+        return verdict
+    why = advisory_reason(median(old.medians_us().values()), samples.environment.get("device"), old, verdict.ratio)
+    return replace(verdict, gated=False, reason=f"{why}; {verdict.reason}") if why else verdict
 
 
 def _look(progress: _Progress, look: Look, reference: str) -> None:

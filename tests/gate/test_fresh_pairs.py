@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from gating import cell_samples, key
+from gating import cell_samples, dice, interleaved, key
 from sampled import sampled
 from simulate_gate import NOISES, SLOW_CELLS, Noise, SameRun, families
 
@@ -100,6 +100,41 @@ def test_one_process_that_is_twice_as_slow_hides_nothing():
     report = fresh_pairs.settle(paired.screen(run.measure(run.keys, 1), "new", "old", RULES), fresh, "old", plan)
     assert by_state(report)[State.SLOWER] == {1, 11}
     assert any(verdict.n == "12 fresh process pairs, 1 outlying left out" for verdict in report.verdicts)
+
+
+def launch_bound(run):
+    """The run, whose first case is limited by the host."""
+    for name in ("new", "old"):
+        run.cells[key(name, 1)] = replace(run.cells[key(name, 1)], host_bound="do_bench measured 50 us")
+    return run
+
+
+@pytest.mark.parametrize(
+    ("slowdown", "process_sd", "looks", "state", "gated"),
+    [
+        (0.0, 0.1, 3, State.AMBIGUOUS, False),
+        (0.4, 0.002, 1, State.SLOWER, True),
+        (0.8, 0.25, 2, State.SLOWER, True),
+    ],
+    ids=["noise", "slower", "slower and noisy"],
+)
+def test_a_gated_launch_bound_cell_may_be_advisory_again(slowdown, process_sd, looks, state, gated):
+    """The screening gates it, because it is 40 % slower there."""
+    screened = paired.screen(launch_bound(interleaved(dice(1), 20, slowdown=lambda i: 0.4 * (i == 0))), "new", "old", RULES)
+    assert [verdict.cell.N for verdict in screened.verdicts if verdict.gated and verdict.state is State.AMBIGUOUS] == [1]
+    asked = []
+
+    def fresh(keys, pairs):
+        asked.append(pairs)
+        run = interleaved(dice(2 + len(asked)), 20, processes=pairs, process_sd=process_sd, slowdown=lambda i: slowdown * (i == 0))
+        cells = {one: run.cells[one] for new in keys for one in (new, new.with_backend("old"))}
+        return launch_bound(replace(run, cells=cells, runs=(f"run-{len(asked)}",)))
+
+    report = fresh_pairs.settle(screened, fresh, "old", fresh_pairs.looks())
+    [found] = [verdict for verdict in report.verdicts if verdict.cell.N == 1]
+    assert (found.state, found.gated, len(asked)) == (state, gated, looks)
+    assert found.reason.startswith("advisory: launch-bound") is not gated
+    assert report.exit_code == int(state is State.SLOWER)
 
 
 def test_looks_spend_the_error_rate_once():
