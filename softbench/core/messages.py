@@ -225,6 +225,13 @@ class MakeCalls(Request[Called]):
     op, replies = "calls_of_judge", (Called,)
 
 
+@dataclass(frozen=True)
+class ReleaseInputs(Request[Done]):
+    """Unmap the inputs of the last `MakeCalls` and free its outputs. Their values stay in the judge's memory until the next calls."""
+
+    op, replies = "release_of_judge", (Done,)
+
+
 REQUESTS: dict[str, type[Request[Any]]] = {kind.op: kind for kind in Request.__subclasses__()}
 
 

@@ -165,6 +165,7 @@ class Judge:
                 if accuracy.grade in REFUSED:
                     raise EndedError(Status(accuracy.grade.value), accuracy.detail)
                 found.challenges_us += [us] if number else []
+                plugin.release()
 
 
 def memory_of(device: str) -> int:

@@ -14,7 +14,7 @@ from typing import TypeVar
 import torch
 
 from softbench.core.case import Case
-from softbench.core.messages import MakeCalls, Request, ShareOutputs
+from softbench.core.messages import MakeCalls, ReleaseInputs, Request, ShareOutputs
 from softbench.core.outcome import Accuracy, Status
 from softbench.core.replies import Failure, Reply
 from softbench.judge import challenge
@@ -93,7 +93,9 @@ class PluginProcess:
         with _created(size, self.case.device, read_only=True) as block:
             block.bytes.fill_(1)  # like the inputs of a challenge, so that both kinds of challenges map memory that has been written
             rows = torch.zeros((self.calls, challenge.rows_to_read(self.case, self.calls)), dtype=torch.int64, device=self.case.device)
-            return self._timed(block, size, rows)[0]
+            us = self._timed(block, size, rows)[0]
+        self.release()
+        return us
 
     def challenge(self) -> tuple[float, Accuracy]:
         """Microseconds of a challenge, and the accuracy of its outputs. Raises as `ask`, also for a plugin that started a process."""
@@ -106,6 +108,10 @@ class PluginProcess:
             return us, accuracy
         finally:
             drawn.inputs.close()
+
+    def release(self) -> None:
+        """Let the plugin's process unmap the inputs, after a challenge. In the next one the clock would run meanwhile. Raises as `ask`."""
+        self.ask(ReleaseInputs(), "time")
 
     def _timed(self, block: shared_memory.Block, size: int, rows: torch.Tensor) -> tuple[float, tuple[tuple[int, ...], ...], list[Tensors]]:
         """Microseconds from the request to the end of the read, where the outputs lie, and these rows of them."""

@@ -94,6 +94,9 @@ class JudgedCalls:
                 return Done()
             case messages.MakeCalls(size):
                 return self._make_calls(self.descriptors.pop(0), size)
+            case messages.ReleaseInputs():
+                self._release()
+                return Done()
         raise TypeError(f"unknown request {request}")
 
     def _make_calls(self, descriptor: int, size: int) -> Called:
@@ -101,9 +104,7 @@ class JudgedCalls:
             raise RuntimeError("calls before their memory")
         if self.server.case not in (None, self.case):
             raise RuntimeError("only an interpreter runs it here, on fewer rows, so it is not timed")
-        self.kept.clear()
-        if self.inputs is not None:
-            self.inputs.close()
+        self._release()
         case, function, arena = self.case, self.server.call, self.arena
         self.inputs = shared_memory.attach(descriptor, size, case.device, read_only=True)
         layout, each = input_layout(case)
@@ -112,6 +113,12 @@ class JudgedCalls:
         places = self._places(function, arena, given) if function else nothing
         synchronize(case.device)
         return Called(tuple(places))
+
+    def _release(self) -> None:
+        self.kept.clear()
+        if self.inputs is not None:
+            self.inputs.close()
+            self.inputs = None
 
     def _places(self, function: Callable[..., Any], arena: _Arena, given: list[Tensors]) -> list[tuple[int, ...]]:
         """Where the outputs of each call lie."""

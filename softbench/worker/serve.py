@@ -26,7 +26,7 @@ def serve(channel: Channel) -> None:
     while (data := channel.receive()) is not None:
         request = request_from_json(data)
         try:
-            of_judge = isinstance(request, messages.ConfineProcess | messages.ShareOutputs | messages.MakeCalls)
+            of_judge = isinstance(request, messages.ConfineProcess | messages.ShareOutputs | messages.MakeCalls | messages.ReleaseInputs)
             reply = reply_to_json(judged.handle(request) if of_judge else handle(server, request))
         except Exception as error:  # the boundary of a request: an exception of a plugin becomes a reply
             reply = reply_to_json(failure(request.op, error, server.source))

@@ -177,11 +177,12 @@ def test_a_plugin_may_read_built_libraries_and_nothing_else_there(judge, tmp_pat
 
 
 def test_an_empty_challenge_maps_memory_that_was_written(monkeypatch):
-    written = []
+    written, asked = [], []
+    monkeypatch.setattr(PluginProcess, "ask", lambda self, request, phase: asked.append(request.op))
     plugin = PluginProcess(None, None, CASE, 2, {})
     monkeypatch.setattr(PluginProcess, "_timed", lambda self, block, size, rows: (written.append(block.bytes.eq(1).all().item()), 5.0)[1:])
     assert plugin.empty() == 5.0
-    assert written == [True]
+    assert (written, asked) == ([True], ["release_of_judge"])
 
 
 def test_a_figure_is_the_time_beyond_an_empty_challenge():
