@@ -218,7 +218,7 @@ class ShareOutputs(Request[Done]):
 class MakeCalls(Request[Called]):
     """Call the backend once on each set of inputs in the memory whose descriptor comes with the request.
 
-    Without a backend nothing is computed: such requests show what a challenge costs otherwise.
+    Without a backend one element is written: such requests show what a challenge costs otherwise.
     """
 
     bytes: int

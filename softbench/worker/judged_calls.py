@@ -109,8 +109,11 @@ class JudgedCalls:
         self.inputs = shared_memory.attach(descriptor, size, case.device, read_only=True)
         layout, each = input_layout(case)
         given = tensors_of_calls(self.inputs.bytes, layout, each, case, self.calls)
-        nothing = [arena.place(0, arena.slots[0], self.kept)] * self.calls
-        places = self._places(function, arena, given) if function else nothing
+        if function:
+            places = self._places(function, arena, given)
+        else:  # one kernel, because the GPU switches to this process in each challenge
+            arena.slots[0][0].view(-1)[:1].zero_()
+            places = [arena.place(0, arena.slots[0], self.kept)] * self.calls
         synchronize(case.device)
         return Called(tuple(places))
 

@@ -3,6 +3,7 @@
 import ctypes
 import os
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from shared_harness import MOST, SECRET, measured
 from wrongs import PLUGINS, load
 
 from softbench.core.case import Case, Direction
+from softbench.core.messages import MakeCalls, ReleaseInputs, ShareOutputs
 from softbench.judge import challenge
 from softbench.judge.challenge import OutputReader
 from softbench.judge.judgement import Judge, Judgement, calls_of
@@ -18,7 +20,7 @@ from softbench.judge.plugin_process import PluginProcess
 from softbench.plugins.source import FILE, PluginSource, origins
 from softbench.processes.pool import Pool
 from softbench.worker import any_dim, confinement, shared_memory
-from softbench.worker.judged_calls import input_layout, output_bytes
+from softbench.worker.judged_calls import JudgedCalls, input_layout, output_bytes
 
 ATTACKS = load(PLUGINS / "wrong" / "judge_attacks.py")
 PORTS = [attack for attack in load(PLUGINS / "wrong" / "harness_attacks.py") if not attack.cuda]
@@ -183,6 +185,22 @@ def test_an_empty_challenge_maps_memory_that_was_written(monkeypatch):
     monkeypatch.setattr(PluginProcess, "_timed", lambda self, block, size, rows: (written.append(block.bytes.eq(1).all().item()), 5.0)[1:])
     assert plugin.empty() == 5.0
     assert (written, asked) == ([True], ["release_of_judge"])
+
+
+def test_an_empty_challenge_writes_one_element():
+    server = SimpleNamespace(case=None, call=None, backend=None, inputs=None)
+    sizes = output_bytes(CASE, 2), 2 * input_layout(CASE)[1]
+    outputs, inputs = (shared_memory.create(size, "cpu") for size in sizes)
+    outputs.bytes.fill_(3)
+    judged = JudgedCalls(server, [os.dup(block.descriptor) for block in (outputs, inputs)])
+    judged.handle(ShareOutputs(CASE, 2, sizes[0]))
+    reply = judged.handle(MakeCalls(sizes[1]))
+    assert reply.places == ((0,), (0,))
+    assert outputs.bytes.ne(3).nonzero().flatten().tolist() == [0, 1, 2, 3]
+    judged.handle(ReleaseInputs())
+    assert judged.inputs is None
+    for block in (outputs, inputs):
+        block.close()
 
 
 def test_a_figure_is_the_time_beyond_an_empty_challenge():
