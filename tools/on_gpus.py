@@ -98,7 +98,7 @@ STEPS = (
     Step("tests-losses", 125, f"{PYTEST} gpu -n 4 tests/gpu/test_cuda_losses_gpu.py tests/gpu/test_triton_losses_gpu.py"),
     Step("tests-operations", 205, f"{PYTEST} gpu -n 4 tests/gpu/test_operations_gpu.py tests/gpu/test_wrong_plugins_gpu.py"),
     Step("tests-use", 30, f"{PYTEST} gpu -n 4 tests/gpu/test_use_gpu.py"),
-    *(Step(f"use-ab-{l2}", 200, f"python3 tools/use_ab.py --l2 {l2} --output {{out}}") for l2 in ("cold", "warm")),
+    *(Step(f"use-ab-{l2}", 420, f"python3 tools/use_ab.py --l2 {l2} --output {{out}}") for l2 in ("cold", "warm")),
     Step("use-models", 65, "python3 tools/use_models.py --json {out}/models.json"),
     Step("assertion-rates", 200, "python3 tools/assertion_rates.py"),
     Step("short", 40, SHORT),
