@@ -1,12 +1,12 @@
-"""Is any call slower inside `softbench.use()`? `softbench gate` judges it, on 200 cells of 256 bytes to 512 MB a tensor.
+"""Is any call slower inside `softbench.use()`? `softbench gate` judges it, on 200 cells of 256 bytes to 537 MB a tensor.
 
-    python tools/use_ab.py                          on the GPU: 200 cells with a cold L2, and the same with a warm L2
+    python tools/use_ab.py                          on the GPU: 200 cells with a cold L2, and 200 with a warm L2
     python tools/use_ab.py --l2 warm --M 64         one of both, and some of the cells
 
 With a cold L2 a flush before each call hides the host time of the calls. With a warm L2 calls follow each other, so that small cells take
 as long as the host does. Five process pairs show which cells are faster or no slower, so that these are not measured again. Options of
 `softbench gate` are passed on. This file is the plugin too: `torch-use` is the backend `torch` inside the block. The exit code is the worse
-one of both gates: 0 if no cell is slower, 1 if one is, 3 if that is not known.
+one of both gates. 0: no cell is slower; 1: one is; 3: that is not known.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ batch_ms = 2
 l2 = "{l2}"
 
 """
-"""Of five processes the gate leaves out one that was disturbed."""
+"""Of five process pairs the gate leaves out an outlying one."""
 
 SWEEPS = """
 # Small: the host determines their time, so these are advisory
@@ -99,7 +99,7 @@ N = [8192, 16384]
 dtype = ["bf16", "fp32"]
 direction = ["forward", "backward"]
 
-# Autograd took 100 to 300 us on an H200's host, so the device has to take longer
+# Autograd took 100 to 300 us on the host of an H200, so these calls take the device longer
 [[sweep]]
 M = 98304
 N = [1024, 2048]
@@ -168,7 +168,8 @@ dtype = ["bf16", "fp32"]
 direction = ["forward", "backward"]
 """,
 }
-"""Of one mode. With a warm L2 a call and two events took an H200's host 17 to 25 us. Shorter cells differed by 15 % between processes."""
+"""Of one mode. With a warm L2 a call and two events took an H200's host 17 to 25 us. Times of shorter calls differed by 15 % from process
+to process."""
 
 
 def config_of(l2: str) -> str:

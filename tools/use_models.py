@@ -2,10 +2,10 @@
 
     python tools/use_models.py [--models vit,bert,gpt2] [--dtype fp32|bf16|autocast] [--json FILE]
 
-A step is forward, loss, backward and AdamW. Turns of several steps outside and inside the block alternate, so that drift affects both
-alike. The first step of a turn does not count. The table has medians, and the 95 % interval of the ratio. The softmax's time is the device
-time, on the CPU the time, of torch's operators for softmax and log_softmax and of their gradients, by torch.profiler. The models come from
-transformers (pip install transformers), which downloads nothing. `tiny` needs torch only.
+A step is forward, loss, backward and AdamW. A round has a few steps outside the block and as many inside it, so that drift affects both
+alike. The first step of each part does not count. The table has medians over the rounds, and the 95 % interval of the ratio. The softmax's
+time is that of torch's operators for softmax and log_softmax and of their gradients, by torch.profiler. It is device time, except on the
+CPU. The models come from transformers (pip install transformers), which downloads nothing. `tiny` needs torch only.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from softbench.core.statistics import median_interval
 
 OPERATORS = ("_softmax", "_log_softmax", "_softmax_backward_data", "_log_softmax_backward_data")
 WARMUP = 3
-TURN = 3
-"""Steps of a turn that count."""
+STEPS = 3
+"""Steps that count, outside and inside, in a round."""
 Batch = dict[str, torch.Tensor]
 Step = Callable[[], object]
 
@@ -125,7 +125,7 @@ def synchronized(device: str) -> Iterator[list[float]]:
 def step_times(step: Step, device: str, rounds: int) -> dict[str, Any]:
     """Median milliseconds of a step outside and inside the block, and the ratio of both with its 95 % interval.
 
-    A round is a turn of each, which begins with either. The ratio is the median over the rounds.
+    Every second round begins outside. The ratio is the median over the rounds.
     """
     found: dict[str, list[float]] = {"outside": [], "inside": []}
     for each in range(rounds):
@@ -133,9 +133,9 @@ def step_times(step: Step, device: str, rounds: int) -> dict[str, Any]:
             with softbench.use() if where == "inside" else contextlib.nullcontext():
                 step()  # the first calls of a block decide what runs
                 with synchronized(device) as taken:
-                    for _ in range(TURN):
+                    for _ in range(STEPS):
                         step()
-            found[where].append(fmean(taken) / TURN)
+            found[where].append(fmean(taken) / STEPS)
     ratios = [torchs / ours for torchs, ours in zip(found["outside"], found["inside"], strict=True)]
     return {where: median(times) for where, times in found.items()} | {"faster": median(ratios), "interval": median_interval(ratios)}
 
@@ -187,7 +187,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--dtype", default="bf16", choices=("fp32", "bf16", "autocast"))
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--batch", type=int)
-    parser.add_argument("--rounds", type=int, default=20, help="turns that are timed outside, and inside")
+    parser.add_argument("--rounds", type=int, default=20, help="rounds, each with steps outside and inside")
     parser.add_argument("--steps", type=int, default=3, help="steps that are profiled")
     parser.add_argument("--json", type=Path, help="writes the numbers")
     given = parser.parse_args(arguments)

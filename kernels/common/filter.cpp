@@ -1,8 +1,8 @@
 // Decides in C++ whether an operator of torch runs our kernel or torch's own, and launches our CUDA kernels, without Python.
 //
 // `override.py` has the rule, and `filter.py` builds this file. A filter is registered for an operator and a dispatch key. It looks at one
-// tensor and at `dim`, and calls torch's kernel or ours. Ours is a Python function. Where that has named a launcher in C, the filter calls
-// it itself, for contiguous tensors and launches that need no workspace.
+// tensor and at `dim`, and calls torch's kernel or ours. Ours is a Python function. Where that function has named a launcher in C, the
+// filter calls the launcher itself, for contiguous tensors and launches that need no workspace.
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/empty.h>

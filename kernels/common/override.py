@@ -8,7 +8,8 @@ faster, whatever limits the program. All limits are in `FORWARD` and `BACKWARD`,
 
 A filter in C++ (`filter.cpp`) applies the rule, so that a call that keeps torch's kernel costs no Python. It also launches our CUDA
 kernels, so that our calls take about as much host time as torch's. Python launches what the filter cannot: strided tensors, launches with
-a workspace, Triton's kernels, and the first call of a device and dtype, which decides. Where there is no g++, `kernel` applies the rule.
+a workspace and Triton's kernels. It also has the first call of a device and dtype, which chooses the kernels. Where there is no g++,
+`kernel` applies the rule.
 
 Host time of softmax on a tensor of 8 elements, on a CPU with torch 2.13, in microseconds:
 

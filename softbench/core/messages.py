@@ -218,7 +218,7 @@ class ShareOutputs(Request[Done]):
 class MakeCalls(Request[Called]):
     """Call the backend once on each set of inputs in the memory whose descriptor comes with the request.
 
-    Without a backend one element is written: such requests show what a challenge costs otherwise.
+    Without a backend one element is written: such requests show what a challenge costs without its calls.
     """
 
     bytes: int
@@ -227,7 +227,10 @@ class MakeCalls(Request[Called]):
 
 @dataclass(frozen=True)
 class ReleaseInputs(Request[Done]):
-    """Unmap the inputs of the last `MakeCalls` and free its outputs. Their values stay in the judge's memory until the next calls."""
+    """Unmap the inputs of the last `MakeCalls` and free its outputs.
+
+    The values of the outputs stay in the judge's memory until the next calls.
+    """
 
     op, replies = "release_of_judge", (Done,)
 

@@ -56,7 +56,7 @@ class _Progress:
 def undecided(report: GateReport, pairs: int = 1) -> list[Verdict]:
     """The gated cells that a screening in this many pairs left undecided, also those whose rounds a busy machine spoiled.
 
-    With several pairs, a cell whose interval shows it to be no slower than the margin is left out. `same` needs no more than that interval.
+    With FASTER_PAIRS and more, a cell is left out if its interval ends within the margin. `same` is decided by that interval too.
     """
     found = [verdict for verdict in report.verdicts if verdict.gated and verdict.state is State.AMBIGUOUS]
     found = [verdict for verdict in found if verdict.ratio is not None or verdict.reason == NO_ROUND]

@@ -197,7 +197,7 @@ def _faster(cells: Mapping[CellKey, Sequence[SharedRounds]], screened: Mapping[C
 
     `slower` needs fresh pairs, because the screening picks the cells that are tested for it. Here none is picked: all gated cells of enough
     pairs are tested, and Holm's correction covers all of them. So a wrong `faster` has at most FASTER_SHARE of the error rate. That holds
-    if the processes of a cell differ independently of those of other cells; if all cells share a difference, it can be more. A
+    if the processes of a cell differ independently of those of other cells. If all cells share a difference, it can be more. A
     `faster` cell never fails, so its test adds no false alarm.
     """
     pairs = {key: cells[key] for key, verdict in screened.items() if verdict.gated and len(cells[key]) >= FASTER_PAIRS}

@@ -110,7 +110,7 @@ class PluginProcess:
             drawn.inputs.close()
 
     def release(self) -> None:
-        """Let the plugin's process unmap the inputs, after a challenge. In the next one the clock would run meanwhile. Raises as `ask`."""
+        """Let the plugin's process unmap the inputs, between challenges: the judge's clock does not run then. Raises as `ask`."""
         self.ask(ReleaseInputs(), "time")
 
     def _timed(self, block: shared_memory.Block, size: int, rows: torch.Tensor) -> tuple[float, tuple[tuple[int, ...], ...], list[Tensors]]:

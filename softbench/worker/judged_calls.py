@@ -111,7 +111,7 @@ class JudgedCalls:
         given = tensors_of_calls(self.inputs.bytes, layout, each, case, self.calls)
         if function:
             places = self._places(function, arena, given)
-        else:  # one kernel, because the GPU switches to this process in each challenge
+        else:  # one kernel, so that the GPU switches to this process, as it does in each challenge with calls
             arena.slots[0][0].view(-1)[:1].zero_()
             places = [arena.place(0, arena.slots[0], self.kept)] * self.calls
         synchronize(case.device)

@@ -107,7 +107,7 @@ def test_a_model_is_measured_outside_and_inside(monkeypatch, capsys, tmp_path):
     file = tmp_path / "models.json"
     line = ["--models", "tiny", "--device", "cpu", "--dtype", "fp32", "--rounds", "3", "--steps", "1", "--json", str(file)]
     assert models.main(line) == 0
-    assert len(entered) == 4  # of three turns, and of the profile
+    assert len(entered) == 4  # of three rounds, and of the profile
     (found,) = json.loads(file.read_text())["lines"]
     assert found["step_ms"]["interval"] is None  # of three rounds
     for where in ("outside", "inside"):

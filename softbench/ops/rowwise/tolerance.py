@@ -173,7 +173,7 @@ class Tolerance(ABC):
                         for tensor in (got, bounded.expected, bound, _filled(loose, lost, math.inf))
                     ]
                     independent.compare(self._again(case, inputs, name, row), *arrays)
-                if peak > max(worst, 1):  # each number waits for the GPU, and no text says where the worst of right values is
+                if peak > max(worst, 1):  # reading a number waits for the GPU, and no message names the place of a right value
                     row, column = divmod(int(over.argmax().item()), over.shape[-1])
                     value, expected = got[row, column].item(), bounded.expected[row, column].item()
                     number = numbers[rows.start + row]
@@ -214,7 +214,7 @@ class Tolerance(ABC):
 
 
 def _lost_to_masks(case: Case, inputs: Tensors, rows: slice, got: torch.Tensor, expected: torch.Tensor) -> torch.Tensor | None:
-    """Where an output is NaN and should not be, in rows of x that hold -inf: an online softmax computes -inf - -inf there; or None."""
+    """Where an output is NaN and should not be, in rows of x that hold -inf, or None. An online softmax computes -inf - -inf there."""
     if case.direction is Direction.BACKWARD:
         return None
     lost = got.isnan() & ~expected.isnan()
