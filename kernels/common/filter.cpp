@@ -88,8 +88,8 @@ bool launched(const Filter& filter, const c10::IValue* arguments, size_t count, 
   void* function = launcher.function.load(std::memory_order_acquire);
   if (!function || !x.is_contiguous()) return false;
   const at::Tensor& first = arguments[0].toTensor();
-  if (last && (first.scalar_type() != x.scalar_type() || first.sizes() != x.sizes() || first.device() != x.device() || !first.is_contiguous()))
-    return false;
+  const bool alike = first.scalar_type() == x.scalar_type() && first.sizes() == x.sizes() && first.device() == x.device();
+  if (!alike || !first.is_contiguous()) return false;
   // The last argument is `half_to_float` of a forward, and `input_dtype` of a gradient.
   const c10::IValue& given = arguments[count - 1];
   const c10::ScalarType result = last ? given.toScalarType() : given.toBool() ? c10::kFloat : x.scalar_type();
@@ -100,10 +100,11 @@ bool launched(const Filter& filter, const c10::IValue* arguments, size_t count, 
   if (launcher.stream.load(std::memory_order_relaxed)(index, &current)) return false;
   at::Tensor y = at::empty(x.sizes(), x.options().dtype(result));
   const int64_t N = x.size(-1), M = x.numel() / N;
+  const void *read = first.const_data_ptr(), *also = x.const_data_ptr();
+  void* written = y.mutable_data_ptr();
   const int64_t code =
-      last ? reinterpret_cast<Backward*>(function)(first.const_data_ptr(), x.const_data_ptr(), y.mutable_data_ptr(), N, N, N, M, N, dtype, out,
-                                                   nullptr, 0, current, nullptr)
-           : reinterpret_cast<Forward*>(function)(x.const_data_ptr(), y.mutable_data_ptr(), N, N, M, N, dtype, out, nullptr, 0, current, nullptr);
+      last ? reinterpret_cast<Backward*>(function)(read, also, written, N, N, N, M, N, dtype, out, nullptr, 0, current, nullptr)
+           : reinterpret_cast<Forward*>(function)(read, written, N, N, M, N, dtype, out, nullptr, 0, current, nullptr);
   if (code) return false;
   torch::jit::drop(*stack, count);
   stack->emplace_back(std::move(y));
