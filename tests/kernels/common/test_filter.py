@@ -1,7 +1,6 @@
 """The filter in C++: its build, its cost, and what happens without a compiler."""
 
 import logging
-import timeit
 from types import SimpleNamespace
 
 import pytest
@@ -9,6 +8,7 @@ import torch
 from overridden import on_the_cpu
 from softbench.kernels.common import filter as filters
 from softbench.kernels.common.override import use
+from timed import least_seconds
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def test_a_call_that_keeps_torchs_kernel_costs_little(monkeypatch):
 
     def cost():
         with torch.inference_mode():
-            return min(timeit.repeat(lambda: torch.softmax(x, -1), number=500, repeat=60)) / 500
+            return least_seconds(lambda: torch.softmax(x, -1), number=500, repeat=60)
 
     without = cost()
     with use():
