@@ -141,8 +141,8 @@ def test_the_table_has_ratios_and_the_share_of_the_step():
 
 
 def test_bad_arguments_are_one_line(capsys):
-    given = (["--models", "gpt3"], "--models: no model 'gpt3'"), (["--rounds", "0"], "--rounds: must be at least 1"), ([], "no CUDA GPU here")
-    for arguments, text in given:
+    bad = (["--models", "gpt3"], "--models: no model 'gpt3'"), (["--rounds", "0"], "--rounds: must be at least 1")
+    for arguments, text in (*bad, ([], "no CUDA GPU here")):
         if not arguments and torch.cuda.is_available():
             continue
         with pytest.raises(SystemExit):
