@@ -210,7 +210,7 @@ def main(arguments: list[str]) -> int:
         command += ["--plugin", __file__, "--config", str(config), "--margin", given.margin, "--output", str(given.output / l2)]
         command += ["--json", str(given.output / f"{l2}.json"), *others]
         codes.append(subprocess.run(command, check=False).returncode)
-    return max(codes, key=lambda code: (code == 1, code))
+    return max(codes, key=lambda code: (code == 1, abs(code)))  # negative: a signal ended it
 
 
 if __name__ == "__main__":

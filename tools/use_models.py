@@ -194,6 +194,9 @@ def main(arguments: list[str]) -> int:
     names = given.models.split(",")
     if unknown := [name for name in names if name not in MODELS]:
         parser.error(f"--models: no model {unknown[0]!r}; there are {', '.join(MODELS)}")
+    for option in ("rounds", "steps"):
+        if getattr(given, option) < 1:
+            parser.error(f"--{option}: must be at least 1")
     if given.device == "cuda" and not torch.cuda.is_available():
         parser.error("no CUDA GPU here; --device cpu tries the tool without one")
     try:

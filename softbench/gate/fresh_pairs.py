@@ -8,11 +8,11 @@ the error rate, so that all looks together keep it. `faster` is tested in the sa
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import NamedTuple
 
-from softbench.gate.paired import FASTER_PAIRS, NO_ROUND, SharedRounds, cell_tests, pair
+from softbench.gate.paired import BETWEEN_PAIRS, FASTER_PAIRS, NO_ROUND, SharedRounds, cell_tests, pair
 from softbench.gate.samples import CellKey, RunSamples, join
 from softbench.gate.verdicts import GateReport, State, Verdict, advisory_reason, corrected, ranked
 
@@ -51,16 +51,19 @@ class _Progress:
     samples: RunSamples | None = None
     passed: int = 0
     """Cells that a look found to be `same` or broken. They count in Holm's correction."""
+    tested: set[CellKey] = field(default_factory=set)
+    """Cells that fresh pairs tested. The verdicts of others are still those of the screening."""
 
 
 def undecided(report: GateReport, pairs: int = 1) -> list[Verdict]:
     """The gated cells that a screening in this many pairs left undecided, also those whose rounds a busy machine spoiled.
 
     With FASTER_PAIRS and more, a cell is left out if its interval ends within the margin. `same` is decided by that interval too.
+    An interval of one pair, the only one of the cell that has shared rounds, does not show that.
     """
     found = [verdict for verdict in report.verdicts if verdict.gated and verdict.state is State.AMBIGUOUS]
     found = [verdict for verdict in found if verdict.ratio is not None or verdict.reason == NO_ROUND]
-    return [verdict for verdict in found if verdict.may_be_slower] if pairs >= FASTER_PAIRS else found
+    return [verdict for verdict in found if pairs < FASTER_PAIRS or verdict.may_be_slower or verdict.covers != BETWEEN_PAIRS]
 
 
 def settle(report: GateReport, fresh: Fresh, reference: str, plan: Sequence[Look], pairs: int = 1) -> GateReport:
@@ -78,7 +81,8 @@ def settle(report: GateReport, fresh: Fresh, reference: str, plan: Sequence[Look
         progress.samples = join([progress.samples, more]) if progress.samples else more
         done = look.pairs
         _look(progress, look, reference)
-    verdicts = [_advised(v, progress.samples, reference) if v.cell in progress.open else v for v in progress.report.verdicts]
+    left = progress.tested.intersection(progress.open)
+    verdicts = [_advised(v, progress.samples, reference) if v.cell in left else v for v in progress.report.verdicts]
     return replace(progress.report, verdicts=ranked(verdicts))
 
 
@@ -116,6 +120,7 @@ def _look(progress: _Progress, look: Look, reference: str) -> None:
             pairs[key] = both
     tested = cell_tests(pairs, earlier, report.rules, "fresh process pair")
     tests = [tested[key] for key in progress.open if key in tested]
+    progress.tested.update(test.verdict.cell for test in tests)
     others = progress.passed + sum(bool(test.why_ambiguous) for test in tests)
     for verdict in corrected(tests, report.rules, share=look.share, others=others):
         settled[verdict.cell] = verdict

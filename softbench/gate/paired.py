@@ -43,6 +43,8 @@ FIXED_ROUNDS: Layer = {"rounds": ROUNDS, "max_rounds": ROUNDS}
 """Settings for which candidate and reference share every round."""
 MIN_CELLS = 5
 """Fewer cells with one process pair do not show how much processes differ."""
+BETWEEN_PAIRS = "differences between process pairs"
+"""What an interval covers that shows how processes differ."""
 FEW_PAIRS = 7
 """Fewer process pairs may agree by chance, so the spread of a cell is at least that of the median cell."""
 FASTER_PAIRS = 3
@@ -181,7 +183,7 @@ def _screened(key: CellKey, pairs: Sequence[SharedRounds], rules: Rules, spread:
         advisory,
         ratio=math.exp(centre),
         interval=(math.exp(centre - half), math.exp(centre + half)) if known else None,
-        covers="differences between process pairs" if spread else "rounds of one process pair",
+        covers=BETWEEN_PAIRS if spread else "rounds of one process pair",
         n=f"{sum(len(rounds.logs) for rounds in pairs)} rounds, {text.count(len(pairs), 'process pair')}",
         margin=rules.margin,
         gated=not advisory,
@@ -243,7 +245,7 @@ def _cell_test(
         ratio=math.exp(centre),
         raw_ratio=None,
         interval=(math.exp(centre - half), math.exp(centre + half)),
-        covers="differences between process pairs",
+        covers=BETWEEN_PAIRS,
         n=text.count(len(pairs), unit) + (f", {left_out} outlying left out" if left_out else ""),
     )
     slower_p, faster_p = (t_upper((sign * centre - limit) / error, spread.df) for sign in (1, -1))

@@ -176,7 +176,7 @@ def memory_of(device: str) -> int:
 def calls_of(case: Case, memory: int) -> int:
     """Calls of a challenge: as many as its bytes and a GPU's `memory` have room for.
 
-    The next challenge's inputs are drawn while the plugin's process still maps the last ones.
+    A plugin's process may still map the last challenge's inputs while the next ones are drawn.
     """
     inputs, outputs = input_layout(case)[1], output_layout(case)[1]
     most = min(CALLS[case.device], CALL_BYTES[case.device] // (inputs + outputs))

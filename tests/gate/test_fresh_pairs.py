@@ -61,6 +61,17 @@ def test_a_cell_without_a_shared_round_is_measured_again():
     assert set(by_state(fresh_pairs.settle(report, run.measure, "old", fresh_pairs.looks()))) == {State.SAME}
 
 
+def test_an_interval_of_one_pair_does_not_pass():
+    """Of three process pairs, one has shared rounds. It looks the same, but the cell is 8 % slower."""
+    screened = interleaved(dice(1), 20, processes=3)
+    old = screened.cells[key("old", 1)]
+    screened.cells[key("old", 1)] = replace(old, processes={number * 7: rounds for number, rounds in old.processes.items()})
+    report = paired.screen(screened, "new", "old", RULES)
+    assert by_state(report)[State.AMBIGUOUS] == {1}
+    report = fresh_pairs.settle(report, source(0.08).measure, "old", fresh_pairs.looks(3), 3)
+    assert by_state(report)[State.SLOWER] == {1}
+
+
 def test_fresh_pairs_measure_steady_cells_too():
     """Their values show how much process pairs differ, also if only one cell is undecided."""
     run, asked = source(0.08, cells=10), []
@@ -135,6 +146,22 @@ def test_a_gated_launch_bound_cell_may_be_advisory_again(slowdown, process_sd, l
     assert (found.state, found.gated, len(asked)) == (state, gated, looks)
     assert found.reason.startswith("advisory: launch-bound") is not gated
     assert report.exit_code == int(state is State.SLOWER)
+
+
+def test_a_launch_bound_cell_that_was_not_tested_stays_gated():
+    """Its fresh pairs share no round, so the slowdown of 20 % is that of the screening."""
+    screened = paired.screen(interleaved(dice(1), 20, slowdown=lambda i: 0.2 * (i == 0)), "new", "old", RULES)
+    run = source()
+
+    def fresh(keys, pairs):
+        found = launch_bound(run.measure(keys, pairs))
+        old = found.cells[key("old", 1)]
+        found.cells[key("old", 1)] = replace(old, processes={number + 100: rounds for number, rounds in old.processes.items()})
+        return found
+
+    report = fresh_pairs.settle(screened, fresh, "old", fresh_pairs.looks())
+    [found] = [verdict for verdict in report.verdicts if verdict.cell.N == 1]
+    assert (found.state, found.gated, report.exit_code) == (State.AMBIGUOUS, True, 3)
 
 
 def test_looks_spend_the_error_rate_once():

@@ -77,7 +77,7 @@ def test_options_of_the_user_replace_those_of_the_tool(main, monkeypatch, tmp_pa
     assert (settings.batch_ms, settings.l2, settings.backends) == (2, "cold", ("torch-use", "torch"))
 
 
-@pytest.mark.parametrize(("codes", "code"), [((0, 0), 0), ((1, 3), 1), ((3, 0), 3), ((0, 1), 1), ((0, 2), 2)])
+@pytest.mark.parametrize(("codes", "code"), [((0, 0), 0), ((1, 3), 1), ((3, 0), 3), ((0, 1), 1), ((0, 2), 2), ((0, -9), -9), ((-9, 1), 1)])
 def test_the_worse_of_both_gates_is_the_exit_code(monkeypatch, tmp_path, codes, code):
     asked, answers = [], iter(codes)
 
@@ -141,7 +141,8 @@ def test_the_table_has_ratios_and_the_share_of_the_step():
 
 
 def test_bad_arguments_are_one_line(capsys):
-    for arguments, text in ((["--models", "gpt3"], "--models: no model 'gpt3'"), ([], "no CUDA GPU here")):
+    bad = (["--models", "gpt3"], "--models: no model 'gpt3'"), (["--rounds", "0"], "--rounds: must be at least 1")
+    for arguments, text in (*bad, ([], "no CUDA GPU here")):
         if not arguments and torch.cuda.is_available():
             continue
         with pytest.raises(SystemExit):

@@ -1,5 +1,6 @@
 """`softbench.use`: its rule, and that nothing but the kernels changes. On the CPU, with launchers that record their calls."""
 
+import ctypes
 import importlib
 import subprocess
 import sys
@@ -144,6 +145,87 @@ def test_later_contiguous_calls_are_launched_in_cpp(monkeypatch):
         torch.log_softmax(x, -1)  # a new block decides anew
     assert calls == [*["_log_softmax", "_log_softmax_backward_data"] * 3, "_log_softmax"]
     assert len(calls.streams) == 4
+
+
+def decided():
+    """The first calls of float32, which decide. C++ launches later ones."""
+    x = torch.randn(2, 3, requires_grad=True)
+    for function in (torch.softmax, torch.log_softmax):
+        y = function(x, -1)
+        torch.autograd.grad(y, x, torch.ones_like(y))
+
+
+def test_transforms_reach_the_launcher_in_cpp(monkeypatch):
+    calls = on_the_cpu(monkeypatch, "launcher", ANY)
+    x, tangent = torch.randn(4, 6), torch.randn(4, 6)
+    transforms = (
+        lambda: torch.func.jvp(lambda x: torch.softmax(x, -1), (x,), (tangent,))[1],
+        lambda: torch.func.vmap(torch.func.vmap(lambda x: torch.softmax(x, -1)))(torch.stack([x, x])),
+        lambda: torch.func.vmap(lambda x: torch.softmax(x, -1), in_dims=1)(x),
+        lambda: torch.func.vmap(torch.func.grad(lambda x: torch.log_softmax(x, -1)[0]))(x),
+        lambda: torch.func.hessian(lambda x: torch.softmax(x, -1).square().sum())(x),
+        lambda: torch.func.functionalize(lambda x: torch.softmax(x, -1))(x),
+    )
+    expected = [transform() for transform in transforms]
+    with use():
+        decided()
+        assert calls.streams == []
+        for transform, result in zip(transforms, expected, strict=True):
+            torch.testing.assert_close(transform(), result, atol=1e-5, rtol=1e-5)
+    assert len(calls.streams) >= len(transforms)
+
+
+def test_results_in_cpp_are_inference_tensors_only_in_inference_mode(monkeypatch):
+    calls = on_the_cpu(monkeypatch, "launcher", ANY)
+    x = torch.randn(4, 6, requires_grad=True)
+    with use():
+        decided()
+        with torch.inference_mode():
+            assert torch.softmax(x, -1).is_inference()
+            made = torch.randn(4, 6)
+        for given, grad in ((made, False), (x, True), (x.detach(), False)):
+            y = torch.softmax(given, -1)
+            assert (y.is_inference(), y.requires_grad) == (False, grad)
+        y = torch.softmax(x, -1)
+        y.add_(1)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            y.sum().backward()
+    assert len(calls.streams) == 5
+
+
+def test_unusual_tensors_are_launched_as_torch_does(monkeypatch):
+    """Views that negate, zeros without memory, copies on write, and sizes of 1 with any strides."""
+    calls = on_the_cpu(monkeypatch, "launcher", ANY)
+    x = torch.randn(4, 6)
+    images = torch.randn(2, 3, 1, 1).to(memory_format=torch.channels_last), torch.randn(2, 1, 5, 4).to(memory_format=torch.channels_last)
+    strided = x.as_strided((1, 6), (1000, 1)), x.as_strided((4, 1), (1, 1)), torch.randn(25)[1:].view(4, 6)
+    given = (torch._neg_view(x), torch._efficientzerotensor((4, 6)), *images, *strided)
+    expected = [torch.softmax(one, -1) for one in given]
+    with use():
+        decided()
+        for one, result in zip(given, expected, strict=True):
+            y = torch.softmax(one, -1)
+            torch.testing.assert_close(y, result)
+            assert y.stride() == result.stride()
+        copied = torch._lazy_clone(x)
+        y = torch.softmax(copied, -1)
+        assert torch._C._is_cow_tensor(copied)  # reading makes no copy
+        zeros = torch._efficientzerotensor((4, 6))
+        assert not torch.ops.aten._softmax_backward_data(zeros, y, -1, torch.float32).any()
+    assert len(calls.streams) == 7  # not the zeros, which torch expands
+
+
+def test_python_launches_where_the_stream_is_unknown(monkeypatch):
+    @ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int32, ctypes.c_void_p)
+    def failing(device, stream):
+        return 1
+
+    calls = on_the_cpu(monkeypatch, "launcher", ANY)
+    monkeypatch.setattr(filters, "current_stream", lambda: overridden.address(failing))
+    with use():
+        for _ in range(2):
+            torch.softmax(torch.randn(2, 3), -1)
+    assert (calls, calls.streams) == (["_softmax"] * 2, [])
 
 
 def test_python_launches_strided_tensors_and_other_dtypes(monkeypatch):
