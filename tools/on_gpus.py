@@ -2,8 +2,8 @@
 
 A step is one command with an estimate of its seconds on an H200. Steps that need all GPUs of the host come first, one at a time. The others
 are dealt to the GPUs, in their order, one at a time on each. A step whose estimate is over the time left is left out. The estimates of
-`judged` and `judged-honest` are of no run, and those of the sanitizers are for 16 cores. A step is interrupted after twice its estimate,
-and when the time is over, so that softbench still writes its results. Ctrl-C interrupts all. The CUDA libraries are built before.
+`judged`, `judged-honest` and `tests-api` are of no run. Those of the sanitizers are for 16 cores. A step is interrupted after twice its
+estimate, and when the time is over, so that softbench still writes its results. Ctrl-C interrupts all. The CUDA libraries are built before.
 
 FOLDER has the output of each step in STEP.log and its files in STEP/. `--pack FILE` makes a .tar.gz of FOLDER. `--list` prints the steps.
 The steps `losses` and `judged-honest` need liger-kernel and quack-kernels, `use-models` needs transformers, and `fleet-ray` needs
@@ -38,8 +38,8 @@ HONEST = (
     ",liger,quack"
 )
 SHORT = (
-    f"softbench run --backends {OURS} --M 1048576 --N 5,7,8,9,13,60,77,129,197 --dtype bf16,fp32 --direction forward,backward"
-    " --profile off --output {out}"
+    f"softbench run --backends {OURS} --M 1048576 --N 5,7,8,9,13,33,60,65,77,127,129,191,193,197 --dtype bf16,fp32"
+    " --direction forward,backward --profile off --output {out}"
 )
 LOSSES = "softbench run --op cross_entropy,logprob --backends copy,triton,cuda --dtype bf16 --direction forward"
 MASKED = "softbench run --op masked_softmax --backends torch,compile,triton,cuda --dtype bf16 --direction forward,backward --output {out}"
@@ -84,7 +84,7 @@ STEPS = (
     Step("frontier", 225, f"softbench run --config frontier --backends {OURS} --profile off --output {{out}}"
          " && softbench compare {out}/latest.csv results/h200/frontier.csv"),
     Step("losses", 110, "softbench run --config losses --backends copy,liger,quack,triton,cuda --output {out}"),
-    Step("losses-odd", 20, f"{LOSSES} --M 4096 --N 49152,50176,50257,50264,50304 --output {{out}}"),
+    Step("losses-odd", 20, f"{LOSSES} --M 4096 --N 32000,49152,50176,50257,128256 --output {{out}}"),
     Step("losses-few", 30, f"{LOSSES} --M 1,4,8,64 --N 50257,128256 --output {{out}}"),
     Step("log-softmax", 76, "softbench run --op log_softmax --M 4096 --N 1024,16384,50257 --dtype bf16,fp32"
          " --direction forward,backward --output {out}"),
@@ -96,13 +96,14 @@ STEPS = (
     Step("tests-judge", 150, f"{PYTEST} 'gpu and alone' tests/gpu/test_judge_gpu.py"),
     Step("tests-attacks", 150, f"{PYTEST} 'gpu and not alone' -n 4 tests/gpu/test_judge_gpu.py"),
     Step("tests-losses", 125, f"{PYTEST} gpu -n 4 tests/gpu/test_cuda_losses_gpu.py tests/gpu/test_triton_losses_gpu.py"),
-    Step("tests-operations", 205, f"{PYTEST} gpu -n 4 tests/gpu/test_operations_gpu.py tests/gpu/test_wrong_plugins_gpu.py"),
+    Step("tests-operations", 180, f"{PYTEST} gpu -n 4 tests/gpu/test_operations_gpu.py tests/gpu/test_wrong_plugins_gpu.py"),
+    Step("tests-api", 90, f"{PYTEST} gpu tests/gpu/test_api_gpu.py tests/gpu/test_automatic_gpu.py"),
     Step("tests-use", 30, f"{PYTEST} gpu -n 4 tests/gpu/test_use_gpu.py"),
     *(Step(f"use-ab-{l2}", 420, f"python3 tools/use_ab.py --l2 {l2} --output {{out}}") for l2 in ("cold", "warm")),
     Step("use-models", 65, "python3 tools/use_models.py --json {out}/models.json"),
     Step("assertion-rates", 200, "python3 tools/assertion_rates.py"),
-    Step("short", 40, SHORT),
-    Step("short-by-rule", 40, f"SOFTBENCH_TRITON_TABLE=none {SHORT}"),
+    Step("short", 55, SHORT),
+    Step("short-by-rule", 55, f"SOFTBENCH_TRITON_TABLE=none {SHORT}"),
     Step("short-rows", 90, "python3 tools/short_rows.py"),
     Step("few-rows", 20, "python3 tools/cuda_plans.py --passes softmax_backward --shapes 2x151936,48x151936,2x5120"),
     *(Step(f"random-{part}", 200, f"python3 tools/random_shapes.py write {part}/10 -o {{out}}/shapes.toml &&"

@@ -47,6 +47,7 @@ MEASURED = ((9, 0),)
 """The compute capabilities on which the limits were measured. Other devices keep torch's kernels."""
 NEVER = 2**62
 KEPT = 4096
+"""Removed kernels that are kept. While a call in another thread runs one, blocks may remove a thousand more on a busy machine."""
 
 
 class Least(NamedTuple):
@@ -189,8 +190,9 @@ def use() -> Iterator[None]:
     The calls are those of `torch.softmax`, `torch.nn.functional.softmax`, `cross_entropy` and others, and their gradients, in all threads
     of the process. Everything is undone at the end of the last of several such blocks, also after an exception.
 
-    - Cases: float32, float16 and bfloat16, `dim` is the last, and torch's kernel takes longer than our call takes on the host: from 4 to
-      16 million elements on, or rows of 125000 columns. GPUs of compute capability 9.0 (H100, H200). All other calls keep torch's kernels.
+    - Cases: float32, float16 and bfloat16, `dim` is the last, and torch's kernel takes longer than our call takes on the host. These are
+      tensors of 4 to 16 million elements and more, or rows of 125000 columns. GPUs of compute capability 9.0 (H100, H200). All other
+      calls keep torch's kernels.
     - Results: within the bound of docs/correctness.md, and not bit for bit those of torch.
     - torch.compile: compiled code has Inductor's own kernels, inside and outside of the block. `softbench.kernels.softmax` is for compiled
       functions. Backends that run operators of aten, such as `aot_eager` and `cudagraphs`, run what is active when the operator runs.

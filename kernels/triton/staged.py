@@ -20,7 +20,7 @@ from .smem_tiles import ALLOCATE_4, ALLOCATE_8, ALLOCATE_16, ALLOCATE_24, ALLOCA
 from .softmax_ops import MINUS_INFINITY, exp_fast, finite_or_zero, gradient, norm_of, normalized
 
 # A whole vector, where $3 is not 0. A copy of fewer bytes than 16 also reads the others, which may lie behind the tensor. It has no policy
-# for L2: ptxas can add a uniform register to the shared address, and a copy with both is an illegal instruction on an H200.
+# for L2. ptxas can add a uniform register to the shared address. A copy with both is an illegal instruction on an H200.
 COPY = tl.constexpr("{ .reg .pred p; setp.ne.u32 p, $3, 0; @p cp.async.cg.shared.global [$1], [$2], 16; mov.b32 $0, 0; }")
 COPY_WORD = tl.constexpr(
     "{ .reg .pred p; .reg .b32 word; setp.ne.u32 p, $3, 0; @p ld.global.b32 word, [$2]; @p st.shared.b32 [$1], word; mov.b32 $0, 0; }"

@@ -81,6 +81,8 @@ def settle(report: GateReport, fresh: Fresh, reference: str, plan: Sequence[Look
         progress.samples = join([progress.samples, more]) if progress.samples else more
         done = look.pairs
         _look(progress, look, reference)
+    if progress.samples is None:
+        return report
     left = progress.tested.intersection(progress.open)
     verdicts = [_advised(v, progress.samples, reference) if v.cell in left else v for v in progress.report.verdicts]
     return replace(progress.report, verdicts=ranked(verdicts))
@@ -93,15 +95,14 @@ def controls_of(report: GateReport, others: int) -> list[CellKey]:
     return [steady[i * len(steady) // wanted] for i in range(wanted)]
 
 
-def _advised(verdict: Verdict, samples: RunSamples | None, reference: str) -> Verdict:
+def _advised(verdict: Verdict, samples: RunSamples, reference: str) -> Verdict:
     """The verdict, which is advisory if all fresh pairs leave the cell undecided and show no more than the noise of the host.
 
     The screening gates a launch-bound cell of a large ratio, which may have been noise.
     """
-    old = samples.cells.get(verdict.cell.with_backend(reference)) if samples else None
-    if samples is None or old is None or verdict.ratio is None:
-        return verdict
-    why = advisory_reason(median(old.medians_us().values()), samples.environment.get("device"), old, verdict.ratio)
+    old = samples.cells[verdict.cell.with_backend(reference)]
+    us = median(old.medians_us().values())
+    why = advisory_reason(us, samples.environment.get("device"), old, verdict.ratio) if verdict.ratio else ""
     return replace(verdict, gated=False, reason=f"{why}; {verdict.reason}") if why else verdict
 
 

@@ -121,6 +121,15 @@ def registered():
 
 
 @contextlib.contextmanager
+def undone():
+    """At the end, the dispatcher has what it had before, and no block is left."""
+    before = registered()
+    yield
+    assert registered() == before
+    assert override._depth == 0
+
+
+@contextlib.contextmanager
 def other_override(operator, kernel, key="CPU"):
     """Another override of an operator, as FlagGems has them."""
     library = torch.library.Library("aten", "IMPL")
