@@ -37,7 +37,7 @@ EMPTY_CHALLENGES = 15
 CALLS = {"cpu": 64, "cuda": 256}
 """Calls of a challenge, at most."""
 LEAST_CALLS = 2
-CALL_BYTES = {"cpu": 2**26, "cuda": 2**34}
+CALL_BYTES = {"cpu": 2**26, "cuda": 2**35}
 """Bytes of the inputs and outputs of a challenge, about."""
 MEMORY_SHARE = 0.6
 """The part of a GPU's memory that a judgement may take. A run's workers keep contexts beside it, and buffers of a case."""

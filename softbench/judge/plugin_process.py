@@ -23,11 +23,13 @@ from softbench.plugins.source import PluginSource
 from softbench.processes.pool import Lost, Pool, Worker
 from softbench.processes.slot import infos_of, load_request
 from softbench.worker import shared_memory
-from softbench.worker.judged_calls import Tensors, input_layout, output_bytes
+from softbench.worker.judged_calls import Tensors, output_bytes
 from softbench.worker.timers import synchronize
 
 CLOCK = time.perf_counter_ns
 FLUSH_BYTES = 256 * 2**20
+WAKING_REQUESTS = 4
+"""Requests without work just before the clock starts. A process that has waited long answers its first request some 200 us later."""
 ATTEMPTS = 100
 """How often the processes of the plugin's group are ended, at most: each may have started another."""
 Answer = TypeVar("Answer", bound=Reply)
@@ -88,12 +90,15 @@ class PluginProcess:
         return infos[0].name
 
     def empty(self) -> float:
-        """Microseconds of a challenge that computes nothing. The plugin is not loaded yet."""
-        size = self.calls * input_layout(self.case)[1]
-        with _created(size, self.case.device, read_only=True) as block:
-            block.bytes.fill_(1)  # like the inputs of a challenge, so that both kinds of challenges map memory that has been written
-            rows = torch.zeros((self.calls, challenge.rows_to_read(self.case, self.calls)), dtype=torch.int64, device=self.case.device)
-            us = self._timed(block, size, rows)[0]
+        """Microseconds of a challenge that computes nothing. The plugin is not loaded yet.
+
+        Its inputs are drawn as those of other challenges. Otherwise both processes would answer sooner: their data would be in the caches.
+        """
+        drawn = challenge.draw(self.case, self.calls)
+        try:
+            us = self._timed(drawn.inputs, drawn.bytes, drawn.rows)[0]
+        finally:
+            drawn.inputs.close()
         self.release()
         return us
 
@@ -117,6 +122,8 @@ class PluginProcess:
         """Microseconds from the request to the end of the read, where the outputs lie, and these rows of them."""
         reader = self._reader()
         indices = reader.indices(rows)
+        for _ in range(WAKING_REQUESTS):
+            self.release()
         self._flush()
         self.worker.channel.outgoing = [block.descriptor]
         start = CLOCK()

@@ -12,7 +12,7 @@ from wrongs import PLUGINS, load
 
 from softbench.core.case import Case, Direction
 from softbench.core.messages import MakeCalls, ReleaseInputs, ShareOutputs
-from softbench.judge import challenge
+from softbench.judge import challenge, plugin_process
 from softbench.judge.challenge import OutputReader
 from softbench.judge.judgement import Judge, Judgement, calls_of
 from softbench.judge.main import readable_folders
@@ -20,7 +20,7 @@ from softbench.judge.plugin_process import PluginProcess
 from softbench.plugins.source import FILE, PluginSource, origins
 from softbench.processes.pool import Pool
 from softbench.worker import any_dim, confinement, shared_memory
-from softbench.worker.judged_calls import JudgedCalls, input_layout, output_bytes
+from softbench.worker.judged_calls import JudgedCalls, input_layout, output_bytes, output_layout
 
 ATTACKS = load(PLUGINS / "wrong" / "judge_attacks.py")
 PORTS = [attack for attack in load(PLUGINS / "wrong" / "harness_attacks.py") if not attack.cuda]
@@ -178,13 +178,30 @@ def test_a_plugin_may_read_built_libraries_and_nothing_else_there(judge, tmp_pat
     assert library.read_text() == "built"
 
 
-def test_an_empty_challenge_maps_memory_that_was_written(monkeypatch):
-    written, asked = [], []
+def test_an_empty_challenge_is_drawn_as_others(monkeypatch):
+    drawn, asked = [], []
     monkeypatch.setattr(PluginProcess, "ask", lambda self, request, phase: asked.append(request.op))
+    monkeypatch.setattr(PluginProcess, "_timed", lambda self, block, size, rows: (drawn.append((block.bytes.clone(), size, rows)), 5.0)[1:])
     plugin = PluginProcess(None, None, CASE, 2, {})
-    monkeypatch.setattr(PluginProcess, "_timed", lambda self, block, size, rows: (written.append(block.bytes.eq(1).all().item()), 5.0)[1:])
-    assert plugin.empty() == 5.0
-    assert (written, asked) == ([True], ["release_of_judge"])
+    assert [plugin.empty(), plugin.empty()] == [5.0, 5.0]
+    (first, size, rows), (second, *_) = drawn
+    assert size == len(first) == 2 * input_layout(CASE)[1]
+    assert not torch.equal(first, second)
+    assert len(rows) == 2
+    assert asked == ["release_of_judge"] * 2
+
+
+def test_requests_without_work_come_before_the_clock(monkeypatch):
+    asked = []
+    called = SimpleNamespace(places=((0,), (0,)))
+    monkeypatch.setattr(PluginProcess, "ask", lambda self, request, phase: (asked.append(request.op), called)[1])
+    monkeypatch.setattr(plugin_process, "CLOCK", lambda: (asked.append("clock"), 0)[1])
+    outputs = shared_memory.create(output_bytes(CASE, 2), "cpu")
+    reader = OutputReader(CASE, 2, outputs, output_bytes(CASE, 2))
+    PluginProcess(None, SimpleNamespace(channel=SimpleNamespace()), CASE, 2, {}, reader).empty()
+    outputs.close()
+    waking = ["release_of_judge"] * plugin_process.WAKING_REQUESTS
+    assert asked == [*waking, "clock", "calls_of_judge", "clock", "release_of_judge"]
 
 
 def test_an_empty_challenge_writes_one_element():
@@ -195,7 +212,7 @@ def test_an_empty_challenge_writes_one_element():
     judged = JudgedCalls(server, [os.dup(block.descriptor) for block in (outputs, inputs)])
     judged.handle(ShareOutputs(CASE, 2, sizes[0]))
     reply = judged.handle(MakeCalls(sizes[1]))
-    assert reply.places == ((0,), (0,))
+    assert reply.places == ((0,), (output_layout(CASE)[1],))
     assert outputs.bytes.ne(3).nonzero().flatten().tolist() == [0, 1, 2, 3]
     judged.handle(ReleaseInputs())
     assert judged.inputs is None
