@@ -63,7 +63,7 @@ def reading_plans(M: int, vectors: int) -> Iterator[Plan]:
         for threads in (64, 128, 160, 192, 224, 256):
             most = -(-vectors // threads)
             yield from (Plan(SPLIT, in_flight, threads, ctas) for ctas in (1, 2, 3, 4, 6, 8, 12, 16, 32, 64, 128, 256) if ctas <= most)
-    for threads in (64, 128, 192, 256) if M <= 1024 else ():
+    for threads in (64, 96, 128, 160, 192, 224, 256) if M <= 1024 else ():
         yield from (Plan(CLUSTER, 4, threads, ctas) for ctas in (2, 4, 8, 12, 16) if ctas * threads <= 2 * vectors)
 
 

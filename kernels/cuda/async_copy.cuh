@@ -32,9 +32,11 @@ template <int LATER> __device__ __forceinline__ void copy_async_wait_but() { asm
 __device__ __forceinline__ void barrier_init(uint64_t* barrier) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(barrier)) : "memory");
 }
-// Makes initialized barriers visible to the other CTAs of the cluster and to the copy engine.
+// Makes initialized barriers visible to the other CTAs of the cluster; no instruction.
+__device__ __forceinline__ void barrier_inits_visible() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+// The same, also to the copy engine. It waits for the memory operations before it.
 __device__ __forceinline__ void barrier_inits_done() {
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    barrier_inits_visible();
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 // The only arrival of a phase. It also sets how many bytes the phase waits for.

@@ -53,6 +53,12 @@ __device__ __forceinline__ float load_number(const float* from) {
     asm volatile("ld.global.f32 %0, [%1];" : "=f"(number) : "l"(from));
     return number;
 }
+// Loads an element into the lower part of `bits`, if `inside`. It converts nothing, since that would wait for the load.
+template <typename T> __device__ __forceinline__ void load_element_if(bool inside, uint32_t& bits, const T* from) {
+    if constexpr (sizeof(T) == 4)
+        asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %1, 0;\n@p ld.global.b32 %0, [%2];\n}" : "+r"(bits) : "r"(unsigned(inside)), "l"(from));
+    else asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %1, 0;\n@p ld.global.u16 %0, [%2];\n}" : "+r"(bits) : "r"(unsigned(inside)), "l"(from));
+}
 
 // What the rows of FusedCrossEntropy have beside x and dx. Rows whose target is `ignore_index` have zeros as loss and gradient.
 struct LossRows {
@@ -141,7 +147,7 @@ struct Sums {
 };
 
 // The operations of row_statistics.cuh. `logit` is z of an element. `add` adds a z to Sums from `base`. `rescaled` changes the maximum. COUNTS: the
-// elements are counted. CLAMPS: `add` raises z - base to FAR_BELOW if it is less. NEAR: it is known not to be.
+// elements are counted. HAS_THIRD: `third` is not always 0. CLAMPS: `add` raises z - base to FAR_BELOW if it is less. NEAR: it is known not to be.
 // `finish` gets the Sums of a row, and its element at the target if it has one. `given` has the pointers to what a row has beside x.
 struct CrossEntropyRows {
     const int64_t* target;
@@ -155,7 +161,7 @@ template <typename T, Logits LOGITS> struct CrossEntropy {
     using Element = T;
     using Given = CrossEntropyRows;
     static constexpr int V = VECTOR_BYTES / sizeof(T), E = Packed<T>::ELEMENTS;
-    static constexpr bool COUNTS = LOGITS != PLAIN, CLAMPS = false;
+    static constexpr bool COUNTS = LOGITS != PLAIN, HAS_THIRD = COUNTS, CLAMPS = false;
 
     static __device__ __forceinline__ float logit(const Given& given, float x) {
         return LOGITS == SOFTCAPPED ? given.softcap.cap * given.softcap.tangent(x) : x;
@@ -194,7 +200,7 @@ template <typename T> struct Logprob {
     using Element = T;
     using Given = LogprobRows;
     static constexpr int V = VECTOR_BYTES / sizeof(T), E = Packed<T>::ELEMENTS;
-    static constexpr bool COUNTS = false, CLAMPS = true;
+    static constexpr bool COUNTS = false, HAS_THIRD = true, CLAMPS = true;
 
     static __device__ __forceinline__ float logit(const Given&, float x) { return x; }
     template <bool NEAR> static __device__ __forceinline__ void add(float x, float base, Sums& sums) {

@@ -4,7 +4,7 @@
 // keeps its own maximum, and takes the maximum of U vectors before their exponentials. So an element takes one exponential.
 //
 // Short rows have a warp each. Other rows have one CTA, or several anywhere on the device. Each of these stores its Sums in a slot and counts itself
-// as finished. The last one merges the slots, so no CTA waits for another. The CTAs of a cluster send their Sums to its first CTA, which waits.
+// as finished. The last one merges the slots, so no CTA waits for another. The warps of a cluster send their Sums to its first CTA, which waits.
 #pragma once
 
 #include "cluster_exchange.cuh"
@@ -36,7 +36,8 @@ inline dim3 grid_of_rows(int ctas, int64_t rows) {
 
 template <typename Op> __device__ __forceinline__ Sums merged_over_warp(const Sums& sums) {
     const Sums mine = Op::rescaled(sums, max_over_warp(sums.maximum));
-    return {mine.maximum, sum_over_lanes(mine.sum, WARP), sum_over_lanes(mine.third, WARP), Op::COUNTS ? sum_over_lanes(mine.count, WARP) : 0.0f};
+    return {mine.maximum, sum_over_lanes(mine.sum, WARP), Op::HAS_THIRD ? sum_over_lanes(mine.third, WARP) : 0.0f,
+            Op::COUNTS ? sum_over_lanes(mine.count, WARP) : 0.0f};
 }
 
 // Merges the Sums of a CTA; the first warp gets the result.
@@ -96,24 +97,48 @@ template <typename Op> __device__ __forceinline__ void accumulate_one(const type
 }
 
 // The Sums of a thread: of the vectors from `from` to `to` that begin at `base`, `lanes` vectors apart. SHORT: a warp has the row, and all its lanes go
-// the same way, so it adds padding too, unless elements are counted.
+// the same way, so it adds padding too, unless elements are counted. `farthest`: the vector at which a lane of the warp begins, at most. All lanes
+// leave the first loop together. Otherwise one warp would issue its last loads only when the other half of it has computed.
 template <typename Op, int U, bool SHORT>
-__device__ __forceinline__ Sums thread_sums(const typename Op::Given& given, const typename Op::Element* base, int from, int to, int lanes) {
+__device__ __forceinline__ Sums thread_sums(const typename Op::Given& given, const typename Op::Element* base, int from, int farthest, int to, int lanes) {
     constexpr Vectors LAST = SHORT && !Op::COUNTS ? PADDED : SOME;
     const uint4* next = reinterpret_cast<const uint4*>(base) + from;
     Sums sums = {MINUS_INFINITY, 0.0f, 0.0f, 0.0f};
     uint32_t packed[U][4];
     int left = to - from;  // also of the other threads
+    const int most = (U - 1) * lanes + farthest - from;  // left - most is the same in all lanes
     if constexpr (LAST != PADDED)
-        for (; left > (U - 1) * lanes; left -= U * lanes, next += U * lanes) {
+        for (; left > most; left -= U * lanes, next += U * lanes) {
 #pragma unroll
             for (int u = 0; u < U; ++u) assign(packed[u], next[u * lanes]);
             accumulate<Op, U, ALL>(given, sums, packed, left, lanes);
         }
-    for (; left > 0; left -= U * lanes, next += U * lanes) {  // once, unless LAST is PADDED
+    for (; left > 0; left -= U * lanes, next += U * lanes) {  // once, unless LAST is PADDED or the warp begins before the first whole vector
 #pragma unroll
         for (int u = 0; u < U; ++u) load16_if<false>(u * lanes < left, packed[u], Packed<typename Op::Element>::MINUS_INFINITY_BITS, next + u * lanes, 0);
         accumulate<Op, U, LAST>(given, sums, packed, left, lanes);
+    }
+    return sums;
+}
+// As thread_sums, where few rows have the device: `meanwhile` is done after the first loads, which are in flight then.
+template <typename Op, int U, typename F>
+__device__ __forceinline__ Sums thread_sums_soon(const typename Op::Given& given, const typename Op::Element* base, int from, int farthest, int to, int lanes, F meanwhile) {
+    const uint4* next = reinterpret_cast<const uint4*>(base) + from;
+    Sums sums = {MINUS_INFINITY, 0.0f, 0.0f, 0.0f};
+    uint32_t packed[U][4];
+    int left = to - from;
+    const int most = (U - 1) * lanes + farthest - from;
+    auto load = [&] {
+#pragma unroll
+        for (int u = 0; u < U; ++u) load16_if<false>(u * lanes < left, packed[u], Packed<typename Op::Element>::MINUS_INFINITY_BITS, next + u * lanes, 0);
+    };
+    load();
+    meanwhile();
+    while (left > 0) {
+        if (left > most) accumulate<Op, U, ALL>(given, sums, packed, left, lanes);
+        else accumulate<Op, U, SOME>(given, sums, packed, left, lanes);
+        left -= U * lanes, next += U * lanes;
+        if (left > 0) load();
     }
     return sums;
 }
@@ -157,34 +182,62 @@ __device__ __forceinline__ bool merged_by_last(const StatisticsRows<Op>& rows, i
     return true;
 }
 
-// What the CTAs of a cluster need to merge their Sums: the first one has a message from each.
+// What the CTAs of a cluster need to merge their Sums: the first one has a message from each warp of each CTA.
 struct SumsMailbox {
-    alignas(sizeof(Sums)) Sums messages[MAX_CLUSTER];  // each is written as a whole
+    alignas(sizeof(Sums)) Sums messages[MAX_CLUSTER * STATISTICS_THREADS / WARP];  // each is written as a whole
     uint64_t barrier;  // its phase ends when all messages have come
 };
-// Called before the loads. The wait for the other CTAs comes after them.
+// Called after the first loads. The wait for the other CTAs comes after all of them.
 __device__ __forceinline__ void prepare_mailbox(SumsMailbox& mailbox, int size) {
 #if SOFTBENCH_CLUSTERS
     if (threadIdx.x == 0) {
         barrier_init(&mailbox.barrier);
-        barrier_inits_done();
-        barrier_expect(&mailbox.barrier, uint32_t(sizeof(Sums)) * size);
+        barrier_inits_visible();
+        barrier_expect(&mailbox.barrier, uint32_t(sizeof(Sums)) * size * (blockDim.x / WARP));
     }
     cluster_arrive();
 #endif
 }
-// Merges the Sums of all CTAs of a cluster. True in the warp that finishes the row: the first one of the first CTA.
+// Merges `count` Sums in shared memory, at most LANE_SUMS a lane; each lane of the warp gets the result.
+template <typename Op, int LANE_SUMS> __device__ __forceinline__ Sums merged_from_shared(const Sums* all, int count) {
+    Sums mine[LANE_SUMS];
+    float maximum = MINUS_INFINITY;
+#pragma unroll
+    for (int i = 0; i < LANE_SUMS; ++i) {
+        const int from = i * WARP + int(threadIdx.x % WARP);
+        mine[i] = from < count ? all[from] : Sums{MINUS_INFINITY, 0.0f, 0.0f, 0.0f};
+        maximum = fmaxf(maximum, mine[i].maximum);
+    }
+    maximum = max_over_warp(maximum);
+    Sums sums = {maximum, 0.0f, 0.0f, 0.0f};
+#pragma unroll
+    for (int i = 0; i < LANE_SUMS; ++i) {
+        const Sums part = Op::rescaled(mine[i], maximum);
+        sums.sum += part.sum;
+        sums.third += part.third;
+        sums.count += part.count;
+    }
+    return {maximum, sum_over_lanes(sums.sum, WARP), Op::HAS_THIRD ? sum_over_lanes(sums.third, WARP) : 0.0f,
+            Op::COUNTS ? sum_over_lanes(sums.count, WARP) : 0.0f};
+}
+// Merges the Sums of all threads of a cluster. True in the warp that finishes the row: the first one of the first CTA.
+//
+// Each warp sends to the first CTA, so a CTA has no barrier of its own. The first CTA stays until all messages have come. The others only send, in
+// registers, and may exit. Nobody sends before all CTAs have passed cluster_arrive: then the mailbox exists and its barrier is ready.
 template <typename Op> __device__ __forceinline__ bool merged_by_first(int rank, int size, Sums& sums, SumsMailbox& mailbox) {
 #if SOFTBENCH_CLUSTERS
+    const int warps = blockDim.x / WARP, warp = threadIdx.x / WARP;
+    sums = merged_over_warp<Op>(sums);
     cluster_wait();
-    if (threadIdx.x == 0)
-        asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(remote_address(&mailbox.messages[rank], 0)),
+    if (threadIdx.x % WARP == 0)
+        asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(
+                         remote_address(&mailbox.messages[rank * warps + warp], 0)),
                      "r"(__float_as_uint(sums.maximum)), "r"(__float_as_uint(sums.sum)), "r"(__float_as_uint(sums.third)), "r"(__float_as_uint(sums.count)),
                      "r"(remote_address(&mailbox.barrier, 0))
                      : "memory");
-    if (rank != 0 || threadIdx.x >= WARP) return false;
+    if (rank != 0 || warp != 0) return false;
     barrier_wait(&mailbox.barrier, 0);
-    sums = merged_over_warp<Op>(int(threadIdx.x) < size ? mailbox.messages[threadIdx.x] : Sums{MINUS_INFINITY, 0.0f, 0.0f, 0.0f});
+    sums = merged_from_shared<Op, MAX_CLUSTER * STATISTICS_THREADS / WARP / WARP>(mailbox.messages, size * warps);
 #endif
     return true;
 }
@@ -207,7 +260,8 @@ template <Share SHARE> __device__ __forceinline__ Place place_of() {
 
 // U: the vectors of a thread in flight.
 template <typename Op, int U, Share SHARE>
-__global__ void __launch_bounds__(STATISTICS_THREADS, statistics_min_ctas(U, Op::COUNTS, SHARE == SEVERAL_CTAS)) row_statistics(StatisticsRows<Op> rows) {
+__global__ void __launch_bounds__(STATISTICS_THREADS, statistics_min_ctas(U, Op::COUNTS, SHARE == SEVERAL_CTAS) - (AFTER_HOPPER && Op::COUNTS && SHARE == ONE_CLUSTER))
+    row_statistics(StatisticsRows<Op> rows) {
     constexpr bool WARP_PER_ROW = SHARE == ONE_WARP_EACH;
     constexpr int V = Op::V, BASE_ALIGNMENT = WARP_PER_ROW ? VECTOR_BYTES : LINE_BYTES;
     using Element = typename Op::Element;
@@ -216,11 +270,10 @@ __global__ void __launch_bounds__(STATISTICS_THREADS, statistics_min_ctas(U, Op:
     const Place place = place_of<SHARE>();
     const int64_t row = place.row;
     const int cta = place.cta, ctas = place.ctas;
-    if (row >= rows.M) return;  // only whole warps return, and their path has no barrier
+    if (SHARE != ONE_CLUSTER && row >= rows.M) return;  // only whole warps return, and their path has no barrier; each cluster has a row
     __shared__ SumsMailbox mailbox;
-    if constexpr (SHARE == ONE_CLUSTER) prepare_mailbox(mailbox, ctas);
     int64_t target = 0;
-    if (lane == 0) target = load_word(rows.target + row);  // early: x at the target waits for it
+    if (lane == 0 && (SHARE != ONE_CLUSTER || cta == 0)) target = load_word(rows.target + row);  // early: x at the target waits for it
 
     const Element* const x = rows.x + row * rows.stride;
     const int offset = int(reinterpret_cast<uintptr_t>(x) & (BASE_ALIGNMENT - 1)) / int(sizeof(Element)), row_end = offset + rows.N;
@@ -230,25 +283,39 @@ __global__ void __launch_bounds__(STATISTICS_THREADS, statistics_min_ctas(U, Op:
         from += cta * rows.chunk;
         to = min(end, (cta + 1) * rows.chunk);
     }
+    int farthest = from + WARP - 1 - int(threadIdx.x % WARP);
+    if (farthest - (WARP - 1) < first) farthest += lanes;
     if (from < first) from += lanes;  // `first` is at most LINE_VECTORS
-    const int edge_index = lane < FIRST_TAIL_THREAD ? offset + lane : end * V + lane - FIRST_TAIL_THREAD;
-    const bool has_edge = cta == 0 && lane < EDGE_THREADS && edge_index < row_end && (lane >= FIRST_TAIL_THREAD || edge_index < first * V);
-    Element edge = from_float<Element>(0.0f);
-    if (has_edge) edge = (x - offset)[edge_index];  // it is converted after the vectors, which do not wait for it
-    Sums sums = thread_sums<Op, U, WARP_PER_ROW>(rows, x - offset, from, to, lanes);
-    if (has_edge) accumulate_one<Op>(rows, sums, to_float(edge));
-    float x_target = 0.0f;
-    if (lane == 0 && target >= 0 && target < rows.N) x_target = to_float(x[target]);
+    // In a cluster, the last warp of all has the edges: it has the fewest vectors, and the first one merges.
+    const int edge_lane = SHARE == ONE_CLUSTER ? lane - (lanes - WARP) : lane, edge_cta = SHARE == ONE_CLUSTER ? ctas - 1 : 0;
+    const int edge_index = edge_lane < FIRST_TAIL_THREAD ? offset + edge_lane : end * V + edge_lane - FIRST_TAIL_THREAD;
+    const bool has_edge =
+        cta == edge_cta && unsigned(edge_lane) < EDGE_THREADS && edge_index < row_end && (edge_lane >= FIRST_TAIL_THREAD || edge_index < first * V);
+    uint32_t edge = 0;  // it is converted after the vectors, which do not wait for it
+    Sums sums;
+    if constexpr (SHARE == ONE_CLUSTER) {
+        sums = thread_sums_soon<Op, U>(rows, x - offset, from, farthest, to, lanes, [&] {
+            load_element_if(has_edge, edge, x - offset + edge_index);
+            prepare_mailbox(mailbox, ctas);
+        });
+    } else {
+        load_element_if(has_edge, edge, x - offset + edge_index);
+        sums = thread_sums<Op, U, WARP_PER_ROW>(rows, x - offset, from, farthest, to, lanes);
+    }
+    if (has_edge) accumulate_one<Op>(rows, sums, Packed<Element>::element(edge, 0));
+    uint32_t x_target = 0;
+    if (SHARE != ONE_CLUSTER || cta == 0) load_element_if(lane == 0 && target >= 0 && target < rows.N, x_target, x + target);
 
     if constexpr (WARP_PER_ROW) {
         sums = merged_over_warp<Op>(sums);
+    } else if constexpr (SHARE == ONE_CLUSTER) {
+        if (!merged_by_first<Op>(cta, ctas, sums, mailbox)) return;
     } else {
         sums = merged_over_block<Op>(sums, warp_sums);
-        if constexpr (SHARE == ONE_CLUSTER) {
-            if (!merged_by_first<Op>(cta, ctas, sums, mailbox)) return;
-        } else if (ctas > 1 && !merged_by_last<Op>(rows, row, cta, ctas, sums, warp_sums)) return;
+        if (ctas > 1 && !merged_by_last<Op>(rows, row, cta, ctas, sums, warp_sums)) return;
     }
-    if (lane == 0) Op::finish(rows, row, rows.N, target, x_target, sums);
+    x_target = __shfl_sync(~0u, x_target, 0);  // the compiler leaves it here, and so the wait for this load
+    if (lane == 0) Op::finish(rows, row, rows.N, target, Packed<Element>::element(x_target, 0), sums);
 }
 
 }  // namespace softbench

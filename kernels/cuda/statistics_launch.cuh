@@ -9,7 +9,7 @@ namespace softbench {
 // Plans: ONE_WARP, SPLIT with the CTAs of a row in `per_row`, or CLUSTER with those of a cluster. `vectors` is U.
 constexpr int64_t STATISTICS_CHUNK = 16384;  // vectors of a CTA, at most: 256 KB
 constexpr int64_t CLUSTER_ROW = 8192;        // vectors from which a cluster has a row, if rows are fewer than SMs and more than a quarter of them
-constexpr int64_t FEW_ROW = 4096;            // vectors from which a cluster has a row, if there are at most four
+constexpr int64_t FEW_ROW = 4096;            // vectors from which a cluster has a row, if there is at most one for two SMs
 constexpr int DEEP = 8;                      // vectors in flight of a thread, where many CTAs have long parts
 
 // The limits are from tools/cuda_plans.py; notes-cuda.md has its tables.
@@ -18,8 +18,11 @@ inline Plan statistics_plan(int64_t M, int64_t vectors, bool counts) {
     const bool one_wave = M <= 40 * sms;  // of warps that have a row each
     if (vectors <= 64 || (vectors <= 256 && M >= 16 * sms) || (vectors <= 512 && M >= 16 * sms && one_wave) || (vectors <= 1024 && M >= 128 * sms))
         return {ONE_WARP, 4, STATISTICS_WARPS * WARP, 1, 0, VECTOR_BYTES, 0, 0};
-    if (device().clusters() && M <= 4 && vectors > FEW_ROW && vectors <= 4 * STATISTICS_THREADS * MAX_CLUSTER)
-        return {CLUSTER, 4, int(round_up<int64_t>(ceil_div<int64_t>(vectors, 4 * MAX_CLUSTER), WARP)), MAX_CLUSTER, 0, LINE_ALIGNMENT, 0, 0};
+    if (device().clusters() && M <= sms / 2 && vectors > FEW_ROW && vectors <= 4 * STATISTICS_THREADS * MAX_CLUSTER) {
+        const int ctas = M <= sms / 8 ? MAX_CLUSTER : MAX_CLUSTER / 2, most = M <= sms / 4 ? STATISTICS_THREADS : 6 * WARP;
+        const int64_t of_one_turn = round_up<int64_t>(ceil_div<int64_t>(vectors, 4 * ctas), WARP);
+        return {CLUSTER, 4, of_one_turn <= STATISTICS_THREADS ? int(of_one_turn) : most, ctas, 0, LINE_ALIGNMENT, 0, 0};
+    }
     if (device().clusters() && M > sms / 4 && M < sms && vectors > CLUSTER_ROW) return {CLUSTER, 4, 6 * WARP, 8, 0, LINE_ALIGNMENT, 0, 0};
     const int64_t in_flight = 4 * STATISTICS_THREADS;
     int64_t ctas = ceil_div(vectors, STATISTICS_CHUNK);
