@@ -76,6 +76,8 @@ def gradient_plans(M: int, vectors: int) -> Iterator[Plan]:
 
 def fused_plans(M: int, vectors: int) -> Iterator[Plan]:
     """Plans of the tiers that hold a row in registers and shared memory."""
+    if 2 < (held := -(-vectors // 32)) <= 8:  # rows of whole vectors; 16-bit rows have at most four vectors a lane
+        yield from (Plan(WARP, held, threads, 1, 1, 16) for threads in (32, 64, 128))
     for held in (1, 2, 4, 8, 16):
         if (threads := _threads(vectors, held)) <= (1024 if held != 4 else 512):
             yield Plan(BLOCK, held, threads, 1, 0, LINE)

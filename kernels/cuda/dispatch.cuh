@@ -83,9 +83,11 @@ private:
         const int64_t grid = ceil_div(M, int64_t(cta_rows));
         return select_warp<Op>(p, [&](auto k) {
             if constexpr (WARP_MAX_VECTORS<Op> > 0) {
-                if (p.tier_option == 2)
-                    launcher.launch(warp_two_rows<Op, k.value>, grid, p.threads, size_t(cta_rows) * row_stride * VECTOR_BYTES, 1, t, row_stride);
-                else launcher.launch(warp_row<Op, k.value, KEEP_IN_L2>, grid, p.threads, 0, 1, t);
+                if constexpr (!Op::HAS_TARGET) {
+                    if (p.tier_option == 2)
+                        return launcher.launch(warp_two_rows<Op, k.value>, grid, p.threads, size_t(cta_rows) * row_stride * VECTOR_BYTES, 1, t, row_stride);
+                }
+                launcher.launch(warp_row<Op, k.value, KEEP_IN_L2>, grid, p.threads, 0, 1, t);
             }
         });
     }

@@ -108,6 +108,8 @@ inline Plan medium_row_plan(int64_t vectors, int64_t line_vectors, int R, bool i
 // CTAs of four warps win by .004.
 template <typename Op> Plan warp_row_plan(int64_t M, int64_t vectors, bool large) {
     const Device& d = device();
+    if (Op::HAS_TARGET && vectors <= 2 * WARP) return {AUTO, 0, 0, 0, 0, 0, 0};
+    if (Op::HAS_TARGET) return {ONE_WARP, std::max(3, int(ceil_div<int64_t>(vectors, WARP))), WARP_THREADS / 2, 1, 1, VECTOR_BYTES, 0};
     const int K = std::max(3, int(ceil_div<int64_t>(vectors, WARP))), max_ctas = warp_min_ctas<Op>(K), cta_rows = WARP_THREADS / WARP;
     if (large && K >= 7) return {AUTO, 0, 0, 0, 0, 0, 0};
     if (M <= 32 * d.sms) {

@@ -98,11 +98,22 @@ template <typename T> struct FusedCrossEntropy : Forward<T, T, CROSS_ENTROPY> {
         if (ignored) hot |= 1u;
         else if (unsigned(target) < unsigned(N)) hot += unsigned(target) * unsigned(sizeof(T));
         else partial.sum = NOT_A_NUMBER;
-        const float maximum = finite_or_zero(partial.maximum), lse = maximum + log_of_row_sum(partial.sum);
-        const float factor = rows.z_loss == 0.0f ? 1.0f : fmaf(2.0f * rows.z_loss, lse, 1.0f);
-        return {maximum, reciprocal(partial.sum) * factor, partial.sum, hot};
+        const float maximum = finite_or_zero(partial.maximum);
+        float scale = reciprocal(partial.sum);
+        if (rows.z_loss != 0.0f) scale *= fmaf(2.0f * rows.z_loss, maximum + log_of_row_sum(partial.sum), 1.0f);
+        return {maximum, scale, partial.sum, hot};
     }
     __device__ __forceinline__ float result(float x, const Total& total) const { return exp2_fast(exponent(x, total.maximum)) * total.scale; }
+    // The compiler leaves this load where it is: before the row is written, which may be in place.
+    static __device__ __forceinline__ float load_logit(const T* from) {
+        if constexpr (E == 1) {
+            return load_number(from);
+        } else {
+            uint32_t bits;
+            asm volatile("ld.global.u16 %0, [%1];" : "=r"(bits) : "l"(from));
+            return Packed<T>::element(bits, 0);
+        }
+    }
     // Writes the element at the target again, and the loss. `x` is that element.
     __device__ __forceinline__ void write_target(T* to, float x, const Total& total) const {
         if (total.hot & 1) {

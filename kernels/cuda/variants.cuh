@@ -67,7 +67,8 @@ template <typename Op, typename F> bool select_warp(const Plan& p, F call) {
     if constexpr (WARP_MAX_VECTORS<Op> == 8) {
         if (select<7, 8>(p.vectors, call)) return true;
     }
-    if constexpr (WARP_MAX_VECTORS<Op> > 0) return select<3, 4, 5, 6>(p.vectors, call);
+    if constexpr (WARP_MAX_VECTORS<Op> == 4) return select<3, 4>(p.vectors, call);
+    if constexpr (WARP_MAX_VECTORS<Op> > 4) return select<3, 4, 5, 6>(p.vectors, call);
     return false;
 }
 
@@ -103,7 +104,7 @@ template <typename Op> bool plan_fits(const Tensors<Op>& t, int64_t N, const Pla
             return select_warp<Op>(p, [](auto) {}) && l.granularity == V && p.per_row == 1 && p.base_alignment == VECTOR_BYTES && p.threads <= WARP_THREADS &&
                    vectors <= WARP * p.vectors &&
                    (p.tier_option == 1 ||
-                    (p.tier_option == 2 && 2 * (p.threads / WARP) * round_up<int64_t>(vectors, LINE_VECTORS) * VECTOR_BYTES <= device().shared_block));
+                    (p.tier_option == 2 && !Op::HAS_TARGET && 2 * (p.threads / WARP) * round_up<int64_t>(vectors, LINE_VECTORS) * VECTOR_BYTES <= device().shared_block));
         case BLOCK: return select_block<Op>(p, [](auto, auto) {}) && vectors <= int64_t(p.threads) * p.vectors;
         case CLUSTER:
             return device().major >= 9 && p.per_row > 1 && p.per_row <= MAX_CLUSTER && p.base_alignment == LINE_ALIGNMENT &&

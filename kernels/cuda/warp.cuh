@@ -13,19 +13,57 @@ namespace softbench {
 
 // The most vectors a lane, or 0 if the operation has no such kernel. Eight vectors of 16-bit elements would not fit in registers.
 template <typename Op>
-constexpr int WARP_MAX_VECTORS = Op::READS == 2 || Op::HAS_TARGET || sizeof(typename Op::Element) != sizeof(typename Op::Out) ? 0 : Op::E == 1 ? 8 : 6;
+constexpr int WARP_MAX_VECTORS = Op::READS == 2 || sizeof(typename Op::Element) != sizeof(typename Op::Out) ? 0 : Op::E == 1 ? 8 : Op::HAS_TARGET ? 4 : 6;
 
 constexpr int WARP_THREADS = 128;  // the most of a CTA
 
 // The least CTAs an SM for __launch_bounds__, as registers allow.
 template <typename Op> constexpr int warp_min_ctas(int K) {
+    if (Op::HAS_TARGET) return 8;
     return Op::E == 1 ? (K <= 4 ? 16 : K == 5 ? 12 : K == 6 ? 10 : K == 7 ? 9 : 8) : (K == 3 ? 12 : K == 4 ? 10 : K == 5 ? 9 : 8);
+}
+
+// The same as compute_and_write_row, for an operation with a target. The lane that has the target's element also writes it and the loss. It loads the
+// logit a second time, from L1: a choice among registers takes some 300 instructions. Where the target is outside of the row, the first element stands
+// for it.
+template <typename Op, int K>
+__device__ __forceinline__ void compute_and_write_loss(const Op& op, const Tensors<Op>& tensors, unsigned row, uint32_t (&packed)[K][4], int lane, int remaining) {
+    constexpr int E = Op::E, V = Op::V;
+    using Element = typename Op::Element;
+    const float maximum = max_over_warp(packed_maximum<Element>(reinterpret_cast<const uint32_t(&)[K * 4]>(packed))), base = finite_or_zero(maximum);
+    const unsigned hot = unsigned(op.target) < unsigned(tensors.N) ? unsigned(op.target) : 0;
+    const bool has_hot = hot / V % WARP == lane;
+    float logit = 0.0f;
+    if (has_hot) logit = op.load_logit(tensors.source[0] + int64_t(row) * tensors.source_stride[0] + hot);
+    float value[K * V], sum[2] = {0.0f, 0.0f};
+#pragma unroll
+    for (int c = 0; c < K * V; ++c) {
+        value[c] = exp2_fast(op.exponent(Packed<Element>::element(packed[c / V][c % V / E], c % E), base));
+        sum[c % 2] += value[c];
+    }
+    const typename Op::Total total = op.finalize({maximum, sum_over_lanes(sum[0] + sum[1], WARP)});
+    typename Op::Out *const begin = tensors.target + int64_t(row) * tensors.target_stride, *const to = begin + lane * V;
+    if (total.hot & 1) {  // an ignored row
+#pragma unroll
+        for (int k = 0; k < K; ++k)
+            store16_if(k * WARP < remaining, to + k * WARP * V, 0, 0, 0, 0);
+    } else {
+#pragma unroll
+        for (int k = 0; k < K; ++k) {
+            float result[V];
+#pragma unroll
+            for (int v = 0; v < V; ++v) result[v] = value[k * V + v] * total.scale;
+            store_vector_if<typename Op::Out, V>(k * WARP < remaining, to + k * WARP * V, result);
+        }
+    }
+    if (has_hot) op.write_target(begin + hot, logit, total);
 }
 
 // Computes and writes a row that exists. K: the vectors a lane. `remaining`: the vectors from the lane's first to the end of the row.
 template <typename Op, int K>
 __device__ __forceinline__ void compute_and_write_row(const Op& op, const Tensors<Op>& tensors, unsigned row, uint32_t (&packed)[K][4], int lane, int remaining) {
     constexpr int E = Op::E, V = Op::V;
+    if constexpr (Op::HAS_TARGET) return compute_and_write_loss<Op, K>(op, tensors, row, packed, lane, remaining);
     float value[K * V][1];
 #pragma unroll
     for (int c = 0; c < K * V; ++c) value[c][0] = Packed<typename Op::Element>::element(packed[c / V][c % V / E], c % E);

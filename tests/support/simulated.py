@@ -16,10 +16,12 @@ ASSEMBLER = {
     "max.NaN.f32": "y = simulated::max_or_nan(a, b);",
     "lg2.approx.ftz.f32": "log2_m = log2f(sum * __int_as_float(0x3f800000 - exponent));",
     "st.global.v4.b32 [%0]": "simulated::store(target, {a, b, c, d});",
+    "{\\n.reg .pred p;\\nsetp.ne.u32 p, %0, 0;\\n@p st.global.v4.b32": "if (condition) simulated::store(target, {a, b, c, d});",
     "st.global.v2.b32 [%0]": "simulated::store(target, {a, b});",
     "ld.global.b32": "low = int(*from);",
     "ld.global.b64": "word = *from;",
     "ld.global.f32": "number = *from;",
+    "ld.global.u16": "std::memcpy(&bits, from, 2), bits &= 0xffffu;",
     "{\\n.reg .pred p;\\nsetp.ne.u32 p, %4, 0;\\n@p ld.global.v4.u32": "simulated::load_if(inside, packed, from);",
     "{\\n.reg .pred p;\\nsetp.ne.u32 p, %4, 0;\\n@p ld.global.L2::cache_hint.v4.u32": "simulated::load_if(inside, packed, from);",
     "{\\n.reg .pred p;\\nsetp.ne.u32 p, %1, 0;\\n@p ld.global.u32": "simulated::load_if(inside, to, from);",
@@ -39,6 +41,7 @@ def simulated(source):
         return next(known, "std::abort();")
 
     source = re.sub(r'asm(?: volatile)?\(\s*"(.*?)\);(?=\s*(?:\}|//|\n|$))', statement, source, flags=re.DOTALL)
+    source = re.sub(r"extern __shared__ .*?;", "__shared__ unsigned char dynamic[1];", source)  # of kernels that are not launched
     return re.sub(r"(\brow_\w+<[^;{}]*?>)<<<([^;]*?)>>>\(((?:[^()]|\(\w*\))*)\)", r"simulated::launch(\2, [&] { \1(\3); })", source)
 
 

@@ -7,6 +7,7 @@
 #include "row_gradient.cuh"
 #include "statistics_launch.cuh"
 #include "sub_warp.cuh"
+#include "warp.cuh"
 
 #include <random>
 
@@ -187,14 +188,14 @@ template <typename T> void test_logprob(const Rows<T>& r, Plan plan) {
     compare_gradient("dx of logprob", r, wanted, p, dx, out, r.stride);
 }
 
-// The fused operation in tiers block, sub_warp and generic; in place too.
+// The fused operation in tiers block, sub_warp, generic and warp; in place too.
 template <typename T> void test_fused(const Rows<T>& given, double z_loss) {
     using Op = FusedCrossEntropy<T>;
     constexpr int V = Op::V;
     const Options o = {0, z_loss, 0};
     std::vector<double> lse;
     for (int m = 0; m < given.M; ++m) lse.push_back(given.lse(m, 0));
-    for (int tier = 0; tier < 8; ++tier)
+    for (int tier = 0; tier < 10; ++tier)
         for (const bool in_place : {false, true}) {
             Rows<T> r = given;
             r.x = r.memory.data() + given.offset;
@@ -216,6 +217,8 @@ template <typename T> void test_fused(const Rows<T>& given, double z_loss) {
             else if (tier == 6) simulated::launch(dim3(r.M), 64, 0, nullptr, [&] { generic<Op, false>(t, r.N); });
             else if (tier == 7 && given.offset == 0 && r.N % V == 0 && r.stride * sizeof(T) % 128 == 0 && r.N / V <= 4 * 64)
                 simulated::launch(dim3(r.M), 64, 0, nullptr, [&] { block<Op, 4, 512, true, false>(t, 128); });
+            else if (tier >= 8 && given.offset == 0 && r.N % V == 0 && r.stride % V == 0 && r.N / V <= (tier == 8 ? 3 : 4) * 32)
+                simulated::launch(dim3((r.M + 1) / 2), 64, 0, nullptr, [&] { tier == 8 ? warp_row<Op, 3, false>(t) : warp_row<Op, 4, false>(t); });
             else continue;
             ++tested;
             p.tier = tier;
