@@ -344,6 +344,91 @@ __global__ void __launch_bounds__(SCORES_THREADS, scores_min_ctas(KIND, K * (KIN
     }
 }
 
+// Rows of 16 bits with a boolean mask of which each lane has four whole vectors: 128 columns are four lanes. All columns are seen, and rows are taken in
+// their order. So nothing is computed before the loads but an address, and no vector is compared with the end of a row. The results are those of row_scores,
+// to the bit. GROUPS: the rows of a lane, which are in flight together; they are ROWS apart.
+template <typename T, int LANES, int GROUPS, bool KEEP_IN_L2>
+__global__ void __launch_bounds__(SHORT_ROWS_THREADS, GROUPS == 1 ? 10 : 6) row_scores_whole(ForwardScores<T> given) {
+    constexpr int K = 4, V = VECTOR_BYTES / sizeof(T), E = Packed<T>::ELEMENTS, N = K * V * LANES, ROWS = WARP / LANES, MASK_WORDS = V / 4;
+    const unsigned lane = threadIdx.x % LANES, first = (blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP) * (GROUPS * ROWS) + threadIdx.x % WARP / LANES;
+    const uint64_t policy = l2_policy<KEEP_IN_L2>();
+    Operands<1> x[GROUPS][K];
+    unsigned rows[GROUPS];
+#pragma unroll
+    for (int g = 0; g < GROUPS; ++g) {
+        rows[g] = min(first + g * ROWS, given.rows - 1);  // a row that does not exist is not written
+        const uint4* from = reinterpret_cast<const uint4*>(given.x + int64_t(rows[g]) * N) + lane;
+#pragma unroll
+        for (int k = 0; k < K; ++k) load16_if<KEEP_IN_L2>(true, x[g][k].packed[0], 0, from + k * LANES, policy);
+    }
+    uint32_t masks[GROUPS][K][MASK_WORDS];
+    unsigned heads[GROUPS];
+#pragma unroll
+    for (int g = 0; g < GROUPS; ++g) {
+        unsigned number = rows[g];
+        const unsigned query = given.S.split(number);
+        heads[g] = given.H.split(number);
+        const char* from = static_cast<const char*>(given.mask) + (number * given.mask_b + heads[g] * given.mask_h + query * given.mask_s) + lane * V;
+#pragma unroll
+        for (int k = 0; k < K; ++k) load_words_if(true, masks[g][k], from + k * (LANES * V));
+    }
+
+    const Forward<float, float, SCALED_SOFTMAX> op(Scales<true>{nullptr, given.scale}, 0);
+#pragma unroll
+    for (int g = 0; g < GROUPS; ++g) {
+        if (GROUPS > 1 && given.N <= g) continue;  // never: else ptxas would put the loads of the second rows behind the first results
+        uint32_t running = Packed<T>::MINUS_INFINITY_BITS;
+#pragma unroll
+        for (int k = 0; k < K; ++k) {
+            exclude(x[g][k].packed[0], masks[g][k], T());
+#pragma unroll
+            for (int w = 0; w < 4; ++w) running = Packed<T>::elementwise_max(running, x[g][k].packed[0][w]);
+        }
+        float maximum = Packed<T>::element(running, 0);
+        if constexpr (E == 2) maximum = fmaxf(maximum, Packed<T>::element(running, 1));
+        maximum = max_over_lanes(maximum, LANES);
+        const float base = finite_or_zero(maximum);
+        float wide[K * V], sum[2] = {0.0f, 0.0f};
+#pragma unroll
+        for (int i = 0; i < K * V; ++i) {
+            wide[i] = exp2_fast(op.exponent(Packed<T>::element(x[g][i / V].packed[0][i % V / E], i % E), base));
+            sum[i % 2] += wide[i];
+        }
+        Partial partial = {maximum, sum_over_lanes(sum[0] + sum[1], LANES)};
+        float sink = MINUS_INFINITY;
+        if (given.sink) {
+            sink = given.sink[heads[g]] / given.scale;
+            partial = op.merge(partial, {sink, sink == MINUS_INFINITY ? 0.0f : 1.0f});
+        }
+        const Partial total = op.finalize(partial);
+        const bool exists = first + g * ROWS < given.rows;
+        if (given.share && lane == 0 && exists) given.share[rows[g]] = exp2_fast(op.exponent(sink, total.maximum)) * total.sum;
+        // With `maximum` itself and not its finite form, a row of -inf gets NaN, as in torch.
+        const float factor = exp2_fast(op.exponent(maximum, total.maximum)) * total.sum;
+        T* const to = given.y + int64_t(rows[g]) * N + lane * V;
+#pragma unroll
+        for (int k = 0; k < K; ++k) {
+            float value[V];
+#pragma unroll
+            for (int v = 0; v < V; ++v) value[v] = wide[k * V + v] * factor;
+            if (exists) store_vector<T, V>(to + k * (LANES * V), value);
+        }
+    }
+}
+// Launches it if it takes these rows.
+constexpr int WHOLE_GROUPS = 1;
+template <typename T> bool launch_whole_scores(const ForwardScores<T>& given, const Plan& p, cudaStream_t stream) {
+    const int lanes = p.per_row;
+    const bool whole = given.N == 4 * (VECTOR_BYTES / int(sizeof(T))) * lanes && given.first_sees >= unsigned(given.N) && given.order == ORDER_QUERIES;
+    if (!whole || (lanes != 4 && lanes != 8) || p.vectors != 4 || p.threads > SHORT_ROWS_THREADS) return false;
+    const unsigned per_cta = unsigned(p.threads / lanes * WHOLE_GROUPS), grid = (given.rows + per_cta - 1) / per_cta;
+    if (lanes == 4 && given.keep_in_l2) row_scores_whole<T, 4, WHOLE_GROUPS, true><<<grid, p.threads, 0, stream>>>(given);
+    else if (lanes == 4) row_scores_whole<T, 4, WHOLE_GROUPS, false><<<grid, p.threads, 0, stream>>>(given);
+    else if (given.keep_in_l2) row_scores_whole<T, 8, WHOLE_GROUPS, true><<<grid, p.threads, 0, stream>>>(given);
+    else row_scores_whole<T, 8, WHOLE_GROUPS, false><<<grid, p.threads, 0, stream>>>(given);
+    return true;
+}
+
 template <typename T, int K, bool ALIGNED, bool SHORT>
 __global__ void __launch_bounds__(SCORES_THREADS, scores_min_ctas(NO_MASK, K * 8, ALIGNED, SHORT && K == 8)) row_scores_gradient(BackwardScores<T> given) {
     constexpr int V = ScoreRow<T, ALIGNED, SHORT>::V, E = Packed<T>::ELEMENTS;
@@ -471,6 +556,9 @@ inline unsigned scores_grid(const Scores& all, const Plan& p) {
 }
 
 template <typename T, MaskKind KIND, bool ALIGNED, bool SHORT> int64_t launch_scores(const ForwardScores<T>& given, const Plan& p, cudaStream_t stream) {
+    if constexpr (KIND == BOOLEAN && ALIGNED && SHORT && sizeof(T) == 2) {
+        if (launch_whole_scores<T>(given, p, stream)) return cudaGetLastError();
+    }
     const unsigned grid = scores_grid(given, p);
     if (p.vectors == 4) row_scores<T, KIND, 4, ALIGNED, SHORT><<<grid, p.threads, 0, stream>>>(given);
     else if constexpr (sizeof(T) == 4) row_scores<T, KIND, 8, ALIGNED, SHORT><<<grid, p.threads, 0, stream>>>(given);
