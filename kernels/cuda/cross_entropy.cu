@@ -42,7 +42,7 @@ int64_t fused(const LossRows& given, const void* x, void* dx, int64_t x_stride, 
 
 template <typename T, Logits LOGITS>
 int64_t forward_of(const CrossEntropyRows& given, const void* x, int64_t stride, int64_t M, int64_t N, Plan* p, void* workspace, int64_t bytes, cudaStream_t stream) {
-    return run_statistics(StatisticsRows<CrossEntropy<T, LOGITS>>{given, static_cast<const T*>(x), stride, M, int(N), 0, nullptr, nullptr}, p, workspace, bytes, stream);
+    return run_statistics(StatisticsRows<CrossEntropy<T, LOGITS>>{given, static_cast<const T*>(x), stride, M, int(N), 0, 0, nullptr, nullptr}, p, workspace, bytes, stream);
 }
 template <typename T>
 int64_t forward(const CrossEntropyRows& given, const void* x, int64_t stride, int64_t M, int64_t N, Plan* p, void* workspace, int64_t bytes, cudaStream_t stream) {

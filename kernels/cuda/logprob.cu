@@ -8,7 +8,7 @@ namespace softbench {
 
 template <typename T>
 int64_t forward(const LogprobRows& given, const void* x, int64_t stride, int64_t M, int64_t N, Plan* p, void* workspace, int64_t bytes, cudaStream_t stream) {
-    return run_statistics(StatisticsRows<Logprob<T>>{given, static_cast<const T*>(x), stride, M, int(N), 0, nullptr, nullptr}, p, workspace, bytes, stream);
+    return run_statistics(StatisticsRows<Logprob<T>>{given, static_cast<const T*>(x), stride, M, int(N), 0, 0, nullptr, nullptr}, p, workspace, bytes, stream);
 }
 template <typename T>
 int64_t backward(const LogprobGradients& given, const void* x, void* dx, int64_t x_stride, int64_t dx_stride, int64_t M, int64_t N, Plan* p, cudaStream_t stream) {

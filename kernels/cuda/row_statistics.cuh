@@ -15,6 +15,7 @@ namespace softbench {
 
 constexpr int STATISTICS_THREADS = 256;  // the most of a CTA
 constexpr int STATISTICS_WARPS = 4;      // rows of a CTA in which a warp has a row
+constexpr int DEEP = 8;                  // vectors in flight of a thread, where many CTAs have long parts
 constexpr int COUNTED_ROWS = 1 << 14;    // the most rows that several CTAs share in one launch
 constexpr int COUNTED_SLOTS = 1 << 17;   // the most CTAs of all such rows
 
@@ -23,6 +24,7 @@ template <typename Op> struct StatisticsRows : Op::Given {
     int64_t stride, M;  // elements between rows; rows
     int N;
     int chunk;  // vectors of a CTA, a multiple of LINE_VECTORS
+    int in_turns;  // vectors of the whole turns of a CTA that has a whole chunk
     Sums* slots;
     unsigned* counters;  // of finished CTAs of each row; 0 before and after each launch
 };
@@ -94,6 +96,13 @@ template <typename Op> __device__ __forceinline__ void accumulate_one(const type
     sums = Op::rescaled(sums, fmaxf(sums.maximum, z));
     Op::template add<false>(z, finite_or_zero(sums.maximum), sums);
     sums.count += 1.0f;
+}
+
+// How many vectors a CTA reads before its first turn, from `begin` on: those that would be a last turn of at most a vector a thread. Such a turn would
+// wait for memory with little in flight. Whole lines, so that turns begin at a line.
+template <typename Op> __device__ __forceinline__ int early_vectors(const StatisticsRows<Op>& rows, int begin, int to, int lanes) {
+    const int over = to - begin - rows.in_turns;
+    return over > 0 && over <= lanes ? (over + LINE_VECTORS - 1) / LINE_VECTORS * LINE_VECTORS : 0;
 }
 
 // The Sums of a thread: of the vectors from `from` to `to` that begin at `base`, `lanes` vectors apart. SHORT: a warp has the row, and all its lanes go
@@ -283,6 +292,15 @@ __global__ void __launch_bounds__(STATISTICS_THREADS, statistics_min_ctas(U, Op:
         from += cta * rows.chunk;
         to = min(end, (cta + 1) * rows.chunk);
     }
+    constexpr bool HAS_EARLY = U == DEEP && SHARE == SEVERAL_CTAS;
+    uint32_t early[1][4];
+    bool is_early = false;
+    if constexpr (HAS_EARLY) {
+        const int count = early_vectors(rows, cta * rows.chunk, to, lanes);
+        is_early = lane < count && from >= first && from < to;
+        load16_if<false>(is_early, early[0], Packed<Element>::MINUS_INFINITY_BITS, reinterpret_cast<const uint4*>(x - offset) + from, 0);
+        from += count;
+    }
     int farthest = from + WARP - 1 - int(threadIdx.x % WARP);
     if (farthest - (WARP - 1) < first) farthest += lanes;
     if (from < first) from += lanes;  // `first` is at most LINE_VECTORS
@@ -302,9 +320,12 @@ __global__ void __launch_bounds__(STATISTICS_THREADS, statistics_min_ctas(U, Op:
         load_element_if(has_edge, edge, x - offset + edge_index);
         sums = thread_sums<Op, U, WARP_PER_ROW>(rows, x - offset, from, farthest, to, lanes);
     }
-    if (has_edge) accumulate_one<Op>(rows, sums, Packed<Element>::element(edge, 0));
     uint32_t x_target = 0;
     if (SHARE != ONE_CLUSTER || cta == 0) load_element_if(lane == 0 && target >= 0 && target < rows.N, x_target, x + target);
+    if constexpr (HAS_EARLY) {
+        if (is_early) accumulate<Op, 1, SOME>(rows, sums, early, 1, 1);
+    }
+    if (has_edge) accumulate_one<Op>(rows, sums, Packed<Element>::element(edge, 0));
 
     if constexpr (WARP_PER_ROW) {
         sums = merged_over_warp<Op>(sums);

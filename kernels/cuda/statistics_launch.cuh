@@ -10,7 +10,6 @@ namespace softbench {
 constexpr int64_t STATISTICS_CHUNK = 16384;  // vectors of a CTA, at most: 256 KB
 constexpr int64_t CLUSTER_ROW = 8192;        // vectors from which a cluster has a row, if rows are fewer than SMs and more than a quarter of them
 constexpr int64_t FEW_ROW = 4096;            // vectors from which a cluster has a row, if there is at most one for two SMs
-constexpr int DEEP = 8;                      // vectors in flight of a thread, where many CTAs have long parts
 
 // The limits are from tools/cuda_plans.py; notes-cuda.md has its tables.
 inline Plan statistics_plan(int64_t M, int64_t vectors, bool counts) {
@@ -54,6 +53,8 @@ template <typename Op> int64_t run_statistics(StatisticsRows<Op> rows, Plan* p, 
     }
     const int64_t ctas = chosen.per_row;
     rows.chunk = int(round_up<int64_t>(ceil_div(vectors, ctas), LINE_VECTORS));
+    const int turn = chosen.vectors * chosen.threads;
+    rows.in_turns = int(std::min<int64_t>(rows.chunk, ceil_div<int64_t>(rows.N, Op::V))) / turn * turn;
     if (chosen.tier == CLUSTER) {
         if (!device().clusters() || ctas > MAX_CLUSTER) return cudaErrorInvalidValue;
         Launcher launcher{stream, nullptr, 0, 0};
