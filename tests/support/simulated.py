@@ -26,6 +26,8 @@ ASSEMBLER = {
     "{\\n.reg .pred p;\\nsetp.ne.u32 p, %4, 0;\\n@p ld.global.L2::cache_hint.v4.u32": "simulated::load_if(inside, packed, from);",
     "{\\n.reg .pred p;\\nsetp.ne.u32 p, %1, 0;\\n@p ld.global.u32": "simulated::load_if(inside, to, from);",
     "{\\n.reg .pred p;\\nsetp.ne.u32 p, %2, 0;\\n@p ld.global.v2.u32": "simulated::load_if(inside, to, from);",
+    "{\\n.reg .pred p;\\nsetp.ne.u32 p, %1, 0;\\n@p ld.global.b32": "{ if (inside) std::memcpy(&bits, from, 4); }",
+    "{\\n.reg .pred p;\\nsetp.ne.u32 p, %1, 0;\\n@p ld.global.u16": "{ if (inside) bits = 0, std::memcpy(&bits, from, 2); }",
     "prmt.b32": "halves = simulated::signs_of_bytes(high, upper ? 0xbbaau : 0x9988u);",
     "createpolicy": "policy = 0;",
     "atom.acq_rel.gpu.global.add.u32": "before = (*counter)++;",

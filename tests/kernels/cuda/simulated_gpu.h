@@ -203,6 +203,18 @@ inline uint32_t __shfl_xor_sync(unsigned mask, uint32_t value, int other) {
 }
 inline float __shfl_down_sync(unsigned, float, int) { std::abort(); }
 inline float __shfl_sync(unsigned, float, int) { std::abort(); }
+inline uint32_t __shfl_sync(unsigned mask, uint32_t value, int from) { return simulated::exchange(value, mask)[from]; }
+inline float __shfl_sync(unsigned mask, float value, int from, int width) {
+    const unsigned lane = simulated::running->thread % 32;
+    return simulated::number(simulated::exchange(simulated::bits(value), mask)[lane / unsigned(width) * unsigned(width) + unsigned(from)]);
+}
+inline void __syncwarp() {}
+inline uint32_t __byte_perm(uint32_t a, uint32_t b, uint32_t selectors) {
+    const uint64_t both = uint64_t(b) << 32 | a;
+    uint32_t found = 0;
+    for (int i = 0; i < 4; ++i) found |= uint32_t(both >> (selectors >> 4 * i & 7) * 8 & 0xff) << 8 * i;
+    return found;
+}
 inline uintptr_t __cvta_generic_to_shared(const void* p) { return uintptr_t(p); }
 inline long long clock64() { std::abort(); }
 inline void atomicAdd(unsigned long long*, unsigned long long) { std::abort(); }
