@@ -345,87 +345,169 @@ __global__ void __launch_bounds__(SCORES_THREADS, scores_min_ctas(KIND, K * (KIN
 }
 
 // Rows of 16 bits with a boolean mask of which each lane has four whole vectors: 128 columns are four lanes. All columns are seen, and rows are taken in
-// their order. So nothing is computed before the loads but an address, and no vector is compared with the end of a row. The results are those of row_scores,
-// to the bit. GROUPS: the rows of a lane, which are in flight together; they are ROWS apart.
-template <typename T, int LANES, int GROUPS, bool KEEP_IN_L2>
-__global__ void __launch_bounds__(SHORT_ROWS_THREADS, GROUPS == 1 ? 10 : 6) row_scores_whole(ForwardScores<T> given) {
+// their order. So nothing is computed before the loads but an address, and no vector is compared with the end of a row. The results are those of
+// row_scores, to the bit.
+template <typename T, int LANES, bool KEEP_IN_L2> __global__ void __launch_bounds__(SHORT_ROWS_THREADS, 10) row_scores_whole(ForwardScores<T> given) {
     constexpr int K = 4, V = VECTOR_BYTES / sizeof(T), E = Packed<T>::ELEMENTS, N = K * V * LANES, ROWS = WARP / LANES, MASK_WORDS = V / 4;
-    const unsigned lane = threadIdx.x % LANES, first = (blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP) * (GROUPS * ROWS) + threadIdx.x % WARP / LANES;
+    const unsigned lane = threadIdx.x % LANES, own = (blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP) * ROWS + threadIdx.x % WARP / LANES;
+    const unsigned row = min(own, given.rows - 1);  // a row that does not exist is not written
     const uint64_t policy = l2_policy<KEEP_IN_L2>();
-    Operands<1> x[GROUPS][K];
-    unsigned rows[GROUPS];
+    Operands<1> x[K];
 #pragma unroll
-    for (int g = 0; g < GROUPS; ++g) {
-        rows[g] = min(first + g * ROWS, given.rows - 1);  // a row that does not exist is not written
-        const uint4* from = reinterpret_cast<const uint4*>(given.x + int64_t(rows[g]) * N) + lane;
+    for (int k = 0; k < K; ++k)
+        load16_if<KEEP_IN_L2>(true, x[k].packed[0], 0, reinterpret_cast<const uint4*>(given.x + int64_t(row) * N) + lane + k * LANES, policy);
+    uint32_t masks[K][MASK_WORDS];
+    unsigned text = row;
+    const unsigned query = given.S.split(text), head = given.H.split(text);
+    const char* from = static_cast<const char*>(given.mask) + (text * given.mask_b + head * given.mask_h + query * given.mask_s) + lane * V;
 #pragma unroll
-        for (int k = 0; k < K; ++k) load16_if<KEEP_IN_L2>(true, x[g][k].packed[0], 0, from + k * LANES, policy);
-    }
-    uint32_t masks[GROUPS][K][MASK_WORDS];
-    unsigned heads[GROUPS];
-#pragma unroll
-    for (int g = 0; g < GROUPS; ++g) {
-        unsigned number = rows[g];
-        const unsigned query = given.S.split(number);
-        heads[g] = given.H.split(number);
-        const char* from = static_cast<const char*>(given.mask) + (number * given.mask_b + heads[g] * given.mask_h + query * given.mask_s) + lane * V;
-#pragma unroll
-        for (int k = 0; k < K; ++k) load_words_if(true, masks[g][k], from + k * (LANES * V));
-    }
+    for (int k = 0; k < K; ++k) load_words_if(true, masks[k], from + k * (LANES * V));
 
     const Forward<float, float, SCALED_SOFTMAX> op(Scales<true>{nullptr, given.scale}, 0);
+    uint32_t running = Packed<T>::MINUS_INFINITY_BITS;
 #pragma unroll
-    for (int g = 0; g < GROUPS; ++g) {
-        if (GROUPS > 1 && given.N <= g) continue;  // never: else ptxas would put the loads of the second rows behind the first results
-        uint32_t running = Packed<T>::MINUS_INFINITY_BITS;
+    for (int k = 0; k < K; ++k) {
+        exclude(x[k].packed[0], masks[k], T());
 #pragma unroll
-        for (int k = 0; k < K; ++k) {
-            exclude(x[g][k].packed[0], masks[g][k], T());
+        for (int w = 0; w < 4; ++w) running = Packed<T>::elementwise_max(running, x[k].packed[0][w]);
+    }
+    float maximum = Packed<T>::element(running, 0);
+    if constexpr (E == 2) maximum = fmaxf(maximum, Packed<T>::element(running, 1));
+    maximum = max_over_lanes(maximum, LANES);
+    const float base = finite_or_zero(maximum);
+    float wide[K * V], sum[2] = {0.0f, 0.0f};
 #pragma unroll
-            for (int w = 0; w < 4; ++w) running = Packed<T>::elementwise_max(running, x[g][k].packed[0][w]);
-        }
-        float maximum = Packed<T>::element(running, 0);
-        if constexpr (E == 2) maximum = fmaxf(maximum, Packed<T>::element(running, 1));
-        maximum = max_over_lanes(maximum, LANES);
-        const float base = finite_or_zero(maximum);
-        float wide[K * V], sum[2] = {0.0f, 0.0f};
+    for (int i = 0; i < K * V; ++i) {
+        wide[i] = exp2_fast(op.exponent(Packed<T>::element(x[i / V].packed[0][i % V / E], i % E), base));
+        sum[i % 2] += wide[i];
+    }
+    Partial partial = {maximum, sum_over_lanes(sum[0] + sum[1], LANES)};
+    float sink = MINUS_INFINITY;
+    if (given.sink) {
+        sink = given.sink[head] / given.scale;
+        partial = op.merge(partial, {sink, sink == MINUS_INFINITY ? 0.0f : 1.0f});
+    }
+    const Partial total = op.finalize(partial);
+    if (own >= given.rows) return;
+    if (given.share && lane == 0) given.share[row] = exp2_fast(op.exponent(sink, total.maximum)) * total.sum;
+    // With `maximum` itself and not its finite form, a row of -inf gets NaN, as in torch.
+    const float factor = exp2_fast(op.exponent(maximum, total.maximum)) * total.sum;
 #pragma unroll
-        for (int i = 0; i < K * V; ++i) {
-            wide[i] = exp2_fast(op.exponent(Packed<T>::element(x[g][i / V].packed[0][i % V / E], i % E), base));
-            sum[i % 2] += wide[i];
-        }
-        Partial partial = {maximum, sum_over_lanes(sum[0] + sum[1], LANES)};
-        float sink = MINUS_INFINITY;
-        if (given.sink) {
-            sink = given.sink[heads[g]] / given.scale;
-            partial = op.merge(partial, {sink, sink == MINUS_INFINITY ? 0.0f : 1.0f});
-        }
-        const Partial total = op.finalize(partial);
-        const bool exists = first + g * ROWS < given.rows;
-        if (given.share && lane == 0 && exists) given.share[rows[g]] = exp2_fast(op.exponent(sink, total.maximum)) * total.sum;
-        // With `maximum` itself and not its finite form, a row of -inf gets NaN, as in torch.
-        const float factor = exp2_fast(op.exponent(maximum, total.maximum)) * total.sum;
-        T* const to = given.y + int64_t(rows[g]) * N + lane * V;
+    for (int k = 0; k < K; ++k) {
+        float value[V];
 #pragma unroll
-        for (int k = 0; k < K; ++k) {
-            float value[V];
-#pragma unroll
-            for (int v = 0; v < V; ++v) value[v] = wide[k * V + v] * factor;
-            if (exists) store_vector<T, V>(to + k * (LANES * V), value);
-        }
+        for (int v = 0; v < V; ++v) value[v] = wide[k * V + v] * factor;
+        store_vector<T, V>(given.y + int64_t(row) * N + lane * V + k * (LANES * V), value);
     }
 }
-// Launches it if it takes these rows.
-constexpr int WHOLE_GROUPS = 1;
+
+// Adds up `COUNT` values of aligned groups of LANES lanes. A lane gets the sum of one of them: that of value lane / (LANES / COUNT).
+template <int LANES, int COUNT> __device__ __forceinline__ float one_sum_of(float (&sum)[COUNT], unsigned lane) {
+    int other = LANES / 2;
+#pragma unroll
+    for (int count = COUNT / 2; count > 0; count /= 2, other /= 2) {
+        const bool upper = lane & other;
+#pragma unroll
+        for (int i = 0; i < count; ++i) {
+            const float given = upper ? sum[i] : sum[count + i];
+            sum[i] = (upper ? sum[count + i] : sum[i]) + __shfl_xor_sync(~0u, given, other);
+        }
+    }
+#pragma unroll
+    for (; other > 0; other /= 2) sum[0] += __shfl_xor_sync(~0u, sum[0], other);
+    return sum[0];
+}
+
+// Rows of 16 bits of 16 or 32 whole vectors, with a boolean mask that all queries share, without a causal order and without a sink. A lane has one
+// vector of each of GROUPS rows, so each access of a warp is 512 contiguous bytes, and the lane's part of the mask is read and converted once. All rows
+// of a CTA have the same head. The maxima of two rows are one register.
+// Exponents are fma(x, factor, -shift), where shift is maximum * factor, rounded. The rounding is a factor of all exponentials of a row, and of their sum.
+constexpr int SHARED_GROUPS = 4, SHARED_CTAS = 12, SHARED_THREADS = 128;
+constexpr float MOST_SHIFT = 1048576.0f;  // beyond it, the maximum is subtracted first
+template <typename T, int LANES, bool KEEP_IN_L2> __global__ void __launch_bounds__(SHARED_THREADS, SHARED_CTAS) row_scores_shared(ForwardScores<T> given) {
+    constexpr int V = VECTOR_BYTES / sizeof(T), E = Packed<T>::ELEMENTS, GROUPS = SHARED_GROUPS;
+    static_assert(E == 2);
+    const unsigned head = blockIdx.y, cta = (blockIdx.z * gridDim.y + head) * gridDim.x + blockIdx.x;  // without a division
+    const unsigned thread = threadIdx.x % WARP, lane = thread % LANES, warp = cta * (SHARED_THREADS / WARP) + threadIdx.x / WARP;
+    const uint64_t policy = l2_policy<KEEP_IN_L2>();
+    Operands<1> x[GROUPS];
+    const unsigned begin = warp * (GROUPS * WARP) + thread;  // in vectors
+#pragma unroll
+    for (int g = 0; g < GROUPS; ++g) load16_if<KEEP_IN_L2>(true, x[g].packed[0], 0, reinterpret_cast<const uint4*>(given.x) + begin + g * WARP, policy);
+    __syncwarp();  // else ptxas would put the load of the mask before these
+    uint32_t mask[2], keep[4];
+    load_words_if(true, mask, static_cast<const char*>(given.mask) + (blockIdx.z * given.mask_b + head * given.mask_h) + lane * V);
+#pragma unroll
+    for (int w = 0; w < 4; ++w) keep[w] = halves_that_are_set(mask[w / 2], w % 2);
+
+    uint32_t top[GROUPS];
+#pragma unroll
+    for (int g = 0; g < GROUPS; ++g) {
+        uint32_t(&words)[4] = x[g].packed[0];
+#pragma unroll
+        for (int w = 0; w < 4; ++w) words[w] = (words[w] & keep[w]) | (~keep[w] & Packed<T>::MINUS_INFINITY_BITS);
+        top[g] = Packed<T>::elementwise_max(Packed<T>::elementwise_max(words[0], words[1]), Packed<T>::elementwise_max(words[2], words[3]));
+    }
+    const Forward<float, float, SCALED_SOFTMAX> op(Scales<true>{nullptr, given.scale}, 0);
+    float maximum[GROUPS], shift[GROUPS], largest = 0.0f;
+#pragma unroll
+    for (int g = 0; g < GROUPS; g += 2) {
+        uint32_t both = Packed<T>::elementwise_max(__byte_perm(top[g], top[g + 1], 0x5410), __byte_perm(top[g], top[g + 1], 0x7632));
+#pragma unroll
+        for (int other = LANES / 2; other > 0; other /= 2) both = Packed<T>::elementwise_max(both, __shfl_xor_sync(~0u, both, other));
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            maximum[g + i] = Packed<T>::element(both, i);
+            shift[g + i] = maximum[g + i] * op.scale;
+            largest = fmaxf(largest, fabsf(shift[g + i]));
+        }
+    }
+    float wide[GROUPS][V], sum[GROUPS];
+    if (largest <= MOST_SHIFT) {
+#pragma unroll
+        for (int i = 0; i < GROUPS * V; ++i)
+            wide[i / V][i % V] = exp2_fast(fmaf(Packed<T>::element(x[i / V].packed[0][i % V / E], i % E), op.scale, -shift[i / V]));
+    } else {
+#pragma unroll
+        for (int i = 0; i < GROUPS * V; ++i)
+            wide[i / V][i % V] = exp2_fast(op.exponent(Packed<T>::element(x[i / V].packed[0][i % V / E], i % E), finite_or_zero(maximum[i / V])));
+    }
+#pragma unroll
+    for (int g = 0; g < GROUPS; ++g) {
+        sum[g] = wide[g][0];
+#pragma unroll
+        for (int v = 1; v < V; ++v) sum[g] += wide[g][v];
+    }
+    const float factor = reciprocal(one_sum_of<LANES>(sum, lane));  // of one of the lane's rows; a row of -inf gets NaN, as in torch
+#pragma unroll
+    for (int g = 0; g < GROUPS; ++g) {
+        const float of_row = __shfl_sync(~0u, factor, g * (LANES / GROUPS), LANES);
+#pragma unroll
+        for (int v = 0; v < V; ++v) wide[g][v] *= of_row;
+        store_vector<T, V>(reinterpret_cast<T*>(reinterpret_cast<uint4*>(given.y) + begin + g * WARP), wide[g]);
+    }
+}
+
+// Launches one of the two if it takes these rows.
 template <typename T> bool launch_whole_scores(const ForwardScores<T>& given, const Plan& p, cudaStream_t stream) {
     const int lanes = p.per_row;
     const bool whole = given.N == 4 * (VECTOR_BYTES / int(sizeof(T))) * lanes && given.first_sees >= unsigned(given.N) && given.order == ORDER_QUERIES;
     if (!whole || (lanes != 4 && lanes != 8) || p.vectors != 4 || p.threads > SHORT_ROWS_THREADS) return false;
-    const unsigned per_cta = unsigned(p.threads / lanes * WHOLE_GROUPS), grid = (given.rows + per_cta - 1) / per_cta;
-    if (lanes == 4 && given.keep_in_l2) row_scores_whole<T, 4, WHOLE_GROUPS, true><<<grid, p.threads, 0, stream>>>(given);
-    else if (lanes == 4) row_scores_whole<T, 4, WHOLE_GROUPS, false><<<grid, p.threads, 0, stream>>>(given);
-    else if (given.keep_in_l2) row_scores_whole<T, 8, WHOLE_GROUPS, true><<<grid, p.threads, 0, stream>>>(given);
-    else row_scores_whole<T, 8, WHOLE_GROUPS, false><<<grid, p.threads, 0, stream>>>(given);
+    const unsigned shared_rows = unsigned(SHARED_THREADS / (4 * lanes) * SHARED_GROUPS);  // of a CTA
+    const bool countable = given.H.size <= 65535 && given.B.size <= 65535 && given.rows <= (1u << 31) / unsigned(4 * lanes);  // by a grid, and vectors by 32 bits
+    if (!given.sink && !given.share && given.mask_s == 0 && given.S.size % shared_rows == 0 && countable) {
+        const dim3 grid(given.S.size / shared_rows, given.H.size, given.B.size);
+        if (lanes == 4 && given.keep_in_l2) row_scores_shared<T, 16, true><<<grid, SHARED_THREADS, 0, stream>>>(given);
+        else if (lanes == 4) row_scores_shared<T, 16, false><<<grid, SHARED_THREADS, 0, stream>>>(given);
+        else if (given.keep_in_l2) row_scores_shared<T, 32, true><<<grid, SHARED_THREADS, 0, stream>>>(given);
+        else row_scores_shared<T, 32, false><<<grid, SHARED_THREADS, 0, stream>>>(given);
+        return true;
+    }
+    const unsigned per_cta = unsigned(p.threads / lanes), grid = (given.rows + per_cta - 1) / per_cta;
+    if (lanes == 4 && given.keep_in_l2) row_scores_whole<T, 4, true><<<grid, p.threads, 0, stream>>>(given);
+    else if (lanes == 4) row_scores_whole<T, 4, false><<<grid, p.threads, 0, stream>>>(given);
+    else if (given.keep_in_l2) row_scores_whole<T, 8, true><<<grid, p.threads, 0, stream>>>(given);
+    else row_scores_whole<T, 8, false><<<grid, p.threads, 0, stream>>>(given);
     return true;
 }
 

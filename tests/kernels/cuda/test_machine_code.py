@@ -98,7 +98,7 @@ def test_no_kernel_spills_a_register(compiled, architecture, given):
     assert lacking <= (LACKING.get(given[0], set()) if len(given) == 1 else set())
 
 
-SCORES_KERNELS = 64
+SCORES_KERNELS = 80
 """Forward: 3 dtypes and K of 8 for float32, by 3 kinds of mask, 2 alignments, and lanes or a CTA a row. Backward: without a mask."""
 LOSS_KERNELS = (
     *(kernel for kernel in KERNELS if kernel not in ("sub_warp_aligned", "staged", "warp_row", "warp_two_rows")),

@@ -193,3 +193,24 @@ def test_threads_without_an_element_change_nothing(simulated, N, dtype):
         for mask in (keep, bias):
             found = masked_softmax.forward(x, mask=mask, sink=sink)[0]
             torch.testing.assert_close(found, expected, atol=1e-6, rtol=2e-5 if dtype is torch.float32 else 1e-2, equal_nan=True)
+
+
+@pytest.mark.parametrize("N", [128, 256])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_masks_that_all_queries_share(simulated, N, dtype):
+    """Also with elements that are not finite, or so large that their product with the scale is not."""
+    torch.manual_seed(N)
+    x, keep = 4 * torch.randn(3, 2, 128, N, dtype=dtype), torch.rand(3, 2, 1, N) < 0.7
+    keep[0, 1] = False
+    keep[..., 5] |= ~keep.any(-1)
+    keep[2, 0] = False
+    largest = torch.finfo(dtype).max
+    for row, value in enumerate((math.nan, math.inf, -math.inf, largest, -largest, largest / 2, 5000.0, -5000.0)):
+        x[:, :, row, 5], x[:, :, 64 + row, :] = value, value
+        x[:, :, 32 + row] = torch.linspace(-1, 1, N) * value
+    for mask in (keep, keep[:, :1], keep[:1, :1]):
+        for scale in (0.125, 7.0):
+            expected = torch.softmax((x.double() * scale).masked_fill(~mask, -math.inf), -1).to(dtype)
+            any_but_zero = mask.to(torch.uint8) * torch.tensor([1, 128], dtype=torch.uint8).repeat(N // 2)
+            found = masked_softmax.forward(x, scale=scale, mask=any_but_zero.view(torch.bool))[0]
+            torch.testing.assert_close(found, expected, atol=1e-6, rtol=2e-3 if dtype is torch.float16 else 1e-2, equal_nan=True)
