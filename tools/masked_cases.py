@@ -66,7 +66,14 @@ def sizes_for(N: int) -> Sizes:
 
 ROWS_OF_SOFTMAX = tuple(Asked(direction, BRAIN, (2, 3, 5, 100)) for direction in (FORWARD, BACKWARD))
 """Scores without mask, order and sink: the kernels of softmax have them."""
+WHOLE_ROWS = tuple(
+    Asked(FORWARD, dtype, (2, 3, 32, N), torch.bool, axes, sink=sink)
+    for dtype, N, (axes, sink) in itertools.product((HALF, BRAIN), (128, 256), (("BN", None), ("BSN", None), ("BN", FULL)))
+)
+"""Four vectors a lane: masks that all queries share, masks of each query, and sinks."""
 LARGE_CUDA = (
+    Asked(FORWARD, BRAIN, (8, 8, 2048, 128), torch.bool, "BN"),
+    Asked(FORWARD, HALF, (4, 8, 2048, 256), torch.bool, "BSN"),
     Asked(FORWARD, BRAIN, (4, 8, 1024, 512), causal=True),
     Asked(FORWARD, BRAIN, (2, 2, 1024, 4104), torch.bool, "BSN", causal=True),  # the heads that share a row of the mask are neighbours
     Asked(FORWARD, FULL, (2, 2, 1025, 2049), FULL, "SN"),
@@ -125,6 +132,7 @@ def of_cuda_forward() -> Iterator[tuple[Asked, tuple[Any, ...]]]:
         dtype = next(dtypes)
         plan = ("sub_warp", 4, 128, 32, 1 + order, VECTOR_BYTES) if N == 333 else ("block", 4, 96, 0, 1 + order, 128)
         yield Asked(FORWARD, dtype, sizes_for(N), torch.bool if boolean else dtype, next(axes), causal=boolean), plan
+    yield from ((asked, ()) for asked in WHOLE_ROWS)
 
 
 def of_cuda_backward() -> Iterator[tuple[Asked, tuple[Any, ...]]]:
