@@ -419,8 +419,8 @@ template <int LANES, int COUNT> __device__ __forceinline__ float one_sum_of(floa
 }
 
 // Rows of 16 bits of 16 or 32 whole vectors, with a boolean mask that all queries share, without a causal order and without a sink. A lane has one
-// vector of each of GROUPS rows, so each access of a warp is 512 contiguous bytes, and the lane's part of the mask is read and converted once. All rows
-// of a CTA have the same head. The maxima of two rows are one register.
+// vector of each of GROUPS rows, so each access of a warp is 512 contiguous bytes. The lane's part of the mask is read and converted once. All rows of a
+// CTA have the same head. The maxima of two rows are one register.
 // Exponents are fma(x, factor, -shift), where shift is maximum * factor, rounded. The rounding is a factor of all exponentials of a row, and of their sum.
 constexpr int SHARED_GROUPS = 4, SHARED_CTAS = 12, SHARED_THREADS = 128;
 constexpr float MOST_SHIFT = 1048576.0f;  // beyond it, the maximum is subtracted first
