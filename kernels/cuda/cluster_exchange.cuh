@@ -37,7 +37,7 @@ __device__ __forceinline__ int cluster_size() {
     return int(n);
 }
 // The arrival is relaxed. The default is a release: it waits for all memory of the device (MEMBAR.GPU) before the first load is issued. That
-// costs 4 % of the bandwidth. The other CTAs must only see that the barrier is ready, and barrier_inits_done ensures that.
+// costs 4 % of the bandwidth. The other CTAs must only see that the barrier is ready, and barrier_inits_visible ensures that.
 __device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 

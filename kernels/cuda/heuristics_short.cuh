@@ -105,7 +105,8 @@ inline Plan medium_row_plan(int64_t vectors, int64_t line_vectors, int R, bool i
 // Rows of 1 to 4 KB of whole vectors, on a warp; AUTO where another plan is faster. If an SM's registers cannot hold all rows at once but its
 // shared memory can, a warp has two rows. Up to 32 rows an SM, other plans were faster. For 16-bit rows of up to four vectors a lane,
 // sub_warp_unaligned was .03 faster; why is unknown. For the longest float32 rows, CTAs of two warps were .01 faster. If those rows are large,
-// CTAs of four warps win by .004.
+// CTAs of four warps win by .004. With a target, rows of more than two vectors a lane are
+// here: other tiers compute their exponentials twice.
 template <typename Op> Plan warp_row_plan(int64_t M, int64_t vectors, bool large) {
     const Device& d = device();
     if (Op::HAS_TARGET && vectors <= 2 * WARP) return {AUTO, 0, 0, 0, 0, 0, 0};

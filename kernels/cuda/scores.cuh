@@ -11,6 +11,8 @@
 //   their order, one CTA after the other, so neighbours take about as long, and the hardware starts the next CTA when one ends.
 // - A bias or mask has strides of 0 along the axes that share it. If much is read between two uses of a row of it, the rows that share it become
 //   neighbours (ORDER_* below), so that it comes from L2 the second time.
+// - Short 16-bit rows of whole vectors with a boolean mask and without a causal order have kernels of their own: row_scores_shared where all queries
+//   share the mask, else row_scores_whole.
 // - 16-bit rows stay packed in registers. Elements that do not take part become -inf there. With a mask, exponentials take their place, so each is
 //   computed once. Without one, a thread computes them twice, and an SM has 48 warps in place of 32.
 #pragma once
@@ -371,10 +373,7 @@ template <typename T, int LANES, bool KEEP_IN_L2> __global__ void __launch_bound
 #pragma unroll
         for (int w = 0; w < 4; ++w) running = Packed<T>::elementwise_max(running, x[k].packed[0][w]);
     }
-    float maximum = Packed<T>::element(running, 0);
-    if constexpr (E == 2) maximum = fmaxf(maximum, Packed<T>::element(running, 1));
-    maximum = max_over_lanes(maximum, LANES);
-    const float base = finite_or_zero(maximum);
+    const float maximum = max_over_lanes(fmaxf(Packed<T>::element(running, 0), Packed<T>::element(running, 1)), LANES), base = finite_or_zero(maximum);
     float wide[K * V], sum[2] = {0.0f, 0.0f};
 #pragma unroll
     for (int i = 0; i < K * V; ++i) {
@@ -422,13 +421,13 @@ template <int LANES, int COUNT> __device__ __forceinline__ float one_sum_of(floa
 // vector of each of GROUPS rows, so each access of a warp is 512 contiguous bytes. The lane's part of the mask is read and converted once. All rows of a
 // CTA have the same head. The maxima of two rows are one register.
 // Exponents are fma(x, factor, -shift), where shift is maximum * factor, rounded. The rounding is a factor of all exponentials of a row, and of their sum.
-constexpr int SHARED_GROUPS = 4, SHARED_CTAS = 12, SHARED_THREADS = 128;
+constexpr int SHARED_GROUPS = 4, SHARED_CTAS = 12;
 constexpr float MOST_SHIFT = 1048576.0f;  // beyond it, the maximum is subtracted first
-template <typename T, int LANES, bool KEEP_IN_L2> __global__ void __launch_bounds__(SHARED_THREADS, SHARED_CTAS) row_scores_shared(ForwardScores<T> given) {
+template <typename T, int LANES, bool KEEP_IN_L2> __global__ void __launch_bounds__(SHORT_ROWS_THREADS, SHARED_CTAS) row_scores_shared(ForwardScores<T> given) {
     constexpr int V = VECTOR_BYTES / sizeof(T), E = Packed<T>::ELEMENTS, GROUPS = SHARED_GROUPS;
     static_assert(E == 2);
     const unsigned head = blockIdx.y, cta = (blockIdx.z * gridDim.y + head) * gridDim.x + blockIdx.x;  // without a division
-    const unsigned thread = threadIdx.x % WARP, lane = thread % LANES, warp = cta * (SHARED_THREADS / WARP) + threadIdx.x / WARP;
+    const unsigned thread = threadIdx.x % WARP, lane = thread % LANES, warp = cta * (SHORT_ROWS_THREADS / WARP) + threadIdx.x / WARP;
     const uint64_t policy = l2_policy<KEEP_IN_L2>();
     Operands<1> x[GROUPS];
     const unsigned begin = warp * (GROUPS * WARP) + thread;  // in vectors
@@ -493,14 +492,14 @@ template <typename T> bool launch_whole_scores(const ForwardScores<T>& given, co
     const int lanes = p.per_row;
     const bool whole = given.N == 4 * (VECTOR_BYTES / int(sizeof(T))) * lanes && given.first_sees >= unsigned(given.N) && given.order == ORDER_QUERIES;
     if (!whole || (lanes != 4 && lanes != 8) || p.vectors != 4 || p.threads > SHORT_ROWS_THREADS) return false;
-    const unsigned shared_rows = unsigned(SHARED_THREADS / (4 * lanes) * SHARED_GROUPS);  // of a CTA
+    const unsigned shared_rows = unsigned(SHORT_ROWS_THREADS / (4 * lanes) * SHARED_GROUPS);  // of a CTA
     const bool countable = given.H.size <= 65535 && given.B.size <= 65535 && given.rows <= (1u << 31) / unsigned(4 * lanes);  // by a grid, and vectors by 32 bits
-    if (!given.sink && !given.share && given.mask_s == 0 && given.S.size % shared_rows == 0 && countable) {
+    if (!given.sink && !given.share && given.mask_s == 0 && given.S.size % shared_rows == 0 && countable && p.threads == SHORT_ROWS_THREADS) {
         const dim3 grid(given.S.size / shared_rows, given.H.size, given.B.size);
-        if (lanes == 4 && given.keep_in_l2) row_scores_shared<T, 16, true><<<grid, SHARED_THREADS, 0, stream>>>(given);
-        else if (lanes == 4) row_scores_shared<T, 16, false><<<grid, SHARED_THREADS, 0, stream>>>(given);
-        else if (given.keep_in_l2) row_scores_shared<T, 32, true><<<grid, SHARED_THREADS, 0, stream>>>(given);
-        else row_scores_shared<T, 32, false><<<grid, SHARED_THREADS, 0, stream>>>(given);
+        if (lanes == 4 && given.keep_in_l2) row_scores_shared<T, 16, true><<<grid, SHORT_ROWS_THREADS, 0, stream>>>(given);
+        else if (lanes == 4) row_scores_shared<T, 16, false><<<grid, SHORT_ROWS_THREADS, 0, stream>>>(given);
+        else if (given.keep_in_l2) row_scores_shared<T, 32, true><<<grid, SHORT_ROWS_THREADS, 0, stream>>>(given);
+        else row_scores_shared<T, 32, false><<<grid, SHORT_ROWS_THREADS, 0, stream>>>(given);
         return true;
     }
     const unsigned per_cta = unsigned(p.threads / lanes), grid = (given.rows + per_cta - 1) / per_cta;

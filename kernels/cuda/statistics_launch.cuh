@@ -32,7 +32,8 @@ inline Plan statistics_plan(int64_t M, int64_t vectors, bool counts) {
     const bool small = all > 2 * sms && all <= 10 * sms;  // one wave, so long rows have CTAs of 128 threads
     const int most = small ? STATISTICS_THREADS / 2 : STATISTICS_THREADS;
     const int threads = each > in_flight || all <= 2 * sms ? most : int(std::max<int64_t>(2 * WARP, round_up<int64_t>(quarter, WARP)));
-    // A CTA reads in turns. In a last turn that is nearly empty, few bytes are in flight: DEEP vectors a thread must not add such a turn to those of four.
+    // A CTA reads in turns. In a last turn that is nearly empty, few bytes are in flight: DEEP vectors a thread must not add such a turn to those of four,
+    // though one of at most a vector a thread is loaded early.
     const bool full = each > 4 * in_flight || round_up(each, 2 * in_flight) == round_up(each, in_flight);
     const bool deep = !counts && all > 10 * sms && each > in_flight && full;
     return {SPLIT, deep ? DEEP : 4, threads, int(ctas), 0, LINE_ALIGNMENT, 0, 0};

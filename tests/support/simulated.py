@@ -30,6 +30,18 @@ ASSEMBLER = {
     "{\\n.reg .pred p;\\nsetp.ne.u32 p, %1, 0;\\n@p ld.global.u16": "{ if (inside) bits = 0, std::memcpy(&bits, from, 2); }",
     "prmt.b32": "halves = simulated::signs_of_bytes(high, upper ? 0xbbaau : 0x9988u);",
     "createpolicy": "policy = 0;",
+    "mov.u32 %0, %%cluster_ctarank": "r = simulated::cluster - 1 - blockIdx.x % simulated::cluster;",
+    "mov.u32 %0, %%clusterid.x": "i = blockIdx.x / simulated::cluster;",
+    "mov.u32 %0, %%cluster_nctarank": "n = simulated::cluster;",
+    "mbarrier.init": ";",
+    "fence.mbarrier_init": ";",
+    "mbarrier.arrive.expect_tx": "simulated::expected = bytes;",
+    "barrier.cluster.arrive": ";",
+    "barrier.cluster.wait": ";",
+    "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32": (
+        "mailbox.messages[rank * warps + warp] = sums, simulated::received += sizeof(Sums);"
+    ),
+    '{\\n.reg .pred p;\\n"\n': "if (simulated::received == simulated::expected) done = 1; else simulated::yield();",
     "atom.acq_rel.gpu.global.add.u32": "before = (*counter)++;",
 }
 """What a statement of assembler does, by its beginning. Others are not simulated."""

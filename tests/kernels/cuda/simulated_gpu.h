@@ -111,6 +111,8 @@ inline void enter() {
     running->done = true;
     yield();
 }
+// The CTAs of a cluster run one after the other, with their ranks in reverse: only the first rank waits for the others. All have the same shared memory.
+inline unsigned cluster = 1, received = 0, expected = 0;  // CTAs; bytes of messages
 inline std::set<std::string> launched;  // a name for each instantiation of a kernel
 template <typename F> void launch(dim3 grid, unsigned threads, size_t, cudaStream_t, F kernel) {
     launched.insert(typeid(F).name());
@@ -122,6 +124,7 @@ template <typename F> void launch(dim3 grid, unsigned threads, size_t, cudaStrea
         for (blockIdx.y = 0; blockIdx.y < grid.y; ++blockIdx.y)
             for (blockIdx.x = 0; blockIdx.x < grid.x; ++blockIdx.x) {
                 block_barrier = {};
+                if (blockIdx.x % cluster == 0) received = expected = 0;
                 for (Barrier& barrier : warp_barriers) barrier = {};
                 for (unsigned i = 0; i < threads; ++i) {
                     Fiber& fiber = fibers[i];
@@ -176,7 +179,10 @@ inline cudaError_t no_error() { return cudaSuccess; }
 
 // Launches that have attributes.
 template <typename... P, typename... A> cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(P...), A... arguments) {
+    simulated::cluster = config->numAttrs ? config->attrs[0].val.clusterDim.x : 1;
     simulated::launch(config->gridDim, config->blockDim.x, 0, nullptr, [=] { kernel(arguments...); });
+    simulated::cluster = 1;
+    if (simulated::received != simulated::expected) std::printf("a cluster's first CTA has not all messages\n"), std::exit(1);
     return cudaSuccess;
 }
 template <typename... P> cudaError_t cudaFuncGetAttributes(cudaFuncAttributes*, void (*)(P...)) { return cudaSuccess; }

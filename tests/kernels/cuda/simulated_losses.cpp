@@ -101,8 +101,10 @@ template <typename T> void compare_loss(const char* what, const Rows<T>& r, cons
         if (!near(loss[m], wanted, 3e-6, 3e-6)) report(what, r, m, -1, loss[m], wanted, p);
     }
 }
-// dx against a function of row and column; `between`: elements outside of the rows that a kernel has changed.
-template <typename T, typename F> void compare_gradient(const char* what, const Rows<T>& r, F wanted, const Plan& p, const T* dx, const Memory<T>& all, int stride) {
+// dx against a function of row and column. No element outside of the rows may change. `dloss`: what the gradient of each row was multiplied by, and so
+// its rounding, too.
+template <typename T, typename F>
+void compare_gradient(const char* what, const Rows<T>& r, F wanted, const Plan& p, const T* dx, const Memory<T>& all, int stride, const std::vector<float>& dloss = {}) {
     const double relative = sizeof(T) == 2 ? 4e-3 : 1e-5;
     std::vector<char> own(all.size());
     for (int m = 0; m < r.M; ++m)
@@ -110,7 +112,7 @@ template <typename T, typename F> void compare_gradient(const char* what, const 
             const T* at = dx + int64_t(m) * stride + n;
             own[at - all.data()] = 1;
             const double w = wanted(m, n);
-            if (!near(to_float(*at), w, relative, 3e-6)) report(what, r, m, n, to_float(*at), w, p);
+            if (!near(to_float(*at), w, relative, 3e-6 * std::max(1.0f, dloss.empty() ? 1.0f : std::abs(dloss[m])))) report(what, r, m, n, to_float(*at), w, p);
         }
     for (size_t i = 0; i < all.size(); ++i)
         if (!own[i] && to_float(all[i]) != to_float(rounded<T>(12345.0f))) report("outside of rows", r, 0, int(i), to_float(all[i]), 12345, p);
@@ -156,7 +158,7 @@ template <typename T, Logits LOGITS> void test_cross_entropy(const Rows<T>& r, c
             const double dz = (1 + 2 * o.z_loss * l) * std::exp(z - l) - (n == r.target[m] ? 1 - o.smoothing : 0) - o.smoothing / r.N;
             return (exact ? 1 : double(dloss[m])) * dz * slope;
         };
-        compare_gradient(exact ? "dx from statistics" : "dx", r, wanted, p, dx, out, r.stride);
+        compare_gradient(exact ? "dx from statistics" : "dx", r, wanted, p, dx, out, r.stride, exact ? std::vector<float>() : dloss);
     }
 }
 
@@ -188,6 +190,12 @@ template <typename T> void test_logprob(const Rows<T>& r, Plan plan) {
     compare_gradient("dx of logprob", r, wanted, p, dx, out, r.stride);
 }
 
+// Rows on a warp each, with so many vectors a lane.
+template <typename Op, int K = 3> void warp_row_of(const Tensors<Op>& t, int vectors) {
+    if (vectors == K) return warp_row<Op, K, false>(t);
+    if constexpr (K < WARP_MAX_VECTORS<Op>) warp_row_of<Op, K + 1>(t, vectors);
+}
+
 // The fused operation in tiers block, sub_warp, generic and warp; in place too.
 template <typename T> void test_fused(const Rows<T>& given, double z_loss) {
     using Op = FusedCrossEntropy<T>;
@@ -195,7 +203,7 @@ template <typename T> void test_fused(const Rows<T>& given, double z_loss) {
     const Options o = {0, z_loss, 0};
     std::vector<double> lse;
     for (int m = 0; m < given.M; ++m) lse.push_back(given.lse(m, 0));
-    for (int tier = 0; tier < 10; ++tier)
+    for (int tier = 0; tier < 14; ++tier)
         for (const bool in_place : {false, true}) {
             Rows<T> r = given;
             r.x = r.memory.data() + given.offset;
@@ -217,8 +225,8 @@ template <typename T> void test_fused(const Rows<T>& given, double z_loss) {
             else if (tier == 6) simulated::launch(dim3(r.M), 64, 0, nullptr, [&] { generic<Op, false>(t, r.N); });
             else if (tier == 7 && given.offset == 0 && r.N % V == 0 && r.stride * sizeof(T) % 128 == 0 && r.N / V <= 4 * 64)
                 simulated::launch(dim3(r.M), 64, 0, nullptr, [&] { block<Op, 4, 512, true, false>(t, 128); });
-            else if (tier >= 8 && given.offset == 0 && r.N % V == 0 && r.stride % V == 0 && r.N / V <= (tier == 8 ? 3 : 4) * 32)
-                simulated::launch(dim3((r.M + 1) / 2), 64, 0, nullptr, [&] { tier == 8 ? warp_row<Op, 3, false>(t) : warp_row<Op, 4, false>(t); });
+            else if (tier >= 8 && (tier < 10 || sizeof(T) == 4) && given.offset == 0 && r.N % V == 0 && r.stride % V == 0 && r.N / V <= (tier - 5) * 32)
+                simulated::launch(dim3((r.M + 1) / 2), 64, 0, nullptr, [&] { warp_row_of(t, tier - 5); });
             else continue;
             ++tested;
             p.tier = tier;
@@ -238,7 +246,8 @@ template <typename T> void test_all(int M, int N) {
         const int dx_offset = round == 3 ? int(generator() % (128 / sizeof(T))) : offset;
         const Rows<T> r(M, N, offset, pad, dx_offset);
         const Options plain{0, round % 2 ? 1e-3 : 0, 0}, smooth{0.1, 1e-4, 0}, capped{round % 2 ? 0.1 : 0, 0, 30};
-        for (const Plan& p : {Plan{AUTO}, Plan{ONE_WARP, 4, 64, 1, 0, 16, 0, 0}, Plan{SPLIT, 4, 64, 1, 0, 128, 0, 0}, Plan{SPLIT, 4, 96, 3, 0, 128, 0, 0}, Plan{SPLIT, 8, 32, 2, 0, 128, 0, 0}, Plan{SPLIT, 8, 32, 1, 0, 128, 0, 0}}) {
+        for (const Plan& p : {Plan{AUTO}, Plan{ONE_WARP, 4, 64, 1, 0, 16, 0, 0}, Plan{SPLIT, 4, 64, 1, 0, 128, 0, 0}, Plan{SPLIT, 4, 96, 3, 0, 128, 0, 0}, Plan{SPLIT, 8, 32, 2, 0, 128, 0, 0}, Plan{SPLIT, 8, 32, 1, 0, 128, 0, 0},
+                              Plan{CLUSTER, 4, 32, 1, 0, 128, 0, 0}, Plan{CLUSTER, 4, 96, 3, 0, 128, 0, 0}, Plan{CLUSTER, 4, 256, 16, 0, 128, 0, 0}}) {
             test_cross_entropy<T, PLAIN>(r, plain, p);
             test_logprob<T>(r, p);
             if (p.vectors == 8) continue;

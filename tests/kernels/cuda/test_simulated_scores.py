@@ -1,5 +1,6 @@
 """The kernels of attention scores on a simulated GPU: the check cases of the backend `cuda`, and all plans, without a GPU."""
 
+import itertools
 import math
 
 import pytest
@@ -214,3 +215,28 @@ def test_masks_that_all_queries_share(simulated, N, dtype):
             any_but_zero = mask.to(torch.uint8) * torch.tensor([1, 128], dtype=torch.uint8).repeat(N // 2)
             found = masked_softmax.forward(x, scale=scale, mask=any_but_zero.view(torch.bool))[0]
             torch.testing.assert_close(found, expected, atol=1e-6, rtol=2e-3 if dtype is torch.float16 else 1e-2, equal_nan=True)
+
+
+@pytest.mark.parametrize("S", [1, 5, 33, 64])
+@pytest.mark.parametrize("N", [128, 256])
+def test_whole_rows_with_a_mask_write_nothing_else(simulated, S, N):
+    """Masks that all queries share and masks of each query, with a sink and without, causal or not, and in another order of rows."""
+    torch.manual_seed(S + N)
+    x, sink, guard = torch.randn(2, 3, S, N, dtype=torch.bfloat16), torch.randn(3), 64
+    hidden = torch.arange(N) > torch.arange(S)[:, None] + max(0, N - S)
+    for rows_of_mask, with_sink, causal, order in itertools.product((1, S), (False, True), (False, True), (0, 2, 4)):
+        keep = torch.rand(2, 1, rows_of_mask, N) < 0.7
+        keep[..., 0] = True
+        results, shares = torch.full((x.numel() + 2 * guard,), 7.0, dtype=x.dtype), torch.full((x[..., 0].numel() + 2 * guard,), 7.0)
+        y, share = results[guard:-guard].view(x.shape), shares[guard:-guard].view(x.shape[:3])
+        plan = Plan(SUB_WARP, 4, 128, N // 32, order, 16)
+        given = (sink, y, share) if with_sink else (None, y, None)
+        launch_forward(x, keep.expand(x.shape), *given, 0.5, causal, plan=plan)
+        z = (x.double() * 0.5).masked_fill(~keep | (hidden & causal), -math.inf)
+        logit = sink.double().view(1, 3, 1, 1).expand(2, 3, S, 1) if with_sink else torch.full((2, 3, S, 1), -math.inf, dtype=torch.float64)
+        expected = torch.softmax(torch.cat([z, logit], -1), -1)
+        torch.testing.assert_close(y.double(), expected[..., :-1], atol=1e-6, rtol=1e-2)
+        if with_sink:
+            torch.testing.assert_close(share.double(), expected[..., -1], atol=1e-6, rtol=1e-4)
+        for memory in (results, shares):
+            assert memory[:guard].eq(7).all() and memory[-guard:].eq(7).all()
