@@ -232,7 +232,7 @@ template <typename Op, int LANE_SUMS> __device__ __forceinline__ Sums merged_fro
 // Merges the Sums of all threads of a cluster. True in the warp that finishes the row: the first one of the first CTA.
 //
 // Each warp sends to the first CTA, so a CTA has no barrier of its own. The first CTA stays until all messages have come. The others only send, in
-// registers, and may exit. Nobody sends before all CTAs have passed cluster_arrive: then the mailbox exists and its barrier is ready.
+// registers, and may exit. No warp sends before all CTAs have passed cluster_arrive. Then the mailbox exists and its barrier is ready.
 template <typename Op> __device__ __forceinline__ bool merged_by_first(int rank, int size, Sums& sums, SumsMailbox& mailbox) {
 #if SOFTBENCH_CLUSTERS
     const int warps = blockDim.x / WARP, warp = threadIdx.x / WARP;
