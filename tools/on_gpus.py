@@ -2,12 +2,12 @@
 
 A step is one command with an estimate of its seconds on an H200. Steps that need all GPUs of the host come first, one at a time. The others
 are dealt to the GPUs, in their order, one at a time on each. A step whose estimate is over the time left is left out. The estimates of
-`judged`, `judged-honest` and `tests-api` are of no run. Those of the sanitizers are for 16 cores. A step is interrupted after twice its
+`judged` and `tests-api` are of no run. Those of the sanitizers are for 16 cores. A step is interrupted after twice its
 estimate, and when the time is over, so that softbench still writes its results. Ctrl-C interrupts all. The CUDA libraries are built before.
 
 FOLDER has the output of each step in STEP.log and its files in STEP/. `--pack FILE` makes a .tar.gz of FOLDER. `--list` prints the steps.
-The steps `losses` and `judged-honest` need liger-kernel and quack-kernels, `use-models` needs transformers, and `fleet-ray` needs
-softbench[ray].
+The steps `losses`, `losses-few` and `judged-honest` need liger-kernel and quack-kernels, `use-models` needs transformers, and `fleet-ray`
+needs softbench[ray].
 Exit code 1: a step failed, was interrupted or was left out.
 """
 
@@ -85,15 +85,15 @@ STEPS = (
          " && softbench compare {out}/latest.csv results/h200/frontier.csv"),
     Step("losses", 110, "softbench run --config losses --backends copy,liger,quack,triton,cuda --output {out}"),
     Step("losses-odd", 20, f"{LOSSES} --M 4096 --N 32000,49152,50176,50257,128256 --output {{out}}"),
-    Step("losses-few", 30, f"{LOSSES} --M 1,4,8,64 --N 50257,128256 --output {{out}}"),
+    Step("losses-few", 40, f"{LOSSES.replace('copy', 'copy,quack')} --M 1,4,8,64 --N 50257,128256 --output {{out}}"),
     Step("log-softmax", 76, "softbench run --op log_softmax --M 4096 --N 1024,16384,50257 --dtype bf16,fp32"
          " --direction forward,backward --output {out}"),
     *(Step(f"masked-{name}", seconds, f"{MASKED} {given}") for name, (seconds, given) in MASKS.items()),
     Step("harness-cost", 120, "python3 tools/harness_cost.py --N 256:6272:512"),
     Step("judged", 1400, f"softbench run --config frontier --backends {OURS} --judge separate --output {{out}}"),
-    Step("judged-honest", 550, f"code=0; {HONEST} --output {{out}}/run || code=1; {HONEST} --judge separate --output {{out}}/judged"
+    Step("judged-honest", 470, f"code=0; {HONEST} --output {{out}}/run || code=1; {HONEST} --judge separate --output {{out}}/judged"
          " || code=1; softbench compare {out}/run/latest.csv {out}/judged/latest.csv; exit $code"),
-    Step("tests-judge", 150, f"{PYTEST} 'gpu and alone' tests/gpu/test_judge_gpu.py"),
+    Step("tests-judge", 40, f"{PYTEST} 'gpu and alone' tests/gpu/test_judge_gpu.py"),
     Step("tests-attacks", 150, f"{PYTEST} 'gpu and not alone' -n 4 tests/gpu/test_judge_gpu.py"),
     Step("tests-losses", 125, f"{PYTEST} gpu -n 4 tests/gpu/test_cuda_losses_gpu.py tests/gpu/test_triton_losses_gpu.py"),
     Step("tests-operations", 180, f"{PYTEST} gpu -n 4 tests/gpu/test_operations_gpu.py tests/gpu/test_wrong_plugins_gpu.py"),

@@ -105,13 +105,13 @@ inline Plan medium_row_plan(int64_t vectors, int64_t line_vectors, int R, bool i
 // Rows of 1 to 4 KB of whole vectors, on a warp; AUTO where another plan is faster. If an SM's registers cannot hold all rows at once but its
 // shared memory can, a warp has two rows. Up to 32 rows an SM, other plans were faster. For 16-bit rows of up to four vectors a lane,
 // sub_warp_unaligned was .03 faster; why is unknown. For the longest float32 rows, CTAs of two warps were .01 faster. If those rows are large,
-// CTAs of four warps win by .004. With a target, rows of more than two vectors a lane are
-// here: other tiers compute their exponentials twice.
+// CTAs of four warps win by .004. With a target, rows of more than two vectors a lane are here: other tiers compute their exponentials twice.
 template <typename Op> Plan warp_row_plan(int64_t M, int64_t vectors, bool large) {
     const Device& d = device();
-    if (Op::HAS_TARGET && vectors <= 2 * WARP) return {AUTO, 0, 0, 0, 0, 0, 0};
-    if (Op::HAS_TARGET) return {ONE_WARP, std::max(3, int(ceil_div<int64_t>(vectors, WARP))), WARP_THREADS / 2, 1, 1, VECTOR_BYTES, 0};
-    const int K = std::max(3, int(ceil_div<int64_t>(vectors, WARP))), max_ctas = warp_min_ctas<Op>(K), cta_rows = WARP_THREADS / WARP;
+    const int K = std::max(3, int(ceil_div<int64_t>(vectors, WARP)));
+    const Plan one_row = {ONE_WARP, K, WARP_THREADS / 2, 1, 1, VECTOR_BYTES, 0};
+    if (Op::HAS_TARGET) return vectors > 2 * WARP ? one_row : Plan{AUTO, 0, 0, 0, 0, 0, 0};
+    const int max_ctas = warp_min_ctas<Op>(K), cta_rows = WARP_THREADS / WARP;
     if (large && K >= 7) return {AUTO, 0, 0, 0, 0, 0, 0};
     if (M <= 32 * d.sms) {
         if (Op::E == 2 && K <= 4) return {AUTO, 0, 0, 0, 0, 0, 0};
@@ -120,7 +120,7 @@ template <typename Op> Plan warp_row_plan(int64_t M, int64_t vectors, bool large
     const int64_t ctas_by_shared = d.shared_sm / (2 * cta_rows * round_up<int64_t>(vectors, LINE_VECTORS) * VECTOR_BYTES + 1024);
     if (M > max_ctas * cta_rows * d.sms && M <= std::min<int64_t>(max_ctas, ctas_by_shared) * 2 * cta_rows * d.sms)
         return {ONE_WARP, K, WARP_THREADS, 1, 2, VECTOR_BYTES, 0};
-    return {ONE_WARP, K, WARP_THREADS / 2, 1, 1, VECTOR_BYTES, 0};
+    return one_row;
 }
 
 // Rows of a few KB that are so many that SMs take new ones all the time. An SM holds 32 CTAs, so CTAs of one warp leave it half empty. CTAs of

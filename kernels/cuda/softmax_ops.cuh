@@ -114,8 +114,8 @@ __device__ __forceinline__ float finite_or_zero(float maximum) { return maximum 
 //   result: one result from the operands of one element.
 //   write: stores the results of a vector. With `thread_partial`, the vector is one that init_partial has reduced to that Partial.
 //   write_one: stores one result.
-// Op::Inputs is what each row has beside its elements. HAS_TARGET: a row also has a target and a loss (loss_ops.cuh); of the tiers
-// of short rows only `warp` takes such operations.
+// Op::Inputs is what each row has beside its elements. HAS_TARGET: a row also has a target and a loss (loss_ops.cuh). Tier
+// `staged` and two rows a warp do not take such operations. `sub_warp` takes them as unaligned rows.
 template <typename In, typename Output, Function FUNCTION = SOFTMAX> struct Forward : RowScale<FUNCTION == SCALED_SOFTMAX> {
     using Element = In;
     using Out = Output;

@@ -29,7 +29,7 @@ from softbench.worker.timers import synchronize
 CLOCK = time.perf_counter_ns
 FLUSH_BYTES = 256 * 2**20
 WAKING_REQUESTS = 4
-"""Requests without work just before the clock starts. A process that has waited long answers its first request some 200 us later."""
+"""Requests without work just before the clock starts. A process that has waited long answers its first request late."""
 ATTEMPTS = 100
 """How often the processes of the plugin's group are ended, at most: each may have started another."""
 Answer = TypeVar("Answer", bound=Reply)
