@@ -227,7 +227,7 @@ class MakeCalls(Request[Called]):
 
 @dataclass(frozen=True)
 class ReleaseInputs(Request[Done]):
-    """Unmap the inputs of the last `MakeCalls` and free its outputs.
+    """Unmap the inputs of the last `MakeCalls` and free its outputs, and prepare the next ones: the judge's clock does not run now.
 
     The values of the outputs stay in the judge's memory until the next calls.
     """

@@ -1,4 +1,4 @@
-"""Imports without garbage collection: packages such as torch make millions of objects that stay, and each collection visits all of them."""
+"""Imports and judged calls without garbage collection: packages such as torch make millions of objects, and each collection visits them."""
 
 from __future__ import annotations
 
@@ -21,3 +21,21 @@ def seldom() -> Iterator[None]:
     finally:
         if gc.get_threshold() == during:
             gc.set_threshold(*before)
+
+
+def settle() -> None:
+    """Collect all garbage now. Later collections leave out what is there."""
+    gc.collect()
+    gc.freeze()
+
+
+@contextmanager
+def paused() -> Iterator[None]:
+    """In the context the collector does not run."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

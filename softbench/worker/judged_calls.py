@@ -21,6 +21,7 @@ from softbench.ops.operation import TensorSpec
 from softbench.ops.registry import operation
 from softbench.plugins.traits import overwrites_output
 from softbench.worker import confinement, output_checks, shared_memory
+from softbench.worker.collection import settle
 from softbench.worker.timers import synchronize
 
 if TYPE_CHECKING:
@@ -77,7 +78,11 @@ class JudgedCalls:
         self.case: Case | None = None
         self.calls = 0
         self.arena: _Arena | None = None
-        self.inputs: shared_memory.Block | None = None
+        self.window: shared_memory.Window | None = None
+        self.inputs: shared_memory.Window | None = None
+        """The window while the inputs of a challenge are mapped there."""
+        self.given: list[Tensors] = []
+        """The tensors of the next calls. They are made before the clock starts, because their address does not change."""
         self.kept: list[torch.Tensor] = []
         """The outputs of the last challenge that lie in the judge's memory."""
 
@@ -91,24 +96,27 @@ class JudgedCalls:
             case messages.ShareOutputs(case, calls, size):
                 block = shared_memory.attach(self.descriptors.pop(0), size, case.device)
                 self.case, self.calls, self.arena = case, calls, _Arena(block, case, calls)
+                self.window = shared_memory.window(input_layout(case)[1] * calls, case.device)
                 return Done()
             case messages.MakeCalls(size):
                 return self._make_calls(self.descriptors.pop(0), size)
             case messages.ReleaseInputs():
-                self._release()
+                self._unmap()
+                self.given = self._tensors()
+                settle()
                 return Done()
         raise TypeError(f"unknown request {request}")
 
     def _make_calls(self, descriptor: int, size: int) -> Called:
-        if self.case is None or self.arena is None:
+        if self.case is None or self.arena is None or self.window is None:
             raise RuntimeError("calls before their memory")
         if self.server.case not in (None, self.case):
             raise RuntimeError("only an interpreter runs it here, on fewer rows, so it is not timed")
-        self._release()
+        self._unmap()
+        given, self.given = self.given or self._tensors(), []
         case, function, arena = self.case, self.server.call, self.arena
-        self.inputs = shared_memory.attach(descriptor, size, case.device, read_only=True)
-        layout, each = input_layout(case)
-        given = tensors_of_calls(self.inputs.bytes, layout, each, case, self.calls)
+        self.window.map(descriptor, size)
+        self.inputs = self.window
         if function:
             places = self._places(function, arena, given)
         else:  # one kernel, so that the GPU switches to this process, as it does in each challenge with calls
@@ -117,21 +125,31 @@ class JudgedCalls:
         synchronize(case.device)
         return Called(tuple(places))
 
-    def _release(self) -> None:
+    def _unmap(self) -> None:
         self.kept.clear()
         if self.inputs is not None:
-            self.inputs.close()
+            self.inputs.unmap()
             self.inputs = None
+
+    def _tensors(self) -> list[Tensors]:
+        """New tensors of calls, so that no gradient and no count of writes is that of an earlier challenge."""
+        if self.case is None or self.window is None:
+            return []
+        layout, each = input_layout(self.case)
+        given = tensors_of_calls(self.window.bytes.data, layout, each, self.case, self.calls)  # `data` has a count of its own
+        grads = [tensor.requires_grad for tensor in self.server.inputs or ()]
+        if not any(grads):
+            return given
+        return [tuple(tensor.detach().requires_grad_(grad) for tensor, grad in zip(each, grads, strict=True)) for each in given]
 
     def _places(self, function: Callable[..., Any], arena: _Arena, given: list[Tensors]) -> list[tuple[int, ...]]:
         """Where the outputs of each call lie."""
         copied = self.server.backend is not None and overwrites_output(self.server.backend)
-        places, grads = [], [tensor.requires_grad for tensor in self.server.inputs or ()]
-        if any(grads):
-            given = [tuple(tensor.detach().requires_grad_(grad) for tensor, grad in zip(each, grads, strict=True)) for each in given]
+        single, place, kept, places = len(arena.forms) == 1, arena.place, self.kept, []
         with arena.allocating():
             for call, tensors in enumerate(given):
-                places.append(arena.place(call, output_checks.as_tuple(function(*tensors), arena.forms), self.kept, copied=copied))
+                results = function(*tensors)
+                places.append(place(call, (results,) if single else results, kept, copied=copied))
         return places
 
 
@@ -146,6 +164,10 @@ class _Arena:
         """Where outputs are copied that lie elsewhere."""
         self.places = [tuple(slot.data_ptr() - self.start for slot in call) for call in self.slots]
         """The bytes at which the slots begin."""
+        self._due = [
+            (form.shape, form.dtype, slot.device, self.bytes - slot.nbytes) for form, slot in zip(self.forms, self.slots[0], strict=True)
+        ]
+        """The form of each output, and its last place. They are read for each call while the clock runs."""
         self._next = calls * size
         self._pool = self._mem_pool() if case.device == "cuda" else None
 
@@ -164,18 +186,19 @@ class _Arena:
         Raises:
             ValueError: an output has another form.
         """
-        if not isinstance(outputs, tuple | list) or len(outputs) != len(self.forms):
+        if not isinstance(outputs, tuple | list) or len(outputs) != len(self._due):
             raise ValueError(f"must return ({', '.join(form.name for form in self.forms)})")
         found = []
-        for out, form, slot in zip(outputs, self.forms, self.slots[call], strict=True):
-            if type(out) is not torch.Tensor or tuple(out.shape) != form.shape or out.dtype != form.dtype or out.device != slot.device:
-                raise ValueError(f"returned {_form_of(out)}, not {form.dtype} {form.shape} on {self.device}")
+        for number, (shape, dtype, device, last) in enumerate(self._due):
+            out = outputs[number]
+            if type(out) is not torch.Tensor or out.shape != shape or out.dtype is not dtype or out.device != device:
+                raise ValueError(f"returned {_form_of(out)}, not {dtype} {shape} on {self.device}")
             place = out.data_ptr() - self.start
-            if 0 <= place <= self.bytes - slot.nbytes and out.is_contiguous() and not copied:
+            if 0 <= place <= last and not copied and out.is_contiguous():
                 kept.append(out)
             else:
-                slot.copy_(out.detach())
-                place = slot.data_ptr() - self.start
+                self.slots[call][number].copy_(out.detach() if out.requires_grad else out)
+                place = self.places[call][number]
             found.append(place)
         return tuple(found)
 

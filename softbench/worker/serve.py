@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 from softbench.core import messages
@@ -12,7 +13,7 @@ from softbench.ops import user_file
 from softbench.ops.declaration import to_json
 from softbench.ops.registry import numerics
 from softbench.plugins.source import PluginSource
-from softbench.worker.collection import seldom
+from softbench.worker.collection import paused, seldom
 from softbench.worker.failures import failure
 from softbench.worker.judged_calls import JudgedCalls
 from softbench.worker.probe import probe
@@ -25,12 +26,13 @@ def serve(channel: Channel) -> None:
     judged = JudgedCalls(server, channel.received)
     while (data := channel.receive()) is not None:
         request = request_from_json(data)
-        try:
-            of_judge = isinstance(request, messages.ConfineProcess | messages.ShareOutputs | messages.MakeCalls | messages.ReleaseInputs)
-            reply = reply_to_json(judged.handle(request) if of_judge else handle(server, request))
-        except Exception as error:  # the boundary of a request: an exception of a plugin becomes a reply
-            reply = reply_to_json(failure(request.op, error, server.source))
-        channel.send(reply)
+        of_judge = isinstance(request, messages.ConfineProcess | messages.ShareOutputs | messages.MakeCalls | messages.ReleaseInputs)
+        with paused() if isinstance(request, messages.MakeCalls) else nullcontext():  # the judge's clock runs
+            try:
+                reply = reply_to_json(judged.handle(request) if of_judge else handle(server, request))
+            except Exception as error:  # the boundary of a request: an exception of a plugin becomes a reply
+                reply = reply_to_json(failure(request.op, error, server.source))
+            channel.send(reply)
         if isinstance(request, messages.TimeBatch):
             server.read_telemetry()
 

@@ -24,6 +24,10 @@ SEAL_FUTURE_WRITE = 0x10
 """F_SEAL_FUTURE_WRITE of linux/fcntl.h: mappings that exist stay writable, new ones are not."""
 DEVICE, PINNED, POSIX_DESCRIPTOR, READ_WRITE = 1, 1, 1, 3
 """Values of the enumerations CUmemLocationType, CUmemAllocationType, CUmemAllocationHandleType and CUmemAccess_flags."""
+NOT_SHARED = 0
+"""CU_MEM_HANDLE_TYPE_NONE."""
+MAP_FIXED, MAP_NORESERVE, MAP_FAILED = 0x10, 0x4000, ctypes.c_void_p(-1).value
+"""Of sys/mman.h on Linux."""
 
 
 class Block(Protocol):
@@ -35,6 +39,21 @@ class Block(Protocol):
 
     def close(self) -> None:
         """Unmap the block and close the descriptor. No tensor in it may be used afterwards."""
+        ...
+
+
+class Window(Protocol):
+    """A range of addresses. Blocks of another process are mapped there, one after the other."""
+
+    bytes: torch.Tensor
+    """The range's bytes, on its device. They are those of the block that is mapped; without one they must not be used."""
+
+    def map(self, descriptor: int, size: int) -> None:
+        """Map a block that another process created, to be read only. Raises as `create`, or ValueError if the range is too small."""
+        ...
+
+    def unmap(self) -> None:
+        """Unmap the block and close its descriptor. Tensors in the range stay, for the next block."""
         ...
 
 
@@ -59,11 +78,16 @@ def create(size: int, device: str, *, read_only: bool = False) -> Block:
     return block
 
 
-def attach(descriptor: int, size: int, device: str, *, read_only: bool = False) -> Block:
+def attach(descriptor: int, size: int, device: str) -> Block:
     """Map a block that another process created; raises as `create`."""
     if device == "cuda":
         return _CudaBlock(size, descriptor)
-    return _FileBlock(descriptor, size, mmap.PROT_READ | (0 if read_only else mmap.PROT_WRITE))
+    return _FileBlock(descriptor, size, mmap.PROT_READ | mmap.PROT_WRITE)
+
+
+def window(size: int, device: str) -> Window:
+    """A range of `size` bytes without a block; raises as `create`."""
+    return _CudaWindow(size) if device == "cuda" else _FileWindow(size)
 
 
 def aligned(size: int) -> int:
@@ -94,6 +118,40 @@ class _FileBlock:
         with suppress(BufferError):  # a tensor still refers to it; it is unmapped with the last one
             self._map.close()
         os.close(self.descriptor)
+
+
+class _FileWindow:
+    """A range of this process's addresses. Without a block it reads as zeros: a call may still read its inputs on another thread."""
+
+    def __init__(self, size: int) -> None:
+        self._size, self._descriptor = size, -1
+        self._address = _mapped(None, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE, -1)
+        self.bytes = torch.frombuffer((ctypes.c_uint8 * size).from_address(self._address), dtype=torch.uint8)
+
+    def map(self, descriptor: int, size: int) -> None:
+        _require_room(size, self._size)
+        _mapped(self._address, size, mmap.MAP_SHARED | mmap.MAP_POPULATE | MAP_FIXED, descriptor)
+        self._descriptor = descriptor
+
+    def unmap(self) -> None:
+        _mapped(self._address, self._size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1)
+        os.close(self._descriptor)
+
+
+def _mapped(address: int | None, size: int, flags: int, descriptor: int) -> int:
+    """The address of a new mapping that is read only. Raises OSError."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
+    found: int = libc.mmap(address, size, mmap.PROT_READ, flags, descriptor, 0)
+    if found == MAP_FAILED:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return found
+
+
+def _require_room(size: int, room: int) -> None:
+    if size > room:
+        raise ValueError(f"a block of {size} bytes for a range of {room}")
 
 
 class _Location(ctypes.Structure):
@@ -141,27 +199,56 @@ class _Memory:
         self.__cuda_array_interface__ = {"shape": (size,), "typestr": "|u1", "data": (address, False), "version": 3}
 
 
+def _rounded(size: int, location: _Location) -> ctypes.c_size_t:
+    """A multiple of what the driver maps at least."""
+    properties, granularity = _Properties(PINNED, POSIX_DESCRIPTOR, location), ctypes.c_size_t()
+    _call("cuMemGetAllocationGranularity", ctypes.byref(granularity), ctypes.byref(properties), 0)
+    return ctypes.c_size_t(-(-size // granularity.value) * granularity.value)
+
+
+def _created(size: ctypes.c_size_t, location: _Location, kind: int) -> ctypes.c_uint64:
+    """A new allocation."""
+    handle, properties = ctypes.c_uint64(), _Properties(PINNED, kind, location)
+    _call("cuMemCreate", ctypes.byref(handle), size, ctypes.byref(properties), ctypes.c_uint64(0))
+    return handle
+
+
+def _imported(descriptor: int) -> ctypes.c_uint64:
+    """An allocation of another process."""
+    handle = ctypes.c_uint64()
+    _call("cuMemImportFromShareableHandle", ctypes.byref(handle), ctypes.c_void_p(descriptor), POSIX_DESCRIPTOR)
+    return handle
+
+
+def _reserved(size: ctypes.c_size_t) -> ctypes.c_uint64:
+    """A range of addresses."""
+    address, zero = ctypes.c_uint64(), ctypes.c_uint64(0)
+    _call("cuMemAddressReserve", ctypes.byref(address), size, ctypes.c_size_t(0), zero, zero)
+    return address
+
+
+def _map_at(address: ctypes.c_uint64, size: ctypes.c_size_t, handle: ctypes.c_uint64, location: _Location) -> None:
+    access = _Access(location, READ_WRITE)
+    _call("cuMemMap", address, size, ctypes.c_size_t(0), handle, ctypes.c_uint64(0))
+    _call("cuMemSetAccess", address, size, ctypes.byref(access), ctypes.c_size_t(1))
+
+
 class _CudaBlock:
     """A mapped allocation of the current GPU."""
 
     def __init__(self, size: int, descriptor: int | None) -> None:
         location = _Location(DEVICE, torch.cuda.current_device())
-        properties, granularity = _Properties(PINNED, POSIX_DESCRIPTOR, location), ctypes.c_size_t()
-        _call("cuMemGetAllocationGranularity", ctypes.byref(granularity), ctypes.byref(properties), 0)
-        self._size = ctypes.c_size_t(-(-size // granularity.value) * granularity.value)
-        self._handle, self._address = ctypes.c_uint64(), ctypes.c_uint64()
+        self._size = _rounded(size, location)
         if descriptor is None:
             exported = ctypes.c_int()
-            _call("cuMemCreate", ctypes.byref(self._handle), self._size, ctypes.byref(properties), ctypes.c_uint64(0))
+            self._handle = _created(self._size, location, POSIX_DESCRIPTOR)
             _call("cuMemExportToShareableHandle", ctypes.byref(exported), self._handle, POSIX_DESCRIPTOR, ctypes.c_uint64(0))
             descriptor = exported.value
         else:
-            _call("cuMemImportFromShareableHandle", ctypes.byref(self._handle), ctypes.c_void_p(descriptor), POSIX_DESCRIPTOR)
+            self._handle = _imported(descriptor)
         self.descriptor = descriptor
-        zero, access = ctypes.c_uint64(0), _Access(location, READ_WRITE)
-        _call("cuMemAddressReserve", ctypes.byref(self._address), self._size, ctypes.c_size_t(0), zero, zero)
-        _call("cuMemMap", self._address, self._size, ctypes.c_size_t(0), self._handle, zero)
-        _call("cuMemSetAccess", self._address, self._size, ctypes.byref(access), ctypes.c_size_t(1))
+        self._address = _reserved(self._size)
+        _map_at(self._address, self._size, self._handle, location)
         self.bytes = torch.as_tensor(_Memory(self._address.value, size), device="cuda")
 
     def close(self) -> None:
@@ -171,3 +258,32 @@ class _CudaBlock:
         _call("cuMemAddressFree", self._address, self._size)
         _call("cuMemRelease", self._handle)
         os.close(self.descriptor)
+
+
+class _CudaWindow:
+    """A range of addresses of the current GPU."""
+
+    def __init__(self, size: int) -> None:
+        self._location = _Location(DEVICE, torch.cuda.current_device())
+        self._room, self._descriptor = _rounded(size, self._location), -1
+        self._address = _reserved(self._room)
+        self._mapped = _rounded(1, self._location)
+        self._handle = _created(self._mapped, self._location, NOT_SHARED)  # torch asks the driver for the device of an address
+        _map_at(self._address, self._mapped, self._handle, self._location)
+        self.bytes = torch.as_tensor(_Memory(self._address.value, size), device="cuda")
+        self._unmap()
+
+    def map(self, descriptor: int, size: int) -> None:
+        self._mapped = _rounded(size, self._location)
+        _require_room(self._mapped.value, self._room.value)
+        self._handle, self._descriptor = _imported(descriptor), descriptor
+        _map_at(self._address, self._mapped, self._handle, self._location)
+
+    def unmap(self) -> None:
+        self._unmap()
+        os.close(self._descriptor)
+
+    def _unmap(self) -> None:
+        torch.cuda.synchronize()
+        _call("cuMemUnmap", self._address, self._mapped)
+        _call("cuMemRelease", self._handle)

@@ -68,6 +68,21 @@ def test_a_block_is_new_memory_that_torch_reads_and_writes():
     block.bytes.zero_()
 
 
+def test_tensors_made_before_read_each_block_of_a_range():
+    window = shared_memory.window(2**21 + 1024, "cuda")
+    values = shared_memory.typed(window.bytes.data, 512, (2**20, 2), torch.uint8)
+    version = values._version
+    for number in (3, 5):
+        block = shared_memory.create(2**21 + 1024, "cuda")
+        block.bytes.fill_(number)
+        torch.cuda.synchronize()
+        window.map(os.dup(block.descriptor), 2**21 + 1024)
+        assert values.eq(number).all()
+        assert values._version == version
+        window.unmap()
+        block.close()
+
+
 @pytest.mark.parametrize("name", ["torch", "triton", "cuda"])
 def test_an_honest_backend_is_right(judge, name):
     for case in (SMALL, Case(4096, 1000, "fp32", Direction.BACKWARD, "cuda"), Case(512, 4096, "bf16", Direction.BOTH, "cuda")):

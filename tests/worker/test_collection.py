@@ -1,10 +1,11 @@
-"""The garbage collector rests during imports, and is then as it was or as a plugin has set it."""
+"""The garbage collector rests during imports and judged calls, and is then as it was or as a plugin has set it."""
 
 import gc
+import weakref
 
 import pytest
 
-from softbench.worker.collection import SELDOM, seldom
+from softbench.worker.collection import SELDOM, paused, seldom, settle
 
 
 @pytest.fixture(autouse=True)
@@ -63,4 +64,31 @@ def test_what_a_plugin_sets_stays():
     assert gc.get_threshold() == (5, 5, 5)
     with seldom():
         gc.disable()
+    assert not gc.isenabled()
+
+
+def test_garbage_is_collected_once_and_the_rest_is_left_alone():
+    class Node:
+        pass
+
+    node, frozen = Node(), gc.get_freeze_count()
+    node.itself, gone = node, weakref.ref(node)
+    del node
+    kept = [[] for _ in range(100)]
+    try:
+        settle()
+        assert gone() is None
+        assert gc.get_freeze_count() >= frozen + len(kept)
+    finally:
+        gc.unfreeze()
+
+
+def test_a_pause_restores_the_collector():
+    with pytest.raises(ValueError, match="a call"), paused():
+        assert not gc.isenabled()
+        raise ValueError("a call")
+    assert gc.isenabled()
+    gc.disable()
+    with paused():
+        pass
     assert not gc.isenabled()

@@ -1,0 +1,266 @@
+"""What the plugin's process does while the judge's clock runs: nothing that it can do before, and the same without a plugin."""
+
+import gc
+import os
+from types import SimpleNamespace
+
+import pytest
+import torch
+from wrongs import PLUGINS, load
+
+from softbench.core.case import Case, Direction
+from softbench.core.messages import MakeCalls, ReleaseInputs, ShareOutputs, request_to_json
+from softbench.worker import judged_calls, serve, shared_memory
+from softbench.worker.judged_calls import JudgedCalls, input_layout, output_bytes, output_layout
+
+CASE = Case(16, 96, "fp32", Direction.FORWARD, "cpu")
+FUSED = Case(16, 96, "fp32", Direction.FUSED, "cpu", "cross_entropy")
+CALLS = 3
+
+
+class Challenges:
+    """The judge's side of challenges in this process."""
+
+    def __init__(self, call=None, case=CASE, inputs=None, backend=None):
+        self.case, self.size = case, CALLS * input_layout(case)[1]
+        self.server = SimpleNamespace(case=None, call=call, backend=backend, inputs=inputs)
+        self.outputs = shared_memory.create(output_bytes(case, CALLS), "cpu")
+        self.worker = JudgedCalls(self.server, [os.dup(self.outputs.descriptor)])
+        self.worker.handle(ShareOutputs(case, CALLS, output_bytes(case, CALLS)))
+
+    def run(self):
+        """The inputs of each call, and its outputs, of a new challenge."""
+        self.worker.handle(ReleaseInputs())
+        block = shared_memory.create(self.size, "cpu", read_only=True)
+        block.bytes.view(torch.float32).normal_()
+        layout, each = input_layout(self.case)
+        given = [call[0].clone() for call in judged_calls.tensors_of_calls(block.bytes, layout, each, self.case, CALLS)]
+        self.worker.descriptors.append(os.dup(block.descriptor))
+        places = self.worker.handle(MakeCalls(self.size)).places
+        found = [shared_memory.typed(self.outputs.bytes, at, given[0].shape, torch.float32).clone() for (at,) in places]
+        block.close()
+        return given, found
+
+
+def softmax(x):
+    return torch.softmax(x, -1)
+
+
+def all_right(given, found):
+    return all(map(torch.allclose, found, map(softmax, given)))
+
+
+def test_calls_are_right_for_new_inputs_at_one_address():
+    addresses = []
+    challenges = Challenges(lambda x: (addresses.append(x.data_ptr()), softmax(x))[1])
+    assert all(all_right(*challenges.run()) for _ in range(3))
+    assert len(set(addresses)) == CALLS and addresses == addresses[:CALLS] * 3
+
+
+@pytest.mark.parametrize("name", ["cached-by-address", "cached-by-version"])
+def test_outputs_cached_by_address_are_wrong(name):
+    (trick,) = (trick for trick in load(PLUGINS / "wrong" / "tricks.py") if trick.name == name)
+    challenges = Challenges(trick.make())
+    assert all_right(*challenges.run())
+    assert not all_right(*challenges.run())
+
+
+def test_a_tensor_of_the_last_challenge_has_new_values():
+    kept = []
+    challenges = Challenges(lambda x: (kept.append(x), softmax(kept[-CALLS - 1] if len(kept) > CALLS else x))[1])
+    assert all_right(*challenges.run())
+    assert all_right(*challenges.run())
+    challenges.worker.handle(ReleaseInputs())
+    assert kept[0].eq(0).all()
+
+
+def test_tensors_of_calls_are_made_before_the_request(monkeypatch):
+    challenges = Challenges(softmax)
+    challenges.worker.handle(ReleaseInputs())
+    made = []
+    monkeypatch.setattr(judged_calls, "tensors_of_calls", lambda *_: made.append(1))
+    block = shared_memory.create(challenges.size, "cpu", read_only=True)
+    challenges.worker.descriptors.append(os.dup(block.descriptor))
+    challenges.worker.handle(MakeCalls(challenges.size))
+    assert not made
+    block.close()
+
+
+def test_each_challenge_has_tensors_without_a_past():
+    """Of a case with gradients. The tensors that were made before the build have none."""
+    seen = []
+
+    def call(x):
+        seen.append((x.requires_grad, x.is_leaf, x.grad, x._version))
+        torch.softmax(x, -1).sum().backward()
+        with torch.no_grad():
+            torch._C._autograd._unsafe_set_version_counter((x,), (7,))
+        return softmax(x.detach())
+
+    challenges = Challenges(call)
+    challenges.worker.handle(ReleaseInputs())
+    challenges.server.inputs = (torch.zeros(1, requires_grad=True),)
+    challenges.run()
+    challenges.run()
+    assert seen[0] == seen[CALLS] == (True, True, None, 0)
+
+
+def test_a_block_larger_than_its_range_is_refused():
+    window, block = shared_memory.window(4096, "cpu"), shared_memory.create(8192, "cpu")
+    with pytest.raises(ValueError, match="8192 bytes for a range of 4096"):
+        window.map(block.descriptor, 8192)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        window.map(9999, 4096)
+    block.close()
+
+
+@pytest.mark.parametrize("call", [None, softmax])
+def test_no_collector_runs_from_the_request_to_the_reply(call, monkeypatch):
+    """Also in an empty challenge. Garbage is collected before."""
+    outputs, size = shared_memory.create(output_bytes(CASE, CALLS), "cpu"), CALLS * input_layout(CASE)[1]
+    inputs, running = shared_memory.create(size, "cpu", read_only=True), []
+    requests = [ShareOutputs(CASE, CALLS, output_bytes(CASE, CALLS)), ReleaseInputs(), MakeCalls(size), ReleaseInputs()]
+    left = iter([*map(request_to_json, requests), None])
+
+    def watched(x):
+        running.append(("call", gc.isenabled(), gc.get_freeze_count() > 0))
+        return call(x)
+
+    def send(reply):
+        running.append((reply["reply"], gc.isenabled(), gc.get_freeze_count() > 0))
+
+    server = SimpleNamespace(case=None, call=call and watched, backend=None, inputs=None, source=None)
+    monkeypatch.setattr(serve, "Server", lambda: server)
+    descriptors = [os.dup(block.descriptor) for block in (outputs, inputs)]
+    gc.unfreeze()
+    try:
+        serve.serve(SimpleNamespace(receive=lambda: next(left), received=descriptors, send=send))
+    finally:
+        gc.unfreeze()
+    calls = [("call", False, True)] * CALLS if call else []
+    assert running == [("Done", True, False), ("Done", True, True), *calls, ("Called", False, True), ("Done", True, True)]
+
+
+def test_an_output_in_the_memory_needs_no_slot():
+    challenges = Challenges()
+    arena, kept = challenges.worker.arena, []
+    slot, arena.slots = arena.slots[1][0], None
+    assert arena.place(1, (slot,), kept) == (output_layout(CASE)[1],)
+    assert kept[0] is slot
+
+
+@pytest.mark.parametrize(
+    "out",
+    [
+        *(None, torch.nn.Parameter(torch.zeros(16, 96)), torch.zeros(16, 95), torch.zeros(96, 16), torch.zeros(1, 16, 96)),
+        *(torch.zeros(16, 96, dtype=torch.float64), torch.zeros(16, 96, dtype=torch.int32), torch.zeros(16, 96, device="meta")),
+    ],
+)
+def test_an_output_of_another_form_is_refused(out):
+    with pytest.raises(ValueError, match=r"returned .*, not torch.float32 \(16, 96\) on cpu"):
+        Challenges().worker.arena.place(0, (out,), [])
+
+
+def test_another_number_of_outputs_is_refused():
+    arena, outputs = (
+        Challenges(case=FUSED).worker.arena,
+        tuple(torch.zeros(form.shape, dtype=form.dtype) for form in Challenges(case=FUSED).worker.arena.forms),
+    )
+    assert len(arena.place(0, outputs, [])) == len(outputs) == 2
+    for wrong in (outputs[0], outputs[:1], (*outputs, outputs[0])):
+        with pytest.raises(ValueError, match="must return"):
+            arena.place(0, wrong, [])
+
+
+def test_outputs_elsewhere_are_copied_and_strided_ones_too():
+    challenges = Challenges()
+    arena, kept = challenges.worker.arena, []
+    start = output_layout(CASE)[1]
+    values = torch.rand(16, 96, requires_grad=True)
+    assert arena.place(1, (values,), kept) == (start,)
+    assert torch.equal(arena.slots[1][0], values)
+    strided = arena.slots[2][0].view(96, 16).t()
+    strided.copy_(values.detach())
+    assert arena.place(1, (strided,), kept) == (start,)
+    assert not kept and not arena.slots[1][0].requires_grad
+
+
+class Driver:
+    """CUDA's driver, as far as it maps memory."""
+
+    def __init__(self, monkeypatch):
+        self.calls, self.handles = [], 0
+        monkeypatch.setattr(shared_memory, "_call", self.call)
+        monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda: self.calls.append(("synchronize",)))
+        monkeypatch.setattr(torch, "as_tensor", self.tensor)
+
+    def call(self, name, *arguments):
+        values = [getattr(argument, "_obj", argument) for argument in arguments]
+        numbers = [getattr(value, "value", value) for value in values]
+        match name:
+            case "cuMemGetAllocationGranularity":
+                values[0].value = 4096
+                return
+            case "cuMemAddressReserve":
+                values[0].value = 2**40
+                self.calls.append((name, numbers[1]))
+            case "cuMemCreate" | "cuMemImportFromShareableHandle":
+                self.handles += 1
+                values[0].value = self.handles
+                self.calls.append((name, numbers[1]))
+            case "cuMemMap":
+                self.calls.append((name, numbers[0], numbers[1], numbers[3]))
+            case "cuMemSetAccess":
+                self.calls.append((name, *numbers[:2], values[2].location.id, values[2].flags))
+            case _:
+                self.calls.append((name, *numbers))
+
+    def tensor(self, memory, device):
+        assert self.calls[-1][0] == "cuMemSetAccess", "torch asks for the device of the address"
+        self.calls.append(("tensor", memory.__cuda_array_interface__["data"][0], *memory.__cuda_array_interface__["shape"]))
+        return torch.zeros(memory.__cuda_array_interface__["shape"], dtype=torch.uint8)
+
+
+def test_a_range_of_the_gpu_is_reserved_once(monkeypatch):
+    driver, at = Driver(monkeypatch), 2**40
+    window = shared_memory.window(10_000, "cuda")
+    assert driver.calls == [
+        ("cuMemAddressReserve", 12_288),
+        ("cuMemCreate", 4096),
+        ("cuMemMap", at, 4096, 1),
+        ("cuMemSetAccess", at, 4096, 0, 3),
+        ("tensor", at, 10_000),
+        ("synchronize",),
+        ("cuMemUnmap", at, 4096),
+        ("cuMemRelease", 1),
+    ]
+    for handle in (2, 3):
+        driver.calls.clear()
+        descriptor = os.open(os.devnull, os.O_RDONLY)
+        window.map(descriptor, 10_000)
+        assert driver.calls == [
+            ("cuMemImportFromShareableHandle", descriptor),
+            ("cuMemMap", at, 12_288, handle),
+            ("cuMemSetAccess", at, 12_288, 0, 3),
+        ]
+        driver.calls.clear()
+        window.unmap()
+        assert driver.calls == [("synchronize",), ("cuMemUnmap", at, 12_288), ("cuMemRelease", handle)]
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(descriptor)
+    with pytest.raises(ValueError, match="for a range of 12288"):
+        window.map(0, 12_289)
+
+
+def test_a_block_of_the_gpu_is_made_mapped_and_freed(monkeypatch):
+    driver, at = Driver(monkeypatch), 2**40
+    block = shared_memory.create(5000, "cuda")
+    block.descriptor = os.open(os.devnull, os.O_RDONLY)
+    block.close()
+    names = [name for name, *_ in driver.calls]
+    assert names == [
+        *("cuMemCreate", "cuMemExportToShareableHandle", "cuMemAddressReserve", "cuMemMap", "cuMemSetAccess", "tensor"),
+        *("synchronize", "cuMemUnmap", "cuMemAddressFree", "cuMemRelease"),
+    ]
+    assert ("cuMemMap", at, 8192, 1) in driver.calls
