@@ -179,12 +179,12 @@ def losses() -> str:
 
 
 def masked() -> str:
-    """Masked softmax by shape: each backend's share of the yardstick in the same run, by device time. A second run has newer kernels."""
+    """Masked softmax by shape: each backend's share of the yardstick in the same run, by device time. A later file replaces cells."""
     lines = []
-    for name in ("causal", "sink", "boolean", "additive"):
+    for name, files in MASKED_FILES.items():
         shares: dict[tuple[str, str], dict[str, str]] = {}
-        for file in (f"masked-{name}.csv", f"masked-{name}-2.csv"):
-            rows = [row for row in rows_of(file) if row.device_us] if (RESULTS / file).exists() else []
+        for file in files:
+            rows = [row for row in rows_of(file) if row.device_us]
             copied = {row.case: row.device_us for row in rows if row.backend == "copy"}
             for row in rows:
                 if row.device_us and (least := copied.get(row.case)):
@@ -193,6 +193,13 @@ def masked() -> str:
     return table(("scores", "pass", "shape", *(f"`{name}`" for name in MASKED_BACKENDS)), lines, "lll" + "r" * len(MASKED_BACKENDS))
 
 
+MASKED_FILES = {
+    "causal": ("masked-causal.csv", "masked-causal-2.csv"),
+    "sink": ("masked-sink.csv",),
+    "boolean": ("masked-boolean-4.csv",),
+    "additive": ("masked-additive.csv", "masked-additive-2.csv"),
+}
+"""The files of each kind of scores, the newest last."""
 MASKED_BACKENDS = ("torch", "compile", "triton", "cuda")
 README_DOUBT = "! noisy or launch-bound: the host's time shows"
 """What `!` means in README's rows of bf16."""
