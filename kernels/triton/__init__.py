@@ -5,7 +5,7 @@
 - `masked_softmax.py`: softmax of attention scores with mask, causal order and sink, differentiable; it launches the kernels of `scores.py`
   and `causal_rows.py`.
 - `traceable.py`: the launches that compilers trace.
-- `user_defined.py`: raw kernels, autotuned, as functions for torch.compile.
+- `user_defined.py`: raw kernels as functions for torch.compile.
 - `tutorial.py`: Triton's fused-softmax tutorial, a row per program on a persistent grid.
 - `tiled.py`: several rows per program, autotuned, with tensor descriptors if the strides allow them.
 - `tune.py`: measures the fastest plans on this GPU (python -m softbench.kernels.triton.tune).

@@ -2,8 +2,8 @@
 
 - Descriptors need a base and row strides that are multiples of 16 bytes. float32 rows of 781 or 50257 elements have others, and take masked
   pointers instead. (Block pointers, which older tutorials use here, are gone in Triton 3.9.)
-- Heuristics compute the tile's shape from N before the autotuner looks up its key. torch.compile takes such a kernel only in this order.
-  The autotuner chooses only the number of warps, once for each power of two of N.
+- Heuristics compute the tile's shape from N before the autotuner looks up its key. The autotuner chooses only the number of warps, once
+  for each power of two of N.
 - Rows longer than a tile go to `dispatch.py`.
 """
 

@@ -2,22 +2,17 @@
 
 There is no operator and no autograd: Dynamo sees the launches themselves.
 
-- Rows of up to SHORT_ROW bytes: a tile of rows, whose shape follows from N by heuristics, and whose number of warps is autotuned. The
-  heuristics wrap the autotuner: Dynamo calls them as Python, and then finds an autotuner with complete arguments.
-- Longer rows: the launch of `traceable.py`, which Dynamo takes as constants.
+- Rows of up to LONG_ROW bytes: the launch of `traceable.py`, which Dynamo takes as constants.
 - Rows that need several programs: a call of the opaque operator, as in `traceable.py`.
 
-Compile with static sizes (`dynamic=False`), because the autotuner and the plan are for one shape.
+Compile with static sizes (`dynamic=False`), because the plan is for one shape.
 """
 
 from __future__ import annotations
 
 import torch
-import triton
 
 from . import operator as operator  # defines torch.ops.softbench
-from .tier_candidates import SHORT_ROW
-from .tiled import BACKWARD_TILE, FORWARD_TILE
 from .traceable import LONG_ROW, launch_of
 from .traceable_rows import (
     backward_traceable,
@@ -38,13 +33,9 @@ def forward(x: torch.Tensor) -> torch.Tensor:
     M, N = x.shape
     if M * N == 0:
         return y
-    row = N * x.element_size()
-    if row > LONG_ROW:
+    if N * x.element_size() > LONG_ROW:
         result: torch.Tensor = torch.ops.softbench.triton_softmax_opaque.default(x, -1)
         return result
-    if row <= SHORT_ROW:
-        FORWARD_TILE[lambda meta: (triton.cdiv(M, meta["BLOCK_M"]),)](x, y, x.stride(0), y.stride(0), M, N)
-        return y
     tier, programs, warps, arguments = _constants(M, N, x.dtype, 1)
     kernel = forward_traceable if tier == "rows" else loop_traceable if tier == "loop" else tile_traceable
     kernel[(programs,)](x, y, *arguments, num_warps=warps)
@@ -57,13 +48,9 @@ def backward(dy: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     M, N = y.shape
     if M * N == 0:
         return dx
-    row = 2 * N * y.element_size()
-    if row > LONG_ROW:
+    if 2 * N * y.element_size() > LONG_ROW:
         result: torch.Tensor = torch.ops.softbench.triton_softmax_opaque_backward.default(dy, y, -1)
         return result
-    if row <= SHORT_ROW:
-        BACKWARD_TILE[lambda meta: (triton.cdiv(M, meta["BLOCK_M"]),)](dy, y, dx, dy.stride(0), y.stride(0), dx.stride(0), M, N)
-        return dx
     tier, programs, warps, arguments = _constants(M, N, y.dtype, 2)
     kernel = backward_traceable if tier == "rows" else gradient_loop_traceable if tier == "loop" else gradient_tile_traceable
     kernel[(programs,)](dy, y, dx, *arguments, num_warps=warps)

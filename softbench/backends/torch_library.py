@@ -55,7 +55,7 @@ class OperatorBackend:
 
 
 class TritonCompiled(OperatorBackend):
-    """The raw Triton kernels, autotuned for short rows, called inside torch.compile(fullgraph=True)."""
+    """The raw Triton kernels, called inside torch.compile(fullgraph=True)."""
 
     name, module = "triton-compiled", "user_defined"
     advice = "to see how torch.compile calls raw Triton kernels; in a model, triton-op"

@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from softbench.kernels.triton import generic, tiled, traceable
+from softbench.kernels.triton import generic, traceable
+from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 pytestmark = pytest.mark.skipif(generic.INTERPRETED, reason="fake tensors and TRITON_INTERPRET=1 do not go together")
@@ -30,23 +31,33 @@ def graphs(monkeypatch):
     return made
 
 
-def test_dynamo_takes_the_raw_kernels_whole(graphs):
+def launch_in(nodes):
+    """The kernel, grid and warps of the only launch among nodes of a graph."""
+    (launch,) = [node for node in nodes if "triton_kernel_wrapper" in str(node.target)]
+    ((grid, *_),) = launch.kwargs["grid"]
+    constants = kernel_side_table.get_constant_args(launch.kwargs["constant_args_idx"])
+    kernel = kernel_side_table.get_kernel(launch.kwargs["kernel_idx"])
+    (config,) = kernel.configs if hasattr(kernel, "configs") else (None,)
+    return getattr(kernel, "fn", kernel).__name__, grid, config.num_warps if config else constants["num_warps"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_dynamo_takes_the_launches_that_compilers_trace(graphs, dtype):
     from softbench.kernels.triton import user_defined
 
-    configs = {}
     with FakeTensorMode():
-        for N in (300, 4096, 9216):
-            x = torch.empty(37, N, device="cuda")
+        for N in (300, 781, 1000, 1024, 4096, 9216):
+            x = torch.empty(37, N, dtype=dtype, device="cuda")
             for function, given in ((user_defined.forward, (x,)), (user_defined.backward, (x, x))):
-                launches = [node for node in graphs(function, *given) if "triton_kernel_wrapper" in str(node.target)]
-                if N * 4 * len(given) > traceable.LONG_ROW:
-                    assert not launches
+                nodes = graphs(function, *given)
+                if N * x.element_size() * len(given) > traceable.LONG_ROW:
+                    assert not [node for node in nodes if "triton_kernel_wrapper" in str(node.target)]
                     continue
-                (launch,) = launches
-                grid = launch.kwargs["grid"]
-                assert len(set(grid)) == 1  # the warps are tuned, the tile is not
-                configs[N, len(given)] = len(grid)
-    assert configs == {(300, 1): len(tiled.WARPS), (300, 2): len(tiled.WARPS), (4096, 1): 1, (4096, 2): 1, (9216, 1): 1}
+                kernel, programs, warps = launch_in(nodes)
+                how = traceable.launch_of((*given, x), False)
+                kind = "" if len(given) == 1 else "gradient_" if how.tier == "tile" else ""
+                expected = {"rows": "forward" if len(given) == 1 else "backward", "tile": f"{kind}tile"}[how.tier]
+                assert (kernel, programs, warps) == (f"{expected}_traceable", how.programs, how.num_warps)
 
 
 def test_rows_for_several_programs_call_the_opaque_operator(graphs):
