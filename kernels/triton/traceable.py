@@ -2,11 +2,13 @@
 
 The plans are those of `heuristics.py`, as far as a compiler can launch them. Inductor passes a kernel's warps on, and nothing else: neither
 clusters (num_ctas) nor a register limit (maxnreg). It makes no cooperative launch, and takes an input for written if a kernel has assembly
-with side effects, as every exchange between programs has. So compilers trace the tiers rows, tile and loop.
+with side effects. So compilers trace the tiers rows, tile and loop, and a tier split without assembly (`traceable_split.py`).
 
 - Rows of up to LONG_ROW bytes, where those tiers are the fastest, are traced.
 - Longer rows are calls of the opaque operator in a graph that torch.compile runs (`calls_operator`). It chooses its plan at run time.
-- AOTInductor's packages call no Python. They have longer rows in the registers of one program, up to 128 KiB, and then in a loop.
+- AOTInductor's packages call no Python. They have longer rows in the registers of one program (up to 64 KiB of 16-bit rows, and 128 KiB of
+  others) or of several, which first takes a fill of the places where these exchange partial results (`split_plan`). Rows of more than
+  16 MiB, of a symbolic N or at unlike addresses take a loop.
 
 Sizes may be symbols. N is compared with the ranges of SYMBOLIC_BYTES only, and M with nothing: a graph is guarded by a range of N, never by
 its value, and by none of M.
@@ -19,12 +21,13 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
+import triton
 from torch.library import wrap_triton
 
 from .devices import device_traits
 from .generic import LOOP_COLUMNS, TILE_ELEMENTS, block_n, warps
 from .heuristics import LONG_ROW, choose
-from .launch_plan import LINE_VECTORS, VECTOR_BYTES, Plan, Problem, vectors_in_row
+from .launch_plan import LINE_VECTORS, VECTOR_BYTES, Plan, Problem, chunk_of, chunk_vectors, vectors_in_row
 from .traceable_rows import (
     backward_traceable,
     forward_traceable,
@@ -33,6 +36,7 @@ from .traceable_rows import (
     loop_traceable,
     tile_traceable,
 )
+from .traceable_split import backward_split_traceable, forward_split_traceable
 
 SYMBOLIC_BYTES = (512, 2048, 8192, 16384, LONG_ROW, 64 << 10, 128 << 10)
 """Bytes of all inputs: rows of a symbolic N have the plan of the next of these lengths. With the call for longer rows, six graphs of
@@ -40,16 +44,20 @@ torch.compile cover all N; it allows a function eight by default. A plan for fou
 TYPICAL_ROWS = 4096  # what a symbolic M counts as in the choice of a plan.
 MAX_WORDS = 32  # of a thread, of all inputs: ptxas then takes at most 64 registers without a limit.
 BLOCK_THREADS = (64, 128, 256, 512, 1024)
+SPLIT_THREADS = {128: 4, 1024: 1}  # of a program that has a part of a row, and how many such programs an SM surely holds.
+SPLIT_VECTORS = 128  # of a part, at least
+PROGRAM_ROW = {2: 64 << 10, 4: 128 << 10}  # bytes of all inputs, by element size: above it, several programs share a row.
 STEP = 128  # columns that each warp takes at once of rows that vectors cannot move.
 
 
 class Launch(NamedTuple):
     """How a traced kernel is launched."""
 
-    tier: str  # rows, tile or loop
+    tier: str  # rows, tile, loop or split
     programs: int | torch.SymInt
     arguments: tuple[int | torch.SymInt, ...]  # after the tensors: strides, sizes, constants
     num_warps: int
+    slots: int | torch.SymInt = 0  # zeros of int64 that a split kernel takes after the tensors
 
 
 def calls_operator(N: int | torch.SymInt, element_size: int, reads: int) -> bool:
@@ -72,14 +80,39 @@ def plan_for(problem: Problem, device: str) -> Plan:
     plan = choose(problem, device)
     if plan.tier in ("tile", "loop") or (plan.tier == "rows" and plan.tiles * plan.vector_words * problem.reads <= MAX_WORDS):
         return replace(plan, registers=None)
-    elements = VECTOR_BYTES // problem.element_size
-    base = 0 if problem.alignment == VECTOR_BYTES else VECTOR_BYTES * LINE_VECTORS
-    vectors = vectors_in_row(problem, elements, base)
+    elements, base, vectors = _vectors(problem)
     for threads in BLOCK_THREADS:
         tiles = math.ceil(vectors / threads)
         if tiles * 4 * problem.reads <= MAX_WORDS:
             return Plan("rows", tiles, threads, 4, elements, base, threads // 32)
     return Plan("loop")
+
+
+def split_plan(problem: Problem) -> Plan | None:
+    """The plan for rows of a static N that several programs share, of a package of AOTInductor; None for other rows.
+
+    Few rows get twice as many programs as the device has SMs. At most as many programs share a row as surely run at once.
+    """
+    row = problem.N * problem.element_size * problem.reads
+    few = 2 * problem.sms // problem.M
+    if not problem.congruent or row <= LONG_ROW or (row <= PROGRAM_ROW[problem.element_size] and few < 2):
+        return None
+    elements, base, vectors = _vectors(problem)
+    for threads, programs in SPLIT_THREADS.items():
+        most = problem.sms * programs
+        fewest = math.ceil(vectors / (threads * (MAX_WORDS // (4 * problem.reads))))
+        if fewest <= most:
+            ctas = max(2, fewest, min(few, most, vectors // SPLIT_VECTORS))
+            tiles = math.ceil(chunk_vectors(vectors, ctas) / threads)
+            return Plan("split", tiles, threads, 4, elements, base, threads // 32, split_ctas=ctas)
+    return None
+
+
+def _vectors(problem: Problem) -> tuple[int, int, int]:
+    """(elements of a vector, base alignment, the most vectors that a row touches) of rows that no table decides on."""
+    elements = VECTOR_BYTES // problem.element_size
+    base = 0 if problem.alignment == VECTOR_BYTES else VECTOR_BYTES * LINE_VECTORS
+    return elements, base, vectors_in_row(problem, elements, base)
 
 
 def launch_of(tensors: tuple[torch.Tensor, ...], log: bool, device: torch.device | None = None) -> Launch:
@@ -88,7 +121,7 @@ def launch_of(tensors: tuple[torch.Tensor, ...], log: bool, device: torch.device
     strides = tuple(tensor.stride(0) for tensor in tensors)
     name, *traits = device_traits(device or tensors[0].device)
     problem = _problem(tensors, strides, tuple(traits))
-    plan = plan_for(problem, name)
+    plan = (split_plan(problem) if isinstance(N, int) else None) or plan_for(problem, name)
     if plan.tier == "loop":
         block = LOOP_COLUMNS // problem.reads // (2 if problem.element_size == 8 else 1)
         return Launch("loop", M, (*strides, M, N, block, log), warps(LOOP_COLUMNS))
@@ -100,6 +133,12 @@ def launch_of(tensors: tuple[torch.Tensor, ...], log: bool, device: torch.device
         return Launch("tile", (M + rows - 1) // rows, (*strides, M, N, rows, columns, problem.keep_in_l2, log), count)
     unit = 1 if plan.base_alignment else plan.vector_elements
     units = tuple(stride // unit for stride in strides)
+    if plan.tier == "split":
+        places = max(plan.threads, triton.next_power_of_2(plan.split_ctas))
+        sizes = N // unit, plan.split_ctas, chunk_of(problem, plan), plan.tiles, plan.threads, plan.vector_elements, plan.base_alignment
+        arguments = *units, *sizes, places, problem.keep_in_l2, STEP * plan.warps, log
+        programs = M * plan.split_ctas
+        return Launch("split", programs, arguments, plan.warps, programs * (1 if problem.backward else 2))
     layout = plan.rows, plan.tiles, plan.threads, plan.vector_words, plan.vector_elements, plan.base_alignment
     constants = *layout, problem.keep_in_l2, STEP * plan.warps, log
     return Launch("rows", (M + plan.rows - 1) // plan.rows, (*units, M, N // unit, *constants), plan.warps)
@@ -132,6 +171,10 @@ def _problem(tensors: tuple[torch.Tensor, ...], strides: tuple[int | torch.SymIn
 # torch finds the kernels of an operator in the source of these functions: each names its own.
 def _forward(x: torch.Tensor, y: torch.Tensor, log: bool) -> None:
     how = launch_of((x, y), log)
+    if how.tier == "split":
+        slots = x.new_zeros((how.slots,), dtype=torch.int64)
+        wrap_triton(forward_split_traceable)[(how.programs,)](x, y, slots, *how.arguments, num_warps=how.num_warps)
+        return
     if how.tier == "rows":
         kernel = wrap_triton(forward_traceable)
     else:
@@ -141,6 +184,10 @@ def _forward(x: torch.Tensor, y: torch.Tensor, log: bool) -> None:
 
 def _backward(dy: torch.Tensor, y: torch.Tensor, dx: torch.Tensor, log: bool) -> None:
     how = launch_of((dy, y, dx), log)
+    if how.tier == "split":
+        slots = y.new_zeros((how.slots,), dtype=torch.int64)
+        wrap_triton(backward_split_traceable)[(how.programs,)](dy, y, dx, slots, *how.arguments, num_warps=how.num_warps)
+        return
     if how.tier == "rows":
         kernel = wrap_triton(backward_traceable)
     else:

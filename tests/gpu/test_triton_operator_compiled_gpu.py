@@ -189,9 +189,29 @@ def test_aotinductors_package_gives_the_same_result(N, dtype, tmp_path, toolkit)
     torch.testing.assert_close(dx, OPS.triton_softmax_backward(dy, y, -1), rtol=TOLERANCE[dtype], atol=1e-6)
 
 
+@pytest.mark.parametrize(("M", "N"), [(1, 1 << 20), (8, 33_001), (300, 131_073)])
+def test_packages_whose_programs_share_rows_stay_right(M, N, tmp_path, toolkit):
+    """Memory that an earlier call has written holds its partial results."""
+    x = randn(M, N, dtype=torch.bfloat16)
+    forward, backward = packaged(Forward(), (x,), tmp_path), packaged(Backward(), (x, x), tmp_path)
+    for _ in range(20):
+        x, dy = randn(M, N, dtype=torch.bfloat16), randn(M, N, dtype=torch.bfloat16)
+        y = forward(x)
+        close(y, torch.softmax(x.double(), -1), torch.bfloat16)
+        dx = backward(dy, y)
+        torch.testing.assert_close(dx, OPS.triton_softmax_backward(dy, y, -1), rtol=TOLERANCE[torch.bfloat16], atol=1e-6)
+
+
 def test_a_package_takes_the_range_of_shapes_of_its_export(tmp_path, toolkit):
     M, N = torch.export.Dim("M", max=100_000), torch.export.Dim("N", min=129, max=512)
     loaded = packaged(Forward(), (randn(37, 300),), tmp_path, {"x": {0: M, 1: N}})
     for shape in ((37, 300), (2, 129), (5000, 512)):
         x = randn(*shape)
+        close(loaded(x), torch.softmax(x, -1))
+
+
+def test_a_package_of_long_rows_takes_any_number_of_them(tmp_path, toolkit):
+    loaded = packaged(Forward(), (randn(37, 70_000),), tmp_path, {"x": {0: torch.export.Dim("M", max=100_000)}})
+    for M in (2, 37, 1000):
+        x = randn(M, 70_000)
         close(loaded(x), torch.softmax(x, -1))

@@ -11,8 +11,9 @@ import warnings
 import pytest
 import torch
 from pairs import OF_FUNCTION, PAIRS, both, run_and_differentiate
-from softbench.kernels.triton import generic, operator, traceable, traceable_rows
+from softbench.kernels.triton import generic, operator, traceable, traceable_rows, traceable_split
 from softbench.kernels.triton.launch_plan import Problem, vectors_in_row
+from torch._inductor.fx_passes.reinplace import reinplace_inplaceable_ops_core
 from torch._inductor.virtualized import V
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch._subclasses.functional_tensor import dispatch_functionalize
@@ -75,12 +76,15 @@ def packaging():
         yield
 
 
-def assert_one_kernel(name, N, dtype, M=37):
+def assert_one_kernel(name, N, dtype, M=37, also=()):
+    """The kernel writes the result and the operands `also`, and Inductor copies none of them before the launch."""
     forward, backward = OF_FUNCTION[name]["triton_op"]
-    _, (launch,) = graph_of(lambda x: forward(x, -1), (M, N), dtype=dtype)
-    assert launch.kwargs["tensors_to_clone"] == ["y_ptr"]
-    _, (launch,) = graph_of(lambda dy, y: backward(dy, y, -1), (M, N), (M, N), dtype=dtype)
-    assert launch.kwargs["tensors_to_clone"] == ["dx_ptr"]
+    forward_graph, backward_graph = (lambda x: forward(x, -1), ((M, N),)), (lambda dy, y: backward(dy, y, -1), ((M, N), (M, N)))
+    for (function, shapes), result in ((forward_graph, "y_ptr"), (backward_graph, "dx_ptr")):
+        graph, (launch,) = graph_of(function, *shapes, dtype=dtype)
+        assert set(launch.kwargs["tensors_to_clone"]) == {result, *also}
+        reinplace_inplaceable_ops_core(graph)
+        assert launch.kwargs["tensors_to_clone"] == []
 
 
 LAUNCHES = [("softmax", N, dtype) for N in (1, 301, 4096, 8192) for dtype in (torch.float32, torch.bfloat16)]
@@ -96,9 +100,16 @@ def test_large_launches_keep_their_inputs_in_l2(hopper, N):
     assert_one_kernel("softmax", N, torch.bfloat16, M=(1 << 25) // N)
 
 
-@pytest.mark.parametrize(("name", "N", "dtype"), [("softmax", 32_768, torch.float32), ("log_softmax", 50_257, torch.bfloat16)])
-def test_a_package_has_kernels_for_long_rows_too(hopper, packaging, name, N, dtype):
-    assert_one_kernel(name, N, dtype)
+LONG_ROWS = [("softmax", 32_768, torch.float32), ("log_softmax", 50_257, torch.bfloat16), ("softmax", 262_144, torch.bfloat16)]
+
+
+@pytest.mark.parametrize(("name", "N", "dtype"), LONG_ROWS)
+def test_a_package_shares_long_rows_among_programs(hopper, packaging, name, N, dtype):
+    assert_one_kernel(name, N, dtype, also=("slots_ptr",))
+
+
+def test_a_package_has_one_program_for_a_middling_row(hopper, packaging):
+    assert_one_kernel("log_softmax", 16_384, torch.bfloat16, 4096)
 
 
 @pytest.mark.parametrize("name", OF_FUNCTION)
@@ -149,8 +160,9 @@ def test_cached_graphs_are_keyed_by_the_kernels():
     from torch._library.triton import get_triton_kernels_for_op
 
     kernels = traceable_rows
-    forward = {kernels.forward_traceable, kernels.tile_traceable, kernels.loop_traceable}
+    forward = {kernels.forward_traceable, kernels.tile_traceable, kernels.loop_traceable, traceable_split.forward_split_traceable}
     backward = {kernels.backward_traceable, kernels.gradient_tile_traceable, kernels.gradient_loop_traceable}
+    backward |= {traceable_split.backward_split_traceable}
     for name in ("triton_softmax", "triton_log_softmax"):
         assert set(get_triton_kernels_for_op(f"softbench::{name}")) == forward
         assert set(get_triton_kernels_for_op(f"softbench::{name}_backward")) == backward
@@ -231,7 +243,10 @@ def test_aotinductors_package_gives_the_same_result(tmp_path):
         assert torch.allclose(loaded(rows), torch.softmax(rows, -1), atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["forward_traceable", "backward_traceable", "tile_traceable", "gradient_loop_traceable"])
+COPIED = ["forward_traceable", "backward_traceable", "tile_traceable", "gradient_loop_traceable"]
+
+
+@pytest.mark.parametrize("name", [*COPIED, "forward_split_traceable", "backward_split_traceable"])
 def test_inductors_copy_of_a_kernels_source_compiles(hopper, name, tmp_path):
     """Inductor writes a kernel, what it calls and its constants into one file, by their names and `repr`."""
     import triton
@@ -240,7 +255,7 @@ def test_inductors_copy_of_a_kernels_source_compiles(hopper, name, tmp_path):
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    kernel = getattr(traceable_rows, name)
+    kernel = getattr(traceable_split if "split" in name else traceable_rows, name)
     file = tmp_path / f"{name}_copy.py"
     imports = "import triton\nimport triton.language as tl\n" + TritonKernel.gen_common_triton_imports()
     file.write_text(f"{imports}\n@triton.jit\n{source_of(kernel)}")
@@ -249,10 +264,9 @@ def test_inductors_copy_of_a_kernels_source_compiles(hopper, name, tmp_path):
     spec.loader.exec_module(module)
     copy = getattr(module, name)
     numbers = {"ROWS": 1, "TILES": 3, "THREADS": 64, "WORDS": 4, "VECTOR": 8, "BASE_ALIGNMENT": 16, "KEEP_IN_L2": True, "LOG": False}
-    numbers |= {"BLOCK": 256, "BM": 4, "BN": 256}
-    signature = {
-        argument: "constexpr" if argument in numbers else "*bf16" if argument.endswith("_ptr") else "i32" for argument in copy.arg_names
-    }
+    numbers |= {"BLOCK": 256, "BM": 4, "BN": 256, "PLACES": 64}
+    kinds = {**dict.fromkeys(numbers, "constexpr"), "slots_ptr": "*i64"}
+    signature = {argument: kinds.get(argument, "*bf16" if argument.endswith("_ptr") else "i32") for argument in copy.arg_names}
     constants = {argument: numbers[argument] for argument in copy.arg_names if argument in numbers}
     compiled = triton.compile(ASTSource(copy, signature, constants), target=GPUTarget("cuda", 90, 32), options={"num_warps": 2})
     assert compiled.asm["ptx"].count("st.global") >= 1

@@ -2,12 +2,14 @@
 
 LAUNCHES = """
 import torch
-from softbench.kernels.triton import traceable, traceable_rows as kernels
+from softbench.kernels.triton import traceable, traceable_rows as kernels, traceable_split as split
 from softbench.kernels.triton.interpreter import round_to_nearest
 torch.manual_seed(0)
 UNIT = {torch.float32: 1e-6, torch.float16: 2**-11, torch.bfloat16: 2**-8}
 FORWARD = {"rows": kernels.forward_traceable, "tile": kernels.tile_traceable, "loop": kernels.loop_traceable}
+FORWARD["split"] = split.forward_split_traceable
 BACKWARD = {"rows": kernels.backward_traceable, "tile": kernels.gradient_tile_traceable, "loop": kernels.gradient_loop_traceable}
+BACKWARD["split"] = split.backward_split_traceable
 seen = set()
 
 def at(M, N, offset, pad, dtype):
@@ -18,9 +20,10 @@ def run(tensors, log):
     how = traceable.launch_of(tensors, log)
     seen.add((how.tier, len(tensors)))
     kernel = (BACKWARD if len(tensors) == 3 else FORWARD)[how.tier]
+    slots = (torch.zeros(how.slots, dtype=torch.int64),) if how.slots else ()
     def launch(*operands):
-        kernel[(how.programs,)](*operands, *how.arguments)
-    launch(*tensors) if how.tier == "rows" else round_to_nearest(launch, *tensors)
+        kernel[(how.programs,)](*operands, *slots, *how.arguments)
+    launch(*tensors) if how.tier in ("rows", "split") else round_to_nearest(launch, *tensors)
 
 def close(got, expected, terms, unit):
     got = got.double()
@@ -53,10 +56,25 @@ for dtype in UNIT:
     for M, N in ((5, 7), (3, 100), (5, 64), (3, 333), (2, 1000), (2, 1024), (2, 5003)):
         for x_offset, y_offset, pad in ((0, 0, 0), (1, 1, 0), (1, 0, 0), (0, 0, 3), (8, 0, 8)):
             check(M, N, dtype, x_offset, y_offset, pad, N == 1024)
-assert {tier for tier, _ in seen} == {"rows", "tile"}, seen
-check(1, 70000, torch.float32, 0, 0, 0, False)
-check(1, 20000, torch.float32, 1, 0, 0, True)
+assert {tier for tier, _ in seen} == {"rows", "tile", "split"}, seen
+check(1, 140000, torch.float32, 0, 0, 0, False)
 assert ("loop", 2) in seen and ("loop", 3) in seen, seen
+# Programs run one after the other, so only a row's last one finds all partial results. The others reduce the whole row.
+for dtype in UNIT:
+    for M, N in ((2, 20000), (1, 33001), (1, 40000)):
+        for x_offset, y_offset, pad in ((0, 0, 0), (1, 1, 0), (1, 0, 0), (0, 0, 16)):
+            check(M, N, dtype, x_offset, y_offset, pad, N == 33001)
+assert ("split", 2) in seen and ("split", 3) in seen, seen
+few_tiles, many_tiles = 132, 4  # SMs
+for sms in (few_tiles, many_tiles):
+    traceable.device_traits = lambda device: ("", sms, False, 0.0, False)
+    check(1, 20000, torch.float32, 0, 0, 0, False)
+    check(1, 40000, torch.bfloat16, 1, 1, 0, True)
+    for value in (float("nan"), float("inf"), -float("inf"), "all", "half"):  # half: parts of -inf, and low values in the others
+        x, y = torch.full((1, 20000), -200.0), torch.empty(1, 20000)
+        x[0, -10000 if value == "half" else -1 if value != "all" else 0 :] = value if isinstance(value, float) else -float("inf")
+        run((x, y), False)
+        assert torch.allclose(y, torch.softmax(x, -1), rtol=1e-5, equal_nan=True), (sms, value)
 print("fine")
 """
 

@@ -1,0 +1,108 @@
+"""Plans and machine code of rows that several programs of a package share. `test_traceable_rows.py` runs the kernels."""
+
+import itertools
+import math
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+import triton
+from softbench.kernels.triton import generic, traceable, traceable_split
+from softbench.kernels.triton.launch_plan import Problem, chunk_of, vectors_in_row
+from torch._subclasses.fake_tensor import FakeTensorMode
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+pytestmark = pytest.mark.skipif(generic.INTERPRETED, reason="fake tensors and TRITON_INTERPRET=1 do not go together")
+COLUMNS = (9217, 20_000, 32_768, 50_257, 131_073, 262_144, 1 << 20, 1 << 22, 1 << 23)
+KERNELS = {1: traceable_split.forward_split_traceable, 2: traceable_split.backward_split_traceable}
+
+
+def problems():
+    for backward, size, sms, M, N in itertools.product((False, True), (2, 4), (20, 108, 132), (1, 8, 64, 132, 4096), COLUMNS):
+        yield Problem(backward, M, N, size, math.gcd(16, N * size), True, sms, True)
+
+
+def test_parts_cover_a_row_and_fit_registers():
+    seen = set()
+    for problem in problems():
+        if (plan := traceable.split_plan(problem)) is not None:
+            seen.add(plan.threads)
+            chunk = chunk_of(problem, plan)
+            assert plan.split_ctas >= 2
+            assert plan.tiles * 4 * problem.reads <= traceable.MAX_WORDS
+            assert chunk <= plan.tiles * plan.threads
+            assert chunk * plan.split_ctas >= vectors_in_row(problem, plan.vector_elements, plan.base_alignment)
+    assert seen == set(traceable.SPLIT_THREADS)
+
+
+def test_programs_of_a_row_all_run_at_once():
+    """An SM holds any program of 1024 threads, and four of 128 threads with at most 128 registers each."""
+    for problem in problems():
+        if (plan := traceable.split_plan(problem)) is not None:
+            assert plan.split_ctas <= problem.sms * (4 if plan.threads == 128 else 1)
+
+
+def test_few_rows_occupy_the_whole_device():
+    for M, N in itertools.product((1, 8, 64), (32_768, 128_256)):
+        plan = traceable.split_plan(Problem(False, M, N, 2, 16, True, 132, True))
+        assert plan.split_ctas * M >= min(132, M * N // 1024)
+
+
+def test_rows_too_short_or_too_long_have_no_plan():
+    for problem in problems():
+        row = problem.N * problem.element_size * problem.reads
+        few = problem.sms >= problem.M
+        short = row <= traceable.LONG_ROW or (row <= traceable.PROGRAM_ROW[problem.element_size] and not few)
+        too_long = row > problem.sms * 1024 * traceable.MAX_WORDS * 4
+        assert (traceable.split_plan(problem) is None) == (short or too_long), problem
+    assert traceable.split_plan(Problem(False, 1, 1 << 20, 4, 16, False, 132, True)) is None  # operands with unlike alignments
+    assert traceable.split_plan(Problem(False, 1, 1 << 20, 8, 16, False, 132, True)) is None
+
+
+def launch_on_hopper(M, N, reads, dtype):
+    """The launch for contiguous rows, and its kernel compiled for sm_90."""
+    with FakeTensorMode():
+        how = traceable.launch_of(tuple(torch.empty(M, N, dtype=dtype, device="cuda") for _ in range(reads + 1)), False)
+    assert how.tier == "split"
+    kernel = KERNELS[reads]
+    names = kernel.arg_names
+    sizes = 2 * (reads + 1) + 4  # tensors, slots, strides, N, ctas, chunk
+    constants = dict(zip(names[sizes:], how.arguments[reads + 4 :], strict=True))
+    pointer = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16"}[dtype]
+    kinds = {**dict.fromkeys(constants, "constexpr"), "slots_ptr": "*i64"}
+    signature = {name: kinds.get(name, pointer if name.endswith("_ptr") else "i32") for name in names}
+    divisible = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if name.endswith("_ptr")}
+    source = ASTSource(kernel, signature, constants, divisible)
+    return how, triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": how.num_warps})
+
+
+@pytest.mark.parametrize("reads", [1, 2])
+@pytest.mark.parametrize(("N", "warps"), [(131_073, 4), (3 << 20, 4), (8 << 20, 32)])
+def test_each_thread_polls_places_of_its_own(reads, N, warps):
+    """If two warps read one slot they could see different words, leave the loop apart, and wait for each other for ever."""
+    how, compiled = launch_on_hopper(16, N // reads, reads, torch.bfloat16)
+    assert how.num_warps == warps
+    text = compiled.asm["ttgir"]
+    polls = re.findall(r"tt\.load [^\n]*isVolatile[^\n]*tensor<(\d+)x!tt\.ptr<i64>, #(\w+)>", text)
+    assert len(polls) == 3 - reads
+    for places, layout in polls:
+        (each,) = re.findall(rf"#{layout} = #ttg\.blocked<{{sizePerThread = \[(\d+)\], ", text)
+        assert int(each) * 32 * warps <= int(places)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("N", [131_072, 131_073])
+@pytest.mark.parametrize("reads", [1, 2])
+def test_an_sm_holds_seven_programs_without_a_register_limit(dtype, N, reads, tmp_path):
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    if not tool.exists():
+        pytest.skip("Triton has no cuobjdump on this machine")
+    how, compiled = launch_on_hopper(4096, N, reads, dtype)
+    (tmp_path / "kernel.cubin").write_bytes(compiled.asm["cubin"])
+    told = subprocess.run([tool, "--dump-resource-usage", tmp_path / "kernel.cubin"], capture_output=True, text=True, check=True).stdout
+    assert how.num_warps == 4
+    assert int(re.search(r"REG:(\d+)", told)[1]) <= 72
+    assert (re.search(r"STACK:(\d+)", told)[1], re.search(r"LOCAL:(\d+)", told)[1]) == ("0", "0")
