@@ -95,8 +95,7 @@ def build() -> list[Path]:
     if not torch.cuda.is_available() or torch.version.hip is not None:
         raise RuntimeError("softbench.kernels.build: no CUDA GPU here, so there is nothing to build")
     architectures = {cuda.architecture_of(torch.cuda.get_device_capability(index)) for index in range(torch.cuda.device_count())}
-    names = (*_FUNCTIONS, *cuda.LOSSES)
-    libraries = [cuda.build(architecture, name) for architecture in sorted(architectures) for name in names]
+    libraries = [cuda.build(architecture, name) for architecture in sorted(architectures) for name in cuda.ALL]
     for forget in FORGETS:
         forget()
     return libraries

@@ -1,7 +1,6 @@
 """`cross_entropy` and `logprob` of logits by the fastest kernels that work here, as differentiable PyTorch operators.
 
-The device and the dtype of the logits decide. On a CUDA device, float32, float16 and bfloat16 are for the CUDA kernels where `build()` has
-built them, else for the Triton kernels where Triton can compile. Otherwise torch computes: float64 in float64, other dtypes in float32.
+`choices.py` has the rule by which the logits choose. torch computes float64 in float64, and other dtypes in float32.
 
 The operators are `softbench::cross_entropy`, `softbench::logprob` and their backwards, of logits (M, V). torch.compile sees opaque calls.
 The backward computes the gradient from the logits and lse, so nothing of the logits' size is kept besides the logits.
@@ -14,15 +13,10 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from . import automatic
-from .automatic import Choice, without_cuda, without_triton
-from .rows import DTYPES
+from .choices import choice
 
-FUNCTIONS = ("cross_entropy", "logprob")
 REDUCTIONS = ("mean", "sum", "none")
 LOWEST = torch.finfo(torch.float32).min
-_choices: dict[tuple[str, torch.device, torch.dtype], Choice] = {}
-automatic.FORGETS.append(_choices.clear)
 
 
 def cross_entropy(
@@ -72,39 +66,9 @@ def logprob(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     return found.view(target.shape), entropy.view(target.shape)
 
 
-def which(x: Tensor, dim: int = -1, dtype: torch.dtype | None = None, *, function: str = "softmax") -> Choice:
-    """What a function of `softbench.kernels` runs for x in this process, and why. It computes nothing.
-
-    Raises:
-        ValueError: there is no such function.
-    """
-    names = (*automatic._FUNCTIONS, *FUNCTIONS)
-    if function not in names:
-        raise ValueError(f"function {function!r}: must be one of {', '.join(names)}")
-    return _choice(function, x) if function in FUNCTIONS else automatic.which(x, dim, dtype, function=function)
-
-
-def _choice(function: str, x: Tensor) -> Choice:
-    key = function, x.device, x.dtype
-    if key not in _choices:
-        _choices[key] = _choose(*key)
-    return _choices[key]
-
-
-def _choose(function: str, device: torch.device, dtype: torch.dtype) -> Choice:
-    if device.type != "cuda":
-        return Choice("torch", f"the logits are on {device.type}, and our kernels run on CUDA GPUs")
-    if dtype not in DTYPES:
-        return Choice("torch", f"the logits are {dtype}, and our kernels take float32, float16 and bfloat16")
-    if not (lacks_cuda := without_cuda(device, function)):
-        return Choice("cuda", "the CUDA kernels are built")
-    lacks_triton = without_triton()
-    return Choice("torch", f"{lacks_cuda}; {lacks_triton}") if lacks_triton else Choice("triton", lacks_cuda)
-
-
 def _kernels(function: str, x: Tensor) -> Any:
     """The module with our kernels of a function for x, or None: torch."""
-    found = _choice(function, x).kernels
+    found = choice(function, x).kernels
     return None if found == "torch" or x.shape[-1] == 0 else importlib.import_module(f"..{found}.losses", __package__)
 
 

@@ -1,8 +1,8 @@
 """softbench's own kernels. `from softbench.kernels import softmax, cross_entropy` takes the fastest that work here.
 
 `softbench.kernels.which(x)` says what runs and why, and `softbench.kernels.build()` builds the CUDA kernels. The rule is in
-`softbench.kernels.common.automatic`, and for losses in `softbench.kernels.common.losses`. `softbench.kernels.triton` and
-`softbench.kernels.cuda` have the operators of each. `use` and `enable` let torch's own functions run these kernels.
+`softbench.kernels.common.automatic`, and for losses and attention scores in `softbench.kernels.common.choices`. `softbench.kernels.triton`
+and `softbench.kernels.cuda` have the operators of each. `use` and `enable` let torch's own functions run these kernels.
 
 The sources are in `kernels/` at the top of a checkout, and an installation maps them here. A bare checkout has no such mapping: there this
 module adds the folder beside the package to its own path.
@@ -18,11 +18,16 @@ if TYPE_CHECKING:
         log_softmax as log_softmax,
         softmax as softmax,
     )
-    from softbench.kernels.common.losses import cross_entropy as cross_entropy, logprob as logprob, which as which
+    from softbench.kernels.common.choices import which as which
+    from softbench.kernels.common.losses import cross_entropy as cross_entropy, logprob as logprob
     from softbench.kernels.common.override import enable as enable, use as use
+    from softbench.kernels.common.scores import masked_softmax as masked_softmax
 
-__all__ = ["Choice", "build", "cross_entropy", "enable", "log_softmax", "logprob", "softmax", "use", "which"]
-_MODULES = {"cross_entropy": "losses", "logprob": "losses", "which": "losses", "enable": "override", "use": "override"}
+__all__ = ["Choice", "build", "cross_entropy", "enable", "log_softmax", "logprob", "masked_softmax", "softmax", "use", "which"]
+_MODULES = {
+    **{"cross_entropy": "losses", "logprob": "losses", "masked_softmax": "scores"},
+    **{"which": "choices", "enable": "override", "use": "override"},
+}
 """The modules of `softbench.kernels.common` with these names; the others are in `automatic`."""
 
 _checkout = Path(__file__).resolve().parents[2] / "kernels"

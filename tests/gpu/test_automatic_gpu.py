@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from softbench.kernels.common import automatic, losses
+from softbench.kernels.common import automatic, choices
 from softbench.kernels.common.cuda_toolkit import nvcc
 
 from softbench import kernels
@@ -31,13 +31,13 @@ def test_a_build_is_taken_by_later_calls_only(monkeypatch, tmp_path):
     for function in automatic._FUNCTIONS.values():
         monkeypatch.setattr(function, "calls", {})
         monkeypatch.setattr(function, "choices", {})
-    monkeypatch.setattr(losses, "_choices", {})
+    monkeypatch.setattr(choices, "_choices", {})
     x = torch.randn(64, 1000, device="cuda", dtype=torch.bfloat16)
     kernels.softmax(x)
     assert kernels.which(x).kernels == "triton"
     assert not list(tmp_path.rglob("*.so"))
     architectures = {torch.cuda.get_device_capability(index) for index in range(torch.cuda.device_count())}
-    assert len({*kernels.build()}) == 4 * len(architectures)
-    for name in (*FUNCTIONS, *losses.FUNCTIONS):
+    assert len({*kernels.build()}) == 6 * len(architectures)
+    for name in (*FUNCTIONS, *choices.NAMES):
         assert kernels.which(x, function=name) == ("cuda", "the CUDA kernels are built")
     assert all(agrees(name, x) for name in FUNCTIONS)

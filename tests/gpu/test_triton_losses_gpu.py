@@ -4,14 +4,12 @@ import math
 
 import pytest
 import torch
-from softbench.kernels.common import losses as choosing
-from softbench.kernels.cuda import build
 from softbench.kernels.triton import dispatch, heuristics, loss_launch, loss_plans, losses
 from torch.nn import functional
 
 from softbench.backends import own_losses
 from softbench.core.case import Case, Direction
-from softbench.kernels import cross_entropy, logprob, which
+from softbench.kernels import cross_entropy, logprob
 from softbench.ops.registry import numerics, operation
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
@@ -90,21 +88,6 @@ def test_targets_out_of_range_make_their_rows_nan():
         loss, dx = losses.cross_entropy_fused(x, target)
         assert loss[1:3].isnan().all() and dx[1:3].isnan().all() and loss[3] == 0 and not dx[3].any()
         assert math.isfinite(loss[0]) and bool(torch.isfinite(dx[0]).all())
-
-
-@pytest.fixture(params=["triton", "cuda"])
-def kernels(request, monkeypatch):
-    """The kernels that `cross_entropy` and `logprob` take. Otherwise these depend on what an earlier test has built."""
-    monkeypatch.setattr(choosing, "_choices", {})
-    if request.param == "triton":
-        monkeypatch.setattr(choosing, "without_cuda", lambda device, function: "this test wants Triton's")
-    elif build.nvcc() is None:
-        pytest.skip("no nvcc on this machine")
-    else:
-        for function in choosing.FUNCTIONS:
-            build.load(torch.cuda.get_device_capability(), function)
-    x = torch.empty(1, 2, device="cuda", dtype=torch.bfloat16)
-    assert {which(x, function=function).kernels for function in choosing.FUNCTIONS} == {request.param}
 
 
 @pytest.mark.usefixtures("kernels")

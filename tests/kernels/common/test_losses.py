@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from softbench.kernels.common import losses
+from softbench.kernels.common import choices, losses
 from torch.library import opcheck
 from torch.nn import functional
 
@@ -130,17 +130,17 @@ def test_wrong_arguments_are_named(call, error, said):
 def test_which_says_what_runs_a_loss(monkeypatch):
     assert str(which(torch.randn(2, 5), function="logprob")) == "torch: the logits are on cpu, and our kernels run on CUDA GPUs"
     assert which(torch.randn(2, 5)).kernels == "torch"  # softmax
-    with pytest.raises(ValueError, match="must be one of softmax, log_softmax, cross_entropy, logprob"):
+    with pytest.raises(ValueError, match="must be one of softmax, log_softmax, cross_entropy, logprob, masked_softmax"):
         which(torch.randn(2, 5), function="gelu")
-    decided = functools.partial(losses._choose, "logprob", torch.device("cuda"))
-    monkeypatch.setattr(losses, "without_cuda", lambda device, function: f"{function} is not built")
-    monkeypatch.setattr(losses, "without_triton", lambda: "")
-    assert decided(torch.bfloat16) == losses.Choice("triton", "logprob is not built")
+    decided = functools.partial(choices.choose, "logprob", torch.device("cuda"))
+    monkeypatch.setattr(choices, "without_cuda", lambda device, function: f"{function} is not built")
+    monkeypatch.setattr(choices, "without_triton", lambda: "")
+    assert decided(torch.bfloat16) == choices.Choice("triton", "logprob is not built")
     assert "float64" in decided(torch.float64).why
-    monkeypatch.setattr(losses, "without_triton", lambda: "Triton is not installed")
-    assert decided(torch.bfloat16) == losses.Choice("torch", "logprob is not built; Triton is not installed")
-    monkeypatch.setattr(losses, "without_cuda", lambda device, function: "")
-    assert decided(torch.bfloat16) == losses.Choice("cuda", "the CUDA kernels are built")
+    monkeypatch.setattr(choices, "without_triton", lambda: "Triton is not installed")
+    assert decided(torch.bfloat16) == choices.Choice("torch", "logprob is not built; Triton is not installed")
+    monkeypatch.setattr(choices, "without_cuda", lambda device, function: "")
+    assert decided(torch.bfloat16) == choices.Choice("cuda", "the CUDA kernels are built")
 
 
 def test_infinities_are_those_of_torch():

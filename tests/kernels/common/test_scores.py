@@ -1,0 +1,284 @@
+"""`softbench.kernels.masked_softmax` on the CPU, where torch computes: gradients, masks, compilers, errors, and which kernels a call takes."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from softbench.kernels.common import choices, scores
+from softbench.kernels.common.masked_softmax import MaskedSoftmax
+from softbench.kernels.cuda import masked_softmax as of_cuda
+from softbench.kernels.triton import masked_softmax as of_triton
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.library import opcheck
+
+from softbench.kernels import masked_softmax, which
+
+SHAPE = (2, 3, 4, 6)
+KEEP = torch.rand(2, 1, 4, 6, generator=torch.Generator().manual_seed(3)) < 0.7
+KEEP[..., 0] = True
+BIAS = torch.randn(3, 4, 6, generator=torch.Generator().manual_seed(4))
+MASKS = {"none": None, "boolean": KEEP, "additive": BIAS, "of keys": KEEP[:, :, :1], "scalar": torch.tensor(0.5)}
+SETTINGS = list(itertools.product(MASKS, (False, True), (False, True)))
+"""The mask, the causal order, and whether there is a sink."""
+
+
+@pytest.fixture
+def x():
+    torch.manual_seed(0)
+    return torch.randn(SHAPE, dtype=torch.float64, requires_grad=True)
+
+
+@pytest.fixture
+def sink():
+    return torch.tensor([0.5, -1.0, 3.0], dtype=torch.float64, requires_grad=True)
+
+
+def plain(x, scale=1.0, mask=None, causal=False, sink=None):
+    """The formula in torch's functions."""
+    z = scale * x
+    if mask is not None:
+        z = z.masked_fill(~mask, -math.inf) if mask.dtype is torch.bool else z + mask
+    if causal:
+        S, N = x.shape[2:]
+        z = z.masked_fill(torch.arange(N) > torch.arange(S)[:, None] + max(0, N - S), -math.inf)
+    if sink is None:
+        return torch.softmax(z, dim=-1)
+    return torch.softmax(torch.cat([z, sink[:, None, None].expand(*z.shape[:3], 1)], dim=-1), dim=-1)[..., :-1]
+
+
+@pytest.mark.parametrize(("name", "causal", "sinks"), SETTINGS)
+def test_results_and_gradients_are_those_of_torch(x, sink, name, causal, sinks):
+    given = {"scale": 0.3, "mask": MASKS[name], "causal": causal, "sink": sink if sinks else None}
+    leaves = (x, sink) if sinks else (x,)
+    found, expected = masked_softmax(x, **given), plain(x, **given)
+    dy = torch.randn(SHAPE, dtype=torch.float64)
+    assert found.dtype is torch.float64 and torch.allclose(found, expected, atol=1e-12)
+    for one, other in zip(torch.autograd.grad(found, leaves, dy), torch.autograd.grad(expected, leaves, dy), strict=True):
+        assert one.shape == other.shape and torch.allclose(one, other, atol=1e-12)
+
+
+@pytest.mark.parametrize(("name", "causal", "sinks"), SETTINGS)
+def test_gradients_in_float64_are_those_of_finite_differences(x, sink, name, causal, sinks):
+    given = {"scale": -1.7, "mask": MASKS[name], "causal": causal}
+    leaves = (x, sink) if sinks else (x,)
+    assert torch.autograd.gradcheck(lambda x, sink=None: masked_softmax(x, sink=sink, **given), leaves)
+
+
+def test_rows_without_a_key_are_those_of_torch(x, sink):
+    keep = KEEP.clone()
+    keep[1, 0, 2] = False
+    lowest = torch.zeros(4, 6).index_fill(0, torch.tensor([1]), -math.inf)
+    for mask in (keep, lowest):
+        found = masked_softmax(x, mask=mask)
+        assert found.isnan().any() and torch.equal(found, plain(x, mask=mask)) is False
+        assert torch.allclose(found, plain(x, mask=mask), equal_nan=True)
+        with_sink = masked_softmax(x, mask=mask, sink=sink)
+        assert with_sink.isfinite().all() and torch.allclose(with_sink, plain(x, mask=mask, sink=sink))
+        for gradient in torch.autograd.grad(with_sink.square().sum(), (x, sink)):
+            assert gradient.isfinite().all()
+
+
+def test_what_takes_no_part_is_not_read(x):
+    spoiled = torch.where(KEEP, x.detach(), math.nan)
+    assert torch.equal(masked_softmax(spoiled, mask=KEEP), masked_softmax(x.detach(), mask=KEEP))
+    spoiled = x.detach().clone()
+    spoiled[:, :, 0, 3:] = math.inf  # query 0 sees three of six keys
+    assert torch.equal(masked_softmax(spoiled, causal=True), masked_softmax(x.detach(), causal=True))
+    y = masked_softmax(x, causal=True)
+    dy = torch.full(SHAPE, math.nan, dtype=torch.float64).triu(3) + 1  # NaN beyond what a query sees
+    assert torch.equal(torch.autograd.grad(y, x, dy)[0].triu(3), torch.zeros(SHAPE, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_arithmetic_is_in_float32_and_results_have_the_dtype(x, sink, dtype):
+    narrow, leaf = x.detach().to(dtype).requires_grad_(), sink.detach().float().requires_grad_()
+    found = masked_softmax(narrow, scale=0.3, mask=BIAS, sink=leaf)
+    expected = plain(narrow.double(), 0.3, BIAS, sink=leaf.double())
+    assert found.dtype is dtype and torch.allclose(found.double(), expected, rtol=torch.finfo(dtype).eps, atol=1e-7)
+    dx, dsink = torch.autograd.grad(found.float().square().sum(), (narrow, leaf))
+    assert dx.dtype is dtype and dsink.dtype is torch.float32
+    wide = masked_softmax(narrow, mask=KEEP, dtype=torch.float32)
+    assert wide.dtype is torch.float32 and torch.allclose(wide, torch.softmax(narrow.float().masked_fill(~KEEP, -math.inf), -1))
+
+
+def test_a_bias_of_float64_is_not_rounded():
+    x, bias = torch.zeros(1, 1, 1, 2), torch.tensor([0.0, 1e-9], dtype=torch.float64) + 100
+    expected = torch.softmax(bias, -1).float()
+    assert torch.equal(masked_softmax(x, mask=bias)[0, 0, 0], expected)
+
+
+def test_strides_do_not_matter_and_results_are_contiguous(x, sink):
+    there = x.detach().transpose(1, 2).contiguous().transpose(1, 2)
+    there.requires_grad_()
+    for given in ({}, {"causal": True}, {"mask": KEEP.expand(SHAPE), "sink": sink}):
+        y = masked_softmax(there, **given)
+        assert y.is_contiguous() and torch.allclose(y, masked_softmax(x, **given))
+        dx = torch.autograd.grad(y.sum(), there)[0]  # its gradient has strides of 0
+        assert dx.shape == SHAPE and torch.allclose(dx, torch.zeros(SHAPE, dtype=torch.float64) if "sink" not in given else dx)
+    for shape in ((0, 2, 3, 4), (2, 0, 3, 4), (2, 3, 4, 0), (2, 2, 1, 1)):
+        assert masked_softmax(torch.randn(shape), causal=True, sink=torch.zeros(shape[1])).shape == shape
+
+
+def test_autocast_is_that_of_torchs_softmax(x):
+    with torch.autocast("cpu", torch.bfloat16):
+        narrow = x.detach().bfloat16()
+        assert masked_softmax(narrow).dtype is torch.softmax(narrow, -1).dtype is torch.bfloat16
+    torch.set_autocast_enabled("cuda", True)
+    try:
+        with FakeTensorMode():
+            for dtype in (torch.bfloat16, torch.float16, torch.float32, torch.float64):
+                narrow = torch.empty(SHAPE, dtype=dtype, device="cuda:0")
+                expected = torch.float64 if dtype is torch.float64 else torch.float32
+                assert masked_softmax(narrow).dtype is expected
+                assert masked_softmax(narrow, dtype=torch.bfloat16).dtype is torch.bfloat16
+    finally:
+        torch.set_autocast_enabled("cuda", False)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_torch_compile_takes_it_whole(x, sink, backend):
+    def step(x, sink, mask):
+        weights = masked_softmax(2 * x, scale=0.3, mask=mask, causal=True, sink=sink)
+        return (weights @ x.transpose(2, 3)).square().sum()
+
+    expected = torch.autograd.grad(step(x, sink, KEEP), (x, sink))
+    torch._dynamo.reset()
+    compiled = torch.compile(step, fullgraph=True, backend=backend, dynamic=True)
+    for one, other in zip(torch.autograd.grad(compiled(x, sink, KEEP), (x, sink)), expected, strict=True):
+        assert torch.allclose(one, other)
+    more = torch.randn(1, 3, 7, 9, dtype=torch.float64)
+    assert torch.allclose(compiled(more, sink, None), step(more, sink, None))
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_operators_are_registered_whole(x, sink, requires_grad):
+    for dtype in (torch.float64, torch.bfloat16):
+        narrow, logit = (tensor.detach().to(dtype).requires_grad_(requires_grad) for tensor in (x, sink))
+        for given in ((), (KEEP, None, 0.3, False), (BIAS, logit, 0.3, True), (None, logit, 1.0, False), (None, None, 2.0, True)):
+            opcheck(scores._masked_softmax, (narrow, *given))
+    share = torch.rand(SHAPE[:3])
+    y = x.detach().float()
+    for given in ((), (None, 0.3, True), (share, 0.3, True), (share,)):
+        opcheck(scores._masked_softmax_backward, (y, y, *given))
+    assert torch.equal(torch.ops.softbench.masked_softmax(y, KEEP)[0], masked_softmax(y, mask=KEEP))
+
+
+def test_a_mask_that_requires_a_gradient_is_refused(x):
+    bias = BIAS.double().requires_grad_()
+    with pytest.raises(NotImplementedError, match="gives the mask no gradient; detach it"):
+        masked_softmax(x, mask=bias)
+    with pytest.raises(NotImplementedError, match="gives the mask no gradient"):
+        torch.ops.softbench.masked_softmax(x, bias)[0].sum().backward()
+    with torch.no_grad():
+        assert torch.equal(masked_softmax(x, mask=bias), masked_softmax(x, mask=BIAS.double()))
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "said"),
+    [
+        ({"scores": torch.zeros(3, 4)}, ValueError, r"the scores are \(3, 4\); they must be \(B, H, S, N\)"),
+        ({"scores": torch.zeros(SHAPE, dtype=torch.int32)}, TypeError, "the scores are torch.int32"),
+        ({"mask": torch.zeros(6, dtype=torch.int64)}, TypeError, "mask is torch.int64 on cpu; give a bool"),
+        ({"mask": torch.zeros(6, device="meta")}, TypeError, "mask is torch.float32 on meta; give a bool, .* on cpu"),
+        ({"mask": KEEP[:, :, :3]}, ValueError, r"mask is \(2, 1, 3, 6\); it must broadcast to .* \(2, 3, 4, 6\)"),
+        ({"mask": torch.zeros(1, 1, 1, 1, 6)}, ValueError, "it must broadcast"),
+        ({"sink": torch.zeros(4)}, ValueError, r"sink is \(4,\); it must have a number for each of 3 heads"),
+        ({"sink": torch.zeros(3, dtype=torch.int64)}, TypeError, "sink is torch.int64 on cpu"),
+    ],
+)
+def test_wrong_arguments_are_named(given, error, said):
+    with pytest.raises(error, match=said):
+        masked_softmax(given.pop("scores", torch.zeros(SHAPE)), **given)
+
+
+def test_a_second_gradient_is_refused(x):
+    dx = torch.autograd.grad(masked_softmax(x, mask=KEEP).square().sum(), x, create_graph=True)[0]
+    with pytest.raises(RuntimeError, match="no autograd formula was registered"):
+        dx.sum().backward()
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """`machine(cuda, triton)`: a GPU where these kernels cannot run for these reasons; empty if they can."""
+
+    def has(cuda, triton):
+        monkeypatch.setattr(choices, "_choices", {})
+        monkeypatch.setattr(choices, "without_cuda", lambda device, function: cuda.get(function, ""))
+        monkeypatch.setattr(choices, "without_triton", lambda: triton)
+
+    return has
+
+
+def test_which_says_what_runs_scores(machine, monkeypatch):
+    assert str(which(torch.zeros(SHAPE), function="masked_softmax")) == "torch: the scores are on cpu, and our kernels run on CUDA GPUs"
+    with FakeTensorMode():
+        x = torch.empty(SHAPE, device="cuda:0")
+        for cuda, triton, expected in (
+            ({}, "", "cuda: the CUDA kernels are built"),
+            ({"masked_softmax": "not built"}, "", "triton: not built"),
+            ({"scaled_softmax": "not built either"}, "", "triton: not built either"),
+            ({"masked_softmax": "not built"}, "no compiler", "torch: not built; no compiler"),
+        ):
+            machine(cuda, triton)
+            assert str(which(x, function="masked_softmax")) == expected
+        machine({"masked_softmax": "of NVIDIA only"}, "")
+        monkeypatch.setattr(torch.version, "hip", "7.0")
+        assert which(x, function="masked_softmax") == ("torch", "of NVIDIA only; the Triton kernels contain PTX")
+
+
+BF16, FP32, FP64 = torch.bfloat16, torch.float32, torch.float64
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "scale", "special", "bias", "expected"),
+    [
+        (SHAPE, BF16, 1.0, True, None, "cuda"),
+        (SHAPE, BF16, 1.0, True, BF16, "cuda"),
+        (SHAPE, BF16, 1.0, True, FP32, "triton"),
+        (SHAPE, FP32, 1.0, True, BF16, "cuda"),
+        (SHAPE, FP32, 1.0, True, FP64, "torch"),
+        (SHAPE, FP64, 1.0, True, None, "torch"),
+        (SHAPE, FP32, 0.0, False, None, "torch"),
+        (SHAPE, FP32, -2.0, True, None, "torch"),
+        ((1, 1, 1, 16384), FP32, 1.0, True, None, "cuda"),
+        ((1, 1, 1, 16385), FP32, 1.0, True, None, "torch"),
+        ((1, 1, 1, 16385), FP32, 1.0, False, None, "cuda"),
+        ((1 << 16, 1, 1 << 15, 1), BF16, 1.0, True, None, "torch"),
+        ((0, 3, 4, 5), BF16, 1.0, True, None, "torch"),
+        ((2, 3, 4, 0), BF16, 1.0, True, None, "torch"),
+    ],
+)
+def test_a_call_takes_the_kernels_that_can_run_it(machine, shape, dtype, scale, special, bias, expected):
+    machine({}, "")
+    with FakeTensorMode():
+        found = scores._kernels(torch.empty(shape, dtype=dtype, device="cuda:0"), scale, special, bias)
+    assert found is {"cuda": of_cuda.masked_softmax, "triton": of_triton.masked_softmax, "torch": None}[expected]
+
+
+def test_kernels_get_what_a_call_has(monkeypatch):
+    got = []
+
+    class Kernels(MaskedSoftmax):
+        def __init__(self):
+            pass
+
+        def forward(self, x, **given):
+            got.append(given)
+            return x.clone(), None if given["sink"] is None else torch.ones(x.shape[:3])
+
+        def backward(self, dy, y, share=None, **given):
+            got.append({"share": share, **given})
+            return dy.clone(), None if share is None else share * 2
+
+    monkeypatch.setattr(scores, "_kernels", lambda *given: Kernels())
+    x, sink = torch.zeros(SHAPE, requires_grad=True), torch.zeros(3, dtype=torch.float64, requires_grad=True)
+    dx, dsink = torch.autograd.grad(masked_softmax(x, scale=0.3, mask=BIAS.bfloat16(), causal=True, sink=sink).sum(), (x, sink))
+    forward, backward = got
+    assert forward["mask"].dtype is torch.float32 and forward["mask"].shape == BIAS.shape and forward["shares"]
+    assert (forward["scale"], forward["causal"], backward["scale"], backward["causal"]) == (0.3, True, 0.3, True)
+    assert torch.equal(backward["share"], torch.ones(SHAPE[:3]))
+    assert torch.equal(dx, torch.ones(SHAPE)) and torch.equal(dsink, torch.full((3,), 16.0, dtype=torch.float64))
+    got.clear()
+    torch.autograd.grad(masked_softmax(x, mask=KEEP).sum(), x)
+    assert got[0]["mask"].dtype is torch.bool and got[1]["share"] is None
