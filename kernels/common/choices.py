@@ -1,7 +1,8 @@
 """Which kernels run `cross_entropy`, `logprob` and `masked_softmax` of `softbench.kernels`, and `which` for all functions there.
 
-The device and the dtype of the first argument decide. On a CUDA device, float32, float16 and bfloat16 are for the CUDA kernels where `build()`
-has built them, else for the Triton kernels where Triton can compile. Otherwise torch computes. A class of calls is decided at its first call.
+The device and the dtype of the first argument decide. On a CUDA device, float32, float16 and bfloat16 are for the CUDA kernels where
+`build()` has built them, else for the Triton kernels where Triton can compile. Otherwise torch computes. A class of calls is decided at its
+first call.
 """
 
 import torch

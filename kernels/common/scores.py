@@ -39,9 +39,10 @@ def masked_softmax(
     - causal: query s sees its first s + 1 + max(0, N - S) keys, so the last query sees all keys if there are as many.
     - sink: (H,), a logit of each head that joins the sum and has no result, as in gpt-oss. It has no scale.
     - Rows in which no key takes part are NaN as in torch, or 0 with a sink. What a bool or the causal order takes out is not read.
-    - Result: contiguous, with the scores' dtype, or `dtype`, to which they are converted first. Under autocast of CUDA, scores of 16 bits give
-      float32 as `torch.softmax` does, unless `dtype` is given.
-    - Gradients: once, with respect to scores and sink. The mask gets none. Kept for them are the result and, with a sink, a number for each row.
+    - Result: contiguous, with the scores' dtype, or `dtype`, to which they are converted first. Under autocast of CUDA, scores of 16 bits
+      give float32 as `torch.softmax` does, unless `dtype` is given.
+    - Gradients: once, with respect to scores and sink. The mask gets none. Kept for them are the result and, with a sink, a number for each
+      row. The gradient of a row of NaN is NaN, also under a bool, where torch's `masked_fill` has 0.
     - torch.compile(fullgraph=True), CUDA graphs and any strides are supported. Scores that are not contiguous are copied.
 
     Raises:
@@ -168,7 +169,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 
 def _gradients(ctx: Any, dy: Tensor, _dshare: Tensor) -> tuple[Tensor | None, ...]:
-    if ctx.needs_input_grad[1]:
+    if any(ctx.needs_input_grad[1:2]):  # it has no entry for trailing inputs that are defaults
         raise NotImplementedError(_NO_GRADIENT)
     y, *share = ctx.saved_tensors
     dx, dsink = _masked_softmax_backward(dy, y, share[0] if share else None, ctx.scale, ctx.causal)

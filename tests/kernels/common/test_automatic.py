@@ -157,7 +157,8 @@ def test_a_build_is_explicit_and_ends_earlier_decisions(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (9, 0))
     kernels.softmax(torch.randn(3, 5))
     kernels.build()
-    assert built == [("sm_90a", name) for name in ("softmax", "log_softmax", "scaled_softmax", "cross_entropy", "logprob", "masked_softmax")]
+    names = ("softmax", "log_softmax", "scaled_softmax", "cross_entropy", "logprob", "masked_softmax")
+    assert built == [("sm_90a", name) for name in names]
     assert not automatic._SOFTMAX.calls
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(RuntimeError, match="no CUDA GPU here, so there is nothing to build"):
