@@ -1,8 +1,9 @@
 """`run` rejects wrong plugins of other operations, and of parameters; it gives figures to right ones. The GPU runs all of these files."""
 
 import pytest
+from masked_softmaxes import OPERATION, named_with
 from sampled import sampled
-from ways import by_cell
+from ways import by_cell, slug
 from wrongs import PLUGINS, RIGHT_WAYS, WRONG_WAYS
 
 LOG_SOFTMAX = {
@@ -20,21 +21,31 @@ def some(operation):
     return {*wrong[:10], *(name for name in right if "serial" not in name)}
 
 
+def masked(*, by):
+    """The wrong ways to compute masked softmax that these parameters show, the right ones, and the arguments of a run."""
+    wrong = {f"wrong-masked-{slug(name)}" for name in named_with(by)}
+    right = {way.name for way in RIGHT_WAYS if way.operations == (OPERATION,)}
+    return wrong | right, ("--op", "masked_softmax", "--set", by, "--shape", "2x3x40x65")
+
+
 CASES = {
-    "log_softmax": (NAMED, ("--op", "log_softmax", "--N", 1024)),
-    "cross_entropy": (some("cross_entropy"), ("--op", "cross_entropy", "--N", 257)),
-    "logprob": (some("logprob"), ("--op", "logprob", "--N", 1024)),
-    "scaled softmax": (SCALED, ("--set", "scale=0.7", "--N", 257)),
+    "log_softmax": (NAMED, ("--op", "log_softmax", "--M", 32, "--N", 1024)),
+    "cross_entropy": (some("cross_entropy"), ("--op", "cross_entropy", "--M", 32, "--N", 257)),
+    "logprob": (some("logprob"), ("--op", "logprob", "--M", 32, "--N", 1024)),
+    "scaled softmax": (SCALED, ("--set", "scale=0.7", "--M", 32, "--N", 257)),
+    "boolean masks": masked(by="scale=0.125,mask=boolean"),
+    "biases": masked(by="scale=0.125,mask=additive"),
+    "causal order and sinks": masked(by="scale=0.125,causal=true,sink=true"),
 }
 
 
 @pytest.mark.parametrize("share", [pytest.param(1, marks=pytest.mark.slow, id="all"), pytest.param(3, id="every third")])
-@pytest.mark.parametrize("what", sampled(CASES, lambda what: what == "cross_entropy"))
+@pytest.mark.parametrize("what", sampled(CASES, lambda what: what in ("cross_entropy", "causal order and sinks")))
 def test_a_run_rejects_wrong_plugins_and_measures_right_ones(cli, what, share):
     every, given = CASES[what]
     names = sorted(every)[::share]
     files = [part for folder in ("wrong", "correct") for part in ("--plugin", PLUGINS / folder / "operations.py")]
-    shape = ("--device", "cpu", "--quick", "--M", 32, "--direction", "forward,backward,both,fused")
+    shape = ("--device", "cpu", "--quick", "--direction", "forward,backward,both,fused")
     done = cli("run", *given, *files, "--backends", ",".join(names), *shape)
     assert done.returncode == 1, done.stdout + done.stderr
     found = by_cell(cli.folder / "results" / "latest.csv")

@@ -13,6 +13,8 @@ from softbench.ops.registry import operation
 
 F, B = Direction.FORWARD, Direction.BACKWARD
 NAME = "masked_softmax"
+OPERATION = f"{NAME}(scale,mask,mask_axes,causal,sink)"
+"""What a backend declares that has all parameters."""
 
 
 def op_of(text: str) -> str:
@@ -91,8 +93,27 @@ def lower_half(case):
     return forward if case.direction is F else of(case)
 
 
+def two_tiles(case):
+    """Two tiles of a row one after the other, with a running maximum and sum. Rows without a key are NaN at the end only."""
+    given = operation(case.op).values
+
+    def forward(x, *others):
+        z = logits(case, x, others[0] if given["mask"] != "none" else None)
+        high = others[-1][:, None, None].expand(*z.shape[:-1], 1) if given["sink"] else torch.full_like(z[..., :1], -math.inf)
+        total = torch.ones_like(high) if given["sink"] else torch.zeros_like(high)
+        for tile in z.split(-(-z.shape[-1] // 2), dim=-1):
+            higher = torch.maximum(high, tile.amax(dim=-1, keepdim=True))
+            base = higher.masked_fill(higher.isneginf(), 0.0)
+            total = total * torch.exp(high - base) + torch.exp(tile - base).sum(dim=-1, keepdim=True)
+            high = higher
+        return (torch.exp(z - high.masked_fill(high.isneginf(), 0.0)) / total).to(x.dtype)
+
+    return forward if case.direction is F else of(case)
+
+
 RIGHT = {
     "float32": of,
+    "two tiles": two_tiles,
     "lower half": lower_half,
     "torch": scores.torch_masked_softmax,
     "naive": scores.naive_masked_softmax,
@@ -136,11 +157,12 @@ def _renormalized(y, z):
 
 
 def _mask_by_product(case):
-    """x m - (1 - m) inf: NaN where x is not finite under the mask."""
+    """scale x m - (1 - m) inf: NaN where x is not finite under the mask."""
+    scale = operation(case.op).values["scale"]
 
     def forward(x, mask):
         keep = mask.to(torch.float32)
-        return torch.softmax(x.float() * keep + torch.where(mask, 0.0, -math.inf), dim=-1).to(x.dtype)
+        return torch.softmax(scale * x.float() * keep + torch.where(mask, 0.0, -math.inf), dim=-1).to(x.dtype)
 
     return forward
 
@@ -152,12 +174,21 @@ def _scale_after_mask(case):
 
 def _top_left(case):
     """A query sees as many keys as its number, though there are more keys than queries."""
+    S, N = case.sizes[-2:]
+    return of(case, later=-max(0, N - S))
 
-    def forward(x):
-        later = torch.ones(x.shape[-2:], dtype=torch.bool, device=x.device).triu(1)
-        return torch.softmax(x.float().masked_fill(later, -math.inf), dim=-1).to(x.dtype)
 
-    return forward
+def _sink_in_the_output(y, z):
+    """The share of the sink is added to that of the last key."""
+    y = y.clone()
+    y[..., -1] += torch.softmax(z, dim=-1)[..., -1]
+    return y
+
+
+def _last_column_of_zeros(y, z):
+    y = y.clone()
+    y[..., -1] = 0
+    return y
 
 
 def constant(value):
@@ -196,6 +227,8 @@ WRONG = {
     "sink scaled": (("sink=true,scale=0.125",), partial(of, change_sink=lambda sink: sink * 0.125)),
     "sink without the shift": (("sink=true",), partial(of, softmax=_no_shift)),
     "renormalized without the sink": (("sink=true",), partial(of, finish=_renormalized)),
+    "sink in the output": (("sink=true",), partial(of, finish=_sink_in_the_output)),
+    "last column of zeros": (("", "mask=additive"), partial(of, finish=_last_column_of_zeros)),
     "softmax over queries": (("", "sink=true"), partial(of, finish=lambda y, z: torch.softmax(z[..., : y.shape[-1]], dim=-2))),
     "zeros": (("", "causal=true", "sink=true", "mask=boolean"), constant(0.0)),
     "1 / N": (("", "mask=additive"), constant(1 / 65)),
@@ -240,6 +273,7 @@ WRONG_BACKWARD = {
     "without scale": (("scale=0.125",), gradient(lambda dy, y, scale: y * (dy - _dot(dy, y)))),
     "scale twice": (("scale=0.125",), gradient(lambda dy, y, scale: scale**2 * y * (dy - _dot(dy, y)))),
     "without the dot": (("", "sink=true"), gradient(lambda dy, y, scale: scale * y * dy)),
+    "dot of another row": (("", "causal=true"), gradient(lambda dy, y, scale: scale * y * (dy - _dot(dy, y).roll(1, 2)))),
     "dot of the first half": (("",), gradient(lambda dy, y, scale: scale * y * (dy - _dot(dy[..., :32], y[..., :32])))),
     "gradient where nothing takes part": (("mask=boolean", "causal=true"), gradient(_of_masked)),
     "zeros": (("", "causal=true", "sink=true"), constant(0.0)),
@@ -250,3 +284,10 @@ WRONG_BACKWARD = {
     "dsink in 8 bits": (("sink=true",), gradient(of_dsink=lambda share, dot: (-share * dot).to(torch.float8_e5m2).float())),
     "dsink of the whole head": (("sink=true",), gradient(of_dsink=_of_head)),
 }  # fmt: skip
+
+
+def named_with(text: str) -> set[str]:
+    """The names of the wrong ways that must be found with these parameters, which may be more than those of the way."""
+    given = set(text.split(","))
+    every = [*WRONG.items(), *WRONG_BACKWARD.items()]
+    return {name for name, (texts, _) in every if any(set(filter(None, one.split(","))) <= given for one in texts)}

@@ -1,4 +1,4 @@
-"""Right ways to compute log_softmax, rms_norm, softmax with parameters, cross_entropy and logprob, one backend each."""
+"""Right ways to compute log_softmax, rms_norm, softmax with parameters, cross_entropy, logprob and masked_softmax, one backend each."""
 
 import sys
 from pathlib import Path
@@ -7,6 +7,7 @@ sys.path.append(str(Path(__file__).parents[2] / "support"))
 import cross_entropies
 import log_softmaxes
 import logprobs
+import masked_softmaxes
 import rms_norms
 import scaled
 from ways import CaseWay, backends, of_cases, same
@@ -24,4 +25,7 @@ RMS_NORM = backends("right-rms", "rms_norm", {"forward": same(rms_norms.RIGHT), 
 SCALED = backends("right-scaled", "softmax(scale,out_dtype)", dict.fromkeys(("forward", "backward", "both"), scaled.HONEST), CaseWay)
 CROSS_ENTROPY = of_cases("right-ce", "cross_entropy", cross_entropies.RIGHT)
 LOGPROB = backends("right-logprob", "logprob", {"forward": same(logprobs.RIGHT), "backward": same(logprobs.RIGHT_BACKWARD)})
-backends = [*LOG_SOFTMAX, *RMS_NORM, *SCALED, *CROSS_ENTROPY, *LOGPROB]
+MASKED_SOFTMAX = backends(
+    "right-masked", masked_softmaxes.OPERATION, dict.fromkeys(("forward", "backward"), masked_softmaxes.RIGHT), CaseWay
+)
+backends = [*LOG_SOFTMAX, *RMS_NORM, *SCALED, *CROSS_ENTROPY, *LOGPROB, *MASKED_SOFTMAX]

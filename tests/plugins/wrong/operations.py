@@ -1,4 +1,4 @@
-"""Wrong ways to compute log_softmax, rms_norm, softmax with parameters, cross_entropy and logprob, one backend each.
+"""Wrong ways to compute log_softmax, rms_norm, softmax with parameters, cross_entropy, logprob and masked_softmax, one backend each.
 
 One of them is right until its calls seem unchecked.
 """
@@ -12,6 +12,7 @@ sys.path.append(str(Path(__file__).parents[2] / "support"))
 import cross_entropies
 import log_softmaxes
 import logprobs
+import masked_softmaxes
 import rms_norms
 import scaled
 from ways import CaseWay, Way, backends, of_cases, same
@@ -44,4 +45,13 @@ RMS_NORM = backends("wrong-rms", "rms_norm", {"forward": rms_norms.WRONG, "backw
 SCALED = backends("wrong-scaled", "softmax(scale,out_dtype)", {"forward": scaled.WRONG_FORWARD, "backward": scaled.WRONG_BACKWARD}, CaseWay)
 CROSS_ENTROPY = of_cases("wrong-ce", "cross_entropy", cross_entropies.WRONG)
 LOGPROB = backends("wrong-logprob", "logprob", {"forward": same(logprobs.WRONG), "backward": same(logprobs.WRONG_BACKWARD)})
-backends = [*LOG_SOFTMAX, *RMS_NORM, *SCALED, *CROSS_ENTROPY, *LOGPROB]
+MASKED_SOFTMAX = backends(
+    "wrong-masked",
+    masked_softmaxes.OPERATION,
+    {
+        "forward": {name: make for name, (_, make) in masked_softmaxes.WRONG.items()},
+        "backward": {name: make for name, (_, make) in masked_softmaxes.WRONG_BACKWARD.items()},
+    },
+    CaseWay,
+)
+backends = [*LOG_SOFTMAX, *RMS_NORM, *SCALED, *CROSS_ENTROPY, *LOGPROB, *MASKED_SOFTMAX]
