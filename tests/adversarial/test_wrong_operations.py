@@ -1,7 +1,7 @@
 """`run` rejects wrong plugins of other operations, and of parameters; it gives figures to right ones. The GPU runs all of these files."""
 
 import pytest
-from masked_softmaxes import OPERATION, named_with
+from masked_softmaxes import OPERATION, TOGETHER, named_with
 from sampled import sampled
 from ways import by_cell, slug
 from wrongs import PLUGINS, RIGHT_WAYS, WRONG_WAYS
@@ -33,9 +33,7 @@ CASES = {
     "cross_entropy": (some("cross_entropy"), ("--op", "cross_entropy", "--M", 32, "--N", 257)),
     "logprob": (some("logprob"), ("--op", "logprob", "--M", 32, "--N", 1024)),
     "scaled softmax": (SCALED, ("--set", "scale=0.7", "--M", 32, "--N", 257)),
-    "boolean masks": masked(by="scale=0.125,mask=boolean"),
-    "biases": masked(by="scale=0.125,mask=additive"),
-    "causal order and sinks": masked(by="scale=0.125,causal=true,sink=true"),
+    **{what: masked(by=text) for what, text in TOGETHER.items()},
 }
 
 

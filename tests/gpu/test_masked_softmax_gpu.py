@@ -2,10 +2,11 @@
 
 import pytest
 import torch
-from masked_softmaxes import NAME, B, F, op_of
+from masked_softmaxes import LIMITED, NAME, RIGHT, TOGETHER, WRONG, WRONG_BACKWARD, B, F, named_with, op_of
 from softbench.kernels.cuda.launch_plan import TIERS, Plan
 from softbench.kernels.cuda.masked_softmax import launch_backward, launch_forward, masked_softmax
-from ways import by_cell
+from ways import by_cell, slug
+from wrongs import PLUGINS
 
 from softbench.backends.own_kernels import cuda
 from softbench.core.case import Case
@@ -141,3 +142,32 @@ def test_a_run_measures_scores_beside_their_yardstick(cli):
     found = by_cell(cli.folder / "results" / "latest.csv")
     assert {row["status"] for row in found.values()} == {"ok"}, found
     assert {found["cuda", direction]["class"] for direction in ("forward", "backward")} == {"pass"}
+
+
+@pytest.mark.parametrize("text", TOGETHER.values())
+@pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
+def test_wrong_ways_are_rejected_and_right_ones_accepted(text, dtype):
+    def graded(make, direction):
+        case = case_of(text, dtype, direction, (2, 3, 40, 65))
+        return PreCheck(case, make(case), any_dim.make(case, 3, torch.device(DEVICE)), object(), None).run(3)
+
+    wrong = [(name, way, ways[name][1]) for ways, way in ((WRONG, F), (WRONG_BACKWARD, B)) for name in named_with(text) & set(ways)]
+    assert len(wrong) >= 10
+    assert {name: found for name, way, make in wrong if (found := graded(make, way)).grade is not Grade.WRONG} == {}
+    for name, make in RIGHT.items():
+        allowed = {Grade.PASS, Grade.LOW_PRECISION} if name in LIMITED else {Grade.PASS}
+        assert {found.grade for found in (graded(make, F), graded(make, B))} <= allowed, name
+
+
+@pytest.mark.alone
+def test_a_run_rejects_wrong_plugins_and_measures_right_ones(cli):
+    names = [f"wrong-masked-{slug(name)}" for name in ("one later key", "sink ignored", "dsink of the other sign", "zeros")]
+    names += [f"right-masked-{slug(name)}" for name in ("float32", "two tiles", "torch")]
+    files = [part for folder in ("wrong", "correct") for part in ("--plugin", PLUGINS / folder / "operations.py")]
+    given = ("--op", NAME, "--set", TOGETHER["causal order and sinks"], "--shape", "2x8x512x512", "--direction", "forward,backward")
+    done = cli("run", "--quick", *given, *files, "--backends", ",".join(names), timeout=800)
+    assert done.returncode == 1, done.stderr[-3000:]
+    found = by_cell(cli.folder / "results" / "latest.csv")
+    measured = {cell: row["status"] for cell, row in found.items() if cell[0] in names and row["status"] != "skipped"}
+    assert len(measured) == 4 + 1 + 2 * 3
+    assert {cell: status for cell, status in measured.items() if status != ("wrong" if cell[0].startswith("wrong") else "ok")} == {}

@@ -285,6 +285,13 @@ WRONG_BACKWARD = {
     "dsink of the whole head": (("sink=true",), gradient(of_dsink=_of_head)),
 }  # fmt: skip
 
+TOGETHER = {
+    "boolean masks": "scale=0.125,mask=boolean",
+    "biases": "scale=0.125,mask=additive",
+    "causal order and sinks": "scale=0.125,causal=true,sink=true",
+}
+"""Parameters with which, together, a run shows every wrong way but those of other axes of a mask."""
+
 
 def named_with(text: str) -> set[str]:
     """The names of the wrong ways that must be found with these parameters, which may be more than those of the way."""
