@@ -139,17 +139,18 @@ def test_autocast_is_that_of_torchs_softmax(x):
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_torch_compile_takes_it_whole(x, sink, backend):
-    def step(x, sink, mask):
-        weights = masked_softmax(2 * x, scale=0.3, mask=mask, causal=True, sink=sink)
+    def step(x, sink, mask, scale):
+        weights = masked_softmax(2 * x, scale=scale, mask=mask, causal=True, sink=sink)
         return (weights @ x.transpose(2, 3)).square().sum()
 
-    expected = torch.autograd.grad(step(x, sink, KEEP), (x, sink))
     torch._dynamo.reset()
     compiled = torch.compile(step, fullgraph=True, backend=backend, dynamic=True)
-    for one, other in zip(torch.autograd.grad(compiled(x, sink, KEEP), (x, sink)), expected, strict=True):
-        assert torch.allclose(one, other)
+    for scale in (0.3, 0.7, 1.0):
+        pair = (torch.autograd.grad(each(x, sink, KEEP, scale), (x, sink)) for each in (compiled, step))
+        for one, other in zip(*pair, strict=True):
+            assert torch.allclose(one, other)
     more = torch.randn(1, 3, 7, 9, dtype=torch.float64)
-    assert torch.allclose(compiled(more, sink, None), step(more, sink, None))
+    assert torch.allclose(compiled(more, sink, None, 0.3), step(more, sink, None, 0.3))
 
 
 @pytest.mark.parametrize("requires_grad", [False, True])
