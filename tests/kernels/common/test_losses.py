@@ -1,15 +1,14 @@
 """`softbench.kernels.cross_entropy` and `logprob` on the CPU, where torch computes: gradients, options, compilers and errors."""
 
-import functools
 import math
 
 import pytest
 import torch
-from softbench.kernels.common import choices, losses
+from softbench.kernels.common import losses
 from torch.library import opcheck
 from torch.nn import functional
 
-from softbench.kernels import cross_entropy, logprob, which
+from softbench.kernels import cross_entropy, logprob
 
 OPTIONS = [{}, {"label_smoothing": 0.1, "z_loss": 0.01, "softcap": 3.0}]
 CPU = torch.device("cpu")
@@ -125,22 +124,6 @@ def test_targets_out_of_range_raise_as_torch_does():
 def test_wrong_arguments_are_named(call, error, said):
     with pytest.raises(error, match=said):
         call(torch.randn(2, 5), torch.tensor([0, 1]))
-
-
-def test_which_says_what_runs_a_loss(monkeypatch):
-    assert str(which(torch.randn(2, 5), function="logprob")) == "torch: the logits are on cpu, and our kernels run on CUDA GPUs"
-    assert which(torch.randn(2, 5)).kernels == "torch"  # softmax
-    with pytest.raises(ValueError, match="must be one of softmax, log_softmax, cross_entropy, logprob, masked_softmax"):
-        which(torch.randn(2, 5), function="gelu")
-    decided = functools.partial(choices.choose, "logprob", torch.device("cuda"))
-    monkeypatch.setattr(choices, "without_cuda", lambda device, function: f"{function} is not built")
-    monkeypatch.setattr(choices, "without_triton", lambda: "")
-    assert decided(torch.bfloat16) == choices.Choice("triton", "logprob is not built")
-    assert "float64" in decided(torch.float64).why
-    monkeypatch.setattr(choices, "without_triton", lambda: "Triton is not installed")
-    assert decided(torch.bfloat16) == choices.Choice("torch", "logprob is not built; Triton is not installed")
-    monkeypatch.setattr(choices, "without_cuda", lambda device, function: "")
-    assert decided(torch.bfloat16) == choices.Choice("cuda", "the CUDA kernels are built")
 
 
 def test_infinities_are_those_of_torch():

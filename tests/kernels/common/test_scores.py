@@ -1,18 +1,16 @@
-"""`softbench.kernels.masked_softmax` on the CPU, where torch computes: gradients, masks, compilers, errors, and what a call takes."""
+"""`softbench.kernels.masked_softmax` on the CPU, where torch computes: gradients, masks, compilers, and errors."""
 
 import itertools
 import math
 
 import pytest
 import torch
-from softbench.kernels.common import choices, scores
+from softbench.kernels.common import scores
 from softbench.kernels.common.masked_softmax import MaskedSoftmax
-from softbench.kernels.cuda import masked_softmax as of_cuda
-from softbench.kernels.triton import masked_softmax as of_triton
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.library import opcheck
 
-from softbench.kernels import masked_softmax, which
+from softbench.kernels import masked_softmax
 
 SHAPE = (2, 3, 4, 6)
 KEEP = torch.rand(2, 1, 4, 6, generator=torch.Generator().manual_seed(3)) < 0.7
@@ -198,64 +196,6 @@ def test_a_second_gradient_is_refused(x):
     dx = torch.autograd.grad(masked_softmax(x, mask=KEEP).square().sum(), x, create_graph=True)[0]
     with pytest.raises(RuntimeError, match="no autograd formula was registered"):
         dx.sum().backward()
-
-
-@pytest.fixture
-def machine(monkeypatch):
-    """`machine(cuda, triton)`: a GPU where these kernels cannot run for these reasons; empty if they can."""
-
-    def has(cuda, triton):
-        monkeypatch.setattr(choices, "_choices", {})
-        monkeypatch.setattr(choices, "without_cuda", lambda device, function: cuda.get(function, ""))
-        monkeypatch.setattr(choices, "without_triton", lambda: triton)
-
-    return has
-
-
-def test_which_says_what_runs_scores(machine, monkeypatch):
-    assert str(which(torch.zeros(SHAPE), function="masked_softmax")) == "torch: the scores are on cpu, and our kernels run on CUDA GPUs"
-    with FakeTensorMode():
-        x = torch.empty(SHAPE, device="cuda:0")
-        for cuda, triton, expected in (
-            ({}, "", "cuda: the CUDA kernels are built"),
-            ({"masked_softmax": "not built"}, "", "triton: not built"),
-            ({"scaled_softmax": "not built either"}, "", "triton: not built either"),
-            ({"masked_softmax": "not built"}, "no compiler", "torch: not built; no compiler"),
-        ):
-            machine(cuda, triton)
-            assert str(which(x, function="masked_softmax")) == expected
-        machine({"masked_softmax": "of NVIDIA only"}, "")
-        monkeypatch.setattr(torch.version, "hip", "7.0")
-        assert which(x, function="masked_softmax") == ("torch", "of NVIDIA only; the Triton kernels contain PTX")
-
-
-BF16, FP32, FP64 = torch.bfloat16, torch.float32, torch.float64
-
-
-@pytest.mark.parametrize(
-    ("shape", "dtype", "scale", "special", "bias", "expected"),
-    [
-        (SHAPE, BF16, 1.0, True, None, "cuda"),
-        (SHAPE, BF16, 1.0, True, BF16, "cuda"),
-        (SHAPE, BF16, 1.0, True, FP32, "triton"),
-        (SHAPE, FP32, 1.0, True, BF16, "cuda"),
-        (SHAPE, FP32, 1.0, True, FP64, "torch"),
-        (SHAPE, FP64, 1.0, True, None, "torch"),
-        (SHAPE, FP32, 0.0, False, None, "torch"),
-        (SHAPE, FP32, -2.0, True, None, "torch"),
-        ((1, 1, 1, 16384), FP32, 1.0, True, None, "cuda"),
-        ((1, 1, 1, 16385), FP32, 1.0, True, None, "torch"),
-        ((1, 1, 1, 16385), FP32, 1.0, False, None, "cuda"),
-        ((1 << 16, 1, 1 << 15, 1), BF16, 1.0, True, None, "torch"),
-        ((0, 3, 4, 5), BF16, 1.0, True, None, "torch"),
-        ((2, 3, 4, 0), BF16, 1.0, True, None, "torch"),
-    ],
-)
-def test_a_call_takes_the_kernels_that_can_run_it(machine, shape, dtype, scale, special, bias, expected):
-    machine({}, "")
-    with FakeTensorMode():
-        found = scores._kernels(torch.empty(shape, dtype=dtype, device="cuda:0"), scale, special, bias)
-    assert found is {"cuda": of_cuda.masked_softmax, "triton": of_triton.masked_softmax, "torch": None}[expected]
 
 
 def test_kernels_get_what_a_call_has(monkeypatch):
