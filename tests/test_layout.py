@@ -8,7 +8,6 @@ MAX_NAME_WORDS = 10
 COVERED_BY = {
     # Types and small functions that their users' tests exercise.
     "core/case": "run/test_run.py",
-    "core/channel": "processes/test_pool.py",
     "core/errors": "cli/test_main.py",
     "core/files": "gate/test_baselines.py",
     "core/inspection": "run/test_inspect.py",

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import select
 import socket
+import time
 
 from softbench.core.json_types import JsonObject
 
@@ -54,6 +56,12 @@ class Channel:
             return False
         self._buffer += data
         return bool(data)
+
+    def wait_busily(self, seconds: float) -> None:
+        """Wait for data without sleep, at most so many seconds."""
+        end = time.monotonic() + seconds
+        while not select.select([self.socket], [], [], 0)[0] and time.monotonic() < end:
+            pass
 
     def take(self) -> JsonObject | None:
         """A complete message that was read already, or None.

@@ -215,10 +215,18 @@ class ShareOutputs(Request[Done]):
 
 
 @dataclass(frozen=True)
-class MakeCalls(Request[Called]):
-    """Call the backend once on each set of inputs in the memory whose descriptor comes with the request.
+class QueueCalls(Request[Called]):
+    """Give the GPU calls of the next `MakeCalls`, as many as it takes. It starts them when that has mapped their inputs."""
 
-    Without a backend one element is written: such requests show what a challenge costs without its calls.
+    op, replies = "queue_of_judge", (Called,)
+
+
+@dataclass(frozen=True)
+class MakeCalls(Request[Called]):
+    """Call the backend once on each set of inputs in the memory whose descriptor comes with the request, but for calls that are queued.
+
+    Such requests without a backend show what a challenge costs without its calls. On a CPU they write one element. On a GPU they
+    read the inputs and write the outputs, and the reply has the time of that.
     """
 
     bytes: int
@@ -226,10 +234,10 @@ class MakeCalls(Request[Called]):
 
 
 @dataclass(frozen=True)
-class ReleaseInputs(Request[Done]):
-    """Unmap the inputs of the last `MakeCalls` and free its outputs, and prepare the next ones: the judge's clock does not run now.
+class ReleaseOutputs(Request[Done]):
+    """Free the outputs of the last `MakeCalls`, and prepare the next calls: the judge's clock does not run now.
 
-    The values of the outputs stay in the judge's memory until the next calls.
+    The values of the outputs stay in the judge's memory until the next calls. The inputs stay mapped until others take their place.
     """
 
     op, replies = "release_of_judge", (Done,)

@@ -285,11 +285,13 @@ class Confined(Reply):
 
 @dataclass(frozen=True, slots=True)
 class Called(Reply):
-    """The calls of a challenge were made."""
+    """Calls of a challenge were made, or queued."""
 
     places: tuple[tuple[int, ...], ...]
     """For each call: the byte of the shared memory at which each output begins."""
+    device_us: float
+    """Microseconds of the GPU for all calls of the challenge, 0 on a CPU. That of a plugin's process counts for nothing."""
 
     @classmethod
     def parse(cls, fields: JsonObject) -> Called:
-        return cls(tuple(tuple(int(place) for place in call) for call in fields["places"]))
+        return cls(tuple(tuple(int(place) for place in call) for call in fields["places"]), float(fields["device_us"]))

@@ -141,7 +141,7 @@ def _chosen_rows(case: Case, structured: list[int], count: int) -> list[int]:
 
 
 class OutputReader:
-    """Reads rows of all outputs of a challenge at once, from memory that the plugin's process writes."""
+    """Reads rows of all outputs of a challenge at once, from memory that other processes write."""
 
     def __init__(self, case: Case, calls: int, block: shared_memory.Block, size: int) -> None:
         """`block` has `size` bytes for outputs."""
@@ -155,17 +155,20 @@ class OutputReader:
         ends = [(self.size - spec.bytes(self.case), TENSOR_DTYPES[spec.dtype_of(self.case)].itemsize) for _, spec in self.layout]
         return all(0 <= at <= end and at % size == 0 for call in places for at, (end, size) in zip(call, ends, strict=True))
 
-    def indices(self, rows: torch.Tensor) -> list[torch.Tensor]:
-        """For each output: where the elements of these rows lie, from its first element."""
-        return [_elements(self.case, spec, rows) for _, spec in self.layout]
-
-    def rows(self, places: Sequence[Sequence[int]], indices: Sequence[torch.Tensor]) -> list[Tensors]:
-        """For each call: copies of the rows of its outputs."""
+    def elements(self, places: Sequence[Sequence[int]], rows: torch.Tensor) -> list[torch.Tensor]:
+        """For each output: the elements of the block that these rows of each call are. Their places are valid."""
         found = []
-        for output, ((_, spec), index) in enumerate(zip(self.layout, indices, strict=True)):
-            dtype = TENSOR_DTYPES[spec.dtype_of(self.case)]
-            starts = torch.tensor([call[output] // dtype.itemsize for call in places], device=index.device)
-            found.append(self.block.bytes.view(dtype)[index + starts.view(-1, *[1] * (index.dim() - 1))])
+        for output, (_, spec) in enumerate(self.layout):
+            size = TENSOR_DTYPES[spec.dtype_of(self.case)].itemsize
+            index = _elements(self.case, spec, rows)
+            starts = torch.tensor([call[output] // size for call in places], device=rows.device)
+            found.append(index + starts.view(-1, *[1] * (index.dim() - 1)))
+        return found
+
+    def read(self, elements: Sequence[torch.Tensor]) -> list[Tensors]:
+        """For each call: copies of these elements of its outputs."""
+        dtypes = [TENSOR_DTYPES[spec.dtype_of(self.case)] for _, spec in self.layout]
+        found = [self.block.bytes.view(dtype)[index] for dtype, index in zip(dtypes, elements, strict=True)]
         return list(zip(*found, strict=True))
 
     def whole(self, call: Sequence[int]) -> Tensors:

@@ -1,7 +1,7 @@
 """A judgement: one backend on one case, in a process that holds nothing that counts.
 
-The order matters. The plugin's process is confined before it has a second thread. What a challenge costs without computing is measured
-before the plugin is loaded, so the plugin cannot change it. Then the plugin is loaded and built, and all other processes of its group end.
+The order matters. The plugin's process is confined before it has a second thread. What a challenge costs without computing is measured in
+another process, before the plugin is loaded and beside each challenge. After the build all other processes of the plugin's group end.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import TracebackType
+from typing import Self
 
 import torch
 
@@ -22,18 +24,18 @@ from softbench.core.outcome import Grade, Status
 from softbench.core.replies import Skip
 from softbench.core.statistics import median_interval
 from softbench.core.text import one_line
-from softbench.judge.challenge import SECRET
+from softbench.judge import challenge
+from softbench.judge.challenge import SECRET, Challenge
 from softbench.judge.plugin_process import FLUSH_BYTES, EndedError, PluginProcess
 from softbench.ops.registry import operation
 from softbench.plugins.source import PluginSource
 from softbench.processes.pool import Pool
+from softbench.worker import shared_memory
 from softbench.worker.compile_stats import built_libraries
 from softbench.worker.judged_calls import input_layout, output_bytes, output_layout
 
 CHALLENGES = 9
 """Challenges whose time counts. One before them is checked only."""
-EMPTY_CHALLENGES = 15
-"""Challenges that compute nothing and count. One before them does not."""
 CALLS = {"cpu": 64, "cuda": 256}
 """Calls of a challenge, at most."""
 LEAST_CALLS = 2
@@ -60,8 +62,10 @@ class Judgement:
     backend: str = ""
     calls: int = 0
     """Calls of a challenge."""
+    before_us: list[float] = field(default_factory=list)
+    """Microseconds of empty challenges before the plugin was loaded."""
     empty_us: list[float] = field(default_factory=list)
-    """Microseconds of the challenges that computed nothing."""
+    """Microseconds of the empty challenges beside those that count. A plugin may disturb them."""
     challenges_us: list[float] = field(default_factory=list)
     """Microseconds of the challenges that count, from the request to the end of the judge's own read."""
     confinement: dict[str, bool] = field(default_factory=dict)
@@ -69,27 +73,21 @@ class Judgement:
     def document(self, case: Case) -> JsonObject:
         """The figures and facts as JSON.
 
-        `us` is a median less the median of the empty challenges. `low_us` and `high_us` are from the 95 % intervals of both medians, or
-        from the extremes of fewer than six challenges. All three are None if `low_us` is not positive.
+        `us` is the median over the challenges of the time beyond the empty challenge beside it. That counts with at most the longest time
+        before the plugin was loaded, so a plugin that disturbs it gains no more. `low_us` and `high_us` are the 95 % interval of the
+        median, or the extremes of fewer than six challenges. All three are None if `low_us` is not positive.
         """
         found: JsonObject = {"status": self.status.value, "reason": self.reason, "class": self.grade, "backend": self.backend}
         found |= {"confinement": self.confinement, "calls": self.calls, "us": None, "low_us": None, "high_us": None, "gbps": None}
         if self.status is not Status.OK:
             return found
-        empty = statistics.median(self.empty_us)
-        samples = [(us - empty) / self.calls for us in self.challenges_us]
-        us = statistics.median(samples)
+        most = max(self.before_us)
+        samples = [(us - min(empty, most)) / self.calls for us, empty in zip(self.challenges_us, self.empty_us, strict=True)]
+        us, (low, high) = statistics.median(samples), median_interval(samples) or (min(samples), max(samples))
         found |= {"at_most_us": round(statistics.median(self.challenges_us) / self.calls, 3)}
         found |= {"samples_us": [round(sample, 3) for sample in samples]}
-        (least_empty, most_empty), (least, most) = interval(self.empty_us), interval(self.challenges_us)
-        low, high = (least - most_empty) / self.calls, (most - least_empty) / self.calls
         figures = {"us": round(us, 3), "low_us": round(low, 3), "high_us": round(high, 3)}
         return found | figures | {"gbps": round(operation(case.op).gbps(case, us), 3)} if low > 0 else found
-
-
-def interval(times: Sequence[float]) -> tuple[float, float]:
-    """The 95 % interval of the median, or the extremes of fewer than six times."""
-    return median_interval(times) or (min(times), max(times))
 
 
 @dataclass(slots=True)
@@ -117,55 +115,99 @@ class Judge:
         """
         found = Judgement(calls=calls_of(case, memory_of(case.device)))
         with ExitStack() as stack:
-            folder = stack.enter_context(TemporaryDirectory(prefix="softbench-plugin-", ignore_cleanup_errors=True))
-            own = {variable: f"{folder}/{variable.lower()}" for variable in CACHES}
-            for path in own.values():
-                Path(path).mkdir()
-            libraries, built = built_libraries()
-            files = [file for file in (source.file, *map(Path, operations)) if file]
-            readable = (*self.readable, *built, *(str(file.parent) for file in files))
-            worker = self.pool.spawn("plugin", {**self.environment, **own, **libraries, "TORCHINDUCTOR_COMPILE_THREADS": "1"})
-            stack.callback(self.pool.discard, worker)
-            plugin = PluginProcess(self.pool, worker, case, found.calls, self.deadlines)
             try:
-                confine = ConfineProcess(readable, folder, case.device, sockets=case.device == "cuda")
-                self._judge(plugin, found, source, name, confine, operations)
+                files = [file for file in (source.file, *map(Path, operations)) if file]
+                plain, plugin = (self._start(stack, label, case, found, files, operations) for label in ("no plugin", "plugin"))
+                inputs = stack.enter_context(_Inputs(case, found.calls))
+                self._share(stack, (plain, plugin))
+                found.before_us += plain.empties(inputs.draw(), 1 + self.challenges)[1:]
+                if case.device == "cuda":
+                    found.confinement |= plugin.ask(ConfineProcess((), "", case.device), "import").levels
+                self._build(plugin, found, source, name)
+                self._challenge(plain, plugin, found, inputs)
             except EndedError as ended:
                 found.status, found.reason = ended.status, ended.reason
             except (OSError, MemoryError, RuntimeError) as error:  # the judge's own memory for a case, or its reference
                 found.status, found.reason = Status.UNVERIFIED, f"the judge cannot judge this case: {one_line(repr(error), 200)}"
         return found
 
-    def _judge(
-        self,
-        plugin: PluginProcess,
-        found: Judgement,
-        source: PluginSource,
-        name: str | None,
-        confine: ConfineProcess,
-        operations: Sequence[str],
-    ) -> None:
-        case = plugin.case
-        found.confinement |= plugin.ask(confine, "import").levels
-        for file in operations:  # the empty challenges have the case's tensors
-            plugin.ask(LoadOperation(file), "import")
-        with plugin.outputs():
-            found.empty_us += [plugin.empty() for _ in range(1 + EMPTY_CHALLENGES)][1:]
-            if confine.sockets:
-                found.confinement |= plugin.ask(ConfineProcess((), confine.folder, case.device), "import").levels
-            found.backend = plugin.load(source, name)
-            built = plugin.ask(BuildCase(case, SECRET.getrandbits(31)), "build")
-            if isinstance(built, Skip):
-                raise EndedError(Status.SKIPPED, built.reason)
-            plugin.end_others()
-            for number in range(1 + self.challenges):
-                us, accuracy = plugin.challenge()
-                if not found.grade or accuracy.grade is not Grade.PASS:
-                    found.grade = accuracy.grade.value
-                if accuracy.grade in REFUSED:
-                    raise EndedError(Status(accuracy.grade.value), accuracy.detail)
-                found.challenges_us += [us] if number else []
-                plugin.release()
+    def _start(
+        self, stack: ExitStack, label: str, case: Case, found: Judgement, files: Sequence[Path], operations: Sequence[str]
+    ) -> PluginProcess:
+        """A confined process with a folder of its own. It ends with `stack`."""
+        folder = stack.enter_context(TemporaryDirectory(prefix="softbench-plugin-", ignore_cleanup_errors=True))
+        own = {variable: f"{folder}/{variable.lower()}" for variable in CACHES}
+        for path in own.values():
+            Path(path).mkdir()
+        libraries, built = built_libraries()
+        worker = self.pool.spawn(label, {**self.environment, **own, **libraries, "TORCHINDUCTOR_COMPILE_THREADS": "1"})
+        stack.callback(self.pool.discard, worker)
+        process = PluginProcess(self.pool, worker, case, found.calls, self.deadlines)
+        readable = (*self.readable, *built, *(str(file.parent) for file in files))
+        found.confinement |= process.ask(ConfineProcess(readable, folder, case.device, sockets=case.device == "cuda"), "import").levels
+        for file in operations:  # challenges have the tensors of the case's operation
+            process.ask(LoadOperation(file), "import")
+        return process
+
+    @staticmethod
+    def _share(stack: ExitStack, processes: Sequence[PluginProcess]) -> None:
+        """Share one block for outputs with all processes. It ends with `stack`."""
+        case, calls = processes[0].case, processes[0].calls
+        block = shared_memory.create(size := output_bytes(case, calls), case.device)
+        stack.callback(block.close)
+        for process in processes:
+            process.share(block, size)
+
+    @staticmethod
+    def _build(plugin: PluginProcess, found: Judgement, source: PluginSource, name: str | None) -> None:
+        found.backend = plugin.load(source, name)
+        built = plugin.ask(BuildCase(plugin.case, SECRET.getrandbits(31)), "build")
+        if isinstance(built, Skip):
+            raise EndedError(Status.SKIPPED, built.reason)
+        plugin.end_others()
+
+    def _challenge(self, plain: PluginProcess, plugin: PluginProcess, found: Judgement, inputs: _Inputs) -> None:
+        """Each challenge is empty first: the host's speed drifts within seconds, so both are measured side by side.
+
+        Of two empty ones the second counts: just after inputs were drawn, what the judge's process needs is not in the caches.
+        """
+        for number in range(1 + self.challenges):
+            drawn = inputs.draw()
+            _, empty = plain.empties(drawn, 2)
+            us, accuracy = plugin.challenge(drawn)
+            if not found.grade or accuracy.grade is not Grade.PASS:
+                found.grade = accuracy.grade.value
+            if accuracy.grade in REFUSED:
+                raise EndedError(Status(accuracy.grade.value), accuracy.detail)
+            plugin.release()
+            if number:
+                found.empty_us.append(empty)
+                found.challenges_us.append(us)
+
+
+class _Inputs:
+    """Draws challenges. The inputs of the last one stay, because the processes still map them while the clock runs for the next one."""
+
+    def __init__(self, case: Case, calls: int) -> None:
+        self.case, self.calls = case, calls
+        self.blocks: list[shared_memory.Block] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        self._leave(0)
+
+    def draw(self) -> Challenge:
+        """The next challenge. Raises as `challenge.draw`."""
+        self._leave(1)
+        drawn = challenge.draw(self.case, self.calls)
+        self.blocks.append(drawn.inputs)
+        return drawn
+
+    def _leave(self, count: int) -> None:
+        while len(self.blocks) > count:
+            self.blocks.pop(0).close()
 
 
 def memory_of(device: str) -> int:

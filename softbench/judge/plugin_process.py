@@ -5,31 +5,34 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
 import torch
 
 from softbench.core.case import Case
-from softbench.core.messages import MakeCalls, ReleaseInputs, Request, ShareOutputs
+from softbench.core.messages import MakeCalls, QueueCalls, ReleaseOutputs, Request, ShareOutputs
 from softbench.core.outcome import Accuracy, Status
-from softbench.core.replies import Failure, Reply
-from softbench.judge import challenge
-from softbench.judge.challenge import OutputReader
+from softbench.core.replies import Called, Failure, Reply
+from softbench.judge.challenge import Challenge, OutputReader
 from softbench.plugins.source import PluginSource
 from softbench.processes.pool import Lost, Pool, Worker
 from softbench.processes.slot import infos_of, load_request
 from softbench.worker import shared_memory
-from softbench.worker.judged_calls import Tensors, output_bytes
+from softbench.worker.collection import paused
+from softbench.worker.judged_calls import Tensors
 from softbench.worker.timers import synchronize
 
 CLOCK = time.perf_counter_ns
 FLUSH_BYTES = 256 * 2**20
 WAKING_REQUESTS = 4
 """Requests without work just before the clock starts. A process that has waited long answers its first request late."""
+BUSY_SECONDS = 1.0
+"""The judge waits for calls on a GPU without sleep, so long at most."""
 ATTEMPTS = 100
 """How often the processes of the plugin's group are ended, at most: each may have started another."""
 Answer = TypeVar("Answer", bound=Reply)
@@ -45,7 +48,7 @@ class EndedError(Exception):
 
 @dataclass(slots=True)
 class PluginProcess:
-    """A worker of the pool that makes the calls of challenges."""
+    """A worker of the pool that makes the calls of challenges: that of the plugin, or one without a plugin."""
 
     pool: Pool
     worker: Worker
@@ -55,10 +58,12 @@ class PluginProcess:
     deadlines: Mapping[str, float]
     """Seconds by phase."""
     reader: OutputReader | None = None
-    flush: torch.Tensor | None = None
 
-    def ask(self, request: Request[Answer], phase: str) -> Answer:
-        """The reply to a request. Raises EndedError if there is none, or if the plugin failed."""
+    def ask(self, request: Request[Answer], phase: str, *, busy: bool = False) -> Answer:
+        """The reply to a request; `busy`: wait without sleep. Raises EndedError if there is none, or if the plugin failed."""
+        if busy:
+            self.pool.send_ahead(self.worker, request)
+            self.worker.channel.wait_busily(BUSY_SECONDS)
         reply = self.pool.ask(self.worker, request, self.deadlines[phase], phase)
         if isinstance(reply, Lost):
             raise EndedError(reply.status, reply.reason)
@@ -66,15 +71,11 @@ class PluginProcess:
             raise EndedError(reply.status, f"{phase}: {reply.reason}")
         return reply
 
-    @contextmanager
-    def outputs(self) -> Iterator[None]:
-        """Share memory for outputs."""
-        size = output_bytes(self.case, self.calls)
-        with _created(size, self.case.device) as block:
-            self.worker.channel.outgoing = [block.descriptor]
-            self.ask(ShareOutputs(self.case, self.calls, size), "time")
-            self.reader = OutputReader(self.case, self.calls, block, size)
-            yield
+    def share(self, block: shared_memory.Block, size: int) -> None:
+        """Share memory for outputs, of `size` bytes. Raises as `ask`."""
+        self.worker.channel.outgoing = [block.descriptor]
+        self.ask(ShareOutputs(self.case, self.calls, size), "time")
+        self.reader = OutputReader(self.case, self.calls, block, size)
 
     def load(self, source: PluginSource, name: str | None) -> str:
         """Load the plugin; returns the name of its backend. Raises EndedError if it cannot be loaded, named or used."""
@@ -89,50 +90,52 @@ class PluginProcess:
             raise EndedError(Status.UNAVAILABLE, infos[0].unavailable)
         return infos[0].name
 
-    def empty(self) -> float:
-        """Microseconds of a challenge that computes nothing. The plugin is not loaded yet.
+    def empty(self, drawn: Challenge) -> float:
+        """Microseconds of a challenge, without what its calls take the GPU. The process has no plugin, so it is trusted.
 
-        Its inputs are drawn as those of other challenges. Otherwise both processes would answer sooner: their data would be in the caches.
+        Its GPU reads the inputs and writes outputs. So both processes wait as long as in other challenges, and their caches hold as little.
         """
-        drawn = challenge.draw(self.case, self.calls)
-        try:
-            us = self._timed(drawn.inputs, drawn.bytes, drawn.rows)[0]
-        finally:
-            drawn.inputs.close()
+        us, called, _ = self._timed(drawn)
         self.release()
-        return us
+        return us - called.device_us
 
-    def challenge(self) -> tuple[float, Accuracy]:
+    def empties(self, drawn: Challenge, count: int) -> list[float]:
+        """The same of so many challenges on the same inputs."""
+        return [self.empty(drawn) for _ in range(count)]
+
+    def challenge(self, drawn: Challenge) -> tuple[float, Accuracy]:
         """Microseconds of a challenge, and the accuracy of its outputs. Raises as `ask`, also for a plugin that started a process."""
-        drawn = challenge.draw(self.case, self.calls)
-        try:
-            self._require_alone()
-            us, places, outputs = self._timed(drawn.inputs, drawn.bytes, drawn.rows)
-            accuracy = drawn.verdict(outputs, self._reader().whole(places[drawn.chosen]))
-            self._require_alone()
-            return us, accuracy
-        finally:
-            drawn.inputs.close()
+        self._require_alone()
+        us, called, outputs = self._timed(drawn)
+        accuracy = drawn.verdict(outputs, self._reader().whole(called.places[drawn.chosen]))
+        self._require_alone()
+        return us, accuracy
 
     def release(self) -> None:
-        """Let the plugin's process unmap the inputs, between challenges: the judge's clock does not run then. Raises as `ask`."""
-        self.ask(ReleaseInputs(), "time")
+        """Let the process free the outputs, between challenges: the judge's clock does not run then. Raises as `ask`."""
+        self.ask(ReleaseOutputs(), "time")
 
-    def _timed(self, block: shared_memory.Block, size: int, rows: torch.Tensor) -> tuple[float, tuple[tuple[int, ...], ...], list[Tensors]]:
-        """Microseconds from the request to the end of the read, where the outputs lie, and these rows of them."""
-        reader = self._reader()
-        indices = reader.indices(rows)
+    def _timed(self, drawn: Challenge) -> tuple[float, Called, list[Tensors]]:
+        """Microseconds from the request to the end of the read, the reply with all places, and the chosen rows of the outputs."""
+        gpu, reader = self.case.device == "cuda", self._reader()
         for _ in range(WAKING_REQUESTS):
             self.release()
         self._flush()
-        self.worker.channel.outgoing = [block.descriptor]
-        start = CLOCK()
-        places = self.ask(MakeCalls(size), "time").places
-        if not reader.valid(places):
-            raise EndedError(Status.WRONG, "time: its process named outputs outside the judge's memory")
-        found = reader.rows(places, indices)
-        synchronize(self.case.device)
-        return (CLOCK() - start) / 1e3, places, found
+        places = self.ask(QueueCalls(), "time").places if gpu else ()
+        elements = reader.elements(places, drawn.rows) if reader.valid(places) else None
+        self.worker.channel.outgoing = [drawn.inputs.descriptor]
+        with paused():
+            start = CLOCK()
+            called = self.ask(MakeCalls(drawn.bytes), "time", busy=gpu)
+            if elements is None or called.places:
+                places = (*places, *called.places)
+                if not reader.valid(places):
+                    raise EndedError(Status.WRONG, "time: its process named outputs outside the judge's memory")
+                elements = reader.elements(places, drawn.rows)
+            found = reader.read(elements)
+            synchronize(self.case.device)
+            us = (CLOCK() - start) / 1e3
+        return us, replace(called, places=places), found
 
     def _reader(self) -> OutputReader:
         if self.reader is None:
@@ -142,8 +145,7 @@ class PluginProcess:
     def _flush(self) -> None:
         """Replace what the GPU's L2 holds, and wait for the device."""
         if self.case.device == "cuda":
-            self.flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device="cuda") if self.flush is None else self.flush
-            self.flush.zero_()
+            _flush_buffer().zero_()
         synchronize(self.case.device)
 
     def end_others(self) -> None:
@@ -174,10 +176,6 @@ def _others(leader: int) -> list[int]:
     return found
 
 
-@contextmanager
-def _created(size: int, device: str, *, read_only: bool = False) -> Iterator[shared_memory.Block]:
-    block = shared_memory.create(size, device, read_only=read_only)
-    try:
-        yield block
-    finally:
-        block.close()
+@cache
+def _flush_buffer() -> torch.Tensor:
+    return torch.empty(FLUSH_BYTES, dtype=torch.uint8, device="cuda")

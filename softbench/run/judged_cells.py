@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from statistics import median
 from types import TracebackType
 
 from softbench.core import statistics
@@ -16,8 +15,6 @@ from softbench.processes.activity import Activity
 from softbench.processes.judge_process import JudgeProcess
 
 SEPARATE = "separate"
-HOST_US = 40.0
-"""By so much a call may take the host longer in a challenge than in the run: its input tensors are new, and its outputs are kept."""
 TOLERANCE = 0.03
 """The fraction by which a figure may be below that of the judge."""
 
@@ -65,15 +62,8 @@ def refused(found: JsonObject) -> Failed | None:
 
 
 def disputed(found: JsonObject, outcome: Measured) -> Failed | None:
-    """The failure of a cell whose time is shorter than the judge's clock allows: more than 3 % below the judge's interval.
-
-    Calls of the judge follow each other at once, so each takes the host's time if that is longer. A cell with such a host time, of which
-    HOST_US is a part, is not disputed.
-    """
+    """The failure of a cell whose time is shorter than the judge's clock allows: more than 3 % below the judge's `low_us`."""
     judged, us = found["us"], statistics.median_us(outcome.timing)
-    if judged is None:
-        return None
-    host = median(outcome.profile.host_us) if outcome.profile.host_us else 0
-    if max(us, host + HOST_US) >= (1 - TOLERANCE) * found["low_us"]:
+    if judged is None or us >= (1 - TOLERANCE) * found["low_us"]:
         return None
     return Failed(Status.UNVERIFIED, "time", f"disputed: {micros(us)} a call by its worker's clock, {micros(judged)} by the judge's")

@@ -21,6 +21,7 @@ from softbench.ops.operation import TensorSpec
 from softbench.ops.registry import operation
 from softbench.plugins.traits import overwrites_output
 from softbench.worker import confinement, output_checks, shared_memory
+from softbench.worker.call_queue import CallQueue
 from softbench.worker.collection import settle
 from softbench.worker.timers import synchronize
 
@@ -79,12 +80,15 @@ class JudgedCalls:
         self.calls = 0
         self.arena: _Arena | None = None
         self.window: shared_memory.Window | None = None
-        self.inputs: shared_memory.Window | None = None
-        """The window while the inputs of a challenge are mapped there."""
         self.given: list[Tensors] = []
         """The tensors of the next calls. They are made before the clock starts, because their address does not change."""
         self.kept: list[torch.Tensor] = []
         """The outputs of the last challenge that lie in the judge's memory."""
+        self.queue: CallQueue | None = None
+        self.places: list[tuple[int, ...]] = []
+        """Where the outputs of the calls that were issued lie."""
+        self.events: tuple[torch.cuda.Event, ...] = ()
+        """Before and after the calls of a challenge on a GPU. A backend's calls have them too: an empty challenge must cost the same."""
 
     def handle(self, request: Request[Any]) -> Reply:
         """The reply to a request. Exceptions of the backend pass through."""
@@ -97,39 +101,81 @@ class JudgedCalls:
                 block = shared_memory.attach(self.descriptors.pop(0), size, case.device)
                 self.case, self.calls, self.arena = case, calls, _Arena(block, case, calls)
                 self.window = shared_memory.window(input_layout(case)[1] * calls, case.device)
+                self.queue = CallQueue() if case.device == "cuda" else None
                 return Done()
+            case messages.QueueCalls():
+                self._queue()
+                return Called(tuple(self.places), 0.0)
             case messages.MakeCalls(size):
                 return self._make_calls(self.descriptors.pop(0), size)
-            case messages.ReleaseInputs():
-                self._unmap()
+            case messages.ReleaseOutputs():
+                self.kept.clear()
                 self.given = self._tensors()
                 settle()
                 return Done()
         raise TypeError(f"unknown request {request}")
 
+    def _queue(self) -> None:
+        """Issue as many calls as fit, before the clock starts. A CPU has no queue."""
+        queue = self.queue
+        if self.case is None or queue is None or not (count := queue.room(self.server.call)):
+            return
+        self.kept.clear()
+        self.given = self.given or self._tensors()
+        queue.hold()
+        try:
+            self._issue(count)
+        except BaseException:
+            queue.start()  # the last inputs are still mapped, and who handles this may wait for the GPU
+            raise
+
     def _make_calls(self, descriptor: int, size: int) -> Called:
-        if self.case is None or self.arena is None or self.window is None:
+        if self.case is None or self.window is None:
             raise RuntimeError("calls before their memory")
         if self.server.case not in (None, self.case):
             raise RuntimeError("only an interpreter runs it here, on fewer rows, so it is not timed")
-        self._unmap()
-        given, self.given = self.given or self._tensors(), []
-        case, function, arena = self.case, self.server.call, self.arena
+        queued = len(self.places)
+        if not queued:
+            self.kept.clear()
+            self.given = self.given or self._tensors()
         self.window.map(descriptor, size)
-        self.inputs = self.window
-        if function:
-            places = self._places(function, arena, given)
-        else:  # one kernel, so that the GPU switches to this process, as it does in each challenge with calls
-            arena.slots[0][0].view(-1)[:1].zero_()
-            places = arena.places
-        synchronize(case.device)
-        return Called(tuple(places))
+        if self.queue is None or self.queue.rehearsed(self.server.call):
+            if self.queue is not None:
+                self.queue.start()
+            self._issue(self.calls)
+        else:
+            self._issue(1)  # the first call of a kernel may load it, and wait for the GPU
+            with self.queue.rehearsal(self.server.call, lambda: len(self.places)):
+                self._issue(self.calls)
+        if self.events:
+            self.events[1].record()
+        synchronize(self.case.device)
+        us = 1e3 * self.events[0].elapsed_time(self.events[1]) if self.events else 0.0
+        places, self.places, self.given, self.events = tuple(self.places[queued:]), [], [], ()
+        return Called(places, us)
 
-    def _unmap(self) -> None:
-        self.kept.clear()
-        if self.inputs is not None:
-            self.inputs.unmap()
-            self.inputs = None
+    def _issue(self, count: int) -> None:
+        """Make the next calls, at most `count`. `places` gets where their outputs lie."""
+        arena, function, first = self.arena, self.server.call, len(self.places)
+        if arena is None:
+            raise RuntimeError("calls before their memory")
+        given = self.given[first : first + count]
+        if not given:
+            return
+        if arena.device == "cuda" and not self.events:
+            self.events = _events()
+        if function:
+            self._call(function, arena, given, first)
+        elif arena.device == "cpu":
+            arena.slots[0][0].view(-1)[:1].zero_()
+            self.places += arena.places
+        else:
+            for call, tensors in enumerate(given, first):
+                for tensor in tensors:
+                    tensor.sum()
+                for slot in arena.slots[call]:
+                    slot.zero_()
+                self.places.append(arena.places[call])
 
     def _tensors(self) -> list[Tensors]:
         """New tensors of calls, so that no gradient and no count of writes is that of an earlier challenge."""
@@ -142,15 +188,21 @@ class JudgedCalls:
             return given
         return [tuple(tensor.detach().requires_grad_(grad) for tensor, grad in zip(each, grads, strict=True)) for each in given]
 
-    def _places(self, function: Callable[..., Any], arena: _Arena, given: list[Tensors]) -> list[tuple[int, ...]]:
-        """Where the outputs of each call lie."""
+    def _call(self, function: Callable[..., Any], arena: _Arena, given: list[Tensors], first: int) -> None:
+        """Call the backend; `first` is the number of the first call."""
         copied = self.server.backend is not None and overwrites_output(self.server.backend)
-        single, place, kept, places = len(arena.forms) == 1, arena.place, self.kept, []
+        single, place, kept, places = len(arena.forms) == 1, arena.place, self.kept, self.places
         with arena.allocating():
-            for call, tensors in enumerate(given):
+            for call, tensors in enumerate(given, first):
                 results = function(*tensors)
                 places.append(place(call, (results,) if single else results, kept, copied=copied))
-        return places
+
+
+def _events() -> tuple[torch.cuda.Event, torch.cuda.Event]:
+    """Two events, of which the first is recorded."""
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    return begin, end
 
 
 class _Arena:

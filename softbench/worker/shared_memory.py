@@ -46,14 +46,13 @@ class Window(Protocol):
     """A range of addresses. Blocks of another process are mapped there, one after the other."""
 
     bytes: torch.Tensor
-    """The range's bytes, on its device. They are those of the block that is mapped; without one they must not be used."""
+    """The range's bytes, on its device: those of the block that was mapped last. Before the first one they must not be used."""
 
     def map(self, descriptor: int, size: int) -> None:
-        """Map a block that another process created, to be read only. Raises as `create`, or ValueError if the range is too small."""
-        ...
+        """Map a block that another process created, to be read only, in place of the last one. The descriptor is closed.
 
-    def unmap(self) -> None:
-        """Unmap the block and close its descriptor. Tensors in the range stay, for the next block."""
+        Raises as `create`, or ValueError if the range is too small.
+        """
         ...
 
 
@@ -121,21 +120,17 @@ class _FileBlock:
 
 
 class _FileWindow:
-    """A range of this process's addresses. Without a block it reads as zeros: a call may still read its inputs on another thread."""
+    """A range of this process's addresses. Before the first block it reads as zeros."""
 
     def __init__(self, size: int) -> None:
-        self._size, self._descriptor = size, -1
+        self._size = size
         self._address = _mapped(None, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE, -1)
         self.bytes = torch.frombuffer((ctypes.c_uint8 * size).from_address(self._address), dtype=torch.uint8)
 
     def map(self, descriptor: int, size: int) -> None:
         _require_room(size, self._size)
         _mapped(self._address, size, mmap.MAP_SHARED | mmap.MAP_POPULATE | MAP_FIXED, descriptor)
-        self._descriptor = descriptor
-
-    def unmap(self) -> None:
-        _mapped(self._address, self._size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1)
-        os.close(self._descriptor)
+        os.close(descriptor)
 
 
 def _mapped(address: int | None, size: int, flags: int, descriptor: int) -> int:
@@ -184,7 +179,7 @@ def _driver() -> Any:
     return ctypes.CDLL("libcuda.so.1")
 
 
-def _call(name: str, *arguments: object) -> None:
+def call_driver(name: str, *arguments: object) -> None:
     """Call the driver; raises RuntimeError for an error."""
     if code := getattr(_driver(), name)(*arguments):
         text = ctypes.c_char_p()
@@ -202,35 +197,35 @@ class _Memory:
 def _rounded(size: int, location: _Location) -> ctypes.c_size_t:
     """A multiple of what the driver maps at least."""
     properties, granularity = _Properties(PINNED, POSIX_DESCRIPTOR, location), ctypes.c_size_t()
-    _call("cuMemGetAllocationGranularity", ctypes.byref(granularity), ctypes.byref(properties), 0)
+    call_driver("cuMemGetAllocationGranularity", ctypes.byref(granularity), ctypes.byref(properties), 0)
     return ctypes.c_size_t(-(-size // granularity.value) * granularity.value)
 
 
 def _created(size: ctypes.c_size_t, location: _Location, kind: int) -> ctypes.c_uint64:
     """A new allocation."""
     handle, properties = ctypes.c_uint64(), _Properties(PINNED, kind, location)
-    _call("cuMemCreate", ctypes.byref(handle), size, ctypes.byref(properties), ctypes.c_uint64(0))
+    call_driver("cuMemCreate", ctypes.byref(handle), size, ctypes.byref(properties), ctypes.c_uint64(0))
     return handle
 
 
 def _imported(descriptor: int) -> ctypes.c_uint64:
     """An allocation of another process."""
     handle = ctypes.c_uint64()
-    _call("cuMemImportFromShareableHandle", ctypes.byref(handle), ctypes.c_void_p(descriptor), POSIX_DESCRIPTOR)
+    call_driver("cuMemImportFromShareableHandle", ctypes.byref(handle), ctypes.c_void_p(descriptor), POSIX_DESCRIPTOR)
     return handle
 
 
 def _reserved(size: ctypes.c_size_t) -> ctypes.c_uint64:
     """A range of addresses."""
     address, zero = ctypes.c_uint64(), ctypes.c_uint64(0)
-    _call("cuMemAddressReserve", ctypes.byref(address), size, ctypes.c_size_t(0), zero, zero)
+    call_driver("cuMemAddressReserve", ctypes.byref(address), size, ctypes.c_size_t(0), zero, zero)
     return address
 
 
 def _map_at(address: ctypes.c_uint64, size: ctypes.c_size_t, handle: ctypes.c_uint64, location: _Location) -> None:
     access = _Access(location, READ_WRITE)
-    _call("cuMemMap", address, size, ctypes.c_size_t(0), handle, ctypes.c_uint64(0))
-    _call("cuMemSetAccess", address, size, ctypes.byref(access), ctypes.c_size_t(1))
+    call_driver("cuMemMap", address, size, ctypes.c_size_t(0), handle, ctypes.c_uint64(0))
+    call_driver("cuMemSetAccess", address, size, ctypes.byref(access), ctypes.c_size_t(1))
 
 
 class _CudaBlock:
@@ -242,7 +237,7 @@ class _CudaBlock:
         if descriptor is None:
             exported = ctypes.c_int()
             self._handle = _created(self._size, location, POSIX_DESCRIPTOR)
-            _call("cuMemExportToShareableHandle", ctypes.byref(exported), self._handle, POSIX_DESCRIPTOR, ctypes.c_uint64(0))
+            call_driver("cuMemExportToShareableHandle", ctypes.byref(exported), self._handle, POSIX_DESCRIPTOR, ctypes.c_uint64(0))
             descriptor = exported.value
         else:
             self._handle = _imported(descriptor)
@@ -254,9 +249,9 @@ class _CudaBlock:
     def close(self) -> None:
         torch.cuda.synchronize()
         self.bytes = torch.empty(0, dtype=torch.uint8)
-        _call("cuMemUnmap", self._address, self._size)
-        _call("cuMemAddressFree", self._address, self._size)
-        _call("cuMemRelease", self._handle)
+        call_driver("cuMemUnmap", self._address, self._size)
+        call_driver("cuMemAddressFree", self._address, self._size)
+        call_driver("cuMemRelease", self._handle)
         os.close(self.descriptor)
 
 
@@ -265,25 +260,20 @@ class _CudaWindow:
 
     def __init__(self, size: int) -> None:
         self._location = _Location(DEVICE, torch.cuda.current_device())
-        self._room, self._descriptor = _rounded(size, self._location), -1
+        self._room = _rounded(size, self._location)
         self._address = _reserved(self._room)
         self._mapped = _rounded(1, self._location)
         self._handle = _created(self._mapped, self._location, NOT_SHARED)  # torch asks the driver for the device of an address
         _map_at(self._address, self._mapped, self._handle, self._location)
         self.bytes = torch.as_tensor(_Memory(self._address.value, size), device="cuda")
-        self._unmap()
 
     def map(self, descriptor: int, size: int) -> None:
-        self._mapped = _rounded(size, self._location)
-        _require_room(self._mapped.value, self._room.value)
-        self._handle, self._descriptor = _imported(descriptor), descriptor
-        _map_at(self._address, self._mapped, self._handle, self._location)
-
-    def unmap(self) -> None:
-        self._unmap()
-        os.close(self._descriptor)
-
-    def _unmap(self) -> None:
-        torch.cuda.synchronize()
-        _call("cuMemUnmap", self._address, self._mapped)
-        _call("cuMemRelease", self._handle)
+        """The GPU must not run what uses the range now. What waits in a stream may use it later."""
+        rounded = _rounded(size, self._location)
+        _require_room(rounded.value, self._room.value)
+        handle = _imported(descriptor)
+        call_driver("cuMemUnmap", self._address, self._mapped)
+        _map_at(self._address, rounded, handle, self._location)
+        call_driver("cuMemRelease", self._handle)
+        self._handle, self._mapped = handle, rounded
+        os.close(descriptor)

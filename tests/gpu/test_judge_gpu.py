@@ -16,6 +16,7 @@ from softbench.judge.main import readable_folders
 from softbench.plugins.source import FILE, PluginSource, origins
 from softbench.processes.pool import Pool
 from softbench.worker import confinement, shared_memory
+from softbench.worker.call_queue import CallQueue
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 
@@ -71,15 +72,21 @@ def test_a_block_is_new_memory_that_torch_reads_and_writes():
 def test_tensors_made_before_read_each_block_of_a_range():
     window = shared_memory.window(2**21 + 1024, "cuda")
     values = shared_memory.typed(window.bytes.data, 512, (2**20, 2), torch.uint8)
-    version = values._version
-    for number in (3, 5):
-        block = shared_memory.create(2**21 + 1024, "cuda")
+    version, queue, blocks, copy = values._version, CallQueue(), [], torch.empty(2**20, 2, dtype=torch.uint8, device="cuda")
+    for number in (3, 5, 7):
+        blocks.append(block := shared_memory.create(2**21 + 1024, "cuda"))
         block.bytes.fill_(number)
         torch.cuda.synchronize()
+        if number > 3:
+            queue.hold()
+            copy.copy_(values)
         window.map(os.dup(block.descriptor), 2**21 + 1024)
-        assert values.eq(number).all()
+        queue.start()
+        if number == 3:
+            copy.copy_(values)
+        assert copy.eq(number).all()
         assert values._version == version
-        window.unmap()
+    for block in blocks:
         block.close()
 
 
@@ -101,6 +108,16 @@ def test_the_figure_is_that_of_do_bench(judge):
     assert found["status"] == "ok", found
     assert found["us"] == pytest.approx(expected, rel=TOLERANCE), found
     assert found["at_most_us"] >= found["us"]
+
+
+def test_a_call_that_waits_for_the_gpu_is_judged(judge):
+    found = judged(judge, "waits-for-its-maximum", SMALL, "correct/habits.py")
+    assert (found.status, found.calls) == ("ok", 256), found
+
+
+def test_a_reply_forged_before_the_inputs_gains_nothing(judge):
+    found = judged(judge, "forges-an-early-reply", SMALL, "wrong/judge_attacks.py")
+    assert found.status == "wrong", found
 
 
 @confined

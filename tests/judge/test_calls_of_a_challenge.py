@@ -2,6 +2,7 @@
 
 import gc
 import os
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
@@ -9,7 +10,8 @@ import torch
 from wrongs import PLUGINS, load
 
 from softbench.core.case import Case, Direction
-from softbench.core.messages import MakeCalls, ReleaseInputs, ShareOutputs, request_to_json
+from softbench.core.messages import MakeCalls, QueueCalls, ReleaseOutputs, ShareOutputs, request_to_json
+from softbench.core.replies import Called
 from softbench.worker import judged_calls, serve, shared_memory
 from softbench.worker.judged_calls import JudgedCalls, input_layout, output_bytes, output_layout
 
@@ -30,7 +32,7 @@ class Challenges:
 
     def run(self):
         """The inputs of each call, and its outputs, of a new challenge."""
-        self.worker.handle(ReleaseInputs())
+        self.worker.handle(ReleaseOutputs())
         block = shared_memory.create(self.size, "cpu", read_only=True)
         block.bytes.view(torch.float32).normal_()
         layout, each = input_layout(self.case)
@@ -69,14 +71,14 @@ def test_a_tensor_of_the_last_challenge_has_new_values():
     kept = []
     challenges = Challenges(lambda x: (kept.append(x), softmax(kept[-CALLS - 1] if len(kept) > CALLS else x))[1])
     assert all_right(*challenges.run())
-    assert all_right(*challenges.run())
-    challenges.worker.handle(ReleaseInputs())
-    assert kept[0].eq(0).all()
+    given, found = challenges.run()
+    assert all_right(given, found)
+    assert torch.equal(kept[0], given[0])
 
 
 def test_tensors_of_calls_are_made_before_the_request(monkeypatch):
     challenges = Challenges(softmax)
-    challenges.worker.handle(ReleaseInputs())
+    challenges.worker.handle(ReleaseOutputs())
     made = []
     monkeypatch.setattr(judged_calls, "tensors_of_calls", lambda *_: made.append(1))
     block = shared_memory.create(challenges.size, "cpu", read_only=True)
@@ -98,7 +100,7 @@ def test_each_challenge_has_tensors_without_a_past():
         return softmax(x.detach())
 
     challenges = Challenges(call)
-    challenges.worker.handle(ReleaseInputs())
+    challenges.worker.handle(ReleaseOutputs())
     challenges.server.inputs = (torch.zeros(1, requires_grad=True),)
     challenges.run()
     challenges.run()
@@ -119,7 +121,7 @@ def test_no_collector_runs_from_the_request_to_the_reply(call, monkeypatch):
     """Also in an empty challenge. Garbage is collected before."""
     outputs, size = shared_memory.create(output_bytes(CASE, CALLS), "cpu"), CALLS * input_layout(CASE)[1]
     inputs, running = shared_memory.create(size, "cpu", read_only=True), []
-    requests = [ShareOutputs(CASE, CALLS, output_bytes(CASE, CALLS)), ReleaseInputs(), MakeCalls(size), ReleaseInputs()]
+    requests = [ShareOutputs(CASE, CALLS, output_bytes(CASE, CALLS)), ReleaseOutputs(), MakeCalls(size), ReleaseOutputs()]
     left = iter([*map(request_to_json, requests), None])
 
     def watched(x):
@@ -190,7 +192,7 @@ class Driver:
 
     def __init__(self, monkeypatch):
         self.calls, self.handles = [], 0
-        monkeypatch.setattr(shared_memory, "_call", self.call)
+        monkeypatch.setattr(shared_memory, "call_driver", self.call)
         monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
         monkeypatch.setattr(torch.cuda, "synchronize", lambda: self.calls.append(("synchronize",)))
         monkeypatch.setattr(torch, "as_tensor", self.tensor)
@@ -231,22 +233,18 @@ def test_a_range_of_the_gpu_is_reserved_once(monkeypatch):
         ("cuMemMap", at, 4096, 1),
         ("cuMemSetAccess", at, 4096, 0, 3),
         ("tensor", at, 10_000),
-        ("synchronize",),
-        ("cuMemUnmap", at, 4096),
-        ("cuMemRelease", 1),
     ]
-    for handle in (2, 3):
+    for handle, mapped in ((2, 4096), (3, 12_288)):
         driver.calls.clear()
         descriptor = os.open(os.devnull, os.O_RDONLY)
         window.map(descriptor, 10_000)
         assert driver.calls == [
             ("cuMemImportFromShareableHandle", descriptor),
+            ("cuMemUnmap", at, mapped),
             ("cuMemMap", at, 12_288, handle),
             ("cuMemSetAccess", at, 12_288, 0, 3),
+            ("cuMemRelease", handle - 1),
         ]
-        driver.calls.clear()
-        window.unmap()
-        assert driver.calls == [("synchronize",), ("cuMemUnmap", at, 12_288), ("cuMemRelease", handle)]
         with pytest.raises(OSError, match="Bad file descriptor"):
             os.fstat(descriptor)
     with pytest.raises(ValueError, match="for a range of 12288"):
@@ -264,3 +262,77 @@ def test_a_block_of_the_gpu_is_made_mapped_and_freed(monkeypatch):
         *("synchronize", "cuMemUnmap", "cuMemAddressFree", "cuMemRelease"),
     ]
     assert ("cuMemMap", at, 8192, 1) in driver.calls
+
+
+class Held:
+    """A queue of a GPU that takes `most` calls of a rehearsed function. What happens is written to `events`."""
+
+    def __init__(self, events, most):
+        self.events, self.most, self.function = events, most, ()
+
+    def room(self, function):
+        return self.most if self.rehearsed(function) else 0
+
+    def rehearsed(self, function):
+        return self.function == (function,)
+
+    def hold(self):
+        self.events.append("hold")
+
+    def start(self):
+        self.events.append("start")
+
+    @contextmanager
+    def rehearsal(self, function, issued):
+        self.events.append("rehearsal")
+        yield
+        self.function = (function,)
+        self.events.append(f"{issued()} rehearsed")
+
+
+@pytest.fixture
+def queued():
+    """Challenges whose calls are queued, and what happens in them."""
+    events = []
+    challenges = Challenges(lambda x: (events.append("call"), softmax(x))[1])
+    window = challenges.worker.window
+    challenges.worker.window = SimpleNamespace(bytes=window.bytes, map=lambda *given: (events.append("map"), window.map(*given)))
+    challenges.worker.queue = Held(events, 2)
+    return challenges, events
+
+
+def test_the_first_calls_are_rehearsed_with_their_inputs(queued):
+    challenges, events = queued
+    assert challenges.worker.handle(QueueCalls()) == Called((), 0.0)
+    assert all_right(*challenges.run())
+    assert events == ["map", "call", "rehearsal", *["call"] * (CALLS - 1), f"{CALLS} rehearsed"]
+
+
+def test_later_calls_are_queued_before_their_inputs_are_mapped(queued):
+    challenges, events = queued
+    challenges.run()
+    events.clear()
+    challenges.worker.handle(ReleaseOutputs())
+    first = challenges.worker.handle(QueueCalls()).places
+    assert (len(first), events) == (2, ["hold", "call", "call"])
+    block = shared_memory.create(challenges.size, "cpu", read_only=True)
+    challenges.worker.descriptors.append(os.dup(block.descriptor))
+    rest = challenges.worker.handle(MakeCalls(challenges.size)).places
+    assert events == ["hold", "call", "call", "map", "start", *["call"] * (CALLS - 2)]
+    assert [place for (place,) in (*first, *rest)] == [call * output_layout(CASE)[1] for call in range(CALLS)]
+    block.close()
+
+
+def test_a_queued_call_that_fails_holds_nothing_back(queued):
+    challenges, events = queued
+    challenges.run()
+
+    def fails(x):
+        raise ValueError("a call")
+
+    challenges.worker.queue.function = (fails,)
+    challenges.worker.server.call = fails
+    events.clear()
+    with pytest.raises(ValueError, match="a call"):
+        challenges.worker.handle(QueueCalls())
+    assert events == ["hold", "start"]

@@ -11,8 +11,9 @@ from shared_harness import MOST, SECRET, measured
 from wrongs import PLUGINS, load
 
 from softbench.core.case import Case, Direction
-from softbench.core.messages import MakeCalls, ReleaseInputs, ShareOutputs
-from softbench.judge import challenge, plugin_process
+from softbench.core.messages import MakeCalls, QueueCalls, ShareOutputs
+from softbench.core.replies import Called
+from softbench.judge import challenge, judgement, plugin_process
 from softbench.judge.challenge import OutputReader
 from softbench.judge.judgement import Judge, Judgement, calls_of
 from softbench.judge.main import readable_folders
@@ -178,30 +179,57 @@ def test_a_plugin_may_read_built_libraries_and_nothing_else_there(judge, tmp_pat
     assert library.read_text() == "built"
 
 
-def test_an_empty_challenge_is_drawn_as_others(monkeypatch):
-    drawn, asked = [], []
-    monkeypatch.setattr(PluginProcess, "ask", lambda self, request, phase: asked.append(request.op))
-    monkeypatch.setattr(PluginProcess, "_timed", lambda self, block, size, rows: (drawn.append((block.bytes.clone(), size, rows)), 5.0)[1:])
-    plugin = PluginProcess(None, None, CASE, 2, {})
-    assert [plugin.empty(), plugin.empty()] == [5.0, 5.0]
-    (first, size, rows), (second, *_) = drawn
-    assert size == len(first) == 2 * input_layout(CASE)[1]
-    assert not torch.equal(first, second)
-    assert len(rows) == 2
-    assert asked == ["release_of_judge"] * 2
+class Process:
+    """A worker's channel that replies at once, and what it was asked."""
+
+    def __init__(self, monkeypatch, replies):
+        self.asked, self.replies = [], replies
+        monkeypatch.setattr(PluginProcess, "ask", lambda process, request, phase, busy=False: self.reply(request))
+        monkeypatch.setattr(plugin_process, "CLOCK", lambda: (self.asked.append("clock"), 1_000_000 * len(self.asked))[1])
+
+    def reply(self, request):
+        self.asked.append(request.op)
+        return self.replies.get(request.op)
+
+    def of(self, case, calls, block):
+        reader = OutputReader(case, calls, block, output_bytes(case, calls))
+        return PluginProcess(None, SimpleNamespace(channel=SimpleNamespace(), pid=-1), case, calls, {}, reader)
+
+
+WAKING = ["release_of_judge"] * plugin_process.WAKING_REQUESTS
 
 
 def test_requests_without_work_come_before_the_clock(monkeypatch):
-    asked = []
-    called = SimpleNamespace(places=((0,), (0,)))
-    monkeypatch.setattr(PluginProcess, "ask", lambda self, request, phase: (asked.append(request.op), called)[1])
-    monkeypatch.setattr(plugin_process, "CLOCK", lambda: (asked.append("clock"), 0)[1])
+    process, drawn = Process(monkeypatch, {"calls_of_judge": Called(((0,), (0,)), 250.0)}), challenge.draw(CASE, 2)
     outputs = shared_memory.create(output_bytes(CASE, 2), "cpu")
-    reader = OutputReader(CASE, 2, outputs, output_bytes(CASE, 2))
-    PluginProcess(None, SimpleNamespace(channel=SimpleNamespace()), CASE, 2, {}, reader).empty()
-    outputs.close()
-    waking = ["release_of_judge"] * plugin_process.WAKING_REQUESTS
-    assert asked == [*waking, "clock", "calls_of_judge", "clock", "release_of_judge"]
+    us = process.of(CASE, 2, outputs).empty(drawn)
+    assert process.asked == [*WAKING, "clock", "calls_of_judge", "clock", "release_of_judge"]
+    assert us == 2000.0 - 250.0  # between the clocks are two entries
+    for block in (outputs, drawn.inputs):
+        block.close()
+
+
+@pytest.mark.parametrize("queued", [0, 1, 2])
+def test_places_of_queued_calls_come_first(monkeypatch, queued):
+    """`Challenge.draw` and the blocks are those of a CPU, the case says `cuda`."""
+    case, size = replace(CASE, device="cuda"), output_layout(CASE)[1]
+    places = ((0,), (size,))
+    replies = {"queue_of_judge": Called(places[:queued], 0.0), "calls_of_judge": Called(places[queued:], 250.0)}
+    process, drawn = Process(monkeypatch, replies), challenge.draw(CASE, 2)
+    monkeypatch.setattr(PluginProcess, "_flush", lambda _: None)
+    monkeypatch.setattr(plugin_process, "synchronize", lambda _: None)
+    outputs = shared_memory.create(output_bytes(CASE, 2), "cpu")
+    outputs.bytes.view(torch.float32).copy_(torch.arange(outputs.bytes.nbytes // 4))
+    _, called, found = process.of(case, 2, outputs)._timed(drawn)
+    assert process.asked == [*WAKING, "queue_of_judge", "clock", "calls_of_judge", "clock"]
+    assert called == Called(places, 250.0)
+    for call, (rows,) in enumerate(found):
+        assert torch.equal(rows, torch.arange(16 * 96.0).view(16, 96)[drawn.rows[call]] + call * size // 4)
+    replies["calls_of_judge"] = Called(((0,),) * 3, 0.0)
+    with pytest.raises(plugin_process.EndedError, match="outside the judge's memory"):
+        process.of(case, 2, outputs)._timed(drawn)
+    for block in (outputs, drawn.inputs):
+        block.close()
 
 
 def test_an_empty_challenge_writes_one_element():
@@ -211,29 +239,47 @@ def test_an_empty_challenge_writes_one_element():
     outputs.bytes.fill_(3)
     judged = JudgedCalls(server, [os.dup(block.descriptor) for block in (outputs, inputs)])
     judged.handle(ShareOutputs(CASE, 2, sizes[0]))
-    reply = judged.handle(MakeCalls(sizes[1]))
-    assert reply.places == ((0,), (output_layout(CASE)[1],))
+    assert judged.handle(QueueCalls()) == Called((), 0.0)
+    assert judged.handle(MakeCalls(sizes[1])) == Called(((0,), (output_layout(CASE)[1],)), 0.0)
     assert outputs.bytes.ne(3).nonzero().flatten().tolist() == [0, 1, 2, 3]
-    judged.handle(ReleaseInputs())
-    assert judged.inputs is None
     for block in (outputs, inputs):
         block.close()
 
 
 def test_a_figure_is_the_time_beyond_an_empty_challenge():
-    found = Judgement(calls=10, empty_us=[90.0, 100.0, 110.0], challenges_us=[1100.0, 1300.0, 1200.0]).document(CASE)
-    assert (found["us"], found["low_us"], found["high_us"], found["at_most_us"]) == (110.0, 99.0, 121.0, 120.0)
-    assert found["gbps"] == pytest.approx(2 * 16 * 96 * 4 / 110e3, abs=1e-3)
-    short = Judgement(calls=10, empty_us=[90.0, 110.0], challenges_us=[109.0, 115.0, 120.0]).document(CASE)
-    assert (short["status"], short["at_most_us"], short["us"], short["low_us"], short["gbps"]) == ("ok", 11.5, None, None, None)
+    found = Judgement(calls=10, before_us=[95.0, 130.0], empty_us=[90.0, 100.0, 110.0], challenges_us=[1100.0, 1300.0, 1200.0]).document(
+        CASE
+    )
+    assert found["samples_us"] == [101.0, 120.0, 109.0]
+    assert (found["us"], found["low_us"], found["high_us"], found["at_most_us"]) == (109.0, 101.0, 120.0, 120.0)
+    assert found["gbps"] == pytest.approx(2 * 16 * 96 * 4 / 109e3, abs=1e-3)
+    short = Judgement(calls=10, before_us=[115.0], empty_us=[90.0, 115.0], challenges_us=[109.0, 115.0]).document(CASE)
+    assert (short["status"], short["at_most_us"], short["us"], short["low_us"], short["gbps"]) == ("ok", 11.2, None, None, None)
+
+
+def test_an_empty_challenge_counts_as_before_the_plugin_at_most():
+    """A plugin that keeps the GPU busy makes the empty challenges long."""
+    disturbed = Judgement(calls=10, before_us=[80.0, 100.0], empty_us=[700.0] * 3, challenges_us=[1100.0] * 3).document(CASE)
+    assert disturbed["us"] == 100.0
 
 
 def test_a_few_late_challenges_leave_the_interval_alone():
-    empty, times = [float(us) for us in range(100, 115)], [1000.0 + us for us in range(9)]
-    quiet = Judgement(calls=10, empty_us=empty, challenges_us=times).document(CASE)
-    assert (quiet["us"], quiet["low_us"], quiet["high_us"]) == (89.7, 89.0, 90.4)
-    late = Judgement(calls=10, empty_us=[*empty[:-1], 5000.0], challenges_us=[*times[:-1], 9000.0]).document(CASE)
+    empty, times = [100.0] * 9, [1000.0 + us for us in range(9)]
+    quiet = Judgement(calls=10, before_us=[100.0], empty_us=empty, challenges_us=times).document(CASE)
+    assert (quiet["us"], quiet["low_us"], quiet["high_us"]) == (90.4, 90.1, 90.7)
+    late = Judgement(calls=10, before_us=[100.0], empty_us=empty, challenges_us=[*times[:-1], 9000.0]).document(CASE)
     assert [late[name] for name in ("us", "low_us", "high_us")] == [quiet[name] for name in ("us", "low_us", "high_us")]
+
+
+def test_inputs_stay_until_the_next_are_mapped():
+    with judgement._Inputs(CASE, 2) as inputs:
+        first = inputs.draw()
+        second = inputs.draw()
+        assert first.inputs.bytes.nbytes and second.inputs.bytes.nbytes
+        inputs.draw()
+        assert not first.inputs.bytes.nbytes
+        assert second.inputs.bytes.nbytes
+    assert not second.inputs.bytes.nbytes
 
 
 @pytest.mark.parametrize("gib", [24, 40, 80])
@@ -298,7 +344,7 @@ def test_rows_are_read_as_the_reference_numbers_them(shape):
     block = shared_memory.create(2 * 2048, "cpu")
     block.bytes.view(torch.float32).copy_(torch.arange(1024.0))
     reader, rows = OutputReader(case, 2, block, 4096), torch.tensor([[3, 11], [0, 7]])
-    for call, found in enumerate(reader.rows([[0], [2048]], reader.indices(rows))):
+    for call, found in enumerate(reader.read(reader.elements([[0], [2048]], rows))):
         (whole,) = reader.whole([call * 2048])
         assert torch.equal(found[0], any_dim.rows_of_outputs(case, (whole,), rows[call])[0])
     block.close()

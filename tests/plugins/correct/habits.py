@@ -1,4 +1,4 @@
-"""Honest softmaxes with unusual habits: where their outputs lie in memory, sums in varying order, threads that stay."""
+"""Honest softmaxes with unusual habits: where their outputs lie in memory, sums in varying order, threads that stay, a wait for the GPU."""
 
 import concurrent.futures
 import random
@@ -130,6 +130,12 @@ def logs_on_a_thread(x):
     return y
 
 
+def waits_for_its_maximum(x):
+    """The host reads a number, as a call does that chooses between two kernels by its input."""
+    largest = float(x.detach().amax()) if x.numel() else 0.0
+    return forward(x) if largest < 1e30 else torch.softmax(x.detach(), -1)
+
+
 backends = [
     Honest("halves-of-one-allocation", both=halves),
     Honest("rows-of-outputs-in-turn", both=rows_in_turn),
@@ -138,4 +144,5 @@ backends = [
     Honest("metrics-on-a-thread", forward=Metrics()),
     Honest("pool-joined-later", forward=PoolJoinedLater()),
     Honest("logs-on-a-thread", forward=logs_on_a_thread),
+    Honest("waits-for-its-maximum", forward=waits_for_its_maximum),
 ]

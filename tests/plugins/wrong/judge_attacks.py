@@ -199,12 +199,27 @@ def forging(places):
     def call(x):
         if calls[0] == 1:
             size = -(-x.nbytes // 512) * 512
-            message = {"reply": "Called", "places": places(size)}
+            message = {"reply": "Called", "places": places(size), "device_us": 0}
             for descriptor in descriptors("socket:"):
                 with suppress(OSError):  # CUDA has a socket too, which is not connected
                     os.write(descriptor, json.dumps(message).encode() + b"\n")
             time.sleep(0.1)
         calls[0] += 1
+        return honest(x)
+
+    return call
+
+
+def forging_early():
+    """Replies to the judge's next request too, while its calls of the second challenge wait for their inputs."""
+    calls = [0]
+
+    def call(x):
+        calls[0] += 1
+        if calls[0] == CALLS[0] + 1:
+            for descriptor in descriptors("socket:"):
+                with suppress(OSError):
+                    os.write(descriptor, b'{"reply":"Called","places":[],"device_us":0}' + b"\n")
         return honest(x)
 
     return call
@@ -280,5 +295,6 @@ backends = [
     Attack("forges-fewer-places", lambda: forging(lambda size: [[0]]), "wrong", "outside the judge's memory"),
     Attack("forges-nonsense", lambda: forging(lambda size: "nonsense"), "failed", "invalid reply"),
     Attack("without-a-wait", without_a_wait, cuda=True),
+    Attack("forges-an-early-reply", forging_early, "wrong", "", cuda=True),
     Attack("last-call-only", last_only, "wrong", "where float64 gives"),
 ]
