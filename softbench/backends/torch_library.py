@@ -130,7 +130,7 @@ class CudaOp(TritonOp):
 
 
 class TritonAoti(OperatorBackend):
-    """The Triton operator, exported and packaged by AOTInductor: one package for each shape."""
+    """The Triton operator, exported and packaged by AOTInductor: one package for each shape, for calls of one thread."""
 
     name = "triton-aoti"
     operations = ("softmax", "log_softmax")
@@ -168,7 +168,8 @@ class TritonAoti(OperatorBackend):
             inductor = importlib.import_module("torch._inductor")
             with inductor.config.patch({"cpp.cxx": (None, packaging_compiler())}):
                 package = inductor.aoti_compile_and_package(exported, package_path=str(Path(folder) / "softmax.pt2"))
-            call: Call = inductor.aoti_load_package(package)
+            # a package has one instance, and otherwise a call waits on the host until the GPU has ended the call before
+            call: Call = inductor.aoti_load_package(package, run_single_threaded=True)
         return call
 
 

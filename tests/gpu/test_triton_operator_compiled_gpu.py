@@ -12,6 +12,8 @@ from softbench.kernels.triton import log_softmax, softmax, traceable, user_defin
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._inductor.utils import run_and_get_code
 
+from softbench.backends import torch_library
+from softbench.core.case import Case, Direction
 from softbench.core.toolchain import packaging_compiler
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
@@ -200,6 +202,20 @@ def test_packages_whose_programs_share_rows_stay_right(M, N, tmp_path, toolkit):
         close(y, torch.softmax(x.double(), -1), torch.bfloat16)
         dx = backward(dy, y)
         torch.testing.assert_close(dx, OPS.triton_softmax_backward(dy, y, -1), rtol=TOLERANCE[torch.bfloat16], atol=1e-6)
+
+
+def test_calls_of_the_backends_package_do_not_wait(toolkit):
+    """Each would wait on the host for the end of the last one, if several threads could call it."""
+    call, x = torch_library.aoti.prepare(Case(64, 512, "fp32", Direction.FORWARD, "cuda")), randn(64, 512)
+    call(x)
+    torch.cuda.synchronize()
+    asleep = torch.cuda.Event()
+    torch.cuda._sleep(2_000_000_000)  # cycles, about a second
+    asleep.record()
+    for _ in range(3):
+        y = call(x)
+    assert not asleep.query()
+    close(y, torch.softmax(x.double(), -1), torch.float32)
 
 
 def test_a_package_takes_the_range_of_shapes_of_its_export(tmp_path, toolkit):
