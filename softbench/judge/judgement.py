@@ -39,6 +39,8 @@ CHALLENGES = 9
 CALLS = {"cpu": 64, "cuda": 256}
 """Calls of a challenge, at most."""
 LEAST_CALLS = 2
+BUSY, BUSY_US = 1.25, 500.0
+"""A factor and microseconds: so much longer the GPU may take for an empty challenge than before the plugin was loaded."""
 CALL_BYTES = {"cpu": 2**26, "cuda": 2**35}
 """Bytes of the inputs and outputs of a challenge, about."""
 MEMORY_SHARE = 0.6
@@ -62,10 +64,8 @@ class Judgement:
     backend: str = ""
     calls: int = 0
     """Calls of a challenge."""
-    before_us: list[float] = field(default_factory=list)
-    """Microseconds of empty challenges before the plugin was loaded."""
     empty_us: list[float] = field(default_factory=list)
-    """Microseconds of the empty challenges beside those that count. A plugin may disturb them."""
+    """Microseconds of the empty challenges beside those that count."""
     challenges_us: list[float] = field(default_factory=list)
     """Microseconds of the challenges that count, from the request to the end of the judge's own read."""
     confinement: dict[str, bool] = field(default_factory=dict)
@@ -73,16 +73,14 @@ class Judgement:
     def document(self, case: Case) -> JsonObject:
         """The figures and facts as JSON.
 
-        `us` is the median over the challenges of the time beyond the empty challenge beside it. That counts with at most the longest time
-        before the plugin was loaded, so a plugin that disturbs it gains no more. `low_us` and `high_us` are the 95 % interval of the
-        median, or the extremes of fewer than six challenges. All three are None if `low_us` is not positive.
+        `us` is the median over the challenges of the time beyond the empty challenge beside it. `low_us` and `high_us` are the 95 %
+        interval of the median, or the extremes of fewer than six challenges. All three are None if `low_us` is not positive.
         """
         found: JsonObject = {"status": self.status.value, "reason": self.reason, "class": self.grade, "backend": self.backend}
         found |= {"confinement": self.confinement, "calls": self.calls, "us": None, "low_us": None, "high_us": None, "gbps": None}
         if self.status is not Status.OK:
             return found
-        most = max(self.before_us)
-        samples = [(us - min(empty, most)) / self.calls for us, empty in zip(self.challenges_us, self.empty_us, strict=True)]
+        samples = [(us - empty) / self.calls for us, empty in zip(self.challenges_us, self.empty_us, strict=True)]
         us, (low, high) = statistics.median(samples), median_interval(samples) or (min(samples), max(samples))
         found |= {"at_most_us": round(statistics.median(self.challenges_us) / self.calls, 3)}
         found |= {"samples_us": [round(sample, 3) for sample in samples]}
@@ -120,11 +118,11 @@ class Judge:
                 plain, plugin = (self._start(stack, label, case, found, files, operations) for label in ("no plugin", "plugin"))
                 inputs = stack.enter_context(_Inputs(case, found.calls))
                 self._share(stack, (plain, plugin))
-                found.before_us += plain.empties(inputs.draw(), 1 + self.challenges)[1:]
+                gpu_us = plain.empty(inputs.draw())[1]
                 if case.device == "cuda":
                     found.confinement |= plugin.ask(ConfineProcess((), "", case.device), "import").levels
                 self._build(plugin, found, source, name)
-                self._challenge(plain, plugin, found, inputs)
+                self._challenge(plain, plugin, found, inputs, BUSY * gpu_us + BUSY_US)
             except EndedError as ended:
                 found.status, found.reason = ended.status, ended.reason
             except (OSError, MemoryError, RuntimeError) as error:  # the judge's own memory for a case, or its reference
@@ -166,14 +164,18 @@ class Judge:
             raise EndedError(Status.SKIPPED, built.reason)
         plugin.end_others()
 
-    def _challenge(self, plain: PluginProcess, plugin: PluginProcess, found: Judgement, inputs: _Inputs) -> None:
+    def _challenge(self, plain: PluginProcess, plugin: PluginProcess, found: Judgement, inputs: _Inputs, most_us: float) -> None:
         """Each challenge is empty first: the host's speed drifts within seconds, so both are measured side by side.
 
-        Of two empty ones the second counts: just after inputs were drawn, what the judge's process needs is not in the caches.
+        A plugin that made the empty one long would gain. So its process is stopped meanwhile. If its GPU works on, that takes the empty
+        challenge more than `most_us`: the processes take turns on a GPU.
         """
         for number in range(1 + self.challenges):
             drawn = inputs.draw()
-            _, empty = plain.empties(drawn, 2)
+            with plugin.stopped():
+                empty, gpu_us = plain.empty(drawn)
+            if gpu_us > most_us:
+                raise EndedError(Status.UNVERIFIED, "time: the GPU was busy between the calls of the judge")
             us, accuracy = plugin.challenge(drawn)
             if not found.grade or accuracy.grade is not Grade.PASS:
                 found.grade = accuracy.grade.value

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -90,18 +90,17 @@ class PluginProcess:
             raise EndedError(Status.UNAVAILABLE, infos[0].unavailable)
         return infos[0].name
 
-    def empty(self, drawn: Challenge) -> float:
-        """Microseconds of a challenge, without what its calls take the GPU. The process has no plugin, so it is trusted.
+    def empty(self, drawn: Challenge) -> tuple[float, float]:
+        """Microseconds of a challenge without what its calls take the GPU, and what these take.
 
-        Its GPU reads the inputs and writes outputs. So both processes wait as long as in other challenges, and their caches hold as little.
+        The process has no plugin, so it is trusted. Its GPU reads the inputs and writes outputs. So both processes wait as long as in other
+        challenges, and their caches hold as little. The first of two counts for nothing: just after inputs were drawn, what the judge's
+        process needs is not in the caches.
         """
-        us, called, _ = self._timed(drawn)
-        self.release()
-        return us - called.device_us
-
-    def empties(self, drawn: Challenge, count: int) -> list[float]:
-        """The same of so many challenges on the same inputs."""
-        return [self.empty(drawn) for _ in range(count)]
+        for _ in range(2):
+            us, called, _ = self._timed(drawn)
+            self.release()
+        return us - called.device_us, called.device_us
 
     def challenge(self, drawn: Challenge) -> tuple[float, Accuracy]:
         """Microseconds of a challenge, and the accuracy of its outputs. Raises as `ask`, also for a plugin that started a process."""
@@ -148,6 +147,20 @@ class PluginProcess:
             _flush_buffer().zero_()
         synchronize(self.case.device)
 
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        """In the context no thread of the process runs. What it gave the GPU may."""
+        os.kill(self.worker.pid, signal.SIGSTOP)
+        try:
+            for _ in range(ATTEMPTS):
+                if _state_and_group(self.worker.pid)[0] in "TZX":
+                    break
+                time.sleep(0.001)
+            yield
+        finally:
+            with suppress(ProcessLookupError):
+                os.kill(self.worker.pid, signal.SIGCONT)
+
     def end_others(self) -> None:
         """End all other processes of the plugin's group, such as compilers. Raises EndedError if they do not end."""
         for _ in range(ATTEMPTS):
@@ -170,10 +183,15 @@ def _others(leader: int) -> list[int]:
     found = []
     for entry in Path("/proc").iterdir():
         with suppress(OSError, ValueError, IndexError):
-            state, _, group = (entry / "stat").read_text().rpartition(")")[2].split()[:3]
-            if int(group) == leader != int(entry.name) and state not in "ZX":
+            state, group = _state_and_group(int(entry.name))
+            if group == leader != int(entry.name) and state not in "ZX":
                 found.append(int(entry.name))
     return found
+
+
+def _state_and_group(pid: int) -> tuple[str, int]:
+    state, _, group = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:3]
+    return state, int(group)
 
 
 @cache

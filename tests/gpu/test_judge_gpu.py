@@ -120,6 +120,12 @@ def test_a_reply_forged_before_the_inputs_gains_nothing(judge):
     assert found.status == "wrong", found
 
 
+@pytest.mark.alone
+def test_a_gpu_that_is_kept_busy_gains_nothing(judge):
+    found = judged(judge, "keeps-the-gpu-busy", CASE, "wrong/judge_attacks.py")
+    assert (found.status, "the GPU was busy" in found.reason) == ("unverified", True), found
+
+
 @confined
 @pytest.mark.parametrize(
     "attack", [attack for attack in ATTACKS if not attack.cuda and attack.name not in ON_CPU], ids=lambda one: one.name

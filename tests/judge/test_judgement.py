@@ -2,6 +2,9 @@
 
 import ctypes
 import os
+import select
+import subprocess
+import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -203,8 +206,8 @@ def test_requests_without_work_come_before_the_clock(monkeypatch):
     process, drawn = Process(monkeypatch, {"calls_of_judge": Called(((0,), (0,)), 250.0)}), challenge.draw(CASE, 2)
     outputs = shared_memory.create(output_bytes(CASE, 2), "cpu")
     us = process.of(CASE, 2, outputs).empty(drawn)
-    assert process.asked == [*WAKING, "clock", "calls_of_judge", "clock", "release_of_judge"]
-    assert us == 2000.0 - 250.0  # between the clocks are two entries
+    assert process.asked == [*WAKING, "clock", "calls_of_judge", "clock", "release_of_judge"] * 2
+    assert us == (2000.0 - 250.0, 250.0)  # between the clocks are two entries
     for block in (outputs, drawn.inputs):
         block.close()
 
@@ -247,28 +250,51 @@ def test_an_empty_challenge_writes_one_element():
 
 
 def test_a_figure_is_the_time_beyond_an_empty_challenge():
-    found = Judgement(calls=10, before_us=[95.0, 130.0], empty_us=[90.0, 100.0, 110.0], challenges_us=[1100.0, 1300.0, 1200.0]).document(
-        CASE
-    )
+    found = Judgement(calls=10, empty_us=[90.0, 100.0, 110.0], challenges_us=[1100.0, 1300.0, 1200.0]).document(CASE)
     assert found["samples_us"] == [101.0, 120.0, 109.0]
     assert (found["us"], found["low_us"], found["high_us"], found["at_most_us"]) == (109.0, 101.0, 120.0, 120.0)
     assert found["gbps"] == pytest.approx(2 * 16 * 96 * 4 / 109e3, abs=1e-3)
-    short = Judgement(calls=10, before_us=[115.0], empty_us=[90.0, 115.0], challenges_us=[109.0, 115.0]).document(CASE)
+    short = Judgement(calls=10, empty_us=[90.0, 115.0], challenges_us=[109.0, 115.0]).document(CASE)
     assert (short["status"], short["at_most_us"], short["us"], short["low_us"], short["gbps"]) == ("ok", 11.2, None, None, None)
-
-
-def test_an_empty_challenge_counts_as_before_the_plugin_at_most():
-    """A plugin that keeps the GPU busy makes the empty challenges long."""
-    disturbed = Judgement(calls=10, before_us=[80.0, 100.0], empty_us=[700.0] * 3, challenges_us=[1100.0] * 3).document(CASE)
-    assert disturbed["us"] == 100.0
 
 
 def test_a_few_late_challenges_leave_the_interval_alone():
     empty, times = [100.0] * 9, [1000.0 + us for us in range(9)]
-    quiet = Judgement(calls=10, before_us=[100.0], empty_us=empty, challenges_us=times).document(CASE)
+    quiet = Judgement(calls=10, empty_us=empty, challenges_us=times).document(CASE)
     assert (quiet["us"], quiet["low_us"], quiet["high_us"]) == (90.4, 90.1, 90.7)
-    late = Judgement(calls=10, before_us=[100.0], empty_us=empty, challenges_us=[*times[:-1], 9000.0]).document(CASE)
+    late = Judgement(calls=10, empty_us=empty, challenges_us=[*times[:-1], 9000.0]).document(CASE)
     assert [late[name] for name in ("us", "low_us", "high_us")] == [quiet[name] for name in ("us", "low_us", "high_us")]
+
+
+def test_a_stopped_process_runs_on_after_the_context():
+    with subprocess.Popen(
+        [sys.executable, "-c", "import time\nwhile True: print(time.time(), flush=True)"], stdout=subprocess.PIPE
+    ) as busy:
+        process = PluginProcess(None, SimpleNamespace(pid=busy.pid), CASE, 2, {})
+        busy.stdout.readline()
+        with process.stopped():
+            assert plugin_process._state_and_group(busy.pid)[0] == "T"
+            os.set_blocking(busy.stdout.fileno(), False)
+            while os.read(busy.stdout.fileno(), 2**16) if select.select([busy.stdout], [], [], 0.2)[0] else b"":
+                pass
+        assert select.select([busy.stdout], [], [], 20)[0]
+        busy.kill()
+
+
+def test_a_process_that_has_ended_is_no_error_while_stopped():
+    with subprocess.Popen(["sleep", "60"]) as process, PluginProcess(None, SimpleNamespace(pid=process.pid), CASE, 2, {}).stopped():
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize(("gpu_us", "status"), [(625.0, "ok"), (626.0, "unverified")])
+def test_a_busy_gpu_ends_the_judgement(judge, monkeypatch, gpu_us, status):
+    """The GPU's time of the first empty challenge is from before the load of the plugin."""
+    times, empty = iter([100.0, 625.0, gpu_us]), PluginProcess.empty
+    monkeypatch.setattr(PluginProcess, "empty", lambda process, drawn: (empty(process, drawn)[0], next(times)))
+    found = judge.judge(next(source for source in origins(()) if source.label == "torch"), CASE)
+    assert found.status == status, found
+    assert ("busy" in found.reason) == (status == "unverified")
 
 
 def test_inputs_stay_until_the_next_are_mapped():

@@ -233,6 +233,21 @@ def without_a_wait():
     return honest
 
 
+def busy_afterwards():
+    """Its GPU works on another stream for seconds after each challenge, so that an empty challenge takes longer."""
+    from softbench.worker import judged_calls
+
+    judged_calls.synchronize = lambda *_: torch.cuda.current_stream().synchronize()
+    side = torch.cuda.Stream()
+
+    def call(x):
+        with torch.cuda.stream(side):
+            torch.cuda._sleep(50_000_000)
+        return honest(x)
+
+    return call
+
+
 def forking():
     """Starts a process in its second call, if a judge calls it."""
     calls, judged = [0], "softbench-plugin-" in os.environ["HOME"]
@@ -295,6 +310,7 @@ backends = [
     Attack("forges-fewer-places", lambda: forging(lambda size: [[0]]), "wrong", "outside the judge's memory"),
     Attack("forges-nonsense", lambda: forging(lambda size: "nonsense"), "failed", "invalid reply"),
     Attack("without-a-wait", without_a_wait, cuda=True),
+    Attack("keeps-the-gpu-busy", busy_afterwards, "unverified", "the GPU was busy", cuda=True),
     Attack("forges-an-early-reply", forging_early, "wrong", "", cuda=True),
     Attack("last-call-only", last_only, "wrong", "where float64 gives"),
 ]
