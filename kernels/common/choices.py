@@ -14,6 +14,8 @@ from .rows import DTYPES
 
 NAMES = {"cross_entropy": "logits", "logprob": "logits", "masked_softmax": "scores"}
 """The functions, and what their first argument is called."""
+CONVERTED = ("masked_softmax",)
+"""The functions with an argument `dtype`, to which they convert x first."""
 LIBRARIES = {"masked_softmax": ("masked_softmax", "scaled_softmax")}
 """The CUDA libraries of a function; that of its name for others. Scores without mask, order and sink are rows of softmax with a scale."""
 _choices: dict[tuple[str, torch.device, torch.dtype, str], Choice] = {}
@@ -29,12 +31,17 @@ def which(x: Tensor, dim: int = -1, dtype: torch.dtype | None = None, *, functio
     names = (*automatic._FUNCTIONS, *NAMES)
     if function not in names:
         raise ValueError(f"function {function!r}: must be one of {', '.join(names)}")
-    return choice(function, x) if function in NAMES else automatic.which(x, dim, dtype, function=function)
+    if function not in NAMES:
+        return automatic.which(x, dim, dtype, function=function)
+    return choice(function, x, dtype=dtype if function in CONVERTED else None)
 
 
-def choice(function: str, x: Tensor, but: str = "") -> Choice:
-    """The decision on a class of calls. `but`: why the CUDA kernels do not take these calls; empty if they do."""
-    key = function, x.device, x.dtype, but
+def choice(function: str, x: Tensor, but: str = "", dtype: torch.dtype | None = None) -> Choice:
+    """The decision on a class of calls. `but`: why the CUDA kernels do not take these calls; empty if they do.
+
+    `dtype`: what x is converted to first; None for its own.
+    """
+    key = function, x.device, dtype or x.dtype, but
     if key not in _choices:
         _choices[key] = choose(*key)
     return _choices[key]

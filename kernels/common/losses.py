@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.library import custom_op
 
 from .choices import choice
+from .rows import check_no_tangent
 
 REDUCTIONS = ("mean", "sum", "none")
 LOWEST = torch.finfo(torch.float32).min
@@ -43,12 +44,14 @@ def cross_entropy(
     Raises:
         ValueError: the shapes do not fit, or an option is out of range.
         TypeError: target is not int64.
+        NotImplementedError: the logits have a tangent of forward mode.
     """
     if reduction not in REDUCTIONS:
         raise ValueError(f"reduction {reduction!r}: must be one of {', '.join(REDUCTIONS)}")
     if not 0 <= label_smoothing <= 1 or z_loss < 0 or softcap < 0:
         raise ValueError(f"label_smoothing {label_smoothing}, z_loss {z_loss}, softcap {softcap}: must be 0 to 1, and not negative")
     rows, classes = _rows(logits, target)
+    check_no_tangent("cross_entropy", rows)
     loss: Tensor = _cross_entropy(rows, classes, ignore_index, label_smoothing, z_loss, softcap)[0]
     if reduction == "none":
         return loss.view(target.shape)
@@ -62,6 +65,7 @@ def logprob(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     ignored. Otherwise as `cross_entropy`, except that torch raises RuntimeError for a target out of range on the CPU.
     """
     rows, classes = _rows(logits, target)
+    check_no_tangent("logprob", rows)
     found, entropy, _lse = _logprob(rows, classes)
     return found.view(target.shape), entropy.view(target.shape)
 

@@ -92,10 +92,9 @@ class MaskedSoftmax:
         Raises:
             TypeError: another dtype or device.
             ValueError: another shape or scale, or a row that is too long.
-            NotImplementedError: the mask requires a gradient, which it does not get.
+            NotImplementedError: mask or scale require a gradient, which they do not get.
         """
-        if mask is not None and mask.requires_grad and torch.is_grad_enabled():
-            raise NotImplementedError("masked_softmax gives the mask no gradient; detach it, or use torch.softmax(scale * x + mask, -1)")
+        check_no_gradient(mask=mask, scale=scale)
         y: torch.Tensor = _Function.apply(x, self, scale, mask, causal, sink)
         return y
 
@@ -117,6 +116,18 @@ class MaskedSoftmax:
     def _check_columns(self, x: torch.Tensor) -> None:
         if x.shape[3] > self.most_columns:
             raise ValueError(f"masked_softmax has rows of at most {self.most_columns} columns; this is {tuple(x.shape)}")
+
+
+def check_no_gradient(**given: object) -> None:
+    """Raises NotImplementedError if a mask, or a scale in a tensor, requires a gradient, which it does not get."""
+    for name, value in given.items():
+        if isinstance(value, torch.Tensor) and value.requires_grad and torch.is_grad_enabled():
+            raise NotImplementedError(no_gradient(name))
+
+
+def no_gradient(name: str) -> str:
+    """What the error says for an argument."""
+    return f"masked_softmax gives the {name} no gradient; detach it, or use torch.softmax(scale * scores + mask, -1)"
 
 
 def _broadcast(mask: torch.Tensor, x: torch.Tensor) -> torch.Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from torch.autograd import forward_ad
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -75,3 +76,11 @@ def check_same(dy: torch.Tensor, y: torch.Tensor) -> None:
         raise TypeError(
             f"dy is {tuple(dy.shape)} {dy.dtype} on {dy.device}, y is {tuple(y.shape)} {y.dtype} on {y.device}; they must agree"
         )
+
+
+def check_no_tangent(function: str, *tensors: torch.Tensor | None) -> None:
+    """Raises NotImplementedError if a tensor has a tangent of forward mode. An operator without a rule for it would lose the tangent."""
+    if forward_ad._current_level >= 0:  # otherwise no tensor has one
+        for tensor in tensors:
+            if tensor is not None and forward_ad.unpack_dual(tensor).tangent is not None:
+                raise NotImplementedError(f"{function} has no forward mode; its gradients are those of backward")

@@ -21,8 +21,8 @@ from torch import Tensor
 from torch.library import custom_op
 
 from .choices import choice
-from .masked_softmax import LEAST_SCALE, MASK_DTYPES, MOST_ROWS, MOST_SCALE, MaskedSoftmax
-from .rows import DTYPES
+from .masked_softmax import LEAST_SCALE, MASK_DTYPES, MOST_ROWS, MOST_SCALE, MaskedSoftmax, check_no_gradient, no_gradient
+from .rows import DTYPES, check_no_tangent
 
 NAME = "masked_softmax"
 TWO_DTYPES = "the CUDA kernels take a bias of the scores' dtype"
@@ -41,25 +41,24 @@ def masked_softmax(
     - Rows in which no key takes part are NaN as in torch, or 0 with a sink. What a bool or the causal order takes out is not read.
     - Result: contiguous, with the scores' dtype, or `dtype`, to which they are converted first. Under autocast of CUDA, scores of 16 bits
       give float32 as `torch.softmax` does, unless `dtype` is given.
-    - Gradients: once, with respect to scores and sink. The mask gets none. Kept for them are the result and, with a sink, a number for each
-      row. The gradient of a row of NaN is NaN, also under a bool, where torch's `masked_fill` has 0.
+    - Gradients: once, with respect to scores and sink. Mask and scale get none. Kept for them are the result and, with a sink, a number for
+      each row. The gradient of a row of NaN is NaN, also under a bool, where torch's `masked_fill` has 0. Beyond what a causal query sees,
+      it may be NaN or 0.
     - torch.compile(fullgraph=True), CUDA graphs and any strides are supported. Scores that are not contiguous are copied.
 
     Raises:
         ValueError: a shape does not fit.
         TypeError: scores, mask or sink have a dtype that does not fit, or lie on two devices.
-        NotImplementedError: the mask requires a gradient.
+        NotImplementedError: mask or scale require a gradient, or an argument has a tangent of forward mode.
     """
-    _check(scores, mask, sink)
-    if mask is not None and mask.requires_grad and torch.is_grad_enabled():
-        raise NotImplementedError(_NO_GRADIENT)
     if dtype is None and scores.is_cuda and scores.dtype in DTYPES[1:] and torch.is_autocast_enabled("cuda"):
         dtype = torch.float32
-    result: Tensor = _masked_softmax(scores if dtype is None else scores.to(dtype), mask, sink, scale, causal)[0]
+    x = scores if dtype is None else scores.to(dtype)
+    _check(x, mask, sink)
+    check_no_gradient(mask=mask, scale=scale)
+    check_no_tangent(NAME, x, mask, sink)
+    result: Tensor = _masked_softmax(x, mask, sink, scale, causal)[0]
     return result
-
-
-_NO_GRADIENT = "masked_softmax gives the mask no gradient; detach it, or use torch.softmax(scale * scores + mask, -1)"
 
 
 def _check(x: Tensor, mask: Tensor | None, sink: Tensor | None) -> None:
@@ -170,7 +169,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 def _gradients(ctx: Any, dy: Tensor, _dshare: Tensor) -> tuple[Tensor | None, ...]:
     if any(ctx.needs_input_grad[1:2]):  # it has no entry for trailing inputs that are defaults
-        raise NotImplementedError(_NO_GRADIENT)
+        raise NotImplementedError(no_gradient("mask"))
     y, *share = ctx.saved_tensors
     dx, dsink = _masked_softmax_backward(dy, y, share[0] if share else None, ctx.scale, ctx.causal)
     return dx, None, None if ctx.sink is None else dsink.sum(dim=(0, 2)).to(ctx.sink), None, None

@@ -58,6 +58,15 @@ def test_scores_need_the_library_of_scaled_softmax_too(machine):
         assert which(x, function="logprob").kernels == "cuda"
 
 
+def test_scores_are_chosen_by_the_dtype_they_are_converted_to(machine):
+    machine({}, "")
+    with FakeTensorMode():
+        x = torch.empty(SHAPE, device="cuda:0", dtype=BF16)
+        assert which(x, dtype=FP64, function="masked_softmax").kernels == "torch"
+        assert which(x.double(), dtype=FP32, function="masked_softmax").kernels == "cuda"
+        assert which(x.double(), dtype=FP32, function="logprob").kernels == "torch"  # it has no such argument
+
+
 @pytest.mark.parametrize("function", choices.NAMES)
 def test_amds_gpus_are_for_torch(machine, monkeypatch, function):
     machine({function: "of NVIDIA only"}, "")

@@ -126,6 +126,16 @@ def test_wrong_arguments_are_named(call, error, said):
         call(torch.randn(2, 5), torch.tensor([0, 1]))
 
 
+def test_a_tangent_is_not_lost():
+    """torch records none for an operator, and would take it for 0."""
+    x, target = torch.randn(2, 5), torch.tensor([0, 1])
+    for function in (cross_entropy, logprob):
+        with pytest.raises(NotImplementedError, match=f"{function.__name__} has no forward mode"):
+            torch.func.jvp(lambda x, function=function: function(x, target), (x,), (x,))
+        with torch.autograd.forward_ad.dual_level():
+            function(x, target)  # without a tangent
+
+
 def test_infinities_are_those_of_torch():
     x = torch.tensor([[0.0, -math.inf, 1.0], [-math.inf, 2.0, -math.inf]], requires_grad=True)
     target = torch.tensor([1, 1])

@@ -97,6 +97,8 @@ def test_arithmetic_is_in_float32_and_results_have_the_dtype(x, sink, dtype):
     assert found.dtype is dtype and torch.allclose(found.double(), expected, rtol=torch.finfo(dtype).eps, atol=1e-7)
     dx, dsink = torch.autograd.grad(found.float().square().sum(), (narrow, leaf))
     assert dx.dtype is dtype and dsink.dtype is torch.float32
+    numbers = torch.arange(144, dtype=torch.int32).view(SHAPE)
+    assert torch.allclose(masked_softmax(numbers, dtype=dtype), torch.softmax(numbers, -1, dtype=dtype))
     wide = masked_softmax(narrow, mask=KEEP, dtype=torch.float32)
     assert wide.dtype is torch.float32 and torch.allclose(wide, torch.softmax(narrow.float().masked_fill(~KEEP, -math.inf), -1))
 
@@ -179,6 +181,8 @@ def test_a_mask_that_requires_a_gradient_is_refused(x):
     [
         ({"scores": torch.zeros(3, 4)}, ValueError, r"the scores are \(3, 4\); they must be \(B, H, S, N\)"),
         ({"scores": torch.zeros(SHAPE, dtype=torch.int32)}, TypeError, "the scores are torch.int32"),
+        ({"dtype": torch.int32}, TypeError, "the scores are torch.int32; they must be of a floating-point dtype"),
+        ({"dtype": torch.complex64}, TypeError, "the scores are torch.complex64"),
         ({"mask": torch.zeros(6, dtype=torch.int64)}, TypeError, "mask is torch.int64 on cpu; give a bool"),
         ({"mask": torch.zeros(6, device="meta")}, TypeError, "mask is torch.float32 on meta; give a bool, .* on cpu"),
         ({"mask": KEEP[:, :, :3]}, ValueError, r"mask is \(2, 1, 3, 6\); it must broadcast to .* \(2, 3, 4, 6\)"),
@@ -190,6 +194,30 @@ def test_a_mask_that_requires_a_gradient_is_refused(x):
 def test_wrong_arguments_are_named(given, error, said):
     with pytest.raises(error, match=said):
         masked_softmax(given.pop("scores", torch.zeros(SHAPE)), **given)
+
+
+def test_a_scale_that_requires_a_gradient_is_refused(x):
+    scale = torch.tensor(0.3, requires_grad=True)
+    for given in (x, x.detach()):
+        with pytest.raises(NotImplementedError, match="gives the scale no gradient; detach it"):
+            masked_softmax(given, scale=scale)
+    with torch.no_grad():
+        assert torch.equal(masked_softmax(x, scale=scale), masked_softmax(x, scale=scale.item()))
+    assert torch.equal(masked_softmax(x, scale=scale.detach()), masked_softmax(x, scale=scale.item()))
+
+
+@pytest.mark.parametrize("name", ["scores", "mask", "sink"])
+def test_a_tangent_is_not_lost(x, sink, name):
+    """torch records none for an operator, and would take it for 0."""
+    given = {"scores": x.detach(), "mask": BIAS.double(), "sink": sink.detach()}
+    one = given[name]
+    with pytest.raises(NotImplementedError, match="masked_softmax has no forward mode"):
+        torch.func.jvp(lambda value: masked_softmax(**given | {name: value}), (one,), (one,))
+    with torch.autograd.forward_ad.dual_level():
+        assert masked_softmax(**given).shape == SHAPE  # without a tangent
+        dual = torch.autograd.forward_ad.make_dual(one, one)
+        with pytest.raises(NotImplementedError, match="no forward mode"):
+            masked_softmax(**given | {name: dual})
 
 
 def test_a_second_gradient_is_refused(x):
