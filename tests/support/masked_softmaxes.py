@@ -262,7 +262,7 @@ def _dot(dy, y):
 
 
 def _of_masked(dy, y, scale):
-    return scale * y.clamp_min(1e-3) * (dy - _dot(dy, y))
+    return scale * torch.where(y == 0, 1e-3, y) * (dy - _dot(dy, y))
 
 
 def _of_head(share, dot):
