@@ -21,6 +21,7 @@ import os
 import shutil
 import sysconfig
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -84,6 +85,8 @@ def which(x: Tensor, dim: int = -1, dtype: torch.dtype | None = None, *, functio
 def build() -> list[Path]:
     """Build the CUDA kernels for every GPU that this process sees, and let later calls take them. Built once, they serve all processes.
 
+    As many are built at once as there are processors.
+
     Returns the libraries, which are cached in `$SOFTBENCH_CACHE` or the user's cache folder.
 
     Raises:
@@ -95,7 +98,9 @@ def build() -> list[Path]:
     if not torch.cuda.is_available() or torch.version.hip is not None:
         raise RuntimeError("softbench.kernels.build: no CUDA GPU here, so there is nothing to build")
     architectures = {cuda.architecture_of(torch.cuda.get_device_capability(index)) for index in range(torch.cuda.device_count())}
-    libraries = [cuda.build(architecture, name) for architecture in sorted(architectures) for name in cuda.ALL]
+    wanted = [(architecture, name) for architecture in sorted(architectures) for name in cuda.ALL]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # each is a process of nvcc
+        libraries = list(pool.map(lambda one: cuda.build(*one), wanted))
     for forget in FORGETS:
         forget()
     return libraries
