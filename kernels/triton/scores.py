@@ -27,7 +27,7 @@ from .generic import CONTRACTION, INTERPRETED
 from .interpreter import interpreted_number
 from .launch_plan import KEEP_IN_L2_BYTES, VECTOR_BYTES, WARP
 from .packed_io import pack, rounded, unpack_high, unpack_low
-from .softmax_ops import LOG2E, MINUS_INFINITY
+from .softmax_ops import LOG2E, MINUS_INFINITY, exp_factor
 
 MAX_COLUMNS = 16384
 """A row is at most 64 KiB of float32."""
@@ -103,7 +103,7 @@ def forward_scores(
         z = z * scale
         factor = LOG2E
     else:
-        factor = scale * LOG2E
+        factor = exp_factor(scale)
     m = tl.max(z, 1)
     if sink_ptr is not None:
         sink = tl.load(sink_ptr + h, mask=there, other=0.0).to(tl.float32)

@@ -64,6 +64,8 @@ for mask, causal in ((None, False), (keep, True), (torch.randn(3, 7, 13), True),
         found = torch.autograd.grad(y, [x] if sink is None else [x, sink], dy)
         assert torch.allclose(y.double(), p, atol=1e-6)
         assert all(torch.allclose(one, other, atol=1e-5) for one, other in zip(found, expected, strict=True))
+keys = torch.ones(2, dtype=torch.bool)
+assert masked_softmax(torch.tensor([[[[2.0, 1.0]]]]), scale=3e38, mask=keys).tolist() == [[[[1.0, 0.0]]]]
 assert masked_softmax(torch.zeros(0, 2, 3, 4)).shape == (0, 2, 3, 4)
 for given, error in (
     (dict(x=torch.zeros(2, 3)), ValueError),
