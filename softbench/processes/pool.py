@@ -171,10 +171,8 @@ class Pool:
             end = seconds + min((worker.sent for worker, _ in requests.values()), default=0.0)
             while len(replies) < len(requests):
                 gone = {key for key, (worker, _) in requests.items() if key not in replies and worker.pid in self._exits}
+                late = time.monotonic() >= end  # what has come by then is read, but a worker may send without end
                 events = selector.select(0.0 if gone else max(0.0, end - time.monotonic()))
-                if not events and not gone and time.monotonic() >= end:
-                    late = [key for key in requests if key not in replies]
-                    return replies | {key: self._timed_out(requests[key][0], seconds, phase) for key in late}
                 ready = {event.data for event, _ in events} | gone
                 if None in ready:
                     self._take_report(seconds)
@@ -184,6 +182,8 @@ class Pool:
                         replies[key] = reply
                         with suppress(KeyError, ValueError):
                             selector.unregister(worker.channel)
+                if late:
+                    return replies | {key: self._timed_out(requests[key][0], seconds, phase) for key in requests if key not in replies}
         return replies
 
     def _read(self, worker: Worker, request: Request[Answer], phase: str) -> Result[Answer] | None:

@@ -89,6 +89,24 @@ time.sleep(3600)
         pytest.fail("the hung plugin's child lives on")
 
 
+def test_a_reply_without_end_ends_at_its_deadline(pool, monkeypatch):
+    """A part of it is there whenever the parent looks."""
+    worker, start = pool.spawn("x"), time.monotonic()
+
+    def fill():
+        assert time.monotonic() - start < 20  # and not for ever
+        return True
+
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.send(b" ")
+        monkeypatch.setattr(worker.channel, "fileno", ours.fileno)
+        monkeypatch.setattr(worker.channel, "fill", fill)
+        reply = pool.ask(worker, ProbeMachine(), 1.0, "probe")
+    assert (reply.status, reply.reason[:27]) == (Status.TIMEOUT, "probe took longer than 1 s "), reply
+    assert gone(worker.pid)
+
+
 def test_a_crash_is_detected_although_a_child_keeps_the_pipe(pool, tmp_path):
     code = "import ctypes, os, time\nif os.fork() == 0:\n    time.sleep(60)\n    os._exit(0)\nctypes.string_at(0)"
     start = time.monotonic()
