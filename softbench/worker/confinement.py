@@ -61,8 +61,10 @@ FORBIDDEN = {
     "others": {"shmget": 29, "msgget": 68, "semget": 64, "mq_open": 240},
 }
 """System calls of x86-64 by purpose."""
-IGNORED = {"setsid": 112, "setpgid": 109}
-"""They succeed and do nothing, because libraries call them: no process leaves the group of its worker."""
+IGNORED = {"setsid": 112, "setpgid": 109, "setpriority": 141, "ioprio_set": 251}
+"""They succeed and do nothing, because libraries call them: no process leaves the group of its worker, or makes another process slow."""
+OWN_THREAD = {"sched_setparam": 142, "sched_setscheduler": 144, "sched_setaffinity": 203, "sched_setattr": 314}
+"""The same but for the calling thread, whose number is 0 in the first argument. Libraries also bind other threads to processors."""
 OWN_LIMITS = {"prlimit64": 302}
 """Allowed for the calling process, whose number is 0 in the first argument."""
 SIGNALS = {"kill": 62, "tkill": 200, "tgkill": 234, "rt_sigqueueinfo": 129, "rt_tgsigqueueinfo": 297, "pidfd_send_signal": 424}
@@ -87,7 +89,7 @@ def confine(readable: Iterable[str], folder: str, device: str, *, sockets: bool)
     signals = files and version >= 6
     numbers = [number for group in FORBIDDEN.values() for number in group.values()]
     own = dict.fromkeys(OWN_LIMITS.values(), 0) | ({} if signals else dict.fromkeys(SIGNALS.values(), os.getpid()))
-    calls = _filter(libc, numbers, own, IGNORED.values())
+    calls = _filter(libc, numbers, own, IGNORED.values(), OWN_THREAD.values())
     return {
         "no new privileges": privileges,
         "capabilities dropped": capabilities,
@@ -157,8 +159,21 @@ def _limit(device: str) -> bool:
     return True
 
 
-def _filter(libc: ctypes.CDLL, forbidden: Iterable[int], own: Mapping[int, int] = NOTHING, ignored: Iterable[int] = ()) -> bool:
-    """Filter system calls of all threads. `own`: calls that are allowed with this first argument only.
+def _filter(
+    libc: ctypes.CDLL,
+    forbidden: Iterable[int],
+    own: Mapping[int, int] = NOTHING,
+    ignored: Iterable[int] = (),
+    own_thread: Iterable[int] = (),
+) -> bool:
+    """Filter system calls of all threads.
+
+    Args:
+        libc: the C library.
+        forbidden: calls that fail.
+        own: calls that fail unless their first argument is this one.
+        ignored: calls that succeed and do nothing.
+        own_thread: calls that succeed and do nothing unless their first argument is 0.
 
     Returns False on another architecture or without seccomp.
     """
@@ -177,8 +192,10 @@ def _filter(libc: ctypes.CDLL, forbidden: Iterable[int], own: Mapping[int, int] 
         program += [_instruction(EQUAL, number, 0, 1), refuse]
     for number in ignored:
         program += [_instruction(EQUAL, number, 0, 1), _instruction(RETURN, ERROR)]
-    for number, argument in own.items():
-        program += [_instruction(EQUAL, number, 0, 4), _instruction(LOAD, 16), _instruction(EQUAL, argument, 0, 1), allow, refuse]
+    limited = [(number, argument, refuse) for number, argument in own.items()]
+    limited += [(number, 0, _instruction(RETURN, ERROR)) for number in own_thread]
+    for number, argument, otherwise in limited:
+        program += [_instruction(EQUAL, number, 0, 4), _instruction(LOAD, 16), _instruction(EQUAL, argument, 0, 1), allow, otherwise]
     program.append(allow)
     code = ctypes.create_string_buffer(b"".join(program))
     head = struct.pack("HxxxxxxQ", len(program), ctypes.addressof(code))

@@ -33,12 +33,19 @@ def honest(x):
     return torch.softmax(x, dim=-1)
 
 
+def parent(pid):
+    with suppress(OSError):
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return 0
+
+
 def others():
-    """The parent, its parents, and all other processes of this machine that a user's process could be interested in."""
-    found, pid = [], os.getppid()
+    """The other processes of the forkserver, such as the one of empty challenges, then the parent and its parents."""
+    everyone, pid = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()], os.getppid()
+    found = [other for other in everyone if other != os.getpid() and parent(other) == pid]
     while pid > 1:
         found.append(pid)
-        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        pid = parent(pid)
     return found
 
 
@@ -93,7 +100,46 @@ MEMORY = {
     "a descriptor by pidfd_getfd": each_other(lambda pid: system_call(438, os.pidfd_open(pid), 0, 0)),
     "a userfaultfd": lambda: system_call(323, 1),
 }
+
+
+def changing(read, change):
+    """Change a property of another process, which may succeed and do nothing."""
+
+    def attempt(pid):
+        before = read(pid)
+        change(pid)
+        if read(pid) == before:
+            raise PermissionError("nothing changed")
+
+    return each_other(attempt)
+
+
+def nice(pid):
+    return os.getpriority(os.PRIO_PROCESS, pid)
+
+
+def bind_itself():
+    """A process may bind itself to a processor."""
+    all_of_them = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(all_of_them)})
+    if os.sched_getaffinity(0) != {min(all_of_them)}:
+        raise RuntimeError("not bound")
+    os.sched_setaffinity(0, all_of_them)
+    raise PermissionError("as it should be")
+
+
 PROCESSES = {
+    "the priority of another process": changing(nice, lambda pid: os.setpriority(os.PRIO_PROCESS, pid, nice(pid) + 1)),
+    "the processors of another process": changing(
+        os.sched_getaffinity, lambda pid: os.sched_setaffinity(pid, {min(os.sched_getaffinity(pid))})
+    ),
+    "the scheduler of another process": changing(
+        os.sched_getscheduler, lambda pid: os.sched_setscheduler(pid, os.SCHED_BATCH, os.sched_param(0))
+    ),
+    "the order of another process's input and output": changing(
+        lambda pid: LIBC.syscall(252, 1, pid), lambda pid: LIBC.syscall(251, 1, pid, 3 << 13)
+    ),
+    "its own processors": bind_itself,
     "a signal to another process": each_other(lambda pid: os.kill(pid, 0)),
     "a signal to another process by pidfd": each_other(lambda pid: system_call(424, os.pidfd_open(pid), 0, None, 0)),
     "limits of another process": each_other(lambda pid: resource.prlimit(pid, resource.RLIMIT_CORE)),
