@@ -102,7 +102,6 @@ COVERED_BY = {
     # The judge, seen from its judgements.
     "judge/challenge": "judge/test_judgement.py",
     "judge/main": "cli/test_judge.py",
-    "judge/plugin_process": "judge/test_judgement.py",
     "processes/judge_process": "cli/test_judge.py",
     "results/signature": "cli/test_judge.py",
     "run/judge": "cli/test_judge.py",

@@ -35,6 +35,12 @@ BUSY_SECONDS = 1.0
 """The judge waits for calls on a GPU without sleep, so long at most."""
 ATTEMPTS = 100
 """How often the processes of the plugin's group are ended, at most: each may have started another."""
+STOP_SECONDS = 5.0
+"""So long a process may take to stop, at most: a thread in a long system call stops after it."""
+PROCESSOR_TIME = 2
+"""The kind of clock of clock_gettime(2) that is a process's processor time."""
+ENDED = "ZX"
+"""States of a thread that has ended."""
 Answer = TypeVar("Answer", bound=Reply)
 
 
@@ -149,17 +155,22 @@ class PluginProcess:
 
     @contextmanager
     def stopped(self) -> Iterator[None]:
-        """In the context no thread of the process runs. What it gave the GPU may."""
-        os.kill(self.worker.pid, signal.SIGSTOP)
+        """In the context no thread of the process runs. What it gave the GPU may.
+
+        Raises EndedError if it has another process, or if it ran: a timer of its own may send SIGCONT. If it has ended, that is no error.
+        """
+        pid = self.worker.pid
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGSTOP)
         try:
-            for _ in range(ATTEMPTS):
-                if _state_and_group(self.worker.pid)[0] in "TZX":
-                    break
-                time.sleep(0.001)
+            before = _stopped_at(pid)
+            self._require_alone()
             yield
+            if (after := _processor_ns(pid)) != before and _lives(pid):
+                raise EndedError(Status.UNVERIFIED, f"time: it ran for {(after - before) / 1e3:.0f} us while the judge had stopped it")
         finally:
             with suppress(ProcessLookupError):
-                os.kill(self.worker.pid, signal.SIGCONT)
+                os.kill(pid, signal.SIGCONT)
 
     def end_others(self) -> None:
         """End all other processes of the plugin's group, such as compilers. Raises EndedError if they do not end."""
@@ -183,15 +194,51 @@ def _others(leader: int) -> list[int]:
     found = []
     for entry in Path("/proc").iterdir():
         with suppress(OSError, ValueError, IndexError):
-            state, group = _state_and_group(int(entry.name))
-            if group == leader != int(entry.name) and state not in "ZX":
+            if _group(int(entry.name)) == leader != int(entry.name) and _lives(int(entry.name)):
                 found.append(int(entry.name))
     return found
 
 
-def _state_and_group(pid: int) -> tuple[str, int]:
-    state, _, group = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:3]
-    return state, int(group)
+def _group(pid: int) -> int:
+    return int(_stat(f"/proc/{pid}/stat")[2])
+
+
+def _lives(pid: int) -> bool:
+    """True if a thread of the process lives. The state of the process is that of its first thread, which may end before the others."""
+    return any(state not in ENDED for state in _states(pid))
+
+
+def _states(pid: int) -> list[str]:
+    """The states of all threads of a process; none if it does not exist."""
+    found = []
+    with suppress(OSError):
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            with suppress(OSError):
+                found.append(_stat(f"{thread}/stat")[0])
+    return found
+
+
+def _stat(file: str) -> list[str]:
+    return Path(file).read_text().rpartition(")")[2].split()
+
+
+def _processor_ns(pid: int) -> int:
+    """Processor time of all threads of a process, also of ended ones; 0 if it does not exist."""
+    with suppress(OSError):
+        return time.clock_gettime_ns(~pid << 3 | PROCESSOR_TIME)
+    return 0
+
+
+def _stopped_at(pid: int) -> int:
+    """Wait until all threads of a process have stopped; returns its processor time. Raises EndedError if they do not."""
+    end = time.monotonic() + STOP_SECONDS
+    while True:
+        before = _processor_ns(pid)
+        time.sleep(0.001)  # a thread is still on its processor for a moment after its state says that it is stopped
+        if all(state == "T" or state in ENDED for state in _states(pid)) and _processor_ns(pid) == before:
+            return before
+        if time.monotonic() > end:
+            raise EndedError(Status.UNVERIFIED, "time: its process does not stop when the judge stops it")
 
 
 @cache

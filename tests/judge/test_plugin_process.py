@@ -1,0 +1,118 @@
+"""No part of the plugin's process runs while an empty challenge is measured."""
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import pytest
+
+from softbench.core.case import Case, Direction
+from softbench.judge import plugin_process
+from softbench.judge.plugin_process import EndedError, PluginProcess
+
+CASE = Case(16, 96, "fp32", Direction.FORWARD, "cpu")
+BUSY = "print(flush=True)\nwhile True: pass"
+CHILD = """
+import ctypes, os, threading, time
+if os.fork() == 0:
+    if {first_thread_ends}:
+        threading.Thread(target=time.sleep, args=(60,)).start()
+        ctypes.CDLL(None).syscall(60, 0)
+    time.sleep(60)
+print(flush=True)
+time.sleep(60)
+"""
+LONG_CALLS = """
+import os, threading
+file, data = os.memfd_create("x"), bytes(2**27)
+def write():
+    while True: os.pwrite(file, data, 0)
+threading.Thread(target=write).start()
+print(flush=True)
+while True: pass
+"""
+
+
+@contextmanager
+def running(code):
+    """A plugin's process that runs this code in a group of its own. It has written a line."""
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, start_new_session=True) as process:
+        process.stdout.readline()
+        try:
+            yield PluginProcess(None, SimpleNamespace(pid=process.pid), CASE, 2, {})
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def test_a_stopped_process_runs_on_after_the_context():
+    with running("import time\nwhile True: print(time.time(), flush=True)") as process:
+        with process.stopped():
+            assert set(plugin_process._states(process.worker.pid)) == {"T"}
+        before = plugin_process._processor_ns(process.worker.pid)
+        end = time.monotonic() + 20
+        while plugin_process._processor_ns(process.worker.pid) == before and time.monotonic() < end:
+            select.select([], [], [], 0.01)
+        assert plugin_process._processor_ns(process.worker.pid) > before
+
+
+def test_a_process_that_ends_while_stopped_is_no_error():
+    with subprocess.Popen(["sleep", "60"]) as process, PluginProcess(None, SimpleNamespace(pid=process.pid), CASE, 2, {}).stopped():
+        process.kill()
+        process.wait()
+
+
+def test_a_process_that_has_ended_before_is_no_error():
+    with subprocess.Popen(["true"]) as process:
+        process.wait()
+    with PluginProcess(None, SimpleNamespace(pid=process.pid), CASE, 2, {}).stopped():
+        pass
+
+
+def test_a_process_that_runs_while_stopped_ends_the_judgement():
+    """A timer of its own may send it SIGCONT."""
+    with running(BUSY) as process, pytest.raises(EndedError, match=r"it ran for \d+ us") as error, process.stopped():
+        os.kill(process.worker.pid, signal.SIGCONT)
+        time.sleep(0.05)
+        os.kill(process.worker.pid, signal.SIGSTOP)
+    assert error.value.status == "unverified"
+
+
+def test_a_long_system_call_ends_before_the_context():
+    with running(LONG_CALLS) as process:
+        for _ in range(5):
+            with process.stopped():
+                assert plugin_process._states(process.worker.pid) == ["T", "T"]
+
+
+def test_a_process_that_does_not_stop_ends_the_judgement(monkeypatch):
+    monkeypatch.setattr(plugin_process, "STOP_SECONDS", 0.05)
+    with running(BUSY) as process:
+        monkeypatch.setattr(plugin_process.os, "kill", lambda *_: None)
+        with pytest.raises(EndedError, match="does not stop"), process.stopped():
+            pytest.fail("it runs")
+        monkeypatch.undo()
+
+
+@pytest.mark.parametrize("first_thread_ends", [False, True])
+def test_another_process_of_a_stopped_one_is_found(first_thread_ends):
+    with running(CHILD.format(first_thread_ends=first_thread_ends)) as process:
+        (other,) = wait_for(lambda: plugin_process._others(process.worker.pid))
+        if first_thread_ends:
+            wait_for(lambda: plugin_process._stat(f"/proc/{other}/stat")[0] == "Z")
+        with pytest.raises(EndedError, match="started a process") as error, process.stopped():
+            pytest.fail("the other process runs")
+        assert error.value.status == "wrong"
+        process.end_others()
+        assert not plugin_process._others(process.worker.pid)
+
+
+def wait_for(function):
+    end = time.monotonic() + 20
+    while not (found := function()) and time.monotonic() < end:
+        time.sleep(0.01)
+    return found
