@@ -84,9 +84,17 @@ class Challenge:
 
 def draw(case: Case, calls: int) -> Challenge:
     """A new challenge. Raises as `shared_memory.create`, or RuntimeError if there is too little memory to draw the values."""
+    block = shared_memory.create(calls * input_layout(case)[1], case.device, read_only=True)
+    try:
+        return _drawn(case, calls, block)
+    except BaseException:
+        block.close()
+        raise
+
+
+def _drawn(case: Case, calls: int, block: shared_memory.Block) -> Challenge:
     device, specs = torch.device(case.device), operation(case.op).inputs(case)
     layout, each = input_layout(case)
-    block = shared_memory.create(calls * each, case.device, read_only=True)
     count = rows_to_read(case, calls)
     kinds = max(1, len(numerics(case.op).kinds(case)))
     hard = SECRET.sample(range(calls), max(1, min(calls, STRUCTURED_CALLS, STRUCTURED_ELEMENTS[case.device] // (kinds * case.N))))

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Self
 
@@ -26,6 +25,7 @@ from softbench.core.statistics import median_interval
 from softbench.core.text import one_line
 from softbench.judge import challenge
 from softbench.judge.challenge import SECRET, Challenge
+from softbench.judge.plugin_folder import plugin_folder
 from softbench.judge.plugin_process import FLUSH_BYTES, EndedError, PluginProcess
 from softbench.ops.registry import operation
 from softbench.plugins.source import PluginSource
@@ -133,7 +133,7 @@ class Judge:
         self, stack: ExitStack, label: str, case: Case, found: Judgement, files: Sequence[Path], operations: Sequence[str]
     ) -> PluginProcess:
         """A confined process with a folder of its own. It ends with `stack`."""
-        folder = stack.enter_context(TemporaryDirectory(prefix="softbench-plugin-", ignore_cleanup_errors=True))
+        folder = stack.enter_context(plugin_folder())
         own = {variable: f"{folder}/{variable.lower()}" for variable in CACHES}
         for path in own.values():
             Path(path).mkdir()
