@@ -138,7 +138,12 @@ class JudgedCalls:
         if not queued:
             self.kept.clear()
             self.given = self.given or self._tensors()
-        self.window.map(descriptor, size)
+        try:
+            self.window.map(descriptor, size)
+        except BaseException:
+            if self.queue is not None:
+                self.queue.start()  # who handles this may wait for the GPU
+            raise
         if self.queue is None or self.queue.rehearsed(self.server.call):
             if self.queue is not None:
                 self.queue.start()

@@ -336,3 +336,31 @@ def test_a_queued_call_that_fails_holds_nothing_back(queued):
     with pytest.raises(ValueError, match="a call"):
         challenges.worker.handle(QueueCalls())
     assert events == ["hold", "start"]
+
+
+def test_inputs_that_cannot_be_mapped_hold_nothing_back(queued):
+    challenges, events = queued
+    challenges.run()
+    challenges.worker.handle(ReleaseOutputs())
+    challenges.worker.handle(QueueCalls())
+    events.clear()
+    challenges.worker.descriptors.append(-1)
+    with pytest.raises(ValueError, match="for a range of"):
+        challenges.worker.handle(MakeCalls(2 * challenges.size))
+    assert events == ["map", "start"]
+
+
+def test_outputs_stay_from_the_queue_to_the_release(queued):
+    """Torch would give the memory of others to later calls."""
+    challenges, _ = queued
+    slots = iter([slot for _ in range(2) for (slot,) in challenges.worker.arena.slots])
+    challenges.worker.server.call = lambda x: next(slots)
+    challenges.run()
+    challenges.worker.handle(ReleaseOutputs())
+    assert not challenges.worker.kept
+    challenges.worker.handle(QueueCalls())
+    block = shared_memory.create(challenges.size, "cpu", read_only=True)
+    challenges.worker.descriptors.append(os.dup(block.descriptor))
+    challenges.worker.handle(MakeCalls(challenges.size))
+    assert len(challenges.worker.kept) == CALLS
+    block.close()
