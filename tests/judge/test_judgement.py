@@ -1,6 +1,7 @@
 """Judgements of honest backends, of known tricks, and of attacks by host code on the judge, each in a process of its own."""
 
 import ctypes
+import gc
 import os
 from dataclasses import replace
 from types import SimpleNamespace
@@ -220,6 +221,32 @@ def test_requests_without_work_come_before_the_clock(monkeypatch):
     assert us == (2000.0 - 250.0, 250.0)  # between the clocks are two entries
     for block in (outputs, drawn.inputs):
         block.close()
+
+
+def test_no_collector_of_the_judge_runs_with_its_clock(monkeypatch):
+    process, drawn, running = Process(monkeypatch, {"calls_of_judge": Called(((0,), (0,)), 0.0)}), challenge.draw(CASE, 2), []
+    monkeypatch.setattr(plugin_process, "CLOCK", lambda: (running.append(gc.isenabled()), 0)[1])
+    outputs = shared_memory.create(output_bytes(CASE, 2), "cpu")
+    process.of(CASE, 2, outputs).empty(drawn)
+    assert running == [False] * 4
+    assert gc.isenabled()
+    for block in (outputs, drawn.inputs):
+        block.close()
+
+
+def test_the_plugin_is_stopped_during_each_empty_challenge(judge, monkeypatch):
+    """Not before the load of the plugin."""
+    states, empty = [], PluginProcess.empty
+
+    def watched(process, drawn):
+        (pid,) = (worker.pid for worker in judge.pool.workers if worker.label == "plugin")
+        states.append(set(plugin_process._states(pid)))
+        return empty(process, drawn)
+
+    monkeypatch.setattr(PluginProcess, "empty", watched)
+    assert judged(judge, "correct/logsumexp.py", None).status == "ok"
+    assert "T" not in states[0]
+    assert states[1:] == [{"T"}, {"T"}]
 
 
 @pytest.mark.parametrize("queued", [0, 1, 2])
