@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import os
 
+import torch
 import triton
 import triton.language as tl
 
@@ -200,4 +201,9 @@ def block_m(N: int) -> int:
 
 def warps(elements: int) -> int:
     """Warps for this many elements, with about ELEMENTS_PER_THREAD a thread."""
-    return min(32, max(1, elements // (32 * ELEMENTS_PER_THREAD)))
+    return min(most_warps(), max(1, elements // (32 * ELEMENTS_PER_THREAD)))
+
+
+def most_warps() -> int:
+    """The most warps of a program. It has up to 1024 threads, and a warp of AMD's data-center GPUs has 64 of them."""
+    return 32 if torch.version.hip is None else 16

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from .dispatch import softmax_of
-from .generic import CONTRACTION, INTERPRETED
+from .generic import CONTRACTION, INTERPRETED, most_warps
 
 MAX_COLUMNS = 131072  # a longer row does not fit a program.
 PREFETCH_BYTES = 128 * 1024  # of a row of all inputs: the most of an SM's 227 KiB shared memory that the next row may take.
@@ -44,7 +44,7 @@ def backward_row(dy_ptr, y_ptr, dx_ptr, dy_stride, y_stride, dx_stride, M, N, BL
 
 def warps_of_block(block: int) -> int:
     """The tutorial's 8, and more if a thread would have over 128 elements."""
-    return 8 if block <= 32768 else 16 if block <= 65536 else 32
+    return 8 if block <= 32768 else 16 if block <= 65536 else most_warps()
 
 
 def options(block: int) -> dict[str, int]:

@@ -1,7 +1,8 @@
 """The generic kernels: masked tiles and loops, for every dtype."""
 
 import pytest
-from softbench.kernels.triton import generic
+import torch
+from softbench.kernels.triton import generic, tutorial
 
 LOOPS = """
 import torch
@@ -40,3 +41,10 @@ def test_a_tile_holds_a_row_and_short_rows_share_one(N):
 
 def test_warps_have_sixteen_elements_a_thread():
     assert [generic.warps(elements) for elements in (1, 512, 2048, 16384, 1 << 20)] == [1, 1, 4, 32, 32]
+
+
+def test_programs_of_amds_gpus_have_1024_threads(monkeypatch):
+    """A warp of their data-center GPUs has 64 threads."""
+    monkeypatch.setattr(torch.version, "hip", "6.4.43482")
+    assert [generic.warps(elements) for elements in (512, 8192, 16384, 1 << 20)] == [1, 16, 16, 16]
+    assert tutorial.warps_of_block(1 << 17) == 16
