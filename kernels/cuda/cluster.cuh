@@ -18,9 +18,13 @@ constexpr int cluster_min_ctas(int thread_vectors, int max_threads, bool caches_
                                 : 640 / max_threads;
 }
 
+// Beside a target, some kernels would spill registers after Hopper with as many CTAs.
+template <typename Op, int K, int T> constexpr int CLUSTER_MIN_CTAS = cluster_min_ctas(K * Op::READS, T, CACHES_EXPONENTIALS<Op, K>) -
+                                                                     (AFTER_HOPPER && Op::HAS_TARGET && K >= 4 && K != 8);
+
 // `size`: the CTAs of a cluster. T: the most threads of a CTA. KNOWN_NO_EDGES: NO_EDGES of the Row, if registers suffice. KEEP_IN_L2: see Row.
 template <typename Op, int K, int T, bool KNOWN_NO_EDGES, bool KEEP_IN_L2>
-__global__ void __launch_bounds__(T, cluster_min_ctas(K * Op::READS, T, CACHES_EXPONENTIALS<Op, K>))
+__global__ void __launch_bounds__(T, CLUSTER_MIN_CTAS<Op, K, T>)
     cluster(Tensors<Op> tensors, int size, int base_alignment, Stagger stagger) {
 #if SOFTBENCH_CLUSTERS
     constexpr bool NO_EDGES = KNOWN_NO_EDGES && !(AFTER_HOPPER && Op::HAS_TARGET && K == 16);

@@ -421,7 +421,7 @@ template <int LANES, int COUNT> __device__ __forceinline__ float one_sum_of(floa
 // vector of each of GROUPS rows, so each access of a warp is 512 contiguous bytes. The lane's part of the mask is read and converted once. All rows of a
 // CTA have the same head. The maxima of two rows are one register.
 // Exponents are fma(x, factor, -shift), where shift is maximum * factor, rounded. The rounding is a factor of all exponentials of a row, and of their sum.
-constexpr int SHARED_GROUPS = 4, SHARED_CTAS = 12;
+constexpr int SHARED_GROUPS = 4, SHARED_CTAS = ARCHITECTURE == 1030 ? 10 : 12;  // with 12, sm_103 would spill registers
 constexpr float MOST_SHIFT = 1048576.0f;  // beyond it, the maximum is subtracted first
 template <typename T, int LANES, bool KEEP_IN_L2> __global__ void __launch_bounds__(SHORT_ROWS_THREADS, SHARED_CTAS) row_scores_shared(ForwardScores<T> given) {
     constexpr int V = VECTOR_BYTES / sizeof(T), E = Packed<T>::ELEMENTS, GROUPS = SHARED_GROUPS;
