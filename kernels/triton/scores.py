@@ -40,6 +40,9 @@ REGISTERS = 64
 """Of a thread, at most: an SM then has two programs of 512 threads, or 32 of a warp, with 64 KiB of rows."""
 WARP_COLUMNS = 1024
 """Columns of a warp: 32 of each thread."""
+SHORT_BLOCK, SHORT_WARPS = 32, 8
+"""A program of rows of up to 32 columns has as many elements as a warp of longer rows, on 8 warps. Each row has its own addresses, and
+with the rows of 32 elements a thread spilled up to 1256 bytes."""
 LEAST_CAUSAL_ROWS = 512
 """Fewer rows leave SMs idle, so their programs want more threads than those of `causal_rows.py`."""
 HOPPER = 9
@@ -181,7 +184,7 @@ def shape_of(N: int, reads: int) -> Shape:
     """The shape of a launch that has `reads` tensors of rows unpacked. A thread has 32 elements of one of them, or 16 of each of two."""
     block = triton.next_power_of_2(N)
     columns = WARP_COLUMNS // reads
-    return Shape(max(1, columns // block), block, max(1, min(32, block // columns)))
+    return Shape(max(1, columns // block), block, SHORT_WARPS if block <= SHORT_BLOCK else max(1, min(32, block // columns)))
 
 
 def launch_forward(
