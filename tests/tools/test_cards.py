@@ -47,18 +47,66 @@ def test_every_plan_by_rule_fits_every_card(cards):
     assert cards.ask_plans(list(cards.CARDS), 300, seed=1) == []
 
 
+@pytest.mark.slow
+def test_thousands_of_plans_fit_every_card(cards):
+    """Of each kind, for each card."""
+    assert cards.ask_plans(list(cards.CARDS), 3000, seed=2) == []
+
+
+KERNELS = {
+    "rows": {"tile_of_rows", "gradient_tile", "forward_rows", "backward_rows", "forward_split", "backward_split"},
+    "traced": {
+        *("tile_traceable", "gradient_tile_traceable", "loop_traceable", "gradient_loop_traceable"),
+        *("forward_traceable", "backward_traceable", "forward_split_traceable", "backward_split_traceable"),
+    },
+    "losses": {"reduction_tile", "gradient_tile", "fused_tile", "reduce_row", "gradient_of_row", "fused_rows"},
+    "scores": {"forward_scores", "backward_scores"},
+}
+OF_HOPPER = {
+    "rows": {"forward_cluster", "backward_cluster", "forward_staged", "backward_staged"},
+    "losses": {"fused_cluster"},
+    "scores": {"forward_causal", "backward_causal"},
+}
+
+
+def test_random_launches_have_every_kernel(cards):
+    """But for those of AMD's GPUs, which have tiles and loops."""
+
+    def seen(name, kind):
+        every = (launch for number in range(3000) for launch in cards.card_launches.launches(card(cards, name), kind, number))
+        return {launch.kernel.__name__ for launch in every}
+
+    for kind, names in KERNELS.items():
+        assert seen("H100", kind) >= names - {"loop_traceable", "gradient_loop_traceable"} | OF_HOPPER.get(kind, set())
+        assert seen("L4", kind) >= names
+    assert seen("MI300X", "rows") == {"tile_of_rows", "gradient_tile", "loop_over_row", "gradient_loop"}
+    assert seen("MI300X", "traced") == {"tile_traceable", "gradient_tile_traceable", "loop_traceable", "gradient_loop_traceable"}
+    assert seen("MI300X", "losses") == seen("MI300X", "scores") == set()
+
+
 @pytest.mark.parametrize(
     ("name", "plan", "what"),
     [
         ("L4", Plan("cluster", 4, 256, 4, 8, warps=8, cluster_ctas=4), "a cluster of 4 CTAs"),
         ("H100", Plan("split", 8, 1024, 4, 8, warps=32, registers=80, split_ctas=2), "80 registers of 1024 threads"),
-        ("A10", Plan("split", 8, 512, 4, 8, warps=16, registers=64, split_ctas=2, smem_tiles=16), "16 tiles of 512 threads"),
-        ("MI300X", Plan("rows", 8, 256, 4, 8, warps=8), "contains PTX"),
+        ("A10", Plan("split", 8, 512, 4, 8, warps=16, registers=64, split_ctas=2, smem_tiles=16), "132096 bytes of shared memory"),
+        ("MI300X", Plan("rows", 8, 256, 4, 8, warps=8), "way to run PTX"),
     ],
 )
 def test_a_plan_that_a_card_does_not_have_is_found(cards, name, plan, what):
-    problem = cards.problem_of(card(cards, name), False, 4096, 8192, 2, 16)
-    assert what in cards.misfit(card(cards, name), problem, plan)
+    one = card(cards, name)
+    launch = cards.card_launches.planned(one, cards.problem_of(one, False, 4096, 8192, 2, 16), plan)
+    assert what in cards.card_launches.misfit(one, launch)
+
+
+@pytest.mark.parametrize("ctas", [72, 144, 1000])
+def test_programs_that_wait_for_each_other_must_fit_together(cards, ctas):
+    """An SM of an A10 has 1536 threads, so 72 SMs hold 216 programs of 512 threads, by registers 144."""
+    a10 = card(cards, "A10")
+    plan = Plan("split", 8, 512, 4, 8, warps=16, registers=64, split_ctas=ctas)
+    launch = cards.card_launches.planned(a10, cards.problem_of(a10, False, 1, 1 << 22, 2, 16), plan)
+    assert launch.together == -(-ctas // 72)
+    assert (cards.card_launches.misfit(a10, launch) is None) == (ctas <= 144)
 
 
 def test_resources_beyond_a_cards_limits_are_found(cards):
@@ -70,6 +118,8 @@ def test_resources_beyond_a_cards_limits_are_found(cards):
     assert "shared memory" in dataclasses.replace(fits, shared=100 * 1024).misfit(l4)
     assert "threads" in dataclasses.replace(fits, registers=32, threads=2048).misfit(l4)
     assert "a policy" in dataclasses.replace(fits, illegal=1).misfit(l4)
+    assert "1 of 2 CTAs" in fits.misfit(l4, 2)
+    assert dataclasses.replace(fits, shared=40 * 1024).misfit(l4, 2) is None
 
 
 def test_copies_that_are_illegal_instructions_are_counted(cards):
@@ -118,6 +168,24 @@ def test_kernels_that_no_rule_launches_may_spill(cards):
     assert (len(cards.spilling(kept + line, "sm_90a")), cards.spilling(kept + line, "sm_86")) == (1, [])
 
 
+def test_kernels_beyond_a_cards_limits_are_found_in_ptxas_report(cards):
+    """120 registers of 256 threads leave an SM two CTAs, where the launch bounds ask for three."""
+
+    def found(architecture, registers, shared, bounds):
+        report = "ptxas info    : Function properties for _ZN9softbench5blockI\n    0 bytes stack frame\n"
+        report += f"ptxas info    : Used {registers} registers"
+        ptx = f".visible .entry _ZN9softbench5blockI(\n.param .align 8 .b8 a[8]\n)\n{bounds}\n{{\n"
+        return cards.beyond_limits(f"{report}, used 1 barriers, {shared} bytes smem\n", ptx, architecture)
+
+    bounds = ".maxntid 256\n.minnctapersm 3"
+    assert found("sm_90a", 80, 1024, bounds) == []
+    assert found("sm_80", 120, 1024, bounds) == ["_ZN9softbench5blockI: A100 has no 2 of 3 CTAs for an SM"]
+    assert len(found("sm_89", 80, 40 << 10, bounds)) == 3  # two CTAs of 41 KiB fit an SM of 100 KiB
+    assert found("sm_90a", 80, 40 << 10, bounds) == []
+    assert "shared memory for a CTA" in found("sm_80", 80, 200 << 10, ".maxntid 256")[0]
+    assert "registers for each of 1024 threads" in found("sm_100a", 72, 0, ".maxntid 1024")[0]
+
+
 CUDA = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_103a", "sm_120a")
 
 
@@ -146,6 +214,39 @@ def test_cuda_parts_spill_no_more_than_is_known(cards, architecture):
     few = (os.cpu_count() or 1) < build.FEW_CORES
     parts = cards.cuda_parts([architecture], 1 if few else None, seed=CUDA.index(architecture))
     assert list(cards.cuda_reports(parts)) == []
+
+
+def sample(cards, name, most):
+    """What does not fit a card, of `most` launches of each kind and of one of each kernel and tier."""
+    work = cards.triton_work([card(cards, name)], most, seed=0)
+    assert len(work) >= most * (2 if card(cards, name).amd else 4)
+    return [line for line in map(cards.compile_work, work) if line]
+
+
+ONE_OF_EACH = ["A100", "A10", "L4", "H100", "B200", "B300", "RTX-5090", "MI300X", "MI355X", "RX-9070-XT"]
+
+
+@needs_cuobjdump
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ONE_OF_EACH)
+def test_triton_kernels_of_every_kind_fit(cards, driver, name):
+    """Some 60 kernels of each architecture, in 10 to 20 seconds of a core."""
+    assert sample(cards, name, 12) == []
+
+
+@needs_cuobjdump
+@pytest.mark.parametrize("number", [10012, 10014])
+def test_scores_of_few_columns_spill_nothing(cards, driver, number):
+    """Of 1 and 7 columns, in causal order with a mask. On one warp they spilled 1168 and 816 bytes a thread."""
+    h100 = card(cards, "H100")
+    forward, _ = cards.card_launches.launches(h100, "scores", number)
+    assert cards.resources(h100, cards.compiled_launch(h100, forward)).spilled == 0
+
+
+def test_kernels_known_to_spill_may_not_spill_more(cards):
+    takes = cards.Resources(registers=64, spilled=24, shared=0, threads=256)
+    assert takes.misfit(card(cards, "L4"), 1, 24) is None
+    assert "24 bytes a thread of spilled registers" in takes.misfit(card(cards, "L4"), 1, 16)
 
 
 @needs_cuobjdump

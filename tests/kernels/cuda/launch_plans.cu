@@ -9,7 +9,8 @@ struct Numbers {
 };
 constexpr Numbers DEVICES[] = {{132, 232448, 233472, 9},  {78, 232448, 233472, 9}, {16, 232448, 233472, 9}, {148, 232448, 233472, 10},
                                {108, 166912, 167936, 8},  {14, 166912, 167936, 8}, {24, 101376, 102400, 8}, {170, 101376, 102400, 12},
-                               {58, 101376, 102400, 8},   {72, 101376, 102400, 8}, {142, 101376, 102400, 8}, {188, 101376, 102400, 12}};
+                               {58, 101376, 102400, 8},   {72, 101376, 102400, 8}, {142, 101376, 102400, 8}, {188, 101376, 102400, 12},
+                               {82, 101376, 102400, 8},   {128, 101376, 102400, 8}};
 int current = 0;
 inline cudaError_t get(int* device) { return *device = current, cudaSuccess; }
 inline cudaError_t attribute(int* value, cudaDeviceAttr which, int device) {
@@ -27,6 +28,8 @@ inline cudaError_t attribute(int* value, cudaDeviceAttr which, int device) {
 #include "softmax.cu"
 
 #include "loss_ops.cuh"
+#include "row_gradient.cuh"
+#include "scores.cuh"
 #include "statistics_launch.cuh"
 
 #include <cmath>
@@ -47,7 +50,8 @@ template <typename Op> bool runs_at_once(const Tensors<Op>& t, int64_t N, const 
     const int64_t by_shared = device().shared_sm / (smem * R * VECTOR_BYTES + static_shared + RESERVED);
     const int64_t by_registers = REGISTERS / (p.threads * (p.vectors * R == 24 ? 128 : 64));
     const int64_t by_threads = (device().shared_sm > 102400 ? 2048 : 1536) / p.threads;  // sm_86, sm_89 and sm_120 have 1536
-    return p.per_row <= std::min({by_shared, by_registers, by_threads}) * device().sms;
+    const int64_t by_ctas = device().shared_sm > 102400 ? 32 : device().major == 8 ? 16 : 24;  // of sm_86; sm_89 has 24
+    return p.per_row <= std::min({by_shared, by_registers, by_threads, by_ctas}) * device().sms;
 }
 
 // Whether a gradient of a few KB, whose row has an SM to itself, is on threads that hold more than two vectors of each tensor.
@@ -116,7 +120,36 @@ void sweep_statistics(bool counts) {
     }
 }
 
+// Whether the plans of gradients of losses cover their rows, and are of threads that the kernel takes.
+void sweep_gradients() {
+    for (int64_t vectors = 1; vectors < 600000; vectors += 1 + vectors / 500) {
+        const Plan p = gradient_plan(vectors);
+        const bool warp = p.tier == ONE_WARP;
+        const int64_t room = int64_t(p.vectors) * (warp ? WARP : int64_t(p.threads) * p.per_row);
+        ++tested;
+        if (p.threads < WARP || p.threads > GRADIENT_THREADS || p.threads % WARP || room < vectors || (!warp && p.tier != SPLIT) ||
+            (!warp && int64_t(p.vectors) * p.threads * (p.per_row - 1) >= vectors))
+            ++bad, std::printf("gradient of %lld vectors: tier %d, %d threads, per_row %d\n", (long long)vectors, p.tier, p.threads, p.per_row);
+    }
+}
+
+// Whether every row of scores has a plan that a launch takes.
+void sweep_scores() {
+    for (const int size : {2, 4})
+        for (int N = 1; N <= 16384; ++N)
+            for (const uintptr_t address : {uintptr_t(0x100000), uintptr_t(0x100010)}) {
+                Scores all{Divisor(1u), Divisor(2u), Divisor(8u), 16u, N, unsigned(N), ORDER_QUERIES, 0, 0, false, 1.0f};
+                Plan chosen;
+                const int64_t code = plan_scores(all, size, reinterpret_cast<const void*>(address), int64_t(16) * N * size, ORDER_QUERIES, nullptr, chosen);
+                ++tested;
+                if (code != cudaSuccess || chosen.threads > SCORES_THREADS || int64_t(scores_grid(all, chosen)) * chosen.threads < 16)
+                    if (++bad <= 20) std::printf("scores of %d columns of %d bytes: code %lld, tier %d, %d threads\n", N, size, (long long)code, chosen.tier, chosen.threads);
+            }
+}
+
 int main() {
+    sweep_gradients();
+    for (fake::current = 0; fake::current < int(sizeof(fake::DEVICES) / sizeof(fake::DEVICES[0])); ++fake::current) sweep_scores();
     sweep_statistics(false);
     sweep_statistics(true);
     sweep<Forward<float, float>>("forward float32", 1);
