@@ -54,7 +54,7 @@ def contracted_exponent(x_ptr, y_ptr, m):
 
 @pytest.mark.parametrize(("fused", "expected"), [(True, {"fma.rn.f32"}), (False, {"sub.rn.f32", "add.rn.f32", "sub.f32", "add.f32"})])
 def test_a_contracted_exponent_is_found(cards, h100, fused, expected):
-    operands = [cards._Operand(torch.float32, 16)] * 2
+    operands = [cards.Operand(torch.float32, 16)] * 2
     found = cards.compiled(h100, contracted_exponent, operands, (3.5,), {"num_warps": 4, "enable_fp_fusion": fused})
     assert {*exponents(found.asm["ptx"])} <= expected
     assert ("fma" in found.asm["ptx"]) == fused
@@ -78,6 +78,29 @@ def test_kernels_are_pinned_and_contract_no_exponent(cards, h100, plan, N, log, 
     made = exponents(found.asm["ptx"])
     assert {*made} <= {"mul.f32"}
     assert made or (backward and not log)  # only the gradient of softmax has no exponential
+
+
+TRACED = {
+    *("forward_traceable", "tile_traceable", "loop_traceable", "forward_split_traceable"),
+    *("backward_traceable", "gradient_tile_traceable", "gradient_loop_traceable", "backward_split_traceable"),
+}
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_traced_kernels_contract_no_exponent_by_either_default(cards, h100, fused):
+    """Inductor passes no option for contraction on, so Triton's default decides."""
+    left = set(TRACED)
+    for name in ("H100", "L4"):
+        card = next(one for one in cards.CARDS if one.name == name)
+        for number in range(300):
+            (launch,) = cards.card_launches.launches(card, "traced", number)
+            if launch.kernel.__name__ in left:
+                options = {**launch.options, "enable_fp_fusion": fused}
+                made = exponents(cards.compiled(card, launch.kernel, launch.operands, launch.arguments, options).asm["ptx"])
+                if made:  # the gradient of softmax has no exponential
+                    left.remove(launch.kernel.__name__)
+                    assert {*made} <= {"mul.f32", "mul.rn.f32"}, launch.told
+    assert not left
 
 
 def test_the_gradients_sum_is_contracted(cards, h100):
@@ -123,7 +146,7 @@ def test_copies_of_two_vectors_stay_inside_the_row(cards, h100, M):
     problem = replace(cards.problem_of(h100, False, M, 262140, 2, 8), wide=True)
     plan = Plan("split", 4, 256, 2, 4, warps=8, registers=64, split_ctas=16, smem_tiles=8)
     ready = dispatch.prepare_launch(problem, plan, (SimpleNamespace(stride=lambda _: 262140),) * 2, False)
-    operands = [cards._Operand(torch.bfloat16, 8), cards._Operand(torch.float32, 16), *[cards._Operand(torch.int64, 0)] * 2]
+    operands = [cards.Operand(torch.bfloat16, 8), cards.Operand(torch.float32, 16), *[cards.Operand(torch.int64, 0)] * 2]
     ptx = cards.compiled(h100, ready.kernel, operands, (*ready.arguments, None), ready.options).asm["ptx"]
     copies = re.findall(r"@[pq] cp\.async\.(c[ag])\.shared\.global(\S*)\s+\[[^]]*\], \[[^]]*\], (\d+)(, policy)?;", ptx)
     assert {(cache, size) for cache, _, size, _ in copies} == {("cg", "16"), ("ca", "8")}
@@ -144,7 +167,7 @@ def test_rows_of_one_or_two_vectors_move_in_vectors(cards, h100, size, N, backwa
 def losses(cards, h100):
     """Prepared launches of losses with all options, and their operands."""
     every = Options(label_smoothing=0.1, z_loss=1e-4, softcap=30.0)
-    data, rows, target = (cards._Operand(dtype, 16) for dtype in (torch.bfloat16, torch.float32, torch.int64))
+    data, rows, target = (cards.Operand(dtype, 16) for dtype in (torch.bfloat16, torch.float32, torch.int64))
     wide, short = (cards.problem_of(h100, False, 4096, N, 2, 16) for N in (32000, 512))
     for options in (every, Options(logprob=True)):
         third = rows if options.logprob else None
@@ -161,9 +184,9 @@ def test_losses_are_pinned_and_contract_no_exponent(cards, h100):
     for ready, operands in losses(cards, h100):
         scratch = [None] * ready.places
         if ready.floats:
-            scratch[0] = cards._Operand(torch.float32, 16)
+            scratch[0] = cards.Operand(torch.float32, 16)
         if ready.counters:
-            scratch[1] = cards._Operand(torch.int64, 16)
+            scratch[1] = cards.Operand(torch.int64, 16)
         found = cards.compiled(h100, ready.kernel, [*operands, *scratch], ready.arguments, ready.options)
         assert found.metadata.enable_fp_fusion is True
         made = exponents(found.asm["ptx"])
@@ -175,7 +198,7 @@ def test_losses_are_pinned_and_contract_no_exponent(cards, h100):
 def test_losses_take_the_maximum_of_packed_words(cards, h100, dtype, name):
     problem = cards.problem_of(h100, False, 4096, 32000, 2, 16)
     plan = loss_plans.reduction_plan(problem)
-    data, rows, target = (cards._Operand(kind, 16) for kind in (dtype, torch.float32, torch.int64))
+    data, rows, target = (cards.Operand(kind, 16) for kind in (dtype, torch.float32, torch.int64))
     for options in (Options(), Options(logprob=True)):
         ready = loss_launch._reduction(problem, plan, (32000,), options)
         operands = [data, target, rows, rows, rows if options.logprob else None, *[None] * ready.places]
@@ -192,7 +215,7 @@ def assert_sums_of_lanes_contract_no_product(ptx):
 
 def test_entropies_of_lanes_contract_no_product(cards, h100):
     """Contracted, each lane of a row of few columns would have another entropy, and the lanes write theirs to one place."""
-    rows, target = (cards._Operand(dtype, 4) for dtype in (torch.float32, torch.int64))
+    rows, target = (cards.Operand(dtype, 4) for dtype in (torch.float32, torch.int64))
     ready = loss_launch._tile("reduction", cards.problem_of(h100, False, 200, 7, 4, 4), (7,), Options(logprob=True))
     ptx = cards.compiled(h100, ready.kernel, [rows, target, rows, rows, rows], ready.arguments, ready.options).asm["ptx"]
     assert_sums_of_lanes_contract_no_product(ptx)
@@ -212,7 +235,7 @@ def assert_pinned(cards, card, asked, kernel):
     """Contraction is pinned in both launches. The first one is of `kernel`, which contracts no exponent."""
     assert [options["enable_fp_fusion"] for _, options in asked.launches] == [True, True]
     (arguments, options), _ = asked.launches
-    operands = [cards._Operand(one.dtype, 16) if isinstance(one, torch.Tensor) else one for one in arguments]
+    operands = [cards.Operand(one.dtype, 16) if isinstance(one, torch.Tensor) else one for one in arguments]
     assert {*exponents(cards.compiled(card, kernel, operands, (), options).asm["ptx"])} == {"mul.f32"}
 
 
@@ -235,7 +258,7 @@ def test_dots_of_lanes_contract_no_product(cards, h100, monkeypatch, dtype, N):
     monkeypatch.setattr(scores, "backward_scores", asked)
     scores.launch_backward(x, x, share, x, share, 0.125, False)
     ((arguments, options),) = asked.launches
-    operands = [cards._Operand(one.dtype, one.element_size()) if isinstance(one, torch.Tensor) else one for one in arguments]
+    operands = [cards.Operand(one.dtype, one.element_size()) if isinstance(one, torch.Tensor) else one for one in arguments]
     found = cards.compiled(h100, BACKWARD_SCORES, operands, (), options)
     assert_sums_of_lanes_contract_no_product(found.asm["ptx"])
 
