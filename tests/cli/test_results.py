@@ -94,6 +94,15 @@ def test_compare_names_the_facts_that_differ(main, write):
     assert main("compare", "a.csv", "b.csv")[::2] == (0, message)
 
 
+def test_compare_marks_overrides_of_torch(main, write):
+    """A result of `torch` may then be that of other kernels."""
+    write(1, 1, 1)
+    for name, found in (("a", {}), ("b", {"overrides": {"flag_gems": ["_softmax"]}})):
+        Path(f"{name}.json").write_text(json.dumps({"environment": {"device": "cpu", "cpu": "x", **found}}))
+    text = "overrides is not recorded in A, {'flag_gems': ['_softmax']} in B"
+    assert main("compare", "a.csv", "b.csv")[::2] == (0, f"softbench: the environments differ: {text}\n")
+
+
 def test_compare_of_two_devices_is_one_line_and_exit_3(main, write):
     write(1, 1, 2, device="B200")
     code, out, err = main("compare", "a.csv", "b.csv", "--exit-code")

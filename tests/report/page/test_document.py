@@ -15,7 +15,7 @@ import pytest
 from softbench.core.text import figure
 from softbench.gate.samples import CellKey
 from softbench.gate.verdicts import GateReport, Rules, State, Verdict
-from softbench.report.page import details, document
+from softbench.report.page import comparison, details, document, environment
 from softbench.report.page.read import names, source
 from softbench.report.page.source import Source
 from softbench.report.page.verdicts import read_gate
@@ -363,6 +363,18 @@ def test_hostile_texts_stay_texts(browser, hostile):
     assert browser.run("return document.querySelectorAll('img, iframe, object, main script').length") == 0
     assert browser.console() == []
     assert browser.requests() == [file.as_uri()]
+
+
+def test_overrides_of_torch_are_shown_and_marked():
+    """A result of `torch` may then be that of other kernels."""
+    rows, found = read_csv(RESULTS / "small.csv")[0], {"flag_gems": ["_softmax"]}
+    a, b = (
+        Source("a", rows, {"environment": {"device": "cuda"}}),
+        Source("b", rows, {"environment": {"device": "cuda", "overrides": found}}),
+    )
+    assert comparison.compare(a, b).notes == (f"The environments differ: overrides is not recorded in A, {found} in B.",)
+    assert comparison.compare(b, b).notes == ()
+    assert ("Machine and versions", [("device", "cuda"), ("overrides", "flag_gems ['_softmax']")]) in environment.facts(b)
 
 
 @pytest.mark.slow
