@@ -64,8 +64,10 @@ class Judgement:
     backend: str = ""
     calls: int = 0
     """Calls of a challenge."""
+    before_us: list[float] = field(default_factory=list)
+    """Microseconds of empty challenges before the plugin was loaded."""
     empty_us: list[float] = field(default_factory=list)
-    """Microseconds of the empty challenges beside those that count."""
+    """Microseconds of the empty challenges beside those that count, each at most the longest of `before_us`."""
     challenges_us: list[float] = field(default_factory=list)
     """Microseconds of the challenges that count, from the request to the end of the judge's own read."""
     confinement: dict[str, bool] = field(default_factory=dict)
@@ -118,7 +120,7 @@ class Judge:
                 plain, plugin = (self._start(stack, label, case, found, files, operations) for label in ("no plugin", "plugin"))
                 inputs = stack.enter_context(_Inputs(case, found.calls))
                 self._share(stack, (plain, plugin))
-                gpu_us = plain.empty(inputs.draw())[1]
+                found.before_us, gpu_us = plain.empties(inputs.draw(), self.challenges)
                 if case.device == "cuda":
                     found.confinement |= plugin.ask(ConfineProcess((), "", case.device), "import").levels
                 self._build(plugin, found, source, name)
@@ -168,7 +170,7 @@ class Judge:
         """Each challenge is empty first: the host's speed drifts within seconds, so both are measured side by side.
 
         A plugin that made the empty one long would gain. So its process is stopped meanwhile. If its GPU works on, that takes the empty
-        challenge more than `most_us`: the processes take turns on a GPU.
+        challenge more than `most_us`: the processes take turns on a GPU. What a small kernel could still delay is limited by `before_us`.
         """
         for number in range(1 + self.challenges):
             drawn = inputs.draw()
@@ -183,7 +185,7 @@ class Judge:
                 raise EndedError(Status(accuracy.grade.value), accuracy.detail)
             plugin.release()
             if number:
-                found.empty_us.append(empty)
+                found.empty_us.append(min(empty, max(found.before_us)))
                 found.challenges_us.append(us)
 
 

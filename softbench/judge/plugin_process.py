@@ -108,6 +108,11 @@ class PluginProcess:
             self.release()
         return us - called.device_us, called.device_us
 
+    def empties(self, drawn: Challenge, count: int) -> tuple[list[float], float]:
+        """The same of so many challenges on the same inputs, and the most that their calls took the GPU."""
+        found = [self.empty(drawn) for _ in range(count)]
+        return [us for us, _ in found], max(gpu_us for _, gpu_us in found)
+
     def challenge(self, drawn: Challenge) -> tuple[float, Accuracy]:
         """Microseconds of a challenge, and the accuracy of its outputs. Raises as `ask`, also for a plugin that started a process."""
         self._require_alone()

@@ -6,20 +6,21 @@ They wait in its stream, so the host's time to issue them is no part of a challe
 from __future__ import annotations
 
 import ctypes
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable
 
 import torch
 
 from softbench.worker.shared_memory import call_driver
 
-WAIT_SECONDS = 1.0
-"""After so long in a rehearsal a call that has not been issued waits for the GPU, or the stream takes no more."""
+RELEASE_CYCLES = 10**9
+"""Of the GPU, some .6 s: so long a rehearsal holds its calls back at most."""
+IN_TIME_SECONDS = 0.25
+"""A call that is issued later has waited for the GPU, or the stream takes no more."""
 SHARE = 0.75
-"""Of the calls that were issued by then: so many are queued."""
+"""Of the calls that were issued in time: so many are queued, if some were late."""
 AT_LEAST = 0
-"""CU_STREAM_WAIT_VALUE_GEQ of cuda.h."""
+"""CU_STREAM_WAIT_VALUE_GEQ of cuda.h, and CU_STREAM_WRITE_VALUE_DEFAULT."""
 
 
 class CallQueue:
@@ -28,14 +29,15 @@ class CallQueue:
     def __init__(self) -> None:
         self._flag = torch.zeros(1, dtype=torch.int32, pin_memory=True)
         self._number = 0
+        self._side = torch.cuda.Stream()
+        torch.cuda._sleep(1)  # the first launch of a kernel may load it, and wait for the GPU
         self._room: tuple[Callable[..., object] | None, int] | None = None
         """A function that was rehearsed, and how many of its calls are queued."""
 
     def hold(self) -> None:
         """Hold back what the current stream is given from now on."""
         self._number += 1
-        stream, address = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream), ctypes.c_uint64(self._flag.data_ptr())
-        call_driver("cuStreamWaitValue32_v2", stream, address, ctypes.c_uint32(self._number), AT_LEAST)
+        self._on("cuStreamWaitValue32_v2", torch.cuda.current_stream())
 
     def start(self) -> None:
         """Let the GPU start."""
@@ -49,25 +51,26 @@ class CallQueue:
         """How many calls of `function` are queued; 0 before a rehearsal, and if its calls wait for the GPU."""
         return self._room[1] if self._room is not None and self._room[0] is function else 0
 
-    @contextmanager
-    def rehearsal(self, function: Callable[..., object] | None, issued: Callable[[], int]) -> Iterator[None]:
-        """Find how many calls of `function` fit, while the context issues them with mapped inputs.
+    def rehearse(self, function: Callable[..., object] | None, issue: Callable[[], None], count: int) -> None:
+        """Find how many calls of `function` fit. `issue` makes one of `count` calls, whose inputs are mapped.
 
-        `issued` is the number of calls so far. The GPU starts after the context, or after WAIT_SECONDS.
+        The GPU itself ends the wait on another stream: a call that waits for the GPU may let no thread of Python run. The device must be
+        waited for before the next `hold`.
         """
-        at_limit: list[int] = []
-
-        def end() -> None:
-            at_limit.append(issued())
-            self.start()
-
-        timer = threading.Timer(WAIT_SECONDS, end)
+        with torch.cuda.stream(self._side):
+            torch.cuda._sleep(RELEASE_CYCLES)
         self.hold()
-        timer.start()
+        self._on("cuStreamWriteValue32_v2", self._side)
+        began, in_time = time.monotonic(), 0
         try:
-            yield
+            for _ in range(count):
+                issue()
+                in_time += time.monotonic() - began < IN_TIME_SECONDS
         finally:
-            timer.cancel()
-            timer.join()
             self.start()
-        self._room = function, int(SHARE * at_limit[0]) if at_limit else issued()
+        self._room = function, in_time if in_time == count else int(SHARE * in_time)
+
+    def _on(self, operation: str, stream: torch.cuda.Stream) -> None:
+        """Make the stream wait for the flag's number, or write it."""
+        address = ctypes.c_uint64(self._flag.data_ptr())
+        call_driver(operation, ctypes.c_void_p(stream.cuda_stream), address, ctypes.c_uint32(self._number), AT_LEAST)

@@ -313,6 +313,14 @@ def test_a_busy_gpu_ends_the_judgement(judge, monkeypatch, gpu_us, status):
     assert ("busy" in found.reason) == (status == "unverified")
 
 
+@pytest.mark.parametrize(("beside", "counts"), [(700.0, 100.0), (80.0, 80.0)])
+def test_an_empty_challenge_counts_as_before_the_plugin_at_most(judge, monkeypatch, beside, counts):
+    times = iter([100.0, 90.0, beside])
+    monkeypatch.setattr(PluginProcess, "empty", lambda *_: (next(times), 0.0))
+    found = judge.judge(next(source for source in origins(()) if source.label == "torch"), CASE)
+    assert (found.before_us, found.empty_us) == ([100.0], [counts])
+
+
 def test_inputs_stay_until_the_next_are_mapped():
     with judgement._Inputs(CASE, 2) as inputs:
         first = inputs.draw()
