@@ -2,14 +2,14 @@
 
 `choices.py` has the rule by which the scores choose. Some calls take other kernels than the rule says:
 
-- A bias of another dtype than 16-bit scores: Triton in place of CUDA, because only Triton's kernels read two dtypes.
-- More columns than `MAX_COLUMNS` with a mask, causal order or sink, a bias of float64, a scale that is not positive and finite in float32:
-  torch.
+- 16-bit scores with a bias of another dtype take Triton's kernels in place of CUDA's, because only Triton's read two dtypes.
+- torch computes rows of more than `most_columns` columns with a mask, causal order or sink.
+- torch computes if the bias is float64, or if the scale is not positive and finite in float32.
 
 torch computes in float64 if scores or bias are float64, else in float32.
 
-The operators are `softbench::masked_softmax` and `softbench::masked_softmax_backward`, of scores (B, H, S, N). torch.compile sees opaque
-calls. The backward gets the result, so the scores are not kept, nor is the mask.
+The operators are `softbench::masked_softmax` and `softbench::masked_softmax_backward`, of scores (B, H, S, N). torch.compile does not see
+their kernels. The backward gets the result, so neither the scores nor the mask are kept.
 """
 
 import importlib

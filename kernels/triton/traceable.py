@@ -1,17 +1,20 @@
 """The launches that a compiler traces: torch.compile, torch.export and AOTInductor see the kernels themselves.
 
-The plans are those of `heuristics.py`, as far as a compiler can launch them. Inductor passes a kernel's warps on, and nothing else: neither
-clusters (num_ctas) nor a register limit (maxnreg). It makes no cooperative launch, and takes an input for written if a kernel has assembly
-with side effects. So compilers trace the tiers rows, tile and loop, and a tier split without assembly (`traceable_split.py`).
+The plans are those of `heuristics.py`, as far as a compiler can launch them. Inductor passes on how many warps a kernel has, but neither
+clusters (num_ctas) nor a register limit (maxnreg). It makes no cooperative launch. If a kernel has assembly with side effects, Inductor
+assumes that the kernel writes its inputs. So compilers trace the tiers rows, tile and loop, and a tier split without assembly
+(`traceable_split.py`).
 
-- Rows of up to LONG_ROW bytes, where those tiers are the fastest, are traced.
-- Longer rows are calls of the opaque operator in a graph that torch.compile runs (`calls_operator`). It chooses its plan at run time.
-- AOTInductor's packages call no Python. They have longer rows in the registers of one program (up to 64 KiB of 16-bit rows, and 128 KiB of
-  others) or of several, which first takes a fill of the places where these exchange partial results (`split_plan`). Rows of more than
-  16 MiB, of a symbolic N or at unlike addresses take a loop.
+- Rows of up to LONG_ROW bytes are traced, because those tiers are the fastest there.
+- For longer rows, a graph that torch.compile runs calls the opaque operator (`calls_operator`). The operator chooses its plan at run time.
+- Packages of AOTInductor call no Python, so they have traced kernels for longer rows too. One program holds a row of up to 64 KiB in 16
+  bits, or of up to 128 KiB in float32, counted over all inputs. Several programs share a longer row, and a row beyond LONG_ROW where rows
+  are few (`split_plan`). Before such a launch, a fill zeroes the places where they exchange partial results.
+- No programs share rows of a symbolic N, of float64 or of two dtypes, or rows whose offsets from a 16-byte boundary differ between tensors.
+  Rows of more than 128 KiB for each SM (16.5 MiB on an H200) are not shared either. What one program cannot hold, it reads in a loop.
 
-Sizes may be symbols. N is compared with the ranges of SYMBOLIC_BYTES only, and M with nothing: a graph is guarded by a range of N, never by
-its value, and by none of M.
+Sizes may be symbols. N is compared only with the ranges of SYMBOLIC_BYTES, and M with nothing. So a graph has guards for a range of N,
+never for its value, and none for M.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
 """Kernels of the tier split that compilers trace: several programs of the grid share a long row, and each has its chunk in registers.
 
-They are `forward_split` and `backward_split` without inline assembly, as `traceable_rows.py` says. A graph has no counter that lives on
-from one launch to the next, so it fills the slots with zeros before each launch. No partial result is the word 0 (`slot_of`).
+They are `forward_split` and `backward_split` without inline assembly, for the reason in `traceable_rows.py`. Programs exchange partial
+results in slots of global memory. A graph keeps no counter from one launch to the next, so it fills the slots with zeros before each
+launch. No partial result is the word 0 (`slot_of`).
 
-All threads of a program must agree on what was read. So there are at least as many places to read as threads: no two threads read the same
-slot, and each reduction passes through the program's shared memory. As in `grid_exchange.py`, no order of programs can hang a launch.
+All threads of a program must agree on what was read. So a program reads at least as many places as it has threads, and no two threads read
+the same slot. Then each reduction passes through the program's shared memory. As in `grid_exchange.py`, no order of programs can hang a
+launch.
 """
 
 from __future__ import annotations

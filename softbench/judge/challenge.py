@@ -1,7 +1,8 @@
 """A challenge: many calls on inputs that only the judge knows, and what their outputs must be.
 
-All inputs of a challenge differ. They come from seeds of the operating system, and some of their rows are structured. Their memory is new,
-and the plugin's process gets it with the request. So it cannot compute before the clock starts, and no output serves for two calls.
+All inputs of a challenge differ. They come from seeds of the operating system, and some of their rows are structured. Their memory is new.
+The plugin's process gets it with a request, which the judge sends after it has started its clock. So the plugin cannot compute before, and
+no output serves for two calls.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""A judgement: one backend on one case, in a process that holds nothing that counts.
+"""A judgement: one backend on one case, in a process that has no clock, reference or verdict.
 
-The order matters. The plugin's process is confined before it has a second thread. What a challenge costs without computing is measured in
-another process, before the plugin is loaded and beside each challenge. After the build all other processes of the plugin's group end.
+The order matters. The plugin's process is confined before it has a second thread, because landlock confines no thread that exists already.
+What a challenge costs without computing is measured in another process, before the plugin is loaded and beside each challenge. After the
+build the judge ends all other processes of the plugin's group.
 """
 
 from __future__ import annotations

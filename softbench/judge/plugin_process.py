@@ -1,4 +1,7 @@
-"""The plugin's process during a judgement, seen from the judge, and the clock."""
+"""A process that makes the calls of challenges, as the judge sees it, and the judge's clock.
+
+It is the plugin's process, or the process without a plugin.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Calls that a GPU is given before their inputs are mapped.
+"""A queue of calls that are issued to a GPU before their inputs are mapped.
 
-They wait in its stream, so the host's time to issue them is no part of a challenge.
+They wait in a stream, so the host's time to issue them is no part of a challenge.
 """
 
 from __future__ import annotations

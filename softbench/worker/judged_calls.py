@@ -1,6 +1,6 @@
 """What a worker does for the judge (`softbench.judge`): it gives up rights, maps the judge's memory, and calls its backend there.
 
-Nothing here counts: the judge has the clock, the inputs' values, the reference and the verdict.
+What a plugin changes here decides nothing: the judge has the clock, the values of the inputs, the reference and the verdict.
 """
 
 from __future__ import annotations
