@@ -50,7 +50,7 @@ def running(code):
 
 
 def test_a_stopped_process_runs_on_after_the_context():
-    with running("import time\nwhile True: print(time.time(), flush=True)") as process:
+    with running(BUSY) as process:
         with process.stopped():
             assert set(plugin_process._states(process.worker.pid)) == {"T"}
         before = plugin_process._processor_ns(process.worker.pid)
