@@ -69,6 +69,7 @@ OF_HOPPER = {
 }
 
 
+@pytest.mark.slow
 def test_random_launches_have_every_kernel(cards):
     """But for those of AMD's GPUs, which have tiles and loops."""
 

@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from sampled import sampled
 from softbench.kernels.common import scores
 from softbench.kernels.common.masked_softmax import MaskedSoftmax
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -137,7 +138,7 @@ def test_autocast_is_that_of_torchs_softmax(x):
         torch.set_autocast_enabled("cuda", False)
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("backend", sampled(["aot_eager", "inductor"], lambda backend: backend == "inductor"))
 def test_torch_compile_takes_it_whole(x, sink, backend):
     def step(x, sink, mask, scale):
         weights = masked_softmax(2 * x, scale=scale, mask=mask, causal=True, sink=sink)
