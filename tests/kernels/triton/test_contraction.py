@@ -86,7 +86,7 @@ TRACED = {
 }
 
 
-@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("fused", sampled([False, True], lambda fused: fused))
 def test_traced_kernels_contract_no_exponent_by_either_default(cards, h100, fused):
     """Inductor passes no option for contraction on, so Triton's default decides."""
     left = set(TRACED)
