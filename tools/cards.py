@@ -4,8 +4,8 @@
 - triton: compiles --most of those launches of each kind for each architecture. AMD's GPUs have the kernels without PTX.
 - cuda: compiles the parts of all CUDA sources for each architecture, or --most of them. All take minutes of a core for each.
 
-It prints a line for each thing that spills registers or does not fit a card, and a summary. Exit code 1: there was such a thing.
-`card_launches.py` has the kinds of launches.
+It prints a line for each thing that spills more registers than is known, or does not fit a card, and a summary. Exit code 1: there was
+such a thing. `card_launches.py` has the kinds of launches, and the known spills of Triton's kernels.
 """
 
 from __future__ import annotations
@@ -64,8 +64,7 @@ def compile_work(work: Work) -> str | None:
     card, kind, number, which = work
     launch = card_launches.launches(card, kind, number)[which]
     try:
-        most = card_launches.MOST_SPILLED.get(launch.kernel.__name__, 0)
-        what = resources(card, compiled_launch(card, launch)).misfit(card, launch.together, most)
+        what = resources(card, compiled_launch(card, launch)).misfit(card, launch.together, launch.most_spilled)
     except Exception as error:
         what = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
     return what and f"{card.name} ({card.architecture}): {what}: {kind} {number}: {launch.told}"

@@ -49,7 +49,7 @@ class CallQueue:
 
     def room(self, function: Callable[..., object] | None) -> int:
         """How many calls of `function` are queued; 0 before a rehearsal, and if its calls wait for the GPU."""
-        return self._room[1] if self._room is not None and self._room[0] is function else 0
+        return self._room[1] if self._room is not None and self.rehearsed(function) else 0
 
     def rehearse(self, function: Callable[..., object] | None, issue: Callable[[], None], count: int) -> None:
         """Find how many calls of `function` fit. `issue` makes one of `count` calls, whose inputs are mapped.

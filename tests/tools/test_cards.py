@@ -287,3 +287,13 @@ def test_amds_gpus_get_kernels_without_ptx(cards, driver, name):
     resources = cards.compile_plan(one, problem, Plan("tile"))
     assert resources.misfit(one) is None
     assert resources.registers > 8
+
+
+@pytest.mark.parametrize(("log", "most"), [(True, 8), (False, 0)])
+def test_only_log_softmax_may_spill_in_rows(cards, log, most):
+    from softbench.kernels.triton import heuristics
+
+    one = card(cards, "A10")
+    problem = cards.problem_of(one, False, 1, 5330, 2, 4)
+    launch = cards.card_launches.planned(one, problem, heuristics.choose(problem, ""), log)
+    assert (launch.kernel.__name__, launch.most_spilled) == ("forward_rows", most)
