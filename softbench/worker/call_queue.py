@@ -6,6 +6,7 @@ They wait in a stream, so the host's time to issue them is no part of a challeng
 from __future__ import annotations
 
 import ctypes
+import math
 import time
 from collections.abc import Callable
 
@@ -18,7 +19,7 @@ RELEASE_CYCLES = 10**9
 IN_TIME_SECONDS = 0.25
 """A call that is issued later has waited for the GPU, or the stream takes no more."""
 SHARE = 0.75
-"""Of the calls that were issued in time: so many are queued, if some were late."""
+"""Of the calls that were issued in time: so many are queued. The next time fewer may fit, and a queue that is full would never start."""
 AT_LEAST = 0
 """CU_STREAM_WAIT_VALUE_GEQ of cuda.h, and CU_STREAM_WRITE_VALUE_DEFAULT."""
 
@@ -52,7 +53,9 @@ class CallQueue:
         return self._room[1] if self._room is not None and self.rehearsed(function) else 0
 
     def rehearse(self, function: Callable[..., object] | None, issue: Callable[[], None], count: int) -> None:
-        """Find how many calls of `function` fit. `issue` makes one of `count` calls, whose inputs are mapped.
+        """Find how many of `count` calls of `function` fit. `issue` makes a call whose inputs are mapped.
+
+        More than `count` calls are made, so that all `count` are queued only if there is room for a third more.
 
         The GPU itself ends the wait on another stream: a call that waits for the GPU may let no thread of Python run. The device must be
         waited for before the next `hold`.
@@ -63,12 +66,12 @@ class CallQueue:
         self._on("cuStreamWriteValue32_v2", self._side)
         began, in_time = time.monotonic(), 0
         try:
-            for _ in range(count):
+            for _ in range(math.ceil(count / SHARE)):
                 issue()
                 in_time += time.monotonic() - began < IN_TIME_SECONDS
         finally:
             self.start()
-        self._room = function, in_time if in_time == count else int(SHARE * in_time)
+        self._room = function, min(count, int(SHARE * in_time))
 
     def _on(self, operation: str, stream: torch.cuda.Stream) -> None:
         """Make the stream wait for the flag's number, or write it."""

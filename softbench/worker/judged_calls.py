@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 Tensors = tuple[torch.Tensor, ...]
 SPARE_BYTES = 2**29
 """Of the memory for outputs on a GPU, beside half of the outputs' bytes: what torch's allocator rounds up."""
+WARM_CALLS = 2
+"""Calls between the first one and the rehearsal. TorchScript compiles at its second call."""
 SPARE_CALLS, LARGE_SPARE_CALLS, LARGE_BYTES = 16, 4, 2**33
 """Temporaries of a call have the bytes of so many calls' outputs; of fewer where they would have LARGE_BYTES."""
 
@@ -150,7 +152,9 @@ class JudgedCalls:
             self._issue(self.calls)
         else:
             self._issue(1)  # the first call of a kernel may load it, and wait for the GPU
-            self.queue.rehearse(self.server.call, lambda: self._issue(1), self.calls)
+            for _ in range(WARM_CALLS):
+                self._repeat()
+            self.queue.rehearse(self.server.call, self._next, self.calls)
         if self.events:
             self.events[1].record()
         synchronize(self.case.device)
@@ -178,6 +182,22 @@ class JudgedCalls:
                 max(tensors, key=lambda tensor: tensor.nbytes).sum()
                 max(arena.slots[call], key=lambda slot: slot.nbytes).zero_()
                 self.places.append(arena.places[call])
+
+    def _next(self) -> None:
+        """Make the next call. If there is none, make the first one once more."""
+        if len(self.places) < self.calls:
+            self._issue(1)
+        else:
+            self._repeat()
+
+    def _repeat(self) -> None:
+        """Make the first call once more. Its outputs do not count."""
+        places, kept = self.places, self.kept
+        self.places, self.kept = [], []
+        try:
+            self._issue(1)
+        finally:
+            self.places, self.kept = places, kept
 
     def _tensors(self) -> list[Tensors]:
         """New tensors of calls, so that no gradient and no count of writes is that of an earlier challenge."""
