@@ -195,7 +195,7 @@ def masked() -> str:
 
 MASKED_FILES = {
     "causal": ("masked-causal.csv", "masked-causal-2.csv"),
-    "sink": ("masked-sink.csv",),
+    "sink": ("masked-sink-2.csv", "masked-sink-3.csv"),
     "boolean": ("masked-boolean-4.csv",),
     "additive": ("masked-additive.csv", "masked-additive-2.csv"),
 }
