@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from types import TracebackType
 
@@ -36,11 +37,15 @@ class CellJudge:
         if self.process:
             self.process.__exit__(kind, value, trace)
 
-    def judged(self, records: list[Record], process: int) -> list[Record]:
-        """The records; a measured cell that the judge refuses or disputes has failed. Raises WorkersError if the judge's process did."""
+    def judged(self, records: list[Record], process: int, release: Callable[[], object]) -> list[Record]:
+        """The records; a measured cell that the judge refuses or disputes has failed. Raises WorkersError if the judge's process did.
+
+        `release` frees the buffers of the run's workers: a challenge takes most of a GPU's memory.
+        """
         judge = self.process
         if judge is None or process:
             return records
+        release()
         return [self._judged(record, judge) if record.backend != YARDSTICK else record for record in records]
 
     def _judged(self, record: Record, judge: JudgeProcess) -> Record:

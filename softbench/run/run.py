@@ -259,7 +259,7 @@ class Watch:
     observer: Observer
     pace: Pace
     load: CpuLoad
-    judged: Callable[[list[Record], int], list[Record]] = lambda records, process: records
+    judged: Callable[[list[Record], int, Callable[[], object]], list[Record]] = lambda records, process, release: records
 
 
 def execute(
@@ -299,7 +299,8 @@ def _one_set(plan: Plan, kept: store.Keeps, watch: Watch, scheduler: Scheduler, 
             if kept.has(*cells):
                 continue
             watch.pace.begin(*cells, lambda: scheduler.round)
-            records = watch.judged(isolation.measure(scheduler, case, watch.observer.note), scheduler.process)
+            records = isolation.measure(scheduler, case, watch.observer.note)
+            records = watch.judged(records, scheduler.process, lambda: scheduler.release([*scheduler.state]))
             kept.add(scheduler.process, records)
             watch.pace.end(records)
             watch.load.measured(case, records)

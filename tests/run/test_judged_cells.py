@@ -1,12 +1,14 @@
 """`softbench run --judge separate`: cells that the judge refuses, and disputed figures."""
 
 import csv
+from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from softbench.core.outcome import Profile, Status
-from softbench.run.judged_cells import disputed, refused
+from softbench.run.judged_cells import CellJudge, disputed, refused
 
 SMALL = ("--device", "cpu", "--M", "16", "--N", "96", "--quick")
 
@@ -21,6 +23,20 @@ def test_a_cell_wrong_before_the_judge_has_no_figure(cli, plugins):
     assert "judge: time: it started a process" in rows["forks-when-judged"]["reason"]
     assert cli.document()["settings"]["judge"] == "separate"
     assert cli.document()["seconds"]["judge"] > 0
+
+
+def test_workers_free_their_buffers_before_the_judge_takes_memory(make_record):
+    events = []
+    plan = SimpleNamespace(settings=SimpleNamespace(judge="", device="cpu", timeout={}), infos=[], device="cpu", timer="host")
+    judge = CellJudge(plan, SimpleNamespace(waiting=lambda *_: nullcontext()))
+    records = [make_record("copy", [1.0] * 3), make_record("mine", [1.0] * 3)]
+    assert judge.judged(records, 0, lambda: events.append("release")) == records
+    judge.process = SimpleNamespace(ask=lambda *_: (events.append("judge"), {"status": "ok"})[1])
+    judge.origins = {"mine": None}
+    assert judge.judged(records, 1, lambda: events.append("release")) == records
+    assert not events
+    assert judge.judged(records, 0, lambda: events.append("release")) == records
+    assert events == ["release", "judge"]
 
 
 def test_a_figure_below_the_judges_clock_is_disputed(make_record):
