@@ -157,7 +157,8 @@ def fit(problem: Problem, plan: Plan) -> Plan | None:
     vectors = vectors_in_row(problem, plan.vector_elements, plan.base_alignment)
     if plan.tier == "split":
         needed = math.ceil(chunk_vectors(vectors, plan.split_ctas) / plan.threads)
-        smem_tiles = min(max(0, needed - plan.tiles), SMEM_BYTES // (plan.threads * VECTOR_BYTES)) if plan.smem_tiles else 0
+        most = SMEM_BYTES // (plan.threads * VECTOR_BYTES * problem.reads)
+        smem_tiles = min(max(0, needed - plan.tiles), most) if plan.smem_tiles else 0
         fits = needed <= 1.1 * (plan.tiles + plan.smem_tiles)
         return replace(plan, tiles=min(plan.tiles, needed), smem_tiles=smem_tiles) if fits else None
     chunk = chunk_vectors(vectors, plan.cluster_ctas) if plan.tier == "cluster" else vectors

@@ -16,7 +16,7 @@ from .launch_plan import GPC_SMS, SM_REGISTERS, VECTOR_BYTES, Plan, Problem, chu
 LINE_BYTES = 128
 SHORT_ROW = 4096  # bytes: up to here several rows share a program, or a row has fewer than 4 warps
 BLOCK_THREADS = (64, 128, 256, 512, 1024)
-SMEM_BYTES = 44 * 1024  # of a program, for `smem_tiles.py`: static shared memory ends at 48 KiB
+SMEM_BYTES = 44 * 1024  # of a program, in all inputs, for `smem_tiles.py`: static shared memory ends at 48 KiB
 CLUSTER_CTAS = (2, 4, 8, 16)
 STAGED_ROW = 1024  # bytes
 STAGED_BYTES = 8192  # of a block of rows, in all inputs
@@ -189,7 +189,7 @@ def split_plans(problem: Problem) -> Iterator[Plan]:
         yield _likely_split_plan(problem, vectors, vector_elements, base_alignment)
     scored: list[Scored] = []
     for threads, tiles, smem_tiles, registers in _split_programs(problem):
-        programs = max(1, resident_programs(threads, registers, smem_tiles))
+        programs = max(1, resident_programs(threads, registers, smem_tiles * problem.reads))
         most = min(MAX_SPLIT_CTAS, problem.sms * programs)
         once = problem.sms * programs // problem.M
         capacity = threads * (tiles + smem_tiles)
@@ -247,11 +247,11 @@ def _free_registers(threads: int, registers: int) -> int:
 
 
 def _split_programs(problem: Problem) -> list[tuple[int, int, int, int]]:
-    """(threads, tiles, smem_tiles, registers) of programs worth trying."""
+    """(threads, tiles, smem_tiles, registers) of programs worth trying; tiles are those of each input."""
     if not problem.clusters:  # with more tiles or fewer registers, ptxas spills on sm_80 to sm_89 and sm_120
         return [(256, 4, 0, 80), (256, 2, 0, 48)] if problem.backward else [(512, 8, 0, 64), (256, 8, 0, 64)]
     if problem.backward:
-        return [(256, 8, 0, 128), (512, 4, 0, 64), (256, 4, 0, 64), (512, 2, 0, 40), (512, 1, 0, 32)]
+        return [(256, 8, 0, 128), (512, 4, 0, 64), (256, 4, 0, 64), (512, 2, 0, 40), (512, 1, 0, 32), (128, 8, 10, 96), (128, 6, 8, 80)]
     return [
         (512, 24, 5, 128), (256, 24, 11, 128), (128, 16, 14, 96), (256, 8, 11, 64), (256, 8, 8, 64), (256, 16, 11, 80), (256, 12, 10, 80),
         (512, 8, 5, 64), (256, 16, 0, 80), (256, 8, 0, 56), (512, 4, 0, 40), (512, 2, 0, 32), (1024, 4, 0, 32), (1024, 2, 0, 32),
