@@ -93,8 +93,7 @@ STEPS = (
     Step("judged", 1400, f"softbench run --config frontier --backends {OURS} --judge separate --output {{out}}"),
     Step("judged-honest", 470, f"code=0; {HONEST} --output {{out}}/run || code=1; {HONEST} --judge separate --output {{out}}/judged"
          " || code=1; softbench compare {out}/run/latest.csv {out}/judged/latest.csv; exit $code"),
-    Step("tests-judge", 40, f"{PYTEST} 'gpu and alone' tests/gpu/test_judge_gpu.py"),
-    Step("tests-attacks", 150, f"{PYTEST} 'gpu and not alone' -n 4 tests/gpu/test_judge_gpu.py"),
+    Step("tests-judge", 260, f"{PYTEST} gpu tests/gpu/test_judge_gpu.py"),
     Step("tests-losses", 125, f"{PYTEST} gpu -n 4 tests/gpu/test_cuda_losses_gpu.py tests/gpu/test_triton_losses_gpu.py"),
     Step("tests-operations", 180, f"{PYTEST} gpu -n 4 tests/gpu/test_operations_gpu.py tests/gpu/test_wrong_plugins_gpu.py"),
     Step("tests-api", 90, f"{PYTEST} gpu tests/gpu/test_api_gpu.py tests/gpu/test_automatic_gpu.py"),

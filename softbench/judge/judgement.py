@@ -1,8 +1,8 @@
 """A judgement: one backend on one case, in a process that has no clock, reference or verdict.
 
 The order matters. The plugin's process is confined before it has a second thread, because landlock confines no thread that exists already.
-What a challenge costs without computing is measured in another process, before the plugin is loaded and beside each challenge. After the
-build the judge ends all other processes of the plugin's group.
+What a challenge costs without computing is measured in another process: before the plugin is loaded, beside each challenge, and after the
+plugin's process has ended. After the build the judge ends all other processes of the plugin's group.
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ CHALLENGES = 9
 CALLS = {"cpu": 64, "cuda": 256}
 """Calls of a challenge, at most."""
 LEAST_CALLS = 2
+DECILE = 10
+"""An empty challenge counts as at most the highest decile of those without a plugin's process."""
 BUSY, BUSY_US = 1.25, 500.0
 """A factor and microseconds: so much longer the GPU may take for an empty challenge than before the plugin was loaded."""
 CALL_BYTES = {"cpu": 2**26, "cuda": 2**35}
@@ -65,10 +67,10 @@ class Judgement:
     backend: str = ""
     calls: int = 0
     """Calls of a challenge."""
-    before_us: list[float] = field(default_factory=list)
-    """Microseconds of empty challenges before the plugin was loaded."""
+    alone_us: list[float] = field(default_factory=list)
+    """Microseconds of empty challenges before the plugin was loaded, and after its process had ended."""
     empty_us: list[float] = field(default_factory=list)
-    """Microseconds of the empty challenges beside those that count, each at most the longest of `before_us`."""
+    """Microseconds of the empty challenges beside those that count, each at most the highest decile of `alone_us`."""
     challenges_us: list[float] = field(default_factory=list)
     """Microseconds of the challenges that count, from the request to the end of the judge's own read."""
     confinement: dict[str, bool] = field(default_factory=dict)
@@ -121,11 +123,15 @@ class Judge:
                 plain, plugin = (self._start(stack, label, case, found, files, operations) for label in ("no plugin", "plugin"))
                 inputs = stack.enter_context(_Inputs(case, found.calls))
                 self._share(stack, (plain, plugin))
-                found.before_us, gpu_us = plain.empties(inputs.draw(), self.challenges)
+                found.alone_us, gpu_us = plain.empties(inputs.draw(), self.challenges)
                 if case.device == "cuda":
                     found.confinement |= plugin.ask(ConfineProcess((), "", case.device), "import").levels
                 self._build(plugin, found, source, name)
                 self._challenge(plain, plugin, found, inputs, BUSY * gpu_us + BUSY_US)
+                plugin.end()
+                found.alone_us += plain.empties(inputs.draw(), self.challenges)[0]
+                most_us = statistics.quantiles(found.alone_us, n=DECILE, method="inclusive")[-1]
+                found.empty_us = [min(us, most_us) for us in found.empty_us]
             except EndedError as ended:
                 found.status, found.reason = ended.status, ended.reason
             except (OSError, MemoryError, RuntimeError) as error:  # the judge's own memory for a case, or its reference
@@ -171,7 +177,7 @@ class Judge:
         """Each challenge is empty first: the host's speed drifts within seconds, so both are measured side by side.
 
         A plugin that made the empty one long would gain. So its process is stopped meanwhile. If its GPU works on, that takes the empty
-        challenge more than `most_us`: the processes take turns on a GPU. What a small kernel could still delay is limited by `before_us`.
+        challenge more than `most_us`: the processes take turns on a GPU. What a small kernel could still delay is limited by `alone_us`.
         """
         for number in range(1 + self.challenges):
             drawn = inputs.draw()
@@ -186,7 +192,7 @@ class Judge:
                 raise EndedError(Status(accuracy.grade.value), accuracy.detail)
             plugin.release()
             if number:
-                found.empty_us.append(min(empty, max(found.before_us)))
+                found.empty_us.append(empty)
                 found.challenges_us.append(us)
 
 

@@ -180,6 +180,13 @@ class PluginProcess:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
 
+    def end(self) -> None:
+        """End the process and its group, and wait for that. Raises EndedError if one of them lives on."""
+        pid = self.worker.pid
+        self.pool.discard(self.worker)
+        if _lives(pid) or _others(pid):
+            raise EndedError(Status.UNVERIFIED, "time: its process does not end when the judge ends it")
+
     def end_others(self) -> None:
         """End all other processes of the plugin's group, such as compilers. Raises EndedError if they do not end."""
         for _ in range(ATTEMPTS):

@@ -18,7 +18,7 @@ from softbench.processes.pool import Pool
 from softbench.worker import confinement, shared_memory
 from softbench.worker.call_queue import CallQueue
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.gpu, pytest.mark.alone, pytest.mark.timeout(600)]  # a GPU that others keep busy ends a judgement
 
 CASE = Case(4096, 16384, "bf16", Direction.FORWARD, "cuda")
 SMALL = Case(64, 512, "fp32", Direction.FORWARD, "cuda")
@@ -98,7 +98,6 @@ def test_an_honest_backend_is_right(judge, name):
         assert found.confinement["network"] == found.confinement["system calls"]
 
 
-@pytest.mark.alone
 def test_the_figure_is_that_of_do_bench(judge):
     from triton.testing import do_bench
 
@@ -120,7 +119,6 @@ def test_a_reply_forged_before_the_inputs_gains_nothing(judge):
     assert found.status == "wrong", found
 
 
-@pytest.mark.alone
 def test_a_gpu_that_is_kept_busy_gains_nothing(judge):
     found = judged(judge, "keeps-the-gpu-busy", CASE, "wrong/judge_attacks.py")
     assert (found.status, "the GPU was busy" in found.reason) == ("unverified", True), found
@@ -135,11 +133,10 @@ def test_an_attack_reaches_nothing_that_counts(judge, attack):
     assert (found.status, attack.rule in found.reason) == (attack.ends, True), found
 
 
-@pytest.mark.alone
 def test_a_reply_before_the_gpu_is_done_gains_nothing(judge):
     honest = judged(judge, "torch", CASE).document(CASE)
     found = judged(judge, "without-a-wait", CASE, "wrong/judge_attacks.py").document(CASE)
-    assert found["status"] == "wrong" or found["us"] >= (1 - TOLERANCE) * honest["us"]
+    assert found["status"] != "ok" or (found["us"] or found["at_most_us"]) >= (1 - TOLERANCE) * honest["us"], found
 
 
 @pytest.mark.parametrize("name", ["damages-its-input", "damages-when-unwatched", "cached-by-address", "stale-memory", "by-thread"])
@@ -154,7 +151,6 @@ def test_an_attack_on_a_shared_process_gains_nothing(judge, attack):
     assert (found.status, attack.rule in found.reason, found.calls) == (attack.ends, True, 256), found
 
 
-@pytest.mark.alone
 def test_events_without_time_gain_nothing(judge):
     """The call computes three times. Its own events say that it took a nanosecond."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -165,7 +161,6 @@ def test_events_without_time_gain_nothing(judge):
     assert found["status"] == "ok" and found["us"] >= 2.9 * honest["us"]
 
 
-@pytest.mark.alone
 def test_an_overwritten_gpu_gains_nothing(judge):
     """It overwrites all memory that it finds. The judge's process, its copies and its inputs' reference are elsewhere."""
     found = judged(judge, "overwrites-the-gpu", SMALL, "wrong/harness_attacks.py")

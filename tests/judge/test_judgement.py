@@ -235,18 +235,18 @@ def test_no_collector_of_the_judge_runs_with_its_clock(monkeypatch):
 
 
 def test_the_plugin_is_stopped_during_each_empty_challenge(judge, monkeypatch):
-    """Not before the load of the plugin."""
-    states, empty = [], PluginProcess.empty
+    """Not before the load of the plugin. It has no process at the last one."""
+    states, pids, empty = [], [], PluginProcess.empty
 
     def watched(process, drawn):
-        (pid,) = (worker.pid for worker in judge.pool.workers if worker.label == "plugin")
-        states.append(set(plugin_process._states(pid)))
+        pids.extend(worker.pid for worker in judge.pool.workers if worker.label == "plugin")
+        states.append(set(plugin_process._states(pids[0])))
         return empty(process, drawn)
 
     monkeypatch.setattr(PluginProcess, "empty", watched)
     assert judged(judge, "correct/logsumexp.py", None).status == "ok"
     assert "T" not in states[0]
-    assert states[1:] == [{"T"}, {"T"}]
+    assert states[1:] == [{"T"}, {"T"}, set()]
 
 
 @pytest.mark.parametrize("queued", [0, 1, 2])
@@ -306,19 +306,29 @@ def test_a_few_late_challenges_leave_the_interval_alone():
 @pytest.mark.parametrize(("gpu_us", "status"), [(625.0, "ok"), (626.0, "unverified")])
 def test_a_busy_gpu_ends_the_judgement(judge, monkeypatch, gpu_us, status):
     """The GPU's time of the first empty challenge is from before the load of the plugin."""
-    times, empty = iter([100.0, 625.0, gpu_us]), PluginProcess.empty
+    times, empty = iter([100.0, 625.0, gpu_us, 100.0]), PluginProcess.empty
     monkeypatch.setattr(PluginProcess, "empty", lambda process, drawn: (empty(process, drawn)[0], next(times)))
     found = judge.judge(next(source for source in origins(()) if source.label == "torch"), CASE)
     assert found.status == status, found
     assert ("busy" in found.reason) == (status == "unverified")
 
 
-@pytest.mark.parametrize(("beside", "counts"), [(700.0, 100.0), (80.0, 80.0)])
-def test_an_empty_challenge_counts_as_before_the_plugin_at_most(judge, monkeypatch, beside, counts):
-    times = iter([100.0, 90.0, beside])
-    monkeypatch.setattr(PluginProcess, "empty", lambda *_: (next(times), 0.0))
+@pytest.mark.parametrize(("beside", "counts"), [(700.0, 145.0), (80.0, 80.0)])
+def test_an_empty_challenge_counts_as_without_the_plugin_at_most(judge, monkeypatch, beside, counts):
+    """The last empty challenge comes when the plugin's process has ended. 145 is the highest decile of 100 and 150."""
+    times, workers, lived, end = iter([100.0, 90.0, beside, 150.0]), [], [], PluginProcess.end
+    monkeypatch.setattr(PluginProcess, "end", lambda process: (workers.append(process.worker.pid), end(process)))
+    monkeypatch.setattr(
+        PluginProcess, "empty", lambda *_: (lived.append([plugin_process._lives(pid) for pid in workers]), (next(times), 0.0))[1]
+    )
     found = judge.judge(next(source for source in origins(()) if source.label == "torch"), CASE)
-    assert (found.before_us, found.empty_us) == ([100.0], [counts])
+    assert (found.alone_us, found.empty_us, lived) == ([100.0, 150.0], [counts], [[], [], [], [False]])
+
+
+def test_a_process_that_does_not_end_gives_no_figure(judge, monkeypatch):
+    monkeypatch.setattr(plugin_process, "_others", lambda leader: [] if leader in {one.pid for one in judge.pool.workers} else [1])
+    found = judge.judge(next(source for source in origins(()) if source.label == "torch"), CASE)
+    assert (found.status, "does not end" in found.reason) == ("unverified", True), found
 
 
 def test_inputs_stay_until_the_next_are_mapped():
