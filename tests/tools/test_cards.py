@@ -276,6 +276,8 @@ def test_a_sample_of_triton_kernels_fits(cards, driver, name):
         (False, 43, 3655842, 4, 8, "split"),
         (True, 1, 1940544, 4, 8, "split"),
         (True, 1136, 18930, 2, 4, "cluster"),
+        (True, 93, 414696, 4, 16, "split"),
+        (True, 23, 799748, 2, 8, "split"),
     ],
 )
 def test_rows_that_once_spilled_do_not(cards, driver, backward, rows, columns, size, alignment, tier):
