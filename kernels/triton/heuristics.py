@@ -126,7 +126,7 @@ def _by_tier(problem: Problem) -> Iterator[Plan]:
 def _staged(problem: Problem) -> Iterator[Plan]:
     """The plans of the tier staged, where it has priority.
 
-    16-bit rows of 5 or 9 vectors are among them: lanes that share such a row by vectors have one row of six or twelve idle.
+    16-bit rows of 5 or 9 vectors are among them: lanes that share such a row by vectors leave one slot of six or three of twelve idle.
     """
     short_forward = problem.element_size == 2 and not problem.backward and not problem.wide
     if short_forward and problem.alignment == VECTOR_BYTES and 2 * problem.N in STAGED_ALIGNED_ROWS:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from .launch_plan import VECTOR_BYTES, Plan, Problem, chunk_vectors, resident_programs, vectors_in_row
 from .tier_candidates import MAX_SPLIT_CTAS, SHORT_ROW, vector_layouts
 
-# More tiles in registers are a little faster, but ptxas spills 8 to 24 bytes of aligned float32 rows, and of all rows for sm_100.
+# More tiles in registers are a little faster, but ptxas spills 8 to 16 bytes of aligned float32 rows, and of all rows for sm_100.
 MOST_TILES = Plan("split", 12, 128, warps=4, registers=128, smem_tiles=10)
 NO_SPILLS = Plan("split", 8, 128, warps=4, registers=128, smem_tiles=11)
 CLUSTER_GRADIENT = 16 * 256 * 10  # vectors of a row of one input: up to here, a cluster with its 256 threads holds it without spills
