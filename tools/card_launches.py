@@ -116,7 +116,8 @@ def misfit(card: Card, launch: Launch) -> str | None:
         return "way to run PTX"
     threads = launch.options["num_warps"] * (64 if card.amd and not card.architecture.startswith("gfx1") else 32)
     ctas, registers = launch.options.get("num_ctas", 1), launch.options.get("maxnreg", 0)
-    smem = getattr(launch.plan, "smem_tiles", 0) * threads * 16 + RESERVED
+    inputs = 2 if launch.kernel.__name__ == "backward_split" else 1
+    smem = getattr(launch.plan, "smem_tiles", 0) * inputs * threads * 16 + RESERVED
     if threads > min(1024, card.sm_threads):
         return f"{threads} threads"
     if -(-registers // 8) * 8 * threads * launch.together > SM_REGISTERS:

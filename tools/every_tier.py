@@ -219,12 +219,11 @@ def triton_launches(function: str) -> Iterator[tuple[Run, Operands]]:
         if not backward:  # the last row ends in the middle of 16 bytes
             yield by(Plan("split", 2, 128, 2, 4, 128, 4, split_ctas=2, smem_tiles=2)), Operands(backward, given, 3, 4060, out=result)
         layout = 4, 16 // given.itemsize, 128
-        smem = {} if backward else {"smem_tiles": 2}
         ctas = 4 if backward else 2  # of 1024 vectors
         for plan in (
             Plan("rows", 8, 256, *layout, 8),
             Plan("cluster", 4, 128, *layout, 4, cluster_ctas=ctas),
-            Plan("split", 4, 128, *layout, 4, split_ctas=ctas, **smem),
+            Plan("split", 1 if backward else 4, 128, *layout, 4, split_ctas=ctas, smem_tiles=2),
             Plan("split", 2, 128, *layout, 4, split_ctas=2),  # read twice
         ):
             yield by(plan), Operands(backward, given, 3, 4057, offset=1, out=result)
@@ -233,14 +232,13 @@ def triton_launches(function: str) -> Iterator[tuple[Run, Operands]]:
         for N in (1, 7, 16, 100, 197, 1000, 5003):
             yield by(), Operands(backward, dtype, 5, N)
         for N, alignment in ((8192, 0), (8153, 128)):  # the longest rows that the plans hold, aligned and behind a line's start
-            smem = {} if backward else {"smem_tiles": 2}
             layout = 4, V, alignment
             for plan in (
                 Plan("rows", 8, 256, *layout, 8),
                 *(Plan("cluster", math.ceil(N / V / ctas / 128) + 1, 128, *layout, 4, cluster_ctas=ctas) for ctas in (2, 16)),
                 Plan("cluster", 4, 128, *layout, 4, cluster_ctas=4),
                 Plan("cluster", 3, 128, *layout, 4, cluster_ctas=8),
-                Plan("split", 4, 128, *layout, 4, split_ctas=3, **smem),
+                Plan("split", 4, 128, *layout, 4, split_ctas=3, smem_tiles=2),
                 Plan("split", 2, 128, *layout, 4, split_ctas=2),  # longer than registers hold: read twice
                 Plan("loop"),
             ):

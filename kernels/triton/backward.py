@@ -15,6 +15,7 @@ from .cluster_exchange import cluster_arrive_sum, cluster_exchange_sum
 from .generic import dot_terms
 from .grid_exchange import count_program, grid_exchange_sum, launch_tag, prefetch_slots, slot_word
 from .packed_io import edge_columns, load_tiles, output_pointers, rounded, row_vectors, word_pointers
+from .smem_tiles import copy_pair_to_smem, smem_dots, write_smem_gradient
 from .softmax_ops import dot_product, gradient, late_zero, rematerialize, thread_dots, write_gradient
 from .staggered_start import staggered_start
 
@@ -135,10 +136,10 @@ def whole_row_dot(
 def backward_split(
     dy_ptr, y_ptr, dx_ptr, counter, slots, dy_stride, y_stride, dx_stride, N, ctas, chunk, programs, step, stagger_rows,
     stagger_cycles,
-    TILES: tl.constexpr, THREADS: tl.constexpr, VECTOR: tl.constexpr, BASE_ALIGNMENT: tl.constexpr, MAX_CTAS: tl.constexpr,
-    READ_TWICE: tl.constexpr, KEEP_IN_L2: tl.constexpr, LOG: tl.constexpr, scale,
+    TILES: tl.constexpr, SMEM_TILES: tl.constexpr, THREADS: tl.constexpr, VECTOR: tl.constexpr, BASE_ALIGNMENT: tl.constexpr,
+    MAX_CTAS: tl.constexpr, READ_TWICE: tl.constexpr, KEEP_IN_L2: tl.constexpr, LOG: tl.constexpr, scale,
 ):  # fmt: skip
-    """See `softbench.kernels.triton.forward.forward_split`. `slots` are MAX_CTAS a row, `ctas` > 1, and shared memory holds no tiles.
+    """See `softbench.kernels.triton.forward.forward_split`. `slots` are MAX_CTAS a row, and `ctas` > 1.
 
     READ_TWICE: how many tiles that are read twice are in flight at once, or 0. step: READ_TWICE * THREADS. As an argument, it keeps the
     compiler from loading more at once, for which there are no registers.
@@ -159,6 +160,8 @@ def backward_split(
         scale = tl.load(scale + row_number)
     dy_words = word_pointers(dy_row, offset, 4)
     y_words = word_pointers(y_row, offset, 4)
+    if SMEM_TILES > 0:
+        smem = copy_pair_to_smem(dy_words, y_words, end, start + TILES * THREADS, SMEM_TILES, THREADS, KEEP_IN_L2)
     dy = load_tiles(dy_words, first, end, start, 0, TILES, THREADS, 4, BASE_ALIGNMENT, KEEP_IN_L2)
     y = load_tiles(y_words, first, end, start, 0, TILES, THREADS, 4, BASE_ALIGNMENT, KEEP_IN_L2)
     if BASE_ALIGNMENT > 0:
@@ -170,8 +173,11 @@ def backward_split(
     row_slots = slots + row_number.to(tl.int64) * MAX_CTAS
     prefetch_slots(row_slots, ctas, MAX_CTAS, False, THREADS)
     terms = thread_dots(dy, y, DTYPE, LOG)
+    if SMEM_TILES > 0:
+        terms += smem_dots(smem, SMEM_TILES, THREADS, DTYPE, LOG)
+    HELD: tl.constexpr = (TILES + SMEM_TILES) * THREADS
     if READ_TWICE > 0:
-        for at in range(TILES * THREADS, chunk, step):
+        for at in range(HELD, chunk, step):
             dy_more = load_tiles(dy_words, first, end, start + at, 0, READ_TWICE, THREADS, 4, BASE_ALIGNMENT, KEEP_IN_L2)
             y_more = load_tiles(y_words, first, end, start + at, 0, READ_TWICE, THREADS, 4, BASE_ALIGNMENT, KEEP_IN_L2)
             terms += thread_dots(dy_more, y_more, DTYPE, LOG)
@@ -186,15 +192,17 @@ def backward_split(
         row_dot = whole_row_dot(dy_ptr, y_ptr, dy_stride, y_stride, again, N, timed_out, UNIT, THREADS, LOG)
     dot = row_dot + tl.zeros((1,), tl.float32)
     zero = tl.where(dot != dot, -1, 0)[:, None, None]
-    if TILES == 1:  # with a limit of 32: the same row, but no address of dx is kept from before the exchange
+    if TILES == 1 or SMEM_TILES > 0:  # with a limit of 32: the same row, but no address of dx is kept from before the exchange
         dx_row = dx_ptr + (row | late_zero(dot)) * dx_stride * UNIT
         end = end | late_zero(dot)
     dx_out = output_pointers(dx_row, offset, 4, DTYPE)
     dy = rematerialize(dy, zero)
     y = rematerialize(y, zero)
     write_gradient(dx_out, dy, y, dot, scale, first, end, start, THREADS, 4, DTYPE, BASE_ALIGNMENT, LOG)
+    if SMEM_TILES > 0:
+        write_smem_gradient(dx_out, smem, dot, scale, end, start + TILES * THREADS, SMEM_TILES, THREADS, DTYPE, LOG)
     if READ_TWICE > 0:
-        for at_again in range(TILES * THREADS, chunk, step):
+        for at_again in range(HELD, chunk, step):
             here = start + at_again
             dy_again = load_tiles(dy_words, first, end, here, 0, READ_TWICE, THREADS, 4, BASE_ALIGNMENT, KEEP_IN_L2)
             y_again = load_tiles(y_words, first, end, here, 0, READ_TWICE, THREADS, 4, BASE_ALIGNMENT, KEEP_IN_L2)

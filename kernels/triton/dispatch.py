@@ -186,7 +186,7 @@ def compiled_call(
 
 
 def _compiled_launch(compiled: CompiledKernel, launch: PreparedLaunch, tensors: tuple[torch.Tensor, ...]) -> Callable[..., object]:
-    if launch.kernel in (forward_split, forward_staged, backward_staged):  # the kernels that have rows in shared memory
+    if launch.kernel in (forward_split, backward_split, forward_staged, backward_staged):  # the kernels that have rows in shared memory
         carveout.prefer_shared_memory(compiled, tensors[0].device)
     return compiled[(launch.programs, 1, 1)]
 
@@ -271,11 +271,11 @@ def _split(problem: Problem, plan: Plan, strides: tuple[int, ...], log: bool) ->
     chunk = chunk_of(problem, plan)
     in_smem = plan.smem_tiles * (VECTOR_BYTES // (4 * plan.vector_words))
     extra_tiles = max(0, triton.cdiv(chunk, plan.threads) - plan.tiles - in_smem)
-    tiles = (plan.tiles,) if problem.backward else (plan.tiles, plan.smem_tiles)
     read_twice: int = extra_tiles > 0
     if problem.backward and (plan.registers or 255) > 64:  # tiles at once; with a lower limit an SM has more threads
         read_twice *= 2
-    constants = *tiles, plan.threads, plan.vector_elements, plan.base_alignment, max_ctas, read_twice, problem.keep_in_l2, log
+    layout = plan.threads, plan.vector_elements, plan.base_alignment
+    constants = plan.tiles, plan.smem_tiles, *layout, max_ctas, read_twice, problem.keep_in_l2, log
     sizes = plan.split_ctas, chunk, programs, read_twice * plan.threads if problem.backward else extra_tiles
     arguments = *_strides_and_N(problem, plan, strides), *sizes, *stagger(problem, plan), *constants
     kernel = backward_split if problem.backward else forward_split

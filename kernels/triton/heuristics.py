@@ -11,9 +11,11 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from .launch_plan import VECTOR_BYTES, WARP, Plan, Problem, chunk_vectors, measured_plans, vectors_in_row
+from .launch_plan import VECTOR_BYTES, WARP, Plan, Problem, chunk_vectors, measured_plans, resident_programs, vectors_in_row
+from .long_rows import long_row_plan
 from .tier_candidates import (
     CLUSTER_CTAS,
+    IN_FLIGHT,
     SHORT_ROW,
     SMEM_BYTES,
     cluster_plans,
@@ -32,6 +34,7 @@ MAX_CLUSTER_ROW = 1 << 20  # bytes.
 IDLE_ROW = 400 * 1024  # bytes of all inputs: above it, a few rows want more SMs than the 16 of a cluster.
 MAX_TILE_PADDING = 1.3  # columns of a tile to columns of a row.
 STAGED_COLUMNS = 256  # Up to here the tier staged has priority: docs/kernels/notes-triton.md, Unaligned rows in the tier staged.
+STAGED_ALIGNED_ROWS = 80, 144  # bytes
 # Bytes that an enlarged program reads and writes at least: if a row is one vector of a thread, and otherwise.
 VECTOR_ROWS_BYTES, PROGRAM_BYTES = 4 * 1024, 3 * 1024
 MAX_WORDS = 48  # of inputs a thread
@@ -42,6 +45,8 @@ MAX_SHORT_DISTANCE = 4  # the same for short rows, whose best number of threads 
 
 def choose(problem: Problem, device: str = "") -> Plan:
     """The plan for a problem on a device of this name."""
+    if (plan := long_row_plan(problem)) is not None:  # measured later than the tables, and for all numbers of rows
+        return plan
     if problem.element_size != 8 and problem.congruent:
         kind, length, rows = bucket(problem)
         most = MAX_SHORT_DISTANCE if problem.N * problem.element_size <= SHORT_ROW else MAX_DISTANCE
@@ -66,7 +71,8 @@ def candidates(problem: Problem) -> Iterator[Plan]:
         yield generic_plan(problem)
         return
     seen = set()
-    for small in _by_tier(problem):
+    first = long_row_plan(problem)
+    for small in (*([first] if first else []), *_by_tier(problem)):
         for plan in (enlarged(problem, small), small):
             if plan not in seen:
                 seen.add(plan)
@@ -118,7 +124,13 @@ def _by_tier(problem: Problem) -> Iterator[Plan]:
 
 
 def _staged(problem: Problem) -> Iterator[Plan]:
-    """The plans of the tier staged, where it has priority."""
+    """The plans of the tier staged, where it has priority.
+
+    16-bit rows of 5 or 9 vectors are among them: lanes that share such a row by vectors leave one slot of six or three of twelve idle.
+    """
+    short_forward = problem.element_size == 2 and not problem.backward and not problem.wide
+    if short_forward and problem.alignment == VECTOR_BYTES and 2 * problem.N in STAGED_ALIGNED_ROWS:
+        return staged_plans(replace(problem, alignment=VECTOR_BYTES // 2))
     return staged_plans(problem) if problem.N <= STAGED_COLUMNS else iter(())
 
 
@@ -157,10 +169,16 @@ def fit(problem: Problem, plan: Plan) -> Plan | None:
     vectors = vectors_in_row(problem, plan.vector_elements, plan.base_alignment)
     if plan.tier == "split":
         needed = math.ceil(chunk_vectors(vectors, plan.split_ctas) / plan.threads)
-        smem_tiles = min(max(0, needed - plan.tiles), SMEM_BYTES // (plan.threads * VECTOR_BYTES)) if plan.smem_tiles else 0
+        most = SMEM_BYTES // (plan.threads * VECTOR_BYTES * problem.reads)
+        smem_tiles = min(max(0, needed - plan.tiles), most) if plan.smem_tiles else 0
         fits = needed <= 1.1 * (plan.tiles + plan.smem_tiles)
         return replace(plan, tiles=min(plan.tiles, needed), smem_tiles=smem_tiles) if fits else None
     chunk = chunk_vectors(vectors, plan.cluster_ctas) if plan.tier == "cluster" else vectors
     tiles = math.ceil(chunk / plan.threads)
-    fits = tiles <= plan.tiles + 1 and (plan.registers or 255) >= 4 * tiles * problem.reads + 14
+    more = 12 if tiles > plan.tiles and problem.backward and problem.element_size == 2 else 0  # without them, ptxas spills
+    fits = tiles <= plan.tiles + 1 and (plan.registers or 255) >= 4 * tiles * problem.reads + 14 + more
+    if plan.tier == "cluster" and tiles > plan.tiles and problem.M * plan.cluster_ctas > 2 * problem.sms:
+        # The line may have filled its SM with fewer tiles. A tile more wastes lanes, and one program an SM waits for its cluster.
+        programs = resident_programs(plan.threads, plan.registers)
+        fits = fits and (programs > 1 or chunk * VECTOR_BYTES * problem.reads >= IN_FLIGHT)
     return replace(plan, tiles=tiles) if fits else None

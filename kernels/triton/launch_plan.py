@@ -65,7 +65,7 @@ class Plan:
     rows: int = 1  # of a program. In tier tile, how many times as many rows as usual a program has.
     cluster_ctas: int = 1  # CTAs of a cluster; they share a row.
     split_ctas: int = 1  # programs anywhere in the grid that share a row.
-    smem_tiles: int = 0  # tiles that wait in shared memory.
+    smem_tiles: int = 0  # tiles of each input that wait in shared memory.
 
 
 def for_wide_results(plan: Plan) -> Plan:

@@ -3,7 +3,7 @@
 Registers hold at most three quarters of an SM's 256 KiB, and shared memory has about as much again. Each thread copies 16-byte vectors to
 places of its own. It also reads those, unless the results are wider than the inputs: then it reads vectors of 8 bytes. Triton has such
 copies only in its own pipelined loops, so this is inline assembly on (R, THREADS) tensors of addresses. The shared memory is static: up to
-44 KiB beside what Triton takes.
+44 KiB beside what Triton takes. A gradient has as many tiles of dy as of y there.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from .generic import dot_terms
 from .packed_io import pack, padding, unpack_high, unpack_low
-from .softmax_ops import barrier_zero, exp_fast, finite_or_zero, normalized
+from .softmax_ops import barrier_zero, exp_fast, finite_or_zero, gradient, normalized
 
 
 def _allocate(kib: int) -> tl.constexpr:
@@ -42,6 +43,7 @@ WAIT = tl.constexpr("cp.async.wait_all; bar.sync 0; mov.b32 $0, $1;")
 READ_SMEM = tl.constexpr("ld.shared.v4.b32 {$0, $1, $2, $3}, [$4];")
 READ_SMEM_8 = tl.constexpr("ld.shared.v2.b32 {$0, $1}, [$2];")
 STORE = tl.constexpr("{ .reg .pred p; setp.ne.u32 p, $6, 0; @p st.global.v4.b32 [$1], {$2, $3, $4, $5}; mov.b32 $0, 0; }")
+STORE_8 = tl.constexpr("{ .reg .pred p; setp.ne.u32 p, $4, 0; @p st.global.v2.b32 [$1], {$2, $3}; mov.b32 $0, 0; }")
 
 
 @triton.jit
@@ -50,13 +52,38 @@ def copy_to_smem(words, end, start, SMEM_TILES: tl.constexpr, THREADS: tl.conste
 
     `end` and `start` count vectors of WORDS words, and `start` is not below the row's first vector. With two words it is even.
     """
-    COPY_16: tl.constexpr = COPY_KEEP_IN_L2 if KEEP_IN_L2 else COPY
-    COPY_ASM: tl.constexpr = COPY_16 if WORDS == 4 else (COPY_8_KEEP_IN_L2 if KEEP_IN_L2 else COPY_8)
-    BYTES: tl.constexpr = SMEM_TILES * THREADS * 16
+    smem = allocate_smem(SMEM_TILES * THREADS * 16)
+    begin_copy(smem, words, end, start, SMEM_TILES, THREADS, WORDS, KEEP_IN_L2)
+    tl.inline_asm_elementwise(COMMIT, "=r,r", [smem], dtype=tl.int32, is_pure=False, pack=1)
+    return smem
+
+
+@triton.jit
+def copy_pair_to_smem(
+    dy_words, y_words, end, start, SMEM_TILES: tl.constexpr, THREADS: tl.constexpr, KEEP_IN_L2: tl.constexpr
+):  # fmt: skip
+    """As `copy_to_smem`, of two tensors with vectors of four words. The tiles of y are behind those of dy."""
+    smem = allocate_smem(2 * SMEM_TILES * THREADS * 16)
+    begin_copy(smem, dy_words, end, start, SMEM_TILES, THREADS, 4, KEEP_IN_L2)
+    begin_copy(smem + SMEM_TILES * THREADS * 16, y_words, end, start, SMEM_TILES, THREADS, 4, KEEP_IN_L2)
+    tl.inline_asm_elementwise(COMMIT, "=r,r", [smem], dtype=tl.int32, is_pure=False, pack=1)
+    return smem
+
+
+@triton.jit
+def allocate_smem(BYTES: tl.constexpr):
+    """The address of so many bytes of shared memory, up to 44 KiB."""
     UP_TO_16: tl.constexpr = ALLOCATE_4 if BYTES <= 4096 else (ALLOCATE_8 if BYTES <= 8192 else ALLOCATE_16)
     UP_TO_24: tl.constexpr = UP_TO_16 if BYTES <= 16384 else ALLOCATE_24
     ALLOCATE: tl.constexpr = UP_TO_24 if BYTES <= 24576 else (ALLOCATE_32 if BYTES <= 32768 else ALLOCATE_44)
-    smem = tl.inline_asm_elementwise(ALLOCATE, "=r,r", [SMEM_TILES * THREADS], dtype=tl.int32, is_pure=False, pack=1)
+    return tl.inline_asm_elementwise(ALLOCATE, "=r,r", [BYTES // 16], dtype=tl.int32, is_pure=False, pack=1)
+
+
+@triton.jit
+def begin_copy(smem, words, end, start, SMEM_TILES: tl.constexpr, THREADS: tl.constexpr, WORDS: tl.constexpr, KEEP_IN_L2: tl.constexpr):
+    """Issues the copies of `copy_to_smem` to the address `smem`. What lies behind `end` becomes zeros."""
+    COPY_16: tl.constexpr = COPY_KEEP_IN_L2 if KEEP_IN_L2 else COPY
+    COPY_ASM: tl.constexpr = COPY_16 if WORDS == 4 else (COPY_8_KEEP_IN_L2 if KEEP_IN_L2 else COPY_8)
     t = tl.arange(0, THREADS)[None, :]
     VECTORS: tl.constexpr = 4 // WORDS  # of 16 bytes
     left = (end - start)[:, None] - t * VECTORS
@@ -69,8 +96,6 @@ def copy_to_smem(words, end, start, SMEM_TILES: tl.constexpr, THREADS: tl.conste
             size = tl.minimum(tl.maximum(left - h * THREADS * 2, 0), 2) * 8
         inputs = [at + h * THREADS * 16, address + h * THREADS * 16, size]
         tl.inline_asm_elementwise(COPY_ASM, "=r,r,l,r", inputs, dtype=tl.int32, is_pure=False, pack=1)
-    tl.inline_asm_elementwise(COMMIT, "=r,r", [smem], dtype=tl.int32, is_pure=False, pack=1)
-    return smem
 
 
 @triton.jit
@@ -183,3 +208,76 @@ def write_smem(
             y2, y3 = e2.to(tl.int32, bitcast=True), e3.to(tl.int32, bitcast=True)
         inputs = [place + h * THREADS * 16, y0, y1, y2, y3, inside.to(tl.int32)]
         tl.inline_asm_elementwise(STORE, "=r,l,r,r,r,r,r", inputs, dtype=tl.int32, is_pure=False, pack=1)
+
+
+@triton.jit
+def read_vector(at):
+    """The four words of each thread's vector at this address in shared memory."""
+    return tl.inline_asm_elementwise(
+        READ_SMEM, "=r,=r,=r,=r,r", [at], dtype=(tl.int32, tl.int32, tl.int32, tl.int32), is_pure=False, pack=1
+    )
+
+
+@triton.jit
+def word_dot(dy, y, DTYPE: tl.constexpr, LOG: tl.constexpr):
+    """The sum of `dot_terms` over the elements of each word."""
+    s = dot_terms(unpack_low(dy, DTYPE), unpack_low(y, DTYPE), LOG)
+    if DTYPE != tl.float32:
+        s += dot_terms(unpack_high(dy, DTYPE), unpack_high(y, DTYPE), LOG)
+    return s
+
+
+@triton.jit
+def smem_dots(smem, TILES: tl.constexpr, THREADS: tl.constexpr, DTYPE: tl.constexpr, LOG: tl.constexpr):
+    """Each thread's sum of `dot_terms`, (1, THREADS), over the TILES tiles of both tensors in shared memory (`copy_pair_to_smem`).
+
+    Waits for their copies. As in `accumulate_smem`, it is a barrier of the CTA.
+    """
+    tl.inline_asm_elementwise(COPIED, "=r,r", [smem], dtype=tl.int32, is_pure=False, pack=1)
+    at = (smem | barrier_zero(smem)) + tl.arange(0, THREADS)[None, :] * 16
+    s = tl.zeros((1, THREADS), tl.float32)
+    for h in tl.static_range(TILES):
+        dy0, dy1, dy2, dy3 = read_vector(at + h * THREADS * 16)
+        y0, y1, y2, y3 = read_vector(at + (TILES + h) * THREADS * 16)
+        s += word_dot(dy0, y0, DTYPE, LOG) + word_dot(dy1, y1, DTYPE, LOG)
+        s += word_dot(dy2, y2, DTYPE, LOG) + word_dot(dy3, y3, DTYPE, LOG)
+    return s
+
+
+@triton.jit
+def word_gradients(dy, y, dot, scale, DTYPE: tl.constexpr, LOG: tl.constexpr):
+    """dx of packed words, packed."""
+    lower = gradient(unpack_low(y, DTYPE), unpack_low(dy, DTYPE), dot, scale, LOG)
+    if DTYPE == tl.float32:
+        return lower.to(tl.int32, bitcast=True)
+    else:
+        return pack(lower, gradient(unpack_high(y, DTYPE), unpack_high(dy, DTYPE), dot, scale, LOG), DTYPE)
+
+
+@triton.jit
+def write_smem_gradient(
+    out, smem, dot, scale, end, start, TILES: tl.constexpr, THREADS: tl.constexpr, DTYPE: tl.constexpr, LOG: tl.constexpr
+):  # fmt: skip
+    """Stores dx of the tiles in shared memory. `out` is from `output_pointers`, `dot` and `end` are (1)."""
+    OUT: tl.constexpr = out.dtype.element_ty
+    WORDS: tl.constexpr = 4 if OUT == tl.int32 else 2
+    t = tl.arange(0, THREADS)[None, :]
+    left = (end - start)[:, None] - t
+    place = (out[:, None] + (start[:, None] + t) * 4).to(tl.int64)
+    at = smem + t * 16 + left * 0
+    dot = dot[:, None]
+    for h in tl.static_range(TILES):
+        dy0, dy1, dy2, dy3 = read_vector(at + h * THREADS * 16)
+        y0, y1, y2, y3 = read_vector(at + (TILES + h) * THREADS * 16)
+        a = word_gradients(dy0, y0, dot, scale, DTYPE, LOG)
+        b = word_gradients(dy1, y1, dot, scale, DTYPE, LOG)
+        c = word_gradients(dy2, y2, dot, scale, DTYPE, LOG)
+        d = word_gradients(dy3, y3, dot, scale, DTYPE, LOG)
+        here = place + h * THREADS * 4 * WORDS
+        inside = (left > h * THREADS).to(tl.int32)
+        if WORDS == 4:
+            tl.inline_asm_elementwise(STORE, "=r,l,r,r,r,r,r", [here, a, b, c, d, inside], dtype=tl.int32, is_pure=False, pack=1)
+        else:  # results of 16 bits of float32 inputs
+            low = pack(a.to(tl.float32, bitcast=True), b.to(tl.float32, bitcast=True), OUT)
+            high = pack(c.to(tl.float32, bitcast=True), d.to(tl.float32, bitcast=True), OUT)
+            tl.inline_asm_elementwise(STORE_8, "=r,l,r,r,r", [here, low, high, inside], dtype=tl.int32, is_pure=False, pack=1)

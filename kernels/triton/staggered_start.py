@@ -53,7 +53,7 @@ def stagger(problem: Problem, plan: Plan) -> tuple[int, int]:
     row = problem.N * problem.element_size * problem.reads
     if problem.M == 1 or problem.M * row < MIN_BYTES or problem.bytes_per_cycle <= 0 or max(plan.cluster_ctas, plan.split_ctas) == 1:
         return 0, 0
-    programs = max(1, resident_programs(plan.threads, plan.registers, plan.smem_tiles))
+    programs = max(1, resident_programs(plan.threads, plan.registers, plan.smem_tiles * problem.reads))
     cycles = row / problem.bytes_per_cycle
     if plan.tier == "cluster":
         rows = max(1, programs * GPC_SMS // plan.cluster_ctas) * (problem.sms // GPC_SMS)

@@ -16,7 +16,7 @@ from .launch_plan import GPC_SMS, SM_REGISTERS, VECTOR_BYTES, Plan, Problem, chu
 LINE_BYTES = 128
 SHORT_ROW = 4096  # bytes: up to here several rows share a program, or a row has fewer than 4 warps
 BLOCK_THREADS = (64, 128, 256, 512, 1024)
-SMEM_BYTES = 44 * 1024  # of a program, for `smem_tiles.py`: static shared memory ends at 48 KiB
+SMEM_BYTES = 44 * 1024  # of a program, in all inputs, for `smem_tiles.py`: static shared memory ends at 48 KiB
 CLUSTER_CTAS = (2, 4, 8, 16)
 STAGED_ROW = 1024  # bytes
 STAGED_BYTES = 8192  # of a block of rows, in all inputs
@@ -25,6 +25,7 @@ APART_BYTES = 17 * 1024  # in all inputs: up to here a block is larger for the r
 STAGED_LEAST = 8 << 20  # bytes of all inputs: smaller launches make one trip to memory in other tiers
 IN_FLIGHT = 104 * 1024  # bytes of rows that an SM wants to have in flight while clusters exchange
 MAX_SPLIT_CTAS = 512
+
 
 Scored = tuple[float, Plan]
 
@@ -40,7 +41,7 @@ def short_row_plans(problem: Problem) -> Iterator[Plan]:
     A power of two of lanes shares a row, so that a warp has one or several rows. A thread wants about 8 words of each input.
     """
     scored: list[Scored] = []
-    for order, (vector_words, vector_elements, base_alignment) in enumerate(_vector_layouts(problem)):
+    for order, (vector_words, vector_elements, base_alignment) in enumerate(vector_layouts(problem)):
         vectors = vectors_in_row(problem, vector_elements, base_alignment)
         for threads in (1, 2, 4, 8, 16, 32, 64, 128):
             tiles = math.ceil(vectors / threads)
@@ -116,7 +117,7 @@ def fit_staged(problem: Problem, plan: Plan) -> Plan | None:
 
 def rows_plans(problem: Problem) -> Iterator[Plan]:
     """Plans with a row a program. Short rows have few vectors a thread, so that many programs share an SM; longer rows have more."""
-    vector_words, vector_elements, base_alignment = _vector_layouts(problem)[0]
+    vector_words, vector_elements, base_alignment = vector_layouts(problem)[0]
     vectors = vectors_in_row(problem, vector_elements, base_alignment)
     most = (8 if problem.element_size == 4 else 16) // problem.reads
     ideal = (5 if problem.element_size == 4 else 6 if vectors <= 1280 else 12) / problem.reads
@@ -136,7 +137,7 @@ def cluster_plans(problem: Problem) -> Iterator[Plan]:
     Many rows want enough bytes in flight on an SM, in few and small CTAs, because each CTA waits for the slowest of its cluster. Few rows
     want no idle SMs.
     """
-    vector_words, vector_elements, base_alignment = _vector_layouts(problem)[0]
+    vector_words, vector_elements, base_alignment = vector_layouts(problem)[0]
     if not problem.clusters or vector_words != 4:
         return
     vectors = vectors_in_row(problem, vector_elements, base_alignment)
@@ -181,7 +182,7 @@ def split_plans(problem: Problem) -> Iterator[Plan]:
     by short programs, because even a program's instructions come from memory. If the programs of a row would not all run at once, fewer
     programs read part of the row twice.
     """
-    vector_words, vector_elements, base_alignment = _vector_layouts(problem)[0]
+    vector_words, vector_elements, base_alignment = vector_layouts(problem)[0]
     if vector_words != 4:
         return
     vectors = vectors_in_row(problem, vector_elements, base_alignment)
@@ -189,7 +190,7 @@ def split_plans(problem: Problem) -> Iterator[Plan]:
         yield _likely_split_plan(problem, vectors, vector_elements, base_alignment)
     scored: list[Scored] = []
     for threads, tiles, smem_tiles, registers in _split_programs(problem):
-        programs = max(1, resident_programs(threads, registers, smem_tiles))
+        programs = max(1, resident_programs(threads, registers, smem_tiles * problem.reads))
         most = min(MAX_SPLIT_CTAS, problem.sms * programs)
         once = problem.sms * programs // problem.M
         capacity = threads * (tiles + smem_tiles)
@@ -215,12 +216,12 @@ def split_plans(problem: Problem) -> Iterator[Plan]:
 
 
 def _likely_split_plan(problem: Problem, vectors: int, vector_elements: int, base_alignment: int) -> Plan:
-    """The plan that `tune` found fastest on an H200, or nearly so.
-
-    Registers hold the whole chunk, in one to four programs an SM; or four programs an SM have half of it in shared memory.
-    """
+    """The plan that `tune` found fastest on an H200, or nearly so: one to five programs an SM, in registers or half in shared memory."""
     layout = 4, vector_elements, base_alignment
     bytes_per_sm = problem.M * vectors * VECTOR_BYTES / problem.sms
+    if 128 * 1024 < bytes_per_sm <= 168 * 1024 and problem.element_size == 2 and problem.M >= 8:  # five programs an SM, in registers
+        ctas = min(max(math.ceil(vectors / (128 * 16)), 5 * problem.sms // problem.M), MAX_SPLIT_CTAS)
+        return Plan("split", math.ceil(chunk_vectors(vectors, ctas) / 128), 128, *layout, 4, 96, split_ctas=ctas)
     if bytes_per_sm > 128 * 1024:
         ctas = min(math.ceil(vectors / (256 * 19)), MAX_SPLIT_CTAS, problem.sms * resident_programs(256, 64, 11))
         needed = math.ceil(chunk_vectors(vectors, ctas) / 256)
@@ -247,11 +248,11 @@ def _free_registers(threads: int, registers: int) -> int:
 
 
 def _split_programs(problem: Problem) -> list[tuple[int, int, int, int]]:
-    """(threads, tiles, smem_tiles, registers) of programs worth trying."""
+    """(threads, tiles, smem_tiles, registers) of programs worth trying; tiles are those of each input."""
     if not problem.clusters:  # with more tiles or fewer registers, ptxas spills on sm_80 to sm_89 and sm_120
         return [(256, 4, 0, 80), (256, 2, 0, 48)] if problem.backward else [(512, 8, 0, 64), (256, 8, 0, 64)]
     if problem.backward:
-        return [(256, 8, 0, 128), (512, 4, 0, 64), (256, 4, 0, 64), (512, 2, 0, 40), (512, 1, 0, 32)]
+        return [(256, 8, 0, 128), (512, 4, 0, 64), (256, 4, 0, 64), (512, 2, 0, 40), (512, 1, 0, 32), (128, 8, 10, 96), (128, 6, 8, 80)]
     return [
         (512, 24, 5, 128), (256, 24, 11, 128), (128, 16, 14, 96), (256, 8, 11, 64), (256, 8, 8, 64), (256, 16, 11, 80), (256, 12, 10, 80),
         (512, 8, 5, 64), (256, 16, 0, 80), (256, 8, 0, 56), (512, 4, 0, 40), (512, 2, 0, 32), (1024, 4, 0, 32), (1024, 2, 0, 32),
@@ -259,7 +260,7 @@ def _split_programs(problem: Problem) -> list[tuple[int, int, int, int]]:
     ]  # fmt: skip
 
 
-def _vector_layouts(problem: Problem) -> list[tuple[int, int, int]]:
+def vector_layouts(problem: Problem) -> list[tuple[int, int, int]]:
     """(vector_words, vector_elements, base_alignment) that can move rows of this alignment, the likely fastest first."""
     elements = VECTOR_BYTES // problem.element_size
     if problem.alignment == VECTOR_BYTES:

@@ -100,6 +100,14 @@ def test_a_plan_that_a_card_does_not_have_is_found(cards, name, plan, what):
     assert what in cards.card_launches.misfit(one, launch)
 
 
+def test_a_gradient_has_tiles_of_two_tensors_in_shared_memory(cards):
+    a10 = card(cards, "A10")
+    plan = Plan("split", 8, 512, 4, 8, warps=16, registers=64, split_ctas=2, smem_tiles=8)
+    problems = [cards.problem_of(a10, backward, 8, 8192, 2, 16) for backward in (False, True)]
+    found = [cards.card_launches.misfit(a10, cards.card_launches.planned(a10, problem, plan)) for problem in problems]
+    assert found == [None, "132096 bytes of shared memory, for 1 programs of an SM"]
+
+
 @pytest.mark.parametrize("ctas", [72, 144, 1000])
 def test_programs_that_wait_for_each_other_must_fit_together(cards, ctas):
     """An SM of an A10 has 1536 threads, so 72 SMs hold 216 programs of 512 threads, by registers 144."""
@@ -268,6 +276,8 @@ def test_a_sample_of_triton_kernels_fits(cards, driver, name):
         (False, 43, 3655842, 4, 8, "split"),
         (True, 1, 1940544, 4, 8, "split"),
         (True, 1136, 18930, 2, 4, "cluster"),
+        (True, 93, 414696, 4, 16, "split"),
+        (True, 23, 799748, 2, 8, "split"),
     ],
 )
 def test_rows_that_once_spilled_do_not(cards, driver, backward, rows, columns, size, alignment, tier):

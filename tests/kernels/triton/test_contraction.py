@@ -154,6 +154,17 @@ def test_copies_of_two_vectors_stay_inside_the_row(cards, h100, M):
     assert {bool(hint) == bool(policy) == problem.keep_in_l2 for _, hint, _, policy in copies} == {True}
 
 
+@pytest.mark.parametrize("size", [2, 4])
+def test_gradients_read_both_tensors_from_shared_memory_twice(cards, h100, size):
+    plan = Plan("split", 4, 256, 4, 16 // size, warps=8, registers=64, split_ctas=64 * size, smem_tiles=5)
+    found = cards.compiled_plan(h100, cards.problem_of(h100, True, 30, 1 << 20, size, 16), plan)
+    ptx = found.asm["ptx"]
+    assert ptx.count("cp.async.cg.shared.global") == 2 * 5
+    assert len(re.findall(r"ld\.shared\.v4\.b32", ptx)) == 2 * 2 * 5
+    assert len(re.findall(r"st\.global\.v4\.b32", ptx)) == 4 + 5
+    assert cards.resources(h100, found).spilled <= 8
+
+
 @pytest.mark.parametrize("backward", [False, True])
 @pytest.mark.parametrize(("size", "N"), [(2, 8), (4, 4), (4, 8)])
 def test_rows_of_one_or_two_vectors_move_in_vectors(cards, h100, size, N, backward):

@@ -19,6 +19,8 @@ def test_rows_that_exceed_the_device_are_staggered():
     assert stagger(PROBLEM, CLUSTER) == (4 * 18 // 16 * 7, int(row / 2500))
     for alone in (replace(PROBLEM, M=1), replace(PROBLEM, N=1024), replace(PROBLEM, bytes_per_cycle=0.0)):
         assert stagger(alone, SPLIT) == stagger(alone, CLUSTER) == (0, 0)
+    backward = replace(PROBLEM, backward=True)  # five programs of an SM have ten tiles of each of two tensors
+    assert stagger(backward, replace(SPLIT, threads=128, registers=96, smem_tiles=10)) == (5 * 132 // 56, int(2 * row / 2500 * 4 / 3))
 
 
 def test_rows_that_fit_the_device_are_staggered_only_on_clusters():
