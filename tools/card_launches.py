@@ -25,6 +25,7 @@ LARGE = 32 << 20  # bytes that a launch reads, from which the kernels keep them 
 MOST_SPILLED = {
     **{"forward_rows": 8, "backward_cluster": 24, "backward_split": 16},
     **{"fused_rows": 16, "fused_cluster": 176, "forward_scores": 96, "backward_scores": 32},
+    **{"normalize_traceable": 8, "gradients_traceable": 16},
 }
 """Kernels that are known to spill with some plans, and how many bytes of a thread (docs/kernels/notes-triton.md, Spills on cards)."""
 
@@ -188,27 +189,28 @@ def of_rows(card: Card, dice: random.Random) -> list[Launch]:
 
 
 def of_traced(card: Card, dice: random.Random) -> list[Launch]:
-    from softbench.kernels.triton import traceable, traceable_rows, traceable_split
+    from softbench.kernels.triton import traceable, traceable_passes, traceable_rows, traceable_split
 
     dtype, backward = dice.choice((torch.float32, torch.float16, torch.bfloat16)), dice.random() < 0.5
     (M, N), log = _shape(dice), dice.random() < 0.5
     pad, first = _layout(dice, N)
-    tensors = (_rows(M, N, dtype, pad, first),) * (3 if backward else 2)
+    alike = dice.random() < 0.8  # in all tensors, a row has the same offset from a vector's boundary
+    tensors = (*[_rows(M, N, dtype, pad, first)] * (2 if backward else 1), _rows(M, N, dtype, pad + (not alike), first))
     how = traceable.launch_of(tensors, log)
-    names = {
-        "rows": "backward_traceable",
-        "tile": "gradient_tile_traceable",
-        "loop": "gradient_loop_traceable",
-        "split": "backward_split_traceable",
-    }
-    if not backward:
-        names = {"rows": "forward_traceable", "tile": "tile_traceable", "loop": "loop_traceable", "split": "forward_split_traceable"}
-    kernel = getattr(traceable_split if how.tier == "split" else traceable_rows, names[how.tier])
-    operands = _operands(tensors) + ([Operand(torch.int64, 16)] if how.slots else [])
     told = f"traced {'log_' * log}softmax{' gradient' * backward} {M}x{N} {dtype}, {how}"
+    names = {"rows": "forward_traceable", "tile": "tile_traceable", "loop": "loop_traceable", "split": "forward_split_traceable"}
+    if backward:
+        names = {"rows": "backward_traceable", "tile": "gradient_tile_traceable", "loop": "gradient_loop_traceable"}
+        names["split"] = "backward_split_traceable"
+    given, slots = _operands(tensors), [Operand(torch.int64, 16)] if how.slots else []
+    options, plan = {"num_warps": how.num_warps}, SimpleNamespace(tier=how.tier)
+    if how.tier == "passes":
+        one, two = ("dots_traceable", "gradients_traceable") if backward else ("partials_traceable", "normalize_traceable")
+        passes = (one, given[:-1], how.first[1]), (two, given, how.arguments)
+        return [Launch(told, getattr(traceable_passes, name), [*of, *slots], values, options, plan) for name, of, values in passes]
+    kernel = getattr(traceable_split if how.tier == "split" else traceable_rows, names[how.tier])
     split = how.programs // M if how.tier == "split" else 1
-    plan = SimpleNamespace(tier=how.tier)
-    return [Launch(told, kernel, operands, how.arguments, {"num_warps": how.num_warps}, plan, _together(card, split))]
+    return [Launch(told, kernel, [*given, *slots], how.arguments, options, plan, _together(card, split))]
 
 
 def of_losses(card: Card, dice: random.Random) -> list[Launch]:

@@ -7,11 +7,13 @@ assumes that the kernel writes its inputs. So compilers trace the tiers rows, ti
 
 - Rows of up to LONG_ROW bytes are traced, because those tiers are the fastest there.
 - For longer rows, a graph that torch.compile runs calls the opaque operator (`calls_operator`). The operator chooses its plan at run time.
-- Packages of AOTInductor call no Python, so they have traced kernels for longer rows too. One program holds a row of up to 64 KiB in 16
-  bits, or of up to 128 KiB in float32, counted over all inputs. Several programs share a longer row, and a row beyond LONG_ROW where rows
-  are few (`split_plan`). Before such a launch, a fill zeroes the places where they exchange partial results.
+- Packages of AOTInductor call no Python, so they have traced kernels for longer rows too (`shared_plan`). One program holds a row of up to
+  64 KiB in 16 bits, or of up to 128 KiB in float32, counted over all inputs. Several programs share a longer row. A fill zeroes the places
+  where they exchange partial results.
+- Two passes, each a kernel, take the place of the fill and the exchange for inputs of up to 12 MiB, which stay in L2 between them. Rows
+  that more than 256 programs would share (beyond 11 MiB) have them too. Few rows have two passes from LONG_ROW on.
 - No programs share rows of a symbolic N, of float64 or of two dtypes, or rows whose offsets from a 16-byte boundary differ between tensors.
-  Rows of more than 128 KiB for each SM (16.5 MiB on an H200) are not shared either. What one program cannot hold, it reads in a loop.
+  What one program cannot hold, it reads in a loop.
 
 Sizes may be symbols. N is compared only with the ranges of SYMBOLIC_BYTES, and M with nothing. So a graph has guards for a range of N,
 never for its value, and none for M.
@@ -31,6 +33,7 @@ from .devices import device_traits
 from .generic import LOOP_COLUMNS, TILE_ELEMENTS, block_n, warps
 from .heuristics import LONG_ROW, choose
 from .launch_plan import LINE_VECTORS, VECTOR_BYTES, Plan, Problem, chunk_of, chunk_vectors, vectors_in_row
+from .traceable_passes import dots_traceable, gradients_traceable, normalize_traceable, partials_traceable
 from .traceable_rows import (
     backward_traceable,
     forward_traceable,
@@ -47,8 +50,15 @@ torch.compile cover all N; it allows a function eight by default. A plan for fou
 TYPICAL_ROWS = 4096  # what a symbolic M counts as in the choice of a plan.
 MAX_WORDS = 32  # of a thread, of all inputs: ptxas then takes at most 64 registers without a limit.
 BLOCK_THREADS = (64, 128, 256, 512, 1024)
-SPLIT_THREADS = {128: 4, 1024: 1}  # of a program that has a part of a row, and how many such programs an SM surely holds.
-SPLIT_VECTORS = 128  # of a part, at least
+SHARED_THREADS = 128  # of a program that has a part of a row
+SPLIT_TILES = {False: (16, 22), True: (8, 10)}  # of each tensor, of the forward and the gradient: of aligned rows, of others and long ones
+LONG_SPLIT = 32  # programs of a row: if it has more, they are larger.
+SPLIT_PROGRAMS = 4  # that an SM surely holds: with these tiles a thread has at most 128 registers.
+MOST_SPLIT = 256  # programs of a row. Each polls the results of all others, and that delays their loads and stores.
+PASS_BYTES = 12 << 20  # of all inputs: up to here, a second pass that finds them in L2 takes less time than the exchange.
+PASS_TILES = 8  # of all inputs, the most of a thread in a pass
+PASS_PROGRAMS = 4  # for each SM: beyond, threads have more tiles.
+MAX_PARTS = 512  # of a row, with a partial result each.
 PROGRAM_ROW = {2: 64 << 10, 4: 128 << 10}  # bytes of all inputs, by element size: above it, several programs share a row.
 STEP = 128  # columns that each warp takes at once of rows that vectors cannot move.
 
@@ -56,11 +66,12 @@ STEP = 128  # columns that each warp takes at once of rows that vectors cannot m
 class Launch(NamedTuple):
     """How a traced kernel is launched."""
 
-    tier: str  # rows, tile, loop or split
+    tier: str  # rows, tile, loop, split or passes
     programs: int | torch.SymInt
     arguments: tuple[int | torch.SymInt, ...]  # after the tensors: strides, sizes, constants
     num_warps: int
-    slots: int | torch.SymInt = 0  # zeros of int64 that a split kernel takes after the tensors
+    slots: int | torch.SymInt = 0  # words of int64 that a kernel takes after the tensors: zeros (split), or what the first pass writes.
+    first: tuple[int | torch.SymInt, tuple[int | torch.SymInt, ...]] = (0, ())  # programs and arguments of the first pass
 
 
 def calls_operator(N: int | torch.SymInt, element_size: int, reads: int) -> bool:
@@ -91,24 +102,28 @@ def plan_for(problem: Problem, device: str) -> Plan:
     return Plan("loop")
 
 
-def split_plan(problem: Problem) -> Plan | None:
+def shared_plan(problem: Problem) -> Plan | None:
     """The plan for rows of a static N that several programs share, of a package of AOTInductor; None for other rows.
 
-    Few rows get twice as many programs as the device has SMs. At most as many programs share a row as surely run at once.
+    All programs of a split row must run at once. Those of two passes need not.
     """
     row = problem.N * problem.element_size * problem.reads
-    few = 2 * problem.sms // problem.M
-    if not problem.congruent or row <= LONG_ROW or (row <= PROGRAM_ROW[problem.element_size] and few < 2):
+    if not problem.congruent or row <= LONG_ROW or (row <= PROGRAM_ROW[problem.element_size] and problem.M > problem.sms):
         return None
     elements, base, vectors = _vectors(problem)
-    for threads, programs in SPLIT_THREADS.items():
-        most = problem.sms * programs
-        fewest = math.ceil(vectors / (threads * (MAX_WORDS // (4 * problem.reads))))
-        if fewest <= most:
-            ctas = max(2, fewest, min(few, most, vectors // SPLIT_VECTORS))
-            tiles = math.ceil(chunk_vectors(vectors, ctas) / threads)
-            return Plan("split", tiles, threads, 4, elements, base, threads // 32, split_ctas=ctas)
-    return None
+    threads = SHARED_THREADS
+    usual, most = SPLIT_TILES[problem.backward]
+    ctas = math.ceil(vectors / (threads * (most if base else usual)))
+    if ctas > LONG_SPLIT:
+        ctas = math.ceil(vectors / (threads * most))
+    ctas, tier = max(2, ctas), "split"
+    if problem.M * row <= PASS_BYTES or ctas > min(SPLIT_PROGRAMS * problem.sms, MOST_SPLIT):
+        tier, tiles = "passes", 1
+        while 2 * tiles * problem.reads <= PASS_TILES and problem.M * vectors > tiles * threads * PASS_PROGRAMS * problem.sms:
+            tiles *= 2
+        ctas = math.ceil(vectors / (tiles * threads))
+    tiles = math.ceil(chunk_vectors(vectors, ctas) / threads)
+    return Plan(tier, tiles, threads, 4, elements, base, threads // 32, split_ctas=ctas)
 
 
 def _vectors(problem: Problem) -> tuple[int, int, int]:
@@ -124,7 +139,7 @@ def launch_of(tensors: tuple[torch.Tensor, ...], log: bool, device: torch.device
     strides = tuple(tensor.stride(0) for tensor in tensors)
     name, *traits = device_traits(device or tensors[0].device)
     problem = _problem(tensors, strides, tuple(traits))
-    plan = (split_plan(problem) if isinstance(N, int) else None) or plan_for(problem, name)
+    plan = (shared_plan(problem) if isinstance(N, int) else None) or plan_for(problem, name)
     if plan.tier == "loop":
         block = LOOP_COLUMNS // problem.reads // (2 if problem.element_size == 8 else 1)
         return Launch("loop", M, (*strides, M, N, block, log), warps(LOOP_COLUMNS))
@@ -136,15 +151,29 @@ def launch_of(tensors: tuple[torch.Tensor, ...], log: bool, device: torch.device
         return Launch("tile", (M + rows - 1) // rows, (*strides, M, N, rows, columns, problem.keep_in_l2, log), count)
     unit = 1 if plan.base_alignment else plan.vector_elements
     units = tuple(stride // unit for stride in strides)
-    if plan.tier == "split":
-        places = max(plan.threads, triton.next_power_of_2(plan.split_ctas))
-        sizes = N // unit, plan.split_ctas, chunk_of(problem, plan), plan.tiles, plan.threads, plan.vector_elements, plan.base_alignment
-        arguments = *units, *sizes, places, problem.keep_in_l2, STEP * plan.warps, log
-        programs = M * plan.split_ctas
-        return Launch("split", programs, arguments, plan.warps, programs * (1 if problem.backward else 2))
+    if plan.tier in ("split", "passes"):
+        return _shared_launch(problem, plan, units, (M, N // unit), log)
     layout = plan.rows, plan.tiles, plan.threads, plan.vector_words, plan.vector_elements, plan.base_alignment
     constants = *layout, problem.keep_in_l2, STEP * plan.warps, log
     return Launch("rows", (M + plan.rows - 1) // plan.rows, (*units, M, N // unit, *constants), plan.warps)
+
+
+def _shared_launch(
+    problem: Problem, plan: Plan, units: tuple[int | torch.SymInt, ...], sizes: tuple[int | torch.SymInt, int], log: bool
+) -> Launch:
+    """The launch for rows that several programs share. `units`: the strides as the kernels count them. `sizes`: M, and N likewise."""
+    (M, N), ctas, chunk = sizes, plan.split_ctas, chunk_of(problem, plan)
+    layout = plan.tiles, plan.threads, plan.vector_elements, plan.base_alignment
+    block = STEP * plan.warps
+    places = max(plan.threads, triton.next_power_of_2(min(ctas, MAX_PARTS)))
+    if plan.tier == "split":
+        arguments = *units, N, ctas, chunk, *layout, places, problem.keep_in_l2, block, log
+        return Launch("split", M * ctas, arguments, plan.warps, M * ctas)
+    parts = min(ctas, MAX_PARTS)
+    part = chunk_vectors(vectors_in_row(problem, plan.vector_elements, plan.base_alignment), parts)
+    first = *units[:-1], N, parts, part, *layout, block, *((log,) if problem.backward else ())
+    arguments = *units, N, parts, ctas, chunk, *layout, places, block, log
+    return Launch("passes", M * ctas, arguments, plan.warps, M * parts, (M * parts, first))
 
 
 def _problem(tensors: tuple[torch.Tensor, ...], strides: tuple[int | torch.SymInt, ...], traits: tuple[Any, ...]) -> Problem:
@@ -178,6 +207,12 @@ def _forward(x: torch.Tensor, y: torch.Tensor, log: bool) -> None:
         slots = x.new_zeros((how.slots,), dtype=torch.int64)
         wrap_triton(forward_split_traceable)[(how.programs,)](x, y, slots, *how.arguments, num_warps=how.num_warps)
         return
+    if how.tier == "passes":
+        slots = x.new_empty((how.slots,), dtype=torch.int64)
+        programs, arguments = how.first
+        wrap_triton(partials_traceable)[(programs,)](x, slots, *arguments, num_warps=how.num_warps)
+        wrap_triton(normalize_traceable)[(how.programs,)](x, y, slots, *how.arguments, num_warps=how.num_warps)
+        return
     if how.tier == "rows":
         kernel = wrap_triton(forward_traceable)
     else:
@@ -190,6 +225,12 @@ def _backward(dy: torch.Tensor, y: torch.Tensor, dx: torch.Tensor, log: bool) ->
     if how.tier == "split":
         slots = y.new_zeros((how.slots,), dtype=torch.int64)
         wrap_triton(backward_split_traceable)[(how.programs,)](dy, y, dx, slots, *how.arguments, num_warps=how.num_warps)
+        return
+    if how.tier == "passes":
+        slots = y.new_empty((how.slots,), dtype=torch.int64)
+        programs, arguments = how.first
+        wrap_triton(dots_traceable)[(programs,)](dy, y, slots, *arguments, num_warps=how.num_warps)
+        wrap_triton(gradients_traceable)[(how.programs,)](dy, y, dx, slots, *how.arguments, num_warps=how.num_warps)
         return
     if how.tier == "rows":
         kernel = wrap_triton(backward_traceable)

@@ -1,12 +1,11 @@
 """Kernels of the tier split that compilers trace: several programs of the grid share a long row, and each has its chunk in registers.
 
-They are `forward_split` and `backward_split` without inline assembly, for the reason in `traceable_rows.py`. Programs exchange partial
-results in slots of global memory. A graph keeps no counter from one launch to the next, so it fills the slots with zeros before each
-launch. No partial result is the word 0 (`slot_of`).
+They are `forward_split` and `backward_split` without the assembly that has side effects, for the reason in `traceable_rows.py`. Programs
+exchange partial results in slots of global memory, a word a program. A graph keeps no counter from one launch to the next, so it fills the
+slots with zeros before each launch. No partial result is the word 0 (`pair_of`, `slot_of`).
 
-All threads of a program must agree on what was read. So a program reads at least as many places as it has threads, and no two threads read
-the same slot. Then each reduction passes through the program's shared memory. As in `grid_exchange.py`, no order of programs can hang a
-launch.
+All threads of a program must agree on what was read. So each thread polls one or two slots of its own, and no two threads read the same
+one. Then each reduction passes through the program's shared memory. As in `grid_exchange.py`, no order of programs can hang a launch.
 """
 
 from __future__ import annotations
@@ -14,10 +13,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .cached_exponentials import exponential_sum, exponentials, row_max, write_exponentials
+from .cached_exponentials import exponential_sum, exponentials, write_exponentials
 from .generic import dot_terms, gradient_of_row, row_by_steps
 from .grid_exchange import MAX_POLLS, slot_value
-from .packed_io import edge_columns, load_tiles, output_pointers, padding, rounded, row_vectors, word_pointers
+from .packed_io import edge_columns, larger, load_tiles, output_pointers, packed_max, padding, rounded, row_vectors, word_pointers
 from .softmax_ops import (
     dot_product,
     exp_fast,
@@ -27,6 +26,7 @@ from .softmax_ops import (
     normalized,
     rematerialize,
     tile_exp_sum,
+    tile_max,
     write_gradient,
     write_normalized,
 )
@@ -40,12 +40,24 @@ def slot_of(value):
 
 
 @triton.jit
+def pair_of(maximum, total):
+    """A (max, sum) in one word, which is not 0: the sum is at least 1, or NaN, or the maximum is -inf."""
+    return (maximum.to(tl.int32, bitcast=True).to(tl.int64) << 32) | (total.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF)
+
+
+@triton.jit
+def pair_max(word):
+    """The maximum of a word of `pair_of`. `slot_value` is the sum."""
+    return (word >> 32).to(tl.int32).to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def forward_split_traceable(
     x_ptr, y_ptr, slots_ptr, x_stride, y_stride, N, ctas, chunk,
     TILES: tl.constexpr, THREADS: tl.constexpr, VECTOR: tl.constexpr, BASE_ALIGNMENT: tl.constexpr, PLACES: tl.constexpr,
     KEEP_IN_L2: tl.constexpr, BLOCK: tl.constexpr, LOG: tl.constexpr,
 ):  # fmt: skip
-    """A row `ctas` programs, each with `chunk` <= TILES * THREADS vectors. slots: 2 * `ctas` zeros a row. PLACES >= ctas and THREADS."""
+    """A row `ctas` programs, each with `chunk` <= TILES * THREADS vectors. slots: `ctas` zeros a row. PLACES >= ctas and THREADS."""
     UNIT: tl.constexpr = 1 if BASE_ALIGNMENT > 0 else VECTOR
     row = (tl.program_id(0) // ctas).to(tl.int64)
     rank = tl.program_id(0) % ctas
@@ -56,7 +68,7 @@ def forward_split_traceable(
     differ = x_base - y_base if BASE_ALIGNMENT > 0 else x_base | y_base
     if differ == 0:
         forward_chunk(
-            x_row, y_row, slots_ptr + row * (2 * ctas), rank, N, ctas, chunk,
+            x_row, y_row, slots_ptr + row * ctas, rank, N, ctas, chunk,
             TILES, THREADS, VECTOR, BASE_ALIGNMENT, PLACES, KEEP_IN_L2, BLOCK, LOG,
         )  # fmt: skip
     else:
@@ -83,7 +95,7 @@ def forward_chunk(
         columns, inside = edge_columns(N, offset, first, row_end, VECTOR, 2 * VECTOR)
         inside = inside & (start == 0)[:, None]
         edge = tl.load(x_row[:, None] + columns, mask=inside, other=-float("inf")).to(tl.float32)
-    m = row_max(x, DTYPE)
+    m = tl.max(thread_max(x, DTYPE), 1)
     if BASE_ALIGNMENT > 0:
         m = tl.maximum(m, tl.max(edge, 1))
     base = finite_or_zero(m)[:, None]
@@ -98,12 +110,10 @@ def forward_chunk(
         s = tl.sum(thread_sum, 1)
     if BASE_ALIGNMENT > 0:
         s += tl.sum(exp_fast(edge - base), 1)
-    mine = row_slots + 2 * rank + tl.arange(0, 1)
-    tl.atomic_xchg(mine, slot_of(m), sem="relaxed")
-    tl.atomic_xchg(mine + 1, slot_of(s), sem="relaxed")
-    missing, whole_max, whole_sum = gather_partials(row_slots, ctas, PLACES)
+    missing, words = exchanged(row_slots, rank, pair_of(m, s), ctas, PLACES)
+    whole_max, whole_sum = merged(words, ctas, PLACES)
     if missing > 0:
-        whole_max, whole_sum = row_partial(x_start, N * UNIT, missing, BLOCK)
+        whole_max, whole_sum = chunk_partial(x_start, N * UNIT, missing, BLOCK)
     whole_base = finite_or_zero(whole_max) + tl.zeros((1, 1), tl.float32)
     norm = norm_of(whole_sum + tl.zeros((1, 1), tl.float32), LOG)
     y_out = output_pointers(y_row, offset, 4, DTYPE)
@@ -119,27 +129,51 @@ def forward_chunk(
 
 
 @triton.jit
-def gather_partials(row_slots, ctas, PLACES: tl.constexpr):
-    """(0, max, sum) of the row, scalars, as soon as all its `ctas` programs have published theirs; (1, ..) after MAX_POLLS vain polls."""
-    peer = tl.arange(0, PLACES)
-    exists = peer < ctas
-    maxima = tl.zeros((PLACES,), tl.int64)
-    sums = tl.zeros((PLACES,), tl.int64)
-    missing = tl.full((), 1, tl.int32)
-    polls = tl.full((), 0, tl.int32)
-    while (missing > 0) & (polls < MAX_POLLS):
-        maxima = tl.load(row_slots + peer * 2, mask=exists, other=0, volatile=True)
-        sums = tl.load(row_slots + peer * 2 + 1, mask=exists, other=0, volatile=True)
-        missing = tl.max((exists & ((maxima == 0) | (sums == 0))).to(tl.int32), 0)
-        polls += 1
-    m = tl.where(exists, slot_value(maxima), -float("inf"))
-    whole = tl.max(m, 0)
-    return missing, whole, tl.sum(tl.where(exists, slot_value(sums) * exp_fast(m - finite_or_zero(whole)), 0.0), 0)
+def thread_max(tiles, DTYPE: tl.constexpr):
+    """Each thread's maximum over all tiles, (R, THREADS). One instruction compares two 16-bit elements with two others."""
+    if DTYPE == tl.float32:
+        m = tile_max(tiles[0], DTYPE)
+        for p in tl.static_range(1, len(tiles)):
+            m = tl.maximum(m, tile_max(tiles[p], DTYPE))
+        return m
+    else:
+        word = tiles[0]
+        for p in tl.static_range(1, len(tiles)):
+            word = larger(word, tiles[p], DTYPE)
+        return packed_max(word, DTYPE)
 
 
 @triton.jit
-def row_partial(x_start, N, one, BLOCK: tl.constexpr):
-    """(max, sum) of a row of N elements, scalars. `one` is as in `softbench.kernels.triton.forward.whole_row`."""
+def exchanged(row_slots, rank, word, ctas, PLACES: tl.constexpr):
+    """Publishes this program's word, (1), which is not 0. (0, words) as soon as it has those of all `ctas` programs of the row.
+
+    (1, ..) after MAX_POLLS vain polls. Only words that are still missing are polled: polls delay the loads and stores of other programs.
+    """
+    peer = tl.arange(0, PLACES)
+    exists = peer < ctas
+    words = tl.zeros((PLACES,), tl.int64)
+    missing = tl.full((), 1, tl.int32)
+    polls = tl.full((), 0, tl.int32)
+    tl.atomic_xchg(row_slots + rank + tl.arange(0, 1), word, sem="relaxed")
+    while (missing > 0) & (polls < MAX_POLLS):
+        words = tl.load(row_slots + peer, mask=exists & (words == 0), other=words, volatile=True)
+        missing = tl.max((exists & (words == 0)).to(tl.int32), 0)
+        polls += 1
+    return missing, words
+
+
+@triton.jit
+def merged(words, ctas, PLACES: tl.constexpr):
+    """(max, sum) of the first `ctas` words of `pair_of`, scalars."""
+    exists = tl.arange(0, PLACES) < ctas
+    m = tl.where(exists, pair_max(words), -float("inf"))
+    whole = tl.max(m, 0)
+    return whole, tl.sum(tl.where(exists, slot_value(words) * exp_fast(m - finite_or_zero(whole)), 0.0), 0)
+
+
+@triton.jit
+def chunk_partial(x_start, N, one, BLOCK: tl.constexpr):
+    """(max, sum) of N elements, scalars. `one` is as in `softbench.kernels.triton.forward.whole_row`."""
     columns = tl.arange(0, BLOCK)
     m = tl.full((BLOCK,), -float("inf"), tl.float32)
     s = tl.zeros((BLOCK,), tl.float32)
@@ -202,13 +236,13 @@ def backward_chunk(
         inside = inside & (start == 0)[:, None]
         dy_edge = tl.load(dy_row[:, None] + columns, mask=inside, other=0.0).to(tl.float32)
         y_edge = tl.load(y_row[:, None] + columns, mask=inside, other=0.0).to(tl.float32)
-    chunk_dot = dot_product(dy, y, DTYPE, LOG)
+    own_dot = dot_product(dy, y, DTYPE, LOG)
     if BASE_ALIGNMENT > 0:
-        chunk_dot += tl.sum(dot_terms(dy_edge, y_edge, LOG), 1)
-    tl.atomic_xchg(row_slots + rank + tl.arange(0, 1), slot_of(chunk_dot), sem="relaxed")
-    missing, whole_dot = gather_dots(row_slots, ctas, PLACES)
+        own_dot += tl.sum(dot_terms(dy_edge, y_edge, LOG), 1)
+    missing, words = exchanged(row_slots, rank, slot_of(own_dot), ctas, PLACES)
+    whole_dot = tl.sum(tl.where(tl.arange(0, PLACES) < ctas, slot_value(words), 0.0), 0)
     if missing > 0:
-        whole_dot = row_dot(dy_start, y_start, N * UNIT, missing, BLOCK, LOG)
+        whole_dot = chunk_dot(dy_start, y_start, N * UNIT, missing, BLOCK, LOG)
     dot = whole_dot + tl.zeros((1,), tl.float32)
     zero = tl.where(dot != dot, -1, 0)[:, None, None]  # of a NaN, every result is NaN in any case
     dy = rematerialize(dy, zero)
@@ -221,23 +255,8 @@ def backward_chunk(
 
 
 @triton.jit
-def gather_dots(row_slots, ctas, PLACES: tl.constexpr):
-    """(0, sum) of the row, as `gather_partials`."""
-    peer = tl.arange(0, PLACES)
-    exists = peer < ctas
-    dots = tl.zeros((PLACES,), tl.int64)
-    missing = tl.full((), 1, tl.int32)
-    polls = tl.full((), 0, tl.int32)
-    while (missing > 0) & (polls < MAX_POLLS):
-        dots = tl.load(row_slots + peer, mask=exists, other=0, volatile=True)
-        missing = tl.max((exists & (dots == 0)).to(tl.int32), 0)
-        polls += 1
-    return missing, tl.sum(tl.where(exists, slot_value(dots), 0.0), 0)
-
-
-@triton.jit
-def row_dot(dy_start, y_start, N, one, BLOCK: tl.constexpr, LOG: tl.constexpr):
-    """The sum of `dot_terms` over a row of N elements, as `row_partial`."""
+def chunk_dot(dy_start, y_start, N, one, BLOCK: tl.constexpr, LOG: tl.constexpr):
+    """The sum of `dot_terms` over N elements, as `chunk_partial`."""
     columns = tl.arange(0, BLOCK)
     terms = tl.zeros((BLOCK,), tl.float32)
     for at in range(0, N, one * BLOCK):

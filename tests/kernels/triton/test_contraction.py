@@ -83,6 +83,7 @@ def test_kernels_are_pinned_and_contract_no_exponent(cards, h100, plan, N, log, 
 TRACED = {
     *("forward_traceable", "tile_traceable", "loop_traceable", "forward_split_traceable"),
     *("backward_traceable", "gradient_tile_traceable", "gradient_loop_traceable", "backward_split_traceable"),
+    *("partials_traceable", "normalize_traceable", "gradients_traceable"),
 }
 
 
@@ -92,8 +93,8 @@ def test_traced_kernels_contract_no_exponent_by_either_default(cards, h100, fuse
     left = set(TRACED)
     for name in ("H100", "L4"):
         card = next(one for one in cards.CARDS if one.name == name)
-        for number in range(300):
-            (launch,) = cards.card_launches.launches(card, "traced", number)
+        every = (launch for number in range(300) for launch in cards.card_launches.launches(card, "traced", number))
+        for launch in every:
             if launch.kernel.__name__ in left:
                 options = {**launch.options, "enable_fp_fusion": fused}
                 made = exponents(cards.compiled(card, launch.kernel, launch.operands, launch.arguments, options).asm["ptx"])

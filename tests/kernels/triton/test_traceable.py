@@ -11,7 +11,7 @@ import warnings
 import pytest
 import torch
 from pairs import OF_FUNCTION, PAIRS, both, run_and_differentiate
-from softbench.kernels.triton import generic, operator, traceable, traceable_rows, traceable_split
+from softbench.kernels.triton import generic, operator, traceable, traceable_passes, traceable_rows, traceable_split
 from softbench.kernels.triton.launch_plan import Problem, vectors_in_row
 from torch._inductor.fx_passes.reinplace import reinplace_inplaceable_ops_core
 from torch._inductor.virtualized import V
@@ -100,12 +100,24 @@ def test_large_launches_keep_their_inputs_in_l2(hopper, N):
     assert_one_kernel("softmax", N, torch.bfloat16, M=(1 << 25) // N)
 
 
-LONG_ROWS = [("softmax", 32_768, torch.float32), ("log_softmax", 50_257, torch.bfloat16), ("softmax", 262_144, torch.bfloat16)]
+LONG_ROWS = [("softmax", 65_536, torch.float32), ("log_softmax", 50_257, torch.bfloat16), ("softmax", 262_144, torch.bfloat16)]
 
 
 @pytest.mark.parametrize(("name", "N", "dtype"), LONG_ROWS)
 def test_a_package_shares_long_rows_among_programs(hopper, packaging, name, N, dtype):
-    assert_one_kernel(name, N, dtype, also=("slots_ptr",))
+    assert_one_kernel(name, N, dtype, M=4096, also=("slots_ptr",))
+
+
+@pytest.mark.parametrize(("name", "N", "dtype"), [("softmax", 50_257, torch.bfloat16), ("log_softmax", 32_768, torch.float32)])
+def test_a_package_has_two_passes_for_few_rows(hopper, packaging, name, N, dtype):
+    """The first writes the partial results alone, the second the result alone, and nothing is filled or copied before."""
+    forward, backward = OF_FUNCTION[name]["triton_op"]
+    for function, inputs, result in ((lambda x: forward(x, -1), 1, "y_ptr"), (lambda dy, y: backward(dy, y, -1), 2, "dx_ptr")):
+        graph, launches = graph_of(function, *[(37, N)] * inputs, dtype=dtype)
+        assert [set(launch.kwargs["tensors_to_clone"]) for launch in launches] == [{"slots_ptr"}, {result}]
+        reinplace_inplaceable_ops_core(graph)
+        assert [launch.kwargs["tensors_to_clone"] for launch in launches] == [[], []]
+        assert not any("zeros" in str(node.target) or "full" in str(node.target) for node in graph.nodes)
 
 
 def test_a_package_has_one_program_for_a_middling_row(hopper, packaging):
@@ -159,10 +171,11 @@ def test_a_compiler_sees_no_kernel_of_the_opaque_operator():
 def test_cached_graphs_are_keyed_by_the_kernels():
     from torch._library.triton import get_triton_kernels_for_op
 
-    kernels = traceable_rows
+    kernels, passes = traceable_rows, traceable_passes
     forward = {kernels.forward_traceable, kernels.tile_traceable, kernels.loop_traceable, traceable_split.forward_split_traceable}
+    forward |= {passes.partials_traceable, passes.normalize_traceable}
     backward = {kernels.backward_traceable, kernels.gradient_tile_traceable, kernels.gradient_loop_traceable}
-    backward |= {traceable_split.backward_split_traceable}
+    backward |= {traceable_split.backward_split_traceable, passes.dots_traceable, passes.gradients_traceable}
     for name in ("triton_softmax", "triton_log_softmax"):
         assert set(get_triton_kernels_for_op(f"softbench::{name}")) == forward
         assert set(get_triton_kernels_for_op(f"softbench::{name}_backward")) == backward
@@ -246,7 +259,13 @@ def test_aotinductors_package_gives_the_same_result(tmp_path):
 COPIED = ["forward_traceable", "backward_traceable", "tile_traceable", "gradient_loop_traceable"]
 
 
-@pytest.mark.parametrize("name", [*COPIED, "forward_split_traceable", "backward_split_traceable"])
+SHARED = {
+    **dict.fromkeys(("forward_split_traceable", "backward_split_traceable"), traceable_split),
+    **dict.fromkeys(("partials_traceable", "normalize_traceable", "dots_traceable", "gradients_traceable"), traceable_passes),
+}
+
+
+@pytest.mark.parametrize("name", [*COPIED, *SHARED])
 def test_inductors_copy_of_a_kernels_source_compiles(hopper, name, tmp_path):
     """Inductor writes a kernel, what it calls and its constants into one file, by their names and `repr`."""
     import triton
@@ -255,7 +274,7 @@ def test_inductors_copy_of_a_kernels_source_compiles(hopper, name, tmp_path):
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    kernel = getattr(traceable_split if "split" in name else traceable_rows, name)
+    kernel = getattr(SHARED.get(name, traceable_rows), name)
     file = tmp_path / f"{name}_copy.py"
     imports = "import triton\nimport triton.language as tl\n" + TritonKernel.gen_common_triton_imports()
     file.write_text(f"{imports}\n@triton.jit\n{source_of(kernel)}")

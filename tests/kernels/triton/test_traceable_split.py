@@ -1,4 +1,4 @@
-"""Plans and machine code of rows that several programs of a package share. `test_traceable_rows.py` runs the kernels."""
+"""Plans of rows that several programs of a package share, and machine code of split rows. `test_traceable_rows.py` runs the kernels."""
 
 import itertools
 import math
@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import triton
+from sampled import with_dtypes
 from softbench.kernels.triton import generic, traceable, traceable_split
 from softbench.kernels.triton.launch_plan import Problem, chunk_of, vectors_in_row
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -28,38 +29,61 @@ def problems():
 def test_parts_cover_a_row_and_fit_registers():
     seen = set()
     for problem in problems():
-        if (plan := traceable.split_plan(problem)) is not None:
-            seen.add(plan.threads)
+        if (plan := traceable.shared_plan(problem)) is not None:
+            seen.add((plan.tier, problem.backward))
             chunk = chunk_of(problem, plan)
             assert plan.split_ctas >= 2
-            assert plan.tiles * 4 * problem.reads <= traceable.MAX_WORDS
+            most = traceable.SPLIT_TILES[problem.backward][1] if plan.tier == "split" else 8 // problem.reads
+            assert plan.tiles <= most
+            assert plan.threads == 32 * plan.warps
             assert chunk <= plan.tiles * plan.threads
             assert chunk * plan.split_ctas >= vectors_in_row(problem, plan.vector_elements, plan.base_alignment)
-    assert seen == set(traceable.SPLIT_THREADS)
+    assert seen == set(itertools.product(("split", "passes"), (False, True)))
 
 
-def test_programs_of_a_row_all_run_at_once():
-    """An SM holds any program of 1024 threads, and four of 128 threads with at most 128 registers each."""
+def test_programs_of_a_split_row_all_run_at_once():
+    """An SM holds four programs of 128 threads, which have at most 128 registers each."""
     for problem in problems():
-        if (plan := traceable.split_plan(problem)) is not None:
-            assert plan.split_ctas <= problem.sms * (4 if plan.threads == 128 else 1)
+        if (plan := traceable.shared_plan(problem)) is not None and plan.tier == "split":
+            assert plan.threads == 128
+            assert plan.split_ctas <= min(problem.sms * 4, 256)
 
 
 def test_few_rows_occupy_the_whole_device():
     for M, N in itertools.product((1, 8, 64), (32_768, 128_256)):
-        plan = traceable.split_plan(Problem(False, M, N, 2, 16, True, 132, True))
+        plan = traceable.shared_plan(Problem(False, M, N, 2, 16, True, 132, True))
+        assert plan.tier == ("passes" if M * N * 2 <= traceable.PASS_BYTES else "split")
         assert plan.split_ctas * M >= min(132, M * N // 1024)
 
 
-def test_rows_too_short_or_too_long_have_no_plan():
+def test_rows_are_shared_as_their_bytes_demand():
     for problem in problems():
         row = problem.N * problem.element_size * problem.reads
-        few = problem.sms >= problem.M
-        short = row <= traceable.LONG_ROW or (row <= traceable.PROGRAM_ROW[problem.element_size] and not few)
-        too_long = row > problem.sms * 1024 * traceable.MAX_WORDS * 4
-        assert (traceable.split_plan(problem) is None) == (short or too_long), problem
-    assert traceable.split_plan(Problem(False, 1, 1 << 20, 4, 16, False, 132, True)) is None  # operands with unlike alignments
-    assert traceable.split_plan(Problem(False, 1, 1 << 20, 8, 16, False, 132, True)) is None
+        short = row <= traceable.LONG_ROW or (row <= traceable.PROGRAM_ROW[problem.element_size] and problem.sms < problem.M)
+        plan = traceable.shared_plan(problem)
+        assert (plan is None) == short, problem
+        programs = min(problem.sms * 4, 256)
+        if row * problem.M <= traceable.PASS_BYTES or row > programs * (44 << 10):
+            assert short or plan.tier == "passes"
+        elif row <= programs * (40 << 10) - 256:
+            assert short or plan.tier == "split"
+    assert traceable.shared_plan(Problem(False, 1, 1 << 20, 4, 16, False, 132, True)) is None  # operands with unlike alignments
+    assert traceable.shared_plan(Problem(False, 1, 1 << 20, 8, 16, False, 132, True)) is None
+
+
+def test_the_second_pass_reads_every_part_once():
+    for M, N, dtype in ((1, 32_768, torch.bfloat16), (3, 50_257, torch.float32), (1, 1 << 25, torch.float32)):
+        for reads in (1, 2):
+            with FakeTensorMode():
+                how = traceable.launch_of(tuple(torch.empty(M, N, dtype=dtype, device="cuda") for _ in range(reads + 1)), False)
+            assert how.tier == "passes"
+            programs, first = how.first
+            parts, part = first[reads + 1 : reads + 3]
+            vectors = -(-N * dtype.itemsize // 16) + (0 if N % 8 == 0 else 8)
+            assert how.slots == programs == M * parts
+            assert how.arguments[reads + 2] == parts <= traceable.MAX_PARTS
+            assert part * parts >= vectors
+            assert how.arguments[reads + 9] >= parts  # PLACES
 
 
 def launch_on_hopper(M, N, reads, dtype):
@@ -80,37 +104,34 @@ def launch_on_hopper(M, N, reads, dtype):
 
 
 @pytest.mark.parametrize("reads", [1, 2])
-@pytest.mark.parametrize(("N", "warps"), [(131_073, 4), (3 << 20, 4), (8 << 20, 32)])
-def test_each_thread_polls_places_of_its_own(reads, N, warps):
+@pytest.mark.parametrize("N", [131_073, 5 << 20])
+def test_each_thread_polls_places_of_its_own(reads, N):
     """If two warps read one slot they could see different words, leave the loop apart, and wait for each other for ever."""
-    how, compiled = launch_on_hopper(16, N // reads, reads, torch.bfloat16)
-    assert how.num_warps == warps
+    how, compiled = launch_on_hopper(4096, N // reads, reads, torch.bfloat16)
     text = compiled.asm["ttgir"]
-    polls = re.findall(r"tt\.load [^\n]*isVolatile[^\n]*tensor<(\d+)x!tt\.ptr<i64>, #(\w+)>", text)
-    assert len(polls) == 3 - reads
-    for places, layout in polls:
-        (each,) = re.findall(rf"#{layout} = #ttg\.blocked<{{sizePerThread = \[(\d+)\], ", text)
-        assert int(each) * 32 * warps <= int(places)
+    ((places, layout),) = re.findall(r"tt\.load [^\n]*isVolatile[^\n]*tensor<(\d+)x!tt\.ptr<i64>, #(\w+)>", text)
+    (each,) = re.findall(rf"#{layout} = #ttg\.blocked<{{sizePerThread = \[(\d+)\], ", text)
+    assert int(each) * 32 * how.num_warps <= int(places)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("N", [131_072, 131_073])
-@pytest.mark.parametrize("reads", [1, 2])
-def test_an_sm_holds_seven_programs_without_a_register_limit(dtype, N, reads, tmp_path):
+@with_dtypes("N reads", itertools.product((131_072, 131_073, 1 << 20), (1, 2)))
+def test_an_sm_holds_four_programs_without_a_register_limit(N, reads, dtype, tmp_path):
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
     if not tool.exists():
         pytest.skip("Triton has no cuobjdump on this machine")
-    how, compiled = launch_on_hopper(4096, N, reads, dtype)
+    how, compiled = launch_on_hopper(4096, N, reads, {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[dtype])
     (tmp_path / "kernel.cubin").write_bytes(compiled.asm["cubin"])
     told = subprocess.run([tool, "--dump-resource-usage", tmp_path / "kernel.cubin"], capture_output=True, text=True, check=True).stdout
     assert how.num_warps == 4
-    assert int(re.search(r"REG:(\d+)", told)[1]) <= 72
+    assert how.arguments[reads + 4] == traceable.SPLIT_TILES[reads == 2][N != 131_072]
+    assert int(re.search(r"REG:(\d+)", told)[1]) <= 128
     assert (re.search(r"STACK:(\d+)", told)[1], re.search(r"LOCAL:(\d+)", told)[1]) == ("0", "0")
 
 
 EXCHANGE = """
 import torch
 from softbench.kernels.triton import traceable, traceable_split as split
+traceable.PASS_BYTES = 0
 torch.manual_seed(0)
 x, dy = torch.randn(2, 1, 40000)
 y = torch.softmax(x, -1)
@@ -124,19 +145,17 @@ for kernel, inputs, expected in cases:
         found.fill_(7)
         kernel[(how.programs,)](*inputs, found, slots, *how.arguments)
         return slots
-    each = 3 - len(inputs)  # words of a program
     whole = launch(torch.zeros(how.slots, dtype=torch.int64))
-    assert (whole != 0).all() and len(whole) == each * how.programs
-    for word in range(each):  # what another program has published so far
-        some = torch.zeros_like(whole)
-        if each == 2:
-            some[word::2] = whole[word::2]
+    assert (whole != 0).all() and len(whole) == how.programs
+    for missing in range(how.programs):  # what other programs have published so far
+        some = whole.clone()
+        some[missing] = 0
         launch(some)
-        assert torch.allclose(found, expected, rtol=1e-5, atol=1e-9), word
+        assert torch.allclose(found, expected, rtol=1e-5, atol=1e-9), missing
     launch(whole)  # no program reduces the row itself
     assert torch.allclose(found, expected, rtol=1e-5, atol=1e-9)
     spoiled = whole.clone()
-    spoiled[-1] = 0x17FC00000  # NaN is the last word of the last program
+    spoiled[-1] = 0x7FC00000 | 1 << 32  # NaN is the sum of the last program
     launch(spoiled)
     chunk = 4 * how.arguments[len(inputs) + 3]
     assert found[0, : -chunk].isnan().all() and found[0, -1:].isfinite().all()
