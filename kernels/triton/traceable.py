@@ -58,6 +58,7 @@ MOST_SPLIT = 256  # programs of a row. Each polls the results of all others, and
 PASS_BYTES = 12 << 20  # of all inputs: up to here, a second pass that finds them in L2 takes less time than the exchange.
 PASS_TILES = 8  # of all inputs, the most of a thread in a pass
 PASS_PROGRAMS = 4  # for each SM: beyond, threads have more tiles.
+MOST_COLUMNS = 2**31 - 2**14  # kernels of shared rows count columns in 32 bits.
 MAX_PARTS = 512  # of a row, with a partial result each.
 PROGRAM_ROW = {2: 64 << 10, 4: 128 << 10}  # bytes of all inputs, by element size: above it, several programs share a row.
 STEP = 128  # columns that each warp takes at once of rows that vectors cannot move.
@@ -109,6 +110,8 @@ def shared_plan(problem: Problem) -> Plan | None:
     """
     row = problem.N * problem.element_size * problem.reads
     if not problem.congruent or row <= LONG_ROW or (row <= PROGRAM_ROW[problem.element_size] and problem.M > problem.sms):
+        return None
+    if problem.N > MOST_COLUMNS:
         return None
     elements, base, vectors = _vectors(problem)
     threads = SHARED_THREADS

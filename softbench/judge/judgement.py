@@ -40,8 +40,6 @@ CHALLENGES = 9
 CALLS = {"cpu": 64, "cuda": 256}
 """Calls of a challenge, at most."""
 LEAST_CALLS = 2
-DECILE = 10
-"""An empty challenge counts as at most the highest decile of those without a plugin's process."""
 BUSY, BUSY_US = 1.25, 500.0
 """A factor and microseconds: so much longer the GPU may take for an empty challenge than before the plugin was loaded."""
 CALL_BYTES = {"cpu": 2**26, "cuda": 2**35}
@@ -67,10 +65,10 @@ class Judgement:
     backend: str = ""
     calls: int = 0
     """Calls of a challenge."""
-    alone_us: list[float] = field(default_factory=list)
-    """Microseconds of empty challenges before the plugin was loaded, and after its process had ended."""
+    before_us: list[float] = field(default_factory=list)
+    """Microseconds of empty challenges before the plugin was loaded."""
     empty_us: list[float] = field(default_factory=list)
-    """Microseconds of the empty challenges beside those that count, each at most the highest decile of `alone_us`."""
+    """Microseconds of the empty challenges beside those that count, each at most `limit_of_empty`."""
     challenges_us: list[float] = field(default_factory=list)
     """Microseconds of the challenges that count, from the request to the end of the judge's own read."""
     confinement: dict[str, bool] = field(default_factory=dict)
@@ -123,14 +121,13 @@ class Judge:
                 plain, plugin = (self._start(stack, label, case, found, files, operations) for label in ("no plugin", "plugin"))
                 inputs = stack.enter_context(_Inputs(case, found.calls))
                 self._share(stack, (plain, plugin))
-                found.alone_us, gpu_us = plain.empties(inputs.draw(), self.challenges)
+                found.before_us, gpu_us = plain.empties(inputs.draw(), self.challenges)
                 if case.device == "cuda":
                     found.confinement |= plugin.ask(ConfineProcess((), "", case.device), "import").levels
                 self._build(plugin, found, source, name)
                 self._challenge(plain, plugin, found, inputs, BUSY * gpu_us + BUSY_US)
                 plugin.end()
-                found.alone_us += plain.empties(inputs.draw(), self.challenges)[0]
-                most_us = statistics.quantiles(found.alone_us, n=DECILE, method="inclusive")[-1]
+                most_us = limit_of_empty(found.before_us, plain.empties(inputs.draw(), self.challenges)[0])
                 found.empty_us = [min(us, most_us) for us in found.empty_us]
             except EndedError as ended:
                 found.status, found.reason = ended.status, ended.reason
@@ -177,7 +174,7 @@ class Judge:
         """Each challenge is empty first: the host's speed drifts within seconds, so both are measured side by side.
 
         A plugin that made the empty one long would gain. So its process is stopped meanwhile. If its GPU works on, that takes the empty
-        challenge more than `most_us`: the processes take turns on a GPU. What a small kernel could still delay is limited by `alone_us`.
+        challenge more than `most_us`: the processes take turns on a GPU. `limit_of_empty` limits what a small kernel could still delay.
         """
         for number in range(1 + self.challenges):
             drawn = inputs.draw()
@@ -219,6 +216,19 @@ class _Inputs:
     def _leave(self, count: int) -> None:
         while len(self.blocks) > count:
             self.blocks.pop(0).close()
+
+
+def limit_of_empty(before: Sequence[float], after: Sequence[float]) -> float:
+    """What an empty challenge beside a plugin counts as, at most: the highest decile of those without the plugin's process.
+
+    Those after its end tell how slow the host has become. A plugin could leave work to the host, such as files to write. So they raise the
+    limit by the factor BUSY at most.
+    """
+    return min(_highest_decile([*before, *after]), BUSY * _highest_decile(before))
+
+
+def _highest_decile(samples: Sequence[float]) -> float:
+    return statistics.quantiles(samples, n=10, method="inclusive")[-1] if len(samples) > 1 else samples[0]
 
 
 def memory_of(device: str) -> int:

@@ -191,13 +191,14 @@ class JudgedCalls:
             self._repeat()
 
     def _repeat(self) -> None:
-        """Make the first call once more. Its outputs do not count."""
-        places, kept = self.places, self.kept
+        """Make the first call once more, on tensors without its gradients. Its outputs do not count."""
+        places, kept, given = self.places, self.kept, self.given
         self.places, self.kept = [], []
+        self.given = [tuple(tensor.detach().requires_grad_(tensor.requires_grad) for tensor in given[0])]
         try:
             self._issue(1)
         finally:
-            self.places, self.kept = places, kept
+            self.places, self.kept, self.given = places, kept, given
 
     def _tensors(self) -> list[Tensors]:
         """New tensors of calls, so that no gradient and no count of writes is that of an earlier challenge."""

@@ -307,6 +307,15 @@ def test_the_first_calls_are_rehearsed_with_their_inputs(queued):
     assert events == ["map", "call", *["call"] * WARM_CALLS, "rehearsal", *["call"] * (CALLS + 3)]
 
 
+def test_repeated_calls_leave_no_gradient(queued):
+    challenges, _ = queued
+    challenges.worker.server.inputs = [torch.empty(1, requires_grad=True)]
+    grads = []
+    challenges.worker.server.call = lambda x: (grads.append(x.grad), softmax(x).sum().backward(), softmax(x).detach())[2]
+    assert all_right(*challenges.run())
+    assert grads == [None] * (1 + WARM_CALLS + CALLS + 3)
+
+
 def test_later_calls_are_queued_before_their_inputs_are_mapped(queued):
     challenges, events = queued
     challenges.run()

@@ -313,16 +313,24 @@ def test_a_busy_gpu_ends_the_judgement(judge, monkeypatch, gpu_us, status):
     assert ("busy" in found.reason) == (status == "unverified")
 
 
-@pytest.mark.parametrize(("beside", "counts"), [(700.0, 145.0), (80.0, 80.0)])
+@pytest.mark.parametrize(("beside", "counts"), [(700.0, 109.0), (80.0, 80.0)])
 def test_an_empty_challenge_counts_as_without_the_plugin_at_most(judge, monkeypatch, beside, counts):
-    """The last empty challenge comes when the plugin's process has ended. 145 is the highest decile of 100 and 150."""
-    times, workers, lived, end = iter([100.0, 90.0, beside, 150.0]), [], [], PluginProcess.end
+    """The last empty challenge comes when the plugin's process has ended. 109 is the highest decile of 100 and 110."""
+    times, workers, lived, end = iter([100.0, 90.0, beside, 110.0]), [], [], PluginProcess.end
     monkeypatch.setattr(PluginProcess, "end", lambda process: (workers.append(process.worker.pid), end(process)))
     monkeypatch.setattr(
         PluginProcess, "empty", lambda *_: (lived.append([plugin_process._lives(pid) for pid in workers]), (next(times), 0.0))[1]
     )
     found = judge.judge(next(source for source in origins(()) if source.label == "torch"), CASE)
-    assert (found.alone_us, found.empty_us, lived) == ([100.0, 150.0], [counts], [[], [], [], [False]])
+    assert (found.before_us, found.empty_us, lived) == ([100.0], [pytest.approx(counts)], [[], [], [], [False]])
+
+
+def test_what_a_plugin_leaves_to_the_host_gains_a_quarter_at_most():
+    before = [100.0] * 8 + [900.0]
+    assert judgement.limit_of_empty(before, [100.0] * 9) == 100.0
+    assert judgement.limit_of_empty(before, [120.0] * 9) == 120.0
+    assert judgement.limit_of_empty([100.0] * 9, [1000.0] * 9) == 125.0
+    assert judgement.limit_of_empty([100.0], [1000.0]) == 125.0
 
 
 def test_a_process_that_does_not_end_gives_no_figure(judge, monkeypatch):

@@ -69,6 +69,8 @@ def test_rows_are_shared_as_their_bytes_demand():
             assert short or plan.tier == "split"
     assert traceable.shared_plan(Problem(False, 1, 1 << 20, 4, 16, False, 132, True)) is None  # operands with unlike alignments
     assert traceable.shared_plan(Problem(False, 1, 1 << 20, 8, 16, False, 132, True)) is None
+    for N, shared in ((2**31 - 2**14, True), (2**31 - 2**14 + 1, False), (2**31 + 4096, False), (2**32, False)):
+        assert (traceable.shared_plan(Problem(False, 1, N, 2, 2, True, 132, True)) is not None) == shared
 
 
 def test_the_second_pass_reads_every_part_once():
