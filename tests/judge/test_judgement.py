@@ -325,7 +325,7 @@ def test_an_empty_challenge_counts_as_without_the_plugin_at_most(judge, monkeypa
     assert (found.before_us, found.empty_us, lived) == ([100.0], [pytest.approx(counts)], [[], [], [], [False]])
 
 
-def test_what_a_plugin_leaves_to_the_host_gains_a_quarter_at_most():
+def test_late_empty_challenges_raise_the_limit_by_a_quarter():
     before = [100.0] * 8 + [900.0]
     assert judgement.limit_of_empty(before, [100.0] * 9) == 100.0
     assert judgement.limit_of_empty(before, [120.0] * 9) == 120.0
