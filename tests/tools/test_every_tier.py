@@ -38,9 +38,13 @@ def launch_all(monkeypatch, capsys):
     return run
 
 
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    return scores_library(tmp_path_factory.mktemp("scores"))
+
+
 @needs_nvcc
-def test_each_cuda_instantiation_is_launched_and_right(launch_all, tmp_path, monkeypatch):
-    library = scores_library(tmp_path)
+def test_each_cuda_instantiation_is_launched_and_right(launch_all, library, monkeypatch):
     simulate_scores(library, monkeypatch)
     monkeypatch.setattr(masked_launches, "ROWS_OF_SOFTMAX", ())  # kernels of another library
     library.simulated_launched()
@@ -54,8 +58,8 @@ def test_each_cuda_instantiation_is_launched_and_right(launch_all, tmp_path, mon
 
 
 @needs_nvcc
-def test_wrong_results_are_named(launch_all, tmp_path, monkeypatch):
-    simulate_scores(scores_library(tmp_path), monkeypatch)
+def test_wrong_results_are_named(launch_all, library, monkeypatch):
+    simulate_scores(library, monkeypatch)
     monkeypatch.setattr(masked_launches, "ROWS_OF_SOFTMAX", ())
     called = masked_launches.called
     monkeypatch.setattr(masked_launches, "called", lambda function, asked, given: called(function, replace(asked, scale=0.4), given))

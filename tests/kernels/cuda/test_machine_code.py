@@ -150,7 +150,7 @@ def test_no_kernel_of_scores_spills_a_register(compiled, architecture):
     [
         ("logprob", 0, "row_statistics", 4),
         pytest.param("logprob", 0, "row_gradient", 4, marks=pytest.mark.slow if few_cores() else ()),
-        ("masked_softmax", 2, "row_scores", 4),
+        pytest.param("masked_softmax", 2, "row_scores", 4, marks=pytest.mark.slow if few_cores() else ()),
         ("masked_softmax", 2, "row_scores_gradient", 8),
     ],
 )
