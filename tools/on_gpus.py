@@ -3,7 +3,7 @@
 A step is one command with an estimate of its seconds on an H200. Steps that need all GPUs of the host come first, one at a time. The others
 are dealt to the GPUs, in their order, one at a time on each. A step whose estimate is over the time left is left out. The estimate of
 `judged` is from a part of it, that of `tests-api` of no run. Those of the sanitizers are for 16 cores. A step is interrupted after twice
-its estimate, and when the time is over, so that softbench still writes its results. Ctrl-C interrupts all. The CUDA libraries are built before.
+its estimate, and when the time is over, so that softbench still writes its results. Ctrl-C interrupts all. CUDA libraries are built before.
 
 FOLDER has the output of each step in STEP.log and its files in STEP/. `--pack FILE` makes a .tar.gz of FOLDER. `--list` prints the steps.
 The steps `losses`, `losses-few` and `judged-honest` need liger-kernel and quack-kernels, `use-models` needs transformers, and `fleet-ray`
