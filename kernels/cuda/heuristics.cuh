@@ -97,7 +97,6 @@ inline Plan few_long_rows_plan(int64_t M, int64_t row_vectors, int R, bool is_16
         if (M > 24) found.per_row = int(std::min<int64_t>(MAX_CLUSTER, ceil_div<int64_t>(row_vectors, 9650)));
         return found;
     }
-    if (R == 1 && is_16_bit && M >= 16 && M <= 24 && row_vectors > 105000 && row_vectors <= 112000) return bulk;
     if (R == 1 && !is_16_bit && M >= 32 && M <= 48 && row_vectors > 68000 && row_vectors <= 73000) return bulk;
     if (R == 1 && is_16_bit && M >= 64 && M <= 96 && row_vectors > 49000 && row_vectors <= 54000)
         return {CLUSTER_BULK, 24, CLUSTER_BULK_THREADS, 8, 0, LINE_ALIGNMENT, 0};
@@ -108,10 +107,10 @@ inline Plan few_long_rows_plan(int64_t M, int64_t row_vectors, int R, bool is_16
 inline Plan few_rows_plan(int64_t M, int64_t vectors, int R, bool is_16_bit) {
     const Device& d = device();
     const int64_t row_vectors = vectors * R, total_vectors = M * row_vectors;
-    if (d.clusters())
+    if (d.clusters()) {
         if (const Plan found = few_rows_cluster_plan(M, vectors, R, is_16_bit); found.tier != AUTO) return found;
-    if (d.clusters())
         if (const Plan found = few_long_rows_plan(M, row_vectors, R, is_16_bit); found.tier != AUTO) return found;
+    }
     auto ctas_of = [&](int64_t cta_vectors) { return ceil_div<int64_t>(row_vectors, cta_vectors); };
     // One wave with the rows in registers: small CTAs, unless too many would have to exchange.
     if (R == 1 && is_16_bit && d.clusters()) {

@@ -41,7 +41,8 @@ CALLS = {"cpu": 64, "cuda": 256}
 """Calls of a challenge, at most."""
 LEAST_CALLS = 2
 BUSY, BUSY_US = 1.25, 500.0
-"""A factor and microseconds: so much longer the GPU may take for an empty challenge than before the plugin was loaded."""
+"""A factor and microseconds: so much longer the GPU may take for an empty challenge than before the plugin was loaded. By the factor alone,
+empty challenges after the end of the plugin's process may raise `limit_of_empty`."""
 CALL_BYTES = {"cpu": 2**26, "cuda": 2**35}
 """Bytes of the inputs and outputs of a challenge, about."""
 MEMORY_SHARE = 0.6
