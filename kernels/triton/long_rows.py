@@ -18,7 +18,7 @@ def long_row_plan(problem: Problem) -> Plan | None:
     """The plan of long rows that fill the device, where one kind of plan was the fastest for all that were measured; else None.
 
     Gradients: four programs an SM, with 304 to 352 KiB of it in registers and shared memory. Fewer programs of a row exchange faster, so
-    a row has the fewest that hold it; if all rows run at once, it has its share of the device. 16-bit forwards: three programs of a
+    a row has the fewest that hold it. If all rows run at once, it has its share of the device. 16-bit forwards: three programs of a
     cluster an SM, where two of 512 threads hold less. Figures: docs/kernels/notes-triton.md, Gradients of long rows in shared memory.
     """
     if not problem.clusters or not problem.congruent or problem.element_size == 8 or problem.wide:

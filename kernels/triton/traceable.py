@@ -51,7 +51,8 @@ TYPICAL_ROWS = 4096  # what a symbolic M counts as in the choice of a plan.
 MAX_WORDS = 32  # of a thread, of all inputs: ptxas then takes at most 64 registers without a limit.
 BLOCK_THREADS = (64, 128, 256, 512, 1024)
 SHARED_THREADS = 128  # of a program that has a part of a row
-SPLIT_TILES = {False: (16, 22), True: (8, 10)}  # of each tensor, of the forward and the gradient: of aligned rows, of others and long ones
+# Tiles of each tensor. False is the forward, True the gradient. The first number is for aligned rows, the second for other and long rows.
+SPLIT_TILES = {False: (16, 22), True: (8, 10)}
 LONG_SPLIT = 32  # programs of a row: if it has more, they are larger.
 SPLIT_PROGRAMS = 4  # that an SM surely holds: with these tiles a thread has at most 128 registers.
 MOST_SPLIT = 256  # programs of a row. Each polls the results of all others, and that delays their loads and stores.
