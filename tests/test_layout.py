@@ -107,6 +107,7 @@ COVERED_BY = {
     "run/judge": "cli/test_judge.py",
     "worker/confinement": "judge/test_judgement.py",
     "worker/judged_calls": "judge/test_judgement.py",
+    "worker/judged_memory": "judge/test_judgement.py",
     "worker/shared_memory": "judge/test_judgement.py",
     # Commands and tables, compared as a whole.
     "cli/baseline": "cli/test_gate.py",

@@ -33,7 +33,7 @@ from softbench.plugins.source import PluginSource
 from softbench.processes.pool import Pool
 from softbench.worker import shared_memory
 from softbench.worker.compile_stats import built_libraries
-from softbench.worker.judged_calls import input_layout, output_bytes, output_layout
+from softbench.worker.judged_memory import input_layout, output_bytes, output_layout
 
 CHALLENGES = 9
 """Challenges whose time counts. One before them is checked only."""

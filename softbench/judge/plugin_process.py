@@ -27,7 +27,7 @@ from softbench.processes.pool import Lost, Pool, Worker
 from softbench.processes.slot import infos_of, load_request
 from softbench.worker import shared_memory
 from softbench.worker.collection import paused
-from softbench.worker.judged_calls import Tensors
+from softbench.worker.judged_memory import Tensors
 from softbench.worker.timers import synchronize
 
 CLOCK = time.perf_counter_ns

@@ -52,10 +52,11 @@ class CallQueue:
         """How many calls of `function` are queued; 0 before a rehearsal, and if its calls wait for the GPU."""
         return self._room[1] if self._room is not None and self.rehearsed(function) else 0
 
-    def rehearse(self, function: Callable[..., object] | None, issue: Callable[[], None], count: int) -> None:
+    def rehearse(self, function: Callable[..., object] | None, issue: Callable[[], None], count: int, *, spare: bool = True) -> None:
         """Find how many of `count` calls of `function` fit. `issue` makes a call whose inputs are mapped.
 
-        More than `count` calls are made, so that all `count` are queued only if there is room for a third more.
+        With `spare`, more than `count` calls are made, so that all `count` are queued if there is room for a third more. Without it, three
+        quarters of `count` are queued at most.
 
         The GPU itself ends the wait on another stream: a call that waits for the GPU may let no thread of Python run. The device must be
         waited for before the next `hold`.
@@ -66,7 +67,7 @@ class CallQueue:
         self._on("cuStreamWriteValue32_v2", self._side)
         began, in_time = time.monotonic(), 0
         try:
-            for _ in range(math.ceil(count / SHARE)):
+            for _ in range(math.ceil(count / SHARE) if spare else count):
                 issue()
                 in_time += time.monotonic() - began < IN_TIME_SECONDS
         finally:

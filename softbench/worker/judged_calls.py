@@ -5,9 +5,8 @@ What a plugin changes here decides nothing: the judge has the clock, the values 
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,60 +15,18 @@ from softbench.core import messages
 from softbench.core.case import Case
 from softbench.core.messages import Request
 from softbench.core.replies import Called, Confined, Done, Reply
-from softbench.ops.dtypes import TENSOR_DTYPES
-from softbench.ops.operation import TensorSpec
-from softbench.ops.registry import operation
 from softbench.plugins.traits import overwrites_output
-from softbench.worker import confinement, output_checks, shared_memory
+from softbench.worker import confinement, shared_memory
 from softbench.worker.call_queue import CallQueue
 from softbench.worker.collection import settle
+from softbench.worker.judged_memory import OutputArena, Tensors, input_layout, tensors_of_calls
 from softbench.worker.timers import synchronize
 
 if TYPE_CHECKING:
     from softbench.worker.server import Server
 
-Tensors = tuple[torch.Tensor, ...]
-SPARE_BYTES = 2**29
-"""Of the memory for outputs on a GPU, beside half of the outputs' bytes: what torch's allocator rounds up."""
 WARM_CALLS = 2
 """Calls between the first one and the rehearsal. TorchScript compiles at its second call."""
-SPARE_CALLS, LARGE_SPARE_CALLS, LARGE_BYTES = 16, 4, 2**33
-"""Temporaries of a call have the bytes of so many calls' outputs; of fewer where they would have LARGE_BYTES."""
-
-
-def input_layout(case: Case) -> tuple[list[tuple[int, TensorSpec]], int]:
-    """The byte at which each input of a call begins, and the bytes of a call's inputs."""
-    return _layout(operation(case.op).inputs(case), case)
-
-
-def output_layout(case: Case) -> tuple[list[tuple[int, TensorSpec]], int]:
-    """The same of its outputs."""
-    return _layout(operation(case.op).outputs(case).values(), case)
-
-
-def output_bytes(case: Case, calls: int) -> int:
-    """The bytes of a block for the outputs of so many calls. On a GPU the worker's allocator takes outputs from the rest."""
-    size = output_layout(case)[1]
-    if case.device == "cpu":
-        return size * calls
-    return size * (calls + calls * 3 // 2) + min(size * SPARE_CALLS, max(size * LARGE_SPARE_CALLS, LARGE_BYTES)) + SPARE_BYTES
-
-
-def _layout(specs: Any, case: Case) -> tuple[list[tuple[int, TensorSpec]], int]:
-    places, end = [], 0
-    for spec in specs:
-        places.append((end, spec))
-        end += shared_memory.aligned(spec.bytes(case))
-    return places, end
-
-
-def tensors_of_calls(block: torch.Tensor, layout: Sequence[tuple[int, TensorSpec]], each: int, case: Case, calls: int) -> list[Tensors]:
-    """The tensors of each call in a block that has `each` bytes for a call. A worker does this while the clock runs, so it is quick."""
-    by_call, found = block[: each * calls].view(calls, each), []
-    for place, spec in layout:
-        values = by_call[:, place : place + spec.bytes(case)].view(TENSOR_DTYPES[spec.dtype_of(case)])
-        found.append(values.view(calls, *spec.shape(case)).unbind())
-    return list(zip(*found, strict=True))
 
 
 class JudgedCalls:
@@ -80,7 +37,7 @@ class JudgedCalls:
         self.server, self.descriptors = server, descriptors
         self.case: Case | None = None
         self.calls = 0
-        self.arena: _Arena | None = None
+        self.arena: OutputArena | None = None
         self.window: shared_memory.Window | None = None
         self.given: list[Tensors] = []
         """The tensors of the next calls. They are made before the clock starts, because their address does not change."""
@@ -89,6 +46,8 @@ class JudgedCalls:
         self.queue: CallQueue | None = None
         self.places: list[tuple[int, ...]] = []
         """Where the outputs of the calls that were issued lie."""
+        self.apart = False
+        """True if the calls of a challenge leave their outputs in different places, although the backend overwrites its output."""
         self.events: tuple[torch.cuda.Event, ...] = ()
         """Before and after the calls of a challenge on a GPU. A backend's calls have them too: an empty challenge must cost the same."""
 
@@ -101,7 +60,7 @@ class JudgedCalls:
                 return Confined(confinement.confine(readable, folder, device, sockets=sockets))
             case messages.ShareOutputs(case, calls, size):
                 block = shared_memory.attach(self.descriptors.pop(0), size, case.device)
-                self.case, self.calls, self.arena = case, calls, _Arena(block, case, calls)
+                self.case, self.calls, self.arena = case, calls, OutputArena(block, case, calls)
                 self.window = shared_memory.window(input_layout(case)[1] * calls, case.device)
                 self.queue = CallQueue() if case.device == "cuda" else None
                 return Done()
@@ -122,8 +81,7 @@ class JudgedCalls:
         queue = self.queue
         if self.case is None or queue is None or not (count := queue.room(self.server.call)):
             return
-        self.kept.clear()
-        self.given = self.given or self._tensors()
+        self._begin()
         queue.hold()
         try:
             self._issue(count)
@@ -138,8 +96,7 @@ class JudgedCalls:
             raise RuntimeError("only an interpreter runs it here, on fewer rows, so it is not timed")
         queued = len(self.places)
         if not queued:
-            self.kept.clear()
-            self.given = self.given or self._tensors()
+            self._begin()
         try:
             self.window.map(descriptor, size)
         except BaseException:
@@ -150,6 +107,9 @@ class JudgedCalls:
             if self.queue is not None:
                 self.queue.start()
             self._issue(self.calls)
+        elif self._overwrites:
+            self._record()
+            self.queue.rehearse(self.server.call, self._next, self.calls, spare=False)
         else:
             self._issue(1)  # the first call of a kernel may load it, and wait for the GPU
             for _ in range(WARM_CALLS):
@@ -161,6 +121,29 @@ class JudgedCalls:
         us = 1e3 * self.events[0].elapsed_time(self.events[1]) if self.events else 0.0
         places, self.places, self.given, self.events = tuple(self.places[queued:]), [], [], ()
         return Called(places, us)
+
+    @property
+    def _overwrites(self) -> bool:
+        """True if the backend declares that its next call overwrites the last output."""
+        return self.server.backend is not None and overwrites_output(self.server.backend)
+
+    def _begin(self) -> None:
+        """Before the first call of a challenge. All its calls are one step of torch's CUDA graphs.
+
+        Within a step torch keeps the outputs that are alive, and records a graph for each call after them.
+        """
+        self.kept.clear()
+        self.given = self.given or self._tensors()
+        if self.queue is not None and self._overwrites:
+            torch.compiler.cudagraph_mark_step_begin()
+
+    def _record(self) -> None:
+        """Make all calls once, so that their CUDA graphs are recorded; torch waits for the GPU then. Their outputs do not count."""
+        self.apart = True
+        self._issue(self.calls)
+        self.apart = len(set(self.places)) == len(self.places)
+        self.places, self.events = [], ()
+        self._begin()
 
     def _issue(self, count: int) -> None:
         """Make the next calls, at most `count`. `places` gets where their outputs lie."""
@@ -211,14 +194,14 @@ class JudgedCalls:
             return given
         return [tuple(tensor.detach().requires_grad_(grad) for tensor, grad in zip(each, grads, strict=True)) for each in given]
 
-    def _call(self, function: Callable[..., Any], arena: _Arena, given: list[Tensors], first: int) -> None:
+    def _call(self, function: Callable[..., Any], arena: OutputArena, given: list[Tensors], first: int) -> None:
         """Call the backend; `first` is the number of the first call."""
-        copied = self.server.backend is not None and overwrites_output(self.server.backend)
+        overwrites = self._overwrites
         single, place, kept, places = len(arena.forms) == 1, arena.place, self.kept, self.places
-        with arena.allocating():
+        with nullcontext() if overwrites else arena.allocating():  # CUDA graphs allocate in a pool of their own
             for call, tensors in enumerate(given, first):
                 results = function(*tensors)
-                places.append(place(call, (results,) if single else results, kept, copied=copied))
+                places.append(place(call, (results,) if single else results, kept, copied=overwrites and not self.apart))
 
 
 def _events() -> tuple[torch.cuda.Event, torch.cuda.Event]:
@@ -226,74 +209,3 @@ def _events() -> tuple[torch.cuda.Event, torch.cuda.Event]:
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     begin.record()
     return begin, end
-
-
-class _Arena:
-    """The judge's memory for outputs. On a GPU torch allocates there during calls, so that outputs need no copy."""
-
-    def __init__(self, block: shared_memory.Block, case: Case, calls: int) -> None:
-        self.block, self.device, self.forms = block, case.device, output_checks.forms(case)
-        layout, size = output_layout(case)
-        self.start, self.bytes = block.bytes.data_ptr(), block.bytes.nbytes
-        self.slots = tensors_of_calls(block.bytes, layout, size, case, calls)
-        """Where outputs are copied that lie elsewhere."""
-        self.places = [tuple(slot.data_ptr() - self.start for slot in call) for call in self.slots]
-        """The bytes at which the slots begin."""
-        self._due = [
-            (form.shape, form.dtype, slot.device, self.bytes - slot.nbytes) for form, slot in zip(self.forms, self.slots[0], strict=True)
-        ]
-        """The form of each output, and its last place. They are read for each call while the clock runs."""
-        self._next = calls * size
-        self._pool = self._mem_pool() if case.device == "cuda" else None
-
-    @contextmanager
-    def allocating(self) -> Iterator[None]:
-        """What this thread allocates on the GPU meanwhile lies in the arena."""
-        if self._pool is None:
-            yield
-            return
-        with torch.cuda.use_mem_pool(self._pool):
-            yield
-
-    def place(self, call: int, outputs: Any, kept: list[torch.Tensor], *, copied: bool = False) -> tuple[int, ...]:
-        """The byte at which each output of a call begins. An output outside is copied, and with `copied` each; `kept` gets the others.
-
-        Raises:
-            ValueError: an output has another form.
-        """
-        if not isinstance(outputs, tuple | list) or len(outputs) != len(self._due):
-            raise ValueError(f"must return ({', '.join(form.name for form in self.forms)})")
-        found = []
-        for number, (shape, dtype, device, last) in enumerate(self._due):
-            out = outputs[number]
-            if type(out) is not torch.Tensor or out.shape != shape or out.dtype is not dtype or out.device != device:
-                raise ValueError(f"returned {_form_of(out)}, not {dtype} {shape} on {self.device}")
-            place = out.data_ptr() - self.start
-            if 0 <= place <= last and not copied and out.is_contiguous():
-                kept.append(out)
-            else:
-                self.slots[call][number].copy_(out.detach() if out.requires_grad else out)
-                place = self.places[call][number]
-            found.append(place)
-        return tuple(found)
-
-    def _mem_pool(self) -> Any:
-        """A pool of torch whose memory is the arena's."""
-        takes = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)(self._take)
-        gives = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)(lambda *_: None)
-        self._functions = takes, gives  # the pool refers to them by address
-        addresses = [ctypes.cast(function, ctypes.c_void_p).value or 0 for function in self._functions]
-        self._allocator = torch._C._cuda_customAllocator(addresses[0], addresses[1])
-        return torch.cuda.MemPool(self._allocator)
-
-    def _take(self, size: int, device: int, stream: int | None) -> int | None:
-        """The address of so many bytes, or None: torch then raises an error of memory. Torch keeps what it took."""
-        start = shared_memory.aligned(self._next)
-        if start + size > self.bytes:
-            return None
-        self._next = start + size
-        return self.start + start
-
-
-def _form_of(out: object) -> str:
-    return f"{out.dtype} {tuple(out.shape)} on {out.device.type}" if type(out) is torch.Tensor else type(out).__name__

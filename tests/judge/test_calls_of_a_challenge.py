@@ -12,8 +12,9 @@ from wrongs import PLUGINS, load
 from softbench.core.case import Case, Direction
 from softbench.core.messages import MakeCalls, QueueCalls, ReleaseOutputs, ShareOutputs, request_to_json
 from softbench.core.replies import Called
-from softbench.worker import judged_calls, serve, shared_memory
-from softbench.worker.judged_calls import WARM_CALLS, JudgedCalls, input_layout, output_bytes, output_layout
+from softbench.worker import judged_calls, judged_memory, serve, shared_memory
+from softbench.worker.judged_calls import WARM_CALLS, JudgedCalls
+from softbench.worker.judged_memory import input_layout, output_bytes, output_layout
 
 CASE = Case(16, 96, "fp32", Direction.FORWARD, "cpu")
 FUSED = Case(16, 96, "fp32", Direction.FUSED, "cpu", "cross_entropy")
@@ -36,7 +37,7 @@ class Challenges:
         block = shared_memory.create(self.size, "cpu", read_only=True)
         block.bytes.view(torch.float32).normal_()
         layout, each = input_layout(self.case)
-        given = [call[0].clone() for call in judged_calls.tensors_of_calls(block.bytes, layout, each, self.case, CALLS)]
+        given = [call[0].clone() for call in judged_memory.tensors_of_calls(block.bytes, layout, each, self.case, CALLS)]
         self.worker.descriptors.append(os.dup(block.descriptor))
         places = self.worker.handle(MakeCalls(self.size)).places
         found = [shared_memory.typed(self.outputs.bytes, at, given[0].shape, torch.float32).clone() for (at,) in places]
@@ -282,9 +283,9 @@ class Held:
     def start(self):
         self.events.append("start")
 
-    def rehearse(self, function, issue, count):
+    def rehearse(self, function, issue, count, *, spare=True):
         self.events.append("rehearsal")
-        for _ in range(count + 3):
+        for _ in range(count + 3 * spare):
             issue()
         self.function = (function,)
 
@@ -305,6 +306,19 @@ def test_the_first_calls_are_rehearsed_with_their_inputs(queued):
     assert challenges.worker.handle(QueueCalls()) == Called((), 0.0)
     assert all_right(*challenges.run())
     assert events == ["map", "call", *["call"] * WARM_CALLS, "rehearsal", *["call"] * (CALLS + 3)]
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_cuda_graphs_are_recorded_for_each_call(queued, monkeypatch, apart):
+    challenges, events = queued
+    monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: events.append("step"))
+    slots = [slot for (slot,) in challenges.worker.arena.slots]
+    turns = cycle(slots if apart else slots[-1:])
+    challenges.worker.server.backend = SimpleNamespace(reuses_output=True)
+    challenges.worker.server.call = lambda x: (events.append("call"), next(turns).copy_(softmax(x)))[1]
+    assert all_right(*challenges.run())
+    assert events == ["step", "map", *["call"] * CALLS, "step", "rehearsal", *["call"] * CALLS]
+    assert (challenges.worker.apart, len(challenges.worker.kept)) == (apart, CALLS * apart)
 
 
 def test_repeated_calls_leave_no_gradient(queued):

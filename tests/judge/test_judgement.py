@@ -22,7 +22,8 @@ from softbench.judge.plugin_process import PluginProcess
 from softbench.plugins.source import FILE, PluginSource, origins
 from softbench.processes.pool import Pool
 from softbench.worker import any_dim, confinement, shared_memory
-from softbench.worker.judged_calls import JudgedCalls, input_layout, output_bytes, output_layout
+from softbench.worker.judged_calls import JudgedCalls
+from softbench.worker.judged_memory import input_layout, output_bytes, output_layout
 
 ATTACKS = load(PLUGINS / "wrong" / "judge_attacks.py")
 PORTS = [attack for attack in load(PLUGINS / "wrong" / "harness_attacks.py") if not attack.cuda]
