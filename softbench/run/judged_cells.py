@@ -18,6 +18,8 @@ from softbench.processes.judge_process import JudgeProcess
 SEPARATE = "separate"
 TOLERANCE = 0.03
 """The fraction by which a figure may be below that of the judge."""
+JUDGEMENTS = 2
+"""Judgements of a disputed cell, at most. While the driver works for other processes of the host, the judge's times are too long."""
 
 
 class CellJudge:
@@ -52,9 +54,13 @@ class CellJudge:
         outcome = record.outcome
         if not isinstance(outcome, Measured):
             return record
-        with self.activity.waiting("judge", [record.backend]):
-            found = judge.ask(self.origins[record.backend], record.case, record.backend)
-        failed = refused(found) or (disputed(found, outcome) if self.compares else None)
+        failed: Failed | None = None
+        for _ in range(JUDGEMENTS):
+            with self.activity.waiting("judge", [record.backend]):
+                found = judge.ask(self.origins[record.backend], record.case, record.backend)
+            failed = refused(found)
+            if failed or not self.compares or not (failed := disputed(found, outcome)):
+                break
         return replace(record, outcome=replace(failed, build=outcome.build, accuracy=outcome.accuracy)) if failed else record
 
 

@@ -48,6 +48,19 @@ def test_a_figure_below_the_judges_clock_is_disputed(make_record):
     assert disputed(found | {"us": None, "low_us": None}, short) is None
 
 
+@pytest.mark.parametrize(
+    ("us", "asked", "status"),
+    [((100.0, 90.0), 2, None), ((90.0,), 1, None), ((100.0, 100.0, 90.0), 2, Status.UNVERIFIED), (("wrong",), 1, Status.WRONG)],
+)
+def test_a_disputed_cell_is_judged_once_more(make_record, us, asked, status):
+    replies = iter([{"status": "wrong", "reason": ""} if one == "wrong" else {"status": "ok", "us": one, "low_us": one} for one in us])
+    plan = SimpleNamespace(settings=SimpleNamespace(judge="", device="cuda", timeout={}), infos=[], device="cuda", timer="do_bench")
+    judge, count = CellJudge(plan, SimpleNamespace(waiting=lambda *_: nullcontext())), []
+    judge.process, judge.origins = SimpleNamespace(ask=lambda *_: (count.append(1), next(replies))[1]), {"mine": None}
+    (record,) = judge.judged([make_record("mine", [90.0] * 3)], 0, lambda: None)
+    assert (len(count), getattr(record.outcome, "status", None)) == (asked, status)
+
+
 def test_a_claimed_host_time_ends_no_dispute(make_record):
     """The worker measures it, so a plugin could claim any."""
     found = {"status": "ok", "us": 100.0, "low_us": 99.0}
