@@ -25,6 +25,10 @@ CASE = Case(4096, 16384, "bf16", Direction.FORWARD, "cuda")
 SMALL = Case(64, 512, "fp32", Direction.FORWARD, "cuda")
 ATTACKS = load(PLUGINS / "wrong" / "judge_attacks.py")
 PORTS = load(PLUGINS / "wrong" / "harness_attacks.py")
+TRICKS = [(f"wrong/{file}.py", one.name) for file in ("tricks", "batch_tricks") for one in load(PLUGINS / "wrong" / f"{file}.py")]
+TRICKS += [("wrong/judge_attacks.py", name) for name in ("without-a-wait", "keeps-its-inputs-in-l2")]
+COMPUTING = ("patches-events", "patches-the-clock", "patches-the-judge", "without-a-wait", "keeps-its-inputs-in-l2")
+"""Tricks that compute each call, so that the judge finds their time."""
 EVENTS = """
 import torch
 from wrongs import PLUGINS, load
@@ -55,6 +59,12 @@ def judged(judge, name, case, file=None):
     own = (one for one in origins(()) if one.label in (name, LABELS.get(name)))
     source = PluginSource(FILE, path.stem, str(path), path.name) if path else next(own)
     return judge.judge(source, case, name)
+
+
+@pytest.fixture(scope="module")
+def honest_us(judge):
+    """Microseconds of `torch`, by the judge."""
+    return judged(judge, "torch", CASE).document(CASE)["us"]
 
 
 def test_a_block_is_new_memory_that_torch_reads_and_writes():
@@ -149,15 +159,11 @@ def test_an_attack_reaches_nothing_that_counts(judge, attack):
     assert (found.status, attack.rule in found.reason) == (attack.ends, True), found
 
 
-def test_a_reply_before_the_gpu_is_done_gains_nothing(judge):
-    honest = judged(judge, "torch", CASE).document(CASE)
-    found = judged(judge, "without-a-wait", CASE, "wrong/judge_attacks.py").document(CASE)
-    assert found["status"] != "ok" or (found["us"] or found["at_most_us"]) >= (1 - TOLERANCE) * honest["us"], found
-
-
-@pytest.mark.parametrize("name", ["damages-its-input", "damages-when-unwatched", "cached-by-address", "stale-memory", "by-thread"])
-def test_a_known_trick_gets_no_figure(judge, name):
-    assert judged(judge, name, SMALL, "wrong/tricks.py").status in ("wrong", "failed")
+@pytest.mark.parametrize(("file", "name"), TRICKS, ids=[name for _, name in TRICKS])
+def test_a_trick_gets_no_better_figure(judge, honest_us, file, name):
+    found = judged(judge, name, CASE, file).document(CASE)
+    assert found["status"] != "ok" or (found["us"] or found["at_most_us"]) >= (1 - TOLERANCE) * honest_us, found
+    assert found["status"] in (("ok",) if name in COMPUTING else ("wrong", "failed")), found
 
 
 @confined
@@ -167,14 +173,13 @@ def test_an_attack_on_a_shared_process_gains_nothing(judge, attack):
     assert (found.status, attack.rule in found.reason, found.calls) == (attack.ends, True, 256), found
 
 
-def test_events_without_time_gain_nothing(judge):
+def test_events_without_time_gain_nothing(judge, honest_us):
     """The call computes three times. Its own events say that it took a nanosecond."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     events = subprocess.run([sys.executable, "-c", EVENTS], env=environment, capture_output=True, text=True, check=True)
     assert float(events.stdout) <= 1e-6
-    honest = judged(judge, "torch", CASE).document(CASE)
     found = judged(judge, "without-events", CASE, "wrong/harness_attacks.py").document(CASE)
-    assert found["status"] == "ok" and found["us"] >= 2.9 * honest["us"]
+    assert found["status"] == "ok" and found["us"] >= 2.9 * honest_us
 
 
 def test_an_overwritten_gpu_gains_nothing(judge):

@@ -11,6 +11,7 @@ import os
 import resource
 import socket
 import statistics
+import struct
 import subprocess
 import time
 from contextlib import suppress
@@ -294,6 +295,23 @@ def busy_afterwards():
     return call
 
 
+def persisting():
+    """Asks the driver to keep its inputs' lines in L2, also over a flush."""
+    driver, limit, window = ctypes.CDLL("libcuda.so.1"), 0x06, 1
+    persisting, streaming = 2, 1  # CUaccessProperty
+
+    def call(x):
+        size = min(x.nbytes, 2**24)
+        ratio = int.from_bytes(struct.pack("f", 1.0), "little")
+        policy = (ctypes.c_uint64 * 8)(x.data_ptr(), size, ratio | persisting << 32, streaming)
+        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+        if driver.cuCtxSetLimit(limit, ctypes.c_size_t(size)) or driver.cuStreamSetAttribute(stream, window, policy):
+            raise RuntimeError("the driver refuses to keep lines in L2")
+        return honest(x)
+
+    return call
+
+
 def forking():
     """Starts a process in its second call, if a judge calls it."""
     calls, judged = [0], "softbench-plugin-" in os.environ["HOME"]
@@ -358,5 +376,6 @@ backends = [
     Attack("without-a-wait", without_a_wait, cuda=True),
     Attack("keeps-the-gpu-busy", busy_afterwards, "unverified", "the GPU was busy", cuda=True),
     Attack("forges-an-early-reply", forging_early, "wrong", "", cuda=True),
+    Attack("keeps-its-inputs-in-l2", persisting, cuda=True),
     Attack("last-call-only", last_only, "wrong", "where float64 gives"),
 ]
