@@ -35,6 +35,14 @@ FOUND = (
 """Tricks without a figure, one of each kind."""
 HARMLESS = ("patches-the-judge",)
 """Tricks that compute every call, so that their figure is honest."""
+ON_CPU = {
+    file: [one.name for one in load(PLUGINS / "wrong" / f"{file}.py") if not getattr(one, "cuda", False)]
+    for file in ("tricks", "batch_tricks")
+}
+TRICKS = [(file, name) for file, names in ON_CPU.items() for name in names]
+LARGE = Case(256, 1024, "fp32", Direction.FORWARD, "cpu")
+NOISE = 0.3
+"""Of a CPU's times."""
 SLOW_US = 1000
 LANDLOCK = max(0, ctypes.CDLL(None).syscall(confinement.LANDLOCK_CREATE, None, ctypes.c_size_t(0), 1))
 confined = pytest.mark.skipif(LANDLOCK < 6 or os.uname().machine != "x86_64", reason="this kernel has no landlock 6, or no seccomp table")
@@ -59,6 +67,18 @@ def test_a_known_trick_gets_no_figure(judge, name):
     found = judged(judge, "wrong/tricks.py", name)
     assert found.status in ("wrong", "failed"), found
     assert found.document(CASE)["us"] is None
+
+
+@pytest.fixture(scope="module")
+def honest_us(judge):
+    return judge.judge(next(source for source in origins(()) if source.label == "torch"), LARGE).document(LARGE)["at_most_us"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("file", "name"), TRICKS, ids=[name for _, name in TRICKS])
+def test_every_trick_computes_or_gets_no_figure(judge, honest_us, file, name):
+    found = judged(judge, f"wrong/{file}.py", name, LARGE).document(LARGE)
+    assert found["status"] != "ok" or found["at_most_us"] >= (1 - NOISE) * honest_us, found
 
 
 @pytest.mark.parametrize("name", HARMLESS)
