@@ -1,9 +1,10 @@
 """What a release must show on GPUs, in a limited time: python tools/on_gpus.py --seconds 560 [--steps PATTERN ...] [--out FOLDER]
 
 A step is one command with an estimate of its seconds on an H200. Steps that need all GPUs of the host come first, one at a time. The others
-are dealt to the GPUs, in their order, one at a time on each. A step whose estimate is over the time left is left out. The estimate of
-`judged` is from a part of it, that of `tests-api` of no run. Those of the sanitizers are for 16 cores. A step is interrupted after twice
-its estimate, and when the time is over, so that softbench still writes its results. Ctrl-C interrupts all. CUDA libraries are built before.
+are dealt to the GPUs, in their order, one at a time on each. A step whose estimate is over the time left is left out. The estimates of
+`judged`, `judged-honest` and `tests-tricks` are from parts of them, that of `tests-api` of no run. Those of the sanitizers are for 16
+cores. A step is interrupted after twice its estimate, and when the time is over, so that softbench still writes its results. Ctrl-C
+interrupts all. CUDA libraries are built before.
 
 FOLDER has the output of each step in STEP.log and its files in STEP/. `--pack FILE` makes a .tar.gz of FOLDER. `--list` prints the steps.
 The steps `losses`, `losses-few` and `judged-honest` need liger-kernel and quack-kernels, `use-models` needs transformers, and `fleet-ray`
@@ -90,10 +91,11 @@ STEPS = (
          " --direction forward,backward --output {out}"),
     *(Step(f"masked-{name}", seconds, f"{MASKED} {given}") for name, (seconds, given) in MASKS.items()),
     Step("harness-cost", 120, "python3 tools/harness_cost.py --N 256:6272:512"),
-    Step("judged", 1650, f"softbench run --config frontier --backends {OURS} --judge separate --output {{out}}"),
-    Step("judged-honest", 470, f"code=0; {HONEST} --output {{out}}/run || code=1; {HONEST} --judge separate --output {{out}}/judged"
+    Step("judged", 2000, f"softbench run --config frontier --backends {OURS} --judge separate --output {{out}}"),
+    Step("judged-honest", 650, f"code=0; {HONEST} --output {{out}}/run || code=1; {HONEST} --judge separate --output {{out}}/judged"
          " || code=1; softbench compare {out}/run/latest.csv {out}/judged/latest.csv; exit $code"),
-    Step("tests-judge", 260, f"{PYTEST} gpu tests/gpu/test_judge_gpu.py"),
+    Step("tests-judge", 280, f"{PYTEST} gpu tests/gpu/test_judge_gpu.py -k 'not trick'"),
+    Step("tests-tricks", 370, f"{PYTEST} gpu tests/gpu/test_judge_gpu.py -k trick"),
     Step("tests-losses", 125, f"{PYTEST} gpu -n 4 tests/gpu/test_cuda_losses_gpu.py tests/gpu/test_triton_losses_gpu.py"),
     Step("tests-operations", 180, f"{PYTEST} gpu -n 4 tests/gpu/test_operations_gpu.py tests/gpu/test_wrong_plugins_gpu.py"),
     Step("tests-api", 90, f"{PYTEST} gpu tests/gpu/test_api_gpu.py tests/gpu/test_automatic_gpu.py"),
