@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from .launch_plan import VECTOR_BYTES, WARP, Plan, Problem, chunk_vectors, measured_plans, resident_programs, vectors_in_row
-from .long_rows import long_row_plan
+from .long_rows import FULL, long_row_plan, one_wave_plan, waves
 from .tier_candidates import (
     CLUSTER_CTAS,
     IN_FLIGHT,
@@ -51,12 +51,15 @@ def choose(problem: Problem, device: str = "") -> Plan:
         kind, length, rows = bucket(problem)
         most = MAX_SHORT_DISTANCE if problem.N * problem.element_size <= SHORT_ROW else MAX_DISTANCE
         staged = next(_staged(problem), None) is not None  # a table may be older than the tier
-        near = ((abs(length - at) + 2 * abs(rows - many), plan) for at, many, plan in measured_plans(device).get(kind, ()))
-        for distance, plan in sorted(near, key=lambda pair: pair[0]):
+        near = ((abs(length - at) + 2 * abs(rows - many), 1 << many, plan) for at, many, plan in measured_plans(device).get(kind, ()))
+        for distance, M, plan in sorted(near, key=lambda one: one[0]):
             if distance > most:
                 break
             if (plan.tier == "staged" or not staged) and (fitted := fit(problem, plan)) is not None:
-                return enlarged(problem, fitted) if distance else fitted  # as it was measured
+                if not distance:  # as it was measured
+                    return fitted
+                if waves(problem, fitted) <= FULL or waves(replace(problem, M=M), fitted) > 1:
+                    return one_wave_plan(problem, fitted) or _paired(problem, enlarged(problem, fitted))
     return by_heuristics(problem)
 
 
@@ -98,6 +101,12 @@ def enlarged(problem: Problem, plan: Plan) -> Plan:
         else:
             break
     return plan
+
+
+def _paired(problem: Problem, plan: Plan) -> Plan:
+    """A cluster's plan of a 16-bit gradient with two programs an SM, if they have room. One of 512 threads and 72 registers is alone."""
+    alone = plan.tier == "cluster" and plan.threads == 512 and (plan.registers or 0) > 64
+    return replace(plan, registers=64) if alone and problem.backward and problem.element_size == 2 and plan.tiles <= 4 else plan
 
 
 def _by_tier(problem: Problem) -> Iterator[Plan]:

@@ -10,16 +10,21 @@ from .tier_candidates import MAX_SPLIT_CTAS, SHORT_ROW, vector_layouts
 
 # More tiles in registers are a little faster, but ptxas spills 8 to 16 bytes of aligned float32 rows, and of all rows for sm_100.
 MOST_TILES = Plan("split", 12, 128, warps=4, registers=128, smem_tiles=10)
-NO_SPILLS = Plan("split", 8, 128, warps=4, registers=128, smem_tiles=11)
-CLUSTER_GRADIENT = 16 * 256 * 10  # vectors of a row of one input: up to here, a cluster with its 256 threads holds it without spills
+NO_SPILLS = {
+    2: Plan("split", 8, 128, warps=4, registers=128, smem_tiles=11),
+    4: Plan("split", 10, 128, warps=4, registers=128, smem_tiles=11),
+}
+"""By element size."""
+CTAS = 16
+CLUSTER_GRADIENT = CTAS * 256 * 10  # vectors of a row of one input: up to here, a cluster with its 256 threads holds it without spills
+CLUSTER_FORWARD = CTAS * 512 * 11  # the same of a forward with 512 threads
+FULL = 1.25  # waves of programs that share rows: with more of them, a launch takes the time of two
 
 
 def long_row_plan(problem: Problem) -> Plan | None:
     """The plan of long rows that fill the device, where one kind of plan was the fastest for all that were measured; else None.
 
-    Gradients: four programs an SM, with 304 to 352 KiB of it in registers and shared memory. Fewer programs of a row exchange faster, so
-    a row has the fewest that hold it. If all rows run at once, it has its share of the device. 16-bit forwards: three programs of a
-    cluster an SM, where two of 512 threads hold less. Figures: docs/kernels/notes-triton.md, Gradients of long rows in shared memory.
+    Figures: docs/kernels/notes-triton.md, Gradients of long rows in shared memory, and Long rows on clusters.
     """
     if not problem.clusters or not problem.congruent or problem.element_size == 8 or problem.wide:
         return None
@@ -27,21 +32,65 @@ def long_row_plan(problem: Problem) -> Plan | None:
         return None
     layout = vector_layouts(problem)[0]
     vectors = vectors_in_row(problem, *layout[1:])
-    if problem.backward:
-        spills = not problem.hopper or (problem.element_size == 4 and problem.alignment == VECTOR_BYTES)
-        program = NO_SPILLS if spills else MOST_TILES
-        resident = problem.sms * resident_programs(program.threads, program.registers, 2 * program.smem_tiles)
-        capacity = program.threads * (program.tiles + program.smem_tiles)
-        fewest = math.ceil(vectors / capacity)
-        if vectors <= CLUSTER_GRADIENT or fewest > min(MAX_SPLIT_CTAS, resident) or 2 * problem.M * fewest < resident:
-            return None
-        ctas = min(max(fewest, resident // problem.M), MAX_SPLIT_CTAS)
-        ctas += chunk_vectors(vectors, ctas) > capacity  # chunks are whole lines
-        smem_tiles = math.ceil(chunk_vectors(vectors, ctas) / program.threads) - program.tiles
-        if not 1 <= smem_tiles <= program.smem_tiles or ctas > min(MAX_SPLIT_CTAS, resident):
-            return None
-        return replace(program, vector_elements=layout[1], base_alignment=layout[2], split_ctas=ctas, smem_tiles=smem_tiles)
-    tiles = math.ceil(chunk_vectors(vectors, 16) / 256)
-    if problem.element_size == 2 and tiles in (12, 13) and problem.M >= problem.sms // 2:
-        return Plan("cluster", tiles, 256, *layout, 8, 80, cluster_ctas=16)
+    return _on_a_cluster(problem, layout, vectors) or (_split_gradient(problem, layout, vectors) if problem.backward else None)
+
+
+def one_wave_plan(problem: Problem, plan: Plan) -> Plan | None:
+    """A plan whose programs all run at once, in place of a table's plan that does not; else None.
+
+    A forward of few rows that a cluster does not hold. `plan` was measured with another number of rows.
+    """
+    layout = vector_layouts(problem)[0]
+    vectors = vectors_in_row(problem, *layout[1:])
+    if plan.tier != "split" or problem.backward or not problem.clusters or layout[0] != 4 or vectors <= CLUSTER_FORWARD:
+        return None
+    ctas = min(4 * problem.sms // problem.M, MAX_SPLIT_CTAS)
+    if waves(problem, plan) <= FULL or ctas < 2:
+        return None
+    tiles = math.ceil(chunk_vectors(vectors, ctas) / 256)
+    fits = tiles <= 13  # four programs an SM have room for five tiles of it in shared memory
+    return Plan("split", min(8, tiles), 256, *layout, 8, 64, split_ctas=ctas, smem_tiles=max(0, tiles - 8)) if fits else None
+
+
+def waves(problem: Problem, plan: Plan) -> float:
+    """How many times all programs of a split plan fill the device; 0 of other plans."""
+    resident = problem.sms * max(1, resident_programs(plan.threads, plan.registers, plan.smem_tiles * problem.reads))
+    return problem.M * plan.split_ctas / resident if plan.tier == "split" else 0.0
+
+
+def _on_a_cluster(problem: Problem, layout: tuple[int, int, int], vectors: int) -> Plan | None:
+    """The plan of a row that the registers of 16 programs hold, if there are enough rows for clusters and not a sweep's thousands."""
+    chunk, small, many = chunk_vectors(vectors, CTAS), problem.element_size == 2, problem.M <= 2 * problem.sms
+    tiles, wide_tiles = math.ceil(chunk / 256), math.ceil(chunk / 512)
+    rows_of_an_sm = problem.M * CTAS / problem.sms
+    if problem.backward:  # where ptxas spills nothing with 128 registers
+        fits = not small and tiles in (10, 11, 12) and many and problem.M >= CTAS
+        return Plan("cluster", tiles, 256, *layout, 8, 128, cluster_ctas=CTAS) if fits else None
+    if small and tiles in (12, 13) and problem.M >= problem.sms // 2:  # three programs an SM, where two of 512 threads hold less
+        return Plan("cluster", tiles, 256, *layout, 8, 80, cluster_ctas=CTAS)
+    most = 11 if not small or (problem.alignment == VECTOR_BYTES and problem.hopper) else 10  # else ptxas of Triton 3.9 spills 8 bytes
+    if small and tiles == most == 11 and many and rows_of_an_sm > 4:  # four programs an SM
+        return Plan("cluster", tiles, 256, *layout, 8, 64, cluster_ctas=CTAS)
+    if 9 <= wide_tiles <= (most if small else 9) and many and rows_of_an_sm >= (6 if small else 4):  # two programs an SM
+        return Plan("cluster", wide_tiles, 512, *layout, 16, 64, cluster_ctas=CTAS)
     return None
+
+
+def _split_gradient(problem: Problem, layout: tuple[int, int, int], vectors: int) -> Plan | None:
+    """Four programs an SM, with 304 to 352 KiB of it in registers and shared memory.
+
+    Fewer programs of a row exchange faster, so a row has the fewest that hold it. If all rows run at once, it has its share of the device.
+    """
+    spills = not problem.hopper or (problem.element_size == 4 and problem.alignment == VECTOR_BYTES)
+    program = NO_SPILLS[problem.element_size] if spills else MOST_TILES
+    resident = problem.sms * resident_programs(program.threads, program.registers, 2 * program.smem_tiles)
+    capacity = program.threads * (program.tiles + program.smem_tiles)
+    fewest = math.ceil(vectors / capacity)
+    if vectors <= CLUSTER_GRADIENT or fewest > min(MAX_SPLIT_CTAS, resident) or 2 * problem.M * fewest < resident:
+        return None
+    ctas = min(max(fewest, resident // problem.M), MAX_SPLIT_CTAS)
+    ctas += chunk_vectors(vectors, ctas) > capacity  # chunks are whole lines
+    smem_tiles = math.ceil(chunk_vectors(vectors, ctas) / program.threads) - program.tiles
+    if not 1 <= smem_tiles <= program.smem_tiles or ctas > min(MAX_SPLIT_CTAS, resident):
+        return None
+    return replace(program, vector_elements=layout[1], base_alignment=layout[2], split_ctas=ctas, smem_tiles=smem_tiles)
