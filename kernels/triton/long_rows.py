@@ -1,4 +1,4 @@
-"""The plans of long rows that fill the device: rules that go before the tables, because they hold for all numbers of rows."""
+"""Plans of long rows: rules that `heuristics.choose` tries before the tables, and one that replaces a table's plan."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import replace
 from .launch_plan import VECTOR_BYTES, Plan, Problem, chunk_vectors, resident_programs, vectors_in_row
 from .tier_candidates import MAX_SPLIT_CTAS, SHORT_ROW, vector_layouts
 
-# More tiles in registers are a little faster, but ptxas spills 8 to 16 bytes of aligned float32 rows, and of all rows for sm_100.
+# With MOST_TILES ptxas spills 8 to 16 bytes of aligned float32 rows, and of all rows for sm_100.
 MOST_TILES = Plan("split", 12, 128, warps=4, registers=128, smem_tiles=10)
 NO_SPILLS = {
     2: Plan("split", 8, 128, warps=4, registers=128, smem_tiles=11),
@@ -16,9 +16,9 @@ NO_SPILLS = {
 }
 """By element size."""
 CTAS = 16
-CLUSTER_GRADIENT = CTAS * 256 * 10  # vectors of a row of one input: up to here, a cluster with its 256 threads holds it without spills
+CLUSTER_GRADIENT = CTAS * 256 * 10  # vectors of a row of one input: up to here `_split_gradient` leaves a row to other plans
 CLUSTER_FORWARD = CTAS * 512 * 11  # the same of a forward with 512 threads
-FULL = 1.25  # waves of programs that share rows: with more of them, a launch takes the time of two
+FULL = 1.25  # waves of programs that share rows: a launch of more takes the time of two
 
 
 def long_row_plan(problem: Problem) -> Plan | None:
@@ -59,7 +59,7 @@ def waves(problem: Problem, plan: Plan) -> float:
 
 
 def _on_a_cluster(problem: Problem, layout: tuple[int, int, int], vectors: int) -> Plan | None:
-    """The plan of a row that the registers of 16 programs hold, if there are enough rows for clusters and not a sweep's thousands."""
+    """The plan of a row that the registers of 16 programs hold. Most of these rules were measured with at most two rows an SM."""
     chunk, small, many = chunk_vectors(vectors, CTAS), problem.element_size == 2, problem.M <= 2 * problem.sms
     tiles, wide_tiles = math.ceil(chunk / 256), math.ceil(chunk / 512)
     rows_of_an_sm = problem.M * CTAS / problem.sms
@@ -77,7 +77,7 @@ def _on_a_cluster(problem: Problem, layout: tuple[int, int, int], vectors: int) 
 
 
 def _split_gradient(problem: Problem, layout: tuple[int, int, int], vectors: int) -> Plan | None:
-    """Four programs an SM, with 304 to 352 KiB of it in registers and shared memory.
+    """Four programs an SM, which hold at most 304 to 352 KiB in registers and shared memory.
 
     Fewer programs of a row exchange faster, so a row has the fewest that hold it. If all rows run at once, it has its share of the device.
     """

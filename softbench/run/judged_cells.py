@@ -17,7 +17,7 @@ from softbench.processes.judge_process import JudgeProcess
 
 SEPARATE = "separate"
 TOLERANCE = 0.03
-"""The fraction by which a figure may be below that of the judge."""
+"""The fraction by which a run's median may be below the judge's `low_us`."""
 JUDGEMENTS = 2
 """Judgements of a disputed cell, at most. While the driver works for other processes of the host, the judge's times are too long."""
 
@@ -40,7 +40,7 @@ class CellJudge:
             self.process.__exit__(kind, value, trace)
 
     def judged(self, records: list[Record], process: int, release: Callable[[], object]) -> list[Record]:
-        """The records; a measured cell that the judge refuses or disputes has failed. Raises WorkersError if the judge's process did.
+        """The records; a measured cell that the judge refuses, or disputes twice, has failed. Raises WorkersError.
 
         `release` frees the buffers of the run's workers: a challenge takes most of a GPU's memory.
         """
@@ -65,7 +65,7 @@ class CellJudge:
 
 
 def refused(found: JsonObject) -> Failed | None:
-    """The failure of a cell whose judgement has no figure."""
+    """The failure of a cell whose judgement is not `ok`; None otherwise."""
     status = Status(found["status"])
     if status is Status.OK:
         return None

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from softbench.worker.server import Server
 
 WARM_CALLS = 2
-"""Calls between the first one and the rehearsal. TorchScript compiles at its second call."""
+"""Calls after the first one and before `CallQueue.rehearse`. TorchScript compiles at its second call."""
 
 
 class JudgedCalls:
@@ -77,7 +77,7 @@ class JudgedCalls:
         raise TypeError(f"unknown request {request}")
 
     def _queue(self) -> None:
-        """Issue as many calls as fit, before the clock starts. A CPU has no queue."""
+        """Issue as many calls as the GPU's queue holds, before the clock starts. A CPU has no queue."""
         queue = self.queue
         if self.case is None or queue is None or not (count := queue.room(self.server.call)):
             return
@@ -167,7 +167,7 @@ class JudgedCalls:
                 self.places.append(arena.places[call])
 
     def _next(self) -> None:
-        """Make the next call. If there is none, make the first one once more."""
+        """Make the next call; after the last one, make the first call again."""
         if len(self.places) < self.calls:
             self._issue(1)
         else:

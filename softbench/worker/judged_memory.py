@@ -17,9 +17,9 @@ from softbench.worker import output_checks, shared_memory
 
 Tensors = tuple[torch.Tensor, ...]
 SPARE_BYTES = 2**29
-"""Of the memory for outputs on a GPU, beside half of the outputs' bytes: what torch's allocator rounds up."""
+"""Bytes of a GPU's block for what torch's allocator rounds up, beside half of the outputs' bytes."""
 SPARE_CALLS, LARGE_SPARE_CALLS, LARGE_BYTES = 16, 4, 2**33
-"""Temporaries of a call have the bytes of so many calls' outputs; of fewer where they would have LARGE_BYTES."""
+"""A call's temporaries have room for the outputs of so many calls, or of fewer where that would be more than LARGE_BYTES."""
 
 
 def input_layout(case: Case) -> tuple[list[tuple[int, TensorSpec]], int]:
@@ -33,7 +33,7 @@ def output_layout(case: Case) -> tuple[list[tuple[int, TensorSpec]], int]:
 
 
 def output_bytes(case: Case, calls: int) -> int:
-    """The bytes of a block for the outputs of so many calls. On a GPU the worker's allocator takes outputs from the rest."""
+    """The bytes of a block for the outputs of so many calls. On a GPU torch's allocator takes outputs from the bytes after the slots."""
     size = output_layout(case)[1]
     if case.device == "cpu":
         return size * calls
@@ -87,7 +87,7 @@ class OutputArena:
             yield
 
     def place(self, call: int, outputs: Any, kept: list[torch.Tensor], *, copied: bool = False) -> tuple[int, ...]:
-        """The byte at which each output of a call begins. An output outside is copied, and with `copied` each; `kept` gets the others.
+        """The byte at which each output of a call begins. An outside output is copied; with `copied` each is. `kept` gets the others.
 
         Raises:
             ValueError: an output has another form.
@@ -124,7 +124,7 @@ class OutputArena:
         return pool.id
 
     def _take(self, size: int, device: int, stream: int | None) -> int | None:
-        """The address of so many bytes, or None: torch then raises an error of memory. Torch keeps what it took."""
+        """The address of so many bytes, or None: torch then raises an error of memory. Torch never returns them."""
         start = shared_memory.aligned(self._next)
         if start + size > self.bytes:
             return None

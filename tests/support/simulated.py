@@ -66,7 +66,7 @@ def compiled(folder, source, out, *options):
     for name in ("cuda_bf16.h", "cuda_fp16.h"):
         (folder / name).touch()  # simulated_gpu.h has their types
     file = HERE / source if (HERE / source).is_file() else folder / source
-    command = [build.nvcc(), "-std=c++17", "-O1", "-x", "c++", "-I", str(folder), "-I", str(HERE), "-o", str(folder / out), *options]
+    command = [build.nvcc(), "-std=c++17", "-O0", "-x", "c++", "-I", str(folder), "-I", str(HERE), "-o", str(folder / out), *options]
     made = subprocess.run([*command, str(file)], capture_output=True, text=True, check=False)
     assert made.returncode == 0, made.stderr
     return folder / out

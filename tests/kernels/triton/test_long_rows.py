@@ -57,16 +57,16 @@ def test_the_h200_has_the_plan_that_was_fastest(given, tier, threads, tiles):
 
 
 @pytest.mark.parametrize(("given", "ctas"), [(problem(False, 10, 835392, 2), 52), (problem(False, 7, 952384, 4), 75)])
-def test_few_rows_run_at_once_where_a_tables_plan_would_not(given, ctas):
+def test_few_rows_run_at_once(given, ctas):
     plan = heuristics.choose(given, "NVIDIA H200")
     assert (plan.split_ctas, waves(given, plan) <= 1, covers(given, plan)) == (ctas, True, True)
 
 
-def test_a_line_whose_programs_ran_at_once_is_not_for_more_rows():
+def test_a_plan_of_one_wave_needs_one():
     """The nearest line is of 16 rows with 33 programs each. 792 programs run at once."""
     assert heuristics.choose(problem(False, 41, 250624, 2), "NVIDIA H200").tier == "cluster"
 
 
-def test_a_program_of_a_cluster_is_not_alone_on_its_sm():
+def test_two_programs_of_a_gradient_share_an_sm():
     plan = heuristics.choose(problem(True, 76, 214016, 2), "NVIDIA H200")
     assert (plan.tier, plan.threads, plan.tiles, plan.registers) == ("cluster", 512, 4, 64)

@@ -59,9 +59,10 @@ def check(M, N, dtype, x_offset, y_offset, pad, log):
     assert close(dx, expected, terms, UNIT[dtype]), ("backward", M, N, dtype, x_offset, y_offset, pad, log)
     assert int(torch.isnan(memory).sum()) == memory.numel() - M * N
 
+PLACES = (0, 0, 0), (1, 1, 0), (1, 0, 0), (0, 0, 3), (8, 0, 8)
 for dtype in UNIT:
-    for M, N in ((5, 7), (3, 100), (5, 64), (3, 333), (2, 1000), (2, 1024), (2, 5003)):
-        for x_offset, y_offset, pad in ((0, 0, 0), (1, 1, 0), (1, 0, 0), (0, 0, 3), (8, 0, 8)):
+    for number, (M, N) in enumerate(((5, 7), (3, 100), (5, 64), (3, 333), (2, 1000), (2, 1024), (2, 5003))):
+        for x_offset, y_offset, pad in PLACES if THOROUGH else PLACES[number % 2 :: 2]:
             check(M, N, dtype, x_offset, y_offset, pad, N == 1024)
 assert {tier for tier, _ in seen} == {"rows", "tile", "passes"}, seen
 UNIT[torch.float64] = UNIT[torch.float32]
