@@ -56,10 +56,10 @@ def choose(problem: Problem, device: str = "") -> Plan:
             if distance > most:
                 break
             if (plan.tier == "staged" or not staged) and (fitted := fit(problem, plan)) is not None:
-                if not distance:  # as it was measured
+                if not distance and problem.M == M:  # as it was measured
                     return fitted
                 if waves(problem, fitted) <= FULL or waves(replace(problem, M=M), fitted) > 1:
-                    return one_wave_plan(problem, fitted) or _paired(problem, enlarged(problem, fitted))
+                    return one_wave_plan(problem, fitted) or _paired(problem, enlarged(problem, fitted) if distance else fitted)
     return by_heuristics(problem)
 
 

@@ -141,8 +141,8 @@ class JudgedCalls:
         """Make all calls once, so that their CUDA graphs are recorded; torch waits for the GPU then. Their outputs do not count."""
         self.apart = True
         self._issue(self.calls)
-        self.apart = len(set(self.places)) == len(self.places)
-        self.places, self.events = [], ()
+        self.apart = self.arena is not None and self.arena.apart(self.places)
+        self.places, self.events, self.given = [], (), []  # new tensors: these may have gradients now
         self._begin()
 
     def _issue(self, count: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -107,6 +108,12 @@ class OutputArena:
                 place = self.places[call][number]
             found.append(place)
         return tuple(found)
+
+    def apart(self, places: Sequence[tuple[int, ...]]) -> bool:
+        """True if no two outputs at these bytes, of each call all, share memory."""
+        sizes = [slot.nbytes for slot in self.slots[0]]
+        spans = sorted((place, place + size) for call in places for place, size in zip(call, sizes, strict=True))
+        return all(end <= begin for (_, end), (begin, _) in pairwise(spans))
 
     def _lend(self) -> None:
         """Make an allocator of torch that takes the arena's memory, and a pool. CUDA graphs that ask torch for a pool get one, too."""

@@ -321,13 +321,24 @@ def test_cuda_graphs_are_recorded_for_each_call(queued, monkeypatch, apart):
     assert (challenges.worker.apart, len(challenges.worker.kept)) == (apart, CALLS * apart)
 
 
-def test_repeated_calls_leave_no_gradient(queued):
+@pytest.mark.parametrize("graphs", [False, True])
+def test_repeated_calls_leave_no_gradient(queued, monkeypatch, graphs):
     challenges, _ = queued
+    monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: None)
+    challenges.worker.server.backend = SimpleNamespace(reuses_output=graphs)
     challenges.worker.server.inputs = [torch.empty(1, requires_grad=True)]
     grads = []
     challenges.worker.server.call = lambda x: (grads.append(x.grad), softmax(x).sum().backward(), softmax(x).detach())[2]
     assert all_right(*challenges.run())
-    assert grads == [None] * (1 + WARM_CALLS + CALLS + 3)
+    assert grads == [None] * (2 * CALLS if graphs else 1 + WARM_CALLS + CALLS + 3)
+
+
+def test_one_buffer_of_two_outputs_is_found():
+    arena = Challenges(case=FUSED).worker.arena
+    places = [list(call) for call in arena.places]
+    assert arena.apart([tuple(call) for call in places])
+    places[1][0] = places[0][0]
+    assert not arena.apart([tuple(call) for call in places])
 
 
 def test_later_calls_are_queued_before_their_inputs_are_mapped(queued):

@@ -50,7 +50,13 @@ def test_a_figure_below_the_judges_clock_is_disputed(make_record):
 
 @pytest.mark.parametrize(
     ("us", "asked", "status"),
-    [((100.0, 90.0), 2, None), ((90.0,), 1, None), ((100.0, 100.0, 90.0), 2, Status.UNVERIFIED), (("wrong",), 1, Status.WRONG)],
+    [
+        ((100.0, 90.0), 2, None),
+        ((90.0,), 1, None),
+        ((100.0, 100.0, 90.0), 2, Status.UNVERIFIED),
+        (("wrong",), 1, Status.WRONG),
+        ((100.0, "wrong"), 2, Status.WRONG),
+    ],
 )
 def test_a_disputed_cell_is_judged_once_more(make_record, us, asked, status):
     replies = iter([{"status": "wrong", "reason": ""} if one == "wrong" else {"status": "ok", "us": one, "low_us": one} for one in us])
