@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
 from .heuristics import candidates, choose
 from .launch_plan import VECTOR_BYTES, WARP, Plan, Problem, chunk_vectors, vectors_in_row
@@ -43,7 +44,9 @@ def fused_plan(problem: Problem, device: str, additions: int = 0) -> Plan | None
     """
     plans = itertools.chain((choose(problem, device),), candidates(problem), rows_plans(problem))
     most = MOST_TILES_OF_CLUSTER[min(4, problem.element_size)][additions]
-    return next((plan for plan in plans if _fits_fused(plan, most)), None)
+    found = next((plan for plan in plans if _fits_fused(plan, most)), None)
+    # The limit of registers is that of softmax, which needs fewer. It gives an SM more programs, and here each has an SM.
+    return replace(found, registers=None) if found and found.tier == "rows" and problem.M <= problem.sms else found
 
 
 def _fits_fused(plan: Plan, most_tiles: int) -> bool:
