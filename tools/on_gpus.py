@@ -107,7 +107,7 @@ STEPS = (
     Step("short-by-rule", 55, f"SOFTBENCH_TRITON_TABLE=none {SHORT}"),
     Step("short-rows", 90, "python3 tools/short_rows.py"),
     Step("few-rows", 20, "python3 tools/cuda_plans.py --passes softmax_backward --shapes 2x151936,48x151936,2x5120"),
-    *(Step(f"random-{part}", 200, f"python3 tools/random_shapes.py write {part}/10 -o {{out}}/shapes.toml &&"
+    *(Step(f"random-{part}", 235, f"python3 tools/random_shapes.py write {part}/10 -o {{out}}/shapes.toml &&"
            f" python3 tools/random_shapes.py compile {{out}}/shapes.toml && softbench run --config {{out}}/shapes.toml --output {{out}}")
       for part in range(1, 11)),
     *(Step(f"sanitizer-{tool}", seconds, f"python3 tools/sanitized.py {tool} --parts 4 --out {{out}}")

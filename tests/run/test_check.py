@@ -55,7 +55,8 @@ def test_triton_kernels_pass_a_check_case_under_tritons_own_interpreter(cli):
 @pytest.mark.parametrize(
     ("backends", "given", "passes"),
     [
-        ("quick.triton", ("--direction", "forward,backward", "--case", f"!{LONG}"), 70),
+        ("quick.triton", ("--direction", "forward", "--case", f"!{LONG}"), 40),
+        pytest.param("quick.triton", ("--direction", "backward", "--case", f"!{LONG}"), 20, marks=pytest.mark.slow),
         pytest.param(
             "quick.triton-row,quick.triton-tile", ("--direction", "forward,both", "--case", f"!{LONG}"), 90, marks=pytest.mark.slow
         ),
@@ -78,8 +79,10 @@ def test_our_triton_kernels_pass_check_cases_under_the_interpreter(cli, backends
         *(["a row must fit one program: N is at most 131072"] if "row" in backends and f"!{LONG}" not in given else []),
     }
     assert len([finding for finding in found if finding["verdict"] == "pass"]) > passes
-    names = {finding["item"] for finding in found}
-    assert {"shape 1823x781", "shape 0x16", "a row of -inf", "layout channels-last", *([] if "row" in backends else ["dy = 1"])} <= names
+    names, passed = {finding["item"] for finding in found}, {finding["direction"] for finding in found}
+    assert {"shape 1823x781", "shape 0x16"} <= names
+    of_forward = {"a row of -inf", "layout channels-last"} <= names
+    assert (of_forward, "dy = 1" in names) == ("forward" in passed, "backward" in passed)
 
 
 @needs_interpreter

@@ -70,7 +70,7 @@ def test_vocabularies_have_a_fused_plan_on_an_h200(size):
                     assert plan.tier == "rows" or plan.tiles <= loss_plans.MOST_TILES_OF_CLUSTER[size][additions]
 
 
-def test_a_program_with_an_sm_of_its_own_has_no_limit_of_registers():
+def test_a_program_with_its_own_sm_has_all_registers():
     """With softmax's limit of 80 registers the fused pass would spill 232 bytes a thread."""
     few, many = (loss_plans.fused_plan(problem(M, 12943, 2), "") for M in (132, 133))
     assert (few.tier, few.registers, many.tier, many.registers) == ("rows", None, "rows", 80)
