@@ -89,7 +89,8 @@ inline Plan few_rows_cluster_plan(int64_t M, int64_t vectors, int R, bool is_16_
     return {AUTO};
 }
 
-// Few long rows on clusters, where these were faster than CTAs anywhere in cells of an H200; AUTO elsewhere. The limits lie between and beyond those.
+// Few long rows on clusters, where cells of an H200 were faster with them than with CTAs on any SMs; AUTO elsewhere. The limits lie between
+// and beyond these cells.
 inline Plan few_long_rows_plan(int64_t M, int64_t row_vectors, int R, bool is_16_bit) {
     const Plan bulk = {CLUSTER_BULK, 24 / R, CLUSTER_BULK_THREADS, MAX_CLUSTER, 0, LINE_ALIGNMENT, 0};
     auto of_ctas = [&](int64_t cta_vectors) {
