@@ -1,6 +1,5 @@
 """The judge on a GPU: shared memory, figures of honest backends, and attacks that only a GPU has."""
 
-import ctypes
 import os
 import subprocess
 import sys
@@ -8,6 +7,7 @@ from statistics import median
 
 import pytest
 import torch
+from judged import confined
 from wrongs import PLUGINS, load
 
 from softbench.backends import naive
@@ -16,7 +16,7 @@ from softbench.judge.judgement import Judge
 from softbench.judge.main import readable_folders
 from softbench.plugins.source import FILE, PluginSource, origins
 from softbench.processes.pool import Pool
-from softbench.worker import confinement, shared_memory
+from softbench.worker import shared_memory
 from softbench.worker.call_queue import CallQueue
 
 pytestmark = [pytest.mark.gpu, pytest.mark.alone, pytest.mark.timeout(600)]  # a GPU that others keep busy ends a judgement
@@ -47,8 +47,6 @@ print(begin.elapsed_time(end))
 TOLERANCE = 0.03
 LABELS = {"compile:reduce-overhead": "compile"}
 ON_CPU = ("changes-shared-memory",)
-LANDLOCK = max(0, ctypes.CDLL(None).syscall(confinement.LANDLOCK_CREATE, None, ctypes.c_size_t(0), 1))
-confined = pytest.mark.skipif(LANDLOCK < 6 or os.uname().machine != "x86_64", reason="this kernel has no landlock 6, or no seccomp table")
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
-"""Judgements of honest backends, of known tricks, and of attacks by host code on the judge, each in a process of its own."""
+"""Judgements of honest backends, the order of what the judge does, and its limits."""
 
-import ctypes
 import gc
 import os
 from dataclasses import replace
@@ -8,82 +7,19 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from shared_harness import MOST, SECRET, measured
-from wrongs import PLUGINS, load
+from judged import CASE, confined, judged
 
 from softbench.core.case import Case, Direction
 from softbench.core.messages import MakeCalls, QueueCalls, ShareOutputs
 from softbench.core.replies import Called
 from softbench.judge import challenge, judgement, plugin_process
 from softbench.judge.challenge import OutputReader
-from softbench.judge.judgement import Judge, Judgement, calls_of
-from softbench.judge.main import readable_folders
+from softbench.judge.judgement import Judgement, calls_of
 from softbench.judge.plugin_process import PluginProcess
 from softbench.plugins.source import FILE, PluginSource, origins
-from softbench.processes.pool import Pool
-from softbench.worker import any_dim, confinement, shared_memory
+from softbench.worker import any_dim, shared_memory
 from softbench.worker.judged_calls import JudgedCalls
 from softbench.worker.judged_memory import input_layout, output_bytes, output_layout
-
-ATTACKS = load(PLUGINS / "wrong" / "judge_attacks.py")
-PORTS = [attack for attack in load(PLUGINS / "wrong" / "harness_attacks.py") if not attack.cuda]
-CASE = Case(16, 96, "fp32", Direction.FORWARD, "cpu")
-FOUND = (
-    *("cached-by-version", "skips-when-unwatched", "normal-rows-only", "by-a-pool-of-threads", "by-and-by", "ahead"),
-    *("stale-memory", "damages-when-unwatched", "patches-the-reference"),
-)
-"""Tricks without a figure, one of each kind."""
-HARMLESS = ("patches-the-judge",)
-"""Tricks that compute every call, so that their figure is honest."""
-ON_CPU = {
-    file: [one.name for one in load(PLUGINS / "wrong" / f"{file}.py") if not getattr(one, "cuda", False)]
-    for file in ("tricks", "batch_tricks")
-}
-TRICKS = [(file, name) for file, names in ON_CPU.items() for name in names]
-LARGE = Case(256, 1024, "fp32", Direction.FORWARD, "cpu")
-NOISE = 0.3
-"""Of a CPU's times."""
-SLOW_US = 1000
-LANDLOCK = max(0, ctypes.CDLL(None).syscall(confinement.LANDLOCK_CREATE, None, ctypes.c_size_t(0), 1))
-confined = pytest.mark.skipif(LANDLOCK < 6 or os.uname().machine != "x86_64", reason="this kernel has no landlock 6, or no seccomp table")
-
-
-@pytest.fixture(scope="module")
-def judge(forked):
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    with Pool(threads=1) as pool:
-        yield Judge(pool, {"CUDA_VISIBLE_DEVICES": ""}, readable_folders(), {"import": 60, "build": 60, "time": 60}, challenges=1)
-    torch.set_num_threads(threads)
-
-
-def judged(judge, file, name, case=CASE):
-    path = PLUGINS / file
-    return judge.judge(PluginSource(FILE, path.stem, str(path), path.name), case, name)
-
-
-@pytest.mark.parametrize("name", FOUND)
-def test_a_known_trick_gets_no_figure(judge, name):
-    found = judged(judge, "wrong/tricks.py", name)
-    assert found.status in ("wrong", "failed"), found
-    assert found.document(CASE)["us"] is None
-
-
-@pytest.fixture(scope="module")
-def honest_us(judge):
-    return judge.judge(next(source for source in origins(()) if source.label == "torch"), LARGE).document(LARGE)["at_most_us"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("file", "name"), TRICKS, ids=[name for _, name in TRICKS])
-def test_every_trick_computes_or_gets_no_figure(judge, honest_us, file, name):
-    found = judged(judge, f"wrong/{file}.py", name, LARGE).document(LARGE)
-    assert found["status"] != "ok" or found["at_most_us"] >= (1 - NOISE) * honest_us, found
-
-
-@pytest.mark.parametrize("name", HARMLESS)
-def test_a_patch_of_its_own_process_changes_nothing(judge, name):
-    assert judged(judge, "wrong/tricks.py", name).status == "ok"
 
 
 def test_a_case_too_large_for_the_judge_is_unverified(judge, monkeypatch):
@@ -91,57 +27,8 @@ def test_a_case_too_large_for_the_judge_is_unverified(judge, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(shared_memory, "create", refuse)
-    found = judged(judge, "wrong/tricks.py", FOUND[0])
+    found = judged(judge, "correct/logsumexp.py", None)
     assert (found.status, "the judge cannot judge this case" in found.reason, "No space left" in found.reason) == ("unverified", True, True)
-
-
-@confined
-@pytest.mark.parametrize("attack", [attack for attack in ATTACKS if not attack.cuda], ids=lambda attack: attack.name)
-def test_an_attack_reaches_nothing_that_counts(judge, attack):
-    found = judged(judge, "wrong/judge_attacks.py", attack.name)
-    assert (found.status, attack.rule in found.reason) == (attack.ends, True), found
-    if attack.name in ("without-clocks", "detours-a-clock"):
-        assert found.document(CASE)["at_most_us"] > SLOW_US
-
-
-@confined
-@pytest.mark.parametrize("attack", PORTS, ids=lambda attack: attack.name)
-def test_an_attack_on_a_shared_process_gains_nothing(judge, attack):
-    """This process has the secret, and the plugin's process has not. A slow call stays slow, and no call is left out."""
-    found = judged(judge, "wrong/harness_attacks.py", attack.name)
-    assert (found.status, attack.rule in found.reason, found.calls) == (attack.ends, True, 64), (found, SECRET[:9])
-    if attack.name in ("rewrites-its-replies", "patches-the-table"):
-        assert found.document(CASE)["at_most_us"] > SLOW_US
-    assert found.status == "ok" or found.document(CASE)["us"] is None
-
-
-@pytest.mark.parametrize(
-    "attack", [*PORTS, *(attack for attack in ATTACKS if attack.name == "detours-a-clock")], ids=lambda attack: attack.name
-)
-def test_the_same_attack_fools_a_harness_in_its_process(judge, attack):
-    if attack.name in ("patches-the-table", "detours-a-clock") and os.uname().machine != "x86_64":
-        pytest.skip("its code is x86-64's")
-    found = measured(attack.make)
-    fools = getattr(attack, "fools", "time")
-    if fools == "error":
-        if "error" not in found:
-            pytest.skip("this machine forbids ptrace to all")
-        assert found["error"].startswith("reached ")
-        return
-    assert found["right"]
-    assert fools != "time" or found["us"] < SLOW_US / 10
-    assert fools != "calls" or found["calls"] < MOST / 2
-
-
-def test_a_shared_harness_is_right_about_honest_code():
-    assert measured(lambda: lambda x: torch.softmax(x, dim=-1)) == {"right": True, "us": pytest.approx(500, abs=500), "calls": MOST}
-    assert not measured(lambda: torch.zeros_like)["right"]
-
-
-def test_a_left_process_ends_with_its_judgement(judge, forked):
-    before = set(forked())
-    assert judged(judge, "wrong/judge_attacks.py", "leaves-a-process").status == "ok"
-    assert not [line for line in set(forked()) - before if "sleep" in line]
 
 
 @confined

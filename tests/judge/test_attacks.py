@@ -1,0 +1,104 @@
+"""Known tricks, and attacks by host code on the judge, each in a process of its own."""
+
+import os
+
+import pytest
+import torch
+from judged import CASE, confined, judged
+from shared_harness import MOST, SECRET, measured
+from wrongs import PLUGINS, load
+
+from softbench.core.case import Case, Direction
+from softbench.plugins.source import origins
+
+ATTACKS = load(PLUGINS / "wrong" / "judge_attacks.py")
+PORTS = [attack for attack in load(PLUGINS / "wrong" / "harness_attacks.py") if not attack.cuda]
+FOUND = (
+    *("cached-by-version", "skips-when-unwatched", "normal-rows-only", "by-a-pool-of-threads", "by-and-by", "ahead"),
+    *("stale-memory", "damages-when-unwatched", "patches-the-reference"),
+)
+"""Tricks without a figure, one of each kind."""
+HARMLESS = ("patches-the-judge",)
+"""Tricks that compute every call, so that their figure is honest."""
+ON_CPU = {
+    file: [one.name for one in load(PLUGINS / "wrong" / f"{file}.py") if not getattr(one, "cuda", False)]
+    for file in ("tricks", "batch_tricks")
+}
+TRICKS = [(file, name) for file, names in ON_CPU.items() for name in names]
+LARGE = Case(256, 1024, "fp32", Direction.FORWARD, "cpu")
+NOISE = 0.3
+"""Of a CPU's times."""
+SLOW_US = 1000
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_a_known_trick_gets_no_figure(judge, name):
+    found = judged(judge, "wrong/tricks.py", name)
+    assert found.status in ("wrong", "failed"), found
+    assert found.document(CASE)["us"] is None
+
+
+@pytest.fixture(scope="module")
+def honest_us(judge):
+    return judge.judge(next(source for source in origins(()) if source.label == "torch"), LARGE).document(LARGE)["at_most_us"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("file", "name"), TRICKS, ids=[name for _, name in TRICKS])
+def test_every_trick_computes_or_gets_no_figure(judge, honest_us, file, name):
+    found = judged(judge, f"wrong/{file}.py", name, LARGE).document(LARGE)
+    assert found["status"] != "ok" or found["at_most_us"] >= (1 - NOISE) * honest_us, found
+
+
+@pytest.mark.parametrize("name", HARMLESS)
+def test_a_patch_of_its_own_process_changes_nothing(judge, name):
+    assert judged(judge, "wrong/tricks.py", name).status == "ok"
+
+
+@confined
+@pytest.mark.parametrize("attack", [attack for attack in ATTACKS if not attack.cuda], ids=lambda attack: attack.name)
+def test_an_attack_reaches_nothing_that_counts(judge, attack):
+    found = judged(judge, "wrong/judge_attacks.py", attack.name)
+    assert (found.status, attack.rule in found.reason) == (attack.ends, True), found
+    if attack.name in ("without-clocks", "detours-a-clock"):
+        assert found.document(CASE)["at_most_us"] > SLOW_US
+
+
+@confined
+@pytest.mark.parametrize("attack", PORTS, ids=lambda attack: attack.name)
+def test_an_attack_on_a_shared_process_gains_nothing(judge, attack):
+    """This process has the secret, and the plugin's process has not. A slow call stays slow, and no call is left out."""
+    found = judged(judge, "wrong/harness_attacks.py", attack.name)
+    assert (found.status, attack.rule in found.reason, found.calls) == (attack.ends, True, 64), (found, SECRET[:9])
+    if attack.name in ("rewrites-its-replies", "patches-the-table"):
+        assert found.document(CASE)["at_most_us"] > SLOW_US
+    assert found.status == "ok" or found.document(CASE)["us"] is None
+
+
+@pytest.mark.parametrize(
+    "attack", [*PORTS, *(attack for attack in ATTACKS if attack.name == "detours-a-clock")], ids=lambda attack: attack.name
+)
+def test_the_same_attack_fools_a_harness_in_its_process(judge, attack):
+    if attack.name in ("patches-the-table", "detours-a-clock") and os.uname().machine != "x86_64":
+        pytest.skip("its code is x86-64's")
+    found = measured(attack.make)
+    fools = getattr(attack, "fools", "time")
+    if fools == "error":
+        if "error" not in found:
+            pytest.skip("this machine forbids ptrace to all")
+        assert found["error"].startswith("reached ")
+        return
+    assert found["right"]
+    assert fools != "time" or found["us"] < SLOW_US / 10
+    assert fools != "calls" or found["calls"] < MOST / 2
+
+
+def test_a_shared_harness_is_right_about_honest_code():
+    assert measured(lambda: lambda x: torch.softmax(x, dim=-1)) == {"right": True, "us": pytest.approx(500, abs=500), "calls": MOST}
+    assert not measured(lambda: torch.zeros_like)["right"]
+
+
+def test_a_left_process_ends_with_its_judgement(judge, forked):
+    before = set(forked())
+    assert judged(judge, "wrong/judge_attacks.py", "leaves-a-process").status == "ok"
+    assert not [line for line in set(forked()) - before if "sleep" in line]
