@@ -100,7 +100,6 @@ inline Plan few_long_rows_plan(int64_t M, int64_t row_vectors, int R, bool is_16
     };
     if (R == 2 && M >= 22 && row_vectors > 65536 && row_vectors <= 115000) return of_ctas(5800);
     if (R == 2 && M >= 16 && M <= 64 && row_vectors > 115000 && row_vectors <= 158000) return M > 24 ? of_ctas(9650) : bulk;
-    if (R == 1 && is_16_bit && M >= 18 && M <= 26 && row_vectors > 105000 && row_vectors <= 126000) return bulk;
     if (R == 1 && !is_16_bit && M >= 32 && M <= 48 && row_vectors > 68000 && row_vectors <= 73000) return bulk;
     if (R == 1 && is_16_bit && M >= 64 && M <= 96 && row_vectors > 49000 && row_vectors <= 54000)
         return {CLUSTER_BULK, 24, CLUSTER_BULK_THREADS, 8, 0, LINE_ALIGNMENT, 0};

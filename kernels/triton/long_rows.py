@@ -16,9 +16,12 @@ NO_SPILLS = {
 }
 """By element size."""
 CTAS = 16
-CLUSTER_GRADIENT = CTAS * 256 * 10  # vectors of a row of one input: up to here `_split_gradient` leaves a row to other plans
-CLUSTER_FORWARD = CTAS * 512 * 11  # the same of a forward with 512 threads
-FULL = 1.25  # waves of programs that share rows: a launch of more takes the time of two
+CLUSTER_GRADIENT = CTAS * 256 * 10
+"""Vectors of a row of one input. Up to here `_split_gradient` leaves a row to other plans."""
+CLUSTER_FORWARD = CTAS * 512 * 11
+"""Vectors of a row that a cluster's registers hold in a forward."""
+FULL = 1.25
+"""Waves of programs that share rows. A launch of more takes the time of two."""
 
 
 def long_row_plan(problem: Problem) -> Plan | None:
@@ -60,18 +63,18 @@ def waves(problem: Problem, plan: Plan) -> float:
 
 def _on_a_cluster(problem: Problem, layout: tuple[int, int, int], vectors: int) -> Plan | None:
     """The plan of a row that the registers of 16 programs hold. Most of these rules were measured with at most two rows an SM."""
-    chunk, small, many = chunk_vectors(vectors, CTAS), problem.element_size == 2, problem.M <= 2 * problem.sms
+    chunk, half, few = chunk_vectors(vectors, CTAS), problem.element_size == 2, problem.M <= 2 * problem.sms
     tiles, wide_tiles = math.ceil(chunk / 256), math.ceil(chunk / 512)
-    rows_of_an_sm = problem.M * CTAS / problem.sms
+    programs = problem.M * CTAS / problem.sms  # of an SM
     if problem.backward:  # where ptxas spills nothing with 128 registers
-        fits = not small and tiles in (10, 11, 12) and many and problem.M >= CTAS
+        fits = not half and tiles in (10, 11, 12) and few and problem.M >= CTAS
         return Plan("cluster", tiles, 256, *layout, 8, 128, cluster_ctas=CTAS) if fits else None
-    if small and tiles in (12, 13) and problem.M >= problem.sms // 2:  # three programs an SM, where two of 512 threads hold less
+    if half and tiles in (12, 13) and problem.M >= problem.sms // 2:  # three programs an SM, where two of 512 threads hold less
         return Plan("cluster", tiles, 256, *layout, 8, 80, cluster_ctas=CTAS)
-    most = 11 if not small or (problem.alignment == VECTOR_BYTES and problem.hopper) else 10  # else ptxas of Triton 3.9 spills 8 bytes
-    if small and tiles == most == 11 and many and rows_of_an_sm > 4:  # four programs an SM
+    most = 11 if not half or (problem.alignment == VECTOR_BYTES and problem.hopper) else 10  # else ptxas of Triton 3.9 spills 8 bytes
+    if half and tiles == most == 11 and few and programs > 4:  # four programs an SM
         return Plan("cluster", tiles, 256, *layout, 8, 64, cluster_ctas=CTAS)
-    if 9 <= wide_tiles <= (most if small else 9) and many and rows_of_an_sm >= (6 if small else 4):  # two programs an SM
+    if 9 <= wide_tiles <= (most if half else 9) and few and programs >= (6 if half else 4):  # two programs an SM
         return Plan("cluster", wide_tiles, 512, *layout, 16, 64, cluster_ctas=CTAS)
     return None
 
