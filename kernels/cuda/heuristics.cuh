@@ -85,7 +85,7 @@ inline Plan few_rows_cluster_plan(int64_t M, int64_t vectors, int R, bool is_16_
     }
     if (row_vectors > MAX_CLUSTER * 8 * 512) return {AUTO};
     if (R == 2) return row_vectors > (is_16_bit ? 36864 : 40960) && row_vectors <= 49152 ? with_16_ctas(12, 192, 256) : with_16_ctas(8, 128, 512);
-    if (is_16_bit ? row_vectors > 57344 && total_vectors > 1750000 : total_vectors > 1750000 && total_vectors <= 5000000) return with_16_ctas(8, 128, 512);
+    if (is_16_bit ? row_vectors > 56000 && total_vectors > 1750000 : total_vectors > 1750000 && total_vectors <= 5000000) return with_16_ctas(8, 128, 512);
     return {AUTO};
 }
 
@@ -101,8 +101,9 @@ inline Plan few_long_rows_plan(int64_t M, int64_t row_vectors, int R, bool is_16
     if (R == 2 && M >= 22 && row_vectors > 65536 && row_vectors <= 115000) return of_ctas(5800);
     if (R == 2 && M >= 16 && M <= 64 && row_vectors > 115000 && row_vectors <= 158000) return M > 24 ? of_ctas(9650) : bulk;
     if (R == 1 && !is_16_bit && M >= 32 && M <= 48 && row_vectors > 68000 && row_vectors <= 73000) return bulk;
-    if (R == 1 && is_16_bit && M >= 64 && M <= 96 && row_vectors > 49000 && row_vectors <= 54000)
+    if (R == 1 && is_16_bit && M >= 56 && M <= 112 && row_vectors > 43000 && row_vectors <= 54000)
         return {CLUSTER_BULK, 24, CLUSTER_BULK_THREADS, 8, 0, LINE_ALIGNMENT, 0};
+    if (R == 1 && is_16_bit && M >= 20 && M <= 48 && row_vectors > 80000 && row_vectors <= 125000) return bulk;
     return {AUTO};
 }
 

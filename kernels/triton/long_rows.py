@@ -18,10 +18,14 @@ NO_SPILLS = {
 CTAS = 16
 CLUSTER_GRADIENT = CTAS * 256 * 10
 """Vectors of a row of one input. Up to here `_split_gradient` leaves a row to other plans."""
-CLUSTER_FORWARD = CTAS * 512 * 11
-"""Vectors of a row that a cluster's registers hold in a forward."""
+LONG_FORWARD = {2: CTAS * 512 * 9, 4: CTAS * 512 * 10}
+"""Vectors of a row of a forward, by element size. Beyond, a row has programs anywhere on the device, unless `_on_a_cluster` has a plan."""
 FULL = 1.25
 """Waves of programs that share rows. A launch of more takes the time of two."""
+MANY_WAVES = 1.5
+"""From here on, a row has the fewest programs that hold it: they exchange faster, and each has more of the row."""
+FORWARD_PROGRAM = Plan("split", 8, 256, warps=8, registers=64, smem_tiles=11)
+"""The most that one of four programs an SM holds of a forward."""
 
 
 def long_row_plan(problem: Problem) -> Plan | None:
@@ -35,7 +39,8 @@ def long_row_plan(problem: Problem) -> Plan | None:
         return None
     layout = vector_layouts(problem)[0]
     vectors = vectors_in_row(problem, *layout[1:])
-    return _on_a_cluster(problem, layout, vectors) or (_split_gradient(problem, layout, vectors) if problem.backward else None)
+    split = _split_gradient if problem.backward else _split_forward
+    return _on_a_cluster(problem, layout, vectors) or split(problem, layout, vectors)
 
 
 def one_wave_plan(problem: Problem, plan: Plan) -> Plan | None:
@@ -45,14 +50,15 @@ def one_wave_plan(problem: Problem, plan: Plan) -> Plan | None:
     """
     layout = vector_layouts(problem)[0]
     vectors = vectors_in_row(problem, *layout[1:])
-    if plan.tier != "split" or problem.backward or not problem.clusters or layout[0] != 4 or vectors <= CLUSTER_FORWARD:
+    if plan.tier != "split" or problem.backward or not problem.clusters or layout[0] != 4 or vectors <= LONG_FORWARD[problem.element_size]:
         return None
-    ctas = min(4 * problem.sms // problem.M, MAX_SPLIT_CTAS)
-    if waves(problem, plan) <= FULL or ctas < 2:
+    if waves(problem, plan) <= FULL:
         return None
-    tiles = math.ceil(chunk_vectors(vectors, ctas) / 256)
-    fits = tiles <= 13  # four programs an SM have room for five tiles of it in shared memory
-    return Plan("split", min(8, tiles), 256, *layout, 8, 64, split_ctas=ctas, smem_tiles=max(0, tiles - 8)) if fits else None
+    for most_waves, most_tiles in ((1, 13), (FULL, 19)):  # small chunks all at once, or a quarter more programs
+        ctas = min(int(most_waves * 4 * problem.sms) // problem.M, MAX_SPLIT_CTAS)
+        if ctas >= 2 and math.ceil(chunk_vectors(vectors, ctas) / 256) <= most_tiles:
+            return _forward_program(FORWARD_PROGRAM, layout, vectors, ctas)
+    return None
 
 
 def waves(problem: Problem, plan: Plan) -> float:
@@ -62,21 +68,47 @@ def waves(problem: Problem, plan: Plan) -> float:
 
 
 def _on_a_cluster(problem: Problem, layout: tuple[int, int, int], vectors: int) -> Plan | None:
-    """The plan of a row that the registers of 16 programs hold. Most of these rules were measured with at most two rows an SM."""
-    chunk, half, few = chunk_vectors(vectors, CTAS), problem.element_size == 2, problem.M <= 2 * problem.sms
+    """The plan of a row that the registers of 16 programs hold. These rules were measured with two rows an SM or few more."""
+    chunk, half = chunk_vectors(vectors, CTAS), problem.element_size == 2
+    few = problem.M <= (3 if half else 2) * problem.sms
     tiles, wide_tiles = math.ceil(chunk / 256), math.ceil(chunk / 512)
     programs = problem.M * CTAS / problem.sms  # of an SM
+    if problem.backward and half:
+        fits = 1150 < chunk <= 6 * 256 and 48 <= problem.M and few
+        three = problem.alignment == VECTOR_BYTES  # programs an SM; else ptxas needs more registers
+        return Plan("cluster", tiles, 256, *layout, 8, 80 if three else 128, cluster_ctas=CTAS) if fits else None
     if problem.backward:  # where ptxas spills nothing with 128 registers
-        fits = not half and tiles in (10, 11, 12) and few and problem.M >= CTAS
+        fits = tiles in (10, 11, 12) and few and problem.M >= CTAS
         return Plan("cluster", tiles, 256, *layout, 8, 128, cluster_ctas=CTAS) if fits else None
     if half and tiles in (12, 13) and problem.M >= problem.sms // 2:  # three programs an SM, where two of 512 threads hold less
         return Plan("cluster", tiles, 256, *layout, 8, 80, cluster_ctas=CTAS)
     most = 11 if not half or (problem.alignment == VECTOR_BYTES and problem.hopper) else 10  # else ptxas of Triton 3.9 spills 8 bytes
-    if half and tiles == most == 11 and few and programs > 4:  # four programs an SM
+    if half and tiles == most == 11 and few and programs > 2.5:  # four programs an SM
         return Plan("cluster", tiles, 256, *layout, 8, 64, cluster_ctas=CTAS)
     if 9 <= wide_tiles <= (most if half else 9) and few and programs >= (6 if half else 4):  # two programs an SM
         return Plan("cluster", wide_tiles, 512, *layout, 16, 64, cluster_ctas=CTAS)
     return None
+
+
+def _split_forward(problem: Problem, layout: tuple[int, int, int], vectors: int) -> Plan | None:
+    """Four programs an SM. A row has the fewest that hold it, if all rows need many waves."""
+    spills = not problem.hopper and problem.element_size == 4 and problem.alignment == VECTOR_BYTES  # with a tile more in registers
+    program = replace(FORWARD_PROGRAM, tiles=7) if spills else FORWARD_PROGRAM
+    capacity = program.threads * (program.tiles + program.smem_tiles)
+    ctas = math.ceil(vectors / capacity)
+    ctas += chunk_vectors(vectors, ctas) > capacity  # chunks are whole lines
+    resident = 4 * problem.sms
+    long = layout[0] == 4 and vectors > LONG_FORWARD[problem.element_size]
+    if not long or problem.M * ctas <= MANY_WAVES * resident or ctas > min(MAX_SPLIT_CTAS, resident):
+        return None
+    return _forward_program(program, layout, vectors, ctas)
+
+
+def _forward_program(program: Plan, layout: tuple[int, int, int], vectors: int, ctas: int) -> Plan:
+    """`program` with the tiles that a chunk needs."""
+    tiles = math.ceil(chunk_vectors(vectors, ctas) / program.threads)
+    small = replace(program, tiles=min(program.tiles, tiles), smem_tiles=max(0, tiles - program.tiles), split_ctas=ctas)
+    return replace(small, vector_words=layout[0], vector_elements=layout[1], base_alignment=layout[2])
 
 
 def _split_gradient(problem: Problem, layout: tuple[int, int, int], vectors: int) -> Plan | None:
