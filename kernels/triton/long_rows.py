@@ -31,7 +31,7 @@ FORWARD_PROGRAM = Plan("split", 8, 256, warps=8, registers=64, smem_tiles=11)
 def long_row_plan(problem: Problem) -> Plan | None:
     """The plan of long rows that fill the device, where one kind of plan was the fastest for all that were measured; else None.
 
-    Figures: docs/kernels/notes-triton.md, Gradients of long rows in shared memory, and Long rows on clusters.
+    Measurements: docs/kernels/notes-triton.md, from Gradients of long rows in shared memory to Fewest programs for forwards.
     """
     if not problem.clusters or not problem.congruent or problem.element_size == 8 or problem.wide:
         return None

@@ -27,7 +27,7 @@ class Grade(StrEnum):
 
 
 LIMITED = frozenset({Grade.LOW_PRECISION, Grade.FINITE_ONLY})
-"""Grades whose figures are published with a mark."""
+"""Grades whose results are published with a mark."""
 
 
 class Status(StrEnum):

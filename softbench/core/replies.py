@@ -40,13 +40,7 @@ def telemetry_from_json(data: JsonObject | None) -> Telemetry | None:
     Raises:
         TypeError, ValueError: it is invalid.
     """
-    if data is None:
-        return None
-    telemetry = Telemetry(**data)
-    numbers = (value for name, value in data.items() if name != "throttled")
-    if not isinstance(telemetry.throttled, str) or not all(value is None or math.isfinite(value) for value in numbers):
-        raise ValueError("an invalid telemetry reading")
-    return telemetry
+    return None if data is None else typed(Telemetry, data)
 
 
 def profile_from_json(data: JsonObject) -> Profile:
@@ -56,13 +50,13 @@ def profile_from_json(data: JsonObject) -> Profile:
         TypeError, ValueError: it is invalid.
     """
     fields: JsonObject = {key: tuple(value) if isinstance(value, list | tuple) else value for key, value in data.items()}
-    profile = Profile(**fields)
+    profile = typed(Profile, fields)
     if not all(isinstance(word, str) for word in (*profile.kernels, profile.note)):
         raise ValueError("an invalid name")
     if not all(0 < us < math.inf for us in (*profile.device_us, *profile.host_us)):
         raise ValueError("an invalid time")
-    if not all(count is None or (isinstance(count, int) and count >= 0) for count in (profile.peak_bytes, profile.recompiles)):
-        raise ValueError("an invalid count")
+    if not all(count is None or count >= 0 for count in (profile.peak_bytes, profile.recompiles)):
+        raise ValueError("a negative count")
     return profile
 
 

@@ -21,7 +21,7 @@ def settled(rounds: Sequence[Sequence[float]], precision: float, tick_us: float)
     if interval is None or precision == 0:
         return False
     medians = [median(batch) for batch in rounds]
-    figure = median(medians)
-    near = max(precision * figure, tick_us)
+    middle = median(medians)
+    near = max(precision * middle, tick_us)
     low, high = interval
-    return high - figure <= near and figure - low <= near and median(abs(one - figure) for one in medians) <= near
+    return high - middle <= near and middle - low <= near and median(abs(one - middle) for one in medians) <= near

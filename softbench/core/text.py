@@ -14,7 +14,7 @@ _BIDI = r"\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # they show a line in a
 _CONTROL = re.compile(rf"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b[@-_]|[\x00-\x1f\x7f-\x9f\u2028\u2029{_BIDI}]+")
 
 
-def figure(value: float) -> str:
+def three_digits(value: float) -> str:
     """A positive number with three significant digits at least: `0.00312`, `0.750`, `41.9`, `4122`."""
     return f"{value:.0f}" if value >= 99.95 else f"{value:#.3g}"
 

@@ -75,7 +75,7 @@ class Judgement:
     confinement: dict[str, bool] = field(default_factory=dict)
 
     def document(self, case: Case) -> JsonObject:
-        """The figures and facts as JSON.
+        """The times and facts as JSON.
 
         `us` is the median over the challenges of the time beyond the empty challenge beside it. `low_us` and `high_us` are the 95 %
         interval of the median, or the extremes of fewer than six challenges. All three are None if `low_us` is not positive.
@@ -88,8 +88,8 @@ class Judgement:
         us, (low, high) = statistics.median(samples), median_interval(samples) or (min(samples), max(samples))
         found |= {"at_most_us": round(statistics.median(self.challenges_us) / self.calls, 3)}
         found |= {"samples_us": [round(sample, 3) for sample in samples]}
-        figures = {"us": round(us, 3), "low_us": round(low, 3), "high_us": round(high, 3)}
-        return found | figures | {"gbps": round(operation(case.op).gbps(case, us), 3)} if low > 0 else found
+        times = {"us": round(us, 3), "low_us": round(low, 3), "high_us": round(high, 3)}
+        return found | times | {"gbps": round(operation(case.op).gbps(case, us), 3)} if low > 0 else found
 
 
 @dataclass(slots=True)

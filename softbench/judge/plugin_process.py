@@ -48,7 +48,7 @@ Answer = TypeVar("Answer", bound=Reply)
 
 
 class EndedError(Exception):
-    """The judgement ends without a figure."""
+    """The judgement ends without a result."""
 
     def __init__(self, status: Status, reason: str) -> None:
         super().__init__(reason)

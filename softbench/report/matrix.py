@@ -199,7 +199,7 @@ def _cell(row: Row | None, detail: int, best: Row | None, factor: float) -> _Cel
     signs = "!" * doubtful(row)
     if IMPLAUSIBLE in row.labels:
         return _Cell((IMPLAUSIBLE,), signs, "red", word=True)
-    numbers = [units.figure(factor * row.gbps) if row.gbps else units.micros(row.median_us or 0)]
+    numbers = [units.three_digits(factor * row.gbps) if row.gbps else units.micros(row.median_us or 0)]
     if row.grade == Grade.YARDSTICK:
         return _Cell(tuple(numbers), signs, "dim")
     numbers += [units.percent(row.of_copy) if row.of_copy else "", units.ratio(row.speedup) + "x" if row.speedup else ""]

@@ -153,7 +153,7 @@ def _cell_lines(rows: Sequence[Row]) -> Iterator[tuple[str, ...]]:
             units.micros(row.median_us) if row.median_us else "",
             f"{units.micros(row.p20_us)}..{units.micros(row.p80_us)}" if row.p20_us and row.p80_us else "",
             str(row.n or ""),
-            units.figure(row.gbps) if row.gbps else "",
+            units.three_digits(row.gbps) if row.gbps else "",
             *(units.micros(us) if us else "" for us in (row.device_us, row.host_us)),
             str(row.kernels or ""),
             f"{row.build_s:.3g} s {row.build_cache}".strip() if row.build_s is not None else "",
@@ -184,8 +184,8 @@ def comparison(pairs: Sequence[Pair]) -> RenderableType:
 
 
 def _pair_line(pair: Pair) -> tuple[str, ...]:
-    figures = (units.figure(gbps) if gbps else "" for gbps in (pair.a_gbps, pair.b_gbps))
-    return (pair.backend, f"{pair.case} {pair.unit}".strip(), *figures, units.ratio(pair.ratio, 3) if pair.ratio else "", pair.verdict)
+    bandwidths = (units.three_digits(gbps) if gbps else "" for gbps in (pair.a_gbps, pair.b_gbps))
+    return (pair.backend, f"{pair.case} {pair.unit}".strip(), *bandwidths, units.ratio(pair.ratio, 3) if pair.ratio else "", pair.verdict)
 
 
 def comparison_markdown(pairs: Sequence[Pair]) -> str:
@@ -240,6 +240,6 @@ def verdict(found: Mapping[str, Any]) -> Table:
             about = f"{units.micros(found['us'])} a call, 95 % interval {low} to {high}; "
         rows.append(("time", "", f"{about}at most {units.micros(found['at_most_us'])}, over {found['calls']} calls in a row"))
     if found["gbps"]:
-        rows.append(("bandwidth", "", f"{units.figure(found['gbps'])} GB/s"))
+        rows.append(("bandwidth", "", f"{units.three_digits(found['gbps'])} GB/s"))
     rows.append(("confined", "", ", ".join(had) or "not at all"))
     return facts([*rows, *([("not confined", "", ", ".join(lacking))] if lacking else [])])

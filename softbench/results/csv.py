@@ -129,8 +129,8 @@ def _row_of(values: dict[str, str]) -> Row:
         unit_text(row.unit)
     except ValueError as error:
         raise ValueError(f"unit: {error}") from None
-    figures = (row.median_us, row.p20_us, row.p80_us, *(() if row.timer == "host" or IMPLAUSIBLE in row.labels else (row.gbps,)))
-    if row.status == Status.OK and (row.grade in (Grade.WRONG, Grade.UNVERIFIED) or not all(f and 0 < f < math.inf for f in figures)):
+    times = (row.median_us, row.p20_us, row.p80_us, *(() if row.timer == "host" or IMPLAUSIBLE in row.labels else (row.gbps,)))
+    if row.status == Status.OK and (row.grade in (Grade.WRONG, Grade.UNVERIFIED) or not all(f and 0 < f < math.inf for f in times)):
         raise ValueError("status is ok, but there is no bandwidth, or a class that has none")
     for name in ("low_us", "high_us", "device_us", "host_us"):
         if not (getattr(row, name) is None or 0 <= getattr(row, name) < math.inf):

@@ -36,7 +36,7 @@ class Verdict:
 
     @property
     def exit_code(self) -> int:
-        """0 if every output was right and the clock has a figure or a limit, else 1."""
+        """0 if every output was right and the clock has a time or a limit, else 1."""
         return 0 if self.document["status"] == Status.OK else 1
 
 

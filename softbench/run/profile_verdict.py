@@ -1,4 +1,4 @@
-"""Decides whether the profile of a timed cell takes away its figure."""
+"""Decides whether the profile of a timed cell takes away its result."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from softbench.results import labels
 
 
 def failed(profile: Profile, before: str, unordered: str, case: Case, plan: Plan) -> Failed | None:
-    """How the cell ends, or None if its figure stands.
+    """How the cell ends, or None if its result stands.
 
     Args:
         profile: the last profile.

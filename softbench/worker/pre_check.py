@@ -1,4 +1,4 @@
-"""The check that a case has to pass before its first figure: its own call, on structured values and then on normal ones."""
+"""The check that a case has to pass before its first result: its own call, on structured values and then on normal ones."""
 
 from __future__ import annotations
 

@@ -242,7 +242,7 @@ class Server:
         self.profile = replace(self.profile, device_us=tuple(device_us), kernels=tuple(one_line(name) for name in kernels))
 
     def _try_profiler(self, step: Callable[[], object]) -> None:
-        """Run a step of the profiler. Its failure becomes the profile's note; the cell keeps its other figures."""
+        """Run a step of the profiler. Its failure becomes the profile's note; the cell keeps its other results."""
         try:
             step()
         except Exception as error:

@@ -1,4 +1,4 @@
-"""Honest plugins that do unusual things are accepted by `check` and by `run`, with figures."""
+"""Honest plugins that do unusual things are accepted by `check` and by `run`, with results."""
 
 import csv
 
@@ -34,7 +34,7 @@ def test_honest_arithmetic_gets_its_classes_in_check(plugin, share):
             assert found in plugin.classes, (item.name, reason)
 
 
-def figures(cli, file, *more):
+def measured(cli, file, *more):
     """The rows of a run of all backends of a plugin file, without the yardstick."""
     done = cli("run", "--plugin", PLUGINS / "correct" / file, "--device", "cpu", "--quick", "--M", "32", "--N", "513", *more)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -43,9 +43,9 @@ def figures(cli, file, *more):
 
 
 @pytest.mark.slow
-def test_run_gives_figures_to_honest_arithmetic(cli):
+def test_run_measures_honest_arithmetic(cli):
     names = ",".join(plugin.name for plugin in ARITHMETIC)
-    rows, shown = figures(cli, "arithmetic.py", "--backends", names, "--dtype", "fp32", "--direction", "forward,backward,both")
+    rows, shown = measured(cli, "arithmetic.py", "--backends", names, "--dtype", "fp32", "--direction", "forward,backward,both")
     classes = {plugin.name: plugin.classes for plugin in ARITHMETIC}
     assert len(rows) == len(ARITHMETIC) * 3
     for row in rows:
@@ -80,8 +80,8 @@ def test_a_varying_result_is_a_note_within_the_bound_only():
 
 
 @pytest.mark.parametrize("directions", [pytest.param(("forward", "backward", "both"), marks=pytest.mark.slow), ("both",)], ids=len)
-def test_run_gives_figures_to_honest_habits(cli, directions):
+def test_run_measures_honest_habits(cli, directions):
     names = ",".join(plugin.name for plugin in HABITS)
-    rows, _ = figures(cli, "habits.py", "--backends", names, "--dtype", "fp32", "--direction", ",".join(directions))
+    rows, _ = measured(cli, "habits.py", "--backends", names, "--dtype", "fp32", "--direction", ",".join(directions))
     assert len(rows) == len(HABITS) * len(directions)
     assert {(row["status"], row["class"], float(row["gbps"]) > 0) for row in rows} == {("ok", "pass", True)}, rows

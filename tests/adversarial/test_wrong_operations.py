@@ -1,4 +1,4 @@
-"""`run` rejects wrong plugins of other operations, and of parameters; it gives figures to right ones. The GPU runs all of these files."""
+"""`run` rejects wrong plugins of other operations, and of parameters; it measures right ones. The GPU runs all of these files."""
 
 import pytest
 from masked_softmaxes import OPERATION, TOGETHER, named_with

@@ -1,4 +1,4 @@
-"""When a figure is known, on streams whose median is."""
+"""When a median is known, on streams whose median is."""
 
 import math
 import random

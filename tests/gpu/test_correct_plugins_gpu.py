@@ -1,4 +1,4 @@
-"""Honest plugins that do unusual things have figures on a GPU too."""
+"""Honest plugins that do unusual things have results on a GPU too."""
 
 import csv
 

@@ -1,4 +1,4 @@
-"""The judge on a GPU: shared memory, figures of honest backends, and attacks that only a GPU has."""
+"""The judge on a GPU: shared memory, times of honest backends, and attacks that only a GPU has."""
 
 import os
 import subprocess
@@ -114,7 +114,7 @@ def test_an_honest_backend_is_right(judge, name):
         assert found.confinement["network"] == found.confinement["system calls"]
 
 
-def test_the_figure_is_that_of_do_bench(judge):
+def test_the_time_is_that_of_do_bench(judge):
     from triton.testing import do_bench
 
     found = judged(judge, "torch", CASE).document(CASE)
@@ -168,7 +168,7 @@ def test_an_attack_reaches_nothing_that_counts(judge, attack):
 
 
 @pytest.mark.parametrize(("file", "name"), TRICKS, ids=[name for _, name in TRICKS])
-def test_a_trick_gets_no_better_figure(judge, honest_us, file, name):
+def test_a_trick_gets_no_better_time(judge, honest_us, file, name):
     """A trick that keeps its outputs may end for want of memory."""
     found = judged(judge, name, CASE, file).document(CASE)
     assert found["status"] != "ok" or (found["us"] or found["at_most_us"]) >= (1 - TOLERANCE) * honest_us, found

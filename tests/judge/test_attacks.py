@@ -17,9 +17,9 @@ FOUND = (
     *("cached-by-version", "skips-when-unwatched", "normal-rows-only", "by-a-pool-of-threads", "by-and-by", "ahead"),
     *("stale-memory", "damages-when-unwatched", "patches-the-reference"),
 )
-"""Tricks without a figure, one of each kind."""
+"""Tricks without a time, one of each kind."""
 HARMLESS = ("patches-the-judge",)
-"""Tricks that compute every call, so that their figure is honest."""
+"""Tricks that compute every call, so that their time is honest."""
 ON_CPU = {
     file: [one.name for one in load(PLUGINS / "wrong" / f"{file}.py") if not getattr(one, "cuda", False)]
     for file in ("tricks", "batch_tricks")
@@ -32,7 +32,7 @@ SLOW_US = 1000
 
 
 @pytest.mark.parametrize("name", FOUND)
-def test_a_known_trick_gets_no_figure(judge, name):
+def test_a_known_trick_gets_no_time(judge, name):
     found = judged(judge, "wrong/tricks.py", name)
     assert found.status in ("wrong", "failed"), found
     assert found.document(CASE)["us"] is None
@@ -45,7 +45,7 @@ def honest_us(judge):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("file", "name"), TRICKS, ids=[name for _, name in TRICKS])
-def test_every_trick_computes_or_gets_no_figure(judge, honest_us, file, name):
+def test_every_trick_computes_or_gets_no_time(judge, honest_us, file, name):
     found = judged(judge, f"wrong/{file}.py", name, LARGE).document(LARGE)
     assert found["status"] != "ok" or found["at_most_us"] >= (1 - NOISE) * honest_us, found
 

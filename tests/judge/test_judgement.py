@@ -194,7 +194,7 @@ def test_an_empty_challenge_writes_one_element():
         block.close()
 
 
-def test_a_figure_is_the_time_beyond_an_empty_challenge():
+def test_a_time_is_the_one_beyond_an_empty_challenge():
     found = Judgement(calls=10, empty_us=[90.0, 100.0, 110.0], challenges_us=[1100.0, 1300.0, 1200.0]).document(CASE)
     assert found["samples_us"] == [101.0, 120.0, 109.0]
     assert (found["us"], found["low_us"], found["high_us"], found["at_most_us"]) == (109.0, 101.0, 120.0, 120.0)
@@ -241,7 +241,7 @@ def test_late_empty_challenges_raise_the_limit_by_a_quarter():
     assert judgement.limit_of_empty([100.0], [1000.0]) == 125.0
 
 
-def test_a_process_that_does_not_end_gives_no_figure(judge, monkeypatch):
+def test_a_process_that_does_not_end_gives_no_time(judge, monkeypatch):
     monkeypatch.setattr(plugin_process, "_others", lambda leader: [] if leader in {one.pid for one in judge.pool.workers} else [1])
     found = judge.judge(next(source for source in origins(()) if source.label == "torch"), CASE)
     assert (found.status, "does not end" in found.reason) == ("unverified", True), found

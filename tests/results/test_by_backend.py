@@ -22,14 +22,14 @@ COMMITTED = ROOT / by_backend.COMMITTED
 
 
 def row(backend, N=256, *, status="ok", build=1.0, cache="cold", host=20.0, of_copy=0.5, direction="forward", grade="pass"):
-    figures = {"median_us": 9.0, "p20_us": 9.0, "p80_us": 9.0, "n": 3, "rounds": 1, "processes": 1, "gbps": 100.0} if status == "ok" else {}
+    times = {"median_us": 9.0, "p20_us": 9.0, "p80_us": 9.0, "n": 3, "rounds": 1, "processes": 1, "gbps": 100.0} if status == "ok" else {}
     empty = dict.fromkeys(("median_us", "p20_us", "p80_us", "n", "rounds", "processes", "gbps", "speedup", "error_over_bound"))
     about = {"relative_to": "", "timer": "do_bench" if status == "ok" else "", "device": "NVIDIA H200", "run": "r", "reason": ""}
     ok = status == "ok"
     measured = {"build_s": build if ok else None, "build_cache": cache if ok else "", "of_copy": of_copy if ok else None}
     return Row(
         **{"backend": backend, "direction": direction, "M": 4096, "N": N, "dtype": "bf16", "status": status, "grade": grade if ok else ""},
-        **{**empty, **figures, **about, **measured, "host_us": host if ok else None},
+        **{**empty, **times, **about, **measured, "host_us": host if ok else None},
     )
 
 

@@ -1,4 +1,4 @@
-"""Each label where it belongs, and not elsewhere. The figures are an H200's."""
+"""Each label where it belongs, and not elsewhere. The numbers are an H200's."""
 
 from dataclasses import replace
 from io import StringIO

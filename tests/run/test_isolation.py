@@ -42,7 +42,7 @@ def measured(pool, names=("copy", "a", "killer", "b"), cases=1):
     return found, notes
 
 
-def test_a_killer_has_no_figure_and_its_victims_have():
+def test_a_killer_has_no_result_and_its_victims_have():
     [first, second], notes = measured(Killing("killer"), cases=2)
     for found in (first, second):
         assert list(found) == ["copy", "a", "killer", "b"]

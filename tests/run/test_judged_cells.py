@@ -1,4 +1,4 @@
-"""`softbench run --judge separate`: cells that the judge refuses, and disputed figures."""
+"""`softbench run --judge separate`: cells that the judge refuses, and disputed results."""
 
 import csv
 from contextlib import nullcontext
@@ -13,7 +13,7 @@ from softbench.run.judged_cells import CellJudge, disputed, refused
 SMALL = ("--device", "cpu", "--M", "16", "--N", "96", "--quick")
 
 
-def test_a_cell_wrong_before_the_judge_has_no_figure(cli, plugins):
+def test_a_cell_wrong_before_the_judge_has_no_result(cli, plugins):
     attack = plugins / "wrong" / "judge_attacks.py"
     done = cli("run", "--plugin", attack, "--backends", "forks-when-judged", *SMALL, "--judge", "separate")
     with (cli.folder / "results" / "latest.csv").open() as file:
@@ -39,7 +39,7 @@ def test_workers_free_their_buffers_before_the_judge_takes_memory(make_record):
     assert events == ["release", "judge"]
 
 
-def test_a_figure_below_the_judges_clock_is_disputed(make_record):
+def test_a_time_below_the_judges_clock_is_disputed(make_record):
     found = {"status": "ok", "us": 100.0, "low_us": 99.0}
     short, close = (make_record("mine", [us] * 3).outcome for us in (96.0, 96.1))
     assert disputed(found, close) is None
@@ -75,6 +75,6 @@ def test_a_claimed_host_time_ends_no_dispute(make_record):
 
 
 @pytest.mark.parametrize(("status", "expected"), [("wrong", Status.WRONG), ("timeout", Status.TIMEOUT), ("skipped", Status.UNVERIFIED)])
-def test_a_judgement_without_a_figure_takes_the_cells(status, expected):
+def test_a_judgement_without_a_time_takes_the_cells(status, expected):
     failed = refused({"status": status, "reason": "a reason"})
     assert (failed.status, failed.reason) == (expected, "judge: a reason")

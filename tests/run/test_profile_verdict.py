@@ -1,4 +1,4 @@
-"""What a profile takes away: the figure of a cell whose kernels are too short for its bytes."""
+"""What a profile takes away: the result of a cell whose kernels are too short for its bytes."""
 
 from dataclasses import replace
 
@@ -14,7 +14,7 @@ PLAN = replace(make(), facts={"peak_gbps": 4917.0, "gpu_l2_bytes": 50 * 2**20})
 
 
 @pytest.mark.parametrize(("us", "fits"), [(10.0, False), (180.0, False), (220.0, True), (900.0, True)])
-def test_kernels_too_short_for_the_bytes_leave_no_figure(us, fits):
+def test_kernels_too_short_for_the_bytes_leave_no_result(us, fits):
     found = failed(Profile((us,)), "", "", CASE, PLAN)
     if fits:
         assert found is None

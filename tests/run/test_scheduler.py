@@ -212,7 +212,10 @@ def test_only_cases_in_a_row_count(make_record):
         ("profile", {"profile": {"device_us": [-1.0]}}),
         ("profile", {"profile": {"speed": 1}}),
         ("profile", {"profile": {"peak_bytes": "much"}}),
+        ("profile", {"profile": {"peak_bytes": False}}),
+        ("profile", {"profile": {"recompiles": -1}}),
         ("verify", {"telemetry": {"sm_clock_mhz": "fast"}}),
+        ("verify", {"telemetry": {"power_w": True}}),
         ("verify", {"telemetry": [3]}),
         ("release", {"reply": "Failure", "status": "fine"}),
     ],
@@ -229,7 +232,7 @@ def test_an_invalid_reply_fails_its_cell_only(op, fields):
     assert isinstance(records["b"].outcome, Measured)
 
 
-def test_a_worker_lost_in_its_profile_keeps_its_figure():
+def test_a_worker_lost_in_its_profile_keeps_its_result():
     """As after a line that is not JSON, which the pool reports as a lost worker."""
     records = measure(make(), FakePool({("a", "profile"): Lost(Status.FAILED, "time: the worker sent an invalid reply")}))
     assert isinstance(records["a"].outcome, Measured)

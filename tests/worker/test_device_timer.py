@@ -139,7 +139,7 @@ def test_differing_calls_are_counted_and_usual_kernels_are_named():
     assert kernels == ["softmax"]
 
 
-def test_what_the_profiler_lost_is_no_figure():
+def test_what_the_profiler_lost_is_no_time():
     device, calls = Device(), itertools.count()
     with pytest.raises(UntracedError, match="no kernel of a call") as found:
         device.meter().device(lambda: next(calls) % 3 and device.run("softmax", 5), 1, "cold")
@@ -148,7 +148,7 @@ def test_what_the_profiler_lost_is_no_figure():
         device.meter().device(lambda: None, 1, "cold")
 
 
-def test_calls_without_any_kernel_leave_the_case_without_a_figure(monkeypatch):
+def test_calls_without_any_kernel_leave_the_case_without_a_time(monkeypatch):
     device = Device()
     kernels = iter([lambda: None, lambda: device.run("softmax", 5)])
     for expected in ("the profiler saw no kernel of ", ""):

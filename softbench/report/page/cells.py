@@ -56,7 +56,7 @@ def _texts(row: Row) -> tuple[str, ...]:
         *(row.backend, row.of_pass, row.dtype, row.case.size, row.status, row.grade),
         units.micros(row.median_us) if row.median_us else "",
         interval(row),
-        units.figure(row.gbps) if row.gbps else "",
+        units.three_digits(row.gbps) if row.gbps else "",
         units.percent(row.of_copy) if row.of_copy else "",
         f"{units.ratio(row.speedup)}x" if row.speedup else "",
         units.micros(row.device_us) if row.device_us else "",

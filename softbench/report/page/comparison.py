@@ -46,10 +46,10 @@ def compare(a: Source, b: Source) -> Comparison:
     lines = []
     for pair in sorted(found, key=lambda pair: (pair.missing, not pair.changed, pair.ratio or math.inf)):
         key = (pair.backend, pair.case)
-        figures = (units.figure(gbps) if gbps else "" for gbps in (pair.a_gbps, pair.b_gbps))
+        bandwidths = (units.three_digits(gbps) if gbps else "" for gbps in (pair.a_gbps, pair.b_gbps))
         ratio = units.ratio(pair.ratio, 3) if pair.ratio else ""
         kind = {"slower": "bad", "faster": "good", SAME: ""}.get(pair.verdict, "plain")
-        lines.append(Line((pair.backend, str(pair.case), *figures, ratio, _interval(key, first, second), pair.verdict), kind))
+        lines.append(Line((pair.backend, str(pair.case), *bandwidths, ratio, _interval(key, first, second), pair.verdict), kind))
     notes = [f"The devices differ: A is {a.device}, B is {b.device}. The ratios compare the devices."] if a.device != b.device else []
     if a.device == b.device:
         if apart := _environments_apart(a, b):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from softbench.core.case import YARDSTICK, Case, Direction
 from softbench.core.errors import UsageError
 from softbench.core.outcome import Failed, Record
-from softbench.core.text import figure, percent
+from softbench.core.text import percent, three_digits
 from softbench.results.rows import Row, row
 
 if TYPE_CHECKING:
@@ -46,9 +46,9 @@ def _gbps(one: Row) -> str:
     """The bandwidth, and its interval if there is one."""
     gbps, us = one.gbps or 0.0, one.median_us or 0.0
     if not (one.low_us and one.high_us):
-        return f"{figure(gbps)} GB/s"
+        return f"{three_digits(gbps)} GB/s"
     low, high = min(us, one.low_us), max(us, one.high_us)  # the median is of round medians, and the interval of all samples
-    return f"{figure(gbps)} GB/s ({figure(gbps * us / high)} to {figure(gbps * us / low)})"
+    return f"{three_digits(gbps)} GB/s ({three_digits(gbps * us / high)} to {three_digits(gbps * us / low)})"
 
 
 def compare(members: Members) -> list[Compared]:
@@ -101,9 +101,9 @@ def require_alike(compared: Sequence[Compared]) -> None:
         slow, *_, fast = sorted([some[0], *some], key=lambda one: one.alone.gbps or 0)
         ratio = (fast.alone.gbps or 0) / (slow.alone.gbps or 1) - 1
         if ratio > APART:
-            figures = f"{figure(slow.alone.gbps or 0)} and {figure(fast.alone.gbps or 0)} GB/s"
+            bandwidths = f"{three_digits(slow.alone.gbps or 0)} and {three_digits(fast.alone.gbps or 0)} GB/s"
             raise UsageError(
-                f"{slow.member.name} and {fast.member.name} ({model}) are {percent(ratio)} apart: copy moves {figures}, so one table of "
+                f"{slow.member.name} and {fast.member.name} ({model}) are {percent(ratio)} apart: copy moves {bandwidths}, so one table of "
                 "both would mislead; name equal cards with --devices, measure all of them with --spread replicate, or add --force"
             )
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from softbench.core.text import figure
+from softbench.core.text import three_digits
 from softbench.gate.samples import CellKey
 from softbench.gate.verdicts import GateReport, Rules, State, Verdict
 from softbench.report.page import comparison, details, document, environment
@@ -108,7 +108,7 @@ def test_page_has_the_numbers_of_the_csv_and_no_request(browser, page, csv_of, n
         found = dict(zip(data["columns"], values, strict=True))
         assert all(same(found[name], text) for name, text in row.items())
         assert line[0] == row["backend"]
-        assert line[8] == (figure(float(row["gbps"])) if row["gbps"] else "")
+        assert line[8] == (three_digits(float(row["gbps"])) if row["gbps"] else "")
     assert browser.console() == []
     assert browser.requests() == [file.as_uri()]
 
@@ -145,7 +145,7 @@ def test_filters_and_sorting_follow_clicks_and_keys(browser, page, csv_of):
     ordered = [line[8] for line in shown_rows(browser)]
     lacking = sum(not row["gbps"] for row in rows)
     assert [float(text) for text in ordered[: len(rows) - lacking]] == sorted(
-        float(figure(float(row["gbps"]))) for row in rows if row["gbps"]
+        float(three_digits(float(row["gbps"]))) for row in rows if row["gbps"]
     )
     assert ordered[len(rows) - lacking :] == [""] * lacking
     browser.click("th[data-sort=gbps] button")
@@ -295,7 +295,7 @@ def test_tables_are_complete_without_a_script(page, csv_of):
     text = page("odd").read_text()
     rows = csv_of("odd")
     cells = next(table for table in Tables(text).tables if table[0][:2] == ["backend", "pass"])
-    assert [(line[0], line[8]) for line in cells[1:]] == [(row["backend"], figure(float(row["gbps"]))) for row in rows]
+    assert [(line[0], line[8]) for line in cells[1:]] == [(row["backend"], three_digits(float(row["gbps"]))) for row in rows]
     assert "Without JavaScript the table is complete" in text
     assert len(re.findall("<svg", text)) == 4
 

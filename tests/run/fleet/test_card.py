@@ -121,7 +121,7 @@ backend = Late()
 
 
 def test_copy_is_measured_while_the_other_backends_load(tmp_path, monkeypatch):
-    """A backend's import waits for a file, which is made after two comparisons. Its figures then follow in one worker of copy."""
+    """A backend's import waits for a file, which is made after two comparisons. Its results then follow in one worker of copy."""
     monkeypatch.setattr(card, "DISTURBED", ())
     (tmp_path / "late.py").write_text(LATE.format(file=str(tmp_path / "compared")))
     copy = {"op": "measure", "cases": CASES[:1], "backends": ["copy"]}
