@@ -201,7 +201,7 @@ MASKED_FILES = {
 }
 """The files of each kind of scores, the newest last."""
 MASKED_BACKENDS = ("torch", "compile", "triton", "cuda")
-README_DOUBT = "! noisy or launch-bound: the host's time shows"
+README_DOUBT = "! noisy or launch-bound: contains the host's time"
 """What `!` means in README's rows of bf16."""
 
 
