@@ -11,7 +11,9 @@ from softbench.report import scales, style
 def test_ticks_have_room_and_prefer_powers_of_two():
     assert scales.ticks([1000, 1024, 1025, 4096, 50257], wide=True) == [1024, 4096, 50257]
     assert scales.ticks([5, 12, 31, 33, 63], wide=False) == [5, 12, 33, 63]
-    assert scales.ticks([1000, 4000, 32000, 50257, 128256, 151936, 262144], wide=True) == [1000, 4000, 50257, 262144]
+    assert scales.ticks([1000, 4000, 32000, 50257, 128256, 151936, 262144], wide=True) == [1000, 4000, 50257, 128256, 262144]
+    octaves = [2**i for i in range(10, 19)]
+    assert scales.ticks(octaves, wide=True) == octaves
 
 
 def test_labels_are_spread_around_their_lines():

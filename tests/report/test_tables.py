@@ -124,7 +124,8 @@ def test_a_dumb_terminal_cuts_no_column(rows, monkeypatch):
 
 def test_the_table_of_readme_equals_the_output_of_show():
     root = Path(__file__).parents[2]
-    shown = text(tables.results(read_csv(root / "results" / "h200" / "odd.csv")[0], Console(width=80)), 80)
+    rows = [row for row in read_csv(root / "results" / "h200" / "odd.csv")[0] if row.N in (31, 33, 50, 63, 129, 200)]
+    shown = text(tables.results(rows, Console(width=80)), 80)
     excerpt = (root / "README.md").read_text().split("```text\n")[1].split("```")[0]
     assert excerpt in "".join(f"{line.rstrip()}\n" for line in shown.splitlines())
 
