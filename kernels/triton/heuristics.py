@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from .launch_plan import VECTOR_BYTES, WARP, Plan, Problem, chunk_vectors, measured_plans, resident_programs, vectors_in_row
-from .long_rows import FULL, long_row_plan, one_wave_plan, waves
+from .long_rows import FULL, long_forward_plan, long_row_plan, waves
 from .tier_candidates import (
     CLUSTER_CTAS,
     IN_FLIGHT,
@@ -59,7 +59,7 @@ def choose(problem: Problem, device: str = "") -> Plan:
                 if not distance and problem.M == M:  # as it was measured
                     return fitted
                 if waves(problem, fitted) <= FULL or waves(replace(problem, M=M), fitted) > 1:
-                    return one_wave_plan(problem, fitted) or _paired(problem, enlarged(problem, fitted) if distance else fitted)
+                    return long_forward_plan(problem, fitted) or _paired(problem, enlarged(problem, fitted) if distance else fitted)
     return by_heuristics(problem)
 
 

@@ -1,4 +1,4 @@
-"""Plans of long rows: rules that `heuristics.choose` tries before the tables, and one that replaces a table's plan."""
+"""Plans of long rows: rules that `heuristics.choose` tries before the tables, and rules that replace a table's plan."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 
 from .launch_plan import VECTOR_BYTES, Plan, Problem, chunk_vectors, resident_programs, vectors_in_row
+from .long_forward import PROGRAMS, SMEM_TILES, THREADS, fewest_programs, programs_of_row, registers_hold
 from .tier_candidates import MAX_SPLIT_CTAS, SHORT_ROW, vector_layouts
 
 # With MOST_TILES ptxas spills 8 to 16 bytes of aligned float32 rows, and of all rows for sm_100.
@@ -22,10 +23,10 @@ LONG_FORWARD = {2: CTAS * 512 * 9, 4: CTAS * 512 * 10}
 """Vectors of a row of a forward, by element size. Beyond, a row has programs anywhere on the device, unless `_on_a_cluster` has a plan."""
 FULL = 1.25
 """Waves of programs that share rows. A launch of more takes the time of two."""
-MANY_WAVES = 1.5
-"""From here on, a row has the fewest programs that hold it: they exchange faster, and each has more of the row."""
-FORWARD_PROGRAM = Plan("split", 8, 256, warps=8, registers=64, smem_tiles=11)
-"""The most that one of four programs an SM holds of a forward."""
+MANY_WAVES = {2: FULL, 4: 1.5}
+"""By element size: beyond, a row has the fewest programs that hold it. They exchange faster, and each has more of the row."""
+FEW_SMEM_TILES = 5
+"""With more tiles of a program in shared memory, a launch of one wave was slower than one of FULL waves."""
 
 
 def long_row_plan(problem: Problem) -> Plan | None:
@@ -39,25 +40,30 @@ def long_row_plan(problem: Problem) -> Plan | None:
         return None
     layout = vector_layouts(problem)[0]
     vectors = vectors_in_row(problem, *layout[1:])
-    split = _split_gradient if problem.backward else _split_forward
-    return _on_a_cluster(problem, layout, vectors) or split(problem, layout, vectors)
+    return _on_a_cluster(problem, layout, vectors) or (_split_gradient(problem, layout, vectors) if problem.backward else None)
 
 
-def one_wave_plan(problem: Problem, plan: Plan) -> Plan | None:
-    """A plan whose programs all run at once, in place of a table's plan that does not; else None.
+def long_forward_plan(problem: Problem, plan: Plan) -> Plan | None:
+    """The plan of a long forward in place of a table's `plan`, which was measured with another number of rows; None to keep it.
 
-    A forward of few rows that a cluster does not hold. `plan` was measured with another number of rows.
+    An SM holds four programs. If all rows need many waves, a row has the fewest programs that hold it. If a split plan needs more than FULL
+    waves, all programs run at once, or as many as FULL waves hold.
     """
     layout = vector_layouts(problem)[0]
     vectors = vectors_in_row(problem, *layout[1:])
-    if plan.tier != "split" or problem.backward or not problem.clusters or layout[0] != 4 or vectors <= LONG_FORWARD[problem.element_size]:
+    if problem.backward or not problem.clusters or layout[0] != 4 or vectors <= LONG_FORWARD[problem.element_size]:
         return None
-    if waves(problem, plan) <= FULL:
+    resident = PROGRAMS * problem.sms
+    fewest = fewest_programs(problem, layout, vectors)
+    if problem.M * fewest.split_ctas > MANY_WAVES[problem.element_size] * resident:
+        return fewest if fewest.split_ctas <= min(MAX_SPLIT_CTAS, resident) else None
+    if plan.tier != "split" or waves(problem, plan) <= FULL:
         return None
-    for most_waves, most_tiles in ((1, 13), (FULL, 19)):  # small chunks all at once, or a quarter more programs
-        ctas = min(int(most_waves * 4 * problem.sms) // problem.M, MAX_SPLIT_CTAS)
-        if ctas >= 2 and math.ceil(chunk_vectors(vectors, ctas) / 256) <= most_tiles:
-            return _forward_program(FORWARD_PROGRAM, layout, vectors, ctas)
+    in_registers = registers_hold(problem)
+    for most_waves, most_tiles in ((1, in_registers + FEW_SMEM_TILES), (FULL, in_registers + SMEM_TILES)):
+        ctas = min(int(most_waves * resident) // problem.M, MAX_SPLIT_CTAS, resident)
+        if ctas >= 2 and math.ceil(chunk_vectors(vectors, ctas) / THREADS) <= most_tiles:
+            return programs_of_row(problem, layout, vectors, ctas)
     return None
 
 
@@ -70,7 +76,7 @@ def waves(problem: Problem, plan: Plan) -> float:
 def _on_a_cluster(problem: Problem, layout: tuple[int, int, int], vectors: int) -> Plan | None:
     """The plan of a row that the registers of 16 programs hold. These rules were measured with two rows an SM or few more."""
     chunk, half = chunk_vectors(vectors, CTAS), problem.element_size == 2
-    few = problem.M <= (3 if half else 2) * problem.sms
+    few = problem.M <= (2.25 if half else 2) * problem.sms
     tiles, wide_tiles = math.ceil(chunk / 256), math.ceil(chunk / 512)
     programs = problem.M * CTAS / problem.sms  # of an SM
     if problem.backward and half:
@@ -88,27 +94,6 @@ def _on_a_cluster(problem: Problem, layout: tuple[int, int, int], vectors: int) 
     if 9 <= wide_tiles <= (most if half else 9) and few and programs >= (6 if half else 4):  # two programs an SM
         return Plan("cluster", wide_tiles, 512, *layout, 16, 64, cluster_ctas=CTAS)
     return None
-
-
-def _split_forward(problem: Problem, layout: tuple[int, int, int], vectors: int) -> Plan | None:
-    """Four programs an SM. A row has the fewest that hold it, if all rows need many waves."""
-    spills = not problem.hopper and problem.element_size == 4 and problem.alignment == VECTOR_BYTES  # with a tile more in registers
-    program = replace(FORWARD_PROGRAM, tiles=7) if spills else FORWARD_PROGRAM
-    capacity = program.threads * (program.tiles + program.smem_tiles)
-    ctas = math.ceil(vectors / capacity)
-    ctas += chunk_vectors(vectors, ctas) > capacity  # chunks are whole lines
-    resident = 4 * problem.sms
-    long = layout[0] == 4 and vectors > LONG_FORWARD[problem.element_size]
-    if not long or problem.M * ctas <= MANY_WAVES * resident or ctas > min(MAX_SPLIT_CTAS, resident):
-        return None
-    return _forward_program(program, layout, vectors, ctas)
-
-
-def _forward_program(program: Plan, layout: tuple[int, int, int], vectors: int, ctas: int) -> Plan:
-    """`program` with the tiles that a chunk needs."""
-    tiles = math.ceil(chunk_vectors(vectors, ctas) / program.threads)
-    small = replace(program, tiles=min(program.tiles, tiles), smem_tiles=max(0, tiles - program.tiles), split_ctas=ctas)
-    return replace(small, vector_words=layout[0], vector_elements=layout[1], base_alignment=layout[2])
 
 
 def _split_gradient(problem: Problem, layout: tuple[int, int, int], vectors: int) -> Plan | None:

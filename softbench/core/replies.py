@@ -53,11 +53,16 @@ def profile_from_json(data: JsonObject) -> Profile:
     profile = typed(Profile, fields)
     if not all(isinstance(word, str) for word in (*profile.kernels, profile.note)):
         raise ValueError("an invalid name")
-    if not all(0 < us < math.inf for us in (*profile.device_us, *profile.host_us)):
+    if not all(_is_time(us) for us in (*profile.device_us, *profile.host_us)):
         raise ValueError("an invalid time")
     if not all(count is None or count >= 0 for count in (profile.peak_bytes, profile.recompiles)):
         raise ValueError("a negative count")
     return profile
+
+
+def _is_time(us: object) -> bool:
+    """Whether a sample is a positive number; True is none."""
+    return isinstance(us, int | float) and not isinstance(us, bool) and 0 < us < math.inf
 
 
 class Reply:
@@ -229,10 +234,10 @@ class Timed(Reply):
 
     @classmethod
     def parse(cls, fields: JsonObject) -> Timed:
-        samples = tuple(float(sample) for sample in fields["samples_us"])
-        if not samples or not all(0 < sample < math.inf for sample in samples):
+        samples = fields["samples_us"]
+        if not samples or not all(_is_time(sample) for sample in samples):
             raise ValueError("no samples")
-        return cls(samples)
+        return cls(tuple(map(float, samples)))
 
 
 @dataclass(frozen=True, slots=True)

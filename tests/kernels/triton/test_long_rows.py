@@ -3,12 +3,13 @@
 import pytest
 from problems import covers
 from softbench.kernels.triton import heuristics
-from softbench.kernels.triton.launch_plan import Problem
+from softbench.kernels.triton.launch_plan import Problem, measured_plans
 from softbench.kernels.triton.long_rows import waves
 
 
 def problem(backward, rows, columns, size, alignment=16, **fields):
-    return Problem(backward, rows, columns, size, alignment, True, 132, True, 2.0, True, **({"contiguous": True} | fields))
+    fields = {"sms": 132, "clusters": True, "bytes_per_cycle": 2.0, "hopper": True, "contiguous": True} | fields
+    return Problem(backward, rows, columns, size, alignment, True, **fields)
 
 
 @pytest.mark.parametrize(
@@ -36,10 +37,15 @@ def test_long_gradients_have_tiles_in_shared_memory(rows, columns, size, alignme
         (problem(True, 599, 134164, 4), "cluster", 512, 5),
         (problem(True, 251, 163029, 4, 4), "cluster", 256, 10),
         (problem(True, 45, 189760, 4), "cluster", 256, 12),
+        (problem(True, 250, 153328, 2), "cluster", 256, 5),
+        (problem(True, 48, 179234, 2, 4), "cluster", 256, 6),
+        (problem(True, 103, 133696, 2), "cluster", 128, 9),
         (problem(True, 484, 179264, 4), "split", 128, 10),
         (problem(False, 161, 356360, 2), "cluster", 256, 11),
         (problem(False, 160, 684768, 2), "cluster", 512, 11),
         (problem(False, 37, 282624, 4), "cluster", 512, 9),
+        (problem(False, 273, 707136, 2), "cluster", 512, 11),
+        (problem(False, 23, 349568, 2), "cluster", 256, 11),
         (problem(False, 24, 997207, 2, 2), "split", 256, 8),
         (problem(False, 71, 413824, 2), "cluster", 256, 13),
         (problem(False, 128, 524288, 2), "cluster", 512, 8),
@@ -60,6 +66,55 @@ def test_the_h200_has_the_plan_that_was_fastest(given, tier, threads, tiles):
 def test_few_rows_run_at_once(given, ctas):
     plan = heuristics.choose(given, "NVIDIA H200")
     assert (plan.split_ctas, waves(given, plan) <= 1, covers(given, plan)) == (ctas, True, True)
+
+
+@pytest.mark.parametrize(
+    ("given", "ctas"),
+    [
+        (problem(False, 176, 845504, 2), 22),
+        (problem(False, 115, 733120, 4), 38),
+        (problem(False, 83, 1037312, 2), 27),
+        (problem(False, 44, 600000, 2), 16),
+        (problem(False, 30, 1026246, 4, 8), 53),
+    ],
+)
+def test_many_rows_have_the_fewest_programs(given, ctas):
+    plan = heuristics.choose(given, "NVIDIA H200")
+    assert (plan.tier, plan.threads, plan.tiles, plan.registers, plan.split_ctas) == ("split", 256, 8, 64, ctas)
+    assert plan.smem_tiles > 8
+    assert covers(given, plan)
+
+
+@pytest.mark.parametrize(("given", "ctas"), [(problem(False, 20, 871744, 2), 33), (problem(False, 19, 469760, 4), 34)])
+def test_rows_between_run_in_little_more_than_a_wave(given, ctas):
+    plan = heuristics.choose(given, "NVIDIA H200")
+    assert (plan.split_ctas, 1 < waves(given, plan) <= 1.25, covers(given, plan)) == (ctas, True, True)
+
+
+def test_a_line_of_a_table_decides_for_its_own_rows():
+    """It was measured with 32 rows. Nobody measured 31."""
+    own, other = (heuristics.choose(problem(False, rows, 524288, 4), "NVIDIA H200") for rows in (32, 31))
+    assert (own.threads, own.split_ctas) == (128, 47)
+    assert (other.threads, other.split_ctas) == (256, 27)
+
+
+def test_one_row_has_no_more_programs_than_run_at_once(monkeypatch, tmp_path):
+    table = tmp_path / "table.json"
+    table.write_text('[["forward 4 16", 177, 0, {"tier": "split", "tiles": 8, "threads": 512, "registers": 64, "split_ctas": 400}]]')
+    monkeypatch.setenv("SOFTBENCH_TRITON_TABLE", str(table))
+    measured_plans.cache_clear()
+    try:
+        given = problem(False, 1, 4319596, 4, sms=78)
+        plan = heuristics.choose(given, "a table")
+    finally:
+        measured_plans.cache_clear()
+    assert plan.split_ctas <= 4 * 78
+
+
+def test_no_program_of_a_long_forward_spills_after_hopper():
+    """ptxas spills 8 bytes of aligned float32 rows for sm_100 with 8 tiles in registers and 9 to 11 in shared memory."""
+    plans = [heuristics.choose(problem(False, rows, 400000, 4, hopper=False)) for rows in (30, 90, 400)]
+    assert {plan.tiles for plan in plans if plan.smem_tiles > 8} == {7}
 
 
 def test_a_plan_of_one_wave_needs_one():
