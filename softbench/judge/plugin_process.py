@@ -5,6 +5,7 @@ It is the plugin's process, or the process without a plugin.
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import time
@@ -36,6 +37,9 @@ WAKING_REQUESTS = 4
 """Requests without work just before the clock starts. A process that has waited long answers its first request late."""
 BUSY_SECONDS = 1.0
 """The judge waits for calls on a GPU without sleep, so long at most."""
+QUEUE_SECONDS = 20.0
+"""So long the calls before the clock may take, at most. A rehearsal counted those of a quarter of a second. If a call waits for the
+GPU now, nothing ends its wait."""
 ATTEMPTS = 100
 """How often the processes of the plugin's group are ended, at most: each may have started another."""
 STOP_SECONDS = 5.0
@@ -68,12 +72,15 @@ class PluginProcess:
     """Seconds by phase."""
     reader: OutputReader | None = None
 
-    def ask(self, request: Request[Answer], phase: str, *, busy: bool = False) -> Answer:
-        """The reply to a request; `busy`: wait without sleep. Raises EndedError if there is none, or if the plugin failed."""
+    def ask(self, request: Request[Answer], phase: str, *, busy: bool = False, most: float = math.inf) -> Answer:
+        """The reply to a request; `busy`: wait without sleep. Raises EndedError if there is none, or if the plugin failed.
+
+        The deadline is that of the phase, or `most` seconds if that is less.
+        """
         if busy:
             self.pool.send_ahead(self.worker, request)
             self.worker.channel.wait_busily(BUSY_SECONDS)
-        reply = self.pool.ask(self.worker, request, self.deadlines[phase], phase)
+        reply = self.pool.ask(self.worker, request, min(most, self.deadlines[phase]), phase)
         if isinstance(reply, Lost):
             raise EndedError(reply.status, reply.reason)
         if isinstance(reply, Failure):
@@ -134,7 +141,7 @@ class PluginProcess:
         for _ in range(WAKING_REQUESTS):
             self.release()
         self._flush()
-        places = self.ask(QueueCalls(), "time").places if gpu else ()
+        places = self.ask(QueueCalls(), "time", most=QUEUE_SECONDS).places if gpu else ()
         elements = reader.elements(places, drawn.rows) if reader.valid(places) else None
         self.worker.channel.outgoing = [drawn.inputs.descriptor]
         with paused():

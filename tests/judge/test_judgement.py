@@ -106,7 +106,7 @@ class Process:
 
     def __init__(self, monkeypatch, replies):
         self.asked, self.replies = [], replies
-        monkeypatch.setattr(PluginProcess, "ask", lambda process, request, phase, busy=False: self.reply(request))
+        monkeypatch.setattr(PluginProcess, "ask", lambda process, request, phase, **more: self.reply(request))
         monkeypatch.setattr(plugin_process, "CLOCK", lambda: (self.asked.append("clock"), 1_000_000 * len(self.asked))[1])
 
     def reply(self, request):

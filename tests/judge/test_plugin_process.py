@@ -7,13 +7,18 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 from softbench.core.case import Case, Direction
+from softbench.core.messages import QueueCalls
+from softbench.core.outcome import Status
+from softbench.core.replies import Done
 from softbench.judge import plugin_process
 from softbench.judge.plugin_process import EndedError, PluginProcess
+from softbench.processes.pool import Lost
 
 CASE = Case(16, 96, "fp32", Direction.FORWARD, "cpu")
 BUSY = "print(flush=True)\nwhile True: pass"
@@ -116,3 +121,22 @@ def wait_for(function):
     while not (found := function()) and time.monotonic() < end:
         time.sleep(0.01)
     return found
+
+
+def test_calls_before_the_clock_have_a_deadline_of_their_own(monkeypatch):
+    """A call that waits for the GPU there waits for ever: nothing starts the GPU."""
+    asked = []
+
+    class Late:
+        def ask(self, worker, request, seconds, phase):
+            asked.append((type(request).__name__, seconds))
+            return Lost(Status.TIMEOUT, f"{phase} took longer than {seconds:g} s") if isinstance(request, QueueCalls) else Done()
+
+    monkeypatch.setattr(PluginProcess, "_flush", lambda process: None)
+    case = replace(CASE, device="cuda")
+    for seconds, expected in ((120.0, plugin_process.QUEUE_SECONDS), (3.0, 3.0)):
+        asked.clear()
+        process = PluginProcess(Late(), SimpleNamespace(pid=0), case, 2, {"time": seconds}, reader=SimpleNamespace())
+        with pytest.raises(EndedError, match=f"longer than {expected:g} s"):
+            process._timed(SimpleNamespace())
+        assert asked == [("ReleaseOutputs", seconds)] * plugin_process.WAKING_REQUESTS + [("QueueCalls", expected)]
