@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 from .launch_plan import VECTOR_BYTES, Plan, Problem, chunk_vectors, resident_programs, vectors_in_row
-from .long_forward import PROGRAMS, SMEM_TILES, THREADS, fewest_programs, programs_of_row, registers_hold
+from .long_forward import PROGRAMS, SMEM_TILES, THREADS, fewest_programs_plan, programs_plan, register_tiles
 from .tier_candidates import MAX_SPLIT_CTAS, SHORT_ROW, vector_layouts
 
 # With MOST_TILES ptxas spills 8 to 16 bytes of aligned float32 rows, and of all rows for sm_100.
@@ -21,6 +21,8 @@ CLUSTER_GRADIENT = CTAS * 256 * 10
 """Vectors of a row of one input. Up to here `_split_gradient` leaves a row to other plans."""
 LONG_FORWARD = {2: CTAS * 512 * 9, 4: CTAS * 512 * 10}
 """Vectors of a row of a forward, by element size. Beyond, a row has programs anywhere on the device, unless `_on_a_cluster` has a plan."""
+NEARLY_FIVE_TILES = 1150
+"""Vectors of a program of 256 threads. With 1200 to 1408, 16-bit gradients were faster so. With 1048 another plan is fast."""
 FULL = 1.25
 """Waves of programs that share rows. A launch of more takes the time of two."""
 MANY_WAVES = {2: FULL, 4: 1.5}
@@ -54,16 +56,16 @@ def long_forward_plan(problem: Problem, plan: Plan) -> Plan | None:
     if problem.backward or not problem.clusters or layout[0] != 4 or vectors <= LONG_FORWARD[problem.element_size]:
         return None
     resident = PROGRAMS * problem.sms
-    fewest = fewest_programs(problem, layout, vectors)
+    fewest = fewest_programs_plan(problem, layout, vectors)
     if problem.M * fewest.split_ctas > MANY_WAVES[problem.element_size] * resident:
         return fewest if fewest.split_ctas <= min(MAX_SPLIT_CTAS, resident) else None
     if plan.tier != "split" or waves(problem, plan) <= FULL:
         return None
-    in_registers = registers_hold(problem)
+    in_registers = register_tiles(problem)
     for most_waves, most_tiles in ((1, in_registers + FEW_SMEM_TILES), (FULL, in_registers + SMEM_TILES)):
         ctas = min(int(most_waves * resident) // problem.M, MAX_SPLIT_CTAS, resident)
         if ctas >= 2 and math.ceil(chunk_vectors(vectors, ctas) / THREADS) <= most_tiles:
-            return programs_of_row(problem, layout, vectors, ctas)
+            return programs_plan(problem, layout, vectors, ctas)
     return None
 
 
@@ -80,7 +82,7 @@ def _on_a_cluster(problem: Problem, layout: tuple[int, int, int], vectors: int) 
     tiles, wide_tiles = math.ceil(chunk / 256), math.ceil(chunk / 512)
     programs = problem.M * CTAS / problem.sms  # of an SM
     if problem.backward and half:
-        fits = 1150 < chunk <= 6 * 256 and 48 <= problem.M and few
+        fits = NEARLY_FIVE_TILES < chunk <= 6 * 256 and 48 <= problem.M and few
         three = problem.alignment == VECTOR_BYTES  # programs an SM; else ptxas needs more registers
         return Plan("cluster", tiles, 256, *layout, 8, 80 if three else 128, cluster_ctas=CTAS) if fits else None
     if problem.backward:  # where ptxas spills nothing with 128 registers

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from .launch_plan import GPC_SMS, SM_REGISTERS, VECTOR_BYTES, Plan, Problem, chunk_vectors, resident_programs, row_distance, vectors_in_row
-from .long_forward import PROGRAMS, fewest_programs, programs_of_row
+from .long_forward import PROGRAMS, fewest_programs_plan, programs_plan
 
 LINE_BYTES = 128
 SHORT_ROW = 4096  # bytes: up to here several rows share a program, or a row has fewer than 4 warps
@@ -224,8 +224,8 @@ def _likely_split_plan(problem: Problem, vectors: int, vector_elements: int, bas
         ctas = min(max(math.ceil(vectors / (128 * 16)), 5 * problem.sms // problem.M), MAX_SPLIT_CTAS)
         return Plan("split", math.ceil(chunk_vectors(vectors, ctas) / 128), 128, *layout, 4, 96, split_ctas=ctas)
     if bytes_per_sm > 128 * 1024:
-        fewest, most = fewest_programs(problem, layout, vectors), min(MAX_SPLIT_CTAS, PROGRAMS * problem.sms)
-        return fewest if fewest.split_ctas <= most else programs_of_row(problem, layout, vectors, most)
+        fewest, most = fewest_programs_plan(problem, layout, vectors), min(MAX_SPLIT_CTAS, PROGRAMS * problem.sms)
+        return fewest if fewest.split_ctas <= most else programs_plan(problem, layout, vectors, most)
     one, two = (32, 128) if problem.M == 1 else (16, 64) if problem.M < 8 else (16, 32)  # KiB an SM
     programs = 1 if bytes_per_sm <= one * 1024 else 2 if bytes_per_sm <= two * 1024 else 4
     ctas = max(2, min(programs * problem.sms // problem.M, vectors * VECTOR_BYTES // 8192, MAX_SPLIT_CTAS))

@@ -11,12 +11,15 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 SHORT = 8  # points; the axis of a sweep with so few has a tick at each
-CROWDED = 30  # half of the figures lie below this part of the largest: a linear axis would hide them
+CROWDED = 30
+"""If half of the values are less than the largest one over this, a linear axis would hide them."""
 RATIOS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 NARROW = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1, 1.05, 1.1, 1.25, 1.5, 1.75, 2)
 """Ticks of a ratio, and those of ratios from 0.5 to 2."""
-DIGIT, BLANK = 0.0165, 0.02  # of the axis of N: the width of a tick's digit, and of the space between two ticks
-FEWEST, MOST = 2, 7  # of these ticks; an axis with so few has others, and of more only powers of ten
+DIGIT, BLANK = 0.0165, 0.02
+"""Parts of the axis of N: the width of a tick's digit, and the space between two ticks."""
+FEWEST, MOST = 2, 7
+"""Ticks of a ratio: an axis with so few has others, and one with more has powers of ten only."""
 
 
 def places(panel: Axes, values: Sequence[int]) -> None:

@@ -111,7 +111,7 @@ def test_one_row_has_no_more_programs_than_run_at_once(monkeypatch, tmp_path):
     assert plan.split_ctas <= 4 * 78
 
 
-def test_no_program_of_a_long_forward_spills_after_hopper():
+def test_long_forwards_after_hopper_have_a_tile_less():
     """ptxas spills 8 bytes of aligned float32 rows for sm_100 with 8 tiles in registers and 9 to 11 in shared memory."""
     plans = [heuristics.choose(problem(False, rows, 400000, 4, hopper=False)) for rows in (30, 90, 400)]
     assert {plan.tiles for plan in plans if plan.smem_tiles > 8} == {7}
