@@ -2,7 +2,7 @@
 
 Over a grid of cells, it times every plan of `heuristics.candidates` by `triton.testing.do_bench` (median), and keeps the fastest. It keeps
 the heuristics' choice unless another plan is at least 1 % faster. It reports and drops plans whose result differs from torch's float64
-softmax. Several processes compile the kernels beforehand, because compilation would take most of the time. It takes minutes.
+softmax. It takes CHUNK cells at a time: several processes compile their kernels, and then one measures. Compilation takes most of the time.
 
 --only measures part of the grid and leaves the table's other lines unchanged. --most tries only the first plans of a cell, and the plan
 that the cell's line has. Each line is written as soon as its cell is measured.
@@ -19,7 +19,7 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,6 +35,8 @@ ODD_SHORT = (5, 6, 9, 12, 17, 20, 33, 50, 60, 65, 77, 131, 197, 333)
 FEW = (*((M, 1 << log) for log in (15, 16, 17, 18, 19, 20, 22) for M in (1, 2, 4, 8, 16, 32, 64, 128) if M <= 1 << (27 - log)),
        *((M, N) for N in (50257, 151937) for M in (2, 8, 32, 128)),
        *((M, N) for N in (5120, 151936) for M in (2, 48)), (512, 1 << 20), (1024, 1 << 18), (1024, 1 << 19))  # fmt: skip
+CHUNK = 64
+"""Cells whose kernels are compiled at once, so that an interrupt loses at most the work for these."""
 MIN_GAIN = 1.01
 FINALISTS, ROUNDS = 6, 4  # plans of a cell that are measured again, and how often: one short measurement is good to a percent or two
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
@@ -109,18 +111,23 @@ def is_right(backward: bool, tensors: tuple[torch.Tensor, ...]) -> bool:
     return True
 
 
-def compile_part(part: int, parts: int, only: str, most: int | None = None) -> None:
-    """Launches this part of all plans once on a few rows. Triton's cache on disk keeps the kernels."""
-    seen = set()
-    for number, (backward, dtype, M, N) in enumerate(cells(only)):
-        if number % parts != part:
-            continue
+def compile_part(part: int, parts: int, chosen: Sequence[Cell], most: int | None = None) -> None:
+    """Launches this part of the cells' kernels once on a few rows. Triton's cache on disk keeps them.
+
+    Every part sees the same order and takes each `parts`-th kernel, so none is compiled twice, and all parts have as many.
+    """
+    seen: set[tuple[object, ...]] = set()
+    for backward, dtype, M, N in chosen:
         problem = _problem(backward, dtype, M, N)
-        few = operands(backward, dtype, rows_to_compile(problem), N)
+        rows, few = rows_to_compile(problem), None
         for plan in itertools.islice(heuristics.candidates(problem), most):
-            if (kernel := (plan, dtype, N, backward, problem.keep_in_l2)) not in seen:
-                seen.add(kernel)
+            kernel = plan, dtype, N, backward, problem.keep_in_l2, rows % SPECIALIZED == 0, rows == 1
+            if kernel in seen:
+                continue
+            if len(seen) % parts == part:
+                few = few or operands(backward, dtype, rows, N)
                 _try(few, plan)
+            seen.add(kernel)
 
 
 def rows_to_compile(problem: Problem) -> int:
@@ -150,10 +157,18 @@ def _try(tensors: tuple[torch.Tensor, ...], plan: Plan) -> str | None:
         return str(error).strip().splitlines()[0][:120] if str(error).strip() else type(error).__name__
 
 
-def measure(output: Path, only: str = "", most: int | None = None) -> tuple[int, int]:
+def measure(
+    output: Path, only: str = "", most: int | None = None, compile_cells: Callable[[int], object] = lambda begin: None
+) -> tuple[int, int]:
     """Measures the cells and writes their lines to the table's file, each as soon as it is known.
 
     A cell without a plan keeps its line. Measuring the whole grid removes lines that no cell of the grid has.
+
+    Args:
+        output: the table's file.
+        only: as in `cells`.
+        most: plans to try for each cell.
+        compile_cells: called before each CHUNK cells, with the number of the first one.
 
     Returns:
         The number of cells measured, and the number of lines in the file.
@@ -161,7 +176,9 @@ def measure(output: Path, only: str = "", most: int | None = None) -> tuple[int,
     table: Table = {tuple(line[:3]): line for line in (json.loads(output.read_text()) if output.is_file() else [])}
     measured: Table = {}
     failed: Table = {}
-    for cell in cells(only):
+    for number, cell in enumerate(cells(only)):
+        if number % CHUNK == 0:
+            compile_cells(number)
         try:
             line = measure_cell(*cell, most, table)
         except NoPlanError as error:
@@ -245,21 +262,32 @@ def main() -> None:
     )
     parser.add_argument("--most", type=int, metavar="N", help="plans to try for each cell, in the heuristics' order; by default all")
     parser.add_argument("--part", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--begin", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--parts", type=int, default=max(1, (os.cpu_count() or 2) - 2), help="processes that compile")
     given = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("tune needs a CUDA GPU; this machine has none")
     if given.part is not None:
-        compile_part(given.part, given.parts, given.only, given.most)
+        compile_part(given.part, given.parts, list(cells(given.only))[given.begin : given.begin + CHUNK], given.most)
         return
     os.environ["SOFTBENCH_TRITON_TABLE"] = os.devnull  # compare with the heuristics' choice, not with an older table
     again = [sys.executable, "-m", __spec__.name, "--parts", str(given.parts), "--only", given.only]
     again += ["--most", str(given.most)] if given.most else []
-    compilers = [subprocess.Popen([*again, "--part", str(part)], stderr=subprocess.DEVNULL) for part in range(given.parts)]
-    for compiler in compilers:
-        compiler.wait()
+    total = len(list(cells(given.only)))
+
+    def compile_cells(begin: int) -> None:
+        print(f"cells {begin + 1} to {min(begin + CHUNK, total)} of {total}: compiling", flush=True)
+        own = [*again, "--begin", str(begin)]
+        compilers = [subprocess.Popen([*own, "--part", str(part)], stderr=subprocess.DEVNULL) for part in range(given.parts)]
+        try:
+            for compiler in compilers:
+                compiler.wait()
+        finally:
+            for compiler in compilers:
+                compiler.terminate()
+
     output = given.output or Path(__file__).with_name("tables") / f"{torch.cuda.get_device_name().replace(' ', '-')}.json"
-    measured, lines = measure(output, given.only, given.most)
+    measured, lines = measure(output, given.only, given.most, compile_cells)
     print(f"{measured} cells measured, {lines} plans in {output}")
     if not measured:
         sys.exit(1)

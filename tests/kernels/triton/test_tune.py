@@ -1,5 +1,6 @@
 """Measuring a table: which plans are tried, and what a table keeps if cells fail or the measurement is interrupted."""
 
+import itertools
 import json
 from dataclasses import replace
 
@@ -90,3 +91,27 @@ def test_only_selects_cells_by_the_words_of_their_names():
     few = {tune.cell_name(cell) for cell in tune.cells("forward few, backward float32 50257")}
     assert few and few < everything
     assert all(("forward" in name and "few" in name) or ("backward float32" in name and "50257" in name) for name in few)
+
+
+def test_all_parts_together_compile_each_kernel_once(monkeypatch):
+    launched: list[list[tuple[object, ...]]] = []
+    monkeypatch.setattr(tune, "_problem", lambda backward, dtype, M, N: replace(PROBLEM, backward=backward, M=M, N=N))
+    monkeypatch.setattr(tune, "operands", lambda *cell: cell)
+    monkeypatch.setattr(tune, "_try", lambda cell, plan: launched[-1].append((*cell[:2], cell[3], plan)))
+    chosen = [(False, torch.float32, M, N) for M in (2, 8, 16, 4096) for N in (4096, 65536)]
+    for part in range(3):
+        launched.append([])
+        tune.compile_part(part, 3, chosen, 5)
+    every = [kernel for part in launched for kernel in part]
+    plans = [(*cell[:2], cell[3], plan) for cell in chosen for plan in itertools.islice(heuristics.candidates(tune._problem(*cell)), 5)]
+    assert set(every) == set(plans)
+    assert len(every) < len(plans)
+    assert max(map(len, launched)) - min(map(len, launched)) <= 1
+
+
+def test_kernels_are_compiled_before_each_chunk_of_cells(monkeypatch, tmp_path):
+    events: list[object] = []
+    monkeypatch.setattr(tune, "cells", lambda _: [(number,) for number in range(tune.CHUNK + 1)])
+    monkeypatch.setattr(tune, "measure_cell", lambda number, *_: events.append(number) or ("forward 4 16", number, 12, {"tier": "rows"}))
+    assert tune.measure(tmp_path / "mine.json", "some", None, lambda begin: events.append(f"compile {begin}")) == (tune.CHUNK + 1,) * 2
+    assert events == ["compile 0", *range(tune.CHUNK), f"compile {tune.CHUNK}", tune.CHUNK]
