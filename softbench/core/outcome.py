@@ -152,6 +152,18 @@ class Profile:
 
 
 @dataclass(frozen=True, slots=True)
+class Judged:
+    """What the judge of `--judge separate` measured: microseconds of a call, as docs/judge.md defines them."""
+
+    judgements: int
+    """How often the cell was judged: twice if the first judgement disputed it. The times are those of the last one."""
+    us: float | None = None
+    low_us: float | None = None
+    high_us: float | None = None
+    at_most_us: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Measured:
     """Built, checked and timed."""
 
@@ -159,6 +171,8 @@ class Measured:
     accuracy: Accuracy
     timing: Timing
     profile: Profile = Profile()
+    judged: Judged | None = None
+    """None without the judge."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from softbench.core.outcome import (
     Batch,
     Checked,
     Failed,
+    Judged,
     Measured,
     Outcome,
     Profile,
@@ -23,6 +24,7 @@ from softbench.core.outcome import (
 )
 from softbench.core.replies import accuracy_from_json, build_from_json, profile_from_json, telemetry_from_json
 from softbench.core.stopping import LIMIT
+from softbench.core.validate import typed
 
 SCHEMA = 1
 """Version of the run document."""
@@ -43,7 +45,8 @@ def merge(records: Sequence[Record]) -> Record:
     limited = next((outcome.timing for outcome in measured if outcome.timing.stopped == LIMIT), measured[0].timing)
     timing = replace(limited, batches=batches)
     profile = _merged([outcome.profile for outcome in measured])
-    return Record(first.backend, first.case, Measured(measured[0].build, worst, timing, profile), first.source, first.unit)
+    outcome = Measured(measured[0].build, worst, timing, profile, measured[0].judged)  # the first set alone is judged
+    return Record(first.backend, first.case, outcome, first.source, first.unit)
 
 
 def _merged(profiles: Sequence[Profile]) -> Profile:
@@ -62,6 +65,8 @@ def record_to_json(record: Record) -> JsonObject:
     data["outcome"] = {"kind": type(record.outcome).__name__.lower(), **data["outcome"]}
     if accuracy := data["outcome"].get("accuracy"):
         accuracy["worst"] = accuracy["worst"] if math.isfinite(accuracy["worst"]) else str(accuracy["worst"])
+    if not data["outcome"].get("judged"):
+        data["outcome"].pop("judged", None)
     return data
 
 
@@ -100,7 +105,16 @@ def _outcome(data: JsonObject) -> Outcome:
     if not batches:
         raise ValueError("a cell without samples")
     words = (_text(timing.get(name, "")) for name in ("kind", "l2", "stopped"))
-    return Measured(build, accuracy, Timing(batches, *words), profile_from_json(outcome.get("profile", {})))
+    profile, judged = profile_from_json(outcome.get("profile", {})), outcome.get("judged")
+    return Measured(build, accuracy, Timing(batches, *words), profile, None if judged is None else _judged(judged))
+
+
+def _judged(data: JsonObject) -> Judged:
+    judged = typed(Judged, data)
+    times = (judged.us, judged.low_us, judged.high_us, judged.at_most_us)
+    if judged.judgements < 1 or any(us is not None and us <= 0 for us in times):
+        raise ValueError("an invalid judgement")
+    return judged
 
 
 def unit_text(value: object) -> str:

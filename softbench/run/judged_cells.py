@@ -9,7 +9,7 @@ from types import TracebackType
 from softbench.core import statistics
 from softbench.core.case import YARDSTICK
 from softbench.core.json_types import JsonObject
-from softbench.core.outcome import FAILURES, Failed, Measured, Record, Status
+from softbench.core.outcome import FAILURES, Failed, Judged, Measured, Record, Status
 from softbench.core.text import micros
 from softbench.plan.plan import Plan
 from softbench.processes.activity import Activity
@@ -54,14 +54,19 @@ class CellJudge:
         outcome = record.outcome
         if not isinstance(outcome, Measured):
             return record
+        judgements = 0
         failed: Failed | None = None
-        for _ in range(JUDGEMENTS):
+        while judgements < JUDGEMENTS:
+            judgements += 1
             with self.activity.waiting("judge", [record.backend]):
                 found = judge.ask(self.origins[record.backend], record.case, record.backend)
             failed = refused(found)
             if failed or not self.compares or not (failed := disputed(found, outcome)):
                 break
-        return replace(record, outcome=replace(failed, build=outcome.build, accuracy=outcome.accuracy)) if failed else record
+        if failed:
+            return replace(record, outcome=replace(failed, build=outcome.build, accuracy=outcome.accuracy))
+        times = (found.get(name) for name in ("us", "low_us", "high_us", "at_most_us"))
+        return replace(record, outcome=replace(outcome, judged=Judged(judgements, *times)))
 
 
 def refused(found: JsonObject) -> Failed | None:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from softbench.core.outcome import Profile, Status
+from softbench.core.outcome import Judged, Profile, Status
 from softbench.run.judged_cells import CellJudge, disputed, refused
 
 SMALL = ("--device", "cpu", "--M", "16", "--N", "96", "--quick")
@@ -15,7 +15,7 @@ SMALL = ("--device", "cpu", "--M", "16", "--N", "96", "--quick")
 
 def test_a_cell_wrong_before_the_judge_has_no_result(cli, plugins):
     attack = plugins / "wrong" / "judge_attacks.py"
-    done = cli("run", "--plugin", attack, "--backends", "forks-when-judged", *SMALL, "--judge", "separate")
+    done = cli("run", "--plugin", attack, "--backends", "forks-when-judged,torch", *SMALL, "--judge", "separate")
     with (cli.folder / "results" / "latest.csv").open() as file:
         rows = {row["backend"]: row for row in csv.DictReader(file)}
     assert (done.returncode, rows["copy"]["status"]) == (1, "ok"), done.stderr
@@ -23,6 +23,9 @@ def test_a_cell_wrong_before_the_judge_has_no_result(cli, plugins):
     assert "judge: time: it started a process" in rows["forks-when-judged"]["reason"]
     assert cli.document()["settings"]["judge"] == "separate"
     assert cli.document()["seconds"]["judge"] > 0
+    judged = {cell["backend"]: cell["outcome"].get("judged") for cell in cli.document()["cells"]}
+    assert (judged["copy"], judged["torch"]["judgements"]) == (None, 1)
+    assert judged["torch"]["at_most_us"] > 0
 
 
 def test_workers_free_their_buffers_before_the_judge_takes_memory(make_record):
@@ -35,7 +38,7 @@ def test_workers_free_their_buffers_before_the_judge_takes_memory(make_record):
     judge.origins = {"mine": None}
     assert judge.judged(records, 1, lambda: events.append("release")) == records
     assert not events
-    assert judge.judged(records, 0, lambda: events.append("release")) == records
+    assert [record.backend for record in judge.judged(records, 0, lambda: events.append("release"))] == ["copy", "mine"]
     assert events == ["release", "judge"]
 
 
@@ -65,6 +68,8 @@ def test_a_disputed_cell_is_judged_once_more(make_record, us, asked, status):
     judge.process, judge.origins = SimpleNamespace(ask=lambda *_: (count.append(1), next(replies))[1]), {"mine": None}
     (record,) = judge.judged([make_record("mine", [90.0] * 3)], 0, lambda: None)
     assert (len(count), getattr(record.outcome, "status", None)) == (asked, status)
+    if status is None:
+        assert record.outcome.judged == Judged(asked, us[-1], us[-1])
 
 
 def test_a_claimed_host_time_ends_no_dispute(make_record):
