@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 import typer
 
 from softbench.cli import verbosity
-from softbench.core.errors import Interrupted, ResultsError, StorageError
-from softbench.core.files import not_written
+from softbench.cli.panels import GIVEN
+from softbench.core.errors import Interrupted, ResultsError, StorageError, UsageError
+from softbench.core.files import not_written, replace_file
 from softbench.core.text import printable
 
 if TYPE_CHECKING:
@@ -148,14 +149,32 @@ def read(file: Path) -> list[Row]:
     return rows
 
 
+def reject_input(file: Path, flag: str) -> None:
+    """Check that no other argument of the command names the file, or the CSV beside which that JSON lies.
+
+    Raises:
+        UsageError: one does, so the command would overwrite what it reads or writes.
+    """
+    context = GIVEN.get()
+    if context is None or not file.exists():
+        return
+    values = [context.params.get(one.name or "") for one in context.command.params if flag not in one.opts]
+    texts = [str(value) for one in values for value in (one if isinstance(one, list | tuple) else [one]) if isinstance(value, str | Path)]
+    named = {Path(part) for text in texts for part in (text, text.rpartition("=")[2], text.rpartition("=")[2].partition(":")[0])}
+    named |= {path.with_suffix(".json") for path in named if path.suffix == ".csv"}
+    if file.resolve() in {path.resolve() for path in named}:
+        raise UsageError(f"{flag} {file}: another argument of this command is that file, or its results; name another one")
+
+
 def try_file(file: Path | None, *, flag: str = "--json") -> None:
     """Check before any work that the requested file can be written.
 
     Raises:
-        UsageError: it cannot be written.
+        UsageError: it cannot be written, or the command reads it.
     """
     if file is None or str(file) == "-":
         return
+    reject_input(file, flag)
     try:
         with file.open("a"):
             pass
@@ -164,13 +183,17 @@ def try_file(file: Path | None, *, flag: str = "--json") -> None:
 
 
 def write_text(file: Path, text: str, flag: str) -> None:
-    """Write a report into the requested file.
+    """Write a report into the requested file. On a full disk an existing file stays as it was.
 
     Raises:
-        UsageError: it cannot be written.
+        UsageError: it cannot be written, or the command reads it.
     """
+    reject_input(file, flag)
     try:
-        file.write_text(text, encoding="utf-8")
+        if file.is_file():
+            replace_file(file.resolve(), text)
+        else:  # a new file, or a pipe
+            file.write_text(text, encoding="utf-8")
     except OSError as error:
         raise not_written(f"{flag} {file}", error) from None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextvars import ContextVar
 from typing import Any
 
 from typer.core import TyperCommand
@@ -11,6 +12,9 @@ JUDGE, OUTPUT = "What to judge", "Output"
 OTHERS = "Options"
 LAST = (ADVANCED, OTHERS)
 """These panels come after all others."""
+
+GIVEN: ContextVar[Any] = ContextVar("given", default=None)
+"""Click's context of the command that runs: its parameters and their values."""
 
 
 def panel_of(param: Any) -> str:
@@ -22,6 +26,14 @@ def panel_of(param: Any) -> str:
 
 class PanelCommand(TyperCommand):
     """A command whose help groups its options by `rich_help_panel`, in the order of their first option."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; GIVEN is its context meanwhile."""
+        before = GIVEN.set(ctx)
+        try:
+            return super().invoke(ctx)
+        finally:
+            GIVEN.reset(before)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:  # typer brings its own click in some versions
         """Write one section per panel; every default is written as `[default: value]`."""

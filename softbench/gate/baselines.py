@@ -57,6 +57,8 @@ def promote(candidate: str, name: str, folder: Path = FOLDER, allowed: Sequence[
         InconclusiveError: too few processes, or too noisy ones, or another machine than that of the baseline it replaces.
     """
     baseline, target = open_baseline(candidate, folder), path_of(name, folder)
+    if target in (Path(candidate), path_of(candidate, folder) if NAME.fullmatch(candidate) else None):
+        raise UsageError(f"baseline promote: {one_line(candidate, 60)} and {name} are one baseline; give the name of another one")
     warnings, previous = _check_processes(baseline) + check_noise(baseline), None
     if target.exists():
         warnings += environment_match.check(baseline, open_baseline(str(target), folder), allowed)

@@ -19,11 +19,12 @@ import torch
 
 from softbench.core.case import Case
 from softbench.core.json_types import JsonObject
+from softbench.core.machine import free_memory
 from softbench.core.messages import BuildCase, ConfineProcess, LoadOperation
 from softbench.core.outcome import Grade, Status
 from softbench.core.replies import Skip
 from softbench.core.statistics import median_interval
-from softbench.core.text import one_line
+from softbench.core.text import one_line, size
 from softbench.judge import challenge
 from softbench.judge.challenge import SECRET, Challenge
 from softbench.judge.plugin_folder import plugin_folder
@@ -116,6 +117,9 @@ class Judge:
             operations: files of users' operations, which are loaded already.
         """
         found = Judgement(calls=calls_of(case, memory_of(case.device)))
+        if reason := too_large(case, found.calls):
+            found.status, found.reason = Status.OOM, reason
+            return found
         with ExitStack() as stack:
             try:
                 files = [file for file in (source.file, *map(Path, operations)) if file]
@@ -235,6 +239,21 @@ def _highest_decile(samples: Sequence[float]) -> float:
 def memory_of(device: str) -> int:
     """Bytes of the GPU's memory; 0 on the CPU. Not those that are free: a plugin of a run could fill them, for short challenges."""
     return torch.cuda.get_device_properties(0).total_memory if device == "cuda" else 0
+
+
+def too_large(case: Case, calls: int) -> str:
+    """Why the device cannot hold a judgement; empty if it can.
+
+    Beside the shared blocks, the judge's process has the inputs of three calls and one output, and the plugin's process a call's tensors.
+    """
+    inputs, outputs = input_layout(case)[1], output_layout(case)[1]
+    needed = 2 * calls * inputs + output_bytes(case, calls) + 4 * inputs + 2 * outputs
+    if case.device == "cuda":
+        torch.cuda.empty_cache()  # of earlier judgements
+        free = torch.cuda.mem_get_info()[0]
+    else:
+        free = free_memory()
+    return f"a judgement needs some {size(needed)}; {size(free)} are free; choose a smaller shape" if needed > free else ""
 
 
 def calls_of(case: Case, memory: int) -> int:

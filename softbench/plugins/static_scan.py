@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from softbench.core.case import OPERATION
@@ -82,9 +82,19 @@ def _functions(tree: ast.Module, label: str) -> dict[str, str]:
 
 def _name(made_of: ast.ClassDef) -> str:
     """The class's `name = "..."` if that is a valid name, else an empty text."""
+    for target, value in _assigned(made_of):
+        if isinstance(target, ast.Name) and target.id == "name" and isinstance(value, ast.Constant):
+            return value.value if isinstance(value.value, str) and NAME.fullmatch(value.value) else ""
+    return ""
+
+
+def _assigned(made_of: ast.ClassDef) -> Iterator[tuple[ast.expr, ast.expr | None]]:
+    """What a class's body assigns, and to what; also each of `name, compiles = "mine", True`."""
     for node in made_of.body:
         targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
         value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
-        if any(isinstance(target, ast.Name) and target.id == "name" for target in targets) and isinstance(value, ast.Constant):
-            return value.value if isinstance(value.value, str) and NAME.fullmatch(value.value) else ""
-    return ""
+        for target in targets:
+            if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts):
+                yield from zip(target.elts, value.elts, strict=True)
+            else:
+                yield target, value

@@ -255,3 +255,36 @@ def test_a_document_goes_to_a_file_beside_the_table(main, write):
     assert out.startswith("| backend | direction |")
     assert len(json.loads(Path("a.json").read_text())["cells"]) == 3
     assert Path("copy.csv").read_text() == Path("a.csv").read_text()
+
+
+def test_an_output_never_replaces_what_the_command_reads(main, write, plugins):
+    write(1.0, 1.0, 1.0)
+    Path("a.json").write_text("{}")
+    Path("mine.py").write_text(before := (plugins / "correct" / "logsumexp.py").read_text())
+    rows = Path("a.csv").read_text()
+    commands = (
+        ("show", "./a.csv", "--csv", "a.csv"),
+        ("show", "a.csv", "--json", "a.json"),
+        ("compare", "a.csv", "b.csv", "--json", "b.csv"),
+        ("check", "--plugin", "own=mine.py:Logsumexp", "--json", "mine.py"),
+        ("judge", "mine.py", "--json", "mine.py"),
+    )
+    for command in commands:
+        code, _, err = main(*command)
+        assert code == 2, (command, err)
+        assert f"{command[-2]} {command[-1]}: another argument of this command is that file" in err
+    assert (Path("a.csv").read_text(), Path("a.json").read_text(), Path("mine.py").read_text()) == (rows, "{}", before)
+    assert main("show", "a.csv", "--csv", "c.csv")[0] == 0
+    assert main("show", "a.csv", "--csv", "c.csv")[0] == 0
+
+
+def test_a_full_disk_leaves_an_existing_report_as_it_was(main, write, monkeypatch):
+    write(1.0, 1.0, 1.0)
+    Path("out.json").write_text("old")
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("softbench.cli.actions.replace_file", full)
+    code, _, err = main("compare", "a.csv", "b.csv", "--json", "out.json")
+    assert (code, Path("out.json").read_text()) == (4, "old"), err

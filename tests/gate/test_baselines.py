@@ -101,6 +101,9 @@ def test_a_name_is_taken_once_and_promoting_keeps_the_former(main, run):
     code, out, err = main("baseline", "promote", "after", "main")
     assert (code, out.strip()) == (0, "results/baselines/main.json")
     assert "the former baseline is results/baselines/main.previous.json" in err
+    for same in ("main", "results/baselines/main.json"):
+        code, _, err = main("baseline", "promote", same, "main")
+        assert (code, f"{same} and main are one baseline; give the name of another one" in err) == (2, True), err
     former, promoted = baselines.open_baseline("main.previous"), baselines.open_baseline("main")
     assert promoted.runs == baselines.open_baseline("after").runs != former.runs
     for name in ("main", "after"):

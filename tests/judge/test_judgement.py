@@ -2,6 +2,7 @@
 
 import gc
 import os
+import re
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -29,6 +30,15 @@ def test_a_case_too_large_for_the_judge_is_unverified(judge, monkeypatch):
     monkeypatch.setattr(shared_memory, "create", refuse)
     found = judged(judge, "correct/logsumexp.py", None)
     assert (found.status, "the judge cannot judge this case" in found.reason, "No space left" in found.reason) == ("unverified", True, True)
+
+
+def test_a_judgement_that_does_not_fit_takes_no_memory(judge, monkeypatch):
+    """The kernel once killed the judge's process, because a block of shared memory grows as it is written."""
+    monkeypatch.setattr(shared_memory, "create", lambda *_, **__: pytest.fail("it took memory"))
+    source = next(one for one in origins(()) if one.label == "torch")
+    found = judge.judge(source, Case(10**8, 10**5, "fp32", Direction.FORWARD, "cpu"))
+    assert found.status == "oom"
+    assert re.fullmatch(r"a judgement needs some [\d.]+ TiB; [\d.]+ GiB are free; choose a smaller shape", found.reason)
 
 
 @confined

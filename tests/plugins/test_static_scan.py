@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from softbench.plugins import static_scan
-from softbench.plugins.source import PluginSource
+from softbench.plugins.source import FILE, PluginSource
 
 PACKAGE = '''
 """A package with a backend."""
@@ -103,3 +103,10 @@ def test_a_package_that_cannot_be_read_has_its_sources_name(target):
     (info,) = static_scan.at(PluginSource("entry point", "mine", target, "mypack 1.0"))
     assert (info.name, info.loaded, info.broken) == ("mine", False, "")
     assert "its source does not state its backends' names; mine selects all of them" in info.summary
+
+
+def test_names_assigned_in_a_tuple_are_read(tmp_path):
+    body = 'class A:\n    name, compiles = "one", True\n\nclass B(A):\n    compiles, name = True, "two"\n\nbackends = [A(), B()]\n'
+    (tmp_path / "mine.py").write_text(body)
+    found = static_scan.at(PluginSource(FILE, "mine", str(tmp_path / "mine.py"), "mine.py"))
+    assert [(info.name, info.loaded) for info in found] == [("one", False), ("two", False)]

@@ -27,7 +27,7 @@ def test_a_damaged_outcome_is_refused(make_record, change):
         record_from_json(data)
 
 
-def test_the_judges_times_are_stored_and_those_of_the_first_set_stay(make_record):
+def test_the_times_of_the_judge_stay_in_the_file(make_record):
     plain = make_record("ours", [10.0])
     record = replace(plain, outcome=replace(plain.outcome, judged=Judged(2, 9.5, 9.25, 10.0, 11.0)))
     data = record_to_json(record)
