@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -92,7 +92,9 @@ class PreCheck:
             return first, self._compared(self.given, results, seed, names)
         if asked:
             given = tuple(torch.cat(rows) for rows in zip(*asked, strict=True))
-        return first, self._compared(given, gathered, seed, names, many)
+        found = self._compared(given, gathered, seed, names, many)
+        told = f"; rows of {calls} calls, {self.case.M} in each" if found.detail and found.grade is Grade.WRONG else ""
+        return first, replace(found, detail=found.detail + told)
 
     def compared_once(self, seed: int, kinds: Sequence[str] = ()) -> Accuracy:
         """The verdict on one call on the present values, whose rows have these kinds."""

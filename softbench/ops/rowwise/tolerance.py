@@ -84,6 +84,10 @@ def excess(out: torch.Tensor, expected: torch.Tensor, bound: torch.Tensor) -> to
     return torch.where(expected.isfinite() & ~same, ratio, torch.where(same, 0.0, math.inf))
 
 
+MOST_NAMED = 3
+"""Numbers of wrong rows in a message."""
+
+
 class Tolerance(ABC):
     """The bounds of an operation over rows, and the check that uses them."""
 
@@ -150,7 +154,7 @@ class Tolerance(ABC):
         witnesses: frozenset[int],
     ) -> Accuracy:
         worst, loosest, where, rounding, masked = 0.0, 0.0, "", "", False
-        wrong_kinds: set[int] = set()
+        wrong: set[int] = set()
         for rows in row_chunks(case):
             for name, got, bounded in self._rows(case, inputs, outputs, rows):
                 if see is not None:
@@ -166,7 +170,7 @@ class Tolerance(ABC):
                     loosest = max(loosest, loose.max().item())
                     if kinds:
                         bad = (loose > 1).any(dim=-1).nonzero()[:, 0].tolist()
-                        wrong_kinds.update(numbers[rows.start + row] % len(kinds) for row in bad)
+                        wrong.update(numbers[rows.start + row] for row in bad)
                 for row in sorted(row for row in witnesses if rows.start <= row < rows.stop):
                     arrays = [
                         independent.wide(tensor[row - rows.start])
@@ -188,7 +192,7 @@ class Tolerance(ABC):
             return Accuracy(Grade.PASS, worst, "")
         if loosest <= 1:
             return Accuracy(Grade.LOW_PRECISION, worst, f"{rounding}: {where}")
-        return Accuracy(Grade.WRONG, worst, where + _told(kinds, wrong_kinds, case.M))
+        return Accuracy(Grade.WRONG, worst, where + _told(kinds, wrong, numbers))
 
     def _again(self, case: Case, inputs: Tensors, name: str, row: int) -> independent.Again:
         """A row of an output by numpy."""
@@ -226,12 +230,19 @@ def _filled(values: torch.Tensor, lost: torch.Tensor | None, value: float) -> to
     return values if lost is None else values.masked_fill(lost, value)
 
 
-def _told(kinds: Sequence[str], wrong: set[int], M: int) -> str:
-    """Which of the kinds of rows that a case of M rows has are wrong, in words."""
+def _told(kinds: Sequence[str], wrong: set[int], numbers: Sequence[int]) -> str:
+    """Which structured rows are wrong, in words: their kinds, and their numbers unless all rows of these kinds are wrong.
+
+    A row's kind is the remainder of its number. `numbers` are those of all rows that were compared.
+    """
     if not kinds:
         return ""
-    there = min(M, len(kinds))
-    if there > 1 and len(wrong) == there:
-        return f" (structured rows: all {there} kinds)"
-    named = ", ".join(kinds[kind] for kind in sorted(wrong))
-    return f" (structured rows: those {named}" + ("; the others are right)" if there > 1 else ")")
+    bad, there = ({number % len(kinds) for number in some} for some in (wrong, numbers))
+    named = ", ".join(kinds[kind] for kind in sorted(bad))
+    if len(wrong) < sum(number % len(kinds) in bad for number in numbers):
+        first = sorted(wrong)[:MOST_NAMED]
+        places = ", ".join(map(str, first)) + (f" and {len(wrong) - len(first)} others" if len(wrong) > len(first) else "")
+        return f" (structured rows: {len(wrong)} of {len(numbers)}, number {places}" + (f"; {named})" if len(bad) < len(there) else ")")
+    if len(bad) == len(there) > 1:
+        return f" (structured rows: all {len(bad)} kinds)"
+    return f" (structured rows: those {named}" + ("; the others are right)" if len(there) > 1 else ")")
