@@ -20,6 +20,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -114,7 +115,7 @@ def is_right(backward: bool, tensors: tuple[torch.Tensor, ...]) -> bool:
 def compile_part(part: int, parts: int, chosen: Sequence[Cell], most: int | None = None) -> None:
     """Launches this part of the cells' kernels once on a few rows. Triton's cache on disk keeps them.
 
-    Every part sees the same order and takes each `parts`-th kernel, so none is compiled twice, and all parts have as many.
+    Every part sees the same order and takes each `parts`-th one, so all have as many. A plan that only a table has is not among them.
     """
     seen: set[tuple[object, ...]] = set()
     for backward, dtype, M, N in chosen:
@@ -135,7 +136,7 @@ def rows_to_compile(problem: Problem) -> int:
 
     Triton compiles separate kernels for `keep_in_l2`, for an M that 16 divides, and for M = 1.
     """
-    least = math.ceil(KEEP_IN_L2_BYTES / (problem.N * problem.element_size * problem.reads)) if problem.keep_in_l2 else 2
+    least = max(2, math.ceil(KEEP_IN_L2_BYTES / (problem.N * problem.element_size * problem.reads))) if problem.keep_in_l2 else 2
     if problem.M % SPECIALIZED == 0:
         least = math.ceil(least / SPECIALIZED) * SPECIALIZED
     elif least % SPECIALIZED == 0:
@@ -278,13 +279,14 @@ def main() -> None:
     def compile_cells(begin: int) -> None:
         print(f"cells {begin + 1} to {min(begin + CHUNK, total)} of {total}: compiling", flush=True)
         own = [*again, "--begin", str(begin)]
-        compilers = [subprocess.Popen([*own, "--part", str(part)], stderr=subprocess.DEVNULL) for part in range(given.parts)]
-        try:
+        torch.cuda.empty_cache()  # the compilers need memory, too
+        with ExitStack() as stack:
+            compilers = []
+            for part in range(given.parts):
+                compilers.append(subprocess.Popen([*own, "--part", str(part)], stderr=subprocess.DEVNULL))
+                stack.callback(compilers[-1].terminate)
             for compiler in compilers:
                 compiler.wait()
-        finally:
-            for compiler in compilers:
-                compiler.terminate()
 
     output = given.output or Path(__file__).with_name("tables") / f"{torch.cuda.get_device_name().replace(' ', '-')}.json"
     measured, lines = measure(output, given.only, given.most, compile_cells)

@@ -14,7 +14,7 @@ from softbench.core.outcome import Status
 from softbench.core.text import size, unknown
 from softbench.ops.registry import operation
 from softbench.plan.deal import Shard, of_shard
-from softbench.plan.settings import WORKER, Settings
+from softbench.plan.settings import Settings
 from softbench.plan.sweep import cases as cases_of_sweeps
 from softbench.plugins.info import BackendInfo
 
@@ -140,15 +140,12 @@ def cases_of(settings: Settings, device: str, shard: Shard | None = None) -> tup
     """The cases of a run on this device, or of one shard of it.
 
     Raises:
-        UsageError: the device has no such timer or no threads, the judge has no profile, there are too many cases, or
-            the shard has none.
+        UsageError: the device has no such timer or no threads, there are too many cases, or the shard has none.
     """
     if device == "cpu" and (settings.timer, settings.l2) != (TIMERS[0], "cold"):
         raise UsageError(f"--timer and --l2 need a GPU; on the CPU the timer is {CPU_TIMER}")
     if device != "cpu" and settings.threads is not None:
         raise UsageError("--threads sets the threads of a CPU run; leave it out, or add --device cpu")
-    if device != "cpu" and settings.judge != WORKER and settings.profile == "off":
-        raise UsageError("--judge separate compares with the host's time, which the profile has; leave out --profile off")
     every = cases_of_sweeps(settings.sweep, device)
     return of_shard(every, shard) if shard else every
 

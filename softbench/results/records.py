@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+from softbench.core import statistics
 from softbench.core.case import DTYPES, LONGEST_OP, OP, Case, Direction, valid_shape
 from softbench.core.json_types import JsonObject, to_json
 from softbench.core.machine import UNIT
@@ -24,8 +25,11 @@ from softbench.core.outcome import (
 )
 from softbench.core.replies import accuracy_from_json, build_from_json, profile_from_json, telemetry_from_json
 from softbench.core.stopping import LIMIT
+from softbench.core.text import micros
 from softbench.core.validate import typed
 
+TOLERANCE = 0.03
+"""The fraction by which a judged cell's median may be below the judge's `low_us`."""
 SCHEMA = 1
 """Version of the run document."""
 
@@ -46,7 +50,21 @@ def merge(records: Sequence[Record]) -> Record:
     timing = replace(limited, batches=batches)
     profile = _merged([outcome.profile for outcome in measured])
     outcome = Measured(measured[0].build, worst, timing, profile, measured[0].judged)  # the first set alone is judged
-    return Record(first.backend, first.case, outcome, first.source, first.unit)
+    return replace(first, outcome=disputed(first.case, outcome) or outcome)
+
+
+def disputed(case: Case, outcome: Measured) -> Failed | None:
+    """The failure of a judged cell whose median is more than 3 % below the judge's `low_us`; None otherwise.
+
+    The judge's time is not that of the CPU's timer, nor of the timer `host`, so these are not compared.
+    """
+    judged, us = outcome.judged, statistics.median_us(outcome.timing)
+    if judged is None or judged.us is None or judged.low_us is None or case.device != "cuda" or outcome.timing.kind == "host":
+        return None
+    if us >= (1 - TOLERANCE) * judged.low_us:
+        return None
+    reason = f"disputed: {micros(us)} a call by its worker's clock, {micros(judged.us)} by the judge's"
+    return Failed(Status.UNVERIFIED, "time", reason, outcome.build, outcome.accuracy)
 
 
 def _merged(profiles: Sequence[Profile]) -> Profile:
@@ -112,7 +130,7 @@ def _outcome(data: JsonObject) -> Outcome:
 def _judged(data: JsonObject) -> Judged:
     judged = typed(Judged, data)
     times = (judged.us, judged.low_us, judged.high_us, judged.at_most_us)
-    if judged.judgements < 1 or any(us is not None and us <= 0 for us in times):
+    if judged.judgements < 1 or any(us is not None and us < 0 for us in times):
         raise ValueError("an invalid judgement")
     return judged
 

@@ -6,18 +6,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from types import TracebackType
 
-from softbench.core import statistics
 from softbench.core.case import YARDSTICK
 from softbench.core.json_types import JsonObject
 from softbench.core.outcome import FAILURES, Failed, Judged, Measured, Record, Status
-from softbench.core.text import micros
 from softbench.plan.plan import Plan
 from softbench.processes.activity import Activity
 from softbench.processes.judge_process import JudgeProcess
+from softbench.results.records import disputed
 
 SEPARATE = "separate"
-TOLERANCE = 0.03
-"""The fraction by which a run's median may be below the judge's `low_us`."""
 JUDGEMENTS = 2
 """Judgements of a disputed cell, at most. While the driver works for other processes of the host, the judge's times are too long."""
 
@@ -30,7 +27,6 @@ class CellJudge:
         self.activity = activity
         self.process = JudgeProcess(plan.settings.device, plan.settings.timeout) if plan.settings.judge == SEPARATE else None
         self.origins = {info.name: info.origin for info in plan.infos}
-        self.compares = plan.device == "cuda" and plan.timer != "host"
 
     def __enter__(self) -> CellJudge:
         return self
@@ -54,19 +50,16 @@ class CellJudge:
         outcome = record.outcome
         if not isinstance(outcome, Measured):
             return record
-        judgements = 0
-        failed: Failed | None = None
-        while judgements < JUDGEMENTS:
-            judgements += 1
+        for number in range(1, 1 + JUDGEMENTS):
             with self.activity.waiting("judge", [record.backend]):
                 found = judge.ask(self.origins[record.backend], record.case, record.backend)
-            failed = refused(found)
-            if failed or not self.compares or not (failed := disputed(found, outcome)):
+            if failed := refused(found):
+                return replace(record, outcome=replace(failed, build=outcome.build, accuracy=outcome.accuracy))
+            times = (found.get(name) for name in ("us", "low_us", "high_us", "at_most_us"))
+            outcome = replace(outcome, judged=Judged(number, *times))
+            if not (failed := disputed(record.case, outcome)):
                 break
-        if failed:
-            return replace(record, outcome=replace(failed, build=outcome.build, accuracy=outcome.accuracy))
-        times = (found.get(name) for name in ("us", "low_us", "high_us", "at_most_us"))
-        return replace(record, outcome=replace(outcome, judged=Judged(judgements, *times)))
+        return replace(record, outcome=failed or outcome)
 
 
 def refused(found: JsonObject) -> Failed | None:
@@ -75,11 +68,3 @@ def refused(found: JsonObject) -> Failed | None:
     if status is Status.OK:
         return None
     return Failed(status if status in FAILURES else Status.UNVERIFIED, "time", f"judge: {found['reason']}")
-
-
-def disputed(found: JsonObject, outcome: Measured) -> Failed | None:
-    """The failure of a cell whose time is shorter than the judge's clock allows: more than 3 % below the judge's `low_us`."""
-    judged, us = found["us"], statistics.median_us(outcome.timing)
-    if judged is None or us >= (1 - TOLERANCE) * found["low_us"]:
-        return None
-    return Failed(Status.UNVERIFIED, "time", f"disputed: {micros(us)} a call by its worker's clock, {micros(judged)} by the judge's")

@@ -166,13 +166,6 @@ def test_threads_are_refused_on_a_gpu():
 SHAPES = {"sweep": (Sweep(shape=("8x4x2",), dim=(0, 1)),)}
 
 
-def test_the_judge_needs_the_profile_on_a_gpu():
-    settings = Settings.from_sources({"sweep": (Sweep((8,), (8,)),)}, from_flags({"judge": "separate", "profile": "off"}))
-    assert len(cases_of(settings, "cpu")) == 1  # where times are not compared
-    with pytest.raises(UsageError, match=r"--judge separate compares with the host's time, .* leave out --profile off"):
-        cases_of(settings, "cuda")
-
-
 def keys(config, **flags):
     return [case.key.removeprefix("forward-fp32-") for case in cases_of(Settings.from_sources(config, from_flags(flags)), "cpu")]
 

@@ -8,7 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from softbench.core.outcome import Judged, Profile, Status
-from softbench.run.judged_cells import CellJudge, disputed, refused
+from softbench.results.records import disputed, merge
+from softbench.run.judged_cells import CellJudge, refused
 
 SMALL = ("--device", "cpu", "--M", "16", "--N", "96", "--quick")
 
@@ -42,13 +43,31 @@ def test_workers_free_their_buffers_before_the_judge_takes_memory(make_record):
     assert events == ["release", "judge"]
 
 
+def with_judged(record, **times):
+    return replace(record.outcome, judged=Judged(1, **times))
+
+
 def test_a_time_below_the_judges_clock_is_disputed(make_record):
-    found = {"status": "ok", "us": 100.0, "low_us": 99.0}
-    short, close = (make_record("mine", [us] * 3).outcome for us in (96.0, 96.1))
-    assert disputed(found, close) is None
-    failed = disputed(found, short)
+    short, close = (make_record("mine", [us] * 3) for us in (96.0, 96.1))
+    assert disputed(close.case, with_judged(close, us=100.0, low_us=99.0)) is None
+    failed = disputed(short.case, outcome := with_judged(short, us=100.0, low_us=99.0))
     assert (failed.status, failed.reason) == (Status.UNVERIFIED, "disputed: 96 us a call by its worker's clock, 100 us by the judge's")
-    assert disputed(found | {"us": None, "low_us": None}, short) is None
+    assert disputed(short.case, with_judged(short)) is None
+    assert disputed(short.case, short.outcome) is None
+    assert disputed(replace(short.case, device="cpu"), outcome) is None
+    assert disputed(short.case, replace(outcome, timing=replace(outcome.timing, kind="host"))) is None
+
+
+def test_later_process_sets_are_compared_with_the_judges_time(make_record):
+    """The first set alone is judged, and the published median is that of all sets."""
+    first, fast = make_record("mine", [100.0] * 3), make_record("mine", [50.0] * 3)
+    judged = replace(first, outcome=with_judged(first, us=100.0, low_us=99.0))
+    assert merge([judged, first]).outcome.judged == judged.outcome.judged
+    found = merge([judged, fast, fast])
+    assert (found.status, found.outcome.reason) == (
+        Status.UNVERIFIED,
+        "disputed: 50 us a call by its worker's clock, 100 us by the judge's",
+    )
 
 
 @pytest.mark.parametrize(
@@ -74,9 +93,9 @@ def test_a_disputed_cell_is_judged_once_more(make_record, us, asked, status):
 
 def test_a_claimed_host_time_ends_no_dispute(make_record):
     """The worker measures it, so a plugin could claim any."""
-    found = {"status": "ok", "us": 100.0, "low_us": 99.0}
-    claimed = replace(make_record("mine", [20.0] * 3).outcome, profile=Profile(host_us=(500.0,)))
-    assert disputed(found, claimed).status is Status.UNVERIFIED
+    record = make_record("mine", [20.0] * 3)
+    claimed = replace(with_judged(record, us=100.0, low_us=99.0), profile=Profile(host_us=(500.0,)))
+    assert disputed(record.case, claimed).status is Status.UNVERIFIED
 
 
 @pytest.mark.parametrize(("status", "expected"), [("wrong", Status.WRONG), ("timeout", Status.TIMEOUT), ("skipped", Status.UNVERIFIED)])

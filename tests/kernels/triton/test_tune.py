@@ -54,6 +54,7 @@ def test_few_rows_compile_the_kernels_of_all_rows(backward):
         replace(many, hopper=False),
         *(replace(many, M=M) for M in (1, 2, 64, 4097)),
         replace(many, M=167773, N=100),
+        replace(many, M=2, N=1 << 22),
     )
     for problem in (many, *others):
         few = replace(problem, M=tune.rows_to_compile(problem))
