@@ -117,7 +117,6 @@ COVERED_BY = {
     "cli/inspect": "run/test_inspect.py",
     "cli/listing": "cli/test_main.py",
     "cli/run": "run/test_run.py",
-    "run/plan_of": "run/test_run.py",
     "run/fleet/ray_relay": "run/fleet/test_ray_cards.py",
     "cli/merge": "results/test_merge.py",
     "report/page/cells": "report/page/test_document.py",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 from softbench.core.case import YARDSTICK
 from softbench.core.machine import Gpu, Machine
+from softbench.core.text import few
 from softbench.plan.plan import Plan, cases_of, make
 from softbench.plan.settings import WORKER
 from softbench.plugins.info import BackendInfo, lacking
@@ -28,6 +29,8 @@ def plan_of(request: Request, machine: Machine, device: str, gpu: Gpu | None, in
     cases = cases_of(settings, device, request.shard)
     selected = select(_having({case.op for case in cases}, infos, settings.backends), settings.backends, yardstick=settings.yardstick)
     notes += [not_loaded_text(info) for info in not_loaded(selected)]
+    if settings.backends is None and all(info.name == YARDSTICK for info in selected):
+        notes.append(f"no backend but {YARDSTICK} has {few(sorted({case.op for case in cases}))}; give its backends with --plugin FILE")
     plan = make(settings, cases, machine, gpu, selected, asked=request.gives("relative_to"))
     return replace(plan, notes=(*notes, *plan.notes))
 
