@@ -285,8 +285,9 @@ def main() -> None:
             for part in range(given.parts):
                 compilers.append(subprocess.Popen([*own, "--part", str(part)], stderr=subprocess.DEVNULL))
                 stack.callback(compilers[-1].terminate)
-            for compiler in compilers:
-                compiler.wait()
+            failed = sum(compiler.wait() != 0 for compiler in compilers)
+        if failed:
+            print(f"{failed} of {given.parts} compilers failed; the measurement compiles what they left", file=sys.stderr, flush=True)
 
     output = given.output or Path(__file__).with_name("tables") / f"{torch.cuda.get_device_name().replace(' ', '-')}.json"
     measured, lines = measure(output, given.only, given.most, compile_cells)

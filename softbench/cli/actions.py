@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from softbench.cli import verbosity
-from softbench.cli.panels import GIVEN
+from softbench.cli.panels import CONTEXT
 from softbench.core.errors import Interrupted, ResultsError, StorageError, UsageError
 from softbench.core.files import not_written, replace_file
 from softbench.core.text import printable
@@ -150,16 +150,17 @@ def read(file: Path) -> list[Row]:
 
 
 def reject_input(file: Path, flag: str) -> None:
-    """Check that no other argument of the command names the file, or the CSV beside which that JSON lies.
+    """Check that no other argument of the command names the file, or a CSV whose JSON it is.
 
     Raises:
         UsageError: one does, so the command would overwrite what it reads or writes.
     """
-    context = GIVEN.get()
-    if context is None or not file.exists():
+    if not file.exists():
         return
-    values = [context.params.get(one.name or "") for one in context.command.params if flag not in one.opts]
-    texts = [str(value) for one in values for value in (one if isinstance(one, list | tuple) else [one]) if isinstance(value, str | Path)]
+    context = CONTEXT.get()
+    given = [context.params.get(one.name) for one in context.command.params if flag not in one.opts] if context else []
+    listed = [value for one in given for value in (one if isinstance(one, list | tuple) else [one])]
+    texts = [str(value) for value in listed if isinstance(value, str | Path)]
     named = {Path(part) for text in texts for part in (text, text.rpartition("=")[2], text.rpartition("=")[2].partition(":")[0])}
     named |= {path.with_suffix(".json") for path in named if path.suffix == ".csv"}
     if file.resolve() in {path.resolve() for path in named}:

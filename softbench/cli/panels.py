@@ -13,7 +13,7 @@ OTHERS = "Options"
 LAST = (ADVANCED, OTHERS)
 """These panels come after all others."""
 
-GIVEN: ContextVar[Any] = ContextVar("given", default=None)
+CONTEXT: ContextVar[Any] = ContextVar("context", default=None)
 """Click's context of the command that runs: its parameters and their values."""
 
 
@@ -28,12 +28,12 @@ class PanelCommand(TyperCommand):
     """A command whose help groups its options by `rich_help_panel`, in the order of their first option."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command; GIVEN is its context meanwhile."""
-        before = GIVEN.set(ctx)
+        """Run the command; CONTEXT is its context meanwhile."""
+        before = CONTEXT.set(ctx)
         try:
             return super().invoke(ctx)
         finally:
-            GIVEN.reset(before)
+            CONTEXT.reset(before)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:  # typer brings its own click in some versions
         """Write one section per panel; every default is written as `[default: value]`."""

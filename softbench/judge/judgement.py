@@ -253,7 +253,7 @@ def too_large(case: Case, calls: int) -> str:
         free = torch.cuda.mem_get_info()[0]
     else:
         free = free_memory()
-    return f"a judgement needs some {size(needed)}; {size(free)} are free; choose a smaller shape" if needed > free else ""
+    return f"a judgement needs about {size(needed)}; {size(free)} are free; choose a smaller shape" if needed > free else ""
 
 
 def calls_of(case: Case, memory: int) -> int:

@@ -28,7 +28,7 @@ from softbench.core.stopping import LIMIT
 from softbench.core.text import micros
 from softbench.core.validate import typed
 
-TOLERANCE = 0.03
+JUDGED_TOLERANCE = 0.03
 """The fraction by which a judged cell's median may be below the judge's `low_us`."""
 SCHEMA = 1
 """Version of the run document."""
@@ -61,7 +61,7 @@ def disputed(case: Case, outcome: Measured) -> Failed | None:
     judged, us = outcome.judged, statistics.median_us(outcome.timing)
     if judged is None or judged.us is None or judged.low_us is None or case.device != "cuda" or outcome.timing.kind == "host":
         return None
-    if us >= (1 - TOLERANCE) * judged.low_us:
+    if us >= (1 - JUDGED_TOLERANCE) * judged.low_us:
         return None
     reason = f"disputed: {micros(us)} a call by its worker's clock, {micros(judged.us)} by the judge's"
     return Failed(Status.UNVERIFIED, "time", reason, outcome.build, outcome.accuracy)

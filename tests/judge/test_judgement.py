@@ -38,7 +38,7 @@ def test_a_judgement_that_does_not_fit_takes_no_memory(judge, monkeypatch):
     source = next(one for one in origins(()) if one.label == "torch")
     found = judge.judge(source, Case(10**8, 10**5, "fp32", Direction.FORWARD, "cpu"))
     assert found.status == "oom"
-    assert re.fullmatch(r"a judgement needs some [\d.]+ TiB; [\d.]+ GiB are free; choose a smaller shape", found.reason)
+    assert re.fullmatch(r"a judgement needs about [\d.]+ TiB; [\d.]+ GiB are free; choose a smaller shape", found.reason)
 
 
 @confined

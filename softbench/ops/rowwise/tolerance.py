@@ -242,7 +242,8 @@ def _told(kinds: Sequence[str], wrong: set[int], numbers: Sequence[int]) -> str:
     if len(wrong) < sum(number % len(kinds) in bad for number in numbers):
         first = sorted(wrong)[:MOST_NAMED]
         places = ", ".join(map(str, first)) + (f" and {len(wrong) - len(first)} others" if len(wrong) > len(first) else "")
-        return f" (structured rows: {len(wrong)} of {len(numbers)}, number {places}" + (f"; {named})" if len(bad) < len(there) else ")")
+        told = f" (structured rows: {len(wrong)} of {len(numbers)} wrong, {'row' if len(wrong) == 1 else 'rows'} {places}"
+        return told + (f"; kinds: {named})" if len(bad) < len(there) else ")")
     if len(bad) == len(there) > 1:
         return f" (structured rows: all {len(bad)} kinds)"
     return f" (structured rows: those {named}" + ("; the others are right)" if len(there) > 1 else ")")

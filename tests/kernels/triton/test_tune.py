@@ -2,7 +2,10 @@
 
 import itertools
 import json
+import sys
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 import torch
@@ -95,19 +98,74 @@ def test_only_selects_cells_by_the_words_of_their_names():
 
 
 def test_all_parts_together_compile_each_kernel_once(monkeypatch):
+    """A kernel is a plan for a dtype and N, with Triton's specialization on the number of rows, and with or without `keep_in_l2`."""
     launched: list[list[tuple[object, ...]]] = []
-    monkeypatch.setattr(tune, "_problem", lambda backward, dtype, M, N: replace(PROBLEM, backward=backward, M=M, N=N))
-    monkeypatch.setattr(tune, "operands", lambda *cell: cell)
-    monkeypatch.setattr(tune, "_try", lambda cell, plan: launched[-1].append((*cell[:2], cell[3], plan)))
-    chosen = [(False, torch.float32, M, N) for M in (2, 8, 16, 4096) for N in (4096, 65536)]
+
+    def problem_of(backward, dtype, M, N):
+        return replace(PROBLEM, backward=backward, M=M, N=N, hopper=True)
+
+    def kernel(problem, rows, plan):
+        return problem.backward, problem.N, problem.keep_in_l2, rows % 16 == 0, rows == 1, plan
+
+    monkeypatch.setattr(tune, "_problem", problem_of)
+    rows: list[int] = []
+    monkeypatch.setattr(tune, "operands", lambda *cell: (rows.append(cell[2]), cell)[1])
+    monkeypatch.setattr(tune, "_try", lambda cell, plan: launched[-1].append(kernel(problem_of(*cell), cell[2], plan)))
+    chosen = [(False, torch.float32, M, N) for M in (1, 2, 8, 16, 4096) for N in (4096, 65536)]
     for part in range(3):
         launched.append([])
         tune.compile_part(part, 3, chosen, 5)
-    every = [kernel for part in launched for kernel in part]
-    plans = [(*cell[:2], cell[3], plan) for cell in chosen for plan in itertools.islice(heuristics.candidates(tune._problem(*cell)), 5)]
-    assert set(every) == set(plans)
-    assert len(every) < len(plans)
+    every = [one for part in launched for one in part]
+    problems = [problem_of(*cell) for cell in chosen]
+    measured = [kernel(one, one.M, plan) for one in problems for plan in itertools.islice(heuristics.candidates(one), 5)]
+    assert sorted(map(str, every)) == sorted(map(str, set(measured)))
+    assert len(every) < len(measured)
+    assert len({one[2:5] for one in every}) == 4
+    assert max(rows) < 4096  # few rows take little memory
     assert max(map(len, launched)) - min(map(len, launched)) <= 1
+
+
+class Compiler:
+    """A process that compiles; `started` has the arguments of all, and `ended` those that were ended."""
+
+    started: ClassVar[list[list[str]]] = []
+    ended: ClassVar[list[list[str]]] = []
+
+    def __init__(self, line, **_):
+        self.line = line
+        self.started.append(line)
+
+    def wait(self):
+        return int(self.line[-1] == "1")
+
+    def terminate(self):
+        self.ended.append(self.line)
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_the_command_line_starts_and_ends_compilers_of_each_chunk(monkeypatch, tmp_path, capsys, interrupted):
+    monkeypatch.setattr(tune, "__spec__", SimpleNamespace(name="tune"))
+    monkeypatch.setattr(tune.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(tune.torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(tune.subprocess, "Popen", Compiler)
+    monkeypatch.setattr(tune, "cells", lambda _: [(number,) for number in range(tune.CHUNK + 1)])
+    monkeypatch.setattr(tune, "measure_cell", lambda number, *_: ("forward 4 16", number, 12, {"tier": "rows"}))
+    monkeypatch.setenv("SOFTBENCH_TRITON_TABLE", "")
+    monkeypatch.setattr(sys, "argv", ["tune", "--only", "few", "--parts", "2", "--most", "3", f"--output={tmp_path / 'mine.json'}"])
+    Compiler.started, Compiler.ended = [], []
+    if interrupted:
+        monkeypatch.setattr(Compiler, "wait", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            tune.main()
+    else:
+        tune.main()
+        told = capsys.readouterr()
+        assert f"cells {tune.CHUNK + 1} to {tune.CHUNK + 1} of {tune.CHUNK + 1}: compiling" in told.out
+        assert "1 of 2 compilers failed" in told.err
+    begins = ["0"] if interrupted else ["0", str(tune.CHUNK)]
+    expected = [["--parts", "2", "--only", "few", "--most", "3", "--begin", at, "--part", part] for at in begins for part in "01"]
+    assert [line[3:] for line in Compiler.started] == expected
+    assert sorted(Compiler.ended) == sorted(Compiler.started)
 
 
 def test_kernels_are_compiled_before_each_chunk_of_cells(monkeypatch, tmp_path):
