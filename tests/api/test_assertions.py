@@ -112,7 +112,7 @@ def test_bandwidth_is_compared_with_copy(softbench, forked):
     assert softbench.notes[0].startswith("right: forward-fp32-8x64: ")
 
 
-@pytest.mark.parametrize("assertion", ["assert_not_slower", "assert_bandwidth"])
+@pytest.mark.parametrize("assertion", [pytest.param("assert_not_slower", marks=pytest.mark.slow), "assert_bandwidth"])
 def test_without_a_gpu_it_checks_and_skips(softbench, monkeypatch, forked, assertion):
     monkeypatch.setattr(doctor, "no_gpu", lambda: "none is here")
     monkeypatch.setattr("softbench.api.assertions.ALL", "shape 37*")

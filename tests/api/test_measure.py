@@ -56,6 +56,7 @@ def test_functions_files_and_names_are_compared(here):
     assert (stored.rows, stored.samples) == (result.rows, result.samples)
 
 
+@pytest.mark.slow
 def test_twice_and_from_a_thread_without_leaks(here, monkeypatch):
     monkeypatch.setenv("SOFTBENCH_QUEUE", "off")
     first = softbench.compare(right, **QUICK)

@@ -43,6 +43,7 @@ def test_a_verbose_run_tells_cells_and_phases(cli):
     assert phases[0] < phases[1]
 
 
+@pytest.mark.slow
 def test_a_verbose_plan_tells_all_reasons(without_compilers):
     plain, verbose = without_compilers("run", *SMALL, "--dry-run"), without_compilers("run", *SMALL, "--dry-run", "--verbose")
     assert "no C++ compiler" not in plain.stdout

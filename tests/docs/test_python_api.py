@@ -6,6 +6,8 @@ import re
 import sys
 from pathlib import Path
 
+import pytest
+
 import softbench
 from softbench.api.assertions import Softbench
 from softbench.core import errors
@@ -14,6 +16,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "python-api.md"
 TEXT = PAGE.read_text()
 
 
+@pytest.mark.slow
 def test_the_pages_examples_run(tmp_path, monkeypatch, forked):
     (code,) = re.findall(r"here `my_kernels.py`:\n\n```python\n(.*?)\n```", TEXT, re.DOTALL)
     (tmp_path / "my_kernels.py").write_text(code)

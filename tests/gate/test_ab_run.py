@@ -61,6 +61,7 @@ def versions(tmp_path):
     return write
 
 
+@pytest.mark.slow
 def test_two_versions_of_one_file_are_measured_side_by_side(cli, versions):
     """The verdict depends on the load of this machine, so only its cell and its plan are tested."""
     plugins = versions(300, 1200)

@@ -5,6 +5,8 @@ import json
 import shutil
 from pathlib import Path
 
+import pytest
+
 from softbench.core.case import Case, Direction
 from softbench.gate.next_step import _operation
 from softbench.ops import registry, user_file
@@ -15,6 +17,7 @@ HALF, BIASED = "masked_pick(causal=true,cap=2)", "masked_pick(K=8,bias=true)"
 GIVEN = ("--op", FILES[0], "--plugin", FILES[1], "--device", "cpu")
 
 
+@pytest.mark.slow
 def test_parameters_of_a_file_go_through_all_commands(cli):
     for file in FILES:
         shutil.copy(FOLDER / file, cli.folder)

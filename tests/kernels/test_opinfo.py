@@ -52,7 +52,8 @@ def test_results_with_a_dtype_agree_with_torch():
         opinfos.widened_as_torch(cuda_log_softmax, "cpu", dtype, "log_softmax")
 
 
-@pytest.mark.parametrize("name", sampled(SOFTMAX, lambda name: name == "cuda"))  # test_operator.py has the others, with own operands
+@pytest.mark.slow  # test_operator.py has them with own operands
+@each
 def test_opcheck_passes_on_torchs_samples(name):
     opinfos.opchecked(*PAIRS[name], "cpu", torch.float32, of(name))
 

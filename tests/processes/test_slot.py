@@ -40,13 +40,13 @@ def test_one_source_is_used_while_another_loads(tmp_path):
 
 def test_the_deadline_of_a_load_begins_with_it(tmp_path):
     with Pool() as pool:
-        loading = Loading(pool, [source(tmp_path, "a"), source(tmp_path, "b", waits_for(tmp_path / "never"))], "cpu", {}, 4.0)
+        loading = Loading(pool, [source(tmp_path, "a"), source(tmp_path, "b", waits_for(tmp_path / "never"))], "cpu", {}, 3.0)
         loading.slots("a")
-        time.sleep(4.0)
+        time.sleep(3.0)
         begin = time.monotonic()
         first, second = loading.slots()
-        assert time.monotonic() - begin < 3
-        assert first.info.able and second.info.broken.startswith("import took longer than 4 s") and second.worker is None
+        assert time.monotonic() - begin < 2
+        assert first.info.able and second.info.broken.startswith("import took longer than 3 s") and second.worker is None
 
 
 def test_a_crash_that_was_not_awaited_is_found_later(tmp_path):

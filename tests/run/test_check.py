@@ -51,17 +51,16 @@ def test_triton_kernels_pass_a_check_case_under_tritons_own_interpreter(cli):
     assert passed == {("triton", "forward"), ("triton", "backward")}
 
 
+@pytest.mark.slow
 @needs_interpreter
 @pytest.mark.parametrize(
     ("backends", "given", "passes"),
     [
         ("quick.triton", ("--direction", "forward", "--case", f"!{LONG}"), 40),
-        pytest.param("quick.triton", ("--direction", "backward", "--case", f"!{LONG}"), 20, marks=pytest.mark.slow),
-        pytest.param(
-            "quick.triton-row,quick.triton-tile", ("--direction", "forward,both", "--case", f"!{LONG}"), 90, marks=pytest.mark.slow
-        ),
-        pytest.param("quick.triton", ("--case", f"!{LONGEST}"), 95, marks=pytest.mark.slow),
-        pytest.param("quick.triton-row,quick.triton-tile", ("--direction", "forward,both"), 110, marks=pytest.mark.slow),
+        ("quick.triton", ("--direction", "backward", "--case", f"!{LONG}"), 20),
+        ("quick.triton-row,quick.triton-tile", ("--direction", "forward,both", "--case", f"!{LONG}"), 90),
+        ("quick.triton", ("--case", f"!{LONGEST}"), 95),
+        ("quick.triton-row,quick.triton-tile", ("--direction", "forward,both"), 110),
     ],
 )
 def test_our_triton_kernels_pass_check_cases_under_the_interpreter(cli, backends, given, passes):

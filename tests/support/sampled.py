@@ -15,10 +15,10 @@ def sampled(values: Iterable, by_default: Callable[..., bool]) -> list:
     return [pytest.param(*each, marks=() if default else pytest.mark.slow) for each, default in zip(given, chosen, strict=True)]
 
 
-def with_dtypes(names: str, values: Iterable) -> pytest.MarkDecorator:
-    """Parametrize with these arguments and the dtype. Each value has one dtype by default, and the next value the next one."""
+def with_dtypes(names: str, values: Iterable, every: int = 1) -> pytest.MarkDecorator:
+    """Parametrize with these arguments and the dtype. By default each `every`-th value runs, with one dtype that alternates."""
     given = [value if isinstance(value, tuple) else (value,) for value in values]
     dtypes = ("fp32", "bf16", "fp16")
-    every = [(number, *each, dtype) for number, each in enumerate(given) for dtype in dtypes]
-    chosen = sampled(every, lambda number, *each: each[-1] == dtypes[number % 3])
+    cases = [(number, *each, dtype) for number, each in enumerate(given) for dtype in dtypes]
+    chosen = sampled(cases, lambda number, *each: number % every == 0 and each[-1] == dtypes[number // every % 3])
     return pytest.mark.parametrize((*names.split(), "dtype"), [pytest.param(*one.values[1:], marks=one.marks) for one in chosen])

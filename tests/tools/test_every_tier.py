@@ -43,6 +43,7 @@ def library(tmp_path_factory):
     return scores_library(tmp_path_factory.mktemp("scores"))
 
 
+@pytest.mark.slow
 @needs_nvcc
 def test_each_cuda_instantiation_is_launched_and_right(launch_all, library, monkeypatch):
     simulate_scores(library, monkeypatch)

@@ -154,7 +154,7 @@ def test_torch_compile_takes_it_whole(x, sink, backend):
     assert torch.allclose(compiled(more, sink, None, 0.3), step(more, sink, None, 0.3))
 
 
-@pytest.mark.parametrize("requires_grad", [False, True])
+@pytest.mark.parametrize("requires_grad", sampled([False, True], lambda requires_grad: requires_grad))
 def test_operators_are_registered_whole(x, sink, requires_grad):
     for dtype in (torch.float64, torch.bfloat16):
         narrow, logit = (tensor.detach().to(dtype).requires_grad_(requires_grad) for tensor in (x, sink))

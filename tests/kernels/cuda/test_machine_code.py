@@ -151,7 +151,7 @@ def test_no_kernel_of_scores_spills_a_register(compiled, architecture):
         pytest.param("logprob", 0, "row_statistics", 4, marks=pytest.mark.slow if few_cores() else ()),
         pytest.param("logprob", 0, "row_gradient", 4, marks=pytest.mark.slow if few_cores() else ()),
         pytest.param("masked_softmax", 2, "row_scores", 4, marks=pytest.mark.slow if few_cores() else ()),
-        ("masked_softmax", 2, "row_scores_gradient", 8),
+        pytest.param("masked_softmax", 2, "row_scores_gradient", 8, marks=pytest.mark.slow if few_cores() else ()),
     ],
 )
 def test_loads_of_a_row_are_in_flight_together(compiled, function, part, kernel, loads):

@@ -123,6 +123,7 @@ print("fine")
 """
 
 
+@pytest.mark.slow
 def test_long_causal_rows_are_right_and_have_zeros_behind(run_interpreted):
     run_interpreted(CAUSAL)
 

@@ -165,5 +165,6 @@ print("fine")
 """
 
 
+@pytest.mark.slow
 def test_a_part_of_a_result_is_not_taken(run_interpreted):
     run_interpreted(EXCHANGE)

@@ -269,11 +269,12 @@ def card_processes(cli):
     return sorted(found)
 
 
+@pytest.mark.slow
 @needs_two
 def test_an_interrupted_fleet_is_resumed_and_loses_a_card(cli):
     """Two real cards in parallel; one of the resumed run is killed. Every cell is measured once, and no process is left."""
     process = cli.start(*ARGUMENTS)
-    wait_for(lambda: len(lines(cli.folder)) >= 6)
+    wait_for(lambda: len({row["unit"] for row in lines(cli.folder)}) == 2)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does
     _, err = process.communicate(timeout=30)
     assert process.returncode == 130
@@ -281,7 +282,7 @@ def test_an_interrupted_fleet_is_resumed_and_loses_a_card(cli):
     assert cli.left_behind() == []
     before = lines(cli.folder)
     process = cli.start(*ARGUMENTS, "--resume")
-    wait_for(lambda: len({row["unit"] for row in lines(cli.folder)[len(before) :]}) == 2)
+    wait_for(lambda: len(lines(cli.folder)) > len(before))  # both cards have cases now, and most are left
     os.kill(card_processes(cli)[1], signal.SIGKILL)
     _, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
