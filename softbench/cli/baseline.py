@@ -10,13 +10,14 @@ import typer
 
 from softbench.cli.actions import note, warn
 from softbench.cli.options import BASELINES, GATE_EPILOG, Folder, Mismatch
-from softbench.cli.panels import PanelCommand
+from softbench.cli.panels import LineGroup, PanelCommand
 from softbench.core.errors import SoftbenchError
 from softbench.core.text import printable
 
 RunsArgument = Annotated[list[Path], typer.Argument(help="Results CSVs of runs on one machine; their processes add up.")]
 
 commands = typer.Typer(
+    cls=LineGroup,
     help="Baselines of the gate: process medians from one machine, in a readable file.",
     no_args_is_help=True,
     rich_markup_mode=None,

@@ -11,6 +11,7 @@ from softbench.cli import options, verbosity
 from softbench.cli.actions import interruptible, note, try_file, write_text, wrote_to_stdout
 from softbench.cli.panels import PanelCommand
 from softbench.core.case import OPERATION
+from softbench.core.text import count
 
 if TYPE_CHECKING:
     from softbench.run.check import CheckReport
@@ -50,14 +51,16 @@ def check(
     try_file(json)
     try_file(junit, flag="--junit")
     request = CheckRequest.of(flags, op, pattern=case, dtype=dtype, direction=direction, set=set)
-    with interruptible():
-        report = run_check(request, counter("cases"))
+    with interruptible(), counter("cases") as advance:
+        report = run_check(request, advance)
     files = [str(path) for path in plugin or ()]
     _report(report, json, files, long=long)
     if junit is not None:
         from softbench.report import check_report
 
         write_text(junit, check_report.junit(report, files), "--junit")
+    if report.interrupted:
+        note(f"interrupted; {count(report.left, 'case')} left out; --case, --dtype and --direction choose a part", error=True)
     raise typer.Exit(report.exit_code)
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
-from typer.core import TyperGroup
 
 from softbench import __version__
 from softbench.cli import baseline, check, doctor, gate, inspect, judge, listing, merge, report, results, run
 from softbench.cli.options import RUN_EPILOG
+from softbench.cli.panels import LineGroup
 from softbench.core.errors import SoftbenchError
 from softbench.core.files import not_written
 from softbench.core.text import one_line
@@ -21,7 +21,7 @@ from softbench.core.text import one_line
 ORDER = ("run", "check", "show", "plot", "report", "compare", "merge", "gate", "baseline", "judge", "list", "doctor", "inspect")
 
 
-class InOrderOfUse(TyperGroup):
+class InOrderOfUse(LineGroup):
     """The commands in the order in which a user meets them; Typer puts groups of commands last."""
 
     def list_commands(self, ctx: Any) -> list[str]:  # typer brings its own click in some versions

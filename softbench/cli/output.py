@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -16,6 +17,9 @@ from softbench.cli import verbosity
 from softbench.core.errors import Interrupted
 from softbench.report.width import LOG_WIDTH, widen
 from softbench.run.request import command_line as command_line
+
+LOG_SECONDS = 30.0
+"""The time between two lines of a counter in a log."""
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -36,15 +40,25 @@ def show(renderable: RenderableType, target: Console) -> None:
     target.print(renderable, markup=False, highlight=False)
 
 
-def counter(unit: str) -> Callable[[int, int], None]:
-    """A function `advance(done, total)` that updates a count on stderr. In a log it prints nothing."""
+@contextmanager
+def counter(unit: str) -> Iterator[Callable[[int, int], None]]:
+    """A function `advance(done, total)` that updates a count on stderr. In a log it prints a line after each LOG_SECONDS."""
+    terminal, printed = sys.stderr.isatty() and not verbosity.quiet(), time.monotonic()
 
     def advance(done: int, total: int) -> None:
-        if sys.stderr.isatty() and not verbosity.quiet():
-            sys.stderr.write(f"\r{done} of {total} {unit}" if done < total else "\r\x1b[K")
+        nonlocal printed
+        if terminal:
+            sys.stderr.write(f"\r{done} of {total} {unit}")
             sys.stderr.flush()
+        elif not verbosity.quiet() and time.monotonic() - printed > LOG_SECONDS:
+            printed = time.monotonic()
+            sys.stderr.write(f"softbench: {done} of {total} {unit}\n")
 
-    return advance
+    try:
+        yield advance
+    finally:
+        if terminal:
+            sys.stderr.write("\r\x1b[K")
 
 
 @contextmanager

@@ -1,11 +1,15 @@
-"""Plain `--help` with options grouped in panels; rich's help would take twice as long."""
+"""Commands with a plain `--help`, whose options are grouped in panels, and with usage errors of one line. rich would take twice as long."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
+
+from softbench.core.errors import UsageError
 
 WHAT, HOW_LONG, WHERE, ADVANCED = "What to measure", "How long", "Where to", "Advanced"
 JUDGE, OUTPUT = "What to judge", "Output"
@@ -24,8 +28,45 @@ def panel_of(param: Any) -> str:
     return getattr(param, "rich_help_panel", None) or OTHERS
 
 
+@contextmanager
+def one_line_errors(ctx: Any) -> Iterator[None]:
+    """Raise the parser's errors as UsageError, which is one line; Click prints four.
+
+    Raises:
+        UsageError: an option or an argument is unknown, missing or superfluous.
+    """
+    try:
+        yield
+    except Exception as error:
+        # Some versions of Typer bring their own Click, so its classes cannot be named here. A call without arguments shows the help.
+        if not hasattr(error, "format_message") or type(error).__name__ == "NoArgsIsHelpError":
+            raise
+        text = str(error.format_message()).rstrip(".")
+        words, above = [], ctx
+        while above.parent is not None:  # the program itself is in every message
+            words, above = [above.info_name, *words], above.parent
+        said = (f"{' '.join(words)}: " if words else "") + text[:1].lower() + text[1:]
+        raise UsageError(f"{said}{'' if said.endswith('?') else ';'} see: {ctx.command_path} --help") from None
+
+
+class LineGroup(TyperGroup):
+    """A group of commands whose usage errors are one line."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        with one_line_errors(ctx):
+            return super().parse_args(ctx, args)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        with one_line_errors(ctx):
+            return super().resolve_command(ctx, args)
+
+
 class PanelCommand(TyperCommand):
     """A command whose help groups its options by `rich_help_panel`, in the order of their first option."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        with one_line_errors(ctx):
+            return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command; CONTEXT is its context meanwhile."""

@@ -26,7 +26,6 @@ COMPARE_EPILOG = (
     "Exit codes: 0 fine; 1 with --exit-code, if a cell is worse; 2 usage or unreadable input; 3 other devices, or no common cell."
 )
 
-
 Rows = Annotated[list[str] | None, typer.Option("--M", help="Rows: 4096, or 256,1024, or 256:8192:256.", rich_help_panel=WHAT)]
 Columns = Annotated[list[str] | None, typer.Option("--N", help="Columns; written like --M.", rich_help_panel=WHAT)]
 Shapes = Annotated[
@@ -242,7 +241,7 @@ def compare(
     A cell is faster or slower if its ratio is beyond the threshold. The bands p20..p80 of both must lie apart in the same direction. A line
     below the table counts the cells that only one file has. softbench gate judges whether a backend became slower.
     """
-    from softbench.results.compare import ORDERS, cards_note, pairs, summary
+    from softbench.results.compare import ORDERS, cards_note, pairs, summary, without_results
 
     _reject_two_stdins((a, b))
     _reject_two_for_stdout([flag for flag, given in (("--json -", str(json) == "-"), ("--markdown", markdown)) if given])
@@ -260,8 +259,9 @@ def compare(
         raise InconclusiveError(f"{a} ({devices[0]}) and {b} ({devices[1]}) have no cell in common; softbench show FILE lists the cells")
     common = sorted((pair for pair in compared if not pair.missing and (pair.changed or not only_changed)), key=ORDERS[sort])
     head = [f"{letter}: {name}, {device}" for letter, name, device in zip("AB", names, devices, strict=True)]
-    if not wrote_to_stdout(lambda: _document(names, devices, threshold, common, summary(compared)), json):
-        _compare(head, common, summary(compared), markdown=markdown)
+    counts = summary(compared, without_results(first, second))
+    if not wrote_to_stdout(lambda: _document(names, devices, threshold, common, counts), json):
+        _compare(head, common, counts, markdown=markdown)
     if devices[0] == devices[1]:
         if different := _different_environments(a, b):
             note(f"the environments differ: {'; '.join(different)}")

@@ -14,7 +14,7 @@ from math import nan
 from statistics import median
 from typing import TYPE_CHECKING
 
-from softbench.core.outcome import Grade
+from softbench.core.outcome import FAILURES, Grade
 from softbench.report import line_names, matrix, scales, style
 from softbench.report.quantities import FRACTION, Quantity, bandwidth
 from softbench.report.slices import ANY, WHOLE, Slice, kinds
@@ -79,7 +79,9 @@ def figure(
     """
     quantities = [shown] if shown else [bandwidth([row for rows in runs for row in what.of(rows)]), FRACTION]
     first = quantities[0]
-    curves = [curve for curve in _curves(runs, what, styles, sources) if any(map(first.value, curve.rows))]
+    every = _curves(runs, what, styles, sources)
+    curves = [curve for curve in every if any(map(first.value, curve.rows))]
+    failed = {row.backend: row.status for curve in every if curve not in curves for row in curve.rows if row.status in FAILURES}
     curves = [curve for curve in curves if not (first.over and curve.rows[0].backend == first.over)]
     rows = [row for curve in curves for row in curve.rows if first.value(row)]
     if not any(map(quantities[-1].value, rows)):
@@ -111,7 +113,7 @@ def figure(
     scales.places(panels[-1], places)
     panels[0].set_title(title(what, rows))
     panels[-1].set_xlabel(MEANING[what.axis])
-    _name(panels, curves, what.axis, first, lengths, peak)
+    _name(panels, curves, what.axis, first, lengths, peak, failed)
     return Drawing(what.name, made, {curve.number: curve.label for curve in curves}, points)
 
 
@@ -264,9 +266,15 @@ def _peak(rows: Sequence[Row], values: Sequence[float], shown: Quantity) -> floa
 
 
 def _name(
-    panels: Sequence[Axes], curves: Sequence[Curve], axis: str, shown: Quantity, lengths: Mapping[str, Sequence[int]], peak: float | None
+    panels: Sequence[Axes],
+    curves: Sequence[Curve],
+    axis: str,
+    shown: Quantity,
+    lengths: Mapping[str, Sequence[int]],
+    peak: float | None,
+    failed: Mapping[str, str],
 ) -> None:
-    """The names of the lines, the legend with the signs, and the names of the grey lines, best first."""
+    """The names of the lines, the legend with the signs, the names of the grey lines, and the backends without a result in any cell."""
     rows = [row for curve in curves for row in curve.rows if shown.value(row)]
     best = style.ranked(rows)
     others = [curve for curve in curves if not (curve.style.named or curve.yardstick)]
@@ -295,6 +303,8 @@ def _name(
             dash, wide = OTHER_DASH[kind] if number and not overlaid else "-", curves[0].width(number)
             entries.append(line_names.sign(f"N: {kind}", linestyle=dash, linewidth=wide))
     line_names.legend(panels[-1], entries, 0.42, long=overlaid)
-    if others:
-        names = sorted(dict.fromkeys(curve.rows[0].backend for curve in others), key=best.index)
-        line_names.grey_names(panels[-1], names, -(-len(entries) // line_names.PER_LINE))
+    names = sorted(dict.fromkeys(curve.rows[0].backend for curve in others), key=best.index)
+    texts = [f"grey, best first: {', '.join(names)}"] if others else []
+    if failed:
+        texts.append("no result in any cell: " + ", ".join(f"{name} ({status})" for name, status in failed.items()))
+    line_names.below(panels[-1], texts, -(-len(entries) // line_names.PER_LINE))

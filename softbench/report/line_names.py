@@ -89,8 +89,8 @@ def signs(*, spread: str, segment: bool, doubtful: bool, missing: bool, others: 
     return found
 
 
-def grey_names(panel: Axes, names: Sequence[str], lines_above: int) -> None:
-    """The names of the grey lines, below a legend of so many lines."""
-    text = "\n".join(textwrap.wrap("grey, best first: " + ", ".join(names), 100, break_on_hyphens=False))
-    below = -44 - 13 * lines_above
-    panel.annotate(text, (0, 0), (0, below), "axes fraction", "offset points", fontsize=6.5, va="top", annotation_clip=False)
+def below(panel: Axes, texts: Sequence[str], lines_above: int) -> None:
+    """Texts below a legend of so many lines."""
+    wrapped = "\n".join(line for text in texts for line in textwrap.wrap(text, 100, break_on_hyphens=False))
+    place = -44 - 13 * lines_above
+    panel.annotate(wrapped, (0, 0), (0, place), "axes fraction", "offset points", fontsize=6.5, va="top", annotation_clip=False)

@@ -76,6 +76,15 @@ def pairs(a: Sequence[Row], b: Sequence[Row], threshold: float = 0.0) -> list[Pa
     return found
 
 
+def without_results(a: Sequence[Row], b: Sequence[Row]) -> int:
+    """The number of cells that both files have without a bandwidth; `pairs` has none of them."""
+    found = 0
+    for _, left_rows, right_rows in _by_unit(a, b):
+        first = {(row.backend, row.case): row for row in left_rows if not row.gbps}
+        found += sum((row.backend, row.case) in first for row in right_rows if not row.gbps)
+    return found
+
+
 def _by_unit(a: Sequence[Row], b: Sequence[Row]) -> list[tuple[str, Sequence[Row], Sequence[Row]]]:
     """The rows that are compared with each other, by unit; all of them together if both files have each cell once."""
     if all(len({(row.backend, row.case) for row in rows}) == len(rows) for rows in (a, b)):
@@ -127,8 +136,8 @@ def differences(found: Sequence[Pair]) -> list[float]:
     return sorted(abs(pair.ratio - 1) for pair in found if pair.ratio)
 
 
-def summary(found: Sequence[Pair]) -> str:
-    """One line: cells faster, slower and within noise, the geometric mean of the ratios, and the differences."""
+def summary(found: Sequence[Pair], empty: int = 0) -> str:
+    """One line: cells faster, slower, within noise; the mean of the ratios; the differences. `empty`: see `without_results`."""
     ratios = [pair.ratio for pair in found if pair.ratio]
     counts = {verdict: sum(pair.verdict == verdict for pair in found) for verdict in ("faster", "slower", SAME)}
     one_sided = len(found) - len(ratios) - sum(pair.missing for pair in found)
@@ -138,6 +147,7 @@ def summary(found: Sequence[Pair]) -> str:
         high = apart[math.ceil(0.9 * len(apart)) - 1]
         mean += f"; they differ by a median of {median(apart):.2%}, 90 % of the cells by at most {high:.2%}"
     lacking = f", {one_sided} without a result in one file" if one_sided else ""
+    lacking += f", {empty} without a result in both" if empty else ""
     for file, other in (("A", "B"), ("B", "A")):
         if absent := sum(pair.verdict == f"{other}: {MISSING}" for pair in found):
             lacking += f", {absent} only in {file}"

@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from glob import escape
 
 from softbench.core.case import DTYPES, OPERATION, YARDSTICK, Direction, parse_op, pass_name, value_text
-from softbench.core.errors import UsageError, WorkersError
+from softbench.core.errors import Interrupted, UsageError, WorkersError
 from softbench.core.json_types import JsonObject
 from softbench.core.messages import ListCheckCases, RunCheckCase
 from softbench.core.outcome import Grade
@@ -112,10 +112,16 @@ class CheckReport:
     seed: int
     op_given: str = OPERATION
     """As in `CheckRequest`."""
+    left: int = 0
+    """Check cases that an interruption left out; each dtype of a case counts."""
+    interrupted: int = 0
+    """The exit code of the interruption."""
 
     @property
     def exit_code(self) -> int:
-        """0 if an output was compared and no backend is wrong, failed or broken, else 1."""
+        """0 if an output was compared and no backend is wrong, failed or broken, else 1; that of an interruption if there was one."""
+        if self.interrupted:
+            return self.interrupted
         compared = any(finding.worst is not None and finding.verdict != Grade.UNVERIFIED for finding in self.findings)
         return 1 if self.broken or not compared or any(finding.verdict in BAD for finding in self.findings) else 0
 
@@ -126,7 +132,7 @@ class CheckReport:
             for key in ("worst", *METRICS):
                 if cell[key] is not None and not math.isfinite(cell[key]):
                     cell[key] = str(cell[key])
-        return {"device": self.device, "seed": self.seed, "notes": self.notes, "findings": cells}
+        return {"device": self.device, "seed": self.seed, "notes": self.notes, "cases_left": self.left, "findings": cells}
 
     def to_repeat(self, plugins: Sequence[str]) -> list[tuple[Finding, str]]:
         """Each wrong or failed finding with the command line that repeats it."""
@@ -142,31 +148,42 @@ class CheckReport:
 
 
 def check(request: CheckRequest, advance: Callable[[int, int], None]) -> CheckReport:
-    """Run all check cases of a request. `advance(done, total)` is called after each.
+    """Run all check cases of a request. `advance(done, total)` is called after each. After an interruption the report has what was found.
 
     Raises:
         UsageError: a backend, a device or a case does not exist.
+        Interrupted: nothing was found before the interruption.
     """
     settings = request.settings
-    with Session(settings.device, settings.timeout["import"], origins(settings.plugins)) as session:
-        cases = _cases(session.pool, request)
-        opened = session.open_for(settings.backends)
-        infos = select([slot.info for slot in opened], settings.backends)
-        chosen = [slot for slot in opened if slot.info in infos and slot.name != YARDSTICK]
-        able = [slot for slot in chosen if slot.info.able]
-        unable = [slot for slot in chosen if not slot.info.able]
-        notes = [f"{slot.name}: {slot.info.broken or 'unavailable: ' + slot.info.unavailable}" for slot in unable]
-        if not chosen:
-            raise UsageError(f"--backends {YARDSTICK}: the yardstick computes nothing; name the backends to check")
-        session.drop([slot for slot in opened if slot not in able])
-        checker = _Checker(session, settings)
-        steps = [(dtype, case) for direction in request.directions for dtype in request.dtypes for case in cases if case[1] == direction]
-        findings: list[Finding] = []
-        for done, (dtype, (name, direction, alone)) in enumerate(steps, 1):
-            findings += checker.run(able, RunCheckCase(request.op, name, direction, dtype, settings.seed), alone=alone)
-            advance(done, len(steps))
+    findings: list[Finding] = []
+    done, total, interrupted = 0, 0, 0
+    try:
+        with Session(settings.device, settings.timeout["import"], origins(settings.plugins)) as session:
+            cases = _cases(session.pool, request)
+            opened = session.open_for(settings.backends)
+            infos = select([slot.info for slot in opened], settings.backends)
+            chosen = [slot for slot in opened if slot.info in infos and slot.name != YARDSTICK]
+            able = [slot for slot in chosen if slot.info.able]
+            unable = [slot for slot in chosen if not slot.info.able]
+            notes = [f"{slot.name}: {slot.info.broken or 'unavailable: ' + slot.info.unavailable}" for slot in unable]
+            if not chosen:
+                raise UsageError(f"--backends {YARDSTICK}: the yardstick computes nothing; name the backends to check")
+            session.drop([slot for slot in opened if slot not in able])
+            checker = _Checker(session, settings)
+            steps = [
+                (dtype, case) for direction in request.directions for dtype in request.dtypes for case in cases if case[1] == direction
+            ]
+            total = len(steps)
+            for dtype, (name, direction, alone) in steps:
+                findings += checker.run(able, RunCheckCase(request.op, name, direction, dtype, settings.seed), alone=alone)
+                done += 1
+                advance(done, total)
+    except Interrupted as stop:
+        if not findings:
+            raise
+        interrupted = stop.exit_code
     broken = tuple(note for note, slot in zip(notes, unable, strict=True) if slot.info.broken)
-    return CheckReport(tuple(findings), tuple(notes), broken, session.device, settings.seed, request.op_given)
+    return CheckReport(tuple(findings), tuple(notes), broken, session.device, settings.seed, request.op_given, total - done, interrupted)
 
 
 def _cases(pool: Pool, request: CheckRequest) -> list[tuple[str, Direction, bool]]:

@@ -105,6 +105,16 @@ def test_other_backends_are_grey_and_listed(rows, draw):
     assert len(grey) == 35
 
 
+def test_a_backend_that_fails_everywhere_is_named_below(rows, draw):
+    ours = [row for row in rows if row.backend == "ours"]
+    lost = {"p20_us": None, "median_us": None, "p80_us": None, "gbps": None, "of_copy": None}
+    failed = [replace(row, backend=name, status=status, **lost) for name, status in (("w", "wrong"), ("u", "unavailable")) for row in ours]
+    texts = [text.get_text() for text in draw(rows + failed).axes[-1].texts]
+    assert "no result in any cell: w (wrong)" in texts
+    some = replace(ours[0], status="wrong", **lost)  # a backend with other results has a cross there
+    assert not any("no result" in text.get_text() for text in draw([some, *(row for row in rows if row != ours[0])]).axes[-1].texts)
+
+
 def test_a_short_sweep_has_a_tick_at_each_value(rows, draw):
     figure = draw(rows)
     assert list(figure.axes[-1].get_xticks()) == [256, 512, 1024, 2048]

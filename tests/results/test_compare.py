@@ -35,6 +35,16 @@ def test_cells_of_one_file_only_say_which_lacks_them(base):
     assert compare.summary(compare.pairs([], base[:1])) == "0 faster, 0 slower, 0 within noise, 1 only in B"
 
 
+def test_cells_without_a_result_in_both_files_are_counted(base):
+    failed = [replace(row, status="failed", gbps=None, median_us=None) for row in base]
+    a, b = [base[0], *failed[1:]], [failed[0], base[1], failed[2]]
+    assert compare.without_results(a, b) == 1
+    counts = compare.summary(compare.pairs(a, b), compare.without_results(a, b))
+    assert counts == "0 faster, 0 slower, 0 within noise, 2 without a result in one file, 1 without a result in both"
+    cards = [[replace(row, unit=unit) for unit in ("one", "two") for row in rows] for rows in (a, b)]
+    assert compare.without_results(*cards) == 2
+
+
 def test_a_change_up_to_the_threshold_is_noise(base):
     other = [changed(base[0], 1.2), changed(base[1], 1 / 1.2), changed(base[2], 1.3)]
     assert [pair.verdict for pair in compare.pairs(base, other)] == ["slower", "faster", "slower"]

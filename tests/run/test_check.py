@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +17,9 @@ import pytest
 import torch
 from pretended import PASS, FakePool, make
 
+from softbench.cli.output import counter
 from softbench.core.case import Direction
+from softbench.core.errors import Interrupted
 from softbench.core.messages import RunCheckCase
 from softbench.core.outcome import Grade
 from softbench.core.replies import CheckCaseGraded
@@ -288,6 +291,37 @@ def test_an_interrupted_check_ends_its_workers_with_the_signals_code(cli, plugin
     _, stderr = process.communicate(timeout=20)
     assert process.returncode == 143
     assert stderr == "softbench: interrupted\n"
+
+
+def test_an_interrupted_check_reports_what_it_found(main, plugins, tmp_path, monkeypatch):
+    """In the table, in the JSON and in the JUnit file."""
+    messages = []
+
+    def stop(done, total):
+        messages.append((done, total))
+        if done == 2:
+            raise Interrupted(signal.SIGINT)
+
+    monkeypatch.setattr("softbench.cli.output.counter", lambda unit: nullcontext(stop))
+    given = ("--backends", "torch,zeros", "--plugin", plugins / "wrong" / "zeros.py", "--device", "cpu", "--case", "shape 37x*")
+    code, out, err = main("check", *given, "--json", "found.json", "--junit", "found.xml")
+    assert (code, messages[-1][0]) == (130, 2)
+    left = messages[-1][1] - 2
+    assert f"softbench: interrupted; {left} cases left out" in err and "zeros is wrong" in err
+    assert "torch: 2 pass" in out
+    document = json.loads((tmp_path / "found.json").read_text())
+    assert (len(document["findings"]), document["cases_left"]) == (4, left)
+    assert ElementTree.parse(tmp_path / "found.xml").getroot().get("tests") == "4"
+
+
+def test_a_check_in_a_log_says_how_far_it_is(monkeypatch, capsys):
+    monkeypatch.setattr("softbench.cli.output.LOG_SECONDS", 0.0)
+    with counter("cases") as advance:
+        advance(3, 9)
+    monkeypatch.setattr("softbench.cli.output.LOG_SECONDS", 60.0)
+    with counter("cases") as advance:
+        advance(4, 9)
+    assert capsys.readouterr().err == "softbench: 3 of 9 cases\n"
 
 
 def test_cases_after_invalid_replies_are_still_tried():
