@@ -42,9 +42,11 @@ def one_line_errors(ctx: Any) -> Iterator[None]:
         if not hasattr(error, "format_message") or type(error).__name__ == "NoArgsIsHelpError":
             raise
         text = str(error.format_message()).rstrip(".")
-        words, above = [], ctx
+        words: list[str] = []
+        above = ctx
         while above.parent is not None:  # the program itself is in every message
-            words, above = [above.info_name, *words], above.parent
+            words.insert(0, above.info_name)
+            above = above.parent
         said = (f"{' '.join(words)}: " if words else "") + text[:1].lower() + text[1:]
         raise UsageError(f"{said}{'' if said.endswith('?') else ';'} see: {ctx.command_path} --help") from None
 
