@@ -16,7 +16,9 @@ def pool():
         yield pool
 
 
-@pytest.mark.parametrize("bug", [bug for bug in BUGS if not bug.gpu_only], ids=lambda bug: bug.name)
+@pytest.mark.parametrize(
+    "bug", sampled([bug for bug in BUGS if not bug.gpu_only], lambda bug: BUGS.index(bug) % 2 == 0), ids=lambda bug: bug.name
+)
 def test_a_bug_is_wrong_where_correct_implementations_pass(bug):
     verdict, reason = grade(bug, bug.item, bug.direction, bug.dtype, "cpu")
     assert verdict == "wrong", (verdict, reason)

@@ -208,6 +208,7 @@ def test_a_missing_home_folder_is_no_error(cli):
     assert cli("run", "--backends", "torch", *SMALL, "--N", "16").returncode == 0
 
 
+@pytest.mark.slow
 def test_odd_characters_reach_the_files_in_any_locale(cli):
     (cli.folder / "odd.py").write_text(ODD, encoding="utf-8")
     cli.env = {**cli.env, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}

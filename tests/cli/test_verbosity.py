@@ -50,6 +50,7 @@ def test_a_verbose_plan_tells_all_reasons(without_compilers):
     assert "no C++ compiler" in verbose.stdout
 
 
+@pytest.mark.slow
 def test_a_quiet_dry_run_prints_its_plan_without_notes(without_compilers):
     given = ("run", "--backends", "torch,compil?", *SMALL, "--dry-run")
     plain, quiet = without_compilers(*given), without_compilers(*given, "-q")

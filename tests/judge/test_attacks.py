@@ -75,6 +75,7 @@ def test_an_attack_on_a_shared_process_gains_nothing(judge, attack):
     assert found.status == "ok" or found.document(CASE)["us"] is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "attack", [*PORTS, *(attack for attack in ATTACKS if attack.name == "detours-a-clock")], ids=lambda attack: attack.name
 )

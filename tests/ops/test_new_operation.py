@@ -99,6 +99,7 @@ def row_mean(x):
 '''
 
 
+@pytest.mark.slow
 def test_a_new_operation_is_measured_stored_and_shown(cli):
     package, started = cli.folder / "added" / "row_mean", cli.folder / "started"
     for folder in (package, started):

@@ -67,7 +67,8 @@ def listed(done):
     return [line.split()[0] for line in done.stdout.splitlines() if "[mypack 1.0]" in line]
 
 
-@pytest.mark.parametrize("assigned", [STATED, pytest.param(COMPUTED, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("assigned", [STATED, COMPUTED])
 def test_list_and_run_take_the_same_names(package, assigned):
     """`list` named the backend by its entry point, and `run` refused that name."""
     softbench = package(assigned)

@@ -127,6 +127,7 @@ raise ValueError("x")
     assert gone(int((tmp_path / "child").read_text()))
 
 
+@pytest.mark.slow
 def test_a_plugins_detached_child_ends_when_the_connection_is_reset(tmp_path):
     """A parent that is killed leaves reports unread; the kernel then resets its connection."""
     code = f"""

@@ -67,6 +67,7 @@ def test_show_has_a_table_for_each_card(main, tmp_path, both):
     assert main("show", "--costs", name)[1].count("NVIDIA H200 node1/") == 2
 
 
+@pytest.mark.slow
 def test_plot_overlays_cards_and_draws_heat_maps_apart(main, tmp_path, both):
     name = write(tmp_path, both)
     first = main("plot", name, "-o", "o.svg")[1].split()[0]

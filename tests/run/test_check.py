@@ -146,6 +146,7 @@ def test_a_pattern_with_an_exclamation_mark_leaves_cases_out(cli):
     assert names < {finding["item"] for finding in findings(cli(*asked))}
 
 
+@pytest.mark.slow
 def test_torch_compile_is_checked_on_rows_only(cli):
     done = cli("check", "--backends", "compile", "--dtype", "fp32", "--case", "*1*D*", "--device", "cpu", "--json", "-")
     assert {finding["reason"] for finding in findings(done)} == {"it takes (M, N) rows only"}

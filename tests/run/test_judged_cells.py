@@ -14,6 +14,7 @@ from softbench.run.judged_cells import CellJudge, refused
 SMALL = ("--device", "cpu", "--M", "16", "--N", "96", "--quick")
 
 
+@pytest.mark.slow
 def test_a_cell_wrong_before_the_judge_has_no_result(cli, plugins):
     attack = plugins / "wrong" / "judge_attacks.py"
     done = cli("run", "--plugin", attack, "--backends", "forks-when-judged,torch", *SMALL, "--judge", "separate")

@@ -86,6 +86,7 @@ print("fine")
 """
 
 
+@pytest.mark.slow
 def test_each_triton_kernel_is_launched_and_right(run_interpreted):
     run_interpreted(INTERPRETED)
 

@@ -4,6 +4,7 @@ import random
 
 import pytest
 import torch
+from sampled import sampled
 from wrongs import CALLS, HONEST, grade
 
 from softbench.core.case import Case, Direction
@@ -25,7 +26,9 @@ def restored():
     random.setstate(state)
 
 
-@pytest.mark.parametrize("bug", [bug for bug in CALLS if not bug.gpu_only], ids=lambda bug: bug.name)
+@pytest.mark.parametrize(
+    "bug", sampled([bug for bug in CALLS if not bug.gpu_only], lambda bug: CALLS.index(bug) % 2 == 0), ids=lambda bug: bug.name
+)
 def test_a_bug_between_calls_is_found_by_its_case(bug):
     verdict, reason = grade(bug, bug.item, Direction.FORWARD, "fp32", "cpu")
     assert verdict == "wrong", (verdict, reason)

@@ -174,6 +174,7 @@ def test_loads_of_a_row_are_in_flight_together(compiled, function, part, kernel,
     assert vectors
 
 
+@pytest.mark.slow
 @needs_nvcc
 @needs_cuobjdump
 def test_masked_rows_compute_each_exponential_once(compiled):
@@ -242,6 +243,7 @@ def test_no_exponent_is_contracted(compiled, architecture, function, part):
     assert {*made} == {"mul.f32"}
 
 
+@pytest.mark.slow
 @needs_nvcc
 @pytest.mark.parametrize(
     ("function", "part"),

@@ -153,6 +153,7 @@ def test_copy_is_measured_while_the_other_backends_load(tmp_path, monkeypatch):
     assert sorted(started) == ["copy", "late", "probe"]
 
 
+@pytest.mark.slow
 def test_a_card_of_the_cpu_loads_before_it_is_compared():
     """What other workers import would disturb copy."""
     assert talked(staged=True)[0]["op"] == "opened"
