@@ -17,9 +17,9 @@ warmup_ms = 1
 batch_ms = 5
 [[sweep]]
 M = 64
-N = "8:160:8"
+N = "8:96:8"
 """
-CASES, BACKENDS = 20, 3
+CASES, BACKENDS = 12, 3
 
 
 @pytest.fixture(autouse=True)

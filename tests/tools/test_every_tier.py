@@ -58,6 +58,7 @@ def test_each_cuda_instantiation_is_launched_and_right(launch_all, library, monk
     assert all(sum(half[tier] for half in halves) == count for tier, count in found["launches"].items())
 
 
+@pytest.mark.slow
 @needs_nvcc
 def test_wrong_results_are_named(launch_all, library, monkeypatch):
     simulate_scores(library, monkeypatch)

@@ -211,6 +211,7 @@ def test_undefined_descriptors_are_found_in_sass():
     ]
 
 
+@pytest.mark.slow
 @needs_nvcc
 @needs_cuobjdump
 @pytest.mark.parametrize("architecture", ["sm_90a", pytest.param("sm_100a", marks=pytest.mark.slow) if few_cores() else "sm_100a"])
