@@ -119,7 +119,6 @@ COVERED_BY = {
     "cli/run": "run/test_run.py",
     "run/fleet/ray_relay": "run/fleet/test_ray_cards.py",
     "cli/merge": "results/test_merge.py",
-    "report/page/cells": "report/page/test_document.py",
     "report/page/environment": "report/page/test_document.py",
     "report/page/wrong": "report/page/test_document.py",
     "report/page/heat": "report/page/test_document.py",

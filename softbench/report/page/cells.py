@@ -11,18 +11,14 @@ from softbench.report import matrix
 from softbench.report.page.source import Source
 from softbench.results.rows import Row
 
-HEAD = (
-    *("backend", "pass", "dtype", "shape", "status", "class", "median", "95 % interval", "GB/s"),
-    *("of copy", "speed-up", "device time", "error / bound", "labels"),
-)
-"""The columns of the table of cells."""
-NUMBERS = frozenset({6, 7, 8, 9, 10, 11, 12})
-"""The indexes of the right-aligned columns."""
-SORT = (
-    *("backend", "pass", "dtype", "shape", "status", "class", "median_us", "low_us", "gbps"),
-    *("of_copy", "speedup", "device_us", "error_over_bound", "labels"),
-)
-"""What each column sorts by: a column of the CSV, the pass, or the shape by M and N."""
+NUMBERS = frozenset({"median", "95 % interval", "GB/s", "of copy", "speed-up", "device time", "error / bound"})
+"""The right-aligned columns."""
+COLUMNS = {
+    **{"backend": "backend", "pass": "pass", "dtype": "dtype", "shape": "shape", "status": "status", "class": "class"},
+    **{"median": "median_us", "95 % interval": "low_us", "GB/s": "gbps", "of copy": "of_copy", "speed-up": "speedup"},
+    **{"device time": "device_us", "error / bound": "error_over_bound", "labels": "labels"},
+}
+"""The columns of the table of cells, and what each sorts by: a column of the CSV, the pass, or the shape by M and N."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +33,18 @@ class Line:
 
 
 def lines(sources: Sequence[Source]) -> list[Line]:
-    """A line per cell, in the order of the page's data. Of several files, each line ends with the name of its file."""
+    """A line per cell, in the order of the page's data."""
     pairs = [(source.name, row) for source in sources for row in source.rows]
-    several = len(sources) > 1
-    return [Line(number, (*_texts(row), *([file] if several else [])), _kind(row)) for number, (file, row) in enumerate(pairs)]
+    files = [(name,) if len(sources) > 1 else () for name, _ in pairs]
+    return [
+        Line(number, (row.backend, *file, *_texts(row)), _kind(row))
+        for number, (file, (_, row)) in enumerate(zip(files, pairs, strict=True))
+    ]
+
+
+def columns(sources: Sequence[Source]) -> dict[str, str]:
+    """COLUMNS; of several files, with the file behind the backend."""
+    return {"backend": "backend", **({"file": "file"} if len(sources) > 1 else {}), **COLUMNS}
 
 
 def _kind(row: Row) -> str:
@@ -52,8 +56,9 @@ def _kind(row: Row) -> str:
 
 
 def _texts(row: Row) -> tuple[str, ...]:
+    """The texts of a line behind the backend and the file."""
     return (
-        *(row.backend, row.of_pass, row.dtype, row.case.size, row.status, row.grade),
+        *(row.of_pass, row.dtype, row.case.size, row.status, row.grade),
         units.micros(row.median_us) if row.median_us else "",
         interval(row),
         units.three_digits(row.gbps) if row.gbps else "",

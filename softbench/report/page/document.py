@@ -170,13 +170,12 @@ def _overview(last: Source) -> dict[str, Any]:
 
 def _cells(sources: Sequence[Source]) -> dict[str, Any]:
     rows = [row for source in sources for row in source.rows]
-    columns = [*zip(cells.HEAD, cells.SORT, strict=True), *([("file", "file")] if len(sources) > 1 else [])]
     fields = {"backend": "backend", "pass": "of_pass", "dtype": "dtype", "status": "status", "class": "grade"}
     choices = {name: sorted({getattr(row, field) for row in rows} - {""}) for name, field in fields.items()}
     choices = {"file": list(dict.fromkeys(source.name for source in sources)), **choices}
     used = {label for row in rows for label in row.labels.split()}
     return {
-        "head": [{"name": name, "sort": sort, "number": i in cells.NUMBERS} for i, (name, sort) in enumerate(columns)],
+        "head": [{"name": name, "sort": sort, "number": name in cells.NUMBERS} for name, sort in cells.columns(sources).items()],
         "cells": cells.lines(sources),
         "filters": [{"name": name, "choices": found} for name, found in choices.items() if len(found) > 1],
         "missing": [source.missing for source in sources if source.missing],
