@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,9 @@ from softbench.core.text import count
 
 if TYPE_CHECKING:
     from softbench.run.check import CheckReport
+
+TOLD = 5
+"""Wrong or failed findings of a backend that are told with their command, without --long."""
 
 
 def register(app: typer.Typer) -> None:
@@ -75,6 +79,12 @@ def _report(report: CheckReport, json: Path | None, plugins: list[str], *, long:
     wrote_to_stdout(report.document, json)
     for text in report.broken if verbosity.quiet() else report.notes:
         note(text, error=True)
+    told: Counter[str] = Counter()
     for finding, command in report.to_repeat(plugins):
-        verdict = "failed" if finding.verdict == FAILED else f"is {finding.verdict}"
-        note(f"{finding.backend} {verdict}: {finding.reason}\n  {command}", error=True)
+        told[finding.backend] += 1
+        if long or told[finding.backend] <= TOLD:
+            verdict = "failed" if finding.verdict == FAILED else f"is {finding.verdict}"
+            note(f"{finding.backend} {verdict}: {finding.reason}\n  {command}", error=True)
+    for backend, number in told.items():
+        if not long and number > TOLD:
+            note(f"{backend}: {count(number - TOLD, 'more wrong or failed finding')}; --long prints all", error=True)

@@ -17,6 +17,7 @@ import pytest
 import torch
 from pretended import PASS, FakePool, make
 
+from softbench.cli.check import TOLD
 from softbench.cli.output import counter
 from softbench.core.case import Direction
 from softbench.core.errors import Interrupted
@@ -313,6 +314,14 @@ def test_an_interrupted_check_reports_what_it_found(main, plugins, tmp_path, mon
     document = json.loads((tmp_path / "found.json").read_text())
     assert (len(document["findings"]), document["cases_left"]) == (4, left)
     assert ElementTree.parse(tmp_path / "found.xml").getroot().get("tests") == "4"
+
+
+def test_only_the_first_wrong_findings_are_told(main, plugins):
+    """A backend that is wrong everywhere would hide the others; --long tells all."""
+    given = ("--backends", "zeros", "--plugin", plugins / "wrong" / "zeros.py", "--device", "cpu", "--dtype", "bf16")
+    *told, last = main("check", *given, "--case", "shape 37x*", "--direction", "forward")[2].splitlines()
+    assert (len(told), last) == (2 * TOLD, "softbench: zeros: 4 more wrong or failed findings; --long prints all")
+    assert len(main("check", *given, "--case", "shape 37x*", "--direction", "forward", "--long")[2].splitlines()) == 2 * (TOLD + 4)
 
 
 def test_a_check_in_a_log_says_how_far_it_is(monkeypatch, capsys):
