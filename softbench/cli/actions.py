@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import typer
 
@@ -38,6 +39,19 @@ def warn(warnings: Sequence[str]) -> None:
     """Print each warning once, on stderr."""
     for text in dict.fromkeys(warnings):
         note(text)
+
+
+def end(code: int, message: str = "") -> NoReturn:
+    """Exit with this code, also if the message or what the streams still hold cannot be written."""
+    with suppress(OSError):
+        if message:
+            typer.echo(f"softbench: {message}", err=True)
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:  # Python flushes again when it ends, and would exit with 120
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    sys.exit(code)
 
 
 def measure(
@@ -176,9 +190,12 @@ def try_file(file: Path | None, *, flag: str = "--json") -> None:
     if file is None or str(file) == "-":
         return
     reject_input(file, flag)
+    made = not file.exists()
     try:
         with file.open("a"):
             pass
+        if made:
+            file.unlink()
     except OSError as error:
         raise not_written(f"{flag} {file}", error) from None
 

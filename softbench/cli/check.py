@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
 from softbench.cli import options, verbosity
-from softbench.cli.actions import interruptible, note, try_file, write_text, wrote_to_stdout
+from softbench.cli.actions import end, interruptible, note, try_file, write_text, wrote_to_stdout
 from softbench.cli.panels import PanelCommand
 from softbench.core.case import OPERATION
 from softbench.core.text import count
 
 if TYPE_CHECKING:
-    from softbench.run.check import CheckReport
+    from softbench.run.check import CheckReport, Finding
 
 TOLD = 5
 """Wrong or failed findings of a backend that are told with their command, without --long."""
@@ -58,13 +60,17 @@ def check(
     with interruptible(), counter("cases") as advance:
         report = run_check(request, advance)
     files = [str(path) for path in plugin or ()]
-    _report(report, json, files, long=long)
     if junit is not None:
         from softbench.report import check_report
 
         write_text(junit, check_report.junit(report, files), "--junit")
+    if str(json) != "-":
+        wrote_to_stdout(report.document, json)
+    # The same signal may have ended the program behind a pipe, or the terminal.
+    with suppress(OSError) if report.interrupted else nullcontext():
+        _report(report, json, files, long=long)
     if report.interrupted:
-        note(f"interrupted; {count(report.left, 'case')} left out; --case, --dtype and --direction choose a part", error=True)
+        end(report.exit_code, f"interrupted; {count(report.left, 'case')} left out; --case, --dtype and --direction choose a part")
     raise typer.Exit(report.exit_code)
 
 
@@ -73,18 +79,30 @@ def _report(report: CheckReport, json: Path | None, plugins: list[str], *, long:
     from softbench.report import check_report
     from softbench.run.check import FAILED
 
-    if str(json) != "-" and not verbosity.quiet():
+    if str(json) == "-":
+        wrote_to_stdout(report.document, json)
+    elif not verbosity.quiet():
         table = check_report.lines(report.findings) if long else check_report.table(report.findings)
         output.show(table, output.console())
-    wrote_to_stdout(report.document, json)
     for text in report.broken if verbosity.quiet() else report.notes:
         note(text, error=True)
-    told: Counter[str] = Counter()
-    for finding, command in report.to_repeat(plugins):
-        told[finding.backend] += 1
-        if long or told[finding.backend] <= TOLD:
+    repeats = report.to_repeat(plugins)
+    for backend in dict.fromkeys(finding.backend for finding, _ in repeats):
+        own = [pair for pair in repeats if pair[0].backend == backend]
+        for finding, command in own if long else _first(own):
             verdict = "failed" if finding.verdict == FAILED else f"is {finding.verdict}"
-            note(f"{finding.backend} {verdict}: {finding.reason}\n  {command}", error=True)
-    for backend, number in told.items():
-        if not long and number > TOLD:
-            note(f"{backend}: {count(number - TOLD, 'more wrong or failed finding')}; --long prints all", error=True)
+            note(f"{backend} {verdict}: {finding.reason}\n  {command}", error=True)
+        if not long and len(own) > TOLD:
+            others = count(len(own) - TOLD, "more wrong or failed finding")
+            note(f"{backend}: {others}; --junit FILE has the commands of all, and --long prints them", error=True)
+
+
+def _first(repeats: Sequence[tuple[Finding, str]]) -> list[tuple[Finding, str]]:
+    """The first TOLD of a backend's findings; before a second one of a direction and dtype, one of each of the others."""
+    seen: Counter[tuple[str, str]] = Counter()
+    ranked = []
+    for number, (finding, _) in enumerate(repeats):
+        kind = (finding.direction, finding.dtype)
+        ranked.append((seen[kind], number))
+        seen[kind] += 1
+    return [repeats[number] for number in sorted(number for _, number in sorted(ranked)[:TOLD])]

@@ -6,11 +6,12 @@ import typer
 
 from softbench.cli import fleet_options
 from softbench.cli.actions import interruptible, note
+from softbench.cli.panels import PanelCommand
 
 
 def register(app: typer.Typer) -> None:
     """Add the command to the program."""
-    app.command()(doctor)
+    app.command(cls=PanelCommand)(doctor)
 
 
 def doctor(devices: fleet_options.Devices = None) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -12,6 +11,7 @@ import typer
 
 from softbench import __version__
 from softbench.cli import baseline, check, doctor, gate, inspect, judge, listing, merge, report, results, run
+from softbench.cli.actions import end
 from softbench.cli.options import RUN_EPILOG
 from softbench.cli.panels import LineGroup
 from softbench.core.errors import SoftbenchError
@@ -58,26 +58,13 @@ def main() -> NoReturn:
         app(standalone_mode=True)
         sys.stdout.flush()
     except SoftbenchError as error:
-        _end(error.exit_code, one_line(str(error), 2000))
+        end(error.exit_code, one_line(str(error), 2000))
     except BrokenPipeError:  # `softbench show | head`
-        _end(141)
+        end(141)
     except OSError as error:  # of an output stream
         failed = not_written("the output", error)
-        _end(failed.exit_code, str(failed))
+        end(failed.exit_code, str(failed))
     sys.exit(0)
-
-
-def _end(code: int, message: str = "") -> NoReturn:
-    """Exit with this code, also if the message or what the streams still hold cannot be written."""
-    with suppress(OSError):
-        if message:
-            typer.echo(f"softbench: {message}", err=True)
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except OSError:  # Python flushes again when it ends, and would exit with 120
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-    sys.exit(code)
 
 
 if __name__ == "__main__":

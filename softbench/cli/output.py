@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import NoReturn
 
@@ -20,6 +20,7 @@ from softbench.run.request import command_line as command_line
 
 LOG_SECONDS = 30.0
 """The time between two lines of a counter in a log."""
+AGAIN_SECONDS = 0.3
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -57,17 +58,27 @@ def counter(unit: str) -> Iterator[Callable[[int, int], None]]:
     try:
         yield advance
     finally:
-        if terminal:
-            sys.stderr.write("\r\x1b[K")
+        with suppress(OSError):  # the terminal is gone; an interruption must not become another error
+            if terminal:
+                sys.stderr.write("\r\x1b[K")
 
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """SIGINT, SIGTERM and SIGHUP raise Interrupted, so that workers end; a second signal ends this process at once."""
+    """SIGINT, SIGTERM and SIGHUP raise Interrupted, so that workers end; a later signal ends this process at once.
+
+    A terminal and a program that passes signals on send two, so one within AGAIN_SECONDS is the same interruption.
+    """
 
     def interrupt(signum: int, frame: FrameType | None) -> NoReturn:
+        first = time.monotonic()
+
+        def again(number: int, frame: FrameType | None) -> None:
+            if time.monotonic() - first > AGAIN_SECONDS:
+                os._exit(128 + number)  # the workers end with their forkserver
+
         for other in handlers:
-            signal.signal(other, lambda number, _: os._exit(128 + number))  # the workers end with their forkserver
+            signal.signal(other, again)
         raise Interrupted(signum)
 
     signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

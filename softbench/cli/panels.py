@@ -48,7 +48,7 @@ def one_line_errors(ctx: Any) -> Iterator[None]:
             words.insert(0, above.info_name)
             above = above.parent
         said = (f"{' '.join(words)}: " if words else "") + text[:1].lower() + text[1:]
-        raise UsageError(f"{said}{'' if said.endswith('?') else ';'} see: {ctx.command_path} --help") from None
+        raise UsageError(f"{said}{' See' if said.endswith('?') else '; see'}: {ctx.command_path} --help") from None
 
 
 class LineGroup(TyperGroup):

@@ -239,7 +239,7 @@ def compare(
     """Compare two results files cell by cell: the ratio of bandwidths, marked if it is beyond the noise of both.
 
     A cell is faster or slower if its ratio is beyond the threshold. The bands p20..p80 of both must lie apart in the same direction. A line
-    below the table counts the cells that only one file has. softbench gate judges whether a backend became slower.
+    below the table counts them, and the cells without a result. softbench gate judges whether a backend became slower.
     """
     from softbench.results.compare import ORDERS, cards_note, pairs, summary, without_results
 
@@ -256,7 +256,7 @@ def compare(
         raise UsageError(f"{a} and {b}: neither file has a cell with a result")
     devices = tuple(" and ".join(dict.fromkeys(row.device for row in rows)) for rows in (first, second))
     if all(pair.missing for pair in compared):
-        raise InconclusiveError(f"{a} ({devices[0]}) and {b} ({devices[1]}) have no cell in common; softbench show FILE lists the cells")
+        raise InconclusiveError(f"{a} ({devices[0]}) and {b} ({devices[1]}) share no cell with a result; softbench show FILE lists them")
     common = sorted((pair for pair in compared if not pair.missing and (pair.changed or not only_changed)), key=ORDERS[sort])
     head = [f"{letter}: {name}, {device}" for letter, name, device in zip("AB", names, devices, strict=True)]
     counts = summary(compared, without_results(first, second))

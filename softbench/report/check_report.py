@@ -97,7 +97,7 @@ def junit(report: CheckReport, plugins: Sequence[str]) -> str:
     """JUnit XML: one test case per backend, check case and dtype.
 
     `wrong` is a failure and `failed` an error, both with the command that repeats it. `skipped` and `unverified` are skipped, with
-    the reason. A broken backend is an error; a backend that cannot run here is skipped.
+    the reason. A broken backend is an error; a backend that cannot run here is skipped. An interruption is an error.
     """
     commands = dict(report.to_repeat(plugins))
     suite = ElementTree.Element("testsuite", {"name": "softbench check"})
@@ -124,6 +124,9 @@ def junit(report: CheckReport, plugins: Sequence[str]) -> str:
         case = ElementTree.SubElement(suite, "testcase", {"classname": f"softbench.{name}", "name": "load"})
         unavailable = reason.startswith("unavailable")
         ElementTree.SubElement(case, "skipped" if unavailable else "error", {"message": xml_text(reason)})
+    if report.interrupted:
+        case = ElementTree.SubElement(suite, "testcase", {"classname": "softbench", "name": "interrupted"})
+        ElementTree.SubElement(case, "error", {"message": f"an interruption left out {count(report.left, 'case')}"})
     for key, tag in (("tests", "testcase"), ("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
         suite.set(key, str(len(list(suite.iter(tag)))))
     ElementTree.indent(suite)

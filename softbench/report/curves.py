@@ -15,6 +15,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from softbench.core.outcome import FAILURES, Grade
+from softbench.core.text import few
 from softbench.report import line_names, matrix, scales, style
 from softbench.report.quantities import FRACTION, Quantity, bandwidth
 from softbench.report.slices import ANY, WHOLE, Slice, kinds
@@ -81,7 +82,7 @@ def figure(
     first = quantities[0]
     every = _curves(runs, what, styles, sources)
     curves = [curve for curve in every if any(map(first.value, curve.rows))]
-    failed = {row.backend: row.status for curve in every if curve not in curves for row in curve.rows if row.status in FAILURES}
+    failed = [one.label for one in every if not any(row.gbps for row in one.rows) and FAILURES & {row.status for row in one.rows}]
     curves = [curve for curve in curves if not (first.over and curve.rows[0].backend == first.over)]
     rows = [row for curve in curves for row in curve.rows if first.value(row)]
     if not any(map(quantities[-1].value, rows)):
@@ -272,9 +273,9 @@ def _name(
     shown: Quantity,
     lengths: Mapping[str, Sequence[int]],
     peak: float | None,
-    failed: Mapping[str, str],
+    failed: Sequence[str],
 ) -> None:
-    """The names of the lines, the legend with the signs, the names of the grey lines, and the backends without a result in any cell."""
+    """The names of the lines, the legend with the signs, the names of the grey lines, and those that fail in every cell."""
     rows = [row for curve in curves for row in curve.rows if shown.value(row)]
     best = style.ranked(rows)
     others = [curve for curve in curves if not (curve.style.named or curve.yardstick)]
@@ -306,5 +307,5 @@ def _name(
     names = sorted(dict.fromkeys(curve.rows[0].backend for curve in others), key=best.index)
     texts = [f"grey, best first: {', '.join(names)}"] if others else []
     if failed:
-        texts.append("no result in any cell: " + ", ".join(f"{name} ({status})" for name, status in failed.items()))
+        texts.append(f"without any result, wrong or failed: {few(failed)}")
     line_names.below(panels[-1], texts, -(-len(entries) // line_names.PER_LINE))

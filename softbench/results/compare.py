@@ -49,6 +49,7 @@ class Pair:
         return self.verdict == "slower" or (self.verdict.startswith("B: ") and not self.missing)
 
 
+UNTRIED = {Status.SKIPPED, Status.UNAVAILABLE}
 MISSING = "missing"
 SAME = "same"
 """The verdict on a cell within noise."""
@@ -77,11 +78,12 @@ def pairs(a: Sequence[Row], b: Sequence[Row], threshold: float = 0.0) -> list[Pa
 
 
 def without_results(a: Sequence[Row], b: Sequence[Row]) -> int:
-    """The number of cells that both files have without a bandwidth; `pairs` has none of them."""
+    """The number of cells without a bandwidth in both files, one of which tried it; `pairs` has none of them."""
     found = 0
     for _, left_rows, right_rows in _by_unit(a, b):
         first = {(row.backend, row.case): row for row in left_rows if not row.gbps}
-        found += sum((row.backend, row.case) in first for row in right_rows if not row.gbps)
+        both = [(first[row.backend, row.case], row) for row in right_rows if not row.gbps and (row.backend, row.case) in first]
+        found += sum(not {one.status, other.status} <= UNTRIED for one, other in both)
     return found
 
 

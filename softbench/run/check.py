@@ -181,7 +181,7 @@ def check(request: CheckRequest, advance: Callable[[int, int], None]) -> CheckRe
     except Interrupted as stop:
         if not findings:
             raise
-        interrupted = stop.exit_code
+        interrupted = stop.exit_code if done < total else 0  # else the check is complete
     broken = tuple(note for note, slot in zip(notes, unable, strict=True) if slot.info.broken)
     return CheckReport(tuple(findings), tuple(notes), broken, session.device, settings.seed, request.op_given, total - done, interrupted)
 

@@ -2,6 +2,10 @@
 
 import re
 
+import pytest
+
+from softbench.cli.main import ORDER
+
 
 def test_help_groups_options_and_shows_defaults_once(main):
     code, text, _ = main("run", "--help")
@@ -16,3 +20,18 @@ def test_help_of_gate_names_arguments_first(main):
     code, text, _ = main("gate", "--help")
     assert code == 0
     assert text.index("Arguments:") < text.index("What to judge:") < text.index("Output:") < text.index("Advanced:")
+
+
+@pytest.mark.parametrize("words", [*((name,) for name in ORDER), ("baseline", "save"), ("baseline", "promote"), ()], ids=" ".join)
+def test_an_unknown_option_is_one_line(main, words):
+    code, out, err = main(*words, "--nonsense")
+    assert (code, out) == (2, "")
+    (line,) = err.splitlines()
+    assert line.startswith("softbench: " + (" ".join(words) + ": " if words else "") + "no such option")
+    assert line.endswith(" ".join(("softbench", *words, "--help")))
+
+
+@pytest.mark.parametrize("words", [(), ("baseline",)])
+def test_a_group_without_a_command_shows_its_help(main, words):
+    _, out, err = main(*words)
+    assert "Commands:" in out + err and "see:" not in out + err

@@ -116,7 +116,7 @@ def test_files_without_a_common_cell_cannot_be_compared(main, write):
     code, out, err = main("compare", "a.csv", STRATEGIES)
     assert (code, out, len(err.splitlines())) == (3, "", 1)
     assert "a.csv (H200) and " in err
-    assert "strategies.csv (NVIDIA H200) have no cell in common" in err
+    assert "strategies.csv (NVIDIA H200) share no cell with a result" in err
 
 
 def test_cells_of_one_file_are_counted_not_listed(main, write):

@@ -9,6 +9,8 @@ import time
 import pytest
 from sampled import sampled
 
+from softbench.cli.output import AGAIN_SECONDS
+
 ARGUMENTS = ("run", "--config", "sweep.toml", "--device", "cpu")
 SWEEP = """
 backends = "naive,torch"
@@ -89,6 +91,7 @@ def test_a_second_interrupt_ends_at_once(cli):
     wait_for(lambda: len(measured(cli.folder)) >= BACKENDS)
     for _ in range(3):
         process.send_signal(signal.SIGINT)
+        time.sleep(1.2 * AGAIN_SECONDS)
     process.communicate(timeout=20)
     assert process.returncode == 130
     wait_for(lambda: cli.left_behind() == [], 10)

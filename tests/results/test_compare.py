@@ -43,6 +43,15 @@ def test_cells_without_a_result_in_both_files_are_counted(base):
     assert counts == "0 faster, 0 slower, 0 within noise, 2 without a result in one file, 1 without a result in both"
     cards = [[replace(row, unit=unit) for unit in ("one", "two") for row in rows] for rows in (a, b)]
     assert compare.without_results(*cards) == 2
+    untried = [replace(row, status=status) for row, status in zip(failed, ("skipped", "unavailable", "skipped"), strict=True)]
+    assert (compare.without_results(untried, untried), compare.without_results(untried, failed)) == (0, 3)
+
+
+def test_the_command_counts_cells_without_a_result_in_both(main, tmp_path, base):
+    failed = replace(base[1], status="wrong", gbps=None, median_us=None)
+    for name in ("a.csv", "b.csv"):
+        (tmp_path / name).write_text(to_csv([base[0], failed]))
+    assert "1 within noise, 1 without a result in both; " in main("compare", "a.csv", "b.csv")[1]
 
 
 def test_a_change_up_to_the_threshold_is_noise(base):

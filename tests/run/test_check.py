@@ -1,6 +1,7 @@
 """`softbench check` runs the check cases on real backends. The printed command repeats a finding."""
 
 import json
+import re
 import shlex
 import shutil
 import signal
@@ -18,7 +19,7 @@ import torch
 from pretended import PASS, FakePool, make
 
 from softbench.cli.check import TOLD
-from softbench.cli.output import counter
+from softbench.cli.output import LOG_SECONDS, counter
 from softbench.core.case import Direction
 from softbench.core.errors import Interrupted
 from softbench.core.messages import RunCheckCase
@@ -313,25 +314,64 @@ def test_an_interrupted_check_reports_what_it_found(main, plugins, tmp_path, mon
     assert "torch: 2 pass" in out
     document = json.loads((tmp_path / "found.json").read_text())
     assert (len(document["findings"]), document["cases_left"]) == (4, left)
-    assert ElementTree.parse(tmp_path / "found.xml").getroot().get("tests") == "4"
+    assert ElementTree.parse(tmp_path / "found.xml").getroot().get("tests") == "5"  # one is the interruption
 
 
-def test_only_the_first_wrong_findings_are_told(main, plugins):
-    """A backend that is wrong everywhere would hide the others; --long tells all."""
-    given = ("--backends", "zeros", "--plugin", plugins / "wrong" / "zeros.py", "--device", "cpu", "--dtype", "bf16")
-    *told, last = main("check", *given, "--case", "shape 37x*", "--direction", "forward")[2].splitlines()
-    assert (len(told), last) == (2 * TOLD, "softbench: zeros: 4 more wrong or failed findings; --long prints all")
-    assert len(main("check", *given, "--case", "shape 37x*", "--direction", "forward", "--long")[2].splitlines()) == 2 * (TOLD + 4)
+def test_only_some_wrong_findings_of_a_backend_are_told(main, plugins):
+    """Of each backend, and of each direction and dtype first: a backend that is wrong everywhere would hide the others."""
+    file = plugins / "wrong" / "zeros.py"
+    given = ("--plugin", file, "--plugin", f"other={file}", "--backends", "zeros,other", "--device", "cpu", "--case", "shape 37x*")
+    told = main("check", *given)[2].splitlines()
+    for name in ("zeros", "other"):
+        own = [line for line in told if f"--backends {name} " in line]
+        assert len(own) == TOLD
+        assert len({(re.search(r"--direction (\w+)", line)[1], re.search(r"--dtype (\w+)", line)[1]) for line in own}) == TOLD
+        (left,) = (
+            int(found[1]) for line in told if (found := re.match(rf"softbench: {name}: (\d+) more wrong or failed findings; ", line))
+        )
+    every = [line for line in main("check", *given, "--long")[2].splitlines() if "--backends other " in line]
+    assert len(every) == TOLD + left
+
+
+FOUND = ("--json", "found.json", "--junit", "found.xml")
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_check_writes_its_files_without_its_reader(cli, signum):
+    """Ctrl-C of a terminal ends both sides of a pipe, and a program that passes it on sends it twice."""
+    calls = cli.folder / "calls"
+    (cli.folder / "mine.py").write_text(
+        f"import torch\ndef mine(x):\n    open({str(calls)!r}, 'a').write('1')\n    return torch.softmax(x, -1)\n"
+    )
+    process = cli.start("check", "--plugin", "mine.py:mine", "--backends", "mine", "--device", "cpu", *FOUND)
+    process.stdout.close()
+    process.stderr.close()
+    wait = time.monotonic() + 60
+    while not calls.exists() or calls.stat().st_size < 30:  # of several cases
+        assert time.monotonic() < wait
+        time.sleep(0.02)
+    for _ in range(2):
+        process.send_signal(signum)
+    code = process.wait(timeout=30)
+    assert code == 128 + signum
+    document = json.loads((cli.folder / "found.json").read_text())
+    assert document["findings"] and document["cases_left"] > 0
+    (error,) = ElementTree.parse(cli.folder / "found.xml").getroot().iter("error")
+    assert error.get("message") == f"an interruption left out {document['cases_left']} cases"
 
 
 def test_a_check_in_a_log_says_how_far_it_is(monkeypatch, capsys):
-    monkeypatch.setattr("softbench.cli.output.LOG_SECONDS", 0.0)
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
     with counter("cases") as advance:
-        advance(3, 9)
-    monkeypatch.setattr("softbench.cli.output.LOG_SECONDS", 60.0)
+        for done, now[0] in enumerate((LOG_SECONDS / 2, LOG_SECONDS + 1, LOG_SECONDS + 2, 2 * LOG_SECONDS + 2), 1):
+            advance(done, 9)
+    assert capsys.readouterr().err == "softbench: 2 of 9 cases\nsoftbench: 4 of 9 cases\n"
+    monkeypatch.setattr("softbench.cli.verbosity.quiet", lambda: True)
     with counter("cases") as advance:
-        advance(4, 9)
-    assert capsys.readouterr().err == "softbench: 3 of 9 cases\n"
+        now[0] = 10 * LOG_SECONDS
+        advance(5, 9)
+    assert capsys.readouterr().err == ""
 
 
 def test_cases_after_invalid_replies_are_still_tried():
