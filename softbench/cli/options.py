@@ -227,7 +227,7 @@ LongFindings = Annotated[
     bool,
     _option(
         OUTPUT,
-        "One line per check case: error over bound, ULP, row sum, Frobenius norm, reason.",
+        "One line per check case: error over bound, ULP, row sum, Frobenius norm, reason; and the commands of all failures.",
         "--long",
         "-v",
         "--verbose",

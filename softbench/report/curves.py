@@ -306,6 +306,5 @@ def _name(
     line_names.legend(panels[-1], entries, 0.42, long=overlaid)
     names = sorted(dict.fromkeys(curve.rows[0].backend for curve in others), key=best.index)
     texts = [f"grey, best first: {', '.join(names)}"] if others else []
-    if failed:
-        texts.append(f"without any result, wrong or failed: {few(failed)}")
+    texts += [f"without any result, wrong or failed: {few(failed)}"] if failed else []
     line_names.below(panels[-1], texts, -(-len(entries) // line_names.PER_LINE))
