@@ -45,7 +45,7 @@ def end(code: int, message: str = "") -> NoReturn:
     """Exit with this code, also if the message or what the streams still hold cannot be written."""
     with suppress(OSError):
         if message:
-            typer.echo(f"softbench: {message}", err=True)
+            typer.echo(f"softbench: {printable(message)}", err=True)
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -100,8 +100,8 @@ def measure(
     except Interrupted as stop:
         if started:
             state = f"what was measured is in {started[0].csv}" if started[0].cells else "nothing was measured yet"
-            note(f"interrupted; {state}" + (f"; continue with: {_continuation(request)}" if resumable else ""), error=True)
-        raise typer.Exit(stop.exit_code) from None  # Typer would turn every KeyboardInterrupt into 130
+            end(stop.exit_code, f"interrupted; {state}" + (f"; continue with: {_continuation(request)}" if resumable else ""))
+        end(stop.exit_code)
 
 
 def show_table(measured: Run) -> None:
@@ -140,8 +140,7 @@ def interruptible() -> Iterator[None]:
         with output.interruptible():
             yield
     except Interrupted as stop:
-        note("interrupted", error=True)
-        raise typer.Exit(stop.exit_code) from None
+        end(stop.exit_code, "interrupted")
 
 
 def read(file: Path) -> list[Row]:
