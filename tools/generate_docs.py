@@ -27,7 +27,7 @@ from softbench.gate import sittings
 from softbench.gate.samples import CellKey
 from softbench.gate.self_test import analysis
 from softbench.gate.verdicts import GateReport, Rules, State, Verdict
-from softbench.plan.config_file import shipped
+from softbench.plan.config_file import KEYS, shipped
 from softbench.plan.settings import Settings
 from softbench.report import listing, matrix, tables
 from softbench.results.by_backend import by_backend
@@ -113,6 +113,8 @@ def settings() -> str:
     defaults = Settings()
     rows = []
     for name, text in docs_of(Settings):
+        if name not in KEYS:
+            continue
         value = getattr(defaults, name)
         shown = ", ".join(f"{key} {seconds:g}" for key, seconds in value.items()) if isinstance(value, dict) else str(value)
         rows.append((f"`{name}`", f"`{shown}`" if value not in ((), None) else "", text))

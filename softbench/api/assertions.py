@@ -14,7 +14,7 @@ from softbench.api.backends import Backend, given
 from softbench.api.measure import checked, compare, judged
 from softbench.api.options import CheckOptions, GateOptions, Operations, Options, Words, known_only, texts, words
 from softbench.core.case import OPERATION
-from softbench.core.errors import InconclusiveError
+from softbench.core.errors import InconclusiveError, UsageError
 from softbench.core.text import count, margin as shown_margin, percent
 
 if TYPE_CHECKING:
@@ -27,6 +27,8 @@ SHAPE: Options = {"M": 4096, "N": 4096}
 """The shape of a measurement that names none."""
 ALL = "*"
 """The pattern of all check cases."""
+MOST_OF_COPY = 10
+"""The largest fraction of copy that can be asked for; a larger one is a percentage."""
 NAMED = 3
 """Cells or findings that a message names."""
 
@@ -66,18 +68,20 @@ class Softbench:
         *,
         op: Operations = None,
         config: str | Path | None = None,
+        case: str = ALL,
         **options: Unpack[GateOptions],
     ) -> None:
         """Assert that `new` is correct and not more than `margin` slower than `old`, as `softbench.run_gate` finds. .03 is 3 %.
 
-        An inconclusive measurement skips the test, with the reason. Without a GPU both backends are checked, and the test is then skipped.
+        An inconclusive measurement skips the test, with the reason. Without a GPU both backends are checked in the check cases of `case`,
+        as in `assert_correct`, and the test is then skipped.
         With `device="cpu"` they are measured on the CPU.
 
         Raises:
             AssertionError: `new` is slower or wrong. The message has ratio, interval, p and the command that repeats the measurement.
         """
         __tracebackhide__ = True
-        self._without_gpu((new, old), op, options)
+        self._without_gpu((new, old), op, case, options)
         try:
             report, command = judged(new, old, margin, op, config, self.folder, None, _with_shape(options, config))
         except InconclusiveError as error:
@@ -97,11 +101,13 @@ class Softbench:
         op: Operations = None,
         config: str | Path | None = None,
         quick: bool = False,
+        case: str = ALL,
         **options: Unpack[Options],
     ) -> None:
         """Assert that `fn` is correct and reaches this fraction of the bandwidth of `copy` in every cell, as `softbench.compare` finds.
 
-        Cells with a label, such as `launch-bound`, count as the others do. Without a GPU `fn` is checked, and the test is then skipped.
+        Cells with a label, such as `launch-bound`, count as the others do. Without a GPU `fn` is checked in the check
+        cases of `case`, as in `assert_correct`, and the test is then skipped.
         With `device="cpu"` it is measured on the CPU.
 
         Raises:
@@ -109,7 +115,9 @@ class Softbench:
         """
         __tracebackhide__ = True
         known_only(options, Options)
-        self._without_gpu((fn,), op, cast(GateOptions, options))
+        if not 0 < at_least_of_copy <= MOST_OF_COPY:
+            raise UsageError(f"at_least_of_copy: must be a fraction above 0, such as .9 for 90 %, not {at_least_of_copy}")
+        self._without_gpu((fn,), op, case, cast(GateOptions, options))
         sized = cast(Options, texts(_with_shape(options, config)))  # a generator gives its values once
         result = compare(fn, op=op, config=config, quick=quick, output=self.folder, **sized)
         rows = [row for row in result.rows if row.backend != "copy"]
@@ -123,7 +131,7 @@ class Softbench:
             found_low = f"{count(len(low), 'cell')} below {percent(at_least_of_copy)} of copy"
             raise AssertionError(f"{found_low}\n{text}\nrepeat it: {command}\nresults: {result.csv}")
 
-    def _without_gpu(self, backends: Sequence[Backend], op: Operations, options: GateOptions) -> None:
+    def _without_gpu(self, backends: Sequence[Backend], op: Operations, case: str, options: GateOptions) -> None:
         """Without a GPU: check the backends, and skip the test. With one, or on the CPU if the test names it: return."""
         __tracebackhide__ = True
         from softbench.run import doctor
@@ -131,7 +139,7 @@ class Softbench:
         if options.get("device", "auto") != "auto" or not (reason := doctor.no_gpu()):
             return
         of_check = cast(CheckOptions, {name: value for name, value in options.items() if name in CHECKED})
-        self._check(backends, op or OPERATION, options.get("dtype", "fp32"), options.get("direction", "forward"), ALL, of_check)
+        self._check(backends, op or OPERATION, options.get("dtype", "fp32"), options.get("direction", "forward"), case, of_check)
         self._skip(f"checked, and not timed: no GPU ({reason}); device='cpu' times it on the CPU")
 
     def _skip(self, reason: str) -> NoReturn:

@@ -60,6 +60,8 @@ def report(
     inputs = [*files, *(file.with_suffix(".json") for file in files), *([gate] if gate else [])]
     if target.resolve() in [file.resolve() for file in inputs]:
         raise UsageError(f"-o {target}: is a file that the page is made from; name another one")
+    if target.suffix.lower() not in (".html", ".htm"):
+        raise UsageError(f"-o {target}: the page is HTML; give a name that ends in .html")
     parts = [(file, some, name) for file, name in zip(files, names(files), strict=True) for some in apart(read(file))]
     if len(parts) > len(files) > 1:
         raise UsageError("report: a file holds several cards; give it alone for a page of each, or run: softbench compare A B")

@@ -63,7 +63,8 @@ def judge(measure: Measure, request: Request, base: RunSamples, rules: Rules, al
     try:
         run = measure(request)
     except UsageError as error:
-        raise UsageError(str(error).replace("--backends", f"{base.source}: its backends need their --plugin", 1)) from None
+        needed = " ".join(base.plugin_flags) or "--plugin"
+        raise UsageError(str(error).replace("--backends", f"{base.source}: its backends need {needed}", 1)) from None
     new = samples_of(run)
     mine = own(new, base, allowed)
     notes = [f"measured: {run.csv}", *environment_match.check(new, mine, allowed)]

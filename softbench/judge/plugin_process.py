@@ -101,7 +101,8 @@ class PluginProcess:
             raise EndedError(Status(infos[0].broken_status), infos[0].broken)
         if len(infos) != 1 or name not in (None, infos[0].name):
             names = ", ".join(info.name for info in infos)
-            raise EndedError(Status.FAILED, f"import: it has the backends {names}; name one of them with --backend")
+            other = f"no backend {name}, but " if name else ""
+            raise EndedError(Status.FAILED, f"import: it has {other}the backends {names}; name one of them with --backend")
         if infos[0].unavailable:
             raise EndedError(Status.UNAVAILABLE, infos[0].unavailable)
         return infos[0].name

@@ -40,6 +40,8 @@ DEFAULT_CONFIG = {"cuda": "tutorial", "cpu": "cpu"}
 Operations = Callable[[Sequence[str]], Sequence[str] | None]
 """`softbench.run.operations.names`."""
 
+KEYS = [field.name for field in fields(Settings) if field.name in READERS or field.name in ("sweep", "timeout", "plugins", "backends")]
+"""The keys of a configuration. An A/B run alone leaves out the yardstick."""
 MAX_BYTES = 64 * 1024
 """Longest configuration. The time of `tomllib` grows with the square of a key's dots: it takes minutes for 100000 of them."""
 
@@ -104,7 +106,7 @@ def from_table(table: JsonObject, where: str, base: Path, operations: Operations
         elif key in READERS:
             layer[key] = READERS[key](value, at)
         else:
-            raise ConfigError(f"{where}: {unknown(key, [f.name for f in fields(Settings)], 'key')}")
+            raise ConfigError(f"{where}: {unknown(key, KEYS, 'key')}")
     return with_fixed_rounds(cast(Layer, layer))
 
 

@@ -113,7 +113,8 @@ def matching(infos: Iterable[BackendInfo], pattern: str) -> list[BackendInfo]:
 
 
 def _known(name: str, infos: Iterable[BackendInfo]) -> list[str]:
-    """The names for an error message; of the extras only a close match."""
+    """The names for an error message, without those that could not be loaded; of the extras only a close match."""
+    infos = [info for info in infos if not info.broken]
     extras = {info.name for info in infos if info.extra}
     return [info.name for info in infos if info.name not in extras] + get_close_matches(name, sorted(extras), n=1)
 

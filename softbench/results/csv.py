@@ -68,7 +68,8 @@ def read_csv(path: Path) -> tuple[list[Row], list[str]]:
             raise ResultsError(f"{path}: is larger than {size(MAX_BYTES)}, so it is no results file")
         text = path.read_bytes().decode("utf-8-sig")
     except OSError as error:
-        raise ResultsError(f"{path}: {error.strerror}") from None
+        hint = "; softbench run writes it" if path.name == "latest.csv" and isinstance(error, FileNotFoundError) else ""
+        raise ResultsError(f"{path}: {error.strerror}{hint}") from None
     except UnicodeDecodeError:
         raise ResultsError(f"{path}: is not text; give the .csv that softbench run wrote") from None
     if (lines := text.count("\n")) > MAX_CELLS + 1:

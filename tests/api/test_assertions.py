@@ -7,6 +7,7 @@ import torch
 from gating import interleaved, stored_run
 
 from softbench.api.assertions import Softbench
+from softbench.core.errors import UsageError
 from softbench.run import doctor, run
 
 ARGUMENTS = {"M": 4096, "N": 1, "dtype": "bf16", "device": "cuda"}
@@ -104,12 +105,27 @@ def test_bandwidth_is_compared_with_copy(softbench, forked):
     given = {"device": "cpu", "M": 8, "N": 64, "quick": True}
     softbench.assert_bandwidth(right, 1e-9, **given)
     with pytest.raises(
-        AssertionError, match=r"(?s)1 cell below 1000x of copy.*forward-fp32-8x64: .* of copy.*repeat it: softbench run .*right"
+        AssertionError, match=r"(?s)1 cell below 1000% of copy.*forward-fp32-8x64: .* of copy.*repeat it: softbench run .*right"
     ):
-        softbench.assert_bandwidth(right, 1000, **given)
+        softbench.assert_bandwidth(right, 10, **given)
     with pytest.raises(AssertionError, match="--N 32,64 "):
-        softbench.assert_bandwidth(right, 1000, **{**given, "N": (N for N in (32, 64))})
+        softbench.assert_bandwidth(right, 10, **{**given, "N": (N for N in (32, 64))})
     assert softbench.notes[0].startswith("right: forward-fp32-8x64: ")
+
+
+def test_a_percentage_of_copy_is_refused(softbench):
+    with pytest.raises(UsageError, match=r"at_least_of_copy: must be a fraction above 0, such as \.9 for 90 %, not 90"):
+        softbench.assert_bandwidth(right, 90, device="cpu")
+
+
+def test_without_a_gpu_only_cases_of_the_pattern_are_checked(softbench, monkeypatch):
+    monkeypatch.setattr(doctor, "no_gpu", lambda: "none is here")
+    patterns = []
+    monkeypatch.setattr(softbench, "_check", lambda *given: patterns.append(given[4]))
+    for assertion, given in ((softbench.assert_not_slower, (right, "torch")), (softbench.assert_bandwidth, (right,))):
+        with pytest.raises(pytest.skip.Exception):
+            assertion(*given, case="!shape 16x0")
+    assert patterns == ["!shape 16x0"] * 2
 
 
 @pytest.mark.parametrize("assertion", [pytest.param("assert_not_slower", marks=pytest.mark.slow), "assert_bandwidth"])

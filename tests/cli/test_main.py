@@ -293,6 +293,7 @@ BAD = {
     "a missing argument": (("compare", "a.csv"), "softbench: compare: missing argument "),
     "a letter for a number": (("judge", "--M", "x"), "softbench: judge: invalid value for '--M': "),
     "a missing results file": (("show", "none.csv"), "none.csv: No such file"),
+    "a page that is no HTML": (("report", "none.csv", "-o", "page.pdf"), "-o page.pdf: the page is HTML; give a name that ends in .html"),
     "a binary results file": (("show", "binary.csv"), "binary.csv: is not text"),
     "a torn results file": (("plot", "torn.csv"), "torn.csv: line 1: not a softbench results file"),
     "a torn configuration": (("run", "--config", "torn.toml"), "torn.toml: not valid TOML"),

@@ -205,7 +205,7 @@ def test_plot_writes_a_kind_in_several_formats(main):
 
 
 def test_show_and_plot_take_the_latest_results_by_default(main, tmp_path):
-    assert main("show") == (2, "", "softbench: results/latest.csv: No such file or directory\n")
+    assert main("show") == (2, "", "softbench: results/latest.csv: No such file or directory; softbench run writes it\n")
     (tmp_path / "results").mkdir()
     shutil.copy(ROOT / "results" / "h200" / "odd.csv", tmp_path / "results" / "latest.csv")
     assert main("show") == main("show", "results/latest.csv")

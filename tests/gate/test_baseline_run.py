@@ -112,7 +112,7 @@ def test_a_backend_that_is_gone_is_named_with_its_flag(tmp_path):
         raise UsageError("--backends: unknown 'ours'; known are torch")
 
     base = stored(dice(1), 10, cells=2, source="h200.json")
-    with pytest.raises(UsageError, match=r"h200\.json: its backends need their --plugin: unknown 'ours'"):
+    with pytest.raises(UsageError, match=r"h200\.json: its backends need --plugin: unknown 'ours'"):
         baseline_run.judge(measure, baseline_run.baseline_request(asked(), base), base, RULES)
 
 

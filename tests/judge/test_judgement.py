@@ -300,7 +300,8 @@ def test_other_passes_and_shapes_are_judged(judge, case):
 def test_a_plugin_of_several_backends_needs_a_name(judge):
     found = judged(judge, "wrong/judge_attacks.py", None)
     assert found.status == "failed"
-    assert "name one of them with --backend" in found.reason
+    assert found.reason.startswith("import: it has the backends ") and "name one of them with --backend" in found.reason
+    assert judged(judge, "wrong/judge_attacks.py", "nope").reason.startswith("import: it has no backend nope, but the backends ")
     assert judged(judge, "wrong/judge_attacks.py", "reads-memory", replace(CASE, direction=Direction.BOTH)).status == "skipped"
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from softbench.core.errors import UsageError
-from softbench.plugins import load as load_module, select
+from softbench.plugins import load as load_module, select, traits
 from softbench.plugins.info import BackendInfo, info_from_json, info_to_json
 from softbench.plugins.load import load, source_hash
 from softbench.plugins.source import GROUP, PluginSource, origins
@@ -58,6 +58,28 @@ def test_an_unavailable_backend_is_an_error_only_if_named():
         with pytest.raises(UsageError, match=part):
             select.select(offers, [name])
     assert len(select.select(offers, None)) == 3
+
+
+def test_a_name_that_could_not_be_loaded_is_not_suggested():
+    offers = [offer("copy"), offer("torch"), offer("slwo", broken="import: has no function slwo")]
+    with pytest.raises(UsageError, match=r"unknown backend 'slow'; known are copy, torch; slwo\.py could not be loaded: import: has no"):
+        select.select(offers, ["slow"])
+
+
+def test_an_error_in_available_costs_one_backend(tmp_path):
+    class Raises:
+        name = "raises"
+
+        def available(self):
+            import nonexistent  # noqa: F401
+
+    source = PluginSource("file", "raises", str(tmp_path / "a.py"), "a.py")
+    (tmp_path / "a.py").write_text("")
+    found = traits.info(Raises(), source)
+    assert found.unavailable == "its method available raised ModuleNotFoundError: No module named 'nonexistent'"
+    Raises.available = lambda self: True
+    with pytest.raises(TypeError, match="available"):
+        traits.info(Raises(), source)
 
 
 def test_only_the_doors_that_are_needed_are_opened():
