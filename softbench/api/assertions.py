@@ -14,7 +14,7 @@ from softbench.api.backends import Backend, given
 from softbench.api.measure import checked, compare, judged
 from softbench.api.options import CheckOptions, GateOptions, Operations, Options, Words, known_only, texts, words
 from softbench.core.case import OPERATION
-from softbench.core.errors import InconclusiveError, UsageError
+from softbench.core.errors import InconclusiveError, SoftbenchError, UsageError
 from softbench.core.text import count, margin as shown_margin, percent
 
 if TYPE_CHECKING:
@@ -86,6 +86,8 @@ class Softbench:
             report, command = judged(new, old, margin, op, config, self.folder, None, _with_shape(options, config))
         except InconclusiveError as error:
             pytest.skip(f"softbench: {error}")
+        except SoftbenchError as error:
+            raise error.with_traceback(None) from None  # pytest then shows the test's line only
         text = _verdicts(report)
         self._note(f"{report.what.partition(', ')[0]}: {text}")
         if report.exit_code == 1:
@@ -119,7 +121,10 @@ class Softbench:
             raise UsageError(f"at_least_of_copy: must be a fraction above 0, such as .9 for 90 %, not {at_least_of_copy}")
         self._without_gpu((fn,), op, case, cast(GateOptions, options))
         sized = cast(Options, texts(_with_shape(options, config)))  # a generator gives its values once
-        result = compare(fn, op=op, config=config, quick=quick, output=self.folder, **sized)
+        try:
+            result = compare(fn, op=op, config=config, quick=quick, output=self.folder, **sized)
+        except SoftbenchError as error:
+            raise error.with_traceback(None) from None
         rows = [row for row in result.rows if row.backend != "copy"]
         low = [row for row in rows if not (row.of_copy or 0) >= at_least_of_copy]
         text = _fractions(low or sorted(rows, key=lambda row: row.of_copy or 0))
@@ -147,7 +152,10 @@ class Softbench:
 
     def _check(self, backends: Sequence[Backend], op: Operations, dtype: Words, direction: Words, case: str, options: CheckOptions) -> None:
         __tracebackhide__ = True
-        report, plugins = checked(backends, op, case, dtype, direction, options)
+        try:
+            report, plugins = checked(backends, op, case, dtype, direction, options)
+        except SoftbenchError as error:
+            raise error.with_traceback(None) from None
         names = ", ".join(dict.fromkeys(finding.backend for finding in report.findings))
         compared = sum(finding.worst is not None for finding in report.findings)
         bad = report.to_repeat(plugins)

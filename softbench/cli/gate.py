@@ -196,7 +196,9 @@ def _against_baseline(
 ) -> GateReport:
     _reject_with_stored_runs(others)
     if not files or name is None:
-        raise UsageError("gate: give results and a baseline: softbench gate results/latest.csv --baseline NAME|FILE")
+        raise UsageError(
+            "gate: give --candidate and --reference, or --baseline NAME|FILE with results files or without; see: softbench gate -h"
+        )
     from softbench.gate import environment_match, next_step, run_files, samples, units, unpaired
     from softbench.gate.baselines import open_baseline
 

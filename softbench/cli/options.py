@@ -290,7 +290,7 @@ LongVerdicts = Annotated[
     _option(OUTPUT, "One line per cell, not only for changed cells, and each case's progress.", "--long", "-v", "--verbose", default=False),
 ]
 VerdictsJson = Annotated[Path | None, _option(OUTPUT, "Write the verdicts as JSON; - is stdout, without the table.", metavar="FILE|-")]
-VerdictsMarkdown = Annotated[Path | None, _option(OUTPUT, "Write the report as Markdown.")]
+VerdictsMarkdown = Annotated[Path | None, _option(OUTPUT, "Write the report as Markdown into this file.")]
 VerdictsJunit = Annotated[Path | None, _option(OUTPUT, "Write JUnit XML with a test case per cell.")]
 VerdictsPlot = Annotated[Path | None, _option(OUTPUT, "Draw the ratios and margins as a forest plot: .png, .svg or .pdf.")]
 

@@ -68,7 +68,14 @@ class PanelCommand(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         with one_line_errors(ctx):
-            return super().parse_args(ctx, args)
+            left = super().parse_args(ctx, args)
+        options = {name for param in self.params for name in param.opts if name.startswith("-")}
+        for param in () if ctx.resilient_parsing else self.params:
+            value = ctx.params.get(param.name)
+            for one in value if isinstance(value, list | tuple) else [value]:
+                if str(one) in options:
+                    raise UsageError(f"{param.opts[0]}: its value is missing, because {one} is an option")
+        return left
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command; CONTEXT is its context meanwhile."""

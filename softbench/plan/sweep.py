@@ -119,6 +119,8 @@ def _geometric(start: int, stop: int, factor: int) -> Iterable[int]:
 
 def _positive(text: str, name: str) -> int:
     text = text.strip()
+    if not text:
+        raise UsageError(f"{name}: a number is missing; lists and ranges look like 256,1024 or 256:8192:256 or 256:65536:*2")
     if not (text.isascii() and text.removeprefix("-").isdigit()) or len(text) > 18:
         raise UsageError(f"{name}: '{text}' is not a whole number; lists and ranges look like 256,1024 or 256:8192:256 or 256:65536:*2")
     value = int(text)

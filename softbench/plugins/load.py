@@ -43,7 +43,9 @@ def load(origin: PluginSource, operations: Sequence[str] = (OPERATION,)) -> tupl
         names = [operation.partition("(")[0] for operation in operations]
         offered = getattr(module, "backends", None) or getattr(module, "backend", None) or from_functions(module, origin.label, names)
         if offered is None:
-            raise UsageError(f"defines neither `backend` nor `backends`, or nothing in them, and no function `{OPERATION}`")
+            raise UsageError(
+                f"its `backend` or `backends` is missing or empty, and it has no function `{OPERATION}`; name a function as FILE:FUNCTION"
+            )
     else:
         offered = metadata.EntryPoint(origin.label, origin.target, GROUP).load()
     found = tuple(offered) if isinstance(offered, list | tuple) else (offered,)

@@ -69,7 +69,8 @@ def select(
     for info in infos:
         other = by_name.setdefault(info.name, info)
         if other is not info:
-            raise UsageError(f"two backends are called '{info.name}': one of {other.origin.shown}, one of {info.origin.shown}; rename one")
+            both = f"one of {other.origin.shown}, one of {info.origin.shown}"
+            raise UsageError(f"two backends are called '{info.name}': {both}; rename one, as in --plugin NAME=FILE")
     chosen: list[BackendInfo] = []
     for name in (ALL,) if names is None else names:
         if name == ALL or WILDCARDS & set(name):

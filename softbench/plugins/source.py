@@ -87,7 +87,9 @@ def _given(plugin: Path) -> PluginSource:
     except OSError as error:
         raise UsageError(f"--plugin {path}: {error.strerror}") from None
     if not there:
-        raise UsageError(f"--plugin {path}: no such file")
+        other = place.with_name(f"{place.name}.py")
+        hint = "; it is a folder" if place.is_dir() else f"; did you mean {other}?" if other.is_file() else ""
+        raise UsageError(f"--plugin {path}: no such file{hint}")
     return PluginSource(FILE, label, str(place.resolve()), shown, alias, function)
 
 

@@ -1,6 +1,7 @@
 """What the fixture asserts: messages, skips, and how often it is wrong on simulated noise."""
 
 import random
+from pathlib import Path
 
 import pytest
 import torch
@@ -111,6 +112,13 @@ def test_bandwidth_is_compared_with_copy(softbench, forked):
     with pytest.raises(AssertionError, match="--N 32,64 "):
         softbench.assert_bandwidth(right, 10, **{**given, "N": (N for N in (32, 64))})
     assert softbench.notes[0].startswith("right: forward-fp32-8x64: ")
+
+
+def test_an_error_of_use_shows_the_tests_line_only(softbench):
+    for assertion, given in ((softbench.assert_correct, {"case": "nope"}), (softbench.assert_bandwidth, {"dtype": "f32", "device": "cpu"})):
+        with pytest.raises(UsageError) as found:
+            assertion(right, **given)
+        assert [Path(entry.path).name for entry in found.traceback][1:] in (["assertions.py"], ["assertions.py"] * 2)
 
 
 def test_a_percentage_of_copy_is_refused(softbench):

@@ -189,7 +189,7 @@ def test_a_profile_shows_if_do_bench_measured_the_host(tmp_path):
 
 BAD = {
     "no baseline": (("gate", "run.csv"), "--baseline NAME|FILE"),
-    "nothing to judge": (("gate", "--margin", "5"), "give results"),
+    "nothing to judge": (("gate", "--margin", "5"), "give --candidate and --reference, or --baseline"),
     "an unknown baseline to measure": (("gate", "--baseline", "h200"), "unknown baseline 'h200'"),
     "a sitting test without results": (("gate", "--self-test", "--baseline", "run.csv"), "a file for each sitting"),
     "too few processes against a baseline": (("gate", "--baseline", "run.csv", "--processes", "2"), "can never show a regression"),

@@ -259,6 +259,7 @@ BAD = {
     "an unknown backend": (("run", "--backends", "troch", *SMALL, "--N", "8"), "did you mean 'torch'?"),
     "N of zero": (("run", "--N", "0"), "--N: 0 is out of range"),
     "a range that runs backwards": (("run", "--N", "8:4:2"), "stops before it starts"),
+    "an empty list of N": (("run", "--N", ""), "--N: a number is missing; lists and ranges look like 256,1024"),
     "an endless range": (("run", "--N", "1:1e9:1"), "'1e9' is not a whole number"),
     "a negative M": (("run", "--M", "-5"), "--M: -5 is out of range"),
     "an unknown dtype": (("run", "--dtype", "fp8"), "known are fp32, fp16, bf16"),

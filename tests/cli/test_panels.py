@@ -31,6 +31,11 @@ def test_an_unknown_option_is_one_line(main, words):
     assert line.endswith(" ".join(("softbench", *words, "--help")))
 
 
+def test_an_option_is_not_the_value_of_another(main):
+    code, _, err = main("gate", "--baseline", "b", "--markdown", "--plot", "f.png")
+    assert (code, err) == (2, "softbench: --markdown: its value is missing, because --plot is an option\n")
+
+
 @pytest.mark.parametrize("words", [(), ("baseline",)])
 def test_a_group_without_a_command_shows_its_help(main, words):
     _, out, err = main(*words)

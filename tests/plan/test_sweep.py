@@ -48,7 +48,7 @@ def test_lists_and_ranges_are_read_as_written(text, values):
         ("8:4:2", "stops before it starts"),
         ("1:1e9:1", "'1e9' is not a whole number"),
         ("1:1000000000:1", f"more than {MAX_VALUES} values"),
-        ("", "not a whole number"),
+        ("", "a number is missing"),
         ("a", "not a whole number"),
         ("1:2", "a range is start:stop:step"),
         ("1:8:*1", "factor must be at least 2"),

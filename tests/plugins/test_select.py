@@ -35,6 +35,15 @@ def test_a_missing_plugin_file_is_an_error_before_anything_starts():
         origins([Path("none.py")])
 
 
+def test_a_folder_and_a_name_without_suffix_are_told(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "fn.py").write_text("")
+    for given, said in ((tmp_path, "; it is a folder"), (Path("fn"), "; did you mean fn.py?")):
+        with pytest.raises(UsageError) as found:
+            origins([given])
+        assert str(found.value) == f"--plugin {given}: no such file{said}"
+
+
 def test_the_yardstick_is_always_taken_and_first():
     offers = [offer("torch"), offer("copy"), offer("naive")]
     assert [o.name for o in select.select(offers, ["torch"])] == ["copy", "torch"]
@@ -97,13 +106,13 @@ def test_only_the_doors_that_are_needed_are_opened():
 @pytest.mark.parametrize(
     ("code", "part"),
     [
-        ("x = 1", "defines neither `backend` nor `backends`"),
+        ("x = 1", "is missing or empty, and it has no function `softmax`; name a function as FILE:FUNCTION"),
         ("backend = 3", "3 is not a backend"),
         (CLASS.format("b") + "backend = B", r"B is a class and not a backend: write B\(\)"),
         (CLASS.format("b") + "del B.supports\nbackend = B()", "an object of B is not a backend: it lacks the methods supports"),
         (CLASS.format("b") + "del B.name\nbackend = B()", "None is no name"),
         (CLASS.format("all") + "backend = B()", "'all' is no name"),
-        ("backends = []", "nothing in them"),
+        ("backends = []", "`backend` or `backends` is missing or empty"),
         (CLASS.format("a b") + "backend = B()", "no name for a backend"),
         (CLASS.format("../b") + "backends = [B()]", "no name for a backend"),
     ],
