@@ -59,7 +59,7 @@ def test_the_backward_is_taken_and_an_alias_renames(tmp_path):
 
 @pytest.mark.parametrize("code", ["from torch import softmax\n", BACKWARD, "softmax = 3\n"])
 def test_a_file_without_its_own_softmax_is_refused(tmp_path, code):
-    with pytest.raises(UsageError, match="and no function `softmax`"):
+    with pytest.raises(UsageError, match="and it has no function `softmax`"):
         load(source(tmp_path, code))
 
 

@@ -66,7 +66,7 @@ def test_every_phase_names_the_line_of_the_plugin(cli):
     assert reasons["mine", "17"].endswith("x... (in prepare, mine.py:13)")
     assert reasons["mine", "18"].endswith("(in call, helper.py:3)")
     assert reasons["torn", "16"] == "import: SyntaxError: '(' was never closed (torn.py:2)"
-    assert reasons["empty", "16"].endswith("and no function `softmax` (empty.py)")
+    assert reasons["empty", "16"].endswith("and it has no function `softmax`; name a function as FILE:FUNCTION (empty.py)")
 
 
 def test_modules_of_a_plugins_package_are_user_code(tmp_path, monkeypatch):
