@@ -168,14 +168,13 @@ def reject_input(file: Path, flag: str) -> None:
     Raises:
         UsageError: one does, so the command would overwrite what it reads or writes.
     """
-    if not file.exists():
-        return
     context = CONTEXT.get()
     given = [context.params.get(one.name) for one in context.command.params if flag not in one.opts] if context else []
     listed = [value for one in given for value in (one if isinstance(one, list | tuple) else [one])]
-    texts = [str(value) for value in listed if isinstance(value, str | Path)]
+    kinds = str | Path if file.exists() else Path  # a name of something else is a file's only if there is that file
+    texts = [str(value) for value in listed if isinstance(value, kinds)]
     named = {Path(part) for text in texts for part in (text, text.rpartition("=")[2], text.rpartition("=")[2].partition(":")[0])}
-    named |= {path.with_suffix(".json") for path in named if path.suffix == ".csv"}
+    named |= {path.with_suffix(".json") for path in named if path.suffix == ".csv" and file.exists()}
     if file.resolve() in {path.resolve() for path in named}:
         raise UsageError(f"{flag} {file}: another argument of this command is that file, or its results; name another one")
 
@@ -189,12 +188,14 @@ def try_file(file: Path | None, *, flag: str = "--json") -> None:
     if file is None or str(file) == "-":
         return
     reject_input(file, flag)
-    made = not file.exists()
+    place = file.resolve()
     try:
-        with file.open("a"):
-            pass
-        if made:
-            file.unlink()
+        try:
+            os.close(os.open(place, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+        except FileExistsError:
+            with place.open("a"):
+                return
+        place.unlink(missing_ok=True)  # bad input found later leaves no empty file
     except OSError as error:
         raise not_written(f"{flag} {file}", error) from None
 

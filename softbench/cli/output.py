@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import sys
@@ -65,13 +66,20 @@ def counter(unit: str) -> Iterator[Callable[[int, int], None]]:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """SIGINT, SIGTERM and SIGHUP raise Interrupted, so that workers end; a later signal ends this process at once.
+    """SIGINT, SIGTERM and SIGHUP raise Interrupted, so that workers end; a later signal ends this process at once, also after the block.
 
     A terminal and a program that passes signals on send two, so one within AGAIN_SECONDS is the same interruption.
     """
+    interrupted: list[int] = []
+
+    def ignore() -> None:
+        for signum in handlers:  # Python ends with the default handlers, which would replace the exit code
+            signal.signal(signum, signal.SIG_IGN)
 
     def interrupt(signum: int, frame: FrameType | None) -> NoReturn:
         first = time.monotonic()
+        interrupted.append(signum)
+        atexit.register(ignore)
 
         def again(number: int, frame: FrameType | None) -> None:
             if time.monotonic() - first > AGAIN_SECONDS:
@@ -87,5 +95,5 @@ def interruptible() -> Iterator[None]:
     try:
         yield
     finally:
-        for signum, handler in handlers.items():
+        for signum, handler in () if interrupted else handlers.items():  # the command reports what it has, and ends
             signal.signal(signum, handler)

@@ -69,8 +69,9 @@ class PanelCommand(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         with one_line_errors(ctx):
             left = super().parse_args(ctx, args)
-        options = {name for param in self.params for name in param.opts if name.startswith("-")}
-        for param in () if ctx.resilient_parsing else self.params:
+        given = [] if ctx.resilient_parsing else [param for param in self.get_params(ctx) if param.param_type_name == "option"]
+        options = {name for param in given for name in (*param.opts, *param.secondary_opts)}
+        for param in given:
             value = ctx.params.get(param.name)
             for one in value if isinstance(value, list | tuple) else [value]:
                 if str(one) in options:

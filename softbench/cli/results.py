@@ -239,7 +239,7 @@ def compare(
     """Compare two results files cell by cell: the ratio of bandwidths, marked if it is beyond the noise of both.
 
     A cell is faster or slower if its ratio is beyond the threshold. The bands p20..p80 of both must lie apart in the same direction. A line
-    below the table counts them, and the cells without a result. softbench gate judges whether a backend became slower.
+    below the table counts these cells, and those without a result in a file. softbench gate judges whether a backend became slower.
     """
     from softbench.results.compare import ORDERS, cards_note, pairs, summary, without_results
 

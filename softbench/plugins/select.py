@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
@@ -86,8 +87,10 @@ def select(
 
 
 def not_loaded(infos: Iterable[BackendInfo]) -> list[BackendInfo]:
-    """The infos of plugin files that could not be loaded."""
-    return [info for info in infos if info.broken and info.origin.given]
+    """The infos of plugin files that could not be loaded; not those of a backend whose file has others."""
+    infos = list(infos)
+    sizes = Counter(info.origin for info in infos)
+    return [info for info in infos if info.broken and info.origin.given and sizes[info.origin] == 1]
 
 
 def not_loaded_text(info: BackendInfo) -> str:

@@ -25,7 +25,7 @@ def info(backend: Backend, source: PluginSource) -> BackendInfo:
     return BackendInfo(
         name=backend.name,
         origin=source,
-        unavailable=_unavailable(backend),
+        unavailable=why_not(backend.available(), "available"),
         summary=one_line(str(summary)),
         source=source_hash(backend, source),
         advice=one_line(str(getattr(backend, "advice", None) or "")),
@@ -34,15 +34,6 @@ def info(backend: Backend, source: PluginSource) -> BackendInfo:
         operations=operations(backend),
         build_seconds=float(getattr(backend, "build_seconds", 0.0)),
     )
-
-
-def _unavailable(backend: Backend) -> str:
-    """Why a backend cannot run here; empty if it can. An error in `available` is a reason: the file's other backends can run."""
-    try:
-        answer = backend.available()
-    except Exception as error:
-        return one_line(f"its method available raised {type(error).__name__}: {error}")
-    return why_not(answer, "available")
 
 
 def operations(backend: object) -> tuple[str, ...]:

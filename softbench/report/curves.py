@@ -14,7 +14,7 @@ from math import nan
 from statistics import median
 from typing import TYPE_CHECKING
 
-from softbench.core.outcome import FAILURES, Grade
+from softbench.core.outcome import Grade
 from softbench.core.text import few
 from softbench.report import line_names, matrix, scales, style
 from softbench.report.quantities import FRACTION, Quantity, bandwidth
@@ -82,7 +82,7 @@ def figure(
     first = quantities[0]
     every = _curves(runs, what, styles, sources)
     curves = [curve for curve in every if any(map(first.value, curve.rows))]
-    failed = [one.label for one in every if not any(row.gbps for row in one.rows) and FAILURES & {row.status for row in one.rows}]
+    failed = [f"{curve.label} ({lost})" for curve in every if (lost := style.lost(curve.rows))]
     curves = [curve for curve in curves if not (first.over and curve.rows[0].backend == first.over)]
     rows = [row for curve in curves for row in curve.rows if first.value(row)]
     if not any(map(quantities[-1].value, rows)):
@@ -306,5 +306,5 @@ def _name(
     line_names.legend(panels[-1], entries, 0.42, long=overlaid)
     names = sorted(dict.fromkeys(curve.rows[0].backend for curve in others), key=best.index)
     texts = [f"grey, best first: {', '.join(names)}"] if others else []
-    texts += [f"without any result, wrong or failed: {few(failed)}"] if failed else []
+    texts += [f"without any result: {few(failed)}"] if failed else []
     line_names.below(panels[-1], texts, -(-len(entries) // line_names.PER_LINE))

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 
 from softbench.core.errors import UsageError
 from softbench.core.files import not_written
-from softbench.core.outcome import LIMITED, Grade
+from softbench.core.outcome import FAILURES, LIMITED, Grade
 from softbench.results.rows import Row
 
 if TYPE_CHECKING:
@@ -195,6 +195,11 @@ def label(name: str, rows: Sequence[Row], source: str = "") -> str:
     mark = " (yardstick)" if rows and rows[0].grade == Grade.YARDSTICK else ""
     mark += "".join(f" ({grade})" for grade in sorted(LIMITED) if any(row.grade == grade for row in rows))
     return short + mark + source
+
+
+def lost(rows: Sequence[Row]) -> str:
+    """How a backend's rows failed, if none has a bandwidth: `oom, wrong`; else empty."""
+    return "" if any(row.gbps for row in rows) else ", ".join(sorted(FAILURES & {row.status for row in rows}))
 
 
 def check_format(out: Path, flag: str) -> None:

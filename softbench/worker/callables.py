@@ -1,4 +1,4 @@
-"""The callable of a case: what a backend's `prepare` returns, or its `over_dim` at the dimension of an N-D case."""
+"""What a worker asks of a backend: its info, and the callable of a case, which `prepare` or `over_dim` returns."""
 
 from __future__ import annotations
 
@@ -11,7 +11,18 @@ import torch
 from softbench.core.case import Case, Direction
 from softbench.ops.registry import operation
 from softbench.plugins.backend import Backend, Call
-from softbench.plugins.traits import over_dim, unsupported
+from softbench.plugins.info import BackendInfo
+from softbench.plugins.source import PluginSource
+from softbench.plugins.traits import info, over_dim, unsupported
+from softbench.worker.failures import failure
+
+
+def info_of(backend: Backend, source: PluginSource) -> BackendInfo:
+    """What a worker reports about a backend; a broken info if `available` or a trait raises, so that the file's other backends can run."""
+    try:
+        return info(backend, source)
+    except Exception as error:
+        return BackendInfo(backend.name, source, broken=f"import: {failure('import', error, source).reason}")
 
 
 class NoGradientError(Exception):

@@ -34,7 +34,7 @@ from softbench.ops.registry import declarations
 from softbench.plugins.info import info_to_json
 from softbench.plugins.load import load
 from softbench.plugins.source import PluginSource
-from softbench.plugins.traits import compilations, compiles, info, interpreted, measured_case, overwrites_output, reuses_output
+from softbench.plugins.traits import compilations, compiles, interpreted, measured_case, overwrites_output, reuses_output
 from softbench.worker import any_dim, callables, tamper_guard, telemetry
 from softbench.worker.batches import Batches
 from softbench.worker.check_case import CheckCaseRunner
@@ -99,8 +99,7 @@ class Server:
         self.backend = named[0]
         if overwrites_output(self.backend):  # by a CUDA graph
             keep_cupti_loaded()
-        infos = [info(backend, source) for backend in named]
-        return Loaded([info_to_json(info) for info in infos])
+        return Loaded([info_to_json(callables.info_of(backend, source)) for backend in named])
 
     def unsupported(self, names: Sequence[str], cases: Sequence[Case]) -> Unsupported:
         """The places of the cases that backends do not support; one whose answer fails is not among them."""

@@ -1,10 +1,11 @@
-"""The command that continues an interrupted run: the shell can take it as it is printed."""
+"""The command that continues an interrupted run, as the shell takes it; and the check that an output can be written."""
 
 import sys
+from pathlib import Path
 
 import pytest
 
-from softbench.cli.actions import typed_command
+from softbench.cli.actions import try_file, typed_command
 
 
 @pytest.fixture
@@ -28,3 +29,18 @@ def test_the_program_is_named_as_it_was_called(program, monkeypatch):
     assert typed_command() == "bin/softbench run"
     monkeypatch.setattr(sys, "argv", [str(program.parent / "softbench" / "__main__.py"), "run"])
     assert typed_command() == "python -m softbench run"
+
+
+def test_a_tried_file_is_neither_left_nor_lost(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "link.json").symlink_to("target.json")
+    (tmp_path / "there.json").write_text("kept")
+    for name in ("new.json", "link.json", "there.json"):
+        try_file(Path(name))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link.json", "there.json"]
+    assert (tmp_path / "there.json").read_text() == "kept"
+
+
+def test_two_outputs_of_one_name_are_refused_before_any_work(main):
+    code, _, err = main("check", "--device", "cpu", "--backends", "torch", "--json", "same.x", "--junit", "same.x")
+    assert (code, err) == (2, "softbench: --json same.x: another argument of this command is that file, or its results; name another one\n")

@@ -34,6 +34,8 @@ def test_an_unknown_option_is_one_line(main, words):
 def test_an_option_is_not_the_value_of_another(main):
     code, _, err = main("gate", "--baseline", "b", "--markdown", "--plot", "f.png")
     assert (code, err) == (2, "softbench: --markdown: its value is missing, because --plot is an option\n")
+    assert "--json: its value is missing, because -h is an option" in main("check", "--json", "-h")[2]
+    assert "--long: No such file" in main("show", "--", "--long")[2]
 
 
 @pytest.mark.parametrize("words", [(), ("baseline",)])

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from softbench.core.errors import UsageError
-from softbench.plugins import load as load_module, select, traits
+from softbench.plugins import load as load_module, select
 from softbench.plugins.info import BackendInfo, info_from_json, info_to_json
 from softbench.plugins.load import load, source_hash
 from softbench.plugins.source import GROUP, PluginSource, origins
@@ -75,20 +75,12 @@ def test_a_name_that_could_not_be_loaded_is_not_suggested():
         select.select(offers, ["slow"])
 
 
-def test_an_error_in_available_costs_one_backend(tmp_path):
-    class Raises:
-        name = "raises"
-
-        def available(self):
-            import nonexistent  # noqa: F401
-
-    source = PluginSource("file", "raises", str(tmp_path / "a.py"), "a.py")
-    (tmp_path / "a.py").write_text("")
-    found = traits.info(Raises(), source)
-    assert found.unavailable == "its method available raised ModuleNotFoundError: No module named 'nonexistent'"
-    Raises.available = lambda self: True
-    with pytest.raises(TypeError, match="available"):
-        traits.info(Raises(), source)
+def test_a_broken_backend_is_no_row_beside_others():
+    source = PluginSource("file", "x", "/x/x.py", "x.py")
+    broken, right = BackendInfo("broken", source, broken="import: ImportError: y"), BackendInfo("right", source)
+    assert [one.name for one in select.select([offer("copy"), broken, right], ["right"])] == ["copy", "right"]
+    assert [one.name for one in select.select([offer("copy"), broken, right], None)] == ["copy", "broken", "right"]
+    assert [one.name for one in select.select([offer("copy"), offer("torch"), broken], ["torch"])] == ["copy", "torch", "broken"]
 
 
 def test_only_the_doors_that_are_needed_are_opened():

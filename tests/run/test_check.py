@@ -19,7 +19,7 @@ import torch
 from pretended import PASS, FakePool, make
 
 from softbench.cli.check import TOLD
-from softbench.cli.output import LOG_SECONDS, counter
+from softbench.cli.output import AGAIN_SECONDS, LOG_SECONDS, counter
 from softbench.core.case import Direction
 from softbench.core.errors import Interrupted
 from softbench.core.messages import RunCheckCase
@@ -350,8 +350,9 @@ def test_an_interrupted_check_writes_its_files_without_its_reader(cli, signum):
     while not calls.exists() or calls.stat().st_size < 30:  # of several cases
         assert time.monotonic() < wait
         time.sleep(0.02)
-    for _ in range(2):
+    for _ in range(4):  # some of them while it writes
         process.send_signal(signum)
+        time.sleep(AGAIN_SECONDS / 6)
     code = process.wait(timeout=30)
     assert code == 128 + signum
     document = json.loads((cli.folder / "found.json").read_text())

@@ -170,3 +170,18 @@ def test_blocked_modules_do_not_end_the_search(monkeypatch):
     pytest.importorskip("triton")
     monkeypatch.setitem(sys.modules, "blocked", None)
     assert error_location._kernel_of("no kernel") is None
+
+
+def test_an_error_in_available_costs_one_backend(cli):
+    """The others of its file are checked, and the check fails with the line of the error."""
+    (cli.folder / "mine.py").write_text(
+        "import torch\nclass A:\n    name = 'right'\n    def available(self): return None\n    def supports(self, case): return None\n"
+        "    def prepare(self, case): return lambda x: torch.softmax(x, -1)\n"
+        "class B(A):\n    name = 'typo'\n    def available(self):\n        return none\nbackends = [A(), B()]\n"
+    )
+    given = ("check", "--plugin", "mine.py", "--device", "cpu", "--case", "shape 37x2", "--dtype", "fp32", "--direction", "forward")
+    done = cli(*given, "--backends", "right")
+    assert (done.returncode, "right: 1 pass" in done.stdout) == (0, True), done.stderr
+    done = cli(*given, "--backends", "right,t*o")
+    assert done.returncode == 1
+    assert "typo: import: NameError: name 'none' is not defined" in done.stderr and "(in available, mine.py:10)" in done.stderr
