@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from forks import Command, Forks, start_forkserver
+from forks import INDUCTORS, Command, Forks, start_forkserver
 from interpreted import interpreted
 from on_gpus import gpus
 
@@ -148,7 +148,8 @@ class Cli:
         self.folder, self.forks = folder, forks
         self.used: Forks | None = None
         self.mark = uuid.uuid4().hex
-        self.env = {**os.environ, "SOFTBENCH_TEST_MARK": self.mark, "COLUMNS": "80"}
+        kept = {name: value for name, value in os.environ.items() if name != INDUCTORS}
+        self.env = {**kept, "SOFTBENCH_TEST_MARK": self.mark, "COLUMNS": "80"}
 
     def command(self, *arguments: object) -> list[str]:
         return [sys.executable, "-P", "-m", "softbench", *map(str, arguments)]

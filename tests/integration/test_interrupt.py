@@ -7,6 +7,7 @@ import signal
 import time
 
 import pytest
+from forks import INDUCTORS
 from sampled import sampled
 
 from softbench.cli.output import AGAIN_SECONDS
@@ -35,6 +36,13 @@ def measured(folder):
         return []
     with found[0].open() as file:
         return list(csv.DictReader(file))
+
+
+def test_a_command_is_forked_after_inductor_compiled(cli, monkeypatch):
+    """Otherwise it is a new process, and no command resumes what a fork began."""
+    monkeypatch.setenv(INDUCTORS, "140412768144416")
+    assert cli.forks().suit({**cli.env, INDUCTORS: "1"}) and cli.forks().suit(dict(os.environ))
+    assert INDUCTORS not in type(cli)(cli.folder, cli.forks).env
 
 
 def wait_for(condition, seconds=60.0):

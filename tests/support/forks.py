@@ -27,7 +27,9 @@ from softbench.processes.launch import openmp_environment
 
 PR_SET_CHILD_SUBREAPER = 36
 MESSAGE_BYTES = 1 << 18
-PASSING = ("PYTEST_CURRENT_TEST", "SOFTBENCH_TEST_MARK")
+INDUCTORS = "_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR"
+"""A pointer of this process; torch.compile sets the variable before each use."""
+PASSING = ("PYTEST_CURRENT_TEST", "SOFTBENCH_TEST_MARK", INDUCTORS)
 """Variables that differ between tests and decide nothing."""
 READ_LATE = ("PATH", "CC", "CXX", "CUDA_HOME", "HOME", "TORCHINDUCTOR_CACHE_DIR", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "COLUMNS")
 """Variables that no import of the forking process reads, or that `command` reads in place of Python."""
