@@ -1,7 +1,6 @@
 """The kernels that compilers trace, under the interpreter: the launches that `traceable.py` chooses, for rows at any address."""
 
 import pytest
-from sampled import sampled
 
 LAUNCHES = """
 import torch
@@ -96,6 +95,7 @@ print("fine")
 """
 
 
-@pytest.mark.parametrize("thorough", sampled([False, True], lambda thorough: not thorough))
+@pytest.mark.slow
+@pytest.mark.parametrize("thorough", [False, True])
 def test_traced_launches_are_right_at_any_address(thorough, run_interpreted):
     run_interpreted(f"THOROUGH = {thorough}\n{LAUNCHES}", timeout=270)
