@@ -111,7 +111,6 @@ COVERED_BY = {
     "worker/shared_memory": "judge/test_judgement.py",
     # Commands and tables, compared as a whole.
     "cli/baseline": "cli/test_gate.py",
-    "cli/check": "run/test_check.py",
     "cli/doctor": "cli/test_main.py",
     "cli/gate_outputs": "cli/test_gate.py",
     "cli/inspect": "run/test_inspect.py",

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Sequence
+from functools import wraps
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, Unpack, cast
+from typing import TYPE_CHECKING, NoReturn, ParamSpec, Unpack, cast
 
 import pytest
 
@@ -33,6 +34,23 @@ NAMED = 3
 """Cells or findings that a message names."""
 
 
+P = ParamSpec("P")
+
+
+def shows_the_test(assertion: Callable[P, None]) -> Callable[P, None]:
+    """The assertion, whose errors of use show the line of the test and none of softbench's."""
+
+    @wraps(assertion)
+    def short(*args: P.args, **options: P.kwargs) -> None:
+        __tracebackhide__ = True
+        try:
+            assertion(*args, **options)
+        except SoftbenchError as error:
+            raise error.with_traceback(None) from None
+
+    return short
+
+
 class Softbench:
     """What a test asserts about kernels. A backend is what `softbench.compare` takes: a function, a file, or a name."""
 
@@ -40,6 +58,7 @@ class Softbench:
         """`folder` gets the results; `note` gets a line of the summary for each assertion."""
         self.folder, self._note = folder, note
 
+    @shows_the_test
     def assert_correct(
         self,
         fn: Backend,
@@ -60,6 +79,7 @@ class Softbench:
         __tracebackhide__ = True
         self._check((fn,), op, dtype, direction, case, options)
 
+    @shows_the_test
     def assert_not_slower(
         self,
         new: Backend,
@@ -86,8 +106,6 @@ class Softbench:
             report, command = judged(new, old, margin, op, config, self.folder, None, _with_shape(options, config))
         except InconclusiveError as error:
             pytest.skip(f"softbench: {error}")
-        except SoftbenchError as error:
-            raise error.with_traceback(None) from None  # pytest then shows the test's line only
         text = _verdicts(report)
         self._note(f"{report.what.partition(', ')[0]}: {text}")
         if report.exit_code == 1:
@@ -95,6 +113,7 @@ class Softbench:
         if report.exit_code:
             pytest.skip(f"softbench: {report.summary}; {text}; repeat it: {command}")
 
+    @shows_the_test
     def assert_bandwidth(
         self,
         fn: Backend,
@@ -121,10 +140,7 @@ class Softbench:
             raise UsageError(f"at_least_of_copy: must be a fraction above 0, such as .9 for 90 %, not {at_least_of_copy}")
         self._without_gpu((fn,), op, case, cast(GateOptions, options))
         sized = cast(Options, texts(_with_shape(options, config)))  # a generator gives its values once
-        try:
-            result = compare(fn, op=op, config=config, quick=quick, output=self.folder, **sized)
-        except SoftbenchError as error:
-            raise error.with_traceback(None) from None
+        result = compare(fn, op=op, config=config, quick=quick, output=self.folder, **sized)
         rows = [row for row in result.rows if row.backend != "copy"]
         low = [row for row in rows if not (row.of_copy or 0) >= at_least_of_copy]
         text = _fractions(low or sorted(rows, key=lambda row: row.of_copy or 0))
@@ -152,10 +168,7 @@ class Softbench:
 
     def _check(self, backends: Sequence[Backend], op: Operations, dtype: Words, direction: Words, case: str, options: CheckOptions) -> None:
         __tracebackhide__ = True
-        try:
-            report, plugins = checked(backends, op, case, dtype, direction, options)
-        except SoftbenchError as error:
-            raise error.with_traceback(None) from None
+        report, plugins = checked(backends, op, case, dtype, direction, options)
         names = ", ".join(dict.fromkeys(finding.backend for finding in report.findings))
         compared = sum(finding.worst is not None for finding in report.findings)
         bad = report.to_repeat(plugins)

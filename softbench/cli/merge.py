@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from softbench.cli.actions import note, read
+from softbench.cli.actions import note, read, reject_input
 from softbench.cli.panels import PanelCommand
 from softbench.core.errors import ResultsError, UsageError
 from softbench.core.files import not_written, replace_file
@@ -37,8 +37,7 @@ def merge(
 
     if out.suffix != ".csv":
         raise UsageError(f"-o {out}: the file must end in .csv")
-    if out.resolve() in [file.resolve() for file in files]:
-        raise UsageError(f"-o {out}: is one of the files that are merged; name another one")
+    reject_input(out, "-o")
     parts = [_part(file) for file in files]
     header, records = merged(parts)
     for text in notes(parts):

@@ -22,6 +22,7 @@ from softbench.run.request import command_line as command_line
 LOG_SECONDS = 30.0
 """The time between two lines of a counter in a log."""
 AGAIN_SECONDS = 0.3
+"""Signals that arrive within this time are one interruption."""
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -95,5 +96,6 @@ def interruptible() -> Iterator[None]:
     try:
         yield
     finally:
-        for signum, handler in () if interrupted else handlers.items():  # the command reports what it has, and ends
-            signal.signal(signum, handler)
+        if not interrupted:  # else the command reports what it has, and ends
+            for signum, handler in handlers.items():
+                signal.signal(signum, handler)

@@ -57,9 +57,6 @@ def report(
     target = out or files[-1].with_suffix(".html")
     if str(target) == "-":
         raise UsageError("report -o -: writes a file only; name it")
-    inputs = [*files, *(file.with_suffix(".json") for file in files), *([gate] if gate else [])]
-    if target.resolve() in [file.resolve() for file in inputs]:
-        raise UsageError(f"-o {target}: is a file that the page is made from; name another one")
     if target.suffix.lower() not in (".html", ".htm") and (target.is_file() or not target.exists()):
         raise UsageError(f"-o {target}: the page is HTML; give a name that ends in .html")
     parts = [(file, some, name) for file, name in zip(files, names(files), strict=True) for some in apart(read(file))]

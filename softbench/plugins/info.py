@@ -21,7 +21,7 @@ class BackendInfo:
     unavailable: str = ""
     """Why it cannot run here, and how to fix that."""
     broken: str = ""
-    """Why its plugin could not be loaded."""
+    """Why it cannot be used: its plugin could not be loaded, or its `available` or one of its traits raised an error."""
     broken_status: str = "failed"
     """`failed` or `timeout`."""
     summary: str = ""

@@ -275,7 +275,7 @@ def _name(
     peak: float | None,
     failed: Sequence[str],
 ) -> None:
-    """The names of the lines, the legend with the signs, the names of the grey lines, and those that fail in every cell."""
+    """The names of the lines, the legend with the signs, the names of the grey lines, and the `failed` labels."""
     rows = [row for curve in curves for row in curve.rows if shown.value(row)]
     best = style.ranked(rows)
     others = [curve for curve in curves if not (curve.style.named or curve.yardstick)]

@@ -91,6 +91,8 @@ def signs(*, spread: str, segment: bool, doubtful: bool, missing: bool, others: 
 
 def below(panel: Axes, texts: Sequence[str], lines_above: int) -> None:
     """Texts below a legend of so many lines."""
+    if not texts:
+        return
     wrapped = "\n".join(line for text in texts for line in textwrap.wrap(text, 100, break_on_hyphens=False))
     place = -44 - 13 * lines_above
     panel.annotate(wrapped, (0, 0), (0, place), "axes fraction", "offset points", fontsize=6.5, va="top", annotation_clip=False)

@@ -50,6 +50,7 @@ class Pair:
 
 
 UNTRIED = {Status.SKIPPED, Status.UNAVAILABLE}
+"""The statuses of cells that no worker computed."""
 MISSING = "missing"
 SAME = "same"
 """The verdict on a cell within noise."""

@@ -1,12 +1,14 @@
-"""The work of commands that read results grows with the cells of the file, not with their square."""
+"""The work of commands that read results grows with the cells of the file, not with their square. A counter is seen in a log."""
 
 import random
 import sys
+import time
 
 import pytest
 from gating import cell_samples, run_samples, write_run
 from sampled import sampled
 
+from softbench.cli.output import LOG_SECONDS, counter
 from softbench.gate.samples import CellKey
 
 CALLS_PER_CELL = 7000
@@ -59,3 +61,17 @@ def test_work_grows_linearly_with_the_cells(main, tmp_path, command):
         counts.append(calls(main, *(files.get(argument, argument) for argument in COMMANDS[command])))
     assert counts[2] < 5 * counts[1]
     assert (counts[2] - counts[1]) / 300 < CALLS_PER_CELL
+
+
+def test_a_counter_in_a_log_prints_a_line_at_times(monkeypatch, capsys):
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    with counter("cases") as advance:
+        for done, now[0] in enumerate((LOG_SECONDS / 2, LOG_SECONDS + 1, LOG_SECONDS + 2, 2 * LOG_SECONDS + 2), 1):
+            advance(done, 9)
+    assert capsys.readouterr().err == "softbench: 2 of 9 cases\nsoftbench: 4 of 9 cases\n"
+    monkeypatch.setattr("softbench.cli.verbosity.quiet", lambda: True)
+    with counter("cases") as advance:
+        now[0] = 10 * LOG_SECONDS
+        advance(5, 9)
+    assert capsys.readouterr().err == ""

@@ -31,6 +31,21 @@ def test_an_unknown_option_is_one_line(main, words):
     assert line.endswith(" ".join(("softbench", *words, "--help")))
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("rum",), "no such command 'rum'"),
+        (("baseline", "saev"), "baseline: no such command 'saev'"),
+        (("compare", "a.csv"), "compare: missing argument "),
+        (("judge", "--M", "x"), "judge: invalid value for '--M': "),
+    ],
+)
+def test_other_errors_of_the_parser_are_one_line(main, words, said):
+    code, out, err = main(*words)
+    (line,) = err.splitlines()
+    assert (code, out, line.startswith(f"softbench: {said}"), "--help" in line) == (2, "", True, True)
+
+
 def test_an_option_is_not_the_value_of_another(main):
     code, _, err = main("gate", "--baseline", "b", "--markdown", "--plot", "f.png")
     assert (code, err) == (2, "softbench: --markdown: its value is missing, because --plot is an option\n")

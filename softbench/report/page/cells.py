@@ -14,11 +14,11 @@ from softbench.results.rows import Row
 NUMBERS = frozenset({"median", "95 % interval", "GB/s", "of copy", "speed-up", "device time", "error / bound"})
 """The right-aligned columns."""
 COLUMNS = {
-    **{"backend": "backend", "pass": "pass", "dtype": "dtype", "shape": "shape", "status": "status", "class": "class"},
+    **{"pass": "pass", "dtype": "dtype", "shape": "shape", "status": "status", "class": "class"},
     **{"median": "median_us", "95 % interval": "low_us", "GB/s": "gbps", "of copy": "of_copy", "speed-up": "speedup"},
     **{"device time": "device_us", "error / bound": "error_over_bound", "labels": "labels"},
 }
-"""The columns of the table of cells, and what each sorts by: a column of the CSV, the pass, or the shape by M and N."""
+"""The columns beside the backend and the file, and what each sorts by: a column of the CSV, the pass, or the shape by M and N."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,15 +35,12 @@ class Line:
 def lines(sources: Sequence[Source]) -> list[Line]:
     """A line per cell, in the order of the page's data."""
     pairs = [(source.name, row) for source in sources for row in source.rows]
-    files = [(name,) if len(sources) > 1 else () for name, _ in pairs]
-    return [
-        Line(number, (row.backend, *file, *_texts(row)), _kind(row))
-        for number, (file, (_, row)) in enumerate(zip(files, pairs, strict=True))
-    ]
+    several = len(sources) > 1
+    return [Line(number, (row.backend, *([file] if several else []), *_texts(row)), _kind(row)) for number, (file, row) in enumerate(pairs)]
 
 
 def columns(sources: Sequence[Source]) -> dict[str, str]:
-    """COLUMNS; of several files, with the file behind the backend."""
+    """The columns of the table, and what each sorts by. Of several files, the file stands beside the backend."""
     return {"backend": "backend", **({"file": "file"} if len(sources) > 1 else {}), **COLUMNS}
 
 
@@ -56,7 +53,7 @@ def _kind(row: Row) -> str:
 
 
 def _texts(row: Row) -> tuple[str, ...]:
-    """The texts of a line behind the backend and the file."""
+    """The texts of COLUMNS."""
     return (
         *(row.of_pass, row.dtype, row.case.size, row.status, row.grade),
         units.micros(row.median_us) if row.median_us else "",

@@ -460,7 +460,7 @@ def test_report_refuses_what_it_cannot_read_or_write(main):
     assert err == "softbench: a.json is not beside a.csv, and that file has the samples; the page has no samples of it\n"
     for taken in ("a.csv", "a.json"):
         before = Path(taken).read_text() if Path(taken).exists() else None
-        assert "name another one" in main("report", "a.csv", "-o", taken)[2]
+        assert "give a name that ends in .html" in main("report", "a.csv", "-o", taken)[2]
         assert (Path(taken).read_text() if Path(taken).exists() else None) == before
     assert main("report", "a.csv", "-o", "-")[0] == 2 and not Path("-").exists()
     assert "cannot be written" in main("report", "a.csv", "-o", "none/a.html")[2]

@@ -1,0 +1,91 @@
+"""`softbench check` on the command line: what it tells, and what an interruption leaves."""
+
+import json
+import re
+import signal
+import time
+from contextlib import nullcontext
+from xml.etree import ElementTree
+
+import pytest
+
+from softbench.cli.check import TOLD
+from softbench.cli.output import AGAIN_SECONDS
+from softbench.core.errors import Interrupted
+
+
+def test_an_interrupted_check_ends_its_workers_with_the_signals_code(cli, plugins):
+    process = cli.start("check", "--plugin", plugins / "faulty" / "faults.py", "--backends", "sleeps-for-ever", "--device", "cpu")
+    end = time.monotonic() + 60
+    while len(cli.left_behind()) < 3:
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    _, stderr = process.communicate(timeout=20)
+    assert process.returncode == 143
+    assert stderr == "softbench: interrupted\n"
+
+
+def test_an_interrupted_check_reports_what_it_found(main, plugins, tmp_path, monkeypatch):
+    """In the table, in the JSON and in the JUnit file."""
+    messages = []
+
+    def stop(done, total):
+        messages.append((done, total))
+        if done == 2:
+            raise Interrupted(signal.SIGINT)
+
+    monkeypatch.setattr("softbench.cli.output.counter", lambda unit: nullcontext(stop))
+    given = ("--backends", "torch,zeros", "--plugin", plugins / "wrong" / "zeros.py", "--device", "cpu", "--case", "shape 37x*")
+    code, out, err = main("check", *given, "--json", "found.json", "--junit", "found.xml")
+    assert (code, messages[-1][0]) == (130, 2)
+    left = messages[-1][1] - 2
+    assert f"softbench: interrupted; {left} cases left out" in err and "zeros is wrong" in err
+    assert "torch: 2 pass" in out
+    document = json.loads((tmp_path / "found.json").read_text())
+    assert (len(document["findings"]), document["cases_left"]) == (4, left)
+    assert ElementTree.parse(tmp_path / "found.xml").getroot().get("tests") == "5"  # one is the interruption
+
+
+def test_only_some_wrong_findings_of_a_backend_are_told(main, plugins):
+    """Of each backend, and of each direction and dtype first: a backend that is wrong everywhere would hide the others."""
+    file = plugins / "wrong" / "zeros.py"
+    given = ("--plugin", file, "--plugin", f"other={file}", "--backends", "zeros,other", "--device", "cpu", "--case", "shape 37x*")
+    told = main("check", *given)[2].splitlines()
+    for name in ("zeros", "other"):
+        own = [line for line in told if f"--backends {name} " in line]
+        assert len(own) == TOLD
+        assert len({(re.search(r"--direction (\w+)", line)[1], re.search(r"--dtype (\w+)", line)[1]) for line in own}) == TOLD
+        (left,) = (
+            int(found[1]) for line in told if (found := re.match(rf"softbench: {name}: (\d+) more wrong or failed findings; ", line))
+        )
+    every = [line for line in main("check", *given, "--long")[2].splitlines() if "--backends other " in line]
+    assert len(every) == TOLD + left
+
+
+FOUND = ("--json", "found.json", "--junit", "found.xml")
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_check_writes_its_files_without_its_reader(cli, signum):
+    """Ctrl-C of a terminal ends both sides of a pipe, and a program that passes it on sends it twice."""
+    calls = cli.folder / "calls"
+    (cli.folder / "mine.py").write_text(
+        f"import torch\ndef mine(x):\n    open({str(calls)!r}, 'a').write('1')\n    return torch.softmax(x, -1)\n"
+    )
+    process = cli.start("check", "--plugin", "mine.py:mine", "--backends", "mine", "--device", "cpu", *FOUND)
+    process.stdout.close()
+    process.stderr.close()
+    wait = time.monotonic() + 60
+    while not calls.exists() or calls.stat().st_size < 30:  # of several cases
+        assert time.monotonic() < wait
+        time.sleep(0.02)
+    for _ in range(4):  # some of them while it writes
+        process.send_signal(signum)
+        time.sleep(AGAIN_SECONDS / 6)
+    code = process.wait(timeout=30)
+    assert code == 128 + signum
+    document = json.loads((cli.folder / "found.json").read_text())
+    assert document["findings"] and document["cases_left"] > 0
+    (error,) = ElementTree.parse(cli.folder / "found.xml").getroot().iter("error")
+    assert error.get("message") == f"an interruption left out {document['cases_left']} cases"
